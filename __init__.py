@@ -1,0 +1,1 @@
+"""manygrad: a distributed multi-node training runtime."""

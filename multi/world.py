@@ -1,0 +1,59 @@
+"""Who this worker is: rank, size and the global device names.
+
+`manygrad.world` is this module's `world` object. A plain process is a world of one; the launcher replaces the fields by
+`world.join(...)` before the user's script starts. Global device names carry the node: `CPU:0@2` is CPU 0 of node 2;
+without `@` a name means this node's own device.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+class World:
+    """`rank` of `size` workers, each with `devices_per_node` devices of kind `device_kind`.
+
+    `devices` are the global names in rank order, the tuple to `shard` over; `local_devices` are this worker's own.
+    """
+
+    def __init__(self) -> None:
+        self.rank, self.size, self.local_rank, self.local_size = 0, 1, 0, 1
+        self.devices_per_node = 1
+        self.device_kind = os.environ.get("DEVICE", "CPU").split(":")[0].upper()
+        self.job, self.epoch = "local", 0
+
+    def join(self, *, rank: int, size: int, local_rank: int, local_size: int, devices_per_node: int, job: str, epoch: int) -> None:
+        """Become worker `rank` of `size`; called once by the launcher's worker."""
+        if not 0 <= rank < size:
+            raise ValueError(f"rank {rank} is outside 0..{size - 1}")
+        if devices_per_node < 1:
+            raise ValueError(f"devices_per_node must be at least 1, got {devices_per_node}")
+        self.rank, self.size, self.local_rank, self.local_size = rank, size, local_rank, local_size
+        self.devices_per_node, self.job, self.epoch = devices_per_node, job, epoch
+
+    def node_devices(self, rank: int) -> tuple[str, ...]:
+        names = tuple(f"{self.device_kind}:{i}" for i in range(self.devices_per_node))
+        return names if self.size == 1 else tuple(f"{n}@{rank}" for n in names)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(d for r in range(self.size) for d in self.node_devices(r))
+
+    @property
+    def local_devices(self) -> tuple[str, ...]:
+        return self.node_devices(self.rank)
+
+    def is_local(self, device: str) -> bool:
+        """Whether `device` (local or global name) belongs to this worker."""
+        _, _, node = device.partition("@")
+        return node == "" or int(node) == self.rank
+
+    def rank_of(self, device: str) -> int:
+        _, _, node = device.partition("@")
+        return int(node) if node else self.rank
+
+    def __repr__(self) -> str:
+        return f"World(rank={self.rank}, size={self.size}, devices={self.devices if self.size <= 4 else f'{len(self.devices)} devices'})"
+
+
+world = World()

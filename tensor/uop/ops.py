@@ -1,0 +1,91 @@
+"""The op table of the IR: every node kind, with the group it belongs to."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+
+class Ops(Enum):
+    # leaves
+    BUFFER = auto()  # storage; arg BufferSpec; src ()
+    PARAM = auto()  # slot of a CALL or of a normalised graph; arg (slot, BufferSpec) or slot
+    CONST = auto()  # arg the Python value; src ()
+    IOTA = auto()  # 0, 1, ..., n-1; arg n; shape (n,)
+    DEFINE_VAR = auto()  # symbolic integer; arg (name, min, max)
+    BIND = auto()  # a variable with its value: (DEFINE_VAR, CONST)
+    # movement; arg as named
+    RESHAPE = auto()  # new shape
+    PERMUTE = auto()  # order
+    EXPAND = auto()  # new shape
+    PAD = auto()  # ((before, after), ...), filled with zeros
+    SHRINK = auto()  # ((begin, end), ...)
+    FLIP = auto()  # (bool, ...)
+    # unary
+    NEG = auto()
+    RECIP = auto()
+    SQRT = auto()
+    EXP = auto()
+    LOG = auto()
+    SIN = auto()
+    TRUNC = auto()
+    NOT = auto()  # logical on bool, bitwise on integers
+    # binary
+    ADD = auto()
+    SUB = auto()
+    MUL = auto()
+    FDIV = auto()  # float division
+    IDIV = auto()  # integer division, towards zero (C); on dtypes.index: floor
+    MOD = auto()  # remainder with the sign of the dividend (C); on dtypes.index: floor
+    MAX = auto()
+    CMPLT = auto()
+    CMPNE = auto()
+    CMPEQ = auto()
+    AND = auto()
+    OR = auto()
+    XOR = auto()
+    SHL = auto()
+    SHR = auto()
+    # ternary
+    WHERE = auto()
+    # types
+    CAST = auto()
+    BITCAST = auto()
+    # structure of the tensor graph
+    REDUCE = auto()  # tensor graph: arg (op, axes), dims kept as 1; kernel: src (value, *ranges), arg op
+    GATHER = auto()  # (x, i0, ..., ik-1): out[s..., r...] = x[i0[s], ..., ik-1[s], r...], 0 where an index is outside
+    SCATTER = auto()  # (base, value, i0, ..., ik-1), arg "add"/"set": base with value[s..., r...] added/set at [i..., r...]
+    CAT = auto()  # src joined along arg
+    CONTIGUOUS = auto()  # stored as it is
+    DETACH = auto()  # the same value, no gradient
+    COPY = auto()  # the value on device(s) arg
+    SHARD = auto()  # the value cut along arg[1] (None: replicated) over devices arg[0]
+    ALLREDUCE = auto()  # after multi: per-device partial values summed; arg (op, devices)
+    ALLGATHER = auto()  # after multi: shards joined along an axis
+    ALLTOALL = auto()
+    BROADCAST = auto()
+    MSTACK = auto()  # n per-device values seen as one
+    MSELECT = auto()  # value arg of an MSTACK
+    STORE = auto()  # tensor graph: (target, value); kernel: (INDEX, value, *ranges)
+    AFTER = auto()  # (x, *effects): x once the effects have happened
+    CUSTOM = auto()  # (srcs), arg CustomGrad: identity with a user's gradient
+    SINK = auto()
+    # kernels
+    RANGE = auto()  # src (size,), arg (id, "loop" | "reduce")
+    INDEX = auto()  # (PARAM, offset[, valid])
+    LOAD = auto()  # (INDEX,)
+    # the schedule
+    CALL = auto()  # (what, *buffers)
+    LINEAR = auto()  # ordered CALLs
+
+
+class GroupOp:
+    MOVEMENT = frozenset({Ops.RESHAPE, Ops.PERMUTE, Ops.EXPAND, Ops.PAD, Ops.SHRINK, Ops.FLIP})
+    UNARY = frozenset({Ops.NEG, Ops.RECIP, Ops.SQRT, Ops.EXP, Ops.LOG, Ops.SIN, Ops.TRUNC, Ops.NOT})
+    BINARY = frozenset({Ops.ADD, Ops.SUB, Ops.MUL, Ops.FDIV, Ops.IDIV, Ops.MOD, Ops.MAX, Ops.CMPLT, Ops.CMPNE, Ops.CMPEQ,
+                        Ops.AND, Ops.OR, Ops.XOR, Ops.SHL, Ops.SHR})  # fmt: skip
+    TERNARY = frozenset({Ops.WHERE})
+    ALU = UNARY | BINARY | TERNARY
+    ELEMENTWISE = ALU | {Ops.CAST, Ops.BITCAST}
+    COMPARE = frozenset({Ops.CMPLT, Ops.CMPNE, Ops.CMPEQ})
+    COMMUTATIVE = frozenset({Ops.ADD, Ops.MUL, Ops.MAX, Ops.CMPNE, Ops.CMPEQ, Ops.AND, Ops.OR, Ops.XOR})
+    COLLECTIVE = frozenset({Ops.ALLREDUCE, Ops.ALLGATHER, Ops.ALLTOALL, Ops.BROADCAST})

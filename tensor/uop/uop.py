@@ -1,0 +1,160 @@
+"""The IR node: an immutable, hash-consed operation.
+
+Two structurally equal nodes are the same object, so equality is identity and a graph is its own key. The intern table
+holds nodes weakly: a node dies with its last user. Freed nodes are dropped from a queue, not recursively, so graphs of
+any depth can die.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from manygrad.tensor.dtype import DType, dtypes
+from manygrad.tensor.uop.ops import Ops
+
+
+@dataclass(frozen=True)
+class BufferSpec:
+    """What a BUFFER is: a unique id (or PARAM slot), shape, type, and where it lives.
+
+    `device` is a name, or a tuple of names for a sharded buffer; then `axis` is the dim that is cut (None: replicated)
+    and `bounds` the n+1 cut positions along it.
+    """
+
+    uid: int
+    shape: tuple[Any, ...]
+    dtype: DType
+    device: str | tuple[str, ...]
+    axis: int | None = None
+    bounds: tuple[int, ...] = ()
+
+
+class _Ref(weakref.ref):
+    __slots__ = ("key",)
+
+
+_TABLE: dict[tuple[Any, ...], _Ref] = {}
+_DEAD: list[Any] = []
+_draining = False
+
+
+def _forget(ref: Any) -> None:
+    """Weak-reference callback: drop the dead node's entry; a queue instead of recursion."""
+    global _draining
+    _DEAD.append(ref.key)
+    if _draining:
+        return
+    _draining = True
+    try:
+        while _DEAD:
+            key = _DEAD.pop()
+            ref = _TABLE.get(key)  # type: ignore[assignment]
+            if ref is not None and ref() is None:
+                del _TABLE[key]
+            del key, ref
+    finally:
+        _draining = False
+
+
+def _argkey(arg: Any) -> Any:
+    """1, 1.0, True and -0.0 must not be one constant."""
+    if type(arg) is float:
+        return ("f", arg.hex())
+    if type(arg) is bool:
+        return ("b", arg)
+    return arg
+
+
+class UOp:
+    """`op` on `src` giving values of `dtype`; `arg` is the op's own hashable parameter.
+
+    Shape and device live in `tensor.uop.shape`; printing in `tensor.uop.show`.
+    """
+
+    __slots__ = ("__weakref__", "_cache", "arg", "dtype", "op", "src")
+    op: Ops
+    dtype: DType
+    src: tuple[UOp, ...]
+    arg: Any
+    _cache: dict[str, Any]
+
+    def __new__(cls, op: Ops, dtype: DType = dtypes.void, src: tuple[UOp, ...] = (), arg: Any = None) -> UOp:
+        key = (op, dtype, src, arg if type(arg) is not float and type(arg) is not bool else _argkey(arg))
+        ref = _TABLE.get(key)
+        if ref is not None:
+            node = ref()
+            if node is not None:
+                return node
+        self = object.__new__(cls)
+        self.op, self.dtype, self.src, self.arg, self._cache = op, dtype, src, arg, {}
+        new = _Ref(self, _forget)
+        new.key = key
+        _TABLE[key] = new
+        return self
+
+    def __reduce__(self) -> Any:
+        return UOp, (self.op, self.dtype, self.src, self.arg)
+
+    def __repr__(self) -> str:
+        arg = "" if self.arg is None else f", {self.arg!r}"
+        return f"UOp({self.op.name}, {self.dtype.name}, {len(self.src)} src{arg})"
+
+    def replace(self, **changes: Any) -> UOp:
+        """The same node with some of op, dtype, src, arg changed."""
+        return UOp(changes.get("op", self.op), changes.get("dtype", self.dtype), changes.get("src", self.src), changes.get("arg", self.arg))
+
+    def toposort(self, enter: Callable[[UOp], bool] | None = None) -> list[UOp]:
+        """All nodes below and including this one, sources first. `enter(u)` false: do not look below `u`."""
+        return toposort((self,), enter)
+
+    @property
+    def key(self) -> bytes:
+        """A structural digest that is the same in every process (for the disk cache and plan hashes)."""
+        for u in self.toposort(lambda u: "key" not in u._cache):
+            if "key" not in u._cache:
+                head = f"{u.op.name} {u.dtype.name} {u.arg!r}".encode()
+                u._cache["key"] = hashlib.sha256(head + b"".join(s._cache["key"] for s in u.src)).digest()
+        return self._cache["key"]  # type: ignore[no-any-return]
+
+    # *** construction of constants and ALU nodes ***
+
+    @staticmethod
+    def const(dtype: DType, value: Any) -> UOp:
+        return UOp(Ops.CONST, dtype, (), dtype.const(value))
+
+    def alu(self, op: Ops, *others: UOp) -> UOp:
+        """An elementwise node; comparisons give bool, WHERE the type of its branches."""
+        src = (self, *others)
+        dtype = dtypes.bool if op in (Ops.CMPLT, Ops.CMPNE, Ops.CMPEQ) else src[-1].dtype
+        return UOp(op, dtype, src)
+
+    def cast(self, dtype: DType) -> UOp:
+        return self if self.dtype is dtype else UOp(Ops.CAST, dtype, (self,))
+
+    def bitcast(self, dtype: DType) -> UOp:
+        return self if self.dtype is dtype else UOp(Ops.BITCAST, dtype, (self,))
+
+
+def toposort(roots: Iterable[UOp], enter: Callable[[UOp], bool] | None = None) -> list[UOp]:
+    """Nodes reachable from `roots`, sources first, each once; iterative."""
+    done: dict[UOp, None] = {}
+    stack: list[tuple[UOp, bool]] = [(r, False) for r in reversed(list(roots))]
+    while stack:
+        u, visited = stack.pop()
+        if u in done:
+            continue
+        if visited or not u.src or (enter is not None and not enter(u)):
+            done[u] = None
+        else:
+            stack.append((u, True))
+            stack.extend((s, False) for s in reversed(u.src) if s not in done)
+    return list(done)
+
+
+def live_nodes() -> int:
+    """How many nodes are interned now (for tests of memory)."""
+    return len(_TABLE)
