@@ -1,0 +1,141 @@
+"""From the SINK of all tensors to realize, to a LINEAR: an ordered list of CALLs with planned memory.
+
+`create_linear_with_vars` reads top to bottom as the pipeline: variables and buffers are taken out, so that the graph is
+its own cache key; what is left is lowered once and kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from manygrad.multi.lower import lower_shards
+from manygrad.multi.world import World, world
+from manygrad.schedule.desugar import Temps, lower_storage
+from manygrad.schedule.kernels import Item, insert_stores, split_kernels
+from manygrad.schedule.memory import plan_memory
+from manygrad.schedule.order import order_items
+from manygrad.schedule.simplify import pm_clean, simplify
+from manygrad.schedule.trace import traced
+from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.environment import SCACHE
+from manygrad.tensor.uop import BufferSpec, Ops, UOp, graph_rewrite
+from manygrad.tensor.uop import symbolic as sym
+
+CACHE_LIMIT = 4096
+_SCHEDULES: dict[Any, UOp] = {}
+stats = {"hits": 0, "misses": 0}
+
+
+class Scheduled(NamedTuple):
+    """`linear` over PARAMs; `var_vals` by name; `buffers` by PARAM slot."""
+
+    linear: UOp
+    var_vals: dict[str, int]
+    buffers: list[UOp]
+
+
+def create_linear_with_vars(sink: UOp, me: World = world) -> Scheduled:
+    """The LINEAR of a SINK of STOREs and AFTERs, from the cache where the same graph was scheduled before."""
+    unbound, var_vals = strip_binds(sink)
+    normal, buffers = number_buffers(unbound)
+    key = (normal, me.rank, me.size)
+    linear = _SCHEDULES.get(key) if SCACHE else None
+    if linear is None:
+        stats["misses"] += 1
+        linear = lower_sink_to_linear(normal, me)
+        if SCACHE:
+            if len(_SCHEDULES) >= CACHE_LIMIT:
+                _SCHEDULES.pop(next(iter(_SCHEDULES)))
+            _SCHEDULES[key] = linear
+    else:
+        stats["hits"] += 1
+    return Scheduled(linear, var_vals, buffers)
+
+
+def lower_sink_to_linear(sink: UOp, me: World = world) -> UOp:
+    items = create_schedule(sink, me)
+    calls = [call_of(item) for item in items]
+    return UOp(Ops.LINEAR, dtypes.void, tuple(calls), plan_memory(calls))
+
+
+def create_schedule(sink: UOp, me: World = world) -> list[Item]:
+    """The stage's pipeline."""
+    temps = Temps()
+    sink = traced("clean", graph_rewrite(sink, pm_clean), sink)
+    sink = traced("lower_shards", lower_shards(sink, me), sink)
+    sink = traced("simplify", simplify(sink), sink)
+    sink = traced("lower_storage", lower_storage(sink, temps), sink)
+    sink = traced("insert_stores", insert_stores(sink, temps), sink)
+    return order_items(split_kernels(sink, temps))
+
+
+def call_of(item: Item) -> UOp:
+    call = UOp(Ops.CALL, dtypes.void, (item.what, *item.args))
+    call._cache.setdefault("line", item.line)
+    return call
+
+
+def strip_binds(sink: UOp) -> tuple[UOp, dict[str, int]]:
+    """Bound variables become their definitions; their values by name."""
+    values: dict[str, int] = {}
+
+    def unbind(u: UOp) -> UOp:
+        name, n = u.src[0].arg[0], u.src[1].arg
+        if values.setdefault(name, n) != n:
+            raise ValueError(f"bind mismatch: variable {name!r} is bound to {values[name]} and to {n} in one graph; realize one of the tensors first")
+        return u.src[0]
+
+    def of_arg(x: Any) -> Any:
+        if isinstance(x, UOp):
+            return sym.to_sint(walk(x))
+        return tuple(of_arg(y) for y in x) if isinstance(x, tuple) else x
+
+    done: dict[UOp, UOp] = {}
+
+    def walk(root: UOp) -> UOp:
+        for u in root.toposort(lambda u: u not in done):
+            if u in done:
+                continue
+            if u.op is Ops.BIND:
+                done[u] = unbind(u)
+                continue
+            src = tuple(done[s] for s in u.src)
+            arg = u.arg
+            if u.op in (Ops.RESHAPE, Ops.EXPAND, Ops.SHRINK) and _has_uop(arg):
+                arg = of_arg(arg)
+            elif u.op is Ops.BUFFER and _has_uop(arg.shape):
+                arg = BufferSpec(arg.uid, of_arg(arg.shape), arg.dtype, arg.device, arg.axis, arg.bounds)
+            done[u] = u if src == u.src and arg is u.arg else (sym.rebuild(u, src) if arg is u.arg else _same_buffer(u.replace(src=src, arg=arg), u))
+            if "line" in u._cache:
+                done[u]._cache.setdefault("line", u._cache["line"])
+        return done[root]
+
+    return walk(sink), values
+
+
+def _same_buffer(new: UOp, old: UOp) -> UOp:
+    """A BUFFER whose symbolic shape lost its bound values is still that storage."""
+    if old.op is Ops.BUFFER and "buffer" in old._cache:
+        new._cache["buffer"] = old._cache["buffer"]
+    return new
+
+
+def _has_uop(arg: Any) -> bool:
+    return isinstance(arg, UOp) or (isinstance(arg, tuple) and any(_has_uop(x) for x in arg))
+
+
+def number_buffers(sink: UOp) -> tuple[UOp, list[UOp]]:
+    """Buffers become PARAMs numbered in graph order: equal programs on other data are then equal graphs."""
+    buffers: list[UOp] = []
+    done: dict[UOp, UOp] = {}
+    for u in sink.toposort():
+        if u.op is Ops.BUFFER:
+            b = u.arg
+            done[u] = UOp(Ops.PARAM, u.dtype, (), BufferSpec(len(buffers), b.shape, b.dtype, b.device, b.axis, b.bounds))
+            buffers.append(u)
+            continue
+        src = tuple(done[s] for s in u.src)
+        done[u] = u if src == u.src else u.replace(src=src)
+        if "line" in u._cache:
+            done[u]._cache.setdefault("line", u._cache["line"])
+    return done[sink], buffers

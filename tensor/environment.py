@@ -68,6 +68,20 @@ COLLECTIVE_TIMEOUT_S = EnvVar("COLLECTIVE_TIMEOUT_S", 60.0, "s", "deadline of on
 TRANSPORT = EnvVar("TRANSPORT", "", "name", "force a transport between workers (shm, zmq); empty: shared memory where a peer's arena can be attached, else ZeroMQ")
 SEED = EnvVar("SEED", 0, "number", "seed of the random generator before the first manual_seed")
 
+# launcher: each option of the command line by its variable; `launcher/options.py` parses the texts
+MANYGRAD_NODES = EnvVar("MANYGRAD_NODES", "", "count", "launcher --nodes: number of workers; empty: run in this process", travels=False)
+MANYGRAD_DEVICES_PER_NODE = EnvVar("MANYGRAD_DEVICES_PER_NODE", "", "count", "launcher --devices-per-node: devices of each worker; empty: 1", travels=False)
+MANYGRAD_ADDRESS = EnvVar("MANYGRAD_ADDRESS", "", "host:port", "launcher --address: Ray cluster to attach to; empty: RAY_ADDRESS, else start one", travels=False)
+MANYGRAD_TIMEOUT = EnvVar("MANYGRAD_TIMEOUT", "", "s", "launcher --timeout: limit of the whole run; empty: none", travels=False)
+MANYGRAD_START_TIMEOUT = EnvVar("MANYGRAD_START_TIMEOUT", "", "s", "launcher --start-timeout: until all workers are up; empty: 120", travels=False)
+MANYGRAD_GRACE = EnvVar("MANYGRAD_GRACE", "", "s", "launcher --grace: time for the other workers to stop by themselves after a failure; empty: 2", travels=False)
+MANYGRAD_RUN_DIR = EnvVar("MANYGRAD_RUN_DIR", "", "path", "launcher --run-dir: folder for logs and report.json; empty: runs/<date-time>-<script>", travels=False)
+MANYGRAD_LOG_RANKS = EnvVar("MANYGRAD_LOG_RANKS", "", "ranks", "launcher --log-ranks: ranks whose stdout shows on the console; empty: 0", travels=False)
+MANYGRAD_ENV = EnvVar("MANYGRAD_ENV", "", "names", "launcher --env: more environment variables to carry to workers on other hosts", travels=False)
+MANYGRAD_PORT = EnvVar("MANYGRAD_PORT", "", "port", "launcher --port: port of the control channel; empty: chosen by the system", travels=False)
+MANYGRAD_ENDPOINT = EnvVar("MANYGRAD_ENDPOINT", "", "name", "module:class that stands in for the transport's endpoint (tests of the launcher)", travels=False)
+HEARTBEAT_TIMEOUT_S = EnvVar("HEARTBEAT_TIMEOUT_S", 60.0, "s", "a worker that the launcher has not heard from for so long has failed", travels=False)
+
 
 class Context(ContextDecorator):
     """Overrides environment variables for a block: `with Context(DEBUG=2): ...`."""

@@ -69,6 +69,13 @@ def _argkey(arg: Any) -> Any:
     return arg
 
 
+class infer:
+    """Set by `tensor.uop.shape` when it is imported: the two inferred properties of a node."""
+
+    shape: Callable[[UOp], tuple[Any, ...]]
+    device: Callable[[UOp], str | tuple[str, ...] | None]
+
+
 class UOp:
     """`op` on `src` giving values of `dtype`; `arg` is the op's own hashable parameter.
 
@@ -119,6 +126,17 @@ class UOp:
                 head = f"{u.op.name} {u.dtype.name} {u.arg!r}".encode()
                 u._cache["key"] = hashlib.sha256(head + b"".join(s._cache["key"] for s in u.src)).digest()
         return self._cache["key"]  # type: ignore[no-any-return]
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """Dims of the value: ints, or index UOps where symbolic (`tensor.uop.shape`)."""
+        found = self._cache.get("shape")
+        return found if found is not None else infer.shape(self)  # type: ignore[no-any-return]
+
+    @property
+    def device(self) -> str | tuple[str, ...] | None:
+        """Where the value lives; None for constants, a tuple of names when sharded (`tensor.uop.shape`)."""
+        return self._cache["device"] if "device" in self._cache else infer.device(self)  # type: ignore[no-any-return]
 
     # *** construction of constants and ALU nodes ***
 

@@ -1,0 +1,458 @@
+"""One worker's end of all communication: `send`, `receive`, `flush` over whichever transport reaches each peer.
+
+    endpoint = Endpoint(rank, size, job="run-17", epoch=0)
+    cards = rendezvous(endpoint.card())               # the launcher's: everyone's cards, in rank order
+    endpoint.connect(cards, deadline_s=20)
+    endpoint.send(1, MessageKey(plan, 0, 0), addr, nbytes, "float32")
+    with endpoint.receive(1, MessageKey(plan, 0, 0), nbytes, "float32") as borrowed: ...
+    endpoint.flush()
+
+Messages of a directed pair arrive in the order sent; each receive says what it expects, and anything else is a
+`PlanMismatch`. One thread at a time communicates; `abort` may be called by any. Every wait has the deadline
+COLLECTIVE_TIMEOUT_S, watches the abort flag, and looks at least every 50 ms whether the peer still lives.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Callable, Sequence
+from threading import Lock, RLock
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from manygrad.collectives.errors import CollectiveAborted, CollectiveTimeout, PeerLost, PlanMismatch, TransportError, WireError
+from manygrad.collectives.transport import shm, wire
+from manygrad.collectives.transport import zmq as tcp
+from manygrad.collectives.transport.arena import Arena, RemoteArena
+from manygrad.collectives.transport.sync import Timespec
+from manygrad.collectives.transport.wire import MessageKey
+from manygrad.tensor.environment import COLLECTIVE_TIMEOUT_S, TRANSPORT
+
+TICK_S = 0.05
+BUSY_TICK_S = 0.001  # while frames wait to go out over ZeroMQ during a wait on shared memory
+SPINS = 1500  # about 30 µs, only where every worker of the host has a core
+CLOSE_S = 2.0
+EAGER_PEERS = 64  # up to so many ZeroMQ peers are connected at the start; more, at the first message
+_AGREE_PLAN = 0xA67EE
+_AGREE_NBYTES = 4096
+
+
+class Borrowed:
+    """Received bytes, readable at `addr` until `release()` (or the end of a `with` block)."""
+
+    __slots__ = ("_release", "addr", "nbytes")
+
+    def __init__(self, addr: int, nbytes: int, release: Callable[[], None]):
+        self.addr, self.nbytes, self._release = addr, nbytes, release
+
+    def release(self) -> None:
+        """Gives the memory back to whoever owns it. May be called again."""
+        release, self._release = self._release, _nothing
+        release()
+
+    def __enter__(self) -> Borrowed:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.release()
+
+
+def _nothing() -> None:
+    return None
+
+
+class Ticket(NamedTuple):
+    """A message sent, to be settled."""
+
+    peer: int
+    number: int
+
+
+class Endpoint:
+    """See the module. `describe(plan)` gives the source line of a plan, for errors.
+
+    `arena_bytes`: size of the shared-memory arena (default: the host's memory; it is sparse). `bind_host`: this host's IP
+    address that the peers reach. `bytes_sent`, `bytes_received` and `messages` (sent) count from the start.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        job: str,
+        epoch: int,
+        bind_host: str = "127.0.0.1",
+        arena_bytes: int | None = None,
+        describe: Callable[[int], str] | None = None,
+    ):
+        if not 0 <= rank < size:
+            raise ValueError(f"rank {rank} is outside 0..{size - 1}")
+        self.rank, self.size, self.job, self.epoch = rank, size, job, epoch
+        self.describe = describe or (lambda plan: "")
+        self.bytes_sent = self.bytes_received = self.messages = self.dropped_stale = 0
+        self.routes: dict[int, str] = {}
+        self._links: dict[int, shm.ShmLink | tcp.ZmqLink] = {}
+        self._job = wire.job_hash(job)
+        self._reason: str | None = None
+        self._closed = False
+        self._lock = RLock()  # held by whoever communicates
+        self._ending = Lock()  # between abort and close
+        self._outstanding: list[Ticket] = []
+        self._agreements = 0
+        self._spins = 0
+        self._tick = Timespec.of(TICK_S)
+        self._busy_tick = Timespec.of(BUSY_TICK_S)
+        self.arena = Arena(arena_bytes, shm.mailbox_nbytes(size))
+        try:
+            self._hub = tcp.ZmqHub(rank, size, self._job, epoch, bind_host)
+        except BaseException:
+            self.arena.close()
+            raise
+        self._mailbox = shm.Mailbox(self.arena.mailbox)
+
+    # --- meeting
+
+    def card(self) -> dict[str, Any]:
+        """What the peers need to know to reach this endpoint; JSON-able. The token is a secret of the run."""
+        return {
+            "rank": self.rank,
+            "host": self._hub.host,
+            "addresses": self._hub.addresses,
+            "curve": self._hub.public.decode() if self._hub.secure else "",
+            "pid": os.getpid(),
+            "memfd": self.arena.fd,
+            "token": self.arena.token.hex(),
+            "arena_nbytes": self.arena.nbytes,
+        }
+
+    def connect(self, cards: Sequence[dict[str, Any]], deadline_s: float = 30.0) -> None:
+        """Finds a route to every peer: shared memory where both sides can map each other, else ZeroMQ.
+
+        Raises `TransportError` where TRANSPORT forces what cannot be, `CollectiveTimeout` naming the peers not reached.
+        """
+        if len(cards) != self.size:
+            raise ValueError(f"connect needs {self.size} cards, one a rank, got {len(cards)}")
+        if TRANSPORT.value not in ("", "shm", "zmq"):
+            raise ValueError(f"TRANSPORT={TRANSPORT.value!r} is unknown; use shm or zmq, or leave it empty")
+        peers = [r for r in range(self.size) if r != self.rank]
+        self._hub.admit({cards[r]["curve"].encode() for r in peers if cards[r].get("curve")})
+        attached: dict[int, shm.ShmLink] = {}
+        for r in peers:
+            self._hub.add(r, cards[r])
+            if TRANSPORT.value != "zmq":
+                try:
+                    attached[r] = self._attach(r, cards[r])
+                    attached[r].announce()
+                except (OSError, ValueError, KeyError) as e:
+                    if TRANSPORT.value == "shm":
+                        raise TransportError(
+                            rank=self.rank, peer=r, problem=f"TRANSPORT=shm, but its memory cannot be mapped ({e})",
+                            remedy="Unset TRANSPORT, or run both workers on one host, as one user, in one container",
+                        ) from None
+        over_tcp = {r for r in peers if r not in attached}
+        eager = len(over_tcp) <= EAGER_PEERS
+        for r in over_tcp:
+            self._hub.connect(self._hub.links[r])
+        waiting, end = set(peers), time.monotonic() + deadline_s
+        while waiting:
+            for r in list(waiting):
+                link = self._hub.links[r]
+                if r in attached and link.hello_in:  # the peer could not map this side: both use ZeroMQ
+                    attached.pop(r).close()
+                    over_tcp.add(r)
+                    self._hub.connect(link)
+                if r in attached:
+                    if attached[r].announced():
+                        waiting.discard(r)
+                elif not eager or (link.hello_in and link.hello_back):
+                    waiting.discard(r)
+                if link.lost() and r in over_tcp:
+                    raise PeerLost(rank=self.rank, peer=r, waited_for="the first hello", evidence=link.lost())
+            if waiting:
+                self._raise_aborted()
+                if time.monotonic() > end:
+                    raise CollectiveTimeout(
+                        rank=self.rank, peer=min(waiting), plan=0, sequence=0, timeout_s=deadline_s, where="connect",
+                        waited_for=f"the first hello (missing: ranks {sorted(waiting)[:16]})",
+                    )
+                self._hub.progress(0.002 if len(attached) else TICK_S)
+        for r in peers:
+            self._links[r] = attached[r] if r in attached else self._hub.links[r]
+            self.routes[r] = self._links[r].route
+            if r in attached:
+                del self._hub.links[r]
+        local = 1 + len(attached)
+        self._spins = SPINS if local <= len(os.sched_getaffinity(0)) else 0
+
+    def _attach(self, peer: int, card: dict[str, Any]) -> shm.ShmLink:
+        remote = RemoteArena(card["pid"], card["memfd"], bytes.fromhex(card["token"]), self.arena.mailbox_nbytes, card["arena_nbytes"])
+        return shm.ShmLink(self.rank, peer, self.arena, remote, card["pid"])
+
+    # --- messages
+
+    def send(self, peer: int, key: MessageKey, addr: int, nbytes: int, dtype_name: str = "raw") -> Ticket:
+        """Lends `nbytes` at `addr` to `peer`; never blocks. The memory must stay as it is until `settle` or `flush`."""
+        with self._lock:
+            link = self._link(peer)
+            self._raise_aborted()
+            code = wire.DTYPE_CODES[dtype_name]
+            header = wire.Header(wire.DATA, self._job, self.epoch, self.rank, *key, code, 0, nbytes, 0, 0)
+            number = link.send(header, addr) if isinstance(link, shm.ShmLink) else self._hub.send(link, header, addr)
+            self.bytes_sent += nbytes
+            self.messages += 1
+            ticket = Ticket(peer, number)
+            self._outstanding.append(ticket)
+            return ticket
+
+    def receive(self, peer: int, key: MessageKey, nbytes: int, dtype_name: str = "raw") -> Borrowed:
+        """Waits for the next message of `peer`, which must be `key` with `nbytes` of `dtype_name`.
+
+        The bytes are read where they lie (the peer's memory, or the received frame), at a multiple of the item size.
+        Raises `PlanMismatch`, `CollectiveTimeout`, `PeerLost`, `CollectiveAborted`.
+        """
+        with self._lock:
+            link = self._link(peer)
+            self._raise_aborted()
+            receive: Any = self._receive_shm if isinstance(link, shm.ShmLink) else self._receive_zmq
+            borrowed: Borrowed = receive(link, key, nbytes, dtype_name)
+            self.bytes_received += nbytes
+            return borrowed
+
+    def _receive_shm(self, link: shm.ShmLink, key: MessageKey, nbytes: int, dtype_name: str) -> Borrowed:
+        while True:
+            self._await_word(link, *link.tail_word(), key, f"{nbytes} bytes (message {key.chunk})")
+            number = link.in_number
+            h, addr = link.take()
+            if h.epoch == self.epoch and h.job == self._job:
+                break
+            self.dropped_stale += 1
+            link.release(number)
+        self._compare(link.peer, h, key, nbytes, dtype_name)
+        return Borrowed(addr, nbytes, lambda: link.release(number))
+
+    def _receive_zmq(self, link: tcp.ZmqLink, key: MessageKey, nbytes: int, dtype_name: str) -> Borrowed:
+        hub = self._hub
+        number = hub.post(link, nbytes)
+        buffer: np.ndarray[Any, Any] | None = None
+        got, seen = 0, set()
+
+        def look() -> Borrowed | None:
+            nonlocal buffer, got
+            message = link.incoming.get(number)
+            if message is None:
+                return None
+            for h, frame in message.frames:
+                self._compare(link.peer, h, key, nbytes, dtype_name)
+                if h.length == nbytes:
+                    del link.incoming[number]
+                    addr, owner = tcp.frame_address(frame, nbytes)
+                    return Borrowed(addr, nbytes, lambda owner=owner: None)  # type: ignore[misc]
+                if h.offset in seen:
+                    raise WireError(f"rank {link.peer} sent byte {h.offset} of a message twice")
+                seen.add(h.offset)
+                if buffer is None:
+                    buffer = hub.buffer(nbytes)
+                buffer[h.offset : h.offset + h.length] = np.frombuffer(frame.buffer, np.uint8)
+                got += h.length
+            message.frames.clear()
+            if got < nbytes or buffer is None:
+                return None
+            del link.incoming[number]
+            full = buffer
+            return Borrowed(full.ctypes.data, nbytes, lambda: hub.give_back(full))
+
+        return self._await_zmq(link, look, key, f"{nbytes} bytes (message {key.chunk})")
+
+    def settle(self, ticket: Ticket) -> None:
+        """Waits until the memory of one message may be written again."""
+        key = MessageKey(0, 0, 0)
+        with self._lock:
+            link = self._link(ticket.peer)
+            if isinstance(link, shm.ShmLink):
+                self._await_word(link, *link.ack_word(ticket.number), key, f"the release of message {ticket.number}")
+                link.settle(ticket.number)
+            elif ticket.number in link.unacked:
+                what = f"the receipt of message {ticket.number}"
+                self._await_zmq(link, lambda: ticket.number not in link.unacked or None, key, what)
+
+    def flush(self) -> None:
+        """Waits until everything sent since the last flush may be written again."""
+        with self._lock:
+            for ticket in self._outstanding:
+                self.settle(ticket)
+            self._outstanding.clear()
+
+    def agree(self, value: int, what: str) -> None:
+        """Every rank calls this with the same 64-bit `value`, or every rank raises `PlanMismatch` with two of the `what`s.
+
+        A dissemination all-gather of the least and the greatest value: ceil(lg size) messages of 4 KiB a rank. Called once
+        when a plan is first made, with the plan's hash and its source line.
+        """
+        with self._lock:
+            self._agree(value, what)
+
+    def _agree(self, value: int, what: str) -> None:
+        self._agreements += 1
+        text = what.encode()[: _AGREE_NBYTES // 2 - 32]
+        mine = np.zeros(_AGREE_NBYTES // 2, np.uint8)
+        record = value.to_bytes(8, "little") + self.rank.to_bytes(4, "little") + len(text).to_bytes(4, "little") + text
+        mine[: len(record)] = np.frombuffer(record, np.uint8)
+        low = high = mine.tobytes()
+        offset = self.arena.alloc(_AGREE_NBYTES)
+        addr = self.arena.addr(offset)
+        try:
+            for step in range((self.size - 1).bit_length()):
+                key = MessageKey(_AGREE_PLAN, self._agreements, step)
+                ctypes.memmove(addr, low + high, _AGREE_NBYTES)
+                ticket = self.send((self.rank + (1 << step)) % self.size, key, addr, _AGREE_NBYTES)
+                with self.receive((self.rank - (1 << step)) % self.size, key, _AGREE_NBYTES) as got:
+                    data = ctypes.string_at(got.addr, _AGREE_NBYTES)
+                self.settle(ticket)
+                for other in (data[: _AGREE_NBYTES // 2], data[_AGREE_NBYTES // 2 :]):
+                    low = min(low, other, key=_value)
+                    high = max(high, other, key=_value)
+        finally:
+            self.arena.free(offset)
+        if _value(low) != _value(high):
+            raise PlanMismatch(rank=_rank(low), peer=_rank(high), mine=_text(low), theirs=_text(high))
+
+    # --- waiting
+
+    def _link(self, peer: int) -> shm.ShmLink | tcp.ZmqLink:
+        if self._closed:
+            raise CollectiveAborted(rank=self.rank, reason=self._reason or "this endpoint is closed")
+        link = self._links.get(peer)
+        if link is None:
+            raise ValueError(f"rank {self.rank} has no connected peer {peer}; connect() first (size {self.size})")
+        return link
+
+    def _await_word(self, link: shm.ShmLink, word: int, target: int, code: int, key: MessageKey, what: str) -> None:
+        """Waits for a word of shared memory, while everything else that is on its way goes on."""
+        if link.queue:
+            link.push()
+        if self._reason is None and link.wait(word, target, code, self._spins, self._busy_tick if self._hub.links else self._tick):
+            return
+        end = time.monotonic() + COLLECTIVE_TIMEOUT_S.value
+        while True:
+            self._raise_aborted()
+            self._push_queued()
+            busy = self._hub.links and self._hub.busy
+            if self._hub.links:
+                self._hub.progress(0)
+            lost = link.lost()  # looked up before the word: what the peer published before its end still counts
+            if link.wait(word, target, code, 0, self._busy_tick if busy or lost else self._tick):
+                return
+            self._raise_aborted()
+            self._give_up(link, lost, end, key, what)
+
+    def _await_zmq(self, link: tcp.ZmqLink, look: Callable[[], Any], key: MessageKey, what: str) -> Any:
+        end = time.monotonic() + COLLECTIVE_TIMEOUT_S.value
+        timeout = 0.0
+        while True:
+            found = look()
+            if found is not None:
+                return found
+            self._raise_aborted()
+            if timeout:
+                self._push_queued()
+                self._give_up(link, link.lost(), end, key, what)
+            self._hub.progress(timeout)
+            timeout = TICK_S
+
+    def _push_queued(self) -> None:
+        for link in self._links.values():
+            if link.queue and isinstance(link, shm.ShmLink):
+                link.push()
+
+    def _give_up(self, link: shm.ShmLink | tcp.ZmqLink, lost: str | None, end: float, key: MessageKey, what: str) -> None:
+        if lost is not None:
+            raise PeerLost(rank=self.rank, peer=link.peer, waited_for=self._named(what, key), evidence=lost)
+        if time.monotonic() > end:
+            raise CollectiveTimeout(
+                rank=self.rank, peer=link.peer, plan=key.plan, sequence=key.sequence, waited_for=what,
+                timeout_s=float(COLLECTIVE_TIMEOUT_S.value), where=self.describe(key.plan),
+            )
+
+    def _named(self, what: str, key: MessageKey) -> str:
+        where = self.describe(key.plan)
+        return f"{what} of plan {key.plan:#018x}, sequence {key.sequence}" + (f" [{where}]" if where else "")
+
+    def _compare(self, peer: int, h: wire.Header, key: MessageKey, nbytes: int, dtype_name: str) -> None:
+        if h.key == key and h.total == nbytes and h.dtype == wire.DTYPE_CODES[dtype_name]:
+            return
+
+        def text(k: MessageKey, n: int, dtype: str) -> str:
+            where = self.describe(k.plan)
+            return f"plan {k.plan:#018x}, sequence {k.sequence}, message {k.chunk}: {n} bytes of {dtype}" + (f" [{where}]" if where else "")
+
+        raise PlanMismatch(
+            rank=self.rank, peer=peer, mine=text(key, nbytes, dtype_name), theirs=text(h.key, h.total, wire.DTYPE_NAMES[h.dtype])
+        )
+
+    def _raise_aborted(self) -> None:
+        if self._reason is not None:
+            raise CollectiveAborted(rank=self.rank, reason=self._reason)
+
+    # --- ending
+
+    def abort(self, reason: str) -> None:
+        """Ends every wait of this endpoint with `CollectiveAborted`, now and from now on. From any thread; the first wins."""
+        with self._ending:
+            if self._reason is None:
+                self._reason = reason
+            if not self._closed:
+                self._mailbox.wake()
+                self._hub.wake()
+
+    def close(self) -> None:
+        """Lets what was sent arrive (2 s at most, and not after an abort), then gives up all memory and sockets."""
+        if not self._lock.acquire(timeout=0.01):  # another thread is waiting: end its wait first
+            self.abort("this endpoint is being closed")
+            self._lock.acquire()
+        try:
+            if not self._closed:
+                self._drain()
+                with self._ending:
+                    self._closed = True
+                self._mailbox.mark(shm.CLOSED if self._reason is None else shm.ABORTED)
+                for link in self._links.values():
+                    if isinstance(link, shm.ShmLink):
+                        link.close()
+                self._hub.close()
+                self._links.clear()
+                self.arena.close()
+        finally:
+            self._lock.release()
+
+    def _drain(self) -> None:
+        end = time.monotonic() + CLOSE_S
+        while self._reason is None and time.monotonic() < end:
+            if not any(link.unacked and not link.lost() for link in self._hub.links.values()):
+                break
+            self._hub.progress(0.01)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def __enter__(self) -> Endpoint:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _value(record: bytes) -> int:
+    return int.from_bytes(record[:8], "little")
+
+
+def _rank(record: bytes) -> int:
+    return int.from_bytes(record[8:12], "little")
+
+
+def _text(record: bytes) -> str:
+    return record[16 : 16 + int.from_bytes(record[12:16], "little")].decode(errors="replace")

@@ -1,0 +1,200 @@
+"""The worker's end of the control channel: one DEALER socket owned by one daemon thread.
+
+The thread sends heartbeats with counters, forwards what the main thread queues, and acts on the driver's orders even
+while the main thread computes or waits: `abort` first wakes every wait of the collectives, and if the main thread is
+still in the user's code a moment later, a signal raises `LaunchAborted` there. A driver that has gone away is an abort
+too, after which the process ends itself.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import zmq
+
+from . import messages
+from .errors import LaunchAborted, LaunchInterrupted, PlanMismatch
+
+ABORT_SIGNAL = signal.SIGRTMIN + 7
+BEAT_S = 1.0
+NUDGE_S = 0.3  # collectives get this long to stop by themselves before the main thread is interrupted
+DRIVER_GONE_S = 2.0  # after the connection broke and could not be made again
+DRIVER_SILENT_S = 30.0  # while the connection stands (a driver that was suspended, say)
+
+
+class Channel:
+    """Connects rank `rank` with the driver at `address`. All methods may be called from any thread."""
+
+    def __init__(self, address: str, rank: int, curve: dict[str, str] | None) -> None:
+        self.address, self.rank, self.curve = address, rank, curve
+        self.cards: list[dict[str, Any]] = []
+        self.master: tuple[str, int] = ("127.0.0.1", 0)
+        self.abort_reason: str | None = None
+        self.abort_kind = ""
+        self.on_abort: Callable[[str], None] = lambda reason: None
+        self.counters: Callable[[], int] = lambda: 0  # bytes sent so far
+        self.step: int | None = None
+        self.plans_made, self.plans_agreed, self.released = 0, 0, False
+        self.in_user_code = False
+        self.changed = threading.Condition()
+        self._outbox: deque[bytes] = deque()
+        self._wake_r, self._wake_w = os.pipe()
+        os.set_blocking(self._wake_w, False)
+        self._closing = False
+        self._main = threading.main_thread().ident
+        signal.signal(ABORT_SIGNAL, self._interrupt_main)
+        self._thread = threading.Thread(target=self._serve, name="manygrad-control", daemon=True)
+        self._thread.start()
+
+    def send(self, kind: str, /, **content: Any) -> None:
+        """Queue one message for the driver."""
+        self._outbox.append(messages.encode(kind, **content))
+        self._wake()
+
+    def wait(self, ready: Callable[[], bool], deadline_s: float, what: str) -> None:
+        """Wait until `ready()`; raises `LaunchAborted` (or `PlanMismatch`) when the run ends first, `TimeoutError` at the deadline."""
+        until = time.monotonic() + deadline_s
+        with self.changed:
+            while not ready():
+                self.check()
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(f"waited {deadline_s:g} s for {what}")
+                self.changed.wait(min(left, 1.0))
+
+    def check(self) -> None:
+        """Raise if the run is over."""
+        if self.abort_reason is not None:
+            raise self.abort_error()
+
+    def abort_error(self) -> BaseException:
+        cls = {"plan": PlanMismatch, "interrupt": LaunchInterrupted}.get(self.abort_kind, LaunchAborted)
+        return cls(self.abort_reason)
+
+    def close(self, flush_s: float = 1.0) -> None:
+        """Send what is queued and stop the thread."""
+        self._closing = True
+        self._wake()
+        self._thread.join(flush_s + 1.0)
+
+    # ---- the thread
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_w, b"x")
+        except BlockingIOError:
+            pass
+
+    def _socket(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+        sock: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        for option, value in ((zmq.LINGER, 1000), (zmq.MAXMSGSIZE, 64 << 20), (zmq.IDENTITY, f"worker-{self.rank}".encode())):
+            sock.setsockopt(option, value)
+        if self.curve:
+            sock.curve_serverkey = self.curve["server"].encode()
+            sock.curve_publickey, sock.curve_secretkey = (self.curve[k].encode() for k in ("public", "secret"))
+        monitor: zmq.Socket[bytes] = sock.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        sock.connect(self.address)
+        return sock, monitor
+
+    def _serve(self) -> None:
+        from zmq.utils.monitor import recv_monitor_message
+
+        sock, monitor = self._socket()
+        poller = zmq.Poller()
+        for s in (sock, monitor):
+            poller.register(s, zmq.POLLIN)
+        poller.register(self._wake_r, zmq.POLLIN)
+        now = time.monotonic()
+        next_beat, heard, broken, aborted_at, nudged = now + BEAT_S, now, 0.0, 0.0, 0.0
+        while True:
+            ready = dict(poller.poll(100 if aborted_at else 300))
+            now = time.monotonic()
+            if self._wake_r in ready:
+                os.read(self._wake_r, 4096)
+            while self._outbox:
+                sock.send(self._outbox.popleft())
+            if self._closing and not self._outbox:
+                break
+            if monitor in ready:
+                broken = now if recv_monitor_message(monitor)["event"] == zmq.EVENT_DISCONNECTED else 0.0
+            if sock in ready:
+                heard = now
+                self._order(messages.parse_object(sock.recv()))
+            if now >= next_beat:
+                next_beat = now + BEAT_S
+                self._outbox.append(messages.encode("progress", step=self.step, plans=self.plans_made, bytes_sent=int(self.counters())))
+            if self.abort_reason is None and ((broken and now - broken > DRIVER_GONE_S) or now - heard > DRIVER_SILENT_S):
+                self._abort("the launcher is gone", "gone")
+                threading.Thread(target=_end_soon, args=(3.0,), daemon=True).start()
+            if self.abort_reason is not None:
+                aborted_at = aborted_at or now
+                if self.in_user_code and now - aborted_at > NUDGE_S and now - nudged > 1.0 and self._main is not None:
+                    nudged = now
+                    signal.pthread_kill(self._main, ABORT_SIGNAL)
+        sock.disable_monitor()
+        sock.close()
+
+    def _order(self, message: dict[str, Any]) -> None:
+        kind = message["type"]
+        with self.changed:
+            if kind == "cards":
+                self.cards, self.master = message["cards"], tuple(message["master"])
+            elif kind == "plan_ok":
+                self.plans_agreed = max(self.plans_agreed, int(message["n"]))
+            elif kind == "release":
+                self.released = True
+            self.changed.notify_all()
+        if kind == "abort" and self.abort_reason is None:
+            self.send("stopping", where=where_is(sys._current_frames().get(self._main or 0)))
+            self._abort(str(message["reason"]), str(message["kind"]))
+
+    def _abort(self, reason: str, kind: str) -> None:
+        with self.changed:
+            self.abort_reason, self.abort_kind = reason, kind
+            self.changed.notify_all()
+        try:
+            self.on_abort(reason)
+        except Exception:
+            traceback.print_exc()
+
+    def _interrupt_main(self, signum: int, frame: FrameType | None) -> None:
+        if self.in_user_code and self.abort_reason is not None:
+            raise self.abort_error()
+
+
+def _end_soon(after_s: float) -> None:
+    """Nobody is left to end this process: do it, giving the script's own clean-up `after_s` seconds."""
+    time.sleep(after_s)
+    os._exit(1)
+
+
+_INSIDE = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, os.path.dirname(os.__file__) + os.sep, "<frozen")
+
+
+def is_user_file(filename: str) -> bool:
+    """Whether a source file is the user's: not manygrad's, not the standard library's, not an installed package's."""
+    if f"{os.sep}site-packages{os.sep}" in filename:
+        return False
+    return not filename.startswith(_INSIDE) or filename.startswith((os.path.join(_INSIDE[0], "examples"), os.path.join(_INSIDE[0], "tests")))
+
+
+def where_is(frame: FrameType | None) -> str:
+    """`train.py:31 in step` for the innermost line of user code."""
+    innermost, f = "", frame
+    while f is not None:
+        name = f"{f.f_code.co_filename}:{f.f_lineno} in {f.f_code.co_name}"
+        if os.path.dirname(f.f_code.co_filename) != os.path.dirname(__file__):
+            innermost = innermost or name
+        if is_user_file(f.f_code.co_filename):
+            return name
+        f = f.f_back
+    return innermost

@@ -1,0 +1,107 @@
+"""The `launcher` command."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+import signal
+import sys
+import traceback
+from types import FrameType
+
+from .errors import EXIT_TIMEOUT, Infeasible, UsageError
+from .options import Command, help_text, parse
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code (and ends the process itself after a run on workers)."""
+    try:
+        command = parse(sys.argv[1:] if argv is None else argv, dict(os.environ))
+        if command.kind == "help":
+            print(help_text(), end="")
+            return 0
+        check_target(command)
+        if command.nodes is None:
+            return run_here(command)
+        return run_on_workers(command)
+    except (UsageError, Infeasible) as e:
+        print(f"launcher: {e}", file=sys.stderr)
+        return e.exit_code
+
+
+def check_target(command: Command) -> None:
+    """The script must exist; if not, say which names are near."""
+    target = command.target
+    if command.kind == "module":
+        sys.path.insert(0, os.getcwd())
+        try:
+            found = importlib.util.find_spec(target) is not None
+        except (ImportError, ValueError):
+            found = False
+        sys.path.remove(os.getcwd())
+        if not found:
+            raise UsageError(f"module {target!r} not found; it must be importable from {os.getcwd()}")
+    elif os.path.isdir(target) and not os.path.exists(os.path.join(target, "__main__.py")):
+        raise UsageError(f"{target} is a folder without __main__.py; give a script")
+    elif not os.path.exists(target):
+        folder = os.path.dirname(target) or "."
+        names = [n for n in os.listdir(folder) if n.endswith(".py")] if os.path.isdir(folder) else []
+        near = difflib.get_close_matches(os.path.basename(target), names, 3, 0.5)
+        hint = f"did you mean {', '.join(os.path.join(os.path.dirname(target), n) for n in near)}?" if near else f"looked in {os.path.abspath(folder)}"
+        raise UsageError(f"script {target!r} not found; {hint}")
+    elif not os.access(target, os.R_OK):
+        raise UsageError(f"script {target!r} cannot be read")
+
+
+def run_here(command: Command) -> int:
+    """A world of one: run the script in this process. Its exceptions and exit codes are Python's own."""
+    from manygrad.multi.world import world
+
+    from .worker import run_script
+
+    v = command.values or {}
+    world.join(rank=0, size=1, local_rank=0, local_size=1, devices_per_node=v.get("devices_per_node", 1), job="local", epoch=0)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1"}.items():
+        os.environ[name] = value
+    if "timeout" in v:
+        def expired(signum: int, frame: FrameType | None) -> None:
+            print(f"launcher: the run took longer than its time-out of {v['timeout']:g} s", file=sys.stderr, flush=True)
+            sys.stdout.flush()
+            os._exit(EXIT_TIMEOUT)
+
+        signal.signal(signal.SIGALRM, expired)
+        signal.setitimer(signal.ITIMER_REAL, v["timeout"])
+    try:
+        run_script(command.kind, command.target, command.args or [])
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        return 130
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return 0
+
+
+def run_on_workers(command: Command) -> int:
+    """Hand the job to the driver, print the report, and end: nothing of ours is running any more."""
+    from .driver import run
+
+    try:
+        outcome = run(command.job(), last=True)
+        text, code = outcome.report, outcome.exit_code
+    except (UsageError, Infeasible) as e:
+        text, code = f"launcher: {e}\n", e.exit_code
+    except BaseException:  # a defect of ours: Ray's own exception hook would wait for a Ray that is gone
+        text, code = traceback.format_exc(), 1
+    if text:
+        print(text, file=sys.stderr, end="")
+    for f in (sys.stdout, sys.stderr):
+        try:
+            f.flush()
+        except OSError:
+            pass
+    os._exit(code)  # a Ray of ours is gone already; its client library must not wait for it
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

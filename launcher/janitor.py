@@ -1,0 +1,122 @@
+"""Leaves nothing behind: ends every process of a job by its id and removes the job's files, even after `kill -9` of the driver.
+
+Every process of a job carries `MANYGRAD_JOB=<job>` in its environment (Ray's own processes too, when we started Ray),
+and every file that a job creates outside its run directory has the job's name in its own. The driver calls `sweep`
+itself; this file also runs as a small process of its own (`python -I -S janitor.py JOB FOLDER`) that waits until the
+driver closes its pipe, and sweeps unless the driver said that all is done. Standard library only.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+MARK = "MANYGRAD_JOB"
+
+
+def marked_processes(job: str, folder: str) -> list[int]:
+    """Ids of the live processes of this user that belong to the job, without the caller.
+
+    They carry the mark in their environment; or are a Ray process (whose title overwrites the environment) with a file
+    open in the job's folder; or descend from such a process.
+    """
+    mark, inside, me = f"{MARK}={job}".encode(), folder + "/", os.getpid()
+    parents, found = dict[int, int](), set[int]()
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
+        if not name.isdigit() or int(name) == me:
+            continue
+        pid = int(name)
+        try:
+            state, parent = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[:2]
+            if state == b"Z":
+                continue
+            parents[pid] = int(parent)
+            ray = _read(f"/proc/{pid}/cmdline").startswith(b"ray::")
+            if mark in _read(f"/proc/{pid}/environ").split(b"\0") or (ray and any(p.startswith(inside) for p in _open_files(pid))):
+                found.add(pid)
+        except OSError:
+            pass  # gone, or not ours
+    while more := {p for p, parent in parents.items() if parent in found and p not in found}:
+        found |= more
+    return sorted(found)
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as f:
+        return f.read()
+
+
+def _open_files(pid: int) -> list[str]:
+    out = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            out.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+        except OSError:
+            pass
+    return out
+
+
+def sweep(job: str, folder: str, within_s: float = 2.0) -> None:
+    """Kill what is left of the job on this host and remove its folder and its shared memory."""
+    until, seen = time.monotonic() + within_s, set[int]()
+    while pids := marked_processes(job, folder):
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass
+        seen |= set(pids)
+        if time.monotonic() > until:
+            break
+        time.sleep(0.01)
+    until = min(until, time.monotonic() + 0.5)
+    while seen and time.monotonic() < until:  # our own children (and, with `adopt_orphans`, theirs) would stay as zombies
+        for pid in list(seen):
+            try:
+                os.waitpid(pid, os.WNOHANG)
+            except OSError:
+                pass
+            if not os.path.exists(f"/proc/{pid}"):
+                seen.discard(pid)
+        time.sleep(0.005)
+    for path in glob.glob(f"/dev/shm/*{glob.escape(job)}*"):
+        try:
+            os.unlink(path)
+        except OSError:
+            pass
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of descendants whose own parent dies, so that `sweep` can collect them too."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+
+
+class Janitor:
+    """The process that sweeps if the driver cannot."""
+
+    def __init__(self, job: str, folder: str) -> None:
+        env = {k: v for k, v in os.environ.items() if k != MARK}
+        self.process = subprocess.Popen([sys.executable, "-I", "-S", os.path.abspath(__file__), job, folder], stdin=subprocess.PIPE,
+                                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env, cwd="/", start_new_session=True)
+
+    def dismiss(self) -> None:
+        """All is done: no sweep needed."""
+        try:
+            self.process.communicate(b"done", timeout=1.0)
+        except (subprocess.TimeoutExpired, OSError):
+            self.process.kill()
+            self.process.wait()
+
+
+if __name__ == "__main__":
+    if sys.stdin.buffer.read() != b"done":
+        sweep(sys.argv[1], sys.argv[2])

@@ -1,0 +1,163 @@
+"""What the user sees of the ranks' output, and the files that keep all of it.
+
+`LineMerger` and `Console` are pure (text and times in, text out). Console rules: rank 0's stdout and everyone's
+stderr, one `node:rank:` prefix a line, lines that several ranks print within `WINDOW_S` merged into one
+`[ranks 0-3] text`, rank 0's carriage-return progress bars redrawn in place on a terminal.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import IO
+
+from .controller import ranks_text
+
+WINDOW_S = 0.15
+BAR_EVERY_S = 5.0  # how often an unfinished bar shows where there is no terminal
+MAX_LINE = 1 << 16
+
+
+@dataclass
+class _Held:
+    text: str
+    stream: str
+    ranks: list[int]
+    until: float
+    seq: int
+
+
+class LineMerger:
+    """Holds whole lines for `window_s` so that equal lines of several ranks become one. Keeps each rank's order."""
+
+    def __init__(self, size: int, window_s: float = WINDOW_S) -> None:
+        self.size, self.window_s = size, window_s
+        self.held: list[_Held] = []
+        self.last = [-1] * size  # sequence number of the line that each rank's latest line went into
+        self.count = 0
+
+    def add(self, rank: int, stream: str, text: str, now: float) -> None:
+        for h in self.held:
+            if h.seq > self.last[rank] and h.text == text and h.stream == stream and rank not in h.ranks:
+                h.ranks.append(rank)
+                self.last[rank] = h.seq
+                return
+        self.held.append(_Held(text, stream, [rank], now + self.window_s, self.count))
+        self.last[rank] = self.count
+        self.count += 1
+
+    def take(self, now: float, everything: bool = False) -> list[tuple[str, str]]:
+        """The lines that are due, as (stream, prefixed line)."""
+        out = []
+        while self.held and (everything or self.held[0].until <= now or len(self.held[0].ranks) == self.size or len(self.held) > 2000):
+            h = self.held.pop(0)
+            out.append((h.stream, f"{prefix(h.ranks)} {h.text}"))
+        return out
+
+
+def prefix(ranks: list[int]) -> str:
+    """`2:2:` for one rank (node and rank), `[ranks 0-3]` for several."""
+    return f"{ranks[0]}:{ranks[0]}:" if len(ranks) == 1 else f"[{ranks_text(ranks)}]"
+
+
+class Console:
+    """Turns chunks of the ranks' output into what is written to the terminal: (stream, text) pairs.
+
+    `show_stdout` are the ranks whose stdout shows; `terminal` allows redrawing a bar in place.
+    """
+
+    def __init__(self, size: int, show_stdout: frozenset[int] = frozenset({0}), terminal: bool = False, window_s: float = WINDOW_S) -> None:
+        self.show, self.terminal = show_stdout, terminal
+        self.merger = LineMerger(size, window_s)
+        self.partial: dict[tuple[int, str], str] = {}
+        self.bar, self.bar_drawn, self.bar_at = "", "", 0.0
+
+    def feed(self, rank: int, stream: str, text: str, now: float) -> list[tuple[str, str]]:
+        if stream == "stdout" and rank not in self.show:
+            return []
+        key, out = (rank, stream), list[tuple[str, str]]()
+        *lines, rest = (self.partial.get(key, "") + text.replace("\r\n", "\n")).split("\n")
+        for line in lines:
+            self._line(rank, stream, line.rsplit("\r", 1)[-1] if not line.endswith("\r") else line.rstrip("\r").rsplit("\r", 1)[-1], now, out)
+        while len(rest) > MAX_LINE and "\r" not in rest[-MAX_LINE:]:
+            self._line(rank, stream, rest[:MAX_LINE], now, out)
+            rest = rest[MAX_LINE:]
+        self.partial[key] = rest[rest.rstrip("\r").rfind("\r") + 1 :]  # of a bar only its latest state counts
+        if rank == 0 and (lines or rest):
+            shown = self.partial[key].rstrip("\r")
+            self.bar = f"{prefix([0])} {shown}" if shown else ""
+        return out + self.tick(now)
+
+    def tick(self, now: float) -> list[tuple[str, str]]:
+        """Lines whose time has come, and the bar."""
+        return self._draw(self.merger.take(now), now)
+
+    def close(self, now: float) -> list[tuple[str, str]]:
+        """Everything still held, unfinished lines included."""
+        out: list[tuple[str, str]] = []
+        for (rank, stream), text in sorted(self.partial.items()):
+            if text.rstrip("\r"):
+                self._line(rank, stream, text.rstrip("\r"), now, out)
+        self.partial, self.bar = {}, ""
+        return out + self._draw(self.merger.take(now, everything=True), now)
+
+    def _line(self, rank: int, stream: str, line: str, now: float, out: list[tuple[str, str]]) -> None:
+        if stream == "stdout" and len(self.show) == 1:
+            out += self._draw([(stream, f"{prefix([rank])} {line}")], now)
+            if self.bar_drawn == "" and rank == 0:
+                self.bar = ""
+        else:
+            self.merger.add(rank, stream, line, now)
+
+    def _draw(self, lines: list[tuple[str, str]], now: float) -> list[tuple[str, str]]:
+        out = []
+        if not self.terminal:
+            out = [(s, line + "\n") for s, line in lines]
+            if self.bar and self.bar != self.bar_drawn and now - self.bar_at >= BAR_EVERY_S:
+                if self.bar_at:
+                    out.append(("stdout", self.bar + "\n"))
+                self.bar_drawn, self.bar_at = self.bar, now
+            return out
+        if self.bar_drawn and (lines or self.bar != self.bar_drawn):
+            out.append(("stdout", "\r\x1b[K"))
+            self.bar_drawn = ""
+        out += [(s, line + "\n") for s, line in lines]
+        if self.bar and self.bar_drawn != self.bar:
+            out.append(("stdout", self.bar))
+            self.bar_drawn = self.bar
+        return out
+
+
+class RankLogs:
+    """The run directory's `rank<r>.log` files: everything each rank wrote, as it came."""
+
+    def __init__(self, directory: str, size: int) -> None:
+        self.paths = [os.path.join(directory, f"rank{r}.log") for r in range(size)]
+        self.files: list[IO[str]] = [open(p, "w", encoding="utf-8", buffering=1 << 13, newline="") for p in self.paths]  # noqa: SIM115
+
+    def write(self, rank: int, text: str) -> None:
+        self.files[rank].write(text)
+
+    def flush(self) -> None:
+        for f in self.files:
+            f.flush()
+
+    def close(self) -> None:
+        for f in self.files:
+            f.close()
+
+
+def make_run_directory(wanted: str, name: str, stamp: str) -> str:
+    """Create and return the run's folder: `wanted`, or `runs/<stamp>-<name>`; a number is added rather than mixing two runs."""
+    base = wanted or os.path.join("runs", f"{stamp}-{name}")
+    for n in range(1, 1000):
+        path = base if n == 1 else f"{base}-{n}"
+        if os.path.isdir(path) and not any(f == "report.json" or (f.startswith("rank") and f.endswith(".log")) for f in os.listdir(path)) and wanted:
+            return os.path.abspath(path)
+        try:
+            os.makedirs(path, mode=0o755)
+            return os.path.abspath(path)
+        except FileExistsError:
+            if not os.path.isdir(path):
+                raise
+    raise FileExistsError(f"{base}-1 to {base}-999 exist already")

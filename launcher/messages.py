@@ -1,0 +1,181 @@
+"""The control channel's messages: small JSON objects, checked field by field before anyone acts on them.
+
+Workers and node agents send the events below to the driver; the rank is never read from a message but comes from the
+connection's authenticated key. The driver answers with plain objects `{"type": "cards" | "abort" | ...}`.
+Nothing received is ever unpickled, no text is longer than `MAX_TEXT`, no message larger than `MAX_MESSAGE`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from typing import Any
+
+from .errors import ProtocolError
+
+PROTOCOL = 1
+MAX_TEXT, MAX_MESSAGE = 1 << 17, 1 << 20
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to one rank."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class Spawned(Event):
+    """The node agent started the rank's process."""
+
+    pid: int
+    host: str
+
+
+@dataclass(frozen=True)
+class Hello(Event):
+    """The worker is up; `card` says how its peers reach it, `port` is free on its host (rank 0's is MASTER_PORT)."""
+
+    card: dict
+    host: str
+    ip: str
+    pid: int
+    port: int
+    protocol: int
+
+
+@dataclass(frozen=True)
+class Started(Event):
+    """The worker is connected to its peers and enters the user's script."""
+
+
+@dataclass(frozen=True)
+class Progress(Event):
+    """Heartbeat with counters."""
+
+    step: int | None
+    plans: int
+    bytes_sent: int
+
+
+@dataclass(frozen=True)
+class Plan(Event):
+    """The rank made its `n`-th communication plan (counted from 1) and waits for the others to make the same."""
+
+    n: int
+    hash: str
+    description: str
+
+
+@dataclass(frozen=True)
+class Failed(Event):
+    """The script ended by an exception, or by `sys.exit` with a code that is not 0 (then `traceback` is empty).
+
+    `consequence`: the exception only says that another rank failed. `where` is the user's source line.
+    """
+
+    kind: str
+    message: str
+    traceback: str
+    where: str
+    step: int | None
+    code: int
+    consequence: bool
+
+
+@dataclass(frozen=True)
+class Stopping(Event):
+    """The worker was told to stop; `where` is what its main thread was doing."""
+
+    where: str
+
+
+@dataclass(frozen=True)
+class Finished(Event):
+    """The script ended well; the worker keeps its connections until every rank has finished."""
+
+
+@dataclass(frozen=True)
+class Output(Event):
+    """Text that the rank's process wrote to `stream` (stdout or stderr); goes to the logs, not to the controller."""
+
+    stream: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Exited(Event):
+    """The process ended: its exit code, or minus the signal that killed it."""
+
+    code: int
+
+
+@dataclass(frozen=True)
+class Closed(Event):
+    """The agent has forwarded all output of the ended process."""
+
+
+@dataclass(frozen=True)
+class AgentLost(Event):
+    """Made by the driver: the node agent (the Ray actor) died."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Interrupt:
+    """Made by the driver: it received a signal."""
+
+    signum: int
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Made by the driver: time has passed."""
+
+
+WORKER_EVENTS = {c.__name__.lower(): c for c in (Hello, Started, Progress, Plan, Failed, Stopping, Finished)}
+AGENT_EVENTS = {c.__name__.lower(): c for c in (Spawned, Output, Exited, Closed)}
+_ACCEPTED: dict[str, tuple[type, ...]] = {"int": (int,), "str": (str,), "dict": (dict,), "bool": (bool,), "int | None": (int, type(None))}
+
+
+def encode(kind: str, /, **content: Any) -> bytes:
+    """A message as bytes; texts too long for the other side are cut in the middle."""
+    return json.dumps({"type": kind, **{k: clip(v) if isinstance(v, str) else v for k, v in content.items()}}).encode()
+
+
+def clip(text: str, limit: int = MAX_TEXT) -> str:
+    if len(text) <= limit:
+        return text
+    return f"{text[: limit // 2 - 20]}\n... {len(text) - limit} characters left out ...\n{text[-limit // 2 + 40 :]}"
+
+
+def parse(data: bytes, role: str, rank: int) -> Event:
+    """The event in `data`, sent by `role` ("worker" or "agent") of `rank`. Raises ProtocolError."""
+    message = parse_object(data)
+    cls = {"worker": WORKER_EVENTS, "agent": AGENT_EVENTS}.get(role, {}).get(message.pop("type"))
+    if cls is None:
+        raise ProtocolError(f"unknown message from {role} {rank}")
+    wanted = {f.name: str(f.type) for f in fields(cls) if f.name != "rank"}
+    if set(message) != set(wanted):
+        raise ProtocolError(f"{cls.__name__} from {role} {rank} has fields {sorted(message)}, expected {sorted(wanted)}")
+    for name, kind in wanted.items():
+        value = message[name]
+        if not isinstance(value, _ACCEPTED[kind]) or (isinstance(value, bool) and kind != "bool"):
+            raise ProtocolError(f"{cls.__name__}.{name} from {role} {rank} must be {kind}, got {type(value).__name__}")
+        if isinstance(value, str) and len(value) > MAX_TEXT:
+            raise ProtocolError(f"{cls.__name__}.{name} from {role} {rank} has {len(value)} characters, limit {MAX_TEXT}")
+        if isinstance(value, int) and not -(1 << 31) <= value < 1 << 63:
+            raise ProtocolError(f"{cls.__name__}.{name} from {role} {rank} is out of range")
+    return cls(rank, **message)
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """A JSON object with a text `type`. Raises ProtocolError."""
+    try:
+        message = json.loads(data)
+    except (ValueError, RecursionError) as e:
+        raise ProtocolError(f"not JSON: {e}") from None
+    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+        raise ProtocolError("not a JSON object with a type")
+    return message

@@ -1,0 +1,46 @@
+"""The worker's side of the plan check: all ranks must make the same communication plans in the same order.
+
+`check_plan` is put into `manygrad.collectives.plan_hook`; the engine calls it when a plan is first made. It costs one
+message and one answer per new plan, nothing on replays. The driver compares (`controller.py`).
+"""
+
+from __future__ import annotations
+
+from manygrad.tensor.environment import REGISTRY
+
+from .channel import Channel
+
+_channel: Channel | None = None
+
+
+def install(channel: Channel) -> None:
+    """Make the collectives check their plans over `channel`."""
+    global _channel
+    import manygrad.collectives as collectives
+
+    _channel = channel
+    collectives.plan_hook = check_plan  # type: ignore[attr-defined]
+
+
+def check_plan(hash: int, description: str) -> None:
+    """Return once every rank has made this same plan (`hash`) as its next one.
+
+    `description` is what a person reads when the plans differ: op, shape, dtype, the user's source line. Raises
+    `PlanMismatch` on every rank when two ranks differ, or when one finishes its script while others wait here;
+    `TimeoutError` after `COLLECTIVE_TIMEOUT_S`.
+    """
+    channel = _channel
+    if channel is None:
+        return
+    channel.check()
+    channel.plans_made += 1
+    n = channel.plans_made
+    channel.send("plan", n=n, hash=str(int(hash)), description=str(description))
+    deadline_s = float(REGISTRY["COLLECTIVE_TIMEOUT_S"].value)
+    channel.wait(lambda: channel.plans_agreed >= n, deadline_s, f"the other ranks to make plan {n} ({description}); the knob is COLLECTIVE_TIMEOUT_S")
+
+
+def report_step(step: int) -> None:
+    """Tell the launcher which step this rank is at; it shows in failure reports. Free of cost: sent with the next heartbeat."""
+    if _channel is not None:
+        _channel.step = int(step)

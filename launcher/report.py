@@ -1,0 +1,91 @@
+"""The end of a run in words (root cause first, then its consequences, then what to do) and as `report.json`."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from .controller import Controller, Failure, Rank, ranks_text, signal_name
+
+_NEXT = {
+    "SIGKILL": "SIGKILL comes from `kill -9` or the kernel's out-of-memory killer: see `dmesg | tail`, and try a smaller batch or fewer nodes a machine.",
+    "SIGSEGV": "A crash in native code: run the script with `PYTHONFAULTHANDLER=1` and look at the end of the rank's log.",
+    "SIGBUS": "A crash in native code, or /dev/shm is full (`df -h /dev/shm`).",
+    "plan": "Every rank must build the same graph in the same order: look for branches on the rank, on time or on unordered sets around the lines above.",
+    "timeout": "Each rank's last place is shown above; --timeout and --start-timeout set the limits.",
+    "silent": "The process was suspended, or native code holds the interpreter; `py-spy dump --pid PID` shows where. The knob is HEARTBEAT_TIMEOUT_S.",
+    "lost": "The Ray worker process of this rank ended: see `ray status` and the Ray logs of its host.",
+}
+
+
+def render(c: Controller, logs: list[str], command: str) -> str:
+    """The failure report; empty if the run succeeded."""
+    root = c.root
+    if root is None:
+        return ""
+    head = root.title if root.rank is None or root.kind == "plan" else f"rank {root.rank} failed: {root.title}"
+    lines = ["", f"launcher: {head}", f"  command: {command}"]
+    if root.rank is not None:
+        lines.append("  " + _facts(c.ranks[root.rank], root, logs[root.rank]))
+    if root.traceback:
+        lines += ["", *("  " + x for x in root.traceback.rstrip().splitlines())]
+    others: dict[str, list[int]] = {}
+    for r in c.ranks:
+        if r.rank != root.rank:
+            others.setdefault(_fate(r, root), []).append(r.rank)
+    if others:
+        lines += ["", "Consequences:" if root.rank is not None else "Ranks:"]
+        lines += [f"  {ranks_text(ranks)}: {fate}" for fate, ranks in others.items()]
+    late = [r for r in c.ranks if r.failure is not None and r.failure is not root and not r.failure.consequence and r.failure.traceback]
+    for r in late[:2]:
+        assert r.failure is not None
+        lines += ["", f"  rank {r.rank}, later:", *("    " + x for x in r.failure.traceback.rstrip().splitlines()[-12:])]
+    lines += ["", f"Next: {_next(root, logs)}", f"launcher: exit code {root.code}"]
+    return "\n".join(lines) + "\n"
+
+
+def _facts(r: Rank, failure: Failure, log: str) -> str:
+    end = "" if r.exit_code is None else f", {signal_name(-r.exit_code)}" if r.exit_code < 0 else f", exit code {r.exit_code}"
+    step = "" if r.step is None else f", step {r.step}"
+    at = f", at {failure.where}" if failure.where else ""
+    return f"node {r.rank} ({r.host or 'not started'}), rank {r.rank}, pid {r.pid}{end}{step}{at}, log {log}"
+
+
+def _fate(r: Rank, root: Failure) -> str:
+    """How a rank that is not the first cause ended."""
+    place = (r.failure.where if r.failure else "") or r.where
+    at = f" at {place}" if place else ""
+    if r.failure is None:
+        return "finished" if r.exit_code == 0 else f"state {r.state.value}{at}"
+    if root.kind == "plan" and r.failure.title == root.title:
+        return f"stopped by the same PlanMismatch{at}"
+    title = r.failure.title.splitlines()[0]
+    return f"{'stopped' if r.failure.consequence else 'failed'}: {title}{at}"
+
+
+def _next(root: Failure, logs: list[str]) -> str:
+    if root.kind == "interrupt":
+        return f"the output of all ranks is in {os.path.dirname(logs[0])}"
+    key = next((k for k in _NEXT if k == root.kind or (root.kind == "signal" and root.title.endswith(k))), "")
+    return _NEXT.get(key) or f"the rank's whole output is in {logs[root.rank or 0]}"
+
+
+def as_dict(c: Controller, logs: list[str], **more: Any) -> dict[str, Any]:
+    """The content of `report.json`."""
+    def failure(f: Failure | None) -> dict[str, Any] | None:
+        return None if f is None else {"rank": f.rank, "kind": f.kind, "title": f.title, "traceback": f.traceback, "where": f.where, "step": f.step,
+                                       "consequence": f.consequence}
+
+    ranks = [{"rank": r.rank, "host": r.host, "pid": r.pid, "state": r.state.value, "exit_code": r.exit_code, "step": r.step, "plans": r.plans,
+              "bytes_sent": r.bytes_sent, "where": r.where, "failure": failure(r.failure), "log": log} for r, log in zip(c.ranks, logs, strict=True)]
+    return {**more, "exit_code": c.exit_code, "root_cause": failure(c.root), "ranks": ranks, "ignored_events": c.ignored}
+
+
+def write_json(path: str, content: dict[str, Any]) -> None:
+    """Write at once or not at all."""
+    temporary = f"{path}.tmp"
+    with open(temporary, "w", encoding="utf-8") as f:
+        json.dump(content, f, indent=1)
+        f.write("\n")
+    os.replace(temporary, path)

@@ -1,0 +1,204 @@
+"""What runs in a worker process: join the other ranks, run the user's script or function as rank r, report the end.
+
+Started by the node agent as `python -m manygrad.launcher.worker` with its spec (one line of JSON) on standard input,
+followed by the pickled function if there is one. Never imports Ray.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+import traceback
+from types import TracebackType
+from typing import Any
+
+from .errors import LaunchAborted
+
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    """The pipeline of one worker; returns its exit code."""
+    spec, payload = read_spec()
+    die_with(spec["agent_pid"])
+    from .channel import Channel
+
+    channel = Channel(spec["control"], spec["rank"], spec["curve"])
+    code = 1
+    endpoint: Any = None
+    try:
+        endpoint = join(spec, channel)
+        channel.send("started")
+        code = run_user_code(spec, payload, channel)
+        if code == 0:
+            channel.send("finished")
+            channel.wait(lambda: channel.released, float("inf"), "the other ranks to finish")
+    except BaseException as e:
+        code = report_failure(e, spec, channel)
+    finally:
+        channel.in_user_code = False
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if endpoint is not None:
+            endpoint.close()
+        channel.close()
+    return code
+
+
+def read_spec() -> tuple[dict[str, Any], bytes]:
+    """The spec and the payload from standard input, which is /dev/null afterwards."""
+    raw = os.fdopen(0, "rb", closefd=False)
+    line = raw.readline()
+    if not line:
+        raise SystemExit("manygrad.launcher.worker is started by the launcher, not by hand; see `launcher --help`")
+    spec = json.loads(line)
+    payload = raw.read(spec["payload_nbytes"])
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    if isinstance(sys.stdout, __import__("io").TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
+    return spec, payload
+
+
+def die_with(agent_pid: int) -> None:
+    """Be killed when the agent dies, however it dies; if it is dead already, end here."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != agent_pid:
+        raise SystemExit("the node agent is gone")
+
+
+def join(spec: dict[str, Any], channel: Any) -> Any:
+    """Rendezvous: tell the driver this rank's card, wait for everyone's, connect. Returns the endpoint."""
+    from manygrad.multi.world import world
+
+    from . import plans
+    from .messages import PROTOCOL
+
+    rank, size = spec["rank"], spec["size"]
+    module, _, name = spec["endpoint"].partition(":")
+    endpoint = getattr(importlib.import_module(module), name)(rank=rank, size=size, job=spec["job"], epoch=spec["epoch"], bind_host=spec["bind_host"])
+    channel.on_abort, channel.counters = endpoint.abort, lambda: endpoint.bytes_sent
+    with socket.socket() as s:
+        s.bind((spec["bind_host"], 0))
+        port = s.getsockname()[1]
+    channel.send("hello", card=endpoint.card(), host=socket.gethostname(), ip=spec["bind_host"], pid=os.getpid(), port=port, protocol=PROTOCOL)
+    channel.wait(lambda: bool(channel.cards), spec["start_timeout_s"], "all ranks to start")
+    endpoint.connect(channel.cards, deadline_s=spec["start_timeout_s"])
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = channel.master[0], str(channel.master[1])
+    world.join(rank=rank, size=size, local_rank=spec["local_rank"], local_size=spec["local_size"],
+               devices_per_node=spec["devices_per_node"], job=spec["job"], epoch=spec["epoch"])
+    transport = importlib.import_module("manygrad.collectives.transport")
+    if hasattr(transport, "set_current"):
+        transport.set_current(endpoint)
+    plans.install(channel)
+    return endpoint
+
+
+def run_user_code(spec: dict[str, Any], payload: bytes, channel: Any) -> int:
+    """Run the script, module or function in the main thread; returns 0, or the code of its `sys.exit`."""
+    channel.in_user_code = True
+    try:
+        channel.check()
+        if spec["kind"] == "function":
+            call_function(payload, spec)
+        else:
+            run_script(spec["kind"], spec["target"], spec["args"])
+    except SystemExit as e:
+        channel.in_user_code = False
+        code = exit_code_of(e)
+        if code:
+            channel.send("failed", kind="SystemExit", message=f"sys.exit({e.code!r})", traceback="",
+                         where=failing_line(e.__traceback__), step=channel.step, code=code, consequence=channel.abort_reason is not None)
+            if not isinstance(e.code, int):
+                print(e.code, file=sys.stderr)
+        return code
+    finally:
+        channel.in_user_code = False
+    return 0
+
+
+def run_script(kind: str, target: str, args: list[str]) -> None:
+    """Run `target` as `python target args...` or `python -m target args...` would."""
+    if kind == "module":
+        sys.argv = [target, *args]
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(target, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [target, *args]
+        sys.path.insert(0, os.path.dirname(os.path.abspath(target)))
+        runpy.run_path(target, run_name="__main__")
+
+
+def call_function(payload: bytes, spec: dict[str, Any]) -> None:
+    """Call the pickled function and write its pickled result to the agent's pipe."""
+    import cloudpickle
+
+    sys.path.extend(p for p in spec["sys_path"] if p not in sys.path and os.path.isdir(p))
+    fn, args, kwargs = cloudpickle.loads(payload)  # from the driver through the agent, not from a socket of ours
+    result = fn(*args, **kwargs)
+    try:
+        data = cloudpickle.dumps(result)
+    except Exception as e:
+        raise TypeError(f"launch: rank {spec['rank']} returned a {type(result).__name__} that cannot be pickled: {e}; "
+                        "return plain values or NumPy arrays") from e
+    with os.fdopen(spec["result_fd"], "wb") as f:
+        f.write(data)
+
+
+def exit_code_of(e: SystemExit) -> int:
+    """The process exit code of a `SystemExit`, as Python computes it."""
+    if e.code is None:
+        return 0
+    return (e.code & 0xFF or (1 if e.code else 0)) if isinstance(e.code, int) else 1
+
+
+def report_failure(e: BaseException, spec: dict[str, Any], channel: Any) -> int:
+    """Send the driver the exception that ended this rank; its traceback starts at the user's code."""
+    channel.in_user_code = False
+    code = exit_code_of(e) if isinstance(e, SystemExit) else 1
+    tb = strip_runner(e.__traceback__)
+    text = "".join(traceback.format_exception(type(e), e, tb))
+    channel.send("failed", kind=type(e).__name__, message=str(e) or type(e).__name__, traceback=text, where=failing_line(tb), step=channel.step,
+                 code=code or 1, consequence=is_consequence(e) or channel.abort_kind in ("plan", "gone", "interrupt"))
+    if channel.abort_kind == "gone":
+        sys.stderr.write(text)
+    return code or 1
+
+
+def is_consequence(e: BaseException | None) -> bool:
+    """Whether the exception, or one it was raised from, only reports another rank's failure."""
+    seen: set[int] = set()
+    while e is not None and id(e) not in seen:
+        seen.add(id(e))
+        if isinstance(e, LaunchAborted) or type(e).__name__ in ("CollectiveAborted", "PeerLost"):
+            return True
+        e = e.__cause__ or e.__context__
+    return False
+
+
+def strip_runner(tb: TracebackType | None) -> TracebackType | None:
+    """The traceback without the frames of this module and runpy at its start."""
+    first = tb
+    while first is not None and (first.tb_frame.f_code.co_filename == __file__ or "runpy" in first.tb_frame.f_code.co_filename):
+        first = first.tb_next
+    return first or tb
+
+
+def failing_line(tb: TracebackType | None) -> str:
+    """`train.py:31 in step` for the innermost user line of a traceback."""
+    from .channel import is_user_file
+
+    frames = traceback.extract_tb(tb)
+    users = [f for f in frames if is_user_file(f.filename)] or [f for f in frames if os.path.dirname(f.filename) != os.path.dirname(__file__)]
+    return f"{users[-1].filename}:{users[-1].lineno} in {users[-1].name}" if users else ""
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,224 @@
+"""lower_shards: from values on several devices to per-device values, MSTACK/MSELECT and explicit collectives.
+
+Precondition: the user's graph; a sharded op is one node whatever the device count. Postcondition: no node's device is a tuple,
+except MSTACK, collectives and the buffers under MSELECT; only this worker's devices are left.
+
+    REDUCE(ADD, x cut along 0 over (CPU:0, CPU:1))  ==>
+    s = ALLREDUCE(MSTACK(REDUCE(ADD, x0), REDUCE(ADD, x1)));  MSELECT(s, 0), MSELECT(s, 1)
+
+Shapes: a value of global shape S cut on dim a has, on device i, S with dim a of bounds[i+1] - bounds[i].
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from manygrad.multi.placement import REPLICATE, Partial, Placement, Replicate, Shard
+from manygrad.multi.rules import RULES, placements, settled
+from manygrad.multi.world import World, world
+from manygrad.tensor.source import line_of
+from manygrad.tensor.uop import Ops, UOp
+
+Local = tuple[UOp, ...]  # one value a local device
+
+
+def local_name(device: str) -> str:
+    """The name of an own device without its node: `CPU:0@2` -> `CPU:0`."""
+    return device.partition("@")[0]
+
+
+class _Lowering:
+    def __init__(self, me: World):
+        self.me = me
+        self.loc: dict[UOp, Local] = {}  # of nodes on several devices
+        self.one: dict[UOp, UOp] = {}  # of nodes on one device or none
+        self.memo: dict[Any, Local] = {}
+
+    def mine(self, devices: tuple[str, ...]) -> list[int]:
+        """Positions of this worker's devices."""
+        found = self.memo.get(("mine", devices))
+        if found is None:
+            found = self.memo[("mine", devices)] = [i for i, d in enumerate(devices) if self.me.is_local(d)]  # type: ignore[assignment]
+        if not found:
+            raise ValueError(f"none of the {len(devices)} devices {devices[0]}.. belongs to this worker (rank {self.me.rank}); shard over manygrad.world.devices")
+        return found  # type: ignore[return-value]
+
+    # *** changing the placement ***
+
+    def at(self, u: UOp, devices: tuple[str, ...], have: Placement, want: Placement) -> Local:
+        """The local parts of `u` as `want` lays them."""
+        key = (u, devices, want)
+        found = self.memo.get(key)
+        if found is None:
+            found = self.memo[key] = self._reshard(u, devices, have, want)
+        return found
+
+    def _reshard(self, u: UOp, devices: tuple[str, ...], have: Placement, want: Placement) -> Local:
+        mine = self.mine(devices)
+        if not isinstance(u.device, tuple):
+            parts: Local = tuple(self.one[u] for _ in mine)
+            have = REPLICATE
+        else:
+            parts = self.loc[u]
+        if have == want:
+            return parts
+        if isinstance(have, Partial):
+            assert not isinstance(want, Partial)
+            whole = self.all_reduce(parts, have.op, devices, u)
+            return whole if isinstance(want, Replicate) else self.cut(whole, want, mine)
+        if isinstance(have, Shard):
+            whole = self.all_gather(parts, have, u.shape, devices, u)
+            return whole if isinstance(want, Replicate) else self.cut(whole, want, mine)
+        if isinstance(want, Shard):
+            return self.cut(parts, want, mine)
+        # a term each: the first device holds the value, the others the identity of a sum
+        assert isinstance(want, Partial) and want.op is Ops.ADD
+        zero = const_like(u, 0)
+        return tuple(p if i == 0 else zero for i, p in zip(mine, parts))
+
+    def cut(self, whole: Local, p: Shard, mine: list[int]) -> Local:
+        """Each device's slice of a value it holds whole; no communication."""
+        return tuple(shrink(x, p.axis, p.bounds[i], p.bounds[i + 1]) for x, i in zip(whole, mine))
+
+    def collective(self, op: Ops, parts: Local, devices: tuple[str, ...], arg: tuple[Any, ...], at: UOp, shape: tuple[Any, ...]) -> Local:
+        mine = self.mine(devices)
+        flat = tuple(UOp(Ops.CONTIGUOUS, x.dtype, (on(reshape(x, (prod(x.shape),)), local_name(devices[i])),)) for x, i in zip(parts, mine))
+        node = UOp(op, parts[0].dtype, (UOp(Ops.MSTACK, parts[0].dtype, flat),), (*arg, devices, tuple(mine)))
+        node._cache["line"] = line_of(at)
+        node._cache["shape"] = (arg[1][-1],) if op is Ops.ALLGATHER else (prod(shape),)
+        return tuple(UOp(Ops.MSELECT, x.dtype, (node,), k) for k, x in enumerate(parts))
+
+    def all_reduce(self, parts: Local, op: Ops, devices: tuple[str, ...], at: UOp) -> Local:
+        out = self.collective(Ops.ALLREDUCE, parts, devices, (op,), at, at.shape)
+        return tuple(reshape(x, at.shape) for x in out)
+
+    def all_gather(self, parts: Local, p: Shard, shape: tuple[Any, ...], devices: tuple[str, ...], at: UOp) -> Local:
+        """Flat parts joined in rank order; for an inner dim the pieces are then set side by side."""
+        rest = prod(d for i, d in enumerate(shape) if i != p.axis)
+        bounds = tuple(b * rest for b in p.bounds)
+        out = self.collective(Ops.ALLGATHER, parts, devices, (0, bounds), at, shape)
+        if prod(shape[: p.axis]) == 1:
+            return tuple(reshape(x, shape) for x in out)
+        whole = []
+        for x in out:
+            pieces = []
+            for a, b in zip(p.bounds, p.bounds[1:]):
+                if a < b:
+                    pieces.append(reshape(shrink(x, 0, a * rest, b * rest), (*shape[: p.axis], b - a, *shape[p.axis + 1 :])))
+            whole.append(UOp(Ops.CAT, x.dtype, tuple(pieces), p.axis) if len(pieces) > 1 else pieces[0])
+        return tuple(whole)
+
+    # *** nodes ***
+
+    def lower(self, u: UOp, place: dict[UOp, Placement]) -> None:
+        devices = u.device
+        if u.op is Ops.SINK:
+            self.one[u] = u.replace(src=tuple(x for s in u.src for x in (self.loc[s] if s in self.loc else (self.one[s],))))
+        elif u.op is Ops.STORE and isinstance(u.src[0].device, tuple):
+            want = settled(place[u.src[0]])
+            targets = self.loc[u.src[0]]
+            values = self.at(u.src[1], u.src[0].device, place[u.src[1]], want)
+            self.loc[u] = tuple(marked(UOp(Ops.STORE, u.dtype, (t, v), u.arg), u) for t, v in zip(targets, values))
+        elif not isinstance(devices, tuple):
+            if devices is not None and not self.me.is_local(devices):
+                raise ValueError(f"a tensor on {devices} belongs to rank {self.me.rank_of(devices)}, this is rank {self.me.rank}; shard over manygrad.world.devices instead ({line_of(u)})")
+            if u.op is Ops.COPY and isinstance(u.src[0].device, tuple):
+                whole = self.at(u.src[0], u.src[0].device, place[u.src[0]], REPLICATE)
+                self.one[u] = marked(u.replace(src=(whole[0],), arg=local_name(u.arg)), u)
+            else:
+                src = tuple(self.one[s] for s in u.src)
+                node = u if src == u.src else marked(u.replace(src=src), u)
+                self.one[u] = node.replace(arg=local_name(u.arg)) if u.op is Ops.COPY else node
+        elif u.op in (Ops.BUFFER, Ops.PARAM):
+            self.loc[u] = tuple(UOp(Ops.MSELECT, u.dtype, (u,), i) for i in self.mine(devices))
+        elif u.op is Ops.SHARD:
+            self.lower_shard(u, place)
+        elif u.op is Ops.AFTER:
+            effects = [self.loc[e] for e in u.src[1:]]
+            self.loc[u] = tuple(u.replace(src=(x, *(e[k] for e in effects))) for k, x in enumerate(self.loc[u.src[0]]))
+        else:
+            wants, result = RULES[u.op](u, [place[s] for s in u.src])
+            parts = [self.at(s, devices, place[s], w) for s, w in zip(u.src, wants)]
+            self.loc[u] = tuple(marked(local_node(u, tuple(p[k] for p in parts), result, i), u) for k, i in enumerate(self.mine(devices)))
+
+    def lower_shard(self, u: UOp, place: dict[UOp, Placement]) -> None:
+        devices, _ = u.arg
+        want = place[u]
+        src = u.src[0]
+        if isinstance(src.device, tuple):
+            self.loc[u] = self.at(src, devices, place[src], want)
+            return
+        x = self.one[src]
+        out = []
+        for i in self.mine(devices):
+            part = shrink(x, want.axis, want.bounds[i], want.bounds[i + 1]) if isinstance(want, Shard) else x
+            out.append(on(part, local_name(devices[i])))
+        self.loc[u] = tuple(out)
+
+
+def local_node(u: UOp, src: tuple[UOp, ...], result: Placement, i: int) -> UOp:
+    """Op `u` on device i's sources, its arg in local sizes."""
+    if u.op in (Ops.RESHAPE, Ops.EXPAND):
+        shape = u.arg
+        if isinstance(result, Shard):
+            shape = (*shape[: result.axis], result.bounds[i + 1] - result.bounds[i], *shape[result.axis + 1 :])
+        return UOp(u.op, u.dtype, src, shape)
+    if u.op is Ops.SHRINK and isinstance(result, Shard):
+        part = result.bounds[i + 1] - result.bounds[i]
+        return u.replace(src=src, arg=(*u.arg[: result.axis], (0, part), *u.arg[result.axis + 1 :]))
+    if u.op is Ops.REDUCE and prod(d for d in src[0].shape if isinstance(d, int)) == 0:
+        identity = {Ops.ADD: 0, Ops.MUL: 1, Ops.MAX: u.dtype.min}[u.arg[0]]
+        shape = tuple(1 if a in u.arg[1] else d for a, d in enumerate(src[0].shape))
+        return broadcast(UOp.const(u.dtype, identity), shape)
+    return u.replace(src=src)
+
+
+def marked(new: UOp, old: UOp) -> UOp:
+    """The user's line of the node it came from."""
+    if "line" in old._cache:
+        new._cache.setdefault("line", old._cache["line"])
+    return new
+
+
+def reshape(x: UOp, shape: tuple[Any, ...]) -> UOp:
+    return x if x.shape == shape else UOp(Ops.RESHAPE, x.dtype, (x,), shape)
+
+
+def shrink(x: UOp, axis: int, begin: int, end: int) -> UOp:
+    if (begin, end) == (0, x.shape[axis]):
+        return x
+    return UOp(Ops.SHRINK, x.dtype, (x,), tuple((begin, end) if a == axis else (0, d) for a, d in enumerate(x.shape)))
+
+
+def on(x: UOp, device: str) -> UOp:
+    return x if x.device is None or x.device == device else UOp(Ops.COPY, x.dtype, (x,), device)
+
+
+def broadcast(u: UOp, shape: tuple[Any, ...]) -> UOp:
+    return u if not shape else UOp(Ops.EXPAND, u.dtype, (UOp(Ops.RESHAPE, u.dtype, (u,), (1,) * len(shape)),), shape)
+
+
+def const_like(u: UOp, value: int) -> UOp:
+    return broadcast(UOp.const(u.dtype, value), u.shape)
+
+
+def lower_shards(sink: UOp, me: World = world) -> UOp:
+    """The pass; `me` says which devices are this worker's."""
+    order = sink.toposort()
+    if not any(isinstance(u.device, tuple) or (isinstance(u.device, str) and "@" in u.device) for u in order if u.op in (Ops.BUFFER, Ops.PARAM, Ops.SHARD, Ops.COPY)):
+        return sink
+    place = placements(order)
+    low = _Lowering(me)
+    for u in order:
+        low.lower(u, place)
+    return low.one[sink]
+
+
+def store_spec(u: UOp) -> tuple[int | None, tuple[int, ...]]:
+    """(axis, bounds) of the buffer that will hold `u`."""
+    p = settled(placements(u.toposort(lambda x: "placement" not in x._cache))[u])
+    return (p.axis, p.bounds) if isinstance(p, Shard) else (None, ())
+
+
+

@@ -1,0 +1,166 @@
+"""Sharding rules: for each op, how its sources must lie and how its result then lies.
+
+`rule(u, placements)` gives (placement wanted of each source, placement of the result). A source that lies otherwise is
+resharded by `multi.lower`. What cannot stay cut is gathered first; that is always right, only slower.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from manygrad.multi.placement import REPLICATE, Partial, Placement, Replicate, Shard
+from manygrad.tensor.uop import GroupOp, Ops, UOp
+from manygrad.tensor.uop.shape import numel
+
+Answer = tuple[list[Placement], Placement]
+
+
+def elementwise(u: UOp, ps: list[Placement]) -> Answer:
+    """All sources cut like the largest cut one."""
+    if u.op in (Ops.NEG,) and isinstance(ps[0], Partial) and ps[0].op is Ops.ADD:
+        return ps, ps[0]
+    if u.op is Ops.ADD and all(p == Partial(Ops.ADD) for p in ps):
+        return ps, ps[0]
+    cut = [(numel(s.shape), -i, p) for i, (s, p) in enumerate(zip(u.src, ps)) if isinstance(p, Shard)]
+    if not cut:
+        return [REPLICATE] * len(ps), REPLICATE
+    out = max(cut, key=lambda c: c[:2])[2]
+    return [out if s.shape else REPLICATE for s in u.src], out
+
+
+def reshape(u: UOp, ps: list[Placement]) -> Answer:
+    """The cut dim may keep its size, absorb inner dims, or give some off; its elements must stay whole rows."""
+    p = ps[0]
+    if not isinstance(p, Shard):
+        return ps, p
+    old, new = u.src[0].shape, u.arg
+    before = prod(old[: p.axis])
+    inner = prod(old[p.axis + 1 :])
+    at = 1
+    for i, d in enumerate(new):
+        if at == before and not (d == 1 and old[p.axis] != 1):
+            rest = prod(new[i + 1 :])
+            starts = [b * inner for b in p.bounds]
+            if rest and all(s % rest == 0 for s in starts) and starts[-1] == d * rest:
+                return ps, Shard(i, tuple(s // rest for s in starts))
+            break
+        at *= d
+        if at > before:
+            break
+    return [REPLICATE], REPLICATE
+
+
+def permute(u: UOp, ps: list[Placement]) -> Answer:
+    p = ps[0]
+    return (ps, Shard(u.arg.index(p.axis), p.bounds)) if isinstance(p, Shard) else (ps, p)
+
+
+def expand(u: UOp, ps: list[Placement]) -> Answer:
+    p = ps[0]
+    if isinstance(p, Shard) and u.src[0].shape[p.axis] == u.arg[p.axis]:
+        return ps, p
+    return [REPLICATE], REPLICATE
+
+
+def pad_or_shrink(u: UOp, ps: list[Placement]) -> Answer:
+    p = ps[0]
+    if isinstance(p, Shard):
+        whole = (0, u.src[0].shape[p.axis]) if u.op is Ops.SHRINK else (0, 0)
+        if tuple(u.arg[p.axis]) == whole:
+            return ps, p
+    return [REPLICATE], REPLICATE
+
+
+def flip(u: UOp, ps: list[Placement]) -> Answer:
+    p = ps[0]
+    return (ps, p) if isinstance(p, Shard) and not u.arg[p.axis] else ([REPLICATE], REPLICATE)
+
+
+def reduce(u: UOp, ps: list[Placement]) -> Answer:
+    op, axes = u.arg
+    p = ps[0]
+    if not isinstance(p, Shard):
+        return [REPLICATE], REPLICATE
+    return (ps, Partial(op)) if p.axis in axes else (ps, p)
+
+
+def gather(u: UOp, ps: list[Placement]) -> Answer:
+    """Cut along an index dim, or along a dim of x that is not indexed."""
+    k, n = len(u.src) - 1, len(u.src[1].shape)
+    index = next((p for p in ps[1:] if isinstance(p, Shard)), None)
+    if index is not None:
+        return [REPLICATE] + [index] * k, index
+    if isinstance(ps[0], Shard) and ps[0].axis >= k:
+        return [ps[0]] + [REPLICATE] * k, Shard(n + ps[0].axis - k, ps[0].bounds)
+    return [REPLICATE] * (k + 1), REPLICATE
+
+
+def scatter(u: UOp, ps: list[Placement]) -> Answer:
+    """Adding: each device scatters its own values, the terms are then summed. Setting: on whole values."""
+    k, n = len(u.src) - 2, len(u.src[2].shape)
+    value = ps[1] if isinstance(ps[1], Shard) else next((p for p in ps[2:] if isinstance(p, Shard)), None)
+    if isinstance(value, Shard) and value.axis < n and u.arg == "add":
+        return [Partial(Ops.ADD), value] + [value] * k, Partial(Ops.ADD)
+    if isinstance(ps[1], Shard) and ps[1].axis >= n:
+        base = Shard(k + ps[1].axis - n, ps[1].bounds)
+        return [base, ps[1]] + [REPLICATE] * k, base
+    return [REPLICATE] * len(ps), REPLICATE
+
+
+def cat(u: UOp, ps: list[Placement]) -> Answer:
+    if all(isinstance(p, Partial) and p == ps[0] for p in ps):
+        return ps, ps[0]
+    cut = next((p for p in ps if isinstance(p, Shard) and p.axis != u.arg), None)
+    return ([cut] * len(ps), cut) if cut is not None else ([REPLICATE] * len(ps), REPLICATE)
+
+
+def keep(u: UOp, ps: list[Placement]) -> Answer:
+    p = ps[0]
+    return ([REPLICATE], REPLICATE) if isinstance(p, Partial) else ([p], p)
+
+
+RULES: dict[Ops, Any] = {
+    **{op: elementwise for op in GroupOp.ELEMENTWISE},
+    Ops.RESHAPE: reshape,
+    Ops.PERMUTE: permute,
+    Ops.EXPAND: expand,
+    Ops.PAD: pad_or_shrink,
+    Ops.SHRINK: pad_or_shrink,
+    Ops.FLIP: flip,
+    Ops.REDUCE: reduce,
+    Ops.GATHER: gather,
+    Ops.SCATTER: scatter,
+    Ops.CAT: cat,
+    Ops.CONTIGUOUS: keep,
+    Ops.DETACH: keep,
+}
+
+
+def placements(order: list[UOp]) -> dict[UOp, Placement]:
+    """The placement of every node on several devices, sources first; nodes on one device are Replicate."""
+    from manygrad.multi.placement import even_bounds
+
+    out: dict[UOp, Placement] = {}
+    for u in order:
+        if "placement" in u._cache:
+            out[u] = u._cache["placement"]
+            continue
+        p: Placement = REPLICATE
+        if isinstance(u.device, tuple):
+            if u.op in (Ops.BUFFER, Ops.PARAM):
+                p = REPLICATE if u.arg.axis is None else Shard(u.arg.axis, u.arg.bounds)
+            elif u.op is Ops.SHARD:
+                axis = u.arg[1]
+                p = REPLICATE if axis is None else Shard(axis, even_bounds(u.src[0].shape[axis], len(u.arg[0])))
+            elif u.op in (Ops.AFTER, Ops.CUSTOM):
+                p = out[u.src[0]]
+            elif u.op not in (Ops.STORE, Ops.SINK):
+                p = RULES[u.op](u, [out[s] for s in u.src])[1]
+        u._cache["placement"] = out[u] = p
+    return out
+
+
+def settled(p: Placement) -> Shard | Replicate:
+    """How a value is stored: a pending sum is carried out."""
+    return REPLICATE if isinstance(p, Partial) else p

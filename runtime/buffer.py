@@ -1,0 +1,85 @@
+"""Buffer: memory of one device, allocated when first needed and freed with its last user."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from manygrad.runtime.counters import GlobalCounters
+from manygrad.runtime.devices import get_device
+from manygrad.tensor.dtype import DType
+
+
+class Buffer:
+    """`count` elements of `dtype` on `device`; with `base`, a view at `offset` bytes.
+
+    The memory lives as long as a Buffer, a view of it, or a captured JIT call refers to it.
+    """
+
+    __slots__ = ("__weakref__", "_handle", "base", "count", "device", "dtype", "nbytes", "offset")
+
+    def __init__(self, device: str, count: int, dtype: DType, base: Buffer | None = None, offset: int = 0):
+        self.device, self.count, self.dtype, self.base, self.offset = get_device(device), count, dtype, base, offset
+        self.nbytes = count * dtype.itemsize
+        self._handle: Any = None
+        if base is not None and not 0 <= offset <= offset + self.nbytes <= base.nbytes:
+            raise ValueError(f"a view of {self.nbytes} bytes at {offset} does not lie in a buffer of {base.nbytes} bytes")
+
+    @property
+    def is_allocated(self) -> bool:
+        return self._handle is not None or (self.base is not None and self.base.is_allocated)
+
+    @property
+    def handle(self) -> Any:
+        """The device's handle; allocates on first use."""
+        if self._handle is None:
+            if self.base is not None:
+                self._handle = self.device.view(self.base.handle, self.offset, self.nbytes)
+            else:
+                self._handle = self.device.alloc(max(self.nbytes, 1))
+                GlobalCounters.mem_used += self.nbytes
+        return self._handle
+
+    def view(self, count: int, dtype: DType, offset: int) -> Buffer:
+        base = self.base if self.base is not None else self
+        return Buffer(self.device.name, count, dtype, base, self.offset + offset)
+
+    def copyin(self, data: np.ndarray) -> Buffer:
+        if data.nbytes != self.nbytes:
+            raise ValueError(f"copyin of {data.nbytes} bytes into a buffer of {self.nbytes} bytes")
+        if self.nbytes:
+            self.device.copyin(self.handle, memoryview(np.ascontiguousarray(data).reshape(-1).view(np.uint8)))
+        return self
+
+    def copyout(self) -> np.ndarray:
+        out = np.empty(self.nbytes, np.uint8)
+        if self.nbytes:
+            self.device.copyout(memoryview(out), self.handle)
+        return out.view(self.dtype.np)
+
+    def as_numpy(self) -> np.ndarray | None:
+        """The memory as an array without a copy, where the host can see it."""
+        raw = self.device.as_numpy(self.handle, self.nbytes)
+        return None if raw is None else raw.view(self.dtype.np)
+
+    def __del__(self) -> None:
+        if self.base is None and self._handle is not None:
+            GlobalCounters.mem_used -= self.nbytes
+            self.device.free(self._handle, max(self.nbytes, 1))
+
+    def __repr__(self) -> str:
+        return f"<Buffer {self.count} {self.dtype.name} on {self.device.name}{'' if self.is_allocated else ', not allocated'}>"
+
+
+def copy_buffer(dst: Buffer, src: Buffer) -> None:
+    """dst = src across devices; directly where both are host memory."""
+    if dst.nbytes != src.nbytes:
+        raise ValueError(f"copy of {src.nbytes} bytes into {dst.nbytes} bytes")
+    if dst.nbytes == 0:
+        return
+    view = dst.device.as_numpy(dst.handle, dst.nbytes)
+    if view is not None:
+        src.device.copyout(memoryview(view), src.handle)
+    else:
+        dst.device.copyin(dst.handle, memoryview(src.copyout().view(np.uint8)))

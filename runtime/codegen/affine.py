@@ -1,0 +1,207 @@
+"""How an integer expression changes inside one tile: the analysis behind vector loads and shared addresses.
+
+A tile binds every range `r` to `origin(r) + position(r) + lane` (the lane for one range only), where `origin(r)` is a
+multiple of the tile's extent along `r`. An expression is *affine* there when it is
+
+    sum(coefficient * atom) + constant + stride * lane
+
+with atoms that do not change with the lane. A quotient or remainder stays affine when no carry can happen inside the
+tile: the atoms' sum is a multiple of g, g divides the divisor, and what is added stays within [0, g).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from manygrad.runtime.codegen.describe import bounds, ranges_of
+from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.uop.ops import GroupOp, Ops
+from manygrad.tensor.uop.uop import UOp
+
+Position = Mapping[UOp, int]  # range -> elements after the tile's origin; absent: 0
+
+
+class Atom(NamedTuple):
+    """An expression at a tile position, the same for all lanes."""
+
+    expr: UOp
+    position: tuple[tuple[UOp, int], ...]
+
+
+class Affine(NamedTuple):
+    terms: tuple[tuple[Atom, int], ...]
+    constant: int
+    stride: int
+
+
+def _merge(a: Affine, b: Affine, scale: int = 1) -> Affine:
+    """a + scale * b"""
+    if not b.terms:
+        return Affine(a.terms, a.constant + scale * b.constant, a.stride + scale * b.stride)
+    terms = dict(a.terms)
+    for atom, c in b.terms:
+        terms[atom] = terms.get(atom, 0) + scale * c
+    return Affine(tuple(t for t in terms.items() if t[1]), a.constant + scale * b.constant, a.stride + scale * b.stride)
+
+
+def index_sum(terms: tuple[tuple[UOp, int], ...], constant: int) -> UOp:
+    """The expression sum(c * x) + constant on dtypes.index."""
+    total: UOp | None = None
+    for x, c in terms:
+        product = x if c == 1 else x.alu(Ops.MUL, UOp.const(dtypes.index, c))
+        total = product if total is None else total.alu(Ops.ADD, product)
+    if total is None:
+        return UOp.const(dtypes.index, constant)
+    return total if constant == 0 else total.alu(Ops.ADD, UOp.const(dtypes.index, constant))
+
+
+class TileAnalysis:
+    """`aligned[r]`: what the origin of a tiled range `r` is a multiple of; `lane`: the range that the lanes run along."""
+
+    def __init__(self, aligned: Mapping[UOp, int], lane: UOp | None, lanes: int) -> None:
+        self.aligned, self.lane, self.lanes = aligned, lane, lanes
+        self.tiled = frozenset(aligned) | ({lane} if lane is not None else frozenset())
+        self.step: dict[UOp, int] = {}  # remainder made here -> what its value is a multiple of
+        self.normal: set[UOp] = set()  # quotients and remainders made here: they stand for their value at the origin
+        self._affine: dict[Atom, Affine | None] = {}
+        self._uniform: dict[Atom, bool] = {}
+        self._touches: dict[UOp, tuple[UOp, ...]] = {}
+
+    def at(self, u: UOp, position: Position) -> Atom:
+        """`u` with what matters to it of `position`."""
+        touches = self._touches.get(u)
+        if touches is None:
+            touches = self._touches[u] = tuple(r for r in self.tiled if r in ranges_of(u))
+        return Atom(u, tuple((r, p) for r in touches if (p := position.get(r, 0))) if touches else ())
+
+    def alignment(self, terms: tuple[tuple[Atom, int], ...]) -> int:
+        """What the sum of `terms` is a multiple of (0: it is 0)."""
+        g = 0
+        for atom, c in terms:
+            u = atom.expr
+            g = math.gcd(g, c * (self.aligned.get(u, 1) if u.op is Ops.RANGE else self.step.get(u, 1)))
+        return g
+
+    def affine(self, u: UOp, position: Position) -> Affine | None:
+        """The affine form of an integer expression, or None where it has none."""
+        key = self.at(u, position)
+        if key not in self._affine:
+            self._affine[key] = self._derive(u, position, key)
+        return self._affine[key]
+
+    def _derive(self, u: UOp, position: Position, key: Atom) -> Affine | None:
+        if u.op is Ops.CONST:
+            return Affine((), int(u.arg), 0)
+        if u.op is Ops.RANGE:
+            return Affine(((Atom(u, ()), 1),), position.get(u, 0), 1 if u is self.lane else 0)
+        exact = u.dtype is dtypes.index or (u.dtype.is_int and bounds(u) != (u.dtype.min, u.dtype.max))
+        if exact and u.op in (Ops.ADD, Ops.SUB, Ops.MUL, Ops.NEG, Ops.IDIV, Ops.MOD):
+            a = self.affine(u.src[0], position)
+            b = self.affine(u.src[-1], position)
+            if a is not None and b is not None:
+                found = self._combine(u, a, b)
+                if found is not None:
+                    return found
+        elif exact and u.op is Ops.CAST and u.src[0].dtype.is_int and _widens(u):
+            return self.affine(u.src[0], position)
+        return Affine(((key, 1),), 0, 0) if self.uniform(u, position) else None
+
+    def _combine(self, u: UOp, a: Affine, b: Affine) -> Affine | None:
+        match u.op:
+            case Ops.ADD:
+                return _merge(a, b)
+            case Ops.SUB:
+                return _merge(a, b, -1)
+            case Ops.NEG:
+                return _merge(Affine((), 0, 0), a, -1)
+            case Ops.MUL if not b.terms and not b.stride:
+                return _merge(Affine((), 0, 0), a, b.constant)
+            case Ops.MUL if not a.terms and not a.stride:
+                return _merge(Affine((), 0, 0), b, a.constant)
+            case Ops.IDIV | Ops.MOD if not b.terms and not b.stride and b.constant > 0:
+                if u.dtype is dtypes.index or bounds(u.src[0])[0] >= 0:  # C's division is floor's only from 0 on
+                    return self._divide(u.op, a, b.constant)
+        return None
+
+    def _divide(self, op: Ops, a: Affine, d: int) -> Affine | None:
+        """floor(a / d) or a mod d, where the lanes do not carry."""
+        whole = tuple((x, c // d) for x, c in a.terms if c % d == 0)
+        rest = tuple((x, c) for x, c in a.terms if c % d)
+        g = math.gcd(self.alignment(rest), d)
+        base = a.constant // g * g  # a = d * whole + (rest + base) + extra + stride * lane
+        extra = a.constant - base
+        last = extra + a.stride * (self.lanes - 1)
+        quotient_stride = 0
+        if a.stride and not (0 <= last < g):
+            if a.stride % d:
+                return None
+            quotient_stride = a.stride // d
+        if rest:
+            if any(x.position for x, _ in rest):
+                return None
+            whole_base, base = divmod(base, d)
+            inner = index_sum(tuple((x.expr, c) for x, c in rest), base)
+            node = inner.alu(op, UOp.const(dtypes.index, d))
+            if op is Ops.MOD:
+                self.step[node] = g
+            self.normal.add(node)
+            atom = Atom(node, ())
+            if op is Ops.IDIV:
+                return _merge(Affine(whole, whole_base, quotient_stride), Affine(((atom, 1),), 0, 0))
+            return Affine(((atom, 1),), extra, 0 if quotient_stride else a.stride)
+        if op is Ops.IDIV:
+            return Affine(whole, base // d, quotient_stride)
+        return Affine((), base % d + extra, 0 if quotient_stride else a.stride)
+
+    def uniform(self, u: UOp, position: Position) -> bool:
+        """Whether all lanes see the same value."""
+        if self.lane is None or self.lanes == 1 or self.lane not in ranges_of(u):
+            return True
+        key = self.at(u, position)
+        if key not in self._uniform:
+            self._uniform[key] = self._is_uniform(u, position)
+        return self._uniform[key]
+
+    def _is_uniform(self, u: UOp, position: Position) -> bool:
+        if u.op is Ops.RANGE:
+            return False
+        if u.dtype is dtypes.index and u.op in (Ops.ADD, Ops.SUB, Ops.MUL, Ops.NEG, Ops.IDIV, Ops.MOD):
+            a, b = self.affine(u.src[0], position), self.affine(u.src[-1], position)
+            found = self._combine(u, a, b) if a is not None and b is not None else None
+            if found is not None:
+                return found.stride == 0
+        if u.op in GroupOp.COMPARE and u.src[0].dtype is dtypes.index:
+            return self.compare(u, position) is not None
+        if u.op in (Ops.LOAD, Ops.INDEX) or u.op in GroupOp.ELEMENTWISE:
+            return all(self.uniform(s, position) for s in u.src if s.op is not Ops.PARAM)
+        return False  # a REDUCE that depends on the lane
+
+    def compare(self, u: UOp, position: Position) -> Affine | bool | None:
+        """A comparison of indices as the same for all lanes: `x` (of "x < 0", "x == 0", ...), True, False, or None."""
+        a, b = self.affine(u.src[0], position), self.affine(u.src[1], position)
+        if a is None or b is None:
+            return None
+        d = _merge(a, b, -1)
+        g = self.alignment(d.terms)
+        ends = sorted((d.constant, d.constant + d.stride * (self.lanes - 1)))
+        if not d.terms:  # decided now, if all lanes agree
+            if u.op is Ops.CMPLT:
+                return ends[1] < 0 if (ends[1] < 0) == (ends[0] < 0) else None
+            if d.stride == 0:
+                return (d.constant == 0) == (u.op is Ops.CMPEQ)
+            hit = d.constant % d.stride == 0 and 0 <= -d.constant // d.stride < self.lanes
+            return None if hit else u.op is Ops.CMPNE
+        base = ends[0] // g * g
+        if u.op is Ops.CMPLT:
+            return Affine(d.terms, base, 0) if ends[1] < base + g else None
+        if d.stride == 0:
+            return d if d.constant % g == 0 else u.op is Ops.CMPNE
+        return None
+
+
+def _widens(u: UOp) -> bool:
+    """A cast between integers that keeps the value."""
+    lo, hi = bounds(u.src[0])
+    return u.dtype is dtypes.index and u.src[0].dtype is not dtypes.uint64 or (u.dtype.min <= lo and hi <= u.dtype.max)

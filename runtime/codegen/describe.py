@@ -1,0 +1,166 @@
+"""What a kernel AST says about itself: its loops, arguments, bounds, a name, and an estimate of its work."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from manygrad.tensor.dtype import DType, dtypes
+from manygrad.tensor.uop.ops import GroupOp, Ops
+from manygrad.tensor.uop.uop import UOp
+
+INF = 1 << 62
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The arguments and loops of a kernel, in the order in which they are passed and nested."""
+
+    stores: tuple[UOp, ...]
+    loops: tuple[UOp, ...]
+    reduces: tuple[UOp, ...]  # the REDUCE nodes, inner ones first
+    params: dict[int, DType]  # slot -> element type
+    variables: tuple[UOp, ...]  # DEFINE_VARs by name
+    nodes: tuple[UOp, ...]  # all of them, sources first
+
+    @property
+    def slots(self) -> int:
+        return max(self.params, default=-1) + 1
+
+
+def signature(ast: UOp) -> Signature:
+    """Reads `SINK(*STORE)`, checking its form."""
+    if "signature" in ast._cache:
+        return ast._cache["signature"]
+    assert ast.op is Ops.SINK and ast.src and all(s.op is Ops.STORE for s in ast.src), f"not a kernel AST: {ast}"
+    nodes = tuple(ast.toposort())
+    loops = ast.src[0].src[2:]
+    assert all(s.src[2:] == loops for s in ast.src), "the STOREs of a kernel must share their loop ranges"
+    assert all(r.op is Ops.RANGE for r in loops), "loops must be RANGEs"
+    params: dict[int, DType] = {}
+    for u in nodes:
+        if u.op is Ops.PARAM:
+            assert params.setdefault(u.arg, u.dtype) is u.dtype, f"PARAM {u.arg} has two dtypes"
+    found = Signature(
+        ast.src,
+        loops,
+        tuple(u for u in nodes if u.op is Ops.REDUCE),
+        params,
+        tuple(sorted((u for u in nodes if u.op is Ops.DEFINE_VAR), key=lambda u: u.arg[0])),
+        nodes,
+    )
+    ast._cache["signature"] = found
+    return found
+
+
+def ranges_of(u: UOp) -> frozenset[UOp]:
+    """The ranges that the value of `u` changes with: those below it, less the ones reduced away."""
+    found = u._cache.get("ranges_of")
+    if found is None:
+        for v in u.toposort(lambda v: "ranges_of" not in v._cache):
+            if "ranges_of" in v._cache:
+                continue
+            if v.op is Ops.RANGE:
+                v._cache["ranges_of"] = frozenset((v,))
+            elif v.op is Ops.REDUCE:
+                v._cache["ranges_of"] = v.src[0]._cache["ranges_of"] - frozenset(v.src[1:])
+            else:
+                below = {r for s in v.src for r in s._cache["ranges_of"]}
+                v._cache["ranges_of"] = frozenset(below)
+        found = u._cache["ranges_of"]
+    return found
+
+
+def bounds(u: UOp) -> tuple[int, int]:
+    """The least and greatest value of an integer expression; ±2**62 where nothing is known."""
+    found = u._cache.get("bounds")
+    if found is None:
+        for v in u.toposort(lambda v: "bounds" not in v._cache):
+            if "bounds" not in v._cache:
+                v._cache["bounds"] = _bounds(v)
+        found = u._cache["bounds"]
+    return found
+
+
+def _bounds(u: UOp) -> tuple[int, int]:
+    unknown = (int(max(-INF, u.dtype.min)), int(min(INF, u.dtype.max))) if u.dtype.is_int else (0, 1) if u.dtype.is_bool else (-INF, INF)
+    if u.op is Ops.CONST:
+        return (int(u.arg), int(u.arg)) if not u.dtype.is_float else unknown
+    if u.op is Ops.RANGE:
+        return 0, max(0, u.src[0]._cache["bounds"][1] - 1)
+    if u.op is Ops.DEFINE_VAR:
+        return int(u.arg[1]), int(u.arg[2])
+    if not u.dtype.is_int or u.op not in (Ops.ADD, Ops.SUB, Ops.MUL, Ops.IDIV, Ops.MOD, Ops.MAX, Ops.WHERE, Ops.CAST, Ops.NEG):
+        return unknown
+    if u.op is Ops.CAST and not (u.src[0].dtype.is_int or u.src[0].dtype.is_bool):
+        return unknown
+    pairs = [s._cache["bounds"] for s in u.src]
+    (a, b), (c, d) = pairs[0], pairs[-1]
+    match u.op:
+        case Ops.ADD:
+            lo, hi = a + c, b + d
+        case Ops.SUB:
+            lo, hi = a - d, b - c
+        case Ops.MUL:
+            ends = (a * c, a * d, b * c, b * d)
+            lo, hi = min(ends), max(ends)
+        case Ops.IDIV if c > 0:
+            lo, hi = (min(a // c, a // d), max(b // c, b // d)) if u.dtype is dtypes.index or a >= 0 else unknown
+        case Ops.MOD if c > 0 and c == d and a >= 0 and a // c == b // c:
+            lo, hi = a % c, b % c
+        case Ops.MOD if c > 0 and (u.dtype is dtypes.index or a >= 0):
+            lo, hi = 0, min(d - 1, b) if a >= 0 else d - 1
+        case Ops.MAX:
+            lo, hi = max(a, c), max(b, d)
+        case Ops.NEG:
+            lo, hi = -b, -a
+        case Ops.WHERE:
+            (a, b), (c, d) = pairs[1], pairs[2]
+            lo, hi = min(a, c), max(b, d)
+        case Ops.CAST:
+            lo, hi = a, b
+        case _:
+            return unknown
+    return (lo, hi) if unknown[0] <= lo and hi <= unknown[1] else unknown
+
+
+def size_max(r: UOp) -> int:
+    """The most iterations of a RANGE."""
+    return max(1, bounds(r.src[0])[1])
+
+
+def volume(ranges: frozenset[UOp]) -> int:
+    return math.prod(size_max(r) for r in ranges)
+
+
+@lru_cache(4096)
+def estimate(ast: UOp) -> tuple[int, int]:
+    """(floating and integer operations, bytes touched), symbolic sizes at their maximum, offsets' arithmetic left out."""
+    sig = signature(ast)
+    flops = 0
+    values = UOp(Ops.SINK, dtypes.void, tuple(s.src[1] for s in sig.stores)).toposort(lambda u: u.op not in (Ops.LOAD, Ops.INDEX))
+    for u in values:
+        if u.op in GroupOp.ALU and u.dtype is not dtypes.index:
+            flops += volume(ranges_of(u))
+        elif u.op is Ops.REDUCE:
+            flops += volume(ranges_of(u.src[0]) | frozenset(u.src[1:]))
+    flops += sum(volume(frozenset(sig.loops)) for s in sig.stores if s.arg == "add")
+    reads: dict[tuple[int, bool], int] = {}
+    stored = {s.src[0] for s in sig.stores}
+    for u in sig.nodes:
+        if u.op is not Ops.INDEX:
+            continue
+        lo, hi = bounds(u.src[1])
+        touched = min(volume(ranges_of(u)), hi - lo + 1)
+        key = (u.src[0].arg, u in stored)
+        reads[key] = max(reads.get(key, 0), touched * u.src[0].dtype.itemsize)
+    return flops, sum(reads.values())
+
+
+def kernel_name(ast: UOp) -> str:
+    """`e_32_1024` (elementwise), `r_128_784` (with a reduction; its sizes last), then six digits of the key."""
+    sig = signature(ast)
+    reduced: dict[UOp, None] = {r: None for u in sig.reduces for r in u.src[1:]}
+    sizes = [size_max(r) for r in (*sig.loops, *reduced)]
+    return "_".join(["r" if sig.reduces else "e", *map(str, sizes), ast.key.hex()[:6]])

@@ -1,0 +1,84 @@
+"""The lowered form of a kernel: a linear list of typed instructions with explicit vector widths.
+
+A renderer prints it one to one. Blocks are bracketed (LOOP ... END, IF ... ELSE ... END); everything else is a value or
+an effect. Arithmetic keeps the names of `Ops`; what only machines know stands in `Low`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+from manygrad.tensor.dtype import DType
+from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.uop import UOp
+
+
+class Low(Enum):
+    PARAM = auto()  # pointer of kernel argument arg
+    SCRATCH = auto()  # pointer into the thread's scratch memory; arg byte offset
+    VAR = auto()  # integer argument number arg
+    BEGIN = auto()  # first and
+    FINISH = auto()  # one after the last index of this call's part of the parallel loop
+    CONST = auto()  # arg; lanes > 1: all the same
+    LOOP = auto()  # src (begin, end); arg step; its value is the index
+    IF = auto()  # src (condition,)
+    ELSE = auto()
+    END = auto()
+    ACC = auto()  # a variable, set to src[0] here; lanes
+    GET = auto()  # src (ACC,)
+    SET = auto()  # src (ACC, value)
+    LOAD = auto()  # src (pointer, offset[, condition or mask]); arg constant elements added to the offset
+    STORE = auto()  # src (pointer, offset, value[, condition or mask]); arg as LOAD
+    SPLAT = auto()  # src (scalar,)
+    IOTA = auto()  # 0, 1, ..., lanes-1
+    FIRST = auto()  # arg n: mask of the first n lanes
+    REVERSE = auto()  # lanes in reverse order
+    HALVES = auto()  # src (vector,); arg 0 or 1: its lower or upper half
+    EXTRACT = auto()  # src (vector,); arg lane
+    ANY = auto()  # src (mask,): whether any lane is true
+    ROUND = auto()  # a float to the nearest integer, ties to even
+    FMA = auto()  # src (a, b, c): a * b + c, rounded once
+
+
+@dataclass(eq=False, slots=True)
+class Inst:
+    """`depth`: the number of the block it stands in, counted from the function's own, 0."""
+
+    op: Ops | Low
+    dtype: DType
+    lanes: int
+    src: tuple[Inst, ...]
+    arg: Any
+    depth: int
+
+    def __repr__(self) -> str:
+        wide = f"x{self.lanes}" if self.lanes > 1 else ""
+        return f"{self.op.name}.{self.dtype.name}{wide}" + (f"[{self.arg}]" if self.arg is not None else "")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A lowered kernel. It runs indices [begin, end) of the parallel loop, of `count(...)` in all."""
+
+    name: str
+    insts: tuple[Inst, ...]
+    variables: tuple[UOp, ...]
+    slots: int
+    parallel: tuple[tuple[UOp, int], ...]  # (size, step) of the loops that make up the parallel one; (): run once
+    scratch_bytes: int = 0
+
+
+def show(program: Program) -> str:
+    """The program as readable text, one instruction a line."""
+    names: dict[Inst, str] = {}
+    lines, indent = [f"{program.name}: parallel {[(str(n.arg), s) for n, s in program.parallel]}"], 1
+    for inst in program.insts:
+        if inst.op in (Low.ELSE, Low.END):
+            indent -= 1
+        names[inst] = f"%{len(names)}"
+        lines.append(f"{'  ' * indent}{names[inst]} = {inst!r}({', '.join(names.get(s, '?') for s in inst.src)})")
+        if inst.op in (Low.LOOP, Low.IF, Low.ELSE):
+            indent += 1
+    return "\n".join(lines)

@@ -1,0 +1,77 @@
+"""Optimisation decisions: named and inspectable, so that a heuristic or a search can pick them.
+
+| kind | axis | amount |
+|---|---|---|
+| `vectorise` | a loop range | lanes: neighbouring iterations in one vector |
+| `lanes` | a reduce range | lanes: partial accumulators in one vector, folded at the end (split-reduce) |
+| `tile` | a loop range | elements kept in registers at once (a multiple of its lanes) |
+| `unroll` | a reduce range | iterations written out, in order |
+| `outermost` | a loop range | 0; moved to the front |
+| `parallelise` | -1 | how many of the outermost loops are cut over the threads |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from manygrad.runtime.codegen.describe import Signature
+from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.uop import UOp
+
+
+@dataclass(frozen=True)
+class Opt:
+    """One decision about the range with id `axis`."""
+
+    kind: str
+    axis: int
+    amount: int
+
+    def __repr__(self) -> str:
+        return f"{self.kind}({self.axis}, {self.amount})"
+
+
+@dataclass
+class Plan:
+    """The decisions as the lowering reads them."""
+
+    loops: tuple[UOp, ...]
+    lane: UOp | None = None  # the loop that is vectorised
+    lanes: int = 1
+    reduce_lanes: dict[UOp, int] = field(default_factory=dict)
+    tile: dict[UOp, int] = field(default_factory=dict)  # range -> elements
+    parallel: int = 0
+
+
+def make_plan(sig: Signature, opts: tuple[Opt, ...]) -> Plan:
+    """Reads a list of `Opt`. Raises ValueError for one that does not fit the kernel."""
+    ranges = {u.arg[0]: u for u in sig.nodes if u.op is Ops.RANGE}
+    plan = Plan(sig.loops)
+    for opt in opts:
+        if opt.kind == "parallelise":
+            if not 0 <= opt.amount <= len(sig.loops):
+                raise ValueError(f"{opt}: the kernel has {len(sig.loops)} loops")
+            plan.parallel = opt.amount
+            continue
+        r = ranges.get(opt.axis)
+        if r is None:
+            raise ValueError(f"{opt}: the kernel has no range {opt.axis}; it has {sorted(ranges)}")
+        if (r.arg[1] == "loop") == (opt.kind in ("lanes", "unroll")):
+            raise ValueError(f"{opt} does not apply to a {r.arg[1]} range")
+        match opt.kind:
+            case "vectorise":
+                plan.lane, plan.lanes = r, opt.amount
+                plan.tile[r] = max(opt.amount, plan.tile.get(r, 1))
+            case "lanes":
+                plan.reduce_lanes[r] = opt.amount
+                plan.tile[r] = max(opt.amount, plan.tile.get(r, 1))
+            case "tile" | "unroll":
+                plan.tile[r] = opt.amount
+            case "outermost":
+                plan.loops = (r, *(x for x in plan.loops if x is not r))
+            case _:
+                raise ValueError(f"unknown kind of Opt: {opt}")
+    for r, lanes in [*plan.reduce_lanes.items(), *([(plan.lane, plan.lanes)] if plan.lane is not None else [])]:
+        if plan.tile[r] % lanes:
+            raise ValueError(f"the tile of range {r.arg[0]} ({plan.tile[r]}) is no multiple of its {lanes} lanes")
+    return plan

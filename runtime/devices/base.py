@@ -1,0 +1,172 @@
+"""What a device is: memory, a compiler, and a way to run many kernels by one call.
+
+A backend subclasses `Device` and gives `_alloc`, `copyin`, `copyout` and `_compile`; `null.py` is the smallest one, and
+`python.py` says what a kernel means. Memory handles are opaque to everybody else. Freed memory is kept, by size, for
+the next allocation of that size.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from manygrad.runtime.codegen.opt import Opt
+from manygrad.tensor.environment import REGISTRY
+from manygrad.tensor.uop.uop import UOp
+
+ALIGNMENT = 64
+CACHE_LIMIT_BYTES = 2 << 30  # freed memory kept for reuse, per device; above it, the largest blocks are given back
+
+Call = tuple["Kernel", Sequence[Any], tuple[int, ...]]
+
+
+class Kernel(ABC):
+    """A compiled kernel AST. `flops` and `nbytes` are estimates of one run, symbolic sizes taken at their maximum."""
+
+    name: str
+    source: str
+    flops: int
+    nbytes: int
+    opts: tuple[Opt, ...]
+
+    def __init__(self, name: str, source: str = "", flops: int = 0, nbytes: int = 0, opts: tuple[Opt, ...] = ()) -> None:
+        self.name, self.source, self.flops, self.nbytes, self.opts = name, source, flops, nbytes, opts
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}: {self.flops} flops, {self.nbytes} bytes>"
+
+    @abstractmethod
+    def __call__(self, handles: Sequence[Any], vars: tuple[int, ...] = (), wait: bool = False) -> float | None:
+        """Runs it on `handles` (by PARAM slot) and `vars` (by sorted name); with `wait`, the seconds it took."""
+
+
+class Device(ABC):
+    """One device. The kernels compiled are shared by all devices of a kind; memory and its counters are its own.
+
+    `allocated`, `cached`, `peak`: bytes in use, bytes freed and kept, and the most bytes ever in use.
+    """
+
+    kind: ClassVar[str]
+    knobs: ClassVar[tuple[str, ...]] = ()  # environment variables that change what `_compile` gives
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.allocated = self.cached = self.peak = 0
+        self._free_blocks: dict[int, list[Any]] = {}
+        self._memory_lock = threading.Lock()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._kernels, cls._building, cls._compile_lock = {}, {}, threading.Lock()
+
+    _kernels: ClassVar[dict[Any, Kernel]]
+    _building: ClassVar[dict[Any, threading.Lock]]
+    _compile_lock: ClassVar[threading.Lock]
+
+    def __repr__(self) -> str:
+        return f"<Device {self.name}>"
+
+    # *** memory ***
+
+    @abstractmethod
+    def _alloc(self, nbytes: int) -> Any:
+        """Fresh memory of `nbytes` (a multiple of 64), 64-byte aligned; its contents are undefined."""
+
+    def _free(self, handle: Any, nbytes: int) -> None:
+        """Gives memory back to the system; the default leaves that to Python's reference counts."""
+
+    @abstractmethod
+    def view(self, handle: Any, offset_bytes: int, nbytes: int) -> Any:
+        """The handle of a part of `handle`; it is not freed on its own."""
+
+    @abstractmethod
+    def copyin(self, handle: Any, data: memoryview) -> None: ...
+
+    @abstractmethod
+    def copyout(self, data: memoryview, handle: Any) -> None: ...
+
+    def as_numpy(self, handle: Any, nbytes: int) -> np.ndarray | None:
+        """The memory as a uint8 array without a copy; None where the host cannot see it."""
+        return None
+
+    def address(self, handle: Any) -> int:
+        raise NotImplementedError(f"memory of {self.name} has no host address")
+
+    @staticmethod
+    def rounded(nbytes: int) -> int:
+        """The size of the block that holds `nbytes`."""
+        return max(ALIGNMENT, (nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT)
+
+    def alloc(self, nbytes: int) -> Any:
+        """Memory for `nbytes`: a freed block of the same size where there is one."""
+        size = self.rounded(nbytes)
+        with self._memory_lock:
+            blocks = self._free_blocks.get(size)
+            handle = blocks.pop() if blocks else None
+            self.cached -= size if handle is not None else 0
+        if handle is None:
+            try:
+                handle = self._alloc(size)
+            except MemoryError:
+                self.trim()
+                handle = self._alloc(size)
+        with self._memory_lock:
+            self.allocated += size
+            self.peak = max(self.peak, self.allocated)
+        return handle
+
+    def free(self, handle: Any, nbytes: int) -> None:
+        """Takes back what `alloc(nbytes)` gave."""
+        size = self.rounded(nbytes)
+        with self._memory_lock:
+            self.allocated -= size
+            if handle is not None:
+                self._free_blocks.setdefault(size, []).append(handle)
+                self.cached += size
+        if self.cached > CACHE_LIMIT_BYTES:
+            self.trim(CACHE_LIMIT_BYTES // 2)
+
+    def trim(self, keep_bytes: int = 0) -> None:
+        """Gives cached blocks back, the largest first, until at most `keep_bytes` are kept."""
+        with self._memory_lock:
+            for size in sorted(self._free_blocks, reverse=True):
+                blocks = self._free_blocks[size]
+                while blocks and self.cached > keep_bytes:
+                    self._free(blocks.pop(), size)
+                    self.cached -= size
+
+    # *** kernels ***
+
+    @abstractmethod
+    def _compile(self, ast: UOp) -> Kernel: ...
+
+    def compile(self, ast: UOp) -> Kernel:
+        """The kernel of `ast`; from the cache of loaded kernels when this kind of device compiled it before."""
+        cls = type(self)
+        key = (ast, *(REGISTRY[k].value for k in self.knobs))
+        if (found := cls._kernels.get(key)) is not None:
+            return found
+        with cls._compile_lock:
+            building = cls._building.setdefault(key, threading.Lock())
+        with building:
+            if (found := cls._kernels.get(key)) is None:
+                found = cls._kernels[key] = self._compile(ast)
+        cls._building.pop(key, None)
+        return found
+
+    def graph(self, calls: Sequence[Call]) -> Callable[[], None]:
+        """A function that runs `calls` in order; backends do it by one native call."""
+        frozen = [(kernel, list(handles), tuple(vars)) for kernel, handles, vars in calls]
+
+        def run() -> None:
+            for kernel, handles, vars in frozen:
+                kernel(handles, vars)
+
+        return run
+
+    def synchronize(self) -> None:
+        """Waits until everything started has ended."""

@@ -1,0 +1,55 @@
+"""Host memory, shared by the backends whose kernels read it directly (CPU, PYTHON)."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from manygrad.runtime.devices.base import ALIGNMENT, Device
+
+
+@dataclass(slots=True, eq=False)
+class Memory:
+    """`nbytes` at host `address`; `owner` keeps them alive."""
+
+    address: int
+    nbytes: int
+    owner: Any = None
+
+
+def host_array(address: int, nbytes: int) -> np.ndarray:
+    """The bytes at `address` as a uint8 array; the caller keeps the memory alive."""
+    return np.frombuffer((ctypes.c_ubyte * nbytes).from_address(address), dtype=np.uint8)
+
+
+class HostDevice(Device):
+    """A device whose memory is NumPy's: lazily backed, aligned, visible to the host."""
+
+    def _alloc(self, nbytes: int) -> Memory:
+        align = 4096 if nbytes >= 1 << 16 else ALIGNMENT
+        raw = np.empty(nbytes + align, dtype=np.uint8)
+        address = (raw.ctypes.data + align - 1) // align * align
+        return Memory(address, nbytes, raw)
+
+    def view(self, handle: Memory, offset_bytes: int, nbytes: int) -> Memory:
+        assert 0 <= offset_bytes and offset_bytes + nbytes <= handle.nbytes, (
+            f"view of bytes {offset_bytes}..{offset_bytes + nbytes} of {handle.nbytes}"
+        )
+        return Memory(handle.address + offset_bytes, nbytes, handle.owner)
+
+    def copyin(self, handle: Memory, data: memoryview) -> None:
+        if data.nbytes:
+            host_array(handle.address, data.nbytes)[:] = np.frombuffer(data, dtype=np.uint8)
+
+    def copyout(self, data: memoryview, handle: Memory) -> None:
+        if data.nbytes:
+            np.frombuffer(data, dtype=np.uint8)[:] = host_array(handle.address, data.nbytes)
+
+    def as_numpy(self, handle: Memory, nbytes: int) -> np.ndarray:
+        return host_array(handle.address, nbytes)
+
+    def address(self, handle: Memory) -> int:
+        return handle.address

@@ -1,0 +1,132 @@
+"""The local realize engine: what `Tensor.realize` calls. Set as `tensor.engine.holder.current` by the package's root."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from manygrad.multi.lower import store_spec
+from manygrad.multi.world import world
+from manygrad.runtime.buffer import Buffer
+from manygrad.runtime.devices import canonical as local_canonical
+from manygrad.runtime.devices import get_device
+from manygrad.runtime.linear import compile_linear, run_linear, storage
+from manygrad.schedule import create_linear_with_vars
+from manygrad.tensor.dtype import DType, dtypes
+from manygrad.tensor.source import line_of
+from manygrad.tensor.tensor import LIVE, PENDING, Tensor, default_device
+from manygrad.tensor.uop import BufferSpec, GroupOp, Ops, UOp
+from manygrad.tensor.uop.rewrite import substitute
+
+_uids = itertools.count(1)
+
+
+def new_buffer(uop: UOp, device: str | tuple[str, ...]) -> UOp:
+    """A BUFFER node for the value of `uop`."""
+    axis, bounds = store_spec(uop) if isinstance(device, tuple) else (None, ())
+    return UOp(Ops.BUFFER, uop.dtype, (), BufferSpec(next(_uids), tuple(uop.shape), uop.dtype, device, axis, bounds))
+
+
+def base_of(u: UOp) -> UOp:
+    while u.op in GroupOp.MOVEMENT:
+        u = u.src[0]
+    return u
+
+
+class RealizeEngine:
+    """Implements `tensor.engine.Engine` on the local devices."""
+
+    def realize(self, tensors: list[Tensor]) -> None:
+        todo = self._with_pending(tensors)
+        effects: list[UOp] = []
+        becomes: dict[UOp, UOp] = {}
+        for t in todo:
+            u = t.uop
+            base = base_of(u)
+            if base.op is Ops.BUFFER or u in becomes or any(isinstance(d, int) and d == 0 for d in u.shape):
+                continue
+            if base.op is Ops.AFTER:
+                effects.append(base)
+                continue
+            buffer = new_buffer(u, u.device or t._device)
+            store = UOp(Ops.STORE, dtypes.void, (buffer, u))
+            store._cache["line"] = line_of(u)
+            effects.append(store)
+            becomes[u] = buffer
+        for t in todo:
+            PENDING.discard(t)
+        if not effects:
+            return
+        sink = UOp(Ops.SINK, dtypes.void, tuple(dict.fromkeys(effects)))
+        linear, var_vals, buffers = create_linear_with_vars(sink)
+        run_linear(compile_linear(linear, buffers), var_vals)
+        for u in sink.toposort():
+            if u.op is Ops.AFTER:
+                base = u
+                while base.op is Ops.AFTER:
+                    base = base.src[0]
+                becomes[u] = base
+        self._replace(becomes)
+
+    def _with_pending(self, tensors: list[Tensor]) -> list[Tensor]:
+        """The tensors, all pending assignments, and every lazy tensor that still needs a value about to be overwritten."""
+        todo = {id(t): t for t in (*PENDING, *tensors)}
+        written: set[UOp] = set()
+        for t in todo.values():
+            for u in t.uop.toposort():
+                if u.op is Ops.AFTER:
+                    base = u
+                    while base.op in GroupOp.MOVEMENT or base.op is Ops.AFTER:
+                        base = base.src[0]
+                    written.add(base)
+        if written:
+            for t in LIVE:
+                if id(t) not in todo and base_of(t.uop).op is not Ops.BUFFER:
+                    seen = t.uop.toposort(lambda u: u.op is not Ops.AFTER)
+                    if any(u in written for u in seen if u.op is Ops.BUFFER):
+                        todo[id(t)] = t
+        return list(todo.values())
+
+    def _replace(self, becomes: dict[UOp, UOp]) -> None:
+        """Live tensors see what has been computed as storage."""
+        lazy = [t for t in LIVE if t.uop.op is not Ops.BUFFER]
+        if not lazy:
+            return
+        mapped = substitute(UOp(Ops.SINK, dtypes.void, tuple(t.uop for t in lazy)), becomes)
+        for t, u in zip(lazy, mapped.src):
+            t.uop = u
+
+    def from_numpy(self, array: np.ndarray, dtype: DType, device: str) -> UOp:
+        if array.size == 0:
+            flat = UOp(Ops.RESHAPE, dtype, (UOp.const(dtype, 0),), (1,) * array.ndim)
+            return UOp(Ops.EXPAND, dtype, (flat,), array.shape)
+        u = UOp(Ops.BUFFER, dtype, (), BufferSpec(next(_uids), tuple(array.shape), dtype, device))
+        u._cache["buffer"] = Buffer(device, array.size, dtype).copyin(array)
+        return u
+
+    def to_numpy(self, buffer: UOp) -> np.ndarray:
+        found = storage(buffer)
+        assert isinstance(found, Buffer), "to_numpy of a buffer on several devices"
+        return found.copyout().reshape(buffer.shape)
+
+    def canonical(self, device: str) -> str:
+        """`cpu:1` -> `CPU:1`; the node is kept where there are several: `CPU:0@2`."""
+        _, at, node = device.partition("@")
+        local = local_canonical(device)
+        if not at or world.size == 1:
+            return local
+        if not node.isdecimal() or int(node) >= world.size:
+            raise ValueError(f"device {device!r}: node {node} does not exist, the world has {world.size} (0..{world.size - 1})")
+        return f"{local}@{int(node)}"
+
+    def sharding_axis(self, uop: UOp) -> int | None:
+        return store_spec(uop)[0] if isinstance(uop.device, tuple) else None
+
+    def is_realized(self, buffer: UOp) -> bool:
+        return "buffer" in buffer._cache
+
+
+def synchronize(device: str | None = None) -> None:
+    """Waits until everything started on `device` has ended."""
+    get_device(device or default_device()).synchronize()

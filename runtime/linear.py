@@ -1,0 +1,113 @@
+"""compile_linear and run_linear: from a LINEAR to executors, and running them.
+
+`pm_exec` chooses the executor of a CALL by what it calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from manygrad.runtime.buffer import Buffer
+from manygrad.runtime.items import CopyItem, ExecItem, KernelItem, Vars, variable_names
+from manygrad.schedule.memory import MemoryPlan
+from manygrad.tensor.environment import DEBUG
+from manygrad.tensor.source import line_of
+from manygrad.tensor.uop import GroupOp, Ops, UOp
+from manygrad.tensor.uop.shape import numel
+from manygrad.tensor.uop.show import show
+
+capture: list[Callable[[list[ExecItem], Vars], None]] = []  # a JIT that is recording
+
+
+def storage(u: UOp) -> Buffer | list[Buffer | None]:
+    """The memory behind a BUFFER node; made, not yet allocated, on first use. One per own device for a sharded buffer."""
+    found = u._cache.get("buffer")
+    if found is None:
+        spec = u.arg
+        if isinstance(spec.device, str):
+            found = Buffer(spec.device, numel(spec.shape), spec.dtype)
+        else:
+            from manygrad.multi.world import world
+            from manygrad.tensor.uop.shape import local_shape
+
+            found = [
+                Buffer(d.partition("@")[0], numel(local_shape(spec, i)), spec.dtype) if world.is_local(d) else None
+                for i, d in enumerate(spec.device)
+            ]
+        u._cache["buffer"] = found
+    return found  # type: ignore[no-any-return]
+
+
+def resolve(linear: UOp, outside: list[UOp]) -> Callable[[UOp], Buffer]:
+    """Argument node of a CALL -> Buffer, for one run: PARAMs from outside, temporaries in freshly allocated pools."""
+    plan = linear.arg
+    assert isinstance(plan, MemoryPlan)
+    from manygrad.tensor.dtype import dtypes
+
+    pools = [Buffer(device, nbytes, dtypes.uint8) for device, nbytes in plan.pools]
+    where = {uid: (pools[pool], offset) for uid, pool, offset, _ in plan.offsets}
+    temps: dict[UOp, Buffer] = {}
+
+    def buffer_of(u: UOp) -> Buffer:
+        if u.op is Ops.PARAM:
+            found = storage(outside[u.arg.uid])
+            assert isinstance(found, Buffer)
+            return found
+        if u.op is Ops.MSELECT:
+            parts = storage(outside[u.src[0].arg.uid])
+            assert isinstance(parts, list)
+            part = parts[u.arg]
+            assert part is not None, "a buffer of another worker"
+            return part
+        if u not in temps:
+            pool, offset = where[u.arg.uid]
+            temps[u] = pool.view(numel(u.arg.shape), u.dtype, offset)
+        return temps[u]
+
+    return buffer_of
+
+
+def exec_kernel(call: UOp, buffers: list[Buffer]) -> ExecItem:
+    ast = call.src[0]
+    kernel = buffers[0].device.compile(ast)
+    return KernelItem(ast, kernel, buffers, variable_names(ast), line_of(call))
+
+
+def exec_copy(call: UOp, buffers: list[Buffer]) -> ExecItem:
+    return CopyItem(buffers[0], buffers[1], line_of(call))
+
+
+def exec_collective(call: UOp, buffers: list[Buffer]) -> ExecItem:
+    from manygrad.runtime.collective import CollectiveItem
+
+    return CollectiveItem(call.src[0], buffers, line_of(call))
+
+
+pm_exec: dict[Ops, Callable[[UOp, list[Buffer]], ExecItem]] = {
+    Ops.SINK: exec_kernel,
+    Ops.COPY: exec_copy,
+    **{op: exec_collective for op in GroupOp.COLLECTIVE},
+}
+
+
+def compile_linear(linear: UOp, outside: list[UOp]) -> list[ExecItem]:
+    """Executors for every CALL, in order; kernels without a binary are compiled."""
+    buffer_of = resolve(linear, outside)
+    items = []
+    for call in linear.src:
+        if DEBUG >= 3:
+            print(show(call.src[0]))
+        items.append(pm_exec[call.src[0].op](call, [buffer_of(a) for a in call.src[1:]]))
+        if DEBUG >= 4 and isinstance(items[-1], KernelItem):
+            print(items[-1].kernel.source)
+    return items
+
+
+def run_linear(items: list[ExecItem], vars: Vars) -> None:
+    """Runs the executors; a recording JIT keeps them."""
+    for record in capture:
+        record(items, vars)
+    for item in items:
+        item.run(vars)
+
+

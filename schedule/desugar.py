@@ -1,0 +1,132 @@
+"""lower_storage: CAT, SCATTER, COPY, collectives and outputs as explicit effects on buffers.
+
+Precondition: simplified per-device graph. Postcondition: no CAT, SCATTER, COPY or collective is left as a value; what several
+kernels build together, and what is copied or communicated, stands as AFTER(buffer, STORE or CALL, ...).
+
+    CAT(a, b)                ==>  t = BUFFER; AFTER(t, STORE(t[:n], a), STORE(t[n:], b))
+    SCATTER(base, v, i) add  ==>  t1 = AFTER(t, STORE(t, base)); AFTER(t1, STORE(GATHER(t1, i), v, "add"))
+    COPY(x, d)               ==>  AFTER(t, CALL(COPY d, t, CONTIGUOUS(x)))
+
+A value that is itself an output is written straight into the output's buffer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.uop import BufferSpec, GroupOp, Ops, UOp
+
+
+class Temps:
+    """Numbers the temporary buffers of one schedule; negative ids, the same for the same graph."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def new(self, shape: tuple[Any, ...], dtype: Any, device: Any) -> UOp:
+        self.count += 1
+        return UOp(Ops.BUFFER, dtype, (), BufferSpec(-self.count, tuple(shape), dtype, device))
+
+
+def base_buffer(u: UOp) -> UOp:
+    """The buffer a store target or read view belongs to."""
+    while u.op in GroupOp.MOVEMENT or u.op in (Ops.AFTER, Ops.GATHER):
+        u = u.src[0]
+    return u
+
+
+def is_buffer(u: UOp) -> bool:
+    return u.op in (Ops.BUFFER, Ops.PARAM) or (u.op is Ops.MSELECT and u.src[0].op in (Ops.BUFFER, Ops.PARAM))
+
+
+def fresh_targets(sink: UOp) -> dict[UOp, UOp]:
+    """value -> buffer, for outputs whose buffer nobody reads: the value can be built right there."""
+    read: set[UOp] = set()
+    for u in sink.toposort():
+        sources = u.src[1:] if u.op is Ops.STORE else u.src
+        read.update(s for s in sources if is_buffer(s))
+    out: dict[UOp, UOp] = {}
+    for s in sink.src:
+        if s.op is Ops.STORE and is_buffer(s.src[0]) and s.src[0] not in read and s.src[1] not in out:
+            out[s.src[1]] = s.src[0]
+    return out
+
+
+def lower_storage(sink: UOp, temps: Temps) -> UOp:
+    fresh = fresh_targets(sink)
+    done: dict[UOp, UOp] = {}
+    for u in sink.toposort():
+        src = tuple(done[s] for s in u.src)
+        node = u if src == u.src else _keep_line(u.replace(src=src), u)
+        if u.op in (Ops.CAT, Ops.SCATTER, Ops.COPY):
+            target = fresh.get(u) or temps.new(u.shape, u.dtype, u.arg if u.op is Ops.COPY else device_of(u, sink))
+            node = LOWER[u.op](u, src, target)
+        elif u.op in GroupOp.COLLECTIVE:
+            node = _lower_collective(u, src[0], temps)
+        elif u.op is Ops.MSELECT and src[0].op is Ops.MSTACK:
+            node = src[0].src[u.arg]
+        elif u.op is Ops.STORE and fresh.get(u.src[1]) is u.src[0]:
+            node = src[1]
+        elif u in fresh and not _in_memory(node):
+            value = node.src[0] if node.op is Ops.CONTIGUOUS and not _in_memory(node.src[0]) else node
+            node = UOp(Ops.AFTER, u.dtype, (fresh[u], _store(fresh[u], value)))
+        elif u in fresh:
+            node = UOp(Ops.AFTER, u.dtype, (fresh[u], _store(fresh[u], node)))
+        done[u] = node
+    return done[sink]
+
+
+def _keep_line(new: UOp, old: UOp) -> UOp:
+    if "line" in old._cache:
+        new._cache.setdefault("line", old._cache["line"])
+    return new
+
+
+def _in_memory(u: UOp) -> bool:
+    return u.op is Ops.AFTER or is_buffer(u)
+
+
+def device_of(u: UOp, sink: UOp) -> Any:
+    """The device a value is computed on; constants go where the first output is."""
+    if u.device is not None:
+        return u.device
+    return next(s.device for s in sink.src if s.device is not None)
+
+
+def _lower_cat(u: UOp, src: tuple[UOp, ...], target: UOp) -> UOp:
+    at = 0
+    stores = []
+    for s in src:
+        n = s.shape[u.arg]
+        part = tuple((at, at + n) if i == u.arg else (0, d) for i, d in enumerate(u.shape))
+        stores.append(_store(UOp(Ops.SHRINK, u.dtype, (target,), part), s))
+        at += n
+    return UOp(Ops.AFTER, u.dtype, (target, *stores))
+
+
+def _lower_scatter(u: UOp, src: tuple[UOp, ...], target: UOp) -> UOp:
+    start = UOp(Ops.AFTER, u.dtype, (target, _store(target, src[0])))
+    place = UOp(Ops.GATHER, u.dtype, (start, *src[2:]))
+    return UOp(Ops.AFTER, u.dtype, (start, UOp(Ops.STORE, dtypes.void, (place, src[1]), "add" if u.arg == "add" else None)))
+
+
+def _lower_copy(u: UOp, src: tuple[UOp, ...], target: UOp) -> UOp:
+    value = src[0] if _in_memory(src[0]) else UOp(Ops.CONTIGUOUS, u.dtype, src)
+    call = UOp(Ops.CALL, dtypes.void, (UOp(Ops.COPY, u.dtype, (), u.arg), target, value))
+    return UOp(Ops.AFTER, u.dtype, (target, _keep_line(call, u)))
+
+
+def _lower_collective(u: UOp, stack: UOp, temps: Temps) -> UOp:
+    """One CALL for all of this worker's devices: (what, *results, *inputs); an MSTACK of the results."""
+    outs = tuple(temps.new(u.shape, u.dtype, x.device) for x in stack.src)
+    call = UOp(Ops.CALL, dtypes.void, (UOp(u.op, u.dtype, (), u.arg), *outs, *stack.src))
+    _keep_line(call, u)
+    return UOp(Ops.MSTACK, u.dtype, tuple(UOp(Ops.AFTER, u.dtype, (o, call)) for o in outs))
+
+
+def _store(target: UOp, value: UOp) -> UOp:
+    return _keep_line(UOp(Ops.STORE, dtypes.void, (target, value)), value)
+
+
+LOWER = {Ops.CAT: _lower_cat, Ops.SCATTER: _lower_scatter, Ops.COPY: _lower_copy}

@@ -1,0 +1,139 @@
+"""decide_stores: which values are stored, so that everything between two stores is one kernel.
+
+Precondition: storage lowered. Postcondition: a set of nodes, each of which gets a buffer of its own.
+
+A value is stored where that moves fewer bytes or does far less work than computing it again:
+- CONTIGUOUS (which copies and collectives put on their sources): always;
+- a reduction's result before it is broadcast, padded, gathered from or reduced again (each would repeat the reduction);
+- an elementwise chain before it is broadcast into a contraction, or anywhere if it is expensive;
+- a value with several reading kernels, if it holds a reduction or if reading it costs less than reading its sources again.
+"""
+
+from __future__ import annotations
+
+from manygrad.schedule.desugar import is_buffer
+from manygrad.tensor.uop import GroupOp, Ops, UOp
+from manygrad.tensor.uop.shape import numel
+
+MAX_LEAVES = 24  # buffers one kernel reads
+MAX_DEPTH = 120  # nested ops in one kernel
+EXPENSIVE = 30  # weighted ops; more is not computed twice
+WEIGHT = {Ops.EXP: 8, Ops.LOG: 8, Ops.SIN: 10, Ops.SQRT: 4, Ops.RECIP: 3, Ops.FDIV: 3, Ops.IDIV: 6, Ops.MOD: 6}
+EFFECTS = frozenset({Ops.STORE, Ops.CALL})
+LOWERED = GroupOp.COLLECTIVE | {Ops.COPY}  # stand in a CALL, as what is called
+_TRANSPARENT = frozenset({Ops.RESHAPE, Ops.PERMUTE, Ops.FLIP})
+
+
+def is_leaf(u: UOp) -> bool:
+    """Memory or a number: nothing to fuse below it."""
+    return u.op in (Ops.AFTER, Ops.CONST, Ops.IOTA, Ops.DEFINE_VAR) or is_buffer(u) or (u.op in LOWERED and not u.src)
+
+
+def decide_stores(sink: UOp) -> set[UOp]:
+    order = sink.toposort()
+    feeds_reduce = _feeds_reduce(order)
+    stored: set[UOp] = set()
+    cost: dict[UOp, int] = {}
+    reduces: dict[UOp, bool] = {}
+    leaves: dict[UOp, frozenset[UOp]] = {}
+    depth: dict[UOp, int] = {}
+
+    def settle(u: UOp) -> None:
+        stored.add(u)
+        cost[u], reduces[u], leaves[u], depth[u] = 0, False, frozenset((u,)), 0
+
+    def store_below(s: UOp) -> None:
+        """Store the value that movement ops stand on."""
+        while s.op in _TRANSPARENT and not is_leaf(s):
+            s = s.src[0]
+        if not is_leaf(s) and s not in stored:
+            settle(s)
+
+    for u in order:
+        if is_leaf(u):
+            cost[u], reduces[u], depth[u] = 0, False, 0
+            leaves[u] = frozenset((u,)) if u.op not in (Ops.CONST, Ops.IOTA, Ops.DEFINE_VAR) else frozenset()
+            continue
+        if u.op in (Ops.SINK, Ops.MSTACK) or u.op in EFFECTS:
+            if u.op is Ops.STORE:
+                for part in _gather_indices(u.src[0]):
+                    if reduces[part]:
+                        store_below(part)
+            continue
+        if u.op is Ops.CONTIGUOUS:
+            settle(u)
+            continue
+        s0 = u.src[0]
+        if u.op is Ops.REDUCE and reduces[s0]:
+            store_below(s0)
+        elif u.op is Ops.EXPAND and numel(u.shape) > numel(s0.shape):
+            below = s0
+            while below.op in _TRANSPARENT:
+                below = below.src[0]
+            if reduces[s0] or (leaves[s0] and numel(s0.shape) >= 256 and (cost[s0] > EXPENSIVE or (cost[s0] > 0 and u in feeds_reduce))):
+                store_below(s0)
+        elif u.op is Ops.PAD and reduces[s0]:
+            store_below(s0)
+        elif u.op is Ops.GATHER:
+            if reduces[s0] or cost[s0] > 8:
+                store_below(s0)
+            for i in u.src[1:]:
+                store_below(i) if reduces[i] or cost[i] > EXPENSIVE else None
+        union: frozenset[UOp] = frozenset().union(*[leaves[s] for s in u.src])
+        deep = max(depth[s] for s in u.src) + 1
+        if len(union) > MAX_LEAVES or deep > MAX_DEPTH:
+            for s in u.src:
+                if len(leaves[s]) > 1 or depth[s] > MAX_DEPTH // 2:
+                    store_below(s)
+            union = frozenset().union(*[leaves[s] for s in u.src])
+            deep = max(depth[s] for s in u.src) + 1
+            if deep > MAX_DEPTH:
+                settle(u)
+                continue
+        cost[u] = min(sum(cost[s] for s in set(u.src)) + (WEIGHT.get(u.op, 1) if u.op in GroupOp.ALU else 0), 1 << 20)
+        reduces[u] = u.op is Ops.REDUCE or any(reduces[s] for s in u.src)
+        leaves[u], depth[u] = union, deep
+    _store_shared(order, stored, cost, reduces, leaves)
+    return stored
+
+
+def _gather_indices(target: UOp) -> list[UOp]:
+    """The index values in a store's target."""
+    out = []
+    while target.op in GroupOp.MOVEMENT or target.op is Ops.GATHER:
+        out += list(target.src[1:])
+        target = target.src[0]
+    return out
+
+
+def _feeds_reduce(order: list[UOp]) -> set[UOp]:
+    """Nodes from which a REDUCE is reached without passing a store."""
+    out: set[UOp] = set()
+    for u in reversed(order):
+        if u.op is Ops.REDUCE or (u in out and not is_leaf(u) and u.op is not Ops.CONTIGUOUS):
+            out.update(u.src)
+    return out
+
+
+def _store_shared(order: list[UOp], stored: set[UOp], cost: dict[UOp, int], reduces: dict[UOp, bool], leaves: dict[UOp, frozenset[UOp]]) -> None:
+    """Store values that several kernels read, where that is the cheaper way; consumers first."""
+    kernels: dict[UOp, set[UOp]] = {}
+    for u in reversed(order):
+        if u.op in (Ops.SINK, Ops.MSTACK, Ops.CALL) or is_leaf(u):
+            continue
+        mine = kernels.get(u, set())
+        if u.op is Ops.STORE:
+            mine = {u}
+            for part in (u.src[1], *_gather_indices(u.src[0])):
+                kernels.setdefault(part, set()).update(mine)
+            continue
+        if u in stored:
+            mine = {u}
+        elif len(mine) > 1 and u.op not in GroupOp.MOVEMENT:
+            wide = sum(1 for x in leaves[u] if numel(x.shape) * 2 >= numel(u.shape))
+            k = len(mine)
+            if reduces[u] or (wide and cost[u] > EXPENSIVE) or k * wide > 1 + wide + k:
+                stored.add(u)
+                mine = {u}
+        for s in u.src:
+            kernels.setdefault(s, set()).update(mine)

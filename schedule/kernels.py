@@ -1,0 +1,113 @@
+"""split_kernels: every STORE becomes one kernel, every CALL one call; what each reads and writes is recorded.
+
+Precondition: stores decided. Postcondition: `Item`s, in graph order, each with its dependencies on earlier effects.
+
+A store whose kernel would read elements that another of its iterations overwrites goes through a temporary buffer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from manygrad.schedule.desugar import Temps, base_buffer, device_of, is_buffer
+from manygrad.schedule.fusion import decide_stores
+from manygrad.schedule.rangeify import rangeify, writes_what_it_reads
+from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.source import line_of
+from manygrad.tensor.uop import GroupOp, Ops, UOp
+from manygrad.tensor.uop.shape import numel
+
+
+@dataclass
+class Item:
+    """One CALL in the making. `reads` are (buffer, effects that must have happened); `writes` its buffers."""
+
+    effect: UOp
+    what: UOp
+    args: list[UOp]
+    writes: list[UOp]
+    reads: list[tuple[UOp, frozenset[UOp]]]
+    after: set[int] = field(default_factory=set)
+
+    @property
+    def line(self) -> str:
+        return line_of(self.effect)
+
+    @property
+    def is_comm(self) -> bool:
+        return self.what.op in GroupOp.COLLECTIVE
+
+
+def insert_stores(sink: UOp, temps: Temps) -> UOp:
+    """Each stored value v -> AFTER(t, STORE(t, v)) with a buffer t of its own."""
+    stored = decide_stores(sink)
+    done: dict[UOp, UOp] = {}
+    for u in sink.toposort():
+        src = tuple(done[s] for s in u.src)
+        node = u if src == u.src else u.replace(src=src)
+        if node is not u and "line" in u._cache:
+            node._cache.setdefault("line", u._cache["line"])
+        if u in stored:
+            value = node.src[0] if node.op is Ops.CONTIGUOUS else node
+            if not (node.op is Ops.CONTIGUOUS and value.op is Ops.AFTER and is_temp(value)):
+                temp = temps.new(u.shape, u.dtype, device_of(u, sink))
+                store = UOp(Ops.STORE, dtypes.void, (temp, value))
+                store._cache.setdefault("line", line_of(u))
+                node = UOp(Ops.AFTER, u.dtype, (temp, store))
+            else:
+                node = value
+        done[u] = node
+    return done[sink]
+
+
+def is_temp(u: UOp) -> bool:
+    base = base_buffer(u)
+    return base.op is Ops.BUFFER and base.arg.uid < 0
+
+
+def happened(u: UOp) -> frozenset[UOp]:
+    """The effects a read of `u` comes after."""
+    out: set[UOp] = set()
+    while not is_buffer(u):
+        if u.op is Ops.AFTER:
+            out.update(u.src[1:])
+            for e in u.src[1:]:  # a store into an assigned buffer carries the stores before it
+                if e.op is Ops.STORE:
+                    out |= happened(e.src[0])
+        u = u.src[0]
+    return frozenset(out)
+
+
+def split_kernels(sink: UOp, temps: Temps) -> list[Item]:
+    items: list[Item] = []
+    for u in sink.toposort():
+        if u.op is Ops.STORE:
+            if numel(u.src[1].shape):
+                items += _kernel_items(u, temps)
+        elif u.op is Ops.CALL:
+            what, args = u.src[0], list(u.src[1:])
+            n = 1 if what.op is Ops.COPY else len(args) // 2
+            buffers = [base_buffer(a) for a in args]
+            reads = [(base_buffer(a), happened(a)) for a in args[n:]]
+            items.append(Item(u, what, buffers, buffers[:n], reads))
+    return items
+
+
+def _kernel_items(store: UOp, temps: Temps) -> list[Item]:
+    ast, args, reads = rangeify(store)
+    if not writes_what_it_reads(ast):
+        return [Item(store, ast, args, [args[0]], [(base_buffer(r), happened(r)) for r in reads] + _target_reads(store))]
+    value = store.src[1]
+    temp = temps.new(value.shape, value.dtype, base_buffer(store.src[0]).device)
+    first = UOp(Ops.STORE, dtypes.void, (temp, value))
+    second = UOp(Ops.STORE, dtypes.void, (store.src[0], UOp(Ops.AFTER, value.dtype, (temp, first))), store.arg)
+    out = _kernel_items(first, temps)
+    ast, args, reads = rangeify(second)
+    out.append(Item(store, ast, args, [args[0]], [(base_buffer(r), happened(r)) for r in reads] + _target_reads(store)))
+    return out
+
+
+def _target_reads(store: UOp) -> list[tuple[UOp, frozenset[UOp]]]:
+    """A store into an assigned buffer comes after those assignments."""
+    effects = happened(store.src[0])
+    return [(base_buffer(store.src[0]), effects)] if effects else []

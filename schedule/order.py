@@ -1,0 +1,65 @@
+"""order_items: a topological order of the calls that starts communication as early as it can.
+
+Edges: a read after the effects it names; a write after every read of the older value (so that no assignment overtakes a
+reader). A cycle means that a value is needed both before and after an assignment that cannot wait: an error.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from manygrad.schedule.kernels import Item
+from manygrad.tensor.uop import UOp
+
+
+def order_items(items: list[Item]) -> list[Item]:
+    by_effect: dict[UOp, int] = {}
+    writers: dict[UOp, list[int]] = {}
+    for i, item in enumerate(items):
+        by_effect[item.effect] = i  # the last item of an effect completes it
+        for b in item.writes:
+            writers.setdefault(b, []).append(i)
+    for i, item in enumerate(items):
+        for buffer, effects in item.reads:
+            done = {by_effect[e] for e in effects if e in by_effect} - {i}
+            item.after |= done
+            for w in writers.get(buffer, ()):
+                if w != i and w not in done and items[w].effect is not item.effect and items[w].effect not in effects:
+                    items[w].after.add(i)
+    for i in range(1, len(items)):  # the two halves of a store through a temporary
+        if items[i].effect is items[i - 1].effect:
+            items[i].after.add(i - 1)
+    users: list[list[int]] = [[] for _ in items]
+    for i, item in enumerate(items):
+        for d in item.after:
+            users[d].append(i)
+    urgent = _leads_to_communication(items)
+    waiting = [len(item.after) for item in items]
+    ready = [(not urgent[i], i) for i in range(len(items)) if waiting[i] == 0]
+    heapq.heapify(ready)
+    out: list[Item] = []
+    while ready:
+        _, i = heapq.heappop(ready)
+        out.append(items[i])
+        for u in users[i]:
+            waiting[u] -= 1
+            if waiting[u] == 0:
+                heapq.heappush(ready, (not urgent[u], u))
+    if len(out) != len(items):
+        stuck = sorted({items[i].line for i in range(len(items)) if waiting[i] > 0})
+        raise RuntimeError(
+            "an assignment and its readers wait for each other: a kernel needs a tensor both before and after it is assigned "
+            f"(lines {', '.join(stuck)}); read the old value into its own storage first: old = t.clone()"
+        )
+    return out
+
+
+def _leads_to_communication(items: list[Item]) -> list[bool]:
+    urgent = [item.is_comm for item in items]
+    todo = [i for i, u in enumerate(urgent) if u]
+    while todo:
+        for d in items[todo.pop()].after:
+            if not urgent[d]:
+                urgent[d] = True
+                todo.append(d)
+    return urgent

@@ -1,0 +1,408 @@
+"""rangeify: from a STORE of the tensor graph to one kernel over loop ranges.
+
+Precondition: `STORE(target, value)` in which every stored value stands as AFTER/BUFFER. Postcondition: a kernel AST
+(`SINK` of kernel `STORE`s over RANGE, LOAD, INDEX, REDUCE, ALU) and the buffers of its arguments.
+
+Shapes turn into index expressions from the output back to the inputs: a movement op changes the indices with which its
+source is asked for, a reduction adds ranges, and what is memory becomes a LOAD.
+
+    STORE(b, EXPAND(RESHAPE(a, (4, 1)), (4, 8)))  ==>  r0, r1 = RANGE(4), RANGE(8): b[r0*8 + r1] = a[r0]
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from manygrad.schedule.desugar import base_buffer, is_buffer
+from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.uop import GroupOp, Ops, UOp
+from manygrad.tensor.uop import symbolic as sym
+
+Index = tuple[UOp, ...]
+
+
+def flat_index(idx: Index, shape: tuple[Any, ...]) -> UOp:
+    """Row-major offset."""
+    out = sym.iconst(0)
+    stride: UOp = sym.iconst(1)
+    for i, d in zip(reversed(idx), reversed(shape)):
+        out = sym.add(out, sym.mul(i, stride))
+        stride = sym.mul(stride, sym.as_index(d))
+    return out
+
+
+def unflatten_index(idx: Index, shape: tuple[Any, ...], into: tuple[Any, ...]) -> Index:
+    """Indices of `into` for indices of `shape` (same elements); dims are matched in the smallest groups that agree."""
+    out: list[UOp] = []
+    i = j = 0
+    while i < len(shape) or j < len(into):
+        gi, gj = [], []
+        pi, pj = sym.iconst(1), sym.iconst(1)
+        if i < len(shape):
+            gi.append(i)
+            pi = sym.as_index(shape[i])
+            i += 1
+        if j < len(into):
+            gj.append(j)
+            pj = sym.as_index(into[j])
+            j += 1
+        while pi is not pj:
+            ni, nj = sym.vmax(pi), sym.vmax(pj)
+            if (ni < nj or j >= len(into)) and i < len(shape):
+                gi.append(i)
+                pi = sym.mul(pi, sym.as_index(shape[i]))
+                i += 1
+            elif j < len(into):
+                gj.append(j)
+                pj = sym.mul(pj, sym.as_index(into[j]))
+                j += 1
+            else:
+                break
+        if len(gi) == 1 and len(gj) == 1:
+            out.append(idx[gi[0]])
+            continue
+        rest = flat_index(tuple(idx[k] for k in gi), tuple(shape[k] for k in gi))
+        part: list[UOp] = []
+        for k in reversed(gj[1:]):
+            part.append(sym.mod(rest, sym.as_index(into[k])))
+            rest = sym.floordiv(rest, sym.as_index(into[k]))
+        if gj:
+            part.append(rest)
+        out.extend(reversed(part))
+    return tuple(out)
+
+
+def move_index(u: UOp, idx: Index, valid: UOp) -> tuple[Index, UOp]:
+    """Indices and validity with which movement op `u` asks its source."""
+    src = u.src[0].shape
+    if u.op is Ops.RESHAPE:
+        return unflatten_index(idx, u.shape, src), valid
+    if u.op is Ops.PERMUTE:
+        out = [sym.iconst(0)] * len(idx)
+        for at, d in enumerate(u.arg):
+            out[d] = idx[at]
+        return tuple(out), valid
+    if u.op is Ops.EXPAND:
+        return tuple(sym.iconst(0) if isinstance(d, int) and d == 1 else i for i, d in zip(idx, src)), valid
+    if u.op is Ops.SHRINK:
+        return tuple(sym.add(i, sym.as_index(_strip(b))) for i, (b, _) in zip(idx, u.arg)), valid
+    if u.op is Ops.FLIP:
+        return tuple(sym.add(sym.mul(i, -1), sym.add(sym.as_index(d), -1)) if f else i for i, d, f in zip(idx, src, u.arg)), valid
+    assert u.op is Ops.PAD
+    out2 = []
+    for i, d, (before, after) in zip(idx, src, u.arg):
+        x = sym.add(i, -before)
+        if before:
+            valid = sym.both(valid, sym.ge(x, 0))
+        if after:
+            valid = sym.both(valid, sym.lt(x, sym.as_index(d)))
+        out2.append(x)
+    return tuple(out2), valid
+
+
+def _strip(x: Any) -> Any:
+    return x
+
+
+class Kernel:
+    """Builds one kernel: numbers its arguments and ranges, and lowers values to expressions."""
+
+    def __init__(self) -> None:
+        self.args: list[UOp] = []
+        self.reads: list[UOp] = []  # the AFTER or buffer node each LOAD came from
+        self.slots: dict[UOp, int] = {}
+        self.ranges = 0
+        self.memo: dict[Any, UOp] = {}
+
+    def param(self, buffer: UOp) -> UOp:
+        if buffer not in self.slots:
+            self.slots[buffer] = len(self.args)
+            self.args.append(buffer)
+        return UOp(Ops.PARAM, buffer.dtype, (), self.slots[buffer])
+
+    def range(self, size: Any, kind: str) -> UOp:
+        r = UOp(Ops.RANGE, dtypes.index, (sym.as_index(size),), (self.ranges, kind))
+        self.ranges += 1
+        return r
+
+    def loops(self, shape: tuple[Any, ...]) -> Index:
+        return tuple(sym.iconst(0) if isinstance(d, int) and d == 1 else self.range(d, "loop") for d in shape)
+
+    # *** values ***
+
+    def value(self, u: UOp, idx: Index, valid: UOp = sym.TRUE) -> UOp:
+        """The element of `u` at `idx`; memory is only touched where `valid` holds."""
+        chain = u
+        while chain.op in GroupOp.MOVEMENT:  # walk movement ops without recursion
+            if chain.op is Ops.PAD:
+                break
+            idx, valid = move_index(chain, idx, valid)
+            chain = chain.src[0]
+        u = chain
+        key = (u, idx, valid)
+        found = self.memo.get(key)
+        if found is None:
+            found = self.memo[key] = self._value(u, idx, valid)
+        return found
+
+    def _value(self, u: UOp, idx: Index, valid: UOp) -> UOp:
+        if u.op is Ops.AFTER or is_buffer(u):
+            self.reads.append(u)
+            base = u
+            while base.op is Ops.AFTER:
+                base = base.src[0]
+            if not is_buffer(base):  # an assigned view: read the view of the buffer
+                return self.view_load(base, idx, valid)
+            return self.load(base, flat_index(idx, u.shape), valid)
+        if u.op is Ops.CONST:
+            return u
+        if u.op is Ops.IOTA:
+            return UOp(Ops.CAST, u.dtype, (idx[0],)) if idx[0].op is not Ops.CONST else UOp.const(u.dtype, idx[0].arg)
+        if u.op is Ops.DEFINE_VAR:
+            return u
+        if u.op is Ops.PAD:
+            inner, ok = move_index(u, idx, valid)
+            value = self.value(u.src[0], inner, ok)
+            if ok is valid or (value.op is Ops.LOAD):
+                return value
+            return alu(Ops.WHERE, (ok, value, UOp.const(u.dtype, 0)))
+        if u.op is Ops.REDUCE:
+            return self.reduce(u, idx, valid)
+        if u.op is Ops.GATHER:
+            return self.gather(u, idx, valid)
+        if u.op is Ops.CAST:
+            return cast(self.value(u.src[0], idx, valid), u.dtype)
+        if u.op in (Ops.CONTIGUOUS, Ops.COPY):
+            return self.value(u.src[0], idx, valid)
+        assert u.op in GroupOp.ELEMENTWISE, f"{u.op} reached a kernel"
+        return alu(u.op, tuple(self.value(s, idx if s.shape else (), valid) for s in u.src), u.dtype)
+
+    def load(self, buffer: UOp, offset: UOp, valid: UOp) -> UOp:
+        if valid is sym.FALSE:
+            return UOp.const(buffer.dtype, 0)
+        param = self.param(buffer)
+        src = (param, offset) if valid is sym.TRUE else (param, offset, valid)
+        return UOp(Ops.LOAD, buffer.dtype, (UOp(Ops.INDEX, buffer.dtype, src),))
+
+    def view_load(self, view: UOp, idx: Index, valid: UOp) -> UOp:
+        base, offset, ok = self.place(view, idx, valid)
+        return self.load(base, offset, ok)
+
+    def gather(self, u: UOp, idx: Index, valid: UOp) -> UOp:
+        inner, ok = self.gather_index(u, idx, valid)
+        value = self.value(u.src[0], inner, ok)
+        return value if value.op is Ops.LOAD or ok is valid else alu(Ops.WHERE, (ok, value, UOp.const(u.dtype, 0)))
+
+    def gather_index(self, u: UOp, idx: Index, valid: UOp) -> tuple[Index, UOp]:
+        n = len(u.src[1].shape)
+        picked = []
+        for i, d in zip(u.src[1:], u.src[0].shape):
+            at = as_index(self.value(i, idx[:n], valid))
+            valid = sym.both(valid, sym.both(sym.ge(at, 0), sym.lt(at, sym.as_index(d))))
+            picked.append(at)
+        return (*picked, *idx[n:]), valid
+
+    def reduce(self, u: UOp, idx: Index, valid: UOp) -> UOp:
+        op, axes = u.arg
+        ranges = {a: self.range(u.src[0].shape[a], "reduce") for a in axes}
+        value = self.value(u.src[0], tuple(ranges.get(i, x) for i, x in enumerate(idx)), valid)
+        return collapse_reduce(op, value, list(ranges.values()))
+
+    # *** stores ***
+
+    def place(self, target: UOp, idx: Index, valid: UOp = sym.TRUE) -> tuple[UOp, UOp, UOp]:
+        """(buffer, offset, valid) of element `idx` of a view of a buffer."""
+        while not is_buffer(target):
+            if target.op is Ops.GATHER:
+                idx, valid = self.gather_index(target, idx, valid)
+            elif target.op in GroupOp.MOVEMENT:
+                idx, valid = move_index(target, idx, valid)
+            else:
+                assert target.op is Ops.AFTER, f"store into {target.op}"
+            target = target.src[0]
+        return target, flat_index(idx, target.shape), valid
+
+
+def as_index(x: UOp) -> UOp:
+    """An integer value as an index expression."""
+    if x.op is Ops.CAST and x.src[0].dtype is dtypes.index:
+        return x.src[0]
+    return sym.iconst(int(x.arg)) if x.op is Ops.CONST else UOp(Ops.CAST, dtypes.index, (x,))
+
+
+def _index_of(x: UOp) -> UOp | None:
+    """The index expression under an integer value, if it is nothing else."""
+    if x.op is Ops.CAST and x.src[0].dtype is dtypes.index and x.dtype.is_int:
+        return x.src[0]
+    return sym.iconst(int(x.arg)) if x.op is Ops.CONST and x.dtype.is_int else None
+
+
+def _fits(e: UOp, dtype: Any) -> bool:
+    lo, hi = sym.bounds(e)
+    return bool(dtype.min <= lo and hi <= dtype.max)
+
+
+def cast(x: UOp, dtype: Any) -> UOp:
+    if x.dtype is dtype:
+        return x
+    if x.op is Ops.CONST and x.arg == x.arg and abs(x.arg) != float("inf"):
+        return UOp.const(dtype, x.arg)
+    inner = _index_of(x)
+    if inner is not None and dtype.is_int and _fits(inner, x.dtype) and _fits(inner, dtype):
+        return UOp(Ops.CAST, dtype, (inner,))
+    return UOp(Ops.CAST, dtype, (x,))
+
+
+def alu(op: Ops, src: tuple[UOp, ...], dtype: Any = None) -> UOp:
+    """An ALU node, with arithmetic on loop indices kept symbolic and the plain identities folded."""
+    dtype = dtype or (dtypes.bool if op in GroupOp.COMPARE else src[-1].dtype)
+    if len(src) == 2 and src[0].dtype.is_int and src[0].dtype is not dtypes.index:
+        a, b = _index_of(src[0]), _index_of(src[1])
+        if a is not None and b is not None and (a.op is not Ops.CONST or b.op is not Ops.CONST) and _fits(a, src[0].dtype) and _fits(b, src[0].dtype):
+            out: UOp | None = None
+            if op is Ops.ADD:
+                out = sym.add(a, b)
+            elif op is Ops.SUB:
+                out = sym.add(a, sym.mul(b, -1))
+            elif op is Ops.MUL:
+                out = sym.mul(a, b)
+            elif op in (Ops.IDIV, Ops.MOD) and b.op is Ops.CONST and b.arg > 0 and sym.vmin(a) >= 0:
+                out = sym.floordiv(a, b) if op is Ops.IDIV else sym.mod(a, b)
+            elif op is Ops.CMPLT:
+                return sym.lt(a, b)
+            elif op is Ops.CMPEQ and (sym.vmin(a) > sym.vmax(b) or sym.vmax(a) < sym.vmin(b)):
+                return sym.FALSE
+            if out is not None and _fits(out, dtype):
+                return UOp(Ops.CAST, dtype, (out,))
+    if op is Ops.NOT and dtype is dtypes.bool:
+        x = src[0]
+        if x is sym.TRUE or x is sym.FALSE:
+            return sym.FALSE if x is sym.TRUE else sym.TRUE
+        if x.op is Ops.CMPLT and x.src[0].dtype is dtypes.index:
+            return sym.lt(sym.add(x.src[1], -1), x.src[0])  # not a < b -> b - 1 < a
+    if op is Ops.AND and dtype is dtypes.bool:
+        return sym.both(src[0], src[1])
+    if op is Ops.WHERE:
+        if src[0].op is Ops.CONST:
+            return src[1] if src[0].arg else src[2]
+        if src[1] is src[2]:
+            return src[1]
+    return UOp(op, dtype, src)
+
+
+def ranges_of(u: UOp) -> frozenset[UOp]:
+    """The free ranges a kernel expression depends on."""
+    if "ranges" not in u._cache:
+        for x in u.toposort(lambda x: "ranges" not in x._cache):
+            if "ranges" not in x._cache:
+                below: frozenset[UOp] = frozenset().union(*[s._cache["ranges"] for s in x.src]) if x.src else frozenset()
+                if x.op is Ops.RANGE:
+                    below = below | {x}
+                elif x.op is Ops.REDUCE:
+                    below = below - set(x.src[1:])
+                x._cache["ranges"] = below
+    return u._cache["ranges"]  # type: ignore[no-any-return]
+
+
+def collapse_reduce(op: Ops, value: UOp, ranges: list[UOp]) -> UOp:
+    """REDUCE(value, ranges) with the ranges that need no loop worked out.
+
+    sum over r of c -> c * n;  sum over r of (r == e ? v(r) : 0) -> v(e);  sum over r of (r < e ? c : 0) -> c * clamp(e, 0, n)
+    """
+    left = []
+    for r in ranges:
+        size = r.src[0]
+        if r not in ranges_of(value):
+            if op is Ops.ADD:
+                value = alu(Ops.MUL, (value, cast(UOp(Ops.CAST, dtypes.int64, (size,)) if size.op is not Ops.CONST else UOp.const(dtypes.int64, size.arg), value.dtype)))
+                continue
+            if op is Ops.MAX:
+                continue
+        picked = _pick_one(value, r) if op is Ops.ADD else None
+        if picked is not None:
+            value = picked
+            continue
+        left.append(r)
+    return UOp(Ops.REDUCE, value.dtype, (value, *left), op) if left else value
+
+
+def _is_zero(u: UOp) -> bool:
+    return u.op is Ops.CONST and u.arg == 0
+
+
+def _pick_one(value: UOp, r: UOp) -> UOp | None:
+    """The mask patterns of `collapse_reduce`, for one range."""
+    if value.op is Ops.CAST and value.src[0].op is Ops.WHERE and value.src[0].dtype.is_float and value.dtype.is_float:
+        inner = _pick_one(value.src[0], r)
+        return None if inner is None else cast(inner, value.dtype)
+    if value.op is Ops.NEG:
+        inner = _pick_one(value.src[0], r)
+        return None if inner is None else UOp(Ops.NEG, value.dtype, (inner,))
+    if value.op is not Ops.WHERE or not _is_zero(value.src[2]):
+        return None
+    cond, chosen, zero = value.src
+    if cond.op is Ops.CMPEQ:
+        for a, b in (cond.src, cond.src[::-1]):
+            if as_index(a) is r and a.dtype.is_int and r not in ranges_of(b):
+                e = as_index(b)
+                ok = sym.both(sym.ge(e, 0), sym.lt(e, r.src[0]))
+                return alu(Ops.WHERE, (ok, _guard(sym.substitute(chosen, {r: e}), ok), zero))
+    if cond.op is Ops.CMPLT and cond.src[0].dtype is dtypes.index and r not in ranges_of(chosen):
+        terms, const = sym.linear(sym.add(cond.src[0], sym.mul(cond.src[1], -1)))  # terms + const < 0
+        k = terms.get(r)
+        if k in (1, -1):
+            rest = sym.build({t: c for t, c in terms.items() if t is not r}, const)
+            # k = 1: r < -rest; k = -1: r > rest, that is n - 1 - r < n - 1 - rest
+            limit = sym.mul(rest, -1) if k == 1 else sym.add(sym.add(r.src[0], -1), sym.mul(rest, -1))
+            count = UOp(Ops.MAX, dtypes.index, (limit, sym.iconst(0))) if sym.vmin(limit) < 0 else limit
+            if sym.vmax(limit) > sym.vmin(r.src[0]):
+                count = UOp(Ops.WHERE, dtypes.index, (sym.lt(count, r.src[0]), count, r.src[0]))
+            return alu(Ops.MUL, (chosen, UOp(Ops.CAST, chosen.dtype, (count,))))
+    return None
+
+
+def _guard(value: UOp, ok: UOp) -> UOp:
+    """`value` with every load made only where `ok` holds."""
+    if ok is sym.TRUE:
+        return value
+    done: dict[UOp, UOp] = {}
+    for x in value.toposort():
+        src = tuple(done[s] for s in x.src)
+        if x.op is Ops.INDEX:
+            valid = sym.both(src[2], ok) if len(src) > 2 else ok
+            done[x] = x.replace(src=(src[0], src[1], valid))
+        else:
+            done[x] = x if src == x.src else sym.rebuild(x, src)
+    return done[value]
+
+
+def rangeify(store: UOp) -> tuple[UOp, list[UOp], list[UOp]]:
+    """(kernel AST, argument buffers by slot, the buffer nodes it reads) for one STORE."""
+    k = Kernel()
+    target, value = store.src
+    idx = k.loops(value.shape)
+    base = base_buffer(target)
+    k.param(base)
+    buffer, offset, valid = k.place(target, idx)
+    assert buffer is base
+    element = k.value(value, idx)
+    if element.dtype is not base.dtype:
+        element = cast(element, base.dtype)
+    index = UOp(Ops.INDEX, base.dtype, (k.param(base), offset) if valid is sym.TRUE else (k.param(base), offset, valid))
+    ranges = tuple(i for i in idx if i.op is Ops.RANGE)
+    out = UOp(Ops.STORE, dtypes.void, (index, element, *ranges), store.arg)
+    return UOp(Ops.SINK, dtypes.void, (out,)), k.args, k.reads
+
+
+def writes_what_it_reads(ast: UOp) -> bool:
+    """Whether some iteration reads an element that another iteration writes (slot 0 is the target)."""
+    store = ast.src[0]
+    if store.arg == "add":
+        return any(u.op is Ops.LOAD and u.src[0].src[0].arg == 0 for u in store.src[1].toposort())
+    written = store.src[0].src[1]
+    return any(u.op is Ops.LOAD and u.src[0].src[0].arg == 0 and u.src[0].src[1] is not written for u in ast.toposort())
+
+
+def element_count(shape: tuple[Any, ...]) -> int:
+    return prod(d if isinstance(d, int) else sym.vmax(sym.as_index(d)) for d in shape)

@@ -1,0 +1,48 @@
+"""What `Tensor` needs from the stages that run it; the root `__init__` sets `engine.current`.
+
+`tensor/` does not import the schedule or the runtime: it talks to them through this interface.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from manygrad.tensor.dtype import DType
+    from manygrad.tensor.tensor import Tensor
+    from manygrad.tensor.uop import UOp
+
+
+class Engine(Protocol):
+    def realize(self, tensors: list[Tensor]) -> None:
+        """Compute the tensors; their `uop` becomes a BUFFER."""
+
+    def from_numpy(self, array: np.ndarray, dtype: DType, device: str) -> UOp:
+        """A BUFFER that holds a copy of `array`."""
+
+    def to_numpy(self, buffer: UOp) -> np.ndarray:
+        """The contents of a realized BUFFER on one device (a copy)."""
+
+    def canonical(self, device: str) -> str:
+        """The one name of a device; ValueError if there is no such device."""
+
+    def sharding_axis(self, uop: UOp) -> int | None:
+        """The dim along which a value on several devices is cut."""
+
+    def is_realized(self, buffer: UOp) -> bool:
+        """Whether a BUFFER holds data."""
+
+
+class _Holder:
+    current: Any = None
+
+
+holder = _Holder()
+
+
+def engine() -> Engine:
+    if holder.current is None:
+        raise RuntimeError("no engine: import the package `manygrad`, not only its folder `tensor`")
+    return holder.current  # type: ignore[no-any-return]

@@ -1,0 +1,1 @@
+"""The operators of `Tensor`, one concept a file; each is a mixin that builds UOps through `Tensor._uop_op`."""

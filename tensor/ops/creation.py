@@ -1,0 +1,100 @@
+"""Tensors from nothing: constants and ranges. They live nowhere until a kernel uses or stores them."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from manygrad.tensor.dtype import DType, dtypes, to_dtype
+from manygrad.tensor.uop import Ops, UOp
+
+if TYPE_CHECKING:
+    from manygrad.tensor.tensor import Tensor
+
+
+def _shape(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    shape = tuple(args[0]) if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
+    if any(isinstance(d, int) and d < 0 for d in shape):
+        raise ValueError(f"negative dim in shape {shape}")
+    return shape
+
+
+def _make(uop: UOp, device: Any, requires_grad: bool | None = None) -> Tensor:
+    from manygrad.tensor.tensor import Tensor
+
+    t = Tensor(uop, device=device if isinstance(device, str) else None, requires_grad=requires_grad)
+    return t if device is None or isinstance(device, str) else t.to(device)
+
+
+class CreationMixin:
+    @staticmethod
+    def full(shape: Any, value: bool | int | float, dtype: DType | str | None = None, device: Any = None, requires_grad: bool | None = None) -> Tensor:
+        kind = to_dtype(dtype) if dtype is not None else dtypes.bool if isinstance(value, bool) else dtypes.int64 if isinstance(value, int) else dtypes.default_float
+        t = _make(UOp.const(kind, value), device)._broadcast(_shape((shape,) if isinstance(shape, int) else tuple(shape)))
+        t.requires_grad = requires_grad
+        return t
+
+    @staticmethod
+    def zeros(*shape: Any, dtype: DType | str | None = None, device: Any = None, requires_grad: bool | None = None) -> Tensor:
+        from manygrad.tensor.tensor import Tensor
+
+        return Tensor.full(_shape(shape), 0.0, dtype or dtypes.default_float, device, requires_grad)
+
+    @staticmethod
+    def ones(*shape: Any, dtype: DType | str | None = None, device: Any = None, requires_grad: bool | None = None) -> Tensor:
+        from manygrad.tensor.tensor import Tensor
+
+        return Tensor.full(_shape(shape), 1.0, dtype or dtypes.default_float, device, requires_grad)
+
+    @staticmethod
+    def empty(*shape: Any, dtype: DType | str | None = None, device: Any = None) -> Tensor:
+        from manygrad.tensor.tensor import Tensor
+
+        return Tensor.zeros(*shape, dtype=dtype, device=device)
+
+    @staticmethod
+    def arange(start: float, end: float | None = None, step: float = 1, dtype: DType | str | None = None, device: Any = None) -> Tensor:
+        """start, start + step, ... below end (PyTorch's rule for count and type)."""
+        if end is None:
+            start, end = 0, start
+        if step == 0:
+            raise ValueError("arange: step is 0")
+        whole = all(isinstance(v, int) for v in (start, end, step))
+        kind = to_dtype(dtype) if dtype is not None else dtypes.int64 if whole else dtypes.default_float
+        n = max(0, math.ceil((end - start) / step))
+        t = _make(UOp(Ops.IOTA, dtypes.int64, (), n), device)
+        if not whole:
+            return (t.cast(dtypes.float64) * float(step) + float(start)).cast(kind)
+        if step != 1:
+            t = t * int(step)
+        return (t + int(start) if start != 0 else t).cast(kind)
+
+    @staticmethod
+    def linspace(start: float, end: float, steps: int, dtype: DType | str | None = None, device: Any = None) -> Tensor:
+        from manygrad.tensor.tensor import Tensor
+
+        if steps < 0:
+            raise ValueError(f"linspace: steps must not be negative, got {steps}")
+        t = Tensor.arange(steps, device=device).cast(dtypes.float64) * ((end - start) / max(steps - 1, 1)) + start
+        return t.cast(to_dtype(dtype) if dtype is not None else dtypes.default_float)
+
+    @staticmethod
+    def eye(n: int, m: int | None = None, dtype: DType | str | None = None, device: Any = None) -> Tensor:
+        from manygrad.tensor.tensor import Tensor
+
+        rows, cols = Tensor.arange(n, device=device).unsqueeze(1), Tensor.arange(n if m is None else m, device=device).unsqueeze(0)
+        return rows.eq(cols).cast(to_dtype(dtype) if dtype is not None else dtypes.default_float)
+
+    def full_like(self: Tensor, value: bool | int | float, dtype: DType | str | None = None) -> Tensor:
+        t = self._new(UOp.const(to_dtype(dtype) if dtype is not None else self.dtype, value))._broadcast(self.shape)
+        if isinstance(self.device, tuple):
+            from manygrad.tensor.engine import engine
+
+            return t.shard(self.device, engine().sharding_axis(self.uop))
+        return t
+
+    def zeros_like(self: Tensor, dtype: DType | str | None = None) -> Tensor:
+        return self.full_like(0, dtype)
+
+    def ones_like(self: Tensor, dtype: DType | str | None = None) -> Tensor:
+        return self.full_like(1, dtype)

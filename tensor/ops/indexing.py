@@ -1,0 +1,191 @@
+"""Indexing: NumPy's basic and advanced rules for reading and writing; gathers are real gathers."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.ops.elementwise import broadcast_shape
+from manygrad.tensor.source import mark
+from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop.symbolic import add, as_index, to_sint
+
+if TYPE_CHECKING:
+    from manygrad.tensor.tensor import Tensor
+
+
+def _is_sym(x: Any) -> bool:
+    return isinstance(x, UOp)
+
+
+class IndexingMixin:
+    def __getitem__(self: Tensor, index: Any) -> Tensor:
+        view, tensors = self._basic(index)
+        return view._gather(tensors) if tensors else view
+
+    def _basic(self: Tensor, index: Any) -> tuple[Tensor, dict[int, Tensor]]:
+        """Slices, ints, None and Ellipsis applied as views; index tensors left, by dim of the view."""
+        from manygrad.tensor.tensor import Tensor
+
+        items = list(index) if isinstance(index, tuple) else [index]
+        ellipses = [i for i, x in enumerate(items) if x is Ellipsis]
+        if len(ellipses) > 1:
+            raise IndexError("an index can hold only one Ellipsis")
+        used = sum(1 for x in items if x is not None and x is not Ellipsis)
+        if used > self.ndim:
+            raise IndexError(f"{used} indices for a tensor of {self.ndim} dims, shape {self.shape}")
+        at = ellipses[0] if ellipses else len(items)
+        items[at : at + 1] = [slice(None)] * (self.ndim - used)
+        bounds: list[tuple[Any, Any]] = []
+        steps: list[int] = []
+        layout: list[Any] = []  # per item: "new", "drop", "keep", or a Tensor
+        for x in items:
+            if x is None:
+                layout.append("new")
+                continue
+            size = self.shape[len(bounds)]
+            if isinstance(x, Tensor) or isinstance(x, (list, tuple)) or hasattr(x, "__array__"):
+                t = x if isinstance(x, Tensor) else Tensor(x, device=self.device if isinstance(self.device, str) else None, dtype=dtypes.int64 if isinstance(x, (list, tuple)) and not x else None)
+                if t.dtype.is_bool:
+                    raise IndexError("a boolean mask as an index has a data-dependent shape; use mask.where(x, 0), or index with the positions you want")
+                if not t.dtype.is_int:
+                    raise IndexError(f"an index tensor must be of integers, not {t.dtype.name}")
+                bounds.append((0, size))
+                steps.append(1)
+                layout.append(t)
+            elif isinstance(x, slice):
+                begin, end, step = self._slice(x, size)
+                bounds.append((begin, end))
+                steps.append(step)
+                layout.append("keep")
+            elif _is_sym(x):
+                bounds.append((x, to_sint(add(as_index(x), 1)) if x.op is not Ops.BIND else _plus(x, 1)))
+                steps.append(1)
+                layout.append("drop")
+            elif isinstance(x, int) or hasattr(x, "__index__"):
+                i = x.__index__()
+                if isinstance(size, int) and not -size <= i < size:
+                    raise IndexError(f"index {i} is outside dim {len(bounds)} of size {size}, shape {self.shape}")
+                i = i + size if i < 0 else i
+                bounds.append((i, i + 1))
+                steps.append(1)
+                layout.append("drop")
+            else:
+                raise IndexError(f"cannot index with {type(x).__name__}; use ints, slices, None, Ellipsis or integer tensors")
+        t = self.shrink(tuple(bounds))
+        flips = [i for i, s in enumerate(steps) if s < 0]
+        t = t.flip(flips) if flips else t
+        for i, s in enumerate(abs(s) for s in steps):
+            if s > 1 and prod(t.shape):
+                count = -(-t.shape[i] // s)
+                t = t.pad(tuple((0, count * s - d) if j == i else (0, 0) for j, d in enumerate(t.shape)))
+                t = t.reshape(*t.shape[:i], count, s, *t.shape[i + 1 :])._take(i + 1, 0, 1)
+                t = t.reshape(*t.shape[: i + 1], *t.shape[i + 2 :])
+        shape: list[Any] = []
+        tensors: dict[int, Tensor] = {}
+        dims = iter(t.shape)
+        for x in layout:
+            if isinstance(x, str) and x == "new":
+                shape.append(1)
+                continue
+            d = next(dims)
+            if isinstance(x, str):
+                if x == "keep":
+                    shape.append(d)
+            else:
+                tensors[len(shape)] = x
+                shape.append(d)
+        return t.reshape(tuple(shape)), tensors
+
+    def _slice(self: Tensor, x: slice, size: Any) -> tuple[Any, Any, int]:
+        step = 1 if x.step is None else int(x.step)
+        if step == 0:
+            raise ValueError("slice step cannot be 0")
+        if _is_sym(x.start) or _is_sym(x.stop) or not isinstance(size, int):
+            if step != 1:
+                raise ValueError("a slice with symbolic bounds needs step 1")
+            return 0 if x.start is None else x.start, size if x.stop is None else x.stop, 1
+        begin, end, _ = slice(x.start, x.stop, step).indices(size)
+        if step < 0:
+            return (end + 1, begin + 1, step) if end < begin else (0, 0, 1)
+        return begin, max(begin, end), step
+
+    def _gather(self: Tensor, tensors: dict[int, Tensor]) -> Tensor:
+        """Advanced indexing of the dims in `tensors`; the result dims stand where NumPy puts them."""
+        dims = sorted(tensors)
+        shape = broadcast_shape(*[t.shape for t in tensors.values()])
+        indices = []
+        for d in dims:
+            i = tensors[d].cast(dtypes.int64)
+            i = (i < 0).where(i + self.shape[d], i)._broadcast(shape)
+            indices.append(i)
+        rest = [d for d in range(self.ndim) if d not in tensors]
+        x = self.permute(*dims, *rest)
+        if any(i.uop.device is not None and x.uop.device is not None and i.uop.device != x.uop.device for i in indices):
+            raise ValueError(f"index tensors are on {indices[0].device}, the tensor on {x.device}; move one with .to(...)")
+        out = x._new(mark(UOp(Ops.GATHER, x.dtype, (x.uop, *(i.uop for i in indices)))))
+        if dims == list(range(dims[0], dims[-1] + 1)) and dims[0] > 0:  # adjacent: the new dims take their place
+            n, before = len(shape), dims[0]
+            order = [*range(n, n + before), *range(n), *range(n + before, out.ndim)]
+            return out.permute(order)
+        return out
+
+    def __setitem__(self: Tensor, index: Any, value: Any) -> None:
+        from manygrad.tensor.tensor import PENDING, Tensor
+
+        if self.requires_grad:
+            raise RuntimeError("writing into a tensor that requires a gradient; use where(...), or .detach() first")
+        base = self.uop
+        while base.op is Ops.AFTER:
+            base = base.src[0]
+        if base.op is not Ops.BUFFER:
+            self.uop = self.clone().realize().uop
+        view, tensors = self._basic(index)
+        v = value if isinstance(value, Tensor) else Tensor(value, dtype=self.dtype, device=self.device if isinstance(self.device, str) else None)
+        v = v.cast(self.dtype)
+        if tensors:
+            dims = sorted(tensors)
+            rest = [d for d in range(view.ndim) if d not in tensors]
+            x = view.permute(*dims, *rest)
+            shape = broadcast_shape(*[t.shape for t in tensors.values()])
+            indices = []
+            for d in dims:
+                i = tensors[d].cast(dtypes.int64)
+                indices.append((i < 0).where(i + view.shape[d], i)._broadcast(shape))
+            v = v._broadcast((*shape, *x.shape[len(dims) :]))
+            new = x._new(mark(UOp(Ops.SCATTER, x.dtype, (x.uop, v.uop, *(i.uop for i in indices)), "set")))
+            v = new.permute([new_at for new_at, _ in sorted(enumerate([*dims, *rest]), key=lambda p: p[1])])
+        v = v._broadcast(view.shape)
+        store = mark(UOp(Ops.STORE, dtypes.void, (view.uop, v.contiguous().uop if v.uop.op is Ops.SCATTER else v.uop)))
+        self.uop = UOp(Ops.AFTER, self.dtype, (self.uop, store))
+        PENDING.add(self)
+
+    def gather(self: Tensor, dim: int, index: Tensor) -> Tensor:
+        """out[i][j] = self[index[i][j]][j] for dim 0 (torch.gather)."""
+        d = self._dim(dim)
+        if index.ndim != self.ndim:
+            raise ValueError(f"gather: index has {index.ndim} dims, the tensor {self.ndim}")
+        picks = {i: (index if i == d else self.arange(index.shape[i]).reshape(tuple(-1 if j == i else 1 for j in range(self.ndim)))) for i in range(self.ndim)}
+        return self._gather(picks)
+
+    take_along_dim = gather
+
+    def index_select(self: Tensor, dim: int, index: Tensor) -> Tensor:
+        return self[(slice(None),) * self._dim(dim) + (index,)]
+
+    def scatter_add(self: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+        """self with src[i][j] added at [index[i][j]][j] for dim 0 (torch.scatter_add)."""
+        d = self._dim(dim)
+        shape = index.shape
+        part = src.shrink(tuple((0, n) for n in shape)).cast(self.dtype)
+        picks = [(index.cast(dtypes.int64) if i == d else self.arange(shape[i]).reshape(tuple(-1 if j == i else 1 for j in range(self.ndim)))._broadcast(shape)) for i in range(self.ndim)]
+        return self._new(mark(UOp(Ops.SCATTER, self.dtype, (self.uop, part.uop, *(p.uop for p in picks)), "add")))
+
+    def one_hot(self: Tensor, num_classes: int) -> Tensor:
+        return self.unsqueeze(-1).eq(self.arange(num_classes)).cast(dtypes.int64)
+
+
+def _plus(x: UOp, n: int) -> UOp:
+    """A bound variable plus n, still carrying its value."""
+    return UOp(Ops.ADD, dtypes.index, (x, UOp(Ops.CONST, dtypes.index, (), n)))

@@ -1,0 +1,45 @@
+"""The user's source line behind a node, for errors and plan hashes.
+
+Lines are kept beside the graph, not in it: two places that build the same value share one node, and the first line wins.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from manygrad.tensor.uop.uop import UOp
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_OWN = tuple(_PACKAGE + part for part in ("tensor", "multi", "schedule", "runtime", "collectives", "launcher", "__init__.py"))
+
+
+def user_line() -> str:
+    """`file:line` of the nearest frame outside the package."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_OWN) and not name.startswith("<"):
+            return f"{os.path.basename(name)}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "?"
+
+
+def mark(u: UOp) -> UOp:
+    """Remember the user's line for `u` unless it has one."""
+    if "line" not in u._cache:
+        u._cache["line"] = user_line()
+    return u
+
+
+def line_of(u: UOp) -> str:
+    """The line of `u` or of its nearest source that has one."""
+    seen = 0
+    todo = [u]
+    while todo and seen < 200:
+        x = todo.pop(0)
+        if "line" in x._cache:
+            return str(x._cache["line"])
+        todo.extend(x.src)
+        seen += 1
+    return "?"

@@ -1,0 +1,128 @@
+"""Pattern matcher and graph rewrite: tables of (pattern, function), applied without recursion.
+
+A `UPat` names what a node must look like; named parts are passed to the rule's function by keyword. A rule gives the
+replacement, or None for "does not apply". `graph_rewrite` runs sources first and repeats on what a rule returned, to
+the fixed point.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from manygrad.tensor.dtype import DType
+from manygrad.tensor.uop.ops import GroupOp, Ops
+from manygrad.tensor.uop.uop import UOp
+
+
+class UPat:
+    """Matches a node by op (one or a set), dtype, arg and sources; `name` binds it. `src` None: any sources."""
+
+    __slots__ = ("arg", "dtype", "name", "ops", "src")
+
+    def __init__(self, ops: Ops | Iterable[Ops] | None = None, name: str | None = None, src: tuple[UPat, ...] | None = None,
+                 arg: Any = None, dtype: DType | None = None):  # fmt: skip
+        self.ops = None if ops is None else frozenset((ops,)) if isinstance(ops, Ops) else frozenset(ops)
+        self.name, self.src, self.arg, self.dtype = name, src, arg, dtype
+
+    @staticmethod
+    def var(name: str, dtype: DType | None = None) -> UPat:
+        return UPat(None, name, dtype=dtype)
+
+    @staticmethod
+    def const(name: str | None = None, value: Any = None) -> UPat:
+        return UPat(Ops.CONST, name, arg=value)
+
+    def match(self, u: UOp, bound: dict[str, UOp]) -> bool:
+        if self.ops is not None and u.op not in self.ops:
+            return False
+        if (self.dtype is not None and u.dtype is not self.dtype) or (self.arg is not None and u.arg != self.arg):
+            return False
+        if self.name is not None and bound.setdefault(self.name, u) is not u:
+            return False
+        if self.src is None:
+            return True
+        if len(self.src) != len(u.src):
+            return False
+        saved = dict(bound)
+        if all(p.match(s, bound) for p, s in zip(self.src, u.src)):
+            return True
+        if len(self.src) == 2 and u.op in GroupOp.COMMUTATIVE:
+            bound.clear()
+            bound.update(saved)
+            if all(p.match(s, bound) for p, s in zip(self.src, reversed(u.src))):
+                return True
+        bound.clear()
+        bound.update(saved)
+        return False
+
+
+Rule = tuple[UPat, Callable[..., UOp | None]]
+
+
+class PatternMatcher:
+    """An ordered table of rules, dispatched by op. Tables add up: `a + b`."""
+
+    def __init__(self, rules: list[Rule]):
+        self.rules = rules
+        self.table: dict[Ops, list[tuple[UPat, Callable[..., UOp | None], bool]]] = {op: [] for op in Ops}
+        for pat, fn in rules:
+            wants_ctx = "ctx" in inspect.signature(fn).parameters
+            for op in pat.ops if pat.ops is not None else Ops:
+                self.table[op].append((pat, fn, wants_ctx))
+
+    def __add__(self, other: PatternMatcher) -> PatternMatcher:
+        return PatternMatcher(self.rules + other.rules)
+
+    def rewrite(self, u: UOp, ctx: Any = None) -> UOp | None:
+        """The first rule's answer that is a different node, or None."""
+        for pat, fn, wants_ctx in self.table[u.op]:
+            bound: dict[str, UOp] = {}
+            if pat.match(u, bound):
+                out = fn(ctx=ctx, **bound) if wants_ctx else fn(**bound)
+                if out is not None and out is not u:
+                    return out
+        return None
+
+
+MAX_REWRITES = 10_000_000
+
+
+def graph_rewrite(root: UOp, pm: PatternMatcher, ctx: Any = None, rebuild: Callable[[UOp, tuple[UOp, ...]], UOp] | None = None) -> UOp:
+    """`root` with `pm` applied to every node, sources first, until nothing changes."""
+    done: dict[UOp, UOp] = {}
+    stack: list[tuple[UOp, int, UOp]] = [(root, 0, root)]
+    steps = 0
+    while stack:
+        u, stage, v = stack.pop()
+        if u in done:
+            continue
+        steps += 1
+        assert steps < MAX_REWRITES, "graph_rewrite does not end: two rules undo each other"
+        if stage == 0:
+            stack.append((u, 1, u))
+            stack.extend((s, 0, s) for s in reversed(u.src) if s not in done)
+        elif stage == 1:
+            src = tuple(done[s] for s in u.src)
+            node = u if src == u.src else rebuild(u, src) if rebuild is not None else u.replace(src=src)
+            new = pm.rewrite(node, ctx)
+            if new is None:
+                done[u] = node
+                done.setdefault(node, node)
+            else:
+                stack.append((u, 2, new))
+                stack.append((new, 0, new))
+        else:
+            done[u] = done[v]
+    return done[root]
+
+
+def substitute(root: UOp, mapping: dict[UOp, UOp]) -> UOp:
+    """`root` with nodes replaced; replaced nodes are not looked into."""
+    done: dict[UOp, UOp] = dict(mapping)
+    for u in root.toposort(lambda u: u not in mapping):
+        if u not in done:
+            src = tuple(done[s] for s in u.src)
+            done[u] = u if src == u.src else u.replace(src=src)
+    return done[root]

@@ -1,0 +1,109 @@
+"""Shape and device of a node, inferred from its sources and cached on it."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from manygrad.tensor.uop.ops import GroupOp, Ops
+from manygrad.tensor.uop.uop import UOp, infer
+
+sint = int | UOp  # a dim: a number, or an index expression of variables
+Shape = tuple[Any, ...]
+
+_ARG_SHAPE = frozenset({Ops.RESHAPE, Ops.EXPAND})
+_SCALAR = frozenset({Ops.CONST, Ops.DEFINE_VAR, Ops.BIND, Ops.RANGE, Ops.LOAD, Ops.INDEX, Ops.SINK, Ops.LINEAR, Ops.CALL, Ops.STORE})
+
+
+def _shape(u: UOp) -> Shape:
+    op, s = u.op, u.src
+    if op in GroupOp.ELEMENTWISE:
+        for x in s:
+            if x.shape:
+                return x.shape
+        return ()
+    if op in _ARG_SHAPE:
+        return tuple(u.arg)
+    if op in (Ops.BUFFER, Ops.PARAM):
+        return u.arg.shape if hasattr(u.arg, "shape") else ()
+    if op in _SCALAR:
+        return ()
+    if op is Ops.IOTA:
+        return (u.arg,)
+    if op is Ops.PERMUTE:
+        return tuple(s[0].shape[i] for i in u.arg)
+    if op is Ops.PAD:
+        return tuple(b + d + a for d, (b, a) in zip(s[0].shape, u.arg))
+    if op is Ops.SHRINK:
+        return tuple(sub(e, b) for b, e in u.arg)
+    if op is Ops.REDUCE:
+        return tuple(1 if i in u.arg[1] else d for i, d in enumerate(s[0].shape)) if isinstance(u.arg, tuple) else ()
+    if op is Ops.GATHER:
+        return s[1].shape + s[0].shape[len(s) - 1 :]
+    if op is Ops.CAT:
+        first = s[0].shape
+        return (*first[: u.arg], sum(x.shape[u.arg] for x in s), *first[u.arg + 1 :])
+    if op is Ops.ALLGATHER:
+        axis, bounds = u.arg[0], u.arg[1]
+        first = s[0].shape
+        return (*first[:axis], bounds[-1], *first[axis + 1 :])
+    if op is Ops.MSELECT and s[0].op in (Ops.BUFFER, Ops.PARAM):
+        return local_shape(s[0].arg, u.arg)
+    return s[0].shape if s else ()
+
+
+def local_shape(spec: Any, i: int) -> Shape:
+    """Shape of device i's part of a buffer on several devices."""
+    if spec.axis is None:
+        return spec.shape  # type: ignore[no-any-return]
+    part = spec.bounds[i + 1] - spec.bounds[i]
+    return (*spec.shape[: spec.axis], part, *spec.shape[spec.axis + 1 :])
+
+
+def sub(e: Any, b: Any) -> Any:
+    """`e - b` where either may be symbolic."""
+    if isinstance(e, int) and isinstance(b, int):
+        return e - b
+    from manygrad.tensor.uop import symbolic as sym
+
+    return sym.to_sint(sym.add(sym.as_index(e), sym.mul(sym.as_index(b), -1)))
+
+
+def _device(u: UOp) -> str | tuple[str, ...] | None:
+    if u.op in (Ops.BUFFER, Ops.PARAM):
+        return u.arg.device if hasattr(u.arg, "device") else None
+    if u.op is Ops.COPY:
+        return u.arg  # type: ignore[no-any-return]
+    if u.op is Ops.SHARD:
+        return u.arg[0]  # type: ignore[no-any-return]
+    if u.op is Ops.MSTACK:
+        return tuple(x.device for x in u.src)  # type: ignore[misc]
+    if u.op is Ops.MSELECT:
+        d = u.src[0].device
+        return d[u.arg] if isinstance(d, tuple) else d
+    for x in u.src:
+        d = x.device
+        if d is not None:
+            return d
+    return None
+
+
+def _inferred(name: str, rule: Any) -> Any:
+    def value(u: UOp) -> Any:
+        for x in u.toposort(lambda x: name not in x._cache):
+            if name not in x._cache:
+                x._cache[name] = rule(x)
+        return u._cache[name]
+
+    return value
+
+
+infer.shape = _inferred("shape", _shape)
+infer.device = _inferred("device", _device)
+
+
+def numel(shape: Shape) -> int:
+    """Element count; a symbolic dim counts with its largest value."""
+    from manygrad.tensor.uop.symbolic import vmax
+
+    return prod(d if isinstance(d, int) else int(vmax(d)) for d in shape)

@@ -1,0 +1,60 @@
+"""Readable text of a graph: one numbered line a node, sources first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.uop import BufferSpec, UOp
+
+
+def text_of_index(u: UOp) -> str:
+    """An index expression in ordinary notation."""
+    s = [text_of_index(x) for x in u.src] if u.op not in (Ops.RANGE, Ops.LOAD, Ops.BIND) else []
+    if u.op is Ops.CONST:
+        return str(u.arg)
+    if u.op is Ops.RANGE:
+        return f"r{u.arg[0]}"
+    if u.op is Ops.DEFINE_VAR:
+        return str(u.arg[0])
+    if u.op is Ops.BIND:
+        return f"{u.src[0].arg[0]}={u.src[1].arg}"
+    if u.op in _SIGN and len(s) == 2:
+        return f"({s[0]}{_SIGN[u.op]}{s[1]})"
+    if u.op is Ops.LOAD:
+        return f"buf{u.src[0].src[0].arg}[{text_of_index(u.src[0].src[1])}]"
+    return f"{u.op.name.lower()}({', '.join(s)})"
+
+
+_SIGN = {Ops.ADD: "+", Ops.MUL: "*", Ops.IDIV: "//", Ops.MOD: "%", Ops.CMPLT: "<", Ops.AND: "&"}
+
+
+def _arg(x: Any) -> str:
+    if isinstance(x, UOp):
+        return text_of_index(x)
+    if isinstance(x, BufferSpec):
+        where = x.device if isinstance(x.device, str) else f"{len(x.device)} devices, axis {x.axis}"
+        return f"#{x.uid} {tuple(x.shape)} on {where}"
+    if isinstance(x, Ops):
+        return x.name
+    if isinstance(x, tuple):
+        return f"({', '.join(_arg(y) for y in x[:8])}{', ...' if len(x) > 8 else ''})"
+    return str(x)
+
+
+def show(root: UOp) -> str:
+    """The graph below `root`, e.g. `%3 = ADD f32 (4, 8) %1 %2`."""
+    names: dict[UOp, str] = {}
+    lines = []
+    for u in root.toposort():
+        names[u] = f"%{len(names)}"
+        parts = [f"{names[u]} =", u.op.name]
+        if u.dtype.name != "void":
+            parts.append(u.dtype.name)
+        if u.shape:
+            parts.append(_arg(u.shape).replace(",)", ")"))
+        parts += [names[s] for s in u.src]
+        if u.arg is not None:
+            parts.append(f"[{_arg(u.arg)}]")
+        lines.append(" ".join(parts))
+    return "\n".join(lines)

@@ -1,0 +1,75 @@
+"""What is legal after each stage: tables of rules, checked with SPEC=1 after every pass.
+
+A violation names the pass, the rule and the op; it is a fault of ours, not of the user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.uop.ops import GroupOp, Ops
+from manygrad.tensor.uop.uop import UOp
+
+Rule = tuple[str, Callable[[UOp], bool]]
+
+
+def _same_dtypes(u: UOp) -> bool:
+    src = u.src[1:] if u.op is Ops.WHERE else u.src
+    return all(s.dtype is src[0].dtype for s in src)
+
+
+def _same_shapes(u: UOp) -> bool:
+    return all(s.shape == u.shape for s in u.src)
+
+
+TENSOR: list[Rule] = [
+    ("ALU sources have one dtype", lambda u: u.op not in GroupOp.ALU or _same_dtypes(u)),
+    ("ALU sources have one shape", lambda u: u.op not in GroupOp.ELEMENTWISE or _same_shapes(u)),
+    ("comparisons give bool", lambda u: u.op not in GroupOp.COMPARE or u.dtype is dtypes.bool),
+    ("WHERE chooses by a bool", lambda u: u.op is not Ops.WHERE or u.src[0].dtype is dtypes.bool),
+    ("movement keeps the dtype", lambda u: u.op not in GroupOp.MOVEMENT or u.src[0].dtype is u.dtype),
+    ("PERMUTE names every dim once", lambda u: u.op is not Ops.PERMUTE or sorted(u.arg) == list(range(len(u.src[0].shape)))),
+    ("PAD and SHRINK have a pair a dim", lambda u: u.op not in (Ops.PAD, Ops.SHRINK) or len(u.arg) == len(u.src[0].shape)),
+    ("EXPAND grows only dims of 1", lambda u: u.op is not Ops.EXPAND or all(a == b or a is b or a == 1 for a, b in zip(u.src[0].shape, u.arg))),
+    ("REDUCE axes exist", lambda u: u.op is not Ops.REDUCE or all(0 <= a < len(u.src[0].shape) for a in u.arg[1])),
+    ("STORE fits its target", lambda u: u.op is not Ops.STORE or (u.src[0].shape == u.src[1].shape and u.src[0].dtype is u.src[1].dtype)),
+    ("GATHER indices have one shape", lambda u: u.op is not Ops.GATHER or all(i.shape == u.src[1].shape for i in u.src[1:])),
+    ("kernel ops do not stand in a tensor graph", lambda u: u.op not in (Ops.RANGE, Ops.INDEX, Ops.LOAD)),
+]
+
+CLEAN: list[Rule] = [*TENSOR, ("no gradient markers are left", lambda u: u.op not in (Ops.DETACH, Ops.CUSTOM))]
+
+PER_DEVICE: list[Rule] = [
+    *CLEAN,
+    ("no SHARD is left", lambda u: u.op is not Ops.SHARD),
+    (
+        "only buffers, MSTACK and collectives are on several devices",
+        lambda u: not isinstance(u.device, tuple) or u.op in (Ops.PARAM, Ops.BUFFER, Ops.MSTACK, Ops.SINK, Ops.CALL) or u.op in GroupOp.COLLECTIVE,
+    ),
+]
+
+STORAGE: list[Rule] = [
+    *PER_DEVICE,
+    ("no CAT or SCATTER is left", lambda u: u.op not in (Ops.CAT, Ops.SCATTER)),
+    ("COPY and collectives stand in a CALL", lambda u: not (u.op in GroupOp.COLLECTIVE or u.op is Ops.COPY) or not u.src),
+]
+
+STORED: list[Rule] = [*STORAGE, ("no CONTIGUOUS is left", lambda u: u.op is not Ops.CONTIGUOUS)]
+
+SPECS: dict[str, list[Rule]] = {
+    "tensor": TENSOR,
+    "clean": CLEAN,
+    "lower_shards": PER_DEVICE,
+    "simplify": PER_DEVICE,
+    "lower_storage": STORAGE,
+    "insert_stores": STORED,
+}
+
+
+def verify(root: UOp, name: str) -> None:
+    """AssertionError naming pass, rule and op where the graph after pass `name` breaks its spec."""
+    rules = SPECS[name]
+    for u in root.toposort():
+        for text, holds in rules:
+            assert holds(u), f"after pass {name!r}: rule {text!r} is broken by {u!r} of shape {u.shape}, sources {[(s.op.name, s.dtype.name, s.shape) for s in u.src]}"

@@ -1,0 +1,386 @@
+"""Integer index expressions: bounds, and constructors that simplify as they build.
+
+Expressions are UOps of `dtypes.index` over CONST, RANGE, DEFINE_VAR and loaded indices. A sum is kept in one canonical
+form, `terms * coefficients + constant` with terms in a fixed order, so equal sums are the same node. Division and
+remainder are floor; they vanish where the bounds allow.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import Any
+
+from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.uop import UOp
+
+Terms = dict[UOp, int]
+BIG = 1 << 62
+TRUE = UOp.const(dtypes.bool, True)
+FALSE = UOp.const(dtypes.bool, False)
+
+
+def iconst(n: int) -> UOp:
+    return UOp(Ops.CONST, dtypes.index, (), int(n))
+
+
+def as_index(x: Any) -> UOp:
+    """An int or symbolic dim as an index node."""
+    return x if isinstance(x, UOp) else iconst(x)
+
+
+def to_sint(u: UOp) -> Any:
+    """A constant node as an int, any other node as it is."""
+    return u.arg if u.op is Ops.CONST else u
+
+
+def bounds(u: UOp) -> tuple[int, int]:
+    """Smallest and largest value of an index expression."""
+    found = u._cache.get("bounds")
+    if found is None:
+        for x in u.toposort(lambda x: "bounds" not in x._cache):
+            if "bounds" not in x._cache:
+                x._cache["bounds"] = _bounds(x)
+        found = u._cache["bounds"]
+    return found  # type: ignore[no-any-return]
+
+
+def _bounds(u: UOp) -> tuple[int, int]:
+    op = u.op
+    if op is Ops.CONST:
+        return (int(u.arg), int(u.arg)) if u.dtype is not dtypes.void and not u.dtype.is_float else (-BIG, BIG)
+    if op is Ops.DEFINE_VAR:
+        return u.arg[1], u.arg[2]
+    if op is Ops.BIND:
+        return u.src[0].arg[1], u.src[0].arg[2]
+    b = [x._cache["bounds"] for x in u.src if "bounds" in x._cache]
+    if op is Ops.RANGE:
+        return 0, max(b[0][1] - 1, 0)
+    if u.dtype is dtypes.bool:
+        return 0, 1
+    if u.dtype is not dtypes.index:
+        return (int(u.dtype.min), int(u.dtype.max)) if u.dtype.is_int else (-BIG, BIG)
+    if op is Ops.ADD:
+        return b[0][0] + b[1][0], b[0][1] + b[1][1]
+    if op is Ops.MUL:
+        corners = [x * y for x in b[0] for y in b[1]]
+        return min(corners), max(corners)
+    if op is Ops.IDIV and b[1][0] > 0:
+        corners = [x // y for x in b[0] for y in b[1]]
+        return min(corners), max(corners)
+    if op is Ops.MOD and b[1][0] > 0:
+        return 0, min(b[1][1] - 1, b[0][1]) if b[0][0] >= 0 else b[1][1] - 1
+    if op is Ops.MAX:
+        return max(b[0][0], b[1][0]), max(b[0][1], b[1][1])
+    if op is Ops.WHERE:
+        return min(b[1][0], b[2][0]), max(b[1][1], b[2][1])
+    if op is Ops.CAST:
+        return b[0]
+    return -BIG, BIG
+
+
+def vmin(u: UOp) -> int:
+    return bounds(u)[0]
+
+
+def vmax(u: UOp) -> int:
+    return bounds(u)[1]
+
+
+def linear(u: UOp) -> tuple[Terms, int]:
+    """`u` as (terms with coefficients, constant)."""
+    found = u._cache.get("linear")
+    if found is None:
+        terms: Terms = {}
+        const = 0
+        stack = [(u, 1)]
+        while stack:
+            x, k = stack.pop()
+            if x.op is Ops.CONST:
+                const += k * x.arg
+            elif x.op is Ops.ADD:
+                stack += [(x.src[0], k), (x.src[1], k)]
+            elif x.op is Ops.MUL and x.src[1].op is Ops.CONST:
+                stack.append((x.src[0], k * x.src[1].arg))
+            else:
+                terms[x] = terms.get(x, 0) + k
+        found = u._cache["linear"] = ({t: k for t, k in terms.items() if k}, const)
+    return found  # type: ignore[no-any-return]
+
+
+def _order(t: UOp) -> Any:
+    return (0, t.arg[0], b"") if t.op is Ops.RANGE else (1, 0, t.key)
+
+
+def build(terms: Terms, const: int) -> UOp:
+    """The canonical node of a sum; `x//c*(k*c) + x%c*k` becomes `x*k`."""
+    for t in [t for t in terms if t.op is Ops.MOD]:
+        k = terms.get(t)
+        quotient = UOp(Ops.IDIV, dtypes.index, t.src)
+        if k is not None and t.src[1].op is Ops.CONST and terms.get(quotient) == k * t.src[1].arg:
+            rest = {x: c for x, c in terms.items() if x is not t and x is not quotient}
+            inner, inner_const = linear(t.src[0])
+            for x, c in inner.items():
+                rest[x] = rest.get(x, 0) + c * k
+            return build({x: c for x, c in rest.items() if c}, const + inner_const * k)
+    out: UOp | None = None
+    for t in sorted(terms, key=_order) if len(terms) > 1 else terms:
+        k = terms[t]
+        node = t if k == 1 else UOp(Ops.MUL, dtypes.index, (t, iconst(k)))
+        out = node if out is None else UOp(Ops.ADD, dtypes.index, (out, node))
+    if out is None:
+        return iconst(const)
+    return out if const == 0 else UOp(Ops.ADD, dtypes.index, (out, iconst(const)))
+
+
+def add(a: UOp, b: UOp | int) -> UOp:
+    b = as_index(b)
+    if b.op is Ops.CONST and a.op is Ops.CONST:
+        return iconst(a.arg + b.arg)
+    ta, ca = linear(a)
+    tb, cb = linear(b)
+    if not tb and cb == 0:
+        return a
+    if not ta and ca == 0:
+        return b
+    terms = dict(ta)
+    for t, k in tb.items():
+        terms[t] = terms.get(t, 0) + k
+    return build({t: k for t, k in terms.items() if k}, ca + cb)
+
+
+def mul(a: UOp, b: UOp | int) -> UOp:
+    b = as_index(b)
+    if a.op is Ops.CONST:
+        a, b = b, a
+    if b.op is Ops.CONST:
+        k = b.arg
+        if k == 1:
+            return a
+        terms, const = linear(a)
+        return build({t: c * k for t, c in terms.items()} if k else {}, const * k)
+    ta, ca = linear(a)
+    tb, cb = linear(b)
+    if len(tb) == 1 and cb == 0 and (len(ta) > 1 or ca):  # (x + c) * v -> x*v + c*v
+        out = mul(b, ca)
+        for t, k in ta.items():
+            out = add(out, mul(mul(t, b), k))
+        return out
+    return UOp(Ops.MUL, dtypes.index, tuple(sorted((a, b), key=_order)))
+
+
+def floordiv(a: UOp, b: UOp | int) -> UOp:
+    b = as_index(b)
+    if b.op is not Ops.CONST:
+        if a is b:
+            return iconst(1)
+        ta, ca = linear(a)
+        whole = {t: k for t, k in ta.items() if t.op is Ops.MUL and b in t.src}
+        rest = build({t: k for t, k in ta.items() if t not in whole}, ca)
+        if whole and vmin(rest) >= 0 and _below(rest, b):
+            out = iconst(0)
+            for t, k in whole.items():
+                out = add(out, mul(t.src[1] if t.src[0] is b else t.src[0], k))
+            return out
+        if vmin(a) >= 0 and _below(a, b):
+            return iconst(0)
+        return UOp(Ops.IDIV, dtypes.index, (a, b))
+    c = b.arg
+    assert c > 0, f"index division by {c}"
+    if c == 1:
+        return a
+    lo, hi = bounds(a)
+    if lo // c == hi // c:
+        return iconst(lo // c)
+    terms, const = linear(a)
+    whole = {t: k // c for t, k in terms.items() if k % c == 0}
+    part = {t: k for t, k in terms.items() if k % c}
+    if whole or const // c:
+        rest = build(part, const % c)
+        return add(build(whole, const // c), floordiv(rest, c))
+    g = c
+    for k in part.values():
+        g = gcd(g, k)
+    if g > 1:  # (g*x + r) // (g*c') with 0 <= r < g -> x // c'
+        return floordiv(build({t: k // g for t, k in part.items()}, const // g), c // g)
+    if len(terms) == 1 and const == 0 and a.op is Ops.IDIV and a.src[1].op is Ops.CONST:
+        return floordiv(a.src[0], a.src[1].arg * c)
+    # terms whose coefficients share a factor with c, the rest staying below that factor
+    for f in sorted({gcd(k, c) for k in part.values() if gcd(k, c) > 1}, reverse=True):
+        low = build({t: k for t, k in part.items() if k % f}, const % f)
+        if vmin(low) >= 0 and vmax(low) < f:
+            high = build({t: k // f for t, k in part.items() if k % f == 0}, const // f)
+            return floordiv(high, c // f)
+    return UOp(Ops.IDIV, dtypes.index, (a, b))
+
+
+def mod(a: UOp, b: UOp | int) -> UOp:
+    b = as_index(b)
+    if b.op is not Ops.CONST:
+        q = floordiv(a, b)
+        if q.op is not Ops.IDIV:
+            return add(a, mul(mul(q, b), -1))
+        return UOp(Ops.MOD, dtypes.index, (a, b))
+    c = b.arg
+    assert c > 0, f"index remainder by {c}"
+    if c == 1:
+        return iconst(0)
+    lo, hi = bounds(a)
+    if lo // c == hi // c:
+        return add(a, -(lo // c) * c)
+    terms, const = linear(a)
+    part: Terms = {}
+    for t, k in terms.items():
+        if k % c == 0:
+            continue
+        if t.op is Ops.MOD and t.src[1].op is Ops.CONST and (k * t.src[1].arg) % c == 0:  # k*(x % n) mod c -> k*x mod c
+            inner, inner_const = linear(t.src[0])
+            for x, kx in inner.items():
+                part[x] = part.get(x, 0) + kx * k
+            const += inner_const * k
+        else:
+            part[t] = part.get(t, 0) + k
+    part = {t: k % c if k % c <= c // 2 or vmin(t) >= 0 else k % c - c for t, k in part.items() if k % c}
+    reduced = build(part, const % c)
+    if reduced is not a:
+        return mod(reduced, c)
+    g = c
+    for k in part.values():
+        g = gcd(g, k)
+    if g > 1:
+        r = const % g
+        return add(mul(mod(build({t: k // g for t, k in part.items()}, const // g), c // g), g), r)
+    for f in sorted({gcd(k, c) for k in part.values() if gcd(k, c) > 1}, reverse=True):
+        low = build({t: k for t, k in part.items() if k % f}, const % f)
+        if vmin(low) >= 0 and vmax(low) < f:
+            high = build({t: k // f for t, k in part.items() if k % f == 0}, const // f)
+            return add(mul(mod(high, c // f), f), low)
+    return UOp(Ops.MOD, dtypes.index, (a, b))
+
+
+def _below(a: UOp, b: UOp) -> bool:
+    """Whether a < b holds for certain (b symbolic)."""
+    if vmax(a) < vmin(b):
+        return True
+    terms, const = linear(a)
+    if const == 0 and len(terms) == 1:
+        ((t, k),) = terms.items()
+        return k == 1 and t.op is Ops.RANGE and t.src[0] is b
+    return False
+
+
+def lt(a: UOp, b: UOp | int) -> UOp:
+    """a < b as a bool node."""
+    diff = add(a, mul(as_index(b), -1))  # a - b < 0
+    lo, hi = bounds(diff)
+    if hi < 0:
+        return TRUE
+    if lo >= 0:
+        return FALSE
+    b = as_index(b)
+    if b.op is not Ops.CONST and _below(a, b):
+        return TRUE
+    if b.op is Ops.CONST:
+        terms, const = linear(a)
+        bound = b.arg - const
+        g = 0
+        for k in terms.values():
+            g = gcd(g, k)
+        if g > 1:  # g*x < n -> x < ceil(n / g)
+            return lt(build({t: k // g for t, k in terms.items()}, 0), -(-bound // g))
+        return UOp(Ops.CMPLT, dtypes.bool, (build(terms, 0), iconst(bound)))
+    return UOp(Ops.CMPLT, dtypes.bool, (a, b))
+
+
+def ge(a: UOp, b: UOp | int) -> UOp:
+    """a >= b, as b - 1 < a."""
+    return lt(add(as_index(b), -1), a) if not isinstance(b, int) else _ge_const(a, b)
+
+
+def _ge_const(a: UOp, b: int) -> UOp:
+    lo, hi = bounds(a)
+    if lo >= b:
+        return TRUE
+    if hi < b:
+        return FALSE
+    return lt(mul(a, -1), 1 - b)  # -a < 1 - b
+
+
+def both(a: UOp, b: UOp) -> UOp:
+    """Logical and, in a canonical order of its factors."""
+    if a is FALSE or b is FALSE:
+        return FALSE
+    parts = sorted({p for x in (a, b) for p in _factors(x)} - {TRUE}, key=lambda p: p.key)
+    out = TRUE
+    for p in parts:
+        out = p if out is TRUE else UOp(Ops.AND, dtypes.bool, (out, p))
+    return out
+
+
+def _factors(x: UOp) -> list[UOp]:
+    return [*_factors(x.src[0]), x.src[1]] if x.op is Ops.AND and x.dtype is dtypes.bool else [x]
+
+
+def substitute(u: UOp, mapping: dict[UOp, UOp]) -> UOp:
+    """`u` with nodes replaced, index arithmetic simplified again on the way up."""
+    done: dict[UOp, UOp] = dict(mapping)
+    for x in u.toposort(lambda x: x not in mapping):
+        if x in done:
+            continue
+        src = tuple(done[s] for s in x.src)
+        done[x] = x if src == x.src else rebuild(x, src)
+    return done[u]
+
+
+def rebuild(x: UOp, src: tuple[UOp, ...]) -> UOp:
+    """Node `x` over new sources, through the simplifying constructors where it is index arithmetic."""
+    if x.dtype is dtypes.index:
+        if x.op is Ops.ADD:
+            return add(src[0], src[1])
+        if x.op is Ops.MUL:
+            return mul(src[0], src[1])
+        if x.op is Ops.IDIV:
+            return floordiv(src[0], src[1])
+        if x.op is Ops.MOD:
+            return mod(src[0], src[1])
+    if x.op is Ops.CMPLT and src[0].dtype is dtypes.index:
+        return lt(src[0], src[1])
+    if x.op is Ops.AND and x.dtype is dtypes.bool:
+        return both(src[0], src[1])
+    return x.replace(src=src)
+
+
+def variable(name: str, lo: int, hi: int) -> UOp:
+    if not lo <= hi:
+        raise ValueError(f"variable {name!r}: its smallest value {lo} is above its largest {hi}")
+    return UOp(Ops.DEFINE_VAR, dtypes.index, (), (name, lo, hi))
+
+
+def evaluate(u: Any, values: dict[str, int]) -> int:
+    """The number an index expression has for given values of its variables."""
+    if isinstance(u, int):
+        return u
+    done: dict[UOp, int] = {}
+    for x in u.toposort(lambda x: x.op is not Ops.BIND):
+        s = [done[y] for y in x.src if y in done]
+        if x.op is Ops.CONST:
+            done[x] = int(x.arg)
+        elif x.op is Ops.BIND:
+            done[x] = x.src[1].arg
+        elif x.op is Ops.DEFINE_VAR:
+            if x.arg[0] not in values:
+                raise ValueError(f"variable {x.arg[0]!r} has no value; bind it: Variable({x.arg[0]!r}, {x.arg[1]}, {x.arg[2]}).bind(n)")
+            done[x] = values[x.arg[0]]
+        elif x.op is Ops.ADD:
+            done[x] = s[0] + s[1]
+        elif x.op is Ops.MUL:
+            done[x] = s[0] * s[1]
+        elif x.op is Ops.IDIV:
+            done[x] = s[0] // s[1]
+        elif x.op is Ops.MOD:
+            done[x] = s[0] % s[1]
+        elif x.op is Ops.MAX:
+            done[x] = max(s)
+        else:
+            raise AssertionError(f"{x.op} in a dim")
+    return done[u]

@@ -1,0 +1,167 @@
+"""What the workers of the multi-process tests do: each function gets its connected endpoint. No tests in here."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import threading
+import time
+from typing import Any
+
+import numpy as np
+from manygrad.collectives import native
+from manygrad.collectives.algorithms import build
+from manygrad.collectives.execute import prepare
+from manygrad.collectives.program import Collective
+from manygrad.collectives.transport import Endpoint, MessageKey
+from manygrad.tensor.dtype import to_dtype
+
+
+def values(dtype: str, count: int, rank: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    """Rank's input: the same in every process, of widely different magnitudes for the floats."""
+    d = to_dtype(dtype)
+    rng = np.random.default_rng([seed, rank, count])
+    if d.is_bool:
+        return rng.random(count) < 0.3
+    if d.is_float:
+        return (rng.standard_normal(count) * np.exp2(rng.integers(-6, 6, count))).astype(d.np)
+    return rng.integers(0, 1 << 32, count, dtype=np.uint64).astype(d.np)
+
+
+def put(endpoint: Endpoint, array: np.ndarray[Any, Any]) -> int:
+    """Copies `array` into the arena; its address."""
+    addr = endpoint.arena.addr(endpoint.arena.alloc(array.nbytes))
+    ctypes.memmove(addr, array.ctypes.data, array.nbytes)
+    return addr
+
+
+def collective(endpoint: Endpoint, cases: list[tuple[str, Collective, str]], ranks_per_worker: int = 1, runs: int = 1) -> list[Any]:
+    """Runs every case; the bytes of `out` of each local rank (a digest where long)."""
+    results = []
+    mine = range(endpoint.rank * ranks_per_worker, (endpoint.rank + 1) * ranks_per_worker)
+    for n, (algorithm, c, dtype) in enumerate(cases):
+        item = to_dtype(dtype).itemsize
+        only = [r for r in mine if r < c.ranks]
+        prepared = prepare(build(algorithm, c, only), dtype, plan=n, endpoint=endpoint, rank_to_worker=lambda r: r // ranks_per_worker)
+        offsets, addresses = [], {}
+        for r in only:
+            out = endpoint.arena.alloc(c.out_length(r) * item)
+            source = values(dtype, c.in_length(r), r)
+            where = put(endpoint, source)
+            offsets += [out, where - endpoint.arena.base]
+            addresses[r] = {"in": where, "out": endpoint.arena.addr(out)}
+        for sequence in range(runs):
+            for r in only:
+                ctypes.memset(addresses[r]["out"], 0xA5, c.out_length(r) * item)
+            prepared.run(addresses, sequence)
+        for r in only:
+            data = ctypes.string_at(addresses[r]["out"], c.out_length(r) * item)
+            results.append(data if len(data) < 4096 else hashlib.blake2b(data).hexdigest())
+        prepared.close()
+        for offset in offsets:
+            endpoint.arena.free(offset)
+    assert endpoint.arena.used_nbytes == 0
+    return results
+
+
+def routes(endpoint: Endpoint) -> dict[int, str]:
+    return endpoint.routes
+
+
+def ping(endpoint: Endpoint, count: int, nbytes: int) -> int:
+    """Messages from memory outside the arena, both ways, `count` in flight at once; how many came right."""
+    peer, right = 1 - endpoint.rank, 0
+    data = [values("uint8", nbytes, endpoint.rank, seed=i) for i in range(count)]
+    for i, d in enumerate(data):
+        endpoint.send(peer, MessageKey(7, i, 0), d.ctypes.data, nbytes)
+    for i in range(count):
+        with endpoint.receive(peer, MessageKey(7, i, 0), nbytes) as b:
+            right += ctypes.string_at(b.addr, nbytes) == values("uint8", nbytes, peer, seed=i).tobytes()
+    endpoint.flush()
+    return right
+
+
+def wait_for_ever(endpoint: Endpoint, silent: int) -> None:
+    """Rank `silent` sleeps; the others wait for it."""
+    if endpoint.rank == silent:
+        time.sleep(60)
+    endpoint.receive(silent, MessageKey(1, 2, 3), 64)
+
+
+def aborted(endpoint: Endpoint) -> float:
+    """Rank 0 waits for 1 and is aborted by a thread of its own; seconds from the abort to the error."""
+    if endpoint.rank == 1:
+        time.sleep(1.0)
+        return 0.0
+    at: list[float] = []
+
+    def later() -> None:
+        time.sleep(0.3)
+        at.append(time.perf_counter())
+        endpoint.abort("a test")
+
+    thread = threading.Thread(target=later)
+    thread.start()
+    try:
+        endpoint.receive(1, MessageKey(0, 0, 0), 8)
+    except Exception as e:
+        assert type(e).__name__ == "CollectiveAborted" and "a test" in str(e), e
+        return time.perf_counter() - at[0]
+    finally:
+        thread.join()
+    return 99.0
+
+
+def diverge(endpoint: Endpoint, plan: int, count: int, dtype: str) -> None:
+    """An all_reduce whose plan, length or type differs between ranks."""
+    endpoint.describe = lambda p: f"train.py:{p}"
+    c = Collective("all_reduce", endpoint.size, count)
+    prepared = prepare(build("direct", c, [endpoint.rank]), dtype, plan=plan, endpoint=endpoint)
+    where = put(endpoint, np.zeros(count, to_dtype(dtype).np))
+    prepared.run({endpoint.rank: {"in": where, "out": where}}, 0)
+
+
+def agree(endpoint: Endpoint, value: int) -> None:
+    endpoint.agree(5, "the same everywhere")
+    endpoint.agree(value, f"model.py:{value}")
+
+
+def stale(endpoint: Endpoint) -> int:
+    """Rank 0 sends a message of an older epoch first; rank 1 must not see it. How many it dropped."""
+    data = np.arange(8, dtype=np.uint8)
+    if endpoint.rank == 0:
+        endpoint.epoch -= 1
+        endpoint._hub.epoch = endpoint.epoch
+        old = np.full(8, 9, np.uint8)
+        endpoint.send(1, MessageKey(0, 0, 0), old.ctypes.data, 8)
+        endpoint.epoch += 1
+        endpoint._hub.epoch = endpoint.epoch
+        link = endpoint._links[1]
+        if link.route == "zmq":
+            link.out_number = 0  # a dropped message has no number in this epoch
+            link.unacked.clear()
+        endpoint._outstanding.clear()
+        endpoint.send(1, MessageKey(0, 0, 0), data.ctypes.data, 8)
+        endpoint.flush()
+        return 0
+    with endpoint.receive(0, MessageKey(0, 0, 0), 8) as b:
+        assert ctypes.string_at(b.addr, 8) == data.tobytes()
+    return endpoint.dropped_stale + endpoint._hub.dropped
+
+
+def leftovers(endpoint: Endpoint) -> dict[str, int]:
+    """What is still there after close: descriptors, own threads, arena mappings."""
+    native.copy  # noqa: B018
+    ping(endpoint, 3, 100_000)
+    endpoint.close()
+    endpoint.close()
+    links = [os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{n}")]
+    with open("/proc/self/maps") as maps:
+        mapped = sum("manygrad-arena" in line for line in maps)
+    return {
+        "arenas": sum("manygrad" in link for link in links),
+        "pidfds": sum("pidfd" in link for link in links),
+        "mapped": mapped,
+        "threads": sum(not t.name.startswith("MainThread") and not t.daemon for t in threading.enumerate()),
+    }

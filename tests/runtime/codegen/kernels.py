@@ -1,0 +1,92 @@
+"""Hand-built kernel ASTs for the tests of the kernel compiler and of the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from manygrad.runtime.devices import get_device
+from manygrad.tensor.dtype import DType, dtypes
+from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.uop import UOp
+
+f32 = dtypes.float32
+
+
+def I(value: int | UOp) -> UOp:  # noqa: E743
+    return UOp.const(dtypes.index, value) if isinstance(value, int) else value
+
+
+def add(*terms: int | UOp) -> UOp:
+    out = I(terms[0])
+    for t in terms[1:]:
+        out = out.alu(Ops.ADD, I(t))
+    return out
+
+
+def mul(a: UOp, b: int | UOp) -> UOp:
+    return a.alu(Ops.MUL, b if isinstance(b, UOp) else UOp.const(a.dtype, b))
+
+
+def loop(size: int | UOp, id: int) -> UOp:
+    return UOp(Ops.RANGE, dtypes.index, (I(size),), (id, "loop"))
+
+
+def red(size: int | UOp, id: int) -> UOp:
+    return UOp(Ops.RANGE, dtypes.index, (I(size),), (id, "reduce"))
+
+
+def index(slot: int, dtype: DType, offset: int | UOp, valid: UOp | None = None) -> UOp:
+    src = (UOp(Ops.PARAM, dtype, (), slot), I(offset)) + (() if valid is None else (valid,))
+    return UOp(Ops.INDEX, dtype, src)
+
+
+def load(slot: int, offset: int | UOp, dtype: DType = f32, valid: UOp | None = None) -> UOp:
+    return UOp(Ops.LOAD, dtype, (index(slot, dtype, offset, valid),))
+
+
+def reduce(value: UOp, *ranges: UOp, op: Ops = Ops.ADD) -> UOp:
+    return UOp(Ops.REDUCE, value.dtype, (value, *ranges), op)
+
+
+def store(slot: int, offset: int | UOp, value: UOp, *loops: UOp, valid: UOp | None = None, arg: str | None = None) -> UOp:
+    return UOp(Ops.STORE, dtypes.void, (index(slot, value.dtype, offset, valid), value, *loops), arg)
+
+
+def sink(*stores: UOp) -> UOp:
+    return UOp(Ops.SINK, dtypes.void, stores)
+
+
+def elementwise(f: Callable[..., UOp], inputs: Sequence[DType], size: int) -> UOp:
+    """out[i] = f(in1[i], in2[i], ...)."""
+    i = loop(size, 0)
+    return sink(store(0, i, f(*(load(n + 1, i, d) for n, d in enumerate(inputs))), i))
+
+
+def gemm(m: int, n: int, k: int, layout: str = "NN", dtype: DType = f32, epilogue: Callable[[UOp, UOp, UOp], UOp] | None = None) -> UOp:
+    """c[m, n] = sum over k of a b; `layout` letter T: that operand is stored transposed."""
+    im, jn, rk = loop(m, 0), loop(n, 1), red(k, 2)
+    a = load(1, add(mul(im, k), rk) if layout[0] == "N" else add(mul(rk, m), im), dtype)
+    b = load(2, add(mul(rk, n), jn) if layout[1] == "N" else add(mul(jn, k), rk), dtype)
+    acc = f32 if dtype.is_half else dtype
+    value = reduce(a.cast(acc).alu(Ops.MUL, b.cast(acc)), rk).cast(dtype)
+    if epilogue is not None:
+        value = epilogue(value, im, jn)
+    return sink(store(0, add(mul(im, n), jn), value, im, jn))
+
+
+def run(ast: UOp, arrays: Sequence[np.ndarray], vars: tuple[int, ...] = (), device: str = "PYTHON") -> list[np.ndarray]:
+    """Runs `ast` on copies of `arrays`; gives them back as they are afterwards."""
+    dev = get_device(device)
+    handles = [dev.alloc(a.nbytes) for a in arrays]
+    for h, a in zip(handles, arrays):
+        dev.copyin(h, memoryview(np.ascontiguousarray(a).reshape(-1).view(np.uint8)))
+    dev.compile(ast)(handles, vars, wait=True)
+    out = []
+    for h, a in zip(handles, arrays):
+        raw = np.empty(a.nbytes, np.uint8)
+        dev.copyout(memoryview(raw), h)
+        out.append(raw.view(a.dtype).reshape(a.shape))
+        dev.free(h, a.nbytes)
+    return out
