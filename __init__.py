@@ -6,6 +6,7 @@ Write ordinary lazy-tensor code; `launcher train.py --nodes 4` runs it on four w
 from manygrad.multi.world import world
 from manygrad.runtime.counters import GlobalCounters
 from manygrad.runtime.engine import RealizeEngine
+from manygrad.runtime.jit import TinyJit
 from manygrad.tensor import nn
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.engine import holder as _holder
@@ -15,4 +16,4 @@ from manygrad.tensor.tensor import Tensor, Variable
 _holder.current = RealizeEngine()
 
 __version__ = "0.1.0"
-__all__ = ["Context", "GlobalCounters", "Tensor", "Variable", "dtypes", "nn", "world"]
+__all__ = ["Context", "GlobalCounters", "Tensor", "TinyJit", "Variable", "dtypes", "nn", "world"]

@@ -9,6 +9,8 @@ From what is wanted to what runs:
     prepared.run({0: {"in": addr, "out": addr}}, sequence)         # every step; transport/ moves the bytes
 """
 
+from collections.abc import Callable
+
 from manygrad.collectives.algorithms import ALGORITHMS, build
 from manygrad.collectives.cost import choose
 from manygrad.collectives.errors import CollectiveAborted, CollectiveError, CollectiveTimeout, PeerLost, PlanMismatch
@@ -30,3 +32,6 @@ __all__ = [
     "prepare",
     "run_program",
 ]
+
+# set by the launcher's worker: called with (plan hash, description) when a plan is first made; returns once all ranks agree
+plan_hook: Callable[[int, str], None] | None = None

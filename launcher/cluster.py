@@ -6,6 +6,7 @@ and at the end its processes are killed by their ids and the folder is removed. 
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import secrets
@@ -73,11 +74,8 @@ class Cluster:
         fresh = "ray" not in sys.modules
         import ray
 
-        if not fresh:  # Ray reads its settings once, when it is loaded: make it read them again
-            from ray._raylet import AuthenticationTokenLoader, Config
-
-            Config.initialize("")
-            AuthenticationTokenLoader.instance().reset_cache()
+        if not fresh:
+            _reread_settings()
         self.started_ray = True
         ray.init(address="local", num_cpus=self.job.nodes, num_gpus=0, include_dashboard=False, log_to_driver=False, configure_logging=False, logging_level=logging.ERROR,
                  object_store_memory=80 << 20, _temp_dir=self.folder, _node_ip_address="127.0.0.1")
@@ -208,7 +206,8 @@ class Cluster:
             agents, self._agents, self._refs = self._agents, [], {}
             if self.started_ray:
                 if not fast:
-                    del agents  # a handle that outlives its Ray would be released in the next one, where its id means another actor
+                    del agents  # a handle that outlives its Ray is released in the next one, where its id means another actor
+                    gc.collect()  # handles are in reference cycles
                     ray.shutdown()
                 return
             while agents:
@@ -221,7 +220,7 @@ class Cluster:
             if not self.was_initialized:
                 ray.shutdown()
         finally:
-            self._restore_env()
+            self._restore_env(fast)
 
     def _set_env(self, values: dict[str, str], drop: tuple[str, ...] = ()) -> None:
         for k in (*values, *drop):
@@ -230,13 +229,25 @@ class Cluster:
         for k in drop:
             os.environ.pop(k, None)
 
-    def _restore_env(self) -> None:
+    def _restore_env(self, ended: bool) -> None:
         for k, v in self._saved.items():
             if v is None:
                 os.environ.pop(k, None)
             else:
                 os.environ[k] = v
         self._saved = {}
+        if self.started_ray and not ended:
+            _reread_settings()
+
+
+def _reread_settings() -> None:
+    """Ray reads its environment variables once, when it is loaded; have it do so again."""
+    import ray._raylet as raylet
+
+    config, tokens = getattr(raylet, "Config", None), getattr(raylet, "AuthenticationTokenLoader", None)
+    if config is not None and tokens is not None:
+        config.initialize("")
+        tokens.instance().reset_cache()
 
 
 def check_memory(nodes: int) -> None:

@@ -14,7 +14,23 @@ from enum import Enum
 from typing import Any
 
 from .errors import EXIT_INTERRUPTED, EXIT_TIMEOUT
-from .messages import (PROTOCOL, AgentLost, Closed, Event, Exited, Failed, Finished, Hello, Interrupt, Plan, Progress, Spawned, Started, Stopping, Tick)
+from .messages import (
+    PROTOCOL,
+    AgentLost,
+    Closed,
+    Event,
+    Exited,
+    Failed,
+    Finished,
+    Hello,
+    Interrupt,
+    Plan,
+    Progress,
+    Spawned,
+    Started,
+    Stopping,
+    Tick,
+)
 
 KILL_AFTER_TERM_S, GIVE_UP_S, CLOSE_S = 0.7, 0.6, 1.5
 

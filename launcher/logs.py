@@ -133,7 +133,7 @@ class RankLogs:
 
     def __init__(self, directory: str, size: int) -> None:
         self.paths = [os.path.join(directory, f"rank{r}.log") for r in range(size)]
-        self.files: list[IO[str]] = [open(p, "w", encoding="utf-8", buffering=1 << 13, newline="") for p in self.paths]  # noqa: SIM115
+        self.files: list[IO[str]] = [open(p, "w", encoding="utf-8", buffering=1 << 13, newline="") for p in self.paths]
 
     def write(self, rank: int, text: str) -> None:
         self.files[rank].write(text)

@@ -90,7 +90,7 @@ class _Lowering:
         return tuple(UOp(Ops.MSELECT, x.dtype, (node,), k) for k, x in enumerate(parts))
 
     def all_reduce(self, parts: Local, op: Ops, devices: tuple[str, ...], at: UOp) -> Local:
-        out = self.collective(Ops.ALLREDUCE, parts, devices, (op,), at, at.shape)
+        out = self.collective(Ops.ALLREDUCE, parts, devices, (op, prod(at.shape)), at, at.shape)
         return tuple(reshape(x, at.shape) for x in out)
 
     def all_gather(self, parts: Local, p: Shard, shape: tuple[Any, ...], devices: tuple[str, ...], at: UOp) -> Local:

@@ -41,10 +41,11 @@ class RealizeEngine:
         todo = self._with_pending(tensors)
         effects: list[UOp] = []
         becomes: dict[UOp, UOp] = {}
+        own: dict[int, UOp] = {}  # equal graphs are one node, but every tensor gets storage of its own: one may be assigned
         for t in todo:
             u = t.uop
             base = base_of(u)
-            if base.op is Ops.BUFFER or u in becomes or any(isinstance(d, int) and d == 0 for d in u.shape):
+            if base.op is Ops.BUFFER or any(isinstance(d, int) and d == 0 for d in u.shape):
                 continue
             if base.op is Ops.AFTER:
                 effects.append(base)
@@ -53,7 +54,8 @@ class RealizeEngine:
             store = UOp(Ops.STORE, dtypes.void, (buffer, u))
             store._cache["line"] = line_of(u)
             effects.append(store)
-            becomes[u] = buffer
+            becomes.setdefault(u, buffer)
+            own[id(t)] = buffer
         for t in todo:
             PENDING.discard(t)
         if not effects:
@@ -67,7 +69,7 @@ class RealizeEngine:
                 while base.op is Ops.AFTER:
                     base = base.src[0]
                 becomes[u] = base
-        self._replace(becomes)
+        self._replace(becomes, own)
 
     def _with_pending(self, tensors: list[Tensor]) -> list[Tensor]:
         """The tensors, all pending assignments, and every lazy tensor that still needs a value about to be overwritten."""
@@ -88,14 +90,19 @@ class RealizeEngine:
                         todo[id(t)] = t
         return list(todo.values())
 
-    def _replace(self, becomes: dict[UOp, UOp]) -> None:
-        """Live tensors see what has been computed as storage."""
+    def _replace(self, becomes: dict[UOp, UOp], own: dict[int, UOp]) -> None:
+        """Live tensors see what has been computed as storage; an equal tensor that was not asked for becomes a lazy copy."""
         lazy = [t for t in LIVE if t.uop.op is not Ops.BUFFER]
         if not lazy:
             return
         mapped = substitute(UOp(Ops.SINK, dtypes.void, tuple(t.uop for t in lazy)), becomes)
         for t, u in zip(lazy, mapped.src):
-            t.uop = u
+            if id(t) in own:
+                t.uop = own[id(t)]
+            elif u.op is Ops.BUFFER and t.uop.op is not Ops.AFTER:
+                t.uop = UOp(Ops.CONTIGUOUS, u.dtype, (u,))
+            else:
+                t.uop = u
 
     def from_numpy(self, array: np.ndarray, dtype: DType, device: str) -> UOp:
         if array.size == 0:

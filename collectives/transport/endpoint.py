@@ -139,7 +139,7 @@ class Endpoint:
         if TRANSPORT.value not in ("", "shm", "zmq"):
             raise ValueError(f"TRANSPORT={TRANSPORT.value!r} is unknown; use shm or zmq, or leave it empty")
         peers = [r for r in range(self.size) if r != self.rank]
-        self._hub.admit({cards[r]["curve"].encode() for r in peers if cards[r].get("curve")})
+        self._hub.admit({cards[r]["curve"] for r in peers if cards[r].get("curve")})
         attached: dict[int, shm.ShmLink] = {}
         for r in peers:
             self._hub.add(r, cards[r])

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import zmq
+from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from manygrad.collectives.errors import WireError
@@ -144,9 +145,9 @@ class ZmqHub:
         link = self.links[peer] = ZmqLink(peer, card)
         return link
 
-    def admit(self, keys: set[bytes]) -> None:
-        """The CURVE public keys of this run; until now handshakes have been waiting."""
-        self.allowed = keys
+    def admit(self, keys: set[str]) -> None:
+        """The CURVE public keys (Z85) of this run; until now handshakes have been waiting."""
+        self.allowed = {z85.decode(k) for k in keys}
 
     def connect(self, link: ZmqLink) -> None:
         """Makes the lanes to a peer, with a hello on each (once)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -164,3 +165,29 @@ def kernel_name(ast: UOp) -> str:
     reduced: dict[UOp, None] = {r: None for u in sig.reduces for r in u.src[1:]}
     sizes = [size_max(r) for r in (*sig.loops, *reduced)]
     return "_".join(["r" if sig.reduces else "e", *map(str, sizes), ast.key.hex()[:6]])
+
+
+def evaluate_int(expr: UOp, variables: dict[str, int]) -> int:
+    """The value of a loop's size."""
+    values: dict[UOp, int] = {}
+    for u in expr.toposort():
+        values[u] = _EVALUATE[u.op](u, variables, *(values[s] for s in u.src))
+    return int(values[expr])
+
+
+_EVALUATE: dict[Ops, Callable[..., int]] = {
+    Ops.CONST: lambda u, v: u.arg,
+    Ops.DEFINE_VAR: lambda u, v: v[u.arg[0]],
+    Ops.ADD: lambda u, v, a, b: a + b,
+    Ops.SUB: lambda u, v, a, b: a - b,
+    Ops.MUL: lambda u, v, a, b: a * b,
+    Ops.NEG: lambda u, v, a: -a,
+    Ops.IDIV: lambda u, v, a, b: a // b if b else 0,
+    Ops.MOD: lambda u, v, a, b: a % b if b else 0,
+    Ops.MAX: lambda u, v, a, b: max(a, b),
+    Ops.CMPLT: lambda u, v, a, b: a < b,
+    Ops.CMPEQ: lambda u, v, a, b: a == b,
+    Ops.CMPNE: lambda u, v, a, b: a != b,
+    Ops.WHERE: lambda u, v, c, a, b: a if c else b,
+    Ops.CAST: lambda u, v, a: a,
+}

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from manygrad.runtime.codegen.describe import Signature, estimate, kernel_name, ranges_of, signature, size_max
+from manygrad.runtime.codegen.describe import Signature, estimate, evaluate_int, kernel_name, ranges_of, signature, size_max
 from manygrad.runtime.devices.base import Kernel
 from manygrad.runtime.devices.host import HostDevice, Memory, host_array
 from manygrad.tensor.dtype import DType, dtypes
@@ -178,26 +178,6 @@ class PythonKernel(Kernel):
             if u.op is Ops.RANGE:
                 self.axes.setdefault(u, len(self.axes))
 
-    def size(self, r: UOp, variables: dict[UOp, int]) -> int:
-        values: dict[UOp, int] = {}
-        for u in r.src[0].toposort():
-            a = [values[s] for s in u.src]
-            match u.op:
-                case Ops.CONST: values[u] = u.arg
-                case Ops.DEFINE_VAR: values[u] = variables[u]
-                case Ops.ADD: values[u] = a[0] + a[1]
-                case Ops.SUB: values[u] = a[0] - a[1]
-                case Ops.MUL: values[u] = a[0] * a[1]
-                case Ops.IDIV: values[u] = a[0] // a[1] if a[1] else 0
-                case Ops.MOD: values[u] = a[0] % a[1] if a[1] else 0
-                case Ops.MAX: values[u] = max(a)
-                case Ops.NEG: values[u] = -a[0]
-                case Ops.WHERE: values[u] = a[1] if a[0] else a[2]
-                case Ops.CMPLT: values[u] = a[0] < a[1]
-                case Ops.CAST: values[u] = a[0]
-                case _: raise NotImplementedError(f"{u.op.name} in the size of a loop")
-        return values[r.src[0]]  # fmt: skip
-
     def blocks(self, sizes: dict[UOp, int]) -> Iterator[tuple[dict[UOp, int], dict[UOp, int]]]:
         """Cuts the loops, the outermost first, until no intermediate exceeds BLOCK_ELEMENTS."""
         used = {ranges_of(u) | (frozenset(u.src[1:]) if u.op is Ops.REDUCE else frozenset()) for u in self.sig.nodes}
@@ -216,13 +196,14 @@ class PythonKernel(Kernel):
     def __call__(self, handles: Sequence[Memory], vars: tuple[int, ...] = (), wait: bool = False) -> float | None:
         began = time.perf_counter()
         variables = dict(zip(self.sig.variables, vars, strict=True))
+        by_name = {v.arg[0]: n for v, n in variables.items()}
         memory = {}
         for slot, dtype in self.sig.params.items():
             h = handles[slot]
             raw = host_array(h.address, h.nbytes)
             memory[slot] = raw[: h.nbytes // dtype.itemsize * dtype.itemsize].view(dtype.np)
         interpreter = Interpreter(self.sig, self.axes, memory, variables)
-        sizes = {r: self.size(r, variables) for r in self.axes}
+        sizes = {r: evaluate_int(r.src[0], by_name) for r in self.axes}
         with np.errstate(all="ignore"):
             for starts, extent in self.blocks(sizes):
                 interpreter.run(starts, extent)

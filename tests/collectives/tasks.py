@@ -10,7 +10,6 @@ import time
 from typing import Any
 
 import numpy as np
-from manygrad.collectives import native
 from manygrad.collectives.algorithms import build
 from manygrad.collectives.execute import prepare
 from manygrad.collectives.program import Collective
@@ -89,6 +88,10 @@ def wait_for_ever(endpoint: Endpoint, silent: int) -> None:
     endpoint.receive(silent, MessageKey(1, 2, 3), 64)
 
 
+def wait_for_each_other(endpoint: Endpoint) -> None:
+    endpoint.receive(1 - endpoint.rank, MessageKey(1, 2, 3), 64)
+
+
 def aborted(endpoint: Endpoint) -> float:
     """Rank 0 waits for 1 and is aborted by a thread of its own; seconds from the abort to the error."""
     if endpoint.rank == 1:
@@ -132,11 +135,9 @@ def stale(endpoint: Endpoint) -> int:
     data = np.arange(8, dtype=np.uint8)
     if endpoint.rank == 0:
         endpoint.epoch -= 1
-        endpoint._hub.epoch = endpoint.epoch
         old = np.full(8, 9, np.uint8)
         endpoint.send(1, MessageKey(0, 0, 0), old.ctypes.data, 8)
         endpoint.epoch += 1
-        endpoint._hub.epoch = endpoint.epoch
         link = endpoint._links[1]
         if link.route == "zmq":
             link.out_number = 0  # a dropped message has no number in this epoch
@@ -152,7 +153,6 @@ def stale(endpoint: Endpoint) -> int:
 
 def leftovers(endpoint: Endpoint) -> dict[str, int]:
     """What is still there after close: descriptors, own threads, arena mappings."""
-    native.copy  # noqa: B018
     ping(endpoint, 3, 100_000)
     endpoint.close()
     endpoint.close()

@@ -30,7 +30,7 @@ from manygrad.collectives.transport import Endpoint
 endpoint = None
 try:
     name, args, rank, size, options = hear()
-    endpoint = Endpoint(rank, size, "test", 0, arena_bytes=1 << 28, **options)
+    endpoint = Endpoint(rank, size, "test", 3, arena_bytes=1 << 28, **options)
     say("card", endpoint.card())
     endpoint.connect(hear(), 20)
     say("result", getattr(tasks, name)(endpoint, *args))

@@ -1,0 +1,256 @@
+"""Picks the optimisations of a kernel from its shapes and strides.
+
+How a reduction is accumulated is decided by the pattern of its accesses alone, never by the size of a loop: along a
+loop if one runs contiguously through the operands, else in lanes along the reduction if that does. So a batch of any
+size, cut over any number of threads or devices, gives the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from manygrad.runtime.codegen.affine import TileAnalysis
+from manygrad.runtime.codegen.describe import Signature, ranges_of, signature, size_max
+from manygrad.runtime.codegen.opt import Opt
+from manygrad.tensor.dtype import DType, dtypes
+from manygrad.tensor.uop.ops import GroupOp, Ops
+from manygrad.tensor.uop.uop import UOp
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the choices depend on: the width of a vector register and how many there are."""
+
+    vector_bytes: int
+    registers: int
+
+    @property
+    def accumulators(self) -> int:
+        return 24 if self.registers >= 32 else 12
+
+
+class Heuristic:
+    def __init__(self, ast: UOp, machine: Machine) -> None:
+        self.sig: Signature = signature(ast)
+        self.machine = machine
+        self.lanes = machine.vector_bytes // self.element_bytes()
+        self.loads = [u for u in self.sig.nodes if u.op is Ops.LOAD]
+        self._analyses: dict[UOp, TileAnalysis] = {}
+        self.opts: list[Opt] = []
+        self.under = {u: [v for v in u.src[0].toposort() if v.op is Ops.LOAD] for u in self.sig.reduces}
+
+    def element_bytes(self) -> int:
+        """The width that vectors are counted in: the widest float computed, else the widest integer stored or loaded."""
+        seen: set[DType] = {u.dtype for u in self.sig.nodes if u.op not in (Ops.SINK, Ops.STORE, Ops.PARAM, Ops.INDEX) and u.dtype is not dtypes.index}
+        floats = [4 if d.is_half else d.itemsize for d in seen if d.is_float and any(u.dtype is d and u.op is not Ops.CAST for u in self.sig.nodes)]
+        stored = [s.src[1].dtype.itemsize for s in self.sig.stores]
+        return max(floats, default=0) or max([d.itemsize for d in seen if not d.is_float] + stored, default=4)
+
+    def stride(self, index: UOp, r: UOp) -> int | None:
+        """How the offset of `index` changes along `r` within a vector; None: irregularly."""
+        analysis = self._analyses.get(r)
+        if analysis is None:
+            aligned = {r: self.lanes} if r.src[0].op is Ops.CONST else {r: self.lanes}
+            analysis = self._analyses[r] = TileAnalysis(aligned, r, self.lanes)
+        a = analysis.affine(index.src[1], {})
+        return a.stride if a is not None else None
+
+    def contiguous(self, loads: list[UOp], r: UOp) -> bool:
+        """All `loads` are contiguous along `r` or independent of it, and some are contiguous."""
+        strides = [self.stride(u.src[0], r) for u in loads]
+        return 1 in strides and all(s in (0, 1) for s in strides)
+
+    # *** the decisions ***
+
+    def run(self) -> tuple[Opt, ...]:
+        if any(s.arg == "add" for s in self.sig.stores):
+            return self.scatter_add()
+        split = self.split_reduces()
+        lane = self.choose_lane(split)
+        if lane is not None:
+            self.opts.append(Opt("vectorise", lane.arg[0], self.lanes))
+        self.choose_tiles(lane, split)
+        self.parallelise()
+        return tuple(self.opts)
+
+    def split_reduces(self) -> dict[UOp, UOp]:
+        """REDUCE -> the reduce range that is accumulated in lanes."""
+        found: dict[UOp, UOp] = {}
+        for u in self.sig.reduces:
+            loads = self.under[u]
+            along = [r for r in self.sig.loops if r in ranges_of(u)]
+            if not loads or any(self.contiguous(loads, r) for r in along):
+                continue
+            nested = {r for v in self.sig.reduces if v is not u and v in u.src[0].toposort() for r in v.src[1:]}
+            r = next((r for r in reversed(u.src[1:]) if self.contiguous(loads, r) and r not in nested), None)
+            if r is not None and self.sig.nodes and not any(r in ranges_of(v) for v in self.sig.reduces if v is not u):
+                found[u] = r
+        for r in dict.fromkeys(found.values()):
+            self.opts.append(Opt("lanes", r.arg[0], self.lanes))
+        return found
+
+    def choose_lane(self, split: dict[UOp, UOp]) -> UOp | None:
+        """The loop along which vectors run: the one with the cheapest accesses."""
+        taken = {r for u in split for r in ranges_of(u)}
+        best, best_cost = None, 0.9 * self.access_cost(None)
+        for r in reversed(self.sig.loops):
+            if r in taken or size_max(r) < 2 or any(self.stride(s.src[0], r) in (0, None) for s in self.sig.stores):
+                continue
+            cost = self.access_cost(r)
+            if cost < best_cost:
+                best, best_cost = r, cost
+        return best
+
+    def access_cost(self, r: UOp | None) -> float:
+        """Relative cost of the memory accesses and the arithmetic with lanes along `r`."""
+        total = 0.0
+        for u in self.sig.nodes:
+            if u.op not in (Ops.LOAD, Ops.STORE) and u.op not in GroupOp.ALU:
+                continue
+            index = u.src[0] if u.op in (Ops.LOAD, Ops.STORE) else None
+            ranges = ranges_of(u)
+            trips = math.prod(float(size_max(x)) for x in ranges)
+            if r is None or r not in ranges:
+                total += trips
+                continue
+            vectors = trips / size_max(r) * -(-size_max(r) // self.lanes)
+            stride = self.stride(index, r) if index is not None else 1
+            total += vectors * (1.0 if stride == 1 else 1.5 if stride == 0 else 3.0 if stride == -1 else 0.8 * self.lanes)
+        return total
+
+    def choose_tiles(self, lane: UOp | None, split: dict[UOp, UOp]) -> None:
+        main = max(self.sig.reduces, key=lambda u: math.prod(size_max(r) for r in ranges_of(u) | frozenset(u.src[1:])), default=None)
+        if main is None or not ranges_of(main) & frozenset(self.sig.loops):
+            self.tile_elementwise(lane)
+            return
+        sharing = [u for u in self.sig.reduces if u.src[1:] == main.src[1:]]
+        budget = max(1, self.machine.accumulators // len(sharing))
+        own = [r for r in self.sig.loops if r in ranges_of(main) and r is not lane and size_max(r) > 1]
+        nested = [v for v in self.sig.reduces if v not in sharing and v in main.src[0].toposort()]
+        if nested:
+            return
+        loads = self.under[main]
+        reusing = [r for r in own if any(r not in ranges_of(u) for u in loads)]
+        if lane is not None and lane in ranges_of(main):
+            self.tile_outer_product(lane, reusing, budget)
+        elif main in split:
+            self.tile_dot_product(own, reusing, budget, len(loads))
+        if lane is not None and lane not in ranges_of(main):
+            self.tile_elementwise(lane)
+        self.unroll_reduce(main, split)
+
+    def tile_outer_product(self, lane: UOp, reusing: list[UOp], budget: int) -> None:
+        """Rows x vectors of accumulators; as few loads an FMA as the registers allow, and little waste at the ends."""
+        vectors = -(-size_max(lane) // self.lanes)
+        rows = max(reusing, key=lambda r: (min(size_max(r), 8), self.sig.loops.index(r))) if reusing else None
+        best, best_cost = (1, 1), math.inf
+        for g in (1, 2, 3, 4, 6):
+            if g > max(1, vectors) or g > budget:
+                continue
+            for m in range(1, (min(size_max(rows), budget // g, 16) if rows is not None else 1) + 1):
+                waste_n = -(-vectors // g) * g / vectors
+                waste_m = 1.0
+                if rows is not None:  # a smaller last tile costs latency rather than work
+                    n, rest = divmod(size_max(rows), m)
+                    waste_m = (n * m + (max(rest, 0.6 * m) if rest else 0)) / size_max(rows)
+                busy = max(1.0, 8 / (m * g))  # too few accumulators: the FMA's latency shows
+                loads = (m + g) / (m * g)
+                cost = (1.0 + max(0.0, loads - 0.4)) * waste_n * waste_m * busy
+                if cost < best_cost - 1e-9:
+                    best, best_cost = (m, g), cost
+        m, g = best
+        if g > 1:
+            self.opts.append(Opt("tile", lane.arg[0], g * self.lanes))
+        if m > 1:
+            assert rows is not None
+            self.opts.append(Opt("tile", rows.arg[0], m))
+
+    def tile_dot_product(self, own: list[UOp], reusing: list[UOp], budget: int, loads: int) -> None:
+        """Vectors along the reduction: the accumulators of several outputs side by side."""
+        if len(reusing) >= 2:
+            m, n = reusing[-2:]
+            tm, tn = (6, 4) if budget >= 24 else (4, 4) if budget >= 16 else (3, 3)
+            for r, t in ((m, tm), (n, tn)):
+                self.opts.append(Opt("tile", r.arg[0], _even(size_max(r), t)))
+        elif own:
+            r = own[-1]
+            t = _even(size_max(r), max(1, min(4, budget // 4)))
+            if t > 1:
+                self.opts.append(Opt("tile", r.arg[0], t))
+
+    def tile_elementwise(self, lane: UOp | None) -> None:
+        """Several vectors at once, for the latency of loads; tall tiles where a load runs along another loop."""
+        if lane is None:
+            return
+        work = sum(u.op in GroupOp.ALU or u.op is Ops.LOAD for u in self.sig.nodes)
+        crossing = [r for r in self.sig.loops if r is not lane and size_max(r) > 1
+                    and any(self.stride(u.src[0], r) == 1 and self.stride(u.src[0], lane) not in (0, 1) for u in self.loads)]  # fmt: skip
+        if crossing and not self.sig.reduces:
+            self.opts.append(Opt("tile", crossing[-1].arg[0], min(self.lanes, size_max(crossing[-1]))))
+            return
+        g = 4 if work <= 12 else 2 if work <= 30 else 1
+        while g > 1 and size_max(lane) < g * self.lanes:
+            g //= 2
+        if g > 1:
+            self.opts.append(Opt("tile", lane.arg[0], g * self.lanes))
+
+    def unroll_reduce(self, main: UOp, split: dict[UOp, UOp]) -> None:
+        """Short inner reduce loops are written out."""
+        area = math.prod(o.amount for o in self.opts if o.kind == "tile") // max(1, self.lanes)
+        room = 256 // max(1, area)
+        for r in reversed(main.src[1:]):
+            if r.src[0].op is not Ops.CONST or r in split.values() or not 1 < r.src[0].arg <= min(room, 16):
+                return
+            self.opts.append(Opt("unroll", r.arg[0], r.src[0].arg))
+            room //= r.src[0].arg
+
+    def scatter_add(self) -> tuple[Opt, ...]:
+        """Loops that may hit one address run in order on one thread; one that provably cannot is vectorised and cut."""
+        sig = self.sig
+        for r in reversed(sig.loops):
+            if all(self.injective(s.src[0], r) for s in sig.stores) and not any(r in ranges_of(x.src[0]) for x in sig.loops):
+                self.opts.append(Opt("vectorise", r.arg[0], self.lanes))
+                if size_max(r) >= 2 * self.lanes and size_max(r) % (2 * self.lanes) == 0:
+                    self.opts.append(Opt("tile", r.arg[0], 2 * self.lanes))
+                self.opts += [Opt("outermost", r.arg[0], 0), Opt("parallelise", -1, 1)]
+                break
+        return tuple(self.opts)
+
+    def injective(self, index: UOp, r: UOp) -> bool:
+        """Different iterations of `r` never meet at one address: the other terms are multiples of what `r` spans."""
+        a = TileAnalysis({}, None, 1).affine(index.src[1], {})
+        if a is None or self.stride(index, r) != 1:
+            return False
+        mine = [c for x, c in a.terms if x.expr is r]
+        others = [c for x, c in a.terms if x.expr is not r]
+        clean = all(r not in ranges_of(x.expr) for x, _ in a.terms if x.expr is not r)
+        return mine == [1] and clean and all(c % size_max(r) == 0 for c in others)
+
+    def parallelise(self) -> None:
+        """As few of the outermost loops as give enough pieces for any number of threads."""
+        tiles = {o.axis: o.amount for o in self.opts if o.kind in ("tile", "vectorise")}
+        count, n = 1, 0
+        for r in self.sig.loops:
+            if count >= 64:
+                break
+            count *= -(-size_max(r) // max(1, tiles.get(r.arg[0], 1)))
+            n += 1
+        if n:
+            self.opts.append(Opt("parallelise", -1, n))
+
+
+def _even(size: int, most: int) -> int:
+    """A tile of at most `most` that cuts `size` with the least rest."""
+    return max(range(1, min(size, most) + 1), key=lambda t: (size / (-(-size // t) * most), t))
+
+
+def choose(ast: UOp, machine: Machine) -> tuple[Opt, ...]:
+    """The optimisations of `ast` for `machine`."""
+    return Heuristic(ast, machine).run()
+
+
+def plain(ast: UOp) -> tuple[Opt, ...]:
+    """No optimisation: scalar loops (NOOPT=1)."""
+    sig = signature(ast)
+    return () if any(s.arg == "add" for s in sig.stores) or not sig.loops else (Opt("parallelise", -1, 1),)

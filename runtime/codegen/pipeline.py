@@ -1,0 +1,40 @@
+"""From a kernel AST to generated code: simplify, choose, lower, render."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from manygrad.runtime.codegen import heuristic
+from manygrad.runtime.codegen.collapse import collapse
+from manygrad.runtime.codegen.describe import kernel_name, signature
+from manygrad.runtime.codegen.heuristic import Machine
+from manygrad.runtime.codegen.legalize import legalize
+from manygrad.runtime.codegen.lower import lower
+from manygrad.runtime.codegen.lowered import Program
+from manygrad.runtime.codegen.opt import Opt, make_plan
+from manygrad.tensor.environment import NOOPT
+from manygrad.tensor.uop.uop import UOp
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A kernel with its optimisations chosen, not yet lowered."""
+
+    name: str
+    ast: UOp
+    opts: tuple[Opt, ...]
+
+    def program(self) -> Program:
+        return lower(self.ast, make_plan(signature(self.ast), self.opts), self.name)
+
+    def code(self, render: Callable[[Program], str]) -> str:
+        return render(self.program())
+
+
+def prepare(ast: UOp, machine: Machine, opts: tuple[Opt, ...] | None = None) -> Prepared:
+    """Collapses the ranges, rewrites what machines do not have, and picks the optimisations (unless given)."""
+    simple = collapse(ast)
+    if opts is None:
+        opts = heuristic.plain(simple) if NOOPT else heuristic.choose(simple, machine)
+    return Prepared(kernel_name(ast), legalize(simple), opts)

@@ -1,0 +1,109 @@
+"""exec_collective: a collective's program for this worker's devices, prepared once a plan and then replayed.
+
+The algorithm is chosen by the cost model from (kind, bytes, device count), so every rank chooses the same. The plan's hash
+covers kind, type, sizes, devices and the user's source line; it is compared over all ranks when the plan is first made
+(`collectives.plan_hook`, set by the launcher), and stands in every message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import Any
+
+from manygrad import collectives
+from manygrad.collectives.algorithms import build
+from manygrad.collectives.cost import choose
+from manygrad.collectives.execute import Prepared, prepare
+from manygrad.collectives.program import Collective
+from manygrad.collectives.transport import current
+from manygrad.multi.world import world
+from manygrad.runtime.buffer import Buffer
+from manygrad.runtime.counters import GlobalCounters
+from manygrad.runtime.items import ExecItem, Vars, report
+from manygrad.tensor.environment import DEBUG
+from manygrad.tensor.uop import Ops, UOp
+
+OPS = {Ops.ADD: "add", Ops.MAX: "max", Ops.MUL: "mul"}
+
+_PLANS: dict[int, Plan] = {}
+descriptions: dict[int, str] = {}  # plan hash -> text, for the errors of the transports
+
+
+class Plan:
+    """One collective over one device tuple: its program and how often it has run."""
+
+    def __init__(self, key: int, text: str, name: str, what: Collective, mine: tuple[int, ...], devices: tuple[str, ...], dtype: str):
+        endpoint = current() if world.size > 1 else None
+        self.text, self.name, self.sequence = text, name, 0
+        program = build(choose(what.kind, what.count * _itemsize(dtype), what.ranks), what, mine)
+        owner = [world.rank_of(d) for d in devices] if endpoint is not None else [0] * len(devices)
+        self.prepared: Prepared = prepare(program, dtype, plan=key, endpoint=endpoint, rank_to_worker=owner)
+
+
+def _itemsize(dtype: str) -> int:
+    from manygrad.tensor.dtype import to_dtype
+
+    return to_dtype(dtype).itemsize
+
+
+def describe(what: UOp) -> tuple[Collective, str]:
+    """The collective of a CALL, and its line of text."""
+    *arg, devices, _ = what.arg
+    n = len(devices)
+    if what.op is Ops.ALLREDUCE:
+        op, count = arg
+        c = Collective("all_reduce", n, count, op=OPS[op])
+        return c, f"all_reduce {c.op} of {count} {what.dtype.name}"
+    assert what.op is Ops.ALLGATHER, what.op
+    bounds = arg[1]
+    c = Collective("all_gather", n, bounds[-1], sizes=tuple(b - a for a, b in zip(bounds, bounds[1:])))
+    return c, f"all_gather of {bounds[-1]} {what.dtype.name}"
+
+
+class CollectiveItem(ExecItem):
+    def __init__(self, what: UOp, buffers: list[Buffer], line: str):
+        self.buffers, self.line = buffers, line
+        devices, self.mine = what.arg[-2], what.arg[-1]
+        self.idle = buffers[0].device.kind == "NULL"
+        if self.idle:
+            return
+        c, text = describe(what)
+        text = f"{text} over {len(devices)} devices ({devices[0]}..{devices[-1]}) at {line}"
+        key = int.from_bytes(hashlib.sha256(f"{text} {c.sizes} {devices}".encode()).digest()[:8], "little")
+        plan = _PLANS.get(key)
+        if plan is None:
+            descriptions[key] = text
+            if collectives.plan_hook is not None and world.size > 1:
+                collectives.plan_hook(key, text)
+            plan = _PLANS[key] = Plan(key, text, f"{c.kind} {c.count}", c, self.mine, devices, what.dtype.name)
+        self.plan = plan
+        self.addresses: dict[int, dict[str, int]] | None = None
+
+    def run(self, vars: Vars) -> None:
+        if self.idle:
+            return
+        n = len(self.mine)
+        if self.addresses is None:
+            outs, ins = self.buffers[:n], self.buffers[n:]
+            self.addresses = {r: {"in": _address(i), "out": _address(o)} for r, i, o in zip(self.mine, ins, outs)}
+        plan = self.plan
+        GlobalCounters.kernel_count += 1
+        GlobalCounters.net_bytes += plan.prepared.bytes_sent
+        start = time.perf_counter()
+        sequence = plan.sequence
+        plan.sequence += 1
+        plan.prepared.run(self.addresses, sequence)
+        if DEBUG >= 2:
+            report(plan.name, self.buffers[0].device.name, time.perf_counter() - start, 0, 2 * sum(b.nbytes for b in self.buffers), self.line)
+
+
+def _address(b: Buffer) -> int:
+    return b.device.address(b.handle) if b.nbytes else 0
+
+
+def forget_plans(*_: Any) -> None:
+    """Drop all prepared programs (when the endpoint changes)."""
+    for p in _PLANS.values():
+        p.prepared.close()
+    _PLANS.clear()

@@ -1,0 +1,161 @@
+"""CPU: kernels as LLVM IR compiled in this process, run by the native thread team.
+
+All `CPU:i` of a process share kernels and threads; each has its own memory counters. Memory is NumPy's, or, after
+`set_arena`, a shared-memory arena that other workers of the host can read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from manygrad.runtime.codegen.describe import estimate, evaluate_int, signature
+from manygrad.runtime.codegen.lowered import Program
+from manygrad.runtime.codegen.opt import Opt, make_plan
+from manygrad.runtime.codegen.pipeline import Prepared, prepare
+from manygrad.runtime.devices.base import Call, Kernel
+from manygrad.runtime.devices.diskcache import DiskCache, code_version
+from manygrad.runtime.devices.host import HostDevice, Memory
+from manygrad.runtime.devices.native import compiler, host_target
+from manygrad.runtime.devices.team import Team
+from manygrad.runtime.render.llvm import render
+from manygrad.tensor.environment import DEBUG
+from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.uop import UOp
+
+SERIAL_WORK = 1 << 17  # operations + bytes up to which waking threads costs more than it saves
+PIECE_WORK = 1 << 16  # the least work worth a turn at the shared counter
+
+_OBJECTS = DiskCache("kernels")
+_arena: tuple[Callable[[int], int], Callable[[int], None], int] | None = None
+
+
+def set_arena(alloc: Callable[[int], int] | None, free: Callable[[int], None] | None = None, address: int = 0) -> None:
+    """From now on CPU memory comes from `address + alloc(nbytes)` and is given back by `free(offset)`; None: NumPy's again."""
+    global _arena
+    assert alloc is None or free is not None
+    _arena = None if alloc is None else (alloc, free, address)  # type: ignore[assignment]
+
+
+@cache
+def team() -> Team:
+    return Team(lambda ir, names: compiler().load(compiler().object_code(ir), names))
+
+
+@cache
+def _version() -> bytes:
+    return code_version("codegen", "render") + host_target().key
+
+
+class CPUKernel(Kernel):
+    """A loaded kernel: `address` of its function, and how its parallel loop is cut."""
+
+    def __init__(self, prepared: Prepared, ast: UOp, address: int) -> None:
+        flops, nbytes = estimate(ast)
+        super().__init__(prepared.name, "", flops, nbytes, prepared.opts)
+        self.prepared, self.address = prepared, address
+        sig = signature(prepared.ast)
+        plan = make_plan(sig, prepared.opts)
+        self.slots = sig.slots
+        self.names = tuple(v.arg[0] for v in signature(ast).variables)
+        self.bounds = tuple((v.arg[1], v.arg[2]) for v in signature(ast).variables)
+        self.counts = [(r.src[0], plan.tile.get(r, 1)) for r in plan.loops[: plan.parallel]]
+        self.fixed = self.pieces({}) if all(n.op is Ops.CONST for n, _ in self.counts) else None
+
+    @property
+    def source(self) -> str:  # type: ignore[override]
+        """The LLVM IR, made again on request: a kernel from the disk cache has only object code."""
+        return self.prepared.code(render)
+
+    @source.setter
+    def source(self, text: str) -> None:
+        pass
+
+    def pieces(self, variables: dict[str, int]) -> tuple[int, int]:
+        """(total, grain) of the parallel loop."""
+        total = math.prod(-(-evaluate_int(n, variables) // step) for n, step in self.counts)
+        work = self.flops + self.nbytes
+        if work <= SERIAL_WORK or total <= 1:
+            return max(1, total), max(1, total)
+        smallest = -(-PIECE_WORK * total // work)
+        return total, max(1, smallest, total // 64)
+
+    def arguments(self, handles: Sequence[Memory], vars: tuple[int, ...]) -> tuple[Any, Any, int, int]:
+        """(buffers, variables, total, grain), the first two as C arrays."""
+        assert len(handles) >= self.slots and len(vars) == len(self.names), (
+            f"{self.name} takes {self.slots} buffers and the variables {self.names}, not {len(handles)} and {vars}"
+        )
+        buffers = (ctypes.c_void_p * max(1, len(handles)))(*[h.address for h in handles])
+        if not self.names:
+            return buffers, None, *(self.fixed or (1, 1))
+        for name, value, (lo, hi) in zip(self.names, vars, self.bounds):
+            if not lo <= value <= hi:
+                raise ValueError(f"{self.name}: variable {name} is {value}, outside of its bounds {lo}..{hi}")
+        numbers = (ctypes.c_int64 * len(vars))(*vars)
+        return buffers, numbers, *(self.fixed or self.pieces(dict(zip(self.names, vars))))
+
+    def __call__(self, handles: Sequence[Memory], vars: tuple[int, ...] = (), wait: bool = False) -> float | None:
+        buffers, numbers, total, grain = self.arguments(handles, vars)
+        native = team()
+        scratch = native.ready()
+        if not wait:
+            native.run(self.address, buffers, numbers, total, grain, scratch)
+            return None
+        began = time.perf_counter()
+        native.run(self.address, buffers, numbers, total, grain, scratch)
+        return time.perf_counter() - began
+
+
+class CPUDevice(HostDevice):
+    kind = "CPU"
+    knobs = ("NOOPT",)
+
+    def _alloc(self, nbytes: int) -> Memory:
+        if _arena is None:
+            return super()._alloc(nbytes)
+        alloc, _, base = _arena
+        return Memory(base + alloc(nbytes), nbytes, _arena)
+
+    def _free(self, handle: Memory, nbytes: int) -> None:
+        if isinstance(handle.owner, tuple):  # of an arena
+            _, free, base = handle.owner
+            free(handle.address - base)
+
+    def _compile(self, ast: UOp) -> Kernel:
+        return self.compile_with(ast)
+
+    def compile_with(self, ast: UOp, opts: tuple[Opt, ...] | None = None) -> CPUKernel:
+        """The kernel under given optimisations (None: the heuristic's), from the disk cache where it was made before."""
+        prepared = prepare(ast, host_target().machine, opts)
+        key = hashlib.sha256(ast.key + repr(prepared.opts).encode() + _version()).digest()
+        code = _OBJECTS.get(key)
+        if code is None:
+            began = time.perf_counter()
+            code = compiler().object_code(prepared.code(render))
+            _OBJECTS.put(key, code)
+            if DEBUG >= 1:
+                print(f"compiled {prepared.name} in {(time.perf_counter() - began) * 1e3:.1f} ms: {list(prepared.opts)}")
+        return CPUKernel(prepared, ast, compiler().load(code, [prepared.name])[prepared.name])
+
+    def graph(self, calls: Sequence[Call]) -> Callable[[], None]:
+        """One native call that runs them all."""
+        kept = [kernel.arguments(handles, vars) for kernel, handles, vars in calls]  # type: ignore[attr-defined]
+        rows = [(k.address, ctypes.addressof(b), 0 if v is None else ctypes.addressof(v), total, grain)  # type: ignore[attr-defined]
+                for (k, _, _), (b, v, total, grain) in zip(calls, kept)]  # fmt: skip
+        table = (ctypes.c_int64 * (5 * len(rows) or 1))(*[x for row in rows for x in row])
+        count, native = len(rows), team()
+
+        def run(keep: Any = (kept, [k for k, _, _ in calls])) -> None:
+            native.graph(table, count, native.ready())
+
+        return run
+
+
+def program_of(kernel: CPUKernel) -> Program:
+    """The lowered form of a kernel, for inspection."""
+    return kernel.prepared.program()

@@ -1,0 +1,90 @@
+"""LLVM in this process: from IR text to object code, and from object code to addresses."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import threading
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import llvmlite.binding as llvm
+
+from manygrad.runtime.codegen.heuristic import Machine
+
+
+@dataclass(frozen=True)
+class Target:
+    """The processor code is made for: triple, LLVM's name of it, its features, and what the heuristics need to know."""
+
+    triple: str
+    cpu: str
+    features: str
+    machine: Machine
+
+    @property
+    def key(self) -> bytes:
+        return f"{self.triple} {self.cpu} {self.features} {'.'.join(map(str, llvm.llvm_version_info))}".encode()
+
+
+@cache
+def host_target() -> Target:
+    features = llvm.get_host_cpu_features()
+    if features.get("avx512f"):
+        machine = Machine(64, 32)
+    elif platform.machine() in ("aarch64", "arm64"):
+        machine = Machine(16, 32)
+    else:
+        machine = Machine(32, 16) if features.get("avx2") else Machine(16, 16)
+    return Target(llvm.get_process_triple(), llvm.get_host_cpu_name(), features.flatten(), machine)
+
+
+class Compiler:
+    """Compiles for the host and keeps what it loaded for the life of the process (threads may be running it)."""
+
+    def __init__(self) -> None:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        self.target = host_target()
+        self.jit: Any = None
+        self.lock = threading.Lock()
+        self.count = 0
+        self.keep: list[Any] = []
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.keep))
+
+    def target_machine(self) -> Any:
+        t = llvm.Target.from_triple(self.target.triple)
+        return t.create_target_machine(cpu=self.target.cpu, features=self.target.features, opt=2, reloc="pic", codemodel="default", jit=True)
+
+    def object_code(self, ir: str) -> bytes:
+        """Vectors, tiles and invariants are explicit in the IR, so few passes are needed."""
+        context = llvm.create_context()
+        module = llvm.parse_assembly(ir, context)
+        machine = self.target_machine()
+        module.triple = self.target.triple
+        module.data_layout = str(machine.target_data)
+        passes = llvm.create_new_module_pass_manager()
+        passes.add_sroa_pass()
+        builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=1))
+        passes.run(module, builder)
+        return machine.emit_object(module)  # type: ignore[no-any-return]
+
+    def load(self, code: bytes, names: list[str]) -> dict[str, int]:
+        """The addresses of the functions `names` of an object file."""
+        with self.lock:
+            if self.jit is None:
+                self.jit = llvm.create_lljit_compiler(self.target_machine(), use_jit_link=False, suppress_errors=False)
+                self.keep.append(self.jit)
+            self.count += 1
+            library = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
+            for name in names:
+                library.export_symbol(name)
+            tracker = library.link(self.jit, f"manygrad{self.count}")
+            self.keep.append(tracker)
+            return {name: tracker[name] for name in names}
+
+
+@cache
+def compiler() -> Compiler:
+    return Compiler()

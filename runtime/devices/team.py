@@ -1,0 +1,341 @@
+"""The native thread team of a process: persistent threads that share the parallel loop of a kernel.
+
+Written in LLVM IR over libc's pthread_create and the futex system call, so it needs no C compiler and no Python thread.
+A job is (function, buffers, variables, total, grain); threads take pieces of `grain` indices from one atomic counter.
+
+Protocol. The caller fills in the job, sets `ctl` to OPEN and adds one to `seq`. A worker that sees a new `seq` adds
+itself to `ctl`'s low half if the job is still open, works, and takes itself off. The caller works too, then closes the
+job and waits for those inside only: a worker that the system does not run right now holds nobody up. Idle workers spin
+shortly, then sleep on `seq`. When the team is busy (another Python thread runs a kernel), the caller works alone.
+
+After a fork the child has no threads: `Team` starts over there. Without Linux's futex there are no workers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import signal
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+
+from manygrad.tensor.environment import THREADS
+
+MAX_THREADS = 256
+SCRATCH_BYTES = 64 << 20  # address space a thread; only what a kernel touches is ever backed by memory
+SPINS = 4000  # of one pause instruction each: a few dozen microseconds
+
+_FUTEX = {"x86_64": 202, "aarch64": 98}
+
+
+def team_ir() -> str:
+    """The team's module."""
+    arch = platform.machine()
+    pause_declare, pause = {
+        "x86_64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
+        "aarch64": ("declare void @llvm.aarch64.hint(i32)", "call void @llvm.aarch64.hint(i32 1)"),
+    }.get(arch, ("", "fence seq_cst"))
+    return f"""
+@fn = global ptr null, align 128
+@buffers = global ptr null
+@variables = global ptr null
+@total = global i64 0
+@grain = global i64 1
+@next = global i64 0, align 128
+@ctl = global i64 0, align 128
+@seq = global i32 0, align 128
+@sleepers = global i32 0, align 128
+@busy = global i32 0, align 128
+@limit = global i32 0
+@scratches = global [{MAX_THREADS} x ptr] zeroinitializer, align 128
+{pause_declare}
+declare i64 @syscall(i64, ...)
+declare i32 @sched_yield()
+declare i32 @pthread_create(ptr, ptr, ptr, ptr)
+
+define internal void @work(ptr %scratch) {{
+entry:
+  %fn = load ptr, ptr @fn
+  %buffers = load ptr, ptr @buffers
+  %variables = load ptr, ptr @variables
+  %total = load i64, ptr @total
+  %grain = load i64, ptr @grain
+  br label %take
+take:
+  %begin = atomicrmw add ptr @next, i64 %grain monotonic
+  %some = icmp slt i64 %begin, %total
+  br i1 %some, label %run, label %done
+run:
+  %far = add i64 %begin, %grain
+  %over = icmp slt i64 %far, %total
+  %end = select i1 %over, i64 %far, i64 %total
+  call void %fn(ptr %buffers, ptr %variables, i64 %begin, i64 %end, ptr %scratch)
+  br label %take
+done:
+  ret void
+}}
+
+define internal ptr @worker(ptr %argument) {{
+entry:
+  %id = ptrtoint ptr %argument to i32
+  %at = getelementptr [{MAX_THREADS} x ptr], ptr @scratches, i64 0, i32 %id
+  %first = load atomic i32, ptr @seq acquire, align 4
+  %before = sub i32 %first, 1
+  br label %wait
+wait:
+  %last = phi i32 [ %before, %entry ], [ %new, %again ]
+  br label %spin
+spin:
+  %n = phi i32 [ 0, %wait ], [ %n1, %paused ]
+  %now = load atomic i32, ptr @seq acquire, align 4
+  %changed = icmp ne i32 %now, %last
+  br i1 %changed, label %awake, label %spin2
+spin2:
+  {pause}
+  %n1 = add i32 %n, 1
+  %tired = icmp sgt i32 %n1, {SPINS}
+  br i1 %tired, label %sleep, label %paused
+paused:
+  br label %spin
+sleep:
+  %s0 = atomicrmw add ptr @sleepers, i32 1 seq_cst
+  %r = call i64 (i64, ...) @syscall(i64 {_FUTEX.get(arch, 0)}, ptr @seq, i32 128, i32 %last, ptr null)
+  %s1 = atomicrmw sub ptr @sleepers, i32 1 seq_cst
+  %after = load atomic i32, ptr @seq acquire, align 4
+  %woken = icmp ne i32 %after, %last
+  br i1 %woken, label %awake, label %sleep
+awake:
+  %new = load atomic i32, ptr @seq acquire, align 4
+  %limit = load atomic i32, ptr @limit monotonic, align 4
+  %mine = icmp slt i32 %id, %limit
+  br i1 %mine, label %join, label %again
+join:
+  %c = load atomic i64, ptr @ctl acquire, align 8
+  br label %try
+try:
+  %old = phi i64 [ %c, %join ], [ %seen, %retry ]
+  %open = and i64 %old, 4294967296
+  %is_open = icmp ne i64 %open, 0
+  br i1 %is_open, label %enter, label %again
+enter:
+  %plus = add i64 %old, 1
+  %pair = cmpxchg ptr @ctl, i64 %old, i64 %plus acq_rel acquire
+  %seen = extractvalue {{i64, i1}} %pair, 0
+  %ok = extractvalue {{i64, i1}} %pair, 1
+  br i1 %ok, label %inside, label %retry
+retry:
+  br label %try
+inside:
+  %scratch = load ptr, ptr %at
+  call void @work(ptr %scratch)
+  %left = atomicrmw sub ptr @ctl, i64 1 release
+  br label %again
+again:
+  br label %wait
+}}
+
+define void @team_run(ptr %fn, ptr %buffers, ptr %variables, i64 %total, i64 %grain, ptr %scratch) {{
+entry:
+  %limit = load atomic i32, ptr @limit monotonic, align 4
+  %alone = icmp eq i32 %limit, 0
+  %small = icmp sle i64 %total, %grain
+  %direct = or i1 %alone, %small
+  br i1 %direct, label %self, label %lock
+lock:
+  %pair = cmpxchg ptr @busy, i32 0, i32 1 acquire monotonic
+  %got = extractvalue {{i32, i1}} %pair, 1
+  br i1 %got, label %publish, label %self
+self:
+  call void %fn(ptr %buffers, ptr %variables, i64 0, i64 %total, ptr %scratch)
+  ret void
+publish:
+  store ptr %fn, ptr @fn
+  store ptr %buffers, ptr @buffers
+  store ptr %variables, ptr @variables
+  store i64 %total, ptr @total
+  store i64 %grain, ptr @grain
+  store atomic i64 0, ptr @next monotonic, align 8
+  store atomic i64 4294967296, ptr @ctl release, align 8
+  %s = atomicrmw add ptr @seq, i32 1 seq_cst
+  %sleeping = load atomic i32, ptr @sleepers seq_cst, align 4
+  %any = icmp ne i32 %sleeping, 0
+  br i1 %any, label %wake, label %go
+wake:
+  %r = call i64 (i64, ...) @syscall(i64 {_FUTEX.get(arch, 0)}, ptr @seq, i32 129, i32 2147483647)
+  br label %go
+go:
+  call void @work(ptr %scratch)
+  %closing = atomicrmw and ptr @ctl, i64 4294967295 acq_rel
+  br label %await
+await:
+  %n = phi i32 [ 0, %go ], [ %n1, %more ]
+  %c = load atomic i64, ptr @ctl acquire, align 8
+  %empty = icmp eq i64 %c, 0
+  br i1 %empty, label %finish, label %pause
+pause:
+  {pause}
+  %n1 = add i32 %n, 1
+  %long = icmp sgt i32 %n1, 2000
+  br i1 %long, label %yield, label %more
+yield:
+  %y = call i32 @sched_yield()
+  br label %more
+more:
+  br label %await
+finish:
+  store atomic i32 0, ptr @busy release, align 4
+  ret void
+}}
+
+define void @team_graph(ptr %calls, i64 %count, ptr %scratch) {{
+entry:
+  %none = icmp eq i64 %count, 0
+  br i1 %none, label %done, label %loop
+loop:
+  %i = phi i64 [ 0, %entry ], [ %i1, %loop ]
+  %call = getelementptr [5 x i64], ptr %calls, i64 %i
+  %p1 = getelementptr i64, ptr %call, i64 1
+  %p2 = getelementptr i64, ptr %call, i64 2
+  %p3 = getelementptr i64, ptr %call, i64 3
+  %p4 = getelementptr i64, ptr %call, i64 4
+  %fn = load ptr, ptr %call
+  %buffers = load ptr, ptr %p1
+  %variables = load ptr, ptr %p2
+  %total = load i64, ptr %p3
+  %grain = load i64, ptr %p4
+  call void @team_run(ptr %fn, ptr %buffers, ptr %variables, i64 %total, i64 %grain, ptr %scratch)
+  %i1 = add i64 %i, 1
+  %again = icmp slt i64 %i1, %count
+  br i1 %again, label %loop, label %done
+done:
+  ret void
+}}
+
+define i32 @team_start(i32 %from, i32 %to) {{
+entry:
+  %thread = alloca i64, align 8
+  br label %test
+test:
+  %i = phi i32 [ %from, %entry ], [ %i1, %started ]
+  %some = icmp slt i32 %i, %to
+  br i1 %some, label %start, label %done
+start:
+  %wide = sext i32 %i to i64
+  %argument = inttoptr i64 %wide to ptr
+  %failed = call i32 @pthread_create(ptr %thread, ptr null, ptr @worker, ptr %argument)
+  %bad = icmp ne i32 %failed, 0
+  br i1 %bad, label %done, label %started
+started:
+  %i1 = add i32 %i, 1
+  br label %test
+done:
+  ret i32 %i
+}}
+
+define void @team_limit(i32 %n) {{
+  store atomic i32 %n, ptr @limit seq_cst, align 4
+  ret void
+}}
+
+define void @team_scratch(i32 %id, ptr %memory) {{
+  %at = getelementptr [{MAX_THREADS} x ptr], ptr @scratches, i64 0, i32 %id
+  store ptr %memory, ptr %at
+  ret void
+}}
+
+define void @team_reset() {{
+  store atomic i32 0, ptr @limit seq_cst, align 4
+  store atomic i32 0, ptr @busy seq_cst, align 4
+  store atomic i32 0, ptr @sleepers seq_cst, align 4
+  store atomic i64 0, ptr @ctl seq_cst, align 8
+  ret void
+}}
+"""
+
+
+SYMBOLS: dict[str, Any] = {
+    "team_run": ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p),
+    "team_graph": ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p),
+    "team_start": ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.c_int32),
+    "team_limit": ctypes.CFUNCTYPE(None, ctypes.c_int32),
+    "team_scratch": ctypes.CFUNCTYPE(None, ctypes.c_int32, ctypes.c_void_p),
+    "team_reset": ctypes.CFUNCTYPE(None),
+}
+
+
+class _Scratch(threading.local):
+    """A calling thread's own scratch memory."""
+
+    def __init__(self) -> None:
+        self.memory, self.address = _aligned(SCRATCH_BYTES)
+
+
+def _aligned(nbytes: int) -> tuple[np.ndarray, int]:
+    raw = np.empty(nbytes + 4096, dtype=np.uint8)
+    return raw, (raw.ctypes.data + 4095) // 4096 * 4096
+
+
+def wanted_threads() -> int:
+    """THREADS, or the cores this process may use."""
+    n = THREADS.value
+    if n <= 0:
+        n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return int(min(n, MAX_THREADS))
+
+
+class Team:
+    """`run` and `graph` of native code; starts and sizes the threads as THREADS says, on first use."""
+
+    def __init__(self, link: Any) -> None:
+        """`link(ir, names)` compiles the module and gives the symbols' addresses."""
+        addresses = link(team_ir(), list(SYMBOLS))
+        for name, prototype in SYMBOLS.items():
+            setattr(self, name.removeprefix("team_"), prototype(addresses[name]))
+        self.native = sys.platform == "linux" and platform.machine() in _FUTEX
+        self.lock = threading.Lock()
+        self.local = _Scratch()
+        self.memories: list[np.ndarray] = []
+        self.started = 0
+        self.threads = 1
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self.after_fork)
+
+    run: Any
+    graph: Any
+    start: Any
+    limit: Any
+    scratch: Any
+    reset: Any
+
+    def after_fork(self) -> None:
+        self.lock = threading.Lock()
+        self.reset()
+        self.started, self.threads = 0, 1
+
+    def ready(self) -> int:
+        """Makes the team as large as THREADS says; gives this thread's scratch address."""
+        wanted = wanted_threads()
+        if wanted != self.threads:
+            self.resize(wanted)
+        return self.local.address
+
+    def resize(self, threads: int) -> None:
+        with self.lock:
+            if not self.native:
+                threads = 1
+            if threads - 1 > self.started:
+                for i in range(self.started, threads - 1):
+                    memory, address = _aligned(SCRATCH_BYTES)
+                    self.memories.append(memory)
+                    self.scratch(i, address)
+                blocked = signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))  # signals are for Python's threads
+                try:
+                    self.started = self.start(self.started, threads - 1)
+                finally:
+                    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            self.limit(min(threads - 1, self.started))
+            self.threads = wanted_threads() if not self.native else threads

@@ -1,0 +1,202 @@
+"""TinyJit: capture the calls of a step once, then replay them with next to no Python.
+
+The first call runs as it is (and lets state such as optimiser buffers come to be), the second is recorded, later ones are
+replayed: inputs are copied into the captured input buffers, runs of kernels go out as one native call, and what the
+function returned is returned again, holding the new values. Guards raise when inputs change shape, dtype or device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from manygrad.runtime.buffer import Buffer, copy_buffer
+from manygrad.runtime.items import ExecItem, GraphItem, KernelItem, Vars
+from manygrad.runtime.linear import capture, storage
+from manygrad.tensor.environment import DEBUG, JIT, VALIDATE_WITH_CPU
+from manygrad.tensor.tensor import PENDING, Tensor
+from manygrad.tensor.uop import Ops, UOp
+
+T = TypeVar("T")
+
+
+class JitError(RuntimeError):
+    """Inputs that do not fit what was captured."""
+
+
+def _walk(x: Any, path: str, found: list[tuple[str, Tensor]], variables: list[tuple[str, UOp]], constants: list[tuple[str, Any]]) -> None:
+    if isinstance(x, Tensor):
+        found.append((path, x))
+    elif isinstance(x, UOp):
+        variables.append((path, x))
+    elif isinstance(x, (list, tuple)):
+        for i, y in enumerate(x):
+            _walk(y, f"{path}[{i}]", found, variables, constants)
+    elif isinstance(x, dict):
+        for k, y in x.items():
+            _walk(y, f"{path}[{k!r}]", found, variables, constants)
+    elif isinstance(x, (int, float, bool, str, type(None))):
+        constants.append((path, x))
+
+
+def _signature(t: Tensor) -> tuple[Any, ...]:
+    return (tuple(d if isinstance(d, int) else str(d) for d in t.shape), t.dtype.name, t.device)
+
+
+def _buffers(t: Tensor) -> list[Buffer]:
+    found = storage(t.uop)
+    return [found] if isinstance(found, Buffer) else [b for b in found if b is not None]
+
+
+class TinyJit(Generic[T]):
+    """`step = TinyJit(step)`, or as a decorator. Positional and keyword Tensors (also nested in lists, tuples, dicts) are inputs;
+    bound variables may change their value from call to call; other arguments must stay as they were.
+
+    Everything the function changes must be realized by it or be returned; returned tensors are realized.
+    """
+
+    def __init__(self, fn: Callable[..., T]):
+        self.fn = fn
+        self.calls = 0
+        self.items: list[ExecItem] = []
+        self.inputs: list[tuple[str, tuple[Any, ...], list[Buffer]]] = []
+        self.constants: list[tuple[str, Any]] = []
+        self.result: Any = None
+
+    def __get__(self, obj: Any, owner: Any = None) -> Any:
+        """As a decorator of methods: one capture per instance."""
+        if obj is None:
+            return self
+        name = f"_jit_{self.fn.__name__}"
+        if name not in obj.__dict__:
+            obj.__dict__[name] = TinyJit(self.fn.__get__(obj))
+        return obj.__dict__[name]
+
+    def reset(self) -> None:
+        """Forget the capture."""
+        self.__init__(self.fn)  # type: ignore[misc]
+
+    @property
+    def captured(self) -> bool:
+        return self.calls >= 2
+
+    def __call__(self, *args: Any, **kwargs: Any) -> T:
+        if not JIT:
+            return self._run_plain(args, kwargs)
+        tensors: list[tuple[str, Tensor]] = []
+        variables: list[tuple[str, UOp]] = []
+        constants: list[tuple[str, Any]] = []
+        _walk(args, "argument", tensors, variables, constants)
+        _walk(kwargs, "argument", tensors, variables, constants)
+        var_vals = {v.src[0].arg[0]: v.src[1].arg for _, v in variables if v.op is Ops.BIND}
+        if self.calls < 2:
+            for _, t in tensors:
+                if t.uop.op is not Ops.BUFFER:
+                    t.replace(t.contiguous())
+            if tensors:
+                tensors[0][1].realize(*[t for _, t in tensors[1:]])
+        if self.calls == 0:
+            self.calls = 1
+            return self._run_plain(args, kwargs)
+        if self.calls == 1:
+            return self._capture(args, kwargs, tensors, constants, var_vals)
+        return self._replay(tensors, constants, var_vals)
+
+    def _run_plain(self, args: Any, kwargs: Any) -> T:
+        out = self.fn(*args, **kwargs)
+        self._realize(out)
+        return out
+
+    def _realize(self, out: Any) -> None:
+        found: list[tuple[str, Tensor]] = []
+        _walk(out, "result", found, [], [])
+        pending = list(PENDING)
+        tensors = [t for _, t in found] + pending
+        if tensors:
+            tensors[0].realize(*tensors[1:])
+
+    def _capture(self, args: Any, kwargs: Any, tensors: list[tuple[str, Tensor]], constants: list[tuple[str, Any]], var_vals: dict[str, int]) -> T:
+        if capture:
+            raise JitError("a TinyJit is called while another one is recording; call it outside, or leave the inner one out")
+        recorded: list[tuple[list[ExecItem], Vars]] = []
+
+        def record(items: list[ExecItem], vars: Vars) -> None:
+            recorded.append((items, vars))
+
+        # the inputs become buffers of the capture's own: the caller may free or overwrite theirs
+        for path, t in tensors:
+            own = t.clone().realize()
+            self.inputs.append((path, _signature(t), _buffers(own)))
+            t.replace(own)
+        capture.append(record)
+        try:
+            out = self.fn(*args, **kwargs)
+            self._realize(out)
+        finally:
+            capture.remove(record)
+        self.constants, self.result, self.calls = constants, out, 2
+        self.variables = dict(var_vals)
+        flat = [(i, v) for items, v in recorded for i in items]
+        self.items = batch_kernels(flat) if JIT.value == 1 and not var_vals else [i for i, _ in flat]
+        self.vars = {k: x for _, v in recorded for k, x in v.items()}
+        if DEBUG >= 1:
+            print(f"JIT captured {len(flat)} calls as {len(self.items)}")
+        if not flat:
+            raise JitError("the function computed nothing that could be captured; realize or return what it makes")
+        return out
+
+    def _replay(self, tensors: list[tuple[str, Tensor]], constants: list[tuple[str, Any]], var_vals: dict[str, int]) -> T:
+        if len(tensors) != len(self.inputs):
+            raise JitError(f"captured with {len(self.inputs)} input tensors, called with {len(tensors)}; make a second TinyJit for it")
+        if constants != self.constants:
+            changed = [(p, a, b) for (p, a), (_, b) in zip(self.constants, constants) if a != b]
+            raise JitError(f"an argument that is not a tensor changed since capture: {changed or constants}; its value is part of the capture: pass a Tensor or a bound Variable, or reset()")
+        if set(var_vals) != set(self.variables):
+            raise JitError(f"captured with the variables {sorted(self.variables)}, called with {sorted(var_vals)}")
+        for (path, signature, own), (_, t) in zip(self.inputs, tensors):
+            if _signature(t) != signature:
+                raise JitError(
+                    f"{path} was captured as shape {signature[0]} {signature[1]} on {signature[2]}, now it is "
+                    f"{_signature(t)[0]} {_signature(t)[1]} on {_signature(t)[2]}; pass the same kind of input, or make a second TinyJit"
+                )
+            if t.uop.op is not Ops.BUFFER:
+                t.replace(t.contiguous()).realize()
+            if t.uop.op is not Ops.BUFFER:
+                t.replace(t.clone()).realize()
+            for dst, src in zip(own, _buffers(t)):
+                if dst is not src:
+                    copy_buffer(dst, src)
+        vars = {**self.vars, **var_vals} if var_vals else self.vars
+        for item in self.items:
+            item.run(vars)
+        return self.result  # type: ignore[no-any-return]
+
+
+def batch_kernels(flat: list[tuple[ExecItem, Vars]]) -> list[ExecItem]:
+    """Runs of kernels on one kind of device become graphs."""
+    out: list[ExecItem] = []
+    run: list[KernelItem] = []
+    vars: Vars = {}
+
+    def close() -> None:
+        nonlocal run
+        if run:
+            out.append(GraphItem(run, vars) if len(run) > 1 and not VALIDATE_WITH_CPU else run[0])
+            run = []
+
+    for item, v in flat:
+        if isinstance(item, KernelItem) and (not run or (type(item.buffers[0].device) is type(run[0].buffers[0].device) and dict(v) == dict(vars))):
+            vars = v
+            run.append(item)
+        else:
+            close()
+            if isinstance(item, KernelItem):
+                vars = v
+                run = [item]
+            else:
+                out.append(item)
+    close()
+    return out
+
+
+__all__ = ["JitError", "TinyJit"]

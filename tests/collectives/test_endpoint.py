@@ -1,0 +1,277 @@
+"""Endpoints in real processes: right bytes over both transports, and every way to fail is quick and named."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from manygrad.collectives import native
+from manygrad.collectives.algorithms import ALGORITHMS
+from manygrad.collectives.errors import CollectiveAborted, CollectiveTimeout, PeerLost, PlanMismatch
+from manygrad.collectives.program import Collective
+from manygrad.collectives.transport import Endpoint, MessageKey
+from manygrad.tensor.dtype import dtypes, to_dtype
+from manygrad.tensor.environment import Context
+
+from tasks import collective, values  # isort: skip
+from workers import Worker, run_workers  # isort: skip
+
+TRANSPORTS = ["shm", "zmq"]
+TREE = ["naive", "direct", "halving_doubling"]
+
+
+def results(found: list[tuple[str, Any]]) -> list[Any]:
+    for kind, value in found:
+        assert kind == "result", (kind, value, getattr(value, "__notes__", ""))
+    return [value for _, value in found]
+
+
+def errors(found: list[tuple[str, Any]], kind: type, ranks: list[int]) -> list[Any]:
+    for r in ranks:
+        assert found[r][0] == "error" and isinstance(found[r][1], kind), (r, found[r], getattr(found[r][1], "__notes__", ""))
+    return [found[r][1] for r in ranks]
+
+
+def oracle(c: Collective, dtype: str) -> bytes:
+    return native.reduce_arrays([values(dtype, c.count, r) for r in range(c.ranks)], c.op, to_dtype(dtype)).tobytes()
+
+
+def all_reduce_cases(ranks: int) -> list[tuple[str, Collective, str]]:
+    cases = [("direct", Collective("all_reduce", ranks, n), d.name) for d in dtypes.all for n in (1, 997)]
+    for name in TREE:
+        if ALGORITHMS[name].can("all_reduce", ranks):
+            cases += [(name, Collective("all_reduce", ranks, n), d) for n in (3, 1009, 65_537) for d in ("float32", "bfloat16")]
+    return cases + [("direct", Collective("all_reduce", ranks, 1_000_003), "float32")]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+def test_all_reduce_has_the_same_bits_everywhere(ranks: int) -> None:
+    import hashlib
+
+    cases = all_reduce_cases(ranks)
+    want = [oracle(c, dtype) for _, c, dtype in cases]
+    want_short = [w if len(w) < 4096 else hashlib.blake2b(w).hexdigest() for w in want]
+    for transport in TRANSPORTS if ranks > 1 else TRANSPORTS[:1]:
+        for got in results(run_workers(ranks, "collective", (cases,), env={"TRANSPORT": transport})):
+            for case, g, w in zip(cases, got, want_short, strict=True):
+                assert g == w, (transport, case)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_every_kind_between_workers_equals_one_process(transport: str) -> None:
+    cases = []
+    for ranks in (6,):
+        for a in ALGORITHMS.values():
+            for kind in a.kinds:
+                if a.can(kind, ranks):
+                    cases.append((a.name, Collective(kind, ranks, 1001, root=4, target=1), "int32"))
+        sizes = (3, 0, 5, 1, 2, 8)
+        for kind in ("all_gather", "reduce_scatter", "all_to_all"):
+            rows = (1, 2, 0, 3, 1, 1) if kind == "all_to_all" else None
+            cases.append(("direct", Collective(kind, ranks, 19, sizes=sizes, rows=rows), "float16"))
+    alone = Endpoint(0, 1, "alone", 0, arena_bytes=1 << 26)
+    want = collective(alone, cases, ranks_per_worker=6)
+    alone.close()
+    got = results(run_workers(3, "collective", (cases, 2, 2), env={"TRANSPORT": transport}))  # two ranks a worker, run twice
+    for n, case in enumerate(cases):
+        assert [v for worker in got for v in worker[2 * n : 2 * n + 2]] == want[6 * n : 6 * n + 6], case
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("count, nbytes", [(5, 0), (300, 70_000), (3, 9_000_001), (1, 70_000_001)])
+def test_many_and_large_messages_in_flight(transport: str, count: int, nbytes: int) -> None:
+    """More than a ring holds, several frames each, and one message larger than the flow-control window."""
+    assert results(run_workers(2, "ping", (count, nbytes), env={"TRANSPORT": transport})) == [count, count]
+
+
+def test_shared_memory_is_found_and_a_forced_difference_still_agrees() -> None:
+    assert results(run_workers(3, "routes")) == [{1: "shm", 2: "shm"}, {0: "shm", 2: "shm"}, {0: "shm", 1: "shm"}]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_killed_peer_is_noticed(transport: str) -> None:
+    at: list[float] = []
+
+    def kill(workers: list[Worker]) -> None:
+        os.kill(workers[1].pid, signal.SIGKILL)
+        at.append(time.perf_counter())
+
+    found = run_workers(3, "wait_for_ever", (1,), env={"TRANSPORT": transport}, after_start=kill)
+    assert time.perf_counter() - at[0] < 2.0
+    for e in errors(found, PeerLost, [0, 2]):
+        assert e.peer == 1 and "64 bytes" in str(e)
+    assert found[1] == ("gone", -signal.SIGKILL)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_silent_peer_is_a_timeout(transport: str) -> None:
+    def kill(workers: list[Worker]) -> None:
+        time.sleep(1.0)
+        os.kill(workers[1].pid, signal.SIGKILL)
+
+    env = {"TRANSPORT": transport, "COLLECTIVE_TIMEOUT_S": "0.7"}
+    found = run_workers(2, "wait_for_ever", (1,), env=env, after_start=kill)
+    (e,) = errors(found, CollectiveTimeout, [0])
+    assert (e.rank, e.peer, e.plan, e.sequence, e.timeout_s) == (0, 1, 1, 2, 0.7) and "COLLECTIVE_TIMEOUT_S" in str(e)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_abort_ends_a_wait_at_once(transport: str) -> None:
+    assert results(run_workers(2, "aborted", env={"TRANSPORT": transport}))[0] < 0.2
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("args", [[(1, 64, "float32"), (2, 64, "float32")], [(1, 64, "float32"), (1, 66, "float32")], [(1, 64, "float32"), (1, 64, "int32")]])
+def test_divergent_plans_are_named(transport: str, args: list[tuple[Any, ...]]) -> None:
+    found = run_workers(2, "diverge", lambda r: args[r], env={"TRANSPORT": transport})
+    for r, e in enumerate(errors(found, PlanMismatch, [0, 1])):
+        assert e.rank == r and f"train.py:{args[r][0]}" in e.mine and f"train.py:{args[1 - r][0]}" in e.theirs
+
+
+def test_agreement_names_two_lines_on_every_rank() -> None:
+    for e in errors(run_workers(5, "agree", lambda r: (7 if r != 3 else 8,)), PlanMismatch, [0, 1, 2, 3, 4]):
+        assert {e.mine, e.theirs} == {"model.py:7", "model.py:8"} and e.peer == 3
+    results(run_workers(3, "agree", (7,)))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_messages_of_another_epoch_are_dropped(transport: str) -> None:
+    assert results(run_workers(2, "stale", env={"TRANSPORT": transport})) == [0, 1]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_nothing_is_left(transport: str) -> None:
+    before = set(os.listdir("/dev/shm"))
+    for found in results(run_workers(2, "leftovers", env={"TRANSPORT": transport})):
+        assert found == {"arenas": 0, "pidfds": 0, "mapped": 0, "threads": 0}
+    assert set(os.listdir("/dev/shm")) == before
+
+
+def test_misuse_is_named() -> None:
+    for host, problem in (("0.0.0.0", "every interface"), ("localhost", "IP address")):
+        with pytest.raises(ValueError, match=problem):
+            Endpoint(0, 1, "t", 0, bind_host=host, arena_bytes=1 << 20)
+    with pytest.raises(ValueError, match="outside"):
+        Endpoint(2, 2, "t", 0)
+    with Endpoint(0, 2, "t", 0, arena_bytes=1 << 20) as e, pytest.raises(ValueError, match="no connected peer"):
+        e.send(1, MessageKey(0, 0, 0), 0, 8)
+    with pytest.raises(CollectiveAborted):
+        e.send(1, MessageKey(0, 0, 0), 0, 8)
+    e.abort("after the end")
+
+
+def test_a_peer_that_never_comes_is_named() -> None:
+    a, b = (Endpoint(r, 2, "t", 0, arena_bytes=1 << 20) for r in range(2))
+    with Context(TRANSPORT="zmq"), pytest.raises(CollectiveTimeout, match=r"missing: ranks \[1\]"):
+        a.connect([a.card(), b.card()], 0.3)
+    a.close()
+    b.close()
+
+
+def test_a_peer_without_access_falls_back_to_zmq_on_both_sides() -> None:
+    import threading
+
+    a, b = (Endpoint(r, 2, "t", 0, arena_bytes=1 << 20) for r in range(2))
+    spoiled = {**a.card(), "token": "00" * 16}  # b cannot map a; a can map b
+    other = threading.Thread(target=b.connect, args=([spoiled, b.card()], 10))
+    other.start()
+    a.connect([a.card(), b.card()], 10)
+    other.join()
+    assert a.routes == {1: "zmq"} and b.routes == {0: "zmq"}
+    data = np.arange(10.0)
+    a.send(1, MessageKey(0, 0, 0), data.ctypes.data, 80, "float64")
+    with b.receive(0, MessageKey(0, 0, 0), 80, "float64") as got:
+        assert (native.view(got.addr, 10, "float64") == data).all()
+    a.close()
+    b.close()
+
+
+@pytest.fixture
+def two_hosts() -> Any:
+    """Two network namespaces with a veth pair: 10.77.x.1 and 10.77.x.2."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and the `ip` command")
+    tag = f"mg{os.getpid() % 100000}"
+    names, net = [f"{tag}a", f"{tag}b"], f"10.77.{os.getpid() % 250}"
+
+    def ip(*args: str) -> None:
+        subprocess.run(["ip", *args], check=True, capture_output=True)
+
+    try:
+        try:
+            for n in names:
+                ip("netns", "add", n)
+            ip("link", "add", f"{tag}v0", "netns", names[0], "type", "veth", "peer", "name", f"{tag}v1", "netns", names[1])
+            for i, n in enumerate(names):
+                ip("-n", n, "addr", "add", f"{net}.{i + 1}/24", "dev", f"{tag}v{i}")
+                ip("-n", n, "link", "set", f"{tag}v{i}", "up")
+                ip("-n", n, "link", "set", "lo", "up")
+        except subprocess.CalledProcessError as e:
+            pytest.skip(f"this machine gives no network namespaces: {e.stderr.decode().strip()}")
+        yield [["ip", "netns", "exec", n] for n in names], [f"{net}.{i + 1}" for i in range(2)], names, tag
+    finally:
+        for n in names:
+            subprocess.run(["ip", "netns", "del", n], capture_output=True)
+
+
+def test_zeromq_with_curve_between_two_hosts(two_hosts: Any) -> None:
+    prefixes, hosts, _, _ = two_hosts
+    cases = [("direct", Collective("all_reduce", 2, n), "float32") for n in (1, 1009, 1_000_003)]
+    found = run_workers(2, "collective", (cases,), {"TRANSPORT": "zmq"}, lambda r: {"bind_host": hosts[r]}, prefixes)
+    got = results(found)
+    assert got[0] == got[1] and got[0][0] == oracle(cases[0][1], "float32")
+
+
+def test_a_broken_network_is_noticed(two_hosts: Any) -> None:
+    """The link goes down without a word: the heartbeat finds it."""
+    prefixes, hosts, names, tag = two_hosts
+
+    def cut(workers: list[Worker]) -> None:
+        subprocess.run(["ip", "-n", names[1], "link", "set", f"{tag}v1", "down"], check=True)
+
+    start = time.perf_counter()
+    options = {"options": lambda r: {"bind_host": hosts[r]}, "prefixes": prefixes, "after_start": cut}
+    found = run_workers(2, "wait_for_each_other", (), {"TRANSPORT": "zmq"}, **options)
+    errors(found, PeerLost, [0, 1])
+    assert time.perf_counter() - start < 12
+
+
+def test_a_key_of_another_run_is_refused() -> None:
+    """The server's allow-list does not hold the client's key."""
+    host = _own_address()
+    if host is None:
+        pytest.skip("this machine has no address besides loopback")
+    a, b = (Endpoint(r, 2, "t", 0, bind_host=host, arena_bytes=1 << 20) for r in range(2))
+    stranger = Endpoint(1, 2, "t", 0, bind_host=host, arena_bytes=1 << 20)
+    import threading
+
+    def serve() -> None:
+        with pytest.raises((CollectiveTimeout, PeerLost)):
+            a.connect([a.card(), b.card()], 3)
+
+    thread = threading.Thread(target=serve)
+    with Context(TRANSPORT="zmq"):
+        thread.start()
+        with pytest.raises((PeerLost, CollectiveTimeout), match="CURVE key|missing"):
+            stranger.connect([a.card(), stranger.card()], 2)
+        thread.join()
+    assert not a._hub.links[1].hello_in
+    for e in (a, b, stranger):
+        e.close()
+
+
+def _own_address() -> str | None:
+    import socket
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        try:
+            s.connect(("192.0.2.1", 9))
+            return str(s.getsockname()[0])
+        except OSError:
+            return None

@@ -1,0 +1,178 @@
+"""Every algorithm is proved for 1-17 ranks and uneven sizes; wrong programs are refused; projections are the filter."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from manygrad.collectives.algorithms import ALGORITHMS, build
+from manygrad.collectives.checker import canonical, check
+from manygrad.collectives.cost import choose, cost_s
+from manygrad.collectives.errors import ProgramError
+from manygrad.collectives.program import (
+    Chunk,
+    Collective,
+    Copy,
+    Program,
+    Reduce,
+    Release,
+    Slot,
+    Temp,
+    Transfer,
+    participants,
+    split,
+)
+from manygrad.tensor.environment import Context
+
+CASES = [(a.name, kind) for a in ALGORITHMS.values() for kind in a.kinds]
+
+
+def variants(kind: str, ranks: int) -> list[Collective]:
+    found = [Collective(kind, ranks, n, root=ranks // 2, target=ranks // 3) for n in {0, 1, ranks - 1, ranks, 2 * ranks + 1, 23}]
+    if kind in ("all_gather", "reduce_scatter", "all_to_all"):
+        sizes = tuple(i * 7 % 4 for i in range(ranks))
+        rows = tuple(i * 5 % 3 for i in range(ranks)) if kind == "all_to_all" else None
+        found.append(Collective(kind, ranks, sum(sizes), sizes=sizes, rows=rows))
+    return found
+
+
+@pytest.mark.parametrize("algorithm, kind", CASES)
+def test_every_algorithm_is_proved(algorithm: str, kind: str) -> None:
+    for ranks in range(1, 18):
+        if not ALGORITHMS[algorithm].can(kind, ranks):
+            continue
+        for c in variants(kind, ranks):
+            whole = build(algorithm, c)
+            check(whole)
+            for only in ({0}, {ranks - 1, ranks // 2}):
+                part = build(algorithm, c, only)
+                assert part.instrs == [i for i in whole.instrs if only & set(participants(i))]
+                assert part.temps == [t for t in whole.temps if t.rank in only]
+
+
+def test_work_of_one_rank_does_not_grow_beyond_the_steps() -> None:
+    c = Collective("all_reduce", 1024, 10_000)
+    start = time.perf_counter()
+    part = build(choose("all_reduce", 40_000, 1024), c, {5})
+    assert time.perf_counter() - start < 0.1
+    assert sum(isinstance(i, Transfer) for i in part.instrs) == 2 * 2 * 10  # 2 lg p steps, each one way and the other
+
+
+def test_split_and_canonical_tree() -> None:
+    assert split(10, 4) == (3, 3, 2, 2) and split(2, 4) == (1, 1, 0, 0) and split(0, 3) == (0, 0, 0)
+    assert canonical("add", [(x,) for x in "abcdef"]) == (
+        "add", ("add", ("add", ("a",), ("b",)), ("add", ("c",), ("d",))), ("add", ("e",), ("f",)),
+    )  # fmt: skip
+
+
+def test_structure_of_the_two_shot_all_reduce() -> None:
+    assert build("direct", Collective("all_reduce", 2, 3)).show().splitlines() == [
+        "0 -> 1: in[2:3] as s0",
+        "1 -> 0: in[0:2] as s1",
+        "0: out[0:2] = add(in[0:2], s1)",
+        "0: release s1",
+        "1: out[2:3] = add(s0, in[2:3])",
+        "1: release s0",
+        "0 -> 1: out[0:2] as g0",
+        "1: out[0:2] = g0",
+        "1: release g0",
+        "1 -> 0: out[2:3] as g1",
+        "0: out[2:3] = g1",
+        "0: release g1",
+    ]
+
+
+C2 = Collective("all_reduce", 2, 2)
+IN, OUT = Chunk("in", 0, 2), Chunk("out", 0, 2)
+SWAP = [Transfer(0, 1, IN, "a"), Transfer(1, 0, IN, "a")]
+SUMS = [Reduce(0, OUT, (IN, Slot("a"))), Reduce(1, OUT, (Slot("a"), IN))]
+DONE = [Release(0, "a"), Release(1, "a")]
+
+
+def test_the_good_program_passes() -> None:
+    check(Program(C2, "naive", frozenset({0, 1}), [*SWAP, *SUMS, *DONE]))
+
+
+@pytest.mark.parametrize(
+    "instrs, problem",
+    [
+        ([*SWAP, *SUMS], "never released"),
+        ([*SWAP, SUMS[0], *DONE], r"out\[0\] of rank 1 is never written"),
+        ([*SWAP, *DONE, *SUMS], "does not hold"),
+        ([*SWAP, *SWAP], "already holds"),
+        ([*SWAP, Reduce(0, OUT, (Slot("a"), IN)), SUMS[1], *DONE], r"out\[0\] of rank 0 is .* expected"),
+        ([*SWAP, Reduce(0, OUT, (IN, IN)), SUMS[1], *DONE], r"out\[0\] of rank 0 is .* expected"),
+        ([*SWAP, Reduce(0, OUT, (IN, Slot("a"), IN)), SUMS[1], *DONE], r"out\[0\] of rank 0 is .* expected"),
+        ([*SWAP, SUMS[0], Reduce(0, OUT, (OUT, IN)), SUMS[1], *DONE], "already rounded"),
+        ([*SWAP, Reduce(0, OUT, (IN, Slot("a")), "max"), SUMS[1], *DONE], r"out\[0\] of rank 0"),
+        ([Transfer(0, 1, OUT, "a")], "read before it is written"),
+        ([Copy(0, OUT, IN), Transfer(0, 1, OUT, "a"), Copy(0, OUT, IN)], "while it is borrowed"),
+        ([Copy(0, IN, IN)], "writes its input"),
+        ([Copy(0, OUT, Chunk("in", 1, 2))], "outside"),
+        ([Copy(0, Chunk("out", 0, 1), IN)], "2 elements are written to 1"),
+        ([Copy(0, Chunk("t9", 0, 2), IN)], "no buffer"),
+        ([Transfer(0, 0, IN, "a")], "from itself"),
+        ([Release(1, "zz")], "does not hold"),
+        ([Reduce(0, OUT, (IN, Chunk("in", 0, 1)))], "different lengths"),
+    ],
+)
+def test_bad_programs_are_refused(instrs: list[object], problem: str) -> None:
+    with pytest.raises(ProgramError, match=problem):
+        check(Program(C2, "naive", frozenset({0, 1}), instrs))  # type: ignore[arg-type]
+
+
+def test_a_temporary_that_rounds_is_refused() -> None:
+    c = Collective("all_reduce", 1, 1)
+    one = Chunk("in", 0, 1)
+    program = Program(c, "naive", frozenset({0}), [Reduce(0, Chunk("t0", 0, 1), (one, one)), Reduce(0, Chunk("out", 0, 1), (Chunk("t0", 0, 1), one))])
+    program.temps = [Temp(0, "t0", 1, partial=False)]
+    with pytest.raises(ProgramError, match="already rounded"):
+        check(program)
+
+
+def test_a_rotated_order_is_no_tree() -> None:
+    with pytest.raises(ProgramError, match="expected"):
+        check(build("ring", Collective("all_reduce", 4, 8)), order="tree")
+
+
+@pytest.mark.parametrize(
+    "kwargs, problem",
+    [
+        ({"kind": "gather"}, "unknown collective"),
+        ({"op": "xor"}, "unknown reduction"),
+        ({"ranks": 0}, "ranks must be"),
+        ({"sizes": (1, 2)}, "sizes needs 3"),
+        ({"sizes": (1, 2, 3)}, "sum to 6"),
+        ({"sizes": (6, -2, 0)}, "non-negative"),
+        ({"root": 3}, "outside 0..2"),
+    ],
+)
+def test_bad_collectives(kwargs: dict[str, object], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        Collective(**{"kind": "all_reduce", "ranks": 3, "count": 4, **kwargs})  # type: ignore[arg-type]
+
+
+def test_choice() -> None:
+    assert choose("all_reduce", 256, 4) == "naive" and choose("all_reduce", 1 << 25, 4) == "direct"
+    assert choose("all_reduce", 1 << 20, 1024) == "halving_doubling"
+    assert choose("all_to_all", 1 << 20, 6) == "direct"
+    for kind in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send"):
+        for ranks in (1, 2, 3, 8, 1000, 1024):
+            for nbytes in (0, 1, 1 << 16, 1 << 30):
+                name = choose(kind, nbytes, ranks)
+                assert ALGORITHMS[name].order == "tree" and ALGORITHMS[name].can(kind, ranks)
+                assert cost_s(name, kind, nbytes, ranks) >= 0
+    with Context(COLLECTIVE="ring"):
+        assert choose("all_reduce", 256, 4) == "ring"
+        assert choose("broadcast", 256, 4) == "direct"  # ring cannot: the model chooses
+    with Context(COLLECTIVE="rnig"), pytest.raises(ValueError, match="rnig"):
+        choose("all_reduce", 256, 4)
+
+
+def test_build_names_what_can() -> None:
+    with pytest.raises(ValueError, match=r"use one of \['direct', 'naive', 'ring'\]"):
+        build("halving_doubling", Collective("all_reduce", 3, 4))
+    with pytest.raises(ValueError, match="unknown collective algorithm"):
+        build("tree", Collective("all_reduce", 3, 4))
+    with pytest.raises(ValueError, match="not all within"):
+        build("direct", Collective("all_reduce", 3, 4), {3})
