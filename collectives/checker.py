@@ -21,7 +21,18 @@ from typing import Any
 
 from manygrad.collectives.algorithms import ALGORITHMS
 from manygrad.collectives.errors import ProgramError
-from manygrad.collectives.program import Chunk, Collective, Copy, Instr, Program, Reduce, Release, Slot, Source, Transfer, show_instr
+from manygrad.collectives.program import (
+    Chunk,
+    Collective,
+    Copy,
+    Instr,
+    Program,
+    Reduce,
+    Slot,
+    Source,
+    Transfer,
+    show_instr,
+)
 
 Expr = tuple[Any, ...]  # ("in", rank, index) or (op, left, right)
 
@@ -82,7 +93,9 @@ class _Machine:
         if cells is None:
             raise ProgramError(f"rank {rank} has no buffer {c.buffer!r}")
         if c.length < 1 or c.offset < 0 or c.end > len(cells):
-            raise ProgramError(f"{c.buffer}[{c.offset}:{c.end}] is outside the {len(cells)} elements of rank {rank}'s buffer, or empty")
+            raise ProgramError(
+                f"{c.buffer}[{c.offset}:{c.end}] is outside the {len(cells)} elements of rank {rank}'s buffer, or empty"
+            )
         return cells
 
     def read(self, rank: int, s: Source) -> tuple[list[Expr], bool]:
@@ -90,7 +103,9 @@ class _Machine:
         if isinstance(s, Slot):
             borrow = self.borrows.get((rank, s.name))
             if borrow is None:
-                raise ProgramError(f"rank {rank} reads slot {s.name!r}, which it does not hold (never borrowed, or already released)")
+                raise ProgramError(
+                    f"rank {rank} reads slot {s.name!r}, which it does not hold (never borrowed, or already released)"
+                )
             rank, s = borrow.src_rank, borrow.chunk
         cells = self.bounds(rank, s)[s.offset : s.end]
         for i, e in enumerate(cells, s.offset):
@@ -125,7 +140,9 @@ class _Machine:
             for s in i.srcs:
                 values, partial = self.read(i.rank, s)
                 if not partial and any(e[0] != "in" for e in values):
-                    raise ProgramError("an already rounded sum is reduced again; hold partial sums in a partial temporary")
+                    raise ProgramError(
+                        "an already rounded sum is reduced again; hold partial sums in a partial temporary"
+                    )
                 columns.append(values)
             if len({len(v) for v in columns}) != 1:
                 raise ProgramError(f"sources of different lengths {[len(v) for v in columns]}")
@@ -134,7 +151,9 @@ class _Machine:
             borrow = self.borrows.pop((i.rank, i.slot), None)
             if borrow is None:
                 raise ProgramError(f"rank {i.rank} releases slot {i.slot!r}, which it does not hold")
-            self.lent.subtract((borrow.src_rank, borrow.chunk.buffer, k) for k in range(borrow.chunk.offset, borrow.chunk.end))
+            self.lent.subtract(
+                (borrow.src_rank, borrow.chunk.buffer, k) for k in range(borrow.chunk.offset, borrow.chunk.end)
+            )
 
 
 def check(program: Program, order: str | None = None) -> None:
@@ -144,7 +163,9 @@ def check(program: Program, order: str | None = None) -> None:
     """
     c = program.collective
     if len(program.only) != c.ranks:
-        raise ProgramError(f"only ranks {sorted(program.only)} of {c.ranks} are in this program; the whole is needed for a proof")
+        raise ProgramError(
+            f"only ranks {sorted(program.only)} of {c.ranks} are in this program; the whole is needed for a proof"
+        )
     order = order or ALGORITHMS[program.algorithm].order
     machine = _Machine(program)
     for n, instr in enumerate(program.instrs):

@@ -38,6 +38,7 @@ class Prepared:
         self.initial: list[int] = []
         self.steps: list[tuple[Any, ...]] = []
         self.bound: list[tuple[int, int, str]] = []  # the registers to fill at each run
+        self.extents: list[tuple[int, int, int, int, int]] = []  # rank, register and bytes of in, of out
         self.messages = self.bytes_sent = self.sends = 0
         self._arena: list[int] = []
         self._owned: list[np.ndarray[Any, Any]] = []
@@ -46,11 +47,14 @@ class Prepared:
         """Executes once. `addresses[rank]["in" | "out"]` of every local rank; `sequence` counts the runs of this plan.
 
         With `flush` the call returns when all memory lent may be written again; without, the caller flushes the endpoint
-        before it lets anything write `in` or `out`. Raises the endpoint's errors.
+        before it lets anything write `in` or `out`, which must not overlap. Raises the endpoint's errors.
         """
         reg = self.initial.copy()
         for r, rank, name in self.bound:
             reg[r] = addresses[rank].get(name, 0)
+        for rank, i, nin, o, nout in self.extents:
+            if reg[i] < reg[o] + nout and reg[o] < reg[i] + nin:
+                raise ValueError(f"rank {rank}: in and out overlap; peers still read in while out is written")
         borrowed: dict[int, Any] = {}
         tickets: dict[int, Ticket] = {}
         endpoint, plan, copy_fn = self.endpoint, self.plan, self.copy_fn
@@ -127,7 +131,9 @@ def prepare(
     here = endpoint.rank if endpoint is not None else 0
     foreign = sorted(r for r in program.only if worker(r) != here)
     if foreign:
-        raise ValueError(f"the program holds ranks {foreign} of other workers; build it with only= the ranks of worker {here}")
+        raise ValueError(
+            f"the program holds ranks {foreign} of other workers; build it with only= the ranks of worker {here}"
+        )
     element, partial = to_dtype(dtype), accumulate_dtype(to_dtype(dtype))
     out = Prepared(plan, dtype, endpoint, copy_fn)
     partials = {(t.rank, t.name) for t in program.temps if t.partial}
@@ -136,6 +142,12 @@ def prepare(
         out.register(t.rank, t.name, out.allocate(t.length * item.itemsize))
     for r in sorted(program.only):
         out.bound += [(out.register(r, name), r, name) for name in ("in", "out")]
+        nin, nout = (
+            program.collective.in_length(r) * element.itemsize,
+            program.collective.out_length(r) * element.itemsize,
+        )
+        if nin and nout:
+            out.extents.append((r, out.registers[r, "in"], nin, out.registers[r, "out"], nout))
 
     slot_types: dict[tuple[int, str], Any] = {}
     remote_slots: set[tuple[int, str]] = set()
@@ -237,7 +249,13 @@ def run_program(
 ) -> None:
     """`prepare` and one `run`, for a program that is used once."""
     prepared = prepare(
-        program, dtype, plan=plan, endpoint=endpoint, rank_to_worker=rank_to_worker, reduce_fn=reduce_fn, copy_fn=copy_fn
+        program,
+        dtype,
+        plan=plan,
+        endpoint=endpoint,
+        rank_to_worker=rank_to_worker,
+        reduce_fn=reduce_fn,
+        copy_fn=copy_fn,
     )
     try:
         prepared.run(addresses, sequence)

@@ -75,7 +75,8 @@ class _Body:
     """Emits one loop body over `lanes` elements (1: the scalar tail)."""
 
     def __init__(self, lanes: int, prefix: str):
-        self.lanes, self.prefix, self.lines, self.n = lanes, prefix, [], 0
+        self.lanes, self.prefix, self.n = lanes, prefix, 0
+        self.lines: list[str] = []
 
     def ty(self, scalar: str) -> str:
         return scalar if self.lanes == 1 else f"<{self.lanes} x {scalar}>"
@@ -236,7 +237,8 @@ def view(addr: int, count: int, dtype: str) -> np.ndarray[Any, Any]:
     d = to_dtype(dtype)
     if count == 0:
         return np.empty(0, d.np)
-    return np.frombuffer((ctypes.c_char * (count * d.itemsize)).from_address(addr), dtype=d.np)
+    raw = (ctypes.c_char * (count * d.itemsize)).from_address(addr)
+    return np.frombuffer(memoryview(raw).cast("B"), dtype=d.np)
 
 
 def reduce_arrays(arrays: Sequence[np.ndarray[Any, Any]], op: str, dst: DType) -> np.ndarray[Any, Any]:
@@ -251,7 +253,7 @@ def reduce_arrays(arrays: Sequence[np.ndarray[Any, Any]], op: str, dst: DType) -
         if len(values) == 1:
             return values[0]
         half = 1 << (len(values) - 1).bit_length() - 1
-        return fn(tree(values[:half]), tree(values[half:]))  # type: ignore[no-any-return]
+        return fn(tree(values[:half]), tree(values[half:]))
 
     with np.errstate(all="ignore"):
         return tree([a.astype(acc.np) for a in arrays]).astype(dst.np)
@@ -267,5 +269,3 @@ def reducer_numpy(op: str, dst_dtype: str, src_dtypes: tuple[str, ...]) -> Reduc
         ctypes.memmove(dst_addr, out.ctypes.data, out.nbytes)
 
     return reduce
-
-

@@ -12,7 +12,7 @@ copied until a `Copy` or `Reduce` reads it, and the source must not write the ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -104,7 +104,8 @@ class Collective:
     | broadcast | `count` on `root` only | `count` |
     | send | `count` on `root` only | `count` on `target` only |
 
-    `sizes` defaults to `split(count, ranks)`, `rows` to ones. Raises `ValueError` on sizes that do not fit.
+    `sizes` defaults to `split(count, ranks)`, `rows` to ones. `group`: how many neighbouring ranks are in one worker (or on
+    one host), a divisor of `ranks`; it changes only which algorithms make sense. Raises `ValueError` on sizes that do not fit.
     """
 
     kind: str
@@ -115,6 +116,7 @@ class Collective:
     rows: tuple[int, ...] | None = None
     root: int = 0
     target: int = 0
+    group: int = 1
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -122,12 +124,18 @@ class Collective:
         if self.op not in OPS:
             raise ValueError(f"unknown reduction {self.op!r}; known: {OPS}")
         if self.ranks < 1 or self.count < 0:
-            raise ValueError(f"{self.kind}: ranks must be ≥ 1 and count ≥ 0, got ranks={self.ranks}, count={self.count}")
+            raise ValueError(
+                f"{self.kind}: ranks must be ≥ 1 and count ≥ 0, got ranks={self.ranks}, count={self.count}"
+            )
         for name, value in (("sizes", self.sizes), ("rows", self.rows)):
             if value is not None and (len(value) != self.ranks or min(value) < 0):
-                raise ValueError(f"{self.kind}: {name} needs {self.ranks} non-negative numbers, one a rank, got {value}")
+                raise ValueError(
+                    f"{self.kind}: {name} needs {self.ranks} non-negative numbers, one a rank, got {value}"
+                )
         if self.sizes is not None and sum(self.sizes) != self.count:
             raise ValueError(f"{self.kind}: sizes {self.sizes} sum to {sum(self.sizes)}, but count is {self.count}")
+        if self.group < 1 or self.ranks % self.group:
+            raise ValueError(f"{self.kind}: group {self.group} does not divide {self.ranks} ranks")
         for name, rank in (("root", self.root), ("target", self.target)):
             if not 0 <= rank < self.ranks:
                 raise ValueError(f"{self.kind}: {name} {rank} is outside 0..{self.ranks - 1}")
@@ -185,10 +193,15 @@ class Program:
         if length and rank in self.only:
             self.temps.append(Temp(rank, name, length, partial))
 
-    def pairs(self, targets: Callable[[int], int], sources: Callable[[int], int]) -> Iterator[tuple[int, int]]:
-        """`(src, targets(src))` in order of src, for the pairs with an end in `only`; `sources` inverts `targets`."""
-        senders = {r for r in self.only} | {sources(r) for r in self.only}
-        return ((s, targets(s)) for s in sorted(senders))
+    def shifted(self, step: int) -> Iterator[tuple[int, int]]:
+        """`(src, dst)` with `dst = src + step` round the ring, where one of them is in `only`, in order of src."""
+        n = self.collective.ranks
+        senders = set(self.only) | {(r - step) % n for r in self.only}
+        return ((s, (s + step) % n) for s in sorted(senders))
+
+    def swapped(self, bit: int) -> Iterator[tuple[int, int]]:
+        """`(src, dst)` with `dst = src ^ bit`, where one of them is in `only`, in order of src."""
+        return ((s, s ^ bit) for s in sorted(set(self.only) | {r ^ bit for r in self.only}))
 
     def show(self) -> str:
         """One line an instruction: the readable form in docs and golden tests."""

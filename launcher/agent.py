@@ -69,7 +69,7 @@ class _Run:
             if not os.path.isdir(spec["cwd"]):
                 raise FileNotFoundError(f"folder {spec['cwd']} does not exist on {socket.gethostname()}: start from a folder that all nodes share")
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "manygrad.launcher.worker"],
+                [sys.executable, "-P", "-m", "manygrad.launcher.worker"],
                 stdin=subprocess.PIPE, stdout=out_w, stderr=err_w, pass_fds=(res_w,), env=env, cwd=spec["cwd"], start_new_session=True)
         except OSError as e:
             self._send(type="output", stream="stderr", text=f"cannot start the worker: {e}\n")

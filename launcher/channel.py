@@ -106,6 +106,13 @@ class Channel:
         return sock, monitor
 
     def _serve(self) -> None:
+        try:
+            self._loop()
+        except Exception as e:  # a worker that cannot be told anything must not go on
+            self._abort(f"the control channel broke: {type(e).__name__}: {e}", "gone")
+            _end_soon(3.0)
+
+    def _loop(self) -> None:
         from zmq.utils.monitor import recv_monitor_message
 
         sock, monitor = self._socket()

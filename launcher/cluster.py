@@ -6,7 +6,6 @@ and at the end its processes are killed by their ids and the folder is removed. 
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import secrets
@@ -184,8 +183,8 @@ class Cluster:
             try:
                 ray.get(ref, timeout=1)
             except Exception as e:
-                text = str(e).strip()
-                out.append((self._refs.pop(ref), f"{type(e).__name__}: {text.splitlines()[-1] if text else ''}"))
+                text = (str(e).strip().splitlines() or [""])[-1]
+                out.append((self._refs.pop(ref), f"{type(e).__name__}: {text.partition(' Worker exit detail')[0][:300]}"))
         return out
 
     def results(self, timeout_s: float = 60.0) -> list[bytes]:
@@ -206,8 +205,7 @@ class Cluster:
             agents, self._agents, self._refs = self._agents, [], {}
             if self.started_ray:
                 if not fast:
-                    del agents  # a handle that outlives its Ray is released in the next one, where its id means another actor
-                    gc.collect()  # handles are in reference cycles
+                    del agents
                     ray.shutdown()
                 return
             while agents:

@@ -190,7 +190,7 @@ class Supervisor:
         carried = {v.name for v in REGISTRY.values() if v.travels} | {"PYTHONPATH", "PYTHONFAULTHANDLER"} | set(job.carry) | set(user_set)
         env = {k: os.environ[k] for k in sorted(carried) if k in os.environ}
         env |= {MARK: job.id, "RANK": str(rank), "WORLD_SIZE": str(job.nodes), "LOCAL_RANK": str(place.local_rank), "LOCAL_WORLD_SIZE": str(place.local_size),
-                "GROUP_RANK": str(rank), "MASTER_ADDR": self.places[0].ip, "MANYGRAD_RUN_DIR_ACTUAL": self.run_dir}
+                "GROUP_RANK": str(rank), "MASTER_ADDR": self.places[0].ip}
         environ = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} if local else None
         return {"rank": rank, "size": job.nodes, "local_rank": place.local_rank, "local_size": place.local_size, "devices_per_node": job.devices_per_node,
                 "job": job.id, "epoch": 0, "control": self.server.address, "curve": self.server.curve(rank), "bind_host": place.ip, "endpoint": job.endpoint,

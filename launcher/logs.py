@@ -75,18 +75,18 @@ class Console:
     def feed(self, rank: int, stream: str, text: str, now: float) -> list[tuple[str, str]]:
         if stream == "stdout" and rank not in self.show:
             return []
-        key, out = (rank, stream), list[tuple[str, str]]()
+        key, now_lines = (rank, stream), list[tuple[str, str]]()
         *lines, rest = (self.partial.get(key, "") + text.replace("\r\n", "\n")).split("\n")
         for line in lines:
-            self._line(rank, stream, line.rsplit("\r", 1)[-1] if not line.endswith("\r") else line.rstrip("\r").rsplit("\r", 1)[-1], now, out)
-        while len(rest) > MAX_LINE and "\r" not in rest[-MAX_LINE:]:
-            self._line(rank, stream, rest[:MAX_LINE], now, out)
+            self._line(rank, stream, line.rstrip("\r").rsplit("\r", 1)[-1], now, now_lines)
+        rest = rest[rest.rstrip("\r").rfind("\r") + 1 :]  # of a bar only its latest state counts
+        while len(rest) > MAX_LINE:
+            self._line(rank, stream, rest[:MAX_LINE], now, now_lines)
             rest = rest[MAX_LINE:]
-        self.partial[key] = rest[rest.rstrip("\r").rfind("\r") + 1 :]  # of a bar only its latest state counts
-        if rank == 0 and (lines or rest):
-            shown = self.partial[key].rstrip("\r")
-            self.bar = f"{prefix([0])} {shown}" if shown else ""
-        return out + self.tick(now)
+        self.partial[key] = rest
+        if rank == 0:
+            self.bar = f"{prefix([0])} {rest.rstrip(chr(13))}" if rest.rstrip("\r") else ""
+        return self._draw(now_lines + self.merger.take(now), now)
 
     def tick(self, now: float) -> list[tuple[str, str]]:
         """Lines whose time has come, and the bar."""
@@ -94,18 +94,17 @@ class Console:
 
     def close(self, now: float) -> list[tuple[str, str]]:
         """Everything still held, unfinished lines included."""
-        out: list[tuple[str, str]] = []
+        lines: list[tuple[str, str]] = []
         for (rank, stream), text in sorted(self.partial.items()):
             if text.rstrip("\r"):
-                self._line(rank, stream, text.rstrip("\r"), now, out)
+                self._line(rank, stream, text.rstrip("\r"), now, lines)
         self.partial, self.bar = {}, ""
-        return out + self._draw(self.merger.take(now, everything=True), now)
+        return self._draw(lines + self.merger.take(now, everything=True), now)
 
-    def _line(self, rank: int, stream: str, line: str, now: float, out: list[tuple[str, str]]) -> None:
+    def _line(self, rank: int, stream: str, line: str, now: float, now_lines: list[tuple[str, str]]) -> None:
+        """One whole line: shown now if no other rank can print the same, else held for merging."""
         if stream == "stdout" and len(self.show) == 1:
-            out += self._draw([(stream, f"{prefix([rank])} {line}")], now)
-            if self.bar_drawn == "" and rank == 0:
-                self.bar = ""
+            now_lines.append((stream, f"{prefix([rank])} {line}"))
         else:
             self.merger.add(rank, stream, line, now)
 

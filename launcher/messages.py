@@ -153,7 +153,8 @@ def clip(text: str, limit: int = MAX_TEXT) -> str:
 def parse(data: bytes, role: str, rank: int) -> Event:
     """The event in `data`, sent by `role` ("worker" or "agent") of `rank`. Raises ProtocolError."""
     message = parse_object(data)
-    cls = {"worker": WORKER_EVENTS, "agent": AGENT_EVENTS}.get(role, {}).get(message.pop("type"))
+    known: dict[str, type[Event]] = dict(WORKER_EVENTS if role == "worker" else AGENT_EVENTS if role == "agent" else {})
+    cls = known.get(message.pop("type"))
     if cls is None:
         raise ProtocolError(f"unknown message from {role} {rank}")
     wanted = {f.name: str(f.type) for f in fields(cls) if f.name != "rank"}

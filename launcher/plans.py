@@ -19,7 +19,7 @@ def install(channel: Channel) -> None:
     import manygrad.collectives as collectives
 
     _channel = channel
-    collectives.plan_hook = check_plan  # type: ignore[attr-defined]
+    collectives.plan_hook = check_plan
 
 
 def check_plan(hash: int, description: str) -> None:

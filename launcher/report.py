@@ -61,6 +61,8 @@ def _fate(r: Rank, root: Failure) -> str:
     if root.kind == "plan" and r.failure.title == root.title:
         return f"stopped by the same PlanMismatch{at}"
     title = r.failure.title.splitlines()[0]
+    if r.failure.consequence and r.failure.kind == "exception":
+        title = title.partition(":")[0]  # the rest repeats the root cause
     return f"{'stopped' if r.failure.consequence else 'failed'}: {title}{at}"
 
 

@@ -82,6 +82,7 @@ def join(spec: dict[str, Any], channel: Any) -> Any:
     from .messages import PROTOCOL
 
     rank, size = spec["rank"], spec["size"]
+    sys.path.extend(p for p in spec["sys_path"] if p not in sys.path and os.path.isdir(p))
     module, _, name = spec["endpoint"].partition(":")
     endpoint = getattr(importlib.import_module(module), name)(rank=rank, size=size, job=spec["job"], epoch=spec["epoch"], bind_host=spec["bind_host"])
     channel.on_abort, channel.counters = endpoint.abort, lambda: endpoint.bytes_sent
@@ -140,7 +141,6 @@ def call_function(payload: bytes, spec: dict[str, Any]) -> None:
     """Call the pickled function and write its pickled result to the agent's pipe."""
     import cloudpickle
 
-    sys.path.extend(p for p in spec["sys_path"] if p not in sys.path and os.path.isdir(p))
     fn, args, kwargs = cloudpickle.loads(payload)  # from the driver through the agent, not from a socket of ours
     result = fn(*args, **kwargs)
     try:

@@ -83,7 +83,7 @@ class _Lowering:
 
     def collective(self, op: Ops, parts: Local, devices: tuple[str, ...], arg: tuple[Any, ...], at: UOp, shape: tuple[Any, ...]) -> Local:
         mine = self.mine(devices)
-        flat = tuple(UOp(Ops.CONTIGUOUS, x.dtype, (on(reshape(x, (prod(x.shape),)), local_name(devices[i])),)) for x, i in zip(parts, mine))
+        flat = tuple(stored_on(reshape(x, (prod(x.shape),)), local_name(devices[i])) for x, i in zip(parts, mine))
         node = UOp(op, parts[0].dtype, (UOp(Ops.MSTACK, parts[0].dtype, flat),), (*arg, devices, tuple(mine)))
         node._cache["line"] = line_of(at)
         node._cache["shape"] = (arg[1][-1],) if op is Ops.ALLGATHER else (prod(shape),)
@@ -193,6 +193,11 @@ def shrink(x: UOp, axis: int, begin: int, end: int) -> UOp:
 
 def on(x: UOp, device: str) -> UOp:
     return x if x.device is None or x.device == device else UOp(Ops.COPY, x.dtype, (x,), device)
+
+
+def stored_on(x: UOp, device: str) -> UOp:
+    """`x` in memory of `device`."""
+    return UOp(Ops.CONTIGUOUS, x.dtype, (x,)) if x.device == device else UOp(Ops.COPY, x.dtype, (x,), device)
 
 
 def broadcast(u: UOp, shape: tuple[Any, ...]) -> UOp:

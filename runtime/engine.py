@@ -83,8 +83,10 @@ class RealizeEngine:
                         base = base.src[0]
                     written.add(base)
         if written:
+            computed = {t.uop for t in todo.values()}
             for t in LIVE:
-                if id(t) not in todo and base_of(t.uop).op is not Ops.BUFFER:
+                base = base_of(t.uop)
+                if id(t) not in todo and base.op is not Ops.BUFFER and base not in computed:
                     seen = t.uop.toposort(lambda u: u.op is not Ops.AFTER)
                     if any(u in written for u in seen if u.op is Ops.BUFFER):
                         todo[id(t)] = t

@@ -112,6 +112,8 @@ def _lower_scatter(u: UOp, src: tuple[UOp, ...], target: UOp) -> UOp:
 
 
 def _lower_copy(u: UOp, src: tuple[UOp, ...], target: UOp) -> UOp:
+    if src[0].device is None:  # a constant is computed where it is wanted
+        return UOp(Ops.AFTER, u.dtype, (target, _store(target, src[0])))
     value = src[0] if _in_memory(src[0]) else UOp(Ops.CONTIGUOUS, u.dtype, src)
     call = UOp(Ops.CALL, dtypes.void, (UOp(Ops.COPY, u.dtype, (), u.arg), target, value))
     return UOp(Ops.AFTER, u.dtype, (target, _keep_line(call, u)))

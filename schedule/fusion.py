@@ -17,6 +17,7 @@ from manygrad.tensor.uop.shape import numel
 
 MAX_LEAVES = 24  # buffers one kernel reads
 MAX_DEPTH = 120  # nested ops in one kernel
+CHEAP = 4  # weighted ops that are rather done twice than stored
 EXPENSIVE = 30  # weighted ops; more is not computed twice
 WEIGHT = {Ops.EXP: 8, Ops.LOG: 8, Ops.SIN: 10, Ops.SQRT: 4, Ops.RECIP: 3, Ops.FDIV: 3, Ops.IDIV: 6, Ops.MOD: 6}
 EFFECTS = frozenset({Ops.STORE, Ops.CALL})
@@ -32,22 +33,44 @@ def is_leaf(u: UOp) -> bool:
 def decide_stores(sink: UOp) -> set[UOp]:
     order = sink.toposort()
     feeds_reduce = _feeds_reduce(order)
+    users: dict[UOp, int] = {}
+    for u in order:
+        for s in set(u.src):
+            users[s] = users.get(s, 0) + 1
     stored: set[UOp] = set()
     cost: dict[UOp, int] = {}
     reduces: dict[UOp, bool] = {}
     leaves: dict[UOp, frozenset[UOp]] = {}
     depth: dict[UOp, int] = {}
+    seen: dict[UOp, int] = {}  # how many values were stored when a node was measured
 
     def settle(u: UOp) -> None:
         stored.add(u)
         cost[u], reduces[u], leaves[u], depth[u] = 0, False, frozenset((u,)), 0
 
+    def measure(u: UOp) -> None:
+        """Cost, reductions and leaves of a fused value, from its sources."""
+        cost[u] = min(sum(cost[s] for s in set(u.src)) + (WEIGHT.get(u.op, 1) if u.op in GroupOp.ALU else 0), 1 << 20)
+        reduces[u] = u.op is Ops.REDUCE or any(reduces[s] for s in u.src)
+        leaves[u] = frozenset().union(*[leaves[s] for s in u.src])
+        depth[u] = max(depth[s] for s in u.src) + 1
+        seen[u] = len(stored)
+
+    def refresh(s: UOp) -> None:
+        """Measure again what was measured before something below it was stored."""
+        if reduces[s] and seen.get(s) != len(stored):
+            for u in s.toposort(lambda u: reduces[u] and u not in stored):
+                if reduces[u] and u not in stored:
+                    measure(u)
+
     def store_below(s: UOp) -> None:
         """Store the value that movement ops stand on."""
+        top = s
         while s.op in _TRANSPARENT and not is_leaf(s):
             s = s.src[0]
         if not is_leaf(s) and s not in stored:
             settle(s)
+        refresh(top)
 
     for u in order:
         if is_leaf(u):
@@ -63,9 +86,11 @@ def decide_stores(sink: UOp) -> set[UOp]:
         if u.op is Ops.CONTIGUOUS:
             settle(u)
             continue
+        for s in u.src:
+            refresh(s)
         s0 = u.src[0]
         if u.op is Ops.REDUCE and reduces[s0]:
-            store_below(s0)
+            store_below(_shared_below(s0, reduces, users))
         elif u.op is Ops.EXPAND and numel(u.shape) > numel(s0.shape):
             below = s0
             while below.op in _TRANSPARENT:
@@ -90,11 +115,21 @@ def decide_stores(sink: UOp) -> set[UOp]:
             if deep > MAX_DEPTH:
                 settle(u)
                 continue
-        cost[u] = min(sum(cost[s] for s in set(u.src)) + (WEIGHT.get(u.op, 1) if u.op in GroupOp.ALU else 0), 1 << 20)
-        reduces[u] = u.op is Ops.REDUCE or any(reduces[s] for s in u.src)
-        leaves[u], depth[u] = union, deep
-    _store_shared(order, stored, cost, reduces, leaves)
+        measure(u)
+    _store_shared(order, stored, cost, reduces, leaves, users)
     return stored
+
+
+def _shared_below(s: UOp, reduces: dict[UOp, bool], users: dict[UOp, int]) -> UOp:
+    """The value to store under a reduction: the lowest one on the way to the inner reduction that others need as well, else `s`."""
+    best, u = s, s
+    while True:
+        below = [x for x in u.src if reduces.get(x)]
+        if u.op is Ops.REDUCE or u.op not in GroupOp.ELEMENTWISE | _TRANSPARENT or len(below) != 1:
+            return best
+        u = below[0]
+        if users.get(u, 0) > 1 and u.op in GroupOp.ELEMENTWISE:
+            best = u
 
 
 def _gather_indices(target: UOp) -> list[UOp]:
@@ -115,7 +150,8 @@ def _feeds_reduce(order: list[UOp]) -> set[UOp]:
     return out
 
 
-def _store_shared(order: list[UOp], stored: set[UOp], cost: dict[UOp, int], reduces: dict[UOp, bool], leaves: dict[UOp, frozenset[UOp]]) -> None:
+def _store_shared(order: list[UOp], stored: set[UOp], cost: dict[UOp, int], reduces: dict[UOp, bool], leaves: dict[UOp, frozenset[UOp]],
+                  users: dict[UOp, int]) -> None:  # fmt: skip
     """Store values that several kernels read, where that is the cheaper way; consumers first."""
     kernels: dict[UOp, set[UOp]] = {}
     for u in reversed(order):
@@ -132,7 +168,10 @@ def _store_shared(order: list[UOp], stored: set[UOp], cost: dict[UOp, int], redu
         elif len(mine) > 1 and u.op not in GroupOp.MOVEMENT:
             wide = sum(1 for x in leaves[u] if numel(x.shape) * 2 >= numel(u.shape))
             k = len(mine)
-            if reduces[u] or (wide and cost[u] > EXPENSIVE) or k * wide > 1 + wide + k:
+            lower = _shared_below(u, reduces, users) if reduces[u] else u
+            if lower is not u and cost[u] - cost[lower] <= CHEAP:
+                pass  # the value below is stored for others too; these few ops are done again from it
+            elif reduces[u] or (wide and cost[u] > EXPENSIVE) or k * wide > 1 + wide + k:
                 stored.add(u)
                 mine = {u}
         for s in u.src:

@@ -145,7 +145,7 @@ def split_reduce(u: UOp) -> UOp | None:
 
 def same_device(u: UOp) -> UOp | None:
     """COPY to where the value already is -> the value."""
-    return u.src[0] if u.src[0].device == u.arg or u.src[0].device is None else None
+    return u.src[0] if u.src[0].device == u.arg else None
 
 
 pm_clean = PatternMatcher(

@@ -12,24 +12,24 @@ The pre- and postcondition of a kind is its row in `Collective`'s table; `checke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from manygrad.collectives.algorithms import direct, halving_doubling, naive, ring
+from manygrad.collectives.algorithms import direct, halving_doubling, hierarchical, naive, ring
 from manygrad.collectives.program import Collective, Program
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """`build` appends to an empty program; `supports(ranks)` says for which rank counts."""
+    """`kinds[kind]` appends to an empty program; `supports(kind, ranks, group)` says for which rank counts."""
 
     name: str
     order: str
-    kinds: dict[str, Callable[[Program], None]]
-    supports: Callable[[str, int], bool] = lambda kind, ranks: True
+    kinds: Mapping[str, Callable[[Program], None]]
+    supports: Callable[[str, int, int], bool] = lambda kind, ranks, group: True
 
-    def can(self, kind: str, ranks: int) -> bool:
-        return kind in self.kinds and self.supports(kind, ranks)
+    def can(self, kind: str, ranks: int, group: int = 1) -> bool:
+        return kind in self.kinds and self.supports(kind, ranks, group)
 
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -38,6 +38,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         Algorithm("naive", "tree", naive.KINDS),
         Algorithm("direct", "tree", direct.KINDS),
         Algorithm("halving_doubling", "tree", halving_doubling.KINDS, halving_doubling.supports),
+        Algorithm("hierarchical", "tree", hierarchical.KINDS, hierarchical.supports),
         Algorithm("ring", "rotated", ring.KINDS),
     )
 }
@@ -51,8 +52,8 @@ def build(algorithm: str, collective: Collective, only: Iterable[int] | None = N
     found = ALGORITHMS.get(algorithm)
     if found is None:
         raise ValueError(f"unknown collective algorithm {algorithm!r}; known: {sorted(ALGORITHMS)}")
-    if not found.can(collective.kind, collective.ranks):
-        can = sorted(a.name for a in ALGORITHMS.values() if a.can(collective.kind, collective.ranks))
+    if not found.can(collective.kind, collective.ranks, collective.group):
+        can = sorted(a.name for a in ALGORITHMS.values() if a.can(collective.kind, collective.ranks, collective.group))
         raise ValueError(f"{algorithm} cannot do {collective.kind} over {collective.ranks} ranks; use one of {can}")
     ranks = frozenset(range(collective.ranks) if only is None else only)
     if not ranks <= set(range(collective.ranks)):

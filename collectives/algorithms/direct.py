@@ -25,7 +25,7 @@ def borrow_all(p: Program, tag: str, piece: Callable[[int, int], Chunk]) -> Call
     """Every rank `dst` borrows `piece(src, dst)` of every other rank; returns slot-of-source."""
     n = p.collective.ranks
     for step in range(1, n):
-        for src, dst in p.pairs(lambda r, step=step: (r - step) % n, lambda r, step=step: (r + step) % n):
+        for src, dst in p.shifted(-step):
             p.transfer(src, dst, piece(src, dst), f"{tag}{src}")
     return lambda src: Slot(f"{tag}{src}")
 
@@ -34,7 +34,7 @@ def exchange(p: Program, tag: str, piece: Callable[[int, int], Chunk], place: Ca
     """Every rank copies `piece(src, dst)` of every other rank to its own `place(src, dst)`."""
     n = p.collective.ranks
     for step in range(1, n):
-        for src, dst in p.pairs(lambda r, step=step: (r - step) % n, lambda r, step=step: (r + step) % n):
+        for src, dst in p.shifted(-step):
             chunk = piece(src, dst)
             slot = p.transfer(src, dst, chunk, f"{tag}{src}")
             p.copy(dst, place(src, dst), slot)

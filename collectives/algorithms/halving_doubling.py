@@ -10,7 +10,7 @@ from __future__ import annotations
 from manygrad.collectives.program import Chunk, Program, Slot, Source
 
 
-def supports(kind: str, ranks: int) -> bool:
+def supports(kind: str, ranks: int, group: int) -> bool:
     return kind == "broadcast" or ranks & (ranks - 1) == 0
 
 
@@ -38,7 +38,7 @@ def all_reduce(p: Program) -> None:
         return span(lo, hi, f"t{step}", pieces[held(rank, step)[0]][0])
 
     for k in range(steps):
-        for src, dst in p.pairs(lambda r, k=k: r ^ 1 << k, lambda r, k=k: r ^ 1 << k):
+        for src, dst in p.swapped(1 << k):
             p.transfer(src, dst, where(src, k, *held(dst, k + 1)), f"h{k}")
         for r in sorted(p.only):
             lo, hi = held(r, k + 1)
@@ -49,7 +49,7 @@ def all_reduce(p: Program) -> None:
             p.reduce(r, dst_chunk, srcs[::-1] if r >> k & 1 else srcs)
             p.release(r, Slot(f"h{k}"), dst_chunk.length)
     for k in reversed(range(steps)):
-        for src, dst in p.pairs(lambda r, k=k: r ^ 1 << k, lambda r, k=k: r ^ 1 << k):
+        for src, dst in p.swapped(1 << k):
             chunk = span(*held(src, k + 1), "out")
             slot = p.transfer(src, dst, chunk, f"d{k}")
             p.copy(dst, chunk, slot)
@@ -61,7 +61,7 @@ def all_gather(p: Program) -> None:
     for r in sorted(p.only):
         p.copy(r, Chunk("out", *pieces[r]), Chunk("in", 0, pieces[r][1]))
     for k in range(n.bit_length() - 1):
-        for src, dst in p.pairs(lambda r, k=k: r ^ 1 << k, lambda r, k=k: r ^ 1 << k):
+        for src, dst in p.swapped(1 << k):
             lo = src >> k << k
             chunk = Chunk("out", pieces[lo][0], sum(pieces[lo + (1 << k) - 1]) - pieces[lo][0])
             slot = p.transfer(src, dst, chunk, f"d{k}")

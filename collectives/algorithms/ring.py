@@ -19,14 +19,14 @@ def _reduce_round(p: Program, place: dict[int, Chunk] | None) -> None:
     for step in range(n - 1):
         # At this step rank r sends piece r-1-step, of which it holds the partial sum (at step 0: its own input).
         buffer = "in" if step == 0 else "t0"
-        for src, dst in p.pairs(lambda r: (r + 1) % n, lambda r: (r - 1) % n):
+        for src, dst in p.shifted(1):
             p.transfer(src, dst, Chunk(buffer, *pieces[(src - 1 - step) % n]), f"r{step}")
         for r in sorted(p.only):
             c = (r - 2 - step) % n
             own = Chunk("in", *pieces[c])
             last = step == n - 2
-            dst = (place[c] if place else Chunk("out", *pieces[c])) if last else Chunk("t0", *pieces[c])
-            p.reduce(r, dst, [Slot(f"r{step}"), own])
+            total = (place[c] if place else Chunk("out", *pieces[c])) if last else Chunk("t0", *pieces[c])
+            p.reduce(r, total, [Slot(f"r{step}"), own])
             p.release(r, Slot(f"r{step}"), own.length)
 
 
@@ -34,7 +34,7 @@ def _gather_round(p: Program) -> None:
     """Each rank's piece of `out` goes round until everyone has it."""
     n, pieces = p.collective.ranks, p.collective.pieces
     for step in range(n - 1):
-        for src, dst in p.pairs(lambda r: (r + 1) % n, lambda r: (r - 1) % n):
+        for src, dst in p.shifted(1):
             chunk = Chunk("out", *pieces[(src - step) % n])
             slot = p.transfer(src, dst, chunk, f"g{step}")
             p.copy(dst, chunk, slot)

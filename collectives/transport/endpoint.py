@@ -24,7 +24,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from manygrad.collectives.errors import CollectiveAborted, CollectiveTimeout, PeerLost, PlanMismatch, TransportError, WireError
+from manygrad.collectives.errors import (
+    CollectiveAborted,
+    CollectiveTimeout,
+    PeerLost,
+    PlanMismatch,
+    TransportError,
+    WireError,
+)
 from manygrad.collectives.transport import shm, wire
 from manygrad.collectives.transport import zmq as tcp
 from manygrad.collectives.transport.arena import Arena, RemoteArena
@@ -33,7 +40,7 @@ from manygrad.collectives.transport.wire import MessageKey
 from manygrad.tensor.environment import COLLECTIVE_TIMEOUT_S, TRANSPORT
 
 TICK_S = 0.05
-BUSY_TICK_S = 0.001  # while frames wait to go out over ZeroMQ during a wait on shared memory
+BUSY_TICK_S = 0.001  # in a wait on shared memory, where there are ZeroMQ peers to serve as well
 SPINS = 1500  # about 30 µs, only where every worker of the host has a core
 CLOSE_S = 2.0
 EAGER_PEERS = 64  # up to so many ZeroMQ peers are connected at the start; more, at the first message
@@ -57,7 +64,9 @@ class Borrowed:
     def __enter__(self) -> Borrowed:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.release()
 
 
@@ -70,6 +79,7 @@ class Ticket(NamedTuple):
 
     peer: int
     number: int
+    key: MessageKey
 
 
 class Endpoint:
@@ -134,6 +144,10 @@ class Endpoint:
 
         Raises `TransportError` where TRANSPORT forces what cannot be, `CollectiveTimeout` naming the peers not reached.
         """
+        with self._lock:
+            self._connect(cards, deadline_s)
+
+    def _connect(self, cards: Sequence[dict[str, Any]], deadline_s: float) -> None:
         if len(cards) != self.size:
             raise ValueError(f"connect needs {self.size} cards, one a rank, got {len(cards)}")
         if TRANSPORT.value not in ("", "shm", "zmq"):
@@ -145,12 +159,14 @@ class Endpoint:
             self._hub.add(r, cards[r])
             if TRANSPORT.value != "zmq":
                 try:
-                    attached[r] = self._attach(r, cards[r])
+                    self._links[r] = attached[r] = self._attach(r, cards[r])
                     attached[r].announce()
                 except (OSError, ValueError, KeyError) as e:
                     if TRANSPORT.value == "shm":
                         raise TransportError(
-                            rank=self.rank, peer=r, problem=f"TRANSPORT=shm, but its memory cannot be mapped ({e})",
+                            rank=self.rank,
+                            peer=r,
+                            problem=f"TRANSPORT=shm, but its memory cannot be mapped ({e})",
                             remedy="Unset TRANSPORT, or run both workers on one host, as one user, in one container",
                         ) from None
         over_tcp = {r for r in peers if r not in attached}
@@ -163,6 +179,7 @@ class Endpoint:
                 link = self._hub.links[r]
                 if r in attached and link.hello_in:  # the peer could not map this side: both use ZeroMQ
                     attached.pop(r).close()
+                    del self._links[r]
                     over_tcp.add(r)
                     self._hub.connect(link)
                 if r in attached:
@@ -176,7 +193,12 @@ class Endpoint:
                 self._raise_aborted()
                 if time.monotonic() > end:
                     raise CollectiveTimeout(
-                        rank=self.rank, peer=min(waiting), plan=0, sequence=0, timeout_s=deadline_s, where="connect",
+                        rank=self.rank,
+                        peer=min(waiting),
+                        plan=0,
+                        sequence=0,
+                        timeout_s=deadline_s,
+                        where="connect",
                         waited_for=f"the first hello (missing: ranks {sorted(waiting)[:16]})",
                     )
                 self._hub.progress(0.002 if len(attached) else TICK_S)
@@ -189,8 +211,13 @@ class Endpoint:
         self._spins = SPINS if local <= len(os.sched_getaffinity(0)) else 0
 
     def _attach(self, peer: int, card: dict[str, Any]) -> shm.ShmLink:
-        remote = RemoteArena(card["pid"], card["memfd"], bytes.fromhex(card["token"]), self.arena.mailbox_nbytes, card["arena_nbytes"])
-        return shm.ShmLink(self.rank, peer, self.arena, remote, card["pid"])
+        token = bytes.fromhex(card["token"])
+        remote = RemoteArena(card["pid"], card["memfd"], token, self.arena.mailbox_nbytes, card["arena_nbytes"])
+        try:
+            return shm.ShmLink(self.rank, peer, self.arena, remote, card["pid"])
+        except OSError:
+            remote.close()
+            raise
 
     # --- messages
 
@@ -201,10 +228,13 @@ class Endpoint:
             self._raise_aborted()
             code = wire.DTYPE_CODES[dtype_name]
             header = wire.Header(wire.DATA, self._job, self.epoch, self.rank, *key, code, 0, nbytes, 0, 0)
-            number = link.send(header, addr) if isinstance(link, shm.ShmLink) else self._hub.send(link, header, addr)
+            if isinstance(link, shm.ShmLink):
+                number = link.send(header, addr)
+            else:  # memory of others may be gone before ZeroMQ has sent it, if an error comes between: it is copied
+                number = self._hub.send(link, header, addr, copy=not self.arena.contains(addr, nbytes))
             self.bytes_sent += nbytes
             self.messages += 1
-            ticket = Ticket(peer, number)
+            ticket = Ticket(peer, number, key)
             self._outstanding.append(ticket)
             return ticket
 
@@ -269,14 +299,14 @@ class Endpoint:
 
     def settle(self, ticket: Ticket) -> None:
         """Waits until the memory of one message may be written again."""
-        key = MessageKey(0, 0, 0)
+        key = ticket.key
         with self._lock:
             link = self._link(ticket.peer)
             if isinstance(link, shm.ShmLink):
-                self._await_word(link, *link.ack_word(ticket.number), key, f"the release of message {ticket.number}")
+                self._await_word(link, *link.ack_word(ticket.number), key, f"the release of message {key.chunk}")
                 link.settle(ticket.number)
             elif ticket.number in link.unacked:
-                what = f"the receipt of message {ticket.number}"
+                what = f"the receipt of message {key.chunk}"
                 self._await_zmq(link, lambda: ticket.number not in link.unacked or None, key, what)
 
     def flush(self) -> None:
@@ -334,17 +364,18 @@ class Endpoint:
         """Waits for a word of shared memory, while everything else that is on its way goes on."""
         if link.queue:
             link.push()
-        if self._reason is None and link.wait(word, target, code, self._spins, self._busy_tick if self._hub.links else self._tick):
+        if self._reason is None and link.wait(
+            word, target, code, self._spins, self._busy_tick if self._hub.links else self._tick
+        ):
             return
         end = time.monotonic() + COLLECTIVE_TIMEOUT_S.value
         while True:
             self._raise_aborted()
             self._push_queued()
-            busy = self._hub.links and self._hub.busy
             if self._hub.links:
                 self._hub.progress(0)
             lost = link.lost()  # looked up before the word: what the peer published before its end still counts
-            if link.wait(word, target, code, 0, self._busy_tick if busy or lost else self._tick):
+            if link.wait(word, target, code, 0, self._busy_tick if self._hub.links or lost else self._tick):
                 return
             self._raise_aborted()
             self._give_up(link, lost, end, key, what)
@@ -368,13 +399,20 @@ class Endpoint:
             if link.queue and isinstance(link, shm.ShmLink):
                 link.push()
 
-    def _give_up(self, link: shm.ShmLink | tcp.ZmqLink, lost: str | None, end: float, key: MessageKey, what: str) -> None:
+    def _give_up(
+        self, link: shm.ShmLink | tcp.ZmqLink, lost: str | None, end: float, key: MessageKey, what: str
+    ) -> None:
         if lost is not None:
             raise PeerLost(rank=self.rank, peer=link.peer, waited_for=self._named(what, key), evidence=lost)
         if time.monotonic() > end:
             raise CollectiveTimeout(
-                rank=self.rank, peer=link.peer, plan=key.plan, sequence=key.sequence, waited_for=what,
-                timeout_s=float(COLLECTIVE_TIMEOUT_S.value), where=self.describe(key.plan),
+                rank=self.rank,
+                peer=link.peer,
+                plan=key.plan,
+                sequence=key.sequence,
+                waited_for=what,
+                timeout_s=float(COLLECTIVE_TIMEOUT_S.value),
+                where=self.describe(key.plan),
             )
 
     def _named(self, what: str, key: MessageKey) -> str:
@@ -387,10 +425,15 @@ class Endpoint:
 
         def text(k: MessageKey, n: int, dtype: str) -> str:
             where = self.describe(k.plan)
-            return f"plan {k.plan:#018x}, sequence {k.sequence}, message {k.chunk}: {n} bytes of {dtype}" + (f" [{where}]" if where else "")
+            return f"plan {k.plan:#018x}, sequence {k.sequence}, message {k.chunk}: {n} bytes of {dtype}" + (
+                f" [{where}]" if where else ""
+            )
 
         raise PlanMismatch(
-            rank=self.rank, peer=peer, mine=text(key, nbytes, dtype_name), theirs=text(h.key, h.total, wire.DTYPE_NAMES[h.dtype])
+            rank=self.rank,
+            peer=peer,
+            mine=text(key, nbytes, dtype_name),
+            theirs=text(h.key, h.total, wire.DTYPE_NAMES[h.dtype]),
         )
 
     def _raise_aborted(self) -> None:

@@ -125,7 +125,9 @@ class ShmLink:
             if item.number >= RING and self._fn.load(self.out + _ACKS + 4 * slot) != (item.number - RING + 1) & _U32:
                 return False
             ctypes.memmove(self.out + _SLOTS + slot * _SLOT_NBYTES, wire.pack(item.header), wire.SIZE)
-            self._fn.publish(self.out + _TAIL, (item.number + 1) & _U32, self.theirs.bell, self.theirs.interest, self.my_tail)
+            self._fn.publish(
+                self.out + _TAIL, (item.number + 1) & _U32, self.theirs.bell, self.theirs.interest, self.my_tail
+            )
             self.queue.popleft()
         return True
 
@@ -158,7 +160,11 @@ class ShmLink:
         """Tells the peer that message `number` is not read any more."""
         if self.remote.head.addr:
             self._fn.publish(
-                self.inn + _ACKS + 4 * (number % RING), (number + 1) & _U32, self.theirs.bell, self.theirs.interest, self.my_ack
+                self.inn + _ACKS + 4 * (number % RING),
+                (number + 1) & _U32,
+                self.theirs.bell,
+                self.theirs.interest,
+                self.my_ack,
             )
 
     # --- waiting
@@ -166,7 +172,10 @@ class ShmLink:
     def wait(self, word: int, target: int, code: int, spins: int, limit: Timespec) -> bool:
         """Waits once, for at most `limit`, until `word` has reached `target`."""
         fn, m = self._fn, self.mine
-        return bool(fn.wait(word, target, m.bell, m.interest, ANY if self.queue else code, spins, ctypes.addressof(limit)) == REACHED)
+        return bool(
+            fn.wait(word, target, m.bell, m.interest, ANY if self.queue else code, spins, ctypes.addressof(limit))
+            == REACHED
+        )
 
     def lost(self) -> str | None:
         """What shows that the peer is gone, or None."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import platform
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from manygrad.collectives.native import compile_ir
 
@@ -42,7 +42,7 @@ define i32 @load(ptr %word) {{
   ret i32 %v
 }}
 
-; 0 once (word - target) >= 0 as a signed difference, 1 after a wake-up or {{the time limit}} without it
+; 0 once (word - target) >= 0 as a signed difference, 1 after a wake-up or the time limit without it
 define i32 @wait(ptr %word, i32 %target, ptr %bell, ptr %interest, i32 %code, i64 %spins, ptr %limit) {{
 entry:
   br label %spin
@@ -84,9 +84,9 @@ reached:
 
 
 class _Functions(NamedTuple):
-    publish: ctypes._FuncPointer  # type: ignore[name-defined]
-    load: ctypes._FuncPointer  # type: ignore[name-defined]
-    wait: ctypes._FuncPointer  # type: ignore[name-defined]
+    publish: Any
+    load: Any
+    wait: Any
 
 
 @cache
@@ -97,7 +97,9 @@ def functions() -> _Functions:
     """
     machine = platform.machine()
     if platform.system() != "Linux" or machine not in _FUTEX:
-        raise OSError(f"shared-memory signalling needs Linux on {sorted(_FUTEX)}, this is {platform.system()} on {machine}; set TRANSPORT=zmq")
+        raise OSError(
+            f"shared-memory signalling needs Linux on {sorted(_FUTEX)}, this is {platform.system()} on {machine}; set TRANSPORT=zmq"
+        )
     syscall = ctypes.cast(ctypes.CDLL(None).syscall, ctypes.c_void_p).value
     text = _IR.format(syscall=syscall, futex=_FUTEX[machine], pause=_PAUSE[machine])
     publish, load, wait = compile_ir(text, ["publish", "load", "wait"])

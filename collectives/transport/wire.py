@@ -92,7 +92,9 @@ def unpack(data: bytes | memoryview, shared: bool = False) -> Header:
     if magic != MAGIC:
         raise WireError(f"not a manygrad message: magic {magic!r}, expected {MAGIC!r}")
     if version != VERSION:
-        raise WireError(f"protocol version {version}, this worker speaks {VERSION}: all workers must run the same manygrad")
+        raise WireError(
+            f"protocol version {version}, this worker speaks {VERSION}: all workers must run the same manygrad"
+        )
     h = Header(*rest)
     if h.kind not in KINDS:
         raise WireError(f"unknown message kind {h.kind}; known: {KINDS}")

@@ -38,7 +38,8 @@ LANES = 2
 CHUNK = 2 << 20
 WINDOW = 64 << 20
 HIGH_WATER = 64
-HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 1000, 5000
+POOL_NBYTES = 256 << 20  # of receive buffers kept for reuse
+HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 500, 3000  # answered by ZeroMQ's own thread, however busy Python is
 LOST_GRACE_S = 0.1  # data may still be on its way in another connection when one breaks
 _IDENTITY = struct.Struct("<cIHI")  # b"m", rank, lane, epoch
 _BAD_BEFORE_LOST = 5
@@ -52,6 +53,7 @@ def is_loopback(host: str) -> bool:
 class _Outgoing:
     header: wire.Header
     addr: int
+    copy: bool
     offset: int = 0
 
 
@@ -98,13 +100,16 @@ class ZmqHub:
         except ValueError:
             raise ValueError(f"bind_host must be an IP address of this host, got {host!r}") from None
         if ipaddress.ip_address(host).is_unspecified:
-            raise ValueError(f"bind_host={host!r} would listen on every interface; give the address that the peers should use")
+            raise ValueError(
+                f"bind_host={host!r} would listen on every interface; give the address that the peers should use"
+            )
         self.rank, self.size, self.job, self.epoch, self.host = rank, size, job, epoch, host
         self.secure = not loopback
         self.context = zmq.Context()
         self.links: dict[int, ZmqLink] = {}
         self.allowed: set[bytes] | None = None
         self.dropped = 0
+        self.pooled_nbytes = 0
         self.pool: dict[int, list[np.ndarray[Any, Any]]] = {}
         self.public, self.secret = zmq.curve_keypair()
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -154,7 +159,9 @@ class ZmqHub:
         if link.lanes:
             return
         if self.secure != bool(link.card.get("curve")):
-            raise WireError(f"rank {link.peer} and this rank do not agree on encryption: one binds loopback, the other does not")
+            raise WireError(
+                f"rank {link.peer} and this rank do not agree on encryption: one binds loopback, the other does not"
+            )
         for lane, address in enumerate(link.card["addresses"]):
             s = self._options(self.context.socket(zmq.DEALER))
             s.routing_id = _IDENTITY.pack(b"m", self.rank, lane, self.epoch)
@@ -183,11 +190,12 @@ class ZmqHub:
 
     # --- sending
 
-    def send(self, link: ZmqLink, header: wire.Header, addr: int) -> int:
+    def send(self, link: ZmqLink, header: wire.Header, addr: int, copy: bool) -> int:
+        """Queues a message; with `copy` ZeroMQ copies the bytes as it takes them. Returns its number."""
         number = link.out_number
         link.out_number += 1
         link.unacked.add(number)
-        link.queue.append(_Outgoing(header._replace(number=number), addr))
+        link.queue.append(_Outgoing(header._replace(number=number), addr, copy))
         self.connect(link)
         self.push(link)
         return number
@@ -208,17 +216,12 @@ class ZmqHub:
             except zmq.Again:
                 link.blocked = True
                 return
-            payload = (ctypes.c_char * length).from_address(item.addr + item.offset) if length else b""
-            lane.send(payload, copy=False)
+            payload = memoryview((ctypes.c_char * length).from_address(item.addr + item.offset)) if length else b""
+            lane.send(payload, copy=item.copy)
             link.sent += length
             item.offset += length
             if item.offset >= total:
                 link.queue.popleft()
-
-    @property
-    def busy(self) -> bool:
-        """Whether frames wait to go out."""
-        return any(link.queue for link in self.links.values())
 
     # --- receiving
 
@@ -235,12 +238,15 @@ class ZmqHub:
     def buffer(self, nbytes: int) -> np.ndarray[Any, Any]:
         """A buffer for a message of several frames, reused where one is free."""
         free = self.pool.get(nbytes)
-        return free.pop() if free else np.empty(nbytes, np.uint8)
+        if not free:
+            return np.empty(nbytes, np.uint8)
+        self.pooled_nbytes -= nbytes
+        return free.pop()
 
     def give_back(self, buffer: np.ndarray[Any, Any]) -> None:
-        free = self.pool.setdefault(buffer.nbytes, [])
-        if len(free) < 8:
-            free.append(buffer)
+        if self.pooled_nbytes + buffer.nbytes <= POOL_NBYTES:
+            self.pooled_nbytes += buffer.nbytes
+            self.pool.setdefault(buffer.nbytes, []).append(buffer)
 
     def progress(self, timeout_s: float) -> None:
         """Waits up to `timeout_s` for anything to happen, and handles it."""
@@ -249,7 +255,7 @@ class ZmqHub:
                 self.push(link)
             for s in link.lanes:
                 self.poller.modify(s, zmq.POLLIN | zmq.POLLOUT if link.blocked else zmq.POLLIN)
-        events = dict(self.poller.poll(timeout_s * 1000))
+        events = dict(self.poller.poll(int(timeout_s * 1000)))
         if self.wake_fd in events:
             os.eventfd_read(self.wake_fd)
         if self.zap in events:
@@ -298,7 +304,11 @@ class ZmqHub:
                     self._reply(link, wire.HELLO)
             elif h.kind == wire.DATA:
                 payload = parts[2] if len(parts) == 3 else None
-                if payload is None or len(payload.buffer) != h.length or not link.in_number - 1 <= h.number < link.in_number + (1 << 24):
+                if (
+                    payload is None
+                    or len(payload.buffer) != h.length
+                    or not link.in_number - 1 <= h.number < link.in_number + (1 << 24)
+                ):
                     self.dropped += 1
                 elif link.arrived + h.length > link.told:
                     link.lose(f"it sent {link.arrived + h.length} bytes, but was granted {link.told}")
@@ -347,7 +357,9 @@ class ZmqHub:
         """One ZAP request (RFC 27): CURVE with an allowed key passes."""
         while self.allowed is not None:
             try:
-                version, request, _domain, _address, _identity, mechanism, *credentials = self.zap.recv_multipart(zmq.NOBLOCK)
+                version, request, _domain, _address, _identity, mechanism, *credentials = self.zap.recv_multipart(
+                    zmq.NOBLOCK
+                )
             except zmq.Again:
                 return
             ok = mechanism == b"CURVE" and len(credentials) == 1 and credentials[0] in self.allowed

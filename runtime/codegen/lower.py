@@ -49,6 +49,7 @@ class Lowerer:
         self.tile: dict[UOp, int] = {}  # range -> iterations in the tile that is being emitted
         self.ragged: dict[UOp, Inst | None] = {}  # range whose last vector is partial -> its size, if only known at run time
         self.open_reduces: list[UOp] = list(self.sig.reduces)
+        self.running: set[UOp] = set()  # REDUCEs whose loops are open
         self.lane: UOp | None = None
         self.lanes = 1
         self._analyses: dict[UOp | None, TileAnalysis] = {}
@@ -81,8 +82,8 @@ class Lowerer:
         if block.begin is not None:
             into.append(Inst(Low.END, dtypes.void, 1, (), None, len(self.blocks) - 1))
 
-    def const(self, value: Any, dtype: DType = INDEX, lanes: int = 1, here: bool = False) -> Inst:
-        return self.emit(Low.CONST, dtype, (), value, lanes, here)
+    def const(self, value: Any, dtype: DType = INDEX, lanes: int = 1) -> Inst:
+        return self.emit(Low.CONST, dtype, (), value, lanes)
 
     def add(self, a: Inst, b: Inst) -> Inst:
         if b.op is Low.CONST and b.arg == 0:
@@ -186,7 +187,7 @@ class Lowerer:
                 raise AssertionError("a REDUCE is used outside the loops it depends on")
         if u.dtype is INDEX:
             a = self.analysis.affine(u, position)
-            if a is not None and not (len(a.terms) == 1 and a.terms[0][0].expr is u and not a.constant and not a.stride):
+            if a is not None and (u.op is Ops.RANGE or a != Affine(((self.analysis.at(u, position), 1),), 0, 0)):
                 return self.affine_value(a)
         elif u.op in GroupOp.COMPARE and u.src[0].dtype is INDEX:
             return self.compare(u, position)
@@ -350,7 +351,9 @@ class Lowerer:
             first = ready[0]
             group = [u for u in ready if u.src[1:] == first.src[1:] and (self.lane in ranges_of(u)) == (self.lane in ranges_of(first))]
             self.open_reduces = [u for u in self.open_reduces if u not in group]
+            self.running.update(group)
             self.reduce(group)
+            self.running.difference_update(group)
 
     def inner_done(self, u: UOp) -> bool:
         """Whether all REDUCEs that `u` reads and that do not depend on its own ranges have been emitted."""
@@ -358,7 +361,7 @@ class Lowerer:
         below = u._cache.get("reduces_below")
         if below is None:
             below = u._cache["reduces_below"] = [v for v in u.src[0].toposort() if v.op is Ops.REDUCE]
-        return not any(v in self.open_reduces and not (ranges_of(v) & own) and self.within(v, u) for v in below)
+        return not any((v in self.open_reduces or v in self.running) and not (ranges_of(v) & own) and self.within(v, u) for v in below)
 
     def within(self, v: UOp, u: UOp) -> bool:
         """Whether `v` can be emitted before `u`'s loops: always so unless it needs a range that only an inner REDUCE opens."""
@@ -457,13 +460,13 @@ class Lowerer:
 
     def rest(self, r: UOp, size: int, whole: int, lanes: int, body: Callable[[], None]) -> None:
         self.open()
-        self.within_tile(r, self.const(whole, here=True), size - whole, body, ragged=(size - whole) % lanes != 0)
+        self.within_tile(r, self.emit(Low.HERE, INDEX, (), whole, here=True), size - whole, body, ragged=(size - whole) % lanes != 0)
         self.close()
 
     def counted(self, r: UOp, begin: Inst, end: Inst, step: int, tile: int, body: Callable[[], None], once: bool = False, **ragged: Any) -> None:
         if once:
             self.open()
-            self.within_tile(r, self.const(0, here=True), tile, body, **ragged)
+            self.within_tile(r, self.emit(Low.HERE, INDEX, (), 0, here=True), tile, body, **ragged)
         else:
             index = Inst(Low.LOOP, INDEX, 1, (begin, end), step, len(self.blocks))
             self.open(index)

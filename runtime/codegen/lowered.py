@@ -22,6 +22,7 @@ class Low(Enum):
     BEGIN = auto()  # first and
     FINISH = auto()  # one after the last index of this call's part of the parallel loop
     CONST = auto()  # arg; lanes > 1: all the same
+    HERE = auto()  # the index arg, as the origin of a tile: what depends on it stays in its block
     LOOP = auto()  # src (begin, end); arg step; its value is the index
     IF = auto()  # src (condition,)
     ELSE = auto()

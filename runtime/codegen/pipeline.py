@@ -32,9 +32,9 @@ class Prepared:
         return render(self.program())
 
 
-def prepare(ast: UOp, machine: Machine, opts: tuple[Opt, ...] | None = None) -> Prepared:
+def prepare(ast: UOp, machine: Machine, opts: tuple[Opt, ...] | None = None, simplify: bool = True) -> Prepared:
     """Collapses the ranges, rewrites what machines do not have, and picks the optimisations (unless given)."""
-    simple = collapse(ast)
+    simple = collapse(ast) if simplify else ast
     if opts is None:
         opts = heuristic.plain(simple) if NOOPT else heuristic.choose(simple, machine)
     return Prepared(kernel_name(ast), legalize(simple), opts)

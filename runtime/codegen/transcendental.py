@@ -134,28 +134,32 @@ def _round(x: UOp) -> UOp:
     return UOp(Ops.CUSTOM, x.dtype, (x,), "round")
 
 
-def _quadrant_of_large(x: UOp, significant_bits: int) -> tuple[UOp, UOp]:
-    """(n, f) with x * 2/pi = n + f up to a multiple of 4, |f| <= 1/2; x float64 of up to `significant_bits`."""
+def _quadrant_of_large(x: UOp, significant_bits: int) -> tuple[UOp, UOp, UOp]:
+    """(n, f, g) with x * 2/pi = n + f + g up to a multiple of 4, |f| <= 1/2, g tiny; x float64 of up to `significant_bits`."""
     parts = [(x, c(dtypes.bool, False))]
-    highest = 128
-    if significant_bits > 24:
+    highest, twice = 128, significant_bits > 24
+    if twice:
         highest = 1024
         large = less(c(f64, 2.0**500), x)
         x = where(large, mul(x, 2.0**-600), x)
         upper = x.bitcast(dtypes.int64).alu(Ops.AND, c(dtypes.int64, -(1 << 27))).bitcast(f64)
         parts = [(upper, large), (sub(x, upper), large)]
-    n, f = c(f64, 0.0), c(f64, 0.0)
+    n, f, g = c(f64, 0.0), c(f64, 0.0), c(f64, 0.0)
     for i in range((highest + 100) // 24 + 1):
         chunk = (TWO_OVER_PI >> (TWO_OVER_PI_BITS - 24 * (i + 1))) & 0xFFFFFF
         for part, large in parts:
             k = c(f64, math.ldexp(chunk, -24 * (i + 1)))
-            if significant_bits > 24:
+            if twice:
                 k = where(large, c(f64, math.ldexp(chunk, 600 - 24 * (i + 1))), k)
             p = mul(part, k)  # exact: 24 bits by at most 27
-            f = add(f, fma(_round(mul(p, 0.25)), -4.0, p))
-            whole = _round(f)
-            n, f = add(n, whole), sub(f, whole)
-    return n, f
+            t = fma(_round(mul(p, 0.25)), -4.0, p)
+            total = add(f, t)
+            if twice:  # what the sum loses (Knuth)
+                back = sub(total, f)
+                g = add(g, add(sub(f, sub(total, back)), sub(t, back)))
+            whole = _round(total)
+            n, f = add(n, whole), sub(total, whole)
+    return n, f, g
 
 
 def sin(x: UOp) -> UOp:
@@ -168,10 +172,10 @@ def sin(x: UOp) -> UOp:
     r = fma(n, -PI_OVER_2[1], fma(n, -PI_OVER_2[0], a))
     if d is f64:
         r = fma(n, -PI_OVER_2[2], r)
-    n_large, f = _quadrant_of_large(a, 24 if d is f32 else 53)
+    n_large, f, g = _quadrant_of_large(a, 24 if d is f32 else 53)
     large = less(c(f64, 2.0**28), a)
     n = where(large, n_large, n)
-    r = where(large, fma(f, PI_OVER_2[0], mul(f, PI_OVER_2[1])), r)
+    r = where(large, fma(f, PI_OVER_2[0], fma(f, PI_OVER_2[1], mul(g, PI_OVER_2[0]))), r)
     n = sub(n, mul(_round(mul(n, 0.25)), 4.0))  # -2..2
     odd = n.alu(Ops.CMPEQ, c(f64, 1.0)).alu(Ops.OR, n.alu(Ops.CMPEQ, c(f64, -1.0)))
     turned = n.alu(Ops.CMPEQ, c(f64, -1.0)).alu(Ops.OR, n.alu(Ops.CMPEQ, c(f64, 2.0))).alu(Ops.OR, n.alu(Ops.CMPEQ, c(f64, -2.0)))

@@ -129,9 +129,12 @@ class CPUDevice(HostDevice):
     def _compile(self, ast: UOp) -> Kernel:
         return self.compile_with(ast)
 
-    def compile_with(self, ast: UOp, opts: tuple[Opt, ...] | None = None) -> CPUKernel:
-        """The kernel under given optimisations (None: the heuristic's), from the disk cache where it was made before."""
-        prepared = prepare(ast, host_target().machine, opts)
+    def compile_with(self, ast: UOp, opts: tuple[Opt, ...] | None = None, simplify: bool = True) -> CPUKernel:
+        """The kernel under given optimisations (None: the heuristic's), from the disk cache where it was made before.
+
+        The ids in `opts` are those of the ranges after `collapse`; without `simplify`, of `ast` itself.
+        """
+        prepared = prepare(ast, host_target().machine, opts, simplify)
         key = hashlib.sha256(ast.key + repr(prepared.opts).encode() + _version()).digest()
         code = _OBJECTS.get(key)
         if code is None:

@@ -126,7 +126,7 @@ class Printer:
                 return "%begin"
             case Low.FINISH:
                 return "%finish"
-            case Low.CONST:
+            case Low.CONST | Low.HERE:
                 return splat(literal(x.arg, x.dtype), scalar_type(x.dtype), x.lanes)
             case Low.IOTA:
                 return "<" + ", ".join(f"i64 {i}" for i in range(x.lanes)) + ">"
@@ -431,15 +431,14 @@ class Printer:
             zero = splat(literal(0, a), scalar_type(a), n)
             return self.let(f"fcmp une {ta} {text}, {zero}" if a.is_float else f"icmp ne {ta} {text}, {zero}")
         if a.is_float and b.is_float:
-            if b.is_half and a is dtypes.float64:
+            if b is dtypes.float16 and a is dtypes.float64:
                 return self.cast(self.round_to_odd(text, n), dtypes.float32, b, n)
             if b is dtypes.bfloat16:
                 return self.to_bfloat16(text, n) if a is dtypes.float32 else self.cast(self.cast(text, a, dtypes.float32, n), dtypes.float32, b, n)
             return self.let(f"{'fpext' if b.itemsize > a.itemsize else 'fptrunc'} {ta} {text} to {tb}")
         if b.is_float:
             if b.is_half:
-                middle = dtypes.float64 if b is dtypes.bfloat16 and a.itemsize >= 4 else dtypes.float32
-                return self.cast(self.cast(text, a, middle, n), middle, b, n)
+                return self.cast(self.cast(text, a, dtypes.float32, n), dtypes.float32, b, n)
             return self.let(f"{'uitofp' if a.is_unsigned or a.is_bool else 'sitofp'} {ta} {text} to {tb}")
         if a.is_float:
             if a.is_half:
@@ -466,7 +465,10 @@ class Printer:
         return self.let(f"trunc {i} {shifted} to {vector('i16', n)}")
 
     def round_to_odd(self, text: str, n: int) -> str:
-        """float64 -> float32 such that rounding once more to a half type gives the half nearest to the float64."""
+        """float64 -> float32 such that rounding once more gives the float16 nearest to the float64, as in NumPy.
+
+        (bfloat16 is rounded by way of float32, as in PyTorch and ml_dtypes.)
+        """
         d, f, i, m = vector("double", n), vector("float", n), vector("i32", n), vector("i1", n)
         c = lambda v: splat(str(v), "i32", n)  # noqa: E731
         near = self.let(f"fptrunc {d} {text} to {f}")
@@ -483,7 +485,7 @@ class Printer:
 
 
 def _moves(offset: Inst) -> bool:
-    return not (offset.op is Low.CONST and offset.arg == 0 and offset.lanes == 1)
+    return not (offset.op in (Low.CONST, Low.HERE) and offset.arg == 0 and offset.lanes == 1)
 
 
 def _type_of(typed: str) -> str:

@@ -101,6 +101,9 @@ class Optimizer:
                 lost = [i for i, p in enumerate(self.params) if p.grad is None]
                 raise RuntimeError(f"step(): parameters {lost} have no gradient this time; every step must reach the same parameters")
             grad = _join([p.grad for p in g.params])  # type: ignore[misc]
+            for p, part in zip(g.params, _split(grad, g.params)):
+                p.grad.replace(part)  # type: ignore[union-attr]
+            out.append(grad)
             out += self.update(g.flat, grad, g.state)
             g.attach()
             out.append(g.flat)

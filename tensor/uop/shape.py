@@ -26,7 +26,7 @@ def _shape(u: UOp) -> Shape:
         return tuple(u.arg)
     if op in (Ops.BUFFER, Ops.PARAM):
         return u.arg.shape if hasattr(u.arg, "shape") else ()
-    if op in _SCALAR:
+    if op in _SCALAR or not s and op is not Ops.IOTA:
         return ()
     if op is Ops.IOTA:
         return (u.arg,)

@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import its helper modules (`workers`, `tasks`)."""
+"""Lets the tests of this folder import its helper modules (`collective_workers`, `collective_tasks`)."""
 
 import sys
 from pathlib import Path

@@ -9,6 +9,7 @@ import threading
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from manygrad.collectives.errors import ArenaFull
 from manygrad.collectives.transport.arena import PAGE, Arena, FreeList, RemoteArena, default_nbytes
 

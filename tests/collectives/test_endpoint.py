@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
+import threading
 import time
 from typing import Any
 
 import numpy as np
 import pytest
+
 from manygrad.collectives import native
 from manygrad.collectives.algorithms import ALGORITHMS
 from manygrad.collectives.errors import CollectiveAborted, CollectiveTimeout, PeerLost, PlanMismatch
@@ -19,10 +23,11 @@ from manygrad.collectives.transport import Endpoint, MessageKey
 from manygrad.tensor.dtype import dtypes, to_dtype
 from manygrad.tensor.environment import Context
 
-from tasks import collective, values  # isort: skip
-from workers import Worker, run_workers  # isort: skip
+from collective_tasks import collective, values  # isort: skip
+from collective_workers import Worker, run_workers  # isort: skip
 
 TRANSPORTS = ["shm", "zmq"]
+ALL = os.environ.get("MANYGRAD_TESTS") == "all"  # every rank count, and 10 million elements: some minutes
 TREE = ["naive", "direct", "halving_doubling"]
 
 
@@ -34,7 +39,11 @@ def results(found: list[tuple[str, Any]]) -> list[Any]:
 
 def errors(found: list[tuple[str, Any]], kind: type, ranks: list[int]) -> list[Any]:
     for r in ranks:
-        assert found[r][0] == "error" and isinstance(found[r][1], kind), (r, found[r], getattr(found[r][1], "__notes__", ""))
+        assert found[r][0] == "error" and isinstance(found[r][1], kind), (
+            r,
+            found[r],
+            getattr(found[r][1], "__notes__", ""),
+        )
     return [found[r][1] for r in ranks]
 
 
@@ -43,17 +52,18 @@ def oracle(c: Collective, dtype: str) -> bytes:
 
 
 def all_reduce_cases(ranks: int) -> list[tuple[str, Collective, str]]:
-    cases = [("direct", Collective("all_reduce", ranks, n), d.name) for d in dtypes.all for n in (1, 997)]
+    every = [d.name for d in dtypes.all] if ranks <= 3 or ALL else ["float16", "int8"]
+    cases = [("direct", Collective("all_reduce", ranks, n), d) for d in every for n in (1, 997)]
     for name in TREE:
         if ALGORITHMS[name].can("all_reduce", ranks):
-            cases += [(name, Collective("all_reduce", ranks, n), d) for n in (3, 1009, 65_537) for d in ("float32", "bfloat16")]
-    return cases + [("direct", Collective("all_reduce", ranks, 1_000_003), "float32")]
+            sizes = [(n, d) for n in (3, 1009, 65_537) for d in ("float32", "bfloat16")]
+            cases += [(name, Collective("all_reduce", ranks, n), d) for n, d in sizes]
+    sizes = [1_000_003, 10_000_019] if ALL else [1_000_003]
+    return cases + [("direct", Collective("all_reduce", ranks, n), "float32") for n in sizes]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("ranks", range(1, 9) if ALL else [1, 2, 3, 8])
 def test_all_reduce_has_the_same_bits_everywhere(ranks: int) -> None:
-    import hashlib
-
     cases = all_reduce_cases(ranks)
     want = [oracle(c, dtype) for _, c, dtype in cases]
     want_short = [w if len(w) < 4096 else hashlib.blake2b(w).hexdigest() for w in want]
@@ -69,8 +79,8 @@ def test_every_kind_between_workers_equals_one_process(transport: str) -> None:
     for ranks in (6,):
         for a in ALGORITHMS.values():
             for kind in a.kinds:
-                if a.can(kind, ranks):
-                    cases.append((a.name, Collective(kind, ranks, 1001, root=4, target=1), "int32"))
+                if a.can(kind, ranks, 2):
+                    cases.append((a.name, Collective(kind, ranks, 1001, root=4, target=1, group=2), "float32"))
         sizes = (3, 0, 5, 1, 2, 8)
         for kind in ("all_gather", "reduce_scatter", "all_to_all"):
             rows = (1, 2, 0, 3, 1, 1) if kind == "all_to_all" else None
@@ -78,13 +88,15 @@ def test_every_kind_between_workers_equals_one_process(transport: str) -> None:
     alone = Endpoint(0, 1, "alone", 0, arena_bytes=1 << 26)
     want = collective(alone, cases, ranks_per_worker=6)
     alone.close()
-    got = results(run_workers(3, "collective", (cases, 2, 2), env={"TRANSPORT": transport}))  # two ranks a worker, run twice
+    got = results(
+        run_workers(3, "collective", (cases, 2, 2), env={"TRANSPORT": transport})
+    )  # two ranks a worker, run twice
     for n, case in enumerate(cases):
         assert [v for worker in got for v in worker[2 * n : 2 * n + 2]] == want[6 * n : 6 * n + 6], case
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("count, nbytes", [(5, 0), (300, 70_000), (3, 9_000_001), (1, 70_000_001)])
+@pytest.mark.parametrize("count, nbytes", [(5, 0), (300, 70_000), (1, 70_000_001)])
 def test_many_and_large_messages_in_flight(transport: str, count: int, nbytes: int) -> None:
     """More than a ring holds, several frames each, and one message larger than the flow-control window."""
     assert results(run_workers(2, "ping", (count, nbytes), env={"TRANSPORT": transport})) == [count, count]
@@ -127,7 +139,14 @@ def test_abort_ends_a_wait_at_once(transport: str) -> None:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("args", [[(1, 64, "float32"), (2, 64, "float32")], [(1, 64, "float32"), (1, 66, "float32")], [(1, 64, "float32"), (1, 64, "int32")]])
+@pytest.mark.parametrize(
+    "args",
+    [
+        [(1, 64, "float32"), (2, 64, "float32")],
+        [(1, 64, "float32"), (1, 66, "float32")],
+        [(1, 64, "float32"), (1, 64, "int32")],
+    ],
+)
 def test_divergent_plans_are_named(transport: str, args: list[tuple[Any, ...]]) -> None:
     found = run_workers(2, "diverge", lambda r: args[r], env={"TRANSPORT": transport})
     for r, e in enumerate(errors(found, PlanMismatch, [0, 1])):
@@ -175,8 +194,6 @@ def test_a_peer_that_never_comes_is_named() -> None:
 
 
 def test_a_peer_without_access_falls_back_to_zmq_on_both_sides() -> None:
-    import threading
-
     a, b = (Endpoint(r, 2, "t", 0, arena_bytes=1 << 20) for r in range(2))
     spoiled = {**a.card(), "token": "00" * 16}  # b cannot map a; a can map b
     other = threading.Thread(target=b.connect, args=([spoiled, b.card()], 10))
@@ -207,7 +224,20 @@ def two_hosts() -> Any:
         try:
             for n in names:
                 ip("netns", "add", n)
-            ip("link", "add", f"{tag}v0", "netns", names[0], "type", "veth", "peer", "name", f"{tag}v1", "netns", names[1])
+            ip(
+                "link",
+                "add",
+                f"{tag}v0",
+                "netns",
+                names[0],
+                "type",
+                "veth",
+                "peer",
+                "name",
+                f"{tag}v1",
+                "netns",
+                names[1],
+            )
             for i, n in enumerate(names):
                 ip("-n", n, "addr", "add", f"{net}.{i + 1}/24", "dev", f"{tag}v{i}")
                 ip("-n", n, "link", "set", f"{tag}v{i}", "up")
@@ -249,17 +279,16 @@ def test_a_key_of_another_run_is_refused() -> None:
         pytest.skip("this machine has no address besides loopback")
     a, b = (Endpoint(r, 2, "t", 0, bind_host=host, arena_bytes=1 << 20) for r in range(2))
     stranger = Endpoint(1, 2, "t", 0, bind_host=host, arena_bytes=1 << 20)
-    import threading
 
     def serve() -> None:
         with pytest.raises((CollectiveTimeout, PeerLost)):
-            a.connect([a.card(), b.card()], 3)
+            a.connect([a.card(), b.card()], 1.5)
 
     thread = threading.Thread(target=serve)
     with Context(TRANSPORT="zmq"):
         thread.start()
-        with pytest.raises((PeerLost, CollectiveTimeout), match="CURVE key|missing"):
-            stranger.connect([a.card(), stranger.card()], 2)
+        with pytest.raises((PeerLost, CollectiveTimeout), match=r"CURVE key|missing"):
+            stranger.connect([a.card(), stranger.card()], 1)
         thread.join()
     assert not a._hub.links[1].hello_in
     for e in (a, b, stranger):
@@ -267,8 +296,6 @@ def test_a_key_of_another_run_is_refused() -> None:
 
 
 def _own_address() -> str | None:
-    import socket
-
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         try:
             s.connect(("192.0.2.1", 9))

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from manygrad.collectives import native
 from manygrad.collectives.algorithms import ALGORITHMS, build
 from manygrad.collectives.execute import prepare, reduce_numpy, run_program
 from manygrad.collectives.program import Collective
 from manygrad.tensor.dtype import dtypes
 
-from tasks import values  # isort: skip
+from collective_tasks import values  # isort: skip
 
 NAMES = [d.name for d in dtypes.all]
 
@@ -40,7 +41,9 @@ def test_half_types_are_rounded_once(half: str) -> None:
     d = dtypes.all[NAMES.index(half)]
     big, small = np.array([256.0], d.np), np.array([0.5], d.np)
     out, wide = np.zeros(1, d.np), np.zeros(1, np.float32)
-    native.reducer("add", half, (half,) * 5)(out.ctypes.data, [a.ctypes.data for a in (big, small, small, small, small)], 1)
+    native.reducer("add", half, (half,) * 5)(
+        out.ctypes.data, [a.ctypes.data for a in (big, small, small, small, small)], 1
+    )
     assert float(out[0]) == 258.0  # rounding after each addition would lose every half
     native.reducer("add", "float32", (half, half))(wide.ctypes.data, [big.ctypes.data, small.ctypes.data], 1)
     assert wide[0] == 256.5
@@ -76,7 +79,9 @@ def in_one_process(algorithm: str, c: Collective, dtype: str, reduce_fn=native.r
     st.sampled_from(NAMES), st.integers(1, 9), st.integers(0, 50), st.sampled_from(["add", "max"]),
     st.sampled_from(["naive", "direct", "halving_doubling"]),
 )  # fmt: skip
-def test_all_reduce_in_one_process_equals_the_tree_of_numpy(dtype: str, ranks: int, count: int, op: str, algorithm: str) -> None:
+def test_all_reduce_in_one_process_equals_the_tree_of_numpy(
+    dtype: str, ranks: int, count: int, op: str, algorithm: str
+) -> None:
     if not ALGORITHMS[algorithm].can("all_reduce", ranks):
         algorithm = "direct"
     want = native.reduce_arrays([values(dtype, count, r) for r in range(ranks)], op, dtypes.all[NAMES.index(dtype)])
@@ -89,6 +94,14 @@ def test_ring_in_one_process() -> None:
     for out in in_one_process("ring", Collective("all_reduce", 5, 23), "bfloat16"):
         want = sum(values("bfloat16", 23, r).astype(np.float64) for r in range(5))
         np.testing.assert_allclose(out.astype(np.float64), want, rtol=0.01, atol=0.1)
+
+
+def test_overlapping_buffers_are_refused() -> None:
+    a = np.zeros(8, np.float32)
+    with pytest.raises(ValueError, match="overlap"):
+        run_program(
+            build("naive", Collective("all_reduce", 1, 8)), {0: {"in": a.ctypes.data, "out": a.ctypes.data}}, "float32"
+        )
 
 
 def test_prepared_refuses_foreign_ranks() -> None:

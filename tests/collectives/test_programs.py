@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+
 from manygrad.collectives.algorithms import ALGORITHMS, build
 from manygrad.collectives.checker import canonical, check
 from manygrad.collectives.cost import choose, cost_s
@@ -27,8 +28,9 @@ from manygrad.tensor.environment import Context
 CASES = [(a.name, kind) for a in ALGORITHMS.values() for kind in a.kinds]
 
 
-def variants(kind: str, ranks: int) -> list[Collective]:
-    found = [Collective(kind, ranks, n, root=ranks // 2, target=ranks // 3) for n in {0, 1, ranks - 1, ranks, 2 * ranks + 1, 23}]
+def variants(kind: str, ranks: int, group: int = 1) -> list[Collective]:
+    counts = {0, 1, ranks - 1, ranks, 2 * ranks + 1, 23}
+    found = [Collective(kind, ranks, n, root=ranks // 2, target=ranks // 3, group=group) for n in counts]
     if kind in ("all_gather", "reduce_scatter", "all_to_all"):
         sizes = tuple(i * 7 % 4 for i in range(ranks))
         rows = tuple(i * 5 % 3 for i in range(ranks)) if kind == "all_to_all" else None
@@ -38,10 +40,11 @@ def variants(kind: str, ranks: int) -> list[Collective]:
 
 @pytest.mark.parametrize("algorithm, kind", CASES)
 def test_every_algorithm_is_proved(algorithm: str, kind: str) -> None:
-    for ranks in range(1, 18):
-        if not ALGORITHMS[algorithm].can(kind, ranks):
+    for ranks, group in [(r, g) for r in range(1, 18) for g in (1, 2, 4)]:
+        group = group if ranks % group == 0 else 1
+        if not ALGORITHMS[algorithm].can(kind, ranks, group) or (group > 1 and ALGORITHMS[algorithm].can(kind, ranks)):
             continue
-        for c in variants(kind, ranks):
+        for c in variants(kind, ranks, group):
             whole = build(algorithm, c)
             check(whole)
             for only in ({0}, {ranks - 1, ranks // 2}):
@@ -124,7 +127,12 @@ def test_bad_programs_are_refused(instrs: list[object], problem: str) -> None:
 def test_a_temporary_that_rounds_is_refused() -> None:
     c = Collective("all_reduce", 1, 1)
     one = Chunk("in", 0, 1)
-    program = Program(c, "naive", frozenset({0}), [Reduce(0, Chunk("t0", 0, 1), (one, one)), Reduce(0, Chunk("out", 0, 1), (Chunk("t0", 0, 1), one))])
+    program = Program(
+        c,
+        "naive",
+        frozenset({0}),
+        [Reduce(0, Chunk("t0", 0, 1), (one, one)), Reduce(0, Chunk("out", 0, 1), (Chunk("t0", 0, 1), one))],
+    )
     program.temps = [Temp(0, "t0", 1, partial=False)]
     with pytest.raises(ProgramError, match="already rounded"):
         check(program)
@@ -162,6 +170,7 @@ def test_choice() -> None:
                 name = choose(kind, nbytes, ranks)
                 assert ALGORITHMS[name].order == "tree" and ALGORITHMS[name].can(kind, ranks)
                 assert cost_s(name, kind, nbytes, ranks) >= 0
+    assert choose("all_reduce", 1 << 22, 8, group=2) == "hierarchical"
     with Context(COLLECTIVE="ring"):
         assert choose("all_reduce", 256, 4) == "ring"
         assert choose("broadcast", 256, 4) == "direct"  # ring cannot: the model chooses

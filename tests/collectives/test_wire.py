@@ -7,8 +7,16 @@ import pickle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from manygrad.collectives import errors
-from manygrad.collectives.errors import CollectiveAborted, CollectiveTimeout, PeerLost, PlanMismatch, TransportError, WireError
+from manygrad.collectives.errors import (
+    CollectiveAborted,
+    CollectiveTimeout,
+    PeerLost,
+    PlanMismatch,
+    TransportError,
+    WireError,
+)
 from manygrad.collectives.transport import wire
 
 u64, u32 = st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1)
@@ -21,7 +29,9 @@ def headers(draw: st.DrawFn) -> wire.Header:
     length = draw(st.integers(0, total))
     offset = draw(st.integers(0, total - length))
     kind, source = draw(st.sampled_from(sorted(wire.KINDS))), draw(st.integers(0, wire.MAX_RANK - 1))
-    return wire.Header(kind, draw(u64), draw(u32), source, draw(u64), draw(u64), draw(u32), dtype, draw(u64), total, offset, length)
+    return wire.Header(
+        kind, draw(u64), draw(u32), source, draw(u64), draw(u64), draw(u32), dtype, draw(u64), total, offset, length
+    )
 
 
 @given(headers())
@@ -63,13 +73,24 @@ def test_out_of_range_fields_are_refused() -> None:
 
 def test_errors_survive_pickling_and_say_what_to_do() -> None:
     for e in (
-        CollectiveTimeout(rank=1, peer=2, plan=3, sequence=4, waited_for="8 bytes", timeout_s=60.0, where="train.py:12"),
+        CollectiveTimeout(
+            rank=1, peer=2, plan=3, sequence=4, waited_for="8 bytes", timeout_s=60.0, where="train.py:12"
+        ),
         CollectiveAborted(rank=1, reason="rank 3 failed"),
         PlanMismatch(rank=1, peer=2, mine="a", theirs="b"),
         PeerLost(rank=1, peer=2, waited_for="8 bytes", evidence="its process ended"),
         TransportError(rank=1, peer=2, problem="p", remedy="r"),
     ):
         back = pickle.loads(pickle.dumps(e))
-        assert type(back) is type(e) and str(back) == str(e) and back.rank == 1 and isinstance(back, errors.CollectiveError)
-    text = str(CollectiveTimeout(rank=1, peer=2, plan=3, sequence=4, waited_for="8 bytes", timeout_s=60.0, where="train.py:12"))
-    assert all(part in text for part in ("rank 1", "rank 2", "60 s", "train.py:12", "COLLECTIVE_TIMEOUT_S", "sequence 4"))
+        assert (
+            type(back) is type(e)
+            and str(back) == str(e)
+            and back.rank == 1
+            and isinstance(back, errors.CollectiveError)
+        )
+    text = str(
+        CollectiveTimeout(rank=1, peer=2, plan=3, sequence=4, waited_for="8 bytes", timeout_s=60.0, where="train.py:12")
+    )
+    assert all(
+        part in text for part in ("rank 1", "rank 2", "60 s", "train.py:12", "COLLECTIVE_TIMEOUT_S", "sequence 4")
+    )

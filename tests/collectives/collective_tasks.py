@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 import numpy as np
+
 from manygrad.collectives.algorithms import build
 from manygrad.collectives.execute import prepare
 from manygrad.collectives.program import Collective
@@ -35,14 +36,18 @@ def put(endpoint: Endpoint, array: np.ndarray[Any, Any]) -> int:
     return addr
 
 
-def collective(endpoint: Endpoint, cases: list[tuple[str, Collective, str]], ranks_per_worker: int = 1, runs: int = 1) -> list[Any]:
+def collective(
+    endpoint: Endpoint, cases: list[tuple[str, Collective, str]], ranks_per_worker: int = 1, runs: int = 1
+) -> list[Any]:
     """Runs every case; the bytes of `out` of each local rank (a digest where long)."""
     results = []
     mine = range(endpoint.rank * ranks_per_worker, (endpoint.rank + 1) * ranks_per_worker)
     for n, (algorithm, c, dtype) in enumerate(cases):
         item = to_dtype(dtype).itemsize
         only = [r for r in mine if r < c.ranks]
-        prepared = prepare(build(algorithm, c, only), dtype, plan=n, endpoint=endpoint, rank_to_worker=lambda r: r // ranks_per_worker)
+        prepared = prepare(
+            build(algorithm, c, only), dtype, plan=n, endpoint=endpoint, rank_to_worker=lambda r: r // ranks_per_worker
+        )
         offsets, addresses = [], {}
         for r in only:
             out = endpoint.arena.alloc(c.out_length(r) * item)
@@ -121,8 +126,8 @@ def diverge(endpoint: Endpoint, plan: int, count: int, dtype: str) -> None:
     endpoint.describe = lambda p: f"train.py:{p}"
     c = Collective("all_reduce", endpoint.size, count)
     prepared = prepare(build("direct", c, [endpoint.rank]), dtype, plan=plan, endpoint=endpoint)
-    where = put(endpoint, np.zeros(count, to_dtype(dtype).np))
-    prepared.run({endpoint.rank: {"in": where, "out": where}}, 0)
+    where = [put(endpoint, np.zeros(count, to_dtype(dtype).np)) for _ in range(2)]
+    prepared.run({endpoint.rank: {"in": where[0], "out": where[1]}}, 0)
 
 
 def agree(endpoint: Endpoint, value: int) -> None:
@@ -156,7 +161,9 @@ def leftovers(endpoint: Endpoint) -> dict[str, int]:
     ping(endpoint, 3, 100_000)
     endpoint.close()
     endpoint.close()
-    links = [os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{n}")]
+    links = [
+        os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{n}")
+    ]
     with open("/proc/self/maps") as maps:
         mapped = sum("manygrad-arena" in line for line in maps)
     return {

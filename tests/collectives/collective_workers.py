@@ -25,7 +25,7 @@ def say(kind, value):
     data = pickle.dumps((kind, value)); out.write(struct.pack("<Q", len(data)) + data); out.flush()
 def hear():
     n, = struct.unpack("<Q", sys.stdin.buffer.read(8)); return pickle.loads(sys.stdin.buffer.read(n))
-import tasks
+import collective_tasks
 from manygrad.collectives.transport import Endpoint
 endpoint = None
 try:
@@ -33,7 +33,7 @@ try:
     endpoint = Endpoint(rank, size, "test", 3, arena_bytes=1 << 28, **options)
     say("card", endpoint.card())
     endpoint.connect(hear(), 20)
-    say("result", getattr(tasks, name)(endpoint, *args))
+    say("result", getattr(collective_tasks, name)(endpoint, *args))
     hear()
     endpoint.close()
 except BaseException as e:
@@ -48,7 +48,10 @@ class Worker:
 
     def __init__(self, env: dict[str, str], prefix: list[str]):
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, "-c", _MAIN, FOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **env}
+            [*prefix, sys.executable, "-c", _MAIN, FOLDER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **env},
         )
         self.pid = self.process.pid
 
@@ -95,7 +98,7 @@ def run_workers(
     after_start: Callable[[list[Worker]], None] | None = None,
     timeout_s: float = 40,
 ) -> list[tuple[str, Any]]:
-    """`tasks.<name>(endpoint, *args)` on `size` workers: each one's `("result" | "error" | "gone", value)`."""
+    """`collective_tasks.<name>(endpoint, *args)` on `size` workers: each one's `("result" | "error" | "gone", value)`."""
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     workers = [Worker({**threads, **(env or {})}, prefixes[r] if prefixes else []) for r in range(size)]
     try:

@@ -1,0 +1,219 @@
+"""The controller: every run ends, the root cause is the first real failure. No process is started."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manygrad.launcher.controller import TRANSITIONS, Controller, Done, Instruction, Kill, Send, State, ranks_text
+from manygrad.launcher.messages import (
+    AgentLost,
+    Closed,
+    Event,
+    Exited,
+    Failed,
+    Finished,
+    Hello,
+    Interrupt,
+    Plan,
+    Progress,
+    Spawned,
+    Started,
+    Tick,
+)
+
+
+def hello(r: int) -> Hello:
+    return Hello(r, {"rank": r}, "h", "127.0.0.1", 100 + r, 5000 + r, 1)
+
+
+def failed(r: int, consequence: bool = False, text: str = "ValueError") -> Failed:
+    return Failed(r, text, "bad", "Traceback", "t.py:3 in f", 7, 1, consequence)
+
+
+def running(n: int) -> Controller:
+    c = Controller(n, 0.0)
+    for r in range(n):
+        c.handle(Spawned(r, 100 + r, "h"), 0.0)
+    for r in range(n):
+        c.handle(hello(r), 0.1)
+    for r in range(n):
+        c.handle(Started(r), 0.2)
+    assert all(r.state is State.RUNNING for r in c.ranks)
+    return c
+
+
+def sent(out: list[Instruction], kind: str) -> list[Send]:
+    return [i for i in out if isinstance(i, Send) and i.type == kind]
+
+
+def test_a_good_run() -> None:
+    c = Controller(2, 0.0)
+    c.handle(hello(1), 0.0)
+    (cards,) = sent(c.handle(hello(0), 0.0), "cards")
+    assert cards.content == {"cards": [{"rank": 0}, {"rank": 1}], "master": ["127.0.0.1", 5000]}
+    events: list[Event] = [Started(0), Started(1), Plan(0, 1, "5", "a")]
+    assert [i for e in events for i in c.handle(e, 0.1)] == []
+    assert sent(c.handle(Plan(1, 1, "5", "a"), 0.1), "plan_ok")[0].content == {"n": 1}
+    c.handle(Finished(1), 0.2)
+    assert sent(c.handle(Finished(0), 0.2), "release")
+    events = [Exited(0, 0), Closed(0), Exited(1, 0)]
+    assert [i for e in events for i in c.handle(e, 0.3)] == []
+    assert c.handle(Closed(1), 0.3) == [Done()]
+    assert c.exit_code == 0
+
+
+def test_stages_of_the_end() -> None:
+    c = running(2)
+    (abort,) = sent(c.handle(failed(0), 1.0), "abort")
+    assert abort.ranks == (1,) and abort.content["reason"] == "rank 0 failed: ValueError: bad"
+    assert c.handle(Tick(), 2.9) == []
+    assert c.handle(Tick(), 3.1) == [Kill((0, 1), signal.SIGTERM)]
+    assert c.handle(Tick(), 3.8) == [Kill((0, 1), signal.SIGKILL)]
+    assert c.handle(Tick(), 4.5) == [Done()]
+
+
+@pytest.mark.parametrize("code, expected, words", [(-9, 137, "SIGKILL"), (-11, 139, "SIGSEGV"), (3, 3, "code 3"), (0, 1, "code 0")])
+def test_a_process_that_ends_unannounced(code: int, expected: int, words: str) -> None:
+    c = running(3)
+    assert sent(c.handle(Exited(1, code), 1.0), "abort")
+    assert c.exit_code == expected and c.root is not None and words in c.root.title and c.root.rank == 1
+
+
+def test_an_echo_of_the_failure_may_arrive_first() -> None:
+    c = running(3)
+    c.handle(failed(0, consequence=True, text="PeerLost"), 1.0)
+    c.handle(Exited(2, -9), 1.01)
+    assert c.root is not None and c.root.rank == 2 and c.exit_code == 137
+
+
+def test_last_words_that_come_after_the_exit() -> None:
+    c = running(2)
+    c.handle(Exited(1, 1), 1.0)
+    c.handle(failed(1), 1.01)
+    assert c.root is not None and c.root.traceback == "Traceback"
+
+
+def test_plans_differ() -> None:
+    c = running(3)
+    c.handle(Plan(2, 1, "5", "all-reduce (4,) at a.py:1"), 1.0)
+    (abort,) = sent(c.handle(Plan(0, 1, "6", "all-reduce (5,) at a.py:2"), 1.1), "abort")
+    assert abort.ranks == (0, 1, 2) and abort.content["kind"] == "plan"
+    assert "rank 2: all-reduce (4,) at a.py:1" in abort.content["reason"] and "rank 0: all-reduce (5,) at a.py:2" in abort.content["reason"]
+
+
+@pytest.mark.parametrize("finished_first", [True, False])
+def test_a_rank_finishes_while_others_wait_in_a_plan(finished_first: bool) -> None:
+    c = running(2)
+    events: list[Event] = [Finished(1), Plan(0, 1, "5", "all-reduce at train.py:31")]
+    out = [i for e in (events if finished_first else events[::-1]) for i in c.handle(e, 1.0)]
+    (abort,) = sent(out, "abort")
+    assert "rank 1 finished the script while rank 0 waits in plan 1" in abort.content["reason"] and "train.py:31" in abort.content["reason"]
+
+
+def test_limits() -> None:
+    c = Controller(2, 0.0, timeout_s=5.0)
+    assert sent(c.handle(Tick(), 5.1), "abort") and c.exit_code == 124
+    c = Controller(2, 0.0, start_timeout_s=5.0)
+    c.handle(hello(0), 1.0)
+    c.handle(Tick(), 5.1)
+    assert c.exit_code == 124 and c.root is not None and c.root.title.startswith("rank 1 did not start")
+    c = running(2)
+    c.silent_s = 5.0
+    c.handle(Progress(0, 3, 0, 0), 4.0)
+    c.handle(Tick(), 6.0)
+    assert c.root is not None and c.root.kind == "silent" and c.root.rank == 1
+
+
+def test_interrupts() -> None:
+    c = running(2)
+    assert sent(c.handle(Interrupt(signal.SIGINT), 1.0), "abort") and c.exit_code == 130
+    assert Kill((0, 1), signal.SIGKILL) in c.handle(Interrupt(signal.SIGINT), 1.1)
+    c = running(2)
+    c.handle(Interrupt(signal.SIGTERM), 1.0)
+    assert c.exit_code == 143
+
+
+def test_the_table_leads_out_of_every_state() -> None:
+    for state in State:
+        if state is not State.EXITED:
+            assert TRANSITIONS[state, Exited] is State.EXITED and TRANSITIONS[state, AgentLost] is State.EXITED
+
+
+def test_ranks_text() -> None:
+    assert [ranks_text(x) for x in ([3], [0, 1, 2], [5, 0, 1])] == ["rank 3", "ranks 0-2", "ranks 0-1, 5"]
+
+
+@st.composite
+def stories(draw: st.DrawFn) -> tuple[int, dict[int, list[str]], list[int]]:
+    """Per rank what it does until it ends, and in which order the ranks act."""
+    n = draw(st.integers(1, 4))
+    ends = st.sampled_from(["ok", "raise", "kill", "exit", "lost", "hang", "echo"])
+    lives = {}
+    for r in range(n):
+        plans = draw(st.integers(0, 2))
+        cut = draw(st.integers(0, 3 + plans))
+        lives[r] = [*(["spawn", "hello", "start"] + ["plan"] * plans)[:cut], draw(ends)]
+    return n, lives, draw(st.lists(st.integers(0, n - 1), max_size=60))
+
+
+@settings(max_examples=300, deadline=None)
+@given(stories(), st.booleans())
+def test_every_run_ends_and_the_first_failure_is_the_root(story: tuple[int, dict[int, list[str]], list[int]], obedient: bool) -> None:
+    n, lives, order = story
+    c, now, done = Controller(n, 0.0, start_timeout_s=20.0, timeout_s=60.0), 0.0, False
+    plans, first, dead, aborted = [0] * n, None, set[int](), False
+    queue = list(order)
+
+    def give(event: Event | Interrupt | Tick) -> None:
+        nonlocal done, aborted
+        for i in c.handle(event, now):
+            assert not done, "nothing may follow Done"
+            done = done or isinstance(i, Done)
+            if isinstance(i, Send) and i.type == "abort":
+                aborted = True
+            if isinstance(i, Kill) and i.signum == signal.SIGKILL:
+                queue.extend(~r for r in i.ranks if r not in dead)
+    for _ in range(3000):
+        now += 0.05
+        if not queue:
+            give(Tick())
+            if done:
+                break
+            continue
+        r = queue.pop(0)
+        if r < 0:
+            dead.add(~r)
+            give(Exited(~r, -9))
+            continue
+        if r in dead:
+            continue
+        before = c.root
+        if aborted and obedient:
+            dead.add(r)
+            give(failed(r, consequence=True))
+            give(Exited(r, 1))
+        elif lives[r]:
+            act = lives[r].pop(0)
+            state = c.ranks[r].state
+            if act == "plan":
+                plans[r] += 1
+            event: Event | None = {"spawn": Spawned(r, 1, "h"), "hello": hello(r), "start": Started(r), "plan": Plan(r, plans[r], "1", "p"), "ok": Finished(r),
+                                   "raise": failed(r), "kill": Exited(r, -9), "exit": Exited(r, 3), "lost": AgentLost(r, "gone"),
+                                   "echo": failed(r, consequence=True)}.get(act)
+            if event is None:
+                continue
+            give(event)
+            if act in ("kill", "exit", "lost"):
+                dead.add(r)
+            real = act in ("raise", "kill", "exit", "lost") and (state, type(event)) in TRANSITIONS
+            if before is None and real and c.root is not None:
+                assert c.root.rank == r or c.root.kind == "timeout"
+                first = first if first is not None else c.root
+        if first is not None:
+            assert c.root is first, "a later failure took the place of the first"
+    assert (done and c.exit_code != 0) or all(r.state is State.EXITED for r in c.ranks)
+    assert now < 60.0 + 10.0

@@ -1,0 +1,90 @@
+"""`launch(fn)`: results, errors, and a Ray that is already there."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manygrad.launcher.api import launch
+from manygrad.launcher.errors import Infeasible, LaunchError
+
+FAKE = "fake_endpoint:Endpoint"
+
+
+@pytest.fixture(autouse=True)
+def _find_fake_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(os.path.dirname(__file__))
+
+
+@pytest.fixture(scope="module")
+def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One Ray for the module, as in a user's own Ray job: two CPUs, token authentication with a token of its own."""
+    import shutil
+    import tempfile
+
+    folder = tempfile.mkdtemp(prefix="mgtest-", dir="/tmp")
+    token = Path(folder, "token")
+    token.write_text("0123456789abcdef" * 4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+        patch.delenv("RAY_ADDRESS", raising=False)
+        import ray
+
+        from manygrad.launcher.cluster import _reread_settings
+
+        _reread_settings()
+        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False, object_store_memory=80 << 20, _temp_dir=folder)
+        yield ray
+        ray.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_results_by_rank(ray: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    factor = 3
+
+    def work(x: int, *, add: int) -> tuple[int, int, bytes]:
+        from manygrad.multi.world import world
+
+        print("working on", world.rank)
+        return world.rank, x * factor + add, b"\0" * 300_000
+
+    results = launch(work, 5, add=1, nodes=2, run_dir=str(tmp_path / "run"), endpoint=FAKE)
+    assert [r[:2] for r in results] == [(0, 16), (1, 16)] and len(results[1][2]) == 300_000
+    assert "0:0: working on 0" in capfd.readouterr().out
+    assert ray.is_initialized()
+
+
+def test_error(ray: Any, tmp_path: Path) -> None:
+    def work() -> None:
+        import time
+
+        from manygrad.multi.world import world
+
+        if world.rank == 1:
+            raise KeyError("weights")
+        time.sleep(30)
+
+    with pytest.raises(LaunchError) as caught:
+        launch(work, nodes=2, run_dir=str(tmp_path / "run"), endpoint=FAKE)
+    e = pickle.loads(pickle.dumps(caught.value))
+    assert (e.rank, e.exit_code) == (1, 1) and "rank 1 failed: KeyError: 'weights'" in e.report and 'raise KeyError("weights")' in e.report
+    assert e.details["root_cause"]["rank"] == 1
+
+
+def test_more_nodes_than_fit(ray: Any, tmp_path: Path) -> None:
+    with pytest.raises(Infeasible, match=r"3 nodes were asked for.* 2 CPUs in all"):
+        launch(print, nodes=3, run_dir=str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("arguments", [{"nodes": 0}, {"nodes": True}, {"nodes": 2, "devices_per_node": 0}, {"timeout": -1}])
+def test_bad_arguments(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        launch(print, **arguments)
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        launch(print, __import__("threading").Lock())
