@@ -70,7 +70,7 @@ class Console:
         self.show, self.terminal = show_stdout, terminal
         self.merger = LineMerger(size, window_s)
         self.partial: dict[tuple[int, str], str] = {}
-        self.bar, self.bar_drawn, self.bar_at = "", "", 0.0
+        self.bar, self.bar_drawn, self.bar_at, self.redrawn = "", "", 0.0, False
 
     def feed(self, rank: int, stream: str, text: str, now: float) -> list[tuple[str, str]]:
         if stream == "stdout" and rank not in self.show:
@@ -79,13 +79,15 @@ class Console:
         *lines, rest = (self.partial.get(key, "") + text.replace("\r\n", "\n")).split("\n")
         for line in lines:
             self._line(rank, stream, line.rstrip("\r").rsplit("\r", 1)[-1], now, now_lines)
+        redrawn = "\r" in rest or (self.redrawn and not lines)
         rest = rest[rest.rstrip("\r").rfind("\r") + 1 :]  # of a bar only its latest state counts
         while len(rest) > MAX_LINE:
             self._line(rank, stream, rest[:MAX_LINE], now, now_lines)
             rest = rest[MAX_LINE:]
         self.partial[key] = rest
         if rank == 0:
-            self.bar = f"{prefix([0])} {rest.rstrip(chr(13))}" if rest.rstrip("\r") else ""
+            self.redrawn = redrawn
+            self.bar = "" if not (redrawn or self.terminal) else f"{prefix([0])} {rest.rstrip(chr(13))}" if rest.rstrip("\r") else ""
         return self._draw(now_lines + self.merger.take(now), now)
 
     def tick(self, now: float) -> list[tuple[str, str]]:

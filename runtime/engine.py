@@ -69,6 +69,7 @@ class RealizeEngine:
                 while base.op is Ops.AFTER:
                     base = base.src[0]
                 becomes[u] = base
+        self._remember(becomes)
         self._replace(becomes, own)
 
     def _with_pending(self, tensors: list[Tensor]) -> list[Tensor]:
@@ -91,6 +92,13 @@ class RealizeEngine:
                     if any(u in written for u in seen if u.op is Ops.BUFFER):
                         todo[id(t)] = t
         return list(todo.values())
+
+    def _remember(self, becomes: dict[UOp, UOp]) -> None:
+        """A computed value that depends on something trained keeps its graph, so that backward() works after item() or numpy()."""
+        trained = {t.uop for t in LIVE if t.requires_grad}
+        for u, buffer in becomes.items():
+            if u.op is not Ops.AFTER and buffer.op is Ops.BUFFER and u.dtype.is_float and any(x in trained for x in u.toposort()):
+                buffer._cache["history"] = u
 
     def _replace(self, becomes: dict[UOp, UOp], own: dict[int, UOp]) -> None:
         """Live tensors see what has been computed as storage; an equal tensor that was not asked for becomes a lazy copy."""

@@ -61,6 +61,27 @@ def compute_gradients(root: UOp, start: UOp, targets: set[UOp]) -> dict[UOp, UOp
     return {t: grads[t].uop for t in targets if t in grads}
 
 
+def with_history(root: UOp) -> UOp:
+    """`root` with computed values that still have their graph replaced by it."""
+    done: dict[UOp, UOp] = {}
+    stack = [root]
+    while stack:
+        u = stack[-1]
+        if u in done:
+            stack.pop()
+            continue
+        history = u._cache.get("history")
+        below = (history,) if history is not None else u.src
+        missing = [s for s in below if s not in done]
+        if missing:
+            stack += missing
+            continue
+        src = tuple(done[s] for s in below)
+        done[u] = src[0] if history is not None else u if src == u.src else u.replace(src=src)
+        stack.pop()
+    return done[root]
+
+
 def _t(u: UOp) -> Tensor:
     from manygrad.tensor.tensor import Tensor
 

@@ -311,21 +311,22 @@ class Tensor(
 
     def backward(self, gradient: Tensor | None = None) -> Tensor:
         """Sets `.grad` (lazily, added to what is there) of every live tensor with `requires_grad` that this one depends on."""
-        from manygrad.tensor.gradient import compute_gradients
+        from manygrad.tensor.gradient import compute_gradients, with_history
 
         if gradient is None:
             if self.numel() != 1:
                 raise ValueError(f"backward() starts at a scalar, this tensor has shape {self.shape}; sum it, or pass gradient=")
             if not self.dtype.is_float:
                 raise TypeError(f"backward() needs a float tensor, this one is {self.dtype.name}")
-        below = set(self.uop.toposort())
+        root = with_history(self.uop)
+        below = set(root.toposort())
         leaves = [t for t in LIVE if t.requires_grad and t.uop in below]
         if not leaves:
             raise RuntimeError("backward(): no tensor with requires_grad=True stands below this one")
         start = gradient.uop if gradient is not None else UOp.const(self.dtype, 1.0)
         if start.shape != self.shape:
             start = self._new(start).expand(self.shape).uop
-        grads = compute_gradients(self.uop, start, {t.uop for t in leaves})
+        grads = compute_gradients(root, start, {t.uop for t in leaves})
         for t in leaves:
             g = grads.get(t.uop)
             if g is not None:
@@ -335,12 +336,12 @@ class Tensor(
 
     def gradient(self, *targets: Tensor, gradient: Tensor | None = None) -> list[Tensor]:
         """d(self)/d(target) for each target, without touching `.grad`; zeros where nothing flows."""
-        from manygrad.tensor.gradient import compute_gradients
+        from manygrad.tensor.gradient import compute_gradients, with_history
 
         start = gradient.uop if gradient is not None else UOp.const(self.dtype, 1.0)
         if start.shape != self.shape:
             start = self._new(start).expand(self.shape).uop
-        grads = compute_gradients(self.uop, start, {t.uop for t in targets})
+        grads = compute_gradients(with_history(self.uop), start, {t.uop for t in targets})
         return [t._new(grads[t.uop]) if t.uop in grads else t.zeros_like() for t in targets]
 
     def requires_grad_(self, flag: bool = True) -> Tensor:

@@ -514,15 +514,17 @@ class Lowerer:
             condition = Inst(Low.IF, dtypes.void, 1, (inside,), None, len(self.blocks))
             self.open(condition)
             self.within_tile(r, mine(), tile, lambda: bind(i + 1))
-            self.close()
-            self.blocks[-1].insts.pop()  # the END: what follows is the other branch
+            then = self.blocks.pop().insts  # put in place with the other branch: what that one hoists stands before both
             self.open(Inst(Low.ELSE, dtypes.void, 1, (), None, len(self.blocks)))
             if static:
                 n, w = r.src[0].arg, r.src[0].arg // tile * tile
                 self.rest(r, n, w, lanes, lambda: bind(i + 1))
             else:
                 self.counted(r, mine(), size, lanes, lanes, lambda: bind(i + 1), ragged=lanes > 1, size=size)
-            self.close()
+            other = self.blocks.pop()
+            assert other.begin is not None
+            end = Inst(Low.END, dtypes.void, 1, (), None, len(self.blocks) - 1)
+            self.blocks[-1].insts.extend([condition, *then, other.begin, *other.insts, end])
 
         bind(0)
         self.close()

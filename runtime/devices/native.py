@@ -61,6 +61,7 @@ class Compiler:
         """Vectors, tiles and invariants are explicit in the IR, so few passes are needed."""
         context = llvm.create_context()
         module = llvm.parse_assembly(ir, context)
+        module.verify()
         machine = self.target_machine()
         module.triple = self.target.triple
         module.data_layout = str(machine.target_data)

@@ -29,9 +29,9 @@ def as_index(x: Any) -> UOp:
     return x if isinstance(x, UOp) else iconst(x)
 
 
-def to_sint(u: UOp) -> Any:
-    """A constant node as an int, any other node as it is."""
-    return u.arg if u.op is Ops.CONST else u
+def to_sint(u: Any) -> Any:
+    """A constant node as an int, any other node (and an int) as it is."""
+    return u.arg if isinstance(u, UOp) and u.op is Ops.CONST else u
 
 
 def bounds(u: UOp) -> tuple[int, int]:

@@ -34,6 +34,12 @@ def test_progress_bar_without_terminal_shows_its_last_state() -> None:
     assert out == [("stdout", "0:0: step 99\n")]
 
 
+def test_text_and_its_newline_in_two_writes_is_one_line() -> None:
+    c = Console(2)
+    out = [p for i in range(20) for text in (f"step {i}", "\n") for p in c.feed(0, "stdout", text, 10.0 * i)]
+    assert out == [("stdout", f"0:0: step {i}\n") for i in range(20)]
+
+
 def test_progress_bar_on_a_terminal_is_redrawn_below_other_lines() -> None:
     c = Console(2, terminal=True)
     assert c.feed(0, "stdout", "\rstep 1", 0) == [("stdout", "0:0: step 1")]
