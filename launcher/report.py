@@ -37,7 +37,7 @@ def render(c: Controller, logs: list[str], command: str) -> str:
     if others:
         lines += ["", "Consequences:" if root.rank is not None else "Ranks:"]
         lines += [f"  {ranks_text(ranks)}: {fate}" for fate, ranks in others.items()]
-    late = [r for r in c.ranks if r.failure is not None and r.failure is not root and not r.failure.consequence and r.failure.traceback]
+    late = [r for r in c.ranks if r.failure is not None and r.failure is not root and not r.failure.consequence and r.failure.traceback and r.failure.title != root.title]
     for r in late[:2]:
         assert r.failure is not None
         lines += ["", f"  rank {r.rank}, later:", *("    " + x for x in r.failure.traceback.rstrip().splitlines()[-12:])]
@@ -61,6 +61,8 @@ def _fate(r: Rank, root: Failure) -> str:
     if root.kind == "plan" and r.failure.title == root.title:
         return f"stopped by the same PlanMismatch{at}"
     title = r.failure.title.splitlines()[0]
+    if root.rank is not None and r.failure.kind == root.kind == "exception" and r.failure.title == root.title:
+        return f"failed with the same error{at}"
     if r.failure.consequence and r.failure.kind == "exception":
         title = title.partition(":")[0]  # the rest repeats the root cause
     return f"{'stopped' if r.failure.consequence else 'failed'}: {title}{at}"

@@ -97,7 +97,7 @@ class RealizeEngine:
         """A computed value that depends on something trained keeps its graph, so that backward() works after item() or numpy()."""
         trained = {t.uop for t in LIVE if t.requires_grad}
         for u, buffer in becomes.items():
-            if u.op is not Ops.AFTER and buffer.op is Ops.BUFFER and u.dtype.is_float and any(x in trained for x in u.toposort()):
+            if u.op is not Ops.AFTER and u not in trained and u.dtype.is_float and any(x in trained for x in u.toposort(lambda x: x.op is not Ops.DETACH)):
                 buffer._cache["history"] = u
 
     def _replace(self, becomes: dict[UOp, UOp], own: dict[int, UOp]) -> None:

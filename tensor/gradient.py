@@ -61,9 +61,9 @@ def compute_gradients(root: UOp, start: UOp, targets: set[UOp]) -> dict[UOp, UOp
     return {t: grads[t].uop for t in targets if t in grads}
 
 
-def with_history(root: UOp) -> UOp:
-    """`root` with computed values that still have their graph replaced by it."""
-    done: dict[UOp, UOp] = {}
+def with_history(root: UOp, leaves: set[UOp]) -> UOp:
+    """`root` with computed values that still have their graph replaced by it, down to the leaves."""
+    done: dict[UOp, UOp] = {u: u for u in leaves}
     stack = [root]
     while stack:
         u = stack[-1]

@@ -318,9 +318,10 @@ class Tensor(
                 raise ValueError(f"backward() starts at a scalar, this tensor has shape {self.shape}; sum it, or pass gradient=")
             if not self.dtype.is_float:
                 raise TypeError(f"backward() needs a float tensor, this one is {self.dtype.name}")
-        root = with_history(self.uop)
+        trained = [t for t in LIVE if t.requires_grad]
+        root = with_history(self.uop, {t.uop for t in trained})
         below = set(root.toposort())
-        leaves = [t for t in LIVE if t.requires_grad and t.uop in below]
+        leaves = [t for t in trained if t.uop in below]
         if not leaves:
             raise RuntimeError("backward(): no tensor with requires_grad=True stands below this one")
         start = gradient.uop if gradient is not None else UOp.const(self.dtype, 1.0)
@@ -341,7 +342,7 @@ class Tensor(
         start = gradient.uop if gradient is not None else UOp.const(self.dtype, 1.0)
         if start.shape != self.shape:
             start = self._new(start).expand(self.shape).uop
-        grads = compute_gradients(with_history(self.uop), start, {t.uop for t in targets})
+        grads = compute_gradients(with_history(self.uop, {t.uop for t in targets}), start, {t.uop for t in targets})
         return [t._new(grads[t.uop]) if t.uop in grads else t.zeros_like() for t in targets]
 
     def requires_grad_(self, flag: bool = True) -> Tensor:
