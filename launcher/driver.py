@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -25,7 +26,7 @@ from .cluster import Cluster, Place
 from .control import ControlServer
 from .controller import Controller, Done, Instruction, Kill, Send
 from .errors import UsageError
-from .janitor import MARK, Janitor, adopt_orphans, sweep
+from .janitor import MARK, Janitor, adopt_orphans, collect_children, sweep
 from .job import Job
 from .logs import Console, RankLogs, make_run_directory
 from .messages import AgentLost, Event, Exited, Failed, Interrupt, Output, Tick
@@ -90,6 +91,7 @@ def run(job: Job, *, last: bool = False) -> Outcome:
     began = time.monotonic()
     if last:
         adopt_orphans()
+    check_port(job.port)
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     try:
         run_dir = make_run_directory(job.run_dir, job.name, stamp)
@@ -126,6 +128,19 @@ def run(job: Job, *, last: bool = False) -> Outcome:
         finally:
             sweep(job.id, folder)
             janitor.dismiss()
+            if last:
+                collect_children()
+
+
+def check_port(port: int) -> None:
+    """Say at once, before Ray is started, that the port for the control channel is taken."""
+    if port:
+        with socket.socket() as s:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                s.bind(("", port))
+            except OSError as e:
+                raise UsageError(f"--port {port}: {e.strerror}; leave --port out to let the system choose a free one") from None
 
 
 class Supervisor:

@@ -100,6 +100,15 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
 
+def collect_children() -> None:
+    """Take note of all dead children, so that none stays a zombie; for a process that ends next."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except OSError:
+        pass
+
+
 class Janitor:
     """The process that sweeps if the driver cannot."""
 

@@ -65,11 +65,14 @@ def decide_stores(sink: UOp) -> set[UOp]:
 
     def store_below(s: UOp) -> None:
         """Store the value that movement ops stand on."""
-        top = s
+        top, path = s, []
         while s.op in _TRANSPARENT and not is_leaf(s):
+            path.append(s)
             s = s.src[0]
         if not is_leaf(s) and s not in stored:
             settle(s)
+        for x in reversed(path):
+            measure(x)
         refresh(top)
 
     for u in order:

@@ -204,4 +204,6 @@ class TileAnalysis:
 def _widens(u: UOp) -> bool:
     """A cast between integers that keeps the value."""
     lo, hi = bounds(u.src[0])
-    return u.dtype is dtypes.index and u.src[0].dtype is not dtypes.uint64 or (u.dtype.min <= lo and hi <= u.dtype.max)
+    return (u.dtype is dtypes.index and u.src[0].dtype is not dtypes.uint64) or (
+        u.dtype.min <= lo and hi <= u.dtype.max
+    )

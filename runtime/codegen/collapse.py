@@ -34,7 +34,9 @@ def substitute(ast: UOp, changes: dict[UOp, UOp | None]) -> UOp:
 
 def drop_single_iterations(ast: UOp) -> UOp:
     """RANGE of size 1 -> 0"""
-    single = {u: None for u in signature(ast).nodes if u.op is Ops.RANGE and u.src[0].op is Ops.CONST and u.src[0].arg == 1}
+    single = {
+        u: None for u in signature(ast).nodes if u.op is Ops.RANGE and u.src[0].op is Ops.CONST and u.src[0].arg == 1
+    }
     return substitute(ast, dict(single)) if single else ast
 
 
@@ -63,7 +65,9 @@ class _Uses:
                     self.fixed |= ranges_of(u.src[2])
                 inside.add(u)
         # values that use an index otherwise than through memory
-        values = UOp(Ops.SINK, dtypes.void, tuple(s.src[1] for s in sig.stores)).toposort(lambda u: u not in inside and u.op is not Ops.RANGE)
+        values = UOp(Ops.SINK, dtypes.void, tuple(s.src[1] for s in sig.stores)).toposort(
+            lambda u: u not in inside and u.op is not Ops.RANGE
+        )
         for u in values:
             if u.op in (Ops.REDUCE, Ops.INDEX, Ops.LOAD, Ops.SINK):
                 continue
@@ -91,7 +95,15 @@ def merge_ranges(ast: UOp) -> UOp:
     """Merges until no neighbours can be."""
     while True:
         uses = _Uses(ast)
-        pair = next(((i, j) for ranges in sorted(uses.lists, key=len) for i, j in zip(ranges, ranges[1:]) if uses.mergeable(i, j)), None)
+        pair = next(
+            (
+                (i, j)
+                for ranges in sorted(uses.lists, key=len)
+                for i, j in zip(ranges, ranges[1:])
+                if uses.mergeable(i, j)
+            ),
+            None,
+        )
         if pair is None:
             return ast
         i, j = pair

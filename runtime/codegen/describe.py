@@ -85,14 +85,30 @@ def bounds(u: UOp) -> tuple[int, int]:
 
 
 def _bounds(u: UOp) -> tuple[int, int]:
-    unknown = (int(max(-INF, u.dtype.min)), int(min(INF, u.dtype.max))) if u.dtype.is_int else (0, 1) if u.dtype.is_bool else (-INF, INF)
+    unknown = (
+        (int(max(-INF, u.dtype.min)), int(min(INF, u.dtype.max)))
+        if u.dtype.is_int
+        else (0, 1)
+        if u.dtype.is_bool
+        else (-INF, INF)
+    )
     if u.op is Ops.CONST:
         return (int(u.arg), int(u.arg)) if not u.dtype.is_float else unknown
     if u.op is Ops.RANGE:
         return 0, max(0, u.src[0]._cache["bounds"][1] - 1)
     if u.op is Ops.DEFINE_VAR:
         return int(u.arg[1]), int(u.arg[2])
-    if not u.dtype.is_int or u.op not in (Ops.ADD, Ops.SUB, Ops.MUL, Ops.IDIV, Ops.MOD, Ops.MAX, Ops.WHERE, Ops.CAST, Ops.NEG):
+    if not u.dtype.is_int or u.op not in (
+        Ops.ADD,
+        Ops.SUB,
+        Ops.MUL,
+        Ops.IDIV,
+        Ops.MOD,
+        Ops.MAX,
+        Ops.WHERE,
+        Ops.CAST,
+        Ops.NEG,
+    ):
         return unknown
     if u.op is Ops.CAST and not (u.src[0].dtype.is_int or u.src[0].dtype.is_bool):
         return unknown
@@ -140,7 +156,9 @@ def estimate(ast: UOp) -> tuple[int, int]:
     """(floating and integer operations, bytes touched), symbolic sizes at their maximum, offsets' arithmetic left out."""
     sig = signature(ast)
     flops = 0
-    values = UOp(Ops.SINK, dtypes.void, tuple(s.src[1] for s in sig.stores)).toposort(lambda u: u.op not in (Ops.LOAD, Ops.INDEX))
+    values = UOp(Ops.SINK, dtypes.void, tuple(s.src[1] for s in sig.stores)).toposort(
+        lambda u: u.op not in (Ops.LOAD, Ops.INDEX)
+    )
     for u in values:
         if u.op in GroupOp.ALU and u.dtype is not dtypes.index:
             flops += volume(ranges_of(u))

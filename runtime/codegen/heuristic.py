@@ -42,8 +42,16 @@ class Heuristic:
 
     def element_bytes(self) -> int:
         """The width that vectors are counted in: the widest float computed, else the widest integer stored or loaded."""
-        seen: set[DType] = {u.dtype for u in self.sig.nodes if u.op not in (Ops.SINK, Ops.STORE, Ops.PARAM, Ops.INDEX) and u.dtype is not dtypes.index}
-        floats = [4 if d.is_half else d.itemsize for d in seen if d.is_float and any(u.dtype is d and u.op is not Ops.CAST for u in self.sig.nodes)]
+        seen: set[DType] = {
+            u.dtype
+            for u in self.sig.nodes
+            if u.op not in (Ops.SINK, Ops.STORE, Ops.PARAM, Ops.INDEX) and u.dtype is not dtypes.index
+        }
+        floats = [
+            4 if d.is_half else d.itemsize
+            for d in seen
+            if d.is_float and any(u.dtype is d and u.op is not Ops.CAST for u in self.sig.nodes)
+        ]
         stored = [s.src[1].dtype.itemsize for s in self.sig.stores]
         return max(floats, default=0) or max([d.itemsize for d in seen if not d.is_float] + stored, default=4)
 
@@ -116,11 +124,17 @@ class Heuristic:
                 continue
             vectors = trips / size_max(r) * -(-size_max(r) // self.lanes)
             stride = self.stride(index, r) if index is not None else 1
-            total += vectors * (1.0 if stride == 1 else 1.5 if stride == 0 else 3.0 if stride == -1 else 0.8 * self.lanes)
+            total += vectors * (
+                1.0 if stride == 1 else 1.5 if stride == 0 else 3.0 if stride == -1 else 0.8 * self.lanes
+            )
         return total
 
     def choose_tiles(self, lane: UOp | None, split: dict[UOp, UOp]) -> None:
-        main = max(self.sig.reduces, key=lambda u: math.prod(size_max(r) for r in ranges_of(u) | frozenset(u.src[1:])), default=None)
+        main = max(
+            self.sig.reduces,
+            key=lambda u: math.prod(size_max(r) for r in ranges_of(u) | frozenset(u.src[1:])),
+            default=None,
+        )
         if main is None or not ranges_of(main) & frozenset(self.sig.loops):
             self.tile_elementwise(lane)
             return
@@ -209,7 +223,9 @@ class Heuristic:
         """Loops that may hit one address run in order on one thread; one that provably cannot is vectorised and cut."""
         sig = self.sig
         for r in reversed(sig.loops):
-            if all(self.injective(s.src[0], r) for s in sig.stores) and not any(r in ranges_of(x.src[0]) for x in sig.loops):
+            if all(self.injective(s.src[0], r) for s in sig.stores) and not any(
+                r in ranges_of(x.src[0]) for x in sig.loops
+            ):
                 self.opts.append(Opt("vectorise", r.arg[0], self.lanes))
                 if size_max(r) >= 2 * self.lanes and size_max(r) % (2 * self.lanes) == 0:
                     self.opts.append(Opt("tile", r.arg[0], 2 * self.lanes))

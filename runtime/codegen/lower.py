@@ -47,7 +47,9 @@ class Lowerer:
         self.blocks: list[Block] = [Block()]
         self.origin: dict[UOp, Inst] = {}  # range -> index of the tile's first iteration
         self.tile: dict[UOp, int] = {}  # range -> iterations in the tile that is being emitted
-        self.ragged: dict[UOp, Inst | None] = {}  # range whose last vector is partial -> its size, if only known at run time
+        self.ragged: dict[
+            UOp, Inst | None
+        ] = {}  # range whose last vector is partial -> its size, if only known at run time
         self.open_reduces: list[UOp] = list(self.sig.reduces)
         self.running: set[UOp] = set()  # REDUCEs whose loops are open
         self.lane: UOp | None = None
@@ -57,7 +59,15 @@ class Lowerer:
 
     # *** emission ***
 
-    def emit(self, op: Ops | Low, dtype: DType, src: tuple[Inst, ...] = (), arg: Any = None, lanes: int = 1, here: bool = False) -> Inst:
+    def emit(
+        self,
+        op: Ops | Low,
+        dtype: DType,
+        src: tuple[Inst, ...] = (),
+        arg: Any = None,
+        lanes: int = 1,
+        here: bool = False,
+    ) -> Inst:
         """The instruction, in the outermost block where its sources are known; `here`: a new one in this block."""
         depth = len(self.blocks) - 1 if here else max((s.depth for s in src), default=0)
         block = self.blocks[depth]
@@ -204,7 +214,11 @@ class Lowerer:
         """An index expression at the tile's origin, lane 0."""
         if u.op is Ops.RANGE:
             return self.origin[u]
-        if self.lane is None or self.lane not in ranges_of(u) or u.op not in (Ops.ADD, Ops.SUB, Ops.MUL, Ops.NEG, Ops.IDIV, Ops.MOD):
+        if (
+            self.lane is None
+            or self.lane not in ranges_of(u)
+            or u.op not in (Ops.ADD, Ops.SUB, Ops.MUL, Ops.NEG, Ops.IDIV, Ops.MOD)
+        ):
             inst = self.value(u, {})
             assert inst.lanes == 1
             return inst
@@ -284,10 +298,18 @@ class Lowerer:
         mask = self.ragged_mask(position)
         if a is not None and a.stride == 1:
             guard = self.conjunction(valid, mask)
-            return self.emit(Low.LOAD, u.dtype, (pointer, self.base(a), *(() if guard is None else (guard,))), a.constant, self.lanes)
+            return self.emit(
+                Low.LOAD, u.dtype, (pointer, self.base(a), *(() if guard is None else (guard,))), a.constant, self.lanes
+            )
         if a is not None and a.stride == -1 and mask is None and (valid is None or valid.lanes == 1):
             src = (pointer, self.base(a), *(() if valid is None else (valid,)))
-            return self.emit(Low.REVERSE, u.dtype, (self.emit(Low.LOAD, u.dtype, src, a.constant - self.lanes + 1, self.lanes),), None, self.lanes)
+            return self.emit(
+                Low.REVERSE,
+                u.dtype,
+                (self.emit(Low.LOAD, u.dtype, src, a.constant - self.lanes + 1, self.lanes),),
+                None,
+                self.lanes,
+            )
         offset = self.splat(self.value(index.src[1], position), self.lanes)
         guard = self.conjunction(valid, mask)
         guards = () if guard is None else (self.splat(guard, self.lanes),)
@@ -349,7 +371,11 @@ class Lowerer:
             if not ready:
                 return
             first = ready[0]
-            group = [u for u in ready if u.src[1:] == first.src[1:] and (self.lane in ranges_of(u)) == (self.lane in ranges_of(first))]
+            group = [
+                u
+                for u in ready
+                if u.src[1:] == first.src[1:] and (self.lane in ranges_of(u)) == (self.lane in ranges_of(first))
+            ]
             self.open_reduces = [u for u in self.open_reduces if u not in group]
             self.running.update(group)
             self.reduce(group)
@@ -361,7 +387,10 @@ class Lowerer:
         below = u._cache.get("reduces_below")
         if below is None:
             below = u._cache["reduces_below"] = [v for v in u.src[0].toposort() if v.op is Ops.REDUCE]
-        return not any((v in self.open_reduces or v in self.running) and not (ranges_of(v) & own) and self.within(v, u) for v in below)
+        return not any(
+            (v in self.open_reduces or v in self.running) and not (ranges_of(v) & own) and self.within(v, u)
+            for v in below
+        )
 
     def within(self, v: UOp, u: UOp) -> bool:
         """Whether `v` can be emitted before `u`'s loops: always so unless it needs a range that only an inner REDUCE opens."""
@@ -380,7 +409,10 @@ class Lowerer:
             identity = u.dtype.const(IDENTITY[u.arg](u.dtype))
             for position in self.positions(ranges_of(u)):
                 lanes = self.lanes if self.lane is not None else 1
-                accs = [self.emit(Low.ACC, u.dtype, (self.const(identity, u.dtype, lanes),), None, lanes, here=True) for _ in parts]
+                accs = [
+                    self.emit(Low.ACC, u.dtype, (self.const(identity, u.dtype, lanes),), None, lanes, here=True)
+                    for _ in parts
+                ]
                 accumulators.append((u, position, accs))
 
         def body(i: int) -> None:
@@ -397,7 +429,9 @@ class Lowerer:
             values = [self.emit(Low.GET, u.dtype, (acc,), None, acc.lanes, here=True) for acc in accs]
             while len(values) > 1:
                 half = (len(values) + 1) // 2
-                values = [self.alu(u.arg, u.dtype, a, b) for a, b in zip(values, values[half:])] + values[len(values) - half : half]
+                values = [self.alu(u.arg, u.dtype, a, b) for a, b in zip(values, values[half:])] + values[
+                    len(values) - half : half
+                ]
             found = values[0]
             if split is not None:
                 while found.lanes > 1:
@@ -414,7 +448,9 @@ class Lowerer:
             a, b = (self.splat(self.value(s, position), acc.lanes) for s in v.src)
             new = self.emit(Low.FMA, u.dtype, (a, b, old), None, acc.lanes, here=True)
         else:
-            new = self.emit(u.arg, u.dtype, (self.splat(self.value(v, position), acc.lanes), old), None, acc.lanes, here=True)
+            new = self.emit(
+                u.arg, u.dtype, (self.splat(self.value(v, position), acc.lanes), old), None, acc.lanes, here=True
+            )
         if self.lane in u.src[1:] and (mask := self.ragged_mask(position)) is not None:
             new = self.emit(Ops.WHERE, u.dtype, (mask, new, old), None, acc.lanes, here=True)
         self.emit(Low.SET, dtypes.void, (acc, new), here=True)
@@ -424,7 +460,9 @@ class Lowerer:
     def size(self, r: UOp) -> Inst:
         return self.value(r.src[0], {})
 
-    def within_tile(self, r: UOp, origin: Inst, tile: int, body: Callable[[], None], ragged: bool = False, size: Inst | None = None) -> None:
+    def within_tile(
+        self, r: UOp, origin: Inst, tile: int, body: Callable[[], None], ragged: bool = False, size: Inst | None = None
+    ) -> None:
         """`body` with `r` bound to a tile at `origin`, in the innermost block."""
         self.origin[r], self.tile[r] = origin, tile
         if ragged:
@@ -446,7 +484,11 @@ class Lowerer:
             tile = 1
         if r.src[0].op is not Ops.CONST:
             size = self.size(r)
-            whole = self.emit(Ops.SUB, INDEX, (size, self.emit(Ops.MOD, INDEX, (size, self.const(tile)), True))) if tile > 1 else size
+            whole = (
+                self.emit(Ops.SUB, INDEX, (size, self.emit(Ops.MOD, INDEX, (size, self.const(tile)), True)))
+                if tile > 1
+                else size
+            )
             self.counted(r, self.const(0), whole, tile, tile, body)
             if tile > 1:
                 self.counted(r, whole, size, lanes, lanes, body, ragged=lanes > 1, size=size)
@@ -460,10 +502,22 @@ class Lowerer:
 
     def rest(self, r: UOp, size: int, whole: int, lanes: int, body: Callable[[], None]) -> None:
         self.open()
-        self.within_tile(r, self.emit(Low.HERE, INDEX, (), whole, here=True), size - whole, body, ragged=(size - whole) % lanes != 0)
+        self.within_tile(
+            r, self.emit(Low.HERE, INDEX, (), whole, here=True), size - whole, body, ragged=(size - whole) % lanes != 0
+        )
         self.close()
 
-    def counted(self, r: UOp, begin: Inst, end: Inst, step: int, tile: int, body: Callable[[], None], once: bool = False, **ragged: Any) -> None:
+    def counted(
+        self,
+        r: UOp,
+        begin: Inst,
+        end: Inst,
+        step: int,
+        tile: int,
+        body: Callable[[], None],
+        once: bool = False,
+        **ragged: Any,
+    ) -> None:
         if once:
             self.open()
             self.within_tile(r, self.emit(Low.HERE, INDEX, (), 0, here=True), tile, body, **ragged)
@@ -486,7 +540,11 @@ class Lowerer:
         for r in reversed(loops):
             tile = plan.tile.get(r, 1)
             size = self.size(r)
-            count = size if tile == 1 else self.emit(Ops.IDIV, INDEX, (self.add(size, self.const(tile - 1)), self.const(tile)), True)
+            count = (
+                size
+                if tile == 1
+                else self.emit(Ops.IDIV, INDEX, (self.add(size, self.const(tile - 1)), self.const(tile)), True)
+            )
             if r is loops[0]:
                 digits.append(rest)
             else:
@@ -510,11 +568,15 @@ class Lowerer:
                 return
             size = self.size(r)
             whole = self.emit(Ops.SUB, INDEX, (size, self.emit(Ops.MOD, INDEX, (size, self.const(tile)), True)))
-            inside = self.emit(Ops.CMPLT, dtypes.bool, (origin, self.const(r.src[0].arg // tile * tile) if static else whole))
+            inside = self.emit(
+                Ops.CMPLT, dtypes.bool, (origin, self.const(r.src[0].arg // tile * tile) if static else whole)
+            )
             condition = Inst(Low.IF, dtypes.void, 1, (inside,), None, len(self.blocks))
             self.open(condition)
             self.within_tile(r, mine(), tile, lambda: bind(i + 1))
-            then = self.blocks.pop().insts  # put in place with the other branch: what that one hoists stands before both
+            then = (
+                self.blocks.pop().insts
+            )  # put in place with the other branch: what that one hoists stands before both
             self.open(Inst(Low.ELSE, dtypes.void, 1, (), None, len(self.blocks)))
             if static:
                 n, w = r.src[0].arg, r.src[0].arg // tile * tile
@@ -539,7 +601,11 @@ class Lowerer:
             self.counted(r, first, last, tile, tile, body)
             return
         size = self.size(r)
-        whole = self.const(r.src[0].arg // tile * tile) if static else self.emit(Ops.SUB, INDEX, (size, self.emit(Ops.MOD, INDEX, (size, self.const(tile)), True)))
+        whole = (
+            self.const(r.src[0].arg // tile * tile)
+            if static
+            else self.emit(Ops.SUB, INDEX, (size, self.emit(Ops.MOD, INDEX, (size, self.const(tile)), True)))
+        )
         beyond = self.emit(Ops.CMPLT, dtypes.bool, (whole, last))
         stop = self.emit(Ops.WHERE, INDEX, (beyond, whole, last))
         if not static or r.src[0].arg >= tile:

@@ -81,7 +81,9 @@ def exp(x: UOp) -> UOp:
     n, k = nearest(mul(clamped, math.log2(math.e)))
     if d is f32:
         r = fma(n, 2.12194440e-4, fma(n, -0.693359375, clamped))
-        tail = polynomial(r, 1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+        tail = polynomial(
+            r, 1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1
+        )
     else:
         r = fma(n, -1.90821492927058770002e-10, fma(n, -6.93147180369123816490e-01, clamped))
         tail = polynomial(r, *(1.0 / math.factorial(i) for i in range(13, 1, -1)))
@@ -178,12 +180,20 @@ def sin(x: UOp) -> UOp:
     r = where(large, fma(f, PI_OVER_2[0], fma(f, PI_OVER_2[1], mul(g, PI_OVER_2[0]))), r)
     n = sub(n, mul(_round(mul(n, 0.25)), 4.0))  # -2..2
     odd = n.alu(Ops.CMPEQ, c(f64, 1.0)).alu(Ops.OR, n.alu(Ops.CMPEQ, c(f64, -1.0)))
-    turned = n.alu(Ops.CMPEQ, c(f64, -1.0)).alu(Ops.OR, n.alu(Ops.CMPEQ, c(f64, 2.0))).alu(Ops.OR, n.alu(Ops.CMPEQ, c(f64, -2.0)))
+    turned = (
+        n.alu(Ops.CMPEQ, c(f64, -1.0))
+        .alu(Ops.OR, n.alu(Ops.CMPEQ, c(f64, 2.0)))
+        .alu(Ops.OR, n.alu(Ops.CMPEQ, c(f64, -2.0)))
+    )
     r = r.cast(d)
     z = mul(r, r)
     if d is f32:
         s = fma(mul(r, z), polynomial(z, -1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1), r)
-        k = fma(mul(z, z), polynomial(z, 2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2), fma(z, -0.5, 1.0))
+        k = fma(
+            mul(z, z),
+            polynomial(z, 2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2),
+            fma(z, -0.5, 1.0),
+        )
     else:
         s = fma(mul(r, z), polynomial(z, 1.58969099521155010221e-10, -2.50507602534068634195e-08, 2.75573137070700676789e-06,
                                       -1.98412698298579493134e-04, 8.33333333332248946124e-03, -1.66666666666666324348e-01), r)  # fmt: skip

@@ -11,7 +11,12 @@ from manygrad.runtime.devices.base import Device, Kernel
 __all__ = ["Device", "Kernel", "canonical", "get_device"]
 
 # kind -> (module, class); a backend is imported when it is first asked for
-BACKENDS = {"CPU": ("cpu", "CPUDevice"), "PYTHON": ("python", "PythonDevice"), "NULL": ("null", "NullDevice"), "DISK": ("disk", "DiskDevice")}
+BACKENDS = {
+    "CPU": ("cpu", "CPUDevice"),
+    "PYTHON": ("python", "PythonDevice"),
+    "NULL": ("null", "NullDevice"),
+    "DISK": ("disk", "DiskDevice"),
+}
 
 _DEVICES: dict[str, Device] = {}
 _LOCK = threading.Lock()

@@ -33,7 +33,9 @@ class Kernel(ABC):
     nbytes: int
     opts: tuple[Opt, ...]
 
-    def __init__(self, name: str, source: str = "", flops: int = 0, nbytes: int = 0, opts: tuple[Opt, ...] = ()) -> None:
+    def __init__(
+        self, name: str, source: str = "", flops: int = 0, nbytes: int = 0, opts: tuple[Opt, ...] = ()
+    ) -> None:
         self.name, self.source, self.flops, self.nbytes, self.opts = name, source, flops, nbytes, opts
 
     def __repr__(self) -> str:
@@ -76,7 +78,7 @@ class Device(ABC):
     def _alloc(self, nbytes: int) -> Any:
         """Fresh memory of `nbytes` (a multiple of 64), 64-byte aligned; its contents are undefined."""
 
-    def _free(self, handle: Any, nbytes: int) -> None:
+    def _free(self, handle: Any, nbytes: int) -> None:  # noqa: B027
         """Gives memory back to the system; the default leaves that to Python's reference counts."""
 
     @abstractmethod
@@ -168,5 +170,5 @@ class Device(ABC):
 
         return run
 
-    def synchronize(self) -> None:
+    def synchronize(self) -> None:  # noqa: B027
         """Waits until everything started has ended."""

@@ -142,7 +142,9 @@ class CPUDevice(HostDevice):
             code = compiler().object_code(prepared.code(render))
             _OBJECTS.put(key, code)
             if DEBUG >= 1:
-                print(f"compiled {prepared.name} in {(time.perf_counter() - began) * 1e3:.1f} ms: {list(prepared.opts)}")
+                print(
+                    f"compiled {prepared.name} in {(time.perf_counter() - began) * 1e3:.1f} ms: {list(prepared.opts)}"
+                )
         return CPUKernel(prepared, ast, compiler().load(code, [prepared.name])[prepared.name])
 
     def graph(self, calls: Sequence[Call]) -> Callable[[], None]:

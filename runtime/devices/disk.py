@@ -32,7 +32,9 @@ class DiskDevice(HostDevice):
             with open(self.path, ("r+b" if os.path.exists(self.path) else "w+b") if writable else "rb") as file:
                 if os.fstat(file.fileno()).st_size < nbytes:
                     if not writable:
-                        raise ValueError(f"{self.path} has {os.fstat(file.fileno()).st_size} bytes, {nbytes} are wanted, and it is read-only")
+                        raise ValueError(
+                            f"{self.path} has {os.fstat(file.fileno()).st_size} bytes, {nbytes} are wanted, and it is read-only"
+                        )
                     file.truncate(nbytes)
                 mapped = mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_COPY)
         except OSError as error:
@@ -44,4 +46,6 @@ class DiskDevice(HostDevice):
         self.allocated -= self.rounded(nbytes)
 
     def _compile(self, ast: UOp) -> Kernel:
-        raise NotImplementedError(f"{self.name} is storage and runs no kernels: copy the tensor to a computing device first, for example .to('CPU')")
+        raise NotImplementedError(
+            f"{self.name} is storage and runs no kernels: copy the tensor to a computing device first, for example .to('CPU')"
+        )

@@ -22,7 +22,7 @@ class Memory:
 
 def host_array(address: int, nbytes: int) -> np.ndarray:
     """The bytes at `address` as a uint8 array; the caller keeps the memory alive."""
-    return np.frombuffer((ctypes.c_ubyte * nbytes).from_address(address), dtype=np.uint8)
+    return np.frombuffer(memoryview((ctypes.c_ubyte * nbytes).from_address(address)), dtype=np.uint8)
 
 
 class HostDevice(Device):

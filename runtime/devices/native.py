@@ -55,7 +55,9 @@ class Compiler:
 
     def target_machine(self) -> Any:
         t = llvm.Target.from_triple(self.target.triple)
-        return t.create_target_machine(cpu=self.target.cpu, features=self.target.features, opt=2, reloc="pic", codemodel="default", jit=True)
+        return t.create_target_machine(
+            cpu=self.target.cpu, features=self.target.features, opt=2, reloc="pic", codemodel="default", jit=True
+        )
 
     def object_code(self, ir: str) -> bytes:
         """Vectors, tiles and invariants are explicit in the IR, so few passes are needed."""

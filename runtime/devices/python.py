@@ -14,7 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from manygrad.runtime.codegen.describe import Signature, estimate, evaluate_int, kernel_name, ranges_of, signature, size_max
+from manygrad.runtime.codegen.describe import (
+    Signature,
+    estimate,
+    evaluate_int,
+    kernel_name,
+    ranges_of,
+    signature,
+    size_max,
+)
 from manygrad.runtime.devices.base import Kernel
 from manygrad.runtime.devices.host import HostDevice, Memory, host_array
 from manygrad.tensor.dtype import DType, dtypes
@@ -73,7 +81,9 @@ REDUCE: dict[Ops, Any] = {Ops.ADD: np.add, Ops.MUL: np.multiply, Ops.MAX: np.max
 class Interpreter:
     """One block of one run: `starts[r]`, `sizes[r]` say which iterations of range `r` are evaluated."""
 
-    def __init__(self, sig: Signature, axes: dict[UOp, int], memory: dict[int, np.ndarray], variables: dict[UOp, int]) -> None:
+    def __init__(
+        self, sig: Signature, axes: dict[UOp, int], memory: dict[int, np.ndarray], variables: dict[UOp, int]
+    ) -> None:
         self.sig, self.axes, self.memory, self.variables = sig, axes, memory, variables
         self.values: dict[UOp, np.ndarray] = {}
 
@@ -97,7 +107,7 @@ class Interpreter:
         return np.full((1,) * max(1, len(self.axes)), value, dtype=dtype.np)
 
     def evaluate(self, u: UOp) -> np.ndarray:
-        src = [self.values.get(s) for s in u.src]
+        src: list[Any] = [self.values.get(s) for s in u.src]
         match u.op:
             case Ops.CONST:
                 return self.constant(u.arg, u.dtype)
@@ -110,22 +120,22 @@ class Interpreter:
             case Ops.LOAD:
                 return self.load(u)
             case Ops.REDUCE:
-                return self.reduce(u, src[0])  # type: ignore[arg-type]
+                return self.reduce(u, src[0])
             case Ops.WHERE:
-                return np.where(*src)  # type: ignore[call-overload, no-any-return]
+                return np.where(src[0], src[1], src[2])
             case Ops.CAST:
-                return cast(src[0], u.dtype)  # type: ignore[arg-type]
+                return cast(src[0], u.dtype)
             case Ops.BITCAST:
                 return np.ascontiguousarray(src[0]).view(u.dtype.np)
             case Ops.IDIV:
-                return divide(src[0], src[1], u.dtype)  # type: ignore[arg-type]
+                return divide(src[0], src[1], u.dtype)
             case Ops.MOD:
                 floor = u.dtype is dtypes.index
                 return np.where(src[1] == 0, 0, (np.mod if floor else np.fmod)(*src)).astype(u.dtype.np)
             case op if op in UNARY:
-                return UNARY[op](src[0])  # type: ignore[no-any-return]
+                return UNARY[op](src[0])
             case op if op in BINARY:
-                return BINARY[op](*src)  # type: ignore[no-any-return]
+                return BINARY[op](*src)
         raise NotImplementedError(f"{u.op.name} has no meaning inside a kernel")
 
     def checked(self, index: UOp, offset: np.ndarray) -> np.ndarray:
@@ -153,7 +163,7 @@ class Interpreter:
             shape[axis] = self.sizes[r]
         value = np.broadcast_to(value, shape)
         wide = np.float64 if u.dtype.is_float and u.arg is not Ops.MAX else u.dtype.np
-        return REDUCE[u.arg].reduce(value, axis=tuple(axes), dtype=wide, keepdims=True).astype(u.dtype.np)  # type: ignore[no-any-return]
+        return REDUCE[u.arg].reduce(value, axis=tuple(axes), dtype=wide, keepdims=True).astype(u.dtype.np)
 
     def gather_store(self, u: UOp) -> tuple[UOp, np.ndarray, np.ndarray]:
         """(STORE, flat offsets, flat values) in iteration order, invalid iterations left out."""

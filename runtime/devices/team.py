@@ -332,7 +332,9 @@ class Team:
                     memory, address = _aligned(SCRATCH_BYTES)
                     self.memories.append(memory)
                     self.scratch(i, address)
-                blocked = signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))  # signals are for Python's threads
+                blocked = signal.pthread_sigmask(
+                    signal.SIG_BLOCK, set(signal.Signals)
+                )  # signals are for Python's threads
                 try:
                     self.started = self.start(self.started, threads - 1)
                 finally:

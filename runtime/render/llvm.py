@@ -146,13 +146,16 @@ class Printer:
             case Low.ANY:
                 return self.call(f"llvm.vector.reduce.or.v{x.src[0].lanes}i1", "i1", self.typed(x.src[0]))
             case Low.FMA:
-                return self.call(f"llvm.fma.{suffix(scalar_type(x.dtype), x.lanes)}", t, *(self.typed(s) for s in x.src))
+                return self.call(
+                    f"llvm.fma.{suffix(scalar_type(x.dtype), x.lanes)}", t, *(self.typed(s) for s in x.src)
+                )
             case Low.ROUND:
                 return self.call(f"llvm.roundeven.{suffix(scalar_type(x.dtype), x.lanes)}", t, f"{t} {src[0]}")
             case Low.LOAD:
                 return self.load(x)
             case Low.STORE:
-                return self.store(x)
+                self.store(x)
+                return None
             case Low.ACC:
                 slot = "%" + self.fresh("acc")
                 self.entry.append(f"  {slot} = alloca {t}, align 64")
@@ -178,7 +181,8 @@ class Printer:
                 self.open.append((label, begin, "else"))
                 return None
             case Low.END:
-                return self.end()
+                self.end()
+                return None
         assert isinstance(x.op, Ops)
         return self.alu(x, t, src)
 
@@ -225,7 +229,11 @@ class Printer:
     # *** memory ***
 
     def address(self, pointer: str, offset: Inst, constant: int, element: str) -> str:
-        at = self.let(f"getelementptr inbounds {element}, ptr {pointer}, {self.typed(offset)}") if _moves(offset) else pointer
+        at = (
+            self.let(f"getelementptr inbounds {element}, ptr {pointer}, {self.typed(offset)}")
+            if _moves(offset)
+            else pointer
+        )
         if constant == 0:
             return at
         return self.let(f"getelementptr inbounds {element}, ptr {at}, i64 {constant}")
@@ -239,11 +247,25 @@ class Printer:
             at = self.address(self.names[pointer], offset, x.arg, e)
             mask = self.names[guard] if guard is not None else splat("true", "i1", n)
             zero = splat("0" if e.startswith("i") else literal(0.0, x.dtype), e, n)
-            found = self.call(f"llvm.masked.gather.{suffix(e, n)}.v{n}p0", t, f"<{n} x ptr> {at}", f"i32 {align}", f"<{n} x i1> {mask}", f"{t} {zero}")
+            found = self.call(
+                f"llvm.masked.gather.{suffix(e, n)}.v{n}p0",
+                t,
+                f"<{n} x ptr> {at}",
+                f"i32 {align}",
+                f"<{n} x i1> {mask}",
+                f"{t} {zero}",
+            )
         elif guard is not None and guard.lanes > 1:
             at = self.address(self.names[pointer], offset, x.arg, e)
             zero = splat("0" if e.startswith("i") else literal(0.0, x.dtype), e, n)
-            found = self.call(f"llvm.masked.load.{suffix(e, n)}.p0", t, f"ptr {at}", f"i32 {align}", f"<{n} x i1> {self.names[guard]}", f"{t} {zero}")
+            found = self.call(
+                f"llvm.masked.load.{suffix(e, n)}.p0",
+                t,
+                f"ptr {at}",
+                f"i32 {align}",
+                f"<{n} x i1> {self.names[guard]}",
+                f"{t} {zero}",
+            )
         else:
             at = self.address(self.names[pointer], offset, x.arg, e)
             if guard is not None:
@@ -265,9 +287,23 @@ class Printer:
         at = self.address(self.names[pointer], offset, x.arg, e)
         if offset.lanes > 1:
             mask = self.names[guard] if guard is not None else splat("true", "i1", n)
-            self.call(f"llvm.masked.scatter.{suffix(e, n)}.v{n}p0", "void", f"{t} {text}", f"<{n} x ptr> {at}", f"i32 {align}", f"<{n} x i1> {mask}")
+            self.call(
+                f"llvm.masked.scatter.{suffix(e, n)}.v{n}p0",
+                "void",
+                f"{t} {text}",
+                f"<{n} x ptr> {at}",
+                f"i32 {align}",
+                f"<{n} x i1> {mask}",
+            )
         elif guard is not None and guard.lanes > 1:
-            self.call(f"llvm.masked.store.{suffix(e, n)}.p0", "void", f"{t} {text}", f"ptr {at}", f"i32 {align}", f"<{n} x i1> {self.names[guard]}")
+            self.call(
+                f"llvm.masked.store.{suffix(e, n)}.p0",
+                "void",
+                f"{t} {text}",
+                f"ptr {at}",
+                f"i32 {align}",
+                f"<{n} x i1> {self.names[guard]}",
+            )
         elif guard is not None:
             label = self.fresh("store")
             self.line(f"br i1 {self.names[guard]}, label %{label}, label %{label}.end")
@@ -281,6 +317,7 @@ class Printer:
     # *** arithmetic ***
 
     def alu(self, x: Inst, t: str, src: list[str]) -> str:
+        assert isinstance(x.op, Ops)
         d, n = x.src[0].dtype, x.lanes
         st = vector(scalar_type(d), n)
         e = scalar_type(d)
@@ -300,24 +337,25 @@ class Printer:
             if d.is_float:
                 code = {Ops.CMPLT: "olt", Ops.CMPEQ: "oeq", Ops.CMPNE: "une"}[x.op]
                 return self.let(f"fcmp {code} {st} {src[0]}, {src[1]}")
-            code = {Ops.CMPLT: "ult" if d.is_unsigned or d.is_bool else "slt", Ops.CMPEQ: "eq", Ops.CMPNE: "ne"}[x.op]
-            return self.let(f"icmp {code} {st} {src[0]}, {src[1]}")
+            order = {Ops.CMPLT: "ult" if d.is_unsigned or d.is_bool else "slt", Ops.CMPEQ: "eq", Ops.CMPNE: "ne"}[x.op]
+            return self.let(f"icmp {order} {st} {src[0]}, {src[1]}")
         if d.is_float:
             return self.float_alu(x, t, src)
         if d.is_bool:
-            code = {Ops.ADD: "or", Ops.MAX: "or", Ops.OR: "or", Ops.MUL: "and", Ops.AND: "and", Ops.XOR: "xor", Ops.SUB: "xor",
-                    Ops.NOT: "not", Ops.NEG: "not", Ops.TRUNC: "same"}.get(x.op)  # fmt: skip
-            if code is None:
+            logic = {Ops.ADD: "or", Ops.MAX: "or", Ops.OR: "or", Ops.MUL: "and", Ops.AND: "and", Ops.XOR: "xor", Ops.SUB: "xor",
+                     Ops.NOT: "not", Ops.NEG: "not", Ops.TRUNC: "same"}.get(x.op)  # fmt: skip
+            if logic is None:
                 raise NotImplementedError(f"{x.op.name} on bool")
-            if code == "same":
+            if logic == "same":
                 return src[0]
-            return self.let(f"xor {t} {src[0]}, {num(True)}" if code == "not" else f"{code} {t} {src[0]}, {src[1]}")
+            return self.let(f"xor {t} {src[0]}, {num(True)}" if logic == "not" else f"{logic} {t} {src[0]}, {src[1]}")
         return self.int_alu(x, t, src, num)
 
     def float_alu(self, x: Inst, t: str, src: list[str]) -> str:
         d, n, e = x.dtype, x.lanes, scalar_type(x.dtype)
+        assert isinstance(x.op, Ops)
         assert not d.is_half, f"{x.op.name} on {d}: halves are computed in float32"
-        plain = {Ops.ADD: "fadd", Ops.SUB: "fsub", Ops.MUL: "fmul", Ops.FDIV: "fdiv"}.get(x.op)  # type: ignore[call-overload]
+        plain = {Ops.ADD: "fadd", Ops.SUB: "fsub", Ops.MUL: "fmul", Ops.FDIV: "fdiv"}.get(x.op)
         if plain is not None:
             return self.let(f"{plain} {t} {src[0]}, {src[1]}")
         match x.op:
@@ -339,8 +377,9 @@ class Printer:
 
     def int_alu(self, x: Inst, t: str, src: list[str], num: Any) -> str:
         d, n = x.dtype, x.lanes
+        assert isinstance(x.op, Ops)
         signed = not d.is_unsigned
-        plain = {Ops.ADD: "add", Ops.SUB: "sub", Ops.MUL: "mul", Ops.AND: "and", Ops.OR: "or", Ops.XOR: "xor"}.get(x.op)  # type: ignore[call-overload]
+        plain = {Ops.ADD: "add", Ops.SUB: "sub", Ops.MUL: "mul", Ops.AND: "and", Ops.OR: "or", Ops.XOR: "xor"}.get(x.op)
         if plain is not None:
             nsw = " nsw" if d is dtypes.index and plain in ("add", "sub", "mul") else ""
             return self.let(f"{plain}{nsw} {t} {src[0]}, {src[1]}")
@@ -352,7 +391,9 @@ class Printer:
             case Ops.TRUNC:
                 return src[0]
             case Ops.MAX:
-                return self.call(f"llvm.{'s' if signed else 'u'}max.{suffix(scalar_type(d), n)}", t, f"{t} {src[0]}", f"{t} {src[1]}")
+                return self.call(
+                    f"llvm.{'s' if signed else 'u'}max.{suffix(scalar_type(d), n)}", t, f"{t} {src[0]}", f"{t} {src[1]}"
+                )
             case Ops.SHL | Ops.SHR:
                 return self.shift(x, t, src, num)
             case Ops.IDIV | Ops.MOD:
@@ -385,7 +426,11 @@ class Printer:
                 zero = self.let(f"icmp eq {t} {b}, {num(0)}")
                 safe = self.let(f"select {mask} {zero}, {t} {num(1)}, {t} {b}")
             found = self.let(f"{'udiv' if quotient else 'urem'} {t} {a}, {safe}")
-            return found if by.op is Low.CONST and by.arg != 0 else self.let(f"select {mask} {zero}, {t} {num(0)}, {t} {found}")
+            return (
+                found
+                if by.op is Low.CONST and by.arg != 0
+                else self.let(f"select {mask} {zero}, {t} {num(0)}, {t} {found}")
+            )
         if by.op is Low.CONST and by.arg not in (0, -1):
             safe, special = b, False
         else:  # x / 0 is 0, and MIN / -1 must not trap: take 1 instead, then put things right
@@ -425,7 +470,9 @@ class Printer:
                 return self.let(f"icmp ne {vector('i16', n)} {magnitude}, {splat('0', 'i16', n)}")
             wide = self.let(f"zext {vector('i16', n)} {text} to {vector('i32', n)}")
             bits = self.let(f"shl {vector('i32', n)} {wide}, {splat('16', 'i32', n)}")
-            return self.cast(self.let(f"bitcast {vector('i32', n)} {bits} to {vector('float', n)}"), dtypes.float32, b, n)
+            return self.cast(
+                self.let(f"bitcast {vector('i32', n)} {bits} to {vector('float', n)}"), dtypes.float32, b, n
+            )
         ta, tb = vector(scalar_type(a), n), vector(scalar_type(b), n)
         if b.is_bool:
             zero = splat(literal(0, a), scalar_type(a), n)
@@ -434,7 +481,11 @@ class Printer:
             if b is dtypes.float16 and a is dtypes.float64:
                 return self.cast(self.round_to_odd(text, n), dtypes.float32, b, n)
             if b is dtypes.bfloat16:
-                return self.to_bfloat16(text, n) if a is dtypes.float32 else self.cast(self.cast(text, a, dtypes.float32, n), dtypes.float32, b, n)
+                return (
+                    self.to_bfloat16(text, n)
+                    if a is dtypes.float32
+                    else self.cast(self.cast(text, a, dtypes.float32, n), dtypes.float32, b, n)
+                )
             return self.let(f"{'fpext' if b.itemsize > a.itemsize else 'fptrunc'} {ta} {text} to {tb}")
         if b.is_float:
             if b.is_half:
@@ -443,7 +494,9 @@ class Printer:
         if a.is_float:
             if a.is_half:
                 return self.cast(self.cast(text, a, dtypes.float32, n), dtypes.float32, b, n)
-            name = f"llvm.fpto{'u' if b.is_unsigned else 's'}i.sat.{suffix(scalar_type(b), n)}.{suffix(scalar_type(a), n)}"
+            name = (
+                f"llvm.fpto{'u' if b.is_unsigned else 's'}i.sat.{suffix(scalar_type(b), n)}.{suffix(scalar_type(a), n)}"
+            )
             return self.call(name, tb, f"{ta} {text}")
         if b.itemsize * 8 < (1 if a.is_bool else a.itemsize * 8):
             return self.let(f"trunc {ta} {text} to {tb}")

@@ -50,7 +50,9 @@ def reduce(value: UOp, *ranges: UOp, op: Ops = Ops.ADD) -> UOp:
     return UOp(Ops.REDUCE, value.dtype, (value, *ranges), op)
 
 
-def store(slot: int, offset: int | UOp, value: UOp, *loops: UOp, valid: UOp | None = None, arg: str | None = None) -> UOp:
+def store(
+    slot: int, offset: int | UOp, value: UOp, *loops: UOp, valid: UOp | None = None, arg: str | None = None
+) -> UOp:
     return UOp(Ops.STORE, dtypes.void, (index(slot, value.dtype, offset, valid), value, *loops), arg)
 
 
@@ -64,7 +66,14 @@ def elementwise(f: Callable[..., UOp], inputs: Sequence[DType], size: int) -> UO
     return sink(store(0, i, f(*(load(n + 1, i, d) for n, d in enumerate(inputs))), i))
 
 
-def gemm(m: int, n: int, k: int, layout: str = "NN", dtype: DType = f32, epilogue: Callable[[UOp, UOp, UOp], UOp] | None = None) -> UOp:
+def gemm(
+    m: int,
+    n: int,
+    k: int,
+    layout: str = "NN",
+    dtype: DType = f32,
+    epilogue: Callable[[UOp, UOp, UOp], UOp] | None = None,
+) -> UOp:
     """c[m, n] = sum over k of a b; `layout` letter T: that operand is stored transposed."""
     im, jn, rk = loop(m, 0), loop(n, 1), red(k, 2)
     a = load(1, add(mul(im, k), rk) if layout[0] == "N" else add(mul(rk, m), im), dtype)

@@ -66,7 +66,22 @@ def agree(ast: UOp, arrays: list[np.ndarray], vars: tuple[int, ...] = (), rtol: 
 
 
 FLOAT_OPS = [Ops.ADD, Ops.SUB, Ops.MUL, Ops.FDIV, Ops.MAX, Ops.CMPLT, Ops.CMPNE, Ops.CMPEQ]
-INT_OPS = [Ops.ADD, Ops.SUB, Ops.MUL, Ops.IDIV, Ops.MOD, Ops.MAX, Ops.CMPLT, Ops.CMPNE, Ops.CMPEQ, Ops.AND, Ops.OR, Ops.XOR, Ops.SHL, Ops.SHR]
+INT_OPS = [
+    Ops.ADD,
+    Ops.SUB,
+    Ops.MUL,
+    Ops.IDIV,
+    Ops.MOD,
+    Ops.MAX,
+    Ops.CMPLT,
+    Ops.CMPNE,
+    Ops.CMPEQ,
+    Ops.AND,
+    Ops.OR,
+    Ops.XOR,
+    Ops.SHL,
+    Ops.SHR,
+]
 BOOL_OPS = [Ops.ADD, Ops.MUL, Ops.MAX, Ops.CMPLT, Ops.CMPNE, Ops.CMPEQ, Ops.AND, Ops.OR, Ops.XOR]
 
 
@@ -90,7 +105,13 @@ def test_binary(d: DType) -> None:
 
 @pytest.mark.parametrize("d", dtypes.all, ids=lambda d: d.name)
 def test_unary(d: DType) -> None:
-    ops = [Ops.NEG, Ops.RECIP, Ops.SQRT, Ops.EXP, Ops.LOG, Ops.SIN, Ops.TRUNC] if d.is_float else [Ops.NOT] if d.is_bool else [Ops.NOT, Ops.NEG, Ops.TRUNC]
+    ops = (
+        [Ops.NEG, Ops.RECIP, Ops.SQRT, Ops.EXP, Ops.LOG, Ops.SIN, Ops.TRUNC]
+        if d.is_float
+        else [Ops.NOT]
+        if d.is_bool
+        else [Ops.NOT, Ops.NEG, Ops.TRUNC]
+    )
     a = data(d, 100)
     i = loop(100, 0)
     ast = sink(*(store(k, i, load(len(ops), i, d).alu(op), i) for k, op in enumerate(ops)))
@@ -101,7 +122,9 @@ def test_unary(d: DType) -> None:
 def test_cast(a: DType) -> None:
     x = data(a, 60)
     if a.is_float:
-        x[8:20] = np.array([1e10, -1e10, 255.5, -128.5, 65504, 65520, 3e38, 1.0039063, 1e20, -1e20, 300, 1e-8]).astype(a.np)
+        x[8:20] = np.array([1e10, -1e10, 255.5, -128.5, 65504, 65520, 3e38, 1.0039063, 1e20, -1e20, 300, 1e-8]).astype(
+            a.np
+        )
     i = loop(60, 0)
     ast = sink(*(store(k, i, load(len(dtypes.all), i, a).cast(b), i) for k, b in enumerate(dtypes.all)))
     agree(ast, [*(np.zeros(60, b.np) for b in dtypes.all), x], rtol=0)
@@ -110,11 +133,23 @@ def test_cast(a: DType) -> None:
 def test_float64_rounds_once_to_float16() -> None:
     x = (1 + np.arange(256) / 256.0 + 2.0**-40 * RNG.integers(-1, 2, 256)) * 2.0 ** RNG.integers(-16, 15, 256)
     i = loop(256, 0)
-    got = run(sink(store(0, i, load(1, i, dtypes.float64).cast(dtypes.float16), i)), [np.zeros(256, np.float16), x], device="CPU")[0]
+    got = run(
+        sink(store(0, i, load(1, i, dtypes.float64).cast(dtypes.float16), i)),
+        [np.zeros(256, np.float16), x],
+        device="CPU",
+    )[0]
     np.testing.assert_array_equal(got, x.astype(np.float16))
 
 
-@pytest.mark.parametrize(("a", "b"), [(f32, dtypes.int32), (dtypes.int64, dtypes.float64), (dtypes.bfloat16, dtypes.uint16), (dtypes.float16, dtypes.int16)])
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (f32, dtypes.int32),
+        (dtypes.int64, dtypes.float64),
+        (dtypes.bfloat16, dtypes.uint16),
+        (dtypes.float16, dtypes.int16),
+    ],
+)
 def test_bitcast(a: DType, b: DType) -> None:
     x = data(a, 50)
     i = loop(50, 0)
@@ -129,7 +164,9 @@ def test_elementwise_sizes(n: int) -> None:
 
 
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
-@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 17, 5), (17, 3, 63), (64, 48, 33), (7, 130, 1), (1, 70, 40), (70, 1, 40), (65, 66, 67)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (3, 17, 5), (17, 3, 63), (64, 48, 33), (7, 130, 1), (1, 70, 40), (70, 1, 40), (65, 66, 67)]
+)
 def test_gemm(layout: str, shape: tuple[int, int, int]) -> None:
     m, n, k = shape
     a, b = RNG.standard_normal((m, k)).astype(np.float32), RNG.standard_normal((k, n)).astype(np.float32)
@@ -137,7 +174,11 @@ def test_gemm(layout: str, shape: tuple[int, int, int]) -> None:
     agree(gemm(m, n, k, layout), [np.zeros((m, n), np.float32), *stored], rtol=1e-4)
 
 
-@pytest.mark.parametrize("d", [dtypes.float64, dtypes.float16, dtypes.bfloat16, dtypes.int32, dtypes.int8, dtypes.uint64], ids=lambda d: d.name)
+@pytest.mark.parametrize(
+    "d",
+    [dtypes.float64, dtypes.float16, dtypes.bfloat16, dtypes.int32, dtypes.int8, dtypes.uint64],
+    ids=lambda d: d.name,
+)
 def test_gemm_dtypes(d: DType) -> None:
     a, b = (data(d, 20, 20) if d.is_int else RNG.standard_normal((20, 20)).astype(d.np) for _ in range(2))
     agree(gemm(20, 20, 20, dtype=d), [np.zeros((20, 20), d.np), a, b], rtol=1e-2 if d.is_half else 1e-6)
@@ -148,13 +189,20 @@ def test_gemm_epilogue() -> None:
         biased = c.alu(Ops.ADD, load(3, n))
         return biased.alu(Ops.MAX, UOp.const(f32, 0)).alu(Ops.ADD, load(4, add(mul(m, 50), n)))
 
-    arrays = [np.zeros((40, 50), np.float32), *(RNG.standard_normal(s).astype(np.float32) for s in ((40, 30), (30, 50), (50,), (40, 50)))]
+    arrays = [
+        np.zeros((40, 50), np.float32),
+        *(RNG.standard_normal(s).astype(np.float32) for s in ((40, 30), (30, 50), (50,), (40, 50))),
+    ]
     want = np.maximum(arrays[1] @ arrays[2] + arrays[3], 0) + arrays[4]
     same(agree(gemm(40, 50, 30, epilogue=epilogue), arrays, rtol=1e-4)[0], want, 1e-4)
 
 
 @pytest.mark.parametrize("op", [Ops.ADD, Ops.MUL, Ops.MAX])
-@pytest.mark.parametrize("d", [f32, dtypes.float64, dtypes.int32, dtypes.int8, dtypes.uint8, dtypes.bool, dtypes.bfloat16], ids=lambda d: d.name)
+@pytest.mark.parametrize(
+    "d",
+    [f32, dtypes.float64, dtypes.int32, dtypes.int8, dtypes.uint8, dtypes.bool, dtypes.bfloat16],
+    ids=lambda d: d.name,
+)
 @pytest.mark.parametrize("order", ["row", "column", "all", "middle"])
 def test_reduce(op: Ops, d: DType, order: str) -> None:
     for a, b in ((5, 37), (33, 3), (19, 100)):
@@ -170,7 +218,10 @@ def test_reduce(op: Ops, d: DType, order: str) -> None:
             ast, out = sink(store(0, i, reduce(load(1, add(mul(r, b), i), d), r, op=op), i)), np.zeros(b, d.np)
         else:
             i, j, r = loop(1, 0), loop(b, 2), red(a, 1)
-            ast, out = sink(store(0, add(mul(i, b), j), reduce(load(1, add(mul(r, b), j), d), r, op=op), i, j)), np.zeros(b, d.np)
+            ast, out = (
+                sink(store(0, add(mul(i, b), j), reduce(load(1, add(mul(r, b), j), d), r, op=op), i, j)),
+                np.zeros(b, d.np),
+            )
         agree(ast, [out, x], rtol=2e-2 if d.is_half else 1e-4)
 
 
@@ -178,7 +229,9 @@ def test_max_propagates_nan() -> None:
     x = RNG.standard_normal((6, 40)).astype(np.float32)
     x[1, 3] = x[2, 39] = x[4, 0] = np.nan
     i, r = loop(6, 0), red(40, 1)
-    got = agree(sink(store(0, i, reduce(load(1, add(mul(i, 40), r)), r, op=Ops.MAX), i)), [np.zeros(6, np.float32), x])[0]
+    got = agree(sink(store(0, i, reduce(load(1, add(mul(i, 40), r)), r, op=Ops.MAX), i)), [np.zeros(6, np.float32), x])[
+        0
+    ]
     np.testing.assert_array_equal(np.isnan(got), [False, True, True, False, True, False])
 
 
@@ -199,7 +252,10 @@ def test_reduces_share_a_loop() -> None:
     i, r = loop(10, 0), red(50, 1)
     x = load(1, add(mul(i, 50), r))
     mean, square = reduce(x, r), reduce(x.alu(Ops.MUL, x), r)
-    agree(sink(store(0, i, mean.alu(Ops.ADD, square), i)), [np.zeros(10, np.float32), RNG.standard_normal((10, 50)).astype(np.float32)])
+    agree(
+        sink(store(0, i, mean.alu(Ops.ADD, square), i)),
+        [np.zeros(10, np.float32), RNG.standard_normal((10, 50)).astype(np.float32)],
+    )
 
 
 def test_nested_reduces() -> None:
@@ -207,14 +263,22 @@ def test_nested_reduces() -> None:
     i, r, s = loop(6, 0), red(20, 1), red(33, 2)
     inner = reduce(load(1, add(mul(i, 660), mul(r, 33), s)), s, op=Ops.MAX)
     outer = reduce(inner.alu(Ops.MUL, load(2, r)), r)
-    arrays = [np.zeros(6, np.float32), RNG.standard_normal((6, 20, 33)).astype(np.float32), RNG.standard_normal(20).astype(np.float32)]
+    arrays = [
+        np.zeros(6, np.float32),
+        RNG.standard_normal((6, 20, 33)).astype(np.float32),
+        RNG.standard_normal(20).astype(np.float32),
+    ]
     got = agree(sink(store(0, i, outer, i)), arrays, rtol=1e-4)[0]
     same(got, (arrays[1].max(2) * arrays[2]).sum(1), 1e-4)
     # out[r'] with a matrix product inside a reduction over rows
     j, k, t = loop(30, 0), red(9, 1), red(17, 2)
     product = reduce(load(1, add(mul(k, 17), t)).alu(Ops.MUL, load(2, add(mul(t, 30), j))), t)
     a, b = RNG.standard_normal((9, 17)).astype(np.float32), RNG.standard_normal((17, 30)).astype(np.float32)
-    got = agree(sink(store(0, j, reduce(product.alu(Ops.MAX, UOp.const(f32, 0)), k), j)), [np.zeros(30, np.float32), a, b], rtol=1e-4)[0]
+    got = agree(
+        sink(store(0, j, reduce(product.alu(Ops.MAX, UOp.const(f32, 0)), k), j)),
+        [np.zeros(30, np.float32), a, b],
+        rtol=1e-4,
+    )[0]
     same(got, np.maximum(a @ b, 0).sum(0), 1e-4)
 
 
@@ -234,7 +298,11 @@ def test_conv2d_with_padding(shape: tuple[int, ...]) -> None:
     weight = load(2, add(mul(o, ci * k * k), mul(c, k * k), mul(ky, k), kx))
     value = reduce(source.alu(Ops.MUL, weight), c, ky, kx)
     ast = sink(store(0, add(mul(b, co * h * w), mul(o, h * w), mul(y, w), x), value, b, o, y, x))
-    arrays = [np.zeros((n, co, h, w), np.float32), RNG.standard_normal((n, ci, h, w)).astype(np.float32), RNG.standard_normal((co, ci, k, k)).astype(np.float32)]
+    arrays = [
+        np.zeros((n, co, h, w), np.float32),
+        RNG.standard_normal((n, ci, h, w)).astype(np.float32),
+        RNG.standard_normal((co, ci, k, k)).astype(np.float32),
+    ]
     got = agree(ast, arrays, rtol=1e-4)[0]
     padded = np.pad(arrays[1], ((0, 0), (0, 0), (p, p), (p, p)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (k, k), axis=(2, 3))
@@ -276,8 +344,18 @@ def test_stores_guarded_and_masked() -> None:
     odd = i.alu(Ops.MOD, I(2)).alu(Ops.CMPEQ, I(1))
     part = j.alu(Ops.CMPLT, I(23)).alu(Ops.AND, I(2).alu(Ops.CMPLT, j))
     offset = add(mul(i, 40), j)
-    ast = sink(store(0, offset, load(2, offset), i, j, valid=odd), store(1, offset, load(2, offset, valid=part), i, j, valid=part))
-    agree(ast, [np.full((9, 40), 5, np.float32), np.full((9, 40), 6, np.float32), RNG.standard_normal((9, 40)).astype(np.float32)])
+    ast = sink(
+        store(0, offset, load(2, offset), i, j, valid=odd),
+        store(1, offset, load(2, offset, valid=part), i, j, valid=part),
+    )
+    agree(
+        ast,
+        [
+            np.full((9, 40), 5, np.float32),
+            np.full((9, 40), 6, np.float32),
+            RNG.standard_normal((9, 40)).astype(np.float32),
+        ],
+    )
 
 
 def test_invalid_loads_touch_nothing() -> None:
@@ -288,7 +366,10 @@ def test_invalid_loads_touch_nothing() -> None:
     agree(sink(store(0, i, load(1, far, valid=never), i)), [np.ones(64, np.float32), np.ones(1, np.float32)])
     j = loop(6, 1)
     guard = j.alu(Ops.CMPLT, I(1))
-    agree(sink(store(0, add(mul(j, 64), i), load(1, add(mul(j, 1 << 40), i), valid=guard), j, i)), [np.ones((6, 64), np.float32), np.ones(64, np.float32)])
+    agree(
+        sink(store(0, add(mul(j, 64), i), load(1, add(mul(j, 1 << 40), i), valid=guard), j, i)),
+        [np.ones((6, 64), np.float32), np.ones(64, np.float32)],
+    )
 
 
 def test_flip_transpose_and_reshape() -> None:
@@ -331,16 +412,23 @@ def test_symbolic_sizes(n: int) -> None:
     i = loop(v.alu(Ops.ADD, I(3)), 0)
     agree(sink(store(0, i, load(1, i).alu(Ops.MUL, load(1, i)), i)), [np.zeros(131, np.float32), x[:131]], (n,))
     i, j, r = loop(v, 0), loop(w, 1), red(v, 2)
-    product = reduce(load(1, i.alu(Ops.MUL, v).alu(Ops.ADD, r)).alu(Ops.MUL, load(2, r.alu(Ops.MUL, w).alu(Ops.ADD, j))), r)
+    product = reduce(
+        load(1, i.alu(Ops.MUL, v).alu(Ops.ADD, r)).alu(Ops.MUL, load(2, r.alu(Ops.MUL, w).alu(Ops.ADD, j))), r
+    )
     a, b = RNG.standard_normal((n, n)).astype(np.float32), RNG.standard_normal((n, 20)).astype(np.float32)
-    got = agree(sink(store(0, i.alu(Ops.MUL, w).alu(Ops.ADD, j), product, i, j)), [np.zeros((n, 20), np.float32), a, b], (20, n), rtol=1e-3)[0]
+    got = agree(
+        sink(store(0, i.alu(Ops.MUL, w).alu(Ops.ADD, j), product, i, j)),
+        [np.zeros((n, 20), np.float32), a, b],
+        (20, n),
+        rtol=1e-3,
+    )[0]
     same(got, a @ b, 1e-3)
 
 
 def test_variable_outside_its_bounds() -> None:
     v = UOp(Ops.DEFINE_VAR, dtypes.index, (), ("n", 1, 8))
     i = loop(v, 0)
-    with pytest.raises(ValueError, match="n is 9, outside of its bounds 1..8"):
+    with pytest.raises(ValueError, match=r"n is 9, outside of its bounds 1\.\.8"):
         run(sink(store(0, i, load(1, i), i)), [np.zeros(16, np.float32)] * 2, (9,), "CPU")
 
 
@@ -356,7 +444,10 @@ def test_in_place_and_two_outputs() -> None:
 
 def test_broadcast_vector_store_of_a_scalar() -> None:
     i, j = loop(3, 0), loop(50, 1)
-    agree(sink(store(0, add(mul(i, 50), j), load(1, i), i, j)), [np.zeros((3, 50), np.float32), np.arange(3, dtype=np.float32)])
+    agree(
+        sink(store(0, add(mul(i, 50), j), load(1, i), i, j)),
+        [np.zeros((3, 50), np.float32), np.arange(3, dtype=np.float32)],
+    )
 
 
 def test_deep_expression() -> None:
@@ -379,7 +470,9 @@ def ulp_error(got: np.ndarray, want: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("op", [Ops.EXP, Ops.LOG, Ops.SIN], ids=lambda o: o.name)
 def test_transcendentals_within_two_ulp(op: Ops) -> None:
     bits = RNG.integers(0, 1 << 32, 200_000, dtype=np.uint64).astype(np.uint32).view(np.float32)
-    x = np.concatenate([bits, np.linspace(-110, 110, 100_000), [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, 3.4e38, 88.72284, -103.97]]).astype(np.float32)
+    x = np.concatenate(
+        [bits, np.linspace(-110, 110, 100_000), [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, 3.4e38, 88.72284, -103.97]]
+    ).astype(np.float32)
     got = run(elementwise(lambda a: a.alu(op), [f32], len(x)), [np.zeros_like(x), x], device="CPU")[0]
     with np.errstate(all="ignore"):
         want = {Ops.EXP: np.exp, Ops.LOG: np.log, Ops.SIN: np.sin}[op](x.astype(np.float64))
@@ -392,7 +485,13 @@ def test_transcendentals_within_two_ulp(op: Ops) -> None:
 
 @pytest.mark.parametrize("op", [Ops.EXP, Ops.LOG, Ops.SIN], ids=lambda o: o.name)
 def test_transcendentals_of_float64(op: Ops) -> None:
-    x = np.concatenate([RNG.standard_normal(2000) * 100, 10.0 ** RNG.uniform(-300, 300, 2000), [0.0, -0.0, np.inf, -np.inf, np.nan, 5e-324, 1.7e308, 709.7, -745.0]])
+    x = np.concatenate(
+        [
+            RNG.standard_normal(2000) * 100,
+            10.0 ** RNG.uniform(-300, 300, 2000),
+            [0.0, -0.0, np.inf, -np.inf, np.nan, 5e-324, 1.7e308, 709.7, -745.0],
+        ]
+    )
     got = run(elementwise(lambda a: a.alu(op), [dtypes.float64], len(x)), [np.zeros_like(x), x], device="CPU")[0]
     with np.errstate(all="ignore"):
         want = {Ops.EXP: np.exp, Ops.LOG: np.log, Ops.SIN: np.sin}[op](x)

@@ -37,9 +37,18 @@ def kernels(draw: st.DrawFn) -> tuple[UOp, list[np.ndarray]]:
             if kind == "affine":
                 terms.append(mul(r, stride))
             elif kind == "div":
-                terms.append(mul(add(r, draw(st.integers(0, 3))).alu(Ops.IDIV, I(draw(st.sampled_from([2, 3, 16, 32])))), stride))
+                terms.append(
+                    mul(add(r, draw(st.integers(0, 3))).alu(Ops.IDIV, I(draw(st.sampled_from([2, 3, 16, 32])))), stride)
+                )
             elif kind == "mod":
-                terms.append(mul(add(mul(r, draw(st.integers(1, 2))), draw(st.integers(0, 17))).alu(Ops.MOD, I(draw(st.sampled_from([3, 8, 16, 32])))), stride))
+                terms.append(
+                    mul(
+                        add(mul(r, draw(st.integers(1, 2))), draw(st.integers(0, 17))).alu(
+                            Ops.MOD, I(draw(st.sampled_from([3, 8, 16, 32])))
+                        ),
+                        stride,
+                    )
+                )
             elif kind == "flip":
                 terms.append(mul(add(size - 1, r.alu(Ops.NEG)), stride))
             stride *= size + draw(st.integers(0, 1))
@@ -84,7 +93,9 @@ def kernels(draw: st.DrawFn) -> tuple[UOp, list[np.ndarray]]:
         inner = value([*scope, r], draw(st.integers(0, 2)))
         if n == 1 and draw(st.booleans()):  # reads the reduction before it
             inner = inner.alu(Ops.ADD, out) if draw(st.booleans()) else inner.alu(Ops.MAX, out)
-        out = out.alu(draw(st.sampled_from([Ops.ADD, Ops.MAX])), reduce(inner, r, op=draw(st.sampled_from([Ops.ADD, Ops.MAX]))))
+        out = out.alu(
+            draw(st.sampled_from([Ops.ADD, Ops.MAX])), reduce(inner, r, op=draw(st.sampled_from([Ops.ADD, Ops.MAX])))
+        )
     target: list[UOp | int] = []
     stride = 1
     for r in draw(st.permutations(loops)):
