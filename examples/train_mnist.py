@@ -50,7 +50,7 @@ class Net:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--batch", type=int, default=100, help="global batch size")
+    parser.add_argument("--batch", type=int, default=128, help="global batch size")
     parser.add_argument("--steps", type=int, default=0, help="stop after so many steps (0: all epochs)")
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--losses", help="write the loss of every step and a digest of the weights to this JSON file")

@@ -29,7 +29,11 @@ class Agent:
         """Where this actor runs."""
         import ray
 
-        return {"host": socket.gethostname(), "cores": len(os.sched_getaffinity(0)), "node_id": ray.get_runtime_context().get_node_id()}
+        return {
+            "host": socket.gethostname(),
+            "cores": len(os.sched_getaffinity(0)),
+            "node_id": ray.get_runtime_context().get_node_id(),
+        }
 
     def run(self, spec: dict[str, Any], payload: bytes) -> bytes:
         """Run one worker to its end. Returns what it wrote to its result pipe (a pickled result, or nothing)."""
@@ -46,17 +50,28 @@ class _Run:
         self.stopped, self.closed = False, False
         self.context = zmq.Context()
         self.sock = self.context.socket(zmq.DEALER)
-        for option, value in ((zmq.LINGER, 500), (zmq.SNDHWM, 64), (zmq.IDENTITY, f"agent-{spec['rank']}".encode()), (zmq.MAXMSGSIZE, 1 << 20)):
+        for option, value in (
+            (zmq.LINGER, 500),
+            (zmq.SNDHWM, 64),
+            (zmq.IDENTITY, f"agent-{spec['rank']}".encode()),
+            (zmq.MAXMSGSIZE, 1 << 20),
+        ):
             self.sock.setsockopt(option, value)
         if spec["curve"]:
             self.sock.curve_serverkey = spec["curve"]["server"].encode()
-            self.sock.curve_publickey, self.sock.curve_secretkey = (spec["curve"][k].encode() for k in ("public", "secret"))
+            self.sock.curve_publickey, self.sock.curve_secretkey = (
+                spec["curve"][k].encode() for k in ("public", "secret")
+            )
         self.sock.connect(spec["control"])
         self._spawn(payload)
 
     def _spawn(self, payload: bytes) -> None:
         spec = self.spec
-        env = dict(spec["environ"]) if spec["environ"] is not None else {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+        env = (
+            dict(spec["environ"])
+            if spec["environ"] is not None
+            else {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+        )
         env.update(spec["env"])
         cores = str(max(1, len(os.sched_getaffinity(0)) // spec["local_size"]))
         for name in ("THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -67,10 +82,19 @@ class _Run:
         res_r, res_w = os.pipe()
         try:
             if not os.path.isdir(spec["cwd"]):
-                raise FileNotFoundError(f"folder {spec['cwd']} does not exist on {socket.gethostname()}: start from a folder that all nodes share")
+                raise FileNotFoundError(
+                    f"folder {spec['cwd']} does not exist on {socket.gethostname()}: start from a folder that all nodes share"
+                )
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "manygrad.launcher.worker"],
-                stdin=subprocess.PIPE, stdout=out_w, stderr=err_w, pass_fds=(res_w,), env=env, cwd=spec["cwd"], start_new_session=True)
+                stdin=subprocess.PIPE,
+                stdout=out_w,
+                stderr=err_w,
+                pass_fds=(res_w,),
+                env=env,
+                cwd=spec["cwd"],
+                start_new_session=True,
+            )
         except OSError as e:
             self._send(type="output", stream="stderr", text=f"cannot start the worker: {e}\n")
             self._send(type="exited", code=127)
@@ -87,7 +111,9 @@ class _Run:
         self.decoders = {fd: decoder("replace") for fd in self.pipes}
         for fd in self.pipes:
             os.set_blocking(fd, False)
-        head = json.dumps({**spec, "result_fd": res_w, "agent_pid": os.getpid(), "environ": None, "payload_nbytes": len(payload)}).encode()
+        head = json.dumps(
+            {**spec, "result_fd": res_w, "agent_pid": os.getpid(), "environ": None, "payload_nbytes": len(payload)}
+        ).encode()
         stdin = self.process.stdin
         assert stdin is not None
         try:
@@ -126,7 +152,11 @@ class _Run:
                         poller.unregister(pidfd)
                         os.close(pidfd)
                         pidfd = -1
-            if self.code is not None and not self.closed and (not self.pipes or (drain_until is not None and time.monotonic() > drain_until)):
+            if (
+                self.code is not None
+                and not self.closed
+                and (not self.pipes or (drain_until is not None and time.monotonic() > drain_until))
+            ):
                 self._send(type="closed")
                 self.closed = True
             if self.stopped and self.code is not None:
@@ -191,5 +221,3 @@ class _Run:
             except self.zmq.Again:
                 return
             self.outbox.popleft()
-
-

@@ -9,8 +9,17 @@ from .errors import LaunchError
 from .job import REAL_ENDPOINT, Job
 
 
-def launch(fn: Callable[..., Any], *args: Any, nodes: int = 1, devices_per_node: int = 1, timeout: float | None = None, address: str = "", run_dir: str = "",
-           endpoint: str = REAL_ENDPOINT, **kwargs: Any) -> list[Any]:
+def launch(
+    fn: Callable[..., Any],
+    *args: Any,
+    nodes: int = 1,
+    devices_per_node: int = 1,
+    timeout: float | None = None,
+    address: str = "",
+    run_dir: str = "",
+    endpoint: str = REAL_ENDPOINT,
+    **kwargs: Any,
+) -> list[Any]:
     """Call `fn(*args, **kwargs)` once on each of `nodes` workers, as rank 0, 1, ...; returns the results by rank.
 
     `fn` may be a closure or a notebook's function (cloudpickle). A Ray that this process already uses is used and left
@@ -31,9 +40,20 @@ def launch(fn: Callable[..., Any], *args: Any, nodes: int = 1, devices_per_node:
     try:
         payload = cloudpickle.dumps((fn, args, kwargs))
     except Exception as e:
-        raise TypeError(f"launch: the function or its arguments cannot be pickled: {e}; create such objects inside the function") from e
-    job = Job("function", getattr(fn, "__name__", type(fn).__name__), payload=payload, nodes=nodes, devices_per_node=devices_per_node, timeout_s=timeout,
-              address=address, run_dir=run_dir, endpoint=endpoint)
+        raise TypeError(
+            f"launch: the function or its arguments cannot be pickled: {e}; create such objects inside the function"
+        ) from e
+    job = Job(
+        "function",
+        getattr(fn, "__name__", type(fn).__name__),
+        payload=payload,
+        nodes=nodes,
+        devices_per_node=devices_per_node,
+        timeout_s=timeout,
+        address=address,
+        run_dir=run_dir,
+        endpoint=endpoint,
+    )
     outcome = run(job)
     if outcome.exit_code == 130:
         raise KeyboardInterrupt(outcome.report)

@@ -96,7 +96,11 @@ class Channel:
 
     def _socket(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
         sock: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-        for option, value in ((zmq.LINGER, 1000), (zmq.MAXMSGSIZE, 64 << 20), (zmq.IDENTITY, f"worker-{self.rank}".encode())):
+        for option, value in (
+            (zmq.LINGER, 1000),
+            (zmq.MAXMSGSIZE, 64 << 20),
+            (zmq.IDENTITY, f"worker-{self.rank}".encode()),
+        ):
             sock.setsockopt(option, value)
         if self.curve:
             sock.curve_serverkey = self.curve["server"].encode()
@@ -138,8 +142,12 @@ class Channel:
                 self._order(messages.parse_object(sock.recv()))
             if now >= next_beat:
                 next_beat = now + BEAT_S
-                self._outbox.append(messages.encode("progress", step=self.step, plans=self.plans_made, bytes_sent=int(self.counters())))
-            if self.abort_reason is None and ((broken and now - broken > DRIVER_GONE_S) or now - heard > DRIVER_SILENT_S):
+                self._outbox.append(
+                    messages.encode("progress", step=self.step, plans=self.plans_made, bytes_sent=int(self.counters()))
+                )
+            if self.abort_reason is None and (
+                (broken and now - broken > DRIVER_GONE_S) or now - heard > DRIVER_SILENT_S
+            ):
                 self._abort("the launcher is gone", "gone")
                 threading.Thread(target=_end_soon, args=(3.0,), daemon=True).start()
             if self.abort_reason is not None:
@@ -184,14 +192,20 @@ def _end_soon(after_s: float) -> None:
     os._exit(1)
 
 
-_INSIDE = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, os.path.dirname(os.__file__) + os.sep, "<frozen")
+_INSIDE = (
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+    os.path.dirname(os.__file__) + os.sep,
+    "<frozen",
+)
 
 
 def is_user_file(filename: str) -> bool:
     """Whether a source file is the user's: not manygrad's, not the standard library's, not an installed package's."""
     if f"{os.sep}site-packages{os.sep}" in filename:
         return False
-    return not filename.startswith(_INSIDE) or filename.startswith((os.path.join(_INSIDE[0], "examples"), os.path.join(_INSIDE[0], "tests")))
+    return not filename.startswith(_INSIDE) or filename.startswith(
+        (os.path.join(_INSIDE[0], "examples"), os.path.join(_INSIDE[0], "tests"))
+    )
 
 
 def where_is(frame: FrameType | None) -> str:

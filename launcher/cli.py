@@ -48,7 +48,11 @@ def check_target(command: Command) -> None:
         folder = os.path.dirname(target) or "."
         names = [n for n in os.listdir(folder) if n.endswith(".py")] if os.path.isdir(folder) else []
         near = difflib.get_close_matches(os.path.basename(target), names, 3, 0.5)
-        hint = f"did you mean {', '.join(os.path.join(os.path.dirname(target), n) for n in near)}?" if near else f"looked in {os.path.abspath(folder)}"
+        hint = (
+            f"did you mean {', '.join(os.path.join(os.path.dirname(target), n) for n in near)}?"
+            if near
+            else f"looked in {os.path.abspath(folder)}"
+        )
         raise UsageError(f"script {target!r} not found; {hint}")
     elif not os.access(target, os.R_OK):
         raise UsageError(f"script {target!r} cannot be read")
@@ -61,10 +65,20 @@ def run_here(command: Command) -> int:
     from .worker import run_script
 
     v = command.values or {}
-    world.join(rank=0, size=1, local_rank=0, local_size=1, devices_per_node=v.get("devices_per_node", 1), job="local", epoch=0)
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1"}.items():
+    world.join(
+        rank=0, size=1, local_rank=0, local_size=1, devices_per_node=v.get("devices_per_node", 1), job="local", epoch=0
+    )
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+    }.items():
         os.environ[name] = value
     if "timeout" in v:
+
         def expired(signum: int, frame: FrameType | None) -> None:
             print(f"launcher: the run took longer than its time-out of {v['timeout']:g} s", file=sys.stderr, flush=True)
             sys.stdout.flush()

@@ -20,8 +20,13 @@ from .janitor import MARK
 from .job import Job
 
 WORKER_MIB = 192  # memory that the smallest worker and its agent need
-_QUIET = {"RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-          "RAY_DISABLE_IMPORT_WARNING": "1", "RAY_enable_metrics_collection": "false"}
+_QUIET = {
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_enable_metrics_collection": "false",
+}
 
 
 @dataclass
@@ -69,37 +74,60 @@ class Cluster:
         token = os.path.join(self.folder, "token")
         with open(os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as f:
             f.write(secrets.token_hex(32))
-        self._set_env({**_QUIET, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token, MARK: self.job.id}, drop=("RAY_AUTH_TOKEN", "RAY_ADDRESS"))
+        self._set_env(
+            {**_QUIET, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token, MARK: self.job.id},
+            drop=("RAY_AUTH_TOKEN", "RAY_ADDRESS"),
+        )
         fresh = "ray" not in sys.modules
         import ray
 
         if not fresh:
             _reread_settings()
         self.started_ray = True
-        ray.init(address="local", num_cpus=self.job.nodes, num_gpus=0, include_dashboard=False, log_to_driver=False, configure_logging=False, logging_level=logging.ERROR,
-                 object_store_memory=80 << 20, _temp_dir=self.folder, _node_ip_address="127.0.0.1")
+        ray.init(
+            address="local",
+            num_cpus=self.job.nodes,
+            num_gpus=0,
+            include_dashboard=False,
+            log_to_driver=False,
+            configure_logging=False,
+            logging_level=logging.ERROR,
+            object_store_memory=80 << 20,
+            _temp_dir=self.folder,
+            _node_ip_address="127.0.0.1",
+        )
         return ray
 
     def _attach(self) -> Any:
         address = self.job.address
         if address.startswith("ray://"):
-            raise UsageError(f"--address {address}: Ray Client addresses are not supported; run the launcher on a node of the cluster with --address auto, "
-                             "or as a Ray job")
+            raise UsageError(
+                f"--address {address}: Ray Client addresses are not supported; run the launcher on a node of the cluster with --address auto, "
+                "or as a Ray job"
+            )
         self._set_env(_QUIET)
         if address != "auto":
             host, _, port = address.rpartition(":")
             if not host or not port.isdigit():
-                raise UsageError(f"--address {address!r}: expected HOST:PORT of the Ray head (port 6379 by default), or 'auto'")
+                raise UsageError(
+                    f"--address {address!r}: expected HOST:PORT of the Ray head (port 6379 by default), or 'auto'"
+                )
             try:
                 socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
             except (OSError, OverflowError) as e:
-                raise UsageError(f"--address {address}: nothing answers there ({e}); `ray status` on the head shows its address") from None
+                raise UsageError(
+                    f"--address {address}: nothing answers there ({e}); `ray status` on the head shows its address"
+                ) from None
         import ray
 
         try:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, namespace=f"manygrad-{self.job.id}")
+            ray.init(
+                address=address, log_to_driver=False, logging_level=logging.ERROR, namespace=f"manygrad-{self.job.id}"
+            )
         except (ConnectionError, RuntimeError, ValueError) as e:
-            raise UsageError(f"--address {address}: cannot attach to a Ray cluster: {str(e).strip().splitlines()[0]}") from e
+            raise UsageError(
+                f"--address {address}: cannot attach to a Ray cluster: {str(e).strip().splitlines()[0]}"
+            ) from e
         return ray
 
     def _check_fits(self, ray: Any) -> None:
@@ -108,8 +136,10 @@ class Cluster:
         fits = sum(int(n["Resources"].get("CPU", 0)) for n in nodes)
         if fits < self.job.nodes:
             there = ", ".join(f"{n['NodeManagerHostname']} ({n['Resources'].get('CPU', 0):g} CPUs)" for n in nodes)
-            raise Infeasible(f"{self.job.nodes} nodes were asked for, each needs one CPU; the Ray cluster has {len(nodes)} host{'s' * (len(nodes) != 1)} "
-                             f"with {fits} CPUs in all: {there}. Ask for at most {fits} nodes, or add hosts with `ray start --address=...`")
+            raise Infeasible(
+                f"{self.job.nodes} nodes were asked for, each needs one CPU; the Ray cluster has {len(nodes)} host{'s' * (len(nodes) != 1)} "
+                f"with {fits} CPUs in all: {there}. Ask for at most {fits} nodes, or add hosts with `ray start --address=...`"
+            )
 
     # ---- agents
 
@@ -129,12 +159,22 @@ class Cluster:
             self._group = placement_group([{"CPU": 1}] * n, strategy="STRICT_SPREAD" if len(hosts) >= n else "PACK")
             if not self._group.wait(timeout_seconds=min(30.0, self.job.start_timeout_s)):
                 free = ray.available_resources().get("CPU", 0)
-                raise Infeasible(f"the Ray cluster is busy: {n} nodes need {n} free CPUs on {'as many hosts' if len(hosts) >= n else 'its hosts'}, {free:g} are free now. "
-                                 "`ray status` shows who uses them; try again later or ask for fewer nodes")
+                raise Infeasible(
+                    f"the Ray cluster is busy: {n} nodes need {n} free CPUs on {'as many hosts' if len(hosts) >= n else 'its hosts'}, {free:g} are free now. "
+                    "`ray status` shows who uses them; try again later or ask for fewer nodes"
+                )
         try:
             remote = ray.remote(**options)(agent_module.Agent)
             for r in range(n):
-                placed = {} if self._group is None else {"scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=r)}
+                placed = (
+                    {}
+                    if self._group is None
+                    else {
+                        "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                            self._group, placement_group_bundle_index=r
+                        )
+                    }
+                )
                 self._agents.append(remote.options(**placed).remote())
             if self.started_ray:
                 here, cores = socket.gethostname(), len(os.sched_getaffinity(0))
@@ -150,7 +190,9 @@ class Cluster:
         try:
             found = ray.get([a.host.remote() for a in self._agents], timeout=self.job.start_timeout_s)
         except ray.exceptions.RayError as e:
-            raise Infeasible(f"the node agents did not start: {str(e).strip().splitlines()[-1]}; manygrad and pyzmq must be installed on every host") from e
+            raise Infeasible(
+                f"the node agents did not start: {str(e).strip().splitlines()[-1]}; manygrad and pyzmq must be installed on every host"
+            ) from e
         ips = {x["NodeID"]: x["NodeManagerAddress"] for x in ray.nodes()}
         me = ray.util.get_node_ip_address()
         here = all(ips.get(f["node_id"]) == me for f in found)
@@ -184,7 +226,9 @@ class Cluster:
                 ray.get(ref, timeout=1)
             except Exception as e:
                 text = (str(e).strip().splitlines() or [""])[-1]
-                out.append((self._refs.pop(ref), f"{type(e).__name__}: {text.partition(' Worker exit detail')[0][:300]}"))
+                out.append(
+                    (self._refs.pop(ref), f"{type(e).__name__}: {text.partition(' Worker exit detail')[0][:300]}")
+                )
         return out
 
     def results(self, timeout_s: float = 60.0) -> list[bytes]:
@@ -256,7 +300,7 @@ def check_memory(nodes: int) -> None:
     except (OSError, StopIteration, ValueError):
         return
     if nodes * WORKER_MIB > free_mib:
-        raise Infeasible(f"{nodes} nodes were asked for on this one machine; its {free_mib} MiB of free memory hold at most {free_mib // WORKER_MIB} workers "
-                         f"of at least {WORKER_MIB} MiB each. Ask for fewer nodes, or give a Ray cluster with --address")
-
-
+        raise Infeasible(
+            f"{nodes} nodes were asked for on this one machine; its {free_mib} MiB of free memory hold at most {free_mib // WORKER_MIB} workers "
+            f"of at least {WORKER_MIB} MiB each. Ask for fewer nodes, or give a Ray cluster with --address"
+        )

@@ -27,12 +27,20 @@ class ControlServer:
     def __init__(self, size: int, host: str = "127.0.0.1", port: int = 0) -> None:
         self.size, self.secure, self.rejected = size, bool(zmq.has("curve")), 0
         if not self.secure and host != "127.0.0.1":
-            raise UsageError("this libzmq has no CURVE (encryption), so workers on other hosts cannot be reached safely: install the pyzmq wheel from PyPI")
+            raise UsageError(
+                "this libzmq has no CURVE (encryption), so workers on other hosts cannot be reached safely: install the pyzmq wheel from PyPI"
+            )
         self.context = zmq.Context()
         self.zap: zmq.Socket[bytes] | None = None
         self.server_key, self.keys = "", list[dict[str, str]]()
         self.router: zmq.Socket[bytes] = self.context.socket(zmq.ROUTER)
-        for option, value in ((zmq.LINGER, 200), (zmq.MAXMSGSIZE, MAX_MESSAGE), (zmq.RCVHWM, 64), (zmq.HANDSHAKE_IVL, 15000), (zmq.ROUTER_MANDATORY, 1)):
+        for option, value in (
+            (zmq.LINGER, 200),
+            (zmq.MAXMSGSIZE, MAX_MESSAGE),
+            (zmq.RCVHWM, 64),
+            (zmq.HANDSHAKE_IVL, 15000),
+            (zmq.ROUTER_MANDATORY, 1),
+        ):
             self.router.setsockopt(option, value)
         if self.secure:
             self._secure()
@@ -40,7 +48,10 @@ class ControlServer:
             self.router.bind(f"tcp://{host}:{port or '*'}")
         except zmq.ZMQError as e:
             self.context.destroy(0)
-            raise UsageError(f"cannot listen on {host}:{port}: {e}" + ("; leave --port out to let the system choose a free one" if port else "")) from None
+            raise UsageError(
+                f"cannot listen on {host}:{port}: {e}"
+                + ("; leave --port out to let the system choose a free one" if port else "")
+            ) from None
         self.address = self.router.getsockopt_string(zmq.LAST_ENDPOINT)
         self.poller = zmq.Poller()
         self.poller.register(self.router, zmq.POLLIN)

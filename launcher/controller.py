@@ -133,9 +133,23 @@ Instruction = Send | Kill | Done
 class Controller:
     """The state of a run of `size` ranks. Times are seconds of any monotonic clock, passed in with every event."""
 
-    def __init__(self, size: int, now: float, *, timeout_s: float | None = None, start_timeout_s: float = 120.0, grace_s: float = 2.0, silent_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        size: int,
+        now: float,
+        *,
+        timeout_s: float | None = None,
+        start_timeout_s: float = 120.0,
+        grace_s: float = 2.0,
+        silent_s: float = 60.0,
+    ) -> None:
         self.ranks = [Rank(r) for r in range(size)]
-        self.timeout_s, self.start_timeout_s, self.grace_s, self.silent_s = timeout_s, start_timeout_s, grace_s, silent_s
+        self.timeout_s, self.start_timeout_s, self.grace_s, self.silent_s = (
+            timeout_s,
+            start_timeout_s,
+            grace_s,
+            silent_s,
+        )
         self.started_at, self.joined_at, self.running_at = now, 0.0, 0.0
         self.root: Failure | None = None
         self.stopping_at = self.all_exited_at = 0.0
@@ -197,12 +211,18 @@ class Controller:
         if self.root is not None:
             return
         if event.n != rank.plans + 1:
-            return self._fail(Failure(rank.rank, "protocol", f"rank {rank.rank} sent plan {event.n} after plan {rank.plans}", 1), now)
+            return self._fail(
+                Failure(rank.rank, "protocol", f"rank {rank.rank} sent plan {event.n} after plan {rank.plans}", 1), now
+            )
         rank.plans, rank.plan_text = event.n, event.description
         first = self.open_plans.setdefault(event.n, event)
         if first.hash != event.hash:
-            return self._mismatch(event.rank, f"the ranks run different programs: plan {event.n} differs\n"
-                                  f"  rank {first.rank}: {first.description}\n  rank {event.rank}: {event.description}", now)
+            return self._mismatch(
+                event.rank,
+                f"the ranks run different programs: plan {event.n} differs\n"
+                f"  rank {first.rank}: {first.description}\n  rank {event.rank}: {event.description}",
+                now,
+            )
         if not self._finished_early(now) and all(r.plans >= event.n for r in self.ranks):
             del self.open_plans[event.n]
             self._send("plan_ok", n=event.n)
@@ -217,15 +237,24 @@ class Controller:
             waiting = [w for w in self.ranks if w.plans > r.plans]
             if r.state is State.FINISHED and waiting:
                 w = waiting[0]
-                self._mismatch(r.rank, f"rank {r.rank} finished the script while {ranks_text([x.rank for x in waiting])} wait{'s' if len(waiting) == 1 else ''} "
-                               f"in plan {w.plans}\n  rank {w.rank}: {w.plan_text}\n  rank {r.rank}: made {r.plans} plan{'s' if r.plans != 1 else ''}"
-                               f"{', the last ' + r.plan_text if r.plan_text else ''}, and finished", now)
+                self._mismatch(
+                    r.rank,
+                    f"rank {r.rank} finished the script while {ranks_text([x.rank for x in waiting])} wait{'s' if len(waiting) == 1 else ''} "
+                    f"in plan {w.plans}\n  rank {w.rank}: {w.plan_text}\n  rank {r.rank}: made {r.plans} plan{'s' if r.plans != 1 else ''}"
+                    f"{', the last ' + r.plan_text if r.plan_text else ''}, and finished",
+                    now,
+                )
                 return True
         return False
 
     def _on_failed(self, rank: Rank, event: Failed, before: State, now: float) -> None:
         if before is State.EXITED:
-            if rank.failure is not None and rank.failure.kind in ("exit", "signal") and not rank.failure.traceback and not self.term_sent:
+            if (
+                rank.failure is not None
+                and rank.failure.kind in ("exit", "signal")
+                and not rank.failure.traceback
+                and not self.term_sent
+            ):
                 better = self._failure_of(event)
                 if self.root is rank.failure:
                     self.root = better
@@ -238,7 +267,9 @@ class Controller:
     def _failure_of(self, event: Failed) -> Failure:
         kind = "exit" if event.kind == "SystemExit" else "exception"
         title = event.message if kind == "exit" else f"{event.kind}: {event.message}"
-        return Failure(event.rank, kind, title, event.code & 0xFF or 1, event.traceback, event.where, event.step, event.consequence)
+        return Failure(
+            event.rank, kind, title, event.code & 0xFF or 1, event.traceback, event.where, event.step, event.consequence
+        )
 
     def _on_exited(self, rank: Rank, event: Exited, before: State, now: float) -> None:
         rank.exit_code = event.code
@@ -246,11 +277,29 @@ class Controller:
             return
         if event.code < 0:
             ours = self.term_sent and -event.code in (signal.SIGTERM, signal.SIGKILL)
-            rank.failure = Failure(rank.rank, "signal", f"killed by {signal_name(-event.code)}", 128 - event.code, step=rank.step, consequence=ours)
+            rank.failure = Failure(
+                rank.rank,
+                "signal",
+                f"killed by {signal_name(-event.code)}",
+                128 - event.code,
+                step=rank.step,
+                consequence=ours,
+            )
         else:
-            why = "after the script had finished" if before is State.FINISHED else "before it could report (os._exit, or a crash of the interpreter?)"
+            why = (
+                "after the script had finished"
+                if before is State.FINISHED
+                else "before it could report (os._exit, or a crash of the interpreter?)"
+            )
             quiet = self.stopping_at > 0 and event.code in (0, 1)
-            rank.failure = Failure(rank.rank, "exit", f"the process ended with code {event.code} {why}", event.code or 1, step=rank.step, consequence=quiet)
+            rank.failure = Failure(
+                rank.rank,
+                "exit",
+                f"the process ended with code {event.code} {why}",
+                event.code or 1,
+                step=rank.step,
+                consequence=quiet,
+            )
         self._fail(rank.failure, now)
 
     def _on_closed(self, rank: Rank, event: Closed, before: State, now: float) -> None:
@@ -259,7 +308,14 @@ class Controller:
     def _on_agentlost(self, rank: Rank, event: AgentLost, before: State, now: float) -> None:
         rank.closed = True
         if before is not State.EXITED and rank.failure is None:
-            rank.failure = Failure(rank.rank, "lost", f"its node agent is gone: {event.reason}", 1, step=rank.step, consequence=self.term_sent)
+            rank.failure = Failure(
+                rank.rank,
+                "lost",
+                f"its node agent is gone: {event.reason}",
+                1,
+                step=rank.step,
+                consequence=self.term_sent,
+            )
             self._fail(rank.failure, now)
 
     # ---- the run's end
@@ -272,7 +328,10 @@ class Controller:
         elif event.signum == signal.SIGINT:
             self._fail(Failure(None, "interrupt", "interrupted by Ctrl-C", EXIT_INTERRUPTED), now)
         else:
-            self._fail(Failure(None, "interrupt", f"the launcher received {signal_name(event.signum)}", 128 + event.signum), now)
+            self._fail(
+                Failure(None, "interrupt", f"the launcher received {signal_name(event.signum)}", 128 + event.signum),
+                now,
+            )
 
     def _mismatch(self, culprit: int, text: str, now: float) -> None:
         self._fail(Failure(culprit, "plan", f"PlanMismatch: {text}", 1), now)
@@ -282,8 +341,17 @@ class Controller:
         if self.root is None:
             self.root, self.stopping_at = failure, now
             kind = failure.kind if failure.kind in ("plan", "interrupt") else "failure"
-            reason = failure.title if failure.rank is None or failure.kind == "plan" else f"rank {failure.rank} failed: {failure.title}"
-            self._send("abort", rank=-1 if failure.rank is None else failure.rank, kind=kind, reason=reason.removeprefix("PlanMismatch: "))
+            reason = (
+                failure.title
+                if failure.rank is None or failure.kind == "plan"
+                else f"rank {failure.rank} failed: {failure.title}"
+            )
+            self._send(
+                "abort",
+                rank=-1 if failure.rank is None else failure.rank,
+                kind=kind,
+                reason=reason.removeprefix("PlanMismatch: "),
+            )
         elif self.root.consequence and not failure.consequence and not self.term_sent:
             self.root = failure
 
@@ -291,14 +359,36 @@ class Controller:
         """Deadlines of the run and of its end."""
         if self.root is None:
             if self.timeout_s is not None and now - self.started_at > self.timeout_s:
-                self._fail(Failure(None, "timeout", f"the run took longer than its time-out of {self.timeout_s:g} s", EXIT_TIMEOUT), now)
+                self._fail(
+                    Failure(
+                        None, "timeout", f"the run took longer than its time-out of {self.timeout_s:g} s", EXIT_TIMEOUT
+                    ),
+                    now,
+                )
             elif not self.running_at and now - self.started_at > self.start_timeout_s:
                 missing = [r.rank for r in self.ranks if r.state in (State.WAITING, State.SPAWNED, State.CONNECTING)]
-                self._fail(Failure(None, "timeout", f"{ranks_text(missing)} did not start within {self.start_timeout_s:g} s", EXIT_TIMEOUT), now)
+                self._fail(
+                    Failure(
+                        None,
+                        "timeout",
+                        f"{ranks_text(missing)} did not start within {self.start_timeout_s:g} s",
+                        EXIT_TIMEOUT,
+                    ),
+                    now,
+                )
             else:
                 for r in self.ranks:
                     if r.state in (State.RUNNING, State.CONNECTING) and now - r.heard > self.silent_s:
-                        return self._fail(Failure(r.rank, "silent", f"no sign of life for {self.silent_s:g} s (stopped, or the network is cut)", 1, step=r.step), now)
+                        return self._fail(
+                            Failure(
+                                r.rank,
+                                "silent",
+                                f"no sign of life for {self.silent_s:g} s (stopped, or the network is cut)",
+                                1,
+                                step=r.step,
+                            ),
+                            now,
+                        )
         elif not self.term_sent and now - self.stopping_at > self.grace_s:
             self.term_sent = True
             self._kill(signal.SIGTERM)

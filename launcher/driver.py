@@ -113,7 +113,12 @@ def run(job: Job, *, last: bool = False) -> Outcome:
                 signals.raising = False
             except StartInterrupted as e:
                 code = 128 + e.signum
-                return Outcome(code, f"\nlauncher: {signal.Signals(e.signum).name} before the workers had started\nlauncher: exit code {code}\n", None, run_dir)
+                return Outcome(
+                    code,
+                    f"\nlauncher: {signal.Signals(e.signum).name} before the workers had started\nlauncher: exit code {code}\n",
+                    None,
+                    run_dir,
+                )
             supervisor = Supervisor(job, cluster, server, places, run_dir, signals, began)
             outcome = supervisor.run()
             clean = outcome.exit_code == 0
@@ -140,21 +145,46 @@ def check_port(port: int) -> None:
             try:
                 s.bind(("", port))
             except OSError as e:
-                raise UsageError(f"--port {port}: {e.strerror}; leave --port out to let the system choose a free one") from None
+                raise UsageError(
+                    f"--port {port}: {e.strerror}; leave --port out to let the system choose a free one"
+                ) from None
 
 
 class Supervisor:
     """The loop between the controller and the world."""
 
-    def __init__(self, job: Job, cluster: Cluster, server: ControlServer, places: list[Place], run_dir: str, signals: Signals, began: float) -> None:
-        self.job, self.cluster, self.server, self.places, self.run_dir, self.signals, self.began = job, cluster, server, places, run_dir, signals, began
+    def __init__(
+        self,
+        job: Job,
+        cluster: Cluster,
+        server: ControlServer,
+        places: list[Place],
+        run_dir: str,
+        signals: Signals,
+        began: float,
+    ) -> None:
+        self.job, self.cluster, self.server, self.places, self.run_dir, self.signals, self.began = (
+            job,
+            cluster,
+            server,
+            places,
+            run_dir,
+            signals,
+            began,
+        )
         show = range(job.nodes) if job.show_stdout == "all" else [int(r) for r in job.show_stdout.split(",") if r]
         self.console = Console(job.nodes, frozenset(show), terminal=sys.stdout.isatty())
         self.logs = RankLogs(run_dir, job.nodes)
         self.command = shlex.join([job.target, *job.args]) if job.kind != "function" else f"launch({job.target})"
         self.ready_s = time.monotonic() - began
-        self.controller = Controller(job.nodes, time.monotonic(), timeout_s=job.timeout_s, start_timeout_s=job.start_timeout_s, grace_s=job.grace_s,
-                                     silent_s=float(REGISTRY["HEARTBEAT_TIMEOUT_S"].value))
+        self.controller = Controller(
+            job.nodes,
+            time.monotonic(),
+            timeout_s=job.timeout_s,
+            start_timeout_s=job.start_timeout_s,
+            grace_s=job.grace_s,
+            silent_s=float(REGISTRY["HEARTBEAT_TIMEOUT_S"].value),
+        )
 
     def run(self) -> Outcome:
         job, started = self.job, time.time()
@@ -176,9 +206,23 @@ class Supervisor:
             self._print(self.console.close(time.monotonic()))
             self.logs.close()
         text = report.render(c, self.logs.paths, self.command)
-        startup_s = {"ray": round(self.ready_s, 3), "join": round(c.joined_at and c.joined_at - self.began, 3), "run": round(c.running_at and c.running_at - self.began, 3)}
-        details = report.as_dict(c, self.logs.paths, job=job.id, command=self.command, nodes=job.nodes, devices_per_node=job.devices_per_node, started=started,
-                                 duration_s=round(time.monotonic() - self.began, 3), startup_s=startup_s, rejected_messages=self.server.rejected)
+        startup_s = {
+            "ray": round(self.ready_s, 3),
+            "join": round(c.joined_at and c.joined_at - self.began, 3),
+            "run": round(c.running_at and c.running_at - self.began, 3),
+        }
+        details = report.as_dict(
+            c,
+            self.logs.paths,
+            job=job.id,
+            command=self.command,
+            nodes=job.nodes,
+            devices_per_node=job.devices_per_node,
+            started=started,
+            duration_s=round(time.monotonic() - self.began, 3),
+            startup_s=startup_s,
+            rejected_messages=self.server.rejected,
+        )
         report.write_json(os.path.join(self.run_dir, "report.json"), details)
         return Outcome(c.exit_code, text, c.root.rank if c.root else None, self.run_dir, details, results)
 
@@ -188,7 +232,10 @@ class Supervisor:
         for p in shared:
             cores = max(1, p.cores // p.local_size)
             machine = "this machine" if p.ip == "127.0.0.1" else p.host
-            self._say(f"{p.local_size} workers share {machine}, {cores} core{'s' if cores > 1 else ''} each" + (f" of {p.cores}" if p.cores >= p.local_size else f" (it has {p.cores})"))
+            self._say(
+                f"{p.local_size} workers share {machine}, {cores} core{'s' if cores > 1 else ''} each"
+                + (f" of {p.cores}" if p.cores >= p.local_size else f" (it has {p.cores})")
+            )
         if len(hosts) > 1:
             self._say(f"{job.nodes} nodes on {len(hosts)} hosts: {', '.join(hosts)}")
         self._say(f"logs in {self.run_dir}")
@@ -201,16 +248,49 @@ class Supervisor:
         """All that an agent and its worker need to know."""
         job, place = self.job, self.places[rank]
         local = self.cluster.started_ray
-        user_set = [n for n in ("THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS") if n in os.environ]
-        carried = {v.name for v in REGISTRY.values() if v.travels} | {"PYTHONPATH", "PYTHONFAULTHANDLER"} | set(job.carry) | set(user_set)
+        user_set = [
+            n for n in ("THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS") if n in os.environ
+        ]
+        carried = (
+            {v.name for v in REGISTRY.values() if v.travels}
+            | {"PYTHONPATH", "PYTHONFAULTHANDLER"}
+            | set(job.carry)
+            | set(user_set)
+        )
         env = {k: os.environ[k] for k in sorted(carried) if k in os.environ}
-        env |= {MARK: job.id, "RANK": str(rank), "WORLD_SIZE": str(job.nodes), "LOCAL_RANK": str(place.local_rank), "LOCAL_WORLD_SIZE": str(place.local_size),
-                "GROUP_RANK": str(rank), "MASTER_ADDR": self.places[0].ip}
+        env |= {
+            MARK: job.id,
+            "RANK": str(rank),
+            "WORLD_SIZE": str(job.nodes),
+            "LOCAL_RANK": str(place.local_rank),
+            "LOCAL_WORLD_SIZE": str(place.local_size),
+            "GROUP_RANK": str(rank),
+            "MASTER_ADDR": self.places[0].ip,
+        }
         environ = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} if local else None
-        return {"rank": rank, "size": job.nodes, "local_rank": place.local_rank, "local_size": place.local_size, "devices_per_node": job.devices_per_node,
-                "job": job.id, "epoch": 0, "control": self.server.address, "curve": self.server.curve(rank), "bind_host": place.ip, "endpoint": job.endpoint,
-                "start_timeout_s": job.start_timeout_s, "kind": job.kind, "target": job.target, "args": job.args, "cwd": os.getcwd(), "environ": environ, "env": env,
-                "user_set": user_set, "sweep": not local, "sys_path": [os.path.abspath(p) for p in sys.path] if job.kind == "function" else []}
+        return {
+            "rank": rank,
+            "size": job.nodes,
+            "local_rank": place.local_rank,
+            "local_size": place.local_size,
+            "devices_per_node": job.devices_per_node,
+            "job": job.id,
+            "epoch": 0,
+            "control": self.server.address,
+            "curve": self.server.curve(rank),
+            "bind_host": place.ip,
+            "endpoint": job.endpoint,
+            "start_timeout_s": job.start_timeout_s,
+            "kind": job.kind,
+            "target": job.target,
+            "args": job.args,
+            "cwd": os.getcwd(),
+            "environ": environ,
+            "env": env,
+            "user_set": user_set,
+            "sweep": not local,
+            "sys_path": [os.path.abspath(p) for p in sys.path] if job.kind == "function" else [],
+        }
 
     def _loop(self) -> None:
         next_lost = 0.0
@@ -245,8 +325,6 @@ class Supervisor:
             self.server.send("agent", instruction.ranks, "signal", signum=instruction.signum)
 
     def _print(self, pieces: list[tuple[str, str]]) -> None:
-        if self.job.quiet and not pieces:
-            return
         used: set[IO[str]] = set()
         for stream, text in pieces:
             f = sys.stdout if stream == "stdout" else sys.stderr

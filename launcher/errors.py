@@ -26,7 +26,9 @@ class LaunchError(RuntimeError):
     and `details` is the content of `report.json`.
     """
 
-    def __init__(self, report: str, exit_code: int = 1, rank: int | None = None, details: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, report: str, exit_code: int = 1, rank: int | None = None, details: dict[str, Any] | None = None
+    ) -> None:
         super().__init__(report)
         self.report, self.exit_code, self.rank, self.details = report, exit_code, rank, details or {}
 

@@ -37,7 +37,9 @@ def marked_processes(job: str, folder: str) -> list[int]:
                 continue
             parents[pid] = int(parent)
             ray = _read(f"/proc/{pid}/cmdline").startswith(b"ray::")
-            if mark in _read(f"/proc/{pid}/environ").split(b"\0") or (ray and any(p.startswith(inside) for p in _open_files(pid))):
+            if mark in _read(f"/proc/{pid}/environ").split(b"\0") or (
+                ray and any(p.startswith(inside) for p in _open_files(pid))
+            ):
                 found.add(pid)
         except OSError:
             pass  # gone, or not ours
@@ -75,7 +77,9 @@ def sweep(job: str, folder: str, within_s: float = 2.0) -> None:
             break
         time.sleep(0.01)
     until = min(until, time.monotonic() + 0.5)
-    while seen and time.monotonic() < until:  # our own children (and, with `adopt_orphans`, theirs) would stay as zombies
+    while (
+        seen and time.monotonic() < until
+    ):  # our own children (and, with `adopt_orphans`, theirs) would stay as zombies
         for pid in list(seen):
             try:
                 os.waitpid(pid, os.WNOHANG)
@@ -114,8 +118,15 @@ class Janitor:
 
     def __init__(self, job: str, folder: str) -> None:
         env = {k: v for k, v in os.environ.items() if k != MARK}
-        self.process = subprocess.Popen([sys.executable, "-I", "-S", os.path.abspath(__file__), job, folder], stdin=subprocess.PIPE,
-                                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env, cwd="/", start_new_session=True)
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-S", os.path.abspath(__file__), job, folder],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=env,
+            cwd="/",
+            start_new_session=True,
+        )
 
     def dismiss(self) -> None:
         """All is done: no sweep needed."""

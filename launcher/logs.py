@@ -49,7 +49,9 @@ class LineMerger:
     def take(self, now: float, everything: bool = False) -> list[tuple[str, str]]:
         """The lines that are due, as (stream, prefixed line)."""
         out = []
-        while self.held and (everything or self.held[0].until <= now or len(self.held[0].ranks) == self.size or len(self.held) > 2000):
+        while self.held and (
+            everything or self.held[0].until <= now or len(self.held[0].ranks) == self.size or len(self.held) > 2000
+        ):
             h = self.held.pop(0)
             out.append((h.stream, f"{prefix(h.ranks)} {h.text}"))
         return out
@@ -66,7 +68,13 @@ class Console:
     `show_stdout` are the ranks whose stdout shows; `terminal` allows redrawing a bar in place.
     """
 
-    def __init__(self, size: int, show_stdout: frozenset[int] = frozenset({0}), terminal: bool = False, window_s: float = WINDOW_S) -> None:
+    def __init__(
+        self,
+        size: int,
+        show_stdout: frozenset[int] = frozenset({0}),
+        terminal: bool = False,
+        window_s: float = WINDOW_S,
+    ) -> None:
         self.show, self.terminal = show_stdout, terminal
         self.merger = LineMerger(size, window_s)
         self.partial: dict[tuple[int, str], str] = {}
@@ -87,7 +95,13 @@ class Console:
         self.partial[key] = rest
         if rank == 0:
             self.redrawn = redrawn
-            self.bar = "" if not (redrawn or self.terminal) else f"{prefix([0])} {rest.rstrip(chr(13))}" if rest.rstrip("\r") else ""
+            self.bar = (
+                ""
+                if not (redrawn or self.terminal)
+                else f"{prefix([0])} {rest.rstrip(chr(13))}"
+                if rest.rstrip("\r")
+                else ""
+            )
         return self._draw(now_lines + self.merger.take(now), now)
 
     def tick(self, now: float) -> list[tuple[str, str]]:
@@ -153,7 +167,11 @@ def make_run_directory(wanted: str, name: str, stamp: str) -> str:
     base = wanted or os.path.join("runs", f"{stamp}-{name}")
     for n in range(1, 1000):
         path = base if n == 1 else f"{base}-{n}"
-        if os.path.isdir(path) and not any(f == "report.json" or (f.startswith("rank") and f.endswith(".log")) for f in os.listdir(path)) and wanted:
+        if (
+            os.path.isdir(path)
+            and not any(f == "report.json" or (f.startswith("rank") and f.endswith(".log")) for f in os.listdir(path))
+            and wanted
+        ):
             return os.path.abspath(path)
         try:
             os.makedirs(path, mode=0o755)

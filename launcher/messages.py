@@ -136,7 +136,13 @@ class Tick:
 
 WORKER_EVENTS = {c.__name__.lower(): c for c in (Hello, Started, Progress, Plan, Failed, Stopping, Finished)}
 AGENT_EVENTS = {c.__name__.lower(): c for c in (Spawned, Output, Exited, Closed)}
-_ACCEPTED: dict[str, tuple[type, ...]] = {"int": (int,), "str": (str,), "dict": (dict,), "bool": (bool,), "int | None": (int, type(None))}
+_ACCEPTED: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "str": (str,),
+    "dict": (dict,),
+    "bool": (bool,),
+    "int | None": (int, type(None)),
+}
 
 
 def encode(kind: str, /, **content: Any) -> bytes:
@@ -159,13 +165,17 @@ def parse(data: bytes, role: str, rank: int) -> Event:
         raise ProtocolError(f"unknown message from {role} {rank}")
     wanted = {f.name: str(f.type) for f in fields(cls) if f.name != "rank"}
     if set(message) != set(wanted):
-        raise ProtocolError(f"{cls.__name__} from {role} {rank} has fields {sorted(message)}, expected {sorted(wanted)}")
+        raise ProtocolError(
+            f"{cls.__name__} from {role} {rank} has fields {sorted(message)}, expected {sorted(wanted)}"
+        )
     for name, kind in wanted.items():
         value = message[name]
         if not isinstance(value, _ACCEPTED[kind]) or (isinstance(value, bool) and kind != "bool"):
             raise ProtocolError(f"{cls.__name__}.{name} from {role} {rank} must be {kind}, got {type(value).__name__}")
         if isinstance(value, str) and len(value) > MAX_TEXT:
-            raise ProtocolError(f"{cls.__name__}.{name} from {role} {rank} has {len(value)} characters, limit {MAX_TEXT}")
+            raise ProtocolError(
+                f"{cls.__name__}.{name} from {role} {rank} has {len(value)} characters, limit {MAX_TEXT}"
+            )
         if isinstance(value, int) and not -(1 << 31) <= value < 1 << 63:
             raise ProtocolError(f"{cls.__name__}.{name} from {role} {rank} is out of range")
     return cls(rank, **message)

@@ -66,14 +66,26 @@ class Option:
 
 
 OPTIONS = (
-    Option("nodes", "N", _count, "number of workers, one a node; without it the script runs in this process, without Ray"),
+    Option(
+        "nodes", "N", _count, "number of workers, one a node; without it the script runs in this process, without Ray"
+    ),
     Option("devices-per-node", "D", _count, "devices of each worker (default 1)"),
-    Option("address", "HOST:PORT", str, "attach to this Ray cluster ('auto': the one on this host); default: start one for this run, on this machine"),
+    Option(
+        "address",
+        "HOST:PORT",
+        str,
+        "attach to this Ray cluster ('auto': the one on this host); default: start one for this run, on this machine",
+    ),
     Option("timeout", "S", _seconds, "stop the run after S seconds, exit code 124"),
     Option("start-timeout", "S", _seconds, "all workers must be up after S seconds (default 120)"),
     Option("grace", "S", _seconds, "after a failure, time for the other workers to stop by themselves (default 2)"),
     Option("run-dir", "DIR", str, "folder for logs and report.json (default runs/<date-time>-<script>)"),
-    Option("log-ranks", "RANKS", _ranks, "ranks whose stdout shows on the console: 'all' or a list like 0,3 (default 0; stderr always shows)"),
+    Option(
+        "log-ranks",
+        "RANKS",
+        _ranks,
+        "ranks whose stdout shows on the console: 'all' or a list like 0,3 (default 0; stderr always shows)",
+    ),
     Option("env", "NAMES", _names, "more environment variables to carry to workers on other hosts, as A,B"),
     Option("port", "PORT", _port, "port of the control channel (default: chosen by the system)"),
 )
@@ -93,10 +105,22 @@ class Command:
     def job(self) -> Job:
         """The job for the driver."""
         v = self.values or {}
-        return Job(self.kind, self.target, self.args or [], nodes=self.nodes or 1, devices_per_node=v.get("devices_per_node", 1),
-                   address=v.get("address") or os.environ.get("RAY_ADDRESS", ""), timeout_s=v.get("timeout"), start_timeout_s=v.get("start_timeout", 120.0),
-                   grace_s=v.get("grace", 2.0), run_dir=v.get("run_dir", ""), port=v.get("port", 0), show_stdout=v.get("log_ranks", "0"), carry=v.get("env", []),
-                   endpoint=os.environ.get("MANYGRAD_ENDPOINT") or REAL_ENDPOINT)
+        return Job(
+            self.kind,
+            self.target,
+            self.args or [],
+            nodes=self.nodes or 1,
+            devices_per_node=v.get("devices_per_node", 1),
+            address=v.get("address") or os.environ.get("RAY_ADDRESS", ""),
+            timeout_s=v.get("timeout"),
+            start_timeout_s=v.get("start_timeout", 120.0),
+            grace_s=v.get("grace", 2.0),
+            run_dir=v.get("run_dir", ""),
+            port=v.get("port", 0),
+            show_stdout=v.get("log_ranks", "0"),
+            carry=v.get("env", []),
+            endpoint=os.environ.get("MANYGRAD_ENDPOINT") or REAL_ENDPOINT,
+        )
 
 
 def parse(argv: list[str], environ: dict[str, str]) -> Command:
@@ -135,8 +159,13 @@ def parse(argv: list[str], environ: dict[str, str]) -> Command:
                 raise UsageError("-m needs a module: launcher -m package.module")
             kind, target, i = "module", argv[i], i + 1
         elif token.startswith("-") and token != "-":
-            close = difflib.get_close_matches(token.partition("=")[0].replace("_", "-"), [f"--{n}" for n in _BY_NAME], 1)
-            raise UsageError(f"unknown option {token}" + (f"; did you mean {close[0]}?" if close else "; options of the script go after it"))
+            close = difflib.get_close_matches(
+                token.partition("=")[0].replace("_", "-"), [f"--{n}" for n in _BY_NAME], 1
+            )
+            raise UsageError(
+                f"unknown option {token}"
+                + (f"; did you mean {close[0]}?" if close else "; options of the script go after it")
+            )
         else:
             target = token
     if not target:
@@ -154,15 +183,29 @@ def _value(option: Option, text: str, source: str) -> Any:
 
 def help_text() -> str:
     """What `launcher --help` prints."""
-    lines = ["usage: launcher SCRIPT [options] [-- script args]", "       launcher -m MODULE [options] [-- script args]", "",
-             "Run a Python script on N workers, or without --nodes in this process.", "", "options, before or after the script:"]
+    lines = [
+        "usage: launcher SCRIPT [options] [-- script args]",
+        "       launcher -m MODULE [options] [-- script args]",
+        "",
+        "Run a Python script on N workers, or without --nodes in this process.",
+        "",
+        "options, before or after the script:",
+    ]
     width = max(len(o.name) + len(o.metavar) for o in OPTIONS) + 5
     lines += [f"  {f'--{o.name} {o.metavar}':<{width}} {o.help}" for o in OPTIONS]
-    lines += [f"  {'-m MODULE':<{width}} run a module as `python -m` does", f"  {'-h, --help':<{width}} show this (before the script)", "",
-              "Each option can be set by an environment variable: --run-dir is MANYGRAD_RUN_DIR, and so on.",
-              "Other options after the script, and all after `--`, go to the script.", "",
-              "exit codes: 0 all ranks succeeded; else the first failing rank's own, 128+signal if it was killed;",
-              "  2 usage, 69 more nodes than fit, 124 time-out, 130 Ctrl-C, 143 SIGTERM", "",
-              "examples:", "  launcher train.py                          one process", "  launcher train.py --nodes 4 --epochs 3     four workers on this machine; --epochs goes to train.py",
-              "  launcher train.py --nodes 4 --address auto four hosts of the running Ray cluster"]
+    lines += [
+        f"  {'-m MODULE':<{width}} run a module as `python -m` does",
+        f"  {'-h, --help':<{width}} show this (before the script)",
+        "",
+        "Each option can be set by an environment variable: --run-dir is MANYGRAD_RUN_DIR, and so on.",
+        "Other options after the script, and all after `--`, go to the script.",
+        "",
+        "exit codes: 0 all ranks succeeded; else the first failing rank's own, 128+signal if it was killed;",
+        "  2 usage, 69 more nodes than fit, 124 time-out, 130 Ctrl-C, 143 SIGTERM",
+        "",
+        "examples:",
+        "  launcher train.py                          one process",
+        "  launcher train.py --nodes 4 --epochs 3     four workers on this machine; --epochs goes to train.py",
+        "  launcher train.py --nodes 4 --address auto four hosts of the running Ray cluster",
+    ]
     return "\n".join(lines) + "\n"

@@ -37,7 +37,11 @@ def check_plan(hash: int, description: str) -> None:
     n = channel.plans_made
     channel.send("plan", n=n, hash=str(int(hash)), description=str(description))
     deadline_s = float(REGISTRY["COLLECTIVE_TIMEOUT_S"].value)
-    channel.wait(lambda: channel.plans_agreed >= n, deadline_s, f"the other ranks to make plan {n} ({description}); the knob is COLLECTIVE_TIMEOUT_S")
+    channel.wait(
+        lambda: channel.plans_agreed >= n,
+        deadline_s,
+        f"the other ranks to make plan {n} ({description}); the knob is COLLECTIVE_TIMEOUT_S",
+    )
 
 
 def report_step(step: int) -> None:

@@ -37,16 +37,34 @@ def render(c: Controller, logs: list[str], command: str) -> str:
     if others:
         lines += ["", "Consequences:" if root.rank is not None else "Ranks:"]
         lines += [f"  {ranks_text(ranks)}: {fate}" for fate, ranks in others.items()]
-    late = [r for r in c.ranks if r.failure is not None and r.failure is not root and not r.failure.consequence and r.failure.traceback and r.failure.title != root.title]
+    late = [
+        r
+        for r in c.ranks
+        if r.failure is not None
+        and r.failure is not root
+        and not r.failure.consequence
+        and r.failure.traceback
+        and r.failure.title != root.title
+    ]
     for r in late[:2]:
         assert r.failure is not None
-        lines += ["", f"  rank {r.rank}, later:", *("    " + x for x in r.failure.traceback.rstrip().splitlines()[-12:])]
+        lines += [
+            "",
+            f"  rank {r.rank}, later:",
+            *("    " + x for x in r.failure.traceback.rstrip().splitlines()[-12:]),
+        ]
     lines += ["", f"Next: {_next(root, logs)}", f"launcher: exit code {root.code}"]
     return "\n".join(lines) + "\n"
 
 
 def _facts(r: Rank, failure: Failure, log: str) -> str:
-    end = "" if r.exit_code is None else f", {signal_name(-r.exit_code)}" if r.exit_code < 0 else f", exit code {r.exit_code}"
+    end = (
+        ""
+        if r.exit_code is None
+        else f", {signal_name(-r.exit_code)}"
+        if r.exit_code < 0
+        else f", exit code {r.exit_code}"
+    )
     step = "" if r.step is None else f", step {r.step}"
     at = f", at {failure.where}" if failure.where else ""
     return f"node {r.rank} ({r.host or 'not started'}), rank {r.rank}, pid {r.pid}{end}{step}{at}, log {log}"
@@ -77,13 +95,45 @@ def _next(root: Failure, logs: list[str]) -> str:
 
 def as_dict(c: Controller, logs: list[str], **more: Any) -> dict[str, Any]:
     """The content of `report.json`."""
-    def failure(f: Failure | None) -> dict[str, Any] | None:
-        return None if f is None else {"rank": f.rank, "kind": f.kind, "title": f.title, "traceback": f.traceback, "where": f.where, "step": f.step,
-                                       "consequence": f.consequence}
 
-    ranks = [{"rank": r.rank, "host": r.host, "pid": r.pid, "state": r.state.value, "exit_code": r.exit_code, "step": r.step, "plans": r.plans,
-              "bytes_sent": r.bytes_sent, "where": r.where, "failure": failure(r.failure), "log": log} for r, log in zip(c.ranks, logs, strict=True)]
-    return {**more, "exit_code": c.exit_code, "root_cause": failure(c.root), "ranks": ranks, "ignored_events": c.ignored}
+    def failure(f: Failure | None) -> dict[str, Any] | None:
+        return (
+            None
+            if f is None
+            else {
+                "rank": f.rank,
+                "kind": f.kind,
+                "title": f.title,
+                "traceback": f.traceback,
+                "where": f.where,
+                "step": f.step,
+                "consequence": f.consequence,
+            }
+        )
+
+    ranks = [
+        {
+            "rank": r.rank,
+            "host": r.host,
+            "pid": r.pid,
+            "state": r.state.value,
+            "exit_code": r.exit_code,
+            "step": r.step,
+            "plans": r.plans,
+            "bytes_sent": r.bytes_sent,
+            "where": r.where,
+            "failure": failure(r.failure),
+            "log": log,
+        }
+        for r, log in zip(c.ranks, logs, strict=True)
+    ]
+    return {
+        **more,
+        "exit_code": c.exit_code,
+        "root_cause": failure(c.root),
+        "ranks": ranks,
+        "ignored_events": c.ignored,
+    }
 
 
 def write_json(path: str, content: dict[str, Any]) -> None:

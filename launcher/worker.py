@@ -84,20 +84,38 @@ def join(spec: dict[str, Any], channel: Any) -> Any:
     rank, size = spec["rank"], spec["size"]
     sys.path.extend(p for p in spec["sys_path"] if p not in sys.path and os.path.isdir(p))
     module, _, name = spec["endpoint"].partition(":")
-    endpoint = getattr(importlib.import_module(module), name)(rank=rank, size=size, job=spec["job"], epoch=spec["epoch"], bind_host=spec["bind_host"])
+    endpoint = getattr(importlib.import_module(module), name)(
+        rank=rank, size=size, job=spec["job"], epoch=spec["epoch"], bind_host=spec["bind_host"]
+    )
     channel.on_abort, channel.counters = endpoint.abort, lambda: endpoint.bytes_sent
     with socket.socket() as s:
         s.bind((spec["bind_host"], 0))
         port = s.getsockname()[1]
-    channel.send("hello", card=endpoint.card(), host=socket.gethostname(), ip=spec["bind_host"], pid=os.getpid(), port=port, protocol=PROTOCOL)
+    channel.send(
+        "hello",
+        card=endpoint.card(),
+        host=socket.gethostname(),
+        ip=spec["bind_host"],
+        pid=os.getpid(),
+        port=port,
+        protocol=PROTOCOL,
+    )
     channel.wait(lambda: bool(channel.cards), spec["start_timeout_s"], "all ranks to start")
     endpoint.connect(channel.cards, deadline_s=spec["start_timeout_s"])
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = channel.master[0], str(channel.master[1])
-    world.join(rank=rank, size=size, local_rank=spec["local_rank"], local_size=spec["local_size"],
-               devices_per_node=spec["devices_per_node"], job=spec["job"], epoch=spec["epoch"])
+    world.join(
+        rank=rank,
+        size=size,
+        local_rank=spec["local_rank"],
+        local_size=spec["local_size"],
+        devices_per_node=spec["devices_per_node"],
+        job=spec["job"],
+        epoch=spec["epoch"],
+    )
     transport = importlib.import_module("manygrad.collectives.transport")
     if hasattr(transport, "set_current"):
         transport.set_current(endpoint)
+    importlib.import_module("manygrad.runtime.collective").use_endpoint(endpoint)
     plans.install(channel)
     return endpoint
 
@@ -115,8 +133,16 @@ def run_user_code(spec: dict[str, Any], payload: bytes, channel: Any) -> int:
         channel.in_user_code = False
         code = exit_code_of(e)
         if code:
-            channel.send("failed", kind="SystemExit", message=f"sys.exit({e.code!r})", traceback="",
-                         where=failing_line(e.__traceback__), step=channel.step, code=code, consequence=channel.abort_reason is not None)
+            channel.send(
+                "failed",
+                kind="SystemExit",
+                message=f"sys.exit({e.code!r})",
+                traceback="",
+                where=failing_line(e.__traceback__),
+                step=channel.step,
+                code=code,
+                consequence=channel.abort_reason is not None,
+            )
             if not isinstance(e.code, int):
                 print(e.code, file=sys.stderr)
         return code
@@ -146,8 +172,10 @@ def call_function(payload: bytes, spec: dict[str, Any]) -> None:
     try:
         data = cloudpickle.dumps(result)
     except Exception as e:
-        raise TypeError(f"launch: rank {spec['rank']} returned a {type(result).__name__} that cannot be pickled: {e}; "
-                        "return plain values or NumPy arrays") from e
+        raise TypeError(
+            f"launch: rank {spec['rank']} returned a {type(result).__name__} that cannot be pickled: {e}; "
+            "return plain values or NumPy arrays"
+        ) from e
     with os.fdopen(spec["result_fd"], "wb") as f:
         f.write(data)
 
@@ -165,8 +193,16 @@ def report_failure(e: BaseException, spec: dict[str, Any], channel: Any) -> int:
     code = exit_code_of(e) if isinstance(e, SystemExit) else 1
     tb = strip_runner(e.__traceback__)
     text = "".join(traceback.format_exception(type(e), e, tb))
-    channel.send("failed", kind=type(e).__name__, message=str(e) or type(e).__name__, traceback=text, where=failing_line(tb), step=channel.step,
-                 code=code or 1, consequence=is_consequence(e) or channel.abort_kind in ("plan", "gone", "interrupt"))
+    channel.send(
+        "failed",
+        kind=type(e).__name__,
+        message=str(e) or type(e).__name__,
+        traceback=text,
+        where=failing_line(tb),
+        step=channel.step,
+        code=code or 1,
+        consequence=is_consequence(e) or channel.abort_kind in ("plan", "gone", "interrupt"),
+    )
     if channel.abort_kind == "gone":
         sys.stderr.write(text)
     return code or 1
@@ -186,7 +222,9 @@ def is_consequence(e: BaseException | None) -> bool:
 def strip_runner(tb: TracebackType | None) -> TracebackType | None:
     """The traceback without the frames of this module and runpy at its start."""
     first = tb
-    while first is not None and (first.tb_frame.f_code.co_filename == __file__ or "runpy" in first.tb_frame.f_code.co_filename):
+    while first is not None and (
+        first.tb_frame.f_code.co_filename == __file__ or "runpy" in first.tb_frame.f_code.co_filename
+    ):
         first = first.tb_next
     return first or tb
 
@@ -196,7 +234,9 @@ def failing_line(tb: TracebackType | None) -> str:
     from .channel import is_user_file
 
     frames = traceback.extract_tb(tb)
-    users = [f for f in frames if is_user_file(f.filename)] or [f for f in frames if os.path.dirname(f.filename) != os.path.dirname(__file__)]
+    users = [f for f in frames if is_user_file(f.filename)] or [
+        f for f in frames if os.path.dirname(f.filename) != os.path.dirname(__file__)
+    ]
     return f"{users[-1].filename}:{users[-1].lineno} in {users[-1].name}" if users else ""
 
 

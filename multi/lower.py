@@ -11,10 +11,11 @@ Shapes: a value of global shape S cut on dim a has, on device i, S with dim a of
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
-from manygrad.multi.placement import REPLICATE, Partial, Placement, Replicate, Shard
+from manygrad.multi.placement import REPLICATE, Partial, Placement, Replicate, Shard, even_bounds
 from manygrad.multi.rules import RULES, placements, settled
 from manygrad.multi.world import World, world
 from manygrad.tensor.source import line_of
@@ -90,11 +91,15 @@ class _Lowering:
         return tuple(UOp(Ops.MSELECT, x.dtype, (node,), k) for k, x in enumerate(parts))
 
     def all_reduce(self, parts: Local, op: Ops, devices: tuple[str, ...], at: UOp) -> Local:
+        if len(devices) == 1:
+            return parts
         out = self.collective(Ops.ALLREDUCE, parts, devices, (op, prod(at.shape)), at, at.shape)
         return tuple(reshape(x, at.shape) for x in out)
 
     def all_gather(self, parts: Local, p: Shard, shape: tuple[Any, ...], devices: tuple[str, ...], at: UOp) -> Local:
         """Flat parts joined in rank order; for an inner dim the pieces are then set side by side."""
+        if len(devices) == 1:
+            return parts
         rest = prod(d for i, d in enumerate(shape) if i != p.axis)
         bounds = tuple(b * rest for b in p.bounds)
         out = self.collective(Ops.ALLGATHER, parts, devices, (0, bounds), at, shape)
@@ -140,7 +145,10 @@ class _Lowering:
         else:
             wants, result = RULES[u.op](u, [place[s] for s in u.src])
             parts = [self.at(s, devices, place[s], w) for s, w in zip(u.src, wants)]
-            self.loc[u] = tuple(marked(local_node(u, tuple(p[k] for p in parts), result, i), u) for k, i in enumerate(self.mine(devices)))
+            make = local_node
+            if u.op is Ops.REDUCE and isinstance(wants[0], Shard) and isinstance(result, Partial) and u.dtype.is_float:
+                make = block_reducer(wants[0], len(devices)) or local_node
+            self.loc[u] = tuple(marked(make(u, tuple(p[k] for p in parts), result, i), u) for k, i in enumerate(self.mine(devices)))
 
     def lower_shard(self, u: UOp, place: dict[UOp, Placement]) -> None:
         devices, _ = u.arg
@@ -172,6 +180,33 @@ def local_node(u: UOp, src: tuple[UOp, ...], result: Placement, i: int) -> UOp:
         shape = tuple(1 if a in u.arg[1] else d for a, d in enumerate(src[0].shape))
         return broadcast(UOp.const(u.dtype, identity), shape)
     return u.replace(src=src)
+
+
+def block_reducer(p: Shard, ranks: int) -> Callable[[UOp, Local, Placement, int], UOp] | None:
+    """A reduction over the cut dim in an order that does not depend on the number of devices, where sizes allow it.
+
+    The dim is seen as 8 (4, 2) equal blocks; each block is reduced on its own, then blocks are added in a balanced binary
+    tree. Devices hold whole subtrees, and the all-reduce goes on with the same tree over ranks: the same bits on 1, 2, 4, 8.
+    """
+    size = p.bounds[-1]
+    blocks = next((b for b in (8, 4, 2) if size % b == 0), 1)
+    if blocks % ranks or p.bounds != even_bounds(size, ranks):
+        return None
+
+    def reduce(u: UOp, src: Local, result: Placement, i: int) -> UOp:
+        op, axes = u.arg[:2]
+        (x,) = src
+        mine = blocks // ranks
+        levels = mine.bit_length() - 1
+        shape = (*x.shape[: p.axis], *(2,) * levels, x.shape[p.axis] // mine, *x.shape[p.axis + 1 :])
+        y = reshape(x, shape)
+        inner = tuple(a if a < p.axis else a + levels for a in axes)
+        y = UOp(Ops.REDUCE, u.dtype, (y,), (op, inner, mine))
+        for level in reversed(range(levels)):
+            y = UOp(Ops.REDUCE, u.dtype, (y,), (op, (p.axis + level,), 1))
+        return reshape(y, tuple(1 if a in axes else d for a, d in enumerate(x.shape)))
+
+    return reduce
 
 
 def marked(new: UOp, old: UOp) -> UOp:

@@ -102,8 +102,11 @@ def _address(b: Buffer) -> int:
     return b.device.address(b.handle) if b.nbytes else 0
 
 
-def forget_plans(*_: Any) -> None:
-    """Drop all prepared programs (when the endpoint changes)."""
-    for p in _PLANS.values():
-        p.prepared.close()
-    _PLANS.clear()
+def use_endpoint(endpoint: Any) -> None:
+    """From now on buffers of the CPU devices live where peers of this host can read them in place."""
+    arena = getattr(endpoint, "arena", None)
+    endpoint.describe = lambda key: descriptions.get(key, "")
+    if arena is not None:
+        from manygrad.runtime.devices.cpu import set_arena
+
+        set_arena(arena.alloc, arena.free, arena.addr(0))

@@ -4,7 +4,8 @@ Precondition: storage lowered. Postcondition: a set of nodes, each of which gets
 
 A value is stored where that moves fewer bytes or does far less work than computing it again:
 - CONTIGUOUS (which copies and collectives put on their sources): always;
-- a reduction's result before it is broadcast, padded, gathered from or reduced again (each would repeat the reduction);
+- a reduction's result before it is broadcast, padded, gathered from or reduced again (each would repeat the reduction;
+  the levels of a reduction in blocks stay together);
 - an elementwise chain before it is broadcast into a contraction, or anywhere if it is expensive;
 - a value with several reading kernels, if it holds a reduction or if reading it costs less than reading its sources again.
 """
@@ -92,7 +93,7 @@ def decide_stores(sink: UOp) -> set[UOp]:
         for s in u.src:
             refresh(s)
         s0 = u.src[0]
-        if u.op is Ops.REDUCE and reduces[s0]:
+        if u.op is Ops.REDUCE and reduces[s0] and not (len(u.arg) == 3 and s0.op is Ops.REDUCE and s0 not in stored):
             store_below(_shared_below(s0, reduces, users))
         elif u.op is Ops.EXPAND and numel(u.shape) > numel(s0.shape):
             below = s0

@@ -118,19 +118,19 @@ def merge_movement(u: UOp) -> UOp | None:
 def merge_reduce(u: UOp) -> UOp | None:
     """REDUCE(REDUCE(x, a), b) of one op -> REDUCE(x, a + b)."""
     x = u.src[0]
-    if x.op is Ops.REDUCE and x.arg[0] is u.arg[0]:
+    if x.op is Ops.REDUCE and x.arg[0] is u.arg[0] and len(x.arg) == len(u.arg) == 2:  # (one in blocks keeps its order)
         return UOp(Ops.REDUCE, u.dtype, x.src, (u.arg[0], tuple(sorted(set(u.arg[1]) | set(x.arg[1])))))
     return None
 
 
 def split_reduce(u: UOp) -> UOp | None:
     """A large reduction with few outputs becomes two: the parts in parallel, then their sum."""
-    op, axes = u.arg
+    op, axes, *blocks = u.arg
     x = u.src[0]
     if not all(isinstance(d, int) for d in x.shape) or x.dtype.is_half:
         return None
     size = prod(x.shape[a] for a in axes)
-    if size < SPLIT_FROM or prod(u.shape) > SPLIT_OUTPUTS:
+    if size < SPLIT_FROM or prod(u.shape) // (blocks[0] if blocks else 1) > SPLIT_OUTPUTS:
         return None
     divisors = [(d, a) for a in axes for d in range(2, min(SPLIT_PARTS, x.shape[a]) + 1) if x.shape[a] % d == 0 and d < size]
     if not divisors:

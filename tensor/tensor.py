@@ -289,8 +289,6 @@ class Tensor(
             raise ValueError(f"shard: a device is named twice in {names}")
         if axis is not None:
             axis = self._dim(axis)
-        if len(names) == 1:
-            return self.to(names[0])
         if isinstance(self.device, tuple):
             if self.device != names:
                 raise ValueError(f"shard: the tensor is already on {self.device}; bring it to one device first with .to(device)")

@@ -6,6 +6,8 @@ after:   RANGE j 32768; every offset has j*s
 
 from __future__ import annotations
 
+import itertools
+
 from manygrad.runtime.codegen.affine import Affine, TileAnalysis
 from manygrad.runtime.codegen.describe import ranges_of, signature
 from manygrad.runtime.codegen.rewrite import rebuild
@@ -99,7 +101,7 @@ def merge_ranges(ast: UOp) -> UOp:
             (
                 (i, j)
                 for ranges in sorted(uses.lists, key=len)
-                for i, j in zip(ranges, ranges[1:])
+                for i, j in itertools.pairwise(ranges)
                 if uses.mergeable(i, j)
             ),
             None,

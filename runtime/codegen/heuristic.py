@@ -59,8 +59,7 @@ class Heuristic:
         """How the offset of `index` changes along `r` within a vector; None: irregularly."""
         analysis = self._analyses.get(r)
         if analysis is None:
-            aligned = {r: self.lanes} if r.src[0].op is Ops.CONST else {r: self.lanes}
-            analysis = self._analyses[r] = TileAnalysis(aligned, r, self.lanes)
+            analysis = self._analyses[r] = TileAnalysis({r: self.lanes}, r, self.lanes)
         a = analysis.affine(index.src[1], {})
         return a.stride if a is not None else None
 
@@ -229,7 +228,9 @@ class Heuristic:
                 self.opts.append(Opt("vectorise", r.arg[0], self.lanes))
                 if size_max(r) >= 2 * self.lanes and size_max(r) % (2 * self.lanes) == 0:
                     self.opts.append(Opt("tile", r.arg[0], 2 * self.lanes))
-                self.opts += [Opt("outermost", r.arg[0], 0), Opt("parallelise", -1, 1)]
+                if r is not sig.loops[0]:
+                    self.opts.append(Opt("before", r.arg[0], sig.loops[0].arg[0]))
+                self.opts.append(Opt("parallelise", -1, 1))
                 break
         return tuple(self.opts)
 

@@ -15,10 +15,12 @@ sums are folded pairwise at the end. It does not depend on the tiles of the loop
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from manygrad.runtime.codegen.affine import Affine, Atom, Position, TileAnalysis
+from manygrad.runtime.codegen.affine import Affine, Atom, Position, TileAnalysis, index_sum
 from manygrad.runtime.codegen.describe import Signature, bounds, kernel_name, ranges_of, signature
 from manygrad.runtime.codegen.lowered import Inst, Low, Program
 from manygrad.runtime.codegen.opt import Plan
@@ -40,6 +42,18 @@ class Block:
         self.values: dict[Any, Inst] = {}  # (expression, position) -> its value
 
 
+@dataclass
+class Stage:
+    """A value packed into local memory at every tile of `loop`: element [i of `ranges`..., position in the tile]."""
+
+    loop: UOp
+    ranges: tuple[UOp, ...]
+    row: UOp  # the joint index of `ranges`
+    tile: int
+    offset_bytes: int
+    ready: bool = False
+
+
 class Lowerer:
     def __init__(self, ast: UOp, plan: Plan) -> None:
         self.sig: Signature = signature(ast)
@@ -56,6 +70,12 @@ class Lowerer:
         self.lanes = 1
         self._analyses: dict[UOp | None, TileAnalysis] = {}
         self.use_lane(plan.lane, plan.lanes)
+        self.scratch_bytes = 0
+        self.stages: dict[UOp, Stage] = {}
+        self.changed: dict[UOp, Inst] = {}  # loop inside a joint parallel loop -> whether it has just moved on
+        self.packing = False
+        for r, slot in plan.staged:
+            self.plan_stage(r, slot)
 
     # *** emission ***
 
@@ -186,6 +206,8 @@ class Lowerer:
 
     def leaf(self, u: UOp, position: Position) -> Inst | None:
         """What needs more than the values of its sources; None for plain arithmetic."""
+        if u in self.stages and self.stages[u].ready:
+            return self.staged_load(u, self.stages[u], position)
         match u.op:
             case Ops.CONST:
                 return self.const(u.arg, u.dtype)
@@ -319,6 +341,68 @@ class Lowerer:
         if valid is not None and valid.lanes > 1:
             valid = self.emit(Low.ANY, dtypes.bool, (valid,))
         return self.emit(Low.LOAD, dtype, (pointer, self.base(a), *(() if valid is None else (valid,))), a.constant)
+
+    # *** staging ***
+
+    def plan_stage(self, loop: UOp, slot: int) -> None:
+        """Prepares to pack what REDUCEs read of argument `slot`, converted if it is read through a conversion."""
+        users = {s: u for u in self.sig.nodes for s in u.src if u.op is Ops.CAST and u.dtype.is_float and s.op is Ops.LOAD}
+        order = self.plan.loops
+        outside = frozenset(order[: order.index(loop) + 1])
+        for load in (u for u in self.sig.nodes if u.op is Ops.LOAD and u.src[0].src[0].arg == slot):
+            u = users.get(load, load)
+            ranges = tuple(r for v in self.sig.reduces for r in v.src[1:] if r in ranges_of(u))
+            ranges = tuple(dict.fromkeys(ranges))
+            if loop not in ranges_of(u) or not ranges_of(u) <= outside | frozenset(ranges) or any(r.src[0].op is not Ops.CONST for r in ranges):
+                raise ValueError(f"argument {slot} cannot be staged at loop {loop.arg[0]}: it changes with a loop inside it")
+            sizes = [r.src[0].arg for r in ranges]
+            tile = self.plan.tile.get(loop, 1)
+            row = index_sum(tuple((r, math.prod(sizes[i + 1 :]) * tile) for i, r in enumerate(ranges)), 0)
+            self.stages[u] = Stage(loop, ranges, row, tile, self.scratch_bytes)
+            self.scratch_bytes += -(-math.prod(sizes) * tile * u.dtype.itemsize // 64) * 64
+
+    def staged_at(self, u: UOp, stage: Stage, position: Position) -> tuple[Inst, Inst, int, int]:
+        """(pointer, offset, constant, lanes) of an element of a stage."""
+        a = self.analysis.affine(stage.row, position)
+        assert a is not None and a.stride == 0
+        pointer = self.emit(Low.SCRATCH, u.dtype, (), stage.offset_bytes)
+        return pointer, self.base(a), a.constant + position.get(stage.loop, 0), self.lanes if stage.loop is self.lane else 1
+
+    def staged_load(self, u: UOp, stage: Stage, position: Position) -> Inst:
+        pointer, offset, constant, lanes = self.staged_at(u, stage, position)
+        # never hoisted out of the tile: its contents change with it
+        if offset.depth < self.origin[stage.loop].depth:
+            offset = self.emit(Ops.ADD, INDEX, (offset, self.const(0)), here=True)
+        return self.emit(Low.LOAD, u.dtype, (pointer, offset), constant, lanes)
+
+    def pack(self, loop: UOp) -> None:
+        """Fills the stages of `loop` for the tile that is open now, unless they hold it already."""
+        stages = {u: s for u, s in self.stages.items() if s.loop is loop}
+        if not stages:
+            return
+        changed = self.changed.get(loop)
+        if changed is not None:
+            self.open(Inst(Low.IF, dtypes.void, 1, (changed,), None, len(self.blocks)))
+        self.packing = True
+        for u, stage in stages.items():
+            stage.ready = False
+            self.pack_ranges(u, stage, 0)
+        self.packing = False
+        if changed is not None:
+            self.close()
+        for stage in stages.values():
+            stage.ready = True
+
+    def pack_ranges(self, u: UOp, stage: Stage, i: int) -> None:
+        if i < len(stage.ranges):
+            self.loop(stage.ranges[i], lambda: self.pack_ranges(u, stage, i + 1))
+            return
+        for position in self.positions(frozenset((stage.loop, *stage.ranges))):
+            pointer, offset, constant, lanes = self.staged_at(u, stage, position)
+            value = self.splat(self.value(u, position), lanes)
+            self.emit(Low.STORE, dtypes.void, (pointer, offset, value), constant, lanes, here=True)
+
+    # *** stores ***
 
     def stores(self) -> None:
         """All STOREs at all positions of the tile; at one position, every value is computed before the first is stored."""
@@ -468,7 +552,9 @@ class Lowerer:
         if ragged:
             self.ragged[r] = size
         waiting = list(self.open_reduces)
-        self.reduces_ready()
+        if not self.packing:
+            self.pack(r)
+            self.reduces_ready()
         body()
         self.open_reduces = waiting
         self.ragged.pop(r, None)
@@ -551,6 +637,13 @@ class Lowerer:
                 digits.append(self.emit(Ops.MOD, INDEX, (rest, count), True))
                 rest = self.emit(Ops.IDIV, INDEX, (rest, count), True)
         digits.reverse()
+        for i, r in enumerate(loops[:-1]):
+            new = self.emit(Ops.CMPEQ, dtypes.bool, (index, begin))
+            inner = digits[i + 1]
+            for digit in digits[i + 2 :]:
+                inner = self.emit(Ops.OR, INDEX, (inner, digit))
+            first = self.emit(Ops.CMPEQ, dtypes.bool, (inner, self.const(0)))
+            self.changed[r] = self.emit(Ops.OR, dtypes.bool, (new, first))
 
         def bind(i: int) -> None:
             if i == len(loops):
@@ -632,7 +725,7 @@ class Lowerer:
         else:
             nest(0)
         counts = tuple((r.src[0], plan.tile.get(r, 1)) for r in plan.loops[: plan.parallel])
-        return Program(name, tuple(self.blocks[0].insts), self.sig.variables, self.sig.slots, counts)
+        return Program(name, tuple(self.blocks[0].insts), self.sig.variables, self.sig.slots, counts, self.scratch_bytes)
 
 
 def _key(arg: Any) -> Any:

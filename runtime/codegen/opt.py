@@ -6,7 +6,8 @@
 | `lanes` | a reduce range | lanes: partial accumulators in one vector, folded at the end (split-reduce) |
 | `tile` | a loop range | elements kept in registers at once (a multiple of its lanes) |
 | `unroll` | a reduce range | iterations written out, in order |
-| `outermost` | a loop range | 0; moved to the front |
+| `before` | a loop range | id of another loop range: moved directly outside of it |
+| `stage` | a loop range | argument number: for each of the loop's tiles, what the reduction reads of that argument is packed into local memory |
 | `parallelise` | -1 | how many of the outermost loops are cut over the threads |
 """
 
@@ -41,6 +42,7 @@ class Plan:
     reduce_lanes: dict[UOp, int] = field(default_factory=dict)
     tile: dict[UOp, int] = field(default_factory=dict)  # range -> elements
     parallel: int = 0
+    staged: list[tuple[UOp, int]] = field(default_factory=list)  # (loop, argument)
 
 
 def make_plan(sig: Signature, opts: tuple[Opt, ...]) -> Plan:
@@ -67,8 +69,14 @@ def make_plan(sig: Signature, opts: tuple[Opt, ...]) -> Plan:
                 plan.tile[r] = max(opt.amount, plan.tile.get(r, 1))
             case "tile" | "unroll":
                 plan.tile[r] = opt.amount
-            case "outermost":
-                plan.loops = (r, *(x for x in plan.loops if x is not r))
+            case "before":
+                others = [x for x in plan.loops if x is not r]
+                where = next((i for i, x in enumerate(others) if x.arg[0] == opt.amount), None)
+                if where is None:
+                    raise ValueError(f"{opt}: there is no other loop {opt.amount}")
+                plan.loops = (*others[:where], r, *others[where:])
+            case "stage":
+                plan.staged.append((r, opt.amount))
             case _:
                 raise ValueError(f"unknown kind of Opt: {opt}")
     for r, lanes in [*plan.reduce_lanes.items(), *([(plan.lane, plan.lanes)] if plan.lane is not None else [])]:

@@ -71,7 +71,7 @@ class Compiler:
         passes.add_sroa_pass()
         builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=1))
         passes.run(module, builder)
-        return machine.emit_object(module)  # type: ignore[no-any-return]
+        return machine.emit_object(module)
 
     def load(self, code: bytes, names: list[str]) -> dict[str, int]:
         """The addresses of the functions `names` of an object file."""

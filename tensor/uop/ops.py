@@ -51,7 +51,7 @@ class Ops(Enum):
     CAST = auto()
     BITCAST = auto()
     # structure of the tensor graph
-    REDUCE = auto()  # tensor graph: arg (op, axes), dims kept as 1; kernel: src (value, *ranges), arg op
+    REDUCE = auto()  # tensor graph: arg (op, axes[, blocks in src]), dims kept as 1; kernel: src (value, *ranges), arg op
     GATHER = auto()  # (x, i0, ..., ik-1): out[s..., r...] = x[i0[s], ..., ik-1[s], r...], 0 where an index is outside
     SCATTER = auto()  # (base, value, i0, ..., ik-1), arg "add"/"set": base with value[s..., r...] added/set at [i..., r...]
     CAT = auto()  # src joined along arg

@@ -59,7 +59,11 @@ class Run:
 def left_behind(job: str) -> list[str]:
     """Processes, folders and shared-memory files of a job that are still there."""
     folder = f"/tmp/mg-{job}"
-    return [f"process {p}" for p in marked_processes(job, folder)] + [f for f in [folder] if os.path.exists(f)] + glob.glob(f"/dev/shm/*{job}*")
+    return (
+        [f"process {p}" for p in marked_processes(job, folder)]
+        + [f for f in [folder] if os.path.exists(f)]
+        + glob.glob(f"/dev/shm/*{job}*")
+    )
 
 
 @pytest.fixture(name="left_behind")
@@ -75,14 +79,25 @@ def launcher(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     def start(script: str, *args: str, real_endpoint: bool = False, **env: str) -> Run:
         path = tmp_path / "train.py"
         path.write_text(textwrap.dedent(script))
-        environ = {k: v for k, v in os.environ.items() if not k.startswith(("MANYGRAD_", "RAY_"))} | {"PYTHONPATH": HERE} | env
+        environ = (
+            {k: v for k, v in os.environ.items() if not k.startswith(("MANYGRAD_", "RAY_"))}
+            | {"PYTHONPATH": HERE}
+            | env
+        )
         if not real_endpoint:
             environ["MANYGRAD_ENDPOINT"] = "fake_endpoint:Endpoint"
         run_dir = tmp_path / f"run{len(runs)}"
         if "--nodes" in args:
             args = ("--run-dir", str(run_dir), *args)
-        process = subprocess.Popen([sys.executable, "-P", "-m", "manygrad.launcher.cli", "train.py", *args], cwd=tmp_path, env=environ, text=True,
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "manygrad.launcher.cli", "train.py", *args],
+            cwd=tmp_path,
+            env=environ,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
         runs.append(Run(process, run_dir))
         return runs[-1]
 

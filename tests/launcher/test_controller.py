@@ -76,7 +76,9 @@ def test_stages_of_the_end() -> None:
     assert c.handle(Tick(), 4.5) == [Done()]
 
 
-@pytest.mark.parametrize("code, expected, words", [(-9, 137, "SIGKILL"), (-11, 139, "SIGSEGV"), (3, 3, "code 3"), (0, 1, "code 0")])
+@pytest.mark.parametrize(
+    "code, expected, words", [(-9, 137, "SIGKILL"), (-11, 139, "SIGSEGV"), (3, 3, "code 3"), (0, 1, "code 0")]
+)
 def test_a_process_that_ends_unannounced(code: int, expected: int, words: str) -> None:
     c = running(3)
     assert sent(c.handle(Exited(1, code), 1.0), "abort")
@@ -102,7 +104,10 @@ def test_plans_differ() -> None:
     c.handle(Plan(2, 1, "5", "all-reduce (4,) at a.py:1"), 1.0)
     (abort,) = sent(c.handle(Plan(0, 1, "6", "all-reduce (5,) at a.py:2"), 1.1), "abort")
     assert abort.ranks == (0, 1, 2) and abort.content["kind"] == "plan"
-    assert "rank 2: all-reduce (4,) at a.py:1" in abort.content["reason"] and "rank 0: all-reduce (5,) at a.py:2" in abort.content["reason"]
+    assert (
+        "rank 2: all-reduce (4,) at a.py:1" in abort.content["reason"]
+        and "rank 0: all-reduce (5,) at a.py:2" in abort.content["reason"]
+    )
 
 
 @pytest.mark.parametrize("finished_first", [True, False])
@@ -111,7 +116,10 @@ def test_a_rank_finishes_while_others_wait_in_a_plan(finished_first: bool) -> No
     events: list[Event] = [Finished(1), Plan(0, 1, "5", "all-reduce at train.py:31")]
     out = [i for e in (events if finished_first else events[::-1]) for i in c.handle(e, 1.0)]
     (abort,) = sent(out, "abort")
-    assert "rank 1 finished the script while rank 0 waits in plan 1" in abort.content["reason"] and "train.py:31" in abort.content["reason"]
+    assert (
+        "rank 1 finished the script while rank 0 waits in plan 1" in abort.content["reason"]
+        and "train.py:31" in abort.content["reason"]
+    )
 
 
 def test_limits() -> None:
@@ -162,7 +170,9 @@ def stories(draw: st.DrawFn) -> tuple[int, dict[int, list[str]], list[int]]:
 
 @settings(max_examples=300, deadline=None)
 @given(stories(), st.booleans())
-def test_every_run_ends_and_the_first_failure_is_the_root(story: tuple[int, dict[int, list[str]], list[int]], obedient: bool) -> None:
+def test_every_run_ends_and_the_first_failure_is_the_root(
+    story: tuple[int, dict[int, list[str]], list[int]], obedient: bool
+) -> None:
     n, lives, order = story
     c, now, done = Controller(n, 0.0, start_timeout_s=20.0, timeout_s=60.0), 0.0, False
     plans, first, dead, aborted = [0] * n, None, set[int](), False
@@ -177,6 +187,7 @@ def test_every_run_ends_and_the_first_failure_is_the_root(story: tuple[int, dict
                 aborted = True
             if isinstance(i, Kill) and i.signum == signal.SIGKILL:
                 queue.extend(~r for r in i.ranks if r not in dead)
+
     for _ in range(3000):
         now += 0.05
         if not queue:
@@ -201,9 +212,18 @@ def test_every_run_ends_and_the_first_failure_is_the_root(story: tuple[int, dict
             state = c.ranks[r].state
             if act == "plan":
                 plans[r] += 1
-            event: Event | None = {"spawn": Spawned(r, 1, "h"), "hello": hello(r), "start": Started(r), "plan": Plan(r, plans[r], "1", "p"), "ok": Finished(r),
-                                   "raise": failed(r), "kill": Exited(r, -9), "exit": Exited(r, 3), "lost": AgentLost(r, "gone"),
-                                   "echo": failed(r, consequence=True)}.get(act)
+            event: Event | None = {
+                "spawn": Spawned(r, 1, "h"),
+                "hello": hello(r),
+                "start": Started(r),
+                "plan": Plan(r, plans[r], "1", "p"),
+                "ok": Finished(r),
+                "raise": failed(r),
+                "kill": Exited(r, -9),
+                "exit": Exited(r, 3),
+                "lost": AgentLost(r, "gone"),
+                "echo": failed(r, consequence=True),
+            }.get(act)
             if event is None:
                 continue
             give(event)

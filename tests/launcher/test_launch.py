@@ -39,7 +39,15 @@ def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         from manygrad.launcher.cluster import _reread_settings
 
         _reread_settings()
-        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False, object_store_memory=80 << 20, _temp_dir=folder)
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            configure_logging=False,
+            object_store_memory=80 << 20,
+            _temp_dir=folder,
+        )
         yield ray
         ray.shutdown()
     shutil.rmtree(folder, ignore_errors=True)
@@ -73,7 +81,11 @@ def test_error(ray: Any, tmp_path: Path) -> None:
     with pytest.raises(LaunchError) as caught:
         launch(work, nodes=2, run_dir=str(tmp_path / "run"), endpoint=FAKE)
     e = pickle.loads(pickle.dumps(caught.value))
-    assert (e.rank, e.exit_code) == (1, 1) and "rank 1 failed: KeyError: 'weights'" in e.report and 'raise KeyError("weights")' in e.report
+    assert (
+        (e.rank, e.exit_code) == (1, 1)
+        and "rank 1 failed: KeyError: 'weights'" in e.report
+        and 'raise KeyError("weights")' in e.report
+    )
     assert e.details["root_cause"]["rank"] == 1
 
 
@@ -82,7 +94,9 @@ def test_more_nodes_than_fit(ray: Any, tmp_path: Path) -> None:
         launch(print, nodes=3, run_dir=str(tmp_path / "run"))
 
 
-@pytest.mark.parametrize("arguments", [{"nodes": 0}, {"nodes": True}, {"nodes": 2, "devices_per_node": 0}, {"timeout": -1}])
+@pytest.mark.parametrize(
+    "arguments", [{"nodes": 0}, {"nodes": True}, {"nodes": 2, "devices_per_node": 0}, {"timeout": -1}]
+)
 def test_bad_arguments(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         launch(print, **arguments)

@@ -13,22 +13,35 @@ from manygrad.launcher.messages import MAX_TEXT, Exited, Failed, Plan, encode, p
 
 
 def test_round_trip() -> None:
-    assert parse(encode("plan", n=3, hash="12", description="all-reduce"), "worker", 5) == Plan(5, 3, "12", "all-reduce")
+    assert parse(encode("plan", n=3, hash="12", description="all-reduce"), "worker", 5) == Plan(
+        5, 3, "12", "all-reduce"
+    )
     assert parse(encode("exited", code=-9), "agent", 0) == Exited(0, -9)
     text = "x" * (3 * MAX_TEXT)
-    failed = parse(encode("failed", kind="E", message="m", traceback=text, where="", step=None, code=1, consequence=False), "worker", 1)
+    failed = parse(
+        encode("failed", kind="E", message="m", traceback=text, where="", step=None, code=1, consequence=False),
+        "worker",
+        1,
+    )
     assert isinstance(failed, Failed) and len(failed.traceback) <= MAX_TEXT and "left out" in failed.traceback
 
 
-@pytest.mark.parametrize("data, role", [
-    (b"", "worker"), (b"[]", "worker"), (b"\x80\x04", "worker"), (b"{}", "worker"), (b"[" * 100000, "worker"),
-    (b'{"type": "exited", "code": 0}', "worker"),  # only agents say so
-    (b'{"type": "finished", "rank": 3}', "worker"),  # the rank comes from the key
-    (b'{"type": "plan", "n": true, "hash": "1", "description": ""}', "worker"),
-    (b'{"type": "plan", "n": 1, "hash": 1, "description": ""}', "worker"),
-    (json.dumps({"type": "plan", "n": 1 << 70, "hash": "", "description": ""}).encode(), "worker"),
-    (json.dumps({"type": "plan", "n": 1, "hash": "", "description": "x" * (MAX_TEXT + 1)}).encode(), "worker"),
-])
+@pytest.mark.parametrize(
+    "data, role",
+    [
+        (b"", "worker"),
+        (b"[]", "worker"),
+        (b"\x80\x04", "worker"),
+        (b"{}", "worker"),
+        (b"[" * 100000, "worker"),
+        (b'{"type": "exited", "code": 0}', "worker"),  # only agents say so
+        (b'{"type": "finished", "rank": 3}', "worker"),  # the rank comes from the key
+        (b'{"type": "plan", "n": true, "hash": "1", "description": ""}', "worker"),
+        (b'{"type": "plan", "n": 1, "hash": 1, "description": ""}', "worker"),
+        (json.dumps({"type": "plan", "n": 1 << 70, "hash": "", "description": ""}).encode(), "worker"),
+        (json.dumps({"type": "plan", "n": 1, "hash": "", "description": "x" * (MAX_TEXT + 1)}).encode(), "worker"),
+    ],
+)
 def test_malformed(data: bytes, role: str) -> None:
     with pytest.raises(ProtocolError):
         parse(data, role, 0)

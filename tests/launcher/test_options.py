@@ -9,16 +9,19 @@ from manygrad.launcher.options import OPTIONS, help_text, parse
 from manygrad.tensor.environment import REGISTRY
 
 
-@pytest.mark.parametrize("argv, args, nodes", [
-    (["train.py"], [], None),
-    (["--nodes", "4", "train.py"], [], 4),
-    (["train.py", "--nodes", "4"], [], 4),
-    (["train.py", "--nodes=4", "--lr", "0.1"], ["--lr", "0.1"], 4),
-    (["train.py", "x", "--nodes", "2", "y", "--help"], ["x", "y", "--help"], 2),
-    (["--nodes", "3", "train.py", "--", "--nodes", "9"], ["--nodes", "9"], 3),
-    (["--nodes", "3", "--", "train.py", "--nodes", "9"], ["--nodes", "9"], 3),
-    (["train.py", "-n", "4"], ["-n", "4"], None),
-])
+@pytest.mark.parametrize(
+    "argv, args, nodes",
+    [
+        (["train.py"], [], None),
+        (["--nodes", "4", "train.py"], [], 4),
+        (["train.py", "--nodes", "4"], [], 4),
+        (["train.py", "--nodes=4", "--lr", "0.1"], ["--lr", "0.1"], 4),
+        (["train.py", "x", "--nodes", "2", "y", "--help"], ["x", "y", "--help"], 2),
+        (["--nodes", "3", "train.py", "--", "--nodes", "9"], ["--nodes", "9"], 3),
+        (["--nodes", "3", "--", "train.py", "--nodes", "9"], ["--nodes", "9"], 3),
+        (["train.py", "-n", "4"], ["-n", "4"], None),
+    ],
+)
 def test_where_options_may_stand(argv: list[str], args: list[str], nodes: int | None) -> None:
     command = parse(argv, {})
     assert (command.kind, command.target, command.args, command.nodes) == ("script", "train.py", args, nodes)
@@ -31,7 +34,12 @@ def test_dashes_and_underscores_are_alike() -> None:
 
 def test_module() -> None:
     command = parse(["--nodes", "2", "-m", "pkg.train", "--timeout", "9", "-m", "x"], {})
-    assert (command.kind, command.target, command.args, command.job().timeout_s) == ("module", "pkg.train", ["-m", "x"], 9.0)
+    assert (command.kind, command.target, command.args, command.job().timeout_s) == (
+        "module",
+        "pkg.train",
+        ["-m", "x"],
+        9.0,
+    )
 
 
 def test_environment_variables_are_defaults() -> None:
@@ -47,21 +55,24 @@ def test_every_option_is_in_the_registry_and_in_the_help() -> None:
         assert f"--{option.name} {option.metavar}" in help_text()
 
 
-@pytest.mark.parametrize("argv, environ, words", [
-    ([], {}, "no script"),
-    (["--nodes", "4"], {}, "no script"),
-    (["--node", "4", "t.py"], {}, "did you mean --nodes?"),
-    (["--wat", "t.py"], {}, "unknown option --wat"),
-    (["t.py", "--nodes"], {}, "--nodes needs a value"),
-    (["t.py", "--nodes", "0"], {}, "--nodes '0': must be from 1"),
-    (["t.py", "--nodes", "-2"], {}, "must be from 1"),
-    (["t.py", "--nodes", "four"], {}, "must be a number"),
-    (["t.py", "--timeout", "0"], {}, "positive number of seconds"),
-    (["t.py", "--port", "70000"], {}, "must be from 0 to 65535"),
-    (["t.py", "--log-ranks", "a"], {}, "must be 'all'"),
-    (["t.py"], {"MANYGRAD_NODES": "x"}, "MANYGRAD_NODES 'x'"),
-    (["-m"], {}, "-m needs a module"),
-])
+@pytest.mark.parametrize(
+    "argv, environ, words",
+    [
+        ([], {}, "no script"),
+        (["--nodes", "4"], {}, "no script"),
+        (["--node", "4", "t.py"], {}, "did you mean --nodes?"),
+        (["--wat", "t.py"], {}, "unknown option --wat"),
+        (["t.py", "--nodes"], {}, "--nodes needs a value"),
+        (["t.py", "--nodes", "0"], {}, "--nodes '0': must be from 1"),
+        (["t.py", "--nodes", "-2"], {}, "must be from 1"),
+        (["t.py", "--nodes", "four"], {}, "must be a number"),
+        (["t.py", "--timeout", "0"], {}, "positive number of seconds"),
+        (["t.py", "--port", "70000"], {}, "must be from 0 to 65535"),
+        (["t.py", "--log-ranks", "a"], {}, "must be 'all'"),
+        (["t.py"], {"MANYGRAD_NODES": "x"}, "MANYGRAD_NODES 'x'"),
+        (["-m"], {}, "-m needs a module"),
+    ],
+)
 def test_what_is_refused(argv: list[str], environ: dict[str, str], words: str) -> None:
     with pytest.raises(UsageError) as e:
         parse(argv, environ)

@@ -26,18 +26,25 @@ for i in range(600):
 
 
 def test_in_this_process_without_ray(launcher: Launcher) -> None:
-    run = launcher("""
+    run = launcher(
+        """
         import sys
         from manygrad.multi.world import world
         assert __name__ == "__main__" and "ray" not in sys.modules
         print(world.devices, sys.argv)
         sys.exit(5)
-    """, "--devices-per-node", "3", "--lr", "1").wait()
+    """,
+        "--devices-per-node",
+        "3",
+        "--lr",
+        "1",
+    ).wait()
     assert run.code == 5 and run.out == "('CPU:0', 'CPU:1', 'CPU:2') ['train.py', '--lr', '1']\n"
 
 
 def test_success(launcher: Launcher, left_behind: Left) -> None:
-    run = launcher("""
+    run = launcher(
+        """
         import os, sys
         from manygrad.multi.world import world
         assert __name__ == "__main__" and "ray" not in sys.modules and sys.stdin.read() == ""
@@ -46,21 +53,49 @@ def test_success(launcher: Launcher, left_behind: Left) -> None:
         assert int(e["MASTER_PORT"]) > 0 and int(e["THREADS"]) >= 1 and e["OMP_NUM_THREADS"] == e["THREADS"] and e["MINE"] == "yes"
         print("rank", e["RANK"], world.rank, world.devices, sys.argv[1:])
         print("same for all", file=sys.stderr)
-    """, "--nodes", "3", "--devices-per-node", "2", "--", "--nodes", "9", real_endpoint=True, MINE="yes").wait()
+    """,
+        "--nodes",
+        "3",
+        "--devices-per-node",
+        "2",
+        "--",
+        "--nodes",
+        "9",
+        real_endpoint=True,
+        MINE="yes",
+    ).wait()
     assert run.code == 0, run.err
     assert run.out == f"0:0: rank 0 0 {tuple(f'CPU:{i}@{r}' for r in range(3) for i in range(2))} ['--nodes', '9']\n"
-    assert "[ranks 0-2] same for all" in run.err and "3 workers share this machine" in run.err and str(run.run_dir) in run.err
+    assert (
+        "[ranks 0-2] same for all" in run.err
+        and "3 workers share this machine" in run.err
+        and str(run.run_dir) in run.err
+    )
     assert [r["exit_code"] for r in run.report["ranks"]] == [0, 0, 0] and run.report["startup_s"]["run"] < 15
     assert "rank 2 2" in (run.run_dir / "rank2.log").read_text()
     assert left_behind(run.report["job"]) == []
 
 
-@pytest.mark.parametrize("body, code, words", [
-    ("if rank == 1: raise ValueError('bad batch')", 1, ["rank 1 failed: ValueError: bad batch", "raise ValueError('bad batch')", "train.py:6"]),
-    ("if rank == 1: sys.exit(7)", 7, ["rank 1 failed: sys.exit(7)", "exit code 7"]),
-    ("collectives.plan_hook(rank, f'all-reduce ({rank},) at train.py:6')", 1,
-     ["PlanMismatch: the ranks run different programs: plan 1 differs", "rank 0: all-reduce (0,) at train.py:6", "rank 1: all-reduce (1,) at train.py:6"]),
-])
+@pytest.mark.parametrize(
+    "body, code, words",
+    [
+        (
+            "if rank == 1: raise ValueError('bad batch')",
+            1,
+            ["rank 1 failed: ValueError: bad batch", "raise ValueError('bad batch')", "train.py:6"],
+        ),
+        ("if rank == 1: sys.exit(7)", 7, ["rank 1 failed: sys.exit(7)", "exit code 7"]),
+        (
+            "collectives.plan_hook(rank, f'all-reduce ({rank},) at train.py:6')",
+            1,
+            [
+                "PlanMismatch: the ranks run different programs: plan 1 differs",
+                "rank 0: all-reduce (0,) at train.py:6",
+                "rank 1: all-reduce (1,) at train.py:6",
+            ],
+        ),
+    ],
+)
 def test_a_rank_fails(launcher: Launcher, left_behind: Left, body: str, code: int, words: list[str]) -> None:
     run = launcher(LOOP.format(body=body), "--nodes", "2").wait()
     assert run.code == code
@@ -72,21 +107,35 @@ def test_a_rank_fails(launcher: Launcher, left_behind: Left, body: str, code: in
 
 
 def test_a_rank_is_killed(launcher: Launcher, left_behind: Left) -> None:
-    run = launcher(LOOP.format(body="import subprocess; subprocess.Popen(['sleep', '1000'])"), "--nodes", "3", real_endpoint=True)
+    run = launcher(
+        LOOP.format(body="import subprocess; subprocess.Popen(['sleep', '1000'])"), "--nodes", "3", real_endpoint=True
+    )
     for r in range(3):
         run.wait_for_log(r, "started")
-    victim = next(p for p in psutil.Process(run.process.pid).children(recursive=True) if "manygrad.launcher.worker" in p.cmdline() and p.environ()["RANK"] == "1")
+    victim = next(
+        p
+        for p in psutil.Process(run.process.pid).children(recursive=True)
+        if "manygrad.launcher.worker" in p.cmdline() and p.environ()["RANK"] == "1"
+    )
     began = time.monotonic()
     victim.kill()
     run.wait()
     assert time.monotonic() - began < 5
     assert run.code == 128 + 9
-    assert "rank 1 failed: killed by SIGKILL" in run.err and "ranks 0, 2: stopped: LaunchAborted" in run.err and f"pid {victim.pid}" in run.err
+    assert (
+        "rank 1 failed: killed by SIGKILL" in run.err
+        and "ranks 0, 2: stopped: LaunchAborted" in run.err
+        and f"pid {victim.pid}" in run.err
+    )
     assert left_behind(run.report["job"]) == []
 
 
 def test_ctrl_c(launcher: Launcher, left_behind: Left) -> None:
-    run = launcher(LOOP.format(body="if rank == 0: signal = __import__('signal'); signal.signal(signal.SIGTERM, signal.SIG_IGN)"), "--nodes", "2")
+    run = launcher(
+        LOOP.format(body="if rank == 0: signal = __import__('signal'); signal.signal(signal.SIGTERM, signal.SIG_IGN)"),
+        "--nodes",
+        "2",
+    )
     run.wait_for_log(1, "started")
     began = time.monotonic()
     os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does: Ray's processes get it too
@@ -110,7 +159,9 @@ def test_ctrl_c_while_starting(launcher: Launcher, left_behind: Left) -> None:
 
 
 def test_the_driver_is_killed(launcher: Launcher, left_behind: Left) -> None:
-    run = launcher(LOOP.format(body="print(os.environ['MANYGRAD_JOB'], flush=True)"), "--nodes", "2", real_endpoint=True)
+    run = launcher(
+        LOOP.format(body="print(os.environ['MANYGRAD_JOB'], flush=True)"), "--nodes", "2", real_endpoint=True
+    )
     for r in range(2):
         run.wait_for_log(r, "started")
     job = (run.run_dir / "rank0.log").read_text().split()[-1]
@@ -123,7 +174,9 @@ def test_the_driver_is_killed(launcher: Launcher, left_behind: Left) -> None:
 
 
 def test_a_stuck_worker_and_a_time_out(launcher: Launcher, left_behind: Left) -> None:
-    body = "import signal, ctypes\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\nctypes.CDLL(None).sleep(60)"
+    body = (
+        "import signal, ctypes\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\nctypes.CDLL(None).sleep(60)"
+    )
     run = launcher(LOOP.format(body=body), "--nodes", "2", "--timeout", "1", "--grace", "1").wait()
     assert run.code == 124 and "took longer than its time-out of 1 s" in run.err and "train.py:8" in run.err
     assert run.report["duration_s"] < 15 and left_behind(run.report["job"]) == []
