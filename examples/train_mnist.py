@@ -34,6 +34,14 @@ def load_digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     return x[:4000], y[:4000], x[4000:], y[4000:]
 
 
+def shifted(x: np.ndarray, random: np.random.RandomState) -> np.ndarray:
+    """Each image moved by up to two pixels either way."""
+    padded = np.pad(x[:, 0], ((0, 0), (2, 2), (2, 2)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (28, 28), axis=(1, 2))
+    dy, dx = random.randint(0, 5, (2, len(x)))
+    return windows[np.arange(len(x)), dy, dx][:, None]
+
+
 class Net:
     """Two convolutions with pooling, then two dense layers: (N, 1, 28, 28) -> (N, 10)."""
 
@@ -49,8 +57,8 @@ class Net:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--batch", type=int, default=128, help="global batch size")
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--batch", type=int, default=64, help="global batch size")
     parser.add_argument("--steps", type=int, default=0, help="stop after so many steps (0: all epochs)")
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--losses", help="write the loss of every step and a digest of the weights to this JSON file")
@@ -62,9 +70,13 @@ def main() -> None:
         p.shard_(world.devices)
     optimizer = SGD(get_parameters(model), lr=args.lr, momentum=0.9)
 
+    per_epoch = len(train_x) // args.batch
+    total = args.steps or args.epochs * per_epoch
+
     @TinyJit
     def step(x: Tensor, y: Tensor) -> Tensor:
         optimizer.zero_grad()
+        optimizer.lr.assign(optimizer.lr - args.lr / (total + 1))  # down to 0 at the end
         loss = model(x).cross_entropy(y)
         loss.backward()
         optimizer.step()
@@ -75,8 +87,6 @@ def main() -> None:
         return model(x).argmax(1).eq(y).sum()
 
     shard = lambda a: Tensor(a).shard(world.devices, axis=0)  # noqa: E731
-    per_epoch = len(train_x) // args.batch
-    total = args.steps or args.epochs * per_epoch
     order = np.random.RandomState(1)
     losses = []
     start = shown = time.perf_counter()
@@ -85,7 +95,7 @@ def main() -> None:
             if i % per_epoch == 0:
                 permutation = order.permutation(len(train_x))
             rows = permutation[i % per_epoch * args.batch :][: args.batch]
-            losses.append(step(shard(train_x[rows]), shard(train_y[rows])).item())
+            losses.append(step(shard(shifted(train_x[rows], order)), shard(train_y[rows])).item())
             now = time.perf_counter()
             if i == 0:
                 start = now

@@ -11,11 +11,14 @@ import math
 from dataclasses import dataclass
 
 from manygrad.runtime.codegen.affine import TileAnalysis
-from manygrad.runtime.codegen.describe import Signature, ranges_of, signature, size_max
+from manygrad.runtime.codegen.describe import Signature, ranges_of, signature, size_max, volume
 from manygrad.runtime.codegen.opt import Opt
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.uop import UOp
+
+
+STAGE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -97,11 +100,19 @@ class Heuristic:
             self.opts.append(Opt("lanes", r.arg[0], self.lanes))
         return found
 
+    def main_reduce(self) -> UOp | None:
+        """The REDUCE with the most iterations."""
+        return max(self.sig.reduces, key=lambda u: volume(ranges_of(u) | frozenset(u.src[1:])), default=None)
+
     def choose_lane(self, split: dict[UOp, UOp]) -> UOp | None:
         """The loop along which vectors run: the one with the cheapest accesses."""
         taken = {r for u in split for r in ranges_of(u)}
         best, best_cost = None, 0.9 * self.access_cost(None)
-        for r in reversed(self.sig.loops):
+        candidates = list(reversed(self.sig.loops))
+        if (main := self.main_reduce()) is not None and main not in split:
+            along = [r for r in candidates if r in ranges_of(main) and self.contiguous(self.under[main], r)]
+            candidates = along or candidates
+        for r in candidates:
             if r in taken or size_max(r) < 2 or any(self.stride(s.src[0], r) in (0, None) for s in self.sig.stores):
                 continue
             cost = self.access_cost(r)
@@ -129,11 +140,7 @@ class Heuristic:
         return total
 
     def choose_tiles(self, lane: UOp | None, split: dict[UOp, UOp]) -> None:
-        main = max(
-            self.sig.reduces,
-            key=lambda u: math.prod(size_max(r) for r in ranges_of(u) | frozenset(u.src[1:])),
-            default=None,
-        )
+        main = self.main_reduce()
         if main is None or not ranges_of(main) & frozenset(self.sig.loops):
             self.tile_elementwise(lane)
             return
@@ -146,14 +153,16 @@ class Heuristic:
         loads = self.under[main]
         reusing = [r for r in own if any(r not in ranges_of(u) for u in loads)]
         if lane is not None and lane in ranges_of(main):
-            self.tile_outer_product(lane, reusing, budget)
+            rows = self.tile_outer_product(lane, reusing, budget)
+            if rows is not None:
+                self.order_and_stage(main, lane, rows)
         elif main in split:
             self.tile_dot_product(own, reusing, budget, len(loads))
         if lane is not None and lane not in ranges_of(main):
             self.tile_elementwise(lane)
         self.unroll_reduce(main, split)
 
-    def tile_outer_product(self, lane: UOp, reusing: list[UOp], budget: int) -> None:
+    def tile_outer_product(self, lane: UOp, reusing: list[UOp], budget: int) -> UOp | None:
         """Rows x vectors of accumulators; as few loads an FMA as the registers allow, and little waste at the ends."""
         vectors = -(-size_max(lane) // self.lanes)
         rows = max(reusing, key=lambda r: (min(size_max(r), 8), self.sig.loops.index(r))) if reusing else None
@@ -178,12 +187,48 @@ class Heuristic:
         if m > 1:
             assert rows is not None
             self.opts.append(Opt("tile", rows.arg[0], m))
+        return rows
+
+    def order_and_stage(self, main: UOp, lane: UOp, rows: UOp) -> None:
+        """Columns outside of rows, so that a panel of columns stays in the cache; an operand whose rows lie a multiple
+        of 1 KiB apart (they would share few cache sets) or that is stored in a half type is packed."""
+        loops = self.sig.loops
+        if loops.index(lane) != loops.index(rows) + 1:
+            return
+        tiles = {o.axis: o.amount for o in self.opts if o.kind == "tile"}
+        row_tiles = size_max(rows) // tiles.get(rows.arg[0], 1)
+        column_tiles = size_max(lane) // tiles.get(lane.arg[0], self.lanes)
+        across = [u for u in self.under[main] if lane in ranges_of(u) and rows not in ranges_of(u)]
+        down = [u for u in self.under[main] if rows in ranges_of(u) and lane not in ranges_of(u)]
+        if column_tiles >= 8 and len(down) == 1 and self.scattered(down[0], main) and self.stageable(down[0], main, rows):
+            self.opts.append(Opt("stage", rows.arg[0], down[0].src[0].src[0].arg))
+            return
+        self.opts.append(Opt("before", lane.arg[0], rows.arg[0]))
+        if row_tiles >= 8 and len(across) == 1 and self.stageable(across[0], main, lane):
+            if self.scattered(across[0], main) or across[0].dtype.is_half or len(across[0].src[0].src) == 3:
+                self.opts.append(Opt("stage", lane.arg[0], across[0].src[0].src[0].arg))
+
+    def scattered(self, load: UOp, main: UOp) -> bool:
+        """Its innermost step along the reduction is a multiple of 1 KiB."""
+        step = self.stride(load.src[0], main.src[-1])
+        return step is not None and step != 0 and step * load.dtype.itemsize % 1024 == 0
+
+    def stageable(self, load: UOp, main: UOp, loop: UOp) -> bool:
+        """Within what a thread's scratch memory holds, its reduction's extents known, and the argument read only here."""
+        tiles = {o.axis: o.amount for o in self.opts if o.kind == "tile"}
+        outside = frozenset(self.sig.loops[: self.sig.loops.index(loop) + 1])
+        depends = ranges_of(load)
+        if any(r.src[0].op is not Ops.CONST for r in depends) or not depends <= outside | frozenset(main.src[1:]):
+            return False
+        elements = math.prod(size_max(r) for r in depends & frozenset(main.src[1:])) * tiles.get(loop.arg[0], self.lanes)
+        slot = load.src[0].src[0].arg
+        return elements * 8 <= STAGE_BYTES and sum(u.src[0].src[0].arg == slot for u in self.loads) == 1
 
     def tile_dot_product(self, own: list[UOp], reusing: list[UOp], budget: int, loads: int) -> None:
         """Vectors along the reduction: the accumulators of several outputs side by side."""
         if len(reusing) >= 2:
             m, n = reusing[-2:]
-            tm, tn = (6, 4) if budget >= 24 else (4, 4) if budget >= 16 else (3, 3)
+            tm, tn = (8, 3) if budget >= 24 else (4, 4) if budget >= 16 else (3, 3)
             for r, t in ((m, tm), (n, tn)):
                 self.opts.append(Opt("tile", r.arg[0], _even(size_max(r), t)))
         elif own:
@@ -248,8 +293,18 @@ class Heuristic:
         """As few of the outermost loops as give enough pieces for any number of threads."""
         tiles = {o.axis: o.amount for o in self.opts if o.kind in ("tile", "vectorise")}
         count, n = 1, 0
-        for r in self.sig.loops:
-            if count >= 64:
+        staged = any(o.kind == "stage" for o in self.opts)
+        moved = {o.axis: o.amount for o in self.opts if o.kind == "before"}
+        loops = list(self.sig.loops)
+        for axis, other in moved.items():
+            r = next(x for x in loops if x.arg[0] == axis)
+            loops.remove(r)
+            loops.insert(next(i for i, x in enumerate(loops) if x.arg[0] == other), r)
+        innermost = {r for u in self.sig.reduces for r in self.sig.loops if r not in ranges_of(u)} if self.sig.reduces else set()
+        for r in loops:
+            if r in innermost and n and count > 1:  # a reduction would be made again for every piece of this loop
+                break
+            if count >= (1024 if staged else 64):
                 break
             count *= -(-size_max(r) // max(1, tiles.get(r.arg[0], 1)))
             n += 1

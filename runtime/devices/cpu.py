@@ -22,7 +22,7 @@ from manygrad.runtime.devices.base import Call, Kernel
 from manygrad.runtime.devices.diskcache import DiskCache, code_version
 from manygrad.runtime.devices.host import HostDevice, Memory
 from manygrad.runtime.devices.native import compiler, host_target
-from manygrad.runtime.devices.team import Team
+from manygrad.runtime.devices.team import Team, wanted_threads
 from manygrad.runtime.render.llvm import render
 from manygrad.tensor.environment import DEBUG
 from manygrad.tensor.uop.ops import Ops
@@ -83,7 +83,8 @@ class CPUKernel(Kernel):
         if work <= SERIAL_WORK or total <= 1:
             return max(1, total), max(1, total)
         smallest = -(-PIECE_WORK * total // work)
-        return total, max(1, smallest, total // 64)
+        pieces = 16 if any(o.kind == "stage" for o in self.opts) else 64
+        return total, max(1, smallest, -(-total // max(pieces, 4 * wanted_threads())))
 
     def arguments(self, handles: Sequence[Memory], vars: tuple[int, ...]) -> tuple[Any, Any, int, int]:
         """(buffers, variables, total, grain), the first two as C arrays."""

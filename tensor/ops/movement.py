@@ -53,8 +53,7 @@ class MovementMixin:
             d for d in out if isinstance(d, int)
         ) != prod(d for d in self.shape if isinstance(d, int)):
             raise ValueError(f"reshape {self.shape} to {out}: symbolic dims must be kept as they are")
-        base = self.uop.src[0] if self.uop.op is Ops.RESHAPE else self.uop
-        return self._new(base) if base.shape == out else self._new(UOp(Ops.RESHAPE, self.dtype, (base,), out))
+        return self._new(UOp(Ops.RESHAPE, self.dtype, (self.uop,), out))
 
     view = reshape
 
