@@ -70,7 +70,7 @@ class _Lowering:
             return whole if isinstance(want, Replicate) else self.cut(whole, want, mine)
         if isinstance(have, Shard):
             whole = self.all_gather(parts, have, u.shape, devices, u)
-            return whole if isinstance(want, Replicate) else self.cut(whole, want, mine)
+            return self.cut(whole, want, mine) if isinstance(want, Shard) else whole
         if isinstance(want, Shard):
             return self.cut(parts, want, mine)
         # a term each: the first device holds the value, the others the identity of a sum
@@ -145,7 +145,7 @@ class _Lowering:
         else:
             wants, result = RULES[u.op](u, [place[s] for s in u.src])
             parts = [self.at(s, devices, place[s], w) for s, w in zip(u.src, wants)]
-            make = local_node
+            make: Callable[[UOp, Local, Placement, int], UOp] = local_node
             if u.op is Ops.REDUCE and isinstance(wants[0], Shard) and isinstance(result, Partial) and u.dtype.is_float:
                 make = block_reducer(wants[0], len(devices)) or local_node
             self.loc[u] = tuple(marked(make(u, tuple(p[k] for p in parts), result, i), u) for k, i in enumerate(self.mine(devices)))

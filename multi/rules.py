@@ -6,6 +6,7 @@ resharded by `multi.lower`. What cannot stay cut is gathered first; that is alwa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -13,7 +14,7 @@ from manygrad.multi.placement import REPLICATE, Partial, Placement, Replicate, S
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.shape import numel
 
-Answer = tuple[list[Placement], Placement]
+Answer = tuple[Sequence[Placement], Placement]
 
 
 def elementwise(u: UOp, ps: list[Placement]) -> Answer:
@@ -101,7 +102,7 @@ def scatter(u: UOp, ps: list[Placement]) -> Answer:
     k, n = len(u.src) - 2, len(u.src[2].shape)
     value = ps[1] if isinstance(ps[1], Shard) else next((p for p in ps[2:] if isinstance(p, Shard)), None)
     if isinstance(value, Shard) and value.axis < n and u.arg == "add":
-        return [Partial(Ops.ADD), value] + [value] * k, Partial(Ops.ADD)
+        return [Partial(Ops.ADD), *[value] * (k + 1)], Partial(Ops.ADD)
     if isinstance(ps[1], Shard) and ps[1].axis >= n:
         base = Shard(k + ps[1].axis - n, ps[1].bounds)
         return [base, ps[1]] + [REPLICATE] * k, base
@@ -121,7 +122,7 @@ def keep(u: UOp, ps: list[Placement]) -> Answer:
 
 
 RULES: dict[Ops, Any] = {
-    **{op: elementwise for op in GroupOp.ELEMENTWISE},
+    **dict.fromkeys(GroupOp.ELEMENTWISE, elementwise),
     Ops.RESHAPE: reshape,
     Ops.PERMUTE: permute,
     Ops.EXPAND: expand,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from itertools import pairwise
 from typing import Any
 
 from manygrad import collectives
@@ -57,7 +58,7 @@ def describe(what: UOp) -> tuple[Collective, str]:
         return c, f"all_reduce {c.op} of {count} {what.dtype.name}"
     assert what.op is Ops.ALLGATHER, what.op
     bounds = arg[1]
-    c = Collective("all_gather", n, bounds[-1], sizes=tuple(b - a for a, b in zip(bounds, bounds[1:])))
+    c = Collective("all_gather", n, bounds[-1], sizes=tuple(b - a for a, b in pairwise(bounds)))
     return c, f"all_gather of {bounds[-1]} {what.dtype.name}"
 
 

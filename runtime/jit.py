@@ -169,7 +169,7 @@ class TinyJit(Generic[T]):
         vars = {**self.vars, **var_vals} if var_vals else self.vars
         for item in self.items:
             item.run(vars)
-        return self.result  # type: ignore[no-any-return]
+        return self.result
 
 
 def batch_kernels(flat: list[tuple[ExecItem, Vars]]) -> list[ExecItem]:

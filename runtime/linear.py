@@ -35,7 +35,7 @@ def storage(u: UOp) -> Buffer | list[Buffer | None]:
                 for i, d in enumerate(spec.device)
             ]
         u._cache["buffer"] = found
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def resolve(linear: UOp, outside: list[UOp]) -> Callable[[UOp], Buffer]:
@@ -86,7 +86,7 @@ def exec_collective(call: UOp, buffers: list[Buffer]) -> ExecItem:
 pm_exec: dict[Ops, Callable[[UOp, list[Buffer]], ExecItem]] = {
     Ops.SINK: exec_kernel,
     Ops.COPY: exec_copy,
-    **{op: exec_collective for op in GroupOp.COLLECTIVE},
+    **dict.fromkeys(GroupOp.COLLECTIVE, exec_collective),
 }
 
 

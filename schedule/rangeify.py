@@ -302,7 +302,7 @@ def ranges_of(u: UOp) -> frozenset[UOp]:
                 elif x.op is Ops.REDUCE:
                     below = below - set(x.src[1:])
                 x._cache["ranges"] = below
-    return u._cache["ranges"]  # type: ignore[no-any-return]
+    return u._cache["ranges"]
 
 
 def collapse_reduce(op: Ops, value: UOp, ranges: list[UOp]) -> UOp:

@@ -65,7 +65,7 @@ FOLD: dict[Ops, Any] = {
 
 
 def _safe(u: UOp, a: Any, b: Any) -> bool:
-    return a == a and b == b and u.dtype is not dtypes.bool or u.op in GroupOp.COMPARE
+    return (a == a and b == b and u.dtype is not dtypes.bool) or u.op in GroupOp.COMPARE
 
 
 def broadcast(u: UOp, shape: tuple[Any, ...]) -> UOp:

@@ -135,7 +135,7 @@ def _shrink(g: Tensor, u: UOp) -> Grads:
 def _gather(g: Tensor, u: UOp) -> Grads:
     zeros = _t(UOp.const(g.dtype, 0.0))._broadcast(u.src[0].shape)
     if u.device is not None:
-        zeros._device = u.device  # type: ignore[assignment]
+        zeros._device = u.device
     return (g._new(UOp(Ops.SCATTER, g.dtype, (zeros.uop, g.uop, *u.src[1:]), "add")), *(None for _ in u.src[1:]))
 
 

@@ -27,6 +27,7 @@ from manygrad.tensor.source import mark
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.symbolic import variable
 
+
 class TensorSet:
     """A weak set by identity (`==` on tensors is elementwise, so `WeakSet` will not do), in order of insertion."""
 
@@ -61,6 +62,8 @@ class Tensor(
     """
 
     __array_priority__ = 1000
+    uop: UOp
+    _device: str | tuple[str, ...]
     training: bool = False
 
     def __init__(self, data: Any, device: str | tuple[str, ...] | None = None, dtype: DType | str | None = None, requires_grad: bool | None = None):
@@ -68,7 +71,7 @@ class Tensor(
         self.requires_grad = requires_grad
         self.grad: Tensor | None = None
         target = _canonical(device) if device is not None else None
-        single = target if isinstance(target, str) else default_device()
+        single: str | tuple[str, ...] = target if isinstance(target, str) else default_device()
         if isinstance(data, Tensor):
             self.uop, single = data.uop, data._device
         elif isinstance(data, UOp):
@@ -78,7 +81,7 @@ class Tensor(
             self.uop = UOp.const(kind, data)
         else:
             array = _to_array(data, want)
-            self.uop = engine().from_numpy(array, dtypes.from_np(array.dtype), single)
+            self.uop = engine().from_numpy(array, dtypes.from_np(array.dtype), target if isinstance(target, str) else default_device())
         self._device = single
         if want is not None and self.uop.dtype is not want:
             self.uop = self.uop.cast(want)
@@ -198,7 +201,7 @@ class Tensor(
         """The one element as a Python number."""
         if self.numel() != 1:
             raise ValueError(f"item() needs one element, this tensor has shape {self.shape}; index it first")
-        return self.numpy().astype(object if self.dtype is not dtypes.bfloat16 else np.float32).reshape(-1)[0]  # type: ignore[no-any-return]
+        return self.numpy().astype(object if self.dtype is not dtypes.bfloat16 else np.float32).reshape(-1)[0]
 
     def tolist(self) -> Any:
         a = self.numpy()

@@ -80,7 +80,8 @@ class ZmqLink:
         self.sent, self.granted = 0, WINDOW  # cumulative bytes out, and how many the peer allows
         self.taken, self.told, self.arrived = 0, WINDOW, 0  # cumulative bytes asked for, granted, and come in
         self.incoming: dict[int, _Incoming] = {}
-        self.hello_in = self.hello_back = self.up = self.wants_zmq = self.blocked = False
+        self.hello_in = self.hello_back = self.up = False
+        self.blocked: zmq.Socket[bytes] | None = None  # the lane at its high-water mark
         self.bad, self.lost_at, self.evidence = 0, 0.0, ""
 
     def lost(self) -> str | None:
@@ -202,19 +203,19 @@ class ZmqHub:
 
     def push(self, link: ZmqLink) -> None:
         """Hands frames to ZeroMQ as far as grants and high-water marks allow."""
-        link.blocked = False
+        link.blocked = None
         while link.queue:
             item = link.queue[0]
             total = item.header.total
             length = min(CHUNK, total - item.offset)
             if link.sent + length > link.granted:
                 return
-            lane = link.lanes[item.offset // CHUNK % LANES]
+            lane: Any = link.lanes[item.offset // CHUNK % LANES]
             header = wire.pack(item.header._replace(offset=item.offset, length=length))
             try:
                 lane.send(header, zmq.SNDMORE | zmq.NOBLOCK)
             except zmq.Again:
-                link.blocked = True
+                link.blocked = lane
                 return
             payload = memoryview((ctypes.c_char * length).from_address(item.addr + item.offset)) if length else b""
             lane.send(payload, copy=item.copy)
@@ -254,7 +255,7 @@ class ZmqHub:
             if link.queue:
                 self.push(link)
             for s in link.lanes:
-                self.poller.modify(s, zmq.POLLIN | zmq.POLLOUT if link.blocked else zmq.POLLIN)
+                self.poller.modify(s, zmq.POLLIN | zmq.POLLOUT if s is link.blocked else zmq.POLLIN)
         events = dict(self.poller.poll(int(timeout_s * 1000)))
         if self.wake_fd in events:
             os.eventfd_read(self.wake_fd)

@@ -17,7 +17,6 @@ from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.uop import UOp
 
-
 STAGE_BYTES = 16 << 20
 
 

@@ -92,6 +92,12 @@ def safe_save(tensors: dict[str, Tensor], path: str | os.PathLike[str], metadata
         raise
 
 
+def _entry(v: Any) -> tuple[DType, tuple[int, ...], int, int]:
+    """(dtype, shape, begin, end) of one tensor in the header."""
+    begin, end = (int(x) for x in v["data_offsets"])
+    return CODES[v["dtype"]], tuple(int(d) for d in v["shape"]), begin, end
+
+
 def safe_load(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """Tensors of a safetensors file, memory-mapped. ValueError on a file that is truncated or malformed; nothing is half loaded."""
     size = os.path.getsize(path)
@@ -102,7 +108,7 @@ def safe_load(path: str | os.PathLike[str]) -> dict[str, Tensor]:
             raise ValueError(f"{path} is not a whole safetensors file: {size} bytes, header length {n}; fetch or save it again")
         try:
             header = json.loads(f.read(n))
-            entries = {k: (CODES[v["dtype"]], tuple(map(int, v["shape"])), *map(int, v["data_offsets"])) for k, v in header.items() if k != "__metadata__"}
+            entries = {k: _entry(v) for k, v in header.items() if k != "__metadata__"}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path}: the safetensors header is malformed ({type(error).__name__}: {error})") from None
     for name, (dtype, shape, begin, end) in entries.items():

@@ -39,11 +39,6 @@ def broadcast_shape(*shapes: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class ElementwiseMixin:
-    if TYPE_CHECKING:
-        uop: UOp
-        dtype: DType
-        shape: tuple[Any, ...]
-
     def _const_like(self: Tensor, value: Any, dtype: DType) -> Tensor:
         return self._new(UOp.const(dtype, value))
 

@@ -1,6 +1,6 @@
 """The IR: ops, nodes, shapes, symbolic integers, pattern matching, specs and printing."""
 
-from manygrad.tensor.uop import shape as _shape  # wires UOp.shape and UOp.device
+import manygrad.tensor.uop.shape  # noqa: F401  (wires UOp.shape and UOp.device)
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.rewrite import PatternMatcher, UPat, graph_rewrite
 from manygrad.tensor.uop.uop import BufferSpec, UOp, toposort

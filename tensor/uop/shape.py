@@ -26,7 +26,7 @@ def _shape(u: UOp) -> Shape:
         return tuple(u.arg)
     if op in (Ops.BUFFER, Ops.PARAM):
         return u.arg.shape if hasattr(u.arg, "shape") else ()
-    if op in _SCALAR or not s and op is not Ops.IOTA:
+    if op in _SCALAR or (not s and op is not Ops.IOTA):
         return ()
     if op is Ops.IOTA:
         return (u.arg,)
@@ -55,7 +55,7 @@ def _shape(u: UOp) -> Shape:
 def local_shape(spec: Any, i: int) -> Shape:
     """Shape of device i's part of a buffer on several devices."""
     if spec.axis is None:
-        return spec.shape  # type: ignore[no-any-return]
+        return spec.shape
     part = spec.bounds[i + 1] - spec.bounds[i]
     return (*spec.shape[: spec.axis], part, *spec.shape[spec.axis + 1 :])
 
@@ -73,9 +73,9 @@ def _device(u: UOp) -> str | tuple[str, ...] | None:
     if u.op in (Ops.BUFFER, Ops.PARAM):
         return u.arg.device if hasattr(u.arg, "device") else None
     if u.op is Ops.COPY:
-        return u.arg  # type: ignore[no-any-return]
+        return u.arg
     if u.op is Ops.SHARD:
-        return u.arg[0]  # type: ignore[no-any-return]
+        return u.arg[0]
     if u.op is Ops.MSTACK:
         return tuple(x.device for x in u.src)  # type: ignore[misc]
     if u.op is Ops.MSELECT:

@@ -42,7 +42,7 @@ def bounds(u: UOp) -> tuple[int, int]:
             if "bounds" not in x._cache:
                 x._cache["bounds"] = _bounds(x)
         found = u._cache["bounds"]
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _bounds(u: UOp) -> tuple[int, int]:
@@ -105,7 +105,7 @@ def linear(u: UOp) -> tuple[Terms, int]:
             else:
                 terms[x] = terms.get(x, 0) + k
         found = u._cache["linear"] = ({t: k for t, k in terms.items() if k}, const)
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _order(t: UOp) -> Any:

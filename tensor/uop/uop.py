@@ -35,6 +35,7 @@ class BufferSpec:
 
 class _Ref(weakref.ref):
     __slots__ = ("key",)
+    key: Any
 
 
 _TABLE: dict[tuple[Any, ...], _Ref] = {}
@@ -52,7 +53,7 @@ def _forget(ref: Any) -> None:
     try:
         while _DEAD:
             key = _DEAD.pop()
-            ref = _TABLE.get(key)  # type: ignore[assignment]
+            ref = _TABLE.get(key)
             if ref is not None and ref() is None:
                 del _TABLE[key]
             del key, ref
@@ -125,18 +126,18 @@ class UOp:
             if "key" not in u._cache:
                 head = f"{u.op.name} {u.dtype.name} {u.arg!r}".encode()
                 u._cache["key"] = hashlib.sha256(head + b"".join(s._cache["key"] for s in u.src)).digest()
-        return self._cache["key"]  # type: ignore[no-any-return]
+        return self._cache["key"]
 
     @property
     def shape(self) -> tuple[Any, ...]:
         """Dims of the value: ints, or index UOps where symbolic (`tensor.uop.shape`)."""
         found = self._cache.get("shape")
-        return found if found is not None else infer.shape(self)  # type: ignore[no-any-return]
+        return found if found is not None else infer.shape(self)
 
     @property
     def device(self) -> str | tuple[str, ...] | None:
         """Where the value lives; None for constants, a tuple of names when sharded (`tensor.uop.shape`)."""
-        return self._cache["device"] if "device" in self._cache else infer.device(self)  # type: ignore[no-any-return]
+        return self._cache["device"] if "device" in self._cache else infer.device(self)
 
     # *** construction of constants and ALU nodes ***
 

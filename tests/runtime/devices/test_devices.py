@@ -16,7 +16,20 @@ from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
-from manygrad.tests.runtime.codegen.kernels import add, elementwise, f32, gemm, load, loop, mul, red, reduce, run, sink, store
+from manygrad.tests.runtime.codegen.kernels import (
+    add,
+    elementwise,
+    f32,
+    gemm,
+    load,
+    loop,
+    mul,
+    red,
+    reduce,
+    run,
+    sink,
+    store,
+)
 
 RNG = np.random.default_rng(0)
 

@@ -52,6 +52,7 @@ def test_damage_is_seen_and_repaired(tmp_path: Path, damage: str, capfd: pytest.
 
 def test_bounded_by_least_recent_use(tmp_path: Path) -> None:
     cache = DiskCache("test")
+    cache.writes = 0  # sweeps by itself only after 32
     with Context(CACHE_DIR=str(tmp_path), CACHE_MB=1):
         for n in range(20):
             cache.put(key(n), bytes(100_000))

@@ -1,0 +1,40 @@
+"""Settings of every test: graphs are verified after each pass, kernels compiled here are kept apart from the user's cache.
+
+Environment variables are read when the package is imported, and travel to the workers that tests start; so they are set
+before anything else. A value given on the command line (`SPEC=0 pytest`) stays.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+
+assert not any(m.partition(".")[0] == "manygrad" for m in sys.modules), "manygrad was imported before tests/conftest.py"
+
+os.environ.setdefault("SPEC", "1")
+if "CACHE_DIR" not in os.environ:
+    os.environ["CACHE_DIR"] = tempfile.mkdtemp(prefix="manygrad-tests-")
+    atexit.register(shutil.rmtree, os.environ["CACHE_DIR"], ignore_errors=True)
+
+import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+settings.register_profile("manygrad", deadline=None, derandomize=True, database=None, print_blob=False)
+settings.load_profile("manygrad")
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_pending() -> Iterator[None]:
+    """A test's assignments do not run inside the next test; training mode and the generator start the same."""
+    from manygrad import Tensor
+    from manygrad.tensor.tensor import PENDING
+
+    Tensor.manual_seed(0)
+    Tensor.training = False
+    yield
+    for t in list(PENDING):
+        PENDING.discard(t)
