@@ -75,13 +75,15 @@ class RealizeEngine:
     def _with_pending(self, tensors: list[Tensor]) -> list[Tensor]:
         """The tensors, all pending assignments, and every lazy tensor that still needs a value about to be overwritten."""
         todo = {id(t): t for t in (*PENDING, *tensors)}
-        written: set[UOp] = set()
+        written: set[UOp] = set()  # buffers, and assigned values that a later assignment overwrites
         for t in todo.values():
             for u in t.uop.toposort():
                 if u.op is Ops.AFTER:
                     base = u
                     while base.op in GroupOp.MOVEMENT or base.op is Ops.AFTER:
                         base = base.src[0]
+                        if base.op is Ops.AFTER:
+                            written.add(base)
                     written.add(base)
         if written:
             computed = {t.uop for t in todo.values()}
@@ -89,7 +91,7 @@ class RealizeEngine:
                 base = base_of(t.uop)
                 if id(t) not in todo and base.op is not Ops.BUFFER and base not in computed:
                     seen = t.uop.toposort(lambda u: u.op is not Ops.AFTER)
-                    if any(u in written for u in seen if u.op is Ops.BUFFER):
+                    if any(u in written for u in seen):
                         todo[id(t)] = t
         return list(todo.values())
 

@@ -68,11 +68,9 @@ def lower_storage(sink: UOp, temps: Temps) -> UOp:
             node = src[0].src[u.arg]
         elif u.op is Ops.STORE and fresh.get(u.src[1]) is u.src[0]:
             node = src[1]
-        elif u in fresh and not _in_memory(node):
-            value = node.src[0] if node.op is Ops.CONTIGUOUS and not _in_memory(node.src[0]) else node
+        if u in fresh and base_buffer(node) is not fresh[u]:
+            value = node.src[0] if node.op is Ops.CONTIGUOUS else node
             node = UOp(Ops.AFTER, u.dtype, (fresh[u], _store(fresh[u], value)))
-        elif u in fresh:
-            node = UOp(Ops.AFTER, u.dtype, (fresh[u], _store(fresh[u], node)))
         done[u] = node
     return done[sink]
 

@@ -40,6 +40,7 @@ class Heuristic:
         self.loads = [u for u in self.sig.nodes if u.op is Ops.LOAD]
         self._analyses: dict[UOp, TileAnalysis] = {}
         self.opts: list[Opt] = []
+        self.order = list(self.sig.loops)
         self.under = {u: [v for v in u.src[0].toposort() if v.op is Ops.LOAD] for u in self.sig.reduces}
 
     def element_bytes(self) -> int:
@@ -84,17 +85,23 @@ class Heuristic:
         return tuple(self.opts)
 
     def split_reduces(self) -> dict[UOp, UOp]:
-        """REDUCE -> the reduce range that is accumulated in lanes."""
+        """REDUCE -> the reduce range that is accumulated in lanes: one that runs contiguously through all it reads.
+
+        A product of two operands that are both contiguous along the reduction is split even where a loop is contiguous,
+        too, if the range fills a vector (the gradient of a convolution's weights); short ranges are not worth it.
+        """
         found: dict[UOp, UOp] = {}
         for u in self.sig.reduces:
             loads = self.under[u]
-            along = [r for r in self.sig.loops if r in ranges_of(u)]
-            if not loads or any(self.contiguous(loads, r) for r in along):
-                continue
-            nested = {r for v in self.sig.reduces if v is not u and v in u.src[0].toposort() for r in v.src[1:]}
-            r = next((r for r in reversed(u.src[1:]) if self.contiguous(loads, r) and r not in nested), None)
-            if r is not None and self.sig.nodes and not any(r in ranges_of(v) for v in self.sig.reduces if v is not u):
-                found[u] = r
+            inside = [v for v in self.sig.reduces if v is not u and v in u.src[0].toposort()]
+            taken = {r for v in inside for r in v.src[1:]} | {r for v in self.sig.reduces if v is not u for r in ranges_of(v)}
+            along = any(self.contiguous(loads, r) for r in self.sig.loops if r in ranges_of(u))
+            for r in reversed(u.src[1:]):
+                if r in taken or not loads or not self.contiguous(loads, r) or size_max(r) < (self.lanes if along else 8):
+                    continue
+                if not along or (len(loads) > 1 and all(self.stride(v.src[0], r) == 1 for v in loads)):
+                    found[u] = r
+                    break
         for r in dict.fromkeys(found.values()):
             self.opts.append(Opt("lanes", r.arg[0], self.lanes))
         return found
@@ -106,18 +113,36 @@ class Heuristic:
     def choose_lane(self, split: dict[UOp, UOp]) -> UOp | None:
         """The loop along which vectors run: the one with the cheapest accesses."""
         taken = {r for u in split for r in ranges_of(u)}
+        main = self.main_reduce()
+        candidates = [r for r in reversed(self.sig.loops) if r not in taken and size_max(r) > 1]
+        candidates = [r for r in candidates if all(self.stride(s.src[0], r) not in (0, None) for s in self.sig.stores)]
+        if main is not None and main not in split:
+            costs = {r: c for r in candidates if r in ranges_of(main) and (c := self.product_cost(main, r)) is not None}
+            if costs:
+                return min(costs, key=lambda r: costs[r])
         best, best_cost = None, 0.9 * self.access_cost(None)
-        candidates = list(reversed(self.sig.loops))
-        if (main := self.main_reduce()) is not None and main not in split:
-            along = [r for r in candidates if r in ranges_of(main) and self.contiguous(self.under[main], r)]
-            candidates = along or candidates
         for r in candidates:
-            if r in taken or size_max(r) < 2 or any(self.stride(s.src[0], r) in (0, None) for s in self.sig.stores):
-                continue
             cost = self.access_cost(r)
             if cost < best_cost:
                 best, best_cost = r, cost
         return best
+
+    def product_cost(self, main: UOp, r: UOp) -> float | None:
+        """Relative cost of a product with lanes along `r`: what is not contiguous along it must be worth packing."""
+        strides = {u: self.stride(u.src[0], r) for u in self.under[main] if r in ranges_of(u)}
+        if not any(s != 0 for s in strides.values()):
+            return None
+        cost = 1.0
+        for u, s in strides.items():
+            if s in (0, 1):
+                continue
+            reuse = volume(ranges_of(main) - ranges_of(u))
+            if reuse < 64 or not self.stageable(u, main, r):
+                return None
+            cost += 48 / reuse
+        scattered = any(self.stride(s.src[0], r) != 1 for s in self.sig.stores)
+        vectors = -(-size_max(r) // self.lanes)
+        return cost * vectors * self.lanes / size_max(r) + (40 / volume(frozenset(main.src[1:])) if scattered else 0)
 
     def access_cost(self, r: UOp | None) -> float:
         """Relative cost of the memory accesses and the arithmetic with lanes along `r`."""
@@ -145,26 +170,30 @@ class Heuristic:
             return
         sharing = [u for u in self.sig.reduces if u.src[1:] == main.src[1:]]
         budget = max(1, self.machine.accumulators // len(sharing))
-        own = [r for r in self.sig.loops if r in ranges_of(main) and r is not lane and size_max(r) > 1]
-        nested = [v for v in self.sig.reduces if v not in sharing and v in main.src[0].toposort()]
-        if nested:
-            return
-        loads = self.under[main]
-        reusing = [r for r in own if any(r not in ranges_of(u) for u in loads)]
+        if any(v not in sharing and v in main.src[0].toposort() for v in self.sig.reduces):
+            return  # nested
         if lane is not None and lane in ranges_of(main):
-            rows = self.tile_outer_product(lane, reusing, budget)
-            if rows is not None:
-                self.order_and_stage(main, lane, rows)
+            rows = self.tile_outer_product(main, lane, budget)
+            self.order_and_stage(main, lane, rows)
         elif main in split:
-            self.tile_dot_product(own, reusing, budget, len(loads))
+            self.tile_dot_product(main, budget)
         if lane is not None and lane not in ranges_of(main):
             self.tile_elementwise(lane)
         self.unroll_reduce(main, split)
 
-    def tile_outer_product(self, lane: UOp, reusing: list[UOp], budget: int) -> UOp | None:
-        """Rows x vectors of accumulators; as few loads an FMA as the registers allow, and little waste at the ends."""
+    def tile_of(self, r: UOp) -> int:
+        """Elements of `r` in a tile, as decided so far."""
+        return max([o.amount for o in self.opts if o.axis == r.arg[0] and o.kind in ("tile", "vectorise")], default=1)
+
+    def tile_outer_product(self, main: UOp, lane: UOp, budget: int) -> UOp | None:
+        """Rows x vectors of accumulators; as few loads an FMA as the registers allow, and little waste at the ends.
+
+        The rows are a loop on which no vector that is loaded depends: each is used once a row.
+        """
         vectors = -(-size_max(lane) // self.lanes)
-        rows = max(reusing, key=lambda r: (min(size_max(r), 8), self.sig.loops.index(r))) if reusing else None
+        wide = [u for u in self.under[main] if lane in ranges_of(u)]
+        free = [r for r in self.sig.loops if r in ranges_of(main) and r is not lane and size_max(r) > 1 and not any(r in ranges_of(u) for u in wide)]
+        rows = max(free, key=lambda r: (min(size_max(r), 4), self.sig.loops.index(r)), default=None)
         best, best_cost = (1, 1), math.inf
         for g in (1, 2, 3, 4, 6):
             if g > max(1, vectors) or g > budget:
@@ -188,24 +217,39 @@ class Heuristic:
             self.opts.append(Opt("tile", rows.arg[0], m))
         return rows
 
-    def order_and_stage(self, main: UOp, lane: UOp, rows: UOp) -> None:
-        """Columns outside of rows, so that a panel of columns stays in the cache; an operand whose rows lie a multiple
-        of 1 KiB apart (they would share few cache sets) or that is stored in a half type is packed."""
-        loops = self.sig.loops
-        if loops.index(lane) != loops.index(rows) + 1:
+    def order_and_stage(self, main: UOp, lane: UOp, rows: UOp | None) -> None:
+        """What is not contiguous along the lane is packed, outside of the loops it does not depend on.
+
+        Otherwise columns go outside of rows, so that a panel of columns stays in the cache; an operand whose rows lie a
+        multiple of 1 KiB apart (they would share few cache sets), or that is stored in a half type, is packed.
+        """
+        must = [u for u in self.under[main] if self.stride(u.src[0], lane) not in (0, 1)]
+        if must and all(self.stageable(u, main, lane) for u in must):
+            outer = [r for r in self.order if r is not lane and any(r in ranges_of(u) for u in must)]
+            self.reorder([*outer, lane, *(r for r in self.order if r is not lane and r not in outer)])
+            self.opts += [Opt("stage", lane.arg[0], u.src[0].src[0].arg) for u in must]
             return
-        tiles = {o.axis: o.amount for o in self.opts if o.kind == "tile"}
-        row_tiles = size_max(rows) // tiles.get(rows.arg[0], 1)
-        column_tiles = size_max(lane) // tiles.get(lane.arg[0], self.lanes)
+        if rows is None or self.order.index(lane) != self.order.index(rows) + 1:
+            return
         across = [u for u in self.under[main] if lane in ranges_of(u) and rows not in ranges_of(u)]
         down = [u for u in self.under[main] if rows in ranges_of(u) and lane not in ranges_of(u)]
-        if column_tiles >= 8 and len(down) == 1 and self.scattered(down[0], main) and self.stageable(down[0], main, rows):
+        if size_max(lane) >= 8 * self.tile_of(lane) and len(down) == 1 and self.scattered(down[0], main) and self.stageable(down[0], main, rows):
             self.opts.append(Opt("stage", rows.arg[0], down[0].src[0].src[0].arg))
             return
-        self.opts.append(Opt("before", lane.arg[0], rows.arg[0]))
-        if row_tiles >= 8 and len(across) == 1 and self.stageable(across[0], main, lane):
+        swapped = list(self.order)
+        swapped.remove(lane)
+        swapped.insert(swapped.index(rows), lane)
+        self.reorder(swapped)
+        if size_max(rows) >= 8 * self.tile_of(rows) and len(across) == 1 and self.stageable(across[0], main, lane):
             if self.scattered(across[0], main) or across[0].dtype.is_half or len(across[0].src[0].src) == 3:
                 self.opts.append(Opt("stage", lane.arg[0], across[0].src[0].src[0].arg))
+
+    def reorder(self, wanted: list[UOp]) -> None:
+        for i, r in enumerate(wanted):
+            if self.order[i] is not r:
+                self.opts.append(Opt("before", r.arg[0], self.order[i].arg[0]))
+                self.order.remove(r)
+                self.order.insert(i, r)
 
     def scattered(self, load: UOp, main: UOp) -> bool:
         """Its innermost step along the reduction is a multiple of 1 KiB."""
@@ -213,28 +257,28 @@ class Heuristic:
         return step is not None and step != 0 and step * load.dtype.itemsize % 1024 == 0
 
     def stageable(self, load: UOp, main: UOp, loop: UOp) -> bool:
-        """Within what a thread's scratch memory holds, its reduction's extents known, and the argument read only here."""
-        tiles = {o.axis: o.amount for o in self.opts if o.kind == "tile"}
-        outside = frozenset(self.sig.loops[: self.sig.loops.index(loop) + 1])
+        """Fits a thread's scratch memory, depends on fixed sizes only, and is the one read of that argument."""
         depends = ranges_of(load)
-        if any(r.src[0].op is not Ops.CONST for r in depends) or not depends <= outside | frozenset(main.src[1:]):
+        if loop not in depends or any(r.src[0].op is not Ops.CONST for r in depends):
             return False
-        elements = math.prod(size_max(r) for r in depends & frozenset(main.src[1:])) * tiles.get(loop.arg[0], self.lanes)
+        elements = volume(depends & frozenset(main.src[1:])) * 4 * self.lanes
         slot = load.src[0].src[0].arg
         return elements * 8 <= STAGE_BYTES and sum(u.src[0].src[0].arg == slot for u in self.loads) == 1
 
-    def tile_dot_product(self, own: list[UOp], reusing: list[UOp], budget: int, loads: int) -> None:
+    def tile_dot_product(self, main: UOp, budget: int) -> None:
         """Vectors along the reduction: the accumulators of several outputs side by side."""
-        if len(reusing) >= 2:
-            m, n = reusing[-2:]
+        own = [r for r in self.sig.loops if r in ranges_of(main) and size_max(r) > 1]
+        loads = self.under[main]
+        pairs = [(m, n) for m in own for n in own if m is not n and any(m in ranges_of(u) and n not in ranges_of(u) for u in loads)
+                 and any(n in ranges_of(u) and m not in ranges_of(u) for u in loads)]  # fmt: skip
+        if pairs:
             tm, tn = (8, 3) if budget >= 24 else (4, 4) if budget >= 16 else (3, 3)
-            for r, t in ((m, tm), (n, tn)):
-                self.opts.append(Opt("tile", r.arg[0], _even(size_max(r), t)))
+            m, n = max(pairs, key=lambda p: (min(size_max(p[0]), tm) * min(size_max(p[1]), tn), sum(map(self.sig.loops.index, p)), size_max(p[0])))
+            self.opts += [Opt("tile", m.arg[0], _even(size_max(m), tm)), Opt("tile", n.arg[0], _even(size_max(n), tn))]
         elif own:
-            r = own[-1]
-            t = _even(size_max(r), max(1, min(4, budget // 4)))
+            t = _even(size_max(own[-1]), max(1, min(4, budget // 4)))
             if t > 1:
-                self.opts.append(Opt("tile", r.arg[0], t))
+                self.opts.append(Opt("tile", own[-1].arg[0], t))
 
     def tile_elementwise(self, lane: UOp | None) -> None:
         """Several vectors at once, for the latency of loads; tall tiles where a load runs along another loop."""
@@ -254,7 +298,9 @@ class Heuristic:
 
     def unroll_reduce(self, main: UOp, split: dict[UOp, UOp]) -> None:
         """Short inner reduce loops are written out."""
-        area = math.prod(o.amount for o in self.opts if o.kind == "tile") // max(1, self.lanes)
+        area = math.prod(self.tile_of(r) for r in self.sig.loops if r in ranges_of(main))
+        if any(o.kind == "vectorise" for o in self.opts):
+            area //= self.lanes
         room = 256 // max(1, area)
         for r in reversed(main.src[1:]):
             if r.src[0].op is not Ops.CONST or r in split.values() or not 1 < r.src[0].arg <= min(room, 16):
@@ -290,22 +336,15 @@ class Heuristic:
 
     def parallelise(self) -> None:
         """As few of the outermost loops as give enough pieces for any number of threads."""
-        tiles = {o.axis: o.amount for o in self.opts if o.kind in ("tile", "vectorise")}
         count, n = 1, 0
         staged = any(o.kind == "stage" for o in self.opts)
-        moved = {o.axis: o.amount for o in self.opts if o.kind == "before"}
-        loops = list(self.sig.loops)
-        for axis, other in moved.items():
-            r = next(x for x in loops if x.arg[0] == axis)
-            loops.remove(r)
-            loops.insert(next(i for i, x in enumerate(loops) if x.arg[0] == other), r)
         innermost = {r for u in self.sig.reduces for r in self.sig.loops if r not in ranges_of(u)} if self.sig.reduces else set()
-        for r in loops:
+        for r in self.order:
             if r in innermost and n and count > 1:  # a reduction would be made again for every piece of this loop
                 break
             if count >= (1024 if staged else 64):
                 break
-            count *= -(-size_max(r) // max(1, tiles.get(r.arg[0], 1)))
+            count *= -(-size_max(r) // self.tile_of(r))
             n += 1
         if n:
             self.opts.append(Opt("parallelise", -1, n))

@@ -143,7 +143,7 @@ class ElementwiseMixin:
                     return self._power_by_products(-int(other), self.dtype).reciprocal()
         x, y = self._pair(other)
         if not x.dtype.is_float:
-            return (x.cast(dtypes.float64).pow(y.cast(dtypes.float64))).cast(x.dtype)
+            return x._integer_power(y)
         magnitude = (x.abs().log() * y).exp()
         whole = y.trunc().eq(y)
         odd = (y * 0.5).trunc().ne(y * 0.5)
@@ -163,6 +163,16 @@ class ElementwiseMixin:
             x = x * x if n else x
         assert out is not None
         return out
+
+    def _integer_power(self: Tensor, exponent: Tensor) -> Tensor:
+        """By squaring, exact modulo 2**bits; a negative exponent gives 0, but ±1 for the bases 1 and −1 (as in PyTorch)."""
+        if self.dtype.is_bool:
+            return self | exponent.logical_not()
+        base, out = self, self.ones_like()
+        for bit in range(self.dtype.bits):
+            out = (exponent >> bit & 1).bool().where(out * base, out)
+            base = base * base
+        return out if self.dtype.is_unsigned else ((exponent < 0) & self.abs().ne(1)).where(0, out)
 
     def neg(self: Tensor) -> Tensor: return self._op(Ops.NEG) if not self.dtype.is_bool else self.logical_not()
     def reciprocal(self: Tensor) -> Tensor: return self._float()._op(Ops.RECIP)
@@ -319,6 +329,7 @@ class ElementwiseMixin:
         return x.pow(y)
 
     def __neg__(self: Tensor) -> Tensor: return self.neg()
+    def __pos__(self: Tensor) -> Tensor: return self
     def __abs__(self: Tensor) -> Tensor: return self.abs()
     def __invert__(self: Tensor) -> Tensor: return self.bitwise_not()
     def __and__(self: Tensor, o: Any) -> Tensor: return self.bitwise_and(o)

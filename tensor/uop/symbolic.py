@@ -114,15 +114,15 @@ def _order(t: UOp) -> Any:
 
 def build(terms: Terms, const: int) -> UOp:
     """The canonical node of a sum; `x//c*(k*c) + x%c*k` becomes `x*k`."""
-    for t in [t for t in terms if t.op is Ops.MOD]:
-        k = terms.get(t)
-        quotient = UOp(Ops.IDIV, dtypes.index, t.src)
-        if k is not None and t.src[1].op is Ops.CONST and terms.get(quotient) == k * t.src[1].arg:
-            rest = {x: c for x, c in terms.items() if x is not t and x is not quotient}
-            inner, inner_const = linear(t.src[0])
-            for x, c in inner.items():
-                rest[x] = rest.get(x, 0) + c * k
-            return build({x: c for x, c in rest.items() if c}, const + inner_const * k)
+    for t in [t for t in terms if t.op is Ops.MOD and t.src[1].op is Ops.CONST]:
+        k, c = terms[t], t.src[1]
+        for q in terms:
+            if q.op is Ops.IDIV and q.src[1] is c and terms[q] == k * c.arg and _congruent(q.src[0], t.src[0], c.arg):
+                rest = {x: n for x, n in terms.items() if x is not t and x is not q}
+                inner, inner_const = linear(q.src[0])
+                for x, n in inner.items():
+                    rest[x] = rest.get(x, 0) + n * k
+                return build({x: n for x, n in rest.items() if n}, const + inner_const * k)
     out: UOp | None = None
     for t in sorted(terms, key=_order) if len(terms) > 1 else terms:
         k = terms[t]
@@ -131,6 +131,12 @@ def build(terms: Terms, const: int) -> UOp:
     if out is None:
         return iconst(const)
     return out if const == 0 else UOp(Ops.ADD, dtypes.index, (out, iconst(const)))
+
+
+def _congruent(a: UOp, b: UOp, c: int) -> bool:
+    """Whether a and b differ by a multiple of c (`mod` takes multiples of c off the coefficients)."""
+    (ta, ca), (tb, cb) = linear(a), linear(b)
+    return (ca - cb) % c == 0 and all((ta.get(x, 0) - tb.get(x, 0)) % c == 0 for x in {**ta, **tb})
 
 
 def add(a: UOp, b: UOp | int) -> UOp:

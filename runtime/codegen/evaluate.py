@@ -1,0 +1,255 @@
+"""Values of expressions at a position of the current tile: arithmetic, indices and loads.
+
+A value is a scalar where all lanes agree and a vector elsewhere. Each is remembered under what of the position it
+depends on, in the block where it stands.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from manygrad.runtime.codegen.affine import Affine, Atom, Position, TileAnalysis
+from manygrad.runtime.codegen.describe import Signature, bounds, ranges_of, signature
+from manygrad.runtime.codegen.emit import INDEX, Emitter
+from manygrad.runtime.codegen.lowered import Inst, Low
+from manygrad.runtime.codegen.opt import Plan
+from manygrad.tensor.dtype import DType, dtypes
+from manygrad.tensor.uop.ops import GroupOp, Ops
+from manygrad.tensor.uop.uop import UOp
+
+
+class Evaluator(Emitter):
+    def __init__(self, ast: UOp, plan: Plan) -> None:
+        super().__init__()
+        self.sig: Signature = signature(ast)
+        self.plan = plan
+        self.origin: dict[UOp, Inst] = {}  # range -> index of the tile's first iteration
+        self.tile: dict[UOp, int] = {}  # range -> iterations in the tile that is being emitted
+        self.ragged: dict[UOp, Inst | None] = {}  # range whose last vector is partial -> its size, if only known at run time
+        self.lane: UOp | None = None
+        self.lanes = 1
+        self._analyses: dict[UOp | None, TileAnalysis] = {}
+        self.use_lane(plan.lane, plan.lanes)
+
+    # *** which lane, which masks ***
+
+    def use_lane(self, lane: UOp | None, lanes: int) -> None:
+        self.lane, self.lanes = lane, lanes if lane is not None else 1
+        if lane not in self._analyses:
+            aligned = {}
+            for r, t in self.plan.tile.items():
+                fixed = r.src[0].op is Ops.CONST
+                aligned[r] = t if fixed else self.lanes if r is lane else 1
+            self._analyses[lane] = TileAnalysis(aligned, lane, self.lanes)
+        self.analysis = self._analyses[lane]
+
+    def ragged_mask(self, position: Position) -> Inst | None:
+        """The lanes at `position` that are within the lane's range; None: all."""
+        if self.lane is None or self.lane not in self.ragged:
+            return None
+        at, size = position.get(self.lane, 0), self.ragged[self.lane]
+        if size is None:
+            active = self.tile[self.lane] - at
+            return None if active >= self.lanes else self.emit(Low.FIRST, dtypes.bool, (), active, self.lanes)
+        left = self.emit(Ops.SUB, INDEX, (size, self.origin[self.lane]))
+        left = left if at == 0 else self.add(left, self.const(-at))
+        return self.alu(Ops.CMPLT, dtypes.bool, self.iota(), left)
+
+    def iota(self) -> Inst:
+        return self.emit(Low.IOTA, INDEX, (), None, self.lanes)
+
+    def positions(self, ranges: frozenset[UOp]) -> Iterator[dict[UOp, int]]:
+        """The tile positions along `ranges`, in order; along the lane's range, one a vector."""
+        tiled = [r for r in (*self.plan.loops, *self.tile) if r in ranges and self.tile.get(r, 1) > 1]
+        tiled = list(dict.fromkeys(tiled))
+        steps = [range(0, self.tile[r], self.lanes if r is self.lane else 1) for r in tiled]
+        for at in itertools.product(*steps):
+            yield dict(zip(tiled, at))
+
+    # *** values ***
+
+    def find(self, u: UOp, position: Position) -> Inst | None:
+        key = self.analysis.at(u, position)
+        for block in reversed(self.blocks):
+            found = block.values.get(key)
+            if found is not None:
+                return found
+        return None
+
+    def remember(self, u: UOp, position: Position, inst: Inst) -> Inst:
+        self.blocks[inst.depth].values[self.analysis.at(u, position)] = inst
+        return inst
+
+    def value(self, root: UOp, position: Position) -> Inst:
+        """The value of `root` at a tile position: a scalar where all lanes agree, else a vector."""
+        stack = [root]
+        while stack:
+            u = stack[-1]
+            if self.find(u, position) is not None:
+                stack.pop()
+                continue
+            inst = self.leaf(u, position)
+            if inst is None:
+                missing = [s for s in u.src if self.find(s, position) is None]
+                if missing:
+                    stack.extend(missing)
+                    continue
+                inst = self.combine(u, [self.find(s, position) for s in u.src])  # type: ignore[misc]
+            self.remember(u, position, inst)
+            stack.pop()
+        found = self.find(root, position)
+        assert found is not None
+        return found
+
+    def leaf(self, u: UOp, position: Position) -> Inst | None:
+        """What needs more than the values of its sources; None for plain arithmetic."""
+        if (staged := self.staged(u, position)) is not None:
+            return staged
+        match u.op:
+            case Ops.CONST:
+                return self.const(u.arg, u.dtype)
+            case Ops.DEFINE_VAR:
+                return self.emit(Low.VAR, INDEX, (), self.sig.variables.index(u))
+            case Ops.LOAD:
+                return self.load(u, position)
+            case Ops.REDUCE:
+                raise AssertionError("a REDUCE is used outside the loops it depends on")
+        if u.dtype is INDEX:
+            a = self.analysis.affine(u, position)
+            if a is not None and (u.op is Ops.RANGE or a != Affine(((self.analysis.at(u, position), 1),), 0, 0)):
+                return self.affine_value(a)
+        elif u.op in GroupOp.COMPARE and u.src[0].dtype is INDEX:
+            return self.compare(u, position)
+        return None
+
+    def combine(self, u: UOp, src: list[Inst]) -> Inst:
+        if u.op is Ops.CUSTOM:
+            return self.alu({"fma": Low.FMA, "round": Low.ROUND}[u.arg], u.dtype, *src)
+        if u.op not in GroupOp.ELEMENTWISE:
+            _unknown(u)
+        return self.alu(u.op, u.dtype, *src, arg=_sign(u) if u.dtype is INDEX else None)
+
+    def scalar(self, u: UOp) -> Inst:
+        """An index expression at the tile's origin, lane 0."""
+        if u.op is Ops.RANGE:
+            return self.origin[u]
+        if (
+            self.lane is None
+            or self.lane not in ranges_of(u)
+            or u.op not in (Ops.ADD, Ops.SUB, Ops.MUL, Ops.NEG, Ops.IDIV, Ops.MOD)
+        ):
+            inst = self.value(u, {})
+            assert inst.lanes == 1
+            return inst
+        return self.emit(u.op, u.dtype, tuple(self.scalar(s) for s in u.src), _sign(u))
+
+    def atom(self, atom: Atom) -> Inst:
+        u = atom.expr
+        if u.op is Ops.RANGE:
+            return self.origin[u]
+        if u in self.analysis.normal:
+            return self.emit(u.op, INDEX, tuple(self.scalar(s) for s in u.src), _sign(u))
+        inst = self.value(u, dict(atom.position))
+        assert inst.lanes == 1, "an atom must not change with the lane"
+        return inst if inst.dtype is INDEX else self.emit(Ops.CAST, INDEX, (inst,))
+
+    def base(self, a: Affine) -> Inst:
+        """The sum of the atoms, those of outer blocks first."""
+        parts = [(self.atom(x), c) for x, c in a.terms]
+        total = self.const(0)
+        for inst, c in sorted(parts, key=lambda p: p[0].depth):
+            total = self.add(total, inst if c == 1 else self.emit(Ops.MUL, INDEX, (inst, self.const(c))))
+        return total
+
+    def affine_value(self, a: Affine) -> Inst:
+        total = self.add(self.base(a), self.const(a.constant))
+        if not a.stride or self.lanes == 1:
+            return total
+        ramp = self.iota()
+        if a.stride != 1:
+            ramp = self.alu(Ops.MUL, INDEX, ramp, self.const(a.stride))
+        return self.alu(Ops.ADD, INDEX, self.splat(total, self.lanes), ramp)
+
+    def compare(self, u: UOp, position: Position) -> Inst | None:
+        """A comparison of indices: scalar where the lanes agree, else a constant ramp against a broadcast bound."""
+        same = self.analysis.compare(u, position)
+        if isinstance(same, bool):
+            return self.const(same, dtypes.bool)
+        if same is not None:
+            left = self.base(same)
+            return self.emit(u.op, dtypes.bool, (left, self.const(-same.constant)))
+        a, b = (self.analysis.affine(s, position) for s in u.src)
+        if a is None or b is None or self.lanes == 1:
+            return None
+        left, right = self.base(a), self.base(b)
+        bound = self.add(self.emit(Ops.SUB, INDEX, (right, left)), self.const(b.constant - a.constant))
+        ramp = self.alu(Ops.MUL, INDEX, self.iota(), self.const(a.stride - b.stride))
+        return self.alu(u.op, dtypes.bool, ramp, bound)
+
+    def staged(self, u: UOp, position: Position) -> Inst | None:
+        """The value from local memory, where it was packed there."""
+        return None
+
+    # *** memory ***
+
+    def pointer(self, param: UOp) -> Inst:
+        return self.emit(Low.PARAM, param.dtype, (), param.arg)
+
+    def conjunction(self, *conditions: Inst | None) -> Inst | None:
+        """All of them; None: true."""
+        total: Inst | None = None
+        for c in conditions:
+            if c is None or (c.op is Low.CONST and c.arg):
+                continue
+            if c.op is Low.CONST:
+                return self.const(False, dtypes.bool)
+            total = c if total is None else self.alu(Ops.AND, dtypes.bool, total, c)
+        return total
+
+    def load(self, u: UOp, position: Position) -> Inst:
+        index = u.src[0]
+        valid = self.conjunction(self.value(index.src[2], position)) if len(index.src) == 3 else None
+        if valid is not None and valid.op is Low.CONST:
+            return self.const(0, u.dtype)
+        a = self.analysis.affine(index.src[1], position)
+        pointer = self.pointer(index.src[0])
+        if a is not None and (a.stride == 0 or self.lanes == 1):
+            found = self.scalar_load(u.dtype, pointer, a, valid)
+            if valid is not None and valid.lanes > 1:
+                return self.alu(Ops.WHERE, u.dtype, valid, found, self.const(0, u.dtype))
+            return found
+        mask = self.ragged_mask(position)
+        if a is not None and a.stride == 1:
+            guard = self.conjunction(valid, mask)
+            return self.emit(
+                Low.LOAD, u.dtype, (pointer, self.base(a), *(() if guard is None else (guard,))), a.constant, self.lanes
+            )
+        if a is not None and a.stride == -1 and mask is None and (valid is None or valid.lanes == 1):
+            src = (pointer, self.base(a), *(() if valid is None else (valid,)))
+            return self.emit(
+                Low.REVERSE,
+                u.dtype,
+                (self.emit(Low.LOAD, u.dtype, src, a.constant - self.lanes + 1, self.lanes),),
+                None,
+                self.lanes,
+            )
+        offset = self.splat(self.value(index.src[1], position), self.lanes)
+        guard = self.conjunction(valid, mask)
+        guards = () if guard is None else (self.splat(guard, self.lanes),)
+        return self.emit(Low.LOAD, u.dtype, (pointer, offset, *guards), 0, self.lanes)
+
+    def scalar_load(self, dtype: DType, pointer: Inst, a: Affine, valid: Inst | None) -> Inst:
+        if valid is not None and valid.lanes > 1:
+            valid = self.emit(Low.ANY, dtypes.bool, (valid,))
+        return self.emit(Low.LOAD, dtype, (pointer, self.base(a), *(() if valid is None else (valid,))), a.constant)
+
+
+def _sign(u: UOp) -> bool | None:
+    """For quotients and remainders of indices: whether the dividend is known not to be negative."""
+    return bounds(u.src[0])[0] >= 0 if u.op in (Ops.IDIV, Ops.MOD) else None
+
+
+def _unknown(u: UOp) -> Any:
+    raise NotImplementedError(f"{u.op.name} has no meaning inside a kernel")

@@ -1,0 +1,148 @@
+"""Reductions: accumulators in registers for every position of the tile, folded at the end where they are vectors.
+
+Order: ascending in the ranges; with lanes, element k goes to partial sum k mod lanes, and those are folded pairwise.
+It does not depend on the tiles of the loops.
+
+A blocked reduction keeps its accumulators in local memory between blocks of its outermost range, so that a block of the
+operands stays in the cache while all tiles of a loop use it. The order of the sums is the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from manygrad.runtime.codegen.describe import ranges_of
+from manygrad.runtime.codegen.lowered import Inst, Low
+from manygrad.runtime.codegen.opt import Plan
+from manygrad.runtime.codegen.stage import Stager
+from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.uop import UOp
+
+IDENTITY = {Ops.ADD: lambda d: 0, Ops.MUL: lambda d: 1, Ops.MAX: lambda d: d.min}
+
+
+@dataclass
+class Accumulator:
+    """The partial sums of a REDUCE at one tile position."""
+
+    reduce: UOp
+    position: dict[UOp, int]
+    parts: list[Inst]
+
+
+class Reducer(Stager):
+    def __init__(self, ast: UOp, plan: Plan) -> None:
+        super().__init__(ast, plan)
+        self.open_reduces: list[UOp] = list(self.sig.reduces)
+        self.running: set[UOp] = set()  # REDUCEs whose loops are open
+
+    def reduces_ready(self) -> None:
+        """Emits the REDUCEs whose value needs no loop that is not open yet, those over the same ranges in one loop."""
+        while True:
+            ready = [u for u in self.open_reduces if ranges_of(u) <= self.origin.keys() and self.inner_done(u)]
+            if not ready:
+                return
+            first = ready[0]
+            group = [
+                u
+                for u in ready
+                if u.src[1:] == first.src[1:] and (self.lane in ranges_of(u)) == (self.lane in ranges_of(first))
+            ]
+            self.open_reduces = [u for u in self.open_reduces if u not in group]
+            self.running.update(group)
+            self.reduce(group)
+            self.running.difference_update(group)
+
+    def inner_done(self, u: UOp) -> bool:
+        """Whether all REDUCEs that `u` reads and that do not depend on its own ranges have been emitted."""
+        own = frozenset(u.src[1:])
+        below = u._cache.get("reduces_below")
+        if below is None:
+            below = u._cache["reduces_below"] = [v for v in u.src[0].toposort() if v.op is Ops.REDUCE]
+        return not any(
+            (v in self.open_reduces or v in self.running) and not (ranges_of(v) & own) and self.within(v, u)
+            for v in below
+        )
+
+    def within(self, v: UOp, u: UOp) -> bool:
+        """Whether `v` can be emitted before `u`'s loops: always so unless it needs a range that only an inner REDUCE opens."""
+        return ranges_of(v) <= (self.origin.keys() | frozenset(u.src[1:]))
+
+    def reduce(self, group: list[UOp]) -> None:
+        """The REDUCEs of `group`, which share their ranges, in one nest of loops."""
+        with self.lane_of(group) as split:
+            accumulators = self.accumulators(group, split)
+            self.accumulate_all(group, accumulators, split)
+            self.finish(accumulators, split)
+
+    @contextmanager
+    def lane_of(self, group: list[UOp]) -> Iterator[UOp | None]:
+        """Lanes along the current range where the reduction depends on it, else along one of its own; gives that one."""
+        before = (self.lane, self.lanes)
+        split = None
+        if self.lane is None or self.lane not in ranges_of(group[0]):
+            split = next((r for r in group[0].src[1:] if r in self.plan.reduce_lanes), None)
+            self.use_lane(split, self.plan.reduce_lanes[split] if split is not None else 1)
+        yield split
+        self.use_lane(*before)
+
+    def accumulators(self, group: list[UOp], split: UOp | None, first: Callable[[int, UOp, int], Inst] | None = None) -> list[Accumulator]:
+        """New accumulators, set to the identity or to `first(number, REDUCE, lanes)`."""
+        lanes = self.lanes if self.lane is not None else 1
+        parts = self.plan.tile[split] // lanes if split is not None else 1
+        found: list[Accumulator] = []
+        count = itertools.count()
+        for u in group:
+            identity = self.const(u.dtype.const(IDENTITY[u.arg](u.dtype)), u.dtype, lanes)
+            for position in self.positions(ranges_of(u)):
+                starts = [first(next(count), u, lanes) if first is not None else identity for _ in range(parts)]
+                found.append(Accumulator(u, position, [self.emit(Low.ACC, u.dtype, (s,), None, lanes, here=True) for s in starts]))
+        return found
+
+    def accumulate_all(self, group: list[UOp], accumulators: list[Accumulator], split: UOp | None) -> None:
+        ranges = group[0].src[1:]
+
+        def body(i: int) -> None:
+            if i < len(ranges):
+                self.loop(ranges[i], lambda: body(i + 1))
+                return
+            for at in self.positions(frozenset(ranges)):
+                part = at.get(split, 0) // self.lanes if split is not None else 0
+                for acc in accumulators:
+                    self.accumulate(acc.reduce, {**acc.position, **at}, acc.parts[part])
+
+        body(0)
+
+    def finish(self, accumulators: list[Accumulator], split: UOp | None) -> None:
+        """Folds the partial sums and makes the results known in the current block."""
+        for acc in accumulators:
+            u = acc.reduce
+            values = [self.emit(Low.GET, u.dtype, (a,), None, a.lanes, here=True) for a in acc.parts]
+            while len(values) > 1:
+                half = (len(values) + 1) // 2
+                folded = [self.alu(u.arg, u.dtype, a, b) for a, b in zip(values, values[half:])]
+                values = folded + values[len(folded) : half]
+            found = values[0]
+            while split is not None and found.lanes > 1:
+                n = found.lanes // 2
+                lower, upper = (self.emit(Low.HALVES, u.dtype, (found,), i, n) for i in (0, 1))
+                found = self.emit(u.arg, u.dtype, (lower, upper), None, n)
+            self.blocks[-1].values[self.analysis.at(u, acc.position)] = found
+
+    def accumulate(self, u: UOp, position: dict[UOp, int], acc: Inst) -> None:
+        old = self.emit(Low.GET, u.dtype, (acc,), None, acc.lanes, here=True)
+        v = u.src[0]
+        if u.arg is Ops.ADD and v.op is Ops.MUL and u.dtype.is_float:
+            a, b = (self.splat(self.value(s, position), acc.lanes) for s in v.src)
+            new = self.emit(Low.FMA, u.dtype, (a, b, old), None, acc.lanes, here=True)
+        else:
+            new = self.emit(
+                u.arg, u.dtype, (self.splat(self.value(v, position), acc.lanes), old), None, acc.lanes, here=True
+            )
+        if self.lane in u.src[1:] and (mask := self.ragged_mask(position)) is not None:
+            new = self.emit(Ops.WHERE, u.dtype, (mask, new, old), None, acc.lanes, here=True)
+        self.emit(Low.SET, dtypes.void, (acc, new), here=True)
