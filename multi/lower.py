@@ -66,8 +66,9 @@ class _Lowering:
             return parts
         if isinstance(have, Partial):
             assert not isinstance(want, Partial)
-            whole = self.all_reduce(parts, have.op, devices, u)
-            return whole if isinstance(want, Replicate) else self.cut(whole, want, mine)
+            return self.reduce_scatter(parts, have.op, want, devices, u) if isinstance(want, Shard) else self.all_reduce(parts, have.op, devices, u)
+        if isinstance(have, Shard) and isinstance(want, Shard) and have.axis != want.axis and len(devices) > 1:
+            return self.all_to_all(parts, have, want, devices, u)
         if isinstance(have, Shard):
             whole = self.all_gather(parts, have, u.shape, devices, u)
             return self.cut(whole, want, mine) if isinstance(want, Shard) else whole
@@ -82,18 +83,18 @@ class _Lowering:
         """Each device's slice of a value it holds whole; no communication."""
         return tuple(shrink(x, p.axis, p.bounds[i], p.bounds[i + 1]) for x, i in zip(whole, mine))
 
-    def collective(self, op: Ops, parts: Local, devices: tuple[str, ...], arg: tuple[Any, ...], at: UOp, shape: tuple[Any, ...]) -> Local:
+    def collective(self, op: Ops, parts: Local, devices: tuple[str, ...], arg: tuple[Any, ...], at: UOp, counts: list[int]) -> Local:
+        """One node for all devices; its result has `counts[k]` elements on this worker's k-th device."""
         mine = self.mine(devices)
         flat = tuple(stored_on(reshape(x, (prod(x.shape),)), local_name(devices[i])) for x, i in zip(parts, mine))
-        node = UOp(op, parts[0].dtype, (UOp(Ops.MSTACK, parts[0].dtype, flat),), (*arg, devices, tuple(mine)))
+        node = UOp(op, parts[0].dtype, (UOp(Ops.MSTACK, parts[0].dtype, flat),), (*arg, devices, tuple(mine), tuple(counts)))
         node._cache["line"] = line_of(at)
-        node._cache["shape"] = (arg[1][-1],) if op is Ops.ALLGATHER else (prod(shape),)
         return tuple(UOp(Ops.MSELECT, x.dtype, (node,), k) for k, x in enumerate(parts))
 
     def all_reduce(self, parts: Local, op: Ops, devices: tuple[str, ...], at: UOp) -> Local:
         if len(devices) == 1:
             return parts
-        out = self.collective(Ops.ALLREDUCE, parts, devices, (op, prod(at.shape)), at, at.shape)
+        out = self.collective(Ops.ALLREDUCE, parts, devices, (op, prod(at.shape)), at, [prod(at.shape)] * len(parts))
         return tuple(reshape(x, at.shape) for x in out)
 
     def all_gather(self, parts: Local, p: Shard, shape: tuple[Any, ...], devices: tuple[str, ...], at: UOp) -> Local:
@@ -102,7 +103,7 @@ class _Lowering:
             return parts
         rest = prod(d for i, d in enumerate(shape) if i != p.axis)
         bounds = tuple(b * rest for b in p.bounds)
-        out = self.collective(Ops.ALLGATHER, parts, devices, (0, bounds), at, shape)
+        out = self.collective(Ops.ALLGATHER, parts, devices, (bounds,), at, [bounds[-1]] * len(parts))
         if prod(shape[: p.axis]) == 1:
             return tuple(reshape(x, shape) for x in out)
         whole = []
@@ -111,7 +112,36 @@ class _Lowering:
             for a, b in zip(p.bounds, p.bounds[1:]):
                 if a < b:
                     pieces.append(reshape(shrink(x, 0, a * rest, b * rest), (*shape[: p.axis], b - a, *shape[p.axis + 1 :])))
-            whole.append(UOp(Ops.CAT, x.dtype, tuple(pieces), p.axis) if len(pieces) > 1 else pieces[0])
+            whole.append(join(pieces, p.axis))
+        return tuple(whole)
+
+    def reduce_scatter(self, parts: Local, op: Ops, want: Shard, devices: tuple[str, ...], at: UOp) -> Local:
+        """Each device's slice of the sum: half of what an all-reduce moves."""
+        if len(devices) == 1:
+            return parts
+        mine = self.mine(devices)
+        rest = prod(d for i, d in enumerate(at.shape) if i != want.axis)
+        bounds = tuple(b * rest for b in want.bounds)
+        packed = tuple(pack(x, want) for x in parts)
+        out = self.collective(Ops.REDUCESCATTER, packed, devices, (op, bounds), at, [bounds[i + 1] - bounds[i] for i in mine])
+        return tuple(reshape(x, cut_shape(at.shape, want, i)) for x, i in zip(out, mine))
+
+    def all_to_all(self, parts: Local, have: Shard, want: Shard, devices: tuple[str, ...], at: UOp) -> Local:
+        """From cut on one dim to cut on another: each device sends each other only what that one will hold."""
+        mine = self.mine(devices)
+        rest = prod(d for i, d in enumerate(at.shape) if i not in (have.axis, want.axis))
+        columns = tuple(b * rest for b in want.bounds)
+        packed = tuple(pack(x, want) for x in parts)
+        total = at.shape[have.axis]
+        out = self.collective(Ops.ALLTOALL, packed, devices, (have.bounds, columns), at, [total * (columns[i + 1] - columns[i]) for i in mine])
+        whole = []
+        for x, i in zip(out, mine):
+            width, pieces = columns[i + 1] - columns[i], []
+            for a, b in zip(have.bounds, have.bounds[1:]):
+                if a < b and width:
+                    shape = cut_shape((*at.shape[: have.axis], b - a, *at.shape[have.axis + 1 :]), want, i)
+                    pieces.append(reshape(shrink(x, 0, a * width, b * width), shape))
+            whole.append(join(pieces, have.axis) if pieces else reshape(x, cut_shape(at.shape, want, i)))
         return tuple(whole)
 
     # *** nodes ***
@@ -220,19 +250,39 @@ def reshape(x: UOp, shape: tuple[Any, ...]) -> UOp:
     return x if x.shape == shape else UOp(Ops.RESHAPE, x.dtype, (x,), shape)
 
 
+def cut_shape(shape: tuple[Any, ...], p: Shard, i: int) -> tuple[Any, ...]:
+    return (*shape[: p.axis], p.bounds[i + 1] - p.bounds[i], *shape[p.axis + 1 :])
+
+
+def join(pieces: list[UOp], axis: int) -> UOp:
+    return UOp(Ops.CAT, pieces[0].dtype, tuple(pieces), axis) if len(pieces) > 1 else pieces[0]
+
+
+def pack(x: UOp, p: Shard) -> UOp:
+    """Flat, with what each device will hold lying together."""
+    if prod(x.shape[: p.axis]) == 1 or not prod(x.shape):
+        return reshape(x, (prod(x.shape),))
+    return join([reshape(y, (prod(y.shape),)) for y in (shrink(x, p.axis, a, b) for a, b in zip(p.bounds, p.bounds[1:]) if a < b)], 0)
+
+
 def shrink(x: UOp, axis: int, begin: int, end: int) -> UOp:
     if (begin, end) == (0, x.shape[axis]):
         return x
     return UOp(Ops.SHRINK, x.dtype, (x,), tuple((begin, end) if a == axis else (0, d) for a, d in enumerate(x.shape)))
 
 
+def is_on(x: UOp, device: str) -> bool:
+    """Whether local value `x` lies on local `device`; buffers of the world keep their global names."""
+    return isinstance(x.device, str) and local_name(x.device) == device
+
+
 def on(x: UOp, device: str) -> UOp:
-    return x if x.device is None or x.device == device else UOp(Ops.COPY, x.dtype, (x,), device)
+    return x if x.device is None or is_on(x, device) else UOp(Ops.COPY, x.dtype, (x,), device)
 
 
 def stored_on(x: UOp, device: str) -> UOp:
     """`x` in memory of `device`."""
-    return UOp(Ops.CONTIGUOUS, x.dtype, (x,)) if x.device == device else UOp(Ops.COPY, x.dtype, (x,), device)
+    return UOp(Ops.CONTIGUOUS, x.dtype, (x,)) if is_on(x, device) else UOp(Ops.COPY, x.dtype, (x,), device)
 
 
 def broadcast(u: UOp, shape: tuple[Any, ...]) -> UOp:

@@ -50,28 +50,40 @@ def _itemsize(dtype: str) -> int:
 
 def describe(what: UOp) -> tuple[Collective, str]:
     """The collective of a CALL, and its line of text."""
-    *arg, devices, _ = what.arg
+    *arg, devices, _, _ = what.arg
     n = len(devices)
     if what.op is Ops.ALLREDUCE:
         op, count = arg
         c = Collective("all_reduce", n, count, op=OPS[op])
         return c, f"all_reduce {c.op} of {count} {what.dtype.name}"
+    if what.op is Ops.REDUCESCATTER:
+        op, bounds = arg
+        c = Collective("reduce_scatter", n, bounds[-1], op=OPS[op], sizes=widths(bounds))
+        return c, f"reduce_scatter {c.op} of {bounds[-1]} {what.dtype.name}"
+    if what.op is Ops.ALLTOALL:
+        rows, columns = arg
+        c = Collective("all_to_all", n, columns[-1], sizes=widths(columns), rows=widths(rows))
+        return c, f"all_to_all of {rows[-1]} x {columns[-1]} {what.dtype.name}"
     assert what.op is Ops.ALLGATHER, what.op
-    bounds = arg[1]
-    c = Collective("all_gather", n, bounds[-1], sizes=tuple(b - a for a, b in pairwise(bounds)))
+    (bounds,) = arg
+    c = Collective("all_gather", n, bounds[-1], sizes=widths(bounds))
     return c, f"all_gather of {bounds[-1]} {what.dtype.name}"
+
+
+def widths(bounds: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(b - a for a, b in pairwise(bounds))
 
 
 class CollectiveItem(ExecItem):
     def __init__(self, what: UOp, buffers: list[Buffer], line: str):
         self.buffers, self.line = buffers, line
-        devices, self.mine = what.arg[-2], what.arg[-1]
+        devices, self.mine = what.arg[-3], what.arg[-2]
         self.idle = buffers[0].device.kind == "NULL"
         if self.idle:
             return
         c, text = describe(what)
         text = f"{text} over {len(devices)} devices ({devices[0]}..{devices[-1]}) at {line}"
-        key = int.from_bytes(hashlib.sha256(f"{text} {c.sizes} {devices}".encode()).digest()[:8], "little")
+        key = int.from_bytes(hashlib.sha256(f"{text} {c.sizes} {c.rows} {devices}".encode()).digest()[:8], "little")
         plan = _PLANS.get(key)
         if plan is None:
             descriptions[key] = text

@@ -53,8 +53,20 @@ def fresh_targets(sink: UOp) -> dict[UOp, UOp]:
     return out
 
 
+def received_into(fresh: dict[UOp, UOp]) -> dict[UOp, UOp]:
+    """MSELECT of a collective -> the output's buffer that it, or a reshape of it, is stored in."""
+    out: dict[UOp, UOp] = {}
+    for value, buffer in fresh.items():
+        while value.op is Ops.RESHAPE:
+            value = value.src[0]
+        if value.op is Ops.MSELECT and value.src[0].op in GroupOp.COLLECTIVE:
+            out.setdefault(value, buffer)
+    return out
+
+
 def lower_storage(sink: UOp, temps: Temps) -> UOp:
     fresh = fresh_targets(sink)
+    received = received_into(fresh)
     done: dict[UOp, UOp] = {}
     for u in sink.toposort():
         src = tuple(done[s] for s in u.src)
@@ -63,11 +75,13 @@ def lower_storage(sink: UOp, temps: Temps) -> UOp:
             target = fresh.get(u) or temps.new(u.shape, u.dtype, u.arg if u.op is Ops.COPY else device_of(u, sink))
             node = LOWER[u.op](u, src, target)
         elif u.op in GroupOp.COLLECTIVE:
-            node = _lower_collective(u, src[0], temps)
+            node = _lower_collective(u, src[0], temps, received)
         elif u.op is Ops.MSELECT and src[0].op is Ops.MSTACK:
             node = src[0].src[u.arg]
         elif u.op is Ops.STORE and fresh.get(u.src[1]) is u.src[0]:
             node = src[1]
+            while node.op is Ops.RESHAPE:
+                node = node.src[0]
         if u in fresh and base_buffer(node) is not fresh[u]:
             value = node.src[0] if node.op is Ops.CONTIGUOUS else node
             node = UOp(Ops.AFTER, u.dtype, (fresh[u], _store(fresh[u], value)))
@@ -119,10 +133,11 @@ def _lower_copy(u: UOp, src: tuple[UOp, ...], target: UOp) -> UOp:
 
 def _lower_collective(u: UOp, stack: UOp, temps: Temps) -> UOp:
     """One CALL for all of this worker's devices: (what, *results, *inputs); an MSTACK of the results."""
-    outs = tuple(temps.new(u.shape, u.dtype, x.device) for x in stack.src)
+    outs = tuple(temps.new((n,), u.dtype, x.device) for x, n in zip(stack.src, u.arg[-1]))
     call = UOp(Ops.CALL, dtypes.void, (UOp(u.op, u.dtype, (), u.arg), *outs, *stack.src))
     _keep_line(call, u)
-    return UOp(Ops.MSTACK, u.dtype, tuple(UOp(Ops.AFTER, u.dtype, (o, call)) for o in outs))
+    values = (UOp(Ops.AFTER, u.dtype, (o, call)) for o in outs)
+    return UOp(Ops.MSTACK, u.dtype, tuple(v if v.shape == u.shape else UOp(Ops.RESHAPE, u.dtype, (v,), u.shape) for v in values))
 
 
 def _store(target: UOp, value: UOp) -> UOp:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from manygrad.schedule.desugar import is_buffer
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import GroupOp, Ops, PatternMatcher, UOp, UPat, graph_rewrite
 
@@ -116,8 +117,10 @@ def merge_movement(u: UOp) -> UOp | None:
 
 
 def merge_reduce(u: UOp) -> UOp | None:
-    """REDUCE(REDUCE(x, a), b) of one op -> REDUCE(x, a + b)."""
+    """REDUCE(x) over dims of size 1 -> x; REDUCE(REDUCE(x, a), b) of one op -> REDUCE(x, a + b)."""
     x = u.src[0]
+    if x.shape == u.shape and x.dtype is u.dtype:
+        return x
     if x.op is Ops.REDUCE and x.arg[0] is u.arg[0] and len(x.arg) == len(u.arg) == 2:  # (one in blocks keeps its order)
         return UOp(Ops.REDUCE, u.dtype, x.src, (u.arg[0], tuple(sorted(set(u.arg[1]) | set(x.arg[1])))))
     return None
@@ -148,6 +151,18 @@ def same_device(u: UOp) -> UOp | None:
     return u.src[0] if u.src[0].device == u.arg else None
 
 
+def whole_buffers(u: UOp) -> UOp | None:
+    """MSTACK(CONTIGUOUS(RESHAPE(b)), ...) of whole buffers -> MSTACK(RESHAPE(b), ...): a collective reads them where they are."""
+    src = tuple(x.src[0] if x.op is Ops.CONTIGUOUS and is_whole_buffer(x.src[0]) else x for x in u.src)
+    return None if src == u.src else u.replace(src=src)
+
+
+def is_whole_buffer(u: UOp) -> bool:
+    while u.op is Ops.RESHAPE:
+        u = u.src[0]
+    return is_buffer(u)
+
+
 pm_clean = PatternMatcher(
     [
         (UPat(Ops.DETACH, "u"), lambda u: u.src[0]),  # DETACH(x) -> x
@@ -159,6 +174,7 @@ pm_simplify = PatternMatcher(
     [
         (UPat(Ops.COPY, "u"), same_device),
         (UPat(Ops.CONTIGUOUS, "u"), lambda u: u.src[0] if u.src[0].op in (Ops.CONTIGUOUS, Ops.COPY) else None),
+        (UPat(Ops.MSTACK, "u"), whole_buffers),
         (UPat(GroupOp.MOVEMENT, "u"), merge_movement),
         (UPat(Ops.REDUCE, "u"), merge_reduce),
         (UPat(GroupOp.BINARY, "u"), fold_binary),

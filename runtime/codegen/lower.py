@@ -86,8 +86,7 @@ class Lowerer(Looper):
             self.parallel_loops(lambda: nest(plan.parallel))
         else:
             nest(0)
-        counts = tuple((r.src[0], plan.tile.get(r, 1)) for r in plan.loops[: plan.parallel])
-        return Program(name, tuple(self.blocks[0].insts), self.sig.variables, self.sig.slots, counts, self.scratch_bytes)
+        return Program(name, tuple(self.blocks[0].insts), self.sig.variables, self.sig.slots, plan.counts, self.scratch_bytes)
 
 
 def lower(ast: UOp, plan: Plan, name: str | None = None) -> Program:

@@ -9,7 +9,6 @@ operands stays in the cache while all tiles of a loop use it. The order of the s
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -90,17 +89,23 @@ class Reducer(Stager):
         yield split
         self.use_lane(*before)
 
+    def parts(self, group: list[UOp], split: UOp | None) -> Iterator[tuple[UOp, dict[UOp, int]]]:
+        """(REDUCE, tile position) of every partial sum."""
+        count = self.plan.tile[split] // self.lanes if split is not None else 1
+        for u in group:
+            for position in self.positions(ranges_of(u)):
+                for _ in range(count):
+                    yield u, position
+
     def accumulators(self, group: list[UOp], split: UOp | None, first: Callable[[int, UOp, int], Inst] | None = None) -> list[Accumulator]:
         """New accumulators, set to the identity or to `first(number, REDUCE, lanes)`."""
         lanes = self.lanes if self.lane is not None else 1
-        parts = self.plan.tile[split] // lanes if split is not None else 1
         found: list[Accumulator] = []
-        count = itertools.count()
-        for u in group:
-            identity = self.const(u.dtype.const(IDENTITY[u.arg](u.dtype)), u.dtype, lanes)
-            for position in self.positions(ranges_of(u)):
-                starts = [first(next(count), u, lanes) if first is not None else identity for _ in range(parts)]
-                found.append(Accumulator(u, position, [self.emit(Low.ACC, u.dtype, (s,), None, lanes, here=True) for s in starts]))
+        for i, (u, position) in enumerate(self.parts(group, split)):
+            start = first(i, u, lanes) if first is not None else self.const(u.dtype.const(IDENTITY[u.arg](u.dtype)), u.dtype, lanes)
+            if not found or found[-1].reduce is not u or found[-1].position != position:
+                found.append(Accumulator(u, position, []))
+            found[-1].parts.append(self.emit(Low.ACC, u.dtype, (start,), None, lanes, here=True))
         return found
 
     def accumulate_all(self, group: list[UOp], accumulators: list[Accumulator], split: UOp | None) -> None:

@@ -64,7 +64,7 @@ class CPUKernel(Kernel):
         self.slots = sig.slots
         self.names = tuple(v.arg[0] for v in signature(ast).variables)
         self.bounds = tuple((v.arg[1], v.arg[2]) for v in signature(ast).variables)
-        self.counts = [(r.src[0], plan.tile.get(r, 1)) for r in plan.loops[: plan.parallel]]
+        self.counts = plan.counts
         self.fixed = self.pieces({}) if all(n.op is Ops.CONST for n, _ in self.counts) else None
 
     @property

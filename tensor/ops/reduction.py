@@ -32,9 +32,7 @@ class ReductionMixin:
         work = tuple(a for a in axes if not (isinstance(t.shape[a], int) and t.shape[a] == 1))
         if any(isinstance(d, int) and d == 0 for d in t.shape):
             kept = tuple(1 if i in axes else d for i, d in enumerate(t.shape))
-            if op is Ops.MAX and any(t.shape[a] == 0 for a in axes):
-                raise ValueError(f"max over dims {axes} of the empty shape {t.shape} has no value")
-            t = t._new(UOp.const(t.dtype, 0 if op is Ops.ADD else 1))._broadcast(kept)
+            t = t._new(UOp.const(t.dtype, {Ops.ADD: 0, Ops.MUL: 1, Ops.MAX: t.dtype.min}[op]))._broadcast(kept)
         elif work:
             t = t._new(mark(UOp(Ops.REDUCE, t.dtype, (t.uop,), (op, work))))
         return t if keepdim else t.reshape(tuple(d for i, d in enumerate(t.shape) if i not in axes))
@@ -49,16 +47,23 @@ class ReductionMixin:
         return self.cast(accumulate_dtype(out))._reduce(Ops.MUL, dim, keepdim).cast(out)
 
     def max(self: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
+        self._needs_values("max", dim)
         return self._reduce(Ops.MAX, dim, keepdim)
 
     amax = max
 
     def min(self: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
+        self._needs_values("min", dim)
         if self.dtype.is_float:
             return -((-self).max(dim, keepdim))
         return self.bitwise_not().max(dim, keepdim).bitwise_not()
 
     amin = min
+
+    def _needs_values(self: Tensor, name: str, dim: Dims) -> None:
+        axes = self._axes(dim)
+        if any(isinstance(self.shape[a], int) and self.shape[a] == 0 for a in axes):
+            raise ValueError(f"{name} over dims {axes} of the empty shape {self.shape} has no value")
 
     def _count(self: Tensor, dim: Dims) -> int:
         n = prod(self.shape[a] for a in self._axes(dim))

@@ -59,10 +59,12 @@ class Ops(Enum):
     DETACH = auto()  # the same value, no gradient
     COPY = auto()  # the value on device(s) arg
     SHARD = auto()  # the value cut along arg[1] (None: replicated) over devices arg[0]
-    ALLREDUCE = auto()  # after multi: per-device partial values summed; arg (op, devices)
-    ALLGATHER = auto()  # after multi: shards joined along an axis
-    ALLTOALL = auto()
-    BROADCAST = auto()
+    # collectives, after multi: src (MSTACK of flat local values), arg (..., devices, own positions, own result counts)
+    ALLREDUCE = auto()  # (op, count): terms summed
+    ALLGATHER = auto()  # (bounds,): parts joined
+    REDUCESCATTER = auto()  # (op, bounds): each device its part of the sum
+    ALLTOALL = auto()  # (row bounds, column bounds): from parts of rows to parts of columns
+    BROADCAST = auto()  # (root, count): the root's value on every device
     MSTACK = auto()  # n per-device values seen as one
     MSELECT = auto()  # value arg of an MSTACK
     STORE = auto()  # tensor graph: (target, value); kernel: (INDEX, value, *ranges)
@@ -88,4 +90,4 @@ class GroupOp:
     ELEMENTWISE = ALU | {Ops.CAST, Ops.BITCAST}
     COMPARE = frozenset({Ops.CMPLT, Ops.CMPNE, Ops.CMPEQ})
     COMMUTATIVE = frozenset({Ops.ADD, Ops.MUL, Ops.MAX, Ops.CMPNE, Ops.CMPEQ, Ops.AND, Ops.OR, Ops.XOR})
-    COLLECTIVE = frozenset({Ops.ALLREDUCE, Ops.ALLGATHER, Ops.ALLTOALL, Ops.BROADCAST})
+    COLLECTIVE = frozenset({Ops.ALLREDUCE, Ops.ALLGATHER, Ops.REDUCESCATTER, Ops.ALLTOALL, Ops.BROADCAST})

@@ -43,12 +43,10 @@ def _shape(u: UOp) -> Shape:
     if op is Ops.CAT:
         first = s[0].shape
         return (*first[: u.arg], sum(x.shape[u.arg] for x in s), *first[u.arg + 1 :])
-    if op is Ops.ALLGATHER:
-        axis, bounds = u.arg[0], u.arg[1]
-        first = s[0].shape
-        return (*first[:axis], bounds[-1], *first[axis + 1 :])
     if op is Ops.MSELECT and s[0].op in (Ops.BUFFER, Ops.PARAM):
         return local_shape(s[0].arg, u.arg)
+    if op is Ops.MSELECT and s[0].op in GroupOp.COLLECTIVE:
+        return (s[0].arg[-1][u.arg],)
     return s[0].shape if s else ()
 
 
