@@ -42,6 +42,7 @@ class Channel:
         self.abort_kind = ""
         self.on_abort: Callable[[str], None] = lambda reason: None
         self.counters: Callable[[], int] = lambda: 0  # bytes sent so far
+        self.entered: Callable[[], tuple[int, str]] = lambda: (0, "")  # collectives entered so far, and the last
         self.step: int | None = None
         self.plans_made, self.plans_agreed, self.released = 0, 0, False
         self.in_user_code = False
@@ -59,6 +60,11 @@ class Channel:
         """Queue one message for the driver."""
         self._outbox.append(messages.encode(kind, **content))
         self._wake()
+
+    def position(self) -> dict[str, Any]:
+        """Where this rank is in its sequence of collectives."""
+        count, text = self.entered()
+        return {"collectives": count, "collective": text}
 
     def wait(self, ready: Callable[[], bool], deadline_s: float, what: str) -> None:
         """Wait until `ready()`; raises `LaunchAborted` (or `PlanMismatch`) when the run ends first, `TimeoutError` at the deadline."""
@@ -142,9 +148,8 @@ class Channel:
                 self._order(messages.parse_object(sock.recv()))
             if now >= next_beat:
                 next_beat = now + BEAT_S
-                self._outbox.append(
-                    messages.encode("progress", step=self.step, plans=self.plans_made, bytes_sent=int(self.counters()))
-                )
+                beat = {"step": self.step, "plans": self.plans_made, "bytes_sent": int(self.counters())}
+                self._outbox.append(messages.encode("progress", **beat, **self.position()))
             if self.abort_reason is None and (
                 (broken and now - broken > DRIVER_GONE_S) or now - heard > DRIVER_SILENT_S
             ):

@@ -99,6 +99,8 @@ class Rank:
     bytes_sent: int = 0
     plans: int = 0
     plan_text: str = ""
+    collectives: int = 0
+    collective: str = ""
     where: str = ""
     failure: Failure | None = None
     exit_code: int | None = None
@@ -203,6 +205,9 @@ class Controller:
 
     def _on_progress(self, rank: Rank, event: Progress, before: State, now: float) -> None:
         rank.step, rank.bytes_sent = event.step, event.bytes_sent
+        self._position(rank, event)
+        if self.root is None:
+            self._diverged(now)
 
     def _on_stopping(self, rank: Rank, event: Stopping, before: State, now: float) -> None:
         rank.where = event.where
@@ -215,6 +220,7 @@ class Controller:
                 Failure(rank.rank, "protocol", f"rank {rank.rank} sent plan {event.n} after plan {rank.plans}", 1), now
             )
         rank.plans, rank.plan_text = event.n, event.description
+        rank.collectives = max(rank.collectives, event.collectives)
         first = self.open_plans.setdefault(event.n, event)
         if first.hash != event.hash:
             return self._mismatch(
@@ -223,13 +229,43 @@ class Controller:
                 f"  rank {first.rank}: {first.description}\n  rank {event.rank}: {event.description}",
                 now,
             )
-        if not self._finished_early(now) and all(r.plans >= event.n for r in self.ranks):
+        if not self._diverged(now) and all(r.plans >= event.n for r in self.ranks):
             del self.open_plans[event.n]
             self._send("plan_ok", n=event.n)
 
     def _on_finished(self, rank: Rank, event: Finished, before: State, now: float) -> None:
-        if self.root is None and not self._finished_early(now) and all(r.state is State.FINISHED for r in self.ranks):
+        self._position(rank, event)
+        if self.root is None and not self._diverged(now) and all(r.state is State.FINISHED for r in self.ranks):
             self._send("release")
+
+    def _position(self, rank: Rank, event: Progress | Finished) -> None:
+        if event.collectives >= rank.collectives:
+            rank.collectives, rank.collective = event.collectives, event.collective
+
+    def _diverged(self, now: float) -> bool:
+        """Fail the run if a rank waits for what another will never do."""
+        return self._finished_early(now) or self._left_alone(now)
+
+    def _left_alone(self, now: float) -> bool:
+        """A rank is in a collective, and another, which has finished or waits in a plan, has not come to it.
+
+        All ranks enter the same collectives between the same plans, so that one never will.
+        """
+        ahead = max(self.ranks, key=lambda r: r.collectives)
+        for r in self.ranks:
+            waits = r.plans in self.open_plans
+            if r.collectives < ahead.collectives and (waits or r.state is State.FINISHED):
+                last = f", the last {r.collective}" if r.collective else ""
+                does = f"plan {r.plans}, {r.plan_text}" if waits else "the end of the script"
+                self._mismatch(
+                    r.rank,
+                    f"the ranks run different programs: rank {ahead.rank} is in collective {ahead.collectives}, "
+                    f"rank {r.rank} came to {'a plan' if waits else 'its end'} after {r.collectives}\n"
+                    f"  rank {ahead.rank}: {ahead.collective}\n  rank {r.rank}: {does}{last}",
+                    now,
+                )
+                return True
+        return False
 
     def _finished_early(self, now: float) -> bool:
         """Fail the run if a rank has finished its script while others wait in a plan that it will never make."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from .errors import ProtocolError
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_TEXT, MAX_MESSAGE = 1 << 17, 1 << 20
 
 
@@ -51,20 +51,26 @@ class Started(Event):
 
 @dataclass(frozen=True)
 class Progress(Event):
-    """Heartbeat with counters."""
+    """Heartbeat with counters. `collectives`: how many it has entered; `collective` describes the last."""
 
     step: int | None
     plans: int
     bytes_sent: int
+    collectives: int = 0
+    collective: str = ""
 
 
 @dataclass(frozen=True)
 class Plan(Event):
-    """The rank made its `n`-th communication plan (counted from 1) and waits for the others to make the same."""
+    """The rank made its `n`-th communication plan (counted from 1) and waits for the others to make the same.
+
+    `collectives`: how many it has entered before.
+    """
 
     n: int
     hash: str
     description: str
+    collectives: int = 0
 
 
 @dataclass(frozen=True)
@@ -92,7 +98,10 @@ class Stopping(Event):
 
 @dataclass(frozen=True)
 class Finished(Event):
-    """The script ended well; the worker keeps its connections until every rank has finished."""
+    """The script ended well, after `collectives`, the last described; the worker keeps its connections until all have finished."""
+
+    collectives: int = 0
+    collective: str = ""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def check_plan(hash: int, description: str) -> None:
     """Return once every rank has made this same plan (`hash`) as its next one.
 
     `description` is what a person reads when the plans differ: op, shape, dtype, the user's source line. Raises
-    `PlanMismatch` on every rank when two ranks differ, or when one finishes its script while others wait here;
+    `PlanMismatch` on every rank when two ranks differ, or when others finish their script or wait in a collective meanwhile;
     `TimeoutError` after `COLLECTIVE_TIMEOUT_S`.
     """
     channel = _channel
@@ -35,7 +35,7 @@ def check_plan(hash: int, description: str) -> None:
     channel.check()
     channel.plans_made += 1
     n = channel.plans_made
-    channel.send("plan", n=n, hash=str(int(hash)), description=str(description))
+    channel.send("plan", n=n, hash=str(int(hash)), description=str(description), collectives=channel.entered()[0])
     deadline_s = float(REGISTRY["COLLECTIVE_TIMEOUT_S"].value)
     channel.wait(
         lambda: channel.plans_agreed >= n,

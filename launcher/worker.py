@@ -37,7 +37,7 @@ def main() -> int:
         channel.send("started")
         code = run_user_code(spec, payload, channel)
         if code == 0:
-            channel.send("finished")
+            channel.send("finished", **channel.position())
             channel.wait(lambda: channel.released, float("inf"), "the other ranks to finish")
     except BaseException as e:
         code = report_failure(e, spec, channel)
@@ -115,7 +115,9 @@ def join(spec: dict[str, Any], channel: Any) -> Any:
     transport = importlib.import_module("manygrad.collectives.transport")
     if hasattr(transport, "set_current"):
         transport.set_current(endpoint)
-    importlib.import_module("manygrad.runtime.collective").use_endpoint(endpoint)
+    collective = importlib.import_module("manygrad.runtime.collective")
+    collective.use_endpoint(endpoint)
+    channel.entered = collective.entered
     plans.install(channel)
     return endpoint
 

@@ -22,6 +22,7 @@ from manygrad.tensor.source import line_of
 from manygrad.tensor.uop import Ops, UOp
 
 Local = tuple[UOp, ...]  # one value a local device
+ELSEWHERE = UOp(Ops.MSTACK)  # stands for a value on another worker's device
 
 
 def local_name(device: str) -> str:
@@ -35,6 +36,8 @@ class _Lowering:
         self.loc: dict[UOp, Local] = {}  # of nodes on several devices
         self.one: dict[UOp, UOp] = {}  # of nodes on one device or none
         self.memo: dict[Any, Local] = {}
+        self.collectives = 0
+        self.sends: list[UOp] = []  # what others wait for and nothing here reads
 
     def mine(self, devices: tuple[str, ...]) -> list[int]:
         """Positions of this worker's devices."""
@@ -44,6 +47,11 @@ class _Lowering:
         if not found:
             raise ValueError(f"none of the {len(devices)} devices {devices[0]}.. belongs to this worker (rank {self.me.rank}); shard over manygrad.world.devices")
         return found  # type: ignore[return-value]
+
+    def number(self) -> int:
+        """The place of the next collective in the program: all workers must run theirs in this one order."""
+        self.collectives += 1
+        return self.collectives
 
     # *** changing the placement ***
 
@@ -87,7 +95,7 @@ class _Lowering:
         """One node for all devices; its result has `counts[k]` elements on this worker's k-th device."""
         mine = self.mine(devices)
         flat = tuple(stored_on(reshape(x, (prod(x.shape),)), local_name(devices[i])) for x, i in zip(parts, mine))
-        node = UOp(op, parts[0].dtype, (UOp(Ops.MSTACK, parts[0].dtype, flat),), (*arg, devices, tuple(mine), tuple(counts)))
+        node = UOp(op, parts[0].dtype, (UOp(Ops.MSTACK, parts[0].dtype, flat),), (*arg, devices, tuple(mine), tuple(counts), self.number()))
         node._cache["line"] = line_of(at)
         return tuple(UOp(Ops.MSELECT, x.dtype, (node,), k) for k, x in enumerate(parts))
 
@@ -149,22 +157,15 @@ class _Lowering:
     def lower(self, u: UOp, place: dict[UOp, Placement]) -> None:
         devices = u.device
         if u.op is Ops.SINK:
-            self.one[u] = u.replace(src=tuple(x for s in u.src for x in (self.loc[s] if s in self.loc else (self.one[s],))))
+            own = [x for s in u.src for x in (self.loc[s] if s in self.loc else (self.one[s],))]
+            self.one[u] = u.replace(src=tuple(x for x in own if x is not ELSEWHERE) + tuple(self.sends))
         elif u.op is Ops.STORE and isinstance(u.src[0].device, tuple):
             want = settled(place[u.src[0]])
             targets = self.loc[u.src[0]]
             values = self.at(u.src[1], u.src[0].device, place[u.src[1]], want)
             self.loc[u] = tuple(marked(UOp(Ops.STORE, u.dtype, (t, v), u.arg), u) for t, v in zip(targets, values))
         elif not isinstance(devices, tuple):
-            if devices is not None and not self.me.is_local(devices):
-                raise ValueError(f"a tensor on {devices} belongs to rank {self.me.rank_of(devices)}, this is rank {self.me.rank}; shard over manygrad.world.devices instead ({line_of(u)})")
-            if u.op is Ops.COPY and isinstance(u.src[0].device, tuple):
-                whole = self.at(u.src[0], u.src[0].device, place[u.src[0]], REPLICATE)
-                self.one[u] = marked(u.replace(src=(whole[0],), arg=local_name(u.arg)), u)
-            else:
-                src = tuple(self.one[s] for s in u.src)
-                node = u if src == u.src else marked(u.replace(src=src), u)
-                self.one[u] = node.replace(arg=local_name(u.arg)) if u.op is Ops.COPY else node
+            self.lower_single(u, place)
         elif u.op in (Ops.BUFFER, Ops.PARAM):
             self.loc[u] = tuple(UOp(Ops.MSELECT, u.dtype, (u,), i) for i in self.mine(devices))
         elif u.op is Ops.SHARD:
@@ -180,10 +181,62 @@ class _Lowering:
                 make = block_reducer(wants[0], len(devices)) or local_node
             self.loc[u] = tuple(marked(make(u, tuple(p[k] for p in parts), result, i), u) for k, i in enumerate(self.mine(devices)))
 
+    def lower_single(self, u: UOp, place: dict[UOp, Placement]) -> None:
+        """A node on one device or none: kept where the device is this worker's; a copy between workers is a collective."""
+        if u.op is Ops.COPY and isinstance(u.src[0].device, tuple):
+            whole = self.at(u.src[0], u.src[0].device, place[u.src[0]], REPLICATE)
+            self.one[u] = marked(on(whole[0], local_name(u.arg)), u) if self.me.is_local(u.arg) else ELSEWHERE
+        elif u.op is Ops.COPY and u.src[0].device is not None and "@" in u.src[0].device and self.me.rank_of(u.src[0].device) != self.me.rank_of(u.arg):
+            self.one[u] = self.send(u)
+        elif u.op is Ops.COPY and u.src[0].device is not None and "@" in u.src[0].device and "@" not in u.arg:
+            self.one[u] = self.broadcast(u)
+        elif u.op in (Ops.BUFFER, Ops.PARAM):
+            self.one[u] = u if self.me.is_local(u.arg.device) else ELSEWHERE
+        else:
+            src = tuple(self.one[s] for s in u.src)
+            if ELSEWHERE in src:
+                self.one[u] = ELSEWHERE
+            else:
+                node = u if src == u.src else marked(u.replace(src=src), u)
+                self.one[u] = node.replace(arg=local_name(u.arg)) if u.op is Ops.COPY else node
+
+    def send(self, u: UOp) -> UOp:
+        """A copy from a device of one worker to a device of another: one sends, one receives, the others take no part."""
+        target = u.arg if "@" in u.arg else None
+        if target is None:
+            return self.broadcast(u)
+        source = u.src[0].device
+        assert isinstance(source, str)
+        n = prod(u.shape)
+        if not (self.me.is_local(source) or self.me.is_local(target)):
+            return ELSEWHERE
+        x = self.one[u.src[0]] if self.me.is_local(source) else broadcast(UOp.const(u.dtype, 0), (0,))
+        here = source if self.me.is_local(source) else target
+        part = stored_on(reshape(x, (prod(x.shape),)), local_name(here))
+        node = UOp(Ops.SEND, u.dtype, (UOp(Ops.MSTACK, u.dtype, (part,)),), (n, (source, target), (int(here is target),), (n if here is target else 0,), self.number()))
+        marked(node, u)
+        if here is source:
+            self.sends.append(node)
+            return ELSEWHERE
+        return reshape(UOp(Ops.MSELECT, u.dtype, (node,), 0), u.shape)
+
+    def broadcast(self, u: UOp) -> UOp:
+        """A copy from one worker's device to "this node's own" device means: to every worker."""
+        source = u.src[0].device
+        assert isinstance(source, str)
+        devices = tuple(f"{local_name(u.arg)}@{r}" for r in range(self.me.size))
+        n, root = prod(u.shape), self.me.rank_of(source)
+        x = self.one[u.src[0]] if root == self.me.rank else broadcast(UOp.const(u.dtype, 0), (0,))
+        part = stored_on(reshape(x, (prod(x.shape),)), local_name(u.arg))
+        node = UOp(Ops.BROADCAST, u.dtype, (UOp(Ops.MSTACK, u.dtype, (part,)),), (root, n, devices, (self.me.rank,), (n,), self.number()))
+        return reshape(UOp(Ops.MSELECT, u.dtype, (marked(node, u),), 0), u.shape)
+
     def lower_shard(self, u: UOp, place: dict[UOp, Placement]) -> None:
         devices, _ = u.arg
         want = place[u]
         src = u.src[0]
+        if isinstance(src.device, str) and "@" in src.device and self.me.size > 1:
+            raise ValueError(f"shard: the tensor lies on {src.device} only; bring it to every worker first: .to({local_name(src.device)!r}) ({line_of(u)})")
         if isinstance(src.device, tuple):
             self.loc[u] = self.at(src, devices, place[src], want)
             return

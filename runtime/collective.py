@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -29,6 +30,15 @@ OPS = {Ops.ADD: "add", Ops.MAX: "max", Ops.MUL: "mul"}
 
 _PLANS: dict[int, Plan] = {}
 descriptions: dict[int, str] = {}  # plan hash -> text, for the errors of the transports
+_entered = (0, "")
+
+
+def entered() -> tuple[int, str]:
+    """How many collectives of all workers this one has entered so far, and the text of the last. From any thread.
+
+    All ranks enter the same ones in the same order, between the same plans; so the launcher finds a rank that does not.
+    """
+    return _entered
 
 
 class Plan:
@@ -37,8 +47,9 @@ class Plan:
     def __init__(self, key: int, text: str, name: str, what: Collective, mine: tuple[int, ...], devices: tuple[str, ...], dtype: str):
         endpoint = current() if world.size > 1 else None
         self.text, self.name, self.sequence = text, name, 0
-        program = build(choose(what.kind, what.count * _itemsize(dtype), what.ranks), what, mine)
+        program = build(choose(what.kind, what.count * _itemsize(dtype), what.ranks, what.group), what, mine)
         owner = [world.rank_of(d) for d in devices] if endpoint is not None else [0] * len(devices)
+        self.by_all = len(set(owner)) == world.size
         self.prepared: Prepared = prepare(program, dtype, plan=key, endpoint=endpoint, rank_to_worker=owner)
 
 
@@ -48,9 +59,17 @@ def _itemsize(dtype: str) -> int:
     return to_dtype(dtype).itemsize
 
 
+def group_of(devices: tuple[str, ...]) -> int:
+    """How many neighbours in `devices` are one worker's, where all workers hold equally many in a row; else 1."""
+    owners = [world.rank_of(d) for d in devices]
+    size = owners.count(owners[0])
+    rows = [owners[i : i + size] for i in range(0, len(owners), size)]
+    return size if all(len(r) == size and len(set(r)) == 1 for r in rows) and len({r[0] for r in rows}) == len(rows) else 1
+
+
 def describe(what: UOp) -> tuple[Collective, str]:
     """The collective of a CALL, and its line of text."""
-    *arg, devices, _, _ = what.arg
+    *arg, devices, _, _, _ = what.arg
     n = len(devices)
     if what.op is Ops.ALLREDUCE:
         op, count = arg
@@ -64,6 +83,11 @@ def describe(what: UOp) -> tuple[Collective, str]:
         rows, columns = arg
         c = Collective("all_to_all", n, columns[-1], sizes=widths(columns), rows=widths(rows))
         return c, f"all_to_all of {rows[-1]} x {columns[-1]} {what.dtype.name}"
+    if what.op is Ops.BROADCAST:
+        root, count = arg
+        return Collective("broadcast", n, count, root=root), f"broadcast of {count} {what.dtype.name} from rank {root}"
+    if what.op is Ops.SEND:
+        return Collective("send", n, arg[0], root=0, target=1), f"send of {arg[0]} {what.dtype.name}"
     assert what.op is Ops.ALLGATHER, what.op
     (bounds,) = arg
     c = Collective("all_gather", n, bounds[-1], sizes=widths(bounds))
@@ -77,23 +101,25 @@ def widths(bounds: tuple[int, ...]) -> tuple[int, ...]:
 class CollectiveItem(ExecItem):
     def __init__(self, what: UOp, buffers: list[Buffer], line: str):
         self.buffers, self.line = buffers, line
-        devices, self.mine = what.arg[-3], what.arg[-2]
+        devices, self.mine = what.arg[-4], what.arg[-3]
         self.idle = buffers[0].device.kind == "NULL"
         if self.idle:
             return
         c, text = describe(what)
+        c = replace(c, group=group_of(devices))
         text = f"{text} over {len(devices)} devices ({devices[0]}..{devices[-1]}) at {line}"
         key = int.from_bytes(hashlib.sha256(f"{text} {c.sizes} {c.rows} {devices}".encode()).digest()[:8], "little")
         plan = _PLANS.get(key)
         if plan is None:
             descriptions[key] = text
-            if collectives.plan_hook is not None and world.size > 1:
+            if collectives.plan_hook is not None and world.size > 1 and what.op is not Ops.SEND:  # (only two ranks take part in a send)
                 collectives.plan_hook(key, text)
             plan = _PLANS[key] = Plan(key, text, f"{c.kind} {c.count}", c, self.mine, devices, what.dtype.name)
         self.plan = plan
         self.addresses: dict[int, dict[str, int]] | None = None
 
     def run(self, vars: Vars) -> None:
+        global _entered
         if self.idle:
             return
         n = len(self.mine)
@@ -106,6 +132,8 @@ class CollectiveItem(ExecItem):
         start = time.perf_counter()
         sequence = plan.sequence
         plan.sequence += 1
+        if plan.by_all:
+            _entered = (_entered[0] + 1, plan.text)
         plan.prepared.run(self.addresses, sequence)
         if DEBUG >= 2:
             report(plan.name, self.buffers[0].device.name, time.perf_counter() - start, 0, 2 * sum(b.nbytes for b in self.buffers), self.line)

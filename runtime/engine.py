@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+from math import prod
 
 import numpy as np
 
@@ -123,6 +125,17 @@ class RealizeEngine:
         u = UOp(Ops.BUFFER, dtype, (), BufferSpec(next(_uids), tuple(array.shape), dtype, device))
         u._cache["buffer"] = Buffer(device, array.size, dtype).copyin(array)
         return u
+
+    def map_file(self, path: str, parts: list[tuple[DType, tuple[int, ...], int]]) -> list[UOp]:
+        """BUFFERs on `DISK:path`, one for each (dtype, shape, offset in bytes); the file is mapped once, nothing is read yet."""
+        device = f"DISK:{path}"
+        whole = Buffer(device, os.path.getsize(path), dtypes.uint8)
+        out = []
+        for dtype, shape, offset in parts:
+            u = UOp(Ops.BUFFER, dtype, (), BufferSpec(next(_uids), shape, dtype, device))
+            u._cache["buffer"] = whole.view(prod(shape), dtype, offset)
+            out.append(u)
+        return out
 
     def to_numpy(self, buffer: UOp) -> np.ndarray:
         found = storage(buffer)

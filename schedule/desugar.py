@@ -36,19 +36,29 @@ def base_buffer(u: UOp) -> UOp:
     return u
 
 
+def unmoved(u: UOp) -> UOp:
+    """What movement ops stand on."""
+    while u.op in GroupOp.MOVEMENT:
+        u = u.src[0]
+    return u
+
+
 def is_buffer(u: UOp) -> bool:
     return u.op in (Ops.BUFFER, Ops.PARAM) or (u.op is Ops.MSELECT and u.src[0].op in (Ops.BUFFER, Ops.PARAM))
 
 
 def fresh_targets(sink: UOp) -> dict[UOp, UOp]:
-    """value -> buffer, for outputs whose buffer nobody reads: the value can be built right there."""
+    """value -> buffer, for outputs whose buffer nobody reads: the value can be built right there.
+
+    Not for a value that is memory already, or a view of it: others read and write it where it is.
+    """
     read: set[UOp] = set()
     for u in sink.toposort():
         sources = u.src[1:] if u.op is Ops.STORE else u.src
         read.update(s for s in sources if is_buffer(s))
     out: dict[UOp, UOp] = {}
     for s in sink.src:
-        if s.op is Ops.STORE and is_buffer(s.src[0]) and s.src[0] not in read and s.src[1] not in out:
+        if s.op is Ops.STORE and is_buffer(s.src[0]) and s.src[0] not in read and s.src[1] not in out and not _in_memory(unmoved(s.src[1])):
             out[s.src[1]] = s.src[0]
     return out
 
@@ -131,13 +141,19 @@ def _lower_copy(u: UOp, src: tuple[UOp, ...], target: UOp) -> UOp:
     return UOp(Ops.AFTER, u.dtype, (target, _keep_line(call, u)))
 
 
-def _lower_collective(u: UOp, stack: UOp, temps: Temps) -> UOp:
-    """One CALL for all of this worker's devices: (what, *results, *inputs); an MSTACK of the results."""
-    outs = tuple(temps.new((n,), u.dtype, x.device) for x, n in zip(stack.src, u.arg[-1]))
+def _lower_collective(u: UOp, stack: UOp, temps: Temps, received: dict[UOp, UOp]) -> UOp:
+    """One CALL for all of this worker's devices: (what, *results, *inputs); an MSTACK of the flat results.
+
+    A result that is itself an output is received straight into the output's buffer.
+    """
+    outs = []
+    for k, (x, n) in enumerate(zip(stack.src, u.arg[-2])):
+        target = received.get(UOp(Ops.MSELECT, u.dtype, (u,), k))
+        outs.append(temps.new((n,), u.dtype, x.device) if target is None else target)
     call = UOp(Ops.CALL, dtypes.void, (UOp(u.op, u.dtype, (), u.arg), *outs, *stack.src))
     _keep_line(call, u)
-    values = (UOp(Ops.AFTER, u.dtype, (o, call)) for o in outs)
-    return UOp(Ops.MSTACK, u.dtype, tuple(v if v.shape == u.shape else UOp(Ops.RESHAPE, u.dtype, (v,), u.shape) for v in values))
+    values = [UOp(Ops.AFTER, u.dtype, (o, call)) for o in outs]
+    return UOp(Ops.MSTACK, u.dtype, tuple(v if len(v.shape) == 1 else UOp(Ops.RESHAPE, u.dtype, (v,), (n,)) for v, n in zip(values, u.arg[-2])))
 
 
 def _store(target: UOp, value: UOp) -> UOp:

@@ -1,12 +1,13 @@
 """order_items: a topological order of the calls that starts communication as early as it can.
 
 Edges: a read after the effects it names; a write after every read of the older value (so that no assignment overtakes a
-reader). A cycle means that a value is needed both before and after an assignment that cannot wait: an error.
+reader); communication in program order. A cycle means that a value is needed both before and after an assignment that cannot wait: an error.
 """
 
 from __future__ import annotations
 
 import heapq
+from itertools import pairwise
 
 from manygrad.schedule.kernels import Item
 from manygrad.tensor.uop import UOp
@@ -29,6 +30,9 @@ def order_items(items: list[Item]) -> list[Item]:
     for i in range(1, len(items)):  # the two halves of a store through a temporary
         if items[i].effect is items[i - 1].effect:
             items[i].after.add(i - 1)
+    comm = sorted((i for i, item in enumerate(items) if item.is_comm), key=lambda i: items[i].what.arg[-1])
+    for a, b in pairwise(comm):  # in program order, the same on every worker: none waits in a collective that another has yet to reach
+        items[b].after.add(a)
     users: list[list[int]] = [[] for _ in items]
     for i, item in enumerate(items):
         for d in item.after:

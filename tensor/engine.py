@@ -22,6 +22,9 @@ class Engine(Protocol):
     def from_numpy(self, array: np.ndarray, dtype: DType, device: str) -> UOp:
         """A BUFFER that holds a copy of `array`."""
 
+    def map_file(self, path: str, parts: list[tuple[DType, tuple[int, ...], int]]) -> list[UOp]:
+        """BUFFERs on `DISK:path`, one for each (dtype, shape, offset in bytes)."""
+
     def to_numpy(self, buffer: UOp) -> np.ndarray:
         """The contents of a realized BUFFER on one device (a copy)."""
 

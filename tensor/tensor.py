@@ -183,7 +183,7 @@ class Tensor(
             raise ValueError(f"numpy() needs a shape of numbers, not {t.shape}; shrink or bind the symbolic dim first")
         if t.numel() == 0:
             return np.empty(t.shape, t.dtype.np)
-        if isinstance(t.device, tuple):
+        if isinstance(t.device, tuple) or "@" in t.device:
             t = t.to(engine().canonical(default_device()))
         if t.uop.op is not Ops.BUFFER:
             u = t.uop

@@ -31,6 +31,8 @@ class Evaluator(Emitter):
         self.lane: UOp | None = None
         self.lanes = 1
         self._analyses: dict[UOp | None, TileAnalysis] = {}
+        slots = {slot for _, slot in plan.staged}  # packing tiles reduce ranges, too
+        self.also_tiled = {r for u in self.sig.nodes if u.op is Ops.LOAD and u.src[0].src[0].arg in slots for r in ranges_of(u)}
         self.use_lane(plan.lane, plan.lanes)
 
     # *** which lane, which masks ***
@@ -42,6 +44,8 @@ class Evaluator(Emitter):
             for r, t in self.plan.tile.items():
                 fixed = r.src[0].op is Ops.CONST
                 aligned[r] = t if fixed else self.lanes if r is lane else 1
+            for r in self.also_tiled:
+                aligned.setdefault(r, 1)
             self._analyses[lane] = TileAnalysis(aligned, lane, self.lanes)
         self.analysis = self._analyses[lane]
 
@@ -235,10 +239,50 @@ class Evaluator(Emitter):
                 None,
                 self.lanes,
             )
+        if a is not None and valid is None and mask is None and (found := self.transposed_load(u, pointer, a, position)) is not None:
+            return found
         offset = self.splat(self.value(index.src[1], position), self.lanes)
         guard = self.conjunction(valid, mask)
         guards = () if guard is None else (self.splat(guard, self.lanes),)
         return self.emit(Low.LOAD, u.dtype, (pointer, offset, *guards), 0, self.lanes)
+
+    def transposed_load(self, u: UOp, pointer: Inst, a: Affine, position: Position) -> Inst | None:
+        """A strided load where another range of the tile runs contiguously: a square is loaded along that and transposed.
+
+        All the square's vectors are remembered; this is the one at `position`.
+        """
+        n = self.lanes
+        square = [r for r in self.tile if r is not self.lane and self.tile[r] % n == 0 and (Atom(r, ()), 1) in a.terms]
+        if not square or n & (n - 1):
+            return None
+        along = square[0]
+        at = position.get(along, 0)
+        first = at - at % n
+        constant = a.constant - (at - first)
+        if any((form := self.analysis.affine(u.src[0].src[1], {**position, along: first + j})) is None or form != a._replace(constant=constant + j) for j in range(n)):
+            return None
+        base = self.base(a)
+        rows = [self.emit(Low.LOAD, u.dtype, (pointer, base), constant + a.stride * lane, n) for lane in range(n)]
+        for j, column in enumerate(self.transpose(rows)):
+            self.remember(u, {**position, along: first + j}, column)
+        return self.find(u, position)
+
+    def transpose(self, rows: list[Inst]) -> list[Inst]:
+        """n vectors of n lanes, transposed by log2(n) rounds of exchanging halves, quarters, ..."""
+        n = len(rows)
+        width = n // 2
+        while width:
+            low = tuple(i if not i & width else i - width + n for i in range(n))
+            high = tuple(i + width if not i & width else i + n for i in range(n))
+            mixed = list(rows)
+            for i in range(n):
+                if not i & width:
+                    pair = (rows[i], rows[i + width])
+                    mixed[i] = self.emit(Low.SHUFFLE, rows[i].dtype, pair, low, n)
+                    mixed[i + width] = self.emit(Low.SHUFFLE, rows[i].dtype, pair, high, n)
+            rows = mixed
+            width //= 2
+        return rows
 
     def scalar_load(self, dtype: DType, pointer: Inst, a: Affine, valid: Inst | None) -> Inst:
         if valid is not None and valid.lanes > 1:

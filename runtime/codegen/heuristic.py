@@ -99,12 +99,24 @@ class Heuristic:
             for r in reversed(u.src[1:]):
                 if r in taken or not loads or not self.contiguous(loads, r) or size_max(r) < (self.lanes if along else 8):
                     continue
-                if not along or (len(loads) > 1 and all(self.stride(v.src[0], r) == 1 for v in loads)):
+                product = len(loads) > 1 and all(self.stride(v.src[0], r) == 1 for v in loads)
+                if (product or not along) and (along or not product or not self.packs_better(u)):
                     found[u] = r
                     break
         for r in dict.fromkeys(found.values()):
             self.opts.append(Opt("lanes", r.arg[0], self.lanes))
         return found
+
+    def packs_better(self, u: UOp) -> bool:
+        """A product both of whose operands are contiguous along the reduction (a @ b.T): whether one is rather packed
+        across it. Then no partial sums need be folded, which counts for short reductions, and the operands are read in
+        one stream, which counts for long ones. Decided by the reduction's length alone."""
+        length = volume(frozenset(u.src[1:]))
+        loads = self.under[u]
+        apart = [r for r in self.sig.loops if r in ranges_of(u) and sum(r in ranges_of(v) for v in loads) < len(loads)]
+        columns = [r for r in apart if all(self.stride(s.src[0], r) == 1 for s in self.sig.stores)]
+        packable = any(self.stageable(v, u, r) for r in columns for v in loads if r in ranges_of(v))
+        return len(apart) > 1 and packable and not 384 <= length <= 1024
 
     def main_reduce(self) -> UOp | None:
         """The REDUCE with the most iterations."""
@@ -137,9 +149,9 @@ class Heuristic:
             if s in (0, 1):
                 continue
             reuse = volume(ranges_of(main) - ranges_of(u))
-            if reuse < 64 or not self.stageable(u, main, r):
+            if reuse < 2 or not self.stageable(u, main, r):
                 return None
-            cost += 48 / reuse
+            cost += (6 if any(self.stride(u.src[0], k) == 1 for k in main.src[1:]) else 48) / reuse
         scattered = any(self.stride(s.src[0], r) != 1 for s in self.sig.stores)
         vectors = -(-size_max(r) // self.lanes)
         return cost * vectors * self.lanes / size_max(r) + (40 / volume(frozenset(main.src[1:])) if scattered else 0)
@@ -233,16 +245,25 @@ class Heuristic:
             return
         across = [u for u in self.under[main] if lane in ranges_of(u) and rows not in ranges_of(u)]
         down = [u for u in self.under[main] if rows in ranges_of(u) and lane not in ranges_of(u)]
-        if size_max(lane) >= 8 * self.tile_of(lane) and len(down) == 1 and self.scattered(down[0], main) and self.stageable(down[0], main, rows):
-            self.opts.append(Opt("stage", rows.arg[0], down[0].src[0].src[0].arg))
-            return
         swapped = list(self.order)
         swapped.remove(lane)
         swapped.insert(swapped.index(rows), lane)
         self.reorder(swapped)
         if size_max(rows) >= 8 * self.tile_of(rows) and len(across) == 1 and self.stageable(across[0], main, lane):
-            if self.scattered(across[0], main) or across[0].dtype.is_half or len(across[0].src[0].src) == 3:
+            down_scattered = any(self.stride(u.src[0], main.src[-1]) not in (0, 1) and self.scattered(u, main) for u in down)
+            blocked = volume(frozenset(main.src[1:])) > (256 if down_scattered else 2048)
+            if blocked or self.scattered(across[0], main) or across[0].dtype.is_half or len(across[0].src[0].src) == 3:
                 self.opts.append(Opt("stage", lane.arg[0], across[0].src[0].src[0].arg))
+            if blocked:
+                self.block_reduction(main, rows)
+
+    def block_reduction(self, main: UOp, rows: UOp) -> None:
+        """A long reduction goes in blocks that fit the first cache, each for many rows."""
+        k, inner = main.src[1], volume(frozenset(main.src[2:]))
+        fixed = all(r.src[0].op is Ops.CONST for r in main.src[1:])
+        if not fixed or len(self.sig.reduces) > 1 or self.order[-1] is not rows or size_max(k) * inner <= 256:
+            return
+        self.opts += [Opt("block", rows.arg[0], 32), Opt("reduce_block", k.arg[0], max(1, 256 // inner))]
 
     def reorder(self, wanted: list[UOp]) -> None:
         for i, r in enumerate(wanted):
@@ -273,7 +294,7 @@ class Heuristic:
                  and any(n in ranges_of(u) and m not in ranges_of(u) for u in loads)]  # fmt: skip
         if pairs:
             tm, tn = (8, 3) if budget >= 24 else (4, 4) if budget >= 16 else (3, 3)
-            m, n = max(pairs, key=lambda p: (min(size_max(p[0]), tm) * min(size_max(p[1]), tn), sum(map(self.sig.loops.index, p)), size_max(p[0])))
+            m, n = max(pairs, key=lambda p: (min(size_max(p[0]), tm) * min(size_max(p[1]), tn), sum(map(self.sig.loops.index, p)), -self.sig.loops.index(p[0])))
             self.opts += [Opt("tile", m.arg[0], _even(size_max(m), tm)), Opt("tile", n.arg[0], _even(size_max(n), tn))]
         elif own:
             t = _even(size_max(own[-1]), max(1, min(4, budget // 4)))
@@ -337,9 +358,13 @@ class Heuristic:
     def parallelise(self) -> None:
         """As few of the outermost loops as give enough pieces for any number of threads."""
         count, n = 1, 0
+        all_loops = any(o.kind == "block" for o in self.opts)
         staged = any(o.kind == "stage" for o in self.opts)
         innermost = {r for u in self.sig.reduces for r in self.sig.loops if r not in ranges_of(u)} if self.sig.reduces else set()
         for r in self.order:
+            if all_loops:
+                n = len(self.order)
+                break
             if r in innermost and n and count > 1:  # a reduction would be made again for every piece of this loop
                 break
             if count >= (1024 if staged else 64):

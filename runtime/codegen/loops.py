@@ -32,6 +32,8 @@ class Looper(Reducer):
 
     def tile_of(self, r: UOp) -> int:
         """The tile of `r`; 1 for a range that a REDUCE runs in lanes when another one uses it without."""
+        if r is self.square:
+            return self.lanes
         return 1 if r in self.plan.reduce_lanes and self.lanes_of(r) == 1 else self.plan.tile.get(r, 1)
 
     def lanes_of(self, r: UOp) -> int:

@@ -36,6 +36,7 @@ class Low(Enum):
     IOTA = auto()  # 0, 1, ..., lanes-1
     FIRST = auto()  # arg n: mask of the first n lanes
     REVERSE = auto()  # lanes in reverse order
+    SHUFFLE = auto()  # src (a, b) vectors; arg which elements of a and b together, in order
     HALVES = auto()  # src (vector,); arg 0 or 1: its lower or upper half
     EXTRACT = auto()  # src (vector,); arg lane
     ANY = auto()  # src (mask,): whether any lane is true

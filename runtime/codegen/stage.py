@@ -40,6 +40,7 @@ class Stager(Evaluator):
         self.stages: dict[UOp, Stage] = {}
         self.changed: dict[UOp, Inst] = {}  # loop inside a joint parallel loop -> whether it has just moved on
         self.packing = False
+        self.square: UOp | None = None  # the range that packing tiles by the number of lanes
         for r, slot in plan.staged:
             self.plan_stage(r, slot)
 
@@ -97,12 +98,22 @@ class Stager(Evaluator):
         self.packing = True
         for u, stage in stages.items():
             stage.ready = False
+            self.square = self.contiguous_range(u, stage)
             self.pack_ranges(u, stage, 0)
+            self.square = None
         self.packing = False
         if changed is not None:
             self.close()
         for stage in stages.values():
             stage.ready = True
+
+    def contiguous_range(self, u: UOp, stage: Stage) -> UOp | None:
+        """The reduce range along which a load that is strided along the lanes is contiguous: it is packed in squares."""
+        load = u.src[0] if u.op is Ops.CAST else u
+        a = self.analysis.affine(load.src[0].src[1], {})
+        if a is None or a.stride == 1 or stage.loop is not self.lane:
+            return None
+        return next((x.expr for x, c in a.terms if c == 1 and x.expr in stage.ranges), None)
 
     def pack_ranges(self, u: UOp, stage: Stage, i: int) -> None:
         if i < len(stage.ranges):

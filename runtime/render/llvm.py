@@ -139,6 +139,9 @@ class Printer:
             case Low.REVERSE:
                 order = ", ".join(f"i32 {i}" for i in reversed(range(x.lanes)))
                 return self.let(f"shufflevector {t} {src[0]}, {t} poison, <{x.lanes} x i32> <{order}>")
+            case Low.SHUFFLE:
+                order = ", ".join(f"i32 {i}" for i in x.arg)
+                return self.let(f"shufflevector {self.typed(x.src[0])}, {self.typed(x.src[1])}, <{x.lanes} x i32> <{order}>")
             case Low.HALVES:
                 return self.half(x, src[0])
             case Low.EXTRACT:

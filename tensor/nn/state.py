@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from manygrad.tensor.dtype import DType, dtypes
-from manygrad.tensor.tensor import Tensor
+from manygrad.tensor.engine import engine
+from manygrad.tensor.tensor import Tensor, default_device
 
 CODES: dict[str, DType] = {
     "BOOL": dtypes.bool, "I8": dtypes.int8, "I16": dtypes.int16, "I32": dtypes.int32, "I64": dtypes.int64, "U8": dtypes.uint8,
@@ -58,7 +59,9 @@ def load_state_dict(model: Any, state: dict[str, Tensor], strict: bool = True) -
             if new.shape != t.shape:
                 raise ValueError(f"load_state_dict: {name} has shape {new.shape} in the file, {t.shape} in the model")
             if new.device != t.device:
-                new = new.shard(t.device, None) if isinstance(t.device, tuple) and isinstance(new.device, str) else new.to(t.device)
+                if isinstance(new.device, str) and new.device.startswith("DISK"):
+                    new = new.to(default_device())
+                new = new.shard(t.device, engine().sharding_axis(t.uop)) if isinstance(t.device, tuple) else new.to(t.device)
             new = new.cast(t.dtype)
             if t.is_realized:
                 t.assign(new).realize()
@@ -99,7 +102,7 @@ def _entry(v: Any) -> tuple[DType, tuple[int, ...], int, int]:
 
 
 def safe_load(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """Tensors of a safetensors file, memory-mapped. ValueError on a file that is truncated or malformed; nothing is half loaded."""
+    """Tensors of a safetensors file, on the device `DISK:path`: mapped, read when copied with `.to(...)`. ValueError on a file that is truncated or malformed; nothing is half loaded."""
     size = os.path.getsize(path)
     with open(path, "rb") as f:
         head = f.read(8)
@@ -117,8 +120,7 @@ def safe_load(path: str | os.PathLike[str]) -> dict[str, Tensor]:
             raise ValueError(f"{path}: tensor {name!r} of shape {shape} {dtype.name} needs {want} bytes, its offsets say {begin}..{end}")
         if 8 + n + end > size:
             raise ValueError(f"{path} is truncated: tensor {name!r} ends at byte {8 + n + end}, the file has {size}; nothing was loaded")
-    mapped = np.memmap(path, np.uint8, "r") if size else np.empty(0, np.uint8)
-    out = {}
-    for name, (dtype, shape, begin, end) in entries.items():
-        out[name] = Tensor(mapped[8 + n + begin : 8 + n + end].view(dtype.np).reshape(shape))
-    return out
+    full = {name: e for name, e in entries.items() if e[3] > e[2]}
+    mapped = engine().map_file(os.path.abspath(path), [(dtype, shape, 8 + n + begin) for dtype, shape, begin, _ in full.values()])
+    found = {name: Tensor(u) for name, u in zip(full, mapped)}
+    return {name: found[name] if name in found else Tensor(np.empty(shape, dtype.np)) for name, (dtype, shape, _, _) in entries.items()}

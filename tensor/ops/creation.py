@@ -35,6 +35,21 @@ class CreationMixin:
         return t
 
     @staticmethod
+    def from_file(path: str, shape: Any = None, dtype: DType | str = "uint8", offset: int = 0) -> Tensor:
+        """The bytes of a file from `offset` as a tensor on `DISK:path`: mapped, read when copied with `.to("CPU")`."""
+        import os
+
+        from manygrad.tensor.engine import engine
+        from manygrad.tensor.tensor import Tensor
+
+        kind, size = to_dtype(dtype), os.path.getsize(path)
+        dims = ((size - offset) // kind.itemsize,) if shape is None else tuple(shape)
+        need = offset + math.prod(dims) * kind.itemsize
+        if offset < 0 or need > size:
+            raise ValueError(f"from_file: {dims} {kind.name} at offset {offset} ends at byte {need}, {path} has {size}")
+        return Tensor(engine().map_file(os.path.abspath(path), [(kind, dims, offset)])[0])
+
+    @staticmethod
     def zeros(*shape: Any, dtype: DType | str | None = None, device: Any = None, requires_grad: bool | None = None) -> Tensor:
         from manygrad.tensor.tensor import Tensor
 

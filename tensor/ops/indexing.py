@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import dtypes
@@ -77,7 +76,7 @@ class IndexingMixin:
         flips = [i for i, s in enumerate(steps) if s < 0]
         t = t.flip(flips) if flips else t
         for i, s in enumerate(abs(s) for s in steps):
-            if s > 1 and prod(t.shape):
+            if s > 1:
                 count = -(-t.shape[i] // s)
                 t = t.pad(tuple((0, count * s - d) if j == i else (0, 0) for j, d in enumerate(t.shape)))
                 t = t.reshape(*t.shape[:i], count, s, *t.shape[i + 1 :])._take(i + 1, 0, 1)
@@ -111,25 +110,30 @@ class IndexingMixin:
             return (end + 1, begin + 1, step) if end < begin else (0, 0, 1)
         return begin, max(begin, end), step
 
-    def _gather(self: Tensor, tensors: dict[int, Tensor]) -> Tensor:
-        """Advanced indexing of the dims in `tensors`; the result dims stand where NumPy puts them."""
+    def _indexed_first(self: Tensor, tensors: dict[int, Tensor]) -> tuple[list[int], list[Tensor], list[int]]:
+        """(the dims in `tensors`, then the others; the index tensors, not negative, in one shape; order of the result's dims).
+
+        Gathered values have the dims of the index, then those not indexed. The order sets them where NumPy puts them: adjacent
+        index tensors leave their dims in place, others move them to the front.
+        """
         dims = sorted(tensors)
         shape = broadcast_shape(*[t.shape for t in tensors.values()])
         indices = []
         for d in dims:
             i = tensors[d].cast(dtypes.int64)
-            i = (i < 0).where(i + self.shape[d], i)._broadcast(shape)
-            indices.append(i)
-        rest = [d for d in range(self.ndim) if d not in tensors]
-        x = self.permute(*dims, *rest)
+            indices.append((i < 0).where(i + self.shape[d], i)._broadcast(shape))
+        n, before = len(shape), dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
+        order = [*range(n, n + before), *range(n), *range(n + before, n + self.ndim - len(dims))]
+        return [*dims, *[d for d in range(self.ndim) if d not in tensors]], indices, order
+
+    def _gather(self: Tensor, tensors: dict[int, Tensor]) -> Tensor:
+        """Advanced indexing of the dims in `tensors`."""
+        dims, indices, order = self._indexed_first(tensors)
+        x = self.permute(*dims)
         if any(i.uop.device is not None and x.uop.device is not None and i.uop.device != x.uop.device for i in indices):
             raise ValueError(f"index tensors are on {indices[0].device}, the tensor on {x.device}; move one with .to(...)")
         out = x._new(mark(UOp(Ops.GATHER, x.dtype, (x.uop, *(i.uop for i in indices)))))
-        if dims == list(range(dims[0], dims[-1] + 1)) and dims[0] > 0:  # adjacent: the new dims take their place
-            n, before = len(shape), dims[0]
-            order = [*range(n, n + before), *range(n), *range(n + before, out.ndim)]
-            return out.permute(order)
-        return out
+        return out.permute(order)
 
     def __setitem__(self: Tensor, index: Any, value: Any) -> None:
         from manygrad.tensor.tensor import PENDING, Tensor
@@ -145,18 +149,13 @@ class IndexingMixin:
         v = value if isinstance(value, Tensor) else Tensor(value, dtype=self.dtype, device=self.device if isinstance(self.device, str) else None)
         v = v.cast(self.dtype)
         if tensors:
-            dims = sorted(tensors)
-            rest = [d for d in range(view.ndim) if d not in tensors]
-            x = view.permute(*dims, *rest)
-            shape = broadcast_shape(*[t.shape for t in tensors.values()])
-            indices = []
-            for d in dims:
-                i = tensors[d].cast(dtypes.int64)
-                indices.append((i < 0).where(i + view.shape[d], i)._broadcast(shape))
-            v = v._broadcast((*shape, *x.shape[len(dims) :]))
+            dims, indices, order = view._indexed_first(tensors)
+            x = view.permute(*dims)
+            selected = (*indices[0].shape, *x.shape[len(indices) :])
+            v = _fitted(v, tuple(selected[i] for i in order)).permute(_inverse(order))
             new = x._new(mark(UOp(Ops.SCATTER, x.dtype, (x.uop, v.uop, *(i.uop for i in indices)), "set")))
-            v = new.permute([new_at for new_at, _ in sorted(enumerate([*dims, *rest]), key=lambda p: p[1])])
-        v = v._broadcast(view.shape)
+            v = new.permute(_inverse(dims))
+        v = _fitted(v, view.shape)
         store = mark(UOp(Ops.STORE, dtypes.void, (view.uop, v.contiguous().uop if v.uop.op is Ops.SCATTER else v.uop)))
         self.uop = UOp(Ops.AFTER, self.dtype, (self.uop, store))
         PENDING.add(self)
@@ -184,6 +183,18 @@ class IndexingMixin:
 
     def one_hot(self: Tensor, num_classes: int) -> Tensor:
         return self.unsqueeze(-1).eq(self.arange(num_classes)).cast(dtypes.int64)
+
+
+def _inverse(order: list[int]) -> list[int]:
+    return sorted(range(len(order)), key=order.__getitem__)
+
+
+def _fitted(value: Tensor, shape: tuple[Any, ...]) -> Tensor:
+    """`value` broadcast to the `shape` that an index selects; leading dims of 1 too many are dropped."""
+    extra = max(value.ndim - len(shape), 0)
+    if value.shape[:extra] != (1,) * extra or any(v != 1 and v != s for v, s in zip(reversed(value.shape), reversed(shape))):
+        raise ValueError(f"cannot write a value of shape {value.shape} where the index selects {shape}")
+    return value.reshape(value.shape[extra:])._broadcast(shape)
 
 
 def _plus(x: UOp, n: int) -> UOp:

@@ -59,12 +59,13 @@ class Ops(Enum):
     DETACH = auto()  # the same value, no gradient
     COPY = auto()  # the value on device(s) arg
     SHARD = auto()  # the value cut along arg[1] (None: replicated) over devices arg[0]
-    # collectives, after multi: src (MSTACK of flat local values), arg (..., devices, own positions, own result counts)
+    # collectives, after multi: src (MSTACK of flat local values), arg (..., devices, own positions, own result counts, place in the program)
     ALLREDUCE = auto()  # (op, count): terms summed
     ALLGATHER = auto()  # (bounds,): parts joined
     REDUCESCATTER = auto()  # (op, bounds): each device its part of the sum
     ALLTOALL = auto()  # (row bounds, column bounds): from parts of rows to parts of columns
     BROADCAST = auto()  # (root, count): the root's value on every device
+    SEND = auto()  # (count,): from the first of two devices to the second
     MSTACK = auto()  # n per-device values seen as one
     MSELECT = auto()  # value arg of an MSTACK
     STORE = auto()  # tensor graph: (target, value); kernel: (INDEX, value, *ranges)
@@ -90,4 +91,4 @@ class GroupOp:
     ELEMENTWISE = ALU | {Ops.CAST, Ops.BITCAST}
     COMPARE = frozenset({Ops.CMPLT, Ops.CMPNE, Ops.CMPEQ})
     COMMUTATIVE = frozenset({Ops.ADD, Ops.MUL, Ops.MAX, Ops.CMPNE, Ops.CMPEQ, Ops.AND, Ops.OR, Ops.XOR})
-    COLLECTIVE = frozenset({Ops.ALLREDUCE, Ops.ALLGATHER, Ops.REDUCESCATTER, Ops.ALLTOALL, Ops.BROADCAST})
+    COLLECTIVE = frozenset({Ops.ALLREDUCE, Ops.ALLGATHER, Ops.REDUCESCATTER, Ops.ALLTOALL, Ops.BROADCAST, Ops.SEND})

@@ -106,6 +106,8 @@ def graph_rewrite(root: UOp, pm: PatternMatcher, ctx: Any = None, rebuild: Calla
         elif stage == 1:
             src = tuple(done[s] for s in u.src)
             node = u if src == u.src else rebuild(u, src) if rebuild is not None else u.replace(src=src)
+            if node is not u and "line" in u._cache:
+                node._cache.setdefault("line", u._cache["line"])
             new = pm.rewrite(node, ctx)
             if new is None:
                 done[u] = node

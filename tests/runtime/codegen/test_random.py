@@ -13,7 +13,7 @@ from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
-from manygrad.tests.runtime.codegen.kernels import I, add, f32, load, loop, mul, red, reduce, run, sink, store
+from manygrad.tests.runtime.codegen.kernels import I, add, f32, gemm, load, loop, mul, red, reduce, run, sink, store
 
 SETTINGS = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
@@ -135,6 +135,44 @@ def close(got: list[np.ndarray], want: list[np.ndarray]) -> None:
 def test_heuristic(kernel: tuple[UOp, list[np.ndarray]]) -> None:
     with Context(CACHE=0):
         close(run(*kernel, device="CPU"), run(*kernel))
+
+
+@SETTINGS
+@given(st.data())
+def test_any_opts_of_a_product(data: st.DataObject) -> None:
+    """Tiles, packing of either operand, and blocks of any size, in every order of the loops."""
+    size = st.sampled_from([1, 5, 16, 17, 40, 65])
+    m, n, k = data.draw(size), data.draw(size), data.draw(size)
+    ast = gemm(m, n, k, data.draw(st.sampled_from(["NN", "NT", "TN", "TT"])))
+    lanes = data.draw(st.sampled_from([4, 16]))
+    opts = [Opt("vectorise", 1, lanes), Opt("tile", 1, lanes * data.draw(st.integers(1, 2))), Opt("tile", 0, data.draw(st.integers(1, 3)))]
+    columns_first = data.draw(st.booleans())
+    if columns_first:
+        opts.append(Opt("before", 1, 0))
+    if data.draw(st.booleans()):
+        opts.append(Opt("stage", 1, 2) if columns_first else Opt("stage", 0, 1))
+    unroll = data.draw(st.sampled_from([1, 2]))
+    opts.append(Opt("unroll", 2, unroll))
+    if data.draw(st.booleans()):
+        opts.append(Opt("block", 0 if columns_first else 1, data.draw(st.integers(1, 5))))
+        if data.draw(st.booleans()):
+            opts.append(Opt("reduce_block", 2, unroll * data.draw(st.sampled_from([1, 4, 7]))))
+        opts.append(Opt("parallelise", -1, 2))
+    else:
+        opts.append(Opt("parallelise", -1, data.draw(st.integers(0, 2))))
+    rng = np.random.default_rng(0)
+    arrays = [rng.integers(-8, 9, s).astype(np.float32) for s in ((m, n), m * k, k * n)]
+    device = get_device("CPU")
+    with Context(CACHE=0):
+        kernel = device.compile_with(ast, tuple(opts), simplify=False)
+        handles = [device.alloc(a.nbytes) for a in arrays]
+        for h, a in zip(handles, arrays):
+            device.copyin(h, memoryview(a))
+        kernel(handles)
+        got = device.as_numpy(handles[0], arrays[0].nbytes).view(np.float32).reshape(m, n).copy()
+        for h, a in zip(handles, arrays):
+            device.free(h, a.nbytes)
+    np.testing.assert_array_equal(got, run(ast, arrays)[0])
 
 
 @SETTINGS

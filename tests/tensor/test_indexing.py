@@ -1,0 +1,231 @@
+"""Reading and writing by index, against NumPy.
+
+Mixed indices follow PyTorch where it differs from NumPy: an int beside an index tensor selects first, it is not broadcast
+with the tensors. So the oracle applies ints and slices, then the arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from manygrad.tests.tensor.oracle import check
+
+from manygrad import Context, Tensor, dtypes
+from manygrad.tensor.uop import Ops
+
+
+@pytest.fixture(autouse=True, scope="module")
+def interpreter() -> Iterator[None]:
+    with Context(DEVICE="PYTHON"):
+        yield
+
+
+@st.composite
+def indexed(draw: Any, arrays: bool = True) -> tuple[tuple[int, ...], tuple[Any, ...]]:
+    """(shape, index): ints, slices with steps, None, Ellipsis, and integer arrays that broadcast."""
+    shape = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=4)))
+    used = draw(st.integers(0, len(shape)))
+    ellipsis = draw(st.integers(0, used)) if used == len(shape) or draw(st.booleans()) else None
+    common = tuple(draw(st.lists(st.integers(1, 3), max_size=2)))
+    index: list[Any] = []
+    for k in range(used):
+        if k == ellipsis:
+            index.append(...)
+        if draw(st.integers(0, 5)) == 0:
+            index.append(None)
+        at = k if ellipsis is None or k < ellipsis else len(shape) - used + k
+        n = shape[at]
+        kind = draw(st.sampled_from(["slice", "slice", "int", "array"] if arrays else ["slice", "slice", "int"]))
+        if kind == "int":
+            index.append(draw(st.integers(-n, n - 1)))
+        elif kind == "slice":
+            edge = st.none() | st.integers(-n - 2, n + 2)
+            index.append(slice(draw(edge), draw(edge), draw(st.sampled_from([None, 1, 2, 3, -1, -2, -3]))))
+        else:
+            dims = tuple(draw(st.sampled_from([1, d])) for d in common[draw(st.integers(0, len(common))) :]) or (draw(st.integers(1, 3)) if not common else common[-1],)
+            size = int(np.prod(dims))
+            index.append(np.array(draw(st.lists(st.integers(-n, n - 1), min_size=size, max_size=size))).reshape(dims))
+    if ellipsis == used:
+        index.append(...)
+    return shape, tuple(index)
+
+
+def parts(shape: tuple[int, ...], index: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The index as two: ints, slices, None; then arrays on what is left."""
+    used = sum(x is not None and x is not Ellipsis for x in index)
+    at = next((i for i, x in enumerate(index) if x is Ellipsis), len(index))
+    items = [*index[:at], *[slice(None)] * (len(shape) - used), *index[at + 1 :]]
+    basic = tuple(slice(None) if isinstance(x, np.ndarray) else x for x in items)
+    advanced = tuple(x if isinstance(x, np.ndarray) else slice(None) for x in items if not isinstance(x, int))
+    return basic, advanced
+
+
+def of_tensors(index: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(Tensor(x) if isinstance(x, np.ndarray) else x for x in index)
+
+
+def broadcasts(index: tuple[Any, ...]) -> bool:
+    try:
+        np.broadcast_shapes(*[x.shape for x in index if isinstance(x, np.ndarray)])
+    except ValueError:
+        return False
+    return True
+
+
+def count(shape: tuple[int, ...]) -> np.ndarray:
+    return np.arange(1, np.prod(shape, dtype=int) + 1, dtype=np.int64).reshape(shape)
+
+
+@settings(max_examples=250)
+@given(indexed(arrays=False))
+def test_basic_reading(case: tuple[tuple[int, ...], tuple[Any, ...]]) -> None:
+    shape, index = case
+    a = count(shape)
+    got = Tensor(a)[index]
+    check(got, a[index])
+    assert Ops.GATHER not in {u.op for u in got.uop.toposort()}
+
+
+@settings(max_examples=250)
+@given(indexed())
+def test_reading(case: tuple[tuple[int, ...], tuple[Any, ...]]) -> None:
+    shape, index = case
+    if not broadcasts(index):
+        return
+    basic, advanced = parts(shape, index)
+    a = count(shape)
+    check(Tensor(a)[of_tensors(index)], a[basic][advanced])
+    check((Tensor(a) * 2)[of_tensors(index)] + 1, a[basic][advanced] * 2 + 1)
+
+
+@settings(max_examples=250)
+@given(indexed(), st.sampled_from(["number", "full", "broadcast", "self"]))
+def test_writing(case: tuple[tuple[int, ...], tuple[Any, ...]], kind: str) -> None:
+    """t[index] = value, also where value is computed from t itself; elements that two indices name get one of both values."""
+    shape, index = case
+    if not broadcasts(index):
+        return
+    basic, advanced = parts(shape, index)
+    a = count(shape)
+    t = Tensor(a).realize()
+    old = t + 0  # lazy: must still see the old values
+    picked = a.copy()[basic][advanced]
+    if kind == "number":
+        value: Any = -7
+    elif kind == "full":
+        value = -np.arange(1, picked.size + 1).reshape(picked.shape)
+    elif kind == "broadcast":
+        value = -np.arange(1, (picked.shape[-1] if picked.ndim else 1) + 1).reshape(picked.shape[-1:])
+    else:
+        value = picked * 10
+    want = a.copy()
+    want[basic][advanced] = value if not isinstance(value, np.ndarray) else np.broadcast_to(value, picked.shape)
+    if isinstance(want[basic], np.generic):  # only ints: no view to write through
+        want = a.copy()
+        want[basic] = value
+    t[of_tensors(index)] = Tensor(a)[of_tensors(index)] * 10 if kind == "self" else Tensor(value) if isinstance(value, np.ndarray) else value
+    positions = np.arange(a.size).reshape(shape)[basic][advanced].reshape(-1)
+    if len(set(positions.tolist())) == positions.size or kind in ("number", "self"):
+        check(t, want)
+    else:
+        touched = np.zeros(a.size, bool)
+        touched[positions] = True
+        got = t.numpy().reshape(-1)
+        np.testing.assert_array_equal(got[~touched], a.reshape(-1)[~touched])
+        assert (got[touched] < 0).all()
+    check(old, a)
+
+
+@pytest.mark.parametrize("d", dtypes.all, ids=lambda d: d.name)
+def test_every_type(d: Any) -> None:
+    a = np.array([[0, 1, 1], [1, 0, 1]]).astype(d.np)
+    t = Tensor(a)
+    i = Tensor([1, 0, 1])
+    check(t[i, ::-1][:, 1:], a[[1, 0, 1], ::-1][:, 1:])
+    t[0, 1:] = 0
+    t[Tensor([1]), Tensor([1])] = 1
+    want = a.copy()
+    want[0, 1:] = 0
+    want[1, 1] = 1
+    check(t, want)
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int32", "uint64"])
+def test_every_type_of_index(kind: str) -> None:
+    a = count((5, 2))
+    i = np.array([4, 0, 2], kind)
+    check(Tensor(a)[Tensor(i)], a[i])
+    if kind.startswith("i"):
+        check(Tensor(a)[Tensor(-1 - i)], a[-1 - i])
+
+
+def test_lists_arrays_and_whole_tensors_are_indices() -> None:
+    a = count((4, 3))
+    t = Tensor(a)
+    check(t[[0, 2]], a[[0, 2]])
+    check(t[:, [2, 2, 0]], a[:, [2, 2, 0]])
+    check(t[np.array([1, 3]), np.array([0, 1])], a[[1, 3], [0, 1]])
+    check(t[[]], a[np.array([], int)])
+    check(t[Tensor(2)], a[2])
+    check(t[(1,)], a[1])
+    check(t[...], a)
+    check(t[None, ..., None], a[None, ..., None])
+    check(t[np.int64(1)], a[1])
+    check(t[True and 2], a[2])
+    assert [row.tolist() for row in t] == a.tolist()
+
+
+def test_positions_outside_read_zero_and_write_nothing() -> None:
+    """An index tensor's values are not known when the graph is built; a gather outside gives 0, as `Ops.GATHER` says."""
+    t = Tensor([1.0, 2.0, 3.0])
+    assert t[Tensor([0, 3, -4, 2])].tolist() == [1.0, 0.0, 0.0, 3.0]
+    t[Tensor([1, 7])] = 9.0
+    assert t.tolist() == [1.0, 9.0, 3.0]
+
+
+def test_gather_and_scatter_along_a_dim() -> None:
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal((4, 5)).astype(np.float32)
+    for dim in (0, 1, -1):
+        i = rng.integers(0, a.shape[dim], (3, 4))
+        axis = dim % 2
+        want = np.take_along_axis(a[:, :4] if axis == 0 else a[:3], i, axis)
+        check(Tensor(a).gather(dim, Tensor(i)), want)
+        src = rng.standard_normal((3, 4)).astype(np.float32)
+        summed = a.copy()
+        np.add.at(summed, (i, np.arange(4)[None, :]) if axis == 0 else (np.arange(3)[:, None], i), src)
+        check(Tensor(a).scatter_add(dim, Tensor(i), Tensor(src)), summed, rtol=1e-5)
+    check(Tensor(a).index_select(1, Tensor([3, 0])), a[:, [3, 0]])
+    check(Tensor([2, 0, 1]).one_hot(4), np.eye(4, dtype=np.int64)[[2, 0, 1]])
+
+
+def test_errors() -> None:
+    t = Tensor(count((3, 4)))
+    for index, message in [
+        (3, r"index 3 is outside dim 0 of size 3, shape \(3, 4\)"),
+        ((0, -5), r"index -5 is outside dim 1 of size 4"),
+        ((0, 0, 0), r"3 indices for a tensor of 2 dims, shape \(3, 4\)"),
+        ((..., ...), "only one Ellipsis"),
+        (Tensor([True, False, True]), "boolean mask"),
+        (Tensor([0.5]), "must be of integers, not float32"),
+        ("a", "cannot index with str"),
+        (1.5, "cannot index with float"),
+    ]:
+        with pytest.raises(IndexError, match=message):
+            t[index]
+    with pytest.raises(ValueError, match="slice step cannot be 0"):
+        t[::0]
+    with pytest.raises(ValueError, match=r"shapes \(2,\) and \(3,\) do not broadcast"):
+        t[Tensor([0, 1]), Tensor([0, 1, 2])]
+    with pytest.raises(ValueError, match=r"cannot write a value of shape \(3,\) where the index selects \(4,\)"):
+        t[0] = Tensor([1, 2, 3])
+    with pytest.raises(ValueError, match=r"shape \(3,\) where the index selects \(2, 4\)"):
+        t[Tensor([0, 2])] = Tensor([1, 2, 3])
+    with pytest.raises(RuntimeError, match="requires a gradient"):
+        Tensor([1.0], requires_grad=True)[0] = 2.0
+    check(t, count((3, 4)))  # nothing was lost
