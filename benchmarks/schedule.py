@@ -22,7 +22,7 @@ import sys
 import time
 from typing import Any
 
-PASSES = ("strip, number", "clean", "lower_shards", "simplify", "lower_storage", "insert_stores", "kernels, order, memory")
+PASSES = ("clean", "lower_shards", "simplify", "lower_storage", "insert_stores", "kernels, order, memory")
 
 
 def measure(workers: int, repeats: int, layers: int, dim: int, profile: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ resharded by `multi.lower`. What cannot stay cut is gathered first; that is alwa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -42,14 +43,22 @@ def reshape(u: UOp, ps: list[Placement]) -> Answer:
     for i, d in enumerate(new):
         if at == before and not (d == 1 and old[p.axis] != 1):
             rest = prod(new[i + 1 :])
-            starts = [b * inner for b in p.bounds]
-            if rest and all(s % rest == 0 for s in starts) and starts[-1] == d * rest:
-                return ps, Shard(i, tuple(s // rest for s in starts))
+            bounds = scaled(p.bounds, inner, rest) if rest else None
+            if bounds and bounds[-1] == d:
+                return ps, Shard(i, bounds)
             break
         at *= d
         if at > before:
             break
     return [REPLICATE], REPLICATE
+
+
+@lru_cache(4096)  # every reshape of a step asks for the same few, and there are as many bounds as devices
+def scaled(bounds: tuple[int, ...], factor: int, divisor: int) -> tuple[int, ...] | None:
+    """bounds * factor / divisor, where all of them divide."""
+    if any(b * factor % divisor for b in bounds):
+        return None
+    return tuple(b * factor // divisor for b in bounds)
 
 
 def permute(u: UOp, ps: list[Placement]) -> Answer:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from manygrad.launcher.controller import TRANSITIONS, Controller, Done, Instruction, Kill, Send, State, ranks_text
 from manygrad.launcher.messages import (
+    PROTOCOL,
     AgentLost,
     Closed,
     Event,
@@ -27,7 +28,7 @@ from manygrad.launcher.messages import (
 
 
 def hello(r: int) -> Hello:
-    return Hello(r, {"rank": r}, "h", "127.0.0.1", 100 + r, 5000 + r, 1)
+    return Hello(r, {"rank": r}, "h", "127.0.0.1", 100 + r, 5000 + r, PROTOCOL)
 
 
 def failed(r: int, consequence: bool = False, text: str = "ValueError") -> Failed:

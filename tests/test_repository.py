@@ -1,0 +1,52 @@
+"""The repository itself: the package list, generated pages, links."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+NOT_PACKAGES = {"tests", "examples", "benchmarks", "docs", "build", "runs", "dist"}
+
+
+def folders_with_python() -> set[str]:
+    found = set()
+    for folder, names, files in os.walk(ROOT):
+        names[:] = [n for n in names if not n.startswith((".", "__")) and not n.endswith(".egg-info") and os.path.exists(os.path.join(folder, n, "__init__.py"))]
+        if folder == ROOT:
+            names[:] = [n for n in names if n not in NOT_PACKAGES]
+        if "__init__.py" in files:
+            found.add(".".join(["manygrad", *os.path.relpath(folder, ROOT).split(os.sep)]).removesuffix(".."))
+    return {f.rstrip(".") for f in found}
+
+
+def test_the_package_list_is_complete() -> None:
+    with open(os.path.join(ROOT, "pyproject.toml"), "rb") as f:
+        listed = tomllib.load(f)["tool"]["setuptools"]["packages"]
+    assert set(listed) == folders_with_python()
+    assert len(listed) == len(set(listed))
+
+
+def test_generated_pages_are_up_to_date() -> None:
+    clean = {k: v for k, v in os.environ.items() if k not in ("SPEC", "DEBUG", "DEVICE")}
+    done = subprocess.run([sys.executable, os.path.join(ROOT, "docs", "generate.py"), "--check"], capture_output=True, text=True, timeout=120, env=clean)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    pages = [os.path.join(ROOT, n) for n in ("README.md", "CONTRIBUTING.md")]
+    pages += [os.path.join(ROOT, "docs", n) for n in os.listdir(os.path.join(ROOT, "docs")) if n.endswith(".md")]
+    for page in pages:
+        with open(page, encoding="utf-8") as f:
+            for target in re.findall(r"\]\(([^)#]+)\)", f.read()):
+                if not target.startswith("http"):
+                    assert os.path.exists(os.path.join(os.path.dirname(page), target)), f"{page} links to {target}"
+
+
+def test_import_is_quick_and_leaves_ray_alone() -> None:
+    code = "import sys, manygrad; assert 'ray' not in sys.modules and 'llvmlite' not in sys.modules, 'heavy import'"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
