@@ -30,12 +30,6 @@ def new_buffer(uop: UOp, device: str | tuple[str, ...]) -> UOp:
     return UOp(Ops.BUFFER, uop.dtype, (), BufferSpec(next(_uids), tuple(uop.shape), uop.dtype, device, axis, bounds))
 
 
-def base_of(u: UOp) -> UOp:
-    while u.op in GroupOp.MOVEMENT:
-        u = u.src[0]
-    return u
-
-
 class RealizeEngine:
     """Implements `tensor.engine.Engine` on the local devices."""
 
@@ -46,7 +40,7 @@ class RealizeEngine:
         own: dict[int, UOp] = {}  # equal graphs are one node, but every tensor gets storage of its own: one may be assigned
         for t in todo:
             u = t.uop
-            base = base_of(u)
+            base = unviewed(u)
             if base.op is Ops.BUFFER or any(isinstance(d, int) and d == 0 for d in u.shape):
                 continue
             if base.op is Ops.AFTER:
@@ -78,20 +72,14 @@ class RealizeEngine:
         """The tensors, all pending assignments, and every lazy tensor that still needs a value about to be overwritten."""
         todo = {id(t): t for t in (*PENDING, *tensors)}
         written: set[UOp] = set()  # buffers, and assigned values that a later assignment overwrites
-        for t in todo.values():
-            for u in t.uop.toposort():
-                if u.op is Ops.AFTER:
-                    base = u
-                    while base.op in GroupOp.MOVEMENT or base.op is Ops.AFTER:
-                        base = base.src[0]
-                        if base.op is Ops.AFTER:
-                            written.add(base)
-                    written.add(base)
+        for u in toposort(t.uop for t in todo.values()):
+            if u.op is Ops.AFTER:
+                written.add(u.src[0])
         if written:
             computed = {t.uop for t in todo.values()}
             for t in LIVE:
-                base = base_of(t.uop)
-                if id(t) not in todo and base.op is not Ops.BUFFER and base not in computed:
+                base = unviewed(t.uop)
+                if id(t) not in todo and base.op not in (Ops.BUFFER, Ops.AFTER) and base not in computed:
                     seen = t.uop.toposort(lambda u: u.op is not Ops.AFTER)
                     if any(u in written for u in seen):
                         todo[id(t)] = t

@@ -377,10 +377,18 @@ def _guard(value: UOp, ok: UOp) -> UOp:
     return done[value]
 
 
+def natural_loops(target: UOp, value: UOp) -> tuple[UOp, UOp]:
+    """STORE(t, RESHAPE(v)) as STORE(RESHAPE(t), v): the loops follow the dims in which the value is computed."""
+    while value.op is Ops.RESHAPE and value.src[0].op not in (Ops.AFTER, Ops.CONST) and not is_buffer(value.src[0]):
+        value = value.src[0]
+        target = UOp(Ops.RESHAPE, target.dtype, (target,), value.shape)
+    return target, value
+
+
 def rangeify(store: UOp) -> tuple[UOp, list[UOp], list[UOp]]:
     """(kernel AST, argument buffers by slot, the buffer nodes it reads) for one STORE."""
     k = Kernel()
-    target, value = store.src
+    target, value = natural_loops(*store.src)
     idx = k.loops(value.shape)
     base = base_buffer(target)
     k.param(base)

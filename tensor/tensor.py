@@ -25,6 +25,8 @@ from manygrad.tensor.ops.random import RandomMixin
 from manygrad.tensor.ops.reduction import ReductionMixin
 from manygrad.tensor.source import mark
 from manygrad.tensor.uop import GroupOp, Ops, UOp
+from manygrad.tensor.uop.rewrite import substitute
+from manygrad.tensor.uop.shape import numel, unviewed
 from manygrad.tensor.uop.symbolic import variable
 
 
@@ -120,8 +122,6 @@ class Tensor(
         return len(self.uop.shape)
 
     def numel(self) -> int:
-        from manygrad.tensor.uop.shape import numel
-
         return numel(self.shape)
 
     def size(self, dim: int | None = None) -> Any:
@@ -164,9 +164,7 @@ class Tensor(
 
     @property
     def is_realized(self) -> bool:
-        u = self.uop
-        while u.op in GroupOp.MOVEMENT:
-            u = u.src[0]
+        u = unviewed(self.uop)
         return u.op is Ops.BUFFER and engine().is_realized(u)
 
     # *** running ***
@@ -214,7 +212,11 @@ class Tensor(
     # *** writing ***
 
     def assign(self, value: Tensor | float) -> Tensor:
-        """Overwrite this tensor's storage with `value` (broadcast to its shape), lazily."""
+        """Overwrite this tensor's storage with `value` (broadcast to its shape), lazily.
+
+        Views of a stored tensor (by reshape, permute, flip, slices) share its storage: writing through one shows in all. What was
+        computed before keeps the values it was computed from.
+        """
         x = value if isinstance(value, Tensor) else self._new(UOp.const(self.dtype, value))
         if x.dtype is not self.dtype:
             x = x.cast(self.dtype)
@@ -224,17 +226,30 @@ class Tensor(
             raise ValueError(f"assign: the value is on {x.uop.device}, the target on {self.uop.device}; move it first with .to(target.device)")
         if x.uop is self.uop:
             return self
-        u = self.uop
-        while u.op in GroupOp.MOVEMENT or u.op is Ops.AFTER:
-            u = u.src[0]
-        if u.op is not Ops.BUFFER:  # nothing stored yet: the value simply becomes this tensor's
+        if not self._is_stored:  # the value simply becomes this tensor's
             if isinstance(self.device, str) and x.uop.device is None:
                 x._device = self._device
             self.uop = x.uop
             return self
-        self.uop = UOp(Ops.AFTER, self.dtype, (self.uop, mark(UOp(Ops.STORE, dtypes.void, (self.uop, x.uop)))))
-        PENDING.add(self)
+        if self.numel() > numel(unviewed(self.uop).shape):
+            raise ValueError(f"assign: {self.shape} is an expanded view, whose elements share memory; assign to what was expanded, or to a clone()")
+        self._write(self.uop, x.uop)
         return self
+
+    @property
+    def _is_stored(self) -> bool:
+        """Whether there is memory to write to: a buffer, perhaps with assignments that are still to be carried out."""
+        return unviewed(self.uop).op in (Ops.BUFFER, Ops.AFTER)
+
+    @staticmethod
+    def _write(target: UOp, value: UOp) -> None:
+        """Stores `value` at `target`, a view of memory; all live views of that memory then show it."""
+        before = unviewed(target)
+        after = UOp(Ops.AFTER, before.dtype, (before, mark(UOp(Ops.STORE, dtypes.void, (target, value)))))
+        for t in LIVE:
+            if unviewed(t.uop) is before:
+                t.uop = substitute(t.uop, {before: after})
+                PENDING.add(t)
 
     def replace(self, other: Tensor) -> Tensor:
         """Become `other` (same shape and dtype), without touching storage."""

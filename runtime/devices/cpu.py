@@ -44,7 +44,15 @@ def set_arena(alloc: Callable[[int], int] | None, free: Callable[[int], None] | 
 
 @cache
 def team() -> Team:
-    return Team(lambda ir, names: compiler().load(compiler().object_code(ir), names))
+    def link(ir: str, names: list[str]) -> dict[str, int]:
+        key = hashlib.sha256(ir.encode() + _version()).digest()
+        code = _OBJECTS.get(key)
+        if code is None:
+            code = compiler().object_code(ir)
+            _OBJECTS.put(key, code)
+        return compiler().load(code, names)
+
+    return Team(link)
 
 
 @cache

@@ -11,7 +11,7 @@ from typing import Any
 
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.tensor import Tensor
-from manygrad.tensor.uop import GroupOp
+from manygrad.tensor.uop.shape import unviewed
 
 
 class _Group:
@@ -33,14 +33,7 @@ class _Group:
             at += n
 
     def is_attached(self) -> bool:
-        base = self.flat.uop
-        for p in self.params:
-            u = p.uop
-            while u.op in GroupOp.MOVEMENT:
-                u = u.src[0]
-            if u is not base:
-                return False
-        return True
+        return all(unviewed(p.uop) is self.flat.uop for p in self.params)
 
 
 def _join(tensors: list[Tensor]) -> Tensor:

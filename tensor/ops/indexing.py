@@ -77,10 +77,7 @@ class IndexingMixin:
         t = t.flip(flips) if flips else t
         for i, s in enumerate(abs(s) for s in steps):
             if s > 1:
-                count = -(-t.shape[i] // s)
-                t = t.pad(tuple((0, count * s - d) if j == i else (0, 0) for j, d in enumerate(t.shape)))
-                t = t.reshape(*t.shape[:i], count, s, *t.shape[i + 1 :])._take(i + 1, 0, 1)
-                t = t.reshape(*t.shape[: i + 1], *t.shape[i + 2 :])
+                t = t._every(i, s)
         shape: list[Any] = []
         tensors: dict[int, Tensor] = {}
         dims = iter(t.shape)
@@ -96,6 +93,13 @@ class IndexingMixin:
                 tensors[len(shape)] = x
                 shape.append(d)
         return t.reshape(tuple(shape)), tensors
+
+    def _every(self: Tensor, dim: int, step: int) -> Tensor:
+        """Each `step`-th element along `dim`, as a view: the dim `step` times in a row, seen as rows of `step`; the first column."""
+        before, n, after = self.shape[:dim], self.shape[dim], self.shape[dim + 1 :]
+        count = -(-n // step)
+        rows = self.unsqueeze(dim)._broadcast((*before, step, n, *after)).reshape(*before, n, step, *after)
+        return rows._take(dim, 0, count)._take(dim + 1, 0, 1).reshape(*before, count, *after)
 
     def _slice(self: Tensor, x: slice, size: Any) -> tuple[Any, Any, int]:
         step = 1 if x.step is None else int(x.step)
@@ -136,14 +140,11 @@ class IndexingMixin:
         return out.permute(order)
 
     def __setitem__(self: Tensor, index: Any, value: Any) -> None:
-        from manygrad.tensor.tensor import PENDING, Tensor
+        from manygrad.tensor.tensor import Tensor
 
         if self.requires_grad:
             raise RuntimeError("writing into a tensor that requires a gradient; use where(...), or .detach() first")
-        base = self.uop
-        while base.op is Ops.AFTER:
-            base = base.src[0]
-        if base.op is not Ops.BUFFER:
+        if not self._is_stored:
             self.uop = self.clone().realize().uop
         view, tensors = self._basic(index)
         v = value if isinstance(value, Tensor) else Tensor(value, dtype=self.dtype, device=self.device if isinstance(self.device, str) else None)
@@ -156,9 +157,7 @@ class IndexingMixin:
             new = x._new(mark(UOp(Ops.SCATTER, x.dtype, (x.uop, v.uop, *(i.uop for i in indices)), "set")))
             v = new.permute(_inverse(dims))
         v = _fitted(v, view.shape)
-        store = mark(UOp(Ops.STORE, dtypes.void, (view.uop, v.contiguous().uop if v.uop.op is Ops.SCATTER else v.uop)))
-        self.uop = UOp(Ops.AFTER, self.dtype, (self.uop, store))
-        PENDING.add(self)
+        self._write(view.uop, v.uop)
 
     def gather(self: Tensor, dim: int, index: Tensor) -> Tensor:
         """out[i][j] = self[index[i][j]][j] for dim 0 (torch.gather)."""

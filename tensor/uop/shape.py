@@ -100,6 +100,13 @@ infer.shape = _inferred("shape", _shape)
 infer.device = _inferred("device", _device)
 
 
+def unviewed(u: UOp) -> UOp:
+    """What views stand on."""
+    while u.op in GroupOp.VIEW:
+        u = u.src[0]
+    return u
+
+
 def numel(shape: Shape) -> int:
     """Element count; a symbolic dim counts with its largest value."""
     from manygrad.tensor.uop.symbolic import vmax

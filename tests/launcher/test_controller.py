@@ -111,6 +111,34 @@ def test_plans_differ() -> None:
     )
 
 
+LEFT_ALONE: list[tuple[Event, str]] = [
+    (Plan(1, 1, "6", "all-reduce (5,) at a.py:2", 7), "rank 1: plan 1, all-reduce (5,) at a.py:2"),
+    (Finished(1, 7, "all-reduce (4,) at a.py:1"), "rank 1: the end of the script, the last all-reduce (4,) at a.py:1"),
+]
+
+
+@pytest.mark.parametrize("other, words", LEFT_ALONE)
+@pytest.mark.parametrize("progress_first", [True, False])
+def test_a_rank_waits_in_a_collective_that_another_never_enters(other: Event, words: str, progress_first: bool) -> None:
+    c = running(2)
+    events = [Progress(0, 3, 0, 99, 8, "all-reduce (9,) at a.py:9"), other]
+    out = [i for e in (events if progress_first else events[::-1]) for i in c.handle(e, 1.0)]
+    (abort,) = sent(out, "abort")
+    assert abort.ranks == (0, 1) and abort.content["kind"] == "plan"
+    for w in ("rank 0 is in collective 8", "after 7", "rank 0: all-reduce (9,) at a.py:9", words):
+        assert w in abort.content["reason"], abort.content["reason"]
+
+
+def test_a_rank_that_is_only_slower_is_waited_for() -> None:
+    c = running(2)
+    events: list[Event] = [Progress(0, 3, 0, 99, 8, "a"), Progress(1, 2, 0, 99, 5, "a"), Plan(0, 1, "5", "b", 8), Progress(1, 3, 0, 99, 8, "a")]
+    assert [i for e in events for i in c.handle(e, 1.0)] == []
+    assert sent(c.handle(Plan(1, 1, "5", "b", 8), 1.1), "plan_ok")
+    events = [Progress(0, 4, 1, 99, 9, "b"), Progress(1, 3, 1, 99, 8, "a"), Progress(1, 3, 1, 99, 9, "b"), Finished(1, 9, "b")]
+    assert [i for e in events for i in c.handle(e, 1.2)] == []
+    assert sent(c.handle(Finished(0, 9, "b"), 1.3), "release")
+
+
 @pytest.mark.parametrize("finished_first", [True, False])
 def test_a_rank_finishes_while_others_wait_in_a_plan(finished_first: bool) -> None:
     c = running(2)

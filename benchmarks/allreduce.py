@@ -1,0 +1,195 @@
+"""All-reduce of float32 sums, ours against torch's Gloo, on this machine in one run.
+
+    python benchmarks/allreduce.py [--sizes 256,1K,...,256M] [--workers 2,4] [--transport shm|zmq] [--devices-per-node 1]
+
+`step`: what a training step pays, `TinyJit(lambda x: x.sum(0))` on a tensor with one row per device, sharded on axis 0.
+`bare`: the same collective as a prepared program, without tensors. Both run on workers started by `manygrad.launch`, as
+Gloo's `dist.all_reduce` runs on as many processes. A repeat is timed on every rank from a common start until its own end; of
+the ranks the slowest counts, of the repeats the median is printed, in microseconds. algbw = bytes / time of `step`;
+busbw = algbw * 2(p-1)/p for p devices. gloo/step and gloo/bare above 1: ours is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+SIZES = "256,1K,4K,16K,64K,256K,1M,4M,16M,64M,256M"
+BUDGET_S = 1.5  # for the repeats of one size on one side
+
+
+def nbytes_of(text: str) -> int:
+    """`64K` -> 65536."""
+    unit = {"K": 10, "M": 20, "G": 30}.get(text[-1].upper())
+    return int(text) if unit is None else int(text[:-1]) << unit
+
+
+def text_of(nbytes: int) -> str:
+    for unit, bits in (("M", 20), ("K", 10)):
+        if nbytes >= 1 << bits:
+            return f"{nbytes >> bits}{unit}"
+    return str(nbytes)
+
+
+def timed(run: Callable[[], object], align: Callable[[], object], repeats: int) -> list[float]:
+    """Seconds of each repeat on this rank; `align` makes the ranks start together."""
+    times = []
+    for _ in range(repeats):
+        align()
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def repeats_for(first_s: float, most: int) -> int:
+    return max(3, min(most, int(BUDGET_S / max(first_s, 1e-7))))
+
+
+def ours(sizes: list[int], most: int) -> list[dict[str, Any]]:
+    """Per size, the times of `step` and `bare` on this rank, and which calls a step makes."""
+    import numpy as np
+
+    from manygrad import Tensor, TinyJit, world
+    from manygrad.collectives import Collective, build, choose, prepare
+    from manygrad.collectives.transport import current
+    from manygrad.runtime.buffer import Buffer
+    from manygrad.runtime.collective import group_of
+    from manygrad.tensor.dtype import dtypes
+
+    n, devices, per_node = len(world.devices), world.devices, world.devices_per_node
+    endpoint = current() if world.size > 1 else None
+    owner = [i // per_node for i in range(n)]
+    mine = range(world.rank * per_node, (world.rank + 1) * per_node)
+    group = group_of(devices)
+
+    def program(count: int, plan: int) -> Callable[[], None]:
+        what = Collective("all_reduce", n, count, group=group)
+        made = prepare(
+            build(choose("all_reduce", 4 * count, n, group), what, mine), "float32", plan=plan, endpoint=endpoint, rank_to_worker=owner
+        )
+        buffers = {r: {k: Buffer("CPU", count, dtypes.float32).copyin(np.full(count, r + 1.0, np.float32)) for k in ("in", "out")} for r in mine}
+        addresses = {r: {k: b.device.address(b.handle) for k, b in bs.items()} for r, bs in buffers.items()}
+        sequence = iter(range(1 << 60))
+
+        def run() -> None:
+            made.run(addresses, next(sequence))
+
+        run.buffers = buffers  # type: ignore[attr-defined]
+        return run
+
+    align = program(1, 0xA116)
+    out = []
+    for plan, nbytes in enumerate(sizes):
+        count = nbytes // 4
+        rows = np.add.outer(np.arange(n, dtype=np.float32), np.arange(count, dtype=np.float32) % 128)
+        x = Tensor(rows).shard(devices, axis=0).realize()
+        expected = rows.sum(0)
+        del rows
+
+        @TinyJit
+        def step(x: Tensor) -> Tensor:
+            return x.sum(0)
+
+        for _ in range(3):
+            y = step(x)
+        bare = program(count, 0xBA4E + plan)
+        result: dict[str, Any] = {"calls": [type(i).__name__ for i in step.items]}
+        for name, run in (("step", lambda: step(x)), ("bare", bare)):  # noqa: B023
+            first = timed(run, align, 3)
+            share = np.zeros(1, np.float32)
+            share[0] = max(first)
+            slowest = Tensor(np.full((n, 1), share[0], np.float32)).shard(devices, axis=0).max(0).item()  # the same repeats on all
+            result[name] = timed(run, align, repeats_for(float(slowest), most))
+        assert np.array_equal(y.numpy(), expected), f"wrong sum at {nbytes} bytes"
+        del x, y, bare, step
+        out.append(result)
+    return out
+
+
+def gloo(sizes: list[int], most: int, rank: int, size: int, port: int, threads: int) -> list[list[float]]:
+    """The same with torch, on this rank."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(threads)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+    out = []
+    for nbytes in sizes:
+        x = torch.zeros(nbytes // 4)
+        first = timed(lambda: dist.all_reduce(x), dist.barrier, 3)  # noqa: B023
+        slowest = torch.tensor([max(first)])
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        out.append(timed(lambda: dist.all_reduce(x), dist.barrier, repeats_for(slowest.item(), most)))  # noqa: B023
+    dist.destroy_process_group()
+    return out
+
+
+def run_gloo(sizes: list[int], most: int, size: int, threads: int) -> list[list[list[float]]]:
+    """Per rank, per size, the times."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    base = [sys.executable, os.path.abspath(__file__), "--torch-worker", json.dumps([sizes, most, size, port, threads])]
+    processes = [subprocess.Popen([*base, str(r)], stdout=subprocess.PIPE, text=True) for r in range(size)]
+    try:
+        return [json.loads(p.communicate(timeout=900)[0]) for p in processes]
+    finally:
+        for p in processes:
+            p.kill()
+
+
+def median_of_slowest(ranks: list[list[float]]) -> float:
+    return statistics.median(map(max, zip(*ranks)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", default=SIZES, help="bytes, comma-separated; K and M are powers of two")
+    parser.add_argument("--workers", default="2,4")
+    parser.add_argument("--transport", default="", choices=("", "shm", "zmq"), help="force ours (default: shared memory on one host)")
+    parser.add_argument("--devices-per-node", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=1000, help=f"at most; large sizes make as many as fit in {BUDGET_S} s")
+    parser.add_argument("--torch-worker", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.torch_worker:
+        sizes, most, size, port, threads = json.loads(args.torch_worker[0])
+        print(json.dumps(gloo(sizes, most, int(args.torch_worker[1]), size, port, threads)))
+        return
+    from manygrad import launch
+
+    if args.transport:
+        os.environ["TRANSPORT"] = args.transport
+    sizes = [nbytes_of(s) for s in args.sizes.split(",")]
+    have_torch = importlib.util.find_spec("torch") is not None
+    print(f"{'workers':>7} {'bytes':>6} {'step us':>10} {'bare us':>10} {'gloo us':>10} {'algbw GB/s':>10} {'busbw GB/s':>10} {'gloo/step':>9} {'gloo/bare':>9}")
+    for workers in map(int, args.workers.split(",")):
+        threads = max(1, (os.cpu_count() or 1) // workers)
+        mine = launch(ours, sizes, args.repeats, nodes=workers, devices_per_node=args.devices_per_node)
+        theirs = run_gloo(sizes, args.repeats, workers * args.devices_per_node, threads) if have_torch else None
+        p = workers * args.devices_per_node
+        for i, nbytes in enumerate(sizes):
+            step, bare = (median_of_slowest([r[i][k] for r in mine]) for k in ("step", "bare"))
+            other = median_of_slowest([r[i] for r in theirs]) if theirs else float("nan")
+            bandwidth = nbytes / step * 1e-9
+            print(
+                f"{workers:7d} {text_of(nbytes):>6} {step * 1e6:10.1f} {bare * 1e6:10.1f} {other * 1e6:10.1f} {bandwidth:10.2f}"
+                f" {bandwidth * 2 * (p - 1) / p:10.2f} {other / step:9.2f} {other / bare:9.2f}",
+                flush=True,
+            )
+            if mine[0][i]["calls"] != ["CollectiveItem"]:
+                print(f"        a step made {', '.join(mine[0][i]['calls'])}: more than one collective")
+
+
+if __name__ == "__main__":
+    main()

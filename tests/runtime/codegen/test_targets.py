@@ -1,0 +1,77 @@
+"""Code for processors other than this one: it compiles, and, for the older ones of the same family, it runs."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+
+import llvmlite.binding as llvm
+import numpy as np
+import pytest
+
+from manygrad.runtime.codegen.heuristic import Machine
+from manygrad.runtime.codegen.pipeline import prepare
+from manygrad.runtime.devices.native import Compiler, Target
+from manygrad.runtime.render.llvm import render
+from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.uop import UOp
+from manygrad.tests.runtime.codegen.kernels import add, elementwise, f32, gemm, load, loop, mul, red, reduce, run, sink, store
+
+AVX2 = Target("x86_64-unknown-linux-gnu", "haswell", "", Machine(32, 16))
+SSE = Target("x86_64-unknown-linux-gnu", "x86-64-v2", "", Machine(16, 16))
+NEON = Target("aarch64-unknown-linux-gnu", "neoverse-n1", "", Machine(16, 32))
+
+
+def softmax(rows: int, cols: int) -> UOp:
+    i, j, r, s = loop(rows, 0), loop(cols, 1), red(cols, 2), red(cols, 3)
+    at = lambda c: load(1, add(mul(i, cols), c))  # noqa: E731
+    top = reduce(at(r), r, op=Ops.MAX)
+    total = reduce(at(s).alu(Ops.SUB, top).alu(Ops.EXP), s)
+    return sink(store(0, add(mul(i, cols), j), at(j).alu(Ops.SUB, top).alu(Ops.EXP).alu(Ops.FDIV, total), i, j))
+
+
+def gather(n: int) -> UOp:
+    i = loop(n, 0)
+    at = load(2, i, dtypes.int64).cast(dtypes.index)
+    return sink(store(0, i, load(1, at, valid=at.alu(Ops.CMPLT, UOp.const(dtypes.index, 5))), i))
+
+
+KERNELS = {
+    "gemm": (gemm(33, 40, 50), [(33, 40), (33, 50), (50, 40)], np.float32),
+    "gemm NT": (gemm(33, 40, 50, "NT"), [(33, 40), (33, 50), (40, 50)], np.float32),
+    "gemm bf16": (gemm(20, 40, 50, dtype=dtypes.bfloat16), [(20, 40), (20, 50), (50, 40)], dtypes.bfloat16.np),
+    "softmax": (softmax(7, 45), [(7, 45), (7, 45)], np.float32),
+    "max int8": (elementwise(lambda a, b: a.alu(Ops.MAX, b), [dtypes.int8] * 2, 77), [77, 77, 77], np.int8),
+    "log sin": (elementwise(lambda a: a.alu(Ops.LOG).alu(Ops.SIN), [f32], 60), [60, 60], np.float32),
+    "half": (elementwise(lambda a, b: a.alu(Ops.MUL, b), [dtypes.float16] * 2, 50), [50, 50, 50], np.float16),
+}
+
+
+@pytest.mark.parametrize("target", [AVX2, SSE, NEON], ids=lambda t: t.cpu)
+@pytest.mark.parametrize("name", [*KERNELS, "gather"])
+def test_other_targets(target: Target, name: str) -> None:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    compiler = Compiler()
+    compiler.target = target
+    if name == "gather":
+        assert compiler.object_code(prepare(gather(70), target.machine).code(render))
+        return
+    ast, shapes, dtype = KERNELS[name]
+    prepared = prepare(ast, target.machine)
+    code = compiler.object_code(prepared.code(render))
+    if platform.machine() != "x86_64" or target is NEON or (target is AVX2 and not llvm.get_host_cpu_features().get("avx2")):
+        return
+    if target is SSE and name != "max int8":
+        return  # without the processor's FMA and half conversions these would call a library
+    rng = np.random.default_rng(0)
+    arrays = [(rng.random(s) * 4 + 0.5).astype(dtype) for s in shapes]
+    want = run(ast, arrays)[0].astype(np.float64)
+    address = compiler.load(code, [prepared.name])[prepared.name]
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)(address)
+    buffers = (ctypes.c_void_p * len(arrays))(*[a.ctypes.data for a in arrays])
+    scratch = np.empty(1 << 22, np.uint8)
+    total = int(np.prod([-(-n.arg // step) for n, step in prepared.program().parallel]))
+    function(ctypes.addressof(buffers), 0, 0, total, scratch.ctypes.data)
+    np.testing.assert_allclose(arrays[0].astype(np.float64), want, rtol=1e-2 if np.dtype(dtype).itemsize == 2 else 1e-5)
