@@ -18,8 +18,9 @@ from manygrad.schedule import create_linear_with_vars
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.source import line_of
 from manygrad.tensor.tensor import LIVE, PENDING, Tensor, default_device
-from manygrad.tensor.uop import BufferSpec, GroupOp, Ops, UOp
+from manygrad.tensor.uop import BufferSpec, Ops, UOp, toposort
 from manygrad.tensor.uop.rewrite import substitute
+from manygrad.tensor.uop.shape import unviewed
 
 _uids = itertools.count(1)
 
@@ -93,16 +94,19 @@ class RealizeEngine:
                 buffer._cache["history"] = u
 
     def _replace(self, becomes: dict[UOp, UOp], own: dict[int, UOp]) -> None:
-        """Live tensors see what has been computed as storage; an equal tensor that was not asked for becomes a lazy copy."""
+        """Live tensors see what has been computed as storage. An equal tensor that was not asked for, or a view of one, reads a lazy
+        copy of it: the storage may be assigned.
+        """
         lazy = [t for t in LIVE if t.uop.op is not Ops.BUFFER]
         if not lazy:
             return
         mapped = substitute(UOp(Ops.SINK, dtypes.void, tuple(t.uop for t in lazy)), becomes)
         for t, u in zip(lazy, mapped.src):
+            base = unviewed(t.uop)
             if id(t) in own:
                 t.uop = own[id(t)]
-            elif u.op is Ops.BUFFER and t.uop.op is not Ops.AFTER:
-                t.uop = UOp(Ops.CONTIGUOUS, u.dtype, (u,))
+            elif base in becomes and base.op is not Ops.AFTER:
+                t.uop = substitute(t.uop, {base: UOp(Ops.CONTIGUOUS, base.dtype, (becomes[base],))})
             else:
                 t.uop = u
 

@@ -49,6 +49,8 @@ def resolve(linear: UOp, outside: list[UOp]) -> Callable[[UOp], Buffer]:
     temps: dict[UOp, Buffer] = {}
 
     def buffer_of(u: UOp) -> Buffer:
+        if u.op is Ops.VIEW:
+            return exec_view(u, buffer_of(u.src[0]))
         if u.op is Ops.PARAM:
             found = storage(outside[u.arg.uid])
             assert isinstance(found, Buffer)
@@ -71,6 +73,12 @@ def exec_kernel(call: UOp, buffers: list[Buffer]) -> ExecItem:
     ast = call.src[0]
     kernel = buffers[0].device.compile(ast)
     return KernelItem(ast, kernel, buffers, variable_names(ast), line_of(call))
+
+
+def exec_view(view: UOp, buffer: Buffer) -> Buffer:
+    """A part of a buffer in place: resolved when the calls are made, nothing to run."""
+    offset, shape = view.arg
+    return buffer.view(numel(shape), view.dtype, offset * view.dtype.itemsize)
 
 
 def exec_copy(call: UOp, buffers: list[Buffer]) -> ExecItem:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from manygrad.schedule.index import contiguous_offset
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import BufferSpec, GroupOp, Ops, UOp
 
@@ -31,7 +32,7 @@ class Temps:
 
 def base_buffer(u: UOp) -> UOp:
     """The buffer a store target or read view belongs to."""
-    while u.op in GroupOp.MOVEMENT or u.op in (Ops.AFTER, Ops.GATHER):
+    while u.op in GroupOp.MOVEMENT or u.op in (Ops.AFTER, Ops.GATHER, Ops.VIEW):
         u = u.src[0]
     return u
 
@@ -136,9 +137,21 @@ def _lower_scatter(u: UOp, src: tuple[UOp, ...], target: UOp) -> UOp:
 def _lower_copy(u: UOp, src: tuple[UOp, ...], target: UOp) -> UOp:
     if src[0].device is None:  # a constant is computed where it is wanted
         return UOp(Ops.AFTER, u.dtype, (target, _store(target, src[0])))
-    value = src[0] if _in_memory(src[0]) else UOp(Ops.CONTIGUOUS, u.dtype, src)
-    call = UOp(Ops.CALL, dtypes.void, (UOp(Ops.COPY, u.dtype, (), u.arg), target, value))
+    call = UOp(Ops.CALL, dtypes.void, (UOp(Ops.COPY, u.dtype, (), u.arg), target, _readable(src[0])))
     return UOp(Ops.AFTER, u.dtype, (target, _keep_line(call, u)))
+
+
+def _readable(u: UOp) -> UOp:
+    """`u` as an argument of a CALL: memory as it is, a contiguous part of memory as a VIEW, anything else stored first."""
+    value = u.src[0] if u.op is Ops.CONTIGUOUS else u
+    if _in_memory(value):
+        return value
+    base = unmoved(value)
+    if _in_memory(base) and is_buffer(base_buffer(base)) and all(isinstance(d, int) and d for d in (*value.shape, *base.shape)):
+        offset = contiguous_offset(value, base)
+        if offset is not None:
+            return UOp(Ops.VIEW, u.dtype, (base,), (offset, value.shape))
+    return UOp(Ops.CONTIGUOUS, u.dtype, (value,))
 
 
 def _lower_collective(u: UOp, stack: UOp, temps: Temps, received: dict[UOp, UOp]) -> UOp:
@@ -150,7 +163,7 @@ def _lower_collective(u: UOp, stack: UOp, temps: Temps, received: dict[UOp, UOp]
     for k, (x, n) in enumerate(zip(stack.src, u.arg[-2])):
         target = received.get(UOp(Ops.MSELECT, u.dtype, (u,), k))
         outs.append(temps.new((n,), u.dtype, x.device) if target is None else target)
-    call = UOp(Ops.CALL, dtypes.void, (UOp(u.op, u.dtype, (), u.arg), *outs, *stack.src))
+    call = UOp(Ops.CALL, dtypes.void, (UOp(u.op, u.dtype, (), u.arg), *outs, *(_readable(x) for x in stack.src)))
     _keep_line(call, u)
     values = [UOp(Ops.AFTER, u.dtype, (o, call)) for o in outs]
     return UOp(Ops.MSTACK, u.dtype, tuple(v if len(v.shape) == 1 else UOp(Ops.RESHAPE, u.dtype, (v,), (n,)) for v, n in zip(values, u.arg[-2])))

@@ -89,7 +89,8 @@ def split_kernels(sink: UOp, temps: Temps) -> list[Item]:
             n = 1 if what.op is Ops.COPY else len(args) // 2
             buffers = [base_buffer(a) for a in args]
             reads = [(base_buffer(a), happened(a)) for a in args[n:]]
-            items.append(Item(u, what, buffers, buffers[:n], reads))
+            parts = [UOp(Ops.VIEW, b.dtype, (b,), a.arg) if a.op is Ops.VIEW else b for a, b in zip(args, buffers)]
+            items.append(Item(u, what, parts, buffers[:n], reads))
     return items
 
 

@@ -29,7 +29,7 @@ def nbytes_of(buffer: UOp) -> int:
 def plan_memory(calls: list[UOp], reuse: bool = True) -> MemoryPlan:
     lives: dict[UOp, list[int]] = {}
     for at, call in enumerate(calls):
-        for b in call.src[1:]:
+        for b in (a.src[0] if a.op is Ops.VIEW else a for a in call.src[1:]):
             if b.op is Ops.BUFFER and b.arg.uid < 0:
                 lives.setdefault(b, [at, at])[1] = at
     pools: dict[str, int] = {}

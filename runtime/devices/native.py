@@ -77,7 +77,7 @@ class Compiler:
         """The addresses of the functions `names` of an object file."""
         with self.lock:
             if self.jit is None:
-                self.jit = llvm.create_lljit_compiler(self.target_machine(), use_jit_link=False, suppress_errors=False)
+                self.jit = llvm.create_lljit_compiler(self.target_machine(), use_jit_link=True, suppress_errors=False)
                 self.keep.append(self.jit)
             self.count += 1
             library = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()

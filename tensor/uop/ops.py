@@ -77,7 +77,8 @@ class Ops(Enum):
     INDEX = auto()  # (PARAM, offset[, valid])
     LOAD = auto()  # (INDEX,)
     # the schedule
-    CALL = auto()  # (what, *buffers)
+    CALL = auto()  # (what, *buffers or VIEWs of them)
+    VIEW = auto()  # (buffer,): a contiguous part, read in place; arg (offset in elements, shape)
     LINEAR = auto()  # ordered CALLs
 
 

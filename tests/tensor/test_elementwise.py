@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from manygrad.tests.tensor.oracle import PAIRS, SHAPES, check, numbers, wide
 
 from manygrad import Context, Tensor, dtypes
 from manygrad.tensor.dtype import promote, to_dtype
+from manygrad.tests.tensor.oracle import PAIRS, SHAPES, check, numbers, wide
 
 RNG = np.random.default_rng(0)
 INTS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]

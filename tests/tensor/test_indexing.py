@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from manygrad.tests.tensor.oracle import check
 
 from manygrad import Context, Tensor, dtypes
 from manygrad.tensor.uop import Ops
+from manygrad.tests.tensor.oracle import check
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -123,13 +123,10 @@ def test_writing(case: tuple[tuple[int, ...], tuple[Any, ...]], kind: str) -> No
         value = -np.arange(1, (picked.shape[-1] if picked.ndim else 1) + 1).reshape(picked.shape[-1:])
     else:
         value = picked * 10
-    want = a.copy()
-    want[basic][advanced] = value if not isinstance(value, np.ndarray) else np.broadcast_to(value, picked.shape)
-    if isinstance(want[basic], np.generic):  # only ints: no view to write through
-        want = a.copy()
-        want[basic] = value
-    t[of_tensors(index)] = Tensor(a)[of_tensors(index)] * 10 if kind == "self" else Tensor(value) if isinstance(value, np.ndarray) else value
     positions = np.arange(a.size).reshape(shape)[basic][advanced].reshape(-1)
+    want = a.copy()
+    want.reshape(-1)[positions] = np.broadcast_to(value, picked.shape).reshape(-1)
+    t[of_tensors(index)] = Tensor(a)[of_tensors(index)] * 10 if kind == "self" else Tensor(value) if isinstance(value, np.ndarray) else value
     if len(set(positions.tolist())) == positions.size or kind in ("number", "self"):
         check(t, want)
     else:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from manygrad.tests.tensor.oracle import check
 
 from manygrad import Context, Tensor, dtypes
 from manygrad.tensor.uop import Ops
+from manygrad.tests.tensor.oracle import check
 
 
 @pytest.fixture(autouse=True, scope="module")

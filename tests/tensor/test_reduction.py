@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from manygrad.tests.tensor.oracle import check, numbers, wide
 
 from manygrad import Context, Tensor, dtypes
+from manygrad.tests.tensor.oracle import check, numbers, wide
 
 RNG = np.random.default_rng(0)
 KINDS = ["bool", "int8", "int32", "int64", "uint8", "uint64", "float16", "bfloat16", "float32", "float64"]
