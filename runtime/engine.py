@@ -53,13 +53,14 @@ class RealizeEngine:
             effects.append(store)
             becomes.setdefault(u, buffer)
             own[id(t)] = buffer
-        for t in todo:
-            PENDING.discard(t)
         if not effects:
             return
         sink = UOp(Ops.SINK, dtypes.void, tuple(dict.fromkeys(effects)))
         linear, var_vals, buffers = create_linear_with_vars(sink)
-        run_linear(compile_linear(linear, buffers), var_vals)
+        items = compile_linear(linear, buffers)
+        for t in todo:
+            PENDING.discard(t)
+        run_linear(items, var_vals)
         for u in sink.toposort():
             if u.op is Ops.AFTER:
                 base = u

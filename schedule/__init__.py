@@ -17,9 +17,10 @@ from manygrad.schedule.order import order_items
 from manygrad.schedule.simplify import pm_clean, simplify
 from manygrad.schedule.trace import traced
 from manygrad.tensor.dtype import dtypes
-from manygrad.tensor.environment import SCACHE
+from manygrad.tensor.environment import SCACHE, SPEC
 from manygrad.tensor.uop import BufferSpec, Ops, UOp, graph_rewrite
 from manygrad.tensor.uop import symbolic as sym
+from manygrad.tensor.uop.spec import verify
 
 CACHE_LIMIT = 4096
 _SCHEDULES: dict[Any, UOp] = {}
@@ -55,7 +56,10 @@ def create_linear_with_vars(sink: UOp, me: World = world) -> Scheduled:
 def lower_sink_to_linear(sink: UOp, me: World = world) -> UOp:
     items = create_schedule(sink, me)
     calls = [call_of(item) for item in items]
-    return UOp(Ops.LINEAR, dtypes.void, tuple(calls), plan_memory(calls))
+    linear = UOp(Ops.LINEAR, dtypes.void, tuple(calls), plan_memory(calls))
+    if SPEC:
+        verify(linear, "linear")
+    return linear
 
 
 def create_schedule(sink: UOp, me: World = world) -> list[Item]:

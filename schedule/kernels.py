@@ -13,9 +13,11 @@ from manygrad.schedule.desugar import Temps, base_buffer, device_of, is_buffer
 from manygrad.schedule.fusion import decide_stores
 from manygrad.schedule.rangeify import rangeify, writes_what_it_reads
 from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.environment import SPEC
 from manygrad.tensor.source import line_of
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.shape import numel
+from manygrad.tensor.uop.spec import verify
 
 
 @dataclass
@@ -96,6 +98,8 @@ def split_kernels(sink: UOp, temps: Temps) -> list[Item]:
 
 def _kernel_items(store: UOp, temps: Temps) -> list[Item]:
     ast, args, reads = rangeify(store)
+    if SPEC:
+        verify(ast, "rangeify")
     if not writes_what_it_reads(ast):
         return [Item(store, ast, args, [args[0]], [(base_buffer(r), happened(r)) for r in reads] + _target_reads(store))]
     value = store.src[1]

@@ -57,6 +57,26 @@ STORAGE: list[Rule] = [
 
 STORED: list[Rule] = [*STORAGE, ("no CONTIGUOUS is left", lambda u: u.op is not Ops.CONTIGUOUS)]
 
+KERNEL_OPS = GroupOp.ELEMENTWISE | {
+    Ops.SINK, Ops.STORE, Ops.LOAD, Ops.INDEX, Ops.PARAM, Ops.RANGE, Ops.REDUCE, Ops.CONST, Ops.DEFINE_VAR,
+}  # fmt: skip
+
+KERNEL: list[Rule] = [
+    ("only kernel ops stand in a kernel", lambda u: u.op in KERNEL_OPS),
+    ("ALU sources have one dtype", lambda u: u.op not in GroupOp.ALU or _same_dtypes(u)),
+    ("STORE writes an INDEX of its type and ends RANGEs", lambda u: u.op is not Ops.STORE or (u.src[0].op is Ops.INDEX and u.src[0].dtype is u.src[1].dtype and all(r.op is Ops.RANGE for r in u.src[2:]))),
+    ("LOAD reads an INDEX", lambda u: u.op is not Ops.LOAD or u.src[0].op is Ops.INDEX),
+    ("INDEX is a PARAM, an offset and maybe a condition", lambda u: u.op is not Ops.INDEX or (u.src[0].op is Ops.PARAM and u.src[1].dtype is dtypes.index and all(s.dtype is dtypes.bool for s in u.src[2:]))),
+    ("REDUCE adds, multiplies or takes the largest over RANGEs", lambda u: u.op is not Ops.REDUCE or (u.arg in (Ops.ADD, Ops.MUL, Ops.MAX) and all(r.op is Ops.RANGE and r.arg[1] == "reduce" for r in u.src[1:]))),
+    ("RANGE has one size", lambda u: u.op is not Ops.RANGE or (len(u.src) == 1 and u.src[0].dtype is dtypes.index)),
+]
+
+LINEAR: list[Rule] = [
+    ("a LINEAR holds CALLs", lambda u: u.op is not Ops.LINEAR or all(c.op is Ops.CALL for c in u.src)),
+    ("a CALL's arguments are buffers or VIEWs of buffers", lambda u: u.op is not Ops.CALL or all(a.op in (Ops.PARAM, Ops.BUFFER, Ops.MSELECT, Ops.VIEW) for a in u.src[1:])),
+    ("a kernel has as many arguments as PARAMs", lambda u: u.op is not Ops.CALL or u.src[0].op is not Ops.SINK or len(u.src) - 1 == 1 + max(p.arg for p in u.src[0].toposort() if p.op is Ops.PARAM)),
+]
+
 SPECS: dict[str, list[Rule]] = {
     "tensor": TENSOR,
     "clean": CLEAN,
@@ -64,12 +84,14 @@ SPECS: dict[str, list[Rule]] = {
     "simplify": PER_DEVICE,
     "lower_storage": STORAGE,
     "insert_stores": STORED,
+    "rangeify": KERNEL,
+    "linear": LINEAR,
 }
 
 
 def verify(root: UOp, name: str) -> None:
     """AssertionError naming pass, rule and op where the graph after pass `name` breaks its spec."""
     rules = SPECS[name]
-    for u in root.toposort():
+    for u in root.toposort(lambda u: name != "linear" or u.op is not Ops.SINK):
         for text, holds in rules:
             assert holds(u), f"after pass {name!r}: rule {text!r} is broken by {u!r} of shape {u.shape}, sources {[(s.op.name, s.dtype.name, s.shape) for s in u.src]}"

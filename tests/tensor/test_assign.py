@@ -107,14 +107,16 @@ def test_swap() -> None:
     assert (a.tolist(), b.tolist()) == ([3, 4], [1, 2])
 
 
-def test_swap_without_a_clone() -> None:
-    """b.assign(a's old value): the value a + 0 was read before a changed."""
+def test_assignments_that_wait_for_each_other_are_an_error_until_one_is_given_up() -> None:
     a, b = stored(1, 2), stored(3, 4)
-    old = a + 0
-    a.assign(b * 1)
+    old = a.detach()  # not stored: the same memory
+    a.assign(b.detach())
     b.assign(old)
-    a.realize(b)
-    assert (a.tolist(), b.tolist()) == ([3, 4], [1, 2])
+    for _ in range(2):  # whatever is asked for, no half of it runs
+        with pytest.raises(RuntimeError, match=r"wait for each other.*\(lines test_assign\.py:\d+, test_assign\.py:\d+\); .*old = t\.clone\(\)"):
+            a.realize()
+    del b, old
+    assert a.tolist() == [3, 4]
 
 
 # *** equal graphs are one node, but not one storage ***
@@ -163,7 +165,7 @@ VIEWS = {
     "strided": (lambda t: t[::2, 1::2], lambda a: a[::2, 1::2]),
     "backwards": (lambda t: t[:, ::-1], lambda a: a[:, ::-1]),
     "view of a view": (lambda t: t.T[1:][:, ::2], lambda a: a.T[1:][:, ::2]),
-    "element": (lambda t: t[2, 3], lambda a: a[2:, 3:].reshape(())),
+    "element": (lambda t: t[2, 3], lambda a: a[2:3, 3:4].reshape(())),
 }
 
 
@@ -241,27 +243,6 @@ def test_transposed_in_place_and_gathered_in_place() -> None:
     t.assign(t.T + 1)
     t.assign(t[Tensor([2, 0, 3, 1])])
     assert t.tolist() == (a.T + 1)[[2, 0, 3, 1]].tolist()
-
-
-def test_an_assignment_and_a_reader_that_wait_for_each_other_are_an_error() -> None:
-    """One kernel cannot see t before and after. Nothing is lost: t can still be written the right way."""
-    from manygrad.schedule.kernels import Item
-    from manygrad.schedule.order import order_items
-    from manygrad.tensor.uop import BufferSpec, UOp
-
-    t = UOp(Ops.BUFFER, dtypes.float32, (), BufferSpec(-700, (2,), dtypes.float32, "CPU:0"))
-    u = UOp(Ops.BUFFER, dtypes.float32, (), BufferSpec(-701, (2,), dtypes.float32, "CPU:0"))
-    write = UOp(Ops.STORE, dtypes.void, (t, u))
-    both = UOp(Ops.STORE, dtypes.void, (u, UOp(Ops.AFTER, dtypes.float32, (t, write)).alu(Ops.ADD, t)))
-    nothing: frozenset[UOp] = frozenset()
-    for e in (write, both):
-        e._cache["line"] = "train.py:7"
-    items = [
-        Item(write, UOp(Ops.SINK), [t, u], [t], [(u, nothing)]),
-        Item(both, UOp(Ops.SINK), [u, t], [u], [(t, frozenset({write})), (t, nothing)]),
-    ]
-    with pytest.raises(RuntimeError, match=r"an assignment and its readers wait for each other.*\(lines train\.py:7\); .*old = t\.clone\(\)"):
-        order_items(items)
 
 
 # *** errors ***

@@ -1,0 +1,152 @@
+"""A failure is everybody's at once: root cause first, a named error on every rank, nothing left behind."""
+
+from __future__ import annotations
+
+import glob
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import psutil
+import pytest
+
+from manygrad import Tensor, TinyJit, launch, nn, world
+from manygrad.launcher.errors import LaunchError
+from manygrad.launcher.janitor import marked_processes
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test
+
+TRAIN = """
+import numpy as np
+from manygrad import Tensor, TinyJit, nn, world
+from manygrad.tensor.nn.optim import SGD
+from manygrad.tensor.nn.state import get_parameters
+
+model = nn.Linear(64, 8)
+for p in get_parameters(model):
+    p.shard_(world.devices)
+optimizer = SGD(get_parameters(model), lr=1e-3)
+
+@TinyJit
+def step(x):
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+i = 0
+with Tensor.train():
+    while True:
+        step(Tensor(np.full((12, 64), i % 7, np.float32)).shard(world.devices, axis=0)).item()
+        i += 1
+        if i == 20:
+            print("training", flush=True)
+"""
+
+
+def left_behind(job: str) -> list[str]:
+    folder = f"/tmp/mg-{job}"
+    found = [f"process {p}" for p in marked_processes(job, folder)] + [f for f in [folder] if os.path.exists(f)]
+    return found + glob.glob(f"/dev/shm/*{job}*")
+
+
+def start_training(command: Callable[..., Any], tmp_path: Path, nodes: int) -> tuple[Any, list[psutil.Process], str]:
+    """A run in the middle of its training, its workers by rank, its job."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    run = command("train.py", "--nodes", str(nodes))
+    for rank in range(nodes):
+        run.wait_for_log(rank, "training")
+    children = psutil.Process(run.process.pid).children(recursive=True)
+    workers = [p for p in children if "manygrad.launcher.worker" in p.cmdline()]
+    assert len(workers) == nodes
+    return run, sorted(workers, key=lambda p: int(p.environ()["RANK"])), workers[0].environ()["MANYGRAD_JOB"]
+
+
+def test_a_worker_is_killed_in_the_middle_of_a_step(command: Callable[..., Any], tmp_path: Path) -> None:
+    shared = set(os.listdir("/dev/shm"))
+    run, workers, job = start_training(command, tmp_path, 3)
+    began = time.monotonic()
+    workers[1].kill()
+    run.wait()
+    assert time.monotonic() - began < 5
+    assert run.code == 128 + signal.SIGKILL
+    assert "rank 1 failed: killed by SIGKILL" in run.err and f"pid {workers[1].pid}" in run.err, run.err
+    assert "Consequences:" in run.err and any(e in run.err for e in ("PeerLost", "CollectiveAborted", "LaunchAborted")), run.err
+    for rank in (0, 2):
+        log = (run.run_dir / f"rank{rank}.log").read_text()
+        assert "PeerLost" in log or "Aborted" in log, log
+    assert left_behind(job) == [] and set(os.listdir("/dev/shm")) <= shared
+    assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in workers)
+
+
+def test_ctrl_c_in_the_middle_of_training(command: Callable[..., Any], tmp_path: Path) -> None:
+    run, workers, job = start_training(command, tmp_path, 2)
+    began = time.monotonic()
+    os.killpg(run.process.pid, signal.SIGINT)
+    run.wait()
+    assert time.monotonic() - began < 5 and run.code == 130
+    assert "interrupted by Ctrl-C" in run.err, run.err
+    assert left_behind(job) == [] and not any(p.is_running() for p in workers)
+
+
+def diverge(how: str) -> None:
+    """Twelve equal steps, ten of them replays; then rank 1 does something else."""
+    w = Tensor.ones(64).shard(world.devices).contiguous().realize()
+
+    @TinyJit
+    def step(x: Tensor) -> Tensor:
+        return (x * w).sum(0)  # the step
+
+    def batch() -> Tensor:
+        return Tensor(np.ones((8, 64), np.float32)).shard(world.devices, axis=0)
+
+    for _ in range(12):
+        assert step(batch()).numpy()[0] == 8
+    if world.rank == 1:
+        if how == "an exception":
+            raise ValueError("bad batch")  # the exception
+        if how == "another shape":
+            Tensor.ones(8, 5).shard(world.devices, axis=0).sum().item()  # the other shape
+        if how == "the end":
+            return
+        if how == "a replay while the other plans":
+            step(batch()).numpy()
+    elif how == "a replay while the other plans":
+        Tensor.ones(8, 5).shard(world.devices, axis=0).sum().item()  # the other shape
+    elif how == "another shape":
+        Tensor.ones(8, 7).shard(world.devices, axis=0).sum(0).numpy()  # rank 0's shape
+    else:
+        step(batch()).numpy()
+
+
+def lines(*marks: str) -> list[str]:
+    """`test_failures.py:NN` of the lines with these comments."""
+    text = Path(__file__).read_text().splitlines()
+    return [f"test_failures.py:{1 + next(i for i, line in enumerate(text) if line.endswith('# ' + m))}" for m in marks]
+
+
+@pytest.mark.parametrize(
+    "how, words, marks",
+    [
+        ("an exception", ["rank 1 failed: ValueError: bad batch"], ["the exception"]),
+        ("another shape", ["the ranks run different programs: plan 2 differs"], ["rank 0's shape", "the other shape"]),
+        ("the end", ["rank 0 is in collective 13, rank 1 came to its end after 12"], ["the step"]),
+        ("a replay while the other plans", ["rank 1 is in collective 13, rank 0 came to a plan after 12"], ["the step", "the other shape"]),
+    ],
+)
+def test_one_rank_does_something_else(ray: Any, how: str, words: list[str], marks: list[str], tmp_path: Path) -> None:
+    with pytest.raises(LaunchError) as caught:
+        launch(diverge, how, nodes=2, run_dir=str(tmp_path / "run"), timeout=40)
+    error = caught.value
+    assert error.details["duration_s"] < 15, error.details  # most of it is starting
+    assert error.exit_code == 1 and error.rank in (0, 1)
+    for w in [*words, *lines(*marks), "Consequences:"]:
+        assert w in error.report, (w, error.report)
+    assert not left_behind(error.details["job"])
