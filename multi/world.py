@@ -8,6 +8,7 @@ without `@` a name means this node's own device.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 
 class World:
@@ -51,6 +52,10 @@ class World:
     def rank_of(self, device: str) -> int:
         _, _, node = device.partition("@")
         return int(node) if node else self.rank
+
+    def __reduce__(self) -> Any:
+        """`manygrad.world` in a function sent to workers (`manygrad.launch`) is the worker's own there, not a copy of this one."""
+        return "world" if self is world else super().__reduce__()
 
     def __repr__(self) -> str:
         return f"World(rank={self.rank}, size={self.size}, devices={self.devices if self.size <= 4 else f'{len(self.devices)} devices'})"

@@ -180,9 +180,11 @@ def batch_kernels(flat: list[tuple[ExecItem, Vars]]) -> list[ExecItem]:
 
     def close() -> None:
         nonlocal run
-        if run:
-            out.append(GraphItem(run, vars) if len(run) > 1 and not VALIDATE_WITH_CPU else run[0])
-            run = []
+        if len(run) > 1 and not VALIDATE_WITH_CPU:
+            out.append(GraphItem(run, vars))
+        else:
+            out.extend(run)
+        run = []
 
     for item, v in flat:
         if isinstance(item, KernelItem) and (not run or (type(item.buffers[0].device) is type(run[0].buffers[0].device) and dict(v) == dict(vars))):
