@@ -19,7 +19,7 @@ from manygrad.multi.placement import REPLICATE, Partial, Placement, Replicate, S
 from manygrad.multi.rules import RULES, placements, settled
 from manygrad.multi.world import World, world
 from manygrad.tensor.source import line_of
-from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop import GroupOp, Ops, UOp
 
 Local = tuple[UOp, ...]  # one value a local device
 ELSEWHERE = UOp(Ops.MSTACK)  # stands for a value on another worker's device
@@ -161,6 +161,14 @@ class _Lowering:
             self.one[u] = u.replace(src=tuple(x for x in own if x is not ELSEWHERE) + tuple(self.sends))
         elif u.op is Ops.STORE and isinstance(u.src[0].device, tuple):
             want = settled(place[u.src[0]])
+            base = u.src[0]
+            while base.op in GroupOp.MOVEMENT or base.op is Ops.AFTER:
+                base = base.src[0]
+            if isinstance(place[base], Shard) and not isinstance(want, Shard):
+                raise ValueError(
+                    f"assignment into a part of dim {place[base].axis}, along which the tensor of shape {base.shape} is cut over {len(u.src[0].device)} devices "  # type: ignore[union-attr]
+                    f"({line_of(u)}); assign whole rows of it with t[...] = value, or bring it to one device first"
+                )
             targets = self.loc[u.src[0]]
             values = self.at(u.src[1], u.src[0].device, place[u.src[1]], want)
             self.loc[u] = tuple(marked(UOp(Ops.STORE, u.dtype, (t, v), u.arg), u) for t, v in zip(targets, values))

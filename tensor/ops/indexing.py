@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.engine import engine
 from manygrad.tensor.ops.elementwise import broadcast_shape
 from manygrad.tensor.source import mark
 from manygrad.tensor.uop import Ops, UOp
@@ -149,6 +150,8 @@ class IndexingMixin:
         view, tensors = self._basic(index)
         v = value if isinstance(value, Tensor) else Tensor(value, dtype=self.dtype, device=self.device if isinstance(self.device, str) else None)
         v = v.cast(self.dtype)
+        if isinstance(self.device, tuple) and isinstance(v.uop.device, str):
+            v = v.shard(self.device)
         if tensors:
             dims, indices, order = view._indexed_first(tensors)
             x = view.permute(*dims)
@@ -157,7 +160,13 @@ class IndexingMixin:
             new = x._new(mark(UOp(Ops.SCATTER, x.dtype, (x.uop, v.uop, *(i.uop for i in indices)), "set")))
             v = new.permute(_inverse(dims))
         v = _fitted(v, view.shape)
-        self._write(view.uop, v.uop)
+        axis_of = engine().sharding_axis
+        if axis_of(self.uop) is not None and axis_of(view.uop) is None:  # part of the cut dim: place by position in the whole
+            positions = self.arange(prod(self.shape)).reshape(self.shape)._basic(index)[0].flatten()
+            placed = UOp(Ops.SCATTER, self.dtype, (self.flatten().uop, v.flatten().uop, positions.uop), "set")
+            self._write(self.uop, self._new(mark(placed)).reshape(self.shape).uop)
+        else:
+            self._write(view.uop, v.uop)
 
     def gather(self: Tensor, dim: int, index: Tensor) -> Tensor:
         """out[i][j] = self[index[i][j]][j] for dim 0 (torch.gather)."""

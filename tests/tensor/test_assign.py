@@ -73,14 +73,12 @@ def test_lazy_readers_see_the_value_of_their_time(read_first: bool) -> None:
     assert t.tolist() == [121, 144, 169]
 
 
-@pytest.mark.parametrize("same", [lambda t: t + 0, lambda t: t * 1, lambda t: t.clone(), lambda t: t.contiguous().clone(), lambda t: t.detach(), lambda t: t.cast("int64"), lambda t: t[1:] * 1, lambda t: t.pad((1, 0))])
+@pytest.mark.parametrize("same", [lambda t: t + 0, lambda t: t * 1, lambda t: t.clone(), lambda t: t.contiguous().clone(), lambda t: t.detach(), lambda t: t[1:] * 1, lambda t: t.pad((1, 0))])
 def test_readers_that_simplify_to_the_tensor_itself(same) -> None:  # type: ignore[no-untyped-def]
     t = stored(1, 2, 3)
     before = same(t).tolist()
     t = stored(1, 2, 3)
     old = same(t)
-    if old is t:
-        pytest.skip("the tensor itself")
     t.assign(Tensor([7, 8, 9]))
     assert (t.tolist(), old.tolist()) == ([7, 8, 9], before)
     t.assign(t + 1)
