@@ -144,12 +144,13 @@ class Heuristic:
         strides = {u: self.stride(u.src[0], r) for u in self.under[main] if r in ranges_of(u)}
         if not any(s != 0 for s in strides.values()):
             return None
+        product = main.arg is Ops.ADD and main.src[0].op is Ops.MUL and len(self.under[main]) == 2
         cost = 1.0
         for u, s in strides.items():
             if s in (0, 1):
                 continue
             reuse = volume(ranges_of(main) - ranges_of(u))
-            if reuse < 2 or not self.stageable(u, main, r):
+            if reuse < 2 or not product or not self.stageable(u, main, r):
                 return None
             cost += (6 if any(self.stride(u.src[0], k) == 1 for k in main.src[1:]) else 48) / reuse
         scattered = any(self.stride(s.src[0], r) != 1 for s in self.sig.stores)
@@ -278,13 +279,13 @@ class Heuristic:
         return step is not None and step != 0 and step * load.dtype.itemsize % 1024 == 0
 
     def stageable(self, load: UOp, main: UOp, loop: UOp) -> bool:
-        """Fits a thread's scratch memory, depends on fixed sizes only, and is the one read of that argument."""
+        """Fits a thread's scratch memory, depends on fixed sizes only, and is the reduction's one read of that argument."""
         depends = ranges_of(load)
         if loop not in depends or any(r.src[0].op is not Ops.CONST for r in depends):
             return False
         elements = volume(depends & frozenset(main.src[1:])) * 4 * self.lanes
         slot = load.src[0].src[0].arg
-        return elements * 8 <= STAGE_BYTES and sum(u.src[0].src[0].arg == slot for u in self.loads) == 1
+        return elements * 8 <= STAGE_BYTES and sum(u.src[0].src[0].arg == slot for u in self.under[main]) == 1
 
     def tile_dot_product(self, main: UOp, budget: int) -> None:
         """Vectors along the reduction: the accumulators of several outputs side by side."""

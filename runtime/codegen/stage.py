@@ -62,7 +62,8 @@ class Stager(Evaluator):
         users = {s: u for u in self.sig.nodes for s in u.src if u.op is Ops.CAST and u.dtype.is_float and s.op is Ops.LOAD}
         order = self.plan.loops
         outside = frozenset(order[: order.index(loop) + 1])
-        for load in (u for u in self.sig.nodes if u.op is Ops.LOAD and u.src[0].src[0].arg == slot):
+        inside = {v: None for u in self.sig.reduces for v in u.src[0].toposort() if v.op is Ops.LOAD and v.src[0].src[0].arg == slot}
+        for load in inside:
             u = users.get(load, load)
             ranges = tuple(r for v in self.sig.reduces for r in v.src[1:] if r in ranges_of(u))
             ranges = tuple(dict.fromkeys(ranges))
