@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 SIZES = "256,1K,4K,16K,64K,256K,1M,4M,16M,64M,256M"
@@ -102,7 +103,7 @@ def ours(sizes: list[int], most: int) -> list[dict[str, Any]]:
             y = step(x)
         bare = program(count, 0xBA4E + plan)
         result: dict[str, Any] = {"calls": [type(i).__name__ for i in step.items]}
-        for name, run in (("step", lambda: step(x)), ("bare", bare)):  # noqa: B023
+        for name, run in (("step", partial(step, x)), ("bare", bare)):
             first = timed(run, align, 3)
             slowest = Tensor(np.full((n, 1), max(first), np.float32)).shard(devices, axis=0).max().item()  # the same repeats on all
             result[name] = timed(run, align, repeats_for(float(slowest), most))

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-from manygrad.multi.placement import REPLICATE, Partial, Placement, Replicate, Shard, even_bounds
+from manygrad.multi.placement import REPLICATE, Partial, Placement, Shard, even_bounds
 from manygrad.multi.rules import RULES, placements, settled
 from manygrad.multi.world import World, world
 from manygrad.tensor.source import line_of

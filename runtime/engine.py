@@ -18,7 +18,7 @@ from manygrad.schedule import create_linear_with_vars
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.source import line_of
 from manygrad.tensor.tensor import LIVE, PENDING, Tensor, default_device
-from manygrad.tensor.uop import BufferSpec, Ops, UOp, toposort
+from manygrad.tensor.uop import BufferSpec, GroupOp, Ops, UOp, toposort
 from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.shape import unviewed
 
@@ -91,7 +91,9 @@ class RealizeEngine:
         """A computed value that depends on something trained keeps its graph, so that backward() works after item() or numpy()."""
         trained = {t.uop for t in LIVE if t.requires_grad}
         for u, buffer in becomes.items():
-            if u.op is not Ops.AFTER and u not in trained and u.dtype.is_float and any(x in trained for x in u.toposort(lambda x: x.op is not Ops.DETACH)):
+            if u.op is Ops.AFTER:
+                buffer._cache.pop("history", None)  # written since
+            elif u not in trained and u.dtype.is_float and any(x in trained or "history" in x._cache for x in u.toposort(lambda x: x.op is not Ops.DETACH)):
                 buffer._cache["history"] = u
 
     def _replace(self, becomes: dict[UOp, UOp], own: dict[int, UOp]) -> None:
@@ -103,7 +105,9 @@ class RealizeEngine:
             return
         mapped = substitute(UOp(Ops.SINK, dtypes.void, tuple(t.uop for t in lazy)), becomes)
         for t, u in zip(lazy, mapped.src):
-            base = unviewed(t.uop)
+            base = t.uop
+            while base not in becomes and base.op in GroupOp.VIEW:
+                base = base.src[0]
             if id(t) in own:
                 t.uop = own[id(t)]
             elif base in becomes and base.op is not Ops.AFTER:

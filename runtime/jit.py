@@ -83,6 +83,8 @@ class TinyJit(Generic[T]):
     def __call__(self, *args: Any, **kwargs: Any) -> T:
         if not JIT:
             return self._run_plain(args, kwargs)
+        if capture and self.calls:
+            raise JitError("a TinyJit is called while another one is recording; call it outside, or leave the inner one out")
         tensors: list[tuple[str, Tensor]] = []
         variables: list[tuple[str, UOp]] = []
         constants: list[tuple[str, Any]] = []
@@ -116,8 +118,6 @@ class TinyJit(Generic[T]):
             tensors[0].realize(*tensors[1:])
 
     def _capture(self, args: Any, kwargs: Any, tensors: list[tuple[str, Tensor]], constants: list[tuple[str, Any]], var_vals: dict[str, int]) -> T:
-        if capture:
-            raise JitError("a TinyJit is called while another one is recording; call it outside, or leave the inner one out")
         recorded: list[tuple[list[ExecItem], Vars]] = []
 
         def record(items: list[ExecItem], vars: Vars) -> None:

@@ -139,7 +139,8 @@ def number_buffers(sink: UOp) -> tuple[UOp, list[UOp]]:
             buffers.append(u)
             continue
         src = tuple(done[s] for s in u.src)
-        done[u] = u if src == u.src else u.replace(src=src)
+        arg = None if u.op is Ops.CONTIGUOUS else u.arg  # a leaf's number matters to gradients only
+        done[u] = u if src == u.src and arg is u.arg else u.replace(src=src, arg=arg)
         if "line" in u._cache:
             done[u]._cache.setdefault("line", u._cache["line"])
     return done[sink], buffers

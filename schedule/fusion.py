@@ -99,7 +99,7 @@ def decide_stores(sink: UOp) -> set[UOp]:
             below = s0
             while below.op in _TRANSPARENT:
                 below = below.src[0]
-            if reduces[s0] or (leaves[s0] and numel(s0.shape) >= 256 and (cost[s0] > EXPENSIVE or (cost[s0] > 0 and u in feeds_reduce))):
+            if reduces[s0] or (leaves[s0] and numel(s0.shape) > 1 and (cost[s0] > EXPENSIVE or (cost[s0] > 0 and u in feeds_reduce))):
                 store_below(s0)
         elif u.op is Ops.PAD and reduces[s0]:
             store_below(s0)

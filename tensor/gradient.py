@@ -7,7 +7,7 @@ each node. Nodes that no target stands below are not visited.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import dtypes
@@ -61,14 +61,18 @@ def compute_gradients(root: UOp, start: UOp, targets: set[UOp]) -> dict[UOp, UOp
     return {t: grads[t].uop for t in targets if t in grads}
 
 
-def with_history(root: UOp, leaves: set[UOp]) -> UOp:
-    """`root` with computed values that still have their graph replaced by it, down to the leaves."""
-    done: dict[UOp, UOp] = {u: u for u in leaves}
+def with_history(root: UOp, leaves: Iterable[Tensor]) -> UOp:
+    """`root` with computed values that still have their graph replaced by it, down to the leaves (by number, where stored since)."""
+    done: dict[UOp, UOp] = {t.uop: t.uop for t in leaves}
+    numbered = {t._leaf: t.uop for t in leaves if t._leaf is not None}
     stack = [root]
     while stack:
         u = stack[-1]
         if u in done:
             stack.pop()
+            continue
+        if u.op is Ops.CONTIGUOUS and u.arg in numbered:
+            done[u] = numbered[u.arg]
             continue
         history = u._cache.get("history")
         below = (history,) if history is not None else u.src

@@ -6,6 +6,7 @@ is, and how it is realized, assigned, moved and differentiated.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -50,6 +51,7 @@ class TensorSet:
         return len(self._refs)
 
 
+_leaves = itertools.count(1)
 LIVE = TensorSet()
 PENDING = TensorSet()  # assigned, not yet realized
 
@@ -70,7 +72,8 @@ class Tensor(
 
     def __init__(self, data: Any, device: str | tuple[str, ...] | None = None, dtype: DType | str | None = None, requires_grad: bool | None = None):
         want = to_dtype(dtype) if dtype is not None else None
-        self.requires_grad = requires_grad
+        self._requires_grad: bool | None = None
+        self._leaf: int | None = None
         self.grad: Tensor | None = None
         target = _canonical(device) if device is not None else None
         single: str | tuple[str, ...] = target if isinstance(target, str) else default_device()
@@ -89,6 +92,7 @@ class Tensor(
             self.uop = self.uop.cast(want)
         if target is not None and self.device != target and self.uop.device is not None:
             self.uop = self.to(target).uop
+        self.requires_grad = requires_grad
         LIVE.add(self)
 
     # *** how operators make new tensors ***
@@ -96,7 +100,7 @@ class Tensor(
     def _new(self, uop: UOp) -> Tensor:
         """A tensor of `uop` that inherits where deviceless values live."""
         t = Tensor.__new__(Tensor)
-        t.uop, t.requires_grad, t.grad, t._device = uop, None, None, self._device
+        t.uop, t._requires_grad, t._leaf, t.grad, t._device = uop, None, None, None, self._device
         LIVE.add(t)
         return t
 
@@ -229,7 +233,7 @@ class Tensor(
         if not self._is_stored:  # the value simply becomes this tensor's
             if isinstance(self.device, str) and x.uop.device is None:
                 x._device = self._device
-            self.uop = x.uop
+            self._become(x.uop)
             return self
         if self.numel() > numel(unviewed(self.uop).shape):
             raise ValueError(f"assign: {self.shape} is an expanded view, whose elements share memory; assign to what was expanded, or to a clone()")
@@ -255,7 +259,8 @@ class Tensor(
         """Become `other` (same shape and dtype), without touching storage."""
         if (other.shape, other.dtype) != (self.shape, self.dtype):
             raise ValueError(f"replace: {other.shape} {other.dtype.name} is not {self.shape} {self.dtype.name}")
-        self.uop, self._device = other.uop, other._device
+        self._device = other._device
+        self._become(other.uop)
         return self
 
     def detach(self) -> Tensor:
@@ -315,15 +320,36 @@ class Tensor(
         return self._new(mark(UOp(Ops.SHARD, self.dtype, (self.uop,), (names, axis))))
 
     def shard_(self, devices: Sequence[str], axis: int | None = None) -> Tensor:
-        self.uop = self.shard(devices, axis).uop
+        self._become(self.shard(devices, axis).uop)
         return self
 
     def to_(self, device: str | tuple[str, ...]) -> Tensor:
         t = self.to(device)
-        self.uop, self._device = t.uop, t._device
+        self._device = t._device
+        self._become(t.uop)
         return self
 
     # *** gradients ***
+
+    @property
+    def requires_grad(self) -> bool | None:
+        return self._requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, flag: bool | None) -> None:
+        changed = bool(flag) and not self._requires_grad
+        self._requires_grad = flag
+        if changed:
+            self._become(self.uop)
+
+    def _become(self, uop: UOp) -> None:
+        """Takes `uop` as the value. Of a tensor that requires a gradient and is not stored, a node of its own is made, numbered
+        `_leaf`: equal values are one node, but two parameters that start equal have two gradients.
+        """
+        if self._requires_grad and unviewed(uop).op not in (Ops.BUFFER, Ops.AFTER):
+            self._leaf = next(_leaves)
+            uop = UOp(Ops.CONTIGUOUS, uop.dtype, (uop,), self._leaf)
+        self.uop = uop
 
     def backward(self, gradient: Tensor | None = None) -> Tensor:
         """Sets `.grad` (lazily, added to what is there) of every live tensor with `requires_grad` that this one depends on."""
@@ -335,7 +361,7 @@ class Tensor(
             if not self.dtype.is_float:
                 raise TypeError(f"backward() needs a float tensor, this one is {self.dtype.name}")
         trained = [t for t in LIVE if t.requires_grad]
-        root = with_history(self.uop, {t.uop for t in trained})
+        root = with_history(self.uop, trained)
         below = set(root.toposort())
         leaves = [t for t in trained if t.uop in below]
         if not leaves:
@@ -358,7 +384,7 @@ class Tensor(
         start = gradient.uop if gradient is not None else UOp.const(self.dtype, 1.0)
         if start.shape != self.shape:
             start = self._new(start).expand(self.shape).uop
-        grads = compute_gradients(with_history(self.uop, {t.uop for t in targets}), start, {t.uop for t in targets})
+        grads = compute_gradients(with_history(self.uop, targets), start, {t.uop for t in targets})
         return [t._new(grads[t.uop]) if t.uop in grads else t.zeros_like() for t in targets]
 
     def requires_grad_(self, flag: bool = True) -> Tensor:

@@ -3,10 +3,11 @@
 A tile binds every range `r` to `origin(r) + position(r) + lane` (the lane for one range only), where `origin(r)` is a
 multiple of the tile's extent along `r`. An expression is *affine* there when it is
 
-    sum(coefficient * atom) + constant + stride * lane
+    sum(coefficient * atom) + constant + stride * lane  (or table[lane] in place of the last)
 
 with atoms that do not change with the lane. A quotient or remainder stays affine when no carry can happen inside the
-tile: the atoms' sum is a multiple of g, g divides the divisor, and what is added stays within [0, g).
+tile: the atoms' sum is a multiple of g, g divides the divisor, and what is added stays within [0, g). Where g is the
+divisor itself, the carries are known for every lane: then the lanes' offsets are a table.
 """
 
 from __future__ import annotations
@@ -34,16 +35,38 @@ class Affine(NamedTuple):
     terms: tuple[tuple[Atom, int], ...]
     constant: int
     stride: int
+    table: tuple[int, ...] = ()  # offset of every lane, where they are not multiples of a stride (which is then 0)
+
+    @property
+    def uniform(self) -> bool:
+        return not self.stride and not self.table
+
+    def offsets(self, lanes: int) -> tuple[int, ...]:
+        """What each lane adds to the value of the atoms and the constant."""
+        return self.table or tuple(self.stride * i for i in range(lanes))
+
+
+def _with_offsets(terms: tuple[tuple[Atom, int], ...], constant: int, offsets: tuple[int, ...]) -> Affine:
+    first = offsets[0]
+    step = offsets[1] - first if len(offsets) > 1 else 0
+    if all(o == first + step * i for i, o in enumerate(offsets)):
+        return Affine(terms, constant + first, step)
+    return Affine(terms, constant, 0, offsets)
 
 
 def _merge(a: Affine, b: Affine, scale: int = 1) -> Affine:
     """a + scale * b"""
-    if not b.terms:
-        return Affine(a.terms, a.constant + scale * b.constant, a.stride + scale * b.stride)
-    terms = dict(a.terms)
-    for atom, c in b.terms:
-        terms[atom] = terms.get(atom, 0) + scale * c
-    return Affine(tuple(t for t in terms.items() if t[1]), a.constant + scale * b.constant, a.stride + scale * b.stride)
+    terms = a.terms
+    if b.terms:
+        sums = dict(a.terms)
+        for atom, c in b.terms:
+            sums[atom] = sums.get(atom, 0) + scale * c
+        terms = tuple(t for t in sums.items() if t[1])
+    constant = a.constant + scale * b.constant
+    if not a.table and not b.table:
+        return Affine(terms, constant, a.stride + scale * b.stride)
+    lanes = len(a.table or b.table)
+    return _with_offsets(terms, constant, tuple(x + scale * y for x, y in zip(a.offsets(lanes), b.offsets(lanes))))
 
 
 def index_sum(terms: tuple[tuple[UOp, int], ...], constant: int) -> UOp:
@@ -62,7 +85,8 @@ class TileAnalysis:
 
     def __init__(self, aligned: Mapping[UOp, int], lane: UOp | None, lanes: int) -> None:
         self.aligned, self.lane, self.lanes = aligned, lane, lanes
-        self.tiled = frozenset(aligned) | ({lane} if lane is not None else frozenset())
+        tiled = frozenset(aligned) | ({lane} if lane is not None else frozenset())
+        self.tiled = sorted(tiled, key=lambda r: r.arg)  # one order in all analyses of a kernel: positions are keys
         self.step: dict[UOp, int] = {}  # remainder made here -> what its value is a multiple of
         self.normal: set[UOp] = set()  # quotients and remainders made here: they stand for their value at the origin
         self._affine: dict[Atom, Affine | None] = {}
@@ -116,44 +140,45 @@ class TileAnalysis:
                 return _merge(a, b, -1)
             case Ops.NEG:
                 return _merge(Affine((), 0, 0), a, -1)
-            case Ops.MUL if not b.terms and not b.stride:
+            case Ops.MUL if not b.terms and b.uniform:
                 return _merge(Affine((), 0, 0), a, b.constant)
-            case Ops.MUL if not a.terms and not a.stride:
+            case Ops.MUL if not a.terms and a.uniform:
                 return _merge(Affine((), 0, 0), b, a.constant)
-            case Ops.IDIV | Ops.MOD if not b.terms and not b.stride and b.constant > 0:
+            case Ops.IDIV | Ops.MOD if not b.terms and b.uniform and b.constant > 0:
                 if u.dtype is dtypes.index or bounds(u.src[0])[0] >= 0:  # C's division is floor's only from 0 on
                     return self._divide(u.op, a, b.constant)
         return None
 
     def _divide(self, op: Ops, a: Affine, d: int) -> Affine | None:
-        """floor(a / d) or a mod d, where the lanes do not carry."""
+        """floor(a / d) or a mod d, where the lanes' carries are known."""
         whole = tuple((x, c // d) for x, c in a.terms if c % d == 0)
         rest = tuple((x, c) for x, c in a.terms if c % d)
         g = math.gcd(self.alignment(rest), d)
-        base = a.constant // g * g  # a = d * whole + (rest + base) + extra + stride * lane
-        extra = a.constant - base
-        last = extra + a.stride * (self.lanes - 1)
-        quotient_stride = 0
-        if a.stride and not (0 <= last < g):
-            if a.stride % d:
-                return None
-            quotient_stride = a.stride // d
-        if rest:
+        base = a.constant // g * g  # a = d * whole + (rest + base) + added, with rest + base a multiple of g
+        added = tuple(a.constant - base + o for o in a.offsets(self.lanes))
+        if min(added) >= 0 and max(added) < g:
+            quotients, remainders = (0,) * self.lanes, added
+        elif g == d:
+            quotients, remainders = tuple(o // d for o in added), tuple(o % d for o in added)
+        elif not a.table and a.stride % d == 0 and 0 <= added[0] < g:
+            quotients, remainders = tuple(o // d for o in added), (added[0],) * self.lanes
+        else:
+            return None
+        whole_base, base = divmod(base, d)
+        terms: tuple[tuple[Atom, int], ...] = ()
+        if rest and (op is Ops.IDIV or g != d):
             if any(x.position for x, _ in rest):
                 return None
-            whole_base, base = divmod(base, d)
             inner = index_sum(tuple((x.expr, c) for x, c in rest), base)
             node = inner.alu(op, UOp.const(dtypes.index, d))
             if op is Ops.MOD:
                 self.step[node] = g
             self.normal.add(node)
-            atom = Atom(node, ())
-            if op is Ops.IDIV:
-                return _merge(Affine(whole, whole_base, quotient_stride), Affine(((atom, 1),), 0, 0))
-            return Affine(((atom, 1),), extra, 0 if quotient_stride else a.stride)
+            terms = ((Atom(node, ()), 1),)
+            base = 0
         if op is Ops.IDIV:
-            return Affine(whole, base // d, quotient_stride)
-        return Affine((), base % d + extra, 0 if quotient_stride else a.stride)
+            return _merge(_with_offsets(whole, whole_base, quotients), Affine(terms, 0, 0))
+        return _with_offsets(terms, base % d if not terms else 0, remainders)
 
     def uniform(self, u: UOp, position: Position) -> bool:
         """Whether all lanes see the same value."""
@@ -171,7 +196,7 @@ class TileAnalysis:
             a, b = self.affine(u.src[0], position), self.affine(u.src[-1], position)
             found = self._combine(u, a, b) if a is not None and b is not None else None
             if found is not None:
-                return found.stride == 0
+                return found.uniform
         if u.op in GroupOp.COMPARE and u.src[0].dtype is dtypes.index:
             return self.compare(u, position) is not None
         if u.op in (Ops.LOAD, Ops.INDEX) or u.op in GroupOp.ELEMENTWISE:
@@ -185,18 +210,17 @@ class TileAnalysis:
             return None
         d = _merge(a, b, -1)
         g = self.alignment(d.terms)
-        ends = sorted((d.constant, d.constant + d.stride * (self.lanes - 1)))
+        offsets = tuple(d.constant + o for o in d.offsets(self.lanes))
+        least, most = min(offsets), max(offsets)
         if not d.terms:  # decided now, if all lanes agree
             if u.op is Ops.CMPLT:
-                return ends[1] < 0 if (ends[1] < 0) == (ends[0] < 0) else None
-            if d.stride == 0:
-                return (d.constant == 0) == (u.op is Ops.CMPEQ)
-            hit = d.constant % d.stride == 0 and 0 <= -d.constant // d.stride < self.lanes
-            return None if hit else u.op is Ops.CMPNE
-        base = ends[0] // g * g
+                return most < 0 if (most < 0) == (least < 0) else None
+            zeros = {o == 0 for o in offsets}
+            return zeros.pop() == (u.op is Ops.CMPEQ) if len(zeros) == 1 else None
+        base = least // g * g
         if u.op is Ops.CMPLT:
-            return Affine(d.terms, base, 0) if ends[1] < base + g else None
-        if d.stride == 0:
+            return Affine(d.terms, base, 0) if most < base + g else None
+        if d.uniform:
             return d if d.constant % g == 0 else u.op is Ops.CMPNE
         return None
 

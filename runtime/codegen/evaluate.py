@@ -33,6 +33,7 @@ class Evaluator(Emitter):
         self._analyses: dict[UOp | None, TileAnalysis] = {}
         slots = {slot for _, slot in plan.staged}  # packing tiles reduce ranges, too
         self.also_tiled = {r for u in self.sig.nodes if u.op is Ops.LOAD and u.src[0].src[0].arg in slots for r in ranges_of(u)}
+        self.square: UOp | None = None  # the reduce range that packing tiles by the number of lanes
         self.use_lane(plan.lane, plan.lanes)
 
     # *** which lane, which masks ***
@@ -169,12 +170,15 @@ class Evaluator(Emitter):
 
     def affine_value(self, a: Affine) -> Inst:
         total = self.add(self.base(a), self.const(a.constant))
-        if not a.stride or self.lanes == 1:
+        if a.uniform or self.lanes == 1:
             return total
-        ramp = self.iota()
-        if a.stride != 1:
-            ramp = self.alu(Ops.MUL, INDEX, ramp, self.const(a.stride))
-        return self.alu(Ops.ADD, INDEX, self.splat(total, self.lanes), ramp)
+        return self.alu(Ops.ADD, INDEX, self.splat(total, self.lanes), self.ramp(a))
+
+    def ramp(self, a: Affine) -> Inst:
+        """What each lane adds."""
+        if a.table or a.stride != 1:
+            return self.emit(Low.TABLE, INDEX, (), a.offsets(self.lanes), self.lanes)
+        return self.iota()
 
     def compare(self, u: UOp, position: Position) -> Inst | None:
         """A comparison of indices: scalar where the lanes agree, else a constant ramp against a broadcast bound."""
@@ -189,8 +193,8 @@ class Evaluator(Emitter):
             return None
         left, right = self.base(a), self.base(b)
         bound = self.add(self.emit(Ops.SUB, INDEX, (right, left)), self.const(b.constant - a.constant))
-        ramp = self.alu(Ops.MUL, INDEX, self.iota(), self.const(a.stride - b.stride))
-        return self.alu(u.op, dtypes.bool, ramp, bound)
+        offsets = tuple(x - y for x, y in zip(a.offsets(self.lanes), b.offsets(self.lanes)))
+        return self.alu(u.op, dtypes.bool, self.emit(Low.TABLE, INDEX, (), offsets, self.lanes), bound)
 
     def staged(self, u: UOp, position: Position) -> Inst | None:
         """The value from local memory, where it was packed there."""
@@ -219,7 +223,7 @@ class Evaluator(Emitter):
             return self.const(0, u.dtype)
         a = self.analysis.affine(index.src[1], position)
         pointer = self.pointer(index.src[0])
-        if a is not None and (a.stride == 0 or self.lanes == 1):
+        if a is not None and (a.uniform or self.lanes == 1):
             found = self.scalar_load(u.dtype, pointer, a, valid)
             if valid is not None and valid.lanes > 1:
                 return self.alu(Ops.WHERE, u.dtype, valid, found, self.const(0, u.dtype))
@@ -230,15 +234,8 @@ class Evaluator(Emitter):
             return self.emit(
                 Low.LOAD, u.dtype, (pointer, self.base(a), *(() if guard is None else (guard,))), a.constant, self.lanes
             )
-        if a is not None and a.stride == -1 and mask is None and (valid is None or valid.lanes == 1):
-            src = (pointer, self.base(a), *(() if valid is None else (valid,)))
-            return self.emit(
-                Low.REVERSE,
-                u.dtype,
-                (self.emit(Low.LOAD, u.dtype, src, a.constant - self.lanes + 1, self.lanes),),
-                None,
-                self.lanes,
-            )
+        if a is not None and (found := self.window_load(u, pointer, a, valid, mask)) is not None:
+            return found
         if a is not None and valid is None and mask is None and (found := self.transposed_load(u, pointer, a, position)) is not None:
             return found
         offset = self.splat(self.value(index.src[1], position), self.lanes)
@@ -246,24 +243,45 @@ class Evaluator(Emitter):
         guards = () if guard is None else (self.splat(guard, self.lanes),)
         return self.emit(Low.LOAD, u.dtype, (pointer, offset, *guards), 0, self.lanes)
 
+    def window_load(self, u: UOp, pointer: Inst, a: Affine, valid: Inst | None, mask: Inst | None) -> Inst | None:
+        """Lanes that read within two vectors' reach of each other: those vectors are loaded and shuffled."""
+        n = self.lanes
+        if (mask is not None and mask.op is not Low.FIRST) or (valid is not None and valid.lanes > 1):
+            return None
+        active = a.offsets(n)[: mask.arg if mask is not None else n]
+        least, span = min(active), max(active) - min(active) + 1
+        if span > 2 * n:
+            return None
+        base = self.base(a)
+        parts = []
+        for start in range(0, span, n):
+            some = None if span - start >= n else self.emit(Low.FIRST, dtypes.bool, (), span - start, n)
+            guard = self.conjunction(valid, some)
+            src = (pointer, base, *(() if guard is None else (guard,)))
+            parts.append(self.emit(Low.LOAD, u.dtype, src, a.constant + least + start, n))
+        order = tuple(o - least for o in active) + (0,) * (n - len(active))
+        return self.emit(Low.SHUFFLE, u.dtype, (parts[0], parts[-1]), order, n)
+
     def transposed_load(self, u: UOp, pointer: Inst, a: Affine, position: Position) -> Inst | None:
         """A strided load where another range of the tile runs contiguously: a square is loaded along that and transposed.
 
         All the square's vectors are remembered; this is the one at `position`.
         """
         n = self.lanes
-        square = [r for r in self.tile if r is not self.lane and self.tile[r] % n == 0 and (Atom(r, ()), 1) in a.terms]
-        if not square or n & (n - 1):
+        square = [r for r in self.tile if r is not self.lane and (self.tile[r] % n == 0 or r is self.square) and (Atom(r, ()), 1) in a.terms]
+        if not square or n & (n - 1) or a.table:
             return None
         along = square[0]
         at = position.get(along, 0)
         first = at - at % n
+        count = min(n, self.tile[along] - first)
         constant = a.constant - (at - first)
-        if any((form := self.analysis.affine(u.src[0].src[1], {**position, along: first + j})) is None or form != a._replace(constant=constant + j) for j in range(n)):
+        if any((form := self.analysis.affine(u.src[0].src[1], {**position, along: first + j})) is None or form != a._replace(constant=constant + j) for j in range(count)):
             return None
         base = self.base(a)
-        rows = [self.emit(Low.LOAD, u.dtype, (pointer, base), constant + a.stride * lane, n) for lane in range(n)]
-        for j, column in enumerate(self.transpose(rows)):
+        guard = () if count == n else (self.emit(Low.FIRST, dtypes.bool, (), count, n),)
+        rows = [self.emit(Low.LOAD, u.dtype, (pointer, base, *guard), constant + a.stride * lane, n) for lane in range(n)]
+        for j, column in enumerate(self.transpose(rows)[:count]):
             self.remember(u, {**position, along: first + j}, column)
         return self.find(u, position)
 

@@ -59,12 +59,14 @@ class Heuristic:
         return max(floats, default=0) or max([d.itemsize for d in seen if not d.is_float] + stored, default=4)
 
     def stride(self, index: UOp, r: UOp) -> int | None:
-        """How the offset of `index` changes along `r` within a vector; None: irregularly."""
+        """How the offset of `index` changes along `r` within a vector; None: irregularly, 2 also for a known pattern."""
         analysis = self._analyses.get(r)
         if analysis is None:
             analysis = self._analyses[r] = TileAnalysis({r: self.lanes}, r, self.lanes)
         a = analysis.affine(index.src[1], {})
-        return a.stride if a is not None else None
+        if a is None:
+            return None
+        return 2 if a.table else a.stride
 
     def contiguous(self, loads: list[UOp], r: UOp) -> bool:
         """All `loads` are contiguous along `r` or independent of it, and some are contiguous."""
@@ -144,7 +146,7 @@ class Heuristic:
         strides = {u: self.stride(u.src[0], r) for u in self.under[main] if r in ranges_of(u)}
         if not any(s != 0 for s in strides.values()):
             return None
-        product = main.arg is Ops.ADD and main.src[0].op is Ops.MUL and len(self.under[main]) == 2
+        product = main.arg is Ops.ADD and main.src[0].op is Ops.MUL and len(self.under[main]) >= 2
         cost = 1.0
         for u, s in strides.items():
             if s in (0, 1):
@@ -172,7 +174,7 @@ class Heuristic:
             vectors = trips / size_max(r) * -(-size_max(r) // self.lanes)
             stride = self.stride(index, r) if index is not None else 1
             total += vectors * (
-                1.0 if stride == 1 else 1.5 if stride == 0 else 3.0 if stride == -1 else 0.8 * self.lanes
+                1.0 if stride == 1 else 1.5 if stride == 0 else 3.0 if stride in (-1, 2) else 0.8 * self.lanes
             )
         return total
 
@@ -237,7 +239,7 @@ class Heuristic:
         multiple of 1 KiB apart (they would share few cache sets), or that is stored in a half type, is packed.
         """
         must = [u for u in self.under[main] if self.stride(u.src[0], lane) not in (0, 1)]
-        if must and all(self.stageable(u, main, lane) for u in must):
+        if must and self.product_cost(main, lane) is not None:
             outer = [r for r in self.order if r is not lane and any(r in ranges_of(u) for u in must)]
             self.reorder([*outer, lane, *(r for r in self.order if r is not lane and r not in outer)])
             self.opts += [Opt("stage", lane.arg[0], u.src[0].src[0].arg) for u in must]

@@ -34,8 +34,8 @@ class Low(Enum):
     STORE = auto()  # src (pointer, offset, value[, condition or mask]); arg as LOAD
     SPLAT = auto()  # src (scalar,)
     IOTA = auto()  # 0, 1, ..., lanes-1
+    TABLE = auto()  # arg: the value of every lane
     FIRST = auto()  # arg n: mask of the first n lanes
-    REVERSE = auto()  # lanes in reverse order
     SHUFFLE = auto()  # src (a, b) vectors; arg which elements of a and b together, in order
     HALVES = auto()  # src (vector,); arg 0 or 1: its lower or upper half
     EXTRACT = auto()  # src (vector,); arg lane

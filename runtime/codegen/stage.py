@@ -40,7 +40,6 @@ class Stager(Evaluator):
         self.stages: dict[UOp, Stage] = {}
         self.changed: dict[UOp, Inst] = {}  # loop inside a joint parallel loop -> whether it has just moved on
         self.packing = False
-        self.square: UOp | None = None  # the range that packing tiles by the number of lanes
         for r, slot in plan.staged:
             self.plan_stage(r, slot)
 

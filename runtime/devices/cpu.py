@@ -73,6 +73,7 @@ class CPUKernel(Kernel):
         self.names = tuple(v.arg[0] for v in signature(ast).variables)
         self.bounds = tuple((v.arg[1], v.arg[2]) for v in signature(ast).variables)
         self.counts = plan.counts
+        self.staged = max((plan.loops.index(r) + 1 for r, _ in plan.staged), default=0)  # loops up to the last that packs
         self.fixed = self.pieces({}) if all(n.op is Ops.CONST for n, _ in self.counts) else None
 
     @property
@@ -86,13 +87,17 @@ class CPUKernel(Kernel):
 
     def pieces(self, variables: dict[str, int]) -> tuple[int, int]:
         """(total, grain) of the parallel loop."""
-        total = math.prod(-(-evaluate_int(n, variables) // step) for n, step in self.counts)
+        counts = [-(-evaluate_int(n, variables) // step) for n, step in self.counts]
+        total = math.prod(counts)
         work = self.flops + self.nbytes
         if work <= SERIAL_WORK or total <= 1:
             return max(1, total), max(1, total)
         smallest = -(-PIECE_WORK * total // work)
-        pieces = 16 if any(o.kind == "stage" for o in self.opts) else 64
-        return total, max(1, smallest, -(-total // max(pieces, 4 * wanted_threads())))
+        wanted = 4 * wanted_threads()
+        if self.staged:  # what is packed serves a run of indices: as few cuts within one as keep the threads busy
+            run = math.prod(counts[self.staged :])
+            return total, max(1, smallest, -(-run // max(1, -(-wanted * run // total))))
+        return total, max(1, smallest, -(-total // max(64, wanted)))
 
     def arguments(self, handles: Sequence[Memory], vars: tuple[int, ...]) -> tuple[Any, Any, int, int]:
         """(buffers, variables, total, grain), the first two as C arrays."""

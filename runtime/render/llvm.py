@@ -130,15 +130,14 @@ class Printer:
                 return splat(literal(x.arg, x.dtype), scalar_type(x.dtype), x.lanes)
             case Low.IOTA:
                 return "<" + ", ".join(f"i64 {i}" for i in range(x.lanes)) + ">"
+            case Low.TABLE:
+                return "<" + ", ".join(f"i64 {i}" for i in x.arg) + ">"
             case Low.FIRST:
                 return "<" + ", ".join(f"i1 {'true' if i < x.arg else 'false'}" for i in range(x.lanes)) + ">"
             case Low.SPLAT:
                 e = scalar_type(x.dtype)
                 one = self.let(f"insertelement {t} poison, {e} {src[0]}, i64 0")
                 return self.let(f"shufflevector {t} {one}, {t} poison, <{x.lanes} x i32> zeroinitializer")
-            case Low.REVERSE:
-                order = ", ".join(f"i32 {i}" for i in reversed(range(x.lanes)))
-                return self.let(f"shufflevector {t} {src[0]}, {t} poison, <{x.lanes} x i32> <{order}>")
             case Low.SHUFFLE:
                 order = ", ".join(f"i32 {i}" for i in x.arg)
                 return self.let(f"shufflevector {self.typed(x.src[0])}, {self.typed(x.src[1])}, <{x.lanes} x i32> <{order}>")

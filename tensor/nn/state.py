@@ -6,6 +6,7 @@ import json
 import os
 import struct
 import tempfile
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -48,25 +49,28 @@ def get_parameters(obj: Any) -> list[Tensor]:
 
 def load_state_dict(model: Any, state: dict[str, Tensor], strict: bool = True) -> None:
     """Copies `state` into the model's tensors of the same names. KeyError lists what is missing or left over (strict), ValueError
-    names a tensor whose shape differs."""
+    names the tensors whose shapes differ; then nothing is loaded."""
     own = get_state_dict(model)
     missing, extra = sorted(set(own) - set(state)), sorted(set(state) - set(own))
     if strict and (missing or extra):
         raise KeyError(f"load_state_dict: missing {missing or 'nothing'}, unexpected {extra or 'nothing'}; strict=False loads what fits")
-    for name, t in own.items():
-        if name in state:
-            new = state[name]
-            if new.shape != t.shape:
-                raise ValueError(f"load_state_dict: {name} has shape {new.shape} in the file, {t.shape} in the model")
-            if new.device != t.device:
-                if isinstance(new.device, str) and new.device.startswith("DISK"):
-                    new = new.to(default_device())
-                new = new.shard(t.device, engine().sharding_axis(t.uop)) if isinstance(t.device, tuple) else new.to(t.device)
-            new = new.cast(t.dtype)
-            if t.is_realized:
-                t.assign(new).realize()
-            else:
-                t.replace(new.contiguous()).realize()
+    pairs = {name: (t, state[name]) for name, t in own.items() if name in state}
+    wrong = [f"{name} has shape {new.shape} in the file, {t.shape} in the model" for name, (t, new) in pairs.items() if new.shape != t.shape]
+    if wrong:
+        raise ValueError(f"load_state_dict: {'; '.join(wrong)}")
+    for t, new in pairs.values():
+        if new.device != t.device:
+            if isinstance(new.device, str) and new.device.startswith("DISK"):
+                new = new.to(default_device())
+            new = new.shard(t.device, engine().sharding_axis(t.uop)) if isinstance(t.device, tuple) else new.to(t.device)
+        new = new.detach().cast(t.dtype)
+        if t.is_realized:
+            t.assign(new)
+        else:
+            t.replace(new.clone())
+    loaded = [t for t, _ in pairs.values()]
+    if loaded:
+        loaded[0].realize(*loaded[1:])
 
 
 def safe_save(tensors: dict[str, Tensor], path: str | os.PathLike[str], metadata: dict[str, str] | None = None) -> None:
@@ -115,8 +119,8 @@ def safe_load(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path}: the safetensors header is malformed ({type(error).__name__}: {error})") from None
     for name, (dtype, shape, begin, end) in entries.items():
-        want = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        if not 0 <= begin <= end or end - begin != want:
+        want = prod(shape) * dtype.itemsize
+        if any(d < 0 for d in shape) or not 0 <= begin <= end or end - begin != want:
             raise ValueError(f"{path}: tensor {name!r} of shape {shape} {dtype.name} needs {want} bytes, its offsets say {begin}..{end}")
         if 8 + n + end > size:
             raise ValueError(f"{path} is truncated: tensor {name!r} ends at byte {8 + n + end}, the file has {size}; nothing was loaded")

@@ -55,7 +55,7 @@ class Ops(Enum):
     GATHER = auto()  # (x, i0, ..., ik-1): out[s..., r...] = x[i0[s], ..., ik-1[s], r...], 0 where an index is outside
     SCATTER = auto()  # (base, value, i0, ..., ik-1), arg "add"/"set": base with value[s..., r...] added/set at [i..., r...]
     CAT = auto()  # src joined along arg
-    CONTIGUOUS = auto()  # stored as it is
+    CONTIGUOUS = auto()  # stored as it is; arg None, or the number of the leaf tensor that it is
     DETACH = auto()  # the same value, no gradient
     COPY = auto()  # the value on device(s) arg
     SHARD = auto()  # the value cut along arg[1] (None: replicated) over devices arg[0]

@@ -18,7 +18,7 @@ SUM = "from manygrad import Tensor\nprint((Tensor.arange(1000).float() * 3 + 1).
 
 
 def test_unknown_device(command: Callable[..., Any], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="TPU.*CPU"):
+    with pytest.raises(ValueError, match=r"TPU.*CPU"):
         Tensor.ones(3, device="TPU:0").realize()
     (tmp_path / "sum.py").write_text(SUM)
     run = command("sum.py", DEVICE="TPU").wait()
@@ -67,7 +67,7 @@ def test_truncated_safetensors(tmp_path: Path) -> None:
     data = path.read_bytes()
     for size in (0, 5, 40, len(data) - 1):
         path.write_bytes(data[:size])
-        with pytest.raises(ValueError, match="truncated|not a whole|malformed"):
+        with pytest.raises(ValueError, match=r"truncated|not a whole|malformed"):
             safe_load(path)
         assert os.path.getsize(path) == size
     path.write_bytes(data)

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from manygrad import Tensor, TinyJit, launch, nn, world
+from manygrad import Tensor, TinyJit, launch, world
 from manygrad.launcher.errors import LaunchError
 from manygrad.launcher.janitor import marked_processes
 

@@ -16,7 +16,20 @@ from manygrad.runtime.render.llvm import render
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
-from manygrad.tests.runtime.codegen.kernels import add, elementwise, f32, gemm, load, loop, mul, red, reduce, run, sink, store
+from manygrad.tests.runtime.codegen.kernels import (
+    add,
+    elementwise,
+    f32,
+    gemm,
+    load,
+    loop,
+    mul,
+    red,
+    reduce,
+    run,
+    sink,
+    store,
+)
 
 AVX2 = Target("x86_64-unknown-linux-gnu", "haswell", "", Machine(32, 16))
 SSE = Target("x86_64-unknown-linux-gnu", "x86-64-v2", "", Machine(16, 16))

@@ -1,0 +1,257 @@
+"""Every kind of op on sharded values, against the same program on one device; even, uneven and empty shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from manygrad import Tensor, nn, world
+from manygrad.multi.placement import REPLICATE, Partial, Shard, even_bounds
+from manygrad.multi.rules import placements
+from manygrad.multi.world import World
+from manygrad.schedule import create_linear_with_vars
+from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.nn.optim import SGD, AdamW
+from manygrad.tensor.nn.state import get_parameters
+from manygrad.tensor.uop import Ops, UOp
+
+RANDOM = np.random.RandomState(3)
+A = RANDOM.randn(6, 5, 4).astype(np.float32)
+B = RANDOM.randn(6, 5, 4).astype(np.float32)
+W = RANDOM.randn(4, 3).astype(np.float32)
+INDEX = RANDOM.randint(0, 6, (7, 2))
+
+
+def devices(n: int) -> tuple[str, ...]:
+    return tuple(f"CPU:{i}" for i in range(n))
+
+
+Case = tuple[str, Callable[..., Tensor], tuple[np.ndarray, ...]]
+CASES: list[Case] = [
+    ("elementwise", lambda a, b: (a * b + a).exp() / (b.abs() + 1), (A, B)),
+    ("where", lambda a, b: (a > b).where(a, b * 2), (A, B)),
+    ("broadcast", lambda a, b: a + b.sum((0, 1)), (A, B)),
+    ("sum all", lambda a: a.sum(), (A,)),
+    ("sum 0", lambda a: a.sum(0), (A,)),
+    ("sum 1", lambda a: a.sum(1, keepdim=True), (A,)),
+    ("mean of squares", lambda a: a.square().mean((0, 2)), (A,)),
+    ("max", lambda a: a.max(0), (A,)),
+    ("min", lambda a: a.min((0, 1)), (A,)),
+    ("prod", lambda a: a.prod(0), (A,)),
+    ("var", lambda a: a.var(0), (A,)),
+    ("softmax 0", lambda a: a.softmax(0), (A,)),
+    ("softmax 2", lambda a: a.softmax(2), (A,)),
+    ("permute", lambda a: a.permute(2, 0, 1) * 2, (A,)),
+    ("reshape merge", lambda a: a.reshape(30, 4) + 1, (A,)),
+    ("reshape split", lambda a: a.reshape(2, 3, 5, 4) + 1, (A,)),
+    ("reshape odd", lambda a: a.reshape(3, 40) + 1, (A,)),
+    ("flip", lambda a: a.flip(0, 2), (A,)),
+    ("pad", lambda a: a.pad(((1, 2), (0, 0), (0, 1))), (A,)),
+    ("slice", lambda a: a[1:5, ::2, -1], (A,)),
+    ("cat 0", lambda a, b: a.cat(b, dim=0), (A, B)),
+    ("cat 2", lambda a, b: a.cat(b, dim=2), (A, B)),
+    ("matmul", lambda a, w: a @ w, (A, W)),
+    ("batched matmul", lambda a, b: a @ b.transpose(1, 2), (A, B)),
+    ("gather", lambda a: a[Tensor(INDEX).shard(a.device) if isinstance(a.device, tuple) else Tensor(INDEX)], (A,)),
+    ("expand", lambda a: a.reshape(6, 5, 1, 4).expand(6, 5, 3, 4) + 1, (A,)),
+    ("cumsum", lambda a: a.cumsum(0), (A,)),
+    ("layer norm", lambda a: a.layer_norm(4), (A,)),
+    ("argmax", lambda a: a.argmax(0).float(), (A,)),
+    ("cast", lambda a: a.cast("float16").float() * 2, (A,)),
+]
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1, 2])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_sharded_equals_unsharded(n: int, axis: int | None) -> None:
+    for name, f, arrays in CASES:
+        want = f(*[Tensor(a) for a in arrays]).numpy()
+        cut = [Tensor(a).shard(devices(n), axis if axis is None or axis < a.ndim else None) for a in arrays]
+        np.testing.assert_allclose(f(*cut).numpy(), want, rtol=2e-5, atol=2e-5, err_msg=f"{name}, {n} devices, axis {axis}")
+
+
+@pytest.mark.parametrize("n", [2, 3, 7])
+def test_gradients_of_sharded_values(n: int) -> None:
+    for name, f, arrays in CASES:
+        if name in ("argmax", "prod"):
+            continue
+        grads: list[list[np.ndarray]] = []
+        for split in (False, True):
+            ts = [Tensor(a, requires_grad=True) for a in arrays]
+            xs = [t.shard(devices(n), 0 if i == 0 else None) for i, t in enumerate(ts)] if split else ts
+            if split:
+                ts = [x.contiguous().realize() for x in xs]
+                for t in ts:
+                    t.requires_grad = True
+                xs = ts
+            out = f(*xs)
+            (out * out).sum().backward()
+            grads.append([t.grad.numpy() for t in ts if t.grad is not None])
+        for one, many in zip(*grads):
+            np.testing.assert_allclose(many, one, rtol=1e-3, atol=1e-4, err_msg=f"gradient of {name} over {n} devices")
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_more_devices_than_rows_leave_empty_shards(n: int) -> None:
+    x = RANDOM.randn(3, 2).astype(np.float32)
+    t = Tensor(x).shard(devices(n), 0)
+    np.testing.assert_array_equal((t * 2).numpy(), x * 2)
+    np.testing.assert_allclose(t.sum(0).numpy(), x.sum(0), rtol=1e-6)
+    np.testing.assert_allclose(t.max(0).numpy(), x.max(0))
+
+
+def test_every_change_of_placement_keeps_the_values() -> None:
+    for n in (2, 3):
+        for a in (None, 0, 1, 2):
+            for b in (None, 0, 1, 2):
+                t = (Tensor(A).shard(devices(n), a) * 2).shard(devices(n), b)
+                np.testing.assert_array_equal(t.numpy(), A * 2)
+
+
+def test_uneven_bounds_are_the_ceiling_parts() -> None:
+    assert even_bounds(10, 4) == (0, 3, 6, 9, 10)
+    assert even_bounds(2, 4) == (0, 1, 2, 2, 2)
+    assert even_bounds(0, 3) == (0, 0, 0, 0)
+
+
+def test_placements_follow_the_ops() -> None:
+    x = Tensor(A).shard(devices(2), 0)
+    place = lambda t: placements(t.uop.toposort())[t.uop]  # noqa: E731
+    assert place(x * 2) == Shard(0, (0, 3, 6))
+    assert place(x.permute(1, 0, 2)) == Shard(1, (0, 3, 6))
+    assert place(x.reshape(30, 4)) == Shard(0, (0, 15, 30))
+    assert place(x._reduce(Ops.ADD, 0, True)) == Partial(Ops.ADD)
+    assert place(x._reduce(Ops.ADD, 1, True)) == Shard(0, (0, 3, 6))
+    assert place(Tensor(A).shard(devices(2))) == REPLICATE
+    assert place(x.reshape(8, 15)) == Shard(0, (0, 4, 8))
+    assert place(x.reshape(3, 40)) == REPLICATE
+
+
+class Net:
+    def __init__(self) -> None:
+        self.a, self.b, self.norm = nn.Linear(8, 16), nn.Linear(16, 4), nn.LayerNorm(16)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.b(self.norm(self.a(x)).relu())
+
+
+@pytest.mark.parametrize("optimizer", [SGD, AdamW])
+def test_training_gives_the_same_bits_on_1_2_4_8_devices(optimizer: Any) -> None:
+    x, y = RANDOM.randn(32, 8).astype(np.float32), RANDOM.randint(0, 4, 32)
+    curves, weights = [], []
+    for n in (1, 2, 4, 8):
+        Tensor.manual_seed(5)
+        net = Net()
+        for p in get_parameters(net):
+            p.shard_(devices(n))
+        opt = optimizer(get_parameters(net), lr=0.05)
+        losses = []
+        with Tensor.train():
+            for _ in range(6):
+                opt.zero_grad()
+                loss = net(Tensor(x).shard(devices(n), 0)).cross_entropy(Tensor(y).shard(devices(n), 0))
+                loss.backward()
+                opt.step()
+                losses.append(loss.item())
+        curves.append(losses)
+        weights.append(np.concatenate([p.numpy().reshape(-1) for p in get_parameters(net)]).tobytes())
+    assert curves[0][-1] < curves[0][0]
+    assert all(c == curves[0] for c in curves), curves
+    assert all(w == weights[0] for w in weights)
+
+
+def test_uneven_batches_divide_by_the_global_count() -> None:
+    x, y = RANDOM.randn(7, 8).astype(np.float32), RANDOM.randint(0, 4, 7)
+    Tensor.manual_seed(1)
+    net = Net()
+    want = net(Tensor(x)).cross_entropy(Tensor(y)).item()
+    for p in get_parameters(net):
+        p.shard_(devices(3))
+    got = net(Tensor(x).shard(devices(3), 0)).cross_entropy(Tensor(y).shard(devices(3), 0)).item()
+    assert got == pytest.approx(want, rel=1e-6)
+
+
+def test_batch_norm_sees_the_global_batch() -> None:
+    x = RANDOM.randn(10, 3, 4, 4).astype(np.float32)
+    outs = []
+    for n in (1, 2, 3):
+        norm = nn.BatchNorm(3)
+        for p in get_parameters(norm):
+            p.shard_(devices(n))
+        with Tensor.train():
+            out = norm(Tensor(x).shard(devices(n), 0))
+            outs.append((out.numpy(), norm.running_mean.numpy(), norm.running_var.numpy()))
+    for other in outs[1:]:
+        for a, b in zip(outs[0], other):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(outs[0][1], 0.1 * x.mean((0, 2, 3)), rtol=1e-4, atol=1e-6)
+
+
+def test_random_numbers_do_not_depend_on_the_sharding() -> None:
+    values = []
+    for n in (1, 2, 3):
+        Tensor.manual_seed(9)
+        values.append(Tensor.rand(10, 3).shard(devices(n), 0).numpy())
+    np.testing.assert_array_equal(values[0], values[1])
+    np.testing.assert_array_equal(values[0], values[2])
+
+
+def test_writing_into_sharded_tensors() -> None:
+    for axis in (None, 0, 1):
+        x = np.zeros((6, 4), np.float32)
+        t = Tensor(x).shard(devices(3), axis).contiguous().realize()
+        t[:, 1] = 5
+        t[1:4] = 7
+        t[5, 2:] = Tensor(np.array([1.0, 2.0], np.float32)).shard(devices(3))
+        x[:, 1], x[1:4], x[5, 2:] = 5, 7, [1, 2]
+        np.testing.assert_array_equal(t.numpy(), x)
+
+
+def test_errors_name_devices_shapes_and_the_way_out() -> None:
+    x = Tensor(A).shard(devices(2), 0)
+    with pytest.raises(ValueError, match=r"different devices.*\(6, 5, 4\).*CPU:0.*\.to\("):
+        x + Tensor(A)
+    with pytest.raises(ValueError, match="named twice"):
+        Tensor(A).shard(("CPU:0", "CPU:0"))
+    with pytest.raises(ValueError, match="already on"):
+        x.shard(devices(3), 0)
+    with pytest.raises(IndexError, match="dim 3"):
+        Tensor(A).shard(devices(2), 3)
+
+
+def scheduled_nodes(size: int) -> tuple[int, int]:
+    """(CALLs, nodes) of one worker's LINEAR of a training step over `size` workers on NULL."""
+    me = World()
+    me.device_kind = "NULL"
+    me.join(rank=0, size=size, local_rank=0, local_size=1, devices_per_node=1, job="test", epoch=0)
+    saved = world.__dict__.copy()
+    world.__dict__.update(me.__dict__)
+    try:
+        net = Net()
+        for p in get_parameters(net):
+            p.shard_(world.devices)
+        x = Tensor.ones(size, 8).shard(world.devices, 0)
+        y = Tensor.zeros(size, dtype="int64").shard(world.devices, 0)
+        net(x).cross_entropy(y).backward()
+        grads = [p.grad for p in get_parameters(net)]
+        stores = [UOp(Ops.STORE, dtypes.void, (_target(g), g.uop)) for g in grads if g is not None]
+        linear = create_linear_with_vars(UOp(Ops.SINK, dtypes.void, tuple(stores)), me).linear
+        return len(linear.src), len(linear.toposort())
+    finally:
+        world.__dict__.clear()
+        world.__dict__.update(saved)
+
+
+def _target(t: Tensor) -> UOp:
+    from manygrad.runtime.engine import new_buffer
+
+    return new_buffer(t.uop, t.uop.device)  # type: ignore[arg-type]
+
+
+def test_a_workers_schedule_does_not_grow_with_the_world() -> None:
+    small, large = scheduled_nodes(4), scheduled_nodes(1024)
+    assert large[0] <= small[0] * 1.3
+    assert large[1] <= small[1] * 1.3

@@ -1,0 +1,314 @@
+"""Gradients against finite differences in float64, and how backward() behaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manygrad import Context, Tensor, dtypes
+from manygrad.tests.tensor.oracle import check, finite_difference, numbers
+
+RNG = np.random.default_rng(0)
+I = Tensor
+Fn = Callable[..., Tensor]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def interpreter() -> Iterator[None]:
+    with Context(DEVICE="PYTHON"):
+        yield
+
+
+def agree(f: Fn, arrays: list[np.ndarray], tolerance: float = 1e-6) -> None:
+    """d(sum(f * w)) / d(each array) by backward() and by differences."""
+    tensors = [Tensor(a, requires_grad=True) for a in arrays]
+    out = f(*tensors)
+    w = numbers(RNG, "float64", out.shape)
+    (out * Tensor(w)).sum().backward()
+    for i, (t, a) in enumerate(zip(tensors, arrays)):
+        want = finite_difference(lambda *xs: f(*map(Tensor, xs)).numpy(), arrays, i, w)
+        got = np.zeros(a.shape) if t.grad is None else t.grad.numpy()
+        assert t.grad is None or (t.grad.shape, t.grad.dtype) == (t.shape, t.dtype)
+        np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
+
+
+def data(*shapes: tuple[int, ...], low: float = -2, high: float = 2) -> list[np.ndarray]:
+    return [numbers(RNG, "float64", s, low, high) for s in shapes]
+
+
+UNARY: dict[str, tuple[Fn, float, float]] = {
+    "neg": (lambda x: -x, -2, 2), "abs": (lambda x: x.abs(), -2, 2), "square": (lambda x: x.square(), -2, 2), "reciprocal": (lambda x: 1 / x, 0.5, 2),
+    "sqrt": (lambda x: x.sqrt(), 0.5, 2), "rsqrt": (lambda x: x.rsqrt(), 0.5, 2), "exp": (lambda x: x.exp(), -2, 2), "exp2": (lambda x: x.exp2(), -2, 2),
+    "log": (lambda x: x.log(), 0.5, 2), "log2": (lambda x: x.log2(), 0.5, 2), "log1p": (lambda x: x.log1p(), -0.5, 2), "sin": (lambda x: x.sin(), -2, 2),
+    "cos": (lambda x: x.cos(), -2, 2), "tan": (lambda x: x.tan(), -1, 1), "cube": (lambda x: x**3, -2, 2), "power": (lambda x: x**1.7, 0.5, 2),
+    "power -2": (lambda x: x**-2, 0.5, 2), "2 **": (lambda x: 2.0**x, -2, 2), "relu": (lambda x: x.relu(), -2, 2), "leaky": (lambda x: x.leaky_relu(), -2, 2),
+    "sigmoid": (lambda x: x.sigmoid(), -2, 2), "tanh": (lambda x: x.tanh(), -2, 2), "silu": (lambda x: x.silu(), -2, 2), "softplus": (lambda x: x.softplus(), -2, 2),
+    "gelu tanh": (lambda x: x.gelu("tanh"), -2, 2), "clamp": (lambda x: x.clamp(-0.7, 0.9), -2, 2), "where": (lambda x: (x > 0).where(x * 2, x * x), -2, 2),
+    "floor": (lambda x: x.floor() * x, -2, 2), "cast": (lambda x: x.cast("float64") * 2, -2, 2), "division": (lambda x: x / 3, -2, 2), "mod": (lambda x: x % 0.75, 0.8, 1.4),
+    "fmod": (lambda x: x.fmod(0.75), 0.8, 1.4), "masked_fill": (lambda x: x.masked_fill(x > 1, 0.0), -2, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_unary(name: str) -> None:
+    f, low, high = UNARY[name]
+    agree(f, data((2, 3), low=low, high=high))
+
+
+def test_erf_and_gelu() -> None:
+    """Their forward is an approximation to 1.5e-7, so the derivative of it is compared with the exact one."""
+    x = numbers(RNG, "float64", (7,))
+    t = Tensor(x, requires_grad=True)
+    t.erf().sum().backward()
+    check(t.grad, 2 / np.sqrt(np.pi) * np.exp(-x * x), rtol=1e-5)  # type: ignore[arg-type]
+
+
+BINARY: dict[str, Fn] = {
+    "add": lambda x, y: x + y, "sub": lambda x, y: x - y, "mul": lambda x, y: x * y, "div": lambda x, y: x / y, "maximum": lambda x, y: x.maximum(y),
+    "minimum": lambda x, y: x.minimum(y), "pow": lambda x, y: x.abs() ** y, "where": lambda x, y: (x < y).where(x * y, y), "lerp": lambda x, y: x.lerp(y, 0.3),
+    "fmod": lambda x, y: x.fmod(y.abs() + 5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BINARY)
+@pytest.mark.parametrize("shapes", [((2, 3), (2, 3)), ((2, 3), (3,)), ((2, 1), (1, 3)), ((), (2,))], ids=str)
+def test_binary_with_broadcasting(name: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    agree(BINARY[name], data(*shapes, low=0.5))
+
+
+MOVEMENT: dict[str, Fn] = {
+    "reshape": lambda x: x.reshape(4, 3) * x.reshape(2, 6).reshape(4, 3), "permute": lambda x: x.permute(2, 0, 1), "expand": lambda x: x.unsqueeze(1).expand(2, 3, 3, 2),
+    "pad": lambda x: x.pad((1, 2, 0, 1)), "pad value": lambda x: x.pad((1, 0), value=3.0), "shrink": lambda x: x.shrink(((0, 1), (1, 3), (0, 2))), "flip": lambda x: x.flip(0, 2),
+    "cat": lambda x: x.cat(x * x, dim=1), "stack": lambda x: x.stack(x.exp(), dim=-1), "split": lambda x: x.split([1, 2], 1)[1] * 2, "repeat": lambda x: x.repeat(1, 2, 2),
+    "roll": lambda x: x.roll(1, 1), "tril": lambda x: x.tril(), "step": lambda x: x[:, ::2, ::-1], "int": lambda x: x[1, :, 0], "windows": lambda x: x.unfold_windows((2, 2), (1, 1), (1, 1)),
+    "contiguous": lambda x: x.contiguous().T, "transpose": lambda x: x.mT @ x.transpose(0, 2).permute(2, 1, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MOVEMENT)
+def test_movement(name: str) -> None:
+    agree(MOVEMENT[name], data((2, 3, 2)))
+
+
+IDX = np.array([[2, 0], [2, 1]])
+INDEXING: dict[str, Fn] = {
+    "rows": lambda x: x[I(IDX)], "twice the same": lambda x: x[I([1, 1, 1])], "both": lambda x: x[I(IDX), I([0, 3])], "column": lambda x: x[:, I([3, 0])],
+    "negative": lambda x: x[I([-1, -3])], "outside": lambda x: x[I([0, 7])], "gather": lambda x: x.gather(1, I(IDX)), "index_select": lambda x: x.index_select(1, I([0, 0, 2])),
+    "scatter_add": lambda x: x.scatter_add(0, I(IDX), x[:2, :2] * 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INDEXING)
+def test_indexing(name: str) -> None:
+    agree(INDEXING[name], data((3, 4)))
+
+
+REDUCTIONS: dict[str, Fn] = {
+    "sum": lambda x: x.sum(), "sum dim": lambda x: x.sum(1), "mean": lambda x: x.mean((0, 2), keepdim=True), "max": lambda x: x.max(1), "min": lambda x: x.min(), "prod": lambda x: x.prod(1),
+    "var": lambda x: x.var(1), "std": lambda x: x.std((0, 1)), "logsumexp": lambda x: x.logsumexp(1), "norm": lambda x: x.norm(2), "cumsum": lambda x: x.cumsum(1),
+    "softmax": lambda x: x.softmax(1), "log_softmax": lambda x: x.log_softmax(-1), "layer_norm": lambda x: x.layer_norm((3, 2)), "max of sums": lambda x: x.sum(0).max(0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions(name: str) -> None:
+    agree(REDUCTIONS[name], data((2, 3, 2)))
+
+
+CONTRACTIONS: dict[str, tuple[Fn, list[tuple[int, ...]]]] = {
+    "matmul": (lambda x, y: x @ y, [(2, 3), (3, 2)]),
+    "batched": (lambda x, y: x @ y, [(2, 1, 2, 3), (2, 3, 2)]),
+    "batch by matrix": (lambda x, y: x @ y, [(2, 2, 3), (3, 2)]),
+    "dot": (lambda x, y: x @ y, [(3,), (3,)]),
+    "linear": (lambda x, w, b: x.linear(w, b), [(2, 3), (4, 3), (4,)]),
+    "einsum": (lambda x, y: x.einsum("bi,bj->ij", y), [(2, 3), (2, 2)]),
+    "layer_norm": (lambda x, w, b: x.layer_norm(3, w, b), [(2, 3), (3,), (3,)]),
+    "attention": (lambda q, k, v: q.scaled_dot_product_attention(k, v, is_causal=True), [(1, 3, 2), (1, 3, 2), (1, 3, 2)]),
+    "conv": (lambda x, w, b: x.conv2d(w, b), [(1, 2, 4, 4), (2, 2, 3, 3), (2,)]),
+    "conv strided": (lambda x, w: x.conv2d(w, stride=2, padding=1), [(1, 2, 5, 4), (2, 2, 3, 3)]),
+    "conv dilated": (lambda x, w: x.conv2d(w, dilation=2, padding=(2, 1)), [(1, 1, 5, 5), (1, 1, 2, 3)]),
+    "conv grouped": (lambda x, w: x.conv2d(w, groups=2), [(2, 2, 3, 3), (4, 1, 2, 2)]),
+    "conv with rest": (lambda x, w: x.conv2d(w, stride=3), [(1, 1, 6, 7), (1, 1, 2, 2)]),
+    "conv 1d": (lambda x, w: x.conv2d(w, padding=1), [(2, 2, 5), (1, 2, 3)]),
+}
+
+
+@pytest.mark.parametrize("name", CONTRACTIONS)
+def test_contractions(name: str) -> None:
+    f, shapes = CONTRACTIONS[name]
+    agree(f, data(*shapes))
+
+
+@pytest.mark.parametrize("case", [(2, None, 0), (3, 1, 0), (2, 1, 1), (3, 2, 1)], ids=str)
+def test_pooling(case: tuple) -> None:  # type: ignore[type-arg]
+    agree(lambda x: x.max_pool2d(*case), data((1, 2, 4, 5)))
+    agree(lambda x: x.avg_pool2d(*case), data((1, 2, 4, 5)))
+
+
+def test_losses() -> None:
+    y = Tensor([1, -100, 3, 0])
+    for smoothing in (0.0, 0.2):
+        agree(lambda x, s=smoothing: x.cross_entropy(y, label_smoothing=s), data((4, 4)))  # type: ignore[misc]
+    agree(lambda x, p: x.mse_loss(p), data((3, 2), (3, 2)))
+    agree(lambda x, p: x.binary_cross_entropy_with_logits(p), data((3,), (3,)))
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_random_programs(draw: st.DataObject) -> None:
+    """A few ops, values used more than once."""
+    fs = [lambda a, b: a * b, lambda a, b: (a - b).exp() * 0.1, lambda a, b: a.sum(0, keepdim=True) * b, lambda a, b: a.T.reshape(b.shape) + b,
+          lambda a, b: a.softmax(-1) * b.max(1, keepdim=True), lambda a, b: (a @ b.T) @ a, lambda a, b: a.flip(0) / (b * b + 1)]  # fmt: skip
+    program = draw.draw(st.lists(st.tuples(st.sampled_from(range(len(fs))), st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=5))
+
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        values = [x, y]
+        for op, i, j in program:
+            values.append(fs[op](values[i % len(values)], values[j % len(values)]).tanh() + 0.1)
+        return values[-1]
+
+    agree(f, data((2, 3), (2, 3)), tolerance=2e-5)
+
+
+# *** second order ***
+
+SECOND: dict[str, Fn] = {
+    "polynomial": lambda x: x * x * x + x, "exp": lambda x: (x * x).exp(), "sigmoid": lambda x: x.sigmoid(), "log": lambda x: (x * x + 1).log(), "matmul": lambda x: (x @ x.T).tanh(),
+    "softmax": lambda x: x.softmax(1), "index": lambda x: x[I([1, 1])] ** 3, "reciprocal": lambda x: 1 / (x * x + 1), "max": lambda x: x.max(1) ** 3, "sin": lambda x: x.sin(), "sqrt": lambda x: (x * x + 1).sqrt(),
+    "conv": lambda x: (x.reshape(1, 1, 2, 2).conv2d(x.reshape(1, 1, 2, 2), padding=1)) ** 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SECOND)
+def test_second_order(name: str) -> None:
+    """The gradient of the gradient, against differences of the gradient."""
+    f = SECOND[name]
+    (a,) = data((2, 2))
+    v = numbers(RNG, "float64", (2, 2))
+
+    def slope(x: Tensor) -> Tensor:
+        return f(x).sum().gradient(x)[0]
+
+    x = Tensor(a)
+    got = (slope(x) * Tensor(v)).sum().gradient(x)[0]
+    want = finite_difference(lambda b: slope(Tensor(b)).numpy(), [a], 0, v)
+    np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=1e-6)
+
+
+def test_third_order() -> None:
+    x = Tensor([1.5], requires_grad=True)
+    y = x**4
+    for want in (4 * 1.5**3, 12 * 1.5**2, 24 * 1.5):
+        (y,) = y.sum().gradient(x)
+        assert y.item() == pytest.approx(want)
+
+
+# *** backward() ***
+
+
+def test_gradients_add_up_until_they_are_cleared() -> None:
+    x = Tensor([1.0, 2.0], requires_grad=True)
+    (x * 3).sum().backward()
+    (x * x).sum().backward()
+    assert x.grad.tolist() == [5.0, 7.0]  # type: ignore[union-attr]
+    x.grad = None
+    (x * 2).sum().backward()
+    assert x.grad.tolist() == [2.0, 2.0]  # type: ignore[union-attr]
+
+
+def test_only_what_requires_a_gradient_gets_one() -> None:
+    x, y, z = Tensor([1.0, 2.0], requires_grad=True), Tensor([3.0, 4.0]), Tensor([5.0], requires_grad=True)
+    (x * y).sum().backward()
+    assert x.grad.tolist() == [3.0, 4.0] and y.grad is None and z.grad is None  # type: ignore[union-attr]
+
+
+def test_intermediate_tensors_can_require_a_gradient() -> None:
+    x = Tensor([1.0, 2.0], requires_grad=True)
+    h = (x * 3).requires_grad_()
+    (h * h).sum().backward()
+    assert h.grad.tolist() == [6.0, 12.0]  # type: ignore[union-attr]
+
+
+def test_detach_stops_the_flow() -> None:
+    x = Tensor([1.0, 2.0], requires_grad=True)
+    (x * x.detach() + x.detach()).sum().backward()
+    assert x.grad.tolist() == [1.0, 2.0]  # type: ignore[union-attr]
+    with pytest.raises(RuntimeError, match="no tensor with requires_grad=True stands below"):
+        (Tensor([1.0]) * 2).sum().backward()
+
+
+@pytest.mark.parametrize("look", [lambda t: t.sum().item(), lambda t: t.realize(), lambda t: t.numpy(), lambda t: t.tolist()])
+def test_backward_after_the_value_was_read(look: Callable[[Tensor], object]) -> None:
+    w = Tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+    h = (Tensor([[1.0, 1.0]]) @ w).relu()
+    loss = (h**2).mean()
+    look(h)
+    look(loss)
+    loss.backward()
+    assert w.grad.tolist() == [[4.0, 6.0], [4.0, 6.0]]  # type: ignore[union-attr]
+
+
+def test_a_written_value_has_no_history() -> None:
+    """A running sum of losses: its graph is not the one that its storage was first made of."""
+    w = Tensor([2.0], requires_grad=True)
+    total = (w * 1).realize()
+    total.assign(total + 5).realize()
+    (total * w).sum().backward()
+    assert w.grad.tolist() == [7.0]  # type: ignore[union-attr]
+
+
+def test_backward_with_a_given_gradient() -> None:
+    x = Tensor([1.0, 2.0], requires_grad=True)
+    (x * x).backward(Tensor([10.0, 100.0]))
+    assert x.grad.tolist() == [20.0, 400.0]  # type: ignore[union-attr]
+
+
+def test_gradient_leaves_grad_alone_and_gives_zeros_where_nothing_flows() -> None:
+    x, y = Tensor([1.0, 2.0], requires_grad=True), Tensor([3.0])
+    gx, gy = (x * x).sum().gradient(x, y)
+    assert gx.tolist() == [2.0, 4.0] and gy.tolist() == [0.0] and x.grad is None
+
+
+def test_gradients_of_the_half_types() -> None:
+    for kind in ("float16", "bfloat16"):
+        x = Tensor(np.ones((4, 3))).cast(kind).realize().requires_grad_()
+        (x * Tensor([1.0, 2.0, 3.0])).sum().backward()
+        assert x.grad.dtype is x.dtype and x.grad.tolist() == [[1.0, 2.0, 3.0]] * 4  # type: ignore[union-attr]
+
+
+def test_deep_graphs_and_shared_values() -> None:
+    x = Tensor([1.0], requires_grad=True)
+    y = x
+    for _ in range(3000):
+        y = y * 1.0001 + 0.0
+    y.sum().backward()
+    assert x.grad.item() == pytest.approx(1.0001**3000, rel=1e-3)  # type: ignore[union-attr]
+
+
+def test_a_tie_of_max_shares_the_gradient_and_relu_has_none_at_zero() -> None:
+    x = Tensor([2.0, 2.0, 1.0], requires_grad=True)
+    x.max().backward()
+    assert x.grad.tolist() == [0.5, 0.5, 0.0]  # type: ignore[union-attr]
+    z = Tensor([0.0, 1.0], requires_grad=True)
+    z.relu().sum().backward()
+    assert z.grad.tolist() == [0.0, 1.0]  # type: ignore[union-attr]
+
+
+def test_errors() -> None:
+    x = Tensor([1.0, 2.0], requires_grad=True)
+    with pytest.raises(ValueError, match=r"backward\(\) starts at a scalar, this tensor has shape \(2,\); sum it, or pass gradient="):
+        x.backward()
+    with pytest.raises(TypeError, match=r"backward\(\) needs a float tensor, this one is int64"):
+        x.cast("int64").sum().backward()
+    with pytest.raises(ValueError, match=r"expand \(3,\) to \(2,\)"):
+        x.backward(Tensor([1.0, 2.0, 3.0]))
+
+
+def test_integers_pass_no_gradient() -> None:
+    x = Tensor([1.5, 2.5], requires_grad=True)
+    (x + x.cast("int32").cast("float32")).sum().backward()
+    assert x.grad.tolist() == [1.0, 1.0] and x.grad.dtype is dtypes.float32  # type: ignore[union-attr]

@@ -1,0 +1,174 @@
+"""Random numbers: distribution, seeds, the same numbers at any sharding, fresh numbers from a replayed JIT."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from manygrad import Tensor, TinyJit, dtypes
+
+N = 40_000
+
+
+def reference_philox(counter: np.ndarray, key: int) -> np.ndarray:
+    """Philox 2x32-10 as in the paper (Salmon et al. 2011), word 0, in Python's integers."""
+    out = []
+    for c in counter:
+        left, right, k = int(c), 0, key
+        for _ in range(10):
+            product = left * 0xD256D193
+            left, right = (product >> 32) ^ k ^ right, product & 0xFFFFFFFF
+            k = (k + 0x9E3779B9) & 0xFFFFFFFF
+        out.append(left)
+    return np.array(out, np.uint32)
+
+
+def test_bits_are_philox() -> None:
+    from manygrad.tensor.ops.random import philox
+
+    counter = np.array([0, 1, 2, 77, 2**31, 2**32 - 1], np.uint32)
+    for key in (0, 1, 0xDEADBEEF, 2**32 - 1):
+        got = philox(Tensor(counter), Tensor(np.array([key], np.uint32)))[0]
+        np.testing.assert_array_equal(got.numpy(), reference_philox(counter, key))
+
+
+def test_uniform() -> None:
+    x = Tensor.rand(N).numpy().astype(np.float64)
+    assert x.min() >= 0 and x.max() < 1 and len(np.unique(x)) > 0.99 * N
+    assert abs(x.mean() - 0.5) < 5 / math.sqrt(12 * N) and abs(x.var() - 1 / 12) < 0.003
+    histogram = np.histogram(x, 20, (0, 1))[0]
+    assert ((histogram - N / 20) ** 2 / (N / 20)).sum() < 45  # chi-square, 19 degrees: p = 0.0007
+    assert abs(np.corrcoef(x[:-1], x[1:])[0, 1]) < 0.03
+    y = Tensor.uniform(N, low=-2, high=6).numpy()
+    assert -2 <= y.min() < -1.99 and 5.99 < y.max() < 6
+
+
+def test_normal() -> None:
+    x = Tensor.randn(N).numpy().astype(np.float64)
+    assert np.isfinite(x).all()
+    assert abs(x.mean()) < 5 / math.sqrt(N) and abs(x.std() - 1) < 0.02
+    assert abs((x**3).mean()) < 0.1 and abs((x**4).mean() - 3) < 0.2
+    assert abs((np.abs(x) > 1.96).mean() - 0.05) < 0.006
+
+
+def test_integers() -> None:
+    x = Tensor.randint(N, low=-3, high=4)
+    assert x.dtype is dtypes.int64
+    values, counts = np.unique(x.numpy(), return_counts=True)
+    assert values.tolist() == [-3, -2, -1, 0, 1, 2, 3]
+    assert ((counts - N / 7) ** 2 / (N / 7)).sum() < 25
+    assert Tensor.randint(5, low=2, high=3, dtype="uint8").tolist() == [2] * 5
+    with pytest.raises(ValueError, match=r"randint: the range \[3, 3\) is empty"):
+        Tensor.randint(1, low=3, high=3)
+
+
+def test_permutation() -> None:
+    for n in (1, 2, 17, 200):
+        assert sorted(Tensor.randperm(n).tolist()) == list(range(n))
+    assert Tensor.randperm(50).tolist() != Tensor.randperm(50).tolist()
+
+
+def test_shapes_and_types() -> None:
+    assert Tensor.rand(2, 3).shape == Tensor.rand((2, 3)).shape == (2, 3) and Tensor.randn().shape == ()
+    assert Tensor.rand(0, 3).tolist() == [] and Tensor.rand(2, 0).shape == (2, 0)
+    for kind in ("float16", "bfloat16", "float64"):
+        assert Tensor.randn(4, dtype=kind).dtype.name == Tensor.rand(4, dtype=kind).dtype.name == kind
+    assert Tensor.rand(3, requires_grad=True).requires_grad and Tensor.zeros(2, 3).rand_like().shape == (2, 3)
+    half = Tensor.rand(N, dtype="float16").numpy()
+    assert half.max() <= 1
+
+
+def test_bounds_of_initialisers() -> None:
+    x = Tensor.kaiming_uniform(64, 32, 3, 3, a=math.sqrt(5)).numpy()
+    assert abs(np.abs(x).max() - 1 / math.sqrt(32 * 9)) < 1e-3
+    y = Tensor.glorot_uniform(30, 50).numpy()
+    assert np.abs(y).max() <= math.sqrt(6 / 80) and np.abs(y).max() > 0.95 * math.sqrt(6 / 80)
+
+
+def test_seeds() -> None:
+    def draw(seed: int) -> list[float]:
+        Tensor.manual_seed(seed)
+        return [Tensor.rand(3).tolist(), Tensor.randn(3).tolist(), Tensor.randint(3, high=100).tolist()]
+
+    assert draw(1) == draw(1) != draw(2)
+    Tensor.manual_seed(1)
+    a = Tensor.rand(3).tolist()
+    assert a != Tensor.rand(3).tolist() and a == draw(1)[0]
+
+
+def test_draws_of_one_graph_differ_in_whatever_order_they_are_realized() -> None:
+    Tensor.manual_seed(5)
+    a, b, c = Tensor.rand(4), Tensor.rand(4), Tensor.rand(4)
+    backwards = [t.tolist() for t in (c, b, a)][::-1]
+    Tensor.manual_seed(5)
+    assert [Tensor.rand(4).tolist() for _ in range(3)] == backwards
+    assert len({tuple(x) for x in backwards}) == 3
+    assert a.tolist() == a.tolist() == backwards[0]
+
+
+def test_the_number_is_a_function_of_the_position() -> None:
+    """A longer draw begins with the shorter one: element i is a function of (seed, draw, i)."""
+    Tensor.manual_seed(3)
+    short = Tensor.rand(10).tolist()
+    Tensor.manual_seed(3)
+    assert Tensor.rand(10, 100).tolist()[0][:10] == short
+
+
+@pytest.mark.parametrize("make", [lambda d: Tensor.rand(6, 4, device=d), lambda d: Tensor.randn(6, 4, device=d), lambda d: Tensor.randint(6, 4, high=99, device=d)])
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_the_same_numbers_at_any_sharding(make, n: int) -> None:  # type: ignore[no-untyped-def]
+    devices = tuple(f"CPU:{i}" for i in range(n))
+    Tensor.manual_seed(9)
+    want = make(None).numpy()
+    for axis in (None, 0, 1):
+        Tensor.manual_seed(9)
+        np.testing.assert_array_equal(make(devices).shard(devices, axis).numpy(), want)
+        Tensor.manual_seed(9)
+        np.testing.assert_array_equal(make(None).shard(devices, axis).numpy(), want)
+
+
+def test_dropout() -> None:
+    x = Tensor.ones(N)
+    assert x.dropout(0.3) is x  # outside training
+    with Tensor.train():
+        y = x.dropout(0.3).numpy()
+        assert np.unique(y).tolist() == [0.0, np.float32(1 / 0.7)]
+        assert abs((y == 0).mean() - 0.3) < 0.012
+        assert x.dropout(0.0) is x and x.dropout(1.0).sum().item() == 0.0
+        assert x.dropout(0.5).tolist() != x.dropout(0.5).tolist()
+        with pytest.raises(ValueError, match=r"dropout: the probability must lie in \[0, 1\], got 1.5"):
+            x.dropout(1.5)
+    assert not Tensor.training
+
+
+def test_the_gradient_of_dropout_has_the_same_mask() -> None:
+    x = Tensor(np.ones((50, 20), np.float32), requires_grad=True)
+    with Tensor.train():
+        y = x.dropout(0.5)
+        (y * 3).sum().backward()
+        np.testing.assert_array_equal(x.grad.numpy(), y.numpy() * 3)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_dropout_is_the_same_at_any_sharding(n: int) -> None:
+    devices = tuple(f"CPU:{i}" for i in range(n))
+    with Tensor.train():
+        Tensor.manual_seed(2)
+        want = Tensor.ones(6, 5).contiguous().realize().dropout(0.5).numpy()
+        for axis in (0, 1, None):
+            Tensor.manual_seed(2)
+            np.testing.assert_array_equal(Tensor.ones(6, 5).contiguous().realize().shard(devices, axis).dropout(0.5).numpy(), want)
+
+
+def test_a_replayed_jit_draws_what_plain_calls_draw() -> None:
+    def draw() -> Tensor:
+        return Tensor.rand(5) + Tensor.randn(5)
+
+    Tensor.manual_seed(4)
+    want = [draw().realize().tolist() for _ in range(6)]
+    Tensor.manual_seed(4)
+    step = TinyJit(lambda: draw().realize())
+    assert [step().tolist() for _ in range(6)] == want
+    assert len({tuple(w) for w in want}) == 6
