@@ -191,13 +191,14 @@ class _Lowering:
 
     def lower_single(self, u: UOp, place: dict[UOp, Placement]) -> None:
         """A node on one device or none: kept where the device is this worker's; a copy between workers is a collective."""
-        if u.op is Ops.COPY and isinstance(u.src[0].device, tuple):
-            whole = self.at(u.src[0], u.src[0].device, place[u.src[0]], REPLICATE)
+        source = u.src[0].device if u.op is Ops.COPY else None
+        if isinstance(source, tuple):
+            whole = self.at(u.src[0], source, place[u.src[0]], REPLICATE)
             self.one[u] = marked(on(whole[0], local_name(u.arg)), u) if self.me.is_local(u.arg) else ELSEWHERE
-        elif u.op is Ops.COPY and u.src[0].device is not None and "@" in u.src[0].device and self.me.rank_of(u.src[0].device) != self.me.rank_of(u.arg):
-            self.one[u] = self.send(u)
-        elif u.op is Ops.COPY and u.src[0].device is not None and "@" in u.src[0].device and "@" not in u.arg:
-            self.one[u] = self.broadcast(u)
+        elif source is not None and "@" in source and "@" not in u.arg:
+            self.one[u] = self.broadcast(u, source)
+        elif source is not None and "@" in source and self.me.rank_of(source) != self.me.rank_of(u.arg):
+            self.one[u] = self.send(u, source, u.arg)
         elif u.op in (Ops.BUFFER, Ops.PARAM):
             self.one[u] = u if self.me.is_local(u.arg.device) else ELSEWHERE
         else:
@@ -208,13 +209,8 @@ class _Lowering:
                 node = u if src == u.src else marked(u.replace(src=src), u)
                 self.one[u] = node.replace(arg=local_name(u.arg)) if u.op is Ops.COPY else node
 
-    def send(self, u: UOp) -> UOp:
+    def send(self, u: UOp, source: str, target: str) -> UOp:
         """A copy from a device of one worker to a device of another: one sends, one receives, the others take no part."""
-        target = u.arg if "@" in u.arg else None
-        if target is None:
-            return self.broadcast(u)
-        source = u.src[0].device
-        assert isinstance(source, str)
         n = prod(u.shape)
         if not (self.me.is_local(source) or self.me.is_local(target)):
             return ELSEWHERE
@@ -228,10 +224,8 @@ class _Lowering:
             return ELSEWHERE
         return reshape(UOp(Ops.MSELECT, u.dtype, (node,), 0), u.shape)
 
-    def broadcast(self, u: UOp) -> UOp:
+    def broadcast(self, u: UOp, source: str) -> UOp:
         """A copy from one worker's device to "this node's own" device means: to every worker."""
-        source = u.src[0].device
-        assert isinstance(source, str)
         devices = tuple(f"{local_name(u.arg)}@{r}" for r in range(self.me.size))
         n, root = prod(u.shape), self.me.rank_of(source)
         x = self.one[u.src[0]] if root == self.me.rank else broadcast(UOp.const(u.dtype, 0), (0,))

@@ -31,7 +31,7 @@ def _shape(u: UOp) -> Shape:
     if op is Ops.IOTA:
         return (u.arg,)
     if op is Ops.VIEW:
-        return u.arg[1]  # type: ignore[no-any-return]
+        return u.arg[1]
     if op is Ops.PERMUTE:
         return tuple(s[0].shape[i] for i in u.arg)
     if op is Ops.PAD:
