@@ -70,13 +70,16 @@ def is_temp(u: UOp) -> bool:
 def happened(u: UOp) -> frozenset[UOp]:
     """The effects a read of `u` comes after."""
     out: set[UOp] = set()
-    while not is_buffer(u):
-        if u.op is Ops.AFTER:
-            out.update(u.src[1:])
-            for e in u.src[1:]:  # a store into an assigned buffer carries the stores before it
-                if e.op is Ops.STORE:
-                    out |= happened(e.src[0])
-        u = u.src[0]
+    seen: set[UOp] = set()
+    todo = [u]
+    while todo:
+        u = todo.pop()
+        while not is_buffer(u) and u not in seen:
+            seen.add(u)
+            if u.op is Ops.AFTER:
+                out.update(u.src[1:])
+                todo += [e.src[0] for e in u.src[1:] if e.op is Ops.STORE]  # a store into an assigned buffer carries the stores before it
+            u = u.src[0]
     return frozenset(out)
 
 

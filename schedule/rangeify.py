@@ -18,6 +18,7 @@ from manygrad.schedule.index import Index, flat_index, move_index
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
+from manygrad.tensor.uop.rewrite import substitute
 
 
 class Kernel:
@@ -315,7 +316,18 @@ def rangeify(store: UOp) -> tuple[UOp, list[UOp], list[UOp]]:
     index = UOp(Ops.INDEX, base.dtype, (k.param(base), offset) if valid is sym.TRUE else (k.param(base), offset, valid))
     ranges = tuple(i for i in idx if i.op is Ops.RANGE)
     out = UOp(Ops.STORE, dtypes.void, (index, element, *ranges), store.arg)
-    return UOp(Ops.SINK, dtypes.void, (out,)), k.args, k.reads
+    return without_unused(UOp(Ops.SINK, dtypes.void, (out,)), k.args, k.reads)
+
+
+def without_unused(ast: UOp, args: list[UOp], reads: list[UOp]) -> tuple[UOp, list[UOp], list[UOp]]:
+    """Arguments whose loads were all simplified away (`x[...] * 0`, a mask that holds nowhere) are not passed."""
+    params = {p.arg: p for p in ast.toposort() if p.op is Ops.PARAM}
+    if len(params) == len(args):
+        return ast, args, reads
+    used = sorted(params)
+    ast = substitute(ast, {params[slot]: params[slot].replace(arg=i) for i, slot in enumerate(used)})
+    args = [args[slot] for slot in used]
+    return ast, args, [r for r in reads if base_buffer(r) in args]
 
 
 def writes_what_it_reads(ast: UOp) -> bool:

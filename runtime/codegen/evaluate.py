@@ -236,7 +236,7 @@ class Evaluator(Emitter):
             )
         if a is not None and (found := self.window_load(u, pointer, a, valid, mask)) is not None:
             return found
-        if a is not None and valid is None and mask is None and (found := self.transposed_load(u, pointer, a, position)) is not None:
+        if a is not None and len(index.src) == 2 and mask is None and (found := self.transposed_load(u, pointer, a, position)) is not None:
             return found
         offset = self.splat(self.value(index.src[1], position), self.lanes)
         guard = self.conjunction(valid, mask)

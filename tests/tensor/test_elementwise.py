@@ -12,7 +12,7 @@ import pytest
 
 from manygrad import Context, Tensor, dtypes
 from manygrad.tensor.dtype import promote, to_dtype
-from manygrad.tests.tensor.oracle import PAIRS, SHAPES, check, numbers, wide
+from tests.tensor.oracle import PAIRS, SHAPES, check, numbers, wide
 
 RNG = np.random.default_rng(0)
 INTS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from manygrad import Context, Tensor
-from manygrad.tests.tensor.oracle import check, numbers
+from tests.tensor.oracle import check, numbers
 
 RNG = np.random.default_rng(0)
 X = numbers(RNG, "float64", (4, 6))

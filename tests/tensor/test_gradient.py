@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manygrad import Context, Tensor, dtypes
-from manygrad.tests.tensor.oracle import check, finite_difference, numbers
+from tests.tensor.oracle import check, finite_difference, numbers
 
 RNG = np.random.default_rng(0)
 I = Tensor

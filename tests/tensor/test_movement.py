@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from manygrad import Context, Tensor, dtypes
 from manygrad.tensor.uop import Ops
-from manygrad.tests.tensor.oracle import check
+from tests.tensor.oracle import check
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manygrad import Context, Tensor, dtypes
-from manygrad.tests.tensor.oracle import check, numbers, wide
+from tests.tensor.oracle import check, numbers, wide
 
 RNG = np.random.default_rng(0)
 KINDS = ["bool", "int8", "int32", "int64", "uint8", "uint64", "float16", "bfloat16", "float32", "float64"]

@@ -12,7 +12,7 @@ from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
-from manygrad.tests.runtime.codegen.kernels import (
+from tests.runtime.codegen.kernels import (
     I,
     add,
     elementwise,

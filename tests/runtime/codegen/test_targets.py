@@ -16,7 +16,7 @@ from manygrad.runtime.render.llvm import render
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
-from manygrad.tests.runtime.codegen.kernels import (
+from tests.runtime.codegen.kernels import (
     add,
     elementwise,
     f32,

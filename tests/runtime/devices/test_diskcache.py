@@ -15,7 +15,7 @@ from manygrad.runtime.devices.cpu import CPUDevice
 from manygrad.runtime.devices.diskcache import DiskCache
 from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.ops import Ops
-from manygrad.tests.runtime.codegen.kernels import elementwise, f32, run
+from tests.runtime.codegen.kernels import elementwise, f32, run
 
 
 def key(n: int) -> bytes:
@@ -77,7 +77,7 @@ def test_unwritable_folder_is_no_error(tmp_path: Path) -> None:
 SCRIPT = """
 import numpy as np, sys
 from manygrad.tensor.uop.ops import Ops
-from manygrad.tests.runtime.codegen.kernels import elementwise, f32, run
+from tests.runtime.codegen.kernels import elementwise, f32, run
 from manygrad.tensor.uop.uop import UOp
 x = np.arange(30, dtype=np.float32)
 for n in range(6):

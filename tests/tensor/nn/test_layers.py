@@ -9,7 +9,7 @@ import pytest
 
 from manygrad import Tensor, nn
 from manygrad.tensor.nn.state import get_parameters
-from manygrad.tests.tensor.oracle import check, numbers
+from tests.tensor.oracle import check, numbers
 
 RNG = np.random.default_rng(0)
 

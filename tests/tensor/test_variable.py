@@ -1,0 +1,136 @@
+"""Symbolic sizes: one graph, one schedule and one kernel for every value of a bound variable."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from manygrad import GlobalCounters, Tensor, TinyJit, Variable
+from manygrad.runtime.devices import get_device
+from manygrad.schedule import stats
+
+A = np.arange(60, dtype=np.float32).reshape(10, 6)
+
+
+@pytest.fixture
+def t() -> Tensor:
+    return Tensor(A).realize()
+
+
+def n(value: int, name: str = "n", lo: int = 1, hi: int = 10):  # type: ignore[no-untyped-def]
+    return Variable(name, lo, hi).bind(value)
+
+
+@pytest.mark.parametrize("k", [1, 4, 10])
+def test_slices_and_reductions(t: Tensor, k: int) -> None:
+    part = t[: n(k)]
+    assert not isinstance(part.shape[0], int) and part.shape[1] == 6
+    for got, want in [
+        (part.sum(), A[:k].sum()),
+        (part.sum(0), A[:k].sum(0)),
+        (part.max(0), A[:k].max(0)),
+        ((part * 2 + 1).sum(0), (A[:k] * 2 + 1).sum(0)),
+        (part.T.sum(1), A[:k].sum(0)),
+        (t[n(k) :].sum(), A[k:].sum()),
+        (part.flip(0)[0], A[k - 1]),
+        ((part.sum(1) * part.sum(1)).sum(), (A[:k].sum(1) ** 2).sum()),
+        (part.exp().sum(1).log().sum(), np.log(np.exp(A[:k].astype(np.float64)).sum(1)).sum() if k < 4 else None),
+    ]:
+        if want is not None:
+            np.testing.assert_allclose(got.numpy(), want, rtol=1e-5)
+
+
+def test_an_element_and_a_number(t: Tensor) -> None:
+    i = Variable("i", 0, 9)
+    for k in (0, 3, 9):
+        np.testing.assert_array_equal(t[i.bind(k)].numpy(), A[k])
+        np.testing.assert_array_equal((t + i.bind(k)).numpy(), A + k)
+        np.testing.assert_array_equal((t[:, 0] >= i.bind(k) * 1).numpy() if False else t[i.bind(k), 2].numpy(), A[k, 2])
+
+
+def test_matmul_over_a_symbolic_dim(t: Tensor) -> None:
+    w = Tensor(np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32))
+    for k in (2, 7):
+        out = t[: n(k)] @ w
+        np.testing.assert_allclose(out.sum(0).numpy(), (A[:k] @ w.numpy()).sum(0), rtol=1e-4)
+        np.testing.assert_allclose((t[: n(k)].T @ t[: n(k)]).numpy(), A[:k].T @ A[:k], rtol=1e-5)
+
+
+def test_attention_over_a_growing_cache() -> None:
+    """Two variables: the cache is written at a position and read up to it."""
+    rng = np.random.default_rng(1)
+    cache, want = Tensor(np.zeros((8, 4), np.float32)).realize(), np.zeros((8, 4), np.float32)
+    pos = Variable("pos", 0, 7)
+    for k in range(5):
+        row, q = (rng.standard_normal(4).astype(np.float32) for _ in range(2))
+        at = pos.bind(k)
+        cache[at] = Tensor(row)
+        want[k] = row
+        scores = (cache[: at + 1] * Tensor(q)).sum(1) if hasattr(at, "__add__") else (cache[: n(k + 1, "len", 1, 8)] * Tensor(q)).sum(1)
+        np.testing.assert_allclose(scores.exp().sum().item(), np.exp(want[: k + 1] @ q).sum(), rtol=1e-4)
+
+
+def test_one_compilation_serves_all_values(t: Tensor) -> None:
+    kernels = type(get_device("CPU"))._kernels
+
+    def run(k: int) -> float:
+        return (t[: n(k, "m")] * 3 + 0.125).sum().item()  # type: ignore[no-any-return]
+
+    run(2)
+    compiled, misses, hits = len(kernels), stats["misses"], stats["hits"]
+    for k in (1, 5, 10):
+        before = GlobalCounters.kernel_count
+        assert run(k) == (A[:k] * 3 + 0.125).sum()
+        assert GlobalCounters.kernel_count == before + 1
+    assert (len(kernels), stats["misses"], stats["hits"]) == (compiled, misses, hits + 3)
+
+
+def test_a_jit_step_takes_other_values(t: Tensor) -> None:
+    step = TinyJit(lambda x, k: (x[:k] + 1).sum(0).realize())
+    for k in (3, 4, 7, 1, 10):
+        np.testing.assert_allclose(step(t, n(k)).numpy(), (A[:k] + 1).sum(0))
+
+
+def test_two_values_in_one_graph_are_an_error(t: Tensor) -> None:
+    with pytest.raises(ValueError, match="bind mismatch: variable 'n' is bound to 2 and to 3 in one graph; realize one"):
+        (t[: n(2)].sum() + t[: n(3)].sum()).realize()
+    a, b = t[: n(2)].sum().realize(), t[: n(3)].sum().realize()
+    assert (a + b).item() == A[:2].sum() + A[:3].sum()
+    assert (t[: n(2)].sum() + t[: n(3, "other")].sum()).item() == A[:2].sum() + A[:3].sum()
+
+
+def test_values_outside_the_range_are_refused() -> None:
+    for bad in (0, 11, 2.5, "3"):
+        with pytest.raises(ValueError, match=r"bind: variable 'n' ranges over 1\.\.10, got "):
+            n(bad)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="smallest value 5 is above its largest 4"):
+        Variable("x", 5, 4)
+    n(np.int64(3))  # type: ignore[arg-type]
+
+
+def test_what_needs_numbers_says_so(t: Tensor) -> None:
+    part = t[: n(3)]
+    with pytest.raises(ValueError, match=r"numpy\(\) needs a shape of numbers"):
+        part.numpy()
+    with pytest.raises(ValueError, match="a slice with symbolic bounds needs step 1"):
+        t[: n(3) : 2]
+    with pytest.raises(ValueError, match="symbolic dims must be kept as they are"):
+        part.reshape(18)
+    with pytest.raises(ValueError, match="do not broadcast"):
+        part + t
+    with pytest.raises(ValueError, match="variable 'n'.*outside|needs 0..|symbolic|outside"):
+        t[: Variable("big", 1, 99).bind(50)].sum().item()
+
+
+def test_dims_of_equal_variables_fit_and_others_do_not(t: Tensor) -> None:
+    a, b = t[: n(3)], t[: n(3)]
+    assert (a + b).sum().item() == 2 * A[:3].sum()
+    with pytest.raises(ValueError, match="do not broadcast"):
+        a + t[: n(3, "other")]
+
+
+def test_gradient_through_a_symbolic_slice() -> None:
+    x = Tensor(A, requires_grad=True)
+    (x[: n(4)] ** 2).sum().backward()
+    want = np.where(np.arange(10)[:, None] < 4, 2 * A, 0)
+    np.testing.assert_allclose(x.grad.numpy(), want)  # type: ignore[union-attr]
