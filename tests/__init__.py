@@ -1,1 +1,0 @@
-"""Tests; they mirror the folders of the package."""
