@@ -43,7 +43,7 @@ class Channel:
         self.on_abort: Callable[[str], None] = lambda reason: None
         self.counters: Callable[[], int] = lambda: 0  # bytes sent so far
         self.entered: Callable[[], tuple[int, str]] = lambda: (0, "")  # collectives entered so far, and the last
-        self.step: int | None = None
+        self.steps: Callable[[], int] = lambda: 0  # training steps taken so far
         self.plans_made, self.plans_agreed, self.released = 0, 0, False
         self.in_user_code = False
         self.changed = threading.Condition()
@@ -114,6 +114,11 @@ class Channel:
         monitor: zmq.Socket[bytes] = sock.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
         sock.connect(self.address)
         return sock, monitor
+
+    @property
+    def step(self) -> int | None:
+        """The step this rank is at, for failure reports; None before the first."""
+        return self.steps() or None
 
     def _serve(self) -> None:
         try:

@@ -42,9 +42,3 @@ def check_plan(hash: int, description: str) -> None:
         deadline_s,
         f"the other ranks to make plan {n} ({description}); the knob is COLLECTIVE_TIMEOUT_S",
     )
-
-
-def report_step(step: int) -> None:
-    """Tell the launcher which step this rank is at; it shows in failure reports. Free of cost: sent with the next heartbeat."""
-    if _channel is not None:
-        _channel.step = int(step)

@@ -118,6 +118,7 @@ def join(spec: dict[str, Any], channel: Any) -> Any:
     collective = importlib.import_module("manygrad.runtime.collective")
     collective.use_endpoint(endpoint)
     channel.entered = collective.entered
+    channel.steps = importlib.import_module("manygrad.runtime.counters").steps_taken
     plans.install(channel)
     return endpoint
 

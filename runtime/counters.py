@@ -5,7 +5,7 @@ from __future__ import annotations
 
 class GlobalCounters:
     """`global_ops` flops, `global_mem` bytes touched by kernels, `mem_used` bytes held by buffers now, `net_bytes` sent to other
-    workers, `time_sum_s` only where kernels are timed (DEBUG=2)."""
+    workers, `time_sum_s` only where kernels are timed (DEBUG=2), `steps` calls of a TinyJit (not reset)."""
 
     kernel_count = 0
     global_ops = 0
@@ -13,6 +13,7 @@ class GlobalCounters:
     mem_used = 0
     net_bytes = 0
     time_sum_s = 0.0
+    steps = 0
 
     @staticmethod
     def reset() -> None:
@@ -20,3 +21,8 @@ class GlobalCounters:
         c = GlobalCounters
         c.kernel_count = c.global_ops = c.global_mem = c.net_bytes = 0
         c.time_sum_s = 0.0
+
+
+def steps_taken() -> int:
+    """What failure reports call the step."""
+    return GlobalCounters.steps

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from manygrad.runtime.buffer import Buffer, copy_buffer
+from manygrad.runtime.counters import GlobalCounters
 from manygrad.runtime.items import ExecItem, GraphItem, KernelItem, Vars
 from manygrad.runtime.linear import capture, storage
 from manygrad.tensor.environment import DEBUG, JIT, VALIDATE_WITH_CPU
@@ -81,6 +82,7 @@ class TinyJit(Generic[T]):
         return self.calls >= 2
 
     def __call__(self, *args: Any, **kwargs: Any) -> T:
+        GlobalCounters.steps += 1
         if not JIT:
             return self._run_plain(args, kwargs)
         if capture and self.calls:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import GroupOp, Ops, UOp
+from manygrad.tensor.uop.show import text_of_index
 from manygrad.tensor.uop.symbolic import to_sint
 
 if TYPE_CHECKING:
@@ -131,7 +132,8 @@ def _shrink(g: Tensor, u: UOp) -> Grads:
             if b == 0 and e is d:
                 pads.append((0, 0))
                 continue
-            raise NotImplementedError(f"gradient of a slice with symbolic bounds {b}, {e}")
+            text = ", ".join(str(v) if isinstance(v, int) else text_of_index(v) for v in (b, e))
+            raise NotImplementedError(f"a slice with symbolic bounds [{text}) has no gradient; detach() what it is cut from, or mask with where(...)")
         pads.append((b, d - e))
     return (g._op(Ops.PAD, tuple(pads)),)
 

@@ -6,7 +6,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.uop import Ops, UOp
-from manygrad.tensor.uop.symbolic import to_sint
+from manygrad.tensor.uop.show import text_of_index
+from manygrad.tensor.uop.symbolic import as_index, to_sint, vmax, vmin
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
@@ -111,8 +112,12 @@ class MovementMixin:
         if len(arg) != self.ndim:
             raise ValueError(f"shrink of {self.shape} needs {self.ndim} pairs, got {len(arg)}")
         for (b, e), d in zip(arg, self.shape):
-            if isinstance(b, int) and isinstance(e, int) and isinstance(d, int) and not 0 <= b <= e <= d:
-                raise ValueError(f"shrink of {self.shape}: [{b}, {e}) is outside [0, {d}]")
+            if isinstance(b, int) and isinstance(e, int) and isinstance(d, int):
+                if not 0 <= b <= e <= d:
+                    raise ValueError(f"shrink of {self.shape}: [{b}, {e}) is outside [0, {d}]")
+            elif isinstance(d, int) and (vmin(as_index(b)) < 0 or vmax(as_index(e)) > d):
+                begin, end = (x if isinstance(x, int) else text_of_index(x) for x in (b, e))
+                raise ValueError(f"shrink of {self.shape}: [{begin}, {end}) can reach outside [0, {d}]: it covers {vmin(as_index(b))}..{vmax(as_index(e))}; narrow the variable's range")
         return self if all(b == 0 and e == d for (b, e), d in zip(arg, self.shape) if True) else self._op(Ops.SHRINK, arg)
 
     def pad(self: Tensor, padding: Any, mode: str = "constant", value: float = 0.0) -> Tensor:

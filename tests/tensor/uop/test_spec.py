@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import re
 
 import pytest
@@ -71,7 +72,7 @@ def test_every_rule_is_tried() -> None:
 def test_a_later_stage_holds_the_rules_of_the_earlier_ones() -> None:
     order = ["tensor", "clean", "lower_shards", "simplify", "lower_storage", "insert_stores"]
     assert list(SPECS)[:6] == order  # (then kernels, and the LINEAR of calls, which are graphs of their own)
-    for before, after in zip(order, order[1:]):
+    for before, after in itertools.pairwise(order):
         assert {name for name, _ in SPECS[before]} <= {name for name, _ in SPECS[after]}
 
 
