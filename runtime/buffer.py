@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -63,8 +65,8 @@ class Buffer:
         raw = self.device.as_numpy(self.handle, self.nbytes)
         return None if raw is None else raw.view(self.dtype.np)
 
-    def __del__(self) -> None:
-        if self.base is None and self._handle is not None:
+    def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self.base is None and self._handle is not None and not ends():  # (at the end modules go before buffers)
             GlobalCounters.mem_used -= self.nbytes
             self.device.free(self._handle, max(self.nbytes, 1))
 

@@ -38,11 +38,14 @@ class Reducer(Stager):
         super().__init__(ast, plan)
         self.open_reduces: list[UOp] = list(self.sig.reduces)
         self.running: set[UOp] = set()  # REDUCEs whose loops are open
+        self.inside: frozenset[UOp] = frozenset()  # ranges of the innermost of them: only what depends on these is nested
 
     def reduces_ready(self) -> None:
         """Emits the REDUCEs whose value needs no loop that is not open yet, those over the same ranges in one loop."""
         while True:
             ready = [u for u in self.open_reduces if ranges_of(u) <= self.origin.keys() and self.inner_done(u)]
+            if self.inside:
+                ready = [u for u in ready if ranges_of(u) & self.inside]
             if not ready:
                 return
             first = ready[0]
@@ -120,7 +123,9 @@ class Reducer(Stager):
                 for acc in accumulators:
                     self.accumulate(acc.reduce, {**acc.position, **at}, acc.parts[part])
 
+        around, self.inside = self.inside, frozenset(ranges)
         body(0)
+        self.inside = around
 
     def finish(self, accumulators: list[Accumulator], split: UOp | None) -> None:
         """Folds the partial sums and makes the results known in the current block."""

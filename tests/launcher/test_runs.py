@@ -160,11 +160,11 @@ def test_ctrl_c_while_starting(launcher: Launcher, left_behind: Left) -> None:
 
 def test_the_driver_is_killed(launcher: Launcher, left_behind: Left) -> None:
     run = launcher(
-        LOOP.format(body="print(os.environ['MANYGRAD_JOB'], flush=True)"), "--nodes", "2", real_endpoint=True
+        LOOP.format(body="print('job', os.environ['MANYGRAD_JOB'], 'end', flush=True)"), "--nodes", "2", real_endpoint=True
     )
     for r in range(2):
-        run.wait_for_log(r, "started")
-    job = (run.run_dir / "rank0.log").read_text().split()[-1]
+        run.wait_for_log(r, "end")
+    job = (run.run_dir / "rank0.log").read_text().split()[-2]
     assert left_behind(job)
     os.kill(run.process.pid, signal.SIGKILL)
     until = time.monotonic() + 5

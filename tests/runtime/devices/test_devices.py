@@ -46,7 +46,7 @@ def test_names() -> None:
         get_device("TPU:1")
 
 
-@pytest.mark.parametrize("name", ["CPU:5", "PYTHON:5"])
+@pytest.mark.parametrize("name", ["CPU:61", "PYTHON:61"])
 def test_memory(name: str) -> None:
     device = get_device(name)
     a = device.alloc(1000)

@@ -1,0 +1,42 @@
+"""What the tests of the scheduler look at: the calls of a program, its kernels, their loops."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from manygrad import Tensor
+from manygrad.runtime.engine import new_buffer
+from manygrad.schedule import create_linear_with_vars
+from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop.shape import unviewed
+
+
+def stored(*shape: int, device: str | None = None) -> Tensor:
+    """Ones in memory of their own."""
+    return Tensor(np.ones(shape, np.float32), device=device).realize()
+
+
+def sink_of(tensors: Tensor | list[Tensor]) -> UOp:
+    """What `realize` hands to the scheduler: a buffer for each value, assignments as they are."""
+    effects = []
+    for t in tensors if isinstance(tensors, list) else [tensors]:
+        base = unviewed(t.uop)
+        effects.append(base if base.op is Ops.AFTER else UOp(Ops.STORE, dtypes.void, (new_buffer(t.uop, t.device), t.uop)))
+    return UOp(Ops.SINK, dtypes.void, tuple(effects))
+
+
+def linear_of(tensors: Tensor | list[Tensor]) -> UOp:
+    return create_linear_with_vars(sink_of(tensors)).linear
+
+
+def kernels_of(tensors: Tensor | list[Tensor]) -> list[UOp]:
+    """The kernel ASTs, in order; every call must be a kernel."""
+    calls = [c.src[0] for c in linear_of(tensors).src]
+    assert all(c.op is Ops.SINK for c in calls), [c.op for c in calls]
+    return calls
+
+
+def reduce_ranges(kernel: UOp) -> list[int]:
+    """Sizes of the loops that reductions are left with."""
+    return [r.src[0].arg for r in kernel.toposort() if r.op is Ops.RANGE and r.arg[1] == "reduce"]
