@@ -129,7 +129,12 @@ def main() -> None:
         rate = {name: 2e-9 * m * n * k / t for name, t in best.items()}
         ratio = rate["manygrad"] / max(r for name, r in rate.items() if name != "manygrad")
         label = layout + ("+brr" if epilogue else "")
-        print(f"{'x'.join(map(str, shape)):>18} {label:>8}" + "".join(f"{r:10.1f}" for r in rate.values()) + f"{ratio:8.2f}", flush=True)
+        print(
+            f"{'x'.join(map(str, shape)):>18} {label:>8}"
+            + "".join(f"{r:10.1f}" for r in rate.values())
+            + f"{ratio:8.2f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -118,6 +118,10 @@ class CollectiveItem(ExecItem):
         self.plan = plan
         self.addresses: dict[int, dict[str, int]] | None = None
 
+    @property
+    def written(self) -> list[Buffer]:
+        return self.buffers[: len(self.mine)]
+
     def run(self, vars: Vars) -> None:
         global _entered
         if self.idle:

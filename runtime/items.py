@@ -33,6 +33,11 @@ class ExecItem:
     def run(self, vars: Vars) -> None:
         raise NotImplementedError
 
+    @property
+    def written(self) -> list[Buffer]:
+        """The buffers it writes."""
+        return self.buffers[:1]
+
 
 class KernelItem(ExecItem):
     """exec_kernel: one compiled kernel on its buffers."""

@@ -3,12 +3,18 @@
 The first call runs as it is (and lets state such as optimiser buffers come to be), the second is recorded, later ones are
 replayed: inputs are copied into the captured input buffers, runs of kernels go out as one native call, and what the
 function returned is returned again, holding the new values. Guards raise when inputs change shape, dtype or device.
+
+The captured input buffers are the capture's own, so that the caller may free or overwrite what it passed; an input that the
+function writes is written back. Assignments from outside that are still pending run before the step, not as a part of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+
+import numpy as np
 
 from manygrad.runtime.buffer import Buffer, copy_buffer
 from manygrad.runtime.counters import GlobalCounters
@@ -36,8 +42,15 @@ def _walk(x: Any, path: str, found: list[tuple[str, Tensor]], variables: list[tu
     elif isinstance(x, dict):
         for k, y in x.items():
             _walk(y, f"{path}[{k!r}]", found, variables, constants)
-    elif isinstance(x, (int, float, bool, str, type(None))):
+    elif isinstance(x, np.ndarray):
+        raise JitError(f"{path} is a NumPy array: its values would become a part of the capture; pass a Tensor")
+    else:
         constants.append((path, x))
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether a captured argument that is no tensor is still what it was: an equal number or text, or the same object."""
+    return a is b or (type(a) is type(b) and isinstance(a, (int, float, str, bytes, np.generic)) and bool(a == b))
 
 
 def _signature(t: Tensor) -> tuple[Any, ...]:
@@ -47,6 +60,34 @@ def _signature(t: Tensor) -> tuple[Any, ...]:
 def _buffers(t: Tensor) -> list[Buffer]:
     found = storage(t.uop)
     return [found] if isinstance(found, Buffer) else [b for b in found if b is not None]
+
+
+def _stored(t: Tensor) -> Tensor:
+    """`t` computed, as a whole buffer: itself, or a copy of a view."""
+    if t.uop.op is not Ops.BUFFER:
+        t.realize()
+    return t if t.uop.op is Ops.BUFFER else t.clone().realize()
+
+
+def _replaced(x: Any, by: dict[int, Tensor]) -> Any:
+    """A result with tensors replaced by identity."""
+    if isinstance(x, Tensor):
+        return by.get(id(x), x)
+    if isinstance(x, (list, tuple)):
+        items = [_replaced(y, by) for y in x]
+        return type(x)(*items) if hasattr(x, "_fields") else type(x)(items)
+    return {k: _replaced(y, by) for k, y in x.items()} if isinstance(x, dict) else x
+
+
+@dataclass
+class Input:
+    """One tensor argument of a capture. `twin`: the earlier argument that was the same tensor; `written`: the function assigns it."""
+
+    path: str
+    signature: tuple[Any, ...]
+    own: Tensor
+    twin: int | None = None
+    written: bool = False
 
 
 class TinyJit(Generic[T]):
@@ -60,7 +101,7 @@ class TinyJit(Generic[T]):
         self.fn = fn
         self.calls = 0
         self.items: list[ExecItem] = []
-        self.inputs: list[tuple[str, tuple[Any, ...], list[Buffer]]] = []
+        self.inputs: list[Input] = []
         self.constants: list[tuple[str, Any]] = []
         self.result: Any = None
 
@@ -93,12 +134,9 @@ class TinyJit(Generic[T]):
         _walk(args, "argument", tensors, variables, constants)
         _walk(kwargs, "argument", tensors, variables, constants)
         var_vals = {v.src[0].arg[0]: v.src[1].arg for _, v in variables if v.op is Ops.BIND}
-        if self.calls < 2:
-            for _, t in tensors:
-                if t.uop.op is not Ops.BUFFER:
-                    t.replace(t.contiguous())
-            if tensors:
-                tensors[0][1].realize(*[t for _, t in tensors[1:]])
+        outside = [*PENDING, *[t for _, t in tensors if t.uop.op is not Ops.BUFFER]]
+        if outside:
+            outside[0].realize(*outside[1:])
         if self.calls == 0:
             self.calls = 1
             return self._run_plain(args, kwargs)
@@ -125,18 +163,30 @@ class TinyJit(Generic[T]):
         def record(items: list[ExecItem], vars: Vars) -> None:
             recorded.append((items, vars))
 
-        # the inputs become buffers of the capture's own: the caller may free or overwrite theirs
+        inputs: list[Input] = []
+        before = {id(t): t.uop for _, t in tensors}
+        first: dict[int, int] = {}
         for path, t in tensors:
-            own = t.clone().realize()
-            self.inputs.append((path, _signature(t), _buffers(own)))
-            t.replace(own)
+            twin = first.get(id(t))
+            own = inputs[twin].own if twin is not None else _stored(t).clone().realize()
+            inputs.append(Input(path, _signature(t), own, twin))
+            first.setdefault(id(t), len(inputs) - 1)
+            t.uop = own.uop
         capture.append(record)
         try:
             out = self.fn(*args, **kwargs)
             self._realize(out)
         finally:
             capture.remove(record)
-        self.constants, self.result, self.calls = constants, out, 2
+            for _, t in tensors:
+                t.uop = before[id(t)]
+        written = {id(b.base or b) for items, _ in recorded for item in items for b in item.written}
+        for i, (_, t) in zip(inputs, tensors):
+            i.written = i.twin is None and any(id(b) in written for b in _buffers(i.own))
+            if i.written:
+                t.assign(i.own).realize()
+        out = _replaced(out, {id(t): i.own for i, (_, t) in zip(inputs, tensors)})
+        self.inputs, self.constants, self.result, self.calls = inputs, constants, out, 2
         self.variables = dict(var_vals)
         flat = [(i, v) for items, v in recorded for i in items]
         self.items = batch_kernels(flat) if JIT.value == 1 and not var_vals else [i for i, _ in flat]
@@ -150,27 +200,28 @@ class TinyJit(Generic[T]):
     def _replay(self, tensors: list[tuple[str, Tensor]], constants: list[tuple[str, Any]], var_vals: dict[str, int]) -> T:
         if len(tensors) != len(self.inputs):
             raise JitError(f"captured with {len(self.inputs)} input tensors, called with {len(tensors)}; make a second TinyJit for it")
-        if constants != self.constants:
-            changed = [(p, a, b) for (p, a), (_, b) in zip(self.constants, constants) if a != b]
-            raise JitError(f"an argument that is not a tensor changed since capture: {changed or constants}; its value is part of the capture: pass a Tensor or a bound Variable, or reset()")
+        changed = [f"{p} from {a!r} to {b!r}" for (p, a), (_, b) in zip(self.constants, constants) if not _same(a, b)]
+        if changed or len(constants) != len(self.constants):
+            raise JitError(f"an argument that is not a tensor changed since capture: {', '.join(changed) or constants}; its value is part of the capture: pass a Tensor or a bound Variable, or reset()")
         if set(var_vals) != set(self.variables):
             raise JitError(f"captured with the variables {sorted(self.variables)}, called with {sorted(var_vals)}")
-        for (path, signature, own), (_, t) in zip(self.inputs, tensors):
-            if _signature(t) != signature:
-                raise JitError(
-                    f"{path} was captured as shape {signature[0]} {signature[1]} on {signature[2]}, now it is "
-                    f"{_signature(t)[0]} {_signature(t)[1]} on {_signature(t)[2]}; pass the same kind of input, or make a second TinyJit"
-                )
-            if t.uop.op is not Ops.BUFFER:
-                t.replace(t.contiguous()).realize()
-            if t.uop.op is not Ops.BUFFER:
-                t.replace(t.clone()).realize()
-            for dst, src in zip(own, _buffers(t)):
-                if dst is not src:
-                    copy_buffer(dst, src)
+        for i, (_, t) in zip(self.inputs, tensors):
+            if _signature(t) != i.signature:
+                was, now = (f"{shape} {dtype} on {device}" for shape, dtype, device in (i.signature, _signature(t)))
+                raise JitError(f"{i.path} was captured as shape {was}, now it is {now}; pass the same kind of input, or make a second TinyJit")
+            if i.twin is not None and t.uop is not tensors[i.twin][1].uop:
+                raise JitError(f"{i.path} and {self.inputs[i.twin].path} were one tensor at capture, now they are two; make a second TinyJit for it")
+        for i, (_, t) in zip(self.inputs, tensors):
+            if i.twin is None:
+                for dst, src in zip(_buffers(i.own), _buffers(_stored(t))):
+                    if dst is not src:
+                        copy_buffer(dst, src)
         vars = {**self.vars, **var_vals} if var_vals else self.vars
         for item in self.items:
             item.run(vars)
+        for i, (_, t) in zip(self.inputs, tensors):
+            if i.written:
+                t.assign(i.own).realize()
         return self.result
 
 

@@ -27,12 +27,16 @@ class Evaluator(Emitter):
         self.plan = plan
         self.origin: dict[UOp, Inst] = {}  # range -> index of the tile's first iteration
         self.tile: dict[UOp, int] = {}  # range -> iterations in the tile that is being emitted
-        self.ragged: dict[UOp, Inst | None] = {}  # range whose last vector is partial -> its size, if only known at run time
+        self.ragged: dict[
+            UOp, Inst | None
+        ] = {}  # range whose last vector is partial -> its size, if only known at run time
         self.lane: UOp | None = None
         self.lanes = 1
         self._analyses: dict[UOp | None, TileAnalysis] = {}
         slots = {slot for _, slot in plan.staged}  # packing tiles reduce ranges, too
-        self.also_tiled = {r for u in self.sig.nodes if u.op is Ops.LOAD and u.src[0].src[0].arg in slots for r in ranges_of(u)}
+        self.also_tiled = {
+            r for u in self.sig.nodes if u.op is Ops.LOAD and u.src[0].src[0].arg in slots for r in ranges_of(u)
+        }
         self.square: UOp | None = None  # the reduce range that packing tiles by the number of lanes
         self.use_lane(plan.lane, plan.lanes)
 
@@ -236,7 +240,12 @@ class Evaluator(Emitter):
             )
         if a is not None and (found := self.window_load(u, pointer, a, valid, mask)) is not None:
             return found
-        if a is not None and len(index.src) == 2 and mask is None and (found := self.transposed_load(u, pointer, a, position)) is not None:
+        if (
+            a is not None
+            and len(index.src) == 2
+            and mask is None
+            and (found := self.transposed_load(u, pointer, a, position)) is not None
+        ):
             return found
         offset = self.splat(self.value(index.src[1], position), self.lanes)
         guard = self.conjunction(valid, mask)
@@ -268,7 +277,11 @@ class Evaluator(Emitter):
         All the square's vectors are remembered; this is the one at `position`.
         """
         n = self.lanes
-        square = [r for r in self.tile if r is not self.lane and (self.tile[r] % n == 0 or r is self.square) and (Atom(r, ()), 1) in a.terms]
+        square = [
+            r
+            for r in self.tile
+            if r is not self.lane and (self.tile[r] % n == 0 or r is self.square) and (Atom(r, ()), 1) in a.terms
+        ]
         if not square or n & (n - 1) or a.table:
             return None
         along = square[0]
@@ -276,11 +289,17 @@ class Evaluator(Emitter):
         first = at - at % n
         count = min(n, self.tile[along] - first)
         constant = a.constant - (at - first)
-        if any((form := self.analysis.affine(u.src[0].src[1], {**position, along: first + j})) is None or form != a._replace(constant=constant + j) for j in range(count)):
+        if any(
+            (form := self.analysis.affine(u.src[0].src[1], {**position, along: first + j})) is None
+            or form != a._replace(constant=constant + j)
+            for j in range(count)
+        ):
             return None
         base = self.base(a)
         guard = () if count == n else (self.emit(Low.FIRST, dtypes.bool, (), count, n),)
-        rows = [self.emit(Low.LOAD, u.dtype, (pointer, base, *guard), constant + a.stride * lane, n) for lane in range(n)]
+        rows = [
+            self.emit(Low.LOAD, u.dtype, (pointer, base, *guard), constant + a.stride * lane, n) for lane in range(n)
+        ]
         for j, column in enumerate(self.transpose(rows)[:count]):
             self.remember(u, {**position, along: first + j}, column)
         return self.find(u, position)

@@ -96,10 +96,17 @@ class Heuristic:
         for u in self.sig.reduces:
             loads = self.under[u]
             inside = [v for v in self.sig.reduces if v is not u and v in u.src[0].toposort()]
-            taken = {r for v in inside for r in v.src[1:]} | {r for v in self.sig.reduces if v is not u for r in ranges_of(v)}
+            taken = {r for v in inside for r in v.src[1:]} | {
+                r for v in self.sig.reduces if v is not u for r in ranges_of(v)
+            }
             along = any(self.contiguous(loads, r) for r in self.sig.loops if r in ranges_of(u))
             for r in reversed(u.src[1:]):
-                if r in taken or not loads or not self.contiguous(loads, r) or size_max(r) < (self.lanes if along else 8):
+                if (
+                    r in taken
+                    or not loads
+                    or not self.contiguous(loads, r)
+                    or size_max(r) < (self.lanes if along else 8)
+                ):
                     continue
                 product = len(loads) > 1 and all(self.stride(v.src[0], r) == 1 for v in loads)
                 if (product or not along) and (along or not product or not self.packs_better(u)):
@@ -207,7 +214,11 @@ class Heuristic:
         """
         vectors = -(-size_max(lane) // self.lanes)
         wide = [u for u in self.under[main] if lane in ranges_of(u)]
-        free = [r for r in self.sig.loops if r in ranges_of(main) and r is not lane and size_max(r) > 1 and not any(r in ranges_of(u) for u in wide)]
+        free = [
+            r
+            for r in self.sig.loops
+            if r in ranges_of(main) and r is not lane and size_max(r) > 1 and not any(r in ranges_of(u) for u in wide)
+        ]
         rows = max(free, key=lambda r: (min(size_max(r), 4), self.sig.loops.index(r)), default=None)
         best, best_cost = (1, 1), math.inf
         for g in (1, 2, 3, 4, 6):
@@ -253,7 +264,9 @@ class Heuristic:
         swapped.insert(swapped.index(rows), lane)
         self.reorder(swapped)
         if size_max(rows) >= 8 * self.tile_of(rows) and len(across) == 1 and self.stageable(across[0], main, lane):
-            down_scattered = any(self.stride(u.src[0], main.src[-1]) not in (0, 1) and self.scattered(u, main) for u in down)
+            down_scattered = any(
+                self.stride(u.src[0], main.src[-1]) not in (0, 1) and self.scattered(u, main) for u in down
+            )
             blocked = volume(frozenset(main.src[1:])) > (256 if down_scattered else 2048)
             if blocked or self.scattered(across[0], main) or across[0].dtype.is_half or len(across[0].src[0].src) == 3:
                 self.opts.append(Opt("stage", lane.arg[0], across[0].src[0].src[0].arg))
@@ -297,7 +310,14 @@ class Heuristic:
                  and any(n in ranges_of(u) and m not in ranges_of(u) for u in loads)]  # fmt: skip
         if pairs:
             tm, tn = (8, 3) if budget >= 24 else (4, 4) if budget >= 16 else (3, 3)
-            m, n = max(pairs, key=lambda p: (min(size_max(p[0]), tm) * min(size_max(p[1]), tn), sum(map(self.sig.loops.index, p)), -self.sig.loops.index(p[0])))
+            m, n = max(
+                pairs,
+                key=lambda p: (
+                    min(size_max(p[0]), tm) * min(size_max(p[1]), tn),
+                    sum(map(self.sig.loops.index, p)),
+                    -self.sig.loops.index(p[0]),
+                ),
+            )
             self.opts += [Opt("tile", m.arg[0], _even(size_max(m), tm)), Opt("tile", n.arg[0], _even(size_max(n), tn))]
         elif own:
             t = _even(size_max(own[-1]), max(1, min(4, budget // 4)))
@@ -363,7 +383,11 @@ class Heuristic:
         count, n = 1, 0
         all_loops = any(o.kind == "block" for o in self.opts)
         staged = any(o.kind == "stage" for o in self.opts)
-        innermost = {r for u in self.sig.reduces for r in self.sig.loops if r not in ranges_of(u)} if self.sig.reduces else set()
+        innermost = (
+            {r for u in self.sig.reduces for r in self.sig.loops if r not in ranges_of(u)}
+            if self.sig.reduces
+            else set()
+        )
         for r in self.order:
             if all_loops:
                 n = len(self.order)

@@ -56,7 +56,9 @@ class Looper(Reducer):
 
     # *** one loop ***
 
-    def within_tile(self, r: UOp, origin: Inst, tile: int, body: Body, ragged: bool = False, size: Inst | None = None) -> None:
+    def within_tile(
+        self, r: UOp, origin: Inst, tile: int, body: Body, ragged: bool = False, size: Inst | None = None
+    ) -> None:
         """`body` with `r` bound to a tile at `origin`, in the innermost block."""
         self.origin[r], self.tile[r] = origin, tile
         if ragged:
@@ -210,7 +212,11 @@ class Looper(Reducer):
     def blocked_reduction(self, r: UOp, begin: Inst, end: Inst, k: UOp, per: int, body: Body) -> None:
         """The reduction over `k` in blocks of `per`, each for all the tiles of `r`; sums in local memory between them."""
         group = [u for u in self.open_reduces if r in ranges_of(u)]
-        assert group and k is group[0].src[1] and all(u.src[1:] == group[0].src[1:] and u.dtype is group[0].dtype for u in group)
+        assert (
+            group
+            and k is group[0].src[1]
+            and all(u.src[1:] == group[0].src[1:] and u.dtype is group[0].dtype for u in group)
+        )
         waiting = self.open_reduces
         self.open_reduces = [u for u in waiting if u not in group]
         dtype, tile = group[0].dtype, self.plan.tile.get(r, 1)

@@ -86,7 +86,9 @@ class Lowerer(Looper):
             self.parallel_loops(lambda: nest(plan.parallel))
         else:
             nest(0)
-        return Program(name, tuple(self.blocks[0].insts), self.sig.variables, self.sig.slots, plan.counts, self.scratch_bytes)
+        return Program(
+            name, tuple(self.blocks[0].insts), self.sig.variables, self.sig.slots, plan.counts, self.scratch_bytes
+        )
 
 
 def lower(ast: UOp, plan: Plan, name: str | None = None) -> Program:

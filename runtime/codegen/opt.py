@@ -100,5 +100,7 @@ def make_plan(sig: Signature, opts: tuple[Opt, ...]) -> Plan:
     if plan.reduce_block is not None:
         k, per = plan.reduce_block
         if not plan.block or k.src[0].op is not Ops.CONST or per % plan.tile.get(k, 1):
-            raise ValueError(f"reduce_block({k.arg[0]}, {per}) needs a block, a fixed size, and a multiple of the tile {plan.tile.get(k, 1)}")
+            raise ValueError(
+                f"reduce_block({k.arg[0]}, {per}) needs a block, a fixed size, and a multiple of the tile {plan.tile.get(k, 1)}"
+            )
     return plan

@@ -38,7 +38,9 @@ class Reducer(Stager):
         super().__init__(ast, plan)
         self.open_reduces: list[UOp] = list(self.sig.reduces)
         self.running: set[UOp] = set()  # REDUCEs whose loops are open
-        self.inside: frozenset[UOp] = frozenset()  # ranges of the innermost of them: only what depends on these is nested
+        self.inside: frozenset[UOp] = (
+            frozenset()
+        )  # ranges of the innermost of them: only what depends on these is nested
 
     def reduces_ready(self) -> None:
         """Emits the REDUCEs whose value needs no loop that is not open yet, those over the same ranges in one loop."""
@@ -100,12 +102,18 @@ class Reducer(Stager):
                 for _ in range(count):
                     yield u, position
 
-    def accumulators(self, group: list[UOp], split: UOp | None, first: Callable[[int, UOp, int], Inst] | None = None) -> list[Accumulator]:
+    def accumulators(
+        self, group: list[UOp], split: UOp | None, first: Callable[[int, UOp, int], Inst] | None = None
+    ) -> list[Accumulator]:
         """New accumulators, set to the identity or to `first(number, REDUCE, lanes)`."""
         lanes = self.lanes if self.lane is not None else 1
         found: list[Accumulator] = []
         for i, (u, position) in enumerate(self.parts(group, split)):
-            start = first(i, u, lanes) if first is not None else self.const(u.dtype.const(IDENTITY[u.arg](u.dtype)), u.dtype, lanes)
+            start = (
+                first(i, u, lanes)
+                if first is not None
+                else self.const(u.dtype.const(IDENTITY[u.arg](u.dtype)), u.dtype, lanes)
+            )
             if not found or found[-1].reduce is not u or found[-1].position != position:
                 found.append(Accumulator(u, position, []))
             found[-1].parts.append(self.emit(Low.ACC, u.dtype, (start,), None, lanes, here=True))

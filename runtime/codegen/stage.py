@@ -58,16 +58,29 @@ class Stager(Evaluator):
 
     def plan_stage(self, loop: UOp, slot: int) -> None:
         """Prepares to pack what REDUCEs read of argument `slot`, converted if it is read through a conversion."""
-        users = {s: u for u in self.sig.nodes for s in u.src if u.op is Ops.CAST and u.dtype.is_float and s.op is Ops.LOAD}
+        users = {
+            s: u for u in self.sig.nodes for s in u.src if u.op is Ops.CAST and u.dtype.is_float and s.op is Ops.LOAD
+        }
         order = self.plan.loops
         outside = frozenset(order[: order.index(loop) + 1])
-        inside = {v: None for u in self.sig.reduces for v in u.src[0].toposort() if v.op is Ops.LOAD and v.src[0].src[0].arg == slot}
+        inside = {
+            v: None
+            for u in self.sig.reduces
+            for v in u.src[0].toposort()
+            if v.op is Ops.LOAD and v.src[0].src[0].arg == slot
+        }
         for load in inside:
             u = users.get(load, load)
             ranges = tuple(r for v in self.sig.reduces for r in v.src[1:] if r in ranges_of(u))
             ranges = tuple(dict.fromkeys(ranges))
-            if loop not in ranges_of(u) or not ranges_of(u) <= outside | frozenset(ranges) or any(r.src[0].op is not Ops.CONST for r in ranges):
-                raise ValueError(f"argument {slot} cannot be staged at loop {loop.arg[0]}: it changes with a loop inside it")
+            if (
+                loop not in ranges_of(u)
+                or not ranges_of(u) <= outside | frozenset(ranges)
+                or any(r.src[0].op is not Ops.CONST for r in ranges)
+            ):
+                raise ValueError(
+                    f"argument {slot} cannot be staged at loop {loop.arg[0]}: it changes with a loop inside it"
+                )
             sizes = [r.src[0].arg for r in ranges]
             tile = self.plan.tile.get(loop, 1)
             row = index_sum(tuple((r, math.prod(sizes[i + 1 :]) * tile) for i, r in enumerate(ranges)), 0)
@@ -78,7 +91,12 @@ class Stager(Evaluator):
         a = self.analysis.affine(stage.row, position)
         assert a is not None and a.stride == 0
         pointer = self.emit(Low.SCRATCH, u.dtype, (), stage.offset_bytes)
-        return pointer, self.base(a), a.constant + position.get(stage.loop, 0), self.lanes if stage.loop is self.lane else 1
+        return (
+            pointer,
+            self.base(a),
+            a.constant + position.get(stage.loop, 0),
+            self.lanes if stage.loop is self.lane else 1,
+        )
 
     def staged_load(self, u: UOp, stage: Stage, position: Position) -> Inst:
         pointer, offset, constant, lanes = self.staged_at(u, stage, position)

@@ -73,7 +73,9 @@ class CPUKernel(Kernel):
         self.names = tuple(v.arg[0] for v in signature(ast).variables)
         self.bounds = tuple((v.arg[1], v.arg[2]) for v in signature(ast).variables)
         self.counts = plan.counts
-        self.staged = max((plan.loops.index(r) + 1 for r, _ in plan.staged), default=0)  # loops up to the last that packs
+        self.staged = max(
+            (plan.loops.index(r) + 1 for r, _ in plan.staged), default=0
+        )  # loops up to the last that packs
         self.fixed = self.pieces({}) if all(n.op is Ops.CONST for n, _ in self.counts) else None
 
     @property

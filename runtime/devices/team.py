@@ -6,7 +6,7 @@ A job is (function, buffers, variables, total, grain); threads take pieces of `g
 Protocol. The caller fills in the job, sets `ctl` to OPEN and adds one to `seq`. A worker that sees a new `seq` adds
 itself to `ctl`'s low half if the job is still open, works, and takes itself off. The caller works too, then closes the
 job and waits for those inside only: a worker that the system does not run right now holds nobody up. Idle workers spin
-shortly, then sleep on `seq`. When the team is busy (another Python thread runs a kernel), the caller works alone.
+shortly, then sleep on `seq`; so does the caller, on the low half of `ctl`, until the last one inside wakes it. When the team is busy (another Python thread runs a kernel), the caller works alone.
 
 After a fork the child has no threads: `Team` starts over there. Without Linux's futex there are no workers.
 """
@@ -27,7 +27,8 @@ from manygrad.tensor.environment import THREADS
 
 MAX_THREADS = 256
 SCRATCH_BYTES = 64 << 20  # address space a thread; only what a kernel touches is ever backed by memory
-SPINS = 4000  # of one pause instruction each: a few dozen microseconds
+SPINS = 4000  # of an idle worker before it sleeps, of one pause instruction each: a few dozen microseconds
+AWAIT_SPINS = 1000  # of the caller before it sleeps until the last worker is out (which may need this very core)
 
 _FUTEX = {"x86_64": 202, "aarch64": 98}
 
@@ -51,10 +52,10 @@ def team_ir() -> str:
 @sleepers = global i32 0, align 128
 @busy = global i32 0, align 128
 @limit = global i32 0
+@waiting = global i32 0, align 128
 @scratches = global [{MAX_THREADS} x ptr] zeroinitializer, align 128
 {pause_declare}
 declare i64 @syscall(i64, ...)
-declare i32 @sched_yield()
 declare i32 @pthread_create(ptr, ptr, ptr, ptr)
 
 define internal void @work(ptr %scratch) {{
@@ -132,7 +133,15 @@ retry:
 inside:
   %scratch = load ptr, ptr %at
   call void @work(ptr %scratch)
-  %left = atomicrmw sub ptr @ctl, i64 1 release
+  %before_me = atomicrmw sub ptr @ctl, i64 1 seq_cst
+  %last_one = icmp eq i64 %before_me, 1
+  br i1 %last_one, label %tell, label %again
+tell:
+  %waits = load atomic i32, ptr @waiting seq_cst, align 4
+  %asleep = icmp ne i32 %waits, 0
+  br i1 %asleep, label %call, label %again
+call:
+  %told = call i64 (i64, ...) @syscall(i64 {_FUTEX.get(arch, 0)}, ptr @ctl, i32 129, i32 1)
   br label %again
 again:
   br label %wait
@@ -179,14 +188,20 @@ await:
 pause:
   {pause}
   %n1 = add i32 %n, 1
-  %long = icmp sgt i32 %n1, 2000
-  br i1 %long, label %yield, label %more
-yield:
-  %y = call i32 @sched_yield()
+  %long = icmp sgt i32 %n1, {AWAIT_SPINS}
+  br i1 %long, label %block, label %more
+block:
+  store atomic i32 1, ptr @waiting seq_cst, align 4
+  %inside = load atomic i32, ptr @ctl seq_cst, align 4
+  %still = icmp ne i32 %inside, 0
+  br i1 %still, label %doze, label %more
+doze:
+  %d = call i64 (i64, ...) @syscall(i64 {_FUTEX.get(arch, 0)}, ptr @ctl, i32 128, i32 %inside, ptr null)
   br label %more
 more:
   br label %await
 finish:
+  store atomic i32 0, ptr @waiting seq_cst, align 4
   store atomic i32 0, ptr @busy release, align 4
   ret void
 }}
@@ -251,6 +266,7 @@ define void @team_reset() {{
   store atomic i32 0, ptr @limit seq_cst, align 4
   store atomic i32 0, ptr @busy seq_cst, align 4
   store atomic i32 0, ptr @sleepers seq_cst, align 4
+  store atomic i32 0, ptr @waiting seq_cst, align 4
   store atomic i64 0, ptr @ctl seq_cst, align 8
   ret void
 }}

@@ -140,7 +140,9 @@ class Printer:
                 return self.let(f"shufflevector {t} {one}, {t} poison, <{x.lanes} x i32> zeroinitializer")
             case Low.SHUFFLE:
                 order = ", ".join(f"i32 {i}" for i in x.arg)
-                return self.let(f"shufflevector {self.typed(x.src[0])}, {self.typed(x.src[1])}, <{x.lanes} x i32> <{order}>")
+                return self.let(
+                    f"shufflevector {self.typed(x.src[0])}, {self.typed(x.src[1])}, <{x.lanes} x i32> <{order}>"
+                )
             case Low.HALVES:
                 return self.half(x, src[0])
             case Low.EXTRACT:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 
@@ -163,3 +165,123 @@ def test_validation_runs_every_kernel_of_a_replay() -> None:
         f = TinyJit(lambda a: ((a + 1).contiguous() * 2).contiguous() - 3)
         for i in range(4):
             assert f(Tensor([1.0 * i])).item() == (i + 1) * 2 - 3
+
+
+def test_one_tensor_as_two_inputs_and_an_input_that_is_returned() -> None:
+    f = TinyJit(lambda a, b: (a, a * 10 + b))
+    for i in range(5):
+        x = Tensor([1.0 * i])
+        same, out = f(x, x)
+        assert (same.item(), out.item()) == (i, 11.0 * i)
+    for i in range(3):
+        same, out = f(Tensor([1.0 * i]), Tensor([5.0]))
+        assert (same.item(), out.item()) == (i, 10.0 * i + 5)
+
+
+def test_outputs_hold_the_values_of_the_last_call() -> None:
+    """As in tinygrad: a replay writes into the tensors that the capture returned; keep one with clone()."""
+    f = TinyJit(lambda a: a + 1)
+    outs = [f(Tensor([1.0 * i])) for i in range(3)]
+    kept = f(Tensor([10.0])).clone().realize()
+    last = f(Tensor([20.0]))
+    assert (outs[2].item(), last.item(), kept.item()) == (21.0, 21.0, 11.0)
+
+
+def test_feeding_an_output_back_in() -> None:
+    f = TinyJit(lambda a: a * 2 + 1)
+    x, want = Tensor([1.0]), 1.0
+    for _ in range(6):
+        x, want = f(x), want * 2 + 1
+        assert x.item() == want
+
+
+def test_a_function_that_writes_its_input() -> None:
+    """The write goes to the capture's own copy of the input and is returned; state belongs outside the arguments."""
+
+    @TinyJit
+    def f(a: Tensor) -> Tensor:
+        a.assign(a + 1)
+        return a * 1
+
+    assert [f(Tensor([1.0 * i])).item() for i in range(5)] == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_sharded_inputs_and_collectives() -> None:
+    devices = ("CPU:0", "CPU:1", "CPU:2")
+    w = Tensor(np.ones((4, 2), np.float32)).shard(devices).contiguous().realize()
+
+    @TinyJit
+    def f(x: Tensor) -> Tensor:
+        return (x @ w).relu().sum(0)
+
+    for i in range(5):
+        a = np.full((7, 4), i, np.float32)
+        np.testing.assert_allclose(f(Tensor(a).shard(devices, 0)).numpy(), np.full(2, 28.0 * i))
+    with pytest.raises(JitError, match=r"captured as shape"):
+        f(Tensor(np.ones((7, 4), np.float32)))
+
+
+def test_views_and_constants_as_inputs() -> None:
+    f = TinyJit(lambda a, b: a.sum() + b)
+    base = Tensor(np.arange(12, dtype=np.float32).reshape(3, 4))
+    for i in range(3):
+        assert f(base[i], Tensor(2.0)).item() == base.numpy()[i].sum() + 2
+        assert f(base.T[0, :].reshape(3)[:1].expand(4), Tensor(1.0)).item() == 1.0 or i < 2
+
+
+def test_reset_captures_again() -> None:
+    f = captured()
+    f.reset()
+    assert not f.captured
+    for i in range(3):
+        assert f(Tensor([1.0 * i])).item() == i
+    assert f.captured
+
+
+def test_a_failed_capture_can_be_tried_again() -> None:
+    fail = [False]
+
+    @TinyJit
+    def f(a: Tensor) -> Tensor:
+        if fail[0]:
+            raise KeyError("data")
+        return a + 1
+
+    f(Tensor([1.0]))
+    fail[0] = True
+    with pytest.raises(KeyError):
+        f(Tensor([1.0]))
+    fail[0] = False
+    for i in range(3):
+        assert f(Tensor([1.0 * i])).item() == i + 1
+
+
+def test_the_variables_must_be_the_same_ones() -> None:
+    t = Tensor(np.arange(8, dtype=np.float32))
+    f = TinyJit(lambda n: t[:n].sum())
+    v = Variable("n", 1, 8)
+    for k in (2, 3, 4):
+        f(v.bind(k))
+    with pytest.raises(JitError, match=r"captured with the variables \['n'\], called with \['m'\]"):
+        f(Variable("m", 1, 8).bind(2))
+
+
+def test_without_native_graphs_it_gives_the_same() -> None:
+    with Context(JIT=2):
+        f = TinyJit(lambda a: ((a + 1).contiguous() * 2).contiguous())
+        for i in range(4):
+            assert f(Tensor([1.0 * i])).item() == 2.0 * (i + 1)
+        assert len(f.items) == 2
+
+
+def test_a_capture_keeps_its_memory_and_gives_it_back() -> None:
+    gc.collect()
+    held = GlobalCounters.mem_used
+    f = TinyJit(lambda a: ((a + 1).contiguous() * 2).sum(0))
+    for _ in range(4):
+        f(Tensor(np.ones((256, 256), np.float32)))
+    gc.collect()
+    assert GlobalCounters.mem_used - held >= 2 << 18  # its input and its temporary
+    del f
+    gc.collect()
+    assert GlobalCounters.mem_used == held

@@ -450,6 +450,43 @@ def test_broadcast_vector_store_of_a_scalar() -> None:
     )
 
 
+def test_strided_load_valid_at_some_positions_only() -> None:
+    """The square of a transposed load must not make the invalid positions known."""
+    r0, r1 = loop(16, 0), loop(16, 1)
+    even = r1.alu(Ops.MOD, I(2)).alu(Ops.CMPEQ, I(0))
+    x = RNG.standard_normal((16, 16)).astype(np.float32)
+    got = agree(
+        sink(store(0, add(r0, mul(r1, 16)), load(1, add(r1, mul(r0, 16)), valid=even), r0, r1)), [np.zeros_like(x), x]
+    )[0]
+    np.testing.assert_array_equal(got, np.where(np.arange(16)[:, None] % 2 == 0, x.T, 0))
+
+
+def test_unrelated_reduces_of_different_loops() -> None:
+    """One that depends on the vectorised loop and one that does not stand side by side."""
+    r1, r2, k, s = loop(2, 1), loop(2, 2), red(2, 10), red(2, 11)
+    value = reduce(r2.cast(f32), k).alu(Ops.ADD, reduce(load(1, add(mul(r1, 2), mul(r2, 4))), s))
+    got = agree(
+        sink(store(0, add(r1, mul(r2, 2)), value, r1, r2)), [np.zeros(4, np.float32), np.arange(20, dtype=np.float32)]
+    )[0]
+    assert got.tolist() == [0, 4, 10, 14]
+
+
+@pytest.mark.parametrize("width", [5, 13, 26, 64])
+def test_pooling(width: int) -> None:
+    """Strides and quotients along the vector: max over windows of two, and its gradient's x // 2."""
+    n = width // 2
+    i, j, r = loop(7, 0), loop(n, 1), red(2, 2)
+    x = RNG.standard_normal((7, width)).astype(np.float32)
+    ast = sink(store(0, add(mul(i, n), j), reduce(load(1, add(mul(i, width), mul(j, 2), r)), r, op=Ops.MAX), i, j))
+    pooled = agree(ast, [np.zeros((7, n), np.float32), x])[0]
+    np.testing.assert_array_equal(pooled, x[:, : 2 * n].reshape(7, n, 2).max(2))
+    i, j = loop(7, 0), loop(2 * n, 1)
+    ast = sink(store(0, add(mul(i, 2 * n), j), load(1, add(mul(i, n), j.alu(Ops.IDIV, I(2)))), i, j))
+    np.testing.assert_array_equal(
+        agree(ast, [np.zeros((7, 2 * n), np.float32), pooled])[0], np.repeat(pooled, 2, axis=1)
+    )
+
+
 def test_deep_expression() -> None:
     """No recursion limit in the compiler."""
     i = loop(20, 0)

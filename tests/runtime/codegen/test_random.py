@@ -15,7 +15,12 @@ from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 from tests.runtime.codegen.kernels import I, add, f32, gemm, load, loop, mul, red, reduce, run, sink, store
 
-SETTINGS = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+SETTINGS = settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
 
 
 @st.composite
@@ -146,7 +151,11 @@ def test_any_opts_of_a_product(data: st.DataObject) -> None:
     m, n, k = data.draw(size), data.draw(size), data.draw(size)
     ast = gemm(m, n, k, data.draw(st.sampled_from(["NN", "NT", "TN", "TT"])))
     lanes = data.draw(st.sampled_from([4, 16]))
-    opts = [Opt("vectorise", 1, lanes), Opt("tile", 1, lanes * data.draw(st.integers(1, 2))), Opt("tile", 0, data.draw(st.integers(1, 3)))]
+    opts = [
+        Opt("vectorise", 1, lanes),
+        Opt("tile", 1, lanes * data.draw(st.integers(1, 2))),
+        Opt("tile", 0, data.draw(st.integers(1, 3))),
+    ]
     columns_first = data.draw(st.booleans())
     if columns_first:
         opts.append(Opt("before", 1, 0))

@@ -74,7 +74,11 @@ def test_other_targets(target: Target, name: str) -> None:
     ast, shapes, dtype = KERNELS[name]
     prepared = prepare(ast, target.machine)
     code = compiler.object_code(prepared.code(render))
-    if platform.machine() != "x86_64" or target is NEON or (target is AVX2 and not llvm.get_host_cpu_features().get("avx2")):
+    if (
+        platform.machine() != "x86_64"
+        or target is NEON
+        or (target is AVX2 and not llvm.get_host_cpu_features().get("avx2"))
+    ):
         return
     if target is SSE and name != "max int8":
         return  # without the processor's FMA and half conversions these would call a library
@@ -82,7 +86,9 @@ def test_other_targets(target: Target, name: str) -> None:
     arrays = [(rng.random(s) * 4 + 0.5).astype(dtype) for s in shapes]
     want = run(ast, arrays)[0].astype(np.float64)
     address = compiler.load(code, [prepared.name])[prepared.name]
-    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)(address)
+    function = ctypes.CFUNCTYPE(
+        None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p
+    )(address)
     buffers = (ctypes.c_void_p * len(arrays))(*[a.ctypes.data for a in arrays])
     scratch = np.empty(1 << 22, np.uint8)
     total = int(np.prod([-(-n.arg // step) for n, step in prepared.program().parallel]))

@@ -138,7 +138,11 @@ def test_graph(name: str) -> None:
     grow = sink(store(0, i, load(0, i).alu(Ops.ADD, load(1, i)), i))
     double = elementwise(lambda a: a.alu(Ops.ADD, a), [f32], 1000)
     a, b, c = upload(device, np.zeros(1000, np.float32), np.ones(1000, np.float32), np.zeros(1000, np.float32))
-    steps = [(device.compile(grow), [a, b], (1000,)), (device.compile(double), [c, a], ()), (device.compile(grow), [a, c], (500,))]
+    steps = [
+        (device.compile(grow), [a, b], (1000,)),
+        (device.compile(double), [c, a], ()),
+        (device.compile(grow), [a, c], (500,)),
+    ]
     replay = device.graph(steps)
     replay()
     replay()

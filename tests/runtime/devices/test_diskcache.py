@@ -90,7 +90,10 @@ def test_many_processes(tmp_path: Path) -> None:
     """Processes that start at once are all right and leave whole entries (six kernels and the thread team); the next one compiles nothing."""
     environment = {**os.environ, "CACHE_DIR": str(tmp_path), "DEBUG": "1", "CACHE": "1"}
     start = [sys.executable, "-c", SCRIPT]
-    running = [subprocess.Popen(start, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    running = [
+        subprocess.Popen(start, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
     for process in running:
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors

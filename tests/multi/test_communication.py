@@ -1,0 +1,177 @@
+"""Which collectives a program becomes, on how many elements, and what each worker schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from manygrad import Tensor, nn, world
+from manygrad.multi.world import World
+from manygrad.schedule import create_linear_with_vars
+from manygrad.tensor.nn.state import get_parameters
+from manygrad.tensor.uop import GroupOp, Ops
+from manygrad.tensor.uop.symbolic import linear
+from manygrad.tests.schedule.programs import linear_of, sink_of
+
+TWO, FOUR = ("CPU:0", "CPU:1"), tuple(f"CPU:{i}" for i in range(4))
+
+
+def cut(*shape: int, axis: int | None = 0, devices: tuple[str, ...] = TWO) -> Tensor:
+    return Tensor(np.ones(shape, np.float32)).shard(devices, axis).contiguous().realize()
+
+
+def communication(tensors: Tensor | list[Tensor]) -> list[tuple[str, int]]:
+    """(collective or copy, elements of its result on the first device)."""
+    out = []
+    for c in linear_of(tensors).src:
+        op = c.src[0].op
+        if op in GroupOp.COLLECTIVE:
+            out.append((op.name, int(np.prod(c.src[1].shape))))
+        elif op is Ops.COPY:
+            out.append(("COPY", int(np.prod(c.src[1].shape))))
+    return out
+
+
+def test_what_stays_cut_needs_no_communication() -> None:
+    x, y, w = cut(8, 6), cut(8, 6), cut(6, 5, axis=None)
+    columns, rows = Tensor([2, 0]).shard(TWO).contiguous().realize(), Tensor(np.zeros((8, 2), np.int64)).shard(TWO, 0).contiguous().realize()
+    for t in (
+        (x * y + 1).exp(), x.sum(1), x.softmax(1), x @ w, (x @ w).relu() @ cut(5, 2, axis=None), x.T * 2, x.reshape(8, 2, 3).sum(2), x.reshape(48), x[:, 1:3], x.pad((1, 1)),
+        x.cat(y, dim=1), x.unsqueeze(1).expand(8, 3, 6), x.flip(1), x.layer_norm(6), x + w.sum(), x[:, columns], w.sum(0), x.cast("float16"), x.contiguous(),
+        w[rows], x.reshape(6, 8), x.reshape(16, 3),
+    ):  # fmt: skip
+        assert communication(t) == [], t
+
+
+def test_a_sum_over_the_cut_dim_is_one_all_reduce_of_the_result() -> None:
+    x = cut(8, 6)
+    assert communication(x.sum()) == [("ALLREDUCE", 1)]
+    assert communication(x.sum(0)) == [("ALLREDUCE", 6)]
+    assert communication((x * 2).sum(0) + 1) == [("ALLREDUCE", 6)]
+    assert communication(x.max()) == [("ALLREDUCE", 1)]
+    assert communication(x.mean()) == [("ALLREDUCE", 1)]
+    assert communication(cut(5, 8, axis=1) @ cut(8, 3)) == [("ALLREDUCE", 15)]
+
+
+def test_terms_are_added_before_they_are_sent() -> None:
+    """Sums of two products over cut dims: one all-reduce, not two."""
+    a, b = cut(5, 8, axis=1), cut(8, 3)
+    assert communication(a @ b + (a * 2) @ b) == [("ALLREDUCE", 15)]
+    assert communication(-(a @ b)) == [("ALLREDUCE", 15)]
+
+
+def test_a_sum_that_is_cut_again_is_a_reduce_scatter() -> None:
+    x = cut(8, 6)
+    assert communication(x.sum(0).shard(TWO, 0)) == [("REDUCESCATTER", 3)]
+
+
+def test_a_change_of_the_cut_dim_is_an_all_to_all() -> None:
+    x, y = cut(8, 6, devices=FOUR), cut(8, 6, axis=1, devices=FOUR)
+    assert communication((x * 2).shard(FOUR, 1)) == [("ALLTOALL", 16)]
+    assert communication(x + y) == [("ALLTOALL", 12)]  # y becomes cut like x: 2 rows of 6
+
+
+def test_what_cannot_stay_cut_is_gathered() -> None:
+    x = cut(8, 6)
+    rows = Tensor([3, 1]).shard(TWO).contiguous().realize()
+    for t in (x.reshape(3, 16), x.flip(0), x[rows], x.shard(TWO, None)):
+        assert communication(t) == [("ALLGATHER", 48)]
+    assert communication(cut(7, 6).reshape(42)) == []  # whole rows: 4 and 3
+    assert communication(cut(7, 6).reshape(6, 7)) == [("ALLGATHER", 42)]
+
+
+def test_replicating_copies_once_a_device_and_cutting_a_replica_moves_nothing() -> None:
+    t = Tensor(np.ones((8, 6), np.float32)).realize()
+    assert communication(t.shard(FOUR)) == [("COPY", 48)] * 3
+    assert communication(t.shard(FOUR, 0)) == [("COPY", 12)] * 3
+    assert communication(cut(8, 6, axis=None).shard(TWO, 0)) == []
+
+
+def test_one_device_needs_no_collective() -> None:
+    x = cut(8, 6, devices=("CPU:1",))
+    assert communication([x.sum(), x.T @ x, x.softmax(0)]) == []
+
+
+class Net:
+    def __init__(self) -> None:
+        self.a, self.norm, self.b = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.b(self.norm(self.a(x)).relu())
+
+
+def test_all_gradients_of_an_optimiser_step_are_one_all_reduce() -> None:
+    net = Net()
+    params = get_parameters(net)
+    for p in params:
+        p.shard_(TWO)
+    optimiser = nn.optim.AdamW(params)
+    x, y = cut(8, 6), Tensor(np.zeros(8, np.int64)).shard(TWO, 0).contiguous().realize()
+    with Tensor.train():
+        for _ in range(2):
+            optimiser.zero_grad()
+            loss = net(x).cross_entropy(y)
+            loss.backward()
+            todo = optimiser.schedule_step()
+            moved = communication([*todo, loss])
+            todo[0].realize(*todo[1:], loss)
+    count = sum(int(np.prod(p.shape)) for p in params)
+    assert sorted(moved) == [("ALLREDUCE", 1), ("ALLREDUCE", 1), ("ALLREDUCE", count)]  # the loss's sum, its count of targets, the gradients
+
+
+# *** several workers ***
+
+
+@pytest.fixture
+def four_workers() -> Iterator[World]:
+    """This process as worker 1 of 4 with 2 devices, on NULL."""
+    saved = dict(world.__dict__)
+    world.device_kind = "NULL"
+    world.join(rank=1, size=4, local_rank=1, local_size=4, devices_per_node=2, job="test", epoch=0)
+    yield world
+    world.__dict__.clear()
+    world.__dict__.update(saved)
+
+
+def test_names_of_the_world(four_workers: World) -> None:
+    assert world.devices == tuple(f"NULL:{i}@{r}" for r in range(4) for i in range(2))
+    assert world.local_devices == ("NULL:0@1", "NULL:1@1")
+    assert world.is_local("NULL:1@1") and world.is_local("NULL:0") and not world.is_local("NULL:0@2")
+    assert world.rank_of("NULL:0@3") == 3 and world.rank_of("NULL:0") == 1
+    with pytest.raises(ValueError, match=r"node 4 does not exist, the world has 4 \(0\.\.3\)"):
+        Tensor([1.0]).to("NULL:0@4")
+    with pytest.raises(ValueError, match=r"rank 4 is outside 0\.\.3"):
+        World().join(rank=4, size=4, local_rank=0, local_size=1, devices_per_node=1, job="", epoch=0)
+    with pytest.raises(ValueError, match="devices_per_node must be at least 1"):
+        World().join(rank=0, size=4, local_rank=0, local_size=1, devices_per_node=0, job="", epoch=0)
+
+
+def test_a_worker_schedules_its_own_devices_only(four_workers: World) -> None:
+    x = Tensor(np.ones((16, 6), np.float32), device="NULL").shard(world.devices, 0)
+    calls = create_linear_with_vars(sink_of((x * 2).sum(0)), world).linear.src
+    kernels = [c for c in calls if c.src[0].op is Ops.SINK]
+    assert {a.device for c in kernels for a in c.src[1:]} <= {"NULL:0", "NULL:1", "NULL:0@1", "NULL:1@1"}
+    (reduce,) = [c for c in calls if c.src[0].op is Ops.ALLREDUCE]
+    assert len(reduce.src) == 1 + 2 + 2  # results and inputs of the own devices
+    *_, devices, mine, counts, _ = reduce.src[0].arg
+    assert devices == world.devices and mine == (2, 3) and counts == (6, 6)
+
+
+def test_the_rows_of_a_worker(four_workers: World) -> None:
+    """16 rows over 8 devices: worker 1 holds rows 4, 5 on its first and 6, 7 on its second device, which gets a copy of them."""
+    x = Tensor(np.ones((16, 6), np.float32), device="NULL").shard(world.devices, 0)
+    reads = []
+    for call in create_linear_with_vars(sink_of(x * 1.5), world).linear.src:
+        if call.src[0].op is Ops.COPY:
+            reads.append((call.src[2].arg[0] // 6, call.src[2].arg[1]))  # VIEW: offset and shape
+        else:
+            loads = [u for u in call.src[0].toposort() if u.op is Ops.LOAD]
+            reads += [(linear(u.src[0].src[1])[1] // 6, (2, 6)) for u in loads if call.src[2].op is Ops.PARAM]
+    assert sorted(reads) == [(4, (2, 6)), (6, (2, 6))]
+
+
+def test_devices_of_others_are_refused(four_workers: World) -> None:
+    with pytest.raises(ValueError, match=r"none of the 2 devices NULL:0@2\.\. belongs to this worker \(rank 1\); shard over manygrad\.world\.devices"):
+        (Tensor(np.ones(4, np.float32), device="NULL").shard(("NULL:0@2", "NULL:0@3"), 0) * 2).realize()
