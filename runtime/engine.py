@@ -13,7 +13,7 @@ from manygrad.multi.world import world
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.devices import canonical as local_canonical
 from manygrad.runtime.devices import get_device
-from manygrad.runtime.linear import compile_linear, run_linear, storage
+from manygrad.runtime.linear import capture, compile_linear, run_linear, storage
 from manygrad.schedule import create_linear_with_vars
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.source import line_of
@@ -135,6 +135,8 @@ class RealizeEngine:
         return out
 
     def to_numpy(self, buffer: UOp) -> np.ndarray:
+        if capture:
+            raise RuntimeError("a value is read (numpy(), item(), tolist()) while a TinyJit records: a replay would not read it again; return the tensor and read it outside")
         found = storage(buffer)
         assert isinstance(found, Buffer), "to_numpy of a buffer on several devices"
         return found.copyout().reshape(buffer.shape)

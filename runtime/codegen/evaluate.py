@@ -238,15 +238,12 @@ class Evaluator(Emitter):
             return self.emit(
                 Low.LOAD, u.dtype, (pointer, self.base(a), *(() if guard is None else (guard,))), a.constant, self.lanes
             )
-        if a is not None and (found := self.window_load(u, pointer, a, valid, mask)) is not None:
-            return found
-        if (
-            a is not None
-            and len(index.src) == 2
-            and mask is None
-            and (found := self.transposed_load(u, pointer, a, position)) is not None
-        ):
-            return found
+        if a is not None and (window := self.window_load(u, pointer, a, valid, mask)) is not None:
+            return window
+        if a is not None and len(index.src) == 2 and mask is None:
+            column = self.transposed_load(u, pointer, a, position)
+            if column is not None:
+                return column
         offset = self.splat(self.value(index.src[1], position), self.lanes)
         guard = self.conjunction(valid, mask)
         guards = () if guard is None else (self.splat(guard, self.lanes),)

@@ -79,7 +79,7 @@ class CPUKernel(Kernel):
         self.fixed = self.pieces({}) if all(n.op is Ops.CONST for n, _ in self.counts) else None
 
     @property
-    def source(self) -> str:  # type: ignore[override]
+    def source(self) -> str:
         """The LLVM IR, made again on request: a kernel from the disk cache has only object code."""
         return self.prepared.code(render)
 

@@ -13,7 +13,7 @@ from manygrad.schedule import create_linear_with_vars
 from manygrad.tensor.nn.state import get_parameters
 from manygrad.tensor.uop import GroupOp, Ops
 from manygrad.tensor.uop.symbolic import linear
-from manygrad.tests.schedule.programs import linear_of, sink_of
+from tests.schedule.programs import linear_of, sink_of
 
 TWO, FOUR = ("CPU:0", "CPU:1"), tuple(f"CPU:{i}" for i in range(4))
 

@@ -187,13 +187,13 @@ LINE = re.compile(r"^\*\*\* CPU:0 +\d+ \S+ +[\d.]+ us +[\d.]+ GFLOPS +[\d.]+ GB/
 
 
 def test_debug_2_is_one_line_a_kernel_or_copy(capsys: pytest.CaptureFixture[str]) -> None:
-    x = ones(64, 64)
+    x = ones(61, 61)
     with Context(DEBUG=2):
         (x @ x).softmax().realize()
         x.to("CPU:1").realize()
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) >= 4 and all(LINE.match(line) for line in lines[:-1])
-    assert "copy 16384 CPU:0 -> CPU:1" in lines[-1] and "test_engine.py:" in lines[-1]
+    lines = [x for x in capsys.readouterr().out.splitlines() if not x.startswith("compiled ")]
+    assert len(lines) >= 4 and all(LINE.match(line) for line in lines[:-1]), lines
+    assert "copy 14884 CPU:0 -> CPU:1" in lines[-1] and "test_engine.py:" in lines[-1]
 
 
 def test_debug_4_shows_the_code_and_5_the_passes(capsys: pytest.CaptureFixture[str]) -> None:

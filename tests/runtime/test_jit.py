@@ -173,9 +173,32 @@ def test_one_tensor_as_two_inputs_and_an_input_that_is_returned() -> None:
         x = Tensor([1.0 * i])
         same, out = f(x, x)
         assert (same.item(), out.item()) == (i, 11.0 * i)
-    for i in range(3):
-        same, out = f(Tensor([1.0 * i]), Tensor([5.0]))
-        assert (same.item(), out.item()) == (i, 10.0 * i + 5)
+    with pytest.raises(JitError, match=r"argument\[1\] and argument\[0\] were one tensor at capture, now they are two"):
+        f(Tensor([1.0]), Tensor([5.0]))
+    g = TinyJit(lambda a, b: a * 10 + b)
+    for i in range(4):
+        assert g(Tensor([1.0 * i]), Tensor([5.0])).item() == 10.0 * i + 5
+    x = Tensor([2.0])
+    assert g(x, x).item() == 22.0  # two inputs may become one
+
+
+def test_the_callers_tensors_keep_their_values() -> None:
+    f = TinyJit(lambda a: a + 1)
+    xs = [Tensor([1.0 * i]) for i in range(5)]
+    for x in xs:
+        f(x)
+    assert [x.item() for x in xs] == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_a_view_that_is_passed_stays_a_view() -> None:
+    f = TinyJit(lambda a: a.sum())
+    base = Tensor(np.zeros((4, 2), np.float32)).realize()
+    rows = [base[i] for i in range(4)]
+    for row in rows:
+        assert f(row).item() == 0.0
+    base.assign(1.0)
+    assert [row.tolist() for row in rows] == [[1.0, 1.0]] * 4
+    assert f(rows[0]).item() == 2.0
 
 
 def test_outputs_hold_the_values_of_the_last_call() -> None:
@@ -196,14 +219,51 @@ def test_feeding_an_output_back_in() -> None:
 
 
 def test_a_function_that_writes_its_input() -> None:
-    """The write goes to the capture's own copy of the input and is returned; state belongs outside the arguments."""
+    @TinyJit
+    def f(a: Tensor, b: Tensor) -> Tensor:
+        a.assign(a + b)
+        return a * 10
+
+    b, state = Tensor([1.0]), Tensor([0.0]).realize()
+    for i in range(5):
+        assert f(state, b).item() == 10.0 * (i + 1)
+        assert (state.item(), b.item()) == (i + 1, 1.0)
+    table = Tensor(np.zeros((2, 1), np.float32)).realize()
+    for i in range(3):
+        f(table[1], b)
+        assert table.tolist() == [[0.0], [i + 1.0]]
+
+
+def test_pending_assignments_run_before_the_step_and_only_once() -> None:
+    """A learning rate that the caller changes between steps."""
+    rate, total = Tensor([1.0]).realize(), Tensor([0.0]).realize()
 
     @TinyJit
-    def f(a: Tensor) -> Tensor:
-        a.assign(a + 1)
-        return a * 1
+    def step() -> Tensor:
+        total.assign(total + rate)
+        return total
 
-    assert [f(Tensor([1.0 * i])).item() for i in range(5)] == [1.0, 2.0, 3.0, 4.0, 5.0]
+    want = 0.0
+    for i in range(6):
+        rate.assign(float(i))
+        want += i
+        assert step().item() == want
+    assert (step().item(), step().item(), rate.item()) == (want + 5, want + 10, 5.0)
+
+
+def test_arrays_objects_and_read_values_are_refused() -> None:
+    f = TinyJit(lambda a, o: a * 1)
+    with pytest.raises(JitError, match=r"argument\[1\] is a NumPy array: its values would become a part of the capture"):
+        f(Tensor([1.0]), np.ones(2))
+    for _ in range(2):
+        f(Tensor([1.0]), f)
+    f(Tensor([1.0]), f)
+    with pytest.raises(JitError, match=r"changed since capture: argument\[1\] from .* to .*"):
+        f(Tensor([1.0]), object())
+    g = TinyJit(lambda a: (a * 2).item())
+    assert g(Tensor([1.0])) == 2.0
+    with pytest.raises(RuntimeError, match=r"a value is read .* while a TinyJit records"):
+        g(Tensor([1.0]))
 
 
 def test_sharded_inputs_and_collectives() -> None:

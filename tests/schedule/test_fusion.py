@@ -9,7 +9,7 @@ import pytest
 
 from manygrad import Tensor
 from manygrad.tensor.uop import Ops
-from manygrad.tests.schedule.programs import kernels_of, reduce_ranges, stored
+from tests.schedule.programs import kernels_of, reduce_ranges, stored
 
 INDEX = Tensor(np.array([[1, 0, 3], [2, 2, 1]])).realize()
 Program = Callable[[], Tensor | list[Tensor]]

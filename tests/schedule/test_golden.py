@@ -1,6 +1,6 @@
 """The graph after each pass, as text, for small programs: golden/NAME.txt.
 
-After a wanted change:  python -m manygrad.tests.schedule.test_golden   and review the difference.
+After a wanted change:  python -m tests.schedule.test_golden   and review the difference.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from manygrad.schedule import lower_sink_to_linear, number_buffers, strip_binds
 from manygrad.schedule.trace import observers
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.show import show
-from manygrad.tests.schedule.programs import sink_of
+from tests.schedule.programs import sink_of
 
 FOLDER = Path(__file__).parent / "golden"
 TWO = ("CPU:0", "CPU:1")
@@ -140,7 +140,7 @@ def text_of(program: Callable[[], list[Tensor]]) -> str:
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_golden(program: Callable[[], list[Tensor]]) -> None:
     path = FOLDER / f"{program.__name__}.txt"
-    assert path.exists(), f"{path} is missing; write it with python -m manygrad.tests.schedule.test_golden"
+    assert path.exists(), f"{path} is missing; write it with python -m tests.schedule.test_golden"
     assert text_of(program) == path.read_text(), f"{path.name} differs; if that is wanted, write it again (see the top of {Path(__file__).name})"
 
 

@@ -15,7 +15,7 @@ from manygrad.runtime.devices import Device, get_device
 from manygrad.schedule.memory import ALIGN, MemoryPlan, nbytes_of, plan_memory
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import BufferSpec, Ops, UOp
-from manygrad.tests.schedule.programs import linear_of, stored
+from tests.schedule.programs import linear_of, stored
 
 MB = 1 << 20
 

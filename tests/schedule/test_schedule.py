@@ -14,7 +14,7 @@ from manygrad.schedule.order import order_items
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import SPEC
 from manygrad.tensor.uop import BufferSpec, Ops, UOp
-from manygrad.tests.schedule.programs import linear_of, sink_of, stored
+from tests.schedule.programs import linear_of, sink_of, stored
 
 TWO = ("CPU:0", "CPU:1")
 
