@@ -72,20 +72,27 @@ class _Lowering:
             parts = self.loc[u]
         if have == want:
             return parts
+        if isinstance(want, Partial):
+            return self.as_terms(u, parts, devices, have, want)
         if isinstance(have, Partial):
-            assert not isinstance(want, Partial)
             return self.reduce_scatter(parts, have.op, want, devices, u) if isinstance(want, Shard) else self.all_reduce(parts, have.op, devices, u)
         if isinstance(have, Shard) and isinstance(want, Shard) and have.axis != want.axis and len(devices) > 1:
             return self.all_to_all(parts, have, want, devices, u)
         if isinstance(have, Shard):
             whole = self.all_gather(parts, have, u.shape, devices, u)
             return self.cut(whole, want, mine) if isinstance(want, Shard) else whole
-        if isinstance(want, Shard):
-            return self.cut(parts, want, mine)
-        # a term each: the first device holds the value, the others the identity of a sum
-        assert isinstance(want, Partial) and want.op is Ops.ADD
+        assert isinstance(want, Shard)
+        return self.cut(parts, want, mine)
+
+    def as_terms(self, u: UOp, parts: Local, devices: tuple[str, ...], have: Placement, want: Partial) -> Local:
+        """A term of a sum on each device, without communication: its slice among zeros, or the value on the first, zeros on the others."""
+        assert want.op is Ops.ADD
+        mine = self.mine(devices)
+        if isinstance(have, Shard):
+            return tuple(among_zeros(x, have, i) for x, i in zip(parts, mine))
+        whole = self.all_reduce(parts, have.op, devices, u) if isinstance(have, Partial) else parts
         zero = const_like(u, 0)
-        return tuple(p if i == 0 else zero for i, p in zip(mine, parts))
+        return tuple(p if i == 0 else zero for i, p in zip(mine, whole))
 
     def cut(self, whole: Local, p: Shard, mine: list[int]) -> Local:
         """Each device's slice of a value it holds whole; no communication."""
@@ -324,6 +331,12 @@ def shrink(x: UOp, axis: int, begin: int, end: int) -> UOp:
     if (begin, end) == (0, x.shape[axis]):
         return x
     return UOp(Ops.SHRINK, x.dtype, (x,), tuple((begin, end) if a == axis else (0, d) for a, d in enumerate(x.shape)))
+
+
+def among_zeros(x: UOp, p: Shard, i: int) -> UOp:
+    """Device i's slice in the shape of the whole value."""
+    pads = tuple((p.bounds[i], p.bounds[-1] - p.bounds[i + 1]) if a == p.axis else (0, 0) for a in range(len(x.shape)))
+    return UOp(Ops.PAD, x.dtype, (x,), pads)
 
 
 def is_on(x: UOp, device: str) -> bool:
