@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manygrad import Context, Tensor, dtypes
+from manygrad import Context, Tensor, Variable, dtypes
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -180,3 +180,71 @@ def test_reductions_give_the_same_bits_on_1_2_4_8_devices() -> None:
     for name, f in fs.items():
         bits = {n: f(Tensor(a, device="CPU").shard(devices(n, "CPU"), 0)).numpy().tobytes() for n in (1, 2, 4, 8)}
         assert len(set(bits.values())) == 1, name
+
+
+# *** ops of several operands that are cut along several dims ***
+
+RNG = np.random.default_rng(0)
+IMAGES, FILTERS, GROUPED = (RNG.standard_normal(s) for s in ((4, 4, 7, 6), (6, 4, 3, 3), (6, 2, 3, 3)))
+TABLE, ROWS = RNG.standard_normal((5, 3)), RNG.standard_normal((6, 3))
+INDEX, CLASSES = RNG.integers(0, 5, (6, 3)), RNG.integers(0, 3, 6)
+Axes = list[tuple[int | None, ...]]
+OPERATORS: dict[str, tuple[Callable[..., Tensor], tuple[np.ndarray, ...], Axes]] = {
+    "convolution": (lambda x, w: x.conv2d(w, padding=1, stride=2), (IMAGES, FILTERS), [(0, None), (1, None), (2, None), (0, 0), (None, 0), (3, 1)]),
+    "grouped convolution": (lambda x, w: x.conv2d(w, groups=2), (IMAGES, GROUPED), [(0, None), (1, None), (None, 0), (1, 0)]),
+    "max pooling": (lambda x: x.max_pool2d(2), (IMAGES,), [(0,), (1,), (2,), (3,)]),
+    "average pooling": (lambda x: x.avg_pool2d(3, 1, 1), (IMAGES,), [(0,), (1,), (2,), (3,)]),
+    "attention": (lambda x: x.scaled_dot_product_attention(x, x, is_causal=True), (IMAGES,), [(0,), (1,), (2,), (3,)]),
+    "scatter_add": (lambda b, i, s: b.scatter_add(0, i, s), (TABLE, INDEX, ROWS), [(None, None, None), (0, None, None), (None, 0, 0), (0, 0, 0), (1, 1, 1), (None, 1, 0)]),
+    "gather": (lambda b, i: b.gather(0, i), (TABLE, INDEX), [(None, 0), (0, None), (0, 0), (1, 1), (0, 1), (None, 1)]),
+    "embedding": (lambda b, i: b[i], (TABLE, INDEX), [(None, 0), (0, None), (0, 0), (1, None), (1, 0), (1, 1)]),
+    "cross entropy": (lambda x, y: x.cross_entropy(y), (ROWS, CLASSES), [(0, 0), (None, 0), (0, None), (1, None)]),
+    "einsum": (lambda x, y: x.einsum("ij,kj->ik", y), (ROWS, TABLE), [(0, None), (1, 1), (None, 0), (0, 1)]),
+    "stack": (lambda x, y: x.stack(y, dim=1), (IMAGES, IMAGES), [(0, 0), (0, 1), (1, None)]),
+    "product": (lambda x: x.prod(0), (ROWS,), [(0,), (1,)]),
+    "triangle": (lambda x: x.tril(), (IMAGES,), [(0,), (2,), (3,)]),
+    "roll": (lambda x: x.roll(2, 0), (ROWS,), [(0,), (1,)]),
+    "largest of sums": (lambda x: x.sum(0).max(), (ROWS,), [(0,), (1,)]),
+    "sum of largest": (lambda x, i: x.max(0, keepdim=True).scatter_add(0, i[:1] * 0, x[:1]), (ROWS, INDEX), [(0, None), (1, None)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("n", [2, 3, 7])
+def test_operators(name: str, n: int) -> None:
+    """n = 7: more devices than rows."""
+    f, arrays, all_axes = OPERATORS[name]
+    floats = [a.dtype.kind == "f" for a in arrays]
+    plain = [Tensor(a, requires_grad=f or None) for a, f in zip(arrays, floats)]
+    want = f(*plain)
+    (want * want).sum().backward()
+    for axes in all_axes:
+        cut = [Tensor(a).shard(devices(n), axis).contiguous().realize() for a, axis in zip(arrays, axes)]
+        for t, is_float in zip(cut, floats):
+            t.requires_grad = is_float or None
+        got = f(*cut)
+        np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-9, atol=1e-9, err_msg=f"{axes}")
+        (got * got).sum().backward()
+        for a, b, is_float in zip(cut, plain, floats):
+            if is_float:
+                assert a.grad is not None and b.grad is not None
+                np.testing.assert_allclose(a.grad.numpy(), b.grad.numpy(), rtol=1e-9, atol=1e-9, err_msg=f"gradient, {axes}")
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_symbolic_sizes_beside_the_cut_dim(axis: int) -> None:
+    t = Tensor(ROWS).shard(devices(2), axis).contiguous().realize()
+    for k in (1, 4, 6):
+        np.testing.assert_allclose(t[: Variable("n", 1, 6).bind(k)].sum(0).numpy(), ROWS[:k].sum(0), rtol=1e-12)
+
+
+def test_writing_through_indices_and_views() -> None:
+    for axis in (0, 1):
+        a = np.arange(24.0).reshape(6, 4)
+        t = Tensor(a).shard(devices(3), axis).contiguous().realize()
+        t[Tensor([1, 4]).to(devices(3))] = -1.0
+        t[::2] = t[::2] * 10
+        t[:, 1:3] = 0.5
+        a[[1, 4]], a[::2], a[:, 1:3] = -1, a[::2] * 10, 0.5
+        a[[1, 4]] = [[-1, 0.5, 0.5, -1], [-10, 0.5, 0.5, -10]]
+        np.testing.assert_array_equal(t.numpy(), a)
