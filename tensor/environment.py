@@ -60,7 +60,6 @@ CACHE_MB = EnvVar("CACHE_MB", 512, "MiB", "upper bound of the disk cache; the le
 JIT = EnvVar("JIT", 1, "level", "0: TinyJit calls the function every time; 1: replay captured calls; 2: replay without native graph batching")
 DEVICE = EnvVar("DEVICE", "CPU", "name", "default device of new tensors")
 THREADS = EnvVar("THREADS", 0, "count", "threads of the native CPU team; 0: the cores this process may use (the launcher sets a worker's share)")
-BEAM = EnvVar("BEAM", 0, "width", "width of the search over kernel optimisations; 0: heuristics only")
 NOOPT = EnvVar("NOOPT", 0, "flag", "lower kernels without loop optimisation")
 VALIDATE_WITH_CPU = EnvVar("VALIDATE_WITH_CPU", 0, "flag", "run every kernel a second time on the PYTHON device and compare the outputs")
 COLLECTIVE = EnvVar("COLLECTIVE", "", "name", "force a collective algorithm (naive, ring, direct, ...); empty: the cost model chooses")
