@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Callable, Iterable
 from math import prod
 
 import numpy as np
@@ -31,11 +32,24 @@ def new_buffer(uop: UOp, device: str | tuple[str, ...]) -> UOp:
     return UOp(Ops.BUFFER, uop.dtype, (), BufferSpec(next(_uids), tuple(uop.shape), uop.dtype, device, axis, bounds))
 
 
+def standing_on(roots: Iterable[UOp], found: Callable[[UOp], bool], opaque: Ops | Callable[[UOp], bool]) -> set[UOp]:
+    """The nodes below `roots` that are `found` or have such a one below them; nothing is seen through `opaque` nodes."""
+    blind = (lambda u: u.op is opaque) if isinstance(opaque, Ops) else opaque
+    out: set[UOp] = set()
+    for u in toposort(roots, lambda u: not blind(u)):
+        if found(u) or (not blind(u) and any(s in out for s in u.src)):
+            out.add(u)
+    return out
+
+
 class RealizeEngine:
     """Implements `tensor.engine.Engine` on the local devices."""
 
+    def __init__(self) -> None:
+        self.clock = 0  # counts realizes, to tell what was written after a value was computed
+
     def realize(self, tensors: list[Tensor]) -> None:
-        todo = self._with_pending(tensors)
+        todo, overwritten = self._with_pending(tensors)
         effects: list[UOp] = []
         becomes: dict[UOp, UOp] = {}
         own: dict[int, UOp] = {}  # equal graphs are one node, but every tensor gets storage of its own: one may be assigned
@@ -55,23 +69,27 @@ class RealizeEngine:
             own[id(t)] = buffer
         if not effects:
             return
+        for u in self._kept(effects, overwritten):
+            becomes[u] = new_buffer(u, u.device or default_device())
+            effects.append(UOp(Ops.STORE, dtypes.void, (becomes[u], u)))
         sink = UOp(Ops.SINK, dtypes.void, tuple(dict.fromkeys(effects)))
         linear, var_vals, buffers = create_linear_with_vars(sink)
         items = compile_linear(linear, buffers)
         for t in todo:
             PENDING.discard(t)
         run_linear(items, var_vals)
+        computed = dict(becomes)
         for u in sink.toposort():
             if u.op is Ops.AFTER:
                 base = u
                 while base.op is Ops.AFTER:
                     base = base.src[0]
                 becomes[u] = base
-        self._remember(becomes)
+        self._remember(computed, becomes, overwritten)
         self._replace(becomes, own)
 
-    def _with_pending(self, tensors: list[Tensor]) -> list[Tensor]:
-        """The tensors, all pending assignments, and every lazy tensor that still needs a value about to be overwritten."""
+    def _with_pending(self, tensors: list[Tensor]) -> tuple[list[Tensor], set[UOp]]:
+        """The tensors, all pending assignments, and every lazy tensor that still needs a value about to be overwritten; those values."""
         todo = {id(t): t for t in (*PENDING, *tensors)}
         written: set[UOp] = set()  # buffers, and assigned values that a later assignment overwrites
         for u in toposort(t.uop for t in todo.values()):
@@ -79,22 +97,45 @@ class RealizeEngine:
                 written.add(u.src[0])
         if written:
             computed = {t.uop for t in todo.values()}
-            for t in LIVE:
-                base = unviewed(t.uop)
-                if id(t) not in todo and base.op not in (Ops.BUFFER, Ops.AFTER) and base not in computed:
-                    seen = t.uop.toposort(lambda u: u.op is not Ops.AFTER)
-                    if any(u in written for u in seen):
-                        todo[id(t)] = t
-        return list(todo.values())
+            lazy = [t for t in LIVE if id(t) not in todo and unviewed(t.uop).op not in (Ops.BUFFER, Ops.AFTER)]
+            readers = standing_on([t.uop for t in lazy], written.__contains__, Ops.AFTER)
+            todo |= {id(t): t for t in lazy if t.uop in readers and unviewed(t.uop) not in computed}
+        return list(todo.values()), written
 
-    def _remember(self, becomes: dict[UOp, UOp]) -> None:
-        """A computed value that depends on something trained keeps its graph, so that backward() works after item() or numpy()."""
-        trained = {t.uop for t in LIVE if t.requires_grad}
+    def _trained(self, roots: Iterable[UOp]) -> set[UOp]:
+        """The nodes below `roots` through which a gradient flows to a live tensor that requires one."""
+        leaves = {t.uop for t in LIVE if t.requires_grad}
+        return standing_on(roots, lambda u: u in leaves or "history" in u._cache, Ops.DETACH) if leaves else set()
+
+    def _kept(self, effects: list[UOp], overwritten: set[UOp]) -> list[UOp]:
+        """Values stored on the way that were made from what is overwritten now, and not by training: the random numbers of a dropout.
+        backward() after item() needs them; they could not be computed again.
+        """
+        if not overwritten or not (trained := self._trained(effects)):
+            return []
+        readers = standing_on(effects, overwritten.__contains__, Ops.AFTER)
+        return [u for u in toposort(effects) if u.op is Ops.CONTIGUOUS and u.arg is None and u in readers and u not in trained]
+
+    def _remember(self, computed: dict[UOp, UOp], becomes: dict[UOp, UOp], overwritten: set[UOp]) -> None:
+        """A computed value that depends on something trained keeps its graph (over what is stored now), so that backward() works after
+        item() or numpy(). One that was made from values overwritten by now remembers just that.
+        """
+        self.clock += 1
         for u, buffer in becomes.items():
             if u.op is Ops.AFTER:
-                buffer._cache.pop("history", None)  # written since
-            elif u not in trained and u.dtype.is_float and any(x in trained or "history" in x._cache for x in u.toposort(lambda x: x.op is not Ops.DETACH)):
-                buffer._cache["history"] = u
+                buffer._cache.pop("history", None)
+                buffer._cache["written"] = self.clock
+        trained = self._trained(computed)
+        leaves = {t.uop for t in LIVE if t.requires_grad}
+        values = [u for u in computed if u in trained and u not in leaves and u.dtype.is_float]
+        if not values:
+            return
+        sources = UOp(Ops.SINK, dtypes.void, tuple(s for u in values for s in u.src))
+        stale = standing_on([sources], overwritten.__contains__, lambda u: u.op is Ops.AFTER or u in becomes)
+        now = iter(substitute(sources, becomes).src)
+        for u in values:
+            src = tuple(next(now) for _ in u.src)
+            becomes[u]._cache["history"] = (None if any(s in stale for s in u.src) else u.replace(src=src), self.clock)
 
     def _replace(self, becomes: dict[UOp, UOp], own: dict[int, UOp]) -> None:
         """Live tensors see what has been computed as storage. An equal tensor that was not asked for, or a view of one, reads a lazy

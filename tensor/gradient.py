@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import GroupOp, Ops, UOp
+from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.show import text_of_index
 from manygrad.tensor.uop.symbolic import to_sint
 
@@ -37,8 +38,8 @@ class CustomGrad:
         return f"{self.name}{self.params}"
 
 
-def compute_gradients(root: UOp, start: UOp, targets: set[UOp]) -> dict[UOp, UOp]:
-    """d(root)/d(target) for every target that something reaches; `start` is d/d(root)."""
+def compute_gradients(root: UOp, start: UOp, targets: set[UOp], stored: dict[UOp, UOp]) -> dict[UOp, UOp]:
+    """d(root)/d(target) for every target that something reaches; `start` is d/d(root). What is `stored` is read, not computed again."""
     from manygrad.tensor.tensor import Tensor
 
     order = root.toposort(lambda u: u.op not in (Ops.DETACH, Ops.STORE) and u not in targets)
@@ -59,13 +60,18 @@ def compute_gradients(root: UOp, start: UOp, targets: set[UOp]) -> dict[UOp, UOp
             if gs is not None and s in needed and s.dtype.is_float:
                 assert gs.shape == s.shape, f"gradient of {u.op}: {gs.shape} for a source of {s.shape}"
                 grads[s] = gs if s not in grads else grads[s] + gs
-    return {t: grads[t].uop for t in targets if t in grads}
+    found = [t for t in targets if t in grads]
+    read = substitute(UOp(Ops.SINK, dtypes.void, tuple(grads[t].uop for t in found)), stored).src
+    return dict(zip(found, read))
 
 
-def with_history(root: UOp, leaves: Iterable[Tensor]) -> UOp:
-    """`root` with computed values that still have their graph replaced by it, down to the leaves (by number, where stored since)."""
+def with_history(root: UOp, leaves: Iterable[Tensor]) -> tuple[UOp, dict[UOp, UOp]]:
+    """`root` with computed values that still have their graph replaced by it, down to the leaves (by number, where stored since);
+    and the storage of each such graph's value.
+    """
     done: dict[UOp, UOp] = {t.uop: t.uop for t in leaves}
     numbered = {t._leaf: t.uop for t in leaves if t._leaf is not None}
+    stored: dict[UOp, UOp] = {}
     stack = [root]
     while stack:
         u = stack[-1]
@@ -75,7 +81,7 @@ def with_history(root: UOp, leaves: Iterable[Tensor]) -> UOp:
         if u.op is Ops.CONTIGUOUS and u.arg in numbered:
             done[u] = numbered[u.arg]
             continue
-        history = u._cache.get("history")
+        history = _history(u)
         below = (history,) if history is not None else u.src
         missing = [s for s in below if s not in done]
         if missing:
@@ -83,8 +89,21 @@ def with_history(root: UOp, leaves: Iterable[Tensor]) -> UOp:
             continue
         src = tuple(done[s] for s in below)
         done[u] = src[0] if history is not None else u if src == u.src else u.replace(src=src)
+        if history is not None:
+            stored[done[u]] = u
         stack.pop()
-    return done[root]
+    return done[root], stored
+
+
+def _history(u: UOp) -> UOp | None:
+    """The graph a stored value was computed by; RuntimeError if something it reads has been overwritten since."""
+    graph, clock = u._cache.get("history", (None, 0))
+    if "history" in u._cache and (graph is None or any(x._cache.get("written", 0) > clock for x in graph.toposort(lambda x: "history" not in x._cache))):
+        raise RuntimeError(
+            f"backward(): a value of shape {u.shape} was computed and then what it was computed from was overwritten (an assignment, an optimiser "
+            "step), so its gradient cannot be had any more; call backward() before that, or detach() the value"
+        )
+    return graph  # type: ignore[no-any-return]
 
 
 def _t(u: UOp) -> Tensor:

@@ -361,7 +361,7 @@ class Tensor(
             if not self.dtype.is_float:
                 raise TypeError(f"backward() needs a float tensor, this one is {self.dtype.name}")
         trained = [t for t in LIVE if t.requires_grad]
-        root = with_history(self.uop, trained)
+        root, stored = with_history(self.uop, trained)
         below = set(root.toposort())
         leaves = [t for t in trained if t.uop in below]
         if not leaves:
@@ -369,7 +369,7 @@ class Tensor(
         start = gradient.uop if gradient is not None else UOp.const(self.dtype, 1.0)
         if start.shape != self.shape:
             start = self._new(start).expand(self.shape).uop
-        grads = compute_gradients(root, start, {t.uop for t in leaves})
+        grads = compute_gradients(root, start, {t.uop for t in leaves}, stored)
         for t in leaves:
             g = grads.get(t.uop)
             if g is not None:
@@ -384,7 +384,8 @@ class Tensor(
         start = gradient.uop if gradient is not None else UOp.const(self.dtype, 1.0)
         if start.shape != self.shape:
             start = self._new(start).expand(self.shape).uop
-        grads = compute_gradients(with_history(self.uop, targets), start, {t.uop for t in targets})
+        root, stored = with_history(self.uop, targets)
+        grads = compute_gradients(root, start, {t.uop for t in targets}, stored)
         return [t._new(grads[t.uop]) if t.uop in grads else t.zeros_like() for t in targets]
 
     def requires_grad_(self, flag: bool = True) -> Tensor:

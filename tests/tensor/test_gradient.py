@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manygrad import Context, Tensor, dtypes
+from manygrad import Context, GlobalCounters, Tensor, dtypes
 from tests.tensor.oracle import check, finite_difference, numbers
 
 RNG = np.random.default_rng(0)
@@ -259,6 +259,70 @@ def test_a_written_value_has_no_history() -> None:
     total.assign(total + 5).realize()
     (total * w).sum().backward()
     assert w.grad.tolist() == [7.0]  # type: ignore[union-attr]
+
+
+def test_reading_first_changes_no_gradient() -> None:
+    """Dropout and an assigned weight in one model: backward() uses the numbers that the value was computed with, and writes nothing again."""
+
+    def run(read: bool) -> list[list[float]]:
+        Tensor.manual_seed(1)
+        w, scale = Tensor([[0.5, -1.0], [2.0, 0.25]], requires_grad=True).realize(), Tensor([3.0]).realize()
+        w.assign(w * 2)
+        scale.assign(scale + 1)
+        with Tensor.train():
+            h = ((Tensor([[1.0, 2.0], [3.0, 4.0]]) @ w).dropout(0.5) * scale).tanh()
+            loss = (h * h).mean(1).dropout(0.5).sum()
+            if read:
+                h.numpy()
+                loss.item()
+            loss.backward()
+        assert w.grad is not None
+        return [w.grad.tolist(), w.tolist(), scale.tolist(), [loss.item()]]
+
+    assert run(True) == run(False)
+
+
+def test_backward_reads_what_is_stored() -> None:
+    w = Tensor(np.ones((8, 8)), requires_grad=True).realize()
+    x = Tensor(np.ones((4, 8))).realize()
+
+    def kernels(read: bool) -> int:
+        h = (x @ w).exp()
+        loss = (h @ w).sum()
+        if read:
+            h.realize(loss)
+        w.grad = None
+        before = GlobalCounters.kernel_count
+        loss.backward()
+        w.grad.realize()  # type: ignore[attr-defined]
+        return GlobalCounters.kernel_count - before
+
+    assert kernels(read=True) < kernels(read=False)
+
+
+def test_backward_through_what_was_overwritten_is_an_error() -> None:
+    w, x = Tensor([2.0, 3.0], requires_grad=True), Tensor([1.0, 1.0]).realize()
+    for written in (x, w):
+        h = (w * x * x).realize()
+        written.assign(written + 1).realize()
+        with pytest.raises(RuntimeError, match=r"a value of shape \(2,\) was computed and then what it was computed from was overwritten"):
+            h.sum().backward()
+        assert w.grad is None
+    (w * x).sum().backward()  # computed again, it is fine
+    assert w.grad.tolist() == [2.0, 2.0]  # type: ignore[attr-defined]
+
+
+def test_two_parameters_that_start_equal_have_two_gradients() -> None:
+    """Ones and zeros are one node in the graph; parameters are not."""
+    a, b = Tensor.ones(2, requires_grad=True), Tensor.ones(2, requires_grad=True)
+    (a * 2 + b * 3).sum().backward()
+    assert (a.grad.tolist(), b.grad.tolist()) == ([2.0, 2.0], [3.0, 3.0])  # type: ignore[union-attr]
+    a, b = Tensor.zeros(2), Tensor.zeros(2)
+    a.requires_grad_(), b.requires_grad_()
+    y = (a * 2 + b * 3 + 1).realize()  # stored before the parameters are
+    a.realize()
+    (y * y).sum().backward()
+    assert (a.grad.tolist(), b.grad.tolist()) == ([4.0, 4.0], [6.0, 6.0])  # type: ignore[union-attr]
 
 
 def test_backward_with_a_given_gradient() -> None:
