@@ -103,7 +103,7 @@ def _history(u: UOp) -> UOp | None:
             f"backward(): a value of shape {u.shape} was computed and then what it was computed from was overwritten (an assignment, an optimiser "
             "step), so its gradient cannot be had any more; call backward() before that, or detach() the value"
         )
-    return graph  # type: ignore[no-any-return]
+    return graph
 
 
 def _t(u: UOp) -> Tensor:
