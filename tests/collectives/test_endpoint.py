@@ -117,7 +117,7 @@ def test_a_killed_peer_is_noticed(transport: str) -> None:
     found = run_workers(3, "wait_for_ever", (1,), env={"TRANSPORT": transport}, after_start=kill)
     assert time.perf_counter() - at[0] < 2.0
     for e in errors(found, PeerLost, [0, 2]):
-        assert e.peer == 1 and "64 bytes" in str(e)
+        assert e.peer == 1 and ("64 bytes" in str(e) or "first hello" in str(e))  # (killed before or after rank 0 or 2 had connected)
     assert found[1] == ("gone", -signal.SIGKILL)
 
 
