@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from manygrad.runtime.codegen import heuristic
 from manygrad.runtime.codegen.collapse import collapse
@@ -29,7 +30,14 @@ class Prepared:
         return lower(self.ast, make_plan(signature(self.ast), self.opts), self.name)
 
     def code(self, render: Callable[[Program], str]) -> str:
-        return render(self.program())
+        """The generated code; from the source cache when it was made before."""
+        return rendered(self, render)
+
+
+@lru_cache(maxsize=256)
+def rendered(prepared: Prepared, render: Callable[[Program], str]) -> str:
+    """The source cache: kernel AST and opts -> code (for several compilations, DEBUG=4 and `Kernel.source`)."""
+    return render(prepared.program())
 
 
 def prepare(ast: UOp, machine: Machine, opts: tuple[Opt, ...] | None = None, simplify: bool = True) -> Prepared:
