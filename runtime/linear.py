@@ -10,6 +10,7 @@ from collections.abc import Callable
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.items import CopyItem, ExecItem, KernelItem, Vars, variable_names
 from manygrad.schedule.memory import MemoryPlan
+from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import DEBUG
 from manygrad.tensor.source import line_of
 from manygrad.tensor.uop import GroupOp, Ops, UOp
@@ -38,35 +39,37 @@ def storage(u: UOp) -> Buffer | list[Buffer | None]:
     return found
 
 
-def resolve(linear: UOp, outside: list[UOp]) -> Callable[[UOp], Buffer]:
-    """Argument node of a CALL -> Buffer, for one run: PARAMs from outside, temporaries in freshly allocated pools."""
-    plan = linear.arg
-    assert isinstance(plan, MemoryPlan)
-    from manygrad.tensor.dtype import dtypes
+class Arguments:
+    """The Buffers of a LINEAR's arguments, for one run: PARAMs from outside, temporaries in freshly allocated pools.
 
-    pools = [Buffer(device, nbytes, dtypes.uint8) for device, nbytes in plan.pools]
-    where = {uid: (pools[pool], offset) for uid, pool, offset, _ in plan.offsets}
-    temps: dict[UOp, Buffer] = {}
+    (A class, not nested functions that call themselves: those would keep the pools until a garbage collection.)
+    """
 
-    def buffer_of(u: UOp) -> Buffer:
+    def __init__(self, linear: UOp, outside: list[UOp]):
+        plan = linear.arg
+        assert isinstance(plan, MemoryPlan)
+        self.outside = outside
+        pools = [Buffer(device, nbytes, dtypes.uint8) for device, nbytes in plan.pools]
+        self.where = {uid: (pools[pool], offset) for uid, pool, offset, _ in plan.offsets}
+        self.temps: dict[UOp, Buffer] = {}
+
+    def buffer_of(self, u: UOp) -> Buffer:
         if u.op is Ops.VIEW:
-            return exec_view(u, buffer_of(u.src[0]))
+            return exec_view(u, self.buffer_of(u.src[0]))
         if u.op is Ops.PARAM:
-            found = storage(outside[u.arg.uid])
+            found = storage(self.outside[u.arg.uid])
             assert isinstance(found, Buffer)
             return found
         if u.op is Ops.MSELECT:
-            parts = storage(outside[u.src[0].arg.uid])
+            parts = storage(self.outside[u.src[0].arg.uid])
             assert isinstance(parts, list)
             part = parts[u.arg]
             assert part is not None, "a buffer of another worker"
             return part
-        if u not in temps:
-            pool, offset = where[u.arg.uid]
-            temps[u] = pool.view(numel(u.arg.shape), u.dtype, offset)
-        return temps[u]
-
-    return buffer_of
+        if u not in self.temps:
+            pool, offset = self.where[u.arg.uid]
+            self.temps[u] = pool.view(numel(u.arg.shape), u.dtype, offset)
+        return self.temps[u]
 
 
 def exec_kernel(call: UOp, buffers: list[Buffer]) -> ExecItem:
@@ -100,12 +103,12 @@ pm_exec: dict[Ops, Callable[[UOp, list[Buffer]], ExecItem]] = {
 
 def compile_linear(linear: UOp, outside: list[UOp]) -> list[ExecItem]:
     """Executors for every CALL, in order; kernels without a binary are compiled."""
-    buffer_of = resolve(linear, outside)
+    arguments = Arguments(linear, outside)
     items = []
     for call in linear.src:
         if DEBUG >= 3:
             print(show(call.src[0]))
-        items.append(pm_exec[call.src[0].op](call, [buffer_of(a) for a in call.src[1:]]))
+        items.append(pm_exec[call.src[0].op](call, [arguments.buffer_of(a) for a in call.src[1:]]))
         if DEBUG >= 4 and isinstance(items[-1], KernelItem):
             print(items[-1].kernel.source)
     return items

@@ -81,40 +81,46 @@ def call_of(item: Item) -> UOp:
 
 def strip_binds(sink: UOp) -> tuple[UOp, dict[str, int]]:
     """Bound variables become their definitions; their values by name."""
-    values: dict[str, int] = {}
+    unbinding = _Unbinding()
+    return unbinding.walk(sink), unbinding.values
 
-    def unbind(u: UOp) -> UOp:
+
+class _Unbinding:
+    """(A class, not nested functions that call each other: those would keep the graph until a garbage collection.)"""
+
+    def __init__(self) -> None:
+        self.values: dict[str, int] = {}
+        self.done: dict[UOp, UOp] = {}
+
+    def unbind(self, u: UOp) -> UOp:
         name, n = u.src[0].arg[0], u.src[1].arg
-        if values.setdefault(name, n) != n:
-            raise ValueError(f"bind mismatch: variable {name!r} is bound to {values[name]} and to {n} in one graph; realize one of the tensors first")
+        if self.values.setdefault(name, n) != n:
+            raise ValueError(f"bind mismatch: variable {name!r} is bound to {self.values[name]} and to {n} in one graph; realize one of the tensors first")
         return u.src[0]
 
-    def of_arg(x: Any) -> Any:
+    def of_arg(self, x: Any) -> Any:
         if isinstance(x, UOp):
-            return sym.to_sint(walk(x))
-        return tuple(of_arg(y) for y in x) if isinstance(x, tuple) else x
+            return sym.to_sint(self.walk(x))
+        return tuple(self.of_arg(y) for y in x) if isinstance(x, tuple) else x
 
-    done: dict[UOp, UOp] = {}
-
-    def walk(root: UOp) -> UOp:
+    def walk(self, root: UOp) -> UOp:
+        done = self.done
         for u in root.toposort(lambda u: u not in done):
             if u in done:
                 continue
             if u.op is Ops.BIND:
-                done[u] = unbind(u)
+                done[u] = self.unbind(u)
                 continue
             src = tuple(done[s] for s in u.src)
             arg = u.arg
             if u.op in (Ops.RESHAPE, Ops.EXPAND, Ops.SHRINK) and _has_uop(arg):
-                arg = of_arg(arg)
+                arg = self.of_arg(arg)
             elif u.op is Ops.BUFFER and _has_uop(arg.shape):
-                arg = BufferSpec(arg.uid, of_arg(arg.shape), arg.dtype, arg.device, arg.axis, arg.bounds)
+                arg = BufferSpec(arg.uid, self.of_arg(arg.shape), arg.dtype, arg.device, arg.axis, arg.bounds)
             done[u] = u if src == u.src and arg is u.arg else (sym.rebuild(u, src) if arg is u.arg else _same_buffer(u.replace(src=src, arg=arg), u))
             if "line" in u._cache:
                 done[u]._cache.setdefault("line", u._cache["line"])
         return done[root]
-
-    return walk(sink), values
 
 
 def _same_buffer(new: UOp, old: UOp) -> UOp:

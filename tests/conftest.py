@@ -7,6 +7,7 @@ before anything else. A value given on the command line (`SPEC=0 pytest`) stays.
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import sys
@@ -25,6 +26,14 @@ from hypothesis import settings  # noqa: E402
 
 settings.register_profile("manygrad", deadline=None, derandomize=True, database=None, print_blob=False)
 settings.load_profile("manygrad")
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """Without Python's garbage collector: what dies, dies by reference counts (and a graph of 200,000 nodes is built three times as fast)."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -81,7 +81,9 @@ def test_deep_graphs() -> None:
     np.testing.assert_array_equal(t.numpy(), [3001] * 3)
 
 
-def test_graphs_and_memory_die_with_their_tensors() -> None:
+def test_graphs_and_memory_die_with_their_tensors(no_collection: None) -> None:
+    """By reference counts: memory does not wait for a garbage collection."""
+
     def use() -> None:
         w = ones(16, 16).requires_grad_()
         for _ in range(3):

@@ -85,7 +85,7 @@ def test_rewrites_to_the_fixed_point() -> None:
     assert graph_rewrite(c(500).alu(Ops.ADD, x), again) is c(0).alu(Ops.ADD, x)
 
 
-def test_deep_and_shared_graphs() -> None:
+def test_deep_and_shared_graphs(no_collection: None) -> None:
     u = x
     for _ in range(100_000):
         u = u.alu(Ops.ADD, c(0))
