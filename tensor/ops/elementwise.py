@@ -322,6 +322,15 @@ class ElementwiseMixin:
 
     def __floordiv__(self: Tensor, o: Any) -> Tensor: return self.floor_divide(o)
     def __mod__(self: Tensor, o: Any) -> Tensor: return self.remainder(o)
+
+    def __rfloordiv__(self: Tensor, o: Any) -> Tensor:
+        x, y = self._pair(o, reverse=True)
+        return x.floor_divide(y)
+
+    def __rmod__(self: Tensor, o: Any) -> Tensor:
+        x, y = self._pair(o, reverse=True)
+        return x.remainder(y)
+
     def __pow__(self: Tensor, o: Any) -> Tensor: return self.pow(o)
 
     def __rpow__(self: Tensor, o: Any) -> Tensor:

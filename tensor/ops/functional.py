@@ -6,7 +6,7 @@ import math
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.dtype import accumulate_dtype, dtypes
 from manygrad.tensor.gradient import CustomGrad
 from manygrad.tensor.uop import Ops, UOp
 
@@ -176,7 +176,7 @@ class FunctionalMixin:
 
 def _finish(loss: Tensor, counted: Tensor, reduction: str, shape: tuple[Any, ...]) -> Tensor:
     if reduction == "mean":
-        return loss.sum() / counted.cast(dtypes.float32).sum()
+        return (loss.cast(accumulate_dtype(loss.dtype)).sum() / counted.cast(dtypes.float32).sum()).cast(loss.dtype)
     if reduction == "sum":
         return loss.sum()
     if reduction == "none":

@@ -116,6 +116,13 @@ def test_cross_entropy(smoothing: float, reduction: str) -> None:
         check(Tensor(x).cross_entropy(Tensor(y), reduction, smoothing), cross_entropy(x, y, smoothing, -100, reduction))
 
 
+def test_losses_of_the_half_types_keep_the_type_and_count_beyond_its_range() -> None:
+    n = 1 << 17  # more samples than the largest float16
+    x, y = Tensor(np.zeros((n, 2), np.float16), device="CPU"), Tensor(np.zeros(n, np.int64), device="CPU")
+    loss = x.cross_entropy(y)
+    assert loss.dtype.name == "float16" and loss.item() == pytest.approx(math.log(2), rel=1e-3)
+
+
 def test_other_losses() -> None:
     p, q = numbers(RNG, "float64", (3, 4)), numbers(RNG, "float64", (3, 4), 0, 1)
     y = np.array([1, -100, 3])
