@@ -148,10 +148,13 @@ def test_ctrl_c(launcher: Launcher, left_behind: Left) -> None:
 def test_ctrl_c_while_starting(launcher: Launcher, left_behind: Left) -> None:
     run = launcher("", "--nodes", "2")
     until = time.monotonic() + 20
-    while not (found := [p for p in psutil.Process(run.process.pid).children() if "gcs_server" in p.name()]):
+    jobs: list[str] = []
+    while not jobs:  # the environment is empty for an instant within exec
+        servers = [p for p in psutil.Process(run.process.pid).children() if "gcs_server" in p.name()]
+        jobs = [job for p in servers if (job := p.environ().get("MANYGRAD_JOB"))]
         assert time.monotonic() < until
         time.sleep(0.02)
-    job = found[0].environ()["MANYGRAD_JOB"]
+    job = jobs[0]
     os.killpg(run.process.pid, signal.SIGINT)
     run.wait()
     assert run.code == 130 and "SIGINT before the workers had started" in run.err, run.err
