@@ -8,13 +8,39 @@ from manygrad.multi.world import world
 from manygrad.runtime.counters import GlobalCounters
 from manygrad.runtime.engine import RealizeEngine
 from manygrad.runtime.jit import TinyJit
-from manygrad.tensor import nn
-from manygrad.tensor.dtype import dtypes
+from manygrad.tensor import autograd, linalg, nn
+from manygrad.tensor.dtype import can_cast, dtypes, finfo, iinfo
+from manygrad.tensor.dtype import promote as promote_types
 from manygrad.tensor.engine import holder as _holder
 from manygrad.tensor.environment import Context
+from manygrad.tensor.function import function
+from manygrad.tensor.grad_mode import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
+from manygrad.tensor.ops.broadcast import result_type
 from manygrad.tensor.tensor import Tensor, Variable
 
 _holder.current = RealizeEngine()
 
 __version__ = "0.1.0"
-__all__ = ["Context", "GlobalCounters", "Tensor", "TinyJit", "Variable", "dtypes", "launch", "nn", "world"]
+__all__ = [
+    "Context",
+    "GlobalCounters",
+    "Tensor",
+    "TinyJit",
+    "Variable",
+    "autograd",
+    "can_cast",
+    "dtypes",
+    "enable_grad",
+    "finfo",
+    "function",
+    "iinfo",
+    "is_grad_enabled",
+    "launch",
+    "linalg",
+    "nn",
+    "no_grad",
+    "promote_types",
+    "result_type",
+    "set_grad_enabled",
+    "world",
+]

@@ -267,11 +267,23 @@ def local_node(u: UOp, src: tuple[UOp, ...], result: Placement, i: int) -> UOp:
     if u.op is Ops.SHRINK and isinstance(result, Shard):
         part = result.bounds[i + 1] - result.bounds[i]
         return u.replace(src=src, arg=(*u.arg[: result.axis], (0, part), *u.arg[result.axis + 1 :]))
+    if u.op in (Ops.GATHER, Ops.SCATTER) and isinstance(result, Shard):
+        return u.replace(src=local_rows(u, src, result.bounds[i]))
     if u.op is Ops.REDUCE and prod(d for d in src[0].shape if isinstance(d, int)) == 0:
         identity = {Ops.ADD: 0, Ops.MUL: 1, Ops.MAX: u.dtype.min}[u.arg[0]]
         shape = tuple(1 if a in u.arg[1] else d for a, d in enumerate(src[0].shape))
         return broadcast(UOp.const(u.dtype, identity), shape)
     return u.replace(src=src)
+
+
+def local_rows(u: UOp, src: tuple[UOp, ...], begin: int) -> tuple[UOp, ...]:
+    """The sources of a GATHER or SCATTER with the index of a cut dim counted from `begin`, where this device's part begins."""
+    first = 1 if u.op is Ops.GATHER else 2
+    cut = next((first + j for j, (a, b) in enumerate(zip(src[0].shape, u.src[0].shape)) if j < len(src) - first and a != b), None)
+    if cut is None or not begin:
+        return src
+    start = broadcast(UOp.const(src[cut].dtype, begin), src[cut].shape)
+    return (*src[:cut], UOp(Ops.SUB, src[cut].dtype, (src[cut], start)), *src[cut + 1 :])
 
 
 def block_reducer(p: Shard, ranks: int) -> Callable[[UOp, Local, Placement, int], UOp] | None:

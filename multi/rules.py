@@ -96,26 +96,63 @@ def reduce(u: UOp, ps: list[Placement]) -> Answer:
 
 
 def gather(u: UOp, ps: list[Placement]) -> Answer:
-    """Cut along an index dim, or along a dim of x that is not indexed."""
+    """Cut along an index dim, or along a dim of x that is not indexed. Row by row (`x.gather(1, i)`: an index that counts the rows) x
+    and the indices are cut alike; the local rows then begin at 0 (`multi.lower.local_node`).
+    """
     k, n = len(u.src) - 1, len(u.src[1].shape)
+    x = ps[0]
+    if isinstance(x, Shard) and x.axis < k:
+        rows = counted_axis(u.src[1 + x.axis])
+        if rows is not None and u.src[1].shape[rows] == x.bounds[-1]:
+            return [x] + [Shard(rows, x.bounds)] * k, Shard(rows, x.bounds)
     index = next((p for p in ps[1:] if isinstance(p, Shard)), None)
     if index is not None:
         return [REPLICATE] + [index] * k, index
-    if isinstance(ps[0], Shard) and ps[0].axis >= k:
-        return [ps[0]] + [REPLICATE] * k, Shard(n + ps[0].axis - k, ps[0].bounds)
+    if isinstance(x, Shard) and x.axis >= k:
+        return [x] + [REPLICATE] * k, Shard(n + x.axis - k, x.bounds)
     return [REPLICATE] * (k + 1), REPLICATE
 
 
 def scatter(u: UOp, ps: list[Placement]) -> Answer:
-    """Adding: each device scatters its own values, the terms are then summed. Setting: on whole values."""
+    """Row by row: base, values and indices are cut alike. Adding: each device scatters its own values, the terms are then summed.
+    Else on whole values, each device into its part of the base; what is outside of a part is not written.
+    """
     k, n = len(u.src) - 2, len(u.src[2].shape)
-    value = ps[1] if isinstance(ps[1], Shard) else next((p for p in ps[2:] if isinstance(p, Shard)), None)
+    value = next((p for p in ps[1:] if isinstance(p, Shard)), None)
+    for j, i in enumerate(u.src[2:]):
+        rows = counted_axis(i)
+        if rows is not None and u.src[2].shape[rows] == u.src[0].shape[j]:
+            cut = next((p.bounds for p, axis in [(ps[0], j), *((p, rows) for p in ps[1:])] if isinstance(p, Shard) and p.axis == axis), None)
+            if cut is not None:
+                return [Shard(j, cut)] + [Shard(rows, cut)] * (k + 1), Shard(j, cut)
     if isinstance(value, Shard) and value.axis < n and u.arg == "add":
         return [Partial(Ops.ADD), *[value] * (k + 1)], Partial(Ops.ADD)
     if isinstance(ps[1], Shard) and ps[1].axis >= n:
         base = Shard(k + ps[1].axis - n, ps[1].bounds)
         return [base, ps[1]] + [REPLICATE] * k, base
+    if isinstance(ps[0], Shard):
+        p = ps[0]
+        return [p, REPLICATE if p.axis < k else Shard(n + p.axis - k, p.bounds)] + [REPLICATE] * k, p
     return [REPLICATE] * len(ps), REPLICATE
+
+
+def counted_axis(index: UOp) -> int | None:
+    """The axis along which an index tensor counts 0, 1, .. (an IOTA that was reshaped and expanded), None if it is anything else."""
+    moves, u = [], index
+    while u.op in (Ops.RESHAPE, Ops.EXPAND, Ops.PERMUTE, Ops.CAST):
+        moves.append(u)
+        u = u.src[0]
+    if u.op is not Ops.IOTA or u.arg == 1:
+        return None
+    axis = 0
+    for m in reversed(moves):
+        if m.op is Ops.RESHAPE:
+            if prod(m.src[0].shape) != u.arg or u.arg not in m.shape:
+                return None
+            axis = m.shape.index(u.arg)
+        elif m.op is Ops.PERMUTE:
+            axis = m.arg.index(axis)
+    return axis
 
 
 def cat(u: UOp, ps: list[Placement]) -> Answer:
@@ -128,6 +165,11 @@ def cat(u: UOp, ps: list[Placement]) -> Answer:
 def keep(u: UOp, ps: list[Placement]) -> Answer:
     p = ps[0]
     return ([REPLICATE], REPLICATE) if isinstance(p, Partial) else ([p], p)
+
+
+def barrier(u: UOp, ps: list[Placement]) -> Answer:
+    (kept,), out = keep(u, ps)
+    return [kept, ps[1]], out
 
 
 RULES: dict[Ops, Any] = {
@@ -144,6 +186,7 @@ RULES: dict[Ops, Any] = {
     Ops.CAT: cat,
     Ops.CONTIGUOUS: keep,
     Ops.DETACH: keep,
+    Ops.BARRIER: barrier,
 }
 
 
@@ -163,9 +206,12 @@ def placements(order: list[UOp]) -> dict[UOp, Placement]:
             elif u.op is Ops.SHARD:
                 axis = u.arg[1]
                 p = REPLICATE if axis is None else Shard(axis, even_bounds(u.src[0].shape[axis], len(u.arg[0])))
+            elif u.op is Ops.RESULT:
+                body = u.src[0].arg
+                p = settled(placements(body.toposort())[body.src[u.arg]])
             elif u.op in (Ops.AFTER, Ops.CUSTOM):
                 p = out[u.src[0]]
-            elif u.op not in (Ops.STORE, Ops.SINK):
+            elif u.op not in (Ops.STORE, Ops.SINK, Ops.FUNCTION):
                 p = RULES[u.op](u, [out[s] for s in u.src])[1]
         u._cache["placement"] = out[u] = p
     return out

@@ -19,12 +19,13 @@ class Buffer:
     The memory lives as long as a Buffer, a view of it, or a captured JIT call refers to it.
     """
 
-    __slots__ = ("__weakref__", "_handle", "base", "count", "device", "dtype", "nbytes", "offset")
+    __slots__ = ("__weakref__", "_handle", "_owner", "base", "count", "device", "dtype", "nbytes", "offset")
 
     def __init__(self, device: str, count: int, dtype: DType, base: Buffer | None = None, offset: int = 0):
         self.device, self.count, self.dtype, self.base, self.offset = get_device(device), count, dtype, base, offset
         self.nbytes = count * dtype.itemsize
         self._handle: Any = None
+        self._owner: Any = None  # of memory that is not the device's own
         if base is not None and not 0 <= offset <= offset + self.nbytes <= base.nbytes:
             raise ValueError(f"a view of {self.nbytes} bytes at {offset} does not lie in a buffer of {base.nbytes} bytes")
 
@@ -60,18 +61,38 @@ class Buffer:
             self.device.copyout(memoryview(out), self.handle)
         return out.view(self.dtype.np)
 
+    @staticmethod
+    def over(device: str, array: np.ndarray, dtype: DType) -> Buffer | None:
+        """A Buffer that is the memory of a contiguous array; None where the device's memory is not the host's."""
+        handle = get_device(device).adopt(array)
+        if handle is None:
+            return None
+        out = Buffer(device, array.size, dtype)
+        out._handle, out._owner = handle, array
+        return out
+
     def as_numpy(self) -> np.ndarray | None:
-        """The memory as an array without a copy, where the host can see it."""
+        """The memory as an array without a copy, where the host can see it; the array keeps it alive."""
         raw = self.device.as_numpy(self.handle, self.nbytes)
-        return None if raw is None else raw.view(self.dtype.np)
+        if raw is None:
+            return None
+        held = _Held(raw, self)
+        return np.asarray(held).view(self.dtype.np)
 
     def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
-        if self.base is None and self._handle is not None and not ends():  # (at the end modules go before buffers)
+        if self.base is None and self._handle is not None and self._owner is None and not ends():  # (at the end modules go before buffers)
             GlobalCounters.mem_used -= self.nbytes
             self.device.free(self._handle, max(self.nbytes, 1))
 
     def __repr__(self) -> str:
         return f"<Buffer {self.count} {self.dtype.name} on {self.device.name}{'' if self.is_allocated else ', not allocated'}>"
+
+
+class _Held:
+    """An array interface that keeps a Buffer alive."""
+
+    def __init__(self, raw: np.ndarray, buffer: Buffer):
+        self.__array_interface__, self.buffer = raw.__array_interface__, buffer
 
 
 def copy_buffer(dst: Buffer, src: Buffer) -> None:

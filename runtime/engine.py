@@ -14,8 +14,9 @@ from manygrad.multi.world import world
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.devices import canonical as local_canonical
 from manygrad.runtime.devices import get_device
+from manygrad.runtime.functions import has_functions, run_functions
 from manygrad.runtime.linear import capture, compile_linear, run_linear, storage
-from manygrad.schedule import create_linear_with_vars
+from manygrad.schedule import as_param, create_linear, create_linear_with_vars
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.source import line_of
 from manygrad.tensor.tensor import LIVE, PENDING, Tensor, default_device
@@ -40,6 +41,21 @@ def standing_on(roots: Iterable[UOp], found: Callable[[UOp], bool], opaque: Ops 
         if found(u) or (not blind(u) and any(s in out for s in u.src)):
             out.add(u)
     return out
+
+
+def _run(sink: UOp) -> None:
+    linear, var_vals, buffers = create_linear_with_vars(sink)
+    run_linear(compile_linear(linear, buffers), var_vals)
+
+
+def _run_body(body: UOp, buffers: list[UOp]) -> None:
+    """A traced body: PARAMs are numbered already, its results take the slots after the arguments'."""
+    linear = body._cache.get("linear")
+    if linear is None:
+        n = len(buffers) - len(body.src)
+        stores = tuple(UOp(Ops.STORE, dtypes.void, (as_param(b, n + i), u)) for i, (b, u) in enumerate(zip(buffers[n:], body.src)))
+        linear = body._cache["linear"] = create_linear(UOp(Ops.SINK, dtypes.void, stores), world)
+    run_linear(compile_linear(linear, buffers), {})
 
 
 class RealizeEngine:
@@ -73,7 +89,8 @@ class RealizeEngine:
             becomes[u] = new_buffer(u, u.device or default_device())
             effects.append(UOp(Ops.STORE, dtypes.void, (becomes[u], u)))
         sink = UOp(Ops.SINK, dtypes.void, tuple(dict.fromkeys(effects)))
-        linear, var_vals, buffers = create_linear_with_vars(sink)
+        rest = run_functions(sink, lambda u: new_buffer(u, u.device or default_device()), _run, _run_body) if has_functions(sink) else sink
+        linear, var_vals, buffers = create_linear_with_vars(rest)
         items = compile_linear(linear, buffers)
         for t in todo:
             PENDING.discard(t)
@@ -104,7 +121,7 @@ class RealizeEngine:
 
     def _trained(self, roots: Iterable[UOp]) -> set[UOp]:
         """The nodes below `roots` through which a gradient flows to a live tensor that requires one."""
-        leaves = {t.uop for t in LIVE if t.requires_grad}
+        leaves = {t.uop for t in LIVE if t._requires_grad}
         return standing_on(roots, lambda u: u in leaves or "history" in u._cache, Ops.DETACH) if leaves else set()
 
     def _kept(self, effects: list[UOp], overwritten: set[UOp]) -> list[UOp]:
@@ -126,7 +143,7 @@ class RealizeEngine:
                 buffer._cache.pop("history", None)
                 buffer._cache["written"] = self.clock
         trained = self._trained(computed)
-        leaves = {t.uop for t in LIVE if t.requires_grad}
+        leaves = {t.uop for t in LIVE if t._requires_grad}
         values = [u for u in computed if u in trained and u not in leaves and u.dtype.is_float]
         if not values:
             return
@@ -156,12 +173,13 @@ class RealizeEngine:
             else:
                 t.uop = u
 
-    def from_numpy(self, array: np.ndarray, dtype: DType, device: str) -> UOp:
+    def from_numpy(self, array: np.ndarray, dtype: DType, device: str, share: bool = False) -> UOp:
         if array.size == 0:
             flat = UOp(Ops.RESHAPE, dtype, (UOp.const(dtype, 0),), (1,) * array.ndim)
             return UOp(Ops.EXPAND, dtype, (flat,), array.shape)
         u = UOp(Ops.BUFFER, dtype, (), BufferSpec(next(_uids), tuple(array.shape), dtype, device))
-        u._cache["buffer"] = Buffer(device, array.size, dtype).copyin(array)
+        shared = Buffer.over(device, array, dtype) if share else None
+        u._cache["buffer"] = shared if shared is not None else Buffer(device, array.size, dtype).copyin(array)
         return u
 
     def map_file(self, path: str, parts: list[tuple[DType, tuple[int, ...], int]]) -> list[UOp]:
@@ -182,6 +200,12 @@ class RealizeEngine:
         assert isinstance(found, Buffer), "to_numpy of a buffer on several devices"
         return found.copyout().reshape(buffer.shape)
 
+    def share(self, buffer: UOp) -> np.ndarray | None:
+        found = storage(buffer)
+        assert isinstance(found, Buffer), "share of a buffer on several devices"
+        array = found.as_numpy()
+        return None if array is None else array.reshape(buffer.shape)
+
     def canonical(self, device: str) -> str:
         """`cpu:1` -> `CPU:1`; the node is kept where there are several: `CPU:0@2`."""
         _, at, node = device.partition("@")
@@ -192,8 +216,14 @@ class RealizeEngine:
             raise ValueError(f"device {device!r}: node {node} does not exist, the world has {world.size} (0..{world.size - 1})")
         return f"{local}@{int(node)}"
 
+    def workers(self) -> tuple[int, int]:
+        return world.rank, world.size
+
     def sharding_axis(self, uop: UOp) -> int | None:
         return store_spec(uop)[0] if isinstance(uop.device, tuple) else None
+
+    def store_spec(self, uop: UOp) -> tuple[int | None, tuple[int, ...]]:
+        return store_spec(uop)
 
     def is_realized(self, buffer: UOp) -> bool:
         return "buffer" in buffer._cache

@@ -39,6 +39,11 @@ def create_linear_with_vars(sink: UOp, me: World = world) -> Scheduled:
     """The LINEAR of a SINK of STOREs and AFTERs, from the cache where the same graph was scheduled before."""
     unbound, var_vals = strip_binds(sink)
     normal, buffers = number_buffers(unbound)
+    return Scheduled(create_linear(normal, me), var_vals, buffers)
+
+
+def create_linear(normal: UOp, me: World = world) -> UOp:
+    """The LINEAR of a graph over numbered PARAMs, from the cache where it was scheduled before."""
     key = (normal, me.rank, me.size)
     linear = _SCHEDULES.get(key) if SCACHE else None
     if linear is None:
@@ -50,7 +55,7 @@ def create_linear_with_vars(sink: UOp, me: World = world) -> Scheduled:
             _SCHEDULES[key] = linear
     else:
         stats["hits"] += 1
-    return Scheduled(linear, var_vals, buffers)
+    return linear
 
 
 def lower_sink_to_linear(sink: UOp, me: World = world) -> UOp:
@@ -134,18 +139,25 @@ def _has_uop(arg: Any) -> bool:
     return isinstance(arg, UOp) or (isinstance(arg, tuple) and any(_has_uop(x) for x in arg))
 
 
+def as_param(buffer: UOp, slot: int) -> UOp:
+    b = buffer.arg
+    return UOp(Ops.PARAM, buffer.dtype, (), BufferSpec(slot, b.shape, b.dtype, b.device, b.axis, b.bounds))
+
+
 def number_buffers(sink: UOp) -> tuple[UOp, list[UOp]]:
     """Buffers become PARAMs numbered in graph order: equal programs on other data are then equal graphs."""
     buffers: list[UOp] = []
     done: dict[UOp, UOp] = {}
     for u in sink.toposort():
         if u.op is Ops.BUFFER:
-            b = u.arg
-            done[u] = UOp(Ops.PARAM, u.dtype, (), BufferSpec(len(buffers), b.shape, b.dtype, b.device, b.axis, b.bounds))
+            done[u] = as_param(u, len(buffers))
             buffers.append(u)
             continue
         src = tuple(done[s] for s in u.src)
-        arg = None if u.op is Ops.CONTIGUOUS else u.arg  # a leaf's number matters to gradients only
+        if u.op in (Ops.DETACH, Ops.CUSTOM):  # as a leaf's number, these matter to gradients only
+            done[u] = src[0]
+            continue
+        arg = None if u.op is Ops.CONTIGUOUS else u.arg
         done[u] = u if src == u.src and arg is u.arg else u.replace(src=src, arg=arg)
         if "line" in u._cache:
             done[u]._cache.setdefault("line", u._cache["line"])

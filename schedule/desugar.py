@@ -5,6 +5,7 @@ kernels build together, and what is copied or communicated, stands as AFTER(buff
 
     CAT(a, b)                ==>  t = BUFFER; AFTER(t, STORE(t[:n], a), STORE(t[n:], b))
     SCATTER(base, v, i) add  ==>  t1 = AFTER(t, STORE(t, base)); AFTER(t1, STORE(GATHER(t1, i), v, "add"))
+    STORE(x, SCATTER(x, v, i) add)  ==>  STORE(GATHER(x, i), v, "add")
     COPY(x, d)               ==>  AFTER(t, CALL(COPY d, t, CONTIGUOUS(x)))
 
 A value that is itself an output is written straight into the output's buffer.
@@ -89,6 +90,8 @@ def lower_storage(sink: UOp, temps: Temps) -> UOp:
             node = _lower_collective(u, src[0], temps, received)
         elif u.op is Ops.MSELECT and src[0].op is Ops.MSTACK:
             node = src[0].src[u.arg]
+        elif u.op is Ops.STORE and u.src[1].op is Ops.SCATTER and u.src[1].src[0] is u.src[0]:
+            node = _store_in_place(u, done)
         elif u.op is Ops.STORE and fresh.get(u.src[1]) is u.src[0]:
             node = src[1]
             while node.op is Ops.RESHAPE:
@@ -131,7 +134,14 @@ def _lower_cat(u: UOp, src: tuple[UOp, ...], target: UOp) -> UOp:
 def _lower_scatter(u: UOp, src: tuple[UOp, ...], target: UOp) -> UOp:
     start = UOp(Ops.AFTER, u.dtype, (target, _store(target, src[0])))
     place = UOp(Ops.GATHER, u.dtype, (start, *src[2:]))
-    return UOp(Ops.AFTER, u.dtype, (start, UOp(Ops.STORE, dtypes.void, (place, src[1]), "add" if u.arg == "add" else None)))
+    return UOp(Ops.AFTER, u.dtype, (start, UOp(Ops.STORE, dtypes.void, (place, src[1]), None if u.arg == "set" else u.arg)))
+
+
+def _store_in_place(u: UOp, done: dict[UOp, UOp]) -> UOp:
+    """STORE(x, SCATTER(x, v, i)): only what the indices name is written, x is not copied."""
+    target, value, *indices = (done[s] for s in u.src[1].src)
+    place = UOp(Ops.GATHER, u.src[1].dtype, (target, *indices))
+    return _keep_line(UOp(Ops.STORE, dtypes.void, (place, value), None if u.src[1].arg == "set" else u.src[1].arg), u)
 
 
 def _lower_copy(u: UOp, src: tuple[UOp, ...], target: UOp) -> UOp:

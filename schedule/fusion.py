@@ -28,7 +28,7 @@ _TRANSPARENT = frozenset({Ops.RESHAPE, Ops.PERMUTE, Ops.FLIP})
 
 def is_leaf(u: UOp) -> bool:
     """Memory or a number: nothing to fuse below it."""
-    return u.op in (Ops.AFTER, Ops.VIEW, Ops.CONST, Ops.IOTA, Ops.DEFINE_VAR) or is_buffer(u) or (u.op in LOWERED and not u.src)
+    return u.op in (Ops.AFTER, Ops.BARRIER, Ops.VIEW, Ops.CONST, Ops.IOTA, Ops.DEFINE_VAR) or is_buffer(u) or (u.op in LOWERED and not u.src)
 
 
 def decide_stores(sink: UOp) -> set[UOp]:

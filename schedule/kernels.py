@@ -41,7 +41,7 @@ class Item:
 
 
 def insert_stores(sink: UOp, temps: Temps) -> UOp:
-    """Each stored value v -> AFTER(t, STORE(t, v)) with a buffer t of its own."""
+    """Each stored value v -> AFTER(t, STORE(t, v)) with a buffer t of its own; BARRIER(x, y) -> AFTER(x, what y waits for)."""
     stored = decide_stores(sink)
     done: dict[UOp, UOp] = {}
     for u in sink.toposort():
@@ -49,6 +49,8 @@ def insert_stores(sink: UOp, temps: Temps) -> UOp:
         node = u if src == u.src else u.replace(src=src)
         if node is not u and "line" in u._cache:
             node._cache.setdefault("line", u._cache["line"])
+        if u.op is Ops.BARRIER:
+            node = UOp(Ops.AFTER, u.dtype, (src[0], *effects_below(src[1])))
         if u in stored:
             value = node.src[0] if node.op is Ops.CONTIGUOUS else node
             if not (node.op is Ops.CONTIGUOUS and value.op is Ops.AFTER and is_temp(value)):
@@ -60,6 +62,11 @@ def insert_stores(sink: UOp, temps: Temps) -> UOp:
                 node = value
         done[u] = node
     return done[sink]
+
+
+def effects_below(u: UOp) -> list[UOp]:
+    """What must have happened before an expression over stored values can be computed."""
+    return list(dict.fromkeys(e for x in u.toposort(lambda x: x.op is not Ops.AFTER) if x.op is Ops.AFTER for e in x.src[1:]))
 
 
 def is_temp(u: UOp) -> bool:

@@ -26,11 +26,15 @@ def nbytes_of(buffer: UOp) -> int:
     return numel(buffer.arg.shape) * buffer.dtype.itemsize
 
 
+def is_temporary(buffer: UOp) -> bool:
+    return buffer.op is Ops.BUFFER and buffer.arg.uid < 0
+
+
 def plan_memory(calls: list[UOp], reuse: bool = True) -> MemoryPlan:
     lives: dict[UOp, list[int]] = {}
     for at, call in enumerate(calls):
         for b in (a.src[0] if a.op is Ops.VIEW else a for a in call.src[1:]):
-            if b.op is Ops.BUFFER and b.arg.uid < 0:
+            if is_temporary(b):
                 lives.setdefault(b, [at, at])[1] = at
     pools: dict[str, int] = {}
     numbers: dict[str, int] = {}

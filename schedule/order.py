@@ -1,4 +1,8 @@
-"""order_items: a topological order of the calls that starts communication as early as it can.
+"""order_items: a topological order of the calls that starts communication as early as it can, and frees memory early.
+
+Of the calls that are ready, those that lead to communication go first, then the one after which the fewest bytes of temporary
+buffers are alive, then the first in graph order. So a weight's gradient is computed as soon as what it reads is there, and the
+activation that it was the last to read is gone before the next one comes.
 
 Edges: a read after the effects it names; a write after every read of the older value (so that no assignment overtakes a
 reader); communication in program order. A cycle means that a value is needed both before and after an assignment that cannot wait: an error.
@@ -10,6 +14,7 @@ import heapq
 from itertools import pairwise
 
 from manygrad.schedule.kernels import Item
+from manygrad.schedule.memory import is_temporary, nbytes_of
 from manygrad.tensor.uop import UOp
 
 
@@ -39,16 +44,22 @@ def order_items(items: list[Item]) -> list[Item]:
             users[d].append(i)
     urgent = _leads_to_communication(items)
     waiting = [len(item.after) for item in items]
-    ready = [(not urgent[i], i) for i in range(len(items)) if waiting[i] == 0]
+    alive = _Alive(items)
+    ready = [(not urgent[i], alive.growth(i), i) for i in range(len(items)) if waiting[i] == 0]
     heapq.heapify(ready)
     out: list[Item] = []
+    ran = [False] * len(items)
     while ready:
-        _, i = heapq.heappop(ready)
+        _, _, i = heapq.heappop(ready)
+        if ran[i]:
+            continue  # an entry from before its growth shrank
+        ran[i] = True
         out.append(items[i])
         for u in users[i]:
             waiting[u] -= 1
-            if waiting[u] == 0:
-                heapq.heappush(ready, (not urgent[u], u))
+        for u in {*users[i], *alive.run(i)}:
+            if waiting[u] == 0 and not ran[u]:
+                heapq.heappush(ready, (not urgent[u], alive.growth(u), u))
     if len(out) != len(items):
         stuck = sorted({items[i].line for i in range(len(items)) if waiting[i] > 0})
         raise RuntimeError(
@@ -56,6 +67,34 @@ def order_items(items: list[Item]) -> list[Item]:
             f"(lines {', '.join(stuck)}); read the old value into its own storage first: old = t.clone()"
         )
     return out
+
+
+class _Alive:
+    """Which temporary buffers exist, while calls are put in order."""
+
+    def __init__(self, items: list[Item]):
+        self.reads = [{b for b, _ in item.reads if is_temporary(b)} for item in items]
+        self.writes = [{b for b in item.writes if is_temporary(b)} for item in items]
+        self.readers: dict[UOp, set[int]] = {}
+        for i, reads in enumerate(self.reads):
+            for b in reads:
+                self.readers.setdefault(b, set()).add(i)
+        self.made: set[UOp] = set()
+
+    def growth(self, i: int) -> int:
+        """Bytes that call `i` adds to those alive: what it is the first to write, less what it is the last to read."""
+        new = sum(nbytes_of(b) for b in self.writes[i] if b not in self.made)
+        return new - sum(nbytes_of(b) for b in self.reads[i] if self.readers[b] == {i})
+
+    def run(self, i: int) -> list[int]:
+        """Call `i` is next; the calls that by this have become the last reader of something."""
+        self.made |= self.writes[i]
+        last: list[int] = []
+        for b in self.reads[i]:
+            self.readers[b].discard(i)
+            if len(self.readers[b]) == 1:
+                last += self.readers[b]
+        return last
 
 
 def _leads_to_communication(items: list[Item]) -> list[bool]:

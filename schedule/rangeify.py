@@ -333,7 +333,7 @@ def without_unused(ast: UOp, args: list[UOp], reads: list[UOp]) -> tuple[UOp, li
 def writes_what_it_reads(ast: UOp) -> bool:
     """Whether some iteration reads an element that another iteration writes (slot 0 is the target)."""
     store = ast.src[0]
-    if store.arg == "add":
+    if store.arg is not None:
         return any(u.op is Ops.LOAD and u.src[0].src[0].arg == 0 for u in store.src[1].toposort())
     written = store.src[0].src[1]
     return any(u.op is Ops.LOAD and u.src[0].src[0].arg == 0 and u.src[0].src[1] is not written for u in ast.toposort())

@@ -53,6 +53,11 @@ class DType:
         return self.kind == "f" and self.itemsize == 2
 
     @property
+    def is_fp8(self) -> bool:
+        """Storage only: moved and cast, not computed with."""
+        return self.kind == "f" and self.itemsize == 1
+
+    @property
     def min(self) -> int | float:
         """The smallest value (−inf for floats)."""
         if self.is_float:
@@ -99,9 +104,12 @@ class dtypes:
     bfloat16 = DType("bfloat16", "f", 2, np.dtype(ml_dtypes.bfloat16))
     float32 = DType("float32", "f", 4, np.dtype(np.float32))
     float64 = DType("float64", "f", 8, np.dtype(np.float64))
+    float8_e4m3fn = DType("float8_e4m3fn", "f", 1, np.dtype(ml_dtypes.float8_e4m3fn))
+    float8_e5m2 = DType("float8_e5m2", "f", 1, np.dtype(ml_dtypes.float8_e5m2))
     half, float, double, char, short, int, long = float16, float32, float64, int8, int16, int32, int64
     all: tuple[DType, ...] = (bool, int8, int16, int32, int64, uint8, uint16, uint32, uint64, float16, bfloat16, float32, float64)
     floats: tuple[DType, ...] = (float16, bfloat16, float32, float64)
+    fp8s: tuple[DType, ...] = (float8_e4m3fn, float8_e5m2)
     default_float = float32
     default_int = int64
 
@@ -113,8 +121,8 @@ class dtypes:
         return found
 
 
-_BY_NP = {d.np: d for d in dtypes.all}
-_NAMES = {d.name: d for d in (*dtypes.all, dtypes.void, dtypes.index)}
+_BY_NP = {d.np: d for d in (*dtypes.all, *dtypes.fp8s)}
+_NAMES = {d.name: d for d in (*dtypes.all, *dtypes.fp8s, dtypes.void, dtypes.index)}
 
 
 def _by_name(name: str) -> DType:
@@ -143,6 +151,8 @@ def promote(a: DType, b: DType) -> DType:
     """
     if a is b:
         return a
+    if a.is_fp8 or b.is_fp8:
+        raise TypeError(f"{a.name} and {b.name} have no common type: float8 is for storage; cast with .float() or .bfloat16() first")
     if category(a) != category(b):
         return a if category(a) > category(b) else b
     if a.is_float:
@@ -155,6 +165,35 @@ def promote(a: DType, b: DType) -> DType:
     if signed.itemsize > unsigned.itemsize:
         return signed
     return {1: dtypes.int16, 2: dtypes.int32, 4: dtypes.int64, 8: dtypes.int64}[unsigned.itemsize]
+
+
+def can_cast(source: DType | str, target: DType | str) -> bool:
+    """Whether a result of type `source` may be written in place of one of `target` (torch.can_cast): no float to integers, nothing to bool."""
+    return category(to_dtype(source)) <= category(to_dtype(target))
+
+
+class finfo:
+    """Limits of a float type: `bits`, `eps`, `max`, `min`, `tiny` (= `smallest_normal`), `smallest_subnormal`, `resolution`, `dtype`."""
+
+    def __init__(self, dtype: DType | str = "float32"):
+        d = to_dtype(dtype)
+        if not d.is_float:
+            raise TypeError(f"finfo is of float types, not {d.name}; use iinfo")
+        info = ml_dtypes.finfo(d.np)
+        self.dtype, self.bits = d.name, d.bits
+        self.eps, self.max, self.min, self.resolution = float(info.eps), float(info.max), float(info.min), float(info.resolution)
+        self.tiny = self.smallest_normal = float(info.smallest_normal)
+        self.smallest_subnormal = float(info.smallest_subnormal)
+
+
+class iinfo:
+    """Limits of an integer type: `bits`, `max`, `min`, `dtype`."""
+
+    def __init__(self, dtype: DType | str):
+        d = to_dtype(dtype)
+        if not d.is_int:
+            raise TypeError(f"iinfo is of integer types, not {d.name}; use finfo")
+        self.dtype, self.bits, self.max, self.min = d.name, d.bits, int(d.max), int(d.min)
 
 
 def accumulate_dtype(d: DType) -> DType:

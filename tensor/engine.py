@@ -19,8 +19,8 @@ class Engine(Protocol):
     def realize(self, tensors: list[Tensor]) -> None:
         """Compute the tensors; their `uop` becomes a BUFFER."""
 
-    def from_numpy(self, array: np.ndarray, dtype: DType, device: str) -> UOp:
-        """A BUFFER that holds a copy of `array`."""
+    def from_numpy(self, array: np.ndarray, dtype: DType, device: str, share: bool = False) -> UOp:
+        """A BUFFER that holds a copy of `array`, or, with `share` where the device's memory is the host's, that is its memory."""
 
     def map_file(self, path: str, parts: list[tuple[DType, tuple[int, ...], int]]) -> list[UOp]:
         """BUFFERs on `DISK:path`, one for each (dtype, shape, offset in bytes)."""
@@ -28,11 +28,20 @@ class Engine(Protocol):
     def to_numpy(self, buffer: UOp) -> np.ndarray:
         """The contents of a realized BUFFER on one device (a copy)."""
 
+    def share(self, buffer: UOp) -> np.ndarray | None:
+        """The memory of a realized BUFFER on one device as an array that keeps it alive; None where the host cannot see it."""
+
     def canonical(self, device: str) -> str:
         """The one name of a device; ValueError if there is no such device."""
 
+    def workers(self) -> tuple[int, int]:
+        """This worker's rank, and how many there are."""
+
     def sharding_axis(self, uop: UOp) -> int | None:
         """The dim along which a value on several devices is cut."""
+
+    def store_spec(self, uop: UOp) -> tuple[int | None, tuple[int, ...]]:
+        """(dim that is cut, cut positions) of the buffer that would hold a value on several devices."""
 
     def is_realized(self, buffer: UOp) -> bool:
         """Whether a BUFFER holds data."""

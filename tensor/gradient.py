@@ -6,7 +6,6 @@ each node. Nodes that no target stands below are not visited.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
 
 Grads = tuple["Tensor | None", ...]
+Hooks = dict[UOp, list[Callable[["Tensor"], "Tensor | None"]]]
+_NONE: set[UOp] = set()
 
 
 class CustomGrad:
@@ -37,20 +38,49 @@ class CustomGrad:
     def __repr__(self) -> str:
         return f"{self.name}{self.params}"
 
+    def gradients(self, g: Tensor, u: UOp) -> Grads:
+        """What reaches each source of the node `u`, given what reached it."""
+        return (None, *self.fn(g, *(_t(s) for s in u.src[1:])))
 
-def compute_gradients(root: UOp, start: UOp, targets: set[UOp], stored: dict[UOp, UOp]) -> dict[UOp, UOp]:
-    """d(root)/d(target) for every target that something reaches; `start` is d/d(root). What is `stored` is read, not computed again."""
+
+def compute_gradients(root: UOp, start: UOp, targets: set[UOp], stored: dict[UOp, UOp], leaves: set[UOp] = _NONE, hooks: Hooks | None = None) -> dict[UOp, UOp]:
+    """d(root)/d(target) for every target that something reaches; `start` is d/d(root). What is `stored` is read, not computed again.
+
+    Nothing flows below `leaves`. `hooks` are called with the complete gradient of their node and may return another.
+    """
+    found = flow_back([(root, start)], targets, leaves, hooks)
+    read = substitute(UOp(Ops.SINK, dtypes.void, tuple(found.values())), stored).src
+    return dict(zip(found, read))
+
+
+def flow_back(starts: list[tuple[UOp, UOp]], targets: set[UOp], leaves: set[UOp] = _NONE, hooks: Hooks | None = None) -> dict[UOp, UOp]:
+    """target -> the sum over (root, start) of start · d(root)/d(target)."""
+    from manygrad.tensor.function import gradients_of_call
     from manygrad.tensor.tensor import Tensor
 
-    order = root.toposort(lambda u: u.op not in (Ops.DETACH, Ops.STORE) and u not in targets)
+    roots = UOp(Ops.SINK, dtypes.void, tuple(root for root, _ in starts))
+    order = roots.toposort(lambda u: u.op not in (Ops.DETACH, Ops.STORE) and u not in leaves)[:-1]
     needed: set[UOp] = set()
     for u in order:
-        if u in targets or (u.op not in (Ops.DETACH, Ops.STORE) and any(s in needed for s in u.src)):
+        if u in targets or (u.op not in (Ops.DETACH, Ops.STORE) and u not in leaves and any(s in needed for s in u.src)):
             needed.add(u)
-    grads: dict[UOp, Tensor] = {root: Tensor(start)}
+    grads: dict[UOp, Tensor] = {}
+    for root, start in starts:
+        grads[root] = Tensor(start) if root not in grads else grads[root] + Tensor(start)
+    of_results: dict[UOp, dict[int, Tensor]] = {}  # FUNCTION -> what reached its results
     for u in reversed(order):
         g = grads.get(u)
-        if g is None or u not in needed or u in targets or u.op in (Ops.DETACH, Ops.STORE):
+        if u.op is Ops.FUNCTION and u in of_results:
+            for s, gs in zip(u.src, gradients_of_call(u, of_results[u])):
+                if gs is not None and s in needed:
+                    grads[s] = gs if s not in grads else grads[s] + gs
+        if g is None or u not in needed:
+            continue
+        for hook in (hooks or {}).get(u, ()):
+            g = grads[u] = _hooked(hook, g)
+        if u.op is Ops.RESULT:
+            of_results.setdefault(u.src[0], {})[u.arg] = g
+        if u in leaves or u.op in (Ops.DETACH, Ops.STORE, Ops.RESULT) or not any(s in needed for s in u.src):
             continue
         rule = RULES.get(u.op)
         if rule is None:
@@ -60,14 +90,19 @@ def compute_gradients(root: UOp, start: UOp, targets: set[UOp], stored: dict[UOp
             if gs is not None and s in needed and s.dtype.is_float:
                 assert gs.shape == s.shape, f"gradient of {u.op}: {gs.shape} for a source of {s.shape}"
                 grads[s] = gs if s not in grads else grads[s] + gs
-    found = [t for t in targets if t in grads]
-    read = substitute(UOp(Ops.SINK, dtypes.void, tuple(grads[t].uop for t in found)), stored).src
-    return dict(zip(found, read))
+    return {t: grads[t].uop for t in targets if t in grads}
 
 
-def with_history(root: UOp, leaves: Iterable[Tensor]) -> tuple[UOp, dict[UOp, UOp]]:
+def _hooked(hook: Callable[[Tensor], Tensor | None], g: Tensor) -> Tensor:
+    new = hook(g)
+    if new is not None and (new.shape, new.dtype) != (g.shape, g.dtype):
+        raise RuntimeError(f"a gradient hook returned {new.shape} {new.dtype.name} for a gradient of {g.shape} {g.dtype.name}")
+    return g if new is None else new
+
+
+def with_history(root: UOp, leaves: Iterable[Tensor]) -> tuple[UOp, dict[UOp, UOp], dict[UOp, UOp]]:
     """`root` with computed values that still have their graph replaced by it, down to the leaves (by number, where stored since);
-    and the storage of each such graph's value.
+    what every node below became; and the storage of each such graph's value.
     """
     done: dict[UOp, UOp] = {t.uop: t.uop for t in leaves}
     numbered = {t._leaf: t.uop for t in leaves if t._leaf is not None}
@@ -92,7 +127,7 @@ def with_history(root: UOp, leaves: Iterable[Tensor]) -> tuple[UOp, dict[UOp, UO
         if history is not None:
             stored[done[u]] = u
         stack.pop()
-    return done[root], stored
+    return done[root], done, stored
 
 
 def _history(u: UOp) -> UOp | None:
@@ -115,9 +150,9 @@ def _t(u: UOp) -> Tensor:
 def _max(g: Tensor, u: UOp) -> Grads:
     a, b = _t(u.src[0]), _t(u.src[1])
     if u.src[1].op is Ops.CONST or (u.src[1].op in GroupOp.MOVEMENT and _base(u.src[1]).op is Ops.CONST):
-        return (b < a).where(g, 0.0), None  # relu-like: nothing at the tie
-    tie = a.eq(b).where(g * 0.5, 0.0)
-    return (b < a).where(g, tie), (a < b).where(g, tie)
+        return (b < a)._where(g, 0.0), None  # relu-like: nothing at the tie
+    tie = a.eq(b)._where(g * 0.5, 0.0)
+    return (b < a)._where(g, tie), (a < b)._where(g, tie)
 
 
 def _base(u: UOp) -> UOp:
@@ -136,7 +171,10 @@ def _reduce(g: Tensor, u: UOp) -> Grads:
     if op is Ops.MAX:
         hit = t.eq(out._broadcast(x.shape)).cast(x.dtype)
         return (wide * (hit / hit.sum(u.arg[1], keepdim=True)),)
-    return (wide * out._broadcast(x.shape) / t,)
+    zero, axes = t.eq(0), u.arg[1]  # MUL: the product of the others, where elements are 0 too
+    zeros, rest = zero.sum(axes, keepdim=True), zero._where(1.0, t)
+    others = rest._reduce(Ops.MUL, axes, True)
+    return (wide * zero._where(zeros.eq(1)._where(others, 0.0), zeros.eq(0)._where(others / rest, 0.0)),)
 
 
 def _expand(g: Tensor, u: UOp) -> Grads:
@@ -168,8 +206,40 @@ def _scatter(g: Tensor, u: UOp) -> Grads:
     value = g._new(UOp(Ops.GATHER, g.dtype, (g.uop, *u.src[2:])))
     if u.arg == "add":
         return g, value
+    if u.arg == "max":
+        return _scatter_max(g, u)
+    if u.arg == "mul":
+        return _scatter_mul(g, u)
     zero = _t(UOp.const(g.dtype, 0.0))._broadcast(u.src[1].shape)
     return g._new(UOp(Ops.SCATTER, g.dtype, (g.uop, zero.uop, *u.src[2:]), "set")), value
+
+
+def _scatter_max(g: Tensor, u: UOp) -> Grads:
+    """The gradient of each maximum in equal parts to all that attain it."""
+    base, v, indices = _t(u.src[0]), _t(u.src[1]), [_t(i) for i in u.src[2:]]
+
+    def read(x: Tensor) -> Tensor:
+        return x._new(UOp(Ops.GATHER, x.dtype, (x.uop, *u.src[2:])))
+
+    mine, theirs = base.eq(_t(u)).cast(g.dtype), v.eq(read(_t(u))).cast(g.dtype)
+    share = g / mine._scatter_at(theirs, indices, "add").maximum(1)
+    return mine * share, theirs * read(share)
+
+
+def _scatter_mul(g: Tensor, u: UOp) -> Grads:
+    """For each factor the product of the others at its place, right where factors are 0."""
+    base, v, indices = _t(u.src[0]), _t(u.src[1]), [_t(i) for i in u.src[2:]]
+
+    def read(x: Tensor) -> Tensor:
+        return x._new(UOp(Ops.GATHER, x.dtype, (x.uop, *u.src[2:])))
+
+    zero, full = v.eq(0), base.eq(0)
+    product = full._where(1.0, base).cast(v.dtype)._scatter_at(zero._where(1.0, v).cast(v.dtype), indices, "mul")  # of what is not 0
+    zeros = full.cast(g.dtype)._scatter_at(zero.cast(g.dtype), indices, "add")
+    others = read(zeros) - zero.cast(g.dtype)
+    rest = others.eq(0)._where(read(product) / zero._where(1.0, v), 0.0).cast(g.dtype)
+    ones = base.ones_like()._scatter_at(v, indices, "mul")
+    return g * ones, read(g) * rest
 
 
 def _cat(g: Tensor, u: UOp) -> Grads:
@@ -183,10 +253,6 @@ def _move_back(g: Tensor, u: UOp) -> Grads:
     if isinstance(d, tuple):
         raise NotImplementedError("gradient of a copy from several devices to one; keep the loss on the devices of the model")
     return (g.to(d),)
-
-
-def _custom(g: Tensor, u: UOp) -> Grads:
-    return (None, *u.arg.fn(g, *(_t(s) for s in u.src[1:])))
 
 
 def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
@@ -204,12 +270,12 @@ RULES: dict[Ops, Callable[[Any, UOp], Grads]] = {
     Ops.SQRT: lambda g, u: (g / (_t(u) * 2),),
     Ops.EXP: lambda g, u: (g * _t(u),),
     Ops.LOG: lambda g, u: (g / _t(u.src[0]),),
-    Ops.SIN: lambda g, u: (g * (_t(u.src[0]) + math.pi / 2).sin(),),
+    Ops.SIN: lambda g, u: (g * _t(u.src[0]).cos(),),
     Ops.TRUNC: lambda g, u: (None,),
     Ops.CMPLT: lambda g, u: (None, None),
     Ops.CMPEQ: lambda g, u: (None, None),
     Ops.CMPNE: lambda g, u: (None, None),
-    Ops.WHERE: lambda g, u: (None, _t(u.src[0]).where(g, 0.0), _t(u.src[0]).where(0.0, g)),
+    Ops.WHERE: lambda g, u: (None, _t(u.src[0])._where(g, 0.0), _t(u.src[0])._where(0.0, g)),
     Ops.CAST: lambda g, u: (g.cast(u.src[0].dtype) if u.src[0].dtype.is_float else None,),
     Ops.BITCAST: lambda g, u: (None,),
     Ops.RESHAPE: lambda g, u: (g.reshape(u.src[0].shape),),
@@ -226,5 +292,6 @@ RULES: dict[Ops, Callable[[Any, UOp], Grads]] = {
     Ops.COPY: _move_back,
     Ops.SHARD: _move_back,
     Ops.AFTER: lambda g, u: (g,),
-    Ops.CUSTOM: _custom,
+    Ops.BARRIER: lambda g, u: (g, None),
+    Ops.CUSTOM: lambda g, u: u.arg.gradients(g, u),
 }

@@ -6,7 +6,6 @@ is, and how it is realized, assigned, moved and differentiated.
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,16 +13,70 @@ from typing import Any
 import numpy as np
 
 from manygrad.tensor import environment as env
+from manygrad.tensor import grad_mode
 from manygrad.tensor.dtype import DType, dtypes, to_dtype
 from manygrad.tensor.engine import engine
+from manygrad.tensor.ops.activation import ActivationMixin
+from manygrad.tensor.ops.arithmetic import ArithmeticMixin
+from manygrad.tensor.ops.attention import AttentionMixin
+from manygrad.tensor.ops.bessel import BesselMixin
+from manygrad.tensor.ops.bitwise import BitwiseMixin
+from manygrad.tensor.ops.broadcast import BroadcastMixin
+from manygrad.tensor.ops.casting import CastingMixin
+from manygrad.tensor.ops.choice import ChoiceMixin
+from manygrad.tensor.ops.comparison import ComparisonMixin
+from manygrad.tensor.ops.convolution import ConvolutionMixin
+from manygrad.tensor.ops.counting import CountingMixin
 from manygrad.tensor.ops.creation import CreationMixin
-from manygrad.tensor.ops.elementwise import ElementwiseMixin
-from manygrad.tensor.ops.functional import FunctionalMixin
+from manygrad.tensor.ops.decomposition import DecompositionMixin
+from manygrad.tensor.ops.diagonal import DiagonalMixin
+from manygrad.tensor.ops.differentiation import DifferentiationMixin
+from manygrad.tensor.ops.distributions import DistributionsMixin
+from manygrad.tensor.ops.division import DivisionMixin
+from manygrad.tensor.ops.einsum import EinsumMixin
+from manygrad.tensor.ops.error_function import ErrorFunctionMixin
+from manygrad.tensor.ops.expanding import ExpandingMixin
+from manygrad.tensor.ops.exponential import ExponentialMixin
+from manygrad.tensor.ops.extremum import ExtremumMixin
+from manygrad.tensor.ops.gamma import GammaMixin
+from manygrad.tensor.ops.gathering import GatheringMixin
+from manygrad.tensor.ops.grids import GridsMixin
+from manygrad.tensor.ops.hyperbolic import HyperbolicMixin
 from manygrad.tensor.ops.indexing import IndexingMixin
-from manygrad.tensor.ops.linalg import LinalgMixin
+from manygrad.tensor.ops.inplace import InplaceMixin
+from manygrad.tensor.ops.interop import InteropMixin, to_array
+from manygrad.tensor.ops.joining import JoiningMixin
+from manygrad.tensor.ops.loss import LossMixin
+from manygrad.tensor.ops.masking import MaskingMixin
+from manygrad.tensor.ops.matmul import MatmulMixin
 from manygrad.tensor.ops.movement import MovementMixin
+from manygrad.tensor.ops.norm import NormMixin
+from manygrad.tensor.ops.normalization import NormalizationMixin
+from manygrad.tensor.ops.operators import OperatorsMixin
+from manygrad.tensor.ops.padding import PaddingMixin
+from manygrad.tensor.ops.pooling import PoolingMixin
+from manygrad.tensor.ops.power import PowerMixin
+from manygrad.tensor.ops.properties import PropertiesMixin
 from manygrad.tensor.ops.random import RandomMixin
+from manygrad.tensor.ops.rearrange import RearrangeMixin
 from manygrad.tensor.ops.reduction import ReductionMixin
+from manygrad.tensor.ops.repeating import RepeatingMixin
+from manygrad.tensor.ops.representation import RepresentationMixin
+from manygrad.tensor.ops.reshaping import ReshapingMixin
+from manygrad.tensor.ops.rounding import RoundingMixin
+from manygrad.tensor.ops.scan import ScanMixin
+from manygrad.tensor.ops.scattering import ScatteringMixin
+from manygrad.tensor.ops.searching import SearchingMixin
+from manygrad.tensor.ops.sequential import SequentialMixin
+from manygrad.tensor.ops.sign import SignMixin
+from manygrad.tensor.ops.slicing import SlicingMixin
+from manygrad.tensor.ops.sorting import SortingMixin
+from manygrad.tensor.ops.splitting import SplittingMixin
+from manygrad.tensor.ops.statistics import StatisticsMixin
+from manygrad.tensor.ops.transposing import TransposingMixin
+from manygrad.tensor.ops.trigonometric import TrigonometricMixin
+from manygrad.tensor.ops.variance import VarianceMixin
+from manygrad.tensor.ops.windows import WindowsMixin
 from manygrad.tensor.source import mark
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.rewrite import substitute
@@ -51,13 +104,72 @@ class TensorSet:
         return len(self._refs)
 
 
-_leaves = itertools.count(1)
 LIVE = TensorSet()
 PENDING = TensorSet()  # assigned, not yet realized
 
 
 class Tensor(
-    ElementwiseMixin, MovementMixin, ReductionMixin, IndexingMixin, LinalgMixin, FunctionalMixin, CreationMixin, RandomMixin
+    ActivationMixin,
+    ArithmeticMixin,
+    AttentionMixin,
+    BesselMixin,
+    BitwiseMixin,
+    BroadcastMixin,
+    CastingMixin,
+    ChoiceMixin,
+    ComparisonMixin,
+    ConvolutionMixin,
+    CountingMixin,
+    CreationMixin,
+    DiagonalMixin,
+    DifferentiationMixin,
+    DistributionsMixin,
+    DivisionMixin,
+    ErrorFunctionMixin,
+    ExpandingMixin,
+    ExponentialMixin,
+    ExtremumMixin,
+    GammaMixin,
+    GatheringMixin,
+    GridsMixin,
+    HyperbolicMixin,
+    IndexingMixin,
+    InteropMixin,
+    InplaceMixin,
+    JoiningMixin,
+    DecompositionMixin,
+    EinsumMixin,
+    MatmulMixin,
+    LossMixin,
+    MaskingMixin,
+    MovementMixin,
+    NormMixin,
+    NormalizationMixin,
+    OperatorsMixin,
+    PaddingMixin,
+    PoolingMixin,
+    PowerMixin,
+    PropertiesMixin,
+    RandomMixin,
+    RearrangeMixin,
+    ReductionMixin,
+    RepeatingMixin,
+    RepresentationMixin,
+    ReshapingMixin,
+    RoundingMixin,
+    ScanMixin,
+    ScatteringMixin,
+    SearchingMixin,
+    SequentialMixin,
+    SignMixin,
+    SlicingMixin,
+    SortingMixin,
+    SplittingMixin,
+    StatisticsMixin,
+    TransposingMixin,
+    TrigonometricMixin,
+    VarianceMixin,
+    WindowsMixin,
 ):
     """A value of `shape` and `dtype` on `device`.
 
@@ -68,7 +180,7 @@ class Tensor(
     __array_priority__ = 1000
     uop: UOp
     _device: str | tuple[str, ...]
-    training: bool = False
+    training: bool | None = None  # set by `train`; None: every module has its own mode
 
     def __init__(self, data: Any, device: str | tuple[str, ...] | None = None, dtype: DType | str | None = None, requires_grad: bool | None = None):
         want = to_dtype(dtype) if dtype is not None else None
@@ -85,7 +197,7 @@ class Tensor(
             kind = want or (dtypes.bool if isinstance(data, bool) else dtypes.int64 if isinstance(data, int) else dtypes.default_float)
             self.uop = UOp.const(kind, data)
         else:
-            array = _to_array(data, want)
+            array = to_array(data, want)
             self.uop = engine().from_numpy(array, dtypes.from_np(array.dtype), target if isinstance(target, str) else default_device())
         self._device = single
         if want is not None and self.uop.dtype is not want:
@@ -99,72 +211,27 @@ class Tensor(
 
     def _new(self, uop: UOp) -> Tensor:
         """A tensor of `uop` that inherits where deviceless values live."""
+        if not grad_mode.enabled and uop.dtype.is_float and uop.op is not Ops.DETACH:
+            uop = UOp(Ops.DETACH, uop.dtype, (uop,))
         t = Tensor.__new__(Tensor)
         t.uop, t._requires_grad, t._leaf, t.grad, t._device = uop, None, None, None, self._device
         LIVE.add(t)
         return t
 
     def _op(self, op: Ops, arg: Any = None, *others: Tensor, dtype: DType | None = None) -> Tensor:
+        if self.dtype.is_fp8 and op in GroupOp.ALU:
+            raise TypeError(f"{op.name} of {self.dtype.name}: float8 is for storage; cast with .float() or .bfloat16() first")
         return self._new(mark(UOp(op, dtype or self.dtype, (self.uop, *(o.uop for o in others)), arg)))
 
     # *** what it is ***
-
-    @property
-    def shape(self) -> tuple[Any, ...]:
-        return self.uop.shape
-
-    @property
-    def dtype(self) -> DType:
-        return self.uop.dtype
-
-    @property
-    def device(self) -> str | tuple[str, ...]:
-        return self.uop.device or self._device
-
-    @property
-    def ndim(self) -> int:
-        return len(self.uop.shape)
-
-    def numel(self) -> int:
-        return numel(self.shape)
-
-    def size(self, dim: int | None = None) -> Any:
-        return self.shape if dim is None else self.shape[self._dim(dim)]
-
-    def element_size(self) -> int:
-        return self.dtype.itemsize
-
-    @property
-    def nbytes(self) -> int:
-        return self.numel() * self.dtype.itemsize
 
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("len() of a 0-d tensor")
         return int(self.shape[0])
 
-    def __repr__(self) -> str:
-        state = "realized" if self.is_realized else "lazy"
-        return f"<Tensor {list(self.shape)} {self.dtype.name} on {self.device if isinstance(self.device, str) else f'{len(self.device)} devices'}, {state}>"
-
     def __hash__(self) -> int:
         return id(self)
-
-    def __bool__(self) -> bool:
-        if self.numel() != 1:
-            raise TypeError(f"the truth of a tensor of shape {self.shape} is ambiguous; use .any() or .all()")
-        return bool(self.item())
-
-    def __float__(self) -> float:
-        return float(self.item())
-
-    def __int__(self) -> int:
-        return int(self.item())
-
-    def __index__(self) -> int:
-        if not (self.dtype.is_int or self.dtype.is_bool):
-            raise TypeError(f"only integer tensors can be an index, not {self.dtype.name}")
-        return int(self.item())
 
     @property
     def is_realized(self) -> bool:
@@ -177,41 +244,6 @@ class Tensor(
         """Compute this tensor (and `others`, and pending assignments) now."""
         engine().realize([self, *others])
         return self
-
-    def numpy(self) -> np.ndarray:
-        """The values as a NumPy array (a copy); a sharded tensor is gathered."""
-        t = self
-        if any(not isinstance(d, int) for d in t.shape):
-            raise ValueError(f"numpy() needs a shape of numbers, not {t.shape}; shrink or bind the symbolic dim first")
-        if t.numel() == 0:
-            return np.empty(t.shape, t.dtype.np)
-        if isinstance(t.device, tuple) or "@" in t.device:
-            t = t.to(engine().canonical(default_device()))
-        if t.uop.op is not Ops.BUFFER:
-            u = t.uop
-            t = t.contiguous() if u.op is not Ops.AFTER and u.op in GroupOp.MOVEMENT else t
-            t.realize()
-            if self.device == t.device and self.uop is u and u.op not in GroupOp.MOVEMENT:
-                self.uop = t.uop
-            if t.uop.op is not Ops.BUFFER:
-                t = t.contiguous().realize()
-        else:
-            t.realize()
-        return engine().to_numpy(t.uop)
-
-    def item(self) -> bool | int | float:
-        """The one element as a Python number."""
-        if self.numel() != 1:
-            raise ValueError(f"item() needs one element, this tensor has shape {self.shape}; index it first")
-        return self.numpy().astype(object if self.dtype is not dtypes.bfloat16 else np.float32).reshape(-1)[0]
-
-    def tolist(self) -> Any:
-        a = self.numpy()
-        return (a.astype(np.float32) if self.dtype is dtypes.bfloat16 else a).tolist()
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        a = self.numpy()
-        return a if dtype is None else a.astype(dtype)
 
     # *** writing ***
 
@@ -248,7 +280,7 @@ class Tensor(
     @staticmethod
     def _write(target: UOp, value: UOp) -> None:
         """Stores `value` at `target`, a view of memory; all live views of that memory then show it."""
-        before = unviewed(target)
+        before, target = unviewed(target), _attached(target)
         after = UOp(Ops.AFTER, before.dtype, (before, mark(UOp(Ops.STORE, dtypes.void, (target, value)))))
         for t in LIVE:
             if unviewed(t.uop) is before:
@@ -263,9 +295,6 @@ class Tensor(
         self._become(other.uop)
         return self
 
-    def detach(self) -> Tensor:
-        return self._op(Ops.DETACH)
-
     def contiguous(self) -> Tensor:
         """Stored on its own, as it is: a fusion boundary."""
         return self if self.uop.op in (Ops.CONTIGUOUS, Ops.BUFFER) else self._op(Ops.CONTIGUOUS)
@@ -273,20 +302,20 @@ class Tensor(
     def clone(self) -> Tensor:
         return self._op(Ops.CONTIGUOUS)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        t = self.detach().clone().realize()
-        t.requires_grad = self.requires_grad
-        return t
-
-    def __reduce__(self) -> Any:
-        return _unpickle, (self.numpy(), self.dtype.name, self.requires_grad)
-
     # *** devices ***
 
-    def to(self, device: str | tuple[str, ...] | None) -> Tensor:
-        """The value on `device`; a tuple replicates it over several."""
-        if device is None:
-            return self
+    def to(self, *args: Any, **kwargs: Any) -> Tensor:
+        """`x.to(device)`, `x.to(dtype)`, `x.to(device, dtype)`, `x.to(other)`: the value on a device, in a type, or as another tensor.
+
+        A tuple of devices replicates it over them. `non_blocking` and `memory_format` are accepted and change nothing; `copy=True`
+        makes a clone.
+        """
+        device, dtype, copy = _place_and_type(args, kwargs)
+        x = self if dtype is None else self.cast(dtype)
+        x = x if device is None else x._to_device(device)
+        return x.clone() if copy and x.uop is self.uop else x
+
+    def _to_device(self, device: str | tuple[str, ...]) -> Tensor:
         target = _canonical(device)
         if isinstance(target, tuple):
             return self.shard(target)
@@ -329,71 +358,8 @@ class Tensor(
         self._become(t.uop)
         return self
 
-    # *** gradients ***
-
-    @property
-    def requires_grad(self) -> bool | None:
-        return self._requires_grad
-
-    @requires_grad.setter
-    def requires_grad(self, flag: bool | None) -> None:
-        changed = bool(flag) and not self._requires_grad
-        self._requires_grad = flag
-        if changed:
-            self._become(self.uop)
-
-    def _become(self, uop: UOp) -> None:
-        """Takes `uop` as the value. Of a tensor that requires a gradient and is not stored, a node of its own is made, numbered
-        `_leaf`: equal values are one node, but two parameters that start equal have two gradients.
-        """
-        if self._requires_grad and unviewed(uop).op not in (Ops.BUFFER, Ops.AFTER):
-            self._leaf = next(_leaves)
-            uop = UOp(Ops.CONTIGUOUS, uop.dtype, (uop,), self._leaf)
-        self.uop = uop
-
-    def backward(self, gradient: Tensor | None = None) -> Tensor:
-        """Sets `.grad` (lazily, added to what is there) of every live tensor with `requires_grad` that this one depends on."""
-        from manygrad.tensor.gradient import compute_gradients, with_history
-
-        if gradient is None:
-            if self.numel() != 1:
-                raise ValueError(f"backward() starts at a scalar, this tensor has shape {self.shape}; sum it, or pass gradient=")
-            if not self.dtype.is_float:
-                raise TypeError(f"backward() needs a float tensor, this one is {self.dtype.name}")
-        trained = [t for t in LIVE if t.requires_grad]
-        root, stored = with_history(self.uop, trained)
-        below = set(root.toposort())
-        leaves = [t for t in trained if t.uop in below]
-        if not leaves:
-            raise RuntimeError("backward(): no tensor with requires_grad=True stands below this one")
-        start = gradient.uop if gradient is not None else UOp.const(self.dtype, 1.0)
-        if start.shape != self.shape:
-            start = self._new(start).expand(self.shape).uop
-        grads = compute_gradients(root, start, {t.uop for t in leaves}, stored)
-        for t in leaves:
-            g = grads.get(t.uop)
-            if g is not None:
-                new = t._new(g)
-                t.grad = new if t.grad is None else t.grad + new
-        return self
-
-    def gradient(self, *targets: Tensor, gradient: Tensor | None = None) -> list[Tensor]:
-        """d(self)/d(target) for each target, without touching `.grad`; zeros where nothing flows."""
-        from manygrad.tensor.gradient import compute_gradients, with_history
-
-        start = gradient.uop if gradient is not None else UOp.const(self.dtype, 1.0)
-        if start.shape != self.shape:
-            start = self._new(start).expand(self.shape).uop
-        root, stored = with_history(self.uop, targets)
-        grads = compute_gradients(root, start, {t.uop for t in targets}, stored)
-        return [t._new(grads[t.uop]) if t.uop in grads else t.zeros_like() for t in targets]
-
-    def requires_grad_(self, flag: bool = True) -> Tensor:
-        self.requires_grad = flag
-        return self
-
     class train:
-        """`with Tensor.train():` sets `Tensor.training` (dropout, batch norm) for a block."""
+        """`with Tensor.train(mode):` sets `Tensor.training` for a block: the mode of every module, and of `Tensor.dropout`."""
 
         def __init__(self, mode: bool = True):
             self.mode = mode
@@ -423,6 +389,31 @@ class _Variable:
         return UOp(Ops.BIND, dtypes.index, (self.uop, UOp(Ops.CONST, dtypes.index, (), int(value))))
 
 
+def _attached(u: UOp) -> UOp:
+    """A view without the DETACHes in it."""
+    while u.op is Ops.DETACH:
+        u = u.src[0]
+    return u.replace(src=(_attached(u.src[0]),)) if u.op in GroupOp.VIEW else u
+
+
+def _place_and_type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, DType | None, bool]:
+    """(device, dtype, copy) of a call of `to`."""
+    unknown = kwargs.keys() - {"device", "dtype", "other", "non_blocking", "copy", "memory_format"}
+    if unknown:
+        raise TypeError(f"to() has no argument {sorted(unknown)[0]!r}; it takes a device, a dtype, or another tensor")
+    device, dtype = kwargs.get("device"), kwargs.get("dtype")
+    rest = [a for a in (*args, kwargs.get("other")) if a is not None and not isinstance(a, bool)]  # bools: non_blocking, copy
+    for a in rest:
+        if isinstance(a, Tensor):
+            device, dtype = a.device, a.dtype
+        elif isinstance(a, DType) or (isinstance(a, str) and isinstance(getattr(dtypes, a, None), DType)):
+            dtype = a
+        else:
+            device = a
+    flags = [a for a in args if isinstance(a, bool)]
+    return device, None if dtype is None else to_dtype(dtype), bool(kwargs.get("copy") or (len(flags) > 1 and flags[1]))
+
+
 def default_device() -> str:
     return engine().canonical(str(env.DEVICE.value))
 
@@ -434,28 +425,3 @@ def _canonical(device: str | Sequence[str]) -> str | tuple[str, ...]:
     if not names:
         raise ValueError("an empty tuple of devices")
     return names
-
-
-def _to_array(data: Any, dtype: DType | None) -> np.ndarray:
-    if isinstance(data, (bytes, bytearray, memoryview)):
-        return np.frombuffer(data, dtype=dtype.np if dtype else np.uint8)
-    if isinstance(data, np.ndarray) or hasattr(data, "__array__"):
-        array = np.asarray(data)
-    elif isinstance(data, (list, tuple, range)):
-        try:
-            array = np.array(data if not isinstance(data, range) else list(data))
-        except ValueError as error:
-            raise ValueError(f"cannot make a tensor of this nested list: its rows differ in length ({error})") from None
-        if array.dtype == np.float64 or array.size == 0:
-            array = array.astype(np.float32)
-    else:
-        raise TypeError(f"cannot make a tensor of {type(data).__name__}; pass a number, a list, a NumPy array or bytes")
-    if array.dtype == object:
-        raise TypeError("cannot make a tensor of Python objects; pass numbers")
-    if dtype is not None:
-        array = array.astype(dtype.np)
-    return array
-
-
-def _unpickle(array: np.ndarray, dtype: str, requires_grad: bool | None) -> Tensor:
-    return Tensor(array, dtype=dtype, requires_grad=requires_grad)

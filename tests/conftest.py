@@ -43,7 +43,7 @@ def leaves_nothing_pending() -> Iterator[None]:
     from manygrad.tensor.tensor import PENDING
 
     Tensor.manual_seed(0)
-    Tensor.training = False
+    Tensor.training = None
     yield
     for t in list(PENDING):
         PENDING.discard(t)

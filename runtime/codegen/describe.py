@@ -164,7 +164,7 @@ def estimate(ast: UOp) -> tuple[int, int]:
             flops += volume(ranges_of(u))
         elif u.op is Ops.REDUCE:
             flops += volume(ranges_of(u.src[0]) | frozenset(u.src[1:]))
-    flops += sum(volume(frozenset(sig.loops)) for s in sig.stores if s.arg == "add")
+    flops += sum(volume(frozenset(sig.loops)) for s in sig.stores if s.arg is not None)
     reads: dict[tuple[int, bool], int] = {}
     stored = {s.src[0] for s in sig.stores}
     for u in sig.nodes:

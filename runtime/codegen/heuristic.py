@@ -76,7 +76,7 @@ class Heuristic:
     # *** the decisions ***
 
     def run(self) -> tuple[Opt, ...]:
-        if any(s.arg == "add" for s in self.sig.stores):
+        if any(s.arg is not None for s in self.sig.stores):
             return self.scatter_add()
         split = self.split_reduces()
         lane = self.choose_lane(split)
@@ -415,4 +415,4 @@ def choose(ast: UOp, machine: Machine) -> tuple[Opt, ...]:
 def plain(ast: UOp) -> tuple[Opt, ...]:
     """No optimisation: scalar loops (NOOPT=1)."""
     sig = signature(ast)
-    return () if any(s.arg == "add" for s in sig.stores) or not sig.loops else (Opt("parallelise", -1, 1),)
+    return () if any(s.arg is not None for s in sig.stores) or not sig.loops else (Opt("parallelise", -1, 1),)

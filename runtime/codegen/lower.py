@@ -28,6 +28,8 @@ from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
+COMBINE = {"add": Ops.ADD, "mul": Ops.MUL, "max": Ops.MAX}  # a STORE's arg: how the value meets what is there
+
 
 class Lowerer(Looper):
     def stores(self) -> None:
@@ -60,12 +62,12 @@ class Lowerer(Looper):
 
         def write() -> None:
             new = value
-            if u.arg == "add":
+            if u.arg is not None:
                 old = self.emit(Low.LOAD, value.dtype, (pointer, offset, *guards), constant, lanes, here=True)
                 terms = [old, value]
                 if value.dtype.is_half:
                     terms = [self.emit(Ops.CAST, dtypes.float32, (x,), None, lanes, here=True) for x in terms]
-                new = self.emit(Ops.ADD, terms[0].dtype, tuple(terms), None, lanes, here=True)
+                new = self.emit(COMBINE[u.arg], terms[0].dtype, tuple(terms), None, lanes, here=True)
                 if value.dtype.is_half:
                     new = self.emit(Ops.CAST, value.dtype, (new,), None, lanes, here=True)
             self.emit(Low.STORE, dtypes.void, (pointer, offset, new, *guards), constant, lanes, here=True)

@@ -95,6 +95,10 @@ class Device(ABC):
         """The memory as a uint8 array without a copy; None where the host cannot see it."""
         return None
 
+    def adopt(self, array: np.ndarray) -> Any:
+        """The handle of a contiguous array's own memory; None where kernels cannot use host memory."""
+        return None
+
     def address(self, handle: Any) -> int:
         raise NotImplementedError(f"memory of {self.name} has no host address")
 

@@ -51,5 +51,8 @@ class HostDevice(Device):
     def as_numpy(self, handle: Memory, nbytes: int) -> np.ndarray:
         return host_array(handle.address, nbytes)
 
+    def adopt(self, array: np.ndarray) -> Memory:
+        return Memory(array.ctypes.data, array.nbytes, array)
+
     def address(self, handle: Memory) -> int:
         return handle.address

@@ -98,8 +98,8 @@ class Interpreter:
                 self.values[u] = self.evaluate(u)
         for u, offset, value in ready:
             target = self.memory[u.src[0].src[0].arg]
-            if u.arg == "add":
-                np.add.at(target, offset, value)
+            if u.arg is not None:
+                {"add": np.add, "mul": np.multiply, "max": np.maximum}[u.arg].at(target, offset, value)
             else:
                 target[offset] = value  # iterations in order: the last one to an address stays
 

@@ -23,7 +23,7 @@ _FLOATS = {2: "half", 4: "float", 8: "double"}
 
 def scalar_type(d: DType) -> str:
     if d.is_float:
-        return "i16" if d is dtypes.bfloat16 else _FLOATS[d.itemsize]
+        return "i16" if d is dtypes.bfloat16 else "i8" if d.is_fp8 else _FLOATS[d.itemsize]
     return "i1" if d.is_bool else f"i{d.itemsize * 8}"
 
 
@@ -44,6 +44,8 @@ def suffix(t: str, lanes: int) -> str:
 def literal(value: Any, d: DType) -> str:
     if d is dtypes.bfloat16:
         return str(int(np.asarray(value, dtype=np.float64).astype(d.np).view(np.uint16)))
+    if d.is_fp8:
+        return str(int(np.asarray(value, dtype=np.float64).astype(d.np).view(np.uint8)))
     if d is dtypes.float16:
         return f"0xH{int(np.float16(value).view(np.uint16)):04X}"
     if d.is_float:

@@ -1,13 +1,18 @@
-"""Indexing: NumPy's basic and advanced rules for reading and writing; gathers are real gathers."""
+"""Indexing: NumPy's basic and advanced rules for reading and writing; gathers are real gathers.
+
+Positions are not known when the graph is built: one that is out of range reads 0 and writes nothing. Reading with a boolean mask
+has a shape that depends on data (`tensor/ops/masking.py`); writing with one stays lazy.
+"""
 
 from __future__ import annotations
 
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from manygrad.tensor import grad_mode
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.engine import engine
-from manygrad.tensor.ops.elementwise import broadcast_shape
+from manygrad.tensor.ops.broadcast import broadcast_shape
 from manygrad.tensor.source import mark
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.symbolic import add, as_index, to_sint
@@ -23,17 +28,20 @@ def _is_sym(x: Any) -> bool:
 class IndexingMixin:
     def __getitem__(self: Tensor, index: Any) -> Tensor:
         view, tensors = self._basic(index)
+        if any(t.dtype.is_bool for t in tensors.values()):
+            view, tensors = view._without_masks(tensors)
         return view._gather(tensors) if tensors else view
 
     def _basic(self: Tensor, index: Any) -> tuple[Tensor, dict[int, Tensor]]:
-        """Slices, ints, None and Ellipsis applied as views; index tensors left, by dim of the view."""
+        """Slices, ints, None and Ellipsis applied as views; index tensors and masks left, by (first) dim of the view."""
         from manygrad.tensor.tensor import Tensor
 
         items = list(index) if isinstance(index, tuple) else [index]
+        items = [self._listed_index(x) if isinstance(x, (bool, list, tuple)) or (hasattr(x, "__array__") and not isinstance(x, Tensor)) else x for x in items]
         ellipses = [i for i, x in enumerate(items) if x is Ellipsis]
         if len(ellipses) > 1:
             raise IndexError("an index can hold only one Ellipsis")
-        used = sum(1 for x in items if x is not None and x is not Ellipsis)
+        used = sum(x.ndim if isinstance(x, Tensor) and x.dtype.is_bool else 1 for x in items if x is not None and x is not Ellipsis)
         if used > self.ndim:
             raise IndexError(f"{used} indices for a tensor of {self.ndim} dims, shape {self.shape}")
         at = ellipses[0] if ellipses else len(items)
@@ -45,17 +53,18 @@ class IndexingMixin:
             if x is None:
                 layout.append("new")
                 continue
+            if isinstance(x, Tensor):
+                if not x.dtype.is_int and not x.dtype.is_bool:
+                    raise IndexError(f"an index tensor must be of integers or booleans, not {x.dtype.name}")
+                covered = self.shape[len(bounds) : len(bounds) + x.ndim] if x.dtype.is_bool else self.shape[len(bounds) : len(bounds) + 1]
+                if x.dtype.is_bool and x.shape != covered:
+                    raise IndexError(f"a mask of shape {x.shape} does not fit the dims {covered} of {self.shape} that it indexes")
+                bounds += [(0, d) for d in covered]
+                steps += [1] * len(covered)
+                layout.append(x)
+                continue
             size = self.shape[len(bounds)]
-            if isinstance(x, Tensor) or isinstance(x, (list, tuple)) or hasattr(x, "__array__"):
-                t = x if isinstance(x, Tensor) else Tensor(x, device=self.device if isinstance(self.device, str) else None, dtype=dtypes.int64 if isinstance(x, (list, tuple)) and not x else None)
-                if t.dtype.is_bool:
-                    raise IndexError("a boolean mask as an index has a data-dependent shape; use mask.where(x, 0), or index with the positions you want")
-                if not t.dtype.is_int:
-                    raise IndexError(f"an index tensor must be of integers, not {t.dtype.name}")
-                bounds.append((0, size))
-                steps.append(1)
-                layout.append(t)
-            elif isinstance(x, slice):
+            if isinstance(x, slice):
                 begin, end, step = self._slice(x, size)
                 bounds.append((begin, end))
                 steps.append(step)
@@ -73,7 +82,7 @@ class IndexingMixin:
                 steps.append(1)
                 layout.append("drop")
             else:
-                raise IndexError(f"cannot index with {type(x).__name__}; use ints, slices, None, Ellipsis or integer tensors")
+                raise IndexError(f"cannot index with {type(x).__name__}; use ints, slices, None, Ellipsis, integer tensors or boolean masks")
         t = self.shrink(tuple(bounds))
         flips = [i for i, s in enumerate(steps) if s < 0]
         t = t.flip(flips) if flips else t
@@ -84,17 +93,23 @@ class IndexingMixin:
         tensors: dict[int, Tensor] = {}
         dims = iter(t.shape)
         for x in layout:
-            if isinstance(x, str) and x == "new":
-                shape.append(1)
-                continue
-            d = next(dims)
             if isinstance(x, str):
-                if x == "keep":
-                    shape.append(d)
+                d = 1 if x == "new" else next(dims)
+                shape += [d] if x != "drop" else []
+            elif x.dtype.is_bool and x.ndim == 0:  # True: a dim of size 1; False: of size 0
+                tensors[len(shape)] = x.reshape(1)
+                shape.append(1)
             else:
                 tensors[len(shape)] = x
-                shape.append(d)
+                shape += [next(dims) for _ in range(x.ndim if x.dtype.is_bool else 1)]
         return t.reshape(tuple(shape)), tensors
+
+    def _listed_index(self: Tensor, x: Any) -> Tensor:
+        """A list or array of positions, or of booleans, as a tensor where this one is."""
+        from manygrad.tensor.tensor import Tensor
+
+        t = Tensor(x, device=self.device if isinstance(self.device, str) else None, dtype=dtypes.int64 if isinstance(x, (list, tuple)) and not x else None)
+        return t.to(self.device) if isinstance(self.device, tuple) and t.uop.device is not None else t
 
     def _every(self: Tensor, dim: int, step: int) -> Tensor:
         """Each `step`-th element along `dim`, as a view: the dim `step` times in a row, seen as rows of `step`; the first column."""
@@ -116,6 +131,15 @@ class IndexingMixin:
             return (end + 1, begin + 1, step) if end < begin else (0, 0, 1)
         return begin, max(begin, end), step
 
+    def _positions(self: Tensor, size: Any) -> Tensor:
+        """Index values as int64, negative ones counted from the end of a dim of `size`."""
+        if not self.dtype.is_int:
+            raise IndexError(f"an index tensor must be of integers, not {self.dtype.name}")
+        i, base = self.cast(dtypes.int64), self.uop
+        while base.op in (Ops.RESHAPE, Ops.EXPAND, Ops.CAST):
+            base = base.src[0]
+        return i if self.dtype.is_unsigned or base.op is Ops.IOTA else (i < 0)._where(i + size, i)
+
     def _indexed_first(self: Tensor, tensors: dict[int, Tensor]) -> tuple[list[int], list[Tensor], list[int]]:
         """(the dims in `tensors`, then the others; the index tensors, not negative, in one shape; order of the result's dims).
 
@@ -124,10 +148,7 @@ class IndexingMixin:
         """
         dims = sorted(tensors)
         shape = broadcast_shape(*[t.shape for t in tensors.values()])
-        indices = []
-        for d in dims:
-            i = tensors[d].cast(dtypes.int64)
-            indices.append((i < 0).where(i + self.shape[d], i)._broadcast(shape))
+        indices = [tensors[d]._positions(self.shape[d])._broadcast(shape) for d in dims]
         n, before = len(shape), dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
         order = [*range(n, n + before), *range(n), *range(n + before, n + self.ndim - len(dims))]
         return [*dims, *[d for d in range(self.ndim) if d not in tensors]], indices, order
@@ -136,66 +157,88 @@ class IndexingMixin:
         """Advanced indexing of the dims in `tensors`."""
         dims, indices, order = self._indexed_first(tensors)
         x = self.permute(*dims)
-        if any(i.uop.device is not None and x.uop.device is not None and i.uop.device != x.uop.device for i in indices):
-            raise ValueError(f"index tensors are on {indices[0].device}, the tensor on {x.device}; move one with .to(...)")
+        _together("the index tensors", indices, x)
         out = x._new(mark(UOp(Ops.GATHER, x.dtype, (x.uop, *(i.uop for i in indices)))))
         return out.permute(order)
+
+    def _scatter_at(self: Tensor, value: Tensor, indices: list[Tensor], how: str) -> Tensor:
+        """SCATTER: value[s.., r..] "set" at, or combined by "add", "mul" or "max" with, self[i0[s], .., ik[s], r..]."""
+        _together("the index tensors", [value, *indices], self)
+        return self._new(mark(UOp(Ops.SCATTER, self.dtype, (self.uop, value.cast(self.dtype).uop, *(i.uop for i in indices)), how)))
+
+    def _put(self: Tensor, tensors: dict[int, Tensor], value: Tensor, how: str = "set") -> Tensor:
+        """A copy of this tensor with `value` (broadcast to what the index tensors select) set or added there."""
+        masks = [d for d, t in tensors.items() if t.dtype.is_bool]
+        if masks and len(tensors) == 1:
+            return self._put_where(masks[0], tensors[masks[0]], value, how)
+        if masks:
+            view, tensors = self._without_masks(tensors)
+            return view._put(tensors, value, how).reshape(self.shape)
+        _, new = self._put_at(tensors, value, how)
+        return new.permute(_inverse(self._indexed_first(tensors)[0]))
+
+    def _put_at(self: Tensor, tensors: dict[int, Tensor], value: Tensor, how: str = "set") -> tuple[Tensor, Tensor]:
+        """(x, its new value) for x this tensor with the indexed dims in front."""
+        dims, indices, order = self._indexed_first(tensors)
+        x = self.permute(*dims)
+        selected = (*indices[0].shape, *x.shape[len(indices) :])
+        v = _fitted(value, tuple(selected[i] for i in order)).permute(_inverse(order))
+        return x, x._scatter_at(v, indices, how)
+
+    def _put_where(self: Tensor, dim: int, mask: Tensor, value: Tensor, how: str) -> Tensor:
+        """`_put` with one mask over the dims from `dim` on. Values for each place are taken in order; their number is not checked."""
+        before, after = self.shape[:dim], self.shape[dim + mask.ndim :]
+        v = value.reshape(value.shape[max(value.ndim - dim - 1 - len(after), 0) :])
+        v = v.reshape((1,) * (dim + 1 + len(after) - v.ndim) + v.shape)
+        if v.shape[dim] != 1:
+            v = v._gather({dim: mask.flatten().cast(dtypes.int64).cumsum(0).reshape(mask.shape) - 1})
+        else:
+            v = v.reshape(*v.shape[:dim], *(1,) * mask.ndim, *v.shape[dim + 1 :])
+        if any(a != 1 and a != b for a, b in zip(v.shape, self.shape)):
+            raise ValueError(f"cannot write a value of shape {value.shape} where a mask selects (*{before}, number of True, *{after})")
+        hit = mask.reshape((1,) * dim + mask.shape + (1,) * len(after))
+        v = v.cast(self.dtype)
+        return hit._where(self + v if how == "add" else v, self)
 
     def __setitem__(self: Tensor, index: Any, value: Any) -> None:
         from manygrad.tensor.tensor import Tensor
 
-        if self.requires_grad:
-            raise RuntimeError("writing into a tensor that requires a gradient; use where(...), or .detach() first")
-        if not self._is_stored:
+        if self._requires_grad and grad_mode.enabled:
+            raise RuntimeError("writing into a leaf that requires a gradient; write inside `with Tensor.no_grad():`, or use where(...)")
+        v = value if isinstance(value, Tensor) else Tensor(value, dtype=self.dtype, device=self.device if isinstance(self.device, str) else None)
+        differentiable = grad_mode.enabled and (v.requires_grad or self.requires_grad)
+        if not self._is_stored and not differentiable:
             self.uop = self.clone().realize().uop
         view, tensors = self._basic(index)
-        v = value if isinstance(value, Tensor) else Tensor(value, dtype=self.dtype, device=self.device if isinstance(self.device, str) else None)
         v = v.cast(self.dtype)
         if isinstance(self.device, tuple) and isinstance(v.uop.device, str):
             v = v.shard(self.device)
-        if tensors:
-            dims, indices, order = view._indexed_first(tensors)
-            x = view.permute(*dims)
-            selected = (*indices[0].shape, *x.shape[len(indices) :])
-            v = _fitted(v, tuple(selected[i] for i in order)).permute(_inverse(order))
-            new = x._new(mark(UOp(Ops.SCATTER, x.dtype, (x.uop, v.uop, *(i.uop for i in indices)), "set")))
-            v = new.permute(_inverse(dims))
-        v = _fitted(v, view.shape)
         axis_of = engine().sharding_axis
-        if axis_of(self.uop) is not None and axis_of(view.uop) is None:  # part of the cut dim: place by position in the whole
+        whole = differentiable or (axis_of(self.uop) is not None and axis_of(view.uop) is None)  # (part of the cut dim: place by position in the whole)
+        if tensors and (whole or any(t.dtype.is_bool for t in tensors.values())):
+            v = view._put(tensors, v)
+        elif tensors:  # what is not named is not touched
+            view, v = view._put_at(tensors, v)
+        v = _fitted(v, view.shape)
+        if whole:
             positions = self.arange(prod(self.shape)).reshape(self.shape)._basic(index)[0].flatten()
-            placed = UOp(Ops.SCATTER, self.dtype, (self.flatten().uop, v.flatten().uop, positions.uop), "set")
-            self._write(self.uop, self._new(mark(placed)).reshape(self.shape).uop)
+            placed = self._new(mark(UOp(Ops.SCATTER, self.dtype, (self.flatten().uop, v.flatten().uop, positions.uop), "set"))).reshape(self.shape)
+            if differentiable:
+                self.uop = placed.uop
+            else:
+                self._write(self.uop, placed.uop)
         else:
             self._write(view.uop, v.uop)
-
-    def gather(self: Tensor, dim: int, index: Tensor) -> Tensor:
-        """out[i][j] = self[index[i][j]][j] for dim 0 (torch.gather)."""
-        d = self._dim(dim)
-        if index.ndim != self.ndim:
-            raise ValueError(f"gather: index has {index.ndim} dims, the tensor {self.ndim}")
-        picks = {i: (index if i == d else self.arange(index.shape[i]).reshape(tuple(-1 if j == i else 1 for j in range(self.ndim)))) for i in range(self.ndim)}
-        return self._gather(picks)
-
-    take_along_dim = gather
-
-    def index_select(self: Tensor, dim: int, index: Tensor) -> Tensor:
-        return self[(slice(None),) * self._dim(dim) + (index,)]
-
-    def scatter_add(self: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
-        """self with src[i][j] added at [index[i][j]][j] for dim 0 (torch.scatter_add)."""
-        d = self._dim(dim)
-        shape = index.shape
-        part = src.shrink(tuple((0, n) for n in shape)).cast(self.dtype)
-        picks = [(index.cast(dtypes.int64) if i == d else self.arange(shape[i]).reshape(tuple(-1 if j == i else 1 for j in range(self.ndim)))._broadcast(shape)) for i in range(self.ndim)]
-        return self._new(mark(UOp(Ops.SCATTER, self.dtype, (self.uop, part.uop, *(p.uop for p in picks)), "add")))
-
-    def one_hot(self: Tensor, num_classes: int) -> Tensor:
-        return self.unsqueeze(-1).eq(self.arange(num_classes)).cast(dtypes.int64)
 
 
 def _inverse(order: list[int]) -> list[int]:
     return sorted(range(len(order)), key=order.__getitem__)
+
+
+def _together(what: str, indices: list[Tensor], x: Tensor) -> None:
+    for i in indices:
+        if i.uop.device is not None and x.uop.device is not None and i.uop.device != x.uop.device:
+            raise ValueError(f"{what} are on {i.device}, the tensor on {x.device}; move one with .to(...)")
 
 
 def _fitted(value: Tensor, shape: tuple[Any, ...]) -> Tensor:

@@ -59,6 +59,10 @@ class RandomMixin:
         _Generator.counters.clear()
 
     @staticmethod
+    def initial_seed() -> int:
+        return _Generator.seed
+
+    @staticmethod
     def _random_bits(count: int, device: Any) -> Tensor:
         """uint32 words of shape (count,)."""
         from manygrad.tensor.tensor import Tensor, _canonical, default_device
@@ -114,12 +118,10 @@ class RandomMixin:
 
     @staticmethod
     def randperm(n: int, device: Any = None) -> Tensor:
-        """A random order of 0..n−1: the rank of each of n random words (ties by position)."""
+        """A random order of 0..n−1: the order that sorts n random words."""
         from manygrad.tensor.tensor import Tensor
 
-        bits = Tensor._random_bits(n, device).cast(dtypes.int64) * n + Tensor.arange(n)
-        bits = bits.contiguous()
-        return (bits.unsqueeze(0) < bits.unsqueeze(1)).cast(dtypes.int64).sum(1)
+        return Tensor._random_bits(n, device).argsort()
 
     @staticmethod
     def glorot_uniform(*shape: Any, device: Any = None, requires_grad: bool | None = None) -> Tensor:
@@ -137,18 +139,8 @@ class RandomMixin:
         bound = math.sqrt(3.0) * math.sqrt(2.0 / (1 + a * a)) / math.sqrt(prod(dims[1:]))
         return Tensor.uniform(*dims, low=-bound, high=bound, device=device, requires_grad=requires_grad)
 
-    def rand_like(self: Tensor) -> Tensor:
-        return self.rand(*self.shape, device=self.device)
-
     def dropout(self: Tensor, p: float = 0.5) -> Tensor:
         """Zero each element with probability p and scale the rest by 1/(1−p), while `Tensor.training`."""
-        from manygrad.tensor.tensor import Tensor
+        from manygrad.tensor.ops.dropout import dropout
 
-        if not 0 <= p <= 1:
-            raise ValueError(f"dropout: the probability must lie in [0, 1], got {p}")
-        if not Tensor.training or p == 0:
-            return self
-        if p == 1:
-            return self.zeros_like()
-        keep = (self.rand(*self.shape, device=self.device) >= p).contiguous()
-        return keep.where(self * (1.0 / (1.0 - p)), 0.0).cast(self.dtype)
+        return dropout(self, p, None)

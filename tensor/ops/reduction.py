@@ -1,12 +1,12 @@
-"""Reductions over dims."""
+"""Sums, products and truth over dims. `dim` is one dim, several, or None (or ()) for all."""
 
 from __future__ import annotations
 
-import math
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import DType, accumulate_dtype, dtypes, to_dtype
+from manygrad.tensor.ops.elementary import with_gradient
 from manygrad.tensor.source import mark
 from manygrad.tensor.uop import Ops, UOp
 
@@ -18,7 +18,7 @@ Dims = int | tuple[int, ...] | list[int] | None
 
 class ReductionMixin:
     def _axes(self: Tensor, dim: Dims) -> tuple[int, ...]:
-        if dim is None:
+        if dim is None or (not isinstance(dim, int) and not len(dim)):
             return tuple(range(self.ndim))
         dims = (dim,) if isinstance(dim, int) else tuple(dim)
         axes = tuple(sorted(self._dim(d) for d in dims))
@@ -35,90 +35,65 @@ class ReductionMixin:
             t = t._new(UOp.const(t.dtype, {Ops.ADD: 0, Ops.MUL: 1, Ops.MAX: t.dtype.min}[op]))._broadcast(kept)
         elif work:
             t = t._new(mark(UOp(Ops.REDUCE, t.dtype, (t.uop,), (op, work))))
-        return t if keepdim else t.reshape(tuple(d for i, d in enumerate(t.shape) if i not in axes))
+        return t if keepdim else t._without(axes)
 
-    def sum(self: Tensor, dim: Dims = None, keepdim: bool = False, dtype: DType | str | None = None) -> Tensor:
-        """Sum; ints and bools give int64, half types accumulate in float32."""
-        out = to_dtype(dtype) if dtype is not None else self.dtype if self.dtype.is_float else dtypes.int64
-        return self.cast(accumulate_dtype(out))._reduce(Ops.ADD, dim, keepdim).cast(out)
-
-    def prod(self: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
-        out = self.dtype if self.dtype.is_float else dtypes.int64
-        return self.cast(accumulate_dtype(out))._reduce(Ops.MUL, dim, keepdim).cast(out)
-
-    def max(self: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
-        self._needs_values("max", dim)
-        return self._reduce(Ops.MAX, dim, keepdim)
-
-    amax = max
-
-    def min(self: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
-        self._needs_values("min", dim)
-        if self.dtype.is_float:
-            return -((-self).max(dim, keepdim))
-        return self.bitwise_not().max(dim, keepdim).bitwise_not()
-
-    amin = min
+    def _without(self: Tensor, axes: tuple[int, ...]) -> Tensor:
+        """The dims `axes`, of size 1, dropped."""
+        return self.reshape(tuple(d for i, d in enumerate(self.shape) if i not in axes))
 
     def _needs_values(self: Tensor, name: str, dim: Dims) -> None:
         axes = self._axes(dim)
         if any(isinstance(self.shape[a], int) and self.shape[a] == 0 for a in axes):
             raise ValueError(f"{name} over dims {axes} of the empty shape {self.shape} has no value")
 
-    def _count(self: Tensor, dim: Dims) -> int:
-        n = prod(self.shape[a] for a in self._axes(dim))
-        return n
+    def _count(self: Tensor, dim: Dims) -> Any:
+        return prod(self.shape[a] for a in self._axes(dim))
 
-    def mean(self: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
-        if not self.dtype.is_float:
-            raise TypeError(f"mean needs a float tensor, not {self.dtype.name}; cast with .float() first")
-        n = self._count(dim)
-        acc = self.cast(accumulate_dtype(self.dtype)).sum(dim, keepdim)
-        return (acc * (1.0 / n if n else math.nan)).cast(self.dtype)
+    def sum(self: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: DType | str | None = None) -> Tensor:
+        """Sum; ints and bools give int64, half types accumulate in float32."""
+        out = to_dtype(dtype) if dtype is not None else self.dtype if self.dtype.is_float else dtypes.int64
+        return self.cast(accumulate_dtype(out))._reduce(Ops.ADD, dim, keepdim).cast(out)
 
-    def var(self: Tensor, dim: Dims = None, keepdim: bool = False, correction: int = 1) -> Tensor:
-        n = self._count(dim)
-        centred = self - self.mean(dim, keepdim=True)
-        total = (centred * centred).sum(dim, keepdim)
-        return total * (1.0 / (n - correction)) if n > correction else total * math.nan
+    def nansum(self: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: DType | str | None = None) -> Tensor:
+        """Sum, NaNs counting as 0."""
+        return (self.isnan()._where(0.0, self) if self.dtype.is_float else self).sum(dim, keepdim, dtype=dtype)
 
-    def std(self: Tensor, dim: Dims = None, keepdim: bool = False, correction: int = 1) -> Tensor:
-        return self.var(dim, keepdim, correction).sqrt()
+    def prod(self: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: DType | str | None = None) -> Tensor:
+        """Product; ints and bools give int64, half types accumulate in float32."""
+        out = to_dtype(dtype) if dtype is not None else self.dtype if self.dtype.is_float else dtypes.int64
+        return self.cast(accumulate_dtype(out))._reduce(Ops.MUL, dim, keepdim).cast(out)
 
     def any(self: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
-        return self.bool()._reduce(Ops.MAX, dim, keepdim)
+        """Whether one is not 0 (of uint8 as uint8)."""
+        return self.bool()._reduce(Ops.MAX, dim, keepdim).cast(dtypes.uint8 if self.dtype is dtypes.uint8 else dtypes.bool)
 
     def all(self: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
-        return self.bool().logical_not().any(dim, keepdim).logical_not()
+        """Whether none is 0 (of uint8 as uint8)."""
+        found = self.logical_not().any(dim, keepdim).logical_not()
+        return found.cast(dtypes.uint8 if self.dtype is dtypes.uint8 else dtypes.bool)
 
-    def argmax(self: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-        """The first position of the largest value, int64."""
-        if dim is None:
-            return self.flatten().argmax(0)
-        d = self._dim(dim)
-        n = self.shape[d]
-        is_max = self.eq(self.max(d, keepdim=True))
-        if self.dtype.is_float:
-            is_max = is_max | self.isnan()
-        places = self.arange(n).reshape(tuple(n if i == d else 1 for i in range(self.ndim)))
-        return (n - 1) - is_max.where((n - 1) - places, -1).max(d, keepdim)
-
-    def argmin(self: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-        return (-self if self.dtype.is_float else self.bitwise_not()).argmax(dim, keepdim)
+    def count_nonzero(self: Tensor, dim: Dims = None) -> Tensor:
+        """How many are not 0, int64."""
+        return self.bool().sum(dim)
 
     def logsumexp(self: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
-        m = self.max(dim, keepdim=True).detach()
-        m = m.isfinite().where(m, 0.0).cast(self.dtype)
-        out = (self - m).exp().sum(dim, keepdim=True).log() + m
-        return out if keepdim else out.reshape(tuple(d for i, d in enumerate(out.shape) if i not in self._axes(dim)))
+        """log Σ exp(x), with the largest taken out first."""
+        x, axes = self._float(), self._axes(dim)
+        if any(isinstance(d, int) and d == 0 for d in x.shape):
+            return x.exp().sum(axes, keepdim).log()
+        m = x.amax(axes, keepdim=True).detach()
+        m = m.isfinite()._where(m, 0.0).cast(x.dtype)
+        out = (x - m).exp().sum(axes, keepdim=True).log() + m
 
-    def norm(self: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
-        return self.square().sum(dim, keepdim).sqrt()
+        def backward(g: Tensor, x: Tensor) -> tuple[Tensor]:
+            total = x.logsumexp(axes, keepdim=True)
+            return (g * (x - total.isfinite()._where(total, 0.0)).exp(),)
 
-    def cumsum(self: Tensor, dim: int = 0) -> Tensor:
-        """Running sum: for each i the sum of the first i + 1 (as a masked reduction)."""
-        d = self._dim(dim)
-        n: Any = self.shape[d]
-        t = self.transpose(d, -1)
-        keep = self.arange(n).unsqueeze(0) <= self.arange(n).unsqueeze(1)
-        return keep.where(t.unsqueeze(-2), 0).sum(-1).transpose(d, -1)
+        out = with_gradient(out, "logsumexp", axes, backward, x)
+        return out if keepdim else out._without(axes)
+
+    def trace(self: Tensor) -> Tensor:
+        """The sum of a matrix's diagonal."""
+        if self.ndim != 2:
+            raise ValueError(f"trace needs a matrix, this tensor has shape {self.shape}")
+        return self.diagonal().sum()

@@ -53,10 +53,11 @@ class Ops(Enum):
     # structure of the tensor graph
     REDUCE = auto()  # tensor graph: arg (op, axes[, blocks in src]), dims kept as 1; kernel: src (value, *ranges), arg op
     GATHER = auto()  # (x, i0, ..., ik-1): out[s..., r...] = x[i0[s], ..., ik-1[s], r...], 0 where an index is outside
-    SCATTER = auto()  # (base, value, i0, ..., ik-1), arg "add"/"set": base with value[s..., r...] added/set at [i..., r...]
+    SCATTER = auto()  # (base, value, i0, ..., ik-1), arg "set", "add", "mul" or "max": base with value[s..., r...] set at, or combined with, [i..., r...]
     CAT = auto()  # src joined along arg
     CONTIGUOUS = auto()  # stored as it is; arg None, or the number of the leaf tensor that it is
     DETACH = auto()  # the same value, no gradient
+    BARRIER = auto()  # (x, y): x, to be read once what y is computed from is there; never one with x
     COPY = auto()  # the value on device(s) arg
     SHARD = auto()  # the value cut along arg[1] (None: replicated) over devices arg[0]
     # collectives, after multi: src (MSTACK of flat local values), arg (..., devices, own positions, own result counts, place in the program)
@@ -71,6 +72,8 @@ class Ops(Enum):
     STORE = auto()  # tensor graph: (target, value); kernel: (INDEX, value, *ranges)
     AFTER = auto()  # (x, *effects): x once the effects have happened
     CUSTOM = auto()  # (srcs), arg CustomGrad: identity with a user's gradient
+    FUNCTION = auto()  # a call of a traced function: src its arguments, arg its body, a SINK of values over PARAMs
+    RESULT = auto()  # value arg of a FUNCTION
     SINK = auto()
     # kernels
     RANGE = auto()  # src (size,), arg (id, "loop" | "reduce")

@@ -30,6 +30,10 @@ def _shape(u: UOp) -> Shape:
         return ()
     if op is Ops.IOTA:
         return (u.arg,)
+    if op is Ops.RESULT:
+        return s[0].arg.src[u.arg].shape
+    if op is Ops.FUNCTION:
+        return ()
     if op is Ops.VIEW:
         return u.arg[1]
     if op is Ops.PERMUTE:
@@ -76,6 +80,8 @@ def _device(u: UOp) -> str | tuple[str, ...] | None:
         return u.arg
     if u.op is Ops.SHARD:
         return u.arg[0]
+    if u.op is Ops.RESULT:
+        return u.src[0].arg.src[u.arg].device
     if u.op is Ops.MSTACK:
         return tuple(x.device for x in u.src)  # type: ignore[misc]
     if u.op is Ops.MSELECT:
@@ -103,8 +109,8 @@ infer.device = _inferred("device", _device)
 
 
 def unviewed(u: UOp) -> UOp:
-    """What views stand on."""
-    while u.op in GroupOp.VIEW:
+    """What views, detached ones too, stand on."""
+    while u.op in GroupOp.VIEW or u.op is Ops.DETACH:
         u = u.src[0]
     return u
 

@@ -55,7 +55,7 @@ STORAGE: list[Rule] = [
     ("COPY and collectives stand in a CALL", lambda u: not (u.op in GroupOp.COLLECTIVE or u.op is Ops.COPY) or not u.src),
 ]
 
-STORED: list[Rule] = [*STORAGE, ("no CONTIGUOUS is left", lambda u: u.op is not Ops.CONTIGUOUS)]
+STORED: list[Rule] = [*STORAGE, ("no CONTIGUOUS or BARRIER is left", lambda u: u.op not in (Ops.CONTIGUOUS, Ops.BARRIER))]
 
 KERNEL_OPS = GroupOp.ELEMENTWISE | {
     Ops.SINK, Ops.STORE, Ops.LOAD, Ops.INDEX, Ops.PARAM, Ops.RANGE, Ops.REDUCE, Ops.CONST, Ops.DEFINE_VAR,

@@ -40,7 +40,8 @@ def test_what_stays_cut_needs_no_communication() -> None:
     for t in (
         (x * y + 1).exp(), x.sum(1), x.softmax(1), x @ w, (x @ w).relu() @ cut(5, 2, axis=None), x.T * 2, x.reshape(8, 2, 3).sum(2), x.reshape(48), x[:, 1:3], x.pad((1, 1)),
         x.cat(y, dim=1), x.unsqueeze(1).expand(8, 3, 6), x.flip(1), x.layer_norm(6), x + w.sum(), x[:, columns], w.sum(0), x.cast("float16"), x.contiguous(),
-        w[rows], x.reshape(6, 8), x.reshape(16, 3),
+        w[rows], x.reshape(6, 8), x.reshape(16, 3), x.gather(1, rows), x.scatter_add(1, rows, y), x.scatter(1, rows, 2.0), x.sort(1).values, x.topk(2).indices,
+        x.gather(1, rows).sum().gradient(x)[0], x.index_fill(0, columns, 3.0), x.median(1).values,
     ):  # fmt: skip
         assert communication(t) == [], t
 

@@ -17,7 +17,7 @@ Program = Callable[[], Tensor | list[Tensor]]
 ONE: dict[str, Program] = {
     "elementwise chain": lambda: (((stored(16, 16) + 1) * stored(16, 16)).relu() - stored(16)).tanh(),
     "elementwise chain and a sum": lambda: (stored(16, 16) * 2 + stored(16, 16)).exp().sum(),
-    "elementwise chain and a max": lambda: (stored(16, 16) - stored(16)).abs().max(1),
+    "elementwise chain and a max": lambda: (stored(16, 16) - stored(16)).abs().amax(1),
     "a sum and what follows": lambda: (stored(16, 16).sum(1) * 2 + stored(16)).sqrt(),
     "mean square": lambda: (stored(16, 16) ** 2).mean(),
     "matmul": lambda: stored(16, 8) @ stored(8, 16),
@@ -77,7 +77,7 @@ def test_a_long_elementwise_chain_is_cut_only_where_a_kernel_gets_too_deep(depth
 def test_a_value_that_many_kernels_read_is_computed_once() -> None:
     x = stored(16, 16)
     h = (x @ x).exp()
-    kernels = kernels_of([h @ stored(16, 4), h.sum(), h.max(1)])
+    kernels = kernels_of([h @ stored(16, 4), h.sum(), h.amax(1)])
     assert len(kernels) == 4
     assert sum(any(u.op is Ops.EXP for u in k.toposort()) for k in kernels) == 1
 
@@ -119,7 +119,7 @@ I8 = Tensor(np.arange(N)).realize()
 COLLAPSING: dict[str, tuple[Program, object]] = {
     "a broadcast constant": (lambda: Tensor.full((4, N), 2.5).sum(1) + stored(4) * 0, np.full(4, 2.5 * N)),
     "a broadcast value": (lambda: stored(4).reshape(4, 1).expand(4, N).sum(1), np.full(4, N)),
-    "its max": (lambda: stored(4).reshape(4, 1).expand(4, N).max(1), np.ones(4)),
+    "its max": (lambda: stored(4).reshape(4, 1).expand(4, N).amax(1), np.ones(4)),
     "a count below": (lambda: (Tensor.arange(N) < 5).where(3.0, 0.0).sum() + stored(1) * 0, [15.0]),
     "a count by row": (lambda: (Tensor.arange(N).unsqueeze(0) <= Tensor.arange(N).unsqueeze(1)).where(1.0, 0.0).sum(1), np.arange(N) + 1),
     "a count above": (lambda: (Tensor.arange(N).unsqueeze(0) > Tensor.arange(N).unsqueeze(1)).where(2.0, 0.0).sum(1), 2.0 * (N - 1 - np.arange(N))),
@@ -141,10 +141,10 @@ def test_no_loop_is_left(name: str) -> None:
 def test_cross_entropy_reads_one_element_a_row() -> None:
     """The row of log-probabilities is not multiplied by a one-hot row: the loop over classes is gone from the pick."""
     logp, y = stored(6, 50), Tensor(np.array([3, 49, 0, 7, 7, 1])).realize()
-    (kernel,) = kernels_of(logp.nll_loss(y, "none"))
+    (kernel,) = kernels_of(logp.nll_loss(y, reduction="none"))
     assert reduce_ranges(kernel) == []
     a = np.random.default_rng(0).standard_normal((6, 50)).astype(np.float32)
-    np.testing.assert_allclose(Tensor(a).nll_loss(y, "none").numpy(), -a[np.arange(6), y.numpy()])
+    np.testing.assert_allclose(Tensor(a).nll_loss(y, reduction="none").numpy(), -a[np.arange(6), y.numpy()])
 
 
 def test_collapsing_outside_the_range_gives_zero() -> None:

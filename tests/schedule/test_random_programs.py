@@ -27,14 +27,14 @@ UNARY: list[Op] = [
     (lambda t: t[1:].cat(t[:1]), lambda a: np.roll(a, -1, 0)),
     (lambda t: t[Tensor(ROWS)], lambda a: a[ROWS]),
     (lambda t: t.sum(1, keepdim=True).expand(N, N), lambda a: np.broadcast_to(a.sum(1, keepdims=True), (N, N))),
-    (lambda t: t - t.max(0, keepdim=True), lambda a: a - a.max(0)),
+    (lambda t: t - t.amax(0, keepdim=True), lambda a: a - a.max(0)),
     (lambda t: t.softmax(1), lambda a: (e := np.exp(a - a.max(1, keepdims=True))) / e.sum(1, keepdims=True)),
     (lambda t: t / (t.square().sum() + 1), lambda a: a / ((a * a).sum() + 1)),
     (lambda t: t.contiguous(), lambda a: a),
     (lambda t: t.cumsum(1) * 0.5, lambda a: a.cumsum(1) * 0.5),
     (lambda t: t.tril(), np.tril),
     (lambda t: (t > 0).where(t, -0.5), lambda a: np.where(a > 0, a, -0.5)),
-    (lambda t: t.unfold_windows((2,), (1,), (1,)).max(-1).pad((0, 1)), lambda a: np.pad(np.maximum(a[:, 1:], a[:, :-1]), ((0, 0), (0, 1)))),
+    (lambda t: t.unfold_windows((2,), (1,), (1,)).amax(-1).pad((0, 1)), lambda a: np.pad(np.maximum(a[:, 1:], a[:, :-1]), ((0, 0), (0, 1)))),
 ]
 BINARY: list[Op] = [
     (lambda s, t: s + t, np.add),

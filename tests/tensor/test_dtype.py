@@ -94,7 +94,7 @@ def test_reductions(a: str) -> None:
     assert x.sum().dtype is x.prod().dtype is x.cumsum(0).dtype is (dt(a) if dt(a).is_float else dtypes.int64)
     assert x.max().dtype is x.min().dtype is dt(a)
     assert x.argmax().dtype is dtypes.int64
-    assert x.any().dtype is x.all().dtype is dtypes.bool
+    assert x.any().dtype is x.all().dtype is (dtypes.uint8 if a == "uint8" else dtypes.bool)
 
 
 def test_data_gets_the_type_pytorch_gives_it() -> None:
@@ -128,3 +128,33 @@ def test_unknown_types_are_named() -> None:
         Tensor(np.zeros(2, np.complex64))
     with pytest.raises(TypeError, match="unknown dtype"):
         Tensor([1]).cast("all")
+
+
+def test_limits_and_promotion_by_name() -> None:
+    import manygrad
+
+    assert manygrad.finfo(dtypes.float32).eps == 2**-23 and manygrad.finfo("bfloat16").max == 3.3895313892515355e38
+    assert manygrad.finfo(dtypes.float8_e4m3fn).max == 448 and manygrad.iinfo("int8").min == -128
+    with pytest.raises(TypeError, match="iinfo is of integer types, not float32; use finfo"):
+        manygrad.iinfo("float32")
+    assert manygrad.can_cast("int64", "float16") and not manygrad.can_cast("float16", "int64") and not manygrad.can_cast("int8", "bool")
+    assert manygrad.promote_types(dtypes.int8, dtypes.uint8) is dtypes.int16
+    assert manygrad.result_type(Tensor([1]), 1.0) is dtypes.float32 and manygrad.result_type(1, 2.0) is dtypes.float32
+
+
+def test_to_takes_a_type_a_device_or_a_tensor() -> None:
+    t = Tensor([1.5, 2.5])
+    assert t.to("float64").dtype is t.to(dtypes.float64).dtype is t.to(dtype="double").dtype is dtypes.float64
+    moved = t.to("CPU:1", dtypes.int32, non_blocking=True)
+    assert (moved.device, moved.dtype, moved.tolist()) == ("CPU:1", dtypes.int32, [1, 2])
+    assert (t.to(moved).device, t.to(moved).dtype) == ("CPU:1", dtypes.int32)
+    assert t.to(t.dtype).uop is t.uop and t.to(t.dtype, copy=True).uop is not t.uop
+    assert t.type_as(moved).dtype is t.int().dtype and t.type() == "manygrad.float32"
+    with pytest.raises(TypeError, match=r"to\(\) has no argument 'devise'"):
+        t.to(devise="CPU")
+
+
+def test_where_in_both_orders() -> None:
+    x, c = Tensor([1.0, 2.0, 3.0]), Tensor([True, False, True])
+    assert x.where(c, 0).tolist() == c.where(x, 0.0).tolist() == [1, 0, 3]
+    assert c.where(Tensor([False, True, True]), c).tolist() == [True, False, True]  # PyTorch's order where both are bool

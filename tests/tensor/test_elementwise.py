@@ -103,14 +103,8 @@ UNARY: dict[str, tuple[Callable[[Tensor], Tensor], Callable[..., Any], list[str]
     "sqrt": (lambda t: t.sqrt(), np.sqrt, FLOATS, 0, 9),
     "rsqrt": (lambda t: t.rsqrt(), lambda a: 1 / np.sqrt(a), FLOATS, 0.1, 9),
     "exp": (lambda t: t.exp(), np.exp, FLOATS, -4, 4),
-    "exp2": (lambda t: t.exp2(), np.exp2, ["float32", "float64"], -4, 4),
     "log": (lambda t: t.log(), np.log, FLOATS, 0.01, 9),
-    "log2": (lambda t: t.log2(), np.log2, ["float32", "float64"], 0.01, 9),
-    "log10": (lambda t: t.log10(), np.log10, ["float32", "float64"], 0.01, 9),
-    "log1p": (lambda t: t.log1p(), np.log1p, ["float32", "float64"], -0.9, 9),
     "sin": (lambda t: t.sin(), np.sin, FLOATS, -4, 4),
-    "cos": (lambda t: t.cos(), np.cos, ["float32", "float64"], -4, 4),
-    "tan": (lambda t: t.tan(), np.tan, ["float32", "float64"], -1, 1),
     "trunc": (lambda t: t.trunc(), np.trunc, [*INTS, *FLOATS], -4, 4),
     "floor": (lambda t: t.floor(), np.floor, [*INTS, *FLOATS], -4, 4),
     "ceil": (lambda t: t.ceil(), np.ceil, [*INTS, *FLOATS], -4, 4),
@@ -125,7 +119,7 @@ def test_unary_types(name: str, device: str) -> None:
         a = numbers(RNG, kind, (4, 5), low, high)
         got = f(Tensor(a))
         assert got.dtype is (dtypes.bool if name == "logical_not" else to_dtype(kind))
-        check(got, g(wide(a)), atol=1e-5 if name in ("cos", "tan", "sin") and kind == "float32" else None)
+        check(got, g(wide(a)), atol=1e-5 if name == "sin" and kind == "float32" else None)
 
 
 def test_unary_shapes(device: str) -> None:
@@ -174,7 +168,7 @@ def test_shifts(device: str) -> None:
 SPECIAL = np.array([0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, np.inf, -np.inf, np.nan], np.float32)
 
 
-@pytest.mark.parametrize("name", ["sqrt", "exp", "log", "log1p", "reciprocal", "abs", "sign", "trunc", "floor", "ceil", "round", "square", "neg"])
+@pytest.mark.parametrize("name", ["sqrt", "exp", "log", "reciprocal", "abs", "sign", "trunc", "floor", "ceil", "round", "square", "neg"])
 def test_special_values(name: str) -> None:
     f, g, *_ = UNARY[name]
     with np.errstate(all="ignore"):
@@ -273,8 +267,13 @@ def test_bitcast() -> None:
     a = np.float32([1.0, -2.5, 0.0, math.inf])
     check(Tensor(a).bitcast("int32"), a.view(np.int32))
     check(Tensor(a).bitcast("uint32").bitcast("float32"), a)
-    with pytest.raises(ValueError, match=r"bitcast from float32 to int64: widths differ \(4 and 8 bytes\)"):
-        Tensor(a).bitcast("int64")
+    check(Tensor(a).bitcast("int64"), a.view(np.int64))
+    check(Tensor(a.reshape(2, 2)).view("uint8"), a.reshape(2, 2).view(np.uint8))
+    check(Tensor(a).view("int16").view("float64"), a.view(np.float64))
+    with pytest.raises(ValueError, match=r"bitcast \(3,\) from float32 to int64: the last dim must divide by 2"):
+        Tensor(a[:3]).bitcast("int64")
+    with pytest.raises(ValueError, match="bitcast of a 0-d tensor from float32 to int64: the widths differ"):
+        Tensor(1.0).bitcast("int64")
 
 
 def test_python_operators_on_both_sides() -> None:

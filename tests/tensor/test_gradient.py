@@ -108,9 +108,9 @@ def test_indexing(name: str) -> None:
 
 
 REDUCTIONS: dict[str, Fn] = {
-    "sum": lambda x: x.sum(), "sum dim": lambda x: x.sum(1), "mean": lambda x: x.mean((0, 2), keepdim=True), "max": lambda x: x.max(1), "min": lambda x: x.min(), "prod": lambda x: x.prod(1),
-    "var": lambda x: x.var(1), "std": lambda x: x.std((0, 1)), "logsumexp": lambda x: x.logsumexp(1), "norm": lambda x: x.norm(2), "cumsum": lambda x: x.cumsum(1),
-    "softmax": lambda x: x.softmax(1), "log_softmax": lambda x: x.log_softmax(-1), "layer_norm": lambda x: x.layer_norm((3, 2)), "max of sums": lambda x: x.sum(0).max(0),
+    "sum": lambda x: x.sum(), "sum dim": lambda x: x.sum(1), "mean": lambda x: x.mean((0, 2), keepdim=True), "max": lambda x: x.amax(1), "min": lambda x: x.min(), "prod": lambda x: x.prod(1),
+    "var": lambda x: x.var(1), "std": lambda x: x.std((0, 1)), "logsumexp": lambda x: x.logsumexp(1), "norm": lambda x: x.norm(2, 2), "cumsum": lambda x: x.cumsum(1),
+    "softmax": lambda x: x.softmax(1), "log_softmax": lambda x: x.log_softmax(-1), "layer_norm": lambda x: x.layer_norm((3, 2)), "max of sums": lambda x: x.sum(0).amax(0),
 }  # fmt: skip
 
 
@@ -162,7 +162,7 @@ def test_losses() -> None:
 def test_random_programs(draw: st.DataObject) -> None:
     """A few ops, values used more than once."""
     fs = [lambda a, b: a * b, lambda a, b: (a - b).exp() * 0.1, lambda a, b: a.sum(0, keepdim=True) * b, lambda a, b: a.T.reshape(b.shape) + b,
-          lambda a, b: a.softmax(-1) * b.max(1, keepdim=True), lambda a, b: (a @ b.T) @ a, lambda a, b: a.flip(0) / (b * b + 1)]  # fmt: skip
+          lambda a, b: a.softmax(-1) * b.amax(1, keepdim=True), lambda a, b: (a @ b.T) @ a, lambda a, b: a.flip(0) / (b * b + 1)]  # fmt: skip
     program = draw.draw(st.lists(st.tuples(st.sampled_from(range(len(fs))), st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=5))
 
     def f(x: Tensor, y: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ def test_random_programs(draw: st.DataObject) -> None:
 
 SECOND: dict[str, Fn] = {
     "polynomial": lambda x: x * x * x + x, "exp": lambda x: (x * x).exp(), "sigmoid": lambda x: x.sigmoid(), "log": lambda x: (x * x + 1).log(), "matmul": lambda x: (x @ x.T).tanh(),
-    "softmax": lambda x: x.softmax(1), "index": lambda x: x[I([1, 1])] ** 3, "reciprocal": lambda x: 1 / (x * x + 1), "max": lambda x: x.max(1) ** 3, "sin": lambda x: x.sin(), "sqrt": lambda x: (x * x + 1).sqrt(),
+    "softmax": lambda x: x.softmax(1), "index": lambda x: x[I([1, 1])] ** 3, "reciprocal": lambda x: 1 / (x * x + 1), "max": lambda x: x.amax(1) ** 3, "sin": lambda x: x.sin(), "sqrt": lambda x: (x * x + 1).sqrt(),
     "conv": lambda x: (x.reshape(1, 1, 2, 2).conv2d(x.reshape(1, 1, 2, 2), padding=1)) ** 2,
 }  # fmt: skip
 

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manygrad import Context, Tensor, dtypes
+from manygrad import Context, Tensor, TinyJit, dtypes
+from manygrad.runtime.counters import GlobalCounters
 from manygrad.tensor.uop import Ops
 from tests.tensor.oracle import check
 
@@ -185,20 +186,64 @@ def test_positions_outside_read_zero_and_write_nothing() -> None:
     assert t.tolist() == [1.0, 9.0, 3.0]
 
 
-def test_gather_and_scatter_along_a_dim() -> None:
-    rng = np.random.default_rng(0)
-    a = rng.standard_normal((4, 5)).astype(np.float32)
-    for dim in (0, 1, -1):
-        i = rng.integers(0, a.shape[dim], (3, 4))
-        axis = dim % 2
-        want = np.take_along_axis(a[:, :4] if axis == 0 else a[:3], i, axis)
-        check(Tensor(a).gather(dim, Tensor(i)), want)
-        src = rng.standard_normal((3, 4)).astype(np.float32)
-        summed = a.copy()
-        np.add.at(summed, (i, np.arange(4)[None, :]) if axis == 0 else (np.arange(3)[:, None], i), src)
-        check(Tensor(a).scatter_add(dim, Tensor(i), Tensor(src)), summed, rtol=1e-5)
-    check(Tensor(a).index_select(1, Tensor([3, 0])), a[:, [3, 0]])
-    check(Tensor([2, 0, 1]).one_hot(4), np.eye(4, dtype=np.int64)[[2, 0, 1]])
+def test_masks_with_views_on_the_left_of_an_assignment() -> None:
+    a = count((4, 3)).astype(np.float32)
+    t = Tensor(a)
+    m = a % 2 == 0
+    t[1:, ::-1][Tensor(m[1:])] = -1.0
+    a[1:, ::-1][m[1:]] = -1.0
+    check(t, a)
+    t[Tensor(m[:, 0]), 1:] = Tensor(np.full((int(m[:, 0].sum()), 2), 9.0, np.float32))
+    a[m[:, 0], 1:] = 9.0
+    check(t, a)
+    t[[True, False, False, True]] += 100.0
+    a[[True, False, False, True]] += 100.0
+    check(t, a)
+    check(t[True], a[True])
+    check(t[False], a[False])
+
+
+def test_writing_with_a_mask_reads_nothing() -> None:
+    """No value is waited for: it works inside a TinyJit."""
+
+    @TinyJit
+    def clipped(x: Tensor) -> Tensor:
+        y = x.clone()
+        y[y > 2] = 2.0
+        return y.realize()
+
+    for row in ([1.0, 5.0], [3.0, 2.5], [0.0, 0.5]):
+        assert clipped(Tensor(row)).tolist() == [min(v, 2.0) for v in row]
+
+
+def test_gradients_go_through_writes() -> None:
+    x, w = Tensor([1.0, 2.0, 3.0], requires_grad=True), Tensor([7.0], requires_grad=True)
+    y = x * 2
+    y[Tensor([0])] = w
+    y.square().sum().backward()
+    assert x.grad is not None and w.grad is not None and (x.grad.tolist(), w.grad.tolist()) == ([0.0, 16.0, 24.0], [14.0])
+
+
+def test_scatter_reductions_share_gradients_among_equals_and_zeros() -> None:
+    base, src = Tensor([2.0, 0.0, 5.0], requires_grad=True), Tensor([2.0, 2.0, 0.0, 0.0], requires_grad=True)
+    base.scatter_reduce(0, Tensor([0, 0, 1, 2]), src, "amax").backward(gradient=Tensor([3.0, 4.0, 5.0]))
+    assert base.grad is not None and src.grad is not None
+    assert base.grad.tolist() == [1.0, 2.0, 5.0] and src.grad.tolist() == [1.0, 1.0, 2.0, 0.0]
+    base, src = Tensor([2.0, 3.0], requires_grad=True), Tensor([0.0, 5.0, 0.0, 0.0], requires_grad=True)
+    base.scatter_reduce(0, Tensor([0, 0, 1, 1]), src, "prod").backward(gradient=Tensor([1.0, 1.0]))
+    assert base.grad is not None and src.grad is not None
+    assert base.grad.tolist() == [0.0, 0.0] and src.grad.tolist() == [10.0, 0.0, 0.0, 0.0]
+
+
+def test_gradient_of_a_gather_touches_what_was_read() -> None:
+    """Work is proportional to the rows read, not to rows times table."""
+    with Context(DEVICE="CPU"):
+        t = Tensor(np.zeros((10000, 16), np.float32), requires_grad=True)
+        GlobalCounters.reset()
+        t[Tensor(np.arange(64))].square().sum().backward()
+        assert t.grad is not None
+        t.grad.realize()
+    assert GlobalCounters.global_ops < 10 * 64 * 16
 
 
 def test_errors() -> None:
@@ -208,13 +253,28 @@ def test_errors() -> None:
         ((0, -5), r"index -5 is outside dim 1 of size 4"),
         ((0, 0, 0), r"3 indices for a tensor of 2 dims, shape \(3, 4\)"),
         ((..., ...), "only one Ellipsis"),
-        (Tensor([True, False, True]), "boolean mask"),
-        (Tensor([0.5]), "must be of integers, not float32"),
+        (Tensor([True, False]), r"a mask of shape \(2,\) does not fit the dims \(3,\)"),
+        (Tensor([0.5]), "must be of integers or booleans, not float32"),
         ("a", "cannot index with str"),
         (1.5, "cannot index with float"),
     ]:
         with pytest.raises(IndexError, match=message):
             t[index]
+    for call, error, message in [
+        (lambda: t.gather(0, Tensor([0])), ValueError, r"gather: index has 1 dims, the tensor 2; shapes \(1,\) and \(3, 4\)"),
+        (lambda: t.gather(0, Tensor([[0] * 5])), ValueError, r"larger than the tensor, \(3, 4\), in dim 1"),
+        (lambda: t.gather(0, Tensor([[0.5]])), TypeError, "must be of integers, not float32"),
+        (lambda: t.scatter(0, Tensor([[0]])), TypeError, "pass src, a tensor or a number"),
+        (lambda: t.scatter(0, Tensor([[0]]), 1, reduce="max"), ValueError, "scatter_reduce knows more"),
+        (lambda: t.scatter_add(0, Tensor([[0]]), Tensor([[1.0]])), TypeError, "src is float32, the tensor int64"),
+        (lambda: t.scatter_reduce(0, Tensor([[0]]), t, "max"), ValueError, "reduce is one of"),
+        (lambda: t.index_add(0, Tensor([0]), t), ValueError, r"1 slices along dim 0 of \(3, 4\) have shape \(1, 4\), source \(3, 4\)"),
+        (lambda: t.masked_select(t), TypeError, "the mask must be bool, not int64"),
+        (lambda: t.one_hot(0), ValueError, "num_classes must be positive"),
+        (lambda: t.put(Tensor([0]), t), ValueError, "1 positions and 12 values"),
+    ]:
+        with pytest.raises(error, match=message):
+            call()
     with pytest.raises(ValueError, match="slice step cannot be 0"):
         t[::0]
     with pytest.raises(ValueError, match=r"shapes \(2,\) and \(3,\) do not broadcast"):

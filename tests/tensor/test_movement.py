@@ -95,42 +95,6 @@ def test_reshape_infers_a_dim_and_keeps_dims() -> None:
     check(Tensor(np.zeros((0, 3))).reshape(3, 0, 5), np.zeros((3, 0, 5)))
 
 
-def test_flatten_and_unflatten() -> None:
-    a = count(2, 3, 4)
-    check(Tensor(a).flatten(), a.reshape(-1))
-    check(Tensor(a).flatten(1), a.reshape(2, 12))
-    check(Tensor(a).flatten(0, -2), a.reshape(6, 4))
-    check(Tensor(5).flatten(), np.array([5]))
-    check(Tensor(a).unflatten(-1, (2, 2)), a.reshape(2, 3, 2, 2))
-    check(Tensor(np.zeros((2, 0, 3))).flatten(1), np.zeros((2, 0)))
-
-
-def test_transposes() -> None:
-    a = count(2, 3, 4)
-    t = Tensor(a)
-    check(t.T, a.T)
-    check(t.mT, a.swapaxes(-1, -2))
-    check(t.transpose(0, -1), a.swapaxes(0, -1))
-    check(t.permute(-1, 0, 1), a.transpose(-1, 0, 1))
-    check(t.permute((2, 1, 0)), a.transpose(2, 1, 0))
-    check(Tensor(3).T, np.array(3))
-
-
-def test_squeeze_and_unsqueeze() -> None:
-    a = count(1, 3, 1)
-    t = Tensor(a)
-    assert t.squeeze().shape == (3,) and t.squeeze(0).shape == (3, 1) and t.squeeze(-1).shape == (1, 3) and t.squeeze(1).shape == (1, 3, 1)
-    assert [Tensor(count(2, 3)).unsqueeze(d).shape for d in (0, 1, 2, -1, -3)] == [(1, 2, 3), (2, 1, 3), (2, 3, 1), (2, 3, 1), (1, 2, 3)]
-    assert Tensor(3).unsqueeze(0).shape == (1,) and Tensor(3).unsqueeze(-1).shape == (1,)
-
-
-def test_expand() -> None:
-    a = count(3, 1)
-    check(Tensor(a).expand(3, 4), np.broadcast_to(a, (3, 4)))
-    check(Tensor(a).expand(2, -1, 4), np.broadcast_to(a, (2, 3, 4)))
-    check(Tensor(a).expand(3, 0), np.broadcast_to(a, (3, 0)))
-
-
 @pytest.mark.parametrize("value", [0.0, 2.5, -np.inf])
 def test_pad(value: float) -> None:
     a = count(2, 3).astype(np.float32)
@@ -157,32 +121,79 @@ def test_cat_of_computed_values_and_of_cats() -> None:
     check(t.cat(t * 2, dim=0).sum(1), np.concatenate([x := np.concatenate([a + 1, a[::-1]], 1), x * 2]).sum(1))
 
 
-def test_split_chunk_unbind() -> None:
-    a = count(7, 2)
-    for got, want in [
-        (Tensor(a).split(3), [a[:3], a[3:6], a[6:]]),
-        (Tensor(a).split([1, 0, 6]), [a[:1], a[1:1], a[1:]]),
-        (Tensor(a).split([1, 1], dim=-1), [a[:, :1], a[:, 1:]]),
-        (Tensor(a).chunk(3), [a[:3], a[3:6], a[6:]]),
-        (Tensor(a).unbind(1), [a[:, 0], a[:, 1]]),
-    ]:
-        assert len(got) == len(want)
-        for g, w in zip(got, want):
-            check(g, w)
-
-
-def test_repeat_roll_triangles() -> None:
-    a = count(3, 4)
-    check(Tensor(a).repeat(2, 3), np.tile(a, (2, 3)))
-    check(Tensor(a).repeat(2, 1, 2), np.tile(a, (2, 1, 2)))
-    for shift in (0, 1, -1, 5, -7):
-        check(Tensor(a).roll(shift, 1), np.roll(a, shift, 1))
-        check(Tensor(a).roll(shift, -2), np.roll(a, shift, 0))
-    for k in (-4, -1, 0, 1, 5):
-        check(Tensor(a).tril(k), np.tril(a, k))
-        check(Tensor(a).triu(k), np.triu(a, k))
-    check(Tensor(count(2, 3, 3)).tril(), np.tril(count(2, 3, 3)))
+def test_triangles_leave_nothing_of_what_they_cut_off() -> None:
     assert Tensor([[np.inf, np.nan], [1.0, np.nan]]).triu(1).tolist()[1] == [0.0, 0.0]
+    assert Tensor.tril_indices(2, 3, 1).tolist() == [[0, 0, 1, 1, 1], [0, 1, 0, 1, 2]] and Tensor.triu_indices(3, 2, -1, dtype="int32").dtype is dtypes.int32
+    assert Tensor.triu_indices(2, 2, 5).shape == (2, 0)
+
+
+def test_fill_diagonal() -> None:
+    for shape, wrap in [((3, 5), False), ((7, 3), False), ((7, 3), True), ((4, 4), True), ((2, 2, 2), False)]:
+        a = np.zeros(shape, np.float32)
+        np.fill_diagonal(a, 2.0, wrap)
+        check(Tensor.zeros(*shape).fill_diagonal(2.0, wrap), a)
+
+
+def test_views_are_views() -> None:
+    """Written through, they show in what they were taken from; and no data moves to read them."""
+    for view in (
+        lambda t: t.diagonal(1), lambda t: t.movedim(0, 1).flip(0), lambda t: t.narrow(0, 1, 2), lambda t: t.select(1, -1), lambda t: t.unfold(0, 2, 2),
+        lambda t: t.as_strided((2, 2), (1, 6), 7), lambda t: t.rot90(), lambda t: t.unflatten(1, (2, 3)).mT, lambda t: t.tensor_split(3, 1)[2], lambda t: t.rearrange("a (b c) -> c b a", b=2),
+    ):  # fmt: skip
+        a = count(5, 6)
+        t = Tensor(a).realize()
+        v = view(t)
+        places = view(Tensor(np.arange(30).reshape(5, 6))).numpy()
+        v.assign(-v - 1)
+        want = a.reshape(-1).copy()
+        want[places.reshape(-1)] = -want[places.reshape(-1)] - 1
+        np.testing.assert_array_equal(t.numpy().reshape(-1), want)
+
+
+def test_rearrange() -> None:
+    a = count(2, 12, 3)
+    t = Tensor(a)
+    check(t.rearrange("b n c -> c b n"), a.transpose(2, 0, 1))
+    check(t.rearrange("b (h w) c -> b c h w", h=3), a.reshape(2, 3, 4, 3).transpose(0, 3, 1, 2))
+    check(t.rearrange("b (h w) c -> (b h) (w c)", w=4), a.reshape(6, 12))
+    check(t.rearrange("... c -> c ..."), a.transpose(2, 0, 1))
+    check(t.rearrange("b ... -> (...) b"), a.reshape(2, 36).T)
+    check(t.rearrange("b n c -> b 1 n c"), a[:, None])
+    check(t[:1].rearrange("1 n c -> n c"), a[0])
+    for formula, sizes, message in [
+        ("b n c", {}, "it needs one"), ("b n -> n b", {}, "left side has 2 dims, the tensor 3"), ("b n c -> b n", {}, "each name stands once"),
+        ("b (h w) c -> b h w c", {}, "give the sizes of all but one"), ("b (h w) c -> b h w c", {"h": 5}, "does not fit a dim of 12"), ("b n c -> b n c", {"q": 2}, "does not name"),
+        ("b (n c -> b n c", {}, "parentheses"),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            t.rearrange(formula, **sizes)
+
+
+def test_errors() -> None:
+    t = Tensor(count(2, 3))
+    for call, error, message in [
+        (lambda: Tensor.cat([]), ValueError, "cat of no tensors"),
+        (lambda: t.cat(3), TypeError, "cat takes tensors, got int"),
+        (lambda: t.cat(t[:, :2]), ValueError, r"cat along dim 0: \(2, 2\) does not fit \(2, 3\)"),
+        (lambda: t.stack(t[0]), ValueError, r"stack: \(3,\) is not \(2, 3\)"),
+        (lambda: t.split([1, 1], 1), ValueError, r"sizes \[1, 1\] do not add up to dim 1"),
+        (lambda: t.chunk(0), ValueError, "must be positive, got 0"),
+        (lambda: t.hsplit(2), ValueError, "does not divide into 2 equal parts; use tensor_split"),
+        (lambda: t.unflatten(1, (2, 2)), ValueError, "do not multiply to dim 1"),
+        (lambda: t.movedim((0, 1), (0, 0)), ValueError, "each once"),
+        (lambda: t.narrow(1, 2, 2), IndexError, r"narrow: \[2, 2 \+ 2\) is outside dim 1 of size 3"),
+        (lambda: t.unfold(1, 4, 1), ValueError, "the size must be at most 3"),
+        (lambda: t.as_strided((3,), (3,)), ValueError, "reach element 6 of 6"),
+        (lambda: t.diagonal(0, 1, -1), ValueError, "dim1 and dim2 are both 1"),
+        (lambda: t.pad((1, 1), "mirror"), ValueError, 'not \'mirror\''),
+        (lambda: t.pad((3, 0), "reflect"), ValueError, "needs a dim larger than that"),
+        (lambda: t.repeat(2), ValueError, "for each dim"),
+        (lambda: t.roll((1, 2), 0), ValueError, "2 shifts for 1 dims"),
+        (lambda: t.squeeze(2), IndexError, r"dim 2 is outside -2..1"),
+        (lambda: t.sum_to_size(2, 2), ValueError, "does not broadcast"),
+    ]:
+        with pytest.raises(error, match=message):
+            call()
 
 
 @pytest.mark.parametrize("size, k, s, d", [(7, 3, 1, 1), (7, 3, 2, 1), (9, 2, 3, 2), (5, 5, 1, 1), (6, 1, 4, 1), (8, 3, 1, 3), (4, 2, 2, 1)])

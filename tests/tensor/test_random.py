@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -172,3 +173,67 @@ def test_a_replayed_jit_draws_what_plain_calls_draw() -> None:
     step = TinyJit(lambda: draw().realize())
     assert [step().tolist() for _ in range(6)] == want
     assert len({tuple(w) for w in want}) == 6
+
+
+# *** distributions ***
+
+MANY = 1 << 16
+
+
+@pytest.mark.parametrize(
+    ("fill", "mean", "deviation"),
+    [
+        (lambda t: t.uniform_(-1, 3), 1.0, 4 / math.sqrt(12)),
+        (lambda t: t.normal_(2.0, 3.0), 2.0, 3.0),
+        (lambda t: t.exponential_(0.5), 2.0, 2.0),
+        (lambda t: t.geometric_(0.25), 4.0, math.sqrt(0.75) / 0.25),
+        (lambda t: t.bernoulli_(0.3), 0.3, math.sqrt(0.21)),
+        (lambda t: t.log_normal_(0.0, 0.5), math.exp(0.125), math.sqrt((math.exp(0.25) - 1) * math.exp(0.25))),
+        (lambda t: t.random_(0, 10), 4.5, math.sqrt(99 / 12)),
+        (lambda t: t.assign((t + 0.3).bernoulli()), 0.3, math.sqrt(0.21)),
+        (lambda t: t.assign(t.randint_like(2, 6)), 3.5, math.sqrt(15 / 12)),
+    ],
+)
+def test_filled_with_samples(fill: Callable[[Tensor], Tensor], mean: float, deviation: float) -> None:
+    a = fill(Tensor.zeros(MANY)).numpy().astype(np.float64)
+    assert abs(a.mean() - mean) < 5 * deviation / math.sqrt(MANY)
+    assert abs(a.std() - deviation) < 0.03 * deviation
+
+
+def test_cauchy_by_its_median_and_quartiles() -> None:
+    a = Tensor.zeros(MANY).cauchy_(1.0, 2.0).numpy()
+    assert np.abs(np.quantile(a, [0.25, 0.5, 0.75]) - [-1, 1, 3]).max() < 0.1
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_multinomial(replacement: bool) -> None:
+    weights = np.float32([0.5, 0.0, 2.0, 1.5])
+    rows = Tensor(np.broadcast_to(weights, (20_000, 4)).copy())
+    a = rows.multinomial(3, replacement).numpy()
+    assert a.shape == (20_000, 3) and not (a == 1).any()
+    share = np.bincount(a[:, 0], minlength=4) / len(a)
+    assert np.abs(share - weights / weights.sum()).max() < 0.02
+    if not replacement:
+        assert all(len(set(r)) == 3 for r in a[:100].tolist())
+    with pytest.raises(ValueError, match="pass replacement=True"):
+        Tensor([0.5, 0.5]).multinomial(3)
+
+
+def test_samples_are_the_same_at_any_sharding() -> None:
+    def draw(t: Tensor) -> list[list[float]]:
+        Tensor.manual_seed(5)
+        return [t.rand_like().tolist(), t.randn_like().tolist(), (t * 0 + 0.5).bernoulli().tolist(), t.dropout(0.5, ).tolist()]
+
+    whole = Tensor.ones(7, 3)
+    with Tensor.train():
+        assert draw(whole.shard(("CPU:0", "CPU:1", "CPU:2"), axis=0)) == draw(whole.shard(("CPU:0",))) == draw(whole)
+
+
+def test_impossible_distributions() -> None:
+    for call, message in [
+        (lambda: Tensor.zeros(2).normal_(0, -1), "must not be negative"), (lambda: Tensor.zeros(2).geometric_(1.0), r"lie in \(0, 1\)"),
+        (lambda: Tensor.zeros(2).uniform_(3, 1), "is empty"), (lambda: Tensor([1, 2]).bernoulli(), "probabilities are floats"),
+        (lambda: Tensor([1, 2]).multinomial(1), "expected float weights"),
+    ]:  # fmt: skip
+        with pytest.raises((ValueError, TypeError), match=message):
+            call()

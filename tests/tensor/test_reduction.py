@@ -27,7 +27,7 @@ def np_prod(a: np.ndarray, **k: Any) -> np.ndarray:
 
 
 REDUCTIONS: dict[str, Callable[..., np.ndarray]] = {
-    "sum": np_sum, "prod": np_prod, "max": np.max, "min": np.min, "any": np.any, "all": np.all,
+    "sum": np_sum, "prod": np_prod, "amax": np.max, "amin": np.min, "any": np.any, "all": np.all,
 }  # fmt: skip
 FLOAT_REDUCTIONS: dict[str, Callable[..., np.ndarray]] = {
     "mean": np.mean,
@@ -46,7 +46,7 @@ def test_dims(name: str) -> None:
     with Context(DEVICE="PYTHON"):
         t = Tensor(a)
         for dim, keep in itertools.product(DIMS, (False, True)):
-            check(getattr(t, name)(dim, keepdim=keep), f(a, axis=dim, keepdims=keep), rtol=1e-12)
+            check(getattr(t, name)(dim=dim, keepdim=keep), f(a, axis=dim, keepdims=keep), rtol=1e-12)
 
 
 @pytest.mark.parametrize("device", ["PYTHON", "CPU"])
@@ -80,16 +80,16 @@ def test_empty() -> None:
     check(e.prod(0, keepdim=True), np.ones((1, 3), np.float32))
     assert np.isnan(e.mean().item()) and np.isnan(e.mean(0).numpy()).all()
     assert e.any().item() is False and e.all().item() is True
-    with pytest.raises(ValueError, match=r"max over dims \(0, 1\) of the empty shape \(0, 3\) has no value"):
+    with pytest.raises(ValueError, match=r"amax over dims \(0, 1\) of the empty shape \(0, 3\) has no value"):
         e.max()
     with pytest.raises(ValueError, match="has no value"):
         e.min(0)
-    check(e.max(1), np.zeros(0, np.float32))
+    check(e.amax(1), np.zeros(0, np.float32))
 
 
 def test_zero_dims() -> None:
     t = Tensor(3.0)
-    for name in ("sum", "prod", "max", "min", "mean", "logsumexp", "norm"):
+    for name in ("sum", "prod", "amax", "amin", "mean", "logsumexp", "norm"):
         check(getattr(t, name)(), np.float32(3), rtol=1e-6)
     check(t.sum(0), np.float32(3))
     assert t.argmax().item() == 0
@@ -99,7 +99,7 @@ def test_special_values() -> None:
     for row in ([1.0, np.inf, 2.0], [np.inf, -np.inf], [np.nan, 1.0, np.inf], [-np.inf, -np.inf], [-0.0, -1.0]):
         a = np.float32(row)
         with np.errstate(all="ignore"):
-            for name in ("sum", "prod", "max", "min"):
+            for name in ("sum", "prod", "amax", "amin"):
                 check(getattr(Tensor(a), name)(), REDUCTIONS[name](a))
     check(Tensor([-np.inf, -np.inf]).logsumexp(), np.float32(-np.inf))
     check(Tensor([1000.0, 1000.0]).logsumexp(0), np.float32(1000 + np.log(2)))
@@ -161,7 +161,7 @@ def test_reductions_of_moved_values(shape: list[int], data: st.DataObject) -> No
     with Context(DEVICE="PYTHON"):
         t = Tensor(a).permute(order).flip(0)
         b = np.flip(a.transpose(order), 0)
-        check((t * 2 + t.sum(dims, keepdim=True)).max(dims), (b * 2 + b.sum(dims, keepdims=True)).max(dims))
+        check((t * 2 + t.sum(dims, keepdim=True)).amax(dims), (b * 2 + b.sum(dims, keepdims=True)).max(dims))
 
 
 MATMULS = [
@@ -205,3 +205,34 @@ def test_einsum(formula: str, shapes: list[tuple[int, ...]]) -> None:
     arrays = [numbers(RNG, "float64", s) for s in shapes]
     first, *rest = map(Tensor, arrays)
     check(first.einsum(formula, *rest), np.einsum(formula, *arrays), rtol=1e-10)
+
+
+def test_the_three_forms_of_max_and_min() -> None:
+    a = np.float32([[1, 5, 2], [7, 0, 7]])
+    t = Tensor(a)
+    assert (t.max().item(), t.min().item()) == (7, 0)
+    found = t.max(1)
+    assert found.values.tolist() == [5, 7] and found.indices.tolist() == [1, 0]
+    assert [x.tolist() for x in t.min(0, keepdim=True)] == [[[1, 0, 2]], [[0, 1, 0]]]
+    check(t.max(Tensor(a[::-1].copy())), np.maximum(a, a[::-1]))
+    with pytest.raises(TypeError, match=r"max: dim is one int, not \(0, 1\); amax\(dim\) takes several dims"):
+        t.max((0, 1))
+
+
+def test_nan_is_the_largest_and_the_smallest() -> None:
+    t = Tensor([[1.0, np.nan, 3.0], [1.0, 2.0, 3.0]])
+    check(t.amax(1), np.float32([np.nan, 3]))
+    check(t.amin(1), np.float32([np.nan, 1]))
+    assert t.max(1).indices.tolist() == [1, 2] and t.min(1).indices.tolist() == [1, 0]
+    assert t.cummax(1).indices.tolist() == [[0, 1, 1], [0, 1, 2]]
+
+
+def test_gradients_at_ties() -> None:
+    for f, want in ((lambda t: t.max(), [0, 0.5, 0.5]), (lambda t: t.amax(), [0, 0.5, 0.5]), (lambda t: t.max(0).values, [0, 1, 0])):
+        x = Tensor([1.0, 3.0, 3.0], requires_grad=True)
+        f(x).backward()
+        assert x.grad is not None and x.grad.tolist() == want
+    for f in (lambda t: t.norm(), lambda t: t.std(), lambda t: t.norm(3)):
+        x = Tensor([0.0, 0.0], requires_grad=True)
+        f(x).backward()
+        assert x.grad is not None and x.grad.tolist() == [0, 0]

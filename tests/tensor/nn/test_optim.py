@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from manygrad import GlobalCounters, Tensor, TinyJit, nn
+from manygrad.tensor.nn import optim
 from manygrad.tensor.nn.optim import SGD, Adam, AdamW, Optimizer
 
 RNG = np.random.default_rng(0)
@@ -41,14 +42,99 @@ def adam(lr: float, betas: tuple[float, float], eps: float, weight_decay: float,
     return update
 
 
+def sgd_dampening(w: np.ndarray, g: np.ndarray, s: dict[str, Any]) -> np.ndarray:
+    s["v"] = 0.9 * s["v"] - 0.8 * g if "v" in s else -g
+    return w - 0.1 * s["v"]
+
+
+def adagrad(w: np.ndarray, g: np.ndarray, s: dict[str, Any]) -> np.ndarray:
+    s["t"] = s.get("t", 0) + 1
+    s["v"] = s.get("v", 0.1) + g * g
+    return w - 0.1 / (1 + (s["t"] - 1) * 0.2) * g / (np.sqrt(s["v"]) + 1e-10)
+
+
+def rmsprop(w: np.ndarray, g: np.ndarray, s: dict[str, Any]) -> np.ndarray:
+    g = g + 0.1 * w
+    s["v"], s["a"] = 0.9 * s.get("v", 0) + 0.1 * g * g, 0.9 * s.get("a", 0) + 0.1 * g
+    s["b"] = 0.5 * s.get("b", 0) + g / (np.sqrt(s["v"] - s["a"] ** 2) + 1e-3)
+    return w - 0.05 * s["b"]
+
+
+def adadelta(w: np.ndarray, g: np.ndarray, s: dict[str, Any]) -> np.ndarray:
+    s["v"] = 0.8 * s.get("v", 0) + 0.2 * g * g
+    d = np.sqrt(s.get("u", 0) + 1e-4) / np.sqrt(s["v"] + 1e-4) * g
+    s["u"] = 0.8 * s.get("u", 0) + 0.2 * d * d
+    return w - 0.5 * d
+
+
+def adamax(w: np.ndarray, g: np.ndarray, s: dict[str, Any]) -> np.ndarray:
+    s["t"] = s.get("t", 0) + 1
+    s["m"], s["u"] = 0.9 * s.get("m", 0) + 0.1 * g, np.maximum(0.99 * s.get("u", 0), np.abs(g) + 1e-8)
+    return w - 0.1 / (1 - 0.9 ** s["t"]) * s["m"] / s["u"]
+
+
+def nadam(w: np.ndarray, g: np.ndarray, s: dict[str, Any]) -> np.ndarray:
+    t = s["t"] = s.get("t", 0) + 1
+    mu, following = (0.9 * (1 - 0.5 * 0.96 ** (k * 0.1)) for k in (t, t + 1))
+    s["p"] = s.get("p", 1) * mu
+    s["m"], s["v"] = 0.9 * s.get("m", 0) + 0.1 * g, 0.99 * s.get("v", 0) + 0.01 * g * g
+    d = np.sqrt(s["v"] / (1 - 0.99**t)) + 1e-8
+    return w - 0.1 * ((1 - mu) / (1 - s["p"]) * g + following / (1 - s["p"] * following) * s["m"]) / d
+
+
+def radam(w: np.ndarray, g: np.ndarray, s: dict[str, Any]) -> np.ndarray:
+    t = s["t"] = s.get("t", 0) + 1
+    w = w * (1 - 0.1 * 0.1)
+    s["m"], s["v"] = 0.9 * s.get("m", 0) + 0.1 * g, 0.9 * s.get("v", 0) + 0.1 * g * g
+    m, limit = s["m"] / (1 - 0.9**t), 2 / 0.1 - 1
+    rho = limit - 2 * t * 0.9**t / (1 - 0.9**t)
+    if rho <= 5:
+        return w - 0.1 * m
+    r = np.sqrt((rho - 4) * (rho - 2) * limit / ((limit - 4) * (limit - 2) * rho))
+    return w - 0.1 * m * r * np.sqrt(1 - 0.9**t) / (np.sqrt(s["v"]) + 1e-8)
+
+
+def amsgrad(w: np.ndarray, g: np.ndarray, s: dict[str, Any]) -> np.ndarray:
+    t = s["t"] = s.get("t", 0) + 1
+    g = -g
+    s["m"], s["v"] = 0.9 * s.get("m", 0) + 0.1 * g, 0.9 * s.get("v", 0) + 0.1 * g * g
+    s["x"] = np.maximum(s.get("x", 0), s["v"])
+    return w - 0.05 * (s["m"] / (1 - 0.9**t)) / (np.sqrt(s["x"] / (1 - 0.9**t)) + 1e-8)
+
+
+def lars(w: np.ndarray, g: np.ndarray, s: dict[str, Any]) -> np.ndarray:
+    a, b = np.linalg.norm(w), np.linalg.norm(g)
+    g = (g + 0.1 * w) * (0.02 * a / (b + 0.1 * a) if a > 0 and b > 0 else 1)
+    s["v"] = 0.9 * s.get("v", 0) + g
+    return w - 0.5 * (g + 0.9 * s["v"])
+
+
+def lamb(w: np.ndarray, g: np.ndarray, s: dict[str, Any]) -> np.ndarray:
+    t = s["t"] = s.get("t", 0) + 1
+    s["m"], s["v"] = 0.9 * s.get("m", 0) + 0.1 * g, 0.99 * s.get("v", 0) + 0.01 * g * g
+    step = (s["m"] / (1 - 0.9**t)) / (np.sqrt(s["v"] / (1 - 0.99**t)) + 1e-6) + 0.1 * w
+    a, b = np.linalg.norm(w), np.linalg.norm(step)
+    return w - 0.05 * step * (a / b if a > 0 and b > 0 else 1)
+
+
 CASES: dict[str, tuple[Callable[[list[Tensor]], Optimizer], Update]] = {
     "sgd": (lambda p: SGD(p, 0.1), sgd(0.1)),
     "sgd decay": (lambda p: SGD(p, 0.1, weight_decay=0.05), sgd(0.1, weight_decay=0.05)),
     "sgd momentum": (lambda p: SGD(p, 0.1, momentum=0.9), sgd(0.1, 0.9)),
-    "sgd nesterov": (lambda p: SGD(p, 0.1, 0.9, 0.01, nesterov=True), sgd(0.1, 0.9, 0.01, True)),
+    "sgd nesterov": (lambda p: SGD(p, 0.1, 0.9, weight_decay=0.01, nesterov=True), sgd(0.1, 0.9, 0.01, True)),
     "adam": (lambda p: Adam(p, 0.05), adam(0.05, (0.9, 0.999), 1e-8, 0.0, False)),
     "adam decay": (lambda p: Adam(p, 0.05, (0.8, 0.95), 1e-4, 0.1), adam(0.05, (0.8, 0.95), 1e-4, 0.1, False)),
     "adamw": (lambda p: AdamW(p, 0.05), adam(0.05, (0.9, 0.999), 1e-8, 0.01, True)),
+    "sgd dampening": (lambda p: SGD(p, 0.1, 0.9, 0.2, maximize=True), sgd_dampening),
+    "amsgrad": (lambda p: Adam(p, 0.05, (0.9, 0.9), amsgrad=True, maximize=True), amsgrad),
+    "adagrad": (lambda p: optim.Adagrad(p, 0.1, lr_decay=0.2, initial_accumulator_value=0.1), adagrad),
+    "rmsprop": (lambda p: optim.RMSprop(p, 0.05, 0.9, 1e-3, weight_decay=0.1, momentum=0.5, centered=True), rmsprop),
+    "adadelta": (lambda p: optim.Adadelta(p, 0.5, 0.8, 1e-4), adadelta),
+    "adamax": (lambda p: optim.Adamax(p, 0.1, (0.9, 0.99)), adamax),
+    "nadam": (lambda p: optim.NAdam(p, 0.1, (0.9, 0.99), momentum_decay=0.1), nadam),
+    "radam": (lambda p: optim.RAdam(p, 0.1, (0.9, 0.9), weight_decay=0.1, decoupled_weight_decay=True), radam),
+    "lars": (lambda p: optim.LARS(p, 0.5, 0.9, 0.1, nesterov=True, tcoef=0.02), lars),
+    "lamb": (lambda p: optim.LAMB(p, 0.05, (0.9, 0.99), weight_decay=0.1), lamb),
     "adamw decay": (lambda p: AdamW(p, 0.05, weight_decay=0.3, eps=1e-6), adam(0.05, (0.9, 0.999), 1e-6, 0.3, True)),
 }
 
@@ -189,13 +275,137 @@ def test_errors() -> None:
     w, v = Tensor([1.0], requires_grad=True), Tensor([1.0], requires_grad=True)
     optimiser = SGD([w, v])
     with Tensor.train():
-        with pytest.raises(RuntimeError, match=r"no parameter has a gradient; call loss\.backward\(\) first"):
-            optimiser.step()
+        optimiser.step()  # without any gradient: nothing
         (w * v).sum().backward()
         optimiser.step()
-        optimiser.zero_grad()
-        (w * 2).sum().backward()
-        with pytest.raises(RuntimeError, match=r"parameters \[1\] have no gradient this time"):
-            optimiser.step()
-    with pytest.raises(RuntimeError, match="outside training: wrap the training loop"):
+        assert w.item() == v.item() == pytest.approx(0.999)
+
+
+@pytest.mark.parametrize("name", ["sgd nesterov", "adamw", "nadam", "lamb", "lars"])
+@pytest.mark.parametrize("axis", [None, 0])
+def test_sharded_parameters(name: str, axis: int | None) -> None:
+    """Replicated over 3 devices, or cut into uneven parts: the same numbers as on one."""
+    make, update = CASES[name]
+    devices = ("CPU:0", "CPU:1", "CPU:2")
+    arrays = [np.asarray(RNG.standard_normal(s)) for s in ((4, 3), (5,))]
+    params = [Tensor(a.astype(np.float32)).shard(devices, axis).contiguous().realize() for a in arrays]
+    optimiser, states = make(params), [{} for _ in arrays]  # type: ignore[var-annotated]
+    for _ in range(3):
+        for i, p in enumerate(params):
+            g = RNG.standard_normal(arrays[i].shape)
+            p.grad = Tensor(g.astype(np.float32)).shard(devices, axis)
+            arrays[i] = update(arrays[i], g, states[i])
         optimiser.step()
+    for p, a in zip(params, arrays):
+        np.testing.assert_allclose(p.numpy(), a, rtol=2e-5, atol=2e-6)
+
+
+def test_muon_orthogonalises_each_matrix() -> None:
+    arrays = [RNG.standard_normal(s).astype(np.float32) for s in ((6, 4), (3, 5), (6, 4))]
+    grads = [RNG.standard_normal(a.shape).astype(np.float32) for a in arrays]
+    params = [Tensor(a) for a in arrays]
+    optimiser = optim.Muon(params, lr=0.1, weight_decay=0.5, momentum=0.9)
+    for p, g in zip(params, grads):
+        p.grad = Tensor(g)
+    optimiser.step()
+    for p, a, g in zip(params, arrays, grads):
+        x = g * 0.1 + g * 0.1 * 0.9
+        x = x.T if x.shape[0] > x.shape[1] else x
+        x = x / np.linalg.norm(x)
+        for _ in range(5):
+            gram = x @ x.T
+            x = 3.4445 * x + (-4.775 * gram + 2.0315 * gram @ gram) @ x
+        x = x.T if a.shape[0] > a.shape[1] else x
+        np.testing.assert_allclose(p.numpy(), a * (1 - 0.1 * 0.5) - 0.1 * x * np.sqrt(max(1, a.shape[0] / a.shape[1])), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match=r"Muon trains matrices only, not \(3,\); give the other parameters to AdamW"):
+        optim.Muon([Tensor([1.0, 2.0, 3.0])])
+
+
+def test_a_parameter_without_a_gradient_is_skipped_and_keeps_its_own_count() -> None:
+    make, update = CASES["adamw"]
+    arrays = [np.asarray(RNG.standard_normal(s)) for s in SHAPES]
+    params = [Tensor(a.astype(np.float32)) for a in arrays]
+    optimiser, states = make(params), [{} for _ in SHAPES]  # type: ignore[var-annotated]
+    for missing in ((), (), (1,), (1, 3), (), (0,), ()):
+        for i, p in enumerate(params):
+            g = RNG.standard_normal(p.shape)
+            p.grad = None if i in missing else Tensor(np.asarray(g, np.float32))
+            if i not in missing:
+                arrays[i] = update(arrays[i], g, states[i])
+        optimiser.step()
+    for p, a in zip(params, arrays):
+        np.testing.assert_allclose(p.numpy(), a, rtol=2e-5, atol=2e-6)
+    assert [optimiser.state[p]["step"].item() for p in params] == [6, 5, 7, 6]
+
+
+def test_parameter_groups_and_the_rate_inside_a_replay() -> None:
+    a, b = nn.Parameter(Tensor([1.0])), nn.Parameter(Tensor([1.0]))
+    optimiser = SGD([{"params": [a]}, {"params": [("name", b)], "lr": 1.0}], lr=0.5)
+    assert [g["lr"] for g in optimiser.param_groups] == [0.5, 1.0]
+
+    @TinyJit
+    def step(g: Tensor) -> None:
+        a.grad, b.grad = g, g * 1
+        optimiser.step()
+
+    want = np.array([1.0, 1.0])
+    for rate in (0.5, 0.5, 0.25, 0.125, 2.0):
+        optimiser.param_groups[0]["lr"] = rate
+        step(Tensor([1.0]))
+        want -= [rate, 1.0]
+        np.testing.assert_allclose([a.item(), b.item()], want)
+    optimiser.add_param_group({"params": Tensor([1.0]), "lr": 0.1})
+    assert len(optimiser.params) == 3
+    with pytest.raises(ValueError, match="is in two parameter groups"):
+        optimiser.add_param_group({"params": [a]})
+    for bad in ({"lr": -1.0}, {"momentum": -0.1}, {"nesterov": True}):
+        with pytest.raises(ValueError, match="SGD:"):
+            SGD([a], **bad)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="betas must lie"):
+        Adam([a], betas=(0.9, 1.0))
+
+
+@pytest.mark.parametrize("name", ["sgd momentum", "adam", "amsgrad", "nadam", "rmsprop"])
+def test_state_goes_to_a_dict_and_back(name: str) -> None:
+    """Training that stops and goes on elsewhere takes the steps it would have taken."""
+    make, _ = CASES[name]
+    start = [np.asarray(RNG.standard_normal(s), np.float32) for s in SHAPES]
+    grads = [[np.asarray(RNG.standard_normal(s), np.float32) for s in SHAPES] for _ in range(4)]
+
+    def run(optimiser: Optimizer, params: list[Tensor], rows: list[list[np.ndarray]]) -> None:
+        for row in rows:
+            for p, g in zip(params, row):
+                p.grad = Tensor(g)
+            optimiser.step()
+
+    one = [Tensor(a) for a in start]
+    whole = make(one)
+    whole.param_groups[0]["lr"] = 0.02
+    run(whole, one, grads[:2])
+    state = whole.state_dict()
+    assert list(state["state"]) == [0, 1, 2, 3] and state["param_groups"][0]["params"] == [0, 1, 2, 3] and state["param_groups"][0]["lr"] == 0.02
+    two = [Tensor(p.numpy()) for p in one]
+    again = make(two)
+    again.load_state_dict(state)
+    run(whole, one, grads[2:])
+    run(again, two, grads[2:])
+    assert len(again.flats) == 1
+    for p, q in zip(one, two):
+        np.testing.assert_array_equal(p.numpy(), q.numpy())
+    with pytest.raises(ValueError, match=r"have \[1\] parameters here and \[4\] in the state"):
+        make([Tensor([1.0])]).load_state_dict(state)
+
+
+def test_closure_and_zero_grad() -> None:
+    w = nn.Parameter(Tensor([2.0]))
+    optimiser = SGD(iter([w]), lr=0.5)
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        loss = (w * w).sum()
+        loss.backward()
+        return loss
+
+    assert optimiser.step(closure).item() == 4.0 and w.item() == 0.0  # 2 − 0.5 · 4
+    optimiser.zero_grad(set_to_none=False)
+    assert w.grad is not None and w.grad.item() == 0.0

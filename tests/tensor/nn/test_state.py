@@ -221,3 +221,24 @@ def test_damaged_files_never_load_something_else(tmp_path_factory: pytest.TempPa
     for t in loaded.values():
         assert t.nbytes <= len(whole)
         t.numpy()
+
+
+def test_an_index_of_several_files(tmp_path: Path) -> None:
+    safe_save({"a": Tensor([1.0]), "b": Tensor([2.0])}, tmp_path / "m-1.safetensors")
+    safe_save({"c": Tensor([3.0])}, tmp_path / "m-2.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    names = {"a": "m-1.safetensors", "c": "m-2.safetensors", "b": "m-1.safetensors"}
+    index.write_text(json.dumps({"metadata": {"total_size": 12}, "weight_map": names}))
+    got = safe_load(index)
+    assert {k: t.to("CPU").item() for k, t in got.items()} == {"a": 1.0, "c": 3.0, "b": 2.0}
+    for bad, message in [({**names, "a": "../m-1.safetensors"}, "outside its folder"), ({**names, "c": "m-1.safetensors"}, "c in m-1.safetensors"), (3, "is no index")]:
+        index.write_text(json.dumps({"weight_map": bad}))
+        with pytest.raises(ValueError, match=message):
+            safe_load(index)
+
+
+def test_tensors_that_overlap_are_refused(tmp_path: Path) -> None:
+    head = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "b": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}}).encode()
+    (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", len(head)) + head + bytes(12))
+    with pytest.raises(ValueError, match="tensors 'a' and 'b' overlap"):
+        safe_load(tmp_path / "a.safetensors")

@@ -1,0 +1,186 @@
+"""run_functions: the calls of traced functions in a graph, run by schedules that are made once for each body.
+
+Precondition: a SINK of STOREs and AFTERs with FUNCTION nodes in it. Postcondition: those calls have run; a SINK without them, that
+reads their results from buffers. The graph is cut in layers: what the arguments of the first calls need is run, then these calls,
+then what the next ones need, and so on.
+
+    y = RESULT(FUNCTION(x + 1; body)); STORE(out, y * 2)
+    ==>  run STORE(a, x + 1);  run body with its PARAMs a, b;  STORE(out, b * 2)
+
+What later layers read is stored when it holds a reduction, or computed again. A buffer that is assigned in one layer and read as
+it was before in a later one is copied first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from manygrad.runtime.buffer import Buffer
+from manygrad.runtime.linear import storage
+from manygrad.schedule.index import contiguous_offset
+from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.uop import BufferSpec, GroupOp, Ops, UOp, toposort
+from manygrad.tensor.uop.rewrite import substitute
+from manygrad.tensor.uop.shape import numel, unviewed
+
+NewBuffer = Callable[[UOp], UOp]
+Run = Callable[[UOp], None]
+RunBody = Callable[[UOp, list[UOp]], None]
+HEAVY = frozenset({Ops.REDUCE, Ops.SCATTER, Ops.GATHER, Ops.CONTIGUOUS, Ops.RESULT, Ops.COPY, Ops.CAT})
+
+
+def has_functions(sink: UOp) -> bool:
+    return any(u.op is Ops.FUNCTION for u in sink.toposort())
+
+
+def run_functions(sink: UOp, new_buffer: NewBuffer, run: Run, run_body: RunBody) -> UOp:
+    """`run(SINK of effects)` and `run_body(normal SINK, buffers by slot)` carry out what can be."""
+    order = sink.toposort()
+    calls = [u for u in order if u.op is Ops.FUNCTION]
+    if not any(u.op is Ops.AFTER for u in toposort(calls)):
+        return _run_in_order(sink, order, calls, new_buffer, run, run_body)
+    while True:
+        order = sink.toposort()
+        calls = [u for u in order if u.op is Ops.FUNCTION]
+        if not calls:
+            return sink
+        on_call = _standing_on(order, set(calls))
+        first = [c for c in calls if not any(s in on_call for s in c.src)]
+        layer = _Layer(order, first, on_call)
+        effects: list[UOp] = []
+        becomes: dict[UOp, UOp] = {}
+        for b in layer.read_before_written:
+            becomes[b] = new_buffer(b)
+            effects.append(UOp(Ops.STORE, dtypes.void, (becomes[b], UOp(Ops.CONTIGUOUS, b.dtype, (b,)))))
+        for u in layer.stored:
+            becomes[u] = new_buffer(u)
+            effects.append(UOp(Ops.STORE, dtypes.void, (becomes[u], u)))
+        for u in layer.assigned:
+            effects.append(u)
+            becomes[u] = _storage_of(u)
+        if effects:
+            run(UOp(Ops.SINK, dtypes.void, tuple(effects)))
+        placed = _placed(sink)
+        for c in first:
+            _call(c, placed, becomes, new_buffer, run_body)
+        sink = _rest(sink, becomes)
+
+
+def _run_in_order(sink: UOp, order: list[UOp], calls: list[UOp], new_buffer: NewBuffer, run: Run, run_body: RunBody) -> UOp:
+    """Where nothing is assigned below the calls: one after the other, in time proportional to the graph."""
+    number = {c: i for i, c in enumerate(calls)}
+    part: dict[UOp, int] = {}  # how many calls have run when a value can be computed
+    heavy = _standing_on(order, {u for u in order if u.op in HEAVY})
+    shared: set[UOp] = set()  # heavy values that several parts read
+    for u in order:
+        part[u] = number[u] + 1 if u.op is Ops.FUNCTION else max((part[s] for s in u.src), default=0)
+        reader = number[u] if u.op is Ops.FUNCTION else part[u]
+        shared.update(s for s in u.src if s in heavy and part[s] != reader and unviewed(s).op not in (Ops.RESULT, Ops.BUFFER))
+    becomes: dict[UOp, UOp] = {}
+    placed = _placed(sink)
+
+    def outside(u: UOp) -> bool:
+        return u not in becomes
+
+    for c in calls:
+        stored = [u for u in toposort(c.src, outside) if u not in becomes and (u in shared or (u in c.src and _needs_storage(u, becomes)))]
+        if stored:
+            buffers = [new_buffer(u) for u in stored]
+            run(UOp(Ops.SINK, dtypes.void, tuple(UOp(Ops.STORE, dtypes.void, (b, substitute(u, becomes))) for u, b in zip(stored, buffers))))
+            becomes |= dict(zip(stored, buffers))
+        _call(c, placed, becomes, new_buffer, run_body)
+    return _rest(sink, becomes)
+
+
+def _needs_storage(u: UOp, becomes: dict[UOp, UOp]) -> bool:
+    found = substitute(u, becomes)
+    base = unviewed(found)
+    return base.op is not Ops.BUFFER or not _lies_in_one_piece(found, base)
+
+
+def _placed(sink: UOp) -> dict[UOp, UOp]:
+    """RESULT -> the buffer that it shall be stored in."""
+    return {s.src[1]: s.src[0] for s in sink.src if s.op is Ops.STORE and s.src[0].op is Ops.BUFFER and s.src[1].op is Ops.RESULT}
+
+
+def _call(c: UOp, placed: dict[UOp, UOp], becomes: dict[UOp, UOp], new_buffer: NewBuffer, run_body: RunBody) -> None:
+    """Runs one call, whose arguments are in memory; its results join `becomes`."""
+    outs = [UOp(Ops.RESULT, u.dtype, (c,), i) for i, u in enumerate(c.arg.src)]
+    made = [placed.get(r) or new_buffer(r) for r in outs]
+    run_body(c.arg, [*(_as_buffer(substitute(a, becomes), new_buffer) for a in c.src), *made])
+    becomes |= dict(zip(outs, made))
+
+
+def _rest(sink: UOp, becomes: dict[UOp, UOp]) -> UOp:
+    rest = substitute(sink, becomes)
+    return UOp(Ops.SINK, dtypes.void, tuple(s for s in rest.src if not (s.op is Ops.STORE and s.src[0] is s.src[1]) and s.op is not Ops.BUFFER))
+
+
+class _Layer:
+    """What must be computed before the calls `first`: the arguments, and the values that later parts read too."""
+
+    def __init__(self, order: list[UOp], first: list[UOp], on_call: set[UOp]):
+        arguments = list(dict.fromkeys(a for c in first for a in c.src))
+        below = set(toposort(arguments))
+        heavy = _standing_on(order, {u for u in order if u.op in HEAVY})
+        later = [u for u in order if u not in below and u not in first]
+        shared = [s for u in later for s in u.src if s in below and s in heavy]
+        self.stored: list[UOp] = []
+        self.assigned: list[UOp] = []
+        for u in dict.fromkeys((*arguments, *shared)):
+            base = unviewed(u)
+            if base.op is Ops.AFTER:
+                self.assigned.append(base)
+            elif base.op is not Ops.BUFFER or (u in arguments and not _lies_in_one_piece(u, base)):
+                self.stored.append(u)
+        self.assigned = list(dict.fromkeys([*self.assigned, *(u for u in below if u.op is Ops.AFTER and any(u in x.src for x in later))]))
+        written = {_storage_of(u) for u in below if u.op is Ops.AFTER}
+        self.read_before_written = [b for b in written if any(b in u.src for u in later)]
+
+
+def _standing_on(order: list[UOp], found: set[UOp]) -> set[UOp]:
+    out = set(found)
+    for u in order:
+        if any(s in out for s in u.src):
+            out.add(u)
+    return out
+
+
+def _storage_of(u: UOp) -> UOp:
+    while u.op is Ops.AFTER or u.op in GroupOp.VIEW or u.op is Ops.DETACH:
+        u = u.src[0]
+    return u
+
+
+def _attached(u: UOp) -> UOp:
+    while u.op is Ops.DETACH:
+        u = u.src[0]
+    return u.replace(src=(_attached(u.src[0]),)) if u.op in GroupOp.VIEW else u
+
+
+def _offset(u: UOp, base: UOp) -> int | None:
+    if any(not isinstance(d, int) for d in (*u.shape, *base.shape)) or base.arg.axis is not None or numel(u.shape) == 0:
+        return None
+    return contiguous_offset(_attached(u), base)
+
+
+def _lies_in_one_piece(u: UOp, base: UOp) -> bool:
+    return u is base or _offset(u, base) is not None
+
+
+def _as_buffer(u: UOp, new_buffer: NewBuffer) -> UOp:
+    """A BUFFER for a view that lies in one piece: the same memory."""
+    base = unviewed(u)
+    if u is base:
+        return u
+    cached = u._cache.get("as buffer")
+    if cached is not None:
+        return cached
+    offset = _offset(u, base)
+    assert offset is not None
+    out, memory = new_buffer(u), storage(base)
+    out = UOp(Ops.BUFFER, u.dtype, (), BufferSpec(out.arg.uid, u.shape, u.dtype, out.arg.device))
+    count, at = numel(u.shape), offset * u.dtype.itemsize
+    out._cache["buffer"] = memory.view(count, u.dtype, at) if isinstance(memory, Buffer) else [None if b is None else b.view(count, u.dtype, at) for b in memory]
+    u._cache["as buffer"] = out
+    return out

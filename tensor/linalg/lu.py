@@ -1,0 +1,158 @@
+"""LU factorisation with partial pivoting (Doolittle), and what follows from it: determinants, inverses, solutions."""
+
+from __future__ import annotations
+
+from manygrad.tensor.autograd import Context, Function
+from manygrad.tensor.linalg.steps import repeat, square
+from manygrad.tensor.linalg.triangular import lower_inverse, upper_inverse
+from manygrad.tensor.tensor import Tensor
+
+
+def _step(k: Tensor, a: Tensor, perm: Tensor, swaps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Column k of all matrices (..., n, n): the largest element below goes to the diagonal, and what is below is eliminated."""
+    n, m = a.shape[-2:]
+    row, col = Tensor.arange(n), Tensor.arange(m)
+    here = col.eq(k)
+    column = here._where(a, 0.0).sum(-1)  # (..., n)
+    pivot = (row < k)._where(-1.0, column.abs()).argmax(-1, keepdim=True)  # (..., 1)
+    order = row.eq(k)._where(pivot, row.eq(pivot)._where(k, row))  # (..., n)
+    a = a.gather(-2, order.unsqueeze(-1).expand(a.shape)).contiguous()
+    column, top = here._where(a, 0.0).sum(-1), row.eq(k).unsqueeze(-1)._where(a, 0.0).sum(-2)  # (..., n), (..., m)
+    diagonal = here._where(top, 0.0).sum(-1, keepdim=True)
+    factor = (row > k)._where(column / diagonal.eq(0)._where(1.0, diagonal), 0.0)
+    a = a - factor.unsqueeze(-1) * (col > k)._where(top, 0.0).unsqueeze(-2)
+    below = (row > k).unsqueeze(-1) & here
+    return below._where(factor.unsqueeze(-1), a), perm.gather(-1, order), swaps + pivot.squeeze(-1).ne(k).cast(swaps.dtype)
+
+
+def lu_packed(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(L below the diagonal and U in one, (..., n) rows of `a` in their new order, number of swaps)."""
+    n, m = a.shape[-2:]
+    lead = a.shape[:-2]
+    perm = Tensor.arange(n)._broadcast((*lead, n)).contiguous().to(a.device)
+    swaps = Tensor.zeros(*lead, dtype="int64").contiguous().to(a.device)
+    out = repeat(_step, min(n, m), a.detach().contiguous(), perm, swaps)
+    return out[0], out[1], out[2]
+
+
+def _solve(a: Tensor, b: Tensor) -> Tensor:
+    packed, perm, _ = lu_packed(a)
+    n = a.shape[-1]
+    rows = b.gather(-2, perm.unsqueeze(-1).expand((*b.shape[:-2], n, b.shape[-1])))
+    return upper_inverse(packed) @ (lower_inverse(packed, unit=True) @ rows)
+
+
+class _Inverse(Function):
+    @staticmethod
+    def forward(ctx: Context, a: Tensor) -> Tensor:
+        out = _solve(a, Tensor.eye(a.shape[-1], dtype=a.dtype, device=a.device)._broadcast(a.shape))
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Context, g: Tensor) -> Tensor:
+        (inverse,) = ctx.saved_tensors
+        return -(inverse.mT @ g @ inverse.mT)
+
+
+class _Solve(Function):
+    @staticmethod
+    def forward(ctx: Context, a: Tensor, b: Tensor) -> Tensor:
+        x = _solve(a, b)
+        ctx.save_for_backward(a, x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, Tensor]:
+        a, x = ctx.saved_tensors
+        gb = _Solve.apply(a.mT, g)
+        return -(gb @ x.mT), gb
+
+
+class _LogDet(Function):
+    """log|det|; its gradient is the transposed inverse."""
+
+    @staticmethod
+    def forward(ctx: Context, a: Tensor) -> Tensor:
+        ctx.save_for_backward(a)
+        return lu_packed(a)[0].diagonal(0, -2, -1).abs().log().sum(-1)
+
+    @staticmethod
+    def backward(ctx: Context, g: Tensor) -> Tensor:
+        (a,) = ctx.saved_tensors
+        return g.unsqueeze(-1).unsqueeze(-1) * inv(a).mT
+
+
+class _Det(Function):
+    @staticmethod
+    def forward(ctx: Context, a: Tensor) -> Tensor:
+        packed, _, swaps = lu_packed(a)
+        out = packed.diagonal(0, -2, -1).prod(-1) * (1 - 2 * (swaps % 2)).cast(a.dtype)
+        ctx.save_for_backward(a, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Context, g: Tensor) -> Tensor:
+        a, out = ctx.saved_tensors
+        return (g * out).unsqueeze(-1).unsqueeze(-1) * inv(a).mT
+
+
+def inv(a: Tensor) -> Tensor:
+    """The inverse of (..., n, n); infinities and NaNs where a matrix is singular."""
+    return _Inverse.apply(square("inv", a))
+
+
+def solve(a: Tensor, b: Tensor) -> Tensor:
+    """x with a @ x = b; a (..., n, n), b (..., n) or (..., n, k)."""
+    square("solve", a)
+    vector = b.ndim == 1 or (b.ndim == a.ndim - 1 and b.shape == a.shape[:-1])
+    right = b.unsqueeze(-1) if vector else b
+    if right.shape[-2] != a.shape[-1]:
+        raise ValueError(f"solve: {a.shape} and {b.shape} do not fit; the right side has {a.shape[-1]} rows")
+    if right.shape[:-2] != a.shape[:-2]:
+        from manygrad.tensor.ops.broadcast import broadcast_shape
+
+        lead = broadcast_shape(a.shape[:-2], right.shape[:-2])
+        a, right = a._broadcast((*lead, *a.shape[-2:])), right._broadcast((*lead, *right.shape[-2:]))
+    x = _Solve.apply(a, right)
+    return x.squeeze(-1) if vector else x
+
+
+def det(a: Tensor) -> Tensor:
+    """Determinants of (..., n, n); the gradient takes them to be regular."""
+    return _Det.apply(square("det", a))
+
+
+def slogdet(a: Tensor) -> tuple[Tensor, Tensor]:
+    """(sign, log|det|)."""
+    packed, _, swaps = lu_packed(square("slogdet", a))
+    sign = packed.diagonal(0, -2, -1).sign().prod(-1) * (1 - 2 * (swaps % 2)).cast(a.dtype)
+    return sign.detach(), _LogDet.apply(a)
+
+
+def lu(a: Tensor) -> tuple[Tensor, Tensor]:
+    """(L and U in one, int32 pivots as LAPACK counts them: row i was swapped with row pivots[i] − 1)."""
+    packed, perm, _ = lu_packed(square("lu", a))
+    n = a.shape[-1]
+    pivots = []
+    where = Tensor.arange(n)._broadcast(perm.shape)
+    for i in range(n):  # the swaps that lead to `perm`, in order
+        at = where.eq(perm[..., i : i + 1])._where(Tensor.arange(n), 0).sum(-1, keepdim=True)
+        pivots.append(at + 1)
+        first = where[..., i : i + 1]
+        where = Tensor.arange(n).eq(at)._where(first, Tensor.arange(n).eq(i)._where(perm[..., i : i + 1], where))
+    joined = pivots[0].cat(*pivots[1:], dim=-1) if pivots else perm
+    return packed, joined.cast("int32")
+
+
+def lu_solve(b: Tensor, packed: Tensor, pivots: Tensor) -> Tensor:
+    """x with a @ x = b, from `packed, pivots = lu(a)`."""
+    n = packed.shape[-1]
+    row = Tensor.arange(n)
+    order = row._broadcast(pivots.shape)
+    for i in range(n):
+        at = pivots[..., i : i + 1].cast("int64") - 1
+        other = row.eq(at)._where(order, 0).sum(-1, keepdim=True)
+        order = row.eq(i)._where(other, row.eq(at)._where(order[..., i : i + 1], order))
+    rows = b.gather(-2, order.unsqueeze(-1).expand(b.shape))
+    return upper_inverse(packed) @ (lower_inverse(packed, unit=True) @ rows)

@@ -1,0 +1,43 @@
+"""A loop over columns whose every step is the same traced function: compiled once, run n times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from manygrad.tensor.function import function
+from manygrad.tensor.grad_mode import no_grad
+from manygrad.tensor.tensor import Tensor
+
+
+@cache
+def _traced(step: Callable[..., Any]) -> function:
+    return function(step)
+
+
+def repeat(step: Callable[..., Any], count: int, *state: Tensor) -> tuple[Tensor, ...]:
+    """`state = step(k, *state)` for k = 0 .. count − 1; k is an int64 tensor."""
+    numbers = Tensor.arange(count).contiguous() if count else None
+    if numbers is not None:
+        numbers = numbers.to(state[0].device)
+    with no_grad():
+        for k in range(count):
+            assert numbers is not None
+            state = _traced(step)(numbers[k], *state)
+    return state
+
+
+def square(name: str, a: Tensor) -> Tensor:
+    """`a`, checked to be square matrices of floats."""
+    if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
+        raise ValueError(f"{name}: expected square matrices (..., n, n), got shape {a.shape}")
+    return floats(name, a)
+
+
+def floats(name: str, a: Tensor) -> Tensor:
+    if a.ndim < 2:
+        raise ValueError(f"{name}: expected matrices (..., m, n), got shape {a.shape}")
+    if not a.dtype.is_float or a.dtype.is_half:
+        raise TypeError(f"{name}: expected float32 or float64, not {a.dtype.name}; cast first")
+    return a

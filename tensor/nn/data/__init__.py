@@ -1,0 +1,8 @@
+"""Datasets and `DataLoader`."""
+
+from manygrad.tensor.nn.data.collate import default_collate
+from manygrad.tensor.nn.data.dataset import ConcatDataset, Dataset, Subset, TensorDataset, TokenDataset, random_split
+from manygrad.tensor.nn.data.images import ImageFolder, read_image
+from manygrad.tensor.nn.data.loader import DataLoader
+
+__all__ = ["ConcatDataset", "DataLoader", "Dataset", "ImageFolder", "Subset", "TensorDataset", "TokenDataset", "default_collate", "random_split", "read_image"]

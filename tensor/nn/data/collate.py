@@ -1,0 +1,46 @@
+"""Samples into a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from manygrad.tensor.tensor import Tensor
+
+
+def default_collate(samples: Sequence[Any]) -> Any:
+    """Arrays are stacked along a new first dim, numbers become arrays (int64, float64, bool), text stays a list; tuples, lists and
+    dicts of them are collated part by part. What has to be equal and is not gives a ValueError."""
+    first = samples[0]
+    if isinstance(first, Tensor):
+        samples = [s.numpy() for s in samples]
+        first = samples[0]
+    if isinstance(first, (np.ndarray, np.generic)):
+        shapes = {np.shape(s) for s in samples}
+        if len(shapes) > 1:
+            raise ValueError(f"the samples of a batch have the shapes {sorted(shapes)}; make them equal, or give a collate_fn (pad_sequence)")
+        return np.stack([np.asarray(s) for s in samples])
+    if isinstance(first, (bool, int, float)):
+        return np.array(samples, dtype=np.bool_ if isinstance(first, bool) else np.int64 if isinstance(first, int) else np.float64)
+    if isinstance(first, dict):
+        return {k: default_collate([s[k] for s in samples]) for k in first}
+    if isinstance(first, (tuple, list)):
+        if any(len(s) != len(first) for s in samples):
+            raise ValueError(f"the samples of a batch have {sorted({len(s) for s in samples})} parts; all need the same number")
+        parts = [default_collate(part) for part in zip(*samples)]
+        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+    return list(samples)
+
+
+def mapped(batch: Any, f: Any) -> Any:
+    """The batch with `f` of each array."""
+    if isinstance(batch, np.ndarray):
+        return f(batch)
+    if isinstance(batch, dict):
+        return {k: mapped(v, f) for k, v in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        parts = [mapped(v, f) for v in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    return batch

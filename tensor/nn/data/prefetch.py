@@ -1,0 +1,64 @@
+"""Values computed ahead by background threads, handed out in order."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def prefetched(count: int, load: Callable[[int], Any], threads: int, ahead: int, timeout_s: float) -> Iterator[Any]:
+    """load(0), load(1), ... load(count − 1), at most `ahead` of them before they are asked for.
+
+    An error of `load` is raised where its value is due. TimeoutError if a value takes longer than timeout_s. When the iterator ends
+    or is closed, the threads stop after what they are doing.
+    """
+    ready: dict[int, tuple[Any, BaseException | None]] = {}
+    change = threading.Condition()
+    state = {"next": 0, "taken": 0, "stop": False}
+
+    def work() -> None:
+        while True:
+            with change:
+                while not state["stop"] and state["next"] < count and state["next"] >= state["taken"] + ahead:
+                    change.wait()
+                if state["stop"] or state["next"] >= count:
+                    return
+                i = state["next"]
+                state["next"] += 1
+            try:
+                result: tuple[Any, BaseException | None] = load(i), None
+            except BaseException as error:  # raised in the consumer
+                result = None, error
+            with change:
+                ready[i] = result
+                change.notify_all()
+
+    workers = [threading.Thread(target=work, name=f"manygrad-loader-{n}", daemon=True) for n in range(threads)]
+    for w in workers:
+        w.start()
+    late = False
+    try:
+        for i in range(count):
+            deadline = time.monotonic() + timeout_s
+            with change:
+                while i not in ready:
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        late = True
+                        raise TimeoutError(f"batch {i} was not loaded within {timeout_s} s; look at what the dataset waits for, or raise timeout_s")
+                    change.wait(left)
+                value, error = ready.pop(i)
+                state["taken"] = i + 1
+                change.notify_all()
+            if error is not None:
+                raise error
+            yield value
+    finally:
+        with change:
+            state["stop"] = True
+            change.notify_all()
+        if not late:
+            for w in workers:
+                w.join(timeout_s)

@@ -1,0 +1,206 @@
+"""`Optimizer`: parameter groups, steps, state; an optimiser itself is one formula over flat tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from manygrad.tensor.dtype import accumulate_dtype
+from manygrad.tensor.nn.optim.flat import Flat, ParamGroup, join, scalar, split
+from manygrad.tensor.tensor import Tensor
+
+Params = Iterable[Any]  # tensors, (name, tensor) pairs, or dicts with "params" and a group's own hyperparameters
+
+
+class Optimizer:
+    """Base of all. A subclass names its states (PyTorch's names) and writes `update`.
+
+    A parameter without a gradient in a step is skipped. Inside a TinyJit step the learning rate is read from memory:
+    `group["lr"] = 0.01` between two replays takes effect; `optimizer.lr` is that memory (of the first group), to be assigned
+    inside a step.
+    """
+
+    states: tuple[str, ...] = ()
+    initial: dict[str, float] = {}
+
+    def __init__(self, params: Params, defaults: dict[str, Any]):
+        for name in ("foreach", "capturable", "differentiable", "fused"):  # how PyTorch runs its kernels; ours are always fused
+            defaults.pop(name, None)
+        self.defaults = defaults
+        self.param_groups: list[ParamGroup] = []
+        self.flats: list[Flat] = []
+        given = list(params) if not isinstance(params, Tensor) else []
+        if not given:
+            raise ValueError("the optimiser got an empty list of parameters" if not isinstance(params, Tensor) else "the optimiser takes a list of parameters, not one tensor")
+        for g in given if isinstance(given[0], dict) else [{"params": given}]:
+            self.add_param_group(g)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds {"params": [...], "lr": ...}; what is not given has the optimiser's defaults."""
+        given = param_group["params"]
+        items = [given] if isinstance(given, Tensor) else list(given)
+        found = [p[1] if isinstance(p, tuple) else p for p in items]
+        seen = {id(p) for g in self.param_groups for p in g["params"]}
+        params: dict[int, Tensor] = {}
+        for p in found:
+            if not isinstance(p, Tensor):
+                raise TypeError(f"an optimiser trains tensors, not {type(p).__name__}")
+            if not p.dtype.is_float:
+                raise TypeError(f"a parameter of {p.dtype.name} cannot be trained; parameters are floats")
+            if id(p) in seen:
+                raise ValueError(f"a parameter of shape {p.shape} is in two parameter groups")
+            if p._requires_grad is None:
+                p.requires_grad = True
+            params[id(p)] = p
+        group = ParamGroup({**self.defaults, **param_group, "params": list(params.values())})
+        self.check(group)
+        self.param_groups.append(group)
+
+    def check(self, group: ParamGroup) -> None:
+        """ValueError on hyperparameters that make no sense."""
+        for key in ("lr", "eps", "weight_decay", "momentum"):
+            if isinstance(group.get(key), (int, float)) and not group[key] >= 0:
+                raise ValueError(f"{type(self).__name__}: {key} must not be negative, got {group[key]}")
+        for b in group.get("betas", ()):
+            if not isinstance(b, Tensor) and not 0 <= b < 1:
+                raise ValueError(f"{type(self).__name__}: betas must lie in [0, 1), got {group['betas']}")
+
+    @property
+    def params(self) -> list[Tensor]:
+        return [p for g in self.param_groups for p in g["params"]]
+
+    @property
+    def lr(self) -> Tensor:
+        """The first group's learning rate in memory, (1,)."""
+        return self.param_groups[0].value("lr", self.params[0].device)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for p in self.params:
+            p.grad = None if set_to_none or p.grad is None else p.grad.zeros_like()
+
+    # *** a step ***
+
+    def _prepare(self) -> None:
+        """Flat storage for what has a gradient now: made at the first step, and again for parameters that were moved or replaced since.
+        Parameters that do not step together any more come apart, so that each keeps its own count of steps."""
+        keep, apart = [], []
+        for f in self.flats:
+            have = {p.grad is not None for p in f.params}
+            (keep if f.is_attached() and len(have) == 1 else apart).append(f)
+        placed = {id(p) for f in keep for p in f.params}
+        if not apart and all(id(p) in placed or p.grad is None for p in self.params):
+            return
+        old = {id(p): f for f in apart for p in f.params}
+        todo: dict[Any, list[Tensor]] = {}
+        owner: dict[Any, ParamGroup] = {}
+        for number, group in enumerate(self.param_groups):
+            for p in group["params"]:
+                if id(p) not in placed and (id(p) in old or p.grad is not None):
+                    key = (number, p.dtype, p.device, p.grad is not None, id(old.get(id(p))))
+                    todo.setdefault(key, []).append(p)
+                    owner[key] = group
+        if todo:
+            every = [p for ps in todo.values() for p in ps]
+            every[0].realize(*every[1:])
+        self.flats = keep + [Flat(ps, owner[key], self.states_of(owner[key]), self.initial_of(owner[key]), old) for key, ps in todo.items()]
+
+    def states_of(self, group: ParamGroup) -> tuple[str, ...]:
+        return self.states
+
+    def initial_of(self, group: ParamGroup) -> dict[str, float]:
+        """What a state starts as, where it is not 0."""
+        return self.initial
+
+    def schedule_step(self) -> list[Tensor]:
+        """The updates, not yet run; returns what must be realized."""
+        self._prepare()
+        out: list[Tensor] = []
+        for f in self.flats:
+            if f.params[0].grad is None:
+                continue
+            grad = join([p.grad for p in f.params])  # type: ignore[misc]
+            for p, part in zip(f.params, split(grad, f.params)):
+                p.grad.replace(part)  # type: ignore[union-attr]
+            f.step.assign(f.step + 1)
+            g = grad.detach().cast(accumulate_dtype(grad.dtype))
+            self.update(f, f.flat.detach(), -g if f.group.get("maximize") else g, f.state)
+            f.fresh = False
+            f.attach()
+            out += [grad, f.flat, *f.state.values(), *f.scalars.values()]
+        return out
+
+    def update(self, f: Flat, w: Tensor, g: Tensor, s: dict[str, Tensor]) -> None:
+        """Assigns the new parameters to `f.flat` and the new states. `w` (parameters), `g` (gradients) and `s` are (elements,)."""
+        raise NotImplementedError
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update; returns what `closure` (which computes the loss again and calls backward) returned."""
+        loss = None if closure is None else closure()
+        todo = self.schedule_step()
+        if todo:
+            todo[0].realize(*todo[1:])
+        return loss
+
+    # *** state ***
+
+    @property
+    def state(self) -> dict[Tensor, dict[str, Tensor]]:
+        """By parameter: its parts of the states, and its count of steps."""
+        out: dict[Tensor, dict[str, Tensor]] = {}
+        for f in self.flats:
+            parts = {name: split(t, f.params) for name, t in f.state.items()}
+            for i, p in enumerate(f.params):
+                out[p] = {**{k: t.reshape(()) for k, t in f.scalars.items()}, **{name: ps[i] for name, ps in parts.items()}}
+        return out
+
+    def state_dict(self) -> dict[str, Any]:
+        """PyTorch's form: {"state": {number of the parameter: {...}}, "param_groups": [{..., "params": [numbers]}]}."""
+        number = {id(p): i for i, p in enumerate(self.params)}
+        groups = [{**{k: g.current(k) if k == "lr" else v for k, v in g.items()}, "params": [number[id(p)] for p in g["params"]]} for g in self.param_groups]
+        state = {number[id(p)]: {k: t.detach().clone().realize() for k, t in s.items()} for p, s in self.state.items()}
+        return {"state": dict(sorted(state.items())), "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over hyperparameters and states, also those of torch.optim for the same parameters."""
+        groups = state_dict["param_groups"]
+        mine, theirs = [len(g["params"]) for g in self.param_groups], [len(g["params"]) for g in groups]
+        if mine != theirs:
+            raise ValueError(f"load_state_dict: the parameter groups have {mine} parameters here and {theirs} in the state")
+        for g, new in zip(self.param_groups, groups):
+            g.update({k: v for k, v in new.items() if k != "params"})
+        numbers = {i: p for g, new in zip(self.param_groups, groups) for i, p in zip(new["params"], g["params"])}
+        self.flats = []
+        for i, entry in state_dict["state"].items():
+            p = numbers[int(i)]
+            group = next(g for g in self.param_groups if any(q is p for q in g["params"]))
+            names = self.states_of(group)
+            wrong = [k for k in names if k in entry and tuple(entry[k].shape) != tuple(p.shape)]
+            if wrong:
+                raise ValueError(f"load_state_dict: {wrong} of parameter {i} have the shape {tuple(entry[wrong[0]].shape)}, the parameter {p.shape}")
+            p.realize()
+            f = Flat([p], group, names, self.initial_of(group), {})
+            for k, v in entry.items():
+                value = v if isinstance(v, Tensor) else Tensor(v)
+                if k in names:
+                    new = value.detach().cast(f.state[k].dtype).reshape(-1)
+                    new = new.shard(p.device, None) if isinstance(p.device, tuple) and isinstance(new.device, str) else new.to(p.device)
+                    f.state[k].assign(new).realize()
+                elif value.numel() == 1:
+                    f.scalars[k] = scalar(float(value.item()), p.device)
+            f.fresh = False
+            self.flats.append(f)
+        self._merge()
+
+    def _merge(self) -> None:
+        """Loaded parameters of one kind and count of steps share storage again."""
+        old = {id(p): f for f in self.flats for p in f.params}
+        todo: dict[Any, list[Tensor]] = {}
+        owner: dict[Any, ParamGroup] = {}
+        for number, group in enumerate(self.param_groups):
+            for p in group["params"]:
+                if id(p) in old:
+                    key = (number, p.dtype, p.device, tuple(t.item() for t in old[id(p)].scalars.values()))
+                    todo.setdefault(key, []).append(p)
+                    owner[key] = group
+        self.flats = [Flat(ps, owner[key], self.states_of(owner[key]), self.initial_of(owner[key]), old) for key, ps in todo.items()]
+

@@ -1,0 +1,8 @@
+"""Models' state by name, and the files it is kept in. Files are mapped, checked and never executed."""
+
+from manygrad.tensor.nn.state.gguf import gguf_load
+from manygrad.tensor.nn.state.model import get_parameters, get_state_dict, load_state_dict
+from manygrad.tensor.nn.state.safetensors import safe_load, safe_save
+from manygrad.tensor.nn.state.torch_file import torch_load, torch_save
+
+__all__ = ["get_parameters", "get_state_dict", "gguf_load", "load_state_dict", "safe_load", "safe_save", "torch_load", "torch_save"]

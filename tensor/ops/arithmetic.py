@@ -1,0 +1,65 @@
+"""Sums and products with broadcasting and promotion."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from manygrad.tensor.uop import Ops
+
+if TYPE_CHECKING:
+    from manygrad.tensor.tensor import Tensor
+
+
+class ArithmeticMixin:
+    def add(self: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
+        """self + alpha · other; for two bool tensors "or"."""
+        x, y = self._pair(_scaled(self, other, alpha))
+        return x._op(Ops.OR if x.dtype.is_bool else Ops.ADD, None, y)
+
+    def sub(self: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
+        """self − alpha · other."""
+        x, y = self._pair(_scaled(self, other, alpha))
+        if x.dtype.is_bool:
+            raise TypeError("- of two bool tensors; use x ^ y or x.logical_xor(y), or cast to a number type first")
+        return x._op(Ops.SUB, None, y)
+
+    def mul(self: Tensor, other: Any) -> Tensor:
+        """self · other; for two bool tensors "and"."""
+        x, y = self._pair(other)
+        return x._op(Ops.AND if x.dtype.is_bool else Ops.MUL, None, y)
+
+    subtract, multiply = sub, mul
+
+    def rsub(self: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
+        """other − alpha · self."""
+        x, y = (self if alpha == 1 else self * alpha)._pair(other, reverse=True)
+        return x.sub(y)
+
+    def square(self: Tensor) -> Tensor: return self * self
+    def reciprocal(self: Tensor) -> Tensor: return self._float()._op(Ops.RECIP)
+
+    def addcmul(self: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Any = 1) -> Tensor:
+        """self + value · tensor1 · tensor2."""
+        product = tensor1 * tensor2
+        return self + (product if value == 1 else product * value)
+
+    def addcdiv(self: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Any = 1) -> Tensor:
+        """self + value · tensor1 / tensor2."""
+        if not (self.dtype.is_float or tensor1.dtype.is_float or tensor2.dtype.is_float):
+            raise TypeError("addcdiv of integer tensors; cast one with .float() first, or use div(rounding_mode=...)")
+        return self + (tensor1 if value == 1 else tensor1 * value) / tensor2
+
+    def lerp(self: Tensor, end: Tensor, weight: Any) -> Tensor:
+        """self + weight · (end − self), from the nearer end, so that weight 1 gives `end` exactly."""
+        gap = end - self
+        if not hasattr(weight, "uop"):
+            return self + weight * gap if abs(weight) < 0.5 else end - gap * (1 - weight)
+        return (weight.abs() < 0.5)._where(self + weight * gap, end - gap * (1 - weight))
+
+
+def _scaled(x: Tensor, other: Any, alpha: Any) -> Any:
+    if alpha == 1:
+        return other
+    if isinstance(alpha, float) and not x.dtype.is_float and not (other.dtype.is_float if hasattr(other, "uop") else isinstance(other, float)):
+        raise TypeError(f"alpha={alpha} for integer operands; pass a whole alpha, or cast to a float type first")
+    return other * alpha

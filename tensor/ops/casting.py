@@ -1,0 +1,63 @@
+"""Changing the element type: by value (`cast` and its short names) or by bits (`bitcast`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from manygrad.tensor.dtype import DType, dtypes, to_dtype
+from manygrad.tensor.ops.float8 import from_float8, to_float8
+from manygrad.tensor.uop import Ops
+
+if TYPE_CHECKING:
+    from manygrad.tensor.tensor import Tensor
+
+UINT = {1: dtypes.uint8, 2: dtypes.uint16, 4: dtypes.uint32, 8: dtypes.uint64}
+
+
+class CastingMixin:
+    def cast(self: Tensor, dtype: DType | str) -> Tensor:
+        d = to_dtype(dtype)
+        if d is self.dtype:
+            return self
+        if d.is_fp8 or self.dtype.is_fp8:
+            return to_float8(self, d) if d.is_fp8 else from_float8(self, d)
+        return self._op(Ops.CAST, dtype=d)
+
+    def bitcast(self: Tensor, dtype: DType | str) -> Tensor:
+        """The same bits as another type, little end first: (..., n) of w bytes becomes (..., n·w / v) of v bytes."""
+        d = to_dtype(dtype)
+        if d is self.dtype:
+            return self
+        have, want = self.dtype.itemsize, d.itemsize
+        if have == want:
+            return self._op(Ops.BITCAST, dtype=d)
+        if not self.ndim:
+            raise ValueError(f"bitcast of a 0-d tensor from {self.dtype.name} to {d.name}: the widths differ ({have} and {want} bytes); reshape it to (1,) first")
+        *lead, n = self.shape
+        narrow = UINT[min(have, want)]
+        wide = UINT[max(have, want)]
+        shifts = self.arange(wide.itemsize // narrow.itemsize).cast(wide) * (8 * narrow.itemsize)
+        if have > want:
+            parts = (self.bitcast(wide).unsqueeze(-1) >> shifts).cast(narrow)
+            return parts.reshape(*lead, n * (have // want)).bitcast(d)
+        if n % (want // have):
+            raise ValueError(f"bitcast {self.shape} from {self.dtype.name} to {d.name}: the last dim must divide by {want // have}")
+        parts = self.bitcast(narrow).reshape(*lead, n // (want // have), want // have).cast(wide) << shifts
+        return parts._reduce(Ops.ADD, -1, False).bitcast(d)
+
+    def type(self: Tensor, dtype: DType | str | None = None) -> Any:
+        """The name of the element type; with `dtype` the tensor cast to it."""
+        return f"manygrad.{self.dtype.name}" if dtype is None else self.cast(dtype)
+
+    def type_as(self: Tensor, other: Tensor) -> Tensor: return self.cast(other.dtype)
+
+    def float(self: Tensor) -> Tensor: return self.cast(dtypes.float32)
+    def double(self: Tensor) -> Tensor: return self.cast(dtypes.float64)
+    def half(self: Tensor) -> Tensor: return self.cast(dtypes.float16)
+    def bfloat16(self: Tensor) -> Tensor: return self.cast(dtypes.bfloat16)
+    def int(self: Tensor) -> Tensor: return self.cast(dtypes.int32)
+    def long(self: Tensor) -> Tensor: return self.cast(dtypes.int64)
+    def short(self: Tensor) -> Tensor: return self.cast(dtypes.int16)
+    def char(self: Tensor) -> Tensor: return self.cast(dtypes.int8)
+    def byte(self: Tensor) -> Tensor: return self.cast(dtypes.uint8)
+    def bool(self: Tensor) -> Tensor: return self.cast(dtypes.bool)

@@ -1,0 +1,110 @@
+"""One value or another: conditions, the larger and the smaller, limits."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from manygrad.tensor.dtype import dtypes, finfo
+from manygrad.tensor.ops.broadcast import broadcast_shape, placed
+from manygrad.tensor.uop import Ops, UOp
+
+if TYPE_CHECKING:
+    from manygrad.tensor.tensor import Tensor
+
+
+class ChoiceMixin:
+    def _where(self: Tensor, x: Any, y: Any) -> Tensor:
+        """x where self (a condition) holds, else y."""
+        from manygrad.tensor.tensor import Tensor
+
+        cond = self.cast(dtypes.bool)
+        if isinstance(x, Tensor):
+            a, b = x._pair(y)
+        elif isinstance(y, Tensor):
+            a, b = y._pair(x, reverse=True)
+        else:
+            first = self._new(UOp.const(dtypes.default_float if isinstance(x, float) or isinstance(y, float) else dtypes.default_int, x))
+            a, b = first._pair(y)
+        shape = broadcast_shape(cond.shape, a.shape, b.shape)
+        cond, a, b = cond._broadcast(shape), a._broadcast(shape), b._broadcast(shape)
+        for p, q in ((cond, a), (cond, b), (a, b)):
+            if p.uop.device is not None and q.uop.device is not None and p.uop.device != q.uop.device:
+                raise ValueError(f"where: operands are on different devices: {placed(p)} and {placed(q)}; move one with .to(...)")
+        return cond._op(Ops.WHERE, None, a, b, dtype=a.dtype)
+
+    def where(self: Tensor, condition: Any, other: Any) -> Tensor:
+        """`x.where(condition, other)`: x where the condition (a bool tensor) holds, else `other`, as in PyTorch.
+
+        With anything but a bool tensor as its first argument, self is the condition: `condition.where(x, other)`, as in tinygrad.
+        """
+        from manygrad.tensor.tensor import Tensor
+
+        if isinstance(condition, Tensor) and condition.dtype.is_bool:
+            return condition._where(self, other)
+        return self._where(condition, other)
+
+    def where_not(self: Tensor, cond: Tensor, value: Any) -> Tensor:
+        """`value` where `cond` holds, else self."""
+        return cond._where(value, self)
+
+    def masked_fill(self: Tensor, mask: Tensor, value: Any) -> Tensor:
+        """self with `value` (a number or 0-d tensor) where the mask holds."""
+        if not mask.dtype.is_bool:
+            raise TypeError(f"masked_fill needs a bool mask, not {mask.dtype.name}; compare, or cast with .bool()")
+        if hasattr(value, "uop") and value.ndim:
+            raise ValueError(f"masked_fill takes one value, not a tensor of shape {value.shape}; use value.where(mask, x)")
+        return mask._where(value, self).cast(self.dtype)
+
+    # *** the larger and the smaller ***
+
+    def maximum(self: Tensor, other: Any) -> Tensor:
+        """The larger of two; NaN where one is NaN."""
+        x, y = self._pair(other)
+        return x._op(Ops.OR if x.dtype.is_bool else Ops.MAX, None, y)
+
+    def minimum(self: Tensor, other: Any) -> Tensor:
+        """The smaller of two; NaN where one is NaN."""
+        x, y = self._pair(other)
+        if x.dtype.is_float:
+            return -((-x).maximum(-y))
+        return x.bitwise_not().maximum(y.bitwise_not()).bitwise_not()
+
+    def fmax(self: Tensor, other: Any) -> Tensor:
+        """The larger of two, the other one where one is NaN."""
+        x, y = self._pair(other)
+        return ((x >= y) | y.isnan())._where(x, y) if x.dtype.is_float else x.maximum(y)
+
+    def fmin(self: Tensor, other: Any) -> Tensor:
+        """The smaller of two, the other one where one is NaN."""
+        x, y = self._pair(other)
+        return ((x <= y) | y.isnan())._where(x, y) if x.dtype.is_float else x.minimum(y)
+
+    # *** limits ***
+
+    def clamp(self: Tensor, min: Any = None, max: Any = None) -> Tensor:
+        """At least `min` and at most `max` (numbers or tensors; `max` wins); NaN stays. The gradient is 1 at the limits too."""
+        if min is None and max is None:
+            raise ValueError("clamp: give min, max or both")
+        out = self
+        if min is not None:
+            out, low = out._pair(min)
+            out = (out < low)._where(low, out)
+        if max is not None:
+            out, high = out._pair(max)
+            out = (high < out)._where(high, out)
+        return out
+
+    def clamp_min(self: Tensor, min: Any) -> Tensor: return self.clamp(min=min)
+    def clamp_max(self: Tensor, max: Any) -> Tensor: return self.clamp(max=max)
+
+    clip = clamp
+
+    def nan_to_num(self: Tensor, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
+        """NaN and the infinities as numbers; by default 0, the largest and the lowest of the type."""
+        if not self.dtype.is_float:
+            return self
+        info = finfo(self.dtype)
+        out = self.isnan()._where(nan, self)
+        out = self.eq(math.inf)._where(info.max if posinf is None else posinf, out)
+        return self.eq(-math.inf)._where(info.min if neginf is None else neginf, out)

@@ -1,0 +1,177 @@
+"""What requires a gradient, how gradients are asked for, and hooks on them. The rules are in `tensor/gradient.py`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from manygrad.tensor import grad_mode
+from manygrad.tensor.gradient import compute_gradients, with_history
+from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop.shape import unviewed
+
+if TYPE_CHECKING:
+    from manygrad.tensor.tensor import Tensor
+
+_leaves = itertools.count(1)
+
+
+class RemovableHandle:
+    """What registering a hook returns: `remove()` takes it away again."""
+
+    def __init__(self, hooks: list[Any], hook: Any):
+        self.hooks, self.hook = hooks, hook
+
+    def remove(self) -> None:
+        if self.hook in self.hooks:
+            self.hooks.remove(self.hook)
+
+
+class DifferentiationMixin:
+    _requires_grad: bool | None
+    _leaf: int | None
+    _hooks: list[Callable[[Tensor], Tensor | None]] | None = None
+    _accumulated_hooks: list[Callable[[Tensor], None]] | None = None
+
+    @property
+    def requires_grad(self: Tensor) -> bool:
+        """Whether this is a leaf to train, or was computed from one."""
+        if self._requires_grad or not self.dtype.is_float:
+            return bool(self._requires_grad)
+        leaves = {t.uop for t in _live() if t._requires_grad}
+        return any(u in leaves or "history" in u._cache for u in self.uop.toposort(lambda u: u.op not in (Ops.DETACH, Ops.STORE)) if u.op is not Ops.DETACH)
+
+    @requires_grad.setter
+    def requires_grad(self: Tensor, flag: bool | None) -> None:
+        if flag and not self.dtype.is_float:
+            raise TypeError(f"only float tensors can require a gradient, this one is {self.dtype.name}; cast it first")
+        changed = bool(flag) and not self._requires_grad
+        self._requires_grad = flag
+        if changed:
+            self._become(self.uop)
+
+    def requires_grad_(self: Tensor, requires_grad: bool = True) -> Tensor:
+        self.requires_grad = requires_grad
+        return self
+
+    @property
+    def is_leaf(self: Tensor) -> bool:
+        return bool(self._requires_grad) or not self.requires_grad
+
+    def _become(self: Tensor, uop: UOp) -> None:
+        """Takes `uop` as the value. Of a tensor that requires a gradient and is not stored, a node of its own is made, numbered
+        `_leaf`: equal values are one node, but two parameters that start equal have two gradients.
+        """
+        if self._requires_grad and unviewed(uop).op not in (Ops.BUFFER, Ops.AFTER):
+            self._leaf = next(_leaves)
+            uop = UOp(Ops.CONTIGUOUS, uop.dtype, (uop,), self._leaf)
+        self.uop = uop
+
+    def detach(self: Tensor) -> Tensor:
+        """The same value, through which no gradient flows; of a stored tensor, the same storage."""
+        return self if self.uop.op is Ops.DETACH else self._op(Ops.DETACH)
+
+    def detach_(self: Tensor) -> Tensor:
+        self._requires_grad = None
+        self.uop = self.detach().uop
+        return self
+
+    @property
+    def data(self: Tensor) -> Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self: Tensor, value: Tensor) -> None:
+        self._become(value.detach().uop)
+
+    # *** hooks ***
+
+    def register_hook(self: Tensor, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
+        """`hook(gradient)` is called with the complete gradient of this tensor whenever it is computed; what it returns, if anything,
+        takes its place. Tensors of equal graphs are one node: a hook on one is a hook on all of them."""
+        if not self.requires_grad:
+            raise RuntimeError("register_hook: this tensor does not require a gradient, nothing it is computed from does")
+        self._hooks = self._hooks or []
+        self._hooks.append(hook)
+        return RemovableHandle(self._hooks, hook)
+
+    def register_post_accumulate_grad_hook(self: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
+        """`hook(tensor)` is called after backward() has added to this leaf's `.grad`."""
+        if not self._requires_grad:
+            raise RuntimeError("register_post_accumulate_grad_hook: only a leaf with requires_grad=True gets a .grad")
+        self._accumulated_hooks = self._accumulated_hooks or []
+        self._accumulated_hooks.append(hook)
+        return RemovableHandle(self._accumulated_hooks, hook)
+
+    _retains = False
+
+    def retain_grad(self: Tensor) -> None:
+        """backward() sets `.grad` of this tensor too, though it is not a leaf."""
+        if not self.requires_grad:
+            raise RuntimeError("retain_grad: this tensor does not require a gradient")
+        self._retains = True
+
+    @property
+    def retains_grad(self: Tensor) -> bool:
+        return self._retains and not self._requires_grad
+
+    # *** gradients ***
+
+    def backward(self: Tensor, gradient: Tensor | None = None, retain_graph: bool | None = None, create_graph: bool = False, inputs: Sequence[Tensor] | None = None) -> Tensor:
+        """Adds to `.grad` (lazily) of every live tensor with requires_grad=True that this one depends on, or only of `inputs`.
+
+        Graphs are never freed and gradients can always be differentiated again: `retain_graph` and `create_graph` change nothing.
+        """
+        if gradient is None:
+            if self.numel() != 1:
+                raise ValueError(f"backward() starts at a scalar, this tensor has shape {self.shape}; sum it, or pass gradient=")
+            if not self.dtype.is_float:
+                raise TypeError(f"backward() needs a float tensor, this one is {self.dtype.name}")
+        trained = [t for t in _live() if t._requires_grad]
+        wanted = [t for t in _live() if t._requires_grad or t._retains] if inputs is None else list(inputs)
+        root, now, stored = with_history(self.uop, trained)
+        flowing = set(root.toposort(lambda u: u.op not in (Ops.DETACH, Ops.STORE)))
+        reached = [t for t in wanted if now.get(t.uop) in flowing]
+        if not reached:
+            raise RuntimeError("backward(): no tensor with requires_grad=True stands below this one")
+        grads = compute_gradients(root, self._start(gradient), {now[t.uop] for t in reached}, stored, {t.uop for t in trained}, _hooks(now))
+        for t in reached:
+            g = grads.get(now[t.uop])
+            if g is not None:
+                new = t._new(g)
+                t.grad = new if t.grad is None else t.grad + new
+                for hook in list(t._accumulated_hooks or ()):
+                    hook(t)
+        return self
+
+    def gradient(self: Tensor, *targets: Tensor, gradient: Tensor | None = None) -> list[Tensor]:
+        """d(self)/d(target) for each target, without touching `.grad`; zeros where nothing flows. Any tensor below can be a target."""
+        return [t.zeros_like() if g is None else g for t, g in zip(targets, self._gradients(targets, gradient))]
+
+    def _gradients(self: Tensor, targets: Sequence[Tensor], gradient: Tensor | None) -> list[Tensor | None]:
+        leaves = [t for t in targets if t._requires_grad]
+        root, now, stored = with_history(self.uop, leaves)
+        reached = {now[t.uop] for t in targets if t.uop in now}
+        grads = compute_gradients(root, self._start(gradient), reached, stored, {t.uop for t in leaves}, _hooks(now))
+        return [t._new(g) if (g := grads.get(now.get(t.uop, t.uop))) is not None else None for t in targets]
+
+    def _start(self: Tensor, gradient: Tensor | None) -> UOp:
+        """d(self)/d(self): ones, or what the caller gives."""
+        start = self._new(UOp.const(self.dtype, 1.0)) if gradient is None else gradient.cast(self.dtype)
+        return (start if start.shape == self.shape else start.expand(self.shape)).uop
+
+    @staticmethod
+    def no_grad() -> grad_mode.no_grad:
+        """`with Tensor.no_grad():`: values made inside have no gradient."""
+        return grad_mode.no_grad()
+
+
+def _live() -> Any:
+    from manygrad.tensor.tensor import LIVE
+
+    return LIVE
+
+
+def _hooks(now: dict[UOp, UOp]) -> dict[UOp, list[Any]]:
+    return {now[t.uop]: list(t._hooks) for t in _live() if t._hooks and t.uop in now}

@@ -1,0 +1,101 @@
+"""Samples of distributions, by transforming uniform words; the same numbers at any sharding."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.engine import engine
+
+if TYPE_CHECKING:
+    from manygrad.tensor.tensor import Tensor
+
+
+class DistributionsMixin:
+    def _placed_like(self: Tensor, t: Tensor) -> Tensor:
+        """`t`, of self's shape and on its devices, cut as self is: each device then computes its own part only."""
+        axis = engine().sharding_axis(self.uop) if isinstance(self.device, tuple) else None
+        return t if axis is None else t.shard(self.device, axis)
+
+    def rand_like(self: Tensor, dtype: Any = None) -> Tensor:
+        return self._placed_like(self.rand(*self.shape, dtype=dtype or self.dtype, device=self.device))
+
+    def randn_like(self: Tensor, dtype: Any = None) -> Tensor:
+        return self._placed_like(self.randn(*self.shape, dtype=dtype or self.dtype, device=self.device))
+
+    def randint_like(self: Tensor, low: int, high: int | None = None, dtype: Any = None) -> Tensor:
+        """Whole numbers in [low, high), or in [0, low)."""
+        a, b = (0, low) if high is None else (low, high)
+        return self._placed_like(self.randint(*self.shape, low=a, high=b, dtype=dtype or self.dtype, device=self.device))
+
+    def bernoulli(self: Tensor, p: float | None = None) -> Tensor:
+        """1 with the probability that the element holds (or `p`), else 0."""
+        if not self.dtype.is_float:
+            raise TypeError(f"bernoulli: probabilities are floats, not {self.dtype.name}")
+        return (self.rand_like(dtypes.float32) < (self if p is None else p)).cast(self.dtype)
+
+    def multinomial(self: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
+        """int64 positions drawn along the last dim with probabilities proportional to self: (n,) -> (num_samples,), (m, n) -> (m, num_samples).
+
+        With replacement by searching uniform numbers in the running sum; without by the largest of weight-scaled exponential keys
+        (Efraimidis and Spirakis, 2006).
+        """
+        if self.ndim not in (1, 2) or not self.dtype.is_float:
+            raise ValueError(f"multinomial: expected float weights (n,) or (m, n), got {self.shape} {self.dtype.name}")
+        n = self.shape[-1]
+        if num_samples < 1 or (not replacement and num_samples > n):
+            raise ValueError(f"multinomial: {num_samples} samples of {n} without replacement; pass replacement=True, or 1..{n}")
+        if replacement:
+            sums = self.cast(dtypes.float64).cumsum(-1)
+            u = self.rand(*self.shape[:-1], num_samples, device=self.device).cast(dtypes.float64) * sums[..., -1:]
+            return (sums.unsqueeze(-2) <= u.unsqueeze(-1)).cast(dtypes.int64).sum(-1).clamp(max=n - 1)
+        keys = (1 - self.rand_like(dtypes.float32)).log() / self
+        return (self > 0)._where(keys, -math.inf).topk(num_samples, -1)[1]
+
+    # *** in place: self's shape, type and place, new values ***
+
+    def _filled_with(self: Tensor, t: Tensor) -> Tensor:
+        return self.assign(t.cast(self.dtype))
+
+    def _unit(self: Tensor) -> Tensor:
+        """Uniform on [0, 1), float32 or wider, where self is."""
+        return self.rand_like(self.dtype if self.dtype.is_float and not self.dtype.is_half else dtypes.float32)
+
+    def uniform_(self: Tensor, from_: float = 0.0, to: float = 1.0) -> Tensor:
+        if from_ > to:
+            raise ValueError(f"uniform_: the range [{from_}, {to}) is empty")
+        return self._filled_with(self._unit() * (to - from_) + from_)
+
+    def normal_(self: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+        if std < 0:
+            raise ValueError(f"normal_: the standard deviation must not be negative, got {std}")
+        return self._filled_with(self.randn_like(dtypes.float32) * std + mean)
+
+    def log_normal_(self: Tensor, mean: float = 1.0, std: float = 2.0) -> Tensor:
+        return self._filled_with((self.randn_like(dtypes.float32) * std + mean).exp())
+
+    def exponential_(self: Tensor, lambd: float = 1.0) -> Tensor:
+        """Density lambd · exp(−lambd · x)."""
+        return self._filled_with(-(1 - self._unit()).log() / lambd)
+
+    def cauchy_(self: Tensor, median: float = 0.0, sigma: float = 1.0) -> Tensor:
+        return self._filled_with(((self._unit() - 0.5) * math.pi).tan() * sigma + median)
+
+    def geometric_(self: Tensor, p: float) -> Tensor:
+        """The number of trials up to the first success, from 1."""
+        if not 0 < p < 1:
+            raise ValueError(f"geometric_: the probability must lie in (0, 1), got {p}")
+        return self._filled_with(((1 - self._unit()).log() / math.log1p(-p)).ceil().clamp(min=1))
+
+    def bernoulli_(self: Tensor, p: Any = 0.5) -> Tensor:
+        return self._filled_with(self._unit() < p)
+
+    def random_(self: Tensor, from_: int = 0, to: int | None = None) -> Tensor:
+        """Whole numbers in [from_, to); without `to` as far as the type counts exactly."""
+        if to is None:
+            bits = self.dtype.bits - (self.dtype.kind == "i") if not self.dtype.is_float else {2: 11 if self.dtype.name == "float16" else 8, 4: 24, 8: 53}[self.dtype.itemsize]
+            to = 1 << min(bits, 32)
+        return self._filled_with(self.randint_like(from_, to, dtypes.int64))
+
+

@@ -1,0 +1,54 @@
+"""What functions of floats share: ints become floats, halves compute in float32 and round once, derivatives may be given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.gradient import CustomGrad
+from manygrad.tensor.uop import Ops, UOp
+
+if TYPE_CHECKING:
+    from manygrad.tensor.tensor import Tensor
+
+
+def with_gradient(out: Tensor, name: str, params: Any, backward: Callable[..., Any], *inputs: Tensor) -> Tensor:
+    """`out`, a function of `inputs`, with `backward(gradient, *inputs)` in place of the rule that follows from how it is computed.
+
+    `params` must tell apart all backward functions of this name.
+    """
+    return out._new(UOp(Ops.CUSTOM, out.dtype, (out.uop, *(t.uop for t in inputs)), CustomGrad(name, params, backward)))
+
+
+def elementary(derivative: Callable[..., Tensor] | None = None, wide: bool = False) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """Decorates a method on floats: `derivative(x, *params)` is d(out)/dx where the automatic one is wasteful or wrong.
+
+    `wide`: computed in float64 always, for series that cancel in float32.
+    """
+
+    def decorate(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        name = f.__name__
+
+        @wraps(f)
+        def method(self: Tensor, *params: Any, **named: Any) -> Tensor:
+            kind = self.dtype if self.dtype.is_float else dtypes.default_float
+            x = self.cast(dtypes.float64 if wide else dtypes.float32 if kind.is_half else kind)
+            out = f(x, *params, **named)
+            if derivative is not None:
+                key = (*params, *sorted(named.items()))
+                out = with_gradient(out, name, key, lambda g, x: (g * derivative(x, *params, **named),), x)
+            return out.cast(kind)
+
+        return method
+
+    return decorate
+
+
+def polynomial(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
+    """By Horner's rule, the highest power first."""
+    total: Any = coefficients[0]
+    for k in coefficients[1:]:
+        total = x * total + k
+    return total

@@ -1,0 +1,103 @@
+"""`add_`, `clamp_`, `squeeze_`, ...: every operator that PyTorch also has in place, made from the one without the underscore.
+
+The result is assigned to the tensor's storage, so its views show it; shape and type stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from manygrad.tensor import grad_mode
+from manygrad.tensor.dtype import can_cast
+
+if TYPE_CHECKING:
+    from manygrad.tensor.tensor import Tensor
+
+Written = Callable[..., Any]  # the result is written into the tensor's storage
+Viewed = Callable[..., Any]  # the tensor becomes a view of its storage, perhaps of another shape; nothing is written
+OPERATORS = {
+    "__iadd__": "add", "__isub__": "sub", "__imul__": "mul", "__itruediv__": "div", "__ifloordiv__": "floor_divide", "__imod__": "remainder",
+    "__ipow__": "pow", "__iand__": "bitwise_and", "__ior__": "bitwise_or", "__ixor__": "bitwise_xor", "__ilshift__": "bitwise_left_shift",
+    "__irshift__": "bitwise_right_shift",
+}  # fmt: skip
+
+
+def _writing(name: str, f: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(f)
+    def method(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        _refuse_leaf(self, f"{name}_")
+        out = f(self, *args, **kwargs)
+        if out.shape != self.shape:
+            raise ValueError(f"{name}_: the result has shape {out.shape}, but it is written in place of {self.shape}; use x = x.{name}(...)")
+        if not can_cast(out.dtype, self.dtype):
+            raise TypeError(f"{name}_: the result is {out.dtype.name} and cannot be written in place of {self.dtype.name}; use x = x.{name}(...), or cast x first")
+        return self.assign(out)
+
+    method.__name__, method.__doc__ = f"{name}_", f"`{name}`, written in place of self."
+    return method
+
+
+def _refuse_leaf(t: Tensor, name: str) -> None:
+    """What gradients are taken to must keep its value while they can still be asked for."""
+    if t.requires_grad and t._is_stored and grad_mode.enabled:
+        raise RuntimeError(f"{name}: this tensor requires a gradient and is a leaf; write to it under no_grad(), or use the operator without the underscore")
+
+
+def _viewing(name: str, f: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(f)
+    def method(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        self._become(f(self, *args, **kwargs).uop)
+        return self
+
+    method.__name__, method.__doc__ = f"{name}_", f"self becomes `self.{name}(...)`, a view of the same storage."
+    return method
+
+
+class InplaceMixin:
+    """The annotations are the table: each name is made where the class has the operator without the underscore."""
+
+    abs_: Written; absolute_: Written; acos_: Written; acosh_: Written; add_: Written; addbmm_: Written; addcdiv_: Written; addcmul_: Written
+    addmm_: Written; addmv_: Written; addr_: Written; arccos_: Written; arccosh_: Written; arcsin_: Written; arcsinh_: Written; arctan_: Written
+    arctan2_: Written; arctanh_: Written; asin_: Written; asinh_: Written; atan_: Written; atan2_: Written; atanh_: Written; baddbmm_: Written
+    bernoulli_: Written; bitwise_and_: Written; bitwise_left_shift_: Written; bitwise_not_: Written; bitwise_or_: Written; bitwise_right_shift_: Written
+    bitwise_xor_: Written; ceil_: Written; clamp_: Written; clamp_max_: Written; clamp_min_: Written; clip_: Written; conj_physical_: Written
+    copysign_: Written; cos_: Written; cosh_: Written; cumprod_: Written; cumsum_: Written; deg2rad_: Written; digamma_: Written; div_: Written
+    divide_: Written; eq_: Written; erf_: Written; erfc_: Written; erfinv_: Written; exp_: Written; exp2_: Written; expm1_: Written; fill_diagonal_: Written; fix_: Written
+    float_power_: Written; floor_: Written; floor_divide_: Written; fmod_: Written; frac_: Written; gcd_: Written; ge_: Written; greater_: Written
+    greater_equal_: Written; gt_: Written; heaviside_: Written; hypot_: Written; i0_: Written; igamma_: Written; igammac_: Written; index_add_: Written
+    index_copy_: Written; index_fill_: Written; index_put_: Written; index_reduce_: Written; lcm_: Written; ldexp_: Written; le_: Written; lerp_: Written
+    less_: Written; less_equal_: Written; lgamma_: Written; log_: Written; log10_: Written; log1p_: Written; log2_: Written; logical_and_: Written
+    logical_not_: Written; logical_or_: Written; logical_xor_: Written; logit_: Written; lt_: Written; lshift_: Written; masked_fill_: Written
+    masked_scatter_: Written; mul_: Written; multiply_: Written; mvlgamma_: Written; nan_to_num_: Written; ne_: Written; neg_: Written
+    negative_: Written; nextafter_: Written; not_equal_: Written; polygamma_: Written; pow_: Written; put_: Written; rad2deg_: Written
+    reciprocal_: Written; relu_: Written; remainder_: Written; renorm_: Written; round_: Written; rsqrt_: Written; rshift_: Written; scatter_: Written
+    scatter_add_: Written; scatter_reduce_: Written; sgn_: Written; sigmoid_: Written; sign_: Written; sin_: Written; sinc_: Written; sinh_: Written
+    sqrt_: Written; square_: Written; sub_: Written; subtract_: Written; tan_: Written; tanh_: Written; tril_: Written; triu_: Written
+    true_divide_: Written; trunc_: Written; xlogy_: Written
+
+    squeeze_: Viewed; unsqueeze_: Viewed; transpose_: Viewed; swapaxes_: Viewed; swapdims_: Viewed; t_: Viewed; detach_: Viewed; as_strided_: Viewed
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for inplace, kind in InplaceMixin.__annotations__.items():
+            name = inplace.removesuffix("_")
+            if hasattr(cls, name) and inplace not in cls.__dict__:
+                setattr(cls, inplace, (_writing if kind == "Written" else _viewing)(name, getattr(cls, name)))
+        for operator, name in OPERATORS.items():
+            setattr(cls, operator, getattr(cls, f"{name}_"))
+
+    def fill_(self: Tensor, value: Any) -> Tensor:
+        """Every element becomes `value` (a number or 0-d tensor)."""
+        if hasattr(value, "uop") and value.ndim:
+            raise ValueError(f"fill_ takes one value, not a tensor of shape {value.shape}; use copy_")
+        _refuse_leaf(self, "fill_")
+        return self.assign(value)
+
+    def zero_(self: Tensor) -> Tensor: return self.fill_(0)
+
+    def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
+        """The values of `src`, broadcast, cast, and moved to this tensor's device."""
+        _refuse_leaf(self, "copy_")
+        return self.assign(src.to(self.device) if src.uop.device is not None and src.device != self.device else src)
