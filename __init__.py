@@ -6,8 +6,10 @@ Write ordinary lazy-tensor code; `launcher train.py --nodes 4` runs it on four w
 from manygrad.launcher.api import launch
 from manygrad.multi.world import world
 from manygrad.runtime.counters import GlobalCounters
+from manygrad.runtime.devices.diskcache import DiskCache as _DiskCache
 from manygrad.runtime.engine import RealizeEngine
 from manygrad.runtime.jit import TinyJit
+from manygrad.schedule.cache import holder as _schedules
 from manygrad.tensor import autograd, linalg, nn
 from manygrad.tensor.dtype import can_cast, dtypes, finfo, iinfo
 from manygrad.tensor.dtype import promote as promote_types
@@ -19,6 +21,7 @@ from manygrad.tensor.ops.broadcast import result_type
 from manygrad.tensor.tensor import Tensor, Variable
 
 _holder.current = RealizeEngine()
+_schedules.store = _DiskCache("schedules")
 
 __version__ = "0.1.0"
 __all__ = [

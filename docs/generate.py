@@ -1,4 +1,4 @@
-"""Writes the generated pages: docs/architecture.md (with the IR of every stage) and docs/environment.md.
+"""Writes the generated pages: docs/architecture.md (with the IR of every stage), docs/environment.md and docs/ops.md.
 
     python docs/generate.py           # writes them
     python docs/generate.py --check   # exit code 1 if they are not up to date
@@ -10,6 +10,7 @@ import os
 import sys
 
 import numpy as np
+import op_table
 
 from manygrad import Tensor
 from manygrad.schedule import create_linear_with_vars, number_buffers
@@ -84,7 +85,7 @@ def architecture() -> str:
 
 
 def pages() -> dict[str, str]:
-    return {"architecture.md": architecture(), "environment.md": markdown_table()}
+    return {"architecture.md": architecture(), "environment.md": markdown_table(), "ops.md": op_table.markdown()}
 
 
 def main() -> int:

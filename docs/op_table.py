@@ -6,10 +6,11 @@ import inspect
 import os
 from typing import Any
 
+import manygrad
 from manygrad import Tensor, nn
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-PACKAGE = os.path.dirname(HERE)
+PACKAGE = os.path.dirname(os.path.realpath(manygrad.__file__))
 OWNERS: dict[str, Any] = {"Tensor": Tensor, "nn.functional": nn.functional, "nn": nn}
 
 # what the project sets aside as a whole: complex, sparse, quantised, FFT, named and nested tensors
@@ -74,7 +75,7 @@ def home(section: str, name: str) -> str:
         path = inspect.getsourcefile(inspect.unwrap(found)) or ""
     except TypeError:
         path = inspect.getsourcefile(OWNERS[section]) or ""
-    return os.path.relpath(os.path.realpath(path), os.path.realpath(PACKAGE))
+    return os.path.relpath(os.path.realpath(path), PACKAGE).replace(os.sep, "/")
 
 
 def counts() -> dict[str, tuple[int, int, int]]:

@@ -1,7 +1,7 @@
 """From the SINK of all tensors to realize, to a LINEAR: an ordered list of CALLs with planned memory.
 
 `create_linear_with_vars` reads top to bottom as the pipeline: variables and buffers are taken out, so that the graph is
-its own cache key; what is left is lowered once and kept.
+its own cache key; what is left is lowered once and kept, in memory and on disk (`schedule/cache.py`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from manygrad.multi.lower import lower_shards
 from manygrad.multi.world import World, world
+from manygrad.schedule import cache
 from manygrad.schedule.desugar import Temps, lower_storage
 from manygrad.schedule.kernels import Item, insert_stores, split_kernels
 from manygrad.schedule.memory import plan_memory
@@ -24,7 +25,7 @@ from manygrad.tensor.uop.spec import verify
 
 CACHE_LIMIT = 4096
 _SCHEDULES: dict[Any, UOp] = {}
-stats = {"hits": 0, "misses": 0}
+stats = {"hits": 0, "misses": 0, "loaded": 0}  # found in memory; not found there; of those, found on disk
 
 
 class Scheduled(NamedTuple):
@@ -48,13 +49,26 @@ def create_linear(normal: UOp, me: World = world) -> UOp:
     linear = _SCHEDULES.get(key) if SCACHE else None
     if linear is None:
         stats["misses"] += 1
-        linear = lower_sink_to_linear(normal, me)
+        linear = _load_or_lower(normal, me) if SCACHE else lower_sink_to_linear(normal, me)
         if SCACHE:
             if len(_SCHEDULES) >= CACHE_LIMIT:
                 _SCHEDULES.pop(next(iter(_SCHEDULES)))
             _SCHEDULES[key] = linear
     else:
         stats["hits"] += 1
+    return linear
+
+
+def _load_or_lower(normal: UOp, me: World) -> UOp:
+    key = cache.entry_key(normal, me)
+    if key is None:
+        return lower_sink_to_linear(normal, me)
+    linear = cache.load(key)
+    if linear is None:
+        linear = lower_sink_to_linear(normal, me)
+        cache.save(key, linear)
+    else:
+        stats["loaded"] += 1
     return linear
 
 

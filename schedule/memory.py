@@ -9,11 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop.serial import register
 from manygrad.tensor.uop.shape import numel
 
 ALIGN = 64
 
 
+@register
 @dataclass(frozen=True)
 class MemoryPlan:
     """`pools`: (device, nbytes) per block; `offsets`: (uid, pool number, offset, nbytes) per temporary buffer."""

@@ -19,6 +19,7 @@ from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
 from manygrad.tensor.uop.rewrite import substitute
+from manygrad.tensor.uop.uop import lacking
 
 
 class Kernel:
@@ -209,15 +210,13 @@ def alu(op: Ops, src: tuple[UOp, ...], dtype: Any = None) -> UOp:
 
 def ranges_of(u: UOp) -> frozenset[UOp]:
     """The free ranges a kernel expression depends on."""
-    if "ranges" not in u._cache:
-        for x in u.toposort(lambda x: "ranges" not in x._cache):
-            if "ranges" not in x._cache:
-                below: frozenset[UOp] = frozenset().union(*[s._cache["ranges"] for s in x.src]) if x.src else frozenset()
-                if x.op is Ops.RANGE:
-                    below = below | {x}
-                elif x.op is Ops.REDUCE:
-                    below = below - set(x.src[1:])
-                x._cache["ranges"] = below
+    for x in lacking(u, "ranges"):
+        below: frozenset[UOp] = frozenset().union(*[s._cache["ranges"] for s in x.src]) if x.src else frozenset()
+        if x.op is Ops.RANGE:
+            below = below | {x}
+        elif x.op is Ops.REDUCE:
+            below = below - set(x.src[1:])
+        x._cache["ranges"] = below
     return u._cache["ranges"]
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import GroupOp, Ops
-from manygrad.tensor.uop.uop import UOp
+from manygrad.tensor.uop.uop import UOp, lacking
 
 INF = 1 << 62
 
@@ -59,9 +59,7 @@ def ranges_of(u: UOp) -> frozenset[UOp]:
     """The ranges that the value of `u` changes with: those below it, less the ones reduced away."""
     found = u._cache.get("ranges_of")
     if found is None:
-        for v in u.toposort(lambda v: "ranges_of" not in v._cache):
-            if "ranges_of" in v._cache:
-                continue
+        for v in lacking(u, "ranges_of"):
             if v.op is Ops.RANGE:
                 v._cache["ranges_of"] = frozenset((v,))
             elif v.op is Ops.REDUCE:
@@ -77,9 +75,8 @@ def bounds(u: UOp) -> tuple[int, int]:
     """The least and greatest value of an integer expression; ±2**62 where nothing is known."""
     found = u._cache.get("bounds")
     if found is None:
-        for v in u.toposort(lambda v: "bounds" not in v._cache):
-            if "bounds" not in v._cache:
-                v._cache["bounds"] = _bounds(v)
+        for v in lacking(u, "bounds"):
+            v._cache["bounds"] = _bounds(v)
         found = u._cache["bounds"]
     return found
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from manygrad.runtime.codegen.affine import TileAnalysis
 from manygrad.runtime.codegen.describe import Signature, ranges_of, signature, size_max, volume
+from manygrad.runtime.codegen.legal import injective
 from manygrad.runtime.codegen.opt import Opt
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import GroupOp, Ops
@@ -294,13 +295,14 @@ class Heuristic:
         return step is not None and step != 0 and step * load.dtype.itemsize % 1024 == 0
 
     def stageable(self, load: UOp, main: UOp, loop: UOp) -> bool:
-        """Fits a thread's scratch memory, depends on fixed sizes only, and is the reduction's one read of that argument."""
+        """Fits a thread's scratch memory, depends on fixed sizes only, and is the only read of that argument in any reduction."""
         depends = ranges_of(load)
         if loop not in depends or any(r.src[0].op is not Ops.CONST for r in depends):
             return False
         elements = volume(depends & frozenset(main.src[1:])) * 4 * self.lanes
         slot = load.src[0].src[0].arg
-        return elements * 8 <= STAGE_BYTES and sum(u.src[0].src[0].arg == slot for u in self.under[main]) == 1
+        reads = {u for loads in self.under.values() for u in loads if u.src[0].src[0].arg == slot}
+        return elements * 8 <= STAGE_BYTES and len(reads) == 1
 
     def tile_dot_product(self, main: UOp, budget: int) -> None:
         """Vectors along the reduction: the accumulators of several outputs side by side."""
@@ -356,7 +358,7 @@ class Heuristic:
         """Loops that may hit one address run in order on one thread; one that provably cannot is vectorised and cut."""
         sig = self.sig
         for r in reversed(sig.loops):
-            if all(self.injective(s.src[0], r) for s in sig.stores) and not any(
+            if all(injective(s.src[0], r) for s in sig.stores) and not any(
                 r in ranges_of(x.src[0]) for x in sig.loops
             ):
                 self.opts.append(Opt("vectorise", r.arg[0], self.lanes))
@@ -367,16 +369,6 @@ class Heuristic:
                 self.opts.append(Opt("parallelise", -1, 1))
                 break
         return tuple(self.opts)
-
-    def injective(self, index: UOp, r: UOp) -> bool:
-        """Different iterations of `r` never meet at one address: the other terms are multiples of what `r` spans."""
-        a = TileAnalysis({}, None, 1).affine(index.src[1], {})
-        if a is None or self.stride(index, r) != 1:
-            return False
-        mine = [c for x, c in a.terms if x.expr is r]
-        others = [c for x, c in a.terms if x.expr is not r]
-        clean = all(r not in ranges_of(x.expr) for x, _ in a.terms if x.expr is not r)
-        return mine == [1] and clean and all(c % size_max(r) == 0 for c in others)
 
     def parallelise(self) -> None:
         """As few of the outermost loops as give enough pieces for any number of threads."""

@@ -14,6 +14,8 @@ from manygrad.tensor.dtype import DType
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
+SCRATCH_BYTES = 64 << 20  # address space of a thread's scratch memory; only what a kernel touches is ever backed
+
 
 class Low(Enum):
     PARAM = auto()  # pointer of kernel argument arg

@@ -1,16 +1,24 @@
 """Optimisation decisions: named and inspectable, so that a heuristic or a search can pick them.
 
-| kind | axis | amount |
-|---|---|---|
-| `vectorise` | a loop range | lanes: neighbouring iterations in one vector |
-| `lanes` | a reduce range | lanes: partial accumulators in one vector, folded at the end (split-reduce) |
-| `tile` | a loop range | elements kept in registers at once (a multiple of its lanes) |
-| `unroll` | a reduce range | iterations written out, in order |
-| `before` | a loop range | id of another loop range: moved directly outside of it |
-| `stage` | a loop range | argument number: for each of the loop's tiles, what the reduction reads of that argument is packed into local memory |
-| `block` | a loop range | tiles that one piece of the parallel loop runs through, inside of all other loops |
-| `reduce_block` | a reduce range, the outermost | iterations that all tiles of the block do before the next ones; sums rest in local memory |
-| `parallelise` | -1 | how many of the outermost loops are cut over the threads |
+A kernel is a nest of loops around its reductions. A list of `Opt`s says how the nest is run; without any it is run as
+written, one iteration after the other. `legal.py` says which lists a kernel can take.
+
+| kind | axis | amount | it means | legal where |
+|---|---|---|---|---|
+| `vectorise` | a loop | lanes | neighbouring iterations in one vector | one loop; a power of two, 2 to 64 |
+| `lanes` | a reduce range | lanes | split-reduce: partial sums in one vector, folded at the end | one range of a REDUCE, no loop of which is vectorised, and on which no other REDUCE depends |
+| `tile` | a loop | elements | split into tiles that are held in registers at once | any loop; a multiple of its lanes |
+| `unroll` | a reduce range | iterations | written out, in order | any reduce range; a multiple of its lanes |
+| `before` | a loop | another loop's id | reorder: moved directly outside of that one | not outside of a loop its size depends on |
+| `stage` | a loop | argument | what the reductions read of the argument in one of the loop's tiles is packed into local memory | read inside of reductions only through loops that are open there, fixed sizes, not written by the kernel, fits `SCRATCH_BYTES` |
+| `block` | a loop | tiles | one piece of the parallel loop runs so many of its tiles, inside of all other loops | all loops in the parallel loop |
+| `reduce_block` | the outermost reduce range | iterations | all tiles of the block do these before the next ones; sums rest in local memory | with `block`, for one group of REDUCEs without `lanes`; a multiple of its unroll |
+| `parallelise` | -1 | loops | so many of the outermost loops are cut over the threads | sizes known before the call |
+
+A kernel that adds to what it stores to (`STORE` with an arg) runs in order what may meet at one address: only a loop
+whose iterations provably do not is vectorised or cut.
+
+How a reduction is summed, and so its bits, follows from `lanes` (with that range's `unroll`) alone.
 """
 
 from __future__ import annotations
@@ -20,6 +28,8 @@ from dataclasses import dataclass, field
 from manygrad.runtime.codegen.describe import Signature
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
+
+KINDS = ("before", "vectorise", "lanes", "tile", "unroll", "stage", "block", "reduce_block", "parallelise")
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,8 @@ def make_plan(sig: Signature, opts: tuple[Opt, ...]) -> Plan:
     ranges = {u.arg[0]: u for u in sig.nodes if u.op is Ops.RANGE}
     plan = Plan(sig.loops)
     for opt in opts:
+        if opt.kind not in KINDS:
+            raise ValueError(f"unknown kind of Opt: {opt}; the kinds are {', '.join(KINDS)}")
         if opt.kind == "parallelise":
             if not 0 <= opt.amount <= len(sig.loops):
                 raise ValueError(f"{opt}: the kernel has {len(sig.loops)} loops")
@@ -90,8 +102,6 @@ def make_plan(sig: Signature, opts: tuple[Opt, ...]) -> Plan:
                 plan.reduce_block = (r, opt.amount)
             case "stage":
                 plan.staged.append((r, opt.amount))
-            case _:
-                raise ValueError(f"unknown kind of Opt: {opt}")
     for r, lanes in [*plan.reduce_lanes.items(), *([(plan.lane, plan.lanes)] if plan.lane is not None else [])]:
         if plan.tile[r] % lanes:
             raise ValueError(f"the tile of range {r.arg[0]} ({plan.tile[r]}) is no multiple of its {lanes} lanes")
@@ -104,3 +114,36 @@ def make_plan(sig: Signature, opts: tuple[Opt, ...]) -> Plan:
                 f"reduce_block({k.arg[0]}, {per}) needs a block, a fixed size, and a multiple of the tile {plan.tile.get(k, 1)}"
             )
     return plan
+
+
+def canonical(sig: Signature, opts: tuple[Opt, ...]) -> tuple[Opt, ...]:
+    """The shortest list of the same meaning, its kinds in the order of `KINDS`: equal plans give equal lists."""
+    plan = make_plan(sig, opts)
+    found: list[Opt] = []
+    order = list(sig.loops)
+    for i, r in enumerate(plan.loops):
+        if order[i] is not r:
+            found.append(Opt("before", r.arg[0], order[i].arg[0]))
+            order.remove(r)
+            order.insert(i, r)
+    lanes = dict(plan.reduce_lanes)
+    if plan.lane is not None and plan.lanes > 1:
+        found.append(Opt("vectorise", plan.lane.arg[0], plan.lanes))
+        lanes[plan.lane] = plan.lanes
+    found += [Opt("lanes", r.arg[0], n) for r, n in plan.reduce_lanes.items()]
+    for kind in ("tile", "unroll"):
+        found += sorted(
+            (
+                Opt(kind, r.arg[0], n)
+                for r, n in plan.tile.items()
+                if (r.arg[1] == "loop") == (kind == "tile") and n != lanes.get(r, 1)
+            ),
+            key=lambda o: o.axis,
+        )
+    found += sorted((Opt("stage", r.arg[0], slot) for r, slot in plan.staged), key=lambda o: (o.amount, o.axis))
+    found += [Opt("block", r.arg[0], n) for r, n in plan.block.items()]
+    if plan.reduce_block is not None:
+        found.append(Opt("reduce_block", plan.reduce_block[0].arg[0], plan.reduce_block[1]))
+    if plan.parallel:
+        found.append(Opt("parallelise", -1, plan.parallel))
+    return tuple(found)

@@ -10,11 +10,12 @@ from manygrad.runtime.codegen import heuristic
 from manygrad.runtime.codegen.collapse import collapse
 from manygrad.runtime.codegen.describe import kernel_name, signature
 from manygrad.runtime.codegen.heuristic import Machine
+from manygrad.runtime.codegen.legal import legal
 from manygrad.runtime.codegen.legalize import legalize
 from manygrad.runtime.codegen.lower import lower
 from manygrad.runtime.codegen.lowered import Program
 from manygrad.runtime.codegen.opt import Opt, make_plan
-from manygrad.tensor.environment import NOOPT
+from manygrad.tensor.environment import NOOPT, SPEC
 from manygrad.tensor.uop.uop import UOp
 
 
@@ -45,4 +46,7 @@ def prepare(ast: UOp, machine: Machine, opts: tuple[Opt, ...] | None = None, sim
     simple = collapse(ast) if simplify else ast
     if opts is None:
         opts = heuristic.plain(simple) if NOOPT else heuristic.choose(simple, machine)
+        assert not SPEC or (reason := legal(signature(simple), opts)) is None, f"the heuristic's {opts}: {reason}"
+    elif (reason := legal(signature(simple), opts)) is not None:
+        raise ValueError(f"{kernel_name(ast)} cannot be optimised by {list(opts)}: {reason}")
     return Prepared(kernel_name(ast), legalize(simple), opts)

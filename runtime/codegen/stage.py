@@ -14,6 +14,7 @@ from manygrad.runtime.codegen.affine import Position, index_sum
 from manygrad.runtime.codegen.describe import ranges_of
 from manygrad.runtime.codegen.emit import INDEX
 from manygrad.runtime.codegen.evaluate import Evaluator
+from manygrad.runtime.codegen.legal import staged_values
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.codegen.opt import Plan
 from manygrad.tensor.dtype import dtypes
@@ -57,30 +58,8 @@ class Stager(Evaluator):
         return self.staged_load(u, stage, position) if stage is not None and stage.ready else None
 
     def plan_stage(self, loop: UOp, slot: int) -> None:
-        """Prepares to pack what REDUCEs read of argument `slot`, converted if it is read through a conversion."""
-        users = {
-            s: u for u in self.sig.nodes for s in u.src if u.op is Ops.CAST and u.dtype.is_float and s.op is Ops.LOAD
-        }
-        order = self.plan.loops
-        outside = frozenset(order[: order.index(loop) + 1])
-        inside = {
-            v: None
-            for u in self.sig.reduces
-            for v in u.src[0].toposort()
-            if v.op is Ops.LOAD and v.src[0].src[0].arg == slot
-        }
-        for load in inside:
-            u = users.get(load, load)
-            ranges = tuple(r for v in self.sig.reduces for r in v.src[1:] if r in ranges_of(u))
-            ranges = tuple(dict.fromkeys(ranges))
-            if (
-                loop not in ranges_of(u)
-                or not ranges_of(u) <= outside | frozenset(ranges)
-                or any(r.src[0].op is not Ops.CONST for r in ranges)
-            ):
-                raise ValueError(
-                    f"argument {slot} cannot be staged at loop {loop.arg[0]}: it changes with a loop inside it"
-                )
+        """Prepares to pack what REDUCEs read of argument `slot`."""
+        for u, ranges in staged_values(self.sig, slot):
             sizes = [r.src[0].arg for r in ranges]
             tile = self.plan.tile.get(loop, 1)
             row = index_sum(tuple((r, math.prod(sizes[i + 1 :]) * tile) for i, r in enumerate(ranges)), 0)

@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
+from manygrad.runtime.codegen.lowered import SCRATCH_BYTES
 from manygrad.tensor.environment import THREADS
 
 MAX_THREADS = 256
-SCRATCH_BYTES = 64 << 20  # address space a thread; only what a kernel touches is ever backed by memory
 SPINS = 4000  # of an idle worker before it sleeps, of one pause instruction each: a few dozen microseconds
 AWAIT_SPINS = 1000  # of the caller before it sleeps until the last worker is out (which may need this very core)
 

@@ -64,7 +64,7 @@ class MultiheadAttention(Module):
             value = key if same_kv else value.transpose(0, 1)
         q, k, v = self._projected(query, key, value)
         n, source = k.shape[0], k.shape[1]
-        if self.bias_k is not None:
+        if self.bias_k is not None and self.bias_v is not None:
             k, v = (t.cat(b.expand(n, 1, self.embed_dim), dim=1) for t, b in ((k, self.bias_k), (v, self.bias_v)))
         if self.add_zero_attn:
             k, v = k.pad((0, 0, 0, 1)), v.pad((0, 0, 0, 1))

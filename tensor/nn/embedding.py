@@ -46,7 +46,7 @@ class Embedding(Module):
         """A layer over a table that is there; `freeze`: not trained."""
         if embeddings.ndim != 2:
             raise ValueError(f"from_pretrained needs a table (rows, columns), not {embeddings.shape}")
-        return cls(*embeddings.shape, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse, embeddings, freeze)
+        return cls(embeddings.shape[0], embeddings.shape[1], padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse, embeddings, freeze)
 
     def extra_repr(self) -> str:
         said = f"{self.num_embeddings}, {self.embedding_dim}"

@@ -52,7 +52,8 @@ class _Lazy(Module):
     def build(self, size: int) -> None:
         args, kwargs = self.__dict__.pop("_arguments")
         del self.weight
-        made = self._becomes(size, *args, **kwargs)
+        becomes: Any = self._becomes
+        made = becomes(size, *args, **kwargs)
         self.__dict__.update(vars(made))
         self.__class__ = self._becomes  # type: ignore[assignment]
 

@@ -115,7 +115,9 @@ class RNNBase(Module):
 
     def _run(self, x: Tensor, state: State, end: str, reverse: bool) -> tuple[Tensor, State]:
         """One layer in one direction over (T, B, I)."""
-        w = lambda k: getattr(self, f"{k}{end}", None)  # noqa: E731
+        def w(k: str) -> Any:
+            return getattr(self, f"{k}{end}", None)
+
         gates = F.linear(x, w("weight_ih"), w("bias_ih")).contiguous()
         outs: list[Tensor] = []
         steps = range(x.shape[0])
@@ -176,7 +178,7 @@ class RNNCellBase(Module):
         self.input_size, self.hidden_size, self.bias = input_size, hidden_size, bias
         bound, rows = 1 / math.sqrt(hidden_size), num_chunks * hidden_size
         self.weight_ih, self.weight_hh = uniform((rows, input_size), bound, device, dtype), uniform((rows, hidden_size), bound, device, dtype)
-        self.bias_ih, self.bias_hh = (uniform((rows,), bound, device, dtype), uniform((rows,), bound, device, dtype)) if bias else (None, None)
+        self.bias_ih, self.bias_hh = (uniform((rows,), bound, device, dtype) if bias else None for _ in range(2))
 
     def _step(self, input: Tensor, hx: Any, states: int) -> State:
         if input.ndim not in (1, 2) or input.shape[-1] != self.input_size:

@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from manygrad.tensor.uop.ops import GroupOp, Ops
-from manygrad.tensor.uop.uop import UOp, infer
+from manygrad.tensor.uop.uop import UOp, infer, lacking
 
 sint = int | UOp  # a dim: a number, or an index expression of variables
 Shape = tuple[Any, ...]
@@ -96,9 +96,8 @@ def _device(u: UOp) -> str | tuple[str, ...] | None:
 
 def _inferred(name: str, rule: Any) -> Any:
     def value(u: UOp) -> Any:
-        for x in u.toposort(lambda x: name not in x._cache):
-            if name not in x._cache:
-                x._cache[name] = rule(x)
+        for x in lacking(u, name):
+            x._cache[name] = rule(x)
         return u._cache[name]
 
     return value

@@ -12,7 +12,7 @@ from typing import Any
 
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
-from manygrad.tensor.uop.uop import UOp
+from manygrad.tensor.uop.uop import UOp, lacking
 
 Terms = dict[UOp, int]
 BIG = 1 << 62
@@ -38,9 +38,8 @@ def bounds(u: UOp) -> tuple[int, int]:
     """Smallest and largest value of an index expression."""
     found = u._cache.get("bounds")
     if found is None:
-        for x in u.toposort(lambda x: "bounds" not in x._cache):
-            if "bounds" not in x._cache:
-                x._cache["bounds"] = _bounds(x)
+        for x in lacking(u, "bounds"):
+            x._cache["bounds"] = _bounds(x)
         found = u._cache["bounds"]
     return found
 

@@ -122,10 +122,9 @@ class UOp:
     @property
     def key(self) -> bytes:
         """A structural digest that is the same in every process (for the disk cache and plan hashes)."""
-        for u in self.toposort(lambda u: "key" not in u._cache):
-            if "key" not in u._cache:
-                head = f"{u.op.name} {u.dtype.name} {u.arg!r}".encode()
-                u._cache["key"] = hashlib.sha256(head + b"".join(s._cache["key"] for s in u.src)).digest()
+        for u in lacking(self, "key"):
+            head = f"{u.op.name} {u.dtype.name} {u.arg!r}".encode()
+            u._cache["key"] = hashlib.sha256(head + b"".join([s._cache["key"] for s in u.src])).digest()
         return self._cache["key"]
 
     @property
@@ -161,17 +160,32 @@ class UOp:
 def toposort(roots: Iterable[UOp], enter: Callable[[UOp], bool] | None = None) -> list[UOp]:
     """Nodes reachable from `roots`, sources first, each once; iterative."""
     done: dict[UOp, None] = {}
-    stack: list[tuple[UOp, bool]] = [(r, False) for r in reversed(list(roots))]
+    stack: list[UOp | None] = [*roots]
+    stack.reverse()
+    path: list[UOp] = []  # entered, their sources not all done; a None on the stack stands for the last of them
     while stack:
-        u, visited = stack.pop()
-        if u in done:
-            continue
-        if visited or not u.src or (enter is not None and not enter(u)):
-            done[u] = None
-        else:
-            stack.append((u, True))
-            stack.extend((s, False) for s in reversed(u.src) if s not in done)
+        u = stack.pop()
+        if u is None:
+            done[path.pop()] = None
+        elif u not in done:
+            if u.src and (enter is None or enter(u)) and (missing := [s for s in u.src if s not in done]):
+                path.append(u)
+                stack.append(None)
+                missing.reverse()
+                stack += missing
+            else:
+                done[u] = None
     return list(done)
+
+
+def lacking(u: UOp, name: str) -> list[UOp]:
+    """The nodes below and including `u` for which `name` has yet to be inferred (it is not in their `_cache`), sources first."""
+    if name in u._cache:
+        return []
+    for s in u.src:
+        if name not in s._cache:
+            return [x for x in toposort((u,), lambda x: name not in x._cache) if name not in x._cache]
+    return [u]
 
 
 def live_nodes() -> int:

@@ -9,7 +9,7 @@ does not divide (a mean over it is a mean over its samples), or left out with `d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,8 +80,8 @@ class DataLoader:
             if count == 0:
                 self.epoch, self.position = epoch + 1, 0
         finally:
-            if not isinstance(batches, map):
-                batches.close()  # type: ignore[attr-defined]
+            if isinstance(batches, Generator):
+                batches.close()
 
     def _read(self, rows: np.ndarray, batch: np.ndarray) -> Any:
         """The samples `rows`, collated; of an empty part the arrays have no rows."""

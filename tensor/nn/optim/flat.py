@@ -60,6 +60,9 @@ class ParamGroup(dict[str, Any]):
 class Flat:
     """Parameters that share a flat buffer, and the optimiser's state of the same length."""
 
+    scalars: dict[str, Tensor]
+    fresh: bool  # not yet stepped
+
     def __init__(self, params: list[Tensor], group: ParamGroup, names: tuple[str, ...], initial: dict[str, float], old: dict[int, Flat]):
         self.params, self.group = params, group
         self.device = params[0].device

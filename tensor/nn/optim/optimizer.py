@@ -83,7 +83,8 @@ class Optimizer:
     def _prepare(self) -> None:
         """Flat storage for what has a gradient now: made at the first step, and again for parameters that were moved or replaced since.
         Parameters that do not step together any more come apart, so that each keeps its own count of steps."""
-        keep, apart = [], []
+        keep: list[Flat] = []
+        apart: list[Flat] = []
         for f in self.flats:
             have = {p.grad is not None for p in f.params}
             (keep if f.is_attached() and len(have) == 1 else apart).append(f)

@@ -3,6 +3,7 @@
 from manygrad.tensor.nn.state.gguf import gguf_load
 from manygrad.tensor.nn.state.model import get_parameters, get_state_dict, load_state_dict
 from manygrad.tensor.nn.state.safetensors import safe_load, safe_save
-from manygrad.tensor.nn.state.torch_file import torch_load, torch_save
+from manygrad.tensor.nn.state.torch_file import torch_load
+from manygrad.tensor.nn.state.torch_save import torch_save
 
 __all__ = ["get_parameters", "get_state_dict", "gguf_load", "load_state_dict", "safe_load", "safe_save", "torch_load", "torch_save"]

@@ -1,0 +1,138 @@
+"""Which lists of `Opt`s a kernel can take: checked before any code is made, with the reason where it cannot."""
+
+from __future__ import annotations
+
+import math
+
+from manygrad.runtime.codegen.affine import TileAnalysis
+from manygrad.runtime.codegen.describe import Signature, ranges_of
+from manygrad.runtime.codegen.lowered import SCRATCH_BYTES
+from manygrad.runtime.codegen.opt import Opt, Plan, make_plan
+from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.uop import UOp
+
+MAX_LANES = 64
+
+
+def legal(sig: Signature, opts: tuple[Opt, ...]) -> str | None:
+    """None, or why the kernel cannot take `opts`. The kinds and their conditions: `opt.py`."""
+    try:
+        plan = make_plan(sig, opts)
+    except ValueError as error:
+        return str(error)
+    for check in (_amounts, _order, _lanes, _scattering, _staging, _blocks):
+        if (reason := check(sig, opts, plan)) is not None:
+            return reason
+    return None
+
+
+def _amounts(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
+    seen: set[tuple[str, int]] = set()
+    for o in opts:
+        key = (o.kind, o.amount if o.kind == "stage" else -1 if o.kind in ("vectorise", "block") else o.axis)
+        if o.kind != "before" and key in seen:
+            return f"{o}: there is another {o.kind} already"
+        seen.add(key)
+        if o.kind in ("vectorise", "lanes") and not (2 <= o.amount <= MAX_LANES and o.amount & (o.amount - 1) == 0):
+            return f"{o}: lanes are a power of two, 2 to {MAX_LANES}"
+        if o.kind in ("tile", "unroll", "block", "reduce_block") and o.amount < 1:
+            return f"{o}: at least 1"
+    return None
+
+
+def _order(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
+    for i, r in enumerate(plan.loops):
+        needs = ranges_of(r.src[0])
+        if not needs <= frozenset(plan.loops[:i]):
+            return f"the size of loop {r.arg[0]} depends on a loop inside of it"
+        if needs and i < plan.parallel:
+            return f"the size of loop {r.arg[0]} is not known before the call, so it is not cut over the threads"
+    return None
+
+
+def _lanes(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
+    for r in plan.reduce_lanes:
+        over = [u for u in sig.reduces if r in u.src[1:]]
+        if any(x is not r and x in plan.reduce_lanes for u in over for x in u.src[1:]):
+            return f"lanes along range {r.arg[0]}: another range of that REDUCE has lanes already"
+        if any(r in ranges_of(v) for v in sig.reduces):
+            return f"lanes along range {r.arg[0]}: a REDUCE inside of it depends on it"
+        if plan.lane is not None and all(plan.lane in ranges_of(u) for u in over):
+            return f"lanes along range {r.arg[0]}: that REDUCE has lanes along loop {plan.lane.arg[0]} already"
+    return None
+
+
+def _scattering(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
+    if all(s.arg is None for s in sig.stores):
+        return None
+    if plan.parallel > 1 or plan.block:
+        return "a kernel that adds to what it stores to is cut along one loop at most"
+    for r in {*plan.loops[: plan.parallel], *((plan.lane,) if plan.lane is not None else ())}:
+        if not all(injective(s.src[0], r) for s in sig.stores):
+            return f"iterations of loop {r.arg[0]} may add to one address, so they run in order"
+    return None
+
+
+def _staging(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
+    nbytes = 0
+    written = {s.src[0].src[0].arg for s in sig.stores}
+    blocked = next(iter(plan.block), None)
+    for loop, slot in plan.staged:
+        values = staged_values(sig, slot)
+        outside = frozenset(plan.loops[: plan.loops.index(loop) + 1])
+        if not values:
+            return f"no REDUCE reads argument {slot}"
+        if slot in written:
+            return f"argument {slot} is written by the kernel, so a packed copy of it may be out of date"
+        for u, ranges in values:
+            if any(r.src[0].op is not Ops.CONST for r in ranges):
+                return f"argument {slot} cannot be staged: the size of a reduction over it is not fixed"
+            if loop not in ranges_of(u) or not ranges_of(u) <= outside | frozenset(ranges):
+                return f"argument {slot} cannot be staged at loop {loop.arg[0]}: it changes with a loop inside it, or not with this one"
+            if blocked is not None and (loop is blocked or blocked in ranges_of(u)):
+                return f"argument {slot} cannot be staged at loop {loop.arg[0]}: it changes with the blocked loop {blocked.arg[0]}"
+            if any(r in plan.reduce_lanes for r in ranges):
+                return f"argument {slot} cannot be staged: a reduction over it has lanes of its own"
+            elements = math.prod(r.src[0].arg for r in ranges) * plan.tile.get(loop, 1)
+            nbytes += -(-elements * u.dtype.itemsize // 64) * 64
+    if nbytes > SCRATCH_BYTES // 2:
+        return f"{nbytes} bytes of local memory, of {SCRATCH_BYTES // 2}"
+    return None
+
+
+def _blocks(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
+    if plan.reduce_block is None:
+        return None
+    (blocked, tiles), (k, _) = next(iter(plan.block.items())), plan.reduce_block
+    group = [u for u in sig.reduces if blocked in ranges_of(u)]
+    if not group or any(u.src[1:] != group[0].src[1:] or u.dtype is not group[0].dtype for u in group):
+        return f"reduce_block({k.arg[0]}): the REDUCEs over the blocked loop {blocked.arg[0]} must share their ranges and type"
+    if group[0].src[1] is not k:
+        return f"reduce_block({k.arg[0]}): the outermost range of the reduction is {group[0].src[1].arg[0]}"
+    if len(sig.reduces) > len(group):
+        return f"reduce_block({k.arg[0]}): there are REDUCEs that do not depend on the blocked loop {blocked.arg[0]}"
+    if any(r in plan.reduce_lanes for r in group[0].src[1:]):
+        return f"reduce_block({k.arg[0]}): the reduction has lanes of its own"
+    area = math.prod(plan.tile.get(r, 1) for r in plan.loops)
+    nbytes = tiles * area * len(group) * group[0].dtype.itemsize
+    return None if nbytes <= SCRATCH_BYTES // 2 else f"{nbytes} bytes of sums, of {SCRATCH_BYTES // 2}"
+
+
+def staged_values(sig: Signature, slot: int) -> list[tuple[UOp, tuple[UOp, ...]]]:
+    """What REDUCEs read of argument `slot` (a conversion rather than its LOAD), each with its reduce ranges, outer first."""
+    casts = {s: u for u in sig.nodes for s in u.src if u.op is Ops.CAST and u.dtype.is_float and s.op is Ops.LOAD}
+    inside = {v for u in sig.reduces for v in u.src[0].toposort() if v.op is Ops.LOAD and v.src[0].src[0].arg == slot}
+    reduced = tuple(dict.fromkeys(r for v in sig.reduces for r in v.src[1:]))
+    values = [casts.get(u, u) for u in sig.nodes if u in inside]
+    return [(u, tuple(r for r in reduced if r in ranges_of(u))) for u in values]
+
+
+def injective(index: UOp, r: UOp) -> bool:
+    """Different iterations of `r` never meet at one address: the other terms are multiples of what `r` spans."""
+    a = TileAnalysis({}, None, 1).affine(index.src[1], {})
+    if a is None or r.src[0].op is not Ops.CONST:
+        return False
+    mine = [c for x, c in a.terms if x.expr is r]
+    others = [c for x, c in a.terms if x.expr is not r]
+    clean = all(r not in ranges_of(x.expr) for x, _ in a.terms if x.expr is not r)
+    return mine == [1] and clean and all(c % r.src[0].arg == 0 for c in others)

@@ -1,0 +1,92 @@
+"""Schedules on disk: a program that starts again reads its LINEARs instead of making them.
+
+An entry's key is a digest of the normalised graph with the user's lines (plans of collectives name them, so every rank must find the
+same ones), of the worker's rank and world size, and of the source code that schedules. Its value is the LINEAR with its calls'
+lines, and the keys of its kernels, which are the keys of their machine code. The store itself (`runtime`'s disk cache) is set by
+the package's root. SPEC=1, DEBUG=5 and observers of the passes want the schedule made, so then it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+from manygrad.multi.world import World
+from manygrad.schedule import trace
+from manygrad.tensor.environment import DEBUG, SPEC
+from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop.serial import NotStorable, decode, encode
+
+PACKAGES = ("schedule", "multi", "collectives", "tensor/uop")
+FILES = ("tensor/dtype.py", "tensor/source.py")
+_DIGEST_BYTES = 32
+
+
+class Store(Protocol):
+    """Bytes by key, kept across processes; `get` gives None for what is not there."""
+
+    def get(self, key: bytes) -> bytes | None: ...
+    def put(self, key: bytes, payload: bytes) -> None: ...
+
+
+class holder:
+    """Where schedules are kept; None: nowhere."""
+
+    store: Store | None = None
+
+
+@cache
+def code_version() -> bytes:
+    """A digest of the source that makes schedules: a change of it leaves old entries unused."""
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in (*(p for folder in PACKAGES for p in sorted((root / folder).glob("*.py"))), *(root / f for f in FILES)):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.digest()
+
+
+def entry_key(normal: UOp, me: World) -> bytes | None:
+    """The key of a normalised graph's schedule; None where there is no store, or the graph cannot be written down."""
+    if holder.store is None or SPEC or DEBUG >= 5 or trace.observers:
+        return None
+    try:
+        graph = encode(normal, lambda u: u._cache.get("line", ""))
+    except NotStorable:
+        return None
+    return hashlib.sha256(code_version() + f"{me.rank} {me.size} ".encode() + graph).digest()
+
+
+def load(key: bytes) -> UOp | None:
+    """The LINEAR under `key`, its calls with their lines."""
+    assert holder.store is not None
+    data = holder.store.get(key)
+    if data is None:
+        return None
+    try:
+        data = zlib.decompress(data)
+        count = int.from_bytes(data[:4], "little")
+        linear, lines = decode(data[4 + count * _DIGEST_BYTES :])
+    except (ValueError, KeyError, IndexError, TypeError, zlib.error):
+        return None  # of another program that writes the same folder: made again
+    for node, line in lines:
+        node._cache.setdefault("line", line)
+    for i, ast in enumerate(_kernels(linear)):
+        ast._cache.setdefault("key", data[4 + i * _DIGEST_BYTES : 4 + (i + 1) * _DIGEST_BYTES])
+    return linear
+
+
+def save(key: bytes, linear: UOp) -> None:
+    assert holder.store is not None
+    try:
+        graph = encode(linear, lambda u: u._cache.get("line", "") if u.op is Ops.CALL else "")
+    except NotStorable:
+        return
+    keys = [ast.key for ast in _kernels(linear)]
+    holder.store.put(key, zlib.compress(len(keys).to_bytes(4, "little") + b"".join(keys) + graph, 1))
+
+
+def _kernels(linear: UOp) -> list[UOp]:
+    return list(dict.fromkeys(call.src[0] for call in linear.src if call.src[0].op is Ops.SINK))

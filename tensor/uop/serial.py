@@ -1,0 +1,151 @@
+"""Graphs as bytes, and back: for digests that hold in every process and for what is kept on disk.
+
+    encode(a + a * 2)  ==>  a JSON head (tables of ops, dtypes, args and lines) and a flat array of node numbers, sources first
+
+Nothing is executed when it is read: an arg is None, a number, a text, an `Ops`, a `DType`, a node, a tuple of these, or one of the
+dataclasses named to `register`. Two graphs have equal bytes exactly when they are the same graph (and, with `lines`, of the same lines).
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from manygrad.tensor.dtype import DType, to_dtype
+from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.uop import BufferSpec, UOp
+
+T = TypeVar("T")
+_CLASSES: dict[str, type] = {}
+_BY_NAME = {op.name: op for op in Ops}
+_HEAD_BYTES = 4
+
+
+class NotStorable(ValueError):
+    """An arg that has no form in bytes."""
+
+
+def register(cls: type[T]) -> type[T]:
+    """A frozen dataclass that may stand in a node's arg."""
+    _CLASSES[cls.__name__] = cls
+    return cls
+
+
+register(BufferSpec)
+
+
+def _nodes_in(arg: Any, out: list[UOp]) -> None:
+    """The nodes that an arg holds (symbolic dims)."""
+    kind = type(arg)
+    if kind is UOp:
+        out.append(arg)
+    elif kind is tuple:
+        for x in arg:
+            if type(x) is not int:
+                _nodes_in(x, out)
+    elif kind is BufferSpec:
+        _nodes_in(arg.shape, out)
+
+
+def _plain(x: Any, number: dict[UOp, int]) -> Any:
+    """An arg as JSON holds it: numbers and texts as they are, a tuple as a list, all else {its kind: its value}."""
+    kind = type(x)
+    if x is None or kind is int or kind is float or kind is str or kind is bool:
+        return x
+    if kind is tuple:
+        return [_plain(y, number) for y in x]
+    if kind is UOp:
+        return {"node": number[x]}
+    if kind is Ops:
+        return {"op": x.name}
+    if kind is DType:
+        return {"dtype": x.name}
+    if _CLASSES.get(kind.__name__) is kind:
+        return {kind.__name__: [_plain(getattr(x, f.name), number) for f in fields(x)]}
+    raise NotStorable(f"an arg of type {kind.__name__} has no form in bytes; see tensor/uop/serial.py")
+
+
+def _order(root: UOp) -> dict[UOp, int]:
+    """Nodes in the order in which they are written: sources and the nodes of an arg before their user."""
+    number: dict[UOp, int] = {}
+    stack: list[UOp | None] = [root]
+    path: list[UOp] = []
+    while stack:
+        u = stack.pop()
+        if u is None:
+            u = path.pop()
+            number.setdefault(u, len(number))
+            continue
+        if u in number:
+            continue
+        below = list(u.src)
+        if type(u.arg) in (tuple, UOp, BufferSpec):
+            _nodes_in(u.arg, below)
+        if below:
+            path.append(u)
+            stack.append(None)
+            stack.extend([s for s in reversed(below) if s not in number])
+        else:
+            number[u] = len(number)
+    return number
+
+
+def encode(root: UOp, line: Callable[[UOp], str] = lambda u: "") -> bytes:
+    """The graph below `root`, with `line(u)` beside each node. Raises NotStorable."""
+    number = _order(root)
+    ops: dict[Ops, int] = {}
+    dtypes: dict[DType, int] = {}
+    args: dict[str, int] = {"null": 0}
+    lines: dict[str, int] = {"": 0}
+    flat: list[int] = []
+    dumps = json.JSONEncoder(separators=(",", ":")).encode
+    for u in number:
+        arg = 0 if u.arg is None else args.setdefault(dumps(_plain(u.arg, number)), len(args))
+        flat += (ops.setdefault(u.op, len(ops)), dtypes.setdefault(u.dtype, len(dtypes)), arg, lines.setdefault(line(u), len(lines)), len(u.src))
+        flat += [number[s] for s in u.src]
+    names = dumps([[o.name for o in ops], [d.name for d in dtypes], list(lines)])
+    head = f"[{names},[{','.join(args)}]]".encode()
+    return len(head).to_bytes(_HEAD_BYTES, "little") + head + array("i", flat).tobytes()
+
+
+def decode(data: bytes) -> tuple[UOp, list[tuple[UOp, str]]]:
+    """What `encode` wrote: the root, and (node, line) of the nodes that have one. Raises ValueError where it is anything else."""
+    size = _HEAD_BYTES + int.from_bytes(data[:_HEAD_BYTES], "little")
+    (op_names, dtype_names, lines), plain = json.loads(data[_HEAD_BYTES:size])
+    flat = array("i")
+    flat.frombytes(data[size:])
+    ops, dtypes = [_BY_NAME[o] for o in op_names], [to_dtype(d) for d in dtype_names]
+    nodes: list[UOp] = []
+    with_line: list[tuple[UOp, str]] = []
+    args: list[Any] = [None] * len(plain)
+    known = [x is None for x in plain]
+    at, end = 0, len(flat)
+    while at < end:
+        op, dtype, arg, line, count = flat[at : at + 5]
+        at += 5
+        if not known[arg]:
+            args[arg], known[arg] = _live(plain[arg], nodes), True
+        node = UOp(ops[op], dtypes[dtype], tuple([nodes[i] for i in flat[at : at + count]]), args[arg])
+        at += count
+        nodes.append(node)
+        if line:
+            with_line.append((node, lines[line]))
+    return nodes[-1], with_line
+
+
+def _live(x: Any, nodes: list[UOp]) -> Any:
+    if type(x) is list:
+        return tuple([_live(y, nodes) for y in x])
+    if type(x) is not dict:
+        return x
+    ((kind, value),) = x.items()
+    if kind == "node":
+        return nodes[value]
+    if kind == "op":
+        return _BY_NAME[value]
+    if kind == "dtype":
+        return to_dtype(value)
+    return _CLASSES[kind](*[_live(y, nodes) for y in value])
