@@ -3,6 +3,8 @@
 Write ordinary lazy-tensor code; `launcher train.py --nodes 4` runs it on four workers. `manygrad.world` says which one this is.
 """
 
+import sys
+
 from manygrad.launcher.api import launch
 from manygrad.multi.world import world
 from manygrad.runtime.counters import GlobalCounters
@@ -21,6 +23,9 @@ from manygrad.tensor.ops.broadcast import result_type
 from manygrad.tensor.tensor import Tensor, Variable
 
 _holder.current = RealizeEngine()
+
+for _name in [n for n in sys.modules if n.startswith(("manygrad.tensor.nn", "manygrad.tensor.linalg", "manygrad.tensor.autograd"))]:
+    sys.modules[_name.replace("manygrad.tensor.", "manygrad.")] = sys.modules[_name]  # `import manygrad.nn.functional as F`
 _schedules.store = _DiskCache("schedules")
 
 __version__ = "0.1.0"

@@ -38,7 +38,7 @@ KNOWN = {  # where torch's gradient is another one, and why ours stands: tests h
     "Tensor.cholesky_solve": "torch's gradient also has a part above the diagonal, which is not read",
     "Tensor.as_strided_scatter": "torch's gradient counts overwritten elements where the view overlaps itself",
 }
-TOLERANCE = 1e-4  # of float32 results, relative to 1 or to the largest value
+TOLERANCE = 2e-4  # of float32 results, relative to 1 or to the largest value; gradients of short normalised rows lose most
 
 
 @dataclass

@@ -138,6 +138,18 @@ class UOp:
         """Where the value lives; None for constants, a tuple of names when sharded (`tensor.uop.shape`)."""
         return self._cache["device"] if "device" in self._cache else infer.device(self)
 
+    # *** arithmetic of symbolic integers: bound variables and symbolic dims ***
+
+    def __add__(self, other: UOp | int) -> Any: return _symbolic("add", self, other)
+    def __radd__(self, other: int) -> Any: return _symbolic("add", self, other)
+    def __sub__(self, other: UOp | int) -> Any: return self + other * -1
+    def __rsub__(self, other: int) -> Any: return self * -1 + other
+    def __mul__(self, other: UOp | int) -> Any: return _symbolic("mul", self, other)
+    def __rmul__(self, other: int) -> Any: return _symbolic("mul", self, other)
+    def __floordiv__(self, other: int) -> Any: return _symbolic("floordiv", self, other)
+    def __mod__(self, other: int) -> Any: return _symbolic("mod", self, other)
+    def __neg__(self) -> Any: return self * -1
+
     # *** construction of constants and ALU nodes ***
 
     @staticmethod
@@ -155,6 +167,15 @@ class UOp:
 
     def bitcast(self, dtype: DType) -> UOp:
         return self if self.dtype is dtype else UOp(Ops.BITCAST, dtype, (self,))
+
+
+def _symbolic(name: str, a: UOp, b: UOp | int) -> Any:
+    """`a` op `b` for symbolic integers: an int where it is constant."""
+    from manygrad.tensor.uop import symbolic
+
+    if a.dtype is not dtypes.index or not isinstance(b, (UOp, int)):
+        raise TypeError(f"{name} of {a!r} and {type(b).__name__}: only symbolic integers have arithmetic; tensors are `Tensor`s")
+    return symbolic.to_sint(getattr(symbolic, name)(a, symbolic.as_index(b)))
 
 
 def toposort(roots: Iterable[UOp], enter: Callable[[UOp], bool] | None = None) -> list[UOp]:
