@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import os
 import pkgutil
@@ -155,6 +156,9 @@ def main(words: list[str]) -> int:
         for case in getattr(importlib.import_module(f"tests.tensor.cases.{module.name}"), "CASES", [])
         if not words or any(w in case.name for w in words)
     ]
+    if importlib.util.find_spec("torch") is None:
+        print(f"{len({c.op for c in cases})} operators in {len(cases)} cases ({', '.join(sorted({c.op for c in cases})[:3])}, ...); torch is not installed, there is nothing to compare them with")
+        return 0
     print(f"{'operator':<58} {'runs':>4} {'refused':>7} {'forward':>9} {'backward':>9}")
     rows = []
     for case in cases:

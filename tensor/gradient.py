@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.rewrite import substitute
+from manygrad.tensor.uop.shape import numel
 from manygrad.tensor.uop.show import text_of_index
 from manygrad.tensor.uop.symbolic import to_sint
 
@@ -59,10 +60,10 @@ def flow_back(starts: list[tuple[UOp, UOp]], targets: set[UOp], leaves: set[UOp]
     from manygrad.tensor.tensor import Tensor
 
     roots = UOp(Ops.SINK, dtypes.void, tuple(root for root, _ in starts))
-    order = roots.toposort(lambda u: u.op not in (Ops.DETACH, Ops.STORE) and u not in leaves)[:-1]
+    order = roots.toposort(lambda u: u.op is not Ops.DETACH and u not in leaves)[:-1]
     needed: set[UOp] = set()
     for u in order:
-        if u in targets or (u.op not in (Ops.DETACH, Ops.STORE) and u not in leaves and any(s in needed for s in u.src)):
+        if u in targets or (u.op is not Ops.DETACH and u not in leaves and any(s in needed for s in (u.src[1:] if u.op is Ops.STORE else u.src))):
             needed.add(u)
     grads: dict[UOp, Tensor] = {}
     for root, start in starts:
@@ -80,7 +81,9 @@ def flow_back(starts: list[tuple[UOp, UOp]], targets: set[UOp], leaves: set[UOp]
             g = grads[u] = _hooked(hook, g)
         if u.op is Ops.RESULT:
             of_results.setdefault(u.src[0], {})[u.arg] = g
-        if u in leaves or u.op in (Ops.DETACH, Ops.STORE, Ops.RESULT) or not any(s in needed for s in u.src):
+        if u.op is Ops.AFTER and u not in leaves:
+            _flow_through_writes(g, u, needed, grads)
+        if u in leaves or u.op in (Ops.DETACH, Ops.STORE, Ops.RESULT, Ops.AFTER) or not any(s in needed for s in u.src):
             continue
         rule = RULES.get(u.op)
         if rule is None:
@@ -91,6 +94,32 @@ def flow_back(starts: list[tuple[UOp, UOp]], targets: set[UOp], leaves: set[UOp]
                 assert gs.shape == s.shape, f"gradient of {u.op}: {gs.shape} for a source of {s.shape}"
                 grads[s] = gs if s not in grads else grads[s] + gs
     return {t: grads[t].uop for t in targets if t in grads}
+
+
+def _flow_through_writes(g: Tensor, u: UOp, needed: set[UOp], grads: dict[UOp, Tensor]) -> None:
+    """What was written into a stored tensor gets the gradient of the place where it lies, what was there before the rest."""
+    before = u.src[0]
+    for store in reversed(u.src[1:]):
+        if store.op is not Ops.STORE or store.arg is not None or store not in needed:
+            continue
+        target, value = store.src
+        part = g._new(_viewed_alike(target, before, g.uop))
+        grads[value] = part if value not in grads else grads[value] + part
+    if before in needed:
+        for store in u.src[1:]:
+            if store.op is Ops.STORE and store.arg is None:
+                ones = _t(UOp.const(dtypes.bool, True))._broadcast(before.shape)
+                mask = _t(_viewed_alike(store.src[0], before, ones.arange(numel(before.shape)).reshape(before.shape).uop))
+                kept = ones.flatten()._scatter_at(mask.flatten().ne(mask.flatten()), [mask.flatten()], "set").reshape(before.shape)
+                g = kept._where(g, 0.0)
+        grads[before] = g if before not in grads else grads[before] + g
+
+
+def _viewed_alike(view: UOp, base: UOp, other: UOp) -> UOp:
+    """`other`, of the shape of `base`, seen as `view` sees `base`."""
+    if view is base:
+        return other
+    return view.replace(dtype=other.dtype, src=(_viewed_alike(view.src[0], base, other),))
 
 
 def _hooked(hook: Callable[[Tensor], Tensor | None], g: Tensor) -> Tensor:
@@ -291,7 +320,6 @@ RULES: dict[Ops, Callable[[Any, UOp], Grads]] = {
     Ops.CONTIGUOUS: lambda g, u: (g,),
     Ops.COPY: _move_back,
     Ops.SHARD: _move_back,
-    Ops.AFTER: lambda g, u: (g,),
     Ops.BARRIER: lambda g, u: (g, None),
     Ops.CUSTOM: lambda g, u: u.arg.gradients(g, u),
 }

@@ -40,7 +40,7 @@ class DifferentiationMixin:
         if self._requires_grad or not self.dtype.is_float:
             return bool(self._requires_grad)
         leaves = {t.uop for t in _live() if t._requires_grad}
-        return any(u in leaves or "history" in u._cache for u in self.uop.toposort(lambda u: u.op not in (Ops.DETACH, Ops.STORE)) if u.op is not Ops.DETACH)
+        return any(u in leaves or "history" in u._cache for u in self.uop.toposort(lambda u: u.op is not Ops.DETACH) if u.op is not Ops.DETACH)
 
     @requires_grad.setter
     def requires_grad(self: Tensor, flag: bool | None) -> None:
@@ -131,7 +131,7 @@ class DifferentiationMixin:
         trained = [t for t in _live() if t._requires_grad]
         wanted = [t for t in _live() if t._requires_grad or t._retains] if inputs is None else list(inputs)
         root, now, stored = with_history(self.uop, trained)
-        flowing = set(root.toposort(lambda u: u.op not in (Ops.DETACH, Ops.STORE)))
+        flowing = set(root.toposort(lambda u: u.op is not Ops.DETACH))
         reached = [t for t in wanted if now.get(t.uop) in flowing]
         if not reached:
             raise RuntimeError("backward(): no tensor with requires_grad=True stands below this one")

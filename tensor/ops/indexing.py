@@ -206,7 +206,7 @@ class IndexingMixin:
         if self._requires_grad and grad_mode.enabled:
             raise RuntimeError("writing into a leaf that requires a gradient; write inside `with Tensor.no_grad():`, or use where(...)")
         v = value if isinstance(value, Tensor) else Tensor(value, dtype=self.dtype, device=self.device if isinstance(self.device, str) else None)
-        differentiable = grad_mode.enabled and (v.requires_grad or self.requires_grad)
+        differentiable = not self._is_stored and grad_mode.enabled and (v.requires_grad or self.requires_grad)  # a new value then, not a write
         if not self._is_stored and not differentiable:
             self.uop = self.clone().realize().uop
         view, tensors = self._basic(index)

@@ -202,7 +202,7 @@ def to_array(data: Any, dtype: DType | None) -> np.ndarray:
             array = np.array(_numbers(data) if not isinstance(data, range) else list(data))
         except ValueError as error:
             raise ValueError(f"cannot make a tensor of this nested list: its rows differ in length ({error})") from None
-        if array.dtype == np.float64 or array.size == 0:
+        if dtype is None and (array.dtype == np.float64 or array.size == 0):
             array = array.astype(np.float32)
     else:
         try:

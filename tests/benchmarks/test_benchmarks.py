@@ -14,6 +14,10 @@ SMALLEST: dict[str, tuple[list[str], list[str]]] = {
     "gemm.py": (["--sizes", "64", "--repeats", "2"], ["64x64x64", "NT", "512x3072x768", "ratio"]),
     "allreduce.py": (["--sizes", "256,64K", "--workers", "2", "--repeats", "5"], ["algbw", "64K"]),
     "schedule.py": (["--workers", "4,1024", "--repeats", "1", "--layers", "1", "--dim", "32"], ["lower_shards", "ratio of scheduling"]),
+    "memory_bound.py": (["--elements", "16384", "--repeats", "2"], ["softmax", "adamw", "of copy"]),
+    "dispatch.py": (["--kernels", "20", "--repeats", "5"], ["a kernel", "mlp batch 1"]),
+    "ops_vs_torch.py": (["cumsum"], ["Tensor.cumsum"]),
+    "models_vs_torch.py": (["--models", "lstm", "--repeats", "2"], ["lstm", "ms ours"]),
     "train_step.py": (["--workers", "1", "--models", "mlp", "--steps", "4"], ["mlp", "torch/ours"]),
 }
 WITHOUT_TORCH = """

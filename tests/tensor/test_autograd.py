@@ -7,7 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manygrad import Context, Tensor, TinyJit, autograd, enable_grad, is_grad_enabled, no_grad, set_grad_enabled
+from manygrad import (
+    Context,
+    Tensor,
+    TinyJit,
+    Variable,
+    autograd,
+    enable_grad,
+    is_grad_enabled,
+    no_grad,
+    set_grad_enabled,
+)
 from manygrad.schedule import create_linear_with_vars
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import Ops, UOp
@@ -345,3 +355,31 @@ def test_gradients_through_writes_by_index() -> None:
     (y * Tensor([1.0, 10.0, 100.0])).sum().backward()
     assert x.grad is not None and v.grad is not None
     assert x.grad.tolist() == [2, 0, 0] and v.grad.tolist() == [20]
+
+
+def test_gradients_through_writes_into_storage() -> None:
+    stored, b, v = Tensor([0.0, 0.0, 0.0]).realize(), leaf(1, 2, 3), leaf(2)
+    view = stored[2:]
+    stored.assign(b * 2)
+    stored[1:2] = v * 3
+    assert view.tolist() == [6] and stored.tolist() == [2, 6, 6]  # a write, seen by views
+    stored = Tensor([0.0, 0.0, 0.0]).realize()
+    stored.assign(b * 2)
+    stored[1:2] = v * 3
+    (stored * Tensor([1.0, 10.0, 100.0])).sum().backward()
+    assert b.grad is not None and v.grad is not None
+    assert v.grad.tolist() == [30] and b.grad.tolist() == [2, 0, 200]
+
+
+def test_a_cache_written_at_a_symbolic_place_in_a_jit() -> None:
+    w = Tensor(np.eye(4, dtype=np.float32) * 2, requires_grad=True)
+    cache = Tensor(np.zeros((8, 4), np.float32)).realize()
+    position, count = Variable("position", 0, 7), Variable("count", 1, 8)
+
+    @TinyJit
+    def step(x: Tensor, cache: Tensor, at: Any, n: Any) -> Tensor:
+        cache[at] = (x @ w)[0]
+        return cache[:n].sum(0).contiguous()
+
+    got = [step(Tensor(np.full((1, 4), i + 1, np.float32)), cache, position.bind(i), count.bind(i + 1)).numpy()[0] for i in range(5)]
+    assert got == [2, 6, 12, 20, 30]
