@@ -1,12 +1,13 @@
-"""Layers that learn the size of their input at the first call, and then are ordinary layers.
+"""Layers that learn the size of their input at the first call (or from the state they load), and then are ordinary layers.
 
 `_Lazy` remembers the constructor's arguments; the first forward finds the missing size in the input, builds the layer and
-becomes it (`__class__` too, so hooks and names stay).
+becomes it (`__class__` too, so hooks and names stay); `to()`, `double()` and the like before that are made up for.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from manygrad.tensor.nn import convolution as conv
@@ -33,6 +34,7 @@ class _Lazy(Module):
         bound = inspect.signature(type(self)).bind(*args, **kwargs)
         bound.apply_defaults()
         self._arguments = (bound.args, bound.kwargs)
+        self._changes: list[Callable[[Tensor], Tensor]] = []
         self.weight = UninitializedParameter()
 
     def has_uninitialized_params(self) -> bool:
@@ -50,12 +52,28 @@ class _Lazy(Module):
         self.build(int(size))
 
     def build(self, size: int) -> None:
-        args, kwargs = self.__dict__.pop("_arguments")
+        (args, kwargs), changes = self.__dict__.pop("_arguments"), self.__dict__.pop("_changes")
         del self.weight
         becomes: Any = self._becomes
         made = becomes(size, *args, **kwargs)
         self.__dict__.update(vars(made))
         self.__class__ = self._becomes  # type: ignore[assignment]
+        for change in changes:
+            self._each(change)
+
+    def _later(self, change: Callable[[Tensor], Tensor]) -> None:
+        self._changes.append(change)
+
+    def _before_load(self, state_dict: dict[str, Tensor], prefix: str) -> None:
+        given = state_dict.get(f"{prefix}weight", state_dict.get(f"{prefix}running_mean"))
+        if given is None:
+            return
+        if issubclass(self._becomes, Linear):
+            self.build(given.shape[1])
+        elif issubclass(self._becomes, conv._Conv):
+            self.build(given.shape[1] * self._arguments[0][list(inspect.signature(type(self)).parameters).index("groups")])
+        else:
+            self.build(given.shape[0])
 
     def forward(self, input: Tensor, *args: Any) -> Any:
         self.initialize_parameters(input)

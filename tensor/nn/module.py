@@ -217,7 +217,15 @@ class Module:
                 t._become(new.uop)
             if t.grad is not None:
                 t.grad = change(t.grad)
+        for m in self.modules():
+            m._later(change)
         return self
+
+    def _later(self, change: Callable[[Tensor], Tensor]) -> None:
+        """A layer whose tensors are not made yet remembers what will have to be done to them."""
+
+    def _before_load(self, state_dict: dict[str, Tensor], prefix: str) -> None:
+        """A layer whose tensors are not made yet makes them as large as those under `prefix`."""
 
     def to(self: M, *args: Any, **kwargs: Any) -> M:
         """`to(device)`, `to(dtype)`, `to(device, dtype)` or `to(tensor)`; a tuple of devices puts a copy on each. In place; types of floats only."""
@@ -264,6 +272,8 @@ class Module:
         """Copies the tensors in. KeyError lists the names that are missing or not known here (strict), ValueError the shapes that differ."""
         from manygrad.tensor.nn.state import load_state_dict
 
+        for path, m in list(self.named_modules()):
+            m._before_load(state_dict, f"{path}." if path else "")
         own = self.state_dict()
         load_state_dict(self, state_dict, strict)
         return LoadResult([k for k in own if k not in state_dict], [k for k in state_dict if k not in own])

@@ -197,4 +197,4 @@ class LocalResponseNorm(Held, of="local_response_norm", size=REQUIRED, alpha=1e-
 
 
 class CrossMapLRN2d(Held, of="local_response_norm", size=REQUIRED, alpha=1e-4, beta=0.75, k=1):
-    """LocalResponseNorm of images."""
+    """LocalResponseNorm of images. (PyTorch's own forgets to drop channel 0 from its running sum, so from channel (size + 1) / 2 on it differs.)"""

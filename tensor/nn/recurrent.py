@@ -191,7 +191,8 @@ class RNNCellBase(Module):
         return tuple(s.squeeze(0) for s in new) if alone else new
 
     def extra_repr(self) -> str:
-        return f"{self.input_size}, {self.hidden_size}" + ("" if self.bias else ", bias=False")
+        relu = ", nonlinearity=relu" if self.mode == "RNN_RELU" else ""
+        return f"{self.input_size}, {self.hidden_size}" + ("" if self.bias else ", bias=False") + relu
 
 
 class RNNCell(RNNCellBase):

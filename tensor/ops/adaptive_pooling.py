@@ -112,7 +112,7 @@ def adaptive_max_pool3d_with_indices(input: Tensor, output_size: Any, return_ind
 
 def _fractional(name: str, x: Tensor, n: int, kernel: Pair, output_size: Any, output_ratio: Any, return_indices: bool, samples: Tensor | None) -> Any:
     """Windows at pseudo-random places, in order, of which the last ends at the border (Graham, 2014). `samples` (N, C, n) uniform on
-    [0, 1): the places along the last dim come from samples[..., 0], and so on backwards."""
+    [0, 1): as in PyTorch, of images samples[..., 0] places along W and [..., 1] along H, of volumes 0, 1, 2 along D, H, W."""
     if (output_size is None) == (output_ratio is None):
         raise ValueError(f"{name}: give output_size or output_ratio, one of them")
     k, sizes, lead = numbers(kernel, n, "kernel_size"), x.shape[-n:], x.shape[:-n]
@@ -125,7 +125,7 @@ def _fractional(name: str, x: Tensor, n: int, kernel: Pair, output_size: Any, ou
     u = u.reshape((*lead, n)).cast("float64")
     starts = []
     for i, (size, out, width) in enumerate(zip(sizes, outs, k)):
-        mine = u[..., n - 1 - i].unsqueeze(-1)  # (*lead, 1)
+        mine = u[..., i if n == 3 else n - 1 - i].unsqueeze(-1)  # (*lead, 1)
         alpha = (size - width) / (out - 1) if out > 1 else 0.0
         at = x.arange(out)
         place = ((at + mine) * alpha).trunc() - (mine * alpha).trunc()

@@ -154,7 +154,7 @@ def np_fractional(n: int) -> Callable[..., Any]:
         for b, c in np.ndindex(2, 2):
             here: Boxes = []
             for i, (size, o) in enumerate(zip(x.shape[2:], output_size)):
-                u = _random_samples[b, c, n - 1 - i]
+                u = _random_samples[b, c, i if n == 3 else n - 1 - i]
                 alpha = (size - kernel) / (o - 1) if o > 1 else 0.0
                 starts = [int((j + u) * alpha) - int(u * alpha) for j in range(o - 1)] + [size - kernel]
                 here.append([(list(range(s, s + kernel)), 0) for s in starts])
