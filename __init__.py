@@ -11,6 +11,8 @@ from manygrad.runtime.counters import GlobalCounters
 from manygrad.runtime.devices.diskcache import DiskCache as _DiskCache
 from manygrad.runtime.engine import RealizeEngine
 from manygrad.runtime.jit import TinyJit
+from manygrad.runtime.profile import profile
+from manygrad.runtime.profile import profile_program as _profile_program
 from manygrad.schedule.cache import holder as _schedules
 from manygrad.tensor import autograd, linalg, nn
 from manygrad.tensor.dtype import can_cast, dtypes, finfo, iinfo
@@ -27,6 +29,7 @@ _holder.current = RealizeEngine()
 for _name in [n for n in sys.modules if n.startswith(("manygrad.tensor.nn", "manygrad.tensor.linalg", "manygrad.tensor.autograd"))]:
     sys.modules[_name.replace("manygrad.tensor.", "manygrad.")] = sys.modules[_name]  # `import manygrad.nn.functional as F`
 _schedules.store = _DiskCache("schedules")
+_profile_program()
 
 __version__ = "0.1.0"
 __all__ = [
@@ -47,6 +50,7 @@ __all__ = [
     "linalg",
     "nn",
     "no_grad",
+    "profile",
     "promote_types",
     "result_type",
     "set_grad_enabled",

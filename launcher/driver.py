@@ -258,6 +258,8 @@ class Supervisor:
             | set(user_set)
         )
         env = {k: os.environ[k] for k in sorted(carried) if k in os.environ}
+        if env.get("PROFILE") == "1":
+            env["PROFILE"] = os.path.abspath(self.run_dir)
         env |= {
             MARK: job.id,
             "RANK": str(rank),

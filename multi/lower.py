@@ -16,9 +16,9 @@ from math import prod
 from typing import Any
 
 from manygrad.multi.placement import REPLICATE, Partial, Placement, Shard, even_bounds
-from manygrad.multi.rules import RULES, placements, settled
+from manygrad.multi.rules import placements, settled
 from manygrad.multi.world import World, world
-from manygrad.tensor.source import line_of
+from manygrad.tensor.source import inherit, line_of
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 
 Local = tuple[UOp, ...]  # one value a local device
@@ -36,16 +36,20 @@ class _Lowering:
         self.loc: dict[UOp, Local] = {}  # of nodes on several devices
         self.one: dict[UOp, UOp] = {}  # of nodes on one device or none
         self.memo: dict[Any, Local] = {}
+        self.asked: tuple[Any, list[int]] = (None, [])  # the last answer of `mine`: a step asks for one tuple again and again
         self.collectives = 0
         self.sends: list[UOp] = []  # what others wait for and nothing here reads
 
     def mine(self, devices: tuple[str, ...]) -> list[int]:
         """Positions of this worker's devices."""
+        if devices is self.asked[0]:
+            return self.asked[1]
         found = self.memo.get(("mine", devices))
         if found is None:
             found = self.memo[("mine", devices)] = [i for i, d in enumerate(devices) if self.me.is_local(d)]  # type: ignore[assignment]
         if not found:
             raise ValueError(f"none of the {len(devices)} devices {devices[0]}.. belongs to this worker (rank {self.me.rank}); shard over manygrad.world.devices")
+        self.asked = (devices, found)  # type: ignore[assignment]
         return found  # type: ignore[return-value]
 
     def number(self) -> int:
@@ -178,7 +182,7 @@ class _Lowering:
                 )
             targets = self.loc[u.src[0]]
             values = self.at(u.src[1], u.src[0].device, place[u.src[1]], want)
-            self.loc[u] = tuple(marked(UOp(Ops.STORE, u.dtype, (t, v), u.arg), u) for t, v in zip(targets, values))
+            self.loc[u] = tuple(inherit(UOp(Ops.STORE, u.dtype, (t, v), u.arg), u) for t, v in zip(targets, values))
         elif not isinstance(devices, tuple):
             self.lower_single(u, place)
         elif u.op in (Ops.BUFFER, Ops.PARAM):
@@ -189,19 +193,20 @@ class _Lowering:
             effects = [self.loc[e] for e in u.src[1:]]
             self.loc[u] = tuple(u.replace(src=(x, *(e[k] for e in effects))) for k, x in enumerate(self.loc[u.src[0]]))
         else:
-            wants, result = RULES[u.op](u, [place[s] for s in u.src])
-            parts = [self.at(s, devices, place[s], w) for s, w in zip(u.src, wants)]
+            wants, result = u._cache["rule"]  # (of `placements`)
+            loc = self.loc
+            parts = [loc[s] if w is place[s] and s in loc else self.at(s, devices, place[s], w) for s, w in zip(u.src, wants)]
             make: Callable[[UOp, Local, Placement, int], UOp] = local_node
             if u.op is Ops.REDUCE and isinstance(wants[0], Shard) and isinstance(result, Partial) and u.dtype.is_float:
                 make = block_reducer(wants[0], len(devices)) or local_node
-            self.loc[u] = tuple(marked(make(u, tuple(p[k] for p in parts), result, i), u) for k, i in enumerate(self.mine(devices)))
+            self.loc[u] = tuple([inherit(make(u, tuple([p[k] for p in parts]), result, i), u) for k, i in enumerate(self.mine(devices))])
 
     def lower_single(self, u: UOp, place: dict[UOp, Placement]) -> None:
         """A node on one device or none: kept where the device is this worker's; a copy between workers is a collective."""
         source = u.src[0].device if u.op is Ops.COPY else None
         if isinstance(source, tuple):
             whole = self.at(u.src[0], source, place[u.src[0]], REPLICATE)
-            self.one[u] = marked(on(whole[0], local_name(u.arg)), u) if self.me.is_local(u.arg) else ELSEWHERE
+            self.one[u] = inherit(on(whole[0], local_name(u.arg)), u) if self.me.is_local(u.arg) else ELSEWHERE
         elif source is not None and "@" in source and "@" not in u.arg:
             self.one[u] = self.broadcast(u, source)
         elif source is not None and "@" in source and self.me.rank_of(source) != self.me.rank_of(u.arg):
@@ -213,7 +218,7 @@ class _Lowering:
             if ELSEWHERE in src:
                 self.one[u] = ELSEWHERE
             else:
-                node = u if src == u.src else marked(u.replace(src=src), u)
+                node = u if src == u.src else inherit(u.replace(src=src), u)
                 self.one[u] = node.replace(arg=local_name(u.arg)) if u.op is Ops.COPY else node
 
     def send(self, u: UOp, source: str, target: str) -> UOp:
@@ -225,7 +230,7 @@ class _Lowering:
         here = source if self.me.is_local(source) else target
         part = stored_on(reshape(x, (prod(x.shape),)), local_name(here))
         node = UOp(Ops.SEND, u.dtype, (UOp(Ops.MSTACK, u.dtype, (part,)),), (n, (source, target), (int(here is target),), (n if here is target else 0,), self.number()))
-        marked(node, u)
+        inherit(node, u)
         if here is source:
             self.sends.append(node)
             return ELSEWHERE
@@ -238,7 +243,7 @@ class _Lowering:
         x = self.one[u.src[0]] if root == self.me.rank else broadcast(UOp.const(u.dtype, 0), (0,))
         part = stored_on(reshape(x, (prod(x.shape),)), local_name(u.arg))
         node = UOp(Ops.BROADCAST, u.dtype, (UOp(Ops.MSTACK, u.dtype, (part,)),), (root, n, devices, (self.me.rank,), (n,), self.number()))
-        return reshape(UOp(Ops.MSELECT, u.dtype, (marked(node, u),), 0), u.shape)
+        return reshape(UOp(Ops.MSELECT, u.dtype, (inherit(node, u),), 0), u.shape)
 
     def lower_shard(self, u: UOp, place: dict[UOp, Placement]) -> None:
         devices, _ = u.arg
@@ -311,13 +316,6 @@ def block_reducer(p: Shard, ranks: int) -> Callable[[UOp, Local, Placement, int]
         return reshape(y, tuple(1 if a in axes else d for a, d in enumerate(x.shape)))
 
     return reduce
-
-
-def marked(new: UOp, old: UOp) -> UOp:
-    """The user's line of the node it came from."""
-    if "line" in old._cache:
-        new._cache.setdefault("line", old._cache["line"])
-    return new
 
 
 def reshape(x: UOp, shape: tuple[Any, ...]) -> UOp:

@@ -20,6 +20,9 @@ Answer = tuple[Sequence[Placement], Placement]
 
 def elementwise(u: UOp, ps: list[Placement]) -> Answer:
     """All sources cut like the largest cut one."""
+    first = ps[0]
+    if isinstance(first, Shard) and ps.count(first) == len(ps) and all(s.shape for s in u.src):
+        return [first] * len(ps), first
     if u.op in (Ops.NEG,) and isinstance(ps[0], Partial) and ps[0].op is Ops.ADD:
         return ps, ps[0]
     if u.op is Ops.ADD and all(p == Partial(Ops.ADD) for p in ps):
@@ -212,7 +215,8 @@ def placements(order: list[UOp]) -> dict[UOp, Placement]:
             elif u.op in (Ops.AFTER, Ops.CUSTOM):
                 p = out[u.src[0]]
             elif u.op not in (Ops.STORE, Ops.SINK, Ops.FUNCTION):
-                p = RULES[u.op](u, [out[s] for s in u.src])[1]
+                u._cache["rule"] = answer = RULES[u.op](u, [out[s] for s in u.src])
+                p = answer[1]
         u._cache["placement"] = out[u] = p
     return out
 

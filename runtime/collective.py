@@ -99,8 +99,10 @@ def widths(bounds: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class CollectiveItem(ExecItem):
+    lane = "collectives"
+
     def __init__(self, what: UOp, buffers: list[Buffer], line: str):
-        self.buffers, self.line = buffers, line
+        self.buffers, self.line, self.name = buffers, line, what.op.name.lower()
         devices, self.mine = what.arg[-4], what.arg[-3]
         self.idle = buffers[0].device.kind == "NULL"
         if self.idle:
@@ -115,12 +117,15 @@ class CollectiveItem(ExecItem):
             if collectives.plan_hook is not None and world.size > 1 and what.op is not Ops.SEND:  # (only two ranks take part in a send)
                 collectives.plan_hook(key, text)
             plan = _PLANS[key] = Plan(key, text, f"{c.kind} {c.count}", c, self.mine, devices, what.dtype.name)
-        self.plan = plan
+        self.plan, self.name = plan, plan.name
         self.addresses: dict[int, dict[str, int]] | None = None
 
     @property
     def written(self) -> list[Buffer]:
         return self.buffers[: len(self.mine)]
+
+    def facts(self) -> dict[str, Any]:
+        return {"line": self.line} if self.idle else {"line": self.line, "plan": self.plan.text, "bytes sent": self.plan.prepared.bytes_sent}
 
     def run(self, vars: Vars) -> None:
         global _entered

@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from manygrad.runtime import profile
 from manygrad.runtime.buffer import Buffer, copy_buffer
+from manygrad.runtime.codegen.describe import signature, size_max
 from manygrad.runtime.counters import GlobalCounters
 from manygrad.runtime.devices import Device, Kernel, get_device
+from manygrad.runtime.devices.bounds import OutOfBoundsError
 from manygrad.tensor.environment import DEBUG, VALIDATE_WITH_CPU
 from manygrad.tensor.uop import Ops, UOp
 
@@ -18,9 +21,14 @@ Vars = Mapping[str, int]
 
 
 def report(name: str, device: str, seconds: float, flops: int, nbytes: int, line: str) -> None:
-    """One line of DEBUG=2."""
+    """One line of DEBUG=2; the last figure is the part of the machine's limit that was reached (`runtime/roofline.py`)."""
+    from manygrad.runtime.roofline import peaks_of, share  # (it loads the compiler)
+
     GlobalCounters.time_sum_s += seconds
     rate = f"{flops / seconds * 1e-9:9.2f} GFLOPS {nbytes / seconds * 1e-9:8.2f} GB/s" if seconds > 0 else ""
+    peaks = peaks_of(device.partition(":")[0]) if rate else None
+    if peaks is not None:
+        rate += f" {share(flops, nbytes, seconds, peaks):6.1%} of limit"
     print(f"*** {device:<8} {GlobalCounters.kernel_count:5d} {name:<40} {seconds * 1e6:10.2f} us {rate}  {line}")
 
 
@@ -30,8 +38,21 @@ class ExecItem:
     line: str
     buffers: list[Buffer]
 
+    lane = "kernels"  # of a profile
+    name = ""
+
     def run(self, vars: Vars) -> None:
         raise NotImplementedError
+
+    def run_profiled(self, vars: Vars) -> None:
+        """`run`, told to the active profiles."""
+        start = time.perf_counter()
+        self.run(vars)
+        profile.record(self.lane, self.name, start, time.perf_counter(), self.facts())
+
+    def facts(self) -> dict[str, Any]:
+        """What a profile says about it."""
+        return {"line": self.line}
 
     @property
     def written(self) -> list[Buffer]:
@@ -44,22 +65,62 @@ class KernelItem(ExecItem):
 
     def __init__(self, ast: UOp, kernel: Kernel, buffers: list[Buffer], names: Sequence[str], line: str):
         self.ast, self.kernel, self.buffers, self.names, self.line = ast, kernel, buffers, tuple(names), line
+        self._facts: dict[str, Any] | None = None
+
+    @property
+    def written(self) -> list[Buffer]:
+        return [self.buffers[s.src[0].src[0].arg] for s in self.ast.src]
 
     def values(self, vars: Vars) -> tuple[int, ...]:
         return tuple(vars[n] for n in self.names)
 
-    def run(self, vars: Vars) -> None:
+    def run_profiled(self, vars: Vars) -> None:
+        self.run(vars)  # (told in _run: the kernel's own time)
+
+    def facts(self) -> dict[str, Any]:
+        """Loop and reduced sizes, arguments as `type[elements]`, estimated work, optimisations; made once."""
+        if self._facts is None:
+            sig, k = signature(self.ast), self.kernel
+            self._facts = {
+                "line": self.line,
+                "loops": [size_max(r) for r in sig.loops],
+                "reduces": [size_max(r) for u in sig.reduces for r in u.src[1:]],
+                "buffers": [f"{b.dtype.name}[{b.count}]" for b in self.buffers],
+                "flops": k.flops,
+                "bytes": k.nbytes,
+                "opts": list(map(repr, k.opts)),
+            }
+        return self._facts
+
+    def _count(self) -> None:
         GlobalCounters.kernel_count += 1
         GlobalCounters.global_ops += self.kernel.flops
         GlobalCounters.global_mem += self.kernel.nbytes
+
+    def run(self, vars: Vars) -> None:
+        try:
+            self._run(vars)
+        except OutOfBoundsError as error:
+            raise OutOfBoundsError(f"{self.line}: {error}" if self.line else str(error)) from None
+
+    def _run(self, vars: Vars) -> None:
+        self._count()
         handles = [b.handle for b in self.buffers]
         if VALIDATE_WITH_CPU and self.buffers[0].device.kind not in ("PYTHON", "NULL"):
             self._run_validated(handles, vars)
-        elif DEBUG >= 2:
-            seconds = self.kernel(handles, self.values(vars), wait=True)
-            report(self.kernel.name, self.buffers[0].device.name, seconds or 0.0, self.kernel.flops, self.kernel.nbytes, self.line)
+        elif DEBUG >= 2 or profile.active:
+            seconds = self.kernel(handles, self.values(vars), wait=True) or 0.0
+            self.tell(time.perf_counter() - seconds, seconds)
         else:
             self.kernel(handles, self.values(vars))
+
+    def tell(self, start: float, seconds: float) -> None:
+        """The line of DEBUG=2, the event of a profile."""
+        kernel, device = self.kernel, self.buffers[0].device.name
+        if DEBUG >= 2:
+            report(kernel.name, device, seconds, kernel.flops, kernel.nbytes, self.line)
+        if profile.active:
+            profile.record(f"kernels {device}", kernel.name, start, start + seconds, self.facts())
 
     def _run_validated(self, handles: list[Any], vars: Vars) -> None:
         """Runs here and on the PYTHON device; ValueError where the outputs differ."""
@@ -86,6 +147,11 @@ class CopyItem(ExecItem):
 
     def __init__(self, dst: Buffer, src: Buffer, line: str):
         self.buffers, self.line = [dst, src], line
+        self.lane = f"copies {dst.device.name}"
+        self.name = f"copy {dst.nbytes} {src.device.name} -> {dst.device.name}"
+
+    def facts(self) -> dict[str, Any]:
+        return {"line": self.line, "bytes": self.buffers[0].nbytes}
 
     def run(self, vars: Vars) -> None:
         GlobalCounters.kernel_count += 1
@@ -93,7 +159,7 @@ class CopyItem(ExecItem):
         dst, src = self.buffers
         copy_buffer(dst, src)
         if DEBUG >= 2:
-            report(f"copy {dst.nbytes} {src.device.name} -> {dst.device.name}", dst.device.name, time.perf_counter() - start, 0, 2 * dst.nbytes, self.line)
+            report(self.name, dst.device.name, time.perf_counter() - start, 0, 2 * dst.nbytes, self.line)
 
 
 class GraphItem(ExecItem):
@@ -106,18 +172,37 @@ class GraphItem(ExecItem):
         self.call = device.graph([(i.kernel, [b.handle for b in i.buffers], i.values(vars)) for i in items])
         self.flops, self.nbytes = sum(i.kernel.flops for i in items), sum(i.kernel.nbytes for i in items)
 
-    def run(self, vars: Vars) -> None:
+    def run_profiled(self, vars: Vars) -> None:
+        self.run(vars)
+
+    def _count(self) -> None:
         c = GlobalCounters
         c.kernel_count += len(self.items)
         c.global_ops += self.flops
         c.global_mem += self.nbytes
-        if DEBUG >= 2:
-            start = time.perf_counter()
+
+    def run(self, vars: Vars) -> None:
+        self._count()
+        if not (DEBUG >= 2 or profile.active):
             self.call()
-            report(f"graph of {len(self.items)} kernels", self.buffers[0].device.name, time.perf_counter() - start, self.flops, self.nbytes, self.line)
-        else:
-            self.call()
+            return
+        stamps = self.call(timed=True)  # each kernel's time, from the native call itself
+        assert stamps is not None
+        for item, start, end in zip(self.items, stamps, stamps[1:]):
+            item.tell(start, end - start)
+
+
+def run_items(items: Sequence[ExecItem], vars: Vars) -> None:
+    if profile.active:
+        for item in items:
+            item.run_profiled(vars)
+    else:
+        for item in items:
+            item.run(vars)
 
 
 def variable_names(ast: UOp) -> list[str]:
-    return sorted({u.arg[0] for u in ast.toposort() if u.op is Ops.DEFINE_VAR})
+    found = ast._cache.get("variable names")
+    if found is None:
+        found = ast._cache["variable names"] = sorted({u.arg[0] for u in ast.toposort() if u.op is Ops.DEFINE_VAR})
+    return found

@@ -10,15 +10,17 @@ function writes is written back. Assignments from outside that are still pending
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from manygrad.runtime import profile
 from manygrad.runtime.buffer import Buffer, copy_buffer
 from manygrad.runtime.counters import GlobalCounters
-from manygrad.runtime.items import ExecItem, GraphItem, KernelItem, Vars
+from manygrad.runtime.items import ExecItem, GraphItem, KernelItem, Vars, run_items
 from manygrad.runtime.linear import capture, storage
 from manygrad.tensor.environment import DEBUG, JIT, VALIDATE_WITH_CPU
 from manygrad.tensor.tensor import PENDING, Tensor
@@ -124,6 +126,15 @@ class TinyJit(Generic[T]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> T:
         GlobalCounters.steps += 1
+        if not profile.active:
+            return self._call(args, kwargs)
+        start = time.perf_counter()
+        try:
+            return self._call(args, kwargs)
+        finally:
+            profile.record("steps", f"{getattr(self.fn, '__name__', 'step')} {GlobalCounters.steps}", start, time.perf_counter())
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
         if not JIT:
             return self._run_plain(args, kwargs)
         if capture and self.calls:
@@ -217,8 +228,7 @@ class TinyJit(Generic[T]):
                     if dst is not src:
                         copy_buffer(dst, src)
         vars = {**self.vars, **var_vals} if var_vals else self.vars
-        for item in self.items:
-            item.run(vars)
+        run_items(self.items, vars)
         for i, (_, t) in zip(self.inputs, tensors):
             if i.written:
                 t.assign(i.own).realize()

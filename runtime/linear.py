@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from manygrad.runtime.buffer import Buffer
-from manygrad.runtime.items import CopyItem, ExecItem, KernelItem, Vars, variable_names
+from manygrad.runtime.devices import Device
+from manygrad.runtime.items import CopyItem, ExecItem, KernelItem, Vars, run_items, variable_names
 from manygrad.schedule.memory import MemoryPlan
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import DEBUG
@@ -104,11 +105,20 @@ pm_exec: dict[Ops, Callable[[UOp, list[Buffer]], ExecItem]] = {
 def compile_linear(linear: UOp, outside: list[UOp]) -> list[ExecItem]:
     """Executors for every CALL, in order; kernels without a binary are compiled."""
     arguments = Arguments(linear, outside)
+    buffers = [[arguments.buffer_of(a) for a in call.src[1:]] for call in linear.src]
+    kernels: dict[str, tuple[Device, list[UOp]]] = {}
+    for call, passed in zip(linear.src, buffers):
+        if call.src[0].op is Ops.SINK:
+            kernels.setdefault(passed[0].device.kind, (passed[0].device, []))[1].append(call.src[0])
+    for device, asts in kernels.values():
+        device.compile_all(asts)
     items = []
-    for call in linear.src:
+    for call, passed in zip(linear.src, buffers):
         if DEBUG >= 3:
             print(show(call.src[0]))
-        items.append(pm_exec[call.src[0].op](call, [arguments.buffer_of(a) for a in call.src[1:]]))
+        items.append(pm_exec[call.src[0].op](call, passed))
+        if DEBUG >= 3 and isinstance(items[-1], KernelItem):
+            print(f"{items[-1].kernel.name}: {' '.join(map(repr, items[-1].kernel.opts)) or 'as written'}")
         if DEBUG >= 4 and isinstance(items[-1], KernelItem):
             print(items[-1].kernel.source)
     return items
@@ -118,7 +128,6 @@ def run_linear(items: list[ExecItem], vars: Vars) -> None:
     """Runs the executors; a recording JIT keeps them."""
     for record in capture:
         record(items, vars)
-    for item in items:
-        item.run(vars)
+    run_items(items, vars)
 
 

@@ -10,20 +10,22 @@ from typing import Any, NamedTuple
 
 from manygrad.multi.lower import lower_shards
 from manygrad.multi.world import World, world
-from manygrad.schedule import cache
+from manygrad.schedule import cache, trace
 from manygrad.schedule.desugar import Temps, lower_storage
 from manygrad.schedule.kernels import Item, insert_stores, split_kernels
 from manygrad.schedule.memory import plan_memory
 from manygrad.schedule.order import order_items
-from manygrad.schedule.simplify import pm_clean, simplify
+from manygrad.schedule.simplify import clean, simplify
 from manygrad.schedule.trace import traced
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import SCACHE, SPEC
-from manygrad.tensor.uop import BufferSpec, Ops, UOp, graph_rewrite
+from manygrad.tensor.source import forget_inherited
+from manygrad.tensor.uop import BufferSpec, Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
 from manygrad.tensor.uop.spec import verify
 
 CACHE_LIMIT = 4096
+SHAPED = frozenset({Ops.BUFFER, Ops.RESHAPE, Ops.EXPAND, Ops.SHRINK})  # a symbolic dim may stand in their arg
 _SCHEDULES: dict[Any, UOp] = {}
 stats = {"hits": 0, "misses": 0, "loaded": 0}  # found in memory; not found there; of those, found on disk
 
@@ -63,7 +65,10 @@ def _load_or_lower(normal: UOp, me: World) -> UOp:
     key = cache.entry_key(normal, me)
     if key is None:
         return lower_sink_to_linear(normal, me)
+    start = trace.begin()
     linear = cache.load(key)
+    if linear is not None:
+        trace.timed("load schedule", start, calls=len(linear.src))
     if linear is None:
         linear = lower_sink_to_linear(normal, me)
         cache.save(key, linear)
@@ -73,9 +78,15 @@ def _load_or_lower(normal: UOp, me: World) -> UOp:
 
 
 def lower_sink_to_linear(sink: UOp, me: World = world) -> UOp:
-    items = create_schedule(sink, me)
-    calls = [call_of(item) for item in items]
+    start = trace.begin()
+    try:
+        calls = [call_of(item) for item in create_schedule(sink, me)]
+    finally:
+        forget_inherited()
+    begun = trace.begin()
     linear = UOp(Ops.LINEAR, dtypes.void, tuple(calls), plan_memory(calls))
+    trace.timed("plan_memory", begun, pools=linear.arg.pools)
+    trace.timed("schedule", start, calls=len(calls))
     if SPEC:
         verify(linear, "linear")
     return linear
@@ -84,12 +95,19 @@ def lower_sink_to_linear(sink: UOp, me: World = world) -> UOp:
 def create_schedule(sink: UOp, me: World = world) -> list[Item]:
     """The stage's pipeline."""
     temps = Temps()
-    sink = traced("clean", graph_rewrite(sink, pm_clean), sink)
+    trace.begin()
+    sink = traced("clean", clean(sink), sink)
     sink = traced("lower_shards", lower_shards(sink, me), sink)
     sink = traced("simplify", simplify(sink), sink)
     sink = traced("lower_storage", lower_storage(sink, temps), sink)
     sink = traced("insert_stores", insert_stores(sink, temps), sink)
-    return order_items(split_kernels(sink, temps))
+    start = trace.begin()
+    items = split_kernels(sink, temps)
+    trace.timed("split_kernels", start, calls=len(items))
+    start = trace.begin()
+    items = order_items(items)
+    trace.timed("order_items", start)
+    return items
 
 
 def call_of(item: Item) -> UOp:
@@ -100,6 +118,8 @@ def call_of(item: Item) -> UOp:
 
 def strip_binds(sink: UOp) -> tuple[UOp, dict[str, int]]:
     """Bound variables become their definitions; their values by name."""
+    if not any(u.op is Ops.BIND or (u.op in SHAPED and _has_uop(u.arg.shape if u.op is Ops.BUFFER else u.arg)) for u in sink.toposort()):
+        return sink, {}
     unbinding = _Unbinding()
     return unbinding.walk(sink), unbinding.values
 
@@ -132,7 +152,7 @@ class _Unbinding:
                 continue
             src = tuple(done[s] for s in u.src)
             arg = u.arg
-            if u.op in (Ops.RESHAPE, Ops.EXPAND, Ops.SHRINK) and _has_uop(arg):
+            if u.op in SHAPED and u.op is not Ops.BUFFER and _has_uop(arg):
                 arg = self.of_arg(arg)
             elif u.op is Ops.BUFFER and _has_uop(arg.shape):
                 arg = BufferSpec(arg.uid, self.of_arg(arg.shape), arg.dtype, arg.device, arg.axis, arg.bounds)
@@ -150,7 +170,9 @@ def _same_buffer(new: UOp, old: UOp) -> UOp:
 
 
 def _has_uop(arg: Any) -> bool:
-    return isinstance(arg, UOp) or (isinstance(arg, tuple) and any(_has_uop(x) for x in arg))
+    if type(arg) is tuple:
+        return not {*map(type, arg)} <= {int} and True in map(_has_uop, arg)
+    return isinstance(arg, UOp)
 
 
 def as_param(buffer: UOp, slot: int) -> UOp:
@@ -167,7 +189,7 @@ def number_buffers(sink: UOp) -> tuple[UOp, list[UOp]]:
             done[u] = as_param(u, len(buffers))
             buffers.append(u)
             continue
-        src = tuple(done[s] for s in u.src)
+        src = tuple([done[s] for s in u.src])
         if u.op in (Ops.DETACH, Ops.CUSTOM):  # as a leaf's number, these matter to gradients only
             done[u] = src[0]
             continue

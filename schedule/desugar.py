@@ -17,6 +17,7 @@ from typing import Any
 
 from manygrad.schedule.index import contiguous_offset
 from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.source import inherit
 from manygrad.tensor.uop import BufferSpec, GroupOp, Ops, UOp
 
 
@@ -46,16 +47,16 @@ def unmoved(u: UOp) -> UOp:
 
 
 def is_buffer(u: UOp) -> bool:
-    return u.op in (Ops.BUFFER, Ops.PARAM) or (u.op is Ops.MSELECT and u.src[0].op in (Ops.BUFFER, Ops.PARAM))
+    return u.op is Ops.BUFFER or u.op is Ops.PARAM or (u.op is Ops.MSELECT and u.src[0].op in (Ops.BUFFER, Ops.PARAM))
 
 
-def fresh_targets(sink: UOp) -> dict[UOp, UOp]:
+def fresh_targets(sink: UOp, order: list[UOp]) -> dict[UOp, UOp]:
     """value -> buffer, for outputs whose buffer nobody reads: the value can be built right there.
 
     Not for a value that is memory already, or a view of it: others read and write it where it is.
     """
     read: set[UOp] = set()
-    for u in sink.toposort():
+    for u in order:
         sources = u.src[1:] if u.op is Ops.STORE else u.src
         read.update(s for s in sources if is_buffer(s))
     out: dict[UOp, UOp] = {}
@@ -77,12 +78,13 @@ def received_into(fresh: dict[UOp, UOp]) -> dict[UOp, UOp]:
 
 
 def lower_storage(sink: UOp, temps: Temps) -> UOp:
-    fresh = fresh_targets(sink)
+    order = sink.toposort()
+    fresh = fresh_targets(sink, order)
     received = received_into(fresh)
     done: dict[UOp, UOp] = {}
-    for u in sink.toposort():
-        src = tuple(done[s] for s in u.src)
-        node = u if src == u.src else _keep_line(u.replace(src=src), u)
+    for u in order:
+        src = tuple([done[s] for s in u.src])
+        node = u if src == u.src else inherit(u.replace(src=src), u)
         if u.op in (Ops.CAT, Ops.SCATTER, Ops.COPY):
             target = fresh.get(u) or temps.new(u.shape, u.dtype, u.arg if u.op is Ops.COPY else device_of(u, sink))
             node = LOWER[u.op](u, src, target)
@@ -101,12 +103,6 @@ def lower_storage(sink: UOp, temps: Temps) -> UOp:
             node = UOp(Ops.AFTER, u.dtype, (fresh[u], _store(fresh[u], value)))
         done[u] = node
     return done[sink]
-
-
-def _keep_line(new: UOp, old: UOp) -> UOp:
-    if "line" in old._cache:
-        new._cache.setdefault("line", old._cache["line"])
-    return new
 
 
 def _in_memory(u: UOp) -> bool:
@@ -141,14 +137,14 @@ def _store_in_place(u: UOp, done: dict[UOp, UOp]) -> UOp:
     """STORE(x, SCATTER(x, v, i)): only what the indices name is written, x is not copied."""
     target, value, *indices = (done[s] for s in u.src[1].src)
     place = UOp(Ops.GATHER, u.src[1].dtype, (target, *indices))
-    return _keep_line(UOp(Ops.STORE, dtypes.void, (place, value), None if u.src[1].arg == "set" else u.src[1].arg), u)
+    return inherit(UOp(Ops.STORE, dtypes.void, (place, value), None if u.src[1].arg == "set" else u.src[1].arg), u)
 
 
 def _lower_copy(u: UOp, src: tuple[UOp, ...], target: UOp) -> UOp:
     if src[0].device is None:  # a constant is computed where it is wanted
         return UOp(Ops.AFTER, u.dtype, (target, _store(target, src[0])))
     call = UOp(Ops.CALL, dtypes.void, (UOp(Ops.COPY, u.dtype, (), u.arg), target, _readable(src[0])))
-    return UOp(Ops.AFTER, u.dtype, (target, _keep_line(call, u)))
+    return UOp(Ops.AFTER, u.dtype, (target, inherit(call, u)))
 
 
 def _readable(u: UOp) -> UOp:
@@ -174,13 +170,13 @@ def _lower_collective(u: UOp, stack: UOp, temps: Temps, received: dict[UOp, UOp]
         target = received.get(UOp(Ops.MSELECT, u.dtype, (u,), k))
         outs.append(temps.new((n,), u.dtype, x.device) if target is None else target)
     call = UOp(Ops.CALL, dtypes.void, (UOp(u.op, u.dtype, (), u.arg), *outs, *(_readable(x) for x in stack.src)))
-    _keep_line(call, u)
+    inherit(call, u)
     values = [UOp(Ops.AFTER, u.dtype, (o, call)) for o in outs]
     return UOp(Ops.MSTACK, u.dtype, tuple(v if len(v.shape) == 1 else UOp(Ops.RESHAPE, u.dtype, (v,), (n,)) for v, n in zip(values, u.arg[-2])))
 
 
 def _store(target: UOp, value: UOp) -> UOp:
-    return _keep_line(UOp(Ops.STORE, dtypes.void, (target, value)), value)
+    return inherit(UOp(Ops.STORE, dtypes.void, (target, value)), value)
 
 
 LOWER = {Ops.CAT: _lower_cat, Ops.SCATTER: _lower_scatter, Ops.COPY: _lower_copy}

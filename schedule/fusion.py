@@ -13,33 +13,35 @@ A value is stored where that moves fewer bytes or does far less work than comput
 from __future__ import annotations
 
 from manygrad.schedule.desugar import is_buffer
+from manygrad.schedule.rows import Rows
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.shape import numel
 
 MAX_LEAVES = 24  # buffers one kernel reads
 MAX_DEPTH = 120  # nested ops in one kernel
 CHEAP = 4  # weighted ops that are rather done twice than stored
+GATHERED = 8  # weighted ops that are rather done for each element gathered than once and stored
 EXPENSIVE = 30  # weighted ops; more is not computed twice
 WEIGHT = {Ops.EXP: 8, Ops.LOG: 8, Ops.SIN: 10, Ops.SQRT: 4, Ops.RECIP: 3, Ops.FDIV: 3, Ops.IDIV: 6, Ops.MOD: 6}
 EFFECTS = frozenset({Ops.STORE, Ops.CALL})
 LOWERED = GroupOp.COLLECTIVE | {Ops.COPY}  # stand in a CALL, as what is called
+_LEAVES = frozenset({Ops.AFTER, Ops.BARRIER, Ops.VIEW, Ops.CONST, Ops.IOTA, Ops.DEFINE_VAR, Ops.BUFFER, Ops.PARAM})
 _TRANSPARENT = frozenset({Ops.RESHAPE, Ops.PERMUTE, Ops.FLIP})
 
 
 def is_leaf(u: UOp) -> bool:
     """Memory or a number: nothing to fuse below it."""
-    return u.op in (Ops.AFTER, Ops.BARRIER, Ops.VIEW, Ops.CONST, Ops.IOTA, Ops.DEFINE_VAR) or is_buffer(u) or (u.op in LOWERED and not u.src)
+    return u.op in _LEAVES or (not u.src and u.op in LOWERED) or (u.op is Ops.MSELECT and is_buffer(u))
 
 
-def decide_stores(sink: UOp) -> set[UOp]:
-    order = sink.toposort()
+def decide_stores(order: list[UOp]) -> set[UOp]:
+    """`order`: the nodes of the graph, sources first."""
     feeds_reduce = _feeds_reduce(order)
     users: dict[UOp, int] = {}
     for u in order:
         for s in set(u.src):
             users[s] = users.get(s, 0) + 1
     stored: set[UOp] = set()
-    cost: dict[UOp, int] = {}
     reduces: dict[UOp, bool] = {}
     leaves: dict[UOp, frozenset[UOp]] = {}
     depth: dict[UOp, int] = {}
@@ -47,15 +49,26 @@ def decide_stores(sink: UOp) -> set[UOp]:
 
     def settle(u: UOp) -> None:
         stored.add(u)
-        cost[u], reduces[u], leaves[u], depth[u] = 0, False, frozenset((u,)), 0
+        reduces[u], leaves[u], depth[u] = False, frozenset((u,)), 0
 
     def measure(u: UOp) -> None:
-        """Cost, reductions and leaves of a fused value, from its sources."""
-        cost[u] = min(sum(cost[s] for s in set(u.src)) + (WEIGHT.get(u.op, 1) if u.op in GroupOp.ALU else 0), 1 << 20)
-        reduces[u] = u.op is Ops.REDUCE or any(reduces[s] for s in u.src)
-        leaves[u] = frozenset().union(*[leaves[s] for s in u.src])
-        depth[u] = max(depth[s] for s in u.src) + 1
+        """Reductions, leaves and depth of a fused value, from its sources."""
+        src = u.src
+        if len(src) == 1:
+            s = src[0]
+            reduces[u], leaves[u], depth[u] = u.op is Ops.REDUCE or reduces[s], leaves[s], depth[s] + 1
+        else:
+            reduces[u] = u.op is Ops.REDUCE or True in [reduces[s] for s in src]
+            leaves[u] = union_of(src)
+            depth[u] = max([depth[s] for s in src]) + 1
         seen[u] = len(stored)
+
+    def union_of(src: tuple[UOp, ...]) -> frozenset[UOp]:
+        first = leaves[src[0]]
+        for s in src[1:]:
+            if not leaves[s] <= first:
+                first = first | leaves[s]
+        return first
 
     def refresh(s: UOp) -> None:
         """Measure again what was measured before something below it was stored."""
@@ -76,9 +89,10 @@ def decide_stores(sink: UOp) -> set[UOp]:
             measure(x)
         refresh(top)
 
+    rows = Rows()
     for u in order:
         if is_leaf(u):
-            cost[u], reduces[u], depth[u] = 0, False, 0
+            reduces[u], depth[u] = False, 0
             leaves[u] = frozenset((u,)) if u.op not in (Ops.CONST, Ops.IOTA, Ops.DEFINE_VAR) else frozenset()
             continue
         if u.op in (Ops.SINK, Ops.MSTACK) or u.op in EFFECTS:
@@ -91,37 +105,58 @@ def decide_stores(sink: UOp) -> set[UOp]:
             settle(u)
             continue
         for s in u.src:
-            refresh(s)
+            if reduces[s]:
+                refresh(s)
+        for s in rows.must_store(u, stored):
+            settle(s)
         s0 = u.src[0]
-        if u.op is Ops.REDUCE and reduces[s0] and not (len(u.arg) == 3 and s0.op is Ops.REDUCE and s0 not in stored):
+        if u.op is Ops.REDUCE and reduces[s0] and not rows.fuses_reduce(u) and not (len(u.arg) == 3 and s0.op is Ops.REDUCE and s0 not in stored):
             store_below(_shared_below(s0, reduces, users))
         elif u.op is Ops.EXPAND and numel(u.shape) > numel(s0.shape):
-            below = s0
-            while below.op in _TRANSPARENT:
-                below = below.src[0]
-            if reduces[s0] or (leaves[s0] and numel(s0.shape) > 1 and (cost[s0] > EXPENSIVE or (cost[s0] > 0 and u in feeds_reduce))):
+            if (reduces[s0] and not rows.fuses_expand(u)) or (not reduces[s0] and leaves[s0] and numel(s0.shape) > 1 and work(s0, stored, limit := 0 if u in feeds_reduce else EXPENSIVE) > limit):
                 store_below(s0)
         elif u.op is Ops.PAD and reduces[s0]:
             store_below(s0)
         elif u.op is Ops.GATHER:
-            if reduces[s0] or cost[s0] > 8:
+            if reduces[s0] or work(s0, stored, GATHERED) > GATHERED:
                 store_below(s0)
             for i in u.src[1:]:
-                store_below(i) if reduces[i] or cost[i] > EXPENSIVE else None
-        union: frozenset[UOp] = frozenset().union(*[leaves[s] for s in u.src])
-        deep = max(depth[s] for s in u.src) + 1
+                store_below(i) if reduces[i] or work(i, stored, EXPENSIVE) > EXPENSIVE else None
+        union = union_of(u.src)
+        deep = max([depth[s] for s in u.src]) + 1
         if len(union) > MAX_LEAVES or deep > MAX_DEPTH:
             for s in u.src:
                 if len(leaves[s]) > 1 or depth[s] > MAX_DEPTH // 2:
                     store_below(s)
-            union = frozenset().union(*[leaves[s] for s in u.src])
-            deep = max(depth[s] for s in u.src) + 1
+            deep = max([depth[s] for s in u.src]) + 1
             if deep > MAX_DEPTH:
                 settle(u)
                 continue
         measure(u)
-    _store_shared(order, stored, cost, reduces, leaves, users)
+        rows.learn(u, stored)
+    _store_shared(order, stored, reduces, leaves, users)
     return stored
+
+
+def work(u: UOp, stored: set[UOp], limit: int, above: UOp | None = None) -> int:
+    """Weighted ops that an element of `u` takes from what is stored (and from `above`), each op once however many read it.
+
+    Counting ends above `limit`, so that it costs no more than a few dozen nodes.
+    """
+    total = 0
+    seen = {u, above}
+    todo = [u]
+    while todo and total <= limit:
+        x = todo.pop()
+        if x in stored or is_leaf(x):
+            continue
+        if x.op in GroupOp.ALU:
+            total += WEIGHT.get(x.op, 1)
+        for s in x.src:
+            if s not in seen:
+                seen.add(s)
+                todo.append(s)
+    return total
 
 
 def _shared_below(s: UOp, reduces: dict[UOp, bool], users: dict[UOp, int]) -> UOp:
@@ -154,7 +189,7 @@ def _feeds_reduce(order: list[UOp]) -> set[UOp]:
     return out
 
 
-def _store_shared(order: list[UOp], stored: set[UOp], cost: dict[UOp, int], reduces: dict[UOp, bool], leaves: dict[UOp, frozenset[UOp]],
+def _store_shared(order: list[UOp], stored: set[UOp], reduces: dict[UOp, bool], leaves: dict[UOp, frozenset[UOp]],
                   users: dict[UOp, int]) -> None:  # fmt: skip
     """Store values that several kernels read, where that is the cheaper way; consumers first."""
     kernels: dict[UOp, set[UOp]] = {}
@@ -173,9 +208,9 @@ def _store_shared(order: list[UOp], stored: set[UOp], cost: dict[UOp, int], redu
             wide = sum(1 for x in leaves[u] if numel(x.shape) * 2 >= numel(u.shape))
             k = len(mine)
             lower = _shared_below(u, reduces, users) if reduces[u] else u
-            if lower is not u and cost[u] - cost[lower] <= CHEAP:
+            if lower is not u and work(u, stored, CHEAP, lower) <= CHEAP:
                 pass  # the value below is stored for others too; these few ops are done again from it
-            elif reduces[u] or (wide and cost[u] > EXPENSIVE) or k * wide > 1 + wide + k:
+            elif reduces[u] or (wide and work(u, stored, EXPENSIVE) > EXPENSIVE) or k * wide > 1 + wide + k:
                 stored.add(u)
                 mine = {u}
         for s in u.src:

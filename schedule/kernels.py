@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 from manygrad.schedule.desugar import Temps, base_buffer, device_of, is_buffer
 from manygrad.schedule.fusion import decide_stores
-from manygrad.schedule.rangeify import rangeify, writes_what_it_reads
+from manygrad.schedule.rangeify import Known, rangeify_once, writes_what_it_reads
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import SPEC
-from manygrad.tensor.source import line_of
+from manygrad.tensor.source import inherit, line_of
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.shape import numel
 from manygrad.tensor.uop.spec import verify
@@ -42,13 +42,14 @@ class Item:
 
 def insert_stores(sink: UOp, temps: Temps) -> UOp:
     """Each stored value v -> AFTER(t, STORE(t, v)) with a buffer t of its own; BARRIER(x, y) -> AFTER(x, what y waits for)."""
-    stored = decide_stores(sink)
+    order = sink.toposort()
+    stored = decide_stores(order)
     done: dict[UOp, UOp] = {}
-    for u in sink.toposort():
-        src = tuple(done[s] for s in u.src)
+    for u in order:
+        src = tuple([done[s] for s in u.src])
         node = u if src == u.src else u.replace(src=src)
-        if node is not u and "line" in u._cache:
-            node._cache.setdefault("line", u._cache["line"])
+        if node is not u:
+            inherit(node, u)
         if u.op is Ops.BARRIER:
             node = UOp(Ops.AFTER, u.dtype, (src[0], *effects_below(src[1])))
         if u in stored:
@@ -92,10 +93,11 @@ def happened(u: UOp) -> frozenset[UOp]:
 
 def split_kernels(sink: UOp, temps: Temps) -> list[Item]:
     items: list[Item] = []
+    known: Known = {}
     for u in sink.toposort():
         if u.op is Ops.STORE:
             if numel(u.src[1].shape):
-                items += _kernel_items(u, temps)
+                items += _kernel_items(u, temps, known)
         elif u.op is Ops.CALL:
             what, args = u.src[0], list(u.src[1:])
             n = 1 if what.op is Ops.COPY else len(args) // 2
@@ -106,18 +108,18 @@ def split_kernels(sink: UOp, temps: Temps) -> list[Item]:
     return items
 
 
-def _kernel_items(store: UOp, temps: Temps) -> list[Item]:
-    ast, args, reads = rangeify(store)
+def _kernel_items(store: UOp, temps: Temps, known: Known) -> list[Item]:
+    ast, args, reads = rangeify_once(store, known)
     if SPEC:
         verify(ast, "rangeify")
-    if not writes_what_it_reads(ast):
+    if not (any(base_buffer(r) is args[0] for r in reads) and writes_what_it_reads(ast)):
         return [Item(store, ast, args, [args[0]], [(base_buffer(r), happened(r)) for r in reads] + _target_reads(store))]
     value = store.src[1]
     temp = temps.new(value.shape, value.dtype, base_buffer(store.src[0]).device)
     first = UOp(Ops.STORE, dtypes.void, (temp, value))
     second = UOp(Ops.STORE, dtypes.void, (store.src[0], UOp(Ops.AFTER, value.dtype, (temp, first))), store.arg)
-    out = _kernel_items(first, temps)
-    ast, args, reads = rangeify(second)
+    out = _kernel_items(first, temps, known)
+    ast, args, reads = rangeify_once(second, known)
     out.append(Item(store, ast, args, [args[0]], [(base_buffer(r), happened(r)) for r in reads] + _target_reads(store)))
     return out
 

@@ -15,6 +15,7 @@ from itertools import pairwise
 
 from manygrad.schedule.kernels import Item
 from manygrad.schedule.memory import is_temporary, nbytes_of
+from manygrad.schedule.merge import merge_kernels
 from manygrad.tensor.uop import UOp
 
 
@@ -47,14 +48,14 @@ def order_items(items: list[Item]) -> list[Item]:
     alive = _Alive(items)
     ready = [(not urgent[i], alive.growth(i), i) for i in range(len(items)) if waiting[i] == 0]
     heapq.heapify(ready)
-    out: list[Item] = []
+    out: list[int] = []
     ran = [False] * len(items)
     while ready:
         _, _, i = heapq.heappop(ready)
         if ran[i]:
             continue  # an entry from before its growth shrank
         ran[i] = True
-        out.append(items[i])
+        out.append(i)
         for u in users[i]:
             waiting[u] -= 1
         for u in {*users[i], *alive.run(i)}:
@@ -66,7 +67,8 @@ def order_items(items: list[Item]) -> list[Item]:
             "an assignment and its readers wait for each other: a kernel needs a tensor both before and after it is assigned "
             f"(lines {', '.join(stuck)}); read the old value into its own storage first: old = t.clone()"
         )
-    return out
+    place = {i: at for at, i in enumerate(out)}
+    return merge_kernels([items[i] for i in out], [{place[d] for d in items[i].after} for i in out])
 
 
 class _Alive:

@@ -93,7 +93,7 @@ class Kernel:
         if u.op in (Ops.CONTIGUOUS, Ops.COPY):
             return self.value(u.src[0], idx, valid)
         assert u.op in GroupOp.ELEMENTWISE, f"{u.op} reached a kernel"
-        return alu(u.op, tuple(self.value(s, idx if s.shape else (), valid) for s in u.src), u.dtype)
+        return alu(u.op, tuple([self.value(s, idx if s.shape else (), valid) for s in u.src]), u.dtype)
 
     def load(self, buffer: UOp, offset: UOp, valid: UOp) -> UOp:
         if valid is sym.FALSE:
@@ -318,11 +318,70 @@ def rangeify(store: UOp) -> tuple[UOp, list[UOp], list[UOp]]:
     return without_unused(UOp(Ops.SINK, dtypes.void, (out,)), k.args, k.reads)
 
 
+Known = dict[tuple[Any, ...], tuple[UOp, list[int], list[int]]]
+
+
+def rangeify_once(store: UOp, known: Known) -> tuple[UOp, list[UOp], list[UOp]]:
+    """`rangeify`, from `known` where a STORE of the same form over other buffers was seen: the layers of a model are alike."""
+    form, nodes = form_of(store)
+    found = known.get(form)
+    if found is None:
+        ast, args, reads = rangeify(store)
+        number = {u: i for i, u in enumerate(nodes)}
+        known[form] = ast, [number[a] for a in args], [number[r] for r in reads]
+        return ast, args, reads
+    ast, at_args, at_reads = found
+    return ast, [nodes[i] for i in at_args], [nodes[i] for i in at_reads]
+
+
+def form_of(store: UOp) -> tuple[tuple[Any, ...], list[UOp]]:
+    """What a kernel is made from, without which buffers it is about: each node below `store` (its place in the list stands for it) down
+    to memory, of which only shape and type matter. Equal forms give one kernel AST; nodes at equal places play equal parts.
+    """
+    number: dict[UOp, int] = {}
+    form: list[Any] = []
+    stack: list[UOp | None] = [store]
+    path: list[UOp] = []
+    while stack:
+        u = stack.pop()
+        if u is None:
+            u = path.pop()
+        elif u in number:
+            continue
+        elif is_buffer(u):
+            number[u] = len(form)
+            form.append((u.dtype, u.shape))
+            continue
+        elif missing := [s for s in (u.src[:1] if u.op is Ops.AFTER else u.src) if s not in number]:
+            path.append(u)
+            stack.append(None)
+            stack += missing
+            continue
+        number[u] = len(form)
+        form.append((u.op, u.dtype, _distinct(u.arg), *[number[s] for s in (u.src[:1] if u.op is Ops.AFTER else u.src)]))
+    return tuple(form), list(number)
+
+
+def _distinct(arg: Any) -> Any:
+    """1, 1.0, True and -0.0 are not one constant."""
+    return (type(arg), repr(arg)) if type(arg) in (float, bool) else arg
+
+
 def without_unused(ast: UOp, args: list[UOp], reads: list[UOp]) -> tuple[UOp, list[UOp], list[UOp]]:
     """Arguments whose loads were all simplified away (`x[...] * 0`, a mask that holds nowhere) are not passed."""
-    params = {p.arg: p for p in ast.toposort() if p.op is Ops.PARAM}
-    if len(params) == len(args):
-        return ast, args, reads
+    params: dict[int, UOp] = {}
+    seen: set[UOp] = set()
+    todo = [ast]
+    while todo:
+        u = todo.pop()
+        if u.op is Ops.PARAM and u.arg not in params:
+            params[u.arg] = u
+            if len(params) == len(args):
+                return ast, args, reads
+        for s in u.src:
+            if s not in seen:
+                seen.add(s)
+                todo.append(s)
     used = sorted(params)
     ast = substitute(ast, {params[slot]: params[slot].replace(arg=i) for i, slot in enumerate(used)})
     args = [args[slot] for slot in used]

@@ -132,7 +132,7 @@ def split_reduce(u: UOp) -> UOp | None:
     x = u.src[0]
     if not all(isinstance(d, int) for d in x.shape) or x.dtype.is_half:
         return None
-    size = prod(x.shape[a] for a in axes)
+    size = prod([x.shape[a] for a in axes])
     if size < SPLIT_FROM or prod(u.shape) // (blocks[0] if blocks else 1) > SPLIT_OUTPUTS:
         return None
     divisors = [(d, a) for a in axes for d in range(2, min(SPLIT_PARTS, x.shape[a]) + 1) if x.shape[a] % d == 0 and d < size]
@@ -186,5 +186,11 @@ pm_simplify = PatternMatcher(
 pm_split_reduce = PatternMatcher([(UPat(Ops.REDUCE, "u"), split_reduce)])
 
 
+def clean(sink: UOp) -> UOp:
+    return graph_rewrite(sink, pm_clean) if any(u.op in (Ops.DETACH, Ops.CUSTOM) for u in sink.toposort()) else sink
+
+
 def simplify(sink: UOp) -> UOp:
-    return graph_rewrite(graph_rewrite(sink, pm_simplify), pm_split_reduce)
+    sink = graph_rewrite(sink, pm_simplify)
+    large = any(u.op is Ops.REDUCE and split_reduce(u) is not None for u in sink.toposort())
+    return graph_rewrite(sink, pm_split_reduce) if large else sink

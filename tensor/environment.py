@@ -51,16 +51,20 @@ class EnvVar:
 
 REGISTRY: dict[str, EnvVar] = {}
 
-DEBUG = EnvVar("DEBUG", 0, "level", "1: what is compiled and planned; 2: one line a kernel with time, GFLOPS, GB/s; 3: kernel graphs; 4: generated code; 5: every pass; 6: passes' graphs")
+DEBUG = EnvVar("DEBUG", 0, "level", "1: what is compiled and planned; 2: one line a kernel with time, GFLOPS, GB/s; 3: kernel graphs and their optimisations; 4: generated code; 5: every pass; 6: passes' graphs")
 SPEC = EnvVar("SPEC", 0, "flag", "verify the graph against the stage's spec after every pass")
 SCACHE = EnvVar("SCACHE", 1, "flag", "keep schedules under the structural key of their graph")
 CACHE = EnvVar("CACHE", 1, "flag", "keep compiled kernels on disk")
 CACHE_DIR = EnvVar("CACHE_DIR", os.path.join(os.path.expanduser("~"), ".cache", "manygrad"), "path", "folder of the disk cache")
 CACHE_MB = EnvVar("CACHE_MB", 512, "MiB", "upper bound of the disk cache; the least recently used entries go first")
+PROFILE = EnvVar("PROFILE", "", "path", "write a Chrome trace of the program at its end: 1: profile.json here (with the launcher: in the run's folder); else a .json file, or a folder; one file a rank")
 JIT = EnvVar("JIT", 1, "level", "0: TinyJit calls the function every time; 1: replay captured calls; 2: replay without native graph batching")
 DEVICE = EnvVar("DEVICE", "CPU", "name", "default device of new tensors")
 THREADS = EnvVar("THREADS", 0, "count", "threads of the native CPU team; 0: the cores this process may use (the launcher sets a worker's share)")
 NOOPT = EnvVar("NOOPT", 0, "flag", "lower kernels without loop optimisation")
+CHECK_OOB = EnvVar("CHECK_OOB", 0, "flag", "CPU kernels check the index of every load and store; one outside of its buffer is not made, and is an error")
+BEAM = EnvVar("BEAM", 0, "count", "search the optimisations of each CPU kernel by measuring, this many kept a round; winners stay on disk. 0: the heuristic's alone")
+BEAM_SPLIT = EnvVar("BEAM_SPLIT", 0, "flag", "BEAM may also change how a reduction is split into partial sums, and with that the last bits of a result")
 VALIDATE_WITH_CPU = EnvVar("VALIDATE_WITH_CPU", 0, "flag", "run every kernel a second time on the PYTHON device and compare the outputs")
 COLLECTIVE = EnvVar("COLLECTIVE", "", "name", "force a collective algorithm (naive, ring, direct, ...); empty: the cost model chooses")
 COLLECTIVE_TIMEOUT_S = EnvVar("COLLECTIVE_TIMEOUT_S", 60.0, "s", "deadline of one wait for a peer inside a collective")

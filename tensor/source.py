@@ -38,8 +38,32 @@ def line_of(u: UOp) -> str:
     todo = [u]
     while todo and seen < 200:
         x = todo.pop(0)
-        if "line" in x._cache:
-            return str(x._cache["line"])
+        found = x._cache.get("line") or x._cache.get("inherited line")
+        if found:
+            return str(found)
         todo.extend(x.src)
         seen += 1
     return "?"
+
+
+_INHERITED: list[UOp] = []  # the nodes that have an inherited line
+
+
+def inherit(new: UOp, old: UOp) -> UOp:
+    """`new`, which a pass made from `old`, is of its line as long as this schedule is made.
+
+    Kept apart from the user's lines, and forgotten with `forget_inherited`: the lines that a later graph finds must not depend on whether
+    an earlier one was scheduled here or read from the disk cache, for plans are compared by their lines over all workers.
+    """
+    if new is not old and "line" not in new._cache and "inherited line" not in new._cache:
+        line = old._cache.get("line") or old._cache.get("inherited line")
+        if line:
+            new._cache["inherited line"] = line
+            _INHERITED.append(new)
+    return new
+
+
+def forget_inherited() -> None:
+    """The end of a schedule."""
+    while _INHERITED:
+        _INHERITED.pop()._cache.pop("inherited line", None)

@@ -49,6 +49,8 @@ class Evaluator(Emitter):
             for r, t in self.plan.tile.items():
                 fixed = r.src[0].op is Ops.CONST
                 aligned[r] = t if fixed else self.lanes if r is lane else 1
+                if r in self.plan.reduce_lanes and r is not lane:  # a REDUCE with other lanes runs it singly
+                    aligned[r] = 1
             for r in self.also_tiled:
                 aligned.setdefault(r, 1)
             self._analyses[lane] = TileAnalysis(aligned, lane, self.lanes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from manygrad.runtime.codegen.affine import TileAnalysis
-from manygrad.runtime.codegen.describe import Signature, ranges_of
+from manygrad.runtime.codegen.describe import Signature, ranges_of, size_max
 from manygrad.runtime.codegen.lowered import SCRATCH_BYTES
 from manygrad.runtime.codegen.opt import Opt, Plan, make_plan
 from manygrad.tensor.uop.ops import Ops
@@ -89,6 +89,8 @@ def _staging(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
                 return f"argument {slot} cannot be staged: the size of a reduction over it is not fixed"
             if loop not in ranges_of(u) or not ranges_of(u) <= outside | frozenset(ranges):
                 return f"argument {slot} cannot be staged at loop {loop.arg[0]}: it changes with a loop inside it, or not with this one"
+            if tiled := [r.arg[0] for r in outside if r is not loop and r in ranges_of(u) and plan.tile.get(r, 1) > 1]:
+                return f"argument {slot} cannot be staged at loop {loop.arg[0]}: it changes within the tiles of the loops {tiled} outside of it"
             if blocked is not None and (loop is blocked or blocked in ranges_of(u)):
                 return f"argument {slot} cannot be staged at loop {loop.arg[0]}: it changes with the blocked loop {blocked.arg[0]}"
             if any(r in plan.reduce_lanes for r in ranges):
@@ -107,6 +109,8 @@ def _blocks(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
     group = [u for u in sig.reduces if blocked in ranges_of(u)]
     if not group or any(u.src[1:] != group[0].src[1:] or u.dtype is not group[0].dtype for u in group):
         return f"reduce_block({k.arg[0]}): the REDUCEs over the blocked loop {blocked.arg[0]} must share their ranges and type"
+    if len({plan.lane in ranges_of(u) for u in group}) > 1:
+        return f"reduce_block({k.arg[0]}): some of the REDUCEs run along the vectorised loop and some do not"
     if group[0].src[1] is not k:
         return f"reduce_block({k.arg[0]}): the outermost range of the reduction is {group[0].src[1].arg[0]}"
     if len(sig.reduces) > len(group):
@@ -130,9 +134,9 @@ def staged_values(sig: Signature, slot: int) -> list[tuple[UOp, tuple[UOp, ...]]
 def injective(index: UOp, r: UOp) -> bool:
     """Different iterations of `r` never meet at one address: the other terms are multiples of what `r` spans."""
     a = TileAnalysis({}, None, 1).affine(index.src[1], {})
-    if a is None or r.src[0].op is not Ops.CONST:
+    if a is None:
         return False
     mine = [c for x, c in a.terms if x.expr is r]
     others = [c for x, c in a.terms if x.expr is not r]
     clean = all(r not in ranges_of(x.expr) for x, _ in a.terms if x.expr is not r)
-    return mine == [1] and clean and all(c % r.src[0].arg == 0 for c in others)
+    return mine == [1] and clean and all(c % size_max(r) == 0 for c in others)

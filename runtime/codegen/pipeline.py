@@ -44,9 +44,11 @@ def rendered(prepared: Prepared, render: Callable[[Program], str]) -> str:
 def prepare(ast: UOp, machine: Machine, opts: tuple[Opt, ...] | None = None, simplify: bool = True) -> Prepared:
     """Collapses the ranges, rewrites what machines do not have, and picks the optimisations (unless given)."""
     simple = collapse(ast) if simplify else ast
+    legalized = legalize(simple)
+    sig = signature(legalized)
     if opts is None:
         opts = heuristic.plain(simple) if NOOPT else heuristic.choose(simple, machine)
-        assert not SPEC or (reason := legal(signature(simple), opts)) is None, f"the heuristic's {opts}: {reason}"
-    elif (reason := legal(signature(simple), opts)) is not None:
+        assert not SPEC or (reason := legal(sig, opts)) is None, f"the heuristic's {opts}: {reason}"
+    elif (reason := legal(sig, opts)) is not None:
         raise ValueError(f"{kernel_name(ast)} cannot be optimised by {list(opts)}: {reason}")
-    return Prepared(kernel_name(ast), legalize(simple), opts)
+    return Prepared(kernel_name(ast), legalized, opts)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from manygrad.runtime.codegen.affine import Position, index_sum
-from manygrad.runtime.codegen.describe import ranges_of
 from manygrad.runtime.codegen.emit import INDEX
 from manygrad.runtime.codegen.evaluate import Evaluator
 from manygrad.runtime.codegen.legal import staged_values

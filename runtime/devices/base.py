@@ -8,12 +8,14 @@ the next allocation of that size.
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
+from manygrad.runtime import profile
 from manygrad.runtime.codegen.opt import Opt
 from manygrad.tensor.environment import REGISTRY
 from manygrad.tensor.uop.uop import UOp
@@ -21,6 +23,7 @@ from manygrad.tensor.uop.uop import UOp
 ALIGNMENT = 64
 CACHE_LIMIT_BYTES = 2 << 30  # freed memory kept for reuse, per device; above it, the largest blocks are given back
 
+Graph = Callable[..., list[float] | None]  # of `timed`: if true, gives the times before each call and after the last (`time.perf_counter`'s)
 Call = tuple["Kernel", Sequence[Any], tuple[int, ...]]
 
 
@@ -153,24 +156,39 @@ class Device(ABC):
     def compile(self, ast: UOp) -> Kernel:
         """The kernel of `ast`; from the cache of loaded kernels when this kind of device compiled it before."""
         cls = type(self)
-        key = (ast, *(REGISTRY[k].value for k in self.knobs))
+        key = self._key(ast)
         if (found := cls._kernels.get(key)) is not None:
             return found
         with cls._compile_lock:
             building = cls._building.setdefault(key, threading.Lock())
         with building:
             if (found := cls._kernels.get(key)) is None:
+                start = time.perf_counter()
                 found = cls._kernels[key] = self._compile(ast)
+                if profile.active:
+                    profile.record(profile.compile_lane(), found.name, start, time.perf_counter(), {"opts": list(map(repr, found.opts))})
         cls._building.pop(key, None)
         return found
 
-    def graph(self, calls: Sequence[Call]) -> Callable[[], None]:
+    def _key(self, ast: UOp) -> tuple[Any, ...]:
+        """Of a loaded kernel."""
+        return (ast, *(REGISTRY[k].value for k in self.knobs))
+
+    def compile_all(self, asts: Iterable[UOp]) -> None:
+        """Compiles what `compile` will be asked for; a backend may do so in parallel."""
+        for ast in asts:
+            self.compile(ast)
+
+    def graph(self, calls: Sequence[Call]) -> Graph:
         """A function that runs `calls` in order; backends do it by one native call."""
         frozen = [(kernel, list(handles), tuple(vars)) for kernel, handles, vars in calls]
 
-        def run() -> None:
+        def run(timed: bool = False) -> list[float] | None:
+            stamps = [time.perf_counter()]
             for kernel, handles, vars in frozen:
-                kernel(handles, vars)
+                kernel(handles, vars, wait=timed)
+                stamps.append(time.perf_counter())
+            return stamps if timed else None
 
         return run
 

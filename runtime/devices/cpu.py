@@ -10,7 +10,7 @@ import ctypes
 import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -18,13 +18,16 @@ from manygrad.runtime.codegen.describe import estimate, evaluate_int, signature
 from manygrad.runtime.codegen.lowered import Program
 from manygrad.runtime.codegen.opt import Opt, make_plan
 from manygrad.runtime.codegen.pipeline import Prepared, prepare
-from manygrad.runtime.devices.base import Call, Kernel
+from manygrad.runtime.devices.base import Call, Graph, Kernel
+from manygrad.runtime.devices.bounds import Record
 from manygrad.runtime.devices.diskcache import DiskCache, code_version
 from manygrad.runtime.devices.host import HostDevice, Memory
 from manygrad.runtime.devices.native import compiler, host_target
 from manygrad.runtime.devices.team import Team, wanted_threads
+from manygrad.runtime.devices.together import compile_together
+from manygrad.runtime.render.bounds import render_checked
 from manygrad.runtime.render.llvm import render
-from manygrad.tensor.environment import DEBUG
+from manygrad.tensor.environment import BEAM, CHECK_OOB, DEBUG, NOOPT
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
@@ -45,7 +48,7 @@ def set_arena(alloc: Callable[[int], int] | None, free: Callable[[int], None] | 
 @cache
 def team() -> Team:
     def link(ir: str, names: list[str]) -> dict[str, int]:
-        key = hashlib.sha256(ir.encode() + _version()).digest()
+        key = hashlib.sha256(ir.encode() + version()).digest()
         code = _OBJECTS.get(key)
         if code is None:
             code = compiler().object_code(ir)
@@ -56,17 +59,19 @@ def team() -> Team:
 
 
 @cache
-def _version() -> bytes:
+def version() -> bytes:
+    """What compiled code and search results on disk depend on besides the kernel: the compiler's source and the machine."""
     return code_version("codegen", "render") + host_target().key
 
 
 class CPUKernel(Kernel):
     """A loaded kernel: `address` of its function, and how its parallel loop is cut."""
 
-    def __init__(self, prepared: Prepared, ast: UOp, address: int) -> None:
+    def __init__(self, prepared: Prepared, ast: UOp, address: int, checked: bool = False) -> None:
         flops, nbytes = estimate(ast)
         super().__init__(prepared.name, "", flops, nbytes, prepared.opts)
         self.prepared, self.address = prepared, address
+        self.record = Record() if checked else None  # where a bounds-checked kernel reports
         sig = signature(prepared.ast)
         plan = make_plan(sig, prepared.opts)
         self.slots = sig.slots
@@ -81,7 +86,7 @@ class CPUKernel(Kernel):
     @property
     def source(self) -> str:
         """The LLVM IR, made again on request: a kernel from the disk cache has only object code."""
-        return self.prepared.code(render)
+        return self.prepared.code(render if self.record is None else render_checked)
 
     @source.setter
     def source(self, text: str) -> None:
@@ -106,7 +111,10 @@ class CPUKernel(Kernel):
         assert len(handles) >= self.slots and len(vars) == len(self.names), (
             f"{self.name} takes {self.slots} buffers and the variables {self.names}, not {len(handles)} and {vars}"
         )
-        buffers = (ctypes.c_void_p * max(1, len(handles)))(*[h.address for h in handles])
+        if self.record is not None:
+            buffers = self.record.arguments(handles, self.slots)
+        else:
+            buffers = (ctypes.c_void_p * max(1, len(handles)))(*[h.address for h in handles])
         if not self.names:
             return buffers, None, *(self.fixed or (1, 1))
         for name, value, (lo, hi) in zip(self.names, vars, self.bounds):
@@ -119,17 +127,17 @@ class CPUKernel(Kernel):
         buffers, numbers, total, grain = self.arguments(handles, vars)
         native = team()
         scratch = native.ready()
-        if not wait:
-            native.run(self.address, buffers, numbers, total, grain, scratch)
-            return None
-        began = time.perf_counter()
+        began = time.perf_counter() if wait else 0.0
         native.run(self.address, buffers, numbers, total, grain, scratch)
-        return time.perf_counter() - began
+        seconds = time.perf_counter() - began if wait else None
+        if self.record is not None:
+            self.record.check(self.name)
+        return seconds
 
 
 class CPUDevice(HostDevice):
     kind = "CPU"
-    knobs = ("NOOPT",)
+    knobs = ("NOOPT", "CHECK_OOB", "BEAM", "BEAM_SPLIT")
 
     def _alloc(self, nbytes: int) -> Memory:
         if _arena is None:
@@ -143,27 +151,58 @@ class CPUDevice(HostDevice):
             free(handle.address - base)
 
     def _compile(self, ast: UOp) -> Kernel:
-        return self.compile_with(ast)
+        if not BEAM or NOOPT:
+            return self.compile_with(ast)
+        from manygrad.runtime.devices.tune import tuned  # it measures this device's kernels
+
+        return self.compile_with(ast, tuned(ast))
 
     def compile_with(self, ast: UOp, opts: tuple[Opt, ...] | None = None, simplify: bool = True) -> CPUKernel:
         """The kernel under given optimisations (None: the heuristic's), from the disk cache where it was made before.
 
         The ids in `opts` are those of the ranges after `collapse`; without `simplify`, of `ast` itself.
         """
-        prepared = prepare(ast, host_target().machine, opts, simplify)
-        key = hashlib.sha256(ast.key + repr(prepared.opts).encode() + _version()).digest()
+        return self.load(prepare(ast, host_target().machine, opts, simplify), ast)
+
+    def load(self, prepared: Prepared, ast: UOp) -> CPUKernel:
+        """The kernel, ready to run; its machine code from the disk cache where it was made before."""
+        key = self.object_key(prepared, ast)
         code = _OBJECTS.get(key)
         if code is None:
-            began = time.perf_counter()
-            code = compiler().object_code(prepared.code(render))
-            _OBJECTS.put(key, code)
-            if DEBUG >= 1:
-                print(
-                    f"compiled {prepared.name} in {(time.perf_counter() - began) * 1e3:.1f} ms: {list(prepared.opts)}"
-                )
-        return CPUKernel(prepared, ast, compiler().load(code, [prepared.name])[prepared.name])
+            code = self.build(prepared, key, self.code_of(prepared))
+        return self._loaded(prepared, ast, code)
 
-    def graph(self, calls: Sequence[Call]) -> Callable[[], None]:
+    def _loaded(self, prepared: Prepared, ast: UOp, code: bytes) -> CPUKernel:
+        return CPUKernel(prepared, ast, compiler().load(code, [prepared.name])[prepared.name], bool(CHECK_OOB))
+
+    def object_key(self, prepared: Prepared, ast: UOp) -> bytes:
+        """The key of a kernel's machine code on disk."""
+        return hashlib.sha256(ast.key + f"{prepared.opts}{'True' if CHECK_OOB else ''}".encode() + version()).digest()
+
+    def code_of(self, prepared: Prepared) -> str:
+        return prepared.code(render_checked if CHECK_OOB else render)
+
+    def build(self, prepared: Prepared, key: bytes, text: str) -> bytes:
+        """Machine code of LLVM IR `text`, put on disk under `key`. From any thread."""
+        began = time.perf_counter()
+        code = compiler().object_code(text)
+        _OBJECTS.put(key, code)
+        if DEBUG >= 1:
+            print(f"compiled {prepared.name} in {(time.perf_counter() - began) * 1e3:.1f} ms: {list(prepared.opts)}")
+        return code
+
+    def compile_all(self, asts: Iterable[UOp]) -> None:
+        new = [ast for ast in dict.fromkeys(asts) if self._key(ast) not in self._kernels]
+        if len(new) > 1 and not BEAM:
+            compile_together(self, new, _OBJECTS)
+        else:
+            super().compile_all(new)
+
+    def keep(self, ast: UOp, prepared: Prepared, code: bytes) -> None:
+        """Loads a kernel for `compile` to find."""
+        self._kernels.setdefault(self._key(ast), self._loaded(prepared, ast, code))
+
+    def graph(self, calls: Sequence[Call]) -> Graph:
         """One native call that runs them all."""
         kept = [kernel.arguments(handles, vars) for kernel, handles, vars in calls]  # type: ignore[attr-defined]
         rows = [(k.address, ctypes.addressof(b), 0 if v is None else ctypes.addressof(v), total, grain)  # type: ignore[attr-defined]
@@ -171,8 +210,14 @@ class CPUDevice(HostDevice):
         table = (ctypes.c_int64 * (5 * len(rows) or 1))(*[x for row in rows for x in row])
         count, native = len(rows), team()
 
-        def run(keep: Any = (kept, [k for k, _, _ in calls])) -> None:
-            native.graph(table, count, native.ready())
+        checked = {k: k.record for k, _, _ in calls if k.record is not None}  # type: ignore[attr-defined]
+
+        def run(timed: bool = False, keep: Any = (kept, [k for k, _, _ in calls])) -> list[float] | None:
+            stamps = (ctypes.c_int64 * (2 * count + 2))() if timed else None
+            native.graph(table, count, native.ready(), stamps)
+            for kernel, record in checked.items():
+                record.check(kernel.name)
+            return None if stamps is None else [stamps[i] + stamps[i + 1] * 1e-9 for i in range(0, 2 * count + 2, 2)]
 
         return run
 

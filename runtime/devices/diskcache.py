@@ -13,6 +13,7 @@ import os
 import random
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from manygrad.tensor.environment import CACHE, CACHE_DIR, CACHE_MB, DEBUG
@@ -83,8 +84,61 @@ class DiskCache:
         if self.writes % 32 == 0:
             self.sweep()
 
+    @contextlib.contextmanager
+    def lock(self, timeout_s: float) -> Iterator[bool]:
+        """Held by one holder at a time of all processes that use the folder; False where it was not had in `timeout_s`.
+
+        It ends with the process that holds it. Without CACHE, or where the system has no such locks, all hold it.
+        """
+        try:
+            import fcntl
+
+            self.folder.mkdir(parents=True, exist_ok=True)
+            file = open(self.folder / "lock", "wb") if CACHE else None
+        except (ImportError, OSError):
+            file = None
+        if file is None:
+            yield True
+            return
+        with file:
+            deadline, mine = time.monotonic() + timeout_s, False
+            while not mine and time.monotonic() < deadline:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    mine = True
+                except OSError:
+                    time.sleep(0.02)
+            yield mine
+
+    def claim(self, key: bytes) -> contextlib.ExitStack | None:
+        """The right to make the entry of `key`, until the end of the `with`; None while another process, or another thread, has it.
+
+        A lock on a file of its own: it ends with its process, so there is never a stale one. Without CACHE, or where the system has no
+        such locks, all have the right.
+        """
+        try:
+            import fcntl
+
+            path = self.path(key)
+            path = path.with_name(f".claim-{path.name}")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = open(path, "wb") if CACHE else None
+        except (ImportError, OSError):
+            file = None
+        if file is None:
+            return contextlib.ExitStack()
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            return None
+        claimed = contextlib.ExitStack()
+        claimed.callback(file.close)
+        claimed.callback(lambda: path.unlink(missing_ok=True))  # (first; who opened it meanwhile claims a file that is gone: made twice at worst)
+        return claimed
+
     def sweep(self) -> None:
-        """Removes the least recently used entries of the whole CACHE_DIR until it fits CACHE_MB."""
+        """Removes the least recently used entries of this folder until it fits CACHE_MB."""
         limit = int(CACHE_MB.value) << 20
         entries: list[tuple[float, int, str]] = []
         now = time.time()
@@ -93,7 +147,7 @@ class DiskCache:
                 path = os.path.join(root, name)
                 with contextlib.suppress(OSError):
                     found = os.stat(path)
-                    if name.startswith(".new-") and now - found.st_mtime < 60:
+                    if name == "lock" or (name.startswith(".new-") and now - found.st_mtime < 60):
                         continue  # being written
                     entries.append((found.st_mtime, found.st_size, path))
         total = sum(size for _, size, _ in entries)

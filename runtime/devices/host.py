@@ -34,6 +34,11 @@ class HostDevice(Device):
         address = (raw.ctypes.data + align - 1) // align * align
         return Memory(address, nbytes, raw)
 
+    def alloc(self, nbytes: int) -> Memory:
+        handle: Memory = super().alloc(nbytes)
+        handle.nbytes = nbytes  # of a block that may be larger: what is beyond is out of bounds
+        return handle
+
     def view(self, handle: Memory, offset_bytes: int, nbytes: int) -> Memory:
         assert 0 <= offset_bytes and offset_bytes + nbytes <= handle.nbytes, (
             f"view of bytes {offset_bytes}..{offset_bytes + nbytes} of {handle.nbytes}"

@@ -74,7 +74,13 @@ class Compiler:
         return machine.emit_object(module)
 
     def load(self, code: bytes, names: list[str]) -> dict[str, int]:
-        """The addresses of the functions `names` of an object file."""
+        """The addresses of the functions `names` of an object file, which stays loaded."""
+        linked = self.link(code, names)
+        self.keep.append(linked)
+        return {name: linked[name] for name in names}
+
+    def link(self, code: bytes, names: list[str]) -> Any:
+        """The functions of an object file, by name, loaded for as long as the result lives."""
         with self.lock:
             if self.jit is None:
                 self.jit = llvm.create_lljit_compiler(self.target_machine(), use_jit_link=True, suppress_errors=False)
@@ -83,9 +89,7 @@ class Compiler:
             library = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
             for name in names:
                 library.export_symbol(name)
-            tracker = library.link(self.jit, f"manygrad{self.count}")
-            self.keep.append(tracker)
-            return {name: tracker[name] for name in names}
+            return library.link(self.jit, f"manygrad{self.count}")
 
 
 @cache

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from manygrad.tensor.dtype import DType
+from manygrad.tensor.source import inherit
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.uop import UOp
 
@@ -66,23 +67,28 @@ class PatternMatcher:
 
     def __init__(self, rules: list[Rule]):
         self.rules = rules
-        self.table: dict[Ops, list[tuple[UPat, Callable[..., UOp | None], bool]]] = {op: [] for op in Ops}
+        self.table: dict[Ops, list[tuple[UPat, Callable[..., UOp | None], bool, bool]]] = {op: [] for op in Ops}
         for pat, fn in rules:
-            wants_ctx = "ctx" in inspect.signature(fn).parameters
+            parameters = list(inspect.signature(fn).parameters)
+            plain = parameters == [pat.name] and pat.src is None and pat.arg is None and pat.dtype is None  # the op says it all
             for op in pat.ops if pat.ops is not None else Ops:
-                self.table[op].append((pat, fn, wants_ctx))
+                self.table[op].append((pat, fn, "ctx" in parameters, plain))
 
     def __add__(self, other: PatternMatcher) -> PatternMatcher:
         return PatternMatcher(self.rules + other.rules)
 
     def rewrite(self, u: UOp, ctx: Any = None) -> UOp | None:
         """The first rule's answer that is a different node, or None."""
-        for pat, fn, wants_ctx in self.table[u.op]:
-            bound: dict[str, UOp] = {}
-            if pat.match(u, bound):
+        for pat, fn, wants_ctx, plain in self.table[u.op]:
+            if plain:
+                out = fn(u)
+            else:
+                bound: dict[str, UOp] = {}
+                if not pat.match(u, bound):
+                    continue
                 out = fn(ctx=ctx, **bound) if wants_ctx else fn(**bound)
-                if out is not None and out is not u:
-                    return out
+            if out is not None and out is not u:
+                return out
         return None
 
 
@@ -92,31 +98,39 @@ MAX_REWRITES = 10_000_000
 def graph_rewrite(root: UOp, pm: PatternMatcher, ctx: Any = None, rebuild: Callable[[UOp, tuple[UOp, ...]], UOp] | None = None) -> UOp:
     """`root` with `pm` applied to every node, sources first, until nothing changes."""
     done: dict[UOp, UOp] = {}
-    stack: list[tuple[UOp, int, UOp]] = [(root, 0, root)]
-    steps = 0
+    stack: list[UOp | None] = [root]
+    path: list[tuple[UOp, UOp | None]] = []  # (node, None): waits for its sources; (node, new): for what it became. A None on the stack: both are there
+    steps, rules = 0, pm.table
     while stack:
-        u, stage, v = stack.pop()
-        if u in done:
+        top = stack.pop()
+        if top is None:
+            u, new = path.pop()
+            if new is not None:
+                done[u] = done[new]
+                continue
+        elif top in done:
             continue
+        else:
+            u = top
+            if missing := [s for s in u.src if s not in done]:
+                path.append((u, None))
+                stack.append(None)
+                missing.reverse()
+                stack += missing
+                continue
         steps += 1
         assert steps < MAX_REWRITES, "graph_rewrite does not end: two rules undo each other"
-        if stage == 0:
-            stack.append((u, 1, u))
-            stack.extend((s, 0, s) for s in reversed(u.src) if s not in done)
-        elif stage == 1:
-            src = tuple(done[s] for s in u.src)
-            node = u if src == u.src else rebuild(u, src) if rebuild is not None else u.replace(src=src)
-            if node is not u and "line" in u._cache:
-                node._cache.setdefault("line", u._cache["line"])
-            new = pm.rewrite(node, ctx)
-            if new is None:
-                done[u] = node
-                done.setdefault(node, node)
-            else:
-                stack.append((u, 2, new))
-                stack.append((new, 0, new))
+        src = tuple([done[s] for s in u.src])
+        node = u if src == u.src else rebuild(u, src) if rebuild is not None else u.replace(src=src)
+        if node is not u:
+            inherit(node, u)
+        new = pm.rewrite(node, ctx) if rules[node.op] else None
+        if new is None:
+            done[u] = node
+            done.setdefault(node, node)
         else:
-            done[u] = done[v]
+            path.append((u, new))
+            stack += (None, new)
     return done[root]
 
 
@@ -125,6 +139,6 @@ def substitute(root: UOp, mapping: dict[UOp, UOp]) -> UOp:
     done: dict[UOp, UOp] = dict(mapping)
     for u in root.toposort(lambda u: u not in mapping):
         if u not in done:
-            src = tuple(done[s] for s in u.src)
+            src = tuple([done[s] for s in u.src])
             done[u] = u if src == u.src else u.replace(src=src)
     return done[root]

@@ -96,6 +96,12 @@ def _device(u: UOp) -> str | tuple[str, ...] | None:
 
 def _inferred(name: str, rule: Any) -> Any:
     def value(u: UOp) -> Any:
+        for s in u.src:
+            if name not in s._cache:
+                break
+        else:
+            out = u._cache[name] = rule(u)
+            return out
         for x in lacking(u, name):
             x._cache[name] = rule(x)
         return u._cache[name]
@@ -116,6 +122,8 @@ def unviewed(u: UOp) -> UOp:
 
 def numel(shape: Shape) -> int:
     """Element count; a symbolic dim counts with its largest value."""
+    if {*map(type, shape)} <= {int}:
+        return prod(shape)
     from manygrad.tensor.uop.symbolic import vmax
 
     return prod(d if isinstance(d, int) else int(vmax(d)) for d in shape)

@@ -20,8 +20,11 @@ TRUE = UOp.const(dtypes.bool, True)
 FALSE = UOp.const(dtypes.bool, False)
 
 
+_SMALL = [UOp(Ops.CONST, dtypes.index, (), n) for n in range(1025)]  # kept: they are asked for all the time
+
+
 def iconst(n: int) -> UOp:
-    return UOp(Ops.CONST, dtypes.index, (), int(n))
+    return _SMALL[n] if 0 <= n <= 1024 else UOp(Ops.CONST, dtypes.index, (), int(n))
 
 
 def as_index(x: Any) -> UOp:
@@ -88,6 +91,8 @@ def vmax(u: UOp) -> int:
 
 def linear(u: UOp) -> tuple[Terms, int]:
     """`u` as (terms with coefficients, constant)."""
+    if u.op is not Ops.ADD and u.op is not Ops.MUL and u.op is not Ops.CONST:
+        return {u: 1}, 0  # (not kept: a node that refers to itself would live until a garbage collection)
     found = u._cache.get("linear")
     if found is None:
         terms: Terms = {}
@@ -103,7 +108,9 @@ def linear(u: UOp) -> tuple[Terms, int]:
                 stack.append((x.src[0], k * x.src[1].arg))
             else:
                 terms[x] = terms.get(x, 0) + k
-        found = u._cache["linear"] = ({t: k for t, k in terms.items() if k}, const)
+        found = ({t: k for t, k in terms.items() if k}, const)
+        if u not in terms:
+            u._cache["linear"] = found
     return found
 
 
@@ -111,10 +118,20 @@ def _order(t: UOp) -> Any:
     return (0, t.arg[0], b"") if t.op is Ops.RANGE else (1, 0, t.key)
 
 
+def _range_id(t: UOp) -> int:
+    return int(t.arg[0])
+
+
 def build(terms: Terms, const: int) -> UOp:
     """The canonical node of a sum; `x//c*(k*c) + x%c*k` becomes `x*k`."""
-    for t in [t for t in terms if t.op is Ops.MOD and t.src[1].op is Ops.CONST]:
-        k, c = terms[t], t.src[1]
+    if len(terms) == 1:
+        ((t, k),) = terms.items()
+        node = t if k == 1 else UOp(Ops.MUL, dtypes.index, (t, iconst(k)))
+        return node if const == 0 else UOp(Ops.ADD, dtypes.index, (node, iconst(const)))
+    for t, k in terms.items():
+        if t.op is not Ops.MOD or t.src[1].op is not Ops.CONST:
+            continue
+        c = t.src[1]
         for q in terms:
             if q.op is Ops.IDIV and q.src[1] is c and terms[q] == k * c.arg and _congruent(q.src[0], t.src[0], c.arg):
                 rest = {x: n for x, n in terms.items() if x is not t and x is not q}
@@ -123,7 +140,7 @@ def build(terms: Terms, const: int) -> UOp:
                     rest[x] = rest.get(x, 0) + n * k
                 return build({x: n for x, n in rest.items() if n}, const + inner_const * k)
     out: UOp | None = None
-    for t in sorted(terms, key=_order) if len(terms) > 1 else terms:
+    for t in sorted(terms, key=_range_id if all([t.op is Ops.RANGE for t in terms]) else _order):  # noqa: C419 (faster as a list)
         k = terms[t]
         node = t if k == 1 else UOp(Ops.MUL, dtypes.index, (t, iconst(k)))
         out = node if out is None else UOp(Ops.ADD, dtypes.index, (out, node))

@@ -91,7 +91,8 @@ class UOp:
     _cache: dict[str, Any]
 
     def __new__(cls, op: Ops, dtype: DType = dtypes.void, src: tuple[UOp, ...] = (), arg: Any = None) -> UOp:
-        key = (op, dtype, src, arg if type(arg) is not float and type(arg) is not bool else _argkey(arg))
+        kind = type(arg)
+        key = (op, dtype, src, _argkey(arg) if kind is float or kind is bool else arg)
         ref = _TABLE.get(key)
         if ref is not None:
             node = ref()
@@ -101,7 +102,12 @@ class UOp:
         self.op, self.dtype, self.src, self.arg, self._cache = op, dtype, src, arg, {}
         new = _Ref(self, _forget)
         new.key = key
-        _TABLE[key] = new
+        ref = _TABLE.setdefault(key, new)
+        if ref is not new:  # another thread was faster, or a dead node's entry is still there
+            node = ref()
+            if node is not None:
+                return node
+            _TABLE[key] = new
         return self
 
     def __reduce__(self) -> Any:
@@ -113,6 +119,8 @@ class UOp:
 
     def replace(self, **changes: Any) -> UOp:
         """The same node with some of op, dtype, src, arg changed."""
+        if len(changes) == 1 and "src" in changes:
+            return UOp(self.op, self.dtype, changes["src"], self.arg)
         return UOp(changes.get("op", self.op), changes.get("dtype", self.dtype), changes.get("src", self.src), changes.get("arg", self.arg))
 
     def toposort(self, enter: Callable[[UOp], bool] | None = None) -> list[UOp]:

@@ -69,7 +69,7 @@ def test_many_tensors_in_one_realize() -> None:
     x = ones(5)
     ts = [x * float(i) for i in range(2, 12)]
     misses = stats["misses"]
-    assert kernels(lambda: ts[0].realize(*ts[1:])) == 10
+    assert kernels(lambda: ts[0].realize(*ts[1:])) == 2  # with 6 and 4 results
     assert stats["misses"] == misses + 1
     assert [t.numpy()[0] for t in ts] == [float(i) for i in range(2, 12)]
 
@@ -181,7 +181,7 @@ def test_memory_is_counted_where_it_is() -> None:
 
 # *** what it tells ***
 
-LINE = re.compile(r"^\*\*\* CPU:0 +\d+ \S+ +[\d.]+ us +[\d.]+ GFLOPS +[\d.]+ GB/s  test_engine\.py:\d+$")
+LINE = re.compile(r"^\*\*\* CPU:0 +\d+ \S+ +[\d.]+ us +[\d.]+ GFLOPS +[\d.]+ GB/s +[\d.]+% of limit  test_engine\.py:\d+$")
 
 
 def test_debug_2_is_one_line_a_kernel_or_copy(capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,7 +190,7 @@ def test_debug_2_is_one_line_a_kernel_or_copy(capsys: pytest.CaptureFixture[str]
         (x @ x).softmax().realize()
         x.to("CPU:1").realize()
     lines = [x for x in capsys.readouterr().out.splitlines() if not x.startswith("compiled ")]
-    assert len(lines) >= 4 and all(LINE.match(line) for line in lines[:-1]), lines
+    assert len(lines) >= 3 and all(LINE.match(line) for line in lines[:-1]), lines
     assert "copy 14884 CPU:0 -> CPU:1" in lines[-1] and "test_engine.py:" in lines[-1]
 
 

@@ -90,7 +90,7 @@ def test_cheap_values_are_rather_computed_twice() -> None:
 
 def test_a_reduction_is_not_repeated_for_each_element_that_reads_it() -> None:
     x = stored(16, 16)
-    kernels = kernels_of(x - x.sum(1, keepdim=True))
+    kernels = kernels_of(x - x.sum(0, keepdim=True))  # (of rows: test_rows.py)
     assert len(kernels) == 2 and [len(reduce_ranges(k)) for k in kernels] == [1, 0]
 
 

@@ -1,0 +1,104 @@
+"""compile_together: the kernels of one LINEAR, so that none is made twice and processors do not wait.
+
+Precondition: kernel ASTs, each once. Postcondition: all of them are loaded.
+
+What is on disk is loaded first. Of the rest, this thread generates one kernel's code after the other, while a second one has LLVM
+compile those before (LLVM does not hold Python's lock; llvmlite lets one thread in at a time, so more would not help). Before a
+kernel is made it is claimed on disk: where another process of this host has the claim, the next kernel's turn comes, and the other
+one's result is read at the end. Workers that start together from an empty cache so share the work. A claim ends with its process, and
+nobody waits for one longer than CLAIM_WAIT_S: then the kernel is made here, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
+
+from manygrad.runtime import profile
+from manygrad.runtime.codegen.pipeline import Prepared, prepare
+from manygrad.runtime.devices.diskcache import DiskCache
+from manygrad.runtime.devices.native import host_target
+from manygrad.tensor.uop.uop import UOp
+
+if TYPE_CHECKING:
+    from manygrad.runtime.devices.cpu import CPUDevice
+
+CLAIM_WAIT_S = 30.0
+POLL_S = 0.005
+AHEAD = 4  # kernels whose code is generated and that wait for LLVM: few, so that other processes find some to claim
+
+
+class Missing(NamedTuple):
+    ast: UOp
+    prepared: Prepared
+    key: bytes
+
+
+def compile_together(device: CPUDevice, asts: Iterable[UOp], store: DiskCache) -> None:
+    missing = []
+    for ast in asts:
+        prepared = prepare(ast, host_target().machine)
+        key = device.object_key(prepared, ast)
+        code = store.get(key)
+        if code is None:
+            missing.append(Missing(ast, prepared, key))
+        else:
+            device.keep(ast, prepared, code)
+    if not missing:
+        return
+    others: list[Missing] = []
+    running: list[tuple[Missing, Future[bytes]]] = []
+    with ThreadPoolExecutor(1, thread_name_prefix="llvm") as llvm:
+        for m in missing:
+            if len(running) == AHEAD:
+                _finish(device, *running.pop(0))
+            claim = store.claim(m.key)
+            if claim is None:
+                others.append(m)
+                continue
+            with contextlib.ExitStack() as claims:
+                claims.enter_context(claim)
+                code = store.get(m.key)
+                if code is not None:  # made since we looked
+                    device.keep(m.ast, m.prepared, code)
+                    continue
+                start = time.perf_counter()
+                text = device.code_of(m.prepared)
+                if profile.active:
+                    profile.record("compile", f"code of {m.prepared.name}", start, time.perf_counter(), {"opts": list(map(repr, m.prepared.opts))})
+                running.append((m, llvm.submit(_build, device, m, text, claims.pop_all())))
+        for pair in running:
+            _finish(device, *pair)
+    for m in others:
+        device.keep(m.ast, m.prepared, _from_other(device, m, store))
+
+
+def _build(device: CPUDevice, m: Missing, text: str, claim: contextlib.ExitStack) -> bytes:
+    with claim:
+        start = time.perf_counter()
+        code = device.build(m.prepared, m.key, text)
+        if profile.active:
+            profile.record(profile.compile_lane(), m.prepared.name, start, time.perf_counter(), {"bytes": len(code)})
+        return code
+
+
+def _finish(device: CPUDevice, m: Missing, job: Future[bytes]) -> None:
+    device.keep(m.ast, m.prepared, job.result())
+
+
+def _from_other(device: CPUDevice, m: Missing, store: DiskCache) -> bytes:
+    """The code that another process is making; made here once it gave up, or took too long."""
+    deadline = time.monotonic() + CLAIM_WAIT_S
+    while time.monotonic() < deadline:
+        code = store.get(m.key)
+        if code is not None:
+            return code
+        claim = store.claim(m.key)
+        if claim is not None:
+            with claim:
+                return store.get(m.key) or device.build(m.prepared, m.key, device.code_of(m.prepared))
+        time.sleep(POLL_S)
+    return device.build(m.prepared, m.key, device.code_of(m.prepared))

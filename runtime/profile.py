@@ -1,0 +1,163 @@
+"""What ran when: events of a process as a Chrome trace (chrome://tracing, ui.perfetto.dev).
+
+    PROFILE=1 python train.py             writes profile.json when the program ends
+    with manygrad.profile("step.json"):   writes what runs inside of it
+
+Lanes: steps, schedule (with its passes), compile (one a thread), kernels, copies and collectives (kernels and copies one a device).
+A trace's `pid` is the worker's rank, and its clock the host's time, so that the files of several workers can be loaded as one.
+
+Whoever has an event to tell asks `if active` first: where nobody listens, that is all it costs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from manygrad.multi.world import world
+from manygrad.schedule import trace
+from manygrad.tensor.environment import PROFILE
+
+LANES = ("steps", "schedule", "compile", "kernels", "copies", "collectives")  # in the order shown
+FILE = "profile.json"
+MAX_EVENTS = 1_000_000
+
+
+class Event(NamedTuple):
+    """`start` and `end` are of `time.perf_counter`; `args` a dict, or a function that makes it when the trace is written."""
+
+    lane: str
+    name: str
+    start: float
+    end: float
+    args: dict[str, Any] | Callable[[], dict[str, Any]] = {}
+
+
+class Profile:
+    """The events of one stretch of a program. `path` as PROFILE has it; empty: nothing is written."""
+
+    def __init__(self, path: str = "") -> None:
+        self.path = path
+        self.events: list[Event] = []
+        self.dropped = 0  # events beyond MAX_EVENTS
+        self.epoch = time.time() - time.perf_counter()
+
+    def chrome(self) -> dict[str, Any]:
+        """The trace in Chrome's JSON form: complete events (`ph` X, times in microseconds), after the names of process and lanes (M)."""
+        names = sorted({e.lane for e in self.events}, key=lambda n: (LANES.index(n.split()[0]), n))
+        lanes = {name: i for i, name in enumerate(names)}
+        pid = world.rank
+        rows: list[dict[str, Any]] = [_meta("process_name", pid, 0, name=f"rank {pid} on {socket.gethostname()}"), _meta("process_sort_index", pid, 0, sort_index=pid)]
+        for name, tid in lanes.items():
+            rows += [_meta("thread_name", pid, tid, name=name), _meta("thread_sort_index", pid, tid, sort_index=tid)]
+        for e in self.events:
+            args = e.args() if callable(e.args) else e.args
+            rows.append({
+                "name": e.name, "cat": e.lane.split()[0], "ph": "X", "pid": pid, "tid": lanes[e.lane],
+                "ts": round((e.start + self.epoch) * 1e6, 3), "dur": round(max(0.0, e.end - e.start) * 1e6, 3), "args": args,
+            })  # fmt: skip
+        return {"traceEvents": rows, "displayTimeUnit": "ms"}
+
+    def write(self) -> str:
+        """Writes the trace and gives its path; a whole file or none."""
+        path = file_of(self.path)
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        new = f"{path}.{os.getpid()}.new"
+        try:
+            with open(new, "w", encoding="utf-8") as file:
+                json.dump(self.chrome(), file, default=str)
+            os.replace(new, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(new)
+            raise
+        return path
+
+
+def _meta(what: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": pid, "tid": tid, "args": args}
+
+
+active: list[Profile] = []
+
+
+def record(lane: str, name: str, start: float, end: float, args: dict[str, Any] | Callable[[], dict[str, Any]] = {}) -> None:  # noqa: B006 (never written to)
+    """Tells everyone who listens now of an event."""
+    event = Event(lane, name, start, end, args)
+    for p in active:
+        if len(p.events) < MAX_EVENTS:
+            p.events.append(event)
+        else:
+            p.dropped += 1
+
+
+def compile_lane() -> str:
+    """The compile lane of this thread."""
+    return "compile" if threading.current_thread() is threading.main_thread() else f"compile {threading.current_thread().name}"
+
+
+def file_of(path: str) -> str:
+    """The file of this rank: `1` is profile.json here; a folder (one that exists, or a path without .json) holds one file a rank."""
+    path = FILE if path in ("1", "") else path
+    if os.path.isdir(path) or not path.endswith(".json"):
+        return os.path.join(path, f"profile.rank{world.rank}.json")
+    return path if world.size == 1 else f"{path.removesuffix('.json')}.rank{world.rank}.json"
+
+
+def _schedule_event(name: str, start: float, end: float, args: dict[str, Any]) -> None:
+    record("schedule", name, start, end, args)
+
+
+def _listen(p: Profile) -> None:
+    if not active:
+        trace.timers.append(_schedule_event)
+    active.append(p)
+
+
+def _leave(p: Profile) -> None:
+    active.remove(p)
+    if not active:
+        trace.timers.remove(_schedule_event)
+
+
+@contextlib.contextmanager
+def profile(path: str = "") -> Iterator[Profile]:
+    """Records what runs inside; writes it to `path` (as PROFILE names it; one file a rank) at the end, also after an exception.
+
+    >>> with manygrad.profile("step.json") as p: step(x, y)
+    >>> sorted({e.lane for e in p.events})
+    """
+    p = Profile(path)
+    _listen(p)
+    try:
+        yield p
+    finally:
+        _leave(p)
+        if path:
+            p.write()
+
+
+def profile_program() -> None:
+    """PROFILE: from now to the end of the process."""
+    if not PROFILE.value or PROFILE.value == "0":
+        return
+    p = Profile(PROFILE.value)
+    _listen(p)
+
+    def finish() -> None:
+        try:
+            path = p.write()
+        except OSError as error:
+            print(f"profile: cannot write {file_of(p.path)}: {error}; name another place with PROFILE=path")
+        else:
+            left_out = f" ({p.dropped} later ones left out: profile a part with manygrad.profile())" if p.dropped else ""
+            print(f"profile: {len(p.events)} events in {path}{left_out}; load it in chrome://tracing or ui.perfetto.dev")
+
+    atexit.register(finish)

@@ -1,0 +1,296 @@
+"""Lists of Opts: what is legal, their canonical form, and that every legal list computes what PYTHON computes."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from manygrad import Tensor
+from manygrad.runtime.codegen.describe import signature
+from manygrad.runtime.codegen.legal import legal
+from manygrad.runtime.codegen.neighbours import neighbours, sums
+from manygrad.runtime.codegen.opt import KINDS, Opt, canonical, make_plan
+from manygrad.runtime.codegen.pipeline import prepare
+from manygrad.runtime.devices import get_device
+from manygrad.runtime.devices.cpu import CPUDevice
+from manygrad.runtime.devices.native import host_target
+from manygrad.tensor.dtype import DType, dtypes
+from manygrad.tensor.environment import Context
+from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.uop import UOp
+from tests.runtime.codegen.kernels import I, add, f32, gemm, load, loop, mul, red, reduce, run, sink, store
+from tests.runtime.codegen.test_random import kernels
+
+SETTINGS = settings(
+    max_examples=80,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+)
+SIZES = st.sampled_from([1, 2, 5, 16, 17, 33, 40, 65])
+DTYPES = st.sampled_from([f32, f32, f32, dtypes.float64, dtypes.bfloat16, dtypes.float16, dtypes.int32, dtypes.int8])
+
+
+def run_with(ast: UOp, arrays: list[np.ndarray], opts: tuple[Opt, ...], simplify: bool = True) -> np.ndarray:
+    """Argument 0 after the CPU's kernel under `opts`."""
+    device = get_device("CPU")
+    assert isinstance(device, CPUDevice)
+    handles = [device.alloc(a.nbytes) for a in arrays]
+    for h, a in zip(handles, arrays):
+        device.copyin(h, memoryview(a.reshape(-1).view(np.uint8)))
+    with Context(CACHE=0):
+        device.compile_with(ast, opts, simplify)(handles)
+    got = device.as_numpy(handles[0], arrays[0].nbytes).copy().view(arrays[0].dtype).reshape(arrays[0].shape)
+    for h, a in zip(handles, arrays):
+        device.free(h, a.nbytes)
+    return got
+
+
+def lanes() -> int:
+    return host_target().machine.vector_bytes // 4
+
+
+# *** the families of kernels ***
+
+
+def values(seed: int, d: DType, n: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return rng.integers(-3, 4, n).astype(d.np) if d.is_int else (rng.standard_normal(n)).astype(d.np)
+
+
+@st.composite
+def families(draw: st.DrawFn) -> tuple[UOp, list[np.ndarray]]:
+    """A kernel as training has them, of odd sizes and of several dtypes, with its arguments."""
+    d, seed = draw(DTYPES), draw(st.integers(0, 9))
+    m, n, k = draw(SIZES), draw(SIZES), draw(SIZES)
+    zeros = lambda *shape: np.zeros(shape, d.np)  # noqa: E731
+    i, j, r = loop(m, 0), loop(n, 1), red(k, 2)
+    match draw(st.sampled_from(["elementwise", "reduce", "product", "product", "shared", "softmax", "padded", "convolution"])):
+        case "elementwise":
+            a = load(1, add(mul(i, n), j) if draw(st.booleans()) else add(mul(j, m), i), d)
+            value = a.alu(Ops.MUL, load(2, j, d)).alu(Ops.ADD, load(3, i, d))
+            return sink(store(0, add(mul(i, n), j), value, i, j)), [
+                zeros(m, n),
+                values(seed, d, m * n),
+                values(1, d, n),
+                values(2, d, m),
+            ]
+        case "reduce":
+            terms = draw(st.permutations([(i, m), (j, n), (r, k)]))
+            offset, stride = I(0), 1
+            for x, size in terms:
+                offset, stride = add(offset, mul(x, stride)), stride * size
+            value = reduce(load(1, offset, d), r, op=draw(st.sampled_from([Ops.ADD, Ops.MAX])))
+            return sink(store(0, add(mul(i, n), j), value, i, j)), [zeros(m, n), values(seed, d, stride)]
+        case "product":
+            layout = draw(st.sampled_from(["NN", "NT", "TN", "TT"]))
+            return gemm(m, n, k, layout, d), [zeros(m, n), values(seed, d, m * k), values(seed + 1, d, k * n)]
+        case "shared":  # two reductions in one loop, one of which does not depend on the columns
+            x = load(1, add(mul(i, k), r))
+            value = reduce(x.alu(Ops.MUL, load(2, add(mul(r, n), j))), r).alu(Ops.ADD, reduce(x, r, op=Ops.MAX))
+            ast = sink(store(0, add(mul(i, n), j), value, i, j))
+            return ast, [np.zeros((m, n), np.float32), values(seed, f32, m * k), values(seed + 1, f32, k * n)]
+        case "softmax":
+            s, j = red(n, 3), loop(n, 1)
+            r = red(n, 2)
+            at = lambda c: load(1, add(mul(i, n), c))  # noqa: E731
+            top = reduce(at(r), r, op=Ops.MAX)
+            total = reduce(at(s).alu(Ops.SUB, top).alu(Ops.EXP), s)
+            value = at(j).alu(Ops.SUB, top).alu(Ops.EXP).alu(Ops.FDIV, total)
+            return sink(store(0, add(mul(i, n), j), value, i, j)), [
+                np.zeros((m, n), np.float32),
+                values(seed, f32, m * n),
+            ]
+        case "padded":
+            inside = I(1).alu(Ops.CMPLT, j).alu(Ops.AND, j.alu(Ops.CMPLT, I(n - 1)))
+            value = inside.alu(Ops.WHERE, load(1, add(mul(i, n), j, -1), d, inside), load(2, i, d))
+            return sink(store(0, add(mul(i, n), j), value, i, j)), [
+                zeros(m, n),
+                values(seed, d, m * n),
+                values(1, d, m),
+            ]
+        case _:
+            width = min(n, 20)
+            b, o, y, x = loop(2, 0), loop(min(m, 6), 1), loop(5, 2), loop(width, 3)
+            c, ky, kx = red(min(k, 4), 4), red(3, 5), red(3, 6)
+            row, col = add(y, ky, -1), add(x, kx, -1)
+            valid = None
+            for v, size in ((row, 5), (col, width)):
+                one = I(-1).alu(Ops.CMPLT, v).alu(Ops.AND, v.alu(Ops.CMPLT, I(size)))
+                valid = one if valid is None else valid.alu(Ops.AND, one)
+            ci, co = min(k, 4), min(m, 6)
+            source = load(1, add(mul(b, ci * 5 * width), mul(c, 5 * width), mul(row, width), col), valid=valid)
+            weight = load(2, add(mul(o, ci * 9), mul(c, 9), mul(ky, 3), kx))
+            out = add(mul(b, co * 5 * width), mul(o, 5 * width), mul(y, width), x)
+            ast = sink(store(0, out, reduce(source.alu(Ops.MUL, weight), c, ky, kx), b, o, y, x))
+            shapes = (2 * ci * 5 * width, co * ci * 9)
+            return ast, [np.zeros((2, co, 5, width), np.float32), *(values(seed, f32, s) for s in shapes)]
+
+
+def walk(draw: st.DrawFn, ast: UOp, split: bool) -> tuple[Opt, ...]:
+    """A list that the search can come to: a few steps from the heuristic's or from the one without optimisation."""
+    prepared = prepare(ast, host_target().machine)
+    sig = signature(prepared.ast)
+    opts = canonical(sig, prepared.opts)
+    if split and draw(st.booleans()):
+        opts = ()
+    for _ in range(draw(st.integers(1, 5))):
+        around = neighbours(sig, opts, lanes(), split)
+        if not around:
+            break
+        kinds = sorted({o.kind for x in around for o in x if o not in opts})
+        kind = draw(st.sampled_from(kinds)) if kinds else None
+        around = [x for x in around if kind is None or any(o.kind == kind and o not in opts for o in x)]
+        opts = draw(st.sampled_from(around))
+    return opts
+
+
+def close(got: np.ndarray, want: np.ndarray) -> None:
+    if got.dtype.kind in "biu":
+        np.testing.assert_array_equal(got, want)
+    else:
+        tolerance = {8: 1e-10, 4: 1e-4}.get(got.dtype.itemsize, 5e-2)
+        np.testing.assert_allclose(got.astype(np.float64), want.astype(np.float64), rtol=tolerance, atol=tolerance)
+
+
+def test_every_list_that_the_search_can_pick() -> None:
+    """What PYTHON computes; and the bits of the heuristic's kernel unless a reduction is split otherwise. Every kind of Opt is tried."""
+    tried: set[str] = set()
+
+    @SETTINGS
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        ast, arrays = data.draw(families() if data.draw(st.integers(0, 3)) else kernels())
+        split = data.draw(st.booleans())
+        opts = walk(data.draw, ast, split)
+        tried.update(o.kind for o in opts)
+        got = run_with(ast, arrays, opts)
+        close(got, run(ast, arrays)[0])
+        prepared = prepare(ast, host_target().machine)
+        sig, chosen = signature(prepared.ast), prepared.opts
+        if sums(sig, opts) == sums(sig, chosen):
+            np.testing.assert_array_equal(got, run_with(ast, arrays, chosen))
+
+    check()
+    assert tried == set(KINDS)
+
+
+# *** what is legal ***
+
+
+def masked_pair() -> UOp:
+    """out[i, j] = sum_r x[i, r] * max_s y[r, s] * z[j]: a nested reduction."""
+    i, j, r, s = loop(8, 0), loop(8, 1), red(8, 2), red(8, 3)
+    inner = reduce(load(2, add(mul(r, 8), s)), s, op=Ops.MAX)
+    value = reduce(load(1, add(mul(i, 8), r)).alu(Ops.MUL, inner), r).alu(Ops.MUL, load(3, j))
+    return sink(store(0, add(mul(i, 8), j), value, i, j))
+
+
+def scatter_add() -> UOp:
+    i, j = loop(8, 0), loop(16, 1)
+    at = load(2, i, dtypes.int64).cast(dtypes.index)
+    return sink(store(0, add(mul(at, 16), j), load(1, add(mul(i, 16), j)), i, j, arg="add"))
+
+
+PRODUCT, NESTED, SCATTER = gemm(32, 32, 64), masked_pair(), scatter_add()
+ALL = Opt("parallelise", -1, 2)
+
+
+@pytest.mark.parametrize(
+    ("ast", "opts", "reason"),
+    [
+        (PRODUCT, [Opt("swizzle", 0, 2)], r"unknown kind of Opt: swizzle\(0, 2\); the kinds are before, vectorise"),
+        (PRODUCT, [Opt("tile", 7, 2)], "the kernel has no range 7"),
+        (PRODUCT, [Opt("tile", 2, 2)], "does not apply to a reduce range"),
+        (PRODUCT, [Opt("unroll", 0, 2)], "does not apply to a loop range"),
+        (PRODUCT, [Opt("before", 0, 0)], "there is no other loop 0"),
+        (PRODUCT, [Opt("parallelise", -1, 3)], "the kernel has 2 loops"),
+        (PRODUCT, [Opt("vectorise", 1, 3)], "a power of two"),
+        (PRODUCT, [Opt("vectorise", 1, 128)], "2 to 64"),
+        (PRODUCT, [Opt("vectorise", 1, 16), Opt("vectorise", 0, 16)], "another vectorise already"),
+        (PRODUCT, [Opt("vectorise", 1, 16), Opt("tile", 1, 24)], "no multiple of its 16 lanes"),
+        (PRODUCT, [Opt("tile", 1, 0)], "at least 1"),
+        (PRODUCT, [Opt("vectorise", 1, 16), Opt("lanes", 2, 16)], "has lanes along loop 1 already"),
+        (NESTED, [Opt("lanes", 2, 4)], "a REDUCE inside of it depends on it"),
+        (PRODUCT, [Opt("stage", 0, 2)], "it changes with a loop inside it, or not with this one"),
+        (PRODUCT, [Opt("stage", 1, 0)], "no REDUCE reads argument 0"),
+        (PRODUCT, [Opt("lanes", 2, 16), Opt("stage", 0, 1)], "has lanes of its own"),
+        (PRODUCT, [Opt("block", 0, 4)], "needs all loops in the parallel loop"),
+        (PRODUCT, [Opt("block", 1, 4), ALL, Opt("stage", 1, 2)], "the blocked loop 1"),
+        (PRODUCT, [Opt("reduce_block", 2, 16)], "needs a block"),
+        (PRODUCT, [Opt("block", 0, 4), ALL, Opt("unroll", 2, 4), Opt("reduce_block", 2, 6)], "a multiple of the tile 4"),
+        (NESTED, [Opt("block", 0, 4), ALL, Opt("reduce_block", 3, 4)], "the outermost range of the reduction is 2"),
+        (NESTED, [Opt("block", 0, 4), ALL, Opt("reduce_block", 2, 4)], "do not depend on the blocked loop 0"),
+        (NESTED, [Opt("block", 1, 4), ALL, Opt("reduce_block", 2, 4)], "must share their ranges and type"),
+        (SCATTER, [Opt("parallelise", -1, 1)], "iterations of loop 0 may add to one address"),
+        (SCATTER, [Opt("vectorise", 0, 8)], "iterations of loop 0 may add to one address"),
+        (SCATTER, [ALL], "cut along one loop at most"),
+        (SCATTER, [Opt("vectorise", 1, 16), Opt("before", 1, 0), Opt("parallelise", -1, 1)], None),
+        (PRODUCT, [Opt("block", 1, 4), ALL, Opt("unroll", 2, 4), Opt("reduce_block", 2, 8)], None),
+        (PRODUCT, [Opt("before", 1, 0), Opt("vectorise", 1, 16), Opt("tile", 0, 6), Opt("stage", 1, 2), ALL], None),
+    ],
+)  # fmt: skip
+def test_legal(ast: UOp, opts: list[Opt], reason: str | None) -> None:
+    found = legal(signature(ast), tuple(opts))
+    if reason is None:
+        assert found is None
+        prepare(ast, host_target().machine, tuple(opts), simplify=False).program()
+    else:
+        assert re.search(reason, found or ""), found
+        with pytest.raises(ValueError, match="cannot be optimised by"):
+            prepare(ast, host_target().machine, tuple(opts), simplify=False)
+
+
+def test_stage_outside_of_a_tiled_loop() -> None:
+    """What is packed at a loop must not change within the tile of one outside of it."""
+    b, x, r = loop(4, 0), loop(32, 1), red(8, 2)
+    y = loop(4, 3)
+    value = reduce(load(1, add(mul(b, 256), mul(r, 32), x)).alu(Ops.MUL, load(2, add(mul(y, 8), r))), r)
+    ast = sink(store(0, add(mul(b, 128), mul(x, 4), y), value, b, x, y))
+    staged = (Opt("vectorise", 1, 16), Opt("stage", 1, 1))
+    assert legal(signature(ast), staged) is None
+    assert "within the tiles of the loops [0]" in (legal(signature(ast), (*staged, Opt("tile", 0, 2))) or "")
+
+
+def test_canonical() -> None:
+    sig = signature(PRODUCT)
+    opts = (Opt("parallelise", -1, 1), Opt("tile", 1, 16), Opt("vectorise", 1, 16), Opt("before", 1, 0), Opt("before", 0, 1), Opt("unroll", 2, 1), Opt("tile", 0, 2))  # fmt: skip
+    assert canonical(sig, opts) == (Opt("vectorise", 1, 16), Opt("tile", 0, 2), Opt("parallelise", -1, 1))
+    for x in neighbours(sig, opts, 16, split=True):
+        plan, again = make_plan(sig, x), make_plan(sig, canonical(sig, x))
+        assert (plan.loops, plan.tile, plan.parallel) == (again.loops, again.tile, again.parallel)
+
+
+def test_neighbours_keep_the_order_of_sums_unless_told() -> None:
+    for ast in (PRODUCT, gemm(20, 20, 40, "NT"), NESTED):
+        prepared = prepare(ast, host_target().machine)
+        sig = signature(prepared.ast)
+        same, all_ = (neighbours(sig, prepared.opts, 16, split) for split in (False, True))
+        assert same and set(same) < set(all_)
+        assert all(sums(sig, x) == sums(sig, prepared.opts) for x in same)
+        assert any(sums(sig, x) != sums(sig, prepared.opts) for x in all_)
+        assert all(legal(sig, x) is None for x in all_) and len(set(all_)) == len(all_)
+
+
+def test_lanes_of_a_range_that_another_reduction_uses_without() -> None:
+    """The second one runs the shared range singly, so nothing about it may be taken for a multiple of the lanes."""
+    i, j, r = loop(3, 0), loop(32, 1), red(32, 2)
+    quarter = r.alu(Ops.MOD, I(4)).cast(f32)
+    rows = reduce(load(1, add(mul(i, 32), r)), r)
+    columns = reduce(load(2, add(mul(r, 32), j)).alu(Ops.MUL, quarter), r)
+    ast = sink(store(0, add(mul(i, 32), j), rows.alu(Ops.ADD, columns), i, j))
+    rng = np.random.default_rng(0)
+    arrays = [np.zeros((3, 32), np.float32), *(rng.integers(-4, 5, s).astype(np.float32) for s in ((3, 32), (32, 32)))]
+    opts = (Opt("vectorise", 1, 16), Opt("lanes", 2, 16), Opt("parallelise", -1, 1))
+    np.testing.assert_array_equal(run_with(ast, arrays, opts, simplify=False), run(ast, arrays)[0])
+
+
+def test_debug_3_shows_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    with Context(DEBUG=3):
+        (Tensor.ones(33, 40).contiguous().realize() * 2).realize()
+    shown = capsys.readouterr().out
+    assert re.search(r"^e_33_40_\w+: vectorise\(\d+, \d+\).* parallelise\(-1, 1\)$", shown, re.MULTILINE), shown

@@ -1,0 +1,173 @@
+"""Kernels compiled together: loaded from disk first, made once on a host, whoever ends, waits or fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from manygrad import Context
+from manygrad.runtime.devices import get_device, together
+from manygrad.runtime.devices.cpu import _OBJECTS, CPUDevice
+from manygrad.runtime.devices.diskcache import DiskCache
+from manygrad.runtime.devices.native import Compiler
+from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.uop import UOp
+from tests.runtime.codegen.kernels import elementwise, f32, run
+
+KEY = bytes(range(32))
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The texts that LLVM was given, with an empty cache and no loaded kernels."""
+    texts: list[str] = []
+    compile = Compiler.object_code
+
+    def counted(self: Compiler, ir: str) -> bytes:
+        texts.append(ir)
+        return compile(self, ir)
+
+    monkeypatch.setattr(Compiler, "object_code", counted)
+    loaded = dict(CPUDevice._kernels)
+    CPUDevice._kernels.clear()
+    with Context(CACHE_DIR=str(tmp_path), DEBUG=0):
+        yield texts
+    CPUDevice._kernels.update(loaded)
+
+
+def kernels(n: int) -> list[UOp]:
+    return [elementwise(lambda a: a.alu(Ops.MUL, a), [f32], 40 + i) for i in range(n)]
+
+
+def test_each_is_made_once_and_works(made: list[str]) -> None:
+    asts = kernels(6)
+    device = get_device("CPU")
+    device.compile_all([*asts, *asts])
+    assert len(made) == 6
+    for i, ast in enumerate(asts):
+        x = np.arange(40 + i, dtype=np.float32)
+        assert (run(ast, [np.zeros_like(x), x], device="CPU")[0] == x * x).all()
+    assert len(made) == 6
+    CPUDevice._kernels.clear()
+    device.compile_all(asts)
+    assert len(made) == 6  # from disk
+
+
+def test_a_failure_is_the_callers_and_leaves_no_claim(made: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asts = kernels(5)
+
+    def broken(self: Compiler, ir: str) -> bytes:
+        raise RuntimeError("no code today")
+
+    with monkeypatch.context() as m, pytest.raises(RuntimeError, match="no code today"):
+        m.setattr(Compiler, "object_code", broken)
+        get_device("CPU").compile_all(asts)
+    assert not list(tmp_path.rglob(".claim-*"))
+    get_device("CPU").compile_all(asts)
+
+
+def test_what_another_has_claimed_comes_from_it(made: list[str]) -> None:
+    asts = kernels(4)
+    device = get_device("CPU")
+    assert isinstance(device, CPUDevice)
+    prepared = together.prepare(asts[0], together.host_target().machine)
+    key = device.object_key(prepared, asts[0])
+    claim = _OBJECTS.claim(key)
+    assert claim is not None
+
+    def other() -> None:
+        with claim:
+            while len(made) < 3:  # until only the claimed one is left
+                time.sleep(0.001)
+            device.build(prepared, key, device.code_of(prepared))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    device.compile_all(asts)
+    thread.join()
+    assert len(made) == 4
+
+
+def test_nobody_waits_for_a_claim_for_ever(made: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "CLAIM_WAIT_S", 0.05)
+    asts = kernels(2)
+    device = get_device("CPU")
+    assert isinstance(device, CPUDevice)
+    claim = _OBJECTS.claim(device.object_key(together.prepare(asts[0], together.host_target().machine), asts[0]))
+    assert claim is not None
+    with claim:
+        device.compile_all(asts)
+    assert len(made) == 2
+
+
+def test_a_claim_is_one_holders(tmp_path: Path) -> None:
+    store = DiskCache("test")
+    with Context(CACHE_DIR=str(tmp_path)):
+        first = store.claim(KEY)
+        assert first is not None and store.claim(KEY) is None
+        with first:
+            pass
+        second = store.claim(KEY)
+        assert second is not None
+        with second:
+            pass
+        assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+        with Context(CACHE=0):
+            assert store.claim(KEY) is not None and store.claim(KEY) is not None
+
+
+HOLDER = """
+import sys
+from manygrad.runtime.devices.diskcache import DiskCache
+claim = DiskCache("test").claim(bytes(range(32)))
+print("held" if claim else "refused", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_claim_ends_with_its_process(tmp_path: Path) -> None:
+    env = {**os.environ, "CACHE_DIR": str(tmp_path)}
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+    store = DiskCache("test")
+    with Context(CACHE_DIR=str(tmp_path)):
+        assert store.claim(KEY) is None
+        holder.kill()
+        holder.communicate()
+        assert store.claim(KEY) is not None
+
+
+PROGRAM = """
+import numpy as np
+from manygrad import Tensor
+from manygrad.runtime.devices.native import Compiler
+made = []
+compile = Compiler.object_code
+Compiler.object_code = lambda self, ir: (made.append("define void @team_run" not in ir), compile(self, ir))[1]
+x = [Tensor(np.ones((8, n), np.float32)).realize() for n in range(3, 15)]
+outs = [(a @ a.T).softmax() for a in x]
+outs[0].realize(*outs[1:])
+print(sum(made))
+"""
+
+
+def test_two_processes_share_the_work(tmp_path: Path) -> None:
+    def start(cache: str) -> subprocess.Popen[str]:
+        env = {**os.environ, "CACHE_DIR": str(tmp_path / cache)}
+        return subprocess.Popen([sys.executable, "-c", PROGRAM], env=env, stdout=subprocess.PIPE, text=True)
+
+    def total(processes: list[subprocess.Popen[str]]) -> int:
+        return sum(int(p.communicate()[0]) for p in processes)
+
+    alone = total([start("one")])
+    assert alone > 10
+    both = total([start("two"), start("two")])
+    assert alone <= both <= alone + 2  # (the first kernel of each may be made by both: a LINEAR of one kernel has no claim)

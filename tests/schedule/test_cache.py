@@ -1,0 +1,139 @@
+"""Schedules on disk: found by a second start, not by another program, another worker or other lines."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from manygrad import Context, Tensor, Variable, schedule
+from manygrad.multi.world import World
+from manygrad.schedule import cache, create_linear, number_buffers, stats, strip_binds
+from manygrad.tensor.uop import Ops, UOp
+from tests.schedule.programs import sink_of, stored
+
+TWO = ("CPU:0", "CPU:1")
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path) -> Iterator[None]:
+    with Context(SPEC=0, CACHE_DIR=str(tmp_path), DEBUG=0):
+        yield
+
+
+def normal(*tensors: Tensor) -> UOp:
+    return number_buffers(strip_binds(sink_of(list(tensors)))[0])[0]
+
+
+def again(graph: UOp, me: World | None = None) -> tuple[UOp, bool]:
+    """The LINEAR as a second start has it, and whether it came from disk."""
+    schedule._SCHEDULES.clear()
+    before = stats["loaded"]
+    linear = create_linear(graph, me or World())
+    return linear, stats["loaded"] > before
+
+
+def programs() -> list[list[Tensor]]:
+    x, y = stored(6, 8), stored(8, 3)
+    sharded = Tensor(np.ones((4, 3), np.float32)).shard(TWO, 0).contiguous().realize()
+    return [
+        [(x @ y).softmax()],
+        [sharded.sum() * 2, sharded + 1],
+        [(stored(10, 4)[: Variable("n", 1, 10).bind(3)] + 1).sum(0)],
+        [x.to("CPU:1") + 1],
+    ]
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_what_is_read_is_what_was_made(at: int) -> None:
+    graph = normal(*programs()[at])
+    first, loaded = again(graph)
+    assert not loaded
+    lines = [c._cache["line"] for c in first.src]
+    keys = [c.src[0].key for c in first.src if c.src[0].op is Ops.SINK]
+    for c in first.src:
+        del c._cache["line"]
+        c.src[0]._cache.pop("key", None)
+    second, loaded = again(graph)
+    assert loaded and second is first  # nodes are interned: equal is the same
+    assert [c._cache["line"] for c in second.src] == lines
+    assert [c.src[0]._cache["key"] for c in second.src if c.src[0].op is Ops.SINK] == keys
+    for c in second.src:
+        c.src[0]._cache.pop("key", None)
+    assert [c.src[0].key for c in second.src if c.src[0].op is Ops.SINK] == keys
+
+
+def test_another_worker_has_its_own() -> None:
+    graph = normal(stored(4) * 3)
+    other = World()
+    other.rank, other.size = 1, 2
+    assert not again(graph)[1] and not again(graph, other)[1]
+    assert again(graph)[1] and again(graph, other)[1]
+
+
+def test_other_lines_are_another_entry() -> None:
+    """Plans of collectives name the user's line: a rank that reads its schedule must name the line that the others see."""
+    t = stored(4) * 3.0
+    graph = normal(t)
+    assert not again(graph)[1]
+    node = next(u for u in graph.toposort() if "line" in u._cache)
+    node._cache["line"] = "elsewhere.py:1"
+    assert not again(graph)[1]
+
+
+def test_a_schedule_leaves_no_lines_behind() -> None:
+    """Else a later graph's lines, and with them the plans that workers compare, would depend on whether this one came from disk."""
+    x = stored(6, 8)
+    graph = normal((x.exp() @ stored(8, 3)).softmax())
+    lines = [u._cache.get("line") for u in graph.toposort()]
+    again(graph)
+    assert [u._cache.get("line") for u in graph.toposort()] == lines
+    assert not any("inherited line" in u._cache for u in graph.toposort())
+
+
+def test_checks_and_the_switches_want_it_made() -> None:
+    graph = normal(stored(4) * 5.0)
+    assert not again(graph)[1] and again(graph)[1]
+    for switch in ({"SPEC": 1}, {"CACHE": 0}, {"SCACHE": 0}):
+        with Context(**switch):
+            assert not again(graph)[1]
+
+
+def test_a_damaged_entry_is_made_again(tmp_path: Path) -> None:
+    graph = normal(stored(4) * 7.0)
+    first, _ = again(graph)
+    store = cache.holder.store
+    assert store is not None
+    key = cache.entry_key(graph, World())
+    assert key is not None
+    store.put(key, b"of another program")
+    second, loaded = again(graph)
+    assert second is first and not loaded and again(graph)[1]
+
+
+PROGRAM = """
+import numpy as np
+from manygrad import Tensor, schedule
+from manygrad.runtime.devices.native import Compiler
+made = []
+compile = Compiler.object_code
+Compiler.object_code = lambda self, ir: (made.append(1), compile(self, ir))[1]
+x = Tensor(np.ones((5, 4), np.float32)).realize()
+((x @ x.T).softmax() + 1).realize()
+print(schedule.stats["misses"], schedule.stats["loaded"], len(made))
+"""
+
+
+def test_a_second_start_neither_schedules_nor_compiles(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    env = {**os.environ, "SPEC": "0", "CACHE_DIR": str(tmp_path / "cache")}
+    said = [subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, check=True).stdout.split() for _ in range(2)]
+    misses, loaded, compiled = map(int, said[0])
+    assert misses > 0 and loaded == 0 and compiled > 0
+    assert said[1] == [str(misses), str(misses), "0"]

@@ -1,0 +1,74 @@
+"""Kernels over the same loops that become one with several results."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from manygrad import Tensor, TinyJit
+from manygrad.tensor.nn.optim import AdamW
+from tests.schedule.programs import kernels_of, linear_of, stored
+
+
+def test_siblings_that_read_the_same_buffer() -> None:
+    x = stored(8, 8)
+    (kernel,) = kernels_of([x + 1, x * 2, x.exp()])
+    assert len(kernel.src) == 3
+    assert len(kernels_of([x + 1, stored(8, 8) * 2])) == 2  # nothing in common
+    assert len(kernels_of([x + 1, x.T * 2])) == 1  # other elements of what is only read
+    assert len(kernels_of([x + 1, x[:4] * 2])) == 2  # other loops
+    assert len(kernels_of([x + 1, x.sum(1)])) == 2  # a reduction
+
+
+def test_an_assigned_value_is_read_from_the_register() -> None:
+    m, w, g = (Tensor(np.arange(1, 9, dtype=np.float32)).realize() for _ in range(3))
+    m.assign(m * 0.5 + g)
+    w.assign(w - m * 0.1)
+    linear = linear_of([m, w])
+    (call,) = linear.src
+    assert len(call.src[0].src) == 2 and len(call.src) == 1 + 3
+    m.realize(w)
+    a = np.arange(1, 9, dtype=np.float32)
+    np.testing.assert_allclose(m.numpy(), a * 1.5)
+    np.testing.assert_allclose(w.numpy(), a - a * np.float32(0.15), rtol=1e-6)
+
+
+def test_what_is_written_is_read_elsewhere_only_in_order() -> None:
+    a, b = (Tensor(np.arange(6, dtype=np.float32)).realize() for _ in range(2))
+    a.assign(a + 1)
+    b.assign(b + a.flip(0))  # other elements of what the first writes
+    assert len(linear_of([a, b]).src) == 2
+    a.realize(b)
+    assert (a.tolist(), b.tolist()) == ([1, 2, 3, 4, 5, 6], [6, 6, 6, 6, 6, 6])
+    a.assign(b * 2)
+    b.assign(a - b)  # reads both, writes what the first reads at the same elements
+    assert len(linear_of([a, b]).src) == 1
+    a.realize(b)
+    assert (a.tolist(), b.tolist()) == ([12] * 6, [6] * 6)
+
+
+def test_a_stored_temporary_stays_a_boundary() -> None:
+    x = stored(64)
+    assert len(kernels_of(((x + 1).contiguous() * 2).contiguous() - 1)) == 3
+
+
+def test_an_optimiser_is_one_kernel_and_a_replay_sees_all_results() -> None:
+    rng = np.random.default_rng(0)
+    start, grads = rng.normal(size=100).astype(np.float32), rng.normal(size=(5, 100)).astype(np.float32)
+    p = Tensor(start, requires_grad=True)
+    optimizer = AdamW([p], lr=0.1)
+
+    @TinyJit
+    def step(g: Tensor) -> Tensor:
+        p.grad = g * 1.0
+        optimizer.step()
+        return p
+
+    w, m, v = start.astype(np.float64), 0.0, 0.0
+    for t, g in enumerate(grads, 1):
+        step(Tensor(g))
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g.astype(np.float64) ** 2
+        w = w * (1 - 0.1 * 0.01) - 0.1 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+        np.testing.assert_allclose(p.numpy(), w, rtol=1e-5, atol=1e-6)
+    state = optimizer.state[p]
+    np.testing.assert_allclose(state["exp_avg"].numpy(), m, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(state["exp_avg_sq"].numpy(), v, rtol=1e-5, atol=1e-7)
