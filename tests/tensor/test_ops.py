@@ -120,3 +120,17 @@ def test_sharded(case: Case, data: st.DataObject) -> None:
         tensors.append(Tensor(a, device="PYTHON").shard(devices, axis=axis))
     with Context(DEVICE="PYTHON"):
         agree(flat(case.run(MANYGRAD, tensors, sample)), want, case.rtol.get("float64", LOOSE["float64"]))
+
+
+@EVERY
+@settings(max_examples=2)
+@given(data=st.data())
+def test_a_dim_out_of_range_is_refused(case: Case, data: st.DataObject) -> None:
+    """When the operator is written, not when it is computed. (Cases without a keyword `dim` have nothing to try.)"""
+    sample = case.samples(data.draw)
+    if not isinstance(sample.kwargs.get("dim"), int):
+        return
+    for dim in (7, -8):
+        wrong = Sample(sample.arrays, sample.args, {**sample.kwargs, "dim": dim})
+        with Context(DEVICE="PYTHON"), pytest.raises((IndexError, ValueError)):
+            case.run(MANYGRAD, [Tensor(a) for a in sample.arrays], wrong)
