@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import statistics
-import time
-from collections.abc import Callable
+import os
+import sys
 from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from memory_bound import Run, measure
+
 from manygrad import Tensor, TinyJit, nn
 from manygrad.tensor.nn.functional import cross_entropy
 from manygrad.tensor.nn.optim import SGD
-
-Run = Callable[[], object]
 
 
 def tiny(count: int) -> Run:
@@ -66,20 +67,6 @@ def torch_mlp(torch: Any) -> Run:
         optimizer.step()
 
     return step
-
-
-def measure(runs: list[Run], repeats: int) -> list[float]:
-    """The median of each, the repeats interleaved."""
-    times: list[list[float]] = [[] for _ in runs]
-    for run in runs:
-        for _ in range(4):
-            run()
-    for _ in range(repeats):
-        for i, run in enumerate(runs):
-            began = time.perf_counter()
-            run()
-            times[i].append(time.perf_counter() - began)
-    return [statistics.median(t) for t in times]
 
 
 def main() -> None:

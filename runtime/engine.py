@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from math import prod
 
 import numpy as np
@@ -20,7 +20,7 @@ from manygrad.schedule import as_param, create_linear, create_linear_with_vars
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.source import line_of
 from manygrad.tensor.tensor import LIVE, PENDING, Tensor, default_device
-from manygrad.tensor.uop import BufferSpec, GroupOp, Ops, UOp, toposort
+from manygrad.tensor.uop import BufferSpec, GroupOp, Ops, UOp, standing_on, toposort
 from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.shape import unviewed
 
@@ -31,16 +31,6 @@ def new_buffer(uop: UOp, device: str | tuple[str, ...]) -> UOp:
     """A BUFFER node for the value of `uop`."""
     axis, bounds = store_spec(uop) if isinstance(device, tuple) else (None, ())
     return UOp(Ops.BUFFER, uop.dtype, (), BufferSpec(next(_uids), tuple(uop.shape), uop.dtype, device, axis, bounds))
-
-
-def standing_on(roots: Iterable[UOp], found: Callable[[UOp], bool], opaque: Ops | Callable[[UOp], bool]) -> set[UOp]:
-    """The nodes below `roots` that are `found` or have such a one below them; nothing is seen through `opaque` nodes."""
-    blind = (lambda u: u.op is opaque) if isinstance(opaque, Ops) else opaque
-    out: set[UOp] = set()
-    for u in toposort(roots, lambda u: not blind(u)):
-        if found(u) or (not blind(u) and any(s in out for s in u.src)):
-            out.add(u)
-    return out
 
 
 def _run(sink: UOp) -> None:

@@ -19,9 +19,9 @@ from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.linear import storage
 from manygrad.schedule.index import contiguous_offset
 from manygrad.tensor.dtype import dtypes
-from manygrad.tensor.uop import BufferSpec, GroupOp, Ops, UOp, toposort
+from manygrad.tensor.uop import BufferSpec, GroupOp, Ops, UOp, standing_on, toposort
 from manygrad.tensor.uop.rewrite import substitute
-from manygrad.tensor.uop.shape import numel, unviewed
+from manygrad.tensor.uop.shape import attached, numel, unviewed
 
 NewBuffer = Callable[[UOp], UOp]
 Run = Callable[[UOp], None]
@@ -44,7 +44,7 @@ def run_functions(sink: UOp, new_buffer: NewBuffer, run: Run, run_body: RunBody)
         calls = [u for u in order if u.op is Ops.FUNCTION]
         if not calls:
             return sink
-        on_call = _standing_on(order, set(calls))
+        on_call = standing_on([sink], lambda u: u.op is Ops.FUNCTION)
         first = [c for c in calls if not any(s in on_call for s in c.src)]
         layer = _Layer(order, first, on_call)
         effects: list[UOp] = []
@@ -70,7 +70,7 @@ def _run_in_order(sink: UOp, order: list[UOp], calls: list[UOp], new_buffer: New
     """Where nothing is assigned below the calls: one after the other, in time proportional to the graph."""
     number = {c: i for i, c in enumerate(calls)}
     part: dict[UOp, int] = {}  # how many calls have run when a value can be computed
-    heavy = _standing_on(order, {u for u in order if u.op in HEAVY})
+    heavy = standing_on([sink], lambda u: u.op in HEAVY)
     shared: set[UOp] = set()  # heavy values that several parts read
     for u in order:
         part[u] = number[u] + 1 if u.op is Ops.FUNCTION else max((part[s] for s in u.src), default=0)
@@ -122,7 +122,7 @@ class _Layer:
     def __init__(self, order: list[UOp], first: list[UOp], on_call: set[UOp]):
         arguments = list(dict.fromkeys(a for c in first for a in c.src))
         below = set(toposort(arguments))
-        heavy = _standing_on(order, {u for u in order if u.op in HEAVY})
+        heavy = standing_on(order[-1:], lambda u: u.op in HEAVY)
         later = [u for u in order if u not in below and u not in first]
         shared = [s for u in later for s in u.src if s in below and s in heavy]
         self.stored: list[UOp] = []
@@ -138,30 +138,16 @@ class _Layer:
         self.read_before_written = [b for b in written if any(b in u.src for u in later)]
 
 
-def _standing_on(order: list[UOp], found: set[UOp]) -> set[UOp]:
-    out = set(found)
-    for u in order:
-        if any(s in out for s in u.src):
-            out.add(u)
-    return out
-
-
 def _storage_of(u: UOp) -> UOp:
     while u.op is Ops.AFTER or u.op in GroupOp.VIEW or u.op is Ops.DETACH:
         u = u.src[0]
     return u
 
 
-def _attached(u: UOp) -> UOp:
-    while u.op is Ops.DETACH:
-        u = u.src[0]
-    return u.replace(src=(_attached(u.src[0]),)) if u.op in GroupOp.VIEW else u
-
-
 def _offset(u: UOp, base: UOp) -> int | None:
     if any(not isinstance(d, int) for d in (*u.shape, *base.shape)) or base.arg.axis is not None or numel(u.shape) == 0:
         return None
-    return contiguous_offset(_attached(u), base)
+    return contiguous_offset(attached(u), base)
 
 
 def _lies_in_one_piece(u: UOp, base: UOp) -> bool:

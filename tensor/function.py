@@ -314,21 +314,4 @@ def _renumbered(u: UOp, slot: int) -> UOp:
     return UOp(Ops.PARAM, u.dtype, (), BufferSpec(slot, b.shape, b.dtype, b.device, b.axis, b.bounds))
 
 
-def inlined(sink: UOp) -> UOp:
-    """The same graph with the bodies of its calls in their places."""
-    done: dict[UOp, UOp] = {}
-    bodies: dict[UOp, UOp] = {}
-    for u in sink.toposort():
-        src = tuple(done[s] for s in u.src)
-        if u.op is Ops.FUNCTION:
-            params = {p: src[p.arg.uid] for p in u.arg.toposort() if p.op is Ops.PARAM}
-            bodies[u] = substitute(u.arg, params)
-            done[u] = u
-        elif u.op is Ops.RESULT:
-            done[u] = bodies[u.src[0]].src[u.arg]
-        else:
-            done[u] = u if src == u.src else u.replace(src=src)
-    return done[sink]
-
-
-__all__ = ["function", "gradients_of_call", "inlined"]
+__all__ = ["function", "gradients_of_call"]

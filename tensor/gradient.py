@@ -108,10 +108,9 @@ def _flow_through_writes(g: Tensor, u: UOp, needed: set[UOp], grads: dict[UOp, T
     if before in needed:
         for store in u.src[1:]:
             if store.op is Ops.STORE and store.arg is None:
-                ones = _t(UOp.const(dtypes.bool, True))._broadcast(before.shape)
-                mask = _t(_viewed_alike(store.src[0], before, ones.arange(numel(before.shape)).reshape(before.shape).uop))
-                kept = ones.flatten()._scatter_at(mask.flatten().ne(mask.flatten()), [mask.flatten()], "set").reshape(before.shape)
-                g = kept._where(g, 0.0)
+                every = g.arange(numel(before.shape)).reshape(before.shape)
+                written = _t(_viewed_alike(store.src[0], before, every.uop)).flatten()  # positions
+                g = g.flatten()._scatter_at(_t(UOp.const(g.dtype, 0))._broadcast(written.shape), [written], "set").reshape(before.shape)
         grads[before] = g if before not in grads else grads[before] + g
 
 

@@ -80,7 +80,7 @@ from manygrad.tensor.ops.windows import WindowsMixin
 from manygrad.tensor.source import mark
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.rewrite import substitute
-from manygrad.tensor.uop.shape import numel, unviewed
+from manygrad.tensor.uop.shape import attached, numel, unviewed
 from manygrad.tensor.uop.symbolic import variable
 
 
@@ -280,7 +280,7 @@ class Tensor(
     @staticmethod
     def _write(target: UOp, value: UOp) -> None:
         """Stores `value` at `target`, a view of memory; all live views of that memory then show it."""
-        before, target = unviewed(target), _attached(target)
+        before, target = unviewed(target), attached(target)
         after = UOp(Ops.AFTER, before.dtype, (before, mark(UOp(Ops.STORE, dtypes.void, (target, value)))))
         for t in LIVE:
             if unviewed(t.uop) is before:
@@ -387,13 +387,6 @@ class _Variable:
         if not isinstance(value, (int, np.integer)) or not lo <= value <= hi:
             raise ValueError(f"bind: variable {name!r} ranges over {lo}..{hi}, got {value!r}; widen the variable or check the value")
         return UOp(Ops.BIND, dtypes.index, (self.uop, UOp(Ops.CONST, dtypes.index, (), int(value))))
-
-
-def _attached(u: UOp) -> UOp:
-    """A view without the DETACHes in it."""
-    while u.op is Ops.DETACH:
-        u = u.src[0]
-    return u.replace(src=(_attached(u.src[0]),)) if u.op in GroupOp.VIEW else u
 
 
 def _place_and_type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, DType | None, bool]:

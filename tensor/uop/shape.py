@@ -120,6 +120,13 @@ def unviewed(u: UOp) -> UOp:
     return u
 
 
+def attached(u: UOp) -> UOp:
+    """A view without the DETACHes in it: what can be written to."""
+    while u.op is Ops.DETACH:
+        u = u.src[0]
+    return u.replace(src=(attached(u.src[0]),)) if u.op in GroupOp.VIEW else u
+
+
 def numel(shape: Shape) -> int:
     """Element count; a symbolic dim counts with its largest value."""
     if {*map(type, shape)} <= {int}:

@@ -217,6 +217,16 @@ def lacking(u: UOp, name: str) -> list[UOp]:
     return [u]
 
 
+def standing_on(roots: Iterable[UOp], found: Callable[[UOp], bool], opaque: Ops | Callable[[UOp], bool] = lambda u: False) -> set[UOp]:
+    """The nodes below `roots` that are `found` or have such a one below them; nothing is seen through `opaque` nodes."""
+    blind = (lambda u: u.op is opaque) if isinstance(opaque, Ops) else opaque
+    out: set[UOp] = set()
+    for u in toposort(roots, lambda u: not blind(u)):
+        if found(u) or (not blind(u) and any(s in out for s in u.src)):
+            out.add(u)
+    return out
+
+
 def live_nodes() -> int:
     """How many nodes are interned now (for tests of memory)."""
     return len(_TABLE)

@@ -17,7 +17,7 @@ from manygrad import Context, Tensor, dtypes, nn
 from tests.tensor.cases.case import Case, Library, Sample
 from tests.tensor.oracle import check
 
-MANYGRAD = Library("manygrad", Tensor, getattr(nn, "functional", Tensor))
+MANYGRAD = Library("manygrad", Tensor, nn.functional)
 CASES: list[Case] = [
     case
     for module in pkgutil.iter_modules(tests.tensor.cases.__path__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import product
 from math import floor
 from typing import Any
@@ -80,12 +79,8 @@ def images(draw: Draw) -> Sample:
     return Sample((x,), (), kwargs)
 
 
-def upsampled(mode: str | None) -> Callable[[Draw], Sample]:
-    def samples(draw: Draw) -> Sample:
-        x = array(draw, (1, 2, draw(st.integers(2, 4)), draw(st.integers(2, 4))), low=-2, high=2)
-        return Sample((x,), (), {"scale_factor": 2})
-
-    return samples
+def upsampled(draw: Draw) -> Sample:
+    return Sample((array(draw, (1, 2, draw(st.integers(2, 4)), draw(st.integers(2, 4))), low=-2, high=2),), (), {"scale_factor": 2})
 
 
 def grid(x: np.ndarray, g: np.ndarray, mode: str, padding_mode: str, align_corners: bool) -> np.ndarray:
@@ -152,9 +147,9 @@ def thetas(draw: Draw) -> Sample:
 
 CASES = [
     Case("functional.interpolate", interpolate, images),
-    Case("functional.upsample", lambda x, scale_factor: interpolate(x, scale_factor=scale_factor), upsampled(None)),
-    Case("functional.upsample_nearest", lambda x, scale_factor: interpolate(x, scale_factor=scale_factor), upsampled(None)),
-    Case("functional.upsample_bilinear", lambda x, scale_factor: interpolate(x, scale_factor=scale_factor, mode="bilinear", align_corners=True), upsampled(None)),
+    Case("functional.upsample", lambda x, scale_factor: interpolate(x, scale_factor=scale_factor), upsampled),
+    Case("functional.upsample_nearest", lambda x, scale_factor: interpolate(x, scale_factor=scale_factor), upsampled),
+    Case("functional.upsample_bilinear", lambda x, scale_factor: interpolate(x, scale_factor=scale_factor, mode="bilinear", align_corners=True), upsampled),
     Case("functional.grid_sample", grid, sampled, rtol={"float32": 1e-3}, dtypes=("float32", "float64")),  # places near a whole number round either way
     Case("functional.affine_grid", affine, thetas),
 ]
