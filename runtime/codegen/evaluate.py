@@ -32,7 +32,7 @@ class Evaluator(Emitter):
         ] = {}  # range whose last vector is partial -> its size, if only known at run time
         self.lane: UOp | None = None
         self.lanes = 1
-        self._analyses: dict[UOp | None, TileAnalysis] = {}
+        self._analyses: dict[tuple[UOp | None, int], TileAnalysis] = {}
         slots = {slot for _, slot in plan.staged}  # packing tiles reduce ranges, too
         self.also_tiled = {
             r for u in self.sig.nodes if u.op is Ops.LOAD and u.src[0].src[0].arg in slots for r in ranges_of(u)
@@ -44,7 +44,8 @@ class Evaluator(Emitter):
 
     def use_lane(self, lane: UOp | None, lanes: int) -> None:
         self.lane, self.lanes = lane, lanes if lane is not None else 1
-        if lane not in self._analyses:
+        key = (lane, self.lanes)
+        if key not in self._analyses:
             aligned = {}
             for r, t in self.plan.tile.items():
                 fixed = r.src[0].op is Ops.CONST
@@ -53,8 +54,8 @@ class Evaluator(Emitter):
                     aligned[r] = 1
             for r in self.also_tiled:
                 aligned.setdefault(r, 1)
-            self._analyses[lane] = TileAnalysis(aligned, lane, self.lanes)
-        self.analysis = self._analyses[lane]
+            self._analyses[key] = TileAnalysis(aligned, lane, self.lanes)
+        self.analysis = self._analyses[key]
 
     def ragged_mask(self, position: Position) -> Inst | None:
         """The lanes at `position` that are within the lane's range; None: all."""
@@ -72,17 +73,21 @@ class Evaluator(Emitter):
         return self.emit(Low.IOTA, INDEX, (), None, self.lanes)
 
     def positions(self, ranges: frozenset[UOp]) -> Iterator[dict[UOp, int]]:
-        """The tile positions along `ranges`, in order; along the lane's range, one a vector."""
+        """The tile positions along `ranges`, in order, the lane's innermost; along that, one a vector."""
         tiled = [r for r in (*self.plan.loops, *self.tile) if r in ranges and self.tile.get(r, 1) > 1]
-        tiled = list(dict.fromkeys(tiled))
+        tiled = sorted(dict.fromkeys(tiled), key=lambda r: r is self.lane)
         steps = [range(0, self.tile[r], self.lanes if r is self.lane else 1) for r in tiled]
         for at in itertools.product(*steps):
             yield dict(zip(tiled, at))
 
     # *** values ***
 
+    def key(self, u: UOp, position: Position) -> tuple[Atom, UOp | None]:
+        """What a value is remembered under: vectors along one range are not those along another."""
+        return self.analysis.at(u, position), self.lane if self.lane in ranges_of(u) else None
+
     def find(self, u: UOp, position: Position) -> Inst | None:
-        key = self.analysis.at(u, position)
+        key = self.key(u, position)
         for block in reversed(self.blocks):
             found = block.values.get(key)
             if found is not None:
@@ -90,7 +95,7 @@ class Evaluator(Emitter):
         return None
 
     def remember(self, u: UOp, position: Position, inst: Inst) -> Inst:
-        self.blocks[inst.depth].values[self.analysis.at(u, position)] = inst
+        self.blocks[inst.depth].values[self.key(u, position)] = inst
         return inst
 
     def value(self, root: UOp, position: Position) -> Inst:
@@ -242,8 +247,8 @@ class Evaluator(Emitter):
             )
         if a is not None and (window := self.window_load(u, pointer, a, valid, mask)) is not None:
             return window
-        if a is not None and len(index.src) == 2 and mask is None:
-            column = self.transposed_load(u, pointer, a, position)
+        if a is not None and len(index.src) == 2 and (mask is None or mask.op is Low.FIRST):
+            column = self.transposed_load(u, pointer, a, position, self.lanes if mask is None else mask.arg)
             if column is not None:
                 return column
         offset = self.splat(self.value(index.src[1], position), self.lanes)
@@ -270,10 +275,10 @@ class Evaluator(Emitter):
         order = tuple(o - least for o in active) + (0,) * (n - len(active))
         return self.emit(Low.SHUFFLE, u.dtype, (parts[0], parts[-1]), order, n)
 
-    def transposed_load(self, u: UOp, pointer: Inst, a: Affine, position: Position) -> Inst | None:
+    def transposed_load(self, u: UOp, pointer: Inst, a: Affine, position: Position, active: int) -> Inst | None:
         """A strided load where another range of the tile runs contiguously: a square is loaded along that and transposed.
 
-        All the square's vectors are remembered; this is the one at `position`.
+        All the square's vectors are remembered; this is the one at `position`. Lanes from `active` on are not read.
         """
         n = self.lanes
         square = [
@@ -297,8 +302,9 @@ class Evaluator(Emitter):
         base = self.base(a)
         guard = () if count == n else (self.emit(Low.FIRST, dtypes.bool, (), count, n),)
         rows = [
-            self.emit(Low.LOAD, u.dtype, (pointer, base, *guard), constant + a.stride * lane, n) for lane in range(n)
+            self.emit(Low.LOAD, u.dtype, (pointer, base, *guard), constant + a.stride * lane, n) for lane in range(active)
         ]
+        rows += [self.const(0, u.dtype, n)] * (n - active)
         for j, column in enumerate(self.transpose(rows)[:count]):
             self.remember(u, {**position, along: first + j}, column)
         return self.find(u, position)

@@ -8,6 +8,7 @@ size, cut over any number of threads or devices, gives the same bits.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from manygrad.runtime.codegen.affine import TileAnalysis
@@ -23,10 +24,11 @@ STAGE_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Machine:
-    """What the choices depend on: the width of a vector register and how many there are."""
+    """What the choices depend on: the width of a vector register, how many there are, and a core's own cache."""
 
     vector_bytes: int
     registers: int
+    cache_bytes: int = 1 << 20
 
     @property
     def accumulators(self) -> int:
@@ -118,15 +120,12 @@ class Heuristic:
         return found
 
     def packs_better(self, u: UOp) -> bool:
-        """A product both of whose operands are contiguous along the reduction (a @ b.T): whether one is rather packed
-        across it. Then no partial sums need be folded, which counts for short reductions, and the operands are read in
-        one stream, which counts for long ones. Decided by the reduction's length alone."""
-        length = volume(frozenset(u.src[1:]))
+        """A product both of whose operands are contiguous along the reduction (a @ b.T): whether one can be packed across
+        it, for many rows. Then no partial sums need be folded, and the operands are read in one stream."""
         loads = self.under[u]
         apart = [r for r in self.sig.loops if r in ranges_of(u) and sum(r in ranges_of(v) for v in loads) < len(loads)]
         columns = [r for r in apart if all(self.stride(s.src[0], r) == 1 for s in self.sig.stores)]
-        packable = any(self.stageable(v, u, r) for r in columns for v in loads if r in ranges_of(v))
-        return len(apart) > 1 and packable and not 384 <= length <= 1024
+        return len(apart) > 1 and any(self.stageable(v, u, r) for r in columns for v in loads if r in ranges_of(v))
 
     def main_reduce(self) -> UOp | None:
         """The REDUCE with the most iterations."""
@@ -196,8 +195,7 @@ class Heuristic:
         if any(v not in sharing and v in main.src[0].toposort() for v in self.sig.reduces):
             return  # nested
         if lane is not None and lane in ranges_of(main):
-            rows = self.tile_outer_product(main, lane, budget)
-            self.order_and_stage(main, lane, rows)
+            self.order_and_stage(main, lane, self.tile_outer_product(main, lane, budget))
         elif main in split:
             self.tile_dot_product(main, budget)
         if lane is not None and lane not in ranges_of(main):
@@ -208,10 +206,11 @@ class Heuristic:
         """Elements of `r` in a tile, as decided so far."""
         return max([o.amount for o in self.opts if o.axis == r.arg[0] and o.kind in ("tile", "vectorise")], default=1)
 
-    def tile_outer_product(self, main: UOp, lane: UOp, budget: int) -> UOp | None:
-        """Rows x vectors of accumulators; as few loads an FMA as the registers allow, and little waste at the ends.
+    def tile_outer_product(self, main: UOp, lane: UOp, budget: int) -> list[UOp]:
+        """Rows x vectors of accumulators: few loads an FMA, little waste at the ends; gives the loops of the rows.
 
-        The rows are a loop on which no vector that is loaded depends: each is used once a row.
+        The rows are loops on which no vector that is loaded depends: each vector is used once a row. Where the first of
+        them is short, a tile has all of it and some iterations of another one.
         """
         vectors = -(-size_max(lane) // self.lanes)
         wide = [u for u in self.under[main] if lane in ranges_of(u)]
@@ -220,67 +219,100 @@ class Heuristic:
             for r in self.sig.loops
             if r in ranges_of(main) and r is not lane and size_max(r) > 1 and not any(r in ranges_of(u) for u in wide)
         ]
-        rows = max(free, key=lambda r: (min(size_max(r), 4), self.sig.loops.index(r)), default=None)
-        best, best_cost = (1, 1), math.inf
+        free.sort(key=lambda r: (min(size_max(r), 4), self.sig.loops.index(r)), reverse=True)
+        packed = bool(free) and self.rows_rest(main, free[0])
+        best, best_cost = ((1, 1), 1), math.inf
         for g in (1, 2, 3, 4, 6):
             if g > max(1, vectors) or g > budget:
                 continue
-            for m in range(1, (min(size_max(rows), budget // g, 16) if rows is not None else 1) + 1):
+            for rows, waste_m in self.row_tiles(free, min(budget // g, 16)):
+                m = math.prod(rows)
                 waste_n = -(-vectors // g) * g / vectors
-                waste_m = 1.0
-                if rows is not None:  # a smaller last tile costs latency rather than work
-                    n, rest = divmod(size_max(rows), m)
-                    waste_m = (n * m + (max(rest, 0.6 * m) if rest else 0)) / size_max(rows)
                 busy = max(1.0, 8 / (m * g))  # too few accumulators: the FMA's latency shows
                 loads = (m + g) / (m * g)
-                cost = (1.0 + max(0.0, loads - 0.4)) * waste_n * waste_m * busy
+                stream = 6 / m  # of vectors from the second cache
+                cost = (1.0 + max(0.0, loads - 0.4) + 0.3 * max(0.0, stream - 1)) * waste_n * waste_m * busy
+                cost *= 1.06 if packed and m % 8 else 1.0  # rows are packed in vectors
                 if cost < best_cost - 1e-9:
-                    best, best_cost = (m, g), cost
-        m, g = best
+                    best, best_cost = (rows, g), cost
+        (first, second), g = best
         if g > 1:
             self.opts.append(Opt("tile", lane.arg[0], g * self.lanes))
-        if m > 1:
-            assert rows is not None
-            self.opts.append(Opt("tile", rows.arg[0], m))
-        return rows
+        for r, m in zip(free, (first, second)):
+            if m > 1:
+                self.opts.append(Opt("tile", r.arg[0], m))
+        return free[:2] if second > 1 else free[:1]
 
-    def order_and_stage(self, main: UOp, lane: UOp, rows: UOp | None) -> None:
-        """What is not contiguous along the lane is packed, outside of the loops it does not depend on.
+    def row_tiles(self, free: list[UOp], most: int) -> Iterator[tuple[tuple[int, int], float]]:
+        """((rows of the first loop, of the second), the waste of a smaller last tile, which costs latency rather than work)."""
+        if not free:
+            yield (1, 1), 1.0
+            return
 
-        Otherwise columns go outside of rows, so that a panel of columns stays in the cache; an operand whose rows lie a
-        multiple of 1 KiB apart (they would share few cache sets), or that is stored in a half type, is packed.
+        def waste(size: int, m: int) -> float:
+            n, rest = divmod(size, m)
+            return (n * m + (max(rest, 0.6 * m) if rest else 0)) / size
+
+        whole = size_max(free[0])
+        for m in range(1, min(whole, most) + 1):
+            yield (m, 1), waste(whole, m)
+        if len(free) > 1:
+            for m in range(2, min(size_max(free[1]), most // whole) + 1):
+                yield (whole, m), waste(size_max(free[1]), m)
+
+    def rows_rest(self, main: UOp, r: UOp) -> bool:
+        """Whether rows are so scattered along the reduction that a block of them is packed: a page or more a step, beyond what the cache holds."""
+        down = [u for u in self.under[main] if r in ranges_of(u)]
+        step = self.stride(down[0].src[0], main.src[-1]) if len(down) == 1 else 1
+        if step is None or step in (0, 1) or len(down[0].src[0].src) == 3:
+            return False
+        return volume(frozenset(main.src[1:])) * abs(step) * down[0].dtype.itemsize > self.machine.cache_bytes // 4
+
+    def order_and_stage(self, main: UOp, lane: UOp, rows: list[UOp]) -> None:
+        """Which operand of a product rests in the cache, packed, while the other one passes by.
+
+        The columns (what is loaded in vectors) rest, a block of panels as large as half the core's cache, for all rows;
+        of rows that are not contiguous along the reduction, a block is packed and rests instead, for all columns. What is
+        read with a condition is packed in any case: then it is checked once.
         """
+        across = [u for u in self.under[main] if lane in ranges_of(u) and not any(r in ranges_of(u) for r in rows)]
+        down = [u for u in self.under[main] if lane not in ranges_of(u) and any(r in ranges_of(u) for r in rows)]
         must = [u for u in self.under[main] if self.stride(u.src[0], lane) not in (0, 1)]
-        if must and self.product_cost(main, lane) is not None:
-            outer = [r for r in self.order if r is not lane and any(r in ranges_of(u) for u in must)]
-            self.reorder([*outer, lane, *(r for r in self.order if r is not lane and r not in outer)])
-            self.opts += [Opt("stage", lane.arg[0], u.src[0].src[0].arg) for u in must]
+        if must and self.product_cost(main, lane) is None:
             return
-        if rows is None or self.order.index(lane) != self.order.index(rows) + 1:
+        if not rows or len(across) != 1 or len(down) != 1 or not self.stageable(across[0], main, lane):
+            if must:
+                outer = [r for r in self.order if r is not lane and any(r in ranges_of(u) for u in must)]
+                self.reorder([*outer, lane, *(r for r in self.order if r is not lane and r not in outer)])
+                self.opts += [Opt("stage", lane.arg[0], u.src[0].src[0].arg) for u in must]
             return
-        across = [u for u in self.under[main] if lane in ranges_of(u) and rows not in ranges_of(u)]
-        down = [u for u in self.under[main] if rows in ranges_of(u) and lane not in ranges_of(u)]
-        swapped = list(self.order)
-        swapped.remove(lane)
-        swapped.insert(swapped.index(rows), lane)
-        self.reorder(swapped)
-        if size_max(rows) >= 8 * self.tile_of(rows) and len(across) == 1 and self.stageable(across[0], main, lane):
-            down_scattered = any(
-                self.stride(u.src[0], main.src[-1]) not in (0, 1) and self.scattered(u, main) for u in down
-            )
-            blocked = volume(frozenset(main.src[1:])) > (256 if down_scattered else 2048)
-            if blocked or self.scattered(across[0], main) or across[0].dtype.is_half or len(across[0].src[0].src) == 3:
-                self.opts.append(Opt("stage", lane.arg[0], across[0].src[0].src[0].arg))
-            if blocked:
-                self.block_reduction(main, rows)
+        inner = [r for r in self.order if r in ranges_of(down[0]) and r not in ranges_of(across[0]) and r not in rows]
+        inner += sorted(rows, key=self.order.index)
+        if not must and volume(frozenset(inner)) < 32:  # too few rows for what packing costs
+            return
+        own = ranges_of(main)
+        outer = [r for r in self.order if r in own and r is not lane and r not in inner]
+        after = [r for r in self.order if r not in own]
+        columns, row = (Opt("stage", x.arg[0], u.src[0].src[0].arg) for x, u in ((lane, across[0]), (inner[-1], down[0])))
+        packs_rows = self.stageable(down[0], main, inner[-1]) and down[0].src[0].src[0].arg != columns.amount
+        guarded = len(down[0].src[0].src) == 3 or down[0].dtype.is_half
+        if packs_rows and len(rows) == 1 and self.rows_rest(main, rows[0]):
+            self.reorder([*outer, *inner, lane, *after])
+            self.opts += [row, columns, *self.block(main, inner[-1], self.machine.cache_bytes)]
+        else:
+            self.reorder([*outer, lane, *inner, *after])
+            self.opts += [columns, *([row] if packs_rows and guarded else [])]
+            self.opts += self.block(main, lane, self.machine.cache_bytes // 2)
 
-    def block_reduction(self, main: UOp, rows: UOp) -> None:
-        """A long reduction goes in blocks that fit the first cache, each for many rows."""
-        k, inner = main.src[1], volume(frozenset(main.src[2:]))
-        fixed = all(r.src[0].op is Ops.CONST for r in main.src[1:])
-        if not fixed or len(self.sig.reduces) > 1 or self.order[-1] is not rows or size_max(k) * inner <= 256:
-            return
-        self.opts += [Opt("block", rows.arg[0], 32), Opt("reduce_block", k.arg[0], max(1, 256 // inner))]
+    def block(self, main: UOp, r: UOp, nbytes: int) -> list[Opt]:
+        """About as many tiles of `r` as fit `nbytes`, all blocks about the same."""
+        count = -(-size_max(r) // self.tile_of(r))
+        most = min(nbytes // (volume(frozenset(main.src[1:])) * self.tile_of(r) * 4), count)
+        tiles = -(-count // -(-count // most)) if most else 0
+        fixed = all(x.src[0].op is Ops.CONST for x in self.order) and ranges_of(main) >= frozenset(self.order)
+        if tiles < 2 or not fixed or len(self.sig.reduces) > 1:
+            return []
+        return [Opt("block", r.arg[0], tiles)]
 
     def reorder(self, wanted: list[UOp]) -> None:
         for i, r in enumerate(wanted):
@@ -288,11 +320,6 @@ class Heuristic:
                 self.opts.append(Opt("before", r.arg[0], self.order[i].arg[0]))
                 self.order.remove(r)
                 self.order.insert(i, r)
-
-    def scattered(self, load: UOp, main: UOp) -> bool:
-        """Its innermost step along the reduction is a multiple of 1 KiB."""
-        step = self.stride(load.src[0], main.src[-1])
-        return step is not None and step != 0 and step * load.dtype.itemsize % 1024 == 0
 
     def stageable(self, load: UOp, main: UOp, loop: UOp) -> bool:
         """Fits a thread's scratch memory, depends on fixed sizes only, and is the only read of that argument in any reduction."""

@@ -89,13 +89,17 @@ def _staging(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
                 return f"argument {slot} cannot be staged: the size of a reduction over it is not fixed"
             if loop not in ranges_of(u) or not ranges_of(u) <= outside | frozenset(ranges):
                 return f"argument {slot} cannot be staged at loop {loop.arg[0]}: it changes with a loop inside it, or not with this one"
-            if tiled := [r.arg[0] for r in outside if r is not loop and r in ranges_of(u) and plan.tile.get(r, 1) > 1]:
-                return f"argument {slot} cannot be staged at loop {loop.arg[0]}: it changes within the tiles of the loops {tiled} outside of it"
-            if blocked is not None and (loop is blocked or blocked in ranges_of(u)):
+            tiled = tiled_loops(plan, loop, u)
+            if loop is not plan.lane and plan.lane in tiled:
+                return f"argument {slot} cannot be staged at loop {loop.arg[0]}: it changes with the vectorised loop {plan.lane.arg[0]} outside of it"
+            if loop is blocked and len(tiled) > 1:
+                return f"argument {slot} cannot be staged at the blocked loop {loop.arg[0]}: it changes within the tiles of other loops, too"
+            if blocked is not None and loop is not blocked and blocked in ranges_of(u):
                 return f"argument {slot} cannot be staged at loop {loop.arg[0]}: it changes with the blocked loop {blocked.arg[0]}"
             if any(r in plan.reduce_lanes for r in ranges):
                 return f"argument {slot} cannot be staged: a reduction over it has lanes of its own"
-            elements = math.prod(r.src[0].arg for r in ranges) * plan.tile.get(loop, 1)
+            elements = math.prod(r.src[0].arg for r in ranges) * plan.block.get(loop, 1)
+            elements *= math.prod(plan.tile.get(r, 1) for r in tiled)
             nbytes += -(-elements * u.dtype.itemsize // 64) * 64
     if nbytes > SCRATCH_BYTES // 2:
         return f"{nbytes} bytes of local memory, of {SCRATCH_BYTES // 2}"
@@ -129,6 +133,12 @@ def staged_values(sig: Signature, slot: int) -> list[tuple[UOp, tuple[UOp, ...]]
     reduced = tuple(dict.fromkeys(r for v in sig.reduces for r in v.src[1:]))
     values = [casts.get(u, u) for u in sig.nodes if u in inside]
     return [(u, tuple(r for r in reduced if r in ranges_of(u))) for u in values]
+
+
+def tiled_loops(plan: Plan, loop: UOp, value: UOp) -> tuple[UOp, ...]:
+    """The tiled loops on which `value` depends, down to `loop`, where it is staged, which comes last."""
+    outside = plan.loops[: plan.loops.index(loop)]
+    return (*(r for r in outside if plan.tile.get(r, 1) > 1 and r in ranges_of(value)), loop)
 
 
 def injective(index: UOp, r: UOp) -> bool:

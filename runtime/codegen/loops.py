@@ -27,9 +27,6 @@ class Looper(Reducer):
     def size(self, r: UOp) -> Inst:
         return self.value(r.src[0], {})
 
-    def fixed_size(self, r: UOp) -> int | None:
-        return r.src[0].arg if r.src[0].op is Ops.CONST else None
-
     def tile_of(self, r: UOp) -> int:
         """The tile of `r`; 1 for a range that a REDUCE runs in lanes when another one uses it without."""
         if r is self.square:
@@ -204,6 +201,8 @@ class Looper(Reducer):
         begin = self.emit(Ops.MUL, INDEX, (number, per))
         end = self.add(begin, per)
         end = self.emit(Ops.WHERE, INDEX, (self.emit(Ops.CMPLT, dtypes.bool, (end, tiles)), end, tiles))
+        self.block_begin[r] = self.emit(Ops.MUL, INDEX, (begin, self.const(self.plan.tile.get(r, 1))))
+        self.pack(r, lambda pack: self.tiles_between(r, begin, end, pack))
         if self.plan.reduce_block is None:
             self.tiles_between(r, begin, end, body)
         else:

@@ -10,7 +10,7 @@ written, one iteration after the other. `legal.py` says which lists a kernel can
 | `tile` | a loop | elements | split into tiles that are held in registers at once | any loop; a multiple of its lanes |
 | `unroll` | a reduce range | iterations | written out, in order | any reduce range; a multiple of its lanes |
 | `before` | a loop | another loop's id | reorder: moved directly outside of that one | not outside of a loop its size depends on |
-| `stage` | a loop | argument | what the reductions read of the argument in one of the loop's tiles is packed into local memory | what is read depends on that loop, on no loop inside it, on none outside it that is tiled, and on fixed sizes; it is not written by the kernel, fits `SCRATCH_BYTES` |
+| `stage` | a loop | argument | what the reductions read of the argument in one of the loop's tiles (of a blocked loop: in a block) is packed into local memory | what is read depends on that loop, on no loop inside it, and on fixed sizes; it is not written by the kernel, fits `SCRATCH_BYTES` |
 | `block` | a loop | tiles | one piece of the parallel loop runs so many of its tiles, inside of all other loops | all loops in the parallel loop |
 | `reduce_block` | the outermost reduce range | iterations | all tiles of the block do these before the next ones; sums rest in local memory | with `block`, for one group of REDUCEs without `lanes`; a multiple of its unroll |
 | `parallelise` | -1 | loops | so many of the outermost loops are cut over the threads | sizes known before the call |

@@ -149,7 +149,7 @@ class Reducer(Stager):
                 n = found.lanes // 2
                 lower, upper = (self.emit(Low.HALVES, u.dtype, (found,), i, n) for i in (0, 1))
                 found = self.emit(u.arg, u.dtype, (lower, upper), None, n)
-            self.blocks[-1].values[self.analysis.at(u, acc.position)] = found
+            self.blocks[-1].values[self.key(u, acc.position)] = found
 
     def accumulate(self, u: UOp, position: dict[UOp, int], acc: Inst) -> None:
         old = self.emit(Low.GET, u.dtype, (acc,), None, acc.lanes, here=True)

@@ -2,6 +2,8 @@
 
 before:  LOOP n (64 at a time): LOOP m: LOOP k: LOAD b[k*N + n]
 after:   LOOP n: { LOOP k: local[k*64 + 0..63] = b[k*N + n] }; LOOP m: LOOP k: LOAD local[k*64]
+
+Of a blocked loop all tiles of the block are packed, one after the other, before the block's tiles run for the first time.
 """
 
 from __future__ import annotations
@@ -13,22 +15,30 @@ from dataclasses import dataclass
 from manygrad.runtime.codegen.affine import Position, index_sum
 from manygrad.runtime.codegen.emit import INDEX
 from manygrad.runtime.codegen.evaluate import Evaluator
-from manygrad.runtime.codegen.legal import staged_values
+from manygrad.runtime.codegen.legal import staged_values, tiled_loops
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.codegen.opt import Plan
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
+Around = Callable[[Callable[[], None]], None]  # runs a body inside of something
+PACK_BYTES = 64  # of the vectors that pack along a loop which is not the vectorised one
+
 
 @dataclass
 class Stage:
-    """A value packed into local memory at every tile of `loop`: element [i of `ranges`..., position in the tile]."""
+    """A value packed into local memory at every tile of `loop`: element [i of `ranges`..., position in the tile].
+
+    The position is that in the tiles of all loops up to `loop` on which the value depends, in nested order. Of a blocked
+    loop: [tile in the block, i of `ranges`..., position in the tile].
+    """
 
     loop: UOp
     ranges: tuple[UOp, ...]
-    row: UOp  # the joint index of `ranges`
-    tile: int
+    row: UOp  # the joint index of `ranges`, in elements
+    rows: int
+    pitches: dict[UOp, int]  # elements from one position in a loop's tile to the next
     offset_bytes: int
     ready: bool = False
 
@@ -39,12 +49,16 @@ class Stager(Evaluator):
         self.scratch_bytes = 0
         self.stages: dict[UOp, Stage] = {}
         self.changed: dict[UOp, Inst] = {}  # loop inside a joint parallel loop -> whether it has just moved on
+        self.block_begin: dict[UOp, Inst] = {}  # blocked loop -> index of its block's first iteration
         self.packing = False
         for r, slot in plan.staged:
             self.plan_stage(r, slot)
 
     def loop(self, r: UOp, body: Callable[[], None]) -> None:
         raise NotImplementedError
+
+    def fixed_size(self, r: UOp) -> int | None:
+        return r.src[0].arg if r.src[0].op is Ops.CONST else None
 
     def local(self, nbytes: int) -> int:
         """Reserves scratch memory; gives its offset in bytes."""
@@ -60,21 +74,27 @@ class Stager(Evaluator):
         """Prepares to pack what REDUCEs read of argument `slot`."""
         for u, ranges in staged_values(self.sig, slot):
             sizes = [r.src[0].arg for r in ranges]
-            tile = self.plan.tile.get(loop, 1)
-            row = index_sum(tuple((r, math.prod(sizes[i + 1 :]) * tile) for i, r in enumerate(ranges)), 0)
-            self.stages[u] = Stage(loop, ranges, row, tile, self.local(math.prod(sizes) * tile * u.dtype.itemsize))
+            tiled = tiled_loops(self.plan, loop, u)
+            pitches, pitch = {}, 1
+            for r in reversed(tiled):
+                pitches[r] = pitch
+                pitch *= self.plan.tile.get(r, 1)
+            row = index_sum(tuple((r, math.prod(sizes[i + 1 :]) * pitch) for i, r in enumerate(ranges)), 0)
+            elements = math.prod(sizes) * pitch * self.plan.block.get(loop, 1)
+            offset = self.local(elements * u.dtype.itemsize)
+            self.stages[u] = Stage(loop, ranges, row, math.prod(sizes), pitches, offset)
 
     def staged_at(self, u: UOp, stage: Stage, position: Position) -> tuple[Inst, Inst, int, int]:
         """(pointer, offset, constant, lanes) of an element of a stage."""
         a = self.analysis.affine(stage.row, position)
         assert a is not None and a.stride == 0
         pointer = self.emit(Low.SCRATCH, u.dtype, (), stage.offset_bytes)
-        return (
-            pointer,
-            self.base(a),
-            a.constant + position.get(stage.loop, 0),
-            self.lanes if stage.loop is self.lane else 1,
-        )
+        offset = self.base(a)
+        if stage.loop in self.block_begin:
+            before = self.emit(Ops.SUB, INDEX, (self.origin[stage.loop], self.block_begin[stage.loop]))
+            offset = self.add(self.emit(Ops.MUL, INDEX, (before, self.const(stage.rows))), offset)
+        constant = a.constant + sum(position.get(r, 0) * pitch for r, pitch in stage.pitches.items())
+        return pointer, offset, constant, self.lanes if stage.pitches.get(self.lane) else 1  # type: ignore[arg-type]
 
     def staged_load(self, u: UOp, stage: Stage, position: Position) -> Inst:
         pointer, offset, constant, lanes = self.staged_at(u, stage, position)
@@ -83,10 +103,13 @@ class Stager(Evaluator):
             offset = self.emit(Ops.ADD, INDEX, (offset, self.const(0)), here=True)
         return self.emit(Low.LOAD, u.dtype, (pointer, offset), constant, lanes)
 
-    def pack(self, loop: UOp) -> None:
-        """Fills the stages of `loop` for the tile that is open now, unless they hold it already."""
+    def pack(self, loop: UOp, tiles: Around | None = None) -> None:
+        """Fills the stages of `loop` for the tile that is open now, unless they hold it already.
+
+        `tiles(body)` runs `body` in all tiles of the loop's block, which are packed then.
+        """
         stages = {u: s for u, s in self.stages.items() if s.loop is loop}
-        if not stages:
+        if not stages or (loop in self.plan.block and tiles is None):
             return
         changed = self.changed.get(loop)
         if changed is not None:
@@ -94,28 +117,51 @@ class Stager(Evaluator):
         self.packing = True
         for u, stage in stages.items():
             stage.ready = False
-            self.square = self.contiguous_range(u, stage)
-            self.pack_ranges(u, stage, 0)
+            before = (self.lane, self.lanes)
+            self.choose_packing_lane(u, stage)
+            if tiles is None:
+                self.pack_ranges(u, stage)
+            elif self.square is not None:
+                tiles(lambda u=u, stage=stage: self.pack_ranges(u, stage))  # type: ignore[misc]
+            else:  # what lies side by side is read together
+                self.pack_ranges(u, stage, tiles=tiles)
             self.square = None
+            self.use_lane(*before)
         self.packing = False
         if changed is not None:
             self.close()
         for stage in stages.values():
             stage.ready = True
 
-    def contiguous_range(self, u: UOp, stage: Stage) -> UOp | None:
-        """The reduce range along which a load that is strided along the lanes is contiguous: it is packed in squares."""
-        load = u.src[0] if u.op is Ops.CAST else u
-        a = self.analysis.affine(load.src[0].src[1], {})
-        if a is None or a.stride == 1 or stage.loop is not self.lane:
-            return None
-        return next((x.expr for x, c in a.terms if c == 1 and x.expr in stage.ranges), None)
+    def choose_packing_lane(self, u: UOp, stage: Stage) -> None:
+        """Vectors along the loop, also where another one is vectorised, if the operand is contiguous along it or in squares."""
+        before, tile = (self.lane, self.lanes), self.plan.tile.get(stage.loop, 1)
+        if stage.loop is not self.lane and self.fixed_size(stage.loop) is not None and tile > 1:
+            self.use_lane(stage.loop, min(1 << (tile - 1).bit_length(), PACK_BYTES // u.dtype.itemsize))
+        if stage.loop is self.lane:
+            a = self.analysis.affine((u.src[0] if u.op is Ops.CAST else u).src[0].src[1], {})
+            if a is not None and a.stride != 1:
+                self.square = next((x.expr for x, c in a.terms if c == 1 and x.expr in stage.ranges), None)
+            if self.lane is not self.plan.lane and self.square is None and (a is None or a.stride != 1):
+                self.use_lane(*before)
 
-    def pack_ranges(self, u: UOp, stage: Stage, i: int) -> None:
+    def pack_ranges(self, u: UOp, stage: Stage, i: int = 0, tiles: Around | None = None) -> None:
         if i < len(stage.ranges):
-            self.loop(stage.ranges[i], lambda: self.pack_ranges(u, stage, i + 1))
-            return
-        for position in self.positions(frozenset((stage.loop, *stage.ranges))):
+            self.loop(stage.ranges[i], lambda: self.pack_ranges(u, stage, i + 1, tiles))
+        elif tiles is not None:
+            tiles(lambda: self.pack_positions(u, stage))
+        else:
+            self.pack_positions(u, stage)
+
+    def pack_positions(self, u: UOp, stage: Stage) -> None:
+        borrowed = self.lane is stage.loop and self.lane is not self.plan.lane
+        if borrowed:
+            self.ragged[stage.loop] = None  # (a tile need not fill its vectors)
+        for position in self.positions(frozenset((*stage.pitches, *stage.ranges))):
             pointer, offset, constant, lanes = self.staged_at(u, stage, position)
             value = self.splat(self.value(u, position), lanes)
-            self.emit(Low.STORE, dtypes.void, (pointer, offset, value), constant, lanes, here=True)
+            mask = self.ragged_mask(position) if borrowed else None
+            guard = () if mask is None else (mask,)
+            self.emit(Low.STORE, dtypes.void, (pointer, offset, value, *guard), constant, lanes, here=True)
+        if borrowed:
+            self.ragged.pop(stage.loop)

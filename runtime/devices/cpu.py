@@ -78,9 +78,8 @@ class CPUKernel(Kernel):
         self.names = tuple(v.arg[0] for v in signature(ast).variables)
         self.bounds = tuple((v.arg[1], v.arg[2]) for v in signature(ast).variables)
         self.counts = plan.counts
-        self.staged = max(
-            (plan.loops.index(r) + 1 for r, _ in plan.staged), default=0
-        )  # loops up to the last that packs
+        inner = plan.loops[: plan.parallel][-1:]  # what its tiles pack serves one index each
+        self.staged = max((plan.loops.index(r) + 1 for r, _ in plan.staged if r not in inner), default=0)  # loops up to the last that packs
         self.fixed = self.pieces({}) if all(n.op is Ops.CONST for n, _ in self.counts) else None
 
     @property
@@ -102,6 +101,7 @@ class CPUKernel(Kernel):
         smallest = -(-PIECE_WORK * total // work)
         wanted = 4 * wanted_threads()
         if self.staged:  # what is packed serves a run of indices: as few cuts within one as keep the threads busy
+            wanted = 2 * wanted_threads()
             run = math.prod(counts[self.staged :])
             return total, max(1, smallest, -(-run // max(1, -(-wanted * run // total))))
         return total, max(1, smallest, -(-total // max(64, wanted)))

@@ -220,7 +220,9 @@ ALL = Opt("parallelise", -1, 2)
         (PRODUCT, [Opt("stage", 1, 0)], "no REDUCE reads argument 0"),
         (PRODUCT, [Opt("lanes", 2, 16), Opt("stage", 0, 1)], "has lanes of its own"),
         (PRODUCT, [Opt("block", 0, 4)], "needs all loops in the parallel loop"),
-        (PRODUCT, [Opt("block", 1, 4), ALL, Opt("stage", 1, 2)], "the blocked loop 1"),
+        (PRODUCT, [Opt("before", 1, 0), Opt("block", 1, 4), ALL, Opt("stage", 0, 1), Opt("stage", 1, 2)], None),
+        (PRODUCT, [Opt("block", 0, 4), ALL, Opt("tile", 0, 4), Opt("stage", 0, 1), Opt("stage", 1, 2)], None),
+        (PRODUCT, [Opt("stage", 1, 2), Opt("tile", 1, 1 << 20)], "bytes of local memory"),
         (PRODUCT, [Opt("reduce_block", 2, 16)], "needs a block"),
         (PRODUCT, [Opt("block", 0, 4), ALL, Opt("unroll", 2, 4), Opt("reduce_block", 2, 6)], "a multiple of the tile 4"),
         (NESTED, [Opt("block", 0, 4), ALL, Opt("reduce_block", 3, 4)], "the outermost range of the reduction is 2"),
@@ -245,15 +247,22 @@ def test_legal(ast: UOp, opts: list[Opt], reason: str | None) -> None:
             prepare(ast, host_target().machine, tuple(opts), simplify=False)
 
 
-def test_stage_outside_of_a_tiled_loop() -> None:
-    """What is packed at a loop must not change within the tile of one outside of it."""
-    b, x, r = loop(4, 0), loop(32, 1), red(8, 2)
+def test_stage_inside_of_a_tiled_loop() -> None:
+    """What is packed at a loop has all positions of the tiles outside of it on which it depends, too."""
+    b, x, r = loop(4, 0), loop(35, 1), red(8, 2)
     y = loop(4, 3)
-    value = reduce(load(1, add(mul(b, 256), mul(r, 32), x)).alu(Ops.MUL, load(2, add(mul(y, 8), r))), r)
-    ast = sink(store(0, add(mul(b, 128), mul(x, 4), y), value, b, x, y))
-    staged = (Opt("vectorise", 1, 16), Opt("stage", 1, 1))
-    assert legal(signature(ast), staged) is None
-    assert "within the tiles of the loops [0]" in (legal(signature(ast), (*staged, Opt("tile", 0, 2))) or "")
+    value = reduce(load(1, add(mul(b, 280), mul(r, 35), x)).alu(Ops.MUL, load(2, add(mul(y, 8), r))), r)
+    ast = sink(store(0, add(mul(b, 140), mul(x, 4), y), value, b, x, y))
+    rng = np.random.default_rng(0)
+    arrays = [np.zeros((4, 35, 4), np.float32), rng.random((4, 8, 35), dtype=np.float32), rng.random((4, 8), dtype=np.float32)]
+    want = run(ast, arrays)[0]
+    for tile in (1, 2, 3):
+        opts = (Opt("vectorise", 1, 16), Opt("tile", 0, tile), Opt("stage", 1, 1), Opt("parallelise", -1, 2))
+        np.testing.assert_allclose(run_with(ast, arrays, opts, simplify=False), want, rtol=1e-6)
+        opts = (Opt("vectorise", 3, 4), Opt("tile", 0, tile), Opt("tile", 1, 6), Opt("stage", 1, 1))
+        np.testing.assert_allclose(run_with(ast, arrays, opts, simplify=False), want, rtol=1e-6)
+    vectors_outside = (Opt("vectorise", 0, 4), Opt("stage", 1, 1))
+    assert "the vectorised loop 0 outside of it" in (legal(signature(ast), vectors_outside) or "")
 
 
 def test_canonical() -> None:
