@@ -3,22 +3,25 @@
     python benchmarks/conv.py [--batch 64] [--image 32] [--width 64] [--only "3x3 s1"] [--repeats 15] [--channels-last]
 
 GFLOPS count every tap of a filter, those that fall on padding too. Ours is a replayed step, torch calls oneDNN: contiguous NCHW, or with
-`--channels-last` both of its operands in that layout. Results are compared before times count. Repeats are interleaved, best of each.
+`--channels-last` both of its operands in that layout. Results are compared before times count. The sides alternate; best of each.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import time
-from collections.abc import Callable
+import os
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from memory_bound import Run, samples
+
 from manygrad import Tensor, TinyJit
 
-Run = Callable[[], Any]
 DIRECTIONS = ("forward", "to input", "to weights")
 
 
@@ -81,20 +84,6 @@ def theirs(torch: Any, channels_last: bool, conv: Conv, x: np.ndarray, w: np.nda
     return forward, lambda: backward([True, False, False]), lambda: backward([False, True, False])
 
 
-def best(runs: list[Run], repeats: int) -> list[float]:
-    """The best time of each in seconds, the repeats interleaved."""
-    times = [float("inf")] * len(runs)
-    for run in runs:
-        for _ in range(3):
-            run()
-    for _ in range(repeats):
-        for i, run in enumerate(runs):
-            began = time.perf_counter()
-            run()
-            times[i] = min(times[i], time.perf_counter() - began)
-    return times
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=64)
@@ -119,7 +108,7 @@ def main() -> None:
             if other is not None:
                 expected = other().numpy()
                 np.testing.assert_allclose(run().numpy(), expected, rtol=1e-3, atol=1e-4 * float(np.abs(expected).max()))
-            times = best([run, *([other] if other is not None else [])], options.repeats)
+            times = [min(t) for t in samples([run, *([other] if other is not None else [])], options.repeats)]
             columns = "".join(f" {t * 1e6:9.0f} {conv.flops(options.batch) / t / 1e9:8.1f}" for t in times)
             ratio = f"{times[1] / times[0]:11.2f}" if other is not None else f" {'-':>9} {'-':>8} {'-':>11}"
             print(f"{conv!s:>22} {direction:>11}{columns} {ratio}", flush=True)
