@@ -160,9 +160,9 @@ def measure(sides: dict[str, list[Run]], repeats: int, clock: Callable[[], float
     return best
 
 
-def expected(case: Case, arrays: list[np.ndarray], stored: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+def expected(case: Case, arrays: list[np.ndarray]) -> np.ndarray:
     """By NumPy in float64, from the operands as stored."""
-    a, b = (stored(x).astype(np.float64) for x in arrays[:2])
+    a, b = (Tensor(x).cast(STORED[case.stored]).double().numpy() for x in arrays[:2])
     out = (a if case.layout[0] == "N" else a.swapaxes(-1, -2)) @ (b if case.layout[1] == "N" else b.swapaxes(-1, -2))
     if case.epilogue == "+brr":
         return np.maximum(out + arrays[2], 0) + arrays[3]
@@ -196,7 +196,7 @@ def main() -> None:
         if torch is not None:
             sides["torch"] = [on_threads(torch, n, way) for way in torch_sides(torch, case, arrays) for n in threads]
         best = measure(sides, options.repeats, clock)
-        reference = expected(case, arrays, lambda x: Tensor(x).cast(STORED[case.stored]).float().numpy())
+        reference = expected(case, arrays)
         rough = {"bf16": 2e-2, "f16": 2e-3}.get(case.stored, 1e-3)
         np.testing.assert_allclose(result(), reference, rtol=rough, atol=rough * float(np.abs(reference).max()) if rough > 1e-3 else 1e-5 * case.shape[2])
         rate = {name: 1e-9 * case.flops() / t for name, t in best.items()}
