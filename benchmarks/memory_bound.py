@@ -103,18 +103,33 @@ def _torch_adamw(torch: Any, a: np.ndarray) -> Run:
     return torch.optim.AdamW([p], lr=1e-3, fused=True).step
 
 
-def measure(runs: list[Run], repeats: int) -> list[float]:
-    """The median of each, the repeats interleaved."""
+PAUSE_S = 0.04  # idle threads of OpenBLAS spin for 30 ms, those of libgomp for about 1 ms: they would take a core from the next side
+IN_A_ROW = 3
+
+
+def samples(runs: list[Run], repeats: int, clock: Callable[[], float] = time.perf_counter) -> list[list[float]]:
+    """Seconds of `repeats` runs of each. The sides alternate: a pause in which the other side's threads go to sleep, a run that does not
+    count, then a few in a row.
+    """
     times: list[list[float]] = [[] for _ in runs]
     for run in runs:
-        for _ in range(3):
+        for _ in range(2):
             run()
-    for _ in range(repeats):
-        for i, run in enumerate(runs):
-            began = time.perf_counter()
+    while len(times[-1]) < repeats:
+        for run, into in zip(runs, times):
+            if len(runs) > 1:
+                time.sleep(PAUSE_S)
             run()
-            times[i].append(time.perf_counter() - began)
-    return [statistics.median(t) for t in times]
+            for _ in range(min(IN_A_ROW, repeats - len(into))):
+                began = clock()
+                run()
+                into.append(clock() - began)
+    return times
+
+
+def measure(runs: list[Run], repeats: int) -> list[float]:
+    """The median of each."""
+    return [statistics.median(t) for t in samples(runs, repeats)]
 
 
 def main() -> None:

@@ -11,7 +11,8 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SMALLEST: dict[str, tuple[list[str], list[str]]] = {
-    "gemm.py": (["--sizes", "64", "--repeats", "2"], ["64x64x64", "NT", "512x3072x768", "ratio"]),
+    "gemm.py": (["--sizes", "64", "--repeats", "2"], ["64x64x64", "NT", "16x256x256x256", "512x3072x768", "+gelu", "bf16 via f32", "i8", "ratio"]),
+    "conv.py": (["--batch", "2", "--width", "4", "--repeats", "2"], ["3->4 7x7 s2", "to weights", "torch/ours"]),
     "allreduce.py": (["--sizes", "256,64K", "--workers", "2", "--repeats", "5"], ["algbw", "64K"]),
     "schedule.py": (["--workers", "4,1024", "--repeats", "1", "--layers", "1", "--dim", "32"], ["lower_shards", "ratio of scheduling"]),
     "memory_bound.py": (["--elements", "16384", "--repeats", "2"], ["softmax", "adamw", "of copy"]),
