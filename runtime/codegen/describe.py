@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import GroupOp, Ops
@@ -144,6 +146,20 @@ def size_max(r: UOp) -> int:
     return max(1, bounds(r.src[0])[1])
 
 
+def conjuncts(condition: UOp) -> list[UOp]:
+    """The conditions that all must hold."""
+    return [c for s in condition.src for c in conjuncts(s)] if condition.op is Ops.AND else [condition]
+
+
+def factor_masks(v: UOp) -> list[UOp]:
+    """The conditions under which the factors of a product are loaded; anything else than a product of loads has none."""
+    if v.op is Ops.MUL:
+        return [m for s in v.src for m in factor_masks(s)]
+    if v.op is Ops.CAST:
+        return factor_masks(v.src[0])
+    return [v.src[0].src[2]] if v.op is Ops.LOAD and len(v.src[0].src) == 3 else []
+
+
 def volume(ranges: frozenset[UOp]) -> int:
     return math.prod(size_max(r) for r in ranges)
 
@@ -182,8 +198,20 @@ def kernel_name(ast: UOp) -> str:
     return "_".join(["r" if sig.reduces else "e", *map(str, sizes), ast.key.hex()[:6]])
 
 
-def evaluate_int(expr: UOp, variables: dict[str, int]) -> int:
-    """The value of a loop's size."""
+@lru_cache(4096)
+def part_held(condition: UOp) -> float:
+    """In what part of its ranges' iterations a condition on indices holds; 1 where they are too many to try, or data decides."""
+    ranges = sorted(ranges_of(condition), key=lambda r: r.arg)
+    if any(r.src[0].op is not Ops.CONST for r in ranges) or volume(frozenset(ranges)) > 256:
+        return 1.0
+    if not all(u.op in _EVALUATE for u in condition.toposort()):
+        return 1.0
+    cases = list(itertools.product(*(range(r.src[0].arg) for r in ranges)))
+    return sum(evaluate_int(condition, dict(zip(ranges, at))) for at in cases) / len(cases)
+
+
+def evaluate_int(expr: UOp, variables: Mapping[Any, int]) -> int:
+    """The value of an integer expression or a condition; `variables`: of its variables by name, of its ranges."""
     values: dict[UOp, int] = {}
     for u in expr.toposort():
         values[u] = _EVALUATE[u.op](u, variables, *(values[s] for s in u.src))
@@ -193,6 +221,7 @@ def evaluate_int(expr: UOp, variables: dict[str, int]) -> int:
 _EVALUATE: dict[Ops, Callable[..., int]] = {
     Ops.CONST: lambda u, v: u.arg,
     Ops.DEFINE_VAR: lambda u, v: v[u.arg[0]],
+    Ops.RANGE: lambda u, v, size: v[u],
     Ops.ADD: lambda u, v, a, b: a + b,
     Ops.SUB: lambda u, v, a, b: a - b,
     Ops.MUL: lambda u, v, a, b: a * b,
@@ -203,6 +232,7 @@ _EVALUATE: dict[Ops, Callable[..., int]] = {
     Ops.CMPLT: lambda u, v, a, b: a < b,
     Ops.CMPEQ: lambda u, v, a, b: a == b,
     Ops.CMPNE: lambda u, v, a, b: a != b,
+    Ops.AND: lambda u, v, a, b: a and b,
     Ops.WHERE: lambda u, v, c, a, b: a if c else b,
     Ops.CAST: lambda u, v, a: a,
 }

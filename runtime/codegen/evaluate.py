@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from manygrad.runtime.codegen.affine import Affine, Atom, Position, TileAnalysis
-from manygrad.runtime.codegen.describe import Signature, bounds, ranges_of, signature
+from manygrad.runtime.codegen.describe import Signature, bounds, conjuncts, factor_masks, ranges_of, signature
 from manygrad.runtime.codegen.emit import INDEX, Emitter
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.codegen.opt import Plan
@@ -210,6 +211,42 @@ class Evaluator(Emitter):
     def staged(self, u: UOp, position: Position) -> Inst | None:
         """The value from local memory, where it was packed there."""
         return None
+
+    # *** what is skipped ***
+
+    def masks(self, values: list[UOp], ranges: frozenset[UOp]) -> list[UOp]:
+        """Under which conditions the factors of products are read, if they depend on a range that is skipped and are the
+        same for all `values`: without any of them nothing is added."""
+        skipped = self.plan.skipped & ranges
+        if not skipped:
+            return []
+        shared = [set(factor_masks(v)) for v in values]
+        return [m for m in factor_masks(values[0]) if skipped & ranges_of(m) and all(m in s for s in shared)]
+
+    @contextmanager
+    def unless_masked(self, masks: list[UOp], at: dict[UOp, int]) -> Iterator[bool]:
+        """A block that runs where those conditions hold on which the whole tile agrees; gives False where none would run."""
+        needed: dict[UOp, Inst | None] = {}
+        for c in dict.fromkeys(c for m in masks for c in conjuncts(m) if c.op in GroupOp.COMPARE and c.src[0].dtype is INDEX):
+            found = {self.analysis.compare(c, {**p, **at}) for p in self.positions(ranges_of(c) - at.keys())}
+            one = found.pop() if len(found) == 1 else None
+            if one is False:
+                yield False
+                return
+            if one is not None:
+                needed[c] = None if one is True else self.value(c, at)
+        condition = self.conjunction(*needed.values())
+        if condition is None:
+            yield True
+            return
+        self.open(Inst(Low.IF, dtypes.void, 1, (condition,), None, len(self.blocks)))
+        for m in masks:  # what is known now is not asked again
+            for p in self.positions(ranges_of(m) - at.keys()):
+                left = [self.value(c, {**p, **at}) for c in conjuncts(m) if c not in needed]
+                known = self.conjunction(*left) or self.const(True, dtypes.bool)
+                self.blocks[-1].values[self.key(m, {**p, **at})] = known
+        yield True
+        self.close()
 
     # *** memory ***
 

@@ -12,7 +12,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from manygrad.runtime.codegen.affine import TileAnalysis
-from manygrad.runtime.codegen.describe import Signature, ranges_of, signature, size_max, volume
+from manygrad.runtime.codegen.describe import (
+    Signature,
+    conjuncts,
+    factor_masks,
+    part_held,
+    ranges_of,
+    signature,
+    size_max,
+    volume,
+)
 from manygrad.runtime.codegen.legal import injective
 from manygrad.runtime.codegen.opt import Opt
 from manygrad.tensor.dtype import DType, dtypes
@@ -201,6 +210,7 @@ class Heuristic:
         if lane is not None and lane not in ranges_of(main):
             self.tile_elementwise(lane)
         self.unroll_reduce(main, split)
+        self.skip(main)
 
     def tile_of(self, r: UOp) -> int:
         """Elements of `r` in a tile, as decided so far."""
@@ -220,19 +230,15 @@ class Heuristic:
             if r in ranges_of(main) and r is not lane and size_max(r) > 1 and not any(r in ranges_of(u) for u in wide)
         ]
         free.sort(key=lambda r: (min(size_max(r), 4), self.sig.loops.index(r)), reverse=True)
-        packed = bool(free) and self.rows_rest(main, free[0])
+        aligned = 8 if free and self.rows_rest(main, free[0]) else 1  # rows that are packed are packed in vectors
         best, best_cost = ((1, 1), 1), math.inf
         for g in (1, 2, 3, 4, 6):
             if g > max(1, vectors) or g > budget:
                 continue
-            for rows, waste_m in self.row_tiles(free, min(budget // g, 16)):
-                m = math.prod(rows)
-                waste_n = -(-vectors // g) * g / vectors
-                busy = max(1.0, 8 / (m * g))  # too few accumulators: the FMA's latency shows
-                loads = (m + g) / (m * g)
-                stream = 6 / m  # of vectors from the second cache
-                cost = (1.0 + max(0.0, loads - 0.4) + 0.3 * max(0.0, stream - 1)) * waste_n * waste_m * busy
-                cost *= 1.06 if packed and m % 8 else 1.0  # rows are packed in vectors
+            for rows, parts in self.row_tiles(free, min(budget // g, 16)):
+                work = [(n * m, k * v, _unit(m, v)) for m, n in parts for v, k in ((g, vectors // g), (vectors % g, 1))]
+                cost = sum(m * v * unit for m, v, unit in work) / (sum(m * n for m, n in parts) * vectors)
+                cost *= 1.06 if parts[0][0] % aligned else 1.0
                 if cost < best_cost - 1e-9:
                     best, best_cost = (rows, g), cost
         (first, second), g = best
@@ -243,22 +249,18 @@ class Heuristic:
                 self.opts.append(Opt("tile", r.arg[0], m))
         return free[:2] if second > 1 else free[:1]
 
-    def row_tiles(self, free: list[UOp], most: int) -> Iterator[tuple[tuple[int, int], float]]:
-        """((rows of the first loop, of the second), the waste of a smaller last tile, which costs latency rather than work)."""
+    def row_tiles(self, free: list[UOp], most: int) -> Iterator[tuple[tuple[int, int], list[tuple[int, int]]]]:
+        """((rows of the first loop, of the second), (size, number) of the tiles that this makes of them)."""
         if not free:
-            yield (1, 1), 1.0
+            yield (1, 1), [(1, 1)]
             return
-
-        def waste(size: int, m: int) -> float:
-            n, rest = divmod(size, m)
-            return (n * m + (max(rest, 0.6 * m) if rest else 0)) / size
-
         whole = size_max(free[0])
         for m in range(1, min(whole, most) + 1):
-            yield (m, 1), waste(whole, m)
+            yield (m, 1), [(m, whole // m), (whole % m, 1)]
         if len(free) > 1:
-            for m in range(2, min(size_max(free[1]), most // whole) + 1):
-                yield (whole, m), waste(size_max(free[1]), m)
+            size = size_max(free[1])
+            for m in range(2, min(size, most // whole) + 1):
+                yield (whole, m), [(whole * m, size // m), (whole * (size % m), 1)]
 
     def rows_rest(self, main: UOp, r: UOp) -> bool:
         """Whether rows are so scattered along the reduction that a block of them is packed: a page or more a step, beyond what the cache holds."""
@@ -381,6 +383,17 @@ class Heuristic:
             self.opts.append(Opt("unroll", r.arg[0], r.src[0].arg))
             room //= r.src[0].arg
 
+    def skip(self, main: UOp) -> None:
+        """Iterations that a mask leaves out, where a condition does not hold for a quarter of all cases."""
+        if any(u.arg is not Ops.ADD for u in self.sig.reduces):
+            return
+        together: dict[frozenset[UOp], UOp] = {}
+        for c in (c for m in factor_masks(main.src[0]) for c in conjuncts(m)):
+            other = together.get(ranges_of(c))
+            together[ranges_of(c)] = c if other is None else other.alu(Ops.AND, c)
+        rare = [ranges for ranges, c in together.items() if part_held(c) <= 0.75]
+        self.opts += [Opt("skip", r.arg[0], 1) for r in main.src[1:] if any(r in ranges for ranges in rare)]
+
     def scatter_add(self) -> tuple[Opt, ...]:
         """Loops that may hit one address run in order on one thread; one that provably cannot is vectorised and cut."""
         sig = self.sig
@@ -419,6 +432,14 @@ class Heuristic:
             n += 1
         if n:
             self.opts.append(Opt("parallelise", -1, n))
+
+
+def _unit(m: int, g: int) -> float:
+    """Relative cost of an FMA in a tile of m rows and g vectors: its share of the loads, of the vectors' stream from the
+    second cache, and the FMA's latency where the accumulators are too few to hide it."""
+    if not m or not g:
+        return 0.0
+    return (1.0 + max(0.0, (m + g) / (m * g) - 0.4) + 0.3 * max(0.0, 6 / m - 1)) * max(1.0, 8 / (m * g))
 
 
 def _even(size: int, most: int) -> int:

@@ -35,6 +35,8 @@ def _amounts(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
         seen.add(key)
         if o.kind in ("vectorise", "lanes") and not (2 <= o.amount <= MAX_LANES and o.amount & (o.amount - 1) == 0):
             return f"{o}: lanes are a power of two, 2 to {MAX_LANES}"
+        if o.kind == "skip" and any(u.arg is not Ops.ADD for u in sig.reduces if o.axis in [x.arg[0] for x in u.src[1:]]):
+            return f"{o}: what is masked out counts in a reduction that is no sum"
         if o.kind in ("tile", "unroll", "block", "reduce_block") and o.amount < 1:
             return f"{o}: at least 1"
     return None

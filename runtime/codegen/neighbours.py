@@ -68,6 +68,8 @@ def _changes(sig: Signature, opts: Opts, lanes: int, split: bool) -> Iterator[Op
         at = _amount(opts, "lanes", r)
         for n in (*UNROLLS, size_max(r)) if size_max(r) <= 64 else UNROLLS:
             yield _with(opts, ("unroll",), r, Opt("unroll", r.arg[0], n * at))
+        yield _with(opts, ("skip",), r)
+        yield _with(opts, ("skip",), r, Opt("skip", r.arg[0], 1))
         if split:
             yield _with(opts, SHAPING, r)
             for n in (lanes // 2, lanes, 2 * lanes):

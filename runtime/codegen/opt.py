@@ -9,6 +9,7 @@ written, one iteration after the other. `legal.py` says which lists a kernel can
 | `lanes` | a reduce range | lanes | split-reduce: partial sums in one vector, folded at the end | one range of a REDUCE, no loop of which is vectorised, and on which no other REDUCE depends |
 | `tile` | a loop | elements | split into tiles that are held in registers at once | any loop; a multiple of its lanes |
 | `unroll` | a reduce range | iterations | written out, in order | any reduce range; a multiple of its lanes |
+| `skip` | a reduce range | 1 | iterations in which a factor of the sum's product is masked out are skipped, where a whole tile agrees on it | a sum |
 | `before` | a loop | another loop's id | reorder: moved directly outside of that one | not outside of a loop its size depends on |
 | `stage` | a loop | argument | what the reductions read of the argument in one of the loop's tiles (of a blocked loop: in a block) is packed into local memory | what is read depends on that loop, on no loop inside it, and on fixed sizes; it is not written by the kernel, fits `SCRATCH_BYTES` |
 | `block` | a loop | tiles | one piece of the parallel loop runs so many of its tiles, inside of all other loops | all loops in the parallel loop |
@@ -17,6 +18,8 @@ written, one iteration after the other. `legal.py` says which lists a kernel can
 
 A kernel that adds to what it stores to (`STORE` with an arg) runs in order what may meet at one address: only a loop
 whose iterations provably do not is vectorised or cut.
+
+What is masked out is skipped as if it were 0 times a number: an infinity or a NaN on the other side does not show.
 
 The order in which a reduction is added up, and with it the bits, follows from `lanes` and from some of `unroll`
 (`neighbours.sums`); the rest changes only when and where things are computed.
@@ -30,7 +33,7 @@ from manygrad.runtime.codegen.describe import Signature
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
-KINDS = ("before", "vectorise", "lanes", "tile", "unroll", "stage", "block", "reduce_block", "parallelise")
+KINDS = ("before", "vectorise", "lanes", "tile", "unroll", "skip", "stage", "block", "reduce_block", "parallelise")
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Plan:
     parallel: int = 0
     block: dict[UOp, int] = field(default_factory=dict)  # loop -> tiles a block; one entry at most
     reduce_block: tuple[UOp, int] | None = None
+    skipped: set[UOp] = field(default_factory=set)  # reduce ranges
     staged: list[tuple[UOp, int]] = field(default_factory=list)  # (loop, argument)
 
     @property
@@ -80,7 +84,7 @@ def make_plan(sig: Signature, opts: tuple[Opt, ...]) -> Plan:
         r = ranges.get(opt.axis)
         if r is None:
             raise ValueError(f"{opt}: the kernel has no range {opt.axis}; it has {sorted(ranges)}")
-        if (r.arg[1] == "loop") == (opt.kind in ("lanes", "unroll", "reduce_block")):
+        if (r.arg[1] == "loop") == (opt.kind in ("lanes", "unroll", "skip", "reduce_block")):
             raise ValueError(f"{opt} does not apply to a {r.arg[1]} range")
         match opt.kind:
             case "vectorise":
@@ -91,6 +95,8 @@ def make_plan(sig: Signature, opts: tuple[Opt, ...]) -> Plan:
                 plan.tile[r] = max(opt.amount, plan.tile.get(r, 1))
             case "tile" | "unroll":
                 plan.tile[r] = opt.amount
+            case "skip":
+                plan.skipped.add(r)
             case "before":
                 others = [x for x in plan.loops if x is not r]
                 where = next((i for i, x in enumerate(others) if x.arg[0] == opt.amount), None)
@@ -141,6 +147,7 @@ def canonical(sig: Signature, opts: tuple[Opt, ...]) -> tuple[Opt, ...]:
             ),
             key=lambda o: o.axis,
         )
+    found += sorted((Opt("skip", r.arg[0], 1) for r in plan.skipped), key=lambda o: o.axis)
     found += sorted((Opt("stage", r.arg[0], slot) for r, slot in plan.staged), key=lambda o: (o.amount, o.axis))
     found += [Opt("block", r.arg[0], n) for r, n in plan.block.items()]
     if plan.reduce_block is not None:

@@ -15,6 +15,7 @@ from manygrad.runtime.codegen.legalize import legalize
 from manygrad.runtime.codegen.lower import lower
 from manygrad.runtime.codegen.lowered import Program
 from manygrad.runtime.codegen.opt import Opt, make_plan
+from manygrad.runtime.codegen.phases import split_phases
 from manygrad.tensor.environment import NOOPT, SPEC
 from manygrad.tensor.uop.uop import UOp
 
@@ -42,8 +43,8 @@ def rendered(prepared: Prepared, render: Callable[[Program], str]) -> str:
 
 
 def prepare(ast: UOp, machine: Machine, opts: tuple[Opt, ...] | None = None, simplify: bool = True) -> Prepared:
-    """Collapses the ranges, rewrites what machines do not have, and picks the optimisations (unless given)."""
-    simple = collapse(ast) if simplify else ast
+    """Collapses the ranges, splits them by phases, rewrites what machines do not have, and picks the optimisations (unless given)."""
+    simple = split_phases(collapse(ast)) if simplify else ast
     legalized = legalize(simple)
     sig = signature(legalized)
     if opts is None:

@@ -128,9 +128,11 @@ class Reducer(Stager):
                 return
             for at in self.positions(frozenset(ranges)):
                 part = at.get(split, 0) // self.lanes if split is not None else 0
-                for acc in accumulators:
-                    self.accumulate(acc.reduce, {**acc.position, **at}, acc.parts[part])
+                with self.unless_masked(masks, at) as reached:
+                    for acc in accumulators if reached else ():
+                        self.accumulate(acc.reduce, {**acc.position, **at}, acc.parts[part])
 
+        masks = self.masks([u.src[0] for u in group], frozenset(ranges))
         around, self.inside = self.inside, frozenset(ranges)
         body(0)
         self.inside = around

@@ -157,11 +157,17 @@ class Stager(Evaluator):
         borrowed = self.lane is stage.loop and self.lane is not self.plan.lane
         if borrowed:
             self.ragged[stage.loop] = None  # (a tile need not fill its vectors)
-        for position in self.positions(frozenset((*stage.pitches, *stage.ranges))):
-            pointer, offset, constant, lanes = self.staged_at(u, stage, position)
-            value = self.splat(self.value(u, position), lanes)
-            mask = self.ragged_mask(position) if borrowed else None
-            guard = () if mask is None else (mask,)
-            self.emit(Low.STORE, dtypes.void, (pointer, offset, value, *guard), constant, lanes, here=True)
+        masks = self.masks([u], frozenset(stage.ranges))
+        for at in self.positions(frozenset(stage.ranges)):
+            with self.unless_masked(masks, at) as reached:
+                for position in self.positions(frozenset(stage.pitches)) if reached else ():
+                    self.pack_position(u, stage, {**position, **at}, borrowed)
         if borrowed:
             self.ragged.pop(stage.loop)
+
+    def pack_position(self, u: UOp, stage: Stage, position: Position, borrowed: bool) -> None:
+        pointer, offset, constant, lanes = self.staged_at(u, stage, position)
+        value = self.splat(self.value(u, position), lanes)
+        mask = self.ragged_mask(position) if borrowed else None
+        guard = () if mask is None else (mask,)
+        self.emit(Low.STORE, dtypes.void, (pointer, offset, value, *guard), constant, lanes, here=True)

@@ -1,0 +1,100 @@
+"""Loops split by the phase of a condition, and iterations that a condition leaves out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from manygrad.runtime.codegen.describe import part_held, signature
+from manygrad.runtime.codegen.legal import legal
+from manygrad.runtime.codegen.opt import Opt
+from manygrad.runtime.codegen.phases import phased_loops, split_phases
+from manygrad.runtime.codegen.pipeline import prepare
+from manygrad.runtime.devices import get_device
+from manygrad.runtime.devices.native import host_target
+from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.uop import UOp
+from tests.runtime.codegen.kernels import I, add, load, loop, mul, red, reduce, run, sink, store
+
+OUT, IN = 20, 9
+
+
+def input_gradient(size: int, stride: int, taps: int = 3, batch: int = 8) -> UOp:
+    """out[b, c, x] = sum over o, k of g[b, o, (x + k - 1) / stride] * w[o, c, k], where that divides and lies inside."""
+    b, c, x = loop(batch, 0), loop(OUT, 1), loop(size, 2)
+    o, k = red(IN, 3), red(taps, 4)
+    at = add(x, k, -1)
+    small = -(-size // stride)
+    shifted = add(x, k, stride * taps - 1)  # the same phase, not negative
+    valid = I(-1).alu(Ops.CMPLT, at).alu(Ops.AND, at.alu(Ops.CMPLT, I(stride * small)))
+    valid = valid.alu(Ops.AND, shifted.alu(Ops.MOD, I(stride)).alu(Ops.CMPLT, I(1)))
+    pixel = add(shifted.alu(Ops.IDIV, I(stride)), -taps)
+    g = load(1, add(mul(b, IN * small), mul(o, small), pixel), valid=valid)
+    w = load(2, add(mul(o, OUT * taps), mul(c, taps), k))
+    return sink(store(0, add(mul(b, OUT * size), mul(c, size), x), reduce(g.alu(Ops.MUL, w), o, k), b, c, x))
+
+
+def arrays(size: int, stride: int, taps: int = 3, batch: int = 8) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    shapes = ((batch, OUT, size), (batch, IN, -(-size // stride)), (IN, OUT, taps))
+    return [rng.standard_normal(s).astype(np.float32) for s in shapes]
+
+
+def on_cpu(ast: UOp, data: list[np.ndarray], opts: tuple[Opt, ...] | None = None, simplify: bool = True) -> np.ndarray:
+    device = get_device("CPU")
+    handles = [device.alloc(x.nbytes) for x in data]
+    for handle, x in zip(handles, data):
+        device.copyin(handle, memoryview(x).cast("B"))
+    device.compile_with(ast, opts, simplify)(handles)  # type: ignore[attr-defined]
+    out = np.empty_like(data[0])
+    device.copyout(memoryview(out).cast("B"), handles[0])
+    return out
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("size", [2, 6, 12, 30])
+def test_gradient_of_a_strided_convolution(size: int, stride: int) -> None:
+    ast, data = input_gradient(size, stride), arrays(size, stride)
+    np.testing.assert_allclose(on_cpu(ast, data), run(ast, data)[0], rtol=1e-4, atol=1e-5)
+    split = split_phases(ast)
+    np.testing.assert_array_equal(run(split, data)[0], run(ast, data)[0])
+    sizes = [r.src[0].arg for r in signature(split).loops]
+    assert sizes == ([8, OUT, stride, size // stride] if size > stride > 1 else [8, OUT, size])
+
+
+def test_what_no_phase_has_is_not_computed() -> None:
+    """Of 3 taps an even or odd pixel has 2 or 1: the heuristic skips the others."""
+    prepared = prepare(input_gradient(12, 2), host_target().machine)
+    assert Opt("skip", 4, 1) in prepared.opts
+    assert Opt("skip", 4, 1) not in prepare(input_gradient(12, 1), host_target().machine).opts  # (one in 18 at an edge)
+
+
+def test_a_size_that_the_period_does_not_divide_stays() -> None:
+    ast = input_gradient(9, 2)
+    assert phased_loops(signature(ast)) == {} and split_phases(ast) is ast
+
+
+@pytest.mark.parametrize("tiles", [(), (Opt("tile", 2, 2),), (Opt("tile", 0, 4), Opt("unroll", 4, 3)), (Opt("vectorise", 2, 4),)])
+def test_skip_with_any_tile(tiles: tuple[Opt, ...]) -> None:
+    """Where a tile does not agree on a condition, nothing is skipped; the result is the same."""
+    for size, stride in ((2, 1), (6, 2), (12, 3)):
+        ast, data = split_phases(input_gradient(size, stride)), arrays(size, stride)
+        opts = (*tiles, Opt("skip", 4, 1), Opt("parallelise", -1, 1))
+        want = run(ast, data)[0]
+        np.testing.assert_allclose(on_cpu(ast, data, opts, simplify=False), want, rtol=1e-4, atol=1e-5)
+        packed = (Opt("vectorise", 1, 16), Opt("before", 1, 0), Opt("stage", signature(ast).loops[-1].arg[0], 1), *opts)
+        if not any(o.kind == "vectorise" for o in tiles) and legal(signature(ast), packed) is None:
+            np.testing.assert_allclose(on_cpu(ast, data, packed, simplify=False), want, rtol=1e-4, atol=1e-5)
+
+
+def test_skip_is_for_sums() -> None:
+    x, k = loop(4, 0), red(3, 1)
+    ast = sink(store(0, x, reduce(load(1, add(x, k), valid=add(x, k).alu(Ops.CMPLT, I(4))), k, op=Ops.MAX), x))
+    assert "no sum" in (legal(signature(ast), (Opt("skip", 1, 1),)) or "")
+
+
+def test_part_held() -> None:
+    x, k = loop(8, 0), red(4, 1)
+    assert part_held(x.alu(Ops.CMPLT, I(2))) == 0.25
+    assert part_held(add(x, k).alu(Ops.MOD, I(2)).alu(Ops.CMPLT, I(1))) == 0.5
+    assert part_held(add(x, mul(loop(1 << 20, 2), 8)).alu(Ops.CMPLT, I(2))) == 1.0
