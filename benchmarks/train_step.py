@@ -24,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
@@ -47,8 +48,8 @@ def ways(side: str) -> list[tuple[int, dict[str, str]]]:
     return {"torch": [(1, {}), (cores, {}), (cores, asleep)], "compile": [(cores, {}), (cores, asleep)]}.get(side, [(cores, {})])
 
 
-def one_worker(model: str, sides: list[str], steps: int, limit_s: float, turn_s: float) -> tuple[dict[str, float], dict[str, float]]:
-    """Median seconds a step, and bytes, of the sides that ran."""
+def one_worker(model: str, sides: list[str], steps: int, limit_s: float, turn_s: float, typical: Callable[[list[float]], float]) -> tuple[dict[str, float], dict[str, float]]:
+    """Typical seconds a step, and bytes, of the sides that ran."""
     processes = [(side, Side(side, model, threads, limit_s, more)) for side in sides if available(side, model) for threads, more in ways(side)]
     times: list[list[float]] = [[] for _ in processes]
     counts = {p.ready["parameters"] for _, p in processes if p.ready}
@@ -66,8 +67,8 @@ def one_worker(model: str, sides: list[str], steps: int, limit_s: float, turn_s:
     seconds: dict[str, float] = {}
     nbytes: dict[str, float] = {}
     for (side, _), found, grown in zip(processes, times, memory):
-        if grown is not None and statistics.median(found) < seconds.get(side, float("inf")):
-            seconds[side], nbytes[side] = statistics.median(found), grown["memory"]
+        if grown is not None and typical(found) < seconds.get(side, float("inf")):
+            seconds[side], nbytes[side] = typical(found), grown["memory"]
     return seconds, nbytes
 
 
@@ -136,6 +137,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--limit", type=float, default=300.0, help="seconds until a side has done its first steps")
     parser.add_argument("--turn", type=float, default=3.0, help="seconds of a side's turn, after which it starts no more steps")
+    parser.add_argument("--best", action="store_true", help="the fastest step instead of the median: for a machine that is busy with other things")
     parser.add_argument("--torch-worker", nargs=6, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.torch_worker:
@@ -149,7 +151,7 @@ def main() -> None:
     others = [s for s in sides if s != "ours"]
     print(f"{'model':<7}" + "".join(f"{s + ' ms':>13}" for s in sides) + "".join(f"{s + '/ours':>14}" for s in others) + "".join(f"{s + ' MB':>13}" for s in sides))
     for model in (args.models or ",".join(MODELS)).split(","):
-        seconds, memory = one_worker(model, sides, args.steps, args.limit, args.turn)
+        seconds, memory = one_worker(model, sides, args.steps, args.limit, args.turn, min if args.best else statistics.median)
         row = [f"{seconds[s] * 1e3:13.2f}" if s in seconds else f"{'-':>13}" for s in sides]
         row += [f"{seconds[s] / seconds['ours']:14.2f}" if {s, "ours"} <= seconds.keys() else f"{'-':>14}" for s in others]
         row += [f"{memory[s] / 1e6:13.0f}" if s in memory else f"{'-':>13}" for s in sides]
