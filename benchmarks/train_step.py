@@ -1,11 +1,20 @@
-"""Whole training steps, ours against torch (eager, DistributedDataParallel over Gloo), one worker and four on this machine.
+"""Whole training steps: forward, backward, update, reading the loss; ours, torch eager, torch.compile and tinygrad on this machine.
 
-    python benchmarks/train_step.py [--workers 1,4] [--models mlp,conv,gpt] [--steps 30]
+    python benchmarks/train_step.py [--models mlp,mlp1,conv,gpt,resnet] [--steps 30] [--sides ours,torch,compile,tinygrad] [--limit 300]
+    python benchmarks/train_step.py --workers 4 [--models mlp,conv,gpt]
 
-Both sides run the same model, batch and optimiser in the same run, one after the other, with a share of the cores per worker
-(cores // workers, at least one thread). Printed: median milliseconds a step after warm-up, and the ratio torch / ours (above 1:
-ours is faster). Without torch only our side is printed. The global batch is the same for any number of workers.
+Models: a multilayer perceptron 784-512-512-10 on 512 samples (`mlp`) and on one (`mlp1`), two convolutions with pooling on 256 (`conv`), a GPT of 4
+layers, width 256, on 16 x 128 tokens (`gpt`), ResNet-18 on 64 images of 32 x 32 (`resnet`). With one worker each side is a process of its own; the sides
+take turns of `--steps` / 3 steps (at most `--turn` seconds). Printed: median milliseconds a step after warm-up, the ratios to ours (above 1: ours is
+faster), and by how much the memory of each process grew (`sides/worker.py` says what is counted). torch eager and compiled are the
+best of their `ways`, with fused optimisers; torch.compile needs g++, tinygrad clang. A dash: not installed, does not run, has no such model, or was not ready within
+`--limit` seconds.
+
+With several workers: ours, launched, and torch's DistributedDataParallel over Gloo, cores // workers threads each, at least one. The global batch is the
+same for any number of workers.
 """
+
+from __future__ import annotations
 
 import argparse
 import importlib.util
@@ -15,135 +24,86 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
-import numpy as np
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-BATCH = {"mlp": 512, "conv": 256, "gpt": 16}
-TOKENS, DIM, LAYERS, CONTEXT = 65, 128, 2, 64
+from sides.data import batch
+from sides.process import Side, installed
 
-
-def batch(model: str, step: int) -> tuple[np.ndarray, np.ndarray]:
-    random = np.random.RandomState(step)
-    n = BATCH[model]
-    if model == "gpt":
-        return random.randint(0, TOKENS, (n, CONTEXT)).astype(np.int64), random.randint(0, TOKENS, (n, CONTEXT)).astype(np.int64)
-    shape = (n, 784) if model == "mlp" else (n, 1, 28, 28)
-    return random.rand(*shape).astype(np.float32), random.randint(0, 10, n).astype(np.int64)
+MODELS = ("mlp", "mlp1", "conv", "gpt", "resnet")
+SIDES = ("ours", "torch", "compile", "tinygrad")
+TINYGRAD = ("mlp", "mlp1", "gpt")
+WARM_UP, TURNS = 5, 3
 
 
-def ours(model: str, steps: int) -> list[float]:
+def available(side: str, model: str) -> bool:
+    return installed(side) and (side != "tinygrad" or model in TINYGRAD)
+
+
+def ways(side: str) -> list[tuple[int, dict[str, str]]]:
+    """Threads and environment of a side; the best counts. OpenMP's threads wait spinning, or asleep, which is better beside other processes."""
+    cores = len(os.sched_getaffinity(0))
+    asleep = {"OMP_WAIT_POLICY": "PASSIVE"}
+    return {"torch": [(1, {}), (cores, {}), (cores, asleep)], "compile": [(cores, {}), (cores, asleep)]}.get(side, [(cores, {})])
+
+
+def one_worker(model: str, sides: list[str], steps: int, limit_s: float, turn_s: float, typical: Callable[[list[float]], float]) -> tuple[dict[str, float], dict[str, float]]:
+    """Typical seconds a step, and bytes, of the sides that ran."""
+    processes = [(side, Side(side, model, threads, limit_s, more)) for side in sides if available(side, model) for threads, more in ways(side)]
+    times: list[list[float]] = [[] for _ in processes]
+    counts = {p.ready["parameters"] for _, p in processes if p.ready}
+    assert len(counts) == 1, f"the sides' models differ: {counts} parameters"
+    for _, p in processes:
+        p.ask(f"steps {WARM_UP} {limit_s}")
+    for _ in range(TURNS):
+        for (_, p), into in zip(processes, times):
+            p.ask(f"steps 1 {turn_s}")
+            if (turn := p.ask(f"steps {max(steps // TURNS, 1)} {turn_s}")) is not None:
+                into += turn["seconds"]
+    memory = [p.ask(f"memory 3 {turn_s}") for _, p in processes]
+    for _, p in processes:
+        p.close()
+    seconds: dict[str, float] = {}
+    nbytes: dict[str, float] = {}
+    for (side, _), found, grown in zip(processes, times, memory):
+        if grown is not None and typical(found) < seconds.get(side, float("inf")):
+            seconds[side], nbytes[side] = typical(found), grown["memory"]
+    return seconds, nbytes
+
+
+def launched(model: str, steps: int) -> list[float]:
     """Seconds of each step on this rank of `manygrad.world`."""
-    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "examples"))
-    from train_gpt import GPT
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    from sides.ours import trainer
 
-    from manygrad import Tensor, TinyJit, nn, world
-    from manygrad.tensor.nn.optim import SGD, AdamW
-    from manygrad.tensor.nn.state import get_parameters
-
-    class MLP:
-        def __init__(self) -> None:
-            self.layers = [nn.Linear(784, 512), nn.Linear(512, 512), nn.Linear(512, 10)]
-
-        def __call__(self, x: Tensor) -> Tensor:
-            return self.layers[2](self.layers[1](self.layers[0](x).relu()).relu())
-
-    class Conv:
-        def __init__(self) -> None:
-            self.c1, self.c2, self.out = nn.Conv2d(1, 16, 3), nn.Conv2d(16, 32, 3), nn.Linear(800, 10)
-
-        def __call__(self, x: Tensor) -> Tensor:
-            x = self.c1(x).relu().max_pool2d(2)
-            return self.out(self.c2(x).relu().max_pool2d(2).flatten(1))
-
-    net = {"mlp": MLP, "conv": Conv, "gpt": lambda: GPT(TOKENS, CONTEXT, LAYERS, 4, DIM)}[model]()
-    for p in get_parameters(net):
-        p.shard_(world.devices)
-    optimizer = AdamW(get_parameters(net), lr=1e-3) if model == "gpt" else SGD(get_parameters(net), lr=0.01, momentum=0.9)
-
-    @TinyJit
-    def step(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        out = net(x)
-        loss = out.reshape(-1, out.shape[-1]).cross_entropy(y.reshape(-1))
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    times = []
-    with Tensor.train():
-        for i in range(steps):
-            a, b = batch(model, i % 8)
-            start = time.perf_counter()
-            x, y = Tensor(a).shard(world.devices, axis=0), Tensor(b).shard(world.devices, axis=0)
-            step(x, y).item()
-            times.append(time.perf_counter() - start)
-    return times
-
-
-def theirs(model: str, steps: int, rank: int, size: int, port: int, threads: int) -> list[float]:
-    """The same in torch; with several workers under DistributedDataParallel."""
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-    from torch.nn import functional as F
-
-    torch.set_num_threads(threads)
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.ln1, self.ln2 = nn.LayerNorm(DIM), nn.LayerNorm(DIM)
-            self.qkv, self.out = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM)
-            self.up, self.down = nn.Linear(DIM, 4 * DIM), nn.Linear(4 * DIM, DIM)
-
-        def forward(self, x):
-            b, t, c = x.shape
-            q, k, v = (y.reshape(b, t, 4, c // 4).transpose(1, 2) for y in self.qkv(self.ln1(x)).chunk(3, dim=-1))
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + self.out(y.transpose(1, 2).reshape(b, t, c))
-            return x + self.down(F.gelu(self.up(self.ln2(x)), approximate="tanh"))
-
-    class GPT(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.tokens, self.positions = nn.Embedding(TOKENS, DIM), nn.Embedding(CONTEXT, DIM)
-            self.blocks = nn.Sequential(*[Block() for _ in range(LAYERS)])
-            self.norm, self.head = nn.LayerNorm(DIM), nn.Linear(DIM, TOKENS, bias=False)
-
-        def forward(self, x):
-            return self.head(self.norm(self.blocks(self.tokens(x) + self.positions.weight[: x.shape[1]])))
-
-    net = {
-        "mlp": lambda: nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)),
-        "conv": lambda: nn.Sequential(
-            nn.Conv2d(1, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(800, 10)
-        ),
-        "gpt": GPT,
-    }[model]()
-    if size > 1:
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        dist.init_process_group("gloo", rank=rank, world_size=size)
-        net = nn.parallel.DistributedDataParallel(net)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3) if model == "gpt" else torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    run, _ = trainer(model)
     times = []
     for i in range(steps):
-        a, b = batch(model, i % 8)
-        n = len(a) // size
+        data = batch(model, i % 8)
         start = time.perf_counter()
-        x, y = torch.from_numpy(a[rank * n : (rank + 1) * n]), torch.from_numpy(b[rank * n : (rank + 1) * n])
-        optimizer.zero_grad()
-        out = net(x)
-        loss = F.cross_entropy(out.reshape(-1, out.shape[-1]), y.reshape(-1))
-        loss.backward()
-        optimizer.step()
-        loss.item()
+        run(*data)
         times.append(time.perf_counter() - start)
-    if size > 1:
-        dist.destroy_process_group()
     return times
 
 
-def run_theirs(model: str, steps: int, workers: int, threads: int) -> list[float]:
+def torch_worker(model: str, steps: int, size: int, port: int, threads: int, rank: int) -> list[float]:
+    """The same for a rank of DistributedDataParallel."""
+    import torch.distributed as dist
+    from sides.torch_side import trainer
+
+    run, _ = trainer(model, threads, rank=rank, size=size, port=port)
+    times = []
+    for i in range(steps):
+        data = batch(model, i % 8)
+        start = time.perf_counter()
+        run(*data)
+        times.append(time.perf_counter() - start)
+    dist.destroy_process_group()
+    return times
+
+
+def torch_workers(model: str, steps: int, workers: int, threads: int) -> list[float]:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
@@ -157,28 +117,45 @@ def run_theirs(model: str, steps: int, workers: int, threads: int) -> list[float
     return [float(x) for x in outputs[0].split()]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--workers", default="1,4")
-    parser.add_argument("--models", default="mlp,conv,gpt")
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--torch-worker", nargs=6)
-    args = parser.parse_args()
-    if args.torch_worker:
-        model, steps, size, port, threads, rank = args.torch_worker
-        print(*theirs(model, int(steps), int(rank), int(size), int(port), int(threads)))
-        return
+def several_workers(models: list[str], workers: int, steps: int) -> None:
     from manygrad import launch
 
-    have_torch = importlib.util.find_spec("torch") is not None
-    print(f"{'model':<6} {'workers':>7} {'ours ms':>9} {'torch ms':>9} {'torch/ours':>10}")
-    for workers in map(int, args.workers.split(",")):
-        threads = max(1, (os.cpu_count() or 1) // workers)
-        for model in args.models.split(","):
-            mine = launch(ours, model, args.steps, nodes=workers)[0]
-            ms = statistics.median(mine[len(mine) // 2 :]) * 1e3
-            other = statistics.median(run_theirs(model, args.steps, workers, threads)[args.steps // 2 :]) * 1e3 if have_torch else float("nan")
-            print(f"{model:<6} {workers:7d} {ms:9.2f} {other:9.2f} {other / ms:10.2f}", flush=True)
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    for model in models:
+        mine = launch(launched, model, steps, nodes=workers)[0]
+        ms = statistics.median(mine[len(mine) // 2 :]) * 1e3
+        have_torch = importlib.util.find_spec("torch") is not None
+        other = statistics.median(torch_workers(model, steps, workers, threads)[steps // 2 :]) * 1e3 if have_torch else float("nan")
+        print(f"{model:<7}{workers:>8}{ms:10.2f}{other:10.2f}{other / ms:12.2f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--models", help=f"of {', '.join(MODELS)}; comma-separated")
+    parser.add_argument("--sides", default=",".join(SIDES))
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds until a side has done its first steps")
+    parser.add_argument("--turn", type=float, default=3.0, help="seconds of a side's turn, after which it starts no more steps")
+    parser.add_argument("--best", action="store_true", help="the fastest step instead of the median: for a machine that is busy with other things")
+    parser.add_argument("--torch-worker", nargs=6, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.torch_worker:
+        model, *numbers = args.torch_worker
+        print(*torch_worker(model, *map(int, numbers)))
+        return
+    if args.workers > 1:
+        print(f"{'model':<7}{'workers':>8}{'ours ms':>10}{'torch ms':>10}{'torch/ours':>12}")
+        return several_workers((args.models or "mlp,conv,gpt").split(","), args.workers, args.steps)
+    sides = args.sides.split(",")
+    others = [s for s in sides if s != "ours"]
+    print(f"{'model':<7}" + "".join(f"{s + ' ms':>13}" for s in sides) + "".join(f"{s + '/ours':>14}" for s in others) + "".join(f"{s + ' MB':>13}" for s in sides))
+    for model in (args.models or ",".join(MODELS)).split(","):
+        seconds, memory = one_worker(model, sides, args.steps, args.limit, args.turn, min if args.best else statistics.median)
+        row = [f"{seconds[s] * 1e3:13.2f}" if s in seconds else f"{'-':>13}" for s in sides]
+        row += [f"{seconds[s] / seconds['ours']:14.2f}" if {s, "ours"} <= seconds.keys() else f"{'-':>14}" for s in others]
+        row += [f"{memory[s] / 1e6:13.0f}" if s in memory else f"{'-':>13}" for s in sides]
+        print(f"{model:<7}" + "".join(row), flush=True)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ SMALLEST: dict[str, tuple[list[str], list[str]]] = {
     "dispatch.py": (["--kernels", "20", "--repeats", "5"], ["a kernel", "mlp batch 1"]),
     "ops_vs_torch.py": (["cumsum"], ["Tensor.cumsum"]),
     "models_vs_torch.py": (["--models", "lstm", "--repeats", "2"], ["lstm", "ms ours"]),
-    "train_step.py": (["--workers", "1", "--models", "mlp", "--steps", "4"], ["mlp", "torch/ours"]),
+    "train_step.py": (["--models", "mlp1", "--steps", "6", "--turn", "1"], ["mlp1", "tinygrad/ours", "ours MB"]),
+    "start_up.py": (["--model", "mlp1", "--sides", "ours,compile"], ["cold s", "warm s", "ours"]),
 }
 WITHOUT_TORCH = """
 import importlib.util, runpy, sys

@@ -1,0 +1,1 @@
+"""The same models trained by ours, torch and tinygrad, each in a process of its own: what several benchmarks share."""
