@@ -238,7 +238,7 @@ class Heuristic:
             for rows, parts in self.row_tiles(free, min(budget // g, 16)):
                 work = [(n * m, k * v, _unit(m, v)) for m, n in parts for v, k in ((g, vectors // g), (vectors % g, 1))]
                 cost = sum(m * v * unit for m, v, unit in work) / (sum(m * n for m, n in parts) * vectors)
-                cost *= 1.06 if parts[0][0] % aligned else 1.0
+                cost *= 1.12 if parts[0][0] % aligned else 1.0
                 if cost < best_cost - 1e-9:
                     best, best_cost = (rows, g), cost
         (first, second), g = best
@@ -300,16 +300,16 @@ class Heuristic:
         guarded = len(down[0].src[0].src) == 3 or down[0].dtype.is_half
         if packs_rows and len(rows) == 1 and self.rows_rest(main, rows[0]):
             self.reorder([*outer, *inner, lane, *after])
-            self.opts += [row, columns, *self.block(main, inner[-1], self.machine.cache_bytes)]
+            self.opts += [row, columns, *self.block(main, inner[-1], 2 * self.machine.cache_bytes, blocks=2)]
         else:
             self.reorder([*outer, lane, *inner, *after])
             self.opts += [columns, *([row] if packs_rows and guarded else [])]
             self.opts += self.block(main, lane, self.machine.cache_bytes // 2)
 
-    def block(self, main: UOp, r: UOp, nbytes: int) -> list[Opt]:
-        """About as many tiles of `r` as fit `nbytes`, all blocks about the same."""
+    def block(self, main: UOp, r: UOp, nbytes: int, blocks: int = 1) -> list[Opt]:
+        """About as many tiles of `r` as fit `nbytes`, all blocks about the same, and so many of them at least."""
         count = -(-size_max(r) // self.tile_of(r))
-        most = min(nbytes // (volume(frozenset(main.src[1:])) * self.tile_of(r) * 4), count)
+        most = min(nbytes // (volume(frozenset(main.src[1:])) * self.tile_of(r) * 4), -(-count // blocks))
         tiles = -(-count // -(-count // most)) if most else 0
         fixed = all(x.src[0].op is Ops.CONST for x in self.order) and ranges_of(main) >= frozenset(self.order)
         if tiles < 2 or not fixed or len(self.sig.reduces) > 1:
