@@ -178,7 +178,7 @@ def _t(u: UOp) -> Tensor:
 def _max(g: Tensor, u: UOp) -> Grads:
     a, b = _t(u.src[0]), _t(u.src[1])
     if u.src[1].op is Ops.CONST or (u.src[1].op in GroupOp.MOVEMENT and _base(u.src[1]).op is Ops.CONST):
-        return (b < a)._where(g, 0.0), None  # relu-like: nothing at the tie
+        return (b < _t(u))._where(g, 0.0), None  # relu-like: nothing at the tie; of the result, so that the operand need not be kept
     tie = a.eq(b)._where(g * 0.5, 0.0)
     return (b < a)._where(g, tie), (a < b)._where(g, tie)
 
