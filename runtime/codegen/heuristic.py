@@ -14,6 +14,7 @@ from manygrad.runtime.codegen.affine import TileAnalysis
 from manygrad.runtime.codegen.describe import Signature, ranges_of, signature, size_max, volume
 from manygrad.runtime.codegen.legal import injective
 from manygrad.runtime.codegen.opt import Opt
+from manygrad.runtime.codegen.rows import memory_opts
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.uop import UOp
@@ -84,6 +85,7 @@ class Heuristic:
         if lane is not None:
             self.opts.append(Opt("vectorise", lane.arg[0], self.lanes))
         self.choose_tiles(lane, split)
+        self.opts += memory_opts(self.sig, tuple(self.opts))
         self.parallelise()
         return tuple(self.opts)
 

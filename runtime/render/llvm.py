@@ -66,6 +66,8 @@ class Printer:
         self.declared: dict[str, None] = {}
         self.names: dict[Inst, str] = {}
         self.open: list[tuple[str, Inst, str]] = []  # (label, LOOP or IF, label of the block before)
+        self.streamed = {x.src[0] for x in program.insts if x.op is Low.STREAM}
+        self.aligned: dict[Inst, str] = {}  # PARAM -> whether its address is a multiple of 64 bytes
         self.count = 0
         self.label = "entry"
 
@@ -103,7 +105,8 @@ class Printer:
             if found is not None:
                 self.names[inst] = found
         zeros = f"@zeros = private unnamed_addr constant [{ZEROS_BYTES} x i8] zeroinitializer, align 64"
-        body = "\n".join(["entry:", *self.entry, *self.lines, "  ret void"])
+        last = ["  fence seq_cst"] if self.aligned else []  # stores past the caches are not ordered otherwise
+        body = "\n".join(["entry:", *self.entry, *self.lines, *last, "  ret void"])
         return "\n".join([
             zeros, *self.declared,
             f"define void @{self.program.name}({SIGNATURE}) #0 {{", body, "}",
@@ -118,7 +121,12 @@ class Printer:
         match x.op:
             case Low.PARAM:
                 at = self.let(f"getelementptr ptr, ptr %buffers, i64 {x.arg}")
-                return self.let(f"load ptr, ptr {at}, align 8")
+                pointer = self.let(f"load ptr, ptr {at}, align 8")
+                if x in self.streamed:
+                    whole = self.let(f"ptrtoint ptr {pointer} to i64")
+                    rest = self.let(f"and i64 {whole}, 63")
+                    self.aligned[x] = self.let(f"icmp eq i64 {rest}, 0")
+                return pointer
             case Low.SCRATCH:
                 return self.let(f"getelementptr i8, ptr %scratch, i64 {x.arg}")
             case Low.VAR:
@@ -161,6 +169,13 @@ class Printer:
                 return self.load(x)
             case Low.STORE:
                 self.store(x)
+                return None
+            case Low.STREAM:
+                self.stream(x)
+                return None
+            case Low.PREFETCH:
+                at = self.address(self.names[x.src[0]], x.src[1], x.arg, memory_type(x.src[0].dtype))
+                self.call("llvm.prefetch.p0", "void", f"ptr {at}", "i32 0", "i32 3", "i32 1")
                 return None
             case Low.ACC:
                 slot = "%" + self.fresh("acc")
@@ -323,6 +338,24 @@ class Printer:
             self.start(f"{label}.end")
         else:
             self.line(f"store {t} {text}, ptr {at}, align {align}")
+
+    def stream(self, x: Inst) -> None:
+        """Past the caches where the address is a multiple of the vector, else as any store."""
+        pointer, offset, value = x.src
+        e, n, align = memory_type(value.dtype), value.lanes, value.lanes * value.dtype.itemsize
+        if value.dtype.is_bool or align not in (16, 32, 64):
+            self.store(x)
+            return
+        at = self.address(self.names[pointer], offset, x.arg, e)
+        text, label = f"store {vector(e, n)} {self.names[value]}, ptr {at}, align", self.fresh("stream")
+        self.line(f"br i1 {self.aligned[pointer]}, label %{label}, label %{label}.plain")
+        self.start(label)
+        self.line(f"{text} {align}, !nontemporal !{{i32 1}}")
+        self.line(f"br label %{label}.end")
+        self.start(f"{label}.plain")
+        self.line(f"{text} {value.dtype.itemsize}")
+        self.line(f"br label %{label}.end")
+        self.start(f"{label}.end")
 
     # *** arithmetic ***
 

@@ -1,0 +1,73 @@
+"""Decisions about memory traffic, after all others: what is kept of a row, asked for ahead, stored past the caches.
+
+None of them changes a bit of the result.
+"""
+
+from __future__ import annotations
+
+from manygrad.runtime.codegen.describe import Signature, ranges_of, size_max, volume
+from manygrad.runtime.codegen.keep import kept_values
+from manygrad.runtime.codegen.opt import Opt
+from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.uop import UOp
+
+ROW = 16384  # elements of a row that is kept: several fit the second cache
+TILE_BYTES = 1 << 18  # of a tile's rows: what is asked for ahead must not push out what is in use
+STREAM_BYTES = 16 << 20  # an output of at least this much has left the caches before it is read
+
+
+def memory_opts(sig: Signature, opts: tuple[Opt, ...]) -> tuple[Opt, ...]:
+    kept = keep(sig, opts)
+    return (*kept, *prefetch(sig, opts, kept), *stream(sig, opts))
+
+
+def keep(sig: Signature, opts: tuple[Opt, ...]) -> tuple[Opt, ...]:
+    """What a REDUCE computes at some expense, for the REDUCEs after it and the loops inside that compute it again."""
+    lane = next((o.axis for o in opts if o.kind == "vectorise"), None)
+    if any(o.kind == "block" for o in opts):
+        return ()
+    found: dict[UOp, Opt] = {}  # by the range that reads
+    for w in sig.reduces:
+        r = w.src[1]
+        if len(w.src) != 2 or r in found or size_max(r) > ROW:
+            continue
+        after = [v.src[1] for v in sig.reduces if len(v.src) == 2 and w in v.src[0].toposort()]
+        after += [x for x in sig.loops if x not in ranges_of(w)]
+        for again in after:
+            values = kept_values(sig, r, again) if again not in found else {}
+            if values and not any(x.arg[0] == lane for u in values.values() for x in ranges_of(u)):
+                found[again] = Opt("keep", r.arg[0], again.arg[0])
+    return tuple(found.values())
+
+
+def prefetch(sig: Signature, opts: tuple[Opt, ...], kept: tuple[Opt, ...]) -> tuple[Opt, ...]:
+    """Of rows that several passes go over, the last pass over each asks for the next tile's: memory is busy all the time."""
+    if not sig.loops or not sig.reduces:
+        return ()
+    outer = sig.loops[0]
+    by_id = {u.arg[0]: u for u in sig.nodes if u.op is Ops.RANGE}
+    taken = {v for o in kept for v in kept_values(sig, by_id[o.axis], by_id[o.amount])}
+    order = [*(w.src[1] for w in sig.reduces if len(w.src) == 2), *sig.loops[1:]]
+    passes: dict[int, set[UOp]] = {}  # argument -> ranges it is read along
+    for u in sig.nodes[-1].toposort(lambda u: u not in taken):
+        if u.op is Ops.LOAD and outer in ranges_of(u) and len(ranges_of(u)) == 2:
+            passes.setdefault(u.src[0].src[0].arg, set()).update(ranges_of(u) - {outer})
+    found = []
+    for slot, ranges in sorted(passes.items()):
+        last = [r for r in order if r in ranges and size_max(r) <= ROW]
+        if len(last) > 1:
+            found.append(Opt("prefetch", last[-1].arg[0], slot))
+    return tuple(found)
+
+
+def stream(sig: Signature, opts: tuple[Opt, ...]) -> tuple[Opt, ...]:
+    """Large outputs go past the caches: their lines are not read before they are written."""
+    lane = next((o.axis for o in opts if o.kind == "vectorise"), None)
+    read = {u.src[0].src[0].arg for u in sig.nodes if u.op is Ops.LOAD}
+    elements = volume(frozenset(sig.loops))
+    slots = {
+        s.src[0].src[0].arg
+        for s in sig.stores
+        if s.arg is None and elements * s.src[1].dtype.itemsize >= STREAM_BYTES
+    }
+    return tuple(Opt("stream", -1, slot) for slot in sorted(slots - read)) if lane is not None else ()
