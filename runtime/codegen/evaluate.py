@@ -137,7 +137,7 @@ class Evaluator(Emitter):
 
     def combine(self, u: UOp, src: list[Inst]) -> Inst:
         if u.op is Ops.CUSTOM:
-            return self.alu({"fma": Low.FMA, "round": Low.ROUND}[u.arg], u.dtype, *src)
+            return self.alu({"fma": Low.FMA, "round": Low.ROUND, "scale": Low.SCALE}[u.arg], u.dtype, *src)
         if u.op not in GroupOp.ELEMENTWISE:
             _unknown(u)
         return self.alu(u.op, u.dtype, *src, arg=_sign(u) if u.dtype is INDEX else None)

@@ -24,10 +24,11 @@ STAGE_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Machine:
-    """What the choices depend on: the width of a vector register and how many there are."""
+    """What the choices depend on: the width of a vector register, how many there are, whether x * 2**n is one instruction."""
 
     vector_bytes: int
     registers: int
+    scales: bool = False
 
     @property
     def accumulators(self) -> int:

@@ -46,6 +46,7 @@ class Low(Enum):
     ANY = auto()  # src (mask,): whether any lane is true
     ROUND = auto()  # a float to the nearest integer, ties to even
     FMA = auto()  # src (a, b, c): a * b + c, rounded once
+    SCALE = auto()  # src (a, n): a * 2**n for integers n, rounded once; only where the machine has it
 
 
 @dataclass(eq=False, slots=True)

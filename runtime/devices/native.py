@@ -32,7 +32,7 @@ class Target:
 def host_target() -> Target:
     features = llvm.get_host_cpu_features()
     if features.get("avx512f"):
-        machine = Machine(64, 32)
+        machine = Machine(64, 32, scales=bool(features.get("avx512vl")))
     elif platform.machine() in ("aarch64", "arm64"):
         machine = Machine(16, 32)
     else:

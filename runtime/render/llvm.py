@@ -163,6 +163,8 @@ class Printer:
                 return self.call(
                     f"llvm.fma.{suffix(scalar_type(x.dtype), x.lanes)}", t, *(self.typed(s) for s in x.src)
                 )
+            case Low.SCALE:
+                return self.scale(x.dtype, x.lanes, *src)
             case Low.ROUND:
                 return self.call(f"llvm.roundeven.{suffix(scalar_type(x.dtype), x.lanes)}", t, f"{t} {src[0]}")
             case Low.LOAD:
@@ -500,6 +502,37 @@ class Printer:
         zero = self.let(f"icmp eq {t} {b}, {num(0)}")
         other = self.let(f"select {mask} {zero}, {t} {num(0)}, {t} {negated}")
         return self.let(f"select {mask} {odd}, {t} {other}, {t} {q}")
+
+    def scale(self, d: DType, n: int, a: str, b: str) -> str:
+        """a * 2**b by AVX-512's instruction, which takes 16 to 64 bytes: fewer lanes are filled up, more go in pieces."""
+        e, most, least = scalar_type(d), 64 // d.itemsize, 16 // d.itemsize
+        if n > most:
+            halves = []
+            for i in range(2):
+                order = ", ".join(f"i32 {i * n // 2 + k}" for k in range(n // 2))
+                parts = [self.let(f"shufflevector <{n} x {e}> {v}, <{n} x {e}> poison, <{n // 2} x i32> <{order}>") for v in (a, b)]
+                halves.append(self.scale(d, n // 2, *parts))
+            order = ", ".join(f"i32 {k}" for k in range(n))
+            t = f"<{n // 2} x {e}>"
+            return self.let(f"shufflevector {t} {halves[0]}, {t} {halves[1]}, <{n} x i32> <{order}>")
+        wide = max(n, least)
+        t = f"<{wide} x {e}>"
+        if n == 1:
+            a, b = (self.let(f"insertelement {t} zeroinitializer, {e} {v}, i64 0") for v in (a, b))
+        elif n < wide:
+            order = ", ".join(f"i32 {k}" for k in range(wide))
+            a, b = (self.let(f"shufflevector <{n} x {e}> {v}, <{n} x {e}> zeroinitializer, <{wide} x i32> <{order}>") for v in (a, b))
+        bits = wide * d.itemsize * 8
+        mask = "i8" if wide <= 8 else "i16"
+        rounding = ["i32 4"] if bits == 512 else []  # as the current mode says
+        name = f"llvm.x86.avx512.mask.scalef.{'ps' if d.itemsize == 4 else 'pd'}.{bits}"
+        found = self.call(name, t, f"{t} {a}", f"{t} {b}", f"{t} zeroinitializer", f"{mask} -1", *rounding)
+        if n == 1:
+            return self.let(f"extractelement {t} {found}, i64 0")
+        if n == wide:
+            return found
+        order = ", ".join(f"i32 {k}" for k in range(n))
+        return self.let(f"shufflevector {t} {found}, {t} poison, <{n} x i32> <{order}>")
 
     # *** conversions ***
 
