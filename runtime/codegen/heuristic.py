@@ -47,16 +47,17 @@ class Heuristic:
         self.under = {u: [v for v in u.src[0].toposort() if v.op is Ops.LOAD] for u in self.sig.reduces}
 
     def element_bytes(self) -> int:
-        """The width that vectors are counted in: the widest float computed, else the widest integer stored or loaded."""
+        """The width that vectors are counted in: the widest float computed, else the widest integer stored or loaded.
+        What is the same for all iterations (a learning rate in float64) does not count."""
         seen: set[DType] = {
             u.dtype
             for u in self.sig.nodes
-            if u.op not in (Ops.SINK, Ops.STORE, Ops.PARAM, Ops.INDEX) and u.dtype is not dtypes.index
+            if u.op not in (Ops.SINK, Ops.STORE, Ops.PARAM, Ops.INDEX) and u.dtype is not dtypes.index and ranges_of(u)
         }
         floats = [
             4 if d.is_half else d.itemsize
             for d in seen
-            if d.is_float and any(u.dtype is d and u.op is not Ops.CAST for u in self.sig.nodes)
+            if d.is_float and any(u.dtype is d and u.op is not Ops.CAST and ranges_of(u) for u in self.sig.nodes)
         ]
         stored = [s.src[1].dtype.itemsize for s in self.sig.stores]
         return max(floats, default=0) or max([d.itemsize for d in seen if not d.is_float] + stored, default=4)

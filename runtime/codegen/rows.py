@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from manygrad.runtime.codegen.describe import Signature, ranges_of, size_max, volume
 from manygrad.runtime.codegen.keep import kept_values
-from manygrad.runtime.codegen.opt import Opt
+from manygrad.runtime.codegen.opt import Opt, make_plan
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
 ROW = 16384  # elements of a row that is kept: several fit the second cache
-TILE_BYTES = 1 << 18  # of a tile's rows: what is asked for ahead must not push out what is in use
 STREAM_BYTES = 16 << 20  # an output of at least this much has left the caches before it is read
 
 
@@ -44,18 +43,19 @@ def prefetch(sig: Signature, opts: tuple[Opt, ...], kept: tuple[Opt, ...]) -> tu
     """Of rows that several passes go over, the last pass over each asks for the next tile's: memory is busy all the time."""
     if not sig.loops or not sig.reduces:
         return ()
-    outer = sig.loops[0]
+    loops = make_plan(sig, opts).loops
+    outer = loops[0]
     by_id = {u.arg[0]: u for u in sig.nodes if u.op is Ops.RANGE}
     taken = {v for o in kept for v in kept_values(sig, by_id[o.axis], by_id[o.amount])}
-    order = [*(w.src[1] for w in sig.reduces if len(w.src) == 2), *sig.loops[1:]]
+    order = [*(w.src[1] for w in sig.reduces if len(w.src) == 2), *loops[1:]]
     passes: dict[int, set[UOp]] = {}  # argument -> ranges it is read along
     for u in sig.nodes[-1].toposort(lambda u: u not in taken):
         if u.op is Ops.LOAD and outer in ranges_of(u) and len(ranges_of(u)) == 2:
             passes.setdefault(u.src[0].src[0].arg, set()).update(ranges_of(u) - {outer})
     found = []
     for slot, ranges in sorted(passes.items()):
-        last = [r for r in order if r in ranges and size_max(r) <= ROW]
-        if len(last) > 1:
+        last = [r for r in order if r in ranges]
+        if len(last) > 1 and {r.src[0] for r in last} == {last[0].src[0]} and size_max(last[0]) <= ROW:
             found.append(Opt("prefetch", last[-1].arg[0], slot))
     return tuple(found)
 
