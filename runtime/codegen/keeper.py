@@ -22,7 +22,7 @@ class Kept:
     """An expression's values along `r` in local memory: a row for each position of the tile."""
 
     r: UOp
-    owners: tuple[UOp, ...]  # the REDUCEs over `r`: the values are there once one has run
+    owners: tuple[UOp, ...]  # the REDUCEs over `r` of them: the values are there once one has run
     rows: tuple[tuple[UOp, int], ...]
     pitch: int
     offset_bytes: int
@@ -36,9 +36,10 @@ class Keeper(Stager):
         self.kept: dict[UOp, Kept] = {}  # expression along its reduce range
         self.again: dict[UOp, tuple[Kept, UOp]] = {}  # the same along another range, and that range
         for r, again in plan.kept:
-            owners = tuple(w for w in self.sig.reduces if w.src[1:] == (r,))
+            over = [w for w in self.sig.reduces if w.src[1:] == (r,)]
             for v, u in kept_values(self.sig, r, again).items():
                 if u not in self.kept:
+                    owners = tuple(w for w in over if u in w.src[0].toposort())
                     at = self.local(kept_bytes(u, r, plan))
                     self.kept[u] = Kept(r, owners, kept_rows(u, r, plan), pitch(r), at)
                 self.again[v] = (self.kept[u], again)
