@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from manygrad.runtime.codegen.affine import TileAnalysis
 from manygrad.runtime.codegen.describe import Signature, ranges_of, signature, size_max, volume
 from manygrad.runtime.codegen.legal import injective
-from manygrad.runtime.codegen.opt import Opt
-from manygrad.runtime.codegen.rows import memory_opts
+from manygrad.runtime.codegen.opt import Opt, make_plan
+from manygrad.runtime.codegen.rows import memory_opts, turned
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.uop import UOp
@@ -337,6 +337,10 @@ class Heuristic:
         work = sum(u.op in GroupOp.ALU or u.op is Ops.LOAD for u in self.sig.nodes)
         crossing = [r for r in self.sig.loops if r is not lane and size_max(r) > 1
                     and any(self.stride(u.src[0], r) == 1 and self.stride(u.src[0], lane) not in (0, 1) for u in self.loads)]  # fmt: skip
+        if crossing and not self.sig.reduces and (turn := turned(self.sig, lane, crossing[-1], self.lanes)) is not None:
+            self.opts += turn
+            self.order = list(make_plan(self.sig, tuple(self.opts)).loops)
+            return
         if crossing and not self.sig.reduces:
             self.opts.append(Opt("tile", crossing[-1].arg[0], min(self.lanes, size_max(crossing[-1]))))
             return

@@ -5,6 +5,7 @@ None of them changes a bit of the result.
 
 from __future__ import annotations
 
+from manygrad.runtime.codegen.affine import TileAnalysis
 from manygrad.runtime.codegen.describe import Signature, ranges_of, size_max, volume
 from manygrad.runtime.codegen.keep import kept_values
 from manygrad.runtime.codegen.opt import Opt, make_plan
@@ -12,7 +13,8 @@ from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
 ROW = 16384  # elements of a row that is kept: several fit the second cache
-STREAM_BYTES = 16 << 20  # an output of at least this much has left the caches before it is read
+STREAM_BYTES = 64 << 20  # an output of at least this much has left the caches before it is read
+TRANSPOSED_BYTES = 4 << 20  # the same of a transpose, which writes many rows in turns
 
 
 def memory_opts(sig: Signature, opts: tuple[Opt, ...]) -> tuple[Opt, ...]:
@@ -62,12 +64,39 @@ def prefetch(sig: Signature, opts: tuple[Opt, ...], kept: tuple[Opt, ...]) -> tu
 
 def stream(sig: Signature, opts: tuple[Opt, ...]) -> tuple[Opt, ...]:
     """Large outputs go past the caches: their lines are not read before they are written."""
-    lane = next((o.axis for o in opts if o.kind == "vectorise"), None)
     read = {u.src[0].src[0].arg for u in sig.nodes if u.op is Ops.LOAD}
-    elements = volume(frozenset(sig.loops))
-    slots = {
+    plan = make_plan(sig, opts)
+    if plan.lane is None:
+        return ()
+    large = {
         s.src[0].src[0].arg
         for s in sig.stores
-        if s.arg is None and elements * s.src[1].dtype.itemsize >= STREAM_BYTES
+        if s.arg is None and nbytes(sig, s) >= STREAM_BYTES and whole_vectors(s, plan.lane, plan.lanes)
     }
-    return tuple(Opt("stream", -1, slot) for slot in sorted(slots - read)) if lane is not None else ()
+    return tuple(Opt("stream", -1, slot) for slot in sorted(large - read - set(plan.streamed)))
+
+
+def nbytes(sig: Signature, store: UOp) -> int:
+    return volume(frozenset(sig.loops)) * store.src[1].dtype.itemsize
+
+
+def whole_vectors(store: UOp, lane: UOp, lanes: int) -> bool:
+    """Whether every vector stored along `lane` begins at a multiple of its length."""
+    analysis = TileAnalysis({lane: lanes}, lane, lanes)
+    a = analysis.affine(store.src[0].src[1], {})
+    return a is not None and a.stride == 1 and a.constant % lanes == 0 and analysis.alignment(a.terms) % lanes == 0
+
+
+def turned(sig: Signature, lane: UOp, crossing: UOp, lanes: int) -> tuple[Opt, ...] | None:
+    """A transpose of whole vectors: squares of several lines each way, along the source's rows, stored past the caches."""
+    store = sig.stores[0]
+    slot = store.src[0].src[0].arg
+    if len(sig.stores) > 1 or any(u.op is Ops.LOAD and u.src[0].src[0].arg == slot for u in sig.nodes):
+        return None
+    if nbytes(sig, store) < TRANSPOSED_BYTES or size_max(crossing) < lanes or size_max(lane) < 4 * lanes:
+        return None
+    if not whole_vectors(store, lane, lanes):
+        return None
+    squares = (Opt("tile", crossing.arg[0], lanes), Opt("tile", lane.arg[0], 4 * lanes), Opt("stream", -1, slot))
+    inner = sig.loops.index(crossing) > sig.loops.index(lane)
+    return squares if inner else (Opt("before", lane.arg[0], crossing.arg[0]), *squares)

@@ -107,6 +107,21 @@ def test_stream_writes_whole_aligned_vectors() -> None:
         np.testing.assert_array_equal(got, x + x)
 
 
+def turn(rows: int, columns: int) -> UOp:
+    i, j = loop(columns, 0), loop(rows, 1)
+    return sink(store(0, add(mul(i, rows), j), load(1, add(mul(j, columns), i)), i, j))
+
+
+@pytest.mark.parametrize(("rows", "columns", "streamed"), [(1024, 1032, True), (1025, 1024, False), (512, 512, False)])
+def test_a_large_transpose_goes_along_the_source_in_whole_lines(rows: int, columns: int, streamed: bool) -> None:
+    ast = turn(rows, columns)
+    chosen = prepare(ast, host_target().machine).opts
+    assert ({Opt("before", 1, 0), Opt("stream", -1, 0), Opt("tile", 1, 4 * LANES)} <= set(chosen)) is streamed
+    a = values(0, f32, rows * columns).reshape(rows, columns)
+    got = run_with(ast, [np.zeros((columns, rows), np.float32), a], chosen)
+    np.testing.assert_array_equal(got, a.T)
+
+
 def test_only_large_outputs_are_streamed() -> None:
     for n, expected in ((STREAM_BYTES // 4, True), (STREAM_BYTES // 4 - 16, False)):
         opts = prepare(double(n), host_target().machine).opts
