@@ -48,16 +48,18 @@ class Heuristic:
 
     def element_bytes(self) -> int:
         """The width that vectors are counted in: the widest float computed, else the widest integer stored or loaded.
-        What is the same for all iterations (a learning rate in float64) does not count."""
+        Without a reduction, whose order of sums follows from it, what is the same for all iterations (a learning rate in
+        float64) does not count."""
+        nodes = [u for u in self.sig.nodes if self.sig.reduces or ranges_of(u)]
         seen: set[DType] = {
             u.dtype
-            for u in self.sig.nodes
-            if u.op not in (Ops.SINK, Ops.STORE, Ops.PARAM, Ops.INDEX) and u.dtype is not dtypes.index and ranges_of(u)
+            for u in nodes
+            if u.op not in (Ops.SINK, Ops.STORE, Ops.PARAM, Ops.INDEX) and u.dtype is not dtypes.index
         }
         floats = [
             4 if d.is_half else d.itemsize
             for d in seen
-            if d.is_float and any(u.dtype is d and u.op is not Ops.CAST and ranges_of(u) for u in self.sig.nodes)
+            if d.is_float and any(u.dtype is d and u.op is not Ops.CAST for u in nodes)
         ]
         stored = [s.src[1].dtype.itemsize for s in self.sig.stores]
         return max(floats, default=0) or max([d.itemsize for d in seen if not d.is_float] + stored, default=4)
