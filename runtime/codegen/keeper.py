@@ -1,19 +1,15 @@
-"""Lowering of `keep` (see `keep.py`) and `prefetch`: what a reduction writes to local memory on its way, and what is read there."""
+"""Lowering of `keep` (see `keep.py`): what a reduction writes to local memory on its way, and what is read there."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from manygrad.runtime.codegen.affine import Affine, Position
-from manygrad.runtime.codegen.describe import ranges_of
-from manygrad.runtime.codegen.emit import INDEX
-from manygrad.runtime.codegen.evaluate import Evaluator
+from manygrad.runtime.codegen.affine import Position
 from manygrad.runtime.codegen.keep import kept_bytes, kept_rows, kept_values, pitch
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.codegen.opt import Plan
 from manygrad.runtime.codegen.stage import Stager
-from manygrad.tensor.dtype import DType, dtypes
-from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.uop import UOp
 
 

@@ -342,7 +342,7 @@ class Printer:
             self.line(f"store {t} {text}, ptr {at}, align {align}")
 
     def stream(self, x: Inst) -> None:
-        """Past the caches where the address is a multiple of the vector, else as any store."""
+        """Past the caches where the buffer begins at a cache line, else as any store."""
         pointer, offset, value = x.src
         e, n, align = memory_type(value.dtype), value.lanes, value.lanes * value.dtype.itemsize
         if value.dtype.is_bool or align not in (16, 32, 64):

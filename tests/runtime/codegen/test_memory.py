@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from manygrad.runtime.codegen.collapse import collapse
 from manygrad.runtime.codegen.describe import signature
+from manygrad.runtime.codegen.legalize import legalize
 from manygrad.runtime.codegen.lower import lower
 from manygrad.runtime.codegen.lowered import Low, Program
 from manygrad.runtime.codegen.opt import Opt, make_plan
@@ -14,6 +16,7 @@ from manygrad.runtime.codegen.rows import STREAM_BYTES
 from manygrad.runtime.devices import get_device
 from manygrad.runtime.devices.cpu import CPUDevice
 from manygrad.runtime.devices.native import host_target
+from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
@@ -129,3 +132,52 @@ def test_only_large_outputs_are_streamed() -> None:
     i = loop(STREAM_BYTES // 4, 0)  # in place: its lines are read anyway
     ast = sink(store(0, i, load(0, i).alu(Ops.ADD, load(1, i)), i))
     assert not any(o.kind == "stream" for o in prepare(ast, host_target().machine).opts)
+
+
+# *** reductions in one pass ***
+
+
+def test_reductions_of_one_row_share_a_range() -> None:
+    """The sum of exponentials and the product with them need the maximum only: one pass makes both."""
+    i, r, s, q = loop(8, 0), red(40, 1), red(40, 2), red(40, 3)
+    x = lambda c: load(1, add(mul(i, 40), c))  # noqa: E731
+    top = reduce(x(r), r, op=Ops.MAX)
+    e = lambda c: x(c).alu(Ops.SUB, top).alu(Ops.EXP)  # noqa: E731
+    total, dot = reduce(e(s), s), reduce(e(q).alu(Ops.MUL, load(2, add(mul(i, 40), q))), q)
+    ast = sink(store(0, i, dot.alu(Ops.FDIV, total), i))
+    first, *both = [u.src[1] for u in signature(collapse(ast)).reduces]
+    assert len(both) == 2 and both[0] is both[1] and first is r
+    arrays = [np.zeros(8, np.float32), values(0, f32, 320), values(1, f32, 320)]
+    opts = tuple(Opt("lanes", x, 16) for x in (1, 2, 3))
+    together = tuple(o for o in opts if o.axis in (1, both[0].arg[0]))
+    np.testing.assert_array_equal(run_with(ast, arrays, together), run_with(ast, arrays, opts, simplify=False))
+
+
+def test_reductions_that_need_each_other_or_read_nothing_in_common_do_not() -> None:
+    i, r, s = loop(8, 0), red(40, 1), red(40, 2)
+    x = lambda c: load(1, add(mul(i, 40), c))  # noqa: E731
+    mean = reduce(x(r), r)
+    deviation = sink(store(0, i, reduce(x(s).alu(Ops.SUB, mean), s), i))
+    other = sink(store(0, i, mean.alu(Ops.ADD, reduce(load(2, add(mul(i, 40), s)), s)), i))
+    for ast in (deviation, other):
+        assert len({u.src[1:] for u in signature(collapse(ast)).reduces}) == 2
+
+
+# *** scaling by a power of two ***
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16, 32])
+@pytest.mark.parametrize("d", [f32, dtypes.float64])
+def test_the_exponential_has_the_same_bits_in_one_instruction_and_in_nine(lanes: int, d: DType) -> None:
+    machine = host_target().machine
+    if not machine.scales:
+        pytest.skip("the processor has no such instruction")
+    x = np.concatenate([np.linspace(-800, 800, 20001), np.linspace(-104, 90, 20001), [np.inf, -np.inf, np.nan, 0.0, -0.0, 1e30, -1e30]])
+    x = x.astype(d.np)
+    i = loop(len(x), 0)
+    ast = sink(store(0, i, load(1, i, d).alu(Ops.EXP), i))
+    opts = (Opt("vectorise", 0, lanes),) if lanes > 1 else ()
+    whole = prepare(ast, machine, opts)
+    assert sum(u.op is Low.SCALE for u in whole.program().insts) > 0
+    plain = legalize(ast, scales=False)
+    np.testing.assert_array_equal(run_with(ast, [np.zeros_like(x), x], opts), run_with(plain, [np.zeros_like(x), x], opts))
