@@ -25,7 +25,7 @@ MAX_STORES = 6
 
 @dataclass
 class Group:
-    """Items that run as one, at the place of the first."""
+    """Items that run as one, at the place of the first, or of a later one where that one comes after something else."""
 
     at: int
     items: list[Item]
@@ -33,6 +33,7 @@ class Group:
     args: list[UOp] = field(default_factory=list)
     stores: list[UOp] = field(default_factory=list)  # over PARAMs numbered as in `args`
     loads: dict[UOp, set[tuple[UOp, ...]]] = field(default_factory=dict)  # buffer -> places that are read
+    awaited: bool = False  # an item of another group comes after one of these: the group cannot move to a later place
 
     def written(self) -> dict[UOp, UOp]:
         """buffer -> its STORE."""
@@ -49,8 +50,11 @@ def merge_kernels(items: list[Item], after: list[set[int]]) -> list[Item]:
         loops = simple_loops(item)
         if loops:
             for group in reversed(open_groups.get(loops, [])[-4:]):
-                if all(group_of[d] is group or group_of[d].at < group.at for d in after[i]) and joins(group, item):
+                in_place = all(group_of[d] is group or group_of[d].at < group.at for d in after[i])
+                if (in_place or not group.awaited) and joins(group, item):
                     found = group
+                    if not in_place:
+                        group.at = i
                     break
         if found is None:
             found = Group(i, [item], loops)
@@ -61,7 +65,9 @@ def merge_kernels(items: list[Item], after: list[set[int]]) -> list[Item]:
         else:
             found.items.append(item)
         group_of.append(found)
-    return [g.items[0] if len(g.items) == 1 else merged(g) for g in groups]
+        for d in after[i]:
+            group_of[d].awaited = group_of[d].awaited or group_of[d] is not found
+    return [g.items[0] if len(g.items) == 1 else merged(g) for g in sorted(groups, key=lambda g: g.at)]
 
 
 def simple_loops(item: Item) -> tuple[UOp, ...]:

@@ -1,4 +1,4 @@
-"""Merges neighbouring ranges whose joint index is all that is used, and drops ranges of one iteration.
+"""Merges neighbouring ranges whose joint index is all that is used, drops ranges of one iteration, and shares those of reductions.
 
 before:  RANGE i 32, RANGE j 1024; every offset has i*1024*s + j*s
 after:   RANGE j 32768; every offset has j*s
@@ -113,6 +113,32 @@ def merge_ranges(ast: UOp) -> UOp:
         ast = substitute(ast, {i: None, j: joint})
 
 
+def share_ranges(ast: UOp) -> UOp:
+    """REDUCEs over one size that read the same data, and can run at the same time, run over the same ranges: in one pass.
+
+    before:  REDUCE(exp(x[i, k] - m), k), REDUCE(y[i, l] * exp(x[i, l] - m), l)
+    after:   REDUCE(exp(x[i, k] - m), k), REDUCE(y[i, k] * exp(x[i, k] - m), k)
+    """
+    for a, b in itertools.combinations(signature(ast).reduces, 2):
+        changes = dict(zip(b.src[1:], a.src[1:]))
+        if _run_together(ast, a, b) and _loads(a.src[0], a.src[1:]) & _loads(substitute(b.src[0], dict(changes)), a.src[1:]):
+            return share_ranges(substitute(ast, dict(changes)))
+    return ast
+
+
+def _run_together(ast: UOp, a: UOp, b: UOp) -> bool:
+    """Equal sizes, the same loops around, the same REDUCEs before; and no other REDUCE over the ranges of `b`."""
+    if [r.src[0] for r in a.src[1:]] != [r.src[0] for r in b.src[1:]] or ranges_of(a) != ranges_of(b):
+        return False
+    before = [{v for v in u.src[0].toposort() if v.op is Ops.REDUCE} for u in (a, b)]
+    alone = not any(r in u.src[1:] for u in signature(ast).reduces if u is not b for r in b.src[1:])
+    return alone and before[0] == before[1]
+
+
+def _loads(value: UOp, ranges: tuple[UOp, ...]) -> set[UOp]:
+    return {u for u in value.toposort() if u.op is Ops.LOAD and frozenset(ranges) <= ranges_of(u)}
+
+
 def collapse(ast: UOp) -> UOp:
     """The kernel with as few ranges as its accesses allow."""
-    return merge_ranges(drop_single_iterations(ast))
+    return share_ranges(merge_ranges(drop_single_iterations(ast)))

@@ -143,7 +143,7 @@ class Evaluator(Emitter):
 
     def combine(self, u: UOp, src: list[Inst]) -> Inst:
         if u.op is Ops.CUSTOM:
-            return self.alu({"fma": Low.FMA, "round": Low.ROUND}[u.arg], u.dtype, *src)
+            return self.alu({"fma": Low.FMA, "round": Low.ROUND, "scale": Low.SCALE}[u.arg], u.dtype, *src)
         if u.op not in GroupOp.ELEMENTWISE:
             _unknown(u)
         return self.alu(u.op, u.dtype, *src, arg=_sign(u) if u.dtype is INDEX else None)
@@ -278,6 +278,7 @@ class Evaluator(Emitter):
             return found
         mask = self.ragged_mask(position)
         if a is not None and a.stride == 1:
+            self.prefetch(u, pointer, a)
             guard = self.conjunction(valid, mask)
             return self.emit(
                 Low.LOAD, u.dtype, (pointer, self.base(a), *(() if guard is None else (guard,))), a.constant, self.lanes
@@ -292,6 +293,16 @@ class Evaluator(Emitter):
         guard = self.conjunction(valid, mask)
         guards = () if guard is None else (self.splat(guard, self.lanes),)
         return self.emit(Low.LOAD, u.dtype, (pointer, offset, *guards), 0, self.lanes)
+
+    def prefetch(self, u: UOp, pointer: Inst, a: Affine) -> None:
+        """Asks for what the load reads in the next tile of the outermost loop, where the plan says so."""
+        slot = pointer.arg
+        if not any(s == slot and r in self.origin and r in ranges_of(u) for r, s in self.plan.prefetched):
+            return
+        outer = self.plan.loops[0]
+        ahead = sum(c for x, c in a.terms if x.expr is outer) * self.plan.tile.get(outer, 1)
+        if ahead:
+            self.emit(Low.PREFETCH, dtypes.void, (pointer, self.base(a)), a.constant + ahead, here=True)
 
     def window_load(self, u: UOp, pointer: Inst, a: Affine, valid: Inst | None, mask: Inst | None) -> Inst | None:
         """Lanes that read within two vectors' reach of each other: those vectors are loaded and shuffled."""

@@ -23,7 +23,8 @@ from manygrad.runtime.codegen.describe import (
     volume,
 )
 from manygrad.runtime.codegen.legal import injective
-from manygrad.runtime.codegen.opt import Opt
+from manygrad.runtime.codegen.opt import Opt, make_plan
+from manygrad.runtime.codegen.rows import memory_opts, turned
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.uop import UOp
@@ -33,11 +34,12 @@ STAGE_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Machine:
-    """What the choices depend on: the width of a vector register, how many there are, and a core's own cache."""
+    """What the choices depend on: a vector register's width, how many there are, a core's own cache, whether x * 2**n is one instruction."""
 
     vector_bytes: int
     registers: int
     cache_bytes: int = 1 << 20
+    scales: bool = False
 
     @property
     def accumulators(self) -> int:
@@ -56,16 +58,19 @@ class Heuristic:
         self.under = {u: [v for v in u.src[0].toposort() if v.op is Ops.LOAD] for u in self.sig.reduces}
 
     def element_bytes(self) -> int:
-        """The width that vectors are counted in: the widest float computed, else the widest integer stored or loaded."""
+        """The width that vectors are counted in: the widest float computed, else the widest integer stored or loaded.
+        Without a reduction, whose order of sums follows from it, what is the same for all iterations (a learning rate in
+        float64) does not count."""
+        nodes = [u for u in self.sig.nodes if self.sig.reduces or ranges_of(u)]
         seen: set[DType] = {
             u.dtype
-            for u in self.sig.nodes
+            for u in nodes
             if u.op not in (Ops.SINK, Ops.STORE, Ops.PARAM, Ops.INDEX) and u.dtype is not dtypes.index
         }
         floats = [
             4 if d.is_half else d.itemsize
             for d in seen
-            if d.is_float and any(u.dtype is d and u.op is not Ops.CAST for u in self.sig.nodes)
+            if d.is_float and any(u.dtype is d and u.op is not Ops.CAST for u in nodes)
         ]
         stored = [s.src[1].dtype.itemsize for s in self.sig.stores]
         return max(floats, default=0) or max([d.itemsize for d in seen if not d.is_float] + stored, default=4)
@@ -96,7 +101,7 @@ class Heuristic:
             self.opts.append(Opt("vectorise", lane.arg[0], self.lanes))
         self.choose_tiles(lane, split)
         self.parallelise()
-        return tuple(self.opts)
+        return (*self.opts, *memory_opts(self.sig, tuple(self.opts)))
 
     def split_reduces(self) -> dict[UOp, UOp]:
         """REDUCE -> the reduce range that is accumulated in lanes: one that runs contiguously through all it reads.
@@ -328,6 +333,8 @@ class Heuristic:
         depends = ranges_of(load)
         if loop not in depends or any(r.src[0].op is not Ops.CONST for r in depends):
             return False
+        if any(o.kind == "lanes" and o.axis == r.arg[0] for o in self.opts for r in depends):
+            return False
         elements = volume(depends & frozenset(main.src[1:])) * 4 * self.lanes
         slot = load.src[0].src[0].arg
         reads = {u for loads in self.under.values() for u in loads if u.src[0].src[0].arg == slot}
@@ -362,6 +369,10 @@ class Heuristic:
         work = sum(u.op in GroupOp.ALU or u.op is Ops.LOAD for u in self.sig.nodes)
         crossing = [r for r in self.sig.loops if r is not lane and size_max(r) > 1
                     and any(self.stride(u.src[0], r) == 1 and self.stride(u.src[0], lane) not in (0, 1) for u in self.loads)]  # fmt: skip
+        if crossing and not self.sig.reduces and (turn := turned(self.sig, lane, crossing[-1], self.lanes)) is not None:
+            self.opts += turn
+            self.order = list(make_plan(self.sig, tuple(self.opts)).loops)
+            return
         if crossing and not self.sig.reduces:
             self.opts.append(Opt("tile", crossing[-1].arg[0], min(self.lanes, size_max(crossing[-1]))))
             return

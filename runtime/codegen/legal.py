@@ -6,6 +6,7 @@ import math
 
 from manygrad.runtime.codegen.affine import TileAnalysis
 from manygrad.runtime.codegen.describe import Signature, ranges_of, size_max
+from manygrad.runtime.codegen.keep import kept_bytes, kept_values
 from manygrad.runtime.codegen.lowered import SCRATCH_BYTES
 from manygrad.runtime.codegen.opt import Opt, Plan, make_plan
 from manygrad.tensor.uop.ops import Ops
@@ -20,16 +21,20 @@ def legal(sig: Signature, opts: tuple[Opt, ...]) -> str | None:
         plan = make_plan(sig, opts)
     except ValueError as error:
         return str(error)
-    for check in (_amounts, _order, _lanes, _scattering, _staging, _blocks):
+    for check in (_amounts, _order, _lanes, _scattering, _staging, _blocks, _keeping, _prefetching, _streaming):
         if (reason := check(sig, opts, plan)) is not None:
             return reason
     return None
 
 
 def _amounts(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
-    seen: set[tuple[str, int]] = set()
+    seen: set[tuple[str, int, int]] = set()
     for o in opts:
-        key = (o.kind, o.amount if o.kind == "stage" else -1 if o.kind in ("vectorise", "block") else o.axis)
+        key: tuple[str, int, int] = (o.kind, o.axis, 0)
+        if o.kind in ("keep", "prefetch", "stream"):
+            key = (o.kind, o.axis, o.amount)
+        elif o.kind in ("stage", "vectorise", "block"):
+            key = (o.kind, -1, o.amount if o.kind == "stage" else 0)
         if o.kind != "before" and key in seen:
             return f"{o}: there is another {o.kind} already"
         seen.add(key)
@@ -126,6 +131,41 @@ def _blocks(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
     area = math.prod(plan.tile.get(r, 1) for r in plan.loops)
     nbytes = tiles * area * len(group) * group[0].dtype.itemsize
     return None if nbytes <= SCRATCH_BYTES // 2 else f"{nbytes} bytes of sums, of {SCRATCH_BYTES // 2}"
+
+
+def _keeping(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
+    nbytes = 0
+    for r, again in plan.kept:
+        if plan.block:
+            return f"keep({r.arg[0]}, {again.arg[0]}): not with a block"
+        if again in {a for a, _ in plan.kept} or [x for _, x in plan.kept].count(again) > 1:
+            return f"keep({r.arg[0]}, {again.arg[0]}): range {again.arg[0]} is part of another keep"
+        kept = set(kept_values(sig, r, again).values())
+        if not kept:
+            return f"nothing worth keeping is computed along range {r.arg[0]} and again along range {again.arg[0]}"
+        if any(plan.lane in ranges_of(u) for u in kept):
+            return f"keep({r.arg[0]}, {again.arg[0]}): what is kept runs along the vectorised loop"
+        nbytes += sum(kept_bytes(u, r, plan) for u in kept)
+    return None if nbytes <= SCRATCH_BYTES // 4 else f"{nbytes} bytes kept, of {SCRATCH_BYTES // 4}"
+
+
+def _prefetching(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
+    for r, slot in plan.prefetched:
+        reads = [u for u in sig.nodes if u.op is Ops.LOAD and u.src[0].src[0].arg == slot]
+        if not plan.loops or r is plan.loops[0] or not any({r, plan.loops[0]} <= ranges_of(u) for u in reads):
+            return f"argument {slot} is not read along range {r.arg[0]} of every tile of the outermost loop"
+    return None
+
+
+def _streaming(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
+    read = {u.src[0].src[0].arg for u in sig.nodes if u.op is Ops.LOAD}
+    for slot in plan.streamed:
+        stores = [s for s in sig.stores if s.src[0].src[0].arg == slot]
+        if not stores or slot in read or any(s.arg is not None for s in stores):
+            return f"stream(-1, {slot}): the argument is not one that is only stored to"
+        if plan.lane is None:
+            return f"stream(-1, {slot}): no loop is vectorised"
+    return None
 
 
 def staged_values(sig: Signature, slot: int) -> list[tuple[UOp, tuple[UOp, ...]]]:

@@ -27,12 +27,12 @@ def widen_halves(u: UOp) -> UOp | None:
     return wide.cast(u.dtype)
 
 
-def expand_transcendentals(u: UOp) -> UOp | None:
+def expand_transcendentals(u: UOp, scales: bool) -> UOp | None:
     """EXP, LOG, SIN of float32 or float64 -> arithmetic"""
     expansion = EXPANSIONS.get(u.op)
-    return expansion(u.src[0]) if expansion is not None and u.dtype in (f32, dtypes.float64) else None
+    return expansion(u.src[0], scales) if expansion is not None and u.dtype in (f32, dtypes.float64) else None
 
 
-def legalize(ast: UOp) -> UOp:
-    """The kernel in operations that every renderer has."""
-    return rebuild(rebuild(ast, widen_halves), expand_transcendentals)
+def legalize(ast: UOp, scales: bool = False) -> UOp:
+    """The kernel in operations that the renderer has; `scales`: also x * 2**n in one (AVX-512's vscalef)."""
+    return rebuild(rebuild(ast, widen_halves), lambda u: expand_transcendentals(u, scales))

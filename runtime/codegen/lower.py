@@ -11,7 +11,7 @@ after:   LOOP m.. LOOP n.. ACC x 24; LOOP k.. LOAD b x 4, LOAD a x 6, FMA x 24; 
 Order of a reduction: ascending in its ranges; with `lanes`, element k goes to partial sum k mod tile, and the partial
 sums are folded pairwise at the end. It does not depend on the tiles of the loops.
 
-The parts: `emit` (blocks, sharing), `evaluate` (values, loads), `stage` (packing), `reduction`, `loops`, and here the
+The parts: `emit` (blocks, sharing), `evaluate` (values, loads), `stage` (packing), `keeper` (rows kept), `reduction`, `loops`, and here the
 stores and the nest as a whole.
 """
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from manygrad.runtime.codegen.affine import Position
+from manygrad.runtime.codegen.affine import Affine, Position
 from manygrad.runtime.codegen.describe import kernel_name
 from manygrad.runtime.codegen.loops import Looper
 from manygrad.runtime.codegen.lowered import Low, Program
@@ -51,6 +51,7 @@ class Lowerer(Looper):
             lanes, guard = 1, valid
         else:
             lanes, guard = self.lanes, self.conjunction(valid, self.ragged_mask(position))
+        stream = guard is None and a is not None and self.streams(u, a)
         if a is not None and (lanes == 1 or a.stride == 1):
             offset, constant = self.base(a), a.constant
         else:
@@ -70,9 +71,16 @@ class Lowerer(Looper):
                 new = self.emit(COMBINE[u.arg], terms[0].dtype, tuple(terms), None, lanes, here=True)
                 if value.dtype.is_half:
                     new = self.emit(Ops.CAST, value.dtype, (new,), None, lanes, here=True)
-            self.emit(Low.STORE, dtypes.void, (pointer, offset, new, *guards), constant, lanes, here=True)
+            op = Low.STREAM if stream else Low.STORE
+            self.emit(op, dtypes.void, (pointer, offset, new, *guards), constant, lanes, here=True)
 
         return write
+
+    def streams(self, u: UOp, a: Affine) -> bool:
+        """Whether a STORE goes past the caches: planned so, a whole vector, at a multiple of it."""
+        if u.src[0].src[0].arg not in self.plan.streamed or a.stride != 1:
+            return False
+        return self.analysis.alignment(a.terms) % self.lanes == 0 and a.constant % self.lanes == 0
 
     def run(self, name: str) -> Program:
         plan = self.plan

@@ -34,6 +34,8 @@ class Low(Enum):
     SET = auto()  # src (ACC, value)
     LOAD = auto()  # src (pointer, offset[, condition or mask]); arg constant elements added to the offset
     STORE = auto()  # src (pointer, offset, value[, condition or mask]); arg as LOAD
+    STREAM = auto()  # a STORE of a vector past the caches; its address is aligned if the pointer is
+    PREFETCH = auto()  # src (pointer, offset); arg as LOAD: a hint, no access
     SPLAT = auto()  # src (scalar,)
     IOTA = auto()  # 0, 1, ..., lanes-1
     TABLE = auto()  # arg: the value of every lane
@@ -44,6 +46,7 @@ class Low(Enum):
     ANY = auto()  # src (mask,): whether any lane is true
     ROUND = auto()  # a float to the nearest integer, ties to even
     FMA = auto()  # src (a, b, c): a * b + c, rounded once
+    SCALE = auto()  # src (a, n): a * 2**n for integers n, rounded once; only where the machine has it
 
 
 @dataclass(eq=False, slots=True)

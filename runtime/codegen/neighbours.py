@@ -79,6 +79,7 @@ def _changes(sig: Signature, opts: Opts, lanes: int, split: bool) -> Iterator[Op
     yield from _orders(sig, opts)
     yield from _stages(sig, opts)
     yield from _blocks(sig, opts, reduced)
+    yield from _memory(sig, opts, reduced)
     for n in range(len(sig.loops) + 1):
         yield (*_without(opts, ("parallelise",)), *([Opt("parallelise", -1, n)] if n else []))
 
@@ -146,6 +147,17 @@ def _blocks(sig: Signature, opts: Opts, reduced: Iterable[UOp]) -> Iterator[Opts
         yield from (
             (*bare, Opt("reduce_block", k.arg[0], n)) for k in reduced for n in REDUCE_BLOCKS if n < size_max(k)
         )
+
+
+def _memory(sig: Signature, opts: Opts, reduced: list[UOp]) -> Iterator[Opts]:
+    """One more or one less of what is kept, asked for ahead, or stored past the caches."""
+    ranges = [*reduced, *sig.loops]
+    read = sorted({u.src[0].src[0].arg for u in sig.nodes if u.op is Ops.LOAD})
+    possible = [Opt("keep", r.arg[0], x.arg[0]) for r in reduced for x in ranges if x is not r and size_max(x) == size_max(r)]
+    possible += [Opt("prefetch", r.arg[0], slot) for r in ranges for slot in read]
+    possible += [Opt("stream", -1, s.src[0].src[0].arg) for s in sig.stores]
+    for opt in possible:
+        yield tuple(o for o in opts if o != opt) if opt in opts else (*opts, opt)
 
 
 def _amount(opts: Opts, kind: str, r: UOp) -> int:

@@ -14,6 +14,9 @@ written, one iteration after the other. `legal.py` says which lists a kernel can
 | `stage` | a loop | argument | what the reductions read of the argument in one of the loop's tiles (of a blocked loop: in a block) is packed into local memory | what is read depends on that loop, on no loop inside it, and on fixed sizes; it is not written by the kernel, fits `SCRATCH_BYTES` |
 | `block` | a loop | tiles | one piece of the parallel loop runs so many of its tiles, inside of all other loops | all loops in the parallel loop |
 | `reduce_block` | the outermost reduce range | iterations | all tiles of the block do these before the next ones; sums rest in local memory | with `block`, for one group of REDUCEs without `lanes`; a multiple of its unroll |
+| `keep` | a reduce range | another range's id | what the REDUCEs over it compute of an element is kept in local memory, and read where the same is computed along the other one | `keep.py`: REDUCEs over that range alone, both of one fixed size; one of work worth it |
+| `prefetch` | any range | argument | while it runs, what it reads of the argument is asked for one tile of the outermost loop ahead | what is read moves with that loop |
+| `stream` | -1 | argument | whole vectors stored to the argument go past the caches | it is stored to, not read, in whole, aligned vectors |
 | `parallelise` | -1 | loops | so many of the outermost loops are cut over the threads | sizes known before the call |
 
 A kernel that adds to what it stores to (`STORE` with an arg) runs in order what may meet at one address: only a loop
@@ -33,7 +36,7 @@ from manygrad.runtime.codegen.describe import Signature
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
-KINDS = ("before", "vectorise", "lanes", "tile", "unroll", "skip", "stage", "block", "reduce_block", "parallelise")
+KINDS = ("before", "vectorise", "lanes", "tile", "unroll", "skip", "stage", "block", "reduce_block", "keep", "prefetch", "stream", "parallelise")
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,9 @@ class Plan:
     reduce_block: tuple[UOp, int] | None = None
     skipped: set[UOp] = field(default_factory=set)  # reduce ranges
     staged: list[tuple[UOp, int]] = field(default_factory=list)  # (loop, argument)
+    kept: list[tuple[UOp, UOp]] = field(default_factory=list)  # (reduce range, where the same is computed again)
+    prefetched: list[tuple[UOp, int]] = field(default_factory=list)  # (range, argument)
+    streamed: list[int] = field(default_factory=list)  # arguments
 
     @property
     def counts(self) -> tuple[tuple[UOp, int], ...]:
@@ -81,10 +87,13 @@ def make_plan(sig: Signature, opts: tuple[Opt, ...]) -> Plan:
                 raise ValueError(f"{opt}: the kernel has {len(sig.loops)} loops")
             plan.parallel = opt.amount
             continue
+        if opt.kind == "stream":
+            plan.streamed.append(opt.amount)
+            continue
         r = ranges.get(opt.axis)
         if r is None:
             raise ValueError(f"{opt}: the kernel has no range {opt.axis}; it has {sorted(ranges)}")
-        if (r.arg[1] == "loop") == (opt.kind in ("lanes", "unroll", "skip", "reduce_block")):
+        if opt.kind != "prefetch" and (r.arg[1] == "loop") == (opt.kind in ("lanes", "unroll", "skip", "reduce_block", "keep")):
             raise ValueError(f"{opt} does not apply to a {r.arg[1]} range")
         match opt.kind:
             case "vectorise":
@@ -109,6 +118,12 @@ def make_plan(sig: Signature, opts: tuple[Opt, ...]) -> Plan:
                 plan.reduce_block = (r, opt.amount)
             case "stage":
                 plan.staged.append((r, opt.amount))
+            case "prefetch":
+                plan.prefetched.append((r, opt.amount))
+            case "keep":
+                if opt.amount not in ranges:
+                    raise ValueError(f"{opt}: the kernel has no range {opt.amount}; it has {sorted(ranges)}")
+                plan.kept.append((r, ranges[opt.amount]))
     for r, lanes in [*plan.reduce_lanes.items(), *([(plan.lane, plan.lanes)] if plan.lane is not None else [])]:
         if plan.tile[r] % lanes:
             raise ValueError(f"the tile of range {r.arg[0]} ({plan.tile[r]}) is no multiple of its {lanes} lanes")
@@ -152,6 +167,9 @@ def canonical(sig: Signature, opts: tuple[Opt, ...]) -> tuple[Opt, ...]:
     found += [Opt("block", r.arg[0], n) for r, n in plan.block.items()]
     if plan.reduce_block is not None:
         found.append(Opt("reduce_block", plan.reduce_block[0].arg[0], plan.reduce_block[1]))
+    found += sorted((Opt("keep", r.arg[0], again.arg[0]) for r, again in plan.kept), key=lambda o: (o.axis, o.amount))
+    found += sorted((Opt("prefetch", r.arg[0], slot) for r, slot in plan.prefetched), key=lambda o: (o.axis, o.amount))
+    found += [Opt("stream", -1, slot) for slot in sorted(plan.streamed)]
     if plan.parallel:
         found.append(Opt("parallelise", -1, plan.parallel))
     return tuple(found)

@@ -45,7 +45,7 @@ def rendered(prepared: Prepared, render: Callable[[Program], str]) -> str:
 def prepare(ast: UOp, machine: Machine, opts: tuple[Opt, ...] | None = None, simplify: bool = True) -> Prepared:
     """Collapses the ranges, splits them by phases, rewrites what machines do not have, and picks the optimisations (unless given)."""
     simple = split_phases(collapse(ast)) if simplify else ast
-    legalized = legalize(simple)
+    legalized = legalize(simple, machine.scales)
     sig = signature(legalized)
     if opts is None:
         opts = heuristic.plain(simple) if NOOPT else heuristic.choose(simple, machine)

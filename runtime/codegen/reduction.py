@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from manygrad.runtime.codegen.describe import ranges_of
+from manygrad.runtime.codegen.keeper import Keeper
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.codegen.opt import Plan
-from manygrad.runtime.codegen.stage import Stager
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
@@ -33,11 +33,9 @@ class Accumulator:
     parts: list[Inst]
 
 
-class Reducer(Stager):
+class Reducer(Keeper):
     def __init__(self, ast: UOp, plan: Plan) -> None:
         super().__init__(ast, plan)
-        self.open_reduces: list[UOp] = list(self.sig.reduces)
-        self.running: set[UOp] = set()  # REDUCEs whose loops are open
         self.inside: frozenset[UOp] = (
             frozenset()
         )  # ranges of the innermost of them: only what depends on these is nested
@@ -157,6 +155,8 @@ class Reducer(Stager):
         old = self.emit(Low.GET, u.dtype, (acc,), None, acc.lanes, here=True)
         v = u.src[0]
         if u.arg is Ops.ADD and v.op is Ops.MUL and u.dtype.is_float:
+            if v in self.kept:  # rounded, as where it is read; in the sum it is not
+                self.value(v, position)
             a, b = (self.splat(self.value(s, position), acc.lanes) for s in v.src)
             new = self.emit(Low.FMA, u.dtype, (a, b, old), None, acc.lanes, here=True)
         else:

@@ -66,19 +66,21 @@ def power_of_two(n: UOp, d: DType) -> UOp:
     return add(n, BIAS[d]).alu(Ops.SHL, shift).bitcast(d)
 
 
-def nearest(x: UOp) -> tuple[UOp, UOp]:
-    """x rounded to an integer, as float and as integer; right for |x| < 2**22 (2**51)."""
+def nearest(x: UOp, factor: float) -> tuple[UOp, UOp]:
+    """x * factor rounded to an integer, as float and as integer; right for results under 2**22 (2**51)."""
     magic = 1.5 * 2.0 ** FRACTION_BITS[x.dtype]
-    shifted = add(x, magic)
+    shifted = fma(x, factor, magic)
     integer = sub(shifted.bitcast(INT[x.dtype]), c(x.dtype, magic).bitcast(INT[x.dtype]))
     return sub(shifted, magic), integer
 
 
-def exp(x: UOp) -> UOp:
+def exp(x: UOp, scales: bool = False) -> UOp:
+    """`scales`: the machine multiplies by a power of two in one instruction; else it takes nine."""
     d = x.dtype
     lo, hi = (-104.0, 89.0) if d is f32 else (-746.0, 710.0)
-    clamped = where(less(x, lo), lo, where(less(c(d, hi), x), hi, x))
-    n, k = nearest(mul(clamped, math.log2(math.e)))
+    clamped = where(less(c(d, hi), x), hi, x)
+    clamped = where(less(clamped, lo), lo, clamped)
+    n, k = nearest(clamped, math.log2(math.e))
     if d is f32:
         r = fma(n, 2.12194440e-4, fma(n, -0.693359375, clamped))
         tail = polynomial(
@@ -87,7 +89,9 @@ def exp(x: UOp) -> UOp:
     else:
         r = fma(n, -1.90821492927058770002e-10, fma(n, -6.93147180369123816490e-01, clamped))
         tail = polynomial(r, *(1.0 / math.factorial(i) for i in range(13, 1, -1)))
-    p = add(fma(mul(r, r), tail, r), 1.0)
+    p = fma(r, fma(r, tail, 1.0), 1.0)
+    if scales:
+        return UOp(Ops.CUSTOM, d, (p, n), "scale")
     half = k.alu(Ops.SHR, c(k.dtype, 1))  # in two steps, so that results may overflow or be denormal
     return mul(mul(p, power_of_two(half, d)), power_of_two(sub(k, half), d))
 
@@ -170,7 +174,7 @@ def sin(x: UOp) -> UOp:
     negative = less(wide, 0.0)
     a = where(negative, wide.alu(Ops.NEG), wide)
     # moderate: r = a - n * pi/2 in extended precision
-    n, _ = nearest(mul(where(less(a, 2.0**30), a, 0.0), 2.0 / math.pi))
+    n, _ = nearest(where(less(a, 2.0**30), a, 0.0), 2.0 / math.pi)
     r = fma(n, -PI_OVER_2[1], fma(n, -PI_OVER_2[0], a))
     if d is f64:
         r = fma(n, -PI_OVER_2[2], r)
@@ -206,4 +210,8 @@ def sin(x: UOp) -> UOp:
     return where(a.alu(Ops.CMPEQ, c(f64, math.inf)), math.nan, found)
 
 
-EXPANSIONS: dict[Ops, Callable[[UOp], UOp]] = {Ops.EXP: exp, Ops.LOG: log, Ops.SIN: sin}
+EXPANSIONS: dict[Ops, Callable[[UOp, bool], UOp]] = {
+    Ops.EXP: exp,
+    Ops.LOG: lambda x, scales: log(x),
+    Ops.SIN: lambda x, scales: sin(x),
+}

@@ -42,7 +42,7 @@ def cache_bytes() -> int:
 def host_target() -> Target:
     features = llvm.get_host_cpu_features()
     if features.get("avx512f"):
-        machine = Machine(64, 32, cache_bytes())
+        machine = Machine(64, 32, cache_bytes(), scales=bool(features.get("avx512vl")))
     elif platform.machine() in ("aarch64", "arm64"):
         machine = Machine(16, 32, cache_bytes())
     else:

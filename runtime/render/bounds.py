@@ -40,7 +40,7 @@ class CheckedPrinter(Printer):
     def inst(self, x: Inst) -> str | None:
         if x.op is Low.LOAD:
             self.check(x, x.src[0], x.src[1], x.src[2] if len(x.src) == 3 else None, x.lanes, 1)
-        elif x.op is Low.STORE:
+        elif x.op in (Low.STORE, Low.STREAM):
             self.check(x, x.src[0], x.src[1], x.src[3] if len(x.src) == 4 else None, x.src[2].lanes, 2)
         found = super().inst(x)
         if x.op is Low.PARAM:

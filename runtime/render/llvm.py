@@ -66,6 +66,8 @@ class Printer:
         self.declared: dict[str, None] = {}
         self.names: dict[Inst, str] = {}
         self.open: list[tuple[str, Inst, str]] = []  # (label, LOOP or IF, label of the block before)
+        self.streamed = {x.src[0] for x in program.insts if x.op is Low.STREAM}
+        self.aligned: dict[Inst, str] = {}  # PARAM -> whether its address is a multiple of 64 bytes
         self.count = 0
         self.label = "entry"
 
@@ -103,7 +105,8 @@ class Printer:
             if found is not None:
                 self.names[inst] = found
         zeros = f"@zeros = private unnamed_addr constant [{ZEROS_BYTES} x i8] zeroinitializer, align 64"
-        body = "\n".join(["entry:", *self.entry, *self.lines, "  ret void"])
+        last = ["  fence seq_cst"] if self.aligned else []  # stores past the caches are not ordered otherwise
+        body = "\n".join(["entry:", *self.entry, *self.lines, *last, "  ret void"])
         return "\n".join([
             zeros, *self.declared,
             f"define void @{self.program.name}({SIGNATURE}) #0 {{", body, "}",
@@ -118,7 +121,12 @@ class Printer:
         match x.op:
             case Low.PARAM:
                 at = self.let(f"getelementptr ptr, ptr %buffers, i64 {x.arg}")
-                return self.let(f"load ptr, ptr {at}, align 8")
+                pointer = self.let(f"load ptr, ptr {at}, align 8")
+                if x in self.streamed:
+                    whole = self.let(f"ptrtoint ptr {pointer} to i64")
+                    rest = self.let(f"and i64 {whole}, 63")
+                    self.aligned[x] = self.let(f"icmp eq i64 {rest}, 0")
+                return pointer
             case Low.SCRATCH:
                 return self.let(f"getelementptr i8, ptr %scratch, i64 {x.arg}")
             case Low.VAR:
@@ -155,12 +163,21 @@ class Printer:
                 return self.call(
                     f"llvm.fma.{suffix(scalar_type(x.dtype), x.lanes)}", t, *(self.typed(s) for s in x.src)
                 )
+            case Low.SCALE:
+                return self.scale(x.dtype, x.lanes, *src)
             case Low.ROUND:
                 return self.call(f"llvm.roundeven.{suffix(scalar_type(x.dtype), x.lanes)}", t, f"{t} {src[0]}")
             case Low.LOAD:
                 return self.load(x)
             case Low.STORE:
                 self.store(x)
+                return None
+            case Low.STREAM:
+                self.stream(x)
+                return None
+            case Low.PREFETCH:
+                at = self.address(self.names[x.src[0]], x.src[1], x.arg, memory_type(x.src[0].dtype))
+                self.call("llvm.prefetch.p0", "void", f"ptr {at}", "i32 0", "i32 3", "i32 1")
                 return None
             case Low.ACC:
                 slot = "%" + self.fresh("acc")
@@ -324,6 +341,24 @@ class Printer:
         else:
             self.line(f"store {t} {text}, ptr {at}, align {align}")
 
+    def stream(self, x: Inst) -> None:
+        """Past the caches where the buffer begins at a cache line, else as any store."""
+        pointer, offset, value = x.src
+        e, n, align = memory_type(value.dtype), value.lanes, value.lanes * value.dtype.itemsize
+        if value.dtype.is_bool or align not in (16, 32, 64):
+            self.store(x)
+            return
+        at = self.address(self.names[pointer], offset, x.arg, e)
+        text, label = f"store {vector(e, n)} {self.names[value]}, ptr {at}, align", self.fresh("stream")
+        self.line(f"br i1 {self.aligned[pointer]}, label %{label}, label %{label}.plain")
+        self.start(label)
+        self.line(f"{text} {align}, !nontemporal !{{i32 1}}")
+        self.line(f"br label %{label}.end")
+        self.start(f"{label}.plain")
+        self.line(f"{text} {value.dtype.itemsize}")
+        self.line(f"br label %{label}.end")
+        self.start(f"{label}.end")
+
     # *** arithmetic ***
 
     def alu(self, x: Inst, t: str, src: list[str]) -> str:
@@ -467,6 +502,37 @@ class Printer:
         zero = self.let(f"icmp eq {t} {b}, {num(0)}")
         other = self.let(f"select {mask} {zero}, {t} {num(0)}, {t} {negated}")
         return self.let(f"select {mask} {odd}, {t} {other}, {t} {q}")
+
+    def scale(self, d: DType, n: int, a: str, b: str) -> str:
+        """a * 2**b by AVX-512's instruction, which takes 16 to 64 bytes: fewer lanes are filled up, more go in pieces."""
+        e, most, least = scalar_type(d), 64 // d.itemsize, 16 // d.itemsize
+        if n > most:
+            halves = []
+            for i in range(2):
+                order = ", ".join(f"i32 {i * n // 2 + k}" for k in range(n // 2))
+                parts = [self.let(f"shufflevector <{n} x {e}> {v}, <{n} x {e}> poison, <{n // 2} x i32> <{order}>") for v in (a, b)]
+                halves.append(self.scale(d, n // 2, *parts))
+            order = ", ".join(f"i32 {k}" for k in range(n))
+            t = f"<{n // 2} x {e}>"
+            return self.let(f"shufflevector {t} {halves[0]}, {t} {halves[1]}, <{n} x i32> <{order}>")
+        wide = max(n, least)
+        t = f"<{wide} x {e}>"
+        if n == 1:
+            a, b = (self.let(f"insertelement {t} zeroinitializer, {e} {v}, i64 0") for v in (a, b))
+        elif n < wide:
+            order = ", ".join(f"i32 {k}" for k in range(wide))
+            a, b = (self.let(f"shufflevector <{n} x {e}> {v}, <{n} x {e}> zeroinitializer, <{wide} x i32> <{order}>") for v in (a, b))
+        bits = wide * d.itemsize * 8
+        mask = "i8" if wide <= 8 else "i16"
+        rounding = ["i32 4"] if bits == 512 else []  # as the current mode says
+        name = f"llvm.x86.avx512.mask.scalef.{'ps' if d.itemsize == 4 else 'pd'}.{bits}"
+        found = self.call(name, t, f"{t} {a}", f"{t} {b}", f"{t} zeroinitializer", f"{mask} -1", *rounding)
+        if n == 1:
+            return self.let(f"extractelement {t} {found}, i64 0")
+        if n == wide:
+            return found
+        order = ", ".join(f"i32 {k}" for k in range(n))
+        return self.let(f"shufflevector {t} {found}, {t} poison, <{n} x i32> <{order}>")
 
     # *** conversions ***
 

@@ -145,7 +145,8 @@ class ActivationMixin:
         if _is_empty(self):
             return self
         e = (self - self.amax(dim, keepdim=True).detach()).exp()
-        return e / e.sum(dim, keepdim=True)
+        total = e.sum(dim, keepdim=True)
+        return e / total if e.dtype.is_half else e * total.reciprocal()  # one division a row; a half's would be rounded twice
 
     @elementary()
     def _log_softmax(self: Tensor, dim: int) -> Tensor:

@@ -72,3 +72,29 @@ def test_an_optimiser_is_one_kernel_and_a_replay_sees_all_results() -> None:
     state = optimizer.state[p]
     np.testing.assert_allclose(state["exp_avg"].numpy(), m, rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(state["exp_avg_sq"].numpy(), v, rtol=1e-5, atol=1e-7)
+
+
+def test_a_kernel_waits_for_what_a_later_one_needs_to_join_it() -> None:
+    """The first assignment needs nothing, the second also a number: both are one kernel after that number's."""
+    m, w, g = (Tensor(np.arange(1, 9, dtype=np.float32)).realize() for _ in range(3))
+    t = Tensor(np.array([3.0], np.float32)).realize()
+    m.assign(m * 0.5 + g)
+    rate = (t * t + 1).contiguous()
+    w.assign(w - m * rate)
+    linear = linear_of([m, w])
+    assert [len(call.src[0].src) for call in linear.src] == [1, 2]
+    m.realize(w)
+    a = np.arange(1, 9, dtype=np.float32)
+    np.testing.assert_allclose(m.numpy(), a * 1.5)
+    np.testing.assert_allclose(w.numpy(), a - a * 15, rtol=1e-6)
+
+
+def test_a_kernel_that_another_waits_for_stays_in_its_place() -> None:
+    m, w, g = (Tensor(np.arange(1, 9, dtype=np.float32)).realize() for _ in range(3))
+    m.assign(m * 0.5 + g)
+    rate = m.sum().contiguous()
+    w.assign(w - m * rate)
+    assert len(linear_of([m, w]).src) == 3
+    m.realize(w)
+    a = np.arange(1, 9, dtype=np.float32)
+    np.testing.assert_allclose(w.numpy(), a - a * 1.5 * 54, rtol=1e-6)

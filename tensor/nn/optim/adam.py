@@ -32,8 +32,8 @@ class Adam(Optimizer):
         if f.group["amsgrad"]:
             v, low = s["max_exp_avg_sq"], v
             v.assign(v.maximum(low))
-        c1, c2 = f.scalar(f.correction(0)), f.scalar(f.correction(1))
-        step = (m / c1) / ((v / c2).sqrt() + f["eps"])
+        c1, c2 = f.scalar(1 / f.correction(0)), f.scalar(1 / f.correction(1))
+        step = (m * c1) / ((v * c2).sqrt() + f["eps"])
         if decay and f.group["decoupled_weight_decay"]:
             step = step + w * decay
         f.flat.assign(w - step * f["lr"])

@@ -26,7 +26,7 @@ from tests.runtime.codegen.kernels import I, add, f32, gemm, load, loop, mul, re
 from tests.runtime.codegen.test_random import kernels
 
 SETTINGS = settings(
-    max_examples=80,
+    max_examples=120,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
@@ -62,6 +62,17 @@ def values(seed: int, d: DType, n: int) -> np.ndarray:
     return rng.integers(-3, 4, n).astype(d.np) if d.is_int else (rng.standard_normal(n)).astype(d.np)
 
 
+def softmax_gradient(m: int, n: int) -> UOp:
+    """out = s * (y - sum(s * y)) over each row, s = softmax(x)."""
+    i, j, r, s, q = loop(m, 0), loop(n, 1), red(n, 2), red(n, 3), red(n, 4)
+    top = reduce(load(1, add(mul(i, n), r)), r, op=Ops.MAX)
+    e = lambda c: load(1, add(mul(i, n), c)).alu(Ops.SUB, top).alu(Ops.EXP)  # noqa: E731
+    total = reduce(e(s), s)
+    dot = reduce(e(q).alu(Ops.FDIV, total).alu(Ops.MUL, load(2, add(mul(i, n), q))), q)
+    value = e(j).alu(Ops.FDIV, total).alu(Ops.MUL, load(2, add(mul(i, n), j)).alu(Ops.SUB, dot))
+    return sink(store(0, add(mul(i, n), j), value, i, j))
+
+
 @st.composite
 def families(draw: st.DrawFn) -> tuple[UOp, list[np.ndarray]]:
     """A kernel as training has them, of odd sizes and of several dtypes, with its arguments."""
@@ -69,7 +80,7 @@ def families(draw: st.DrawFn) -> tuple[UOp, list[np.ndarray]]:
     m, n, k = draw(SIZES), draw(SIZES), draw(SIZES)
     zeros = lambda *shape: np.zeros(shape, d.np)  # noqa: E731
     i, j, r = loop(m, 0), loop(n, 1), red(k, 2)
-    match draw(st.sampled_from(["elementwise", "reduce", "product", "product", "shared", "softmax", "padded", "convolution"])):
+    match draw(st.sampled_from(["elementwise", "reduce", "product", "product", "shared", "softmax", "rows", "padded", "convolution"])):
         case "elementwise":
             a = load(1, add(mul(i, n), j) if draw(st.booleans()) else add(mul(j, m), i), d)
             value = a.alu(Ops.MUL, load(2, j, d)).alu(Ops.ADD, load(3, i, d))
@@ -105,6 +116,9 @@ def families(draw: st.DrawFn) -> tuple[UOp, list[np.ndarray]]:
                 np.zeros((m, n), np.float32),
                 values(seed, f32, m * n),
             ]
+        case "rows":  # the gradient of a softmax: what one reduction computes is used in another, and in the result
+            ast = softmax_gradient(m, n)
+            return ast, [np.zeros((m, n), np.float32), values(seed, f32, m * n), values(seed + 1, f32, m * n)]
         case "padded":
             inside = I(1).alu(Ops.CMPLT, j).alu(Ops.AND, j.alu(Ops.CMPLT, I(n - 1)))
             value = inside.alu(Ops.WHERE, load(1, add(mul(i, n), j, -1), d, inside), load(2, i, d))
@@ -196,7 +210,7 @@ def scatter_add() -> UOp:
     return sink(store(0, add(mul(at, 16), j), load(1, add(mul(i, 16), j)), i, j, arg="add"))
 
 
-PRODUCT, NESTED, SCATTER = gemm(32, 32, 64), masked_pair(), scatter_add()
+PRODUCT, NESTED, SCATTER, ROWS = gemm(32, 32, 64), masked_pair(), scatter_add(), softmax_gradient(8, 40)
 ALL = Opt("parallelise", -1, 2)
 
 
@@ -231,6 +245,17 @@ ALL = Opt("parallelise", -1, 2)
         (SCATTER, [Opt("parallelise", -1, 1)], "iterations of loop 0 may add to one address"),
         (SCATTER, [Opt("vectorise", 0, 8)], "iterations of loop 0 may add to one address"),
         (SCATTER, [ALL], "cut along one loop at most"),
+        (ROWS, [Opt("keep", 3, 7)], "the kernel has no range 7"),
+        (ROWS, [Opt("keep", 1, 3)], "does not apply to a loop range"),
+        (ROWS, [Opt("keep", 2, 1)], "nothing worth keeping is computed along range 2 and again along range 1"),
+        (ROWS, [Opt("keep", 3, 4), Opt("keep", 4, 1)], "range 4 is part of another keep"),
+        (ROWS, [Opt("vectorise", 0, 4), Opt("keep", 3, 4)], "what is kept runs along the vectorised loop"),
+        (ROWS, [Opt("block", 1, 4), ALL, Opt("keep", 3, 4)], "not with a block"),
+        (ROWS, [Opt("prefetch", 0, 1)], "argument 1 is not read along range 0 of every tile of the outermost loop"),
+        (ROWS, [Opt("prefetch", 3, 2)], "argument 2 is not read along range 3"),
+        (ROWS, [Opt("vectorise", 1, 16), Opt("stream", -1, 1)], "not one that is only stored to"),
+        (ROWS, [Opt("stream", -1, 0)], "no loop is vectorised"),
+        (ROWS, [Opt("keep", 3, 4), Opt("keep", 3, 1), Opt("prefetch", 3, 1), Opt("vectorise", 1, 16), Opt("stream", -1, 0)], None),
         (SCATTER, [Opt("vectorise", 1, 16), Opt("before", 1, 0), Opt("parallelise", -1, 1)], None),
         (PRODUCT, [Opt("block", 1, 4), ALL, Opt("unroll", 2, 4), Opt("reduce_block", 2, 8)], None),
         (PRODUCT, [Opt("before", 1, 0), Opt("vectorise", 1, 16), Opt("tile", 0, 6), Opt("stage", 1, 2), ALL], None),

@@ -1,0 +1,102 @@
+"""Decisions about memory traffic, after all others: what is kept of a row, asked for ahead, stored past the caches.
+
+None of them changes a bit of the result.
+"""
+
+from __future__ import annotations
+
+from manygrad.runtime.codegen.affine import TileAnalysis
+from manygrad.runtime.codegen.describe import Signature, ranges_of, size_max, volume
+from manygrad.runtime.codegen.keep import kept_values
+from manygrad.runtime.codegen.opt import Opt, make_plan
+from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.uop import UOp
+
+ROW = 16384  # elements of a row that is kept: several fit the second cache
+STREAM_BYTES = 64 << 20  # an output of at least this much has left the caches before it is read
+TRANSPOSED_BYTES = 4 << 20  # the same of a transpose, which writes many rows in turns
+
+
+def memory_opts(sig: Signature, opts: tuple[Opt, ...]) -> tuple[Opt, ...]:
+    kept = keep(sig, opts)
+    return (*kept, *prefetch(sig, opts, kept), *stream(sig, opts))
+
+
+def keep(sig: Signature, opts: tuple[Opt, ...]) -> tuple[Opt, ...]:
+    """What a REDUCE computes at some expense, for the REDUCEs after it and the loops inside that compute it again."""
+    lane = next((o.axis for o in opts if o.kind == "vectorise"), None)
+    if any(o.kind == "block" for o in opts):
+        return ()
+    found: dict[UOp, Opt] = {}  # by the range that reads
+    for w in sig.reduces:
+        r = w.src[1]
+        if len(w.src) != 2 or r in found or size_max(r) > ROW:
+            continue
+        after = [v.src[1] for v in sig.reduces if len(v.src) == 2 and w in v.src[0].toposort()]
+        after += [x for x in sig.loops if x not in ranges_of(w)]
+        for again in after:
+            values = kept_values(sig, r, again) if again not in found else {}
+            if values and not any(x.arg[0] == lane for u in values.values() for x in ranges_of(u)):
+                found[again] = Opt("keep", r.arg[0], again.arg[0])
+    return tuple(found.values())
+
+
+def prefetch(sig: Signature, opts: tuple[Opt, ...], kept: tuple[Opt, ...]) -> tuple[Opt, ...]:
+    """Of rows that several passes go over, the last pass over each asks for the next tile's: memory is busy all the time."""
+    if not sig.loops or not sig.reduces:
+        return ()
+    loops = make_plan(sig, opts).loops
+    outer = loops[0]
+    by_id = {u.arg[0]: u for u in sig.nodes if u.op is Ops.RANGE}
+    taken = {v for o in kept for v in kept_values(sig, by_id[o.axis], by_id[o.amount])}
+    order = [*(w.src[1] for w in sig.reduces if len(w.src) == 2), *loops[1:]]
+    passes: dict[int, set[UOp]] = {}  # argument -> ranges it is read along
+    for u in sig.nodes[-1].toposort(lambda u: u not in taken):
+        if u.op is Ops.LOAD and outer in ranges_of(u) and len(ranges_of(u)) == 2:
+            passes.setdefault(u.src[0].src[0].arg, set()).update(ranges_of(u) - {outer})
+    found = []
+    for slot, ranges in sorted(passes.items()):
+        last = [r for r in order if r in ranges]
+        if len(last) > 1 and {r.src[0] for r in last} == {last[0].src[0]} and size_max(last[0]) <= ROW:
+            found.append(Opt("prefetch", last[-1].arg[0], slot))
+    return tuple(found)
+
+
+def stream(sig: Signature, opts: tuple[Opt, ...]) -> tuple[Opt, ...]:
+    """Large outputs go past the caches: their lines are not read before they are written."""
+    read = {u.src[0].src[0].arg for u in sig.nodes if u.op is Ops.LOAD}
+    plan = make_plan(sig, opts)
+    if plan.lane is None:
+        return ()
+    large = {
+        s.src[0].src[0].arg
+        for s in sig.stores
+        if s.arg is None and nbytes(sig, s) >= STREAM_BYTES and whole_vectors(s, plan.lane, plan.lanes)
+    }
+    return tuple(Opt("stream", -1, slot) for slot in sorted(large - read - set(plan.streamed)))
+
+
+def nbytes(sig: Signature, store: UOp) -> int:
+    return volume(frozenset(sig.loops)) * store.src[1].dtype.itemsize
+
+
+def whole_vectors(store: UOp, lane: UOp, lanes: int) -> bool:
+    """Whether every vector stored along `lane` begins at a multiple of its length."""
+    analysis = TileAnalysis({lane: lanes}, lane, lanes)
+    a = analysis.affine(store.src[0].src[1], {})
+    return a is not None and a.stride == 1 and a.constant % lanes == 0 and analysis.alignment(a.terms) % lanes == 0
+
+
+def turned(sig: Signature, lane: UOp, crossing: UOp, lanes: int) -> tuple[Opt, ...] | None:
+    """A transpose of whole vectors: squares of several lines each way, along the source's rows, stored past the caches."""
+    store = sig.stores[0]
+    slot = store.src[0].src[0].arg
+    if len(sig.stores) > 1 or any(u.op is Ops.LOAD and u.src[0].src[0].arg == slot for u in sig.nodes):
+        return None
+    if nbytes(sig, store) < TRANSPOSED_BYTES or size_max(crossing) < lanes or size_max(lane) < 4 * lanes:
+        return None
+    if not whole_vectors(store, lane, lanes):
+        return None
+    squares = (Opt("tile", crossing.arg[0], lanes), Opt("tile", lane.arg[0], 4 * lanes), Opt("stream", -1, slot))
+    inner = sig.loops.index(crossing) > sig.loops.index(lane)
+    return squares if inner else (Opt("before", lane.arg[0], crossing.arg[0]), *squares)

@@ -1,0 +1,183 @@
+"""What is kept of a row, asked for ahead and stored past the caches: the instructions, the bits, the choices."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from manygrad.runtime.codegen.collapse import collapse
+from manygrad.runtime.codegen.describe import signature
+from manygrad.runtime.codegen.legalize import legalize
+from manygrad.runtime.codegen.lower import lower
+from manygrad.runtime.codegen.lowered import Low, Program
+from manygrad.runtime.codegen.opt import Opt, make_plan
+from manygrad.runtime.codegen.pipeline import prepare
+from manygrad.runtime.codegen.rows import STREAM_BYTES
+from manygrad.runtime.devices import get_device
+from manygrad.runtime.devices.cpu import CPUDevice
+from manygrad.runtime.devices.native import host_target
+from manygrad.tensor.dtype import DType, dtypes
+from manygrad.tensor.environment import Context
+from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.uop import UOp
+from tests.runtime.codegen.kernels import add, f32, load, loop, mul, red, reduce, sink, store
+from tests.runtime.codegen.test_opts import run_with, softmax_gradient, values
+
+MEMORY = ("keep", "prefetch", "stream")
+LANES = host_target().machine.vector_bytes // 4
+
+
+def softmax(m: int, n: int) -> UOp:
+    i, j, r, s = loop(m, 0), loop(n, 1), red(n, 2), red(n, 3)
+    top = reduce(load(1, add(mul(i, n), r)), r, op=Ops.MAX)
+    e = lambda c: load(1, add(mul(i, n), c)).alu(Ops.SUB, top).alu(Ops.EXP)  # noqa: E731
+    return sink(store(0, add(mul(i, n), j), e(j).alu(Ops.FDIV, reduce(e(s), s)), i, j))
+
+
+def double(n: int) -> UOp:
+    i = loop(n, 0)
+    return sink(store(0, i, load(1, i).alu(Ops.ADD, load(1, i)), i))
+
+
+def program(ast: UOp, opts: tuple[Opt, ...]) -> Program:
+    prepared = prepare(ast, host_target().machine, opts)
+    return lower(prepared.ast, make_plan(signature(prepared.ast), opts))
+
+
+def count(p: Program, op: Low, local: bool) -> int:
+    return sum(x.op is op and (x.src[0].op is Low.SCRATCH) == local for x in p.insts)
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 33), (5, 40), (9, 64), (6, 1000)])
+@pytest.mark.parametrize("make", [softmax, softmax_gradient])
+def test_the_same_bits_with_and_without(make: object, m: int, n: int) -> None:
+    ast = make(m, n)  # type: ignore[operator]
+    chosen = prepare(ast, host_target().machine).opts
+    assert any(o.kind == "keep" for o in chosen)
+    arrays = [np.zeros((m, n), np.float32), values(0, f32, m * n), values(1, f32, m * n)]
+    bare = tuple(o for o in chosen if o.kind not in MEMORY)
+    want = run_with(ast, arrays, bare)
+    np.testing.assert_array_equal(run_with(ast, arrays, chosen), want)
+    np.testing.assert_array_equal(run_with(ast, arrays, (*chosen, Opt("stream", -1, 0))), want)
+    with Context(CHECK_OOB=1):
+        np.testing.assert_array_equal(run_with(ast, arrays, (*chosen, Opt("stream", -1, 0))), want)
+
+
+def test_an_exponential_is_computed_once() -> None:
+    """Of two passes over a row that need it, one stores it to local memory, the other reads it there."""
+    ast = softmax(8, 64)
+    with_, without = (
+        program(ast, tuple(Opt(*o) for o in (("lanes", 2, 16), ("lanes", 3, 16), ("vectorise", 1, 16), *more)))  # type: ignore[misc]
+        for more in ((("keep", 3, 1),), ())
+    )
+    assert (count(without, Low.STORE, True), count(without, Low.LOAD, True)) == (0, 0)
+    assert (count(with_, Low.STORE, True), count(with_, Low.LOAD, True)) == (1, 1)
+    assert count(with_, Low.LOAD, False) == count(without, Low.LOAD, False) - 1
+    assert with_.scratch_bytes == 64 * 4
+    assert sum(x.op is Low.FMA for x in with_.insts) < 0.6 * sum(x.op is Low.FMA for x in without.insts)
+
+
+def test_rows_of_a_gradient_are_kept_once() -> None:
+    opts = prepare(softmax_gradient(64, 1024), host_target().machine).opts
+    assert [o for o in opts if o.kind == "keep"] == [Opt("keep", 3, 4), Opt("keep", 3, 1)]
+    assert [o for o in opts if o.kind == "prefetch"] == [Opt("prefetch", 3, 1), Opt("prefetch", 1, 2)]
+
+
+def test_prefetch_is_a_tile_ahead() -> None:
+    opts = (Opt("lanes", 2, 16), Opt("lanes", 3, 16), Opt("vectorise", 1, 16), Opt("tile", 0, 4), Opt("prefetch", 1, 1))
+    p = program(softmax(8, 64), opts)
+    ahead = [x for x in p.insts if x.op is Low.PREFETCH]
+    assert sorted({x.arg for x in ahead}) == [64 * row for row in (4, 5, 6, 7)]
+
+
+def test_stream_writes_whole_aligned_vectors() -> None:
+    """What is left over is stored as ever; and so is everything where the buffer begins in the middle of a cache line."""
+    n = 16 * 5 + 3
+    opts = (Opt("vectorise", 0, 16), Opt("stream", -1, 0), Opt("parallelise", -1, 1))
+    p = program(double(n), opts)
+    assert (count(p, Low.STREAM, False), count(p, Low.STORE, False)) == (1, 1)
+    text = prepare(double(n), host_target().machine, opts)
+    device = get_device("CPU")
+    assert isinstance(device, CPUDevice)
+    kernel = device.compile_with(double(n), opts)
+    assert "!nontemporal" in kernel.source and text.opts == opts
+    x = values(0, f32, n)
+    target, source = device.alloc(4 * (n + 16)), device.alloc(4 * n)
+    device.copyin(source, memoryview(x).cast("B"))
+    for offset in (0, 4, 32, 64):
+        kernel([device.view(target, offset, 4 * n), source])
+        got = device.as_numpy(device.view(target, offset, 4 * n), 4 * n).view(np.float32)
+        np.testing.assert_array_equal(got, x + x)
+
+
+def turn(rows: int, columns: int) -> UOp:
+    i, j = loop(columns, 0), loop(rows, 1)
+    return sink(store(0, add(mul(i, rows), j), load(1, add(mul(j, columns), i)), i, j))
+
+
+@pytest.mark.parametrize(("rows", "columns", "streamed"), [(1024, 1032, True), (1025, 1024, False), (512, 512, False)])
+def test_a_large_transpose_goes_along_the_source_in_whole_lines(rows: int, columns: int, streamed: bool) -> None:
+    ast = turn(rows, columns)
+    chosen = prepare(ast, host_target().machine).opts
+    assert ({Opt("before", 1, 0), Opt("stream", -1, 0), Opt("tile", 1, 4 * LANES)} <= set(chosen)) is streamed
+    a = values(0, f32, rows * columns).reshape(rows, columns)
+    got = run_with(ast, [np.zeros((columns, rows), np.float32), a], chosen)
+    np.testing.assert_array_equal(got, a.T)
+
+
+def test_only_large_outputs_are_streamed() -> None:
+    for n, expected in ((STREAM_BYTES // 4, True), (STREAM_BYTES // 4 - 16, False)):
+        opts = prepare(double(n), host_target().machine).opts
+        assert (Opt("stream", -1, 0) in opts) is expected
+    i = loop(STREAM_BYTES // 4, 0)  # in place: its lines are read anyway
+    ast = sink(store(0, i, load(0, i).alu(Ops.ADD, load(1, i)), i))
+    assert not any(o.kind == "stream" for o in prepare(ast, host_target().machine).opts)
+
+
+# *** reductions in one pass ***
+
+
+def test_reductions_of_one_row_share_a_range() -> None:
+    """The sum of exponentials and the product with them need the maximum only: one pass makes both."""
+    i, r, s, q = loop(8, 0), red(40, 1), red(40, 2), red(40, 3)
+    x = lambda c: load(1, add(mul(i, 40), c))  # noqa: E731
+    top = reduce(x(r), r, op=Ops.MAX)
+    e = lambda c: x(c).alu(Ops.SUB, top).alu(Ops.EXP)  # noqa: E731
+    total, dot = reduce(e(s), s), reduce(e(q).alu(Ops.MUL, load(2, add(mul(i, 40), q))), q)
+    ast = sink(store(0, i, dot.alu(Ops.FDIV, total), i))
+    first, *both = [u.src[1] for u in signature(collapse(ast)).reduces]
+    assert len(both) == 2 and both[0] is both[1] and first is r
+    arrays = [np.zeros(8, np.float32), values(0, f32, 320), values(1, f32, 320)]
+    opts = tuple(Opt("lanes", x, 16) for x in (1, 2, 3))
+    together = tuple(o for o in opts if o.axis in (1, both[0].arg[0]))
+    np.testing.assert_array_equal(run_with(ast, arrays, together), run_with(ast, arrays, opts, simplify=False))
+
+
+def test_reductions_that_need_each_other_or_read_nothing_in_common_do_not() -> None:
+    i, r, s = loop(8, 0), red(40, 1), red(40, 2)
+    x = lambda c: load(1, add(mul(i, 40), c))  # noqa: E731
+    mean = reduce(x(r), r)
+    deviation = sink(store(0, i, reduce(x(s).alu(Ops.SUB, mean), s), i))
+    other = sink(store(0, i, mean.alu(Ops.ADD, reduce(load(2, add(mul(i, 40), s)), s)), i))
+    for ast in (deviation, other):
+        assert len({u.src[1:] for u in signature(collapse(ast)).reduces}) == 2
+
+
+# *** scaling by a power of two ***
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16, 32])
+@pytest.mark.parametrize("d", [f32, dtypes.float64])
+def test_the_exponential_has_the_same_bits_in_one_instruction_and_in_nine(lanes: int, d: DType) -> None:
+    machine = host_target().machine
+    if not machine.scales:
+        pytest.skip("the processor has no such instruction")
+    x = np.concatenate([np.linspace(-800, 800, 20001), np.linspace(-104, 90, 20001), [np.inf, -np.inf, np.nan, 0.0, -0.0, 1e30, -1e30]])
+    x = x.astype(d.np)
+    i = loop(len(x), 0)
+    ast = sink(store(0, i, load(1, i, d).alu(Ops.EXP), i))
+    opts = (Opt("vectorise", 0, lanes),) if lanes > 1 else ()
+    whole = prepare(ast, machine, opts)
+    assert sum(u.op is Low.SCALE for u in whole.program().insts) > 0
+    plain = legalize(ast, scales=False)
+    np.testing.assert_array_equal(run_with(ast, [np.zeros_like(x), x], opts), run_with(plain, [np.zeros_like(x), x], opts))
