@@ -199,3 +199,9 @@ class iinfo:
 def accumulate_dtype(d: DType) -> DType:
     """The type a sum of `d` is accumulated in: float32 for the half types, else `d`."""
     return dtypes.float32 if d.is_half else d
+
+
+def contraction_dtype(d: DType) -> DType:
+    """The type in which the products of a matrix product or convolution of `d` are made and added: float32 for the half types,
+    int32 for the integers below, else `d`."""
+    return dtypes.int32 if d.is_bool or (d.is_int and d.itemsize < 4) else accumulate_dtype(d)

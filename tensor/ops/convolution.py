@@ -5,7 +5,9 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
+from manygrad.tensor.dtype import contraction_dtype
 from manygrad.tensor.gradient import CustomGrad
+from manygrad.tensor.ops.broadcast import result_type
 from manygrad.tensor.uop import Ops, UOp
 
 if TYPE_CHECKING:
@@ -125,15 +127,17 @@ def _padded(x: Tensor, p: tuple[int, ...]) -> Tensor:
 
 
 def _contract_windows(x: Tensor, w: Tensor, s: tuple[int, ...], p: tuple[int, ...], d: tuple[int, ...], groups: int) -> Tensor:
-    n = len(s)
+    n, kind = len(s), result_type(x, w)
     batch, cin, cout = x.shape[0], x.shape[1], w.shape[0]
+    wide = contraction_dtype(kind)
+    x, w = x.cast(kind).cast(wide), w.cast(kind).cast(wide)
     win = _padded(x, p).unfold_windows(w.shape[2:], s, d)  # (N, Cin, *out, *k)
     outs, ks = win.shape[2 : 2 + n], win.shape[2 + n :]
     win = win.reshape(batch, groups, 1, cin // groups, *outs, *ks)
     win = win.permute(0, 1, 2, *range(4, 4 + n), 3, *range(4 + n, 4 + 2 * n))
     win = win._broadcast((batch, groups, cout // groups, *outs, cin // groups, *ks))
     filters = w.reshape(1, groups, cout // groups, *(1,) * n, cin // groups, *ks)._broadcast(win.shape)
-    return (win * filters).sum(tuple(range(-1 - n, 0))).reshape(batch, cout, *outs)
+    return (win * filters).sum(tuple(range(-1 - n, 0)), dtype=wide).cast(kind).reshape(batch, cout, *outs)
 
 
 def _input_gradient(g: Tensor, shape: tuple[int, ...], w: Tensor, s: tuple[int, ...], p: tuple[int, ...], d: tuple[int, ...], groups: int) -> Tensor:
@@ -154,14 +158,15 @@ def _input_gradient(g: Tensor, shape: tuple[int, ...], w: Tensor, s: tuple[int, 
         grow.append((before, after))
     g = g.pad(((0, 0), (0, 0), *grow))
     flipped = w.flip(tuple(range(2, 2 + n))).reshape(groups, cout // groups, cin // groups, *ks)
-    swapped = flipped.transpose(1, 2).reshape(cin, cout // groups, *ks).contiguous()
+    swapped = flipped.transpose(1, 2).reshape(cin, cout // groups, *ks)
     return _convolve(g, swapped, (1,) * n, (0,) * n, d, groups)
 
 
 def _weight_gradient(g: Tensor, x: Tensor, w: Tensor, s: tuple[int, ...], p: tuple[int, ...], d: tuple[int, ...], groups: int) -> Tensor:
     """sum over batch and positions of window × gradient: (G, Cout/G, Cin/G, *k)."""
-    n = len(s)
+    n, kind = len(s), w.dtype
     batch, cin, cout = x.shape[0], x.shape[1], w.shape[0]
+    g, x = g.cast(contraction_dtype(kind)), x.cast(contraction_dtype(kind))
     win = _padded(x, p).unfold_windows(w.shape[2:], s, d)
     outs, ks = win.shape[2 : 2 + n], win.shape[2 + n :]
     win = win.reshape(batch, groups, 1, cin // groups, *outs, *ks).permute(1, 2, 3, *range(4 + n, 4 + 2 * n), 0, *range(4, 4 + n))
@@ -170,4 +175,4 @@ def _weight_gradient(g: Tensor, x: Tensor, w: Tensor, s: tuple[int, ...], p: tup
     gr = gr.reshape(groups, cout // groups, 1, *(1,) * n, batch, *outs)._broadcast(full)
     out = (win._broadcast(full) * gr).sum(tuple(range(-1 - n, 0)))
     assert prod(out.shape) == prod(w.shape)
-    return out.reshape(w.shape)
+    return out.cast(kind).reshape(w.shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from manygrad.tensor.dtype import contraction_dtype
 from manygrad.tensor.ops.broadcast import broadcast_shape, result_type
 
 if TYPE_CHECKING:
@@ -20,17 +21,19 @@ class MatmulMixin:
         if x.shape[-1] != w.shape[-2]:
             raise ValueError(f"matmul: {self.shape} @ {other.shape}: inner dims {x.shape[-1]} and {w.shape[-2]} differ")
         kind = result_type(x, w)
-        x, w = x.cast(kind), w.cast(kind)
+        wide = contraction_dtype(kind)
+        x, w = x.cast(kind).cast(wide), w.cast(kind).cast(wide)
         if w.ndim == 2 and x.ndim > 2:  # one product over all leading dims
             rows = x.reshape(-1, x.shape[-1]) if all(isinstance(d, int) and d for d in x.shape) else x
             if rows.ndim == 2:
-                return rows.matmul(w).reshape(*x.shape[:-1], w.shape[-1]) if other.ndim > 1 else rows.matmul(w).reshape(x.shape[:-1])
+                flat = rows.matmul(w).cast(kind)
+                return flat.reshape(*x.shape[:-1], w.shape[-1]) if other.ndim > 1 else flat.reshape(x.shape[:-1])
         lead = broadcast_shape(x.shape[:-2], w.shape[:-2])
         m, k, n = x.shape[-2], x.shape[-1], w.shape[-1]
         a = x.reshape(*x.shape[:-1], 1, k)._broadcast((*lead, m, n, k)) if x.ndim == len(lead) + 2 else x.reshape((1,) * (len(lead) + 2 - x.ndim) + (*x.shape[:-1], 1, k))._broadcast((*lead, m, n, k))
         t = w.transpose(-1, -2)
         b = t.reshape((1,) * (len(lead) + 2 - w.ndim) + (*t.shape[:-2], 1, n, k))._broadcast((*lead, m, n, k))
-        out = (a * b).sum(-1) if kind.is_float else (a * b).sum(-1).cast(kind)
+        out = (a * b).sum(-1, dtype=wide).cast(kind)
         if self.ndim == 1:
             out = out.squeeze(-2)
         return out.squeeze(-1) if other.ndim == 1 else out
@@ -63,7 +66,9 @@ class MatmulMixin:
         if self.shape[-1] != other.shape[-1]:
             raise ValueError(f"inner: last dims of {self.shape} and {other.shape} differ")
         rows = self.reshape((*self.shape[:-1], *(1,) * (other.ndim - 1), self.shape[-1]))
-        return (rows * other).sum(-1, dtype=result_type(self, other))
+        kind = result_type(self, other)
+        wide = contraction_dtype(kind)
+        return (rows.cast(kind).cast(wide) * other.cast(kind).cast(wide)).sum(-1, dtype=wide).cast(kind)
 
     def outer(self: Tensor, vec2: Tensor) -> Tensor:
         """(m,) and (n,) -> (m, n)."""
