@@ -89,7 +89,7 @@ class Heuristic:
         if lane is not None:
             self.opts.append(Opt("vectorise", lane.arg[0], self.lanes))
         self.choose_tiles(lane, split)
-        self.opts += memory_opts(self.sig, tuple(self.opts))
+        self.opts = list(memory_opts(self.sig, tuple(self.opts)))
         self.parallelise()
         return tuple(self.opts)
 
