@@ -101,7 +101,7 @@ class Heuristic:
             self.opts.append(Opt("vectorise", lane.arg[0], self.lanes))
         self.choose_tiles(lane, split)
         self.parallelise()
-        return (*self.opts, *memory_opts(self.sig, tuple(self.opts)))
+        return memory_opts(self.sig, tuple(self.opts))
 
     def split_reduces(self) -> dict[UOp, UOp]:
         """REDUCE -> the reduce range that is accumulated in lanes: one that runs contiguously through all it reads.

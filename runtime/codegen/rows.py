@@ -13,13 +13,32 @@ from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
 ROW = 16384  # elements of a row that is kept: several fit the second cache
+CACHE_BYTES = 40 << 10  # of the first cache, for a tile's rows
 STREAM_BYTES = 64 << 20  # an output of at least this much has left the caches before it is read
 TRANSPOSED_BYTES = 4 << 20  # the same of a transpose, which writes many rows in turns
 
 
 def memory_opts(sig: Signature, opts: tuple[Opt, ...]) -> tuple[Opt, ...]:
+    """`opts` with what is decided here."""
     kept = keep(sig, opts)
-    return (*kept, *prefetch(sig, opts, kept), *stream(sig, opts))
+    ahead = prefetch(sig, opts, kept)
+    return (*fewer_rows(sig, opts, kept, ahead), *kept, *ahead, *stream(sig, opts))
+
+
+def fewer_rows(sig: Signature, opts: tuple[Opt, ...], kept: tuple[Opt, ...], ahead: tuple[Opt, ...]) -> tuple[Opt, ...]:
+    """As many rows in a tile as the first cache holds with what is kept of them and with the next ones; at least 2."""
+    if not ahead:
+        return opts
+    outer = make_plan(sig, opts).loops[0].arg[0]
+    length = {u.arg[0]: size_max(u) for u in sig.nodes if u.op is Ops.RANGE}
+    row_bytes = sum(2 * length[o.axis] * sig.params[o.amount].itemsize for o in ahead)
+    row_bytes += sum(4 * length[o.axis] for o in kept[:1])
+    rows = max(2, CACHE_BYTES // row_bytes)
+    vectorised = {o.axis for o in opts if o.kind == "vectorise"}
+    return tuple(
+        Opt("tile", outer, min(o.amount, rows)) if o.kind == "tile" and o.axis == outer and outer not in vectorised else o
+        for o in opts
+    )
 
 
 def keep(sig: Signature, opts: tuple[Opt, ...]) -> tuple[Opt, ...]:

@@ -83,6 +83,12 @@ def test_rows_of_a_gradient_are_kept_once() -> None:
     assert [o for o in opts if o.kind == "prefetch"] == [Opt("prefetch", 3, 1), Opt("prefetch", 1, 2)]
 
 
+def test_as_many_rows_as_the_first_cache_holds() -> None:
+    """A row of 1024 is 4 KiB, as are what is kept of it and the next one; a long row is worked on with one other."""
+    rows = lambda n: [o.amount for o in prepare(softmax(64, n), host_target().machine).opts if (o.kind, o.axis) == ("tile", 0)]  # noqa: E731
+    assert (rows(256), rows(1024), rows(8192)) == ([4], [3], [2])
+
+
 def test_prefetch_is_a_tile_ahead() -> None:
     opts = (Opt("lanes", 2, 16), Opt("lanes", 3, 16), Opt("vectorise", 1, 16), Opt("tile", 0, 4), Opt("prefetch", 1, 1))
     p = program(softmax(8, 64), opts)
