@@ -1,6 +1,6 @@
 """Kernels that memory bounds: elementwise chains, reductions, softmax, norms, losses, embedding, attention, an optimiser's step; ours and torch.
 
-    python benchmarks/memory_bound.py [--elements 20000000] [--repeats 9] [--only norm] [--tokens 1024]
+    python benchmarks/memory_bound.py [--elements 20000000] [--repeats 10] [--only norm] [--tokens 1024]
 
 For each: the bytes that must move (every input read once, every output written once), the rate at which ours moves them as a part of the
 measured rate of a copy (`of copy`), and torch's time over ours where torch is installed (eager, and its fused AdamW). All sides are
@@ -198,11 +198,12 @@ def grown(side: str, tokens: int, backward: bool) -> int:
 
 
 PAUSE_S = 0.04  # idle threads of OpenBLAS spin for 30 ms, those of libgomp for about 1 ms: they would take a core from the next side
-IN_A_ROW = 3
+AWAKE_S = 0.02  # of runs that do not count, until the system has spread a side's threads over the cores
+IN_A_ROW = 5
 
 
 def samples(runs: list[Run], repeats: int, clock: Callable[[], float] = time.perf_counter) -> list[list[float]]:
-    """Seconds of `repeats` runs of each. The sides alternate: a pause in which the other side's threads go to sleep, a run that does not
+    """Seconds of `repeats` runs of each. The sides alternate: a pause in which the other side's threads go to sleep, runs that do not
     count, then a few in a row.
     """
     times: list[list[float]] = [[] for _ in runs]
@@ -213,7 +214,9 @@ def samples(runs: list[Run], repeats: int, clock: Callable[[], float] = time.per
         for run, into in zip(runs, times):
             if len(runs) > 1:
                 time.sleep(PAUSE_S)
-            run()
+                awake = time.perf_counter() + AWAKE_S
+                while time.perf_counter() < awake:
+                    run()
             for _ in range(min(IN_A_ROW, repeats - len(into))):
                 began = clock()
                 run()
@@ -229,7 +232,7 @@ def measure(runs: list[Run], repeats: int) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--elements", type=int, default=20_000_000)
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--only", default="", help="part of a kernel's name")
     parser.add_argument("--tokens", type=int, default=1024, help="of the attention")
     parser.add_argument("--grown", nargs=2, help=argparse.SUPPRESS)
