@@ -1,6 +1,6 @@
 """Two-dimensional convolutions of ResNet-18: forward, gradient of the input, gradient of the weights, each alone; ours and torch in one run.
 
-    python benchmarks/conv.py [--batch 64] [--image 32] [--width 64] [--only "3x3 s1"] [--repeats 15] [--channels-last]
+    python benchmarks/conv.py [--batch 64] [--image 32] [--width 64] [--only "3x3 s1"] [--repeats 20] [--channels-last]
 
 GFLOPS count every tap of a filter, those that fall on padding too. Ours is a replayed step, torch calls oneDNN: contiguous NCHW, or with
 `--channels-last` both of its operands in that layout. Results are compared before times count. The sides alternate; best of each.
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--image", type=int, default=32, help="height and width of the network's input")
     parser.add_argument("--width", type=int, default=64, help="channels of the first stage")
     parser.add_argument("--only", default="", help="part of a convolution's name")
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--channels-last", action="store_true")
     options = parser.parse_args()
     torch = None

@@ -1,6 +1,6 @@
 """Matrix products: ours against NumPy, and torch where installed, all in one run.
 
-    python benchmarks/gemm.py [--sizes 256,512,1024] [--kinds square,batched,epilogue,types] [--repeats 15] [--cpu-time]
+    python benchmarks/gemm.py [--sizes 256,512,1024] [--kinds square,batched,epilogue,types] [--repeats 20] [--cpu-time]
 
 Prints GFLOPS of each side and our ratio to the best of the others:
 
@@ -176,7 +176,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default="256,512,1000,1023,1024,2048", help="of square products, comma-separated")
     parser.add_argument("--kinds", default="square,batched,epilogue,types", help="of the products, comma-separated")
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--cpu-time", action="store_true")
     options = parser.parse_args()
     clock = time.thread_time if options.cpu_time else time.perf_counter

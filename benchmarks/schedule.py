@@ -1,18 +1,23 @@
-"""Scheduling one GPT training step for simulated workers on the NULL device: what one worker of n pays.
+"""Scheduling one GPT training step for simulated workers on the NULL device: what one worker of n pays; and against tinygrad.
 
     python benchmarks/schedule.py [--workers 4,64,1024] [--repeats 3] [--layers 2] [--dim 128] [--profile 15]
+    python benchmarks/schedule.py --against-tinygrad [--repeats 3]
 
 Nothing is computed and nobody is there: this process says that it is worker 0 of n and schedules the step of
-`examples/train_gpt.py` as that worker would (SPEC=0, no schedule cache). Each n runs in a process of its own. Printed per n,
+`examples/train_gpt.py` as that worker would (SPEC=0, SCACHE=0). Each n runs in a process of its own. Printed per n,
 as medians: seconds to write the graph (forward, backward, optimiser), to schedule it, pass by pass, and to build this
 worker's part of every collective; nodes of the user's graph and calls of the result; and the ratio of the last n to the first.
 `--profile N` also prints the N functions that take most of the scheduling for the largest n.
+
+`--against-tinygrad`: the step of `train_step.py`'s GPT (forward, backward, AdamW) on one device, by ours and by tinygrad's `linear_with_vars`, both
+from tensors to an ordered list of kernels, on their NULL devices, without schedule caches and without code generation; each in a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import cProfile
+import importlib.util
 import json
 import os
 import pstats
@@ -75,7 +80,6 @@ def measure(workers: int, repeats: int, layers: int, dim: int, profile: int) -> 
     collectives: list[UOp] = []
     with Tensor.train():
         for i in range(repeats + 1):  # the first makes the optimiser's state
-            schedule._SCHEDULES.clear()
             found.clear()
             sinks.clear()
             start = time.perf_counter()
@@ -109,6 +113,76 @@ def measure(workers: int, repeats: int, layers: int, dim: int, profile: int) -> 
     }
 
 
+def alone(side: str, repeats: int) -> dict[str, float]:
+    """Seconds of writing the graph and of scheduling it, medians, and the calls that come out, in this process."""
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    from sides.data import batch
+
+    spent: list[float] = []
+    calls: list[int] = []
+
+    def timed(schedule: Any) -> Any:
+        def call(*args: Any) -> Any:
+            began = time.perf_counter()
+            out = schedule(*args)
+            spent.append(time.perf_counter() - began)
+            calls.append(len((out[0] if isinstance(out, tuple) else out.linear).src))
+            return out
+
+        return call
+
+    if side == "ours":
+        from sides.ours import Tensor, training
+
+        from manygrad.runtime import engine
+
+        engine.create_linear_with_vars = timed(engine.create_linear_with_vars)  # type: ignore[assignment]
+        training_mode = Tensor.train()
+    else:
+        from sides.tinygrad_side import Context, Tensor, training  # type: ignore[no-redef]
+
+        Tensor.linear_with_vars = timed(Tensor.linear_with_vars)
+        training_mode = Context(TRAINING=1, SCACHE=0)
+    loss_of, _, optimizer = training("gpt")
+    x, y = (Tensor(a.astype("int32")).realize() for a in batch("gpt", 0))
+    rows: list[tuple[float, float, int]] = []
+    with training_mode:
+        for _ in range(repeats + 1):  # the first makes the optimiser's state
+            spent.clear()
+            calls.clear()
+            began = time.perf_counter()
+            optimizer.zero_grad()
+            loss = loss_of(x, y)
+            loss.backward()
+            if side == "ours":
+                optimizer.step()
+                graph = time.perf_counter() - began - sum(spent)
+                loss.realize()
+            else:
+                updates = optimizer.schedule_step()
+                graph = time.perf_counter() - began
+                loss.realize(*updates)
+            rows.append((graph, sum(spent), sum(calls)))
+    graphs, schedules, counts = zip(*rows[1:])
+    return {"graph": statistics.median(graphs), "schedule": statistics.median(schedules), "calls": counts[-1]}
+
+
+def against_tinygrad(repeats: int) -> None:
+    print(f"{'':<10}{'graph ms':>10}{'schedule ms':>13}{'calls':>8}")
+    found = {}
+    for side in ("ours", "tinygrad"):
+        if importlib.util.find_spec("manygrad" if side == "ours" else side) is None:
+            print(f"{side:<10}{'-':>10}{'-':>13}{'-':>8}")
+            continue
+        null = {"DEVICE": "NULL", "SPEC": "0", "SCACHE": "0"} if side == "ours" else {"DEV": "NULL"}
+        command = [sys.executable, os.path.abspath(__file__), "--repeats", str(repeats), "--alone", side]
+        done = subprocess.run(command, env={**os.environ, **null}, stdout=subprocess.PIPE, text=True, check=True)
+        found[side] = json.loads(done.stdout.splitlines()[-1])
+        print(f"{side:<10}{found[side]['graph'] * 1e3:10.1f}{found[side]['schedule'] * 1e3:13.1f}{found[side]['calls']:8d}", flush=True)
+    if len(found) == 2:
+        print(f"tinygrad / ours: {found['tinygrad']['schedule'] / found['ours']['schedule']:.2f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", default="4,64,1024")
@@ -116,8 +190,14 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--profile", type=int, default=0)
+    parser.add_argument("--against-tinygrad", action="store_true")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--alone", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.alone:
+        return print(json.dumps(alone(args.alone, args.repeats)))
+    if args.against_tinygrad:
+        return against_tinygrad(args.repeats)
     if args.one:
         print(json.dumps(measure(args.one, args.repeats, args.layers, args.dim, args.profile)))
         return
@@ -127,7 +207,7 @@ def main() -> None:
         options = ["--repeats", args.repeats, "--layers", args.layers, "--dim", args.dim, "--one", n]
         options += ["--profile", args.profile if n == max(sizes) else 0]
         command = [sys.executable, os.path.abspath(__file__), *map(str, options)]
-        done = subprocess.run(command, env={**os.environ, "DEVICE": "NULL", "SPEC": "0"}, stdout=subprocess.PIPE, text=True, check=True)
+        done = subprocess.run(command, env={**os.environ, "DEVICE": "NULL", "SPEC": "0", "SCACHE": "0"}, stdout=subprocess.PIPE, text=True, check=True)
         rows.append(json.loads(done.stdout.splitlines()[-1]))
     print(f"{'milliseconds':<26}" + "".join(f"{r['workers']:>9}" for r in rows) + f"{'last/first':>12}   (workers)")
     shown = [k for k in rows[0]["seconds"] if k not in ("graph", "schedule", "programs")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -36,21 +37,30 @@ class Conv:
         return self.out(self.c2(x).relu().max_pool2d(2).flatten(1))
 
 
-def trainer(model: str) -> tuple[Callable[[np.ndarray, np.ndarray], float], int]:
-    """A step that takes a global batch and gives its loss; and how many numbers are trained. Over all devices of `manygrad.world`."""
+def training(model: str) -> tuple[Callable[[Tensor, Tensor], Tensor], list[Tensor], Any]:
+    """The loss of a batch, what is trained, and the optimiser. Over all devices of `manygrad.world`."""
     net = {"conv": Conv, "gpt": lambda: GPT(TOKENS, CONTEXT, LAYERS, HEADS, DIM), "resnet": lambda: resnet18(64, 10)}.get(model, MLP)()
     parameters = get_parameters(net)
     if len(world.devices) > 1:
         for p in parameters:
             p.shard_(world.devices)
     trained = [p for p in parameters if p.requires_grad]
-    optimizer = AdamW(trained, lr=1e-3) if model == "gpt" else SGD(trained, lr=0.01, momentum=0.9)
+
+    def loss_of(x: Tensor, y: Tensor) -> Tensor:
+        out = net(x)
+        return out.reshape(-1, out.shape[-1]).cross_entropy(y.reshape(-1))
+
+    return loss_of, trained, AdamW(trained, lr=1e-3) if model == "gpt" else SGD(trained, lr=0.01, momentum=0.9)
+
+
+def trainer(model: str) -> tuple[Callable[[np.ndarray, np.ndarray], float], int]:
+    """A step that takes a global batch and gives its loss; and how many numbers are trained."""
+    loss_of, trained, optimizer = training(model)
 
     @TinyJit
     def step(x: Tensor, y: Tensor) -> Tensor:
         optimizer.zero_grad()
-        out = net(x)
-        loss = out.reshape(-1, out.shape[-1]).cross_entropy(y.reshape(-1))
+        loss = loss_of(x, y)
         loss.backward()
         optimizer.step()
         return loss

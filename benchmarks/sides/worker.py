@@ -13,18 +13,7 @@ import time
 sys.path[0] = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 
 from sides.data import batch  # noqa: E402
-
-
-def status(field: str) -> int:
-    """Bytes by /proc/self/status."""
-    with open("/proc/self/status") as f:
-        return next(1024 * int(line.split()[1]) for line in f if line.startswith(field))
-
-
-def forget_peak() -> None:
-    """VmHWM starts again from what is resident now."""
-    with open("/proc/self/clear_refs", "w") as f:
-        f.write("5")
+from sides.memory import forget_peak, status  # noqa: E402
 
 
 def main() -> None:

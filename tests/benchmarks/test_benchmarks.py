@@ -15,7 +15,7 @@ SMALLEST: dict[str, tuple[list[str], list[str]]] = {
     "conv.py": (["--batch", "2", "--width", "4", "--repeats", "2"], ["3->4 7x7 s2", "to weights", "torch/ours"]),
     "allreduce.py": (["--sizes", "256,64K", "--workers", "2", "--repeats", "5"], ["algbw", "64K"]),
     "schedule.py": (["--workers", "4,1024", "--repeats", "1", "--layers", "1", "--dim", "32"], ["lower_shards", "ratio of scheduling"]),
-    "memory_bound.py": (["--elements", "16384", "--repeats", "2"], ["softmax", "adamw", "of copy"]),
+    "memory_bound.py": (["--elements", "16384", "--repeats", "2", "--tokens", "32"], ["softmax", "adamw", "of copy", "embedding grad", "memory of attention grad"]),
     "beam.py": (["softmax", "--beam", "1", "--limit", "0.3", "--repeats", "2"], ["softmax", "same bits", "yes", "geometric mean"]),
     "dispatch.py": (["--kernels", "20", "--repeats", "5"], ["a kernel", "mlp batch 1"]),
     "ops_vs_torch.py": (["cumsum"], ["Tensor.cumsum"]),
@@ -36,16 +36,31 @@ def test_all_are_covered() -> None:
     assert {p.name for p in FOLDER.glob("*.py")} == set(SMALLEST)
 
 
+def run(name: str, options: list[str], folder: Path) -> str:
+    """What the benchmark prints."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MANYGRAD_", "RAY_"))}
+    command = [sys.executable, "-P", "-c", WITHOUT_TORCH, str(FOLDER / name), *options]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.parametrize("name", SMALLEST)
 def test_smallest_setting(name: str, tmp_path: Path) -> None:
     options, words = SMALLEST[name]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MANYGRAD_", "RAY_"))}
-    command = [sys.executable, "-P", "-c", WITHOUT_TORCH, str(FOLDER / name), *options]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=90)
-    assert done.returncode == 0, done.stderr
+    printed = run(name, options, tmp_path)
     for w in words:
-        assert w in done.stdout, (w, done.stdout)
+        assert w in printed, (w, printed)
     if name == "schedule.py":
-        assert float(done.stdout.split()[-1]) < 2, done.stdout
+        assert float(printed.split()[-1]) < 2, printed
     if name == "allreduce.py":
-        assert "more than one collective" not in done.stdout
+        assert "more than one collective" not in printed
+
+
+def test_scheduling_alone(tmp_path: Path) -> None:
+    ours = next(line.split() for line in run("schedule.py", ["--against-tinygrad", "--repeats", "1"], tmp_path).splitlines() if line.startswith("ours"))
+    assert float(ours[2]) > 0 and int(ours[3]) > 50, ours
+
+
+def test_training_on_several_workers(tmp_path: Path) -> None:
+    assert run("train_step.py", ["--workers", "2", "--models", "mlp", "--steps", "4"], tmp_path).splitlines()[-1].split()[:2] == ["mlp", "2"]
