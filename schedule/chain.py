@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from math import prod
 
 from manygrad.schedule.kernels import Item
+from manygrad.schedule.limit import limit_columns
 from manygrad.schedule.memory import is_temporary, nbytes_of
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import BufferSpec, Ops, UOp
@@ -29,10 +30,12 @@ from manygrad.tensor.uop.serial import register
 from manygrad.tensor.uop.shape import numel
 
 BLOCK_BYTES = 5 << 18  # temporaries of one block: about half of a second-level cache
+MOST_BYTES = 8 << 20  # of a block of few, long rows
 SAVED_BYTES = 1 << 18  # the least bytes of temporaries that are worth a chain
 WIDE = 2  # a temporary counts as large if it has so many times the bytes of whatever its kernel reads
-MIN_BLOCKS, MIN_ROWS = 16, 16  # enough pieces for many threads; enough rows for register tiles
-AGAIN = 4  # bytes that every block reads again, for each byte of its temporaries
+MIN_BLOCKS = 16  # enough pieces for many threads
+MIN_ROWS, FEW_ROWS, MAX_ROWS = 16, 32, 128  # enough for register tiles; few however long they are; more gain nothing
+AGAIN = 16  # bytes that every block reads again, for each byte of its temporaries
 
 
 @register
@@ -88,9 +91,20 @@ def _large(items: list[Item], writers: dict[UOp, list[int]]) -> list[UOp]:
     for item in items:
         if item.what.op is not Ops.SINK:
             continue
-        read = max((numel(b.shape) * b.dtype.itemsize for b, _ in item.reads if b not in found), default=0)
+        alike = _element_for_element(item)
+        read = max((numel(b.shape) * b.dtype.itemsize for b, _ in item.reads if b not in found and b not in alike), default=0)
         found += [b for b in item.writes if is_temporary(b) and len(writers[b]) == 1 and nbytes_of(b) >= WIDE * read]
     return found
+
+
+def _element_for_element(item: Item) -> set[UOp]:
+    """What a contraction adds to, or multiplies with, at the elements that it stores (a bias of all scores)."""
+    nodes = item.what.toposort()
+    if not any(u.op is Ops.REDUCE for u in nodes):
+        return set()
+    stored = {s.src[0].src[1] for s in item.what.src}
+    apart = {item.args[u.src[0].src[0].arg] for u in nodes if u.op is Ops.LOAD and u.src[0].src[1] not in stored}
+    return set(item.args) - apart
 
 
 # *** what can be a chain ***
@@ -169,7 +183,7 @@ def _rows(items: list[Item], chain: Chain) -> int | None:
     row_bytes = sum(chain.steps[b] * b.dtype.itemsize for b in chain.inside)
     if sum(map(nbytes_of, chain.inside)) < SAVED_BYTES:
         return None
-    most = min(BLOCK_BYTES // row_bytes, prod(sizes) // MIN_BLOCKS)
+    most = min(MAX_ROWS, max(FEW_ROWS, BLOCK_BYTES // row_bytes), prod(sizes) // MIN_BLOCKS)
     rows = max((n for n in range(1, min(sizes[-1], most) + 1) if sizes[-1] % n == 0), default=0)
     again: dict[UOp, int] = {}
     for k in kernels:
@@ -179,7 +193,7 @@ def _rows(items: list[Item], chain: Chain) -> int | None:
                 ranges = [x for x in u.src[1].toposort() if x.op is Ops.RANGE]
                 count = prod(rows if x is _loops(k)[chain.outer - 1] else own.get(x, x.src[0].arg) for x in ranges)
                 again[b] = max(again.get(b, 0), count * b.dtype.itemsize)
-    if rows < min(MIN_ROWS, sizes[-1]) or sum(again.values()) > AGAIN * rows * row_bytes:
+    if rows < min(MIN_ROWS, sizes[-1]) or rows * row_bytes > MOST_BYTES or sum(again.values()) > AGAIN * rows * row_bytes:
         return None
     return rows
 
@@ -198,6 +212,7 @@ def _chained(items: list[Item], chain: Chain, rows: int) -> Item:
     cut = [cut_rows(k.what, chain.outer, rows, {i: chain.steps[b] for i, b in enumerate(k.args) if b in part}) for k in kernels]
     writes = dict.fromkeys(b for k in kernels for b in k.writes if b not in part)
     reads = dict.fromkeys(r for k in kernels for r in k.reads if r[0] not in part)
+    cut = limit_columns(cut, slots, {args.index(part[b]): chain.steps[b] for b in part})
     return Item(kernels[-1].effect, UOp(Ops.CHAIN, dtypes.void, tuple(cut), spec), args, list(writes), list(reads))
 
 

@@ -223,8 +223,8 @@ class Heuristic:
         rows = max(free, key=lambda r: (min(size_max(r), 4), self.sig.loops.index(r)), default=None)
         best, best_cost = (1, 1), math.inf
         for g in (1, 2, 3, 4, 6):
-            if g > max(1, vectors) or g > budget:
-                continue
+            if g > max(1, vectors) or g > budget or (g & (g - 1) and lane.src[0].op is not Ops.CONST):
+                continue  # (a size known at run time is rather a multiple of a power of two)
             for m in range(1, (min(size_max(rows), budget // g, 16) if rows is not None else 1) + 1):
                 waste_n = -(-vectors // g) * g / vectors
                 waste_m = 1.0
@@ -296,10 +296,10 @@ class Heuristic:
 
     def stageable(self, load: UOp, main: UOp, loop: UOp) -> bool:
         """Fits a thread's scratch memory, depends on fixed sizes only, and is the only read of that argument in any reduction."""
-        depends = ranges_of(load)
-        if loop not in depends or any(r.src[0].op is not Ops.CONST for r in depends):
+        depends, reduced = ranges_of(load), ranges_of(load) & frozenset(main.src[1:])
+        if loop not in depends or any(r.src[0].op is not Ops.CONST for r in reduced):
             return False
-        elements = volume(depends & frozenset(main.src[1:])) * 4 * self.lanes
+        elements = volume(reduced) * 4 * self.lanes
         slot = load.src[0].src[0].arg
         reads = {u for loads in self.under.values() for u in loads if u.src[0].src[0].arg == slot}
         return elements * 8 <= STAGE_BYTES and len(reads) == 1

@@ -140,7 +140,8 @@ class CPUChain(Chained):
     """Blocks of a chain as the indices of a parallel loop. A thread's temporaries lie behind its scratch memory.
 
     The native function is given one array: counts of kernels, pointers to move, words; for each kernel (function, where its pointers
-    begin, total of its loop); which words are offsets into the thread's memory; and the words, all kernels' pointers.
+    begin, address of the totals of its loop, bytes from one block's to the next one's); which words are offsets into the thread's
+    memory; and the words, all kernels' pointers.
     """
 
     kernels: tuple[CPUKernel, ...]
@@ -155,16 +156,23 @@ class CPUChain(Chained):
         for i, nbytes in self.spec.temps:
             self.places[i] = at
             at += -(-nbytes // 4096) * 4096 + 576  # (never a multiple of 4 KiB apart: stores would hold up loads)
-        self.fits = at <= CHAIN_BYTES
+        assert at <= CHAIN_BYTES, f"{at} bytes of temporaries a block, of {CHAIN_BYTES}"
+        self.totals = [(ctypes.c_int64 * (1 if k.fixed else self.spec.blocks))(*self.totals_of(k)) for k in kernels]
+
+    def totals_of(self, kernel: CPUKernel) -> list[int]:
+        """The total of its loop, for each block where they differ."""
+        if kernel.fixed:
+            return [kernel.fixed[0]]
+        return [kernel.pieces({kernel.names[0]: block})[0] for block in range(self.spec.blocks)]
 
     def arguments(self, handles: Sequence[Memory], vars: tuple[int, ...]) -> tuple[Any, Any, int, int]:
         """As a kernel's: (buffers, variables, total, grain)."""
         rows: list[int] = []
         moves: list[int] = []
         words: list[int] = []
-        for kernel, own, variables in zip(self.kernels, self.spec.slots, self.variables):
-            buffers, _, total, _ = kernel.arguments([handles[i] for i in own], variables)
-            rows += (kernel.address, len(words), total)
+        for kernel, own, variables, totals in zip(self.kernels, self.spec.slots, self.variables, self.totals):
+            buffers = kernel.arguments([handles[i] for i in own], variables)[0]
+            rows += (kernel.address, len(words), ctypes.addressof(totals), 0 if kernel.fixed else 8)
             moves += (len(words) + j for j, i in enumerate(own) if i in self.places)
             words += (self.places[own[j]] if j < len(own) and own[j] in self.places else word or 0 for j, word in enumerate(buffers))
         table = [len(self.kernels), len(moves), len(words), *rows, *moves, *words]

@@ -30,7 +30,7 @@ from manygrad.tensor.environment import THREADS
 
 MAX_THREADS = 256
 SPINS = 4000  # of an idle worker before it sleeps, of one pause instruction each: a few dozen microseconds
-CHAIN_BYTES = 8 << 20  # of a thread: block number, pointers and temporaries of a chain, behind its scratch memory
+CHAIN_BYTES = 16 << 20  # of a thread: block number, pointers and temporaries of a chain, behind its scratch memory
 AWAIT_SPINS = 1000  # of the caller before it sleeps until the last worker is out (which may need this very core)
 
 _FUTEX = {"x86_64": 202, "aarch64": 98}
@@ -219,7 +219,7 @@ entry:
   %moves = load i64, ptr %p1
   %words = load i64, ptr %p2
   %rows = getelementptr i64, ptr %plan, i64 3
-  %room = mul i64 %kernels, 3
+  %room = mul i64 %kernels, 4
   %places = getelementptr i64, ptr %rows, i64 %room
   %tables = getelementptr i64, ptr %places, i64 %moves
   %block_at = getelementptr i8, ptr %scratch, i64 {SCRATCH_BYTES}
@@ -262,13 +262,18 @@ kernel:
   %more_kernels = icmp slt i64 %k, %kernels
   br i1 %more_kernels, label %run, label %next
 run:
-  %row_at = mul i64 %k, 3
+  %row_at = mul i64 %k, 4
   %row = getelementptr i64, ptr %rows, i64 %row_at
   %table_in = getelementptr i64, ptr %row, i64 1
-  %total_in = getelementptr i64, ptr %row, i64 2
+  %totals_in = getelementptr i64, ptr %row, i64 2
+  %pitch_in = getelementptr i64, ptr %row, i64 3
   %fn = load ptr, ptr %row
   %table_at = load i64, ptr %table_in
-  %total = load i64, ptr %total_in
+  %totals = load ptr, ptr %totals_in
+  %pitch = load i64, ptr %pitch_in
+  %skip = mul i64 %block, %pitch
+  %total_at = getelementptr i8, ptr %totals, i64 %skip
+  %total = load i64, ptr %total_at
   %buffers = getelementptr i64, ptr %own, i64 %table_at
   call void %fn(ptr %buffers, ptr %block_at, i64 0, i64 %total, ptr %scratch)
   %k1 = add i64 %k, 1
