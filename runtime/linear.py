@@ -114,8 +114,8 @@ def compile_linear(linear: UOp, outside: list[UOp]) -> list[ExecItem]:
     buffers = [[arguments.buffer_of(a) for a in call.src[1:]] for call in linear.src]
     kernels: dict[str, tuple[Device, list[UOp]]] = {}
     for call, passed in zip(linear.src, buffers):
-        if asts := kernels_of(call):
-            kernels.setdefault(passed[0].device.kind, (passed[0].device, []))[1].extend(asts)
+        if found := kernels_of(call):
+            kernels.setdefault(passed[0].device.kind, (passed[0].device, []))[1].extend(found)
     for device, asts in kernels.values():
         device.compile_all(asts)
     items = []

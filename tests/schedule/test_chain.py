@@ -39,7 +39,7 @@ def test_three_kernels_are_one_call_and_their_temporaries_one_block() -> None:
     assert what.arg.temps == tuple((i, N // 16 * N * 4) for i, _ in what.arg.temps) and len(what.arg.temps) == 2
     assert isinstance(linear.arg, MemoryPlan) and [n for _, n in linear.arg.pools] == [2 * N // 16 * N * 4]
     for kernel in what.src:
-        assert [r.src[0].arg for r in kernel.src[0].src[2:]][0] == N // 16  # the loop over rows is over one block's
+        assert kernel.src[0].src[2].src[0].arg == N // 16  # the loop over rows is over one block's
         assert {u.arg for u in kernel.toposort() if u.op is Ops.DEFINE_VAR} <= {("block", 0, 15)}
 
 
