@@ -87,14 +87,14 @@ def chain_kernels(items: list[Item]) -> list[Item]:
 
 def _large(items: list[Item], writers: dict[UOp, list[int]]) -> list[UOp]:
     """The temporaries, each written by one kernel, that are much larger than what that kernel reads besides such temporaries."""
-    found: list[UOp] = []
+    found: dict[UOp, None] = {}
     for item in items:
-        if item.what.op is not Ops.SINK:
-            continue
-        alike = _element_for_element(item)
-        read = max((numel(b.shape) * b.dtype.itemsize for b, _ in item.reads if b not in found and b not in alike), default=0)
-        found += [b for b in item.writes if is_temporary(b) and len(writers[b]) == 1 and nbytes_of(b) >= WIDE * read]
-    return found
+        temps = [b for b in item.writes if is_temporary(b) and len(writers[b]) == 1 and nbytes_of(b) >= SAVED_BYTES // 4]
+        if item.what.op is Ops.SINK and temps:
+            known = found.keys() | _element_for_element(item)
+            read = max((numel(b.shape) * b.dtype.itemsize for b, _ in item.reads if b not in known), default=0)
+            found.update(dict.fromkeys(b for b in temps if nbytes_of(b) >= WIDE * read))
+    return list(found)
 
 
 def _element_for_element(item: Item) -> set[UOp]:
