@@ -17,11 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from manygrad.schedule.kernels import Item
 from manygrad.schedule.limit import limit_columns
 from manygrad.schedule.memory import is_temporary, nbytes_of
+from manygrad.schedule.rangeify import ranges_of
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import BufferSpec, Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
@@ -99,11 +101,10 @@ def _large(items: list[Item], writers: dict[UOp, list[int]]) -> list[UOp]:
 
 def _element_for_element(item: Item) -> set[UOp]:
     """What a contraction adds to, or multiplies with, at the elements that it stores (a bias of all scores)."""
-    nodes = item.what.toposort()
-    if not any(u.op is Ops.REDUCE for u in nodes):
+    if not any(u.op is Ops.REDUCE for u in item.what.toposort()):
         return set()
     stored = {s.src[0].src[1] for s in item.what.src}
-    apart = {item.args[u.src[0].src[0].arg] for u in nodes if u.op is Ops.LOAD and u.src[0].src[1] not in stored}
+    apart = {item.args[u.src[0].arg] for u in _indices(item.what) if u.src[1] not in stored}
     return set(item.args) - apart
 
 
@@ -134,6 +135,13 @@ def _plain(item: Item) -> bool:
     )
 
 
+def _indices(kernel: UOp) -> list[UOp]:
+    found: list[UOp] | None = kernel._cache.get("indices")
+    if found is None:
+        found = kernel._cache["indices"] = [u for u in kernel.toposort() if u.op is Ops.INDEX]
+    return found
+
+
 def _loops(item: Item) -> tuple[UOp, ...]:
     return item.what.src[0].src[2:]
 
@@ -155,7 +163,7 @@ def _can_wait(items: list[Item], members: tuple[int, ...]) -> bool:
 def _step(kernels: Sequence[Item], buffer: UOp, outer: int) -> int | None:
     """The elements a row of a buffer that kernels share, if each touches only its own row's."""
     found = {
-        _step_of(u.src[1], _loops(k)[:outer]) for k in kernels if buffer in k.args for u in k.what.toposort() if u.op is Ops.INDEX and k.args[u.src[0].arg] is buffer
+        _step_of(u.src[1], _loops(k)[:outer]) for k in kernels if buffer in k.args for u in _indices(k.what) if k.args[u.src[0].arg] is buffer
     }
     return found.pop() if len(found) == 1 else None
 
@@ -187,11 +195,10 @@ def _rows(items: list[Item], chain: Chain) -> int | None:
     rows = max((n for n in range(1, min(sizes[-1], most) + 1) if sizes[-1] % n == 0), default=0)
     again: dict[UOp, int] = {}
     for k in kernels:
-        own = dict.fromkeys(_loops(k)[: chain.outer], 1)
-        for u in k.what.toposort():
-            if u.op is Ops.INDEX and (b := k.args[u.src[0].arg]) not in chain.inside:
-                ranges = [x for x in u.src[1].toposort() if x.op is Ops.RANGE]
-                count = prod(rows if x is _loops(k)[chain.outer - 1] else own.get(x, x.src[0].arg) for x in ranges)
+        own = {**dict.fromkeys(_loops(k)[: chain.outer], 1), _loops(k)[chain.outer - 1]: rows}
+        for u in _indices(k.what):
+            if (b := k.args[u.src[0].arg]) not in chain.inside:
+                count = prod(own.get(x, x.src[0].arg) for x in ranges_of(u.src[1]))
                 again[b] = max(again.get(b, 0), count * b.dtype.itemsize)
     if rows < min(MIN_ROWS, sizes[-1]) or rows * row_bytes > MOST_BYTES or sum(again.values()) > AGAIN * rows * row_bytes:
         return None
@@ -209,11 +216,19 @@ def _chained(items: list[Item], chain: Chain, rows: int) -> Item:
     slots = tuple(tuple(args.index(part.get(b, b)) for b in k.args) for k in kernels)
     temps = tuple((args.index(b), nbytes_of(b)) for b in part.values())
     spec = ChainSpec(prod(sizes) // rows, slots, temps)
-    cut = [cut_rows(k.what, chain.outer, rows, {i: chain.steps[b] for i, b in enumerate(k.args) if b in part}) for k in kernels]
+    steps = tuple((args.index(part[b]), chain.steps[b]) for b in part)
+    cut = _blocks(tuple(k.what for k in kernels), chain.outer, rows, slots, steps)
     writes = dict.fromkeys(b for k in kernels for b in k.writes if b not in part)
     reads = dict.fromkeys(r for k in kernels for r in k.reads if r[0] not in part)
-    cut = limit_columns(cut, slots, {args.index(part[b]): chain.steps[b] for b in part})
-    return Item(kernels[-1].effect, UOp(Ops.CHAIN, dtypes.void, tuple(cut), spec), args, list(writes), list(reads))
+    return Item(kernels[-1].effect, UOp(Ops.CHAIN, dtypes.void, cut, spec), args, list(writes), list(reads))
+
+
+@lru_cache(maxsize=256)  # (the layers of a model are alike)
+def _blocks(kernels: tuple[UOp, ...], outer: int, rows: int, slots: tuple[tuple[int, ...], ...], steps: tuple[tuple[int, int], ...]) -> tuple[UOp, ...]:
+    """The kernels of a chain, for one block. `steps`: (argument, elements a row) of the temporaries."""
+    of = dict(steps)
+    cut = [cut_rows(k, outer, rows, {i: of[a] for i, a in enumerate(own) if a in of}) for k, own in zip(kernels, slots)]
+    return tuple(limit_columns(cut, slots, of))
 
 
 def cut_rows(ast: UOp, outer: int, rows: int, steps: dict[int, int]) -> UOp:
