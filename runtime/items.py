@@ -14,6 +14,7 @@ from manygrad.runtime.codegen.describe import signature, size_max
 from manygrad.runtime.counters import GlobalCounters
 from manygrad.runtime.devices import Device, Kernel, get_device
 from manygrad.runtime.devices.bounds import OutOfBoundsError
+from manygrad.runtime.devices.chain import written
 from manygrad.tensor.environment import DEBUG, VALIDATE_WITH_CPU
 from manygrad.tensor.uop import Ops, UOp
 
@@ -69,7 +70,7 @@ class KernelItem(ExecItem):
 
     @property
     def written(self) -> list[Buffer]:
-        return [self.buffers[s.src[0].src[0].arg] for s in self.ast.src]
+        return [self.buffers[i] for i in sorted(written(self.ast))]
 
     def values(self, vars: Vars) -> tuple[int, ...]:
         return tuple(vars[n] for n in self.names)
@@ -80,11 +81,12 @@ class KernelItem(ExecItem):
     def facts(self) -> dict[str, Any]:
         """Loop and reduced sizes, arguments as `type[elements]`, estimated work, optimisations; made once."""
         if self._facts is None:
-            sig, k = signature(self.ast), self.kernel
+            k = self.kernel
+            sigs = [signature(ast) for ast in (self.ast.src if self.ast.op is Ops.CHAIN else (self.ast,))]
             self._facts = {
                 "line": self.line,
-                "loops": [size_max(r) for r in sig.loops],
-                "reduces": [size_max(r) for u in sig.reduces for r in u.src[1:]],
+                "loops": [size_max(r) for sig in sigs for r in sig.loops],
+                "reduces": [size_max(r) for sig in sigs for u in sig.reduces for r in u.src[1:]],
                 "buffers": [f"{b.dtype.name}[{b.count}]" for b in self.buffers],
                 "flops": k.flops,
                 "bytes": k.nbytes,
@@ -130,7 +132,7 @@ class KernelItem(ExecItem):
         kernel = oracle.compile(self.ast)
         twins = [Buffer("PYTHON", b.count, b.dtype).copyin(x) for b, x in zip(self.buffers, before)]
         kernel([t.handle for t in twins], self.values(vars))
-        for slot in sorted({s.src[0].src[0].arg for s in self.ast.src}):
+        for slot in sorted(written(self.ast)):
             got, want = self.buffers[slot].copyout(), twins[slot].copyout()
             tolerance = {8: 1e-9, 4: 1e-4, 2: 3e-2}.get(got.dtype.itemsize, 0.0) if self.buffers[slot].dtype.is_float else 0.0
             a, b = (got.astype(np.float64), want.astype(np.float64)) if self.buffers[slot].dtype.is_float else (got, want)

@@ -79,6 +79,11 @@ def exec_kernel(call: UOp, buffers: list[Buffer]) -> ExecItem:
     return KernelItem(ast, kernel, buffers, variable_names(ast), line_of(call))
 
 
+def exec_chain(call: UOp, buffers: list[Buffer]) -> ExecItem:
+    """Kernels block by block: one item, whose only variable is its own."""
+    return KernelItem(call.src[0], buffers[0].device.compile(call.src[0]), buffers, (), line_of(call))
+
+
 def exec_view(view: UOp, buffer: Buffer) -> Buffer:
     """A part of a buffer in place: resolved when the calls are made, nothing to run."""
     offset, shape = view.arg
@@ -97,6 +102,7 @@ def exec_collective(call: UOp, buffers: list[Buffer]) -> ExecItem:
 
 pm_exec: dict[Ops, Callable[[UOp, list[Buffer]], ExecItem]] = {
     Ops.SINK: exec_kernel,
+    Ops.CHAIN: exec_chain,
     Ops.COPY: exec_copy,
     **dict.fromkeys(GroupOp.COLLECTIVE, exec_collective),
 }
@@ -108,8 +114,8 @@ def compile_linear(linear: UOp, outside: list[UOp]) -> list[ExecItem]:
     buffers = [[arguments.buffer_of(a) for a in call.src[1:]] for call in linear.src]
     kernels: dict[str, tuple[Device, list[UOp]]] = {}
     for call, passed in zip(linear.src, buffers):
-        if call.src[0].op is Ops.SINK:
-            kernels.setdefault(passed[0].device.kind, (passed[0].device, []))[1].append(call.src[0])
+        if found := kernels_of(call):
+            kernels.setdefault(passed[0].device.kind, (passed[0].device, []))[1].extend(found)
     for device, asts in kernels.values():
         device.compile_all(asts)
     items = []
@@ -117,11 +123,18 @@ def compile_linear(linear: UOp, outside: list[UOp]) -> list[ExecItem]:
         if DEBUG >= 3:
             print(show(call.src[0]))
         items.append(pm_exec[call.src[0].op](call, passed))
-        if DEBUG >= 3 and isinstance(items[-1], KernelItem):
-            print(f"{items[-1].kernel.name}: {' '.join(map(repr, items[-1].kernel.opts)) or 'as written'}")
-        if DEBUG >= 4 and isinstance(items[-1], KernelItem):
-            print(items[-1].kernel.source)
+        for ast in kernels_of(call) if DEBUG >= 3 else ():
+            kernel = passed[0].device.compile(ast)
+            print(f"{kernel.name}: {' '.join(map(repr, kernel.opts)) or 'as written'}")
+            if DEBUG >= 4:
+                print(kernel.source)
     return items
+
+
+def kernels_of(call: UOp) -> tuple[UOp, ...]:
+    """The kernels that a CALL runs."""
+    what = call.src[0]
+    return what.src if what.op is Ops.CHAIN else (what,) if what.op is Ops.SINK else ()
 
 
 def run_linear(items: list[ExecItem], vars: Vars) -> None:

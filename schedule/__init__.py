@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from manygrad.multi.lower import lower_shards
 from manygrad.multi.world import World, world
 from manygrad.schedule import cache, trace
+from manygrad.schedule.chain import chain_kernels
 from manygrad.schedule.desugar import Temps, lower_storage
 from manygrad.schedule.kernels import Item, insert_stores, split_kernels
 from manygrad.schedule.memory import plan_memory
@@ -107,6 +108,9 @@ def create_schedule(sink: UOp, me: World = world) -> list[Item]:
     start = trace.begin()
     items = order_items(items)
     trace.timed("order_items", start)
+    start = trace.begin()
+    items = chain_kernels(items)
+    trace.timed("chain_kernels", start, calls=len(items))
     return items
 
 

@@ -89,4 +89,5 @@ def save(key: bytes, linear: UOp) -> None:
 
 
 def _kernels(linear: UOp) -> list[UOp]:
-    return list(dict.fromkeys(call.src[0] for call in linear.src if call.src[0].op is Ops.SINK))
+    called = [call.src[0] for call in linear.src]
+    return list(dict.fromkeys(k for what in called for k in (what.src if what.op is Ops.CHAIN else (what,)) if k.op is Ops.SINK))

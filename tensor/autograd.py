@@ -8,8 +8,9 @@ from typing import Any
 
 from manygrad.tensor.grad_mode import no_grad
 from manygrad.tensor.gradient import CustomGrad, Grads, compute_gradients
+from manygrad.tensor.recompute import behind, stored
 from manygrad.tensor.tensor import LIVE, Tensor
-from manygrad.tensor.uop import GroupOp, Ops, UOp
+from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.rewrite import substitute
 
 _numbers = itertools.count(1)
@@ -144,19 +145,12 @@ def checkpoint(fn: Callable[..., Any], *args: Any, use_reentrant: bool = False, 
     """
     inputs = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and t.dtype.is_float]
     for t in inputs:
-        t.uop = _stored(t.uop)
+        t.uop = stored(t.uop)
     result = fn(*args, **kwargs)
     outputs = result if isinstance(result, tuple) else (result,)
     entries = tuple(dict.fromkeys(t.uop for t in inputs))
     made = tuple(_checkpointed(o, entries) if isinstance(o, Tensor) and o.dtype.is_float else o for o in outputs)
     return made if isinstance(result, tuple) else made[0]
-
-
-def _stored(u: UOp) -> UOp:
-    """`u` in memory: as it is if it stands there, else CONTIGUOUS; views stay views."""
-    if u.op in GroupOp.VIEW:
-        return u.replace(src=(_stored(u.src[0]),))
-    return u if u.op in (Ops.BUFFER, Ops.AFTER, Ops.CONTIGUOUS, Ops.CONST, Ops.BARRIER) else UOp(Ops.CONTIGUOUS, u.dtype, (u,))
 
 
 def _checkpointed(out: Tensor, entries: tuple[UOp, ...]) -> Tensor:
@@ -175,11 +169,8 @@ class _Checkpoint(CustomGrad):
 
     def gradients(self, g: Tensor, u: UOp) -> Grads:
         entries, leaves = u.src[1 : 1 + self.entries], u.src[1 + self.entries :]
-        later = [_behind(e, g.uop) for e in entries]
+        later = [behind(e, g.uop) for e in entries]
         again = substitute(u.src[0], dict(zip(entries, later)))
         found = compute_gradients(again, g.uop, {*later, *leaves}, {})
         return (None, *(g._new(found[x]) if x in found else None for x in (*later, *leaves)))
 
-
-def _behind(u: UOp, dependency: UOp) -> UOp:
-    return u.replace(src=(_behind(u.src[0], dependency),)) if u.op in GroupOp.VIEW else UOp(Ops.BARRIER, u.dtype, (u, dependency))

@@ -238,8 +238,8 @@ class Heuristic:
         aligned = 8 if free and self.rows_rest(main, free[0]) else 1  # rows that are packed are packed in vectors
         best, best_cost = ((1, 1), 1), math.inf
         for g in (1, 2, 3, 4, 6):
-            if g > max(1, vectors) or g > budget:
-                continue
+            if g > max(1, vectors) or g > budget or (g & (g - 1) and lane.src[0].op is not Ops.CONST):
+                continue  # (a size known at run time is rather a multiple of a power of two)
             for rows, parts in self.row_tiles(free, min(budget // g, 16)):
                 work = [(n * m, k * v, _unit(m, v)) for m, n in parts for v, k in ((g, vectors // g), (vectors % g, 1))]
                 cost = sum(m * v * unit for m, v, unit in work) / (sum(m * n for m, n in parts) * vectors)
@@ -330,12 +330,12 @@ class Heuristic:
 
     def stageable(self, load: UOp, main: UOp, loop: UOp) -> bool:
         """Fits a thread's scratch memory, depends on fixed sizes only, and is the only read of that argument in any reduction."""
-        depends = ranges_of(load)
-        if loop not in depends or any(r.src[0].op is not Ops.CONST for r in depends):
+        depends, reduced = ranges_of(load), ranges_of(load) & frozenset(main.src[1:])
+        if loop not in depends or any(r.src[0].op is not Ops.CONST for r in reduced):
             return False
         if any(o.kind == "lanes" and o.axis == r.arg[0] for o in self.opts for r in depends):
             return False
-        elements = volume(depends & frozenset(main.src[1:])) * 4 * self.lanes
+        elements = volume(reduced) * 4 * self.lanes
         slot = load.src[0].src[0].arg
         reads = {u for loads in self.under.values() for u in loads if u.src[0].src[0].arg == slot}
         return elements * 8 <= STAGE_BYTES and len(reads) == 1

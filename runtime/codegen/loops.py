@@ -94,7 +94,10 @@ class Looper(Reducer):
         if size is not None:
             self.once(r, self.const(size // tile * tile), size % tile, body)
         else:
+            changed = self.changed.pop(r, None)  # one vector after the other is packed at the same place: always anew
             self.counted(r, begin, self.size(r), lanes, body, ragged=lanes > 1)
+            if changed is not None:
+                self.changed[r] = changed
 
     def loop(self, r: UOp, body: Body) -> None:
         """All of `r`, or of its current block."""

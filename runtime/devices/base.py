@@ -18,6 +18,7 @@ import numpy as np
 from manygrad.runtime import profile
 from manygrad.runtime.codegen.opt import Opt
 from manygrad.tensor.environment import REGISTRY
+from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
 ALIGNMENT = 64
@@ -153,8 +154,14 @@ class Device(ABC):
     @abstractmethod
     def _compile(self, ast: UOp) -> Kernel: ...
 
+    def _chain(self, ast: UOp) -> Kernel:
+        """The kernel of a CHAIN; a backend may run its blocks in parallel."""
+        from manygrad.runtime.devices.chain import Chained
+
+        return Chained(ast, [self.compile(k) for k in ast.src])
+
     def compile(self, ast: UOp) -> Kernel:
-        """The kernel of `ast`; from the cache of loaded kernels when this kind of device compiled it before."""
+        """The kernel of `ast`, a SINK or a CHAIN; from the cache of loaded kernels when this kind of device compiled it before."""
         cls = type(self)
         key = self._key(ast)
         if (found := cls._kernels.get(key)) is not None:
@@ -164,7 +171,7 @@ class Device(ABC):
         with building:
             if (found := cls._kernels.get(key)) is None:
                 start = time.perf_counter()
-                found = cls._kernels[key] = self._compile(ast)
+                found = cls._kernels[key] = self._compile(ast) if ast.op is Ops.SINK else self._chain(ast)
                 if profile.active:
                     profile.record(profile.compile_lane(), found.name, start, time.perf_counter(), {"opts": list(map(repr, found.opts))})
         cls._building.pop(key, None)

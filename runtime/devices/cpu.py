@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from manygrad.runtime.codegen.describe import estimate, evaluate_int, signature
 from manygrad.runtime.codegen.lowered import Program
@@ -20,10 +20,11 @@ from manygrad.runtime.codegen.opt import Opt, make_plan
 from manygrad.runtime.codegen.pipeline import Prepared, prepare
 from manygrad.runtime.devices.base import Call, Graph, Kernel
 from manygrad.runtime.devices.bounds import Record
+from manygrad.runtime.devices.chain import Chained
 from manygrad.runtime.devices.diskcache import DiskCache, code_version
 from manygrad.runtime.devices.host import HostDevice, Memory
 from manygrad.runtime.devices.native import compiler, host_target
-from manygrad.runtime.devices.team import Team, wanted_threads
+from manygrad.runtime.devices.team import CHAIN_BYTES, Team, wanted_threads
 from manygrad.runtime.devices.together import compile_together
 from manygrad.runtime.render.bounds import render_checked
 from manygrad.runtime.render.llvm import render
@@ -135,6 +136,58 @@ class CPUKernel(Kernel):
         return seconds
 
 
+class CPUChain(Chained):
+    """Blocks of a chain as the indices of a parallel loop. A thread's temporaries lie behind its scratch memory.
+
+    The native function is given one array: counts of kernels, pointers to move, words; for each kernel (function, where its pointers
+    begin, address of the totals of its loop, bytes from one block's to the next one's); which words are offsets into the thread's
+    memory; and the words, all kernels' pointers.
+    """
+
+    kernels: tuple[CPUKernel, ...]
+
+    def __init__(self, ast: UOp, kernels: Sequence[CPUKernel]) -> None:
+        super().__init__(ast, kernels)
+        self.address = team().chain_address
+        self.record = self if any(k.record is not None for k in kernels) else None
+        words = 1 + sum(len(own) * 2 + 1 for own in self.spec.slots)
+        self.places: dict[int, int] = {}  # argument -> byte offset of the thread's own
+        at = -(-8 * words // 4096) * 4096
+        for i, nbytes in self.spec.temps:
+            self.places[i] = at
+            at += -(-nbytes // 4096) * 4096 + 576  # (never a multiple of 4 KiB apart: stores would hold up loads)
+        assert at <= CHAIN_BYTES, f"{at} bytes of temporaries a block, of {CHAIN_BYTES}"
+        self.totals = [(ctypes.c_int64 * (1 if k.fixed else self.spec.blocks))(*self.totals_of(k)) for k in kernels]
+
+    def totals_of(self, kernel: CPUKernel) -> list[int]:
+        """The total of its loop, for each block where they differ."""
+        if kernel.fixed:
+            return [kernel.fixed[0]]
+        return [kernel.pieces({kernel.names[0]: block})[0] for block in range(self.spec.blocks)]
+
+    def arguments(self, handles: Sequence[Memory], vars: tuple[int, ...]) -> tuple[Any, Any, int, int]:
+        """As a kernel's: (buffers, variables, total, grain)."""
+        rows: list[int] = []
+        moves: list[int] = []
+        words: list[int] = []
+        for kernel, own, variables, totals in zip(self.kernels, self.spec.slots, self.variables, self.totals):
+            buffers = kernel.arguments([handles[i] for i in own], variables)[0]
+            rows += (kernel.address, len(words), ctypes.addressof(totals), 0 if kernel.fixed else 8)
+            moves += (len(words) + j for j, i in enumerate(own) if i in self.places)
+            words += (self.places[own[j]] if j < len(own) and own[j] in self.places else word or 0 for j, word in enumerate(buffers))
+        table = [len(self.kernels), len(moves), len(words), *rows, *moves, *words]
+        return (ctypes.c_int64 * len(table))(*table), None, self.spec.blocks, 1
+
+    def __call__(self, handles: Sequence[Memory], vars: tuple[int, ...] = (), wait: bool = False) -> float | None:
+        return CPUKernel.__call__(self, handles, vars, wait)  # type: ignore[arg-type]
+
+    def check(self, name: str) -> None:
+        """As a kernel's record: raises what one of the kernels has reported."""
+        for kernel in self.kernels:
+            if kernel.record is not None:
+                kernel.record.check(kernel.name)
+
+
 class CPUDevice(HostDevice):
     kind = "CPU"
     knobs = ("NOOPT", "CHECK_OOB", "BEAM", "BEAM_SPLIT")
@@ -156,6 +209,9 @@ class CPUDevice(HostDevice):
         from manygrad.runtime.devices.tune import tuned  # it measures this device's kernels
 
         return self.compile_with(ast, tuned(ast))
+
+    def _chain(self, ast: UOp) -> Kernel:
+        return CPUChain(ast, [cast(CPUKernel, self.compile(k)) for k in ast.src])
 
     def compile_with(self, ast: UOp, opts: tuple[Opt, ...] | None = None, simplify: bool = True) -> CPUKernel:
         """The kernel under given optimisations (None: the heuristic's), from the disk cache where it was made before.

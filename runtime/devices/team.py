@@ -2,7 +2,8 @@
 
 Written in LLVM IR over libc's pthread_create and the futex system call, so it needs no C compiler and no Python thread.
 A job is (function, buffers, variables, total, grain); threads take pieces of `grain` indices from one atomic counter.
-`graph` runs a table of jobs and, where it is given room for them, notes the time before each and after the last (25 ns each).
+`chain` is the function of a job whose indices are blocks: for each it runs a table of kernels one after the other, on pointers of the
+thread's own to memory behind its scratch memory. `graph` runs a table of jobs and, where it is given room for them, notes the time before each and after the last (25 ns each).
 
 Protocol. The caller fills in the job, sets `ctl` to OPEN and adds one to `seq`. A worker that sees a new `seq` adds
 itself to `ctl`'s low half if the job is still open, works, and takes itself off. The caller works too, then closes the
@@ -29,6 +30,7 @@ from manygrad.tensor.environment import THREADS
 
 MAX_THREADS = 256
 SPINS = 4000  # of an idle worker before it sleeps, of one pause instruction each: a few dozen microseconds
+CHAIN_BYTES = 16 << 20  # of a thread: block number, pointers and temporaries of a chain, behind its scratch memory
 AWAIT_SPINS = 1000  # of the caller before it sleeps until the last worker is out (which may need this very core)
 
 _FUTEX = {"x86_64": 202, "aarch64": 98}
@@ -209,6 +211,80 @@ finish:
   ret void
 }}
 
+define void @team_chain(ptr %plan, ptr %none, i64 %begin, i64 %end, ptr %scratch) {{
+entry:
+  %p1 = getelementptr i64, ptr %plan, i64 1
+  %p2 = getelementptr i64, ptr %plan, i64 2
+  %kernels = load i64, ptr %plan
+  %moves = load i64, ptr %p1
+  %words = load i64, ptr %p2
+  %rows = getelementptr i64, ptr %plan, i64 3
+  %room = mul i64 %kernels, 4
+  %places = getelementptr i64, ptr %rows, i64 %room
+  %tables = getelementptr i64, ptr %places, i64 %moves
+  %block_at = getelementptr i8, ptr %scratch, i64 {SCRATCH_BYTES}
+  %own = getelementptr i64, ptr %block_at, i64 1
+  %base = ptrtoint ptr %block_at to i64
+  br label %copy
+copy:
+  %i = phi i64 [ 0, %entry ], [ %i1, %copied ]
+  %more_words = icmp slt i64 %i, %words
+  br i1 %more_words, label %copied, label %move
+copied:
+  %from = getelementptr i64, ptr %tables, i64 %i
+  %to = getelementptr i64, ptr %own, i64 %i
+  %word = load i64, ptr %from
+  store i64 %word, ptr %to
+  %i1 = add i64 %i, 1
+  br label %copy
+move:
+  %j = phi i64 [ 0, %copy ], [ %j1, %moved ]
+  %more_moves = icmp slt i64 %j, %moves
+  br i1 %more_moves, label %moved, label %blocks
+moved:
+  %place_at = getelementptr i64, ptr %places, i64 %j
+  %place = load i64, ptr %place_at
+  %pointer_at = getelementptr i64, ptr %own, i64 %place
+  %offset = load i64, ptr %pointer_at
+  %pointer = add i64 %offset, %base
+  store i64 %pointer, ptr %pointer_at
+  %j1 = add i64 %j, 1
+  br label %move
+blocks:
+  %block = phi i64 [ %begin, %move ], [ %block1, %next ]
+  %more_blocks = icmp slt i64 %block, %end
+  br i1 %more_blocks, label %first, label %done
+first:
+  store i64 %block, ptr %block_at
+  br label %kernel
+kernel:
+  %k = phi i64 [ 0, %first ], [ %k1, %run ]
+  %more_kernels = icmp slt i64 %k, %kernels
+  br i1 %more_kernels, label %run, label %next
+run:
+  %row_at = mul i64 %k, 4
+  %row = getelementptr i64, ptr %rows, i64 %row_at
+  %table_in = getelementptr i64, ptr %row, i64 1
+  %totals_in = getelementptr i64, ptr %row, i64 2
+  %pitch_in = getelementptr i64, ptr %row, i64 3
+  %fn = load ptr, ptr %row
+  %table_at = load i64, ptr %table_in
+  %totals = load ptr, ptr %totals_in
+  %pitch = load i64, ptr %pitch_in
+  %skip = mul i64 %block, %pitch
+  %total_at = getelementptr i8, ptr %totals, i64 %skip
+  %total = load i64, ptr %total_at
+  %buffers = getelementptr i64, ptr %own, i64 %table_at
+  call void %fn(ptr %buffers, ptr %block_at, i64 0, i64 %total, ptr %scratch)
+  %k1 = add i64 %k, 1
+  br label %kernel
+next:
+  %block1 = add i64 %block, 1
+  br label %blocks
+done:
+  ret void
+}}
+
 define void @team_graph(ptr %calls, i64 %count, ptr %scratch, ptr %stamps) {{
 entry:
   %timed = icmp ne ptr %stamps, null
@@ -286,6 +362,7 @@ define void @team_reset() {{
 
 SYMBOLS: dict[str, Any] = {
     "team_run": ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p),
+    "team_chain": ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 2, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p),
     "team_graph": ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p),
     "team_start": ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.c_int32),
     "team_limit": ctypes.CFUNCTYPE(None, ctypes.c_int32),
@@ -298,7 +375,7 @@ class _Scratch(threading.local):
     """A calling thread's own scratch memory."""
 
     def __init__(self) -> None:
-        self.memory, self.address = _aligned(SCRATCH_BYTES)
+        self.memory, self.address = _aligned(SCRATCH_BYTES + CHAIN_BYTES)
 
 
 def _aligned(nbytes: int) -> tuple[np.ndarray, int]:
@@ -322,6 +399,7 @@ class Team:
         addresses = link(team_ir(), list(SYMBOLS))
         for name, prototype in SYMBOLS.items():
             setattr(self, name.removeprefix("team_"), prototype(addresses[name]))
+        self.chain_address = addresses["team_chain"]
         self.native = sys.platform == "linux" and platform.machine() in _FUTEX
         self.lock = threading.Lock()
         self.local = _Scratch()
@@ -332,6 +410,7 @@ class Team:
             os.register_at_fork(after_in_child=self.after_fork)
 
     run: Any
+    chain: Any
     graph: Any
     start: Any
     limit: Any
@@ -356,7 +435,7 @@ class Team:
                 threads = 1
             if threads - 1 > self.started:
                 for i in range(self.started, threads - 1):
-                    memory, address = _aligned(SCRATCH_BYTES)
+                    memory, address = _aligned(SCRATCH_BYTES + CHAIN_BYTES)
                     self.memories.append(memory)
                     self.scratch(i, address)
                 blocked = signal.pthread_sigmask(

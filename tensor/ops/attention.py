@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from manygrad.tensor.ops.broadcast import broadcast_shape
 from manygrad.tensor.ops.dropout import dropout
+from manygrad.tensor.ops.flash import attend, causal
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
@@ -30,17 +32,26 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
             query.unflatten(-3, (own, heads // own)), key.unsqueeze(-3), value.unsqueeze(-3), None if attn_mask is None else _grouped(attn_mask, own), dropout_p, is_causal, scale
         )
         return out.flatten(-4, -3)
-    scores = query.matmul(key.transpose(-1, -2)) * (1.0 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    if is_causal:
-        attn_mask = query.arange(key.shape[-2]).unsqueeze(0) <= query.arange(query.shape[-2]).unsqueeze(1)
-    if attn_mask is not None:
-        scores = attn_mask._where(scores, -math.inf) if attn_mask.dtype.is_bool else scores + attn_mask
-    weights = scores.softmax(-1)
-    if attn_mask is not None and not is_causal:
-        weights = (scores.amax(-1, keepdim=True).detach() > -math.inf)._where(weights, 0.0).cast(weights.dtype)
+    factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    lead = broadcast_shape(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+    q, k, v = (t._broadcast((*lead, *t.shape[-2:])) for t in (query, key, value))
     if dropout_p > 0:
-        weights = dropout(weights, dropout_p, True)
-    return weights.matmul(value)
+        return _plainly(q, k, v, attn_mask, dropout_p, is_causal, factor)
+    mask = None if attn_mask is None else attn_mask._broadcast((*lead, q.shape[-2], k.shape[-2]))
+    return attend(q, k, v, mask, is_causal, factor)
+
+
+def _plainly(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float) -> Tensor:
+    """With all weights in memory, and the gradient that follows from how they are computed."""
+    scores = q.matmul(k.transpose(-1, -2)) * scale
+    if is_causal:
+        mask = causal(q, k)
+    if mask is not None:
+        scores = mask._where(scores, -math.inf) if mask.dtype.is_bool else scores + mask
+    weights = scores.softmax(-1)
+    if mask is not None and not is_causal:
+        weights = (scores.amax(-1, keepdim=True).detach() > -math.inf)._where(weights, 0.0).cast(weights.dtype)
+    return dropout(weights, dropout_p, True).matmul(v)
 
 
 def _grouped(mask: Tensor, own: int) -> Tensor:

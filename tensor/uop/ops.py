@@ -83,6 +83,7 @@ class Ops(Enum):
     LOAD = auto()  # (INDEX,)
     # the schedule
     CALL = auto()  # (what, *buffers or VIEWs of them)
+    CHAIN = auto()  # (*kernels): what is called where they run one after the other for each block of their rows; arg ChainSpec
     VIEW = auto()  # (buffer,): a contiguous part, read in place; arg (offset in elements, shape)
     LINEAR = auto()  # ordered CALLs
 

@@ -75,6 +75,7 @@ LINEAR: list[Rule] = [
     ("a LINEAR holds CALLs", lambda u: u.op is not Ops.LINEAR or all(c.op is Ops.CALL for c in u.src)),
     ("a CALL's arguments are buffers or VIEWs of buffers", lambda u: u.op is not Ops.CALL or all(a.op in (Ops.PARAM, Ops.BUFFER, Ops.MSELECT, Ops.VIEW) for a in u.src[1:])),
     ("a kernel has as many arguments as PARAMs", lambda u: u.op is not Ops.CALL or u.src[0].op is not Ops.SINK or len(u.src) - 1 == 1 + max(p.arg for p in u.src[0].toposort() if p.op is Ops.PARAM)),
+    ("a CHAIN's kernels are given the CALL's arguments", lambda u: u.op is not Ops.CALL or u.src[0].op is not Ops.CHAIN or {i for own in u.src[0].arg.slots for i in own} == set(range(len(u.src) - 1))),
 ]
 
 SPECS: dict[str, list[Rule]] = {

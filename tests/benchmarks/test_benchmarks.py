@@ -16,6 +16,7 @@ SMALLEST: dict[str, tuple[list[str], list[str]]] = {
     "allreduce.py": (["--sizes", "256,64K", "--workers", "2", "--repeats", "5"], ["algbw", "64K"]),
     "schedule.py": (["--workers", "4,1024", "--repeats", "1", "--layers", "1", "--dim", "32"], ["lower_shards", "ratio of scheduling"]),
     "memory_bound.py": (["--elements", "16384", "--repeats", "2", "--tokens", "32"], ["softmax", "adamw", "of copy", "embedding grad", "memory of attention grad"]),
+    "attention.py": (["--shapes", "1,2,128,16", "--seconds", "0.01"], ["causal with gradients", "T x T MB"]),
     "beam.py": (["softmax", "--beam", "1", "--limit", "0.3", "--repeats", "2"], ["softmax", "same bits", "yes", "geometric mean"]),
     "dispatch.py": (["--kernels", "20", "--repeats", "5"], ["a kernel", "mlp batch 1"]),
     "ops_vs_torch.py": (["cumsum"], ["Tensor.cumsum"]),

@@ -86,6 +86,10 @@ def symbolic_slice() -> list[Tensor]:
     return [(stored(10, 4)[: Variable("n", 1, 10).bind(3)] + 1).sum(0)]
 
 
+def chain_of_attention() -> list[Tensor]:
+    return [stored(1, 256, 4).scaled_dot_product_attention(stored(1, 256, 4), stored(1, 256, 4), is_causal=True)]
+
+
 def sharded_loss_and_gradient() -> list[Tensor]:
     x, w = sharded(4, 3), sharded(3, 2, axis=None).requires_grad_()
     loss = (x @ w).relu().sum()
@@ -105,7 +109,7 @@ def gather_to_one_device() -> list[Tensor]:
 PROGRAMS: list[Callable[[], list[Tensor]]] = [
     matmul_bias_relu, softmax, gradient_of_linear, large_sum_in_two, embedding_is_a_gather, scatter_add, cat_of_computed,
     range_mask_collapses, padded_slices, assign_reversed, write_after_read, symbolic_slice, sharded_loss_and_gradient,
-    reshard_by_all_to_all, gather_to_one_device,
+    reshard_by_all_to_all, gather_to_one_device, chain_of_attention,
 ]  # fmt: skip
 
 
@@ -127,7 +131,7 @@ def text_of(program: Callable[[], list[Tensor]]) -> str:
     for i, call in enumerate(linear.src):
         what = call.src[0]
         args = ", ".join(show(a).splitlines()[-1].split(" = ", 1)[1] for a in call.src[1:])
-        parts.append((f"call {i}: {'kernel' if what.op is Ops.SINK else what.op.name} of {args}", show(what) if what.op is Ops.SINK else ""))
+        parts.append((f"call {i}: {'kernel' if what.op is Ops.SINK else what.op.name} of {args}", show(what) if what.op in (Ops.SINK, Ops.CHAIN) else ""))
     plan = linear.arg
     parts.append(("memory", "\n".join([f"pool {d}: {n} bytes" for d, n in plan.pools] + [f"#{uid}: {n} bytes at {at} of pool {p}" for uid, p, at, n in plan.offsets])))
     out, last = [], ""

@@ -1,4 +1,4 @@
-"""rangeify_once: STOREs of one form share a kernel AST, with arguments of their own."""
+"""rangeify: STOREs of one form share a kernel AST, with arguments of their own; operands in one buffer are two arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from manygrad import Tensor, Variable
 from manygrad.schedule.rangeify import form_of, rangeify, rangeify_once
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import Ops, UOp
-from tests.schedule.programs import sink_of, stored
+from tests.schedule.programs import kernels_of, sink_of, stored
 
 
 def store_of(t: Tensor) -> UOp:
@@ -62,3 +62,14 @@ def test_a_deep_model_computes_the_same() -> None:
     for w in weights:
         out, want = layer(out, Tensor(w)), np.maximum(want @ w + w.sum(1), 0)
     np.testing.assert_allclose(out.numpy(), want, rtol=1e-4, atol=1e-4)
+
+
+def test_operands_in_one_buffer_are_two_arguments() -> None:
+    x = stored(8, 3, 4)
+    (kernel,) = kernels_of(x[:, 0] @ x[:, 1].T)
+    assert len({u.arg for u in kernel.toposort() if u.op is Ops.PARAM}) == 3
+    (kernel,) = kernels_of((x[:, 0] * x[:, 0]).sum(1))  # one value
+    assert len({u.arg for u in kernel.toposort() if u.op is Ops.PARAM}) == 2
+    rows = np.arange(96, dtype=np.float32).reshape(8, 3, 4) / 50
+    t = Tensor(rows).realize()
+    np.testing.assert_allclose((t[:, 0] @ t[:, 1].T).numpy(), rows[:, 0] @ rows[:, 1].T, rtol=1e-5)

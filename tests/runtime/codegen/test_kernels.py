@@ -425,6 +425,20 @@ def test_symbolic_sizes(n: int) -> None:
     same(got, a @ b, 1e-3)
 
 
+@pytest.mark.parametrize("n", [1, 31, 64, 90, 97, 200])
+def test_a_symbolic_loop_of_packed_columns(n: int) -> None:
+    """What is left of a loop whose size is known at run time goes vector by vector, each packed anew for every tile of rows."""
+    v = UOp(Ops.DEFINE_VAR, dtypes.index, (), ("n", 1, 200))
+    i, j, r = loop(150, 0), loop(v, 1), red(48, 2)
+    product = reduce(load(1, add(mul(i, 48), r)).alu(Ops.MUL, load(2, add(mul(j, 48), r))), r)
+    ast = sink(store(0, add(mul(i, 200), j), product, i, j))
+    assert any(o.kind == "stage" for o in get_device("CPU").compile(ast).opts)
+    a, b = RNG.standard_normal((150, 48)).astype(np.float32), RNG.standard_normal((200, 48)).astype(np.float32)
+    got = agree(ast, [np.zeros((150, 200), np.float32), a, b], (n,), rtol=1e-4)[0]
+    same(got[:, :n], a @ b[:n].T, 1e-4)
+    assert (got[:, n:] == 0).all()
+
+
 def test_variable_outside_its_bounds() -> None:
     v = UOp(Ops.DEFINE_VAR, dtypes.index, (), ("n", 1, 8))
     i = loop(v, 0)

@@ -10,6 +10,7 @@ import pytest
 
 from manygrad import Tensor
 from manygrad.schedule import trace
+from manygrad.schedule.chain import ChainSpec
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import SPEC, Context
 from manygrad.tensor.uop import BufferSpec, Ops, PatternMatcher, UOp, UPat
@@ -55,6 +56,7 @@ BROKEN = [
     ("linear", "a LINEAR holds CALLs", UOp(Ops.LINEAR, dtypes.void, (load,))),
     ("linear", "a CALL's arguments are buffers or VIEWs of buffers", UOp(Ops.CALL, dtypes.void, (UOp(Ops.COPY, f32, (), "CPU:1"), x, load))),
     ("linear", "a kernel has as many arguments as PARAMs", UOp(Ops.CALL, dtypes.void, (UOp(Ops.SINK, dtypes.void, (load,)), x, x))),
+    ("linear", "a CHAIN's kernels are given the CALL's arguments", UOp(Ops.CALL, dtypes.void, (UOp(Ops.CHAIN, dtypes.void, (), ChainSpec(2, ((0, 1),), ())), x))),
 ]
 
 

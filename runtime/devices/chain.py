@@ -1,0 +1,57 @@
+"""A CHAIN as a kernel: its kernels one after the other, for one block of rows after the other.
+
+What this means is said by `Chained`, which works on any device; a device may run blocks in parallel, each thread with temporaries
+of its own (`cpu.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from manygrad.runtime.codegen.describe import bounds, signature
+from manygrad.runtime.devices.base import Kernel
+from manygrad.schedule.chain import ChainSpec
+from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.uop import UOp
+
+
+class Chained(Kernel):
+    """`kernels`: those of the CHAIN `ast`, compiled."""
+
+    def __init__(self, ast: UOp, kernels: Sequence[Kernel]) -> None:
+        spec = ast.arg
+        assert isinstance(spec, ChainSpec)
+        self.spec, self.kernels = spec, tuple(kernels)
+        self.variables = tuple((0,) if signature(k).variables else () for k in ast.src)  # a kernel that is alike for all blocks has none
+        super().__init__(f"chain_{spec.blocks}_{ast.key.hex()[:6]}", "", spec.blocks * sum(k.flops for k in kernels), bytes_of(ast))
+
+    def __call__(self, handles: Sequence[Any], vars: tuple[int, ...] = (), wait: bool = False) -> float | None:
+        began = time.perf_counter()
+        given = [[handles[i] for i in own] for own in self.spec.slots]
+        for block in range(self.spec.blocks):
+            for kernel, own, variables in zip(self.kernels, given, self.variables):
+                kernel(own, (block,) * len(variables))
+        return time.perf_counter() - began if wait else None
+
+
+def bytes_of(ast: UOp) -> int:
+    """The bytes that a CHAIN reads and writes besides its temporaries."""
+    temps = {i for i, _ in ast.arg.temps}
+    found: dict[tuple[int, bool], int] = {}
+    for kernel, own in zip(ast.src, ast.arg.slots):
+        stored = {s.src[0] for s in kernel.src}
+        for u in signature(kernel).nodes:
+            if u.op is Ops.INDEX and (i := own[u.src[0].arg]) not in temps:
+                lo, hi = bounds(u.src[1])
+                key = (i, u in stored)
+                found[key] = max(found.get(key, 0), (hi - lo + 1) * u.src[0].dtype.itemsize)
+    return sum(found.values())
+
+
+def written(ast: UOp) -> set[int]:
+    """The arguments that a kernel or CHAIN writes, a chain's temporaries left out."""
+    if ast.op is Ops.SINK:
+        return {s.src[0].src[0].arg for s in ast.src}
+    return {own[i] for kernel, own in zip(ast.src, ast.arg.slots) for i in written(kernel)} - {i for i, _ in ast.arg.temps}

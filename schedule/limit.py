@@ -1,0 +1,167 @@
+"""limit_columns: the kernels of a chain leave out the columns that a mask makes zero in all rows of a block.
+
+Precondition: kernels cut to blocks, in order, with the elements a row of each temporary they share. Postcondition: the same values
+wherever something is read.
+
+    block of 64 rows: S[r, j] = ...;  P[r, j] = exp(S[r, j]) if j <= block * 64 + r else 0;  O[r, d] = sum(P[r, j] * V[j, d], j)     j < 2048
+==> the same, with j < (block + 1) * 64 in all three
+
+A sum leaves out what is 0, a maximum what is -inf; then a column that is read nowhere is not computed. Spans begin and end at multiples of
+ALIGN, so that no partial sum gets other terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from manygrad.schedule.rangeify import ranges_of
+from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop import symbolic as sym
+
+ALIGN = 64  # a multiple of all lanes and of most tiles
+Span = tuple[UOp, UOp]  # columns [begin, end), made of the block's number
+
+
+def limit_columns(kernels: Sequence[UOp], slots: Sequence[Sequence[int]], steps: Mapping[int, int]) -> list[UOp]:
+    """`slots`: which argument each PARAM is; `steps`: argument -> elements a row, of the temporaries."""
+    zero: dict[int, Span] = {}  # temporary -> the columns outside of which it is 0
+    for kernel, own in zip(kernels, slots):
+        for s in kernel.src:
+            x = _column(s.src[0], own, steps)
+            span = None if x is None else _support(s.src[1], x, lambda u, own=own: _known(u, own, steps, zero))
+            if span is not None:
+                zero[own[s.src[0].src[0].arg]] = span
+    if not zero:
+        return list(kernels)
+    read: dict[int, set[Span | None]] = {}  # temporary -> the columns that are read of it
+    out = []
+    for kernel, own in zip(reversed(kernels), reversed(slots)):
+        limits = {**_of_reductions(kernel, own, steps, zero), **_of_loops(kernel, own, steps, read)}
+        for u in kernel.toposort():
+            if u.op is Ops.LOAD and own[u.src[0].src[0].arg] in steps:
+                x = _column(u.src[0], own, steps)
+                read.setdefault(own[u.src[0].src[0].arg], set()).add(limits.get(x) if x is not None else None)
+        out.append(_limited(kernel, limits) if limits else kernel)
+    return out[::-1]
+
+
+def _column(index: UOp, own: Sequence[int], steps: Mapping[int, int]) -> UOp | None:
+    """x where `index` is element (row, x) of a temporary, x running over a whole row."""
+    step = steps.get(own[index.src[0].arg])
+    terms, const = sym.linear(index.src[1])
+    columns = [t for t, k in terms.items() if t.op is Ops.RANGE and k == 1 and t.src[0].op is Ops.CONST and t.src[0].arg == step]
+    others = [t for t, k in terms.items() if t not in columns and (t.op is not Ops.RANGE or k != step)]
+    return columns[0] if len(columns) == 1 and not others and const == 0 and len(index.src) == 2 else None
+
+
+def _known(load: UOp, own: Sequence[int], steps: Mapping[int, int], zero: Mapping[int, Span]) -> tuple[UOp, Span] | None:
+    """(column, the columns outside of which it is 0) of a LOAD of a temporary."""
+    span = zero.get(own[load.src[0].src[0].arg])
+    x = _column(load.src[0], own, steps) if span is not None else None
+    return None if x is None or span is None else (x, span)
+
+
+# *** where a value is zero ***
+
+
+def _support(u: UOp, x: UOp, known: object) -> Span | None:
+    """The span of `x` outside of which `u` is 0; None: nothing is known."""
+    if x not in ranges_of(u):
+        return None
+    if u.op is Ops.LOAD:
+        found = known(u)  # type: ignore[operator]
+        return found[1] if found is not None and found[0] is x else None
+    if u.op is Ops.CAST:
+        return _support(u.src[0], x, known)
+    if u.op is Ops.WHERE and u.src[2].op is Ops.CONST and u.src[2].arg == 0:
+        return _where(u.src[0], x) or _support(u.src[1], x, known)
+    if u.op is Ops.MUL and u.dtype.is_float:
+        return _support(u.src[0], x, known) or _support(u.src[1], x, known)
+    return None
+
+
+def _where(condition: UOp, x: UOp) -> Span | None:
+    """The span of `x` outside of which an inequality holds for no row."""
+    if condition.op is not Ops.CMPLT or condition.src[0].dtype is not dtypes.index or x.src[0].op is not Ops.CONST:
+        return None
+    terms, const = sym.linear(sym.add(condition.src[0], sym.mul(condition.src[1], -1)))  # terms + const < 0
+    if terms.get(x) not in (1, -1):
+        return None
+    least = sym.iconst(const)  # of the terms besides x
+    for t, k in terms.items():
+        if t.op is Ops.RANGE and t is not x:
+            least = sym.add(least, min(0, k * (sym.vmax(t))))
+        elif t is not x:
+            if ranges_of(t):
+                return None
+            least = sym.add(least, sym.mul(t, k))
+    size = x.src[0]
+    if terms[x] == 1:  # x < -least
+        end = sym.mul(sym.floordiv(sym.add(sym.mul(least, -1), ALIGN - 1), ALIGN), ALIGN)
+        return sym.iconst(0), _least(_most(end, sym.iconst(0)), size)
+    begin = sym.mul(sym.floordiv(sym.add(least, 1), ALIGN), ALIGN)  # x > least
+    return _least(_most(begin, sym.iconst(0)), size), size
+
+
+def _least(a: UOp, b: UOp) -> UOp:
+    if sym.vmax(a) <= sym.vmin(b):
+        return a
+    return b if sym.vmax(b) <= sym.vmin(a) else UOp(Ops.WHERE, dtypes.index, (sym.lt(a, b), a, b))
+
+
+def _most(a: UOp, b: UOp) -> UOp:
+    if sym.vmin(a) >= sym.vmax(b):
+        return a
+    return b if sym.vmin(b) >= sym.vmax(a) else UOp(Ops.MAX, dtypes.index, (a, b))
+
+
+# *** which ranges can be shorter ***
+
+
+def _of_reductions(kernel: UOp, own: Sequence[int], steps: Mapping[int, int], zero: Mapping[int, Span]) -> dict[UOp, Span]:
+    found: dict[UOp, set[Span | None]] = {}
+    for u in kernel.toposort():
+        if u.op is not Ops.REDUCE:
+            continue
+        value = u.src[0]
+        for x in u.src[1:]:
+            span = None
+            if u.arg is Ops.ADD:
+                span = _support(value, x, lambda v: _known(v, own, steps, zero))
+            elif u.arg is Ops.MAX and value.op is Ops.WHERE and value.src[2].op is Ops.CONST and value.src[2].arg == u.dtype.min:
+                span = _where(value.src[0], x)
+            found.setdefault(x, set()).add(span)
+    return {x: span for x, spans in found.items() if len(spans) == 1 and (span := next(iter(spans))) is not None}
+
+
+def _of_loops(kernel: UOp, own: Sequence[int], steps: Mapping[int, int], read: Mapping[int, set[Span | None]]) -> dict[UOp, Span]:
+    """The loop over columns that nobody reads, of a kernel that stores nothing else."""
+    found: set[tuple[UOp | None, Span | None]] = set()
+    for s in kernel.src:
+        spans = read.get(own[s.src[0].src[0].arg], {None})
+        found.add((_column(s.src[0], own, steps), next(iter(spans)) if len(spans) == 1 else None))
+    x, span = found.pop()
+    return {} if found or x is None or span is None else {x: span}
+
+
+def _limited(kernel: UOp, limits: Mapping[UOp, Span]) -> UOp:
+    """The kernel with x -> begin + x', x' < end - begin."""
+    at = {}
+    for x, (begin, end) in limits.items():
+        at[x] = sym.add(begin, x.replace(src=(_most(sym.add(end, sym.mul(begin, -1)), sym.iconst(0)),)))
+    done: dict[UOp, UOp] = dict(at)
+    for u in kernel.toposort(lambda u: u not in at):
+        if u in done:
+            continue
+        src = tuple(done[s] for s in u.src)
+        if u.op is Ops.REDUCE:
+            src = (src[0], *map(_range_in, src[1:]))
+        elif u.op is Ops.STORE:
+            src = (*src[:2], *map(_range_in, src[2:]))
+        done[u] = u if src == u.src else sym.rebuild(u, src)
+    return done[kernel]
+
+
+def _range_in(u: UOp) -> UOp:
+    return next(x for x in u.toposort() if x.op is Ops.RANGE)
