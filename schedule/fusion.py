@@ -6,6 +6,7 @@ A value is stored where that moves fewer bytes or does far less work than comput
 - CONTIGUOUS (which copies and collectives put on their sources): always;
 - a reduction's result before it is broadcast, padded, gathered from or reduced again (each would repeat the reduction;
   the levels of a reduction in blocks stay together);
+- all but the largest of several contractions that an elementwise op joins: each has loops and tiles of its own;
 - an elementwise chain before it is broadcast into a contraction, or anywhere if it is expensive;
 - a value with several reading kernels, if it holds a reduction or if reading it costs less than reading its sources again.
 """
@@ -45,11 +46,13 @@ def decide_stores(order: list[UOp]) -> set[UOp]:
     reduces: dict[UOp, bool] = {}
     leaves: dict[UOp, frozenset[UOp]] = {}
     depth: dict[UOp, int] = {}
+    contractions: dict[UOp, frozenset[UOp]] = {}  # that a fused value holds; absent: none
     seen: dict[UOp, int] = {}  # how many values were stored when a node was measured
 
     def settle(u: UOp) -> None:
         stored.add(u)
         reduces[u], leaves[u], depth[u] = False, frozenset((u,)), 0
+        contractions.pop(u, None)
 
     def measure(u: UOp) -> None:
         """Reductions, leaves and depth of a fused value, from its sources."""
@@ -57,10 +60,21 @@ def decide_stores(order: list[UOp]) -> set[UOp]:
         if len(src) == 1:
             s = src[0]
             reduces[u], leaves[u], depth[u] = u.op is Ops.REDUCE or reduces[s], leaves[s], depth[s] + 1
+            if u.op is Ops.REDUCE and is_contraction(u):
+                contractions[u] = frozenset((u,))
+            elif s in contractions:
+                contractions[u] = contractions[s]
+            else:
+                contractions.pop(u, None)
         else:
             reduces[u] = u.op is Ops.REDUCE or True in [reduces[s] for s in src]
             leaves[u] = union_of(src)
             depth[u] = max([depth[s] for s in src]) + 1
+            held = [contractions[s] for s in src if s in contractions]
+            if held:
+                contractions[u] = frozenset().union(*held)
+            else:
+                contractions.pop(u, None)
         seen[u] = len(stored)
 
     def union_of(src: tuple[UOp, ...]) -> frozenset[UOp]:
@@ -109,6 +123,11 @@ def decide_stores(order: list[UOp]) -> set[UOp]:
                 refresh(s)
         for s in rows.must_store(u, stored):
             settle(s)
+        joined = [s for s in set(u.src) if s in contractions]
+        if len(joined) > 1 and u.op in GroupOp.ELEMENTWISE and len({contractions[s] for s in joined}) > 1:
+            size = lambda s: (max(numel(r.src[0].shape) for r in contractions[s]), s in u.src[:1])  # noqa: E731
+            for s in sorted(joined, key=size)[:-1]:
+                store_below(s)
         s0 = u.src[0]
         if u.op is Ops.REDUCE and reduces[s0] and not rows.fuses_reduce(u) and not (len(u.arg) == 3 and s0.op is Ops.REDUCE and s0 not in stored):
             store_below(_shared_below(s0, reduces, users))
@@ -136,6 +155,22 @@ def decide_stores(order: list[UOp]) -> set[UOp]:
         rows.learn(u, stored)
     _store_shared(order, stored, reduces, leaves, users)
     return stored
+
+
+def is_contraction(u: UOp) -> bool:
+    """A sum of products both of whose factors are used many times over."""
+    return u.arg[0] is Ops.ADD and u.src[0].op is Ops.MUL and all(_spread(f) >= 8 for f in u.src[0].src)
+
+
+def _spread(u: UOp) -> float:
+    """How many times over movement ops repeat the value they stand on; 1 for sizes that are not known."""
+    times = 1.0
+    while u.op in GroupOp.MOVEMENT or u.op is Ops.CAST:
+        if u.op is Ops.EXPAND:
+            wide, narrow = numel(u.shape), numel(u.src[0].shape)
+            times *= wide / narrow if isinstance(wide, int) and isinstance(narrow, int) and narrow else 1
+        u = u.src[0]
+    return times
 
 
 def work(u: UOp, stored: set[UOp], limit: int, above: UOp | None = None) -> int:

@@ -215,13 +215,12 @@ class Evaluator(Emitter):
     # *** what is skipped ***
 
     def masks(self, values: list[UOp], ranges: frozenset[UOp]) -> list[UOp]:
-        """Under which conditions the factors of products are read, if they depend on a range that is skipped and are the
-        same for all `values`: without any of them nothing is added."""
-        skipped = self.plan.skipped & ranges
-        if not skipped:
+        """Under which conditions the factors of products are read, if one of `ranges` is skipped and they are the same for
+        all `values`: without any of them nothing is added."""
+        if not self.plan.skipped & ranges:
             return []
         shared = [set(factor_masks(v)) for v in values]
-        return [m for m in factor_masks(values[0]) if skipped & ranges_of(m) and all(m in s for s in shared)]
+        return [m for m in factor_masks(values[0]) if all(m in s for s in shared)]
 
     @contextmanager
     def unless_masked(self, masks: list[UOp], at: dict[UOp, int]) -> Iterator[bool]:

@@ -402,8 +402,8 @@ class Heuristic:
         for c in (c for m in factor_masks(main.src[0]) for c in conjuncts(m)):
             other = together.get(ranges_of(c))
             together[ranges_of(c)] = c if other is None else other.alu(Ops.AND, c)
-        rare = [ranges for ranges, c in together.items() if part_held(c) <= 0.75]
-        self.opts += [Opt("skip", r.arg[0], 1) for r in main.src[1:] if any(r in ranges for ranges in rare)]
+        if any(part_held(c) <= 0.75 for c in together.values()):
+            self.opts.append(Opt("skip", main.src[-1].arg[0], 1))
 
     def scatter_add(self) -> tuple[Opt, ...]:
         """Loops that may hit one address run in order on one thread; one that provably cannot is vectorised and cut."""

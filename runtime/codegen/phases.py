@@ -29,8 +29,6 @@ def phased_loops(sig: Signature) -> dict[UOp, int]:
                 continue
             period = u.src[1].arg
             terms = {x.expr: c for x, c in a.terms}
-            if not any(x.op is Ops.RANGE and x.arg[1] == "reduce" for x in terms):
-                continue
             for r in sig.loops:
                 size = r.src[0].arg if r.src[0].op is Ops.CONST else 1
                 if abs(terms.get(r, 0)) == 1 and size % period == 0 and size > period > 1 and r not in sizes:
