@@ -176,9 +176,10 @@ class Heuristic:
             if reuse < 2 or not product or not self.stageable(u, main, r):
                 return None
             cost += (6 if any(self.stride(u.src[0], k) == 1 for k in main.src[1:]) else 48) / reuse
-        scattered = any(self.stride(s.src[0], r) != 1 for s in self.sig.stores)
+        steps = [self.stride(s.src[0], r) for s in self.sig.stores]
+        scattered = max(0 if a == 1 else 40 if a is not None and abs(a) < self.lanes else 80 for a in steps)
         vectors = -(-size_max(r) // self.lanes)
-        return cost * vectors * self.lanes / size_max(r) + (40 / volume(frozenset(main.src[1:])) if scattered else 0)
+        return cost * vectors * self.lanes / size_max(r) + scattered / volume(frozenset(main.src[1:]))
 
     def access_cost(self, r: UOp | None) -> float:
         """Relative cost of the memory accesses and the arithmetic with lanes along `r`."""
@@ -300,16 +301,24 @@ class Heuristic:
         own = ranges_of(main)
         outer = [r for r in self.order if r in own and r is not lane and r not in inner]
         after = [r for r in self.order if r not in own]
-        columns, row = (Opt("stage", x.arg[0], u.src[0].src[0].arg) for x, u in ((lane, across[0]), (inner[-1], down[0])))
+        within = [r for r in outer if r not in ranges_of(down[0]) and self.stored_closer(r, lane)]
+        outer = [r for r in outer if r not in within]
+        panel = (lane, *within)[-1]
+        columns, row = (Opt("stage", x.arg[0], u.src[0].src[0].arg) for x, u in ((panel, across[0]), (inner[-1], down[0])))
         packs_rows = self.stageable(down[0], main, inner[-1]) and down[0].src[0].src[0].arg != columns.amount
         guarded = len(down[0].src[0].src) == 3 or down[0].dtype.is_half
-        if packs_rows and len(rows) == 1 and self.rows_rest(main, rows[0]):
+        if packs_rows and len(rows) == 1 and not within and self.rows_rest(main, rows[0]):
             self.reorder([*outer, *inner, lane, *after])
             self.opts += [row, columns, *self.block(main, inner[-1], 2 * self.machine.cache_bytes, blocks=2)]
         else:
-            self.reorder([*outer, lane, *inner, *after])
+            self.reorder([*outer, lane, *within, *inner, *after])
             self.opts += [columns, *([row] if packs_rows and guarded else [])]
-            self.opts += self.block(main, lane, self.machine.cache_bytes // 2)
+            self.opts += self.block(main, lane, self.machine.cache_bytes // 2) if not within else []
+
+    def stored_closer(self, r: UOp, lane: UOp) -> bool:
+        """Whether results of neighbouring iterations of `r` lie between those of the lane: they are written soon after each other."""
+        steps = [(self.stride(s.src[0], r), self.stride(s.src[0], lane)) for s in self.sig.stores]
+        return all(a is not None and b is not None and 0 < abs(a) < abs(b) for a, b in steps)
 
     def block(self, main: UOp, r: UOp, nbytes: int, blocks: int = 1) -> list[Opt]:
         """About as many tiles of `r` as fit `nbytes`, all blocks about the same, and so many of them at least."""

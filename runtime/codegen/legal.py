@@ -97,8 +97,6 @@ def _staging(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
             if loop not in ranges_of(u) or not ranges_of(u) <= outside | frozenset(ranges):
                 return f"argument {slot} cannot be staged at loop {loop.arg[0]}: it changes with a loop inside it, or not with this one"
             tiled = tiled_loops(plan, loop, u)
-            if loop is not plan.lane and plan.lane in tiled:
-                return f"argument {slot} cannot be staged at loop {loop.arg[0]}: it changes with the vectorised loop {plan.lane.arg[0]} outside of it"
             if loop is blocked and len(tiled) > 1:
                 return f"argument {slot} cannot be staged at the blocked loop {loop.arg[0]}: it changes within the tiles of other loops, too"
             if blocked is not None and loop is not blocked and blocked in ranges_of(u):
@@ -178,9 +176,10 @@ def staged_values(sig: Signature, slot: int) -> list[tuple[UOp, tuple[UOp, ...]]
 
 
 def tiled_loops(plan: Plan, loop: UOp, value: UOp) -> tuple[UOp, ...]:
-    """The tiled loops on which `value` depends, down to `loop`, where it is staged, which comes last."""
+    """The tiled loops on which `value` depends, down to `loop`, where it is staged; the vectorised one last."""
     outside = plan.loops[: plan.loops.index(loop)]
-    return (*(r for r in outside if plan.tile.get(r, 1) > 1 and r in ranges_of(value)), loop)
+    tiled = [*(r for r in outside if plan.tile.get(r, 1) > 1 and r in ranges_of(value)), loop]
+    return tuple(sorted(tiled, key=lambda r: r is plan.lane))
 
 
 def injective(index: UOp, r: UOp) -> bool:

@@ -136,9 +136,9 @@ class Stager(Evaluator):
     def choose_packing_lane(self, u: UOp, stage: Stage) -> None:
         """Vectors along the loop, also where another one is vectorised, if the operand is contiguous along it or in squares."""
         before, tile = (self.lane, self.lanes), self.plan.tile.get(stage.loop, 1)
-        if stage.loop is not self.lane and self.fixed_size(stage.loop) is not None and tile > 1:
+        if self.lane not in stage.pitches and self.fixed_size(stage.loop) is not None and tile > 1:
             self.use_lane(stage.loop, min(1 << (tile - 1).bit_length(), PACK_BYTES // u.dtype.itemsize))
-        if stage.loop is self.lane:
+        if self.lane in stage.pitches:
             a = self.analysis.affine((u.src[0] if u.op is Ops.CAST else u).src[0].src[1], {})
             if a is not None and a.stride != 1:
                 self.square = next((x.expr for x, c in a.terms if c == 1 and x.expr in stage.ranges), None)
