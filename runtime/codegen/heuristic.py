@@ -309,7 +309,7 @@ class Heuristic:
         guarded = len(down[0].src[0].src) == 3 or down[0].dtype.is_half
         if packs_rows and len(rows) == 1 and not within and self.rows_rest(main, rows[0]):
             self.reorder([*outer, *inner, lane, *after])
-            self.opts += [row, columns, *self.block(main, inner[-1], 2 * self.machine.cache_bytes, blocks=2)]
+            self.opts += [row, columns, *self.block(main, inner[-1], 2 * self.machine.cache_bytes, pieces=4)]
         else:
             self.reorder([*outer, lane, *within, *inner, *after])
             self.opts += [columns, *([row] if packs_rows and guarded else [])]
@@ -320,10 +320,11 @@ class Heuristic:
         steps = [(self.stride(s.src[0], r), self.stride(s.src[0], lane)) for s in self.sig.stores]
         return all(a is not None and b is not None and 0 < abs(a) < abs(b) for a, b in steps)
 
-    def block(self, main: UOp, r: UOp, nbytes: int, blocks: int = 1) -> list[Opt]:
-        """About as many tiles of `r` as fit `nbytes`, all blocks about the same, and so many of them at least."""
+    def block(self, main: UOp, r: UOp, nbytes: int, pieces: int = 1) -> list[Opt]:
+        """About as many tiles of `r` as fit `nbytes`, all blocks about the same; so many pieces, unless that makes them small."""
         count = -(-size_max(r) // self.tile_of(r))
-        most = min(nbytes // (volume(frozenset(main.src[1:])) * self.tile_of(r) * 4), -(-count // blocks))
+        wanted = max(-(-count // pieces), min(16, -(-count // 2)) if pieces > 1 else 1)
+        most = min(nbytes // (volume(frozenset(main.src[1:])) * self.tile_of(r) * 4), wanted)
         tiles = -(-count // -(-count // most)) if most else 0
         fixed = all(x.src[0].op is Ops.CONST for x in self.order) and ranges_of(main) >= frozenset(self.order)
         if tiles < 2 or not fixed or len(self.sig.reduces) > 1:
