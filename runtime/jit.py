@@ -206,6 +206,8 @@ class TinyJit(Generic[T]):
             print(f"JIT captured {len(flat)} calls as {len(self.items)}")
         if not flat:
             raise JitError("the function computed nothing that could be captured; realize or return what it makes")
+        for device in {b.device for item, _ in flat for b in item.buffers}:
+            device.trim()  # a replay needs none of what the calls before it left
         return out
 
     def _replay(self, tensors: list[tuple[str, Tensor]], constants: list[tuple[str, Any]], var_vals: dict[str, int]) -> T:

@@ -39,6 +39,11 @@ class HostDevice(Device):
         handle.nbytes = nbytes  # of a block that may be larger: what is beyond is out of bounds
         return handle
 
+    def trim(self, keep_bytes: int = 0) -> None:
+        super().trim(keep_bytes)
+        if (give_back := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # what compiling left on glibc's heap
+            give_back(0)
+
     def view(self, handle: Memory, offset_bytes: int, nbytes: int) -> Memory:
         assert 0 <= offset_bytes and offset_bytes + nbytes <= handle.nbytes, (
             f"view of bytes {offset_bytes}..{offset_bytes + nbytes} of {handle.nbytes}"
