@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from manygrad.runtime.codegen.heuristic import Machine
+from manygrad.runtime.codegen.facts import Machine
 from manygrad.runtime.devices.diskcache import DiskCache
 from manygrad.runtime.devices.native import compiler, host_target
 from manygrad.runtime.devices.team import Team, wanted_threads

@@ -125,8 +125,8 @@ def decide_stores(order: list[UOp]) -> set[UOp]:
             settle(s)
         joined = [s for s in set(u.src) if s in contractions]
         if len(joined) > 1 and u.op in GroupOp.ELEMENTWISE and len({contractions[s] for s in joined}) > 1:
-            size = lambda s: (max(numel(r.src[0].shape) for r in contractions[s]), s in u.src[:1])  # noqa: E731
-            for s in sorted(joined, key=size)[:-1]:
+            largest = max(joined, key=lambda s: max(numel(r.src[0].shape) for r in contractions[s]))
+            for s in [s for s in u.src if s in joined and s is not largest]:
                 store_below(s)
         s0 = u.src[0]
         if u.op is Ops.REDUCE and reduces[s0] and not rows.fuses_reduce(u) and not (len(u.arg) == 3 and s0.op is Ops.REDUCE and s0 not in stored):

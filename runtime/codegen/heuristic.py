@@ -8,90 +8,18 @@ size, cut over any number of threads or devices, gives the same bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
 
-from manygrad.runtime.codegen.affine import TileAnalysis
-from manygrad.runtime.codegen.describe import (
-    Signature,
-    conjuncts,
-    factor_masks,
-    part_held,
-    ranges_of,
-    signature,
-    size_max,
-    volume,
-)
+from manygrad.runtime.codegen.describe import ranges_of, signature, size_max
+from manygrad.runtime.codegen.facts import Machine
 from manygrad.runtime.codegen.legal import injective
 from manygrad.runtime.codegen.opt import Opt, make_plan
+from manygrad.runtime.codegen.products import Products
 from manygrad.runtime.codegen.rows import memory_opts, turned
-from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.uop import UOp
 
-STAGE_BYTES = 16 << 20
 
-
-@dataclass(frozen=True)
-class Machine:
-    """What the choices depend on: a vector register's width, how many there are, a core's own cache, whether x * 2**n is one instruction."""
-
-    vector_bytes: int
-    registers: int
-    cache_bytes: int = 1 << 20
-    scales: bool = False
-
-    @property
-    def accumulators(self) -> int:
-        return 24 if self.registers >= 32 else 12
-
-
-class Heuristic:
-    def __init__(self, ast: UOp, machine: Machine) -> None:
-        self.sig: Signature = signature(ast)
-        self.machine = machine
-        self.lanes = machine.vector_bytes // self.element_bytes()
-        self.loads = [u for u in self.sig.nodes if u.op is Ops.LOAD]
-        self._analyses: dict[UOp, TileAnalysis] = {}
-        self.opts: list[Opt] = []
-        self.order = list(self.sig.loops)
-        self.under = {u: [v for v in u.src[0].toposort() if v.op is Ops.LOAD] for u in self.sig.reduces}
-
-    def element_bytes(self) -> int:
-        """The width that vectors are counted in: the widest float computed, else the widest integer stored or loaded.
-        Without a reduction, whose order of sums follows from it, what is the same for all iterations (a learning rate in
-        float64) does not count."""
-        nodes = [u for u in self.sig.nodes if self.sig.reduces or ranges_of(u)]
-        seen: set[DType] = {
-            u.dtype
-            for u in nodes
-            if u.op not in (Ops.SINK, Ops.STORE, Ops.PARAM, Ops.INDEX) and u.dtype is not dtypes.index
-        }
-        floats = [
-            4 if d.is_half else d.itemsize
-            for d in seen
-            if d.is_float and any(u.dtype is d and u.op is not Ops.CAST for u in nodes)
-        ]
-        stored = [s.src[1].dtype.itemsize for s in self.sig.stores]
-        return max(floats, default=0) or max([d.itemsize for d in seen if not d.is_float] + stored, default=4)
-
-    def stride(self, index: UOp, r: UOp) -> int | None:
-        """How the offset of `index` changes along `r` within a vector; None: irregularly, 2 also for a known pattern."""
-        analysis = self._analyses.get(r)
-        if analysis is None:
-            analysis = self._analyses[r] = TileAnalysis({r: self.lanes}, r, self.lanes)
-        a = analysis.affine(index.src[1], {})
-        if a is None:
-            return None
-        return 2 if a.table else a.stride
-
-    def contiguous(self, loads: list[UOp], r: UOp) -> bool:
-        """All `loads` are contiguous along `r` or independent of it, and some are contiguous."""
-        strides = [self.stride(u.src[0], r) for u in loads]
-        return 1 in strides and all(s in (0, 1) for s in strides)
-
-    # *** the decisions ***
-
+class Heuristic(Products):
     def run(self) -> tuple[Opt, ...]:
         if any(s.arg is not None for s in self.sig.stores):
             return self.scatter_add()
@@ -133,18 +61,6 @@ class Heuristic:
             self.opts.append(Opt("lanes", r.arg[0], self.lanes))
         return found
 
-    def packs_better(self, u: UOp) -> bool:
-        """A product both of whose operands are contiguous along the reduction (a @ b.T): whether one can be packed across
-        it, for many rows. Then no partial sums need be folded, and the operands are read in one stream."""
-        loads = self.under[u]
-        apart = [r for r in self.sig.loops if r in ranges_of(u) and sum(r in ranges_of(v) for v in loads) < len(loads)]
-        columns = [r for r in apart if all(self.stride(s.src[0], r) == 1 for s in self.sig.stores)]
-        return len(apart) > 1 and any(self.stageable(v, u, r) for r in columns for v in loads if r in ranges_of(v))
-
-    def main_reduce(self) -> UOp | None:
-        """The REDUCE with the most iterations."""
-        return max(self.sig.reduces, key=lambda u: volume(ranges_of(u) | frozenset(u.src[1:])), default=None)
-
     def choose_lane(self, split: dict[UOp, UOp]) -> UOp | None:
         """The loop along which vectors run: the one with the cheapest accesses."""
         taken = {r for u in split for r in ranges_of(u)}
@@ -161,25 +77,6 @@ class Heuristic:
             if cost < best_cost:
                 best, best_cost = r, cost
         return best
-
-    def product_cost(self, main: UOp, r: UOp) -> float | None:
-        """Relative cost of a product with lanes along `r`: what is not contiguous along it must be worth packing."""
-        strides = {u: self.stride(u.src[0], r) for u in self.under[main] if r in ranges_of(u)}
-        if not any(s != 0 for s in strides.values()):
-            return None
-        product = main.arg is Ops.ADD and main.src[0].op is Ops.MUL and len(self.under[main]) >= 2
-        cost = 1.0
-        for u, s in strides.items():
-            if s in (0, 1):
-                continue
-            reuse = volume(ranges_of(main) - ranges_of(u))
-            if reuse < 2 or not product or not self.stageable(u, main, r):
-                return None
-            cost += (6 if any(self.stride(u.src[0], k) == 1 for k in main.src[1:]) else 48) / reuse
-        steps = [self.stride(s.src[0], r) for s in self.sig.stores]
-        scattered = max(0 if a == 1 else 40 if a is not None and abs(a) < self.lanes else 80 for a in steps)
-        vectors = -(-size_max(r) // self.lanes)
-        return cost * vectors * self.lanes / size_max(r) + scattered / volume(frozenset(main.src[1:]))
 
     def access_cost(self, r: UOp | None) -> float:
         """Relative cost of the memory accesses and the arithmetic with lanes along `r`."""
@@ -218,160 +115,6 @@ class Heuristic:
         self.unroll_reduce(main, split)
         self.skip(main)
 
-    def tile_of(self, r: UOp) -> int:
-        """Elements of `r` in a tile, as decided so far."""
-        return max([o.amount for o in self.opts if o.axis == r.arg[0] and o.kind in ("tile", "vectorise")], default=1)
-
-    def tile_outer_product(self, main: UOp, lane: UOp, budget: int) -> list[UOp]:
-        """Rows x vectors of accumulators: few loads an FMA, little waste at the ends; gives the loops of the rows.
-
-        The rows are loops on which no vector that is loaded depends: each vector is used once a row. Where the first of
-        them is short, a tile has all of it and some iterations of another one.
-        """
-        vectors = -(-size_max(lane) // self.lanes)
-        wide = [u for u in self.under[main] if lane in ranges_of(u)]
-        free = [
-            r
-            for r in self.sig.loops
-            if r in ranges_of(main) and r is not lane and size_max(r) > 1 and not any(r in ranges_of(u) for u in wide)
-        ]
-        free.sort(key=lambda r: (min(size_max(r), 4), self.sig.loops.index(r)), reverse=True)
-        aligned = 8 if free and self.rows_rest(main, free[0]) else 1  # rows that are packed are packed in vectors
-        best, best_cost = ((1, 1), 1), math.inf
-        for g in (1, 2, 3, 4, 6):
-            if g > max(1, vectors) or g > budget or (g & (g - 1) and lane.src[0].op is not Ops.CONST):
-                continue  # (a size known at run time is rather a multiple of a power of two)
-            for rows, parts in self.row_tiles(free, min(budget // g, 16)):
-                work = [(n * m, k * v, _unit(m, v)) for m, n in parts for v, k in ((g, vectors // g), (vectors % g, 1))]
-                cost = sum(m * v * unit for m, v, unit in work) / (sum(m * n for m, n in parts) * vectors)
-                cost *= 1.12 if parts[0][0] % aligned else 1.0
-                if cost < best_cost - 1e-9:
-                    best, best_cost = (rows, g), cost
-        (first, second), g = best
-        if g > 1:
-            self.opts.append(Opt("tile", lane.arg[0], g * self.lanes))
-        for r, m in zip(free, (first, second)):
-            if m > 1:
-                self.opts.append(Opt("tile", r.arg[0], m))
-        return free[:2] if second > 1 else free[:1]
-
-    def row_tiles(self, free: list[UOp], most: int) -> Iterator[tuple[tuple[int, int], list[tuple[int, int]]]]:
-        """((rows of the first loop, of the second), (size, number) of the tiles that this makes of them)."""
-        if not free:
-            yield (1, 1), [(1, 1)]
-            return
-        whole = size_max(free[0])
-        for m in range(1, min(whole, most) + 1):
-            yield (m, 1), [(m, whole // m), (whole % m, 1)]
-        if len(free) > 1:
-            size = size_max(free[1])
-            for m in range(2, min(size, most // whole) + 1):
-                yield (whole, m), [(whole * m, size // m), (whole * (size % m), 1)]
-
-    def rows_rest(self, main: UOp, r: UOp) -> bool:
-        """Whether rows are so scattered along the reduction that a block of them is packed: a page or more a step, beyond what the cache holds."""
-        down = [u for u in self.under[main] if r in ranges_of(u)]
-        step = self.stride(down[0].src[0], main.src[-1]) if len(down) == 1 else 1
-        if step is None or step in (0, 1) or len(down[0].src[0].src) == 3:
-            return False
-        return volume(frozenset(main.src[1:])) * abs(step) * down[0].dtype.itemsize > self.machine.cache_bytes // 4
-
-    def order_and_stage(self, main: UOp, lane: UOp, rows: list[UOp]) -> None:
-        """Which operand of a product rests in the cache, packed, while the other one passes by.
-
-        The columns (what is loaded in vectors) rest, a block of panels as large as half the core's cache, for all rows;
-        of rows that are not contiguous along the reduction, a block is packed and rests instead, for all columns. What is
-        read with a condition is packed in any case: then it is checked once.
-        """
-        across = [u for u in self.under[main] if lane in ranges_of(u) and not any(r in ranges_of(u) for r in rows)]
-        down = [u for u in self.under[main] if lane not in ranges_of(u) and any(r in ranges_of(u) for r in rows)]
-        must = [u for u in self.under[main] if self.stride(u.src[0], lane) not in (0, 1)]
-        if must and self.product_cost(main, lane) is None:
-            return
-        if not rows or len(across) != 1 or len(down) != 1 or not self.stageable(across[0], main, lane):
-            if must:
-                outer = [r for r in self.order if r is not lane and any(r in ranges_of(u) for u in must)]
-                self.reorder([*outer, lane, *(r for r in self.order if r is not lane and r not in outer)])
-                self.opts += [Opt("stage", lane.arg[0], u.src[0].src[0].arg) for u in must]
-            return
-        inner = [r for r in self.order if r in ranges_of(down[0]) and r not in ranges_of(across[0]) and r not in rows]
-        inner += sorted(rows, key=self.order.index)
-        if not must and volume(frozenset(inner)) < 32:  # too few rows for what packing costs
-            return
-        own = ranges_of(main)
-        outer = [r for r in self.order if r in own and r is not lane and r not in inner]
-        after = [r for r in self.order if r not in own]
-        within = [r for r in outer if r not in ranges_of(down[0]) and self.stored_closer(r, lane)]
-        outer = [r for r in outer if r not in within]
-        panel = (lane, *within)[-1]
-        columns, row = (Opt("stage", x.arg[0], u.src[0].src[0].arg) for x, u in ((panel, across[0]), (inner[-1], down[0])))
-        packs_rows = self.stageable(down[0], main, inner[-1]) and down[0].src[0].src[0].arg != columns.amount
-        guarded = len(down[0].src[0].src) == 3 or down[0].dtype.is_half
-        if packs_rows and len(rows) == 1 and not within and self.rows_rest(main, rows[0]):
-            self.reorder([*outer, *inner, lane, *after])
-            self.opts += [row, columns, *self.block(main, inner[-1], 2 * self.machine.cache_bytes, pieces=4)]
-        else:
-            self.reorder([*outer, lane, *within, *inner, *after])
-            self.opts += [columns, *([row] if packs_rows and guarded else [])]
-            self.opts += self.block(main, lane, self.machine.cache_bytes // 2) if not within else []
-
-    def stored_closer(self, r: UOp, lane: UOp) -> bool:
-        """Whether results of neighbouring iterations of `r` lie between those of the lane: they are written soon after each other."""
-        steps = [(self.stride(s.src[0], r), self.stride(s.src[0], lane)) for s in self.sig.stores]
-        return all(a is not None and b is not None and 0 < abs(a) < abs(b) for a, b in steps)
-
-    def block(self, main: UOp, r: UOp, nbytes: int, pieces: int = 1) -> list[Opt]:
-        """About as many tiles of `r` as fit `nbytes`, all blocks about the same; so many pieces, unless that makes them small."""
-        count = -(-size_max(r) // self.tile_of(r))
-        wanted = max(-(-count // pieces), min(16, -(-count // 2)) if pieces > 1 else 1)
-        most = min(nbytes // (volume(frozenset(main.src[1:])) * self.tile_of(r) * 4), wanted)
-        tiles = -(-count // -(-count // most)) if most else 0
-        fixed = all(x.src[0].op is Ops.CONST for x in self.order) and ranges_of(main) >= frozenset(self.order)
-        if tiles < 2 or not fixed or len(self.sig.reduces) > 1:
-            return []
-        return [Opt("block", r.arg[0], tiles)]
-
-    def reorder(self, wanted: list[UOp]) -> None:
-        for i, r in enumerate(wanted):
-            if self.order[i] is not r:
-                self.opts.append(Opt("before", r.arg[0], self.order[i].arg[0]))
-                self.order.remove(r)
-                self.order.insert(i, r)
-
-    def stageable(self, load: UOp, main: UOp, loop: UOp) -> bool:
-        """Fits a thread's scratch memory, depends on fixed sizes only, and is the only read of that argument in any reduction."""
-        depends, reduced = ranges_of(load), ranges_of(load) & frozenset(main.src[1:])
-        if loop not in depends or any(r.src[0].op is not Ops.CONST for r in reduced):
-            return False
-        if any(o.kind == "lanes" and o.axis == r.arg[0] for o in self.opts for r in depends):
-            return False
-        elements = volume(reduced) * 4 * self.lanes
-        slot = load.src[0].src[0].arg
-        reads = {u for loads in self.under.values() for u in loads if u.src[0].src[0].arg == slot}
-        return elements * 8 <= STAGE_BYTES and len(reads) == 1
-
-    def tile_dot_product(self, main: UOp, budget: int) -> None:
-        """Vectors along the reduction: the accumulators of several outputs side by side."""
-        own = [r for r in self.sig.loops if r in ranges_of(main) and size_max(r) > 1]
-        loads = self.under[main]
-        pairs = [(m, n) for m in own for n in own if m is not n and any(m in ranges_of(u) and n not in ranges_of(u) for u in loads)
-                 and any(n in ranges_of(u) and m not in ranges_of(u) for u in loads)]  # fmt: skip
-        if pairs:
-            tm, tn = (8, 3) if budget >= 24 else (4, 4) if budget >= 16 else (3, 3)
-            m, n = max(
-                pairs,
-                key=lambda p: (
-                    min(size_max(p[0]), tm) * min(size_max(p[1]), tn),
-                    sum(map(self.sig.loops.index, p)),
-                    -self.sig.loops.index(p[0]),
-                ),
-            )
-            self.opts += [Opt("tile", m.arg[0], _even(size_max(m), tm)), Opt("tile", n.arg[0], _even(size_max(n), tn))]
-        elif own:
-            t = _even(size_max(own[-1]), max(1, min(4, budget // 4)))
-            if t > 1:
-                self.opts.append(Opt("tile", own[-1].arg[0], t))
-
     def tile_elementwise(self, lane: UOp | None) -> None:
         """Several vectors at once, for the latency of loads; tall tiles where a load runs along another loop."""
         if lane is None:
@@ -403,17 +146,6 @@ class Heuristic:
                 return
             self.opts.append(Opt("unroll", r.arg[0], r.src[0].arg))
             room //= r.src[0].arg
-
-    def skip(self, main: UOp) -> None:
-        """Iterations that a mask leaves out, where a condition does not hold for a quarter of all cases."""
-        if any(u.arg is not Ops.ADD for u in self.sig.reduces):
-            return
-        together: dict[frozenset[UOp], UOp] = {}
-        for c in (c for m in factor_masks(main.src[0]) for c in conjuncts(m)):
-            other = together.get(ranges_of(c))
-            together[ranges_of(c)] = c if other is None else other.alu(Ops.AND, c)
-        if any(part_held(c) <= 0.75 for c in together.values()):
-            self.opts.append(Opt("skip", main.src[-1].arg[0], 1))
 
     def scatter_add(self) -> tuple[Opt, ...]:
         """Loops that may hit one address run in order on one thread; one that provably cannot is vectorised and cut."""
@@ -453,19 +185,6 @@ class Heuristic:
             n += 1
         if n:
             self.opts.append(Opt("parallelise", -1, n))
-
-
-def _unit(m: int, g: int) -> float:
-    """Relative cost of an FMA in a tile of m rows and g vectors: its share of the loads, of the vectors' stream from the
-    second cache, and the FMA's latency where the accumulators are too few to hide it."""
-    if not m or not g:
-        return 0.0
-    return (1.0 + max(0.0, (m + g) / (m * g) - 0.4) + 0.3 * max(0.0, 6 / m - 1)) * max(1.0, 8 / (m * g))
-
-
-def _even(size: int, most: int) -> int:
-    """A tile of at most `most` that cuts `size` with the least rest."""
-    return max(range(1, min(size, most) + 1), key=lambda t: (size / (-(-size // t) * most), t))
 
 
 def choose(ast: UOp, machine: Machine) -> tuple[Opt, ...]:

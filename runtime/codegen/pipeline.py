@@ -9,7 +9,7 @@ from functools import lru_cache
 from manygrad.runtime.codegen import heuristic
 from manygrad.runtime.codegen.collapse import collapse
 from manygrad.runtime.codegen.describe import kernel_name, signature
-from manygrad.runtime.codegen.heuristic import Machine
+from manygrad.runtime.codegen.facts import Machine
 from manygrad.runtime.codegen.legal import legal
 from manygrad.runtime.codegen.legalize import legalize
 from manygrad.runtime.codegen.lower import lower

@@ -12,7 +12,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-from manygrad.runtime.codegen.heuristic import Machine
+from manygrad.runtime.codegen.facts import Machine
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
-from manygrad.runtime.codegen.heuristic import Machine
+from manygrad.runtime.codegen.facts import Machine
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.devices.native import Compiler, Target
 from manygrad.runtime.render.llvm import render
