@@ -1,8 +1,8 @@
 """Attention, ours against torch: time and memory, forward and with its gradients.
 
-    python benchmarks/attention.py [--shapes 16,4,128,64 1,8,2048,64 1,8,4096,64] [--seconds 3]
+    python benchmarks/attention.py [--shapes 16,4,128,64 1,8,2048,64 1,8,4096,64] [--repeats 15]
 
-Shapes are (batch, heads, length, width of a head). Printed: best milliseconds of a replayed step and of torch's, interleaved, their ratio
+Shapes are (batch, heads, length, width of a head). Printed: best milliseconds of a replayed step and of torch's, in turns, their ratio
 (above 1: ours is faster), the most bytes our device held at once, and those of one array of queries x keys. Without torch only our
 side is printed. Both sides use as many threads.
 """
@@ -10,11 +10,16 @@ side is printed. Both sides use as many threads.
 from __future__ import annotations
 
 import argparse
-import time
+import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from sides.turns import samples
 
 from manygrad import Tensor, TinyJit
 from manygrad.runtime.devices import get_device
@@ -54,22 +59,10 @@ def torchs(arrays: list[np.ndarray], is_causal: bool, backward: bool) -> Callabl
     return step
 
 
-def best(sides: list[Callable[[], Any]], seconds: float) -> list[float]:
-    """The least milliseconds of each side, called in turns."""
-    found = [float("inf")] * len(sides)
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or found[-1] == float("inf"):
-        for i, side in enumerate(sides):
-            start = time.perf_counter()
-            side()
-            found[i] = min(found[i], (time.perf_counter() - start) * 1e3)
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=["16,4,128,64", "1,8,2048,64", "1,8,4096,64"], metavar="B,H,T,D")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each line")
+    parser.add_argument("--repeats", type=int, default=15)
     args = parser.parse_args()
     device = get_device("CPU")
     print(f"{'shape':<16}{'what':<26}{'ours ms':>10}{'torch ms':>10}{'torch/ours':>12}{'ours MB':>10}{'T x T MB':>10}")
@@ -81,7 +74,7 @@ def main() -> None:
                 device.peak = before = device.allocated
                 mine = ours(arrays, is_causal, backward)
                 torch_side = torchs(arrays, is_causal, backward)
-                times = best([mine] if torch_side is None else [mine, torch_side], args.seconds)
+                times = [min(t) * 1e3 for t in samples([mine] if torch_side is None else [mine, torch_side], args.repeats)]
                 what = ("causal " if is_causal else "") + ("with gradients" if backward else "forward")
                 other = f"{times[1]:>10.2f}{times[1] / times[0]:>12.2f}" if torch_side is not None else f"{'':>22}"
                 del mine

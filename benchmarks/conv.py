@@ -18,7 +18,7 @@ import numpy as np
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from memory_bound import Run, samples
+from sides.turns import Run, samples
 
 from manygrad import Tensor, TinyJit
 

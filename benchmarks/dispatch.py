@@ -19,7 +19,7 @@ import numpy as np
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from memory_bound import Run, measure
+from sides.turns import Run, measure
 
 from manygrad import Tensor, TinyJit, nn
 from manygrad.tensor.nn.functional import cross_entropy
