@@ -123,11 +123,12 @@ def decide_stores(order: list[UOp]) -> set[UOp]:
                 refresh(s)
         for s in rows.must_store(u, stored):
             settle(s)
-        joined = [s for s in set(u.src) if s in contractions]
+        joined = [s for s in dict.fromkeys(u.src) if s in contractions]  # in order: all ranks decide alike
         if len(joined) > 1 and u.op in GroupOp.ELEMENTWISE and len({contractions[s] for s in joined}) > 1:
             largest = max(joined, key=lambda s: max(numel(r.src[0].shape) for r in contractions[s]))
-            for s in [s for s in u.src if s in joined and s is not largest]:
-                store_below(s)
+            for s in joined:
+                if s is not largest:
+                    store_below(s)
         s0 = u.src[0]
         if u.op is Ops.REDUCE and reduces[s0] and not rows.fuses_reduce(u) and not (len(u.arg) == 3 and s0.op is Ops.REDUCE and s0 not in stored):
             store_below(_shared_below(s0, reduces, users))
