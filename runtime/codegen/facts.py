@@ -14,12 +14,14 @@ from manygrad.tensor.uop.uop import UOp
 
 @dataclass(frozen=True)
 class Machine:
-    """What the choices depend on: a vector register's width, how many there are, a core's own cache, whether x * 2**n is one instruction."""
+    """What the choices depend on: a vector register's width, how many there are, a core's own cache, whether x * 2**n is one instruction,
+    how many cores may share the work."""
 
     vector_bytes: int
     registers: int
     cache_bytes: int = 1 << 20
     scales: bool = False
+    cores: int = 1
 
     @property
     def accumulators(self) -> int:

@@ -166,7 +166,8 @@ class Heuristic(Products):
     def parallelise(self) -> None:
         """As few of the outermost loops as give enough pieces for any number of threads."""
         count, n = 1, 0
-        all_loops = any(o.kind == "block" for o in self.opts)
+        blocked = next((o.axis for o in self.opts if o.kind == "block"), None)
+        inside = any(o.kind == "reduce_block" for o in self.opts)
         staged = any(o.kind == "stage" for o in self.opts)
         innermost = (
             {r for u in self.sig.reduces for r in self.sig.loops if r not in ranges_of(u)}
@@ -174,8 +175,8 @@ class Heuristic(Products):
             else set()
         )
         for r in self.order:
-            if all_loops:
-                n = len(self.order)
+            if blocked is not None:
+                n = next(i + 1 for i, r in enumerate(self.order) if r.arg[0] == blocked) if inside else len(self.order)
                 break
             if r in innermost and n and count > 1:  # a reduction would be made again for every piece of this loop
                 break

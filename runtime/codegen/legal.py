@@ -40,7 +40,9 @@ def _amounts(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
         seen.add(key)
         if o.kind in ("vectorise", "lanes") and not (2 <= o.amount <= MAX_LANES and o.amount & (o.amount - 1) == 0):
             return f"{o}: lanes are a power of two, 2 to {MAX_LANES}"
-        if o.kind == "skip" and any(u.arg is not Ops.ADD for u in sig.reduces if o.axis in [x.arg[0] for x in u.src[1:]]):
+        if o.kind == "skip" and any(
+            u.arg is not Ops.ADD for u in sig.reduces if o.axis in [x.arg[0] for x in u.src[1:]]
+        ):
             return f"{o}: what is masked out counts in a reduction that is no sum"
         if o.kind in ("tile", "unroll", "block", "reduce_block") and o.amount < 1:
             return f"{o}: at least 1"
@@ -103,7 +105,7 @@ def _staging(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
                 return f"argument {slot} cannot be staged at loop {loop.arg[0]}: it changes with the blocked loop {blocked.arg[0]}"
             if any(r in plan.reduce_lanes for r in ranges):
                 return f"argument {slot} cannot be staged: a reduction over it has lanes of its own"
-            elements = math.prod(r.src[0].arg for r in ranges) * plan.block.get(loop, 1)
+            elements = stage_rows(plan, loop, stage_sizes(plan, loop, ranges)) * plan.block.get(loop, 1)
             elements *= math.prod(plan.tile.get(r, 1) for r in tiled)
             nbytes += -(-elements * u.dtype.itemsize // 64) * 64
     if nbytes > SCRATCH_BYTES // 2:
@@ -126,7 +128,14 @@ def _blocks(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
         return f"reduce_block({k.arg[0]}): there are REDUCEs that do not depend on the blocked loop {blocked.arg[0]}"
     if any(r in plan.reduce_lanes for r in group[0].src[1:]):
         return f"reduce_block({k.arg[0]}): the reduction has lanes of its own"
-    area = math.prod(plan.tile.get(r, 1) for r in plan.loops)
+    inside = plan.packed_in_blocks
+    if any(
+        not frozenset(inside) <= ranges_of(u) or any(x.src[0].op is not Ops.CONST for x in inside[1:]) for u in group
+    ):
+        return f"reduce_block({k.arg[0]}): a loop inside of the blocked one is not of fixed size, or the reduction does not depend on it"
+    area = math.prod(plan.tile.get(r, 1) for r in plan.loops) * math.prod(
+        -(-x.src[0].arg // plan.tile.get(x, 1)) for x in inside[1:]
+    )
     nbytes = tiles * area * len(group) * group[0].dtype.itemsize
     return None if nbytes <= SCRATCH_BYTES // 2 else f"{nbytes} bytes of sums, of {SCRATCH_BYTES // 2}"
 
@@ -173,6 +182,19 @@ def staged_values(sig: Signature, slot: int) -> list[tuple[UOp, tuple[UOp, ...]]
     reduced = tuple(dict.fromkeys(r for v in sig.reduces for r in v.src[1:]))
     values = [casts.get(u, u) for u in sig.nodes if u in inside]
     return [(u, tuple(r for r in reduced if r in ranges_of(u))) for u in values]
+
+
+def stage_sizes(plan: Plan, loop: UOp, ranges: tuple[UOp, ...]) -> list[int]:
+    """How many iterations of `ranges` are packed at a time at `loop`."""
+    sizes = {r: r.src[0].arg for r in ranges}
+    if plan.reduce_block is not None and plan.reduce_block[0] in sizes and loop in plan.packed_in_blocks:
+        sizes[plan.reduce_block[0]] = min(plan.reduce_block[1], sizes[plan.reduce_block[0]])
+    return list(sizes.values())
+
+
+def stage_rows(plan: Plan, loop: UOp, sizes: list[int]) -> int:
+    """The same as one number; for the tiles of a block with a little space, so that they do not all meet in one set of a cache."""
+    return math.prod(sizes) + (max(1, 16 // plan.tile.get(loop, 1)) if plan.block.get(loop, 1) > 1 else 0)
 
 
 def tiled_loops(plan: Plan, loop: UOp, value: UOp) -> tuple[UOp, ...]:

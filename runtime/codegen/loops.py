@@ -1,14 +1,13 @@
-"""Loops: whole tiles, then what is left; the parallel loop, a part of which is one call of the kernel; blocked loops."""
+"""Loops: whole tiles, then what is left."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from manygrad.runtime.codegen.describe import ranges_of
 from manygrad.runtime.codegen.emit import INDEX
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.codegen.opt import Plan
-from manygrad.runtime.codegen.reduction import IDENTITY, Reducer
+from manygrad.runtime.codegen.reduction import Reducer
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
@@ -19,8 +18,6 @@ Body = Callable[[], None]
 class Looper(Reducer):
     def __init__(self, ast: UOp, plan: Plan) -> None:
         super().__init__(ast, plan)
-        self.bounds: dict[UOp, tuple[Inst, int]] = {}  # range of a blocked reduction -> (begin, size) of the block
-        self.sums_offset: int | None = None  # of a blocked reduction's accumulators in local memory
 
     # *** sizes ***
 
@@ -151,130 +148,3 @@ class Looper(Reducer):
         other = self.blocks.pop().insts
         end = Inst(Low.END, dtypes.void, 1, (), None, len(self.blocks) - 1)
         self.blocks[-1].insts.extend([condition, *then, otherwise, *other, end])
-
-    # *** the parallel loop ***
-
-    def parallel_loops(self, body: Body) -> None:
-        """The outermost loops, as one loop over this call's part of their joint tiles."""
-        plan, loops = self.plan, self.plan.loops[: self.plan.parallel]
-        begin, finish = (self.emit(op, INDEX) for op in (Low.BEGIN, Low.FINISH))
-        blocked = next(iter(plan.block), None)
-        if len(loops) == 1 and blocked is None:
-            self.tiles_between(loops[0], begin, finish, body)
-            return
-        index = Inst(Low.LOOP, INDEX, 1, (begin, finish), 1, len(self.blocks))
-        self.open(index)
-        number = self.digits(index, loops)
-        for i, r in enumerate(loops[:-1]):
-            inner = number[loops[i + 1]]
-            for later in loops[i + 2 :]:
-                inner = self.emit(Ops.OR, INDEX, (inner, number[later]))
-            first = self.emit(Ops.CMPEQ, dtypes.bool, (inner, self.const(0)))
-            self.changed[r] = self.emit(Ops.OR, dtypes.bool, (self.emit(Ops.CMPEQ, dtypes.bool, (index, begin)), first))
-        single = [r for r in loops if r is not blocked]
-
-        def bind(i: int) -> None:
-            if i < len(single):
-                self.one_tile(single[i], number[single[i]], lambda: bind(i + 1))
-            elif blocked is not None:
-                self.block(blocked, number[blocked], body)
-            else:
-                body()
-
-        bind(0)
-        self.close()
-
-    def digits(self, index: Inst, loops: tuple[UOp, ...]) -> dict[UOp, Inst]:
-        """The number of each loop's tile (or block of tiles) in a joint index."""
-        found, rest = {}, index
-        for r in reversed(loops):
-            if r is loops[0]:
-                found[r] = rest
-                break
-            count = self.tiles_of(r, self.plan.block.get(r, 1))
-            found[r] = self.emit(Ops.MOD, INDEX, (rest, count), True)
-            rest = self.emit(Ops.IDIV, INDEX, (rest, count), True)
-        return found
-
-    # *** blocks ***
-
-    def block(self, r: UOp, number: Inst, body: Body) -> None:
-        """The tiles of a block of `r`, inside of all other loops."""
-        per, tiles = self.const(self.plan.block[r]), self.tiles_of(r)
-        begin = self.emit(Ops.MUL, INDEX, (number, per))
-        end = self.add(begin, per)
-        end = self.emit(Ops.WHERE, INDEX, (self.emit(Ops.CMPLT, dtypes.bool, (end, tiles)), end, tiles))
-        self.block_begin[r] = self.emit(Ops.MUL, INDEX, (begin, self.const(self.plan.tile.get(r, 1))))
-        self.pack(r, lambda pack: self.tiles_between(r, begin, end, pack))
-        if self.plan.reduce_block is None:
-            self.tiles_between(r, begin, end, body)
-        else:
-            self.blocked_reduction(r, begin, end, *self.plan.reduce_block, body)
-
-    def blocked_reduction(self, r: UOp, begin: Inst, end: Inst, k: UOp, per: int, body: Body) -> None:
-        """The reduction over `k` in blocks of `per`, each for all the tiles of `r`; sums in local memory between them."""
-        group = [u for u in self.open_reduces if r in ranges_of(u)]
-        assert (
-            group
-            and k is group[0].src[1]
-            and all(u.src[1:] == group[0].src[1:] and u.dtype is group[0].dtype for u in group)
-        )
-        waiting = self.open_reduces
-        self.open_reduces = [u for u in waiting if u not in group]
-        dtype, tile = group[0].dtype, self.plan.tile.get(r, 1)
-        with self.lane_of(group):
-            lanes = self.lanes if self.lane is not None else 1
-            own = [frozenset(self.plan.loops) & ranges_of(u) for u in group]
-        pitch = 0  # elements a tile
-        for ranges in own:
-            count = lanes
-            for x in ranges:
-                count *= self.plan.tile.get(x, 1) // (self.plan.lanes if x is self.plan.lane else 1)
-            pitch += count
-        if self.sums_offset is None:
-            self.sums_offset = self.local(self.plan.block[r] * pitch * dtype.itemsize)
-        first = self.emit(Ops.MUL, INDEX, (begin, self.const(tile)))
-        sums = self.emit(Low.SCRATCH, dtype, (), self.sums_offset)
-
-        def at() -> Inst:
-            """Where the sums of the current tile are."""
-            tiles = self.emit(Ops.SUB, INDEX, (self.origin[r], first))
-            return self.emit(Ops.MUL, INDEX, (tiles, self.const(pitch // tile)))
-
-        def load(i: int, u: UOp, lanes: int) -> Inst:
-            return self.emit(Low.LOAD, u.dtype, (sums, at()), i * lanes, lanes, here=True)
-
-        def start() -> None:
-            with self.lane_of(group) as split:
-                for i, (u, _) in enumerate(self.parts(group, split)):
-                    identity = self.const(u.dtype.const(IDENTITY[u.arg](u.dtype)), u.dtype, lanes)
-                    self.emit(Low.STORE, dtypes.void, (sums, at(), identity), i * lanes, lanes, here=True)
-
-        def step() -> None:
-            with self.lane_of(group) as split:
-                accumulators = self.accumulators(group, split, load)
-                self.accumulate_all(group, accumulators, split)
-                for i, acc in enumerate(a for x in accumulators for a in x.parts):
-                    value = self.emit(Low.GET, dtype, (acc,), None, lanes, here=True)
-                    self.emit(Low.STORE, dtypes.void, (sums, at(), value), i * lanes, lanes, here=True)
-
-        def finish() -> None:
-            with self.lane_of(group) as split:
-                self.finish(self.accumulators(group, split, load), split)
-            body()
-
-        self.tiles_between(r, begin, end, start)
-        size = self.fixed_size(k)
-        assert size is not None
-        if whole := size // per * per:
-            index = Inst(Low.LOOP, INDEX, 1, (self.const(0), self.const(whole)), per, len(self.blocks))
-            self.open(index)
-            self.bounds[k] = (index, per)
-            self.tiles_between(r, begin, end, step)
-            self.close()
-        if size > whole:
-            self.bounds[k] = (self.const(whole), size - whole)
-            self.tiles_between(r, begin, end, step)
-        del self.bounds[k]
-        self.tiles_between(r, begin, end, finish)
-        self.open_reduces = waiting

@@ -21,9 +21,9 @@ from collections.abc import Callable
 
 from manygrad.runtime.codegen.affine import Affine, Position
 from manygrad.runtime.codegen.describe import kernel_name
-from manygrad.runtime.codegen.loops import Looper
 from manygrad.runtime.codegen.lowered import Low, Program
 from manygrad.runtime.codegen.opt import Plan
+from manygrad.runtime.codegen.pieces import Pieces
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
@@ -31,7 +31,7 @@ from manygrad.tensor.uop.uop import UOp
 COMBINE = {"add": Ops.ADD, "mul": Ops.MUL, "max": Ops.MAX}  # a STORE's arg: how the value meets what is there
 
 
-class Lowerer(Looper):
+class Lowerer(Pieces):
     def stores(self) -> None:
         """All STOREs at all positions of the tile; at one position, every value is computed before the first is stored."""
         for position in self.positions(frozenset(self.plan.loops)):
@@ -93,7 +93,7 @@ class Lowerer(Looper):
 
         self.reduces_ready()
         if plan.parallel:
-            self.parallel_loops(lambda: nest(plan.parallel))
+            self.parallel_loops(self.stores if plan.reduce_block is not None else lambda: nest(plan.parallel))
         else:
             nest(0)
         return Program(

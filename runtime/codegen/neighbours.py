@@ -129,7 +129,8 @@ def _stages(sig: Signature, opts: Opts) -> Iterator[Opts]:
 
 
 def _blocks(sig: Signature, opts: Opts, reduced: Iterable[UOp]) -> Iterator[Opts]:
-    """A block cuts all loops over the threads; one of a reduction needs one of a loop."""
+    """A block cuts all loops over the threads; with one of a reduction, those up to its own."""
+    plan = make_plan(sig, opts)
     none = _without(opts, ("block", "reduce_block"))
     yield none
     everything = Opt("parallelise", -1, len(sig.loops))
@@ -140,13 +141,13 @@ def _blocks(sig: Signature, opts: Opts, reduced: Iterable[UOp]) -> Iterator[Opts
             if not any(o.kind == "reduce_block" for o in opts):
                 for k in reduced:
                     n = _amount(opts, "unroll", k)
-                    yield (*base, Opt("reduce_block", k.arg[0], max(1, 256 // n) * n))
-    if any(o.kind == "block" for o in opts):
-        bare = _without(opts, ("reduce_block",))
-        yield bare
-        yield from (
-            (*bare, Opt("reduce_block", k.arg[0], n)) for k in reduced for n in REDUCE_BLOCKS if n < size_max(k)
-        )
+                    some = (*base[:-1], Opt("parallelise", -1, 1 + plan.loops.index(r)))
+                    yield (*some, Opt("reduce_block", k.arg[0], max(1, 256 // n) * n))
+    if plan.block:
+        bare = _without(opts, ("reduce_block", "parallelise"))
+        yield (*bare, everything)
+        some = (*bare, Opt("parallelise", -1, 1 + plan.loops.index(next(iter(plan.block)))))
+        yield from ((*some, Opt("reduce_block", k.arg[0], n)) for k in reduced for n in REDUCE_BLOCKS if n < size_max(k))
 
 
 def _memory(sig: Signature, opts: Opts, reduced: list[UOp]) -> Iterator[Opts]:

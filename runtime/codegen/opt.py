@@ -12,8 +12,8 @@ written, one iteration after the other. `legal.py` says which lists a kernel can
 | `skip` | a reduce range | 1 | iterations of the REDUCEs over it in which a factor of the product is masked out are skipped, where a whole tile agrees on it | a sum |
 | `before` | a loop | another loop's id | reorder: moved directly outside of that one | not outside of a loop its size depends on |
 | `stage` | a loop | argument | what the reductions read of the argument in one of the loop's tiles (of a blocked loop: in a block) is packed into local memory | what is read depends on that loop, on no loop inside it, and on fixed sizes; it is not written by the kernel, fits `SCRATCH_BYTES` |
-| `block` | a loop | tiles | one piece of the parallel loop runs so many of its tiles, inside of all other loops | all loops in the parallel loop |
-| `reduce_block` | the outermost reduce range | iterations | all tiles of the block do these before the next ones; sums rest in local memory | with `block`, for one group of REDUCEs without `lanes`; a multiple of its unroll |
+| `block` | a loop | tiles | one piece of the parallel loop runs so many of its tiles, inside of all other loops | all loops in the parallel loop, but for `reduce_block` |
+| `reduce_block` | the outermost reduce range | iterations | all tiles of the block, and all of the loops inside of it, do these before the next ones, of which only so much is packed at a time; sums rest in local memory | with `block`, all loops up to the blocked one in the parallel loop, for one group of REDUCEs without `lanes`; a multiple of its unroll |
 | `keep` | a reduce range | another range's id | what the REDUCEs over it compute of an element is kept in local memory, and read where the same is computed along the other one | `keep.py`: REDUCEs over that range alone, both of one fixed size; one of work worth it |
 | `prefetch` | any range | argument | while it runs, what it reads of the argument is asked for one tile of the outermost loop ahead | what is read moves with that loop |
 | `stream` | -1 | argument | whole vectors stored to the argument go past the caches | it is stored to, not read, in whole, aligned vectors |
@@ -68,6 +68,11 @@ class Plan:
     kept: list[tuple[UOp, UOp]] = field(default_factory=list)  # (reduce range, where the same is computed again)
     prefetched: list[tuple[UOp, int]] = field(default_factory=list)  # (range, argument)
     streamed: list[int] = field(default_factory=list)  # arguments
+
+    @property
+    def packed_in_blocks(self) -> tuple[UOp, ...]:
+        """Loops at which only a block of a blocked reduction is packed: the blocked one and those inside of it."""
+        return self.loops[self.loops.index(next(iter(self.block))) :] if self.reduce_block is not None else ()
 
     @property
     def counts(self) -> tuple[tuple[UOp, int], ...]:
@@ -127,8 +132,15 @@ def make_plan(sig: Signature, opts: tuple[Opt, ...]) -> Plan:
     for r, lanes in [*plan.reduce_lanes.items(), *([(plan.lane, plan.lanes)] if plan.lane is not None else [])]:
         if plan.tile[r] % lanes:
             raise ValueError(f"the tile of range {r.arg[0]} ({plan.tile[r]}) is no multiple of its {lanes} lanes")
-    if plan.block and plan.parallel != len(plan.loops):
-        raise ValueError("a block needs all loops in the parallel loop")
+    wanted = (
+        1 + plan.loops.index(next(iter(plan.block)))
+        if plan.block and plan.reduce_block is not None
+        else len(plan.loops)
+    )
+    if plan.block and plan.parallel != wanted:
+        raise ValueError(
+            f"a block needs {'all loops up to its own' if plan.reduce_block is not None else 'all loops'} in the parallel loop"
+        )
     if plan.reduce_block is not None:
         k, per = plan.reduce_block
         if not plan.block or k.src[0].op is not Ops.CONST or per % plan.tile.get(k, 1):

@@ -3,7 +3,9 @@
 before:  LOOP n (64 at a time): LOOP m: LOOP k: LOAD b[k*N + n]
 after:   LOOP n: { LOOP k: local[k*64 + 0..63] = b[k*N + n] }; LOOP m: LOOP k: LOAD local[k*64]
 
-Of a blocked loop all tiles of the block are packed, one after the other, before the block's tiles run for the first time.
+Of a blocked loop all tiles of the block are packed, one after the other, before the block's tiles run for the first time; of a
+blocked reduction as many iterations as a block has, before that runs. What is packed for the tiles of a block lies a little more than
+their size apart: at distances of a power of two all of it would meet in one set of the first cache.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 from manygrad.runtime.codegen.affine import Position, index_sum
 from manygrad.runtime.codegen.emit import INDEX
 from manygrad.runtime.codegen.evaluate import Evaluator
-from manygrad.runtime.codegen.legal import staged_values, tiled_loops
+from manygrad.runtime.codegen.legal import stage_rows, stage_sizes, staged_values, tiled_loops
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.codegen.opt import Plan
 from manygrad.tensor.dtype import dtypes
@@ -37,7 +39,10 @@ class Stage:
     loop: UOp
     ranges: tuple[UOp, ...]
     row: UOp  # the joint index of `ranges`, in elements
-    rows: int
+    rows: int  # of a blocked loop: elements from one of its iterations to the next
+    blocked: (
+        tuple[UOp, int] | None
+    )  # a reduce range of which a block is packed at a time; elements from one iteration to the next
     pitches: dict[UOp, int]  # elements from one position in a loop's tile to the next
     offset_bytes: int
     ready: bool = False
@@ -50,6 +55,7 @@ class Stager(Evaluator):
         self.stages: dict[UOp, Stage] = {}
         self.changed: dict[UOp, Inst] = {}  # loop inside a joint parallel loop -> whether it has just moved on
         self.block_begin: dict[UOp, Inst] = {}  # blocked loop -> index of its block's first iteration
+        self.bounds: dict[UOp, tuple[Inst, int]] = {}  # range of a blocked reduction -> (begin, size) of the block
         self.packing = False
         for r, slot in plan.staged:
             self.plan_stage(r, slot)
@@ -73,16 +79,18 @@ class Stager(Evaluator):
     def plan_stage(self, loop: UOp, slot: int) -> None:
         """Prepares to pack what REDUCEs read of argument `slot`."""
         for u, ranges in staged_values(self.sig, slot):
-            sizes = [r.src[0].arg for r in ranges]
+            sizes = stage_sizes(self.plan, loop, ranges)
             tiled = tiled_loops(self.plan, loop, u)
             pitches, pitch = {}, 1
             for r in reversed(tiled):
                 pitches[r] = pitch
                 pitch *= self.plan.tile.get(r, 1)
-            row = index_sum(tuple((r, math.prod(sizes[i + 1 :]) * pitch) for i, r in enumerate(ranges)), 0)
-            elements = math.prod(sizes) * pitch * self.plan.block.get(loop, 1)
-            offset = self.local(elements * u.dtype.itemsize)
-            self.stages[u] = Stage(loop, ranges, row, math.prod(sizes), pitches, offset)
+            steps = {r: math.prod(sizes[i + 1 :]) * pitch for i, r in enumerate(ranges)}
+            row = index_sum(tuple(steps.items()), 0)
+            blocked = next(((r, c) for (r, c), n in zip(steps.items(), sizes) if n < r.src[0].arg), None)
+            rows = stage_rows(self.plan, loop, sizes)
+            offset = self.local(rows * pitch * self.plan.block.get(loop, 1) * u.dtype.itemsize)
+            self.stages[u] = Stage(loop, ranges, row, rows, blocked, pitches, offset)
 
     def staged_at(self, u: UOp, stage: Stage, position: Position) -> tuple[Inst, Inst, int, int]:
         """(pointer, offset, constant, lanes) of an element of a stage."""
@@ -90,6 +98,10 @@ class Stager(Evaluator):
         assert a is not None and a.stride == 0
         pointer = self.emit(Low.SCRATCH, u.dtype, (), stage.offset_bytes)
         offset = self.base(a)
+        if stage.blocked is not None:
+            k, step = stage.blocked
+            before = self.emit(Ops.MUL, INDEX, (self.bounds[k][0], self.const(step)))
+            offset = self.emit(Ops.SUB, INDEX, (offset, before))
         if stage.loop in self.block_begin:
             before = self.emit(Ops.SUB, INDEX, (self.origin[stage.loop], self.block_begin[stage.loop]))
             offset = self.add(self.emit(Ops.MUL, INDEX, (before, self.const(stage.rows))), offset)

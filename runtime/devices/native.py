@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import threading
 from dataclasses import dataclass
@@ -41,12 +42,13 @@ def cache_bytes() -> int:
 @cache
 def host_target() -> Target:
     features = llvm.get_host_cpu_features()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if features.get("avx512f"):
-        machine = Machine(64, 32, cache_bytes(), scales=bool(features.get("avx512vl")))
+        machine = Machine(64, 32, cache_bytes(), bool(features.get("avx512vl")), cores)
     elif platform.machine() in ("aarch64", "arm64"):
-        machine = Machine(16, 32, cache_bytes())
+        machine = Machine(16, 32, cache_bytes(), cores=cores)
     else:
-        machine = Machine(32 if features.get("avx2") else 16, 16, cache_bytes())
+        machine = Machine(32 if features.get("avx2") else 16, 16, cache_bytes(), cores=cores)
     return Target(llvm.get_process_triple(), llvm.get_host_cpu_name(), features.flatten(), machine)
 
 

@@ -212,6 +212,7 @@ def scatter_add() -> UOp:
 
 PRODUCT, NESTED, SCATTER, ROWS = gemm(32, 32, 64), masked_pair(), scatter_add(), softmax_gradient(8, 40)
 ALL = Opt("parallelise", -1, 2)
+FIRST = Opt("parallelise", -1, 1)
 
 
 @pytest.mark.parametrize(
@@ -238,9 +239,11 @@ ALL = Opt("parallelise", -1, 2)
         (PRODUCT, [Opt("block", 0, 4), ALL, Opt("tile", 0, 4), Opt("stage", 0, 1), Opt("stage", 1, 2)], None),
         (PRODUCT, [Opt("stage", 1, 2), Opt("tile", 1, 1 << 20)], "bytes of local memory"),
         (PRODUCT, [Opt("reduce_block", 2, 16)], "needs a block"),
-        (PRODUCT, [Opt("block", 0, 4), ALL, Opt("unroll", 2, 4), Opt("reduce_block", 2, 6)], "a multiple of the tile 4"),
-        (NESTED, [Opt("block", 0, 4), ALL, Opt("reduce_block", 3, 4)], "the outermost range of the reduction is 2"),
-        (NESTED, [Opt("block", 0, 4), ALL, Opt("reduce_block", 2, 4)], "do not depend on the blocked loop 0"),
+        (PRODUCT, [Opt("block", 0, 4), FIRST, Opt("unroll", 2, 4), Opt("reduce_block", 2, 6)], "a multiple of the tile 4"),
+        (PRODUCT, [Opt("block", 0, 4), ALL, Opt("reduce_block", 2, 6)], "needs all loops up to its own in the parallel loop"),
+        (PRODUCT, [Opt("block", 0, 4), FIRST, Opt("reduce_block", 2, 8), Opt("stage", 0, 1), Opt("stage", 1, 2)], None),
+        (NESTED, [Opt("block", 0, 4), FIRST, Opt("reduce_block", 3, 4)], "the outermost range of the reduction is 2"),
+        (NESTED, [Opt("block", 0, 4), FIRST, Opt("reduce_block", 2, 4)], "do not depend on the blocked loop 0"),
         (NESTED, [Opt("block", 1, 4), ALL, Opt("reduce_block", 2, 4)], "must share their ranges and type"),
         (SCATTER, [Opt("parallelise", -1, 1)], "iterations of loop 0 may add to one address"),
         (SCATTER, [Opt("vectorise", 0, 8)], "iterations of loop 0 may add to one address"),

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from manygrad.runtime.codegen.describe import bounds, signature
+from manygrad.runtime.codegen.legal import legal
 from manygrad.runtime.codegen.opt import Opt
 from manygrad.runtime.devices import get_device
 from manygrad.tensor.dtype import dtypes
@@ -165,10 +166,15 @@ def test_any_opts_of_a_product(data: st.DataObject) -> None:
     unroll = data.draw(st.sampled_from([1, 2]))
     opts.append(Opt("unroll", 2, unroll))
     if data.draw(st.booleans()):
-        opts.append(Opt("block", 0 if columns_first else 1, data.draw(st.integers(1, 5))))
-        if data.draw(st.booleans()):
+        inner = data.draw(st.booleans())
+        opts.append(Opt("block", 0 if columns_first == inner else 1, data.draw(st.integers(1, 5))))
+        parts = data.draw(st.booleans())
+        if parts:
             opts.append(Opt("reduce_block", 2, unroll * data.draw(st.sampled_from([1, 4, 7]))))
-        opts.append(Opt("parallelise", -1, 2))
+        opts.append(Opt("parallelise", -1, 2 if inner or not parts else 1))
+        both = [*opts, Opt("stage", 0, 1), Opt("stage", 1, 2)]
+        if data.draw(st.booleans()) and legal(signature(ast), tuple(both)) is None:
+            opts = both
     else:
         opts.append(Opt("parallelise", -1, data.draw(st.integers(0, 2))))
     rng = np.random.default_rng(0)
