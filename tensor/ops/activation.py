@@ -69,8 +69,8 @@ class ActivationMixin:
 
     # *** sigmoids ***
 
-    @elementary(lambda x: x.sigmoid() * (-x).sigmoid())
-    def sigmoid(self: Tensor) -> Tensor: return ((-self).exp() + 1).reciprocal()
+    @elementary(lambda x: x.sigmoid() * (1 - x.sigmoid()))
+    def sigmoid(self: Tensor) -> Tensor: return ((-self).maximum(-40.0).exp() + 1).reciprocal()  # 1 from there on; further out exp would underflow, which is slow
 
     def logsigmoid(self: Tensor) -> Tensor: return -(-self)._softplus()
     def hardsigmoid(self: Tensor) -> Tensor: return self.hardtanh(-3, 3) / 6 + 0.5
@@ -97,9 +97,9 @@ class ActivationMixin:
 
     @elementary(_gelu_slope)
     def gelu(self: Tensor, approximate: str = "none") -> Tensor:
-        """x · Φ(x), Φ of the normal distribution; `approximate="tanh"` for the usual approximation."""
+        """x · Φ(x), Φ of the normal distribution; `approximate="tanh"` for the usual approximation: (1 + tanh(z)) / 2 is sigmoid(2z)."""
         if approximate == "tanh":
-            return 0.5 * self * (1 + (math.sqrt(2 / math.pi) * (self + 0.044715 * self * self * self)).tanh())
+            return self * (2 * math.sqrt(2 / math.pi) * (self + 0.044715 * self * self * self)).sigmoid()
         if approximate != "none":
             raise ValueError(f'gelu: approximate is "none" or "tanh", not {approximate!r}')
         return 0.5 * self * (1 + (self * math.sqrt(0.5)).erf())
