@@ -94,9 +94,14 @@ def _large(items: list[Item], writers: dict[UOp, list[int]]) -> list[UOp]:
         temps = [b for b in item.writes if is_temporary(b) and len(writers[b]) == 1 and nbytes_of(b) >= SAVED_BYTES // 4]
         if item.what.op is Ops.SINK and temps:
             known = found.keys() | _element_for_element(item)
-            read = max((numel(b.shape) * b.dtype.itemsize for b, _ in item.reads if b not in known), default=0)
+            read = max((_bytes_at(u) for u in _indices(item.what) if item.args[u.src[0].arg] not in {*known, *item.writes}), default=0)
             found.update(dict.fromkeys(b for b in temps if nbytes_of(b) >= WIDE * read))
     return list(found)
+
+
+def _bytes_at(index: UOp) -> int:
+    """How many bytes an INDEX reaches, of which each combination of its ranges reaches another one."""
+    return prod(sym.vmax(r.src[0]) for r in ranges_of(index.src[1])) * index.dtype.itemsize
 
 
 def _element_for_element(item: Item) -> set[UOp]:

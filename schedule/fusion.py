@@ -92,9 +92,9 @@ def decide_stores(order: list[UOp]) -> set[UOp]:
                     measure(u)
 
     def store_below(s: UOp) -> None:
-        """Store the value that movement ops stand on; zeros that are padded to it are not worth memory."""
+        """Store the value that movement ops stand on; zeros that are padded to it are not worth memory, nor is a part beside the whole."""
         top, path = s, []
-        while (s.op in _TRANSPARENT or s.op is Ops.PAD) and not is_leaf(s):
+        while not is_leaf(s) and (s.op in _TRANSPARENT or s.op is Ops.PAD or (s.op is Ops.SHRINK and users[s.src[0]] > 1)):
             path.append(s)
             s = s.src[0]
         if not is_leaf(s) and s not in stored:

@@ -3,7 +3,8 @@
 After Dao, FlashAttention-2 (arXiv 2307.08691). Forward leaves out and, for each query, the logarithm of its weights' sum; backward makes the
 weights from those, once by queries, for their gradient, and once by keys, for the gradients of keys and values. Each of the three is a few
 contractions over rows that share one dim, which the scheduler runs a block of rows at a time (`schedule/chain.py`), so that no array
-of queries x keys is ever in memory. It is written in tensors: shards, types and gradients of gradients follow.
+of queries x keys is ever in memory. Where that array is no larger than keys and values, as with short sequences, backward makes it
+once, for all three. It is written in tensors: shards, types and gradients of gradients follow.
 """
 
 from __future__ import annotations
@@ -78,17 +79,33 @@ class _AttentionGrad(CustomGrad):
         delta = (start * g._new(u).cast(wide)).sum(-1, keepdim=True).contiguous()
 
         scores, seen = _scores(q, k, mask, self.is_causal, self.scale)
-        by_query = _seen(scores - logsum, seen).contiguous() * (start.matmul(_t(v)) - delta)  # d scores; one contraction a kernel
+        weights = _seen(scores - logsum, seen).contiguous()
+        by_query = weights * (start.matmul(_t(v)) - delta)  # d scores; one contraction a kernel
         dq = by_query.matmul(k) * self.scale
-
-        turned = (k.matmul(_t(q)) * self.scale) if mask is None or mask.dtype.is_bool else k.matmul(_t(q)) * self.scale + _t(mask)
-        weights = _seen(turned - _t(logsum), None if seen is None else _t(seen))
-        dv = weights.matmul(start)
-        dk = (weights * (v.matmul(_t(start)) - _t(delta))).matmul(q) * self.scale
+        dk, dv = self.short(q, start, weights, by_query) if _is_short(q, v) else self.by_keys(q, k, v, mask, seen, start, delta, logsum)
 
         found: list[Any] = [x.cast(s.dtype) for x, s in zip((dq, dk, dv), u.src[1:])]
         dmask = () if mask is None else (by_query.cast(mask.dtype) if mask.dtype.is_float else None,)
         return (None, *found, None, *dmask)
+
+    def short(self, q: Tensor, start: Tensor, weights: Tensor, by_query: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of keys and values, from what the one of the queries has made."""
+        return _t(by_query).matmul(q) * self.scale, _t(weights).matmul(start)
+
+    def by_keys(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seen: Tensor | None, start: Tensor, delta: Tensor, logsum: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The same, with the weights computed once more, a row for each key."""
+        turned = (k.matmul(_t(q)) * self.scale) if mask is None or mask.dtype.is_bool else k.matmul(_t(q)) * self.scale + _t(mask)
+        weights = _seen(turned - _t(logsum), None if seen is None else _t(seen))
+        dv = weights.matmul(start)
+        return (weights * (v.matmul(_t(start)) - _t(delta))).matmul(q) * self.scale, dv
+
+
+def _is_short(q: Tensor, v: Tensor) -> bool:
+    """Whether queries x keys are no more than keys and values."""
+    queries, width = q.shape[-2], (q.shape[-1], v.shape[-1])
+    return isinstance(queries, int) and all(isinstance(n, int) for n in width) and queries <= sum(width)
 
 
 def _t(x: Tensor) -> Tensor:

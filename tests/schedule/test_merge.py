@@ -46,9 +46,31 @@ def test_what_is_written_is_read_elsewhere_only_in_order() -> None:
     assert (a.tolist(), b.tolist()) == ([12] * 6, [6] * 6)
 
 
-def test_a_stored_temporary_stays_a_boundary() -> None:
+def test_a_temporary_read_at_the_same_place_alone_is_not_stored() -> None:
     x = stored(64)
-    assert len(kernels_of(((x + 1).contiguous() * 2).contiguous() - 1)) == 3
+    y = ((x + 1).contiguous() * 2).contiguous() - 1
+    (kernel,) = kernels_of(y)
+    assert len(kernel.src) == 1
+    np.testing.assert_array_equal(y.numpy(), (x.numpy() + 1) * 2 - 1)
+
+
+def test_a_temporary_read_elsewhere_stays_a_boundary() -> None:
+    x = Tensor(np.arange(64, dtype=np.float32).reshape(8, 8)).realize()
+    y = (x + 1).contiguous()
+    assert len(kernels_of(y * 2 + y.T)) == 2
+    np.testing.assert_array_equal((y * 2 + y.T).numpy(), (x.numpy() + 1) * 2 + x.numpy().T + 1)
+
+
+def test_what_reads_a_product_at_the_same_place_is_computed_with_it() -> None:
+    rng = np.random.default_rng(0)
+    x, w = (Tensor(rng.normal(size=s).astype(np.float32)).realize() for s in ((6, 5), (5, 7)))
+    h = x @ w
+    a, d = h.gelu("tanh").contiguous(), (h * h).contiguous()
+    (kernel,) = kernels_of([a, d])
+    assert len(kernel.src) == 2  # and h itself is not stored
+    want = x.numpy() @ w.numpy()
+    np.testing.assert_allclose(d.numpy(), want * want, rtol=1e-6)
+    np.testing.assert_allclose(a.numpy(), 0.5 * want * (1 + np.tanh(np.sqrt(2 / np.pi) * (want + 0.044715 * want**3))), rtol=1e-5, atol=1e-7)
 
 
 def test_an_optimiser_is_one_kernel_and_a_replay_sees_all_results() -> None:
