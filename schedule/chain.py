@@ -29,7 +29,6 @@ from manygrad.tensor.uop import BufferSpec, Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
 from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.serial import register
-from manygrad.tensor.uop.shape import numel
 
 BLOCK_BYTES = 5 << 18  # temporaries of one block: about half of a second-level cache
 MOST_BYTES = 8 << 20  # of a block of few, long rows

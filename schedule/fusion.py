@@ -27,6 +27,7 @@ WEIGHT = {Ops.EXP: 8, Ops.LOG: 8, Ops.SIN: 10, Ops.SQRT: 4, Ops.RECIP: 3, Ops.FD
 EFFECTS = frozenset({Ops.STORE, Ops.CALL})
 LOWERED = GroupOp.COLLECTIVE | {Ops.COPY}  # stand in a CALL, as what is called
 _LEAVES = frozenset({Ops.AFTER, Ops.BARRIER, Ops.VIEW, Ops.CONST, Ops.IOTA, Ops.DEFINE_VAR, Ops.BUFFER, Ops.PARAM})
+SHARED = GroupOp.ELEMENTWISE | {Ops.REDUCE}  # what is worth storing for several readers
 _TRANSPARENT = frozenset({Ops.RESHAPE, Ops.PERMUTE, Ops.FLIP})
 
 
@@ -131,7 +132,8 @@ def decide_stores(order: list[UOp]) -> set[UOp]:
                     store_below(s)
         s0 = u.src[0]
         if u.op is Ops.REDUCE and reduces[s0] and not rows.fuses_reduce(u) and not (len(u.arg) == 3 and s0.op is Ops.REDUCE and s0 not in stored):
-            store_below(_shared_below(s0, reduces, users))
+            for part in _shared_below(s0, reduces, users):
+                store_below(part)
         elif u.op is Ops.EXPAND and numel(u.shape) > numel(s0.shape):
             if (reduces[s0] and not rows.fuses_expand(u)) or (not reduces[s0] and leaves[s0] and numel(s0.shape) > 1 and work(s0, stored, limit := 0 if u in feeds_reduce else EXPENSIVE) > limit):
                 store_below(s0)
@@ -195,16 +197,20 @@ def work(u: UOp, stored: set[UOp], limit: int, above: UOp | None = None) -> int:
     return total
 
 
-def _shared_below(s: UOp, reduces: dict[UOp, bool], users: dict[UOp, int]) -> UOp:
-    """The value to store under a reduction: the lowest one on the way to the inner reduction that others need as well, else `s`."""
-    best, u = s, s
-    while True:
-        below = [x for x in u.src if reduces.get(x)]
-        if u.op is Ops.REDUCE or u.op not in GroupOp.ELEMENTWISE | _TRANSPARENT or len(below) != 1:
-            return best
+def _shared_below(s: UOp, reduces: dict[UOp, bool], users: dict[UOp, int]) -> tuple[UOp, ...]:
+    """What to store under a reduction: the lowest values on the way to the inner reductions that others need as well, else `s`."""
+    best, u = (s,), s
+    while u.op is not Ops.REDUCE and u.op in GroupOp.ELEMENTWISE | _TRANSPARENT:
+        below = [x for x in dict.fromkeys(u.src) if reduces.get(x)]
+        if len(below) > 1:
+            parts = tuple(dict.fromkeys(p for x in below for p in _shared_below(x, reduces, users))) if best == (s,) and users.get(s, 0) <= 1 else ()
+            return parts if parts and all(users.get(p, 0) > 1 and p.op in SHARED | _TRANSPARENT for p in parts) else best
+        if not below:
+            break
         u = below[0]
-        if users.get(u, 0) > 1 and u.op in GroupOp.ELEMENTWISE:
-            best = u
+        if users.get(u, 0) > 1 and u.op in SHARED:
+            best = (u,)
+    return best
 
 
 def _gather_indices(target: UOp) -> list[UOp]:
@@ -243,8 +249,8 @@ def _store_shared(order: list[UOp], stored: set[UOp], reduces: dict[UOp, bool], 
         elif len(mine) > 1 and u.op not in GroupOp.MOVEMENT:
             wide = sum(1 for x in leaves[u] if numel(x.shape) * 2 >= numel(u.shape))
             k = len(mine)
-            lower = _shared_below(u, reduces, users) if reduces[u] else u
-            if lower is not u and work(u, stored, CHEAP, lower) <= CHEAP:
+            lower = _shared_below(u, reduces, users) if reduces[u] else (u,)
+            if len(lower) == 1 and lower[0] is not u and work(u, stored, CHEAP, lower[0]) <= CHEAP:
                 pass  # the value below is stored for others too; these few ops are done again from it
             elif reduces[u] or (wide and work(u, stored, EXPENSIVE) > EXPENSIVE) or k * wide > 1 + wide + k:
                 stored.add(u)

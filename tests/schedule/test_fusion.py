@@ -172,3 +172,18 @@ def test_a_layer_forward_and_backward_stays_small() -> None:
     loss.backward()
     assert w.grad is not None and b.grad is not None
     assert len(kernels_of([loss, w.grad, b.grad])) <= 6
+
+
+def test_a_sum_of_products_of_stored_values_stores_no_product() -> None:
+    """dy and the normalised x are stored for others; the gradient of a norm's weight multiplies them while it adds."""
+    x, w, v = (stored(*s).requires_grad_() for s in ((32, 8), (8,), (8, 8)))
+    (x.layer_norm(8, w) @ v).square().sum().backward()
+    assert w.grad is not None and x.grad is not None
+    weight = kernels_of([x.grad, w.grad])[-1]
+    assert len({u.src[0] for u in weight.toposort() if u.op is Ops.INDEX}) >= 3  # two factors and the result
+
+
+def test_parts_of_a_stored_value_are_read_where_they_lie() -> None:
+    x, w = stored(6, 4), stored(4, 9)
+    q, k, v = (x @ w).chunk(3, dim=-1)
+    assert len(kernels_of(q @ k.T @ v)) == 3
