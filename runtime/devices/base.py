@@ -24,8 +24,26 @@ from manygrad.tensor.uop.uop import UOp
 ALIGNMENT = 64
 CACHE_LIMIT_BYTES = 2 << 30  # freed memory kept for reuse, per device; above it, the largest blocks are given back
 
-Graph = Callable[..., list[float] | None]  # of `timed`: if true, gives the times before each call and after the last (`time.perf_counter`'s)
 Call = tuple["Kernel", Sequence[Any], tuple[int, ...]]
+
+
+class Graph:
+    """Calls in order, their handles and variables fixed; backends do it by one native call."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self.calls = [(kernel, list(handles), tuple(vars)) for kernel, handles, vars in calls]
+
+    def __call__(self, timed: bool = False) -> list[float] | None:
+        """Runs them; if `timed`, gives the times before each call and after the last (`time.perf_counter`'s)."""
+        stamps = [time.perf_counter()]
+        for kernel, handles, vars in self.calls:
+            kernel(handles, vars, wait=timed)
+            stamps.append(time.perf_counter())
+        return stamps if timed else None
+
+    def mover(self, handle: Any) -> Callable[[Any], None] | None:
+        """A function that has the calls read another handle's memory, of the same size, in place of this one's; None: cannot be done."""
+        return None
 
 
 class Kernel(ABC):
@@ -187,17 +205,7 @@ class Device(ABC):
             self.compile(ast)
 
     def graph(self, calls: Sequence[Call]) -> Graph:
-        """A function that runs `calls` in order; backends do it by one native call."""
-        frozen = [(kernel, list(handles), tuple(vars)) for kernel, handles, vars in calls]
-
-        def run(timed: bool = False) -> list[float] | None:
-            stamps = [time.perf_counter()]
-            for kernel, handles, vars in frozen:
-                kernel(handles, vars, wait=timed)
-                stamps.append(time.perf_counter())
-            return stamps if timed else None
-
-        return run
+        return Graph(calls)
 
     def synchronize(self) -> None:  # noqa: B027
         """Waits until everything started has ended."""

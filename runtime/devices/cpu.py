@@ -259,23 +259,37 @@ class CPUDevice(HostDevice):
         self._kernels.setdefault(self._key(ast), self._loaded(prepared, ast, code))
 
     def graph(self, calls: Sequence[Call]) -> Graph:
-        """One native call that runs them all."""
-        kept = [kernel.arguments(handles, vars) for kernel, handles, vars in calls]  # type: ignore[attr-defined]
+        return CPUGraph(calls)
+
+
+class CPUGraph(Graph):
+    """One native call that runs a table of kernels."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        super().__init__(calls)
+        self.kept = [kernel.arguments(handles, vars) for kernel, handles, vars in calls]  # type: ignore[attr-defined]
         rows = [(k.address, ctypes.addressof(b), 0 if v is None else ctypes.addressof(v), total, grain)  # type: ignore[attr-defined]
-                for (k, _, _), (b, v, total, grain) in zip(calls, kept)]  # fmt: skip
-        table = (ctypes.c_int64 * (5 * len(rows) or 1))(*[x for row in rows for x in row])
-        count, native = len(rows), team()
+                for (k, _, _), (b, v, total, grain) in zip(calls, self.kept)]  # fmt: skip
+        self.table = (ctypes.c_int64 * (5 * len(rows) or 1))(*[x for row in rows for x in row])
+        self.checked = {k: k.record for k, _, _ in calls if k.record is not None}  # type: ignore[attr-defined]
 
-        checked = {k: k.record for k, _, _ in calls if k.record is not None}  # type: ignore[attr-defined]
+    def __call__(self, timed: bool = False) -> list[float] | None:
+        count, native = len(self.kept), team()
+        stamps = (ctypes.c_int64 * (2 * count + 2))() if timed else None
+        native.graph(self.table, count, native.ready(), stamps)
+        for kernel, record in self.checked.items():
+            record.check(kernel.name)
+        return None if stamps is None else [stamps[i] + stamps[i + 1] * 1e-9 for i in range(0, 2 * count + 2, 2)]
 
-        def run(timed: bool = False, keep: Any = (kept, [k for k, _, _ in calls])) -> list[float] | None:
-            stamps = (ctypes.c_int64 * (2 * count + 2))() if timed else None
-            native.graph(table, count, native.ready(), stamps)
-            for kernel, record in checked.items():
-                record.check(kernel.name)
-            return None if stamps is None else [stamps[i] + stamps[i + 1] * 1e-9 for i in range(0, 2 * count + 2, 2)]
+    def mover(self, handle: Memory) -> Callable[[Memory], None]:
+        begin, end = handle.address, handle.address + handle.nbytes
+        places = [(words, i, w - begin) for words, *_ in self.kept for i, w in enumerate(words) if w is not None and begin <= w < end]
 
-        return run
+        def move(to: Memory) -> None:
+            for words, i, offset in places:
+                words[i] = to.address + offset
+
+        return move
 
 
 def program_of(kernel: CPUKernel) -> Program:
