@@ -109,7 +109,7 @@ class Optimizer:
         return self.states
 
     def initial_of(self, group: ParamGroup) -> dict[str, float]:
-        """What a state starts as, where it is not 0."""
+        """What a state starts as, where it is not 0; and numbers that the update keeps besides the count of steps."""
         return self.initial
 
     def schedule_step(self) -> list[Tensor]:
