@@ -85,10 +85,7 @@ class Flat:
         begun = {"step": 0.0, **{k: v for k, v in initial.items() if k not in names}, **kept}
         self.scalars = {k: scalar(v, self.device) for k, v in begun.items()}
         self.fresh = first is None or first.fresh
-        self.flat.realize(*self.state.values())
-        for key in group.variable:  # now: what is realized while updates are written would run a part of the step on its own
-            for i in range(len(group[key]) if isinstance(group[key], (tuple, list)) else 1):
-                group.value(key, self.device, i)
+        self.flat._store(*self.state.values())
         self.move_in()
 
     def move_in(self) -> None:
@@ -165,4 +162,6 @@ def split(flat: Tensor, params: list[Tensor]) -> list[Tensor]:
 def scalar(value: float, device: Any) -> Tensor:
     """A stored (1,) float64 on `device`."""
     t = Tensor(np.array([float(value)]))
-    return (t.to(device) if device != t.device else t).contiguous().realize()
+    t = (t.to(device) if device != t.device else t).contiguous()
+    t._store()
+    return t

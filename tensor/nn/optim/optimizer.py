@@ -102,7 +102,7 @@ class Optimizer:
                     owner[key] = group
         if todo:
             every = [p for ps in todo.values() for p in ps]
-            every[0].realize(*every[1:])
+            every[0]._store(*every[1:])
         self.flats = keep + [Flat(ps, owner[key], self.states_of(owner[key]), self.initial_of(owner[key]), old) for key, ps in todo.items()]
 
     def states_of(self, group: ParamGroup) -> tuple[str, ...]:
