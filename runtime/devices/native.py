@@ -51,12 +51,13 @@ def host_target() -> Target:
 
 
 class Compiler:
-    """Compiles for the host and keeps what it loaded for the life of the process (threads may be running it)."""
+    """Compiles for a processor, by default the host's, and keeps what it loaded for the life of the process (threads may be running it)."""
 
-    def __init__(self) -> None:
+    def __init__(self, target: Target | None = None) -> None:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
-        self.target = host_target()
+        self.target = target or host_target()
+        self.machine = self.target_machine()  # one for all kernels: to make it costs as much as to compile a small one
         self.jit: Any = None
         self.lock = threading.Lock()
         self.count = 0
@@ -74,14 +75,13 @@ class Compiler:
         context = llvm.create_context()
         module = llvm.parse_assembly(ir, context)
         module.verify()
-        machine = self.target_machine()
         module.triple = self.target.triple
-        module.data_layout = str(machine.target_data)
+        module.data_layout = str(self.machine.target_data)
         passes = llvm.create_new_module_pass_manager()
         passes.add_sroa_pass()
-        builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=1))
+        builder = llvm.create_pass_builder(self.machine, llvm.create_pipeline_tuning_options(speed_level=1))
         passes.run(module, builder)
-        return machine.emit_object(module)
+        return self.machine.emit_object(module)
 
     def load(self, code: bytes, names: list[str]) -> dict[str, int]:
         """The addresses of the functions `names` of an object file, which stays loaded."""
