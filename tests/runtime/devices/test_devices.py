@@ -69,6 +69,18 @@ def test_memory(name: str) -> None:
     assert device.cached == 0 and device.peak == 1024
 
 
+def test_freed_blocks_make_room_for_a_larger_one() -> None:
+    """Never for a smaller one: sizes that take turns all stay."""
+    device, mb = get_device("PYTHON:62"), 1 << 20
+    small, large = device.alloc(mb), device.alloc(3 * mb)
+    device.free(small, mb)
+    device.free(large, 3 * mb)
+    device.alloc(2 * mb)
+    assert device.cached == 3 * mb  # the block of 1 MB is gone
+    device.alloc(3 * mb)
+    assert device.cached == 0 and device.allocated == 5 * mb
+
+
 def test_null_computes_nothing() -> None:
     device = get_device("NULL:1023")
     kernel = device.compile(gemm(512, 512, 512))
