@@ -75,20 +75,27 @@ def simple_loops(item: Item) -> tuple[UOp, ...]:
     if item.what.op is not Ops.SINK or len(item.what.src) != 1:
         return ()
     store = item.what.src[0]
-    if store.arg is not None or any(u.op is Ops.REDUCE for u in item.what.toposort()):
-        return ()
-    return store.src[2:]
+    return () if store.arg is not None or nodes_of(item.what, Ops.REDUCE) else store.src[2:]
+
+
+def nodes_of(kernel: UOp, op: Ops) -> list[UOp]:
+    """The kernel's nodes of an op, in order; looked for once."""
+    found: dict[Ops, list[UOp]] | None = kernel._cache.get("nodes")
+    if found is None:
+        found = kernel._cache["nodes"] = {o: [] for o in (Ops.INDEX, Ops.LOAD, Ops.REDUCE)}
+        for u in kernel.toposort():
+            if u.op in found:
+                found[u.op].append(u)
+    return found[op]
 
 
 def joins(group: Group, item: Item) -> bool:
     """Adds the item's kernel to the group if that changes no value."""
     store = item.what.src[0]
-    indices = [u for u in item.what.toposort() if u.op is Ops.INDEX]
     reads: dict[UOp, set[tuple[UOp, ...]]] = {}
-    for load in item.what.toposort():
-        if load.op is Ops.LOAD:
-            index = load.src[0]
-            reads.setdefault(item.args[index.src[0].arg], set()).add(index.src[1:])
+    for load in nodes_of(item.what, Ops.LOAD):
+        index = load.src[0]
+        reads.setdefault(item.args[index.src[0].arg], set()).add(index.src[1:])
     place = store.src[0].src[1:]
     out = item.args[store.src[0].src[0].arg]
     written = group.written()
@@ -107,10 +114,10 @@ def joins(group: Group, item: Item) -> bool:
             slots[b] = len(slots)
             group.args.append(b)
     mapping: dict[UOp, UOp] = {}
-    for index in indices:
+    for index in nodes_of(item.what, Ops.INDEX):
         param = index.src[0]
         mapping[param] = UOp(Ops.PARAM, param.dtype, (), slots[item.args[param.arg]])
-    taken = {load: written[b].src[1] for load in item.what.toposort() if load.op is Ops.LOAD and (b := item.args[load.src[0].src[0].arg]) in written}
+    taken = {load: written[b].src[1] for load in nodes_of(item.what, Ops.LOAD) if (b := item.args[load.src[0].src[0].arg]) in written}
     group.stores.append(substitute(store, {**mapping, **taken}))
     for b, places in reads.items():
         if b not in written:
