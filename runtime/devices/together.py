@@ -85,13 +85,14 @@ def compile_together(device: CPUDevice, asts: Iterable[UOp], store: DiskCache) -
 
 @contextlib.contextmanager
 def _switching(seconds: float) -> Iterator[None]:
-    """How long a thread that waits for Python's lock lets another one run."""
+    """How long a thread that waits for Python's lock lets another one run, at most."""
     before = sys.getswitchinterval()
-    sys.setswitchinterval(seconds)
+    sys.setswitchinterval(min(seconds, before))
     try:
         yield
     finally:
-        sys.setswitchinterval(before)
+        if before > seconds:  # (else another thread that compiles is the one to set it back)
+            sys.setswitchinterval(before)
 
 
 def _build(device: CPUDevice, m: Missing, text: str, made: dict[bytes, bytes], claim: contextlib.ExitStack) -> None:
