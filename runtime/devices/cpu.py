@@ -23,7 +23,7 @@ from manygrad.runtime.devices.bounds import Record
 from manygrad.runtime.devices.chain import Chained
 from manygrad.runtime.devices.diskcache import DiskCache, code_version
 from manygrad.runtime.devices.host import HostDevice, Memory
-from manygrad.runtime.devices.native import compiler, host_target
+from manygrad.runtime.devices.native import compiler, host_target, leave_memory
 from manygrad.runtime.devices.team import CHAIN_BYTES, Team, wanted_threads
 from manygrad.runtime.devices.together import compile_together
 from manygrad.runtime.render.bounds import render_checked
@@ -251,6 +251,7 @@ class CPUDevice(HostDevice):
         new = [ast for ast in dict.fromkeys(asts) if self._key(ast) not in self._kernels]
         if len(new) > 1 and not BEAM:
             compile_together(self, new, _OBJECTS)
+            leave_memory()
         else:
             super().compile_all(new)
 
