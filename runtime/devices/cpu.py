@@ -249,11 +249,13 @@ class CPUDevice(HostDevice):
 
     def compile_all(self, asts: Iterable[UOp]) -> None:
         new = [ast for ast in dict.fromkeys(asts) if self._key(ast) not in self._kernels]
+        before = compiler().compiled
         if len(new) > 1 and not BEAM:
             compile_together(self, new, _OBJECTS)
-            leave_memory()
         else:
             super().compile_all(new)
+        if len(new) > 1 or compiler().compiled > before:
+            leave_memory()
 
     def keep(self, ast: UOp, prepared: Prepared, code: bytes) -> None:
         """Loads a kernel for `compile` to find."""

@@ -62,7 +62,7 @@ class Compiler:
         self.machine = self.target_machine()  # one for all kernels: to make it costs as much as to compile a small one
         self.jit: Any = None
         self.lock = threading.Lock()
-        self.count = 0
+        self.count = self.compiled = 0  # libraries that were linked; texts that were compiled
         self.keep: list[Any] = []
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.keep))
 
@@ -74,6 +74,7 @@ class Compiler:
 
     def object_code(self, ir: str) -> bytes:
         """Vectors, tiles and invariants are explicit in the IR, so few passes are needed."""
+        self.compiled += 1
         context = llvm.create_context()
         module = llvm.parse_assembly(ir, context)
         module.verify()
