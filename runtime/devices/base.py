@@ -22,6 +22,7 @@ from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
 ALIGNMENT = 64
+LARGE_BYTES = 1 << 20
 CACHE_LIMIT_BYTES = 2 << 30  # freed memory kept for reuse, per device; above it, the largest blocks are given back
 
 Call = tuple["Kernel", Sequence[Any], tuple[int, ...]]
@@ -137,6 +138,8 @@ class Device(ABC):
             handle = blocks.pop() if blocks else None
             self.cached -= size if handle is not None else 0
         if handle is None:
+            if size >= LARGE_BYTES and self.cached:  # smaller blocks make room: what a program uses at first would stay for ever
+                self.trim(max(0, self.cached - size), largest=size)
             try:
                 handle = self._alloc(size)
             except MemoryError:
@@ -158,10 +161,10 @@ class Device(ABC):
         if self.cached > CACHE_LIMIT_BYTES:
             self.trim(CACHE_LIMIT_BYTES // 2)
 
-    def trim(self, keep_bytes: int = 0) -> None:
-        """Gives cached blocks back, the largest first, until at most `keep_bytes` are kept."""
+    def trim(self, keep_bytes: int = 0, largest: int | None = None) -> None:
+        """Gives cached blocks back, the largest first, until at most `keep_bytes` are kept; none of more than `largest` bytes."""
         with self._memory_lock:
-            for size in sorted(self._free_blocks, reverse=True):
+            for size in sorted(s for s in self._free_blocks if largest is None or s <= largest)[::-1]:
                 blocks = self._free_blocks[size]
                 while blocks and self.cached > keep_bytes:
                     self._free(blocks.pop(), size)

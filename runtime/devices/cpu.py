@@ -23,11 +23,11 @@ from manygrad.runtime.devices.bounds import Record
 from manygrad.runtime.devices.chain import Chained
 from manygrad.runtime.devices.diskcache import DiskCache, code_version
 from manygrad.runtime.devices.host import HostDevice, Memory
-from manygrad.runtime.devices.native import compiler, host_target
+from manygrad.runtime.devices.native import compiler, host_target, leave_memory
 from manygrad.runtime.devices.team import CHAIN_BYTES, Team, wanted_threads
 from manygrad.runtime.devices.together import compile_together
 from manygrad.runtime.render.bounds import render_checked
-from manygrad.runtime.render.llvm import render
+from manygrad.runtime.render.llvm import ENTRY, render
 from manygrad.tensor.environment import BEAM, CHECK_OOB, DEBUG, NOOPT
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
@@ -229,7 +229,7 @@ class CPUDevice(HostDevice):
         return self._loaded(prepared, ast, code)
 
     def _loaded(self, prepared: Prepared, ast: UOp, code: bytes) -> CPUKernel:
-        return CPUKernel(prepared, ast, compiler().load(code, [prepared.name])[prepared.name], bool(CHECK_OOB))
+        return CPUKernel(prepared, ast, compiler().load(code, [ENTRY])[ENTRY], bool(CHECK_OOB))
 
     def object_key(self, prepared: Prepared, ast: UOp) -> bytes:
         """The key of a kernel's machine code on disk."""
@@ -238,10 +238,10 @@ class CPUDevice(HostDevice):
     def code_of(self, prepared: Prepared) -> str:
         return prepared.code(render_checked if CHECK_OOB else render)
 
-    def build(self, prepared: Prepared, key: bytes, text: str) -> bytes:
-        """Machine code of LLVM IR `text`, put on disk under `key`. From any thread."""
+    def build(self, prepared: Prepared, key: bytes, text: str, known: bytes | None = None) -> bytes:
+        """Machine code of LLVM IR `text` (`known`, if it was compiled before), put on disk under `key`. From any thread."""
         began = time.perf_counter()
-        code = compiler().object_code(text)
+        code = known or compiler().object_code(text)
         _OBJECTS.put(key, code)
         if DEBUG >= 1:
             print(f"compiled {prepared.name} in {(time.perf_counter() - began) * 1e3:.1f} ms: {list(prepared.opts)}")
@@ -249,10 +249,13 @@ class CPUDevice(HostDevice):
 
     def compile_all(self, asts: Iterable[UOp]) -> None:
         new = [ast for ast in dict.fromkeys(asts) if self._key(ast) not in self._kernels]
+        before = compiler().compiled
         if len(new) > 1 and not BEAM:
             compile_together(self, new, _OBJECTS)
         else:
             super().compile_all(new)
+        if len(new) > 1 or compiler().compiled > before:
+            leave_memory()
 
     def keep(self, ast: UOp, prepared: Prepared, code: bytes) -> None:
         """Loads a kernel for `compile` to find."""
