@@ -16,6 +16,7 @@ from manygrad.schedule.desugar import Temps, lower_storage
 from manygrad.schedule.kernels import Item, insert_stores, split_kernels
 from manygrad.schedule.memory import plan_memory
 from manygrad.schedule.order import order_items
+from manygrad.schedule.parts import split_updates
 from manygrad.schedule.simplify import clean, simplify
 from manygrad.schedule.trace import traced
 from manygrad.tensor.dtype import dtypes
@@ -100,7 +101,7 @@ def create_schedule(sink: UOp, me: World = world) -> list[Item]:
     sink = traced("clean", clean(sink), sink)
     sink = traced("lower_shards", lower_shards(sink, me), sink)
     sink = traced("simplify", simplify(sink), sink)
-    sink = traced("lower_storage", lower_storage(sink, temps), sink)
+    sink = traced("lower_storage", split_updates(lower_storage(sink, temps)), sink)
     sink = traced("insert_stores", insert_stores(sink, temps), sink)
     start = trace.begin()
     items = split_kernels(sink, temps)

@@ -12,7 +12,7 @@ from manygrad.runtime.codegen.lower import lower
 from manygrad.runtime.codegen.lowered import Low, Program
 from manygrad.runtime.codegen.opt import Opt, make_plan
 from manygrad.runtime.codegen.pipeline import prepare
-from manygrad.runtime.codegen.rows import STREAM_BYTES
+from manygrad.runtime.codegen.rows import RECORD_BYTES, STREAM_BYTES
 from manygrad.runtime.devices import get_device
 from manygrad.runtime.devices.cpu import CPUDevice
 from manygrad.runtime.devices.native import host_target
@@ -138,6 +138,14 @@ def test_only_large_outputs_are_streamed() -> None:
     i = loop(STREAM_BYTES // 4, 0)  # in place: its lines are read anyway
     ast = sink(store(0, i, load(0, i).alu(Ops.ADD, load(1, i)), i))
     assert not any(o.kind == "stream" for o in prepare(ast, host_target().machine).opts)
+
+
+def test_what_an_update_in_place_only_writes_leaves_the_caches_to_it() -> None:
+    for n, expected in ((RECORD_BYTES // 4, [Opt("stream", -1, 0)]), (RECORD_BYTES // 4 - 16, [])):
+        i = loop(n, 0)
+        g = load(2, i).alu(Ops.MUL, load(2, i))
+        ast = sink(store(0, i, g, i), store(1, i, load(1, i).alu(Ops.SUB, g), i))
+        assert [o for o in prepare(ast, host_target().machine).opts if o.kind == "stream"] == expected
 
 
 # *** reductions in one pass ***
