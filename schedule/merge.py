@@ -201,36 +201,54 @@ def renumbered(item: Item, group: Group) -> UOp:
     return substitute(item.what.src[0], fresh)
 
 
+@dataclass(frozen=True)
+class Sweep:
+    """What the REDUCEs of a kernel go over: `read` has what each reads anew in each iteration, (argument, place along numbered ranges)."""
+
+    sizes: tuple[UOp, ...]
+    widths: frozenset[int]  # of its floats
+    place: tuple[UOp, ...]  # that is stored to
+    read: frozenset[tuple[int, tuple[UOp, ...]]]
+
+
+def sweep_of(ast: UOp) -> Sweep | None:
+    """None for a kernel without reductions, with some of different sizes, or with a contraction."""
+    if "sweep" not in ast._cache:
+        ast._cache["sweep"] = _sweep_of(ast)
+    found: Sweep | None = ast._cache["sweep"]
+    return found
+
+
+def _sweep_of(ast: UOp) -> Sweep | None:
+    reduces = reductions(ast)
+    store = ast.src[0]
+    if not reduces or len({tuple(r.src[0] for r in u.src[1:]) for u in reduces}) > 1:
+        return None
+    read: set[tuple[int, tuple[UOp, ...]]] = set()
+    for u in reduces:
+        around = frozenset(store.src[2:]) | frozenset(u.src[1:])
+        anew = [x for x in u.src[0].toposort() if x.op is Ops.INDEX and around <= ranges_of(x.src[1])]
+        if not anew:
+            return None
+        numbered = {r: r.replace(arg=(-1 - i, r.arg[1])) for i, r in enumerate(u.src[1:])}
+        read.update((x.src[0].arg, substitute(x, numbered).src[1:]) for x in anew)
+    widths = frozenset(u.dtype.itemsize for u in ast.toposort() if u.dtype.is_float)
+    return Sweep(tuple(r.src[0] for r in reduces[0].src[1:]), widths, store.src[0].src[1:], frozenset(read))
+
+
 def goes_along(group: Group, item: Item) -> bool:
     """Whether the REDUCEs of an item go over the elements that those of the group go over; in order, if they need what those give, then
     over rows that fit the cache. How each is added up is as in a kernel of its own: equal sizes, types, places."""
-    kernels = UOp(Ops.SINK, dtypes.void, tuple(group.stores))
-    mine, other = reductions(kernels), reductions(item.what)
-    if not mine or not all(swept(u, group.loops) for u in (*mine, *other)):
+    mine = sweep_of(item.what)
+    if mine is None:
         return False
-    if len({tuple(r.src[0] for r in u.src[1:]) for u in (*mine, *other)}) > 1 or widths(kernels) != widths(item.what):
+    others = [(i, s) for i in group.items if reductions(i.what) for s in (sweep_of(i.what),)]
+    if not all(s is not None and (s.sizes, s.widths, s.place) == (mine.sizes, mine.widths, mine.place) for _, s in others):
         return False
-    if item.what.src[0].src[0].src[1:] != group.stores[0].src[0].src[1:]:
+    if any(b in group.written() for b in item.args) and prod(sym.vmax(n) for n in mine.sizes) > ROW:
         return False
-    ranges = mine[0].src[1:]
-    if any(b in group.written() for b in item.args) and prod(sym.vmax(r.src[0]) for r in ranges) > ROW:
-        return False
-
-    def places(args: list[UOp], reduces: list[UOp]) -> set[tuple[UOp, tuple[UOp, ...]]]:
-        """(buffer, place along `ranges`) of what is read."""
-        return {(args[x.src[0].arg], substitute(x, dict(zip(u.src[1:], ranges))).src[1:]) for u in reduces for x in swept(u, group.loops)}
-
-    return not places(group.args, mine).isdisjoint(places(item.args, other))
-
-
-def swept(u: UOp, loops: tuple[UOp, ...]) -> list[UOp]:
-    """The INDEXes of what a REDUCE reads anew in each iteration of the kernel's loops and its own."""
-    around = frozenset(loops) | frozenset(u.src[1:])
-    return [x for x in u.src[0].toposort() if x.op is Ops.INDEX and around <= ranges_of(x.src[1])]
-
-
-def widths(ast: UOp) -> set[int]:
-    return {u.dtype.itemsize for u in ast.toposort() if u.dtype.is_float}
+    read = {(i.args[slot], place) for i, s in others if s is not None for slot, place in s.read}
+    return not read.isdisjoint((item.args[slot], place) for slot, place in mine.read)
 
 
 def _shares(group: Group, item: Item, out: UOp) -> bool:
