@@ -20,8 +20,8 @@ from math import prod
 
 from manygrad.schedule.kernels import Item
 from manygrad.schedule.memory import is_temporary
-from manygrad.schedule.rangeify import ranges_of
 from manygrad.schedule.rows import ROW
+from manygrad.schedule.sweep import reductions, sweep_of
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
@@ -133,13 +133,6 @@ def loops_of(item: Item) -> tuple[tuple[UOp, ...], bool]:
     return item.what.src[0].src[2:], bool(reductions(item.what))
 
 
-def reductions(ast: UOp) -> list[UOp]:
-    found: list[UOp] | None = ast._cache.get("reductions")
-    if found is None:
-        found = ast._cache["reductions"] = [u for u in ast.toposort() if u.op is Ops.REDUCE]
-    return found
-
-
 def candidates(item: Item, groups: list[Group]) -> list[Group]:
     """Groups over the item's loops that it may join: those that write what it reads, and the last few."""
     makers = [g for g in groups if any(w in item.args for w in g.written())]
@@ -199,41 +192,6 @@ def renumbered(item: Item, group: Group) -> UOp:
     ranges = dict.fromkeys(r for u in reductions(item.what) for r in u.src[1:])
     fresh = {r: r.replace(arg=(max(used) + 1 + i, r.arg[1])) for i, r in enumerate(ranges)}
     return substitute(item.what.src[0], fresh)
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """What the REDUCEs of a kernel go over: `read` has what each reads anew in each iteration, (argument, place along numbered ranges)."""
-
-    sizes: tuple[UOp, ...]
-    widths: frozenset[int]  # of its floats
-    place: tuple[UOp, ...]  # that is stored to
-    read: frozenset[tuple[int, tuple[UOp, ...]]]
-
-
-def sweep_of(ast: UOp) -> Sweep | None:
-    """None for a kernel without reductions, with some of different sizes, or with a contraction."""
-    if "sweep" not in ast._cache:
-        ast._cache["sweep"] = _sweep_of(ast)
-    found: Sweep | None = ast._cache["sweep"]
-    return found
-
-
-def _sweep_of(ast: UOp) -> Sweep | None:
-    reduces = reductions(ast)
-    store = ast.src[0]
-    if not reduces or len({tuple(r.src[0] for r in u.src[1:]) for u in reduces}) > 1:
-        return None
-    read: set[tuple[int, tuple[UOp, ...]]] = set()
-    for u in reduces:
-        around = frozenset(store.src[2:]) | frozenset(u.src[1:])
-        anew = [x for x in u.src[0].toposort() if x.op is Ops.INDEX and around <= ranges_of(x.src[1])]
-        if not anew:
-            return None
-        numbered = {r: r.replace(arg=(-1 - i, r.arg[1])) for i, r in enumerate(u.src[1:])}
-        read.update((x.src[0].arg, substitute(x, numbered).src[1:]) for x in anew)
-    widths = frozenset(u.dtype.itemsize for u in ast.toposort() if u.dtype.is_float)
-    return Sweep(tuple(r.src[0] for r in reduces[0].src[1:]), widths, store.src[0].src[1:], frozenset(read))
 
 
 def goes_along(group: Group, item: Item) -> bool:

@@ -167,6 +167,21 @@ def test_reductions_of_one_row_share_a_range() -> None:
     np.testing.assert_array_equal(run_with(ast, arrays, together), run_with(ast, arrays, opts, simplify=False))
 
 
+def test_a_sum_waits_for_one_that_goes_over_the_same_data() -> None:
+    """sum(g) needs nothing, sum(g * (x - sum(x))) the first sum: g is read in one pass, the second of two."""
+    i, r, s, q = loop(8, 0), red(40, 1), red(40, 2), red(40, 3)
+    x, g = (lambda c, n=n: load(n, add(mul(i, 40), c)) for n in (1, 2))
+    top, plain = reduce(x(r), r), reduce(g(s), s)
+    along = reduce(g(q).alu(Ops.MUL, x(q).alu(Ops.SUB, top)), q)
+    ast = sink(store(0, i, plain.alu(Ops.MUL, along), i))
+    ranges = [u.src[1] for u in signature(collapse(ast)).reduces]
+    assert len(ranges) == 3 and len(set(ranges)) == 2
+    arrays = [np.zeros(8, np.float32), values(0, f32, 320), values(1, f32, 320)]
+    opts = tuple(Opt("lanes", n, 16) for n in (1, 2, 3))
+    together = tuple(o for o in opts if o.axis in {u.arg[0] for u in ranges})
+    np.testing.assert_array_equal(run_with(ast, arrays, together), run_with(ast, arrays, opts, simplify=False))
+
+
 def test_reductions_that_need_each_other_or_read_nothing_in_common_do_not() -> None:
     i, r, s = loop(8, 0), red(40, 1), red(40, 2)
     x = lambda c: load(1, add(mul(i, 40), c))  # noqa: E731
