@@ -135,7 +135,7 @@ class Products(Facts):
             held, inside = (lane, inner) if wide else (inner[-1], [lane])
             parts = self.reduce_block(main, held, inside) if not after else []
             self.reorder([*outer, *([lane, *inner] if wide and parts else [*inner, lane]), *after])
-            self.opts += [row, columns, *(parts or self.block(main, inner[-1], 2 * self.machine.cache_bytes, pieces=4))]
+            self.opts += [row, columns, *(parts or self.block(main, inner[-1], 2 * self.machine.cache_bytes, pieces=max(2, self.machine.cores)))]
         else:
             self.reorder([*outer, lane, *within, *inner, *after])
             self.opts += [columns, *([row] if packs_rows and guarded else [])]
