@@ -81,10 +81,13 @@ def index_sum(terms: tuple[tuple[UOp, int], ...], constant: int) -> UOp:
 
 
 class TileAnalysis:
-    """`aligned[r]`: what the origin of a tiled range `r` is a multiple of; `lane`: the range that the lanes run along."""
+    """`aligned[r]`: what the origin of a tiled range `r` is a multiple of; `lane`: the range that the lanes run along.
 
-    def __init__(self, aligned: Mapping[UOp, int], lane: UOp | None, lanes: int) -> None:
-        self.aligned, self.lane, self.lanes = aligned, lane, lanes
+    `whole`: ranges that are one tile, whose origin is 0.
+    """
+
+    def __init__(self, aligned: Mapping[UOp, int], lane: UOp | None, lanes: int, whole: frozenset[UOp] = frozenset()) -> None:
+        self.aligned, self.lane, self.lanes, self.whole = aligned, lane, lanes, whole
         tiled = frozenset(aligned) | ({lane} if lane is not None else frozenset())
         self.tiled = sorted(tiled, key=lambda r: r.arg)  # one order in all analyses of a kernel: positions are keys
         self.step: dict[UOp, int] = {}  # remainder made here -> what its value is a multiple of
@@ -119,7 +122,8 @@ class TileAnalysis:
         if u.op is Ops.CONST:
             return Affine((), int(u.arg), 0)
         if u.op is Ops.RANGE:
-            return Affine(((Atom(u, ()), 1),), position.get(u, 0), 1 if u is self.lane else 0)
+            origin = () if u in self.whole else ((Atom(u, ()), 1),)
+            return Affine(origin, position.get(u, 0), 1 if u is self.lane else 0)
         exact = u.dtype is dtypes.index or (u.dtype.is_int and bounds(u) != (u.dtype.min, u.dtype.max))
         if exact and u.op in (Ops.ADD, Ops.SUB, Ops.MUL, Ops.NEG, Ops.IDIV, Ops.MOD):
             a = self.affine(u.src[0], position)

@@ -28,6 +28,7 @@ class Block:
 class Emitter:
     def __init__(self) -> None:
         self.blocks: list[Block] = [Block()]
+        self.reads_from = 0  # the block that loads are not moved out of: only under its condition is there something to read
 
     def emit(
         self,
@@ -40,6 +41,8 @@ class Emitter:
     ) -> Inst:
         """The instruction, in the outermost block where its sources are known; `here`: a new one in this block."""
         depth = len(self.blocks) - 1 if here else max((s.depth for s in src), default=0)
+        if op is Low.LOAD:
+            depth = max(depth, self.reads_from)
         block = self.blocks[depth]
         key = (op, dtype, lanes, src, _key(arg))
         if not here and (found := block.known.get(key)) is not None:

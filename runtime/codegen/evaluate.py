@@ -33,7 +33,7 @@ class Evaluator(Emitter):
         ] = {}  # range whose last vector is partial -> its size, if only known at run time
         self.lane: UOp | None = None
         self.lanes = 1
-        self._analyses: dict[tuple[UOp | None, int], TileAnalysis] = {}
+        self._analyses: dict[tuple[UOp | None, int, UOp | None], TileAnalysis] = {}
         slots = {slot for _, slot in plan.staged}  # packing tiles reduce ranges, too
         self.also_tiled = {
             r for u in self.sig.nodes if u.op is Ops.LOAD and u.src[0].src[0].arg in slots for r in ranges_of(u)
@@ -45,17 +45,19 @@ class Evaluator(Emitter):
 
     def use_lane(self, lane: UOp | None, lanes: int) -> None:
         self.lane, self.lanes = lane, lanes if lane is not None else 1
-        key = (lane, self.lanes)
+        key = (lane, self.lanes, self.square)
         if key not in self._analyses:
             aligned = {}
+            whole = {r for r, t in self.plan.tile.items() if r.src[0].op is Ops.CONST and r.src[0].arg <= t and r is not self.square}
             for r, t in self.plan.tile.items():
                 fixed = r.src[0].op is Ops.CONST
                 aligned[r] = t if fixed else self.lanes if r is lane else 1
                 if r in self.plan.reduce_lanes and r is not lane:  # a REDUCE with other lanes runs it singly
                     aligned[r] = 1
+                    whole.discard(r)
             for r in self.also_tiled:
                 aligned.setdefault(r, 1)
-            self._analyses[key] = TileAnalysis(aligned, lane, self.lanes)
+            self._analyses[key] = TileAnalysis(aligned, lane, self.lanes, frozenset(whole))
         self.analysis = self._analyses[key]
 
     def ragged_mask(self, position: Position) -> Inst | None:
@@ -208,6 +210,13 @@ class Evaluator(Emitter):
         offsets = tuple(x - y for x, y in zip(a.offsets(self.lanes), b.offsets(self.lanes)))
         return self.alu(u.op, dtypes.bool, self.emit(Low.TABLE, INDEX, (), offsets, self.lanes), bound)
 
+    def step(self, index: UOp, r: UOp) -> int | None:
+        """How far apart the first two iterations of a tile of `r` read."""
+        first, second = (self.analysis.affine(index, {r: i}) for i in (0, 1))
+        if first is None or second is None or second._replace(constant=first.constant) != first:
+            return None
+        return second.constant - first.constant
+
     def staged(self, u: UOp, position: Position) -> Inst | None:
         """The value from local memory, where it was packed there."""
         return None
@@ -239,13 +248,20 @@ class Evaluator(Emitter):
             yield True
             return
         self.open(Inst(Low.IF, dtypes.void, 1, (condition,), None, len(self.blocks)))
+        around, self.reads_from = self.reads_from, len(self.blocks) - 1
         for m in masks:  # what is known now is not asked again
             for p in self.positions(ranges_of(m) - at.keys()):
                 left = [self.value(c, {**p, **at}) for c in conjuncts(m) if c not in needed]
                 known = self.conjunction(*left) or self.const(True, dtypes.bool)
                 self.blocks[-1].values[self.key(m, {**p, **at})] = known
         yield True
+        self.reads_from = around
         self.close()
+
+    def never(self, mask: UOp, position: Position) -> bool:
+        """Whether it is known now that a condition does not hold at a position."""
+        compared = (c for c in conjuncts(mask) if c.op in GroupOp.COMPARE and c.src[0].dtype is INDEX)
+        return any(self.analysis.compare(c, position) is False for c in compared)
 
     # *** memory ***
 
@@ -331,7 +347,7 @@ class Evaluator(Emitter):
         square = [
             r
             for r in self.tile
-            if r is not self.lane and (self.tile[r] % n == 0 or r is self.square) and (Atom(r, ()), 1) in a.terms
+            if r is not self.lane and (self.tile[r] % n == 0 or r is self.square) and self.step(u.src[0].src[1], r) == 1
         ]
         if not square or n & (n - 1) or a.table:
             return None

@@ -137,6 +137,9 @@ class Looper(Reducer):
             self.within_tile(r, origin, tile, body)
             self.close()
             return
+        if size is not None and size < tile:
+            self.rest(r, origin, body)
+            return
         inside = self.emit(Ops.CMPLT, dtypes.bool, (origin, self.whole_of(r)))
         condition = Inst(Low.IF, dtypes.void, 1, (inside,), None, len(self.blocks))
         self.open(condition)

@@ -128,7 +128,8 @@ class Reducer(Keeper):
                 part = at.get(split, 0) // self.lanes if split is not None else 0
                 with self.unless_masked(masks, at) as reached:
                     for acc in accumulators if reached else ():
-                        self.accumulate(acc.reduce, {**acc.position, **at}, acc.parts[part])
+                        if not any(self.never(m, {**acc.position, **at}) for m in masks):
+                            self.accumulate(acc.reduce, {**acc.position, **at}, acc.parts[part])
 
         masks = self.masks([u.src[0] for u in group], frozenset(ranges))
         around, self.inside = self.inside, frozenset(ranges)

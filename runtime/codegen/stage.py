@@ -151,9 +151,11 @@ class Stager(Evaluator):
         if self.lane not in stage.pitches and self.fixed_size(stage.loop) is not None and tile > 1:
             self.use_lane(stage.loop, min(1 << (tile - 1).bit_length(), PACK_BYTES // u.dtype.itemsize))
         if self.lane in stage.pitches:
-            a = self.analysis.affine((u.src[0] if u.op is Ops.CAST else u).src[0].src[1], {})
+            index = (u.src[0] if u.op is Ops.CAST else u).src[0].src[1]
+            a = self.analysis.affine(index, {})
             if a is not None and a.stride != 1:
-                self.square = next((x.expr for x, c in a.terms if c == 1 and x.expr in stage.ranges), None)
+                self.square = next((r for r in stage.ranges if self.step(index, r) == 1), None)
+                self.use_lane(self.lane, self.lanes)
             if self.lane is not self.plan.lane and self.square is None and (a is None or a.stride != 1):
                 self.use_lane(*before)
 

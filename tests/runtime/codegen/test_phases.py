@@ -7,11 +7,14 @@ import pytest
 
 from manygrad.runtime.codegen.describe import part_held, signature
 from manygrad.runtime.codegen.legal import legal
-from manygrad.runtime.codegen.opt import Opt
+from manygrad.runtime.codegen.lower import lower
+from manygrad.runtime.codegen.lowered import Low
+from manygrad.runtime.codegen.opt import Opt, make_plan
 from manygrad.runtime.codegen.phases import phased_loops, split_phases
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.devices import get_device
 from manygrad.runtime.devices.native import host_target
+from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 from tests.runtime.codegen.kernels import I, add, load, loop, mul, red, reduce, run, sink, store
@@ -85,6 +88,24 @@ def test_skip_with_any_tile(tiles: tuple[Opt, ...]) -> None:
         packed = (Opt("vectorise", 1, 16), Opt("before", 1, 0), Opt("stage", signature(ast).loops[-1].arg[0], 1), *opts)
         if not any(o.kind == "vectorise" for o in tiles) and legal(signature(ast), packed) is None:
             np.testing.assert_allclose(on_cpu(ast, data, packed, simplify=False), want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("tiles", [(), (Opt("tile", 2, 6),), (Opt("tile", 2, 6), Opt("unroll", 4, 3)), (Opt("vectorise", 1, 16), Opt("unroll", 4, 3))])
+def test_nothing_is_read_where_nothing_is_added(tiles: tuple[Opt, ...]) -> None:
+    """What a condition guards is read under it, not before: no access is outside of its buffer."""
+    ast, data = input_gradient(6, 1), arrays(6, 1)
+    with Context(CHECK_OOB=1):
+        got = on_cpu(ast, data, (*tiles, Opt("skip", 4, 1), Opt("parallelise", -1, 1)), simplify=False)
+    np.testing.assert_allclose(got, run(ast, data)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_tile_of_whole_rows_knows_its_edges() -> None:
+    """Of 6 pixels x 3 taps, 2 lie outside: with all of them in one tile, 16 FMAs are made."""
+    opts = (Opt("vectorise", 1, 16), Opt("tile", 2, 6), Opt("unroll", 4, 3), Opt("skip", 4, 1))
+    ast = input_gradient(6, 1)
+    program = lower(ast, make_plan(signature(ast), opts))
+    assert sum(x.op is Low.FMA for x in program.insts) == 2 * 16  # (the last vector of OUT is a partial one)
+    assert not any(x.op is Low.IF for x in program.insts)
 
 
 def test_skip_is_for_sums() -> None:
