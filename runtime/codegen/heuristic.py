@@ -140,12 +140,10 @@ class Heuristic(Products):
         area = math.prod(self.tile_of(r) for r in self.sig.loops if r in ranges_of(main))
         if any(o.kind == "vectorise" for o in self.opts):
             area //= self.lanes
-        room = 256 // max(1, area)
-        for r in reversed(main.src[1:]):
-            if r.src[0].op is not Ops.CONST or r in split.values() or not 1 < r.src[0].arg <= min(room, 16):
+        for r in self.written_out(main, area):
+            if r in split.values():
                 return
             self.opts.append(Opt("unroll", r.arg[0], r.src[0].arg))
-            room //= r.src[0].arg
 
     def scatter_add(self) -> tuple[Opt, ...]:
         """Loops that may hit one address run in order on one thread; one that provably cannot is vectorised and cut."""

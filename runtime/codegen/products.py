@@ -5,6 +5,7 @@ Which operand rests in the cache while the other one passes by, what is packed, 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -18,6 +19,8 @@ STAGE_BYTES = 16 << 20
 
 
 class Products(Facts):
+    skipping = False  # whether tiles were chosen for what conditions leave out
+
     def packs_better(self, u: UOp) -> bool:
         """A product both of whose operands are contiguous along the reduction (a @ b.T): whether one can be packed across
         it, for many rows. Then no partial sums need be folded, and the operands are read in one stream."""
@@ -60,36 +63,74 @@ class Products(Facts):
         ]
         free.sort(key=lambda r: (min(size_max(r), 4), self.sig.loops.index(r)), reverse=True)
         aligned = 8 if free and self.rows_rest(main, free[0]) else 1  # rows that are packed are packed in vectors
-        best, best_cost = ((1, 1), 1), math.inf
+        best: tuple[dict[UOp, int], int] = ({}, 1)
+        best_cost = math.inf
         for g in (1, 2, 3, 4, 6):
             if g > max(1, vectors) or g > budget or (g & (g - 1) and lane.src[0].op is not Ops.CONST):
                 continue  # (a size known at run time is rather a multiple of a power of two)
-            for rows, parts in self.row_tiles(free, min(budget // g, 16)):
-                work = [(n * m, k * v, _unit(m, v)) for m, n in parts for v, k in ((g, vectors // g), (vectors % g, 1))]
+            for rows, parts in self.row_tiles(main, free, min(budget // g, 16)):
+                inside, done = self.part_done(main, lane, rows, g)
+                work = [(n * m, k * v, _unit(m * inside, v)) for m, n in parts for v, k in ((g, vectors // g), (vectors % g, 1))]
                 cost = sum(m * v * unit for m, v, unit in work) / (sum(m * n for m, n in parts) * vectors)
-                cost *= 1.12 if parts[0][0] % aligned else 1.0
+                cost *= done * (1.12 if parts[0][0] % aligned else 1.0)
                 if cost < best_cost - 1e-9:
                     best, best_cost = (rows, g), cost
-        (first, second), g = best
+        rows, g = best
         if g > 1:
             self.opts.append(Opt("tile", lane.arg[0], g * self.lanes))
-        for r, m in zip(free, (first, second)):
-            if m > 1:
-                self.opts.append(Opt("tile", r.arg[0], m))
-        return free[:2] if second > 1 else free[:1]
+        self.opts += [Opt("tile", r.arg[0], m) for r, m in rows.items() if m > 1]
+        return list(rows) or free[:1]
 
-    def row_tiles(self, free: list[UOp], most: int) -> Iterator[tuple[tuple[int, int], list[tuple[int, int]]]]:
-        """((rows of the first loop, of the second), (size, number) of the tiles that this makes of them)."""
+    def row_tiles(self, main: UOp, free: list[UOp], most: int) -> Iterator[tuple[dict[UOp, int], list[tuple[int, int]]]]:
+        """(rows of each loop, (size, number) of the tiles that this makes of them)."""
         if not free:
-            yield (1, 1), [(1, 1)]
+            yield {}, [(1, 1)]
             return
         whole = size_max(free[0])
         for m in range(1, min(whole, most) + 1):
-            yield (m, 1), [(m, whole // m), (whole % m, 1)]
-        if len(free) > 1:
-            size = size_max(free[1])
+            yield {free[0]: m}, [(m, whole // m), (whole % m, 1)]
+        pairs = itertools.permutations(free, 2) if self.conditions(main) else [tuple(free[:2])] if len(free) > 1 else []
+        for first, second in pairs:
+            whole, size = size_max(first), size_max(second)
             for m in range(2, min(size, most // whole) + 1):
-                yield (whole, m), [(whole * m, size // m), (whole * (size % m), 1)]
+                yield {first: whole, second: m}, [(whole * m, size // m), (whole * (size % m), 1)]
+
+    def conditions(self, main: UOp) -> list[UOp]:
+        """Under which the factors of a product are read."""
+        return list(dict.fromkeys(c for m in factor_masks(main.src[0]) for c in conjuncts(m))) if main.arg is Ops.ADD else []
+
+    def settled(self, main: UOp, lane: UOp, tiles: dict[UOp, int], g: int) -> bool:
+        """Whether the conditions are the same for a whole tile, or known at each of its positions: of each loop in them a tile
+        has all iterations or one, and of the reduction's ranges all are written out."""
+        out = self.written_out(main, math.prod(tiles.values()) * g)
+        for c in self.conditions(main):
+            inside = [r for r in ranges_of(c) if tiles.get(r, 1) > 1]
+            if lane in ranges_of(c) or any(r.src[0].op is not Ops.CONST or tiles[r] < size_max(r) for r in inside):
+                return False
+            if inside and any(r in ranges_of(c) and r not in out for r in main.src[1:]):
+                return False
+        return True
+
+    def part_done(self, main: UOp, lane: UOp, tiles: dict[UOp, int], g: int) -> tuple[float, float]:
+        """What part of a tile is computed, and of the whole product; or 1 and what it costs to pack what is read under conditions."""
+        found = self.conditions(main)
+        if not found:
+            return 1.0, 1.0
+        if not self.settled(main, lane, tiles, g):
+            return 1.0, 1.12
+        inside = math.prod(part_held(c) for c in found if any(tiles.get(r, 1) > 1 for r in ranges_of(c)))
+        asked = 1.1 if inside == 1.0 else 1.0  # none is known beforehand
+        return inside, math.prod(part_held(c) for c in found) * asked
+
+    def written_out(self, main: UOp, vectors: int) -> list[UOp]:
+        """The inner ranges of a reduction that are short enough for it, with so many vectors of sums."""
+        found, room = [], 256 // max(1, vectors)
+        for r in reversed(main.src[1:]):
+            if r.src[0].op is not Ops.CONST or not 1 < r.src[0].arg <= min(room, 16):
+                break
+            found.append(r)
+            room //= r.src[0].arg
+        return found
 
     def rows_rest(self, main: UOp, r: UOp) -> bool:
         """Whether rows are so scattered along the reduction that a block of them is packed: a page or more a step, beyond what the cache holds."""
@@ -129,7 +170,9 @@ class Products(Facts):
         panel = (lane, *within)[-1]
         columns, row = (Opt("stage", x.arg[0], u.src[0].src[0].arg) for x, u in ((panel, across[0]), (inner[-1], down[0])))
         packs_rows = self.stageable(down[0], main, inner[-1]) and down[0].src[0].src[0].arg != columns.amount
-        guarded = len(down[0].src[0].src) == 3 or down[0].dtype.is_half
+        settled = self.settled(main, lane, {r: self.tile_of(r) for r in rows}, -(-self.tile_of(lane) // self.lanes))
+        guarded = (len(down[0].src[0].src) == 3 and not settled) or down[0].dtype.is_half
+        self.skipping = settled
         if packs_rows and len(rows) == 1 and not within and self.rows_rest(main, rows[0]):
             self.reorder([*outer, *inner, lane, *after])
             self.opts += [row, columns, *(self.reduce_block(main, lane, inner[-1]) if not after else ())]
@@ -204,18 +247,18 @@ class Products(Facts):
                 self.opts.append(Opt("tile", own[-1].arg[0], t))
 
     def skip(self, main: UOp) -> None:
-        """Iterations that a mask leaves out, where a condition does not hold for a quarter of all cases."""
+        """Iterations that a condition leaves out: where the rows' tiles are made for it, or where a quarter of all cases are left out."""
         if any(u.arg is not Ops.ADD for u in self.sig.reduces):
             return
         together: dict[frozenset[UOp], UOp] = {}
-        for c in (c for m in factor_masks(main.src[0]) for c in conjuncts(m)):
+        for c in self.conditions(main):
             other = together.get(ranges_of(c))
             together[ranges_of(c)] = c if other is None else other.alu(Ops.AND, c)
-        if any(part_held(c) <= 0.75 for c in together.values()):
+        if together and (self.skipping or any(part_held(c) <= 0.75 for c in together.values())):
             self.opts.append(Opt("skip", main.src[-1].arg[0], 1))
 
 
-def _unit(m: int, g: int) -> float:
+def _unit(m: float, g: int) -> float:
     """Relative cost of an FMA in a tile of m rows and g vectors: its share of the loads, of the vectors' stream from the
     second cache, and the FMA's latency where the accumulators are too few to hide it."""
     if not m or not g:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from manygrad.runtime.codegen.describe import part_held, signature
+from manygrad.runtime.codegen.facts import Machine
 from manygrad.runtime.codegen.legal import legal
 from manygrad.runtime.codegen.lower import lower
 from manygrad.runtime.codegen.lowered import Low
@@ -22,9 +23,9 @@ from tests.runtime.codegen.kernels import I, add, load, loop, mul, red, reduce, 
 OUT, IN = 20, 9
 
 
-def input_gradient(size: int, stride: int, taps: int = 3, batch: int = 8) -> UOp:
+def input_gradient(size: int, stride: int, taps: int = 3, batch: int = 8, out: int = OUT) -> UOp:
     """out[b, c, x] = sum over o, k of g[b, o, (x + k - 1) / stride] * w[o, c, k], where that divides and lies inside."""
-    b, c, x = loop(batch, 0), loop(OUT, 1), loop(size, 2)
+    b, c, x = loop(batch, 0), loop(out, 1), loop(size, 2)
     o, k = red(IN, 3), red(taps, 4)
     at = add(x, k, -1)
     small = -(-size // stride)
@@ -33,13 +34,13 @@ def input_gradient(size: int, stride: int, taps: int = 3, batch: int = 8) -> UOp
     valid = valid.alu(Ops.AND, shifted.alu(Ops.MOD, I(stride)).alu(Ops.CMPLT, I(1)))
     pixel = add(shifted.alu(Ops.IDIV, I(stride)), -taps)
     g = load(1, add(mul(b, IN * small), mul(o, small), pixel), valid=valid)
-    w = load(2, add(mul(o, OUT * taps), mul(c, taps), k))
-    return sink(store(0, add(mul(b, OUT * size), mul(c, size), x), reduce(g.alu(Ops.MUL, w), o, k), b, c, x))
+    w = load(2, add(mul(o, out * taps), mul(c, taps), k))
+    return sink(store(0, add(mul(b, out * size), mul(c, size), x), reduce(g.alu(Ops.MUL, w), o, k), b, c, x))
 
 
-def arrays(size: int, stride: int, taps: int = 3, batch: int = 8) -> list[np.ndarray]:
+def arrays(size: int, stride: int, taps: int = 3, batch: int = 8, out: int = OUT) -> list[np.ndarray]:
     rng = np.random.default_rng(0)
-    shapes = ((batch, OUT, size), (batch, IN, -(-size // stride)), (IN, OUT, taps))
+    shapes = ((batch, out, size), (batch, IN, -(-size // stride)), (IN, out, taps))
     return [rng.standard_normal(s).astype(np.float32) for s in shapes]
 
 
@@ -106,6 +107,17 @@ def test_a_tile_of_whole_rows_knows_its_edges() -> None:
     program = lower(ast, make_plan(signature(ast), opts))
     assert sum(x.op is Low.FMA for x in program.insts) == 2 * 16  # (the last vector of OUT is a partial one)
     assert not any(x.op is Low.IF for x in program.insts)
+
+
+@pytest.mark.parametrize("size", [4, 6])
+def test_a_row_of_an_image_is_read_where_it_lies(size: int) -> None:
+    """A tile has all pixels of a row: what is masked is known, so nothing is packed for it."""
+    ast, data = input_gradient(size, 1, out=64), arrays(size, 1, out=64)
+    opts = prepare(ast, Machine(vector_bytes=64, registers=32)).opts
+    assert Opt("tile", 2, size) in opts and Opt("skip", 4, 1) in opts
+    assert [o.amount for o in opts if o.kind == "stage"] == [2]
+    with Context(CHECK_OOB=1):
+        np.testing.assert_allclose(on_cpu(ast, data, opts), run(ast, data)[0], rtol=1e-4, atol=1e-5)
 
 
 def test_skip_is_for_sums() -> None:
