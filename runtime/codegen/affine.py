@@ -207,6 +207,16 @@ class TileAnalysis:
             return all(self.uniform(s, position) for s in u.src if s.op is not Ops.PARAM)
         return False  # a REDUCE that depends on the lane
 
+    def extremes(self, terms: tuple[tuple[Atom, int], ...]) -> tuple[int, int]:
+        """The least and greatest value of the sum of `terms`."""
+        low = high = 0
+        for atom, c in terms:
+            a, b = bounds(atom.expr)
+            if atom.expr.op is Ops.RANGE:
+                b -= b % self.aligned.get(atom.expr, 1)
+            low, high = low + min(a * c, b * c), high + max(a * c, b * c)
+        return low, high
+
     def compare(self, u: UOp, position: Position) -> Affine | bool | None:
         """A comparison of indices as the same for all lanes: `x` (of "x < 0", "x == 0", ...), True, False, or None."""
         a, b = self.affine(u.src[0], position), self.affine(u.src[1], position)
@@ -221,6 +231,11 @@ class TileAnalysis:
                 return most < 0 if (most < 0) == (least < 0) else None
             zeros = {o == 0 for o in offsets}
             return zeros.pop() == (u.op is Ops.CMPEQ) if len(zeros) == 1 else None
+        low, high = self.extremes(d.terms)
+        if low + least > 0 or high + most < 0:  # for all origins
+            return u.op is Ops.CMPNE if u.op is not Ops.CMPLT else high + most < 0
+        if u.op is Ops.CMPLT and low + least == 0:
+            return False
         base = least // g * g
         if u.op is Ops.CMPLT:
             return Affine(d.terms, base, 0) if most < base + g else None

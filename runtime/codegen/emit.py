@@ -6,6 +6,7 @@ loop-invariant code moves out and common subexpressions are shared while the cod
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from manygrad.runtime.codegen.lowered import Inst, Low
@@ -64,6 +65,19 @@ class Emitter:
         into.extend(block.insts)
         if block.begin is not None:
             into.append(Inst(Low.END, dtypes.void, 1, (), None, len(self.blocks) - 1))
+
+    def branch(self, condition: Inst, then: Callable[[], None], otherwise: Callable[[], None]) -> None:
+        """One or the other; what either moves out stands before both."""
+        begin = Inst(Low.IF, dtypes.void, 1, (condition,), None, len(self.blocks))
+        self.open(begin)
+        then()
+        first = self.blocks.pop().insts
+        other = Inst(Low.ELSE, dtypes.void, 1, (), None, len(self.blocks))
+        self.open(other)
+        otherwise()
+        second = self.blocks.pop().insts
+        end = Inst(Low.END, dtypes.void, 1, (), None, len(self.blocks) - 1)
+        self.blocks[-1].insts.extend([begin, *first, other, *second, end])
 
     def const(self, value: Any, dtype: DType = INDEX, lanes: int = 1) -> Inst:
         return self.emit(Low.CONST, dtype, (), value, lanes)

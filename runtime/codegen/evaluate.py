@@ -236,7 +236,7 @@ class Evaluator(Emitter):
         """A block that runs where those conditions hold on which the whole tile agrees; gives False where none would run."""
         needed: dict[UOp, Inst | None] = {}
         for c in dict.fromkeys(c for m in masks for c in conjuncts(m) if c.op in GroupOp.COMPARE and c.src[0].dtype is INDEX):
-            found = {self.analysis.compare(c, {**p, **at}) for p in self.positions(ranges_of(c) - at.keys())}
+            found = {self.decided(c, {**p, **at}) for p in self.positions(ranges_of(c) - at.keys())}
             one = found.pop() if len(found) == 1 else None
             if one is False:
                 yield False
@@ -249,19 +249,28 @@ class Evaluator(Emitter):
             return
         self.open(Inst(Low.IF, dtypes.void, 1, (condition,), None, len(self.blocks)))
         around, self.reads_from = self.reads_from, len(self.blocks) - 1
-        for m in masks:  # what is known now is not asked again
+        known = self.blocks[-1].values  # what is known now is not asked again
+        for c in needed:
+            known.update((self.key(c, {**p, **at}), self.const(True, dtypes.bool)) for p in self.positions(ranges_of(c) - at.keys()))
+        for m in masks:
             for p in self.positions(ranges_of(m) - at.keys()):
-                left = [self.value(c, {**p, **at}) for c in conjuncts(m) if c not in needed]
-                known = self.conjunction(*left) or self.const(True, dtypes.bool)
-                self.blocks[-1].values[self.key(m, {**p, **at})] = known
+                left = self.conjunction(*(self.value(c, {**p, **at}) for c in conjuncts(m)))
+                known[self.key(m, {**p, **at})] = left or self.const(True, dtypes.bool)
         yield True
         self.reads_from = around
         self.close()
 
-    def never(self, mask: UOp, position: Position) -> bool:
-        """Whether it is known now that a condition does not hold at a position."""
-        compared = (c for c in conjuncts(mask) if c.op in GroupOp.COMPARE and c.src[0].dtype is INDEX)
-        return any(self.analysis.compare(c, position) is False for c in compared)
+    def decided(self, c: UOp, position: Position) -> Affine | bool | None:
+        """As `compare` of the analysis; what is known in an open block counts."""
+        known = self.find(c, position)
+        return bool(known.arg) if known is not None and known.op is Low.CONST else self.analysis.compare(c, position)
+
+    def apart(self, masks: list[UOp], at: dict[UOp, int]) -> list[dict[UOp, int]]:
+        """The tile positions which the conditions tell apart, those first at which all of them are decided now."""
+        compared = [c for m in masks for c in conjuncts(m) if c.op in GroupOp.COMPARE and c.src[0].dtype is INDEX]
+        ranges = frozenset(r for c in compared for r in ranges_of(c) if r is not self.lane) - at.keys()
+        asked = lambda p: any(isinstance(self.decided(c, {**p, **at}), Affine) for c in compared)  # noqa: E731
+        return sorted(self.positions(ranges), key=asked)
 
     # *** memory ***
 

@@ -136,12 +136,15 @@ class Heuristic(Products):
             self.opts.append(Opt("tile", lane.arg[0], g * self.lanes))
 
     def unroll_reduce(self, main: UOp, split: dict[UOp, UOp]) -> None:
-        """Short inner reduce loops are written out."""
+        """Short inner reduce loops are written out; where a tile knows its conditions, few more than those they depend on."""
         area = math.prod(self.tile_of(r) for r in self.sig.loops if r in ranges_of(main))
         if any(o.kind == "vectorise" for o in self.opts):
             area //= self.lanes
+        tiled = [c for c in self.conditions(main) if any(self.tile_of(r) > 1 for r in ranges_of(c))] if self.skipping else []
+        phased = [c for c in self.conditions(main) if any(u.op is Ops.MOD for u in c.toposort())]
         for r in self.written_out(main, area):
-            if r in split.values():
+            area *= r.src[0].arg
+            if r in split.values() or (tiled and area > 144 and not any(r in ranges_of(c) for c in tiled + phased)):
                 return
             self.opts.append(Opt("unroll", r.arg[0], r.src[0].arg))
 

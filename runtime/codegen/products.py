@@ -100,12 +100,12 @@ class Products(Facts):
         return list(dict.fromkeys(c for m in factor_masks(main.src[0]) for c in conjuncts(m))) if main.arg is Ops.ADD else []
 
     def settled(self, main: UOp, lane: UOp, tiles: dict[UOp, int], g: int) -> bool:
-        """Whether the conditions are the same for a whole tile, or known at each of its positions: of each loop in them a tile
-        has all iterations or one, and of the reduction's ranges all are written out."""
+        """Whether the conditions are the same for a whole tile, or known at most of its positions: then all iterations of
+        the reduction that they depend on are written out."""
         out = self.written_out(main, math.prod(tiles.values()) * g)
         for c in self.conditions(main):
             inside = [r for r in ranges_of(c) if tiles.get(r, 1) > 1]
-            if lane in ranges_of(c) or any(r.src[0].op is not Ops.CONST or tiles[r] < size_max(r) for r in inside):
+            if lane in ranges_of(c) or any(r.src[0].op is not Ops.CONST for r in inside):
                 return False
             if inside and any(r in ranges_of(c) and r not in out for r in main.src[1:]):
                 return False

@@ -120,6 +120,19 @@ def test_a_row_of_an_image_is_read_where_it_lies(size: int) -> None:
         np.testing.assert_allclose(on_cpu(ast, data, opts), run(ast, data)[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("tile", [3, 5, 10])
+def test_versions_by_where_a_tile_lies(tile: int) -> None:
+    """A tile of some pixels of a row asks once where it lies, then knows which taps count."""
+    opts = (Opt("vectorise", 1, 16), Opt("tile", 2, tile), Opt("unroll", 4, 3), Opt("skip", 4, 1), Opt("parallelise", -1, 2))
+    ast, data = input_gradient(14, 1), arrays(14, 1)
+    program = lower(ast, make_plan(signature(ast), opts))
+    innermost = {max(i for i in range(at) if program.insts[i].op is Low.LOOP) for at, x in enumerate(program.insts) if x.op is Low.FMA}
+    inside = [program.insts[i].op for begin in innermost for i in range(begin, next(j for j in range(begin, len(program.insts)) if program.insts[j].op is Low.END))]
+    assert len(innermost) >= 2 and Low.IF not in inside
+    with Context(CHECK_OOB=1):
+        np.testing.assert_array_equal(on_cpu(ast, data, opts, simplify=False), on_cpu(ast, data, (), simplify=False))
+
+
 def test_skip_is_for_sums() -> None:
     x, k = loop(4, 0), red(3, 1)
     ast = sink(store(0, x, reduce(load(1, add(x, k), valid=add(x, k).alu(Ops.CMPLT, I(4))), k, op=Ops.MAX), x))
