@@ -187,3 +187,18 @@ def test_the_exponential_has_the_same_bits_in_one_instruction_and_in_nine(lanes:
     assert sum(u.op is Low.SCALE for u in whole.program().insts) > 0
     plain = legalize(ast, scales=False)
     np.testing.assert_array_equal(run_with(ast, [np.zeros_like(x), x], opts), run_with(plain, [np.zeros_like(x), x], opts))
+
+
+@pytest.mark.parametrize("pixels", [3, 4, 6, 7, 9, 11, 16, 20])
+@pytest.mark.parametrize("channels", [16, 21, 40])
+def test_stores_across_memory_are_turned(pixels: int, channels: int) -> None:
+    """out[c, x] = a[c] * b[x] with vectors along c: of several x in a tile, vectors along x are stored."""
+    c, x = loop(channels, 0), loop(pixels, 1)
+    ast = sink(store(0, add(mul(c, pixels), x), load(1, c).alu(Ops.MUL, load(2, x)), c, x))
+    data = [np.zeros((channels, pixels), np.float32), np.arange(channels, dtype=np.float32), np.arange(pixels, dtype=np.float32)]
+    opts = (Opt("vectorise", 0, 16), Opt("tile", 1, pixels), Opt("parallelise", -1, 1))
+    program = lower(ast, make_plan(signature(ast), opts))
+    scattered = [x for x in program.insts if x.op is Low.STORE and x.src[1].lanes > 1]
+    assert len(scattered) <= 2 * 2  # (at most two positions are left over, of two vectors)
+    with Context(CHECK_OOB=1):
+        np.testing.assert_array_equal(run_with(ast, data, opts), np.outer(data[1], data[2]))
