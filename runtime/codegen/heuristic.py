@@ -35,7 +35,7 @@ class Heuristic(Products):
         """REDUCE -> the reduce range that is accumulated in lanes: one that runs contiguously through all it reads.
 
         A product of two operands that are both contiguous along the reduction is split even where a loop is contiguous,
-        too, if the range fills a vector (the gradient of a convolution's weights); short ranges are not worth it.
+        too, if the range fills a vector and no operand can be packed across it (the gradient of few filters' weights).
         """
         found: dict[UOp, UOp] = {}
         for u in self.sig.reduces:
@@ -54,7 +54,7 @@ class Heuristic(Products):
                 ):
                     continue
                 product = len(loads) > 1 and all(self.stride(v.src[0], r) == 1 for v in loads)
-                if (product or not along) and (along or not product or not self.packs_better(u)):
+                if (product or not along) and not (product and (self.packs_across(u) if along else self.packs_better(u))):
                     found[u] = r
                     break
         for r in dict.fromkeys(found.values()):

@@ -29,6 +29,14 @@ class Products(Facts):
         columns = [r for r in apart if all(self.stride(s.src[0], r) == 1 for s in self.sig.stores)]
         return len(apart) > 1 and any(self.stageable(v, u, r) for r in columns for v in loads if r in ranges_of(v))
 
+    def packs_across(self, u: UOp) -> bool:
+        """A product both of whose operands, and a loop, are contiguous along the reduction (the gradient of a convolution's
+        weights): whether one of them has a loop of its own (the filters) that fills vectors, along which it is packed for all others."""
+        loads = self.under[u]
+        own = {v: [r for r in self.sig.loops if [w for w in loads if r in ranges_of(w)] == [v]] for v in loads}
+        alone = [(v, rs[0]) for v, rs in own.items() if len(rs) == 1 and self.stride(v.src[0], rs[0]) != 1]
+        return all(own.values()) and any(size_max(r) >= self.lanes and self.stageable(v, u, r) for v, r in alone)
+
     def product_cost(self, main: UOp, r: UOp) -> float | None:
         """Relative cost of a product with lanes along `r`: what is not contiguous along it must be worth packing."""
         strides = {u: self.stride(u.src[0], r) for u in self.under[main] if r in ranges_of(u)}
@@ -68,6 +76,8 @@ class Products(Facts):
         for g in (1, 2, 3, 4, 6):
             if g > max(1, vectors) or g > budget or (g & (g - 1) and lane.src[0].op is not Ops.CONST):
                 continue  # (a size known at run time is rather a multiple of a power of two)
+            if self.overflows(main, g * self.lanes) and -(-vectors // g) < min(self.machine.cores, vectors):
+                continue  # (each core has a panel)
             for rows, parts in self.row_tiles(main, free, min(budget // g, 16)):
                 inside, done = self.part_done(main, lane, rows, g)
                 work = [(n * m, k * v, _unit(m * inside, v)) for m, n in parts for v, k in ((g, vectors // g), (vectors % g, 1))]
@@ -100,14 +110,15 @@ class Products(Facts):
         return list(dict.fromkeys(c for m in factor_masks(main.src[0]) for c in conjuncts(m))) if main.arg is Ops.ADD else []
 
     def settled(self, main: UOp, lane: UOp, tiles: dict[UOp, int], g: int) -> bool:
-        """Whether the conditions are the same for a whole tile, or known at most of its positions: then all iterations of
-        the reduction that they depend on are written out."""
+        """Whether the conditions are the same for a whole tile, or known at most of its positions, as all iterations of the
+        reduction that they depend on are written out, or asked at a few."""
         out = self.written_out(main, math.prod(tiles.values()) * g)
         for c in self.conditions(main):
             inside = [r for r in ranges_of(c) if tiles.get(r, 1) > 1]
             if lane in ranges_of(c) or any(r.src[0].op is not Ops.CONST for r in inside):
                 return False
-            if inside and any(r in ranges_of(c) and r not in out for r in main.src[1:]):
+            asked = math.prod(tiles[r] for r in inside) if any(r in ranges_of(c) and r not in out for r in main.src[1:]) else 1
+            if asked > 4:
                 return False
         return True
 
@@ -181,7 +192,7 @@ class Products(Facts):
         else:
             self.reorder([*outer, lane, *within, *inner, *after])
             self.opts += [columns, *([row] if packs_rows and guarded else [])]
-            self.opts += self.block(main, lane, self.machine.cache_bytes // 2) if not within else []
+            self.opts += self.panels(main, lane) if not within else []
 
     def stored_closer(self, r: UOp, lane: UOp) -> bool:
         """Whether results of neighbouring iterations of `r` lie between those of the lane: they are written soon after each other."""
@@ -199,6 +210,23 @@ class Products(Facts):
             return []
         return [Opt("block", r.arg[0], tiles)]
 
+    def panels(self, main: UOp, lane: UOp) -> list[Opt]:
+        """As many panels of columns as half the cache holds; of one that is larger, as much of the reduction at a time."""
+        half, k = self.machine.cache_bytes // 2, main.src[1]
+        if not self.overflows(main, self.tile_of(lane)):
+            return self.block(main, lane, half)
+        each = volume(frozenset(main.src[2:])) * self.tile_of(lane) * 4
+        per = max(1, half // each)
+        return [Opt("block", lane.arg[0], 1), Opt("reduce_block", k.arg[0], -(-size_max(k) // -(-size_max(k) // per)))]
+
+    def overflows(self, main: UOp, columns: int) -> bool:
+        """Whether a panel of so many columns is larger than half the cache, and may be packed in blocks of the reduction's outermost range."""
+        ranges = [*self.sig.loops, *main.src[1:]]
+        if len(main.src) == 2 or len(self.sig.reduces) > 1 or any(r.src[0].op is not Ops.CONST for r in ranges):
+            return False
+        large = volume(frozenset(main.src[1:])) * columns * 4 > self.machine.cache_bytes // 2
+        return large and ranges_of(main) >= frozenset(self.sig.loops)
+
     def reduce_block(self, main: UOp, lane: UOp, r: UOp) -> list[Opt]:
         """Half of all rows (or 512) at a time, and of the reduction as much as a quarter of the cache holds of them: for long
         reductions whose sums the cache holds, too, where so few pieces are enough for all cores."""
@@ -215,6 +243,8 @@ class Products(Facts):
     def stageable(self, load: UOp, main: UOp, loop: UOp) -> bool:
         """Fits a thread's scratch memory, depends on fixed sizes only, and is the only read of that argument in any reduction."""
         depends, reduced = ranges_of(load), ranges_of(load) & frozenset(main.src[1:])
+        if self.overflows(main, self.lanes):
+            reduced -= {main.src[1]}
         if loop not in depends or any(r.src[0].op is not Ops.CONST for r in reduced):
             return False
         if any(o.kind == "lanes" and o.axis == r.arg[0] for o in self.opts for r in depends):

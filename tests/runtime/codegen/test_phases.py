@@ -144,3 +144,32 @@ def test_part_held() -> None:
     assert part_held(x.alu(Ops.CMPLT, I(2))) == 0.25
     assert part_held(add(x, k).alu(Ops.MOD, I(2)).alu(Ops.CMPLT, I(1))) == 0.5
     assert part_held(add(x, mul(loop(1 << 20, 2), 8)).alu(Ops.CMPLT, I(2))) == 1.0
+
+
+def weights_gradient(batch: int, filters: int, channels: int, size: int, taps: int = 3) -> UOp:
+    """out[o, c, k] = sum over b, x of g[b, o, x] * a[b, c, x + k - 1], where that lies inside."""
+    o, c, k, b, x = loop(filters, 0), loop(channels, 1), loop(taps, 2), red(batch, 3), red(size, 4)
+    at = add(x, k, -1)
+    valid = I(-1).alu(Ops.CMPLT, at).alu(Ops.AND, at.alu(Ops.CMPLT, I(size)))
+    a = load(1, add(mul(b, channels * size), mul(c, size), at), valid=valid)
+    g = load(2, add(mul(b, filters * size), mul(o, size), x))
+    return sink(store(0, add(mul(o, channels * taps), mul(c, taps), k), reduce(g.alu(Ops.MUL, a), b, x), o, c, k))
+
+
+def test_a_panel_larger_than_the_cache_is_packed_in_blocks_of_the_reduction() -> None:
+    machine = Machine(vector_bytes=64, registers=32, cache_bytes=1 << 16, cores=2)
+    ast = weights_gradient(6, 32, 3, 300)
+    opts = prepare(ast, machine).opts
+    assert Opt("vectorise", 0, 16) in opts and Opt("stage", 0, 2) in opts and Opt("block", 0, 1) in opts
+    assert [o for o in opts if o.kind == "reduce_block"] == [Opt("reduce_block", 3, 1)]
+    rng = np.random.default_rng(0)
+    data = [np.zeros((32, 3, 3), np.float32), *(rng.standard_normal(s).astype(np.float32) for s in ((6, 3, 300), (6, 32, 300)))]
+    with Context(CHECK_OOB=1):
+        np.testing.assert_allclose(on_cpu(ast, data, opts), run(ast, data)[0], rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("size", [12, 16, 56, 300])
+def test_the_order_of_a_weights_gradient_is_the_same_for_any_batch(size: int) -> None:
+    for filters in (4, 16, 40):
+        lanes = {tuple(o for o in prepare(weights_gradient(b, filters, 3, size), Machine(64, 32)).opts if o.kind == "lanes") for b in (2, 3, 64, 4096)}
+        assert len(lanes) == 1
