@@ -9,13 +9,15 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from manygrad.runtime.codegen.describe import conjuncts, factor_masks, part_held, ranges_of, size_max, volume
+from manygrad.runtime.codegen.describe import bounds, conjuncts, factor_masks, part_held, ranges_of, size_max, volume
 from manygrad.runtime.codegen.facts import Facts
 from manygrad.runtime.codegen.opt import Opt
+from manygrad.runtime.codegen.turn import LEAST
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
 STAGE_BYTES = 16 << 20
+MOST_POSITIONS = 72  # of a tile, along rows: code is made for each
 
 
 class Products(Facts):
@@ -51,10 +53,28 @@ class Products(Facts):
             if reuse < 2 or not product or not self.stageable(u, main, r):
                 return None
             cost += (6 if any(self.stride(u.src[0], k) == 1 for k in main.src[1:]) else 48) / reuse
-        steps = [self.stride(s.src[0], r) for s in self.sig.stores]
-        scattered = max(0 if a == 1 else 40 if a is not None and abs(a) < self.lanes else 80 for a in steps)
+        scattered = max(self.store_cost(s, main, r) for s in self.sig.stores)
         vectors = -(-size_max(r) // self.lanes)
         return cost * vectors * self.lanes / size_max(r) + scattered / volume(frozenset(main.src[1:]))
+
+    def store_cost(self, s: UOp, main: UOp, lane: UOp, tiles: dict[UOp, int] | None = None) -> int:
+        """Relative cost of a stored vector: scattered, or turned in registers where positions of the tile (if it is not known
+        yet: of the loops that may be its rows) lie side by side."""
+        step = self.stride(s.src[0], lane)
+        if step == 1:
+            return 0
+        most = {r: size_max(r) for r in self.free_of(main, lane)} if tiles is None else tiles
+        side = 1  # positions
+        for along, r in sorted(((self.stride(s.src[0], r) or 0, r) for r in most), key=lambda x: x[0]):
+            if along == side:
+                side *= most[r]
+        return 12 if side >= self.lanes else 20 if side >= 8 else 40 if side >= LEAST or (step and abs(step) < self.lanes) else 80
+
+    def free_of(self, main: UOp, lane: UOp) -> list[UOp]:
+        """The loops on which no vector that is loaded depends."""
+        wide = [u for u in self.under[main] if lane in ranges_of(u)]
+        own = [r for r in self.sig.loops if r in ranges_of(main) and r is not lane and size_max(r) > 1]
+        return [r for r in own if not any(r in ranges_of(u) for u in wide)]
 
     def tile_outer_product(self, main: UOp, lane: UOp, budget: int) -> list[UOp]:
         """Rows x vectors of accumulators: few loads an FMA, little waste at the ends; gives the loops of the rows.
@@ -63,12 +83,7 @@ class Products(Facts):
         them is short, a tile has all of it and some iterations of another one.
         """
         vectors = -(-size_max(lane) // self.lanes)
-        wide = [u for u in self.under[main] if lane in ranges_of(u)]
-        free = [
-            r
-            for r in self.sig.loops
-            if r in ranges_of(main) and r is not lane and size_max(r) > 1 and not any(r in ranges_of(u) for u in wide)
-        ]
+        free = self.free_of(main, lane)
         free.sort(key=lambda r: (min(size_max(r), 4), self.sig.loops.index(r)), reverse=True)
         aligned = 8 if free and self.rows_rest(main, free[0]) else 1  # rows that are packed are packed in vectors
         best: tuple[dict[UOp, int], int] = ({}, 1)
@@ -83,6 +98,7 @@ class Products(Facts):
                 work = [(n * m, k * v, _unit(m * inside, v)) for m, n in parts for v, k in ((g, vectors // g), (vectors % g, 1))]
                 cost = sum(m * v * unit for m, v, unit in work) / (sum(m * n for m, n in parts) * vectors)
                 cost *= done * (1.12 if parts[0][0] % aligned else 1.0)
+                cost += max(self.store_cost(s, main, lane, rows) for s in self.sig.stores) / volume(frozenset(main.src[1:]))
                 if cost < best_cost - 1e-9:
                     best, best_cost = (rows, g), cost
         rows, g = best
@@ -99,11 +115,13 @@ class Products(Facts):
         whole = size_max(free[0])
         for m in range(1, min(whole, most) + 1):
             yield {free[0]: m}, [(m, whole // m), (whole % m, 1)]
-        pairs = itertools.permutations(free, 2) if self.conditions(main) else [tuple(free[:2])] if len(free) > 1 else []
-        for first, second in pairs:
-            whole, size = size_max(first), size_max(second)
-            for m in range(2, min(size, most // whole) + 1):
-                yield {first: whole, second: m}, [(whole * m, size // m), (whole * (size % m), 1)]
+        found = self.conditions(main)
+        orders = [*itertools.permutations(free, 2), *itertools.permutations(free, 3)] if found else [tuple(free[:2])] if len(free) > 1 else []
+        for *all_of, last in orders:
+            whole, size = math.prod(size_max(r) for r in all_of), size_max(last)
+            alive = math.prod(part_held(c) for c in found if ranges_of(c) <= frozenset(all_of))  # others are 0 and no sums
+            for m in range(2, min(size, int(most / (whole * alive) + 1e-6), MOST_POSITIONS // whole) + 1):
+                yield {**{r: size_max(r) for r in all_of}, last: m}, [(whole * m, size // m), (whole * (size % m), 1)]
 
     def conditions(self, main: UOp) -> list[UOp]:
         """Under which the factors of a product are read."""
@@ -130,7 +148,8 @@ class Products(Facts):
         if not self.settled(main, lane, tiles, g):
             return 1.0, 1.12
         inside = math.prod(part_held(c) for c in found if any(tiles.get(r, 1) > 1 for r in ranges_of(c)))
-        asked = 1.1 if inside == 1.0 else 1.0  # none is known beforehand
+        partly = any(1 < t < size_max(r) for c in found for r, t in tiles.items() if r in ranges_of(c))
+        asked = 1.1 if inside == 1.0 or partly else 1.0  # not all are known beforehand
         return inside, math.prod(part_held(c) for c in found) * asked
 
     def written_out(self, main: UOp, vectors: int) -> list[UOp]:
@@ -211,10 +230,13 @@ class Products(Facts):
         return [Opt("block", r.arg[0], tiles)]
 
     def panels(self, main: UOp, lane: UOp) -> list[Opt]:
-        """As many panels of columns as half the cache holds; of one that is larger, as much of the reduction at a time."""
+        """As many panels of columns as half the cache holds (where the rows lie in it anyhow, and what is stored would not, one
+        by one); of one that is larger, as much of the reduction at a time."""
         half, k = self.machine.cache_bytes // 2, main.src[1]
         if not self.overflows(main, self.tile_of(lane)):
-            return self.block(main, lane, half)
+            rows = min(touched(u) for u in self.under[main] if lane not in ranges_of(u)) * 4
+            scattered = any(self.stride(s.src[0], lane) != 1 for s in self.sig.stores)
+            return [] if scattered and rows <= self.machine.cache_bytes // 4 else self.block(main, lane, half)
         each = volume(frozenset(main.src[2:])) * self.tile_of(lane) * 4
         per = max(1, half // each)
         return [Opt("block", lane.arg[0], 1), Opt("reduce_block", k.arg[0], -(-size_max(k) // -(-size_max(k) // per)))]
@@ -224,7 +246,8 @@ class Products(Facts):
         ranges = [*self.sig.loops, *main.src[1:]]
         if len(main.src) == 2 or len(self.sig.reduces) > 1 or any(r.src[0].op is not Ops.CONST for r in ranges):
             return False
-        large = volume(frozenset(main.src[1:])) * columns * 4 > self.machine.cache_bytes // 2
+        length = math.prod(part_held(c) for c in self.conditions(main) if ranges_of(c) <= frozenset(main.src[1:]))
+        large = length * volume(frozenset(main.src[1:])) * columns * 4 > self.machine.cache_bytes // 2
         return large and ranges_of(main) >= frozenset(self.sig.loops)
 
     def reduce_block(self, main: UOp, lane: UOp, r: UOp) -> list[Opt]:
@@ -286,6 +309,12 @@ class Products(Facts):
             together[ranges_of(c)] = c if other is None else other.alu(Ops.AND, c)
         if together and (self.skipping or any(part_held(c) <= 0.75 for c in together.values())):
             self.opts.append(Opt("skip", main.src[-1].arg[0], 1))
+
+
+def touched(load: UOp) -> int:
+    """Elements that a load reads in all, at most."""
+    low, high = bounds(load.src[0].src[1])
+    return min(volume(ranges_of(load)), high - low + 1)
 
 
 def _unit(m: float, g: int) -> float:
