@@ -12,6 +12,7 @@ import math
 from manygrad.runtime.codegen.describe import ranges_of, signature, size_max
 from manygrad.runtime.codegen.facts import Machine
 from manygrad.runtime.codegen.legal import injective
+from manygrad.runtime.codegen.masks import conditions
 from manygrad.runtime.codegen.opt import Opt, make_plan
 from manygrad.runtime.codegen.products import Products
 from manygrad.runtime.codegen.rows import memory_opts, turned
@@ -140,8 +141,8 @@ class Heuristic(Products):
         area = math.prod(self.tile_of(r) for r in self.sig.loops if r in ranges_of(main))
         if any(o.kind == "vectorise" for o in self.opts):
             area //= self.lanes
-        tiled = [c for c in self.conditions(main) if any(self.tile_of(r) > 1 for r in ranges_of(c))] if self.skipping else []
-        phased = [c for c in self.conditions(main) if any(u.op is Ops.MOD for u in c.toposort())]
+        tiled = [c for c in conditions(main) if any(self.tile_of(r) > 1 for r in ranges_of(c))] if self.skipping else []
+        phased = [c for c in conditions(main) if any(u.op is Ops.MOD for u in c.toposort())]
         for r in self.written_out(main, area):
             area *= r.src[0].arg
             if r in split.values() or (tiled and area > 144 and not any(r in ranges_of(c) for c in tiled + phased)):

@@ -9,8 +9,8 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from manygrad.runtime.codegen.describe import bounds, conjuncts, factor_masks, part_held, ranges_of, size_max, volume
-from manygrad.runtime.codegen.facts import Facts
+from manygrad.runtime.codegen.describe import bounds, part_held, ranges_of, size_max, volume
+from manygrad.runtime.codegen.masks import Masks, conditions
 from manygrad.runtime.codegen.opt import Opt
 from manygrad.runtime.codegen.turn import LEAST
 from manygrad.tensor.uop.ops import Ops
@@ -20,9 +20,7 @@ STAGE_BYTES = 16 << 20
 MOST_POSITIONS = 72  # of a tile, along rows: code is made for each
 
 
-class Products(Facts):
-    skipping = False  # whether tiles were chosen for what conditions leave out
-
+class Products(Masks):
     def packs_better(self, u: UOp) -> bool:
         """A product both of whose operands are contiguous along the reduction (a @ b.T): whether one can be packed across
         it, for many rows. Then no partial sums need be folded, and the operands are read in one stream."""
@@ -53,6 +51,11 @@ class Products(Facts):
             if reuse < 2 or not product or not self.stageable(u, main, r):
                 return None
             cost += (6 if any(self.stride(u.src[0], k) == 1 for k in main.src[1:]) else 48) / reuse
+        for u in self.under[main]:  # rows that come in small pieces from beyond the cache again for each 4 vectors
+            pieces = len(main.src) > 2 and all(self.stride(u.src[0], k) != 1 or size_max(k) < self.lanes for k in main.src[1:])
+            if r not in ranges_of(u) and pieces and touched(u) * u.dtype.itemsize > self.machine.cache_bytes:
+                others = volume(ranges_of(main) - ranges_of(u) - {r}) * -(-size_max(r) // (4 * self.lanes))
+                cost += touched(u) * (others - 1) * self.lanes / volume(ranges_of(main) | frozenset(main.src[1:]))
         scattered = max(self.store_cost(s, main, r) for s in self.sig.stores)
         vectors = -(-size_max(r) // self.lanes)
         return cost * vectors * self.lanes / size_max(r) + scattered / volume(frozenset(main.src[1:]))
@@ -115,52 +118,13 @@ class Products(Facts):
         whole = size_max(free[0])
         for m in range(1, min(whole, most) + 1):
             yield {free[0]: m}, [(m, whole // m), (whole % m, 1)]
-        found = self.conditions(main)
+        found = conditions(main)
         orders = [*itertools.permutations(free, 2), *itertools.permutations(free, 3)] if found else [tuple(free[:2])] if len(free) > 1 else []
         for *all_of, last in orders:
             whole, size = math.prod(size_max(r) for r in all_of), size_max(last)
             alive = math.prod(part_held(c) for c in found if ranges_of(c) <= frozenset(all_of))  # others are 0 and no sums
             for m in range(2, min(size, int(most / (whole * alive) + 1e-6), MOST_POSITIONS // whole) + 1):
                 yield {**{r: size_max(r) for r in all_of}, last: m}, [(whole * m, size // m), (whole * (size % m), 1)]
-
-    def conditions(self, main: UOp) -> list[UOp]:
-        """Under which the factors of a product are read."""
-        return list(dict.fromkeys(c for m in factor_masks(main.src[0]) for c in conjuncts(m))) if main.arg is Ops.ADD else []
-
-    def settled(self, main: UOp, lane: UOp, tiles: dict[UOp, int], g: int) -> bool:
-        """Whether the conditions are the same for a whole tile, or known at most of its positions, as all iterations of the
-        reduction that they depend on are written out, or asked at a few."""
-        out = self.written_out(main, math.prod(tiles.values()) * g)
-        for c in self.conditions(main):
-            inside = [r for r in ranges_of(c) if tiles.get(r, 1) > 1]
-            if lane in ranges_of(c) or any(r.src[0].op is not Ops.CONST for r in inside):
-                return False
-            asked = math.prod(tiles[r] for r in inside) if any(r in ranges_of(c) and r not in out for r in main.src[1:]) else 1
-            if asked > 4:
-                return False
-        return True
-
-    def part_done(self, main: UOp, lane: UOp, tiles: dict[UOp, int], g: int) -> tuple[float, float]:
-        """What part of a tile is computed, and of the whole product; or 1 and what it costs to pack what is read under conditions."""
-        found = self.conditions(main)
-        if not found:
-            return 1.0, 1.0
-        if not self.settled(main, lane, tiles, g):
-            return 1.0, 1.12
-        inside = math.prod(part_held(c) for c in found if any(tiles.get(r, 1) > 1 for r in ranges_of(c)))
-        partly = any(1 < t < size_max(r) for c in found for r, t in tiles.items() if r in ranges_of(c))
-        asked = 1.1 if inside == 1.0 or partly else 1.0  # not all are known beforehand
-        return inside, math.prod(part_held(c) for c in found) * asked
-
-    def written_out(self, main: UOp, vectors: int) -> list[UOp]:
-        """The inner ranges of a reduction that are short enough for it, with so many vectors of sums."""
-        found, room = [], 256 // max(1, vectors)
-        for r in reversed(main.src[1:]):
-            if r.src[0].op is not Ops.CONST or not 1 < r.src[0].arg <= min(room, 16):
-                break
-            found.append(r)
-            room //= r.src[0].arg
-        return found
 
     def rows_rest(self, main: UOp, r: UOp) -> bool:
         """Whether rows are so scattered along the reduction that a block of them is packed: a page or more a step, beyond what the cache holds."""
@@ -246,7 +210,7 @@ class Products(Facts):
         ranges = [*self.sig.loops, *main.src[1:]]
         if len(main.src) == 2 or len(self.sig.reduces) > 1 or any(r.src[0].op is not Ops.CONST for r in ranges):
             return False
-        length = math.prod(part_held(c) for c in self.conditions(main) if ranges_of(c) <= frozenset(main.src[1:]))
+        length = math.prod(part_held(c) for c in conditions(main) if ranges_of(c) <= frozenset(main.src[1:]))
         large = length * volume(frozenset(main.src[1:])) * columns * 4 > self.machine.cache_bytes // 2
         return large and ranges_of(main) >= frozenset(self.sig.loops)
 
@@ -298,17 +262,6 @@ class Products(Facts):
             t = _even(size_max(own[-1]), max(1, min(4, budget // 4)))
             if t > 1:
                 self.opts.append(Opt("tile", own[-1].arg[0], t))
-
-    def skip(self, main: UOp) -> None:
-        """Iterations that a condition leaves out: where the rows' tiles are made for it, or where a quarter of all cases are left out."""
-        if any(u.arg is not Ops.ADD for u in self.sig.reduces):
-            return
-        together: dict[frozenset[UOp], UOp] = {}
-        for c in self.conditions(main):
-            other = together.get(ranges_of(c))
-            together[ranges_of(c)] = c if other is None else other.alu(Ops.AND, c)
-        if together and (self.skipping or any(part_held(c) <= 0.75 for c in together.values())):
-            self.opts.append(Opt("skip", main.src[-1].arg[0], 1))
 
 
 def touched(load: UOp) -> int:
