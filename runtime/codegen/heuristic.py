@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 
-from manygrad.runtime.codegen.describe import ranges_of, signature, size_max
+from manygrad.runtime.codegen.describe import ranges_of, signature, size_max, volume
 from manygrad.runtime.codegen.facts import Machine
 from manygrad.runtime.codegen.legal import injective
 from manygrad.runtime.codegen.masks import conditions
 from manygrad.runtime.codegen.opt import Opt, make_plan
 from manygrad.runtime.codegen.products import Products
 from manygrad.runtime.codegen.rows import memory_opts, turned
+from manygrad.runtime.codegen.turn import LEAST
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.uop import UOp
 
@@ -29,6 +30,7 @@ class Heuristic(Products):
         if lane is not None:
             self.opts.append(Opt("vectorise", lane.arg[0], self.lanes))
         self.choose_tiles(lane, split)
+        self.tile_stores(lane)
         self.parallelise()
         return memory_opts(self.sig, tuple(self.opts))
 
@@ -135,6 +137,28 @@ class Heuristic(Products):
             g //= 2
         if g > 1:
             self.opts.append(Opt("tile", lane.arg[0], g * self.lanes))
+
+    def tile_stores(self, lane: UOp | None) -> None:
+        """Short loops along which results lie side by side, where they do not along the lane: those are turned in registers.
+
+        (A product has chosen its tile with regard to that.)
+        """
+        if lane is None or len(self.sig.stores) > 1 or any(u.src[0].op is Ops.MUL for u in self.sig.reduces):
+            return
+        strides = {r: self.stride(self.sig.stores[0].src[0], r) for r in self.sig.loops}
+        side, tiles = 1, []
+        for r in sorted(self.sig.loops, key=lambda r: strides[r] or 0):
+            if r is not lane and strides[r] == side and r.src[0].op is Ops.CONST and side * r.src[0].arg <= self.lanes:
+                side *= r.src[0].arg
+                tiles.append(Opt("tile", r.arg[0], r.src[0].arg))
+        if strides[lane] == 1 or side < LEAST:
+            return
+        self.opts = [o for o in self.opts if o.kind != "tile"] + tiles
+        written = [o.axis for o in self.opts if o.kind == "unroll"]
+        for r in (r for u in self.sig.reduces for r in reversed(u.src[1:]) if volume(frozenset(u.src[1:])) <= self.lanes):
+            if r.src[0].op is Ops.CONST and r.arg[0] not in written and not any(o.kind == "lanes" for o in self.opts):
+                self.opts.append(Opt("unroll", r.arg[0], r.src[0].arg))
+                written.append(r.arg[0])
 
     def unroll_reduce(self, main: UOp, split: dict[UOp, UOp]) -> None:
         """Short inner reduce loops are written out; where a tile knows its conditions, few more than those they depend on."""

@@ -94,8 +94,9 @@ class Products(Masks):
         for g in (1, 2, 3, 4, 6):
             if g > max(1, vectors) or g > budget or (g & (g - 1) and lane.src[0].op is not Ops.CONST):
                 continue  # (a size known at run time is rather a multiple of a power of two)
-            if self.overflows(main, g * self.lanes) and -(-vectors // g) < min(self.machine.cores, vectors):
-                continue  # (each core has a panel)
+            each = volume(frozenset(main.src[2:])) * g * self.lanes * 4  # bytes of a panel's smallest block
+            if self.overflows(main, g * self.lanes) and g > 1 and (-(-vectors // g) < self.machine.cores or each > self.machine.cache_bytes):
+                continue  # (each core has a panel, and a cache holds a block of it)
             for rows, parts in self.row_tiles(main, free, min(budget // g, 16)):
                 inside, done = self.part_done(main, lane, rows, g)
                 work = [(n * m, k * v, _unit(m * inside, v)) for m, n in parts for v, k in ((g, vectors // g), (vectors % g, 1))]

@@ -202,3 +202,14 @@ def test_stores_across_memory_are_turned(pixels: int, channels: int) -> None:
     assert len(scattered) <= 2 * 2  # (at most two positions are left over, of two vectors)
     with Context(CHECK_OOB=1):
         np.testing.assert_array_equal(run_with(ast, data, opts), np.outer(data[1], data[2]))
+
+
+def test_short_loops_of_a_strided_result_are_in_the_tile() -> None:
+    """The gradient of a max pool: vectors along images or pixels, 3 x 3 results of each side by side."""
+    i, k, r = loop(320, 0), loop(3, 1), red(3, 2)
+    top = reduce(load(1, add(mul(i, 3), r)), r, op=Ops.MAX)
+    ast = sink(store(0, add(mul(i, 3), k), load(1, add(mul(i, 3), k)).alu(Ops.SUB, top), i, k))
+    opts = prepare(ast, host_target().machine).opts
+    assert Opt("vectorise", 0, LANES) in opts and Opt("tile", 1, 3) in opts and Opt("unroll", 2, 3) in opts
+    x = np.random.default_rng(0).standard_normal((320, 3)).astype(np.float32)
+    np.testing.assert_array_equal(run_with(ast, [np.zeros_like(x), x], opts), x - x.max(1, keepdims=True))
