@@ -25,6 +25,7 @@ from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
 Around = Callable[[Callable[[], None]], None]  # runs a body inside of something
+HEADER_BYTES = 64  # where a thread keeps up to which index it has run the kernel (0: not yet), so what it holds packed
 PACK_BYTES = 64  # of the vectors that pack along a loop which is not the vectorised one
 
 
@@ -57,6 +58,8 @@ class Stager(Evaluator):
         self.block_begin: dict[UOp, Inst] = {}  # blocked loop -> index of its block's first iteration
         self.bounds: dict[UOp, tuple[Inst, int]] = {}  # range of a blocked reduction -> (begin, size) of the block
         self.packing = False
+        if plan.staged:
+            self.local(HEADER_BYTES)
         for r, slot in plan.staged:
             self.plan_stage(r, slot)
 
