@@ -55,14 +55,17 @@ def graphs() -> tuple[str, dict[str, str], UOp]:
     return show(number_buffers(sink)[0]), passes, linear
 
 
+def argument(u: UOp) -> str:
+    if u.op is Ops.VIEW:
+        return f"{argument(u.src[0])}[{u.arg[0]}:]"
+    return f"temp{-u.arg.uid}" if u.op is Ops.BUFFER else f"buffer{u.src[0].arg.uid}.part{u.arg}" if u.op is Ops.MSELECT else f"buffer{u.arg.uid}"
+
+
 def linear_text(linear: UOp) -> str:
     lines = []
     for i, call in enumerate(linear.src):
         what = call.src[0]
-        args = ", ".join(
-            f"temp{-a.arg.uid}" if a.op is Ops.BUFFER else f"buffer{a.src[0].arg.uid}.part{a.arg}" if a.op is Ops.MSELECT else f"buffer{a.arg.uid}"
-            for a in call.src[1:]
-        )
+        args = ", ".join(map(argument, call.src[1:]))
         name = "kernel" if what.op is Ops.SINK else what.op.name.lower()
         lines.append(f"{i}: {name}({args})")
     plan = linear.arg

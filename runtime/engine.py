@@ -54,8 +54,8 @@ class RealizeEngine:
     def __init__(self) -> None:
         self.clock = 0  # counts realizes, to tell what was written after a value was computed
 
-    def realize(self, tensors: list[Tensor]) -> None:
-        todo, overwritten = self._with_pending(tensors)
+    def realize(self, tensors: list[Tensor], pending: bool = True) -> None:
+        todo, overwritten = self._needed([*PENDING, *tensors] if pending else tensors)
         effects: list[UOp] = []
         becomes: dict[UOp, UOp] = {}
         own: dict[int, UOp] = {}  # equal graphs are one node, but every tensor gets storage of its own: one may be assigned
@@ -95,9 +95,9 @@ class RealizeEngine:
         self._remember(computed, becomes, overwritten)
         self._replace(becomes, own)
 
-    def _with_pending(self, tensors: list[Tensor]) -> tuple[list[Tensor], set[UOp]]:
-        """The tensors, all pending assignments, and every lazy tensor that still needs a value about to be overwritten; those values."""
-        todo = {id(t): t for t in (*PENDING, *tensors)}
+    def _needed(self, tensors: list[Tensor]) -> tuple[list[Tensor], set[UOp]]:
+        """The tensors, and every lazy tensor that still needs a value about to be overwritten; those values."""
+        todo = {id(t): t for t in tensors}
         written: set[UOp] = set()  # buffers, and assigned values that a later assignment overwrites
         for u in toposort(t.uop for t in todo.values()):
             if u.op is Ops.AFTER:

@@ -13,6 +13,7 @@ from manygrad.runtime.buffer import Buffer, copy_buffer
 from manygrad.runtime.codegen.describe import signature, size_max
 from manygrad.runtime.counters import GlobalCounters
 from manygrad.runtime.devices import Device, Kernel, get_device
+from manygrad.runtime.devices.base import Graph
 from manygrad.runtime.devices.bounds import OutOfBoundsError
 from manygrad.runtime.devices.chain import written
 from manygrad.tensor.environment import DEBUG, VALIDATE_WITH_CPU
@@ -166,6 +167,8 @@ class CopyItem(ExecItem):
 
 class GraphItem(ExecItem):
     """exec_graph: a run of kernels as one native call, their handles and variables fixed."""
+
+    call: Graph
 
     def __init__(self, items: list[KernelItem], vars: Vars):
         self.items, self.line = items, items[0].line

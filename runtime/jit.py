@@ -1,11 +1,12 @@
 """TinyJit: capture the calls of a step once, then replay them with next to no Python.
 
 The first call runs as it is (and lets state such as optimiser buffers come to be), the second is recorded, later ones are
-replayed: inputs are copied into the captured input buffers, runs of kernels go out as one native call, and what the
-function returned is returned again, holding the new values. Guards raise when inputs change shape, dtype or device.
+replayed: inputs are read where they lie, or copied into the captured input buffers, runs of kernels go out as one native call, and what
+the function returned is returned again, holding the new values. Guards raise when inputs change shape, dtype or device.
 
 The captured input buffers are the capture's own, so that the caller may free or overwrite what it passed; an input that the
-function writes is written back. Assignments from outside that are still pending run before the step, not as a part of it.
+function writes is written back. A replay reads an input in place (`Input.moves`) where only native calls read it, nothing that they
+write lies in its memory, and nothing that outlives the call was made of it. Assignments from outside that are still pending run before the step, not as a part of it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from manygrad.runtime.counters import GlobalCounters
 from manygrad.runtime.items import ExecItem, GraphItem, KernelItem, Vars, run_items
 from manygrad.runtime.linear import capture, storage
 from manygrad.tensor.environment import DEBUG, JIT, VALIDATE_WITH_CPU
-from manygrad.tensor.tensor import PENDING, Tensor
+from manygrad.tensor.tensor import LIVE, PENDING, Tensor
 from manygrad.tensor.uop import Ops, UOp
 
 T = TypeVar("T")
@@ -90,6 +91,7 @@ class Input:
     own: Tensor
     twin: int | None = None
     written: bool = False
+    moves: list[Callable[[Any], None]] | None = None  # of the graphs that read it; None: it has to be copied
 
 
 class TinyJit(Generic[T]):
@@ -204,6 +206,9 @@ class TinyJit(Generic[T]):
         self.vars = {k: x for _, v in recorded for k, x in v.items()}
         if DEBUG >= 1:
             print(f"JIT captured {len(flat)} calls as {len(self.items)}")
+        self.occupied = sorted({(_address(b), _address(b) + b.nbytes) for item, _ in flat for b in item.written if _address(b)})
+        for i in inputs:
+            i.moves = _moves(i, self.items)
         if not flat:
             raise JitError("the function computed nothing that could be captured; realize or return what it makes")
         for device in {b.device for item, _ in flat for b in item.buffers}:
@@ -226,15 +231,40 @@ class TinyJit(Generic[T]):
                 raise JitError(f"{i.path} and {self.inputs[i.twin].path} were one tensor at capture, now they are two; make a second TinyJit for it")
         for i, (_, t) in zip(self.inputs, tensors):
             if i.twin is None:
-                for dst, src in zip(_buffers(i.own), _buffers(_stored(t))):
-                    if dst is not src:
-                        copy_buffer(dst, src)
+                self._pass(i, _stored(t))
         vars = {**self.vars, **var_vals} if var_vals else self.vars
         run_items(self.items, vars)
         for i, (_, t) in zip(self.inputs, tensors):
             if i.written:
                 t.assign(i.own).realize()
         return self.result
+
+
+    def _pass(self, i: Input, t: Tensor) -> None:
+        """Has the captured calls read `t`."""
+        for dst, src in zip(_buffers(i.own), _buffers(t)):
+            if i.moves is not None:
+                free = src.device is dst.device and not any(begin < _address(src) + src.nbytes and _address(src) < end for begin, end in self.occupied)
+                for move in i.moves:
+                    move((src if free else dst).handle)
+                if free:
+                    continue
+            if dst is not src:
+                copy_buffer(dst, src)
+
+
+def _address(b: Buffer) -> int:
+    return getattr(b.handle, "address", 0) or 0
+
+
+def _moves(i: Input, items: list[ExecItem]) -> list[Callable[[Any], None]] | None:
+    """What has each item read other memory in place of the input's own; None where one cannot, or where a tensor was made of it that is still alive."""
+    buffers = _buffers(i.own)
+    if i.twin is not None or i.written or len(buffers) != 1 or any(t is not i.own and i.own.uop in t.uop.toposort() for t in LIVE):
+        return None
+    readers = [item for item in items if any((b.base or b) is buffers[0] for b in item.buffers)]
+    found = [item.call.mover(buffers[0].handle) if isinstance(item, GraphItem) else None for item in readers]
+    return None if None in found else [move for move in found if move is not None]
 
 
 def batch_kernels(flat: list[tuple[ExecItem, Vars]]) -> list[ExecItem]:

@@ -16,6 +16,7 @@ from manygrad.schedule.desugar import Temps, lower_storage
 from manygrad.schedule.kernels import Item, insert_stores, split_kernels
 from manygrad.schedule.memory import plan_memory
 from manygrad.schedule.order import order_items
+from manygrad.schedule.parts import pass_parts
 from manygrad.schedule.simplify import clean, simplify
 from manygrad.schedule.trace import traced
 from manygrad.tensor.dtype import dtypes
@@ -111,6 +112,9 @@ def create_schedule(sink: UOp, me: World = world) -> list[Item]:
     start = trace.begin()
     items = chain_kernels(items)
     trace.timed("chain_kernels", start, calls=len(items))
+    start = trace.begin()
+    items = pass_parts(items)
+    trace.timed("pass_parts", start)
     return items
 
 

@@ -51,7 +51,8 @@ def is_buffer(u: UOp) -> bool:
 
 
 def fresh_targets(sink: UOp, order: list[UOp]) -> dict[UOp, UOp]:
-    """value -> buffer, for outputs whose buffer nobody reads: the value can be built right there.
+    """value -> buffer, for outputs whose buffer nobody reads: the value can be built right there; so can what a CONTIGUOUS value is made of
+    part by part.
 
     Not for a value that is memory already, or a view of it: others read and write it where it is.
     """
@@ -63,6 +64,9 @@ def fresh_targets(sink: UOp, order: list[UOp]) -> dict[UOp, UOp]:
     for s in sink.src:
         if s.op is Ops.STORE and is_buffer(s.src[0]) and s.src[0] not in read and s.src[1] not in out and not _in_memory(unmoved(s.src[1])):
             out[s.src[1]] = s.src[0]
+    for value, buffer in list(out.items()):
+        if value.op is Ops.CONTIGUOUS and value.src[0].op in LOWER:
+            out.setdefault(value.src[0], buffer)
     return out
 
 
@@ -100,7 +104,8 @@ def lower_storage(sink: UOp, temps: Temps) -> UOp:
                 node = node.src[0]
         if u in fresh and base_buffer(node) is not fresh[u]:
             value = node.src[0] if node.op is Ops.CONTIGUOUS else node
-            node = UOp(Ops.AFTER, u.dtype, (fresh[u], _store(fresh[u], value)))
+            made = base_buffer(value) is fresh[u]
+            node = value if made else UOp(Ops.AFTER, u.dtype, (fresh[u], _store(fresh[u], value)))
         done[u] = node
     return done[sink]
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class Engine(Protocol):
-    def realize(self, tensors: list[Tensor]) -> None:
-        """Compute the tensors; their `uop` becomes a BUFFER."""
+    def realize(self, tensors: list[Tensor], pending: bool = True) -> None:
+        """Compute the tensors; their `uop` becomes a BUFFER. With `pending` all assignments that wait are carried out, too."""
 
     def from_numpy(self, array: np.ndarray, dtype: DType, device: str, share: bool = False) -> UOp:
         """A BUFFER that holds a copy of `array`, or, with `share` where the device's memory is the host's, that is its memory."""

@@ -247,6 +247,12 @@ class Tensor(
 
     # *** writing ***
 
+    def _store(self, *others: Tensor) -> None:
+        """Gives this tensor (and `others`) memory to be assigned, where they have none. Assignments that wait go on waiting."""
+        missing = [t for t in (self, *others) if not t._is_stored]
+        if missing:
+            engine().realize(missing, pending=False)
+
     def assign(self, value: Tensor | float) -> Tensor:
         """Overwrite this tensor's storage with `value` (broadcast to its shape), lazily.
 

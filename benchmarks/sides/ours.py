@@ -66,7 +66,8 @@ def trainer(model: str) -> tuple[Callable[[np.ndarray, np.ndarray], float], int]
         return loss
 
     def placed(a: np.ndarray) -> Tensor:
-        return Tensor(a).shard(world.devices, axis=0) if len(world.devices) > 1 else Tensor(a)
+        t = Tensor.from_numpy(a)
+        return t.shard(world.devices, axis=0) if len(world.devices) > 1 else t
 
     def run(a: np.ndarray, b: np.ndarray) -> float:
         with Tensor.train():

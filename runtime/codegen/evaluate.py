@@ -20,6 +20,8 @@ from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.uop import UOp
 
+PART_BYTES = 16  # within parts of a vector of this size, and of whole parts, shuffles are cheap
+
 
 class Evaluator(Emitter):
     def __init__(self, ast: UOp, plan: Plan) -> None:
@@ -33,7 +35,8 @@ class Evaluator(Emitter):
         ] = {}  # range whose last vector is partial -> its size, if only known at run time
         self.lane: UOp | None = None
         self.lanes = 1
-        self._analyses: dict[tuple[UOp | None, int, UOp | None], TileAnalysis] = {}
+        self.along: UOp | Inst | None = None  # what binds the lane: its range, or a loop over the vectors of its tile
+        self._analyses: dict[tuple[UOp | None, int, UOp | None, bool], TileAnalysis] = {}
         slots = {slot for _, slot in plan.staged}  # packing tiles reduce ranges, too
         self.also_tiled = {
             r for u in self.sig.nodes if u.op is Ops.LOAD and u.src[0].src[0].arg in slots for r in ranges_of(u)
@@ -43,18 +46,21 @@ class Evaluator(Emitter):
 
     # *** which lane, which masks ***
 
-    def use_lane(self, lane: UOp | None, lanes: int) -> None:
-        self.lane, self.lanes = lane, lanes if lane is not None else 1
-        key = (lane, self.lanes, self.square)
+    def use_lane(self, lane: UOp | None, lanes: int, singly: bool = False) -> None:
+        """`singly`: in a loop over the vectors of its tile, which may begin at any of them."""
+        self.lane, self.lanes, self.along = lane, lanes if lane is not None else 1, lane
+        key = (lane, self.lanes, self.square, singly)
         if key not in self._analyses:
             aligned = {}
             whole = {r for r, t in self.plan.tile.items() if r.src[0].op is Ops.CONST and r.src[0].arg <= t and r is not self.square}
             for r, t in self.plan.tile.items():
                 fixed = r.src[0].op is Ops.CONST
-                aligned[r] = t if fixed else self.lanes if r is lane else 1
+                aligned[r] = t if fixed and not (singly and r is lane) else self.lanes if r is lane else 1
                 if r in self.plan.reduce_lanes and r is not lane:  # a REDUCE with other lanes runs it singly
                     aligned[r] = 1
                     whole.discard(r)
+            if singly and lane is not None:
+                whole.discard(lane)
             for r in self.also_tiled:
                 aligned.setdefault(r, 1)
             self._analyses[key] = TileAnalysis(aligned, lane, self.lanes, frozenset(whole))
@@ -85,9 +91,9 @@ class Evaluator(Emitter):
 
     # *** values ***
 
-    def key(self, u: UOp, position: Position) -> tuple[Atom, UOp | None]:
+    def key(self, u: UOp, position: Position) -> tuple[Atom, UOp | Inst | None]:
         """What a value is remembered under: vectors along one range are not those along another."""
-        return self.analysis.at(u, position), self.lane if self.lane in ranges_of(u) else None
+        return self.analysis.at(u, position), self.along if self.lane in ranges_of(u) else None
 
     def find(self, u: UOp, position: Position) -> Inst | None:
         key = self.key(u, position)
@@ -382,21 +388,35 @@ class Evaluator(Emitter):
         return self.find(u, position)
 
     def transpose(self, rows: list[Inst]) -> list[Inst]:
-        """n vectors of n lanes, transposed by log2(n) rounds of exchanging halves, quarters, ..."""
+        """n vectors of n lanes, transposed in log2(n) rounds of shuffles that machines do without a table of places.
+
+        First within parts of 16 bytes: pairs of vectors are interleaved, single elements, then twos, and so on. Then whole parts: those at
+        even places of both vectors, and those at odd ones.
+        """
         n = len(rows)
-        width = n // 2
-        while width:
-            low = tuple(i if not i & width else i - width + n for i in range(n))
-            high = tuple(i + width if not i & width else i + n for i in range(n))
+        part = min(n, PART_BYTES // rows[0].dtype.itemsize)
+        step = 1
+        while step < n:
+            if step < part:
+                halves = [
+                    tuple(
+                        start + high * part // 2 + i // (2 * step) * step + i % step + (n if i & step else 0)
+                        for start in range(0, n, part)
+                        for i in range(part)
+                    )
+                    for high in range(2)
+                ]
+            else:
+                halves = [tuple(start + i for start in range(odd * part, 2 * n, 2 * part) for i in range(part)) for odd in range(2)]
             mixed = list(rows)
             for i in range(n):
-                if not i & width:
-                    pair = (rows[i], rows[i + width])
-                    mixed[i] = self.emit(Low.SHUFFLE, rows[i].dtype, pair, low, n)
-                    mixed[i + width] = self.emit(Low.SHUFFLE, rows[i].dtype, pair, high, n)
+                if not i & step:
+                    for j, order in zip((i, i + step), halves):
+                        mixed[j] = self.emit(Low.SHUFFLE, rows[i].dtype, (rows[i], rows[i + step]), order, n)
             rows = mixed
-            width //= 2
-        return rows
+            step *= 2
+        bits = part.bit_length() - 1
+        return [rows[i // part * part + int(f"{i % part:0{bits}b}"[::-1], 2)] for i in range(n)] if bits else rows
 
     def scalar_load(self, dtype: DType, pointer: Inst, a: Affine, valid: Inst | None) -> Inst:
         if valid is not None and valid.lanes > 1:

@@ -46,16 +46,17 @@ class Pieces(Looper):
             assert at_begin is not None
             self.changed[r] = self.emit(Ops.OR, dtypes.bool, (at_begin, first))
         single = [r for r in loops if r is not blocked]
+        if blocked is None:
+            self.one_tile_each(single, number, body)
+        else:  # what is packed for the block is packed before the loops that it does not depend on
+            packed = {r for u, stage in self.stages.items() if stage.loop is blocked for r in ranges_of(u)}
+            before, after = ([r for r in single if (r in packed) == outside] for outside in (True, False))
 
-        def bind(i: int) -> None:
-            if i < len(single):
-                self.one_tile(single[i], number[single[i]], lambda: bind(i + 1))
-            elif blocked is not None:
-                self.block(blocked, number[blocked], body)
-            else:
-                body()
+            def block() -> None:
+                begin, end = self.open_block(blocked, number[blocked])
+                self.one_tile_each(after, number, lambda: self.block(blocked, begin, end, body))
 
-        bind(0)
+            self.one_tile_each(before, number, block)
         self.close()
 
     def not_held(self, begin: Inst, later: tuple[UOp, ...]) -> Inst | None:
@@ -69,6 +70,12 @@ class Pieces(Looper):
         last = self.emit(Ops.SUB, INDEX, (end, self.const(1)))
         runs = [self.emit(Ops.IDIV, INDEX, (x, count), False) for x in (last, begin)]
         return self.emit(Ops.CMPNE, dtypes.bool, tuple(runs))
+
+    def one_tile_each(self, loops: list[UOp], number: dict[UOp, Inst], body: Body) -> None:
+        if loops:
+            self.one_tile(loops[0], number[loops[0]], lambda: self.one_tile_each(loops[1:], number, body))
+        else:
+            body()
 
     def digits(self, index: Inst, loops: tuple[UOp, ...]) -> dict[UOp, Inst]:
         """The number of each loop's tile (or block of tiles) in a joint index."""
@@ -84,8 +91,8 @@ class Pieces(Looper):
 
     # *** blocks ***
 
-    def block(self, r: UOp, number: Inst, body: Body) -> None:
-        """The tiles of a block of `r`, inside of all other loops."""
+    def open_block(self, r: UOp, number: Inst) -> tuple[Inst, Inst]:
+        """The first tile of a block of `r` and the one after its last; what the block needs for all of a reduction is packed."""
         per, tiles = self.const(self.plan.block[r]), self.tiles_of(r)
         begin = self.emit(Ops.MUL, INDEX, (number, per))
         end = self.add(begin, per)
@@ -93,6 +100,11 @@ class Pieces(Looper):
         self.block_begin[r] = self.emit(Ops.MUL, INDEX, (begin, self.const(self.plan.tile.get(r, 1))))
         if self.plan.reduce_block is None:
             self.pack(r, lambda pack: self.tiles_between(r, begin, end, pack))
+        return begin, end
+
+    def block(self, r: UOp, begin: Inst, end: Inst, body: Body) -> None:
+        """The tiles of a block of `r`, inside of all other loops."""
+        if self.plan.reduce_block is None:
             self.tiles_between(r, begin, end, body)
         else:
             self.blocked_reduction(r, begin, end, *self.plan.reduce_block, body)

@@ -36,7 +36,7 @@ class Prepared:
         return rendered(self, render)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=16)
 def rendered(prepared: Prepared, render: Callable[[Program], str]) -> str:
     """The source cache: kernel AST and opts -> code (for several compilations, DEBUG=4 and `Kernel.source`)."""
     return render(prepared.program())

@@ -169,10 +169,11 @@ class Products(Masks):
         guarded = (len(down[0].src[0].src) == 3 and not settled) or down[0].dtype.is_half
         self.skipping = settled
         if packs_rows and len(rows) == 1 and not within and self.rows_rest(main, rows[0]):
-            self.reorder([*outer, *inner, lane, *after])
-            self.opts += [row, columns, *(self.reduce_block(main, lane, inner[-1]) if not after else ())]
-            if self.opts[-1] is columns:
-                self.opts += self.block(main, inner[-1], 2 * self.machine.cache_bytes, pieces=4)
+            wide = size_max(lane) > 2 * size_max(inner[-1])  # then the rows, which are fewer, are packed by every piece
+            held, inside = (lane, inner) if wide else (inner[-1], [lane])
+            parts = self.reduce_block(main, held, inside) if not after else []
+            self.reorder([*outer, *([lane, *inner] if wide and parts else [*inner, lane]), *after])
+            self.opts += [row, columns, *(parts or self.block(main, inner[-1], 2 * self.machine.cache_bytes, pieces=4))]
         else:
             self.reorder([*outer, lane, *within, *inner, *after])
             self.opts += [columns, *([row] if packs_rows and guarded else [])]
@@ -215,16 +216,17 @@ class Products(Masks):
         large = length * volume(frozenset(main.src[1:])) * columns * 4 > self.machine.cache_bytes // 2
         return large and ranges_of(main) >= frozenset(self.sig.loops)
 
-    def reduce_block(self, main: UOp, lane: UOp, r: UOp) -> list[Opt]:
-        """Half of all rows (or 512) at a time, and of the reduction as much as a quarter of the cache holds of them: for long
+    def reduce_block(self, main: UOp, r: UOp, inside: list[UOp]) -> list[Opt]:
+        """Half of `r` (or 512) at a time, and of the reduction as much as a quarter of the cache holds of it: for long
         reductions whose sums the cache holds, too, where so few pieces are enough for all cores."""
         count, k, length = -(-size_max(r) // self.tile_of(r)), main.src[1], volume(frozenset(main.src[1:]))
-        tiles = min(max(1, 512 // self.tile_of(r)), -(-count // max(2, self.machine.cores)))
-        rows = tiles * self.tile_of(r)
+        pieces = max(2, self.machine.cores, -(-count // -(-512 // self.tile_of(r))))
+        tiles = -(-count // pieces)
+        size, sums = tiles * self.tile_of(r), tiles * self.tile_of(r) * volume(frozenset(inside)) * 4
         fixed = all(x.src[0].op is Ops.CONST for x in (*self.order, *main.src[1:])) and len(self.sig.reduces) == 1
-        if not fixed or rows < 96 or rows * size_max(lane) * 4 > self.machine.cache_bytes or rows * length * 4 < self.machine.cache_bytes // 2:
+        if not fixed or size < 96 or sums > self.machine.cache_bytes or size * length * 4 < self.machine.cache_bytes // 2:
             return []
-        most = min(256, self.machine.cache_bytes // 4 // (rows * 4)) * size_max(k) // length
+        most = min(256, self.machine.cache_bytes // 16 // size) * size_max(k) // length
         per = -(-size_max(k) // -(-size_max(k) // most)) if most >= 16 else 0
         return [Opt("block", r.arg[0], tiles), Opt("reduce_block", k.arg[0], per)] if 0 < per < size_max(k) else []
 

@@ -58,6 +58,8 @@ class Stager(Evaluator):
         self.block_begin: dict[UOp, Inst] = {}  # blocked loop -> index of its block's first iteration
         self.bounds: dict[UOp, tuple[Inst, int]] = {}  # range of a blocked reduction -> (begin, size) of the block
         self.packing = False
+        self.singly = False  # whether a tile's vectors are packed in a loop
+        self.vector: tuple[UOp, Inst, Inst] | None = None  # in that loop: (the lane, index of the tile's first iteration, the vector's place in the tile)
         if plan.staged:
             self.local(HEADER_BYTES)
         for r, slot in plan.staged:
@@ -100,13 +102,16 @@ class Stager(Evaluator):
         a = self.analysis.affine(stage.row, position)
         assert a is not None and a.stride == 0
         pointer = self.emit(Low.SCRATCH, u.dtype, (), stage.offset_bytes)
-        offset = self.base(a)
+        offset, origin = self.base(a), self.origin[stage.loop]
         if stage.blocked is not None:
             k, step = stage.blocked
-            before = self.emit(Ops.MUL, INDEX, (self.bounds[k][0], self.const(step)))
-            offset = self.emit(Ops.SUB, INDEX, (offset, before))
+            offset = self.emit(Ops.SUB, INDEX, (offset, self.emit(Ops.MUL, INDEX, (self.bounds[k][0], self.const(step)))))
+        if self.vector is not None:
+            lane, begin, at = self.vector
+            origin = begin if lane is stage.loop else origin
+            offset = self.add(self.emit(Ops.MUL, INDEX, (at, self.const(stage.pitches[lane]))), offset)
         if stage.loop in self.block_begin:
-            before = self.emit(Ops.SUB, INDEX, (self.origin[stage.loop], self.block_begin[stage.loop]))
+            before = self.emit(Ops.SUB, INDEX, (origin, self.block_begin[stage.loop]))
             offset = self.add(self.emit(Ops.MUL, INDEX, (before, self.const(stage.rows))), offset)
         constant = a.constant + sum(position.get(r, 0) * pitch for r, pitch in stage.pitches.items())
         return pointer, offset, constant, self.lanes if stage.pitches.get(self.lane) else 1  # type: ignore[arg-type]
@@ -140,7 +145,7 @@ class Stager(Evaluator):
                 tiles(lambda u=u, stage=stage: self.pack_ranges(u, stage))  # type: ignore[misc]
             else:  # what lies side by side is read together
                 self.pack_ranges(u, stage, tiles=tiles)
-            self.square = None
+            self.square, self.singly = None, False
             self.use_lane(*before)
         self.packing = False
         if changed is not None:
@@ -154,13 +159,18 @@ class Stager(Evaluator):
         if self.lane not in stage.pitches and self.fixed_size(stage.loop) is not None and tile > 1:
             self.use_lane(stage.loop, min(1 << (tile - 1).bit_length(), PACK_BYTES // u.dtype.itemsize))
         if self.lane in stage.pitches:
-            index = (u.src[0] if u.op is Ops.CAST else u).src[0].src[1]
-            a = self.analysis.affine(index, {})
+            index = (u.src[0] if u.op is Ops.CAST else u).src[0]
+            a = self.analysis.affine(index.src[1], {})
             if a is not None and a.stride != 1:
-                self.square = next((r for r in stage.ranges if self.step(index, r) == 1), None)
+                self.square = next((r for r in stage.ranges if self.step(index.src[1], r) == 1), None)
                 self.use_lane(self.lane, self.lanes)
             if self.lane is not self.plan.lane and self.square is None and (a is None or a.stride != 1):
                 self.use_lane(*before)
+            if self.square is not None and len(index.src) == 2:
+                self.use_lane(self.lane, self.lanes, True)
+                single = self.analysis.affine(index.src[1], {})
+                self.singly = a is not None and single is not None and single.offsets(self.lanes) == a.offsets(self.lanes)
+                self.use_lane(self.lane, self.lanes, self.singly)
 
     def pack_ranges(self, u: UOp, stage: Stage, i: int = 0, tiles: Around | None = None) -> None:
         if i < len(stage.ranges):
@@ -168,7 +178,23 @@ class Stager(Evaluator):
         elif tiles is not None:
             tiles(lambda: self.pack_positions(u, stage))
         else:
+            self.pack_vectors(u, stage)
+
+    def pack_vectors(self, u: UOp, stage: Stage) -> None:
+        """The tile, in squares one vector after the other: transposing a square is much code."""
+        r = self.lane
+        if not self.singly or r is None or self.tile[r] == self.lanes or self.tile[r] % self.lanes:
             self.pack_positions(u, stage)
+            return
+        origin, tile = self.origin[r], self.tile[r]
+        at = Inst(Low.LOOP, INDEX, 1, (self.const(0), self.const(tile)), self.lanes, len(self.blocks))
+        self.open(at)
+        self.vector, self.along = (r, origin, at), at
+        self.origin[r], self.tile[r] = self.add(origin, at), self.lanes
+        self.pack_positions(u, stage)
+        self.vector, self.along = None, r
+        self.origin[r], self.tile[r] = origin, tile
+        self.close()
 
     def pack_positions(self, u: UOp, stage: Stage) -> None:
         borrowed = self.lane is stage.loop and self.lane is not self.plan.lane

@@ -22,10 +22,29 @@ from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
 ALIGNMENT = 64
+LARGE_BYTES = 1 << 20
 CACHE_LIMIT_BYTES = 2 << 30  # freed memory kept for reuse, per device; above it, the largest blocks are given back
 
-Graph = Callable[..., list[float] | None]  # of `timed`: if true, gives the times before each call and after the last (`time.perf_counter`'s)
 Call = tuple["Kernel", Sequence[Any], tuple[int, ...]]
+
+
+class Graph:
+    """Calls in order, their handles and variables fixed; backends do it by one native call."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self.calls = [(kernel, list(handles), tuple(vars)) for kernel, handles, vars in calls]
+
+    def __call__(self, timed: bool = False) -> list[float] | None:
+        """Runs them; if `timed`, gives the times before each call and after the last (`time.perf_counter`'s)."""
+        stamps = [time.perf_counter()]
+        for kernel, handles, vars in self.calls:
+            kernel(handles, vars, wait=timed)
+            stamps.append(time.perf_counter())
+        return stamps if timed else None
+
+    def mover(self, handle: Any) -> Callable[[Any], None] | None:
+        """A function that has the calls read another handle's memory, of the same size, in place of this one's; None: cannot be done."""
+        return None
 
 
 class Kernel(ABC):
@@ -119,6 +138,8 @@ class Device(ABC):
             handle = blocks.pop() if blocks else None
             self.cached -= size if handle is not None else 0
         if handle is None:
+            if size >= LARGE_BYTES and self.cached:  # smaller blocks make room: what a program uses at first would stay for ever
+                self.trim(max(0, self.cached - size), largest=size)
             try:
                 handle = self._alloc(size)
             except MemoryError:
@@ -140,10 +161,10 @@ class Device(ABC):
         if self.cached > CACHE_LIMIT_BYTES:
             self.trim(CACHE_LIMIT_BYTES // 2)
 
-    def trim(self, keep_bytes: int = 0) -> None:
-        """Gives cached blocks back, the largest first, until at most `keep_bytes` are kept."""
+    def trim(self, keep_bytes: int = 0, largest: int | None = None) -> None:
+        """Gives cached blocks back, the largest first, until at most `keep_bytes` are kept; none of more than `largest` bytes."""
         with self._memory_lock:
-            for size in sorted(self._free_blocks, reverse=True):
+            for size in sorted(s for s in self._free_blocks if largest is None or s <= largest)[::-1]:
                 blocks = self._free_blocks[size]
                 while blocks and self.cached > keep_bytes:
                     self._free(blocks.pop(), size)
@@ -187,17 +208,7 @@ class Device(ABC):
             self.compile(ast)
 
     def graph(self, calls: Sequence[Call]) -> Graph:
-        """A function that runs `calls` in order; backends do it by one native call."""
-        frozen = [(kernel, list(handles), tuple(vars)) for kernel, handles, vars in calls]
-
-        def run(timed: bool = False) -> list[float] | None:
-            stamps = [time.perf_counter()]
-            for kernel, handles, vars in frozen:
-                kernel(handles, vars, wait=timed)
-                stamps.append(time.perf_counter())
-            return stamps if timed else None
-
-        return run
+        return Graph(calls)
 
     def synchronize(self) -> None:  # noqa: B027
         """Waits until everything started has ended."""

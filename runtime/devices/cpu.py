@@ -23,11 +23,11 @@ from manygrad.runtime.devices.bounds import Record
 from manygrad.runtime.devices.chain import Chained
 from manygrad.runtime.devices.diskcache import DiskCache, code_version
 from manygrad.runtime.devices.host import HostDevice, Memory
-from manygrad.runtime.devices.native import compiler, host_target
+from manygrad.runtime.devices.native import compiler, host_target, leave_memory
 from manygrad.runtime.devices.team import CHAIN_BYTES, Team, wanted_threads
 from manygrad.runtime.devices.together import compile_together
 from manygrad.runtime.render.bounds import render_checked
-from manygrad.runtime.render.llvm import render
+from manygrad.runtime.render.llvm import ENTRY, render
 from manygrad.tensor.environment import BEAM, CHECK_OOB, DEBUG, NOOPT
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
@@ -228,7 +228,7 @@ class CPUDevice(HostDevice):
         return self._loaded(prepared, ast, code)
 
     def _loaded(self, prepared: Prepared, ast: UOp, code: bytes) -> CPUKernel:
-        return CPUKernel(prepared, ast, compiler().load(code, [prepared.name])[prepared.name], bool(CHECK_OOB))
+        return CPUKernel(prepared, ast, compiler().load(code, [ENTRY])[ENTRY], bool(CHECK_OOB))
 
     def object_key(self, prepared: Prepared, ast: UOp) -> bytes:
         """The key of a kernel's machine code on disk."""
@@ -237,10 +237,10 @@ class CPUDevice(HostDevice):
     def code_of(self, prepared: Prepared) -> str:
         return prepared.code(render_checked if CHECK_OOB else render)
 
-    def build(self, prepared: Prepared, key: bytes, text: str) -> bytes:
-        """Machine code of LLVM IR `text`, put on disk under `key`. From any thread."""
+    def build(self, prepared: Prepared, key: bytes, text: str, known: bytes | None = None) -> bytes:
+        """Machine code of LLVM IR `text` (`known`, if it was compiled before), put on disk under `key`. From any thread."""
         began = time.perf_counter()
-        code = compiler().object_code(text)
+        code = known or compiler().object_code(text)
         _OBJECTS.put(key, code)
         if DEBUG >= 1:
             print(f"compiled {prepared.name} in {(time.perf_counter() - began) * 1e3:.1f} ms: {list(prepared.opts)}")
@@ -248,33 +248,50 @@ class CPUDevice(HostDevice):
 
     def compile_all(self, asts: Iterable[UOp]) -> None:
         new = [ast for ast in dict.fromkeys(asts) if self._key(ast) not in self._kernels]
+        before = compiler().compiled
         if len(new) > 1 and not BEAM:
             compile_together(self, new, _OBJECTS)
         else:
             super().compile_all(new)
+        if len(new) > 1 or compiler().compiled > before:
+            leave_memory()
 
     def keep(self, ast: UOp, prepared: Prepared, code: bytes) -> None:
         """Loads a kernel for `compile` to find."""
         self._kernels.setdefault(self._key(ast), self._loaded(prepared, ast, code))
 
     def graph(self, calls: Sequence[Call]) -> Graph:
-        """One native call that runs them all."""
-        kept = [kernel.arguments(handles, vars) for kernel, handles, vars in calls]  # type: ignore[attr-defined]
+        return CPUGraph(calls)
+
+
+class CPUGraph(Graph):
+    """One native call that runs a table of kernels."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        super().__init__(calls)
+        self.kept = [kernel.arguments(handles, vars) for kernel, handles, vars in calls]  # type: ignore[attr-defined]
         rows = [(k.address, ctypes.addressof(b), 0 if v is None else ctypes.addressof(v), total, grain)  # type: ignore[attr-defined]
-                for (k, _, _), (b, v, total, grain) in zip(calls, kept)]  # fmt: skip
-        table = (ctypes.c_int64 * (5 * len(rows) or 1))(*[x for row in rows for x in row])
-        count, native = len(rows), team()
+                for (k, _, _), (b, v, total, grain) in zip(calls, self.kept)]  # fmt: skip
+        self.table = (ctypes.c_int64 * (5 * len(rows) or 1))(*[x for row in rows for x in row])
+        self.checked = {k: k.record for k, _, _ in calls if k.record is not None}  # type: ignore[attr-defined]
 
-        checked = {k: k.record for k, _, _ in calls if k.record is not None}  # type: ignore[attr-defined]
+    def __call__(self, timed: bool = False) -> list[float] | None:
+        count, native = len(self.kept), team()
+        stamps = (ctypes.c_int64 * (2 * count + 2))() if timed else None
+        native.graph(self.table, count, native.ready(), stamps)
+        for kernel, record in self.checked.items():
+            record.check(kernel.name)
+        return None if stamps is None else [stamps[i] + stamps[i + 1] * 1e-9 for i in range(0, 2 * count + 2, 2)]
 
-        def run(timed: bool = False, keep: Any = (kept, [k for k, _, _ in calls])) -> list[float] | None:
-            stamps = (ctypes.c_int64 * (2 * count + 2))() if timed else None
-            native.graph(table, count, native.ready(), stamps)
-            for kernel, record in checked.items():
-                record.check(kernel.name)
-            return None if stamps is None else [stamps[i] + stamps[i + 1] * 1e-9 for i in range(0, 2 * count + 2, 2)]
+    def mover(self, handle: Memory) -> Callable[[Memory], None]:
+        begin, end = handle.address, handle.address + handle.nbytes
+        places = [(words, i, w - begin) for words, *_ in self.kept for i, w in enumerate(words) if w is not None and begin <= w < end]
 
-        return run
+        def move(to: Memory) -> None:
+            for words, i, offset in places:
+                words[i] = to.address + offset
+
+        return move
 
 
 def program_of(kernel: CPUKernel) -> Program:

@@ -39,8 +39,8 @@ class HostDevice(Device):
         handle.nbytes = nbytes  # of a block that may be larger: what is beyond is out of bounds
         return handle
 
-    def trim(self, keep_bytes: int = 0) -> None:
-        super().trim(keep_bytes)
+    def trim(self, keep_bytes: int = 0, largest: int | None = None) -> None:
+        super().trim(keep_bytes, largest)
         if (give_back := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # what compiling left on glibc's heap
             give_back(0)
 

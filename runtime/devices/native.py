@@ -15,6 +15,8 @@ import llvmlite.binding as llvm
 
 from manygrad.runtime.codegen.facts import Machine
 
+MADV_DONTNEED = 4
+
 
 @dataclass(frozen=True)
 class Target:
@@ -53,15 +55,16 @@ def host_target() -> Target:
 
 
 class Compiler:
-    """Compiles for the host and keeps what it loaded for the life of the process (threads may be running it)."""
+    """Compiles for a processor, by default the host's, and keeps what it loaded for the life of the process (threads may be running it)."""
 
-    def __init__(self) -> None:
+    def __init__(self, target: Target | None = None) -> None:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
-        self.target = host_target()
+        self.target = target or host_target()
+        self.machine = self.target_machine()  # one for all kernels: to make it costs as much as to compile a small one
         self.jit: Any = None
         self.lock = threading.Lock()
-        self.count = 0
+        self.count = self.compiled = 0  # libraries that were linked; texts that were compiled
         self.keep: list[Any] = []
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.keep))
 
@@ -73,17 +76,17 @@ class Compiler:
 
     def object_code(self, ir: str) -> bytes:
         """Vectors, tiles and invariants are explicit in the IR, so few passes are needed."""
+        self.compiled += 1
         context = llvm.create_context()
         module = llvm.parse_assembly(ir, context)
         module.verify()
-        machine = self.target_machine()
         module.triple = self.target.triple
-        module.data_layout = str(machine.target_data)
+        module.data_layout = str(self.machine.target_data)
         passes = llvm.create_new_module_pass_manager()
         passes.add_sroa_pass()
-        builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=1))
+        builder = llvm.create_pass_builder(self.machine, llvm.create_pipeline_tuning_options(speed_level=1))
         passes.run(module, builder)
-        return machine.emit_object(module)
+        return self.machine.emit_object(module)
 
     def load(self, code: bytes, names: list[str]) -> dict[str, int]:
         """The addresses of the functions `names` of an object file, which stays loaded."""
@@ -102,6 +105,20 @@ class Compiler:
             for name in names:
                 library.export_symbol(name)
             return library.link(self.jit, f"manygrad{self.count}")
+
+
+def leave_memory() -> None:
+    """Gives back what LLVM's own code takes of this process's memory, tens of megabytes: it is read from its file again when it runs."""
+    advise = getattr(ctypes.CDLL(None), "madvise", None)
+    try:
+        maps = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return
+    for line in maps if advise is not None else ():
+        place, rights, *_, file = line.split()
+        if rights == "r-xp" and "libllvmlite" in file:
+            begin, end = (int(x, 16) for x in place.split("-"))
+            advise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), MADV_DONTNEED)
 
 
 @cache

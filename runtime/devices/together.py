@@ -3,17 +3,22 @@
 Precondition: kernel ASTs, each once. Postcondition: all of them are loaded.
 
 What is on disk is loaded first. Of the rest, this thread generates one kernel's code after the other, while a second one has LLVM
-compile those before (LLVM does not hold Python's lock; llvmlite lets one thread in at a time, so more would not help). Before a
-kernel is made it is claimed on disk: where another process of this host has the claim, the next kernel's turn comes, and the other
-one's result is read at the end. Workers that start together from an empty cache so share the work. A claim ends with its process, and
-nobody waits for one longer than CLAIM_WAIT_S: then the kernel is made here, too.
+compile those before and loads them (LLVM does not hold Python's lock; llvmlite lets one thread in at a time, so more would not help).
+It gets Python's lock back soon whenever a call of LLVM ends: SWITCH_S. Kernels that differ in nothing but their sizes may have the same
+code, as copies do: that is compiled once.
+
+Before a kernel is made it is claimed on disk: where another process of this host has the claim, the next kernel's turn comes, and the
+other one's result is read at the end. Workers that start together from an empty cache so share the work. A claim ends with its process,
+and nobody waits for one longer than CLAIM_WAIT_S: then the kernel is made here, too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
 
 CLAIM_WAIT_S = 30.0
 POLL_S = 0.005
+SWITCH_S = 2e-4
 AHEAD = 4  # kernels whose code is generated and that wait for LLVM: few, so that other processes find some to claim
 
 
@@ -50,11 +56,12 @@ def compile_together(device: CPUDevice, asts: Iterable[UOp], store: DiskCache) -
     if not missing:
         return
     others: list[Missing] = []
-    running: list[tuple[Missing, Future[bytes]]] = []
-    with ThreadPoolExecutor(1, thread_name_prefix="llvm") as llvm:
+    made: dict[bytes, bytes] = {}
+    running: list[Future[None]] = []
+    with _switching(SWITCH_S), ThreadPoolExecutor(1, thread_name_prefix="llvm") as llvm:
         for m in missing:
             if len(running) == AHEAD:
-                _finish(device, *running.pop(0))
+                running.pop(0).result()
             claim = store.claim(m.key)
             if claim is None:
                 others.append(m)
@@ -69,24 +76,34 @@ def compile_together(device: CPUDevice, asts: Iterable[UOp], store: DiskCache) -
                 text = device.code_of(m.prepared)
                 if profile.active:
                     profile.record("compile", f"code of {m.prepared.name}", start, time.perf_counter(), {"opts": list(map(repr, m.prepared.opts))})
-                running.append((m, llvm.submit(_build, device, m, text, claims.pop_all())))
-        for pair in running:
-            _finish(device, *pair)
+                running.append(llvm.submit(_build, device, m, text, made, claims.pop_all()))
+        for job in running:
+            job.result()
     for m in others:
         device.keep(m.ast, m.prepared, _from_other(device, m, store))
 
 
-def _build(device: CPUDevice, m: Missing, text: str, claim: contextlib.ExitStack) -> bytes:
+@contextlib.contextmanager
+def _switching(seconds: float) -> Iterator[None]:
+    """How long a thread that waits for Python's lock lets another one run, at most."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(min(seconds, before))
+    try:
+        yield
+    finally:
+        if before > seconds:  # (else another thread that compiles is the one to set it back)
+            sys.setswitchinterval(before)
+
+
+def _build(device: CPUDevice, m: Missing, text: str, made: dict[bytes, bytes], claim: contextlib.ExitStack) -> None:
+    """`made`: code by the digest of what follows the first line of its text."""
     with claim:
         start = time.perf_counter()
-        code = device.build(m.prepared, m.key, text)
+        same = hashlib.sha256(text.partition("\n")[2].encode()).digest()
+        code = made[same] = device.build(m.prepared, m.key, text, made.get(same))
         if profile.active:
             profile.record(profile.compile_lane(), m.prepared.name, start, time.perf_counter(), {"bytes": len(code)})
-        return code
-
-
-def _finish(device: CPUDevice, m: Missing, job: Future[bytes]) -> None:
-    device.keep(m.ast, m.prepared, job.result())
+    device.keep(m.ast, m.prepared, code)
 
 
 def _from_other(device: CPUDevice, m: Missing, store: DiskCache) -> bytes:

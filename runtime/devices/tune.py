@@ -32,7 +32,7 @@ from manygrad.runtime.devices.diskcache import DiskCache
 from manygrad.runtime.devices.host import Memory, host_array
 from manygrad.runtime.devices.native import compiler, host_target
 from manygrad.runtime.devices.team import wanted_threads
-from manygrad.runtime.render.llvm import render
+from manygrad.runtime.render.llvm import ENTRY, render
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.environment import BEAM, BEAM_SPLIT, CHECK_OOB, DEBUG
 from manygrad.tensor.uop.ops import Ops
@@ -221,13 +221,13 @@ class Search:
             if len(code) > self.code_limit:
                 self.tally.large += 1
                 return None
-            linked = compiler().link(compiler().object_code(code), [prepared.name])
+            linked = compiler().link(compiler().object_code(code), [ENTRY])
         except (ValueError, AssertionError, NotImplementedError, RuntimeError) as error:
             self.tally.failed += 1
             if DEBUG >= 1:
                 print(f"beam {self.prepared.name}: {list(opts)} does not compile: {error!r}")
             return None
-        return CPUKernel(prepared, self.ast, linked[prepared.name]), linked
+        return CPUKernel(prepared, self.ast, linked[ENTRY]), linked
 
     def restore(self) -> None:
         for slot, data in self.before.items():

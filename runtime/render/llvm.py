@@ -1,7 +1,8 @@
 """Prints a lowered program as LLVM IR text, one instruction at a time.
 
-The function is `void name(ptr buffers, ptr variables, i64 begin, i64 finish, ptr scratch)`; `scratch` begins with the index up to which
-this thread has run it in this call (0: not yet). bfloat16 is held as its
+The function is `void kernel(ptr buffers, ptr variables, i64 begin, i64 finish, ptr scratch)`; a kernel's own name stands in the first line
+alone, so that equal code is equal text from there on. `scratch` begins with the index up to which this thread has run it in this call
+(0: not yet). bfloat16 is held as its
 bits in an i16; bool is i1 in registers and one byte in memory. Accumulators are stack slots that `sroa` makes registers.
 Nothing is undefined here: division by zero gives 0, shifts by too much give 0 (or the sign), conversions saturate.
 """
@@ -17,6 +18,7 @@ from manygrad.runtime.codegen.lowered import Inst, Low, Program
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import GroupOp, Ops
 
+ENTRY = "kernel"
 SIGNATURE = "ptr noalias %buffers, ptr noalias %variables, i64 %begin, i64 %finish, ptr noalias %scratch"
 ZEROS_BYTES = 1024  # what an invalid load reads instead
 _FLOATS = {2: "half", 4: "float", 8: "double"}
@@ -109,8 +111,8 @@ class Printer:
         last = ["  fence seq_cst"] if self.aligned else []  # stores past the caches are not ordered otherwise
         body = "\n".join(["entry:", *self.entry, *self.lines, *last, "  ret void"])
         return "\n".join([
-            zeros, *self.declared,
-            f"define void @{self.program.name}({SIGNATURE}) #0 {{", body, "}",
+            f"; {self.program.name}", zeros, *self.declared,
+            f"define void @{ENTRY}({SIGNATURE}) #0 {{", body, "}",
             'attributes #0 = { nounwind "no-trapping-math"="true" "prefer-vector-width"="512" "min-legal-vector-width"="512" }', "",
         ])  # fmt: skip
 

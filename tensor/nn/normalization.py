@@ -68,8 +68,7 @@ class BatchNorm(_Tracking):
         if training and self.running_mean is not None:
             count = self.num_batches_tracked
             assert count is not None and self.running_var is not None
-            if not self.running_mean.is_realized:  # memory to be assigned
-                self.running_mean.realize(self.running_var, count)
+            self.running_mean._store(self.running_var, count)
             count.assign(count + 1)
             if momentum is None:  # plain means of all batches
                 momentum = count.cast(dtypes.float32).reciprocal()

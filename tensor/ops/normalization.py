@@ -23,8 +23,7 @@ def _scaled(out: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 def _track(running: Tensor | None, now: Tensor, momentum: float) -> None:
     """running ← (1 − momentum) · running + momentum · now."""
     if running is not None:
-        if not running.is_realized:
-            running.realize()
+        running._store()
         running.assign(running * (1 - momentum) + now.detach().cast(running.dtype) * momentum)
 
 

@@ -123,7 +123,7 @@ def _range_id(t: UOp) -> int:
 
 
 def build(terms: Terms, const: int) -> UOp:
-    """The canonical node of a sum; `x//c*(k*c) + x%c*k` becomes `x*k`."""
+    """The canonical node of a sum; `x//c*(k*c) + x%c*k` becomes `x*k`, and `x//c%d*(k*c) + x%c*k` becomes `x%(c*d)*k`."""
     if len(terms) == 1:
         ((t, k),) = terms.items()
         node = t if k == 1 else UOp(Ops.MUL, dtypes.index, (t, iconst(k)))
@@ -133,9 +133,11 @@ def build(terms: Terms, const: int) -> UOp:
             continue
         c = t.src[1]
         for q in terms:
-            if q.op is Ops.IDIV and q.src[1] is c and terms[q] == k * c.arg and _congruent(q.src[0], t.src[0], c.arg):
+            part = q.op is Ops.MOD and q.src[1].op is Ops.CONST
+            d = q.src[0] if part else q
+            if d.op is Ops.IDIV and d.src[1] is c and terms[q] == k * c.arg and _congruent(d.src[0], t.src[0], c.arg):
                 rest = {x: n for x, n in terms.items() if x is not t and x is not q}
-                inner, inner_const = linear(q.src[0])
+                inner, inner_const = linear(mod(d.src[0], c.arg * q.src[1].arg) if part else d.src[0])
                 for x, n in inner.items():
                     rest[x] = rest.get(x, 0) + n * k
                 return build({x: n for x, n in rest.items() if n}, const + inner_const * k)

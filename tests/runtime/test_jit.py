@@ -340,3 +340,57 @@ def test_a_capture_keeps_its_memory_and_gives_it_back() -> None:
     assert GlobalCounters.mem_used - held >= 2 << 18  # its input and its temporary
     del f
     assert GlobalCounters.mem_used == held
+
+
+# *** inputs read where they lie ***
+
+
+def test_an_input_is_read_in_place() -> None:
+    @TinyJit
+    def f(a: Tensor) -> Tensor:
+        return ((a + 1).flip(0) * 2).contiguous() + a.sum()
+
+    arrays = [np.arange(i, i + 64, dtype=np.float32) for i in range(5)]
+    for a in arrays:
+        np.testing.assert_array_equal(f(Tensor.from_numpy(a)).numpy(), (a[::-1] + 1) * 2 + a.sum())
+    assert f.inputs[0].moves is not None
+    np.testing.assert_array_equal(f.inputs[0].own.numpy(), arrays[1])  # since the capture nothing was copied
+
+
+def test_an_input_in_memory_that_the_step_writes_is_copied() -> None:
+    w = Tensor(np.ones(64, np.float32)).realize()
+
+    @TinyJit
+    def f(a: Tensor) -> Tensor:
+        w.assign(w + 1).realize()
+        return ((a * 10).flip(0).contiguous() + w).realize()
+
+    for i in range(5):
+        before = 1.0 + i
+        got = f(w.detach() if i >= 2 else w.clone().realize())  # a replay is given the memory that it writes
+        assert set(got.tolist()) == {before * 10 + before + 1}, i
+
+
+def test_a_result_that_is_the_input_holds_the_last_one() -> None:
+    @TinyJit
+    def f(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return a, (a + 1).flip(0).contiguous() * 2, a * 3
+
+    for i in range(4):
+        a = np.full(16, i, np.float32)
+        same, other, third = f(Tensor.from_numpy(a))
+        assert (same.tolist(), other.tolist(), third.tolist()) == ([i] * 16, [2 * (i + 1)] * 16, [3 * i] * 16)
+
+
+def test_what_was_made_of_an_input_and_lives_on_holds_the_last_one() -> None:
+    kept: list[Tensor] = []
+
+    @TinyJit
+    def f(a: Tensor) -> Tensor:
+        kept.append(a.reshape(4, 4))
+        return ((a + 1).flip(0).contiguous() * 2).realize()
+
+    for i in range(4):
+        f(Tensor(np.full(16, i, np.float32)))
+    assert f.inputs[0].moves is None
+    assert set(np.unique(kept[-1].numpy())) == {3.0}

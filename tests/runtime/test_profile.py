@@ -49,7 +49,7 @@ def test_a_trace_has_chromes_form_and_all_lanes(tmp_path: Path) -> None:
         if e["ph"] == "X":
             assert e["dur"] >= 0 and e["name"] and e["ts"] > 0
     passes = {e["name"] for e in spans(found, "schedule")}
-    assert {"lower_shards", "simplify", "lower_storage", "insert_stores", "split_kernels", "order_items", "plan_memory", "schedule"} <= passes
+    assert {"lower_shards", "simplify", "lower_storage", "insert_stores", "split_kernels", "order_items", "chain_kernels", "pass_parts", "plan_memory", "schedule"} <= passes
     kernel = spans(found, "kernels")[0]
     assert {"line", "loops", "reduces", "buffers", "flops", "bytes", "opts"} == set(kernel["args"])
     assert kernel["args"]["line"].startswith("test_profile.py:")

@@ -5,6 +5,7 @@ After a wanted change:  python -m tests.schedule.test_golden   and review the di
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -113,6 +114,11 @@ PROGRAMS: list[Callable[[], list[Tensor]]] = [
 ]  # fmt: skip
 
 
+def _argument(u: UOp) -> str:
+    text = show(u).splitlines()[-1].split(" = ", 1)[1]
+    return re.sub(r"%\d+", lambda _: f"of ({_argument(u.src[0])})", text) if u.src else text
+
+
 def text_of(program: Callable[[], list[Tensor]]) -> str:
     parts: list[tuple[str, str]] = []
 
@@ -130,7 +136,7 @@ def text_of(program: Callable[[], list[Tensor]]) -> str:
         observers.remove(observe)
     for i, call in enumerate(linear.src):
         what = call.src[0]
-        args = ", ".join(show(a).splitlines()[-1].split(" = ", 1)[1] for a in call.src[1:])
+        args = ", ".join(map(_argument, call.src[1:]))
         parts.append((f"call {i}: {'kernel' if what.op is Ops.SINK else what.op.name} of {args}", show(what) if what.op in (Ops.SINK, Ops.CHAIN) else ""))
     plan = linear.arg
     parts.append(("memory", "\n".join([f"pool {d}: {n} bytes" for d, n in plan.pools] + [f"#{uid}: {n} bytes at {at} of pool {p}" for uid, p, at, n in plan.offsets])))

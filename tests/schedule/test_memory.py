@@ -86,6 +86,20 @@ def test_temporaries_are_given_back_after_the_run() -> None:
     assert device.allocated - before == MB  # the result; input and temporaries are gone
 
 
+def test_what_is_put_together_lies_in_the_output() -> None:
+    """CONTIGUOUS of a CAT is no copy of it, also where another output reads the same CAT."""
+    both = (stored(4, 3) + 1).cat(stored(2, 3))
+    linear = linear_of(both.contiguous())
+    assert len(linear.src) == 2 and linear.arg == MemoryPlan((), ())
+    linear = linear_of([both.contiguous(), both * 2])
+    assert len(linear.src) == 3 and linear.arg == MemoryPlan((), ())
+    first, second = both.contiguous(), both * 2
+    first.realize(second)
+    first.assign(first * 5).realize()
+    np.testing.assert_array_equal(first.numpy(), np.repeat([10.0, 5.0], [4, 2])[:, None] * np.ones((1, 3)))
+    np.testing.assert_array_equal(second.numpy(), np.repeat([4.0, 2.0], [4, 2])[:, None] * np.ones((1, 3)))
+
+
 def test_outputs_and_inputs_are_never_reused() -> None:
     a = stored(64, 64)
     outs = [(a + i).contiguous() for i in range(5)]

@@ -7,7 +7,7 @@ from typing import Any
 
 from manygrad.tensor.nn.optim.adam import Betas
 from manygrad.tensor.nn.optim.adaptive import decayed
-from manygrad.tensor.nn.optim.flat import Flat, scalar
+from manygrad.tensor.nn.optim.flat import Flat
 from manygrad.tensor.nn.optim.optimizer import Optimizer, Params
 from manygrad.tensor.tensor import Tensor
 
@@ -47,6 +47,8 @@ class _Decayed(Optimizer):
 class NAdam(_Decayed):
     """Adam with Nesterov's momentum (Dozat, 2016); μₜ = β₁ (1 − 0.96^(t·momentum_decay) / 2)."""
 
+    initial = {"mu_product": 1.0}
+
     def __init__(self, params: Params, lr: float = 0.002, betas: Betas = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0, momentum_decay: float = 0.004,
                  decoupled_weight_decay: bool = False, *, maximize: bool = False, **how: Any):  # fmt: skip
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "momentum_decay": momentum_decay,
@@ -56,7 +58,7 @@ class NAdam(_Decayed):
         w, g, m, v = self.averages(f, w, g, s)
         b1, decay = f.group.value("betas", f.device, 0), f.group["momentum_decay"] * math.log(0.96)
         mu, following = (((t * decay).exp() * -0.5 + 1) * b1 for t in (f.step, f.step + 1))
-        product = f.scalars.setdefault("mu_product", scalar(1.0, f.device))
+        product = f.scalars["mu_product"]
         product.assign(product * mu)
         denominator = (v / f.scalar(f.correction(1))).sqrt() + f["eps"]
         by_gradient, by_momentum = f.scalar((1 - mu) / (1 - product)), f.scalar(following / (1 - product * following))

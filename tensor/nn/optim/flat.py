@@ -1,7 +1,8 @@
 """Flat storage: parameters of one group, type and placement that step together live in one buffer, and so does each of their states.
 
 A parameter is a view of that buffer, so the update of all of them is one group of kernels (and their gradients are one
-all-reduce), not one kernel a parameter.
+all-reduce), not one kernel a parameter. Graphs written before, such as the loss of the first step, read it there, too: the first step
+is the same program as all later ones.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from manygrad.tensor.dtype import accumulate_dtype
-from manygrad.tensor.tensor import Tensor
+from manygrad.tensor.dtype import accumulate_dtype, dtypes
+from manygrad.tensor.tensor import LIVE, Tensor
+from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.shape import unviewed
 
 
@@ -70,19 +73,33 @@ class Flat:
         before = [old.get(id(p)) for p in params]
         self.state: dict[str, Tensor] = {}
         for name in names:
-            empty = [None if b is not None and name in b.state else p.detach().full_like(initial.get(name, 0.0)) for p, b in zip(params, before)]
+            start = initial.get(name, 0.0)
+            if isinstance(self.device, str) and all(b is None or name not in b.state for b in before):
+                self.state[name] = self.flat.full_like(start).contiguous()
+                continue
+            empty = [None if b is not None and name in b.state else p.detach().full_like(start) for p, b in zip(params, before)]
             parts = [e if e is not None else b.part(name, p) for e, p, b in zip(empty, params, before)]  # type: ignore[union-attr]
             self.state[name] = join([t.cast(self.flat.dtype) for t in parts]).contiguous()
         first = before[0]
         kept = {} if first is None else {k: t.item() for k, t in first.scalars.items()}
-        self.scalars = {"step": scalar(kept.get("step", 0.0), self.device)}
-        self.scalars.update({k: scalar(v, self.device) for k, v in kept.items() if k != "step"})
+        begun = {"step": 0.0, **{k: v for k, v in initial.items() if k not in names}, **kept}
+        self.scalars = {k: scalar(v, self.device) for k, v in begun.items()}
         self.fresh = first is None or first.fresh
-        self.flat.realize(*self.state.values())
+        self.flat._store(*self.state.values())
+        self.move_in()
+
+    def move_in(self) -> None:
+        """Each parameter becomes its part of the flat buffer, also where a tensor that is not computed yet reads it."""
+        parts = split(self.flat, self.params)
+        moved = {p.uop: part.uop for p, part in zip(self.params, parts) if unviewed(p.uop).op is Ops.BUFFER}
+        lazy = [t for t in LIVE if t.uop.op is not Ops.BUFFER]
+        graph = substitute(UOp(Ops.SINK, dtypes.void, tuple(t.uop for t in lazy)), moved)
+        for t, u in zip(lazy, graph.src):
+            t.uop = u
         self.attach()
 
     def attach(self) -> None:
-        """Each parameter becomes its part of the flat buffer."""
+        """Each parameter is its part of the flat buffer."""
         for p, part in zip(self.params, split(self.flat, self.params)):
             p.uop = part.uop
 
@@ -145,4 +162,6 @@ def split(flat: Tensor, params: list[Tensor]) -> list[Tensor]:
 def scalar(value: float, device: Any) -> Tensor:
     """A stored (1,) float64 on `device`."""
     t = Tensor(np.array([float(value)]))
-    return (t.to(device) if device != t.device else t).contiguous().realize()
+    t = (t.to(device) if device != t.device else t).contiguous()
+    t._store()
+    return t

@@ -102,14 +102,14 @@ class Optimizer:
                     owner[key] = group
         if todo:
             every = [p for ps in todo.values() for p in ps]
-            every[0].realize(*every[1:])
+            every[0]._store(*every[1:])
         self.flats = keep + [Flat(ps, owner[key], self.states_of(owner[key]), self.initial_of(owner[key]), old) for key, ps in todo.items()]
 
     def states_of(self, group: ParamGroup) -> tuple[str, ...]:
         return self.states
 
     def initial_of(self, group: ParamGroup) -> dict[str, float]:
-        """What a state starts as, where it is not 0."""
+        """What a state starts as, where it is not 0; and numbers that the update keeps besides the count of steps."""
         return self.initial
 
     def schedule_step(self) -> list[Tensor]:

@@ -131,7 +131,8 @@ def test_a_buffer_one_element_short() -> None:
         with pytest.raises(OutOfBoundsError, match="kernel r_300_64_70"):
             device.graph([(kernel, handles, ())])()
         assert kernel is not device.compile(COPY)
-    assert kernel is not device.compile(ast)  # a checked kernel is another one
+    with Context(CHECK_OOB=0):
+        assert kernel is not device.compile(ast)  # a checked kernel is another one
     for h, a in zip(handles, arrays):
         device.free(h, a.nbytes - 4)
 

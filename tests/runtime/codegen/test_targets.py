@@ -12,7 +12,7 @@ import pytest
 from manygrad.runtime.codegen.facts import Machine
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.devices.native import Compiler, Target
-from manygrad.runtime.render.llvm import render
+from manygrad.runtime.render.llvm import ENTRY, render
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
@@ -66,8 +66,7 @@ KERNELS = {
 def test_other_targets(target: Target, name: str) -> None:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    compiler = Compiler()
-    compiler.target = target
+    compiler = Compiler(target)
     if name == "gather":
         assert compiler.object_code(prepare(gather(70), target.machine).code(render))
         return
@@ -85,7 +84,7 @@ def test_other_targets(target: Target, name: str) -> None:
     rng = np.random.default_rng(0)
     arrays = [(rng.random(s) * 4 + 0.5).astype(dtype) for s in shapes]
     want = run(ast, arrays)[0].astype(np.float64)
-    address = compiler.load(code, [prepared.name])[prepared.name]
+    address = compiler.load(code, [ENTRY])[ENTRY]
     function = ctypes.CFUNCTYPE(
         None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p
     )(address)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from manygrad.runtime.devices import Device, canonical, get_device
 from manygrad.runtime.devices.cpu import set_arena, team
+from manygrad.runtime.devices.native import leave_memory
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.ops import Ops
@@ -67,6 +69,37 @@ def test_memory(name: str) -> None:
     device.free(again, 1010)
     device.trim()
     assert device.cached == 0 and device.peak == 1024
+
+
+def test_freed_blocks_make_room_for_a_larger_one() -> None:
+    """Never for a smaller one: sizes that take turns all stay."""
+    device, mb = get_device("PYTHON:62"), 1 << 20
+    small, large = device.alloc(mb), device.alloc(3 * mb)
+    device.free(small, mb)
+    device.free(large, 3 * mb)
+    device.alloc(2 * mb)
+    assert device.cached == 3 * mb  # the block of 1 MB is gone
+    device.alloc(3 * mb)
+    assert device.cached == 0 and device.allocated == 5 * mb
+
+
+def test_the_compilers_code_leaves_memory_and_comes_back() -> None:
+    if not Path("/proc/self/smaps").exists():
+        pytest.skip("needs Linux")
+
+    def resident() -> int:
+        """KiB of LLVM's code."""
+        parts = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
+        return sum(int(re.search(r"^Rss: +(\d+)", p, re.MULTILINE)[1]) for p in parts if " r-xp " in p and "libllvmlite" in p)  # type: ignore[index]
+
+    device, x = get_device("CPU"), np.arange(70, dtype=np.float32)
+    with Context(CACHE=0):
+        device.compile(elementwise(lambda a: a.alu(Ops.ADD, a), [f32], 70))
+        before = resident()
+        leave_memory()
+        assert resident() < before // 2
+        ast = elementwise(lambda a: a.alu(Ops.MUL, a), [f32], 70)
+        assert (run(ast, [np.zeros_like(x), x], device="CPU")[0] == x * x).all()
 
 
 def test_null_computes_nothing() -> None:

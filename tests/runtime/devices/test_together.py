@@ -15,7 +15,7 @@ import pytest
 
 from manygrad import Context
 from manygrad.runtime.devices import get_device, together
-from manygrad.runtime.devices.cpu import _OBJECTS, CPUDevice
+from manygrad.runtime.devices.cpu import _OBJECTS, CPUDevice, team
 from manygrad.runtime.devices.diskcache import DiskCache
 from manygrad.runtime.devices.native import Compiler
 from manygrad.tensor.uop.ops import Ops
@@ -28,6 +28,7 @@ KEY = bytes(range(32))
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The texts that LLVM was given, with an empty cache and no loaded kernels."""
+    team()  # is made of LLVM IR, too
     texts: list[str] = []
     compile = Compiler.object_code
 
@@ -59,6 +60,19 @@ def test_each_is_made_once_and_works(made: list[str]) -> None:
     CPUDevice._kernels.clear()
     device.compile_all(asts)
     assert len(made) == 6  # from disk
+
+
+def test_equal_code_is_compiled_once(made: list[str]) -> None:
+    """The sizes of copies stand in their calls alone."""
+    asts = [elementwise(lambda a: a.alu(Ops.MUL, a), [f32], n) for n in (1 << 14, 1 << 15, 1 << 16)]
+    get_device("CPU").compile_all(asts)
+    assert len(made) == 1
+    for ast, n in zip(asts, (1 << 14, 1 << 15, 1 << 16)):
+        x = np.arange(n, dtype=np.float32)
+        assert (run(ast, [np.zeros_like(x), x], device="CPU")[0] == x * x).all()
+    CPUDevice._kernels.clear()
+    get_device("CPU").compile_all(asts)
+    assert len(made) == 1  # all are on disk
 
 
 def test_a_failure_is_the_callers_and_leaves_no_claim(made: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manygrad import Context, Tensor, nn
+from manygrad import Context, GlobalCounters, Tensor, nn
 from tests.tensor.nn.layers.layer import data
 
 SHAPES: dict[Any, tuple[int, ...]] = {nn.BatchNorm1d: (5, 2), nn.BatchNorm2d: (3, 2, 2, 1), nn.BatchNorm3d: (3, 2, 1, 2, 2), nn.SyncBatchNorm: (3, 2, 3)}
@@ -47,6 +47,26 @@ def test_training_tracks(kind: Any, devices: int) -> None:
         np.testing.assert_allclose(layer.running_mean.numpy(), mean, rtol=1e-10)  # untouched
         layer.reset_running_stats()
         assert layer.running_mean.tolist() == [0, 0] and layer.running_var.tolist() == [1, 1] and layer.num_batches_tracked.item() == 0
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_first_batch_is_computed_once(devices: int) -> None:
+    """Layers make memory for what they track without running those before them."""
+    net = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2))))
+    for t in net.state_dict().values():
+        t.realize()
+        if devices > 1:
+            t.shard_(tuple(f"CPU:{i}" for i in range(devices)))
+    x = Tensor(np.ones((4, 2, 3, 3), np.float32)).realize()
+    count = GlobalCounters.kernel_count
+    out = net.train()(x.shard(tuple(f"CPU:{i}" for i in range(devices)), 0) if devices > 1 else x)
+    stored = GlobalCounters.kernel_count - count
+    assert stored <= 4 * 3 * devices
+    out.realize()
+    first = GlobalCounters.kernel_count - count - stored
+    net(x.shard(tuple(f"CPU:{i}" for i in range(devices)), 0) if devices > 1 else x).realize()
+    assert GlobalCounters.kernel_count - count - stored - first == first
+    assert all(int(b.num_batches_tracked.item()) == 2 for b in net.modules() if isinstance(b, nn.BatchNorm2d))
 
 
 def test_without_momentum_all_batches_count_the_same() -> None:

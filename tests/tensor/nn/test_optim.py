@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manygrad import GlobalCounters, Tensor, TinyJit, nn
+from manygrad import GlobalCounters, Tensor, TinyJit, nn, schedule
 from manygrad.tensor.nn import optim
 from manygrad.tensor.nn.optim import SGD, Adam, AdamW, Optimizer
 
@@ -245,6 +245,39 @@ def test_a_step_takes_the_same_few_kernels_for_any_number_of_parameters(make: Ca
             plain = kernels(lambda: forward().realize(*[p.grad for p in params]))  # noqa: B023
             extra.append(kernels(step) - plain)
     assert len(set(extra)) == 1 and extra[0] <= 6, extra
+
+
+@pytest.mark.parametrize("make", [lambda p: SGD(p, 0.1, momentum=0.9), AdamW, lambda p: optim.NAdam(p)], ids=["momentum", "adamw", "nadam"])
+def test_the_second_step_is_the_first_ones_program(make: Callable[[list[Tensor]], Optimizer]) -> None:
+    """It is scheduled once, and nothing in it is computed twice."""
+    model = Mlp(3)
+    params = nn.state.get_parameters(model)
+    params[0].realize(*params[1:])
+    optimiser = make(params)
+    x = Tensor(np.ones((4, 8), np.float32)).realize()
+    seen = []
+    for _ in range(2):
+        optimiser.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimiser._prepare()  # storage of its own
+        misses, count = schedule.stats["misses"], GlobalCounters.kernel_count
+        optimiser.step()
+        seen.append((schedule.stats["misses"] - misses, GlobalCounters.kernel_count - count))
+        assert loss.is_realized
+    assert seen == [(1, seen[0][1]), (0, seen[0][1])]
+
+
+def test_graphs_from_before_the_first_step_read_the_flat_buffer() -> None:
+    w = Tensor(np.ones((2, 2), np.float32)).requires_grad_()
+    view, copy, double = w.detach().reshape(4), w.detach().clone(), w.detach() * 2
+    optimiser = SGD([w], 1.0)
+    w.sum().backward()
+    optimiser.step()
+    np.testing.assert_array_equal(w.numpy(), np.zeros((2, 2)))
+    np.testing.assert_array_equal(view.numpy(), np.zeros(4))  # of the same memory
+    np.testing.assert_array_equal(copy.numpy(), np.ones((2, 2)))
+    np.testing.assert_array_equal(double.numpy(), np.full((2, 2), 2.0))
 
 
 def test_loading_and_moving_parameters_between_steps() -> None:

@@ -158,6 +158,10 @@ def test_what_must_vanish_does() -> None:
     assert sym.floordiv(sym.add(sym.mul(j, 40), sym.add(sym.mul(k, 8), l)), 8) is sym.add(sym.mul(j, 5), k)
     assert sym.add(sym.mul(sym.floordiv(flat, 6), 6), sym.mod(flat, 6)) is flat
     assert sym.add(sym.mul(sym.floordiv(l, 4), 12), sym.mul(sym.mod(l, 4), 3)) is sym.mul(l, 3)
+    whole = UOp(Ops.RANGE, dtypes.index, (sym.iconst(24),), (9, "loop"))
+    digits = [sym.mul(sym.mod(sym.floordiv(whole, n), d), n) for n, d in ((1, 2), (2, 3), (6, 2), (12, 2))]
+    assert sym.add(sym.add(digits[2], digits[0]), digits[1]) is sym.mod(whole, 12)
+    assert sym.add(sym.add(digits[3], digits[0]), sym.add(digits[1], digits[2])) is whole
     assert sym.mod(sym.mod(l, 6), 3) is sym.mod(l, 3)
     assert sym.floordiv(sym.floordiv(flat, 2), 4) is j
     assert sym.lt(l, 8) is sym.TRUE and sym.lt(l, 0) is sym.FALSE and sym.ge(l, 0) is sym.TRUE

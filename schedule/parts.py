@@ -1,0 +1,74 @@
+"""pass_parts: a kernel that uses a buffer from a constant offset on is given that part of it: the offset belongs to the CALL.
+
+Precondition: items in order, kernels merged and chained. Postcondition: the same accesses; no kernel adds a constant to all its indices of
+an argument. Calls of one kernel on different parts of a buffer, such as the layers of a model whose parameters lie in one, share its code.
+
+    w[r0 * 8 + r1 + 4096] of (w)      ==>  w[r0 * 8 + r1] of (VIEW(w, from 4096))
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from manygrad.schedule.kernels import Item
+from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop import symbolic as sym
+from manygrad.tensor.uop.shape import numel
+
+
+def pass_parts(items: list[Item]) -> list[Item]:
+    return [_of_kernel(i) if i.what.op is Ops.SINK else _of_chain(i) if i.what.op is Ops.CHAIN else i for i in items]
+
+
+def _of_kernel(item: Item) -> Item:
+    offsets = _offsets(item.what, item.args)
+    args = [_part(b, offsets.get(slot, 0)) for slot, b in enumerate(item.args)]
+    return replace(item, what=_without(item.what, offsets), args=args) if offsets else item
+
+
+def _of_chain(item: Item) -> Item:
+    """Kernels may use one argument from different offsets on: it then is several arguments. The chain's own temporaries stay as they are."""
+    spec = item.what.arg
+    own = {i for i, _ in spec.temps}
+    given = [[item.args[i] for i in slots] for slots in spec.slots]
+    offsets = [
+        {p: n for p, n in _offsets(k, args).items() if slots[p] not in own} for k, args, slots in zip(item.what.src, given, spec.slots)
+    ]
+    if not any(offsets):
+        return item
+    parts = [[_part(b, moved.get(p, 0)) for p, b in enumerate(args)] for args, moved in zip(given, offsets)]
+    args = list(dict.fromkeys(b for bs in parts for b in bs))
+    slots = tuple(tuple(args.index(b) for b in bs) for bs in parts)
+    temps = tuple((args.index(item.args[i]), nbytes) for i, nbytes in spec.temps)
+    kernels = tuple(map(_without, item.what.src, offsets))
+    return replace(item, what=item.what.replace(src=kernels, arg=replace(spec, slots=slots, temps=temps)), args=args)
+
+
+def _offsets(kernel: UOp, args: list[UOp]) -> dict[int, int]:
+    """By argument, the offset below which the kernel uses nothing of it, where that is more than 0."""
+    least: dict[int, int] = {}
+    for u in kernel.toposort():
+        if u.op is Ops.INDEX:
+            slot, n = u.src[0].arg, _least(u.src[1])
+            least[slot] = min(n, least.get(slot, n))
+    return {slot: n for slot, n in least.items() if 0 < n < numel(args[slot].shape)}
+
+
+def _least(index: UOp) -> int:
+    """No less than this, where the access is made: what is computed from data is asked to lie inside of its dim, which begins at 0."""
+    terms, const = sym.linear(index)
+    return const + sum(min(0, k * (sym.vmax(t) if k < 0 else 0 if t.op is Ops.CAST else sym.vmin(t))) for t, k in terms.items())
+
+
+def _without(kernel: UOp, offsets: dict[int, int]) -> UOp:
+    done: dict[UOp, UOp] = {}
+    for u in kernel.toposort() if offsets else ():
+        src = tuple(done[s] for s in u.src)
+        if u.op is Ops.INDEX and u.src[0].arg in offsets:
+            src = (src[0], sym.add(src[1], -offsets[u.src[0].arg]), *src[2:])
+        done[u] = u if src == u.src else sym.rebuild(u, src)
+    return done[kernel] if offsets else kernel
+
+
+def _part(buffer: UOp, offset: int) -> UOp:
+    return UOp(Ops.VIEW, buffer.dtype, (buffer,), (offset, (numel(buffer.shape) - offset,))) if offset else buffer
