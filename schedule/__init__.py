@@ -19,6 +19,7 @@ from manygrad.schedule.order import order_items
 from manygrad.schedule.parts import pass_parts
 from manygrad.schedule.simplify import clean, simplify
 from manygrad.schedule.trace import traced
+from manygrad.schedule.updates import split_updates
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import SCACHE, SPEC
 from manygrad.tensor.source import forget_inherited
@@ -101,7 +102,7 @@ def create_schedule(sink: UOp, me: World = world) -> list[Item]:
     sink = traced("clean", clean(sink), sink)
     sink = traced("lower_shards", lower_shards(sink, me), sink)
     sink = traced("simplify", simplify(sink), sink)
-    sink = traced("lower_storage", lower_storage(sink, temps), sink)
+    sink = traced("lower_storage", split_updates(lower_storage(sink, temps)), sink)
     sink = traced("insert_stores", insert_stores(sink, temps), sink)
     start = trace.begin()
     items = split_kernels(sink, temps)

@@ -1,23 +1,30 @@
-"""merge_kernels: elementwise kernels join those over the same loops that read the same data, or that compute what they read.
+"""merge_kernels: kernels join those over the same loops that read the same data, or that compute what they read.
 
 Precondition: items in order, each with its dependencies. Postcondition: the same effects from fewer items; a value that one kernel
 stored and a merged one read is taken from the register, not from memory; a temporary that nothing else reads is not stored any more.
 
     m[i] = m[i] * b + g[i];  w[i] = w[i] - m[i] * lr      ==>  one kernel: reads m, g, w once, writes m and w
     h[i] = sum(x[k] * w[k, i]);  a[i] = gelu(h[i]);  d[i] = gelu'(h[i])      ==>  one kernel: a product that writes a and d
+    s[i] = sum(x[i, k], k);  q[i] = sum((x[i, k] - s[i])**2, k)      ==>  one kernel: a row is read from memory once
 
 A kernel joins an earlier one only where nothing between them must come first, and only if they touch shared buffers at the very same
-elements: an iteration may not see what another one writes.
+elements: an iteration may not see what another one writes. Reductions join each other where they go over the same elements: in one pass (the
+code generator shares the ranges), or, where one needs the other's result, in two over a row that fits the cache. Contractions, whose
+operands are used many times, have loops of their own each.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 
 from manygrad.schedule.kernels import Item
 from manygrad.schedule.memory import is_temporary
+from manygrad.schedule.rows import ROW
+from manygrad.schedule.sweep import reductions, sweep_of
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop import symbolic as sym
 from manygrad.tensor.uop.rewrite import substitute
 
 MAX_ARGS = 20  # buffers of one kernel
@@ -37,7 +44,8 @@ class Group:
     loads: dict[UOp, set[tuple[UOp, ...]]] = field(default_factory=dict)  # buffer -> places that are read
     reduces: bool = False
     nodes: int = 0
-    awaited: bool = False  # an item of another group comes after one of these: the group cannot move to a later place
+    after: list[Group] = field(default_factory=list)  # other groups that come before this one
+    awaited: bool = False  # an item of another group comes after one of these
 
     def written(self) -> dict[UOp, UOp]:
         """buffer -> its STORE."""
@@ -50,38 +58,79 @@ def merge_kernels(items: list[Item], after: list[set[int]]) -> list[Item]:
     group_of: list[Group] = []
     open_groups: dict[tuple[UOp, ...], list[Group]] = {}
     users: dict[UOp, list[Group]] = {}  # buffer -> the groups that touch it, one entry an item
+    overtaken = False  # a group has moved behind one that waits for it: places alone do not tell any more who can wait
     for i, item in enumerate(items):
         found = None
         loops, reduces = loops_of(item)
-        if loops and not reduces:
-            for group in candidates(item, open_groups.get(loops, [])):
-                in_place = all(group_of[d] is group or group_of[d].at < group.at for d in after[i])
-                if (in_place or not group.awaited) and joins(group, item):
-                    found = group
-                    if not in_place:
-                        group.at = i
-                    break
+        for group in candidates(item, open_groups.get(loops, [])) if loops else []:
+            others = [group_of[d] for d in after[i] if group_of[d] is not group]
+            in_place = all(g.at < group.at for g in others)
+            overtakes = group.awaited and not in_place
+            if (overtakes and not reduces) or not can_join(group, item):
+                continue
+            if (overtakes or overtaken) and any(waits(g, group) for g in others):
+                continue
+            found = group
+            overtaken = overtaken or overtakes
+            if not in_place:
+                group.at = i
+            break
         if found is None:
             found = Group(i, [item], loops, reduces=reduces)
             groups.append(found)
             if loops:
-                assert joins(found, item)
                 open_groups.setdefault(loops, []).append(found)
         else:
             found.items.append(item)
+        if loops:
+            join(found, item)
         group_of.append(found)
         for b in item.args:
             users.setdefault(b.src[0] if b.op is Ops.VIEW else b, []).append(found)
         for d in after[i]:
-            group_of[d].awaited = group_of[d].awaited or group_of[d] is not found
-    return [g.items[0] if len(g.items) == 1 else merged(g, users) for g in sorted(groups, key=lambda g: g.at)]
+            if group_of[d] is not found:
+                group_of[d].awaited = True
+                found.after.append(group_of[d])
+    return [g.items[0] if len(g.items) == 1 else merged(g, users) for g in in_order(groups)]
+
+
+def waits(group: Group, before: Group) -> bool:
+    """Whether a group comes after another one, at once or by way of others."""
+    seen: set[int] = set()
+    todo = [group]
+    while todo:
+        g = todo.pop()
+        if g is before:
+            return True
+        if id(g) not in seen:
+            seen.add(id(g))
+            todo += g.after
+    return False
+
+
+def in_order(groups: list[Group]) -> list[Group]:
+    """By place; what waits for a group that has moved to a later place comes after it."""
+    done: set[int] = set()
+    out: list[Group] = []
+    for first in sorted(groups, key=lambda g: g.at):
+        path = [first]
+        while path:
+            g = path[-1]
+            missing = [a for a in g.after if id(a) not in done] if id(g) not in done else []
+            path += missing[:1]
+            if not missing:
+                path.pop()
+                if id(g) not in done:
+                    done.add(id(g))
+                    out.append(g)
+    return out
 
 
 def loops_of(item: Item) -> tuple[tuple[UOp, ...], bool]:
     """The loops of a kernel with one plain STORE, and whether it reduces; no loops for any other item."""
     if item.what.op is not Ops.SINK or len(item.what.src) != 1 or item.what.src[0].arg is not None:
         return (), False
-    return item.what.src[0].src[2:], any(u.op is Ops.REDUCE for u in item.what.toposort())
+    return item.what.src[0].src[2:], bool(reductions(item.what))
 
 
 def candidates(item: Item, groups: list[Group]) -> list[Group]:
@@ -90,44 +139,74 @@ def candidates(item: Item, groups: list[Group]) -> list[Group]:
     return [*reversed(makers), *(g for g in reversed(groups[-4:]) if g not in makers)]
 
 
-def joins(group: Group, item: Item) -> bool:
-    """Adds the item's kernel to the group if that changes no value."""
+def can_join(group: Group, item: Item) -> bool:
+    """Whether the item's kernel can be one with the group's, no value changes, and something is saved."""
     store = item.what.src[0]
-    nodes = item.what.toposort()
-    indices = [u for u in nodes if u.op is Ops.INDEX]
-    reads: dict[UOp, set[tuple[UOp, ...]]] = {}
-    for load in nodes:
-        if load.op is Ops.LOAD:
-            index = load.src[0]
-            reads.setdefault(item.args[index.src[0].arg], set()).add(index.src[1:])
     place = store.src[0].src[1:]
     out = item.args[store.src[0].src[0].arg]
     written = group.written()
-    if group.stores:
-        if out in written or len(group.stores) == MAX_STORES or out.device != group.args[0].device:
-            return False
-        if len(set(group.args) | set(item.args)) > MAX_ARGS or group.nodes + len(nodes) > MAX_NODES or not _shares(group, item, out):
-            return False
-        if any(b in written and places != {written[b].src[0].src[1:]} for b, places in reads.items()):
-            return False
-        if group.loads.get(out, {place}) != {place}:
-            return False
-    slots = {b: i for i, b in enumerate(group.args)}
-    for b in item.args:
-        if b not in slots:
-            slots[b] = len(slots)
-            group.args.append(b)
-    mapping: dict[UOp, UOp] = {}
-    for index in indices:
-        param = index.src[0]
-        mapping[param] = UOp(Ops.PARAM, param.dtype, (), slots[item.args[param.arg]])
-    taken = {load: written[b].src[1] for load in nodes if load.op is Ops.LOAD and (b := item.args[load.src[0].src[0].arg]) in written}
-    group.stores.append(substitute(store, {**mapping, **taken}))
-    group.nodes += len(nodes)
-    for b, places in reads.items():
+    if out in written or len(group.stores) == MAX_STORES or out.device != group.args[0].device:
+        return False
+    if len(set(group.args) | set(item.args)) > MAX_ARGS or group.nodes + len(item.what.toposort()) > MAX_NODES:
+        return False
+    if not (goes_along(group, item) if reductions(item.what) else _shares(group, item, out)):
+        return False
+    if any(b in written and places != {written[b].src[0].src[1:]} for b, places in reads_of(item.what, item.args).items()):
+        return False
+    return group.loads.get(out, {place}) == {place}
+
+
+def reads_of(ast: UOp, args: list[UOp]) -> dict[UOp, set[tuple[UOp, ...]]]:
+    """buffer -> places that are read."""
+    found: dict[UOp, set[tuple[UOp, ...]]] = {}
+    for load in ast.toposort():
+        if load.op is Ops.LOAD:
+            found.setdefault(args[load.src[0].src[0].arg], set()).add(load.src[0].src[1:])
+    return found
+
+
+def join(group: Group, item: Item) -> None:
+    """Adds the item's kernel to the group."""
+    store = renumbered(item, group)
+    written = group.written()
+    for b, places in reads_of(store, item.args).items():
         if b not in written:
             group.loads.setdefault(b, set()).update(places)
-    return True
+    group.args += [b for b in item.args if b not in group.args]
+    changes: dict[UOp, UOp] = {}
+    nodes = store.toposort()
+    for u in nodes:
+        if u.op is Ops.PARAM:
+            changes[u] = u.replace(arg=group.args.index(item.args[u.arg]))
+        elif u.op is Ops.LOAD and (b := item.args[u.src[0].src[0].arg]) in written:
+            changes[u] = written[b].src[1]
+    group.stores.append(substitute(store, changes))
+    group.nodes += len(nodes)
+
+
+def renumbered(item: Item, group: Group) -> UOp:
+    """The item's STORE, the ranges of its REDUCEs numbered after the group's."""
+    if not group.stores or not reductions(item.what):
+        return item.what.src[0]
+    used = [u.arg[0] for s in group.stores for u in s.toposort() if u.op is Ops.RANGE]
+    ranges = dict.fromkeys(r for u in reductions(item.what) for r in u.src[1:])
+    fresh = {r: r.replace(arg=(max(used) + 1 + i, r.arg[1])) for i, r in enumerate(ranges)}
+    return substitute(item.what.src[0], fresh)
+
+
+def goes_along(group: Group, item: Item) -> bool:
+    """Whether the REDUCEs of an item go over the elements that those of the group go over; in order, if they need what those give, then
+    over rows that fit the cache. How each is added up is as in a kernel of its own: equal sizes, types, places."""
+    mine = sweep_of(item.what)
+    if mine is None:
+        return False
+    others = [(i, s) for i in group.items if reductions(i.what) for s in (sweep_of(i.what),)]
+    if not all(s is not None and (s.sizes, s.widths, s.place) == (mine.sizes, mine.widths, mine.place) for _, s in others):
+        return False
+    if any(b in group.written() for b in item.args) and prod(sym.vmax(n) for n in mine.sizes) > ROW:
+        return False
+    read = {(i.args[slot], place) for i, s in others if s is not None for slot, place in s.read}
+    return not read.isdisjoint((item.args[slot], place) for slot, place in mine.read)
 
 
 def _shares(group: Group, item: Item, out: UOp) -> bool:

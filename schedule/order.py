@@ -4,8 +4,8 @@ Of the calls that are ready, those that lead to communication go first, then the
 buffers are alive, then the first in graph order. So a weight's gradient is computed as soon as what it reads is there, and the
 activation that it was the last to read is gone before the next one comes.
 
-Edges: a read after the effects it names; a write after every read of the older value (so that no assignment overtakes a
-reader); communication in program order. A cycle means that a value is needed both before and after an assignment that cannot wait: an error.
+Edges: a read after the effects it names; a write after every read of the older value of what it writes (so that no assignment
+overtakes a reader); communication in program order. A cycle means that a value is needed both before and after an assignment that cannot wait: an error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from itertools import pairwise
 from manygrad.schedule.kernels import Item
 from manygrad.schedule.memory import is_temporary, nbytes_of
 from manygrad.schedule.merge import merge_kernels
-from manygrad.tensor.uop import UOp
+from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop import symbolic as sym
 
 
 def order_items(items: list[Item]) -> list[Item]:
@@ -32,7 +33,8 @@ def order_items(items: list[Item]) -> list[Item]:
             item.after |= done
             for w in writers.get(buffer, ()):
                 if w != i and w not in done and items[w].effect is not item.effect and items[w].effect not in effects:
-                    items[w].after.add(i)
+                    if not apart(items[w], item, buffer):
+                        items[w].after.add(i)
     for i in range(1, len(items)):  # the two halves of a store through a temporary
         if items[i].effect is items[i - 1].effect:
             items[i].after.add(i - 1)
@@ -69,6 +71,21 @@ def order_items(items: list[Item]) -> list[Item]:
         )
     place = {i: at for at, i in enumerate(out)}
     return merge_kernels([items[i] for i in out], [{place[d] for d in items[i].after} for i in out])
+
+
+def apart(a: Item, b: Item, buffer: UOp) -> bool:
+    """Whether two kernels touch different parts of a buffer: one may write its part before the other reads its own."""
+    first, second = _extent(a, buffer), _extent(b, buffer)
+    return first is not None and second is not None and (first[1] < second[0] or second[1] < first[0])
+
+
+def _extent(item: Item, buffer: UOp) -> tuple[int, int] | None:
+    """The first and last element of a buffer that a kernel can touch; None for what is no kernel."""
+    if item.what.op is not Ops.SINK:
+        return None
+    slots = {i for i, b in enumerate(item.args) if b is buffer}
+    touched = [sym.bounds(u.src[1]) for u in item.what.toposort() if u.op is Ops.INDEX and u.src[0].arg in slots]
+    return (min(lo for lo, _ in touched), max(hi for _, hi in touched)) if touched else None
 
 
 class _Alive:

@@ -127,12 +127,13 @@ def share_ranges(ast: UOp) -> UOp:
 
 
 def _run_together(ast: UOp, a: UOp, b: UOp) -> bool:
-    """Equal sizes, the same loops around, the same REDUCEs before; and no other REDUCE over the ranges of `b`."""
+    """Equal sizes, the same loops around; one waits for no REDUCE that the other does not wait for, and not for the other; and no
+    other REDUCE over the ranges of `b`."""
     if [r.src[0] for r in a.src[1:]] != [r.src[0] for r in b.src[1:]] or ranges_of(a) != ranges_of(b):
         return False
-    before = [{v for v in u.src[0].toposort() if v.op is Ops.REDUCE} for u in (a, b)]
+    first, second = ({v for v in u.src[0].toposort() if v.op is Ops.REDUCE} for u in (a, b))
     alone = not any(r in u.src[1:] for u in signature(ast).reduces if u is not b for r in b.src[1:])
-    return alone and before[0] == before[1]
+    return alone and (first <= second or second <= first) and a not in second and b not in first
 
 
 def _loads(value: UOp, ranges: tuple[UOp, ...]) -> set[UOp]:

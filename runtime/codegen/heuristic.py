@@ -181,8 +181,10 @@ class Heuristic(Products):
                 r in ranges_of(x.src[0]) for x in sig.loops
             ):
                 self.opts.append(Opt("vectorise", r.arg[0], self.lanes))
-                if size_max(r) >= 2 * self.lanes and size_max(r) % (2 * self.lanes) == 0:
-                    self.opts.append(Opt("tile", r.arg[0], 2 * self.lanes))
+                pieces = size_max(r) // self.lanes
+                vectors = next((n for n in (8, 4, 2) if pieces >= 2 * n and size_max(r) % (n * self.lanes) == 0), 1)
+                if vectors > 1:  # several lines of a row at once, and two threads have work
+                    self.opts.append(Opt("tile", r.arg[0], vectors * self.lanes))
                 if r is not sig.loops[0]:
                     self.opts.append(Opt("before", r.arg[0], sig.loops[0].arg[0]))
                 self.opts.append(Opt("parallelise", -1, 1))

@@ -48,7 +48,8 @@ class Reducer(Placer):
                 ready = [u for u in ready if ranges_of(u) & self.inside]
             if not ready:
                 return
-            first = ready[0]
+            # one of several that share their ranges waits for the others
+            first = next((u for u in ready if all(v in ready for v in self.open_reduces if v.src[1:] == u.src[1:])), ready[0])
             group = [
                 u
                 for u in ready

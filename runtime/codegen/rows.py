@@ -15,6 +15,7 @@ from manygrad.tensor.uop.uop import UOp
 ROW = 16384  # elements of a row that is kept: several fit the second cache
 CACHE_BYTES = 40 << 10  # of the first cache, for a tile's rows
 STREAM_BYTES = 64 << 20  # an output of at least this much has left the caches before it is read
+RECORD_BYTES = 1 << 20  # the same beside an update in place, whose lines stay in the caches instead
 TRANSPOSED_BYTES = 4 << 20  # the same of a transpose, which writes many rows in turns
 
 
@@ -82,15 +83,20 @@ def prefetch(sig: Signature, opts: tuple[Opt, ...], kept: tuple[Opt, ...]) -> tu
 
 
 def stream(sig: Signature, opts: tuple[Opt, ...]) -> tuple[Opt, ...]:
-    """Large outputs go past the caches: their lines are not read before they are written."""
+    """Large outputs go past the caches: their lines are not read before they are written.
+
+    So do smaller ones of a kernel that updates other memory in place: a gradient kept for the record beside the parameters' update.
+    """
     read = {u.src[0].src[0].arg for u in sig.nodes if u.op is Ops.LOAD}
     plan = make_plan(sig, opts)
     if plan.lane is None:
         return ()
+    written = [s.src[0].src[0].arg for s in sig.stores]
+    least = RECORD_BYTES if read & set(written) else STREAM_BYTES
     large = {
-        s.src[0].src[0].arg
-        for s in sig.stores
-        if s.arg is None and nbytes(sig, s) >= STREAM_BYTES and whole_vectors(s, plan.lane, plan.lanes)
+        slot
+        for s, slot in zip(sig.stores, written)
+        if s.arg is None and nbytes(sig, s) >= least and whole_vectors(s, plan.lane, plan.lanes)
     }
     return tuple(Opt("stream", -1, slot) for slot in sorted(large - read - set(plan.streamed)))
 

@@ -109,12 +109,12 @@ class Compiler:
 
 def leave_memory() -> None:
     """Gives back what LLVM's own code takes of this process's memory, tens of megabytes: it is read from its file again when it runs."""
-    advise = getattr(ctypes.CDLL(None), "madvise", None)
     try:
         maps = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
         return
-    for line in maps if advise is not None else ():
+    advise = ctypes.CDLL(None).madvise
+    for line in maps:
         place, rights, *_, file = line.split()
         if rights == "r-xp" and "libllvmlite" in file:
             begin, end = (int(x, 16) for x in place.split("-"))

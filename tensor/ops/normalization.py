@@ -6,9 +6,12 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import accumulate_dtype, finfo
+from manygrad.tensor.ops.elementary import with_gradient
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
+
+ROW = 64  # elements of which a mean of their own is worth it
 
 
 def _per_channel(t: Tensor, ndim: int) -> Tensor:
@@ -28,12 +31,35 @@ def _track(running: Tensor | None, now: Tensor, momentum: float) -> None:
 
 
 class NormalizationMixin:
-    def _standardized(self: Tensor, dims: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor, Tensor]:
-        """((x − mean) / √(var + eps), mean, var) over `dims`, which are kept; var is the biased one."""
+    def _standardized(self: Tensor, dims: tuple[int, ...], eps: float, weight: Tensor | None = None, bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """((x − mean) / √(var + eps) · weight + bias, mean, var) over `dims`, which are kept; var is the biased one. Weight and bias are
+        the same along `dims`: then the sums of their gradients are those that the gradient of x needs."""
+        mean, var = self._moments(dims)
+        scales = [t for t in (weight, bias) if t is not None]
+
+        def backward(g: Tensor, x: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+            mean, var = x._moments(dims)
+            factor = (var + eps).rsqrt()
+            normal = (x - mean) * factor
+            total, along = g.sum(dims, keepdim=True), (g * normal).sum(dims, keepdim=True)
+            n = prod(x.shape[d] for d in dims)
+            own = (g - (total + normal * along) * (1 / n)) * (factor if weight is None else factor * given[0])
+            return (own, *([along] if weight is not None else []), *([total] if bias is not None else []))
+
+        out = _scaled((self - mean) * (var + eps).rsqrt(), weight, bias)
+        return with_gradient(out, "standardized", (dims, eps, weight is None, bias is None), backward, self, *scales), mean, var
+
+    def _moments(self: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """(mean, biased variance) over `dims`, which are kept. Where rows of the last ones are long enough, each row's first, from which
+        those of all follow (Chan et al., 1979): memory is read once."""
+        last = tuple(d for i, d in enumerate(dims) if dims[i:] == tuple(range(d, self.ndim)))
+        rest = tuple(d for d in dims if d not in last)
+        if rest and isinstance(n := prod(self.shape[d] for d in last), int) and n >= ROW:
+            mean, var = self._moments(last)
+            center = mean.mean(rest, keepdim=True)
+            return center, var.mean(rest, keepdim=True) + (mean - center).square().mean(rest, keepdim=True)
         mean = self.mean(dims, keepdim=True)
-        centred = self - mean
-        var = centred.square().mean(dims, keepdim=True)
-        return centred * (var + eps).rsqrt(), mean, var
+        return mean, (self - mean).square().mean(dims, keepdim=True)
 
     def layer_norm(self: Tensor, normalized_shape: int | tuple[int, ...], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
         """Mean 0 and variance 1 over the last dims, which are `normalized_shape`; then · weight + bias."""
@@ -71,10 +97,10 @@ class NormalizationMixin:
         n = prod(self.shape[d] for d in dims)
         if n == 1:
             raise ValueError(f"batch_norm in training needs more than 1 value per channel, the input has shape {self.shape}")
-        out, mean, var = x._standardized(dims, eps)
+        out, mean, var = x._standardized(dims, eps, w, b)
         _track(running_mean, mean.reshape(-1), momentum)
         _track(running_var, var.reshape(-1) * (n / (n - 1)), momentum)
-        return _scaled(out, w, b).cast(self.dtype)
+        return out.cast(self.dtype)
 
     def instance_norm(self: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None, bias: Tensor | None = None,
                       use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5) -> Tensor:  # fmt: skip

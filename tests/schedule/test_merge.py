@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from manygrad import Tensor, TinyJit
+from manygrad.schedule import create_linear, number_buffers
+from manygrad.schedule.rows import ROW
 from manygrad.tensor.nn.optim import AdamW
-from tests.schedule.programs import kernels_of, linear_of, stored
+from manygrad.tensor.uop import Ops
+from tests.schedule.programs import kernels_of, linear_of, sink_of, stored
 
 
 def test_siblings_that_read_the_same_buffer() -> None:
@@ -120,3 +124,80 @@ def test_a_kernel_that_another_waits_for_stays_in_its_place() -> None:
     m.realize(w)
     a = np.arange(1, 9, dtype=np.float32)
     np.testing.assert_allclose(w.numpy(), a - a * 1.5 * 54, rtol=1e-6)
+
+
+# *** reductions that go over the same elements ***
+
+
+@pytest.mark.parametrize("shape", [(6, 40), (4, 5, 8, 8), (3, 1000)])
+def test_reductions_of_the_same_rows_are_one_kernel_of_the_same_bits(shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    x, y = (Tensor(rng.normal(size=shape).astype(np.float32)).realize() for _ in range(2))
+    dims = tuple(range(max(1, len(shape) - 2), len(shape)))
+    made = [lambda: x.sum(dims), lambda: (x * y).sum(dims), lambda: x.amax(dims)]
+    (kernel,) = kernels_of([f() for f in made])
+    assert len(kernel.src) == 3
+    together = [f() for f in made]
+    together[0].realize(*together[1:])
+    for t, f in zip(together, made):
+        np.testing.assert_array_equal(t.numpy(), f().numpy())
+
+
+def test_a_statistic_and_what_needs_it_are_one_kernel_if_the_row_fits_the_cache() -> None:
+    for columns, expected in ((ROW, 1), (ROW + 16, 2)):
+        x = stored(3, columns)
+        mean = x.mean(1, keepdim=True)
+        linear = linear_of([mean, (x - mean).square().mean(1)])
+        assert len(linear.src) == expected
+    x = Tensor(np.random.default_rng(0).normal(3, 2, size=(5, 700)).astype(np.float32)).realize()
+    mean = x.mean(1, keepdim=True)
+    var = (x - mean).square().mean(1)
+    mean.realize(var)
+    np.testing.assert_allclose(mean.numpy()[:, 0], x.numpy().mean(1), rtol=1e-5)
+    np.testing.assert_allclose(var.numpy(), x.numpy().var(1), rtol=1e-5)
+
+
+def test_reductions_that_have_passes_of_their_own() -> None:
+    x, y = stored(8, 8), stored(8, 8)
+    assert len(kernels_of([x.sum(1), y.sum(1)])) == 2  # nothing in common
+    assert len(kernels_of([x.sum(1), x.sum(0)])) == 2  # other elements in an iteration
+    assert len(kernels_of([x @ y, x @ (y + 1)])) == 2 + 1  # contractions, and what one of them reads
+    assert len(kernels_of([x.sum(1), x.cast("float64").sum(1)])) == 2  # vectors of another length: other partial sums
+
+
+def test_a_kernel_is_overtaken_by_what_waits_for_it_only_without_a_cycle() -> None:
+    """Both sums of a norm's gradient read the gradient: the first one waits, and with it what is made of it."""
+    g, x = (Tensor(np.random.default_rng(i).normal(size=(4, 6, 64)).astype(np.float32)).realize() for i in range(2))
+    total = g.sum((0, 2), keepdim=True)
+    scale = (x * x).sum((0, 2), keepdim=True)
+    along = (g * (x * scale)).sum((0, 2), keepdim=True)
+    late = (g * (x * total)).sum((0, 2), keepdim=True)
+    results = [total + 1, along, late]
+    results[0].realize(*results[1:])
+    a, b = (t.numpy().astype(np.float64) for t in (g, x))
+    s = lambda v: v.sum((0, 2), keepdims=True)  # noqa: E731
+    for t, e in zip(results, (s(a) + 1, s(a * b * s(b * b)), s(a * b * s(a)))):
+        np.testing.assert_allclose(t.numpy(), e, rtol=1e-4, atol=1e-3)
+
+
+def test_a_batch_norm_reads_its_images_once_for_the_statistics_and_twice_for_the_gradient() -> None:
+    x, g = (Tensor(np.random.default_rng(i).normal(size=(8, 4, 16, 16)).astype(np.float32)).realize().requires_grad_() for i in range(2))
+    w, b = stored(4).requires_grad_(), stored(4).requires_grad_()
+    y = x.batch_norm(None, None, w, b, training=True)
+
+    def readers(outputs: list[Tensor], t: Tensor) -> int:
+        sink, buffers = number_buffers(sink_of(outputs))
+        slot = buffers.index(t.uop)
+        return sum(any(a.op is Ops.PARAM and a.arg.uid == slot for a in call.src[1:]) for call in create_linear(sink).src)
+
+    assert readers([y], x) == 2
+    gradients = y.gradient(x, w, b, gradient=g)
+    assert (readers(list(gradients), x), readers(list(gradients), g)) == (3, 2)
+
+
+def test_a_variance_far_from_zero() -> None:
+    x = np.random.default_rng(0).normal(1e4, 1, size=(16, 3, 16, 16)).astype(np.float32)
+    out = Tensor(x).batch_norm(None, None, training=True).numpy()
+    wide = x.astype(np.float64)
+    expected = (wide - wide.mean((0, 2, 3), keepdims=True)) / wide.std((0, 2, 3), keepdims=True)
+    np.testing.assert_allclose(out, expected, rtol=1e-3, atol=1e-3)

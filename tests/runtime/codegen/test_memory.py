@@ -12,7 +12,7 @@ from manygrad.runtime.codegen.lower import lower
 from manygrad.runtime.codegen.lowered import Low, Program
 from manygrad.runtime.codegen.opt import Opt, make_plan
 from manygrad.runtime.codegen.pipeline import prepare
-from manygrad.runtime.codegen.rows import STREAM_BYTES
+from manygrad.runtime.codegen.rows import RECORD_BYTES, STREAM_BYTES
 from manygrad.runtime.devices import get_device
 from manygrad.runtime.devices.cpu import CPUDevice
 from manygrad.runtime.devices.native import host_target
@@ -140,6 +140,14 @@ def test_only_large_outputs_are_streamed() -> None:
     assert not any(o.kind == "stream" for o in prepare(ast, host_target().machine).opts)
 
 
+def test_what_an_update_in_place_only_writes_leaves_the_caches_to_it() -> None:
+    for n, expected in ((RECORD_BYTES // 4, [Opt("stream", -1, 0)]), (RECORD_BYTES // 4 - 16, [])):
+        i = loop(n, 0)
+        g = load(2, i).alu(Ops.MUL, load(2, i))
+        ast = sink(store(0, i, g, i), store(1, i, load(1, i).alu(Ops.SUB, g), i))
+        assert [o for o in prepare(ast, host_target().machine).opts if o.kind == "stream"] == expected
+
+
 # *** reductions in one pass ***
 
 
@@ -156,6 +164,21 @@ def test_reductions_of_one_row_share_a_range() -> None:
     arrays = [np.zeros(8, np.float32), values(0, f32, 320), values(1, f32, 320)]
     opts = tuple(Opt("lanes", x, 16) for x in (1, 2, 3))
     together = tuple(o for o in opts if o.axis in (1, both[0].arg[0]))
+    np.testing.assert_array_equal(run_with(ast, arrays, together), run_with(ast, arrays, opts, simplify=False))
+
+
+def test_a_sum_waits_for_one_that_goes_over_the_same_data() -> None:
+    """sum(g) needs nothing, sum(g * (x - sum(x))) the first sum: g is read in one pass, the second of two."""
+    i, r, s, q = loop(8, 0), red(40, 1), red(40, 2), red(40, 3)
+    x, g = (lambda c, n=n: load(n, add(mul(i, 40), c)) for n in (1, 2))
+    top, plain = reduce(x(r), r), reduce(g(s), s)
+    along = reduce(g(q).alu(Ops.MUL, x(q).alu(Ops.SUB, top)), q)
+    ast = sink(store(0, i, plain.alu(Ops.MUL, along), i))
+    ranges = [u.src[1] for u in signature(collapse(ast)).reduces]
+    assert len(ranges) == 3 and len(set(ranges)) == 2
+    arrays = [np.zeros(8, np.float32), values(0, f32, 320), values(1, f32, 320)]
+    opts = tuple(Opt("lanes", n, 16) for n in (1, 2, 3))
+    together = tuple(o for o in opts if o.axis in {u.arg[0] for u in ranges})
     np.testing.assert_array_equal(run_with(ast, arrays, together), run_with(ast, arrays, opts, simplify=False))
 
 

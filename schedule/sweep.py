@@ -1,0 +1,54 @@
+"""What the reductions of a kernel go over, for the question whether another kernel's go over the same: then one pass serves both.
+
+    s[i] = sum(x[i, k], k)  and  d[i] = sum(x[i, j] * y[i, j], j)      both go over x[i, #0]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from manygrad.schedule.rangeify import ranges_of
+from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop.rewrite import substitute
+
+
+def reductions(ast: UOp) -> list[UOp]:
+    found: list[UOp] | None = ast._cache.get("reductions")
+    if found is None:
+        found = ast._cache["reductions"] = [u for u in ast.toposort() if u.op is Ops.REDUCE]
+    return found
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What the REDUCEs of a kernel go over: `read` has what each reads anew in each iteration, (argument, place along numbered ranges)."""
+
+    sizes: tuple[UOp, ...]
+    widths: frozenset[int]  # of its floats
+    place: tuple[UOp, ...]  # that is stored to
+    read: frozenset[tuple[int, tuple[UOp, ...]]]
+
+
+def sweep_of(ast: UOp) -> Sweep | None:
+    """None for a kernel without reductions, with some of different sizes, or with a contraction."""
+    if "sweep" not in ast._cache:
+        ast._cache["sweep"] = _sweep_of(ast)
+    found: Sweep | None = ast._cache["sweep"]
+    return found
+
+
+def _sweep_of(ast: UOp) -> Sweep | None:
+    reduces = reductions(ast)
+    store = ast.src[0]
+    if not reduces or len({tuple(r.src[0] for r in u.src[1:]) for u in reduces}) > 1:
+        return None
+    read: set[tuple[int, tuple[UOp, ...]]] = set()
+    for u in reduces:
+        around = frozenset(store.src[2:]) | frozenset(u.src[1:])
+        anew = [x for x in u.src[0].toposort() if x.op is Ops.INDEX and around <= ranges_of(x.src[1])]
+        if not anew:
+            return None
+        numbered = {r: r.replace(arg=(-1 - i, r.arg[1])) for i, r in enumerate(u.src[1:])}
+        read.update((x.src[0].arg, substitute(x, numbered).src[1:]) for x in anew)
+    widths = frozenset(u.dtype.itemsize for u in ast.toposort() if u.dtype.is_float)
+    return Sweep(tuple(r.src[0] for r in reduces[0].src[1:]), widths, store.src[0].src[1:], frozenset(read))

@@ -1,0 +1,135 @@
+"""split_updates: an update by joined values, each of which is cheaper computed again than read, becomes an update by each part.
+
+Precondition: storage lowered. Postcondition: the same effects.
+
+    g = AFTER(t, STORE(t[:n], a), STORE(t[n:], b));  STORE(w, w - g)
+    ==>  STORE(w[:n], w[:n] - a);  STORE(w[n:], w[n:] - b)
+
+An optimiser's step over flat parameters reads the gradients that another kernel has joined. The gradient of a linear layer's weights for
+one sample is a product of two vectors: computed where it is used, in the kernel that also stores it (`merge_kernels`), it is not read.
+A part is cheap if its elements come from less memory than they fill and from no reduction over each of them; if the cheap parts are most
+of all, the others are read from where they were joined. What depends on a split update reads the part that was written (states, then
+the parameters), so that the update of a part is one kernel, too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from manygrad.schedule.desugar import base_buffer, is_buffer
+from manygrad.schedule.fusion import EXPENSIVE, is_leaf, work
+from manygrad.tensor.source import inherit
+from manygrad.tensor.uop import GroupOp, Ops, UOp
+from manygrad.tensor.uop.shape import numel
+
+MOSTLY = 0.75  # of the elements of all parts
+
+
+def split_updates(sink: UOp) -> UOp:
+    order = sink.toposort()
+    if not any(_parts(u) and _is_cheap(u) for u in order):
+        return sink
+    done: dict[UOp, UOp] = {}
+    pieces: dict[UOp, tuple[UOp, ...]] = {}  # STORE -> those it became
+    split: set[UOp] = set()  # what such an update left in memory
+    for u in order:
+        src = tuple(e for s in u.src for e in pieces.get(s, (done[s],)))
+        node = u if src == u.src else inherit(u.replace(src=src), u)
+        if u.op is Ops.AFTER and any(s in pieces for s in u.src):
+            split.add(node)
+        if u.op is Ops.STORE and u.arg is None and is_buffer(u.src[0]) and len(u.src[0].shape) == 1:
+            joined = _joined_below(node.src[1], split)
+            if joined is not None and not _reads(joined, u.src[0]):
+                pieces[u] = tuple(_piece(node, part) for part in _parts(joined))
+        done[u] = node
+    return done[sink]
+
+
+def _parts(u: UOp) -> tuple[UOp, ...]:
+    """The STOREs of AFTER(t, STORE(t[a:b], x), ...) if they fill the flat `t`, one after the other."""
+    if u.op is not Ops.AFTER or not is_buffer(u.src[0]) or len(u.src) < 3 or len(u.shape) != 1:
+        return ()
+    ends = [_cut(s, u.src[0]) for s in u.src[1:]]
+    return u.src[1:] if all(a[1] == b[0] for a, b in zip(((0, 0), *ends), (*ends, (u.shape[0], 0)))) else ()
+
+
+def _cut(store: UOp, buffer: UOp) -> tuple[Any, Any]:
+    """Which elements of a flat buffer a STORE writes; (None, None) for other STOREs."""
+    target = store.src[0]
+    while target.op is Ops.RESHAPE:
+        target = target.src[0]
+    flat = store.op is Ops.STORE and store.arg is None and target.op is Ops.SHRINK and target.src[0] is buffer
+    return target.arg[0] if flat else (None, None)
+
+
+def _is_cheap(joined: UOp) -> bool:
+    total = sum(numel(s.src[1].shape) for s in _parts(joined) if recomputed(s.src[1]))
+    return total >= MOSTLY * joined.shape[0]
+
+
+def recomputed(u: UOp) -> bool:
+    """Whether an element of `u` takes little work and, in all, less memory than `u` itself: an outer product, something broadcast."""
+    below: list[UOp] = [u]
+    seen = {u}
+    while below:
+        x = below.pop()
+        if x.op is Ops.EXPAND and 2 * numel(x.src[0].shape) <= numel(x.shape):
+            continue  # narrower than `u`: stored, or computed in a row
+        if x.op is Ops.CONST:
+            continue
+        if is_leaf(x) or not (x.op in GroupOp.ELEMENTWISE or x.op in GroupOp.MOVEMENT):
+            return False
+        for s in x.src:
+            if s not in seen:
+                seen.add(s)
+                below.append(s)
+    return _elementwise_work(u) <= EXPENSIVE
+
+
+def _elementwise_work(u: UOp) -> int:
+    narrow = {x for x in u.toposort(lambda x: x.op is not Ops.EXPAND) if x.op is Ops.EXPAND}
+    return work(u, narrow, EXPENSIVE)
+
+
+def _joined_below(value: UOp, split: set[UOp]) -> UOp | None:
+    """The joined values of cheap parts, or what a split update left, that an elementwise value reads as they lie."""
+    for u in value.toposort(lambda u: u.op in GroupOp.ELEMENTWISE):
+        if _parts(u) and (u in split or _is_cheap(u)):
+            return u
+    return None
+
+
+def _reads(joined: UOp, buffer: UOp) -> bool:
+    """Whether a part to compute again needs the buffer as it was before the update: of the parts, one would have to wait for the other."""
+    values = [s.src[1] for s in _parts(joined) if recomputed(s.src[1])]
+    return any(u is buffer for v in values for u in v.toposort(lambda u: u.op not in (Ops.REDUCE, Ops.AFTER, Ops.CONTIGUOUS)))
+
+
+def _piece(store: UOp, part: UOp) -> UOp:
+    """`store` of the elements of one part, over the dims in which that part is computed."""
+    value = part.src[1]
+    while recomputed(part.src[1]) and value.op is Ops.RESHAPE:
+        value = value.src[0]
+    cut, shape = _cut(part, base_buffer(part.src[0])), value.shape
+
+    def of(u: UOp) -> UOp:
+        """The part of a leaf of the update."""
+        if u.op is Ops.CONST:
+            return u
+        if u.op is Ops.EXPAND and numel(u.src[0].shape) == 1:
+            one = UOp(Ops.RESHAPE, u.dtype, (u.src[0],), (1,) * len(shape))
+            return UOp(Ops.EXPAND, u.dtype, (one,), shape)
+        own = next((s for s in _parts(u) if _cut(s, u.src[0]) == cut), None)
+        if own is part and recomputed(part.src[1]):
+            return value
+        view = at(u if own is None else u.src[0])
+        return view if own is None else UOp(Ops.AFTER, u.dtype, (view, own))
+
+    def at(u: UOp) -> UOp:
+        view = UOp(Ops.SHRINK, u.dtype, (u,), (cut,))
+        return view if view.shape == shape else UOp(Ops.RESHAPE, u.dtype, (view,), shape)
+
+    done: dict[UOp, UOp] = {}
+    for u in store.src[1].toposort(lambda u: u.op in GroupOp.ELEMENTWISE):
+        done[u] = u.replace(src=tuple(done[s] for s in u.src)) if u.op in GroupOp.ELEMENTWISE else of(u)
+    return inherit(store.replace(src=(at(store.src[0]), done[store.src[1]])), store)
