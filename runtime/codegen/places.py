@@ -69,6 +69,7 @@ class Placer(Keeper):
         return list(range(0, size - tile + 1, tile))
 
     def version(self, r: UOp, asked: list[Asked], places: list[tuple[int, tuple[bool, ...]]], body: Callable[[], None]) -> None:
+        """`body` for tiles that begin at up to the last of each group of `places`, each with what holds there."""
         (last, holds), *others = places
         around = self.reads_from
 
