@@ -81,10 +81,13 @@ def index_sum(terms: tuple[tuple[UOp, int], ...], constant: int) -> UOp:
 
 
 class TileAnalysis:
-    """`aligned[r]`: what the origin of a tiled range `r` is a multiple of; `lane`: the range that the lanes run along."""
+    """`aligned[r]`: what the origin of a tiled range `r` is a multiple of; `lane`: the range that the lanes run along.
 
-    def __init__(self, aligned: Mapping[UOp, int], lane: UOp | None, lanes: int) -> None:
-        self.aligned, self.lane, self.lanes = aligned, lane, lanes
+    `whole`: ranges that are one tile, whose origin is 0.
+    """
+
+    def __init__(self, aligned: Mapping[UOp, int], lane: UOp | None, lanes: int, whole: frozenset[UOp] = frozenset()) -> None:
+        self.aligned, self.lane, self.lanes, self.whole = aligned, lane, lanes, whole
         tiled = frozenset(aligned) | ({lane} if lane is not None else frozenset())
         self.tiled = sorted(tiled, key=lambda r: r.arg)  # one order in all analyses of a kernel: positions are keys
         self.step: dict[UOp, int] = {}  # remainder made here -> what its value is a multiple of
@@ -119,7 +122,8 @@ class TileAnalysis:
         if u.op is Ops.CONST:
             return Affine((), int(u.arg), 0)
         if u.op is Ops.RANGE:
-            return Affine(((Atom(u, ()), 1),), position.get(u, 0), 1 if u is self.lane else 0)
+            origin = () if u in self.whole else ((Atom(u, ()), 1),)
+            return Affine(origin, position.get(u, 0), 1 if u is self.lane else 0)
         exact = u.dtype is dtypes.index or (u.dtype.is_int and bounds(u) != (u.dtype.min, u.dtype.max))
         if exact and u.op in (Ops.ADD, Ops.SUB, Ops.MUL, Ops.NEG, Ops.IDIV, Ops.MOD):
             a = self.affine(u.src[0], position)
@@ -203,6 +207,16 @@ class TileAnalysis:
             return all(self.uniform(s, position) for s in u.src if s.op is not Ops.PARAM)
         return False  # a REDUCE that depends on the lane
 
+    def extremes(self, terms: tuple[tuple[Atom, int], ...]) -> tuple[int, int]:
+        """The least and greatest value of the sum of `terms`."""
+        low = high = 0
+        for atom, c in terms:
+            a, b = bounds(atom.expr)
+            if atom.expr.op is Ops.RANGE:
+                b -= b % self.aligned.get(atom.expr, 1)
+            low, high = low + min(a * c, b * c), high + max(a * c, b * c)
+        return low, high
+
     def compare(self, u: UOp, position: Position) -> Affine | bool | None:
         """A comparison of indices as the same for all lanes: `x` (of "x < 0", "x == 0", ...), True, False, or None."""
         a, b = self.affine(u.src[0], position), self.affine(u.src[1], position)
@@ -217,6 +231,11 @@ class TileAnalysis:
                 return most < 0 if (most < 0) == (least < 0) else None
             zeros = {o == 0 for o in offsets}
             return zeros.pop() == (u.op is Ops.CMPEQ) if len(zeros) == 1 else None
+        low, high = self.extremes(d.terms)
+        if low + least > 0 or high + most < 0:  # for all origins
+            return u.op is Ops.CMPNE if u.op is not Ops.CMPLT else high + most < 0
+        if u.op is Ops.CMPLT and low + least == 0:
+            return False
         base = least // g * g
         if u.op is Ops.CMPLT:
             return Affine(d.terms, base, 0) if most < base + g else None

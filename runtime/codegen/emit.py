@@ -6,6 +6,7 @@ loop-invariant code moves out and common subexpressions are shared while the cod
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from manygrad.runtime.codegen.lowered import Inst, Low
@@ -28,6 +29,7 @@ class Block:
 class Emitter:
     def __init__(self) -> None:
         self.blocks: list[Block] = [Block()]
+        self.reads_from = 0  # the block that loads are not moved out of: only under its condition is there something to read
 
     def emit(
         self,
@@ -40,6 +42,8 @@ class Emitter:
     ) -> Inst:
         """The instruction, in the outermost block where its sources are known; `here`: a new one in this block."""
         depth = len(self.blocks) - 1 if here else max((s.depth for s in src), default=0)
+        if op is Low.LOAD:
+            depth = max(depth, self.reads_from)
         block = self.blocks[depth]
         key = (op, dtype, lanes, src, _key(arg))
         if not here and (found := block.known.get(key)) is not None:
@@ -61,6 +65,19 @@ class Emitter:
         into.extend(block.insts)
         if block.begin is not None:
             into.append(Inst(Low.END, dtypes.void, 1, (), None, len(self.blocks) - 1))
+
+    def branch(self, condition: Inst, then: Callable[[], None], otherwise: Callable[[], None]) -> None:
+        """One or the other; what either moves out stands before both."""
+        begin = Inst(Low.IF, dtypes.void, 1, (condition,), None, len(self.blocks))
+        self.open(begin)
+        then()
+        first = self.blocks.pop().insts
+        other = Inst(Low.ELSE, dtypes.void, 1, (), None, len(self.blocks))
+        self.open(other)
+        otherwise()
+        second = self.blocks.pop().insts
+        end = Inst(Low.END, dtypes.void, 1, (), None, len(self.blocks) - 1)
+        self.blocks[-1].insts.extend([begin, *first, other, *second, end])
 
     def const(self, value: Any, dtype: DType = INDEX, lanes: int = 1) -> Inst:
         return self.emit(Low.CONST, dtype, (), value, lanes)

@@ -36,7 +36,7 @@ class Evaluator(Emitter):
         self.lane: UOp | None = None
         self.lanes = 1
         self.along: UOp | Inst | None = None  # what binds the lane: its range, or a loop over the vectors of its tile
-        self._analyses: dict[tuple[UOp | None, int, bool], TileAnalysis] = {}
+        self._analyses: dict[tuple[UOp | None, int, UOp | None, bool], TileAnalysis] = {}
         slots = {slot for _, slot in plan.staged}  # packing tiles reduce ranges, too
         self.also_tiled = {
             r for u in self.sig.nodes if u.op is Ops.LOAD and u.src[0].src[0].arg in slots for r in ranges_of(u)
@@ -49,17 +49,21 @@ class Evaluator(Emitter):
     def use_lane(self, lane: UOp | None, lanes: int, singly: bool = False) -> None:
         """`singly`: in a loop over the vectors of its tile, which may begin at any of them."""
         self.lane, self.lanes, self.along = lane, lanes if lane is not None else 1, lane
-        key = (lane, self.lanes, singly)
+        key = (lane, self.lanes, self.square, singly)
         if key not in self._analyses:
             aligned = {}
+            whole = {r for r, t in self.plan.tile.items() if r.src[0].op is Ops.CONST and r.src[0].arg <= t and r is not self.square}
             for r, t in self.plan.tile.items():
                 fixed = r.src[0].op is Ops.CONST
                 aligned[r] = t if fixed and not (singly and r is lane) else self.lanes if r is lane else 1
                 if r in self.plan.reduce_lanes and r is not lane:  # a REDUCE with other lanes runs it singly
                     aligned[r] = 1
+                    whole.discard(r)
+            if singly and lane is not None:
+                whole.discard(lane)
             for r in self.also_tiled:
                 aligned.setdefault(r, 1)
-            self._analyses[key] = TileAnalysis(aligned, lane, self.lanes)
+            self._analyses[key] = TileAnalysis(aligned, lane, self.lanes, frozenset(whole))
         self.analysis = self._analyses[key]
 
     def ragged_mask(self, position: Position) -> Inst | None:
@@ -212,6 +216,13 @@ class Evaluator(Emitter):
         offsets = tuple(x - y for x, y in zip(a.offsets(self.lanes), b.offsets(self.lanes)))
         return self.alu(u.op, dtypes.bool, self.emit(Low.TABLE, INDEX, (), offsets, self.lanes), bound)
 
+    def step(self, index: UOp, r: UOp) -> int | None:
+        """How far apart the first two iterations of a tile of `r` read."""
+        first, second = (self.analysis.affine(index, {r: i}) for i in (0, 1))
+        if first is None or second is None or second._replace(constant=first.constant) != first:
+            return None
+        return second.constant - first.constant
+
     def staged(self, u: UOp, position: Position) -> Inst | None:
         """The value from local memory, where it was packed there."""
         return None
@@ -231,7 +242,7 @@ class Evaluator(Emitter):
         """A block that runs where those conditions hold on which the whole tile agrees; gives False where none would run."""
         needed: dict[UOp, Inst | None] = {}
         for c in dict.fromkeys(c for m in masks for c in conjuncts(m) if c.op in GroupOp.COMPARE and c.src[0].dtype is INDEX):
-            found = {self.analysis.compare(c, {**p, **at}) for p in self.positions(ranges_of(c) - at.keys())}
+            found = {self.decided(c, {**p, **at}) for p in self.positions(ranges_of(c) - at.keys())}
             one = found.pop() if len(found) == 1 else None
             if one is False:
                 yield False
@@ -243,13 +254,29 @@ class Evaluator(Emitter):
             yield True
             return
         self.open(Inst(Low.IF, dtypes.void, 1, (condition,), None, len(self.blocks)))
-        for m in masks:  # what is known now is not asked again
+        around, self.reads_from = self.reads_from, len(self.blocks) - 1
+        known = self.blocks[-1].values  # what is known now is not asked again
+        for c in needed:
+            known.update((self.key(c, {**p, **at}), self.const(True, dtypes.bool)) for p in self.positions(ranges_of(c) - at.keys()))
+        for m in masks:
             for p in self.positions(ranges_of(m) - at.keys()):
-                left = [self.value(c, {**p, **at}) for c in conjuncts(m) if c not in needed]
-                known = self.conjunction(*left) or self.const(True, dtypes.bool)
-                self.blocks[-1].values[self.key(m, {**p, **at})] = known
+                left = self.conjunction(*(self.value(c, {**p, **at}) for c in conjuncts(m)))
+                known[self.key(m, {**p, **at})] = left or self.const(True, dtypes.bool)
         yield True
+        self.reads_from = around
         self.close()
+
+    def decided(self, c: UOp, position: Position) -> Affine | bool | None:
+        """As `compare` of the analysis; what is known in an open block counts."""
+        known = self.find(c, position)
+        return bool(known.arg) if known is not None and known.op is Low.CONST else self.analysis.compare(c, position)
+
+    def apart(self, masks: list[UOp], at: dict[UOp, int]) -> list[dict[UOp, int]]:
+        """The tile positions which the conditions tell apart, those first at which all of them are decided now."""
+        compared = [c for m in masks for c in conjuncts(m) if c.op in GroupOp.COMPARE and c.src[0].dtype is INDEX]
+        ranges = frozenset(r for c in compared for r in ranges_of(c) if r is not self.lane) - at.keys()
+        asked = lambda p: any(isinstance(self.decided(c, {**p, **at}), Affine) for c in compared)  # noqa: E731
+        return sorted(self.positions(ranges), key=asked)
 
     # *** memory ***
 
@@ -335,7 +362,7 @@ class Evaluator(Emitter):
         square = [
             r
             for r in self.tile
-            if r is not self.lane and (self.tile[r] % n == 0 or r is self.square) and (Atom(r, ()), 1) in a.terms
+            if r is not self.lane and (self.tile[r] % n == 0 or r is self.square) and self.step(u.src[0].src[1], r) == 1
         ]
         if not square or n & (n - 1) or a.table:
             return None

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 
-from manygrad.runtime.codegen.describe import ranges_of, signature, size_max
+from manygrad.runtime.codegen.describe import ranges_of, signature, size_max, volume
 from manygrad.runtime.codegen.facts import Machine
 from manygrad.runtime.codegen.legal import injective
+from manygrad.runtime.codegen.masks import conditions
 from manygrad.runtime.codegen.opt import Opt, make_plan
 from manygrad.runtime.codegen.products import Products
 from manygrad.runtime.codegen.rows import memory_opts, turned
+from manygrad.runtime.codegen.turn import LEAST
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.uop import UOp
 
@@ -28,6 +30,7 @@ class Heuristic(Products):
         if lane is not None:
             self.opts.append(Opt("vectorise", lane.arg[0], self.lanes))
         self.choose_tiles(lane, split)
+        self.tile_stores(lane)
         self.parallelise()
         return memory_opts(self.sig, tuple(self.opts))
 
@@ -35,7 +38,7 @@ class Heuristic(Products):
         """REDUCE -> the reduce range that is accumulated in lanes: one that runs contiguously through all it reads.
 
         A product of two operands that are both contiguous along the reduction is split even where a loop is contiguous,
-        too, if the range fills a vector (the gradient of a convolution's weights); short ranges are not worth it.
+        too, if the range fills a vector and no operand can be packed across it (the gradient of few filters' weights).
         """
         found: dict[UOp, UOp] = {}
         for u in self.sig.reduces:
@@ -54,7 +57,7 @@ class Heuristic(Products):
                 ):
                     continue
                 product = len(loads) > 1 and all(self.stride(v.src[0], r) == 1 for v in loads)
-                if (product or not along) and (along or not product or not self.packs_better(u)):
+                if (product or not along) and not (product and (self.packs_across(u) if along else self.packs_better(u))):
                     found[u] = r
                     break
         for r in dict.fromkeys(found.values()):
@@ -135,17 +138,40 @@ class Heuristic(Products):
         if g > 1:
             self.opts.append(Opt("tile", lane.arg[0], g * self.lanes))
 
+    def tile_stores(self, lane: UOp | None) -> None:
+        """Short loops along which results lie side by side, where they do not along the lane: those are turned in registers.
+
+        (A product has chosen its tile with regard to that.)
+        """
+        if lane is None or len(self.sig.stores) > 1 or any(u.src[0].op is Ops.MUL for u in self.sig.reduces):
+            return
+        strides = {r: self.stride(self.sig.stores[0].src[0], r) for r in self.sig.loops}
+        side, tiles = 1, []
+        for r in sorted(self.sig.loops, key=lambda r: strides[r] or 0):
+            if r is not lane and strides[r] == side and r.src[0].op is Ops.CONST and side * r.src[0].arg <= self.lanes:
+                side *= r.src[0].arg
+                tiles.append(Opt("tile", r.arg[0], r.src[0].arg))
+        if strides[lane] == 1 or side < LEAST:
+            return
+        self.opts = [o for o in self.opts if o.kind != "tile"] + tiles
+        written = [o.axis for o in self.opts if o.kind == "unroll"]
+        for r in (r for u in self.sig.reduces for r in reversed(u.src[1:]) if volume(frozenset(u.src[1:])) <= self.lanes):
+            if r.src[0].op is Ops.CONST and r.arg[0] not in written and not any(o.kind == "lanes" for o in self.opts):
+                self.opts.append(Opt("unroll", r.arg[0], r.src[0].arg))
+                written.append(r.arg[0])
+
     def unroll_reduce(self, main: UOp, split: dict[UOp, UOp]) -> None:
-        """Short inner reduce loops are written out."""
+        """Short inner reduce loops are written out; where a tile knows its conditions, few more than those they depend on."""
         area = math.prod(self.tile_of(r) for r in self.sig.loops if r in ranges_of(main))
         if any(o.kind == "vectorise" for o in self.opts):
             area //= self.lanes
-        room = 256 // max(1, area)
-        for r in reversed(main.src[1:]):
-            if r.src[0].op is not Ops.CONST or r in split.values() or not 1 < r.src[0].arg <= min(room, 16):
+        tiled = [c for c in conditions(main) if any(self.tile_of(r) > 1 for r in ranges_of(c))] if self.skipping else []
+        phased = [c for c in conditions(main) if any(u.op is Ops.MOD for u in c.toposort())]
+        for r in self.written_out(main, area):
+            area *= r.src[0].arg
+            if r in split.values() or (tiled and area > 144 and not any(r in ranges_of(c) for c in tiled + phased)):
                 return
             self.opts.append(Opt("unroll", r.arg[0], r.src[0].arg))
-            room //= r.src[0].arg
 
     def scatter_add(self) -> tuple[Opt, ...]:
         """Loops that may hit one address run in order on one thread; one that provably cannot is vectorised and cut."""

@@ -137,14 +137,8 @@ class Looper(Reducer):
             self.within_tile(r, origin, tile, body)
             self.close()
             return
+        if size is not None and size < tile:
+            self.rest(r, origin, body)
+            return
         inside = self.emit(Ops.CMPLT, dtypes.bool, (origin, self.whole_of(r)))
-        condition = Inst(Low.IF, dtypes.void, 1, (inside,), None, len(self.blocks))
-        self.open(condition)
-        self.within_tile(r, self.here(origin), tile, body)
-        then = self.blocks.pop().insts  # put in place with the other branch: what that one hoists stands before both
-        otherwise = Inst(Low.ELSE, dtypes.void, 1, (), None, len(self.blocks))
-        self.open(otherwise)
-        self.rest(r, self.here(origin), body)
-        other = self.blocks.pop().insts
-        end = Inst(Low.END, dtypes.void, 1, (), None, len(self.blocks) - 1)
-        self.blocks[-1].insts.extend([condition, *then, otherwise, *other, end])
+        self.branch(inside, lambda: self.within_tile(r, self.here(origin), tile, body), lambda: self.rest(r, self.here(origin), body))

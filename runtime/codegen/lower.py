@@ -24,6 +24,7 @@ from manygrad.runtime.codegen.describe import kernel_name
 from manygrad.runtime.codegen.lowered import Low, Program
 from manygrad.runtime.codegen.opt import Plan
 from manygrad.runtime.codegen.pieces import Pieces
+from manygrad.runtime.codegen.turn import runs_of_stores, store_transposed
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
@@ -34,7 +35,10 @@ COMBINE = {"add": Ops.ADD, "mul": Ops.MUL, "max": Ops.MAX}  # a STORE's arg: how
 class Lowerer(Pieces):
     def stores(self) -> None:
         """All STOREs at all positions of the tile; at one position, every value is computed before the first is stored."""
-        for position in self.positions(frozenset(self.plan.loops)):
+        runs, rest = runs_of_stores(self)
+        for run in runs:
+            store_transposed(self, self.sig.stores[0], run)
+        for position in rest:
             ready = [self.prepare_store(u, position) for u in self.sig.stores]
             for write in ready:
                 write()

@@ -42,7 +42,9 @@ class Pieces(Looper):
             for later in loops[i + 2 :]:
                 inner = self.emit(Ops.OR, INDEX, (inner, number[later]))
             first = self.emit(Ops.CMPEQ, dtypes.bool, (inner, self.const(0)))
-            self.changed[r] = self.emit(Ops.OR, dtypes.bool, (self.emit(Ops.CMPEQ, dtypes.bool, (index, begin)), first))
+            at_begin = self.conjunction(self.emit(Ops.CMPEQ, dtypes.bool, (index, begin)), self.not_held(begin, loops[i + 1 :]))
+            assert at_begin is not None
+            self.changed[r] = self.emit(Ops.OR, dtypes.bool, (at_begin, first))
         single = [r for r in loops if r is not blocked]
         if blocked is None:
             self.one_tile_each(single, number, body)
@@ -56,6 +58,18 @@ class Pieces(Looper):
 
             self.one_tile_each(before, number, block)
         self.close()
+
+    def not_held(self, begin: Inst, later: tuple[UOp, ...]) -> Inst | None:
+        """Whether this thread's last part of the loop ended in another iteration of the loops before `later`; None: it is not known."""
+        if not self.stages:
+            return None
+        count = self.const(1)
+        for r in later:
+            count = self.emit(Ops.MUL, INDEX, (count, self.tiles_of(r, self.plan.block.get(r, 1))))
+        end = self.emit(Low.LOAD, INDEX, (self.emit(Low.SCRATCH, INDEX, (), 0), self.const(0)), 0)
+        last = self.emit(Ops.SUB, INDEX, (end, self.const(1)))
+        runs = [self.emit(Ops.IDIV, INDEX, (x, count), False) for x in (last, begin)]
+        return self.emit(Ops.CMPNE, dtypes.bool, tuple(runs))
 
     def one_tile_each(self, loops: list[UOp], number: dict[UOp, Inst], body: Body) -> None:
         if loops:

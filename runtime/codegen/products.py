@@ -5,19 +5,22 @@ Which operand rests in the cache while the other one passes by, what is packed, 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 
-from manygrad.runtime.codegen.describe import conjuncts, factor_masks, part_held, ranges_of, size_max, volume
-from manygrad.runtime.codegen.facts import Facts
+from manygrad.runtime.codegen.describe import bounds, part_held, ranges_of, size_max, volume
+from manygrad.runtime.codegen.masks import Masks, conditions
 from manygrad.runtime.codegen.opt import Opt
+from manygrad.runtime.codegen.turn import LEAST
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
 STAGE_BYTES = 16 << 20
+MOST_POSITIONS = 72  # of a tile, along rows: code is made for each
 
 
-class Products(Facts):
+class Products(Masks):
     def packs_better(self, u: UOp) -> bool:
         """A product both of whose operands are contiguous along the reduction (a @ b.T): whether one can be packed across
         it, for many rows. Then no partial sums need be folded, and the operands are read in one stream."""
@@ -25,6 +28,14 @@ class Products(Facts):
         apart = [r for r in self.sig.loops if r in ranges_of(u) and sum(r in ranges_of(v) for v in loads) < len(loads)]
         columns = [r for r in apart if all(self.stride(s.src[0], r) == 1 for s in self.sig.stores)]
         return len(apart) > 1 and any(self.stageable(v, u, r) for r in columns for v in loads if r in ranges_of(v))
+
+    def packs_across(self, u: UOp) -> bool:
+        """A product both of whose operands, and a loop, are contiguous along the reduction (the gradient of a convolution's
+        weights): whether one of them has a loop of its own (the filters) that fills vectors, along which it is packed for all others."""
+        loads = self.under[u]
+        own = {v: [r for r in self.sig.loops if [w for w in loads if r in ranges_of(w)] == [v]] for v in loads}
+        alone = [(v, rs[0]) for v, rs in own.items() if len(rs) == 1 and self.stride(v.src[0], rs[0]) != 1]
+        return all(own.values()) and any(size_max(r) >= self.lanes and self.stageable(v, u, r) for v, r in alone)
 
     def product_cost(self, main: UOp, r: UOp) -> float | None:
         """Relative cost of a product with lanes along `r`: what is not contiguous along it must be worth packing."""
@@ -40,10 +51,33 @@ class Products(Facts):
             if reuse < 2 or not product or not self.stageable(u, main, r):
                 return None
             cost += (6 if any(self.stride(u.src[0], k) == 1 for k in main.src[1:]) else 48) / reuse
-        steps = [self.stride(s.src[0], r) for s in self.sig.stores]
-        scattered = max(0 if a == 1 else 40 if a is not None and abs(a) < self.lanes else 80 for a in steps)
+        for u in self.under[main]:  # rows that come in small pieces from beyond the cache again for each 4 vectors
+            pieces = len(main.src) > 2 and all(self.stride(u.src[0], k) != 1 or size_max(k) < self.lanes for k in main.src[1:])
+            if r not in ranges_of(u) and pieces and touched(u) * u.dtype.itemsize > self.machine.cache_bytes:
+                others = volume(ranges_of(main) - ranges_of(u) - {r}) * -(-size_max(r) // (4 * self.lanes))
+                cost += touched(u) * (others - 1) * self.lanes / volume(ranges_of(main) | frozenset(main.src[1:]))
+        scattered = max(self.store_cost(s, main, r) for s in self.sig.stores)
         vectors = -(-size_max(r) // self.lanes)
         return cost * vectors * self.lanes / size_max(r) + scattered / volume(frozenset(main.src[1:]))
+
+    def store_cost(self, s: UOp, main: UOp, lane: UOp, tiles: dict[UOp, int] | None = None) -> int:
+        """Relative cost of a stored vector: scattered, or turned in registers where positions of the tile (if it is not known
+        yet: of the loops that may be its rows) lie side by side."""
+        step = self.stride(s.src[0], lane)
+        if step == 1:
+            return 0
+        most = {r: size_max(r) for r in self.free_of(main, lane)} if tiles is None else tiles
+        side = 1  # positions
+        for along, r in sorted(((self.stride(s.src[0], r) or 0, r) for r in most), key=lambda x: x[0]):
+            if along == side:
+                side *= most[r]
+        return 12 if side >= self.lanes else 20 if side >= 8 else 40 if side >= LEAST or (step and abs(step) < self.lanes) else 80
+
+    def free_of(self, main: UOp, lane: UOp) -> list[UOp]:
+        """The loops on which no vector that is loaded depends."""
+        wide = [u for u in self.under[main] if lane in ranges_of(u)]
+        own = [r for r in self.sig.loops if r in ranges_of(main) and r is not lane and size_max(r) > 1]
+        return [r for r in own if not any(r in ranges_of(u) for u in wide)]
 
     def tile_outer_product(self, main: UOp, lane: UOp, budget: int) -> list[UOp]:
         """Rows x vectors of accumulators: few loads an FMA, little waste at the ends; gives the loops of the rows.
@@ -52,44 +86,46 @@ class Products(Facts):
         them is short, a tile has all of it and some iterations of another one.
         """
         vectors = -(-size_max(lane) // self.lanes)
-        wide = [u for u in self.under[main] if lane in ranges_of(u)]
-        free = [
-            r
-            for r in self.sig.loops
-            if r in ranges_of(main) and r is not lane and size_max(r) > 1 and not any(r in ranges_of(u) for u in wide)
-        ]
+        free = self.free_of(main, lane)
         free.sort(key=lambda r: (min(size_max(r), 4), self.sig.loops.index(r)), reverse=True)
         aligned = 8 if free and self.rows_rest(main, free[0]) else 1  # rows that are packed are packed in vectors
-        best, best_cost = ((1, 1), 1), math.inf
+        best: tuple[dict[UOp, int], int] = ({}, 1)
+        best_cost = math.inf
         for g in (1, 2, 3, 4, 6):
             if g > max(1, vectors) or g > budget or (g & (g - 1) and lane.src[0].op is not Ops.CONST):
                 continue  # (a size known at run time is rather a multiple of a power of two)
-            for rows, parts in self.row_tiles(free, min(budget // g, 16)):
-                work = [(n * m, k * v, _unit(m, v)) for m, n in parts for v, k in ((g, vectors // g), (vectors % g, 1))]
+            each = volume(frozenset(main.src[2:])) * g * self.lanes * 4  # bytes of a panel's smallest block
+            if self.overflows(main, g * self.lanes) and g > 1 and (-(-vectors // g) < self.machine.cores or each > self.machine.cache_bytes):
+                continue  # (each core has a panel, and a cache holds a block of it)
+            for rows, parts in self.row_tiles(main, free, min(budget // g, 16)):
+                inside, done = self.part_done(main, lane, rows, g)
+                work = [(n * m, k * v, _unit(m * inside, v)) for m, n in parts for v, k in ((g, vectors // g), (vectors % g, 1))]
                 cost = sum(m * v * unit for m, v, unit in work) / (sum(m * n for m, n in parts) * vectors)
-                cost *= 1.12 if parts[0][0] % aligned else 1.0
+                cost *= done * (1.12 if parts[0][0] % aligned else 1.0)
+                cost += max(self.store_cost(s, main, lane, rows) for s in self.sig.stores) / volume(frozenset(main.src[1:]))
                 if cost < best_cost - 1e-9:
                     best, best_cost = (rows, g), cost
-        (first, second), g = best
+        rows, g = best
         if g > 1:
             self.opts.append(Opt("tile", lane.arg[0], g * self.lanes))
-        for r, m in zip(free, (first, second)):
-            if m > 1:
-                self.opts.append(Opt("tile", r.arg[0], m))
-        return free[:2] if second > 1 else free[:1]
+        self.opts += [Opt("tile", r.arg[0], m) for r, m in rows.items() if m > 1]
+        return list(rows) or free[:1]
 
-    def row_tiles(self, free: list[UOp], most: int) -> Iterator[tuple[tuple[int, int], list[tuple[int, int]]]]:
-        """((rows of the first loop, of the second), (size, number) of the tiles that this makes of them)."""
+    def row_tiles(self, main: UOp, free: list[UOp], most: int) -> Iterator[tuple[dict[UOp, int], list[tuple[int, int]]]]:
+        """(rows of each loop, (size, number) of the tiles that this makes of them)."""
         if not free:
-            yield (1, 1), [(1, 1)]
+            yield {}, [(1, 1)]
             return
         whole = size_max(free[0])
         for m in range(1, min(whole, most) + 1):
-            yield (m, 1), [(m, whole // m), (whole % m, 1)]
-        if len(free) > 1:
-            size = size_max(free[1])
-            for m in range(2, min(size, most // whole) + 1):
-                yield (whole, m), [(whole * m, size // m), (whole * (size % m), 1)]
+            yield {free[0]: m}, [(m, whole // m), (whole % m, 1)]
+        found = conditions(main)
+        orders = [*itertools.permutations(free, 2), *itertools.permutations(free, 3)] if found else [tuple(free[:2])] if len(free) > 1 else []
+        for *all_of, last in orders:
+            whole, size = math.prod(size_max(r) for r in all_of), size_max(last)
+            alive = math.prod(part_held(c) for c in found if ranges_of(c) <= frozenset(all_of))  # others are 0 and no sums
+            for m in range(2, min(size, int(most / (whole * alive) + 1e-6), MOST_POSITIONS // whole) + 1):
+                yield {**{r: size_max(r) for r in all_of}, last: m}, [(whole * m, size // m), (whole * (size % m), 1)]
 
     def rows_rest(self, main: UOp, r: UOp) -> bool:
         """Whether rows are so scattered along the reduction that a block of them is packed: a page or more a step, beyond what the cache holds."""
@@ -129,7 +165,9 @@ class Products(Facts):
         panel = (lane, *within)[-1]
         columns, row = (Opt("stage", x.arg[0], u.src[0].src[0].arg) for x, u in ((panel, across[0]), (inner[-1], down[0])))
         packs_rows = self.stageable(down[0], main, inner[-1]) and down[0].src[0].src[0].arg != columns.amount
-        guarded = len(down[0].src[0].src) == 3 or down[0].dtype.is_half
+        settled = self.settled(main, lane, {r: self.tile_of(r) for r in rows}, -(-self.tile_of(lane) // self.lanes))
+        guarded = (len(down[0].src[0].src) == 3 and not settled) or down[0].dtype.is_half
+        self.skipping = settled
         if packs_rows and len(rows) == 1 and not within and self.rows_rest(main, rows[0]):
             wide = size_max(lane) > 2 * size_max(inner[-1])  # then the rows, which are fewer, are packed by every piece
             held, inside = (lane, inner) if wide else (inner[-1], [lane])
@@ -139,7 +177,7 @@ class Products(Facts):
         else:
             self.reorder([*outer, lane, *within, *inner, *after])
             self.opts += [columns, *([row] if packs_rows and guarded else [])]
-            self.opts += self.block(main, lane, self.machine.cache_bytes // 2) if not within else []
+            self.opts += self.panels(main, lane) if not within else []
 
     def stored_closer(self, r: UOp, lane: UOp) -> bool:
         """Whether results of neighbouring iterations of `r` lie between those of the lane: they are written soon after each other."""
@@ -156,6 +194,27 @@ class Products(Facts):
         if tiles < 2 or not fixed or len(self.sig.reduces) > 1:
             return []
         return [Opt("block", r.arg[0], tiles)]
+
+    def panels(self, main: UOp, lane: UOp) -> list[Opt]:
+        """As many panels of columns as half the cache holds (where the rows lie in it anyhow, and what is stored would not, one
+        by one); of one that is larger, as much of the reduction at a time."""
+        half, k = self.machine.cache_bytes // 2, main.src[1]
+        if not self.overflows(main, self.tile_of(lane)):
+            rows = min(touched(u) for u in self.under[main] if lane not in ranges_of(u)) * 4
+            scattered = any(self.stride(s.src[0], lane) != 1 for s in self.sig.stores)
+            return [] if scattered and rows <= self.machine.cache_bytes // 4 else self.block(main, lane, half)
+        each = volume(frozenset(main.src[2:])) * self.tile_of(lane) * 4
+        per = max(1, half // each)
+        return [Opt("block", lane.arg[0], 1), Opt("reduce_block", k.arg[0], -(-size_max(k) // -(-size_max(k) // per)))]
+
+    def overflows(self, main: UOp, columns: int) -> bool:
+        """Whether a panel of so many columns is larger than half the cache, and may be packed in blocks of the reduction's outermost range."""
+        ranges = [*self.sig.loops, *main.src[1:]]
+        if len(main.src) == 2 or len(self.sig.reduces) > 1 or any(r.src[0].op is not Ops.CONST for r in ranges):
+            return False
+        length = math.prod(part_held(c) for c in conditions(main) if ranges_of(c) <= frozenset(main.src[1:]))
+        large = length * volume(frozenset(main.src[1:])) * columns * 4 > self.machine.cache_bytes // 2
+        return large and ranges_of(main) >= frozenset(self.sig.loops)
 
     def reduce_block(self, main: UOp, r: UOp, inside: list[UOp]) -> list[Opt]:
         """Half of `r` (or 512) at a time, and of the reduction as much as a quarter of the cache holds of it: for long
@@ -174,6 +233,8 @@ class Products(Facts):
     def stageable(self, load: UOp, main: UOp, loop: UOp) -> bool:
         """Fits a thread's scratch memory, depends on fixed sizes only, and is the only read of that argument in any reduction."""
         depends, reduced = ranges_of(load), ranges_of(load) & frozenset(main.src[1:])
+        if self.overflows(main, self.lanes):
+            reduced -= {main.src[1]}
         if loop not in depends or any(r.src[0].op is not Ops.CONST for r in reduced):
             return False
         if any(o.kind == "lanes" and o.axis == r.arg[0] for o in self.opts for r in depends):
@@ -205,19 +266,14 @@ class Products(Facts):
             if t > 1:
                 self.opts.append(Opt("tile", own[-1].arg[0], t))
 
-    def skip(self, main: UOp) -> None:
-        """Iterations that a mask leaves out, where a condition does not hold for a quarter of all cases."""
-        if any(u.arg is not Ops.ADD for u in self.sig.reduces):
-            return
-        together: dict[frozenset[UOp], UOp] = {}
-        for c in (c for m in factor_masks(main.src[0]) for c in conjuncts(m)):
-            other = together.get(ranges_of(c))
-            together[ranges_of(c)] = c if other is None else other.alu(Ops.AND, c)
-        if any(part_held(c) <= 0.75 for c in together.values()):
-            self.opts.append(Opt("skip", main.src[-1].arg[0], 1))
+
+def touched(load: UOp) -> int:
+    """Elements that a load reads in all, at most."""
+    low, high = bounds(load.src[0].src[1])
+    return min(volume(ranges_of(load)), high - low + 1)
 
 
-def _unit(m: int, g: int) -> float:
+def _unit(m: float, g: int) -> float:
     """Relative cost of an FMA in a tile of m rows and g vectors: its share of the loads, of the vectors' stream from the
     second cache, and the FMA's latency where the accumulators are too few to hide it."""
     if not m or not g:

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from manygrad.runtime.codegen.describe import ranges_of
-from manygrad.runtime.codegen.keeper import Keeper
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.codegen.opt import Plan
+from manygrad.runtime.codegen.places import Placer
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
@@ -33,7 +33,7 @@ class Accumulator:
     parts: list[Inst]
 
 
-class Reducer(Keeper):
+class Reducer(Placer):
     def __init__(self, ast: UOp, plan: Plan) -> None:
         super().__init__(ast, plan)
         self.inside: frozenset[UOp] = (
@@ -128,12 +128,15 @@ class Reducer(Keeper):
             for at in self.positions(frozenset(ranges)):
                 part = at.get(split, 0) // self.lanes if split is not None else 0
                 with self.unless_masked(masks, at) as reached:
-                    for acc in accumulators if reached else ():
-                        self.accumulate(acc.reduce, {**acc.position, **at}, acc.parts[part])
+                    for row in self.apart(masks, at) if reached else ():
+                        with self.unless_masked(masks, {**row, **at}) as some:
+                            for acc in accumulators if some else ():
+                                if row.items() <= acc.position.items():
+                                    self.accumulate(acc.reduce, {**acc.position, **at}, acc.parts[part])
 
         masks = self.masks([u.src[0] for u in group], frozenset(ranges))
         around, self.inside = self.inside, frozenset(ranges)
-        body(0)
+        self.by_place(masks, lambda: body(0))
         self.inside = around
 
     def finish(self, accumulators: list[Accumulator], split: UOp | None) -> None:

@@ -25,6 +25,7 @@ from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
 Around = Callable[[Callable[[], None]], None]  # runs a body inside of something
+HEADER_BYTES = 64  # where a thread keeps up to which index it has run the kernel (0: not yet), so what it holds packed
 PACK_BYTES = 64  # of the vectors that pack along a loop which is not the vectorised one
 
 
@@ -59,6 +60,8 @@ class Stager(Evaluator):
         self.packing = False
         self.singly = False  # whether a tile's vectors are packed in a loop
         self.vector: tuple[UOp, Inst, Inst] | None = None  # in that loop: (the lane, index of the tile's first iteration, the vector's place in the tile)
+        if plan.staged:
+            self.local(HEADER_BYTES)
         for r, slot in plan.staged:
             self.plan_stage(r, slot)
 
@@ -159,12 +162,14 @@ class Stager(Evaluator):
             index = (u.src[0] if u.op is Ops.CAST else u).src[0]
             a = self.analysis.affine(index.src[1], {})
             if a is not None and a.stride != 1:
-                self.square = next((x.expr for x, c in a.terms if c == 1 and x.expr in stage.ranges), None)
+                self.square = next((r for r in stage.ranges if self.step(index.src[1], r) == 1), None)
+                self.use_lane(self.lane, self.lanes)
             if self.lane is not self.plan.lane and self.square is None and (a is None or a.stride != 1):
                 self.use_lane(*before)
             if self.square is not None and len(index.src) == 2:
                 self.use_lane(self.lane, self.lanes, True)
-                self.singly = self.analysis.affine(index.src[1], {}) == a
+                single = self.analysis.affine(index.src[1], {})
+                self.singly = a is not None and single is not None and single.offsets(self.lanes) == a.offsets(self.lanes)
                 self.use_lane(self.lane, self.lanes, self.singly)
 
     def pack_ranges(self, u: UOp, stage: Stage, i: int = 0, tiles: Around | None = None) -> None:

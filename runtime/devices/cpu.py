@@ -102,7 +102,6 @@ class CPUKernel(Kernel):
         smallest = -(-PIECE_WORK * total // work)
         wanted = 4 * wanted_threads()
         if self.staged:  # what is packed serves a run of indices: as few cuts within one as keep the threads busy
-            wanted = 2 * wanted_threads()
             run = math.prod(counts[self.staged :])
             return total, max(1, smallest, -(-run // max(1, -(-wanted * run // total))))
         return total, max(1, smallest, -(-total // max(64, wanted)))

@@ -10,6 +10,9 @@ itself to `ctl`'s low half if the job is still open, works, and takes itself off
 job and waits for those inside only: a worker that the system does not run right now holds nobody up. Idle workers spin
 shortly, then sleep on `seq`; so does the caller, on the low half of `ctl`, until the last one inside wakes it. When the team is busy (another Python thread runs a kernel), the caller works alone.
 
+A worker's scratch memory begins with the index up to which it has run the kernel in this job, 0 before: a kernel packs nothing anew for
+a part of the loop that goes on where what this thread has packed is still right.
+
 After a fork the child has no threads: `Team` starts over there. Without Linux's futex there are no workers.
 """
 
@@ -70,6 +73,7 @@ entry:
   %variables = load ptr, ptr @variables
   %total = load i64, ptr @total
   %grain = load i64, ptr @grain
+  store i64 0, ptr %scratch
   br label %take
 take:
   %begin = atomicrmw add ptr @next, i64 %grain monotonic
@@ -80,6 +84,7 @@ run:
   %over = icmp slt i64 %far, %total
   %end = select i1 %over, i64 %far, i64 %total
   call void %fn(ptr %buffers, ptr %variables, i64 %begin, i64 %end, ptr %scratch)
+  store i64 %end, ptr %scratch
   br label %take
 done:
   ret void
@@ -164,6 +169,7 @@ lock:
   %got = extractvalue {{i32, i1}} %pair, 1
   br i1 %got, label %publish, label %self
 self:
+  store i64 0, ptr %scratch
   call void %fn(ptr %buffers, ptr %variables, i64 0, i64 %total, ptr %scratch)
   ret void
 publish:
@@ -275,6 +281,7 @@ run:
   %total_at = getelementptr i8, ptr %totals, i64 %skip
   %total = load i64, ptr %total_at
   %buffers = getelementptr i64, ptr %own, i64 %table_at
+  store i64 0, ptr %scratch
   call void %fn(ptr %buffers, ptr %block_at, i64 0, i64 %total, ptr %scratch)
   %k1 = add i64 %k, 1
   br label %kernel

@@ -1,7 +1,8 @@
 """Prints a lowered program as LLVM IR text, one instruction at a time.
 
 The function is `void kernel(ptr buffers, ptr variables, i64 begin, i64 finish, ptr scratch)`; a kernel's own name stands in the first line
-alone, so that equal code is equal text from there on. bfloat16 is held as its
+alone, so that equal code is equal text from there on. `scratch` begins with the index up to which this thread has run it in this call
+(0: not yet). bfloat16 is held as its
 bits in an i16; bool is i1 in registers and one byte in memory. Accumulators are stack slots that `sroa` makes registers.
 Nothing is undefined here: division by zero gives 0, shifts by too much give 0 (or the sign), conversions saturate.
 """

@@ -210,3 +210,29 @@ def test_the_exponential_has_the_same_bits_in_one_instruction_and_in_nine(lanes:
     assert sum(u.op is Low.SCALE for u in whole.program().insts) > 0
     plain = legalize(ast, scales=False)
     np.testing.assert_array_equal(run_with(ast, [np.zeros_like(x), x], opts), run_with(plain, [np.zeros_like(x), x], opts))
+
+
+@pytest.mark.parametrize("pixels", [3, 4, 6, 7, 9, 11, 16, 20])
+@pytest.mark.parametrize("channels", [16, 21, 40])
+def test_stores_across_memory_are_turned(pixels: int, channels: int) -> None:
+    """out[c, x] = a[c] * b[x] with vectors along c: of several x in a tile, vectors along x are stored."""
+    c, x = loop(channels, 0), loop(pixels, 1)
+    ast = sink(store(0, add(mul(c, pixels), x), load(1, c).alu(Ops.MUL, load(2, x)), c, x))
+    data = [np.zeros((channels, pixels), np.float32), np.arange(channels, dtype=np.float32), np.arange(pixels, dtype=np.float32)]
+    opts = (Opt("vectorise", 0, 16), Opt("tile", 1, pixels), Opt("parallelise", -1, 1))
+    program = lower(ast, make_plan(signature(ast), opts))
+    scattered = [x for x in program.insts if x.op is Low.STORE and x.src[1].lanes > 1]
+    assert len(scattered) <= 2 * 2  # (at most two positions are left over, of two vectors)
+    with Context(CHECK_OOB=1):
+        np.testing.assert_array_equal(run_with(ast, data, opts), np.outer(data[1], data[2]))
+
+
+def test_short_loops_of_a_strided_result_are_in_the_tile() -> None:
+    """The gradient of a max pool: vectors along images or pixels, 3 x 3 results of each side by side."""
+    i, k, r = loop(320, 0), loop(3, 1), red(3, 2)
+    top = reduce(load(1, add(mul(i, 3), r)), r, op=Ops.MAX)
+    ast = sink(store(0, add(mul(i, 3), k), load(1, add(mul(i, 3), k)).alu(Ops.SUB, top), i, k))
+    opts = prepare(ast, host_target().machine).opts
+    assert Opt("vectorise", 0, LANES) in opts and Opt("tile", 1, 3) in opts and Opt("unroll", 2, 3) in opts
+    x = np.random.default_rng(0).standard_normal((320, 3)).astype(np.float32)
+    np.testing.assert_array_equal(run_with(ast, [np.zeros_like(x), x], opts), x - x.max(1, keepdims=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 
 import numpy as np
@@ -331,3 +332,23 @@ def test_debug_3_shows_the_list(capsys: pytest.CaptureFixture[str]) -> None:
         (Tensor.ones(33, 40).contiguous().realize() * 2).realize()
     shown = capsys.readouterr().out
     assert re.search(r"^e_33_40_\w+: vectorise\(\d+, \d+\).* parallelise\(-1, 1\)$", shown, re.MULTILINE), shown
+
+
+def test_a_thread_keeps_what_it_packed_for_its_next_part_of_the_loop() -> None:
+    """The second part of a panel's rows finds it packed, as its scratch says that it ran up to where that part begins."""
+    ast = gemm(32, 48, 24)
+    opts = (Opt("vectorise", 1, 16), Opt("tile", 1, 48), Opt("tile", 0, 4), Opt("before", 1, 0), Opt("stage", 1, 2), Opt("parallelise", -1, 2))
+    kernel = get_device("CPU").compile_with(ast, opts)  # type: ignore[attr-defined]
+    run_part = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 2, ctypes.c_void_p)(kernel.address)
+    rng = np.random.default_rng(0)
+    arrays = [np.zeros((32, 48), np.float32), *(rng.integers(-4, 5, s).astype(np.float32) for s in ((32, 24), (24, 48)))]
+    want, columns = arrays[1] @ arrays[2], arrays[2].copy()
+    buffers = (ctypes.c_void_p * 3)(*[a.ctypes.data for a in arrays])
+    scratch = np.zeros(1 << 16, np.int64)
+    for header, known in ((3, True), (0, False)):  # 8 tiles of rows: 3, then 5
+        scratch[0], arrays[2][:] = 0, columns
+        run_part(ctypes.addressof(buffers), None, 0, 3, scratch.ctypes.data)
+        arrays[2][:] = 0
+        scratch[0] = header
+        run_part(ctypes.addressof(buffers), None, 3, 8, scratch.ctypes.data)
+        np.testing.assert_array_equal(arrays[0], want if known else np.where(np.arange(32)[:, None] < 12, want, 0))

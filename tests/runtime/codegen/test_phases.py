@@ -6,12 +6,16 @@ import numpy as np
 import pytest
 
 from manygrad.runtime.codegen.describe import part_held, signature
+from manygrad.runtime.codegen.facts import Machine
 from manygrad.runtime.codegen.legal import legal
-from manygrad.runtime.codegen.opt import Opt
+from manygrad.runtime.codegen.lower import lower
+from manygrad.runtime.codegen.lowered import Low
+from manygrad.runtime.codegen.opt import Opt, make_plan
 from manygrad.runtime.codegen.phases import phased_loops, split_phases
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.devices import get_device
 from manygrad.runtime.devices.native import host_target
+from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 from tests.runtime.codegen.kernels import I, add, load, loop, mul, red, reduce, run, sink, store
@@ -19,9 +23,9 @@ from tests.runtime.codegen.kernels import I, add, load, loop, mul, red, reduce, 
 OUT, IN = 20, 9
 
 
-def input_gradient(size: int, stride: int, taps: int = 3, batch: int = 8) -> UOp:
+def input_gradient(size: int, stride: int, taps: int = 3, batch: int = 8, out: int = OUT) -> UOp:
     """out[b, c, x] = sum over o, k of g[b, o, (x + k - 1) / stride] * w[o, c, k], where that divides and lies inside."""
-    b, c, x = loop(batch, 0), loop(OUT, 1), loop(size, 2)
+    b, c, x = loop(batch, 0), loop(out, 1), loop(size, 2)
     o, k = red(IN, 3), red(taps, 4)
     at = add(x, k, -1)
     small = -(-size // stride)
@@ -30,13 +34,13 @@ def input_gradient(size: int, stride: int, taps: int = 3, batch: int = 8) -> UOp
     valid = valid.alu(Ops.AND, shifted.alu(Ops.MOD, I(stride)).alu(Ops.CMPLT, I(1)))
     pixel = add(shifted.alu(Ops.IDIV, I(stride)), -taps)
     g = load(1, add(mul(b, IN * small), mul(o, small), pixel), valid=valid)
-    w = load(2, add(mul(o, OUT * taps), mul(c, taps), k))
-    return sink(store(0, add(mul(b, OUT * size), mul(c, size), x), reduce(g.alu(Ops.MUL, w), o, k), b, c, x))
+    w = load(2, add(mul(o, out * taps), mul(c, taps), k))
+    return sink(store(0, add(mul(b, out * size), mul(c, size), x), reduce(g.alu(Ops.MUL, w), o, k), b, c, x))
 
 
-def arrays(size: int, stride: int, taps: int = 3, batch: int = 8) -> list[np.ndarray]:
+def arrays(size: int, stride: int, taps: int = 3, batch: int = 8, out: int = OUT) -> list[np.ndarray]:
     rng = np.random.default_rng(0)
-    shapes = ((batch, OUT, size), (batch, IN, -(-size // stride)), (IN, OUT, taps))
+    shapes = ((batch, out, size), (batch, IN, -(-size // stride)), (IN, out, taps))
     return [rng.standard_normal(s).astype(np.float32) for s in shapes]
 
 
@@ -87,6 +91,48 @@ def test_skip_with_any_tile(tiles: tuple[Opt, ...]) -> None:
             np.testing.assert_allclose(on_cpu(ast, data, packed, simplify=False), want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("tiles", [(), (Opt("tile", 2, 6),), (Opt("tile", 2, 6), Opt("unroll", 4, 3)), (Opt("vectorise", 1, 16), Opt("unroll", 4, 3))])
+def test_nothing_is_read_where_nothing_is_added(tiles: tuple[Opt, ...]) -> None:
+    """What a condition guards is read under it, not before: no access is outside of its buffer."""
+    ast, data = input_gradient(6, 1), arrays(6, 1)
+    with Context(CHECK_OOB=1):
+        got = on_cpu(ast, data, (*tiles, Opt("skip", 4, 1), Opt("parallelise", -1, 1)), simplify=False)
+    np.testing.assert_allclose(got, run(ast, data)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_tile_of_whole_rows_knows_its_edges() -> None:
+    """Of 6 pixels x 3 taps, 2 lie outside: with all of them in one tile, 16 FMAs are made."""
+    opts = (Opt("vectorise", 1, 16), Opt("tile", 2, 6), Opt("unroll", 4, 3), Opt("skip", 4, 1))
+    ast = input_gradient(6, 1)
+    program = lower(ast, make_plan(signature(ast), opts))
+    assert sum(x.op is Low.FMA for x in program.insts) == 2 * 16  # (the last vector of OUT is a partial one)
+    assert not any(x.op is Low.IF for x in program.insts)
+
+
+@pytest.mark.parametrize("size", [4, 6])
+def test_a_row_of_an_image_is_read_where_it_lies(size: int) -> None:
+    """A tile has all pixels of a row: what is masked is known, so nothing is packed for it."""
+    ast, data = input_gradient(size, 1, out=64), arrays(size, 1, out=64)
+    opts = prepare(ast, Machine(vector_bytes=64, registers=32)).opts
+    assert Opt("tile", 2, size) in opts and Opt("skip", 4, 1) in opts
+    assert [o.amount for o in opts if o.kind == "stage"] == [2]
+    with Context(CHECK_OOB=1):
+        np.testing.assert_allclose(on_cpu(ast, data, opts), run(ast, data)[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("tile", [3, 5, 10])
+def test_versions_by_where_a_tile_lies(tile: int) -> None:
+    """A tile of some pixels of a row asks once where it lies, then knows which taps count."""
+    opts = (Opt("vectorise", 1, 16), Opt("tile", 2, tile), Opt("unroll", 4, 3), Opt("skip", 4, 1), Opt("parallelise", -1, 2))
+    ast, data = input_gradient(14, 1), arrays(14, 1)
+    program = lower(ast, make_plan(signature(ast), opts))
+    innermost = {max(i for i in range(at) if program.insts[i].op is Low.LOOP) for at, x in enumerate(program.insts) if x.op is Low.FMA}
+    inside = [program.insts[i].op for begin in innermost for i in range(begin, next(j for j in range(begin, len(program.insts)) if program.insts[j].op is Low.END))]
+    assert len(innermost) >= 2 and Low.IF not in inside
+    with Context(CHECK_OOB=1):
+        np.testing.assert_array_equal(on_cpu(ast, data, opts, simplify=False), on_cpu(ast, data, (), simplify=False))
+
+
 def test_skip_is_for_sums() -> None:
     x, k = loop(4, 0), red(3, 1)
     ast = sink(store(0, x, reduce(load(1, add(x, k), valid=add(x, k).alu(Ops.CMPLT, I(4))), k, op=Ops.MAX), x))
@@ -98,3 +144,32 @@ def test_part_held() -> None:
     assert part_held(x.alu(Ops.CMPLT, I(2))) == 0.25
     assert part_held(add(x, k).alu(Ops.MOD, I(2)).alu(Ops.CMPLT, I(1))) == 0.5
     assert part_held(add(x, mul(loop(1 << 20, 2), 8)).alu(Ops.CMPLT, I(2))) == 1.0
+
+
+def weights_gradient(batch: int, filters: int, channels: int, size: int, taps: int = 3) -> UOp:
+    """out[o, c, k] = sum over b, x of g[b, o, x] * a[b, c, x + k - 1], where that lies inside."""
+    o, c, k, b, x = loop(filters, 0), loop(channels, 1), loop(taps, 2), red(batch, 3), red(size, 4)
+    at = add(x, k, -1)
+    valid = I(-1).alu(Ops.CMPLT, at).alu(Ops.AND, at.alu(Ops.CMPLT, I(size)))
+    a = load(1, add(mul(b, channels * size), mul(c, size), at), valid=valid)
+    g = load(2, add(mul(b, filters * size), mul(o, size), x))
+    return sink(store(0, add(mul(o, channels * taps), mul(c, taps), k), reduce(g.alu(Ops.MUL, a), b, x), o, c, k))
+
+
+def test_a_panel_larger_than_the_cache_is_packed_in_blocks_of_the_reduction() -> None:
+    machine = Machine(vector_bytes=64, registers=32, cache_bytes=1 << 16, cores=2)
+    ast = weights_gradient(6, 32, 3, 300)
+    opts = prepare(ast, machine).opts
+    assert Opt("vectorise", 0, 16) in opts and Opt("stage", 0, 2) in opts and Opt("block", 0, 1) in opts
+    assert [o for o in opts if o.kind == "reduce_block"] == [Opt("reduce_block", 3, 1)]
+    rng = np.random.default_rng(0)
+    data = [np.zeros((32, 3, 3), np.float32), *(rng.standard_normal(s).astype(np.float32) for s in ((6, 3, 300), (6, 32, 300)))]
+    with Context(CHECK_OOB=1):
+        np.testing.assert_allclose(on_cpu(ast, data, opts), run(ast, data)[0], rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("size", [12, 16, 56, 300])
+def test_the_order_of_a_weights_gradient_is_the_same_for_any_batch(size: int) -> None:
+    for filters in (4, 16, 40):
+        lanes = {tuple(o for o in prepare(weights_gradient(b, filters, 3, size), Machine(64, 32)).opts if o.kind == "lanes") for b in (2, 3, 64, 4096)}
+        assert len(lanes) == 1

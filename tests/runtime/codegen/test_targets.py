@@ -89,7 +89,7 @@ def test_other_targets(target: Target, name: str) -> None:
         None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p
     )(address)
     buffers = (ctypes.c_void_p * len(arrays))(*[a.ctypes.data for a in arrays])
-    scratch = np.empty(1 << 22, np.uint8)
+    scratch = np.zeros(1 << 22, np.uint8)
     total = int(np.prod([-(-n.arg // step) for n, step in prepared.program().parallel]))
     function(ctypes.addressof(buffers), 0, 0, total, scratch.ctypes.data)
     np.testing.assert_allclose(arrays[0].astype(np.float64), want, rtol=1e-2 if np.dtype(dtype).itemsize == 2 else 1e-5)

@@ -1,0 +1,85 @@
+"""Stores of vectors across their order in memory: what lies side by side is of one lane and several positions of the tile.
+
+before:  for each pixel of a row: STORE 16 channels, a plane apart
+after:   8 pixels x 16 channels are exchanged in registers; for each channel: STORE 8 pixels
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+from manygrad.runtime.codegen.affine import Affine
+from manygrad.runtime.codegen.evaluate import Evaluator
+from manygrad.runtime.codegen.lowered import Inst, Low
+from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.uop.uop import UOp
+
+LEAST = 3  # positions side by side that are worth it
+
+
+class Run(NamedTuple):
+    """Tile positions that are stored side by side."""
+
+    form: Affine  # of the first one's index
+    positions: list[dict[UOp, int]]
+    active: int  # lanes that are stored
+
+
+def runs_of_stores(e: Evaluator) -> tuple[list[Run], list[dict[UOp, int]]]:
+    """The runs of the kernel's only STORE, and the positions that are in none."""
+    positions = list(e.positions(frozenset(e.plan.loops)))
+    u = e.sig.stores[0]
+    if len(e.sig.stores) > 1 or u.arg is not None or e.lane is None or len(u.src[0].src) == 3 or u.src[1].dtype.is_bool:
+        return [], positions
+    found: dict[tuple[object, ...], list[tuple[Affine, dict[UOp, int]]]] = {}
+    rest = []
+    for p in positions:
+        form, mask = e.analysis.affine(u.src[0].src[1], p), e.ragged_mask(p)
+        if form is None or form.table or form.stride in (0, 1) or (mask is not None and mask.op is not Low.FIRST):
+            rest.append(p)
+        else:
+            found.setdefault((form.terms, form.stride, e.lanes if mask is None else mask.arg), []).append((form, p))
+    runs = []
+    for (_, _, active), group in found.items():
+        group.sort(key=lambda x: x[0].constant)
+        for _, side in itertools.groupby(enumerate(group), key=lambda x: x[1][0].constant - x[0]):
+            some = [x for _, x in side]
+            while len(some) >= LEAST:
+                count = min(chunk(len(some)), e.lanes)
+                runs.append(Run(some[0][0], [p for _, p in some[:count]], active))  # type: ignore[arg-type]
+                some = some[count:]
+            rest += [p for _, p in some]
+    return runs, rest
+
+
+def chunk(count: int) -> int:
+    """So many of `count` at once that at most a quarter of a power of two is wasted."""
+    above = 1 << (count - 1).bit_length()
+    return count if 4 * count >= 3 * above else above // 2
+
+
+def store_transposed(e: Evaluator, u: UOp, run: Run) -> None:
+    """Rounds of interleaving the first half of all vectors with the second: then each lane's values lie side by side."""
+    n, count = e.lanes, len(run.positions)
+    width = 1 << (count - 1).bit_length()
+    dtype = u.src[1].dtype
+    rows = [e.splat(e.value(u.src[1], p), n) for p in run.positions]
+    rows += [e.const(0, dtype, n)] * (width - count)
+    orders = [tuple(i // 2 + (i % 2) * n for i in range(first, first + n)) for first in (0, n)]
+    for _ in range(width.bit_length() - 1):
+        pairs = zip(rows[: width // 2], rows[width // 2 :])
+        rows = [e.emit(Low.SHUFFLE, dtype, pair, order, n) for pair in pairs for order in orders]
+    pointer, offset = e.pointer(u.src[0].src[0]), e.base(run.form)
+    guard = () if count == width else (e.emit(Low.FIRST, dtypes.bool, (), count, width),)
+    for lane, value in enumerate(itertools.islice(pieces(e, rows, width), run.active)):
+        constant = run.form.constant + run.form.stride * lane
+        e.emit(Low.STORE, dtypes.void, (pointer, offset, value, *guard), constant, width, here=True)
+
+
+def pieces(e: Evaluator, rows: list[Inst], width: int) -> list[Inst]:
+    """The vectors cut into parts of `width` lanes, in order."""
+    while rows[0].lanes > width:
+        n = rows[0].lanes // 2
+        rows = [e.emit(Low.HALVES, x.dtype, (x,), i, n) for x in rows for i in (0, 1)]
+    return rows
