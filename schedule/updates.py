@@ -39,7 +39,7 @@ def split_updates(sink: UOp) -> UOp:
             split.add(node)
         if u.op is Ops.STORE and u.arg is None and is_buffer(u.src[0]) and len(u.src[0].shape) == 1:
             joined = _joined_below(node.src[1], split)
-            if joined is not None and not _reads(joined, u.src[0]):
+            if joined is not None and not _wait_for_each_other(joined, u.src[0]):
                 pieces[u] = tuple(_piece(node, part) for part in _parts(joined))
         done[u] = node
     return done[sink]
@@ -73,7 +73,7 @@ def recomputed(u: UOp) -> bool:
     seen = {u}
     while below:
         x = below.pop()
-        if x.op is Ops.EXPAND and 2 * numel(x.src[0].shape) <= numel(x.shape):
+        if _widens(x):
             continue  # narrower than `u`: stored, or computed in a row
         if x.op is Ops.CONST:
             continue
@@ -99,10 +99,35 @@ def _joined_below(value: UOp, split: set[UOp]) -> UOp | None:
     return None
 
 
-def _reads(joined: UOp, buffer: UOp) -> bool:
-    """Whether a part to compute again needs the buffer as it was before the update: of the parts, one would have to wait for the other."""
-    values = [s.src[1] for s in _parts(joined) if recomputed(s.src[1])]
-    return any(u is buffer for v in values for u in v.toposort(lambda u: u.op not in (Ops.REDUCE, Ops.AFTER, Ops.CONTIGUOUS)))
+def _wait_for_each_other(joined: UOp, buffer: UOp) -> bool:
+    """Whether parts to compute again need, in a circle, what the update of one another overwrites."""
+    cuts = [_cut(s, joined.src[0]) for s in _parts(joined)]
+    needs = {
+        k: {j for j, (begin, end) in enumerate(cuts) if j != k and any(b < end and begin < e for b, e in _reads(s.src[1], buffer))}
+        for k, s in enumerate(_parts(joined))
+        if recomputed(s.src[1])
+    }
+    while free := [k for k in needs if not needs[k] & needs.keys()]:
+        for k in free:
+            del needs[k]
+    return bool(needs)
+
+
+def _reads(value: UOp, buffer: UOp) -> list[tuple[Any, Any]]:
+    """Which elements of the flat buffer a part is computed from. A value that holds a reduction is stored before it is broadcast, unless
+    it may be given back to the row that it reduces (`rows.py`)."""
+    found: list[tuple[Any, Any]] = []
+    for x in value.toposort(lambda u: not _widens(u)):
+        if _widens(x):
+            below = x.toposort(lambda u: u.op not in (Ops.AFTER, Ops.CONTIGUOUS))
+            row = x.src[0].toposort(lambda u: u.op in GroupOp.ELEMENTWISE)
+            if not any(u.op is Ops.REDUCE for u in below) or any(u.op is Ops.REDUCE and u.src[0].shape == x.shape for u in row):
+                found += [u.arg[0] if u.op is Ops.SHRINK else (0, buffer.shape[0]) for u in below if buffer in u.src]
+    return found
+
+
+def _widens(u: UOp) -> bool:
+    return u.op is Ops.EXPAND and 2 * numel(u.src[0].shape) <= numel(u.shape)
 
 
 def _piece(store: UOp, part: UOp) -> UOp:

@@ -62,7 +62,7 @@ def keep(sig: Signature, opts: tuple[Opt, ...]) -> tuple[Opt, ...]:
 
 
 def prefetch(sig: Signature, opts: tuple[Opt, ...], kept: tuple[Opt, ...]) -> tuple[Opt, ...]:
-    """Of rows that several passes go over, the last pass over each asks for the next tile's: memory is busy all the time."""
+    """Of rows that several passes go over, a late pass over each asks for the next tile's, each pass for one row: memory is busy all the time."""
     if not sig.loops or not sig.reduces:
         return ()
     loops = make_plan(sig, opts).loops
@@ -74,12 +74,12 @@ def prefetch(sig: Signature, opts: tuple[Opt, ...], kept: tuple[Opt, ...]) -> tu
     for u in sig.nodes[-1].toposort(lambda u: u not in taken):
         if u.op is Ops.LOAD and outer in ranges_of(u) and len(ranges_of(u)) == 2:
             passes.setdefault(u.src[0].src[0].arg, set()).update(ranges_of(u) - {outer})
-    found = []
+    found: dict[int, UOp] = {}
     for slot, ranges in sorted(passes.items()):
         last = [r for r in order if r in ranges]
         if len(last) > 1 and {r.src[0] for r in last} == {last[0].src[0]} and size_max(last[0]) <= ROW:
-            found.append(Opt("prefetch", last[-1].arg[0], slot))
-    return tuple(found)
+            found[slot] = next((r for r in reversed(last) if r not in found.values()), last[-1])
+    return tuple(Opt("prefetch", r.arg[0], slot) for slot, r in found.items())
 
 
 def stream(sig: Signature, opts: tuple[Opt, ...]) -> tuple[Opt, ...]:

@@ -81,6 +81,26 @@ def test_what_is_read_before_its_part_is_written() -> None:
     np.testing.assert_allclose(w.numpy(), old - g, rtol=1e-5, atol=1e-5)
 
 
+def test_two_layers_in_one_buffer_are_updated_without_a_gradient_in_memory() -> None:
+    """The gradients need both layers' weights, through sums that are stored before any weight is written."""
+    x, w = vectors(8, 128 + 16 + 256)
+    old = w.numpy().astype(np.float64)
+    lower, bias, upper = w.shrink(((0, 128),)).reshape(16, 8), w.shrink(((128, 144),)), w.shrink(((144, 400),)).reshape(16, 16)
+    h = ((lower * x).sum(1) + bias).relu()
+    d = (upper * h).sum(1).reshape(16, 1) - 1
+    below = ((upper * d).sum(0) * (h > 0).float()).reshape(16, 1)
+    w.assign(w - (below * x).reshape(-1).cat(below.reshape(-1), (d * h).reshape(-1)) * 0.1)
+    loops = [[r.src[0].arg for r in call.src[0].src[0].src[2:]] for call in linear_of(w).src]
+    assert [400] not in loops and [16, 8] in loops
+    w.realize()
+    a, c, u = old[:128].reshape(16, 8), old[128:144], old[144:].reshape(16, 16)
+    k = np.maximum(a @ x.numpy() + c, 0)
+    e = u @ k - 1
+    down = (u.T @ e) * (k > 0)
+    g = np.concatenate([np.outer(down, x.numpy()).reshape(-1), down, np.outer(e, k).reshape(-1)])
+    np.testing.assert_allclose(w.numpy(), old - 0.1 * g, rtol=1e-4, atol=1e-4)
+
+
 def test_updates_that_need_each_other_are_updated_at_once() -> None:
     (w,) = vectors(256)
     old = w.numpy()
