@@ -66,7 +66,7 @@ def test_it_is_traced_and_scheduled_once() -> None:
 
 
 def test_nothing_is_computed_twice() -> None:
-    """The gradient reads what the call has computed: hardly more kernels than without (boundaries are not merged)."""
+    """The gradient reads what the call has computed: hardly more kernels than without (nothing is merged across a call's two ends)."""
     ws = [stored(16, 16) for _ in range(4)]
     for w in ws:
         w.requires_grad = True
@@ -78,7 +78,7 @@ def test_nothing_is_computed_twice() -> None:
         loss.realize(*grads)
         kernels.append(GlobalCounters.kernel_count)
         flops.append(GlobalCounters.global_ops)
-    assert kernels[1] <= kernels[0] + 4 and flops[1] < 1.3 * flops[0]
+    assert kernels[1] <= kernels[0] + 2 * len(ws) and flops[1] < 1.3 * flops[0]
 
 
 def test_higher_orders() -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from math import inf
 from pathlib import Path
 
@@ -91,6 +92,14 @@ PRODUCT = gemm(40, 48, 50)
 def data(*shapes: tuple[int, ...]) -> list[np.ndarray]:
     rng = np.random.default_rng(0)
     return [rng.standard_normal(s).astype(np.float32) for s in shapes]
+
+
+@pytest.fixture(autouse=True)
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Checked kernels are not searched for."""
+    monkeypatch.setenv("CHECK_OOB", "0")
+    with Context(CHECK_OOB=0):
+        yield
 
 
 @pytest.fixture
