@@ -1,7 +1,9 @@
 """The native thread team of a process: persistent threads that share the parallel loop of a kernel.
 
 Written in LLVM IR over libc's pthread_create and the futex system call, so it needs no C compiler and no Python thread.
-A job is (function, buffers, variables, total, grain); threads take pieces of `grain` indices from one atomic counter.
+A job is (function, buffers, variables, total, grain). Each thread has a share of the indices, the same part of every job of a size, so that
+what it has in its caches from one kernel serves it in the next; it takes pieces of `grain` indices of it from an atomic counter, and
+then of the shares of the others, which may have begun late.
 `chain` is the function of a job whose indices are blocks: for each it runs a table of kernels one after the other, on pointers of the
 thread's own to memory behind its scratch memory. `graph` runs a table of jobs and, where it is given room for them, notes the time before each and after the last (25 ns each).
 
@@ -51,9 +53,9 @@ def team_ir() -> str:
 @fn = global ptr null, align 128
 @buffers = global ptr null
 @variables = global ptr null
-@total = global i64 0
+@parts = global i64 1
 @grain = global i64 1
-@next = global i64 0, align 128
+@shares = global [{MAX_THREADS + 1} x [16 x i64]] zeroinitializer, align 128
 @ctl = global i64 0, align 128
 @seq = global i32 0, align 128
 @sleepers = global i32 0, align 128
@@ -66,26 +68,39 @@ declare i64 @syscall(i64, ...)
 declare i32 @pthread_create(ptr, ptr, ptr, ptr)
 declare i32 @clock_gettime(i32, ptr)
 
-define internal void @work(ptr %scratch) {{
+define internal void @work(ptr %scratch, i32 %id) {{
 entry:
   %fn = load ptr, ptr @fn
   %buffers = load ptr, ptr @buffers
   %variables = load ptr, ptr @variables
-  %total = load i64, ptr @total
+  %parts = load i64, ptr @parts
   %grain = load i64, ptr @grain
+  %own = zext i32 %id to i64
   store i64 0, ptr %scratch
+  br label %share
+share:
+  %k = phi i64 [ 0, %entry ], [ %k1, %other ]
+  %sum = add i64 %own, %k
+  %number = urem i64 %sum, %parts
+  %next = getelementptr [{MAX_THREADS + 1} x [16 x i64]], ptr @shares, i64 0, i64 %number, i64 0
+  %limit_at = getelementptr i64, ptr %next, i64 1
+  %limit = load i64, ptr %limit_at
   br label %take
 take:
-  %begin = atomicrmw add ptr @next, i64 %grain monotonic
-  %some = icmp slt i64 %begin, %total
-  br i1 %some, label %run, label %done
+  %begin = atomicrmw add ptr %next, i64 %grain monotonic
+  %some = icmp slt i64 %begin, %limit
+  br i1 %some, label %run, label %other
 run:
   %far = add i64 %begin, %grain
-  %over = icmp slt i64 %far, %total
-  %end = select i1 %over, i64 %far, i64 %total
+  %over = icmp slt i64 %far, %limit
+  %end = select i1 %over, i64 %far, i64 %limit
   call void %fn(ptr %buffers, ptr %variables, i64 %begin, i64 %end, ptr %scratch)
   store i64 %end, ptr %scratch
   br label %take
+other:
+  %k1 = add i64 %k, 1
+  %more = icmp slt i64 %k1, %parts
+  br i1 %more, label %share, label %done
 done:
   ret void
 }}
@@ -142,7 +157,8 @@ retry:
   br label %try
 inside:
   %scratch = load ptr, ptr %at
-  call void @work(ptr %scratch)
+  %share = add i32 %id, 1
+  call void @work(ptr %scratch, i32 %share)
   %before_me = atomicrmw sub ptr @ctl, i64 1 seq_cst
   %last_one = icmp eq i64 %before_me, 1
   br i1 %last_one, label %tell, label %again
@@ -176,9 +192,30 @@ publish:
   store ptr %fn, ptr @fn
   store ptr %buffers, ptr @buffers
   store ptr %variables, ptr @variables
-  store i64 %total, ptr @total
   store i64 %grain, ptr @grain
-  store atomic i64 0, ptr @next monotonic, align 8
+  %others = zext i32 %limit to i64
+  %parts = add i64 %others, 1
+  store i64 %parts, ptr @parts
+  %less = sub i64 %grain, 1
+  %padded = add i64 %total, %less
+  %pieces = udiv i64 %padded, %grain
+  br label %cut
+cut:
+  %i = phi i64 [ 0, %publish ], [ %i1, %cut ]
+  %from = phi i64 [ 0, %publish ], [ %to, %cut ]
+  %i1 = add i64 %i, 1
+  %upto = mul i64 %pieces, %i1
+  %piece = udiv i64 %upto, %parts
+  %far = mul i64 %piece, %grain
+  %over = icmp slt i64 %far, %total
+  %to = select i1 %over, i64 %far, i64 %total
+  %next = getelementptr [{MAX_THREADS + 1} x [16 x i64]], ptr @shares, i64 0, i64 %i, i64 0
+  store i64 %from, ptr %next
+  %limit_at = getelementptr i64, ptr %next, i64 1
+  store i64 %to, ptr %limit_at
+  %cutting = icmp slt i64 %i1, %parts
+  br i1 %cutting, label %cut, label %open
+open:
   store atomic i64 4294967296, ptr @ctl release, align 8
   %s = atomicrmw add ptr @seq, i32 1 seq_cst
   %sleeping = load atomic i32, ptr @sleepers seq_cst, align 4
@@ -188,7 +225,7 @@ wake:
   %r = call i64 (i64, ...) @syscall(i64 {_FUTEX.get(arch, 0)}, ptr @seq, i32 129, i32 2147483647)
   br label %go
 go:
-  call void @work(ptr %scratch)
+  call void @work(ptr %scratch, i32 0)
   %closing = atomicrmw and ptr @ctl, i64 4294967295 acq_rel
   br label %await
 await:
