@@ -207,8 +207,10 @@ class TinyJit(Generic[T]):
         if DEBUG >= 1:
             print(f"JIT captured {len(flat)} calls as {len(self.items)}")
         self.occupied = sorted({(_address(b), _address(b) + b.nbytes) for item, _ in flat for b in item.written if _address(b)})
+        results: list[tuple[str, Tensor]] = []
+        _walk(out, "result", results, [], [])
         for i in inputs:
-            i.moves = _moves(i, self.items)
+            i.moves = _moves(i, self.items, [t for _, t in results])
         if not flat:
             raise JitError("the function computed nothing that could be captured; realize or return what it makes")
         for device in {b.device for item, _ in flat for b in item.buffers}:
@@ -257,10 +259,12 @@ def _address(b: Buffer) -> int:
     return getattr(b.handle, "address", 0) or 0
 
 
-def _moves(i: Input, items: list[ExecItem]) -> list[Callable[[Any], None]] | None:
-    """What has each item read other memory in place of the input's own; None where one cannot, or where a tensor was made of it that is still alive."""
+def _moves(i: Input, items: list[ExecItem], results: list[Tensor]) -> list[Callable[[Any], None]] | None:
+    """What has each item read other memory in place of the input's own; None where one cannot, or where the input is a result, or a tensor
+    was made of it that is still alive."""
     buffers = _buffers(i.own)
-    if i.twin is not None or i.written or len(buffers) != 1 or any(t is not i.own and i.own.uop in t.uop.toposort() for t in LIVE):
+    kept = [*results, *(t for t in LIVE if t is not i.own)]
+    if i.twin is not None or i.written or len(buffers) != 1 or any(i.own.uop in t.uop.toposort() for t in kept):
         return None
     readers = [item for item in items if any((b.base or b) is buffers[0] for b in item.buffers)]
     found = [item.call.mover(buffers[0].handle) if isinstance(item, GraphItem) else None for item in readers]
