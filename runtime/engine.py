@@ -55,7 +55,10 @@ class RealizeEngine:
         self.clock = 0  # counts realizes, to tell what was written after a value was computed
 
     def realize(self, tensors: list[Tensor], pending: bool = True) -> None:
-        todo, overwritten = self._needed([*PENDING, *tensors] if pending else tensors)
+        wanted = [*PENDING, *tensors] if pending else tensors
+        if all(t.uop.op is Ops.BUFFER for t in wanted):
+            return
+        todo, overwritten = self._needed(wanted)
         effects: list[UOp] = []
         becomes: dict[UOp, UOp] = {}
         own: dict[int, UOp] = {}  # equal graphs are one node, but every tensor gets storage of its own: one may be assigned

@@ -12,7 +12,8 @@ write lies in its memory, and nothing that outlives the call was made of it. Ass
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from bisect import bisect
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -206,7 +207,7 @@ class TinyJit(Generic[T]):
         self.vars = {k: x for _, v in recorded for k, x in v.items()}
         if DEBUG >= 1:
             print(f"JIT captured {len(flat)} calls as {len(self.items)}")
-        self.occupied = sorted({(_address(b), _address(b) + b.nbytes) for item, _ in flat for b in item.written if _address(b)})
+        self.occupied = _joined((_address(b), _address(b) + b.nbytes) for item, _ in flat for b in item.written if _address(b))
         results: list[tuple[str, Tensor]] = []
         _walk(out, "result", results, [], [])
         for i in inputs:
@@ -241,12 +242,17 @@ class TinyJit(Generic[T]):
                 t.assign(i.own).realize()
         return self.result
 
+    def _writes(self, b: Buffer) -> bool:
+        """Whether the captured calls write where `b` lies."""
+        begin = _address(b)
+        i = bisect(self.occupied, (begin + b.nbytes, 0))  # those before begin before `b` ends
+        return i > 0 and self.occupied[i - 1][1] > begin
 
     def _pass(self, i: Input, t: Tensor) -> None:
         """Has the captured calls read `t`."""
         for dst, src in zip(_buffers(i.own), _buffers(t)):
             if i.moves is not None:
-                free = src.device is dst.device and not any(begin < _address(src) + src.nbytes and _address(src) < end for begin, end in self.occupied)
+                free = src.device is dst.device and not self._writes(src)
                 for move in i.moves:
                     move((src if free else dst).handle)
                 if free:
@@ -257,6 +263,17 @@ class TinyJit(Generic[T]):
 
 def _address(b: Buffer) -> int:
     return getattr(b.handle, "address", 0) or 0
+
+
+def _joined(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same addresses as disjoint intervals, ascending."""
+    found: list[tuple[int, int]] = []
+    for begin, end in sorted(intervals):
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((begin, end))
+    return found
 
 
 def _moves(i: Input, items: list[ExecItem], results: list[Tensor]) -> list[Callable[[Any], None]] | None:

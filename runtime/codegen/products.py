@@ -173,7 +173,7 @@ class Products(Masks):
             held, inside = (lane, inner) if wide else (inner[-1], [lane])
             parts = self.reduce_block(main, held, inside) if not after else []
             self.reorder([*outer, *([lane, *inner] if wide and parts else [*inner, lane]), *after])
-            self.opts += [row, columns, *(parts or self.block(main, inner[-1], 2 * self.machine.cache_bytes, pieces=max(2, self.machine.cores)))]
+            self.opts += [row, columns, *(parts or self.rows(main, inner[-1]))]
         else:
             self.reorder([*outer, lane, *within, *inner, *after])
             self.opts += [columns, *([row] if packs_rows and guarded else [])]
@@ -184,10 +184,9 @@ class Products(Masks):
         steps = [(self.stride(s.src[0], r), self.stride(s.src[0], lane)) for s in self.sig.stores]
         return all(a is not None and b is not None and 0 < abs(a) < abs(b) for a, b in steps)
 
-    def block(self, main: UOp, r: UOp, nbytes: int, pieces: int = 1) -> list[Opt]:
-        """About as many tiles of `r` as fit `nbytes`, all blocks about the same; so many pieces, unless that makes them small."""
+    def block(self, main: UOp, r: UOp, nbytes: int, wanted: int) -> list[Opt]:
+        """About as many tiles of `r` as fit `nbytes`, at most those wanted, all blocks about the same."""
         count = -(-size_max(r) // self.tile_of(r))
-        wanted = max(-(-count // pieces), min(16, -(-count // 2)) if pieces > 1 else 1)
         most = min(nbytes // (volume(frozenset(main.src[1:])) * self.tile_of(r) * 4), wanted)
         tiles = -(-count // -(-count // most)) if most else 0
         fixed = all(x.src[0].op is Ops.CONST for x in self.order) and ranges_of(main) >= frozenset(self.order)
@@ -195,14 +194,20 @@ class Products(Masks):
             return []
         return [Opt("block", r.arg[0], tiles)]
 
+    def rows(self, main: UOp, r: UOp) -> list[Opt]:
+        """As many tiles of rows as twice the cache holds, a block for every core, unless that makes them small."""
+        count = -(-size_max(r) // self.tile_of(r))
+        wanted = max(-(-count // max(2, self.machine.cores)), min(16, -(-count // 2)))
+        return self.block(main, r, 2 * self.machine.cache_bytes, wanted)
+
     def panels(self, main: UOp, lane: UOp) -> list[Opt]:
-        """As many panels of columns as half the cache holds (where the rows lie in it anyhow, and what is stored would not, one
-        by one); of one that is larger, as much of the reduction at a time."""
+        """As many panels of columns as half the cache holds, two blocks for every core (none where the rows lie in it anyhow, and what
+        is stored would not, one by one); of a panel that is larger, as much of the reduction at a time."""
         half, k = self.machine.cache_bytes // 2, main.src[1]
         if not self.overflows(main, self.tile_of(lane)):
             rows = min(touched(u) for u in self.under[main] if lane not in ranges_of(u)) * 4
             scattered = any(self.stride(s.src[0], lane) != 1 for s in self.sig.stores)
-            return [] if scattered and rows <= self.machine.cache_bytes // 4 else self.block(main, lane, half)
+            return [] if scattered and rows <= self.machine.cache_bytes // 4 else self.block(main, lane, half, -(-size_max(lane) // (self.tile_of(lane) * 2 * self.machine.cores)))
         each = volume(frozenset(main.src[2:])) * self.tile_of(lane) * 4
         per = max(1, half // each)
         return [Opt("block", lane.arg[0], 1), Opt("reduce_block", k.arg[0], -(-size_max(k) // -(-size_max(k) // per)))]

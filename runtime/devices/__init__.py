@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import threading
+from functools import cache
 
 from manygrad.runtime.devices.base import Device, Kernel
 
@@ -22,6 +23,7 @@ _DEVICES: dict[str, Device] = {}
 _LOCK = threading.Lock()
 
 
+@cache
 def canonical(name: str) -> str:
     """The local name of a device: `cpu` -> `CPU:0`, `CPU:1@3` -> `CPU:1`, `DISK:/a/b` as it is."""
     local = re.sub(r"@\d+$", "", name)

@@ -196,19 +196,13 @@ publish:
   %others = zext i32 %limit to i64
   %parts = add i64 %others, 1
   store i64 %parts, ptr @parts
-  %less = sub i64 %grain, 1
-  %padded = add i64 %total, %less
-  %pieces = udiv i64 %padded, %grain
   br label %cut
 cut:
   %i = phi i64 [ 0, %publish ], [ %i1, %cut ]
   %from = phi i64 [ 0, %publish ], [ %to, %cut ]
   %i1 = add i64 %i, 1
-  %upto = mul i64 %pieces, %i1
-  %piece = udiv i64 %upto, %parts
-  %far = mul i64 %piece, %grain
-  %over = icmp slt i64 %far, %total
-  %to = select i1 %over, i64 %far, i64 %total
+  %upto = mul i64 %total, %i1
+  %to = udiv i64 %upto, %parts
   %next = getelementptr [{MAX_THREADS + 1} x [16 x i64]], ptr @shares, i64 0, i64 %i, i64 0
   store i64 %from, ptr %next
   %limit_at = getelementptr i64, ptr %next, i64 1

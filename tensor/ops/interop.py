@@ -50,7 +50,7 @@ class InteropMixin:
         """The one element as a Python number."""
         if self.numel() != 1:
             raise ValueError(f"item() needs one element, this tensor has shape {self.shape}; index it first")
-        return self._python_values().reshape(-1)[0]
+        return self._python_values().item()
 
     def tolist(self: Tensor) -> Any:
         """(Nested) lists of Python numbers; of a 0-d tensor the number."""
@@ -58,7 +58,7 @@ class InteropMixin:
 
     def _python_values(self: Tensor) -> np.ndarray:
         a = self.numpy()
-        return (a if self.dtype.np.kind in "biuf" else a.astype(np.float32)).astype(object)
+        return a if self.dtype.np.kind in "biuf" else a.astype(np.float32)
 
     def __bool__(self: Tensor) -> bool:
         if self.numel() != 1:
