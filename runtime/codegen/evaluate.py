@@ -302,6 +302,7 @@ class Evaluator(Emitter):
         a = self.analysis.affine(index.src[1], position)
         pointer = self.pointer(index.src[0])
         if a is not None and (a.uniform or self.lanes == 1):
+            self.prefetch(u, pointer, a)
             found = self.scalar_load(u.dtype, pointer, a, valid)
             if valid is not None and valid.lanes > 1:
                 return self.alu(Ops.WHERE, u.dtype, valid, found, self.const(0, u.dtype))
@@ -325,14 +326,13 @@ class Evaluator(Emitter):
         return self.emit(Low.LOAD, u.dtype, (pointer, offset, *guards), 0, self.lanes)
 
     def prefetch(self, u: UOp, pointer: Inst, a: Affine) -> None:
-        """Asks for what the load reads in the next tile of the outermost loop, where the plan says so."""
-        slot = pointer.arg
-        if not any(s == slot and r in self.origin and r in ranges_of(u) for r, s in self.plan.prefetched):
-            return
-        outer = self.plan.loops[0]
-        ahead = sum(c for x, c in a.terms if x.expr is outer) * self.plan.tile.get(outer, 1)
-        if ahead:
-            self.emit(Low.PREFETCH, dtypes.void, (pointer, self.base(a)), a.constant + ahead, here=True)
+        """Asks for what the load reads in the next tile of another loop, where the plan says so."""
+        for r, slot in self.plan.prefetched:
+            if slot != pointer.arg or r not in self.origin or (loop := self.plan.next_tile(u, r)) is None:
+                continue
+            ahead = sum(c for x, c in a.terms if x.expr is loop) * self.plan.tile.get(loop, 1)
+            if ahead:
+                self.emit(Low.PREFETCH, dtypes.void, (pointer, self.base(a)), a.constant + ahead, here=True)
 
     def window_load(self, u: UOp, pointer: Inst, a: Affine, valid: Inst | None, mask: Inst | None) -> Inst | None:
         """Lanes that read within two vectors' reach of each other: those vectors are loaded and shuffled."""

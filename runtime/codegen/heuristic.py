@@ -109,7 +109,9 @@ class Heuristic(Products):
         budget = max(1, self.machine.accumulators // len(sharing))
         if any(v not in sharing and v in main.src[0].toposort() for v in self.sig.reduces):
             return  # nested
-        if lane is not None and lane in ranges_of(main):
+        if lane is not None and self.thin(main, lane):
+            self.tile_elementwise(lane)
+        elif lane is not None and lane in ranges_of(main):
             self.order_and_stage(main, lane, self.tile_outer_product(main, lane, budget))
         elif main in split:
             self.tile_dot_product(main, budget)

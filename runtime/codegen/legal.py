@@ -159,8 +159,8 @@ def _keeping(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
 def _prefetching(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
     for r, slot in plan.prefetched:
         reads = [u for u in sig.nodes if u.op is Ops.LOAD and u.src[0].src[0].arg == slot]
-        if not plan.loops or r is plan.loops[0] or not any({r, plan.loops[0]} <= ranges_of(u) for u in reads):
-            return f"argument {slot} is not read along range {r.arg[0]} of every tile of the outermost loop"
+        if not any(plan.next_tile(u, r) for u in reads):
+            return f"argument {slot} is not read along range {r.arg[0]} and a loop around it"
     return None
 
 

@@ -17,6 +17,7 @@ from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
 STAGE_BYTES = 16 << 20
+FIRST_CACHE_BYTES = 32 << 10
 MOST_POSITIONS = 72  # of a tile, along rows: code is made for each
 
 
@@ -36,6 +37,14 @@ class Products(Masks):
         own = {v: [r for r in self.sig.loops if [w for w in loads if r in ranges_of(w)] == [v]] for v in loads}
         alone = [(v, rs[0]) for v, rs in own.items() if len(rs) == 1 and self.stride(v.src[0], rs[0]) != 1]
         return all(own.values()) and any(size_max(r) >= self.lanes and self.stageable(v, u, r) for v, r in alone)
+
+    def thin(self, main: UOp, lane: UOp) -> bool:
+        """Whether a product has so few terms, of columns that the first cache holds, that what is stored bounds it: it runs as an elementwise kernel does."""
+        across = [u for u in self.under[main] if lane in ranges_of(u)]
+        plain = all(len(u.src[0].src) == 2 and self.stride(u.src[0], lane) in (0, 1) for u in self.under[main])
+        stored = all(self.stride(s.src[0], lane) == 1 for s in self.sig.stores)
+        few = volume(frozenset(main.src[1:])) <= self.lanes and sum(touched(u) * u.dtype.itemsize for u in across) <= FIRST_CACHE_BYTES
+        return lane in ranges_of(main) and len(self.sig.reduces) == 1 and plain and stored and few
 
     def product_cost(self, main: UOp, r: UOp) -> float | None:
         """Relative cost of a product with lanes along `r`: what is not contiguous along it must be worth packing."""
@@ -155,11 +164,12 @@ class Products(Masks):
             return
         inner = [r for r in self.order if r in ranges_of(down[0]) and r not in ranges_of(across[0]) and r not in rows]
         inner += sorted(rows, key=self.order.index)
-        if not must and volume(frozenset(inner)) < 32:  # too few rows for what packing costs
-            return
         own = ranges_of(main)
         outer = [r for r in self.order if r in own and r is not lane and r not in inner]
         after = [r for r in self.order if r not in own]
+        if not must and volume(frozenset(inner)) < 32:  # too few rows for what packing costs; each thread reads columns of its own
+            self.reorder([*outer, lane, *inner, *after])
+            return
         within = [r for r in outer if r not in ranges_of(down[0]) and self.stored_closer(r, lane)]
         outer = [r for r in outer if r not in within]
         panel = (lane, *within)[-1]
@@ -176,8 +186,15 @@ class Products(Masks):
             self.opts += [row, columns, *(parts or self.rows(main, inner[-1]))]
         else:
             self.reorder([*outer, lane, *within, *inner, *after])
-            self.opts += [columns, *([row] if packs_rows and guarded else [])]
+            self.opts += [columns, *([row] if packs_rows and guarded else self.next_rows(main, lane, rows, down[0]))]
             self.opts += self.panels(main, lane) if not within else []
+
+    def next_rows(self, main: UOp, lane: UOp, rows: list[UOp], down: UOp) -> list[Opt]:
+        """The next tile's rows are asked for while this one's are read: each row is on other pages, where the processor does not look ahead
+        by itself. For tiles whose FMAs leave the load ports the time."""
+        k, vectors, m = main.src[-1], self.tile_of(lane) // self.lanes, math.prod(self.tile_of(r) for r in rows)
+        streams = len(main.src) == 2 and len(down.src[0].src) == 2 and self.stride(down.src[0], k) == 1 and size_max(k) >= 4 * self.lanes
+        return [Opt("prefetch", k.arg[0], down.src[0].src[0].arg)] if streams and vectors + 2 * m <= vectors * m else []
 
     def stored_closer(self, r: UOp, lane: UOp) -> bool:
         """Whether results of neighbouring iterations of `r` lie between those of the lane: they are written soon after each other."""

@@ -255,7 +255,7 @@ FIRST = Opt("parallelise", -1, 1)
         (ROWS, [Opt("keep", 3, 4), Opt("keep", 4, 1)], "range 4 is part of another keep"),
         (ROWS, [Opt("vectorise", 0, 4), Opt("keep", 3, 4)], "what is kept runs along the vectorised loop"),
         (ROWS, [Opt("block", 1, 4), ALL, Opt("keep", 3, 4)], "not with a block"),
-        (ROWS, [Opt("prefetch", 0, 1)], "argument 1 is not read along range 0 of every tile of the outermost loop"),
+        (ROWS, [Opt("prefetch", 0, 1)], "argument 1 is not read along range 0 and a loop around it"),
         (ROWS, [Opt("prefetch", 3, 2)], "argument 2 is not read along range 3"),
         (ROWS, [Opt("vectorise", 1, 16), Opt("stream", -1, 1)], "not one that is only stored to"),
         (ROWS, [Opt("stream", -1, 0)], "no loop is vectorised"),
