@@ -326,8 +326,8 @@ class Evaluator(Emitter):
 
     def prefetch(self, u: UOp, pointer: Inst, a: Affine) -> None:
         """Asks for what the load reads in the next tile of the outermost loop, where the plan says so."""
-        slot = pointer.arg
-        if not any(s == slot and r in self.origin and r in ranges_of(u) for r, s in self.plan.prefetched):
+        slot, blocked = pointer.arg, self.plan.reduce_block and self.plan.reduce_block[0]  # (of that, `Pieces.ask_for_next`)
+        if not any(s == slot and r in self.origin and r in ranges_of(u) and r is not blocked for r, s in self.plan.prefetched):
             return
         outer = self.plan.loops[0]
         ahead = sum(c for x, c in a.terms if x.expr is outer) * self.plan.tile.get(outer, 1)

@@ -159,6 +159,10 @@ def _keeping(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
 def _prefetching(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
     for r, slot in plan.prefetched:
         reads = [u for u in sig.nodes if u.op is Ops.LOAD and u.src[0].src[0].arg == slot]
+        if plan.reduce_block is not None and r is plan.reduce_block[0]:
+            if not any(s == slot and x in plan.packed_in_blocks for x, s in plan.staged) or any(len(u.src) > 2 for u in sig.reduces):
+                return f"argument {slot} is not packed in blocks of range {r.arg[0]} alone"
+            continue
         if not plan.loops or r is plan.loops[0] or not any({r, plan.loops[0]} <= ranges_of(u) for u in reads):
             return f"argument {slot} is not read along range {r.arg[0]} of every tile of the outermost loop"
     return None

@@ -260,6 +260,8 @@ FIRST = Opt("parallelise", -1, 1)
         (ROWS, [Opt("vectorise", 1, 16), Opt("stream", -1, 1)], "not one that is only stored to"),
         (ROWS, [Opt("stream", -1, 0)], "no loop is vectorised"),
         (ROWS, [Opt("keep", 3, 4), Opt("keep", 3, 1), Opt("prefetch", 3, 1), Opt("vectorise", 1, 16), Opt("stream", -1, 0)], None),
+        (PRODUCT, [Opt("block", 0, 4), FIRST, Opt("reduce_block", 2, 8), Opt("stage", 0, 1), Opt("prefetch", 2, 2)], "argument 2 is not packed in blocks of range 2 alone"),
+        (PRODUCT, [Opt("block", 0, 4), FIRST, Opt("reduce_block", 2, 8), Opt("stage", 0, 1), Opt("stage", 1, 2), Opt("prefetch", 2, 1), Opt("prefetch", 2, 2)], None),
         (SCATTER, [Opt("vectorise", 1, 16), Opt("before", 1, 0), Opt("parallelise", -1, 1)], None),
         (PRODUCT, [Opt("block", 1, 4), ALL, Opt("unroll", 2, 4), Opt("reduce_block", 2, 8)], None),
         (PRODUCT, [Opt("before", 1, 0), Opt("vectorise", 1, 16), Opt("tile", 0, 6), Opt("stage", 1, 2), ALL], None),
