@@ -21,7 +21,7 @@ from functools import lru_cache
 from math import prod
 
 from manygrad.schedule.kernels import Item
-from manygrad.schedule.limit import limit_columns
+from manygrad.schedule.limit import ALIGN, limit_columns
 from manygrad.schedule.memory import is_temporary, nbytes_of
 from manygrad.schedule.rangeify import ranges_of
 from manygrad.tensor.dtype import dtypes
@@ -82,7 +82,7 @@ def chain_kernels(items: list[Item]) -> list[Item]:
         rows = _rows(items, chain)
         if rows is not None:
             gone.update(chain.members)
-            made[chain.members[-1]] = _chained(items, chain, rows)
+            made[chain.members[-1]] = _masked(items, chain, rows) or _chained(items, chain, rows)
     return [made.get(i, item) for i, item in enumerate(items) if i in made or i not in gone]
 
 
@@ -212,6 +212,17 @@ def _rows(items: list[Item], chain: Chain) -> int | None:
     if rows < min(MIN_ROWS, sizes[-1]) or rows * row_bytes > MOST_BYTES or sum(again.values()) > AGAIN * rows * row_bytes:
         return None
     return rows
+
+
+def _masked(items: list[Item], chain: Chain, rows: int) -> Item | None:
+    """The chain in smaller blocks, of no more than a quarter of the columns, if these leave out what a mask makes zero."""
+    size = _loops(items[chain.members[0]])[chain.outer - 1].src[0].arg
+    most = max(ALIGN, max(chain.steps[b] for b in chain.inside) // 4)
+    fewer = max((n for n in range(1, min(size, most) + 1) if size % n == 0), default=rows)
+    if not MIN_ROWS <= fewer < rows or not any(u.op is Ops.WHERE for i in chain.members for u in items[i].what.toposort()):
+        return None
+    found = _chained(items, chain, fewer)
+    return found if any(u.op is Ops.RANGE and u.src[0].op is not Ops.CONST for u in found.what.toposort()) else None
 
 
 # *** making it ***
