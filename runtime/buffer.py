@@ -56,10 +56,13 @@ class Buffer:
         return self
 
     def copyout(self) -> np.ndarray:
-        out = np.empty(self.nbytes, np.uint8)
-        if self.nbytes:
-            self.device.copyout(memoryview(out), self.handle)
-        return out.view(self.dtype.np)
+        raw = self.device.as_numpy(self.handle, self.nbytes) if self.nbytes else None
+        if raw is None:
+            raw = np.empty(self.nbytes, np.uint8)
+            if self.nbytes:
+                self.device.copyout(memoryview(raw), self.handle)
+            return raw.view(self.dtype.np)
+        return raw.view(self.dtype.np).copy()
 
     @staticmethod
     def over(device: str, array: np.ndarray, dtype: DType) -> Buffer | None:

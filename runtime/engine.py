@@ -18,8 +18,9 @@ from manygrad.runtime.functions import has_functions, run_functions
 from manygrad.runtime.linear import capture, compile_linear, run_linear, storage
 from manygrad.schedule import as_param, create_linear, create_linear_with_vars
 from manygrad.tensor.dtype import DType, dtypes
+from manygrad.tensor.engine import default_device
 from manygrad.tensor.source import line_of
-from manygrad.tensor.tensor import LIVE, PENDING, Tensor, default_device
+from manygrad.tensor.tensor import LIVE, PENDING, Tensor
 from manygrad.tensor.uop import BufferSpec, GroupOp, Ops, UOp, standing_on, toposort
 from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.shape import unviewed

@@ -142,6 +142,8 @@ class TinyJit(Generic[T]):
             return self._run_plain(args, kwargs)
         if capture and self.calls:
             raise JitError("a TinyJit is called while another one is recording; call it outside, or leave the inner one out")
+        if self.items and isinstance(self.items[0], GraphItem):
+            self.items[0].call.wake()
         tensors: list[tuple[str, Tensor]] = []
         variables: list[tuple[str, UOp]] = []
         constants: list[tuple[str, Any]] = []

@@ -21,7 +21,7 @@ from functools import lru_cache
 from math import prod
 
 from manygrad.schedule.kernels import Item
-from manygrad.schedule.limit import limit_columns
+from manygrad.schedule.limit import ALIGN, limit_columns
 from manygrad.schedule.memory import is_temporary, nbytes_of
 from manygrad.schedule.rangeify import ranges_of
 from manygrad.tensor.dtype import dtypes
@@ -82,19 +82,23 @@ def chain_kernels(items: list[Item]) -> list[Item]:
         rows = _rows(items, chain)
         if rows is not None:
             gone.update(chain.members)
-            made[chain.members[-1]] = _chained(items, chain, rows)
+            made[chain.members[-1]] = _masked(items, chain, rows) or _chained(items, chain, rows)
     return [made.get(i, item) for i, item in enumerate(items) if i in made or i not in gone]
 
 
 def _large(items: list[Item], writers: dict[UOp, list[int]]) -> list[UOp]:
-    """The temporaries, each written by one kernel, that are much larger than what that kernel reads besides such temporaries."""
+    """The temporaries that are much larger than what any kernel that writes them reads besides such temporaries."""
     found: dict[UOp, None] = {}
-    for item in items:
-        temps = [b for b in item.writes if is_temporary(b) and len(writers[b]) == 1 and nbytes_of(b) >= SAVED_BYTES // 4]
+    other: set[UOp] = set()
+    for i, item in enumerate(items):
+        temps = [b for b in item.writes if is_temporary(b) and nbytes_of(b) >= SAVED_BYTES // 4 and b not in other]
         if item.what.op is Ops.SINK and temps:
             known = found.keys() | _element_for_element(item)
             read = max((_bytes_at(u) for u in _indices(item.what) if item.args[u.src[0].arg] not in {*known, *item.writes}), default=0)
-            found.update(dict.fromkeys(b for b in temps if nbytes_of(b) >= WIDE * read))
+            other.update(b for b in temps if nbytes_of(b) < WIDE * read)
+            found.update(dict.fromkeys(b for b in temps if b not in other and writers[b][-1] == i))
+        else:
+            other.update(temps)
     return list(found)
 
 
@@ -121,7 +125,8 @@ def _chain(items: list[Item], members: tuple[int, ...], users: dict[UOp, set[int
     if len(kernels) < 2 or not all(map(_plain, kernels)) or len({k.args[0].device for k in kernels}) > 1 or not _can_wait(items, members):
         return None
     written = {b for k in kernels for b in k.writes}
-    shared = [b for b in written if sum(b in k.args for k in kernels) > 1]
+    read = {b for k in kernels for b, _ in k.reads}  # what several kernels only write they write in any order
+    shared = [b for b in written & read if sum(b in k.args for k in kernels) > 1]
     sizes = [[r.src[0].arg for r in _loops(k)] for k in kernels]
     common = next((n for n, at in enumerate(zip(*sizes)) if len(set(at)) > 1), min(map(len, sizes)))
     for outer in range(common, 0, -1):
@@ -207,6 +212,17 @@ def _rows(items: list[Item], chain: Chain) -> int | None:
     if rows < min(MIN_ROWS, sizes[-1]) or rows * row_bytes > MOST_BYTES or sum(again.values()) > AGAIN * rows * row_bytes:
         return None
     return rows
+
+
+def _masked(items: list[Item], chain: Chain, rows: int) -> Item | None:
+    """The chain in smaller blocks, of no more than a quarter of the columns, if these leave out what a mask makes zero."""
+    size = _loops(items[chain.members[0]])[chain.outer - 1].src[0].arg
+    most = max(ALIGN, max(chain.steps[b] for b in chain.inside) // 4)
+    fewer = max((n for n in range(1, min(size, most) + 1) if size % n == 0), default=rows)
+    if not MIN_ROWS <= fewer < rows or not any(u.op is Ops.WHERE for i in chain.members for u in items[i].what.toposort()):
+        return None
+    found = _chained(items, chain, fewer)
+    return found if any(u.op is Ops.RANGE and u.src[0].op is not Ops.CONST for u in found.what.toposort()) else None
 
 
 # *** making it ***

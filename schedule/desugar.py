@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from manygrad.schedule.index import contiguous_offset
+from manygrad.schedule.join import store_part
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.source import inherit
 from manygrad.tensor.uop import BufferSpec, GroupOp, Ops, UOp
@@ -127,7 +128,7 @@ def _lower_cat(u: UOp, src: tuple[UOp, ...], target: UOp) -> UOp:
     for s in src:
         n = s.shape[u.arg]
         part = tuple((at, at + n) if i == u.arg else (0, d) for i, d in enumerate(u.shape))
-        stores.append(_store(UOp(Ops.SHRINK, u.dtype, (target,), part), s))
+        stores.append(store_part(UOp(Ops.SHRINK, u.dtype, (target,), part), s))
         at += n
     return UOp(Ops.AFTER, u.dtype, (target, *stores))
 

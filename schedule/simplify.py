@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 from manygrad.schedule.desugar import is_buffer
+from manygrad.schedule.join import join_padded
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import GroupOp, Ops, PatternMatcher, UOp, UPat, graph_rewrite
 
@@ -177,6 +178,7 @@ pm_simplify = PatternMatcher(
         (UPat(Ops.MSTACK, "u"), whole_buffers),
         (UPat(GroupOp.MOVEMENT, "u"), merge_movement),
         (UPat(Ops.REDUCE, "u"), merge_reduce),
+        (UPat(Ops.ADD, "u"), join_padded),
         (UPat(GroupOp.BINARY, "u"), fold_binary),
         (UPat(Ops.WHERE, "u"), fold_where),
         (UPat(Ops.CAST, "u"), fold_cast),

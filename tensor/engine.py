@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from manygrad.tensor import environment as env
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -58,3 +60,8 @@ def engine() -> Engine:
     if holder.current is None:
         raise RuntimeError("no engine: import the package `manygrad`, not only its folder `tensor`")
     return holder.current
+
+
+def default_device() -> str:
+    """Where tensors live that are told no device (DEVICE)."""
+    return engine().canonical(str(env.DEVICE.value))

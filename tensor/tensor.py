@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from manygrad.tensor import environment as env
 from manygrad.tensor import grad_mode
 from manygrad.tensor.dtype import DType, dtypes, to_dtype
-from manygrad.tensor.engine import engine
+from manygrad.tensor.engine import default_device, engine
 from manygrad.tensor.ops.activation import ActivationMixin
 from manygrad.tensor.ops.arithmetic import ArithmeticMixin
 from manygrad.tensor.ops.attention import AttentionMixin
@@ -411,10 +410,6 @@ def _place_and_type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any,
             device = a
     flags = [a for a in args if isinstance(a, bool)]
     return device, None if dtype is None else to_dtype(dtype), bool(kwargs.get("copy") or (len(flags) > 1 and flags[1]))
-
-
-def default_device() -> str:
-    return engine().canonical(str(env.DEVICE.value))
 
 
 def _canonical(device: str | Sequence[str]) -> str | tuple[str, ...]:

@@ -42,6 +42,9 @@ class Graph:
             stamps.append(time.perf_counter())
         return stamps if timed else None
 
+    def wake(self) -> None:
+        """A call is about to come: what takes its time to wake may begin."""
+
     def mover(self, handle: Any) -> Callable[[Any], None] | None:
         """A function that has the calls read another handle's memory, of the same size, in place of this one's; None: cannot be done."""
         return None

@@ -272,6 +272,7 @@ class CPUGraph(Graph):
         self.kept = [kernel.arguments(handles, vars) for kernel, handles, vars in calls]  # type: ignore[attr-defined]
         rows = [(k.address, ctypes.addressof(b), 0 if v is None else ctypes.addressof(v), total, grain)  # type: ignore[attr-defined]
                 for (k, _, _), (b, v, total, grain) in zip(calls, self.kept)]  # fmt: skip
+        self.shared = any(total > grain for *_, total, grain in self.kept)  # whether there is work for the team
         self.table = (ctypes.c_int64 * (5 * len(rows) or 1))(*[x for row in rows for x in row])
         self.checked = {k: k.record for k, _, _ in calls if k.record is not None}  # type: ignore[attr-defined]
 
@@ -282,6 +283,10 @@ class CPUGraph(Graph):
         for kernel, record in self.checked.items():
             record.check(kernel.name)
         return None if stamps is None else [stamps[i] + stamps[i + 1] * 1e-9 for i in range(0, 2 * count + 2, 2)]
+
+    def wake(self) -> None:
+        if self.shared:
+            team().wake()
 
     def mover(self, handle: Memory) -> Callable[[Memory], None]:
         begin, end = handle.address, handle.address + handle.nbytes

@@ -22,7 +22,7 @@ class Memory:
 
 def host_array(address: int, nbytes: int) -> np.ndarray:
     """The bytes at `address` as a uint8 array; the caller keeps the memory alive."""
-    return np.frombuffer(memoryview((ctypes.c_ubyte * nbytes).from_address(address)), dtype=np.uint8)
+    return np.frombuffer((ctypes.c_ubyte * nbytes).from_address(address), dtype=np.uint8)
 
 
 class HostDevice(Device):
@@ -62,7 +62,7 @@ class HostDevice(Device):
         return host_array(handle.address, nbytes)
 
     def adopt(self, array: np.ndarray) -> Memory:
-        return Memory(array.ctypes.data, array.nbytes, array)
+        return Memory(array.__array_interface__["data"][0], array.nbytes, array)
 
     def address(self, handle: Memory) -> int:
         return handle.address

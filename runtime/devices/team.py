@@ -10,7 +10,7 @@ thread's own to memory behind its scratch memory. `graph` runs a table of jobs a
 Protocol. The caller fills in the job, sets `ctl` to OPEN and adds one to `seq`. A worker that sees a new `seq` adds
 itself to `ctl`'s low half if the job is still open, works, and takes itself off. The caller works too, then closes the
 job and waits for those inside only: a worker that the system does not run right now holds nobody up. Idle workers spin
-shortly, then sleep on `seq`; so does the caller, on the low half of `ctl`, until the last one inside wakes it. When the team is busy (another Python thread runs a kernel), the caller works alone.
+shortly, then sleep on `seq` (`wake` has them spin again: a job is about to come); so does the caller, on the low half of `ctl`, until the last one inside wakes it. When the team is busy (another Python thread runs a kernel), the caller works alone.
 
 A worker's scratch memory begins with the index up to which it has run the kernel in this job, 0 before: a kernel packs nothing anew for
 a part of the loop that goes on where what this thread has packed is still right.
@@ -355,6 +355,19 @@ done:
   ret void
 }}
 
+define void @team_wake() {{
+entry:
+  %s = atomicrmw add ptr @seq, i32 1 seq_cst
+  %sleeping = load atomic i32, ptr @sleepers seq_cst, align 4
+  %any = icmp ne i32 %sleeping, 0
+  br i1 %any, label %wake, label %done
+wake:
+  %r = call i64 (i64, ...) @syscall(i64 {_FUTEX.get(arch, 0)}, ptr @seq, i32 129, i32 2147483647)
+  br label %done
+done:
+  ret void
+}}
+
 define i32 @team_start(i32 %from, i32 %to) {{
 entry:
   %thread = alloca i64, align 8
@@ -402,6 +415,7 @@ SYMBOLS: dict[str, Any] = {
     "team_run": ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p),
     "team_chain": ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 2, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p),
     "team_graph": ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p),
+    "team_wake": ctypes.CFUNCTYPE(None),
     "team_start": ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.c_int32),
     "team_limit": ctypes.CFUNCTYPE(None, ctypes.c_int32),
     "team_scratch": ctypes.CFUNCTYPE(None, ctypes.c_int32, ctypes.c_void_p),
@@ -450,6 +464,7 @@ class Team:
     run: Any
     chain: Any
     graph: Any
+    wake: Any
     start: Any
     limit: Any
     scratch: Any

@@ -19,10 +19,16 @@ def _silu_slope(x: Tensor) -> Tensor:
     return s * (1 + x * (1 - s))
 
 
+def _gelu_by_tanh(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(sigmoid(2z), 2 dz/dx) for z = √(2/π) (x + 0.044715 x³)."""
+    square, first, third = x * x, 2 * math.sqrt(2 / math.pi), 2 * math.sqrt(2 / math.pi) * 0.044715
+    return (x * (square * third + first)).sigmoid(), square * (3 * third) + first
+
+
 def _gelu_slope(x: Tensor, approximate: str = "none") -> Tensor:
     if approximate == "tanh":
-        t = (math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)).tanh()
-        return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * (math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x * x))
+        s, change = _gelu_by_tanh(x)
+        return s + x * s * (1 - s) * change
     return 0.5 * (1 + (x * math.sqrt(0.5)).erf()) + x * (x * x * -0.5).exp() * (1 / math.sqrt(2 * math.pi))
 
 
@@ -99,7 +105,7 @@ class ActivationMixin:
     def gelu(self: Tensor, approximate: str = "none") -> Tensor:
         """x · Φ(x), Φ of the normal distribution; `approximate="tanh"` for the usual approximation: (1 + tanh(z)) / 2 is sigmoid(2z)."""
         if approximate == "tanh":
-            return self * (2 * math.sqrt(2 / math.pi) * (self + 0.044715 * self * self * self)).sigmoid()
+            return self * _gelu_by_tanh(self)[0]
         if approximate != "none":
             raise ValueError(f'gelu: approximate is "none" or "tanh", not {approximate!r}')
         return 0.5 * self * (1 + (self * math.sqrt(0.5)).erf())

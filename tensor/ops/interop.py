@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manygrad.tensor.dtype import DType, dtypes, to_dtype
-from manygrad.tensor.engine import engine
+from manygrad.tensor.engine import default_device, engine
 from manygrad.tensor.uop import GroupOp, Ops
 
 if TYPE_CHECKING:
@@ -32,14 +32,12 @@ class InteropMixin:
 
     def _whole(self: Tensor) -> Tensor:
         """Computed and stored as one buffer on one device of this worker: itself where that is so."""
-        from manygrad.tensor.tensor import default_device
-
         t = self
         if isinstance(t.device, tuple) or "@" in t.device:
             t = t.to(engine().canonical(default_device()))
-        if t.uop.op is Ops.BUFFER:
-            return t.realize()
         u = t.uop
+        if u.op is Ops.BUFFER:
+            return t.realize()
         t = t.contiguous() if u.op is not Ops.AFTER and u.op in GroupOp.MOVEMENT else t
         t.realize()
         if self.device == t.device and self.uop is u and u.op not in GroupOp.MOVEMENT:
@@ -142,7 +140,7 @@ class InteropMixin:
 
     @staticmethod
     def _over(array: np.ndarray) -> Tensor:
-        from manygrad.tensor.tensor import Tensor, default_device
+        from manygrad.tensor.tensor import Tensor
 
         kind = dtypes.from_np(array.dtype)
         usable = array.flags.c_contiguous and array.flags.writeable and array.flags.aligned and array.dtype.isnative

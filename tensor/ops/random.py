@@ -65,7 +65,8 @@ class RandomMixin:
     @staticmethod
     def _random_bits(count: int, device: Any) -> Tensor:
         """uint32 words of shape (count,)."""
-        from manygrad.tensor.tensor import Tensor, _canonical, default_device
+        from manygrad.tensor.engine import default_device
+        from manygrad.tensor.tensor import Tensor, _canonical
 
         where = _canonical(device) if device is not None else default_device()
         stream = _next_stream(where)

@@ -147,6 +147,13 @@ def test_columns_that_a_mask_leaves_out_are_not_computed() -> None:
             assert [sizes_at(size, b) for b in range(n // rows)] == [-(-(b + 1) * rows // 64) * 64 for b in range(n // rows)]
 
 
+@pytest.mark.parametrize(("n", "rows"), [(128, 64), (256, 64), (512, 128)])
+def test_blocks_that_a_mask_cuts_are_a_quarter_of_the_columns_or_as_many_as_are_cut_at_once(n: int, rows: int) -> None:
+    x = stored(16 * 512 // n, n, 32)
+    (masked,), (whole,) = (linear_of(x.scaled_dot_product_attention(x, x, is_causal=causal)).src for causal in (True, False))
+    assert (masked.src[0].arg.blocks, whole.src[0].arg.blocks) == (16 * 512 // rows, 16 * 512 // 128)
+
+
 @pytest.mark.parametrize("n", [200, 256, 320])
 @pytest.mark.parametrize("env", [{}, {"CHECK_OOB": 1}, {"NOOPT": 1}, {"DEVICE": "PYTHON"}], ids=str)
 def test_upper_and_lower_triangles(n: int, env: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from manygrad.tensor.dtype import DType, dtypes
-from manygrad.tensor.engine import engine
+from manygrad.tensor.engine import default_device, engine
 from manygrad.tensor.nn.state.dequantize import BLOCKS
-from manygrad.tensor.tensor import Tensor, default_device
+from manygrad.tensor.tensor import Tensor
 
 PLAIN: dict[int, DType] = {
     0: dtypes.float32, 1: dtypes.float16, 30: dtypes.bfloat16, 28: dtypes.float64, 24: dtypes.int8, 25: dtypes.int16, 26: dtypes.int32, 27: dtypes.int64,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from manygrad.tensor.engine import engine
+from manygrad.tensor.engine import default_device, engine
 from manygrad.tensor.nn import walk
 from manygrad.tensor.nn.parameter import Buffer
-from manygrad.tensor.tensor import Tensor, default_device
+from manygrad.tensor.tensor import Tensor
 
 
 def get_state_dict(obj: Any, prefix: str = "") -> dict[str, Tensor]:

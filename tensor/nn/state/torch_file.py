@@ -16,10 +16,10 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from manygrad.tensor.dtype import DType
-from manygrad.tensor.engine import engine
+from manygrad.tensor.engine import default_device, engine
 from manygrad.tensor.nn.state.files import replaced
 from manygrad.tensor.nn.state.pickle_reader import PickleReader, Storage, View
-from manygrad.tensor.tensor import Tensor, default_device
+from manygrad.tensor.tensor import Tensor
 
 MAX_PICKLE = 512 << 20
 LEGACY_MAGIC, LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
