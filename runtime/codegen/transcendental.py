@@ -78,11 +78,11 @@ STEPS = 32  # of exp's table in one power of two: two registers
 
 
 def exp_by_table(x: UOp) -> UOp:
-    """2**k * e**r: k, a multiple of 1/32, has its fraction looked up, its integer part scales. Where x is not finite, or so large that k is
-    not the nearest, r may be anything; within its bounds it does no harm, because k decides then."""
-    magic = (
-        1.5 * 2.0 ** FRACTION_BITS[f32] / STEPS
-    )  # what is added to it is rounded to 1 / STEPS, the number of steps in its lowest bits
+    """2**k * e**r: k, a multiple of 1/32, has its fraction looked up, its integer part scales.
+
+    Where x is not finite, or so large that k is not the nearest, r may be anything; within its bounds it does no harm, as k decides then.
+    """
+    magic = 1.5 * 2.0 ** FRACTION_BITS[f32] / STEPS  # sums with it are rounded to steps, counted in the lowest bits
     shifted = fma(x, math.log2(math.e), magic)
     k = sub(shifted, magic)
     r = fma(k, 2.12194440e-4, fma(k, -0.693359375, x))
