@@ -47,9 +47,7 @@ def where(condition: UOp, a: UOp | float, b: UOp | float) -> UOp:
 
 
 def fma(a: UOp, b: UOp | float, addend: UOp | float) -> UOp:
-    """a * b + addend, rounded once."""
-    src = (a, *(x if isinstance(x, UOp) else c(a.dtype, x) for x in (b, addend)))
-    return UOp(Ops.CUSTOM, a.dtype, src, "fma")
+    return a.alu(Ops.FMA, *(x if isinstance(x, UOp) else c(a.dtype, x) for x in (b, addend)))
 
 
 def polynomial(x: UOp, *coefficients: float) -> UOp:

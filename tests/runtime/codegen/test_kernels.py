@@ -165,6 +165,19 @@ def test_elementwise_sizes(n: int) -> None:
     agree(ast, [np.full(n, 7, np.float32), data(f32, n), data(f32, n), data(dtypes.bool, n)])
 
 
+@pytest.mark.parametrize("d", [f32, dtypes.float64, dtypes.float16, dtypes.bfloat16])
+def test_fma(d: DType) -> None:
+    ast = elementwise(lambda a, b, c: a.alu(Ops.FMA, b, c), [d] * 3, 50)
+    agree(ast, [np.zeros(50, d.np), *(data(d, 50) for _ in range(3))], rtol=1e-2 if d.is_half else 1e-5)
+
+
+def test_fma_rounds_once() -> None:
+    a = np.full(20, 1 + 2.0**-12, np.float32)
+    ast = elementwise(lambda a, b, c: a.alu(Ops.FMA, b, c), [f32] * 3, 20)
+    got = agree(ast, [np.zeros_like(a), a, a, np.full_like(a, -1 - 2.0**-11)])[0]
+    assert got.tolist() == [2.0**-24] * 20
+
+
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize(
     "shape", [(1, 1, 1), (3, 17, 5), (17, 3, 63), (64, 48, 33), (7, 130, 1), (1, 70, 40), (70, 1, 40), (65, 66, 67)]
