@@ -304,6 +304,7 @@ RULES: dict[Ops, Callable[[Any, UOp], Grads]] = {
     Ops.CMPEQ: lambda g, u: (None, None),
     Ops.CMPNE: lambda g, u: (None, None),
     Ops.WHERE: lambda g, u: (None, _t(u.src[0])._where(g, 0.0), _t(u.src[0])._where(0.0, g)),
+    Ops.FMA: lambda g, u: (g * _t(u.src[1]), g * _t(u.src[0]), g),
     Ops.CAST: lambda g, u: (g.cast(u.src[0].dtype) if u.src[0].dtype.is_float else None,),
     Ops.BITCAST: lambda g, u: (None,),
     Ops.RESHAPE: lambda g, u: (g.reshape(u.src[0].shape),),

@@ -174,7 +174,7 @@ def estimate(ast: UOp) -> tuple[int, int]:
     )
     for u in values:
         if u.op in GroupOp.ALU and u.dtype is not dtypes.index:
-            flops += volume(ranges_of(u))
+            flops += volume(ranges_of(u)) * (2 if u.op is Ops.FMA else 1)
         elif u.op is Ops.REDUCE:
             flops += volume(ranges_of(u.src[0]) | frozenset(u.src[1:]))
     flops += sum(volume(frozenset(sig.loops)) for s in sig.stores if s.arg is not None)

@@ -20,6 +20,7 @@ from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.uop import UOp
 
+CUSTOM = {"round": Low.ROUND, "scale": Low.SCALE, "within": Low.WITHIN, "lookup": Low.LOOKUP}
 PART_BYTES = 16  # within parts of a vector of this size, and of whole parts, shuffles are cheap
 
 
@@ -151,7 +152,10 @@ class Evaluator(Emitter):
 
     def combine(self, u: UOp, src: list[Inst]) -> Inst:
         if u.op is Ops.CUSTOM:
-            return self.alu({"fma": Low.FMA, "round": Low.ROUND, "scale": Low.SCALE}[u.arg], u.dtype, *src)
+            name, arg = u.arg if isinstance(u.arg, tuple) else (u.arg, None)
+            return self.alu(CUSTOM[name], u.dtype, *src, arg=arg)
+        if u.op is Ops.FMA:
+            return self.alu(Low.FMA, u.dtype, *src)
         if u.op not in GroupOp.ELEMENTWISE:
             _unknown(u)
         return self.alu(u.op, u.dtype, *src, arg=_sign(u) if u.dtype is INDEX else None)

@@ -14,8 +14,8 @@ from manygrad.tensor.uop.uop import UOp
 
 @dataclass(frozen=True)
 class Machine:
-    """What the choices depend on: a vector register's width, how many there are, a core's own cache, whether x * 2**n is one instruction,
-    how many cores may share the work."""
+    """What the choices depend on: a vector register's width, how many there are, a core's own cache, whether x * 2**n and a table's look-up
+    are one instruction, how many cores may share the work."""
 
     vector_bytes: int
     registers: int

@@ -46,7 +46,10 @@ class Low(Enum):
     ANY = auto()  # src (mask,): whether any lane is true
     ROUND = auto()  # a float to the nearest integer, ties to even
     FMA = auto()  # src (a, b, c): a * b + c, rounded once
-    SCALE = auto()  # src (a, n): a * 2**n for integers n, rounded once; only where the machine has it
+    # only where the machine has it (`Machine.scales`):
+    SCALE = auto()  # src (a, n): a * 2**floor(n), rounded once
+    WITHIN = auto()  # src (a, b): a where |a| <= b, else b with the sign of a; b where a is NaN
+    LOOKUP = auto()  # src (a,): the number of arg, a table of 32, that the lowest bits of a are
 
 
 @dataclass(eq=False, slots=True)

@@ -3,15 +3,20 @@
 Order: ascending in the ranges; with lanes, element k goes to partial sum k mod lanes, and those are folded pairwise.
 It does not depend on the tiles of the loops.
 
+A maximum of floats over a row takes the greater of a vector and an accumulator, which forgets NaNs, and remembers beside it in which lanes there
+was one: an instruction less than a maximum that is NaN where either is.
+
 A blocked reduction keeps its accumulators in local memory between blocks of its outermost range, so that a block of the
 operands stays in the cache while all tiles of a loop use it. The order of the sums is the same.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from manygrad.runtime.codegen.describe import ranges_of
 from manygrad.runtime.codegen.lowered import Inst, Low
@@ -21,6 +26,7 @@ from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
+MASKS = 6  # registers of lanes' conditions: AVX-512 has seven
 IDENTITY = {Ops.ADD: lambda d: 0, Ops.MUL: lambda d: 1, Ops.MAX: lambda d: d.min}
 
 
@@ -31,6 +37,7 @@ class Accumulator:
     reduce: UOp
     position: dict[UOp, int]
     parts: list[Inst]
+    ordered: list[Inst]  # of a MAX of floats, for each part: the lanes in which no NaN has been; []: the parts tell
 
 
 class Reducer(Placer):
@@ -114,8 +121,13 @@ class Reducer(Placer):
                 else self.const(u.dtype.const(IDENTITY[u.arg](u.dtype)), u.dtype, lanes)
             )
             if not found or found[-1].reduce is not u or found[-1].position != position:
-                found.append(Accumulator(u, position, []))
+                found.append(Accumulator(u, position, [], []))
             found[-1].parts.append(self.emit(Low.ACC, u.dtype, (start,), None, lanes, here=True))
+        if first is None and split is not None and sum(len(a.parts) for a in found) <= MASKS:
+            true = self.const(True, dtypes.bool, lanes)
+            for acc in found:
+                if acc.reduce.arg is Ops.MAX and acc.reduce.dtype.is_float:
+                    acc.ordered += (self.emit(Low.ACC, dtypes.bool, (true,), None, lanes, here=True) for _ in acc.parts)
         return found
 
     def accumulate_all(self, group: list[UOp], accumulators: list[Accumulator], split: UOp | None) -> None:
@@ -132,7 +144,7 @@ class Reducer(Placer):
                         with self.unless_masked(masks, {**row, **at}) as some:
                             for acc in accumulators if some else ():
                                 if row.items() <= acc.position.items():
-                                    self.accumulate(acc.reduce, {**acc.position, **at}, acc.parts[part])
+                                    self.accumulate(acc, {**acc.position, **at}, part)
 
         masks = self.masks([u.src[0] for u in group], frozenset(ranges))
         around, self.inside = self.inside, frozenset(ranges)
@@ -143,19 +155,33 @@ class Reducer(Placer):
         """Folds the partial sums and makes the results known in the current block."""
         for acc in accumulators:
             u = acc.reduce
-            values = [self.emit(Low.GET, u.dtype, (a,), None, a.lanes, here=True) for a in acc.parts]
-            while len(values) > 1:
-                half = (len(values) + 1) // 2
-                folded = [self.alu(u.arg, u.dtype, a, b) for a, b in zip(values, values[half:])]
-                values = folded + values[len(folded) : half]
-            found = values[0]
-            while split is not None and found.lanes > 1:
-                n = found.lanes // 2
-                lower, upper = (self.emit(Low.HALVES, u.dtype, (found,), i, n) for i in (0, 1))
-                found = self.emit(u.arg, u.dtype, (lower, upper), None, n)
+            join = self.greater if acc.ordered else partial(self.alu, u.arg, u.dtype)
+            found = self.folded(acc.parts, join, split is not None)
+            if acc.ordered:
+                ordered = self.folded(acc.ordered, partial(self.alu, Ops.AND, dtypes.bool), False)
+                nan = self.emit(Low.ANY, dtypes.bool, (self.alu(Ops.NOT, dtypes.bool, ordered),))
+                found = self.alu(Ops.WHERE, u.dtype, nan, self.const(math.nan, u.dtype), found)
             self.blocks[-1].values[self.key(u, acc.position)] = found
 
-    def accumulate(self, u: UOp, position: dict[UOp, int], acc: Inst) -> None:
+    def folded(self, parts: list[Inst], join: Callable[[Inst, Inst], Inst], lanes: bool) -> Inst:
+        """What is in the accumulators `parts`, joined in pairs; `lanes`: and then their lanes."""
+        values = [self.emit(Low.GET, a.dtype, (a,), None, a.lanes, here=True) for a in parts]
+        while len(values) > 1:
+            half = (len(values) + 1) // 2
+            folded = [join(a, b) for a, b in zip(values, values[half:])]
+            values = folded + values[len(folded) : half]
+        found = values[0]
+        while lanes and found.lanes > 1:
+            lower, upper = (self.emit(Low.HALVES, found.dtype, (found,), i, found.lanes // 2) for i in (0, 1))
+            found = join(lower, upper)
+        return found
+
+    def greater(self, a: Inst, b: Inst) -> Inst:
+        """`b` where either is NaN."""
+        return self.alu(Ops.WHERE, a.dtype, self.alu(Ops.CMPLT, dtypes.bool, b, a), a, b)
+
+    def accumulate(self, accumulator: Accumulator, position: dict[UOp, int], part: int) -> None:
+        u, acc = accumulator.reduce, accumulator.parts[part]
         old = self.emit(Low.GET, u.dtype, (acc,), None, acc.lanes, here=True)
         v = u.src[0]
         if u.arg is Ops.ADD and v.op is Ops.MUL and u.dtype.is_float:
@@ -163,10 +189,22 @@ class Reducer(Placer):
                 self.value(v, position)
             a, b = (self.splat(self.value(s, position), acc.lanes) for s in v.src)
             new = self.emit(Low.FMA, u.dtype, (a, b, old), None, acc.lanes, here=True)
+        elif accumulator.ordered:
+            x = self.splat(self.value(v, position), acc.lanes)
+            self.remember_nans(accumulator.ordered[part], x, position)
+            new = self.greater(x, old)
         else:
             new = self.emit(
                 u.arg, u.dtype, (self.splat(self.value(v, position), acc.lanes), old), None, acc.lanes, here=True
             )
         if self.lane in u.src[1:] and (mask := self.ragged_mask(position)) is not None:
             new = self.emit(Ops.WHERE, u.dtype, (mask, new, old), None, acc.lanes, here=True)
+        self.emit(Low.SET, dtypes.void, (acc, new), here=True)
+
+    def remember_nans(self, acc: Inst, x: Inst, position: dict[UOp, int]) -> None:
+        number = self.emit(Ops.CMPEQ, dtypes.bool, (x, x), None, acc.lanes, here=True)
+        old = self.emit(Low.GET, dtypes.bool, (acc,), None, acc.lanes, here=True)
+        new = self.emit(Ops.AND, dtypes.bool, (old, number), None, acc.lanes, here=True)
+        if (mask := self.ragged_mask(position)) is not None:
+            new = self.emit(Ops.WHERE, dtypes.bool, (mask, new, old), None, acc.lanes, here=True)
         self.emit(Low.SET, dtypes.void, (acc, new), here=True)

@@ -1,6 +1,6 @@
 """EXP, LOG and SIN as polynomials that vectorise: at most 2 ulp in float32, about 1e-15 relative in float64.
 
-Over the full range, with infinities, NaN and denormals. Sources of the kernels: Cephes (float32; EXP's polynomial is our own), FDLIBM (float64, Sun
+Over the full range, with infinities, NaN and denormals. Sources of the kernels: Cephes (float32; EXP's polynomials are our own), FDLIBM (float64, Sun
 Microsystems 1993). The range reduction of SIN is by Cody and Waite for moderate arguments; for large ones the product
 x * 2/pi is formed exactly, 24 bits of 2/pi at a time, and its multiples of 4 are dropped (after Payne and Hanek).
 """
@@ -47,9 +47,7 @@ def where(condition: UOp, a: UOp | float, b: UOp | float) -> UOp:
 
 
 def fma(a: UOp, b: UOp | float, addend: UOp | float) -> UOp:
-    """a * b + addend, rounded once."""
-    src = (a, *(x if isinstance(x, UOp) else c(a.dtype, x) for x in (b, addend)))
-    return UOp(Ops.CUSTOM, a.dtype, src, "fma")
+    return a.alu(Ops.FMA, *(x if isinstance(x, UOp) else c(a.dtype, x) for x in (b, addend)))
 
 
 def polynomial(x: UOp, *coefficients: float) -> UOp:
@@ -74,9 +72,29 @@ def nearest(x: UOp, factor: float) -> tuple[UOp, UOp]:
     return sub(shifted, magic), integer
 
 
+STEPS = 32  # of exp's table in one power of two: two registers
+
+
+def exp_by_table(x: UOp) -> UOp:
+    """2**k * e**r: k, a multiple of 1/32, has its fraction looked up, its integer part scales.
+
+    Where x is not finite, or so large that k is not the nearest, r may be anything; within its bounds it does no harm, as k decides then.
+    """
+    magic = 1.5 * 2.0 ** FRACTION_BITS[f32] / STEPS  # sums with it are rounded to steps, counted in the lowest bits
+    shifted = fma(x, math.log2(math.e), magic)
+    k = sub(shifted, magic)
+    r = fma(k, 2.12194440e-4, fma(k, -0.693359375, x))
+    r = UOp(Ops.CUSTOM, f32, (r, c(f32, 0.25)), "within")
+    power = UOp(Ops.CUSTOM, f32, (shifted,), ("lookup", tuple(2.0 ** (i / STEPS) for i in range(STEPS))))
+    # (e**r - 1) / r with the least error of e**r, 5e-8, where |r| <= ln(2) / 64
+    return UOp(Ops.CUSTOM, f32, (fma(mul(power, r), fma(r, 0.5, 1.0000146622), power), k), "scale")
+
+
 def exp(x: UOp, scales: bool = False) -> UOp:
-    """`scales`: the machine multiplies by a power of two in one instruction; else it takes nine."""
+    """`scales`: the machine looks up in registers, and multiplies by a power of two in one instruction instead of nine."""
     d = x.dtype
+    if scales and d is f32:
+        return exp_by_table(x)
     lo, hi = (-104.0, 89.0) if d is f32 else (-746.0, 710.0)
     clamped = where(less(c(d, hi), x), hi, x)
     clamped = where(less(clamped, lo), lo, clamped)

@@ -46,7 +46,7 @@ def host_target() -> Target:
     features = llvm.get_host_cpu_features()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if features.get("avx512f"):
-        machine = Machine(64, 32, cache_bytes(), bool(features.get("avx512vl")), cores)
+        machine = Machine(64, 32, cache_bytes(), all(features.get(x) for x in ("avx512vl", "avx512dq")), cores)
     elif platform.machine() in ("aarch64", "arm64"):
         machine = Machine(16, 32, cache_bytes(), cores=cores)
     else:

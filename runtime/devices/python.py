@@ -123,6 +123,9 @@ class Interpreter:
                 return self.reduce(u, src[0])
             case Ops.WHERE:
                 return np.where(src[0], src[1], src[2])
+            case Ops.FMA:  # the product of two float32 is exact in float64
+                wide = [x.astype(np.float64) for x in src]
+                return (wide[0] * wide[1] + wide[2]).astype(u.dtype.np)
             case Ops.CAST:
                 return cast(src[0], u.dtype)
             case Ops.BITCAST:

@@ -166,8 +166,8 @@ class Printer:
                 return self.call(
                     f"llvm.fma.{suffix(scalar_type(x.dtype), x.lanes)}", t, *(self.typed(s) for s in x.src)
                 )
-            case Low.SCALE:
-                return self.scale(x.dtype, x.lanes, *src)
+            case Low.SCALE | Low.WITHIN | Low.LOOKUP:
+                return self.in_registers(x, x.lanes, *src)
             case Low.ROUND:
                 return self.call(f"llvm.roundeven.{suffix(scalar_type(x.dtype), x.lanes)}", t, f"{t} {src[0]}")
             case Low.LOAD:
@@ -506,36 +506,50 @@ class Printer:
         other = self.let(f"select {mask} {zero}, {t} {num(0)}, {t} {negated}")
         return self.let(f"select {mask} {odd}, {t} {other}, {t} {q}")
 
-    def scale(self, d: DType, n: int, a: str, b: str) -> str:
-        """a * 2**b by AVX-512's instruction, which takes 16 to 64 bytes: fewer lanes are filled up, more go in pieces."""
-        e, most, least = scalar_type(d), 64 // d.itemsize, 16 // d.itemsize
+    # *** AVX-512 ***
+
+    def in_registers(self, x: Inst, n: int, *src: str) -> str:
+        """An instruction that takes whole registers, of 16 to 64 bytes: fewer lanes are filled up, more go in pieces."""
+        e, size = scalar_type(x.dtype), x.dtype.itemsize
+        most, least = 64 // size, (64 if x.op is Low.LOOKUP else 16) // size
+        given = f"<{n} x {e}>"
         if n > most:
             halves = []
             for i in range(2):
                 order = ", ".join(f"i32 {i * n // 2 + k}" for k in range(n // 2))
-                parts = [self.let(f"shufflevector <{n} x {e}> {v}, <{n} x {e}> poison, <{n // 2} x i32> <{order}>") for v in (a, b)]
-                halves.append(self.scale(d, n // 2, *parts))
+                parts = [self.let(f"shufflevector {given} {v}, {given} poison, <{n // 2} x i32> <{order}>") for v in src]
+                halves.append(self.in_registers(x, n // 2, *parts))
             order = ", ".join(f"i32 {k}" for k in range(n))
             t = f"<{n // 2} x {e}>"
             return self.let(f"shufflevector {t} {halves[0]}, {t} {halves[1]}, <{n} x i32> <{order}>")
         wide = max(n, least)
         t = f"<{wide} x {e}>"
         if n == 1:
-            a, b = (self.let(f"insertelement {t} zeroinitializer, {e} {v}, i64 0") for v in (a, b))
+            src = tuple(self.let(f"insertelement {t} zeroinitializer, {e} {v}, i64 0") for v in src)
         elif n < wide:
-            order = ", ".join(f"i32 {k}" for k in range(wide))
-            a, b = (self.let(f"shufflevector <{n} x {e}> {v}, <{n} x {e}> zeroinitializer, <{wide} x i32> <{order}>") for v in (a, b))
-        bits = wide * d.itemsize * 8
-        mask = "i8" if wide <= 8 else "i16"
-        rounding = ["i32 4"] if bits == 512 else []  # as the current mode says
-        name = f"llvm.x86.avx512.mask.scalef.{'ps' if d.itemsize == 4 else 'pd'}.{bits}"
-        found = self.call(name, t, f"{t} {a}", f"{t} {b}", f"{t} zeroinitializer", f"{mask} -1", *rounding)
+            order = ", ".join(f"i32 {min(k, n)}" for k in range(wide))
+            src = tuple(self.let(f"shufflevector {given} {v}, {given} zeroinitializer, <{wide} x i32> <{order}>") for v in src)
+        found = self.lookup(x, t, *src) if x.op is Low.LOOKUP else self.scale_or_within(x, t, wide, *src)
         if n == 1:
             return self.let(f"extractelement {t} {found}, i64 0")
         if n == wide:
             return found
         order = ", ".join(f"i32 {k}" for k in range(n))
         return self.let(f"shufflevector {t} {found}, {t} poison, <{n} x i32> <{order}>")
+
+    def scale_or_within(self, x: Inst, t: str, lanes: int, a: str, b: str) -> str:
+        bits = lanes * x.dtype.itemsize * 8
+        name = f"llvm.x86.avx512.mask.{'scalef' if x.op is Low.SCALE else 'range'}.{'ps' if x.dtype.itemsize == 4 else 'pd'}.{bits}"
+        least_magnitude = ["i32 2"] if x.op is Low.WITHIN else []
+        rounding = ["i32 4"] if bits == 512 else []  # as the current mode says
+        mask = "i8" if lanes <= 8 else "i16"
+        return self.call(name, t, f"{t} {a}", f"{t} {b}", *least_magnitude, f"{t} zeroinitializer", f"{mask} -1", *rounding)
+
+    def lookup(self, x: Inst, t: str, a: str) -> str:
+        """In a table of two registers."""
+        index = self.let(f"bitcast {t} {a} to <16 x i32>")
+        lower, upper = (", ".join(f"float {literal(v, x.dtype)}" for v in x.arg[i : i + 16]) for i in (0, 16))
+        return self.call("llvm.x86.avx512.vpermi2var.ps.512", t, f"{t} <{lower}>", f"<16 x i32> {index}", f"{t} <{upper}>")
 
     # *** conversions ***
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from manygrad.tensor.dtype import DType
-from manygrad.tensor.ops.elementary import elementary, with_gradient
+from manygrad.tensor.dtype import DType, dtypes
+from manygrad.tensor.ops.elementary import elementary, fma, with_gradient
+from manygrad.tensor.ops.error_function import FAR, normal_tail
+from manygrad.tensor.ops.representation import magnitude
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
@@ -29,7 +31,21 @@ def _gelu_slope(x: Tensor, approximate: str = "none") -> Tensor:
     if approximate == "tanh":
         s, change = _gelu_by_tanh(x)
         return s + x * s * (1 - s) * change
-    return 0.5 * (1 + (x * math.sqrt(0.5)).erf()) + x * (x * x * -0.5).exp() * (1 / math.sqrt(2 * math.pi))
+    if x.dtype is dtypes.float64:
+        return 0.5 * (1 + (x * math.sqrt(0.5)).erf()) + x * _normal_density(x)
+    a = _near(x)
+    below = (magnitude(x) > FAR)._where(0.0, normal_tail(a) - a * _normal_density(a))  # at −|x|
+    return (x < 0)._where(below, 1 - below)
+
+
+def _normal_density(x: Tensor) -> Tensor:
+    return (x * x * -0.5).exp() * (1 / math.sqrt(2 * math.pi))
+
+
+def _near(x: Tensor) -> Tensor:
+    """|x|, but 0 where Φ(−|x|) is as good as 0."""
+    a = magnitude(x)
+    return (a > FAR)._where(0.0, a)
 
 
 class ActivationMixin:
@@ -108,7 +124,10 @@ class ActivationMixin:
             return self * _gelu_by_tanh(self)[0]
         if approximate != "none":
             raise ValueError(f'gelu: approximate is "none" or "tanh", not {approximate!r}')
-        return 0.5 * self * (1 + (self * math.sqrt(0.5)).erf())
+        if self.dtype is dtypes.float64:
+            return 0.5 * self * (1 + (self * math.sqrt(0.5)).erf())
+        a = _near(self)
+        return fma(-a, normal_tail(a), self.relu())  # Φ is 1 − Φ(−x) where x is positive
 
     # *** other shapes ***
 

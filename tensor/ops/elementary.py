@@ -48,7 +48,12 @@ def elementary(derivative: Callable[..., Tensor] | None = None, wide: bool = Fal
 
 def polynomial(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
     """By Horner's rule, the highest power first."""
-    total: Any = coefficients[0]
-    for k in coefficients[1:]:
-        total = x * total + k
+    total, *rest = (x._const_like(k, x.dtype)._broadcast(x.shape) for k in coefficients)
+    for k in rest:
+        total = fma(x, total, k)
     return total
+
+
+def fma(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """x · y + z of floats of one type and shape, rounded once."""
+    return x._op(Ops.FMA, None, y, z)

@@ -24,6 +24,11 @@ def bits_of(x: Tensor) -> Tensor:
     return x.detach().bitcast(INT[x.dtype.itemsize])
 
 
+def magnitude(x: Tensor) -> Tensor:
+    """|x|, of NaN too, by its bits; without a gradient."""
+    return (bits_of(x) & int(INT[x.dtype.itemsize].max)).bitcast(x.dtype)
+
+
 def exponent_bias(d: DType) -> int:
     return (1 << (d.itemsize * 8 - 2 - FRACTION_BITS[d])) - 1
 
@@ -60,8 +65,7 @@ class RepresentationMixin:
     def copysign(self: Tensor, other: Any) -> Tensor:
         """|x| with the sign of `other` (of −0.0 too); the gradient to `other` is 0."""
         x, y = self._floats(other)
-        same = x.signbit().eq(y.signbit())
-        out = same._where(x, -x)
+        out = (bits_of(magnitude(x)) | (bits_of(y) & int(INT[y.dtype.itemsize].min))).bitcast(x.dtype)
         return with_gradient(out, "copysign", None, lambda g, x, y: (x.eq(0)._where(0.0, x.signbit().eq(y.signbit())._where(g, -g)), None), x, y)
 
     def ldexp(self: Tensor, other: Tensor) -> Tensor:

@@ -49,6 +49,7 @@ class Ops(Enum):
     SHR = auto()
     # ternary
     WHERE = auto()
+    FMA = auto()  # a * b + c of floats, rounded once
     # types
     CAST = auto()
     BITCAST = auto()
@@ -94,7 +95,7 @@ class GroupOp:
     UNARY = frozenset({Ops.NEG, Ops.RECIP, Ops.SQRT, Ops.EXP, Ops.LOG, Ops.SIN, Ops.TRUNC, Ops.NOT})
     BINARY = frozenset({Ops.ADD, Ops.SUB, Ops.MUL, Ops.FDIV, Ops.IDIV, Ops.MOD, Ops.MAX, Ops.CMPLT, Ops.CMPNE, Ops.CMPEQ,
                         Ops.AND, Ops.OR, Ops.XOR, Ops.SHL, Ops.SHR})  # fmt: skip
-    TERNARY = frozenset({Ops.WHERE})
+    TERNARY = frozenset({Ops.WHERE, Ops.FMA})
     ALU = UNARY | BINARY | TERNARY
     ELEMENTWISE = ALU | {Ops.CAST, Ops.BITCAST}
     COMPARE = frozenset({Ops.CMPLT, Ops.CMPNE, Ops.CMPEQ})

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from manygrad import Context, Tensor
+from manygrad.tensor.ops.error_function import FAR, normal_tail
 from tests.tensor.oracle import check, numbers
 
 RNG = np.random.default_rng(0)
@@ -36,6 +37,25 @@ def test_extreme_values_do_not_overflow() -> None:
     assert big.softmax().tolist() == [0.0, 0.0, 0.0, 0.0, 1.0]
     assert big.log_softmax().tolist()[0] == -2e4
     assert np.isfinite(big.cast("float16").softmax().numpy().astype(np.float32)).all()
+
+
+def test_gelu_and_erf_of_float32() -> None:
+    """Digit for digit where the result is not small; where it is, gelu keeps more than Φ as a difference from 1 would."""
+    x = np.float32([*np.linspace(-12, 12, 4801), 0.0, -0.0, 1e4, -1e4, np.inf, -np.inf, np.nan])
+    wide = x.astype(np.float64)
+    tail = np.array([math.erfc(abs(v) / math.sqrt(2)) / 2 for v in wide])
+    with np.errstate(invalid="ignore"):
+        want = np.where(wide > 0, wide * (1 - tail), np.where(tail > 0, wide * tail, 0 * tail))
+    got = Tensor(x).gelu().numpy()
+    np.testing.assert_allclose(got[x > 0], want[x > 0], rtol=3e-7)
+    for limit, error in ((2, 2e-6), (5, 5e-3)):
+        near = (x <= 0) & (x >= -limit)
+        np.testing.assert_allclose(got[near], want[near], rtol=error)
+    np.testing.assert_allclose(got[x < -5], 0, atol=2e-6)
+    assert got[x < -FAR].tolist() == [0] * int((x < -FAR).sum())
+    assert np.isnan(got[-1]) and normal_tail(Tensor([FAR])).item() > np.finfo(np.float32).tiny  # nothing underflows, which is slow
+    want = np.array([math.erf(v) for v in wide])
+    np.testing.assert_allclose(Tensor(x).erf().numpy(), want, rtol=3e-7)
 
 
 def test_small_values_keep_their_digits() -> None:

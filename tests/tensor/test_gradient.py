@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manygrad import Context, GlobalCounters, Tensor, dtypes
+from manygrad.tensor.ops.elementary import fma
 from tests.tensor.oracle import check, finite_difference, numbers
 
 RNG = np.random.default_rng(0)
@@ -60,11 +61,23 @@ def test_unary(name: str) -> None:
 
 
 def test_erf_and_gelu() -> None:
-    """Their forward is an approximation to 1.5e-7, so the derivative of it is compared with the exact one."""
+    """Their forward is an approximation, so the derivative of it is compared with the exact one; gelu's is another one in float32."""
     x = numbers(RNG, "float64", (7,))
     t = Tensor(x, requires_grad=True)
     t.erf().sum().backward()
     check(t.grad, 2 / np.sqrt(np.pi) * np.exp(-x * x), rtol=1e-5)  # type: ignore[arg-type]
+    x = np.float32([*np.linspace(-12, 12, 401), 0, 1e4, -1e4, np.inf, -np.inf, np.nan])
+    slopes = []
+    for kind in ("float32", "float64"):
+        t = Tensor(x, requires_grad=True, dtype=kind)
+        t.gelu().sum().backward()
+        slopes.append(t.grad.numpy())  # type: ignore[union-attr]
+    np.testing.assert_allclose(slopes[0][:-3], slopes[1][:-3], rtol=0, atol=3e-7)
+    assert slopes[0][-6:-1].tolist() == [0.5, 1, 0, 1, 0] and np.isnan(slopes[0][-1])
+
+
+def test_fma() -> None:
+    agree(fma, data((2, 3), (2, 3), (2, 3)))
 
 
 BINARY: dict[str, Fn] = {
