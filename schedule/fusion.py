@@ -104,6 +104,18 @@ def decide_stores(order: list[UOp]) -> set[UOp]:
             measure(x)
         refresh(top)
 
+    def store_statistics(s: UOp) -> bool:
+        """Rather than a value made of one array and of statistics of its rows, store these, which are few: what is left is cheaply done again."""
+        found = rows.statistics(s, stored)
+        if not found or sum(numel(x.shape) * 2 >= numel(s.shape) for x in leaves[s]) > 1 or work(s, {*stored, *found}, CHEAP) > CHEAP:
+            return False
+        for x in found:
+            refresh(x)
+            settle(x)
+        rows.close(s, stored)
+        refresh(s)
+        return True
+
     rows = Rows()
     for u in order:
         if is_leaf(u):
@@ -133,7 +145,9 @@ def decide_stores(order: list[UOp]) -> set[UOp]:
         s0 = u.src[0]
         if u.op is Ops.REDUCE and reduces[s0] and not rows.fuses_reduce(u) and not (len(u.arg) == 3 and s0.op is Ops.REDUCE and s0 not in stored):
             for part in _shared_below(s0, reduces, users):
-                store_below(part)
+                if not store_statistics(part):
+                    store_below(part)
+            refresh(s0)
         elif u.op is Ops.EXPAND and numel(u.shape) > numel(s0.shape):
             if (reduces[s0] and not rows.fuses_expand(u)) or (not reduces[s0] and leaves[s0] and numel(s0.shape) > 1 and work(s0, stored, limit := 0 if u in feeds_reduce else EXPENSIVE) > limit):
                 store_below(s0)

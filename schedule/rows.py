@@ -62,6 +62,16 @@ class Rows:
             if found:
                 known[u] = found.pop() if len(found) == 1 else MIXED
 
+    def statistics(self, u: UOp, stored: set[UOp]) -> list[UOp]:
+        """The statistics that an elementwise value of fused reductions is made of, each before it is broadcast."""
+        inside = u.toposort(lambda x: x in self.open and x not in stored and x.op in GroupOp.ELEMENTWISE)
+        return [x.src[0] for x in inside if x.op is Ops.EXPAND and x in self.open]
+
+    def close(self, u: UOp, stored: set[UOp]) -> None:
+        """Called once the statistics of `u` are stored: it holds no reduction any more."""
+        for x in u.toposort(lambda x: x in self.open and x not in stored):
+            self.open.pop(x, None)
+
     def must_store(self, u: UOp, stored: set[UOp]) -> list[UOp]:
         """Sources of `u` whose fused reductions its loops would make again and again."""
         held = [s for s in u.src if s in self.open and s not in stored]
