@@ -167,6 +167,9 @@ class Products(Masks):
         own = ranges_of(main)
         outer = [r for r in self.order if r in own and r is not lane and r not in inner]
         after = [r for r in self.order if r not in own]
+        if not must and self.fits_first_cache(main, across[0], lane):
+            self.opts += self.next_rows(main, lane, rows, down[0])
+            return
         if not must and volume(frozenset(inner)) < 32:  # too few rows for what packing costs; each thread reads columns of its own
             self.reorder([*outer, lane, *inner, *after])
             return
@@ -188,6 +191,11 @@ class Products(Masks):
             self.reorder([*outer, lane, *within, *inner, *after])
             self.opts += [columns, *([row] if packs_rows and guarded else self.next_rows(main, lane, rows, down[0]))]
             self.opts += self.panels(main, lane) if not within else []
+
+    def fits_first_cache(self, main: UOp, load: UOp, lane: UOp) -> bool:
+        """Whether all columns that a row meets are few, and read as they lie."""
+        nbytes = volume(frozenset((*main.src[1:], lane))) * load.dtype.itemsize
+        return nbytes <= FIRST_CACHE_BYTES and len(load.src[0].src) == 2 and not load.dtype.is_half
 
     def next_rows(self, main: UOp, lane: UOp, rows: list[UOp], down: UOp) -> list[Opt]:
         """The next tile's rows are asked for while this one's are read: each row is on other pages, where the processor does not look ahead
