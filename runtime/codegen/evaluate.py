@@ -330,9 +330,9 @@ class Evaluator(Emitter):
         return self.emit(Low.LOAD, u.dtype, (pointer, offset, *guards), 0, self.lanes)
 
     def prefetch(self, u: UOp, pointer: Inst, a: Affine) -> None:
-        """Asks for what the load reads in the next tile of another loop, where the plan says so (what is packed: `Pieces.ask_for_next`)."""
+        """Asks for what the load reads in the next tile of another loop, where the plan says so."""
         for r, slot in self.plan.prefetched:
-            if slot != pointer.arg or r not in self.origin or any(s == slot for _, s in self.plan.staged) or (loop := self.plan.next_tile(u, r)) is None:
+            if slot != pointer.arg or r not in self.origin or (loop := self.plan.next_tile(u, r)) is None:
                 continue
             ahead = sum(c for x, c in a.terms if x.expr is loop) * self.plan.tile.get(loop, 1)
             if ahead:

@@ -159,10 +159,9 @@ def _keeping(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
 def _prefetching(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
     for r, slot in plan.prefetched:
         reads = [u for u in sig.nodes if u.op is Ops.LOAD and u.src[0].src[0].arg == slot]
-        packed = [x for x, s in plan.staged if s == slot]
-        if packed and (not plan.packs_next(packed[0], r) or any(r in u.src[1:] and len(u.src) > 2 for u in sig.reduces)):
-            return f"argument {slot} is not packed in blocks of range {r.arg[0]} alone"
-        if not packed and not any(plan.next_tile(u, r) for u in reads):
+        if any(s == slot for _, s in plan.staged):
+            return f"argument {slot} is packed"
+        if not any(plan.next_tile(u, r) for u in reads):
             return f"argument {slot} is not read along range {r.arg[0]} and a loop around it"
     return None
 

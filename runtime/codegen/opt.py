@@ -15,7 +15,7 @@ written, one iteration after the other. `legal.py` says which lists a kernel can
 | `block` | a loop | tiles | one piece of the parallel loop runs so many of its tiles, inside of all other loops | all loops in the parallel loop, but for `reduce_block` |
 | `reduce_block` | the outermost reduce range | iterations | all tiles of the block, and all of the loops inside of it, do these before the next ones, of which only so much is packed at a time; sums rest in local memory | with `block`, all loops up to the blocked one in the parallel loop, for one group of REDUCEs without `lanes`; a multiple of its unroll |
 | `keep` | a reduce range | another range's id | what the REDUCEs over it compute of an element is kept in local memory, and read where the same is computed along the other one | `keep.py`: REDUCEs over that range alone, both of one fixed size; one of work worth it |
-| `prefetch` | any range `r` | argument | while it runs, what it reads of the argument is asked for one tile ahead of the innermost loop around `r` that moves it; of an argument that is packed in blocks of `reduce_block`, the next block | there is such a loop; what is packed: in blocks of `r`, the only range of the reduction |
+| `prefetch` | any range `r` | argument | while it runs, what it reads of the argument is asked for one tile ahead of the innermost loop around `r` that moves it | there is such a loop; the argument is not packed |
 | `stream` | -1 | argument | whole vectors stored to the argument go past the caches | it is stored to, not read, in whole, aligned vectors |
 | `parallelise` | -1 | loops | so many of the outermost loops are cut over the threads | sizes known before the call |
 
@@ -73,10 +73,6 @@ class Plan:
         """The loop of which `load`, read along `r`, is asked for one tile ahead: the innermost one around `r` that moves it."""
         depends, around = ranges_of(load), self.loops[: self.loops.index(r)] if r in self.loops else self.loops
         return next((x for x in reversed(around) if x in depends), None) if r in depends else None
-
-    def packs_next(self, loop: UOp, r: UOp) -> bool:
-        """Whether what is packed at `loop` is packed in blocks of the reduction over `r`, of which the next one may be asked for."""
-        return self.reduce_block is not None and r is self.reduce_block[0] and loop in self.packed_in_blocks
 
     @property
     def packed_in_blocks(self) -> tuple[UOp, ...]:

@@ -1,8 +1,7 @@
 """Pieces: the parallel loop, a part of which is one call of the kernel; blocks of a loop; blocked reductions.
 
 A blocked reduction: for each block of its outermost range, all tiles of the piece (the blocked loop's and those of the loops inside of
-it) do their share, their operands packed for this block alone; the sums rest in local memory in between. What the next block is packed
-from is asked for meanwhile (`prefetch`), a little by each tile.
+it) do their share, their operands packed for this block alone; the sums rest in local memory in between.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ from manygrad.runtime.codegen.reduction import IDENTITY
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
-
-LINE_BYTES = 64  # of the caches
 
 
 class Pieces(Looper):
@@ -147,7 +144,6 @@ class Pieces(Looper):
             return self.emit(Ops.WHERE, u.dtype, (begun, rested, identity), None, lanes, here=True)
 
         def step() -> None:
-            self.ask_for_next((r, *inside))
             with self.lane_of(group) as split:
                 accumulators = self.accumulators(group, split, load)
                 self.accumulate_all(group, accumulators, split)
@@ -184,34 +180,6 @@ class Pieces(Looper):
             self.close()
         block(self.const(before), size - before, last)
         self.open_reduces = waiting
-
-    def ask_for_next(self, loops: tuple[UOp, ...]) -> None:
-        """Asks for what the next block of the reduction is packed from, where the plan says so: every tile of `loops` for its share of the iterations."""
-        for u, stage in self.stages.items():
-            load = u.src[0] if u.op is Ops.CAST else u
-            slot = load.src[0].src[0].arg
-            k = next((k for k, s in self.plan.prefetched if s == slot and self.plan.packs_next(stage.loop, k)), None)
-            if k is None:
-                continue
-            number, count = self.const(0), 1  # of the tiles that share this part
-            for x in loops:
-                if x is not stage.loop:
-                    begin, tile = self.block_begin.get(x, self.const(0)), self.plan.tile.get(x, 1)
-                    tiles = self.plan.block.get(x, -(-x.src[0].arg // tile))
-                    at = self.emit(Ops.IDIV, INDEX, (self.emit(Ops.SUB, INDEX, (self.origin[x], begin)), self.const(tile)), True)
-                    number, count = self.add(self.emit(Ops.MUL, INDEX, (number, self.const(tiles))), at), count * tiles
-            origin, size = self.bounds[k]
-            share = self.const(-(-size // count))
-            first = self.add(self.add(origin, self.const(size)), self.emit(Ops.MUL, INDEX, (number, share)))
-            index = Inst(Low.LOOP, INDEX, 1, (first, self.add(first, share)), 1, len(self.blocks))
-            self.open(index)
-            self.origin[k], self.tile[k] = index, 1
-            for i in range(0, self.tile[stage.loop], LINE_BYTES // load.dtype.itemsize):
-                a = self.analysis.affine(load.src[0].src[1], {stage.loop: i})
-                if a is not None:
-                    self.emit(Low.PREFETCH, dtypes.void, (self.pointer(load.src[0].src[0]), self.base(a)), a.constant, here=True)
-            del self.origin[k], self.tile[k]
-            self.close()
 
     def sums_of(self, group: list[UOp], r: UOp, inside: tuple[UOp, ...], lanes: int) -> dict[UOp, int]:
         """Reserves local memory for the sums of all tiles; gives the elements from one iteration of a loop to the next."""

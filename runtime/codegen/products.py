@@ -183,7 +183,7 @@ class Products(Masks):
         self.skipping = settled
         if packs_rows and len(rows) == 1 and not within and self.rows_rest(main, rows[0]):
             wide = size_max(lane) > 2 * size_max(inner[-1])  # then the rows, which are fewer, are packed by every piece
-            held, inside = (columns, inner) if wide else (row, [lane])
+            held, inside = (lane, inner) if wide else (inner[-1], [lane])
             parts = self.reduce_block(main, held, inside) if not after else []
             self.reorder([*outer, *([lane, *inner] if wide and parts else [*inner, lane]), *after])
             self.opts += [row, columns, *(parts or self.rows(main, inner[-1]))]
@@ -246,11 +246,9 @@ class Products(Masks):
         large = length * volume(frozenset(main.src[1:])) * columns * 4 > self.machine.cache_bytes // 2
         return large and ranges_of(main) >= frozenset(self.sig.loops)
 
-    def reduce_block(self, main: UOp, held: Opt, inside: list[UOp]) -> list[Opt]:
-        """Half of the loop of what is `held` packed (or 512) at a time, and of the reduction as much as an eighth of the cache holds of it,
-        so that the next block, which is asked for meanwhile, finds room beside it: for long reductions whose sums the cache holds, too, where
-        so few pieces are enough for all cores."""
-        r = next(x for x in self.order if x.arg[0] == held.axis)
+    def reduce_block(self, main: UOp, r: UOp, inside: list[UOp]) -> list[Opt]:
+        """Half of `r` (or 512) at a time, and of the reduction as much as an eighth of the cache holds of it, so that a panel of the other
+        operand stays in the first cache: for long reductions whose sums the cache holds, too, where so few pieces are enough for all cores."""
         count, k, length = -(-size_max(r) // self.tile_of(r)), main.src[1], volume(frozenset(main.src[1:]))
         pieces = max(2, self.machine.cores, -(-count // -(-512 // self.tile_of(r))))
         tiles = -(-count // pieces)
@@ -260,8 +258,7 @@ class Products(Masks):
             return []
         most = min(128, self.machine.cache_bytes // 32 // size) * size_max(k) // length
         per = -(-size_max(k) // -(-size_max(k) // most)) if most >= 16 else 0
-        ahead = [Opt("prefetch", k.arg[0], held.amount)] if len(main.src) == 2 else []
-        return [Opt("block", r.arg[0], tiles), Opt("reduce_block", k.arg[0], per), *ahead] if 0 < per < size_max(k) else []
+        return [Opt("block", r.arg[0], tiles), Opt("reduce_block", k.arg[0], per)] if 0 < per < size_max(k) else []
 
     def stageable(self, load: UOp, main: UOp, loop: UOp) -> bool:
         """Fits a thread's scratch memory, depends on fixed sizes only, and is the only read of that argument in any reduction."""

@@ -174,10 +174,12 @@ def test_any_opts_of_a_product(data: st.DataObject) -> None:
         opts.append(Opt("parallelise", -1, 2 if inner or not parts else 1))
         both = [*opts, Opt("stage", 0, 1), Opt("stage", 1, 2)]
         if data.draw(st.booleans()) and legal(signature(ast), tuple(both)) is None:
-            ahead = [*both, Opt("prefetch", 2, data.draw(st.sampled_from([1, 2])))]
-            opts = ahead if parts and legal(signature(ast), tuple(ahead)) is None else both
+            opts = both
     else:
         opts.append(Opt("parallelise", -1, data.draw(st.integers(0, 2))))
+    ahead = [*opts, Opt("prefetch", 2, data.draw(st.sampled_from([1, 2])))]
+    if data.draw(st.booleans()) and legal(signature(ast), tuple(ahead)) is None:
+        opts = ahead
     rng = np.random.default_rng(0)
     arrays = [rng.integers(-8, 9, s).astype(np.float32) for s in ((m, n), m * k, k * n)]
     device = get_device("CPU")
