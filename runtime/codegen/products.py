@@ -254,7 +254,7 @@ class Products(Masks):
         tiles = -(-count // pieces)
         size, sums = tiles * self.tile_of(r), tiles * self.tile_of(r) * volume(frozenset(inside)) * 4
         fixed = all(x.src[0].op is Ops.CONST for x in (*self.order, *main.src[1:])) and len(self.sig.reduces) == 1
-        if not fixed or size < 96 or sums > self.machine.cache_bytes or size * length * 4 < self.machine.cache_bytes // 2:
+        if not fixed or size < 96 or sums > self.machine.cache_bytes or size * length * 4 < self.machine.cache_bytes // 4:
             return []
         most = min(128, self.machine.cache_bytes // 32 // size) * size_max(k) // length
         per = -(-size_max(k) // -(-size_max(k) // most)) if most >= 16 else 0
