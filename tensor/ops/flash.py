@@ -3,12 +3,13 @@
 After Dao, FlashAttention-2 (arXiv 2307.08691). Forward leaves out and, for each query, the logarithm of its weights' sum; backward makes the
 weights from those, once by queries, for their gradient, and once by keys, for the gradients of keys and values. Each of the three is a few
 contractions over rows that share one dim, which the scheduler runs a block of rows at a time (`schedule/chain.py`), so that no array
-of queries x keys is ever in memory. Where that array is no larger than keys and values, as with short sequences, backward makes it
+of queries x keys is ever in memory. Many keys (queries) are gone over in parts, whose outcomes are joined by their largest scores. Where that array is no larger than keys and values, as with short sequences, backward makes it
 once, for all three. It is written in tensors: shards, types and gradients of gradients follow.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +22,17 @@ if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
 
 
+PART = 1024  # keys, or queries, of one chain: with more, fewer rows fit beside them, and the keys are packed again for each few rows
+
+
 def causal(q: Tensor, k: Tensor) -> Tensor:
     """(L, S), True where key j may be seen by query i: j ≤ i."""
     return q.arange(k.shape[-2]).unsqueeze(0) <= q.arange(q.shape[-2]).unsqueeze(1)
+
+
+def parts(n: Any) -> list[slice]:
+    """A long dim in parts; one where its size is not known."""
+    return [slice(i, min(n, i + PART)) for i in range(0, n, PART)] if isinstance(n, int) and n > 2 * PART else [slice(None)]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Tensor:
@@ -33,18 +42,39 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool
         kind = promote(kind, mask.dtype)
     kind = kind if kind.is_float else dtypes.default_float
     wide = dtypes.float32 if kind.is_half else kind
-    scores, seen = _scores(q.cast(wide), k.cast(wide), mask, is_causal, scale)
-    top = (scores if seen is None else seen._where(scores, -math.inf)).amax(-1, keepdim=True).detach()
+    wq, wk, wv = (t.cast(wide) for t in (q, k, v))
+    keys = [slice(None)] if is_causal else parts(k.shape[-2])
+    found = [_partial(wq, wk[..., of, :], wv[..., of, :], None if mask is None else mask[..., of], is_causal, scale) for of in keys]
+    top, total, out = functools.reduce(_join, found)
     if mask is not None:  # a query may see nothing
-        top = (top > -math.inf)._where(top, 0.0)
-    weights = _seen((scores - top), seen)
-    total = weights.sum(-1, keepdim=True)
-    if mask is not None:
-        total = (total > 0)._where(total, 1.0)
-    out = (weights.matmul(v.cast(wide)) / total).cast(kind)
+        top, total = _finite(top), (total > 0)._where(total, 1.0)
+    out = (out / total).cast(kind)
     logsum = (top + total.log()).contiguous()
     inputs = [t.uop for t in (q, k, v, logsum, *(() if mask is None else (mask,)))]
     return out._new(UOp(Ops.CUSTOM, out.dtype, (out.uop, *inputs), _AttentionGrad(is_causal, scale)))
+
+
+Partial = tuple["Tensor", "Tensor", "Tensor"]  # of each query: the largest score, the sum of exp(score − that), the same sum of values
+
+
+def _partial(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Partial:
+    scores, seen = _scores(q, k, mask, is_causal, scale)
+    top = (scores if seen is None else seen._where(scores, -math.inf)).amax(-1, keepdim=True).detach()
+    weights = _seen(scores - (top if mask is None else _finite(top)), seen)
+    return top, weights.sum(-1, keepdim=True), weights.matmul(v)
+
+
+def _join(a: Partial, b: Partial) -> Partial:
+    """Of the keys of both."""
+    (top_a, total_a, out_a), (top_b, total_b, out_b) = (tuple(x.contiguous() for x in y) for y in (a, b))
+    top = top_a.maximum(top_b)
+    of_a, of_b = ((t - _finite(top)).exp() for t in (top_a, top_b))
+    return top, total_a * of_a + total_b * of_b, out_a * of_a + out_b * of_b
+
+
+def _finite(top: Tensor) -> Tensor:
+    """The largest score, 0 where a query sees nothing."""
+    return (top > -math.inf)._where(top, 0.0)
 
 
 def _scores(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> tuple[Tensor, Tensor | None]:
@@ -78,28 +108,41 @@ class _AttentionGrad(CustomGrad):
         start = g.cast(wide)
         delta = (start * g._new(u).cast(wide)).sum(-1, keepdim=True).contiguous()
 
-        scores, seen = _scores(q, k, mask, self.is_causal, self.scale)
-        weights = _seen(scores - logsum, seen).contiguous()
-        by_query = weights * (start.matmul(_t(v)) - delta)  # d scores; one contraction a kernel
-        dq = by_query.matmul(k) * self.scale
-        dk, dv = self.short(q, start, weights, by_query) if _is_short(q, v) else self.by_keys(q, k, v, mask, seen, start, delta, logsum)
+        short, by_queries, of_keys = _is_short(q, v), [], []
+        for of in self.parts(k):
+            mine, its = (x[..., of, :] for x in (k, v))
+            scores, seen = _scores(q, mine, None if mask is None else mask[..., of], self.is_causal, self.scale)
+            weights = _seen(scores - logsum, seen).contiguous()
+            by_queries.append(weights * (start.matmul(_t(its)) - delta))  # d scores; one contraction a kernel
+            if short:
+                of_keys.append((_t(by_queries[-1]).matmul(q) * self.scale, _t(weights).matmul(start)))
+        dq = _sum([by_query.matmul(k[..., of, :]) for by_query, of in zip(by_queries, self.parts(k))]) * self.scale
+        if short:
+            dk, dv = (x[0].cat(*x[1:], dim=-2) for x in zip(*of_keys))
+        else:
+            rows = [(q[..., of, :], start[..., of, :], delta[..., of, :], logsum[..., of, :], None if mask is None else mask[..., of, :]) for of in self.parts(q)]
+            dk, dv = (_sum(list(x)) for x in zip(*(self.by_keys(k, v, *row) for row in rows)))
+        by_query = by_queries[0].cat(*by_queries[1:], dim=-1)
 
         found: list[Any] = [x.cast(s.dtype) for x, s in zip((dq, dk, dv), u.src[1:])]
         dmask = () if mask is None else (by_query.cast(mask.dtype) if mask.dtype.is_float else None,)
         return (None, *found, None, *dmask)
 
-    def short(self, q: Tensor, start: Tensor, weights: Tensor, by_query: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of keys and values, from what the one of the queries has made."""
-        return _t(by_query).matmul(q) * self.scale, _t(weights).matmul(start)
+    def parts(self, x: Tensor) -> list[slice]:
+        return [slice(None)] if self.is_causal else parts(x.shape[-2])
 
-    def by_keys(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seen: Tensor | None, start: Tensor, delta: Tensor, logsum: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The same, with the weights computed once more, a row for each key."""
-        turned = (k.matmul(_t(q)) * self.scale) if mask is None or mask.dtype.is_bool else k.matmul(_t(q)) * self.scale + _t(mask)
-        weights = _seen(turned - _t(logsum), None if seen is None else _t(seen))
-        dv = weights.matmul(start)
-        return (weights * (v.matmul(_t(start)) - _t(delta))).matmul(q) * self.scale, dv
+    def by_keys(self, k: Tensor, v: Tensor, q: Tensor, start: Tensor, delta: Tensor, logsum: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Gradients of keys and values from some of the queries, the weights computed once more, a row for each key."""
+        scores, seen = k.matmul(_t(q)) * self.scale, causal(q, k) if self.is_causal else mask
+        if mask is not None and not mask.dtype.is_bool:
+            scores, seen = scores + _t(mask), None
+        weights = _seen(scores - _t(logsum), None if seen is None else _t(seen))
+        return (weights * (v.matmul(_t(start)) - _t(delta))).matmul(q) * self.scale, weights.matmul(start)
+
+
+def _sum(found: list[Tensor]) -> Tensor:
+    """One after the other, so that no more than two are stored at a time."""
+    return functools.reduce(lambda a, b: a.contiguous() + b, found)
 
 
 def _is_short(q: Tensor, v: Tensor) -> bool:
