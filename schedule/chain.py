@@ -23,6 +23,7 @@ from math import prod
 from manygrad.schedule.kernels import Item
 from manygrad.schedule.limit import ALIGN, limit_columns
 from manygrad.schedule.memory import is_temporary, nbytes_of
+from manygrad.schedule.nodes import indices, nodes_of, reductions
 from manygrad.schedule.rangeify import ranges_of
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import BufferSpec, Ops, UOp
@@ -94,7 +95,7 @@ def _large(items: list[Item], writers: dict[UOp, list[int]]) -> list[UOp]:
         temps = [b for b in item.writes if is_temporary(b) and nbytes_of(b) >= SAVED_BYTES // 4 and b not in other]
         if item.what.op is Ops.SINK and temps:
             known = found.keys() | _element_for_element(item)
-            read = max((_bytes_at(u) for u in _indices(item.what) if item.args[u.src[0].arg] not in {*known, *item.writes}), default=0)
+            read = max((_bytes_at(u) for u in indices(item.what) if item.args[u.src[0].arg] not in {*known, *item.writes}), default=0)
             other.update(b for b in temps if nbytes_of(b) < WIDE * read)
             found.update(dict.fromkeys(b for b in temps if b not in other and writers[b][-1] == i))
         else:
@@ -109,10 +110,10 @@ def _bytes_at(index: UOp) -> int:
 
 def _element_for_element(item: Item) -> set[UOp]:
     """What a contraction adds to, or multiplies with, at the elements that it stores (a bias of all scores)."""
-    if not any(u.op is Ops.REDUCE for u in item.what.toposort()):
+    if not reductions(item.what):
         return set()
     stored = {s.src[0].src[1] for s in item.what.src}
-    apart = {item.args[u.src[0].arg] for u in _indices(item.what) if u.src[1] not in stored}
+    apart = {item.args[u.src[0].arg] for u in indices(item.what) if u.src[1] not in stored}
     return set(item.args) - apart
 
 
@@ -140,15 +141,8 @@ def _chain(items: list[Item], members: tuple[int, ...], users: dict[UOp, set[int
 def _plain(item: Item) -> bool:
     """A kernel of fixed sizes whose iterations may run in any order."""
     return item.what.op is Ops.SINK and not any(
-        u.op is Ops.DEFINE_VAR or (u.op is Ops.RANGE and u.src[0].op is not Ops.CONST) or (u.op is Ops.STORE and u.arg is not None) for u in item.what.toposort()
+        u.op is Ops.DEFINE_VAR or (u.op is Ops.RANGE and u.src[0].op is not Ops.CONST) or (u.op is Ops.STORE and u.arg is not None) for u in nodes_of(item.what)
     )
-
-
-def _indices(kernel: UOp) -> list[UOp]:
-    found: list[UOp] | None = kernel._cache.get("indices")
-    if found is None:
-        found = kernel._cache["indices"] = [u for u in kernel.toposort() if u.op is Ops.INDEX]
-    return found
 
 
 def _loops(item: Item) -> tuple[UOp, ...]:
@@ -172,7 +166,7 @@ def _can_wait(items: list[Item], members: tuple[int, ...]) -> bool:
 def _step(kernels: Sequence[Item], buffer: UOp, outer: int) -> int | None:
     """The elements a row of a buffer that kernels share, if each touches only its own row's."""
     found = {
-        _step_of(u.src[1], _loops(k)[:outer]) for k in kernels if buffer in k.args for u in _indices(k.what) if k.args[u.src[0].arg] is buffer
+        _step_of(u.src[1], _loops(k)[:outer]) for k in kernels if buffer in k.args for u in indices(k.what) if k.args[u.src[0].arg] is buffer
     }
     return found.pop() if len(found) == 1 else None
 
@@ -205,7 +199,7 @@ def _rows(items: list[Item], chain: Chain) -> int | None:
     again: dict[UOp, int] = {}
     for k in kernels:
         own = {**dict.fromkeys(_loops(k)[: chain.outer], 1), _loops(k)[chain.outer - 1]: rows}
-        for u in _indices(k.what):
+        for u in indices(k.what):
             if (b := k.args[u.src[0].arg]) not in chain.inside:
                 count = prod(own.get(x, x.src[0].arg) for x in ranges_of(u.src[1]))
                 again[b] = max(again.get(b, 0), count * b.dtype.itemsize)
@@ -219,7 +213,7 @@ def _masked(items: list[Item], chain: Chain, rows: int) -> Item | None:
     size = _loops(items[chain.members[0]])[chain.outer - 1].src[0].arg
     most = max(ALIGN, max(chain.steps[b] for b in chain.inside) // 4)
     fewer = max((n for n in range(1, min(size, most) + 1) if size % n == 0), default=rows)
-    if not MIN_ROWS <= fewer < rows or not any(u.op is Ops.WHERE for i in chain.members for u in items[i].what.toposort()):
+    if not MIN_ROWS <= fewer < rows or not any(u.op is Ops.WHERE for i in chain.members for u in nodes_of(items[i].what)):
         return None
     found = _chained(items, chain, fewer)
     return found if any(u.op is Ops.RANGE and u.src[0].op is not Ops.CONST for u in found.what.toposort()) else None
@@ -264,8 +258,8 @@ def cut_rows(ast: UOp, outer: int, rows: int, steps: dict[int, int]) -> UOp:
         at[r] = sym.mod(rest, n)
         rest = sym.floordiv(rest, n)
     within = {}
-    for u in ast.toposort():
-        if u.op is Ops.INDEX and u.src[0].arg in steps:
+    for u in indices(ast):
+        if u.src[0].arg in steps:
             terms, const = sym.linear(u.src[1])
             inner = sym.build({t: k for t, k in terms.items() if t not in own}, const)
             within[u] = u.replace(src=(u.src[0], sym.add(inner, sym.mul(here, steps[u.src[0].arg])), *u.src[2:]))

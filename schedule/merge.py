@@ -20,8 +20,9 @@ from math import prod
 
 from manygrad.schedule.kernels import Item
 from manygrad.schedule.memory import is_temporary
+from manygrad.schedule.nodes import nodes_of, reductions
 from manygrad.schedule.rows import ROW
-from manygrad.schedule.sweep import reductions, sweep_of
+from manygrad.schedule.sweep import sweep_of
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
@@ -147,7 +148,7 @@ def can_join(group: Group, item: Item) -> bool:
     written = group.written()
     if out in written or len(group.stores) == MAX_STORES or out.device != group.args[0].device:
         return False
-    if len(set(group.args) | set(item.args)) > MAX_ARGS or group.nodes + len(item.what.toposort()) > MAX_NODES:
+    if len(set(group.args) | set(item.args)) > MAX_ARGS or group.nodes + len(nodes_of(item.what)) > MAX_NODES:
         return False
     if not (goes_along(group, item) if reductions(item.what) else _shares(group, item, out)):
         return False
@@ -159,7 +160,7 @@ def can_join(group: Group, item: Item) -> bool:
 def reads_of(ast: UOp, args: list[UOp]) -> dict[UOp, set[tuple[UOp, ...]]]:
     """buffer -> places that are read."""
     found: dict[UOp, set[tuple[UOp, ...]]] = {}
-    for load in ast.toposort():
+    for load in nodes_of(ast):
         if load.op is Ops.LOAD:
             found.setdefault(args[load.src[0].src[0].arg], set()).add(load.src[0].src[1:])
     return found
@@ -169,19 +170,22 @@ def join(group: Group, item: Item) -> None:
     """Adds the item's kernel to the group."""
     store = renumbered(item, group)
     written = group.written()
-    for b, places in reads_of(store, item.args).items():
+    for b, places in reads_of(item.what if store is item.what.src[0] else store, item.args).items():
         if b not in written:
             group.loads.setdefault(b, set()).update(places)
+    group.nodes += len(nodes_of(item.what))
+    if not group.stores and len(set(item.args)) == len(item.args):
+        group.args += item.args
+        group.stores.append(store)
+        return
     group.args += [b for b in item.args if b not in group.args]
     changes: dict[UOp, UOp] = {}
-    nodes = store.toposort()
-    for u in nodes:
+    for u in store.toposort():
         if u.op is Ops.PARAM:
             changes[u] = u.replace(arg=group.args.index(item.args[u.arg]))
         elif u.op is Ops.LOAD and (b := item.args[u.src[0].src[0].arg]) in written:
             changes[u] = written[b].src[1]
     group.stores.append(substitute(store, changes))
-    group.nodes += len(nodes)
 
 
 def renumbered(item: Item, group: Group) -> UOp:

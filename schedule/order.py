@@ -16,6 +16,7 @@ from itertools import pairwise
 from manygrad.schedule.kernels import Item
 from manygrad.schedule.memory import is_temporary, nbytes_of
 from manygrad.schedule.merge import merge_kernels
+from manygrad.schedule.nodes import indices
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
 
@@ -84,7 +85,7 @@ def _extent(item: Item, buffer: UOp) -> tuple[int, int] | None:
     if item.what.op is not Ops.SINK:
         return None
     slots = {i for i, b in enumerate(item.args) if b is buffer}
-    touched = [sym.bounds(u.src[1]) for u in item.what.toposort() if u.op is Ops.INDEX and u.src[0].arg in slots]
+    touched = [sym.bounds(u.src[1]) for u in indices(item.what) if u.src[0].arg in slots]
     return (min(lo for lo, _ in touched), max(hi for _, hi in touched)) if touched else None
 
 

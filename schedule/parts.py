@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from manygrad.schedule.kernels import Item
+from manygrad.schedule.nodes import indices, nodes_of
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
 from manygrad.tensor.uop.shape import numel
@@ -47,10 +48,9 @@ def _of_chain(item: Item) -> Item:
 def _offsets(kernel: UOp, args: list[UOp]) -> dict[int, int]:
     """By argument, the offset below which the kernel uses nothing of it, where that is more than 0."""
     least: dict[int, int] = {}
-    for u in kernel.toposort():
-        if u.op is Ops.INDEX:
-            slot, n = u.src[0].arg, _least(u.src[1])
-            least[slot] = min(n, least.get(slot, n))
+    for u in indices(kernel):
+        slot, n = u.src[0].arg, _least(u.src[1])
+        least[slot] = min(n, least.get(slot, n))
     return {slot: n for slot, n in least.items() if 0 < n < numel(args[slot].shape)}
 
 
@@ -62,7 +62,7 @@ def _least(index: UOp) -> int:
 
 def _without(kernel: UOp, offsets: dict[int, int]) -> UOp:
     done: dict[UOp, UOp] = {}
-    for u in kernel.toposort() if offsets else ():
+    for u in (*nodes_of(kernel), kernel) if offsets else ():
         src = tuple(done[s] for s in u.src)
         if u.op is Ops.INDEX and u.src[0].arg in offsets:
             src = (src[0], sym.add(src[1], -offsets[u.src[0].arg]), *src[2:])
