@@ -22,7 +22,7 @@ from math import prod
 
 from manygrad.schedule.kernels import Item
 from manygrad.schedule.limit import ALIGN, limit_columns
-from manygrad.schedule.memory import is_temporary, nbytes_of
+from manygrad.schedule.memory import is_temporary, lives_of, nbytes_of, place
 from manygrad.schedule.nodes import indices, nodes_of, reductions
 from manygrad.schedule.rangeify import ranges_of
 from manygrad.tensor.dtype import dtypes
@@ -43,12 +43,12 @@ AGAIN = 16  # bytes that every block reads again, for each byte of its temporari
 @register
 @dataclass(frozen=True)
 class ChainSpec:
-    """The arg of a CHAIN. `slots`: for each kernel, which argument of the CALL each of its PARAMs is; `temps`: the arguments that hold
-    one block, of which each thread may have its own, and their bytes."""
+    """The arg of a CHAIN. `slots`: for each kernel, which argument of the CALL each of its PARAMs is; `temps`: (argument, offset, bytes) of those
+    that hold one block, of which each thread may have its own; two that no kernel's turn needs both may overlap."""
 
     blocks: int
     slots: tuple[tuple[int, ...], ...]
-    temps: tuple[tuple[int, int], ...]
+    temps: tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def _rows(items: list[Item], chain: Chain) -> int | None:
     """How many rows a block has; None where a chain does not pay."""
     kernels = [items[i] for i in chain.members]
     sizes = [r.src[0].arg for r in _loops(kernels[0])[: chain.outer]]
-    row_bytes = sum(chain.steps[b] * b.dtype.itemsize for b in chain.inside)
+    _, row_bytes = place({b: chain.steps[b] * b.dtype.itemsize for b in _largest_first(chain)}, lives_of([k.args for k in kernels]))
     if sum(map(nbytes_of, chain.inside)) < SAVED_BYTES:
         return None
     most = min(MAX_ROWS, max(FEW_ROWS, BLOCK_BYTES // row_bytes), prod(sizes) // MIN_BLOCKS)
@@ -228,13 +228,23 @@ def _chained(items: list[Item], chain: Chain, rows: int) -> Item:
     part = {b: UOp(Ops.BUFFER, b.dtype, (), BufferSpec(b.arg.uid, (rows * chain.steps[b],), b.dtype, b.arg.device)) for b in chain.inside}
     args = list(dict.fromkeys(part.get(b, b) for k in kernels for b in k.args))
     slots = tuple(tuple(args.index(part.get(b, b)) for b in k.args) for k in kernels)
-    temps = tuple((args.index(b), nbytes_of(b)) for b in part.values())
+    offsets, _ = place({b: _apart(nbytes_of(part[b])) for b in _largest_first(chain)}, lives_of([k.args for k in kernels]))
+    temps = tuple((args.index(part[b]), offsets[b], nbytes_of(part[b])) for b in chain.inside)
     spec = ChainSpec(prod(sizes) // rows, slots, temps)
     steps = tuple((args.index(part[b]), chain.steps[b]) for b in part)
     cut = _blocks(tuple(k.what for k in kernels), chain.outer, rows, slots, steps)
     writes = dict.fromkeys(b for k in kernels for b in k.writes if b not in part)
     reads = dict.fromkeys(r for k in kernels for r in k.reads if r[0] not in part)
     return Item(kernels[-1].effect, UOp(Ops.CHAIN, dtypes.void, cut, spec), args, list(writes), list(reads))
+
+
+def _largest_first(chain: Chain) -> list[UOp]:
+    return sorted(chain.inside, key=lambda b: -chain.steps[b] * b.dtype.itemsize)
+
+
+def _apart(nbytes: int) -> int:
+    """What a block of so many bytes takes: never a multiple of 4 KiB, where stores would hold up loads."""
+    return -(-nbytes // 4096) * 4096 + 576
 
 
 @lru_cache(maxsize=256)  # (the layers of a model are alike)

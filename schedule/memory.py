@@ -1,18 +1,22 @@
 """plan_memory: the temporary buffers of a LINEAR share one block a device.
 
 Two buffers may overlap when no call needs both. Offsets are chosen largest-first into the lowest gap that is free over the
-buffer's life. Buffers from outside (PARAMs) are never reused.
+buffer's life. Buffers from outside (PARAMs) are never reused. The temporaries of a CHAIN share a thread's memory likewise.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.serial import register
 from manygrad.tensor.uop.shape import numel
 
 ALIGN = 64
+Key = TypeVar("Key", bound=Hashable)
+Life = tuple[int, int]  # the first and the last step in which something is used
 
 
 @register
@@ -32,27 +36,34 @@ def is_temporary(buffer: UOp) -> bool:
     return buffer.op is Ops.BUFFER and buffer.arg.uid < 0
 
 
-def plan_memory(calls: list[UOp], reuse: bool = True) -> MemoryPlan:
-    lives: dict[UOp, list[int]] = {}
-    for at, call in enumerate(calls):
-        for b in (a.src[0] if a.op is Ops.VIEW else a for a in call.src[1:]):
-            if is_temporary(b):
-                lives.setdefault(b, [at, at])[1] = at
-    pools: dict[str, int] = {}
-    numbers: dict[str, int] = {}
-    placed: dict[str, list[tuple[int, int, int, int]]] = {}  # per device: (begin, end, first, last)
-    offsets = []
-    for b, (first, last) in sorted(lives.items(), key=lambda p: (-nbytes_of(p[0]), -p[0].arg.uid)):
-        device = b.arg.device
-        size = max(ALIGN, -(-nbytes_of(b) // ALIGN) * ALIGN)
-        mine = placed.setdefault(device, [])
-        meet = sorted((x for x in mine if not reuse or not (x[3] < first or last < x[2])), key=lambda x: x[0])
+def lives_of(steps: list[list[Key]]) -> dict[Key, Life]:
+    found: dict[Key, Life] = {}
+    for at, used in enumerate(steps):
+        for x in used:
+            found[x] = (found.get(x, (at, at))[0], at)
+    return found
+
+
+def place(sizes: Mapping[Key, int], lives: Mapping[Key, Life], reuse: bool = True) -> tuple[dict[Key, int], int]:
+    """The offset of each, in the order in which they are given, and the bytes of all."""
+    placed: list[tuple[int, int, Life]] = []  # (begin, end, life)
+    offsets: dict[Key, int] = {}
+    for x, nbytes in sizes.items():
+        size, (first, last) = max(ALIGN, -(-nbytes // ALIGN) * ALIGN), lives[x]
         at = 0
-        for begin, end, _, _ in meet:
+        for begin, end, _ in sorted(p for p in placed if not reuse or (p[2][1] >= first and last >= p[2][0])):
             if begin - at >= size:
                 break
             at = max(at, end)
-        mine.append((at, at + size, first, last))
-        pools[device] = max(pools.get(device, 0), at + size)
-        offsets.append((b.arg.uid, numbers.setdefault(device, len(numbers)), at, nbytes_of(b)))
-    return MemoryPlan(tuple((d, pools[d]) for d in numbers), tuple(sorted(offsets)))
+        placed.append((at, at + size, (first, last)))
+        offsets[x] = at
+    return offsets, max((end for _, end, _ in placed), default=0)
+
+
+def plan_memory(calls: list[UOp], reuse: bool = True) -> MemoryPlan:
+    lives = lives_of([[b for a in call.src[1:] if is_temporary(b := a.src[0] if a.op is Ops.VIEW else a)] for call in calls])
+    largest_first = sorted(lives, key=lambda b: (-nbytes_of(b), -b.arg.uid))
+    devices = list(dict.fromkeys(b.arg.device for b in largest_first))
+    plans = [place({b: nbytes_of(b) for b in largest_first if b.arg.device == d}, lives, reuse) for d in devices]
+    offsets = ((b.arg.uid, i, at, nbytes_of(b)) for i, (found, _) in enumerate(plans) for b, at in found.items())
+    return MemoryPlan(tuple((d, total) for d, (_, total) in zip(devices, plans)), tuple(sorted(offsets)))

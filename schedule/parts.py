@@ -30,7 +30,7 @@ def _of_kernel(item: Item) -> Item:
 def _of_chain(item: Item) -> Item:
     """Kernels may use one argument from different offsets on: it then is several arguments. The chain's own temporaries stay as they are."""
     spec = item.what.arg
-    own = {i for i, _ in spec.temps}
+    own = {i for i, *_ in spec.temps}
     given = [[item.args[i] for i in slots] for slots in spec.slots]
     offsets = [
         {p: n for p, n in _offsets(k, args).items() if slots[p] not in own} for k, args, slots in zip(item.what.src, given, spec.slots)
@@ -40,7 +40,7 @@ def _of_chain(item: Item) -> Item:
     parts = [[_part(b, moved.get(p, 0)) for p, b in enumerate(args)] for args, moved in zip(given, offsets)]
     args = list(dict.fromkeys(b for bs in parts for b in bs))
     slots = tuple(tuple(args.index(b) for b in bs) for bs in parts)
-    temps = tuple((args.index(item.args[i]), nbytes) for i, nbytes in spec.temps)
+    temps = tuple((args.index(item.args[i]), *of) for i, *of in spec.temps)
     kernels = tuple(map(_without, item.what.src, offsets))
     return replace(item, what=item.what.replace(src=kernels, arg=replace(spec, slots=slots, temps=temps)), args=args)
 

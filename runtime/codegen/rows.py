@@ -13,7 +13,7 @@ from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
 ROW = 16384  # elements of a row that is kept: several fit the second cache
-CACHE_BYTES = 40 << 10  # of the first cache, for a tile's rows
+CACHE_BYTES = 24 << 10  # of the first cache, for a tile's rows: half of it, as rows of 4 KiB share its sets
 STREAM_BYTES = 64 << 20  # an output of at least this much has left the caches before it is read
 RECORD_BYTES = 1 << 20  # the same beside an update in place, whose lines stay in the caches instead
 TRANSPOSED_BYTES = 4 << 20  # the same of a transpose, which writes many rows in turns
@@ -27,7 +27,7 @@ def memory_opts(sig: Signature, opts: tuple[Opt, ...]) -> tuple[Opt, ...]:
 
 
 def fewer_rows(sig: Signature, opts: tuple[Opt, ...], kept: tuple[Opt, ...], ahead: tuple[Opt, ...]) -> tuple[Opt, ...]:
-    """As many rows in a tile as the first cache holds with what is kept of them and with the next ones; at least 2."""
+    """As many rows in a tile as a part of the first cache holds with what is kept of them and with the next ones; at least 2."""
     if not ahead:
         return opts
     outer = make_plan(sig, opts).loops[0].arg[0]

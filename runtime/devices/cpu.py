@@ -150,12 +150,10 @@ class CPUChain(Chained):
         self.address = team().chain_address
         self.record = self if any(k.record is not None for k in kernels) else None
         words = 1 + sum(len(own) * 2 + 1 for own in self.spec.slots)
-        self.places: dict[int, int] = {}  # argument -> byte offset of the thread's own
-        at = -(-8 * words // 4096) * 4096
-        for i, nbytes in self.spec.temps:
-            self.places[i] = at
-            at += -(-nbytes // 4096) * 4096 + 576  # (never a multiple of 4 KiB apart: stores would hold up loads)
-        assert at <= CHAIN_BYTES, f"{at} bytes of temporaries a block, of {CHAIN_BYTES}"
+        begin = -(-8 * words // 4096) * 4096
+        self.places = {i: begin + offset for i, offset, _ in self.spec.temps}  # argument -> byte offset of the thread's own
+        end = max(begin + offset + nbytes for _, offset, nbytes in self.spec.temps)
+        assert end <= CHAIN_BYTES, f"{end} bytes of temporaries a block, of {CHAIN_BYTES}"
         self.totals = [(ctypes.c_int64 * (1 if k.fixed else self.spec.blocks))(*self.totals_of(k)) for k in kernels]
 
     def totals_of(self, kernel: CPUKernel) -> list[int]:

@@ -6,13 +6,15 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import DType, dtypes
-from manygrad.tensor.ops.elementary import elementary, fma, with_gradient
+from manygrad.tensor.ops.elementary import elementary, fma, polynomial, with_gradient
 from manygrad.tensor.ops.error_function import FAR, normal_tail
 from manygrad.tensor.ops.representation import magnitude
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
 
+TANH_SLOPE = 2 * math.sqrt(2 / math.pi)  # 2z = TANH_SLOPE · x + TANH_CUBE · x³
+TANH_CUBE = 0.044715 * TANH_SLOPE
 SELU_ALPHA, SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
 
 
@@ -21,31 +23,31 @@ def _silu_slope(x: Tensor) -> Tensor:
     return s * (1 + x * (1 - s))
 
 
-def _gelu_by_tanh(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(sigmoid(2z), 2 dz/dx) for z = √(2/π) (x + 0.044715 x³)."""
-    square, first, third = x * x, 2 * math.sqrt(2 / math.pi), 2 * math.sqrt(2 / math.pi) * 0.044715
-    return (x * (square * third + first)).sigmoid(), square * (3 * third) + first
-
-
 def _gelu_slope(x: Tensor, approximate: str = "none") -> Tensor:
-    if approximate == "tanh":
-        s, change = _gelu_by_tanh(x)
-        return s + x * s * (1 - s) * change
-    if x.dtype is dtypes.float64:
+    if approximate == "none" and x.dtype is dtypes.float64:
         return 0.5 * (1 + (x * math.sqrt(0.5)).erf()) + x * _normal_density(x)
     a = _near(x)
-    below = (magnitude(x) > FAR)._where(0.0, normal_tail(a) - a * _normal_density(a))  # at −|x|
+    tail = _gelu_tail(a, approximate)
+    steep = tail * (1 - tail) * polynomial(a * a, (3 * TANH_CUBE, TANH_SLOPE)) if approximate == "tanh" else _normal_density(a)
+    below = (magnitude(x) > FAR)._where(0.0, fma(-a, steep, tail))  # at −|x|
     return (x < 0)._where(below, 1 - below)
 
 
-def _normal_density(x: Tensor) -> Tensor:
-    return (x * x * -0.5).exp() * (1 / math.sqrt(2 * math.pi))
+def _gelu_tail(a: Tensor, approximate: str) -> Tensor:
+    """gelu(−a) / −a for 0 <= a < FAR; tanh's is sigmoid(−2z)."""
+    if approximate == "tanh":
+        return ((a * polynomial(a * a, (TANH_CUBE, TANH_SLOPE))).exp() + 1).reciprocal()
+    return normal_tail(a)
 
 
 def _near(x: Tensor) -> Tensor:
     """|x|, but 0 where Φ(−|x|) is as good as 0."""
     a = magnitude(x)
     return (a > FAR)._where(0.0, a)
+
+
+def _normal_density(x: Tensor) -> Tensor:
+    return (x * x * -0.5).exp() * (1 / math.sqrt(2 * math.pi))
 
 
 class ActivationMixin:
@@ -119,15 +121,13 @@ class ActivationMixin:
 
     @elementary(_gelu_slope)
     def gelu(self: Tensor, approximate: str = "none") -> Tensor:
-        """x · Φ(x), Φ of the normal distribution; `approximate="tanh"` for the usual approximation: (1 + tanh(z)) / 2 is sigmoid(2z)."""
-        if approximate == "tanh":
-            return self * _gelu_by_tanh(self)[0]
-        if approximate != "none":
+        """x · Φ(x), Φ of the normal distribution; `approximate="tanh"` for the usual approximation of it: (1 + tanh(z)) / 2."""
+        if approximate not in ("none", "tanh"):
             raise ValueError(f'gelu: approximate is "none" or "tanh", not {approximate!r}')
-        if self.dtype is dtypes.float64:
+        if approximate == "none" and self.dtype is dtypes.float64:
             return 0.5 * self * (1 + (self * math.sqrt(0.5)).erf())
         a = _near(self)
-        return fma(-a, normal_tail(a), self.relu())  # Φ is 1 − Φ(−x) where x is positive
+        return fma(-a, _gelu_tail(a, approximate), self.relu())  # Φ(x) is 1 − Φ(−x)
 
     # *** other shapes ***
 

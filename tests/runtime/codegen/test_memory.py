@@ -83,10 +83,10 @@ def test_rows_of_a_gradient_are_kept_once() -> None:
     assert [o for o in opts if o.kind == "prefetch"] == [Opt("prefetch", 3, 1), Opt("prefetch", 1, 2)]
 
 
-def test_as_many_rows_as_the_first_cache_holds() -> None:
-    """A row of 1024 is 4 KiB, as are what is kept of it and the next one; a long row is worked on with one other."""
+def test_as_many_rows_as_half_of_the_first_cache_holds() -> None:
+    """A row of 512 is 2 KiB, as are what is kept of it and the next one; a long row is worked on with one other."""
     rows = lambda n: [o.amount for o in prepare(softmax(64, n), host_target().machine).opts if (o.kind, o.axis) == ("tile", 0)]  # noqa: E731
-    assert (rows(256), rows(1024), rows(8192)) == ([4], [3], [2])
+    assert (rows(256), rows(512), rows(640), rows(1024), rows(8192)) == ([4], [4], [3], [2], [2])
 
 
 def test_prefetch_is_a_tile_ahead() -> None:
