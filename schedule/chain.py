@@ -70,13 +70,19 @@ def chain_kernels(items: list[Item]) -> list[Item]:
         for b in item.writes:
             writers.setdefault(b, []).append(i)
     chain_of: dict[int, Chain] = {}
-    for t in _large(items, writers):
-        members = set(users[t])
-        for i in users[t]:
-            members.update(chain_of[i].members if i in chain_of else ())
-        found = _chain(items, tuple(sorted(members)), users)
-        if found is not None:
-            chain_of.update(dict.fromkeys(found.members, found))
+    waiting, before = _large(items, writers), 0
+    while len(waiting) != before:  # what cannot be one yet may be, once others are
+        before, left = len(waiting), []
+        for t in waiting:
+            members = set(users[t])
+            for i in users[t]:
+                members.update(chain_of[i].members if i in chain_of else ())
+            found = _chain(items, tuple(sorted(members)), users)
+            if found is not None:
+                chain_of.update(dict.fromkeys(found.members, found))
+            else:
+                left.append(t)
+        waiting = left
     made: dict[int, Item] = {}  # by the position of the last kernel
     gone: set[int] = set()
     for chain in {c.members: c for c in chain_of.values()}.values():

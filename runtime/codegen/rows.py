@@ -69,13 +69,14 @@ def prefetch(sig: Signature, opts: tuple[Opt, ...], kept: tuple[Opt, ...]) -> tu
     outer = loops[0]
     by_id = {u.arg[0]: u for u in sig.nodes if u.op is Ops.RANGE}
     taken = {v for o in kept for v in kept_values(sig, by_id[o.axis], by_id[o.amount])}
+    packed = {o.amount for o in opts if o.kind == "stage"}
     order = [*(w.src[1] for w in sig.reduces if len(w.src) == 2), *loops[1:]]
     passes: dict[int, set[UOp]] = {}  # argument -> ranges it is read along
     for u in sig.nodes[-1].toposort(lambda u: u not in taken):
         if u.op is Ops.LOAD and outer in ranges_of(u) and len(ranges_of(u)) == 2:
             passes.setdefault(u.src[0].src[0].arg, set()).update(ranges_of(u) - {outer})
     found: dict[int, UOp] = {}
-    for slot, ranges in sorted(passes.items()):
+    for slot, ranges in sorted((slot, ranges) for slot, ranges in passes.items() if slot not in packed):
         last = [r for r in order if r in ranges]
         if len(last) > 1 and {r.src[0] for r in last} == {last[0].src[0]} and size_max(last[0]) <= ROW:
             found[slot] = next((r for r in reversed(last) if r not in found.values()), last[-1])

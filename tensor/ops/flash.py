@@ -32,7 +32,7 @@ def causal(q: Tensor, k: Tensor) -> Tensor:
 
 def parts(n: Any) -> list[slice]:
     """A long dim in parts; one where its size is not known."""
-    return [slice(i, min(n, i + PART)) for i in range(0, n, PART)] if isinstance(n, int) and n > 2 * PART else [slice(None)]
+    return [slice(i, min(n, i + PART)) for i in range(0, n, PART)] if isinstance(n, int) and n > PART else [slice(None)]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Tensor:
