@@ -38,7 +38,7 @@ def is_leaf(u: UOp) -> bool:
 
 def decide_stores(order: list[UOp]) -> set[UOp]:
     """`order`: the nodes of the graph, sources first."""
-    feeds_reduce = _feeds_reduce(order)
+    feeds_reduce, summed = _feeds_reduce(order), _only_reduced(order)
     users: dict[UOp, int] = {}
     for u in order:
         for s in set(u.src):
@@ -104,6 +104,13 @@ def decide_stores(order: list[UOp]) -> set[UOp]:
             measure(x)
         refresh(top)
 
+    def store_parts(s: UOp) -> None:
+        """Store what a value that is reduced is made of, so that it holds no reduction any more."""
+        for part in _shared_below(s, reduces, users):
+            if not store_statistics(part):
+                store_below(part)
+        refresh(s)
+
     def store_statistics(s: UOp) -> bool:
         """Rather than a value made of one array and of statistics of its rows, store these, which are few: what is left is cheaply done again."""
         found = rows.statistics(s, stored)
@@ -135,7 +142,10 @@ def decide_stores(order: list[UOp]) -> set[UOp]:
             if reduces[s]:
                 refresh(s)
         for s in rows.must_store(u, stored):
-            settle(s)
+            if u in summed:
+                store_parts(s)
+            else:
+                settle(s)
         joined = [s for s in dict.fromkeys(u.src) if s in contractions]  # in order: all ranks decide alike
         if len(joined) > 1 and u.op in GroupOp.ELEMENTWISE and len({contractions[s] for s in joined}) > 1:
             largest = max(joined, key=lambda s: max(numel(r.src[0].shape) for r in contractions[s]))
@@ -144,10 +154,7 @@ def decide_stores(order: list[UOp]) -> set[UOp]:
                     store_below(s)
         s0 = u.src[0]
         if u.op is Ops.REDUCE and reduces[s0] and not rows.fuses_reduce(u) and not (len(u.arg) == 3 and s0.op is Ops.REDUCE and s0 not in stored):
-            for part in _shared_below(s0, reduces, users):
-                if not store_statistics(part):
-                    store_below(part)
-            refresh(s0)
+            store_parts(s0)
         elif u.op is Ops.EXPAND and numel(u.shape) > numel(s0.shape):
             if (reduces[s0] and not rows.fuses_expand(u)) or (not reduces[s0] and leaves[s0] and numel(s0.shape) > 1 and work(s0, stored, limit := 0 if u in feeds_reduce else EXPENSIVE) > limit):
                 store_below(s0)
@@ -243,6 +250,15 @@ def _feeds_reduce(order: list[UOp]) -> set[UOp]:
         if u.op is Ops.REDUCE or (u in out and not is_leaf(u) and u.op is not Ops.CONTIGUOUS):
             out.update(u.src)
     return out
+
+
+def _only_reduced(order: list[UOp]) -> set[UOp]:
+    """Movement ops from which, by others, nothing but REDUCEs are reached: a sum in blocks is to be made as one without."""
+    other: set[UOp] = set()
+    for u in reversed(order):
+        if not (u.op is Ops.REDUCE or (u.op in _TRANSPARENT and u not in other)):
+            other.update(u.src)
+    return {u for u in order if u.op in _TRANSPARENT and u not in other}
 
 
 def _store_shared(order: list[UOp], stored: set[UOp], reduces: dict[UOp, bool], leaves: dict[UOp, frozenset[UOp]],

@@ -111,6 +111,9 @@ class Products(Masks):
                 work = [(n * m, k * v, _unit(m * inside, v)) for m, n in parts for v, k in ((g, vectors // g), (vectors % g, 1))]
                 cost = sum(m * v * unit for m, v, unit in work) / (sum(m * n for m, n in parts) * vectors)
                 cost *= done * (1.12 if parts[0][0] % aligned else 1.0)
+                if not free:  # memory bounds it: wide tiles, of which every core has as many as another
+                    tiles, cores = -(-vectors // g), self.machine.cores
+                    cost = -(-tiles // cores) * cores * g / vectors + 0.3 / g
                 cost += max(self.store_cost(s, main, lane, rows) for s in self.sig.stores) / volume(frozenset(main.src[1:]))
                 if cost < best_cost - 1e-9:
                     best, best_cost = (rows, g), cost

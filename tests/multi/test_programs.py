@@ -166,6 +166,15 @@ def test_errors_name_shapes_and_devices() -> None:
     np.testing.assert_array_equal(x.numpy(), np.zeros((4, 2)))
 
 
+def scale_gradient(t: Tensor) -> Tensor:
+    """Of the scale of a norm over the last dim, whose statistics other kernels need, too."""
+    w = Tensor.ones(t.shape[-1]).shard(t.device).contiguous().realize().requires_grad_()
+    x = t.contiguous().requires_grad_()
+    (x.layer_norm(t.shape[-1], w) * t).sum().backward()
+    assert w.grad is not None and x.grad is not None
+    return w.grad * x.grad.sum()
+
+
 def test_reductions_give_the_same_bits_on_1_2_4_8_devices() -> None:
     """float32 sums in one order whatever the number of devices (sizes that 8 divides)."""
     rng = np.random.default_rng(1)
@@ -175,7 +184,7 @@ def test_reductions_give_the_same_bits_on_1_2_4_8_devices() -> None:
         "sum": lambda t: t.sum(), "sum 0": lambda t: t.sum(0), "sum 0 1": lambda t: t.sum((0, 1)), "mean 0 2": lambda t: t.mean((0, 2)),
         "squares": lambda t: t.square().sum(0), "var": lambda t: t.var(0), "softmax": lambda t: t.softmax(0).sum(0), "max": lambda t: t.max(),
         "loss": lambda t: (t[:, :, 0] @ Tensor(w).shard(t.device)).square().sum(), "weight gradient": lambda t: t[:, :, 0].T @ t[:, :, 1],
-        "logsumexp": lambda t: t.logsumexp(0), "layer norm": lambda t: t.layer_norm(3).sum((0, 1)),
+        "logsumexp": lambda t: t.logsumexp(0), "layer norm": lambda t: t.layer_norm(3).sum((0, 1)), "scale gradient": scale_gradient,
     }  # fmt: skip
     for name, f in fs.items():
         bits = {n: f(Tensor(a, device="CPU").shard(devices(n, "CPU"), 0)).numpy().tobytes() for n in (1, 2, 4, 8)}

@@ -9,7 +9,7 @@ import pytest
 
 from manygrad import Tensor
 from manygrad.schedule.rows import ROW
-from tests.schedule.programs import kernels_of, stored
+from tests.schedule.programs import kernels_of, linear_of, stored
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((6, 40)).astype(np.float32)
@@ -80,3 +80,26 @@ def test_a_row_has_the_same_bits_in_any_batch(rows: int) -> None:
     want = Tensor(X[:1]).softmax(-1).numpy()
     got = Tensor(a).softmax(-1).numpy()
     assert (got == want).all()
+
+
+def test_a_norm_keeps_its_statistics_for_the_gradient() -> None:
+    """Its kernels: both statistics in one, the result; what is between them is made again, by the gradient, too."""
+    x, w, b = (stored(*shape).requires_grad_() for shape in ((8, 16), (16,), (16,)))
+    out = x.layer_norm(16, w, b)
+    (out @ stored(16, 4)).square().sum().backward()
+    assert x.grad is not None and w.grad is not None and b.grad is not None
+    calls = linear_of([x.grad, w.grad, b.grad]).src
+    written = [[call.src[1:][s.src[0].src[0].arg].shape for s in call.src[0].src] for call in calls]
+    assert written[:2] == [[(8, 1), (8, 1)], [(8, 16)]]
+    statistics = [call.src[1:][s.src[0].src[0].arg] for call in calls[:1] for s in call.src[0].src]
+    assert sum(set(statistics) <= set(call.src[1:]) for call in calls) == 4  # both kernels, the gradients of w and of x
+    assert len(calls) == 6
+    rng = np.random.default_rng(3)
+    a, g = rng.standard_normal((8, 16)), rng.standard_normal((8, 16))
+    x = Tensor(a.astype(np.float32)).realize().requires_grad_()
+    (x.layer_norm(16) * Tensor(g.astype(np.float32))).sum().backward()
+    assert x.grad is not None
+    deviation = np.sqrt(a.var(1, keepdims=True) + 1e-5)
+    normal = (a - a.mean(1, keepdims=True)) / deviation
+    want = (g - g.mean(1, keepdims=True) - normal * (g * normal).mean(1, keepdims=True)) / deviation
+    np.testing.assert_allclose(x.grad.numpy(), want, rtol=1e-4, atol=1e-5)

@@ -7,6 +7,8 @@ import pytest
 
 from manygrad.runtime.codegen.collapse import collapse
 from manygrad.runtime.codegen.describe import signature
+from manygrad.runtime.codegen.facts import Machine
+from manygrad.runtime.codegen.heuristic import choose
 from manygrad.runtime.codegen.legalize import legalize
 from manygrad.runtime.codegen.lower import lower
 from manygrad.runtime.codegen.lowered import Low, Program
@@ -87,6 +89,15 @@ def test_as_many_rows_as_half_of_the_first_cache_holds() -> None:
     """A row of 512 is 2 KiB, as are what is kept of it and the next one; a long row is worked on with one other."""
     rows = lambda n: [o.amount for o in prepare(softmax(64, n), host_target().machine).opts if (o.kind, o.axis) == ("tile", 0)]  # noqa: E731
     assert (rows(256), rows(512), rows(640), rows(1024), rows(8192)) == ([4], [4], [3], [2], [2])
+
+
+@pytest.mark.parametrize(("n", "cores", "tile"), [(256, 2, 64), (384, 2, 96), (384, 3, 64), (1 << 20, 2, 96)])
+def test_cores_have_as_many_columns_of_a_sum(n: int, cores: int, tile: int) -> None:
+    """Where no row is used again, memory bounds the sum over rows, and every core reads."""
+    j, r = loop(n, 0), red(50, 1)
+    ast = sink(store(0, j, reduce(load(1, add(mul(r, n), j)), r), j))
+    opts = choose(ast, Machine(vector_bytes=64, registers=32, cores=cores))
+    assert [o.amount for o in opts if o.kind == "tile"] == [tile]
 
 
 def test_prefetch_is_a_tile_ahead() -> None:
