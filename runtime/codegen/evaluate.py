@@ -37,7 +37,7 @@ class Evaluator(Emitter):
         self.lane: UOp | None = None
         self.lanes = 1
         self.along: UOp | Inst | None = None  # what binds the lane: its range, or a loop over the vectors of its tile
-        self._analyses: dict[tuple[UOp | None, int, UOp | None, bool], TileAnalysis] = {}
+        self._analyses: dict[tuple[UOp | None, int, UOp | None, int], TileAnalysis] = {}
         slots = {slot for _, slot in plan.staged}  # packing tiles reduce ranges, too
         self.also_tiled = {
             r for u in self.sig.nodes if u.op is Ops.LOAD and u.src[0].src[0].arg in slots for r in ranges_of(u)
@@ -47,20 +47,20 @@ class Evaluator(Emitter):
 
     # *** which lane, which masks ***
 
-    def use_lane(self, lane: UOp | None, lanes: int, singly: bool = False) -> None:
-        """`singly`: in a loop over the vectors of its tile, which may begin at any of them."""
+    def use_lane(self, lane: UOp | None, lanes: int, begins: int = 0) -> None:
+        """`begins`: in a loop over single vectors, which may begin at any multiple of it; 0: at the tile's."""
         self.lane, self.lanes, self.along = lane, lanes if lane is not None else 1, lane
-        key = (lane, self.lanes, self.square, singly)
+        key = (lane, self.lanes, self.square, begins)
         if key not in self._analyses:
             aligned = {}
             whole = {r for r, t in self.plan.tile.items() if r.src[0].op is Ops.CONST and r.src[0].arg <= t and r is not self.square}
             for r, t in self.plan.tile.items():
                 fixed = r.src[0].op is Ops.CONST
-                aligned[r] = t if fixed and not (singly and r is lane) else self.lanes if r is lane else 1
+                aligned[r] = t if fixed and not (begins and r is lane) else (begins or self.lanes) if r is lane else 1
                 if r in self.plan.reduce_lanes and r is not lane:  # a REDUCE with other lanes runs it singly
                     aligned[r] = 1
                     whole.discard(r)
-            if singly and lane is not None:
+            if begins and lane is not None:
                 whole.discard(lane)
             for r in self.also_tiled:
                 aligned.setdefault(r, 1)

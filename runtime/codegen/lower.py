@@ -11,8 +11,8 @@ after:   LOOP m.. LOOP n.. ACC x 24; LOOP k.. LOAD b x 4, LOAD a x 6, FMA x 24; 
 Order of a reduction: ascending in its ranges; with `lanes`, element k goes to partial sum k mod tile, and the partial
 sums are folded pairwise at the end. It does not depend on the tiles of the loops.
 
-The parts: `emit` (blocks, sharing), `evaluate` (values, loads), `stage` (packing), `keeper` (rows kept), `reduction`, `loops`, and here the
-stores and the nest as a whole.
+The parts: `emit` (blocks, sharing), `evaluate` (values, loads), `stage` (packing), `keeper` (rows kept), `reduction`, `loops`, `pieces`, `lines` (rows
+cut where lines begin), and here the stores and the nest as a whole.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from collections.abc import Callable
 
 from manygrad.runtime.codegen.affine import Affine, Position
 from manygrad.runtime.codegen.describe import kernel_name
+from manygrad.runtime.codegen.lines import Liner
 from manygrad.runtime.codegen.lowered import Low, Program
 from manygrad.runtime.codegen.opt import Plan
-from manygrad.runtime.codegen.pieces import Pieces
 from manygrad.runtime.codegen.turn import runs_of_stores, store_transposed
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
@@ -32,13 +32,13 @@ from manygrad.tensor.uop.uop import UOp
 COMBINE = {"add": Ops.ADD, "mul": Ops.MUL, "max": Ops.MAX}  # a STORE's arg: how the value meets what is there
 
 
-class Lowerer(Pieces):
+class Lowerer(Liner):
     def stores(self) -> None:
         """All STOREs at all positions of the tile; at one position, every value is computed before the first is stored."""
         runs, rest = runs_of_stores(self)
         for run in runs:
             store_transposed(self, self.sig.stores[0], run)
-        for position in rest:
+        for position in (p for p in rest if self.row.items() <= p.items()):
             ready = [self.prepare_store(u, position) for u in self.sig.stores]
             for write in ready:
                 write()
@@ -84,7 +84,7 @@ class Lowerer(Pieces):
         """Whether a STORE goes past the caches: planned so, a whole vector, at a multiple of it."""
         if u.src[0].src[0].arg not in self.plan.streamed or a.stride != 1:
             return False
-        return self.analysis.alignment(a.terms) % self.lanes == 0 and a.constant % self.lanes == 0
+        return self.in_lines or (self.analysis.alignment(a.terms) % self.lanes == 0 and a.constant % self.lanes == 0)
 
     def run(self, name: str) -> Program:
         plan = self.plan
@@ -92,6 +92,8 @@ class Lowerer(Pieces):
         def nest(i: int) -> None:
             if i == len(plan.loops):
                 self.stores()
+            elif self.by_lines and plan.loops[i] is plan.lane:
+                self.each_row(plan.loops[i], self.stores)
             else:
                 self.loop(plan.loops[i], lambda: nest(i + 1))
 

@@ -16,7 +16,7 @@ written, one iteration after the other. `legal.py` says which lists a kernel can
 | `reduce_block` | the outermost reduce range | iterations | all tiles of the block, and all of the loops inside of it, do these before the next ones, of which only so much is packed at a time; sums rest in local memory | with `block`, all loops up to the blocked one in the parallel loop, for one group of REDUCEs without `lanes`; a multiple of its unroll |
 | `keep` | a reduce range | another range's id | what the REDUCEs over it compute of an element is kept in local memory, and read where the same is computed along the other one | `keep.py`: REDUCEs over that range alone, both of one fixed size; one of work worth it |
 | `prefetch` | any range `r` | argument | while it runs, what it reads of the argument is asked for one tile ahead of the innermost loop around `r` that moves it | there is such a loop; the argument is not packed |
-| `stream` | -1 | argument | whole vectors stored to the argument go past the caches | it is stored to, not read, in whole, aligned vectors |
+| `stream` | -1 | argument | whole vectors stored to the argument go past the caches; `lines.py`: of rows that begin within a cache line, too | it is stored to, not read |
 | `parallelise` | -1 | loops | so many of the outermost loops are cut over the threads | sizes known before the call |
 
 A kernel that adds to what it stores to (`STORE` with an arg) runs in order what may meet at one address: only a loop

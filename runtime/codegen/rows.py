@@ -5,9 +5,9 @@ None of them changes a bit of the result.
 
 from __future__ import annotations
 
-from manygrad.runtime.codegen.affine import TileAnalysis
 from manygrad.runtime.codegen.describe import Signature, ranges_of, size_max, volume
 from manygrad.runtime.codegen.keep import kept_values
+from manygrad.runtime.codegen.lines import begins_anywhere, whole_vectors
 from manygrad.runtime.codegen.opt import Opt, make_plan
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
@@ -94,23 +94,15 @@ def stream(sig: Signature, opts: tuple[Opt, ...]) -> tuple[Opt, ...]:
         return ()
     written = [s.src[0].src[0].arg for s in sig.stores]
     least = RECORD_BYTES if read & set(written) else STREAM_BYTES
-    large = {
-        slot
-        for s, slot in zip(sig.stores, written)
-        if s.arg is None and nbytes(sig, s) >= least and whole_vectors(s, plan.lane, plan.lanes)
-    }
-    return tuple(Opt("stream", -1, slot) for slot in sorted(large - read - set(plan.streamed)))
+    large = {slot: s for s, slot in zip(sig.stores, written) if s.arg is None and nbytes(sig, s) >= least and slot not in read}
+    chosen = {slot for slot, s in large.items() if whole_vectors(s, plan.lane, plan.lanes)}
+    if not chosen and large.keys() == set(written) and begins_anywhere(sig, plan):
+        chosen = set(large)
+    return tuple(Opt("stream", -1, slot) for slot in sorted(chosen - set(plan.streamed)))
 
 
 def nbytes(sig: Signature, store: UOp) -> int:
     return volume(frozenset(sig.loops)) * store.src[1].dtype.itemsize
-
-
-def whole_vectors(store: UOp, lane: UOp, lanes: int) -> bool:
-    """Whether every vector stored along `lane` begins at a multiple of its length."""
-    analysis = TileAnalysis({lane: lanes}, lane, lanes)
-    a = analysis.affine(store.src[0].src[1], {})
-    return a is not None and a.stride == 1 and a.constant % lanes == 0 and analysis.alignment(a.terms) % lanes == 0
 
 
 def turned(sig: Signature, lane: UOp, crossing: UOp, lanes: int) -> tuple[Opt, ...] | None:

@@ -167,10 +167,10 @@ class Stager(Evaluator):
             if self.lane is not self.plan.lane and self.square is None and (a is None or a.stride != 1):
                 self.use_lane(*before)
             if self.square is not None and len(index.src) == 2:
-                self.use_lane(self.lane, self.lanes, True)
+                self.use_lane(self.lane, self.lanes, self.lanes)
                 single = self.analysis.affine(index.src[1], {})
                 self.singly = a is not None and single is not None and single.offsets(self.lanes) == a.offsets(self.lanes)
-                self.use_lane(self.lane, self.lanes, self.singly)
+                self.use_lane(self.lane, self.lanes, self.lanes if self.singly else 0)
 
     def pack_ranges(self, u: UOp, stage: Stage, i: int = 0, tiles: Around | None = None) -> None:
         if i < len(stage.ranges):

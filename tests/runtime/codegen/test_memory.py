@@ -135,6 +135,46 @@ def test_stream_writes_whole_aligned_vectors() -> None:
         np.testing.assert_array_equal(got, x + x)
 
 
+def double_and_square(m: int, n: int) -> UOp:
+    """Two results a row, scaled by the row's largest and by a column's weight."""
+    i, j, r = loop(m, 0), loop(n, 1), red(n, 2)
+    x = load(2, add(mul(i, n), j)).alu(Ops.MUL, reduce(load(2, add(mul(i, n), r)), r, op=Ops.MAX)).alu(Ops.MUL, load(3, j))
+    at = add(mul(i, n), j)
+    return sink(store(0, at, x.alu(Ops.ADD, x), i, j), store(1, at, x.alu(Ops.MUL, x), i, j))
+
+
+@pytest.mark.parametrize("n", [135, 200, 259, 1000])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_rows_that_begin_anywhere_are_stored_in_whole_lines(n: int, rows: int) -> None:
+    """The bits of the loop as it was; from buffers that begin within a line as well."""
+    m, ast = 7, double_and_square(7, n)
+    bare = (Opt("lanes", 2, LANES), Opt("vectorise", 1, LANES), Opt("tile", 1, 2 * LANES), *([Opt("tile", 0, rows)] if rows > 1 else []), Opt("parallelise", -1, 1))
+    streamed = (*bare, Opt("stream", -1, 0), Opt("stream", -1, 1))
+    assert count(program(ast, streamed), Low.STREAM, False) > 0 == count(program(ast, (*bare, Opt("stream", -1, 0))), Low.STREAM, False)
+    arrays = [np.zeros((m, n), np.float32), np.zeros((m, n), np.float32), values(0, f32, m * n), values(1, f32, n)]
+    device = get_device("CPU")
+    assert isinstance(device, CPUDevice)
+    results = []
+    for opts, offset in ((bare, 0), (streamed, 0), (streamed, 4), (streamed, 32)):
+        with Context(CHECK_OOB=int(offset == 0)):
+            kernel = device.compile_with(ast, opts)
+        held = [device.alloc(a.nbytes + 64) for a in arrays]
+        views = [device.view(h, offset, a.nbytes) for h, a in zip(held, arrays)]
+        for v, a in zip(views, arrays):
+            device.copyin(v, memoryview(a).cast("B"))
+        kernel(views)
+        results.append([device.as_numpy(v, 4 * m * n).view(np.float32).copy() for v in views[:2]])
+    for got in results[1:]:
+        np.testing.assert_array_equal(got, results[0])
+
+
+def test_large_rows_are_streamed_wherever_they_begin() -> None:
+    for n in (1000, 1001, 1008):
+        rows = STREAM_BYTES // (4 * n) + 1
+        assert Opt("stream", -1, 0) in prepare(softmax(rows, n), host_target().machine).opts
+    assert Opt("stream", -1, 0) not in prepare(softmax(STREAM_BYTES // 4000 - 1, 1000), host_target().machine).opts
+
+
 def turn(rows: int, columns: int) -> UOp:
     i, j = loop(columns, 0), loop(rows, 1)
     return sink(store(0, add(mul(i, rows), j), load(1, add(mul(j, columns), i)), i, j))
