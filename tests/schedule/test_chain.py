@@ -27,6 +27,18 @@ def chained(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
     return (x @ y.T).softmax(-1) @ z
 
 
+def test_temporaries_that_are_not_needed_together_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two parts of the columns one after the other: what is N x N / 2 of the second takes the place of the first's."""
+    for name, value in {"SAVED_BYTES": 0, "AGAIN": 1000}.items():
+        monkeypatch.setattr(chain, name, value)
+    x, halves = stored(N, D), [(stored(N // 2, D), stored(N // 2, D)) for _ in range(2)]
+    first, second = ((x @ y.T).exp() @ z for y, z in halves)
+    (call,) = linear_of(first.contiguous() + second).src
+    temps = call.src[0].arg.temps
+    assert len(call.src[0].src) >= 4
+    assert max(at + nbytes for _, at, nbytes in temps) < sum(nbytes for *_, nbytes in temps)
+
+
 def ops_of(*tensors: Tensor) -> list[Ops]:
     return [c.src[0].op for c in linear_of(list(tensors)).src]
 

@@ -13,7 +13,8 @@ from manygrad.schedule import chain
 from manygrad.schedule.memory import nbytes_of
 from manygrad.tensor.autograd import grad
 from manygrad.tensor.environment import Context
-from manygrad.tensor.uop import Ops
+from manygrad.tensor.ops import flash
+from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.shape import numel
 from tests.schedule.programs import linear_of
 
@@ -63,7 +64,12 @@ def small_chains(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-de
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_values_and_gradients(shape: tuple[int, ...], kind: str, dtype: str, rtol: float, device: str, small_chains: None) -> None:
-    arrays, mask = sample(shape, kind)
+    found = check(shape, kind, *sample(shape, kind), dtype, rtol, device)
+    assert any(c.src[0].op is Ops.CHAIN for c in found.src)
+
+
+def check(shape: tuple[int, ...], kind: str, arrays: list[np.ndarray], mask: np.ndarray | None, dtype: str, rtol: float, device: str) -> UOp:
+    """Values and gradients are right; gives their LINEAR."""
     group = shape[2]
     full = [np.repeat(x, group, 1) if i in (1, 2) else x for i, x in enumerate(arrays)]
     seen = np.tril(np.ones((shape[3], shape[4]), bool)) if kind == "causal" else mask
@@ -77,11 +83,23 @@ def test_values_and_gradients(shape: tuple[int, ...], kind: str, dtype: str, rto
         t.requires_grad = True
     got = q.scaled_dot_product_attention(k, v, m, is_causal=kind == "causal", scale=0.3, enable_gqa=group > 1)
     found = [got, *grad(got, inputs, g)]  # type: ignore[arg-type]
-    assert any(c.src[0].op is Ops.CHAIN for c in linear_of(found).src)  # type: ignore[arg-type]
+    linear = linear_of(found)  # type: ignore[arg-type]
     got.realize(*found[1:])
     for x, want in zip(found, [out, dq, dk, dv, dmask]):
         assert x is not None
         np.testing.assert_allclose(x.numpy(), want, rtol=rtol, atol=rtol / 10)
+    return linear
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[2], (1, 1, 1, 5, 70, 8, 8)], ids=str)  # (the last: fewer queries than keys are wide)
+def test_in_parts(shape: tuple[int, ...], kind: str, small_chains: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys, and queries, gone over 32 at a time; in the last row of the mask whole parts see nothing."""
+    monkeypatch.setattr(flash, "PART", 32)
+    arrays, mask = sample(shape, kind)
+    if kind == "bools" and mask is not None:
+        mask[-1, :60], mask[-1, 60:] = False, True
+    check(shape, kind, arrays, mask, "float64", 1e-9, "CPU")
 
 
 def step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, **options: Any) -> list[Tensor]:
