@@ -10,10 +10,12 @@ Nothing is undefined here: division by zero gives 0, shifts by too much give 0 (
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from manygrad.runtime.codegen.dots import Dot
 from manygrad.runtime.codegen.lowered import Inst, Low, Program
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import GroupOp, Ops
@@ -21,6 +23,11 @@ from manygrad.tensor.uop.ops import GroupOp, Ops
 ENTRY = "kernel"
 SIGNATURE = "ptr noalias %buffers, ptr noalias %variables, i64 %begin, i64 %finish, ptr noalias %scratch"
 ZEROS_BYTES = 1024  # what an invalid load reads instead
+DOTS = {
+    (dtypes.uint8, dtypes.int8): "llvm.x86.avx512.vpdpbusd.{bits}",
+    (dtypes.int8, dtypes.int8): "llvm.aarch64.neon.sdot.v4i32.v16i8",
+    (dtypes.uint8, dtypes.uint8): "llvm.aarch64.neon.udot.v4i32.v16i8",
+}
 _FLOATS = {2: "half", 4: "float", 8: "double"}
 
 
@@ -166,6 +173,8 @@ class Printer:
                 return self.call(
                     f"llvm.fma.{suffix(scalar_type(x.dtype), x.lanes)}", t, *(self.typed(s) for s in x.src)
                 )
+            case Low.DOT:
+                return self.dot(x.arg, x.lanes, *src)
             case Low.SCALE:
                 return self.scale(x.dtype, x.lanes, *src)
             case Low.ROUND:
@@ -268,9 +277,10 @@ class Printer:
         pointer, offset = x.src[0], x.src[1]
         guard = x.src[2] if len(x.src) == 3 else None
         e, n = memory_type(x.dtype), x.lanes
-        t, align = vector(e, n), x.dtype.itemsize
+        t, align = vector(e, n), pointer.dtype.itemsize
+        element = memory_type(pointer.dtype)
         if offset.lanes > 1:
-            at = self.address(self.names[pointer], offset, x.arg, e)
+            at = self.address(self.names[pointer], offset, x.arg, element)
             mask = self.names[guard] if guard is not None else splat("true", "i1", n)
             zero = splat("0" if e.startswith("i") else literal(0.0, x.dtype), e, n)
             found = self.call(
@@ -282,7 +292,7 @@ class Printer:
                 f"{t} {zero}",
             )
         elif guard is not None and guard.lanes > 1:
-            at = self.address(self.names[pointer], offset, x.arg, e)
+            at = self.address(self.names[pointer], offset, x.arg, element)
             zero = splat("0" if e.startswith("i") else literal(0.0, x.dtype), e, n)
             found = self.call(
                 f"llvm.masked.load.{suffix(e, n)}.p0",
@@ -293,7 +303,7 @@ class Printer:
                 f"{t} {zero}",
             )
         else:
-            at = self.address(self.names[pointer], offset, x.arg, e)
+            at = self.address(self.names[pointer], offset, x.arg, element)
             if guard is not None:
                 assert n * x.dtype.itemsize <= ZEROS_BYTES
                 at = self.let(f"select i1 {self.names[guard]}, ptr {at}, ptr @zeros")
@@ -306,11 +316,11 @@ class Printer:
         pointer, offset, value = x.src[0], x.src[1], x.src[2]
         guard = x.src[3] if len(x.src) == 4 else None
         e, n = memory_type(x.dtype if x.dtype is not dtypes.void else value.dtype), value.lanes
-        t, align = vector(e, n), value.dtype.itemsize
+        t, align = vector(e, n), pointer.dtype.itemsize
         text = self.names[value]
         if value.dtype.is_bool:
             text = self.let(f"zext {vector('i1', n)} {text} to {t}")
-        at = self.address(self.names[pointer], offset, x.arg, e)
+        at = self.address(self.names[pointer], offset, x.arg, memory_type(pointer.dtype))
         if offset.lanes > 1:
             mask = self.names[guard] if guard is not None else splat("true", "i1", n)
             self.call(
@@ -378,6 +388,7 @@ class Printer:
                     return self.let(f"zext {st} {src[0]} to {t}")
                 if x.dtype.is_bool:
                     return self.let(f"icmp ne {st} {src[0]}, {num(0)}")
+                st = vector(e, x.src[0].lanes)  # (which need not be as many)
                 return src[0] if st == t else self.let(f"bitcast {st} {src[0]} to {t}")
             case Ops.WHERE:
                 return self.let(f"select {self.typed(x.src[0])}, {self.typed(x.src[1])}, {self.typed(x.src[2])}")
@@ -507,29 +518,47 @@ class Printer:
         return self.let(f"select {mask} {odd}, {t} {other}, {t} {q}")
 
     def scale(self, d: DType, n: int, a: str, b: str) -> str:
-        """a * 2**b by AVX-512's instruction, which takes 16 to 64 bytes: fewer lanes are filled up, more go in pieces."""
-        e, most, least = scalar_type(d), 64 // d.itemsize, 16 // d.itemsize
+        """a * 2**b by AVX-512's instruction, which takes 16 to 64 bytes."""
+        e = scalar_type(d)
+
+        def one(wide: int, a: str, b: str) -> str:
+            bits, t = wide * d.itemsize * 8, f"<{wide} x {e}>"
+            rounding = ["i32 4"] if bits == 512 else []  # as the current mode says
+            name = f"llvm.x86.avx512.mask.scalef.{'ps' if d.itemsize == 4 else 'pd'}.{bits}"
+            mask = "i8" if wide <= 8 else "i16"
+            return self.call(name, t, f"{t} {a}", f"{t} {b}", f"{t} zeroinitializer", f"{mask} -1", *rounding)
+
+        return self.in_registers(e, n, 16 // d.itemsize, 64 // d.itemsize, [a, b], one)
+
+    def dot(self, dot: Dot, n: int, a: str, b: str, c: str) -> str:
+        """The products of the four bytes in each int32 of `a` and `b`, added to `c`."""
+
+        def one(wide: int, a: str, b: str, c: str) -> str:
+            t, bytes_ = f"<{wide} x i32>", f"<{4 * wide} x i8>"
+            a, b = (self.let(f"bitcast {t} {v} to {bytes_}") for v in (a, b))
+            return self.call(DOTS[dot.left, dot.right].format(bits=32 * wide), t, f"{t} {c}", f"{bytes_} {a}", f"{bytes_} {b}")
+
+        return self.in_registers("i32", n, 4, dot.vector_bytes // 4, [a, b, c], one)
+
+    def in_registers(self, e: str, n: int, least: int, most: int, values: list[str], make: Callable[..., str]) -> str:
+        """`make(lanes, *values)` for vectors of `n` lanes as an instruction takes them: fewer than `least` are filled up, more than `most` cut."""
         if n > most:
             halves = []
             for i in range(2):
                 order = ", ".join(f"i32 {i * n // 2 + k}" for k in range(n // 2))
-                parts = [self.let(f"shufflevector <{n} x {e}> {v}, <{n} x {e}> poison, <{n // 2} x i32> <{order}>") for v in (a, b)]
-                halves.append(self.scale(d, n // 2, *parts))
+                parts = [self.let(f"shufflevector <{n} x {e}> {v}, <{n} x {e}> poison, <{n // 2} x i32> <{order}>") for v in values]
+                halves.append(self.in_registers(e, n // 2, least, most, parts, make))
             order = ", ".join(f"i32 {k}" for k in range(n))
             t = f"<{n // 2} x {e}>"
             return self.let(f"shufflevector {t} {halves[0]}, {t} {halves[1]}, <{n} x i32> <{order}>")
         wide = max(n, least)
         t = f"<{wide} x {e}>"
         if n == 1:
-            a, b = (self.let(f"insertelement {t} zeroinitializer, {e} {v}, i64 0") for v in (a, b))
+            values = [self.let(f"insertelement {t} zeroinitializer, {e} {v}, i64 0") for v in values]
         elif n < wide:
             order = ", ".join(f"i32 {k}" for k in range(wide))
-            a, b = (self.let(f"shufflevector <{n} x {e}> {v}, <{n} x {e}> zeroinitializer, <{wide} x i32> <{order}>") for v in (a, b))
-        bits = wide * d.itemsize * 8
-        mask = "i8" if wide <= 8 else "i16"
-        rounding = ["i32 4"] if bits == 512 else []  # as the current mode says
-        name = f"llvm.x86.avx512.mask.scalef.{'ps' if d.itemsize == 4 else 'pd'}.{bits}"
-        found = self.call(name, t, f"{t} {a}", f"{t} {b}", f"{t} zeroinitializer", f"{mask} -1", *rounding)
+            values = [self.let(f"shufflevector <{n} x {e}> {v}, <{n} x {e}> zeroinitializer, <{wide} x i32> <{order}>") for v in values]
+        found = make(wide, *values)
         if n == 1:
             return self.let(f"extractelement {t} {found}, i64 0")
         if n == wide:
