@@ -13,6 +13,7 @@ from typing import Any
 
 from manygrad.runtime.codegen.affine import Affine, Atom, Position, TileAnalysis
 from manygrad.runtime.codegen.describe import Signature, bounds, conjuncts, factor_masks, ranges_of, signature
+from manygrad.runtime.codegen.dots import is_dot
 from manygrad.runtime.codegen.emit import INDEX, Emitter
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.codegen.opt import Plan
@@ -37,7 +38,7 @@ class Evaluator(Emitter):
         self.lane: UOp | None = None
         self.lanes = 1
         self.along: UOp | Inst | None = None  # what binds the lane: its range, or a loop over the vectors of its tile
-        self._analyses: dict[tuple[UOp | None, int, UOp | None, int], TileAnalysis] = {}
+        self._analyses: dict[tuple[UOp | None, int, UOp | None, UOp | None, int], TileAnalysis] = {}
         slots = {slot for _, slot in plan.staged}  # packing tiles reduce ranges, too
         self.also_tiled = {
             r for u in self.sig.nodes if u.op is Ops.LOAD and u.src[0].src[0].arg in slots for r in ranges_of(u)
@@ -47,21 +48,21 @@ class Evaluator(Emitter):
 
     # *** which lane, which masks ***
 
-    def use_lane(self, lane: UOp | None, lanes: int, begins: int = 0) -> None:
-        """`begins`: in a loop over single vectors, which may begin at any multiple of it; 0: at the tile's."""
+    def use_lane(self, lane: UOp | None, lanes: int, singly: UOp | None = None, begins: int = 0) -> None:
+        """`singly`: a range with a loop over single vectors, which may begin at any multiple of `begins`, or of their lanes."""
         self.lane, self.lanes, self.along = lane, lanes if lane is not None else 1, lane
-        key = (lane, self.lanes, self.square, begins)
+        key = (lane, self.lanes, self.square, singly, begins)
         if key not in self._analyses:
             aligned = {}
             whole = {r for r, t in self.plan.tile.items() if r.src[0].op is Ops.CONST and r.src[0].arg <= t and r is not self.square}
             for r, t in self.plan.tile.items():
                 fixed = r.src[0].op is Ops.CONST
-                aligned[r] = t if fixed and not (begins and r is lane) else (begins or self.lanes) if r is lane else 1
+                aligned[r] = t if fixed and r is not singly else (begins or self.lanes) if r is lane else 1
                 if r in self.plan.reduce_lanes and r is not lane:  # a REDUCE with other lanes runs it singly
                     aligned[r] = 1
                     whole.discard(r)
-            if begins and lane is not None:
-                whole.discard(lane)
+            if singly is not None:
+                whole.discard(singly)
             for r in self.also_tiled:
                 aligned.setdefault(r, 1)
             self._analyses[key] = TileAnalysis(aligned, lane, self.lanes, frozenset(whole))
@@ -82,11 +83,15 @@ class Evaluator(Emitter):
     def iota(self) -> Inst:
         return self.emit(Low.IOTA, INDEX, (), None, self.lanes)
 
+    def step_of(self, r: UOp) -> int:
+        """How many iterations of `r` one vector, or one of the quads in it, takes in."""
+        return (self.lanes if r is self.lane else 1) * self.plan.dots.get(r, 1)
+
     def positions(self, ranges: frozenset[UOp]) -> Iterator[dict[UOp, int]]:
         """The tile positions along `ranges`, in order, the lane's innermost; along that, one a vector."""
         tiled = [r for r in (*self.plan.loops, *self.tile) if r in ranges and self.tile.get(r, 1) > 1]
         tiled = sorted(dict.fromkeys(tiled), key=lambda r: r is self.lane)
-        steps = [range(0, self.tile[r], self.lanes if r is self.lane else 1) for r in tiled]
+        steps = [range(0, self.tile[r], self.step_of(r)) for r in tiled]
         for at in itertools.product(*steps):
             yield dict(zip(tiled, at))
 
@@ -151,6 +156,8 @@ class Evaluator(Emitter):
         return None
 
     def combine(self, u: UOp, src: list[Inst]) -> Inst:
+        if is_dot(u):
+            return self.alu(Ops.MUL, u.dtype, *(self.alu(Ops.CAST, u.dtype, s) for s in src))
         if u.op is Ops.CUSTOM:
             name, arg = u.arg if isinstance(u.arg, tuple) else (u.arg, None)
             return self.alu(CUSTOM[name], u.dtype, *src, arg=arg)

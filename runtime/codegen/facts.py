@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from manygrad.runtime.codegen.affine import TileAnalysis
 from manygrad.runtime.codegen.describe import Signature, ranges_of, signature, volume
+from manygrad.runtime.codegen.dots import Dot
 from manygrad.runtime.codegen.opt import Opt
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import Ops
@@ -15,13 +16,14 @@ from manygrad.tensor.uop.uop import UOp
 @dataclass(frozen=True)
 class Machine:
     """What the choices depend on: a vector register's width, how many there are, a core's own cache, whether x * 2**n and a table's look-up
-    are one instruction, how many cores may share the work."""
+    are one instruction, how many cores may share the work, which products of bytes one instruction adds up."""
 
     vector_bytes: int
     registers: int
     cache_bytes: int = 1 << 20
     scales: bool = False
     cores: int = 1
+    dots: tuple[Dot, ...] = ()
 
     @property
     def accumulators(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 from manygrad.runtime.codegen.describe import ranges_of, signature, size_max, volume
+from manygrad.runtime.codegen.dots import QUAD, is_dot, is_product
 from manygrad.runtime.codegen.facts import Machine
 from manygrad.runtime.codegen.legal import injective
 from manygrad.runtime.codegen.masks import conditions
@@ -29,6 +30,7 @@ class Heuristic(Products):
         lane = self.choose_lane(split)
         if lane is not None:
             self.opts.append(Opt("vectorise", lane.arg[0], self.lanes))
+        self.choose_dots(lane, split)
         self.choose_tiles(lane, split)
         self.tile_stores(lane)
         self.parallelise()
@@ -63,6 +65,13 @@ class Heuristic(Products):
         for r in dict.fromkeys(found.values()):
             self.opts.append(Opt("lanes", r.arg[0], self.lanes))
         return found
+
+    def choose_dots(self, lane: UOp | None, split: dict[UOp, UOp]) -> None:
+        """Products of bytes are added up four at a time: along the range that is split, or the innermost one."""
+        for u in self.sig.reduces:
+            product = len(self.under[u]) > 1 and (lane is None or lane in ranges_of(u))
+            if is_dot(u.src[0]) and (u in split or product):
+                self.opts.append(Opt("dot", split.get(u, u.src[-1]).arg[0], QUAD))
 
     def choose_lane(self, split: dict[UOp, UOp]) -> UOp | None:
         """The loop along which vectors run: the one with the cheapest accesses."""
@@ -145,7 +154,7 @@ class Heuristic(Products):
 
         (A product has chosen its tile with regard to that.)
         """
-        if lane is None or len(self.sig.stores) > 1 or any(u.src[0].op is Ops.MUL for u in self.sig.reduces):
+        if lane is None or len(self.sig.stores) > 1 or any(is_product(u.src[0]) for u in self.sig.reduces):
             return
         strides = {r: self.stride(self.sig.stores[0].src[0], r) for r in self.sig.loops}
         side, tiles = 1, []

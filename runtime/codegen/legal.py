@@ -6,6 +6,7 @@ import math
 
 from manygrad.runtime.codegen.affine import TileAnalysis
 from manygrad.runtime.codegen.describe import Signature, ranges_of, size_max
+from manygrad.runtime.codegen.dots import QUAD, is_dot, is_total
 from manygrad.runtime.codegen.keep import kept_bytes, kept_values
 from manygrad.runtime.codegen.lowered import SCRATCH_BYTES
 from manygrad.runtime.codegen.opt import Opt, Plan, make_plan
@@ -21,7 +22,7 @@ def legal(sig: Signature, opts: tuple[Opt, ...]) -> str | None:
         plan = make_plan(sig, opts)
     except ValueError as error:
         return str(error)
-    for check in (_amounts, _order, _lanes, _scattering, _staging, _blocks, _keeping, _prefetching, _streaming):
+    for check in (_amounts, _order, _lanes, _dots, _scattering, _staging, _blocks, _keeping, _prefetching, _streaming):
         if (reason := check(sig, opts, plan)) is not None:
             return reason
     return None
@@ -68,6 +69,22 @@ def _lanes(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
             return f"lanes along range {r.arg[0]}: a REDUCE inside of it depends on it"
         if plan.lane is not None and all(plan.lane in ranges_of(u) for u in over):
             return f"lanes along range {r.arg[0]}: that REDUCE has lanes along loop {plan.lane.arg[0]} already"
+    return None
+
+
+def _dots(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
+    for r, n in plan.dots.items():
+        over = [u for u in sig.reduces if r in u.src[1:]]
+        if n != QUAD:
+            return f"dot({r.arg[0]}, {n}): an instruction adds up {QUAD} products"
+        if not all(u.arg is Ops.ADD and is_dot(u.src[0]) for u in over):
+            return f"dot({r.arg[0]}, {n}): the REDUCEs over it are no sums of products of bytes, or of such as the machine does not multiply"
+        if r.src[0].op is not Ops.CONST:
+            return f"dot({r.arg[0]}, {n}): the size of the range is not fixed"
+        if any(r in ranges_of(v) for v in sig.reduces) or any(x in plan.dots for u in over for x in u.src[1:] if x is not r):
+            return f"dot({r.arg[0]}, {n}): a REDUCE inside of it depends on it, or another range of it has quads"
+        if any(x in plan.skipped for u in over for x in u.src[1:]) or any(r in pair for pair in plan.kept):
+            return f"dot({r.arg[0]}, {n}): not where single iterations are skipped or kept"
     return None
 
 
@@ -178,20 +195,25 @@ def _streaming(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
 
 
 def staged_values(sig: Signature, slot: int) -> list[tuple[UOp, tuple[UOp, ...]]]:
-    """What REDUCEs read of argument `slot` (a conversion rather than its LOAD), each with its reduce ranges, outer first."""
+    """What REDUCEs read of argument `slot` (a conversion, or a factor of bytes, rather than its LOAD), each with its reduce ranges, outer first."""
     casts = {s: u for u in sig.nodes for s in u.src if u.op is Ops.CAST and u.dtype.is_float and s.op is Ops.LOAD}
-    inside = {v for u in sig.reduces for v in u.src[0].toposort() if v.op is Ops.LOAD and v.src[0].src[0].arg == slot}
+    products = [u for u in sig.reduces if not is_total(u)]
+    inside = {v for u in products for v in u.src[0].toposort() if v.op is Ops.LOAD and v.src[0].src[0].arg == slot}
     reduced = tuple(dict.fromkeys(r for v in sig.reduces for r in v.src[1:]))
-    values = [casts.get(u, u) for u in sig.nodes if u in inside]
+    bytes_of: dict[UOp, list[UOp]] = {}
+    for s in dict.fromkeys(s for u in sig.nodes if is_dot(u) for s in u.src):
+        for v in s.toposort():
+            bytes_of.setdefault(v, []).append(s)
+    values = list(dict.fromkeys(v for u in sig.nodes if u in inside for v in bytes_of.get(u, [casts.get(u, u)])))
     return [(u, tuple(r for r in reduced if r in ranges_of(u))) for u in values]
 
 
 def stage_sizes(plan: Plan, loop: UOp, ranges: tuple[UOp, ...]) -> list[int]:
-    """How many iterations of `ranges` are packed at a time at `loop`."""
+    """How many iterations of `ranges` are packed at a time at `loop`, quads of them whole."""
     sizes = {r: r.src[0].arg for r in ranges}
     if plan.reduce_block is not None and plan.reduce_block[0] in sizes and loop in plan.packed_in_blocks:
         sizes[plan.reduce_block[0]] = min(plan.reduce_block[1], sizes[plan.reduce_block[0]])
-    return list(sizes.values())
+    return [-(-n // plan.dots.get(r, 1)) * plan.dots.get(r, 1) for r, n in sizes.items()]
 
 
 def stage_rows(plan: Plan, loop: UOp, sizes: list[int]) -> int:

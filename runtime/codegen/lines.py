@@ -60,7 +60,7 @@ class Liner(Pieces):
     def each_row(self, r: UOp, body: Body) -> None:
         """`body` for all of the rows in the tile, one after the other, in vectors that begin where lines do."""
         lanes, size = self.lanes, self.const(r.src[0].arg)
-        self.use_lane(r, lanes, begins=1)
+        self.use_lane(r, lanes, r, begins=1)
         for row in list(self.positions(frozenset(self.plan.loops) - {r})):
             self.row = row
             first = self.first_line(r)

@@ -26,12 +26,14 @@ class Looper(Reducer):
 
     def tile_of(self, r: UOp) -> int:
         """The tile of `r`; 1 for a range that a REDUCE runs in lanes when another one uses it without."""
+        dot = self.plan.dots.get(r, 1)
         if r is self.square:
-            return self.lanes
-        return 1 if r in self.plan.reduce_lanes and self.lanes_of(r) == 1 else self.plan.tile.get(r, 1)
+            return self.lanes * dot
+        return dot if r in self.plan.reduce_lanes and self.lanes_of(r) == dot else self.plan.tile.get(r, 1)
 
     def lanes_of(self, r: UOp) -> int:
-        return self.plan.lanes if r is self.plan.lane else self.plan.reduce_lanes.get(r, 1) if r is self.lane else 1
+        lanes = self.plan.lanes if r is self.plan.lane else self.plan.reduce_lanes.get(r, 1) if r is self.lane else 1
+        return lanes * self.plan.dots.get(r, 1)
 
     def whole_of(self, r: UOp) -> Inst:
         """How many iterations of `r` whole tiles cover."""

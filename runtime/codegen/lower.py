@@ -11,8 +11,8 @@ after:   LOOP m.. LOOP n.. ACC x 24; LOOP k.. LOAD b x 4, LOAD a x 6, FMA x 24; 
 Order of a reduction: ascending in its ranges; with `lanes`, element k goes to partial sum k mod tile, and the partial
 sums are folded pairwise at the end. It does not depend on the tiles of the loops.
 
-The parts: `emit` (blocks, sharing), `evaluate` (values, loads), `stage` (packing), `keeper` (rows kept), `reduction`, `loops`, `pieces`, `lines` (rows
-cut where lines begin), and here the stores and the nest as a whole.
+The parts: `emit` (blocks, sharing), `evaluate` (values, loads), `quads` (four bytes in a lane), `stage` (packing), `keeper` (rows kept), `reduction`, `loops`,
+`pieces`, `lines` (rows cut where lines begin), and here the stores and the nest as a whole.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Low(Enum):
     ACC = auto()  # a variable, set to src[0] here; lanes
     GET = auto()  # src (ACC,)
     SET = auto()  # src (ACC, value)
-    LOAD = auto()  # src (pointer, offset[, condition or mask]); arg constant elements added to the offset
+    LOAD = auto()  # src (pointer, offset[, condition or mask]); arg constant added to the offset; both count the pointer's elements
     STORE = auto()  # src (pointer, offset, value[, condition or mask]); arg as LOAD
     STREAM = auto()  # a STORE of a vector past the caches; its address is aligned if the pointer is
     PREFETCH = auto()  # src (pointer, offset); arg as LOAD: a hint, no access
@@ -46,6 +46,7 @@ class Low(Enum):
     ANY = auto()  # src (mask,): whether any lane is true
     ROUND = auto()  # a float to the nearest integer, ties to even
     FMA = auto()  # src (a, b, c): a * b + c, rounded once
+    DOT = auto()  # src (a, b, c) of int32: to each lane of c the products of the four bytes in a and in b; arg the Dot: their types
     # only where the machine has it (`Machine.scales`):
     SCALE = auto()  # src (a, n): a * 2**floor(n), rounded once
     WITHIN = auto()  # src (a, b): a where |a| <= b, else b with the sign of a; b where a is NaN

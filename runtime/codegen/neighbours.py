@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from manygrad.runtime.codegen.describe import Signature, ranges_of, size_max
+from manygrad.runtime.codegen.dots import QUAD
 from manygrad.runtime.codegen.legal import legal
 from manygrad.runtime.codegen.opt import Opt, canonical, make_plan
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
-SHAPING = ("vectorise", "tile", "lanes", "unroll")
+SHAPING = ("vectorise", "tile", "lanes", "unroll", "dot")
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # tiles of a loop that is not vectorised
 VECTORS = (1, 2, 3, 4, 6)  # vectors of a tile of the one that is
 UNROLLS = (1, 2, 4, 8, 16)
@@ -65,9 +66,11 @@ def _changes(sig: Signature, opts: Opts, lanes: int, split: bool) -> Iterator[Op
     yield from _vectors(sig, opts, lanes)
     yield from _tiles(sig, opts)
     for r in reduced:
-        at = _amount(opts, "lanes", r)
+        at = _amount(opts, "lanes", r) * _amount(opts, "dot", r)
         for n in (*UNROLLS, size_max(r)) if size_max(r) <= 64 else UNROLLS:
             yield _with(opts, ("unroll",), r, Opt("unroll", r.arg[0], n * at))
+        yield _with(opts, ("dot", "unroll"), r)
+        yield _with(opts, ("dot", "unroll", "skip"), r, Opt("dot", r.arg[0], QUAD))
         yield _with(opts, ("skip",), r)
         yield _with(opts, ("skip",), r, Opt("skip", r.arg[0], 1))
         if split:

@@ -9,6 +9,7 @@ written, one iteration after the other. `legal.py` says which lists a kernel can
 | `lanes` | a reduce range | lanes | split-reduce: partial sums in one vector, folded at the end | one range of a REDUCE, no loop of which is vectorised, and on which no other REDUCE depends |
 | `tile` | a loop | elements | split into tiles that are held in registers at once | any loop; a multiple of its lanes |
 | `unroll` | a reduce range | iterations | written out, in order | any reduce range; a multiple of its lanes |
+| `dot` | a reduce range | 4 | that many neighbouring iterations of a sum of products of bytes in one lane: one instruction multiplies and adds them; `quads.py` | all REDUCEs over it are such sums, in a form that the machine has (`dots.py`); a fixed size, no `skip`; its tile a multiple |
 | `skip` | a reduce range | 1 | iterations of the REDUCEs over it in which a factor of the product is masked out are skipped, for a whole tile or a position in it; `places.py` makes versions for the edges | a sum |
 | `before` | a loop | another loop's id | reorder: moved directly outside of that one | not outside of a loop its size depends on |
 | `stage` | a loop | argument | what the reductions read of the argument in one of the loop's tiles (of a blocked loop: in a block) is packed into local memory | what is read depends on that loop, on no loop inside it, and on fixed sizes; it is not written by the kernel, fits `SCRATCH_BYTES` |
@@ -36,7 +37,7 @@ from manygrad.runtime.codegen.describe import Signature, ranges_of
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
-KINDS = ("before", "vectorise", "lanes", "tile", "unroll", "skip", "stage", "block", "reduce_block", "keep", "prefetch", "stream", "parallelise")
+KINDS = ("before", "vectorise", "lanes", "tile", "unroll", "dot", "skip", "stage", "block", "reduce_block", "keep", "prefetch", "stream", "parallelise")
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Plan:
     parallel: int = 0
     block: dict[UOp, int] = field(default_factory=dict)  # loop -> tiles a block; one entry at most
     reduce_block: tuple[UOp, int] | None = None
+    dots: dict[UOp, int] = field(default_factory=dict)  # reduce range -> iterations in a lane
     skipped: set[UOp] = field(default_factory=set)  # reduce ranges
     staged: list[tuple[UOp, int]] = field(default_factory=list)  # (loop, argument)
     kept: list[tuple[UOp, UOp]] = field(default_factory=list)  # (reduce range, where the same is computed again)
@@ -103,7 +105,7 @@ def make_plan(sig: Signature, opts: tuple[Opt, ...]) -> Plan:
         r = ranges.get(opt.axis)
         if r is None:
             raise ValueError(f"{opt}: the kernel has no range {opt.axis}; it has {sorted(ranges)}")
-        if opt.kind != "prefetch" and (r.arg[1] == "loop") == (opt.kind in ("lanes", "unroll", "skip", "reduce_block", "keep")):
+        if opt.kind != "prefetch" and (r.arg[1] == "loop") == (opt.kind in ("lanes", "unroll", "dot", "skip", "reduce_block", "keep")):
             raise ValueError(f"{opt} does not apply to a {r.arg[1]} range")
         match opt.kind:
             case "vectorise":
@@ -114,6 +116,8 @@ def make_plan(sig: Signature, opts: tuple[Opt, ...]) -> Plan:
                 plan.tile[r] = max(opt.amount, plan.tile.get(r, 1))
             case "tile" | "unroll":
                 plan.tile[r] = opt.amount
+            case "dot":
+                plan.dots[r] = opt.amount
             case "skip":
                 plan.skipped.add(r)
             case "before":
@@ -134,9 +138,14 @@ def make_plan(sig: Signature, opts: tuple[Opt, ...]) -> Plan:
                 if opt.amount not in ranges:
                     raise ValueError(f"{opt}: the kernel has no range {opt.amount}; it has {sorted(ranges)}")
                 plan.kept.append((r, ranges[opt.amount]))
+    for r, n in plan.dots.items():
+        plan.tile[r] = max(plan.tile.get(r, 1), n * plan.reduce_lanes.get(r, 1))
     for r, lanes in [*plan.reduce_lanes.items(), *([(plan.lane, plan.lanes)] if plan.lane is not None else [])]:
         if plan.tile[r] % lanes:
             raise ValueError(f"the tile of range {r.arg[0]} ({plan.tile[r]}) is no multiple of its {lanes} lanes")
+    for r, n in plan.dots.items():
+        if plan.tile[r] % (each := n * plan.reduce_lanes.get(r, 1)):
+            raise ValueError(f"the tile of range {r.arg[0]} ({plan.tile[r]}) is no multiple of the {each} iterations in its lanes")
     wanted = (
         1 + plan.loops.index(next(iter(plan.block)))
         if plan.block and plan.reduce_block is not None
@@ -170,6 +179,7 @@ def canonical(sig: Signature, opts: tuple[Opt, ...]) -> tuple[Opt, ...]:
         found.append(Opt("vectorise", plan.lane.arg[0], plan.lanes))
         lanes[plan.lane] = plan.lanes
     found += [Opt("lanes", r.arg[0], n) for r, n in plan.reduce_lanes.items()]
+    lanes.update((r, n * lanes.get(r, 1)) for r, n in plan.dots.items())
     for kind in ("tile", "unroll"):
         found += sorted(
             (
@@ -179,6 +189,7 @@ def canonical(sig: Signature, opts: tuple[Opt, ...]) -> tuple[Opt, ...]:
             ),
             key=lambda o: o.axis,
         )
+    found += sorted((Opt("dot", r.arg[0], n) for r, n in plan.dots.items()), key=lambda o: o.axis)
     found += sorted((Opt("skip", r.arg[0], 1) for r in plan.skipped), key=lambda o: o.axis)
     found += sorted((Opt("stage", r.arg[0], slot) for r, slot in plan.staged), key=lambda o: (o.amount, o.axis))
     found += [Opt("block", r.arg[0], n) for r, n in plan.block.items()]

@@ -9,6 +9,7 @@ from functools import lru_cache
 from manygrad.runtime.codegen import heuristic
 from manygrad.runtime.codegen.collapse import collapse
 from manygrad.runtime.codegen.describe import kernel_name, signature
+from manygrad.runtime.codegen.dots import use_dots
 from manygrad.runtime.codegen.facts import Machine
 from manygrad.runtime.codegen.legal import legal
 from manygrad.runtime.codegen.legalize import legalize
@@ -43,8 +44,8 @@ def rendered(prepared: Prepared, render: Callable[[Program], str]) -> str:
 
 
 def prepare(ast: UOp, machine: Machine, opts: tuple[Opt, ...] | None = None, simplify: bool = True) -> Prepared:
-    """Collapses the ranges, splits them by phases, rewrites what machines do not have, and picks the optimisations (unless given)."""
-    simple = split_phases(collapse(ast)) if simplify else ast
+    """Collapses the ranges, splits them by phases, rewrites what machines do not have, or have for bytes, and picks the optimisations (unless given)."""
+    simple = use_dots(split_phases(collapse(ast)) if simplify else ast, machine.dots)
     legalized = legalize(simple, machine.scales)
     sig = signature(legalized)
     if opts is None:

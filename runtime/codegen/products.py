@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 
 from manygrad.runtime.codegen.describe import bounds, part_held, ranges_of, size_max, volume
+from manygrad.runtime.codegen.dots import is_dot, is_product, is_total
 from manygrad.runtime.codegen.masks import Masks, conditions
 from manygrad.runtime.codegen.opt import Opt
 from manygrad.runtime.codegen.turn import LEAST
@@ -51,7 +52,7 @@ class Products(Masks):
         strides = {u: self.stride(u.src[0], r) for u in self.under[main] if r in ranges_of(u)}
         if not any(s != 0 for s in strides.values()):
             return None
-        product = main.arg is Ops.ADD and main.src[0].op is Ops.MUL and len(self.under[main]) >= 2
+        product = main.arg is Ops.ADD and is_product(main.src[0]) and len(self.under[main]) >= 2
         cost = 1.0
         for u, s in strides.items():
             if s in (0, 1):
@@ -182,7 +183,8 @@ class Products(Masks):
         columns, row = (Opt("stage", x.arg[0], u.src[0].src[0].arg) for x, u in ((panel, across[0]), (inner[-1], down[0])))
         packs_rows = self.stageable(down[0], main, inner[-1]) and down[0].src[0].src[0].arg != columns.amount
         settled = self.settled(main, lane, {r: self.tile_of(r) for r in rows}, -(-self.tile_of(lane) // self.lanes))
-        guarded = (len(down[0].src[0].src) == 3 and not settled) or down[0].dtype.is_half
+        apart = is_dot(main.src[0]) and self.stride(down[0].src[0], main.src[-1]) != 1  # quads of them would be joined again and again
+        guarded = (len(down[0].src[0].src) == 3 and not settled) or down[0].dtype.is_half or apart
         self.skipping = settled
         if packs_rows and len(rows) == 1 and not within and self.rows_rest(main, rows[0]):
             wide = size_max(lane) > 2 * size_max(inner[-1])  # then the rows, which are fewer, are packed by every piece
@@ -218,7 +220,7 @@ class Products(Masks):
         most = min(nbytes // (volume(frozenset(main.src[1:])) * self.tile_of(r) * 4), wanted)
         tiles = -(-count // -(-count // most)) if most else 0
         fixed = all(x.src[0].op is Ops.CONST for x in self.order) and ranges_of(main) >= frozenset(self.order)
-        if tiles < 2 or not fixed or len(self.sig.reduces) > 1:
+        if tiles < 2 or not fixed or sum(not is_total(u) for u in self.sig.reduces) > 1:
             return []
         return [Opt("block", r.arg[0], tiles)]
 
@@ -232,6 +234,8 @@ class Products(Masks):
         """As many panels of columns as half the cache holds, two blocks for every core (none where the rows lie in it anyhow, and what
         is stored would not, one by one); of a panel that is larger, as much of the reduction at a time."""
         half, k = self.machine.cache_bytes // 2, main.src[1]
+        if any(is_total(u) and lane in ranges_of(u) for u in self.sig.reduces):  # which a block would add up for each tile of rows
+            return []
         if not self.overflows(main, self.tile_of(lane)):
             rows = min(touched(u) for u in self.under[main] if lane not in ranges_of(u)) * 4
             scattered = any(self.stride(s.src[0], lane) != 1 for s in self.sig.stores)
@@ -274,7 +278,7 @@ class Products(Masks):
             return False
         elements = volume(reduced) * 4 * self.lanes
         slot = load.src[0].src[0].arg
-        reads = {u for loads in self.under.values() for u in loads if u.src[0].src[0].arg == slot}
+        reads = {v for u, loads in self.under.items() if not is_total(u) for v in loads if v.src[0].src[0].arg == slot}
         return elements * 8 <= STAGE_BYTES and len(reads) == 1
 
     def tile_dot_product(self, main: UOp, budget: int) -> None:

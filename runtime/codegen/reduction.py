@@ -102,7 +102,7 @@ class Reducer(Placer):
 
     def parts(self, group: list[UOp], split: UOp | None) -> Iterator[tuple[UOp, dict[UOp, int]]]:
         """(REDUCE, tile position) of every partial sum."""
-        count = self.plan.tile[split] // self.lanes if split is not None else 1
+        count = self.plan.tile[split] // self.step_of(split) if split is not None else 1
         for u in group:
             for position in self.positions(ranges_of(u)):
                 for _ in range(count):
@@ -138,7 +138,7 @@ class Reducer(Placer):
                 self.loop(ranges[i], lambda: body(i + 1))
                 return
             for at in self.positions(frozenset(ranges)):
-                part = at.get(split, 0) // self.lanes if split is not None else 0
+                part = at.get(split, 0) // self.step_of(split) if split is not None else 0
                 with self.unless_masked(masks, at) as reached:
                     for row in self.apart(masks, at) if reached else ():
                         with self.unless_masked(masks, {**row, **at}) as some:
@@ -184,6 +184,11 @@ class Reducer(Placer):
         u, acc = accumulator.reduce, accumulator.parts[part]
         old = self.emit(Low.GET, u.dtype, (acc,), None, acc.lanes, here=True)
         v = u.src[0]
+        if (r := next((r for r in u.src[1:] if r in self.plan.dots), None)) is not None:
+            a, b = (self.splat(self.quads(s, r, position), acc.lanes) for s in v.src)
+            new = self.emit(Low.DOT, u.dtype, (a, b, old), v.arg, acc.lanes, here=True)
+            self.emit(Low.SET, dtypes.void, (acc, new), here=True)
+            return
         if u.arg is Ops.ADD and v.op is Ops.MUL and u.dtype.is_float:
             if v in self.kept:  # rounded, as where it is read; in the sum it is not
                 self.value(v, position)

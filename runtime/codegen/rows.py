@@ -6,6 +6,7 @@ None of them changes a bit of the result.
 from __future__ import annotations
 
 from manygrad.runtime.codegen.describe import Signature, ranges_of, size_max, volume
+from manygrad.runtime.codegen.dots import is_total
 from manygrad.runtime.codegen.keep import kept_values
 from manygrad.runtime.codegen.lines import begins_anywhere, whole_vectors
 from manygrad.runtime.codegen.opt import Opt, make_plan
@@ -70,7 +71,7 @@ def prefetch(sig: Signature, opts: tuple[Opt, ...], kept: tuple[Opt, ...]) -> tu
     by_id = {u.arg[0]: u for u in sig.nodes if u.op is Ops.RANGE}
     taken = {v for o in kept for v in kept_values(sig, by_id[o.axis], by_id[o.amount])}
     packed = {o.amount for o in opts if o.kind == "stage"}
-    order = [*(w.src[1] for w in sig.reduces if len(w.src) == 2), *loops[1:]]
+    order = [*(w.src[1] for w in sig.reduces if len(w.src) == 2 and not is_total(w)), *loops[1:]]
     passes: dict[int, set[UOp]] = {}  # argument -> ranges it is read along
     for u in sig.nodes[-1].toposort(lambda u: u not in taken):
         if u.op is Ops.LOAD and outer in ranges_of(u) and len(ranges_of(u)) == 2:

@@ -15,11 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from manygrad.runtime.codegen.affine import Position, index_sum
+from manygrad.runtime.codegen.dots import QUAD
 from manygrad.runtime.codegen.emit import INDEX
-from manygrad.runtime.codegen.evaluate import Evaluator
 from manygrad.runtime.codegen.legal import stage_rows, stage_sizes, staged_values, tiled_loops
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.codegen.opt import Plan
+from manygrad.runtime.codegen.quads import Quads
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
@@ -46,10 +47,11 @@ class Stage:
     )  # a reduce range of which a block is packed at a time; elements from one iteration to the next
     pitches: dict[UOp, int]  # elements from one position in a loop's tile to the next
     offset_bytes: int
+    quads: UOp | None  # the one of `ranges` of which quads are packed, each as an element of their size
     ready: bool = False
 
 
-class Stager(Evaluator):
+class Stager(Quads):
     def __init__(self, ast: UOp, plan: Plan) -> None:
         super().__init__(ast, plan)
         self.scratch_bytes = 0
@@ -86,16 +88,19 @@ class Stager(Evaluator):
         for u, ranges in staged_values(self.sig, slot):
             sizes = stage_sizes(self.plan, loop, ranges)
             tiled = tiled_loops(self.plan, loop, u)
-            pitches, pitch = {}, 1
+            quads = next((r for r in ranges if r in self.plan.dots), None)
+            each = self.plan.dots[quads] if quads is not None else 1
+            pitches, pitch = {}, each
             for r in reversed(tiled):
                 pitches[r] = pitch
                 pitch *= self.plan.tile.get(r, 1)
-            steps = {r: math.prod(sizes[i + 1 :]) * pitch for i, r in enumerate(ranges)}
+            shares = [each if r is quads else 1 for r in ranges]  # (the iterations of a quad lie side by side in its element)
+            steps = {r: math.prod(sizes[i + 1 :]) * pitch // math.prod(shares[i:]) for i, r in enumerate(ranges)}
             row = index_sum(tuple(steps.items()), 0)
             blocked = next(((r, c) for (r, c), n in zip(steps.items(), sizes) if n < r.src[0].arg), None)
             rows = stage_rows(self.plan, loop, sizes)
-            offset = self.local(rows * pitch * self.plan.block.get(loop, 1) * u.dtype.itemsize)
-            self.stages[u] = Stage(loop, ranges, row, rows, blocked, pitches, offset)
+            offset = self.local(rows * pitch // each * self.plan.block.get(loop, 1) * u.dtype.itemsize)
+            self.stages[u] = Stage(loop, ranges, row, rows, blocked, pitches, offset, quads)
 
     def staged_at(self, u: UOp, stage: Stage, position: Position) -> tuple[Inst, Inst, int, int]:
         """(pointer, offset, constant, lanes) of an element of a stage."""
@@ -121,7 +126,7 @@ class Stager(Evaluator):
         # never hoisted out of the tile: its contents change with it
         if offset.depth < self.origin[stage.loop].depth:
             offset = self.emit(Ops.ADD, INDEX, (offset, self.const(0)), here=True)
-        return self.emit(Low.LOAD, u.dtype, (pointer, offset), constant, lanes)
+        return self.emit(Low.LOAD, u.dtype if stage.quads is None else dtypes.int32, (pointer, offset), constant, lanes)
 
     def pack(self, loop: UOp, tiles: Around | None = None) -> None:
         """Fills the stages of `loop` for the tile that is open now, unless they hold it already.
@@ -157,9 +162,9 @@ class Stager(Evaluator):
         """Vectors along the loop, also where another one is vectorised, if the operand is contiguous along it or in squares."""
         before, tile = (self.lane, self.lanes), self.plan.tile.get(stage.loop, 1)
         if self.lane not in stage.pitches and self.fixed_size(stage.loop) is not None and tile > 1:
-            self.use_lane(stage.loop, min(1 << (tile - 1).bit_length(), PACK_BYTES // u.dtype.itemsize))
+            self.use_lane(stage.loop, min(1 << (tile - 1).bit_length(), PACK_BYTES // (u.dtype.itemsize if stage.quads is None else QUAD)))
         if self.lane in stage.pitches:
-            index = (u.src[0] if u.op is Ops.CAST else u).src[0]
+            index = [v.src[0] for v in u.toposort() if v.op is Ops.LOAD][-1]
             a = self.analysis.affine(index.src[1], {})
             if a is not None and a.stride != 1:
                 self.square = next((r for r in stage.ranges if self.step(index.src[1], r) == 1), None)
@@ -167,10 +172,10 @@ class Stager(Evaluator):
             if self.lane is not self.plan.lane and self.square is None and (a is None or a.stride != 1):
                 self.use_lane(*before)
             if self.square is not None and len(index.src) == 2:
-                self.use_lane(self.lane, self.lanes, self.lanes)
+                self.use_lane(self.lane, self.lanes, self.lane)
                 single = self.analysis.affine(index.src[1], {})
                 self.singly = a is not None and single is not None and single.offsets(self.lanes) == a.offsets(self.lanes)
-                self.use_lane(self.lane, self.lanes, self.lanes if self.singly else 0)
+                self.use_lane(self.lane, self.lanes, self.lane if self.singly else None)
 
     def pack_ranges(self, u: UOp, stage: Stage, i: int = 0, tiles: Around | None = None) -> None:
         if i < len(stage.ranges):
@@ -210,7 +215,8 @@ class Stager(Evaluator):
 
     def pack_position(self, u: UOp, stage: Stage, position: Position, borrowed: bool) -> None:
         pointer, offset, constant, lanes = self.staged_at(u, stage, position)
-        value = self.splat(self.value(u, position), lanes)
+        value = self.value(u, position) if stage.quads is None else self.quads(u, stage.quads, position)
+        value = self.splat(value, lanes)
         mask = self.ragged_mask(position) if borrowed else None
         guard = () if mask is None else (mask,)
         self.emit(Low.STORE, dtypes.void, (pointer, offset, value, *guard), constant, lanes, here=True)

@@ -6,14 +6,17 @@ import ctypes
 import os
 import platform
 import threading
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
 
+from manygrad.runtime.codegen.dots import Dot
 from manygrad.runtime.codegen.facts import Machine
+from manygrad.tensor.dtype import dtypes
 
 MADV_DONTNEED = 4
 
@@ -51,7 +54,17 @@ def host_target() -> Target:
         machine = Machine(16, 32, cache_bytes(), cores=cores)
     else:
         machine = Machine(32 if features.get("avx2") else 16, 16, cache_bytes(), cores=cores)
+    machine = replace(machine, dots=dot_products(features))
     return Target(llvm.get_process_triple(), llvm.get_host_cpu_name(), features.flatten(), machine)
+
+
+def dot_products(features: Mapping[str, bool]) -> tuple[Dot, ...]:
+    """The products of bytes that one instruction adds up: of AVX-512 VNNI, AVX-VNNI, or NEON."""
+    if features.get("avx512vnni") and features.get("avx512vl"):
+        return (Dot(dtypes.uint8, dtypes.int8, 64),)
+    if features.get("avxvnni"):
+        return (Dot(dtypes.uint8, dtypes.int8, 32),)
+    return tuple(Dot(d, d, 16) for d in (dtypes.int8, dtypes.uint8)) if features.get("dotprod") else ()
 
 
 class Compiler:

@@ -56,17 +56,19 @@ class CheckedPrinter(Printer):
             if pointer.op is Low.PARAM
             else str((self.program.scratch_bytes - pointer.arg) // pointer.dtype.itemsize)
         )
+        each_of = (x.dtype if access == 1 else x.src[2].dtype).itemsize // pointer.dtype.itemsize  # elements: quads of bytes are 4
+        last = x.arg + each_of - 1
         if lanes == 1:
-            index = self.let(f"add i64 {self.names[offset]}, {x.arg}")
+            index = self.let(f"add i64 {self.names[offset]}, {last}")
             bad = self.let(f"icmp uge i64 {index}, {size}")
             if guard is not None:
                 bad = self.let(f"and i1 {bad}, {self.names[guard]}")
         else:
             t, m = f"<{lanes} x i64>", f"<{lanes} x i1>"
             if offset.lanes > 1:
-                indices = self.let(f"add {t} {self.names[offset]}, {splat(str(x.arg), 'i64', lanes)}")
+                indices = self.let(f"add {t} {self.names[offset]}, {splat(str(last), 'i64', lanes)}")
             else:
-                ramp = "<" + ", ".join(f"i64 {x.arg + i}" for i in range(lanes)) + ">"
+                ramp = "<" + ", ".join(f"i64 {last + each_of * i}" for i in range(lanes)) + ">"
                 indices = self.let(f"add {t} {self.broadcast(self.names[offset], 'i64', lanes)}, {ramp}")
             each = self.let(f"icmp uge {t} {indices}, {self.broadcast(size, 'i64', lanes)}")
             if guard is not None:

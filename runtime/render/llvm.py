@@ -10,6 +10,7 @@ Nothing is undefined here: division by zero gives 0, shifts by too much give 0 (
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,11 @@ from manygrad.tensor.uop.ops import GroupOp, Ops
 ENTRY = "kernel"
 SIGNATURE = "ptr noalias %buffers, ptr noalias %variables, i64 %begin, i64 %finish, ptr noalias %scratch"
 ZEROS_BYTES = 1024  # what an invalid load reads instead
+DOTS = {
+    (dtypes.uint8, dtypes.int8): "llvm.x86.avx512.vpdpbusd.{bits}",
+    (dtypes.int8, dtypes.int8): "llvm.aarch64.neon.sdot.v4i32.v16i8",
+    (dtypes.uint8, dtypes.uint8): "llvm.aarch64.neon.udot.v4i32.v16i8",
+}
 _FLOATS = {2: "half", 4: "float", 8: "double"}
 
 
@@ -166,8 +172,8 @@ class Printer:
                 return self.call(
                     f"llvm.fma.{suffix(scalar_type(x.dtype), x.lanes)}", t, *(self.typed(s) for s in x.src)
                 )
-            case Low.SCALE | Low.WITHIN | Low.LOOKUP:
-                return self.in_registers(x, x.lanes, *src)
+            case Low.SCALE | Low.WITHIN | Low.LOOKUP | Low.DOT:
+                return self.in_registers(x, x.lanes, list(src))
             case Low.ROUND:
                 return self.call(f"llvm.roundeven.{suffix(scalar_type(x.dtype), x.lanes)}", t, f"{t} {src[0]}")
             case Low.LOAD:
@@ -268,9 +274,10 @@ class Printer:
         pointer, offset = x.src[0], x.src[1]
         guard = x.src[2] if len(x.src) == 3 else None
         e, n = memory_type(x.dtype), x.lanes
-        t, align = vector(e, n), x.dtype.itemsize
+        t, align = vector(e, n), pointer.dtype.itemsize
+        element = memory_type(pointer.dtype)
         if offset.lanes > 1:
-            at = self.address(self.names[pointer], offset, x.arg, e)
+            at = self.address(self.names[pointer], offset, x.arg, element)
             mask = self.names[guard] if guard is not None else splat("true", "i1", n)
             zero = splat("0" if e.startswith("i") else literal(0.0, x.dtype), e, n)
             found = self.call(
@@ -282,7 +289,7 @@ class Printer:
                 f"{t} {zero}",
             )
         elif guard is not None and guard.lanes > 1:
-            at = self.address(self.names[pointer], offset, x.arg, e)
+            at = self.address(self.names[pointer], offset, x.arg, element)
             zero = splat("0" if e.startswith("i") else literal(0.0, x.dtype), e, n)
             found = self.call(
                 f"llvm.masked.load.{suffix(e, n)}.p0",
@@ -293,7 +300,7 @@ class Printer:
                 f"{t} {zero}",
             )
         else:
-            at = self.address(self.names[pointer], offset, x.arg, e)
+            at = self.address(self.names[pointer], offset, x.arg, element)
             if guard is not None:
                 assert n * x.dtype.itemsize <= ZEROS_BYTES
                 at = self.let(f"select i1 {self.names[guard]}, ptr {at}, ptr @zeros")
@@ -306,11 +313,11 @@ class Printer:
         pointer, offset, value = x.src[0], x.src[1], x.src[2]
         guard = x.src[3] if len(x.src) == 4 else None
         e, n = memory_type(x.dtype if x.dtype is not dtypes.void else value.dtype), value.lanes
-        t, align = vector(e, n), value.dtype.itemsize
+        t, align = vector(e, n), pointer.dtype.itemsize
         text = self.names[value]
         if value.dtype.is_bool:
             text = self.let(f"zext {vector('i1', n)} {text} to {t}")
-        at = self.address(self.names[pointer], offset, x.arg, e)
+        at = self.address(self.names[pointer], offset, x.arg, memory_type(pointer.dtype))
         if offset.lanes > 1:
             mask = self.names[guard] if guard is not None else splat("true", "i1", n)
             self.call(
@@ -378,6 +385,7 @@ class Printer:
                     return self.let(f"zext {st} {src[0]} to {t}")
                 if x.dtype.is_bool:
                     return self.let(f"icmp ne {st} {src[0]}, {num(0)}")
+                st = vector(e, x.src[0].lanes)  # (which need not be as many)
                 return src[0] if st == t else self.let(f"bitcast {st} {src[0]} to {t}")
             case Ops.WHERE:
                 return self.let(f"select {self.typed(x.src[0])}, {self.typed(x.src[1])}, {self.typed(x.src[2])}")
@@ -506,30 +514,32 @@ class Printer:
         other = self.let(f"select {mask} {zero}, {t} {num(0)}, {t} {negated}")
         return self.let(f"select {mask} {odd}, {t} {other}, {t} {q}")
 
-    # *** AVX-512 ***
+    # *** instructions that take whole registers ***
 
-    def in_registers(self, x: Inst, n: int, *src: str) -> str:
-        """An instruction that takes whole registers, of 16 to 64 bytes: fewer lanes are filled up, more go in pieces."""
+    def in_registers(self, x: Inst, n: int, values: list[str]) -> str:
+        """Fewer lanes than fill the smallest register are filled up, more than the largest one takes go in pieces."""
         e, size = scalar_type(x.dtype), x.dtype.itemsize
-        most, least = 64 // size, (64 if x.op is Low.LOOKUP else 16) // size
+        most = (x.arg.vector_bytes if x.op is Low.DOT else 64) // size
+        least = (64 if x.op is Low.LOOKUP else 16) // size
         given = f"<{n} x {e}>"
         if n > most:
             halves = []
             for i in range(2):
                 order = ", ".join(f"i32 {i * n // 2 + k}" for k in range(n // 2))
-                parts = [self.let(f"shufflevector {given} {v}, {given} poison, <{n // 2} x i32> <{order}>") for v in src]
-                halves.append(self.in_registers(x, n // 2, *parts))
+                parts = [self.let(f"shufflevector {given} {v}, {given} poison, <{n // 2} x i32> <{order}>") for v in values]
+                halves.append(self.in_registers(x, n // 2, parts))
             order = ", ".join(f"i32 {k}" for k in range(n))
             t = f"<{n // 2} x {e}>"
             return self.let(f"shufflevector {t} {halves[0]}, {t} {halves[1]}, <{n} x i32> <{order}>")
         wide = max(n, least)
         t = f"<{wide} x {e}>"
         if n == 1:
-            src = tuple(self.let(f"insertelement {t} zeroinitializer, {e} {v}, i64 0") for v in src)
+            values = [self.let(f"insertelement {t} zeroinitializer, {e} {v}, i64 0") for v in values]
         elif n < wide:
             order = ", ".join(f"i32 {min(k, n)}" for k in range(wide))
-            src = tuple(self.let(f"shufflevector {given} {v}, {given} zeroinitializer, <{wide} x i32> <{order}>") for v in src)
-        found = self.lookup(x, t, *src) if x.op is Low.LOOKUP else self.scale_or_within(x, t, wide, *src)
+            values = [self.let(f"shufflevector {given} {v}, {given} zeroinitializer, <{wide} x i32> <{order}>") for v in values]
+        make: Callable[..., str] = self.lookup if x.op is Low.LOOKUP else self.dot if x.op is Low.DOT else self.scale_or_within
+        found = make(x, wide, *values)
         if n == 1:
             return self.let(f"extractelement {t} {found}, i64 0")
         if n == wide:
@@ -537,19 +547,25 @@ class Printer:
         order = ", ".join(f"i32 {k}" for k in range(n))
         return self.let(f"shufflevector {t} {found}, {t} poison, <{n} x i32> <{order}>")
 
-    def scale_or_within(self, x: Inst, t: str, lanes: int, a: str, b: str) -> str:
-        bits = lanes * x.dtype.itemsize * 8
+    def scale_or_within(self, x: Inst, lanes: int, a: str, b: str) -> str:
+        bits, t = lanes * x.dtype.itemsize * 8, f"<{lanes} x {scalar_type(x.dtype)}>"
         name = f"llvm.x86.avx512.mask.{'scalef' if x.op is Low.SCALE else 'range'}.{'ps' if x.dtype.itemsize == 4 else 'pd'}.{bits}"
         least_magnitude = ["i32 2"] if x.op is Low.WITHIN else []
         rounding = ["i32 4"] if bits == 512 else []  # as the current mode says
         mask = "i8" if lanes <= 8 else "i16"
         return self.call(name, t, f"{t} {a}", f"{t} {b}", *least_magnitude, f"{t} zeroinitializer", f"{mask} -1", *rounding)
 
-    def lookup(self, x: Inst, t: str, a: str) -> str:
+    def lookup(self, x: Inst, lanes: int, a: str) -> str:
         """In a table of two registers."""
-        index = self.let(f"bitcast {t} {a} to <16 x i32>")
+        t, index = f"<{lanes} x float>", self.let(f"bitcast <{lanes} x float> {a} to <{lanes} x i32>")
         lower, upper = (", ".join(f"float {literal(v, x.dtype)}" for v in x.arg[i : i + 16]) for i in (0, 16))
         return self.call("llvm.x86.avx512.vpermi2var.ps.512", t, f"{t} <{lower}>", f"<16 x i32> {index}", f"{t} <{upper}>")
+
+    def dot(self, x: Inst, lanes: int, a: str, b: str, c: str) -> str:
+        """The products of the four bytes in each int32 of `a` and `b`, added to `c`."""
+        t, bytes_ = f"<{lanes} x i32>", f"<{4 * lanes} x i8>"
+        a, b = (self.let(f"bitcast {t} {v} to {bytes_}") for v in (a, b))
+        return self.call(DOTS[x.arg.left, x.arg.right].format(bits=32 * lanes), t, f"{t} {c}", f"{bytes_} {a}", f"{bytes_} {b}")
 
     # *** conversions ***
 

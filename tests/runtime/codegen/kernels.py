@@ -85,6 +85,17 @@ def gemm(
     return sink(store(0, add(mul(im, n), jn), value, im, jn))
 
 
+def bytes_product(m: int, n: int, k: int, layout: str = "NN", types: tuple[DType, DType] = (dtypes.int8, dtypes.int8), padded: bool = False, scaled: bool = False) -> UOp:
+    """c[m, n] = sum over k of a b in int32; the first and the last column of a left out; as float32, scaled for each column."""
+    i, j, r = loop(m, 0), loop(n, 1), red(k, 2)
+    valid = I(0).alu(Ops.CMPLT, r).alu(Ops.AND, r.alu(Ops.CMPLT, I(k - 1))) if padded else None
+    a = load(1, add(mul(i, k), r) if layout[0] == "N" else add(mul(r, m), i), types[0], valid)
+    b = load(2, add(mul(r, n), j) if layout[1] == "N" else add(mul(j, k), r), types[1])
+    value = reduce(a.cast(dtypes.int32).alu(Ops.MUL, b.cast(dtypes.int32)), r)
+    value = value.cast(f32).alu(Ops.MUL, load(3, j)) if scaled else value
+    return sink(store(0, add(mul(i, n), j), value, i, j))
+
+
 def run(ast: UOp, arrays: Sequence[np.ndarray], vars: tuple[int, ...] = (), device: str = "PYTHON") -> list[np.ndarray]:
     """Runs `ast` on copies of `arrays`; gives them back as they are afterwards."""
     dev = get_device(device)

@@ -23,7 +23,7 @@ from manygrad.runtime.items import KernelItem
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import Context
 from tests.runtime.codegen.kernels import add, elementwise, f32, gemm, load, loop, mul, run, sink, store
-from tests.runtime.codegen.test_opts import SETTINGS, close, families
+from tests.runtime.codegen.test_opts import SETTINGS, close, families, products_of_bytes
 from tests.runtime.codegen.test_random import kernels
 
 COPY = elementwise(lambda a: a, [f32], 20)  # what the hand-made programs pretend to be
@@ -140,7 +140,7 @@ def test_a_buffer_one_element_short() -> None:
 @settings(SETTINGS, max_examples=40)
 @given(st.data())
 def test_right_kernels_pass(data: st.DataObject) -> None:
-    ast, arrays = data.draw(families() if data.draw(st.booleans()) else kernels())
+    ast, arrays = data.draw(st.one_of(families(), kernels(), products_of_bytes()))
     with Context(CACHE=0, CHECK_OOB=1):
         close(run(ast, arrays, device="CPU")[0], run(ast, arrays)[0])
 

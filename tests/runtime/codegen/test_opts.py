@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from manygrad import Tensor
 from manygrad.runtime.codegen.describe import signature
+from manygrad.runtime.codegen.dots import BYTES, Dot, use_dots
 from manygrad.runtime.codegen.legal import legal
 from manygrad.runtime.codegen.neighbours import neighbours, sums
 from manygrad.runtime.codegen.opt import KINDS, Opt, canonical, make_plan
@@ -23,7 +24,21 @@ from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
-from tests.runtime.codegen.kernels import I, add, f32, gemm, load, loop, mul, red, reduce, run, sink, store
+from tests.runtime.codegen.kernels import (
+    I,
+    add,
+    bytes_product,
+    f32,
+    gemm,
+    load,
+    loop,
+    mul,
+    red,
+    reduce,
+    run,
+    sink,
+    store,
+)
 from tests.runtime.codegen.test_random import kernels
 
 SETTINGS = settings(
@@ -72,6 +87,23 @@ def softmax_gradient(m: int, n: int) -> UOp:
     dot = reduce(e(q).alu(Ops.FDIV, total).alu(Ops.MUL, load(2, add(mul(i, n), q))), q)
     value = e(j).alu(Ops.FDIV, total).alu(Ops.MUL, load(2, add(mul(i, n), j)).alu(Ops.SUB, dot))
     return sink(store(0, add(mul(i, n), j), value, i, j))
+
+
+def any_bytes(seed: int, d: DType, count: int) -> np.ndarray:
+    """All values, both ends often."""
+    rng = np.random.default_rng(seed)
+    found = rng.integers(d.min, d.max, count, endpoint=True)
+    return np.where(rng.random(count) < 0.2, rng.choice([d.min, d.max], count), found).astype(d.np)
+
+
+@st.composite
+def products_of_bytes(draw: st.DrawFn) -> tuple[UOp, list[np.ndarray]]:
+    m, n, k, seed = draw(SIZES), draw(SIZES), draw(st.sampled_from([16, 17, 40, 67, 130])), draw(st.integers(0, 9))
+    a, b = draw(st.sampled_from(BYTES)), draw(st.sampled_from(BYTES))
+    padded, scaled = draw(st.booleans()), draw(st.booleans())
+    ast = bytes_product(m, n, k, draw(st.sampled_from(["NN", "NT", "TN", "TT"])), (a, b), padded, scaled)
+    out = np.zeros((m, n), np.float32 if scaled else np.int32)
+    return ast, [out, any_bytes(seed, a, m * k), any_bytes(seed + 1, b, k * n), values(seed, f32, n)]
 
 
 @st.composite
@@ -176,10 +208,8 @@ def test_every_list_that_the_search_can_pick() -> None:
     """What PYTHON computes; and the bits of the heuristic's kernel unless a reduction is split otherwise. Every kind of Opt is tried."""
     tried: set[str] = set()
 
-    @SETTINGS
-    @given(st.data())
-    def check(data: st.DataObject) -> None:
-        ast, arrays = data.draw(families() if data.draw(st.integers(0, 3)) else kernels())
+    def check(data: st.DataObject, some: st.SearchStrategy[tuple[UOp, list[np.ndarray]]]) -> None:
+        ast, arrays = data.draw(some)
         split = data.draw(st.booleans())
         opts = walk(data.draw, ast, split)
         tried.update(o.kind for o in opts)
@@ -190,8 +220,19 @@ def test_every_list_that_the_search_can_pick() -> None:
         if sums(sig, opts) == sums(sig, chosen):
             np.testing.assert_array_equal(got, run_with(ast, arrays, chosen))
 
-    check()
-    assert tried == set(KINDS)
+    @SETTINGS
+    @given(st.data())
+    def all_kernels(data: st.DataObject) -> None:
+        check(data, families() if data.draw(st.integers(0, 3)) else kernels())
+
+    @settings(SETTINGS, max_examples=60)
+    @given(st.data())
+    def of_bytes(data: st.DataObject) -> None:
+        check(data, products_of_bytes())
+
+    all_kernels()
+    of_bytes()
+    assert tried == set(KINDS) - (set() if host_target().machine.dots else {"dot"})
 
 
 # *** what is legal ***
@@ -212,6 +253,7 @@ def scatter_add() -> UOp:
 
 
 PRODUCT, NESTED, SCATTER, ROWS = gemm(32, 32, 64), masked_pair(), scatter_add(), softmax_gradient(8, 40)
+OF_BYTES = use_dots(bytes_product(32, 32, 64), (Dot(dtypes.uint8, dtypes.int8, 64),))
 ALL = Opt("parallelise", -1, 2)
 FIRST = Opt("parallelise", -1, 1)
 
@@ -246,6 +288,13 @@ FIRST = Opt("parallelise", -1, 1)
         (NESTED, [Opt("block", 0, 4), FIRST, Opt("reduce_block", 3, 4)], "the outermost range of the reduction is 2"),
         (NESTED, [Opt("block", 0, 4), FIRST, Opt("reduce_block", 2, 4)], "do not depend on the blocked loop 0"),
         (NESTED, [Opt("block", 1, 4), ALL, Opt("reduce_block", 2, 4)], "must share their ranges and type"),
+        (PRODUCT, [Opt("dot", 1, 4)], "does not apply to a loop range"),
+        (PRODUCT, [Opt("dot", 2, 4)], "are no sums of products of bytes"),
+        (OF_BYTES, [Opt("dot", 2, 2)], "an instruction adds up 4 products"),
+        (OF_BYTES, [Opt("dot", 2, 4), Opt("unroll", 2, 6)], r"\(6\) is no multiple of the 4 iterations"),
+        (OF_BYTES, [Opt("lanes", 3, 16), Opt("dot", 3, 4), Opt("unroll", 3, 96)], r"\(96\) is no multiple of the 64 iterations"),
+        (OF_BYTES, [Opt("dot", 2, 4), Opt("skip", 2, 1)], "not where single iterations are skipped"),
+        (OF_BYTES, [Opt("vectorise", 1, 16), Opt("lanes", 3, 16), Opt("dot", 2, 4), Opt("dot", 3, 4), Opt("stage", 1, 2)], None),
         (SCATTER, [Opt("parallelise", -1, 1)], "iterations of loop 0 may add to one address"),
         (SCATTER, [Opt("vectorise", 0, 8)], "iterations of loop 0 may add to one address"),
         (SCATTER, [ALL], "cut along one loop at most"),

@@ -9,7 +9,9 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
+from manygrad.runtime.codegen.dots import Dot
 from manygrad.runtime.codegen.facts import Machine
+from manygrad.runtime.codegen.opt import Opt
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.devices.native import Compiler, Target
 from manygrad.runtime.render.llvm import ENTRY, render
@@ -18,6 +20,7 @@ from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 from tests.runtime.codegen.kernels import (
     add,
+    bytes_product,
     elementwise,
     f32,
     gemm,
@@ -33,7 +36,8 @@ from tests.runtime.codegen.kernels import (
 
 AVX2 = Target("x86_64-unknown-linux-gnu", "haswell", "", Machine(32, 16))
 SSE = Target("x86_64-unknown-linux-gnu", "x86-64-v2", "", Machine(16, 16))
-NEON = Target("aarch64-unknown-linux-gnu", "neoverse-n1", "", Machine(16, 32))
+VNNI = Target("x86_64-unknown-linux-gnu", "alderlake", "", Machine(32, 16, dots=(Dot(dtypes.uint8, dtypes.int8, 32),)))
+NEON = Target("aarch64-unknown-linux-gnu", "neoverse-n1", "", Machine(16, 32, dots=(Dot(dtypes.int8, dtypes.int8, 16),)))
 
 
 def softmax(rows: int, cols: int) -> UOp:
@@ -93,3 +97,15 @@ def test_other_targets(target: Target, name: str) -> None:
     total = int(np.prod([-(-n.arg // step) for n, step in prepared.program().parallel]))
     function(ctypes.addressof(buffers), 0, 0, total, scratch.ctypes.data)
     np.testing.assert_allclose(arrays[0].astype(np.float64), want, rtol=1e-2 if np.dtype(dtype).itemsize == 2 else 1e-5)
+
+
+@pytest.mark.parametrize(("target", "instruction"), [(VNNI, "vpdpbusd"), (NEON, "sdot")], ids=["alderlake", "neoverse-n1"])
+@pytest.mark.parametrize("lanes", [None, 2, 16])
+def test_products_of_bytes(target: Target, instruction: str, lanes: int | None) -> None:
+    """Also in vectors that are shorter or longer than the machine's."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    opts = None if lanes is None else (Opt("vectorise", 1, lanes), Opt("dot", 2, 4), Opt("stage", 1, 2))
+    prepared = prepare(bytes_product(33, 40, 50), target.machine, opts)
+    assert Opt("dot", 2, 4) in prepared.opts
+    assert instruction in Compiler(target).machine.emit_assembly(llvm.parse_assembly(prepared.code(render)))

@@ -1,0 +1,69 @@
+"""Products of bytes that the processor adds up four at a time: exact for all values, and chosen where they are worth it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from manygrad import Tensor, TinyJit
+from manygrad.runtime.codegen.describe import signature
+from manygrad.runtime.codegen.dots import BYTES, Dot, is_dot, is_total, use_dots
+from manygrad.runtime.codegen.facts import Machine
+from manygrad.runtime.codegen.opt import Opt
+from manygrad.runtime.codegen.pipeline import prepare
+from manygrad.tensor.dtype import DType, dtypes
+from tests.runtime.codegen.kernels import bytes_product, gemm, run
+
+X86 = (Dot(dtypes.uint8, dtypes.int8, 64),)
+ARM = (Dot(dtypes.int8, dtypes.int8, 16), Dot(dtypes.uint8, dtypes.uint8, 16))
+PAIRS = [(a, b) for a in BYTES for b in BYTES]
+
+
+@pytest.mark.parametrize("dots", [X86, ARM], ids=["x86", "arm"])
+@pytest.mark.parametrize("types", PAIRS, ids=lambda p: f"{p[0].name} {p[1].name}")
+def test_in_the_types_that_the_machine_has(types: tuple[DType, DType], dots: tuple[Dot, ...]) -> None:
+    """As it computes without, at the ends of both types; a factor is moved, and the other one added up, only where it must be."""
+    ast = bytes_product(4, 5, 20, "NT", types)
+    sig = signature(use_dots(ast, dots))
+    pairs = [(d.left, d.right) for d in dots]
+    assert all(is_dot(u.src[0]) and tuple(s.dtype for s in u.src[0].src) in pairs for u in sig.reduces)
+    as_it_is = types in pairs or types[::-1] in pairs
+    assert [is_total(u) for u in sig.reduces].count(True) == (0 if as_it_is else 1)
+    rng = np.random.default_rng(0)
+    arrays = [np.zeros((4, 5), np.int32), *(rng.choice([d.min, d.max, 0, 1], s).astype(d.np) for d, s in zip(types, ((4, 20), (5, 20))))]
+    want = arrays[1].astype(np.int32) @ arrays[2].T.astype(np.int32)
+    np.testing.assert_array_equal(run(ast, arrays)[0], want)
+    np.testing.assert_array_equal(run(ast, arrays, device="CPU")[0], want)
+
+
+def test_only_sums_of_products_of_bytes() -> None:
+    for ast in (gemm(8, 8, 32), gemm(8, 8, 32, dtype=dtypes.int8), bytes_product(8, 8, 15)):
+        assert use_dots(ast, X86) is ast
+    assert use_dots(bytes_product(8, 8, 16), ()) is bytes_product(8, 8, 16)
+
+
+def test_what_the_heuristic_makes_of_them() -> None:
+    """Columns are packed in quads, the sums of rows are made along the rows; rows that do not lie along the reduction are packed, too."""
+    machine = Machine(64, 32, cache_bytes=2 << 20, cores=2, dots=X86)
+    across = {layout: set(prepare(bytes_product(256, 256, 256, layout), machine).opts) for layout in ("NN", "NT", "TN")}
+    for layout in ("NN", "NT"):
+        assert {Opt("dot", 2, 4), Opt("stage", 1, 2), Opt("lanes", 3, 16), Opt("dot", 3, 4)} <= across[layout]
+    assert {Opt("dot", 2, 4), Opt("stage", 1, 2), Opt("stage", 0, 1)} <= across["TN"]
+    vector = set(prepare(bytes_product(1, 256, 256, "NT"), machine).opts)  # a row by a matrix: nothing is used twice
+    assert {"lanes", "dot"} <= {o.kind for o in vector} and not {"stage", "vectorise"} & {o.kind for o in vector}
+    without = prepare(bytes_product(256, 256, 256), Machine(64, 32))
+    assert not any(o.kind == "dot" for o in without.opts) and len(signature(without.ast).reduces) == 1
+
+
+@pytest.mark.parametrize("shape", [(1, 70, 200), (33, 70, 200), (64, 64, 64), (5, 3, 17)], ids=str)
+def test_a_product_with_its_scale_is_one_exact_kernel(shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    rng = np.random.default_rng(0)
+    x, w = (rng.choice([-128, -127, 0, 127], s).astype(np.int8) for s in ((m, k), (n, k)))
+    scale = rng.random(n).astype(np.float32)
+    tx, tw, ts = (Tensor(v).realize() for v in (x, w, scale))
+    step = TinyJit(lambda: ((tx.int() @ tw.int().T).float() * ts).realize())
+    step()
+    result = step()
+    assert len(step.items) == 1
+    np.testing.assert_array_equal(result.numpy(), (x.astype(np.int32) @ w.T.astype(np.int32)).astype(np.float32) * scale)
