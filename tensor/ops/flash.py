@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import dtypes, promote
@@ -22,17 +23,18 @@ if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
 
 
+WHOLE = slice(None)
 PART = 1024  # keys, or queries, of one chain: with more, fewer rows fit beside them, and the keys are packed again for each few rows
 
 
-def causal(q: Tensor, k: Tensor) -> Tensor:
-    """(L, S), True where key j may be seen by query i: j ≤ i."""
-    return q.arange(k.shape[-2]).unsqueeze(0) <= q.arange(q.shape[-2]).unsqueeze(1)
+def causal(q: Tensor, k: Tensor, queries: slice = WHOLE, keys: slice = WHOLE) -> Tensor:
+    """(L, S), True where key j may be seen by query i: j ≤ i; of parts of them."""
+    return q.arange(k.shape[-2]).unsqueeze(0) + (keys.start or 0) <= q.arange(q.shape[-2]).unsqueeze(1) + (queries.start or 0)
 
 
 def parts(n: Any) -> list[slice]:
     """A long dim in parts; one where its size is not known."""
-    return [slice(i, min(n, i + PART)) for i in range(0, n, PART)] if isinstance(n, int) and n > PART else [slice(None)]
+    return [slice(i, min(n, i + PART)) for i in range(0, n, PART)] if isinstance(n, int) and n > PART else [WHOLE]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Tensor:
@@ -43,8 +45,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool
     kind = kind if kind.is_float else dtypes.default_float
     wide = dtypes.float32 if kind.is_half else kind
     wq, wk, wv = (t.cast(wide) for t in (q, k, v))
-    keys = [slice(None)] if is_causal else parts(k.shape[-2])
-    found = [_partial(wq, wk[..., of, :], wv[..., of, :], None if mask is None else mask[..., of], is_causal, scale) for of in keys]
+    found = [_partial(wq, wk, wv, mask, is_causal, scale, of) for of in parts(k.shape[-2])]
     top, total, out = functools.reduce(_join, found)
     if mask is not None:  # a query may see nothing
         top, total = _finite(top), (total > 0)._where(total, 1.0)
@@ -57,11 +58,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool
 Partial = tuple["Tensor", "Tensor", "Tensor"]  # of each query: the largest score, the sum of exp(score − that), the same sum of values
 
 
-def _partial(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Partial:
-    scores, seen = _scores(q, k, mask, is_causal, scale)
+def _partial(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float, keys: slice) -> Partial:
+    scores, seen = _scores(q, k, mask, is_causal, scale, keys)
     top = (scores if seen is None else seen._where(scores, -math.inf)).amax(-1, keepdim=True).detach()
     weights = _seen(scores - (top if mask is None else _finite(top)), seen)
-    return top, weights.sum(-1, keepdim=True), weights.matmul(v)
+    return top, weights.sum(-1, keepdim=True), weights.matmul(v[..., keys, :])
 
 
 def _join(a: Partial, b: Partial) -> Partial:
@@ -77,11 +78,12 @@ def _finite(top: Tensor) -> Tensor:
     return (top > -math.inf)._where(top, 0.0)
 
 
-def _scores(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> tuple[Tensor, Tensor | None]:
-    """q kᵀ · scale (+ mask), and what of it is seen (None: all)."""
-    scores = q.matmul(k.transpose(-1, -2)) * scale
+def _scores(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float, keys: slice) -> tuple[Tensor, Tensor | None]:
+    """q kᵀ · scale (+ mask) of some keys, and what of it is seen (None: all)."""
+    k, mask = k[..., keys, :], None if mask is None else mask[..., keys]
+    scores = q.matmul(_t(k)) * scale
     if is_causal:
-        return scores, causal(q, k)._broadcast(scores.shape)
+        return scores, causal(q, k, keys=keys)._broadcast(scores.shape)
     if mask is None or mask.dtype.is_bool:
         return scores, mask
     return scores + mask, None
@@ -108,41 +110,45 @@ class _AttentionGrad(CustomGrad):
         start = g.cast(wide)
         delta = (start * g._new(u).cast(wide)).sum(-1, keepdim=True).contiguous()
 
-        short, by_queries, of_keys = _is_short(q, v), [], []
-        for of in self.parts(k):
-            mine, its = (x[..., of, :] for x in (k, v))
-            scores, seen = _scores(q, mine, None if mask is None else mask[..., of], self.is_causal, self.scale)
-            weights = _seen(scores - logsum, seen).contiguous()
-            by_queries.append(weights * (start.matmul(_t(its)) - delta))  # d scores; one contraction a kernel
-            if short:
-                of_keys.append((_t(by_queries[-1]).matmul(q) * self.scale, _t(weights).matmul(start)))
-        dq = _sum([by_query.matmul(k[..., of, :]) for by_query, of in zip(by_queries, self.parts(k))]) * self.scale
-        if short:
-            dk, dv = (x[0].cat(*x[1:], dim=-2) for x in zip(*of_keys))
+        these, keys = (q, k, v, mask, start, delta, logsum), parts(k.shape[-2])
+        weights, by_query = zip(*(self.by_queries(*these, of) for of in keys))
+        dq = _sum([d.matmul(k[..., of, :]) for d, of in zip(by_query, keys)]) * self.scale
+        if _is_short(q, v):
+            dk = _side_by_side([_t(d).matmul(q) for d in by_query], -2) * self.scale
+            dv = _side_by_side([_t(w).matmul(start) for w in weights], -2)
         else:
-            rows = [(q[..., of, :], start[..., of, :], delta[..., of, :], logsum[..., of, :], None if mask is None else mask[..., of, :]) for of in self.parts(q)]
-            dk, dv = (_sum(list(x)) for x in zip(*(self.by_keys(k, v, *row) for row in rows)))
-        by_query = by_queries[0].cat(*by_queries[1:], dim=-1)
+            dk, dv = (_sum(list(x)) for x in zip(*(self.by_keys(*these, of) for of in parts(q.shape[-2]))))
 
         found: list[Any] = [x.cast(s.dtype) for x, s in zip((dq, dk, dv), u.src[1:])]
-        dmask = () if mask is None else (by_query.cast(mask.dtype) if mask.dtype.is_float else None,)
+        dmask = () if mask is None else (_side_by_side(by_query, -1).cast(mask.dtype) if mask.dtype.is_float else None,)
         return (None, *found, None, *dmask)
 
-    def parts(self, x: Tensor) -> list[slice]:
-        return [slice(None)] if self.is_causal else parts(x.shape[-2])
+    def by_queries(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, start: Tensor, delta: Tensor, logsum: Tensor, keys: slice) -> tuple[Tensor, Tensor]:
+        """The weights of some keys, and the gradient of their scores."""
+        scores, seen = _scores(q, k, mask, self.is_causal, self.scale, keys)
+        weights = _seen(scores - logsum, seen).contiguous()
+        return weights, weights * (start.matmul(_t(v[..., keys, :])) - delta)  # one contraction a kernel
 
-    def by_keys(self, k: Tensor, v: Tensor, q: Tensor, start: Tensor, delta: Tensor, logsum: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Gradients of keys and values from some of the queries, the weights computed once more, a row for each key."""
-        scores, seen = k.matmul(_t(q)) * self.scale, causal(q, k) if self.is_causal else mask
-        if mask is not None and not mask.dtype.is_bool:
-            scores, seen = scores + _t(mask), None
-        weights = _seen(scores - _t(logsum), None if seen is None else _t(seen))
+    def by_keys(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, start: Tensor, delta: Tensor, logsum: Tensor, queries: slice) -> tuple[Tensor, Tensor]:
+        """Gradients of keys and values from some queries, the weights computed once more, a row for each key."""
+        q, start, delta, logsum = (x[..., queries, :] for x in (q, start, delta, logsum))
+        scores, seen = k.matmul(_t(q)) * self.scale, None
+        if self.is_causal:
+            seen = _t(causal(q, k, queries=queries))
+        elif mask is not None:
+            turned = _t(mask[..., queries, :])
+            scores, seen = (scores, turned) if mask.dtype.is_bool else (scores + turned, None)
+        weights = _seen(scores - _t(logsum), seen)
         return (weights * (v.matmul(_t(start)) - _t(delta))).matmul(q) * self.scale, weights.matmul(start)
 
 
 def _sum(found: list[Tensor]) -> Tensor:
     """One after the other, so that no more than two are stored at a time."""
     return functools.reduce(lambda a, b: a.contiguous() + b, found)
+
+
+def _side_by_side(found: Sequence[Tensor], dim: int) -> Tensor:
+    return found[0] if len(found) == 1 else found[0].cat(*found[1:], dim=dim)
 
 
 def _is_short(q: Tensor, v: Tensor) -> bool:
