@@ -37,7 +37,7 @@ class Accumulator:
     reduce: UOp
     position: dict[UOp, int]
     parts: list[Inst]
-    ordered: list[Inst]  # of a MAX of floats, for each part: the lanes in which no NaN has been; []: the parts tell
+    ordered: Inst | None = None  # of a MAX of floats: the lanes in which no NaN has been; None: the parts tell
 
 
 class Reducer(Placer):
@@ -121,13 +121,13 @@ class Reducer(Placer):
                 else self.const(u.dtype.const(IDENTITY[u.arg](u.dtype)), u.dtype, lanes)
             )
             if not found or found[-1].reduce is not u or found[-1].position != position:
-                found.append(Accumulator(u, position, [], []))
+                found.append(Accumulator(u, position, []))
             found[-1].parts.append(self.emit(Low.ACC, u.dtype, (start,), None, lanes, here=True))
-        if first is None and split is not None and sum(len(a.parts) for a in found) <= MASKS:
+        if first is None and split is not None and len(found) <= MASKS:
             true = self.const(True, dtypes.bool, lanes)
             for acc in found:
                 if acc.reduce.arg is Ops.MAX and acc.reduce.dtype.is_float:
-                    acc.ordered += (self.emit(Low.ACC, dtypes.bool, (true,), None, lanes, here=True) for _ in acc.parts)
+                    acc.ordered = self.emit(Low.ACC, dtypes.bool, (true,), None, lanes, here=True)
         return found
 
     def accumulate_all(self, group: list[UOp], accumulators: list[Accumulator], split: UOp | None) -> None:
@@ -155,10 +155,10 @@ class Reducer(Placer):
         """Folds the partial sums and makes the results known in the current block."""
         for acc in accumulators:
             u = acc.reduce
-            join = self.greater if acc.ordered else partial(self.alu, u.arg, u.dtype)
+            join = self.greater if acc.ordered is not None else partial(self.alu, u.arg, u.dtype)
             found = self.folded(acc.parts, join, split is not None)
-            if acc.ordered:
-                ordered = self.folded(acc.ordered, partial(self.alu, Ops.AND, dtypes.bool), False)
+            if acc.ordered is not None:
+                ordered = self.emit(Low.GET, dtypes.bool, (acc.ordered,), None, acc.ordered.lanes, here=True)
                 nan = self.emit(Low.ANY, dtypes.bool, (self.alu(Ops.NOT, dtypes.bool, ordered),))
                 found = self.alu(Ops.WHERE, u.dtype, nan, self.const(math.nan, u.dtype), found)
             self.blocks[-1].values[self.key(u, acc.position)] = found
@@ -194,9 +194,9 @@ class Reducer(Placer):
                 self.value(v, position)
             a, b = (self.splat(self.value(s, position), acc.lanes) for s in v.src)
             new = self.emit(Low.FMA, u.dtype, (a, b, old), None, acc.lanes, here=True)
-        elif accumulator.ordered:
+        elif accumulator.ordered is not None:
             x = self.splat(self.value(v, position), acc.lanes)
-            self.remember_nans(accumulator.ordered[part], x, position)
+            self.remember_nans(accumulator.ordered, x, position)
             new = self.greater(x, old)
         else:
             new = self.emit(
