@@ -231,7 +231,7 @@ class Products(Masks):
         return self.block(main, r, 2 * self.machine.cache_bytes, wanted)
 
     def panels(self, main: UOp, lane: UOp) -> list[Opt]:
-        """As many panels of columns as half the cache holds, two blocks for every core (none where the rows lie in it anyhow, and what
+        """As many panels of columns as half the cache holds, a block for every core (none where the rows lie in it anyhow, and what
         is stored would not, one by one); of a panel that is larger, as much of the reduction at a time."""
         half, k = self.machine.cache_bytes // 2, main.src[1]
         if any(is_total(u) and lane in ranges_of(u) for u in self.sig.reduces):  # which a block would add up for each tile of rows
@@ -239,7 +239,7 @@ class Products(Masks):
         if not self.overflows(main, self.tile_of(lane)):
             rows = min(touched(u) for u in self.under[main] if lane not in ranges_of(u)) * 4
             scattered = any(self.stride(s.src[0], lane) != 1 for s in self.sig.stores)
-            return [] if scattered and rows <= self.machine.cache_bytes // 4 else self.block(main, lane, half, -(-size_max(lane) // (self.tile_of(lane) * 2 * self.machine.cores)))
+            return [] if scattered and rows <= self.machine.cache_bytes // 4 else self.block(main, lane, half, -(-size_max(lane) // (self.tile_of(lane) * self.machine.cores)))
         each = volume(frozenset(main.src[2:])) * self.tile_of(lane) * 4
         per = max(1, half // each)
         return [Opt("block", lane.arg[0], 1), Opt("reduce_block", k.arg[0], -(-size_max(k) // -(-size_max(k) // per)))]
