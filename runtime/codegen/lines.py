@@ -16,11 +16,11 @@ from manygrad.runtime.codegen.loops import Body
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.codegen.opt import Plan
 from manygrad.runtime.codegen.pieces import Pieces
-from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
 LEAST_VECTORS = 8  # of a row
+LINE_BYTES = 64
 
 
 def whole_vectors(store: UOp, lane: UOp, lanes: int) -> bool:
@@ -42,7 +42,9 @@ def begins_anywhere(sig: Signature, plan: Plan) -> bool:
     analysis = TileAnalysis({lane: 1}, lane, plan.lanes)
     accesses = [u.src[0] for u in sig.nodes if u.op in (Ops.LOAD, Ops.STORE) and lane in ranges_of(u.src[0])]
     forms = [analysis.affine(index.src[1], {}) for index in accesses]
-    return all(len(index.src) == 2 for index in accesses) and all(a is not None and not a.table and a.stride == 1 for a in forms)
+    return all(len(index.src) == 2 for index in accesses) and all(
+        a is not None and not a.table and a.stride == 1 for a in forms
+    )
 
 
 class Liner(Pieces):
@@ -54,18 +56,20 @@ class Liner(Pieces):
             and not any(plan.lane is not None and whole_vectors(s, plan.lane, plan.lanes) for s in stores)
             and begins_anywhere(self.sig, plan)
         )
+        self.line = max(plan.lanes, *(LINE_BYTES // s.src[1].dtype.itemsize for s in stores))  # elements
         self.row: dict[UOp, int] = {}  # the only position of the tile whose results are stored
         self.in_lines = False  # whether vectors are whole lines
 
     def each_row(self, r: UOp, body: Body) -> None:
         """`body` for all of the rows in the tile, one after the other, in vectors that begin where lines do."""
         lanes, size = self.lanes, self.const(r.src[0].arg)
+        line = self.const(self.line)
         self.use_lane(r, lanes, r, begins=1)
         for row in list(self.positions(frozenset(self.plan.loops) - {r})):
             self.row = row
-            first = self.first_line(r)
+            first = self.first_line(r, line)
             left = self.emit(Ops.SUB, INDEX, (size, first))
-            last = self.emit(Ops.SUB, INDEX, (size, self.emit(Ops.MOD, INDEX, (left, self.const(lanes)), True)))
+            last = self.emit(Ops.SUB, INDEX, (size, self.emit(Ops.MOD, INDEX, (left, line), True)))
             self.some(r, self.const(0), first, body)
             self.in_lines = True
             self.counted(r, first, last, lanes, body)
@@ -74,19 +78,19 @@ class Liner(Pieces):
         self.row = {}
         self.use_lane(r, lanes)
 
-    def first_line(self, r: UOp) -> Inst:
+    def first_line(self, r: UOp, line: Inst) -> Inst:
         """The first element of the row that stands at the beginning of a line."""
         self.origin[r] = self.const(0)
         a = self.analysis.affine(self.sig.stores[0].src[0].src[1], self.row)
         assert a is not None
         begin = self.add(self.base(a), self.const(a.constant))
         del self.origin[r]
-        lanes = self.const(self.lanes)
-        into = self.emit(Ops.MOD, INDEX, (begin, lanes), True)
-        return self.emit(Ops.MOD, INDEX, (self.emit(Ops.SUB, INDEX, (lanes, into)), lanes), True)
+        into = self.emit(Ops.MOD, INDEX, (begin, line), True)
+        return self.emit(Ops.MOD, INDEX, (self.emit(Ops.SUB, INDEX, (line, into)), line), True)
 
     def some(self, r: UOp, begin: Inst, end: Inst, body: Body) -> None:
-        """The elements from `begin` to `end`, less than a vector, or none."""
-        self.open(Inst(Low.IF, dtypes.void, 1, (self.emit(Ops.CMPLT, dtypes.bool, (begin, end)),), None, len(self.blocks)))
-        self.within_tile(r, self.here(begin), self.lanes, body, ragged=True, size=end)
+        """The elements from `begin` to `end`, less than a line, or none."""
+        index = Inst(Low.LOOP, INDEX, 1, (begin, end), self.lanes, len(self.blocks))
+        self.open(index)
+        self.within_tile(r, index, self.lanes, body, ragged=True, size=end)
         self.close()
