@@ -229,7 +229,7 @@ def _shared_below(s: UOp, reduces: dict[UOp, bool], users: dict[UOp, int]) -> tu
         if not below:
             break
         u = below[0]
-        if users.get(u, 0) > 1 and u.op in SHARED:
+        if users.get(u, 0) > 1 and u.op in SHARED | _TRANSPARENT:
             best = (u,)
     return best
 
