@@ -29,7 +29,8 @@ PART = 1024  # keys, or queries, of one chain: with more, fewer rows fit beside 
 
 def causal(q: Tensor, k: Tensor, queries: slice = WHOLE, keys: slice = WHOLE) -> Tensor:
     """(L, S), True where key j may be seen by query i: j ≤ i; of parts of them."""
-    return q.arange(k.shape[-2]).unsqueeze(0) + (keys.start or 0) <= q.arange(q.shape[-2]).unsqueeze(1) + (queries.start or 0)
+    j, i = (x.arange(x.shape[-2]) + of.start if of.start else x.arange(x.shape[-2]) for x, of in ((k, keys), (q, queries)))
+    return j.unsqueeze(0) <= i.unsqueeze(1)
 
 
 def parts(n: Any) -> list[slice]:
