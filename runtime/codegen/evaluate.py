@@ -35,6 +35,7 @@ class Evaluator(Emitter):
         self.ragged: dict[
             UOp, Inst | None
         ] = {}  # range whose last vector is partial -> its size, if only known at run time
+        self.reach = 0  # iterations beyond such a range's tile that there are
         self.lane: UOp | None = None
         self.lanes = 1
         self.along: UOp | Inst | None = None  # what binds the lane: its range, or a loop over the vectors of its tile
@@ -74,7 +75,7 @@ class Evaluator(Emitter):
             return None
         at, size = position.get(self.lane, 0), self.ragged[self.lane]
         if size is None:
-            active = self.tile[self.lane] - at
+            active = self.tile[self.lane] + self.reach - at
             return None if active >= self.lanes else self.emit(Low.FIRST, dtypes.bool, (), active, self.lanes)
         left = self.emit(Ops.SUB, INDEX, (size, self.origin[self.lane]))
         left = left if at == 0 else self.add(left, self.const(-at))
@@ -327,6 +328,8 @@ class Evaluator(Emitter):
             )
         if a is not None and (window := self.window_load(u, pointer, a, valid, mask)) is not None:
             return window
+        if a is not None and len(index.src) == 2 and (between := self.load_between(u, position)) is not None:
+            return between
         if a is not None and len(index.src) == 2 and (mask is None or mask.op is Low.FIRST):
             column = self.transposed_load(u, pointer, a, position, self.lanes if mask is None else mask.arg)
             if column is not None:
@@ -364,6 +367,17 @@ class Evaluator(Emitter):
         order = tuple(o - least for o in active) + (0,) * (n - len(active))
         return self.emit(Low.SHUFFLE, u.dtype, (parts[0], parts[-1]), order, n)
 
+    def load_between(self, u: UOp, position: Position) -> Inst | None:
+        """The vector that begins inside of one of the tile's vectors, of that and the next one."""
+        assert self.lane is not None
+        at, n = position.get(self.lane, 0), self.lanes
+        if not (shift := at % n):
+            return None
+        there = self.tile[self.lane] + self.reach > at - shift + n
+        first = self.value(u, {**position, self.lane: at - shift})
+        second = self.value(u, {**position, self.lane: at - shift + n}) if there else first
+        return self.emit(Low.SHUFFLE, u.dtype, (first, second), tuple(range(shift, shift + n)), n)
+
     def transposed_load(self, u: UOp, pointer: Inst, a: Affine, position: Position, active: int) -> Inst | None:
         """A strided load where another range of the tile runs contiguously: a square is loaded along that and transposed.
 
@@ -373,7 +387,7 @@ class Evaluator(Emitter):
         square = [
             r
             for r in self.tile
-            if r is not self.lane and (self.tile[r] % n == 0 or r is self.square) and self.step(u.src[0].src[1], r) == 1
+            if r is not self.lane and (self.plan.tile.get(r, 1) % n == 0 or r is self.square) and self.step(u.src[0].src[1], r) == 1
         ]
         if not square or n & (n - 1) or a.table:
             return None

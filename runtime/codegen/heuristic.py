@@ -104,10 +104,15 @@ class Heuristic(Products):
                 continue
             vectors = trips / size_max(r) * -(-size_max(r) // self.lanes)
             stride = self.stride(index, r) if index is not None else 1
+            square = u.op is Ops.LOAD and not self.sig.reduces and any(self.fills(u.src[0], x) for x in ranges - {r})
             total += vectors * (
-                1.0 if stride == 1 else 1.5 if stride == 0 else 3.0 if stride in (-1, 2) else 0.8 * self.lanes
+                1.0 if stride == 1 else 1.5 if stride == 0 else 3.0 if stride in (-1, 2) or square else 0.8 * self.lanes
             )
         return total
+
+    def fills(self, index: UOp, r: UOp) -> bool:
+        """Whether vectors along `r` are contiguous: across it, squares of them are turned."""
+        return size_max(r) >= self.lanes and self.stride(index, r) == 1
 
     def choose_tiles(self, lane: UOp | None, split: dict[UOp, UOp]) -> None:
         main = self.main_reduce()

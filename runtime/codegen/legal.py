@@ -22,7 +22,7 @@ def legal(sig: Signature, opts: tuple[Opt, ...]) -> str | None:
         plan = make_plan(sig, opts)
     except ValueError as error:
         return str(error)
-    for check in (_amounts, _order, _lanes, _dots, _scattering, _staging, _blocks, _keeping, _prefetching, _streaming):
+    for check in (_amounts, _order, _lanes, _dots, _scattering, _staging, _blocks, _keeping, _prefetching, _aligning, _streaming):
         if (reason := check(sig, opts, plan)) is not None:
             return reason
     return None
@@ -183,6 +183,19 @@ def _prefetching(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | Non
     return None
 
 
+def _aligning(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
+    r = plan.aligned
+    if r is None:
+        return None
+    if r is not plan.lane or len(sig.stores) != 1 or sig.reduces or sig.stores[0].arg is not None or len(sig.stores[0].src[0].src) == 3:
+        return f"align({r.arg[0]}, 1): not the vectorised loop of a kernel with one STORE, no condition on it and no REDUCE"
+    if r.src[0].op is not Ops.CONST or r.src[0].arg < plan.tile[r] + plan.lanes or not alignable(plan, sig.stores[0]):
+        return f"align({r.arg[0]}, 1): the loop is short, or where a vector is stored is not known but for a multiple of its length"
+    if plan.block:
+        return f"align({r.arg[0]}, 1): not with a block"
+    return None
+
+
 def _streaming(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
     read = {u.src[0].src[0].arg for u in sig.nodes if u.op is Ops.LOAD}
     for slot in plan.streamed:
@@ -226,6 +239,14 @@ def tiled_loops(plan: Plan, loop: UOp, value: UOp) -> tuple[UOp, ...]:
     outside = plan.loops[: plan.loops.index(loop)]
     tiled = [*(r for r in outside if plan.tile.get(r, 1) > 1 and r in ranges_of(value)), loop]
     return tuple(sorted(tiled, key=lambda r: r is plan.lane))
+
+
+def alignable(plan: Plan, store: UOp) -> bool:
+    """Whether the place of each vector stored is known but for a multiple of its length."""
+    aligned = {r: t for r, t in plan.tile.items() if r.src[0].op is Ops.CONST}
+    analysis = TileAnalysis(aligned, plan.lane, plan.lanes)
+    a = analysis.affine(store.src[0].src[1], {})
+    return a is not None and a.stride == 1 and analysis.alignment(a.terms) % plan.lanes == 0
 
 
 def injective(index: UOp, r: UOp) -> bool:

@@ -12,7 +12,7 @@ Order of a reduction: ascending in its ranges; with `lanes`, element k goes to p
 sums are folded pairwise at the end. It does not depend on the tiles of the loops.
 
 The parts: `emit` (blocks, sharing), `evaluate` (values, loads), `quads` (four bytes in a lane), `stage` (packing), `keeper` (rows kept), `reduction`, `loops`,
-`pieces`, `lines` (rows cut where lines begin), and here the stores and the nest as a whole.
+`align` and `lines` (vectors that begin where lines do: of a transpose, of rows), `pieces`, and here the stores and the nest as a whole.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from manygrad.runtime.codegen.affine import Affine, Position
 from manygrad.runtime.codegen.describe import kernel_name
 from manygrad.runtime.codegen.lines import Liner
-from manygrad.runtime.codegen.lowered import Low, Program
+from manygrad.runtime.codegen.lowered import Inst, Low, Program
 from manygrad.runtime.codegen.opt import Plan
 from manygrad.runtime.codegen.turn import runs_of_stores, store_transposed
 from manygrad.tensor.dtype import dtypes
@@ -35,6 +35,11 @@ COMBINE = {"add": Ops.ADD, "mul": Ops.MUL, "max": Ops.MAX}  # a STORE's arg: how
 class Lowerer(Liner):
     def stores(self) -> None:
         """All STOREs at all positions of the tile; at one position, every value is computed before the first is stored."""
+        if self.plan.aligned is not None:
+            for position in self.positions(frozenset(self.plan.loops)):
+                if (moved := self.moved(self.sig.stores[0], position)) is not None:
+                    self.prepare_store(self.sig.stores[0], *moved)()
+            return
         runs, rest = runs_of_stores(self)
         for run in runs:
             store_transposed(self, self.sig.stores[0], run)
@@ -43,7 +48,8 @@ class Lowerer(Liner):
             for write in ready:
                 write()
 
-    def prepare_store(self, u: UOp, position: Position) -> Callable[[], None]:
+    def prepare_store(self, u: UOp, position: Position, some: Inst | None = None) -> Callable[[], None]:
+        """`some`: the lanes that are stored, if not those of the range."""
         index = u.src[0]
         value = self.value(u.src[1], position)
         valid = self.conjunction(self.value(index.src[2], position)) if len(index.src) == 3 else None
@@ -54,7 +60,7 @@ class Lowerer(Liner):
         if self.lane is None:
             lanes, guard = 1, valid
         else:
-            lanes, guard = self.lanes, self.conjunction(valid, self.ragged_mask(position))
+            lanes, guard = self.lanes, self.conjunction(valid, some or self.ragged_mask(position))
         stream = guard is None and a is not None and self.streams(u, a)
         if a is not None and (lanes == 1 or a.stride == 1):
             offset, constant = self.base(a), a.constant

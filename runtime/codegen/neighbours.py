@@ -154,11 +154,12 @@ def _blocks(sig: Signature, opts: Opts, reduced: Iterable[UOp]) -> Iterator[Opts
 
 
 def _memory(sig: Signature, opts: Opts, reduced: list[UOp]) -> Iterator[Opts]:
-    """One more or one less of what is kept, asked for ahead, or stored past the caches."""
+    """One more or one less of what is kept, asked for ahead, aligned, or stored past the caches."""
     ranges = [*reduced, *sig.loops]
     read = sorted({u.src[0].src[0].arg for u in sig.nodes if u.op is Ops.LOAD})
     possible = [Opt("keep", r.arg[0], x.arg[0]) for r in reduced for x in ranges if x is not r and size_max(x) == size_max(r)]
     possible += [Opt("prefetch", r.arg[0], slot) for r in ranges for slot in read]
+    possible += [Opt("align", r.arg[0], 1) for r in sig.loops]
     possible += [Opt("stream", -1, s.src[0].src[0].arg) for s in sig.stores]
     for opt in possible:
         yield tuple(o for o in opts if o != opt) if opt in opts else (*opts, opt)

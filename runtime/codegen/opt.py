@@ -17,6 +17,7 @@ written, one iteration after the other. `legal.py` says which lists a kernel can
 | `reduce_block` | the outermost reduce range | iterations | all tiles of the block, and all of the loops inside of it, do these before the next ones, of which only so much is packed at a time; sums rest in local memory | with `block`, all loops up to the blocked one in the parallel loop, for one group of REDUCEs without `lanes`; a multiple of its unroll |
 | `keep` | a reduce range | another range's id | what the REDUCEs over it compute of an element is kept in local memory, and read where the same is computed along the other one | `keep.py`: REDUCEs over that range alone, both of one fixed size; one of work worth it |
 | `prefetch` | any range `r` | argument | while it runs, what it reads of the argument is asked for one tile ahead of the innermost loop around `r` that moves it | there is such a loop; the argument is not packed |
+| `align` | a loop | 1 | its vectors begin where what they store is aligned, in each row elsewhere; `align.py` | it is the vectorised one, of a fixed size; the only STORE, in a kernel without REDUCEs or blocks, contiguous and known but for a multiple of the lanes |
 | `stream` | -1 | argument | whole vectors stored to the argument go past the caches; `lines.py`: of rows that begin within a cache line, too | it is stored to, not read |
 | `parallelise` | -1 | loops | so many of the outermost loops are cut over the threads | sizes known before the call |
 
@@ -37,7 +38,7 @@ from manygrad.runtime.codegen.describe import Signature, ranges_of
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
-KINDS = ("before", "vectorise", "lanes", "tile", "unroll", "dot", "skip", "stage", "block", "reduce_block", "keep", "prefetch", "stream", "parallelise")
+KINDS = ("before", "vectorise", "lanes", "tile", "unroll", "dot", "skip", "stage", "block", "reduce_block", "keep", "prefetch", "align", "stream", "parallelise")
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class Plan:
     staged: list[tuple[UOp, int]] = field(default_factory=list)  # (loop, argument)
     kept: list[tuple[UOp, UOp]] = field(default_factory=list)  # (reduce range, where the same is computed again)
     prefetched: list[tuple[UOp, int]] = field(default_factory=list)  # (range, argument)
+    aligned: UOp | None = None  # the loop of vectors that begin where what they store is aligned
     streamed: list[int] = field(default_factory=list)  # arguments
 
     def next_tile(self, load: UOp, r: UOp) -> UOp | None:
@@ -132,6 +134,8 @@ def make_plan(sig: Signature, opts: tuple[Opt, ...]) -> Plan:
                 plan.reduce_block = (r, opt.amount)
             case "stage":
                 plan.staged.append((r, opt.amount))
+            case "align":
+                plan.aligned = r
             case "prefetch":
                 plan.prefetched.append((r, opt.amount))
             case "keep":
@@ -197,6 +201,8 @@ def canonical(sig: Signature, opts: tuple[Opt, ...]) -> tuple[Opt, ...]:
         found.append(Opt("reduce_block", plan.reduce_block[0].arg[0], plan.reduce_block[1]))
     found += sorted((Opt("keep", r.arg[0], again.arg[0]) for r, again in plan.kept), key=lambda o: (o.axis, o.amount))
     found += sorted((Opt("prefetch", r.arg[0], slot) for r, slot in plan.prefetched), key=lambda o: (o.axis, o.amount))
+    if plan.aligned is not None:
+        found.append(Opt("align", plan.aligned.arg[0], 1))
     found += [Opt("stream", -1, slot) for slot in sorted(plan.streamed)]
     if plan.parallel:
         found.append(Opt("parallelise", -1, plan.parallel))

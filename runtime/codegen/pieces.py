@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 
+from manygrad.runtime.codegen.align import Aligner
 from manygrad.runtime.codegen.describe import ranges_of
 from manygrad.runtime.codegen.emit import INDEX
-from manygrad.runtime.codegen.loops import Body, Looper
+from manygrad.runtime.codegen.loops import Body
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.codegen.opt import Plan
 from manygrad.runtime.codegen.reduction import IDENTITY
@@ -19,7 +20,7 @@ from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
 
-class Pieces(Looper):
+class Pieces(Aligner):
     def __init__(self, ast: UOp, plan: Plan) -> None:
         super().__init__(ast, plan)
         self.sums_offset: int | None = None  # of a blocked reduction's accumulators in local memory

@@ -8,6 +8,7 @@ from __future__ import annotations
 from manygrad.runtime.codegen.describe import Signature, ranges_of, size_max, volume
 from manygrad.runtime.codegen.dots import is_total
 from manygrad.runtime.codegen.keep import kept_values
+from manygrad.runtime.codegen.legal import legal
 from manygrad.runtime.codegen.lines import begins_anywhere, whole_vectors
 from manygrad.runtime.codegen.opt import Opt, make_plan
 from manygrad.tensor.uop.ops import Ops
@@ -107,15 +108,19 @@ def nbytes(sig: Signature, store: UOp) -> int:
 
 
 def turned(sig: Signature, lane: UOp, crossing: UOp, lanes: int) -> tuple[Opt, ...] | None:
-    """A transpose of whole vectors: squares of several lines each way, along the source's rows, stored past the caches."""
+    """A transpose: squares of two lines each, in vectors that begin at lines also where rows do not. A large one goes along the source's rows
+    and is stored past the caches."""
     store = sig.stores[0]
     slot = store.src[0].src[0].arg
-    if len(sig.stores) > 1 or any(u.op is Ops.LOAD and u.src[0].src[0].arg == slot for u in sig.nodes):
+    if len(sig.stores) > 1 or size_max(crossing) < lanes or size_max(lane) < 4 * lanes:
         return None
-    if nbytes(sig, store) < TRANSPOSED_BYTES or size_max(crossing) < lanes or size_max(lane) < 4 * lanes:
-        return None
+    squares: tuple[Opt, ...] = (Opt("tile", crossing.arg[0], lanes), Opt("tile", lane.arg[0], 2 * lanes))
     if not whole_vectors(store, lane, lanes):
-        return None
-    squares = (Opt("tile", crossing.arg[0], lanes), Opt("tile", lane.arg[0], 4 * lanes), Opt("stream", -1, slot))
+        squares = (*squares, Opt("align", lane.arg[0], 1))
+        if legal(sig, (Opt("vectorise", lane.arg[0], lanes), *squares)) is not None:
+            return None
+    if nbytes(sig, store) < TRANSPOSED_BYTES or any(u.op is Ops.LOAD and u.src[0].src[0].arg == slot for u in sig.nodes):
+        return squares
+    squares = (*squares, Opt("stream", -1, slot))
     inner = sig.loops.index(crossing) > sig.loops.index(lane)
     return squares if inner else (Opt("before", lane.arg[0], crossing.arg[0]), *squares)

@@ -180,14 +180,35 @@ def turn(rows: int, columns: int) -> UOp:
     return sink(store(0, add(mul(i, rows), j), load(1, add(mul(j, columns), i)), i, j))
 
 
-@pytest.mark.parametrize(("rows", "columns", "streamed"), [(1024, 1032, True), (1025, 1024, False), (512, 512, False)])
-def test_a_large_transpose_goes_along_the_source_in_whole_lines(rows: int, columns: int, streamed: bool) -> None:
+@pytest.mark.parametrize(("rows", "columns"), [(1024, 1032), (1025, 1024), (1023, 1041), (512, 512), (511, 77), (67, 40)])
+def test_transposes_are_stored_in_whole_lines(rows: int, columns: int) -> None:
+    """Vectors begin at lines also where rows do not; large ones go along the source and past the caches."""
     ast = turn(rows, columns)
     chosen = prepare(ast, host_target().machine).opts
-    assert ({Opt("before", 1, 0), Opt("stream", -1, 0), Opt("tile", 1, 4 * LANES)} <= set(chosen)) is streamed
+    assert ({Opt("before", 1, 0), Opt("stream", -1, 0)} <= set(chosen)) is (rows * columns >= 1 << 20)
+    assert Opt("tile", 1, 2 * LANES) in chosen and (Opt("align", 1, 1) in chosen) is (rows % LANES > 0)
     a = values(0, f32, rows * columns).reshape(rows, columns)
     got = run_with(ast, [np.zeros((columns, rows), np.float32), a], chosen)
     np.testing.assert_array_equal(got, a.T)
+
+
+@pytest.mark.parametrize("order", [(), (Opt("before", 1, 0),)], ids=["inside", "outside"])
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_aligned_vectors(parallel: int, order: tuple[Opt, ...]) -> None:
+    """All vectors inside of a row are streamed, its first and last elements are not; each piece of the parallel loop stores its own."""
+    rows, columns = 5 * LANES + 3, LANES + 1
+    ast = turn(rows, columns)
+    opts = (*order, Opt("vectorise", 1, LANES), Opt("tile", 0, LANES), Opt("tile", 1, 2 * LANES), Opt("align", 1, 1), Opt("stream", -1, 0))
+    opts = (*opts, Opt("parallelise", -1, parallel))
+    p = program(ast, opts)
+    vectors = [x for x in p.insts if x.op is Low.STREAM]
+    assert vectors and all(x.lanes == LANES for x in vectors)
+    assert all(len(x.src) == 4 and x.src[3].op is Low.FIRST for x in p.insts if x.op is Low.STORE)
+    a = values(0, f32, rows * columns).reshape(rows, columns)
+    for checked in (0, 1):
+        with Context(CHECK_OOB=checked):
+            got = run_with(ast, [np.zeros((columns, rows), np.float32), a], opts, simplify=False)
+        np.testing.assert_array_equal(got, a.T)
 
 
 def test_only_large_outputs_are_streamed() -> None:

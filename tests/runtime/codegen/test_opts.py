@@ -253,6 +253,7 @@ def scatter_add() -> UOp:
 
 
 PRODUCT, NESTED, SCATTER, ROWS = gemm(32, 32, 64), masked_pair(), scatter_add(), softmax_gradient(8, 40)
+SUMS = sink(store(0, add(mul(loop(20, 0), 50), loop(50, 1)), add(load(1, loop(20, 0)), load(2, loop(50, 1))), loop(20, 0), loop(50, 1)))
 OF_BYTES = use_dots(bytes_product(32, 32, 64), (Dot(dtypes.uint8, dtypes.int8, 64),))
 ALL = Opt("parallelise", -1, 2)
 FIRST = Opt("parallelise", -1, 1)
@@ -311,6 +312,12 @@ FIRST = Opt("parallelise", -1, 1)
         (ROWS, [Opt("keep", 3, 4), Opt("keep", 3, 1), Opt("prefetch", 3, 1), Opt("vectorise", 1, 16), Opt("stream", -1, 0)], None),
         (PRODUCT, [Opt("before", 1, 0), Opt("stage", 1, 2), Opt("prefetch", 2, 2)], "argument 2 is packed"),
         (PRODUCT, [Opt("before", 1, 0), Opt("stage", 1, 2), Opt("prefetch", 2, 1)], None),
+        (PRODUCT, [Opt("vectorise", 1, 16), Opt("align", 1, 1)], "a kernel with one STORE, no condition on it and no REDUCE"),
+        (SUMS, [Opt("vectorise", 1, 16), Opt("align", 0, 1)], "not the vectorised loop"),
+        (SUMS, [Opt("vectorise", 1, 16), Opt("align", 1, 1)], "where a vector is stored is not known but for a multiple of its length"),
+        (SUMS, [Opt("vectorise", 1, 16), Opt("tile", 1, 48), Opt("tile", 0, 16), Opt("align", 1, 1)], "the loop is short"),
+        (SUMS, [Opt("vectorise", 1, 16), Opt("tile", 0, 16), Opt("align", 1, 1), Opt("block", 0, 1), ALL], "not with a block"),
+        (SUMS, [Opt("vectorise", 1, 16), Opt("tile", 0, 16), Opt("align", 1, 1), ALL], None),
         (SCATTER, [Opt("vectorise", 1, 16), Opt("before", 1, 0), Opt("parallelise", -1, 1)], None),
         (PRODUCT, [Opt("block", 1, 4), ALL, Opt("unroll", 2, 4), Opt("reduce_block", 2, 8)], None),
         (PRODUCT, [Opt("before", 1, 0), Opt("vectorise", 1, 16), Opt("tile", 0, 6), Opt("stage", 1, 2), ALL], None),
