@@ -211,19 +211,12 @@ cut:
   br i1 %cutting, label %cut, label %open
 open:
   store atomic i64 4294967296, ptr @ctl release, align 8
-  %s = atomicrmw add ptr @seq, i32 1 seq_cst
-  %sleeping = load atomic i32, ptr @sleepers seq_cst, align 4
-  %any = icmp ne i32 %sleeping, 0
-  br i1 %any, label %wake, label %go
-wake:
-  %r = call i64 (i64, ...) @syscall(i64 {_FUTEX.get(arch, 0)}, ptr @seq, i32 129, i32 2147483647)
-  br label %go
-go:
+  call void @team_wake()
   call void @work(ptr %scratch, i32 0)
   %closing = atomicrmw and ptr @ctl, i64 4294967295 acq_rel
   br label %await
 await:
-  %n = phi i32 [ 0, %go ], [ %n1, %more ]
+  %n = phi i32 [ 0, %open ], [ %n1, %more ]
   %c = load atomic i64, ptr @ctl acquire, align 8
   %empty = icmp eq i64 %c, 0
   br i1 %empty, label %finish, label %pause
