@@ -15,11 +15,14 @@ from manygrad.runtime.codegen.facts import Machine
 from manygrad.runtime.codegen.legal import injective
 from manygrad.runtime.codegen.masks import conditions
 from manygrad.runtime.codegen.opt import Opt, make_plan
-from manygrad.runtime.codegen.products import Products
+from manygrad.runtime.codegen.products import FIRST_CACHE_BYTES, Products, touched
 from manygrad.runtime.codegen.rows import memory_opts, turned
 from manygrad.runtime.codegen.turn import LEAST
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.uop import UOp
+
+ROWS_AT_ONCE = 8  # of a sum down the rows: streams that the processor follows
+LARGE_BYTES = 8 << 20  # what is read of an array that has left the cores' caches
 
 
 class Heuristic(Products):
@@ -126,13 +129,32 @@ class Heuristic(Products):
         if lane is not None and self.thin(main, lane):
             self.tile_elementwise(lane)
         elif lane is not None and lane in ranges_of(main):
-            self.order_and_stage(main, lane, self.tile_outer_product(main, lane, budget))
+            rows = self.tile_outer_product(main, lane, budget)
+            self.order_and_stage(main, lane, rows)
+            if not rows:
+                self.opts += self.rows_in_turn(main, lane, len(sharing))
         elif main in split:
             self.tile_dot_product(main, budget)
         if lane is not None and lane not in ranges_of(main):
             self.tile_elementwise(lane)
         self.unroll_reduce(main, split)
         self.skip(main)
+
+    def rows_in_turn(self, main: UOp, lane: UOp, sharing: int) -> list[Opt]:
+        """Sums down the rows of what no cache holds: some rows of all columns at a time, as they lie in memory, not all rows of a tile's columns.
+        The sums rest in the first cache, each core's for columns of its own."""
+        k, wide, per = main.src[1], self.tile_of(lane), ROWS_AT_ONCE
+        fixed = all(r.src[0].op is Ops.CONST for r in (*self.order, *main.src[1:])) and ranges_of(main) == frozenset(self.order)
+        plain = all(len(u.src[0].src) == 2 and self.stride(u.src[0], lane) == 1 for u in self.under[main])
+        if not fixed or not plain or self.order[-1] is not lane or len(self.sig.reduces) > sharing or size_max(k) < 8 * per:
+            return []
+        if any(u.dtype is not main.dtype for u in self.sig.reduces) or max(map(touched, self.under[main])) * 4 < LARGE_BYTES:
+            return []
+        count = -(-size_max(lane) // wide)
+        pieces = volume(frozenset(self.order[:-1]))
+        most = max(1, FIRST_CACHE_BYTES // (8 * wide * sharing))
+        tiles = min(most, count if pieces >= 8 * self.machine.cores else -(-count // self.machine.cores))
+        return [Opt("block", lane.arg[0], tiles), Opt("reduce_block", k.arg[0], per)] if tiles > 1 else []
 
     def tile_elementwise(self, lane: UOp | None) -> None:
         """Several vectors at once, for the latency of loads; tall tiles where a load runs along another loop."""
