@@ -15,14 +15,13 @@ from manygrad.runtime.codegen.facts import Machine
 from manygrad.runtime.codegen.legal import injective
 from manygrad.runtime.codegen.masks import conditions
 from manygrad.runtime.codegen.opt import Opt, make_plan
-from manygrad.runtime.codegen.products import FIRST_CACHE_BYTES, Products, touched
+from manygrad.runtime.codegen.products import FIRST_CACHE_BYTES, LARGE_BYTES, Products, touched
 from manygrad.runtime.codegen.rows import memory_opts, turned
 from manygrad.runtime.codegen.turn import LEAST
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.uop import UOp
 
 ROWS_AT_ONCE = 8  # of a sum down the rows: streams that the processor follows
-LARGE_BYTES = 8 << 20  # what is read of an array that has left the cores' caches
 
 
 class Heuristic(Products):

@@ -19,6 +19,8 @@ from manygrad.tensor.uop.uop import UOp
 
 STAGE_BYTES = 16 << 20
 FIRST_CACHE_BYTES = 32 << 10
+LARGE_BYTES = 8 << 20  # what is read of an array that has left the cores' caches
+LONG_BYTES = 2 << 10  # rows that are read one after the other: several at once lie in the same sets of the first cache
 MOST_POSITIONS = 72  # of a tile, along rows: code is made for each
 
 
@@ -299,7 +301,8 @@ class Products(Masks):
             )
             self.opts += [Opt("tile", m.arg[0], _even(size_max(m), tm)), Opt("tile", n.arg[0], _even(size_max(n), tn))]
         elif own:
-            t = _even(size_max(own[-1]), max(1, min(4, budget // 4)))
+            alone = len(self.sig.reduces) == 1 and max(map(touched, loads)) * 4 >= LARGE_BYTES and size_max(main.src[-1]) * 4 >= LONG_BYTES
+            t = 1 if alone else _even(size_max(own[-1]), max(1, min(4, budget // 4)))
             if t > 1:
                 self.opts.append(Opt("tile", own[-1].arg[0], t))
 

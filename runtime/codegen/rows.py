@@ -15,7 +15,7 @@ from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
 ROW = 16384  # elements of a row that is kept: several fit the second cache
-CACHE_BYTES = 24 << 10  # of the first cache, for a tile's rows: half of it, as rows of 4 KiB share its sets
+CACHE_BYTES = 32 << 10  # of the first cache, for a tile's rows: rows of 4 KiB share its sets
 STREAM_BYTES = 64 << 20  # an output of at least this much has left the caches before it is read
 RECORD_BYTES = 1 << 20  # the same beside an update in place, whose lines stay in the caches instead
 TRANSPOSED_BYTES = 4 << 20  # the same of a transpose, which writes many rows in turns
@@ -64,11 +64,12 @@ def keep(sig: Signature, opts: tuple[Opt, ...]) -> tuple[Opt, ...]:
 
 
 def prefetch(sig: Signature, opts: tuple[Opt, ...], kept: tuple[Opt, ...]) -> tuple[Opt, ...]:
-    """Of rows that several passes go over, a late pass over each asks for the next tile's, each pass for one row: memory is busy all the time."""
+    """Of rows that several passes go over, a late pass over each asks for the next tile's, each pass for one row: memory is busy all the time.
+    So does the only pass where it goes row by row."""
     if not sig.loops or not sig.reduces:
         return ()
-    loops = make_plan(sig, opts).loops
-    outer = loops[0]
+    plan = make_plan(sig, opts)
+    loops, outer = plan.loops, plan.loops[0]
     by_id = {u.arg[0]: u for u in sig.nodes if u.op is Ops.RANGE}
     taken = {v for o in kept for v in kept_values(sig, by_id[o.axis], by_id[o.amount])}
     packed = {o.amount for o in opts if o.kind == "stage"}
@@ -80,7 +81,8 @@ def prefetch(sig: Signature, opts: tuple[Opt, ...], kept: tuple[Opt, ...]) -> tu
     found: dict[int, UOp] = {}
     for slot, ranges in sorted((slot, ranges) for slot, ranges in passes.items() if slot not in packed):
         last = [r for r in order if r in ranges]
-        if len(last) > 1 and {r.src[0] for r in last} == {last[0].src[0]} and size_max(last[0]) <= ROW:
+        alone = len(last) == len(order) == 1 and last[0] in plan.reduce_lanes and plan.tile.get(outer, 1) == 1
+        if (len(last) > 1 or alone) and {r.src[0] for r in last} == {last[0].src[0]} and size_max(last[0]) <= ROW:
             found[slot] = next((r for r in reversed(last) if r not in found.values()), last[-1])
     return tuple(Opt("prefetch", r.arg[0], slot) for slot, r in found.items())
 
