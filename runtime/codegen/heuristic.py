@@ -14,13 +14,15 @@ from manygrad.runtime.codegen.dots import QUAD, is_dot, is_product
 from manygrad.runtime.codegen.facts import Machine
 from manygrad.runtime.codegen.legal import injective
 from manygrad.runtime.codegen.masks import conditions
+from manygrad.runtime.codegen.online import online_pairs
 from manygrad.runtime.codegen.opt import Opt, make_plan
-from manygrad.runtime.codegen.products import FIRST_CACHE_BYTES, LARGE_BYTES, Products, touched
+from manygrad.runtime.codegen.products import FIRST_CACHE_BYTES, LARGE_BYTES, LONG_BYTES, Products, touched
 from manygrad.runtime.codegen.rows import memory_opts, turned
 from manygrad.runtime.codegen.turn import LEAST
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.uop import UOp
 
+ONLINE_VECTORS = 4  # of a row between which its running maximum is raised: their exponentials and constants fit the registers
 ROWS_AT_ONCE = 8  # of a sum down the rows: streams that the processor follows
 
 
@@ -33,7 +35,8 @@ class Heuristic(Products):
         if lane is not None:
             self.opts.append(Opt("vectorise", lane.arg[0], self.lanes))
         self.choose_dots(lane, split)
-        self.choose_tiles(lane, split)
+        if not self.choose_online(lane, split):
+            self.choose_tiles(lane, split)
         self.tile_stores(lane)
         self.parallelise()
         return memory_opts(self.sig, tuple(self.opts))
@@ -74,6 +77,15 @@ class Heuristic(Products):
             product = len(self.under[u]) > 1 and (lane is None or lane in ranges_of(u))
             if is_dot(u.src[0]) and (u in split or product):
                 self.opts.append(Opt("dot", split.get(u, u.src[-1]).arg[0], QUAD))
+
+    def choose_online(self, lane: UOp | None, split: dict[UOp, UOp]) -> bool:
+        """The sum of exponentials below a maximum, where nothing else needs these, goes over long rows once instead of twice."""
+        for pair in online_pairs(self.sig) if lane is None else []:
+            r = pair.total.src[1]
+            if pair.total in split and size_max(r) * 4 >= LONG_BYTES and frozenset(self.sig.loops) <= ranges_of(pair.total):
+                self.opts += [Opt("online", r.arg[0], pair.maximum.src[1].arg[0]), Opt("unroll", r.arg[0], ONLINE_VECTORS * self.lanes)]
+                return True
+        return False
 
     def choose_lane(self, split: dict[UOp, UOp]) -> UOp | None:
         """The loop along which vectors run: the one with the cheapest accesses."""

@@ -9,6 +9,7 @@ from manygrad.runtime.codegen.describe import Signature, ranges_of, size_max
 from manygrad.runtime.codegen.dots import QUAD, is_dot, is_total
 from manygrad.runtime.codegen.keep import kept_bytes, kept_values
 from manygrad.runtime.codegen.lowered import SCRATCH_BYTES
+from manygrad.runtime.codegen.online import online_pair
 from manygrad.runtime.codegen.opt import Opt, Plan, make_plan
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
@@ -22,7 +23,7 @@ def legal(sig: Signature, opts: tuple[Opt, ...]) -> str | None:
         plan = make_plan(sig, opts)
     except ValueError as error:
         return str(error)
-    for check in (_amounts, _order, _lanes, _dots, _scattering, _staging, _blocks, _keeping, _prefetching, _aligning, _streaming):
+    for check in (_amounts, _order, _lanes, _dots, _scattering, _staging, _blocks, _keeping, _online, _prefetching, _aligning, _streaming):
         if (reason := check(sig, opts, plan)) is not None:
             return reason
     return None
@@ -32,7 +33,7 @@ def _amounts(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
     seen: set[tuple[str, int, int]] = set()
     for o in opts:
         key: tuple[str, int, int] = (o.kind, o.axis, 0)
-        if o.kind in ("keep", "prefetch", "stream"):
+        if o.kind in ("keep", "online", "prefetch", "stream"):
             key = (o.kind, o.axis, o.amount)
         elif o.kind in ("stage", "vectorise", "block"):
             key = (o.kind, -1, o.amount if o.kind == "stage" else 0)
@@ -171,6 +172,15 @@ def _keeping(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
             return f"keep({r.arg[0]}, {again.arg[0]}): what is kept runs along the vectorised loop"
         nbytes += sum(kept_bytes(u, r, plan) for u in kept)
     return None if nbytes <= SCRATCH_BYTES // 4 else f"{nbytes} bytes kept, of {SCRATCH_BYTES // 4}"
+
+
+def _online(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
+    for r, x in plan.online:
+        if (pair := online_pair(sig, r, x)) is None:
+            return f"online({r.arg[0]}, {x.arg[0]}): not a sum of exponentials below the maximum over the other range"
+        if r not in plan.reduce_lanes or plan.lane in ranges_of(pair.total) or any(r in pair or x in pair for pair in plan.kept):
+            return f"online({r.arg[0]}, {x.arg[0]}): without lanes along the range, or kept"
+    return None
 
 
 def _prefetching(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:

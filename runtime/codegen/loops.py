@@ -7,7 +7,7 @@ from collections.abc import Callable
 from manygrad.runtime.codegen.emit import INDEX
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.codegen.opt import Plan
-from manygrad.runtime.codegen.reduction import Reducer
+from manygrad.runtime.codegen.running import Runner
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
@@ -15,7 +15,7 @@ from manygrad.tensor.uop.uop import UOp
 Body = Callable[[], None]
 
 
-class Looper(Reducer):
+class Looper(Runner):
     def __init__(self, ast: UOp, plan: Plan) -> None:
         super().__init__(ast, plan)
 

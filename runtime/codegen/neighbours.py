@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from manygrad.runtime.codegen.describe import Signature, ranges_of, size_max
 from manygrad.runtime.codegen.dots import QUAD
 from manygrad.runtime.codegen.legal import legal
+from manygrad.runtime.codegen.online import online_pairs
 from manygrad.runtime.codegen.opt import Opt, canonical, make_plan
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
@@ -42,7 +43,7 @@ def neighbours(sig: Signature, opts: Opts, lanes: int, split: bool = False) -> l
 def sums(sig: Signature, opts: Opts) -> tuple[frozenset[tuple[int, int, int]], ...]:
     """In which order each REDUCE is added up, as (range, lanes, iterations) of what matters: equal sums, equal bits.
 
-    That is its range with `lanes`, unless it runs along the vectorised loop; and the unrolling of a range around one that
+    That is its range with `lanes` (and whether it is `online`), unless it runs along the vectorised loop; and the unrolling of a range around one that
     is not written out whole: two iterations of the outer range alternate then.
     """
     plan = make_plan(sig, opts)
@@ -56,6 +57,7 @@ def sums(sig: Signature, opts: Opts) -> tuple[frozenset[tuple[int, int, int]], .
             tile = plan.tile.get(r, 1) if r is split or r not in own else 1
             if r is split or (tile > 1 and not whole):
                 order.add((r.arg[0], plan.reduce_lanes[r] if r is split else 1, tile))
+            order.update((r.arg[0], -1, tile) for one, _ in plan.online if one is r)
             whole = whole and r.src[0].op is Ops.CONST and tile >= r.src[0].arg
         found.append(frozenset(order))
     return tuple(found)
@@ -158,6 +160,7 @@ def _memory(sig: Signature, opts: Opts, reduced: list[UOp]) -> Iterator[Opts]:
     ranges = [*reduced, *sig.loops]
     read = sorted({u.src[0].src[0].arg for u in sig.nodes if u.op is Ops.LOAD})
     possible = [Opt("keep", r.arg[0], x.arg[0]) for r in reduced for x in ranges if x is not r and size_max(x) == size_max(r)]
+    possible += [Opt("online", p.total.src[1].arg[0], p.maximum.src[1].arg[0]) for p in online_pairs(sig)]
     possible += [Opt("prefetch", r.arg[0], slot) for r in ranges for slot in read]
     possible += [Opt("align", r.arg[0], 1) for r in sig.loops]
     possible += [Opt("stream", -1, s.src[0].src[0].arg) for s in sig.stores]

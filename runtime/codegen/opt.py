@@ -16,6 +16,7 @@ written, one iteration after the other. `legal.py` says which lists a kernel can
 | `block` | a loop | tiles | one piece of the parallel loop runs so many of its tiles, inside of all other loops | all loops in the parallel loop, but for `reduce_block` |
 | `reduce_block` | the outermost reduce range | iterations | all tiles of the block, and all of the loops inside of it, do these before the next ones, of which only so much is packed at a time; sums rest in local memory | with `block`, all loops up to the blocked one in the parallel loop, for one group of REDUCEs without `lanes`; a multiple of its unroll |
 | `keep` | a reduce range | another range's id | what the REDUCEs over it compute of an element is kept in local memory, and read where the same is computed along the other one | `keep.py`: REDUCEs over that range alone, both of one fixed size; one of work worth it |
+| `online` | a reduce range | another one's id | the sum over `r` of exponentials below the maximum over the other range is made in one pass with that | `online.py`: such a pair, `lanes` along `r`, which is not kept |
 | `prefetch` | any range `r` | argument | while it runs, what it reads of the argument is asked for one tile ahead of the innermost loop around `r` that moves it | there is such a loop; the argument is not packed |
 | `align` | a loop | 1 | its vectors begin where what they store is aligned, in each row elsewhere; `align.py` | it is the vectorised one, of a fixed size; the only STORE, in a kernel without REDUCEs or blocks, contiguous and known but for a multiple of the lanes |
 | `stream` | -1 | argument | whole vectors stored to the argument go past the caches; `lines.py`: of rows that begin within a cache line, too | it is stored to, not read |
@@ -26,7 +27,7 @@ whose iterations provably do not is vectorised or cut.
 
 What is masked out is skipped as if it were 0 times a number: an infinity or a NaN on the other side does not show.
 
-The order in which a reduction is added up, and with it the bits, follows from `lanes` and from some of `unroll`
+The order in which a reduction is added up, and with it the bits, follows from `lanes`, `online` and from some of `unroll`
 (`neighbours.sums`); the rest changes only when and where things are computed.
 """
 
@@ -38,7 +39,7 @@ from manygrad.runtime.codegen.describe import Signature, ranges_of
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
-KINDS = ("before", "vectorise", "lanes", "tile", "unroll", "dot", "skip", "stage", "block", "reduce_block", "keep", "prefetch", "align", "stream", "parallelise")
+KINDS = ("before", "vectorise", "lanes", "tile", "unroll", "dot", "skip", "stage", "block", "reduce_block", "keep", "online", "prefetch", "align", "stream", "parallelise")
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class Plan:
     skipped: set[UOp] = field(default_factory=set)  # reduce ranges
     staged: list[tuple[UOp, int]] = field(default_factory=list)  # (loop, argument)
     kept: list[tuple[UOp, UOp]] = field(default_factory=list)  # (reduce range, where the same is computed again)
+    online: list[tuple[UOp, UOp]] = field(default_factory=list)  # (reduce range of the sum, of the maximum)
     prefetched: list[tuple[UOp, int]] = field(default_factory=list)  # (range, argument)
     aligned: UOp | None = None  # the loop of vectors that begin where what they store is aligned
     streamed: list[int] = field(default_factory=list)  # arguments
@@ -107,7 +109,7 @@ def make_plan(sig: Signature, opts: tuple[Opt, ...]) -> Plan:
         r = ranges.get(opt.axis)
         if r is None:
             raise ValueError(f"{opt}: the kernel has no range {opt.axis}; it has {sorted(ranges)}")
-        if opt.kind != "prefetch" and (r.arg[1] == "loop") == (opt.kind in ("lanes", "unroll", "dot", "skip", "reduce_block", "keep")):
+        if opt.kind != "prefetch" and (r.arg[1] == "loop") == (opt.kind in ("lanes", "unroll", "dot", "skip", "reduce_block", "keep", "online")):
             raise ValueError(f"{opt} does not apply to a {r.arg[1]} range")
         match opt.kind:
             case "vectorise":
@@ -138,10 +140,10 @@ def make_plan(sig: Signature, opts: tuple[Opt, ...]) -> Plan:
                 plan.aligned = r
             case "prefetch":
                 plan.prefetched.append((r, opt.amount))
-            case "keep":
+            case "keep" | "online":
                 if opt.amount not in ranges:
                     raise ValueError(f"{opt}: the kernel has no range {opt.amount}; it has {sorted(ranges)}")
-                plan.kept.append((r, ranges[opt.amount]))
+                (plan.kept if opt.kind == "keep" else plan.online).append((r, ranges[opt.amount]))
     for r, n in plan.dots.items():
         plan.tile[r] = max(plan.tile.get(r, 1), n * plan.reduce_lanes.get(r, 1))
     for r, lanes in [*plan.reduce_lanes.items(), *([(plan.lane, plan.lanes)] if plan.lane is not None else [])]:
@@ -200,6 +202,7 @@ def canonical(sig: Signature, opts: tuple[Opt, ...]) -> tuple[Opt, ...]:
     if plan.reduce_block is not None:
         found.append(Opt("reduce_block", plan.reduce_block[0].arg[0], plan.reduce_block[1]))
     found += sorted((Opt("keep", r.arg[0], again.arg[0]) for r, again in plan.kept), key=lambda o: (o.axis, o.amount))
+    found += sorted((Opt("online", r.arg[0], x.arg[0]) for r, x in plan.online), key=lambda o: o.axis)
     found += sorted((Opt("prefetch", r.arg[0], slot) for r, slot in plan.prefetched), key=lambda o: (o.axis, o.amount))
     if plan.aligned is not None:
         found.append(Opt("align", plan.aligned.arg[0], 1))

@@ -156,16 +156,16 @@ class Reducer(Placer):
         for acc in accumulators:
             u = acc.reduce
             join = self.greater if acc.ordered is not None else partial(self.alu, u.arg, u.dtype)
-            found = self.folded(acc.parts, join, split is not None)
+            parts = [self.emit(Low.GET, u.dtype, (a,), None, a.lanes, here=True) for a in acc.parts]
+            found = self.folded(parts, join, split is not None)
             if acc.ordered is not None:
                 ordered = self.emit(Low.GET, dtypes.bool, (acc.ordered,), None, acc.ordered.lanes, here=True)
                 nan = self.emit(Low.ANY, dtypes.bool, (self.alu(Ops.NOT, dtypes.bool, ordered),))
                 found = self.alu(Ops.WHERE, u.dtype, nan, self.const(math.nan, u.dtype), found)
             self.blocks[-1].values[self.key(u, acc.position)] = found
 
-    def folded(self, parts: list[Inst], join: Callable[[Inst, Inst], Inst], lanes: bool) -> Inst:
-        """What is in the accumulators `parts`, joined in pairs; `lanes`: and then their lanes."""
-        values = [self.emit(Low.GET, a.dtype, (a,), None, a.lanes, here=True) for a in parts]
+    def folded(self, values: list[Inst], join: Callable[[Inst, Inst], Inst], lanes: bool) -> Inst:
+        """`values` joined in pairs; `lanes`: and then their lanes."""
         while len(values) > 1:
             half = (len(values) + 1) // 2
             folded = [join(a, b) for a, b in zip(values, values[half:])]

@@ -15,7 +15,7 @@ from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
 ROW = 16384  # elements of a row that is kept: several fit the second cache
-CACHE_BYTES = 32 << 10  # of the first cache, for a tile's rows: rows of 4 KiB share its sets
+CACHE_BYTES = 24 << 10  # of the first cache, for a tile's rows: half of it, as rows of 4 KiB share its sets
 STREAM_BYTES = 64 << 20  # an output of at least this much has left the caches before it is read
 RECORD_BYTES = 1 << 20  # the same beside an update in place, whose lines stay in the caches instead
 TRANSPOSED_BYTES = 4 << 20  # the same of a transpose, which writes many rows in turns
