@@ -19,6 +19,7 @@ from manygrad.tensor.uop import GroupOp, Ops, PatternMatcher, UOp, UPat, graph_r
 SPLIT_FROM = 32768  # elements reduced into one output
 SPLIT_OUTPUTS = 2048  # at most so many outputs
 SPLIT_PARTS = 256
+ROWS = (*range(4096, 511, -64), *range(4096, 511, -1))
 
 
 def constant(u: UOp) -> Any:
@@ -136,15 +137,33 @@ def split_reduce(u: UOp) -> UOp | None:
     size = prod([x.shape[a] for a in axes])
     if size < SPLIT_FROM or prod(u.shape) // (blocks[0] if blocks else 1) > SPLIT_OUTPUTS:
         return None
+    if not blocks and axes == tuple(range(axes[0], len(x.shape))) and lies_flat(x) and (row := row_of(size)) is not None:
+        return in_parts(u, op, (*x.shape[: axes[0]], size // row, row), axes[0], (axes[0] + 1,))
     divisors = [(d, a) for a in axes for d in range(2, min(SPLIT_PARTS, x.shape[a]) + 1) if x.shape[a] % d == 0 and d < size]
     if not divisors:
         return None
     parts, axis = max(divisors, key=lambda p: (p[0], -p[1]))
     shape = (*x.shape[:axis], parts, x.shape[axis] // parts, *x.shape[axis + 1 :])
     inner_axes = tuple(sorted({a if a <= axis else a + 1 for a in axes if a != axis} | {axis + 1}))
-    inner = UOp(Ops.REDUCE, u.dtype, (UOp(Ops.RESHAPE, x.dtype, (x,), shape),), (op, inner_axes))
-    outer = UOp(Ops.REDUCE, u.dtype, (UOp(Ops.CONTIGUOUS, u.dtype, (inner,)),), (op, (axis,)))
-    return UOp(Ops.RESHAPE, u.dtype, (outer,), u.shape)
+    return in_parts(u, op, shape, axis, inner_axes)
+
+
+def in_parts(u: UOp, op: Ops, shape: tuple[int, ...], parts: int, inside: tuple[int, ...]) -> UOp:
+    """The reduction of its value in another shape, first over the dims `inside` of the parts, then over these."""
+    x = UOp(Ops.RESHAPE, u.src[0].dtype, u.src, shape)
+    inner = UOp(Ops.CONTIGUOUS, u.dtype, (UOp(Ops.REDUCE, u.dtype, (x,), (op, inside)),))
+    return UOp(Ops.RESHAPE, u.dtype, (UOp(Ops.REDUCE, u.dtype, (inner,), (op, (parts,))),), u.shape)
+
+
+def row_of(size: int) -> int | None:
+    """A divisor that is a good length of a row: read in one stream, the next one asked for meanwhile."""
+    return next((n for n in ROWS if size % n == 0), None)
+
+
+def lies_flat(x: UOp) -> bool:
+    """Whether `x` is computed element by element from numbers and what lies in memory in the same order."""
+    below = x.toposort(lambda v: v.op in GroupOp.ELEMENTWISE or v.op is Ops.RESHAPE)
+    return all(v.op in GroupOp.ELEMENTWISE or v.op in (Ops.RESHAPE, Ops.CONTIGUOUS) or is_buffer(v) or constant(v) is not None for v in below)
 
 
 def same_device(u: UOp) -> UOp | None:

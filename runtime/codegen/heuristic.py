@@ -143,7 +143,7 @@ class Heuristic(Products):
             rows = self.tile_outer_product(main, lane, budget)
             self.order_and_stage(main, lane, rows)
             if not rows:
-                self.opts += self.rows_in_turn(main, lane, len(sharing))
+                self.rows_in_turn(main, lane, len(sharing))
         elif main in split:
             self.tile_dot_product(main, budget)
         if lane is not None and lane not in ranges_of(main):
@@ -151,21 +151,23 @@ class Heuristic(Products):
         self.unroll_reduce(main, split)
         self.skip(main)
 
-    def rows_in_turn(self, main: UOp, lane: UOp, sharing: int) -> list[Opt]:
-        """Sums down the rows of what no cache holds: some rows of all columns at a time, as they lie in memory, not all rows of a tile's columns.
-        The sums rest in the first cache, each core's for columns of its own."""
-        k, wide, per = main.src[1], self.tile_of(lane), ROWS_AT_ONCE
+    def rows_in_turn(self, main: UOp, lane: UOp, sharing: int) -> None:
+        """Sums down the rows of what no cache holds: some rows of all columns at a time, in wide tiles, as they lie in memory, not all rows of a
+        tile's columns. The sums rest in the first cache, each core's for columns of its own."""
+        k, per = main.src[1], ROWS_AT_ONCE
         fixed = all(r.src[0].op is Ops.CONST for r in (*self.order, *main.src[1:])) and ranges_of(main) == frozenset(self.order)
         plain = all(len(u.src[0].src) == 2 and self.stride(u.src[0], lane) == 1 for u in self.under[main])
         if not fixed or not plain or self.order[-1] is not lane or len(self.sig.reduces) > sharing or size_max(k) < 8 * per:
-            return []
+            return
         if any(u.dtype is not main.dtype for u in self.sig.reduces) or max(map(touched, self.under[main])) * 4 < LARGE_BYTES:
-            return []
-        count = -(-size_max(lane) // wide)
-        pieces = volume(frozenset(self.order[:-1]))
-        most = max(1, FIRST_CACHE_BYTES // (8 * wide * sharing))
-        tiles = min(most, count if pieces >= 8 * self.machine.cores else -(-count // self.machine.cores))
-        return [Opt("block", lane.arg[0], tiles), Opt("reduce_block", k.arg[0], per)] if tiles > 1 else []
+            return
+        vectors, cores = -(-size_max(lane) // self.lanes), self.machine.cores
+        mine = vectors if volume(frozenset(self.order[:-1])) >= 8 * cores else -(-vectors // cores)
+        wide = max(1, min(mine, self.machine.accumulators * 2 // (3 * sharing)))
+        tiles = -(-min(mine, FIRST_CACHE_BYTES // (2 * self.machine.vector_bytes * sharing)) // wide)
+        self.opts = [o for o in self.opts if (o.kind, o.axis) != ("tile", lane.arg[0])]
+        self.opts += [Opt("tile", lane.arg[0], wide * self.lanes)]
+        self.opts += [Opt("block", lane.arg[0], tiles), Opt("reduce_block", k.arg[0], per)] if tiles > 1 else []
 
     def tile_elementwise(self, lane: UOp | None) -> None:
         """Several vectors at once, for the latency of loads; tall tiles where a load runs along another loop."""
