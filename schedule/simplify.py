@@ -19,6 +19,7 @@ from manygrad.tensor.uop import GroupOp, Ops, PatternMatcher, UOp, UPat, graph_r
 SPLIT_FROM = 32768  # elements reduced into one output
 SPLIT_OUTPUTS = 2048  # at most so many outputs
 SPLIT_PARTS = 256
+PARTS = 64  # a reduction of what lies in memory in order: at least so many, in rows of these lengths
 ROWS = (*range(4096, 511, -64), *range(4096, 511, -1))
 
 
@@ -157,7 +158,7 @@ def in_parts(u: UOp, op: Ops, shape: tuple[int, ...], parts: int, inside: tuple[
 
 def row_of(size: int) -> int | None:
     """A divisor that is a good length of a row: read in one stream, the next one asked for meanwhile."""
-    return next((n for n in ROWS if size % n == 0), None)
+    return next((n for n in ROWS if size % n == 0 and size >= PARTS * n), None)
 
 
 def lies_flat(x: UOp) -> bool:
