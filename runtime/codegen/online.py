@@ -8,6 +8,7 @@ Here: what such a pair looks like. The lowering is in `running.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from manygrad.runtime.codegen.describe import Signature, ranges_of
@@ -29,8 +30,11 @@ def online_pairs(sig: Signature) -> list[Pair]:
 
 def online_pair(sig: Signature, r: UOp, x: UOp) -> Pair | None:
     """The sum over `r` of exponentials below the maximum over `x`; None: these are something else."""
-    (u, *more), (w, *others) = ([v for v in sig.reduces if r in v.src[1:]] or [None] for r in (x, r))  # type: ignore[list-item]
-    if u is None or w is None or more or others or u is w or (u.arg, w.arg) != (Ops.MAX, Ops.ADD) or u.src[1:] != (x,) or w.src[1:] != (r,):
+    maxima, totals = ([v for v in sig.reduces if s in v.src[1:]] for s in (x, r))
+    if len(maxima) != 1 or len(totals) != 1:
+        return None
+    u, w = maxima[0], totals[0]
+    if (u.arg, w.arg) != (Ops.MAX, Ops.ADD) or u.src[1:] != (x,) or w.src[1:] != (r,):
         return None
     if r.src[0] is not x.src[0] or r.src[0].op is not Ops.CONST or not u.dtype.is_float or u.dtype is not w.dtype or ranges_of(u) != ranges_of(w):
         return None
@@ -74,4 +78,4 @@ def _finite_value(v: UOp, u: UOp) -> bool:
 
 
 _INF = float("inf")
-_LOGIC = {Ops.NOT: lambda a: not a, Ops.AND: lambda a, b: a and b, Ops.OR: lambda a, b: a or b}
+_LOGIC: dict[Ops, Callable[..., bool]] = {Ops.NOT: lambda a: not a, Ops.AND: lambda a, b: a and b, Ops.OR: lambda a, b: a or b}

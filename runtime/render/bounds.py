@@ -8,7 +8,8 @@ after:   i < 0 or i >= size -> report, return;  the same for every lane of the m
 from __future__ import annotations
 
 from manygrad.runtime.codegen.lowered import Inst, Low, Program
-from manygrad.runtime.render.llvm import Printer, splat, vector
+from manygrad.runtime.render.llvm import Printer
+from manygrad.runtime.render.text import splat, vector
 
 FAULT = """define internal void @fault(ptr %record, i64 %access, i64 %slot, i64 %index, i64 %size) noinline cold {
   %pair = cmpxchg ptr %record, i64 0, i64 %access acq_rel monotonic

@@ -1,0 +1,84 @@
+"""Conversions between types: integers saturate, halves are rounded to the nearest even."""
+
+from __future__ import annotations
+
+from manygrad.runtime.render.text import Writer, literal, scalar_type, splat, suffix, vector
+from manygrad.tensor.dtype import DType, dtypes
+
+
+class Converter(Writer):
+    def cast(self, text: str, a: DType, b: DType, n: int) -> str:
+        """Conversion of `n` lanes from type `a` to `b`."""
+        if a is b or (a.itemsize == b.itemsize and a.is_int and b.is_int):
+            return text
+        if a is dtypes.bfloat16:
+            if b.is_bool:
+                magnitude = self.let(f"shl {vector('i16', n)} {text}, {splat('1', 'i16', n)}")
+                return self.let(f"icmp ne {vector('i16', n)} {magnitude}, {splat('0', 'i16', n)}")
+            wide = self.let(f"zext {vector('i16', n)} {text} to {vector('i32', n)}")
+            bits = self.let(f"shl {vector('i32', n)} {wide}, {splat('16', 'i32', n)}")
+            return self.cast(
+                self.let(f"bitcast {vector('i32', n)} {bits} to {vector('float', n)}"), dtypes.float32, b, n
+            )
+        ta, tb = vector(scalar_type(a), n), vector(scalar_type(b), n)
+        if b.is_bool:
+            zero = splat(literal(0, a), scalar_type(a), n)
+            return self.let(f"fcmp une {ta} {text}, {zero}" if a.is_float else f"icmp ne {ta} {text}, {zero}")
+        if a.is_float and b.is_float:
+            if b is dtypes.float16 and a is dtypes.float64:
+                return self.cast(self.round_to_odd(text, n), dtypes.float32, b, n)
+            if b is dtypes.bfloat16:
+                return (
+                    self.to_bfloat16(text, n)
+                    if a is dtypes.float32
+                    else self.cast(self.cast(text, a, dtypes.float32, n), dtypes.float32, b, n)
+                )
+            return self.let(f"{'fpext' if b.itemsize > a.itemsize else 'fptrunc'} {ta} {text} to {tb}")
+        if b.is_float:
+            if b.is_half:
+                return self.cast(self.cast(text, a, dtypes.float32, n), dtypes.float32, b, n)
+            return self.let(f"{'uitofp' if a.is_unsigned or a.is_bool else 'sitofp'} {ta} {text} to {tb}")
+        if a.is_float:
+            if a.is_half:
+                return self.cast(self.cast(text, a, dtypes.float32, n), dtypes.float32, b, n)
+            name = (
+                f"llvm.fpto{'u' if b.is_unsigned else 's'}i.sat.{suffix(scalar_type(b), n)}.{suffix(scalar_type(a), n)}"
+            )
+            return self.call(name, tb, f"{ta} {text}")
+        if b.itemsize * 8 < (1 if a.is_bool else a.itemsize * 8):
+            return self.let(f"trunc {ta} {text} to {tb}")
+        return self.let(f"{'zext' if a.is_unsigned or a.is_bool else 'sext'} {ta} {text} to {tb}")
+
+    def to_bfloat16(self, text: str, n: int) -> str:
+        """Round to nearest even on the bits; NaN stays a (quiet) NaN."""
+        f, i = vector("float", n), vector("i32", n)
+        c = lambda v: splat(str(v), "i32", n)  # noqa: E731
+        bits = self.let(f"bitcast {f} {text} to {i}")
+        high = self.let(f"lshr {i} {bits}, {c(16)}")
+        even = self.let(f"and {i} {high}, {c(1)}")
+        bias = self.let(f"add {i} {even}, {c(0x7FFF)}")
+        rounded = self.let(f"add {i} {bits}, {bias}")
+        quiet = self.let(f"or {i} {bits}, {c(0x400000)}")
+        nan = self.let(f"fcmp uno {f} {text}, {text}")
+        chosen = self.let(f"select {vector('i1', n)} {nan}, {i} {quiet}, {i} {rounded}")
+        shifted = self.let(f"lshr {i} {chosen}, {c(16)}")
+        return self.let(f"trunc {i} {shifted} to {vector('i16', n)}")
+
+    def round_to_odd(self, text: str, n: int) -> str:
+        """float64 -> float32 such that rounding once more gives the float16 nearest to the float64, as in NumPy.
+
+        (bfloat16 is rounded by way of float32, as in PyTorch and ml_dtypes.)
+        """
+        d, f, i, m = vector("double", n), vector("float", n), vector("i32", n), vector("i1", n)
+        c = lambda v: splat(str(v), "i32", n)  # noqa: E731
+        near = self.let(f"fptrunc {d} {text} to {f}")
+        back = self.let(f"fpext {f} {near} to {d}")
+        inexact = self.let(f"fcmp one {d} {back}, {text}")
+        size_back, size = (self.call(f"llvm.fabs.{suffix('double', n)}", d, f"{d} {v}") for v in (back, text))
+        above = self.let(f"fcmp ogt {d} {size_back}, {size}")
+        bits = self.let(f"bitcast {f} {near} to {i}")
+        down = self.let(f"sub {i} {bits}, {c(1)}")
+        towards_zero = self.let(f"select {m} {above}, {i} {down}, {i} {bits}")
+        odd = self.let(f"or {i} {towards_zero}, {c(1)}")
+        chosen = self.let(f"select {m} {inexact}, {i} {odd}, {i} {bits}")
+        return self.let(f"bitcast {i} {chosen} to {f}")
