@@ -25,6 +25,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+if {"OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"} & os.environ.keys():  # NumPy is to choose its kernels for this processor, whatever is set here
+    os.environ.update(OPENBLAS_CORETYPE="", OPENBLAS_L2_SIZE="")
 if "--cpu-time" in sys.argv:  # before NumPy is loaded
     os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", THREADS="1")
 
