@@ -1,4 +1,4 @@
-"""Sums of products of bytes, in the form in which a processor adds up four of them in one instruction.
+"""Sums of products of bytes and of bfloat16, in the form in which a processor adds up four or two of them in one instruction.
 
 before:  REDUCE(ADD, MUL(CAST.int32(a), CAST.int32(b)), k)                               a, b: int8
 after:   REDUCE(ADD, CUSTOM[Dot](XOR(b, 128), a), k) - 128 * REDUCE(ADD, CUSTOM[Dot](1, a), l)
@@ -6,6 +6,8 @@ after:   REDUCE(ADD, CUSTOM[Dot](XOR(b, 128), a), k) - 128 * REDUCE(ADD, CUSTOM[
 A machine multiplies bytes of some types only (x86: uint8 by int8). A factor of another one is moved by 128, which flips its highest
 bit, and 128 times the sum of the other factor is taken away again: sums of int32 wrap around, so this is exact for all values. The
 sum has a range of its own, so that it is made once for all that shares the factor.
+
+Of bfloat16 these are matrix products alone: plain reads, added up in float32 over one range. (Denormals count as 0 there.)
 """
 
 from __future__ import annotations
@@ -20,17 +22,22 @@ from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
 BYTES = (dtypes.int8, dtypes.uint8)
-QUAD = 4  # products that one instruction adds up in a lane
+LANE_BYTES = 4  # of each factor, side by side
 LEAST = 16  # iterations of a reduction that are worth it
 
 
 class Dot(NamedTuple):
-    """An instruction that adds the products of four bytes of type `left` by four of type `right` to an int32, in vectors of
-    `vector_bytes`; as the arg of a CUSTOM, one of the products, which may be added up by it."""
+    """An instruction that adds the products of what four bytes hold of type `left` by the same of type `right` to an int32 or float32, in
+    vectors of `vector_bytes`; as the arg of a CUSTOM, one of the products, which may be added up by it."""
 
     left: DType
     right: DType
     vector_bytes: int
+
+    @property
+    def terms(self) -> int:
+        """Products that it adds up in a lane."""
+        return LANE_BYTES // self.left.itemsize
 
 
 def is_dot(u: UOp) -> bool:
@@ -47,7 +54,7 @@ def is_total(u: UOp) -> bool:
 
 
 def use_dots(ast: UOp, dots: tuple[Dot, ...]) -> UOp:
-    """The kernel with products of bytes as `dots` has them, where they are added up."""
+    """The kernel with products as `dots` has them, where they are added up."""
     if not dots or not any(factors(u) for u in signature(ast).reduces):
         return ast
     last = signature(ast).loops[-1] if signature(ast).loops else None
@@ -59,7 +66,7 @@ def use_dots(ast: UOp, dots: tuple[Dot, ...]) -> UOp:
         if found is None:
             return None
         for x, y in sorted((found, found[::-1]), key=lambda pair: cost_of_sum(pair[1], u, last)):
-            for flips in (False, True):
+            for flips in (False, True) if x.dtype in BYTES else (False,):
                 one = flipped(x) if flips else x
                 dot = next((d for d in dots if {d.left, d.right} == {one.dtype, y.dtype}), None)
                 ones = next((d for d in dots if y.dtype in (d.left, d.right)), None)
@@ -80,12 +87,15 @@ def use_dots(ast: UOp, dots: tuple[Dot, ...]) -> UOp:
 
 
 def factors(u: UOp) -> tuple[UOp, UOp] | None:
-    """The bytes that a REDUCE multiplies and adds up in an int32."""
-    if u.op is not Ops.REDUCE or u.arg is not Ops.ADD or u.dtype is not dtypes.int32 or u.src[0].op is not Ops.MUL:
+    """The bytes that a REDUCE multiplies and adds up in an int32, or the bfloat16 of a matrix product."""
+    types = {dtypes.int32: BYTES, dtypes.float32: (dtypes.bfloat16,)}.get(u.dtype, ())
+    if u.op is not Ops.REDUCE or u.arg is not Ops.ADD or u.src[0].op is not Ops.MUL:
         return None
-    if any(s.op is not Ops.CAST or s.src[0].dtype not in BYTES for s in u.src[0].src):
+    if any(s.op is not Ops.CAST or s.src[0].dtype not in types for s in u.src[0].src):
         return None
     a, b = (s.src[0] for s in u.src[0].src)
+    if a.dtype is dtypes.bfloat16 and (len(u.src) > 2 or a is b or any(s.op is not Ops.LOAD or len(s.src[0].src) > 2 for s in (a, b))):
+        return None
     ranges, inner = frozenset(u.src[1:]), u.src[-1].src[0]
     shared = ranges <= ranges_of(a) and ranges <= ranges_of(b)
     return (a, b) if shared and inner.op is Ops.CONST and inner.arg >= LEAST else None
@@ -107,4 +117,4 @@ def flipped(x: UOp) -> UOp:
 
 
 def dotted(dot: Dot, x: UOp, y: UOp) -> UOp:
-    return UOp(Ops.CUSTOM, dtypes.int32, (x, y) if (x.dtype, y.dtype) == (dot.left, dot.right) else (y, x), dot)
+    return UOp(Ops.CUSTOM, dtypes.float32 if x.dtype.is_float else dtypes.int32, (x, y) if (x.dtype, y.dtype) == (dot.left, dot.right) else (y, x), dot)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from manygrad.runtime.codegen.describe import ranges_of, signature, size_max, volume
-from manygrad.runtime.codegen.dots import QUAD, is_dot, is_product
+from manygrad.runtime.codegen.dots import is_dot, is_product
 from manygrad.runtime.codegen.facts import Machine
 from manygrad.runtime.codegen.legal import injective
 from manygrad.runtime.codegen.masks import conditions
@@ -72,11 +72,11 @@ class Heuristic(Products):
         return found
 
     def choose_dots(self, lane: UOp | None, split: dict[UOp, UOp]) -> None:
-        """Products of bytes are added up four at a time: along the range that is split, or the innermost one."""
+        """Products of bytes are added up four at a time, of bfloat16 two: along the range that is split, or the innermost one."""
         for u in self.sig.reduces:
             product = len(self.under[u]) > 1 and (lane is None or lane in ranges_of(u))
             if is_dot(u.src[0]) and (u in split or product):
-                self.opts.append(Opt("dot", split.get(u, u.src[-1]).arg[0], QUAD))
+                self.opts.append(Opt("dot", split.get(u, u.src[-1]).arg[0], u.src[0].arg.terms))
 
     def choose_online(self, lane: UOp | None, split: dict[UOp, UOp]) -> bool:
         """The sum of exponentials below a maximum, where nothing else needs these, goes over long rows once instead of twice."""

@@ -6,7 +6,7 @@ import math
 
 from manygrad.runtime.codegen.affine import TileAnalysis
 from manygrad.runtime.codegen.describe import Signature, ranges_of, size_max
-from manygrad.runtime.codegen.dots import QUAD, is_dot, is_total
+from manygrad.runtime.codegen.dots import is_dot, is_total
 from manygrad.runtime.codegen.keep import kept_bytes, kept_values
 from manygrad.runtime.codegen.lowered import SCRATCH_BYTES
 from manygrad.runtime.codegen.online import online_pair
@@ -76,10 +76,10 @@ def _lanes(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
 def _dots(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
     for r, n in plan.dots.items():
         over = [u for u in sig.reduces if r in u.src[1:]]
-        if n != QUAD:
-            return f"dot({r.arg[0]}, {n}): an instruction adds up {QUAD} products"
         if not all(u.arg is Ops.ADD and is_dot(u.src[0]) for u in over):
-            return f"dot({r.arg[0]}, {n}): the REDUCEs over it are no sums of products of bytes, or of such as the machine does not multiply"
+            return f"dot({r.arg[0]}, {n}): the REDUCEs over it are no sums of products of bytes or bfloat16, or of such as the machine does not multiply"
+        if any(n != u.src[0].arg.terms for u in over):
+            return f"dot({r.arg[0]}, {n}): an instruction adds up {over[0].src[0].arg.terms} products"
         if r.src[0].op is not Ops.CONST:
             return f"dot({r.arg[0]}, {n}): the size of the range is not fixed"
         if any(r in ranges_of(v) for v in sig.reduces) or any(x in plan.dots for u in over for x in u.src[1:] if x is not r):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from manygrad.runtime.codegen.describe import Signature, ranges_of, size_max
-from manygrad.runtime.codegen.dots import QUAD
+from manygrad.runtime.codegen.dots import is_dot
 from manygrad.runtime.codegen.legal import legal
 from manygrad.runtime.codegen.online import online_pairs
 from manygrad.runtime.codegen.opt import Opt, canonical, make_plan
@@ -43,8 +43,8 @@ def neighbours(sig: Signature, opts: Opts, lanes: int, split: bool = False) -> l
 def sums(sig: Signature, opts: Opts) -> tuple[frozenset[tuple[int, int, int]], ...]:
     """In which order each REDUCE is added up, as (range, lanes, iterations) of what matters: equal sums, equal bits.
 
-    That is its range with `lanes` (and whether it is `online`), unless it runs along the vectorised loop; and the unrolling of a range around one that
-    is not written out whole: two iterations of the outer range alternate then.
+    That is its range with `lanes` (and whether it is `online`, or has a `dot` of floats), unless it runs along the vectorised loop; and the
+    unrolling of a range around one that is not written out whole: two iterations of the outer range alternate then.
     """
     plan = make_plan(sig, opts)
     found = []
@@ -57,7 +57,10 @@ def sums(sig: Signature, opts: Opts) -> tuple[frozenset[tuple[int, int, int]], .
             tile = plan.tile.get(r, 1) if r is split or r not in own else 1
             if r is split or (tile > 1 and not whole):
                 order.add((r.arg[0], plan.reduce_lanes[r] if r is split else 1, tile))
-            order.update((r.arg[0], -1, tile) for one, _ in plan.online if one is r)
+            if any(one is r for one, _ in plan.online):
+                order.add((r.arg[0], -1, tile))
+            if r in plan.dots and u.dtype.is_float:
+                order.add((r.arg[0], -plan.dots[r], 1))
             whole = whole and r.src[0].op is Ops.CONST and tile >= r.src[0].arg
         found.append(frozenset(order))
     return tuple(found)
@@ -72,7 +75,8 @@ def _changes(sig: Signature, opts: Opts, lanes: int, split: bool) -> Iterator[Op
         for n in (*UNROLLS, size_max(r)) if size_max(r) <= 64 else UNROLLS:
             yield _with(opts, ("unroll",), r, Opt("unroll", r.arg[0], n * at))
         yield _with(opts, ("dot", "unroll"), r)
-        yield _with(opts, ("dot", "unroll", "skip"), r, Opt("dot", r.arg[0], QUAD))
+        for n in {u.src[0].arg.terms for u in sig.reduces if r in u.src[1:] and is_dot(u.src[0])}:
+            yield _with(opts, ("dot", "unroll", "skip"), r, Opt("dot", r.arg[0], n))
         yield _with(opts, ("skip",), r)
         yield _with(opts, ("skip",), r, Opt("skip", r.arg[0], 1))
         if split:

@@ -9,7 +9,7 @@ written, one iteration after the other. `legal.py` says which lists a kernel can
 | `lanes` | a reduce range | lanes | split-reduce: partial sums in one vector, folded at the end | one range of a REDUCE, no loop of which is vectorised, and on which no other REDUCE depends |
 | `tile` | a loop | elements | split into tiles that are held in registers at once | any loop; a multiple of its lanes |
 | `unroll` | a reduce range | iterations | written out, in order | any reduce range; a multiple of its lanes |
-| `dot` | a reduce range | 4 | that many neighbouring iterations of a sum of products of bytes in one lane: one instruction multiplies and adds them; `quads.py` | all REDUCEs over it are such sums, in a form that the machine has (`dots.py`); a fixed size, no `skip`; its tile a multiple |
+| `dot` | a reduce range | 4 of bytes, 2 of bfloat16 | that many neighbouring iterations of a sum of products in one lane: one instruction multiplies and adds them; `quads.py` | all REDUCEs over it are such sums, in a form that the machine has (`dots.py`); a fixed size, no `skip`; its tile a multiple |
 | `skip` | a reduce range | 1 | iterations of the REDUCEs over it in which a factor of the product is masked out are skipped, for a whole tile or a position in it; `places.py` makes versions for the edges | a sum |
 | `before` | a loop | another loop's id | reorder: moved directly outside of that one | not outside of a loop its size depends on |
 | `stage` | a loop | argument | what the reductions read of the argument in one of the loop's tiles (of a blocked loop: in a block) is packed into local memory | what is read depends on that loop, on no loop inside it, and on fixed sizes; it is not written by the kernel, fits `SCRATCH_BYTES` |

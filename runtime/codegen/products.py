@@ -186,7 +186,7 @@ class Products(Masks):
         packs_rows = self.stageable(down[0], main, inner[-1]) and down[0].src[0].src[0].arg != columns.amount
         settled = self.settled(main, lane, {r: self.tile_of(r) for r in rows}, -(-self.tile_of(lane) // self.lanes))
         apart = is_dot(main.src[0]) and self.stride(down[0].src[0], main.src[-1]) != 1  # quads of them would be joined again and again
-        guarded = (len(down[0].src[0].src) == 3 and not settled) or down[0].dtype.is_half or apart
+        guarded = (len(down[0].src[0].src) == 3 and not settled) or (down[0].dtype.is_half and not is_dot(main.src[0])) or apart
         self.skipping = settled
         if packs_rows and len(rows) == 1 and not within and self.rows_rest(main, rows[0]):
             wide = size_max(lane) > 2 * size_max(inner[-1])  # then the rows, which are fewer, are packed by every piece

@@ -1,9 +1,9 @@
-"""Lowering of `dot`: four neighbouring iterations of a reduction side by side, as one int32 in each lane.
+"""Lowering of `dot`: neighbouring iterations of a reduction side by side, four bytes or two bfloat16, as one int32 in each lane.
 
 before:  ACC += CAST(a[k]) * CAST(b[k, lane])                      for each k
 after:   DOT(ACC, SPLAT(a[k .. k+3]), [b[k .. k+3, lane] in each lane])      for each fourth k
 
-Bytes that lie apart along the reduction are joined by shifts; where they lie side by side along it, but the lanes apart, they are loaded
+What lies apart along the reduction is joined by shifts; where they lie side by side along it, but the lanes apart, they are loaded
 in a square of int32s, which is transposed. What is packed is packed so.
 """
 
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from manygrad.runtime.codegen.affine import Position
 from manygrad.runtime.codegen.describe import ranges_of
-from manygrad.runtime.codegen.dots import QUAD
+from manygrad.runtime.codegen.dots import LANE_BYTES
 from manygrad.runtime.codegen.evaluate import Evaluator
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.tensor.dtype import dtypes
@@ -24,10 +24,10 @@ from manygrad.tensor.uop.uop import UOp
 
 class Quads(Evaluator):
     def quads(self, u: UOp, r: UOp, position: Position) -> Inst:
-        """`u` at QUAD iterations of `r` from `position` on, 0 beyond the last one: int32, a scalar where all lanes agree."""
+        """`u` at as many iterations of `r` as fill four bytes, from `position` on, 0 beyond the last one: int32, a scalar where all lanes agree."""
         if (packed := self.staged(u, position)) is not None:
             return packed
-        key = (*self.key(u, position), QUAD)
+        key = (*self.key(u, position), LANE_BYTES)
         for block in reversed(self.blocks):
             if (known := block.values.get(key)) is not None:
                 return known
@@ -51,20 +51,21 @@ class Quads(Evaluator):
 
     def side_by_side(self, u: UOp, r: UOp, position: Position, count: int) -> Inst:
         """`count` quads from `position` on, one after the other along `r`."""
-        with self.lane_along(r, QUAD * count):
+        with self.lane_along(r, self.plan.dots[r] * count):
             value = self.splat(self.value(u, position), self.lanes)
             if u.op is not Ops.LOAD and (mask := self.ragged_mask(position)) is not None:
                 value = self.alu(Ops.WHERE, u.dtype, mask, value, self.const(0, u.dtype))
         return self.emit(Ops.BITCAST, dtypes.int32, (value,), None, count)
 
     def joined(self, u: UOp, r: UOp, position: Position) -> Inst:
-        """Vectors of bytes, those of the later iterations shifted."""
-        at = position.get(r, 0)
+        """Vectors of one iteration each, those of the later ones shifted."""
+        at, count = position.get(r, 0), self.plan.dots[r]
+        bits = dtypes.uint8 if u.dtype.itemsize == 1 else dtypes.uint16
         total: Inst | None = None
-        for i in range(min(QUAD, self.tile[r] - at)):
-            byte = self.alu(Ops.BITCAST, dtypes.uint8, self.value(u, {**position, r: at + i}))
-            wide = self.alu(Ops.CAST, dtypes.int32, byte)
-            wide = self.alu(Ops.SHL, dtypes.int32, wide, self.const(8 * i, dtypes.int32)) if i else wide
+        for i in range(min(count, self.tile[r] - at)):
+            part = self.alu(Ops.BITCAST, bits, self.value(u, {**position, r: at + i}))
+            wide = self.alu(Ops.CAST, dtypes.int32, part)
+            wide = self.alu(Ops.SHL, dtypes.int32, wide, self.const(8 * bits.itemsize * i, dtypes.int32)) if i else wide
             total = wide if total is None else self.alu(Ops.OR, dtypes.int32, total, wide)
         assert total is not None
         return total
@@ -75,7 +76,8 @@ class Quads(Evaluator):
         mask = self.ragged_mask(position)
         if self.square is not r or (mask is not None and mask.op is not Low.FIRST) or any(self.step(v.src[0].src[1], r) != 1 for v in loads):
             return None
-        lane, n, span = self.lane, self.lanes, QUAD * self.lanes
+        lane, n, count = self.lane, self.lanes, self.plan.dots[r]
+        span = count * n
         assert lane is not None
         at, first = position.get(lane, 0), position.get(r, 0) // span * span
         active = n if mask is None else mask.arg
@@ -83,5 +85,5 @@ class Quads(Evaluator):
         rows += [self.const(0, dtypes.int32, n)] * (n - active)
         columns = self.transpose(rows)
         for i, column in enumerate(columns):
-            self.blocks[column.depth].values[(*self.key(u, {**position, r: first + QUAD * i}), QUAD)] = column
-        return columns[(position.get(r, 0) - first) // QUAD]
+            self.blocks[column.depth].values[(*self.key(u, {**position, r: first + count * i}), LANE_BYTES)] = column
+        return columns[(position.get(r, 0) - first) // count]

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from manygrad.runtime.codegen.describe import ranges_of
+from manygrad.runtime.codegen.dots import is_product
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.codegen.opt import Plan
 from manygrad.runtime.codegen.places import Placer
@@ -189,10 +190,10 @@ class Reducer(Placer):
             new = self.emit(Low.DOT, u.dtype, (a, b, old), v.arg, acc.lanes, here=True)
             self.emit(Low.SET, dtypes.void, (acc, new), here=True)
             return
-        if u.arg is Ops.ADD and v.op is Ops.MUL and u.dtype.is_float:
+        if u.arg is Ops.ADD and is_product(v) and u.dtype.is_float:
             if v in self.kept:  # rounded, as where it is read; in the sum it is not
                 self.value(v, position)
-            a, b = (self.splat(self.value(s, position), acc.lanes) for s in v.src)
+            a, b = (self.splat(self.alu(Ops.CAST, u.dtype, x) if x.dtype is not u.dtype else x, acc.lanes) for x in (self.value(s, position) for s in v.src))
             new = self.emit(Low.FMA, u.dtype, (a, b, old), None, acc.lanes, here=True)
         elif accumulator.ordered is not None:
             x = self.splat(self.value(v, position), acc.lanes)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from manygrad.runtime.codegen.affine import Position, index_sum
-from manygrad.runtime.codegen.dots import QUAD
+from manygrad.runtime.codegen.dots import LANE_BYTES
 from manygrad.runtime.codegen.emit import INDEX
 from manygrad.runtime.codegen.legal import stage_rows, stage_sizes, staged_values, tiled_loops
 from manygrad.runtime.codegen.lowered import Inst, Low
@@ -162,7 +162,7 @@ class Stager(Quads):
         """Vectors along the loop, also where another one is vectorised, if the operand is contiguous along it or in squares."""
         before, tile = (self.lane, self.lanes), self.plan.tile.get(stage.loop, 1)
         if self.lane not in stage.pitches and self.fixed_size(stage.loop) is not None and tile > 1:
-            self.use_lane(stage.loop, min(1 << (tile - 1).bit_length(), PACK_BYTES // (u.dtype.itemsize if stage.quads is None else QUAD)))
+            self.use_lane(stage.loop, min(1 << (tile - 1).bit_length(), PACK_BYTES // (u.dtype.itemsize if stage.quads is None else LANE_BYTES)))
         if self.lane in stage.pitches:
             index = [v.src[0] for v in u.toposort() if v.op is Ops.LOAD][-1]
             a = self.analysis.affine(index.src[1], {})

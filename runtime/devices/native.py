@@ -59,9 +59,10 @@ def host_target() -> Target:
 
 
 def dot_products(features: Mapping[str, bool]) -> tuple[Dot, ...]:
-    """The products of bytes that one instruction adds up: of AVX-512 VNNI, AVX-VNNI, or NEON."""
+    """The products of bytes that one instruction adds up: of AVX-512 VNNI, AVX-VNNI, or NEON; and of bfloat16: of AVX-512 BF16."""
     if features.get("avx512vnni") and features.get("avx512vl"):
-        return (Dot(dtypes.uint8, dtypes.int8, 64),)
+        halves = (Dot(dtypes.bfloat16, dtypes.bfloat16, 64),) if features.get("avx512bf16") and llvm.llvm_version_info[0] >= 20 else ()
+        return (Dot(dtypes.uint8, dtypes.int8, 64), *halves)
     if features.get("avxvnni"):
         return (Dot(dtypes.uint8, dtypes.int8, 32),)
     return tuple(Dot(d, d, 16) for d in (dtypes.int8, dtypes.uint8)) if features.get("dotprod") else ()

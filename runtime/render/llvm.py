@@ -93,8 +93,10 @@ class Printer(Registers):
                 return self.call(
                     f"llvm.fma.{suffix(scalar_type(x.dtype), x.lanes)}", t, *(self.typed(s) for s in x.src)
                 )
-            case Low.SCALE | Low.WITHIN | Low.LOOKUP | Low.DOT:
+            case Low.SCALE | Low.WITHIN | Low.LOOKUP:
                 return self.in_registers(x, x.lanes, list(src))
+            case Low.DOT:
+                return self.add_dots(x, *src)
             case Low.ROUND:
                 return self.call(f"llvm.roundeven.{suffix(scalar_type(x.dtype), x.lanes)}", t, f"{t} {src[0]}")
             case Low.LOAD:

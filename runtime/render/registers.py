@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.render.arithmetic import Arithmetic
-from manygrad.runtime.render.text import literal, scalar_type
+from manygrad.runtime.render.text import literal, scalar_type, vector
 from manygrad.tensor.dtype import dtypes
 
 DOTS = {
+    (dtypes.bfloat16, dtypes.bfloat16): "llvm.x86.avx512bf16.dpbf16ps.{bits}",
     (dtypes.uint8, dtypes.int8): "llvm.x86.avx512.vpdpbusd.{bits}",
     (dtypes.int8, dtypes.int8): "llvm.aarch64.neon.sdot.v4i32.v16i8",
     (dtypes.uint8, dtypes.uint8): "llvm.aarch64.neon.udot.v4i32.v16i8",
@@ -19,7 +20,7 @@ DOTS = {
 class Registers(Arithmetic):
     def in_registers(self, x: Inst, n: int, values: list[str]) -> str:
         """Fewer lanes than fill the smallest register are filled up, more than the largest one takes go in pieces."""
-        e, size = scalar_type(x.dtype), x.dtype.itemsize
+        e, size = "i32" if x.op is Low.DOT else scalar_type(x.dtype), x.dtype.itemsize
         most = (x.arg.vector_bytes if x.op is Low.DOT else 64) // size
         least = (64 if x.op is Low.LOOKUP else 16) // size
         given = f"<{n} x {e}>"
@@ -63,7 +64,14 @@ class Registers(Arithmetic):
         return self.call("llvm.x86.avx512.vpermi2var.ps.512", t, f"{t} <{lower}>", f"<16 x i32> {index}", f"{t} <{upper}>")
 
     def dot(self, x: Inst, lanes: int, a: str, b: str, c: str) -> str:
-        """The products of the four bytes in each int32 of `a` and `b`, added to `c`."""
-        t, bytes_ = f"<{lanes} x i32>", f"<{4 * lanes} x i8>"
-        a, b = (self.let(f"bitcast {t} {v} to {bytes_}") for v in (a, b))
-        return self.call(DOTS[x.arg.left, x.arg.right].format(bits=32 * lanes), t, f"{t} {c}", f"{bytes_} {a}", f"{bytes_} {b}")
+        """The products of what each int32 of `a` and `b` holds, added to `c`, of which the int32s hold the bits."""
+        given, t = f"<{lanes} x i32>", f"<{lanes} x {scalar_type(x.dtype)}>"
+        held = f"<{x.arg.terms * lanes} x {'bfloat' if x.arg.left is dtypes.bfloat16 else 'i8'}>"
+        a, b, c = (self.let(f"bitcast {given} {v} to {to}") for v, to in ((a, held), (b, held), (c, t)))
+        found = self.call(DOTS[x.arg.left, x.arg.right].format(bits=32 * lanes), t, f"{t} {c}", f"{held} {a}", f"{held} {b}")
+        return self.let(f"bitcast {t} {found} to {given}")
+
+    def add_dots(self, x: Inst, a: str, b: str, c: str) -> str:
+        t, bits = vector(scalar_type(x.dtype), x.lanes), vector("i32", x.lanes)
+        found = self.in_registers(x, x.lanes, [a, b, self.let(f"bitcast {t} {c} to {bits}")])
+        return self.let(f"bitcast {bits} {found} to {t}")

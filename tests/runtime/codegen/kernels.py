@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -83,6 +84,17 @@ def gemm(
     if epilogue is not None:
         value = epilogue(value, im, jn)
     return sink(store(0, add(mul(im, n), jn), value, im, jn))
+
+
+def logsumexp(m: int, n: int, guarded: bool = False, d: DType = f32) -> UOp:
+    """`guarded`: 0 is taken in place of a maximum that is not finite, as `Tensor.logsumexp` does."""
+    i, k, j = loop(m, 0), red(n, 1), red(n, 2)
+    top = reduce(load(1, add(mul(i, n), k), d), k, op=Ops.MAX)
+    if guarded:
+        inf = [top.alu(Ops.CMPEQ, UOp.const(d, v)) for v in (math.inf, -math.inf)]
+        top = top.alu(Ops.CMPNE, top).alu(Ops.OR, inf[0].alu(Ops.OR, inf[1])).alu(Ops.NOT).alu(Ops.WHERE, top, UOp.const(d, 0.0))
+    total = reduce(load(1, add(mul(i, n), j), d).alu(Ops.SUB, top).alu(Ops.EXP), j)
+    return sink(store(0, i, total.alu(Ops.LOG).alu(Ops.ADD, top), i))
 
 
 def bytes_product(m: int, n: int, k: int, layout: str = "NN", types: tuple[DType, DType] = (dtypes.int8, dtypes.int8), padded: bool = False, scaled: bool = False) -> UOp:

@@ -1,4 +1,4 @@
-"""Products of bytes that the processor adds up four at a time: exact for all values, and chosen where they are worth it."""
+"""Products that the processor adds up four at a time (bytes: exact for all values) or two (bfloat16), chosen where they are worth it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from manygrad.runtime.codegen.facts import Machine
 from manygrad.runtime.codegen.opt import Opt
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.tensor.dtype import DType, dtypes
-from tests.runtime.codegen.kernels import bytes_product, gemm, run
+from manygrad.tensor.environment import Context
+from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.uop import UOp
+from tests.runtime.codegen.kernels import add, bytes_product, gemm, load, loop, mul, red, reduce, run, sink, store
 
 X86 = (Dot(dtypes.uint8, dtypes.int8, 64),)
 ARM = (Dot(dtypes.int8, dtypes.int8, 16), Dot(dtypes.uint8, dtypes.uint8, 16))
@@ -40,6 +43,41 @@ def test_only_sums_of_products_of_bytes() -> None:
     for ast in (gemm(8, 8, 32), gemm(8, 8, 32, dtype=dtypes.int8), bytes_product(8, 8, 15)):
         assert use_dots(ast, X86) is ast
     assert use_dots(bytes_product(8, 8, 16), ()) is bytes_product(8, 8, 16)
+
+
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("shape", [(40, 70, 200), (64, 64, 64), (1, 40, 33), (7, 5, 16), (130, 257, 511)], ids=str)
+def test_products_of_bfloat16(layout: str, shape: tuple[int, int, int]) -> None:
+    """Sums of small whole numbers are exact in any order; infinities and NaN spread as ever."""
+    m, n, k = shape
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-3, 4, s).astype(dtypes.bfloat16.np) for s in ((m, k), (k, n)))
+    a[0, 0], a[m // 2, -1] = np.inf, np.nan
+    given = [x.T.copy() if letter == "T" else x for x, letter in zip((a, b), layout)]
+    with np.errstate(all="ignore"):
+        want = (a.astype(np.float32) @ b.astype(np.float32)).astype(dtypes.bfloat16.np)
+    arrays = [np.zeros((m, n), dtypes.bfloat16.np), *given]
+    with Context(CHECK_OOB=1):
+        checked = run(gemm(m, n, k, layout, dtypes.bfloat16), arrays, device="CPU")[0]
+    for got in (run(gemm(m, n, k, layout, dtypes.bfloat16), arrays, device="CPU")[0], checked):
+        np.testing.assert_array_equal(got.astype(np.float32), want.astype(np.float32))
+
+
+def test_of_bfloat16_matrix_products_alone() -> None:
+    """Not what is read under a condition, added up over several ranges, or squared; and their sums are in float32."""
+    dots = (Dot(dtypes.bfloat16, dtypes.bfloat16, 64),)
+    wide = lambda *args, **more: load(*args, dtypes.bfloat16, **more).cast(dtypes.float32)  # noqa: E731
+    i, j, r, s = loop(8, 0), loop(8, 1), red(32, 2), red(32, 3)
+    a, b = wide(1, add(mul(i, 32), r)), wide(2, add(mul(j, 32), r))
+    inside = r.alu(Ops.CMPLT, UOp.const(dtypes.index, 30))
+    kernel = lambda value, *ranges: sink(store(0, add(mul(i, 8), j), reduce(value, *ranges), i, j))  # noqa: E731
+    for ast in (
+        kernel(a.alu(Ops.MUL, a), r), kernel(wide(1, add(mul(i, 32), r), valid=inside).alu(Ops.MUL, b), r),
+        kernel(wide(1, add(mul(i, 1024), mul(s, 32), r)).alu(Ops.MUL, wide(2, add(mul(j, 1024), mul(s, 32), r))), s, r),
+        gemm(8, 8, 32), gemm(8, 8, 15, dtype=dtypes.bfloat16), gemm(8, 8, 32, dtype=dtypes.float16),
+    ):  # fmt: skip
+        assert use_dots(ast, dots) is ast
+    assert all(is_dot(u.src[0]) and u.dtype is dtypes.float32 for u in signature(use_dots(kernel(a.alu(Ops.MUL, b), r), dots)).reduces)
 
 
 def test_what_the_heuristic_makes_of_them() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,27 +14,16 @@ from manygrad.runtime.codegen.online import online_pairs
 from manygrad.runtime.codegen.opt import Opt
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.devices.native import host_target
-from manygrad.tensor.dtype import DType, dtypes
+from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
-from tests.runtime.codegen.kernels import add, f32, load, loop, mul, red, reduce, run, sink, store
+from tests.runtime.codegen.kernels import add, f32, load, logsumexp, loop, mul, red, reduce, run, sink, store
 from tests.runtime.codegen.test_memory import softmax
 from tests.runtime.codegen.test_opts import run_with, values
 
 LANES = host_target().machine.vector_bytes // 4
 ONLINE = (Opt("lanes", 1, LANES), Opt("lanes", 2, LANES), Opt("online", 2, 1))
-
-
-def logsumexp(m: int, n: int, guarded: bool = False, d: DType = f32) -> UOp:
-    """`guarded`: 0 is taken in place of a maximum that is not finite, as `Tensor.logsumexp` does."""
-    i, k, j = loop(m, 0), red(n, 1), red(n, 2)
-    top = reduce(load(1, add(mul(i, n), k), d), k, op=Ops.MAX)
-    if guarded:
-        inf = [top.alu(Ops.CMPEQ, UOp.const(d, v)) for v in (math.inf, -math.inf)]
-        top = top.alu(Ops.CMPNE, top).alu(Ops.OR, inf[0].alu(Ops.OR, inf[1])).alu(Ops.NOT).alu(Ops.WHERE, top, UOp.const(d, 0.0))
-    total = reduce(load(1, add(mul(i, n), j), d).alu(Ops.SUB, top).alu(Ops.EXP), j)
-    return sink(store(0, i, total.alu(Ops.LOG).alu(Ops.ADD, top), i))
 
 
 def rows(m: int, n: int) -> np.ndarray:

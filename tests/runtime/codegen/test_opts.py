@@ -31,6 +31,7 @@ from tests.runtime.codegen.kernels import (
     f32,
     gemm,
     load,
+    logsumexp,
     loop,
     mul,
     red,
@@ -104,6 +105,19 @@ def products_of_bytes(draw: st.DrawFn) -> tuple[UOp, list[np.ndarray]]:
     ast = bytes_product(m, n, k, draw(st.sampled_from(["NN", "NT", "TN", "TT"])), (a, b), padded, scaled)
     out = np.zeros((m, n), np.float32 if scaled else np.int32)
     return ast, [out, any_bytes(seed, a, m * k), any_bytes(seed + 1, b, k * n), values(seed, f32, n)]
+
+
+@st.composite
+def products_of_bfloat16(draw: st.DrawFn) -> tuple[UOp, list[np.ndarray]]:
+    m, n, k, seed, d = draw(SIZES), draw(SIZES), draw(st.sampled_from([16, 17, 40, 67, 130])), draw(st.integers(0, 9)), dtypes.bfloat16
+    ast = gemm(m, n, k, draw(st.sampled_from(["NN", "NT", "TN", "TT"])), d)
+    return ast, [np.zeros((m, n), d.np), values(seed, d, m * k), values(seed + 1, d, k * n)]
+
+
+@st.composite
+def sums_of_exponentials(draw: st.DrawFn) -> tuple[UOp, list[np.ndarray]]:
+    m, n, seed = draw(SIZES), draw(SIZES), draw(st.integers(0, 9))
+    return logsumexp(m, n, draw(st.booleans())), [np.zeros(m, np.float32), values(seed, f32, m * n)]
 
 
 @st.composite
@@ -225,13 +239,19 @@ def test_every_list_that_the_search_can_pick() -> None:
     def all_kernels(data: st.DataObject) -> None:
         check(data, families() if data.draw(st.integers(0, 3)) else kernels())
 
-    @settings(SETTINGS, max_examples=60)
+    @settings(SETTINGS, max_examples=100)
     @given(st.data())
-    def of_bytes(data: st.DataObject) -> None:
-        check(data, products_of_bytes())
+    def with_dots(data: st.DataObject) -> None:
+        check(data, products_of_bytes() if data.draw(st.booleans()) else products_of_bfloat16())
+
+    @settings(SETTINGS, max_examples=30)
+    @given(st.data())
+    def with_exponentials(data: st.DataObject) -> None:
+        check(data, sums_of_exponentials())
 
     all_kernels()
-    of_bytes()
+    with_dots()
+    with_exponentials()
     assert tried == set(KINDS) - (set() if host_target().machine.dots else {"dot"})
 
 
@@ -255,6 +275,7 @@ def scatter_add() -> UOp:
 PRODUCT, NESTED, SCATTER, ROWS = gemm(32, 32, 64), masked_pair(), scatter_add(), softmax_gradient(8, 40)
 SUMS = sink(store(0, add(mul(loop(20, 0), 50), loop(50, 1)), add(load(1, loop(20, 0)), load(2, loop(50, 1))), loop(20, 0), loop(50, 1)))
 OF_BYTES = use_dots(bytes_product(32, 32, 64), (Dot(dtypes.uint8, dtypes.int8, 64),))
+OF_HALVES = use_dots(gemm(32, 32, 64, dtype=dtypes.bfloat16), (Dot(dtypes.bfloat16, dtypes.bfloat16, 64),))
 ALL = Opt("parallelise", -1, 2)
 FIRST = Opt("parallelise", -1, 1)
 
@@ -290,8 +311,10 @@ FIRST = Opt("parallelise", -1, 1)
         (NESTED, [Opt("block", 0, 4), FIRST, Opt("reduce_block", 2, 4)], "do not depend on the blocked loop 0"),
         (NESTED, [Opt("block", 1, 4), ALL, Opt("reduce_block", 2, 4)], "must share their ranges and type"),
         (PRODUCT, [Opt("dot", 1, 4)], "does not apply to a loop range"),
-        (PRODUCT, [Opt("dot", 2, 4)], "are no sums of products of bytes"),
+        (PRODUCT, [Opt("dot", 2, 4)], "are no sums of products of bytes or bfloat16"),
         (OF_BYTES, [Opt("dot", 2, 2)], "an instruction adds up 4 products"),
+        (OF_HALVES, [Opt("dot", 2, 4)], "an instruction adds up 2 products"),
+        (OF_HALVES, [Opt("vectorise", 1, 16), Opt("dot", 2, 2), Opt("stage", 1, 2)], None),
         (OF_BYTES, [Opt("dot", 2, 4), Opt("unroll", 2, 6)], r"\(6\) is no multiple of the 4 iterations"),
         (OF_BYTES, [Opt("lanes", 3, 16), Opt("dot", 3, 4), Opt("unroll", 3, 96)], r"\(96\) is no multiple of the 64 iterations"),
         (OF_BYTES, [Opt("dot", 2, 4), Opt("skip", 2, 1)], "not where single iterations are skipped"),

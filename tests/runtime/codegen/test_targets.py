@@ -37,6 +37,8 @@ from tests.runtime.codegen.kernels import (
 AVX2 = Target("x86_64-unknown-linux-gnu", "haswell", "", Machine(32, 16))
 SSE = Target("x86_64-unknown-linux-gnu", "x86-64-v2", "", Machine(16, 16))
 VNNI = Target("x86_64-unknown-linux-gnu", "alderlake", "", Machine(32, 16, dots=(Dot(dtypes.uint8, dtypes.int8, 32),)))
+HALVES = (Dot(dtypes.uint8, dtypes.int8, 64), Dot(dtypes.bfloat16, dtypes.bfloat16, 64))
+ZEN = Target("x86_64-unknown-linux-gnu", "znver4", "", Machine(64, 32, scales=True, dots=HALVES))
 NEON = Target("aarch64-unknown-linux-gnu", "neoverse-n1", "", Machine(16, 32, dots=(Dot(dtypes.int8, dtypes.int8, 16),)))
 
 
@@ -109,3 +111,17 @@ def test_products_of_bytes(target: Target, instruction: str, lanes: int | None) 
     prepared = prepare(bytes_product(33, 40, 50), target.machine, opts)
     assert Opt("dot", 2, 4) in prepared.opts
     assert instruction in Compiler(target).machine.emit_assembly(llvm.parse_assembly(prepared.code(render)))
+
+
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN"])
+@pytest.mark.parametrize("lanes", [None, 2, 32])
+def test_products_of_bfloat16(layout: str, lanes: int | None) -> None:
+    """Two at a time, where the processor can."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    ast = gemm(33, 40, 50, layout, dtypes.bfloat16)
+    opts = None if lanes is None else (Opt("vectorise", 1, lanes), Opt("dot", 2, 2), Opt("stage", 1, 2))
+    prepared = prepare(ast, ZEN.machine, opts)
+    assert Opt("dot", 2, 2) in prepared.opts
+    assert "vdpbf16ps" in Compiler(ZEN).machine.emit_assembly(llvm.parse_assembly(prepared.code(render)))
+    assert not any(o.kind == "dot" for o in prepare(ast, AVX2.machine).opts)
