@@ -16,7 +16,8 @@ from manygrad.tensor.uop.uop import UOp
 @dataclass(frozen=True)
 class Machine:
     """What the choices depend on: a vector register's width, how many there are, a core's own cache, whether x * 2**n and a table's look-up
-    are one instruction, how many cores may share the work, which products of bytes one instruction adds up."""
+    are one instruction, how many cores may share the work, which products one instruction adds up,
+    and how much memory may be asked for in a burst without holding up loads (0: little)."""
 
     vector_bytes: int
     registers: int
@@ -24,6 +25,7 @@ class Machine:
     scales: bool = False
     cores: int = 1
     dots: tuple[Dot, ...] = ()
+    burst_bytes: int = 0
 
     @property
     def accumulators(self) -> int:

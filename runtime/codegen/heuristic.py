@@ -39,7 +39,7 @@ class Heuristic(Products):
             self.choose_tiles(lane, split)
         self.tile_stores(lane)
         self.parallelise()
-        return memory_opts(self.sig, tuple(self.opts))
+        return memory_opts(self.sig, tuple(self.opts), self.machine.burst_bytes)
 
     def split_reduces(self) -> dict[UOp, UOp]:
         """REDUCE -> the reduce range that is accumulated in lanes: one that runs contiguously through all it reads.

@@ -11,6 +11,7 @@ from manygrad.runtime.codegen.keep import kept_values
 from manygrad.runtime.codegen.legal import legal
 from manygrad.runtime.codegen.lines import begins_anywhere, whole_vectors
 from manygrad.runtime.codegen.opt import Opt, make_plan
+from manygrad.runtime.codegen.products import LARGE_BYTES
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
@@ -21,27 +22,39 @@ RECORD_BYTES = 1 << 20  # the same beside an update in place, whose lines stay i
 TRANSPOSED_BYTES = 4 << 20  # the same of a transpose, which writes many rows in turns
 
 
-def memory_opts(sig: Signature, opts: tuple[Opt, ...]) -> tuple[Opt, ...]:
-    """`opts` with what is decided here."""
+def memory_opts(sig: Signature, opts: tuple[Opt, ...], burst_bytes: int = 0) -> tuple[Opt, ...]:
+    """`opts` with what is decided here; `burst_bytes`: see `Machine`."""
     kept = keep(sig, opts)
     ahead = prefetch(sig, opts, kept)
-    return (*fewer_rows(sig, opts, kept, ahead), *kept, *ahead, *stream(sig, opts))
+    rows = rows_held(sig, kept, ahead)
+    if kept and ahead and in_bursts(sig, opts, ahead, burst_bytes):
+        ahead, rows = prefetch(sig, opts, kept, early=True), 1
+    return (*fewer_rows(sig, opts, rows), *kept, *ahead, *stream(sig, opts))
 
 
-def fewer_rows(sig: Signature, opts: tuple[Opt, ...], kept: tuple[Opt, ...], ahead: tuple[Opt, ...]) -> tuple[Opt, ...]:
-    """As many rows in a tile as a part of the first cache holds with what is kept of them and with the next ones; at least 2."""
-    if not ahead:
-        return opts
-    outer = make_plan(sig, opts).loops[0].arg[0]
+def in_bursts(sig: Signature, opts: tuple[Opt, ...], ahead: tuple[Opt, ...], burst_bytes: int) -> bool:
+    """Whether a row is a good burst, of an array that no cache holds."""
+    length = {u.arg[0]: size_max(u) for u in sig.nodes if u.op is Ops.RANGE}
+    row_bytes = max(length[o.axis] * sig.params[o.amount].itemsize for o in ahead)
+    return burst_bytes // 2 <= row_bytes <= burst_bytes and row_bytes * size_max(make_plan(sig, opts).loops[0]) >= LARGE_BYTES
+
+
+def rows_held(sig: Signature, kept: tuple[Opt, ...], ahead: tuple[Opt, ...]) -> int | None:
+    """As many rows as a part of the first cache holds with what is kept of them and with the next ones; at least 2. None: any number."""
     length = {u.arg[0]: size_max(u) for u in sig.nodes if u.op is Ops.RANGE}
     row_bytes = sum(2 * length[o.axis] * sig.params[o.amount].itemsize for o in ahead)
     row_bytes += sum(4 * length[o.axis] for o in kept[:1])
-    rows = max(2, CACHE_BYTES // row_bytes)
+    return max(2, CACHE_BYTES // row_bytes) if ahead else None
+
+
+def fewer_rows(sig: Signature, opts: tuple[Opt, ...], rows: int | None) -> tuple[Opt, ...]:
+    """At most so many rows in a tile."""
+    if rows is None:
+        return opts
+    outer = make_plan(sig, opts).loops[0].arg[0]
     vectorised = {o.axis for o in opts if o.kind == "vectorise"}
-    return tuple(
-        Opt("tile", outer, min(o.amount, rows)) if o.kind == "tile" and o.axis == outer and outer not in vectorised else o
-        for o in opts
-    )
+    fewer = [Opt("tile", outer, min(o.amount, rows)) if (o.kind, o.axis) == ("tile", outer) and outer not in vectorised else o for o in opts]
+    return tuple(o for o in fewer if o != Opt("tile", outer, 1))
 
 
 def keep(sig: Signature, opts: tuple[Opt, ...]) -> tuple[Opt, ...]:
@@ -63,9 +76,10 @@ def keep(sig: Signature, opts: tuple[Opt, ...]) -> tuple[Opt, ...]:
     return tuple(found.values())
 
 
-def prefetch(sig: Signature, opts: tuple[Opt, ...], kept: tuple[Opt, ...]) -> tuple[Opt, ...]:
+def prefetch(sig: Signature, opts: tuple[Opt, ...], kept: tuple[Opt, ...], early: bool = False) -> tuple[Opt, ...]:
     """Of rows that several passes go over, a late pass over each asks for the next tile's, each pass for one row: memory is busy all the time.
-    So does the only pass where it goes row by row."""
+    So does the only pass where it goes row by row. `early`: the first pass over each asks for the next row, in a burst; it comes in while the
+    others compute."""
     if not sig.loops or not sig.reduces:
         return ()
     plan = make_plan(sig, opts)
@@ -83,7 +97,8 @@ def prefetch(sig: Signature, opts: tuple[Opt, ...], kept: tuple[Opt, ...]) -> tu
         last = [r for r in order if r in ranges]
         alone = len(last) == len(order) == 1 and last[0] in plan.reduce_lanes and plan.tile.get(outer, 1) == 1
         if (len(last) > 1 or alone) and {r.src[0] for r in last} == {last[0].src[0]} and size_max(last[0]) <= ROW:
-            found[slot] = next((r for r in reversed(last) if r not in found.values()), last[-1])
+            turns = last if early else last[::-1]
+            found[slot] = next((r for r in turns if r not in found.values()), turns[0])
     return tuple(Opt("prefetch", r.arg[0], slot) for slot, r in found.items())
 
 

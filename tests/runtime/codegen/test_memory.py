@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -77,6 +79,16 @@ def test_an_exponential_is_computed_once() -> None:
     assert count(with_, Low.LOAD, False) == count(without, Low.LOAD, False) - 1
     assert with_.scratch_bytes == 64 * 4
     assert sum(x.op is Low.FMA for x in with_.insts) < 0.6 * sum(x.op is Low.FMA for x in without.insts)
+
+
+def test_the_first_pass_asks_for_the_next_row_where_a_core_can_wait_for_it() -> None:
+    """Of large arrays, in rows that are a good burst; each array's in a pass of its own, one row a tile."""
+    machine = replace(host_target().machine, burst_bytes=4096)
+    opts = lambda ast: {o for o in prepare(ast, machine).opts if o.kind == "prefetch" or (o.kind, o.axis) == ("tile", 0)}  # noqa: E731
+    assert opts(softmax(4096, 1024)) == {Opt("prefetch", 2, 1)}
+    assert opts(softmax_gradient(4096, 1024)) == {Opt("prefetch", 2, 1), Opt("prefetch", 4, 2)}
+    assert opts(softmax(1024, 1024)) == {Opt("prefetch", 3, 1), Opt("tile", 0, 2)}
+    assert Opt("prefetch", 3, 1) in opts(softmax(4096, 1025)) and Opt("prefetch", 3, 1) in opts(softmax(20000, 500))
 
 
 def test_rows_of_a_gradient_are_kept_once() -> None:
