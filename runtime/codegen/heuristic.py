@@ -1,8 +1,8 @@
 """Picks the optimisations of a kernel from its shapes and strides.
 
 How a reduction is accumulated is decided by the pattern of its accesses alone, never by the size of a loop: along a
-loop if one runs contiguously through the operands, else in lanes along the reduction if that does. So a batch of any
-size, cut over any number of threads or devices, gives the same bits.
+loop if one runs contiguously through the operands, else in lanes along the reduction if that does. (Sums of exponentials
+also by the length of their rows.) So a batch of any size, cut over any number of threads or devices, gives the same bits.
 """
 
 from __future__ import annotations
