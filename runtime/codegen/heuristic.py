@@ -16,7 +16,7 @@ from manygrad.runtime.codegen.legal import injective
 from manygrad.runtime.codegen.masks import conditions
 from manygrad.runtime.codegen.online import online_pairs
 from manygrad.runtime.codegen.opt import Opt, make_plan
-from manygrad.runtime.codegen.products import FIRST_CACHE_BYTES, LARGE_BYTES, LONG_BYTES, Products, touched
+from manygrad.runtime.codegen.products import FIRST_CACHE_BYTES, LARGE_BYTES, LONG_BYTES, Products, largest
 from manygrad.runtime.codegen.rows import memory_opts, turned
 from manygrad.runtime.codegen.turn import LEAST
 from manygrad.tensor.uop.ops import GroupOp, Ops
@@ -159,7 +159,7 @@ class Heuristic(Products):
         plain = all(len(u.src[0].src) == 2 and self.stride(u.src[0], lane) == 1 for u in self.under[main])
         if not fixed or not plain or self.order[-1] is not lane or len(self.sig.reduces) > sharing or size_max(k) < 8 * per:
             return
-        if any(u.dtype is not main.dtype for u in self.sig.reduces) or max(map(touched, self.under[main])) * 4 < LARGE_BYTES:
+        if any(u.dtype is not main.dtype for u in self.sig.reduces) or largest(self.under[main]) < LARGE_BYTES:
             return
         vectors, cores = -(-size_max(lane) // self.lanes), self.machine.cores
         mine = vectors if volume(frozenset(self.order[:-1])) >= 8 * cores else -(-vectors // cores)

@@ -301,7 +301,7 @@ class Products(Masks):
             )
             self.opts += [Opt("tile", m.arg[0], _even(size_max(m), tm)), Opt("tile", n.arg[0], _even(size_max(n), tn))]
         elif own:
-            alone = len(self.sig.reduces) == 1 and max(map(touched, loads)) * 4 >= LARGE_BYTES and size_max(main.src[-1]) * 4 >= LONG_BYTES
+            alone = len(self.sig.reduces) == 1 and largest(loads) >= LARGE_BYTES and size_max(main.src[-1]) * 4 >= LONG_BYTES
             t = 1 if alone else _even(size_max(own[-1]), max(1, min(4, budget // 4)))
             if t > 1:
                 self.opts.append(Opt("tile", own[-1].arg[0], t))
@@ -311,6 +311,11 @@ def touched(load: UOp) -> int:
     """Elements that a load reads in all, at most."""
     low, high = bounds(load.src[0].src[1])
     return min(volume(ranges_of(load)), high - low + 1)
+
+
+def largest(loads: list[UOp]) -> int:
+    """Bytes of what one of `loads` reads in all, at most; 0 where there is none."""
+    return max((touched(u) * u.dtype.itemsize for u in loads), default=0)
 
 
 def _unit(m: float, g: int) -> float:
