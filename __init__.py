@@ -7,12 +7,14 @@ import sys
 
 from manygrad.launcher.api import launch
 from manygrad.multi.world import world
+from manygrad.runtime.agreement import values_may_differ
 from manygrad.runtime.counters import GlobalCounters
 from manygrad.runtime.devices.diskcache import DiskCache as _DiskCache
 from manygrad.runtime.engine import RealizeEngine
 from manygrad.runtime.jit import TinyJit
 from manygrad.runtime.profile import profile
 from manygrad.runtime.profile import profile_program as _profile_program
+from manygrad.runtime.replicas import assert_equal, broadcast_
 from manygrad.schedule.cache import holder as _schedules
 from manygrad.tensor import autograd, linalg, nn
 from manygrad.tensor.dtype import can_cast, dtypes, finfo, iinfo
@@ -38,7 +40,9 @@ __all__ = [
     "Tensor",
     "TinyJit",
     "Variable",
+    "assert_equal",
     "autograd",
+    "broadcast_",
     "can_cast",
     "dtypes",
     "enable_grad",
@@ -54,5 +58,6 @@ __all__ = [
     "promote_types",
     "result_type",
     "set_grad_enabled",
+    "values_may_differ",
     "world",
 ]

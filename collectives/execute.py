@@ -43,8 +43,11 @@ class Prepared:
         self._arena: list[int] = []
         self._owned: list[np.ndarray[Any, Any]] = []
 
-    def run(self, addresses: Mapping[int, Mapping[str, int]], sequence: int = 0, flush: bool = True) -> None:
-        """Executes once. `addresses[rank]["in" | "out"]` of every local rank; `sequence` counts the runs of this plan.
+    def run(
+        self, addresses: Mapping[int, Mapping[str, int]], sequence: int = 0, flush: bool = True, plan: int | None = None
+    ) -> None:
+        """Executes once. `addresses[rank]["in" | "out"]` of every local rank; `sequence` counts the runs of this plan,
+        or of `plan`, another one that has the same collective.
 
         With `flush` the call returns when all memory lent may be written again; without, the caller flushes the endpoint
         before it lets anything write `in` or `out`, which must not overlap. Raises the endpoint's errors.
@@ -57,7 +60,8 @@ class Prepared:
                 raise ValueError(f"rank {rank}: in and out overlap; peers still read in while out is written")
         borrowed: dict[int, Any] = {}
         tickets: dict[int, Ticket] = {}
-        endpoint, plan, copy_fn = self.endpoint, self.plan, self.copy_fn
+        endpoint, copy_fn = self.endpoint, self.copy_fn
+        plan = self.plan if plan is None else plan
         for step in self.steps:
             code = step[0]
             if code == _SEND:

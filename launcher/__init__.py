@@ -1,10 +1,11 @@
 """The launcher: `launcher train.py --nodes N` runs the same script on N workers.
 
-Read in this order: `options` (what is asked) → `driver` (the pipeline) → `cluster` (Ray: where) → `agent` (starts a
-worker on its node) → `worker` (joins the others, runs the script) ↔ `channel`/`control` (messages) → `controller` (decides) →
+Read in this order: `options` (what is asked) → `driver` (the pipeline) → `cluster` (Ray: where) → `agent` and `supervisor` (start
+a worker on its node, and stay with it) → `worker` (joins the others, runs the script) ↔ `channel`/`control` (messages, over `link`) → `controller` (decides) →
 `logs` and `report` (what the user sees) → `janitor` (leaves nothing behind).
 """
 
+from . import early  # noqa: F401 (first of all: it takes Ctrl-C from here on)
 from .errors import Infeasible, LaunchAborted, LaunchError, LaunchInterrupted, PlanMismatch, UsageError
 
 __all__ = ["Infeasible", "LaunchAborted", "LaunchError", "LaunchInterrupted", "PlanMismatch", "UsageError"]

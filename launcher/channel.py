@@ -2,8 +2,9 @@
 
 The thread sends heartbeats with counters, forwards what the main thread queues, and acts on the driver's orders even
 while the main thread computes or waits: `abort` first wakes every wait of the collectives, and if the main thread is
-still in the user's code a moment later, a signal raises `LaunchAborted` there. A driver that has gone away is an abort
-too, after which the process ends itself.
+still in the user's code a moment later, a signal raises `LaunchAborted` there. A driver that has gone away (nothing listens at its
+address any more), or has not been heard for `silent_s`, is an abort too, after which the process ends itself. A connection that breaks
+is made anew, and nothing is lost by that (`link.Session`).
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from typing import Any
 import zmq
 
 from . import messages
-from .errors import LaunchAborted, LaunchInterrupted, PlanMismatch
+from .errors import LaunchAborted, LaunchInterrupted, PlanMismatch, PlanTimeout
+from .link import BEAT_S, Broken, Clock, Session, Silence
 
 ABORT_SIGNAL = signal.SIGRTMIN + 7
-BEAT_S = 1.0
 NUDGE_S = 0.3  # collectives get this long to stop by themselves before the main thread is interrupted
-DRIVER_GONE_S = 2.0  # after the connection broke and could not be made again
-DRIVER_SILENT_S = 30.0  # while the connection stands (a driver that was suspended, say)
+SILENT_S = 60.0  # unless the driver says otherwise
+CLOSE_S = 1.0
 
 
 class Channel:
     """Connects rank `rank` with the driver at `address`. All methods may be called from any thread."""
 
-    def __init__(self, address: str, rank: int, curve: dict[str, str] | None) -> None:
-        self.address, self.rank, self.curve = address, rank, curve
+    def __init__(self, address: str, rank: int, curve: dict[str, str], silent_s: float = SILENT_S, clock: Clock | None = None) -> None:
+        self.address, self.rank, self.curve, self.silent_s, self.clock = address, rank, curve, silent_s, clock or Clock()
         self.cards: list[dict[str, Any]] = []
         self.master: tuple[str, int] = ("127.0.0.1", 0)
         self.abort_reason: str | None = None
@@ -48,6 +49,7 @@ class Channel:
         self.in_user_code = False
         self.changed = threading.Condition()
         self._outbox: deque[bytes] = deque()
+        self._session = Session()
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_w, False)
         self._closing = False
@@ -67,14 +69,14 @@ class Channel:
         return {"collectives": count, "collective": text}
 
     def wait(self, ready: Callable[[], bool], deadline_s: float, what: str) -> None:
-        """Wait until `ready()`; raises `LaunchAborted` (or `PlanMismatch`) when the run ends first, `TimeoutError` at the deadline."""
+        """Wait until `ready()`; raises `LaunchAborted` (or `PlanMismatch`) when the run ends first, `PlanTimeout` at the deadline."""
         until = time.monotonic() + deadline_s
         with self.changed:
             while not ready():
                 self.check()
                 left = until - time.monotonic()
                 if left <= 0:
-                    raise TimeoutError(f"waited {deadline_s:g} s for {what}")
+                    raise PlanTimeout(f"waited {deadline_s:g} s for {what}")
                 self.changed.wait(min(left, 1.0))
 
     def check(self) -> None:
@@ -106,11 +108,12 @@ class Channel:
             (zmq.LINGER, 1000),
             (zmq.MAXMSGSIZE, 64 << 20),
             (zmq.IDENTITY, f"worker-{self.rank}".encode()),
+            (zmq.HEARTBEAT_IVL, 2000),
+            (zmq.HEARTBEAT_TIMEOUT, 10000),
         ):
             sock.setsockopt(option, value)
-        if self.curve:
-            sock.curve_serverkey = self.curve["server"].encode()
-            sock.curve_publickey, sock.curve_secretkey = (self.curve[k].encode() for k in ("public", "secret"))
+        sock.curve_serverkey = self.curve["server"].encode()
+        sock.curve_publickey, sock.curve_secretkey = (self.curve[k].encode() for k in ("public", "secret"))
         monitor: zmq.Socket[bytes] = sock.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
         sock.connect(self.address)
         return sock, monitor
@@ -131,35 +134,43 @@ class Channel:
         from zmq.utils.monitor import recv_monitor_message
 
         sock, monitor = self._socket()
+        clock, session = self.clock, self._session
         poller = zmq.Poller()
         for s in (sock, monitor):
             poller.register(s, zmq.POLLIN)
         poller.register(self._wake_r, zmq.POLLIN)
-        now = time.monotonic()
-        next_beat, heard, broken, aborted_at, nudged = now + BEAT_S, now, 0.0, 0.0, 0.0
+        now = clock()
+        next_beat, aborted_at, nudged, flushed_by = now + BEAT_S, 0.0, 0.0, 0.0
+        silence, broken = Silence(now), Broken(self.address)
         while True:
-            ready = dict(poller.poll(100 if aborted_at else 300))
-            now = time.monotonic()
+            ready = dict(poller.poll(max(1, int(1000 * clock.real(0.1 if aborted_at or self._closing else 0.3)))))
+            now = clock()
             if self._wake_r in ready:
                 os.read(self._wake_r, 4096)
             while self._outbox:
-                sock.send(self._outbox.popleft())
-            if self._closing and not self._outbox:
-                break
+                session.post(self._outbox.popleft())
             if monitor in ready:
-                broken = now if recv_monitor_message(monitor)["event"] == zmq.EVENT_DISCONNECTED else 0.0
-            if sock in ready:
-                heard = now
-                self._order(messages.parse_object(sock.recv()))
+                broken.connection(recv_monitor_message(monitor)["event"] != zmq.EVENT_DISCONNECTED, now)
+            while sock in ready and sock.poll(0):
+                silence.heard(now)
+                frames = sock.recv_multipart()
+                body = session.take(frames[0], frames[1], now)
+                message = messages.parse_object(body) if body else {"type": "beat"}
+                if message["type"] != "beat":
+                    self._order(message)
             if now >= next_beat:
                 next_beat = now + BEAT_S
-                beat = {"step": self.step, "plans": self.plans_made, "bytes_sent": int(self.counters())}
-                self._outbox.append(messages.encode("progress", **beat, **self.position()))
-            if self.abort_reason is None and (
-                (broken and now - broken > DRIVER_GONE_S) or now - heard > DRIVER_SILENT_S
-            ):
-                self._abort("the launcher is gone", "gone")
-                threading.Thread(target=_end_soon, args=(3.0,), daemon=True).start()
+                self._hand(sock, session.passing(self._progress()))
+            while (due := session.next(now)) and self._hand(sock, due):
+                session.handed(now)
+            if session.owes:
+                self._hand(sock, session.passing())
+            if self._closing:  # what the driver does not have yet gets a moment to arrive
+                flushed_by = flushed_by or now + CLOSE_S
+                if not self._outbox and (not session.kept or now > flushed_by or self.abort_kind == "gone"):
+                    break
+            if self.abort_reason is None:
+                self._look_for_the_driver(broken.gone(now), silence.look(now))
             if self.abort_reason is not None:
                 aborted_at = aborted_at or now
                 if self.in_user_code and now - aborted_at > NUDGE_S and now - nudged > 1.0 and self._main is not None:
@@ -167,6 +178,30 @@ class Channel:
                     signal.pthread_kill(self._main, ABORT_SIGNAL)
         sock.disable_monitor()
         sock.close()
+
+    def _progress(self) -> bytes:
+        counters = {"step": self.step, "plans": self.plans_made, "bytes_sent": int(self.counters())}
+        where = where_is(sys._current_frames().get(self._main or 0))
+        return messages.encode("progress", **counters, **self.position(), where=where)
+
+    def _hand(self, sock: zmq.Socket[bytes], frames: tuple[bytes, bytes]) -> bool:
+        try:
+            sock.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def _look_for_the_driver(self, gone: bool, silent_s: float) -> None:
+        why = ""
+        if gone:
+            why = "nothing listens at its address any more"
+        elif silent_s > self.silent_s:
+            why = (
+                f"it was not heard for {self.silent_s:g} s (suspended, or the network is cut); the knob is HEARTBEAT_TIMEOUT_S"
+            )
+        if why:
+            self._abort(f"the launcher is gone: {why}", "gone")
+            threading.Thread(target=_end_soon, args=(3.0,), daemon=True).start()
 
     def _order(self, message: dict[str, Any]) -> None:
         kind = message["type"]

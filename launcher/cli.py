@@ -64,6 +64,7 @@ def run_here(command: Command) -> int:
 
     from .worker import run_script
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on it is the script's
     v = command.values or {}
     world.join(
         rank=0, size=1, local_rank=0, local_size=1, devices_per_node=v.get("devices_per_node", 1), job="local", epoch=0
@@ -99,6 +100,7 @@ def run_here(command: Command) -> int:
 def run_on_workers(command: Command) -> int:
     """Hand the job to the driver, print the report, and end: nothing of ours is running any more."""
     from .driver import run
+    from .logs import write
 
     try:
         outcome = run(command.job(), last=True)
@@ -107,13 +109,8 @@ def run_on_workers(command: Command) -> int:
         text, code = f"launcher: {e}\n", e.exit_code
     except BaseException:  # a defect of ours: Ray's own exception hook would wait for a Ray that is gone
         text, code = traceback.format_exc(), 1
-    if text:
-        print(text, file=sys.stderr, end="")
-    for f in (sys.stdout, sys.stderr):
-        try:
-            f.flush()
-        except OSError:
-            pass
+    write(sys.stdout, "")
+    write(sys.stderr, text)
     os._exit(code)  # a Ray of ours is gone already; its client library must not wait for it
 
 

@@ -1,16 +1,26 @@
 """Ray, as far as the launcher needs it: start or attach, count what fits, place one agent a node, go away.
 
-A Ray that we start belongs to one run: its own token (a private file), its own short temporary folder, loopback only,
-and at the end its processes are killed by their ids and the folder is removed. A Ray that we attach to is left as it is.
+A Ray that we start belongs to one run: its own token (a private file), its own short temporary folder, and at the end its processes
+are killed by their ids and the folder is removed. A Ray that we attach to is left as it is.
+
+Ray is needed to find the places and to start the supervisors there. After that nothing of a run depends on it: what it says comes
+from a thread of its own, which may wait for a dead Ray as long as it likes (`lost`).
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
+import queue
 import secrets
+import select
 import socket
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +36,13 @@ _QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_enable_metrics_collection": "false",
+    "RAY_worker_niceness": "0",  # the workers are the job, not something in its background
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "1000000",  # without its GCS Ray ends the processes that use it, the launcher too
 }
+# Of a Ray that is ours. It would take the host's address instead of the one we give, and listen on all interfaces; in a world of one host
+# it takes loopback.
+_OWN = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+RAY_STOP_S = 10.0  # how long a Ray may take to be told that we go
 
 
 @dataclass
@@ -42,7 +58,7 @@ class Place:
 
 @dataclass
 class Cluster:
-    """Use as: `start()`, `place()`, `run(rank, spec, payload)`, `lost()`, `stop()`."""
+    """Use as: `start()`, `place()`, `run(rank, spec, payload)`, `supervise(rank, pid)`, `lost()`, `stop()`."""
 
     job: Job
     folder: str
@@ -51,13 +67,18 @@ class Cluster:
     places: list[Place] = field(default_factory=list)
     _agents: list[Any] = field(default_factory=list)
     _refs: dict[Any, int] = field(default_factory=dict)
+    _news: queue.SimpleQueue[tuple[int, bytes | None, str]] = field(default_factory=queue.SimpleQueue)  # rank, result, or what failed
+    _results: dict[int, bytes] = field(default_factory=dict)
+    _pidfds: dict[int, tuple[int, int]] = field(default_factory=dict)  # of supervisors on this host, by rank: (descriptor, pid)
+    _supervised: set[int] = field(default_factory=set)
+    _stopping: bool = False
     _group: Any = None
     _saved: dict[str, str | None] = field(default_factory=dict)
 
     # ---- start
 
     def start(self) -> None:
-        """Have a Ray to work with. Raises `UsageError` if there is none at the address, `Infeasible` if the nodes do not fit."""
+        """Have a Ray to work with. Raises `UsageError` if there is none at the address, `Infeasible` if it does not start or the nodes do not fit."""
         loaded = sys.modules.get("ray")
         self.was_initialized = bool(loaded is not None and loaded.is_initialized())
         if self.was_initialized:
@@ -75,7 +96,7 @@ class Cluster:
         with open(os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as f:
             f.write(secrets.token_hex(32))
         self._set_env(
-            {**_QUIET, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token, MARK: self.job.id},
+            {**_QUIET, **_OWN, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token, MARK: self.job.id},
             drop=("RAY_AUTH_TOKEN", "RAY_ADDRESS"),
         )
         fresh = "ray" not in sys.modules
@@ -84,18 +105,24 @@ class Cluster:
         if not fresh:
             _reread_settings()
         self.started_ray = True
-        ray.init(
-            address="local",
-            num_cpus=self.job.nodes,
-            num_gpus=0,
-            include_dashboard=False,
-            log_to_driver=False,
-            configure_logging=False,
-            logging_level=logging.ERROR,
-            object_store_memory=80 << 20,
-            _temp_dir=self.folder,
-            _node_ip_address="127.0.0.1",
-        )
+        temporary = os.path.join(self.folder, "ray")  # Ray makes it everybody's; the folder around it is ours alone
+        os.mkdir(temporary, 0o700)
+        try:
+            with _tamed():
+                ray.init(
+                    address="local",
+                    num_cpus=self.job.nodes,
+                    num_gpus=0,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    configure_logging=False,
+                    logging_level=logging.ERROR,
+                    object_store_memory=80 << 20,
+                    _temp_dir=temporary,
+                    _node_ip_address="127.0.0.1",
+                )
+        except Exception as e:
+            raise Infeasible(f"Ray did not start: {_first_line(e)}") from e
         return ray
 
     def _attach(self) -> Any:
@@ -126,7 +153,7 @@ class Cluster:
             )
         except (ConnectionError, RuntimeError, ValueError) as e:
             raise UsageError(
-                f"--address {address}: cannot attach to a Ray cluster: {str(e).strip().splitlines()[0]}"
+                f"--address {address}: cannot attach to a Ray cluster: {_first_line(e)}"
             ) from e
         return ray
 
@@ -191,7 +218,7 @@ class Cluster:
             found = ray.get([a.host.remote() for a in self._agents], timeout=self.job.start_timeout_s)
         except ray.exceptions.RayError as e:
             raise Infeasible(
-                f"the node agents did not start: {str(e).strip().splitlines()[-1]}; manygrad and pyzmq must be installed on every host"
+                f"the node agents did not start: {_last_line(e)}; manygrad and pyzmq must be installed on every host"
             ) from e
         ips = {x["NodeID"]: x["NodeManagerAddress"] for x in ray.nodes()}
         me = ray.util.get_node_ip_address()
@@ -214,43 +241,100 @@ class Cluster:
 
     def run(self, rank: int, spec: dict[str, Any], payload: bytes) -> None:
         self._refs[self._agents[rank].run.remote(spec, payload)] = rank
+        if len(self._refs) == self.job.nodes:
+            threading.Thread(target=self._listen, name="manygrad-ray", daemon=True).start()
 
-    def lost(self) -> list[tuple[int, str]]:
-        """Agents that died since the last call: (rank, reason)."""
+    def _listen(self) -> None:
+        """Ray's word on the agents, for `lost` and `results`. Ends with them, or when Ray cannot even be asked."""
         import ray
 
-        out = []
-        ready, _ = ray.wait(list(self._refs), num_returns=len(self._refs), timeout=0) if self._refs else ([], [])
-        for ref in ready:
+        refs = dict(self._refs)
+        while refs and not self._stopping:
             try:
-                ray.get(ref, timeout=1)
+                ready, _ = ray.wait(list(refs), num_returns=1, timeout=0.5)
             except Exception as e:
-                text = (str(e).strip().splitlines() or [""])[-1]
-                out.append(
-                    (self._refs.pop(ref), f"{type(e).__name__}: {text.partition(' Worker exit detail')[0][:300]}")
-                )
-        return out
+                for rank in refs.values():
+                    self._news.put((rank, None, _first_line(e)))
+                return
+            if not ready:
+                time.sleep(0.1)  # a dead Ray does not wait
+            for ref in ready:
+                rank = refs.pop(ref)
+                try:
+                    self._news.put((rank, bytes(ray.get(ref, timeout=5)), ""))
+                except Exception as e:
+                    self._news.put((rank, None, f"{type(e).__name__}: {_last_line(e).partition(' Worker exit detail')[0][:300]}"))
+
+    def supervise(self, rank: int, pid: int) -> None:
+        """The rank's supervisor runs, as process `pid` of its host. From now on Ray's end is not this rank's."""
+        self._supervised.add(rank)
+        if self.places[rank].ip == "127.0.0.1" and pid > 0:
+            try:
+                self._pidfds[rank] = os.pidfd_open(pid), pid
+            except OSError:
+                pass
+
+    def lost(self) -> tuple[list[tuple[int, str]], str]:
+        """Supervisors that ended, or never came to be, since the last call, as (rank, reason); and what is the matter with Ray, or nothing."""
+        out, trouble = [], ""
+        for rank, (fd, pid) in list(self._pidfds.items()):
+            if select.select([fd], [], [], 0)[0]:
+                os.close(fd)
+                del self._pidfds[rank]
+                out.append((rank, f"process {pid} ended"))
+        while not self._news.empty():
+            rank, result, reason = self._news.get()
+            if result is not None:
+                self._results[rank] = result
+                out.append((rank, "it ended"))
+            elif rank in self._supervised:
+                trouble = reason
+            else:
+                out.append((rank, reason))
+        return out, trouble
 
     def results(self, timeout_s: float = 60.0) -> list[bytes]:
-        """What the agents' `run` returned, by rank; for a run that succeeded."""
-        import ray
-
-        by_rank = {r: ref for ref, r in self._refs.items()}
-        return [bytes(x) for x in ray.get([by_rank[r] for r in range(self.job.nodes)], timeout=timeout_s)]
+        """What the function returned, by rank; for a run that succeeded. Raises `RuntimeError` if Ray, which brings it from other hosts, is gone."""
+        if self.started_ray:
+            found = []
+            for r in range(self.job.nodes):
+                with open(os.path.join(self.folder, f"result-{r}"), "rb") as f:
+                    found.append(f.read())
+            return found
+        until = time.monotonic() + timeout_s
+        while len(self._results) < self.job.nodes:
+            rank, result, reason = self._news.get(timeout=max(0.01, until - time.monotonic()))
+            if result is None:
+                raise RuntimeError(f"the result of rank {rank} did not come back: {reason}")
+            self._results[rank] = result
+        return [self._results[r] for r in range(self.job.nodes)]
 
     # ---- stop
 
     def stop(self, fast: bool) -> None:
         """Take our agents away. Of a Ray that we started nothing is left; `fast` (the process ends next) leaves that to the sweep."""
+        self._stopping = True
         ray = sys.modules.get("ray")
+        for fd, _ in self._pidfds.values():
+            os.close(fd)
+        self._pidfds = {}
         try:
             if ray is None or not ray.is_initialized():
                 return
-            agents, self._agents, self._refs = self._agents, [], {}
+            if self.started_ray and fast:
+                return
+            leaving = threading.Thread(target=self._leave, args=(ray,), daemon=True)  # a dead Ray would keep us waiting
+            leaving.start()
+            leaving.join(RAY_STOP_S)
+        finally:
+            self._restore_env(fast)
+
+    def _leave(self, ray: Any) -> None:
+        agents, self._agents, self._refs = self._agents, [], {}
+        try:
             if self.started_ray:
-                if not fast:
-                    del agents
-                    ray.shutdown()
+                del agents
+                ray.shutdown()
                 return
             while agents:
                 ray.kill(agents.pop(), no_restart=True)
@@ -261,8 +345,8 @@ class Cluster:
                 self._group = None
             if not self.was_initialized:
                 ray.shutdown()
-        finally:
-            self._restore_env(fast)
+        except Exception:
+            pass  # Ray is gone, and our agents with it
 
     def _set_env(self, values: dict[str, str], drop: tuple[str, ...] = ()) -> None:
         for k in (*values, *drop):
@@ -290,6 +374,96 @@ def _reread_settings() -> None:
     if config is not None and tokens is not None:
         config.initialize("")
         tokens.instance().reset_cache()
+
+
+@contextmanager
+def _tamed() -> Iterator[None]:
+    """Ray's start with what no setting of it changes. A name that a version of Ray does not have is left alone."""
+    with ExitStack() as stack:
+
+        def put(module: str, name: str, make: Callable[[Any], Any]) -> None:
+            there: Any = importlib.import_module(f"ray._private.{module}")
+            if hasattr(there, name):
+                before = getattr(there, name)
+                stack.callback(setattr, there, name, before)
+                setattr(there, name, make(before))
+
+        put("ray_constants", "ENABLE_RAY_CLUSTER", lambda before: False)  # as in _OWN, if Ray was loaded before
+        put("utils", "get_entrypoint_name", lambda before: lambda: "launcher")  # else our command line, which may be no UTF-8
+        put("node", "wait_for_persisted_port", _in_slices)
+        yield
+
+
+def _in_slices(wait: Callable[..., int]) -> Callable[..., int]:
+    """Ray waits half a minute for its GCS in one call that holds the interpreter: no signal, and no `Guard`, would get through."""
+
+    def in_slices(*args: Any, timeout_ms: int = 30_000, **kwargs: Any) -> int:
+        until = time.monotonic() + timeout_ms / 1000
+        while True:
+            try:
+                return wait(*args, timeout_ms=100, **kwargs)
+            except Exception:
+                if time.monotonic() > until:
+                    raise
+
+    return in_slices
+
+
+def _first_line(e: BaseException) -> str:
+    return (str(e).strip().splitlines() or [type(e).__name__])[0]
+
+
+def _last_line(e: BaseException) -> str:
+    return (str(e).strip().splitlines() or [type(e).__name__])[-1]
+
+
+class Guard(threading.Thread):
+    """Looks after the Ray that we start, from before its start until the supervisors run: calls `ended(text)` when a part of it dies.
+
+    `ray.init` itself would find out after half a minute, and end in a traceback.
+    """
+
+    EVERY_S = 0.1
+
+    def __init__(self, ended: Callable[[str], None]) -> None:
+        super().__init__(name="manygrad-guard", daemon=True)
+        self.ended, self.done = ended, threading.Event()
+
+    def run(self) -> None:
+        seen: dict[int, str] = {}
+        while not self.done.wait(self.EVERY_S):
+            there = ray_processes()
+            gone = [(pid, name) for pid, name in seen.items() if pid not in there]
+            gone += [(pid, name) for pid, (name, alive) in there.items() if not alive]
+            if gone and not self.done.is_set():
+                pid, name = gone[0]
+                self.ended(
+                    f"Ray's {name} (process {pid}) ended while the run was starting; start it again "
+                    "(on a very busy machine Ray's processes give up waiting for each other after 30 s)"
+                )
+                return
+            seen.update({pid: name for pid, (name, _) in there.items()})
+
+    def stop(self) -> None:
+        self.done.set()
+
+
+def ray_processes() -> dict[int, tuple[str, bool]]:
+    """The children of this process that are Ray's GCS or raylet, by their ids: (name, whether it lives)."""
+    found, me = dict[int, tuple[str, bool]](), os.getpid()
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as f:
+                head, _, tail = f.read().rpartition(b")")
+        except OSError:
+            continue
+        state, parent = tail.split()[:2]
+        command = head.partition(b"(")[2]
+        if int(parent) == me and command in (b"gcs_server", b"raylet"):
+            found[int(name)] = command.decode(), state != b"Z"
+    return found
 
 
 def check_memory(nodes: int) -> None:

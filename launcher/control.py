@@ -1,14 +1,13 @@
-"""The driver's end of the control channel: one ROUTER socket for all workers and agents.
+"""The driver's end of the control channel: one ROUTER socket for all workers and supervisors (agents).
 
 Every connection authenticates with CURVE: the driver makes one key pair for itself and one per rank for each run, and
-its ZAP handler admits only those. A message's rank is the one its key belongs to. Without CURVE in this build of
-libzmq only loopback is allowed.
+its ZAP handler admits only those. A message's rank is the one its key belongs to. With each of them runs a conversation (`link.Session`)
+that outlives broken connections.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,6 +15,7 @@ import zmq
 from zmq.utils import z85
 
 from .errors import ProtocolError, UsageError
+from .link import HEAD, Clock, Session
 from .messages import MAX_MESSAGE, Event, parse
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
@@ -24,15 +24,14 @@ ZAP_ADDRESS = "inproc://zeromq.zap.01"
 class ControlServer:
     """Listens on `host`, on `port` or (0) one that the system chooses. Raises `UsageError` if the port is taken."""
 
-    def __init__(self, size: int, host: str = "127.0.0.1", port: int = 0) -> None:
-        self.size, self.secure, self.rejected = size, bool(zmq.has("curve")), 0
-        if not self.secure and host != "127.0.0.1":
-            raise UsageError(
-                "this libzmq has no CURVE (encryption), so workers on other hosts cannot be reached safely: install the pyzmq wheel from PyPI"
-            )
+    def __init__(self, size: int, host: str = "127.0.0.1", port: int = 0, clock: Clock | None = None) -> None:
+        self.size, self.rejected, self.clock = size, 0, clock or Clock()
+        if not zmq.has("curve"):
+            raise UsageError("this libzmq has no CURVE, so strangers could not be kept out: install the pyzmq wheel from PyPI")
         self.context = zmq.Context()
-        self.zap: zmq.Socket[bytes] | None = None
-        self.server_key, self.keys = "", list[dict[str, str]]()
+        self.keys = list[dict[str, str]]()
+        self.sessions: dict[tuple[str, int], Session] = {}
+        self.hold = False  # take no notice of the agents' numbered messages: they stop reading their workers' output
         self.router: zmq.Socket[bytes] = self.context.socket(zmq.ROUTER)
         for option, value in (
             (zmq.LINGER, 200),
@@ -40,10 +39,12 @@ class ControlServer:
             (zmq.RCVHWM, 64),
             (zmq.HANDSHAKE_IVL, 15000),
             (zmq.ROUTER_MANDATORY, 1),
+            (zmq.ROUTER_HANDOVER, 1),  # a connection made anew takes the place of the broken one
+            (zmq.HEARTBEAT_IVL, 2000),
+            (zmq.HEARTBEAT_TIMEOUT, 10000),
         ):
             self.router.setsockopt(option, value)
-        if self.secure:
-            self._secure()
+        self._secure()
         try:
             self.router.bind(f"tcp://{host}:{port or '*'}")
         except zmq.ZMQError as e:
@@ -55,57 +56,61 @@ class ControlServer:
         self.address = self.router.getsockopt_string(zmq.LAST_ENDPOINT)
         self.poller = zmq.Poller()
         self.poller.register(self.router, zmq.POLLIN)
-        if self.zap is not None:
-            self.poller.register(self.zap, zmq.POLLIN)
-        self.unsent: list[tuple[bytes, bytes, float]] = []
+        self.poller.register(self.zap, zmq.POLLIN)
 
     def _secure(self) -> None:
-        zap: zmq.Socket[bytes] = self.context.socket(zmq.REP)
-        zap.setsockopt(zmq.LINGER, 0)
-        zap.bind(ZAP_ADDRESS)
-        self.zap = zap
+        self.zap: zmq.Socket[bytes] = self.context.socket(zmq.REP)
+        self.zap.setsockopt(zmq.LINGER, 0)
+        self.zap.bind(ZAP_ADDRESS)
         public, secret = zmq.curve_keypair()
-        self.server_key = public.decode()
         for _ in range(self.size):
             p, s = zmq.curve_keypair()
-            self.keys.append({"server": self.server_key, "public": p.decode(), "secret": s.decode()})
+            self.keys.append({"server": public.decode(), "public": p.decode(), "secret": s.decode()})
         self.allowed = {z85.decode(k["public"]): r for r, k in enumerate(self.keys)}
         self.router.curve_server = True
         self.router.curve_publickey, self.router.curve_secretkey = public, secret
         self.router.setsockopt(zmq.ZAP_DOMAIN, b"manygrad")
 
-    def curve(self, rank: int) -> dict[str, str] | None:
+    def curve(self, rank: int) -> dict[str, str]:
         """What rank `rank` needs to connect."""
-        return self.keys[rank] if self.secure else None
+        return self.keys[rank]
 
     def receive(self, timeout_s: float) -> list[Event]:
         """Wait for messages; returns the valid ones that are there. Invalid ones are counted in `rejected`."""
         events: list[Event] = []
-        ready = dict(self.poller.poll(int(timeout_s * 1000)))
-        while self.zap is not None and self.zap in ready and self.zap.poll(0):
+        ready = dict(self.poller.poll(max(1, int(timeout_s * 1000))))
+        while self.zap in ready and self.zap.poll(0):
             self._admit(self.zap)
+        now = self.clock()
         for _ in range(256):
             try:
                 frames = self.router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
             try:
-                events.append(self._event(frames))
+                event = self._event(frames, now)
             except (ProtocolError, ValueError, LookupError):
                 self.rejected += 1
-        if self.unsent:
-            again, self.unsent = self.unsent, []
-            for identity, data, until in again:
-                self._send(identity, data, until)
+                continue
+            if event is not None:
+                events.append(event)
+        for identity, session in self.sessions.items():
+            self._flush(identity, session, now)
         return events
 
-    def _event(self, frames: list[Any]) -> Event:
-        identity, data = frames
+    def _event(self, frames: list[Any], now: float) -> Event | None:
+        identity, head, body = frames
         role, _, number = identity.bytes.decode().partition("-")
         rank = int(number)
-        if not 0 <= rank < self.size or (self.secure and data.get("User-Id") != str(rank)):
+        if not 0 <= rank < self.size or role not in ("worker", "agent") or head.get("User-Id") != str(rank):
             raise ProtocolError("a message under a foreign name")
-        return parse(data.bytes, role, rank)
+        if self.hold and role == "agent" and HEAD.unpack(head.bytes)[0]:
+            return None
+        data = self._session(role, rank).take(head.bytes, body.bytes, now)
+        return None if data is None else parse(data, role, rank)
+
+    def _session(self, role: str, rank: int) -> Session:
+        return self.sessions.setdefault((role, rank), Session())
 
     def _admit(self, zap: zmq.Socket[bytes]) -> None:
         version, request, _domain, _address, _identity, mechanism, *credentials = zap.recv_multipart()
@@ -116,20 +121,32 @@ class ControlServer:
             zap.send_multipart([version, request, b"200", b"OK", str(rank).encode(), b""])
 
     def send(self, role: str, ranks: Iterable[int], type: str, /, **content: Any) -> None:
-        """Send one message to the workers or agents of `ranks`; one that is not connected yet gets it within 5 s, or never."""
-        data = json.dumps({"type": type, **content}).encode()
+        """Send one message to the workers or agents of `ranks`; one that is not connected gets it when it is."""
+        data, now = json.dumps({"type": type, **content}).encode(), self.clock()
         for r in ranks:
-            self._send(f"{role}-{r}".encode(), data, time.monotonic() + 5.0)
+            session = self._session(role, r)
+            session.post(data)
+            self._flush((role, r), session, now)
 
-    def _send(self, identity: bytes, data: bytes, until: float) -> None:
+    def beat(self) -> None:
+        """Tell everybody that the driver is there."""
+        for identity, session in self.sessions.items():
+            self._hand(identity, session.passing())
+
+    def _flush(self, identity: tuple[str, int], session: Session, now: float) -> None:
+        while (frames := session.next(now)) and self._hand(identity, frames):
+            session.handed(now)
+        if session.owes:
+            self._hand(identity, session.passing())
+
+    def _hand(self, identity: tuple[str, int], frames: tuple[bytes, bytes]) -> bool:
         try:
-            self.router.send_multipart([identity, data], zmq.NOBLOCK)
+            self.router.send_multipart(["{}-{}".format(*identity).encode(), *frames], zmq.NOBLOCK)
         except zmq.ZMQError:
-            if time.monotonic() < until:
-                self.unsent.append((identity, data, until))
+            return False  # not connected (yet), or at its high-water mark
+        return True
 
     def close(self) -> None:
         self.router.close()
-        if self.zap is not None:
-            self.zap.close(0)
+        self.zap.close(0)
         self.context.term()

@@ -3,7 +3,10 @@
 The life of a rank is one table (`TRANSITIONS`); an event that is not legal in a rank's state is counted and ignored, so
 that nothing a confused worker sends can harm the others. The first failure that is not itself the echo of another
 rank's failure is the root cause; it ends the run for everybody: told first (`abort`), SIGTERM after `grace_s`,
-then SIGKILL.
+then SIGKILL. A rank that waited in vain is such an echo: the rank that did not come is the root cause.
+
+Everybody hears a heartbeat of everybody that matters to it: workers and supervisors say each second that they are there, and so do we
+(`Beat`). Progress is watched, not life alone: a worker whose process computes is not silent, even when native code holds its interpreter.
 """
 
 from __future__ import annotations
@@ -13,9 +16,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from . import compare
 from .errors import EXIT_INTERRUPTED, EXIT_TIMEOUT
+from .link import BEAT_S, SUSPENDED_S, Silence
 from .messages import (
     PROTOCOL,
+    AgentBeat,
     AgentLost,
     Closed,
     Event,
@@ -30,9 +36,13 @@ from .messages import (
     Started,
     Stopping,
     Tick,
+    Values,
 )
 
 KILL_AFTER_TERM_S, GIVE_UP_S, CLOSE_S = 0.7, 0.6, 1.5
+APART_STEPS = 100  # of every rank without any communication: worth a warning
+QUIET_S = 3.0  # a rank that missed so many seconds of heartbeats may be what another waits for
+BUSY = 0.05  # of one core: a process that uses so much computes
 
 
 class State(Enum):
@@ -57,8 +67,10 @@ TRANSITIONS: dict[tuple[State, type[Event]], State] = {
     (State.SPAWNED, Hello): State.JOINED,
     (State.CONNECTING, Started): State.RUNNING,
     (State.RUNNING, Plan): State.RUNNING,
+    (State.RUNNING, Values): State.RUNNING,
     (State.RUNNING, Finished): State.FINISHED,
     **{(s, Progress): s for s in (State.WAITING, *_ALIVE)},
+    **{(s, AgentBeat): s for s in State},
     **{(s, Stopping): s for s in (State.WAITING, *_ALIVE)},
     **{(s, Failed): State.FAILED for s in (State.WAITING, *_ALIVE)},
     **{(s, Exited): State.EXITED for s in (State.WAITING, *_ALIVE, State.FAILED)},
@@ -74,7 +86,7 @@ class Failure:
     """What ended a rank or the run. `rank` is None for a time-out or an interrupt; `code` is the exit code it stands for."""
 
     rank: int | None
-    kind: str  # exception, exit, signal, lost, silent, plan, timeout, interrupt, protocol
+    kind: str  # exception, exit, signal, lost, silent, late, plan, timeout, interrupt, protocol
     title: str
     code: int
     traceback: str = ""
@@ -93,8 +105,13 @@ class Rank:
     ip: str = ""
     port: int = 0
     pid: int = 0
+    agent_pid: int = 0
     card: dict[str, Any] = field(default_factory=dict)
-    heard: float = 0.0
+    worker: Silence | None = None  # of the worker, since it runs; for how long we have heard nothing
+    agent: Silence | None = None  # of its supervisor
+    stopped: bool = False  # its process is stopped (SIGSTOP)
+    beat_at: float = 0.0  # of the supervisor's last heartbeat
+    cpu_ms: int = 0  # that the worker's process had used by then
     step: int | None = None
     bytes_sent: int = 0
     plans: int = 0
@@ -129,7 +146,19 @@ class Done:
     """The run is over: every process ended, or all time for it is up."""
 
 
-Instruction = Send | Kill | Done
+@dataclass(frozen=True)
+class Warn:
+    """Tell the user; the run goes on."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Beat:
+    """Tell all workers and supervisors that the launcher is there."""
+
+
+Instruction = Send | Kill | Beat | Done | Warn
 
 
 class Controller:
@@ -156,7 +185,11 @@ class Controller:
         self.root: Failure | None = None
         self.stopping_at = self.all_exited_at = 0.0
         self.term_sent = self.kill_sent = self.done = False
+        self.next_beat = self.seen_at = now
+        self.absent_s = 0.0  # the last time that we ourselves were suspended
         self.open_plans: dict[int, Plan] = {}
+        self.values = compare.Comparisons(size)
+        self.warned = False
         self.ignored = 0
         self._out: list[Instruction] = []
 
@@ -169,23 +202,36 @@ class Controller:
         self._out = []
         if self.done:
             return []
+        if now - self.seen_at > SUSPENDED_S:
+            self.absent_s = now - self.seen_at
+        self.seen_at = now
         if isinstance(event, Event):
             rank = self.ranks[event.rank]
             after = TRANSITIONS.get((rank.state, type(event)))
             if after is None:
                 self.ignored += 1
             else:
-                before, rank.state, rank.heard = rank.state, after, now
+                before, rank.state = rank.state, after
                 getattr(self, f"_on_{type(event).__name__.lower()}")(rank, event, before, now)
         elif isinstance(event, Interrupt):
             self._on_interrupt(event, now)
+        else:
+            self._on_tick(now)
         self._on_time(now)
         return self._out
 
     # ---- a rank's life
 
     def _on_spawned(self, rank: Rank, event: Spawned, before: State, now: float) -> None:
-        rank.pid, rank.host = event.pid, event.host
+        rank.pid, rank.host, rank.agent_pid = event.pid, event.host, event.agent_pid
+
+    def _on_agentbeat(self, rank: Rank, event: AgentBeat, before: State, now: float) -> None:
+        rank.agent = _heard(rank.agent, now)
+        rank.stopped = event.process in ("T", "t")
+        busy = event.process == "D" or event.cpu_ms - rank.cpu_ms > 1000 * BUSY * (now - rank.beat_at)  # D: waits for a disk
+        if busy and rank.beat_at and rank.worker is not None:
+            rank.worker.heard(now)  # native code that holds the interpreter lets no heartbeat through, but computes
+        rank.beat_at, rank.cpu_ms = now, event.cpu_ms
 
     def _on_hello(self, rank: Rank, event: Hello, before: State, now: float) -> None:
         rank.card, rank.host, rank.ip, rank.pid, rank.port = event.card, event.host, event.ip, event.pid, event.port
@@ -200,17 +246,36 @@ class Controller:
             self._send("cards", cards=[r.card for r in self.ranks], master=[first.ip, first.port])
 
     def _on_started(self, rank: Rank, event: Started, before: State, now: float) -> None:
+        rank.worker = _heard(rank.worker, now)
         if not self.running_at and all(r.state is not State.CONNECTING for r in self.ranks):
             self.running_at = now
 
     def _on_progress(self, rank: Rank, event: Progress, before: State, now: float) -> None:
-        rank.step, rank.bytes_sent = event.step, event.bytes_sent
+        rank.step, rank.bytes_sent, rank.where = event.step, event.bytes_sent, event.where or rank.where
+        rank.worker = _heard(rank.worker, now)
         self._position(rank, event)
         if self.root is None:
             self._diverged(now)
+            self._look_apart()
+
+    def _look_apart(self) -> None:
+        """Ranks that train without ever communicating train a model each; warn once."""
+        if self.warned or len(self.ranks) == 1:
+            return
+        if all((r.step or 0) >= APART_STEPS and not r.collectives and not r.plans for r in self.ranks):
+            self.warned = True
+            self._out.append(
+                Warn(
+                    f"{len(self.ranks)} ranks have each made {min(r.step or 0 for r in self.ranks)} steps without any "
+                    "communication: each trains a model of its own. Put the parameters on all devices "
+                    "(p.shard_(world.devices)) and cut the batch over them (x.shard(world.devices, axis=0))"
+                )
+            )
 
     def _on_stopping(self, rank: Rank, event: Stopping, before: State, now: float) -> None:
         rank.where = event.where
+        if self.root is not None and self.root.kind == "late" and self.root.rank == rank.rank:
+            self.root.where = event.where
 
     def _on_plan(self, rank: Rank, event: Plan, before: State, now: float) -> None:
         if self.root is not None:
@@ -225,13 +290,22 @@ class Controller:
         if first.hash != event.hash:
             return self._mismatch(
                 event.rank,
-                f"the ranks run different programs: plan {event.n} differs\n"
-                f"  rank {first.rank}: {first.description}\n  rank {event.rank}: {event.description}",
+                compare.plans_differ(
+                    event.n,
+                    (first.rank, event.rank),
+                    (first.description, event.description),
+                    (first.outline, event.outline),
+                ),
                 now,
             )
         if not self._diverged(now) and all(r.plans >= event.n for r in self.ranks):
             del self.open_plans[event.n]
             self._send("plan_ok", n=event.n)
+
+    def _on_values(self, rank: Rank, event: Values, before: State, now: float) -> None:
+        differs = self.values.take(rank.rank, event.name, event.values)
+        if differs is not None:
+            self._mismatch(rank.rank, differs, now)
 
     def _on_finished(self, rank: Rank, event: Finished, before: State, now: float) -> None:
         self._position(rank, event)
@@ -298,11 +372,40 @@ class Controller:
             return
         rank.step = event.step if event.step is not None else rank.step
         rank.failure = self._failure_of(event)
+        if self.root is None and event.waited_for:
+            cause = self._unheard(now) if event.waited_for == "launcher" else self._late(rank, event)
+            if cause is not None:
+                rank.failure.consequence = True
+                self._fail(cause, now)
         self._fail(rank.failure, now)
+
+    def _late(self, waiting: Rank, event: Failed) -> Failure | None:
+        """Why `waiting` waited in vain: the rank that did not come to where it is, a stopped one first; None if that is not known."""
+        others = [r for r in self.ranks if r is not waiting and r.failure is None and r.state is not State.EXITED]
+        mute = [r for r in others if r.stopped or (r.worker is not None and r.worker.seconds > QUIET_S)]
+        if event.waited_for == "plan":
+            behind, point = [r for r in others if r.plans < waiting.plans], f"plan {waiting.plans} ({waiting.plan_text})"
+        else:
+            behind = [r for r in others if r.collectives < waiting.collectives]
+            point = f"collective {waiting.collectives} ({waiting.collective})"
+        peer = [r for r in others if r.rank == event.peer]
+        found = [r for r in mute if r in behind] or mute or sorted(behind, key=lambda r: (r.plans, r.collectives)) or peer
+        if not found:
+            return None
+        late = found[0]
+        did = "did not come to" if late in behind else "did not get through"
+        why = ", its process is stopped (SIGSTOP)" if late.stopped else ", it gives no sign of life" if late in mute else ""
+        title = f"it {did} {point}, where {ranks_text([waiting.rank])} waited until its deadline{why}"
+        return Failure(late.rank, "late", title, 1, where=late.where, step=late.step)
+
+    def _unheard(self, now: float) -> Failure:
+        """The ranks ended because they did not hear us."""
+        why = f"it did not run for {self.absent_s:.0f} s (suspended?)" if self.absent_s else "the network was cut?"
+        return Failure(None, "unheard", f"the ranks did not hear the launcher for {self.silent_s:g} s: {why}", 1)
 
     def _failure_of(self, event: Failed) -> Failure:
         kind = "exit" if event.kind == "SystemExit" else "exception"
-        title = event.message if kind == "exit" else f"{event.kind}: {event.message}"
+        title = event.message if kind == "exit" else f"{event.kind}: {event.message}" if event.message else event.kind
         return Failure(
             event.rank, kind, title, event.code & 0xFF or 1, event.traceback, event.where, event.step, event.consequence
         )
@@ -347,7 +450,7 @@ class Controller:
             rank.failure = Failure(
                 rank.rank,
                 "lost",
-                f"its node agent is gone: {event.reason}",
+                f"its supervisor is gone: {event.reason}",
                 1,
                 step=rank.step,
                 consequence=self.term_sent,
@@ -391,16 +494,40 @@ class Controller:
         elif self.root.consequence and not failure.consequence and not self.term_sent:
             self.root = failure
 
+    def _on_tick(self, now: float) -> None:
+        """Heartbeats, ours and theirs. Looked at only now, when everything that had come was taken in."""
+        if self.root is None and now >= self.next_beat:
+            self.next_beat = now + BEAT_S
+            self._out.append(Beat())
+        for r in self.ranks:
+            silent_s = r.worker.look(now) if r.worker is not None else 0.0
+            agent_silent_s = r.agent.look(now) if r.agent is not None else 0.0
+            if self.root is not None or r.state not in (State.RUNNING, State.CONNECTING, State.FINISHED):
+                continue
+            if silent_s > self.silent_s:
+                why = "its process is stopped (SIGSTOP)" if r.stopped else "stopped, or the network is cut"
+                title = f"no sign of life for {self.silent_s:g} s ({why})"
+                self._fail(Failure(r.rank, "silent", title, 1, where=r.where, step=r.step), now)
+            elif agent_silent_s > self.silent_s:
+                title = f"no sign of life of its supervisor (pid {r.agent_pid}) for {self.silent_s:g} s (stopped, or the network is cut)"
+                self._fail(Failure(r.rank, "silent", title, 1, where=r.where, step=r.step), now)
+
+    def _laggard(self) -> str:
+        """`; rank 1 is behind the others, at train.py:9 in load`, if one is."""
+        alive = [r for r in self.ranks if r.state is State.RUNNING]
+        ahead = max((r.collectives for r in self.ranks), default=0)
+        behind = [r for r in alive if r.stopped or r.collectives < ahead or len(alive) < len(self.ranks)]
+        if not behind or len(behind) == len(self.ranks):
+            return ""
+        r = min(behind, key=lambda r: (not r.stopped, r.plans, r.collectives))
+        return f"; rank {r.rank} is {'stopped (SIGSTOP)' if r.stopped else 'behind the others'}" + (f", at {r.where}" if r.where else "")
+
     def _on_time(self, now: float) -> None:
         """Deadlines of the run and of its end."""
         if self.root is None:
             if self.timeout_s is not None and now - self.started_at > self.timeout_s:
-                self._fail(
-                    Failure(
-                        None, "timeout", f"the run took longer than its time-out of {self.timeout_s:g} s", EXIT_TIMEOUT
-                    ),
-                    now,
-                )
+                title = f"the run took longer than its time-out of {self.timeout_s:g} s{self._laggard()}"
+                self._fail(Failure(None, "timeout", title, EXIT_TIMEOUT), now)
             elif not self.running_at and now - self.started_at > self.start_timeout_s:
                 missing = [r.rank for r in self.ranks if r.state in (State.WAITING, State.SPAWNED, State.CONNECTING)]
                 self._fail(
@@ -412,19 +539,6 @@ class Controller:
                     ),
                     now,
                 )
-            else:
-                for r in self.ranks:
-                    if r.state in (State.RUNNING, State.CONNECTING) and now - r.heard > self.silent_s:
-                        return self._fail(
-                            Failure(
-                                r.rank,
-                                "silent",
-                                f"no sign of life for {self.silent_s:g} s (stopped, or the network is cut)",
-                                1,
-                                step=r.step,
-                            ),
-                            now,
-                        )
         elif not self.term_sent and now - self.stopping_at > self.grace_s:
             self.term_sent = True
             self._kill(signal.SIGTERM)
@@ -449,6 +563,13 @@ class Controller:
         ranks = tuple(r.rank for r in self.ranks if r.state is not State.EXITED)
         if ranks:
             self._out.append(Kill(ranks, int(signum)))
+
+
+def _heard(silence: Silence | None, now: float) -> Silence:
+    """The silence that a heartbeat has just ended."""
+    silence = silence or Silence(now)
+    silence.heard(now)
+    return silence
 
 
 def signal_name(signum: int) -> str:

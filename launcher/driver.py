@@ -1,7 +1,8 @@
 """Runs a job: this is the pipeline of the launcher, from a `Job` to an `Outcome`.
 
 The controller decides, this module does: it starts the cluster and the agents, moves messages, prints the logs, sends
-signals, and leaves nothing behind whatever happens.
+signals, and leaves nothing behind whatever happens. Nothing that only tells of the run (a terminal that is held, a full disk, a run
+directory that was deleted) ends the run.
 """
 
 from __future__ import annotations
@@ -15,24 +16,29 @@ import tempfile
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import IO, Any
+from typing import Any
 
 from manygrad.tensor.environment import REGISTRY
 
 from . import report
-from .cluster import Cluster, Place
+from .cluster import Cluster, Guard, Place
 from .control import ControlServer
-from .controller import Controller, Done, Instruction, Kill, Send
-from .errors import UsageError
+from .controller import Beat, Controller, Done, Instruction, Kill, Send, State, Warn
+from .errors import Infeasible, UsageError
 from .janitor import MARK, Janitor, adopt_orphans, collect_children, sweep
 from .job import Job
-from .logs import Console, RankLogs, make_run_directory
-from .messages import AgentLost, Event, Exited, Failed, Interrupt, Output, Tick
+from .link import Clock
+from .logs import Console, RankLogs, Terminal, make_run_directory, write
+from .messages import AgentLost, Event, Exited, Failed, Interrupt, Output, Spawned, Tick, readable
 
 TICK_S = 0.05
 LOST_EVERY_S = 0.5
+START_FAILED_S = 2.0  # how long Ray's client may take to notice that its Ray has ended
+START_FAILED = signal.SIGRTMIN + 6
 
 
 @dataclass
@@ -55,16 +61,24 @@ class StartInterrupted(BaseException):
         self.signum = signum
 
 
-class Signals:
-    """Ctrl-C and SIGTERM as values: queued while the run is supervised, raised before."""
+class StartFailed(BaseException):
+    """Our Ray has died before the ranks were supervised. Not an `Exception`: Ray would try again."""
 
-    def __init__(self) -> None:
+
+class Signals:
+    """Ctrl-C and SIGTERM as values: queued, for the run while it is supervised and for `check` before; raised within `raising`."""
+
+    def __init__(self, last: bool = False) -> None:
+        self.last = last
         self.queue: deque[int] = deque()
-        self.raising, self.saved = True, dict[int, Any]()
+        self.saved = dict[int, Any]()
+        self.failed = ""  # why the start failed, if it did
+        self.supervised = False  # the run has its loop
+        self._raising = False
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
-            for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, START_FAILED):
                 self.saved[s] = signal.signal(s, self._take)
         return self
 
@@ -73,13 +87,37 @@ class Signals:
         for s in self.saved:
             signal.signal(s, self._take)
 
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """Within it a signal is raised where it finds us: Ray takes its time."""
+        self.check()
+        self._raising = True
+        try:
+            yield
+        except Exception:
+            self.check()  # it may be what came of it
+            raise
+        finally:
+            self._raising = False
+            self.again()
+        self.check()  # what was raised where nothing can be raised (in a destructor, say)
+
+    def check(self) -> None:
+        """Raise what has come before the run is supervised."""
+        if self.failed:
+            raise StartFailed(self.failed)
+        if self.queue:
+            raise StartInterrupted(self.queue[0])
+
     def _take(self, signum: int, frame: FrameType | None) -> None:
-        if self.raising:
-            raise StartInterrupted(signum)
-        self.queue.append(signum)
+        if signum != START_FAILED:
+            self.queue.append(signum)
+        if self._raising:
+            self._raising = False
+            self.check()
 
     def __exit__(self, *exc: object) -> None:
-        for s, handler in self.saved.items():
+        for s, handler in self.saved.items() if not self.last else ():
             signal.signal(s, handler if handler is not None else signal.SIG_DFL)
 
 
@@ -89,43 +127,57 @@ def run(job: Job, *, last: bool = False) -> Outcome:
     Raises `UsageError` and `Infeasible` before anything runs; failures of the ranks are in the outcome.
     """
     began = time.monotonic()
-    if last:
-        adopt_orphans()
-    check_port(job.port)
-    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
-    try:
-        run_dir = make_run_directory(job.run_dir, job.name, stamp)
-    except OSError as e:
-        raise UsageError(f"cannot create the run directory: {e}; choose another with --run-dir") from None
+    with Signals(last) as signals:
+        if last:
+            adopt_orphans()
+        check_port(job.port)
+        try:
+            os.getcwd()
+            run_dir = make_run_directory(job.run_dir, job.name, time.strftime("%Y-%m-%d_%H-%M-%S"))
+        except (OSError, ValueError) as e:
+            raise UsageError(readable(f"cannot create the run directory: {e}; choose another with --run-dir")) from None
+        try:
+            return _run_in(run_dir, job, signals, began, last)
+        except StartInterrupted as e:
+            code, name = 128 + e.signum, signal.Signals(e.signum).name
+            return Outcome(code, f"\nlauncher: {name} before the workers had started\nlauncher: exit code {code}\n", None, run_dir)
+        except StartFailed as e:
+            raise Infeasible(str(e)) from None
+        finally:
+            try:
+                os.rmdir(run_dir)  # if the run has left nothing in it
+            except OSError:
+                pass
+
+
+def _run_in(run_dir: str, job: Job, signals: Signals, began: float, last: bool) -> Outcome:
     base = "/tmp" if os.access("/tmp", os.W_OK) else tempfile.gettempdir()  # Ray's socket paths must be short
     folder = os.path.join(base, f"mg-{job.id}")
-    os.mkdir(folder, 0o700)
-    cluster = Cluster(job, folder)
-    janitor, server = Janitor(job.id, folder), None
-    clean = False
+    signals.check()
     try:
-        with Signals() as signals:
-            try:
-                cluster.start()
-                signals.again()
-                places = cluster.place()
-                server = ControlServer(job.nodes, cluster.driver_ip, job.port)
-                signals.raising = False
-            except StartInterrupted as e:
-                code = 128 + e.signum
-                return Outcome(
-                    code,
-                    f"\nlauncher: {signal.Signals(e.signum).name} before the workers had started\nlauncher: exit code {code}\n",
-                    None,
-                    run_dir,
-                )
-            supervisor = Supervisor(job, cluster, server, places, run_dir, signals, began)
-            outcome = supervisor.run()
-            clean = outcome.exit_code == 0
-            return outcome
+        logs = RankLogs(run_dir, job.nodes)
+        os.mkdir(folder, 0o700)
+    except OSError as e:
+        raise UsageError(readable(f"cannot write: {e}; choose another run directory with --run-dir")) from None
+    cluster, server = Cluster(job, folder), None
+    janitor = Janitor(job.id, folder)
+    guard = Guard(lambda text: _start_failed(text, job, folder, signals, last))
+    began_well = False
+    try:
+        guard.start()
+        with signals.raising():
+            cluster.start()
+            signals.again()
+            places = cluster.place()
+        server = ControlServer(job.nodes, cluster.driver_ip, job.port, Clock(job.clock_rate))
+        signals.check()
+        signals.supervised = began_well = True
+        return Run(job, cluster, server, places, run_dir, logs, signals, guard, began).run()
     finally:
-        if not clean and not os.listdir(run_dir):
-            os.rmdir(run_dir)
+        guard.stop()
+        logs.close()
+        if not began_well:
+            logs.remove()
         if server is not None:
             server.close()
         try:
@@ -135,6 +187,19 @@ def run(job: Job, *, last: bool = False) -> Outcome:
             janitor.dismiss()
             if last:
                 collect_children()
+
+
+def _start_failed(text: str, job: Job, folder: str, signals: Signals, last: bool) -> None:
+    """A part of our Ray has died at the start (called by the guard's thread). What waits for it in Ray's client cannot be woken from here."""
+    signals.failed = text
+    if signals.saved:
+        signal.pthread_kill(threading.main_thread().ident or 0, START_FAILED)
+    if last:
+        time.sleep(START_FAILED_S)
+        if not signals.supervised:
+            write(sys.stderr, f"launcher: {text}\n")
+            sweep(job.id, folder)
+            os._exit(Infeasible.exit_code)
 
 
 def check_port(port: int) -> None:
@@ -150,7 +215,7 @@ def check_port(port: int) -> None:
                 ) from None
 
 
-class Supervisor:
+class Run:
     """The loop between the controller and the world."""
 
     def __init__(
@@ -160,71 +225,85 @@ class Supervisor:
         server: ControlServer,
         places: list[Place],
         run_dir: str,
+        logs: RankLogs,
         signals: Signals,
+        guard: Guard,
         began: float,
     ) -> None:
-        self.job, self.cluster, self.server, self.places, self.run_dir, self.signals, self.began = (
-            job,
-            cluster,
-            server,
-            places,
-            run_dir,
-            signals,
-            began,
-        )
+        self.job, self.cluster, self.server, self.places, self.run_dir = job, cluster, server, places, run_dir
+        self.logs, self.signals, self.guard, self.began = logs, signals, guard, began
+        self.clock = server.clock
         show = range(job.nodes) if job.show_stdout == "all" else [int(r) for r in job.show_stdout.split(",") if r]
-        self.console = Console(job.nodes, frozenset(show), terminal=sys.stdout.isatty())
-        self.logs = RankLogs(run_dir, job.nodes)
-        self.command = shlex.join([job.target, *job.args]) if job.kind != "function" else f"launch({job.target})"
+        self.console = Console(job.nodes, frozenset(show), terminal=sys.stdout is not None and sys.stdout.isatty())
+        self.terminal = Terminal()
+        self.command = readable(shlex.join([job.target, *job.args]) if job.kind != "function" else f"launch({job.target})")
         self.ready_s = time.monotonic() - began
+        self.silent_s = float(REGISTRY["HEARTBEAT_TIMEOUT_S"].value)
+        self.ray_is_gone = False
         self.controller = Controller(
             job.nodes,
-            time.monotonic(),
+            self.clock(),
             timeout_s=job.timeout_s,
             start_timeout_s=job.start_timeout_s,
             grace_s=job.grace_s,
-            silent_s=float(REGISTRY["HEARTBEAT_TIMEOUT_S"].value),
+            silent_s=self.silent_s,
         )
 
     def run(self) -> Outcome:
-        job, started = self.job, time.time()
+        job, c, started = self.job, self.controller, time.time()
         self._announce()
         for rank in range(job.nodes):
             self.cluster.run(rank, self._spec(rank), job.payload)
+        lost_result, results = "", list[bytes]()
         try:
+            at, began_at = time.monotonic(), self.clock()
             self._loop()
-            c = self.controller
-            results = []
             self.server.send("agent", range(job.nodes), "stop")
-            if c.root is None and job.kind == "function":
-                for _ in range(4):
-                    self.server.receive(0.01)
-                results = self.cluster.results()
-            elif c.root is None:
+            for _ in range(4 if c.root is None and job.kind == "function" else 1):
                 self.server.receive(0.01)
+            if c.root is None and job.kind == "function":
+                try:
+                    results = self.cluster.results()
+                except Exception as e:
+                    lost_result = f"{type(e).__name__}: {e}"
         finally:
             self._print(self.console.close(time.monotonic()))
+            self.terminal.close(lambda: bool(self.signals.queue))
             self.logs.close()
-        text = report.render(c, self.logs.paths, self.command)
-        startup_s = {
-            "ray": round(self.ready_s, 3),
-            "join": round(c.joined_at and c.joined_at - self.began, 3),
-            "run": round(c.running_at and c.running_at - self.began, 3),
-        }
+        paths = [readable(p) for p in self.logs.paths]
+        text, code = report.render(c, paths, self.command), c.exit_code
+        if lost_result:
+            text, code = f"\nlauncher: every rank has finished, but their results are lost: {lost_result}\nlauncher: exit code 1\n", 1
+
+        def after(moment: float) -> float:
+            """Seconds from the beginning of the run to a moment of its clock."""
+            return round(moment and at - self.began + self.clock.real(moment - began_at), 3)
+
         details = report.as_dict(
             c,
-            self.logs.paths,
+            paths,
             job=job.id,
             command=self.command,
             nodes=job.nodes,
             devices_per_node=job.devices_per_node,
             started=started,
             duration_s=round(time.monotonic() - self.began, 3),
-            startup_s=startup_s,
+            startup_s={"ray": round(self.ready_s, 3), "join": after(c.joined_at), "run": after(c.running_at)},
             rejected_messages=self.server.rejected,
         )
-        report.write_json(os.path.join(self.run_dir, "report.json"), details)
-        return Outcome(c.exit_code, text, c.root.rank if c.root else None, self.run_dir, details, results)
+        self._keep(details)
+        return Outcome(code, text, c.root.rank if c.root else None, self.run_dir, details, results)
+
+    def _keep(self, details: dict[str, Any]) -> None:
+        """Write `report.json`; say once what could not be kept. The run's outcome stands."""
+        trouble = self.logs.trouble()
+        try:
+            report.write_json(os.path.join(self.run_dir, "report.json"), details)
+        except OSError as e:
+            trouble = trouble or str(e)
+        trouble = trouble or self.terminal.trouble
+        if trouble:
+            write(sys.stderr, f"launcher: warning: the logs or the report could not be kept whole: {trouble}; the run's outcome stands\n")
 
     def _announce(self) -> None:
         job, hosts = self.job, {p.host: p for p in self.places}
@@ -242,7 +321,7 @@ class Supervisor:
 
     def _say(self, text: str) -> None:
         if not self.job.quiet:
-            print(f"launcher: {text}", file=sys.stderr, flush=True)
+            self.terminal.put([("stderr", f"launcher: {text}\n")])
 
     def _spec(self, rank: int) -> dict[str, Any]:
         """All that an agent and its worker need to know."""
@@ -291,24 +370,30 @@ class Supervisor:
             "env": env,
             "user_set": user_set,
             "sweep": not local,
+            "scratch": self.cluster.folder if local else "",
+            "silent_s": self.silent_s,
+            "clock_rate": job.clock_rate,
             "sys_path": [os.path.abspath(p) for p in sys.path] if job.kind == "function" else [],
         }
 
     def _loop(self) -> None:
         next_lost = 0.0
         while True:
-            events: list[Event | Interrupt | Tick] = list(self.server.receive(TICK_S))
-            now = time.monotonic()
+            self.server.hold = self.terminal.full
+            events: list[Event | Interrupt | Tick] = list(self.server.receive(self.clock.real(TICK_S)))
+            now, real = self.clock(), time.monotonic()
             while self.signals.queue:
                 events.append(Interrupt(self.signals.queue.popleft()))
-            if now >= next_lost:
-                next_lost = now + LOST_EVERY_S
-                events += [AgentLost(rank, reason) for rank, reason in self.cluster.lost()]
+            if real >= next_lost:
+                next_lost = real + LOST_EVERY_S
+                events += self._lost()
             for event in [*events, Tick()]:
                 if isinstance(event, Output):
                     self.logs.write(event.rank, event.text)
-                    self._print(self.console.feed(event.rank, event.stream, event.text, now))
+                    self._print(self.console.feed(event.rank, event.stream, event.text, real))
                     continue
+                if isinstance(event, Spawned):
+                    self.cluster.supervise(event.rank, event.agent_pid)
                 if isinstance(event, Failed) and event.traceback:
                     self.logs.write(event.rank, event.traceback)
                 if isinstance(event, (Failed, Exited)):
@@ -317,26 +402,31 @@ class Supervisor:
                     if isinstance(instruction, Done):
                         return
                     self._do(instruction)
-            self._print(self.console.tick(now))
+            self._print(self.console.tick(real))
             self.logs.flush()
+
+    def _lost(self) -> list[AgentLost]:
+        """Supervisors that are gone; until they are all there, Ray's end is theirs."""
+        lost, trouble = self.cluster.lost()
+        if trouble and not self.ray_is_gone:
+            self.ray_is_gone = True
+            self._say(f"Ray is gone ({trouble}); the run goes on without it")
+        waiting = [r.rank for r in self.controller.ranks if r.state is State.WAITING]
+        if not waiting:
+            self.guard.stop()
+        elif self.signals.failed:
+            lost += [(r, self.signals.failed) for r in waiting]
+        return [AgentLost(rank, reason) for rank, reason in lost]
 
     def _do(self, instruction: Instruction) -> None:
         if isinstance(instruction, Send):
             self.server.send("worker", instruction.ranks, instruction.type, **instruction.content)
         elif isinstance(instruction, Kill):
             self.server.send("agent", instruction.ranks, "signal", signum=instruction.signum)
+        elif isinstance(instruction, Beat):
+            self.server.beat()
+        elif isinstance(instruction, Warn):
+            self._say(f"warning: {instruction.text}")
 
     def _print(self, pieces: list[tuple[str, str]]) -> None:
-        used: set[IO[str]] = set()
-        for stream, text in pieces:
-            f = sys.stdout if stream == "stdout" else sys.stderr
-            try:
-                f.write(text)
-                used.add(f)
-            except (BrokenPipeError, ValueError):
-                pass
-        for f in used:
-            try:
-                f.flush()
-            except (BrokenPipeError, ValueError):
-                pass
+        self.terminal.put(pieces)

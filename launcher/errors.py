@@ -51,5 +51,9 @@ class PlanMismatch(RuntimeError):
     """The ranks run different programs: their n-th communication plans differ. The text shows both, with source lines."""
 
 
+class PlanTimeout(TimeoutError):
+    """The other ranks did not come to a point, where this one waited for them, within COLLECTIVE_TIMEOUT_S."""
+
+
 class ProtocolError(ValueError):
     """A control message that is not of the agreed form."""

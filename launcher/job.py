@@ -28,6 +28,7 @@ class Job:
     carry: list[str] = field(default_factory=list)  # names of more environment variables for the workers
     endpoint: str = REAL_ENDPOINT
     quiet: bool = False
+    clock_rate: float = 1.0  # seconds of the run's clock in one of the machine's (tests of long runs: more)
     id: str = field(default_factory=lambda: secrets.token_hex(6))
 
     @property

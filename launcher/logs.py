@@ -8,6 +8,10 @@ stderr, one `node:rank:` prefix a line, lines that several ranks print within `W
 from __future__ import annotations
 
 import os
+import queue
+import sys
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO
 
@@ -144,22 +148,111 @@ class Console:
 
 
 class RankLogs:
-    """The run directory's `rank<r>.log` files: everything each rank wrote, as it came."""
+    """The run directory's `rank<r>.log` files: everything each rank wrote, as it came.
+
+    Raises OSError where they cannot be made; after that what cannot be written (a full disk) is left out, and `trouble` says so.
+    """
 
     def __init__(self, directory: str, size: int) -> None:
         self.paths = [os.path.join(directory, f"rank{r}.log") for r in range(size)]
-        self.files: list[IO[str]] = [open(p, "w", encoding="utf-8", buffering=1 << 13, newline="") for p in self.paths]
+        self.fds: list[int] = []
+        self.waiting = [bytearray() for _ in self.paths]
+        self.error = ""
+        try:
+            for p in self.paths:
+                self.fds.append(os.open(p, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644))
+        except OSError:
+            self.close()
+            raise
 
     def write(self, rank: int, text: str) -> None:
-        self.files[rank].write(text)
+        self.waiting[rank] += text.encode("utf-8", "backslashreplace")
 
     def flush(self) -> None:
-        for f in self.files:
-            f.flush()
+        for fd, data in zip(self.fds, self.waiting, strict=True):
+            try:
+                while data:
+                    del data[: os.write(fd, data)]
+            except OSError as e:
+                self.error = self.error or str(e)
+                data.clear()
+
+    def trouble(self) -> str:
+        """What is missing from the files, if anything."""
+        gone = [p for p in self.paths if not os.path.exists(p)]
+        return self.error or (f"{gone[0]} was deleted" if gone else "")
 
     def close(self) -> None:
-        for f in self.files:
-            f.close()
+        if len(self.fds) == len(self.paths):
+            self.flush()
+        fds, self.fds, self.waiting = self.fds, [], []
+        for fd in fds:
+            try:
+                os.close(fd)
+            except OSError as e:  # some file systems report a full disk only now
+                self.error = self.error or str(e)
+
+    def remove(self) -> None:
+        """Of a run that never began."""
+        for p in self.paths:
+            try:
+                os.unlink(p)
+            except OSError:
+                pass
+
+
+def write(stream: IO[str] | None, text: str) -> str:
+    """Write to a terminal, pipe or file whatever its encoding; returns what went wrong, or nothing."""
+    if stream is None:
+        return ""
+    try:
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except BrokenPipeError:
+        return ""  # a pager that was left
+    except (OSError, ValueError, LookupError) as e:
+        return str(e) or type(e).__name__
+    return ""
+
+
+class Terminal(threading.Thread):
+    """Writes to this process's stdout and stderr in a thread of its own.
+
+    A terminal that is held (Ctrl-S), or a pager that does not read on, would stop the launcher's heartbeat. What waits is bounded by
+    back-pressure: while `full`, the driver takes no output from the workers.
+    """
+
+    FULL = 1 << 20
+
+    def __init__(self) -> None:
+        super().__init__(name="manygrad-terminal", daemon=True)
+        self.queue: queue.SimpleQueue[list[tuple[str, str]] | None] = queue.SimpleQueue()
+        self.put_chars = self.written_chars = 0
+        self.trouble = ""
+        self.start()
+
+    @property
+    def full(self) -> bool:
+        return self.put_chars - self.written_chars > self.FULL
+
+    def put(self, pieces: list[tuple[str, str]]) -> None:
+        if pieces:
+            self.put_chars += sum(len(text) for _, text in pieces)
+            self.queue.put(pieces)
+
+    def run(self) -> None:
+        while (pieces := self.queue.get()) is not None:
+            for stream, text in pieces:
+                trouble = write(sys.stdout if stream == "stdout" else sys.stderr, text)
+                self.trouble = self.trouble or trouble
+                self.written_chars += len(text)
+
+    def close(self, give_up: Callable[[], bool]) -> None:
+        """Until all is written, or the user will wait no longer."""
+        self.queue.put(None)
+        while self.is_alive() and not give_up():
+            self.join(0.05)
 
 
 def make_run_directory(wanted: str, name: str, stamp: str) -> str:

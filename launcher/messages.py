@@ -8,12 +8,12 @@ Nothing received is ever unpickled, no text is longer than `MAX_TEXT`, no messag
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from .errors import ProtocolError
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAX_TEXT, MAX_MESSAGE = 1 << 17, 1 << 20
 
 
@@ -26,10 +26,11 @@ class Event:
 
 @dataclass(frozen=True)
 class Spawned(Event):
-    """The node agent started the rank's process."""
+    """The supervisor (process `agent_pid` of that host) started the rank's process."""
 
     pid: int
     host: str
+    agent_pid: int = 0
 
 
 @dataclass(frozen=True)
@@ -51,33 +52,44 @@ class Started(Event):
 
 @dataclass(frozen=True)
 class Progress(Event):
-    """Heartbeat with counters. `collectives`: how many it has entered; `collective` describes the last."""
+    """Heartbeat with counters. `collectives`: how many it has entered; `collective` describes the last; `where` is the main thread's line."""
 
     step: int | None
     plans: int
     bytes_sent: int
     collectives: int = 0
     collective: str = ""
+    where: str = ""
 
 
 @dataclass(frozen=True)
 class Plan(Event):
     """The rank made its `n`-th communication plan (counted from 1) and waits for the others to make the same.
 
-    `collectives`: how many it has entered before.
+    `collectives`: how many it has entered before. `outline`: its graph in words (`compare.py`).
     """
 
     n: int
     hash: str
     description: str
     collectives: int = 0
+    outline: str = ""
+
+
+@dataclass(frozen=True)
+class Values(Event):
+    """Digests of values that all ranks must hold alike, of the comparison `name`; in the words of `compare.py`."""
+
+    name: str
+    values: str
 
 
 @dataclass(frozen=True)
 class Failed(Event):
     """The script ended by an exception, or by `sys.exit` with a code that is not 0 (then `traceback` is empty).
 
-    `consequence`: the exception only says that another rank failed. `where` is the user's source line.
+    `consequence`: the exception only says that another rank failed. `where` is the user's source line. `waited_for`: it waited in
+    vain until its deadline, in a "collective" for rank `peer`, or in a "plan" for any; or it heard nothing of the "launcher".
     """
 
     kind: str
@@ -87,6 +99,8 @@ class Failed(Event):
     step: int | None
     code: int
     consequence: bool
+    waited_for: str = ""
+    peer: int = -1
 
 
 @dataclass(frozen=True)
@@ -113,6 +127,14 @@ class Output(Event):
 
 
 @dataclass(frozen=True)
+class AgentBeat(Event):
+    """The supervisor's heartbeat, with the state of the worker's process (`T`: stopped; empty: ended) and the CPU time it has used."""
+
+    process: str
+    cpu_ms: int
+
+
+@dataclass(frozen=True)
 class Exited(Event):
     """The process ended: its exit code, or minus the signal that killed it."""
 
@@ -126,7 +148,7 @@ class Closed(Event):
 
 @dataclass(frozen=True)
 class AgentLost(Event):
-    """Made by the driver: the node agent (the Ray actor) died."""
+    """Made by the driver: the rank's supervisor died, or Ray before there was one."""
 
     reason: str
 
@@ -143,8 +165,8 @@ class Tick:
     """Made by the driver: time has passed."""
 
 
-WORKER_EVENTS = {c.__name__.lower(): c for c in (Hello, Started, Progress, Plan, Failed, Stopping, Finished)}
-AGENT_EVENTS = {c.__name__.lower(): c for c in (Spawned, Output, Exited, Closed)}
+WORKER_EVENTS = {c.__name__.lower(): c for c in (Hello, Started, Progress, Plan, Values, Failed, Stopping, Finished)}
+AGENT_EVENTS = {c.__name__.lower(): c for c in (Spawned, AgentBeat, Output, Exited, Closed)}
 _ACCEPTED: dict[str, tuple[type, ...]] = {
     "int": (int,),
     "str": (str,),
@@ -165,6 +187,11 @@ def clip(text: str, limit: int = MAX_TEXT) -> str:
     return f"{text[: limit // 2 - 20]}\n... {len(text) - limit} characters left out ...\n{text[-limit // 2 + 40 :]}"
 
 
+def readable(text: str) -> str:
+    """`text` as every file and terminal takes it: a lone surrogate (of a file name that is no UTF-8, say) as `\\udcff`."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def parse(data: bytes, role: str, rank: int) -> Event:
     """The event in `data`, sent by `role` ("worker" or "agent") of `rank`. Raises ProtocolError."""
     message = parse_object(data)
@@ -173,12 +200,13 @@ def parse(data: bytes, role: str, rank: int) -> Event:
     if cls is None:
         raise ProtocolError(f"unknown message from {role} {rank}")
     wanted = {f.name: str(f.type) for f in fields(cls) if f.name != "rank"}
-    if set(message) != set(wanted):
+    optional = {f.name for f in fields(cls) if f.default is not MISSING}
+    if not set(wanted) - optional <= set(message) <= set(wanted):
         raise ProtocolError(
             f"{cls.__name__} from {role} {rank} has fields {sorted(message)}, expected {sorted(wanted)}"
         )
-    for name, kind in wanted.items():
-        value = message[name]
+    for name, value in message.items():
+        kind = wanted[name]
         if not isinstance(value, _ACCEPTED[kind]) or (isinstance(value, bool) and kind != "bool"):
             raise ProtocolError(f"{cls.__name__}.{name} from {role} {rank} must be {kind}, got {type(value).__name__}")
         if isinstance(value, str) and len(value) > MAX_TEXT:
@@ -187,6 +215,8 @@ def parse(data: bytes, role: str, rank: int) -> Event:
             )
         if isinstance(value, int) and not -(1 << 31) <= value < 1 << 63:
             raise ProtocolError(f"{cls.__name__}.{name} from {role} {rank} is out of range")
+        if isinstance(value, str):
+            message[name] = readable(value)
     return cls(rank, **message)
 
 

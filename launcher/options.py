@@ -120,6 +120,7 @@ class Command:
             show_stdout=v.get("log_ranks", "0"),
             carry=v.get("env", []),
             endpoint=os.environ.get("MANYGRAD_ENDPOINT") or REAL_ENDPOINT,
+            clock_rate=float(os.environ.get("MANYGRAD_CLOCK_RATE") or 1),
         )
 
 

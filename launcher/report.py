@@ -15,7 +15,9 @@ _NEXT = {
     "plan": "Every rank must build the same graph in the same order: look for branches on the rank, on time or on unordered sets around the lines above.",
     "timeout": "Each rank's last place is shown above; --timeout and --start-timeout set the limits.",
     "silent": "The process was suspended, or native code holds the interpreter; `py-spy dump --pid PID` shows where. The knob is HEARTBEAT_TIMEOUT_S.",
-    "lost": "The Ray worker process of this rank ended: see `ray status` and the Ray logs of its host.",
+    "lost": "Something ended the process beside the worker (out of memory? `dmesg | tail`), or Ray before it ran: see `ray status` on its host.",
+    "late": "A rank that only needs longer (loading data, compiling) needs a larger COLLECTIVE_TIMEOUT_S; else see what it does at the line above.",
+    "unheard": "The launcher may be suspended for HEARTBEAT_TIMEOUT_S; after that the ranks end by themselves.",
 }
 
 
@@ -78,7 +80,7 @@ def _fate(r: Rank, root: Failure) -> str:
         return "finished" if r.exit_code == 0 else f"state {r.state.value}{at}"
     if root.kind == "plan" and r.failure.title == root.title:
         return f"stopped by the same PlanMismatch{at}"
-    title = r.failure.title.splitlines()[0]
+    title = (r.failure.title.splitlines() or [""])[0]
     if root.rank is not None and r.failure.kind == root.kind == "exception" and r.failure.title == root.title:
         return f"failed with the same error{at}"
     if r.failure.consequence and r.failure.kind == "exception":
@@ -139,7 +141,14 @@ def as_dict(c: Controller, logs: list[str], **more: Any) -> dict[str, Any]:
 def write_json(path: str, content: dict[str, Any]) -> None:
     """Write at once or not at all."""
     temporary = f"{path}.tmp"
-    with open(temporary, "w", encoding="utf-8") as f:
-        json.dump(content, f, indent=1)
-        f.write("\n")
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "w", encoding="utf-8") as f:
+            json.dump(content, f, indent=1)
+            f.write("\n")
+        os.replace(temporary, path)
+    except OSError:
+        try:
+            os.unlink(temporary)
+        except OSError:
+            pass
+        raise

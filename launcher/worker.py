@@ -1,6 +1,6 @@
 """What runs in a worker process: join the other ranks, run the user's script or function as rank r, report the end.
 
-Started by the node agent as `python -m manygrad.launcher.worker` with its spec (one line of JSON) on standard input,
+Started by the supervisor as `python -m manygrad.launcher.worker` with its spec (one line of JSON) on standard input,
 followed by the pickled function if there is one. Never imports Ray.
 """
 
@@ -18,7 +18,7 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-from .errors import LaunchAborted
+from .errors import LaunchAborted, PlanTimeout
 
 PR_SET_PDEATHSIG = 1
 
@@ -28,8 +28,9 @@ def main() -> int:
     spec, payload = read_spec()
     die_with(spec["agent_pid"])
     from .channel import Channel
+    from .link import Clock
 
-    channel = Channel(spec["control"], spec["rank"], spec["curve"])
+    channel = Channel(spec["control"], spec["rank"], spec["curve"], spec["silent_s"], Clock(spec["clock_rate"]))
     code = 1
     endpoint: Any = None
     try:
@@ -67,11 +68,11 @@ def read_spec() -> tuple[dict[str, Any], bytes]:
 
 
 def die_with(agent_pid: int) -> None:
-    """Be killed when the agent dies, however it dies; if it is dead already, end here."""
+    """Be killed when the supervisor dies, however it dies; if it is dead already, end here."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != agent_pid:
-        raise SystemExit("the node agent is gone")
+        raise SystemExit("the supervisor is gone")
 
 
 def join(spec: dict[str, Any], channel: Any) -> Any:
@@ -195,20 +196,52 @@ def report_failure(e: BaseException, spec: dict[str, Any], channel: Any) -> int:
     channel.in_user_code = False
     code = exit_code_of(e) if isinstance(e, SystemExit) else 1
     tb = strip_runner(e.__traceback__)
-    text = "".join(traceback.format_exception(type(e), e, tb))
+    text = text_of(e, tb)
+    waited_for, peer = waited_in_vain(e) if channel.abort_reason is None else ("launcher" * (channel.abort_kind == "gone"), -1)
     channel.send(
         "failed",
         kind=type(e).__name__,
-        message=str(e) or type(e).__name__,
+        message=message_of(e),
         traceback=text,
+        waited_for=waited_for,
+        peer=peer,
         where=failing_line(tb),
         step=channel.step,
         code=code or 1,
         consequence=is_consequence(e) or channel.abort_kind in ("plan", "gone", "interrupt"),
     )
     if channel.abort_kind == "gone":
-        sys.stderr.write(text)
+        sys.stderr.write(text.encode("utf-8", "backslashreplace").decode())
     return code or 1
+
+
+def message_of(e: BaseException) -> str:
+    """The text of an exception, on whose `__str__` there is no relying; empty if it has none."""
+    try:
+        return str(e)
+    except Exception as other:
+        return f"(its __str__ raises {type(other).__name__})"
+
+
+def text_of(e: BaseException, tb: TracebackType | None) -> str:
+    """The traceback as Python prints it, or what can be had of it."""
+    try:
+        return "".join(traceback.format_exception(type(e), e, tb))
+    except Exception:
+        return "".join(traceback.format_tb(tb)) + f"{type(e).__name__}: {message_of(e)}\n"
+
+
+def waited_in_vain(e: BaseException | None) -> tuple[str, int]:
+    """What the exception, or one it was raised from, had waited for until its deadline: `Failed.waited_for` and `.peer`."""
+    seen: set[int] = set()
+    while e is not None and id(e) not in seen:
+        seen.add(id(e))
+        if type(e).__name__ == "CollectiveTimeout":
+            return "collective", int(getattr(e, "peer", -1))
+        if isinstance(e, PlanTimeout):
+            return "plan", -1
+        e = e.__cause__ or e.__context__
+    return "", -1
 
 
 def is_consequence(e: BaseException | None) -> bool:

@@ -11,15 +11,16 @@ Shapes: a value of global shape S cut on dim a has, on device i, S with dim a of
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import prod
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from math import gcd, prod
 from typing import Any
 
-from manygrad.multi.placement import REPLICATE, Partial, Placement, Shard, even_bounds
+from manygrad.multi.placement import REPLICATE, Partial, Placement, Shard
 from manygrad.multi.rules import placements, settled
 from manygrad.multi.world import World, world
 from manygrad.tensor.source import inherit, line_of
-from manygrad.tensor.uop import GroupOp, Ops, UOp
+from manygrad.tensor.uop import GroupOp, Members, Ops, UOp
 
 Local = tuple[UOp, ...]  # one value a local device
 ELSEWHERE = UOp(Ops.MSTACK)  # stands for a value on another worker's device
@@ -38,7 +39,7 @@ class _Lowering:
         self.memo: dict[Any, Local] = {}
         self.asked: tuple[Any, list[int]] = (None, [])  # the last answer of `mine`: a step asks for one tuple again and again
         self.collectives = 0
-        self.sends: list[UOp] = []  # what others wait for and nothing here reads
+        self.shared: list[UOp] = []  # collectives with other workers: every one is run, whether its result is read here or not
 
     def mine(self, devices: tuple[str, ...]) -> list[int]:
         """Positions of this worker's devices."""
@@ -56,6 +57,12 @@ class _Lowering:
         """The place of the next collective in the program: all workers must run theirs in this one order."""
         self.collectives += 1
         return self.collectives
+
+    def run_by_all(self, node: UOp, devices: tuple[str, ...]) -> UOp:
+        """Every worker runs the same list of collectives: one whose result only others read is an effect here."""
+        if any(not self.me.is_local(d) for d in devices):
+            self.shared.append(node)
+        return node
 
     # *** changing the placement ***
 
@@ -106,8 +113,9 @@ class _Lowering:
         """One node for all devices; its result has `counts[k]` elements on this worker's k-th device."""
         mine = self.mine(devices)
         flat = tuple(stored_on(reshape(x, (prod(x.shape),)), local_name(devices[i])) for x, i in zip(parts, mine))
-        node = UOp(op, parts[0].dtype, (UOp(Ops.MSTACK, parts[0].dtype, flat),), (*arg, devices, tuple(mine), tuple(counts), self.number()))
+        node = UOp(op, parts[0].dtype, (UOp(Ops.MSTACK, parts[0].dtype, flat),), (*arg, Members(devices, tuple(mine), tuple(counts), self.number(), line_of(at))))
         node._cache["line"] = line_of(at)
+        self.run_by_all(node, devices)
         return tuple(UOp(Ops.MSELECT, x.dtype, (node,), k) for k, x in enumerate(parts))
 
     def all_reduce(self, parts: Local, op: Ops, devices: tuple[str, ...], at: UOp) -> Local:
@@ -169,7 +177,7 @@ class _Lowering:
         devices = u.device
         if u.op is Ops.SINK:
             own = [x for s in u.src for x in (self.loc[s] if s in self.loc else (self.one[s],))]
-            self.one[u] = u.replace(src=tuple(x for x in own if x is not ELSEWHERE) + tuple(self.sends))
+            self.one[u] = u.replace(src=tuple(x for x in own if x is not ELSEWHERE) + tuple(self.shared))
         elif u.op is Ops.STORE and isinstance(u.src[0].device, tuple):
             want = settled(place[u.src[0]])
             base = u.src[0]
@@ -197,7 +205,7 @@ class _Lowering:
             loc = self.loc
             parts = [loc[s] if w is place[s] and s in loc else self.at(s, devices, place[s], w) for s, w in zip(u.src, wants)]
             make: Callable[[UOp, Local, Placement, int], UOp] = local_node
-            if u.op is Ops.REDUCE and isinstance(wants[0], Shard) and isinstance(result, Partial) and u.dtype.is_float:
+            if u.op is Ops.REDUCE and isinstance(wants[0], Shard) and isinstance(result, Partial) and u.dtype.is_float and u.arg[0] is Ops.ADD:
                 make = block_reducer(wants[0], len(devices)) or local_node
             self.loc[u] = tuple([inherit(make(u, tuple([p[k] for p in parts]), result, i), u) for k, i in enumerate(self.mine(devices))])
 
@@ -223,16 +231,15 @@ class _Lowering:
 
     def send(self, u: UOp, source: str, target: str) -> UOp:
         """A copy from a device of one worker to a device of another: one sends, one receives, the others take no part."""
-        n = prod(u.shape)
+        n, number = prod(u.shape), self.number()
         if not (self.me.is_local(source) or self.me.is_local(target)):
             return ELSEWHERE
         x = self.one[u.src[0]] if self.me.is_local(source) else broadcast(UOp.const(u.dtype, 0), (0,))
         here = source if self.me.is_local(source) else target
         part = stored_on(reshape(x, (prod(x.shape),)), local_name(here))
-        node = UOp(Ops.SEND, u.dtype, (UOp(Ops.MSTACK, u.dtype, (part,)),), (n, (source, target), (int(here is target),), (n if here is target else 0,), self.number()))
-        inherit(node, u)
+        node = UOp(Ops.SEND, u.dtype, (UOp(Ops.MSTACK, u.dtype, (part,)),), (n, Members((source, target), (int(here is target),), (n if here is target else 0,), number, line_of(u))))
+        inherit(self.run_by_all(node, (source, target)), u)
         if here is source:
-            self.sends.append(node)
             return ELSEWHERE
         return reshape(UOp(Ops.MSELECT, u.dtype, (node,), 0), u.shape)
 
@@ -242,8 +249,9 @@ class _Lowering:
         n, root = prod(u.shape), self.me.rank_of(source)
         x = self.one[u.src[0]] if root == self.me.rank else broadcast(UOp.const(u.dtype, 0), (0,))
         part = stored_on(reshape(x, (prod(x.shape),)), local_name(u.arg))
-        node = UOp(Ops.BROADCAST, u.dtype, (UOp(Ops.MSTACK, u.dtype, (part,)),), (root, n, devices, (self.me.rank,), (n,), self.number()))
-        return reshape(UOp(Ops.MSELECT, u.dtype, (inherit(node, u),), 0), u.shape)
+        node = UOp(Ops.BROADCAST, u.dtype, (UOp(Ops.MSTACK, u.dtype, (part,)),), (root, n, Members(devices, (self.me.rank,), (n,), self.number(), line_of(u))))
+        self.run_by_all(inherit(node, u), devices)
+        return reshape(UOp(Ops.MSELECT, u.dtype, (node,), 0), u.shape)
 
     def lower_shard(self, u: UOp, place: dict[UOp, Placement]) -> None:
         devices, _ = u.arg
@@ -292,30 +300,71 @@ def local_rows(u: UOp, src: tuple[UOp, ...], begin: int) -> tuple[UOp, ...]:
 
 
 def block_reducer(p: Shard, ranks: int) -> Callable[[UOp, Local, Placement, int], UOp] | None:
-    """A reduction over the cut dim in an order that does not depend on the number of devices, where sizes allow it.
+    """A sum over the cut dim in an order that follows from global positions, not from the number of devices.
 
-    The dim is seen as 8 (4, 2) equal blocks; each block is reduced on its own, then blocks are added in a balanced binary
-    tree. Devices hold whole subtrees, and the all-reduce goes on with the same tree over ranks: the same bits on 1, 2, 4, 8.
+    The dim is seen as SUM_BLOCKS blocks, cut where so many devices would be cut; each block is reduced on its own, then blocks are added in
+    a tree that is split at the largest power of two. Devices hold whole subtrees where they are SUM_BLOCKS over a power of two (by default
+    1, 2, 4, 8), and the all-reduce goes on with the same tree over ranks: the same bits on all of them, for any size.
+
+    Where blocks differ in size they do so alike in every group of them: 12 rows in 8 blocks are 4 groups of 2 rows and 1 row,
+
+        REDUCE(x, (12, n))  ==>  x as (4, 3, n):  tree(REDUCE(x[:, :2]) + REDUCE(x[:, 2:]))
     """
-    size = p.bounds[-1]
-    blocks = next((b for b in (8, 4, 2) if size % b == 0), 1)
-    if blocks % ranks or p.bounds != even_bounds(size, ranks):
+    blocks = len(p.blocks) - 1
+    mine = blocks // ranks
+    if blocks < 1 or (ranks > 1 and mine & (mine - 1)) or p.bounds != p.blocks[::mine] or not p.bounds[-1]:
         return None
+    in_group = blocks // groups_of(p.blocks)
+    cuts = p.blocks[: in_group + 1]
 
     def reduce(u: UOp, src: Local, result: Placement, i: int) -> UOp:
         op, axes = u.arg[:2]
         (x,) = src
-        mine = blocks // ranks
-        levels = mine.bit_length() - 1
-        shape = (*x.shape[: p.axis], *(2,) * levels, x.shape[p.axis] // mine, *x.shape[p.axis + 1 :])
-        y = reshape(x, shape)
-        inner = tuple(a if a < p.axis else a + levels for a in axes)
-        y = UOp(Ops.REDUCE, u.dtype, (y,), (op, inner, mine))
-        for level in reversed(range(levels)):
-            y = UOp(Ops.REDUCE, u.dtype, (y,), (op, (p.axis + level,), 1))
-        return reshape(y, tuple(1 if a in axes else d for a, d in enumerate(x.shape)))
+        first = i * mine % in_group  # of the blocks of a group, where a device holds fewer than a group
+        held = min(mine, in_group)
+        own = mine // held  # groups
+        x = reshape(x, (*x.shape[: p.axis], own, x.shape[p.axis] // own, *x.shape[p.axis + 1 :]))
+        inner = tuple(a if a < p.axis else a + 1 for a in axes)
+        sums = [reduce_rows(u, op, shrink(x, p.axis + 1, a - cuts[first], b - cuts[first]), inner, mine) for a, b in pairwise(cuts[first : first + held + 1])]
+        if own > 1 or sum(s is not None for s in sums) > 1:  # one row alone is stored: a product would else be added unrounded
+            sums = [UOp(Ops.CONTIGUOUS, s.dtype, (s,)) if s is not None and prod(s.src[0].shape[a] for a in inner) == 1 else s for s in sums]
+        y = in_tree(sums)
+        if y is None:
+            return broadcast(UOp.const(u.dtype, 0), tuple(1 if a in axes else d for a, d in enumerate(src[0].shape)))
+        if own & (own - 1):
+            y = in_tree([shrink(y, p.axis, k, k + 1) for k in range(own)])
+            assert y is not None
+        else:  # the levels of the tree nest in one kernel
+            levels = own.bit_length() - 1
+            y = reshape(y, (*y.shape[: p.axis], *(2,) * levels, *y.shape[p.axis + 1 :]))
+            for level in reversed(range(levels)):
+                y = UOp(Ops.REDUCE, u.dtype, (y,), (op, (p.axis + level,), 1))
+        return reshape(y, tuple(1 if a in axes else d for a, d in enumerate(src[0].shape)))
 
     return reduce
+
+
+def groups_of(blocks: tuple[int, ...]) -> int:
+    """Into how many equal groups, cut alike, the blocks of a dim fall: (0, 2, 3, 5, 6) -> 2."""
+    n, size = len(blocks) - 1, blocks[-1]
+    for groups in range(gcd(n, size), 1, -1):
+        if n % groups == 0 and size % groups == 0 and all(blocks[k + n // groups] - blocks[k] == size // groups for k in range(n + 1 - n // groups)):
+            return groups
+    return 1
+
+
+def reduce_rows(u: UOp, op: Ops, x: UOp, axes: tuple[int, ...], blocks: int) -> UOp | None:
+    """The sum of one block (of each group); None of no rows."""
+    return None if 0 in x.shape else UOp(Ops.REDUCE, u.dtype, (x,), (op, axes, blocks))
+
+
+def in_tree(terms: Sequence[UOp | None]) -> UOp | None:
+    """The sum as the collectives take it over ranks: split at the largest power of two below the number of terms; None is no term."""
+    if len(terms) == 1:
+        return terms[0]
+    half = 1 << ((len(terms) - 1).bit_length() - 1)
+    a, b = in_tree(terms[:half]), in_tree(terms[half:])
+    return UOp(Ops.ADD, a.dtype, (a, b)) if a is not None and b is not None else a or b
 
 
 def reshape(x: UOp, shape: tuple[Any, ...]) -> UOp:

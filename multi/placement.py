@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 
+from manygrad.tensor.environment import SUM_BLOCKS
 from manygrad.tensor.uop import Ops
 
 
@@ -15,6 +17,18 @@ from manygrad.tensor.uop import Ops
 class Shard:
     axis: int
     bounds: tuple[int, ...]
+    blocks: tuple[int, ...] = field(default=(), compare=False)  # where the dim is cut into the blocks that sums are taken in; (): unknown
+
+    @staticmethod
+    def even(axis: int, size: int, devices: int) -> Shard:
+        """As `Tensor.shard` cuts."""
+        return Shard.of(axis, even_bounds(size, devices))
+
+    @staticmethod
+    def of(axis: int, bounds: tuple[int, ...]) -> Shard:
+        """Cut at `bounds`; if these are even, sums are taken in SUM_BLOCKS even blocks, whatever the number of devices."""
+        known = SUM_BLOCKS.value % (len(bounds) - 1) == 0 and bounds == even_bounds(bounds[-1], len(bounds) - 1)
+        return Shard(axis, bounds, even_bounds(bounds[-1], SUM_BLOCKS.value) if known else ())
 
 
 @dataclass(frozen=True)
@@ -31,7 +45,7 @@ Placement = Shard | Replicate | Partial
 REPLICATE = Replicate()
 
 
+@lru_cache(4096)
 def even_bounds(size: int, n: int) -> tuple[int, ...]:
-    """n parts of ceil(size / n), the last ones smaller or empty: 10 over 4 -> 0, 3, 6, 9, 10."""
-    step = -(-size // n)
-    return tuple(min(i * step, size) for i in range(n + 1))
+    """n parts whose sizes differ by one at most: 10 over 4 -> 0, 3, 5, 8, 10. A cut into 2n parts has the positions of a cut into n."""
+    return tuple(-(-i * size // n) for i in range(n + 1))

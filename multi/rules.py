@@ -48,7 +48,7 @@ def reshape(u: UOp, ps: list[Placement]) -> Answer:
             rest = prod(new[i + 1 :])
             bounds = scaled(p.bounds, inner, rest) if rest else None
             if bounds and bounds[-1] == d:
-                return ps, Shard(i, bounds)
+                return ps, Shard(i, bounds, scaled(p.blocks, inner, rest) or ())
             break
         at *= d
         if at > before:
@@ -66,7 +66,7 @@ def scaled(bounds: tuple[int, ...], factor: int, divisor: int) -> tuple[int, ...
 
 def permute(u: UOp, ps: list[Placement]) -> Answer:
     p = ps[0]
-    return (ps, Shard(u.arg.index(p.axis), p.bounds)) if isinstance(p, Shard) else (ps, p)
+    return (ps, Shard(u.arg.index(p.axis), p.bounds, p.blocks)) if isinstance(p, Shard) else (ps, p)
 
 
 def expand(u: UOp, ps: list[Placement]) -> Answer:
@@ -140,13 +140,13 @@ def scatter(u: UOp, ps: list[Placement]) -> Answer:
 
 
 def counted_axis(index: UOp) -> int | None:
-    """The axis along which an index tensor counts 0, 1, .. (an IOTA that was reshaped and expanded), None if it is anything else."""
+    """The axis along which an index tensor counts 0, 1, .. (an IOTA that was reshaped, expanded and cast), None if it is anything else."""
     moves, u = [], index
     while u.op in (Ops.RESHAPE, Ops.EXPAND, Ops.PERMUTE, Ops.CAST):
         moves.append(u)
         u = u.src[0]
-    if u.op is not Ops.IOTA or u.arg == 1:
-        return None
+    if u.op is not Ops.IOTA or u.arg == 1 or any(m.dtype.is_int and m.dtype.max < u.arg - 1 for m in (u, *moves)):
+        return None  # (in a type that does not hold the count it starts again from 0)
     axis = 0
     for m in reversed(moves):
         if m.op is Ops.RESHAPE:
@@ -195,8 +195,6 @@ RULES: dict[Ops, Any] = {
 
 def placements(order: list[UOp]) -> dict[UOp, Placement]:
     """The placement of every node on several devices, sources first; nodes on one device are Replicate."""
-    from manygrad.multi.placement import even_bounds
-
     out: dict[UOp, Placement] = {}
     for u in order:
         if "placement" in u._cache:
@@ -205,10 +203,10 @@ def placements(order: list[UOp]) -> dict[UOp, Placement]:
         p: Placement = REPLICATE
         if isinstance(u.device, tuple):
             if u.op in (Ops.BUFFER, Ops.PARAM):
-                p = REPLICATE if u.arg.axis is None else Shard(u.arg.axis, u.arg.bounds)
+                p = REPLICATE if u.arg.axis is None else Shard.of(u.arg.axis, u.arg.bounds)
             elif u.op is Ops.SHARD:
                 axis = u.arg[1]
-                p = REPLICATE if axis is None else Shard(axis, even_bounds(u.src[0].shape[axis], len(u.arg[0])))
+                p = REPLICATE if axis is None else Shard.even(axis, u.src[0].shape[axis], len(u.arg[0]))
             elif u.op is Ops.RESULT:
                 body = u.src[0].arg
                 p = settled(placements(body.toposort())[body.src[u.arg]])

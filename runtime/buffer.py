@@ -19,13 +19,14 @@ class Buffer:
     The memory lives as long as a Buffer, a view of it, or a captured JIT call refers to it.
     """
 
-    __slots__ = ("__weakref__", "_handle", "_owner", "base", "count", "device", "dtype", "nbytes", "offset")
+    __slots__ = ("__weakref__", "_handle", "_owner", "agreed", "base", "count", "device", "dtype", "nbytes", "offset")
 
     def __init__(self, device: str, count: int, dtype: DType, base: Buffer | None = None, offset: int = 0):
         self.device, self.count, self.dtype, self.base, self.offset = get_device(device), count, dtype, base, offset
         self.nbytes = count * dtype.itemsize
         self._handle: Any = None
         self._owner: Any = None  # of memory that is not the device's own
+        self.agreed = False  # found equal on all workers, or not to be compared
         if base is not None and not 0 <= offset <= offset + self.nbytes <= base.nbytes:
             raise ValueError(f"a view of {self.nbytes} bytes at {offset} does not lie in a buffer of {base.nbytes} bytes")
 

@@ -1,19 +1,19 @@
-"""exec_collective: a collective's program for this worker's devices, prepared once a plan and then replayed.
+"""exec_collective: a collective's program for this worker's devices, prepared once and then replayed.
 
-The algorithm is chosen by the cost model from (kind, bytes, device count), so every rank chooses the same. The plan's hash
-covers kind, type, sizes, devices and the user's source line; it is compared over all ranks when the plan is first made
-(`collectives.plan_hook`, set by the launcher), and stands in every message.
+The algorithm is chosen by the cost model from (kind, bytes, device count), so every rank chooses the same. Every message carries a key
+made from the LINEAR's plan (`schedule/plan.py`, compared over all ranks when it is first made) and the collective's number in it: ranks
+that run two plans in different orders are told apart by their first messages.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
+import zlib
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from manygrad import collectives
 from manygrad.collectives.algorithms import build
 from manygrad.collectives.cost import choose
 from manygrad.collectives.execute import Prepared, prepare
@@ -28,8 +28,9 @@ from manygrad.tensor.uop import Ops, UOp
 
 OPS = {Ops.ADD: "add", Ops.MAX: "max", Ops.MUL: "mul"}
 
-_PLANS: dict[int, Plan] = {}
-descriptions: dict[int, str] = {}  # plan hash -> text, for the errors of the transports
+_PREPARED: dict[Any, Prepared] = {}  # (collective, type, devices) -> program: they run one at a time, so equal ones share temporaries
+_runs: dict[int, int] = {}  # key -> how often it has run
+descriptions: dict[int, str] = {}  # key -> text, for the errors of the transports
 _entered = (0, "")
 
 
@@ -41,16 +42,15 @@ def entered() -> tuple[int, str]:
     return _entered
 
 
-class Plan:
-    """One collective over one device tuple: its program and how often it has run."""
-
-    def __init__(self, key: int, text: str, name: str, what: Collective, mine: tuple[int, ...], devices: tuple[str, ...], dtype: str):
+def prepared_of(c: Collective, dtype: str, mine: tuple[int, ...], devices: tuple[str, ...]) -> Prepared:
+    """The program of one collective over one tuple of devices, ready to run."""
+    found = _PREPARED.get((c, dtype, mine, devices))
+    if found is None:
         endpoint = current() if world.size > 1 else None
-        self.text, self.name, self.sequence = text, name, 0
-        program = build(choose(what.kind, what.count * _itemsize(dtype), what.ranks, what.group), what, mine)
+        program = build(choose(c.kind, c.count * _itemsize(dtype), c.ranks, c.group), c, mine)
         owner = [world.rank_of(d) for d in devices] if endpoint is not None else [0] * len(devices)
-        self.by_all = len(set(owner)) == world.size
-        self.prepared: Prepared = prepare(program, dtype, plan=key, endpoint=endpoint, rank_to_worker=owner)
+        found = _PREPARED[c, dtype, mine, devices] = prepare(program, dtype, endpoint=endpoint, rank_to_worker=owner)
+    return found
 
 
 def _itemsize(dtype: str) -> int:
@@ -69,8 +69,8 @@ def group_of(devices: tuple[str, ...]) -> int:
 
 def describe(what: UOp) -> tuple[Collective, str]:
     """The collective of a CALL, and its line of text."""
-    *arg, devices, _, _, _ = what.arg
-    n = len(devices)
+    *arg, members = what.arg
+    n = len(members.devices)
     if what.op is Ops.ALLREDUCE:
         op, count = arg
         c = Collective("all_reduce", n, count, op=OPS[op])
@@ -94,30 +94,34 @@ def describe(what: UOp) -> tuple[Collective, str]:
     return c, f"all_gather of {bounds[-1]} {what.dtype.name}"
 
 
+def text_of(what: UOp) -> str:
+    """`all_reduce add of 3 float32 over 2 devices (CPU:0@0..CPU:0@1) at train.py:31`."""
+    members = what.arg[-1]
+    return f"{describe(what)[1]} over {len(members.devices)} devices ({members.devices[0]}..{members.devices[-1]}) at {members.line}"
+
+
 def widths(bounds: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(b - a for a, b in pairwise(bounds))
 
 
 class CollectiveItem(ExecItem):
+    """`plan`: the key of the LINEAR's plan; 0 where one worker is alone."""
+
     lane = "collectives"
 
-    def __init__(self, what: UOp, buffers: list[Buffer], line: str):
-        self.buffers, self.line, self.name = buffers, line, what.op.name.lower()
-        devices, self.mine = what.arg[-4], what.arg[-3]
+    def __init__(self, what: UOp, buffers: list[Buffer], plan: int):
+        members = what.arg[-1]
+        self.buffers, self.line, self.name, self.mine = buffers, members.line, what.op.name.lower(), members.mine
         self.idle = buffers[0].device.kind == "NULL"
         if self.idle:
             return
-        c, text = describe(what)
-        c = replace(c, group=group_of(devices))
-        text = f"{text} over {len(devices)} devices ({devices[0]}..{devices[-1]}) at {line}"
-        key = int.from_bytes(hashlib.sha256(f"{text} {c.sizes} {c.rows} {devices}".encode()).digest()[:8], "little")
-        plan = _PLANS.get(key)
-        if plan is None:
-            descriptions[key] = text
-            if collectives.plan_hook is not None and world.size > 1 and what.op is not Ops.SEND:  # (only two ranks take part in a send)
-                collectives.plan_hook(key, text)
-            plan = _PLANS[key] = Plan(key, text, f"{c.kind} {c.count}", c, self.mine, devices, what.dtype.name)
-        self.plan, self.name = plan, plan.name
+        c, _ = describe(what)
+        c = replace(c, group=group_of(members.devices))
+        self.name = f"{c.kind} {c.count}"
+        self.key = int.from_bytes(hashlib.blake2b(f"{plan} {members.number}".encode(), digest_size=8).digest(), "little")
+        self.text = descriptions[self.key] = text_of(what)
+        self.by_all = len({world.rank_of(d) for d in members.devices}) == world.size
+        self.prepared = prepared_of(c, what.dtype.name, members.mine, members.devices)
         self.addresses: dict[int, dict[str, int]] | None = None
 
     @property
@@ -125,7 +129,7 @@ class CollectiveItem(ExecItem):
         return self.buffers[: len(self.mine)]
 
     def facts(self) -> dict[str, Any]:
-        return {"line": self.line} if self.idle else {"line": self.line, "plan": self.plan.text, "bytes sent": self.plan.prepared.bytes_sent}
+        return {"line": self.line} if self.idle else {"line": self.line, "plan": self.text, "bytes sent": self.prepared.bytes_sent}
 
     def run(self, vars: Vars) -> None:
         global _entered
@@ -135,17 +139,17 @@ class CollectiveItem(ExecItem):
         if self.addresses is None:
             outs, ins = self.buffers[:n], self.buffers[n:]
             self.addresses = {r: {"in": _address(i), "out": _address(o)} for r, i, o in zip(self.mine, ins, outs)}
-        plan = self.plan
         GlobalCounters.kernel_count += 1
-        GlobalCounters.net_bytes += plan.prepared.bytes_sent
+        GlobalCounters.net_bytes += self.prepared.bytes_sent
         start = time.perf_counter()
-        sequence = plan.sequence
-        plan.sequence += 1
-        if plan.by_all:
-            _entered = (_entered[0] + 1, plan.text)
-        plan.prepared.run(self.addresses, sequence)
+        sequence = _runs[self.key] = _runs.get(self.key, 0) + 1
+        if vars:  # ranks that bind a variable to different values are in different programs
+            sequence |= zlib.crc32(repr(sorted(vars.items())).encode()) << 32
+        if self.by_all:
+            _entered = (_entered[0] + 1, self.text)
+        self.prepared.run(self.addresses, sequence, plan=self.key)
         if DEBUG >= 2:
-            report(plan.name, self.buffers[0].device.name, time.perf_counter() - start, 0, 2 * sum(b.nbytes for b in self.buffers), self.line)
+            report(self.name, self.buffers[0].device.name, time.perf_counter() - start, 0, 2 * sum(b.nbytes for b in self.buffers), self.line)
 
 
 def _address(b: Buffer) -> int:

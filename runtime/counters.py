@@ -5,7 +5,8 @@ from __future__ import annotations
 
 class GlobalCounters:
     """`global_ops` flops, `global_mem` bytes touched by kernels, `mem_used` bytes held by buffers now, `net_bytes` sent to other
-    workers, `time_sum_s` only where kernels are timed (DEBUG=2), `steps` calls of a TinyJit (not reset)."""
+    workers, `time_sum_s` only where kernels are timed (DEBUG=2), `steps` calls of a TinyJit and `updates` steps of an optimiser outside of
+    a replay (not reset)."""
 
     kernel_count = 0
     global_ops = 0
@@ -14,6 +15,7 @@ class GlobalCounters:
     net_bytes = 0
     time_sum_s = 0.0
     steps = 0
+    updates = 0
 
     @staticmethod
     def reset() -> None:
@@ -25,4 +27,4 @@ class GlobalCounters:
 
 def steps_taken() -> int:
     """What failure reports call the step."""
-    return GlobalCounters.steps
+    return max(GlobalCounters.steps, GlobalCounters.updates)

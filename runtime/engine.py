@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from math import prod
 
 import numpy as np
 
 from manygrad.multi.lower import store_spec
 from manygrad.multi.world import world
+from manygrad.runtime.agreement import begin
 from manygrad.runtime.buffer import Buffer
+from manygrad.runtime.counters import GlobalCounters
 from manygrad.runtime.devices import canonical as local_canonical
 from manygrad.runtime.devices import get_device
 from manygrad.runtime.functions import has_functions, run_functions
-from manygrad.runtime.linear import capture, compile_linear, run_linear, storage
-from manygrad.schedule import as_param, create_linear, create_linear_with_vars
+from manygrad.runtime.items import ExecItem, Vars
+from manygrad.runtime.linear import capture, compile_linear, storage
+from manygrad.runtime.recovery import Progress, assigned, drop, lost, settle
+from manygrad.schedule import Schedule, as_param, create_linear_with_vars, create_schedule
+from manygrad.schedule.plan import shared_first, shared_nodes
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.engine import default_device
-from manygrad.tensor.source import line_of
-from manygrad.tensor.tensor import LIVE, PENDING, Tensor
-from manygrad.tensor.uop import BufferSpec, GroupOp, Ops, UOp, standing_on, toposort
+from manygrad.tensor.lock import locked
+from manygrad.tensor.source import line_of, mark
+from manygrad.tensor.storage import LIVE, MEMORY, PENDING, Storage
+from manygrad.tensor.tensor import Tensor
+from manygrad.tensor.uop import BufferSpec, Ops, UOp, standing_on, toposort
 from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.shape import unviewed
+from manygrad.tensor.uop.views import memory, rebased
 
 _uids = itertools.count(1)
 
@@ -34,19 +42,102 @@ def new_buffer(uop: UOp, device: str | tuple[str, ...]) -> UOp:
     return UOp(Ops.BUFFER, uop.dtype, (), BufferSpec(next(_uids), tuple(uop.shape), uop.dtype, device, axis, bounds))
 
 
-def _run(sink: UOp) -> None:
-    linear, var_vals, buffers = create_linear_with_vars(sink)
-    run_linear(compile_linear(linear, buffers), var_vals)
+def _with_views(tensors: list[Tensor]) -> dict[int, list[Tensor]]:
+    """By the id of each tensor that has yet to be computed and has live views, or is one of several: all those of its storage. They are
+    computed as one, so that they stay one storage."""
+    wanted = [(t, (s.own(), memory(t.uop))) for t in tensors if (s := t._storage) is not None and memory(t.uop).op not in MEMORY]
+    if not wanted:
+        return {}
+    found: dict[tuple[Storage, UOp], list[Tensor]] = {key: [] for _, key in wanted}
+    for t in LIVE:
+        if t._storage is not None and (same := found.get((t._storage.own(), memory(t.uop)))) is not None:
+            same.append(t)
+    return {id(t): found[key] for t, key in wanted if len(found[key]) > 1}
 
 
-def _run_body(body: UOp, buffers: list[UOp]) -> None:
+def _compiled(sink: UOp, agree: bool) -> tuple[list[ExecItem], Vars]:
+    scheduled = create_linear_with_vars(sink)
+    return _executors(Schedule(scheduled.linear, scheduled.plan), scheduled.buffers, agree), scheduled.var_vals
+
+
+def _executors(schedule: Schedule, buffers: list[UOp], agree: bool) -> list[ExecItem]:
+    """Those of a schedule, on whose plan (with `agree`) all ranks have agreed."""
+    agreement = begin(schedule.plan, schedule.linear, buffers) if agree else None
+    items = compile_linear(schedule.linear, buffers, schedule.plan.key if schedule.plan else 0)
+    if agreement is not None:
+        agreement.end()
+    return items
+
+
+def _compiled_body(body: UOp, buffers: list[UOp], agree: bool) -> list[ExecItem]:
     """A traced body: PARAMs are numbered already, its results take the slots after the arguments'."""
-    linear = body._cache.get("linear")
-    if linear is None:
-        n = len(buffers) - len(body.src)
+    n = len(buffers) - len(body.src)
+    schedule = body._cache.get(f"linear {n}")  # (a body need not read all of its arguments)
+    if schedule is None:
         stores = tuple(UOp(Ops.STORE, dtypes.void, (as_param(b, n + i), u)) for i, (b, u) in enumerate(zip(buffers[n:], body.src)))
-        linear = body._cache["linear"] = create_linear(UOp(Ops.SINK, dtypes.void, stores), world)
-    run_linear(compile_linear(linear, buffers), {})
+        sink, shared = shared_first(UOp(Ops.SINK, dtypes.void, stores), world)
+        schedule = body._cache[f"linear {n}"] = create_schedule(sink, world, shared)
+    return _executors(schedule, buffers, agree)
+
+
+def _applied(body: UOp, buffers: list[UOp]) -> UOp:
+    """A body that calls other functions, on its arguments and the buffers of its results: a SINK as a user's."""
+    n = len(buffers) - len(body.src)
+    values = substitute(body, {u: buffers[u.arg.uid] for u in body.toposort() if u.op is Ops.PARAM}).src
+    return UOp(Ops.SINK, dtypes.void, tuple(UOp(Ops.STORE, dtypes.void, (b, v)) for b, v in zip(buffers[n:], values)))
+
+
+def _carry_out(sink: UOp, run: Callable[[list[ExecItem], Vars, bool], None], last: bool = True, agree: bool = True) -> None:
+    """Schedules and compiles a SINK; `run(executors, variables, whether nothing follows)` for each part of it.
+
+    With `agree` all ranks come to the same plan before each part runs.
+    """
+
+    def run_body(body: UOp, buffers: list[UOp]) -> None:
+        if has_functions(body):
+            _carry_out(_applied(body, buffers), run, False, agree)
+        else:
+            run(_compiled_body(body, buffers, agree), {}, False)
+
+    if has_functions(sink):
+        sink = run_functions(sink, lambda u: new_buffer(u, u.device or default_device()), lambda s: run(*_compiled(s, agree), False), run_body)
+    items, var_vals = _compiled(sink, agree)
+    run(items, var_vals, last)
+
+
+def _stored(u: UOp, t: Tensor) -> UOp:
+    """The STORE of `u`, the value of a tensor or what it is a view of, in a buffer of its own."""
+    store = UOp(Ops.STORE, dtypes.void, (new_buffer(u, u.device or t._device), u))
+    store._cache["line"] = store.src[0]._cache["line"] = line_of(u)
+    return store
+
+
+def _read_at(u: UOp) -> UOp:
+    """The memory that `u` is a view of, or whose elements it has in another order; what it is a view of, where that is not in memory."""
+    base = memory(u)
+    return base if base.op in MEMORY else unviewed(u)
+
+
+def _assignments(u: UOp) -> Iterator[UOp]:
+    """The assignments to a tensor that wait, the first one first."""
+    chain = [memory(u)]
+    while chain[-1].op is Ops.AFTER:
+        chain.append(chain[-1].src[0])
+    return reversed(chain[:-1])
+
+
+def _failure(effect: UOp) -> Exception | None:
+    """Why an effect cannot be carried out; None where it could be scheduled and compiled on its own. Nothing is run."""
+    try:
+        _carry_out(UOp(Ops.SINK, dtypes.void, (effect,)), lambda items, vars, last: None, agree=False)
+    except Exception as error:
+        return error
+    return None
+
+
+def _noted(error: Exception, t: Tensor) -> Exception:
+    error.add_note(f"raised by an assignment to a tensor of shape {t.shape} that was waiting (line {line_of(t.uop)}); it is dropped, the tensor keeps the value it had")
+    return error
 
 
 class RealizeEngine:
@@ -55,63 +146,154 @@ class RealizeEngine:
     def __init__(self) -> None:
         self.clock = 0  # counts realizes, to tell what was written after a value was computed
 
+    @locked
     def realize(self, tensors: list[Tensor], pending: bool = True) -> None:
-        wanted = [*PENDING, *tensors] if pending else tensors
-        if all(t.uop.op is Ops.BUFFER for t in wanted):
+        waiting = self._waiting(tensors) if pending else []
+        if all(t.uop.op is Ops.BUFFER for t in (*waiting, *tensors)):
             return
+        progress = Progress()
+        try:
+            self._realize([*waiting, *tensors], progress)
+        except Exception as error:
+            if progress.final:
+                raise
+            self._go_on_without(waiting, tensors, error)
+
+    def _realize(self, wanted: list[Tensor], progress: Progress) -> None:
         todo, overwritten = self._needed(wanted)
         effects: list[UOp] = []
         becomes: dict[UOp, UOp] = {}
         own: dict[int, UOp] = {}  # equal graphs are one node, but every tensor gets storage of its own: one may be assigned
+        views = _with_views(todo)
         for t in todo:
             u = t.uop
-            base = unviewed(u)
-            if base.op is Ops.BUFFER or any(isinstance(d, int) and d == 0 for d in u.shape):
+            base = _read_at(u)
+            if base.op is Ops.BUFFER or id(t) in own or any(isinstance(d, int) and d == 0 for d in u.shape):
                 continue
             if base.op is Ops.AFTER:
                 effects.append(base)
                 continue
-            buffer = new_buffer(u, u.device or t._device)
-            store = UOp(Ops.STORE, dtypes.void, (buffer, u))
-            store._cache["line"] = line_of(u)
-            effects.append(store)
+            together = views.get(id(t), [t])
+            u = u if len(together) == 1 else memory(u)
+            effects.append(store := _stored(u, t))
+            buffer = store.src[0]
             becomes.setdefault(u, buffer)
-            own[id(t)] = buffer
+            for s in together:
+                own[id(s)] = rebased(s.uop, u, buffer)
         if not effects:
+            for t in todo:
+                PENDING.discard(t)
             return
         for u in self._kept(effects, overwritten):
             becomes[u] = new_buffer(u, u.device or default_device())
             effects.append(UOp(Ops.STORE, dtypes.void, (becomes[u], u)))
         sink = UOp(Ops.SINK, dtypes.void, tuple(dict.fromkeys(effects)))
-        rest = run_functions(sink, lambda u: new_buffer(u, u.device or default_device()), _run, _run_body) if has_functions(sink) else sink
-        linear, var_vals, buffers = create_linear_with_vars(rest)
-        items = compile_linear(linear, buffers)
-        for t in todo:
-            PENDING.discard(t)
-        run_linear(items, var_vals)
-        computed = dict(becomes)
+        try:
+            _carry_out(sink, progress.run)
+            progress.complete = progress.final = True
+            self._commit(todo, sink, becomes, own, overwritten)
+        except BaseException:
+            if progress.complete:  # an interrupt in between: what ran has run
+                self._commit(todo, sink, becomes, own, overwritten)
+            elif progress.begun:
+                self.clock += 1
+                progress.final |= settle(sink, own, overwritten, progress, self.clock, new_buffer)
+            raise
+
+    def _commit(self, todo: list[Tensor], sink: UOp, becomes: dict[UOp, UOp], own: dict[int, UOp], overwritten: set[UOp]) -> None:
+        """What has been computed is storage from now on."""
+        computed = {u: b for u, b in becomes.items() if u.op is not Ops.AFTER}
         for u in sink.toposort():
             if u.op is Ops.AFTER:
-                base = u
-                while base.op is Ops.AFTER:
-                    base = base.src[0]
-                becomes[u] = base
+                becomes[u] = assigned(u)
         self._remember(computed, becomes, overwritten)
         self._replace(becomes, own)
+        for t in todo:
+            PENDING.discard(t)
+
+    # *** failures of what was to run next ***
+
+    def _go_on_without(self, waiting: list[Tensor], tensors: list[Tensor], error: Exception) -> None:
+        """`error` came of what is asked for, or of what else had to be done: assignments that wait, lazy values they overwrite. These
+        must not fail all that is asked for from now on: those that cannot be carried out are dropped, the others are carried out.
+        """
+        asked = {id(t) for t in tensors}
+        also = [t for t in self._needed([*waiting, *tensors])[0] if id(t) not in asked and not any(t is w for w in waiting)]
+        if not waiting and not also:
+            raise error
+        failed: dict[UOp, str] = {}
+        errors: list[Exception] = []
+        for t in waiting:
+            at = next(((u, e) for u in _assignments(t.uop) if (e := _failure(u)) is not None), None)
+            if at is not None:
+                failed[at[0]] = f"{type(at[1]).__name__}: {at[1]}"
+                errors.append(_noted(at[1], t))
+        broken = [(t, e) for t in also if _read_at(t.uop).op is not Ops.AFTER and (e := _failure(_stored(t.uop, t))) is not None]
+        for t, e in broken:
+            lost(t, f"a value of shape {t.shape} (line {line_of(t.uop)}) could not be computed when what it reads was overwritten ({type(e).__name__}: {e}), and is lost", new_buffer)
+        drop(failed, new_buffer)
+        if failed or broken:
+            try:
+                self.realize(tensors)
+            except Exception as later:
+                raise errors[0] if errors else later from later.__cause__
+            if errors:
+                raise errors[0]
+            return
+        if any(_failure(_stored(t.uop, t)) is not None for t in tensors if _read_at(t.uop).op not in (Ops.BUFFER, Ops.AFTER)):
+            raise error
+        for t in (*also, *waiting):  # each can be done, not all at once: a variable with two values, too little memory
+            together = self._needed([t])[0]
+            try:
+                self._realize([t], Progress())
+            except Exception as e:
+                after = {u for x in together if (u := _read_at(x.uop)).op is Ops.AFTER}
+                if after:
+                    drop(dict.fromkeys(after, f"{type(e).__name__}: {e}"), new_buffer)
+                    errors.append(_noted(e, t))
+        self._realize(tensors, Progress())
+        if errors:
+            raise errors[0]
+
+    def _waiting(self, tensors: list[Tensor]) -> list[Tensor]:
+        """The assignments that a realize of `tensors` carries out besides.
+
+        On several workers one that needs no communication is carried out at once, by itself, and one that does waits for a realize in which
+        all ranks take part: so ranks come to the same plans although one of them reads a value of its own in between.
+        """
+        waiting = PENDING.mine()
+        if world.size == 1 or not waiting:
+            return waiting
+        asked = {id(t) for t in tensors}
+        lazy = [t.uop for t in LIVE if t.uop.op is not Ops.BUFFER]
+        shared = shared_nodes([*lazy, *(t.uop for t in tensors)], world)
+        read = set(toposort([u for u in lazy if u in shared], lambda u: u.op is not Ops.AFTER))  # before assignments that wait
+        rest = [t for t in waiting if id(t) not in asked]
+        alone = [t for t in rest if t.uop not in shared and read.isdisjoint(a.src[0] for a in _assignments(t.uop))]
+        if alone:
+            self.realize(alone, pending=False)
+            rest = [t for t in rest if memory(t.uop).op is Ops.AFTER]
+        return rest if any(t.uop in shared for t in tensors) else []
+
+    def new_buffer(self, uop: UOp, device: str | tuple[str, ...]) -> UOp:
+        return new_buffer(uop, device)
 
     def _needed(self, tensors: list[Tensor]) -> tuple[list[Tensor], set[UOp]]:
-        """The tensors, and every lazy tensor that still needs a value about to be overwritten; those values."""
+        """The tensors, and all others that still need a value about to be overwritten, lazy ones and assigned ones; those values."""
         todo = {id(t): t for t in tensors}
-        written: set[UOp] = set()  # buffers, and assigned values that a later assignment overwrites
-        for u in toposort(t.uop for t in todo.values()):
-            if u.op is Ops.AFTER:
-                written.add(u.src[0])
-        if written:
+        while True:
+            writes = {u for u in toposort(t.uop for t in todo.values()) if u.op is Ops.AFTER}
+            written = {u.src[0] for u in writes}  # buffers, and assigned values that a later assignment overwrites
+            if not written:
+                return list(todo.values()), written
             computed = {t.uop for t in todo.values()}
-            lazy = [t for t in LIVE if id(t) not in todo and unviewed(t.uop).op not in (Ops.BUFFER, Ops.AFTER)]
-            readers = standing_on([t.uop for t in lazy], written.__contains__, Ops.AFTER)
-            todo |= {id(t): t for t in lazy if t.uop in readers and unviewed(t.uop) not in computed}
-        return list(todo.values()), written
+            lazy = [t for t in LIVE if id(t) not in todo and _read_at(t.uop).op is not Ops.BUFFER]
+            readers = standing_on([t.uop for t in lazy], written.__contains__, writes.__contains__)
+            todo |= {id(t): t for t in lazy if t.uop in readers and (u := _read_at(t.uop)) not in computed and u not in writes}
+            if not any(u.op is Ops.AFTER and u not in writes for u in readers):
+                # collectives are numbered as they are met: what reads a value from before an assignment comes before what reads it after
+                several = any(isinstance(t.uop.device, tuple) for t in todo.values())
+                return [t for t in LIVE if id(t) in todo] if several else list(todo.values()), written
 
     def _trained(self, roots: Iterable[UOp]) -> set[UOp]:
         """The nodes below `roots` through which a gradient flows to a live tensor that requires one."""
@@ -135,6 +317,7 @@ class RealizeEngine:
         for u, buffer in becomes.items():
             if u.op is Ops.AFTER:
                 buffer._cache.pop("history", None)
+                buffer._cache.pop("origin", None)
                 buffer._cache["written"] = self.clock
         trained = self._trained(computed)
         leaves = {t.uop for t in LIVE if t._requires_grad}
@@ -155,17 +338,18 @@ class RealizeEngine:
         lazy = [t for t in LIVE if t.uop.op is not Ops.BUFFER]
         if not lazy:
             return
-        mapped = substitute(UOp(Ops.SINK, dtypes.void, tuple(t.uop for t in lazy)), becomes)
-        for t, u in zip(lazy, mapped.src):
-            base = t.uop
-            while base not in becomes and base.op in GroupOp.VIEW:
-                base = base.src[0]
+        bases = [memory(t.uop) for t in lazy]
+        mapped = substitute(UOp(Ops.SINK, dtypes.void, tuple(bases)), becomes)
+        for t, base, u in zip(lazy, bases, mapped.src):
             if id(t) in own:
-                t.uop = own[id(t)]
-            elif base in becomes and base.op is not Ops.AFTER:
-                t.uop = substitute(t.uop, {base: UOp(Ops.CONTIGUOUS, base.dtype, (becomes[base],))})
-            else:
-                t.uop = u
+                t.uop, t._storage = own[id(t)], None
+                continue
+            if base in becomes and base.op is not Ops.AFTER:
+                u = UOp(Ops.CONTIGUOUS, base.dtype, (becomes[base],))
+            if u is not base:
+                t.uop = rebased(t.uop, base, u, leaf=base.op is not Ops.AFTER)
+                if t._storage is not None:
+                    t._storage.own()  # (lets go of the graph as it was)
 
     def from_numpy(self, array: np.ndarray, dtype: DType, device: str, share: bool = False) -> UOp:
         if array.size == 0:
@@ -173,6 +357,8 @@ class RealizeEngine:
             return UOp(Ops.EXPAND, dtype, (flat,), array.shape)
         u = UOp(Ops.BUFFER, dtype, (), BufferSpec(next(_uids), tuple(array.shape), dtype, device))
         shared = Buffer.over(device, array, dtype) if share else None
+        if world.size > 1:
+            mark(u)  # errors about values that ranks hold name the line where they come from
         u._cache["buffer"] = shared if shared is not None else Buffer(device, array.size, dtype).copyin(array)
         return u
 
@@ -187,6 +373,7 @@ class RealizeEngine:
             out.append(u)
         return out
 
+    @locked
     def to_numpy(self, buffer: UOp) -> np.ndarray:
         if capture:
             raise RuntimeError("a value is read (numpy(), item(), tolist()) while a TinyJit records: a replay would not read it again; return the tensor and read it outside")
@@ -219,8 +406,20 @@ class RealizeEngine:
     def store_spec(self, uop: UOp) -> tuple[int | None, tuple[int, ...]]:
         return store_spec(uop)
 
+    def differs_by_rank(self, buffer: UOp) -> None:
+        found = storage(buffer)
+        assert isinstance(found, Buffer), "a tensor that is on several devices differs by nature"
+        found.agreed = True
+
+    def count_update(self) -> None:
+        GlobalCounters.updates += 1
+
     def is_realized(self, buffer: UOp) -> bool:
         return "buffer" in buffer._cache
+
+    @locked
+    def lose(self, t: Tensor, why: str) -> None:
+        lost(t, why, new_buffer)
 
 
 def synchronize(device: str | None = None) -> None:

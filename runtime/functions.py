@@ -7,13 +7,13 @@ then what the next ones need, and so on.
     y = RESULT(FUNCTION(x + 1; body)); STORE(out, y * 2)
     ==>  run STORE(a, x + 1);  run body with its PARAMs a, b;  STORE(out, b * 2)
 
-What later layers read is stored when it holds a reduction, or computed again. A buffer that is assigned in one layer and read as
-it was before in a later one is copied first.
+What later layers read is stored when it holds a reduction, or computed again. What is overwritten in one layer and read as it was before
+in a later one (memory, or what an earlier assignment left there) is copied first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.linear import storage
@@ -131,11 +131,22 @@ class _Layer:
             base = unviewed(u)
             if base.op is Ops.AFTER:
                 self.assigned.append(base)
-            elif base.op is not Ops.BUFFER or (u in arguments and not _lies_in_one_piece(u, base)):
+            if base.op not in (Ops.BUFFER, Ops.AFTER) or (u in arguments and not _lies_in_one_piece(u, base)):
                 self.stored.append(u)
         self.assigned = list(dict.fromkeys([*self.assigned, *(u for u in below if u.op is Ops.AFTER and any(u in x.src for x in later))]))
-        written = {_storage_of(u) for u in below if u.op is Ops.AFTER}
-        self.read_before_written = [b for b in written if any(b in u.src for u in later)]
+        overwritten = dict.fromkeys(u.src[0] for u in order if u in below and u.op is Ops.AFTER)  # memory, and what an earlier assignment left there
+        kept = {*self.stored, *self.assigned, *first}
+        again = toposort((s for u in later for s in u.src if s in below), lambda u: u not in kept and u.op is not Ops.AFTER)  # computed again later
+        readers = [*later, *(u for u in again if u not in kept and u.op is not Ops.AFTER), *first, *(v for a in arguments for v in _views(a))]
+        self.read_before_written = [v for v in overwritten if any(v in u.src for u in readers)]
+        self.assigned = [u for u in self.assigned if u not in overwritten]
+
+
+def _views(u: UOp) -> Iterator[UOp]:
+    """The views between an argument and its memory."""
+    while u.op in GroupOp.VIEW or u.op is Ops.DETACH:
+        yield u
+        u = u.src[0]
 
 
 def _storage_of(u: UOp) -> UOp:
@@ -145,7 +156,7 @@ def _storage_of(u: UOp) -> UOp:
 
 
 def _offset(u: UOp, base: UOp) -> int | None:
-    if any(not isinstance(d, int) for d in (*u.shape, *base.shape)) or base.arg.axis is not None or numel(u.shape) == 0:
+    if any(not isinstance(d, int) for d in (*u.shape, *base.shape)) or _storage_of(base).arg.axis is not None or numel(u.shape) == 0:
         return None
     return contiguous_offset(attached(u), base)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -197,7 +197,7 @@ class GraphItem(ExecItem):
             item.tell(start, end - start)
 
 
-def run_items(items: Sequence[ExecItem], vars: Vars) -> None:
+def run_items(items: Iterable[ExecItem], vars: Vars) -> None:
     if profile.active:
         for item in items:
             item.run_profiled(vars)

@@ -6,7 +6,8 @@ the function returned is returned again, holding the new values. Guards raise wh
 
 The captured input buffers are the capture's own, so that the caller may free or overwrite what it passed; an input that the
 function writes is written back. A replay reads an input in place (`Input.moves`) where only native calls read it, nothing that they
-write lies in its memory, and nothing that outlives the call was made of it. Assignments from outside that are still pending run before the step, not as a part of it.
+write lies in its memory, and nothing that outlives the call was made of it. Assignments from outside that are still pending run before the step, not as a
+part of it (those of another thread are that thread's to realize). Recording holds the front end's lock: other threads wait until it ends.
 """
 
 from __future__ import annotations
@@ -25,8 +26,13 @@ from manygrad.runtime.counters import GlobalCounters
 from manygrad.runtime.items import ExecItem, GraphItem, KernelItem, Vars, run_items
 from manygrad.runtime.linear import capture, storage
 from manygrad.tensor.environment import DEBUG, JIT, VALIDATE_WITH_CPU
-from manygrad.tensor.tensor import LIVE, PENDING, Tensor
-from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.lock import LOCK
+from manygrad.tensor.standin import part
+from manygrad.tensor.storage import LIVE, PENDING, is_stored
+from manygrad.tensor.tensor import Tensor
+from manygrad.tensor.uop import BufferSpec, Ops, UOp
+from manygrad.tensor.uop.rewrite import substitute
+from manygrad.tensor.uop.views import memory
 
 T = TypeVar("T")
 
@@ -44,8 +50,8 @@ def _walk(x: Any, path: str, found: list[tuple[str, Tensor]], variables: list[tu
         for i, y in enumerate(x):
             _walk(y, f"{path}[{i}]", found, variables, constants)
     elif isinstance(x, dict):
-        for k, y in x.items():
-            _walk(y, f"{path}[{k!r}]", found, variables, constants)
+        for k in sorted(x, key=str):  # (in whichever order they are given)
+            _walk(x[k], f"{path}[{k!r}]", found, variables, constants)
     elif isinstance(x, np.ndarray):
         raise JitError(f"{path} is a NumPy array: its values would become a part of the capture; pass a Tensor")
     else:
@@ -59,6 +65,29 @@ def _same(a: Any, b: Any) -> bool:
 
 def _signature(t: Tensor) -> tuple[Any, ...]:
     return (tuple(d if isinstance(d, int) else str(d) for d in t.shape), t.dtype.name, t.device)
+
+
+def _binds(t: Tensor) -> list[UOp]:
+    """The variables with their values in the shape of `t`."""
+    return [u for d in t.shape if isinstance(d, UOp) for u in d.toposort() if u.op is Ops.BIND]
+
+
+def _with_dims(t: Tensor, values: dict[str, int]) -> Tensor:
+    """A stored tensor, its symbolic dims at other values."""
+    old = t.uop.arg
+    now = {u: UOp(Ops.BIND, u.dtype, (u.src[0], u.src[1].replace(arg=values.get(u.src[0].arg[0], u.src[1].arg)))) for u in _binds(t)}
+    shape = tuple(substitute(d, now) if isinstance(d, UOp) else d for d in old.shape)
+    u = UOp(Ops.BUFFER, t.dtype, (), BufferSpec(old.uid, shape, old.dtype, old.device, old.axis, old.bounds))
+    u._cache["buffer"] = storage(t.uop)
+    return t._new(u)
+
+
+def _refuse_shared_memory(inputs: list[Input], tensors: list[tuple[str, Tensor]]) -> None:
+    """An input that is written must not be another one's memory, too: each is captured on its own."""
+    for i, (_, t) in zip(inputs, tensors):
+        for j, (_, x) in zip(inputs, tensors) if i.written else ():
+            if j is not i and (j.twin is None or inputs[j.twin] is not i) and memory(x.uop) is memory(t.uop):
+                raise JitError(f"{i.path} is assigned by the function, and {j.path} is the same memory; pass a clone() of one of them")
 
 
 def _buffers(t: Tensor) -> list[Buffer]:
@@ -107,6 +136,9 @@ class TinyJit(Generic[T]):
         self.calls = 0
         self.items: list[ExecItem] = []
         self.inputs: list[Input] = []
+        self.writes = False  # the function assigns inputs
+        self.symbolic = False  # inputs have symbolic dims
+        self.rebound: list[Tensor] = []  # results that have
         self.constants: list[tuple[str, Any]] = []
         self.result: Any = None
 
@@ -130,10 +162,14 @@ class TinyJit(Generic[T]):
     def __call__(self, *args: Any, **kwargs: Any) -> T:
         GlobalCounters.steps += 1
         if not profile.active:
-            return self._call(args, kwargs)
+            if not self.calls:
+                return self._call(args, kwargs)  # runs as it is
+            with LOCK:
+                return self._call(args, kwargs)
         start = time.perf_counter()
         try:
-            return self._call(args, kwargs)
+            with LOCK:
+                return self._call(args, kwargs)
         finally:
             profile.record("steps", f"{getattr(self.fn, '__name__', 'step')} {GlobalCounters.steps}", start, time.perf_counter())
 
@@ -148,14 +184,22 @@ class TinyJit(Generic[T]):
         variables: list[tuple[str, UOp]] = []
         constants: list[tuple[str, Any]] = []
         _walk(args, "argument", tensors, variables, constants)
-        _walk(kwargs, "argument", tensors, variables, constants)
-        var_vals = {v.src[0].arg[0]: v.src[1].arg for _, v in variables if v.op is Ops.BIND}
-        outside = [*PENDING, *[t for _, t in tensors if t.uop.op is not Ops.BUFFER]]
+        if kwargs:
+            _walk(kwargs, "argument", tensors, variables, constants)
+        var_vals = {v.src[0].arg[0]: v.src[1].arg for _, v in variables if v.op is Ops.BIND} if variables else {}
+        if self.symbolic or self.calls < 2:
+            var_vals |= {v.src[0].arg[0]: v.src[1].arg for _, t in tensors for v in _binds(t)}
+        outside = [*PENDING.mine(), *[t for _, t in tensors if t.uop.op is not Ops.BUFFER]]
         if outside:
             outside[0].realize(*outside[1:])
         if self.calls == 0:
             self.calls = 1
-            return self._run_plain(args, kwargs)
+            state = {id(t): (t, t.uop) for t in LIVE if not is_stored(t.uop)}
+            out = self._run_plain(args, kwargs)
+            changed = [t for t, before in state.values() if t.uop is not before and not is_stored(t.uop)]
+            if changed:  # state that was not in memory yet: from now on a write to it is a part of the step
+                changed[0].realize(*changed[1:])
+            return out
         if self.calls == 1:
             return self._capture(args, kwargs, tensors, constants, var_vals)
         return self._replay(tensors, constants, var_vals)
@@ -168,7 +212,7 @@ class TinyJit(Generic[T]):
     def _realize(self, out: Any) -> None:
         found: list[tuple[str, Tensor]] = []
         _walk(out, "result", found, [], [])
-        pending = list(PENDING)
+        pending = PENDING.mine()
         tensors = [t for _, t in found] + pending
         if tensors:
             tensors[0].realize(*tensors[1:])
@@ -180,60 +224,71 @@ class TinyJit(Generic[T]):
             recorded.append((items, vars))
 
         inputs: list[Input] = []
+        join = part(t for _, t in tensors)
         before = {id(t): t.uop for _, t in tensors}
         first: dict[int, int] = {}
-        for path, t in tensors:
-            twin = first.get(id(t))
-            own = inputs[twin].own if twin is not None else _stored(t).clone().realize()
-            inputs.append(Input(path, _signature(t), own, twin))
-            first.setdefault(id(t), len(inputs) - 1)
-            t.uop = own.uop
-        capture.append(record)
         try:
+            for path, t in tensors:
+                twin = first.get(id(t))
+                own = inputs[twin].own if twin is not None else _stored(t).clone().realize()
+                inputs.append(Input(path, _signature(t), own, twin))
+                first.setdefault(id(t), len(inputs) - 1)
+                t.uop = own.uop
+            capture.append(record)
             out = self.fn(*args, **kwargs)
             self._realize(out)
         finally:
-            capture.remove(record)
+            capture.clear()
             for _, t in tensors:
                 t.uop = before[id(t)]
+            join()
         written = {id(b.base or b) for items, _ in recorded for item in items for b in item.written}
-        for i, (_, t) in zip(inputs, tensors):
+        for i in inputs:
             i.written = i.twin is None and any(id(b) in written for b in _buffers(i.own))
+        _refuse_shared_memory(inputs, tensors)
+        for i, (_, t) in zip(inputs, tensors):
             if i.written:
                 t.assign(i.own).realize()
         out = _replaced(out, {id(t): i.own for i, (_, t) in zip(inputs, tensors)})
-        self.inputs, self.constants, self.result, self.calls = inputs, constants, out, 2
-        self.variables = dict(var_vals)
         flat = [(i, v) for items, v in recorded for i in items]
-        self.items = batch_kernels(flat) if JIT.value == 1 and not var_vals else [i for i, _ in flat]
-        self.vars = {k: x for _, v in recorded for k, x in v.items()}
+        if not flat:
+            raise JitError("the function computed nothing that could be captured; realize or return what it makes")
+        items = batch_kernels(flat) if JIT.value == 1 and not var_vals else [i for i, _ in flat]
         if DEBUG >= 1:
-            print(f"JIT captured {len(flat)} calls as {len(self.items)}")
-        self.occupied = _joined((_address(b), _address(b) + b.nbytes) for item, _ in flat for b in item.written if _address(b))
+            print(f"JIT captured {len(flat)} calls as {len(items)}")
         results: list[tuple[str, Tensor]] = []
         _walk(out, "result", results, [], [])
         for i in inputs:
-            i.moves = _moves(i, self.items, [t for _, t in results])
-        if not flat:
-            raise JitError("the function computed nothing that could be captured; realize or return what it makes")
+            i.moves = _moves(i, items, [t for _, t in results])
         for device in {b.device for item, _ in flat for b in item.buffers}:
             device.trim()  # a replay needs none of what the calls before it left
+        self.items, self.inputs, self.constants, self.result, self.variables = items, inputs, constants, out, dict(var_vals)
+        self.writes = any(i.written for i in inputs)
+        self.symbolic = any(_binds(i.own) for i in inputs)
+        self.rebound = [t for _, t in results if _binds(t)]
+        self.vars = {k: x for _, v in recorded for k, x in v.items()}
+        self.occupied = _joined((_address(b), _address(b) + b.nbytes) for item, _ in flat for b in item.written if _address(b))
+        self.calls = 2  # (last: what fails before leaves no half of a capture)
         return out
 
     def _replay(self, tensors: list[tuple[str, Tensor]], constants: list[tuple[str, Any]], var_vals: dict[str, int]) -> T:
         if len(tensors) != len(self.inputs):
             raise JitError(f"captured with {len(self.inputs)} input tensors, called with {len(tensors)}; make a second TinyJit for it")
-        changed = [f"{p} from {a!r} to {b!r}" for (p, a), (_, b) in zip(self.constants, constants) if not _same(a, b)]
+        changed = [f"{p} from {a!r} to {b!r}" for (p, a), (q, b) in zip(self.constants, constants) if p != q or not _same(a, b)]
         if changed or len(constants) != len(self.constants):
             raise JitError(f"an argument that is not a tensor changed since capture: {', '.join(changed) or constants}; its value is part of the capture: pass a Tensor or a bound Variable, or reset()")
         if set(var_vals) != set(self.variables):
             raise JitError(f"captured with the variables {sorted(self.variables)}, called with {sorted(var_vals)}")
-        for i, (_, t) in zip(self.inputs, tensors):
+        for i, (path, t) in zip(self.inputs, tensors):
+            if path != i.path:
+                raise JitError(f"captured with a tensor as {i.path}, called with one as {path}; pass the arguments in the same way, or make a second TinyJit")
             if _signature(t) != i.signature:
                 was, now = (f"{shape} {dtype} on {device}" for shape, dtype, device in (i.signature, _signature(t)))
                 raise JitError(f"{i.path} was captured as shape {was}, now it is {now}; pass the same kind of input, or make a second TinyJit")
             if i.twin is not None and t.uop is not tensors[i.twin][1].uop:
                 raise JitError(f"{i.path} and {self.inputs[i.twin].path} were one tensor at capture, now they are two; make a second TinyJit for it")
+        if self.writes:
+            _refuse_shared_memory(self.inputs, tensors)
         for i, (_, t) in zip(self.inputs, tensors):
             if i.twin is None:
                 self._pass(i, _stored(t))
@@ -242,7 +297,7 @@ class TinyJit(Generic[T]):
         for i, (_, t) in zip(self.inputs, tensors):
             if i.written:
                 t.assign(i.own).realize()
-        return self.result
+        return _replaced(self.result, {id(t): _with_dims(t, var_vals) for t in self.rebound}) if self.rebound else self.result
 
     def _writes(self, b: Buffer) -> bool:
         """Whether the captured calls write where `b` lies."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.devices import Device
@@ -25,6 +25,8 @@ def storage(u: UOp) -> Buffer | list[Buffer | None]:
     """The memory behind a BUFFER node; made, not yet allocated, on first use. One per own device for a sharded buffer."""
     found = u._cache.get("buffer")
     if found is None:
+        if "lost" in u._cache:
+            raise RuntimeError(u._cache["lost"])
         spec = u.arg
         if isinstance(spec.device, str):
             found = Buffer(spec.device, numel(spec.shape), spec.dtype)
@@ -73,13 +75,13 @@ class Arguments:
         return self.temps[u]
 
 
-def exec_kernel(call: UOp, buffers: list[Buffer]) -> ExecItem:
+def exec_kernel(call: UOp, buffers: list[Buffer], plan: int) -> ExecItem:
     ast = call.src[0]
     kernel = buffers[0].device.compile(ast)
     return KernelItem(ast, kernel, buffers, variable_names(ast), line_of(call))
 
 
-def exec_chain(call: UOp, buffers: list[Buffer]) -> ExecItem:
+def exec_chain(call: UOp, buffers: list[Buffer], plan: int) -> ExecItem:
     """Kernels block by block: one item, whose only variable is its own."""
     return KernelItem(call.src[0], buffers[0].device.compile(call.src[0]), buffers, (), line_of(call))
 
@@ -90,17 +92,17 @@ def exec_view(view: UOp, buffer: Buffer) -> Buffer:
     return buffer.view(numel(shape), view.dtype, offset * view.dtype.itemsize)
 
 
-def exec_copy(call: UOp, buffers: list[Buffer]) -> ExecItem:
+def exec_copy(call: UOp, buffers: list[Buffer], plan: int) -> ExecItem:
     return CopyItem(buffers[0], buffers[1], line_of(call))
 
 
-def exec_collective(call: UOp, buffers: list[Buffer]) -> ExecItem:
+def exec_collective(call: UOp, buffers: list[Buffer], plan: int) -> ExecItem:
     from manygrad.runtime.collective import CollectiveItem
 
-    return CollectiveItem(call.src[0], buffers, line_of(call))
+    return CollectiveItem(call.src[0], buffers, plan)
 
 
-pm_exec: dict[Ops, Callable[[UOp, list[Buffer]], ExecItem]] = {
+pm_exec: dict[Ops, Callable[[UOp, list[Buffer], int], ExecItem]] = {
     Ops.SINK: exec_kernel,
     Ops.CHAIN: exec_chain,
     Ops.COPY: exec_copy,
@@ -108,8 +110,8 @@ pm_exec: dict[Ops, Callable[[UOp, list[Buffer]], ExecItem]] = {
 }
 
 
-def compile_linear(linear: UOp, outside: list[UOp]) -> list[ExecItem]:
-    """Executors for every CALL, in order; kernels without a binary are compiled."""
+def compile_linear(linear: UOp, outside: list[UOp], plan: int = 0) -> list[ExecItem]:
+    """Executors for every CALL, in order; kernels without a binary are compiled. `plan`: the key of the communication with other workers."""
     arguments = Arguments(linear, outside)
     buffers = [[arguments.buffer_of(a) for a in call.src[1:]] for call in linear.src]
     kernels: dict[str, tuple[Device, list[UOp]]] = {}
@@ -122,7 +124,7 @@ def compile_linear(linear: UOp, outside: list[UOp]) -> list[ExecItem]:
     for call, passed in zip(linear.src, buffers):
         if DEBUG >= 3:
             print(show(call.src[0]))
-        items.append(pm_exec[call.src[0].op](call, passed))
+        items.append(pm_exec[call.src[0].op](call, passed, plan))
         for ast in kernels_of(call) if DEBUG >= 3 else ():
             kernel = passed[0].device.compile(ast)
             print(f"{kernel.name}: {' '.join(map(repr, kernel.opts)) or 'as written'}")
@@ -137,10 +139,10 @@ def kernels_of(call: UOp) -> tuple[UOp, ...]:
     return what.src if what.op is Ops.CHAIN else (what,) if what.op is Ops.SINK else ()
 
 
-def run_linear(items: list[ExecItem], vars: Vars) -> None:
-    """Runs the executors; a recording JIT keeps them."""
+def run_linear(items: list[ExecItem], vars: Vars, left: Iterable[ExecItem] | None = None) -> None:
+    """Runs the executors; a recording JIT keeps them. `left`, an iterator of them, tells the caller how many had begun if one fails."""
     for record in capture:
         record(items, vars)
-    run_items(items, vars)
+    run_items(items if left is None else left, vars)
 
 

@@ -17,11 +17,12 @@ from manygrad.schedule.kernels import Item, insert_stores, split_kernels
 from manygrad.schedule.memory import plan_memory
 from manygrad.schedule.order import order_items
 from manygrad.schedule.parts import pass_parts
+from manygrad.schedule.plan import Plan, plan_of, shared_first
 from manygrad.schedule.simplify import clean, simplify
 from manygrad.schedule.trace import traced
 from manygrad.schedule.updates import split_updates
 from manygrad.tensor.dtype import dtypes
-from manygrad.tensor.environment import SCACHE, SPEC
+from manygrad.tensor.environment import SCACHE, SPEC, SUM_BLOCKS
 from manygrad.tensor.source import forget_inherited
 from manygrad.tensor.uop import BufferSpec, Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
@@ -29,39 +30,60 @@ from manygrad.tensor.uop.spec import verify
 
 CACHE_LIMIT = 4096
 SHAPED = frozenset({Ops.BUFFER, Ops.RESHAPE, Ops.EXPAND, Ops.SHRINK})  # a symbolic dim may stand in their arg
-_SCHEDULES: dict[Any, UOp] = {}
+_SCHEDULES: dict[Any, Schedule] = {}
 stats = {"hits": 0, "misses": 0, "loaded": 0}  # found in memory; not found there; of those, found on disk
 
 
+class Schedule(NamedTuple):
+    """`linear` over PARAMs; `plan`, where it communicates with other workers."""
+
+    linear: UOp
+    plan: Plan | None
+
+
 class Scheduled(NamedTuple):
-    """`linear` over PARAMs; `var_vals` by name; `buffers` by PARAM slot."""
+    """A Schedule; `var_vals` by name; `buffers` by PARAM slot."""
 
     linear: UOp
     var_vals: dict[str, int]
     buffers: list[UOp]
+    plan: Plan | None
 
 
 def create_linear_with_vars(sink: UOp, me: World = world) -> Scheduled:
     """The LINEAR of a SINK of STOREs and AFTERs, from the cache where the same graph was scheduled before."""
-    unbound, var_vals = strip_binds(sink)
-    normal, buffers = number_buffers(unbound)
-    return Scheduled(create_linear(normal, me), var_vals, buffers)
+    unbound, var_vals, originals = strip_binds(sink)
+    ordered, shared = shared_first(unbound, me)
+    normal, buffers = number_buffers(ordered)
+    linear, plan = create_schedule(normal, me, shared)
+    return Scheduled(linear, var_vals, [originals.get(b, b) for b in buffers], plan)
 
 
-def create_linear(normal: UOp, me: World = world) -> UOp:
-    """The LINEAR of a graph over numbered PARAMs, from the cache where it was scheduled before."""
-    key = (normal, me.rank, me.size)
-    linear = _SCHEDULES.get(key) if SCACHE else None
-    if linear is None:
+def create_schedule(normal: UOp, me: World = world, shared: int = 0) -> Schedule:
+    """The LINEAR of a graph over numbered PARAMs, from the cache where it was scheduled before.
+
+    The first `shared` effects are those for which workers communicate. On several workers the lines are part of the key: errors name
+    the lines of collectives, and equal graphs may stand on different ones.
+    """
+    lines = tuple([u._cache.get("line") for u in normal.toposort()]) if shared else ()
+    key = (normal, me.rank, me.size, shared, lines, SUM_BLOCKS.value)
+    found = _SCHEDULES.get(key) if SCACHE else None
+    if found is None:
         stats["misses"] += 1
         linear = _load_or_lower(normal, me) if SCACHE else lower_sink_to_linear(normal, me)
+        found = Schedule(linear, plan_of(normal, shared, linear, me) if shared else None)
         if SCACHE:
             if len(_SCHEDULES) >= CACHE_LIMIT:
                 _SCHEDULES.pop(next(iter(_SCHEDULES)))
-            _SCHEDULES[key] = linear
+            _SCHEDULES[key] = found
     else:
         stats["hits"] += 1
-    return linear
+    return found
+
+
+def create_linear(normal: UOp, me: World = world) -> UOp:
+    """The LINEAR of a graph over numbered PARAMs that is one worker's own."""
+    return create_schedule(normal, me).linear
 
 
 def _load_or_lower(normal: UOp, me: World) -> UOp:
@@ -83,7 +105,7 @@ def _load_or_lower(normal: UOp, me: World) -> UOp:
 def lower_sink_to_linear(sink: UOp, me: World = world) -> UOp:
     start = trace.begin()
     try:
-        calls = [call_of(item) for item in create_schedule(sink, me)]
+        calls = [call_of(item) for item in schedule_items(sink, me)]
     finally:
         forget_inherited()
     begun = trace.begin()
@@ -95,7 +117,7 @@ def lower_sink_to_linear(sink: UOp, me: World = world) -> UOp:
     return linear
 
 
-def create_schedule(sink: UOp, me: World = world) -> list[Item]:
+def schedule_items(sink: UOp, me: World = world) -> list[Item]:
     """The stage's pipeline."""
     temps = Temps()
     trace.begin()
@@ -125,12 +147,13 @@ def call_of(item: Item) -> UOp:
     return call
 
 
-def strip_binds(sink: UOp) -> tuple[UOp, dict[str, int]]:
-    """Bound variables become their definitions; their values by name."""
+def strip_binds(sink: UOp) -> tuple[UOp, dict[str, int], dict[UOp, UOp]]:
+    """Bound variables become their definitions; their values by name; of BUFFERs with a bound variable in their shape, what they became -> what
+    they were, which is where their memory hangs."""
     if not any(u.op is Ops.BIND or (u.op in SHAPED and _has_uop(u.arg.shape if u.op is Ops.BUFFER else u.arg)) for u in sink.toposort()):
-        return sink, {}
+        return sink, {}, {}
     unbinding = _Unbinding()
-    return unbinding.walk(sink), unbinding.values
+    return unbinding.walk(sink), unbinding.values, unbinding.buffers
 
 
 class _Unbinding:
@@ -139,6 +162,7 @@ class _Unbinding:
     def __init__(self) -> None:
         self.values: dict[str, int] = {}
         self.done: dict[UOp, UOp] = {}
+        self.buffers: dict[UOp, UOp] = {}
 
     def unbind(self, u: UOp) -> UOp:
         name, n = u.src[0].arg[0], u.src[1].arg
@@ -165,17 +189,12 @@ class _Unbinding:
                 arg = self.of_arg(arg)
             elif u.op is Ops.BUFFER and _has_uop(arg.shape):
                 arg = BufferSpec(arg.uid, self.of_arg(arg.shape), arg.dtype, arg.device, arg.axis, arg.bounds)
-            done[u] = u if src == u.src and arg is u.arg else (sym.rebuild(u, src) if arg is u.arg else _same_buffer(u.replace(src=src, arg=arg), u))
+            done[u] = u if src == u.src and arg is u.arg else (sym.rebuild(u, src) if arg is u.arg else u.replace(src=src, arg=arg))
+            if u.op is Ops.BUFFER and done[u] is not u:
+                self.buffers[done[u]] = u
             if "line" in u._cache:
                 done[u]._cache.setdefault("line", u._cache["line"])
         return done[root]
-
-
-def _same_buffer(new: UOp, old: UOp) -> UOp:
-    """A BUFFER whose symbolic shape lost its bound values is still that storage."""
-    if old.op is Ops.BUFFER and "buffer" in old._cache:
-        new._cache["buffer"] = old._cache["buffer"]
-    return new
 
 
 def _has_uop(arg: Any) -> bool:
@@ -203,7 +222,9 @@ def number_buffers(sink: UOp) -> tuple[UOp, list[UOp]]:
             done[u] = src[0]
             continue
         arg = None if u.op is Ops.CONTIGUOUS else u.arg
-        done[u] = u if src == u.src and arg is u.arg else u.replace(src=src, arg=arg)
+        done[u] = normal = u if src == u.src and arg is u.arg else u.replace(src=src, arg=arg)
         if "line" in u._cache:
-            done[u]._cache.setdefault("line", u._cache["line"])
+            normal._cache["line"] = u._cache["line"]  # that of this graph, not of an equal one before
+        elif normal is not u:
+            normal._cache.pop("line", None)
     return done[sink], buffers

@@ -172,13 +172,13 @@ def _lower_collective(u: UOp, stack: UOp, temps: Temps, received: dict[UOp, UOp]
     A result that is itself an output is received straight into the output's buffer.
     """
     outs = []
-    for k, (x, n) in enumerate(zip(stack.src, u.arg[-2])):
+    for k, (x, n) in enumerate(zip(stack.src, u.arg[-1].counts)):
         target = received.get(UOp(Ops.MSELECT, u.dtype, (u,), k))
         outs.append(temps.new((n,), u.dtype, x.device) if target is None else target)
     call = UOp(Ops.CALL, dtypes.void, (UOp(u.op, u.dtype, (), u.arg), *outs, *(_readable(x) for x in stack.src)))
     inherit(call, u)
     values = [UOp(Ops.AFTER, u.dtype, (o, call)) for o in outs]
-    return UOp(Ops.MSTACK, u.dtype, tuple(v if len(v.shape) == 1 else UOp(Ops.RESHAPE, u.dtype, (v,), (n,)) for v, n in zip(values, u.arg[-2])))
+    return UOp(Ops.MSTACK, u.dtype, tuple(v if len(v.shape) == 1 else UOp(Ops.RESHAPE, u.dtype, (v,), (n,)) for v, n in zip(values, u.arg[-1].counts)))
 
 
 def _store(target: UOp, value: UOp) -> UOp:

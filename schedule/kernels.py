@@ -105,7 +105,19 @@ def split_kernels(sink: UOp, temps: Temps) -> list[Item]:
             reads = [(base_buffer(a), happened(a)) for a in args[n:]]
             parts = [UOp(Ops.VIEW, b.dtype, (b,), a.arg) if a.op is Ops.VIEW else b for a, b in zip(args, buffers)]
             items.append(Item(u, what, parts, buffers[:n], reads))
-    return items
+    return without_unread(items)
+
+
+def without_unread(items: list[Item]) -> list[Item]:
+    """Drops the calls that only write temporaries which no later call reads: what a device with an empty part was to make of it.
+    Collectives stay, for other workers wait in them."""
+    read: set[UOp] = set()
+    kept: list[Item] = []
+    for item in reversed(items):
+        if item.is_comm or any(not is_temp(b) or b in read for b in item.writes):
+            kept.append(item)
+            read.update(base_buffer(a.src[0] if a.op is Ops.VIEW else a) for a in item.args)
+    return kept[::-1]
 
 
 def _kernel_items(store: UOp, temps: Temps, known: Known) -> list[Item]:

@@ -143,14 +143,14 @@ class Kernel:
 
 def as_index(x: UOp) -> UOp:
     """An integer value as an index expression."""
-    if x.op is Ops.CAST and x.src[0].dtype is dtypes.index:
+    if x.op is Ops.CAST and x.src[0].dtype is dtypes.index and (x.dtype is dtypes.int64 or _fits(x.src[0], x.dtype)):
         return x.src[0]
     return sym.iconst(int(x.arg)) if x.op is Ops.CONST else UOp(Ops.CAST, dtypes.index, (x,))
 
 
 def _index_of(x: UOp) -> UOp | None:
     """The index expression under an integer value, if it is nothing else."""
-    if x.op is Ops.CAST and x.src[0].dtype is dtypes.index and x.dtype.is_int:
+    if x.op is Ops.CAST and x.src[0].dtype is dtypes.index and x.dtype.is_int and (x.dtype is dtypes.int64 or _fits(x.src[0], x.dtype)):
         return x.src[0]
     return sym.iconst(int(x.arg)) if x.op is Ops.CONST and x.dtype.is_int else None
 

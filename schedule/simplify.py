@@ -172,6 +172,11 @@ def same_device(u: UOp) -> UOp | None:
     return u.src[0] if u.src[0].device == u.arg else None
 
 
+def pad_empty(u: UOp) -> UOp | None:
+    """PAD(x) of an empty x, as a device with an empty part of a cut value has it -> zeros."""
+    return broadcast(UOp.const(u.dtype, 0), u.shape) if 0 in u.src[0].shape and 0 not in u.shape else None
+
+
 def whole_buffers(u: UOp) -> UOp | None:
     """MSTACK(CONTIGUOUS(RESHAPE(b)), ...) of whole buffers -> MSTACK(RESHAPE(b), ...): a collective reads them where they are."""
     src = tuple(x.src[0] if x.op is Ops.CONTIGUOUS and is_whole_buffer(x.src[0]) else x for x in u.src)
@@ -196,6 +201,7 @@ pm_simplify = PatternMatcher(
         (UPat(Ops.COPY, "u"), same_device),
         (UPat(Ops.CONTIGUOUS, "u"), lambda u: u.src[0] if u.src[0].op in (Ops.CONTIGUOUS, Ops.COPY) else None),
         (UPat(Ops.MSTACK, "u"), whole_buffers),
+        (UPat(Ops.PAD, "u"), pad_empty),
         (UPat(GroupOp.MOVEMENT, "u"), merge_movement),
         (UPat(Ops.REDUCE, "u"), merge_reduce),
         (UPat(Ops.ADD, "u"), join_padded),

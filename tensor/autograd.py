@@ -8,6 +8,7 @@ from typing import Any
 
 from manygrad.tensor.grad_mode import no_grad
 from manygrad.tensor.gradient import CustomGrad, Grads, compute_gradients
+from manygrad.tensor.lock import locked
 from manygrad.tensor.recompute import behind, stored
 from manygrad.tensor.tensor import LIVE, Tensor
 from manygrad.tensor.uop import Ops, UOp
@@ -137,6 +138,7 @@ class _FunctionGrad(CustomGrad):
         return (None, *wanted, *(None for _ in saved))
 
 
+@locked
 def checkpoint(fn: Callable[..., Any], *args: Any, use_reentrant: bool = False, preserve_rng_state: bool = True, **kwargs: Any) -> Any:
     """`fn(*args)`, of which only the arguments are kept for the backward pass: what is between is computed again there.
 

@@ -24,6 +24,9 @@ class Engine(Protocol):
     def from_numpy(self, array: np.ndarray, dtype: DType, device: str, share: bool = False) -> UOp:
         """A BUFFER that holds a copy of `array`, or, with `share` where the device's memory is the host's, that is its memory."""
 
+    def new_buffer(self, uop: UOp, device: str | tuple[str, ...]) -> UOp:
+        """A BUFFER for the value of `uop`, which takes no memory before something is stored in it."""
+
     def map_file(self, path: str, parts: list[tuple[DType, tuple[int, ...], int]]) -> list[UOp]:
         """BUFFERs on `DISK:path`, one for each (dtype, shape, offset in bytes)."""
 
@@ -45,8 +48,17 @@ class Engine(Protocol):
     def store_spec(self, uop: UOp) -> tuple[int | None, tuple[int, ...]]:
         """(dim that is cut, cut positions) of the buffer that would hold a value on several devices."""
 
+    def differs_by_rank(self, buffer: UOp) -> None:
+        """A realized BUFFER of which each worker holds its own rows only: it is not compared over ranks."""
+
+    def count_update(self) -> None:
+        """An optimiser has made a step."""
+
     def is_realized(self, buffer: UOp) -> bool:
         """Whether a BUFFER holds data."""
+
+    def lose(self, t: Tensor, why: str) -> None:
+        """From now on whoever reads `t` gets an error."""
 
 
 class _Holder:

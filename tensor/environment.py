@@ -3,20 +3,21 @@
 Every knob is declared here once: name, default, unit, meaning, and whether `launcher` carries it to the workers.
 `docs/environment.md` is generated from this table (`python -m manygrad.tensor.environment`), and a test holds it true.
 A variable's value is read from the process environment once, at import, and can be overridden for a block of code with
-`Context(DEBUG=2)`.
+`Context(DEBUG=2)`, in the thread (or asyncio task) that does so.
 """
 
 from __future__ import annotations
 
 import os
 from contextlib import ContextDecorator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 
 @dataclass
 class EnvVar:
-    """One knob. `value` is an `int`, `float` or `str`, by the type of `default`."""
+    """One knob. `value`, of this thread, is an `int`, `float` or `str`, by the type of `default`."""
 
     name: str
     default: int | float | str
@@ -25,7 +26,7 @@ class EnvVar:
     travels: bool = True
 
     def __post_init__(self) -> None:
-        self.value: Any = self._parse(os.environ.get(self.name))
+        self.common: Any = self._parse(os.environ.get(self.name))  # to all threads, but where a Context overrides it
         if self.name in REGISTRY:
             raise AssertionError(f"environment variable {self.name} declared twice")
         REGISTRY[self.name] = self
@@ -39,17 +40,26 @@ class EnvVar:
             kind = type(self.default).__name__
             raise ValueError(f"{self.name}={text!r} is not a valid {kind} (default {self.default!r}): {self.meaning}") from None
 
+    @property
+    def value(self) -> Any:
+        overrides = _overridden()
+        return self.common if overrides is None else overrides.get(self.name, self.common)
+
     def __bool__(self) -> bool:
-        return bool(self.value)
+        overrides = _overridden()
+        return bool(self.common if overrides is None else overrides.get(self.name, self.common))
 
     def __int__(self) -> int:
         return int(self.value)
 
     def __ge__(self, other: float) -> bool:
-        return bool(self.value >= other)
+        overrides = _overridden()
+        return bool((self.common if overrides is None else overrides.get(self.name, self.common)) >= other)
 
 
 REGISTRY: dict[str, EnvVar] = {}
+_OVERRIDES: ContextVar[dict[str, Any] | None] = ContextVar("environment", default=None)
+_overridden = _OVERRIDES.get
 
 DEBUG = EnvVar("DEBUG", 0, "level", "1: what is compiled and planned; 2: one line a kernel with time, GFLOPS, GB/s; 3: kernel graphs and their optimisations; 4: generated code; 5: every pass; 6: passes' graphs")
 SPEC = EnvVar("SPEC", 0, "flag", "verify the graph against the stage's spec after every pass")
@@ -67,7 +77,9 @@ BEAM = EnvVar("BEAM", 0, "count", "search the optimisations of each CPU kernel b
 BEAM_SPLIT = EnvVar("BEAM_SPLIT", 0, "flag", "BEAM may also change how a reduction is split into partial sums, and with that the last bits of a result")
 VALIDATE_WITH_CPU = EnvVar("VALIDATE_WITH_CPU", 0, "flag", "run every kernel a second time on the PYTHON device and compare the outputs")
 COLLECTIVE = EnvVar("COLLECTIVE", "", "name", "force a collective algorithm (naive, ring, direct, ...); empty: the cost model chooses")
-COLLECTIVE_TIMEOUT_S = EnvVar("COLLECTIVE_TIMEOUT_S", 60.0, "s", "deadline of one wait for a peer inside a collective")
+SUM_BLOCKS = EnvVar("SUM_BLOCKS", 8, "blocks", "in which a sum over a cut dim is taken, by global position: the numbers are the same on every count of devices that is this over a power of two, and on one device; 24 for 3, 6 and 12 devices")
+COLLECTIVE_TIMEOUT_S = EnvVar("COLLECTIVE_TIMEOUT_S", 300.0, "s", "deadline of one wait for a peer inside a collective, counted from the last sign of progress")
+RECONNECT_TIMEOUT_S = EnvVar("RECONNECT_TIMEOUT_S", 5.0, "s", "how long the host of a worker may be unreachable (over ZeroMQ) before that worker counts as lost")
 TRANSPORT = EnvVar("TRANSPORT", "", "name", "force a transport between workers (shm, zmq); empty: shared memory where a peer's arena can be attached, else ZeroMQ")
 SEED = EnvVar("SEED", 0, "number", "seed of the random generator before the first manual_seed")
 
@@ -83,7 +95,8 @@ MANYGRAD_LOG_RANKS = EnvVar("MANYGRAD_LOG_RANKS", "", "ranks", "launcher --log-r
 MANYGRAD_ENV = EnvVar("MANYGRAD_ENV", "", "names", "launcher --env: more environment variables to carry to workers on other hosts", travels=False)
 MANYGRAD_PORT = EnvVar("MANYGRAD_PORT", "", "port", "launcher --port: port of the control channel; empty: chosen by the system", travels=False)
 MANYGRAD_ENDPOINT = EnvVar("MANYGRAD_ENDPOINT", "", "name", "module:class that stands in for the transport's endpoint (tests of the launcher)", travels=False)
-HEARTBEAT_TIMEOUT_S = EnvVar("HEARTBEAT_TIMEOUT_S", 60.0, "s", "a worker that the launcher has not heard from for so long has failed", travels=False)
+MANYGRAD_CLOCK_RATE = EnvVar("MANYGRAD_CLOCK_RATE", "", "factor", "so many times as fast run the clocks of launcher, supervisors and control channels (tests of long runs)", travels=False)
+HEARTBEAT_TIMEOUT_S = EnvVar("HEARTBEAT_TIMEOUT_S", 60.0, "s", "a worker that the launcher has not heard from for so long has failed; and so has a launcher that the workers have not", travels=False)
 
 
 class Context(ContextDecorator):
@@ -94,16 +107,20 @@ class Context(ContextDecorator):
         if unknown:
             raise ValueError(f"unknown environment variables {unknown}; known: {sorted(REGISTRY)}")
         self.overrides = overrides
+        self.saved: list[dict[str, Any] | None] = []
+
+    def _recreate_cm(self) -> Context:
+        """Of a decorated function, for each call."""
+        return Context(**self.overrides)
 
     def __enter__(self) -> Context:
-        self.saved = {k: REGISTRY[k].value for k in self.overrides}
-        for k, v in self.overrides.items():
-            REGISTRY[k].value = v
+        before = _OVERRIDES.get()
+        self.saved.append(before)
+        _OVERRIDES.set({**(before or {}), **self.overrides})
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for k, v in self.saved.items():
-            REGISTRY[k].value = v
+        _OVERRIDES.set(self.saved.pop())
 
 
 def markdown_table() -> str:

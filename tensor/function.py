@@ -16,6 +16,7 @@ sees: the reductions (matmuls, sums) that its gradient reads, so that they are n
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -24,12 +25,18 @@ from manygrad.tensor import grad_mode
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.engine import engine
 from manygrad.tensor.gradient import flow_back
-from manygrad.tensor.tensor import LIVE, PENDING, Tensor
-from manygrad.tensor.uop import BufferSpec, Ops, UOp
+from manygrad.tensor.lock import locked
+from manygrad.tensor.ops.random import seeding
+from manygrad.tensor.standin import part
+from manygrad.tensor.storage import LIVE, MEMORY, PENDING, is_stored, memory, place, start
+from manygrad.tensor.tensor import Tensor
+from manygrad.tensor.uop import BufferSpec, Ops, UOp, standing_on
 from manygrad.tensor.uop.rewrite import substitute
-from manygrad.tensor.uop.shape import unviewed
+from manygrad.tensor.uop.shape import attached
+from manygrad.tensor.uop.views import rebased
 
 Spec = tuple[Any, ...]
+_traced = itertools.count(1)  # what is a PARAM in any trace
 COMPUTED = frozenset({Ops.REDUCE, Ops.SCATTER, Ops.RESULT, Ops.CONTIGUOUS})  # what a gradient reads rather than computes again
 
 
@@ -45,11 +52,12 @@ class function:
     def __get__(self, obj: Any, owner: Any = None) -> Any:
         return self if obj is None else lambda *args, **kwargs: self(obj, *args, **kwargs)
 
+    @locked
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         found = _Arguments((args, kwargs))
         if found.symbolic:  # a symbolic dim may have another value next time: traced as it stands
             return self.fn(*args, **kwargs)
-        key = (tuple(found.key), Tensor.training, grad_mode.enabled, Tensor.initial_seed())
+        key = (tuple(found.key), Tensor.training, grad_mode.is_grad_enabled(), seeding())
         traces = self.traces.setdefault(key, [])
         for trace in traces:
             if trace.fits():
@@ -132,20 +140,32 @@ class _Outside:
 
 
 class _Trace:
-    """One body, and how a call's arguments become its sources and its results the function's."""
+    """One body, and how a call's arguments become its sources and its results the function's.
+
+    While the function runs, its arguments are PARAMs with numbers of their own: what an outer trace, or one that failed, has made of
+    PARAMs are other nodes.
+    """
 
     def __init__(self, fn: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]):
         given = [i for i, t in enumerate(tensors) if _spec(t.uop) is not None]
-        before = {id(t): t.uop for t in LIVE}
-        pending = {id(t) for t in PENDING}
-        params = {i: _param(slot, _spec(tensors[i].uop) or ()) for slot, i in enumerate(given)}
+        _realize_parts()
         known = list(LIVE)  # held, so that none of them dies and leaves its id to another
-        for i, p in params.items():
-            tensors[i].uop = p
+        before = {id(t): t.uop for t in known}
+        leaves_and_storage = [(t, t._leaf, t._storage) for t in known]
+        pending = {id(t) for t in PENDING.mine()}
+        params = {i: _param(-next(_traced), _spec(tensors[i].uop) or ()) for i in given}
+        self.own = {p: slot for slot, p in enumerate(params.values())}
+        lazy = _lazy([t for t in known if not any(t is tensors[i] for i in given)])
+        join = part([*(tensors[i] for i in given), *lazy])
+        outs: list[Tensor] = []
+        made: list[Tensor] = []
+        entered, stand_ins = before, {}
         try:
-            self.result = fn(*args, **kwargs)
-            outs: list[Tensor] = []
-            self.shape_of_result = _structure(self.result, outs)
+            for i, p in params.items():
+                tensors[i].uop = p
+            stand_ins = _stand_ins(lazy)
+            entered = {id(t): t.uop for t in known}
+            self.shape_of_result = _structure(fn(*args, **kwargs), outs)
             values = [t.uop for t in outs]
             self.given = given
             self.written_args, self.written = [], []
@@ -154,50 +174,90 @@ class _Trace:
                     self.written_args.append(i)
                     values.append(tensors[i].uop)
             mine = {id(tensors[i]) for i in params}
-            made = [t for t in LIVE if id(t) not in before and unviewed(t.uop).op is Ops.AFTER and not any(t is o for o in outs)]
-            for t in made:  # state that was made inside and is kept outside: the random generator's counter
-                before[id(t)] = _before_assignments(t.uop)
-                known.append(t)
-            for t in known:
-                if id(t) not in mine and t.uop is not before[id(t)] and unviewed(t.uop).op is Ops.AFTER and unviewed(before[id(t)]) is before[id(t)]:
+            # state that is made inside and kept outside: the random generator's counter
+            made = [t for t in LIVE if id(t) not in before and memory(t.uop).op is Ops.AFTER and not any(t is o for o in outs)]
+            changed = [*(t for t in known if id(t) not in mine and t.uop is not entered[id(t)]), *made]
+            whole = {memory(t.uop) for t in changed if memory(t.uop) is t.uop}
+            for t in changed:  # of several views of one storage the whole
+                if t.uop in whole or memory(t.uop) not in whole:
                     self.written.append(weakref.ref(t))
                     values.append(t.uop)
         finally:
-            for t in known:
-                if id(t) in before:
-                    t.uop = before[id(t)]
-            for t in list(PENDING):
+            undone = {u for t in known if t.uop is not entered[id(t)] for u in _assignments(t.uop, entered[id(t)])}
+            for t, leaf, identity in leaves_and_storage:
+                t.uop, t._leaf, t._storage = before[id(t)], leaf, identity
+            join()
+            for t in PENDING.mine():
                 if id(t) not in pending:
                     PENDING.discard(t)
-        del self.result
+            finals = {id(t): t.uop for t in made}
+            started = self._forget([t for t in LIVE if id(t) not in before], undone, stand_ins, getattr(fn, "__qualname__", "fn"))
         self.count = len(outs)
         self.outside: list[_Outside] = []
+        self.baked: list[tuple[weakref.ref[Tensor], UOp]] = []
         self.body: UOp | None = None
         if not any(u.op is Ops.BIND for u in UOp(Ops.SINK, dtypes.void, tuple(values)).toposort()):
-            self._close(values, {before[id(t)]: t for t in known if id(t) not in {id(tensors[i]) for i in params}}, tensors)
+            self._close(values, [*((entered[id(t)], t) for t in known if id(t) not in mine), *started], tensors)
+            for t in made:
+                if "lost" in t.uop._cache:  # made of what the function changes, and kept: of use from the first call on
+                    base = memory(finals[id(t)])
+                    buffer = start(base).src[0]
+                    buffer._cache["origin"], t.uop = t.uop, rebased(finals[id(t)], base, buffer)
 
-    def _close(self, values: list[UOp], live: dict[UOp, Tensor], tensors: list[Tensor]) -> None:
-        """The body: assignments as values, what comes from outside as further PARAMs."""
+    def _forget(self, made: list[Tensor], undone: set[UOp], stand_ins: dict[UOp, UOp], name: str) -> list[tuple[UOp, Tensor]]:
+        """What was made of the arguments, or of what is `undone` for now, has no values: it is over with the trace. What was made of other
+        things from outside goes on: state with what it was before the first assignment (inside the trace, the tensor).
+        """
+
+        def traced(u: UOp) -> bool:
+            return u in self.own or u in undone
+
+        inside = standing_on([t.uop for t in made], traced)
+        started: list[tuple[UOp, Tensor]] = []
+        for t in made:
+            base = memory(t.uop)
+            if base.op is Ops.AFTER:
+                before = start(base)
+                before = before if "origin" in before.src[0]._cache else before.src[0]
+                t.uop = rebased(t.uop, base, before)
+                if t.uop not in inside:
+                    started.append((t.uop, t))
+                    if before.op is Ops.AFTER:
+                        PENDING.add(t)
+            if t.uop in inside:
+                engine().lose(t, f"a tensor of shape {t.shape} was made while @function {name} was traced and kept: it has no value; have the function return it")
+            else:
+                t.uop = substitute(t.uop, stand_ins)
+        return started
+
+    def _close(self, values: list[UOp], was: list[tuple[UOp, Tensor]], tensors: list[Tensor]) -> None:
+        """The body: assignments as values, what comes from outside as further PARAMs, or, where it lives nowhere, as it is: as long as
+        such a tensor keeps its value the trace fits."""
         done: dict[UOp, UOp] = {}
+        live = dict(was)
 
         def known(u: UOp) -> bool:
-            return (u in live and _spec(u) is not None and u.op is not Ops.CONST) or u.op is Ops.BUFFER
+            return u not in self.own and (u.op is Ops.BUFFER or (u in live and u.op in MEMORY))
 
         for u in UOp(Ops.SINK, dtypes.void, tuple(values)).toposort(lambda u: not known(u)):
-            if known(u):
+            if u in self.own:
+                done[u] = _param(self.own[u], _spec(u) or ())
+            elif u.op is Ops.BUFFER and "origin" in u._cache:
+                done[u] = u  # memory that a value made inside was to be stored in (`storage.store`): only that store names it
+            elif known(u):
                 outside = _Outside(u, live.get(u))
                 self.outside.append(outside)
                 done[u] = _param(len(self.given) + len(self.outside) - 1, outside.spec or ())
             elif u.op is Ops.AFTER:
-                store = u.src[1]
-                if len(u.src) != 2 or store.op is not Ops.STORE or unviewed(store.src[0]) is not store.src[0]:
-                    raise NotImplementedError("@function: only whole tensors can be assigned inside; assign the part outside, or build the whole with where(...)")
-                done[u] = done[store.src[1]]
+                done[u] = _written(u, done)
+            elif u.op is Ops.STORE:
+                done[u] = u
             else:
                 src = tuple(done[s] for s in u.src)
                 done[u] = u if src == u.src else u.replace(src=src)
+        self.baked = [(weakref.ref(t), u) for u, t in was if u.device is None and memory(u) in done]
         results = tuple(done[v] for v in values)
-        trained = grad_mode.enabled and (any(t.requires_grad for t in tensors) or any((t := o.ref()) is not None and t.requires_grad for o in self.outside if o.ref))
+        trained = grad_mode.is_grad_enabled() and (any(t.requires_grad for t in tensors) or any((t := o.ref()) is not None and t.requires_grad for o in self.outside if o.ref))
         saved = _read_by_gradient(results) if trained else ()
         self.body = UOp(Ops.SINK, dtypes.void, (*results, *saved))
         self.body._cache["saved"] = saved
@@ -206,7 +266,8 @@ class _Trace:
         return all(o.uop() is not None for o in self.outside)
 
     def fits(self) -> bool:
-        return all((u := o.uop()) is not None and _spec(u) == o.spec for o in self.outside)
+        same = all((t := ref()) is None or t.uop is u for ref, u in self.baked)
+        return same and all((u := o.uop()) is not None and _spec(u) == o.spec for o in self.outside)
 
     def call(self, tensors: list[Tensor]) -> Any:
         assert self.body is not None
@@ -225,10 +286,62 @@ class _Trace:
         return _filled(self.shape_of_result, outs)
 
 
-def _before_assignments(u: UOp) -> UOp:
-    while u.op is Ops.AFTER:
-        u = u.src[0]
-    return u
+def _realize_parts() -> None:
+    """What waits to be written where only views lie is no tensor's value, and could not come in as one."""
+    wholes = {t.uop for t in LIVE}
+    for t in LIVE:
+        base = memory(t.uop)
+        if base.op is Ops.AFTER and base not in wholes and not any(u.op is Ops.PARAM for u in base.toposort()):
+            t.realize()
+
+
+def _lazy(tensors: list[Tensor]) -> list[Tensor]:
+    """Those that are not in memory, or, inside another trace, parts of what is none's value."""
+    wholes = {t.uop for t in tensors}
+    return [t for t in tensors if _spec(t.uop) is not None and (not is_stored(t.uop) or (memory(t.uop).op is Ops.AFTER and memory(t.uop) not in wholes))]
+
+
+def _stand_ins(lazy: list[Tensor]) -> dict[UOp, UOp]:
+    """What is not computed yet is memory inside a trace, a PARAM for each storage: a value that the function makes is never taken for one
+    from outside with the same graph, and of equal ones each is itself. Returns what the PARAMs stand for."""
+    together: dict[tuple[UOp, int], list[Tensor]] = {}
+    stand_ins: dict[UOp, UOp] = {}
+    for t in lazy:
+        together.setdefault((memory(t.uop), id(t if t._storage is None else t._storage.own())), []).append(t)
+    for (base, _), views in together.items():
+        if len(views) > 1 and any(attached(rebased(t.uop, base, base)) is base for t in views):
+            p = _param(-next(_traced), _spec(base) or ())
+            stand_ins[p] = base
+            for t in views:
+                view = rebased(t.uop, base, p)
+                t.uop = p if attached(view) is p else view
+        else:  # what it is a view of is no tensor's value
+            for t in views:
+                p = _param(-next(_traced), _spec(t.uop) or ())
+                stand_ins[p], t.uop = t.uop, p
+    return stand_ins
+
+
+def _written(u: UOp, done: dict[UOp, UOp]) -> UOp:
+    """What an assignment leaves in memory, as a value."""
+    before, store = u.src
+    target, value = store.src
+    if target is before:
+        return done[value]
+    moves = []
+    while target is not before:
+        moves.append(target)
+        target = target.src[0]
+    return place(Tensor(done[before]), moves, Tensor(done[value])).uop
+
+
+def _assignments(u: UOp, before: UOp) -> list[UOp]:
+    """Those to the memory of `u` that were made since it was `before`."""
+    found, base, end = [], memory(u), memory(before)
+    while base.op is Ops.AFTER and base is not end:
+        found.append(base)
+        base = base.src[0]
+    return found
 
 
 def _structure(x: Any, found: list[Tensor]) -> Any:
@@ -285,10 +398,11 @@ def gradients_of_call(call: UOp, grads: dict[int, Tensor]) -> list[Tensor | None
     the gradient reads, and the gradients that arrived."""
     body: UOp = call.arg
     n, results = len(call.src), body.src
-    key = f"gradient of {tuple(grads)}"
+    specs = {i: _spec(g.uop) for i, g in grads.items()}
+    key = f"gradient of {n}, {[(i, s or g.uop.key) for (i, g), s in zip(grads.items(), specs.values())]}"
     found = body._cache.get(key)
-    if found is None:
-        arrived = {i: _param(n + len(results) + k, (g.shape, g.dtype, *(_spec(results[i]) or ())[2:])) for k, (i, g) in enumerate(grads.items())}
+    if found is None:  # (a gradient without a device, such as the ones that a sum sends back, stands in the body as it is)
+        arrived = {i: grads[i].uop if s is None else _param(n + len(results) + k, s) for k, (i, s) in enumerate(specs.items())}
         params = {u.arg.uid: u for u in body.toposort() if u.op is Ops.PARAM}
         flows = flow_back([(results[i], p) for i, p in arrived.items()], {p for p in params.values() if p.dtype.is_float})
         wanted = [slot for slot, p in sorted(params.items()) if p in flows]

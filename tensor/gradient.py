@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.source import line_of
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.shape import numel
@@ -19,9 +20,16 @@ from manygrad.tensor.uop.symbolic import to_sint
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
 
-Grads = tuple["Tensor | None", ...]
+Grads = tuple["Tensor | NoGradient | None", ...]
 Hooks = dict[UOp, list[Callable[["Tensor"], "Tensor | None"]]]
 _NONE: set[UOp] = set()
+
+
+class NoGradient:
+    """In place of a gradient that a rule does not know, `why` naming the operator: an error where one is wanted. (None: there is none.)"""
+
+    def __init__(self, why: str):
+        self.why = why
 
 
 class CustomGrad:
@@ -89,10 +97,12 @@ def flow_back(starts: list[tuple[UOp, UOp]], targets: set[UOp], leaves: set[UOp]
         if rule is None:
             raise NotImplementedError(f"{u.op.name} has no gradient (shape {u.shape}, {u.dtype.name}); detach() it if none is wanted")
         g.uop._cache.setdefault("line", u._cache.get("line", "?"))
-        for s, gs in zip(u.src, rule(g, u)):
-            if gs is not None and s in needed and s.dtype.is_float:
-                assert gs.shape == s.shape, f"gradient of {u.op}: {gs.shape} for a source of {s.shape}"
-                grads[s] = gs if s not in grads else grads[s] + gs
+        for s, piece in zip(u.src, rule(g, u)):
+            if piece is not None and s in needed and s.dtype.is_float:
+                if isinstance(piece, NoGradient):
+                    raise NotImplementedError(f"{piece.why} (shape {s.shape}, {s.dtype.name}, made at {line_of(u)}); detach() it if none is wanted")
+                assert piece.shape == s.shape, f"gradient of {u.op}: {piece.shape} for a source of {s.shape}"
+                grads[s] = piece if s not in grads else grads[s] + piece
     return {t: grads[t].uop for t in targets if t in grads}
 
 
@@ -306,7 +316,7 @@ RULES: dict[Ops, Callable[[Any, UOp], Grads]] = {
     Ops.WHERE: lambda g, u: (None, _t(u.src[0])._where(g, 0.0), _t(u.src[0])._where(0.0, g)),
     Ops.FMA: lambda g, u: (g * _t(u.src[1]), g * _t(u.src[0]), g),
     Ops.CAST: lambda g, u: (g.cast(u.src[0].dtype) if u.src[0].dtype.is_float else None,),
-    Ops.BITCAST: lambda g, u: (None,),
+    Ops.BITCAST: lambda g, u: (NoGradient(f"bitcast() to {u.dtype.name} has no gradient"),),
     Ops.RESHAPE: lambda g, u: (g.reshape(u.src[0].shape),),
     Ops.PERMUTE: lambda g, u: (g.permute(_inverse(u.arg)),),
     Ops.EXPAND: _expand,

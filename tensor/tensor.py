@@ -6,15 +6,17 @@ is, and how it is realized, assigned, moved and differentiated.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 
-from manygrad.tensor import grad_mode
+from manygrad.tensor import storage
 from manygrad.tensor.dtype import DType, dtypes, to_dtype
 from manygrad.tensor.engine import default_device, engine
+from manygrad.tensor.grad_mode import is_grad_enabled
+from manygrad.tensor.lock import locked
 from manygrad.tensor.ops.activation import ActivationMixin
 from manygrad.tensor.ops.arithmetic import ArithmeticMixin
 from manygrad.tensor.ops.attention import AttentionMixin
@@ -77,34 +79,25 @@ from manygrad.tensor.ops.trigonometric import TrigonometricMixin
 from manygrad.tensor.ops.variance import VarianceMixin
 from manygrad.tensor.ops.windows import WindowsMixin
 from manygrad.tensor.source import mark
+from manygrad.tensor.storage import LIVE as LIVE
+from manygrad.tensor.storage import PENDING as PENDING
+from manygrad.tensor.storage import Storage
 from manygrad.tensor.uop import GroupOp, Ops, UOp
-from manygrad.tensor.uop.rewrite import substitute
-from manygrad.tensor.uop.shape import attached, numel, unviewed
 from manygrad.tensor.uop.symbolic import variable
+from manygrad.tensor.uop.views import STEPS, memory, overlaps
+
+_training: ContextVar[bool | None] = ContextVar("training", default=None)
 
 
-class TensorSet:
-    """A weak set by identity (`==` on tensors is elementwise, so `WeakSet` will not do), in order of insertion."""
+class _Modes(type):
+    @property
+    def training(cls) -> bool | None:
+        """Set by `Tensor.train`, for its thread; None: every module has its own mode."""
+        return _training.get()
 
-    def __init__(self) -> None:
-        self._refs: dict[int, weakref.ref[Tensor]] = {}
-
-    def add(self, t: Tensor) -> None:
-        key, refs = id(t), self._refs
-        refs[key] = weakref.ref(t, lambda _: refs.pop(key, None))
-
-    def discard(self, t: Tensor) -> None:
-        self._refs.pop(id(t), None)
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return (t for r in list(self._refs.values()) if (t := r()) is not None)
-
-    def __len__(self) -> int:
-        return len(self._refs)
-
-
-LIVE = TensorSet()
-PENDING = TensorSet()  # assigned, not yet realized
+    @training.setter
+    def training(cls, mode: bool | None) -> None:
+        _training.set(mode)
 
 
 class Tensor(
@@ -169,6 +162,7 @@ class Tensor(
     TrigonometricMixin,
     VarianceMixin,
     WindowsMixin,
+    metaclass=_Modes,
 ):
     """A value of `shape` and `dtype` on `device`.
 
@@ -179,17 +173,18 @@ class Tensor(
     __array_priority__ = 1000
     uop: UOp
     _device: str | tuple[str, ...]
-    training: bool | None = None  # set by `train`; None: every module has its own mode
 
     def __init__(self, data: Any, device: str | tuple[str, ...] | None = None, dtype: DType | str | None = None, requires_grad: bool | None = None):
         want = to_dtype(dtype) if dtype is not None else None
         self._requires_grad: bool | None = None
         self._leaf: int | None = None
+        self._storage: Storage | None = None
         self.grad: Tensor | None = None
         target = _canonical(device) if device is not None else None
         single: str | tuple[str, ...] = target if isinstance(target, str) else default_device()
         if isinstance(data, Tensor):
             self.uop, single = data.uop, data._device
+            self._storage = data._identity()
         elif isinstance(data, UOp):
             self.uop = data
         elif isinstance(data, (bool, int, float)):
@@ -209,11 +204,12 @@ class Tensor(
     # *** how operators make new tensors ***
 
     def _new(self, uop: UOp) -> Tensor:
-        """A tensor of `uop` that inherits where deviceless values live."""
-        if not grad_mode.enabled and uop.dtype.is_float and uop.op is not Ops.DETACH:
+        """A tensor of `uop` that inherits where deviceless values live, and, as a view of this one, its storage."""
+        identity = storage.of_view(uop, self) if uop.op in STEPS else None
+        if not is_grad_enabled() and uop.dtype.is_float and uop.op is not Ops.DETACH:
             uop = UOp(Ops.DETACH, uop.dtype, (uop,))
         t = Tensor.__new__(Tensor)
-        t.uop, t._requires_grad, t._leaf, t.grad, t._device = uop, None, None, None, self._device
+        t.uop, t._requires_grad, t._leaf, t.grad, t._device, t._storage = uop, None, None, None, self._device, identity
         LIVE.add(t)
         return t
 
@@ -234,7 +230,7 @@ class Tensor(
 
     @property
     def is_realized(self) -> bool:
-        u = unviewed(self.uop)
+        u = memory(self.uop)
         return u.op is Ops.BUFFER and engine().is_realized(u)
 
     # *** running ***
@@ -246,18 +242,25 @@ class Tensor(
 
     # *** writing ***
 
+    @locked
     def _store(self, *others: Tensor) -> None:
         """Gives this tensor (and `others`) memory to be assigned, where they have none. Assignments that wait go on waiting."""
         missing = [t for t in (self, *others) if not t._is_stored]
         if missing:
             engine().realize(missing, pending=False)
 
+    @locked
     def assign(self, value: Tensor | float) -> Tensor:
         """Overwrite this tensor's storage with `value` (broadcast to its shape), lazily.
 
-        Views of a stored tensor (by reshape, permute, flip, slices) share its storage: writing through one shows in all. What was
-        computed before keeps the values it was computed from.
+        Views (reshape, permute, slices, detach, ...) share the storage of what they were made of, computed or not: writing through one
+        shows in all. What was computed before keeps the values it was computed from. Of a tensor in memory no gradient remembers how it
+        came to be; the operators in place (`add_`, `t[i] = v`) do remember.
         """
+        return self._overwrite(value, anew=False)
+
+    def _overwrite(self, value: Tensor | float, anew: bool | None = None) -> Tensor:
+        """`assign`; `anew`: what is in memory, too, is made anew where it has a gradient (None: where backward() needs it)."""
         x = value if isinstance(value, Tensor) else self._new(UOp.const(self.dtype, value))
         if x.dtype is not self.dtype:
             x = x.cast(self.dtype)
@@ -267,41 +270,38 @@ class Tensor(
             raise ValueError(f"assign: the value is on {x.uop.device}, the target on {self.uop.device}; move it first with .to(target.device)")
         if x.uop is self.uop:
             return self
-        if not self._is_stored:  # the value simply becomes this tensor's
-            if isinstance(self.device, str) and x.uop.device is None:
-                x._device = self._device
-            self._become(x.uop)
-            return self
-        if self.numel() > numel(unviewed(self.uop).shape):
+        if overlaps(self.uop):
             raise ValueError(f"assign: {self.shape} is an expanded view, whose elements share memory; assign to what was expanded, or to a clone()")
-        self._write(self.uop, x.uop)
+        anew = None if not self._is_stored else anew
+        if not self._is_stored and len(storage.sharing(self)) == 1:  # the value simply becomes this tensor's
+            if isinstance(self.device, tuple):  # it stays where and as it is cut
+                x = x.shard(self.device, engine().sharding_axis(self.uop))
+            elif x.uop.device is None:
+                x._device = self._device
+            self._become(UOp(Ops.CONTIGUOUS, x.dtype, (x.uop,)) if x._is_stored else x.uop)  # (what lies in memory is another's)
+        elif self.numel():
+            storage.write(self, x, storage.becomes_new(self, x) if anew is None else anew)
         return self
 
     @property
     def _is_stored(self) -> bool:
-        """Whether there is memory to write to: a buffer, perhaps with assignments that are still to be carried out."""
-        return unviewed(self.uop).op in (Ops.BUFFER, Ops.AFTER)
+        return storage.is_stored(self.uop)
 
-    @staticmethod
-    def _write(target: UOp, value: UOp) -> None:
-        """Stores `value` at `target`, a view of memory; all live views of that memory then show it."""
-        before, target = unviewed(target), attached(target)
-        after = UOp(Ops.AFTER, before.dtype, (before, mark(UOp(Ops.STORE, dtypes.void, (target, value)))))
-        for t in LIVE:
-            if unviewed(t.uop) is before:
-                t.uop = substitute(t.uop, {before: after})
-                PENDING.add(t)
+    def _identity(self) -> Storage:
+        """What this tensor has in common with its views."""
+        return storage.identity(self)
 
+    @locked
     def replace(self, other: Tensor) -> Tensor:
-        """Become `other` (same shape and dtype), without touching storage."""
+        """Become `other` (same shape and dtype), without touching storage: that of `other` is this tensor's, too."""
         if (other.shape, other.dtype) != (self.shape, self.dtype):
             raise ValueError(f"replace: {other.shape} {other.dtype.name} is not {self.shape} {self.dtype.name}")
         self._device = other._device
-        self._become(other.uop)
+        self._become(other.uop, other._identity())
         return self
 
     def contiguous(self) -> Tensor:
-        """Stored on its own, as it is: a fusion boundary."""
+        """Stored on its own, as it is: a fusion boundary. Of a view a copy."""
         return self if self.uop.op in (Ops.CONTIGUOUS, Ops.BUFFER) else self._op(Ops.CONTIGUOUS)
 
     def clone(self) -> Tensor:
@@ -337,7 +337,7 @@ class Tensor(
     def shard(self, devices: Sequence[str], axis: int | None = None) -> Tensor:
         """Cut along dim `axis` over `devices` (None: a full copy on each).
 
-        Global shape S becomes, on device i of n, S with dim `axis` of size ceil(S[axis] / n) (the last ones smaller, maybe 0).
+        Global shape S becomes, on device i of n, S with dim `axis` cut at ceil(i * S[axis] / n): parts that differ by one at most, maybe 0.
         On several workers every worker must hold the same value.
         """
         names = _canonical(tuple(devices))
@@ -353,14 +353,17 @@ class Tensor(
                 return self
         return self._new(mark(UOp(Ops.SHARD, self.dtype, (self.uop,), (names, axis))))
 
+    @locked
     def shard_(self, devices: Sequence[str], axis: int | None = None) -> Tensor:
-        self._become(self.shard(devices, axis).uop)
+        t = self.shard(devices, axis)
+        self._become(t.uop, t._storage)
         return self
 
+    @locked
     def to_(self, device: str | tuple[str, ...]) -> Tensor:
         t = self.to(device)
         self._device = t._device
-        self._become(t.uop)
+        self._become(t.uop, t._storage)
         return self
 
     class train:
@@ -368,12 +371,14 @@ class Tensor(
 
         def __init__(self, mode: bool = True):
             self.mode = mode
+            self.saved: list[bool | None] = []
 
         def __enter__(self) -> None:
-            self.saved, Tensor.training = Tensor.training, self.mode
+            self.saved.append(_training.get())
+            _training.set(self.mode)
 
         def __exit__(self, *exc: object) -> None:
-            Tensor.training = self.saved
+            _training.set(self.saved.pop())
 
 
 class Variable:

@@ -133,6 +133,7 @@ class Endpoint:
             "host": self._hub.host,
             "addresses": self._hub.addresses,
             "curve": self._hub.public.decode() if self._hub.secure else "",
+            "lock": self._hub.token.hex(),
             "pid": os.getpid(),
             "memfd": self.arena.fd,
             "token": self.arena.token.hex(),
@@ -153,7 +154,7 @@ class Endpoint:
         if TRANSPORT.value not in ("", "shm", "zmq"):
             raise ValueError(f"TRANSPORT={TRANSPORT.value!r} is unknown; use shm or zmq, or leave it empty")
         peers = [r for r in range(self.size) if r != self.rank]
-        self._hub.admit({cards[r]["curve"] for r in peers if cards[r].get("curve")})
+        self._hub.admit(cards)
         attached: dict[int, shm.ShmLink] = {}
         for r in peers:
             self._hub.add(r, cards[r])
@@ -381,13 +382,15 @@ class Endpoint:
             self._give_up(link, lost, end, key, what)
 
     def _await_zmq(self, link: tcp.ZmqLink, look: Callable[[], Any], key: MessageKey, what: str) -> Any:
-        end = time.monotonic() + COLLECTIVE_TIMEOUT_S.value
+        end, heard = time.monotonic() + COLLECTIVE_TIMEOUT_S.value, link.heard
         timeout = 0.0
         while True:
             found = look()
             if found is not None:
                 return found
             self._raise_aborted()
+            if link.heard != heard:  # a slow link is none that hangs
+                end, heard = time.monotonic() + COLLECTIVE_TIMEOUT_S.value, link.heard
             if timeout:
                 self._push_queued()
                 self._give_up(link, link.lost(), end, key, what)

@@ -123,6 +123,9 @@ def _staging(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
                 return f"argument {slot} cannot be staged at loop {loop.arg[0]}: it changes with the blocked loop {blocked.arg[0]}"
             if any(r in plan.reduce_lanes for r in ranges):
                 return f"argument {slot} cannot be staged: a reduction over it has lanes of its own"
+            mask = u.src[0].src[2:]
+            if mask and plan.lane not in ranges_of(u) and any(plan.tile.get(r, 1) % 4 == 0 for r in ranges_of(mask[0]) & frozenset(ranges)):
+                return f"argument {slot} cannot be staged: it is masked along a reduction of which fours are written out, and packed without looking at each"
             elements = stage_rows(plan, loop, stage_sizes(plan, loop, ranges)) * plan.block.get(loop, 1)
             elements *= math.prod(plan.tile.get(r, 1) for r in tiled)
             nbytes += -(-elements * u.dtype.itemsize // 64) * 64

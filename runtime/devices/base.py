@@ -85,7 +85,7 @@ class Device(ABC):
         self.name = name
         self.allocated = self.cached = self.peak = 0
         self._free_blocks: dict[int, list[Any]] = {}
-        self._memory_lock = threading.Lock()
+        self._memory_lock = threading.RLock()  # (a garbage collection while it is held may free buffers)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -167,7 +167,7 @@ class Device(ABC):
     def trim(self, keep_bytes: int = 0, largest: int | None = None) -> None:
         """Gives cached blocks back, the largest first, until at most `keep_bytes` are kept; none of more than `largest` bytes."""
         with self._memory_lock:
-            for size in sorted(s for s in self._free_blocks if largest is None or s <= largest)[::-1]:
+            for size in sorted(s for s in list(self._free_blocks) if largest is None or s <= largest)[::-1]:
                 blocks = self._free_blocks[size]
                 while blocks and self.cached > keep_bytes:
                     self._free(blocks.pop(), size)

@@ -1,7 +1,7 @@
 """Compiled code on disk, shared by all processes of a user.
 
-One file an entry: magic, SHA-256 of the payload, payload. Written to a temporary name and renamed, so a reader sees a
-whole entry or none; a damaged one is taken for missing and rebuilt. CACHE_MB bounds the folder: the entries used least
+One file an entry: magic, SHA-256 of key and payload, payload. Written to a temporary name and renamed, so a reader sees a
+whole entry or none; a damaged one, or another key's, is taken for missing and rebuilt. CACHE_MB bounds the folder: the entries used least
 recently (by modification time, renewed on use) go first. CACHE=0 switches it off, CACHE_DIR moves it.
 """
 
@@ -18,8 +18,12 @@ from pathlib import Path
 
 from manygrad.tensor.environment import CACHE, CACHE_DIR, CACHE_MB, DEBUG
 
-MAGIC = b"manygrad1\n"
+MAGIC = b"manygrad2\n"
 RENEW_AFTER_S = 600.0  # how old an entry's time may get before a use renews it
+
+
+def _digest(key: bytes, payload: bytes) -> bytes:
+    return hashlib.sha256(len(key).to_bytes(8, "little") + key + payload).digest()
 
 
 class DiskCache:
@@ -49,7 +53,7 @@ class DiskCache:
             return None
         head = len(MAGIC) + 32
         payload = data[head:]
-        if data[: len(MAGIC)] != MAGIC or hashlib.sha256(payload).digest() != data[len(MAGIC) : head]:
+        if data[: len(MAGIC)] != MAGIC or _digest(key, payload) != data[len(MAGIC) : head]:
             if DEBUG >= 1:
                 print(f"cache: {path} is damaged ({len(data)} bytes); it is made again")
             with contextlib.suppress(OSError):
@@ -70,7 +74,7 @@ class DiskCache:
             handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
             try:
                 with os.fdopen(handle, "wb") as file:
-                    file.write(MAGIC + hashlib.sha256(payload).digest() + payload)
+                    file.write(MAGIC + _digest(key, payload) + payload)
                 os.replace(temporary, path)
             except BaseException:
                 with contextlib.suppress(OSError):

@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from typing import TYPE_CHECKING, NamedTuple
 
 from manygrad.runtime import profile
@@ -76,7 +77,7 @@ def compile_together(device: CPUDevice, asts: Iterable[UOp], store: DiskCache) -
                 text = device.code_of(m.prepared)
                 if profile.active:
                     profile.record("compile", f"code of {m.prepared.name}", start, time.perf_counter(), {"opts": list(map(repr, m.prepared.opts))})
-                running.append(llvm.submit(_build, device, m, text, made, claims.pop_all()))
+                running.append(llvm.submit(copy_context().run, _build, device, m, text, made, claims.pop_all()))
         for job in running:
             job.result()
     for m in others:

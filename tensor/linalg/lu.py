@@ -35,6 +35,26 @@ def lu_packed(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return out[0], out[1], out[2]
 
 
+class _LU(Function):
+    """P a = L U. The gradient: dL/da = Pᵀ L⁻ᵀ (tril(Lᵀ dL, −1) + triu(dU Uᵀ)) U⁻ᵀ (Giles, 2008, section 2; as in PyTorch)."""
+
+    @staticmethod
+    def forward(ctx: Context, a: Tensor) -> tuple[Tensor, Tensor]:
+        packed, perm, _ = lu_packed(a)
+        ctx.save_for_backward(packed, perm)
+        return packed, perm
+
+    @staticmethod
+    def backward(ctx: Context, g: Tensor, _: Tensor) -> Tensor:
+        packed, perm = ctx.saved_tensors
+        n = packed.shape[-1]
+        low = packed.tril(-1) + Tensor.eye(n, dtype=packed.dtype, device=packed.device)
+        inner = (low.mT @ g.tril(-1)).tril(-1) + (g.triu() @ packed.triu().mT).triu()
+        rows = lower_inverse(packed, unit=True).mT @ inner @ upper_inverse(packed).mT  # of P a
+        back = perm.argsort(-1).unsqueeze(-1).expand(rows.shape)
+        return rows.gather(-2, back)
+
+
 def _solve(a: Tensor, b: Tensor) -> Tensor:
     packed, perm, _ = lu_packed(a)
     n = a.shape[-1]
@@ -132,7 +152,7 @@ def slogdet(a: Tensor) -> tuple[Tensor, Tensor]:
 
 def lu(a: Tensor) -> tuple[Tensor, Tensor]:
     """(L and U in one, int32 pivots as LAPACK counts them: row i was swapped with row pivots[i] − 1)."""
-    packed, perm, _ = lu_packed(square("lu", a))
+    packed, perm = _LU.apply(square("lu", a))
     n = a.shape[-1]
     pivots = []
     where = Tensor.arange(n)._broadcast(perm.shape)

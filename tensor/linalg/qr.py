@@ -17,8 +17,8 @@ def _step(k: Tensor, a: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
     alpha = row.eq(k)._where(column, 0.0).sum(-1, keepdim=True)
     rest = (row > k)._where(column, 0.0)
     below = rest.square().sum(-1, keepdim=True)
-    beta = (alpha < 0)._where(1.0, -1.0).cast(a.dtype) * (alpha.square() + below).sqrt()
     nothing = below.eq(0)
+    beta = (alpha < 0)._where(1.0, -1.0).cast(a.dtype) * nothing._where(1.0, alpha.square() + below).sqrt()
     beta = nothing._where(alpha, beta)
     t = nothing._where(0.0, (beta - alpha) / nothing._where(1.0, beta)).cast(a.dtype)
     v = (rest / nothing._where(1.0, alpha - beta) + row.eq(k).cast(a.dtype)).contiguous()  # (..., m)
@@ -45,7 +45,7 @@ def geqrf(a: Tensor) -> tuple[Tensor, Tensor]:
     floats("geqrf", a)
     count = min(a.shape[-2:])
     tau = Tensor.zeros(*a.shape[:-2], count, dtype=a.dtype).contiguous().to(a.device)
-    out = repeat(_step, count, a.detach().contiguous(), tau)
+    out = repeat(_step, count, a.contiguous(), tau)
     return out[0], out[1]
 
 
@@ -57,13 +57,13 @@ def reflected(c: Tensor, a: Tensor, tau: Tensor) -> Tensor:
 def orgqr(a: Tensor, tau: Tensor) -> Tensor:
     """The first n columns of Q, for a (..., m, n)."""
     m, n = floats("orgqr", a).shape[-2:]
-    return reflected(Tensor.eye(m, n, dtype=a.dtype)._broadcast((*a.shape[:-2], m, n)).contiguous().to(a.device), a.detach(), tau.detach())
+    return reflected(Tensor.eye(m, n, dtype=a.dtype)._broadcast((*a.shape[:-2], m, n)).contiguous().to(a.device), a, tau)
 
 
 def ormqr(a: Tensor, tau: Tensor, other: Tensor, left: bool = True, transpose: bool = False) -> Tensor:
     """Q @ other, or with Qᵀ, or from the right."""
     m = floats("ormqr", a).shape[-2]
-    q = reflected(Tensor.eye(m, dtype=a.dtype)._broadcast((*a.shape[:-2], m, m)).contiguous().to(a.device), a.detach(), tau.detach())
+    q = reflected(Tensor.eye(m, dtype=a.dtype)._broadcast((*a.shape[:-2], m, m)).contiguous().to(a.device), a, tau)
     q = q.mT if transpose else q
     return q @ other if left else other @ q
 
@@ -95,8 +95,7 @@ def qr(a: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
     """(Q, R) with a = Q R, Q of orthonormal columns, R upper triangular; mode "reduced", "complete" or "r" (Q is then empty)."""
     floats("qr", a)
     if mode == "r":
-        packed, _ = geqrf(a)
-        return a.new_zeros(0), packed.triu()[..., : min(a.shape[-2:]), :]
+        return a.new_zeros(0), _QR.apply(a, False)[1]
     if mode not in ("reduced", "complete"):
         raise ValueError(f'qr: mode is "reduced", "complete" or "r", not {mode!r}')
     return _QR.apply(a, mode == "complete")

@@ -7,7 +7,6 @@ from functools import cache
 from typing import Any
 
 from manygrad.tensor.function import function
-from manygrad.tensor.grad_mode import no_grad
 from manygrad.tensor.tensor import Tensor
 
 
@@ -17,14 +16,16 @@ def _traced(step: Callable[..., Any]) -> function:
 
 
 def repeat(step: Callable[..., Any], count: int, *state: Tensor) -> tuple[Tensor, ...]:
-    """`state = step(k, *state)` for k = 0 .. count − 1; k is an int64 tensor."""
+    """`state = step(k, *state)` for k = 0 .. count − 1; k is an int64 tensor.
+
+    Its gradient goes through every step and keeps each one's state; a `Function` around it is for what has a formula.
+    """
     numbers = Tensor.arange(count).contiguous() if count else None
     if numbers is not None:
         numbers = numbers.to(state[0].device)
-    with no_grad():
-        for k in range(count):
-            assert numbers is not None
-            state = _traced(step)(numbers[k], *state)
+    for k in range(count):
+        assert numbers is not None
+        state = _traced(step)(numbers[k], *state)
     return state
 
 

@@ -27,6 +27,7 @@ from manygrad.tensor.ops.ctc import ctc_loss  # noqa: F401
 from manygrad.tensor.ops.distance import cosine_similarity, pairwise_distance, pdist  # noqa: F401
 from manygrad.tensor.ops.dropout import alpha_dropout, dropout, dropout1d, dropout2d, dropout3d, feature_alpha_dropout  # noqa: F401
 from manygrad.tensor.ops.embedding import embedding, embedding_bag  # noqa: F401
+from manygrad.tensor.ops.inplace import refuse_leaf
 from manygrad.tensor.ops.interpolation import (  # noqa: F401
     affine_grid,
     grid_sample,
@@ -104,14 +105,14 @@ def rrelu(input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: b
     return _into(input, input.rrelu(lower, upper, training), inplace)
 
 
-def threshold_(input: Tensor, threshold: float, value: float) -> Tensor: return input.assign(input.threshold(threshold, value))
-def relu_(input: Tensor) -> Tensor: return input.assign(input.relu())
-def hardtanh_(input: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor: return input.assign(input.hardtanh(min_val, max_val))
-def leaky_relu_(input: Tensor, negative_slope: float = 0.01) -> Tensor: return input.assign(input.leaky_relu(negative_slope))
-def elu_(input: Tensor, alpha: float = 1.0) -> Tensor: return input.assign(input.elu(alpha))
-def selu_(input: Tensor) -> Tensor: return input.assign(input.selu())
-def celu_(input: Tensor, alpha: float = 1.0) -> Tensor: return input.assign(input.celu(alpha))
-def rrelu_(input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Tensor: return input.assign(input.rrelu(lower, upper, training))
+def threshold_(input: Tensor, threshold: float, value: float) -> Tensor: return _written(input, input.threshold(threshold, value), "threshold_")
+def relu_(input: Tensor) -> Tensor: return _written(input, input.relu(), "relu_")
+def hardtanh_(input: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor: return _written(input, input.hardtanh(min_val, max_val), "hardtanh_")
+def leaky_relu_(input: Tensor, negative_slope: float = 0.01) -> Tensor: return _written(input, input.leaky_relu(negative_slope), "leaky_relu_")
+def elu_(input: Tensor, alpha: float = 1.0) -> Tensor: return _written(input, input.elu(alpha), "elu_")
+def selu_(input: Tensor) -> Tensor: return _written(input, input.selu(), "selu_")
+def celu_(input: Tensor, alpha: float = 1.0) -> Tensor: return _written(input, input.celu(alpha), "celu_")
+def rrelu_(input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Tensor: return _written(input, input.rrelu(lower, upper, training), "rrelu_")
 
 
 def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: DType | str | None = None) -> Tensor:
@@ -136,7 +137,12 @@ def _implicit(input: Tensor, dim: int | None) -> int:
 
 
 def _into(input: Tensor, result: Tensor, inplace: bool) -> Tensor:
-    return input.assign(result) if inplace else result
+    return _written(input, result, "an activation in place") if inplace else result
+
+
+def _written(input: Tensor, result: Tensor, name: str) -> Tensor:
+    refuse_leaf(input, name)
+    return input._overwrite(result)
 
 
 # *** normalisation ***

@@ -32,6 +32,8 @@ def _even(x: Tensor, outs: tuple[int, ...]) -> tuple[int, ...] | None:
 
 
 def _adaptive_avg(name: str, x: Tensor, n: int, output_size: Any) -> Tensor:
+    if not x.dtype.is_float:
+        raise TypeError(f"{name} needs a float tensor, not {x.dtype.name}; cast with .float() first")
     outs = _sizes(name, x, n, output_size)
     window = _even(x, outs)
     if window is not None:

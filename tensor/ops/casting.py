@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import DType, dtypes, to_dtype
 from manygrad.tensor.ops.float8 import from_float8, to_float8
-from manygrad.tensor.uop import Ops
+from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop.views import OTHER_WIDTH
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
@@ -24,7 +25,8 @@ class CastingMixin:
         return self._op(Ops.CAST, dtype=d)
 
     def bitcast(self: Tensor, dtype: DType | str) -> Tensor:
-        """The same bits as another type, little end first: (..., n) of w bytes becomes (..., n·w / v) of v bytes."""
+        """The same bits as another type, little end first: (..., n) of w bytes becomes (..., n·w / v) of v bytes. A view: writing through it
+        writes those bits."""
         d = to_dtype(dtype)
         if d is self.dtype:
             return self
@@ -39,11 +41,17 @@ class CastingMixin:
         shifts = self.arange(wide.itemsize // narrow.itemsize).cast(wide) * (8 * narrow.itemsize)
         if have > want:
             parts = (self.bitcast(wide).unsqueeze(-1) >> shifts).cast(narrow)
-            return parts.reshape(*lead, n * (have // want)).bitcast(d)
+            return self._as_bits(parts.reshape(*lead, n * (have // want)).bitcast(d))
         if n % (want // have):
             raise ValueError(f"bitcast {self.shape} from {self.dtype.name} to {d.name}: the last dim must divide by {want // have}")
         parts = self.bitcast(narrow).reshape(*lead, n // (want // have), want // have).cast(wide) << shifts
-        return parts._reduce(Ops.ADD, -1, False).bitcast(d)
+        return self._as_bits(parts._reduce(Ops.ADD, -1, False).bitcast(d))
+
+    def _as_bits(self: Tensor, computed: Tensor) -> Tensor:
+        """`computed`, which has the bits of this tensor in elements of another width, as a view of it."""
+        t = self._new(UOp(Ops.CUSTOM, computed.dtype, (computed.uop, self.uop), OTHER_WIDTH))
+        t._storage = self._identity()
+        return t
 
     def type(self: Tensor, dtype: DType | str | None = None) -> Any:
         """The name of the element type; with `dtype` the tensor cast to it."""

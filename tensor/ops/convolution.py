@@ -157,7 +157,7 @@ def _input_gradient(g: Tensor, shape: tuple[int, ...], w: Tensor, s: tuple[int, 
         after = shape[2 + i] + 2 * p[i] - (g.shape[2 + i] + d[i] * (ks[i] - 1)) + before
         grow.append((before, after))
     g = g.pad(((0, 0), (0, 0), *grow))
-    flipped = w.flip(tuple(range(2, 2 + n))).reshape(groups, cout // groups, cin // groups, *ks)
+    flipped = w._flipped(tuple(range(2, 2 + n))).reshape(groups, cout // groups, cin // groups, *ks)
     swapped = flipped.transpose(1, 2).reshape(cin, cout // groups, *ks)
     return _convolve(g, swapped, (1,) * n, (0,) * n, d, groups)
 

@@ -21,7 +21,7 @@ class DiagonalMixin:
             return t._take(t.ndim - 2, 0, 0)._take(t.ndim - 1, 0, 1 if cols else 0).reshape(*t.shape[:-2], 0)
         r, c = max(-offset, 0), max(offset, 0)
         t = t._take(t.ndim - 2, r, r + n)._take(t.ndim - 1, c, c + n)
-        return t.flatten(-2)._every(t.ndim - 2, n + 1)
+        return self._strided(t.flatten(-2)._every(t.ndim - 2, n + 1))
 
     def _two_dims(self: Tensor, name: str, dim1: int, dim2: int) -> tuple[int, int]:
         if self.ndim < 2:
@@ -63,7 +63,7 @@ class DiagonalMixin:
         if src.shape != want:
             raise ValueError(f"diagonal_scatter: the diagonal has shape {want}, src {src.shape}")
         if n == 0:
-            return self
+            return self._copied()
         r, c = max(-offset, 0), max(offset, 0)
         wide = src.cast(self.dtype).diag_embed().pad((c, cols - n - c, r, rows - n - r)).movedim((-2, -1), (a, b))
         return self._on_diagonal(rows, cols, offset, a, b)._where(wide, self)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor import grad_mode
 from manygrad.tensor.gradient import compute_gradients, with_history
+from manygrad.tensor.lock import locked
+from manygrad.tensor.storage import Storage, is_stored
 from manygrad.tensor.uop import Ops, UOp
-from manygrad.tensor.uop.shape import unviewed
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
@@ -35,6 +36,7 @@ class DifferentiationMixin:
     _accumulated_hooks: list[Callable[[Tensor], None]] | None = None
 
     @property
+    @locked
     def requires_grad(self: Tensor) -> bool:
         """Whether this is a leaf to train, or was computed from one."""
         if self._requires_grad or not self.dtype.is_float:
@@ -43,13 +45,14 @@ class DifferentiationMixin:
         return any(u in leaves or "history" in u._cache for u in self.uop.toposort(lambda u: u.op is not Ops.DETACH) if u.op is not Ops.DETACH)
 
     @requires_grad.setter
+    @locked
     def requires_grad(self: Tensor, flag: bool | None) -> None:
         if flag and not self.dtype.is_float:
             raise TypeError(f"only float tensors can require a gradient, this one is {self.dtype.name}; cast it first")
         changed = bool(flag) and not self._requires_grad
         self._requires_grad = flag
         if changed:
-            self._become(self.uop)
+            self._become(self.uop, self._storage)
 
     def requires_grad_(self: Tensor, requires_grad: bool = True) -> Tensor:
         self.requires_grad = requires_grad
@@ -59,19 +62,21 @@ class DifferentiationMixin:
     def is_leaf(self: Tensor) -> bool:
         return bool(self._requires_grad) or not self.requires_grad
 
-    def _become(self: Tensor, uop: UOp) -> None:
-        """Takes `uop` as the value. Of a tensor that requires a gradient and is not stored, a node of its own is made, numbered
-        `_leaf`: equal values are one node, but two parameters that start equal have two gradients.
+    @locked
+    def _become(self: Tensor, uop: UOp, storage: Storage | None = None) -> None:
+        """Takes `uop` as the value, and the `storage` of what it is a view of. Of a tensor that requires a gradient and is not stored, a
+        node of its own is made, numbered `_leaf`: equal values are one node, but two parameters that start equal have two gradients.
         """
-        if self._requires_grad and unviewed(uop).op not in (Ops.BUFFER, Ops.AFTER):
+        if self._requires_grad and not is_stored(uop):
             self._leaf = next(_leaves)
             uop = UOp(Ops.CONTIGUOUS, uop.dtype, (uop,), self._leaf)
-        self.uop = uop
+        self.uop, self._storage = uop, storage
 
     def detach(self: Tensor) -> Tensor:
         """The same value, through which no gradient flows; of a stored tensor, the same storage."""
         return self if self.uop.op is Ops.DETACH else self._op(Ops.DETACH)
 
+    @locked
     def detach_(self: Tensor) -> Tensor:
         self._requires_grad = None
         self.uop = self.detach().uop
@@ -83,7 +88,8 @@ class DifferentiationMixin:
 
     @data.setter
     def data(self: Tensor, value: Tensor) -> None:
-        self._become(value.detach().uop)
+        new = value.detach()
+        self._become(new.uop, new._identity())
 
     # *** hooks ***
 
@@ -118,6 +124,7 @@ class DifferentiationMixin:
 
     # *** gradients ***
 
+    @locked
     def backward(self: Tensor, gradient: Tensor | None = None, retain_graph: bool | None = None, create_graph: bool = False, inputs: Sequence[Tensor] | None = None) -> Tensor:
         """Adds to `.grad` (lazily) of every live tensor with requires_grad=True that this one depends on, or only of `inputs`.
 
@@ -140,7 +147,10 @@ class DifferentiationMixin:
             g = grads.get(now[t.uop])
             if g is not None:
                 new = t._new(g)
-                t.grad = new if t.grad is None else t.grad + new
+                if t.grad is None:
+                    t.grad = new
+                else:
+                    t.grad.assign(t.grad + new)  # in place, as in PyTorch: who holds it sees the sum
                 for hook in list(t._accumulated_hooks or ()):
                     hook(t)
         return self
@@ -149,6 +159,7 @@ class DifferentiationMixin:
         """d(self)/d(target) for each target, without touching `.grad`; zeros where nothing flows. Any tensor below can be a target."""
         return [t.zeros_like() if g is None else g for t, g in zip(targets, self._gradients(targets, gradient))]
 
+    @locked
     def _gradients(self: Tensor, targets: Sequence[Tensor], gradient: Tensor | None) -> list[Tensor | None]:
         leaves = [t for t in targets if t._requires_grad]
         root, now, stored = with_history(self.uop, leaves)

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.gradient import NoGradient
 from manygrad.tensor.ops.elementary import elementary, polynomial, with_gradient
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class GammaMixin:
         return total + p * (p - 1) / 4 * math.log(math.pi)
 
     def igamma(self: Tensor, other: Tensor) -> Tensor:
-        """The regularised lower incomplete gamma function P(a, x), a = self > 0, x = other >= 0; the gradient is to x only."""
+        """The regularised lower incomplete gamma function P(a, x), a = self > 0, x = other >= 0; there is a gradient to x only, asking for the other is an error."""
         return _incomplete(self, other, lower=True)
 
     def igammac(self: Tensor, other: Tensor) -> Tensor:
@@ -133,7 +134,7 @@ def _incomplete(self: Tensor, other: Tensor, lower: bool) -> Tensor:
     """The smaller of P and Q by quadrature with doubly exponential nodes v = w·exp(u − exp(−u)), w the width of the integrand:
     P = xᵃe⁻ˣ/Γ(a) ∫₀^∞ exp(−av + x(1 − e⁻ᵛ)) dv for x < a + 1, Q = xᵃe⁻ˣ/Γ(a) ∫₀^∞ e^(−xv) (1 + v)^(a−1) dv beyond."""
     a, x = self._floats(other)
-    kind = a.dtype
+    kind, name = a.dtype, "igamma" if lower else "igammac"
     a, x = a.cast(dtypes.float64), x.cast(dtypes.float64)
     left, wide_a, wide_x = x < a + 1, a.unsqueeze(-1), x.unsqueeze(-1)
     width = 1 / ((x - a).abs() + left._where(a, x).sqrt()).unsqueeze(-1)
@@ -147,8 +148,8 @@ def _incomplete(self: Tensor, other: Tensor, lower: bool) -> Tensor:
     value = (left if lower else ~left)._where(small, 1 - small)
     value = x.eq(0)._where(0.0 if lower else 1.0, value).where_not((a <= 0) | (x < 0), math.nan)
 
-    def backward(g: Tensor, a: Tensor, x: Tensor) -> tuple[None, Tensor]:
+    def backward(g: Tensor, a: Tensor, x: Tensor) -> tuple[NoGradient, Tensor]:
         slope = ((a - 1) * x.log() - x - a.lgamma()).exp()
-        return None, g * (slope if lower else -slope)
+        return NoGradient(f"{name}(a, x) has no gradient to a"), g * (slope if lower else -slope)
 
-    return with_gradient(value, "igamma", lower, backward, a, x).cast(kind)
+    return with_gradient(value, name, None, backward, a, x).cast(kind)

@@ -6,13 +6,14 @@ has a shape that depends on data (`tensor/ops/masking.py`); writing with one sta
 
 from __future__ import annotations
 
-from math import prod
 from typing import TYPE_CHECKING, Any
 
-from manygrad.tensor import grad_mode
+from manygrad.tensor import storage
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.engine import engine
+from manygrad.tensor.lock import locked
 from manygrad.tensor.ops.broadcast import broadcast_shape
+from manygrad.tensor.ops.inplace import refuse_leaf
 from manygrad.tensor.source import mark
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.symbolic import add, as_index, to_sint
@@ -85,7 +86,7 @@ class IndexingMixin:
                 raise IndexError(f"cannot index with {type(x).__name__}; use ints, slices, None, Ellipsis, integer tensors or boolean masks")
         t = self.shrink(tuple(bounds))
         flips = [i for i, s in enumerate(steps) if s < 0]
-        t = t.flip(flips) if flips else t
+        t = t._flipped(flips) if flips else t
         for i, s in enumerate(abs(s) for s in steps):
             if s > 1:
                 t = t._every(i, s)
@@ -136,9 +137,11 @@ class IndexingMixin:
         if not self.dtype.is_int:
             raise IndexError(f"an index tensor must be of integers, not {self.dtype.name}")
         i, base = self.cast(dtypes.int64), self.uop
+        types = [base.dtype]
         while base.op in (Ops.RESHAPE, Ops.EXPAND, Ops.CAST):
             base = base.src[0]
-        return i if self.dtype.is_unsigned or base.op is Ops.IOTA else (i < 0)._where(i + size, i)
+            types.append(base.dtype)
+        return i if self.dtype.is_unsigned or (base.op is Ops.IOTA and all(d.is_int and d.max >= base.arg - 1 for d in types)) else (i < 0)._where(i + size, i)
 
     def _indexed_first(self: Tensor, tensors: dict[int, Tensor]) -> tuple[list[int], list[Tensor], list[int]]:
         """(the dims in `tensors`, then the others; the index tensors, not negative, in one shape; order of the result's dims).
@@ -200,35 +203,28 @@ class IndexingMixin:
         v = v.cast(self.dtype)
         return hit._where(self + v if how == "add" else v, self)
 
+    @locked
     def __setitem__(self: Tensor, index: Any, value: Any) -> None:
         from manygrad.tensor.tensor import Tensor
 
-        if self._requires_grad and grad_mode.enabled:
-            raise RuntimeError("writing into a leaf that requires a gradient; write inside `with Tensor.no_grad():`, or use where(...)")
+        refuse_leaf(self, "t[...] = value")
         v = value if isinstance(value, Tensor) else Tensor(value, dtype=self.dtype, device=self.device if isinstance(self.device, str) else None)
-        differentiable = not self._is_stored and grad_mode.enabled and (v.requires_grad or self.requires_grad)  # a new value then, not a write
-        if not self._is_stored and not differentiable:
-            self.uop = self.clone().realize().uop
+        anew = storage.becomes_new(self, v)
+        if not anew and not self._is_stored:
+            storage.store(self)
         view, tensors = self._basic(index)
         v = v.cast(self.dtype)
         if isinstance(self.device, tuple) and isinstance(v.uop.device, str):
             v = v.shard(self.device)
         axis_of = engine().sharding_axis
-        whole = differentiable or (axis_of(self.uop) is not None and axis_of(view.uop) is None)  # (part of the cut dim: place by position in the whole)
+        whole = anew or (axis_of(self.uop) is not None and axis_of(view.uop) is None)  # (part of the cut dim: `write` places it by position)
         if tensors and (whole or any(t.dtype.is_bool for t in tensors.values())):
             v = view._put(tensors, v)
         elif tensors:  # what is not named is not touched
             view, v = view._put_at(tensors, v)
         v = _fitted(v, view.shape)
-        if whole:
-            positions = self.arange(prod(self.shape)).reshape(self.shape)._basic(index)[0].flatten()
-            placed = self._new(mark(UOp(Ops.SCATTER, self.dtype, (self.flatten().uop, v.flatten().uop, positions.uop), "set"))).reshape(self.shape)
-            if differentiable:
-                self.uop = placed.uop
-            else:
-                self._write(self.uop, placed.uop)
-        else:
-            self._write(view.uop, v.uop)
+        if view.numel():
+            storage.write(view, v, anew)
 
 
 def _inverse(order: list[int]) -> list[int]:

@@ -9,8 +9,11 @@ from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from manygrad.tensor import grad_mode
+from manygrad.tensor import grad_mode, storage
 from manygrad.tensor.dtype import can_cast
+from manygrad.tensor.lock import locked
+from manygrad.tensor.source import user_line
+from manygrad.tensor.uop.views import ALIASES
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
@@ -25,30 +28,43 @@ OPERATORS = {
 
 
 def _writing(name: str, f: Callable[..., Any]) -> Callable[..., Any]:
+    @locked
     @wraps(f)
     def method(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        _refuse_leaf(self, f"{name}_")
+        refuse_leaf(self, f"{name}_")
         out = f(self, *args, **kwargs)
         if out.shape != self.shape:
             raise ValueError(f"{name}_: the result has shape {out.shape}, but it is written in place of {self.shape}; use x = x.{name}(...)")
         if not can_cast(out.dtype, self.dtype):
             raise TypeError(f"{name}_: the result is {out.dtype.name} and cannot be written in place of {self.dtype.name}; use x = x.{name}(...), or cast x first")
-        return self.assign(out)
+        return self._overwrite(out)
 
     method.__name__, method.__doc__ = f"{name}_", f"`{name}`, written in place of self."
     return method
 
 
-def _refuse_leaf(t: Tensor, name: str) -> None:
-    """What gradients are taken to must keep its value while they can still be asked for."""
-    if t.requires_grad and t._is_stored and grad_mode.enabled:
-        raise RuntimeError(f"{name}: this tensor requires a gradient and is a leaf; write to it under no_grad(), or use the operator without the underscore")
+def refuse_leaf(t: Tensor, name: str) -> None:
+    """What gradients are taken to must keep its value while they can still be asked for: it is written under no_grad()."""
+    if not grad_mode.is_grad_enabled() or not t.dtype.is_float:
+        return
+    what = ""
+    if t._requires_grad:
+        what = "a leaf Variable"
+    elif t.uop.op in ALIASES and t.requires_grad and any(s._requires_grad for s in storage.sharing(t)):
+        what = "a view of a leaf Variable"
+    if what:
+        raise RuntimeError(
+            f"{name}: {what} that requires grad is being used in an in-place operation (shape {t.shape}, {user_line()}); "
+            "write to it under no_grad(), or use the operator without the underscore, which makes a new tensor"
+        )
 
 
 def _viewing(name: str, f: Callable[..., Any]) -> Callable[..., Any]:
+    @locked
     @wraps(f)
     def method(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        self._become(f(self, *args, **kwargs).uop)
+        view = f(self, *args, **kwargs)
+        self._become(view.uop, view._storage)
         return self
 
     method.__name__, method.__doc__ = f"{name}_", f"self becomes `self.{name}(...)`, a view of the same storage."
@@ -92,12 +108,12 @@ class InplaceMixin:
         """Every element becomes `value` (a number or 0-d tensor)."""
         if hasattr(value, "uop") and value.ndim:
             raise ValueError(f"fill_ takes one value, not a tensor of shape {value.shape}; use copy_")
-        _refuse_leaf(self, "fill_")
-        return self.assign(value)
+        refuse_leaf(self, "fill_")
+        return self._overwrite(value)
 
     def zero_(self: Tensor) -> Tensor: return self.fill_(0)
 
     def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
         """The values of `src`, broadcast, cast, and moved to this tensor's device."""
-        _refuse_leaf(self, "copy_")
-        return self.assign(src.to(self.device) if src.uop.device is not None and src.device != self.device else src)
+        refuse_leaf(self, "copy_")
+        return self._overwrite(src.to(self.device) if src.uop.device is not None and src.device != self.device else src)

@@ -14,6 +14,7 @@ import numpy as np
 
 from manygrad.tensor.dtype import DType, dtypes, to_dtype
 from manygrad.tensor.engine import default_device, engine
+from manygrad.tensor.lock import LOCK, locked
 from manygrad.tensor.uop import GroupOp, Ops
 
 if TYPE_CHECKING:
@@ -28,8 +29,12 @@ class InteropMixin:
         t = self
         if any(not isinstance(d, int) for d in t.shape):
             raise ValueError(f"numpy() needs a shape of numbers, not {t.shape}; shrink or bind the symbolic dim first")
-        return np.empty(t.shape, t.dtype.np) if t.numel() == 0 else engine().to_numpy(self._whole().uop)
+        if t.numel() == 0:
+            return np.empty(t.shape, t.dtype.np)
+        with LOCK:
+            return engine().to_numpy(self._whole().uop)
 
+    @locked
     def _whole(self: Tensor) -> Tensor:
         """Computed and stored as one buffer on one device of this worker: itself where that is so."""
         t = self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.ops.adaptive_pooling import _adaptive_avg
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ CUBIC_A = -0.75  # Keys' parameter as PyTorch has it; −0.5 when antialiasing
 def interpolate(input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", align_corners: bool | None = None,
                 recompute_scale_factor: bool | None = None, antialias: bool = False) -> Tensor:  # fmt: skip
     """(N, C, *in) -> (N, C, *size), or to sizes ⌊in · scale_factor⌋. Modes: nearest, nearest-exact, linear (1 spatial dim), bilinear,
-    bicubic (2), trilinear (3), area."""
+    bicubic (2), trilinear (3), area. All but the nearest ones take float types; bilinear and bicubic also uint8, rounded to the nearest."""
     n = input.ndim - 2
     if n < 1 or (mode not in ("nearest", "nearest-exact", "area") and SPATIAL.get(mode) != n):
         known = [m for m, k in SPATIAL.items() if k == n]
@@ -38,9 +39,14 @@ def interpolate(input: Tensor, size: Any = None, scale_factor: Any = None, mode:
         scales = [None] * n if recompute_scale_factor else list(factors)
     if len(outs) != n or any(o < 1 for o in outs):
         raise ValueError(f"interpolate: {ins} cannot become {outs}; expected {n} positive sizes")
+    kind = input.dtype
+    if not (kind.is_float or mode.startswith("nearest") or (kind is dtypes.uint8 and n == 2 and mode != "area")):
+        ways = "nearest or nearest-exact" + (", or for uint8 bilinear or bicubic" if n == 2 else "")
+        raise TypeError(f"interpolate: mode {mode!r} averages elements and {kind.name} has no fractions; cast with .float() first, or use {ways}")
     if mode == "area":
         return _adaptive_avg("interpolate", input, n, outs)
-    x = input
+    averages = not mode.startswith("nearest")
+    x = input.cast(dtypes.float32) if averages and (kind.is_half or kind is dtypes.uint8) else input
     for i, (size_in, out, factor) in enumerate(zip(ins, outs, scales)):
         if size_in == out and (factor is None or factor == 1):
             continue
@@ -52,7 +58,7 @@ def interpolate(input: Tensor, size: Any = None, scale_factor: Any = None, mode:
             x = _filtered(x, d, out, ratio, mode == "bicubic")
         else:
             x = _cubic(x, d, out, ratio, bool(align_corners)) if mode == "bicubic" else _linear(x, d, out, ratio, bool(align_corners))
-    return x
+    return (x + 0.5).floor().clamp(0, 255).cast(kind) if averages and kind is dtypes.uint8 else x.cast(kind)
 
 
 def _ratio(size: int, out: int, factor: float | None, align_corners: bool) -> float:

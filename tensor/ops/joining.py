@@ -45,7 +45,7 @@ class JoiningMixin:
                 raise ValueError(f"cat along dim {d}: {t.shape} does not fit {parts[0].shape}; all other dims must be equal")
         filled = [t for t in parts if not (isinstance(t.shape[d], int) and t.shape[d] == 0)] or parts[:1]
         if len(filled) == 1:
-            return filled[0]
+            return filled[0]._copied()
         devices = {t.uop.device for t in filled if t.uop.device is not None}
         if len(devices) > 1:
             raise ValueError(f"cat: the tensors are on different devices {sorted(map(str, devices))}; move them with .to(...) first")

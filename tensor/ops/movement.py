@@ -6,9 +6,10 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import DType
-from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.show import text_of_index
 from manygrad.tensor.uop.symbolic import as_index, to_sint, vmax, vmin
+from manygrad.tensor.uop.views import COPIED, STRIDED
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
@@ -86,5 +87,25 @@ class MovementMixin:
         return self if all(b == 0 and e == d for (b, e), d in zip(arg, self.shape) if True) else self._op(Ops.SHRINK, arg)
 
     def flip(self: Tensor, *dims: Any) -> Tensor:
+        """In reverse order along `dims`: a copy, as in PyTorch (`t[::-1]` is a view)."""
+        return self._flipped(*dims)._copied()
+
+    def _strided(self: Tensor, made: Tensor) -> Tensor:
+        """`made` of this tensor by movement ops, as a view of it, even if a reshape on the way would be a copy."""
+        x = made.uop
+        while x is not self.uop and (x.op in GroupOp.VIEW or x.op is Ops.DETACH):
+            x = x.src[0]
+        if made is self or x is not self.uop:
+            return made
+        t = self._new(UOp(Ops.CUSTOM, made.dtype, (made.uop, self.uop), STRIDED))
+        t._storage = self._identity()
+        return t
+
+    def _copied(self: Tensor) -> Tensor:
+        """The same value, lazily, in memory of its own as far as writes go: what PyTorch copies though a view could show it."""
+        return self._new(UOp(Ops.CUSTOM, self.dtype, (self.uop,), COPIED))
+
+    def _flipped(self: Tensor, *dims: Any) -> Tensor:
+        """`flip` as a view."""
         flipped = {self._dim(d) for d in _flat(dims)}
         return self._op(Ops.FLIP, tuple(i in flipped for i in range(self.ndim))) if flipped else self

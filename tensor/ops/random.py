@@ -1,42 +1,85 @@
 """Random numbers by counter: element i of draw k under seed s is a pure function of (s, k, i).
 
 The generator is Philox 2x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) on the global element
-index, so the same numbers come out at any sharding and on every device. Each draw takes the next stream number.
+index, so the same numbers come out at any sharding and on every device. Each draw takes the next stream number of its thread.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+import threading
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor import environment as env
 from manygrad.tensor.dtype import DType, dtypes, to_dtype
+from manygrad.tensor.engine import default_device
+from manygrad.tensor.lock import locked
 from manygrad.tensor.ops.creation import _shape
+from manygrad.tensor.storage import store
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
 
 
+_DIGITS = {"float16": 11, "bfloat16": 8, "float8_e4m3fn": 4, "float8_e5m2": 3}
+
+
 class _Generator:
-    """Seed and draw counter; the counter is a tensor, so that a replayed JIT step draws fresh numbers."""
+    """The seed, how often it was set, and how many threads have drawn numbers since."""
 
     seed = int(env.SEED)
-    counters: dict[Any, Any] = {}
+    seeded = 0
+    threads = itertools.count()
 
 
+class _Thread(threading.local):
+    """The draw counter of a thread: a tensor, so that a replayed JIT step draws fresh numbers. Each place that draws has a copy, so that none
+    waits for another, and every draw moves all of them on: what is drawn does not depend on where, nor twice the same. Each thread draws
+    from a sequence of its own; that of the first one (`number` 0) follows from the seed alone."""
+
+    seeded = -1
+    number = 0
+    counters: dict[Any, Any]
+
+    def up_to_date(self) -> _Thread:
+        if self.seeded != _Generator.seeded:
+            self.seeded, self.counters = _Generator.seeded, {}
+            self.number = 0 if threading.current_thread() is threading.main_thread() else next(_Generator.threads) + 1
+        return self
+
+
+_thread = _Thread()
+
+
+def seeding() -> tuple[int, int]:
+    """The seed, and how often it was set."""
+    return _Generator.seed, _Generator.seeded
+
+
+@locked
 def _next_stream(device: Any) -> Tensor:
     from manygrad.tensor.tensor import Tensor
 
-    counter = _Generator.counters.get(device)
+    counters = _thread.up_to_date().counters
+    for place in [p for p, c in counters.items() if "lost" in c.uop._cache and len(counters) > 1]:
+        del counters[place]  # (made in a trace that failed)
+    counter = counters.get(device)
+    if counter is None and counters:
+        first = next(iter(counters.values()))
+        counter = (first.to(default_device()) if isinstance(first.device, tuple) else first).to(device).contiguous()
+        store(counter)
+        counters[device] = counter
     if counter is None:
         counter = Tensor([0], dtype=dtypes.uint32, device=device if isinstance(device, str) else None)
         if not isinstance(device, str):
             counter = counter.to(device)
         counter = counter.contiguous().realize()
-        _Generator.counters[device] = counter
+        counters[device] = counter
     stream = (counter + 1).contiguous()  # stored: a later draw moves the counter on
-    counter.assign(stream)
+    for c in counters.values():
+        c.assign(stream if c is counter else c + 1)
     return stream
 
 
@@ -56,7 +99,8 @@ class RandomMixin:
     def manual_seed(seed: int = 0) -> None:
         """Start the generator again; the same on every rank gives the same numbers everywhere."""
         _Generator.seed = int(seed) & 0xFFFFFFFF
-        _Generator.counters.clear()
+        _Generator.seeded += 1
+        _Generator.threads = itertools.count()
 
     @staticmethod
     def initial_seed() -> int:
@@ -65,12 +109,11 @@ class RandomMixin:
     @staticmethod
     def _random_bits(count: int, device: Any) -> Tensor:
         """uint32 words of shape (count,)."""
-        from manygrad.tensor.engine import default_device
         from manygrad.tensor.tensor import Tensor, _canonical
 
         where = _canonical(device) if device is not None else default_device()
         stream = _next_stream(where)
-        key = stream * 0x85EBCA6B ^ ((_Generator.seed * 0xC2B2AE35 + 0x27D4EB2F) & 0xFFFFFFFF)
+        key = stream * 0x85EBCA6B ^ ((_Generator.seed * 0xC2B2AE35 + _thread.number * 0x9E3779B1 + 0x27D4EB2F) & 0xFFFFFFFF)
         index = Tensor.arange(count, device=where if isinstance(where, str) else None).cast(dtypes.uint32)
         return philox(index, key)[0]
 
@@ -81,7 +124,8 @@ class RandomMixin:
 
         dims, kind = _shape(shape), to_dtype(dtype) if dtype is not None else dtypes.default_float
         bits = Tensor._random_bits(prod(dims), device)
-        unit = (bits >> 8).cast(dtypes.float32) * (1.0 / (1 << 24))
+        digits = _DIGITS.get(kind.name, 24)  # as many as the type holds: the largest, 1 - 2^-digits, does not round to 1
+        unit = (bits >> (32 - digits)).cast(dtypes.float32) * (1.0 / (1 << digits))
         t = unit.cast(kind).reshape(dims)
         t.requires_grad = requires_grad
         return t

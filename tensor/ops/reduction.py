@@ -35,6 +35,8 @@ class ReductionMixin:
             t = t._new(UOp.const(t.dtype, {Ops.ADD: 0, Ops.MUL: 1, Ops.MAX: t.dtype.min}[op]))._broadcast(kept)
         elif work:
             t = t._new(mark(UOp(Ops.REDUCE, t.dtype, (t.uop,), (op, work))))
+        else:
+            t = t._copied()
         return t if keepdim else t._without(axes)
 
     def _without(self: Tensor, axes: tuple[int, ...]) -> Tensor:

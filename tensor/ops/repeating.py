@@ -20,7 +20,7 @@ class RepeatingMixin:
             raise ValueError(f"repeat{times} of shape {self.shape}: one number, not negative, for each dim")
         shape = (1,) * (len(times) - self.ndim) + self.shape
         t = self.reshape(tuple(x for d in shape for x in (1, d)))
-        return t.expand(tuple(x for r, d in zip(times, shape) for x in (r, d))).reshape(tuple(r * d for r, d in zip(times, shape)))
+        return t.expand(tuple(x for r, d in zip(times, shape) for x in (r, d))).reshape(tuple(r * d for r, d in zip(times, shape)))._copied()
 
     def tile(self: Tensor, *dims: Any) -> Tensor:
         """`repeat` with 1 for the leading dims that `dims` leaves out."""
@@ -41,7 +41,7 @@ class RepeatingMixin:
             if repeats < 0:
                 raise ValueError(f"repeat_interleave: repeats must not be negative, got {repeats}")
             wide = (*self.shape[: d + 1], repeats, *self.shape[d + 1 :])
-            return self.unsqueeze(d + 1)._broadcast(wide).reshape(*self.shape[:d], self.shape[d] * repeats, *self.shape[d + 1 :])
+            return self.unsqueeze(d + 1)._broadcast(wide).reshape(*self.shape[:d], self.shape[d] * repeats, *self.shape[d + 1 :])._copied()
         if not repeats.dtype.is_int or repeats.ndim > 1:
             raise ValueError(f"repeat_interleave: repeats is an int or a 1-d integer tensor, not {repeats.dtype.name} of shape {repeats.shape}")
         counts = repeats.reshape(-1)._broadcast((self.shape[d],)) if repeats.numel() == 1 else repeats
@@ -68,4 +68,4 @@ class RepeatingMixin:
             k = s % n if n else 0
             if k and prod(t.shape):
                 t = t._take(d, n - k, n).cat(t._take(d, 0, n - k), dim=d)
-        return t
+        return t._copied() if t is self else t

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from manygrad.tensor.dtype import DType, dtypes
+from manygrad.tensor.gradient import NoGradient
 from manygrad.tensor.ops.elementary import with_gradient
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ class RepresentationMixin:
         return self * other.exp2()
 
     def frexp(self: Tensor) -> MantissaAndExponent:
-        """(mantissa, exponent): x = mantissa · 2 ** exponent, |mantissa| in [0.5, 1), the exponent int32; 0, inf and NaN have exponent 0."""
+        """(mantissa, exponent): x = mantissa · 2 ** exponent, |mantissa| in [0.5, 1), the exponent int32; 0, inf and NaN have exponent 0.
+        The exponent counts as constant in the gradient."""
         if not self.dtype.is_float:
             raise TypeError(f"frexp needs a float tensor, not {self.dtype.name}; cast with .float() first")
         x = self.cast(dtypes.float32) if self.dtype.is_half else self
@@ -82,7 +84,12 @@ class RepresentationMixin:
         usual = x.ne(0) & x.isfinite()
         exponent = usual._where(below._where(e, e + 1), 0).cast(dtypes.int32)
         m = below._where(m, m * 0.5)
-        return MantissaAndExponent(usual._where(m.copysign(x), x).cast(self.dtype), exponent)
+        mantissa = usual._where(m.copysign(x), x).cast(self.dtype)
+
+        def backward(g: Tensor, x: Tensor) -> tuple[Tensor]:
+            return (g * (-x.frexp().exponent).cast(g.dtype).exp2(),)
+
+        return MantissaAndExponent(with_gradient(mantissa, "frexp", (), backward, self), exponent)
 
     def nextafter(self: Tensor, other: Tensor) -> Tensor:
         """The neighbour of x towards `other` among the numbers of their type."""
@@ -91,4 +98,6 @@ class RepresentationMixin:
         outward = (x < y).eq(x > 0)
         smallest = (bits_of(y) < 0)._where(int(bits.dtype.min) + 1, 1).cast(bits.dtype).bitcast(x.dtype)
         moved = x.eq(0)._where(smallest, (bits + outward._where(1, -1).cast(bits.dtype)).bitcast(x.dtype))
-        return (x.isnan() | y.isnan())._where(float("nan"), x.eq(y)._where(y, moved))
+        out = (x.isnan() | y.isnan())._where(float("nan"), x.eq(y)._where(y, moved))
+        unknown = NoGradient("nextafter() has no gradient")
+        return with_gradient(out, "nextafter", None, lambda g, x, y: (unknown, unknown), x, y)

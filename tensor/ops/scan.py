@@ -52,7 +52,7 @@ def _masked(x: Tensor, identity: Any, reduce: Reduce) -> Tensor:
 
 def _backwards(x: Tensor, d: int, scan: Callable[[Tensor], Tensor]) -> Tensor:
     """The scan from the end."""
-    return scan(x.flip(d)).flip(d)
+    return scan(x._flipped(d))._flipped(d)
 
 
 class ScanMixin:

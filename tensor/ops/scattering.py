@@ -44,7 +44,7 @@ class ScatteringMixin:
             wide = src.reshape(1) if hasattr(src, "uop") else src
             return self.reshape(1)._scatter_along(name, 0, index.reshape(1), wide, how, include_self).reshape(())
         if not index.numel():
-            return self
+            return self._copied()
         picks = self._picks(name, d, index)
         if hasattr(src, "uop"):
             if src.dtype is not self.dtype:
@@ -79,8 +79,11 @@ class ScatteringMixin:
             raise ValueError(f"index_fill: value is a number or a tensor without dims, not one of shape {value.shape}")
         d = self._dim(dim)
         filled = value.cast(self.dtype) if hasattr(value, "uop") else self._const_like(value, self.dtype)
-        shape = tuple(index.numel() if i == d else n for i, n in enumerate(self.shape))
-        return self._index_along("index_fill", dim, index, filled._broadcast(shape), "set")
+        if self.ndim == 0:
+            return self._index_along("index_fill", dim, index, filled.reshape(1), "set")
+        hit = self._const_like(0, dtypes.int32)._broadcast((self.shape[d],))  # (written twice, an element is still one: so is its gradient)
+        hit = hit._index_along("index_fill", 0, index, hit._const_like(1, dtypes.int32)._broadcast((index.numel(),)), "set")
+        return hit.ne(0)._along(d, self.ndim)._where(filled._broadcast(self.shape), self)
 
     def _index_along(self: Tensor, name: str, dim: int, index: Tensor, source: Tensor, how: str, include_self: bool = True) -> Tensor:
         d = self._dim(dim)
@@ -96,7 +99,7 @@ class ScatteringMixin:
         if source.dtype is not self.dtype:
             raise TypeError(f"{name}: source is {source.dtype.name}, the tensor {self.dtype.name}; cast one")
         if not source.numel():
-            return self
+            return self._copied()
         base, value = self.movedim(d, 0), source.movedim(d, 0)
         return _reduced_at(base, value, [at._positions(self.shape[d])], how, include_self).movedim(0, d)
 
@@ -114,7 +117,7 @@ class ScatteringMixin:
         if source.dtype is not self.dtype:
             raise TypeError(f"put: source is {source.dtype.name}, the tensor {self.dtype.name}; cast one")
         if not index.numel():
-            return self
+            return self._copied()
         flat = self.flatten()
         return flat._scatter_at(source.flatten(), [index.flatten()._positions(self.numel())], "add" if accumulate else "set").reshape(self.shape)
 

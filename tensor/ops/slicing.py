@@ -56,7 +56,7 @@ class SlicingMixin:
         if src.shape != want:
             raise ValueError(f"slice_scatter: the slice has shape {want}, src {src.shape}")
         if not count:
-            return self
+            return self._copied()
         # each element of src, then step - 1 zeros; moved to where the slice begins
         wide = src.cast(self.dtype).unsqueeze(d + 1)._pad_constant(tuple((0, step - 1 if i == d + 1 else 0) for i in range(self.ndim + 1)), 0)
         wide = wide.reshape(*self.shape[:d], count * step, *self.shape[d + 1 :])._take(d, 0, (count - 1) * step + 1)

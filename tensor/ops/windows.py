@@ -30,7 +30,7 @@ class WindowsMixin:
         t, need = self.movedim(d, -1), (count - 1 + per) * step
         t = t.pad((0, need - n)) if need > n else t._take(t.ndim - 1, 0, need)
         t = t.unflatten(-1, (count - 1 + per, step)).transpose(-1, -2).unfold_windows((per,), (1,), (1,))  # (.., step, count, per)
-        return t.movedim(-3, -1).flatten(-2)._take(self.ndim, 0, size).movedim(-2, d)
+        return self._strided(t.movedim(-3, -1).flatten(-2)._take(self.ndim, 0, size).movedim(-2, d))
 
     def unfold_windows(self: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]) -> Tensor:
         """(..., *spatial) -> (..., *out, *kernel): every window of a convolution or pooling, as a view.
@@ -68,7 +68,7 @@ class WindowsMixin:
         if prod(size) == 0:
             return self.flatten()._take(0, 0, 0).reshape(size)
         view = _nested(self.flatten(), size, stride, offset)
-        return view if view is not None else self.flatten()._gather({0: self._strided_positions(size, stride, offset)})
+        return self._strided(view) if view is not None else self.flatten()._gather({0: self._strided_positions(size, stride, offset)})
 
     def as_strided_scatter(self: Tensor, src: Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> Tensor:
         """A copy whose `as_strided(size, stride, storage_offset)` is `src`; of elements named twice, one of both values stays."""

@@ -3,6 +3,6 @@
 import manygrad.tensor.uop.shape  # noqa: F401  (wires UOp.shape and UOp.device)
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.rewrite import PatternMatcher, UPat, graph_rewrite
-from manygrad.tensor.uop.uop import BufferSpec, UOp, standing_on, toposort
+from manygrad.tensor.uop.uop import BufferSpec, Members, UOp, standing_on, toposort
 
-__all__ = ["BufferSpec", "GroupOp", "Ops", "PatternMatcher", "UOp", "UPat", "graph_rewrite", "standing_on", "toposort"]
+__all__ = ["BufferSpec", "GroupOp", "Members", "Ops", "PatternMatcher", "UOp", "UPat", "graph_rewrite", "standing_on", "toposort"]

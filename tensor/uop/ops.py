@@ -63,7 +63,7 @@ class Ops(Enum):
     BARRIER = auto()  # (x, y): x, to be read once what y is computed from is there; never one with x
     COPY = auto()  # the value on device(s) arg
     SHARD = auto()  # the value cut along arg[1] (None: replicated) over devices arg[0]
-    # collectives, after multi: src (MSTACK of flat local values), arg (..., devices, own positions, own result counts, place in the program)
+    # collectives, after multi: src (MSTACK of flat local values), arg (..., Members)
     ALLREDUCE = auto()  # (op, count): terms summed
     ALLGATHER = auto()  # (bounds,): parts joined
     REDUCESCATTER = auto()  # (op, bounds): each device its part of the sum

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from manygrad.tensor.dtype import DType, to_dtype
 from manygrad.tensor.uop.ops import Ops
-from manygrad.tensor.uop.uop import BufferSpec, UOp
+from manygrad.tensor.uop.uop import BufferSpec, Members, UOp
 
 T = TypeVar("T")
 _CLASSES: dict[str, type] = {}
@@ -35,6 +35,7 @@ def register(cls: type[T]) -> type[T]:
 
 
 register(BufferSpec)
+register(Members)
 
 
 def _nodes_in(arg: Any, out: list[UOp]) -> None:

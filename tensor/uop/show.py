@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from manygrad.tensor.uop.ops import Ops
-from manygrad.tensor.uop.uop import BufferSpec, UOp
+from manygrad.tensor.uop.uop import BufferSpec, Members, UOp
 
 
 def text_of_index(u: UOp) -> str:
@@ -29,16 +29,18 @@ def text_of_index(u: UOp) -> str:
 _SIGN = {Ops.ADD: "+", Ops.MUL: "*", Ops.IDIV: "//", Ops.MOD: "%", Ops.CMPLT: "<", Ops.AND: "&"}
 
 
-def _arg(x: Any) -> str:
+def show_arg(x: Any) -> str:
     if isinstance(x, UOp):
         return text_of_index(x)
     if isinstance(x, BufferSpec):
         where = x.device if isinstance(x.device, str) else f"{len(x.device)} devices, axis {x.axis}"
         return f"#{x.uid} {tuple(x.shape)} on {where}"
+    if isinstance(x, Members):
+        return f"no. {x.number} over {show_arg(x.devices)}, own {show_arg(x.mine)} get {show_arg(x.counts)}"
     if isinstance(x, Ops):
         return x.name
     if isinstance(x, tuple):
-        return f"({', '.join(_arg(y) for y in x[:8])}{', ...' if len(x) > 8 else ''})"
+        return f"({', '.join(show_arg(y) for y in x[:8])}{', ...' if len(x) > 8 else ''})"
     return str(x)
 
 
@@ -52,9 +54,9 @@ def show(root: UOp) -> str:
         if u.dtype.name != "void":
             parts.append(u.dtype.name)
         if u.shape:
-            parts.append(_arg(u.shape).replace(",)", ")"))
+            parts.append(show_arg(u.shape).replace(",)", ")"))
         parts += [names[s] for s in u.src]
         if u.arg is not None:
-            parts.append(f"[{_arg(u.arg)}]")
+            parts.append(f"[{show_arg(u.arg)}]")
         lines.append(" ".join(parts))
     return "\n".join(lines)

@@ -77,7 +77,9 @@ def _bounds(u: UOp) -> tuple[int, int]:
     if op is Ops.WHERE:
         return min(b[1][0], b[2][0]), max(b[1][1], b[2][1])
     if op is Ops.CAST:
-        return b[0]
+        lo, hi = b[0]
+        wraps = u.dtype.is_int and u.dtype is not dtypes.index and not (u.dtype.min <= lo and hi <= u.dtype.max)
+        return (int(u.dtype.min), int(u.dtype.max)) if wraps else (lo, hi)
     return -BIG, BIG
 
 

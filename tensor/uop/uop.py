@@ -8,6 +8,8 @@ any depth can die.
 from __future__ import annotations
 
 import hashlib
+import os
+import threading
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -33,32 +35,47 @@ class BufferSpec:
     bounds: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True)
+class Members:
+    """Who takes part in a collective; the last part of its arg."""
+
+    devices: tuple[str, ...]
+    mine: tuple[int, ...]  # the positions of this worker's devices
+    counts: tuple[int, ...]  # how many elements each of them gets
+    number: int  # the collective's place in the program: all workers run theirs in this order
+    line: str  # the user's
+
+
 class _Ref(weakref.ref):
     __slots__ = ("key",)
     key: Any
 
 
 _TABLE: dict[tuple[Any, ...], _Ref] = {}
-_DEAD: list[Any] = []
+_DEAD: list[_Ref] = []
+_REMOVING = threading.RLock()  # held where an entry of a dead node is removed or replaced; new entries are made without it
 _draining = False
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_REMOVING._at_fork_reinit)  # type: ignore[attr-defined]
 
 
-def _forget(ref: Any) -> None:
-    """Weak-reference callback: drop the dead node's entry; a queue instead of recursion."""
+def _forget(ref: _Ref, acquire: Callable[[bool], bool] = _REMOVING.acquire, release: Callable[[], None] = _REMOVING.release) -> None:
+    """Weak-reference callback: drop the dead node's entry; a queue instead of recursion. Who finds another one at it leaves it the entry."""
     global _draining
-    _DEAD.append(ref.key)
-    if _draining:
+    _DEAD.append(ref)
+    if _draining or not acquire(False):
         return
     _draining = True
     try:
         while _DEAD:
-            key = _DEAD.pop()
-            ref = _TABLE.get(key)
-            if ref is not None and ref() is None:
+            ref = _DEAD.pop()
+            key = ref.key
+            if _TABLE.get(key) is ref:
                 del _TABLE[key]
-            del key, ref
+            del ref, key
     finally:
         _draining = False
+        release()
 
 
 def _argkey(arg: Any) -> Any:
@@ -102,12 +119,14 @@ class UOp:
         self.op, self.dtype, self.src, self.arg, self._cache = op, dtype, src, arg, {}
         new = _Ref(self, _forget)
         new.key = key
-        ref = _TABLE.setdefault(key, new)
+        ref = _TABLE.setdefault(key, new)  # (atomic)
         if ref is not new:  # another thread was faster, or a dead node's entry is still there
-            node = ref()
-            if node is not None:
-                return node
-            _TABLE[key] = new
+            with _REMOVING:
+                ref = _TABLE.setdefault(key, new)
+                node = None if ref is new else ref()
+                if node is not None:
+                    return node
+                _TABLE[key] = new
         return self
 
     def __reduce__(self) -> Any:

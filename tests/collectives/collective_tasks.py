@@ -172,3 +172,21 @@ def leftovers(endpoint: Endpoint) -> dict[str, int]:
         "mapped": mapped,
         "threads": sum(not t.name.startswith("MainThread") and not t.daemon for t in threading.enumerate()),
     }
+
+
+def talk_for(endpoint: Endpoint, seconds: float, nbytes: int) -> tuple[int, int]:
+    """Exchanges messages for so long; how many came right, and how many were asked for."""
+    peer, right, asked, until = 1 - endpoint.rank, 0, 0, time.monotonic() + seconds
+    go_on = np.ones(1, np.uint8)
+    while go_on[0]:
+        go_on[0] = time.monotonic() < until
+        data = values("uint8", nbytes, endpoint.rank, seed=asked)
+        for chunk, d in enumerate((data, go_on)):
+            endpoint.send(peer, MessageKey(8, asked, chunk), d.ctypes.data, d.nbytes)
+        with endpoint.receive(peer, MessageKey(8, asked, 0), nbytes) as b:
+            right += ctypes.string_at(b.addr, nbytes) == values("uint8", nbytes, peer, seed=asked).tobytes()
+        with endpoint.receive(peer, MessageKey(8, asked, 1), 1) as b:
+            go_on[0] &= ctypes.string_at(b.addr, 1)[0]
+        endpoint.flush()
+        asked += 1
+    return right, asked

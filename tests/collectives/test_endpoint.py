@@ -269,7 +269,7 @@ def test_a_broken_network_is_noticed(two_hosts: Any) -> None:
     options = {"options": lambda r: {"bind_host": hosts[r]}, "prefixes": prefixes, "after_start": cut}
     found = run_workers(2, "wait_for_each_other", (), {"TRANSPORT": "zmq"}, **options)
     errors(found, PeerLost, [0, 1])
-    assert time.perf_counter() - start < 12
+    assert time.perf_counter() - start < 20  # RECONNECT_TIMEOUT_S, the heartbeat and the start of three processes
 
 
 def test_a_key_of_another_run_is_refused() -> None:

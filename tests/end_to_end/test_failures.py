@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from manygrad import Tensor, TinyJit, launch, world
+from manygrad import Tensor, TinyJit, broadcast_, launch, nn, world
 from manygrad.launcher.errors import LaunchError
 from manygrad.launcher.janitor import marked_processes
 
@@ -130,6 +130,101 @@ def lines(*marks: str) -> list[str]:
     """`test_failures.py:NN` of the lines with these comments."""
     text = Path(__file__).read_text().splitlines()
     return [f"test_failures.py:{1 + next(i for i, line in enumerate(text) if line.endswith('# ' + m))}" for m in marks]
+
+
+def differ(how: str) -> None:
+    """One rank's training differs, in a way that changes no size of a message."""
+    odd = world.rank == 1
+    if how == "a seed" and odd:
+        Tensor.manual_seed(1)
+    model = nn.Linear(6, 3)
+    for p in nn.state.get_parameters(model):
+        p.shard_(world.devices)
+    if how == "weights":
+        model.bias.assign(model.bias + (1e-7 if odd else 0.0)).realize()
+    if how == "a cure":
+        model.bias.assign(model.bias + world.rank).realize()
+        broadcast_(model.bias)
+    optimizer = nn.optim.SGD(nn.state.get_parameters(model), lr=2e-3 if how == "a learning rate" and odd else 1e-3)
+    rows = np.full((12, 6), 2.0 if how == "data" and odd else 1.0, np.float32)
+    for _ in range(3):
+        optimizer.zero_grad()
+        x = Tensor(rows).shard(world.devices, axis=0)
+        loss = (nn.functional.dropout(model(x), 0.5, training=not (how == "a mode" and odd)) * (0.2 if how == "a constant" and odd else 0.1)).square().mean()
+        loss.backward()
+        optimizer.step()
+        if world.rank == 0:
+            print(f"loss {loss.item():.6f}")  # a value on every device: reading it on one rank is no communication
+
+
+@pytest.mark.parametrize(
+    "how, words",
+    [
+        ("a seed", ["The first difference", "CONST uint32"]),
+        ("weights", ["ranks 0 and 1 hold different values", "float32 (21,) of test_failures.py", "broadcast_"]),
+        ("a learning rate", ["hold different values", "float64 (1,) of test_failures.py"]),
+        ("data", ["hold different values", "float32 (12, 6) of test_failures.py"]),
+        ("a mode", ["The first difference", "a mode (eval, no_grad) set on one rank"]),
+        ("a constant", ["The first difference", "CONST float32 () 0.1", "CONST float32 () 0.2"]),
+    ],
+)
+def test_ranks_that_differ_are_told(ray: Any, how: str, words: list[str], tmp_path: Path) -> None:
+    with pytest.raises(LaunchError) as caught:
+        launch(differ, how, nodes=2, run_dir=str(tmp_path / "run"), timeout=40)
+    for w in [*words, "PlanMismatch", "rank 0: ", "rank 1: "]:
+        assert w in caught.value.report, (w, caught.value.report)
+    assert "at ?" not in caught.value.report and "threading.py" not in caught.value.report
+
+
+def in_another_order(how: str) -> None:
+    """Two plans of equal sizes, in another order on rank 1."""
+    wrap = TinyJit if how == "replayed" else lambda f: f
+    x = Tensor(np.arange(8, dtype=np.float32)).shard(world.devices, axis=0).realize()
+    twice = wrap(lambda x: (x * 2).sum().realize())  # two
+    seven = wrap(lambda x: (x * 7).sum().realize())  # seven
+    for _ in range(3):
+        assert (twice(x).item(), seven(x).item()) == (56, 196)
+    for f in (twice, seven) if world.rank == 0 else (seven, twice):
+        f(x).item()
+
+
+@pytest.mark.parametrize("how", ["replayed", "plain"])
+def test_equal_collectives_in_another_order(ray: Any, how: str, tmp_path: Path) -> None:
+    with pytest.raises(LaunchError) as caught:
+        launch(in_another_order, how, nodes=2, run_dir=str(tmp_path / "run"), timeout=40)
+    for w in ["PlanMismatch", *lines("two", "seven")]:
+        assert w in caught.value.report, (w, caught.value.report)
+
+
+def reads_on_one_rank() -> list[float]:
+    """What lies whole on each device may be read on one rank alone, whatever assignments wait."""
+    model = nn.Linear(4, 2)
+    for p in nn.state.get_parameters(model):
+        p.shard_(world.devices)
+    optimizer = nn.optim.SGD(nn.state.get_parameters(model), lr=0.1)
+    schedule = nn.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+    count, losses = Tensor(np.zeros(3, np.float32)), []
+    for i in range(4):
+        optimizer.zero_grad()
+        loss = model(Tensor(np.ones((5, 4), np.float32)).shard(world.devices, 0)).square().mean()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        count += 1
+        if i % 2 == world.rank:
+            print(loss.item(), count.numpy(), optimizer.lr.numpy(), model.bias.numpy(), model.weight.sum().item())
+        losses.append(loss.item())
+    return losses
+
+
+def test_one_rank_reads_what_it_holds(ray: Any, tmp_path: Path) -> None:
+    first, second = launch(reads_on_one_rank, nodes=2, run_dir=str(tmp_path / "run"), timeout=40)
+    assert first == second and first[-1] < first[0]
+
+
+@pytest.mark.parametrize("how", ["nothing", "a cure"])
+def test_ranks_that_do_not_differ(ray: Any, how: str, tmp_path: Path) -> None:
+    launch(differ, how, nodes=2, run_dir=str(tmp_path / "run"), timeout=40)
 
 
 @pytest.mark.parametrize(

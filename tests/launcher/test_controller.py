@@ -8,9 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manygrad.launcher.controller import TRANSITIONS, Controller, Done, Instruction, Kill, Send, State, ranks_text
+from manygrad.launcher.controller import (
+    TRANSITIONS,
+    Beat,
+    Controller,
+    Done,
+    Instruction,
+    Kill,
+    Send,
+    State,
+    Warn,
+    ranks_text,
+)
 from manygrad.launcher.messages import (
     PROTOCOL,
+    AgentBeat,
     AgentLost,
     Closed,
     Event,
@@ -23,6 +35,7 @@ from manygrad.launcher.messages import (
     Progress,
     Spawned,
     Started,
+    Stopping,
     Tick,
 )
 
@@ -266,3 +279,97 @@ def test_every_run_ends_and_the_first_failure_is_the_root(
             assert c.root is first, "a later failure took the place of the first"
     assert (done and c.exit_code != 0) or all(r.state is State.EXITED for r in c.ranks)
     assert now < 60.0 + 10.0
+
+
+def timed_out(r: int, waited_for: str = "collective", peer: int = -1) -> Failed:
+    return Failed(r, "CollectiveTimeout", "rank 0 waited", "Traceback", "t.py:3 in f", 7, 1, False, waited_for, peer)
+
+
+def test_the_rank_that_did_not_come_is_the_cause() -> None:
+    c = running(3)
+    for r, n in ((0, 8), (1, 7), (2, 8)):
+        c.handle(Progress(r, 3, 0, 0, n, "all_reduce at a.py:1", f"a.py:{r} in load"), 1.0)
+    (abort,) = sent(c.handle(timed_out(0, peer=2), 61.0), "abort")
+    assert c.root is not None and (c.root.rank, c.root.kind, c.root.where) == (1, "late", "a.py:1 in load")
+    assert "did not come to collective 8 (all_reduce at a.py:1), where rank 0 waited" in abort.content["reason"]
+    assert c.ranks[0].failure is not None and c.ranks[0].failure.consequence and c.exit_code == 1
+    c.handle(Stopping(1, "a.py:9 in load"), 61.1)
+    c.handle(timed_out(2, peer=0), 61.2)
+    assert c.root.rank == 1 and c.root.where == "a.py:9 in load"
+
+
+def test_a_rank_that_did_not_make_a_plan_is_the_cause() -> None:
+    c = running(3)
+    for r in (0, 2):
+        c.handle(Plan(r, 1, "5", "all-reduce at a.py:1"), 1.0)
+    c.handle(timed_out(2, "plan"), 61.0)
+    assert c.root is not None and c.root.rank == 1 and "did not come to plan 1 (all-reduce at a.py:1)" in c.root.title
+
+
+def test_a_stopped_rank_is_the_cause_also_within_a_collective() -> None:
+    c = running(3)
+    for t in range(1, 9):
+        for r in range(3) if t < 4 else (0, 1):
+            c.handle(Progress(r, 3, 0, 0, 8, "all_reduce at a.py:1", f"a.py:{r} in f"), float(t))
+        c.handle(AgentBeat(2, "T", 100), float(t))
+        c.handle(Tick(), float(t))
+    c.handle(timed_out(0, peer=1), 9.0)
+    assert c.root is not None and c.root.rank == 2 and "stopped (SIGSTOP)" in c.root.title and c.root.where == "a.py:2 in f"
+
+
+def test_a_time_out_of_nobody_else_is_its_own_cause() -> None:
+    c = running(1)
+    c.handle(timed_out(0), 1.0)
+    assert c.root is not None and c.root.rank == 0 and c.root.kind == "exception"
+
+
+def beats(c: Controller, begin: float, end: float, ranks: list[int], cpu: int = 0) -> list[Instruction]:
+    out = []
+    for t in range(int(begin), int(end)):
+        for r in ranks:
+            out += c.handle(Progress(r, 3, 0, 0), float(t))
+        for r in range(len(c.ranks)):
+            out += c.handle(AgentBeat(r, "R", cpu * t), float(t))
+        out += c.handle(Tick(), float(t))
+    return out
+
+
+def test_heartbeats_both_ways() -> None:
+    c = running(2)
+    out = beats(c, 1, 601, [0, 1])
+    assert sum(isinstance(i, Beat) for i in out) == 600 and c.root is None
+    beats(c, 601, 700, [0], cpu=500)  # rank 1's interpreter is held by native code, which computes
+    assert c.root is None
+    beats(c, 700, 800, [0], cpu=0)
+    assert c.root is not None and (c.root.kind, c.root.rank) == ("silent", 1)
+
+
+def test_our_own_suspension_is_not_the_ranks_silence() -> None:
+    c = running(2)
+    beats(c, 1, 10, [0, 1])
+    c.handle(Tick(), 3600.0)
+    assert c.root is None
+    beats(c, 3600, 3700, [0, 1])
+    assert c.root is None
+    c.handle(Failed(0, "LaunchAborted", "the launcher is gone", "", "", 1, 1, True, "launcher"), 3700.0)
+    assert c.root is not None and c.root.rank is None and "did not hear the launcher" in c.root.title and "suspended" in c.root.title
+
+
+def test_a_time_out_of_the_run_names_who_is_behind() -> None:
+    c = running(2)
+    c.timeout_s = 5.0
+    c.handle(Progress(0, 3, 0, 0, 8, "x", "a.py:1 in f"), 1.0)
+    c.handle(Progress(1, 3, 0, 0, 7, "x", "a.py:2 in g"), 1.0)
+    c.handle(Tick(), 6.0)
+    assert c.root is not None and c.root.rank is None and "rank 1 is behind the others, at a.py:2 in g" in c.root.title
+
+
+def test_ranks_that_train_apart_get_one_warning() -> None:
+    c = running(2)
+    assert not [i for s in (99, 150) for i in c.handle(Progress(0, s, 0, 0), 1.0) if isinstance(i, Warn)]
+    (warning,) = [i for i in c.handle(Progress(1, 120, 0, 0), 1.0) if isinstance(i, Warn)]
+    assert "2 ranks have each made 120 steps without any communication" in warning.text and "shard" in warning.text
+    assert not [i for i in c.handle(Progress(0, 500, 0, 0), 2.0) if isinstance(i, Warn)]
+    together = running(2)
+    for r in range(2):
+        assert not [i for i in together.handle(Progress(r, 500, 1, 0, 500, "all_reduce"), 1.0) if isinstance(i, Warn)]

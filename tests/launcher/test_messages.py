@@ -13,7 +13,7 @@ from manygrad.launcher.messages import MAX_TEXT, Exited, Failed, Plan, encode, p
 
 
 def test_round_trip() -> None:
-    plan = encode("plan", n=3, hash="12", description="all-reduce", collectives=7)
+    plan = encode("plan", n=3, hash="12", description="all-reduce", collectives=7, outline="")
     assert parse(plan, "worker", 5) == Plan(5, 3, "12", "all-reduce", 7)
     assert parse(encode("exited", code=-9), "agent", 0) == Exited(0, -9)
     text = "x" * (3 * MAX_TEXT)

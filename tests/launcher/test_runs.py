@@ -86,7 +86,7 @@ def test_success(launcher: Launcher, left_behind: Left) -> None:
         ),
         ("if rank == 1: sys.exit(7)", 7, ["rank 1 failed: sys.exit(7)", "exit code 7"]),
         (
-            "collectives.plan_hook(rank, f'all-reduce ({rank},) at train.py:6')",
+            "collectives.plan_hook(rank, f'all-reduce ({rank},) at train.py:6', '')()",
             1,
             [
                 "PlanMismatch: the ranks run different programs: plan 1 differs",
@@ -180,9 +180,9 @@ def test_a_stuck_worker_and_a_time_out(launcher: Launcher, left_behind: Left) ->
     body = (
         "import signal, ctypes\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\nctypes.CDLL(None).sleep(60)"
     )
-    run = launcher(LOOP.format(body=body), "--nodes", "2", "--timeout", "1", "--grace", "1").wait()
-    assert run.code == 124 and "took longer than its time-out of 1 s" in run.err and "train.py:8" in run.err
-    assert run.report["duration_s"] < 15 and left_behind(run.report["job"]) == []
+    run = launcher(LOOP.format(body=body), "--nodes", "2", "--timeout", "5", "--grace", "1").wait()  # (the start is within the time)
+    assert run.code == 124 and "took longer than its time-out of 5 s" in run.err and "train.py:8" in run.err
+    assert run.report["duration_s"] - run.report["startup_s"]["ray"] < 12 and left_behind(run.report["job"]) == []
 
 
 def test_bad_input(launcher: Launcher) -> None:

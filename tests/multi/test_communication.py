@@ -13,6 +13,7 @@ from manygrad.schedule import create_linear_with_vars
 from manygrad.tensor.nn.state import get_parameters
 from manygrad.tensor.uop import GroupOp, Ops
 from manygrad.tensor.uop.symbolic import linear
+from tests.multi.cluster import assert_same_collectives, collectives_of, lowered, run, workers
 from tests.schedule.programs import linear_of, sink_of
 
 TWO, FOUR = ("CPU:0", "CPU:1"), tuple(f"CPU:{i}" for i in range(4))
@@ -156,8 +157,8 @@ def test_a_worker_schedules_its_own_devices_only(four_workers: World) -> None:
     assert {a.device for c in kernels for a in c.src[1:]} <= {"NULL:0", "NULL:1", "NULL:0@1", "NULL:1@1"}
     (reduce,) = [c for c in calls if c.src[0].op is Ops.ALLREDUCE]
     assert len(reduce.src) == 1 + 2 + 2  # results and inputs of the own devices
-    *_, devices, mine, counts, _ = reduce.src[0].arg
-    assert devices == world.devices and mine == (2, 3) and counts == (6, 6)
+    members = reduce.src[0].arg[-1]
+    assert members.devices == world.devices and members.mine == (2, 3) and members.counts == (6, 6)
 
 
 def test_the_rows_of_a_worker(four_workers: World) -> None:
@@ -176,3 +177,58 @@ def test_the_rows_of_a_worker(four_workers: World) -> None:
 def test_devices_of_others_are_refused(four_workers: World) -> None:
     with pytest.raises(ValueError, match=r"none of the 2 devices NULL:0@2\.\. belongs to this worker \(rank 1\); shard over manygrad\.world\.devices"):
         (Tensor(np.ones(4, np.float32), device="NULL").shard(("NULL:0@2", "NULL:0@3"), 0) * 2).realize()
+
+
+# *** every worker runs the same list of collectives ***
+
+
+def test_a_sum_that_one_device_uses_is_run_by_all() -> None:
+    with workers(2):
+        d = world.devices
+        x, v = Tensor(np.ones((4, 5), np.float32)).shard(d, 0), Tensor(np.ones(4, np.float32)).shard(d, 0)
+        out = x.sum(0).relu().scatter_add(0, Tensor(np.arange(4)).shard(d, 0), v)
+        linears = lowered([out])
+        assert_same_collectives(linears)
+        assert [c[0] for c in collectives_of(linears[1])] == ["ALLREDUCE", "ALLREDUCE"]
+        for rank in range(2):
+            np.testing.assert_array_equal(run([out])[rank][0][rank], [5, 5, 5, 5, 4])
+
+
+def test_a_value_for_one_device_is_computed_by_all() -> None:
+    with workers(3):
+        x = Tensor(np.ones((4, 5), np.float32)).shard(world.devices, 0)
+        found = run([x.sum().to(world.devices[1]), (x * 2).sum()])
+        assert [r[0][0] for r in found] == [None, 20, None] and [r[1][k] for k, r in enumerate(found)] == [40, 40, 40]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5, 6])
+def test_the_last_batch_of_a_loader(rows: int) -> None:
+    """Linear, then BatchNorm, with fewer rows than a multiple of the workers."""
+    with workers(4):
+        net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False))
+        params = get_parameters(net)
+        a = np.random.default_rng(0).standard_normal((rows, 4)).astype(np.float32)
+        with Tensor.train():
+            if rows == 1:
+                with pytest.raises(ValueError, match="more than 1 value"):
+                    net(Tensor(a))
+                return
+            plain = net(Tensor(a))
+            want = [t.numpy() for t in (plain, *plain.exp().sum().gradient(*params))]
+            for p in params:
+                p.shard_(world.devices)
+            out = net(Tensor(a).shard(world.devices, 0))
+            found = run([out.shard(world.devices), *out.exp().sum().gradient(*params)])
+        for rank, tensors in enumerate(found):
+            for parts, w in zip(tensors, want):
+                np.testing.assert_allclose(np.asarray(parts[rank]).reshape(w.shape), w, rtol=2e-4, atol=2e-4)
+
+
+def test_a_device_whose_part_is_empty_has_nothing_to_run() -> None:
+    x = cut(4, 4, 4).requires_grad_()
+    t = (x * x + x)[:1]
+    (t - t.sum(1, keepdim=True)).square().sum().backward()
+    plain = Tensor(np.ones((4, 4, 4), np.float32), requires_grad=True)
+    u = (plain * plain + plain)[:1]
+    (u - u.sum(1, keepdim=True)).square().sum().backward()
+    np.testing.assert_array_equal(x.grad.numpy(), plain.grad.numpy())  # type: ignore[union-attr]

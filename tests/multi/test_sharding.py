@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
-from manygrad import Tensor, nn, world
+from manygrad import Context, Tensor, nn, world
+from manygrad.multi.lower import groups_of, store_spec
 from manygrad.multi.placement import REPLICATE, Partial, Shard, even_bounds
 from manygrad.multi.rules import placements
 from manygrad.multi.world import World
+from manygrad.runtime.engine import RealizeEngine
+from manygrad.runtime.linear import storage
 from manygrad.schedule import create_linear_with_vars
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.nn.optim import SGD, AdamW
 from manygrad.tensor.nn.state import get_parameters
-from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop import GroupOp, Ops, UOp
+from manygrad.tensor.uop.shape import unviewed
+from tests.schedule.programs import linear_of
 
 RANDOM = np.random.RandomState(3)
 A = RANDOM.randn(6, 5, 4).astype(np.float32)
@@ -111,9 +117,9 @@ def test_every_change_of_placement_keeps_the_values() -> None:
                 np.testing.assert_array_equal(t.numpy(), A * 2)
 
 
-def test_uneven_bounds_are_the_ceiling_parts() -> None:
-    assert even_bounds(10, 4) == (0, 3, 6, 9, 10)
-    assert even_bounds(2, 4) == (0, 1, 2, 2, 2)
+def test_uneven_parts_differ_by_one() -> None:
+    assert even_bounds(10, 4) == (0, 3, 5, 8, 10)
+    assert even_bounds(2, 4) == (0, 1, 1, 2, 2)
     assert even_bounds(0, 3) == (0, 0, 0, 0)
 
 
@@ -253,3 +259,105 @@ def test_a_workers_schedule_does_not_grow_with_the_world() -> None:
     small, large = scheduled_nodes(4), scheduled_nodes(1024)
     assert large[0] <= small[0] * 1.3
     assert large[1] <= small[1] * 1.3
+
+
+# *** an optimiser keeps every placement ***
+
+
+def bytes_on(t: Tensor) -> list[int]:
+    """The bytes that each device holds of a realized tensor's own elements."""
+    whole = int(np.prod(t.shape)) * t.dtype.itemsize
+    axis, bounds = store_spec(t.uop)
+    return [whole] * len(t.device) if axis is None else [whole // t.shape[axis] * (b - a) for a, b in pairwise(bounds)]
+
+
+def memory_of(t: Tensor) -> list[int]:
+    """The bytes of the buffers, device by device, in which a tensor lies."""
+    return [b.nbytes for b in storage(unviewed(t.realize().uop))]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("optimizer", [SGD, AdamW, nn.optim.LAMB, nn.optim.RMSprop])
+def test_an_optimiser_keeps_every_placement(optimizer: Any, n: int) -> None:
+    """Whole, cut evenly on either dim, cut unevenly: bytes per device are the same before and after steps; so are the numbers on one device."""
+    where = devices(n)
+    shapes: list[tuple[tuple[int, ...], int | None]] = [((6, 12), 0), ((12, 6), 1), ((5,), None), ((7, 4), 0), ((4, 5), 1), ((12,), 0), ((3, 2, 6), 2)]
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(s).astype(np.float32) for s, _ in shapes]
+    cut = [Tensor(a).shard(where, axis).contiguous().realize().requires_grad_() for a, (_, axis) in zip(arrays, shapes)]
+    plain = [Tensor(a, requires_grad=True) for a in arrays]
+    before = [bytes_on(p) for p in cut]
+    found = []
+    for params in (cut, plain):
+        opt = optimizer(params, lr=0.05, **({"momentum": 0.9} if optimizer is SGD else {}))
+        for _ in range(3):
+            opt.zero_grad()
+            sum(((p * p).sum() * 0.5 + p.sum() for p in params), Tensor(0.0).shard(where) if params is cut else Tensor(0.0)).backward()  # type: ignore[attr-defined]
+            opt.step()
+        found.append(opt)
+    opt = found[0]
+    for p, q, a, b in zip(cut, plain, before, shapes):
+        assert bytes_on(p) == a and bytes_on(p.grad) == a, b
+        np.testing.assert_allclose(p.numpy(), q.numpy(), rtol=1e-5, atol=1e-6, err_msg=f"{b}")
+        for name, state in opt.state[p].items():
+            assert state.ndim == 0 or bytes_on(state) == a, (name, b)
+    for f in opt.flats:  # and no buffer is larger than what lies in it
+        for t in (f.flat, *f.state.values()):
+            assert memory_of(t) == [sum(x) for x in zip(*(bytes_on(p) for p in f.params))]
+    again = optimizer(cut, lr=0.05, **({"momentum": 0.9} if optimizer is SGD else {}))
+    again.load_state_dict(opt.state_dict())
+    for p, a in zip(cut, before):
+        assert bytes_on(p) == a
+        for name, state in again.state[p].items():
+            assert state.ndim == 0 or bytes_on(state) == a, name
+            np.testing.assert_array_equal(state.numpy(), opt.state[p][name].numpy())
+
+
+def test_a_step_of_cut_parameters_moves_nothing() -> None:
+    """Each device updates its part from its part of the gradient."""
+    where = devices(4)
+    w, v = (Tensor(np.ones((8, 12), np.float32)).shard(where, axis).contiguous().realize().requires_grad_() for axis in (0, 1))
+    opt = AdamW([w, v])
+    for _ in range(2):
+        opt.zero_grad()
+        ((w * w).sum() + (v * v).sum()).backward()
+        todo = opt.schedule_step()
+        assert not [c for c in linear_of(todo).src if c.src[0].op in GroupOp.COLLECTIVE]
+        todo[0].realize(*todo[1:])
+
+
+@pytest.mark.parametrize("axis", [0, 1, None])
+def test_a_cache_written_twice_while_what_was_read_between_is_alive(axis: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one schedule, in program order: the collective of what was read first comes first."""
+    two = ("CPU:0", "CPU:1")
+    cache, other = Tensor(np.zeros((8, 4))).shard(two, axis).realize(), Tensor(np.ones((8, 4))).shard(two, axis).realize()
+    cache[0:4] = Tensor(np.ones((4, 4))).shard(two, axis)
+    first = cache[0:4] * 2
+    first.numpy()  # (a copy of it: `first` itself stays lazy)
+    other.assign(cache + other)
+    cache[0:8] = other[0:8] * 3
+    second = cache[0:4] * 2 + other[4:8]
+    monkeypatch.delattr(RealizeEngine, "_go_on_without")  # not by trying again
+    np.testing.assert_array_equal(second.numpy(), np.full((4, 4), 13.0))
+    np.testing.assert_array_equal(first.numpy(), np.full((4, 4), 2.0))
+
+
+# *** sums by global position ***
+
+
+@pytest.mark.parametrize("blocks, counts, rows", [(8, (1, 2, 4, 8), 21), (8, (1, 2, 4, 8), 100), (24, (1, 3, 6, 12), 61), (24, (1, 3, 6, 12), 72), (24, (1, 3, 24), 77)])
+def test_a_sum_has_the_same_bits_on_every_count_that_is_the_blocks_over_a_power_of_two(blocks: int, counts: tuple[int, ...], rows: int) -> None:
+    a, w = RANDOM.randn(rows, 11).astype(np.float32), RANDOM.randn(11, 5).astype(np.float32)
+    found = []
+    with Context(SUM_BLOCKS=blocks):
+        for n in counts:
+            x, v = Tensor(a).shard(devices(n), 0), Tensor(w).shard(devices(n)).contiguous().realize().requires_grad_()
+            (grad,) = (x @ v).square().sum().gradient(v)
+            found.append([t.numpy().tobytes() for t in (x.sum(0), x.mean(), grad)])
+    assert all(f == found[0] for f in found)
+
+
+def test_where_blocks_are_cut() -> None:
+    assert Shard.even(0, 21, 4) == Shard(0, (0, 6, 11, 16, 21)) and Shard.even(0, 21, 4).blocks == Shard.even(0, 21, 1).blocks == (0, 3, 6, 8, 11, 14, 16, 19, 21)
+    assert groups_of((0, 2, 3, 5, 6)) == 2 and groups_of((0, 3, 6, 8, 11, 14, 16, 19, 21)) == 1 and groups_of((0, 2, 4, 6, 8)) == 4
+    assert Shard.even(0, 21, 3).blocks == ()  # 8 is no multiple of 3

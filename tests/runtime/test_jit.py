@@ -400,3 +400,62 @@ def test_what_was_made_of_an_input_and_lives_on_holds_the_last_one() -> None:
         f(Tensor(np.full(16, i, np.float32)))
     assert f.inputs[0].moves is None
     assert set(np.unique(kept[-1].numpy())) == {3.0}
+
+
+def test_keyword_arguments_in_any_order() -> None:
+    step = TinyJit(lambda *, a, b, more: a * 10 + b + more["x"] * 100 - more["y"])
+    for i in range(5):
+        a, b, x, y = (Tensor([float(i + k)]).realize() for k in range(4))
+        more = {"x": x, "y": y} if i % 2 else {"y": y, "x": x}
+        got = step(a=a, b=b, more=more) if i % 2 else step(b=b, more=more, a=a)
+        assert got.item() == i * 10 + i + 1 + (i + 2) * 100 - (i + 3)
+
+
+def test_arguments_passed_in_another_way_are_an_error() -> None:
+    step = TinyJit(lambda a, b: a * 10 + b)
+    a, b = Tensor([1.0]).realize(), Tensor([2.0]).realize()
+    for _ in range(3):
+        step(a, b)
+    with pytest.raises(JitError, match=r"captured with a tensor as argument\[1\], called with one as argument\['b'\]; pass"):
+        step(a, b=b)
+    with pytest.raises(JitError, match="pass the arguments in the same way"):
+        step(b=b, a=a)
+
+
+def test_a_computed_tensor_of_symbolic_shape() -> None:
+    x = Tensor(np.arange(8.0).reshape(4, 2)).realize()
+    n = Variable("n", 1, 4)
+    for k in (3, 2, 4, 1, 3):
+        part = (x[: n.bind(k)] * 2).realize()
+        assert part.is_realized
+        for _ in range(2):
+            assert part.sum().item() == 2 * np.arange(2.0 * k).sum()
+        assert (part + 1).sum().item() == 2 * np.arange(2.0 * k).sum() + 2 * k
+
+
+def test_inputs_and_results_of_symbolic_shape() -> None:
+    x = Tensor(np.arange(8.0).reshape(4, 2)).realize()
+    n = Variable("n", 1, 4)
+    step = TinyJit(lambda t, m: ((t * 3).sum() + m.sum(), t + 1))
+    for k in (3, 2, 4, 1, 3):
+        for part in (x[: n.bind(k)] * 2, (x[: n.bind(k)] * 2).realize()):
+            total, more = step(part, x)
+            assert total.item() == 6 * np.arange(2.0 * k).sum() + 28
+            assert more.sum().item() == 2 * np.arange(2.0 * k).sum() + 2 * k
+
+
+def test_an_input_that_is_written_and_another_of_the_same_memory_are_an_error() -> None:
+    def f(a: Tensor, b: Tensor) -> Tensor:
+        a.assign(a + 1)
+        return a + b
+
+    step = TinyJit(f)
+    a, b = Tensor([1.0, 2.0]).realize(), Tensor([5.0, 6.0]).realize()
+    for _ in range(3):
+        step(a, b)
+    with pytest.raises(JitError, match=r"argument\[0\] is assigned by the function, and argument\[1\] is the same memory; pass a clone"):
+        step(a, a)
+    with pytest.raises(JitError, match="same memory"):
+        step(a, a[::-1])
+    assert a.tolist() == [4.0, 5.0] and step(a, b).tolist() == [10.0, 12.0]
+    assert step(a, a.flip(0)).tolist() == [12.0, 12.0]  # (a copy)

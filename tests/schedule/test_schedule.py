@@ -13,7 +13,7 @@ from manygrad.schedule.kernels import Item
 from manygrad.schedule.order import order_items
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import SPEC
-from manygrad.tensor.uop import BufferSpec, Ops, UOp
+from manygrad.tensor.uop import BufferSpec, Members, Ops, UOp
 from tests.schedule.programs import linear_of, sink_of, stored
 
 TWO = ("CPU:0", "CPU:1")
@@ -72,7 +72,8 @@ def test_scache_0_schedules_every_time_and_gives_the_same() -> None:
 
 def test_a_linear_is_over_params_and_names_its_buffers() -> None:
     x, y = stored(4), stored(4)
-    linear, vals, buffers = create_linear_with_vars(sink_of(x * y + x))
+    linear, vals, buffers, plan = create_linear_with_vars(sink_of(x * y + x))
+    assert plan is None
     assert [b is t.uop for b, t in zip(buffers[1:], (x, y))] == [True, True] and vals == {}
     assert {a.op for c in linear.src for a in c.src[1:]} == {Ops.PARAM}
 
@@ -98,7 +99,7 @@ def item(name: int, writes: int, reads: dict[int, list[Item]], comm: bool = Fals
     target = buffer(writes)
     effect = UOp(Ops.STORE, dtypes.void, (target, UOp.const(dtypes.float32, float(name))))
     effect._cache["line"] = f"train.py:{name}"
-    what = UOp(Ops.ALLREDUCE, dtypes.float32, (), (Ops.ADD, 4, TWO, (0, 1), (4, 4), name)) if comm else UOp(Ops.SINK)
+    what = UOp(Ops.ALLREDUCE, dtypes.float32, (), (Ops.ADD, 4, Members(TWO, (0, 1), (4, 4), name, f"train.py:{name}"))) if comm else UOp(Ops.SINK)
     return Item(effect, what, [target], [target], [(buffer(b), frozenset(i.effect for i in after)) for b, after in reads.items()])
 
 

@@ -60,7 +60,7 @@ def test_no_grad_as_a_decorator_and_set_grad_enabled() -> None:
 
 def test_a_leaf_is_written_inside_no_grad_only() -> None:
     x = leaf(1, 2, 3)
-    with pytest.raises(RuntimeError, match="write inside `with Tensor.no_grad"):
+    with pytest.raises(RuntimeError, match=r"t\[\.\.\.\] = value: a leaf Variable that requires grad is being used in an in-place operation \(shape \(3,\)"):
         x[0] = 5
     with Tensor.no_grad():
         x[0] = 5

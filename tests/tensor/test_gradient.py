@@ -389,3 +389,39 @@ def test_integers_pass_no_gradient() -> None:
     x = Tensor([1.5, 2.5], requires_grad=True)
     (x + x.cast("int32").cast("float32")).sum().backward()
     assert x.grad.tolist() == [1.0, 1.0] and x.grad.dtype is dtypes.float32  # type: ignore[union-attr]
+
+
+def test_gradient_of_a_mantissa() -> None:
+    x = Tensor([3.0, -0.3, 100.0, 0.0], requires_grad=True)
+    x.frexp()[0].sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [0.25, 2, 2.0**-7, 1]
+
+
+def test_a_place_filled_twice_counts_once() -> None:
+    value, x = Tensor(2.0, requires_grad=True), Tensor([[0.0] * 4] * 3, requires_grad=True)
+    (x.index_fill(1, Tensor([0, 0, 2]), value) * Tensor([[1.0, 2, 3, 4]])).sum().backward()
+    assert value.grad is not None and value.grad.item() == 12
+    assert x.grad is not None and x.grad.tolist() == [[0, 2, 0, 4]] * 3
+
+
+NO_GRADIENT: dict[str, Callable[[Tensor], Tensor]] = {
+    "nextafter": lambda x: x.nextafter(x + 1),
+    "igamma": lambda x: x.igamma(Tensor([1.0, 2.0])),
+    "igammac": lambda x: x.igammac(x.detach()),
+    "bitcast": lambda x: x.half().bitcast("bfloat16"),
+}
+
+
+@pytest.mark.parametrize("name", NO_GRADIENT)
+def test_what_has_no_gradient_says_so(name: str) -> None:
+    """Not zeros; and only where the gradient is wanted."""
+    x = Tensor([0.5, 1.5], requires_grad=True)
+    message = rf"{name}\(.*no gradient.*test_gradient\.py.*detach"
+    with pytest.raises(NotImplementedError, match=message):
+        NO_GRADIENT[name](x).sum().backward()
+    with pytest.raises(NotImplementedError, match=message):
+        NO_GRADIENT[name](x).sum().gradient(x)
+    assert x.grad is None
+    value = NO_GRADIENT[name](x.detach())
+    np.testing.assert_array_equal((value.float() * x).sum().gradient(x)[0].numpy(), value.float().numpy())
+    assert Tensor([0.5, 1.5]).igamma(x).sum().gradient(x)[0].numpy().all()  # to its second argument it has one

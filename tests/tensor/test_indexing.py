@@ -283,6 +283,20 @@ def test_errors() -> None:
         t[0] = Tensor([1, 2, 3])
     with pytest.raises(ValueError, match=r"shape \(3,\) where the index selects \(2, 4\)"):
         t[Tensor([0, 2])] = Tensor([1, 2, 3])
-    with pytest.raises(RuntimeError, match="requires a gradient"):
+    with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
         Tensor([1.0], requires_grad=True)[0] = 2.0
     check(t, count((3, 4)))  # nothing was lost
+
+
+@pytest.mark.parametrize("kind", ["uint8", "int8", "int16"])
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_positions_that_wrap_in_a_narrow_type(kind: str, axis: int | None) -> None:
+    """A count in a type that does not hold it is no count: neither on one device nor where the indexed dim is cut."""
+    a = np.arange(600, dtype=np.float32).reshape(300, 2)
+    t = Tensor(a) if axis is None else Tensor(a).shard(("CPU:0", "CPU:1"), axis)
+    i = Tensor.arange(300).cast(kind).cast("int32")
+    want = a[np.arange(300).astype(kind).astype(np.int32)]
+    np.testing.assert_array_equal(t[i].numpy(), want)
+    np.testing.assert_array_equal((t[i] * 2).sum(0).numpy(), (want * 2).sum(0))
+    rows = t.gather(0, i.reshape(300, 1).expand(300, 2).cast("int64") % 300)
+    np.testing.assert_array_equal(rows.numpy(), want)

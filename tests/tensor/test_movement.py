@@ -137,8 +137,8 @@ def test_fill_diagonal() -> None:
 def test_views_are_views() -> None:
     """Written through, they show in what they were taken from; and no data moves to read them."""
     for view in (
-        lambda t: t.diagonal(1), lambda t: t.movedim(0, 1).flip(0), lambda t: t.narrow(0, 1, 2), lambda t: t.select(1, -1), lambda t: t.unfold(0, 2, 2),
-        lambda t: t.as_strided((2, 2), (1, 6), 7), lambda t: t.rot90(), lambda t: t.unflatten(1, (2, 3)).mT, lambda t: t.tensor_split(3, 1)[2], lambda t: t.rearrange("a (b c) -> c b a", b=2),
+        lambda t: t.diagonal(1), lambda t: t.movedim(0, 1)[::-1], lambda t: t.narrow(0, 1, 2), lambda t: t.select(1, -1), lambda t: t.unfold(0, 2, 2),
+        lambda t: t.as_strided((2, 2), (1, 6), 7), lambda t: t.unflatten(1, (2, 3)).mT, lambda t: t.tensor_split(3, 1)[2], lambda t: t.rearrange("a (b c) -> c b a", b=2),
     ):  # fmt: skip
         a = count(5, 6)
         t = Tensor(a).realize()
@@ -258,3 +258,14 @@ def test_what_a_tensor_says_of_itself() -> None:
     assert (float(Tensor([1.5])), int(Tensor([[3]])), bool(Tensor([0.0])), [10, 20, 30][Tensor(1)]) == (1.5, 3, False, 20)
     assert type(Tensor(2).item()) is int and type(Tensor(2.5).item()) is float and Tensor(True).item() is True
     assert np.asarray(t).tolist() == count(2, 3).tolist()
+
+
+@pytest.mark.parametrize("mode", ["constant", "reflect", "replicate", "circular"])
+def test_padding_cannot_crop_more_than_there_is(mode: str) -> None:
+    x = Tensor(np.zeros((1, 1, 6)))
+    with pytest.raises(ValueError, match=r"pad: .*\(-7, 2\).* crops more than \(1, 1, 6\)"):
+        x.pad((-7, 2), mode=mode)
+    assert x.pad((-2, -4), mode=mode).shape == (1, 1, 0)
+    if mode == "circular":
+        with pytest.raises(ValueError, match="dim 2 of .* is 2 after cropping"):
+            x.pad((-4, 3), mode=mode)

@@ -25,6 +25,8 @@ CASES: list[Case] = [
 ]
 EVERY = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 DIFFERENTIABLE = pytest.mark.parametrize("case", [c for c in CASES if c.grad], ids=lambda c: c.name)
+ZERO_BY_DEFINITION = {"functional.embedding[padding_idx]"}  # the padding row gets none
+NOT_COMPARED = pytest.mark.parametrize("case", [c for c in CASES if not c.grad and c.name not in ZERO_BY_DEFINITION], ids=lambda c: c.name)
 SHARDED = pytest.mark.parametrize("case", [c for c in CASES if c.shard], ids=lambda c: c.name)
 LOOSE = {"float16": 2e-2, "bfloat16": 6e-2, "float32": 4e-6, "float64": 1e-11}
 
@@ -94,6 +96,40 @@ def test_gradient(case: Case, data: st.DataObject) -> None:
         for i, g in zip(trained, got):
             assert (g.shape, g.dtype) == (arrays[i].shape, dtypes.float64)
             np.testing.assert_allclose(g.numpy(), differences(oracle, arrays, i, weights), rtol=1e-5, atol=1e-5)
+
+
+@NOT_COMPARED
+@settings(max_examples=4)
+@given(data=st.data())
+def test_a_gradient_is_not_zero_without_a_word(case: Case, data: st.DataObject) -> None:
+    """Where no gradient is compared (ties, NaN, none defined): if it is zero everywhere, so are the differences, or the operator refuses.
+
+    A difference across a jump (`floor`) says nothing, nor one of rounding: only those of ordinary size count.
+    """
+    sample = case.samples(data.draw)
+    arrays = [np.asarray(a.astype(np.float64)) if a.dtype.kind == "f" else a for a in sample.arrays]
+
+    def oracle(xs: Sequence[np.ndarray]) -> list[Any]:
+        return [r for r in flat(case.oracle(*xs, *sample.args, **sample.kwargs)) if np.asarray(r).dtype.kind == "f"]
+
+    rng = np.random.default_rng(0)
+    weights = [rng.uniform(0.5, 1.5, np.shape(r)) for r in oracle(arrays)]
+    trained = [i for i, a in enumerate(arrays) if a.dtype.kind == "f" and a.size]
+    with Context(DEVICE="PYTHON"):
+        tensors = [Tensor(a, requires_grad=a.dtype.kind == "f") for a in arrays]
+        results = [r for r in flat(case.run(MANYGRAD, tensors, sample)) if isinstance(r, Tensor) and r.dtype.is_float]
+        if not trained or len(results) != len(weights):  # (nothing is computed from floats, or NumPy and PyTorch give different types)
+            return
+        total = sum(((r * Tensor(w)).sum() for r, w in zip(results, weights)), Tensor(0.0, dtype="float64"))
+        try:
+            got = [g.numpy() for g in total.gradient(*(tensors[i] for i in trained))]
+        except NotImplementedError as e:
+            assert "no gradient" in str(e)
+            return
+    for i, g in zip(trained, got):
+        if not g.any():
+            want = differences(oracle, arrays, i, weights)
+            assert not ((np.abs(want) > 1e-3) & (np.abs(want) < 1e3)).any(), f"zero, the differences of argument {i} are {want}"
 
 
 def differences(oracle: Any, arrays: list[np.ndarray], which: int, weights: list[np.ndarray], h: float = 1e-6) -> np.ndarray:

@@ -237,3 +237,30 @@ def test_impossible_distributions() -> None:
     ]:  # fmt: skip
         with pytest.raises((ValueError, TypeError), match=message):
             call()
+
+
+def test_one_counter_wherever_numbers_are_drawn() -> None:
+    """A dropout mask on several devices is not the bits of a weight that was drawn on one."""
+    two = ("CPU:0", "CPU:1")
+
+    def draws(*devices: object) -> list[np.ndarray]:
+        Tensor.manual_seed(3)
+        return [Tensor.rand(4, device=d).numpy() for d in devices]
+
+    want = draws(None, None, None, None)
+    assert len({a.tobytes() for a in want}) == 4
+    for devices in ((None, two, two, None), (two, None, "CPU:1", two), ("CPU:1", two, None, None)):
+        for a, b in zip(draws(*devices), want):
+            np.testing.assert_array_equal(a, b)
+    Tensor.manual_seed(3)
+    step = TinyJit(lambda x: (Tensor.rand(4) + x, Tensor.rand(4, device=two) + x.shard(two)))
+    zero = Tensor.zeros(4).contiguous().realize()
+    found = [a.numpy() for _ in range(4) for a in step(zero)]
+    for a, b in zip(found, draws(*[None] * 8)):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_uniform_numbers_of_short_types_are_below_1(kind: str) -> None:
+    a = Tensor.rand(1 << 16, dtype=getattr(dtypes, kind)).float().numpy()
+    assert a.min() >= 0 and a.max() < 1 and abs(a.mean() - 0.5) < 0.1

@@ -59,8 +59,8 @@ class DataLoader:
     def part(self, size: int) -> range:
         """Which rows of a batch of `size` this worker reads: those that `shard` puts on its devices."""
         parts = len(self.devices) if self.devices is not None else self.world
-        each = -(-size // parts) * (parts // self.world)
-        return range(min(self.rank * each, size), min((self.rank + 1) * each, size))
+        own = parts // self.world
+        return range(-(-self.rank * own * size // parts), -(-(self.rank + 1) * own * size // parts))
 
     def __iter__(self) -> Iterator[Any]:
         """From the next batch to the end of its epoch."""
@@ -104,11 +104,13 @@ class DataLoader:
 
         def globally(a: np.ndarray) -> Tensor:
             """(size, ...) sharded. Other workers' rows are never read here, so they stay empty."""
-            whole = a
-            if len(part) < size:
-                whole = np.zeros((size, *a.shape[1:]), a.dtype)
-                whole[part.start : part.stop] = a
-            return Tensor(whole).shard(devices, 0)
+            if len(part) == size:
+                return Tensor(a).shard(devices, 0)
+            whole = np.zeros((size, *a.shape[1:]), a.dtype)
+            whole[part.start : part.stop] = a
+            t = Tensor(whole)
+            engine().differs_by_rank(t.uop)
+            return t.shard(devices, 0)
 
         return mapped(batch, globally)
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextvars import copy_context
 from typing import Any
+
+from manygrad.tensor.lock import is_mine
 
 
 def prefetched(count: int, load: Callable[[int], Any], threads: int, ahead: int, timeout_s: float) -> Iterator[Any]:
     """load(0), load(1), ... load(count − 1), at most `ahead` of them before they are asked for.
 
-    An error of `load` is raised where its value is due. TimeoutError if a value takes longer than timeout_s. When the iterator ends
+    `load` runs in the modes (`Context`, `Tensor.train`) of the one who iterates. An error of `load` is raised where its value is due. TimeoutError if a value takes longer than timeout_s. When the iterator ends
     or is closed, the threads stop after what they are doing.
     """
     ready: dict[int, tuple[Any, BaseException | None]] = {}
@@ -35,7 +38,7 @@ def prefetched(count: int, load: Callable[[int], Any], threads: int, ahead: int,
                 ready[i] = result
                 change.notify_all()
 
-    workers = [threading.Thread(target=work, name=f"manygrad-loader-{n}", daemon=True) for n in range(threads)]
+    workers = [threading.Thread(target=copy_context().run, args=(work,), name=f"manygrad-loader-{n}", daemon=True) for n in range(threads)]
     for w in workers:
         w.start()
     late = False
@@ -59,6 +62,6 @@ def prefetched(count: int, load: Callable[[int], Any], threads: int, ahead: int,
         with change:
             state["stop"] = True
             change.notify_all()
-        if not late:
+        if not late and not is_mine():  # (a collection may end the iterator while this thread holds what the others wait for)
             for w in workers:
                 w.join(timeout_s)

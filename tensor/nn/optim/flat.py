@@ -1,18 +1,23 @@
 """Flat storage: parameters of one group, type and placement that step together live in one buffer, and so does each of their states.
 
 A parameter is a view of that buffer, so the update of all of them is one group of kernels (and their gradients are one
-all-reduce), not one kernel a parameter. Graphs written before, such as the loss of the first step, read it there, too: the first step
+all-reduce), not one kernel a parameter. Parameters keep their placement (`Layout`): what is cut over devices stays cut, and its states are
+cut with it. Graphs written before, such as the loss of the first step, read it there, too: the first step
 is the same program as all later ones.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import pairwise
 from math import inf, log, prod
 from typing import Any
 
 import numpy as np
 
 from manygrad.tensor.dtype import accumulate_dtype, dtypes
+from manygrad.tensor.engine import engine
+from manygrad.tensor.lock import locked
 from manygrad.tensor.tensor import LIVE, Tensor
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.rewrite import substitute
@@ -60,26 +65,76 @@ class ParamGroup(dict[str, Any]):
         return next((float(t.item()) for (name, _, _), t in self._scalars.items() if name == key), self[key])
 
 
+@dataclass(frozen=True)
+class Layout:
+    """How parameters lie in one buffer. Equal layouts of one group can share it.
+
+    Whole on each of their devices: as they are, one after the other, (elements,). Cut: the cut dim first, as (rows, elements / rows), side
+    by side; the buffer is cut along its rows. Cut evenly over n devices there are n rows, so each device's part of every parameter is a
+    part of its row. Cut unevenly the rows are those of the cut dim, and the parameter has a buffer of its own.
+
+        (4, 6) cut on dim 1 and (8,) cut on dim 0 over 2 devices  ==>  (2, 12 + 4), cut on dim 0
+    """
+
+    rows: int | None = None
+    alone: int | None = None  # the parameter's id
+
+    @staticmethod
+    def of(p: Tensor) -> Layout:
+        axis, bounds = cut_of(p)
+        if axis is None:
+            return Layout()
+        even = bounds[1] > 0 and all(b - a == bounds[1] for a, b in pairwise(bounds))
+        return Layout(len(bounds) - 1) if even else Layout(bounds[-1], id(p))
+
+    def join(self, values: list[Tensor], params: list[Tensor]) -> Tensor:
+        """A value for each parameter, in its shape -> in one buffer."""
+        if self.rows is None:
+            flat = [t.reshape(-1) for t in values]
+            return flat[0].cat(*flat[1:]) if len(flat) > 1 else flat[0]
+        rows = [t.movedim(cut_of(p)[0] or 0, 0).reshape(self.rows, -1) for t, p in zip(values, params)]
+        return (rows[0].cat(*rows[1:], dim=1) if len(rows) > 1 else rows[0]).shard(params[0].device, 0)
+
+    def split(self, joined: Tensor, params: list[Tensor]) -> list[Tensor]:
+        """The parts of a buffer in the shapes of the parameters: views."""
+        at, out = 0, []
+        for p in params:
+            n = prod(p.shape) // (self.rows or 1)
+            if self.rows is None:
+                out.append(joined.shrink(((at, at + n),)).reshape(p.shape))
+            else:
+                axis = cut_of(p)[0] or 0
+                first = (p.shape[axis], *(d for i, d in enumerate(p.shape) if i != axis))
+                out.append(joined.shrink((None, (at, at + n))).reshape(first).movedim(0, axis))
+            at += n
+        return out
+
+
+def cut_of(p: Tensor) -> tuple[int | None, tuple[int, ...]]:
+    """(the dim along which a parameter is cut, the positions); (None, ()) where it is whole on each of its devices."""
+    return engine().store_spec(p.uop) if isinstance(p.device, tuple) else (None, ())
+
+
 class Flat:
-    """Parameters that share a flat buffer, and the optimiser's state of the same length."""
+    """Parameters that share a buffer, and the optimiser's state of the same shape."""
 
     scalars: dict[str, Tensor]
     fresh: bool  # not yet stepped
 
     def __init__(self, params: list[Tensor], group: ParamGroup, names: tuple[str, ...], initial: dict[str, float], old: dict[int, Flat]):
         self.params, self.group = params, group
-        self.device = params[0].device
-        self.flat = join([p.detach() for p in params]).contiguous()
+        self.device, self.layout = params[0].device, Layout.of(params[0])
+        self.flat = self.join([p.detach() for p in params]).contiguous()
         before = [old.get(id(p)) for p in params]
         self.state: dict[str, Tensor] = {}
         for name in names:
             start = initial.get(name, 0.0)
-            if isinstance(self.device, str) and all(b is None or name not in b.state for b in before):
+            if (isinstance(self.device, str) or self.layout.rows) and all(b is None or name not in b.state for b in before):
                 self.state[name] = self.flat.full_like(start).contiguous()
                 continue
             empty = [None if b is not None and name in b.state else p.detach().full_like(start) for p, b in zip(params, before)]
             parts = [e if e is not None else b.part(name, p) for e, p, b in zip(empty, params, before)]  # type: ignore[union-attr]
-            self.state[name] = join([t.cast(self.flat.dtype) for t in parts]).contiguous()
+            self.state[name] = self.join([t.cast(self.flat.dtype) for t in parts]).contiguous()
         first = before[0]
         kept = {} if first is None else {k: t.item() for k, t in first.scalars.items()}
         begun = {"step": 0.0, **{k: v for k, v in initial.items() if k not in names}, **kept}
@@ -88,9 +143,18 @@ class Flat:
         self.flat._store(*self.state.values())
         self.move_in()
 
+    @locked
+    def join(self, values: list[Tensor]) -> Tensor:
+        """A value for each parameter, in its shape, laid like the parameters."""
+        return self.layout.join(values, self.params)
+
+    def split(self, joined: Tensor) -> list[Tensor]:
+        """Of what is laid like the parameters, each one's part in its shape."""
+        return self.layout.split(joined, self.params)
+
     def move_in(self) -> None:
         """Each parameter becomes its part of the flat buffer, also where a tensor that is not computed yet reads it."""
-        parts = split(self.flat, self.params)
+        parts = self.split(self.flat)
         moved = {p.uop: part.uop for p, part in zip(self.params, parts) if unviewed(p.uop).op is Ops.BUFFER}
         lazy = [t for t in LIVE if t.uop.op is not Ops.BUFFER]
         graph = substitute(UOp(Ops.SINK, dtypes.void, tuple(t.uop for t in lazy)), moved)
@@ -98,9 +162,10 @@ class Flat:
             t.uop = u
         self.attach()
 
+    @locked
     def attach(self) -> None:
         """Each parameter is its part of the flat buffer."""
-        for p, part in zip(self.params, split(self.flat, self.params)):
+        for p, part in zip(self.params, self.split(self.flat)):
             p.uop = part.uop
 
     def is_attached(self) -> bool:
@@ -109,7 +174,7 @@ class Flat:
     def part(self, name: str, param: Tensor) -> Tensor:
         """A parameter's part of a state."""
         at = next(i for i, p in enumerate(self.params) if p is param)
-        t = split(self.state[name], self.params)[at].contiguous().realize()
+        t = self.split(self.state[name])[at].contiguous().realize()
         return t if t.device == param.device else t.to(param.device)
 
     # *** what updates are written with ***
@@ -138,25 +203,11 @@ class Flat:
 
     def norms(self, *flats: Tensor) -> list[list[Tensor]]:
         """For each flat tensor the 2-norm of each parameter's part, (1,) each."""
-        return [[part.square().sum().sqrt().reshape(1) for part in split(f, self.params)] for f in flats]
+        return [[part.square().sum().sqrt().reshape(1) for part in self.split(f)] for f in flats]
 
     def spread(self, values: list[Tensor]) -> Tensor:
         """One number a parameter as a flat tensor."""
-        return join([v._broadcast((prod(p.shape),)) for v, p in zip(values, self.params)])
-
-
-def join(tensors: list[Tensor]) -> Tensor:
-    flat = [t.reshape(-1) for t in tensors]
-    return flat[0].cat(*flat[1:]) if len(flat) > 1 else flat[0]
-
-
-def split(flat: Tensor, params: list[Tensor]) -> list[Tensor]:
-    at, out = 0, []
-    for p in params:
-        n = prod(p.shape)
-        out.append(flat.shrink(((at, at + n),)).reshape(p.shape))
-        at += n
-    return out
+        return self.join([v._broadcast((prod(p.shape),)).reshape(p.shape) for v, p in zip(values, self.params)])
 
 
 def scalar(value: float, device: Any) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from manygrad.tensor.nn.optim.flat import Flat, ParamGroup, join, split
+from manygrad.tensor.nn.optim.flat import Flat, ParamGroup
 from manygrad.tensor.nn.optim.optimizer import Optimizer, Params
 from manygrad.tensor.tensor import Tensor
 
@@ -35,14 +35,14 @@ class Muon(Optimizer):
         v, b = s["momentum_buffer"], f["momentum"]
         v.assign(v * b + g * (1 - b))
         step = g * (1 - b) + v * b if f.group["nesterov"] else v
-        matrices = split(step.contiguous(), f.params)
+        matrices = f.split(step.contiguous())
         done: dict[int, Tensor] = {}
         for shape in dict.fromkeys(p.shape for p in f.params):
             at = [i for i, p in enumerate(f.params) if p.shape == shape]
             stack = matrices[at[0]].stack(*(matrices[i] for i in at[1:])) if len(at) > 1 else matrices[at[0]].unsqueeze(0)
             out = orthogonalized(stack, f.group["ns_coefficients"], f.group["ns_steps"], f.group["eps"]) * _scale(shape, f.group["adjust_lr_fn"])
             done.update(zip(at, (out[k] for k in range(len(at)))))
-        f.flat.assign(w * (1 - f["lr"] * f["weight_decay"]) - join([done[i] for i in range(len(f.params))]) * f["lr"])
+        f.flat.assign(w * (1 - f["lr"] * f["weight_decay"]) - f.join([done[i] for i in range(len(f.params))]) * f["lr"])
 
 
 def orthogonalized(x: Tensor, coefficients: Coefficients, steps: int, eps: float) -> Tensor:

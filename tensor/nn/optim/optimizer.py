@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from manygrad.tensor.dtype import accumulate_dtype
-from manygrad.tensor.nn.optim.flat import Flat, ParamGroup, join, scalar, split
+from manygrad.tensor.engine import engine
+from manygrad.tensor.nn.optim.flat import Flat, Layout, ParamGroup, scalar
 from manygrad.tensor.tensor import Tensor
 
 Params = Iterable[Any]  # tensors, (name, tensor) pairs, or dicts with "params" and a group's own hyperparameters
@@ -76,7 +77,7 @@ class Optimizer:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for p in self.params:
-            p.grad = None if set_to_none or p.grad is None else p.grad.zeros_like()
+            p.grad = None if set_to_none or p.grad is None else p.grad.replace(p.grad.zeros_like())
 
     # *** a step ***
 
@@ -97,7 +98,7 @@ class Optimizer:
         for number, group in enumerate(self.param_groups):
             for p in group["params"]:
                 if id(p) not in placed and (id(p) in old or p.grad is not None):
-                    key = (number, p.dtype, p.device, p.grad is not None, id(old.get(id(p))))
+                    key = (number, p.dtype, p.device, Layout.of(p), p.grad is not None, id(old.get(id(p))))
                     todo.setdefault(key, []).append(p)
                     owner[key] = group
         if todo:
@@ -119,8 +120,8 @@ class Optimizer:
         for f in self.flats:
             if f.params[0].grad is None:
                 continue
-            grad = join([p.grad for p in f.params])  # type: ignore[misc]
-            for p, part in zip(f.params, split(grad, f.params)):
+            grad = f.join([p.grad for p in f.params])  # type: ignore[misc]
+            for p, part in zip(f.params, f.split(grad)):
                 p.grad.replace(part)  # type: ignore[union-attr]
             f.step.assign(f.step + 1)
             g = grad.detach().cast(accumulate_dtype(grad.dtype))
@@ -138,6 +139,7 @@ class Optimizer:
         """One update; returns what `closure` (which computes the loss again and calls backward) returned."""
         loss = None if closure is None else closure()
         todo = self.schedule_step()
+        engine().count_update()
         if todo:
             todo[0].realize(*todo[1:])
         return loss
@@ -149,7 +151,7 @@ class Optimizer:
         """By parameter: its parts of the states, and its count of steps."""
         out: dict[Tensor, dict[str, Tensor]] = {}
         for f in self.flats:
-            parts = {name: split(t, f.params) for name, t in f.state.items()}
+            parts = {name: f.split(t) for name, t in f.state.items()}
             for i, p in enumerate(f.params):
                 out[p] = {**{k: t.reshape(()) for k, t in f.scalars.items()}, **{name: ps[i] for name, ps in parts.items()}}
         return out
@@ -183,9 +185,9 @@ class Optimizer:
             for k, v in entry.items():
                 value = v if isinstance(v, Tensor) else Tensor(v)
                 if k in names:
-                    new = value.detach().cast(f.state[k].dtype).reshape(-1)
+                    new = value.detach().cast(f.state[k].dtype).reshape(p.shape)
                     new = new.shard(p.device, None) if isinstance(p.device, tuple) and isinstance(new.device, str) else new.to(p.device)
-                    f.state[k].assign(new).realize()
+                    f.state[k].assign(f.join([new])).realize()
                 elif value.numel() == 1:
                     f.scalars[k] = scalar(float(value.item()), p.device)
             f.fresh = False
@@ -200,7 +202,7 @@ class Optimizer:
         for number, group in enumerate(self.param_groups):
             for p in group["params"]:
                 if id(p) in old:
-                    key = (number, p.dtype, p.device, tuple(t.item() for t in old[id(p)].scalars.values()))
+                    key = (number, p.dtype, p.device, Layout.of(p), tuple(t.item() for t in old[id(p)].scalars.values()))
                     todo.setdefault(key, []).append(p)
                     owner[key] = group
         self.flats = [Flat(ps, owner[key], self.states_of(owner[key]), self.initial_of(owner[key]), old) for key, ps in todo.items()]

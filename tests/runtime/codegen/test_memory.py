@@ -99,7 +99,8 @@ def test_rows_of_a_gradient_are_kept_once() -> None:
 
 def test_as_many_rows_as_half_of_the_first_cache_holds() -> None:
     """A row of 512 is 2 KiB, as are what is kept of it and the next one; a long row is worked on with one other."""
-    rows = lambda n: [o.amount for o in prepare(softmax(64, n), host_target().machine).opts if (o.kind, o.axis) == ("tile", 0)]  # noqa: E731
+    wide = Machine(vector_bytes=64, registers=32, scales=True, cores=2)
+    rows = lambda n: [o.amount for o in prepare(softmax(64, n), wide).opts if (o.kind, o.axis) == ("tile", 0)]  # noqa: E731
     assert (rows(256), rows(512), rows(640), rows(1024), rows(8192)) == ([4], [4], [3], [2], [2])
 
 
@@ -162,7 +163,8 @@ def test_rows_that_begin_anywhere_are_stored_in_whole_lines(n: int, rows: int) -
     m, ast = 7, double_and_square(7, n)
     bare = (Opt("lanes", 2, LANES), Opt("vectorise", 1, LANES), Opt("tile", 1, 2 * LANES), *([Opt("tile", 0, rows)] if rows > 1 else []), Opt("parallelise", -1, 1))
     streamed = (*bare, Opt("stream", -1, 0), Opt("stream", -1, 1))
-    assert count(program(ast, streamed), Low.STREAM, False) > 0 == count(program(ast, (*bare, Opt("stream", -1, 0))), Low.STREAM, False)
+    assert count(program(ast, streamed), Low.STREAM, False) > 0
+    assert LANES * 4 < 64 or count(program(ast, (*bare, Opt("stream", -1, 0))), Low.STREAM, False) == 0  # (a vector that is a line)
     arrays = [np.zeros((m, n), np.float32), np.zeros((m, n), np.float32), values(0, f32, m * n), values(1, f32, n)]
     device = get_device("CPU")
     assert isinstance(device, CPUDevice)

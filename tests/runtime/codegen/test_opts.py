@@ -434,3 +434,14 @@ def test_a_thread_keeps_what_it_packed_for_its_next_part_of_the_loop() -> None:
         scratch[0] = header
         run_part(ctypes.addressof(buffers), None, 3, 8, scratch.ctypes.data)
         np.testing.assert_array_equal(arrays[0], want if known else np.where(np.arange(32)[:, None] < 12, want, 0))
+
+
+def test_what_is_masked_along_an_unrolled_reduction_is_not_staged() -> None:
+    """It was packed in vectors along the reduction, the mask looked at once a vector: wrong where 4 iterations or more are written out."""
+    i, j, r = loop(2, 0), loop(2, 1), red(16, 2)
+    inside = I(0).alu(Ops.CMPLT, r).alu(Ops.AND, r.alu(Ops.CMPLT, I(15)))
+    product = load(1, add(mul(i, 16), r), f32, inside).alu(Ops.MUL, load(2, add(mul(r, 2), j), f32))
+    ast = sink(store(0, add(mul(i, 2), j), reduce(product, r), i, j))
+    staged = (Opt("before", 1, 0), Opt("vectorise", 1, 8), Opt("tile", 0, 2), Opt("unroll", 2, 4), Opt("stage", 0, 1))
+    assert "masked along a reduction of which fours are written out" in (legal(signature(ast), staged) or "")
+    assert legal(signature(ast), (*staged[:3], staged[4])) is None

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextvars import copy_context
 from pathlib import Path
 
 import numpy as np
@@ -103,7 +104,7 @@ def test_what_another_has_claimed_comes_from_it(made: list[str]) -> None:
                 time.sleep(0.001)
             device.build(prepared, key, device.code_of(prepared))
 
-    thread = threading.Thread(target=other)
+    thread = threading.Thread(target=copy_context().run, args=(other,))  # with this test's CACHE_DIR
     thread.start()
     device.compile_all(asts)
     thread.join()

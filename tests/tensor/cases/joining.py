@@ -131,19 +131,32 @@ def padded(draw: Draw) -> Sample:
 
 def np_pad(x: np.ndarray, pad: tuple[int, ...], mode: str = "constant", value: float = 0.0) -> np.ndarray:
     pairs = [(0, 0)] * (x.ndim - len(pad) // 2) + [(pad[i], pad[i + 1]) for i in range(0, len(pad), 2)][::-1]
-    x = x[tuple(slice(max(-b, 0), d - max(-a, 0)) for (b, a), d in zip(pairs, x.shape))]
-    pairs = [(max(b, 0), max(a, 0)) for b, a in pairs]
+    grow = [(max(b, 0), max(a, 0)) for b, a in pairs]
+
+    def cropped(x: np.ndarray) -> np.ndarray:
+        return x[tuple(slice(max(-b, 0), d - max(-a, 0)) for (b, a), d in zip(pairs, x.shape))]
+
     if mode == "constant":
-        return np.pad(x, pairs, constant_values=value)
-    return np.pad(x, pairs, mode={"reflect": "reflect", "replicate": "edge", "circular": "wrap"}[mode])
+        return np.pad(cropped(x), grow, constant_values=value)
+    if mode == "circular":
+        return np.pad(cropped(x), grow, mode="wrap")
+    return cropped(np.pad(x, grow, mode={"reflect": "reflect", "replicate": "edge"}[mode]))
 
 
 def edges(mode: str):
     def samples(draw: Draw) -> Sample:
         spatial = [draw(st.integers(2, 4)) for _ in range(draw(st.integers(1, 2)))]
         most = [n - 1 if mode == "reflect" else n if mode == "circular" else 5 for n in spatial]
-        pad = tuple(draw(st.integers(0, m)) for m in reversed(most) for _ in range(2))
-        return Sample((array(draw, (draw(st.integers(0, 2)) or 1, 2, *spatial)),), (pad,), {"mode": mode})
+        pad: list[int] = []
+        for n, m in zip(reversed(spatial), reversed(most)):
+            crop = draw(st.integers(0, n - 1))  # at one end; the other end grows or is cropped too
+            first = -crop if crop else draw(st.integers(0, m))
+            kept = n - crop
+            second = draw(st.integers(1 - kept, kept if mode == "circular" else m))
+            if second < 0 and mode == "circular":
+                first = min(first, kept + second)
+            pad += [first, second] if draw(st.booleans()) else [second, first]
+        return Sample((array(draw, (draw(st.integers(0, 2)) or 1, 2, *spatial)),), (tuple(pad),), {"mode": mode})
 
     return samples
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from manygrad import Tensor
+from manygrad.multi.placement import even_bounds
 from manygrad.tensor.nn.data import (
     ConcatDataset,
     DataLoader,
@@ -75,10 +76,10 @@ def test_workers_together_read_each_batch_once_as_shard_cuts_it(n: int, batch: i
     parts = [rows(DataLoader(data, batch, True, seed=3, rank=r, world=world, num_workers=threads)) for r in range(world)]
     assert [joined(step) for step in zip(*parts)] == whole
     for size in range(batch + 1):
-        each = -(-size // (world * per_node))
+        bounds = even_bounds(size, world * per_node)
         for r in range(world):
             loader = DataLoader(data, batch, rank=r, world=world, devices=[f"CPU:{i}" for i in range(world * per_node)])
-            assert list(loader.part(size)) == list(range(size))[r * each * per_node : (r + 1) * each * per_node]
+            assert list(loader.part(size)) == list(range(bounds[r * per_node], bounds[(r + 1) * per_node]))
 
 
 def test_sharded_batches() -> None:

@@ -1,0 +1,142 @@
+"""What both ends of the control channel share: conversations that outlive a broken connection, and deadlines of silence.
+
+Pure: bytes, numbers and times in, bytes and decisions out; no sockets, no clock. Standard library only, because the supervisor
+(`supervisor.py`) is up without the rest of manygrad.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+import time
+from collections import deque
+from dataclasses import dataclass
+
+BEAT_S = 1.0  # each party says so often that it is there
+SUSPENDED_S = 10.0  # a longer gap between two looks at the clock was our own absence, not the other's silence
+REFUSED_S = 5.0  # nothing listens at the launcher's address for so long: it has ended
+RESEND_S = 0.5  # the other side has spoken since, and still has not got what was sent so long ago
+RESEND_UNHEARD_S = 8.0  # it has not spoken either
+WINDOW = 64  # messages on their way
+HEAD = struct.Struct("<QQ")  # number of this message (0: may be lost), and up to which number all of the other side's have come
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Seconds that all parties of a run count in: `rate` of them pass in one of the machine's. A test of long runs gives a higher rate."""
+
+    rate: float = 1.0
+
+    def __call__(self) -> float:
+        return time.monotonic() * self.rate
+
+    def real(self, seconds: float) -> float:
+        """So many seconds of this clock in those of the machine, for sleeps and polls."""
+        return seconds / self.rate
+
+
+class Session:
+    """One side of a conversation over connections that may break and be made anew: nothing is lost, nothing comes twice.
+
+    What must arrive is numbered and kept until the other side says that it has it; it takes numbers in order only, so whatever a
+    broken connection has swallowed is sent again (go back N). Heartbeats may be lost and have number 0.
+    """
+
+    def __init__(self) -> None:
+        self.kept: deque[bytes] = deque()
+        self.acked = self.sent = self.got = 0  # numbers: acknowledged by the other side, handed to the socket, received
+        self.sent_at = self.heard_at = 0.0
+        self.owes = False  # whether something came that the other side does not know to have come
+
+    def post(self, body: bytes) -> None:
+        """Take a message that must arrive."""
+        self.kept.append(body)
+
+    def next(self, now: float) -> tuple[bytes, bytes] | None:
+        """The next message to hand to the socket, as (head, body); then call `handed`. None: nothing is due."""
+        late = RESEND_S if self.heard_at > self.sent_at else RESEND_UNHEARD_S
+        if self.sent > self.acked and now - self.sent_at > late:
+            self.sent = self.acked
+        if self.sent - self.acked >= min(len(self.kept), WINDOW):
+            return None
+        return HEAD.pack(self.sent + 1, self.got), self.kept[self.sent - self.acked]
+
+    def handed(self, now: float) -> None:
+        self.sent, self.sent_at, self.owes = self.sent + 1, now, False
+
+    def passing(self, body: bytes = b"") -> tuple[bytes, bytes]:
+        """A message that may be lost, or (empty) only what has been received."""
+        self.owes = False
+        return HEAD.pack(0, self.got), body
+
+    def take(self, head: bytes, body: bytes, now: float) -> bytes | None:
+        """What came from the other side; its body if that is to be acted on. Raises ValueError for a malformed head."""
+        if len(head) != HEAD.size:
+            raise ValueError(f"the head of a message has {HEAD.size} bytes, got {len(head)}")
+        number, acked = HEAD.unpack(head)
+        if acked > self.acked + len(self.kept):
+            raise ValueError(f"message {acked} is acknowledged, but only {self.acked + len(self.kept)} were made")
+        self.heard_at = now
+        for _ in range(acked - self.acked):
+            self.kept.popleft()
+        self.acked, self.sent = max(self.acked, acked), max(self.sent, acked)
+        if number:
+            self.owes = True
+            if number != self.got + 1:
+                return None  # came twice, or what was before it got lost and will come again
+            self.got = number
+        return body or None
+
+
+class Silence:
+    """For how long another party has said nothing, counted only while we were there to hear it.
+
+    A process that was suspended itself (SIGSTOP, a laptop's sleep, native code that holds the interpreter) finds a gap between two
+    looks at the clock; what the other said meanwhile lies unread, so the gap does not count.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.at, self.seconds = now, 0.0
+
+    def heard(self, now: float) -> None:
+        self.at, self.seconds = now, 0.0
+
+    def look(self, now: float) -> float:
+        """To be called at least every SUSPENDED_S; the silence so far."""
+        gap, self.at = now - self.at, now
+        self.seconds += gap if gap <= SUSPENDED_S else 0.0
+        return self.seconds
+
+
+class Broken:
+    """Whether the launcher is gone: nothing has listened at its address for REFUSED_S, each time that we tried."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        self.host, self.port = host.strip("[]"), int(port)
+        self.since, self.next, self.refused_since = 0.0, 0.0, 0.0
+
+    def connection(self, stands: bool, now: float) -> None:
+        self.since = 0.0 if stands else self.since or now
+        self.refused_since = 0.0
+
+    def gone(self, now: float) -> bool:
+        if not self.since or now < self.next:
+            return False
+        self.next = now + 0.5
+        if not refused(self.host, self.port):
+            self.refused_since = 0.0
+            return False
+        self.refused_since = self.refused_since or now
+        return now - self.refused_since >= REFUSED_S
+
+
+def refused(host: str, port: int, timeout_s: float = 0.05) -> bool:
+    """Whether the host answers that nothing listens there: the process has ended. An outage, or a suspended process, is no refusal."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as s:
+        s.settimeout(timeout_s)
+        try:
+            return s.connect_ex((host, port)) == errno.ECONNREFUSED
+        except OSError:
+            return False

@@ -1,0 +1,96 @@
+"""plan_of: what all ranks must agree on before they run a LINEAR that communicates.
+
+Every worker builds the same graph over global devices; what it alone does (a sum on its own CPU, a print on rank 0) stands beside it. So a
+graph is told apart in effects that ranks share, which stand first and are numbered first, and the rest; the plan is a digest of the shared
+effects: ops, shapes, placements, constants, order. Lines are no part of it: two ranks may come to the same graph on different lines.
+
+`leaves` are the arguments that every rank must hold alike: values replicated over workers, and local values that are cut over them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from manygrad.multi.placement import Replicate
+from manygrad.multi.rules import placements
+from manygrad.multi.world import World
+from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.uop import GroupOp, Ops, UOp, standing_on
+from manygrad.tensor.uop.serial import encode
+from manygrad.tensor.uop.show import show_arg
+
+OUTLINE_NODES = 4000  # of a larger graph the first so many are told
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What ranks have in common in one LINEAR. `key`: equal on all ranks that run the same program."""
+
+    key: int
+    by_all: bool  # whether all workers communicate in it: not two in a send, nor none at all
+    outline: str  # a line for each node: the user's line, a tab, what it is; to find where two ranks differ
+    leaves: tuple[int, ...]  # slots of the arguments that are replicated over workers
+    cut: tuple[int, ...]  # slots of local arguments that are cut over workers
+
+
+def spans_workers(device: object, me: World) -> bool:
+    """Whether `device` is a tuple with devices of several workers."""
+    if not isinstance(device, tuple):
+        return False
+    first = me.rank_of(device[0])
+    return me.rank_of(device[-1]) != first or any(me.rank_of(d) != first for d in device)
+
+
+def shared_nodes(roots: list[UOp], me: World) -> set[UOp]:
+    """The nodes for which workers may have to communicate: cut over several of them (or summed, or copied between them), or made from such."""
+    sink = UOp(Ops.SINK, dtypes.void, tuple(roots))
+    place = placements(sink.toposort())
+
+    def is_shared(u: UOp) -> bool:
+        if u.op is Ops.COPY and isinstance(u.src[0].device, str):
+            return "@" in u.src[0].device and ("@" not in u.arg or me.rank_of(u.src[0].device) != me.rank_of(u.arg))
+        if u.op is Ops.FUNCTION:
+            return any(spans_workers(s.device, me) for s in u.src)
+        return isinstance(u.device, tuple) and not isinstance(place[u], Replicate) and spans_workers(u.device, me)
+
+    return standing_on([sink], is_shared)
+
+
+def shared_first(sink: UOp, me: World) -> tuple[UOp, int]:
+    """The SINK with the effects that ranks share first, and how many these are."""
+    if me.size == 1:
+        return sink, 0
+    shared = shared_nodes(list(sink.src), me)
+    first = [s for s in sink.src if s in shared]
+    return sink.replace(src=(*first, *(s for s in sink.src if s not in shared))), len(first)
+
+
+def plan_of(normal: UOp, shared: int, linear: UOp, me: World) -> Plan | None:
+    """The plan of a normalised graph whose first `shared` effects are the ranks'; None where the ranks have nothing in common."""
+    collectives = [c.src[0] for c in linear.src if c.src[0].op in GroupOp.COLLECTIVE and spans_workers(c.src[0].arg[-1].devices, me)]
+    graph = UOp(Ops.SINK, dtypes.void, normal.src[:shared])
+    leaves, cut = leaves_of(graph, me)
+    if not collectives and not cut:
+        return None
+    key = int.from_bytes(hashlib.sha256(encode(graph)).digest()[:8], "little") >> 1  # (a positive int64)
+    by_all = any(c.op is not Ops.SEND for c in collectives)
+    return Plan(key, by_all, outline_of(graph) if by_all else "", leaves, cut)
+
+
+def leaves_of(graph: UOp, me: World) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    order = graph.toposort()
+    whole = [u.arg.uid for u in order if u.op is Ops.PARAM and u.arg.axis is None and spans_workers(u.arg.device, me)]
+    below = UOp(Ops.SINK, dtypes.void, tuple(u.src[0] for u in order if u.op is Ops.SHARD and spans_workers(u.arg[0], me)))
+    local = [u.arg.uid for u in below.toposort() if u.op is Ops.PARAM and isinstance(u.arg.device, str) and "@" not in u.arg.device]
+    return tuple(whole), tuple(local)
+
+
+def outline_of(graph: UOp) -> str:
+    order = graph.toposort()[:OUTLINE_NODES]
+    line: dict[UOp, str] = {}  # where a node has none, that of what reads it
+    for u in reversed(order):
+        own = line[u] = u._cache.get("line") or line.get(u, "")
+        for s in u.src:
+            line.setdefault(s, own)
+    return "\n".join(f"{line[u]}\t{u.op.name} {u.dtype.name} {show_arg(u.shape)} {show_arg(u.arg)}" for u in order)

@@ -1,0 +1,234 @@
+"""A view and its base are one storage: which live tensors share memory, and how one is written so that all of them show it.
+
+A stored tensor lies in a BUFFER (or AFTER, where writes to it wait), and what has the same memory below its views shares it. A value that
+is not computed yet is a node, and equal values are one node though they are not one storage: there views also share an identity
+(`Tensor._storage`), which a tensor gets when the first view of it is made. `sharing` asks for both.
+
+A write gives an unrealized value memory of its own, still lazily, and moves everything that shares it there:
+
+    w = zeros(2, 2); r = w[0]; r[1] = 3    ==>  m = AFTER(b, STORE(b, zeros)); n = AFTER(m, STORE(m[0, 1], 3)); w: n; r: n[0]
+
+What was computed before reads `m`, the value of its time. A value with a gradient is not written but made anew (n = m with 3 placed in it),
+so that backward() finds what it was.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator
+from threading import Lock, get_ident
+from typing import TYPE_CHECKING
+
+from manygrad.tensor import grad_mode
+from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.engine import engine
+from manygrad.tensor.lock import locked
+from manygrad.tensor.source import mark
+from manygrad.tensor.uop import GroupOp, Ops, UOp
+from manygrad.tensor.uop.shape import numel, unviewed
+from manygrad.tensor.uop.views import OTHER_WIDTH, STEPS, below, memory, rebased
+
+if TYPE_CHECKING:
+    from manygrad.tensor.tensor import Tensor
+
+MEMORY = frozenset({Ops.BUFFER, Ops.AFTER, Ops.PARAM})
+
+
+class TensorSet:
+    """A weak set by identity (`==` on tensors is elementwise, so `WeakSet` will not do), in order of insertion: of the program."""
+
+    def __init__(self) -> None:
+        self._refs: dict[int, weakref.ref[Tensor]] = {}
+
+    def add(self, t: Tensor) -> None:
+        key, refs = id(t), self._refs
+        refs[key] = weakref.ref(t, lambda _: refs.pop(key, None))
+
+    def renew(self, t: Tensor) -> None:
+        """As if inserted now."""
+        self._refs[id(t)] = self._refs.pop(id(t))
+
+    def discard(self, t: Tensor) -> None:
+        self._refs.pop(id(t), None)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (t for r in list(self._refs.values()) if (t := r()) is not None)
+
+    def __len__(self) -> int:
+        return len(self._refs)
+
+
+class PendingSet(TensorSet):
+    """A realize carries out the assignments of its own thread, and of others' what it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._threads: dict[int, int] = {}
+
+    def add(self, t: Tensor) -> None:
+        self._threads[id(t)] = get_ident()
+        super().add(t)
+
+    def mine(self) -> list[Tensor]:
+        if not self._refs:
+            return []
+        me, threads = get_ident(), self._threads
+        return [t for t in self if threads.get(id(t)) == me]
+
+
+LIVE = TensorSet()
+PENDING = PendingSet()  # assigned, not yet realized
+
+
+_naming = Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_naming._at_fork_reinit)  # type: ignore[attr-defined]
+
+
+class Storage:
+    """The identity of what views share before it is in memory. One made for a reshape `at` of a view is `of` that view's storage; whether it
+    is its own, for that reshape moves elements, is found out when someone asks."""
+
+    __slots__ = ("__weakref__", "at", "of")
+
+    def __init__(self, of: Storage | None = None, at: UOp | None = None):
+        self.of, self.at = of, at
+
+    def own(self) -> Storage:
+        """The one that stands for all that share it."""
+        if self.at is not None:
+            self.of = None if memory(self.at) is self.at else self.of
+            self.at = None
+        return self if self.of is None else self.of.own()
+
+
+def identity(t: Tensor) -> Storage:
+    """What `t` has in common with its views; two threads that make one each have the same. (Not under `LOCK`: building a graph waits for none.)"""
+    if t._storage is None:
+        with _naming:
+            t._storage = t._storage or Storage()
+    return t._storage
+
+
+def of_view(u: UOp, source: Tensor) -> Storage | None:
+    """The storage of `u`, a value made from `source` by movement ops, detach or bitcast."""
+    x = u.src[0]
+    while x is not source.uop:
+        if x.op not in STEPS:
+            return None
+        x = x.src[0]
+    base = identity(source)
+    return Storage(base, u) if u.op is Ops.RESHAPE and x.op in STEPS else base
+
+
+def is_stored(u: UOp) -> bool:
+    """Whether there is memory to write to: a buffer, perhaps with assignments that are still to be carried out."""
+    return memory(u).op in MEMORY
+
+
+def sharing(t: Tensor) -> list[Tensor]:
+    """The live tensors whose memory is, or will be, that of `t`; `t` among them."""
+    base = memory(t.uop)
+    if base.op in MEMORY:
+        return [s for s in LIVE if memory(s.uop) is base]
+    if t._storage is None:
+        return [t]
+    own = t._storage.own()
+    return [s for s in LIVE if s._storage is not None and memory(s.uop) is base and s._storage.own() is own]
+
+
+def move(tensors: list[Tensor], base: UOp, new: UOp, pending: bool) -> None:
+    """The memory of `tensors`, views of `base`, is `new` from now on."""
+    for s, u in [(s, rebased(s.uop, base, new)) for s in tensors]:
+        s.uop, s._leaf = u, None
+        LIVE.renew(s)
+        if pending:
+            PENDING.add(s)
+
+
+@locked
+def store(t: Tensor) -> None:
+    """Gives `t`, and what shares its storage, memory that will hold its value once something is realized."""
+    together = sharing(t)
+    base = memory(t.uop) if len(together) > 1 else t.uop
+    buffer = engine().new_buffer(base, base.device or t._device)
+    buffer._cache["origin"] = base  # until it is carried out: what it is again if it cannot be
+    move(together, base, UOp(Ops.AFTER, base.dtype, (buffer, mark(UOp(Ops.STORE, dtypes.void, (buffer, base))))), pending=True)
+
+
+def start(u: UOp) -> UOp:
+    """The first of the assignments `u` that wait."""
+    while u.src[0].op is Ops.AFTER:
+        u = u.src[0]
+    return u
+
+
+def becomes_new(t: Tensor, value: Tensor) -> bool:
+    """Whether a write of `value` makes a new value, to keep what backward() needs: of what is computed from a leaf, or will be."""
+    if not grad_mode.is_grad_enabled() or not t.dtype.is_float:
+        return False
+    base = memory(t.uop)
+    if base.op in MEMORY:
+        while base.op is Ops.AFTER:
+            base = base.src[0]
+        return "history" in base._cache
+    return value.requires_grad or t._new(base).requires_grad
+
+
+@locked
+def write(t: Tensor, value: Tensor, anew: bool) -> None:
+    """Writes `value`, of the shape and type of `t`, where `t` lies, or makes the memory's value `anew`; everything that shares it shows it."""
+    if not anew and not is_stored(t.uop):
+        store(t)
+    together, base = sharing(t), memory(t.uop)
+    moves, value = _at_base(t.uop, base, value)
+    target = _moved(moves, base)
+    axis = engine().sharding_axis
+    if moves and (anew or (isinstance(base.device, tuple) and axis(base) is not None and axis(target) is None)):
+        value, target = place(value._new(base), moves, value), base  # (a part of the dim that is cut: by position in the whole)
+    if anew:
+        move(together, base, value.uop, pending=False)
+        return
+    _keep_copies(base)
+    move(together, base, UOp(Ops.AFTER, base.dtype, (base, mark(UOp(Ops.STORE, dtypes.void, (target, value.uop))))), pending=True)
+
+
+def place(whole: Tensor, moves: list[UOp], value: Tensor) -> Tensor:
+    """`whole` with `value` in the elements that `moves` (views, outermost first) leave of it."""
+    at = whole._new(_moved(moves, whole.arange(numel(whole.shape)).reshape(whole.shape).uop))
+    return whole.flatten()._scatter_at(value.flatten(), [at.flatten()], "set").reshape(whole.shape)
+
+
+def _moved(moves: list[UOp], base: UOp) -> UOp:
+    for m in reversed(moves):
+        base = m.replace(dtype=base.dtype, src=(base,))
+    return base
+
+
+def _at_base(u: UOp, base: UOp, value: Tensor) -> tuple[list[UOp], Tensor]:
+    """(movement ops from `u` down to `base`, what to write there so that the view `u` shows `value`)."""
+    moves: list[UOp] = []
+    while u is not base:
+        source = below(u)
+        assert source is not None, "not a view of its memory"
+        if u.op in GroupOp.VIEW:
+            moves.append(u)
+        elif u.op is Ops.BITCAST:
+            value = value.bitcast(source.dtype)
+        elif u.op is Ops.CUSTOM and u.arg is OTHER_WIDTH:  # elements of another width: those that are not written are part of those that are
+            value = (place(value._new(u), moves, value) if moves else value).bitcast(source.dtype)
+            moves = []
+        u = source
+    return moves, value
+
+
+def _keep_copies(base: UOp) -> None:
+    """Live tensors that read `base` through movement ops alone, but are no views of it, keep the value of this time."""
+    for s in LIVE:
+        own = memory(s.uop)
+        if own is not base and unviewed(own) is base:
+            s.uop = rebased(s.uop, own, UOp(Ops.CONTIGUOUS, own.dtype, (own,)))
+
+
+__all__ = ["LIVE", "PENDING", "PendingSet", "Storage", "TensorSet", "becomes_new", "identity", "is_stored", "memory", "move", "place", "sharing", "start", "store", "write"]

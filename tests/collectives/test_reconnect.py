@@ -1,0 +1,125 @@
+"""A lane whose connection breaks is made anew: nothing lost, nothing twice, and a peer that is gone is still named soon."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from manygrad.collectives import native
+from manygrad.collectives.errors import PeerLost
+from manygrad.collectives.transport import Endpoint, MessageKey
+from manygrad.tensor.environment import Context
+from tests.proxy import Proxy
+
+from collective_workers import Worker, run_workers  # isort: skip
+from test_endpoint import results, two_hosts  # noqa: F401 isort: skip
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[list[Endpoint], list[Proxy]]]:
+    """Two connected endpoints of this process with a proxy in front of every listener."""
+    ends = [Endpoint(r, 2, "t", 0, arena_bytes=1 << 28) for r in range(2)]
+    cards = [e.card() for e in ends]
+    proxies = []
+    for card in cards:
+        mine = [Proxy(a) for a in card["addresses"]]
+        card["addresses"] = [p.address for p in mine]
+        proxies += mine
+    with Context(TRANSPORT="zmq"):
+        other = threading.Thread(target=ends[1].connect, args=(cards, 10))
+        other.start()
+        ends[0].connect(cards, 10)
+        other.join()
+    yield ends, proxies
+    for e in ends:
+        e.abort("the test is over")
+        e.close()
+    for p in proxies:
+        if not p.ended:
+            p.stop()
+
+
+def talk(end: Endpoint, seed: int, rounds: int, failures: list[BaseException]) -> None:
+    """Messages of random sizes both ways, several in flight, from and outside of the arena; checks every byte received."""
+    sizes = np.random.default_rng(seed).choice([0, 8, 4096, 100_000, 5_000_000], rounds, p=[0.1, 0.3, 0.3, 0.2, 0.1])
+    peer = 1 - end.rank
+
+    def values(rank: int, i: int) -> np.ndarray[Any, Any]:
+        return ((np.arange(sizes[i] // 8, dtype=np.int64) * (i + 1)) ^ rank).view(np.uint8)
+
+    try:
+        for first in range(0, rounds, 4):
+            several = range(first, min(first + 4, rounds))
+            kept = []
+            for i in several:
+                data = values(end.rank, i)
+                if i % 2:
+                    addr = end.arena.addr(end.arena.alloc(max(8, data.nbytes)))
+                    native.copy(addr, data.ctypes.data, data.nbytes)
+                    kept.append(addr)
+                else:
+                    kept.append(data)
+                    addr = data.ctypes.data
+                end.send(peer, MessageKey(1, i, 0), addr, data.nbytes)
+            for i in several:
+                with end.receive(peer, MessageKey(1, i, 0), int(sizes[i])) as got:
+                    assert (native.view(got.addr, int(sizes[i]), "uint8") == values(peer, i)).all(), i
+            end.flush()
+            for k in kept:
+                if isinstance(k, int):
+                    end.arena.free(k - end.arena.base)
+    except BaseException as e:
+        failures.append(e)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_connections_are_cut_again_and_again(pair: tuple[list[Endpoint], list[Proxy]], seed: int) -> None:
+    ends, proxies = pair
+    failures: list[BaseException] = []
+    threads = [threading.Thread(target=talk, args=(e, seed, 240, failures)) for e in ends]
+    rng, cuts = random.Random(seed), 0
+    for t in threads:
+        t.start()
+    while any(t.is_alive() for t in threads):
+        time.sleep(rng.uniform(0.02, 0.3))
+        rng.choice(proxies).cut()
+        cuts += 1
+        assert cuts < 1000, "they do not get on"
+    assert not failures, failures
+    assert cuts > 3
+    for e in ends:
+        link = e._hub.links[1 - e.rank]
+        assert not link.incoming and not link.unacked and link.whole_below == 240 and not link.whole
+
+
+def test_a_peer_whose_listener_is_gone_is_lost_soon(pair: tuple[list[Endpoint], list[Proxy]]) -> None:
+    ends, proxies = pair
+    for p in proxies[2:]:
+        p.stop()
+    began = time.monotonic()
+    with pytest.raises(PeerLost, match="nothing listens at"):
+        ends[0].receive(1, MessageKey(1, 0, 0), 8)
+    assert time.monotonic() - began < 2
+
+
+def test_an_outage_of_two_seconds(two_hosts: Any) -> None:  # noqa: F811
+    """The link between two hosts goes down and comes back in the middle of a conversation."""
+    prefixes, hosts, names, tag = two_hosts
+
+    def outage(workers: list[Worker]) -> None:
+        for _ in range(2):
+            time.sleep(0.7)
+            subprocess.run(["ip", "-n", names[1], "link", "set", f"{tag}v1", "down"], check=True)
+            time.sleep(2)
+            subprocess.run(["ip", "-n", names[1], "link", "set", f"{tag}v1", "up"], check=True)
+
+    options: Any = {"options": lambda r: {"bind_host": hosts[r]}, "prefixes": prefixes, "after_start": outage}
+    found = run_workers(2, "talk_for", (9.0, 300_000), {"TRANSPORT": "zmq"}, timeout_s=60, **options)
+    assert all(right == asked > 0 for right, asked in results(found))

@@ -1,0 +1,137 @@
+"""Conversations over connections that lose things, and silence: pure, with the clock given."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manygrad.launcher.channel import Channel
+from manygrad.launcher.control import ControlServer
+from manygrad.launcher.link import HEAD, SUSPENDED_S, WINDOW, Broken, Clock, Session, Silence
+from manygrad.launcher.messages import Event, Finished, Plan, Progress
+from tests.proxy import Proxy
+
+
+@given(st.integers(0, 1 << 30), st.integers(0, 300), st.floats(0.0, 0.6))
+def test_nothing_is_lost_and_nothing_comes_twice(seed: int, count: int, loss: float) -> None:
+    """Two sides, whose messages are lost in runs (a broken connection), come late, or come twice."""
+    rng = random.Random(seed)
+    ends, got = (Session(), Session()), ([], [])  # type: ignore[var-annotated]
+    wires: tuple[list[tuple[bytes, bytes]], ...] = ([], [])
+    for n in range(count):
+        ends[n % 2].post(b"%d" % n)
+    now, calm = 0.0, 400 + 40 * count
+    for turn in range(calm + 2000):
+        now += rng.choice((0.01, 0.3, 1.0))
+        for me in (0, 1):
+            end, wire = ends[me], wires[1 - me]
+            while (frames := end.next(now)) is not None and rng.random() < 0.9:
+                wire.append(frames)
+                end.handed(now)
+            if end.owes or rng.random() < 0.3:
+                wire.append(end.passing())
+            if turn < calm and rng.random() < loss:
+                del wire[rng.randrange(len(wire) + 1) :]
+                if wire and rng.random() < 0.2:
+                    wire.append(wire[0])
+            while wires[me] and rng.random() < 0.8:
+                body = end.take(*wires[me].pop(0), now)
+                if body is not None:
+                    got[me].append(int(body))
+        if not ends[0].kept and not ends[1].kept and turn > 2:
+            break
+    assert got[1] == list(range(0, count, 2)) and got[0] == list(range(1, count, 2))
+    assert not ends[0].kept and not ends[1].kept
+
+
+def test_a_window_bounds_what_is_on_its_way() -> None:
+    s = Session()
+    for i in range(3 * WINDOW):
+        s.post(b"%d" % i)
+    handed = 0
+    while s.next(0.0) is not None:
+        s.handed(0.0)
+        handed += 1
+    assert handed == WINDOW
+    assert s.take(HEAD.pack(0, 10), b"", 0.1) is None
+    assert s.next(0.1) == (HEAD.pack(WINDOW + 1, 0), b"%d" % WINDOW)
+    for bad in (b"", b"x", HEAD.pack(0, 10**6)):
+        with pytest.raises(ValueError):
+            s.take(bad, b"", 0.2)
+
+
+def test_silence_counts_only_while_we_are_there() -> None:
+    s, now = Silence(0.0), 0.0
+    for _ in range(30):
+        now += 1.0
+        s.look(now)
+    assert s.seconds == 30.0
+    now += 3600.0  # a laptop's sleep
+    assert s.look(now) == 30.0 and 3600 > SUSPENDED_S
+    s.heard(now)
+    assert s.look(now + 1) == 1.0
+
+
+def test_a_refused_address_is_gone_an_unreachable_one_is_not() -> None:
+    server = ControlServer(1)
+    there, nowhere, unreachable = Broken(server.address), Broken(server.address), Broken("tcp://240.0.0.1:9")
+    for b in (there, unreachable):
+        b.connection(False, 1.0)
+        assert not any(b.gone(1.0 + 0.6 * i) for i in range(20))
+    server.close()
+    assert not nowhere.gone(1.0), "while the connection stands nobody asks"
+    nowhere.connection(False, 1.0)
+    assert [nowhere.gone(t) for t in (1.0, 3.0, 5.0, 6.1)] == [False, False, False, True]
+    nowhere.connection(True, 7.0)
+    assert not nowhere.gone(20.0)
+
+
+def events_until(server: ControlServer, kind: type, within_s: float = 10.0) -> list[Event]:
+    """What comes until an event of that kind is among it; heartbeats go out meanwhile."""
+    events, until = list[Event](), time.monotonic() + within_s
+    while not any(isinstance(e, kind) for e in events):
+        events += server.receive(0.01)
+        server.beat()
+        assert time.monotonic() < until, events
+    return events
+
+
+def test_the_channel_outlives_silence_and_broken_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker's channel on a clock 100 times as fast: minutes of heartbeats, then a launcher that says nothing for a minute."""
+    clock = Clock(100.0)
+    server = ControlServer(1, clock=clock)
+    proxy = Proxy(server.address)
+    channel = Channel(proxy.address, 0, server.curve(0), silent_s=60.0, clock=clock)
+    began = clock()
+    while clock() - began < 300:
+        events_until(server, Progress)
+    events = []
+    for n in range(1, 30):
+        channel.send("plan", n=n, hash="5", description="a", collectives=0)
+        if n % 3 == 0:
+            proxy.cut()
+        events += server.receive(0.02)
+        server.send("worker", [0], "plan_ok", n=n)
+        server.beat()
+    channel.send("finished", collectives=1, collective="b")
+    events += events_until(server, Finished)
+    assert [e.n for e in events if isinstance(e, Plan)] == list(range(1, 30))
+    assert channel.abort_reason is None
+    until = time.monotonic() + 5
+    while channel.plans_agreed < 29:
+        server.receive(0.01)
+        server.beat()
+        assert time.monotonic() < until
+    monkeypatch.setattr("manygrad.launcher.channel._end_soon", lambda after_s: None)
+    until = time.monotonic() + 5
+    while channel.abort_reason is None:
+        time.sleep(0.01)  # and no beat
+        assert time.monotonic() < until
+    assert channel.abort_kind == "gone" and "was not heard for 60 s" in channel.abort_reason
+    channel.close()
+    server.close()
+    proxy.stop()

@@ -1,0 +1,146 @@
+"""Several workers simulated in this process: every rank schedules the same graph as a worker of n does, and the ranks' calls are run in lockstep.
+
+At each collective all ranks must have come to the same one; it is then carried out by the program that real workers run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from manygrad import Tensor, world
+from manygrad.collectives.algorithms import build
+from manygrad.collectives.cost import choose
+from manygrad.collectives.execute import run_program
+from manygrad.runtime.buffer import Buffer
+from manygrad.runtime.collective import describe
+from manygrad.runtime.items import ExecItem, run_items
+from manygrad.runtime.linear import compile_linear, pm_exec, storage
+from manygrad.schedule import create_linear_with_vars
+from manygrad.tensor.uop import GroupOp, Ops, UOp
+from tests.schedule.programs import sink_of
+
+Parts = list[np.ndarray | None]  # of one tensor: by device; None for what another worker holds
+
+
+@contextlib.contextmanager
+def workers(size: int, devices_per_node: int = 1, kind: str = "CPU") -> Iterator[None]:
+    """`world` as rank 0 of `size` workers sees it; programs are built inside."""
+    saved = dict(world.__dict__)
+    world.device_kind = kind
+    world.join(rank=0, size=size, local_rank=0, local_size=size, devices_per_node=devices_per_node, job="test", epoch=0)
+    try:
+        yield
+    finally:
+        world.__dict__.clear()
+        world.__dict__.update(saved)
+
+
+@contextlib.contextmanager
+def as_rank(rank: int) -> Iterator[None]:
+    saved, world.rank = world.rank, rank
+    try:
+        yield
+    finally:
+        world.rank = saved
+
+
+def signature(what: UOp) -> tuple[Any, ...]:
+    """What all ranks must agree on: all of a collective but whose part of it this is."""
+    *arg, members = what.arg
+    return (what.op.name, what.dtype.name, *arg, members.devices, members.number, members.line)
+
+
+def collectives_of(linear: UOp) -> list[tuple[Any, ...]]:
+    return [signature(c.src[0]) for c in linear.src if c.src[0].op in GroupOp.COLLECTIVE]
+
+
+def assert_same_collectives(linears: list[UOp]) -> None:
+    """Every rank has the collectives of all devices that rank 0 has, in its order; of sends it has those it takes part in."""
+    everyone = [[c for c in collectives_of(linear) if c[0] != "SEND"] for linear in linears]
+    for rank, mine in enumerate(everyone):
+        assert mine == everyone[0], f"rank {rank} runs {mine}\nrank 0 runs {everyone[0]}"
+
+
+def lowered(tensors: list[Tensor]) -> list[UOp]:
+    """The LINEAR of every rank."""
+    sink, out = sink_of(tensors), []
+    for rank in range(world.size):
+        with as_rank(rank):
+            out.append(create_linear_with_vars(sink, world).linear)
+    return out
+
+
+def run(tensors: list[Tensor]) -> list[list[Parts]]:
+    """`out[rank][tensor][device]`: what each rank computes. The tensors themselves stay as they are."""
+    sink = sink_of(tensors)
+    targets = [e.src[0] for e in sink.src]
+    ranks = []
+    for rank in range(world.size):
+        with as_rank(rank):
+            ranks.append(_Rank(sink, targets))
+    assert_same_collectives([r.linear for r in ranks])
+    _in_lockstep(ranks)
+    return [[[None if b is None else b.copyout() for b in r.memory[t]] for t in targets] for r in ranks]
+
+
+class _Meeting(ExecItem):
+    """A collective: it waits for the other ranks."""
+
+    def __init__(self, call: UOp, buffers: list[Buffer], plan: int):
+        self.what, self.buffers, self.number = call.src[0], buffers, call.src[0].arg[-1].number
+
+    def addresses(self) -> dict[int, dict[str, int]]:
+        mine = self.what.arg[-1].mine
+        outs, ins = self.buffers[: len(mine)], self.buffers[len(mine) :]
+        return {r: {"in": _address(i), "out": _address(o)} for r, i, o in zip(mine, ins, outs)}
+
+
+def _address(b: Buffer) -> int:
+    return b.device.address(b.handle) if b.nbytes else 0
+
+
+class _Rank:
+    """One worker: its LINEAR, the memory of what it computes, and how far it has come."""
+
+    def __init__(self, sink: UOp, targets: list[UOp]):
+        scheduled = create_linear_with_vars(sink, world)
+        self.linear, self.vars = scheduled.linear, scheduled.var_vals
+        saved = dict(pm_exec)
+        pm_exec.update(dict.fromkeys(GroupOp.COLLECTIVE, _Meeting))
+        try:
+            self.items = compile_linear(self.linear, scheduled.buffers)
+        finally:
+            pm_exec.update(saved)
+        self.memory: dict[UOp, list[Buffer | None]] = {}
+        for b in targets:
+            found = storage(b)
+            self.memory[b] = found if isinstance(found, list) else [found if world.is_local(b.arg.device) else None]
+            del b._cache["buffer"]  # the next rank has its own
+        self.at = 0
+
+    def advance(self) -> _Meeting | None:
+        """Runs what comes before the next collective."""
+        while self.at < len(self.items) and not isinstance(self.items[self.at], _Meeting):
+            run_items([self.items[self.at]], self.vars)
+            self.at += 1
+        return self.items[self.at] if self.at < len(self.items) else None  # type: ignore[return-value]
+
+
+def _in_lockstep(ranks: list[_Rank]) -> None:
+    while True:
+        waiting = [(r, m) for r in ranks if (m := r.advance()) is not None]
+        if not waiting:
+            return
+        number = min(m.number for _, m in waiting)
+        met = [(r, m) for r, m in waiting if m.number == number]
+        what = met[0][1].what
+        assert len(met) == (2 if what.op is Ops.SEND else len(ranks)), f"{signature(what)}: only {len(met)} ranks come to it"
+        c, _ = describe(what)
+        program = build(choose(c.kind, c.count * what.dtype.itemsize, c.ranks, 1), c, tuple(range(c.ranks)))
+        run_program(program, {k: a for _, m in met for k, a in m.addresses().items()}, what.dtype.name)
+        for r, _ in met:
+            r.at += 1
