@@ -170,7 +170,8 @@ def keep(u: UOp, ps: list[Placement]) -> Answer:
     return ([REPLICATE], REPLICATE) if isinstance(p, Partial) else ([p], p)
 
 
-def barrier(u: UOp, ps: list[Placement]) -> Answer:
+def beside(u: UOp, ps: list[Placement]) -> Answer:
+    """The value is the first source's; the second one stays as it lies."""
     (kept,), out = keep(u, ps)
     return [kept, ps[1]], out
 
@@ -189,7 +190,8 @@ RULES: dict[Ops, Any] = {
     Ops.CAT: cat,
     Ops.CONTIGUOUS: keep,
     Ops.DETACH: keep,
-    Ops.BARRIER: barrier,
+    Ops.BARRIER: beside,
+    Ops.CHECK: beside,
 }
 
 

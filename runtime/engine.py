@@ -16,6 +16,7 @@ from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.counters import GlobalCounters
 from manygrad.runtime.devices import canonical as local_canonical
 from manygrad.runtime.devices import get_device
+from manygrad.runtime.faults import look, word_of
 from manygrad.runtime.functions import has_functions, run_functions
 from manygrad.runtime.items import ExecItem, Vars
 from manygrad.runtime.linear import capture, compile_linear, storage
@@ -377,11 +378,13 @@ class RealizeEngine:
     def to_numpy(self, buffer: UOp) -> np.ndarray:
         if capture:
             raise RuntimeError("a value is read (numpy(), item(), tolist()) while a TinyJit records: a replay would not read it again; return the tensor and read it outside")
+        look()
         found = storage(buffer)
         assert isinstance(found, Buffer), "to_numpy of a buffer on several devices"
         return found.copyout().reshape(buffer.shape)
 
     def share(self, buffer: UOp) -> np.ndarray | None:
+        look()
         found = storage(buffer)
         assert isinstance(found, Buffer), "share of a buffer on several devices"
         array = found.as_numpy()
@@ -416,6 +419,9 @@ class RealizeEngine:
 
     def is_realized(self, buffer: UOp) -> bool:
         return "buffer" in buffer._cache
+
+    def word_of(self, what: str, low: int, size: int, line: str, device: str | tuple[str, ...]) -> UOp:
+        return word_of(what, low, size, line, device)
 
     @locked
     def lose(self, t: Tensor, why: str) -> None:

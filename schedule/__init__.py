@@ -12,6 +12,7 @@ from manygrad.multi.lower import lower_shards
 from manygrad.multi.world import World, world
 from manygrad.schedule import cache, trace
 from manygrad.schedule.chain import chain_kernels
+from manygrad.schedule.checks import lower_checks
 from manygrad.schedule.desugar import Temps, lower_storage
 from manygrad.schedule.kernels import Item, insert_stores, split_kernels
 from manygrad.schedule.memory import plan_memory
@@ -123,6 +124,7 @@ def schedule_items(sink: UOp, me: World = world) -> list[Item]:
     trace.begin()
     sink = traced("clean", clean(sink), sink)
     sink = traced("lower_shards", lower_shards(sink, me), sink)
+    sink = traced("lower_checks", lower_checks(sink), sink)
     sink = traced("simplify", simplify(sink), sink)
     sink = traced("lower_storage", split_updates(lower_storage(sink, temps)), sink)
     sink = traced("insert_stores", insert_stores(sink, temps), sink)

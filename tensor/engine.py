@@ -57,6 +57,9 @@ class Engine(Protocol):
     def is_realized(self, buffer: UOp) -> bool:
         """Whether a BUFFER holds data."""
 
+    def word_of(self, what: str, low: int, size: int, line: str, device: str | tuple[str, ...]) -> UOp:
+        """The BUFFER in which a place of the program keeps the worst index it met; reads look at it."""
+
     def lose(self, t: Tensor, why: str) -> None:
         """From now on whoever reads `t` gets an error."""
 

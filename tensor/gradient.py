@@ -331,5 +331,6 @@ RULES: dict[Ops, Callable[[Any, UOp], Grads]] = {
     Ops.COPY: _move_back,
     Ops.SHARD: _move_back,
     Ops.BARRIER: lambda g, u: (g, None),
+    Ops.CHECK: lambda g, u: (g, None),
     Ops.CUSTOM: lambda g, u: u.arg.gradients(g, u),
 }

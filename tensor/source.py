@@ -14,13 +14,19 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _OWN = tuple(_PACKAGE + part for part in ("tensor", "multi", "schedule", "runtime", "collectives", "launcher", "__init__.py"))
 
 
+_shown: dict[str, str] = {}  # of each file seen: how it is called in a line, nothing where its lines are not the user's
+
+
 def user_line() -> str:
     """`file:line` of the nearest frame outside the package."""
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith(_OWN) and not name.startswith("<"):
-            return f"{os.path.basename(name)}:{frame.f_lineno}"
+        shown = _shown.get(name)
+        if shown is None:
+            shown = _shown[name] = "" if name.startswith((*_OWN, "<")) else os.path.basename(name)
+        if shown:
+            return f"{shown}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return "?"
 

@@ -27,7 +27,7 @@ def _round(k: Tensor, a: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """One rotation of every pair of columns of a (..., m, n), carried out on v (..., n, n) too."""
     n = a.shape[-1]
     mate = _partner(k, n)
-    other = a.gather(-1, mate.expand(a.shape)).contiguous()
+    other = a._gather_along(-1, mate.expand(a.shape)).contiguous()
     mine, theirs = a.square().sum(-2, keepdim=True), other.square().sum(-2, keepdim=True)
     dot = (a * other).sum(-2, keepdim=True)
     first = Tensor.arange(n) < mate
@@ -37,7 +37,7 @@ def _round(k: Tensor, a: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     t = (zeta < 0)._where(-1.0, 1.0).cast(a.dtype) / (zeta.abs() + (zeta.square() + 1).sqrt())
     cos = none._where(1.0, (t.square() + 1).rsqrt()).cast(a.dtype)
     sin = (none._where(0.0, t) * cos * first._where(-1.0, 1.0)).cast(a.dtype).contiguous()
-    return a * cos + other * sin, v * cos + v.gather(-1, mate.expand(v.shape)) * sin
+    return a * cos + other * sin, v * cos + v._gather_along(-1, mate.expand(v.shape)) * sin
 
 
 def _tall(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -53,8 +53,8 @@ def _tall(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     key = norms if padded is None else padded._where(-1.0, norms).cast(a.dtype)
     s, order = key.sort(-1, descending=True)
     s, order = s[..., :n], order[..., :n]
-    x = x.gather(-1, order.unsqueeze(-2).expand((*x.shape[:-1], n)))
-    v = v[..., :n, :].gather(-1, order.unsqueeze(-2).expand((*v.shape[:-2], n, n)))
+    x = x._gather_along(-1, order.unsqueeze(-2).expand((*x.shape[:-1], n)))
+    v = v[..., :n, :]._gather_along(-1, order.unsqueeze(-2).expand((*v.shape[:-2], n, n)))
     tiny = s <= s[..., :1] * (1e-7 if a.dtype.name == "float32" else 1e-15) * m
     u = tiny.unsqueeze(-2)._where(0.0, x / tiny._where(1.0, s).unsqueeze(-2)).cast(a.dtype)
     q, r = qr(u)  # columns of zero singular values: any orthonormal completion

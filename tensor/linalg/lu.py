@@ -16,13 +16,13 @@ def _step(k: Tensor, a: Tensor, perm: Tensor, swaps: Tensor) -> tuple[Tensor, Te
     column = here._where(a, 0.0).sum(-1)  # (..., n)
     pivot = (row < k)._where(-1.0, column.abs()).argmax(-1, keepdim=True)  # (..., 1)
     order = row.eq(k)._where(pivot, row.eq(pivot)._where(k, row))  # (..., n)
-    a = a.gather(-2, order.unsqueeze(-1).expand(a.shape)).contiguous()
+    a = a._gather_along(-2, order.unsqueeze(-1).expand(a.shape)).contiguous()
     column, top = here._where(a, 0.0).sum(-1), row.eq(k).unsqueeze(-1)._where(a, 0.0).sum(-2)  # (..., n), (..., m)
     diagonal = here._where(top, 0.0).sum(-1, keepdim=True)
     factor = (row > k)._where(column / diagonal.eq(0)._where(1.0, diagonal), 0.0)
     a = a - factor.unsqueeze(-1) * (col > k)._where(top, 0.0).unsqueeze(-2)
     below = (row > k).unsqueeze(-1) & here
-    return below._where(factor.unsqueeze(-1), a), perm.gather(-1, order), swaps + pivot.squeeze(-1).ne(k).cast(swaps.dtype)
+    return below._where(factor.unsqueeze(-1), a), perm._gather_along(-1, order), swaps + pivot.squeeze(-1).ne(k).cast(swaps.dtype)
 
 
 def lu_packed(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -52,13 +52,13 @@ class _LU(Function):
         inner = (low.mT @ g.tril(-1)).tril(-1) + (g.triu() @ packed.triu().mT).triu()
         rows = lower_inverse(packed, unit=True).mT @ inner @ upper_inverse(packed).mT  # of P a
         back = perm.argsort(-1).unsqueeze(-1).expand(rows.shape)
-        return rows.gather(-2, back)
+        return rows._gather_along(-2, back)
 
 
 def _solve(a: Tensor, b: Tensor) -> Tensor:
     packed, perm, _ = lu_packed(a)
     n = a.shape[-1]
-    rows = b.gather(-2, perm.unsqueeze(-1).expand((*b.shape[:-2], n, b.shape[-1])))
+    rows = b._gather_along(-2, perm.unsqueeze(-1).expand((*b.shape[:-2], n, b.shape[-1])))
     return upper_inverse(packed) @ (lower_inverse(packed, unit=True) @ rows)
 
 
@@ -174,5 +174,5 @@ def lu_solve(b: Tensor, packed: Tensor, pivots: Tensor) -> Tensor:
         at = pivots[..., i : i + 1].cast("int64") - 1
         other = row.eq(at)._where(order, 0).sum(-1, keepdim=True)
         order = row.eq(i)._where(other, row.eq(at)._where(order[..., i : i + 1], order))
-    rows = b.gather(-2, order.unsqueeze(-1).expand(b.shape))
+    rows = b._gather_along(-2, order.unsqueeze(-1).expand(b.shape))
     return upper_inverse(packed) @ (lower_inverse(packed, unit=True) @ rows)

@@ -70,10 +70,10 @@ def _largest_of_parts(x: Tensor, starts: list[Tensor], counts: list[Tensor], wid
         before, after = x.shape[len(lead) : len(lead) + 2 * i], x.shape[len(lead) + 2 * i + 1 :]
         flat = at.reshape((*at.shape[:-2], out * width))
         if flat.ndim == 1:
-            x = x.index_select(len(lead) + 2 * i, flat)
+            x = x._gather({len(lead) + 2 * i: flat})
         else:
             index = flat.reshape((*lead, *(1,) * len(before), out * width, *(1,) * len(after)))
-            x = x.gather(len(lead) + 2 * i, index.expand((*lead, *before, out * width, *after)))
+            x = x._gather_along(len(lead) + 2 * i, index.expand((*lead, *before, out * width, *after)))
         x = x.reshape((*lead, *before, out, width, *after))
         valid = inside.reshape((*(lead if inside.ndim > 2 else ()), *(1,) * len(before), out, width, *(1,) * len(after)))
         x = valid._where(x, x.dtype.min).cast(x.dtype)

@@ -25,7 +25,7 @@ class CountingMixin:
         order = self.arange(n)
         for c in reversed(range(rows.shape[1])):  # by the last column first, stably
             column = rows.detach()._take(1, c, c + 1).squeeze(1)
-            order = column.argsort() if c == rows.shape[1] - 1 else order.gather(0, column.gather(0, order).argsort())
+            order = column.argsort() if c == rows.shape[1] - 1 else order._gather_along(0, column._gather_along(0, order).argsort())
         return self._distinct("unique", rows, order, dim, whole, return_inverse, return_counts, size)
 
     def unique_consecutive(self: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None, *, size: int | None = None) -> Any:
@@ -52,7 +52,7 @@ class CountingMixin:
                 first.realize(*([] if order is None else [order]))
             group = first.cast(dtypes.int64).cumsum(0) - 1
             starts = first._true_positions(name, size)
-            values = whole.index_select(0, starts if order is None else order.gather(0, starts.minimum(n - 1)))
+            values = whole._gather({0: starts if order is None else order._gather_along(0, starts.minimum(n - 1))})
             numbers = starts._take(0, 1, starts.shape[0]).cat(self._const_like(n, dtypes.int64)._broadcast((1,))) - starts
             if order is not None:
                 group = self._const_like(0, dtypes.int64)._broadcast((n,))._scatter_at(group, [order], "set")

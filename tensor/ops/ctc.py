@@ -37,7 +37,7 @@ def ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_leng
     blanks = labels * 0 + blank
     states = blanks.unsqueeze(-1).cat(labels.unsqueeze(-1), dim=-1).reshape(batch, 2 * size).cat(labels._take(1, 0, 1) * 0 + blank if size else lp.arange(batch).reshape(batch, 1) * 0 + blank, dim=1)
     count = 2 * size + 1
-    emitted = lp.gather(2, states.unsqueeze(0)._broadcast((steps, batch, count)))
+    emitted = lp._gather_along(2, states.unsqueeze(0)._broadcast((steps, batch, count)))
     place = lp.arange(count).unsqueeze(0)
     skips = states.ne(_moved(states, 2, -1)) & states.ne(blank) & (place >= 2)
     alpha = (place < 2)._where(emitted[0], NEVER)

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.gradient import CustomGrad
+from manygrad.tensor.ops.checking import checked
 from manygrad.tensor.uop import Ops, UOp
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ def embedding(
     `scale_grad_by_freq` a row's gradient is divided by how often it was read. `sparse` has no meaning here.
     """
     _check("embedding", input, weight)
+    input = checked(input, "embedding: row", weight.shape[0], weight)
     if max_norm is not None:
         _limit_rows(input, weight, max_norm, norm_type)
     rows = weight[input]

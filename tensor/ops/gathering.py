@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.ops.checking import checked
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
@@ -24,16 +25,20 @@ class GatheringMixin:
 
     def gather(self: Tensor, dim: int, index: Tensor) -> Tensor:
         """out[i][j] = self[index[i][j]][j] for dim 0: the shape of `index`."""
+        return self._gather_along(dim, checked(index, "gather: index", self.shape[self._dim(dim)] if self.ndim else 1, self, None))
+
+    def _gather_along(self: Tensor, dim: int, index: Tensor) -> Tensor:
+        """`gather` of positions that exist."""
         d = self._dim(dim)
         if self.ndim == 0:
-            return self.reshape(1).gather(0, index.reshape(1)).reshape(())
+            return self.reshape(1)._gather_along(0, index.reshape(1)).reshape(())
         if index.numel() == 0 and index.ndim == self.ndim:
             return self.flatten()._take(0, 0, 0).reshape(index.shape)
         return self._gather(self._picks("gather", d, index))
 
     def take(self: Tensor, index: Tensor) -> Tensor:
         """Elements of the flat tensor, in the shape of `index`."""
-        return self.flatten()._gather({0: index})
+        return self.flatten()._gather({0: checked(index, "take: index", self.numel(), self, None)})
 
     def take_along_dim(self: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
         """`gather` with the dims other than `dim` broadcast; without `dim`, of the flat tensors."""
@@ -56,8 +61,9 @@ class GatheringMixin:
         if not index.dtype.is_int:
             raise TypeError(f"index_select: the index must be of integers, not {index.dtype.name}")
         if self.ndim == 0:
-            return self.reshape(1)._gather({0: index.reshape(-1)}).reshape(())
-        return self._gather({d: index.reshape(-1) if index.ndim == 0 else index})
+            return self.reshape(1)._gather({0: checked(index, "index_select: index", 1, self, None).reshape(-1)}).reshape(())
+        at = checked(index, "index_select: index", self.shape[d], self, None)
+        return self._gather({d: at.reshape(-1) if at.ndim == 0 else at})
 
     def one_hot(self: Tensor, num_classes: int = -1) -> Tensor:
         """1 at the position each element names along a new last dim, else 0; int64. Without `num_classes` the maximum is read on the host."""
@@ -69,4 +75,4 @@ class GatheringMixin:
             num_classes = self.amax()._count_now("one_hot", "num_classes=") + 1
         if num_classes < 1 and self.numel():
             raise ValueError(f"one_hot: num_classes must be positive, got {num_classes}")
-        return self.unsqueeze(-1).eq(self.arange(num_classes).cast(self.dtype)).cast(dtypes.int64)
+        return checked(self, "one_hot: class", num_classes, self).unsqueeze(-1).eq(self.arange(num_classes).cast(self.dtype)).cast(dtypes.int64)

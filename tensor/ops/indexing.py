@@ -1,6 +1,6 @@
 """Indexing: NumPy's basic and advanced rules for reading and writing; gathers are real gathers.
 
-Positions are not known when the graph is built: one that is out of range reads 0 and writes nothing. Reading with a boolean mask
+Positions are not known when the graph is built: one that is out of range is found when a value is read (`checking.py`). Reading with a boolean mask
 has a shape that depends on data (`tensor/ops/masking.py`); writing with one stays lazy.
 """
 
@@ -13,6 +13,7 @@ from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.engine import engine
 from manygrad.tensor.lock import locked
 from manygrad.tensor.ops.broadcast import broadcast_shape
+from manygrad.tensor.ops.checking import checked
 from manygrad.tensor.ops.inplace import refuse_leaf
 from manygrad.tensor.source import mark
 from manygrad.tensor.uop import Ops, UOp
@@ -30,8 +31,14 @@ class IndexingMixin:
     def __getitem__(self: Tensor, index: Any) -> Tensor:
         view, tensors = self._basic(index)
         if any(t.dtype.is_bool for t in tensors.values()):
-            view, tensors = view._without_masks(tensors)
+            view, tensors = view._without_masks(view._checked(tensors))
+        elif tensors:
+            tensors = view._checked(tensors)
         return view._gather(tensors) if tensors else view
+
+    def _checked(self: Tensor, tensors: dict[int, Tensor]) -> dict[int, Tensor]:
+        """Index tensors by dim, those of integers looked at."""
+        return {d: t if t.dtype.is_bool else checked(t, "index", self.shape[d], self, None) for d, t in tensors.items()}
 
     def _basic(self: Tensor, index: Any) -> tuple[Tensor, dict[int, Tensor]]:
         """Slices, ints, None and Ellipsis applied as views; index tensors and masks left, by (first) dim of the view."""
@@ -213,6 +220,7 @@ class IndexingMixin:
         if not anew and not self._is_stored:
             storage.store(self)
         view, tensors = self._basic(index)
+        tensors = view._checked(tensors)
         v = v.cast(self.dtype)
         if isinstance(self.device, tuple) and isinstance(v.uop.device, str):
             v = v.shard(self.device)

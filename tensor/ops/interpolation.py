@@ -74,7 +74,7 @@ def _nearest(x: Tensor, d: int, out: int, ratio: float, exact: bool) -> Tensor:
         return x.repeat_interleave(out // size, dim=d)
     at = x.arange(out).cast("float32")
     at = (((at + 0.5) if exact else at) * ratio).floor().clamp(max=size - 1)
-    return x.index_select(d, at.cast("int64"))
+    return x._gather({d: at.cast("int64")})
 
 
 def _source(x: Tensor, out: int, ratio: float, align_corners: bool, clamp: bool) -> Tensor:
@@ -93,7 +93,7 @@ def _linear(x: Tensor, d: int, out: int, ratio: float, align_corners: bool) -> T
     place = _source(x, out, ratio, align_corners, clamp=not align_corners)
     low = place.floor().clamp(max=size - 1)
     first = low.cast("int64")
-    left, right = x.index_select(d, first), x.index_select(d, (first + 1).clamp(max=size - 1))
+    left, right = x._gather({d: first}), x._gather({d: (first + 1).clamp(max=size - 1)})
     part = _along(x, place - low, d)
     return left * (1 - part) + right * part
 
@@ -117,7 +117,7 @@ def _cubic(x: Tensor, d: int, out: int, ratio: float, align_corners: bool) -> Te
     low = place.floor()
     first, total = low.cast("int64"), None
     for k, w in enumerate(_cubic_weights(place - low)):
-        part = x.index_select(d, (first + (k - 1)).clamp(0, size - 1)) * _along(x, w, d)
+        part = x._gather({d: (first + (k - 1)).clamp(0, size - 1)}) * _along(x, w, d)
         total = part if total is None else total + part
     assert total is not None
     return total
@@ -200,7 +200,7 @@ def grid_sample(input: Tensor, grid: Tensor, mode: str = "bilinear", padding_mod
             position = whole if position is None else position * size + whole
             inside = valid if inside is None else inside & valid
         assert position is not None and inside is not None
-        picked = flat.gather(2, position.unsqueeze(1).expand((flat.shape[0], flat.shape[1], position.shape[1])))
+        picked = flat._gather_along(2, position.unsqueeze(1).expand((flat.shape[0], flat.shape[1], position.shape[1])))
         return inside.unsqueeze(1)._where(picked, 0.0).cast(input.dtype)
 
     if mode == "nearest":

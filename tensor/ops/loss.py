@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import accumulate_dtype
+from manygrad.tensor.ops.checking import checked
 from manygrad.tensor.ops.distance import pairwise_distance
 from manygrad.tensor.ops.elementary import with_gradient
 
@@ -95,7 +96,7 @@ def cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, s
     _check_classes("cross_entropy", input, target)
     logp = input.log_softmax(d)
     n: Any = input.shape[d]
-    loss, w, counted = _picked(logp, target, d, weight, ignore_index)
+    loss, w, counted = _picked("cross_entropy", logp, target, d, weight, ignore_index)
     if label_smoothing:
         spread = -(logp if weight is None else logp * _along(weight, d, logp.ndim)).sum(d)
         loss = loss * (1 - label_smoothing) + counted._where(spread, 0.0) * (label_smoothing / n)
@@ -123,7 +124,7 @@ def nll_loss(input: Tensor, target: Tensor, weight: Tensor | None = None, size_a
              reduce: bool | None = None, reduction: str = "mean") -> Tensor:  # fmt: skip
     """−input[class] · weight[class], for log-probabilities (C,), (N, C) or (N, C, ...) and class numbers (), (N,) or (N, ...)."""
     _check_classes("nll_loss", input, target)
-    loss, w, _ = _picked(input, target, 0 if input.ndim == 1 else 1, weight, ignore_index)
+    loss, w, _ = _picked("nll_loss", input, target, 0 if input.ndim == 1 else 1, weight, ignore_index)
     return _reduced(loss, reduction, size_average, reduce, w)
 
 
@@ -139,11 +140,12 @@ def _along(weight: Tensor, d: int, ndim: int) -> Tensor:
     return weight.reshape(tuple(-1 if i == d else 1 for i in range(ndim)))
 
 
-def _picked(logp: Tensor, target: Tensor, d: int, weight: Tensor | None, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
+def _picked(name: str, logp: Tensor, target: Tensor, d: int, weight: Tensor | None, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
     """(−logp[target] · weight[target], weight[target], whether it counts); 0 where the target is `ignore_index`."""
     n: Any = logp.shape[d]
     if weight is not None and weight.shape != (n,):
         raise ValueError(f"weight has shape {weight.shape}, expected ({n},): one for each class")
+    target = checked(target, f"{name}: class", n, logp, spared=ignore_index)
     hit = target.unsqueeze(d).eq(_along(logp.arange(n), d, logp.ndim).cast(target.dtype))
     counted = target.ne(ignore_index)
     loss = counted._where(-hit._where(logp, 0.0).sum(d), 0.0)
@@ -253,7 +255,7 @@ def multi_margin_loss(input: Tensor, target: Tensor, p: int = 1, margin: float =
     if p not in (1, 2):
         raise ValueError(f"multi_margin_loss: p is 1 or 2, not {p}")
     n: Any = input.shape[-1]
-    hit = target.unsqueeze(-1).eq(input.arange(n).cast(target.dtype))
+    hit = checked(target, "multi_margin_loss: class", n, input).unsqueeze(-1).eq(input.arange(n).cast(target.dtype))
     right = hit._where(input, 0.0).sum(-1, keepdim=True)
     value = (margin - right + input).clamp(min=0)
     value = value if p == 1 else value.square()
@@ -267,6 +269,7 @@ def multilabel_margin_loss(input: Tensor, target: Tensor, size_average: bool | N
     _same_shape("multilabel_margin_loss", input, target)
     n: Any = input.shape[-1]
     listed = (target < 0).long().cumsum(-1).eq(0)
+    target = checked(target, "multilabel_margin_loss: class", n, input, low=-1)
     hit = target.unsqueeze(-1).eq(input.arange(n).cast(target.dtype)) & listed.unsqueeze(-1)  # (N, place in the list, class)
     wrong = ~hit.any(-2, keepdim=True)
     right = hit._where(input.unsqueeze(-2), 0.0).sum(-1, keepdim=True)

@@ -50,7 +50,7 @@ class RepeatingMixin:
         ends = counts.cast(dtypes.int64).cumsum(0)
         total = output_size if output_size is not None else (counts.sum()._count_now("repeat_interleave", "output_size=") if self.shape[d] else 0)
         source = ends.searchsorted(self.arange(total), right=True)
-        return self.index_select(d, source)
+        return self._gather({d: source})
 
     def roll(self: Tensor, shifts: int | tuple[int, ...], dims: int | tuple[int, ...] | None = None) -> Tensor:
         """Elements moved on by `shifts` along `dims`, around the end; without dims, of the flat tensor."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.ops.checking import checked
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
@@ -45,7 +46,7 @@ class ScatteringMixin:
             return self.reshape(1)._scatter_along(name, 0, index.reshape(1), wide, how, include_self).reshape(())
         if not index.numel():
             return self._copied()
-        picks = self._picks(name, d, index)
+        picks = self._picks(name, d, checked(index, f"{name}: index", self.shape[d], self))
         if hasattr(src, "uop"):
             if src.dtype is not self.dtype:
                 raise TypeError(f"{name}: src is {src.dtype.name}, the tensor {self.dtype.name}; cast one")
@@ -101,14 +102,14 @@ class ScatteringMixin:
         if not source.numel():
             return self._copied()
         base, value = self.movedim(d, 0), source.movedim(d, 0)
-        return _reduced_at(base, value, [at._positions(self.shape[d])], how, include_self).movedim(0, d)
+        return _reduced_at(base, value, [checked(at, f"{name}: index", self.shape[d], self, None)._positions(self.shape[d])], how, include_self).movedim(0, d)
 
     # *** any places ***
 
     def index_put(self: Tensor, indices: Any, values: Tensor, accumulate: bool = False) -> Tensor:
         """A copy with `values` set or added at self[indices]; `indices` is a tuple of index tensors, masks or None (all of that dim)."""
         view, tensors = self._basic(tuple(slice(None) if i is None else i for i in indices))
-        return view._put(tensors, values.cast(self.dtype), "add" if accumulate else "set")
+        return view._put(view._checked(tensors), values.cast(self.dtype), "add" if accumulate else "set")
 
     def put(self: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
         """A copy with the flat elements at `index` set to, or with added, the elements of `source`."""
@@ -119,7 +120,7 @@ class ScatteringMixin:
         if not index.numel():
             return self._copied()
         flat = self.flatten()
-        return flat._scatter_at(source.flatten(), [index.flatten()._positions(self.numel())], "add" if accumulate else "set").reshape(self.shape)
+        return flat._scatter_at(source.flatten(), [checked(index.flatten(), "put: index", self.numel(), self, None)._positions(self.numel())], "add" if accumulate else "set").reshape(self.shape)
 
 
 def _reduced_at(base: Tensor, value: Tensor, indices: list[Tensor], how: str, include_self: bool) -> Tensor:

@@ -28,7 +28,7 @@ class SortingMixin:
     def sort(self: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
         """(values, indices) along `dim` in order; NaN counts as the largest, equal elements keep their order."""
         order = self.argsort(dim, descending)
-        return ValuesAndIndices(self.gather(dim, order), order)
+        return ValuesAndIndices(self._gather_along(dim, order), order)
 
     def argsort(self: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Tensor:
         """Positions along `dim` that put it in order, int64."""
@@ -53,7 +53,7 @@ class SortingMixin:
             return ValuesAndIndices(*(t.reshape(1)._take(0, 0, k).reshape(()) for t in (self, self.argsort()))) if k else self.reshape(1).topk(0)
         keys = self.detach()._keys()
         order = (keys.bitwise_not() if largest else keys).movedim(d, -1)._order(k).movedim(-1, d)
-        return ValuesAndIndices(self.gather(d, order), order)
+        return ValuesAndIndices(self._gather_along(d, order), order)
 
     def kthvalue(self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
         """(value, index) of the k-th smallest along `dim`, counted from 1."""
@@ -68,8 +68,8 @@ class SortingMixin:
     def _at_rank(self: Tensor, order: Tensor, rank: Tensor, d: int, keepdim: bool) -> ValuesAndIndices:
         """(values, indices) at place `rank` (0-d, or of size 1 along `d`) of an `order` along `d`."""
         shape = tuple(1 if i == d else n for i, n in enumerate(self.shape))
-        at = order.gather(d, rank.reshape((1,) * self.ndim if rank.ndim == 0 else rank.shape)._broadcast(shape))
-        out = ValuesAndIndices(self.gather(d, at), at)
+        at = order._gather_along(d, rank.reshape((1,) * self.ndim if rank.ndim == 0 else rank.shape)._broadcast(shape))
+        out = ValuesAndIndices(self._gather_along(d, at), at)
         return out if keepdim else ValuesAndIndices(*(t.squeeze(d) for t in out))
 
     # *** keys ***
@@ -111,7 +111,7 @@ class SortingMixin:
         place = (ranks < k)._where(ranks + self.arange(blocks).reshape(1, blocks, 1) * k, blocks * k)  # the others are written nowhere
         position = self.arange(blocks * width).unsqueeze(0)._broadcast((rows, blocks * width))
         found = position._placed_in(blocks * k, place.reshape(rows, -1))
-        return found.gather(1, keys.gather(1, found).contiguous()._first(k))
+        return found._gather_along(1, keys._gather_along(1, found).contiguous()._first(k))
 
     def _filled(self: Tensor, n: int) -> Tensor:
         """Keys of n elements a row; what is added stays last."""

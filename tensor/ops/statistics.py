@@ -48,7 +48,7 @@ class StatisticsMixin:
         self._needs_values("mode", d)
         n: Any = self.shape[d]
         order = self.argsort(d)
-        ordered = self.gather(d, order)
+        ordered = self._gather_along(d, order)
         places = ordered._places(d)
         late, early = ordered._take(d, 1, n), ordered._take(d, 0, n - 1)
         fresh = late.ne(early).pad(tuple((1, 0) if i == d else (0, 0) for i in range(self.ndim)))
@@ -77,16 +77,16 @@ class StatisticsMixin:
         x = self.flatten() if dim is None or not self.ndim else self
         x._needs_values(name, d)
         n: Any = x.shape[d]
-        x = x.gather(d, x.argsort(d)).transpose(d, -1)  # sorted along the last dim
+        x = x._gather_along(d, x.argsort(d)).transpose(d, -1)  # sorted along the last dim
         parts = q.reshape(-1).double() if many else x._const_like(float(q), dtypes.float64).reshape(1)
         numbers = n - x.isnan().sum(-1, keepdim=True)
         last = (numbers - 1).clamp(min=0) if skip else (numbers * 0 + (n - 1))
         place = parts * last.double()  # (..., k)
         low, high = place.floor(), place.ceil()
         if interpolation in ("lower", "higher", "nearest"):
-            out = x.gather(-1, {"lower": low, "higher": high, "nearest": place.round()}[interpolation].long())
+            out = x._gather_along(-1, {"lower": low, "higher": high, "nearest": place.round()}[interpolation].long())
         else:
-            a, b = x.gather(-1, low.long()), x.gather(-1, high.long())
+            a, b = x._gather_along(-1, low.long()), x._gather_along(-1, high.long())
             out = a.lerp(b, (place - low).cast(x.dtype) if interpolation == "linear" else 0.5)
         if not skip:
             out = numbers.eq(n)._where(out, math.nan)

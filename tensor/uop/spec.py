@@ -35,6 +35,7 @@ TENSOR: list[Rule] = [
     ("REDUCE axes exist", lambda u: u.op is not Ops.REDUCE or all(0 <= a < len(u.src[0].shape) for a in u.arg[1])),
     ("STORE fits its target", lambda u: u.op is not Ops.STORE or (u.src[0].shape == u.src[1].shape and u.src[0].dtype is u.src[1].dtype)),
     ("GATHER indices have one shape", lambda u: u.op is not Ops.GATHER or all(i.shape == u.src[1].shape for i in u.src[1:])),
+    ("CHECK looks at integers and has a word", lambda u: u.op is not Ops.CHECK or (u.dtype.is_int and u.src[1].op in (Ops.BUFFER, Ops.PARAM, Ops.MSELECT) and len(u.arg) == 3)),
     ("kernel ops do not stand in a tensor graph", lambda u: u.op not in (Ops.RANGE, Ops.INDEX, Ops.LOAD)),
 ]
 
@@ -49,8 +50,10 @@ PER_DEVICE: list[Rule] = [
     ),
 ]
 
+UNCHECKED: list[Rule] = [*PER_DEVICE, ("no CHECK is left", lambda u: u.op is not Ops.CHECK)]
+
 STORAGE: list[Rule] = [
-    *PER_DEVICE,
+    *UNCHECKED,
     ("no CAT or SCATTER is left", lambda u: u.op not in (Ops.CAT, Ops.SCATTER)),
     ("COPY and collectives stand in a CALL", lambda u: not (u.op in GroupOp.COLLECTIVE or u.op is Ops.COPY) or not u.src),
 ]
@@ -82,7 +85,8 @@ SPECS: dict[str, list[Rule]] = {
     "tensor": TENSOR,
     "clean": CLEAN,
     "lower_shards": PER_DEVICE,
-    "simplify": PER_DEVICE,
+    "lower_checks": UNCHECKED,
+    "simplify": UNCHECKED,
     "lower_storage": STORAGE,
     "insert_stores": STORED,
     "rangeify": KERNEL,

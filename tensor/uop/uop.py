@@ -211,16 +211,20 @@ def toposort(roots: Iterable[UOp], enter: Callable[[UOp], bool] | None = None) -
     stack: list[UOp | None] = [*roots]
     stack.reverse()
     path: list[UOp] = []  # entered, their sources not all done; a None on the stack stands for the last of them
+    pop, push = stack.pop, stack.append
     while stack:
-        u = stack.pop()
+        u = pop()
         if u is None:
             done[path.pop()] = None
         elif u not in done:
-            if u.src and (enter is None or enter(u)) and (missing := [s for s in u.src if s not in done]):
+            src = u.src
+            if src and (enter is None or enter(u)):
                 path.append(u)
-                stack.append(None)
-                missing.reverse()
-                stack += missing
+                push(None)
+                if len(src) == 1:
+                    push(src[0])
+                else:
+                    stack += src[::-1]
             else:
                 done[u] = None
     return list(done)

@@ -39,8 +39,10 @@ BROKEN = [
     ("tensor", "STORE fits its target", UOp(Ops.STORE, dtypes.void, (x, y))),
     ("tensor", "GATHER indices have one shape", UOp(Ops.GATHER, f32, (x, n, UOp(Ops.RESHAPE, i32, (n,), (6,))))),
     ("tensor", "kernel ops do not stand in a tensor graph", r),
+    ("tensor", "CHECK looks at integers and has a word", UOp(Ops.CHECK, f32, (x, n), (0, 3, None))),
     ("clean", "no gradient markers are left", UOp(Ops.DETACH, f32, (x,))),
     ("lower_shards", "no SHARD is left", UOp(Ops.SHARD, f32, (x,), (("CPU:0",), None))),
+    ("lower_checks", "no CHECK is left", UOp(Ops.CHECK, i32, (n, n), (0, 3, None))),
     ("simplify", "only buffers, MSTACK and collectives are on several devices", UOp(Ops.NEG, f32, (two,))),
     ("lower_storage", "no CAT or SCATTER is left", UOp(Ops.CAT, f32, (x, x), 0)),
     ("lower_storage", "COPY and collectives stand in a CALL", UOp(Ops.COPY, f32, (x,), "CPU:1")),
@@ -72,8 +74,8 @@ def test_every_rule_is_tried() -> None:
 
 
 def test_a_later_stage_holds_the_rules_of_the_earlier_ones() -> None:
-    order = ["tensor", "clean", "lower_shards", "simplify", "lower_storage", "insert_stores"]
-    assert list(SPECS)[:6] == order  # (then kernels, and the LINEAR of calls, which are graphs of their own)
+    order = ["tensor", "clean", "lower_shards", "lower_checks", "simplify", "lower_storage", "insert_stores"]
+    assert list(SPECS)[:7] == order  # (then kernels, and the LINEAR of calls, which are graphs of their own)
     for before, after in itertools.pairwise(order):
         assert {name for name, _ in SPECS[before]} <= {name for name, _ in SPECS[after]}
 
@@ -102,4 +104,4 @@ def test_passes_run_in_order() -> None:
         (Tensor([1.0, 2.0, 3.0, 3.5]) * 2.125 + 0.375).realize()
     finally:
         trace.observers.pop()
-    assert seen == ["clean", "lower_shards", "simplify", "lower_storage", "insert_stores"]
+    assert seen == ["clean", "lower_shards", "lower_checks", "simplify", "lower_storage", "insert_stores"]

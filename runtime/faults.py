@@ -1,0 +1,115 @@
+"""Words in which kernels say that an index was out of range; looked at whenever a value is read.
+
+Each place in a program that checks an index has a word on each device, 0 as long as all is well (`schedule/checks.py` says what else it
+can hold). A read costs a comparison of these words with zeros, whatever ran before it: a replayed step reports like any other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+
+from manygrad.multi.world import world
+from manygrad.runtime.buffer import Buffer
+from manygrad.schedule.checks import index_of
+from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.uop import BufferSpec, Ops, UOp
+
+WORDS = 4096  # a device; the places of a program beyond share the last one
+_BYTES = dtypes.int64.itemsize
+_uids = itertools.count(-1, -1)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place that checks an index: what it is of, its valid range, the user's line."""
+
+    what: str
+    low: int
+    size: int
+    line: str
+
+    def message(self, index: str) -> str:
+        if self is OTHERS:
+            return f"index {index} is out of range (the program has too many places with indices to say which)"
+        valid = f"{self.low} to {self.size - 1} are valid" if self.size else "there is nothing to choose from"
+        return f"{self.what} {index} is out of range: {valid} ({self.line})"
+
+
+OTHERS = Site("index", 0, -1, "?")
+
+
+class _Words:
+    """Those of one device."""
+
+    def __init__(self, device: str) -> None:
+        self.buffer = Buffer(device, WORDS, dtypes.int64).copyin(np.zeros(WORDS, np.int64))
+        self.buffer.agreed = True
+        self.shared = self.buffer.as_numpy()  # None where the host cannot see the memory
+        self.numbers: dict[Site, int] = {}
+        self.zeros = b""
+
+    def word(self, site: Site) -> Buffer:
+        if site not in self.numbers and len(self.numbers) >= WORDS - 1:
+            site = OTHERS
+        number = self.numbers.setdefault(site, len(self.numbers))
+        self.zeros = bytes(len(self.numbers) * _BYTES)
+        out = self.buffer.view(1, dtypes.int64, number * _BYTES)
+        out.agreed = True  # what a rank finds is its own affair
+        return out
+
+    def look(self) -> tuple[Site, int] | None:
+        """A place where something went wrong since the last look, and the code of the index."""
+        now = self.shared if self.shared is not None else self.buffer.copyout()
+        if now[: len(self.numbers)].tobytes() == self.zeros:
+            return None
+        return next((site, int(now[i])) for site, i in self.numbers.items() if now[i])
+
+    def forget(self, site: Site) -> None:
+        if site in self.numbers:
+            self.word(site).copyin(np.zeros(1, np.int64))
+
+
+_words: dict[str, _Words] = {}
+_nodes: dict[tuple[Site, str | tuple[str, ...]], UOp] = {}
+_lock = threading.Lock()
+
+
+def word_of(what: str, low: int, size: int, line: str, device: str | tuple[str, ...]) -> UOp:
+    """The BUFFER, one word a device, that a CHECK at a place of the program writes."""
+    site = Site(what, low, size, line)
+    found = _nodes.get((site, device))
+    if found is None:
+        with _lock:
+            found = _nodes.setdefault((site, device), _new_node(site, device))
+    return found
+
+
+def _new_node(site: Site, device: str | tuple[str, ...]) -> UOp:
+    if isinstance(device, str):
+        u = UOp(Ops.BUFFER, dtypes.int64, (), BufferSpec(next(_uids), (1,), dtypes.int64, device))
+        u._cache["buffer"] = _word(site, device)
+        return u
+    n = len(device)
+    u = UOp(Ops.BUFFER, dtypes.int64, (), BufferSpec(next(_uids), (n,), dtypes.int64, device, 0, tuple(range(n + 1))))
+    u._cache["buffer"] = [_word(site, d.partition("@")[0]) if world.is_local(d) else None for d in device]
+    return u
+
+
+def _word(site: Site, device: str) -> Buffer:
+    if device not in _words:
+        _words[device] = _Words(device)
+    return _words[device].word(site)
+
+
+def look() -> None:
+    """IndexError if an index was out of range; of several places each is told once, one at a look."""
+    for words in list(_words.values()):
+        if (found := words.look()) is not None:
+            site, code = found
+            for others in list(_words.values()):  # (what is replicated is wrong on all devices)
+                others.forget(site)
+            raise IndexError(site.message(index_of(code)))
