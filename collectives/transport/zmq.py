@@ -274,7 +274,7 @@ class ZmqHub:
         link.out_number += 1
         owner = None
         if copy:  # and kept, as it may have to be sent again when that memory is not what it was
-            owner = np.empty(header.total, np.uint8)
+            owner = self.buffer(header.total)
             ctypes.memmove(owner.ctypes.data, addr, header.total)
             addr = owner.ctypes.data
         item = link.unacked[number] = _Outgoing(header._replace(number=number), addr, owner)
@@ -351,7 +351,7 @@ class ZmqHub:
         return number
 
     def buffer(self, nbytes: int) -> np.ndarray[Any, Any]:
-        """A buffer for a message of several frames, reused where one is free."""
+        """A buffer for a message, reused where one is free: the pages of a large one are there already."""
         free = self.pool.get(nbytes)
         if not free:
             return np.empty(nbytes, np.uint8)
@@ -458,7 +458,9 @@ class ZmqHub:
             link.heard += 1
             link.granted = max(link.granted, h.plan)
             if h.kind == wire.ACK:
-                link.unacked.pop(h.number, None)
+                item = link.unacked.pop(h.number, None)
+                if item is not None and item.owner is not None:  # (what is still on its way there has come before, and is dropped)
+                    self.give_back(item.owner)
             elif h.kind == wire.HELLO:
                 link.hello_back = True
 
