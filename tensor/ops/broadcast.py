@@ -48,7 +48,12 @@ class BroadcastMixin:
         """Both operands in one dtype and shape."""
         from manygrad.tensor.tensor import Tensor
 
-        if not isinstance(other, (Tensor, bool, int, float)):
+        if isinstance(other, (bool, int, float)):
+            kind = dtype or result_type(self, other)
+            x = self if self.dtype is kind else self.cast(kind)
+            y = x._new(_everywhere(UOp.const(kind, other), x.shape))
+            return (y, x) if reverse else (x, y)
+        if not isinstance(other, Tensor):
             if isinstance(other, UOp):
                 other = self._new(UOp(Ops.CAST, dtypes.int64, (other,)))
             else:
@@ -56,12 +61,13 @@ class BroadcastMixin:
                 if isinstance(self.device, tuple):
                     other = other.to(self.device)
         kind = dtype or result_type(self, other)
-        x = self.cast(kind)
-        y = x._const_like(other, kind) if not isinstance(other, Tensor) else other.cast(kind)
+        x = self if self.dtype is kind else self.cast(kind)
+        y = other if other.dtype is kind else other.cast(kind)
         if x.uop.device is not None and y.uop.device is not None and x.uop.device != y.uop.device:
             raise ValueError(f"operands are on different devices: {placed(x)} and {placed(y)}; move one with .to(...) or .shard(...)")
-        shape = broadcast_shape(x.shape, y.shape)
-        x, y = x._broadcast(shape), y._broadcast(shape)
+        if x.shape != y.shape:
+            shape = broadcast_shape(x.shape, y.shape)
+            x, y = x._broadcast(shape), y._broadcast(shape)
         if x.uop.device is None and y.uop.device is not None:
             x._device = y._device
         return (y, x) if reverse else (x, y)
@@ -77,6 +83,13 @@ class BroadcastMixin:
 
     def _float(self: Tensor) -> Tensor:
         return self if self.dtype.is_float else self.cast(dtypes.default_float)
+
+
+def _everywhere(u: UOp, shape: tuple[Any, ...]) -> UOp:
+    """A scalar as each element of `shape`."""
+    ones = (1,) * len(shape)
+    flat = UOp(Ops.RESHAPE, u.dtype, (u,), ones) if shape else u
+    return flat if shape == ones else UOp(Ops.EXPAND, u.dtype, (flat,), shape)
 
 
 def placed(t: Tensor) -> str:
