@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from manygrad.tensor.dtype import DType, dtypes
+from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.uop import UOp, lacking
 
@@ -71,74 +72,6 @@ def ranges_of(u: UOp) -> frozenset[UOp]:
                 v._cache["ranges_of"] = frozenset(below)
         found = u._cache["ranges_of"]
     return found
-
-
-def bounds(u: UOp) -> tuple[int, int]:
-    """The least and greatest value of an integer expression; ±2**62 where nothing is known."""
-    found = u._cache.get("bounds")
-    if found is None:
-        for v in lacking(u, "bounds"):
-            v._cache["bounds"] = _bounds(v)
-        found = u._cache["bounds"]
-    return found
-
-
-def _bounds(u: UOp) -> tuple[int, int]:
-    unknown = (
-        (int(max(-INF, u.dtype.min)), int(min(INF, u.dtype.max)))
-        if u.dtype.is_int
-        else (0, 1)
-        if u.dtype.is_bool
-        else (-INF, INF)
-    )
-    if u.op is Ops.CONST:
-        return (int(u.arg), int(u.arg)) if not u.dtype.is_float else unknown
-    if u.op is Ops.RANGE:
-        return 0, max(0, u.src[0]._cache["bounds"][1] - 1)
-    if u.op is Ops.DEFINE_VAR:
-        return int(u.arg[1]), int(u.arg[2])
-    if not u.dtype.is_int or u.op not in (
-        Ops.ADD,
-        Ops.SUB,
-        Ops.MUL,
-        Ops.IDIV,
-        Ops.MOD,
-        Ops.MAX,
-        Ops.WHERE,
-        Ops.CAST,
-        Ops.NEG,
-    ):
-        return unknown
-    if u.op is Ops.CAST and not (u.src[0].dtype.is_int or u.src[0].dtype.is_bool):
-        return unknown
-    pairs = [s._cache["bounds"] for s in u.src]
-    (a, b), (c, d) = pairs[0], pairs[-1]
-    match u.op:
-        case Ops.ADD:
-            lo, hi = a + c, b + d
-        case Ops.SUB:
-            lo, hi = a - d, b - c
-        case Ops.MUL:
-            ends = (a * c, a * d, b * c, b * d)
-            lo, hi = min(ends), max(ends)
-        case Ops.IDIV if c > 0:
-            lo, hi = (min(a // c, a // d), max(b // c, b // d)) if u.dtype is dtypes.index or a >= 0 else unknown
-        case Ops.MOD if c > 0 and c == d and a >= 0 and a // c == b // c:
-            lo, hi = a % c, b % c
-        case Ops.MOD if c > 0 and (u.dtype is dtypes.index or a >= 0):
-            lo, hi = 0, min(d - 1, b) if a >= 0 else d - 1
-        case Ops.MAX:
-            lo, hi = max(a, c), max(b, d)
-        case Ops.NEG:
-            lo, hi = -b, -a
-        case Ops.WHERE:
-            (a, b), (c, d) = pairs[1], pairs[2]
-            lo, hi = min(a, c), max(b, d)
-        case Ops.CAST:
-            lo, hi = a, b
-        case _:
-            return unknown
-    return (lo, hi) if unknown[0] <= lo and hi <= unknown[1] else unknown
 
 
 def size_max(r: UOp) -> int:

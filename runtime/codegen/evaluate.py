@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from manygrad.runtime.codegen.affine import Affine, Atom, Position, TileAnalysis
-from manygrad.runtime.codegen.describe import Signature, bounds, conjuncts, factor_masks, ranges_of, signature
+from manygrad.runtime.codegen.describe import Signature, conjuncts, factor_masks, ranges_of, signature
 from manygrad.runtime.codegen.dots import is_dot
 from manygrad.runtime.codegen.emit import INDEX, Emitter
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.codegen.opt import Plan
 from manygrad.tensor.dtype import DType, dtypes
+from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.uop import UOp
 

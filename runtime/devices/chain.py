@@ -10,9 +10,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from manygrad.runtime.codegen.describe import bounds, signature
+from manygrad.runtime.codegen.describe import signature
 from manygrad.runtime.devices.base import Kernel
 from manygrad.schedule.chain import ChainSpec
+from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 

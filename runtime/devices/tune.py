@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from manygrad.runtime.codegen.describe import Signature, bounds, estimate, signature
+from manygrad.runtime.codegen.describe import Signature, estimate, signature
 from manygrad.runtime.codegen.heuristic import plain
 from manygrad.runtime.codegen.legal import legal
 from manygrad.runtime.codegen.neighbours import Opts, neighbours, sums
@@ -35,6 +35,7 @@ from manygrad.runtime.devices.team import wanted_threads
 from manygrad.runtime.render.llvm import ENTRY, render
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.environment import BEAM, BEAM_SPLIT, CHECK_OOB, DEBUG
+from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 

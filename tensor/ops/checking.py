@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from manygrad.tensor.engine import default_device, engine
 from manygrad.tensor.source import user_line
 from manygrad.tensor.uop import Ops, UOp
-from manygrad.tensor.uop.intervals import interval
+from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.symbolic import as_index, vmax
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def checked(index: Tensor, what: str, size: Any, of: Tensor, low: int | None = 0
         return index
     n = size if isinstance(size, int) else vmax(as_index(size))
     low = -n if low is None else low
-    first, last = interval(index.uop)
+    first, last = bounds(index.uop)
     if low <= first and last < n:
         return index
     line = user_line()

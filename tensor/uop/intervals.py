@@ -1,69 +1,107 @@
-"""interval: between which two numbers the elements of an integer tensor lie, as far as its graph says so."""
+"""bounds: between which two numbers the value of an integer expression lies, in a kernel or in a graph of tensors.
+
+What arithmetic says is kept as long as it fits the type; where it may wrap, and of what is loaded, the type's limits are all that is known.
+"""
 
 from __future__ import annotations
 
+from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import GroupOp, Ops
-from manygrad.tensor.uop.uop import UOp
+from manygrad.tensor.uop.uop import UOp, toposort
 
 Interval = tuple[int, int]
+BIG = 1 << 62  # of an index, and of what is no integer
 
 _SAME = GroupOp.VIEW | {Ops.CAST, Ops.DETACH, Ops.CUSTOM, Ops.CONTIGUOUS, Ops.BARRIER, Ops.SHARD, Ops.COPY}  # values of the first source
-_FOLLOWED = _SAME | {Ops.PAD, Ops.CHECK, Ops.NEG, Ops.ADD, Ops.SUB, Ops.MUL, Ops.MAX, Ops.IDIV, Ops.MOD, Ops.AND, Ops.WHERE}
+_FOLLOWED = _SAME | {Ops.PAD, Ops.CHECK, Ops.RANGE, Ops.NEG, Ops.ADD, Ops.SUB, Ops.MUL, Ops.MAX, Ops.IDIV, Ops.MOD, Ops.AND, Ops.WHERE}
 
 
-def interval(root: UOp) -> Interval:
-    """The smallest and the largest value that `root` can have; its type's where it is anything but arithmetic on counts and constants."""
-    found: dict[UOp, Interval] = {}
-    for u in root.toposort(lambda u: u.op in _FOLLOWED and u.dtype.is_int):
-        limits = (int(u.dtype.min), int(u.dtype.max)) if u.dtype.is_int else (0, 1) if u.dtype.is_bool else None
-        if limits is None:
-            continue  # (a float, or nothing that has values; `_of` does not look at it)
-        lo, hi = _of(u, [found.get(s) for s in u.src]) or limits
-        found[u] = (lo, hi) if limits[0] <= lo and hi <= limits[1] else limits
-    return found[root]
+def bounds(u: UOp) -> Interval:
+    """The smallest and the largest value; ±2**62 where nothing is known."""
+    found = u._cache.get("bounds")
+    if found is None:
+        for x in toposort((u,), _is_followed):
+            if "bounds" not in x._cache:
+                x._cache["bounds"] = _bounds(x)
+        found = u._cache["bounds"]
+    return found
 
 
-def _of(u: UOp, b: list[Interval | None]) -> Interval | None:
-    """From the intervals of the sources; None if they say nothing."""
+def _is_followed(u: UOp) -> bool:
+    return "bounds" not in u._cache and (u.op is Ops.RANGE or (u.op in _FOLLOWED and u.dtype.is_int))
+
+
+def _bounds(u: UOp) -> Interval:
+    if u.op is Ops.RANGE:
+        return 0, max(u.src[0]._cache["bounds"][1] - 1, 0)
+    kind = u.dtype
+    if kind.is_bool:
+        return (int(u.arg), int(u.arg)) if u.op is Ops.CONST else (0, 1)
+    if not kind.is_int:
+        return -BIG, BIG
+    limits = (-BIG, BIG) if kind is dtypes.index else (int(kind.min), int(kind.max))
+    lo, hi = _of(u) or limits
+    return (lo, hi) if limits[0] <= lo and hi <= limits[1] else limits
+
+
+def _of(u: UOp) -> Interval | None:
+    """Before it wraps; None if nothing is known."""
     op = u.op
     if op is Ops.CONST:
         return int(u.arg), int(u.arg)
+    if op is Ops.DEFINE_VAR:
+        return int(u.arg[1]), int(u.arg[2])
+    if op is Ops.BIND:
+        return int(u.src[0].arg[1]), int(u.src[0].arg[2])
     if op is Ops.IOTA:
         return 0, max(u.arg - 1, 0)
-    if op not in _FOLLOWED or b[0] is None:
+    if op not in _FOLLOWED or (op is not Ops.WHERE and not (u.src[0].dtype.is_int or u.src[0].dtype.is_bool)):
         return None
+    (a, b), (c, d) = u.src[0]._cache["bounds"], u.src[-1]._cache["bounds"]
     if op in _SAME:
-        return b[0]
+        return a, b
     if op is Ops.CHECK:
         low, size, spared = u.arg
-        lo, hi = max(b[0][0], low), min(b[0][1], size - 1)
+        lo, hi = max(a, low), min(b, size - 1)
         return (lo, hi) if spared is None else (min(lo, spared), max(hi, spared))
     if op is Ops.PAD:
-        return min(b[0][0], 0), max(b[0][1], 0)
+        return min(a, 0), max(b, 0)
     if op is Ops.NEG:
-        return -b[0][1], -b[0][0]
-    if op is Ops.WHERE and u.src[0].op is Ops.CMPLT and {*u.src[0].src} == {*u.src[1:]} and b[1] and b[2]:  # the smaller of two, or the larger
-        pick = min if u.src[0].src == u.src[1:] else max
-        return pick(b[1][0], b[2][0]), pick(b[1][1], b[2][1])
-    if op is Ops.WHERE:
-        return (min(b[1][0], b[2][0]), max(b[1][1], b[2][1])) if b[1] and b[2] else None
-    if b[1] is None:
-        return None
-    (lo, hi), (first, last) = b[0], b[1]
+        return -b, -a
     if op is Ops.ADD:
-        return lo + first, hi + last
+        return a + c, b + d
     if op is Ops.SUB:
-        return lo - last, hi - first
+        return a - d, b - c
     if op is Ops.MAX:
-        return max(lo, first), max(hi, last)
+        return max(a, c), max(b, d)
     if op is Ops.MUL:
-        corners = [x * y for x in (lo, hi) for y in (first, last)]
+        corners = (a * c, a * d, b * c, b * d)
         return min(corners), max(corners)
-    if op is Ops.AND and (first >= 0 or lo >= 0):
-        return 0, min(x for x in (hi if lo >= 0 else None, last if first >= 0 else None) if x is not None)
-    if op is Ops.MOD and first > 0:  # (the dividend's sign)
-        return max(lo, 1 - last) if lo < 0 else 0, min(hi, last - 1) if hi > 0 else 0
-    if op is Ops.IDIV and first > 0:
-        corners = [abs(x) // y * (1 if x >= 0 else -1) for x in (lo, hi) for y in (first, last)]
-        return min(corners), max(corners)
+    if op is Ops.WHERE:
+        return _chosen(u)
+    if op is Ops.AND and (a >= 0 or c >= 0):
+        return 0, min([b] * (a >= 0) + [d] * (c >= 0))
+    floors = u.dtype is dtypes.index or a >= 0
+    if op is Ops.IDIV and c > 0:
+        ends = [x // y if floors else _towards_zero(x, y) for x in (a, b) for y in (c, d)]
+        return min(ends), max(ends)
+    if op is Ops.MOD and c > 0:
+        if floors and c == d and a // c == b // c:
+            return a % c, b % c
+        if floors:
+            return 0, min(d - 1, b) if a >= 0 else d - 1
+        return max(a, 1 - d), min(max(b, 0), d - 1)  # (of the dividend's sign)
     return None
+
+
+def _chosen(u: UOp) -> Interval:
+    """Of a WHERE: of both values, or of the smaller or larger of two."""
+    condition, x, y = u.src
+    (a, b), (c, d) = x._cache["bounds"], y._cache["bounds"]
+    if condition.op is Ops.CMPLT and {*condition.src} == {x, y}:
+        return (min(a, c), min(b, d)) if condition.src == (x, y) else (max(a, c), max(b, d))
+    return min(a, c), max(b, d)
+
+
+def _towards_zero(x: int, y: int) -> int:
+    return abs(x) // y * (1 if x >= 0 else -1)

@@ -11,11 +11,11 @@ from math import gcd
 from typing import Any
 
 from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import Ops
-from manygrad.tensor.uop.uop import UOp, lacking
+from manygrad.tensor.uop.uop import UOp
 
 Terms = dict[UOp, int]
-BIG = 1 << 62
 TRUE = UOp.const(dtypes.bool, True)
 FALSE = UOp.const(dtypes.bool, False)
 
@@ -35,52 +35,6 @@ def as_index(x: Any) -> UOp:
 def to_sint(u: Any) -> Any:
     """A constant node as an int, any other node (and an int) as it is."""
     return u.arg if isinstance(u, UOp) and u.op is Ops.CONST else u
-
-
-def bounds(u: UOp) -> tuple[int, int]:
-    """Smallest and largest value of an index expression."""
-    found = u._cache.get("bounds")
-    if found is None:
-        for x in lacking(u, "bounds"):
-            x._cache["bounds"] = _bounds(x)
-        found = u._cache["bounds"]
-    return found
-
-
-def _bounds(u: UOp) -> tuple[int, int]:
-    op = u.op
-    if op is Ops.CONST:
-        return (int(u.arg), int(u.arg)) if u.dtype is not dtypes.void and not u.dtype.is_float else (-BIG, BIG)
-    if op is Ops.DEFINE_VAR:
-        return u.arg[1], u.arg[2]
-    if op is Ops.BIND:
-        return u.src[0].arg[1], u.src[0].arg[2]
-    b = [x._cache["bounds"] for x in u.src if "bounds" in x._cache]
-    if op is Ops.RANGE:
-        return 0, max(b[0][1] - 1, 0)
-    if u.dtype is dtypes.bool:
-        return 0, 1
-    if u.dtype is not dtypes.index:
-        return (int(u.dtype.min), int(u.dtype.max)) if u.dtype.is_int else (-BIG, BIG)
-    if op is Ops.ADD:
-        return b[0][0] + b[1][0], b[0][1] + b[1][1]
-    if op is Ops.MUL:
-        corners = [x * y for x in b[0] for y in b[1]]
-        return min(corners), max(corners)
-    if op is Ops.IDIV and b[1][0] > 0:
-        corners = [x // y for x in b[0] for y in b[1]]
-        return min(corners), max(corners)
-    if op is Ops.MOD and b[1][0] > 0:
-        return 0, min(b[1][1] - 1, b[0][1]) if b[0][0] >= 0 else b[1][1] - 1
-    if op is Ops.MAX:
-        return max(b[0][0], b[1][0]), max(b[0][1], b[1][1])
-    if op is Ops.WHERE:
-        return min(b[1][0], b[2][0]), max(b[1][1], b[2][1])
-    if op is Ops.CAST:
-        lo, hi = b[0]
-        wraps = u.dtype.is_int and u.dtype is not dtypes.index and not (u.dtype.min <= lo and hi <= u.dtype.max)
-        return (int(u.dtype.min), int(u.dtype.max)) if wraps else (lo, hi)
-    return -BIG, BIG
 
 
 def vmin(u: UOp) -> int:

@@ -16,7 +16,7 @@ from manygrad import Tensor, TinyJit, Variable, function
 from manygrad.runtime import faults
 from manygrad.tensor.nn import functional as F
 from manygrad.tensor.uop import Ops
-from manygrad.tensor.uop.intervals import interval
+from manygrad.tensor.uop.intervals import bounds
 from tests.schedule.programs import sink_of
 
 TWO = ("CPU:0", "CPU:1")
@@ -274,8 +274,8 @@ def counts(draw: Any) -> tuple[Tensor, np.ndarray]:
 
 @settings(max_examples=150, deadline=None)
 @given(counts())
-def test_intervals_hold_every_value(pair: tuple[Tensor, np.ndarray]) -> None:
+def test_bounds_hold_every_value(pair: tuple[Tensor, np.ndarray]) -> None:
     t, a = pair
-    low, high = interval(t.uop)
+    low, high = bounds(t.uop)
     np.testing.assert_array_equal(t.numpy(), a)
     assert low <= a.min() and a.max() <= high

@@ -6,12 +6,13 @@ import numpy as np
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from manygrad.runtime.codegen.describe import bounds, signature
+from manygrad.runtime.codegen.describe import signature
 from manygrad.runtime.codegen.legal import legal
 from manygrad.runtime.codegen.opt import Opt
 from manygrad.runtime.devices import get_device
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import Context
+from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 from tests.runtime.codegen.kernels import I, add, f32, gemm, load, loop, mul, red, reduce, run, sink, store
