@@ -89,14 +89,21 @@ def word_of(what: str, low: int, size: int, line: str, device: str | tuple[str, 
 
 
 def _new_node(site: Site, device: str | tuple[str, ...]) -> UOp:
-    if isinstance(device, str):
-        u = UOp(Ops.BUFFER, dtypes.int64, (), BufferSpec(next(_uids), (1,), dtypes.int64, device))
-        u._cache["buffer"] = _word(site, device)
-        return u
     n = len(device)
-    u = UOp(Ops.BUFFER, dtypes.int64, (), BufferSpec(next(_uids), (n,), dtypes.int64, device, 0, tuple(range(n + 1))))
-    u._cache["buffer"] = [_word(site, d.partition("@")[0]) if world.is_local(d) else None for d in device]
+    cut = (0, tuple(range(n + 1))) if isinstance(device, tuple) else (None, ())
+    u = UOp(Ops.BUFFER, dtypes.int64, (), BufferSpec(next(_uids), (n if cut[1] else 1,), dtypes.int64, device, *cut))
+    attach(u, site)
     return u
+
+
+def attach(u: UOp, site: Site) -> None:
+    """Gives a node the words of this worker's devices."""
+    device = u.device
+    assert device is not None
+    if isinstance(device, str):
+        u._cache["buffer"] = _word(site, device)
+    else:
+        u._cache["buffer"] = [_word(site, d.partition("@")[0]) if world.is_local(d) else None for d in device]
 
 
 def _word(site: Site, device: str) -> Buffer:

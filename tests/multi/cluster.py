@@ -15,6 +15,7 @@ from manygrad import Tensor, world
 from manygrad.collectives.algorithms import build
 from manygrad.collectives.cost import choose
 from manygrad.collectives.execute import run_program
+from manygrad.runtime import faults
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.collective import describe
 from manygrad.runtime.items import ExecItem, run_items
@@ -109,6 +110,9 @@ class _Rank:
     def __init__(self, sink: UOp, targets: list[UOp]):
         scheduled = create_linear_with_vars(sink, world)
         self.linear, self.vars = scheduled.linear, scheduled.var_vals
+        for (site, _), word in list(faults._nodes.items()):
+            if word in scheduled.buffers:
+                faults.attach(word, site)
         saved = dict(pm_exec)
         pm_exec.update(dict.fromkeys(GroupOp.COLLECTIVE, _Meeting))
         try:
