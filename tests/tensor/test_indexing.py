@@ -179,10 +179,15 @@ def test_lists_arrays_and_whole_tensors_are_indices() -> None:
 
 
 def test_positions_outside_read_zero_and_write_nothing() -> None:
-    """An index tensor's values are not known when the graph is built; a gather outside gives 0, as `Ops.GATHER` says."""
+    """An index tensor's values are not known when the graph is built: once the error was told, it is seen what became of them."""
     t = Tensor([1.0, 2.0, 3.0])
-    assert t[Tensor([0, 3, -4, 2])].tolist() == [1.0, 0.0, 0.0, 3.0]
+    read = t[Tensor([0, 3, -4, 2])]
+    with pytest.raises(IndexError, match="out of range"):
+        read.tolist()
+    assert read.tolist() == [1.0, 0.0, 0.0, 3.0]
     t[Tensor([1, 7])] = 9.0
+    with pytest.raises(IndexError, match="index 7 is out of range"):
+        t.tolist()
     assert t.tolist() == [1.0, 9.0, 3.0]
 
 
