@@ -51,6 +51,7 @@ LANES = 2
 CHUNK = 2 << 20
 WINDOW = 64 << 20
 HIGH_WATER = 64
+COPIED_NBYTES = 64 << 10  # a payload below is copied, which takes less time than to tell when its memory is free again
 POOL_NBYTES = 256 << 20  # of receive buffers kept for reuse
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 500, 3000  # answered by ZeroMQ's own thread, however busy Python is
 CONNECT_TIMEOUT_MS = 1000  # then tried again: the system's own retries come ever later
@@ -319,7 +320,7 @@ class ZmqHub:
             payload = memoryview(item.owner)[offset : offset + length]
         elif length:
             payload = memoryview((ctypes.c_char * length).from_address(item.addr + offset))
-        lane.send(payload, copy=False)
+        lane.send(payload, copy=length < COPIED_NBYTES)
         return True
 
     def _lane_is_back(self, link: ZmqLink, lane: int) -> None:
