@@ -16,11 +16,12 @@ from manygrad.schedule.checks import lower_checks
 from manygrad.schedule.desugar import Temps, lower_storage
 from manygrad.schedule.kernels import Item, insert_stores, split_kernels
 from manygrad.schedule.memory import plan_memory
+from manygrad.schedule.merge import merge_kernels
 from manygrad.schedule.order import order_items
 from manygrad.schedule.parts import pass_parts
+from manygrad.schedule.passes import Lowering, Pass, graph_spec, items_spec, run_passes
 from manygrad.schedule.plan import Plan, plan_of, shared_first
 from manygrad.schedule.simplify import clean, simplify
-from manygrad.schedule.trace import traced
 from manygrad.schedule.updates import split_updates
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import SCACHE, SPEC, SUM_BLOCKS
@@ -118,28 +119,25 @@ def lower_sink_to_linear(sink: UOp, me: World = world) -> UOp:
     return linear
 
 
+PASSES = (
+    Pass("clean", lambda graph, _: clean(graph), graph_spec),
+    Pass("lower_shards", lambda graph, to: lower_shards(graph, to.me), graph_spec),
+    Pass("lower_checks", lambda graph, _: lower_checks(graph), graph_spec),
+    Pass("simplify", lambda graph, _: simplify(graph), graph_spec),
+    Pass("lower_storage", lambda graph, to: lower_storage(graph, to.temps), graph_spec),
+    Pass("split_updates", lambda graph, _: split_updates(graph), graph_spec),
+    Pass("insert_stores", lambda graph, to: insert_stores(graph, to.temps), graph_spec),
+    Pass("split_kernels", lambda graph, to: split_kernels(graph, to.temps), items_spec),
+    Pass("order_items", lambda items, _: order_items(items), items_spec),
+    Pass("merge_kernels", lambda items, _: merge_kernels(items), items_spec),
+    Pass("chain_kernels", lambda items, _: chain_kernels(items), items_spec),
+    Pass("pass_parts", lambda items, _: pass_parts(items), items_spec),
+)
+
+
 def schedule_items(sink: UOp, me: World = world) -> list[Item]:
-    """The stage's pipeline."""
-    temps = Temps()
-    trace.begin()
-    sink = traced("clean", clean(sink), sink)
-    sink = traced("lower_shards", lower_shards(sink, me), sink)
-    sink = traced("lower_checks", lower_checks(sink), sink)
-    sink = traced("simplify", simplify(sink), sink)
-    sink = traced("lower_storage", split_updates(lower_storage(sink, temps)), sink)
-    sink = traced("insert_stores", insert_stores(sink, temps), sink)
-    start = trace.begin()
-    items = split_kernels(sink, temps)
-    trace.timed("split_kernels", start, calls=len(items))
-    start = trace.begin()
-    items = order_items(items)
-    trace.timed("order_items", start)
-    start = trace.begin()
-    items = chain_kernels(items)
-    trace.timed("chain_kernels", start, calls=len(items))
-    start = trace.begin()
-    items = pass_parts(items)
-    trace.timed("pass_parts", start)
+    """The stage's pipeline: from the graph of all devices to the calls of this worker."""
+    items: list[Item] = run_passes(PASSES, sink, Lowering(me, Temps()))
     return items
 
 

@@ -1,6 +1,6 @@
 """merge_kernels: kernels join those over the same loops that read the same data, or that compute what they read.
 
-Precondition: items in order, each with its dependencies. Postcondition: the same effects from fewer items; a value that one kernel
+Precondition: items in order, each with the positions that it comes after. Postcondition: the same effects from fewer items; a value that one kernel
 stored and a merged one read is taken from the register, not from memory; a temporary that nothing else reads is not stored any more.
 
     m[i] = m[i] * b + g[i];  w[i] = w[i] - m[i] * lr      ==>  one kernel: reads m, g, w once, writes m and w
@@ -53,8 +53,7 @@ class Group:
         return {self.args[s.src[0].src[0].arg]: s for s in self.stores}
 
 
-def merge_kernels(items: list[Item], after: list[set[int]]) -> list[Item]:
-    """`after[i]`: the positions that item i comes after."""
+def merge_kernels(items: list[Item]) -> list[Item]:
     groups: list[Group] = []
     group_of: list[Group] = []
     open_groups: dict[tuple[UOp, ...], list[Group]] = {}
@@ -64,7 +63,7 @@ def merge_kernels(items: list[Item], after: list[set[int]]) -> list[Item]:
         found = None
         loops, reduces = loops_of(item)
         for group in candidates(item, open_groups.get(loops, [])) if loops else []:
-            others = [group_of[d] for d in after[i] if group_of[d] is not group]
+            others = [group_of[d] for d in item.after if group_of[d] is not group]
             in_place = all(g.at < group.at for g in others)
             overtakes = group.awaited and not in_place
             if (overtakes and not reduces) or not can_join(group, item):
@@ -88,7 +87,7 @@ def merge_kernels(items: list[Item], after: list[set[int]]) -> list[Item]:
         group_of.append(found)
         for b in item.args:
             users.setdefault(b.src[0] if b.op is Ops.VIEW else b, []).append(found)
-        for d in after[i]:
+        for d in item.after:
             if group_of[d] is not found:
                 group_of[d].awaited = True
                 found.after.append(group_of[d])

@@ -15,7 +15,6 @@ from itertools import pairwise
 
 from manygrad.schedule.kernels import Item
 from manygrad.schedule.memory import is_temporary, nbytes_of
-from manygrad.schedule.merge import merge_kernels
 from manygrad.schedule.nodes import indices
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
@@ -71,7 +70,9 @@ def order_items(items: list[Item]) -> list[Item]:
             f"(lines {', '.join(stuck)}); read the old value into its own storage first: old = t.clone()"
         )
     place = {i: at for at, i in enumerate(out)}
-    return merge_kernels([items[i] for i in out], [{place[d] for d in items[i].after} for i in out])
+    for item in items:
+        item.after = {place[d] for d in item.after}
+    return [items[i] for i in out]
 
 
 def apart(a: Item, b: Item, buffer: UOp) -> bool:

@@ -9,7 +9,6 @@ from typing import Any
 from manygrad.tensor.environment import DEBUG, SPEC
 from manygrad.tensor.uop import UOp
 from manygrad.tensor.uop.show import show
-from manygrad.tensor.uop.spec import verify
 
 _last = time.perf_counter()
 observers: list = []  # functions (pass name, graph after it), for docs and tests
@@ -31,18 +30,24 @@ def timed(name: str, start: float, **did: Any) -> None:
             tell(name, start, now, did)
 
 
-def traced(name: str, after: UOp, before: UOp) -> UOp:
-    """`after`, checked against the spec of the pass that made it."""
+def traced(name: str, after: Any, before: Any, spec: Callable[[Any, str], None]) -> Any:
+    """`after`, a graph or items, checked with `spec` of the pass that made it from `before`."""
     if timers:
-        timed(name, _last, ops=len(after.toposort()))
+        timed(name, _last, **_counted(after))
     if DEBUG >= 5:
         now = time.perf_counter()
-        print(f"pass {name:<16} {(now - _last) * 1e3:8.2f} ms  {len(before.toposort()):5d} -> {len(after.toposort()):5d} ops")
+        (what, n), (m,) = next(iter(_counted(after).items())), _counted(before).values()
+        print(f"pass {name:<16} {(now - _last) * 1e3:8.2f} ms  {m:5d} -> {n:5d} {what}")
     if DEBUG >= 6:
-        print(show(after))
+        print(show(after) if isinstance(after, UOp) else "\n".join(f"call {show(item.what)}" for item in after))
     if SPEC:
-        verify(after, name)
-    for observe in observers:
-        observe(name, after)
+        spec(after, name)
+    if isinstance(after, UOp):
+        for observe in observers:
+            observe(name, after)
     begin()
     return after
+
+
+def _counted(made: Any) -> dict[str, int]:
+    return {"ops": len(made.toposort())} if isinstance(made, UOp) else {"calls": len(made)}

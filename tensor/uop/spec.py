@@ -88,15 +88,15 @@ SPECS: dict[str, list[Rule]] = {
     "lower_checks": UNCHECKED,
     "simplify": UNCHECKED,
     "lower_storage": STORAGE,
+    "split_updates": STORAGE,
     "insert_stores": STORED,
     "rangeify": KERNEL,
     "linear": LINEAR,
 }
 
 
-def verify(root: UOp, name: str) -> None:
-    """AssertionError naming pass, rule and op where the graph after pass `name` breaks its spec."""
-    rules = SPECS[name]
-    for u in root.toposort(lambda u: name != "linear" or u.op is not Ops.SINK):
-        for text, holds in rules:
-            assert holds(u), f"after pass {name!r}: rule {text!r} is broken by {u!r} of shape {u.shape}, sources {[(s.op.name, s.dtype.name, s.shape) for s in u.src]}"
+def verify(root: UOp, rules: str, name: str | None = None) -> None:
+    """AssertionError naming pass, rule and op where a graph breaks the table `rules`; `name` is the pass, if it is called otherwise."""
+    for u in root.toposort(lambda u: rules != "linear" or u.op is not Ops.SINK):
+        for text, holds in SPECS[rules]:
+            assert holds(u), f"after pass {name or rules!r}: rule {text!r} is broken by {u!r} of shape {u.shape}, sources {[(s.op.name, s.dtype.name, s.shape) for s in u.src]}"
