@@ -216,10 +216,10 @@ def report_failure(e: BaseException, spec: dict[str, Any], channel: Any) -> int:
 
 
 def message_of(e: BaseException) -> str:
-    """The text of an exception, on whose `__str__` there is no relying; empty if it has none."""
+    """The text of an exception, on whose `__str__` there is no relying (it may even call `sys.exit`); empty if it has none."""
     try:
         return str(e)
-    except Exception as other:
+    except BaseException as other:
         return f"(its __str__ raises {type(other).__name__})"
 
 
@@ -227,7 +227,7 @@ def text_of(e: BaseException, tb: TracebackType | None) -> str:
     """The traceback as Python prints it, or what can be had of it."""
     try:
         return "".join(traceback.format_exception(type(e), e, tb))
-    except Exception:
+    except BaseException:
         return "".join(traceback.format_tb(tb)) + f"{type(e).__name__}: {message_of(e)}\n"
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
+from manygrad.launcher import worker
+
 Launcher = Callable[..., Any]
 Left = Callable[[str], list[str]]
 LOOP = """
@@ -104,6 +106,41 @@ def test_a_rank_fails(launcher: Launcher, left_behind: Left, body: str, code: in
     rank0 = (run.run_dir / "rank0.log").read_text()
     assert ("PlanMismatch" if "plan" in body else "LaunchAborted: rank 1 failed") in rank0
     assert left_behind(run.report["job"]) == []
+
+
+@pytest.mark.parametrize(
+    "error, title",
+    [
+        ("ValueError()", "rank 1 failed: ValueError\n"),
+        ("Mute(SystemExit)", "rank 1 failed: Mute: (its __str__ raises SystemExit)\n"),
+    ],
+)
+def test_a_failure_without_words(launcher: Launcher, left_behind: Left, error: str, title: str) -> None:
+    """An exception with no text, or whose text cannot be had, is named with its rank and line like any other."""
+    body = f"""
+class Mute(Exception):
+    def __str__(self):
+        raise self.args[0](0)
+if rank == 1:
+    raise {error}
+"""
+    run = launcher(LOOP.format(body=body), "--nodes", "2").wait()
+    assert run.code == 1 and title in run.err and "at train.py:11 in <module>" in run.err, run.err
+    assert f"raise {error}" in run.err and run.err.count("Traceback") == 1 and "rank 0: stopped" in run.err, run.err
+    cause = run.report["root_cause"]
+    assert (cause["rank"], cause["kind"]) == (1, "exception") and "train.py:11" in cause["where"]
+    assert left_behind(run.report["job"]) == []
+
+
+@pytest.mark.parametrize("error", [ValueError, TypeError, SystemExit, KeyboardInterrupt])
+def test_the_text_of_a_failure_that_has_none(error: type[BaseException]) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise error(0)
+
+    assert worker.message_of(RuntimeError("")) == ""
+    assert worker.message_of(Mute()) == f"(its __str__ raises {error.__name__})"
+    assert "Mute: " in worker.text_of(Mute(), None)
 
 
 def test_a_rank_is_killed(launcher: Launcher, left_behind: Left) -> None:
