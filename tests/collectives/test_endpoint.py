@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import signal
 import socket
-import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from manygrad.collectives.program import Collective
 from manygrad.collectives.transport import Endpoint, MessageKey
 from manygrad.tensor.dtype import dtypes, to_dtype
 from manygrad.tensor.environment import Context
+from tests.hosts import Hosts, hosts
 
 from collective_tasks import collective, values  # isort: skip
 from collective_workers import Worker, run_workers  # isort: skip
@@ -210,64 +210,31 @@ def test_a_peer_without_access_falls_back_to_zmq_on_both_sides() -> None:
 
 
 @pytest.fixture
-def two_hosts() -> Any:
-    """Two network namespaces with a veth pair: 10.77.x.1 and 10.77.x.2."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("network namespaces need root and the `ip` command")
-    tag = f"mg{os.getpid() % 100000}"
-    names, net = [f"{tag}a", f"{tag}b"], f"10.77.{os.getpid() % 250}"
-
-    def ip(*args: str) -> None:
-        subprocess.run(["ip", *args], check=True, capture_output=True)
-
-    try:
-        try:
-            for n in names:
-                ip("netns", "add", n)
-            ip(
-                "link",
-                "add",
-                f"{tag}v0",
-                "netns",
-                names[0],
-                "type",
-                "veth",
-                "peer",
-                "name",
-                f"{tag}v1",
-                "netns",
-                names[1],
-            )
-            for i, n in enumerate(names):
-                ip("-n", n, "addr", "add", f"{net}.{i + 1}/24", "dev", f"{tag}v{i}")
-                ip("-n", n, "link", "set", f"{tag}v{i}", "up")
-                ip("-n", n, "link", "set", "lo", "up")
-        except subprocess.CalledProcessError as e:
-            pytest.skip(f"this machine gives no network namespaces: {e.stderr.decode().strip()}")
-        yield [["ip", "netns", "exec", n] for n in names], [f"{net}.{i + 1}" for i in range(2)], names, tag
-    finally:
-        for n in names:
-            subprocess.run(["ip", "netns", "del", n], capture_output=True)
+def two_hosts() -> Iterator[Hosts]:
+    with hosts(2) as h:
+        yield h
 
 
-def test_zeromq_with_curve_between_two_hosts(two_hosts: Any) -> None:
-    prefixes, hosts, _, _ = two_hosts
+def on(h: Hosts) -> dict[str, Any]:
+    """Arguments of `run_workers`: rank r on host r."""
+    return {"options": lambda r: {"bind_host": h.addresses[r]}, "prefixes": h.prefixes}
+
+
+def test_zeromq_with_curve_between_two_hosts(two_hosts: Hosts) -> None:
     cases = [("direct", Collective("all_reduce", 2, n), "float32") for n in (1, 1009, 1_000_003)]
-    found = run_workers(2, "collective", (cases,), {"TRANSPORT": "zmq"}, lambda r: {"bind_host": hosts[r]}, prefixes)
+    found = run_workers(2, "collective", (cases,), {"TRANSPORT": "zmq"}, **on(two_hosts))
     got = results(found)
     assert got[0] == got[1] and got[0][0] == oracle(cases[0][1], "float32")
 
 
-def test_a_broken_network_is_noticed(two_hosts: Any) -> None:
+def test_a_broken_network_is_noticed(two_hosts: Hosts) -> None:
     """The link goes down without a word: the heartbeat finds it."""
-    prefixes, hosts, names, tag = two_hosts
 
     def cut(workers: list[Worker]) -> None:
-        subprocess.run(["ip", "-n", names[1], "link", "set", f"{tag}v1", "down"], check=True)
+        two_hosts.down(1)
 
     start = time.perf_counter()
-    options = {"options": lambda r: {"bind_host": hosts[r]}, "prefixes": prefixes, "after_start": cut}
-    found = run_workers(2, "wait_for_each_other", (), {"TRANSPORT": "zmq"}, **options)
+    found = run_workers(2, "wait_for_each_other", (), {"TRANSPORT": "zmq"}, after_start=cut, **on(two_hosts))
     errors(found, PeerLost, [0, 1])
     assert time.perf_counter() - start < 20  # RECONNECT_TIMEOUT_S, the heartbeat and the start of three processes
 
