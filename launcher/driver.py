@@ -181,7 +181,9 @@ def _run_in(run_dir: str, job: Job, signals: Signals, began: float, last: bool) 
         if server is not None:
             server.close()
         try:
-            cluster.stop(fast=last)
+            if trouble := cluster.stop(fast=last):
+                hint = "the run's outcome stands, and `ray status` shows what Ray still holds"
+                write(sys.stderr, f"launcher: warning: Ray could not be left in order ({trouble}); {hint}\n")
         finally:
             sweep(job.id, folder)
             janitor.dismiss()
@@ -306,7 +308,7 @@ class Run:
             write(sys.stderr, f"launcher: warning: the logs or the report could not be kept whole: {trouble}; the run's outcome stands\n")
 
     def _announce(self) -> None:
-        job, hosts = self.job, {p.host: p for p in self.places}
+        job, hosts = self.job, {(p.host, p.ip): p for p in self.places}
         shared = [p for p in hosts.values() if p.local_size > 1]
         for p in shared:
             cores = max(1, p.cores // p.local_size)
@@ -316,7 +318,9 @@ class Run:
                 + (f" of {p.cores}" if p.cores >= p.local_size else f" (it has {p.cores})")
             )
         if len(hosts) > 1:
-            self._say(f"{job.nodes} nodes on {len(hosts)} hosts: {', '.join(hosts)}")
+            names = [p.host for p in hosts.values()]
+            names = [n if names.count(n) == 1 else f"{n} ({p.ip})" for n, p in zip(names, hosts.values(), strict=True)]
+            self._say(f"{job.nodes} nodes on {len(hosts)} hosts: {', '.join(names)}")
         self._say(f"logs in {self.run_dir}")
 
     def _say(self, text: str) -> None:
