@@ -167,6 +167,31 @@ def test_a_rank_is_killed(launcher: Launcher, left_behind: Left) -> None:
     assert left_behind(run.report["job"]) == []
 
 
+def test_what_a_rank_detaches_ends_with_it(launcher: Launcher, left_behind: Left) -> None:
+    """A daemon: an orphan in a session of its own, with nothing of the run in its environment. And dead ones do not stay as zombies."""
+    run = launcher(
+        """
+        import os, subprocess, sys, time
+        supervisor = os.getppid()
+        for body in ("time.sleep(1000)", "0"):
+            start = f"import os, time; os.fork() or (os.setsid(), {body})"
+            subprocess.run([sys.executable, "-c", start], env={}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        children = f"/proc/{supervisor}/task/{supervisor}/children"
+        while len(open(children).read().split()) != 2:
+            time.sleep(0.01)
+        print("children", open(children).read().split(), os.getpid(), flush=True)
+        """,
+        "--nodes",
+        "2",
+        "--log-ranks",
+        "all",
+    ).wait()
+    assert run.code == 0, run.err
+    found = {int(p) for r in range(2) for p in (run.run_dir / f"rank{r}.log").read_text().split("[")[1].split("]")[0].replace("'", "").split(", ")}
+    assert len(found) == 4 and not [p for p in found if psutil.pid_exists(p)], found
+    assert left_behind(run.report["job"]) == []
+
+
 def test_ctrl_c(launcher: Launcher, left_behind: Left) -> None:
     run = launcher(
         LOOP.format(body="if rank == 0: signal = __import__('signal'); signal.signal(signal.SIGTERM, signal.SIG_IGN)"),
