@@ -154,10 +154,14 @@ def _run_in(run_dir: str, job: Job, signals: Signals, began: float, last: bool) 
     base = "/tmp" if os.access("/tmp", os.W_OK) else tempfile.gettempdir()  # Ray's socket paths must be short
     folder = os.path.join(base, f"mg-{job.id}")
     signals.check()
+    logs = None
     try:
         logs = RankLogs(run_dir, job.nodes)
         os.mkdir(folder, 0o700)
     except OSError as e:
+        if logs is not None:
+            logs.close()
+            logs.remove()
         raise UsageError(readable(f"cannot write: {e}; choose another run directory with --run-dir")) from None
     cluster, server = Cluster(job, folder), None
     janitor = Janitor(job.id, folder)
