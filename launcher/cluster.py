@@ -43,6 +43,9 @@ _QUIET = {
 # Of a Ray that is ours. It would take the host's address instead of the one we give, and listen on all interfaces; in a world of one host
 # it takes loopback.
 _OWN = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+# Processes that a Ray of ours has no use for: autoscaler, dashboard, and what sends logs to the driver. Each imports Ray, while on a busy
+# machine the others give up waiting for each other.
+_UNUSED = ("start_monitor", "start_api_server", "start_log_monitor")
 RAY_STOP_S = 10.0  # how long a Ray may take to be told that we go
 
 
@@ -403,8 +406,9 @@ def _tamed() -> Iterator[None]:
     """Ray's start with what no setting of it changes. A name that a version of Ray does not have is left alone."""
     with ExitStack() as stack:
 
-        def put(module: str, name: str, make: Callable[[Any], Any]) -> None:
+        def put(module: str, name: str, make: Callable[[Any], Any], of: str = "") -> None:
             there: Any = importlib.import_module(f"ray._private.{module}")
+            there = getattr(there, of, None) if of else there
             if hasattr(there, name):
                 before = getattr(there, name)
                 stack.callback(setattr, there, name, before)
@@ -413,6 +417,8 @@ def _tamed() -> Iterator[None]:
         put("ray_constants", "ENABLE_RAY_CLUSTER", lambda before: False)  # as in _OWN, if Ray was loaded before
         put("utils", "get_entrypoint_name", lambda before: lambda: "launcher")  # else our command line, which may be no UTF-8
         put("node", "wait_for_persisted_port", _in_slices)
+        for process in _UNUSED:
+            put("node", process, lambda before: lambda self, **settings: None, of="Node")
         yield
 
 
