@@ -6,6 +6,7 @@ followed by the pickled function if there is one. Never imports Ray.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import importlib
 import json
@@ -31,6 +32,7 @@ def main() -> int:
     from .link import Clock
 
     channel = Channel(spec["control"], spec["rank"], spec["curve"], spec["silent_s"], Clock(spec["clock_rate"]))
+    atexit.register(channel.close)  # the last of all: threads and handlers that the script leaves to its end may take their time
     code = 1
     endpoint: Any = None
     try:
@@ -47,7 +49,8 @@ def main() -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if endpoint is not None:
             endpoint.close()
-        channel.close()
+        if code:
+            channel.close()
     return code
 
 
