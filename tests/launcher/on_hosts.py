@@ -1,12 +1,13 @@
 """`launcher` for tests over several hosts without a Ray on them: `python on_hosts.py HOSTS -- train.py --nodes N ...`, run on the launcher's.
 
 HOSTS is `address,namespace` of the launcher and of each rank, with `;` between them (`tests/hosts.py`). What Ray would do is done here: say
-where the ranks are, and start their supervisors there.
+where the ranks are, and start their supervisors there. The launcher's sweep does not reach another host, so it does not sweep here.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -48,5 +49,6 @@ class Placed(Cluster):
 if __name__ == "__main__":
     Placed.hosts = [(a, n) for a, _, n in (h.partition(",") for h in sys.argv[1].split(";"))]
     driver.Cluster = Placed  # type: ignore[misc]
+    driver.sweep = lambda job, folder: shutil.rmtree(folder, ignore_errors=True)  # type: ignore[assignment]
     sys.argv[0:3] = ["launcher"]
     cli.main()

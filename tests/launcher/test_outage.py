@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.hosts import Hosts, hosts
 
 TRAIN = """
-import os, sys, time
+import os, subprocess, sys, time
 import numpy as np
 from manygrad import Tensor, TinyJit, world
 
@@ -27,6 +27,8 @@ def step(x, w):
 def any_of(flag):
     return Tensor(np.full((n,), float(flag), np.float32)).shard(world.devices, axis=0).max().item() > 0
 
+if "DETACH" in os.environ:
+    subprocess.Popen(["sleep", "1000"], env={}, start_new_session=True)
 steps = plans = 0
 print("training", flush=True)
 progress = os.open(f"progress{world.rank}", os.O_CREAT | os.O_WRONLY, 0o600)
@@ -51,15 +53,15 @@ print("made", steps, "steps", flush=True)
 class Outage:
     """A run with the launcher on host 0 and a rank on each of the others."""
 
-    def __init__(self, tmp_path: Path, h: Hosts):
+    def __init__(self, tmp_path: Path, h: Hosts, **env: str):
         self.folder, self.hosts, self.ranks = tmp_path, h, len(h.names) - 1
         (tmp_path / "train.py").write_text(TRAIN)
         places = ";".join(f"{a},{n}" for a, n in zip(h.addresses, h.names, strict=True))
         self.process = subprocess.Popen(
             [*h.prefixes[0], sys.executable, "-P", str(Path(__file__).with_name("on_hosts.py")), places, "--", "train.py"]
-            + ["--nodes", str(self.ranks), "--run-dir", str(tmp_path / "run"), "--log-ranks", "all"],
+            + ["--nodes", str(self.ranks), "--run-dir", str(tmp_path / "run"), "--log-ranks", "all", "--start-timeout", "1800"],
             cwd=tmp_path,
-            env={k: v for k, v in os.environ.items() if not k.startswith(("MANYGRAD_", "RAY_"))} | {"TRANSPORT": "zmq"},
+            env={k: v for k, v in os.environ.items() if not k.startswith(("MANYGRAD_", "RAY_"))} | {"TRANSPORT": "zmq"} | env,
             stdout=(tmp_path / "out").open("w"),
             stderr=(tmp_path / "err").open("w"),
             start_new_session=True,
@@ -109,6 +111,15 @@ class Outage:
             assert log.endswith(f"made {steps} steps\n")
         assert re.findall(rf"\[ranks 0-{self.ranks - 1}\] made (\d+) steps", out) or out.count(f" made {steps} steps") == self.ranks
 
+        self.nothing_is_left()
+
+    def nothing_is_left(self) -> None:
+        """Of the ranks on their hosts; supervisors end a moment after the launcher."""
+        end = time.monotonic() + 30
+        while left := [p for n in self.hosts.names for p in _in_namespace(n)]:
+            assert time.monotonic() < end, left
+            time.sleep(0.05)
+
     def close(self) -> None:
         for pid in [p for n in self.hosts.names for p in _in_namespace(n)]:
             os.kill(pid, 9)
@@ -148,5 +159,19 @@ def test_ranks_are_cut_off_from_everybody(tmp_path: Path) -> None:
             run.outage(2)
             run.more(steps=20, plans=5)
             run.end()
+        finally:
+            run.close()
+
+
+def test_the_launcher_is_cut_off_for_good(tmp_path: Path) -> None:
+    """On a clock that runs 30 times as fast: all end, each on its own host, and what a rank has detached with it."""
+    with hosts(3) as h:
+        run = Outage(tmp_path, h, MANYGRAD_CLOCK_RATE="30", MANYGRAD_ENV="DETACH", DETACH="1")
+        try:
+            run.more(steps=20)
+            h.down(0)
+            assert run.process.wait(60) == 1
+            assert "no sign of life" in (tmp_path / "err").read_text()
+            run.nothing_is_left()
         finally:
             run.close()
