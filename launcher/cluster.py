@@ -9,6 +9,7 @@ from a thread of its own, which may wait for a dead Ray as long as it likes (`lo
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import os
@@ -42,6 +43,9 @@ _QUIET = {
 # Of a Ray that is ours. It would take the host's address instead of the one we give, and listen on all interfaces; in a world of one host
 # it takes loopback.
 _OWN = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+# Processes that a Ray of ours has no use for: autoscaler, dashboard, and what sends logs to the driver. Each imports Ray, while on a busy
+# machine the others give up waiting for each other.
+_UNUSED = ("start_monitor", "start_api_server", "start_log_monitor")
 RAY_STOP_S = 10.0  # how long a Ray may take to be told that we go
 
 
@@ -54,6 +58,18 @@ class Place:
     cores: int
     local_rank: int
     local_size: int
+
+
+def share(found: list[tuple[str, str, int]]) -> list[Place]:
+    """Places from each rank's (host name, address, cores). Hosts may have the same name (two clones, `localhost`): the address tells them apart."""
+    seen = dict[tuple[str, str], int]()
+    places = list[Place]()
+    for host, ip, cores in found:
+        seen[host, ip] = seen.get((host, ip), 0) + 1
+        places.append(Place(host, ip, cores, seen[host, ip] - 1, 0))
+    for p in places:
+        p.local_size = seen[p.host, p.ip]
+    return places
 
 
 @dataclass
@@ -223,12 +239,7 @@ class Cluster:
         ips = {x["NodeID"]: x["NodeManagerAddress"] for x in ray.nodes()}
         me = ray.util.get_node_ip_address()
         here = all(ips.get(f["node_id"]) == me for f in found)
-        seen: dict[str, int] = {}
-        for f in found:
-            local_rank = seen[f["host"]] = seen.get(f["host"], -1) + 1
-            self.places.append(Place(f["host"], "127.0.0.1" if here else ips[f["node_id"]], f["cores"], local_rank, 0))
-        for p in self.places:
-            p.local_size = seen[p.host] + 1
+        self.places = share([(f["host"], "127.0.0.1" if here else ips[f["node_id"]], f["cores"]) for f in found])
 
     @property
     def driver_ip(self) -> str:
@@ -311,8 +322,11 @@ class Cluster:
 
     # ---- stop
 
-    def stop(self, fast: bool) -> None:
-        """Take our agents away. Of a Ray that we started nothing is left; `fast` (the process ends next) leaves that to the sweep."""
+    def stop(self, fast: bool) -> str:
+        """Take our agents away. Of a Ray that we started nothing is left; `fast` (the process ends next) leaves that to the sweep.
+
+        Returns what could not be done, or nothing: it ends no run, and what is left may be the user's Ray.
+        """
         self._stopping = True
         ray = sys.modules.get("ray")
         for fd, _ in self._pidfds.values():
@@ -320,33 +334,38 @@ class Cluster:
         self._pidfds = {}
         try:
             if ray is None or not ray.is_initialized():
-                return
+                return ""
             if self.started_ray and fast:
-                return
-            leaving = threading.Thread(target=self._leave, args=(ray,), daemon=True)  # a dead Ray would keep us waiting
+                return ""
+            trouble = list[str]()
+            leaving = threading.Thread(target=self._leave, args=(ray, trouble), daemon=True)  # a dead Ray would keep us waiting
             leaving.start()
             leaving.join(RAY_STOP_S)
+            if leaving.is_alive():
+                trouble.append(f"it has not answered for {RAY_STOP_S:g} s")
+            return "; ".join(dict.fromkeys(trouble))
         finally:
             self._restore_env(fast)
 
-    def _leave(self, ray: Any) -> None:
-        agents, self._agents, self._refs = self._agents, [], {}
-        try:
-            if self.started_ray:
-                del agents
-                ray.shutdown()
-                return
-            while agents:
-                ray.kill(agents.pop(), no_restart=True)
-            if self._group is not None:
-                from ray.util.placement_group import remove_placement_group
+    def _leave(self, ray: Any, trouble: list[str]) -> None:
+        """Each step on its own: where one fails (Ray is gone, say), the others may not."""
+        agents, group = self._agents, self._group
+        self._agents, self._refs, self._group = [], {}, None
 
-                remove_placement_group(self._group)
-                self._group = None
-            if not self.was_initialized:
-                ray.shutdown()
-        except Exception:
-            pass  # Ray is gone, and our agents with it
+        def attempt(what: str, step: Callable[[], object]) -> None:
+            try:
+                step()
+            except Exception as e:
+                trouble.append(f"{what}: {type(e).__name__}: {_first_line(e)}")
+
+        if not self.started_ray:
+            while agents:
+                attempt("ending a node agent", functools.partial(ray.kill, agents.pop(), no_restart=True))
+            if group is not None:
+                attempt("giving back the places", functools.partial(_remove, group))
+        del agents
+        if not self.was_initialized:
+            attempt("leaving Ray", ray.shutdown)
 
     def _set_env(self, values: dict[str, str], drop: tuple[str, ...] = ()) -> None:
         for k in (*values, *drop):
@@ -366,6 +385,12 @@ class Cluster:
             _reread_settings()
 
 
+def _remove(group: Any) -> None:
+    from ray.util.placement_group import remove_placement_group
+
+    remove_placement_group(group)
+
+
 def _reread_settings() -> None:
     """Ray reads its environment variables once, when it is loaded; have it do so again."""
     import ray._raylet as raylet
@@ -381,8 +406,9 @@ def _tamed() -> Iterator[None]:
     """Ray's start with what no setting of it changes. A name that a version of Ray does not have is left alone."""
     with ExitStack() as stack:
 
-        def put(module: str, name: str, make: Callable[[Any], Any]) -> None:
+        def put(module: str, name: str, make: Callable[[Any], Any], of: str = "") -> None:
             there: Any = importlib.import_module(f"ray._private.{module}")
+            there = getattr(there, of, None) if of else there
             if hasattr(there, name):
                 before = getattr(there, name)
                 stack.callback(setattr, there, name, before)
@@ -391,6 +417,8 @@ def _tamed() -> Iterator[None]:
         put("ray_constants", "ENABLE_RAY_CLUSTER", lambda before: False)  # as in _OWN, if Ray was loaded before
         put("utils", "get_entrypoint_name", lambda before: lambda: "launcher")  # else our command line, which may be no UTF-8
         put("node", "wait_for_persisted_port", _in_slices)
+        for process in _UNUSED:
+            put("node", process, lambda before: lambda self, **settings: None, of="Node")
         yield
 
 

@@ -154,10 +154,14 @@ def _run_in(run_dir: str, job: Job, signals: Signals, began: float, last: bool) 
     base = "/tmp" if os.access("/tmp", os.W_OK) else tempfile.gettempdir()  # Ray's socket paths must be short
     folder = os.path.join(base, f"mg-{job.id}")
     signals.check()
+    logs = None
     try:
         logs = RankLogs(run_dir, job.nodes)
         os.mkdir(folder, 0o700)
     except OSError as e:
+        if logs is not None:
+            logs.close()
+            logs.remove()
         raise UsageError(readable(f"cannot write: {e}; choose another run directory with --run-dir")) from None
     cluster, server = Cluster(job, folder), None
     janitor = Janitor(job.id, folder)
@@ -181,7 +185,9 @@ def _run_in(run_dir: str, job: Job, signals: Signals, began: float, last: bool) 
         if server is not None:
             server.close()
         try:
-            cluster.stop(fast=last)
+            if trouble := cluster.stop(fast=last):
+                hint = "the run's outcome stands, and `ray status` shows what Ray still holds"
+                write(sys.stderr, f"launcher: warning: Ray could not be left in order ({trouble}); {hint}\n")
         finally:
             sweep(job.id, folder)
             janitor.dismiss()
@@ -306,7 +312,7 @@ class Run:
             write(sys.stderr, f"launcher: warning: the logs or the report could not be kept whole: {trouble}; the run's outcome stands\n")
 
     def _announce(self) -> None:
-        job, hosts = self.job, {p.host: p for p in self.places}
+        job, hosts = self.job, {(p.host, p.ip): p for p in self.places}
         shared = [p for p in hosts.values() if p.local_size > 1]
         for p in shared:
             cores = max(1, p.cores // p.local_size)
@@ -316,7 +322,9 @@ class Run:
                 + (f" of {p.cores}" if p.cores >= p.local_size else f" (it has {p.cores})")
             )
         if len(hosts) > 1:
-            self._say(f"{job.nodes} nodes on {len(hosts)} hosts: {', '.join(hosts)}")
+            names = [p.host for p in hosts.values()]
+            names = [n if names.count(n) == 1 else f"{n} ({p.ip})" for n, p in zip(names, hosts.values(), strict=True)]
+            self._say(f"{job.nodes} nodes on {len(hosts)} hosts: {', '.join(names)}")
         self._say(f"logs in {self.run_dir}")
 
     def _say(self, text: str) -> None:

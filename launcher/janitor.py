@@ -97,11 +97,52 @@ def sweep(job: str, folder: str, within_s: float = 2.0) -> None:
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of descendants whose own parent dies, so that `sweep` can collect them too."""
+    """Make this process the parent of descendants whose own parent dies, so that `sweep` and `end_descendants` find them too."""
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+
+
+def end_descendants(within_s: float = 1.0) -> None:
+    """Kill every process that descends from this one (with `adopt_orphans`: however it was detached, whatever its environment)."""
+    until = time.monotonic() + within_s
+    while pids := _descendants(os.getpid()):
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass
+        collect_children()
+        if time.monotonic() > until:
+            break
+        time.sleep(0.005)
+    collect_children()
+
+
+def _descendants(of: int) -> list[int]:
+    """The live ones."""
+    parents = dict[int, int]()
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
+        try:
+            state, parent = _read(f"/proc/{int(name)}/stat").rpartition(b")")[2].split()[:2]
+        except (OSError, ValueError):
+            continue
+        if state != b"Z":
+            parents[int(name)] = int(parent)
+    found = {of}
+    while more := {p for p, parent in parents.items() if parent in found and p not in found}:
+        found |= more
+    return sorted(found - {of})
+
+
+def collect_orphans(child: int) -> None:
+    """Take note of dead children that this process has adopted; not of its own, `child`, whose end is for another to read."""
+    try:
+        while (dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None and dead.si_pid != child:
+            os.waitpid(dead.si_pid, os.WNOHANG)
+    except OSError:
+        pass
 
 
 def collect_children() -> None:

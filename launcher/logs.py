@@ -162,7 +162,10 @@ class RankLogs:
             for p in self.paths:
                 self.fds.append(os.open(p, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644))
         except OSError:
+            made = self.paths[: len(self.fds)]
             self.close()
+            self.paths = made
+            self.remove()
             raise
 
     def write(self, rank: int, text: str) -> None:

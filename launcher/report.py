@@ -7,6 +7,9 @@ import os
 from typing import Any
 
 from .controller import Controller, Failure, Rank, ranks_text, signal_name
+from .messages import clip
+
+MAX_TITLE, MAX_TRACEBACK = 2000, 20_000  # characters of an exception that the report shows; the rest is in the rank's log
 
 _NEXT = {
     "SIGKILL": "SIGKILL comes from `kill -9` or the kernel's out-of-memory killer: see `dmesg | tail`, and try a smaller batch or fewer nodes a machine.",
@@ -26,12 +29,14 @@ def render(c: Controller, logs: list[str], command: str) -> str:
     root = c.root
     if root is None:
         return ""
-    head = root.title if root.rank is None or root.kind == "plan" else f"rank {root.rank} failed: {root.title}"
+    head = root.title if root.kind == "plan" else clip(root.title, MAX_TITLE)
+    if root.rank is not None and root.kind != "plan":
+        head = f"rank {root.rank} failed: {head}"
     lines = ["", f"launcher: {head}", f"  command: {command}"]
     if root.rank is not None:
         lines.append("  " + _facts(c.ranks[root.rank], root, logs[root.rank]))
     if root.traceback:
-        lines += ["", *("  " + x for x in root.traceback.rstrip().splitlines())]
+        lines += ["", *("  " + x for x in clip(root.traceback, MAX_TRACEBACK).rstrip().splitlines())]
     others: dict[str, list[int]] = {}
     for r in c.ranks:
         if r.rank != root.rank:
@@ -53,7 +58,7 @@ def render(c: Controller, logs: list[str], command: str) -> str:
         lines += [
             "",
             f"  rank {r.rank}, later:",
-            *("    " + x for x in r.failure.traceback.rstrip().splitlines()[-12:]),
+            *("    " + x for x in clip(r.failure.traceback, MAX_TRACEBACK).rstrip().splitlines()[-12:]),
         ]
     lines += ["", f"Next: {_next(root, logs)}", f"launcher: exit code {root.code}"]
     return "\n".join(lines) + "\n"
@@ -80,7 +85,7 @@ def _fate(r: Rank, root: Failure) -> str:
         return "finished" if r.exit_code == 0 else f"state {r.state.value}{at}"
     if root.kind == "plan" and r.failure.title == root.title:
         return f"stopped by the same PlanMismatch{at}"
-    title = (r.failure.title.splitlines() or [""])[0]
+    title = clip((r.failure.title.splitlines() or [""])[0], MAX_TITLE)
     if root.rank is not None and r.failure.kind == root.kind == "exception" and r.failure.title == root.title:
         return f"failed with the same error{at}"
     if r.failure.consequence and r.failure.kind == "exception":

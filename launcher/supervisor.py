@@ -1,7 +1,7 @@
 """The supervisor: a process beside each worker that starts it, forwards its output, and reports its state and its end at once.
 
 Started by the node agent in a session of its own, so that neither Ray's end nor a terminal's signals reach it. It imports nothing of
-manygrad but `link`, and is up at once. One thread does everything, for two reasons: a process started with a parent-death signal
+manygrad but `link` and `janitor`, and is up at once. What the worker starts and detaches becomes the supervisor's, and ends with it. One thread does everything, for two reasons: a process started with a parent-death signal
 dies with the *thread* that started it, and one poll loop gives back-pressure for free (while the driver does not take messages,
 the pipes are not read and the worker's prints wait).
 """
@@ -18,6 +18,7 @@ import subprocess
 import sys
 from typing import Any
 
+from .janitor import adopt_orphans, collect_orphans, end_descendants
 from .link import BEAT_S, WINDOW, Broken, Clock, Session, Silence
 
 CHUNK = 1 << 15
@@ -44,6 +45,7 @@ def main() -> None:
     os.close(null)
     for s in (signal.SIGINT, signal.SIGHUP):
         signal.signal(s, signal.SIG_IGN)
+    adopt_orphans()
     Supervisor(spec, payload).loop()
 
 
@@ -171,6 +173,7 @@ class Supervisor:
                         poller.unregister(pidfd)
                         os.close(pidfd)
                         pidfd = -1
+            collect_orphans(self.process.pid if self.code is None else 0)
             if self.code is not None and not self.closed and (not self.pipes or (drain_until and now > drain_until)):
                 self._keep_result()
                 self._send(type="closed")
@@ -292,7 +295,8 @@ class Supervisor:
         return True
 
     def _tidy(self) -> None:
-        """Remove the job's shared memory; on the driver's host that is the janitor's."""
+        """End what the worker has left running, and remove the job's shared memory; on the driver's host that is the janitor's."""
+        end_descendants()
         for path in glob.glob(f"/dev/shm/*{self.spec['job']}*") if self.spec["sweep"] else []:
             try:
                 os.unlink(path)

@@ -6,6 +6,7 @@ followed by the pickled function if there is one. Never imports Ray.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import importlib
 import json
@@ -31,6 +32,7 @@ def main() -> int:
     from .link import Clock
 
     channel = Channel(spec["control"], spec["rank"], spec["curve"], spec["silent_s"], Clock(spec["clock_rate"]))
+    atexit.register(channel.close)  # the last of all: threads and handlers that the script leaves to its end may take their time
     code = 1
     endpoint: Any = None
     try:
@@ -47,7 +49,8 @@ def main() -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if endpoint is not None:
             endpoint.close()
-        channel.close()
+        if code:
+            channel.close()
     return code
 
 
@@ -216,10 +219,10 @@ def report_failure(e: BaseException, spec: dict[str, Any], channel: Any) -> int:
 
 
 def message_of(e: BaseException) -> str:
-    """The text of an exception, on whose `__str__` there is no relying; empty if it has none."""
+    """The text of an exception, on whose `__str__` there is no relying (it may even call `sys.exit`); empty if it has none."""
     try:
         return str(e)
-    except Exception as other:
+    except BaseException as other:
         return f"(its __str__ raises {type(other).__name__})"
 
 
@@ -227,7 +230,7 @@ def text_of(e: BaseException, tb: TracebackType | None) -> str:
     """The traceback as Python prints it, or what can be had of it."""
     try:
         return "".join(traceback.format_exception(type(e), e, tb))
-    except Exception:
+    except BaseException:
         return "".join(traceback.format_tb(tb)) + f"{type(e).__name__}: {message_of(e)}\n"
 
 

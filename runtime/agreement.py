@@ -22,10 +22,12 @@ from manygrad.multi.world import world
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.linear import storage
 from manygrad.schedule.plan import Plan, spans_workers
+from manygrad.tensor.environment import COLLECTIVE_TIMEOUT_S
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 
 _made: dict[int, int] = {}  # plan -> how often values have been compared for it
 _exempt: ContextVar[bool] = ContextVar("values may differ", default=False)
+LOOK_S = 1.0  # so often a wait for digests looks whether they get on
 COLUMNS = 1024  # of a digest: sums of 8-byte words down so many columns, and along so many rows
 
 
@@ -59,22 +61,40 @@ class Agreement:
         round = _made[plan.key] = _made.get(plan.key, -1) + 1
         self.thread: threading.Thread | None = None
         self.error: Exception | None = None
+        self.values, self.digests = values, list[tuple[int, str, str]]()
         if values and self.tell is not None:
-            self.thread = threading.Thread(target=self._compare, args=(f"{plan.key:x}.{round}", values), name="manygrad-digest", daemon=True)
+            self.thread = threading.Thread(target=self._compare, args=(f"{plan.key:x}.{round}",), name="manygrad-digest", daemon=True)
             self.thread.start()
 
-    def _compare(self, name: str, values: list[tuple[int, Buffer, str]]) -> None:
+    def _compare(self, name: str) -> None:
         assert self.tell is not None
         try:
-            self.tell(name, [(slot, digest(b), what) for slot, b, what in values])
+            for slot, b, what in self.values:
+                self.digests.append((slot, digest(b), what))
+            self.tell(name, self.digests)
         except Exception as e:
             self.error = e
+
+    def _wait_for_digests(self, thread: threading.Thread) -> None:
+        """As long as they get on. Raises `TimeoutError` after COLLECTIVE_TIMEOUT_S without one; time in which we were suspended does not count."""
+        limit_s, waited_s = float(COLLECTIVE_TIMEOUT_S.value), 0.0
+        while thread.is_alive():
+            before, look_s = len(self.digests), min(LOOK_S, limit_s)
+            thread.join(look_s)
+            waited_s = waited_s + look_s if len(self.digests) == before else 0.0
+            if thread.is_alive() and waited_s >= limit_s:
+                n, of = len(self.digests), len(self.values)
+                what = f"the digest of {self.values[n][2]}" if n < of else "the digests to be handed to the launcher"
+                raise TimeoutError(
+                    f"waited {limit_s:g} s for {what} ({n} of {of} are made), which the ranks compare before plan {self.plan.key:#018x} runs; "
+                    f"is the memory of this machine swapped out? The knob is COLLECTIVE_TIMEOUT_S (now {limit_s:g})"
+                )
 
     def end(self) -> None:
         """Waits until all ranks have made this plan. Raises `PlanMismatch` where they have not."""
         self.ready()
         if self.thread is not None:
-            self.thread.join()
+            self._wait_for_digests(self.thread)
         if self.error is not None:
             raise self.error
         for slot in self.plan.leaves if self.plan.by_all and self.tell is not None else ():

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import signal
 import socket
-import subprocess
 import threading
-import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,6 +20,7 @@ from manygrad.collectives.program import Collective
 from manygrad.collectives.transport import Endpoint, MessageKey
 from manygrad.tensor.dtype import dtypes, to_dtype
 from manygrad.tensor.environment import Context
+from tests.hosts import Hosts, hosts
 
 from collective_tasks import collective, values  # isort: skip
 from collective_workers import Worker, run_workers  # isort: skip
@@ -108,14 +107,13 @@ def test_shared_memory_is_found_and_a_forced_difference_still_agrees() -> None:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_killed_peer_is_noticed(transport: str) -> None:
-    at: list[float] = []
+    """By the end of its process: neither deadline passes within this test."""
 
     def kill(workers: list[Worker]) -> None:
         os.kill(workers[1].pid, signal.SIGKILL)
-        at.append(time.perf_counter())
 
-    found = run_workers(3, "wait_for_ever", (1,), env={"TRANSPORT": transport}, after_start=kill)
-    assert time.perf_counter() - at[0] < 2.0
+    env = {"TRANSPORT": transport, "RECONNECT_TIMEOUT_S": "600", "COLLECTIVE_TIMEOUT_S": "600"}
+    found = run_workers(3, "wait_for_ever", (1,), env=env, after_start=kill)
     for e in errors(found, PeerLost, [0, 2]):
         assert e.peer == 1 and ("64 bytes" in str(e) or "first hello" in str(e))  # (killed before or after rank 0 or 2 had connected)
     assert found[1] == ("gone", -signal.SIGKILL)
@@ -123,19 +121,15 @@ def test_a_killed_peer_is_noticed(transport: str) -> None:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_silent_peer_is_a_timeout(transport: str) -> None:
-    def kill(workers: list[Worker]) -> None:
-        time.sleep(1.0)
-        os.kill(workers[1].pid, signal.SIGKILL)
-
-    env = {"TRANSPORT": transport, "COLLECTIVE_TIMEOUT_S": "0.7"}
-    found = run_workers(2, "wait_for_ever", (1,), env=env, after_start=kill)
+    found = run_workers(2, "wait_in_vain", (1,), env={"TRANSPORT": transport, "COLLECTIVE_TIMEOUT_S": "0.7"})
     (e,) = errors(found, CollectiveTimeout, [0])
     assert (e.rank, e.peer, e.plan, e.sequence, e.timeout_s) == (0, 1, 1, 2, 0.7) and "COLLECTIVE_TIMEOUT_S" in str(e)
+    errors(found, PeerLost, [1])
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_abort_ends_a_wait_at_once(transport: str) -> None:
-    assert results(run_workers(2, "aborted", env={"TRANSPORT": transport}))[0] < 0.2
+def test_abort_ends_a_wait(transport: str) -> None:
+    assert results(run_workers(2, "aborted", env={"TRANSPORT": transport, "COLLECTIVE_TIMEOUT_S": "600"})) == [True, True]
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -166,10 +160,8 @@ def test_messages_of_another_epoch_are_dropped(transport: str) -> None:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_nothing_is_left(transport: str) -> None:
-    before = set(os.listdir("/dev/shm"))
     for found in results(run_workers(2, "leftovers", env={"TRANSPORT": transport})):
-        assert found == {"arenas": 0, "pidfds": 0, "mapped": 0, "threads": 0}
-    assert set(os.listdir("/dev/shm")) == before
+        assert found == {"named": 0, "arenas": 0, "pidfds": 0, "mapped": 0, "threads": 0}
 
 
 def test_misuse_is_named() -> None:
@@ -210,66 +202,33 @@ def test_a_peer_without_access_falls_back_to_zmq_on_both_sides() -> None:
 
 
 @pytest.fixture
-def two_hosts() -> Any:
-    """Two network namespaces with a veth pair: 10.77.x.1 and 10.77.x.2."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("network namespaces need root and the `ip` command")
-    tag = f"mg{os.getpid() % 100000}"
-    names, net = [f"{tag}a", f"{tag}b"], f"10.77.{os.getpid() % 250}"
-
-    def ip(*args: str) -> None:
-        subprocess.run(["ip", *args], check=True, capture_output=True)
-
-    try:
-        try:
-            for n in names:
-                ip("netns", "add", n)
-            ip(
-                "link",
-                "add",
-                f"{tag}v0",
-                "netns",
-                names[0],
-                "type",
-                "veth",
-                "peer",
-                "name",
-                f"{tag}v1",
-                "netns",
-                names[1],
-            )
-            for i, n in enumerate(names):
-                ip("-n", n, "addr", "add", f"{net}.{i + 1}/24", "dev", f"{tag}v{i}")
-                ip("-n", n, "link", "set", f"{tag}v{i}", "up")
-                ip("-n", n, "link", "set", "lo", "up")
-        except subprocess.CalledProcessError as e:
-            pytest.skip(f"this machine gives no network namespaces: {e.stderr.decode().strip()}")
-        yield [["ip", "netns", "exec", n] for n in names], [f"{net}.{i + 1}" for i in range(2)], names, tag
-    finally:
-        for n in names:
-            subprocess.run(["ip", "netns", "del", n], capture_output=True)
+def two_hosts() -> Iterator[Hosts]:
+    with hosts(2) as h:
+        yield h
 
 
-def test_zeromq_with_curve_between_two_hosts(two_hosts: Any) -> None:
-    prefixes, hosts, _, _ = two_hosts
+def on(h: Hosts) -> dict[str, Any]:
+    """Arguments of `run_workers`: rank r on host r."""
+    return {"options": lambda r: {"bind_host": h.addresses[r]}, "prefixes": h.prefixes}
+
+
+def test_zeromq_with_curve_between_two_hosts(two_hosts: Hosts) -> None:
     cases = [("direct", Collective("all_reduce", 2, n), "float32") for n in (1, 1009, 1_000_003)]
-    found = run_workers(2, "collective", (cases,), {"TRANSPORT": "zmq"}, lambda r: {"bind_host": hosts[r]}, prefixes)
+    found = run_workers(2, "collective", (cases,), {"TRANSPORT": "zmq"}, **on(two_hosts))
     got = results(found)
     assert got[0] == got[1] and got[0][0] == oracle(cases[0][1], "float32")
 
 
-def test_a_broken_network_is_noticed(two_hosts: Any) -> None:
-    """The link goes down without a word: the heartbeat finds it."""
-    prefixes, hosts, names, tag = two_hosts
+def test_a_broken_network_is_noticed(two_hosts: Hosts) -> None:
+    """The link goes down without a word: the heartbeat finds it, long before the deadline of the wait."""
 
     def cut(workers: list[Worker]) -> None:
-        subprocess.run(["ip", "-n", names[1], "link", "set", f"{tag}v1", "down"], check=True)
+        two_hosts.down(1)
 
-    start = time.perf_counter()
-    options = {"options": lambda r: {"bind_host": hosts[r]}, "prefixes": prefixes, "after_start": cut}
-    found = run_workers(2, "wait_for_each_other", (), {"TRANSPORT": "zmq"}, **options)
-    errors(found, PeerLost, [0, 1])
-    assert time.perf_counter() - start < 20  # RECONNECT_TIMEOUT_S, the heartbeat and the start of three processes
+    env = {"TRANSPORT": "zmq", "RECONNECT_TIMEOUT_S": "2", "COLLECTIVE_TIMEOUT_S": "600"}
+    found = run_workers(2, "wait_for_each_other", (), env, after_start=cut, **on(two_hosts))
+    for e in errors(found, PeerLost, [0, 1]):
+        assert "has not answered for 2 s" in str(e) or "first hello" in str(e), e
 
 
 def test_a_key_of_another_run_is_refused() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -16,10 +15,11 @@ from manygrad.collectives import native
 from manygrad.collectives.errors import PeerLost
 from manygrad.collectives.transport import Endpoint, MessageKey
 from manygrad.tensor.environment import Context
+from tests.hosts import Hosts
 from tests.proxy import Proxy
 
 from collective_workers import Worker, run_workers  # isort: skip
-from test_endpoint import results, two_hosts  # noqa: F401 isort: skip
+from test_endpoint import on, results, two_hosts  # noqa: F401 isort: skip
 
 
 @pytest.fixture
@@ -109,17 +109,16 @@ def test_a_peer_whose_listener_is_gone_is_lost_soon(pair: tuple[list[Endpoint], 
     assert time.monotonic() - began < 2
 
 
-def test_an_outage_of_two_seconds(two_hosts: Any) -> None:  # noqa: F811
+def test_an_outage_of_two_seconds(two_hosts: Hosts) -> None:  # noqa: F811
     """The link between two hosts goes down and comes back in the middle of a conversation."""
-    prefixes, hosts, names, tag = two_hosts
 
     def outage(workers: list[Worker]) -> None:
         for _ in range(2):
             time.sleep(0.7)
-            subprocess.run(["ip", "-n", names[1], "link", "set", f"{tag}v1", "down"], check=True)
+            two_hosts.down(1)
             time.sleep(2)
-            subprocess.run(["ip", "-n", names[1], "link", "set", f"{tag}v1", "up"], check=True)
+            two_hosts.up(1)
 
-    options: Any = {"options": lambda r: {"bind_host": hosts[r]}, "prefixes": prefixes, "after_start": outage}
+    options = {"after_start": outage, **on(two_hosts)}
     found = run_workers(2, "talk_for", (9.0, 300_000), {"TRANSPORT": "zmq"}, timeout_s=60, **options)
     assert all(right == asked > 0 for right, asked in results(found))

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from manygrad.launcher import report
 from manygrad.launcher.controller import (
     TRANSITIONS,
     Beat,
@@ -373,3 +374,13 @@ def test_ranks_that_train_apart_get_one_warning() -> None:
     together = running(2)
     for r in range(2):
         assert not [i for i in together.handle(Progress(r, 500, 1, 0, 500, "all_reduce"), 1.0) if isinstance(i, Warn)]
+
+
+def test_a_long_text_does_not_bury_the_report() -> None:
+    """The rank's log and report.json have it."""
+    c = running(2)
+    c.handle(Failed(1, "ValueError", "x" * 100_000, "Traceback\n" + "x" * 100_000, "t.py:3 in f", 7, 1, False), 1.0)
+    text = report.render(c, ["log0", "log1"], "train.py")
+    assert "rank 1 failed: ValueError: xxx" in text and "characters left out" in text and "t.py:3 in f" in text
+    assert len(text) < 25_000 and text.endswith("launcher: exit code 1\n")
+    assert report.as_dict(c, ["log0", "log1"])["root_cause"]["title"].endswith("x" * 100_000)

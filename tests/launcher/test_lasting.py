@@ -70,6 +70,26 @@ def test_silence_suspension_and_the_death_of_ray_end_no_run(launcher: Launcher, 
     assert left_behind(job) == []
 
 
+END = """
+import atexit, os, threading, time
+def linger():
+    time.sleep({seconds})
+    print("lingered", flush=True)
+print("started", flush=True)
+if os.environ["RANK"] == "1":
+    {start}
+"""
+
+
+@pytest.mark.parametrize("start", ["threading.Thread(target=linger).start()", "atexit.register(linger)"])
+def test_what_a_script_leaves_to_its_end_is_waited_for(launcher: Launcher, left_behind: Left, start: str) -> None:
+    """A thread that is no daemon, a handler of `atexit`: two minutes, in which the rank is not silent."""
+    script = END.format(seconds=4, start=start)
+    run = launcher(script, "--nodes", "2", "--log-ranks", "all", "--start-timeout", "1800", MANYGRAD_CLOCK_RATE=RATE).wait()
+    assert run.code == 0 and "1:1: lingered" in run.out, (run.code, run.out, run.err)
+    assert left_behind(run.report["job"]) == []
+
+
 @pytest.mark.parametrize(
     "who, words",
     [
@@ -219,6 +239,8 @@ def test_what_others_on_this_machine_see(launcher: Launcher) -> None:
     assert os.stat(folder).st_mode & 0o777 == 0o700 and os.stat(f"{folder}/token").st_mode & 0o777 == 0o600
     pids = {run.process.pid, *marked_processes(job, folder)}
     sockets = listening(pids)
+    texts = [" ".join(psutil.Process(p).cmdline()) for p in pids if psutil.pid_exists(p)]
+    assert not [t for t in texts if "monitor.py" in t or "dashboard.py" in t], texts  # (they would slow the start, and nobody needs them)
     assert len(sockets) > 4, sockets
     assert all(a.startswith(("127.0.0.1:", "::ffff:127.0.0.1:")) for a in sockets), sockets
     files = {f.path for p in pids if psutil.pid_exists(p) for f in psutil.Process(p).open_files()}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manygrad.launcher.logs import Console, LineMerger, make_run_directory
+from manygrad.launcher.logs import Console, LineMerger, RankLogs, make_run_directory
 
 
 def test_rank_0_stdout_at_once_and_stderr_of_all_merged() -> None:
@@ -76,3 +77,11 @@ def test_run_directories_are_never_mixed(tmp_path: Path) -> None:
     assert make_run_directory(wanted, "n", "s") == wanted  # still empty
     (tmp_path / "x" / "report.json").write_text("{}")
     assert make_run_directory(wanted, "n", "s") == wanted + "-2"
+
+
+def test_logs_that_cannot_all_be_made(tmp_path: Path) -> None:
+    """A disk that is full at once, say: none is left."""
+    (tmp_path / "rank1.log").mkdir()
+    with pytest.raises(IsADirectoryError):
+        RankLogs(str(tmp_path), 3)
+    assert [f.name for f in tmp_path.iterdir()] == ["rank1.log"]

@@ -12,6 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
+from manygrad.launcher import worker
+
 Launcher = Callable[..., Any]
 Left = Callable[[str], list[str]]
 LOOP = """
@@ -106,6 +108,41 @@ def test_a_rank_fails(launcher: Launcher, left_behind: Left, body: str, code: in
     assert left_behind(run.report["job"]) == []
 
 
+@pytest.mark.parametrize(
+    "error, title",
+    [
+        ("ValueError()", "rank 1 failed: ValueError\n"),
+        ("Mute(SystemExit)", "rank 1 failed: Mute: (its __str__ raises SystemExit)\n"),
+    ],
+)
+def test_a_failure_without_words(launcher: Launcher, left_behind: Left, error: str, title: str) -> None:
+    """An exception with no text, or whose text cannot be had, is named with its rank and line like any other."""
+    body = f"""
+class Mute(Exception):
+    def __str__(self):
+        raise self.args[0](0)
+if rank == 1:
+    raise {error}
+"""
+    run = launcher(LOOP.format(body=body), "--nodes", "2").wait()
+    assert run.code == 1 and title in run.err and "at train.py:11 in <module>" in run.err, run.err
+    assert f"raise {error}" in run.err and run.err.count("Traceback") == 1 and "rank 0: stopped" in run.err, run.err
+    cause = run.report["root_cause"]
+    assert (cause["rank"], cause["kind"]) == (1, "exception") and "train.py:11" in cause["where"]
+    assert left_behind(run.report["job"]) == []
+
+
+@pytest.mark.parametrize("error", [ValueError, TypeError, SystemExit, KeyboardInterrupt])
+def test_the_text_of_a_failure_that_has_none(error: type[BaseException]) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise error(0)
+
+    assert worker.message_of(RuntimeError("")) == ""
+    assert worker.message_of(Mute()) == f"(its __str__ raises {error.__name__})"
+    assert "Mute: " in worker.text_of(Mute(), None)
+
+
 def test_a_rank_is_killed(launcher: Launcher, left_behind: Left) -> None:
     run = launcher(
         LOOP.format(body="import subprocess; subprocess.Popen(['sleep', '1000'])"), "--nodes", "3", real_endpoint=True
@@ -127,6 +164,31 @@ def test_a_rank_is_killed(launcher: Launcher, left_behind: Left) -> None:
         and "ranks 0, 2: stopped: LaunchAborted" in run.err
         and f"pid {victim.pid}" in run.err
     )
+    assert left_behind(run.report["job"]) == []
+
+
+def test_what_a_rank_detaches_ends_with_it(launcher: Launcher, left_behind: Left) -> None:
+    """A daemon: an orphan in a session of its own, with nothing of the run in its environment. And dead ones do not stay as zombies."""
+    run = launcher(
+        """
+        import os, subprocess, sys, time
+        supervisor = os.getppid()
+        for body in ("time.sleep(1000)", "0"):
+            start = f"import os, time; os.fork() or (os.setsid(), {body})"
+            subprocess.run([sys.executable, "-c", start], env={}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        children = f"/proc/{supervisor}/task/{supervisor}/children"
+        while len(open(children).read().split()) != 2:
+            time.sleep(0.01)
+        print("children", open(children).read().split(), os.getpid(), flush=True)
+        """,
+        "--nodes",
+        "2",
+        "--log-ranks",
+        "all",
+    ).wait()
+    assert run.code == 0, run.err
+    found = {int(p) for r in range(2) for p in (run.run_dir / f"rank{r}.log").read_text().split("[")[1].split("]")[0].replace("'", "").split(", ")}
+    assert len(found) == 4 and not [p for p in found if psutil.pid_exists(p)], found
     assert left_behind(run.report["job"]) == []
 
 

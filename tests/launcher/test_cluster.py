@@ -1,0 +1,85 @@
+"""The launcher's dealings with Ray, where a Ray of the test's own making says what Ray might say."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from manygrad.launcher import cluster, driver
+from manygrad.launcher.cluster import Cluster, Place, share
+from manygrad.launcher.errors import Infeasible
+from manygrad.launcher.job import Job
+
+
+class Gone(Exception):
+    """What this Ray raises when it is asked for anything."""
+
+
+def attached(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, **ray: Any) -> tuple[Cluster, list[Any]]:
+    """A cluster with two agents and a placement group in a Ray that was there before; and what Ray was asked for."""
+    asked: list[Any] = []
+
+    def ask(name: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> None:
+            asked.append(name)
+            if name in ray:
+                ray[name]()
+
+        return call
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True, kill=ask("kill"), shutdown=ask("shutdown")))
+    monkeypatch.setattr(cluster, "_remove", ask("remove"))
+    c = Cluster(Job("script", "train.py", nodes=2), str(tmp_path))
+    c._agents, c._group = ["agent 0", "agent 1"], "group"
+    return c, asked
+
+
+def gone() -> None:
+    raise Gone("the GCS is dead\nand more")
+
+
+def test_all_is_given_back_in_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    c, asked = attached(monkeypatch, tmp_path)
+    assert c.stop(fast=True) == "" and asked == ["kill", "kill", "remove", "shutdown"]
+
+
+def test_what_ray_raises_while_closing_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """Each step is tried, whatever became of the others; the same trouble is told once."""
+    c, asked = attached(monkeypatch, tmp_path, kill=gone, remove=gone)
+    assert c.stop(fast=True) == "ending a node agent: Gone: the GCS is dead; giving back the places: Gone: the GCS is dead"
+    assert asked == ["kill", "kill", "remove", "shutdown"]
+
+
+def test_a_ray_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(cluster, "RAY_STOP_S", 0.1)
+    c, _ = attached(monkeypatch, tmp_path, remove=over.wait)
+    try:
+        assert c.stop(fast=True) == "it has not answered for 0.1 s"
+    finally:
+        over.set()
+
+
+def test_the_launcher_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """It is a warning; the outcome (here: that the nodes do not fit) is what it was."""
+
+    def start(self: Cluster) -> None:
+        raise Infeasible("too many nodes")
+
+    monkeypatch.setattr(Cluster, "start", start)
+    monkeypatch.setattr(Cluster, "stop", lambda self, fast: "leaving Ray: Gone: it is dead")
+    with pytest.raises(Infeasible, match="too many nodes"):
+        driver.run(Job("script", "train.py", nodes=2, run_dir=str(tmp_path / "run")))
+    assert "launcher: warning: Ray could not be left in order (leaving Ray: Gone: it is dead)" in capfd.readouterr().err
+    assert not os.path.exists(tmp_path / "run")
+
+
+def test_hosts_of_the_same_name() -> None:
+    """Their addresses tell them apart."""
+    found = [("node", "10.0.0.1", 8), ("node", "10.0.0.2", 8), ("node", "10.0.0.1", 8)]
+    assert share(found) == [Place("node", "10.0.0.1", 8, 0, 2), Place("node", "10.0.0.2", 8, 0, 1), Place("node", "10.0.0.1", 8, 1, 2)]

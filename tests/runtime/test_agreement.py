@@ -1,0 +1,73 @@
+"""What is compared before a plan runs: that the wait for it ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from manygrad import Tensor, collectives
+from manygrad.runtime import agreement
+from manygrad.tensor.environment import Context
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """Threads wait at it, and go on when the test is over."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def begun(values: int) -> agreement.Agreement:
+    """An agreement on a plan that reads so many values, alike on all ranks."""
+    leaves = [Tensor(np.full(4, i, np.float32)).realize().uop for i in range(values)]
+    plan: Any = SimpleNamespace(key=0x5EED, leaves=tuple(range(values)), cut=(), by_all=True, outline="")
+    return agreement.Agreement(plan, leaves[0], leaves)
+
+
+def test_digests_that_do_not_come_are_named(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest: Callable[[Any], str] = agreement.digest
+    made: list[str] = []
+
+    def stuck(b: Any) -> str:
+        if len(made) == 2:
+            gate.wait()
+        made.append(digest(b))
+        return made[-1]
+
+    monkeypatch.setattr(agreement, "digest", stuck)
+    monkeypatch.setattr(collectives, "values_hook", lambda name, values: None)
+    with Context(COLLECTIVE_TIMEOUT_S=0.2):
+        a = begun(3)
+        with pytest.raises(TimeoutError, match=r"waited 0.2 s for the digest of float32 \(4,\).* \(2 of 3 are made\).*plan 0x.*5eed.*COLLECTIVE_TIMEOUT_S"):
+            a.end()
+
+
+def test_digests_that_are_not_taken_are_named(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collectives, "values_hook", lambda name, values: gate.wait())
+    with Context(COLLECTIVE_TIMEOUT_S=0.2):
+        a = begun(2)
+        with pytest.raises(TimeoutError, match=r"the digests to be handed to the launcher \(2 of 2 are made\)"):
+            a.end()
+
+
+def test_digests_that_get_on_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All together take longer than the deadline; each is progress."""
+    told: list[Any] = []
+    step = threading.Event()
+    digest: Callable[[Any], str] = agreement.digest
+
+    def slow(b: Any) -> str:
+        step.wait(0.3)
+        return digest(b)
+
+    monkeypatch.setattr(agreement, "digest", slow)
+    monkeypatch.setattr(collectives, "values_hook", lambda name, values: told.extend(values))
+    with Context(COLLECTIVE_TIMEOUT_S=1.0):
+        begun(5).end()
+    assert [slot for slot, _, _ in told] == list(range(5))
