@@ -127,7 +127,7 @@ class SortingMixin:
     def _placed_in(self: Tensor, n: int, places: Tensor) -> Tensor:
         """(rows, n): in each row, these values at their places, which differ; those not below n are left out."""
         row = self.arange(self.shape[0])._along(0, 2)._broadcast(self.shape)
-        return self._const_like(0, self.dtype)._broadcast((self.shape[0], n))._scatter_at(self, [row, places.cast(dtypes.int64)], "set")
+        return self._const_like(0, self.dtype)._broadcast((self.shape[0], n))._scatter_at(self, [row, places.cast(dtypes.int64)], "place")
 
     def _order_by_radix(self: Tensor) -> Tensor:
         rows, n = self.shape

@@ -71,7 +71,7 @@ class WindowsMixin:
         return self._strided(view) if view is not None else self.flatten()._gather({0: self._strided_positions(size, stride, offset)})
 
     def as_strided_scatter(self: Tensor, src: Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> Tensor:
-        """A copy whose `as_strided(size, stride, storage_offset)` is `src`; of elements named twice, one of both values stays."""
+        """A copy whose `as_strided(size, stride, storage_offset)` is `src`; of elements named twice, the last value stays."""
         size, stride, offset = self._checked_strides("as_strided_scatter", size, stride, storage_offset)
         if src.shape != size:
             raise ValueError(f"as_strided_scatter: src has shape {src.shape}, it is written to {size}")
