@@ -206,7 +206,7 @@ class Module:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for p in self.parameters():
-            p.grad = None if set_to_none or p.grad is None else p.grad.replace(p.grad.zeros_like())
+            p._zero_grad(set_to_none)
 
     def _each(self: M, change: Callable[[Tensor], Tensor]) -> M:
         """Every parameter and buffer becomes `change` of itself, in place; their gradients as well."""

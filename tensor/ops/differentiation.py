@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from manygrad.tensor import grad_mode
 from manygrad.tensor.gradient import compute_gradients, with_history
 from manygrad.tensor.lock import locked
-from manygrad.tensor.storage import Storage, is_stored
+from manygrad.tensor.storage import Storage, is_stored, sharing
 from manygrad.tensor.uop import Ops, UOp
 
 if TYPE_CHECKING:
@@ -154,6 +154,16 @@ class DifferentiationMixin:
                 for hook in list(t._accumulated_hooks or ()):
                     hook(t)
         return self
+
+    def _zero_grad(self: Tensor, set_to_none: bool) -> None:
+        """What an optimizer's and a module's `zero_grad` do to a parameter: `.grad` is None, or zeros where it lies, so that its views show them."""
+        if set_to_none or self.grad is None:
+            self.grad = None
+        elif len(sharing(self.grad)) == 1:
+            self.grad.replace(self.grad.zeros_like())
+        else:
+            with grad_mode.no_grad():
+                self.grad._overwrite(0.0)
 
     def gradient(self: Tensor, *targets: Tensor, gradient: Tensor | None = None) -> list[Tensor]:
         """d(self)/d(target) for each target, without touching `.grad`; zeros where nothing flows. Any tensor below can be a target."""

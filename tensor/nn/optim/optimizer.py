@@ -77,7 +77,7 @@ class Optimizer:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for p in self.params:
-            p.grad = None if set_to_none or p.grad is None else p.grad.replace(p.grad.zeros_like())
+            p._zero_grad(set_to_none)
 
     # *** a step ***
 
