@@ -76,7 +76,7 @@ class WindowsMixin:
         if src.shape != size:
             raise ValueError(f"as_strided_scatter: src has shape {src.shape}, it is written to {size}")
         if prod(size) == 0:
-            return self
+            return self._copied()
         return self.flatten()._scatter_at(src.flatten(), [self._strided_positions(size, stride, offset).flatten()], "set").reshape(self.shape)
 
     def _checked_strides(self: Tensor, name: str, size: Any, stride: Any, storage_offset: int | None) -> tuple[tuple[int, ...], tuple[int, ...], int]:
