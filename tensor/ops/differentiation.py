@@ -155,16 +155,6 @@ class DifferentiationMixin:
                     hook(t)
         return self
 
-    def _zero_grad(self: Tensor, set_to_none: bool) -> None:
-        """What an optimizer's and a module's `zero_grad` do to a parameter: `.grad` is None, or zeros where it lies, so that its views show them."""
-        if set_to_none or self.grad is None:
-            self.grad = None
-        elif len(sharing(self.grad)) == 1:
-            self.grad.replace(self.grad.zeros_like())
-        else:
-            with grad_mode.no_grad():
-                self.grad._overwrite(0.0)
-
     def gradient(self: Tensor, *targets: Tensor, gradient: Tensor | None = None) -> list[Tensor]:
         """d(self)/d(target) for each target, without touching `.grad`; zeros where nothing flows. Any tensor below can be a target."""
         return [t.zeros_like() if g is None else g for t, g in zip(targets, self._gradients(targets, gradient))]
@@ -186,6 +176,18 @@ class DifferentiationMixin:
     def no_grad() -> grad_mode.no_grad:
         """`with Tensor.no_grad():`: values made inside have no gradient."""
         return grad_mode.no_grad()
+
+
+@locked
+def zero_grad(t: Tensor, set_to_none: bool) -> None:
+    """What an optimizer's and a module's `zero_grad` do to a parameter: `.grad` is None, or zeros where it lies, so that its views show them."""
+    if set_to_none or t.grad is None:
+        t.grad = None
+    elif len(sharing(t.grad)) == 1:
+        t.grad.replace(t.grad.zeros_like())
+    else:
+        with grad_mode.no_grad():
+            t.grad._overwrite(0.0)
 
 
 def _live() -> Any:
