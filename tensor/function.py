@@ -149,9 +149,15 @@ class _Outside:
 
     def uop(self) -> UOp | None:
         if self.constant is not None:
-            return self.constant
+            return _latest(self.constant)
         t = self.ref() if self.ref is not None else None
         return t.uop if t is not None else None
+
+
+def _latest(buffer: UOp) -> UOp:
+    """Memory that only views lie in, or an argument while it was traced, with what waits to be written there."""
+    waiting = (memory(t.uop) for t in PENDING)
+    return next((u for u in waiting if u.op is Ops.AFTER and start(u).src[0] is buffer), buffer)
 
 
 class _Trace:

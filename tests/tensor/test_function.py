@@ -384,3 +384,23 @@ def test_a_gradient_that_nobody_asks_for_may_be_unknown(wrap: Any) -> None:
     trained = Tensor([0.5, 1.5], requires_grad=True)
     with pytest.raises(NotImplementedError, match=r"igamma\(a, x\) has no gradient to a \(shape .*test_function.py:\d+\); detach"):
         f(trained, x).sum().backward()
+
+
+def test_a_view_from_outside_that_is_written_between_calls() -> None:
+    """Its base is no tensor any more, or an argument of the function around: what waits to be written there is read."""
+    whole = Tensor(np.zeros(4)).realize()
+    row = whole[1:2]
+    del whole
+    x = Tensor(np.ones(1)).realize()
+    f = function(lambda x: x + row)
+    assert f(x).tolist() == [1]
+    row.add_(1)
+    seen = f(x)
+    row.add_(1)
+    assert (seen.tolist(), f(x).tolist()) == ([2], [3])
+
+    state = Tensor(np.zeros((2, 2))).realize()
+    second = state[1:2]
+    inner = function(lambda p, q: (second + p).contiguous())
+    outer = function(lambda p, q: (state.assign(state * 0.5 + q + 1), inner(p, q))[1])
+    assert [outer(state, x).tolist() for _ in range(2)] == [[[4, 4]] * 2, [[6, 6]] * 2]
