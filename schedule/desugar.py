@@ -5,7 +5,7 @@ kernels build together, and what is copied or communicated, stands as AFTER(buff
 
     CAT(a, b)                ==>  t = BUFFER; AFTER(t, STORE(t[:n], a), STORE(t[n:], b))
     SCATTER(base, v, i) add  ==>  t1 = AFTER(t, STORE(t, base)); AFTER(t1, STORE(GATHER(t1, i), v, "add"))
-    STORE(x, SCATTER(x, v, i) add)  ==>  STORE(GATHER(x, i), v, "add")
+    STORE(x, SCATTER(x, v, i) add)  ==>  STORE(GATHER(x, i), v, "add"); "set" likewise, which is written in order; "place" without an arg
     COPY(x, d)               ==>  AFTER(t, CALL(COPY d, t, CONTIGUOUS(x)))
 
 A value that is itself an output is written straight into the output's buffer.
@@ -136,14 +136,19 @@ def _lower_cat(u: UOp, src: tuple[UOp, ...], target: UOp) -> UOp:
 def _lower_scatter(u: UOp, src: tuple[UOp, ...], target: UOp) -> UOp:
     start = UOp(Ops.AFTER, u.dtype, (target, _store(target, src[0])))
     place = UOp(Ops.GATHER, u.dtype, (start, *src[2:]))
-    return UOp(Ops.AFTER, u.dtype, (start, UOp(Ops.STORE, dtypes.void, (place, src[1]), None if u.arg == "set" else u.arg)))
+    return UOp(Ops.AFTER, u.dtype, (start, UOp(Ops.STORE, dtypes.void, (place, src[1]), _how(u))))
 
 
 def _store_in_place(u: UOp, done: dict[UOp, UOp]) -> UOp:
     """STORE(x, SCATTER(x, v, i)): only what the indices name is written, x is not copied."""
     target, value, *indices = (done[s] for s in u.src[1].src)
     place = UOp(Ops.GATHER, u.src[1].dtype, (target, *indices))
-    return inherit(UOp(Ops.STORE, dtypes.void, (place, value), None if u.src[1].arg == "set" else u.src[1].arg), u)
+    return inherit(UOp(Ops.STORE, dtypes.void, (place, value), _how(u.src[1])), u)
+
+
+def _how(scatter: UOp) -> str | None:
+    """The arg of the STORE of a SCATTER."""
+    return None if scatter.arg == "place" else scatter.arg
 
 
 def _lower_copy(u: UOp, src: tuple[UOp, ...], target: UOp) -> UOp:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from manygrad.tensor.grad_mode import no_grad
-from manygrad.tensor.gradient import CustomGrad, Grads, compute_gradients
+from manygrad.tensor.gradient import CustomGrad, Grads, NoGradient, compute_gradients
 from manygrad.tensor.lock import locked
 from manygrad.tensor.recompute import behind, stored
 from manygrad.tensor.tensor import LIVE, Tensor
@@ -173,6 +173,7 @@ class _Checkpoint(CustomGrad):
         entries, leaves = u.src[1 : 1 + self.entries], u.src[1 + self.entries :]
         later = [behind(e, g.uop) for e in entries]
         again = substitute(u.src[0], dict(zip(entries, later)))
-        found = compute_gradients(again, g.uop, {*later, *leaves}, {})
-        return (None, *(g._new(found[x]) if x in found else None for x in (*later, *leaves)))
+        unknown: dict[UOp, NoGradient] = {}
+        found = compute_gradients(again, g.uop, {*later, *leaves}, {}, unknown=unknown)
+        return (None, *(g._new(found[x]) if x in found else unknown.get(x) for x in (*later, *leaves)))
 

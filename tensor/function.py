@@ -12,6 +12,9 @@ is then one FUNCTION node over the actual arguments, with a RESULT node for each
 Its gradient is a FUNCTION too. When the graph is run, each body is lowered once (`runtime/functions.py`), and the arguments and
 results are stored: a call is a fusion boundary. Where an argument requires a gradient the body has more results than the user
 sees: the reductions (matmuls, sums) that its gradient reads, so that they are not computed again.
+
+A body takes its arguments for apart from each other and from what is outside. Where the function writes to one of which another argument,
+or a tensor that it refers to, is a view (`w` and `w[0]`), that call runs as it is written.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from typing import Any
 from manygrad.tensor import grad_mode
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.engine import engine
-from manygrad.tensor.gradient import flow_back
+from manygrad.tensor.gradient import NoGradient, flow_back
 from manygrad.tensor.lock import locked
 from manygrad.tensor.ops.random import seeding
 from manygrad.tensor.standin import part
@@ -61,12 +64,16 @@ class function:
         traces = self.traces.setdefault(key, [])
         for trace in traces:
             if trace.fits():
-                return trace.call(found.tensors)
+                if trace.overlaps(found.tensors):
+                    return self.fn(*args, **kwargs)
+                if not trace.overlapping:
+                    return trace.call(found.tensors)
         trace = _Trace(self.fn, args, kwargs, found.tensors)
         if trace.body is None:
             return self.fn(*args, **kwargs)
         traces[:] = [t for t in traces if t.alive()] + [trace]
-        return trace.call(found.tensors)
+        trace.overlapping = trace.overlaps(found.tensors)
+        return self.fn(*args, **kwargs) if trace.overlapping else trace.call(found.tensors)
 
 
 class _Arguments:
@@ -119,6 +126,14 @@ def _spec(u: UOp) -> Spec | None:
     return (u.shape, u.dtype, device, axis, bounds)
 
 
+def _storage(u: UOp, t: Tensor | None) -> Any:
+    """What tensors that share memory have in common."""
+    base = memory(u)
+    if base.op in MEMORY:
+        return start(base).src[0] if base.op is Ops.AFTER else base
+    return (base, id(t if t is None or t._storage is None else t._storage.own()))
+
+
 def _param(slot: int, spec: Spec) -> UOp:
     shape, dtype, device, axis, bounds = spec
     return UOp(Ops.PARAM, dtype, (), BufferSpec(slot, shape, dtype, device, axis, bounds))
@@ -134,9 +149,15 @@ class _Outside:
 
     def uop(self) -> UOp | None:
         if self.constant is not None:
-            return self.constant
+            return _latest(self.constant)
         t = self.ref() if self.ref is not None else None
         return t.uop if t is not None else None
+
+
+def _latest(buffer: UOp) -> UOp:
+    """Memory that only views lie in, or an argument while it was traced, with what waits to be written there."""
+    waiting = (memory(t.uop) for t in PENDING)
+    return next((u for u in waiting if u.op is Ops.AFTER and start(u).src[0] is buffer), buffer)
 
 
 class _Trace:
@@ -194,6 +215,7 @@ class _Trace:
             started = self._forget([t for t in LIVE if id(t) not in before], undone, stand_ins, getattr(fn, "__qualname__", "fn"))
         self.count = len(outs)
         self.outside: list[_Outside] = []
+        self.overlapping = False  # traced with arguments that overlap: no body for others
         self.baked: list[tuple[weakref.ref[Tensor], UOp]] = []
         self.body: UOp | None = None
         if not any(u.op is Ops.BIND for u in UOp(Ops.SINK, dtypes.void, tuple(values)).toposort()):
@@ -268,6 +290,16 @@ class _Trace:
     def fits(self) -> bool:
         same = all((t := ref()) is None or t.uop is u for ref, u in self.baked)
         return same and all((u := o.uop()) is not None and _spec(u) == o.spec for o in self.outside)
+
+    def overlaps(self, tensors: list[Tensor]) -> bool:
+        """Whether an argument shares memory with another, or with a tensor from outside, and that is written."""
+        if not self.written_args and not self.written:
+            return False
+        given = [_storage(tensors[i].uop, tensors[i]) for i in self.given]
+        written = {_storage(tensors[i].uop, tensors[i]) for i in self.written_args} | {_storage(t.uop, t) for ref in self.written if (t := ref()) is not None}
+        outside = {_storage(u, o.ref() if o.ref is not None else None) for o in self.outside if (u := o.uop()) is not None}
+        outside |= {_storage(t.uop, t) for ref in self.written if (t := ref()) is not None}
+        return any(s in written and (s in outside or given.count(s) > 1) for s in given)
 
     def call(self, tensors: list[Tensor]) -> Any:
         assert self.body is not None
@@ -377,7 +409,7 @@ def _read_by_gradient(results: tuple[UOp, ...]) -> tuple[UOp, ...]:
     inside = UOp(Ops.SINK, dtypes.void, results).toposort()
     params = {u for u in inside if u.op is Ops.PARAM and u.dtype.is_float}
     starts = [(r, _param(-1 - i, s)) for i, r in enumerate(results) if r.dtype.is_float and (s := _spec(r)) is not None]
-    backward = UOp(Ops.SINK, dtypes.void, tuple(flow_back(starts, params).values()))
+    backward = UOp(Ops.SINK, dtypes.void, tuple(flow_back(starts, params, unknown={}).values()))
     forward, stack = set(inside), [backward]
     out: dict[UOp, None] = {}
     seen: set[UOp] = set()
@@ -393,7 +425,7 @@ def _read_by_gradient(results: tuple[UOp, ...]) -> tuple[UOp, ...]:
     return tuple(out)
 
 
-def gradients_of_call(call: UOp, grads: dict[int, Tensor]) -> list[Tensor | None]:
+def gradients_of_call(call: UOp, grads: dict[int, Tensor]) -> list[Tensor | NoGradient | None]:
     """What reaches each source of a FUNCTION, given what reached its results: another FUNCTION, of the same sources, the results that
     the gradient reads, and the gradients that arrived."""
     body: UOp = call.arg
@@ -404,19 +436,20 @@ def gradients_of_call(call: UOp, grads: dict[int, Tensor]) -> list[Tensor | None
     if found is None:  # (a gradient without a device, such as the ones that a sum sends back, stands in the body as it is)
         arrived = {i: grads[i].uop if s is None else _param(n + len(results) + k, s) for k, (i, s) in enumerate(specs.items())}
         params = {u.arg.uid: u for u in body.toposort() if u.op is Ops.PARAM}
-        flows = flow_back([(results[i], p) for i, p in arrived.items()], {p for p in params.values() if p.dtype.is_float})
+        unknown: dict[UOp, NoGradient] = {}
+        flows = flow_back([(results[i], p) for i, p in arrived.items()], {p for p in params.values() if p.dtype.is_float}, unknown=unknown)
         wanted = [slot for slot, p in sorted(params.items()) if p in flows]
         read = {r: _param(n + i, s) for i, r in enumerate(results) if (s := _spec(r)) is not None}
         sink = substitute(UOp(Ops.SINK, dtypes.void, tuple(flows[params[slot]] for slot in wanted)), read)
         inner = {u.arg.uid for u in sink.toposort() if u.op is Ops.PARAM}
         slots = sorted(inner)
         renumbered = {u: _renumbered(u, slots.index(u.arg.uid)) for u in sink.toposort() if u.op is Ops.PARAM}
-        found = body._cache[key] = (substitute(sink, renumbered), slots, wanted)
-    sink, slots, wanted = found
+        found = body._cache[key] = (substitute(sink, renumbered), slots, wanted, {slot: unknown[p] for slot, p in params.items() if p in unknown})
+    sink, slots, wanted, lost = found
     every = (*call.src, *(UOp(Ops.RESULT, r.dtype, (call,), i) for i, r in enumerate(results)), *(g.uop for g in grads.values()))
     backward = UOp(Ops.FUNCTION, dtypes.void, tuple(every[s] for s in slots), sink)
     any_grad = next(iter(grads.values()))
-    out: list[Tensor | None] = [None] * n
+    out: list[Tensor | NoGradient | None] = [lost.get(slot) for slot in range(n)]
     for i, slot in enumerate(wanted):
         u = sink.src[i]
         out[slot] = any_grad._new(UOp(Ops.RESULT, u.dtype, (backward,), i) if u.device is not None else u)

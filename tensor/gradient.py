@@ -31,6 +31,10 @@ class NoGradient:
     def __init__(self, why: str):
         self.why = why
 
+    def at(self, u: UOp, source: UOp) -> NoGradient:
+        """The same, saying where: from node `u` to its `source`."""
+        return self if "made at" in self.why else NoGradient(f"{self.why} (shape {source.shape}, {source.dtype.name}, made at {line_of(u)})")
+
 
 class CustomGrad:
     """A user's backward: `fn(grad, *inputs) -> gradients`. Equal by (name, params), so equal nodes intern."""
@@ -52,18 +56,24 @@ class CustomGrad:
         return (None, *self.fn(g, *(_t(s) for s in u.src[1:])))
 
 
-def compute_gradients(root: UOp, start: UOp, targets: set[UOp], stored: dict[UOp, UOp], leaves: set[UOp] = _NONE, hooks: Hooks | None = None) -> dict[UOp, UOp]:
+def compute_gradients(root: UOp, start: UOp, targets: set[UOp], stored: dict[UOp, UOp], leaves: set[UOp] = _NONE, hooks: Hooks | None = None, unknown: dict[UOp, NoGradient] | None = None) -> dict[UOp, UOp]:
     """d(root)/d(target) for every target that something reaches; `start` is d/d(root). What is `stored` is read, not computed again.
 
     Nothing flows below `leaves`. `hooks` are called with the complete gradient of their node and may return another.
     """
-    found = flow_back([(root, start)], targets, leaves, hooks)
+    found = flow_back([(root, start)], targets, leaves, hooks, unknown)
     read = substitute(UOp(Ops.SINK, dtypes.void, tuple(found.values())), stored).src
     return dict(zip(found, read))
 
 
-def flow_back(starts: list[tuple[UOp, UOp]], targets: set[UOp], leaves: set[UOp] = _NONE, hooks: Hooks | None = None) -> dict[UOp, UOp]:
-    """target -> the sum over (root, start) of start · d(root)/d(target)."""
+def flow_back(
+    starts: list[tuple[UOp, UOp]], targets: set[UOp], leaves: set[UOp] = _NONE, hooks: Hooks | None = None, unknown: dict[UOp, NoGradient] | None = None
+) -> dict[UOp, UOp]:
+    """target -> the sum over (root, start) of start · d(root)/d(target).
+
+    `unknown`: where it is not yet known which targets are asked for (all arguments of a function's body), what has a gradient that no rule
+    knows is left out and noted there, instead of an error.
+    """
     from manygrad.tensor.function import gradients_of_call
     from manygrad.tensor.tensor import Tensor
 
@@ -77,12 +87,26 @@ def flow_back(starts: list[tuple[UOp, UOp]], targets: set[UOp], leaves: set[UOp]
     for root, start in starts:
         grads[root] = Tensor(start) if root not in grads else grads[root] + Tensor(start)
     of_results: dict[UOp, dict[int, Tensor]] = {}  # FUNCTION -> what reached its results
+
+    def arrives(u: UOp, s: UOp, piece: Tensor | NoGradient) -> None:
+        if not isinstance(piece, NoGradient):
+            assert piece.shape == s.shape, f"gradient of {u.op}: {piece.shape} for a source of {s.shape}"
+            grads[s] = piece if s not in grads else grads[s] + piece
+        elif unknown is None:
+            raise NotImplementedError(f"{piece.at(u, s).why}; detach() it if none is wanted")
+        else:
+            unknown.setdefault(s, piece.at(u, s))
+
     for u in reversed(order):
         g = grads.get(u)
+        if unknown and u in unknown and u.op is not Ops.DETACH and u not in leaves:
+            for s in u.src:
+                if s in needed:
+                    unknown.setdefault(s, unknown[u])
         if u.op is Ops.FUNCTION and u in of_results:
             for s, gs in zip(u.src, gradients_of_call(u, of_results[u])):
                 if gs is not None and s in needed:
-                    grads[s] = gs if s not in grads else grads[s] + gs
+                    arrives(u, s, gs)
         if g is None or u not in needed:
             continue
         for hook in (hooks or {}).get(u, ()):
@@ -99,11 +123,8 @@ def flow_back(starts: list[tuple[UOp, UOp]], targets: set[UOp], leaves: set[UOp]
         g.uop._cache.setdefault("line", u._cache.get("line", "?"))
         for s, piece in zip(u.src, rule(g, u)):
             if piece is not None and s in needed and s.dtype.is_float:
-                if isinstance(piece, NoGradient):
-                    raise NotImplementedError(f"{piece.why} (shape {s.shape}, {s.dtype.name}, made at {line_of(u)}); detach() it if none is wanted")
-                assert piece.shape == s.shape, f"gradient of {u.op}: {piece.shape} for a source of {s.shape}"
-                grads[s] = piece if s not in grads else grads[s] + piece
-    return {t: grads[t].uop for t in targets if t in grads}
+                arrives(u, s, piece)
+    return {t: grads[t].uop for t in targets if t in grads and not (unknown and t in unknown)}
 
 
 def _flow_through_writes(g: Tensor, u: UOp, needed: set[UOp], grads: dict[UOp, Tensor]) -> None:
@@ -120,7 +141,7 @@ def _flow_through_writes(g: Tensor, u: UOp, needed: set[UOp], grads: dict[UOp, T
             if store.op is Ops.STORE and store.arg is None:
                 every = g.arange(numel(before.shape)).reshape(before.shape)
                 written = _t(_viewed_alike(store.src[0], before, every.uop)).flatten()  # positions
-                g = g.flatten()._scatter_at(_t(UOp.const(g.dtype, 0))._broadcast(written.shape), [written], "set").reshape(before.shape)
+                g = g.flatten()._scatter_at(_t(UOp.const(g.dtype, 0))._broadcast(written.shape), [written], "place").reshape(before.shape)
         grads[before] = g if before not in grads else grads[before] + g
 
 
@@ -249,7 +270,17 @@ def _scatter(g: Tensor, u: UOp) -> Grads:
     if u.arg == "mul":
         return _scatter_mul(g, u)
     zero = _t(UOp.const(g.dtype, 0.0))._broadcast(u.src[1].shape)
-    return g._new(UOp(Ops.SCATTER, g.dtype, (g.uop, zero.uop, *u.src[2:]), "set")), value
+    base = g._new(UOp(Ops.SCATTER, g.dtype, (g.uop, zero.uop, *u.src[2:]), "place"))
+    return base, value if u.arg == "place" else _stays(g, u)._where(value, 0.0)
+
+
+def _stays(g: Tensor, u: UOp) -> Tensor:
+    """Which values of a SCATTER "set" stay, in the shape of the value: those whose number is found where they were set."""
+    at = u.src[2:]
+    number = g.arange(numel(at[0].shape)).reshape(at[0].shape)
+    places = g._const_like(0, dtypes.int64)._broadcast(u.shape[: len(at)])
+    last = g._new(UOp(Ops.GATHER, dtypes.int64, (UOp(Ops.SCATTER, dtypes.int64, (places.uop, number.uop, *at), "set"), *at)))
+    return last.eq(number).reshape((*number.shape, *(1,) * (len(u.shape) - len(at))))._broadcast(u.src[1].shape)
 
 
 def _scatter_max(g: Tensor, u: UOp) -> Grads:

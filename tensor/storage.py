@@ -197,7 +197,7 @@ def write(t: Tensor, value: Tensor, anew: bool) -> None:
 def place(whole: Tensor, moves: list[UOp], value: Tensor) -> Tensor:
     """`whole` with `value` in the elements that `moves` (views, outermost first) leave of it."""
     at = whole._new(_moved(moves, whole.arange(numel(whole.shape)).reshape(whole.shape).uop))
-    return whole.flatten()._scatter_at(value.flatten(), [at.flatten()], "set").reshape(whole.shape)
+    return whole.flatten()._scatter_at(value.flatten(), [at.flatten()], "place").reshape(whole.shape)
 
 
 def _moved(moves: list[UOp], base: UOp) -> UOp:

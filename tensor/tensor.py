@@ -302,7 +302,7 @@ class Tensor(
 
     def contiguous(self) -> Tensor:
         """Stored on its own, as it is: a fusion boundary. Of a view a copy."""
-        return self if self.uop.op in (Ops.CONTIGUOUS, Ops.BUFFER) else self._op(Ops.CONTIGUOUS)
+        return self if self.uop.op in (Ops.CONTIGUOUS, Ops.BUFFER, Ops.AFTER) else self._op(Ops.CONTIGUOUS)
 
     def clone(self) -> Tensor:
         return self._op(Ops.CONTIGUOUS)

@@ -110,7 +110,7 @@ def estimate(ast: UOp) -> tuple[int, int]:
             flops += volume(ranges_of(u)) * (2 if u.op is Ops.FMA else 1)
         elif u.op is Ops.REDUCE:
             flops += volume(ranges_of(u.src[0]) | frozenset(u.src[1:]))
-    flops += sum(volume(frozenset(sig.loops)) for s in sig.stores if s.arg is not None)
+    flops += sum(volume(frozenset(sig.loops)) for s in sig.stores if s.arg not in (None, "set"))
     reads: dict[tuple[int, bool], int] = {}
     stored = {s.src[0] for s in sig.stores}
     for u in sig.nodes:

@@ -23,13 +23,14 @@ from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.uop import UOp
 
 ONLINE_VECTORS = 4  # of a row between which its running maximum is raised: their exponentials and constants fit the registers
+COLUMNS_AT_ONCE = 64  # whose positions are data: a few lines side by side
 ROWS_AT_ONCE = 8  # of a sum down the rows: streams that the processor follows
 
 
 class Heuristic(Products):
     def run(self) -> tuple[Opt, ...]:
         if any(s.arg is not None for s in self.sig.stores):
-            return self.scatter_add()
+            return self.in_order()
         split = self.split_reduces()
         lane = self.choose_lane(split)
         if lane is not None:
@@ -224,22 +225,31 @@ class Heuristic(Products):
                 return
             self.opts.append(Opt("unroll", r.arg[0], r.src[0].arg))
 
-    def scatter_add(self) -> tuple[Opt, ...]:
-        """Loops that may hit one address run in order on one thread; one that provably cannot is vectorised and cut."""
+    def in_order(self) -> tuple[Opt, ...]:
+        """Loops that may hit one address run in order on one thread; one that provably cannot is vectorised and cut.
+
+        If what it stores does not lie side by side (positions of each element of a row): cut by rows, or into stripes of columns.
+        """
         sig = self.sig
-        for r in reversed(sig.loops):
-            if all(injective(s.src[0], r) for s in sig.stores) and not any(
-                r in ranges_of(x.src[0]) for x in sig.loops
-            ):
-                self.opts.append(Opt("vectorise", r.arg[0], self.lanes))
-                pieces = size_max(r) // self.lanes
-                vectors = next((n for n in (8, 4, 2) if pieces >= 2 * n and size_max(r) % (n * self.lanes) == 0), 1)
-                if vectors > 1:  # several lines of a row at once, and two threads have work
-                    self.opts.append(Opt("tile", r.arg[0], vectors * self.lanes))
-                if r is not sig.loops[0]:
-                    self.opts.append(Opt("before", r.arg[0], sig.loops[0].arg[0]))
-                self.opts.append(Opt("parallelise", -1, 1))
-                break
+        apart = [r for r in sig.loops if all(injective(s.src[0], r) for s in sig.stores) and not any(r in ranges_of(x.src[0]) for x in sig.loops)]
+        along = [r for r in apart if all(self.stride(s.src[0], r) == 1 for s in sig.stores)]
+        if along:
+            r = along[-1]
+            self.opts.append(Opt("vectorise", r.arg[0], self.lanes))
+            pieces = size_max(r) // self.lanes
+            vectors = next((n for n in (8, 4, 2) if pieces >= 2 * n and size_max(r) % (n * self.lanes) == 0), 1)
+            if vectors > 1:  # several lines of a row at once, and two threads have work
+                self.opts.append(Opt("tile", r.arg[0], vectors * self.lanes))
+        elif apart and apart[0] is sig.loops[0]:
+            r = apart[0]
+        elif apart and size_max(apart[0]) >= 2 * COLUMNS_AT_ONCE:
+            r = apart[0]
+            self.opts.append(Opt("tile", r.arg[0], COLUMNS_AT_ONCE))
+        else:
+            return ()
+        if r is not sig.loops[0]:
+            self.opts.append(Opt("before", r.arg[0], sig.loops[0].arg[0]))
+        self.opts.append(Opt("parallelise", -1, 1))
         return tuple(self.opts)
 
     def parallelise(self) -> None:

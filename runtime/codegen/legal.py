@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from manygrad.runtime.codegen.affine import TileAnalysis
-from manygrad.runtime.codegen.describe import Signature, ranges_of, size_max
+from manygrad.runtime.codegen.describe import Signature, bounds, conjuncts, ranges_of, size_max
 from manygrad.runtime.codegen.dots import is_dot, is_total
 from manygrad.runtime.codegen.keep import kept_bytes, kept_values
 from manygrad.runtime.codegen.lowered import SCRATCH_BYTES
@@ -93,10 +93,15 @@ def _scattering(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None
     if all(s.arg is None for s in sig.stores):
         return None
     if plan.parallel > 1 or plan.block:
-        return "a kernel that adds to what it stores to is cut along one loop at most"
-    for r in {*plan.loops[: plan.parallel], *((plan.lane,) if plan.lane is not None else ())}:
-        if not all(injective(s.src[0], r) for s in sig.stores):
-            return f"iterations of loop {r.arg[0]} may add to one address, so they run in order"
+        return "a kernel that stores in order is cut along one loop at most"
+    ordered = [r for r in plan.loops if not all(injective(s.src[0], r) for s in sig.stores)]
+    for r in ordered:
+        if r is plan.lane or r in plan.loops[: plan.parallel]:
+            return f"iterations of loop {r.arg[0]} may store to one address, so they run in order"
+        if plan.tile.get(r, 1) > 1 and r is not ordered[-1]:
+            return f"iterations of loop {r.arg[0]} may store to one address, so one is done before the next: it has no tiles"
+    if ordered != [r for r in sig.loops if r in ordered]:
+        return f"loops {[r.arg[0] for r in ordered]} may store to one address, so they stay in their order"
     return None
 
 
@@ -263,11 +268,32 @@ def alignable(plan: Plan, store: UOp) -> bool:
 
 
 def injective(index: UOp, r: UOp) -> bool:
-    """Different iterations of `r` never meet at one address: the other terms are multiples of what `r` spans."""
-    a = TileAnalysis({}, None, 1).affine(index.src[1], {})
-    if a is None:
+    """Different iterations of `r` never meet at one address: it moves by more than all smaller terms span, the others are multiples
+    of what `r` spans (whatever they are, and if they change with `r`)."""
+    analysis = TileAnalysis({}, None, 1)
+    a = analysis.affine(index.src[1], {})
+    step = next((c for x, c in a.terms if x.expr is r), 0) if a is not None else 0
+    if a is None or step <= 0:
         return False
-    mine = [c for x, c in a.terms if x.expr is r]
-    others = [c for x, c in a.terms if x.expr is not r]
-    clean = all(r not in ranges_of(x.expr) for x, _ in a.terms if x.expr is not r)
-    return mine == [1] and clean and all(c % size_max(r) == 0 for c in others)
+    inside = _limits(analysis, index)
+    span = 0
+    for x, c in a.terms:
+        if x.expr is not r and c % (step * size_max(r)):
+            low, high = inside.get(x.expr, bounds(x.expr))
+            span += abs(c) * (high - low)
+    return span < step
+
+
+def _limits(analysis: TileAnalysis, index: UOp) -> dict[UOp, tuple[int, int]]:
+    """expression -> (least, greatest) that the condition of an INDEX leaves of it, for conditions on one expression (a position that is data)."""
+    found: dict[UOp, tuple[int, int]] = {}
+    for test in conjuncts(index.src[2]) if len(index.src) == 3 else []:
+        if test.op is not Ops.CMPLT or not all(s.dtype.is_int for s in test.src):
+            continue
+        a, b = (analysis.affine(s, {}) for s in test.src)
+        if a is None or b is None or len(terms := (*a.terms, *((x, -c) for x, c in b.terms))) != 1:
+            continue
+        (atom, c), rest = terms[0], a.constant - b.constant  # c * atom + rest < 0
+        low, high = found.get(atom.expr, bounds(atom.expr))
+        found[atom.expr] = (low, min(high, (-rest - 1) // c)) if c > 0 else (max(low, rest // -c + 1), high)
+    return found

@@ -29,7 +29,7 @@ from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
-COMBINE = {"add": Ops.ADD, "mul": Ops.MUL, "max": Ops.MAX}  # a STORE's arg: how the value meets what is there
+COMBINE = {"add": Ops.ADD, "mul": Ops.MUL, "max": Ops.MAX}  # a STORE's arg: how the value meets what is there ("set": it takes its place)
 
 
 class Lowerer(Liner):
@@ -73,7 +73,7 @@ class Lowerer(Liner):
 
         def write() -> None:
             new = value
-            if u.arg is not None:
+            if u.arg in COMBINE:
                 old = self.emit(Low.LOAD, value.dtype, (pointer, offset, *guards), constant, lanes, here=True)
                 terms = [old, value]
                 if value.dtype.is_half:

@@ -22,8 +22,8 @@ written, one iteration after the other. `legal.py` says which lists a kernel can
 | `stream` | -1 | argument | whole vectors stored to the argument go past the caches; `lines.py`: of rows that begin within a cache line, too | it is stored to, not read |
 | `parallelise` | -1 | loops | so many of the outermost loops are cut over the threads | sizes known before the call |
 
-A kernel that adds to what it stores to (`STORE` with an arg) runs in order what may meet at one address: only a loop
-whose iterations provably do not is vectorised or cut.
+A kernel that adds to what it stores to, or of whose values for one address the last one stays (`STORE` with an arg), runs in order what
+may meet at one address: only a loop whose iterations provably do not is vectorised, cut, or moved past others.
 
 What is masked out is skipped as if it were 0 times a number: an infinity or a NaN on the other side does not show.
 

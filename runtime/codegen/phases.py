@@ -18,7 +18,9 @@ from manygrad.tensor.uop.uop import UOp
 
 
 def phased_loops(sig: Signature) -> dict[UOp, int]:
-    """Loop -> period of the conditions under which reductions read."""
+    """Loop -> period of the conditions under which reductions read. None of a kernel that stores in order."""
+    if any(s.arg is not None for s in sig.stores):
+        return {}
     found: dict[UOp, int] = {}
     analysis = TileAnalysis({}, None, 1)
     sizes = frozenset(x for r in sig.loops for x in ranges_of(r.src[0]))

@@ -75,6 +75,7 @@ BINARY: dict[Ops, Any] = {
     Ops.AND: np.bitwise_and, Ops.OR: np.bitwise_or, Ops.XOR: np.bitwise_xor,
     Ops.SHL: np.left_shift, Ops.SHR: np.right_shift,
 }  # fmt: skip
+COMBINE: dict[str, Any] = {"add": np.add, "mul": np.multiply, "max": np.maximum}
 REDUCE: dict[Ops, Any] = {Ops.ADD: np.add, Ops.MUL: np.multiply, Ops.MAX: np.maximum}
 
 
@@ -98,8 +99,8 @@ class Interpreter:
                 self.values[u] = self.evaluate(u)
         for u, offset, value in ready:
             target = self.memory[u.src[0].src[0].arg]
-            if u.arg is not None:
-                {"add": np.add, "mul": np.multiply, "max": np.maximum}[u.arg].at(target, offset, value)
+            if u.arg in COMBINE:
+                COMBINE[u.arg].at(target, offset, value)
             else:
                 target[offset] = value  # iterations in order: the last one to an address stays
 

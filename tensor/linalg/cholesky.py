@@ -60,4 +60,4 @@ def triangular_solve(b: Tensor, a: Tensor, upper: bool = True, transpose: bool =
     """(x with a @ x = b for a triangle of `a`, `a`), as torch.triangular_solve."""
     square("triangular_solve", a)
     inverse = upper_inverse(a, unitriangular) if upper else lower_inverse(a, unitriangular)
-    return (inverse.mT if transpose else inverse) @ b, a
+    return (inverse.mT if transpose else inverse) @ b, a._copied()

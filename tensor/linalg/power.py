@@ -15,6 +15,8 @@ def matrix_power(a: Tensor, n: int) -> Tensor:
     square("matrix_power", a)
     if n < 0:
         return matrix_power(inv(a), -n)
+    if n == 1:
+        return a._copied()
     out: Tensor | None = None
     while n:
         if n & 1:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from manygrad.tensor.dtype import DType, dtypes, to_dtype
 from manygrad.tensor.nn import walk
 from manygrad.tensor.nn.parameter import Buffer, Parameter
+from manygrad.tensor.ops.differentiation import zero_grad
 from manygrad.tensor.tensor import Tensor
 
 M = TypeVar("M", bound="Module")
@@ -206,7 +207,7 @@ class Module:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for p in self.parameters():
-            p.grad = None if set_to_none or p.grad is None else p.grad.replace(p.grad.zeros_like())
+            zero_grad(p, set_to_none)
 
     def _each(self: M, change: Callable[[Tensor], Tensor]) -> M:
         """Every parameter and buffer becomes `change` of itself, in place; their gradients as well."""

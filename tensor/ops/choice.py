@@ -103,7 +103,7 @@ class ChoiceMixin:
     def nan_to_num(self: Tensor, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
         """NaN and the infinities as numbers; by default 0, the largest and the lowest of the type."""
         if not self.dtype.is_float:
-            return self
+            return self._copied()
         info = finfo(self.dtype)
         out = self.isnan()._where(nan, self)
         out = self.eq(math.inf)._where(info.max if posinf is None else posinf, out)

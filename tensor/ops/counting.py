@@ -55,7 +55,7 @@ class CountingMixin:
             values = whole._gather({0: starts if order is None else order._gather_along(0, starts.minimum(n - 1))})
             numbers = starts._take(0, 1, starts.shape[0]).cat(self._const_like(n, dtypes.int64)._broadcast((1,))) - starts
             if order is not None:
-                group = self._const_like(0, dtypes.int64)._broadcast((n,))._scatter_at(group, [order], "set")
+                group = self._const_like(0, dtypes.int64)._broadcast((n,))._scatter_at(group, [order], "place")
         out: list[Any] = [values if dim is None else values.movedim(0, self._dim(dim))]
         if inverse:
             out.append(group.reshape(self.shape) if dim is None else group)

@@ -35,7 +35,7 @@ class DiagonalMixin:
         """Of a vector the matrix with it on a diagonal, of a matrix its diagonal."""
         if self.ndim not in (1, 2):
             raise ValueError(f"diag is for 1 or 2 dims, not {self.shape}; use diagonal or diag_embed")
-        return self.diag_embed(diagonal) if self.ndim == 1 else self.diagonal(diagonal)
+        return self.diag_embed(diagonal) if self.ndim == 1 else self.diagonal(diagonal)._copied()
 
     def diag_embed(self: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
         """(.., n) to matrices of side n + |offset| in dims `dim1`, `dim2` of the result, zero off the diagonal."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from manygrad.tensor import grad_mode
 from manygrad.tensor.gradient import compute_gradients, with_history
 from manygrad.tensor.lock import locked
-from manygrad.tensor.storage import Storage, is_stored
+from manygrad.tensor.storage import Storage, is_stored, sharing
 from manygrad.tensor.uop import Ops, UOp
 
 if TYPE_CHECKING:
@@ -176,6 +176,18 @@ class DifferentiationMixin:
     def no_grad() -> grad_mode.no_grad:
         """`with Tensor.no_grad():`: values made inside have no gradient."""
         return grad_mode.no_grad()
+
+
+@locked
+def zero_grad(t: Tensor, set_to_none: bool) -> None:
+    """What an optimizer's and a module's `zero_grad` do to a parameter: `.grad` is None, or zeros where it lies, so that its views show them."""
+    if set_to_none or t.grad is None:
+        t.grad = None
+    elif len(sharing(t.grad)) == 1:
+        t.grad.replace(t.grad.zeros_like())
+    else:
+        with grad_mode.no_grad():
+            t.grad._overwrite(0.0)
 
 
 def _live() -> Any:

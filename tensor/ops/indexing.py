@@ -16,7 +16,8 @@ from manygrad.tensor.ops.broadcast import broadcast_shape
 from manygrad.tensor.ops.checking import checked
 from manygrad.tensor.ops.inplace import refuse_leaf
 from manygrad.tensor.source import mark
-from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop import GroupOp, Ops, UOp
+from manygrad.tensor.uop.shape import numel
 from manygrad.tensor.uop.symbolic import add, as_index, to_sint
 
 if TYPE_CHECKING:
@@ -172,8 +173,13 @@ class IndexingMixin:
         return out.permute(order)
 
     def _scatter_at(self: Tensor, value: Tensor, indices: list[Tensor], how: str) -> Tensor:
-        """SCATTER: value[s.., r..] "set" at, or combined by "add", "mul" or "max" with, self[i0[s], .., ik[s], r..]."""
+        """SCATTER: value[s.., r..] "set" at, or combined by "add", "mul" or "max" with, self[i0[s], .., ik[s], r..].
+
+        "place": set where no two values for one place differ, at positions that are distinct or of one constant.
+        """
         _together("the index tensors", [value, *indices], self)
+        if how == "set" and (numel(indices[0].shape) == 1 or _is_constant(value.uop)):
+            how = "place"
         return self._new(mark(UOp(Ops.SCATTER, self.dtype, (self.uop, value.cast(self.dtype).uop, *(i.uop for i in indices)), how)))
 
     def _put(self: Tensor, tensors: dict[int, Tensor], value: Tensor, how: str = "set") -> Tensor:
@@ -237,6 +243,13 @@ class IndexingMixin:
 
 def _inverse(order: list[int]) -> list[int]:
     return sorted(range(len(order)), key=order.__getitem__)
+
+
+def _is_constant(u: UOp) -> bool:
+    """Whether all elements are one number that is in the graph."""
+    while (u.op in GroupOp.MOVEMENT and u.op is not Ops.PAD) or u.op is Ops.CAST:
+        u = u.src[0]
+    return u.op is Ops.CONST
 
 
 def _together(what: str, indices: list[Tensor], x: Tensor) -> None:

@@ -58,6 +58,8 @@ def interpolate(input: Tensor, size: Any = None, scale_factor: Any = None, mode:
             x = _filtered(x, d, out, ratio, mode == "bicubic")
         else:
             x = _cubic(x, d, out, ratio, bool(align_corners)) if mode == "bicubic" else _linear(x, d, out, ratio, bool(align_corners))
+    if x is input:
+        return x._copied()
     return (x + 0.5).floor().clamp(0, 255).cast(kind) if averages and kind is dtypes.uint8 else x.cast(kind)
 
 

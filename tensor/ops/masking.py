@@ -40,7 +40,7 @@ class MaskingMixin:
         base = self._const_like(n if fill is None else fill, dtypes.int64)._broadcast((size,))
         if not size or not n:
             return base
-        return base._scatter_at(self.arange(n), [flat._where(rank - 1, size)], "set")
+        return base._scatter_at(self.arange(n), [flat._where(rank - 1, size)], "place")
 
     def _without_masks(self: Tensor, tensors: dict[int, Tensor]) -> tuple[Tensor, dict[int, Tensor]]:
         """(self with the dims of each mask as one, index tensors with the positions where the masks hold)."""

@@ -54,6 +54,8 @@ class PowerMixin:
         x = self.cast(dtype)
         if n == 0:
             return x.ones_like()
+        if n == 1:
+            return x._copied() if x is self else x
         out: Tensor | None = None
         while n:
             if n & 1:

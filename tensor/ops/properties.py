@@ -117,7 +117,7 @@ class PropertiesMixin:
     def new_tensor(self: Tensor, data: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
         from manygrad.tensor.tensor import Tensor
 
-        t = Tensor(data, dtype=dtype or self.dtype)
+        t = Tensor(data.detach()._copied() if isinstance(data, Tensor) else data, dtype=dtype or self.dtype)
         t = t.to(device or self.device)
         return t.requires_grad_() if requires_grad else t
 

@@ -11,24 +11,24 @@ if TYPE_CHECKING:
 
 
 class RoundingMixin:
-    def trunc(self: Tensor) -> Tensor: return self._op(Ops.TRUNC) if self.dtype.is_float else self
+    def trunc(self: Tensor) -> Tensor: return self._op(Ops.TRUNC) if self.dtype.is_float else self._copied()
 
     fix = trunc
 
     def floor(self: Tensor) -> Tensor:
         t = self.trunc()
-        return (self < t)._where(t - 1, t) if self.dtype.is_float else self
+        return (self < t)._where(t - 1, t) if self.dtype.is_float else self._copied()
 
     def ceil(self: Tensor) -> Tensor:
         t = self.trunc()
-        return (t < self)._where(t + 1, t) if self.dtype.is_float else self
+        return (t < self)._where(t + 1, t) if self.dtype.is_float else self._copied()
 
     def round(self: Tensor, *, decimals: int = 0) -> Tensor:
         """To the nearest multiple of 10 ** −decimals, halves to even."""
         if not self.dtype.is_float:
             if decimals:
                 raise TypeError(f"round(decimals={decimals}) needs a float tensor, not {self.dtype.name}; cast with .float() first")
-            return self
+            return self._copied()
         if decimals:
             scale = 10.0 ** abs(decimals)
             return (self * scale).round() / scale if decimals > 0 else (self / scale).round() * scale

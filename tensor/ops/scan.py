@@ -60,7 +60,7 @@ class ScanMixin:
         """out[i] = Σ x[:i + 1] along `dim`; ints and bools give int64."""
         x, d, out = _prepared(self, dim, dtype)
         if not x.ndim:
-            return x.cast(out)
+            return x._copied().cast(out)
         total = scanned(x, d, 0, lambda t: t._reduce(Ops.ADD, -1, False), lambda a, b: a + b)
         if x.dtype.is_float:
             total = with_gradient(total, "cumsum", d, lambda g, x: (_backwards(g, d, lambda t: t.cumsum(d)),), x)
@@ -70,7 +70,7 @@ class ScanMixin:
         """out[i] = Π x[:i + 1] along `dim`; ints and bools give int64."""
         x, d, out = _prepared(self, dim, dtype)
         if not x.ndim:
-            return x.cast(out)
+            return x._copied().cast(out)
         total = scanned(x, d, 1, lambda t: t._reduce(Ops.MUL, -1, False), lambda a, b: a * b)
         if x.dtype.is_float:
             total = with_gradient(total, "cumprod", d, lambda g, x: (_cumprod_gradient(g, x, d),), x)
@@ -90,7 +90,7 @@ class ScanMixin:
             raise TypeError(f"logcumsumexp needs a float tensor, not {self.dtype.name}; cast with .float() first")
         x, d, out = _prepared(self, dim, None)
         if not x.ndim:
-            return self
+            return self._copied()
         total = scanned(x, d, -math.inf, lambda t: t.logsumexp(-1), lambda a, b: a.logaddexp(b))
 
         def backward(g: Tensor, x: Tensor) -> tuple[Tensor]:
@@ -113,7 +113,7 @@ class ScanMixin:
             size = x.shape[d]
             late, early = x._take(d, min(1, size), size), x._take(d, 0, max(size - 1, 0))
             x = late ^ early if x.dtype.is_bool else late - early
-        return x
+        return x if x is not self else x._copied()
 
 
 def _prepared(self: Tensor, dim: int, dtype: DType | str | None) -> tuple[Tensor, int, DType]:
@@ -134,7 +134,7 @@ def _cumprod_gradient(g: Tensor, x: Tensor, d: int) -> Tensor:
 def _running(self: Tensor, dim: int, smallest: bool) -> ValuesAndIndices:
     d = self._dim(dim)
     if not self.ndim:
-        return ValuesAndIndices(self, self.zeros_like(dtype=dtypes.int64))
+        return ValuesAndIndices(self._copied(), self.zeros_like(dtype=dtypes.int64))
     x = self if not smallest else -self if self.dtype.is_float else self.bitwise_not()
     run = scanned(x, d, x.dtype.min, lambda t: t._reduce(Ops.MAX, -1, False), lambda a, b: a.maximum(b))
     values = run if not smallest else -run if self.dtype.is_float else run.bitwise_not()

@@ -1,6 +1,8 @@
 """Writing at positions that are data, into a copy: set, add, multiply, mean, minimum, maximum.
 
-Work is proportional to what is written, plus the copy. Where two values are set at one place, one of them stays.
+Work is proportional to what is written, plus the copy. Of several values that are set at one place the last one stays, in the row-major
+order of the index (what a loop over it would leave, and NumPy for an index of one dim), for any number of threads and devices; the others
+have no gradient. So what may meet at one place is written in turn, on one thread: rows are, the elements of a row are not.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
     *lead, c, h, w = input.shape
     k = len(lead)
     t = input.reshape((*lead, c // (r * r), r, r, h, w)).permute(*range(k), k, k + 3, k + 1, k + 4, k + 2)
-    return t.reshape((*lead, c // (r * r), h * r, w * r))
+    return t.reshape((*lead, c // (r * r), h * r, w * r))._copied()
 
 
 def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
@@ -30,7 +30,7 @@ def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
     *lead, c, h, w = input.shape
     k = len(lead)
     t = input.reshape((*lead, c, h // r, r, w // r, r)).permute(*range(k), k, k + 2, k + 4, k + 1, k + 3)
-    return t.reshape((*lead, c * r * r, h // r, w // r))
+    return t.reshape((*lead, c * r * r, h // r, w // r))._copied()
 
 
 def channel_shuffle(input: Tensor, groups: int) -> Tensor:
@@ -38,7 +38,7 @@ def channel_shuffle(input: Tensor, groups: int) -> Tensor:
     if input.ndim < 3 or input.shape[1] % groups:
         raise ValueError(f"channel_shuffle: the channels of {input.shape} do not divide by {groups} groups")
     n, c, *rest = input.shape
-    return input.reshape((n, groups, c // groups, *rest)).transpose(1, 2).reshape(input.shape)
+    return input.reshape((n, groups, c // groups, *rest)).transpose(1, 2).reshape(input.shape)._copied()
 
 
 def unfold(input: Tensor, kernel_size: Pair, dilation: Pair = 1, padding: Pair = 0, stride: Pair = 1) -> Tensor:

@@ -25,7 +25,9 @@ class SlicingMixin:
             raise IndexError(f"narrow: [{start}, {start} + {length}) is outside dim {d} of size {n}, shape {self.shape}")
         return self._take(d, begin, begin + length) if isinstance(begin, int) else self[(slice(None),) * d + (slice(begin, _after(begin, length)),)]
 
-    narrow_copy = narrow
+    def narrow_copy(self: Tensor, dim: int, start: Any, length: int) -> Tensor:
+        """`narrow` as a copy."""
+        return self.narrow(dim, start, length)._copied()
 
     def select(self: Tensor, dim: int, index: Any) -> Tensor:
         """The slice at `index` of `dim`, without that dim."""

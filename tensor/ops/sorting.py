@@ -50,7 +50,7 @@ class SortingMixin:
         if not 0 <= k <= n:
             raise ValueError(f"topk: k = {k} of dim {d} of {self.shape}; it must lie in 0..{n}")
         if self.ndim == 0:
-            return ValuesAndIndices(*(t.reshape(1)._take(0, 0, k).reshape(()) for t in (self, self.argsort()))) if k else self.reshape(1).topk(0)
+            return ValuesAndIndices(*(t.reshape(1)._take(0, 0, k).reshape(()) for t in (self._copied(), self.argsort()))) if k else self.reshape(1).topk(0)
         keys = self.detach()._keys()
         order = (keys.bitwise_not() if largest else keys).movedim(d, -1)._order(k).movedim(-1, d)
         return ValuesAndIndices(self._gather_along(d, order), order)
@@ -62,7 +62,7 @@ class SortingMixin:
         if not 1 <= k <= n:
             raise ValueError(f"kthvalue: k = {k} of dim {d} of {self.shape}; it must lie in 1..{n}")
         if self.ndim == 0:
-            return ValuesAndIndices(self, self.argsort())
+            return ValuesAndIndices(self._copied(), self.argsort())
         return self._at_rank(self.argsort(d), self._const_like(k - 1, dtypes.int64), d, keepdim)
 
     def _at_rank(self: Tensor, order: Tensor, rank: Tensor, d: int, keepdim: bool) -> ValuesAndIndices:
@@ -127,7 +127,7 @@ class SortingMixin:
     def _placed_in(self: Tensor, n: int, places: Tensor) -> Tensor:
         """(rows, n): in each row, these values at their places, which differ; those not below n are left out."""
         row = self.arange(self.shape[0])._along(0, 2)._broadcast(self.shape)
-        return self._const_like(0, self.dtype)._broadcast((self.shape[0], n))._scatter_at(self, [row, places.cast(dtypes.int64)], "set")
+        return self._const_like(0, self.dtype)._broadcast((self.shape[0], n))._scatter_at(self, [row, places.cast(dtypes.int64)], "place")
 
     def _order_by_radix(self: Tensor) -> Tensor:
         rows, n = self.shape

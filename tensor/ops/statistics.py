@@ -31,7 +31,7 @@ class StatisticsMixin:
             return flat._middle(name, 0, False, skip).values
         d = self._dim(dim)
         if not self.ndim:
-            return ValuesAndIndices(self, self._const_like(0, dtypes.int64))
+            return ValuesAndIndices(self._copied(), self._const_like(0, dtypes.int64))
         self._needs_values(name, d)
         n: Any = self.shape[d]
         rank = self._const_like((n - 1) // 2, dtypes.int64)
@@ -44,7 +44,7 @@ class StatisticsMixin:
         """(values, indices) of the most frequent along `dim`: the smallest of equally frequent ones, at its last position."""
         d = self._dim(dim)
         if not self.ndim:
-            return ValuesAndIndices(self, self._const_like(0, dtypes.int64))
+            return ValuesAndIndices(self._copied(), self._const_like(0, dtypes.int64))
         self._needs_values("mode", d)
         n: Any = self.shape[d]
         order = self.argsort(d)

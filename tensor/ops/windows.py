@@ -71,12 +71,12 @@ class WindowsMixin:
         return self._strided(view) if view is not None else self.flatten()._gather({0: self._strided_positions(size, stride, offset)})
 
     def as_strided_scatter(self: Tensor, src: Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> Tensor:
-        """A copy whose `as_strided(size, stride, storage_offset)` is `src`; of elements named twice, one of both values stays."""
+        """A copy whose `as_strided(size, stride, storage_offset)` is `src`; of elements named twice, the last value stays."""
         size, stride, offset = self._checked_strides("as_strided_scatter", size, stride, storage_offset)
         if src.shape != size:
             raise ValueError(f"as_strided_scatter: src has shape {src.shape}, it is written to {size}")
         if prod(size) == 0:
-            return self
+            return self._copied()
         return self.flatten()._scatter_at(src.flatten(), [self._strided_positions(size, stride, offset).flatten()], "set").reshape(self.shape)
 
     def _checked_strides(self: Tensor, name: str, size: Any, stride: Any, storage_offset: int | None) -> tuple[tuple[int, ...], tuple[int, ...], int]:

@@ -56,7 +56,9 @@ class Ops(Enum):
     # structure of the tensor graph
     REDUCE = auto()  # tensor graph: arg (op, axes[, blocks in src]), dims kept as 1; kernel: src (value, *ranges), arg op
     GATHER = auto()  # (x, i0, ..., ik-1): out[s..., r...] = x[i0[s], ..., ik-1[s], r...], 0 where an index is outside
-    SCATTER = auto()  # (base, value, i0, ..., ik-1), arg "set", "add", "mul" or "max": base with value[s..., r...] set at, or combined with, [i..., r...]
+    # (base, value, i0, ..., ik-1), arg "set", "place", "add", "mul" or "max": base with value[s..., r...] set at, or combined with, [i..., r...].
+    # "set": of values for one place the last in the order of s stays; "place": no two differ for one place, so they are written in any order
+    SCATTER = auto()
     CAT = auto()  # src joined along arg
     CONTIGUOUS = auto()  # stored as it is; arg None, or the number of the leaf tensor that it is
     DETACH = auto()  # the same value, no gradient

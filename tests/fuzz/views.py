@@ -66,9 +66,16 @@ VIEWS: list[Callable[[Any, int], Any]] = [
 COPIES: list[Callable[[Any], Any]] = [
     lambda a: a.clone() if isinstance(a, Tensor) else a.copy(),
     lambda a: a * 1,
+    lambda a: a.rot90(0) if isinstance(a, Tensor) and a.ndim > 1 else a * 1,
+    lambda a: a.narrow_copy(0, 0, a.shape[0]) if isinstance(a, Tensor) and a.ndim else a * 1,
     lambda a: a.flip(0) if isinstance(a, Tensor) and a.ndim else np.flip(a, 0).copy() if a.ndim else a * 1,
 ]
 CONSTANTS = {"float32": (0, 1, -3, 7), "int32": (0, 1, 0x40000000), "uint8": (0, 63, 64)}
+def _rows(a: Any, v: int) -> np.ndarray:
+    """Four rows for `a`, each of one small number."""
+    return (np.arange(4) + v % 8).reshape(4, *(1,) * (a.ndim - 1)) * np.ones(a.shape[1:])
+
+
 WRITES: list[Callable[[Any, Any], Any]] = [
     lambda a, v: a.fill_(v) if isinstance(a, Tensor) else a.fill(v),
     lambda a, v: a.__setitem__(..., v),
@@ -76,6 +83,7 @@ WRITES: list[Callable[[Any, Any], Any]] = [
     lambda a, v: a.__setitem__(0, v) if a.ndim else a.__setitem__(..., v),
     lambda a, v: a.__setitem__(slice(1, None), v) if a.ndim else a.__setitem__(..., v),
     lambda a, v: a.__setitem__([0, -1], v) if a.ndim else a.__setitem__(..., v),
+    lambda a, v: a.__setitem__([0, -1, 0, -1], _rows(a, v)) if a.ndim else a.__setitem__(..., v),  # the last value for a row stays
 ]
 UPDATES: list[Callable[[Any, Any], Any]] = [  # arithmetic: not on bits
     lambda a, v: a.__iadd__(v + 1),  # (x + 0 is x: also where x is -0.0, which NumPy would make 0.0)

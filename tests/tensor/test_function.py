@@ -338,3 +338,69 @@ def test_gradients_on_several_devices(axis: int | None) -> None:
         assert tw.grad is not None
         np.testing.assert_allclose(tw.grad.numpy(), x.T @ (1 - np.tanh(x @ w) ** 2) * k)
         np.testing.assert_allclose(out.numpy(), np.tanh(x @ w) + x)
+
+
+OVERLAPPING: dict[str, Callable[[Any, Tensor, Tensor, Tensor], tuple[Any, tuple[Tensor, ...]]]] = {  # (decorator, w, w[0], w.detach()) -> function, arguments
+    "writes the whole, reads a part from outside": lambda wrap, w, row, d: (wrap(lambda w: (w.assign(w + 1), row * 2)[1]), (w,)),
+    "writes a part, reads the whole from outside": lambda wrap, w, row, d: (wrap(lambda r: (r.assign(r + 1), w * 2)[1]), (row,)),
+    "writes the whole from outside, reads a part": lambda wrap, w, row, d: (wrap(lambda r: (w.assign(w + 1), r * 2)[1]), (row,)),
+    "writes a part from outside, reads the whole": lambda wrap, w, row, d: (wrap(lambda x: (row.assign(row + 1), x * 2)[1]), (w,)),
+    "writes both": lambda wrap, w, row, d: (wrap(lambda w: (row.fill_(5), w.assign(w + 1), row * 2)[2]), (w,)),
+    "both are arguments": lambda wrap, w, row, d: (wrap(lambda w, r: (w.assign(w + 1), r * 2)[1]), (w, row)),
+    "both are arguments, the part is written": lambda wrap, w, row, d: (wrap(lambda w, r: (r.assign(r + 1), w * 2)[1]), (w, row)),
+    "detached": lambda wrap, w, row, d: (wrap(lambda w: (w.assign(w + 1), d * 2)[1]), (w,)),
+    "nothing is written": lambda wrap, w, row, d: (wrap(lambda w: w + row), (w,)),
+}
+
+
+@pytest.mark.parametrize("realized", [True, False])
+@pytest.mark.parametrize("name", OVERLAPPING)
+def test_arguments_that_are_views_of_what_is_written(name: str, realized: bool) -> None:
+    """The same as without `@function`, also after calls with tensors that do not overlap."""
+    seen = []
+    for wrap in (lambda f: f, function):
+        for apart_first in (False, True):
+            w = Tensor(np.arange(4.0).reshape(2, 2)) + 0
+            w = w.realize() if realized else w
+            row = w[0]
+            f, args = OVERLAPPING[name](wrap, w, row, w.detach())
+            others = tuple(Tensor(a.numpy() * 3).realize() for a in args)
+            got = [f(*others).tolist()] if apart_first else []
+            got += [f(*args).tolist() for _ in range(2)]
+            got += [f(*others).tolist(), f(*args).tolist(), w.tolist(), row.tolist(), *(o.tolist() for o in others)]
+            seen.append(got)
+    assert seen[:2] == seen[2:]
+
+
+@pytest.mark.parametrize("wrap", [function, lambda f: lambda *args: autograd.checkpoint(f, *args), lambda f: function(function(f))], ids=["function", "checkpoint", "nested"])
+def test_a_gradient_that_nobody_asks_for_may_be_unknown(wrap: Any) -> None:
+    """igamma has none to its first argument: an error only where that one is trained."""
+    a, x = Tensor([0.5, 1.5]).realize(), Tensor([1.0, 2.0], requires_grad=True)
+    f = wrap(lambda a, x: (a * 1.0).igamma(x * 1.0))
+    f(a, x).sum().backward()
+    want = Tensor([0.5, 1.5]).igamma(y := Tensor([1.0, 2.0])).sum().gradient(y)[0].numpy()
+    assert x.grad is not None
+    np.testing.assert_allclose(x.grad.numpy(), want, rtol=1e-6)
+    trained = Tensor([0.5, 1.5], requires_grad=True)
+    with pytest.raises(NotImplementedError, match=r"igamma\(a, x\) has no gradient to a \(shape .*test_function.py:\d+\); detach"):
+        f(trained, x).sum().backward()
+
+
+def test_a_view_from_outside_that_is_written_between_calls() -> None:
+    """Its base is no tensor any more, or an argument of the function around: what waits to be written there is read."""
+    whole = Tensor(np.zeros(4)).realize()
+    row = whole[1:2]
+    del whole
+    x = Tensor(np.ones(1)).realize()
+    f = function(lambda x: x + row)
+    assert f(x).tolist() == [1]
+    row.add_(1)
+    seen = f(x)
+    row.add_(1)
+    assert (seen.tolist(), f(x).tolist()) == ([2], [3])
+
+    state = Tensor(np.zeros((2, 2))).realize()
+    second = state[1:2]
+    inner = function(lambda p, q: (second + p).contiguous())
+    outer = function(lambda p, q: (state.assign(state * 0.5 + q + 1), inner(p, q))[1])
+    assert [outer(state, x).tolist() for _ in range(2)] == [[[4, 4]] * 2, [[6, 6]] * 2]

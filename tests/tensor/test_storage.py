@@ -158,6 +158,24 @@ def test_grad_is_one_object() -> None:
     assert w.grad is held and held.tolist() == [0, 0]
 
 
+@pytest.mark.parametrize("realized", [True, False])
+def test_views_of_a_grad_see_it_zeroed(realized: bool) -> None:
+    model = nn.Linear(2, 1)
+    for zeroing in (model, nn.optim.SGD(model.parameters(), lr=0.1)):
+        model(Tensor([[1.0, 2.0]])).sum().backward()
+        g = model.weight.grad
+        assert g is not None
+        if realized:
+            g.realize()
+        row, detached = g[0], g.detach()
+        zeroing.zero_grad(set_to_none=False)
+        assert row.tolist() == [0, 0] and detached.tolist() == [[0, 0]] and model.weight.grad is g
+        model(Tensor([[3.0, 4.0]])).sum().backward()
+        assert row.tolist() == [3, 4] and detached.tolist() == [[3, 4]]
+        model.zero_grad()
+        assert model.weight.grad is None and row.tolist() == [3, 4]
+
+
 def test_a_view_of_a_parameter_follows_an_optimizer() -> None:
     w = nn.Parameter(Tensor.ones(4))
     row = w.data[:2]

@@ -8,6 +8,7 @@ from typing import Any
 from manygrad.tensor.dtype import accumulate_dtype
 from manygrad.tensor.engine import engine
 from manygrad.tensor.nn.optim.flat import Flat, Layout, ParamGroup, scalar
+from manygrad.tensor.ops.differentiation import zero_grad
 from manygrad.tensor.tensor import Tensor
 
 Params = Iterable[Any]  # tensors, (name, tensor) pairs, or dicts with "params" and a group's own hyperparameters
@@ -77,7 +78,7 @@ class Optimizer:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for p in self.params:
-            p.grad = None if set_to_none or p.grad is None else p.grad.replace(p.grad.zeros_like())
+            zero_grad(p, set_to_none)
 
     # *** a step ***
 

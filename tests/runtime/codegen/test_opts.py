@@ -272,6 +272,36 @@ def scatter_add() -> UOp:
     return sink(store(0, add(mul(at, 16), j), load(1, add(mul(i, 16), j)), i, j, arg="add"))
 
 
+def set_at(where: str, n: int = 8, m: int = 16) -> UOp:
+    """out[p[i, j]], out[i, p[i, j]] or out[p[i, j], j] = x[i, j], of values for one place the last; nothing where p is outside of 0..m-1."""
+    i, j = loop(n, 0), loop(m, 1)
+    at = load(2, add(mul(i, m), j), dtypes.int64).cast(dtypes.index)
+    inside = I(-1).alu(Ops.CMPLT, at).alu(Ops.AND, at.alu(Ops.CMPLT, I(m)))
+    offset = {"anywhere": at, "rows": add(mul(i, m), at), "columns": add(mul(at, m), j)}[where]
+    return sink(store(0, offset, load(1, add(mul(i, m), j)), i, j, valid=inside, arg="set"))
+
+
+@settings(SETTINGS, max_examples=60)
+@given(st.data())
+def test_stores_in_order(data: st.DataObject) -> None:
+    """Whatever list is legal, the last value stays, as in PYTHON; and "add" keeps its bits."""
+    where = data.draw(st.sampled_from(["anywhere", "rows", "columns"]))
+    n, m = data.draw(st.sampled_from([1, 5, 8, 33])), data.draw(st.sampled_from([3, 16, 40, 200]))
+    ast = set_at(where, n, m)
+    how = data.draw(st.sampled_from(["set", "add", "max"]))
+    ast = ast.replace(src=(ast.src[0].replace(arg=how),))
+    random = np.random.RandomState(data.draw(st.integers(0, 99)))
+    places = random.randint(-1, data.draw(st.integers(1, m)) + 1, (n, m))
+    arrays = [np.zeros(max(n, m) * m, np.float32), random.randn(n, m).astype(np.float32), places]
+    opts: tuple[Opt, ...] = ()
+    for opt in data.draw(st.lists(st.sampled_from([Opt("vectorise", 0, 4), Opt("vectorise", 1, 8), Opt("tile", 0, 4), Opt("tile", 1, 8), Opt("tile", 1, 3), Opt("before", 1, 0), Opt("parallelise", -1, 1)]), max_size=6)):
+        opts = (*opts, opt) if legal(signature(ast), (*opts, opt)) is None else opts
+    want = run(ast, arrays)[0]
+    np.testing.assert_array_equal(run_with(ast, arrays, opts, simplify=False), want, str(opts))
+    np.testing.assert_array_equal(run(ast, arrays, device="CPU")[0], want)
+
+
+SET_ANYWHERE, SET_IN_ROWS, SET_IN_COLUMNS = set_at("anywhere"), set_at("rows"), set_at("columns")
 PRODUCT, NESTED, SCATTER, ROWS = gemm(32, 32, 64), masked_pair(), scatter_add(), softmax_gradient(8, 40)
 SUMS = sink(store(0, add(mul(loop(20, 0), 50), loop(50, 1)), add(load(1, loop(20, 0)), load(2, loop(50, 1))), loop(20, 0), loop(50, 1)))
 OF_BYTES = use_dots(bytes_product(32, 32, 64), (Dot(dtypes.uint8, dtypes.int8, 64),))
@@ -319,8 +349,8 @@ FIRST = Opt("parallelise", -1, 1)
         (OF_BYTES, [Opt("lanes", 3, 16), Opt("dot", 3, 4), Opt("unroll", 3, 96)], r"\(96\) is no multiple of the 64 iterations"),
         (OF_BYTES, [Opt("dot", 2, 4), Opt("skip", 2, 1)], "not where single iterations are skipped"),
         (OF_BYTES, [Opt("vectorise", 1, 16), Opt("lanes", 3, 16), Opt("dot", 2, 4), Opt("dot", 3, 4), Opt("stage", 1, 2)], None),
-        (SCATTER, [Opt("parallelise", -1, 1)], "iterations of loop 0 may add to one address"),
-        (SCATTER, [Opt("vectorise", 0, 8)], "iterations of loop 0 may add to one address"),
+        (SCATTER, [Opt("parallelise", -1, 1)], "iterations of loop 0 may store to one address"),
+        (SCATTER, [Opt("vectorise", 0, 8)], "iterations of loop 0 may store to one address"),
         (SCATTER, [ALL], "cut along one loop at most"),
         (ROWS, [Opt("keep", 3, 7)], "the kernel has no range 7"),
         (ROWS, [Opt("keep", 1, 3)], "does not apply to a loop range"),
@@ -342,6 +372,15 @@ FIRST = Opt("parallelise", -1, 1)
         (SUMS, [Opt("vectorise", 1, 16), Opt("tile", 0, 16), Opt("align", 1, 1), Opt("block", 0, 1), ALL], "not with a block"),
         (SUMS, [Opt("vectorise", 1, 16), Opt("tile", 0, 16), Opt("align", 1, 1), ALL], None),
         (SCATTER, [Opt("vectorise", 1, 16), Opt("before", 1, 0), Opt("parallelise", -1, 1)], None),
+        (SCATTER, [Opt("tile", 0, 4)], None),
+        (SET_ANYWHERE, [Opt("tile", 0, 4)], "one is done before the next"),
+        (SET_ANYWHERE, [Opt("tile", 1, 4)], None),
+        (SET_ANYWHERE, [Opt("before", 1, 0)], "stay in their order"),
+        (SET_ANYWHERE, [Opt("parallelise", -1, 1)], "iterations of loop 0 may store to one address"),
+        (SET_IN_ROWS, [Opt("parallelise", -1, 1), Opt("tile", 1, 4)], None),
+        (SET_IN_ROWS, [Opt("vectorise", 1, 8)], "iterations of loop 1 may store to one address"),
+        (SET_IN_COLUMNS, [Opt("before", 1, 0), Opt("parallelise", -1, 1), Opt("vectorise", 1, 8)], None),
+        (SET_IN_COLUMNS, [Opt("parallelise", -1, 1)], "iterations of loop 0 may store to one address"),
         (PRODUCT, [Opt("block", 1, 4), ALL, Opt("unroll", 2, 4), Opt("reduce_block", 2, 8)], None),
         (PRODUCT, [Opt("before", 1, 0), Opt("vectorise", 1, 16), Opt("tile", 0, 6), Opt("stage", 1, 2), ALL], None),
     ],
