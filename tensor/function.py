@@ -292,13 +292,16 @@ class _Trace:
         return same and all((u := o.uop()) is not None and _spec(u) == o.spec for o in self.outside)
 
     def overlaps(self, tensors: list[Tensor]) -> bool:
-        """Whether an argument shares memory with another, or with a tensor from outside, and that is written."""
+        """Whether an argument shares memory with another, or with a tensor from outside, and that is written; or two tensors from outside
+        do, which are not in memory and of which none is the whole."""
         if not self.written_args and not self.written:
             return False
         given = [_storage(tensors[i].uop, tensors[i]) for i in self.given]
         written = {_storage(tensors[i].uop, tensors[i]) for i in self.written_args} | {_storage(t.uop, t) for ref in self.written if (t := ref()) is not None}
-        outside = {_storage(u, o.ref() if o.ref is not None else None) for o in self.outside if (u := o.uop()) is not None}
-        outside |= {_storage(t.uop, t) for ref in self.written if (t := ref()) is not None}
+        referred = [_storage(u, o.ref() if o.ref is not None else None) for o in self.outside if (u := o.uop()) is not None]
+        if any(type(s) is tuple and s in written and referred.count(s) > 1 for s in referred):
+            return True
+        outside = {*referred} | {_storage(t.uop, t) for ref in self.written if (t := ref()) is not None}
         return any(s in written and (s in outside or given.count(s) > 1) for s in given)
 
     def call(self, tensors: list[Tensor]) -> Any:

@@ -404,3 +404,25 @@ def test_a_view_from_outside_that_is_written_between_calls() -> None:
     inner = function(lambda p, q: (second + p).contiguous())
     outer = function(lambda p, q: (state.assign(state * 0.5 + q + 1), inner(p, q))[1])
     assert [outer(state, x).tolist() for _ in range(2)] == [[[4, 4]] * 2, [[6, 6]] * 2]
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1])
+@pytest.mark.parametrize("realized", [False, True])
+def test_views_from_outside_whose_whole_is_gone(axis: int | None, realized: bool) -> None:
+    """They share storage that no tensor has as its value: what is written to one shows in the other, inside the function, too."""
+    whole = Tensor(np.arange(24, dtype=np.float32).reshape(4, 6))
+    whole = whole if axis is None else whole.shard(("CPU:0", "CPU:1"), axis)
+    bits = (whole.realize() if realized else whole).view("int32")
+    del whole
+    row = bits[0]
+
+    @function
+    def clear(x: Tensor) -> Tensor:
+        with no_grad():
+            bits.fill_(0)
+            row[0].fill_(7)
+        return x + 1
+
+    for n in range(3):
+        assert clear(Tensor([float(n)])).tolist() == [n + 1.0]
+    assert bits.numpy().tolist() == [[7, 0, 0, 0, 0, 0], *[[0] * 6] * 3] and row.numpy().tolist() == [7, 0, 0, 0, 0, 0]
