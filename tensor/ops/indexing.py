@@ -17,6 +17,7 @@ from manygrad.tensor.ops.checking import checked
 from manygrad.tensor.ops.inplace import refuse_leaf
 from manygrad.tensor.source import mark
 from manygrad.tensor.uop import GroupOp, Ops, UOp
+from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.shape import numel
 from manygrad.tensor.uop.symbolic import add, as_index, to_sint
 
@@ -144,12 +145,8 @@ class IndexingMixin:
         """Index values as int64, negative ones counted from the end of a dim of `size`."""
         if not self.dtype.is_int:
             raise IndexError(f"an index tensor must be of integers, not {self.dtype.name}")
-        i, base = self.cast(dtypes.int64), self.uop
-        types = [base.dtype]
-        while base.op in (Ops.RESHAPE, Ops.EXPAND, Ops.CAST):
-            base = base.src[0]
-            types.append(base.dtype)
-        return i if self.dtype.is_unsigned or (base.op is Ops.IOTA and all(d.is_int and d.max >= base.arg - 1 for d in types)) else (i < 0)._where(i + size, i)
+        i = self.cast(dtypes.int64)
+        return i if bounds(self.uop)[0] >= 0 else (i < 0)._where(i + size, i)
 
     def _indexed_first(self: Tensor, tensors: dict[int, Tensor]) -> tuple[list[int], list[Tensor], list[int]]:
         """(the dims in `tensors`, then the others; the index tensors, not negative, in one shape; order of the result's dims).
