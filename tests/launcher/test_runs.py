@@ -73,7 +73,8 @@ def test_success(launcher: Launcher, left_behind: Left) -> None:
         and "3 workers share this machine" in run.err
         and str(run.run_dir) in run.err
     )
-    assert [r["exit_code"] for r in run.report["ranks"]] == [0, 0, 0] and run.report["startup_s"]["run"] < 15
+    assert [r["exit_code"] for r in run.report["ranks"]] == [0, 0, 0]
+    assert 0 < run.report["startup_s"]["ray"] <= run.report["startup_s"]["join"] <= run.report["startup_s"]["run"] <= run.report["duration_s"]
     assert "rank 2 2" in (run.run_dir / "rank2.log").read_text()
     assert left_behind(run.report["job"]) == []
 
