@@ -23,7 +23,6 @@ from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.uop import UOp
 
 ONLINE_VECTORS = 4  # of a row between which its running maximum is raised: their exponentials and constants fit the registers
-COLUMNS_AT_ONCE = 64  # whose positions are data: a few lines side by side
 ROWS_AT_ONCE = 8  # of a sum down the rows: streams that the processor follows
 
 
@@ -228,7 +227,8 @@ class Heuristic(Products):
     def in_order(self) -> tuple[Opt, ...]:
         """Loops that may hit one address run in order on one thread; one that provably cannot is vectorised and cut.
 
-        If what it stores does not lie side by side (positions of each element of a row): cut by rows, or into stripes of columns.
+        If what it stores does not lie side by side (positions of each element of a row): cut by rows. (Not by columns: stripes of them are
+        read across memory, which takes longer than one thread needs.)
         """
         sig = self.sig
         apart = [r for r in sig.loops if all(injective(s.src[0], r) for s in sig.stores) and not any(r in ranges_of(x.src[0]) for x in sig.loops)]
@@ -242,9 +242,6 @@ class Heuristic(Products):
                 self.opts.append(Opt("tile", r.arg[0], vectors * self.lanes))
         elif apart and apart[0] is sig.loops[0]:
             r = apart[0]
-        elif apart and size_max(apart[0]) >= 2 * COLUMNS_AT_ONCE:
-            r = apart[0]
-            self.opts.append(Opt("tile", r.arg[0], COLUMNS_AT_ONCE))
         else:
             return ()
         if r is not sig.loops[0]:
