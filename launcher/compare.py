@@ -6,6 +6,9 @@ Values that ranks must hold alike come as lines of number, tab, digest, tab, des
 
 from __future__ import annotations
 
+import base64
+import binascii
+import zlib
 from dataclasses import dataclass, field
 
 ADVICE = "every rank must build the same tensors in the same order: look for a branch on the rank, for data or batches of different sizes, or for a mode (eval, no_grad) set on one rank"
@@ -13,8 +16,24 @@ VALUES_ADVICE = (
     "every rank must hold the same value: seed all ranks alike (Tensor.manual_seed), load the same data on all of them, or call "
     "manygrad.broadcast_(tensors) once after they are made"
 )
+UNPACKED = 16 << 20  # characters of an outline that are looked at
 SHOWN = 5  # values that differ
 ROUNDS = 4096  # comparisons that wait for a rank; of more the oldest are forgotten
+
+
+def pack(outline: str, limit: int) -> str:
+    """An outline for a message of `limit` characters, a tenth as long; of one that is too long as many of its first lines as fit."""
+    while len(packed := base64.b85encode(zlib.compress(outline.encode("utf-8", "backslashreplace"))).decode()) > limit:
+        outline = outline[: len(outline) // 2].rpartition("\n")[0]
+    return packed
+
+
+def unpack(packed: str) -> str:
+    """What `pack` was given; nothing of what is no packed outline."""
+    try:
+        return zlib.decompressobj().decompress(base64.b85decode(packed), UNPACKED).decode("utf-8", "replace")
+    except (ValueError, binascii.Error, zlib.error):
+        return ""
 
 
 def first_difference(a: str, b: str) -> tuple[str, str] | None:

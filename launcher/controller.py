@@ -294,7 +294,7 @@ class Controller:
                     event.n,
                     (first.rank, event.rank),
                     (first.description, event.description),
-                    (first.outline, event.outline),
+                    (compare.unpack(first.outline), compare.unpack(event.outline)),
                 ),
                 now,
             )

@@ -66,7 +66,7 @@ class Progress(Event):
 class Plan(Event):
     """The rank made its `n`-th communication plan (counted from 1) and waits for the others to make the same.
 
-    `collectives`: how many it has entered before. `outline`: its graph in words (`compare.py`).
+    `collectives`: how many it has entered before. `outline`: its graph in words, packed (`compare.py`).
     """
 
     n: int

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from manygrad.tensor.environment import REGISTRY
 
 from .channel import Channel
-from .compare import write_values
+from .compare import pack, write_values
+from .messages import MAX_TEXT
 
 _channel: Channel | None = None
 VALUES_A_MESSAGE = 500
@@ -39,7 +40,8 @@ def check_plan(hash: int, description: str, outline: str = "") -> Callable[[], N
     channel.check()
     channel.plans_made += 1
     n = channel.plans_made
-    channel.send("plan", n=n, hash=str(int(hash)), description=str(description), collectives=channel.entered()[0], outline=outline)
+    packed = pack(outline, MAX_TEXT)
+    channel.send("plan", n=n, hash=str(int(hash)), description=str(description), collectives=channel.entered()[0], outline=packed)
     deadline_s = float(REGISTRY["COLLECTIVE_TIMEOUT_S"].value)
     return lambda: channel.wait(
         lambda: channel.plans_agreed >= n,

@@ -20,7 +20,7 @@ from manygrad.tensor.uop import GroupOp, Ops, UOp, standing_on
 from manygrad.tensor.uop.serial import encode
 from manygrad.tensor.uop.show import show_arg
 
-OUTLINE_NODES = 4000  # of a larger graph the first so many are told
+OUTLINE_NODES = 20_000  # of a larger graph the first so many are told
 
 
 @dataclass(frozen=True)

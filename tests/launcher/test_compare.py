@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from manygrad.launcher.compare import Comparisons, first_difference, plans_differ, write_values
+from manygrad.launcher.compare import Comparisons, first_difference, pack, plans_differ, unpack, write_values
+from manygrad.launcher.messages import MAX_TEXT
 
 MINE = "train.py:3\tPARAM float32 (8, 4) None\ntrain.py:4\tCONST float32 () 0.1\ntrain.py:4\tMUL float32 (8, 4) None"
 
@@ -13,6 +14,18 @@ def test_the_first_node_that_differs() -> None:
     assert first_difference(MINE, MINE.replace("train.py", "other.py")) is None  # lines are not what is compared
     assert first_difference(MINE, MINE + "\ntrain.py:5\tNEG") == ("nothing more", "train.py:5: NEG")
     assert first_difference(MINE + "\ntrain.py:5\tNEG", MINE) == ("train.py:5: NEG", "nothing more")
+
+
+def test_outlines_of_large_models_fit_a_message() -> None:
+    lines = [f"train.py:{i % 300}\tMUL float32 ({i % 7}, {i % 12}) [#{i % 50}]" for i in range(20_000)]
+    outline = "\n".join(lines)
+    packed = pack(outline, MAX_TEXT)
+    assert len(packed) <= MAX_TEXT and unpack(packed) == outline
+    other = unpack(pack("\n".join([*lines[:19_000], "train.py:7\tADD float32 (8,) []", *lines[19_001:]]), MAX_TEXT))
+    assert first_difference(unpack(packed), other) == (lines[19_000].replace("\t", ": "), "train.py:7: ADD float32 (8,) []")
+    first = unpack(pack(outline, 1000))
+    assert first and outline.startswith(first) and len(pack(outline, 1000)) <= 1000
+    assert unpack(pack("", 10)) == unpack("no outline") == unpack("\udcff") == ""
 
 
 def test_both_ranks_both_lines_and_the_usual_cause() -> None:
