@@ -152,6 +152,7 @@ class RealizeEngine:
         waiting = self._waiting(tensors) if pending else []
         if all(t.uop.op is Ops.BUFFER for t in (*waiting, *tensors)):
             return
+        self._keep_out_of_capture([*waiting, *tensors])
         progress = Progress()
         try:
             self._realize([*waiting, *tensors], progress)
@@ -159,6 +160,17 @@ class RealizeEngine:
             if progress.final:
                 raise
             self._go_on_without(waiting, tensors, error)
+
+    def _keep_out_of_capture(self, wanted: list[Tensor]) -> None:
+        """Values from before a JIT began to record, which read what is about to be overwritten, are computed now, unrecorded: a replay must not
+        compute them again."""
+        for recording in capture:
+            if not recording.is_paused:
+                asked = {id(t) for t in wanted}
+                early = [t for t in self._needed(wanted)[0] if id(t) in recording.outside and id(t) not in asked and _read_at(t.uop).op not in MEMORY]
+                if early:
+                    with recording.paused():
+                        self.realize(early, pending=False)
 
     def _realize(self, wanted: list[Tensor], progress: Progress) -> None:
         todo, overwritten = self._needed(wanted)

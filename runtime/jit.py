@@ -24,11 +24,11 @@ from manygrad.runtime import profile
 from manygrad.runtime.buffer import Buffer, copy_buffer
 from manygrad.runtime.counters import GlobalCounters
 from manygrad.runtime.items import ExecItem, GraphItem, KernelItem, Vars, run_items
-from manygrad.runtime.linear import capture, storage
+from manygrad.runtime.linear import Recording, capture, storage
 from manygrad.tensor.environment import DEBUG, JIT, VALIDATE_WITH_CPU
 from manygrad.tensor.lock import LOCK
 from manygrad.tensor.standin import part
-from manygrad.tensor.storage import LIVE, PENDING, is_stored
+from manygrad.tensor.storage import LIVE, PENDING, TensorSet, is_stored
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import BufferSpec, Ops, UOp
 from manygrad.tensor.uop.rewrite import substitute
@@ -91,8 +91,16 @@ def _refuse_shared_memory(inputs: list[Input], tensors: list[tuple[str, Tensor]]
 
 
 def _buffers(t: Tensor) -> list[Buffer]:
-    found = storage(t.uop)
+    return _buffers_of(t.uop)
+
+
+def _buffers_of(u: UOp) -> list[Buffer]:
+    found = storage(u)
     return [found] if isinstance(found, Buffer) else [b for b in found if b is not None]
+
+
+def _memory(b: Buffer) -> Buffer:
+    return b if b.base is None else b.base
 
 
 def _stored(t: Tensor) -> Tensor:
@@ -151,8 +159,12 @@ class TinyJit(Generic[T]):
             obj.__dict__[name] = TinyJit(self.fn.__get__(obj))
         return obj.__dict__[name]
 
+    def __del__(self, live: TensorSet = LIVE) -> None:
+        live.forget(self)
+
     def reset(self) -> None:
         """Forget the capture."""
+        LIVE.forget(self)
         self.__init__(self.fn)  # type: ignore[misc]
 
     @property
@@ -218,11 +230,8 @@ class TinyJit(Generic[T]):
             tensors[0].realize(*tensors[1:])
 
     def _capture(self, args: Any, kwargs: Any, tensors: list[tuple[str, Tensor]], constants: list[tuple[str, Any]], var_vals: dict[str, int]) -> T:
-        recorded: list[tuple[list[ExecItem], Vars]] = []
-
-        def record(items: list[ExecItem], vars: Vars) -> None:
-            recorded.append((items, vars))
-
+        recording = Recording(t for t in LIVE if not is_stored(t.uop))
+        recorded = recording.taken
         inputs: list[Input] = []
         join = part(t for _, t in tensors)
         before = {id(t): t.uop for _, t in tensors}
@@ -234,7 +243,7 @@ class TinyJit(Generic[T]):
                 inputs.append(Input(path, _signature(t), own, twin))
                 first.setdefault(id(t), len(inputs) - 1)
                 t.uop = own.uop
-            capture.append(record)
+            capture.append(recording)
             out = self.fn(*args, **kwargs)
             self._realize(out)
         finally:
@@ -242,7 +251,8 @@ class TinyJit(Generic[T]):
             for _, t in tensors:
                 t.uop = before[id(t)]
             join()
-        written = {id(b.base or b) for items, _ in recorded for item in items for b in item.written}
+        self.overwritten = {_memory(b) for items, _ in recorded for item in items for b in item.written}
+        written = {id(b) for b in self.overwritten}
         for i in inputs:
             i.written = i.twin is None and any(id(b) in written for b in _buffers(i.own))
         _refuse_shared_memory(inputs, tensors)
@@ -271,6 +281,13 @@ class TinyJit(Generic[T]):
         self.calls = 2  # (last: what fails before leaves no half of a capture)
         return out
 
+    def _keep_old_values(self) -> None:
+        """What was made lazily of the state or of a result (`total = total + step(x)`), and is not computed yet, must not see what is written now."""
+        lazy = [t for t in LIVE.newer(self) if not is_stored(t.uop)]
+        old = [t for t in lazy if any(u.op is Ops.BUFFER and not self.overwritten.isdisjoint(map(_memory, _buffers_of(u))) for u in t.uop.toposort())]
+        if old:
+            old[0].realize(*old[1:])
+
     def _replay(self, tensors: list[tuple[str, Tensor]], constants: list[tuple[str, Any]], var_vals: dict[str, int]) -> T:
         if len(tensors) != len(self.inputs):
             raise JitError(f"captured with {len(self.inputs)} input tensors, called with {len(tensors)}; make a second TinyJit for it")
@@ -293,6 +310,7 @@ class TinyJit(Generic[T]):
             if i.twin is None:
                 self._pass(i, _stored(t))
         vars = {**self.vars, **var_vals} if var_vals else self.vars
+        self._keep_old_values()
         run_items(self.items, vars)
         for i, (_, t) in zip(self.inputs, tensors):
             if i.written:

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.devices import Device
@@ -14,11 +15,31 @@ from manygrad.schedule.memory import MemoryPlan
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import DEBUG
 from manygrad.tensor.source import line_of
+from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.shape import numel
 from manygrad.tensor.uop.show import show
 
-capture: list[Callable[[list[ExecItem], Vars], None]] = []  # a JIT that is recording
+
+class Recording:
+    """What a JIT records. `outside`: tensors from before that are not computed; if a step that is recorded is about to overwrite what one of
+    them reads, it is computed first, and that is no part of the step."""
+
+    def __init__(self, outside: Iterable[Tensor]) -> None:
+        self.taken: list[tuple[list[ExecItem], Vars]] = []
+        self.outside = {id(t): t for t in outside}
+        self.is_paused = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        before, self.is_paused = self.is_paused, True
+        try:
+            yield
+        finally:
+            self.is_paused = before
+
+
+capture: list[Recording] = []  # a JIT that is recording
 
 
 def storage(u: UOp) -> Buffer | list[Buffer | None]:
@@ -141,8 +162,9 @@ def kernels_of(call: UOp) -> tuple[UOp, ...]:
 
 def run_linear(items: list[ExecItem], vars: Vars, left: Iterable[ExecItem] | None = None) -> None:
     """Runs the executors; a recording JIT keeps them. `left`, an iterator of them, tells the caller how many had begun if one fails."""
-    for record in capture:
-        record(items, vars)
+    for recording in capture:
+        if not recording.is_paused:
+            recording.taken.append((items, vars))
     run_items(items if left is None else left, vars)
 
 

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import takewhile
 from threading import Lock, get_ident
 from typing import TYPE_CHECKING
 
@@ -35,11 +36,15 @@ if TYPE_CHECKING:
 MEMORY = frozenset({Ops.BUFFER, Ops.AFTER, Ops.PARAM})
 
 
+def _nobody() -> None:
+    """In place of a reference, a mark."""
+
+
 class TensorSet:
     """A weak set by identity (`==` on tensors is elementwise, so `WeakSet` will not do), in order of insertion: of the program."""
 
     def __init__(self) -> None:
-        self._refs: dict[int, weakref.ref[Tensor]] = {}
+        self._refs: dict[int, Callable[[], Tensor | None]] = {}
 
     def add(self, t: Tensor) -> None:
         key, refs = id(t), self._refs
@@ -51,6 +56,21 @@ class TensorSet:
 
     def discard(self, t: Tensor) -> None:
         self._refs.pop(id(t), None)
+
+    def newer(self, mark: object) -> list[Tensor]:
+        """Those inserted since the last call with this object, which is held by whoever asks; all at the first."""
+        while True:
+            try:
+                refs = [r for _, r in takewhile(lambda entry: entry[0] != id(mark), reversed(self._refs.items()))]
+                break
+            except RuntimeError:  # another thread made a tensor meanwhile
+                continue
+        self._refs.pop(id(mark), None)
+        self._refs[id(mark)] = _nobody
+        return [t for r in refs if (t := r()) is not None]
+
+    def forget(self, mark: object) -> None:
+        self._refs.pop(id(mark), None)
 
     def __iter__(self) -> Iterator[Tensor]:
         return (t for r in list(self._refs.values()) if (t := r()) is not None)

@@ -459,3 +459,49 @@ def test_an_input_that_is_written_and_another_of_the_same_memory_are_an_error() 
         step(a, a[::-1])
     assert a.tolist() == [4.0, 5.0] and step(a, b).tolist() == [10.0, 12.0]
     assert step(a, a.flip(0)).tolist() == [12.0, 12.0]  # (a copy)
+
+
+@pytest.mark.parametrize("devices", [None, ("CPU:0", "CPU:1")])
+def test_what_is_made_of_state_or_results_between_calls_keeps_its_value(devices: tuple[str, str] | None) -> None:
+    """Lazy values: nothing of them is computed before the end, and a replay writes what they read."""
+    state = Tensor(np.ones(4, np.float32))
+    state = (state if devices is None else state.shard(devices, 0).contiguous()).realize()
+    step = TinyJit(lambda x: state.assign(state + x) * 10)
+    one = Tensor(np.ones(4, np.float32))
+    one = (one if devices is None else one.shard(devices, 0)).realize()
+    seen, total = [], Tensor(0.0)
+    for _ in range(6):
+        seen.append(state * 2)
+        total = total + step(one)[0]
+    assert [t.numpy()[0] for t in seen] == [2, 4, 6, 8, 10, 12]
+    assert total.item() == 10 * (2 + 3 + 4 + 5 + 6 + 7)
+    assert (state * 2)[3].item() == 14
+
+
+def test_what_only_a_capture_overwrites_is_no_part_of_the_step() -> None:
+    state, other = (Tensor(np.full(3, v, np.float32)).realize() for v in (1.0, 5.0))
+    step = TinyJit(lambda x: state.assign(state + x).realize())
+    one = Tensor(np.ones(3, np.float32)).realize()
+    step(one)
+    old = state * 100 + other
+    step(one)
+    assert len(step.items) == 1
+    assert old.numpy().tolist() == [205.0] * 3
+    for _ in range(3):
+        step(one)
+    assert old.numpy().tolist() == [205.0] * 3 and state.numpy().tolist() == [6.0] * 3
+
+
+def test_a_copy_made_before_state_is_in_memory_is_not_copied_again() -> None:
+    a, b = (Tensor(np.arange(6, dtype=np.float32)).shard(("CPU:0", "CPU:1"), 0) for _ in range(2))
+    kept = a.clone()
+
+    @TinyJit
+    def step(x: Tensor) -> Tensor:
+        b.copy_(a)
+        a.fill_(0)
+        return x + 1
+
+    for n in range(4):
+        step(Tensor([float(n)]).realize())
+    assert kept.numpy().tolist() == list(range(6)) and b.numpy().tolist() == [0.0] * 6
