@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from manygrad.multi.lower import local_name
 from manygrad.schedule.index import contiguous_offset
 from manygrad.schedule.join import store_part
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.source import inherit
-from manygrad.tensor.uop import BufferSpec, GroupOp, Ops, UOp
+from manygrad.tensor.uop import BufferSpec, GroupOp, Members, Ops, UOp
 
 
 class Temps:
@@ -153,7 +154,7 @@ def _how(scatter: UOp) -> str | None:
 
 def _lower_copy(u: UOp, src: tuple[UOp, ...], target: UOp) -> UOp:
     if src[0].device is None:  # a constant is computed where it is wanted
-        return UOp(Ops.AFTER, u.dtype, (target, _store(target, src[0])))
+        return _stored_on(src[0], target)
     call = UOp(Ops.CALL, dtypes.void, (UOp(Ops.COPY, u.dtype, (), u.arg), target, _readable(src[0])))
     return UOp(Ops.AFTER, u.dtype, (target, inherit(call, u)))
 
@@ -176,14 +177,21 @@ def _lower_collective(u: UOp, stack: UOp, temps: Temps, received: dict[UOp, UOp]
 
     A result that is itself an output is received straight into the output's buffer.
     """
-    outs = []
-    for k, (x, n) in enumerate(zip(stack.src, u.arg[-1].counts)):
+    members: Members = u.arg[-1]
+    outs, own = [], []
+    for k, (x, n, i) in enumerate(zip(stack.src, members.counts, members.mine)):
+        device = x.device or local_name(members.devices[i])  # (a part that turned out to be constant has none)
         target = received.get(UOp(Ops.MSELECT, u.dtype, (u,), k))
-        outs.append(temps.new((n,), u.dtype, x.device) if target is None else target)
-    call = UOp(Ops.CALL, dtypes.void, (UOp(u.op, u.dtype, (), u.arg), *outs, *(_readable(x) for x in stack.src)))
+        outs.append(temps.new((n,), u.dtype, device) if target is None else target)
+        own.append(_readable(x) if x.device is not None else _stored_on(x, temps.new(x.shape, x.dtype, device)))
+    call = UOp(Ops.CALL, dtypes.void, (UOp(u.op, u.dtype, (), u.arg), *outs, *own))
     inherit(call, u)
     values = [UOp(Ops.AFTER, u.dtype, (o, call)) for o in outs]
     return UOp(Ops.MSTACK, u.dtype, tuple(v if len(v.shape) == 1 else UOp(Ops.RESHAPE, u.dtype, (v,), (n,)) for v, n in zip(values, u.arg[-1].counts)))
+
+
+def _stored_on(value: UOp, target: UOp) -> UOp:
+    return UOp(Ops.AFTER, value.dtype, (target, _store(target, value.src[0] if value.op is Ops.CONTIGUOUS else value)))
 
 
 def _store(target: UOp, value: UOp) -> UOp:

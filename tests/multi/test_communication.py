@@ -232,3 +232,12 @@ def test_a_device_whose_part_is_empty_has_nothing_to_run() -> None:
     u = (plain * plain + plain)[:1]
     (u - u.sum(1, keepdim=True)).square().sum().backward()
     np.testing.assert_array_equal(x.grad.numpy(), plain.grad.numpy())  # type: ignore[union-attr]
+
+
+def test_a_part_that_is_constant_is_sent_from_its_device() -> None:
+    """The second device holds no column: what it is to send folds to an empty constant, which lies nowhere by itself."""
+    x = Tensor(np.array([[2.0], [3.0]])).shard(TWO)
+    y = Tensor(np.array([[5.0], [7.0]])).shard(TWO, 1)
+    hidden = (x * y + y).sum(0).relu().scatter_add(0, Tensor(np.array([0, 0])).shard(TWO), y.reshape(-1))
+    (gradient,) = (hidden * hidden).sum().gradient(x)
+    assert gradient.numpy().tolist() == [[2 * 55 * 5.0], [2 * 55 * 7.0]]
