@@ -136,6 +136,18 @@ def _failure(effect: UOp) -> Exception | None:
     return None
 
 
+def _failing(waiting: list[Tensor]) -> tuple[dict[UOp, str], list[Exception]]:
+    """Of the assignments of each tensor the first that cannot be carried out, and why; the errors to raise."""
+    failed: dict[UOp, str] = {}
+    errors: list[Exception] = []
+    for t in waiting:
+        at = next(((u, e) for u in _assignments(t.uop) if (e := _failure(u)) is not None), None)
+        if at is not None:
+            failed[at[0]] = f"{type(at[1]).__name__}: {at[1]}"
+            errors.append(_noted(at[1], t))
+    return failed, errors
+
+
 def _noted(error: Exception, t: Tensor) -> Exception:
     error.add_note(f"raised by an assignment to a tensor of shape {t.shape} that was waiting (line {line_of(t.uop)}); it is dropped, the tensor keeps the value it had")
     return error
@@ -157,7 +169,8 @@ class RealizeEngine:
         try:
             self._realize([*waiting, *tensors], progress)
         except Exception as error:
-            if progress.final:
+            if progress.final:  # a part has run: what waits and was the reason must not fail the next realize, too
+                drop(_failing([t for t in waiting if memory(t.uop).op is Ops.AFTER])[0], new_buffer)
                 raise
             self._go_on_without(waiting, tensors, error)
 
@@ -234,13 +247,7 @@ class RealizeEngine:
         also = [t for t in self._needed([*waiting, *tensors])[0] if id(t) not in asked and not any(t is w for w in waiting)]
         if not waiting and not also:
             raise error
-        failed: dict[UOp, str] = {}
-        errors: list[Exception] = []
-        for t in waiting:
-            at = next(((u, e) for u in _assignments(t.uop) if (e := _failure(u)) is not None), None)
-            if at is not None:
-                failed[at[0]] = f"{type(at[1]).__name__}: {at[1]}"
-                errors.append(_noted(at[1], t))
+        failed, errors = _failing(waiting)
         broken = [(t, e) for t in also if _read_at(t.uop).op is not Ops.AFTER and (e := _failure(_stored(t.uop, t))) is not None]
         for t, e in broken:
             lost(t, f"a value of shape {t.shape} (line {line_of(t.uop)}) could not be computed when what it reads was overwritten ({type(e).__name__}: {e}), and is lost", new_buffer)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from manygrad import Tensor, Variable
+from tests.fuzz.failures import check
 
 N = Variable("n", 1, 4)
 
@@ -105,3 +106,8 @@ def test_a_write_to_a_disk_that_fails(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="No such file"):
             out.realize()
     np.testing.assert_array_equal(x.numpy(), np.full(4, 2))
+
+
+def test_what_fails_after_a_part_has_run_fails_once() -> None:
+    """Interrupted where the call of a function would have run; then it runs, and another tensor's assignment turns out to be impossible."""
+    check(([(0, 0, 0, 0), (8, 0, 0, 0), (0, 0, 0, 0), (9, 1, 0, 0)], (0, 0, 0, 2)))
