@@ -56,6 +56,11 @@ class Run:
         return json.loads((self.run_dir / "report.json").read_text())
 
 
+def _with_ctrl_c() -> None:
+    """A shell's job in the background, as CI may be, ignores SIGINT, and so would what it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def left_behind(job: str) -> list[str]:
     """Processes, folders and shared-memory files of a job that are still there."""
     folder = f"/tmp/mg-{job}"
@@ -97,6 +102,7 @@ def launcher(tmp_path: Path) -> Iterator[Callable[..., Run]]:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            preexec_fn=_with_ctrl_c,
         )
         runs.append(Run(process, run_dir))
         return runs[-1]

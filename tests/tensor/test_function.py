@@ -382,7 +382,7 @@ def test_a_gradient_that_nobody_asks_for_may_be_unknown(wrap: Any) -> None:
     assert x.grad is not None
     np.testing.assert_allclose(x.grad.numpy(), want, rtol=1e-6)
     trained = Tensor([0.5, 1.5], requires_grad=True)
-    with pytest.raises(NotImplementedError, match=r"igamma\(a, x\) has no gradient to a \(shape .*test_function.py:\d+\); detach"):
+    with pytest.raises(NotImplementedError, match=r"igamma\(a, x\) has no gradient to a \(shape .*\.py:\d+\); detach"):
         f(trained, x).sum().backward()
 
 
