@@ -24,10 +24,10 @@ from manygrad.schedule.kernels import Item
 from manygrad.schedule.limit import ALIGN, limit_columns
 from manygrad.schedule.memory import is_temporary, lives_of, nbytes_of, place
 from manygrad.schedule.nodes import indices, nodes_of, reductions
-from manygrad.schedule.rangeify import ranges_of
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import BufferSpec, Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
+from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.serial import register
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from manygrad.schedule.rangeify import ranges_of
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
+from manygrad.tensor.uop.ranges import ranges_of
 
 ALIGN = 64  # a multiple of all lanes and of most tiles
 Span = tuple[UOp, UOp]  # columns [begin, end), made of the block's number

@@ -18,8 +18,8 @@ from manygrad.schedule.index import Index, flat_index, move_index
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
+from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.rewrite import substitute
-from manygrad.tensor.uop.uop import lacking
 
 
 class Kernel:
@@ -206,18 +206,6 @@ def alu(op: Ops, src: tuple[UOp, ...], dtype: Any = None) -> UOp:
         if src[1] is src[2]:
             return src[1]
     return UOp(op, dtype, src)
-
-
-def ranges_of(u: UOp) -> frozenset[UOp]:
-    """The free ranges a kernel expression depends on."""
-    for x in lacking(u, "ranges"):
-        below: frozenset[UOp] = frozenset().union(*[s._cache["ranges"] for s in x.src]) if x.src else frozenset()
-        if x.op is Ops.RANGE:
-            below = below | {x}
-        elif x.op is Ops.REDUCE:
-            below = below - set(x.src[1:])
-        x._cache["ranges"] = below
-    return u._cache["ranges"]
 
 
 def collapse_reduce(op: Ops, value: UOp, ranges: list[UOp]) -> UOp:

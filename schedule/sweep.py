@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from manygrad.schedule.nodes import nodes_of, reductions
-from manygrad.schedule.rangeify import ranges_of
 from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.rewrite import substitute
 
 

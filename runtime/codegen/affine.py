@@ -16,10 +16,10 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from manygrad.runtime.codegen.describe import ranges_of
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import GroupOp, Ops
+from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
 Position = Mapping[UOp, int]  # range -> elements after the tile's origin; absent: 0

@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 
 from manygrad.runtime.codegen.affine import Affine, TileAnalysis
-from manygrad.runtime.codegen.describe import ranges_of, signature
+from manygrad.runtime.codegen.describe import signature
 from manygrad.runtime.codegen.rewrite import rebuild
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
 ZERO = UOp.const(dtypes.index, 0)

@@ -12,7 +12,8 @@ from typing import Any
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import GroupOp, Ops
-from manygrad.tensor.uop.uop import UOp, lacking
+from manygrad.tensor.uop.ranges import ranges_of
+from manygrad.tensor.uop.uop import UOp
 
 INF = 1 << 62
 
@@ -55,22 +56,6 @@ def signature(ast: UOp) -> Signature:
         nodes,
     )
     ast._cache["signature"] = found
-    return found
-
-
-def ranges_of(u: UOp) -> frozenset[UOp]:
-    """The ranges that the value of `u` changes with: those below it, less the ones reduced away."""
-    found = u._cache.get("ranges_of")
-    if found is None:
-        for v in lacking(u, "ranges_of"):
-            if v.op is Ops.RANGE:
-                v._cache["ranges_of"] = frozenset((v,))
-            elif v.op is Ops.REDUCE:
-                v._cache["ranges_of"] = v.src[0]._cache["ranges_of"] - frozenset(v.src[1:])
-            else:
-                below = {r for s in v.src for r in s._cache["ranges_of"]}
-                v._cache["ranges_of"] = frozenset(below)
-        found = u._cache["ranges_of"]
     return found
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from manygrad.runtime.codegen.affine import Affine, Atom, Position, TileAnalysis
-from manygrad.runtime.codegen.describe import Signature, conjuncts, factor_masks, ranges_of, signature
+from manygrad.runtime.codegen.describe import Signature, conjuncts, factor_masks, signature
 from manygrad.runtime.codegen.dots import is_dot
 from manygrad.runtime.codegen.emit import INDEX, Emitter
 from manygrad.runtime.codegen.lowered import Inst, Low
@@ -20,6 +20,7 @@ from manygrad.runtime.codegen.opt import Plan
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import GroupOp, Ops
+from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
 CUSTOM = {"round": Low.ROUND, "scale": Low.SCALE, "within": Low.WITHIN, "lookup": Low.LOOKUP}

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from manygrad.runtime.codegen.affine import TileAnalysis
-from manygrad.runtime.codegen.describe import Signature, ranges_of, signature, volume
+from manygrad.runtime.codegen.describe import Signature, signature, volume
 from manygrad.runtime.codegen.dots import Dot
 from manygrad.runtime.codegen.opt import Opt
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from manygrad.runtime.codegen.describe import ranges_of, signature, size_max, volume
+from manygrad.runtime.codegen.describe import signature, size_max, volume
 from manygrad.runtime.codegen.dots import is_dot, is_product
 from manygrad.runtime.codegen.facts import Machine
 from manygrad.runtime.codegen.legal import injective
@@ -20,6 +20,7 @@ from manygrad.runtime.codegen.products import FIRST_CACHE_BYTES, LARGE_BYTES, LO
 from manygrad.runtime.codegen.rows import memory_opts, turned
 from manygrad.runtime.codegen.turn import LEAST
 from manygrad.tensor.uop.ops import GroupOp, Ops
+from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
 ONLINE_VECTORS = 4  # of a row between which its running maximum is raised: their exponentials and constants fit the registers

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 
-from manygrad.runtime.codegen.describe import Signature, ranges_of
+from manygrad.runtime.codegen.describe import Signature
 from manygrad.runtime.codegen.opt import Plan
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import GroupOp, Ops
+from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
 WORK = 6  # operations an element

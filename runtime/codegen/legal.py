@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from manygrad.runtime.codegen.affine import TileAnalysis
-from manygrad.runtime.codegen.describe import Signature, conjuncts, ranges_of, size_max
+from manygrad.runtime.codegen.describe import Signature, conjuncts, size_max
 from manygrad.runtime.codegen.dots import is_dot, is_total
 from manygrad.runtime.codegen.keep import kept_bytes, kept_values
 from manygrad.runtime.codegen.lowered import SCRATCH_BYTES
@@ -13,6 +13,7 @@ from manygrad.runtime.codegen.online import online_pair
 from manygrad.runtime.codegen.opt import Opt, Plan, make_plan
 from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
 MAX_LANES = 64

@@ -10,13 +10,14 @@ side by side.
 from __future__ import annotations
 
 from manygrad.runtime.codegen.affine import TileAnalysis
-from manygrad.runtime.codegen.describe import Signature, ranges_of
+from manygrad.runtime.codegen.describe import Signature
 from manygrad.runtime.codegen.emit import INDEX
 from manygrad.runtime.codegen.loops import Body
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.codegen.opt import Plan
 from manygrad.runtime.codegen.pieces import Pieces
 from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
 LEAST_VECTORS = 8  # of a row

@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from manygrad.runtime.codegen.describe import conjuncts, factor_masks, part_held, ranges_of, size_max
+from manygrad.runtime.codegen.describe import conjuncts, factor_masks, part_held, size_max
 from manygrad.runtime.codegen.facts import Facts
 from manygrad.runtime.codegen.opt import Opt
 from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
 

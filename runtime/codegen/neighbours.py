@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from manygrad.runtime.codegen.describe import Signature, ranges_of, size_max
+from manygrad.runtime.codegen.describe import Signature, size_max
 from manygrad.runtime.codegen.dots import is_dot
 from manygrad.runtime.codegen.legal import legal
 from manygrad.runtime.codegen.online import online_pairs
 from manygrad.runtime.codegen.opt import Opt, canonical, make_plan
 from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
 SHAPING = ("vectorise", "tile", "lanes", "unroll", "dot")

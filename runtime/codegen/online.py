@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from manygrad.runtime.codegen.describe import Signature, ranges_of
+from manygrad.runtime.codegen.describe import Signature
 from manygrad.runtime.codegen.transcendental import exp
 from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
 

@@ -35,8 +35,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from manygrad.runtime.codegen.describe import Signature, ranges_of
+from manygrad.runtime.codegen.describe import Signature
 from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
 KINDS = ("before", "vectorise", "lanes", "tile", "unroll", "dot", "skip", "stage", "block", "reduce_block", "keep", "online", "prefetch", "align", "stream", "parallelise")

@@ -10,9 +10,10 @@ Then whole tiles of x' agree on what is read, and the rest can be skipped (`skip
 from __future__ import annotations
 
 from manygrad.runtime.codegen.affine import TileAnalysis
-from manygrad.runtime.codegen.describe import Signature, conjuncts, ranges_of, signature
+from manygrad.runtime.codegen.describe import Signature, conjuncts, signature
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.symbolic import rebuild
 from manygrad.tensor.uop.uop import UOp
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 
 from manygrad.runtime.codegen.align import Aligner
-from manygrad.runtime.codegen.describe import ranges_of
 from manygrad.runtime.codegen.emit import INDEX
 from manygrad.runtime.codegen.loops import Body
 from manygrad.runtime.codegen.lowered import Inst, Low
@@ -17,6 +16,7 @@ from manygrad.runtime.codegen.opt import Plan
 from manygrad.runtime.codegen.reduction import IDENTITY
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
 

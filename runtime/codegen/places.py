@@ -11,12 +11,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from manygrad.runtime.codegen.affine import Affine
-from manygrad.runtime.codegen.describe import conjuncts, ranges_of
+from manygrad.runtime.codegen.describe import conjuncts
 from manygrad.runtime.codegen.emit import INDEX
 from manygrad.runtime.codegen.keeper import Keeper
 from manygrad.runtime.codegen.lowered import Low
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import GroupOp, Ops
+from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
 VERSIONS = 4  # at most

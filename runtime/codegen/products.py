@@ -9,13 +9,14 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from manygrad.runtime.codegen.describe import part_held, ranges_of, size_max, volume
+from manygrad.runtime.codegen.describe import part_held, size_max, volume
 from manygrad.runtime.codegen.dots import is_dot, is_product, is_total
 from manygrad.runtime.codegen.masks import Masks, conditions
 from manygrad.runtime.codegen.opt import Opt
 from manygrad.runtime.codegen.turn import LEAST
 from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
 STAGE_BYTES = 16 << 20

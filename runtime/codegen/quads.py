@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from manygrad.runtime.codegen.affine import Position
-from manygrad.runtime.codegen.describe import ranges_of
 from manygrad.runtime.codegen.dots import LANE_BYTES
 from manygrad.runtime.codegen.evaluate import Evaluator
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
 

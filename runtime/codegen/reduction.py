@@ -18,13 +18,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from manygrad.runtime.codegen.describe import ranges_of
 from manygrad.runtime.codegen.dots import is_product
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.codegen.opt import Plan
 from manygrad.runtime.codegen.places import Placer
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
 MASKS = 6  # registers of lanes' conditions: AVX-512 has seven

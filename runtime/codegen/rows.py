@@ -5,7 +5,7 @@ None of them changes a bit of the result.
 
 from __future__ import annotations
 
-from manygrad.runtime.codegen.describe import Signature, ranges_of, size_max, volume
+from manygrad.runtime.codegen.describe import Signature, size_max, volume
 from manygrad.runtime.codegen.dots import is_total
 from manygrad.runtime.codegen.keep import kept_values
 from manygrad.runtime.codegen.legal import legal
@@ -13,6 +13,7 @@ from manygrad.runtime.codegen.lines import begins_anywhere, whole_vectors
 from manygrad.runtime.codegen.opt import Opt, make_plan
 from manygrad.runtime.codegen.products import LARGE_BYTES
 from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
 ROW = 16384  # elements of a row that is kept: several fit the second cache

@@ -11,13 +11,13 @@ import math
 from functools import partial
 from typing import Any
 
-from manygrad.runtime.codegen.describe import ranges_of
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.codegen.online import Pair, online_pair
 from manygrad.runtime.codegen.opt import Plan
 from manygrad.runtime.codegen.reduction import Reducer
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
 LOWEST = {dtypes.float32: -3.4028234663852886e38, dtypes.float64: -1.7976931348623157e308}

@@ -19,7 +19,6 @@ from manygrad.runtime.codegen.describe import (
     estimate,
     evaluate_int,
     kernel_name,
-    ranges_of,
     signature,
     size_max,
 )
@@ -27,6 +26,7 @@ from manygrad.runtime.devices.base import Kernel
 from manygrad.runtime.devices.host import HostDevice, Memory, host_array
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
 BLOCK_ELEMENTS = 1 << 22  # the most elements of one intermediate array, where cutting the loops can hold it
