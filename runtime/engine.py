@@ -180,7 +180,7 @@ class RealizeEngine:
         for recording in capture:
             if not recording.is_paused:
                 asked = {id(t) for t in wanted}
-                early = [t for t in self._needed(wanted)[0] if id(t) in recording.outside and id(t) not in asked and _read_at(t.uop).op not in MEMORY]
+                early = [t for t in self._needed(wanted)[0] if recording.holds(t) and id(t) not in asked and _read_at(t.uop).op not in MEMORY]
                 if early:
                     with recording.paused():
                         self.realize(early, pending=False)
@@ -360,6 +360,7 @@ class RealizeEngine:
             return
         bases = [memory(t.uop) for t in lazy]
         mapped = substitute(UOp(Ops.SINK, dtypes.void, tuple(bases)), becomes)
+        held = [(r, t) for r in capture for t in lazy if r.holds(t)]
         for t, base, u in zip(lazy, bases, mapped.src):
             if id(t) in own:
                 t.uop, t._storage = own[id(t)], None
@@ -370,6 +371,8 @@ class RealizeEngine:
                 t.uop = rebased(t.uop, base, u, leaf=base.op is not Ops.AFTER)
                 if t._storage is not None:
                     t._storage.own()  # (lets go of the graph as it was)
+        for recording, t in held:
+            recording.outside[id(t)] = (t, t.uop)
 
     def from_numpy(self, array: np.ndarray, dtype: DType, device: str, share: bool = False) -> UOp:
         if array.size == 0:

@@ -27,8 +27,12 @@ class Recording:
 
     def __init__(self, outside: Iterable[Tensor]) -> None:
         self.taken: list[tuple[list[ExecItem], Vars]] = []
-        self.outside = {id(t): t for t in outside}
+        self.outside = {id(t): (t, t.uop) for t in outside}  # as long as the step does not give them another value
         self.is_paused = False
+
+    def holds(self, t: Tensor) -> bool:
+        """Whether `t` is from outside and still what it was."""
+        return id(t) in self.outside and self.outside[id(t)][1] is t.uop
 
     @contextmanager
     def paused(self) -> Iterator[None]:

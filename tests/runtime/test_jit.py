@@ -505,3 +505,17 @@ def test_a_copy_made_before_state_is_in_memory_is_not_copied_again() -> None:
     for n in range(4):
         step(Tensor([float(n)]).realize())
     assert kept.numpy().tolist() == list(range(6)) and b.numpy().tolist() == [0.0] * 6
+
+
+def test_state_that_is_written_for_the_first_time_in_the_capture_is_a_part_of_the_step() -> None:
+    last, count = Tensor.zeros(4), Tensor.zeros(4)  # (a copy of zeros is zeros: after the first call `last` is still no memory)
+
+    @TinyJit
+    def step(x: Tensor) -> Tensor:
+        last.copy_(count)
+        count.add_(1)
+        return x + 1
+
+    for n in range(5):
+        step(Tensor([float(n)]).realize())
+        assert (last.tolist(), count.tolist()) == ([n] * 4, [n + 1] * 4)
