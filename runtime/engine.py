@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from math import prod
 
 import numpy as np
@@ -182,7 +183,7 @@ class RealizeEngine:
                 asked = {id(t) for t in wanted}
                 early = [t for t in self._needed(wanted)[0] if recording.holds(t) and id(t) not in asked and _read_at(t.uop).op not in MEMORY]
                 if early:
-                    with recording.paused():
+                    with recording.paused(), suppress(Exception):  # (what cannot be computed is lost where it is overwritten)
                         self.realize(early, pending=False)
 
     def _realize(self, wanted: list[Tensor], progress: Progress) -> None:

@@ -50,23 +50,22 @@ class _Words:
         self.buffer.agreed = True
         self.shared = self.buffer.as_numpy()  # None where the host cannot see the memory
         self.numbers: dict[Site, int] = {}
-        self.zeros = b""
 
     def word(self, site: Site) -> Buffer:
         if site not in self.numbers and len(self.numbers) >= WORDS - 1:
             site = OTHERS
         number = self.numbers.setdefault(site, len(self.numbers))
-        self.zeros = bytes(len(self.numbers) * _BYTES)
         out = self.buffer.view(1, dtypes.int64, number * _BYTES)
         out.agreed = True  # what a rank finds is its own affair
         return out
 
     def look(self) -> tuple[Site, int] | None:
         """A place where something went wrong since the last look, and the code of the index."""
-        now = self.shared if self.shared is not None else self.buffer.copyout()
-        if now[: len(self.numbers)].tobytes() == self.zeros:
+        now = (self.shared if self.shared is not None else self.buffer.copyout())[: len(self.numbers)]
+        raw = now.tobytes()
+        if raw.count(0) == len(raw):
             return None
-        return next((site, int(now[i])) for site, i in self.numbers.items() if now[i])
+        return next(((site, int(now[i])) for site, i in list(self.numbers.items())[: len(now)] if now[i]), None)  # (another thread may have been told)
 
     def forget(self, site: Site) -> None:
         if site in self.numbers:

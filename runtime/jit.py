@@ -25,6 +25,7 @@ from manygrad.runtime.buffer import Buffer, copy_buffer
 from manygrad.runtime.counters import GlobalCounters
 from manygrad.runtime.items import ExecItem, GraphItem, KernelItem, Vars, run_items
 from manygrad.runtime.linear import Recording, capture, storage
+from manygrad.tensor.engine import engine
 from manygrad.tensor.environment import DEBUG, JIT, VALIDATE_WITH_CPU
 from manygrad.tensor.lock import LOCK
 from manygrad.tensor.standin import part
@@ -284,9 +285,15 @@ class TinyJit(Generic[T]):
     def _keep_old_values(self) -> None:
         """What was made lazily of the state or of a result (`total = total + step(x)`), and is not computed yet, must not see what is written now."""
         lazy = [t for t in LIVE.newer(self) if not is_stored(t.uop)]
-        old = [t for t in lazy if any(u.op is Ops.BUFFER and not self.overwritten.isdisjoint(map(_memory, _buffers_of(u))) for u in t.uop.toposort())]
-        if old:
-            old[0].realize(*old[1:])
+        for t in [t for t in lazy if any(u.op is Ops.BUFFER and self._overwrites(u) for u in t.uop.toposort())]:
+            try:
+                t.realize()
+            except Exception as e:  # it must not fail the step: whoever reads it gets the error
+                engine().lose(t, f"a value of shape {t.shape} could not be computed when a TinyJit overwrote what it reads ({type(e).__name__}: {e}), and is lost")
+
+    def _overwrites(self, u: UOp) -> bool:
+        """Whether a replay writes to the memory of a BUFFER, if it has any (that of a lost value has not)."""
+        return "buffer" in u._cache and not self.overwritten.isdisjoint(map(_memory, _buffers_of(u)))
 
     def _replay(self, tensors: list[tuple[str, Tensor]], constants: list[tuple[str, Any]], var_vals: dict[str, int]) -> T:
         if len(tensors) != len(self.inputs):

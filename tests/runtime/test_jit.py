@@ -519,3 +519,17 @@ def test_state_that_is_written_for_the_first_time_in_the_capture_is_a_part_of_th
     for n in range(5):
         step(Tensor([float(n)]).realize())
         assert (last.tolist(), count.tolist()) == ([n] * 4, [n + 1] * 4)
+
+
+def test_a_lazy_value_that_cannot_be_computed_fails_no_replay() -> None:
+    state, one = (Tensor(np.ones(4, np.float32)).realize() for _ in range(2))
+    step = TinyJit(lambda x: state.assign(state + x).realize())
+    n = Variable("n", 1, 4)
+    for _ in range(3):
+        step(one)
+    bad = state[: n.bind(2)].sum() + state[: n.bind(3)].sum()
+    for k in range(3):
+        assert step(one).tolist() == [5.0 + k] * 4
+    with pytest.raises(RuntimeError, match="is lost"):
+        bad.item()
+    assert step(one).tolist() == [8.0] * 4
