@@ -17,7 +17,8 @@ from manygrad.schedule.desugar import Temps, lower_storage
 from manygrad.schedule.kernels import Item, insert_stores, split_kernels
 from manygrad.schedule.memory import plan_memory
 from manygrad.schedule.merge import merge_kernels
-from manygrad.schedule.order import order_items
+from manygrad.schedule.old_values import copy_old_values
+from manygrad.schedule.order import NoOrder, order_items
 from manygrad.schedule.parts import pass_parts
 from manygrad.schedule.passes import Lowering, Pass, graph_spec, items_spec, run_passes
 from manygrad.schedule.plan import Plan, plan_of, shared_first
@@ -125,6 +126,7 @@ PASSES = (
     Pass("lower_checks", lambda graph, _: lower_checks(graph), graph_spec),
     Pass("simplify", lambda graph, _: simplify(graph), graph_spec),
     Pass("lower_storage", lambda graph, to: lower_storage(graph, to.temps), graph_spec),
+    Pass("copy_old_values", lambda graph, to: copy_old_values(graph, to.temps) if to.copies else graph, graph_spec),
     Pass("split_updates", lambda graph, _: split_updates(graph), graph_spec),
     Pass("insert_stores", lambda graph, to: insert_stores(graph, to.temps), graph_spec),
     Pass("split_kernels", lambda graph, to: split_kernels(graph, to.temps), items_spec),
@@ -136,8 +138,11 @@ PASSES = (
 
 
 def schedule_items(sink: UOp, me: World = world) -> list[Item]:
-    """The stage's pipeline: from the graph of all devices to the calls of this worker."""
-    items: list[Item] = run_passes(PASSES, sink, Lowering(me, Temps()))
+    """The stage's pipeline: from the graph of all devices to the calls of this worker; where these have no order, once more with copies."""
+    try:
+        items: list[Item] = run_passes(PASSES, sink, Lowering(me, Temps()))
+    except NoOrder:
+        items = run_passes(PASSES, sink, Lowering(me, Temps(), copies=True))
     return items
 
 

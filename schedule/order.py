@@ -5,7 +5,8 @@ buffers are alive, then the first in graph order. So a weight's gradient is comp
 activation that it was the last to read is gone before the next one comes.
 
 Edges: a read after the effects it names; a write after every read of the older value of what it writes (so that no assignment
-overtakes a reader); communication in program order. A cycle means that a value is needed both before and after an assignment that cannot wait: an error.
+overtakes a reader); communication in program order. A cycle means that a value is needed both before and after an assignment: `NoOrder`, and the schedule is made
+anew with copies of older values (`old_values.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from manygrad.schedule.memory import is_temporary, nbytes_of
 from manygrad.schedule.nodes import indices
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
+
+
+class NoOrder(RuntimeError):
+    """Calls that wait for each other."""
 
 
 def order_items(items: list[Item]) -> list[Item]:
@@ -65,7 +70,7 @@ def order_items(items: list[Item]) -> list[Item]:
                 heapq.heappush(ready, (not urgent[u], alive.growth(u), u))
     if len(out) != len(items):
         stuck = sorted({items[i].line for i in range(len(items)) if waiting[i] > 0})
-        raise RuntimeError(
+        raise NoOrder(
             "an assignment and its readers wait for each other: a kernel needs a tensor both before and after it is assigned "
             f"(lines {', '.join(stuck)}); read the old value into its own storage first: old = t.clone()"
         )

@@ -20,10 +20,12 @@ from manygrad.tensor.uop.spec import verify
 
 @dataclass(frozen=True)
 class Lowering:
-    """What the passes of one schedule are told besides the graph: which devices are this worker's, and where temporaries are numbered."""
+    """What the passes of one schedule are told besides the graph: which devices are this worker's, where temporaries are numbered, and
+    whether older values are copied, as there is no order otherwise."""
 
     me: World
     temps: Temps
+    copies: bool = False
 
 
 @dataclass(frozen=True)

@@ -259,7 +259,7 @@ class _Trace:
         live = dict(was)
 
         def known(u: UOp) -> bool:
-            return u not in self.own and (u.op is Ops.BUFFER or (u in live and u.op in MEMORY))
+            return u not in self.own and (u.op in (Ops.BUFFER, Ops.PARAM) or (u in live and u.op in MEMORY))
 
         for u in UOp(Ops.SINK, dtypes.void, tuple(values)).toposort(lambda u: not known(u)):
             if u in self.own:
@@ -283,13 +283,21 @@ class _Trace:
         saved = _read_by_gradient(results) if trained else ()
         self.body = UOp(Ops.SINK, dtypes.void, (*results, *saved))
         self.body._cache["saved"] = saved
+        self.apart = self._apart()
+
+    def _apart(self) -> list[int]:
+        """Which of the tensors from outside share memory: of each the first one that it shares it with. It matters where one is written."""
+        if not (self.written_args or self.written):
+            return []
+        storages = [_storage(u, o.ref() if o.ref is not None else None) for o in self.outside if (u := o.uop()) is not None]
+        return [storages.index(s) for s in storages]
 
     def alive(self) -> bool:
         return all(o.uop() is not None for o in self.outside)
 
     def fits(self) -> bool:
         same = all((t := ref()) is None or t.uop is u for ref, u in self.baked)
-        return same and all((u := o.uop()) is not None and _spec(u) == o.spec for o in self.outside)
+        return same and all((u := o.uop()) is not None and _spec(u) == o.spec for o in self.outside) and self._apart() == self.apart
 
     def overlaps(self, tensors: list[Tensor]) -> bool:
         """Whether an argument shares memory with another, or with a tensor from outside, and that is written; or two tensors from outside

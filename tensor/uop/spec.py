@@ -88,6 +88,7 @@ SPECS: dict[str, list[Rule]] = {
     "lower_checks": UNCHECKED,
     "simplify": UNCHECKED,
     "lower_storage": STORAGE,
+    "copy_old_values": STORAGE,
     "split_updates": STORAGE,
     "insert_stores": STORED,
     "rangeify": KERNEL,

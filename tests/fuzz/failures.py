@@ -22,7 +22,7 @@ EXAMPLES = 150
 N, STATES, STEPS = 4, 3, 11
 ERRORS = (ZeroDivisionError, MemoryError, KeyboardInterrupt)
 STAGES: list[tuple[Any, str]] = [
-    *((scheduling, n) for n in ("strip_binds", "number_buffers", "clean", "lower_shards", "lower_checks", "simplify", "lower_storage", "split_updates", "insert_stores")),
+    *((scheduling, n) for n in ("strip_binds", "number_buffers", "clean", "lower_shards", "lower_checks", "simplify", "lower_storage", "copy_old_values", "split_updates", "insert_stores")),
     *((scheduling, n) for n in ("split_kernels", "order_items", "merge_kernels", "chain_kernels", "pass_parts", "plan_memory", "call_of", "create_linear", "lower_sink_to_linear")),
     (linear, "storage"),
     (linear, "exec_view"),

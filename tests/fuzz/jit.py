@@ -82,8 +82,6 @@ class Side:
         given = {NAMES[k]: make[kind]() for k, kind in enumerate(self.kinds)}
         if call == "twice":
             tensors = [name for name, x in given.items() if isinstance(x, Tensor) and x.shape == (n,)]
-            if self.kinds.count("assigned") > 1:  # (assigned twice and read between is an error without a jit, too)
-                tensors = [name for name in tensors if self.kinds[NAMES.index(name)] != "assigned"]
             if len(tensors) > 1:
                 given[tensors[1]] = given[tensors[0]]
         return dict(reversed(given.items())) if call == "reordered" else given

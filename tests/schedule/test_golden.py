@@ -83,6 +83,14 @@ def write_after_read() -> list[Tensor]:
     return [old, x]
 
 
+def swap_without_copies() -> list[Tensor]:
+    a, b = Tensor([1.0, 2.0]).realize(), Tensor([3.0, 4.0]).realize()
+    old = a * 1
+    a.assign(b * 1)
+    b.assign(old)
+    return [a, b]
+
+
 def symbolic_slice() -> list[Tensor]:
     return [(stored(10, 4)[: Variable("n", 1, 10).bind(3)] + 1).sum(0)]
 
@@ -109,7 +117,7 @@ def gather_to_one_device() -> list[Tensor]:
 
 PROGRAMS: list[Callable[[], list[Tensor]]] = [
     matmul_bias_relu, softmax, gradient_of_linear, large_sum_in_two, embedding_is_a_gather, scatter_add, cat_of_computed,
-    range_mask_collapses, padded_slices, assign_reversed, write_after_read, symbolic_slice, sharded_loss_and_gradient,
+    range_mask_collapses, padded_slices, assign_reversed, write_after_read, swap_without_copies, symbolic_slice, sharded_loss_and_gradient,
     reshard_by_all_to_all, gather_to_one_device, chain_of_attention,
 ]  # fmt: skip
 

@@ -406,6 +406,31 @@ def test_a_view_from_outside_that_is_written_between_calls() -> None:
     assert [outer(state, x).tolist() for _ in range(2)] == [[[4, 4]] * 2, [[6, 6]] * 2]
 
 
+def test_a_view_from_outside_of_what_an_outer_function_was_given() -> None:
+    """Inside the outer function its argument is apart from views of it; a trace made there is of no use where they share memory."""
+    for outer_reads in (False, True):
+        state, w = Tensor(np.arange(4.0).reshape(2, 2)).realize(), Tensor(np.ones((2, 2))).realize()
+        w.requires_grad = True
+        row, detached = state[1:2], state.detach()
+
+        @function
+        def inner(p: Tensor, q: Tensor) -> Tensor:
+            if outer_reads:  # (the trace is not written to: it reads a view of the outer function's argument)
+                return row + q * 0.5
+            state.assign(state * 0.5 + q.detach())
+            return row + q * 0.5
+
+        @function
+        def outer(p: Tensor, q: Tensor) -> Tensor:
+            return inner(detached if outer_reads else q, q)
+
+        for _ in range(2):
+            state.assign(Tensor(np.arange(4.0).reshape(2, 2)))
+            out = outer(state, w * 2)
+            assert out.tolist() == ([[3, 4]] * 2 if outer_reads else [[4, 4.5]] * 2)
+            assert state.tolist() == ([[0, 1], [2, 3]] if outer_reads else [[2, 2.5], [3, 3.5]])
+
+
 @pytest.mark.parametrize("axis", [None, 0, 1])
 @pytest.mark.parametrize("realized", [False, True])
 def test_views_from_outside_whose_whole_is_gone(axis: int | None, realized: bool) -> None:
