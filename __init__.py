@@ -28,8 +28,12 @@ from manygrad.tensor.tensor import Tensor, Variable
 
 _holder.current = RealizeEngine()
 
-for _name in [n for n in sys.modules if n.startswith(("manygrad.tensor.nn", "manygrad.tensor.linalg", "manygrad.tensor.autograd"))]:
-    sys.modules[_name.replace("manygrad.tensor.", "manygrad.")] = sys.modules[_name]  # `import manygrad.nn.functional as F`
+for _name in [
+    n for n in sys.modules if n.startswith(("manygrad.tensor.nn", "manygrad.tensor.linalg", "manygrad.tensor.autograd"))
+]:
+    sys.modules[_name.replace("manygrad.tensor.", "manygrad.")] = sys.modules[
+        _name
+    ]  # `import manygrad.nn.functional as F`
 _schedules.store = _DiskCache("schedules")
 _profile_program()
 

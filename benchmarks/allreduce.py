@@ -76,9 +76,19 @@ def ours(sizes: list[int], most: int) -> list[dict[str, Any]]:
     def program(count: int, plan: int) -> Callable[[], None]:
         what = Collective("all_reduce", n, count, group=group)
         made = prepare(
-            build(choose("all_reduce", 4 * count, n, group), what, mine), "float32", plan=plan, endpoint=endpoint, rank_to_worker=owner
+            build(choose("all_reduce", 4 * count, n, group), what, mine),
+            "float32",
+            plan=plan,
+            endpoint=endpoint,
+            rank_to_worker=owner,
         )
-        buffers = {r: {k: Buffer("CPU", count, dtypes.float32).copyin(np.full(count, r + 1.0, np.float32)) for k in ("in", "out")} for r in mine}
+        buffers = {
+            r: {
+                k: Buffer("CPU", count, dtypes.float32).copyin(np.full(count, r + 1.0, np.float32))
+                for k in ("in", "out")
+            }
+            for r in mine
+        }
         addresses = {r: {k: b.device.address(b.handle) for k, b in bs.items()} for r, bs in buffers.items()}
         sequence = iter(range(1 << 60))
 
@@ -106,7 +116,9 @@ def ours(sizes: list[int], most: int) -> list[dict[str, Any]]:
         for name, run in (("step", partial(step, x)), ("bare", bare)):
             first = timed(run, align, 3)
             with values_may_differ():  # each rank's row is its own time
-                slowest = Tensor(np.full((n, 1), max(first), np.float32)).shard(devices, axis=0).max().item()  # the same repeats on all
+                slowest = (
+                    Tensor(np.full((n, 1), max(first), np.float32)).shard(devices, axis=0).max().item()
+                )  # the same repeats on all
             result[name] = timed(run, align, repeats_for(float(slowest), most))
         expected = (n * (np.arange(count, dtype=np.int32) % 128) + n * (n - 1) // 2).astype(np.float32)
         assert np.array_equal(y.numpy(), expected), f"wrong sum at {nbytes} bytes"
@@ -156,9 +168,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default=SIZES, help="bytes, comma-separated; K and M are powers of two")
     parser.add_argument("--workers", default="2,4")
-    parser.add_argument("--transport", default="", choices=("", "shm", "zmq"), help="force ours (default: shared memory on one host)")
+    parser.add_argument(
+        "--transport", default="", choices=("", "shm", "zmq"), help="force ours (default: shared memory on one host)"
+    )
     parser.add_argument("--devices-per-node", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=1000, help=f"at most; large sizes make as many as fit in {BUDGET_S} s")
+    parser.add_argument(
+        "--repeats", type=int, default=1000, help=f"at most; large sizes make as many as fit in {BUDGET_S} s"
+    )
     parser.add_argument("--torch-worker", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.torch_worker:
@@ -171,7 +187,9 @@ def main() -> None:
         os.environ["TRANSPORT"] = args.transport
     sizes = [nbytes_of(s) for s in args.sizes.split(",")]
     have_torch = importlib.util.find_spec("torch") is not None
-    print(f"{'workers':>7} {'bytes':>6} {'step us':>10} {'bare us':>10} {'gloo us':>10} {'algbw GB/s':>10} {'busbw GB/s':>10} {'gloo/step':>9} {'gloo/bare':>9}")
+    print(
+        f"{'workers':>7} {'bytes':>6} {'step us':>10} {'bare us':>10} {'gloo us':>10} {'algbw GB/s':>10} {'busbw GB/s':>10} {'gloo/step':>9} {'gloo/bare':>9}"
+    )
     for workers in map(int, args.workers.split(",")):
         threads = max(1, (os.cpu_count() or 1) // workers)
         mine = launch(ours, sizes, args.repeats, nodes=workers, devices_per_node=args.devices_per_node)

@@ -74,11 +74,16 @@ def main() -> None:
                 device.peak = before = device.allocated
                 mine = ours(arrays, is_causal, backward)
                 torch_side = torchs(arrays, is_causal, backward)
-                times = [min(t) * 1e3 for t in samples([mine] if torch_side is None else [mine, torch_side], args.repeats)]
+                times = [
+                    min(t) * 1e3 for t in samples([mine] if torch_side is None else [mine, torch_side], args.repeats)
+                ]
                 what = ("causal " if is_causal else "") + ("with gradients" if backward else "forward")
                 other = f"{times[1]:>10.2f}{times[1] / times[0]:>12.2f}" if torch_side is not None else f"{'':>22}"
                 del mine
-                print(f"{text:<16}{what:<26}{times[0]:>10.2f}{other}{(device.peak - before) / 1e6:>10.1f}{4e-6 * shape[0] * shape[1] * shape[2] ** 2:>10.1f}", flush=True)
+                print(
+                    f"{text:<16}{what:<26}{times[0]:>10.2f}{other}{(device.peak - before) / 1e6:>10.1f}{4e-6 * shape[0] * shape[1] * shape[2] ** 2:>10.1f}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -79,7 +79,10 @@ def main() -> None:
                 times[side].append(time.perf_counter() - began)
         before, after = (min(t) * 1e6 for t in times)
         ratios.append(before / after)
-        print(f"{name:16}{before:14.1f}{after:12.1f}{before / after:8.2f}{search_s:10.1f}  {'yes' if same else 'NO'}", flush=True)
+        print(
+            f"{name:16}{before:14.1f}{after:12.1f}{before / after:8.2f}{search_s:10.1f}  {'yes' if same else 'NO'}",
+            flush=True,
+        )
     print(f"geometric mean of the ratios: {statistics.geometric_mean(ratios):.2f}")
 
 

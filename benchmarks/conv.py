@@ -44,7 +44,11 @@ class Conv(NamedTuple):
     def shapes(self, batch: int) -> tuple[tuple[int, ...], ...]:
         """Of the input, the weights and the output."""
         after = (self.size + 2 * self.padding - self.kernel) // self.stride + 1
-        return (batch, self.channels, self.size, self.size), (self.out, self.channels, self.kernel, self.kernel), (batch, self.out, after, after)
+        return (
+            (batch, self.channels, self.size, self.size),
+            (self.out, self.channels, self.kernel, self.kernel),
+            (batch, self.out, after, after),
+        )
 
     def flops(self, batch: int) -> float:
         _, weights, output = self.shapes(batch)
@@ -78,7 +82,9 @@ def theirs(torch: Any, channels_last: bool, conv: Conv, x: np.ndarray, w: np.nda
     stride, padding = [conv.stride] * 2, [conv.padding] * 2
 
     def backward(mask: list[bool]) -> Any:
-        return torch.ops.aten.convolution_backward(gradient, a, b, None, stride, padding, [1, 1], False, [0, 0], 1, mask)[mask.index(True)]
+        return torch.ops.aten.convolution_backward(
+            gradient, a, b, None, stride, padding, [1, 1], False, [0, 0], 1, mask
+        )[mask.index(True)]
 
     forward = lambda: torch.nn.functional.conv2d(a, b, stride=stride, padding=padding)  # noqa: E731
     return forward, lambda: backward([True, False, False]), lambda: backward([False, True, False])
@@ -97,7 +103,9 @@ def main() -> None:
     if importlib.util.find_spec("torch") is not None:
         import torch  # type: ignore[no-redef]
     rng = np.random.default_rng(0)
-    print(f"{'convolution':>22} {'direction':>11} {'ours us':>9} {'GFLOPS':>8} {'torch us':>9} {'GFLOPS':>8} {'torch/ours':>11}")
+    print(
+        f"{'convolution':>22} {'direction':>11} {'ours us':>9} {'GFLOPS':>8} {'torch us':>9} {'GFLOPS':>8} {'torch/ours':>11}"
+    )
     for conv in resnet18(options.image, options.width):
         if options.only not in str(conv):
             continue
@@ -107,7 +115,9 @@ def main() -> None:
         for direction, run, other in zip(DIRECTIONS, mine, others):
             if other is not None:
                 expected = other().numpy()
-                np.testing.assert_allclose(run().numpy(), expected, rtol=1e-3, atol=1e-4 * float(np.abs(expected).max()))
+                np.testing.assert_allclose(
+                    run().numpy(), expected, rtol=1e-3, atol=1e-4 * float(np.abs(expected).max())
+                )
             times = [min(t) for t in samples([run, *([other] if other is not None else [])], options.repeats)]
             columns = "".join(f" {t * 1e6:9.0f} {conv.flops(options.batch) / t / 1e9:8.1f}" for t in times)
             ratio = f"{times[1] / times[0]:11.2f}" if other is not None else f" {'-':>9} {'-':>8} {'-':>11}"

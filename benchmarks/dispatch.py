@@ -82,7 +82,14 @@ def main() -> None:
 
         runs.append(torch_mlp(torch))
     mine, *other = measure(runs, options.repeats)
-    print(f"mlp batch 1: ours {mine * 1e6:.0f} us" + (f", torch {other[0] * 1e6:.0f} us, torch/ours {other[0] / mine:.2f}" if other else ", torch is not installed"))
+    print(
+        f"mlp batch 1: ours {mine * 1e6:.0f} us"
+        + (
+            f", torch {other[0] * 1e6:.0f} us, torch/ours {other[0] / mine:.2f}"
+            if other
+            else ", torch is not installed"
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -25,7 +25,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-if {"OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"} & os.environ.keys():  # NumPy is to choose its kernels for this processor, whatever is set here
+if {
+    "OPENBLAS_CORETYPE",
+    "OPENBLAS_L2_SIZE",
+} & os.environ.keys():  # NumPy is to choose its kernels for this processor, whatever is set here
     os.environ.update(OPENBLAS_CORETYPE="", OPENBLAS_L2_SIZE="")
 if "--cpu-time" in sys.argv:  # before NumPy is loaded
     os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", THREADS="1")
@@ -59,7 +62,12 @@ class Case(NamedTuple):
 
     @property
     def label(self) -> str:
-        return self.layout + self.epilogue + ("" if self.stored == "f32" else f" {self.stored}") + (" via f32" if self.via_f32 else "")
+        return (
+            self.layout
+            + self.epilogue
+            + ("" if self.stored == "f32" else f" {self.stored}")
+            + (" via f32" if self.via_f32 else "")
+        )
 
     def flops(self) -> float:
         return 2.0 * self.batch * float(np.prod(self.shape))
@@ -67,7 +75,12 @@ class Case(NamedTuple):
     def arrays(self, rng: np.random.Generator) -> list[np.ndarray]:
         """Both operands as they are stored, then the bias (n,) and the residual (m, n)."""
         m, n, k = self.shape
-        shapes = [(m, k) if self.layout[0] == "N" else (k, m), (k, n) if self.layout[1] == "N" else (n, k), (n,), (m, n)]
+        shapes = [
+            (m, k) if self.layout[0] == "N" else (k, m),
+            (k, n) if self.layout[1] == "N" else (n, k),
+            (n,),
+            (m, n),
+        ]
         shapes[:2] = [(self.batch, *s) if self.batch > 1 else s for s in shapes[:2]]
         if self.stored == "i8":
             return [rng.integers(-128, 128, s).astype(np.float32) for s in shapes]
@@ -78,12 +91,23 @@ def cases(kinds: list[str], sizes: list[int]) -> Iterator[Case]:
     if "square" in kinds:
         yield from (Case((n, n, n), layout) for n in sizes for layout in ("NN", "NT", "TN"))
     if "batched" in kinds:
-        yield from (Case(s, layout, b) for b, s in ((64, (128, 128, 64)), (64, (128, 64, 128)), (16, (256, 256, 256))) for layout in ("NN", "NT"))
+        yield from (
+            Case(s, layout, b)
+            for b, s in ((64, (128, 128, 64)), (64, (128, 64, 128)), (16, (256, 256, 256)))
+            for layout in ("NN", "NT")
+        )
     if "epilogue" in kinds:
-        yield from (Case((512, 3072, 768), layout, epilogue=e) for e in ("+brr", "+gelu", "+tanh") for layout in ("NN", "NT"))
+        yield from (
+            Case((512, 3072, 768), layout, epilogue=e) for e in ("+brr", "+gelu", "+tanh") for layout in ("NN", "NT")
+        )
     if "types" in kinds:
         for n in sorted({n for n in sizes if n in (512, 1024)} or {min(sizes)}):
-            yield from (Case((n, n, n), layout, stored=t, via_f32=f) for t in ("bf16", "f16") for f in (False, True) for layout in ("NN", "NT"))
+            yield from (
+                Case((n, n, n), layout, stored=t, via_f32=f)
+                for t in ("bf16", "f16")
+                for f in (False, True)
+                for layout in ("NN", "NT")
+            )
             yield from (Case((n, n, n), layout, stored="i8") for layout in ("NN", "NT"))
 
 
@@ -138,7 +162,10 @@ def torch_sides(torch: Any, case: Case, arrays: list[np.ndarray]) -> list[Run]:
         out = torch.empty((*a.shape[:-1], b.shape[-1]))
         return [lambda: torch.matmul(a, b, out=out)]
     if case.epilogue == "+brr":
-        return [lambda: torch.addmm(bias, a, b).relu_().add_(residual), lambda: (a @ b).add_(bias).relu_().add_(residual)]
+        return [
+            lambda: torch.addmm(bias, a, b).relu_().add_(residual),
+            lambda: (a @ b).add_(bias).relu_().add_(residual),
+        ]
     gelu, how = torch.nn.functional.gelu, "none" if case.epilogue == "+gelu" else "tanh"
     return [lambda: gelu(torch.addmm(bias, a, b), approximate=how), lambda: gelu((a @ b).add_(bias), approximate=how)]
 
@@ -200,7 +227,12 @@ def main() -> None:
         best = measure(sides, options.repeats, clock)
         reference = expected(case, arrays)
         rough = {"bf16": 2e-2, "f16": 2e-3}.get(case.stored, 1e-3)
-        np.testing.assert_allclose(result(), reference, rtol=rough, atol=rough * float(np.abs(reference).max()) if rough > 1e-3 else 1e-5 * case.shape[2])
+        np.testing.assert_allclose(
+            result(),
+            reference,
+            rtol=rough,
+            atol=rough * float(np.abs(reference).max()) if rough > 1e-3 else 1e-5 * case.shape[2],
+        )
         rate = {name: 1e-9 * case.flops() / t for name, t in best.items()}
         others = [r for name, r in rate.items() if name != "manygrad"]
         print(

@@ -37,7 +37,12 @@ def programs(torch: Any, n: int) -> dict[str, tuple[float, Run, Run | None]]:
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal((rows, COLUMNS)).astype(np.float32) for _ in range(2))
     labels = rng.integers(0, COLUMNS, rows)
-    x, y, w, t = Tensor(a).realize(), Tensor(b).realize(), Tensor(np.ones(COLUMNS, np.float32)).realize(), Tensor(labels).realize()
+    x, y, w, t = (
+        Tensor(a).realize(),
+        Tensor(b).realize(),
+        Tensor(np.ones(COLUMNS, np.float32)).realize(),
+        Tensor(labels).realize(),
+    )
     size = float(a.nbytes)
 
     def jitted(f: Callable[..., Tensor], *args: Tensor) -> Run:

@@ -42,12 +42,13 @@ def torch_models() -> dict[str, Callable[[], Any]]:
             self.conv2, self.bn2 = torch.nn.Conv2d(out, out, 3, 1, 1, bias=False), torch.nn.BatchNorm2d(out)
             self.downsample = None
             if stride != 1 or channels != out:
-                self.downsample = torch.nn.Sequential(torch.nn.Conv2d(channels, out, 1, stride, bias=False), torch.nn.BatchNorm2d(out))
+                self.downsample = torch.nn.Sequential(
+                    torch.nn.Conv2d(channels, out, 1, stride, bias=False), torch.nn.BatchNorm2d(out)
+                )
 
         def forward(self, x: Any) -> Any:
             shortcut = x if self.downsample is None else self.downsample(x)
             return TF.relu(self.bn2(self.conv2(TF.relu(self.bn1(self.conv1(x))))) + shortcut)
-
 
     class TorchResNet(torch.nn.Module):
         def __init__(self, blocks: list[int], width: int, classes: int):
@@ -67,13 +68,17 @@ def torch_models() -> dict[str, Callable[[], Any]]:
                 x = getattr(self, f"layer{i + 1}")(x)
             return self.fc(x.mean((2, 3)))
 
-
     class TorchViT(torch.nn.Module):
         def __init__(self, image: int, patch: int, classes: int, dim: int, layers: int, heads: int):
             super().__init__()
             self.patches = torch.nn.Conv2d(3, dim, patch, stride=patch)
-            self.cls, self.positions = torch.nn.Parameter(torch.zeros(1, 1, dim)), torch.nn.Parameter(torch.zeros(1, (image // patch) ** 2 + 1, dim))
-            layer = torch.nn.TransformerEncoderLayer(dim, heads, 4 * dim, 0.0, "gelu", batch_first=True, norm_first=True)
+            self.cls, self.positions = (
+                torch.nn.Parameter(torch.zeros(1, 1, dim)),
+                torch.nn.Parameter(torch.zeros(1, (image // patch) ** 2 + 1, dim)),
+            )
+            layer = torch.nn.TransformerEncoderLayer(
+                dim, heads, 4 * dim, 0.0, "gelu", batch_first=True, norm_first=True
+            )
             self.encoder = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
             self.norm, self.head = torch.nn.LayerNorm(dim), torch.nn.Linear(dim, classes)
 
@@ -82,7 +87,6 @@ def torch_models() -> dict[str, Callable[[], Any]]:
             x = torch.cat([self.cls.expand(x.shape[0], -1, -1), x], 1) + self.positions
             return self.head(self.norm(self.encoder(x)[:, 0]))
 
-
     class TorchConv1D(torch.nn.Module):
         def __init__(self, size: int, out: int):
             super().__init__()
@@ -90,7 +94,6 @@ def torch_models() -> dict[str, Callable[[], Any]]:
 
         def forward(self, x: Any) -> Any:
             return x @ self.weight + self.bias
-
 
     class TorchGPT2Block(torch.nn.Module):
         def __init__(self, dim: int, heads: int):
@@ -102,23 +105,28 @@ def torch_models() -> dict[str, Callable[[], Any]]:
 
         def forward(self, x: Any) -> Any:
             b, t, c = x.shape
-            q, k, v = (y.reshape(b, t, self.heads, -1).transpose(1, 2) for y in self.attn["c_attn"](self.ln_1(x)).chunk(3, -1))
-            x = x + self.attn["c_proj"](TF.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, c))
+            q, k, v = (
+                y.reshape(b, t, self.heads, -1).transpose(1, 2) for y in self.attn["c_attn"](self.ln_1(x)).chunk(3, -1)
+            )
+            x = x + self.attn["c_proj"](
+                TF.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, c)
+            )
             return x + self.mlp["c_proj"](TF.gelu(self.mlp["c_fc"](self.ln_2(x)), approximate="tanh"))
-
 
     class TorchGPT2(torch.nn.Module):
         def __init__(self, vocabulary: int, context: int, layers: int, heads: int, dim: int):
             super().__init__()
             self.wte, self.wpe = torch.nn.Embedding(vocabulary, dim), torch.nn.Embedding(context, dim)
-            self.h, self.ln_f = torch.nn.ModuleList([TorchGPT2Block(dim, heads) for _ in range(layers)]), torch.nn.LayerNorm(dim)
+            self.h, self.ln_f = (
+                torch.nn.ModuleList([TorchGPT2Block(dim, heads) for _ in range(layers)]),
+                torch.nn.LayerNorm(dim),
+            )
 
         def forward(self, x: Any) -> Any:
             h = self.wte(x) + self.wpe.weight[: x.shape[1]]
             for block in self.h:
                 h = block(h)
             return TF.linear(self.ln_f(h), self.wte.weight)
-
 
     class TorchLSTM(torch.nn.Module):
         def __init__(self, vocabulary: int, hidden: int, layers: int):
@@ -183,7 +191,11 @@ def theirs(model: Any, x: np.ndarray, y: np.ndarray) -> Callable[[], tuple[Any, 
     """The same step in torch."""
     import torch
 
-    optimizer, tx, ty = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3), torch.from_numpy(x), torch.from_numpy(y)
+    optimizer, tx, ty = (
+        torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3),
+        torch.from_numpy(x),
+        torch.from_numpy(y),
+    )
 
     def step() -> tuple[Any, Any]:
         optimizer.zero_grad()
@@ -203,7 +215,11 @@ def main() -> None:
     args = parser.parse_args()
     with_torch = importlib.util.find_spec("torch") is not None
     found = models()
-    print(f"{'model':10} {'parameters':>10} {'output':>9} {'loss':>9} {'step':>9} {'ms ours':>9} {'ms torch':>9}" if with_torch else f"{'model':10} {'parameters':>10} {'ms ours':>9}")
+    print(
+        f"{'model':10} {'parameters':>10} {'output':>9} {'loss':>9} {'step':>9} {'ms ours':>9} {'ms torch':>9}"
+        if with_torch
+        else f"{'model':10} {'parameters':>10} {'ms ours':>9}"
+    )
     worst = 0.0
     for name in args.models.split(","):
         make, x, y = found[name]

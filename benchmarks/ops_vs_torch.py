@@ -1,9 +1,9 @@
 """Every operator's cases (tests/tensor/cases/) on manygrad and on torch: shapes, types, values and gradients side by side.
 
-    pip install torch==2.13.0 hypothesis      # CPU build; for this comparison only
-    python benchmarks/ops_vs_torch.py                    # all; prints the table and a summary, exit code 1 where they differ
-    python benchmarks/ops_vs_torch.py cumsum interpolate # those whose name holds one of the words
-    python benchmarks/ops_vs_torch.py --names            # writes docs/torch_names.txt again
+pip install torch==2.13.0 hypothesis      # CPU build; for this comparison only
+python benchmarks/ops_vs_torch.py                    # all; prints the table and a summary, exit code 1 where they differ
+python benchmarks/ops_vs_torch.py cumsum interpolate # those whose name holds one of the words
+python benchmarks/ops_vs_torch.py --names            # writes docs/torch_names.txt again
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ KNOWN = {  # where torch's gradient is another one, and why ours stands: tests h
     "Tensor.cholesky_solve": "torch's gradient also has a part above the diagonal, which is not read",
     "Tensor.as_strided_scatter": "torch's gradient counts overwritten elements where the view overlaps itself",
 }
-TOLERANCE = 2e-4  # of float32 results, relative to 1 or to the largest value; gradients of short normalised rows lose most
+TOLERANCE = (
+    2e-4  # of float32 results, relative to 1 or to the largest value; gradients of short normalised rows lose most
+)
 
 
 @dataclass
@@ -74,13 +76,24 @@ def compare(case: Case) -> Row:
     row = Row(case)
     ours, theirs = Library("manygrad", Tensor, nn.functional), Library("torch", torch, torch.nn.functional)
 
-    @settings(max_examples=EXAMPLES, derandomize=True, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=EXAMPLES,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
     @given(data=st.data())
     def trial(data: st.DataObject) -> None:
         sample = case.samples(data.draw)
         arrays = [a.astype(np.float32) if a.dtype.kind == "f" else a for a in sample.arrays]
         floats = [i for i, a in enumerate(arrays) if a.dtype.kind == "f" and case.grad]
-        for trained in (floats, floats[:1], []):  # torch differentiates some by their first argument only, some not at all
+        for trained in (
+            floats,
+            floats[:1],
+            [],
+        ):  # torch differentiates some by their first argument only, some not at all
             peers = [torch.tensor(a, requires_grad=i in trained) for i, a in enumerate(arrays)]
             try:
                 wants = flat(case.run(theirs, peers, sample))
@@ -119,7 +132,9 @@ def compare(case: Case) -> Row:
                 return
             for i, g in zip(trained, total.gradient(*(tensors[i] for i in trained))):
                 want = peers[i].grad
-                row.backward = max(row.backward, deviation(g.numpy(), np.zeros(g.shape) if want is None else want.numpy(force=True)))
+                row.backward = max(
+                    row.backward, deviation(g.numpy(), np.zeros(g.shape) if want is None else want.numpy(force=True))
+                )
 
     try:
         trial()
@@ -136,17 +151,31 @@ def write_names() -> None:
     """docs/torch_names.txt from the installed torch."""
     import torch
 
-    helpers = {"Optional", "assert_int_or_pair", "boolean_dispatch", "handle_torch_function", "has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"}
+    helpers = {
+        "Optional",
+        "assert_int_or_pair",
+        "boolean_dispatch",
+        "handle_torch_function",
+        "has_torch_function",
+        "has_torch_function_unary",
+        "has_torch_function_variadic",
+    }
     f, modules = torch.nn.functional, torch.nn
     sections = {
         "Tensor": dir(torch.Tensor),
-        "nn.functional": [n for n in dir(f) if callable(getattr(f, n)) and not inspect.isclass(getattr(f, n)) and n not in helpers],
+        "nn.functional": [
+            n for n in dir(f) if callable(getattr(f, n)) and not inspect.isclass(getattr(f, n)) and n not in helpers
+        ],
         "nn": [n for n in dir(modules) if inspect.isclass(getattr(modules, n))],
     }
     with open(os.path.join(os.path.dirname(HERE), "docs", "torch_names.txt"), "w") as out:
-        out.write(f"# Names of torch {torch.__version__.split('+')[0]} that docs/ops.md lists; written by benchmarks/ops_vs_torch.py --names.\n")
+        out.write(
+            f"# Names of torch {torch.__version__.split('+')[0]} that docs/ops.md lists; written by benchmarks/ops_vs_torch.py --names.\n"
+        )
         for section, names in sections.items():
-            out.write(f"[{section}]\n" + "".join(f"{n}\n" for n in sorted(names, key=str.lower) if not n.startswith("_")))
+            out.write(
+                f"[{section}]\n" + "".join(f"{n}\n" for n in sorted(names, key=str.lower) if not n.startswith("_"))
+            )
 
 
 def main(words: list[str]) -> int:
@@ -157,18 +186,29 @@ def main(words: list[str]) -> int:
         if not words or any(w in case.name for w in words)
     ]
     if importlib.util.find_spec("torch") is None:
-        print(f"{len({c.op for c in cases})} operators in {len(cases)} cases ({', '.join(sorted({c.op for c in cases})[:3])}, ...); torch is not installed, there is nothing to compare them with")
+        print(
+            f"{len({c.op for c in cases})} operators in {len(cases)} cases ({', '.join(sorted({c.op for c in cases})[:3])}, ...); torch is not installed, there is nothing to compare them with"
+        )
         return 0
     print(f"{'operator':<58} {'runs':>4} {'refused':>7} {'forward':>9} {'backward':>9}")
     rows = []
     for case in cases:
         row = compare(case)
         rows.append(row)
-        state = KNOWN.get(case.op, "") or "; ".join(dict.fromkeys(row.problems)) or ("" if row.runs else "torch takes none of these inputs")
-        print(f"{case.name:<58} {row.runs:>4} {row.refused:>7} {row.forward:>9.1e} {row.backward:>9.1e}  {state[:110]}", flush=True)
+        state = (
+            KNOWN.get(case.op, "")
+            or "; ".join(dict.fromkeys(row.problems))
+            or ("" if row.runs else "torch takes none of these inputs")
+        )
+        print(
+            f"{case.name:<58} {row.runs:>4} {row.refused:>7} {row.forward:>9.1e} {row.backward:>9.1e}  {state[:110]}",
+            flush=True,
+        )
     compared = [r for r in rows if r.runs]
     good = [r for r in compared if not r.problems]
-    print(f"\n{len({r.case.op for r in good})} operators ({len(good)} cases) agree with torch, {len(compared) - len(good)} cases differ, {len(rows) - len(compared)} could not be compared")
+    print(
+        f"\n{len({r.case.op for r in good})} operators ({len(good)} cases) agree with torch, {len(compared) - len(good)} cases differ, {len(rows) - len(compared)} could not be compared"
+    )
     return 0 if len(good) == len(compared) else 1
 
 

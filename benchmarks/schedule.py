@@ -178,7 +178,10 @@ def against_tinygrad(repeats: int) -> None:
         command = [sys.executable, os.path.abspath(__file__), "--repeats", str(repeats), "--alone", side]
         done = subprocess.run(command, env={**os.environ, **null}, stdout=subprocess.PIPE, text=True, check=True)
         found[side] = json.loads(done.stdout.splitlines()[-1])
-        print(f"{side:<10}{found[side]['graph'] * 1e3:10.1f}{found[side]['schedule'] * 1e3:13.1f}{found[side]['calls']:8d}", flush=True)
+        print(
+            f"{side:<10}{found[side]['graph'] * 1e3:10.1f}{found[side]['schedule'] * 1e3:13.1f}{found[side]['calls']:8d}",
+            flush=True,
+        )
     if len(found) == 2:
         print(f"tinygrad / ours: {found['tinygrad']['schedule'] / found['ours']['schedule']:.2f}")
 
@@ -207,17 +210,35 @@ def main() -> None:
         options = ["--repeats", args.repeats, "--layers", args.layers, "--dim", args.dim, "--one", n]
         options += ["--profile", args.profile if n == max(sizes) else 0]
         command = [sys.executable, os.path.abspath(__file__), *map(str, options)]
-        done = subprocess.run(command, env={**os.environ, "DEVICE": "NULL", "SPEC": "0", "SCACHE": "0"}, stdout=subprocess.PIPE, text=True, check=True)
+        done = subprocess.run(
+            command,
+            env={**os.environ, "DEVICE": "NULL", "SPEC": "0", "SCACHE": "0"},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
         rows.append(json.loads(done.stdout.splitlines()[-1]))
     print(f"{'milliseconds':<26}" + "".join(f"{r['workers']:>9}" for r in rows) + f"{'last/first':>12}   (workers)")
     shown = [k for k in rows[0]["seconds"] if k not in ("graph", "schedule", "programs")]
-    for name in ("graph", "schedule", *(k for k in PASSES if k in shown), *sorted(k for k in shown if k not in PASSES), "programs"):
+    for name in (
+        "graph",
+        "schedule",
+        *(k for k in PASSES if k in shown),
+        *sorted(k for k in shown if k not in PASSES),
+        "programs",
+    ):
         ms = [r["seconds"].get(name, 0.0) * 1e3 for r in rows]
         ratio = f"{ms[-1] / ms[0]:12.2f}" if ms[0] else ""
-        print(f"{name if name in ('graph', 'schedule', 'programs') else '  ' + name:<26}" + "".join(f"{t:9.1f}" for t in ms) + ratio)
+        print(
+            f"{name if name in ('graph', 'schedule', 'programs') else '  ' + name:<26}"
+            + "".join(f"{t:9.1f}" for t in ms)
+            + ratio
+        )
     for name in ("nodes", "calls", "collectives"):
         print(f"{name:<26}" + "".join(f"{r[name]:9d}" for r in rows))
-    print(f"ratio of scheduling, {sizes[-1]} to {sizes[0]} workers: {rows[-1]['seconds']['schedule'] / rows[0]['seconds']['schedule']:.2f}")
+    print(
+        f"ratio of scheduling, {sizes[-1]} to {sizes[0]} workers: {rows[-1]['seconds']['schedule'] / rows[0]['seconds']['schedule']:.2f}"
+    )
 
 
 if __name__ == "__main__":

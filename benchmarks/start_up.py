@@ -24,14 +24,21 @@ COLUMNS = ("import", "cold", "second", "warm", "step")
 
 def caches(folder: str) -> dict[str, str]:
     """Every side's caches in `folder`."""
-    return {"CACHE_DIR": folder, "TORCHINDUCTOR_CACHE_DIR": os.path.join(folder, "inductor"), "XDG_CACHE_HOME": folder, "CACHEDB": os.path.join(folder, "tinygrad.db")}
+    return {
+        "CACHE_DIR": folder,
+        "TORCHINDUCTOR_CACHE_DIR": os.path.join(folder, "inductor"),
+        "XDG_CACHE_HOME": folder,
+        "CACHEDB": os.path.join(folder, "tinygrad.db"),
+    }
 
 
 def starts(side: str, model: str, limit_s: float, folder: str) -> dict[str, float] | None:
     """The columns' seconds: one process that finds nothing, and one after it."""
     found: dict[str, float] = {}
     for first in ("cold", "warm"):
-        process = Side(side, model, len(os.sched_getaffinity(0)), limit_s, {**caches(folder), "OMP_WAIT_POLICY": "PASSIVE"})
+        process = Side(
+            side, model, len(os.sched_getaffinity(0)), limit_s, {**caches(folder), "OMP_WAIT_POLICY": "PASSIVE"}
+        )
         try:
             answers = [process.ask(f"steps {n} {limit}") for n, limit in ((1, limit_s), (1, limit_s), (5, 5.0))]
             if process.ready is None or None in answers:
@@ -59,7 +66,10 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 runs.append(starts(side, args.model, args.limit, folder))
         done = [r for r in runs if r is not None]
-        print(f"{side:<10}" + "".join(f"{min(r[c] for r in done):11.3f}" if done else f"{'-':>11}" for c in COLUMNS), flush=True)
+        print(
+            f"{side:<10}" + "".join(f"{min(r[c] for r in done):11.3f}" if done else f"{'-':>11}" for c in COLUMNS),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -45,12 +45,21 @@ def ways(side: str) -> list[tuple[int, dict[str, str]]]:
     """Threads and environment of a side; the best counts. OpenMP's threads wait spinning, or asleep, which is better beside other processes."""
     cores = len(os.sched_getaffinity(0))
     asleep = {"OMP_WAIT_POLICY": "PASSIVE"}
-    return {"torch": [(1, {}), (cores, {}), (cores, asleep)], "compile": [(cores, {}), (cores, asleep)]}.get(side, [(cores, {})])
+    return {"torch": [(1, {}), (cores, {}), (cores, asleep)], "compile": [(cores, {}), (cores, asleep)]}.get(
+        side, [(cores, {})]
+    )
 
 
-def one_worker(model: str, sides: list[str], steps: int, limit_s: float, turn_s: float, typical: Callable[[list[float]], float]) -> tuple[dict[str, float], dict[str, float]]:
+def one_worker(
+    model: str, sides: list[str], steps: int, limit_s: float, turn_s: float, typical: Callable[[list[float]], float]
+) -> tuple[dict[str, float], dict[str, float]]:
     """Typical seconds a step, and bytes, of the sides that ran."""
-    processes = [(side, Side(side, model, threads, limit_s, more)) for side in sides if available(side, model) for threads, more in ways(side)]
+    processes = [
+        (side, Side(side, model, threads, limit_s, more))
+        for side in sides
+        if available(side, model)
+        for threads, more in ways(side)
+    ]
     times: list[list[float]] = [[] for _ in processes]
     counts = {p.ready["parameters"] for _, p in processes if p.ready}
     assert len(counts) == 1, f"the sides' models differ: {counts} parameters"
@@ -107,7 +116,16 @@ def torch_workers(model: str, steps: int, workers: int, threads: int) -> list[fl
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    command = [sys.executable, os.path.abspath(__file__), "--torch-worker", model, str(steps), str(workers), str(port), str(threads)]
+    command = [
+        sys.executable,
+        os.path.abspath(__file__),
+        "--torch-worker",
+        model,
+        str(steps),
+        str(workers),
+        str(port),
+        str(threads),
+    ]
     processes = [subprocess.Popen([*command, str(r)], stdout=subprocess.PIPE, text=True) for r in range(workers)]
     try:
         outputs = [p.communicate(timeout=600)[0] for p in processes]
@@ -125,7 +143,11 @@ def several_workers(models: list[str], workers: int, steps: int) -> None:
         mine = launch(launched, model, steps, nodes=workers)[0]
         ms = statistics.median(mine[len(mine) // 2 :]) * 1e3
         have_torch = importlib.util.find_spec("torch") is not None
-        other = statistics.median(torch_workers(model, steps, workers, threads)[steps // 2 :]) * 1e3 if have_torch else float("nan")
+        other = (
+            statistics.median(torch_workers(model, steps, workers, threads)[steps // 2 :]) * 1e3
+            if have_torch
+            else float("nan")
+        )
         print(f"{model:<7}{workers:>8}{ms:10.2f}{other:10.2f}{other / ms:12.2f}", flush=True)
 
 
@@ -136,8 +158,14 @@ def main() -> None:
     parser.add_argument("--sides", default=",".join(SIDES))
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--limit", type=float, default=300.0, help="seconds until a side has done its first steps")
-    parser.add_argument("--turn", type=float, default=3.0, help="seconds of a side's turn, after which it starts no more steps")
-    parser.add_argument("--best", action="store_true", help="the fastest step instead of the median: for a machine that is busy with other things")
+    parser.add_argument(
+        "--turn", type=float, default=3.0, help="seconds of a side's turn, after which it starts no more steps"
+    )
+    parser.add_argument(
+        "--best",
+        action="store_true",
+        help="the fastest step instead of the median: for a machine that is busy with other things",
+    )
     parser.add_argument("--torch-worker", nargs=6, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.torch_worker:
@@ -149,11 +177,20 @@ def main() -> None:
         return several_workers((args.models or "mlp,conv,gpt").split(","), args.workers, args.steps)
     sides = args.sides.split(",")
     others = [s for s in sides if s != "ours"]
-    print(f"{'model':<7}" + "".join(f"{s + ' ms':>13}" for s in sides) + "".join(f"{s + '/ours':>14}" for s in others) + "".join(f"{s + ' MB':>13}" for s in sides))
+    print(
+        f"{'model':<7}"
+        + "".join(f"{s + ' ms':>13}" for s in sides)
+        + "".join(f"{s + '/ours':>14}" for s in others)
+        + "".join(f"{s + ' MB':>13}" for s in sides)
+    )
     for model in (args.models or ",".join(MODELS)).split(","):
-        seconds, memory = one_worker(model, sides, args.steps, args.limit, args.turn, min if args.best else statistics.median)
+        seconds, memory = one_worker(
+            model, sides, args.steps, args.limit, args.turn, min if args.best else statistics.median
+        )
         row = [f"{seconds[s] * 1e3:13.2f}" if s in seconds else f"{'-':>13}" for s in sides]
-        row += [f"{seconds[s] / seconds['ours']:14.2f}" if {s, "ours"} <= seconds.keys() else f"{'-':>14}" for s in others]
+        row += [
+            f"{seconds[s] / seconds['ours']:14.2f}" if {s, "ours"} <= seconds.keys() else f"{'-':>14}" for s in others
+        ]
         row += [f"{memory[s] / 1e6:13.0f}" if s in memory else f"{'-':>13}" for s in sides]
         print(f"{model:<7}" + "".join(row), flush=True)
 

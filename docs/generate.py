@@ -1,7 +1,7 @@
 """Writes the generated pages: docs/architecture.md (with the IR of every stage), docs/environment.md and docs/ops.md.
 
-    python docs/generate.py           # writes them
-    python docs/generate.py --check   # exit code 1 if they are not up to date
+python docs/generate.py           # writes them
+python docs/generate.py --check   # exit code 1 if they are not up to date
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from manygrad.tensor.uop.show import show
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
-PROGRAM = '''devices = ("CPU:0", "CPU:1")
+PROGRAM = """devices = ("CPU:0", "CPU:1")
 x = Tensor(rows).shard(devices, axis=0)                  # (4, 3): two rows on each device
 w = Tensor(weights).shard(devices); w.requires_grad = True   # (3, 1): a copy on each
 loss = (x @ w).relu().sum()
 loss.backward()
 w.assign(w - w.grad * 0.1)
 w.realize()
-'''
+"""
 
 
 def graphs() -> tuple[str, dict[str, str], UOp]:
@@ -58,7 +58,13 @@ def graphs() -> tuple[str, dict[str, str], UOp]:
 def argument(u: UOp) -> str:
     if u.op is Ops.VIEW:
         return f"{argument(u.src[0])}[{u.arg[0]}:]"
-    return f"temp{-u.arg.uid}" if u.op is Ops.BUFFER else f"buffer{u.src[0].arg.uid}.part{u.arg}" if u.op is Ops.MSELECT else f"buffer{u.arg.uid}"
+    return (
+        f"temp{-u.arg.uid}"
+        if u.op is Ops.BUFFER
+        else f"buffer{u.src[0].arg.uid}.part{u.arg}"
+        if u.op is Ops.MSELECT
+        else f"buffer{u.arg.uid}"
+    )
 
 
 def linear_text(linear: UOp) -> str:

@@ -27,16 +27,13 @@ SET_ASIDE: dict[str, str] = {
 # by design not here, and why
 NOT: dict[str, str] = {
     "Python code cannot run element by element inside a kernel": "apply_ map_ map2_",
-    "a tensor is a lazy value without storage of its own layout: there are no strides or storages to share, resize or set":
-        "is_set_to new_empty_strided resize resize_ resize_as resize_as_ set_ storage storage_type "
-        "untyped_storage const_data_ptr dim_order layout slice_inverse",
-    "the storage of an operator's result is decided by the scheduler; memory is shared by `shard`, DLPack and shared-memory arenas":
-        "is_shared share_memory_ is_pinned pin_memory record_stream",
+    "a tensor is a lazy value without storage of its own layout: there are no strides or storages to share, resize or set": "is_set_to new_empty_strided resize resize_ resize_as resize_as_ set_ storage storage_type "
+    "untyped_storage const_data_ptr dim_order layout slice_inverse",
+    "the storage of an operator's result is decided by the scheduler; memory is shared by `shard`, DLPack and shared-memory arenas": "is_shared share_memory_ is_pinned pin_memory record_stream",
     "gradients are a rewrite of the graph, there are no autograd nodes": "grad_fn output_nr grad_dtype reinforce volatile",
     "devices are named by strings: `.to('CUDA:0')`": "cuda ipu xpu mtia is_ipu is_maia is_mkldnn is_mps is_mtia is_vulkan is_xla is_xpu to_mkldnn",
-    "deprecated in PyTorch itself, or an internal of its dispatcher":
-        "as_subclass eig is_distributed lstsq module_load name symeig hash_tensor Container new index "
-        "LinearCrossEntropyOptions conv_tbc native_channel_shuffle",
+    "deprecated in PyTorch itself, or an internal of its dispatcher": "as_subclass eig is_distributed lstsq module_load name symeig hash_tensor Container new index "
+    "LinearCrossEntropyOptions conv_tbc native_channel_shuffle",
     "experimental in PyTorch, for the tensor cores of some GPUs": "grouped_mm scaled_grouped_mm scaled_mm",
     "replaced by sharding: `x.shard(devices, axis=0)` and `launcher --nodes`": "DataParallel",
 }

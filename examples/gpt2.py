@@ -18,7 +18,10 @@ from manygrad.tensor.nn import functional as F
 from manygrad.tensor.nn.data import DataLoader, TokenDataset
 from manygrad.tensor.nn.state import safe_load, safe_save
 
-TEXT = b"to shard or not to shard, that is the reduction: whether a ring is nobler than a tree of halves and doubles. " * 40
+TEXT = (
+    b"to shard or not to shard, that is the reduction: whether a ring is nobler than a tree of halves and doubles. "
+    * 40
+)
 
 
 class Conv1D(nn.Module):
@@ -42,7 +45,9 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, cache: Tensor | None = None, position: object = None, length: object = None) -> Tensor:
         """(B, T, C) -> (B, T, C); with a cache (2, heads, context, C / heads) one token of one text at `position`."""
         b, t, c = x.shape
-        q, k, v = (y.reshape(b, t, self.heads, c // self.heads).transpose(1, 2) for y in self.c_attn(x).chunk(3, dim=-1))
+        q, k, v = (
+            y.reshape(b, t, self.heads, c // self.heads).transpose(1, 2) for y in self.c_attn(x).chunk(3, dim=-1)
+        )
         if cache is None:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
@@ -93,7 +98,10 @@ class GPT2(nn.Module):
         if len(tokens) + count > self.context + 1:
             raise ValueError(f"{len(tokens)} tokens and {count} more do not fit the context of {self.context}")
         device = self.wte.weight.device
-        caches = [Tensor.zeros(2, self.heads, self.context, self.dim // self.heads).to(device).contiguous().realize() for _ in self.h]
+        caches = [
+            Tensor.zeros(2, self.heads, self.context, self.dim // self.heads).to(device).contiguous().realize()
+            for _ in self.h
+        ]
         step = TinyJit(self.token)
         position, length = Variable("position", 0, self.context - 1), Variable("length", 1, self.context)
         out = list(tokens)
@@ -135,7 +143,12 @@ def main() -> None:
     if args.steps:
         decayed = [p for p in model.parameters() if p.ndim > 1]
         others = [p for p in model.parameters() if p.ndim <= 1]
-        optimizer = nn.optim.AdamW([{"params": decayed}, {"params": others, "weight_decay": 0.0}], lr=args.lr, betas=(0.9, 0.95), weight_decay=0.1)
+        optimizer = nn.optim.AdamW(
+            [{"params": decayed}, {"params": others, "weight_decay": 0.0}],
+            lr=args.lr,
+            betas=(0.9, 0.95),
+            weight_decay=0.1,
+        )
         data = TokenDataset(np.frombuffer(TEXT, np.uint8), args.context, stride=5)
         loader = DataLoader(data, args.batch, shuffle=True, drop_last=True, devices=world.devices)
 

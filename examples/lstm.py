@@ -1,7 +1,7 @@
 """A character-level LSTM on any plain text, and what it writes.
 
-    python examples/lstm.py
-    launcher examples/lstm.py --nodes 2 -- --text my_book.txt --steps 500 --hidden 256
+python examples/lstm.py
+launcher examples/lstm.py --nodes 2 -- --text my_book.txt --steps 500 --hidden 256
 """
 
 import argparse
@@ -12,7 +12,9 @@ from manygrad import Tensor, TinyJit, nn, world
 from manygrad.tensor.nn import functional as F
 from manygrad.tensor.nn.data import DataLoader, TokenDataset
 
-TEXT = "to shard or not to shard, that is the reduction: whether a ring is nobler than a tree of halves and doubles. " * 40
+TEXT = (
+    "to shard or not to shard, that is the reduction: whether a ring is nobler than a tree of halves and doubles. " * 40
+)
 
 
 class TextModel(nn.Module):

@@ -113,12 +113,18 @@ def main() -> None:
             losses.append(step(x, y).item())
             scheduler.step()
             if world.rank == 0:
-                print(f"step {len(losses)}/{args.steps}  loss {losses[-1]:.4f}  rate {scheduler.get_last_lr()[0]:.4f}", flush=True)
+                print(
+                    f"step {len(losses)}/{args.steps}  loss {losses[-1]:.4f}  rate {scheduler.get_last_lr()[0]:.4f}",
+                    flush=True,
+                )
             if len(losses) == args.steps:
                 break
     model.eval()
     with Tensor.no_grad():
-        hits = sum(model(x).argmax(1).eq(y).sum().item() for x, y in DataLoader(TensorDataset(images, labels), args.batch, devices=world.devices))
+        hits = sum(
+            model(x).argmax(1).eq(y).sum().item()
+            for x, y in DataLoader(TensorDataset(images, labels), args.batch, devices=world.devices)
+        )
     if world.rank == 0:
         print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}, {100 * hits / len(labels):.1f}% of the training images right")
 

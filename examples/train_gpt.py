@@ -23,8 +23,12 @@ def default_text() -> str:
         from pythonbible import get_verse_text
         from pythonbible.verses import VERSE_IDS
     except ImportError:
-        raise SystemExit("the default text comes with the package pythonbible: pip install pythonbible, or pass --text FILE") from None
-    return "\n".join(get_verse_text(v) or "" for v in VERSE_IDS if v < 7_000_000)  # a verse's number: book, chapter, verse
+        raise SystemExit(
+            "the default text comes with the package pythonbible: pip install pythonbible, or pass --text FILE"
+        ) from None
+    return "\n".join(
+        get_verse_text(v) or "" for v in VERSE_IDS if v < 7_000_000
+    )  # a verse's number: book, chapter, verse
 
 
 class Block:
@@ -99,7 +103,10 @@ def main() -> None:
     random = np.random.RandomState(0)
     start = shown = time.perf_counter()
     if world.rank == 0:
-        print(f"{len(text)} characters, {len(characters)} distinct; {sum(p.numel() for p in get_parameters(model))} parameters; a blind guess costs {math.log(len(characters)):.2f}", flush=True)
+        print(
+            f"{len(text)} characters, {len(characters)} distinct; {sum(p.numel() for p in get_parameters(model))} parameters; a blind guess costs {math.log(len(characters)):.2f}",
+            flush=True,
+        )
     first = last = 0.0
     with Tensor.train():
         for i in range(args.steps):
@@ -114,7 +121,10 @@ def main() -> None:
             if world.rank == 0 and (i == 0 or now - shown > 1 or i == args.steps - 1):
                 shown = now
                 rate = i * args.batch * args.context / max(now - start, 1e-9)
-                print(f"step {i + 1:4d}/{args.steps}  loss {last:.4f}  {rate:8.0f} tokens/s  {GlobalCounters.net_bytes / 1e6:8.1f} MB sent", flush=True)
+                print(
+                    f"step {i + 1:4d}/{args.steps}  loss {last:.4f}  {rate:8.0f} tokens/s  {GlobalCounters.net_bytes / 1e6:8.1f} MB sent",
+                    flush=True,
+                )
     if world.rank == 0:
         print(f"loss {first:.3f} -> {last:.3f}")
 

@@ -104,7 +104,10 @@ def main() -> None:
             elif world.rank == 0 and (now - shown > 1 or i == total - 1):
                 shown = now
                 rate = i * args.batch / (now - start)
-                print(f"step {i + 1:4d}/{total}  loss {losses[-1]:.4f}  {rate:8.0f} samples/s  {GlobalCounters.net_bytes / 1e6:8.1f} MB sent", flush=True)
+                print(
+                    f"step {i + 1:4d}/{total}  loss {losses[-1]:.4f}  {rate:8.0f} samples/s  {GlobalCounters.net_bytes / 1e6:8.1f} MB sent",
+                    flush=True,
+                )
     hits = sum(int(correct(shard(test_x[i : i + 250]), shard(test_y[i : i + 250])).item()) for i in range(0, 1000, 250))
     if world.rank == 0:
         print(f"test accuracy {hits / 10:.1f}% after {total} steps", flush=True)

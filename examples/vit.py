@@ -1,7 +1,7 @@
 """A vision transformer (Dosovitskiy et al., 2021), trained on synthetic images.
 
-    python examples/vit.py
-    launcher examples/vit.py --nodes 2 -- --steps 20 --dim 128 --layers 6
+python examples/vit.py
+launcher examples/vit.py --nodes 2 -- --steps 20 --dim 128 --layers 6
 """
 
 import argparse
@@ -22,7 +22,9 @@ class ViT(nn.Module):
         self.patches = nn.Conv2d(3, dim, patch, stride=patch)
         self.cls = nn.Parameter(Tensor.zeros(1, 1, dim))
         self.positions = nn.Parameter(Tensor.randn(1, (image // patch) ** 2 + 1, dim) * 0.02)
-        layer = nn.TransformerEncoderLayer(dim, heads, 4 * dim, dropout, activation="gelu", batch_first=True, norm_first=True)
+        layer = nn.TransformerEncoderLayer(
+            dim, heads, 4 * dim, dropout, activation="gelu", batch_first=True, norm_first=True
+        )
         self.encoder = nn.TransformerEncoder(layer, layers)
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, classes)
@@ -60,7 +62,10 @@ def main() -> None:
     warmup = max(args.steps // 8, 1)
     scheduler = nn.optim.lr_scheduler.SequentialLR(
         optimizer,
-        [nn.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=warmup), nn.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.steps - warmup + 1)],
+        [
+            nn.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=warmup),
+            nn.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.steps - warmup + 1),
+        ],
         milestones=[warmup],
     )
     images, labels = synthetic_images(8 * args.batch, args.image, args.classes)
@@ -82,7 +87,10 @@ def main() -> None:
             losses.append(loss.item())
             scheduler.step()
             if world.rank == 0:
-                print(f"step {len(losses)}/{args.steps}  loss {losses[-1]:.4f}  gradient norm {norm.item():.3f}", flush=True)
+                print(
+                    f"step {len(losses)}/{args.steps}  loss {losses[-1]:.4f}  gradient norm {norm.item():.3f}",
+                    flush=True,
+                )
             else:
                 norm.item()
             if len(losses) == args.steps:

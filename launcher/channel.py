@@ -35,8 +35,16 @@ CLOSE_S = 1.0
 class Channel:
     """Connects rank `rank` with the driver at `address`. All methods may be called from any thread."""
 
-    def __init__(self, address: str, rank: int, curve: dict[str, str], silent_s: float = SILENT_S, clock: Clock | None = None) -> None:
-        self.address, self.rank, self.curve, self.silent_s, self.clock = address, rank, curve, silent_s, clock or Clock()
+    def __init__(
+        self, address: str, rank: int, curve: dict[str, str], silent_s: float = SILENT_S, clock: Clock | None = None
+    ) -> None:
+        self.address, self.rank, self.curve, self.silent_s, self.clock = (
+            address,
+            rank,
+            curve,
+            silent_s,
+            clock or Clock(),
+        )
         self.cards: list[dict[str, Any]] = []
         self.master: tuple[str, int] = ("127.0.0.1", 0)
         self.abort_reason: str | None = None
@@ -196,9 +204,7 @@ class Channel:
         if gone:
             why = "nothing listens at its address any more"
         elif silent_s > self.silent_s:
-            why = (
-                f"it was not heard for {self.silent_s:g} s (suspended, or the network is cut); the knob is HEARTBEAT_TIMEOUT_S"
-            )
+            why = f"it was not heard for {self.silent_s:g} s (suspended, or the network is cut); the knob is HEARTBEAT_TIMEOUT_S"
         if why:
             self._abort(f"the launcher is gone: {why}", "gone")
             threading.Thread(target=_end_soon, args=(3.0,), daemon=True).start()

@@ -83,9 +83,13 @@ class Cluster:
     places: list[Place] = field(default_factory=list)
     _agents: list[Any] = field(default_factory=list)
     _refs: dict[Any, int] = field(default_factory=dict)
-    _news: queue.SimpleQueue[tuple[int, bytes | None, str]] = field(default_factory=queue.SimpleQueue)  # rank, result, or what failed
+    _news: queue.SimpleQueue[tuple[int, bytes | None, str]] = field(
+        default_factory=queue.SimpleQueue
+    )  # rank, result, or what failed
     _results: dict[int, bytes] = field(default_factory=dict)
-    _pidfds: dict[int, tuple[int, int]] = field(default_factory=dict)  # of supervisors on this host, by rank: (descriptor, pid)
+    _pidfds: dict[int, tuple[int, int]] = field(
+        default_factory=dict
+    )  # of supervisors on this host, by rank: (descriptor, pid)
     _supervised: set[int] = field(default_factory=set)
     _stopping: bool = False
     _group: Any = None
@@ -168,9 +172,7 @@ class Cluster:
                 address=address, log_to_driver=False, logging_level=logging.ERROR, namespace=f"manygrad-{self.job.id}"
             )
         except (ConnectionError, RuntimeError, ValueError) as e:
-            raise UsageError(
-                f"--address {address}: cannot attach to a Ray cluster: {_first_line(e)}"
-            ) from e
+            raise UsageError(f"--address {address}: cannot attach to a Ray cluster: {_first_line(e)}") from e
         return ray
 
     def _check_fits(self, ray: Any) -> None:
@@ -274,7 +276,9 @@ class Cluster:
                 try:
                     self._news.put((rank, bytes(ray.get(ref, timeout=5)), ""))
                 except Exception as e:
-                    self._news.put((rank, None, f"{type(e).__name__}: {_last_line(e).partition(' Worker exit detail')[0][:300]}"))
+                    self._news.put(
+                        (rank, None, f"{type(e).__name__}: {_last_line(e).partition(' Worker exit detail')[0][:300]}")
+                    )
 
     def supervise(self, rank: int, pid: int) -> None:
         """The rank's supervisor runs, as process `pid` of its host. From now on Ray's end is not this rank's."""
@@ -338,7 +342,9 @@ class Cluster:
             if self.started_ray and fast:
                 return ""
             trouble = list[str]()
-            leaving = threading.Thread(target=self._leave, args=(ray, trouble), daemon=True)  # a dead Ray would keep us waiting
+            leaving = threading.Thread(
+                target=self._leave, args=(ray, trouble), daemon=True
+            )  # a dead Ray would keep us waiting
             leaving.start()
             leaving.join(RAY_STOP_S)
             if leaving.is_alive():
@@ -415,7 +421,9 @@ def _tamed() -> Iterator[None]:
                 setattr(there, name, make(before))
 
         put("ray_constants", "ENABLE_RAY_CLUSTER", lambda before: False)  # as in _OWN, if Ray was loaded before
-        put("utils", "get_entrypoint_name", lambda before: lambda: "launcher")  # else our command line, which may be no UTF-8
+        put(
+            "utils", "get_entrypoint_name", lambda before: lambda: "launcher"
+        )  # else our command line, which may be no UTF-8
         put("node", "wait_for_persisted_port", _in_slices)
         for process in _UNUSED:
             put("node", process, lambda before: lambda self, **settings: None, of="Node")

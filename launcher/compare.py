@@ -92,7 +92,9 @@ class Comparisons:
         low, high = sorted((first.rank, rank))
         text = f"ranks {low} and {high} hold different values of what every rank must hold alike"
         for mine, theirs in differ[:SHOWN]:
-            text += "".join(f"\n  rank {r}: {w} (digest {d[-16:]})" for r, (d, w) in sorted([(first.rank, mine), (rank, theirs)]))
+            text += "".join(
+                f"\n  rank {r}: {w} (digest {d[-16:]})" for r, (d, w) in sorted([(first.rank, mine), (rank, theirs)])
+            )
         text += f"\n  and {len(differ) - SHOWN} more" if len(differ) > SHOWN else ""
         return f"{text}\n{VALUES_ADVICE[0].upper()}{VALUES_ADVICE[1:]}"
 

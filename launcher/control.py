@@ -27,7 +27,9 @@ class ControlServer:
     def __init__(self, size: int, host: str = "127.0.0.1", port: int = 0, clock: Clock | None = None) -> None:
         self.size, self.rejected, self.clock = size, 0, clock or Clock()
         if not zmq.has("curve"):
-            raise UsageError("this libzmq has no CURVE, so strangers could not be kept out: install the pyzmq wheel from PyPI")
+            raise UsageError(
+                "this libzmq has no CURVE, so strangers could not be kept out: install the pyzmq wheel from PyPI"
+            )
         self.context = zmq.Context()
         self.keys = list[dict[str, str]]()
         self.sessions: dict[tuple[str, int], Session] = {}

@@ -228,7 +228,9 @@ class Controller:
     def _on_agentbeat(self, rank: Rank, event: AgentBeat, before: State, now: float) -> None:
         rank.agent = _heard(rank.agent, now)
         rank.stopped = event.process in ("T", "t")
-        busy = event.process == "D" or event.cpu_ms - rank.cpu_ms > 1000 * BUSY * (now - rank.beat_at)  # D: waits for a disk
+        busy = event.process == "D" or event.cpu_ms - rank.cpu_ms > 1000 * BUSY * (
+            now - rank.beat_at
+        )  # D: waits for a disk
         if busy and rank.beat_at and rank.worker is not None:
             rank.worker.heard(now)  # native code that holds the interpreter lets no heartbeat through, but computes
         rank.beat_at, rank.cpu_ms = now, event.cpu_ms
@@ -384,17 +386,28 @@ class Controller:
         others = [r for r in self.ranks if r is not waiting and r.failure is None and r.state is not State.EXITED]
         mute = [r for r in others if r.stopped or (r.worker is not None and r.worker.seconds > QUIET_S)]
         if event.waited_for == "plan":
-            behind, point = [r for r in others if r.plans < waiting.plans], f"plan {waiting.plans} ({waiting.plan_text})"
+            behind, point = (
+                [r for r in others if r.plans < waiting.plans],
+                f"plan {waiting.plans} ({waiting.plan_text})",
+            )
         else:
             behind = [r for r in others if r.collectives < waiting.collectives]
             point = f"collective {waiting.collectives} ({waiting.collective})"
         peer = [r for r in others if r.rank == event.peer]
-        found = [r for r in mute if r in behind] or mute or sorted(behind, key=lambda r: (r.plans, r.collectives)) or peer
+        found = (
+            [r for r in mute if r in behind] or mute or sorted(behind, key=lambda r: (r.plans, r.collectives)) or peer
+        )
         if not found:
             return None
         late = found[0]
         did = "did not come to" if late in behind else "did not get through"
-        why = ", its process is stopped (SIGSTOP)" if late.stopped else ", it gives no sign of life" if late in mute else ""
+        why = (
+            ", its process is stopped (SIGSTOP)"
+            if late.stopped
+            else ", it gives no sign of life"
+            if late in mute
+            else ""
+        )
         title = f"it {did} {point}, where {ranks_text([waiting.rank])} waited until its deadline{why}"
         return Failure(late.rank, "late", title, 1, where=late.where, step=late.step)
 
@@ -520,7 +533,9 @@ class Controller:
         if not behind or len(behind) == len(self.ranks):
             return ""
         r = min(behind, key=lambda r: (not r.stopped, r.plans, r.collectives))
-        return f"; rank {r.rank} is {'stopped (SIGSTOP)' if r.stopped else 'behind the others'}" + (f", at {r.where}" if r.where else "")
+        return f"; rank {r.rank} is {'stopped (SIGSTOP)' if r.stopped else 'behind the others'}" + (
+            f", at {r.where}" if r.where else ""
+        )
 
     def _on_time(self, now: float) -> None:
         """Deadlines of the run and of its end."""

@@ -140,7 +140,9 @@ def run(job: Job, *, last: bool = False) -> Outcome:
             return _run_in(run_dir, job, signals, began, last)
         except StartInterrupted as e:
             code, name = 128 + e.signum, signal.Signals(e.signum).name
-            return Outcome(code, f"\nlauncher: {name} before the workers had started\nlauncher: exit code {code}\n", None, run_dir)
+            return Outcome(
+                code, f"\nlauncher: {name} before the workers had started\nlauncher: exit code {code}\n", None, run_dir
+            )
         except StartFailed as e:
             raise Infeasible(str(e)) from None
         finally:
@@ -242,7 +244,9 @@ class Run:
         show = range(job.nodes) if job.show_stdout == "all" else [int(r) for r in job.show_stdout.split(",") if r]
         self.console = Console(job.nodes, frozenset(show), terminal=sys.stdout is not None and sys.stdout.isatty())
         self.terminal = Terminal()
-        self.command = readable(shlex.join([job.target, *job.args]) if job.kind != "function" else f"launch({job.target})")
+        self.command = readable(
+            shlex.join([job.target, *job.args]) if job.kind != "function" else f"launch({job.target})"
+        )
         self.ready_s = time.monotonic() - began
         self.silent_s = float(REGISTRY["HEARTBEAT_TIMEOUT_S"].value)
         self.ray_is_gone = False
@@ -279,7 +283,10 @@ class Run:
         paths = [readable(p) for p in self.logs.paths]
         text, code = report.render(c, paths, self.command), c.exit_code
         if lost_result:
-            text, code = f"\nlauncher: every rank has finished, but their results are lost: {lost_result}\nlauncher: exit code 1\n", 1
+            text, code = (
+                f"\nlauncher: every rank has finished, but their results are lost: {lost_result}\nlauncher: exit code 1\n",
+                1,
+            )
 
         def after(moment: float) -> float:
             """Seconds from the beginning of the run to a moment of its clock."""
@@ -309,7 +316,10 @@ class Run:
             trouble = trouble or str(e)
         trouble = trouble or self.terminal.trouble
         if trouble:
-            write(sys.stderr, f"launcher: warning: the logs or the report could not be kept whole: {trouble}; the run's outcome stands\n")
+            write(
+                sys.stderr,
+                f"launcher: warning: the logs or the report could not be kept whole: {trouble}; the run's outcome stands\n",
+            )
 
     def _announce(self) -> None:
         job, hosts = self.job, {(p.host, p.ip): p for p in self.places}

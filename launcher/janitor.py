@@ -139,7 +139,9 @@ def _descendants(of: int) -> list[int]:
 def collect_orphans(child: int) -> None:
     """Take note of dead children that this process has adopted; not of its own, `child`, whose end is for another to read."""
     try:
-        while (dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None and dead.si_pid != child:
+        while (
+            dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        ) is not None and dead.si_pid != child:
             os.waitpid(dead.si_pid, os.WNOHANG)
     except OSError:
         pass

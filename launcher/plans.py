@@ -41,7 +41,9 @@ def check_plan(hash: int, description: str, outline: str = "") -> Callable[[], N
     channel.plans_made += 1
     n = channel.plans_made
     packed = pack(outline, MAX_TEXT)
-    channel.send("plan", n=n, hash=str(int(hash)), description=str(description), collectives=channel.entered()[0], outline=packed)
+    channel.send(
+        "plan", n=n, hash=str(int(hash)), description=str(description), collectives=channel.entered()[0], outline=packed
+    )
     deadline_s = float(REGISTRY["COLLECTIVE_TIMEOUT_S"].value)
     return lambda: channel.wait(
         lambda: channel.plans_agreed >= n,

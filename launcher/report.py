@@ -9,7 +9,10 @@ from typing import Any
 from .controller import Controller, Failure, Rank, ranks_text, signal_name
 from .messages import clip
 
-MAX_TITLE, MAX_TRACEBACK = 2000, 20_000  # characters of an exception that the report shows; the rest is in the rank's log
+MAX_TITLE, MAX_TRACEBACK = (
+    2000,
+    20_000,
+)  # characters of an exception that the report shows; the rest is in the rank's log
 
 _NEXT = {
     "SIGKILL": "SIGKILL comes from `kill -9` or the kernel's out-of-memory killer: see `dmesg | tail`, and try a smaller batch or fewer nodes a machine.",

@@ -32,7 +32,9 @@ def main() -> int:
     from .link import Clock
 
     channel = Channel(spec["control"], spec["rank"], spec["curve"], spec["silent_s"], Clock(spec["clock_rate"]))
-    atexit.register(channel.close)  # the last of all: threads and handlers that the script leaves to its end may take their time
+    atexit.register(
+        channel.close
+    )  # the last of all: threads and handlers that the script leaves to its end may take their time
     code = 1
     endpoint: Any = None
     try:
@@ -200,7 +202,9 @@ def report_failure(e: BaseException, spec: dict[str, Any], channel: Any) -> int:
     code = exit_code_of(e) if isinstance(e, SystemExit) else 1
     tb = strip_runner(e.__traceback__)
     text = text_of(e, tb)
-    waited_for, peer = waited_in_vain(e) if channel.abort_reason is None else ("launcher" * (channel.abort_kind == "gone"), -1)
+    waited_for, peer = (
+        waited_in_vain(e) if channel.abort_reason is None else ("launcher" * (channel.abort_kind == "gone"), -1)
+    )
     channel.send(
         "failed",
         kind=type(e).__name__,

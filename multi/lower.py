@@ -37,9 +37,14 @@ class _Lowering:
         self.loc: dict[UOp, Local] = {}  # of nodes on several devices
         self.one: dict[UOp, UOp] = {}  # of nodes on one device or none
         self.memo: dict[Any, Local] = {}
-        self.asked: tuple[Any, list[int]] = (None, [])  # the last answer of `mine`: a step asks for one tuple again and again
+        self.asked: tuple[Any, list[int]] = (
+            None,
+            [],
+        )  # the last answer of `mine`: a step asks for one tuple again and again
         self.collectives = 0
-        self.shared: list[UOp] = []  # collectives with other workers: every one is run, whether its result is read here or not
+        self.shared: list[
+            UOp
+        ] = []  # collectives with other workers: every one is run, whether its result is read here or not
 
     def mine(self, devices: tuple[str, ...]) -> list[int]:
         """Positions of this worker's devices."""
@@ -49,7 +54,9 @@ class _Lowering:
         if found is None:
             found = self.memo[("mine", devices)] = [i for i, d in enumerate(devices) if self.me.is_local(d)]  # type: ignore[assignment]
         if not found:
-            raise ValueError(f"none of the {len(devices)} devices {devices[0]}.. belongs to this worker (rank {self.me.rank}); shard over manygrad.world.devices")
+            raise ValueError(
+                f"none of the {len(devices)} devices {devices[0]}.. belongs to this worker (rank {self.me.rank}); shard over manygrad.world.devices"
+            )
         self.asked = (devices, found)  # type: ignore[assignment]
         return found  # type: ignore[return-value]
 
@@ -86,7 +93,11 @@ class _Lowering:
         if isinstance(want, Partial):
             return self.as_terms(u, parts, devices, have, want)
         if isinstance(have, Partial):
-            return self.reduce_scatter(parts, have.op, want, devices, u) if isinstance(want, Shard) else self.all_reduce(parts, have.op, devices, u)
+            return (
+                self.reduce_scatter(parts, have.op, want, devices, u)
+                if isinstance(want, Shard)
+                else self.all_reduce(parts, have.op, devices, u)
+            )
         if isinstance(have, Shard) and isinstance(want, Shard) and have.axis != want.axis and len(devices) > 1:
             return self.all_to_all(parts, have, want, devices, u)
         if isinstance(have, Shard):
@@ -109,11 +120,18 @@ class _Lowering:
         """Each device's slice of a value it holds whole; no communication."""
         return tuple(shrink(x, p.axis, p.bounds[i], p.bounds[i + 1]) for x, i in zip(whole, mine))
 
-    def collective(self, op: Ops, parts: Local, devices: tuple[str, ...], arg: tuple[Any, ...], at: UOp, counts: list[int]) -> Local:
+    def collective(
+        self, op: Ops, parts: Local, devices: tuple[str, ...], arg: tuple[Any, ...], at: UOp, counts: list[int]
+    ) -> Local:
         """One node for all devices; its result has `counts[k]` elements on this worker's k-th device."""
         mine = self.mine(devices)
         flat = tuple(stored_on(reshape(x, (prod(x.shape),)), local_name(devices[i])) for x, i in zip(parts, mine))
-        node = UOp(op, parts[0].dtype, (UOp(Ops.MSTACK, parts[0].dtype, flat),), (*arg, Members(devices, tuple(mine), tuple(counts), self.number(), line_of(at))))
+        node = UOp(
+            op,
+            parts[0].dtype,
+            (UOp(Ops.MSTACK, parts[0].dtype, flat),),
+            (*arg, Members(devices, tuple(mine), tuple(counts), self.number(), line_of(at))),
+        )
         node._cache["line"] = line_of(at)
         self.run_by_all(node, devices)
         return tuple(UOp(Ops.MSELECT, x.dtype, (node,), k) for k, x in enumerate(parts))
@@ -138,7 +156,9 @@ class _Lowering:
             pieces = []
             for a, b in zip(p.bounds, p.bounds[1:]):
                 if a < b:
-                    pieces.append(reshape(shrink(x, 0, a * rest, b * rest), (*shape[: p.axis], b - a, *shape[p.axis + 1 :])))
+                    pieces.append(
+                        reshape(shrink(x, 0, a * rest, b * rest), (*shape[: p.axis], b - a, *shape[p.axis + 1 :]))
+                    )
             whole.append(join(pieces, p.axis))
         return tuple(whole)
 
@@ -150,7 +170,9 @@ class _Lowering:
         rest = prod(d for i, d in enumerate(at.shape) if i != want.axis)
         bounds = tuple(b * rest for b in want.bounds)
         packed = tuple(pack(x, want) for x in parts)
-        out = self.collective(Ops.REDUCESCATTER, packed, devices, (op, bounds), at, [bounds[i + 1] - bounds[i] for i in mine])
+        out = self.collective(
+            Ops.REDUCESCATTER, packed, devices, (op, bounds), at, [bounds[i + 1] - bounds[i] for i in mine]
+        )
         return tuple(reshape(x, cut_shape(at.shape, want, i)) for x, i in zip(out, mine))
 
     def all_to_all(self, parts: Local, have: Shard, want: Shard, devices: tuple[str, ...], at: UOp) -> Local:
@@ -160,7 +182,14 @@ class _Lowering:
         columns = tuple(b * rest for b in want.bounds)
         packed = tuple(pack(x, want) for x in parts)
         total = at.shape[have.axis]
-        out = self.collective(Ops.ALLTOALL, packed, devices, (have.bounds, columns), at, [total * (columns[i + 1] - columns[i]) for i in mine])
+        out = self.collective(
+            Ops.ALLTOALL,
+            packed,
+            devices,
+            (have.bounds, columns),
+            at,
+            [total * (columns[i + 1] - columns[i]) for i in mine],
+        )
         whole = []
         for x, i in zip(out, mine):
             width, pieces = columns[i + 1] - columns[i], []
@@ -203,11 +232,21 @@ class _Lowering:
         else:
             wants, result = u._cache["rule"]  # (of `placements`)
             loc = self.loc
-            parts = [loc[s] if w is place[s] and s in loc else self.at(s, devices, place[s], w) for s, w in zip(u.src, wants)]
+            parts = [
+                loc[s] if w is place[s] and s in loc else self.at(s, devices, place[s], w) for s, w in zip(u.src, wants)
+            ]
             make: Callable[[UOp, Local, Placement, int], UOp] = local_node
-            if u.op is Ops.REDUCE and isinstance(wants[0], Shard) and isinstance(result, Partial) and u.dtype.is_float and u.arg[0] is Ops.ADD:
+            if (
+                u.op is Ops.REDUCE
+                and isinstance(wants[0], Shard)
+                and isinstance(result, Partial)
+                and u.dtype.is_float
+                and u.arg[0] is Ops.ADD
+            ):
                 make = block_reducer(wants[0], len(devices)) or local_node
-            self.loc[u] = tuple([inherit(make(u, tuple([p[k] for p in parts]), result, i), u) for k, i in enumerate(self.mine(devices))])
+            self.loc[u] = tuple(
+                [inherit(make(u, tuple([p[k] for p in parts]), result, i), u) for k, i in enumerate(self.mine(devices))]
+            )
 
     def lower_single(self, u: UOp, place: dict[UOp, Placement]) -> None:
         """A node on one device or none: kept where the device is this worker's; a copy between workers is a collective."""
@@ -237,7 +276,12 @@ class _Lowering:
         x = self.one[u.src[0]] if self.me.is_local(source) else broadcast(UOp.const(u.dtype, 0), (0,))
         here = source if self.me.is_local(source) else target
         part = stored_on(reshape(x, (prod(x.shape),)), local_name(here))
-        node = UOp(Ops.SEND, u.dtype, (UOp(Ops.MSTACK, u.dtype, (part,)),), (n, Members((source, target), (int(here is target),), (n if here is target else 0,), number, line_of(u))))
+        node = UOp(
+            Ops.SEND,
+            u.dtype,
+            (UOp(Ops.MSTACK, u.dtype, (part,)),),
+            (n, Members((source, target), (int(here is target),), (n if here is target else 0,), number, line_of(u))),
+        )
         inherit(self.run_by_all(node, (source, target)), u)
         if here is source:
             return ELSEWHERE
@@ -249,7 +293,12 @@ class _Lowering:
         n, root = prod(u.shape), self.me.rank_of(source)
         x = self.one[u.src[0]] if root == self.me.rank else broadcast(UOp.const(u.dtype, 0), (0,))
         part = stored_on(reshape(x, (prod(x.shape),)), local_name(u.arg))
-        node = UOp(Ops.BROADCAST, u.dtype, (UOp(Ops.MSTACK, u.dtype, (part,)),), (root, n, Members(devices, (self.me.rank,), (n,), self.number(), line_of(u))))
+        node = UOp(
+            Ops.BROADCAST,
+            u.dtype,
+            (UOp(Ops.MSTACK, u.dtype, (part,)),),
+            (root, n, Members(devices, (self.me.rank,), (n,), self.number(), line_of(u))),
+        )
         self.run_by_all(inherit(node, u), devices)
         return reshape(UOp(Ops.MSELECT, u.dtype, (node,), 0), u.shape)
 
@@ -258,7 +307,9 @@ class _Lowering:
         want = place[u]
         src = u.src[0]
         if isinstance(src.device, str) and "@" in src.device and self.me.size > 1:
-            raise ValueError(f"shard: the tensor lies on {src.device} only; bring it to every worker first: .to({local_name(src.device)!r}) ({line_of(u)})")
+            raise ValueError(
+                f"shard: the tensor lies on {src.device} only; bring it to every worker first: .to({local_name(src.device)!r}) ({line_of(u)})"
+            )
         if isinstance(src.device, tuple):
             self.loc[u] = self.at(src, devices, place[src], want)
             return
@@ -292,7 +343,10 @@ def local_node(u: UOp, src: tuple[UOp, ...], result: Placement, i: int) -> UOp:
 def local_rows(u: UOp, src: tuple[UOp, ...], begin: int) -> tuple[UOp, ...]:
     """The sources of a GATHER or SCATTER with the index of a cut dim counted from `begin`, where this device's part begins."""
     first = 1 if u.op is Ops.GATHER else 2
-    cut = next((first + j for j, (a, b) in enumerate(zip(src[0].shape, u.src[0].shape)) if j < len(src) - first and a != b), None)
+    cut = next(
+        (first + j for j, (a, b) in enumerate(zip(src[0].shape, u.src[0].shape)) if j < len(src) - first and a != b),
+        None,
+    )
     if cut is None or not begin:
         return src
     start = broadcast(UOp.const(src[cut].dtype, begin), src[cut].shape)
@@ -325,9 +379,19 @@ def block_reducer(p: Shard, ranks: int) -> Callable[[UOp, Local, Placement, int]
         own = mine // held  # groups
         x = reshape(x, (*x.shape[: p.axis], own, x.shape[p.axis] // own, *x.shape[p.axis + 1 :]))
         inner = tuple(a if a < p.axis else a + 1 for a in axes)
-        sums = [reduce_rows(u, op, shrink(x, p.axis + 1, a - cuts[first], b - cuts[first]), inner, mine) for a, b in pairwise(cuts[first : first + held + 1])]
-        if own > 1 or sum(s is not None for s in sums) > 1:  # one row alone is stored: a product would else be added unrounded
-            sums = [UOp(Ops.CONTIGUOUS, s.dtype, (s,)) if s is not None and prod(s.src[0].shape[a] for a in inner) == 1 else s for s in sums]
+        sums = [
+            reduce_rows(u, op, shrink(x, p.axis + 1, a - cuts[first], b - cuts[first]), inner, mine)
+            for a, b in pairwise(cuts[first : first + held + 1])
+        ]
+        if (
+            own > 1 or sum(s is not None for s in sums) > 1
+        ):  # one row alone is stored: a product would else be added unrounded
+            sums = [
+                UOp(Ops.CONTIGUOUS, s.dtype, (s,))
+                if s is not None and prod(s.src[0].shape[a] for a in inner) == 1
+                else s
+                for s in sums
+            ]
         y = in_tree(sums)
         if y is None:
             return broadcast(UOp.const(u.dtype, 0), tuple(1 if a in axes else d for a, d in enumerate(src[0].shape)))
@@ -348,7 +412,11 @@ def groups_of(blocks: tuple[int, ...]) -> int:
     """Into how many equal groups, cut alike, the blocks of a dim fall: (0, 2, 3, 5, 6) -> 2."""
     n, size = len(blocks) - 1, blocks[-1]
     for groups in range(gcd(n, size), 1, -1):
-        if n % groups == 0 and size % groups == 0 and all(blocks[k + n // groups] - blocks[k] == size // groups for k in range(n + 1 - n // groups)):
+        if (
+            n % groups == 0
+            and size % groups == 0
+            and all(blocks[k + n // groups] - blocks[k] == size // groups for k in range(n + 1 - n // groups))
+        ):
             return groups
     return 1
 
@@ -383,7 +451,13 @@ def pack(x: UOp, p: Shard) -> UOp:
     """Flat, with what each device will hold lying together."""
     if prod(x.shape[: p.axis]) == 1 or not prod(x.shape):
         return reshape(x, (prod(x.shape),))
-    return join([reshape(y, (prod(y.shape),)) for y in (shrink(x, p.axis, a, b) for a, b in zip(p.bounds, p.bounds[1:]) if a < b)], 0)
+    return join(
+        [
+            reshape(y, (prod(y.shape),))
+            for y in (shrink(x, p.axis, a, b) for a, b in zip(p.bounds, p.bounds[1:]) if a < b)
+        ],
+        0,
+    )
 
 
 def shrink(x: UOp, axis: int, begin: int, end: int) -> UOp:
@@ -423,7 +497,11 @@ def const_like(u: UOp, value: int) -> UOp:
 def lower_shards(sink: UOp, me: World = world) -> UOp:
     """The pass; `me` says which devices are this worker's."""
     order = sink.toposort()
-    if not any(isinstance(u.device, tuple) or (isinstance(u.device, str) and "@" in u.device) for u in order if u.op in (Ops.BUFFER, Ops.PARAM, Ops.SHARD, Ops.COPY)):
+    if not any(
+        isinstance(u.device, tuple) or (isinstance(u.device, str) and "@" in u.device)
+        for u in order
+        if u.op in (Ops.BUFFER, Ops.PARAM, Ops.SHARD, Ops.COPY)
+    ):
         return sink
     place = placements(order)
     low = _Lowering(me)
@@ -436,6 +514,3 @@ def store_spec(u: UOp) -> tuple[int | None, tuple[int, ...]]:
     """(axis, bounds) of the buffer that will hold `u`."""
     p = settled(placements(u.toposort(lambda x: "placement" not in x._cache))[u])
     return (p.axis, p.bounds) if isinstance(p, Shard) else (None, ())
-
-
-

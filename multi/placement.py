@@ -17,7 +17,9 @@ from manygrad.tensor.uop import Ops
 class Shard:
     axis: int
     bounds: tuple[int, ...]
-    blocks: tuple[int, ...] = field(default=(), compare=False)  # where the dim is cut into the blocks that sums are taken in; (): unknown
+    blocks: tuple[int, ...] = field(
+        default=(), compare=False
+    )  # where the dim is cut into the blocks that sums are taken in; (): unknown
 
     @staticmethod
     def even(axis: int, size: int, devices: int) -> Shard:

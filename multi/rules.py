@@ -125,7 +125,14 @@ def scatter(u: UOp, ps: list[Placement]) -> Answer:
     for j, i in enumerate(u.src[2:]):
         rows = counted_axis(i)
         if rows is not None and u.src[2].shape[rows] == u.src[0].shape[j]:
-            cut = next((p.bounds for p, axis in [(ps[0], j), *((p, rows) for p in ps[1:])] if isinstance(p, Shard) and p.axis == axis), None)
+            cut = next(
+                (
+                    p.bounds
+                    for p, axis in [(ps[0], j), *((p, rows) for p in ps[1:])]
+                    if isinstance(p, Shard) and p.axis == axis
+                ),
+                None,
+            )
             if cut is not None:
                 return [Shard(j, cut)] + [Shard(rows, cut)] * (k + 1), Shard(j, cut)
     if isinstance(value, Shard) and value.axis < n and u.arg == "add":

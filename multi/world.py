@@ -23,7 +23,9 @@ class World:
         self.device_kind = os.environ.get("DEVICE", "CPU").split(":")[0].upper()
         self.job, self.epoch = "local", 0
 
-    def join(self, *, rank: int, size: int, local_rank: int, local_size: int, devices_per_node: int, job: str, epoch: int) -> None:
+    def join(
+        self, *, rank: int, size: int, local_rank: int, local_size: int, devices_per_node: int, job: str, epoch: int
+    ) -> None:
         """Become worker `rank` of `size`; called once by the launcher's worker."""
         if not 0 <= rank < size:
             raise ValueError(f"rank {rank} is outside 0..{size - 1}")

@@ -63,7 +63,9 @@ class Agreement:
         self.error: Exception | None = None
         self.values, self.digests = values, list[tuple[int, str, str]]()
         if values and self.tell is not None:
-            self.thread = threading.Thread(target=self._compare, args=(f"{plan.key:x}.{round}",), name="manygrad-digest", daemon=True)
+            self.thread = threading.Thread(
+                target=self._compare, args=(f"{plan.key:x}.{round}",), name="manygrad-digest", daemon=True
+            )
             self.thread.start()
 
     def _compare(self, name: str) -> None:
@@ -144,6 +146,10 @@ def text_of(linear: UOp) -> str:
     """The first collective, and how many more there are."""
     from manygrad.runtime.collective import text_of as collective_text
 
-    found = [c.src[0] for c in linear.src if c.src[0].op in GroupOp.COLLECTIVE and spans_workers(c.src[0].arg[-1].devices, world)]
+    found = [
+        c.src[0]
+        for c in linear.src
+        if c.src[0].op in GroupOp.COLLECTIVE and spans_workers(c.src[0].arg[-1].devices, world)
+    ]
     first = next(c for c in found if c.op is not Ops.SEND)
     return collective_text(first) + (f", and {len(found) - 1} more" if len(found) > 1 else "")

@@ -28,7 +28,9 @@ class Buffer:
         self._owner: Any = None  # of memory that is not the device's own
         self.agreed = False  # found equal on all workers, or not to be compared
         if base is not None and not 0 <= offset <= offset + self.nbytes <= base.nbytes:
-            raise ValueError(f"a view of {self.nbytes} bytes at {offset} does not lie in a buffer of {base.nbytes} bytes")
+            raise ValueError(
+                f"a view of {self.nbytes} bytes at {offset} does not lie in a buffer of {base.nbytes} bytes"
+            )
 
     @property
     def is_allocated(self) -> bool:
@@ -84,7 +86,9 @@ class Buffer:
         return np.asarray(held).view(self.dtype.np)
 
     def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
-        if self.base is None and self._handle is not None and self._owner is None and not ends():  # (at the end modules go before buffers)
+        if (
+            self.base is None and self._handle is not None and self._owner is None and not ends()
+        ):  # (at the end modules go before buffers)
             GlobalCounters.mem_used -= self.nbytes
             self.device.free(self._handle, max(self.nbytes, 1))
 

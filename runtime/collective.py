@@ -28,7 +28,9 @@ from manygrad.tensor.uop import Ops, UOp
 
 OPS = {Ops.ADD: "add", Ops.MAX: "max", Ops.MUL: "mul"}
 
-_PREPARED: dict[Any, Prepared] = {}  # (collective, type, devices) -> program: they run one at a time, so equal ones share temporaries
+_PREPARED: dict[
+    Any, Prepared
+] = {}  # (collective, type, devices) -> program: they run one at a time, so equal ones share temporaries
 _runs: dict[int, int] = {}  # key -> how often it has run
 descriptions: dict[int, str] = {}  # key -> text, for the errors of the transports
 _entered = (0, "")
@@ -64,7 +66,9 @@ def group_of(devices: tuple[str, ...]) -> int:
     owners = [world.rank_of(d) for d in devices]
     size = owners.count(owners[0])
     rows = [owners[i : i + size] for i in range(0, len(owners), size)]
-    return size if all(len(r) == size and len(set(r)) == 1 for r in rows) and len({r[0] for r in rows}) == len(rows) else 1
+    return (
+        size if all(len(r) == size and len(set(r)) == 1 for r in rows) and len({r[0] for r in rows}) == len(rows) else 1
+    )
 
 
 def describe(what: UOp) -> tuple[Collective, str]:
@@ -118,7 +122,9 @@ class CollectiveItem(ExecItem):
         c, _ = describe(what)
         c = replace(c, group=group_of(members.devices))
         self.name = f"{c.kind} {c.count}"
-        self.key = int.from_bytes(hashlib.blake2b(f"{plan} {members.number}".encode(), digest_size=8).digest(), "little")
+        self.key = int.from_bytes(
+            hashlib.blake2b(f"{plan} {members.number}".encode(), digest_size=8).digest(), "little"
+        )
         self.text = descriptions[self.key] = text_of(what)
         self.by_all = len({world.rank_of(d) for d in members.devices}) == world.size
         self.prepared = prepared_of(c, what.dtype.name, members.mine, members.devices)
@@ -129,7 +135,11 @@ class CollectiveItem(ExecItem):
         return self.buffers[: len(self.mine)]
 
     def facts(self) -> dict[str, Any]:
-        return {"line": self.line} if self.idle else {"line": self.line, "plan": self.text, "bytes sent": self.prepared.bytes_sent}
+        return (
+            {"line": self.line}
+            if self.idle
+            else {"line": self.line, "plan": self.text, "bytes sent": self.prepared.bytes_sent}
+        )
 
     def run(self, vars: Vars) -> None:
         global _entered
@@ -149,7 +159,14 @@ class CollectiveItem(ExecItem):
             _entered = (_entered[0] + 1, self.text)
         self.prepared.run(self.addresses, sequence, plan=self.key)
         if DEBUG >= 2:
-            report(self.name, self.buffers[0].device.name, time.perf_counter() - start, 0, 2 * sum(b.nbytes for b in self.buffers), self.line)
+            report(
+                self.name,
+                self.buffers[0].device.name,
+                time.perf_counter() - start,
+                0,
+                2 * sum(b.nbytes for b in self.buffers),
+                self.line,
+            )
 
 
 def _address(b: Buffer) -> int:

@@ -47,7 +47,11 @@ def new_buffer(uop: UOp, device: str | tuple[str, ...]) -> UOp:
 def _with_views(tensors: list[Tensor]) -> dict[int, list[Tensor]]:
     """By the id of each tensor that has yet to be computed and has live views, or is one of several: all those of its storage. They are
     computed as one, so that they stay one storage."""
-    wanted = [(t, (s.own(), memory(t.uop))) for t in tensors if (s := t._storage) is not None and memory(t.uop).op not in MEMORY]
+    wanted = [
+        (t, (s.own(), memory(t.uop)))
+        for t in tensors
+        if (s := t._storage) is not None and memory(t.uop).op not in MEMORY
+    ]
     if not wanted:
         return {}
     found: dict[tuple[Storage, UOp], list[Tensor]] = {key: [] for _, key in wanted}
@@ -76,7 +80,9 @@ def _compiled_body(body: UOp, buffers: list[UOp], agree: bool) -> list[ExecItem]
     n = len(buffers) - len(body.src)
     schedule = body._cache.get(f"linear {n}")  # (a body need not read all of its arguments)
     if schedule is None:
-        stores = tuple(UOp(Ops.STORE, dtypes.void, (as_param(b, n + i), u)) for i, (b, u) in enumerate(zip(buffers[n:], body.src)))
+        stores = tuple(
+            UOp(Ops.STORE, dtypes.void, (as_param(b, n + i), u)) for i, (b, u) in enumerate(zip(buffers[n:], body.src))
+        )
         sink, shared = shared_first(UOp(Ops.SINK, dtypes.void, stores), world)
         schedule = body._cache[f"linear {n}"] = create_schedule(sink, world, shared)
     return _executors(schedule, buffers, agree)
@@ -89,7 +95,9 @@ def _applied(body: UOp, buffers: list[UOp]) -> UOp:
     return UOp(Ops.SINK, dtypes.void, tuple(UOp(Ops.STORE, dtypes.void, (b, v)) for b, v in zip(buffers[n:], values)))
 
 
-def _carry_out(sink: UOp, run: Callable[[list[ExecItem], Vars, bool], None], last: bool = True, agree: bool = True) -> None:
+def _carry_out(
+    sink: UOp, run: Callable[[list[ExecItem], Vars, bool], None], last: bool = True, agree: bool = True
+) -> None:
     """Schedules and compiles a SINK; `run(executors, variables, whether nothing follows)` for each part of it.
 
     With `agree` all ranks come to the same plan before each part runs.
@@ -102,7 +110,12 @@ def _carry_out(sink: UOp, run: Callable[[list[ExecItem], Vars, bool], None], las
             run(_compiled_body(body, buffers, agree), {}, False)
 
     if has_functions(sink):
-        sink = run_functions(sink, lambda u: new_buffer(u, u.device or default_device()), lambda s: run(*_compiled(s, agree), False), run_body)
+        sink = run_functions(
+            sink,
+            lambda u: new_buffer(u, u.device or default_device()),
+            lambda s: run(*_compiled(s, agree), False),
+            run_body,
+        )
     items, var_vals = _compiled(sink, agree)
     run(items, var_vals, last)
 
@@ -150,7 +163,9 @@ def _failing(waiting: list[Tensor]) -> tuple[dict[UOp, str], list[Exception]]:
 
 
 def _noted(error: Exception, t: Tensor) -> Exception:
-    error.add_note(f"raised by an assignment to a tensor of shape {t.shape} that was waiting (line {line_of(t.uop)}); it is dropped, the tensor keeps the value it had")
+    error.add_note(
+        f"raised by an assignment to a tensor of shape {t.shape} that was waiting (line {line_of(t.uop)}); it is dropped, the tensor keeps the value it had"
+    )
     return error
 
 
@@ -181,16 +196,25 @@ class RealizeEngine:
         for recording in capture:
             if not recording.is_paused:
                 asked = {id(t) for t in wanted}
-                early = [t for t in self._needed(wanted)[0] if recording.holds(t) and id(t) not in asked and _read_at(t.uop).op not in MEMORY]
+                early = [
+                    t
+                    for t in self._needed(wanted)[0]
+                    if recording.holds(t) and id(t) not in asked and _read_at(t.uop).op not in MEMORY
+                ]
                 if early:
-                    with recording.paused(), suppress(Exception):  # (what cannot be computed is lost where it is overwritten)
+                    with (
+                        recording.paused(),
+                        suppress(Exception),
+                    ):  # (what cannot be computed is lost where it is overwritten)
                         self.realize(early, pending=False)
 
     def _realize(self, wanted: list[Tensor], progress: Progress) -> None:
         todo, overwritten = self._needed(wanted)
         effects: list[UOp] = []
         becomes: dict[UOp, UOp] = {}
-        own: dict[int, UOp] = {}  # equal graphs are one node, but every tensor gets storage of its own: one may be assigned
+        own: dict[
+            int, UOp
+        ] = {}  # equal graphs are one node, but every tensor gets storage of its own: one may be assigned
         views = _with_views(todo)
         for t in todo:
             u = t.uop
@@ -227,7 +251,9 @@ class RealizeEngine:
                 progress.final |= settle(sink, own, overwritten, progress, self.clock, new_buffer)
             raise
 
-    def _commit(self, todo: list[Tensor], sink: UOp, becomes: dict[UOp, UOp], own: dict[int, UOp], overwritten: set[UOp]) -> None:
+    def _commit(
+        self, todo: list[Tensor], sink: UOp, becomes: dict[UOp, UOp], own: dict[int, UOp], overwritten: set[UOp]
+    ) -> None:
         """What has been computed is storage from now on."""
         computed = {u: b for u, b in becomes.items() if u.op is not Ops.AFTER}
         for u in sink.toposort():
@@ -245,13 +271,23 @@ class RealizeEngine:
         must not fail all that is asked for from now on: those that cannot be carried out are dropped, the others are carried out.
         """
         asked = {id(t) for t in tensors}
-        also = [t for t in self._needed([*waiting, *tensors])[0] if id(t) not in asked and not any(t is w for w in waiting)]
+        also = [
+            t for t in self._needed([*waiting, *tensors])[0] if id(t) not in asked and not any(t is w for w in waiting)
+        ]
         if not waiting and not also:
             raise error
         failed, errors = _failing(waiting)
-        broken = [(t, e) for t in also if _read_at(t.uop).op is not Ops.AFTER and (e := _failure(_stored(t.uop, t))) is not None]
+        broken = [
+            (t, e)
+            for t in also
+            if _read_at(t.uop).op is not Ops.AFTER and (e := _failure(_stored(t.uop, t))) is not None
+        ]
         for t, e in broken:
-            lost(t, f"a value of shape {t.shape} (line {line_of(t.uop)}) could not be computed when what it reads was overwritten ({type(e).__name__}: {e}), and is lost", new_buffer)
+            lost(
+                t,
+                f"a value of shape {t.shape} (line {line_of(t.uop)}) could not be computed when what it reads was overwritten ({type(e).__name__}: {e}), and is lost",
+                new_buffer,
+            )
         drop(failed, new_buffer)
         if failed or broken:
             try:
@@ -261,7 +297,11 @@ class RealizeEngine:
             if errors:
                 raise errors[0]
             return
-        if any(_failure(_stored(t.uop, t)) is not None for t in tensors if _read_at(t.uop).op not in (Ops.BUFFER, Ops.AFTER)):
+        if any(
+            _failure(_stored(t.uop, t)) is not None
+            for t in tensors
+            if _read_at(t.uop).op not in (Ops.BUFFER, Ops.AFTER)
+        ):
             raise error
         for t in (*also, *waiting):  # each can be done, not all at once: a variable with two values, too little memory
             together = self._needed([t])[0]
@@ -288,7 +328,9 @@ class RealizeEngine:
         asked = {id(t) for t in tensors}
         lazy = [t.uop for t in LIVE if t.uop.op is not Ops.BUFFER]
         shared = shared_nodes([*lazy, *(t.uop for t in tensors)], world)
-        read = set(toposort([u for u in lazy if u in shared], lambda u: u.op is not Ops.AFTER))  # before assignments that wait
+        read = set(
+            toposort([u for u in lazy if u in shared], lambda u: u.op is not Ops.AFTER)
+        )  # before assignments that wait
         rest = [t for t in waiting if id(t) not in asked]
         alone = [t for t in rest if t.uop not in shared and read.isdisjoint(a.src[0] for a in _assignments(t.uop))]
         if alone:
@@ -310,7 +352,11 @@ class RealizeEngine:
             computed = {t.uop for t in todo.values()}
             lazy = [t for t in LIVE if id(t) not in todo and _read_at(t.uop).op is not Ops.BUFFER]
             readers = standing_on([t.uop for t in lazy], written.__contains__, writes.__contains__)
-            todo |= {id(t): t for t in lazy if t.uop in readers and (u := _read_at(t.uop)) not in computed and u not in writes}
+            todo |= {
+                id(t): t
+                for t in lazy
+                if t.uop in readers and (u := _read_at(t.uop)) not in computed and u not in writes
+            }
             if not any(u.op is Ops.AFTER and u not in writes for u in readers):
                 # collectives are numbered as they are met: what reads a value from before an assignment comes before what reads it after
                 several = any(isinstance(t.uop.device, tuple) for t in todo.values())
@@ -328,7 +374,11 @@ class RealizeEngine:
         if not overwritten or not (trained := self._trained(effects)):
             return []
         readers = standing_on(effects, overwritten.__contains__, Ops.AFTER)
-        return [u for u in toposort(effects) if u.op is Ops.CONTIGUOUS and u.arg is None and u in readers and u not in trained]
+        return [
+            u
+            for u in toposort(effects)
+            if u.op is Ops.CONTIGUOUS and u.arg is None and u in readers and u not in trained
+        ]
 
     def _remember(self, computed: dict[UOp, UOp], becomes: dict[UOp, UOp], overwritten: set[UOp]) -> None:
         """A computed value that depends on something trained keeps its graph (over what is stored now), so that backward() works after
@@ -400,7 +450,9 @@ class RealizeEngine:
     @locked
     def to_numpy(self, buffer: UOp) -> np.ndarray:
         if capture:
-            raise RuntimeError("a value is read (numpy(), item(), tolist()) while a TinyJit records: a replay would not read it again; return the tensor and read it outside")
+            raise RuntimeError(
+                "a value is read (numpy(), item(), tolist()) while a TinyJit records: a replay would not read it again; return the tensor and read it outside"
+            )
         look()
         found = storage(buffer)
         assert isinstance(found, Buffer), "to_numpy of a buffer on several devices"
@@ -420,7 +472,9 @@ class RealizeEngine:
         if not at or world.size == 1:
             return local
         if not node.isdecimal() or int(node) >= world.size:
-            raise ValueError(f"device {device!r}: node {node} does not exist, the world has {world.size} (0..{world.size - 1})")
+            raise ValueError(
+                f"device {device!r}: node {node} does not exist, the world has {world.size} (0..{world.size - 1})"
+            )
         return f"{local}@{int(node)}"
 
     def workers(self) -> tuple[int, int]:

@@ -66,7 +66,9 @@ def run_functions(sink: UOp, new_buffer: NewBuffer, run: Run, run_body: RunBody)
         sink = _rest(sink, becomes)
 
 
-def _run_in_order(sink: UOp, order: list[UOp], calls: list[UOp], new_buffer: NewBuffer, run: Run, run_body: RunBody) -> UOp:
+def _run_in_order(
+    sink: UOp, order: list[UOp], calls: list[UOp], new_buffer: NewBuffer, run: Run, run_body: RunBody
+) -> UOp:
     """Where nothing is assigned below the calls: one after the other, in time proportional to the graph."""
     number = {c: i for i, c in enumerate(calls)}
     part: dict[UOp, int] = {}  # how many calls have run when a value can be computed
@@ -75,7 +77,9 @@ def _run_in_order(sink: UOp, order: list[UOp], calls: list[UOp], new_buffer: New
     for u in order:
         part[u] = number[u] + 1 if u.op is Ops.FUNCTION else max((part[s] for s in u.src), default=0)
         reader = number[u] if u.op is Ops.FUNCTION else part[u]
-        shared.update(s for s in u.src if s in heavy and part[s] != reader and unviewed(s).op not in (Ops.RESULT, Ops.BUFFER))
+        shared.update(
+            s for s in u.src if s in heavy and part[s] != reader and unviewed(s).op not in (Ops.RESULT, Ops.BUFFER)
+        )
     becomes: dict[UOp, UOp] = {}
     placed = _placed(sink)
 
@@ -83,10 +87,20 @@ def _run_in_order(sink: UOp, order: list[UOp], calls: list[UOp], new_buffer: New
         return u not in becomes
 
     for c in calls:
-        stored = [u for u in toposort(c.src, outside) if u not in becomes and (u in shared or (u in c.src and _needs_storage(u, becomes)))]
+        stored = [
+            u
+            for u in toposort(c.src, outside)
+            if u not in becomes and (u in shared or (u in c.src and _needs_storage(u, becomes)))
+        ]
         if stored:
             buffers = [new_buffer(u) for u in stored]
-            run(UOp(Ops.SINK, dtypes.void, tuple(UOp(Ops.STORE, dtypes.void, (b, substitute(u, becomes))) for u, b in zip(stored, buffers))))
+            run(
+                UOp(
+                    Ops.SINK,
+                    dtypes.void,
+                    tuple(UOp(Ops.STORE, dtypes.void, (b, substitute(u, becomes))) for u, b in zip(stored, buffers)),
+                )
+            )
             becomes |= dict(zip(stored, buffers))
         _call(c, placed, becomes, new_buffer, run_body)
     return _rest(sink, becomes)
@@ -100,7 +114,11 @@ def _needs_storage(u: UOp, becomes: dict[UOp, UOp]) -> bool:
 
 def _placed(sink: UOp) -> dict[UOp, UOp]:
     """RESULT -> the buffer that it shall be stored in."""
-    return {s.src[1]: s.src[0] for s in sink.src if s.op is Ops.STORE and s.src[0].op is Ops.BUFFER and s.src[1].op is Ops.RESULT}
+    return {
+        s.src[1]: s.src[0]
+        for s in sink.src
+        if s.op is Ops.STORE and s.src[0].op is Ops.BUFFER and s.src[1].op is Ops.RESULT
+    }
 
 
 def _call(c: UOp, placed: dict[UOp, UOp], becomes: dict[UOp, UOp], new_buffer: NewBuffer, run_body: RunBody) -> None:
@@ -113,7 +131,11 @@ def _call(c: UOp, placed: dict[UOp, UOp], becomes: dict[UOp, UOp], new_buffer: N
 
 def _rest(sink: UOp, becomes: dict[UOp, UOp]) -> UOp:
     rest = substitute(sink, becomes)
-    return UOp(Ops.SINK, dtypes.void, tuple(s for s in rest.src if not (s.op is Ops.STORE and s.src[0] is s.src[1]) and s.op is not Ops.BUFFER))
+    return UOp(
+        Ops.SINK,
+        dtypes.void,
+        tuple(s for s in rest.src if not (s.op is Ops.STORE and s.src[0] is s.src[1]) and s.op is not Ops.BUFFER),
+    )
 
 
 class _Layer:
@@ -133,11 +155,22 @@ class _Layer:
                 self.assigned.append(base)
             if base.op not in (Ops.BUFFER, Ops.AFTER) or (u in arguments and not _lies_in_one_piece(u, base)):
                 self.stored.append(u)
-        self.assigned = list(dict.fromkeys([*self.assigned, *(u for u in below if u.op is Ops.AFTER and any(u in x.src for x in later))]))
-        overwritten = dict.fromkeys(u.src[0] for u in order if u in below and u.op is Ops.AFTER)  # memory, and what an earlier assignment left there
+        self.assigned = list(
+            dict.fromkeys([*self.assigned, *(u for u in below if u.op is Ops.AFTER and any(u in x.src for x in later))])
+        )
+        overwritten = dict.fromkeys(
+            u.src[0] for u in order if u in below and u.op is Ops.AFTER
+        )  # memory, and what an earlier assignment left there
         kept = {*self.stored, *self.assigned, *first}
-        again = toposort((s for u in later for s in u.src if s in below), lambda u: u not in kept and u.op is not Ops.AFTER)  # computed again later
-        readers = [*later, *(u for u in again if u not in kept and u.op is not Ops.AFTER), *first, *(v for a in arguments for v in _views(a))]
+        again = toposort(
+            (s for u in later for s in u.src if s in below), lambda u: u not in kept and u.op is not Ops.AFTER
+        )  # computed again later
+        readers = [
+            *later,
+            *(u for u in again if u not in kept and u.op is not Ops.AFTER),
+            *first,
+            *(v for a in arguments for v in _views(a)),
+        ]
         self.read_before_written = [v for v in overwritten if any(v in u.src for u in readers)]
         self.assigned = [u for u in self.assigned if u not in overwritten]
 
@@ -156,7 +189,11 @@ def _storage_of(u: UOp) -> UOp:
 
 
 def _offset(u: UOp, base: UOp) -> int | None:
-    if any(not isinstance(d, int) for d in (*u.shape, *base.shape)) or _storage_of(base).arg.axis is not None or numel(u.shape) == 0:
+    if (
+        any(not isinstance(d, int) for d in (*u.shape, *base.shape))
+        or _storage_of(base).arg.axis is not None
+        or numel(u.shape) == 0
+    ):
         return None
     return contiguous_offset(attached(u), base)
 
@@ -178,6 +215,10 @@ def _as_buffer(u: UOp, new_buffer: NewBuffer) -> UOp:
     out, memory = new_buffer(u), storage(base)
     out = UOp(Ops.BUFFER, u.dtype, (), BufferSpec(out.arg.uid, u.shape, u.dtype, out.arg.device))
     count, at = numel(u.shape), offset * u.dtype.itemsize
-    out._cache["buffer"] = memory.view(count, u.dtype, at) if isinstance(memory, Buffer) else [None if b is None else b.view(count, u.dtype, at) for b in memory]
+    out._cache["buffer"] = (
+        memory.view(count, u.dtype, at)
+        if isinstance(memory, Buffer)
+        else [None if b is None else b.view(count, u.dtype, at) for b in memory]
+    )
     u._cache["as buffer"] = out
     return out

@@ -135,8 +135,12 @@ class KernelItem(ExecItem):
         kernel([t.handle for t in twins], self.values(vars))
         for slot in sorted(written(self.ast)):
             got, want = self.buffers[slot].copyout(), twins[slot].copyout()
-            tolerance = {8: 1e-9, 4: 1e-4, 2: 3e-2}.get(got.dtype.itemsize, 0.0) if self.buffers[slot].dtype.is_float else 0.0
-            a, b = (got.astype(np.float64), want.astype(np.float64)) if self.buffers[slot].dtype.is_float else (got, want)
+            tolerance = (
+                {8: 1e-9, 4: 1e-4, 2: 3e-2}.get(got.dtype.itemsize, 0.0) if self.buffers[slot].dtype.is_float else 0.0
+            )
+            a, b = (
+                (got.astype(np.float64), want.astype(np.float64)) if self.buffers[slot].dtype.is_float else (got, want)
+            )
             if not np.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True):
                 worst = int(np.nanargmax(np.abs(a.astype(np.float64) - b.astype(np.float64))))
                 raise ValueError(

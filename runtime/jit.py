@@ -42,7 +42,13 @@ class JitError(RuntimeError):
     """Inputs that do not fit what was captured."""
 
 
-def _walk(x: Any, path: str, found: list[tuple[str, Tensor]], variables: list[tuple[str, UOp]], constants: list[tuple[str, Any]]) -> None:
+def _walk(
+    x: Any,
+    path: str,
+    found: list[tuple[str, Tensor]],
+    variables: list[tuple[str, UOp]],
+    constants: list[tuple[str, Any]],
+) -> None:
     if isinstance(x, Tensor):
         found.append((path, x))
     elif isinstance(x, UOp):
@@ -76,7 +82,10 @@ def _binds(t: Tensor) -> list[UOp]:
 def _with_dims(t: Tensor, values: dict[str, int]) -> Tensor:
     """A stored tensor, its symbolic dims at other values."""
     old = t.uop.arg
-    now = {u: UOp(Ops.BIND, u.dtype, (u.src[0], u.src[1].replace(arg=values.get(u.src[0].arg[0], u.src[1].arg)))) for u in _binds(t)}
+    now = {
+        u: UOp(Ops.BIND, u.dtype, (u.src[0], u.src[1].replace(arg=values.get(u.src[0].arg[0], u.src[1].arg))))
+        for u in _binds(t)
+    }
     shape = tuple(substitute(d, now) if isinstance(d, UOp) else d for d in old.shape)
     u = UOp(Ops.BUFFER, t.dtype, (), BufferSpec(old.uid, shape, old.dtype, old.device, old.axis, old.bounds))
     u._cache["buffer"] = storage(t.uop)
@@ -88,7 +97,9 @@ def _refuse_shared_memory(inputs: list[Input], tensors: list[tuple[str, Tensor]]
     for i, (_, t) in zip(inputs, tensors):
         for j, (_, x) in zip(inputs, tensors) if i.written else ():
             if j is not i and (j.twin is None or inputs[j.twin] is not i) and memory(x.uop) is memory(t.uop):
-                raise JitError(f"{i.path} is assigned by the function, and {j.path} is the same memory; pass a clone() of one of them")
+                raise JitError(
+                    f"{i.path} is assigned by the function, and {j.path} is the same memory; pass a clone() of one of them"
+                )
 
 
 def _buffers(t: Tensor) -> list[Buffer]:
@@ -184,13 +195,17 @@ class TinyJit(Generic[T]):
             with LOCK:
                 return self._call(args, kwargs)
         finally:
-            profile.record("steps", f"{getattr(self.fn, '__name__', 'step')} {GlobalCounters.steps}", start, time.perf_counter())
+            profile.record(
+                "steps", f"{getattr(self.fn, '__name__', 'step')} {GlobalCounters.steps}", start, time.perf_counter()
+            )
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
         if not JIT:
             return self._run_plain(args, kwargs)
         if capture and self.calls:
-            raise JitError("a TinyJit is called while another one is recording; call it outside, or leave the inner one out")
+            raise JitError(
+                "a TinyJit is called while another one is recording; call it outside, or leave the inner one out"
+            )
         if self.items and isinstance(self.items[0], GraphItem):
             self.items[0].call.wake()
         tensors: list[tuple[str, Tensor]] = []
@@ -230,7 +245,14 @@ class TinyJit(Generic[T]):
         if tensors:
             tensors[0].realize(*tensors[1:])
 
-    def _capture(self, args: Any, kwargs: Any, tensors: list[tuple[str, Tensor]], constants: list[tuple[str, Any]], var_vals: dict[str, int]) -> T:
+    def _capture(
+        self,
+        args: Any,
+        kwargs: Any,
+        tensors: list[tuple[str, Tensor]],
+        constants: list[tuple[str, Any]],
+        var_vals: dict[str, int],
+    ) -> T:
         recording = Recording(t for t in LIVE if not is_stored(t.uop))
         recorded = recording.taken
         inputs: list[Input] = []
@@ -273,12 +295,20 @@ class TinyJit(Generic[T]):
             i.moves = _moves(i, items, [t for _, t in results])
         for device in {b.device for item, _ in flat for b in item.buffers}:
             device.trim()  # a replay needs none of what the calls before it left
-        self.items, self.inputs, self.constants, self.result, self.variables = items, inputs, constants, out, dict(var_vals)
+        self.items, self.inputs, self.constants, self.result, self.variables = (
+            items,
+            inputs,
+            constants,
+            out,
+            dict(var_vals),
+        )
         self.writes = any(i.written for i in inputs)
         self.symbolic = any(_binds(i.own) for i in inputs)
         self.rebound = [t for _, t in results if _binds(t)]
         self.vars = {k: x for _, v in recorded for k, x in v.items()}
-        self.occupied = _joined((_address(b), _address(b) + b.nbytes) for item, _ in flat for b in item.written if _address(b))
+        self.occupied = _joined(
+            (_address(b), _address(b) + b.nbytes) for item, _ in flat for b in item.written if _address(b)
+        )
         self.calls = 2  # (last: what fails before leaves no half of a capture)
         return out
 
@@ -289,28 +319,45 @@ class TinyJit(Generic[T]):
             try:
                 t.realize()
             except Exception as e:  # it must not fail the step: whoever reads it gets the error
-                engine().lose(t, f"a value of shape {t.shape} could not be computed when a TinyJit overwrote what it reads ({type(e).__name__}: {e}), and is lost")
+                engine().lose(
+                    t,
+                    f"a value of shape {t.shape} could not be computed when a TinyJit overwrote what it reads ({type(e).__name__}: {e}), and is lost",
+                )
 
     def _overwrites(self, u: UOp) -> bool:
         """Whether a replay writes to the memory of a BUFFER, if it has any (that of a lost value has not)."""
         return "buffer" in u._cache and not self.overwritten.isdisjoint(map(_memory, _buffers_of(u)))
 
-    def _replay(self, tensors: list[tuple[str, Tensor]], constants: list[tuple[str, Any]], var_vals: dict[str, int]) -> T:
+    def _replay(
+        self, tensors: list[tuple[str, Tensor]], constants: list[tuple[str, Any]], var_vals: dict[str, int]
+    ) -> T:
         if len(tensors) != len(self.inputs):
-            raise JitError(f"captured with {len(self.inputs)} input tensors, called with {len(tensors)}; make a second TinyJit for it")
-        changed = [f"{p} from {a!r} to {b!r}" for (p, a), (q, b) in zip(self.constants, constants) if p != q or not _same(a, b)]
+            raise JitError(
+                f"captured with {len(self.inputs)} input tensors, called with {len(tensors)}; make a second TinyJit for it"
+            )
+        changed = [
+            f"{p} from {a!r} to {b!r}" for (p, a), (q, b) in zip(self.constants, constants) if p != q or not _same(a, b)
+        ]
         if changed or len(constants) != len(self.constants):
-            raise JitError(f"an argument that is not a tensor changed since capture: {', '.join(changed) or constants}; its value is part of the capture: pass a Tensor or a bound Variable, or reset()")
+            raise JitError(
+                f"an argument that is not a tensor changed since capture: {', '.join(changed) or constants}; its value is part of the capture: pass a Tensor or a bound Variable, or reset()"
+            )
         if set(var_vals) != set(self.variables):
             raise JitError(f"captured with the variables {sorted(self.variables)}, called with {sorted(var_vals)}")
         for i, (path, t) in zip(self.inputs, tensors):
             if path != i.path:
-                raise JitError(f"captured with a tensor as {i.path}, called with one as {path}; pass the arguments in the same way, or make a second TinyJit")
+                raise JitError(
+                    f"captured with a tensor as {i.path}, called with one as {path}; pass the arguments in the same way, or make a second TinyJit"
+                )
             if _signature(t) != i.signature:
                 was, now = (f"{shape} {dtype} on {device}" for shape, dtype, device in (i.signature, _signature(t)))
-                raise JitError(f"{i.path} was captured as shape {was}, now it is {now}; pass the same kind of input, or make a second TinyJit")
+                raise JitError(
+                    f"{i.path} was captured as shape {was}, now it is {now}; pass the same kind of input, or make a second TinyJit"
+                )
             if i.twin is not None and t.uop is not tensors[i.twin][1].uop:
-                raise JitError(f"{i.path} and {self.inputs[i.twin].path} were one tensor at capture, now they are two; make a second TinyJit for it")
+                raise JitError(
+                    f"{i.path} and {self.inputs[i.twin].path} were one tensor at capture, now they are two; make a second TinyJit for it"
+                )
         if self.writes:
             _refuse_shared_memory(self.inputs, tensors)
         for i, (_, t) in zip(self.inputs, tensors):
@@ -322,7 +369,11 @@ class TinyJit(Generic[T]):
         for i, (_, t) in zip(self.inputs, tensors):
             if i.written:
                 t.assign(i.own).realize()
-        return _replaced(self.result, {id(t): _with_dims(t, var_vals) for t in self.rebound}) if self.rebound else self.result
+        return (
+            _replaced(self.result, {id(t): _with_dims(t, var_vals) for t in self.rebound})
+            if self.rebound
+            else self.result
+        )
 
     def _writes(self, b: Buffer) -> bool:
         """Whether the captured calls write where `b` lies."""
@@ -385,7 +436,9 @@ def batch_kernels(flat: list[tuple[ExecItem, Vars]]) -> list[ExecItem]:
         run = []
 
     for item, v in flat:
-        if isinstance(item, KernelItem) and (not run or (type(item.buffers[0].device) is type(run[0].buffers[0].device) and dict(v) == dict(vars))):
+        if isinstance(item, KernelItem) and (
+            not run or (type(item.buffers[0].device) is type(run[0].buffers[0].device) and dict(v) == dict(vars))
+        ):
             vars = v
             run.append(item)
         else:

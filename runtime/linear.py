@@ -170,5 +170,3 @@ def run_linear(items: list[ExecItem], vars: Vars, left: Iterable[ExecItem] | Non
         if not recording.is_paused:
             recording.taken.append((items, vars))
     run_items(items if left is None else left, vars)
-
-

@@ -54,7 +54,10 @@ class Profile:
         names = sorted({e.lane for e in self.events}, key=lambda n: (LANES.index(n.split()[0]), n))
         lanes = {name: i for i, name in enumerate(names)}
         pid = world.rank
-        rows: list[dict[str, Any]] = [_meta("process_name", pid, 0, name=f"rank {pid} on {socket.gethostname()}"), _meta("process_sort_index", pid, 0, sort_index=pid)]
+        rows: list[dict[str, Any]] = [
+            _meta("process_name", pid, 0, name=f"rank {pid} on {socket.gethostname()}"),
+            _meta("process_sort_index", pid, 0, sort_index=pid),
+        ]
         for name, tid in lanes.items():
             rows += [_meta("thread_name", pid, tid, name=name), _meta("thread_sort_index", pid, tid, sort_index=tid)]
         for e in self.events:
@@ -88,7 +91,12 @@ def _meta(what: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
 active: list[Profile] = []
 
 
-def record(lane: str, name: str, start: float, end: float, args: dict[str, Any] | Callable[[], dict[str, Any]] = {}) -> None:  # noqa: B006 (never written to)
+_NOTHING: dict[str, Any] = {}
+
+
+def record(
+    lane: str, name: str, start: float, end: float, args: dict[str, Any] | Callable[[], dict[str, Any]] = _NOTHING
+) -> None:
     """Tells everyone who listens now of an event."""
     event = Event(lane, name, start, end, args)
     for p in active:
@@ -100,7 +108,11 @@ def record(lane: str, name: str, start: float, end: float, args: dict[str, Any] 
 
 def compile_lane() -> str:
     """The compile lane of this thread."""
-    return "compile" if threading.current_thread() is threading.main_thread() else f"compile {threading.current_thread().name}"
+    return (
+        "compile"
+        if threading.current_thread() is threading.main_thread()
+        else f"compile {threading.current_thread().name}"
+    )
 
 
 def file_of(path: str) -> str:
@@ -157,7 +169,11 @@ def profile_program() -> None:
         except OSError as error:
             print(f"profile: cannot write {file_of(p.path)}: {error}; name another place with PROFILE=path")
         else:
-            left_out = f" ({p.dropped} later ones left out: profile a part with manygrad.profile())" if p.dropped else ""
-            print(f"profile: {len(p.events)} events in {path}{left_out}; load it in chrome://tracing or ui.perfetto.dev")
+            left_out = (
+                f" ({p.dropped} later ones left out: profile a part with manygrad.profile())" if p.dropped else ""
+            )
+            print(
+                f"profile: {len(p.events)} events in {path}{left_out}; load it in chrome://tracing or ui.perfetto.dev"
+            )
 
     atexit.register(finish)

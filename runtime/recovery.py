@@ -97,7 +97,11 @@ def drop(failed: dict[UOp, str], new_buffer: NewBuffer) -> None:
     why = next(iter(failed.values()))
     for t in lazy:
         if t.uop in touched and not _take_back(t, touched):
-            lost(t, f"a value of shape {t.shape} was computed from a tensor after an assignment that failed ({why}), and is lost; compute it again", new_buffer)
+            lost(
+                t,
+                f"a value of shape {t.shape} was computed from a tensor after an assignment that failed ({why}), and is lost; compute it again",
+                new_buffer,
+            )
 
 
 def _take_back(t: Tensor, bad: set[UOp]) -> bool:
@@ -107,7 +111,9 @@ def _take_back(t: Tensor, bad: set[UOp]) -> bool:
         return False
     before = base
     while before.op is Ops.AFTER and before in bad:
-        before = before.src[0]._cache.get("origin", before.src[0])  # (memory that nothing was stored in: the value it was to hold)
+        before = before.src[0]._cache.get(
+            "origin", before.src[0]
+        )  # (memory that nothing was stored in: the value it was to hold)
     if before in bad:
         return False
     t.uop = rebased(t.uop, base, before)
@@ -116,7 +122,9 @@ def _take_back(t: Tensor, bad: set[UOp]) -> bool:
     return True
 
 
-def settle(sink: UOp, own: dict[int, UOp], overwritten: set[UOp], progress: Progress, clock: int, new_buffer: NewBuffer) -> bool:
+def settle(
+    sink: UOp, own: dict[int, UOp], overwritten: set[UOp], progress: Progress, clock: int, new_buffer: NewBuffer
+) -> bool:
     """After a failure on the way: what has been written is what tensors hold; what has not been begun goes on waiting. Whether an
     assignment may have been lost in the middle.
 
@@ -154,5 +162,9 @@ def settle(sink: UOp, own: dict[int, UOp], overwritten: set[UOp], progress: Prog
         elif _take_back(t, gone):
             cut = True
         else:
-            lost(t, f"a value of shape {t.shape} (line {line_of(t.uop)}) was to be computed from memory that a realize had overwritten when it failed, and is lost; compute it again", new_buffer)
+            lost(
+                t,
+                f"a value of shape {t.shape} (line {line_of(t.uop)}) was to be computed from memory that a realize had overwritten when it failed, and is lost; compute it again",
+                new_buffer,
+            )
     return cut

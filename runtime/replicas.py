@@ -25,7 +25,9 @@ def assert_equal(*tensors: Tensor) -> None:
     for i, t in enumerate(tensors):
         _check_whole("assert_equal", t)
         held = t if t.realize().uop.op is Ops.BUFFER else t.clone().realize()
-        values.append((i, digest(_memory(held)), f"{t.dtype.name} {t.shape}, tensor {i} of assert_equal at {user_line()}"))
+        values.append(
+            (i, digest(_memory(held)), f"{t.dtype.name} {t.shape}, tensor {i} of assert_equal at {user_line()}")
+        )
     if world.size == 1:
         return
     from manygrad import collectives
@@ -61,7 +63,9 @@ def _check_whole(name: str, t: Tensor) -> None:
     from manygrad.tensor.engine import engine
 
     if isinstance(t.device, tuple) and engine().sharding_axis(t.uop) is not None:
-        raise ValueError(f"{name}: a tensor of shape {t.shape} is cut over {len(t.device)} devices, its parts differ by nature; pass replicated or local tensors")
+        raise ValueError(
+            f"{name}: a tensor of shape {t.shape} is cut over {len(t.device)} devices, its parts differ by nature; pass replicated or local tensors"
+        )
 
 
 def _memory(t: Tensor) -> Buffer:

@@ -91,7 +91,9 @@ def measure() -> Peaks:
     return Peaks(flops, 2 * COPY_BYTES / seconds)
 
 
-def _seconds(native: Team, address: int, buffers: ctypes.Array[ctypes.c_void_p] | None, total: int, grain: int) -> float:
+def _seconds(
+    native: Team, address: int, buffers: ctypes.Array[ctypes.c_void_p] | None, total: int, grain: int
+) -> float:
     scratch = native.ready()
     start = time.perf_counter()
     native.run(address, buffers, None, total, grain, scratch)

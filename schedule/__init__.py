@@ -155,7 +155,10 @@ def call_of(item: Item) -> UOp:
 def strip_binds(sink: UOp) -> tuple[UOp, dict[str, int], dict[UOp, UOp]]:
     """Bound variables become their definitions; their values by name; of BUFFERs with a bound variable in their shape, what they became -> what
     they were, which is where their memory hangs."""
-    if not any(u.op is Ops.BIND or (u.op in SHAPED and _has_uop(u.arg.shape if u.op is Ops.BUFFER else u.arg)) for u in sink.toposort()):
+    if not any(
+        u.op is Ops.BIND or (u.op in SHAPED and _has_uop(u.arg.shape if u.op is Ops.BUFFER else u.arg))
+        for u in sink.toposort()
+    ):
         return sink, {}, {}
     unbinding = _Unbinding()
     return unbinding.walk(sink), unbinding.values, unbinding.buffers
@@ -172,7 +175,9 @@ class _Unbinding:
     def unbind(self, u: UOp) -> UOp:
         name, n = u.src[0].arg[0], u.src[1].arg
         if self.values.setdefault(name, n) != n:
-            raise ValueError(f"bind mismatch: variable {name!r} is bound to {self.values[name]} and to {n} in one graph; realize one of the tensors first")
+            raise ValueError(
+                f"bind mismatch: variable {name!r} is bound to {self.values[name]} and to {n} in one graph; realize one of the tensors first"
+            )
         return u.src[0]
 
     def of_arg(self, x: Any) -> Any:
@@ -194,7 +199,11 @@ class _Unbinding:
                 arg = self.of_arg(arg)
             elif u.op is Ops.BUFFER and _has_uop(arg.shape):
                 arg = BufferSpec(arg.uid, self.of_arg(arg.shape), arg.dtype, arg.device, arg.axis, arg.bounds)
-            done[u] = u if src == u.src and arg is u.arg else (sym.rebuild(u, src) if arg is u.arg else u.replace(src=src, arg=arg))
+            done[u] = (
+                u
+                if src == u.src and arg is u.arg
+                else (sym.rebuild(u, src) if arg is u.arg else u.replace(src=src, arg=arg))
+            )
             if u.op is Ops.BUFFER and done[u] is not u:
                 self.buffers[done[u]] = u
             if "line" in u._cache:

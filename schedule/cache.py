@@ -90,4 +90,6 @@ def save(key: bytes, linear: UOp) -> None:
 
 def _kernels(linear: UOp) -> list[UOp]:
     called = [call.src[0] for call in linear.src]
-    return list(dict.fromkeys(k for what in called for k in (what.src if what.op is Ops.CHAIN else (what,)) if k.op is Ops.SINK))
+    return list(
+        dict.fromkeys(k for what in called for k in (what.src if what.op is Ops.CHAIN else (what,)) if k.op is Ops.SINK)
+    )

@@ -101,7 +101,10 @@ def _large(items: list[Item], writers: dict[UOp, list[int]]) -> list[UOp]:
         temps = [b for b in item.writes if is_temporary(b) and nbytes_of(b) >= SAVED_BYTES // 4 and b not in other]
         if item.what.op is Ops.SINK and temps:
             known = found.keys() | _element_for_element(item)
-            read = max((_bytes_at(u) for u in indices(item.what) if item.args[u.src[0].arg] not in {*known, *item.writes}), default=0)
+            read = max(
+                (_bytes_at(u) for u in indices(item.what) if item.args[u.src[0].arg] not in {*known, *item.writes}),
+                default=0,
+            )
             other.update(b for b in temps if nbytes_of(b) < WIDE * read)
             found.update(dict.fromkeys(b for b in temps if b not in other and writers[b][-1] == i))
         else:
@@ -129,7 +132,12 @@ def _element_for_element(item: Item) -> set[UOp]:
 def _chain(items: list[Item], members: tuple[int, ...], users: dict[UOp, set[int]]) -> Chain | None:
     """The items as a chain, at the place of the last one, or None where they cannot be one."""
     kernels = [items[i] for i in members]
-    if len(kernels) < 2 or not all(map(_plain, kernels)) or len({k.args[0].device for k in kernels}) > 1 or not _can_wait(items, members):
+    if (
+        len(kernels) < 2
+        or not all(map(_plain, kernels))
+        or len({k.args[0].device for k in kernels}) > 1
+        or not _can_wait(items, members)
+    ):
         return None
     written = {b for k in kernels for b in k.writes}
     read = {b for k in kernels for b, _ in k.reads}  # what several kernels only write they write in any order
@@ -139,7 +147,9 @@ def _chain(items: list[Item], members: tuple[int, ...], users: dict[UOp, set[int
     for outer in range(common, 0, -1):
         steps = {b: step for b in shared if (step := _step(kernels, b, outer)) is not None}
         if len(steps) == len(shared):
-            inside = tuple(sorted((b for b in shared if is_temporary(b) and users[b] <= set(members)), key=lambda b: -b.arg.uid))
+            inside = tuple(
+                sorted((b for b in shared if is_temporary(b) and users[b] <= set(members)), key=lambda b: -b.arg.uid)
+            )
             return Chain(members, outer, steps, inside) if inside else None
     return None
 
@@ -147,7 +157,10 @@ def _chain(items: list[Item], members: tuple[int, ...], users: dict[UOp, set[int
 def _plain(item: Item) -> bool:
     """A kernel of fixed sizes whose iterations may run in any order."""
     return item.what.op is Ops.SINK and not any(
-        u.op is Ops.DEFINE_VAR or (u.op is Ops.RANGE and u.src[0].op is not Ops.CONST) or (u.op is Ops.STORE and u.arg is not None) for u in nodes_of(item.what)
+        u.op is Ops.DEFINE_VAR
+        or (u.op is Ops.RANGE and u.src[0].op is not Ops.CONST)
+        or (u.op is Ops.STORE and u.arg is not None)
+        for u in nodes_of(item.what)
     )
 
 
@@ -172,7 +185,11 @@ def _can_wait(items: list[Item], members: tuple[int, ...]) -> bool:
 def _step(kernels: Sequence[Item], buffer: UOp, outer: int) -> int | None:
     """The elements a row of a buffer that kernels share, if each touches only its own row's."""
     found = {
-        _step_of(u.src[1], _loops(k)[:outer]) for k in kernels if buffer in k.args for u in indices(k.what) if k.args[u.src[0].arg] is buffer
+        _step_of(u.src[1], _loops(k)[:outer])
+        for k in kernels
+        if buffer in k.args
+        for u in indices(k.what)
+        if k.args[u.src[0].arg] is buffer
     }
     return found.pop() if len(found) == 1 else None
 
@@ -197,7 +214,9 @@ def _rows(items: list[Item], chain: Chain) -> int | None:
     """How many rows a block has; None where a chain does not pay."""
     kernels = [items[i] for i in chain.members]
     sizes = [r.src[0].arg for r in _loops(kernels[0])[: chain.outer]]
-    _, row_bytes = place({b: chain.steps[b] * b.dtype.itemsize for b in _largest_first(chain)}, lives_of([k.args for k in kernels]))
+    _, row_bytes = place(
+        {b: chain.steps[b] * b.dtype.itemsize for b in _largest_first(chain)}, lives_of([k.args for k in kernels])
+    )
     if sum(map(nbytes_of, chain.inside)) < SAVED_BYTES:
         return None
     most = min(MAX_ROWS, max(FEW_ROWS, BLOCK_BYTES // row_bytes), prod(sizes) // MIN_BLOCKS)
@@ -209,7 +228,11 @@ def _rows(items: list[Item], chain: Chain) -> int | None:
             if (b := k.args[u.src[0].arg]) not in chain.inside:
                 count = prod(own.get(x, x.src[0].arg) for x in ranges_of(u.src[1]))
                 again[b] = max(again.get(b, 0), count * b.dtype.itemsize)
-    if rows < min(MIN_ROWS, sizes[-1]) or rows * row_bytes > MOST_BYTES or sum(again.values()) > AGAIN * rows * row_bytes:
+    if (
+        rows < min(MIN_ROWS, sizes[-1])
+        or rows * row_bytes > MOST_BYTES
+        or sum(again.values()) > AGAIN * rows * row_bytes
+    ):
         return None
     return rows
 
@@ -219,7 +242,9 @@ def _masked(items: list[Item], chain: Chain, rows: int) -> Item | None:
     size = _loops(items[chain.members[0]])[chain.outer - 1].src[0].arg
     most = max(ALIGN, max(chain.steps[b] for b in chain.inside) // 4)
     fewer = max((n for n in range(1, min(size, most) + 1) if size % n == 0), default=rows)
-    if not MIN_ROWS <= fewer < rows or not any(u.op is Ops.WHERE for i in chain.members for u in nodes_of(items[i].what)):
+    if not MIN_ROWS <= fewer < rows or not any(
+        u.op is Ops.WHERE for i in chain.members for u in nodes_of(items[i].what)
+    ):
         return None
     found = _chained(items, chain, fewer)
     return found if any(u.op is Ops.RANGE and u.src[0].op is not Ops.CONST for u in found.what.toposort()) else None
@@ -231,10 +256,15 @@ def _masked(items: list[Item], chain: Chain, rows: int) -> Item | None:
 def _chained(items: list[Item], chain: Chain, rows: int) -> Item:
     kernels = [items[i] for i in chain.members]
     sizes = [r.src[0].arg for r in _loops(kernels[0])[: chain.outer]]
-    part = {b: UOp(Ops.BUFFER, b.dtype, (), BufferSpec(b.arg.uid, (rows * chain.steps[b],), b.dtype, b.arg.device)) for b in chain.inside}
+    part = {
+        b: UOp(Ops.BUFFER, b.dtype, (), BufferSpec(b.arg.uid, (rows * chain.steps[b],), b.dtype, b.arg.device))
+        for b in chain.inside
+    }
     args = list(dict.fromkeys(part.get(b, b) for k in kernels for b in k.args))
     slots = tuple(tuple(args.index(part.get(b, b)) for b in k.args) for k in kernels)
-    offsets, _ = place({b: _apart(nbytes_of(part[b])) for b in _largest_first(chain)}, lives_of([k.args for k in kernels]))
+    offsets, _ = place(
+        {b: _apart(nbytes_of(part[b])) for b in _largest_first(chain)}, lives_of([k.args for k in kernels])
+    )
     temps = tuple((args.index(part[b]), offsets[b], nbytes_of(part[b])) for b in chain.inside)
     spec = ChainSpec(prod(sizes) // rows, slots, temps)
     steps = tuple((args.index(part[b]), chain.steps[b]) for b in part)
@@ -254,7 +284,13 @@ def _apart(nbytes: int) -> int:
 
 
 @lru_cache(maxsize=256)  # (the layers of a model are alike)
-def _blocks(kernels: tuple[UOp, ...], outer: int, rows: int, slots: tuple[tuple[int, ...], ...], steps: tuple[tuple[int, int], ...]) -> tuple[UOp, ...]:
+def _blocks(
+    kernels: tuple[UOp, ...],
+    outer: int,
+    rows: int,
+    slots: tuple[tuple[int, ...], ...],
+    steps: tuple[tuple[int, int], ...],
+) -> tuple[UOp, ...]:
     """The kernels of a chain, for one block. `steps`: (argument, elements a row) of the temporaries."""
     of = dict(steps)
     cut = [cut_rows(k, outer, rows, {i: of[a] for i, a in enumerate(own) if a in of}) for k, own in zip(kernels, slots)]
@@ -282,7 +318,9 @@ def cut_rows(ast: UOp, outer: int, rows: int, steps: dict[int, int]) -> UOp:
     parts = substitute(UOp(Ops.SINK, dtypes.void, tuple(x for s in ast.src for x in s.src[:2])), within)
     parts = sym.substitute(parts, at)
     ranges = (*_ranges(here), *loops[outer:])
-    return ast.replace(src=tuple(s.replace(src=(i, v, *ranges)) for s, i, v in zip(ast.src, parts.src[::2], parts.src[1::2])))
+    return ast.replace(
+        src=tuple(s.replace(src=(i, v, *ranges)) for s, i, v in zip(ast.src, parts.src[::2], parts.src[1::2]))
+    )
 
 
 def _ranges(u: UOp) -> Iterable[UOp]:

@@ -43,7 +43,9 @@ def worst_of(index: UOp, low: int, size: int, spared: int | None) -> UOp:
         return broadcast(UOp.const(wide, value), x.shape)
 
     def out_of_range(code: UOp) -> UOp:
-        return UOp(Ops.MAX, wide, (code, const(FAR))) if index.dtype.itemsize == 8 else code  # twice the index may not be an int64
+        return (
+            UOp(Ops.MAX, wide, (code, const(FAR))) if index.dtype.itemsize == 8 else code
+        )  # twice the index may not be an int64
 
     twice = UOp(Ops.ADD, wide, (x, x))
     below = UOp(Ops.CMPLT, dtypes.bool, (x, const(size)))

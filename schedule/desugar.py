@@ -64,7 +64,13 @@ def fresh_targets(sink: UOp, order: list[UOp]) -> dict[UOp, UOp]:
         read.update(s for s in sources if is_buffer(s))
     out: dict[UOp, UOp] = {}
     for s in sink.src:
-        if s.op is Ops.STORE and is_buffer(s.src[0]) and s.src[0] not in read and s.src[1] not in out and not _in_memory(unmoved(s.src[1])):
+        if (
+            s.op is Ops.STORE
+            and is_buffer(s.src[0])
+            and s.src[0] not in read
+            and s.src[1] not in out
+            and not _in_memory(unmoved(s.src[1]))
+        ):
             out[s.src[1]] = s.src[0]
     for value, buffer in list(out.items()):
         if value.op is Ops.CONTIGUOUS and value.src[0].op in LOWER:
@@ -165,7 +171,11 @@ def _readable(u: UOp) -> UOp:
     if _in_memory(value):
         return value
     base = unmoved(value)
-    if _in_memory(base) and is_buffer(base_buffer(base)) and all(isinstance(d, int) and d for d in (*value.shape, *base.shape)):
+    if (
+        _in_memory(base)
+        and is_buffer(base_buffer(base))
+        and all(isinstance(d, int) and d for d in (*value.shape, *base.shape))
+    ):
         offset = contiguous_offset(value, base)
         if offset is not None:
             return UOp(Ops.VIEW, u.dtype, (base,), (offset, value.shape))
@@ -187,7 +197,13 @@ def _lower_collective(u: UOp, stack: UOp, temps: Temps, received: dict[UOp, UOp]
     call = UOp(Ops.CALL, dtypes.void, (UOp(u.op, u.dtype, (), u.arg), *outs, *own))
     inherit(call, u)
     values = [UOp(Ops.AFTER, u.dtype, (o, call)) for o in outs]
-    return UOp(Ops.MSTACK, u.dtype, tuple(v if len(v.shape) == 1 else UOp(Ops.RESHAPE, u.dtype, (v,), (n,)) for v, n in zip(values, u.arg[-1].counts)))
+    return UOp(
+        Ops.MSTACK,
+        u.dtype,
+        tuple(
+            v if len(v.shape) == 1 else UOp(Ops.RESHAPE, u.dtype, (v,), (n,)) for v, n in zip(values, u.arg[-1].counts)
+        ),
+    )
 
 
 def _stored_on(value: UOp, target: UOp) -> UOp:

@@ -95,7 +95,9 @@ def decide_stores(order: list[UOp]) -> set[UOp]:
     def store_below(s: UOp) -> None:
         """Store the value that movement ops stand on; zeros that are padded to it are not worth memory, nor is a part beside the whole."""
         top, path = s, []
-        while not is_leaf(s) and (s.op in _TRANSPARENT or s.op is Ops.PAD or (s.op is Ops.SHRINK and users[s.src[0]] > 1)):
+        while not is_leaf(s) and (
+            s.op in _TRANSPARENT or s.op is Ops.PAD or (s.op is Ops.SHRINK and users[s.src[0]] > 1)
+        ):
             path.append(s)
             s = s.src[0]
         if not is_leaf(s) and s not in stored:
@@ -114,7 +116,11 @@ def decide_stores(order: list[UOp]) -> set[UOp]:
     def store_statistics(s: UOp) -> bool:
         """Rather than a value made of one array and of statistics of its rows, store these, which are few: what is left is cheaply done again."""
         found = rows.statistics(s, stored)
-        if not found or sum(numel(x.shape) * 2 >= numel(s.shape) for x in leaves[s]) > 1 or work(s, {*stored, *found}, CHEAP) > CHEAP:
+        if (
+            not found
+            or sum(numel(x.shape) * 2 >= numel(s.shape) for x in leaves[s]) > 1
+            or work(s, {*stored, *found}, CHEAP) > CHEAP
+        ):
             return False
         for x in found:
             refresh(x)
@@ -153,10 +159,20 @@ def decide_stores(order: list[UOp]) -> set[UOp]:
                 if s is not largest:
                     store_below(s)
         s0 = u.src[0]
-        if u.op is Ops.REDUCE and reduces[s0] and not rows.fuses_reduce(u) and not (len(u.arg) == 3 and s0.op is Ops.REDUCE and s0 not in stored):
+        if (
+            u.op is Ops.REDUCE
+            and reduces[s0]
+            and not rows.fuses_reduce(u)
+            and not (len(u.arg) == 3 and s0.op is Ops.REDUCE and s0 not in stored)
+        ):
             store_parts(s0)
         elif u.op is Ops.EXPAND and numel(u.shape) > numel(s0.shape):
-            if (reduces[s0] and not rows.fuses_expand(u)) or (not reduces[s0] and leaves[s0] and numel(s0.shape) > 1 and work(s0, stored, limit := 0 if u in feeds_reduce else EXPENSIVE) > limit):
+            if (reduces[s0] and not rows.fuses_expand(u)) or (
+                not reduces[s0]
+                and leaves[s0]
+                and numel(s0.shape) > 1
+                and work(s0, stored, limit := 0 if u in feeds_reduce else EXPENSIVE) > limit
+            ):
                 store_below(s0)
         elif u.op is Ops.PAD and reduces[s0]:
             store_below(s0)
@@ -224,8 +240,14 @@ def _shared_below(s: UOp, reduces: dict[UOp, bool], users: dict[UOp, int]) -> tu
     while u.op is not Ops.REDUCE and u.op in GroupOp.ELEMENTWISE | _TRANSPARENT:
         below = [x for x in dict.fromkeys(u.src) if reduces.get(x)]
         if len(below) > 1:
-            parts = tuple(dict.fromkeys(p for x in below for p in _shared_below(x, reduces, users))) if best == (s,) and users.get(s, 0) <= 1 else ()
-            return parts if parts and all(users.get(p, 0) > 1 and p.op in SHARED | _TRANSPARENT for p in parts) else best
+            parts = (
+                tuple(dict.fromkeys(p for x in below for p in _shared_below(x, reduces, users)))
+                if best == (s,) and users.get(s, 0) <= 1
+                else ()
+            )
+            return (
+                parts if parts and all(users.get(p, 0) > 1 and p.op in SHARED | _TRANSPARENT for p in parts) else best
+            )
         if not below:
             break
         u = below[0]

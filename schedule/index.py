@@ -28,7 +28,10 @@ def flat_index(idx: Index, shape: tuple[Any, ...]) -> UOp:
             for t, k in own.items():
                 terms[t] = terms.get(t, 0) + k * stride
         if type(d) is not int:
-            return sym.add(sym.build({t: k for t, k in terms.items() if k}, const), _symbolic_offset(idx[:at], shape[:at], sym.mul(d, stride)))
+            return sym.add(
+                sym.build({t: k for t, k in terms.items() if k}, const),
+                _symbolic_offset(idx[:at], shape[:at], sym.mul(d, stride)),
+            )
         stride *= d
     if 0 in terms.values():
         terms = {t: k for t, k in terms.items() if k}
@@ -96,7 +99,13 @@ def unflatten_index(idx: Index, shape: tuple[Any, ...], into: tuple[Any, ...]) -
         if len(gi) == 1 and len(gj) == 1:
             out.append(idx[gi[0]])
             continue
-        rest = idx[gi[0]] if len(gi) == 1 else flat_index(idx[gi[0] : gi[-1] + 1], shape[gi[0] : gi[-1] + 1]) if gi else sym.iconst(0)
+        rest = (
+            idx[gi[0]]
+            if len(gi) == 1
+            else flat_index(idx[gi[0] : gi[-1] + 1], shape[gi[0] : gi[-1] + 1])
+            if gi
+            else sym.iconst(0)
+        )
         part: list[UOp] = []
         for k in reversed(gj[1:]):
             part.append(sym.mod(rest, into[k]))
@@ -122,7 +131,9 @@ def move_index(u: UOp, idx: Index, valid: UOp) -> tuple[Index, UOp]:
     if u.op is Ops.SHRINK:
         return tuple([i if type(b) is int and b == 0 else sym.add(i, b) for i, (b, _) in zip(idx, u.arg)]), valid
     if u.op is Ops.FLIP:
-        return tuple(sym.add(sym.mul(i, -1), sym.add(sym.as_index(d), -1)) if f else i for i, d, f in zip(idx, src, u.arg)), valid
+        return tuple(
+            sym.add(sym.mul(i, -1), sym.add(sym.as_index(d), -1)) if f else i for i, d, f in zip(idx, src, u.arg)
+        ), valid
     assert u.op is Ops.PAD
     out2 = []
     for i, d, (before, after) in zip(idx, src, u.arg):
@@ -137,7 +148,10 @@ def move_index(u: UOp, idx: Index, valid: UOp) -> tuple[Index, UOp]:
 
 def contiguous_offset(view: UOp, base: UOp) -> int | None:
     """Where in `base` the elements of `view` lie, if they lie there in one piece and in order."""
-    idx: Index = tuple(UOp(Ops.RANGE, dtypes.index, (sym.as_index(d),), (i, "loop")) if d > 1 else sym.iconst(0) for i, d in enumerate(view.shape))
+    idx: Index = tuple(
+        UOp(Ops.RANGE, dtypes.index, (sym.as_index(d),), (i, "loop")) if d > 1 else sym.iconst(0)
+        for i, d in enumerate(view.shape)
+    )
     at, valid, u = idx, sym.TRUE, view
     while u is not base:
         assert u.op in GroupOp.MOVEMENT

@@ -63,7 +63,9 @@ def store_part(target: UOp, value: UOp) -> UOp:
             if value.op is Ops.RESHAPE:
                 target = UOp(Ops.RESHAPE, target.dtype, (target,), x.shape)
             else:
-                target = UOp(Ops.PERMUTE, target.dtype, (target,), tuple(value.arg.index(i) for i in range(len(value.arg))))
+                target = UOp(
+                    Ops.PERMUTE, target.dtype, (target,), tuple(value.arg.index(i) for i in range(len(value.arg)))
+                )
             value = x
     return inherit(UOp(Ops.STORE, dtypes.void, (target, value)), value)
 

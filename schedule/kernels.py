@@ -65,7 +65,9 @@ def insert_stores(sink: UOp, temps: Temps) -> UOp:
 
 def effects_below(u: UOp) -> list[UOp]:
     """What must have happened before an expression over stored values can be computed."""
-    return list(dict.fromkeys(e for x in u.toposort(lambda x: x.op is not Ops.AFTER) if x.op is Ops.AFTER for e in x.src[1:]))
+    return list(
+        dict.fromkeys(e for x in u.toposort(lambda x: x.op is not Ops.AFTER) if x.op is Ops.AFTER for e in x.src[1:])
+    )
 
 
 def is_temp(u: UOp) -> bool:
@@ -84,7 +86,9 @@ def happened(u: UOp) -> frozenset[UOp]:
             seen.add(u)
             if u.op is Ops.AFTER:
                 out.update(u.src[1:])
-                todo += [e.src[0] for e in u.src[1:] if e.op is Ops.STORE]  # a store into an assigned buffer carries the stores before it
+                todo += [
+                    e.src[0] for e in u.src[1:] if e.op is Ops.STORE
+                ]  # a store into an assigned buffer carries the stores before it
             u = u.src[0]
     return frozenset(out)
 
@@ -121,7 +125,9 @@ def without_unread(items: list[Item]) -> list[Item]:
 def _kernel_items(store: UOp, temps: Temps, known: Known) -> list[Item]:
     ast, args, reads = rangeify_once(store, known)
     if not (any(base_buffer(r) is args[0] for r in reads) and writes_what_it_reads(ast)):
-        return [Item(store, ast, args, [args[0]], [(base_buffer(r), happened(r)) for r in reads] + _target_reads(store))]
+        return [
+            Item(store, ast, args, [args[0]], [(base_buffer(r), happened(r)) for r in reads] + _target_reads(store))
+        ]
     value = store.src[1]
     temp = temps.new(value.shape, value.dtype, base_buffer(store.src[0]).device)
     first = UOp(Ops.STORE, dtypes.void, (temp, value))

@@ -50,12 +50,18 @@ def _column(index: UOp, own: Sequence[int], steps: Mapping[int, int]) -> UOp | N
     """x where `index` is element (row, x) of a temporary, x running over a whole row."""
     step = steps.get(own[index.src[0].arg])
     terms, const = sym.linear(index.src[1])
-    columns = [t for t, k in terms.items() if t.op is Ops.RANGE and k == 1 and t.src[0].op is Ops.CONST and t.src[0].arg == step]
+    columns = [
+        t
+        for t, k in terms.items()
+        if t.op is Ops.RANGE and k == 1 and t.src[0].op is Ops.CONST and t.src[0].arg == step
+    ]
     others = [t for t, k in terms.items() if t not in columns and (t.op is not Ops.RANGE or k != step)]
     return columns[0] if len(columns) == 1 and not others and const == 0 and len(index.src) == 2 else None
 
 
-def _known(load: UOp, own: Sequence[int], steps: Mapping[int, int], zero: Mapping[int, Span]) -> tuple[UOp, Span] | None:
+def _known(
+    load: UOp, own: Sequence[int], steps: Mapping[int, int], zero: Mapping[int, Span]
+) -> tuple[UOp, Span] | None:
     """(column, the columns outside of which it is 0) of a LOAD of a temporary."""
     span = zero.get(own[load.src[0].src[0].arg])
     x = _column(load.src[0], own, steps) if span is not None else None
@@ -119,7 +125,9 @@ def _most(a: UOp, b: UOp) -> UOp:
 # *** which ranges can be shorter ***
 
 
-def _of_reductions(kernel: UOp, own: Sequence[int], steps: Mapping[int, int], zero: Mapping[int, Span]) -> dict[UOp, Span]:
+def _of_reductions(
+    kernel: UOp, own: Sequence[int], steps: Mapping[int, int], zero: Mapping[int, Span]
+) -> dict[UOp, Span]:
     found: dict[UOp, set[Span | None]] = {}
     for u in kernel.toposort():
         if u.op is not Ops.REDUCE:
@@ -129,13 +137,20 @@ def _of_reductions(kernel: UOp, own: Sequence[int], steps: Mapping[int, int], ze
             span = None
             if u.arg is Ops.ADD:
                 span = _support(value, x, lambda v: _known(v, own, steps, zero))
-            elif u.arg is Ops.MAX and value.op is Ops.WHERE and value.src[2].op is Ops.CONST and value.src[2].arg == u.dtype.min:
+            elif (
+                u.arg is Ops.MAX
+                and value.op is Ops.WHERE
+                and value.src[2].op is Ops.CONST
+                and value.src[2].arg == u.dtype.min
+            ):
                 span = _where(value.src[0], x)
             found.setdefault(x, set()).add(span)
     return {x: span for x, spans in found.items() if len(spans) == 1 and (span := next(iter(spans))) is not None}
 
 
-def _of_loops(kernel: UOp, own: Sequence[int], steps: Mapping[int, int], read: Mapping[int, set[Span | None]]) -> dict[UOp, Span]:
+def _of_loops(
+    kernel: UOp, own: Sequence[int], steps: Mapping[int, int], read: Mapping[int, set[Span | None]]
+) -> dict[UOp, Span]:
     """The loop over columns that nobody reads, of a kernel that stores nothing else."""
     found: set[tuple[UOp | None, Span | None]] = set()
     for s in kernel.src:

@@ -61,7 +61,9 @@ def place(sizes: Mapping[Key, int], lives: Mapping[Key, Life], reuse: bool = Tru
 
 
 def plan_memory(calls: list[UOp], reuse: bool = True) -> MemoryPlan:
-    lives = lives_of([[b for a in call.src[1:] if is_temporary(b := a.src[0] if a.op is Ops.VIEW else a)] for call in calls])
+    lives = lives_of(
+        [[b for a in call.src[1:] if is_temporary(b := a.src[0] if a.op is Ops.VIEW else a)] for call in calls]
+    )
     largest_first = sorted(lives, key=lambda b: (-nbytes_of(b), -b.arg.uid))
     devices = list(dict.fromkeys(b.arg.device for b in largest_first))
     plans = [place({b: nbytes_of(b) for b in largest_first if b.arg.device == d}, lives, reuse) for d in devices]

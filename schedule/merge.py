@@ -151,7 +151,9 @@ def can_join(group: Group, item: Item) -> bool:
         return False
     if not (goes_along(group, item) if reductions(item.what) else _shares(group, item, out)):
         return False
-    if any(b in written and places != {written[b].src[0].src[1:]} for b, places in reads_of(item.what, item.args).items()):
+    if any(
+        b in written and places != {written[b].src[0].src[1:]} for b, places in reads_of(item.what, item.args).items()
+    ):
         return False
     return group.loads.get(out, {place}) == {place}
 
@@ -204,7 +206,9 @@ def goes_along(group: Group, item: Item) -> bool:
     if mine is None:
         return False
     others = [(i, s) for i in group.items if reductions(i.what) for s in (sweep_of(i.what),)]
-    if not all(s is not None and (s.sizes, s.widths, s.place) == (mine.sizes, mine.widths, mine.place) for _, s in others):
+    if not all(
+        s is not None and (s.sizes, s.widths, s.place) == (mine.sizes, mine.widths, mine.place) for _, s in others
+    ):
         return False
     if any(b in group.written() for b in item.args) and prod(sym.vmax(n) for n in mine.sizes) > ROW:
         return False
@@ -227,4 +231,6 @@ def merged(group: Group, users: dict[UOp, list[Group]]) -> Item:
     used = sorted({u.arg for u in sink.toposort() if u.op is Ops.PARAM})
     params = {u: UOp(Ops.PARAM, u.dtype, (), used.index(u.arg)) for u in sink.toposort() if u.op is Ops.PARAM}
     reads = [r for item in group.items for r in item.reads if r[0] not in written or item is first]
-    return Item(first.effect, substitute(sink, params), [group.args[i] for i in used], list(needed), list(dict.fromkeys(reads)))
+    return Item(
+        first.effect, substitute(sink, params), [group.args[i] for i in used], list(needed), list(dict.fromkeys(reads))
+    )

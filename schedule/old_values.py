@@ -40,17 +40,27 @@ def copy_old_values(sink: UOp, temps: Temps) -> UOp:
         """`value`, which reads `over` where it lies: it is that which is overwritten."""
         found: dict[UOp, UOp] = {}
         for u in value.toposort(lambda u: not _is_memory(u)):
-            found[u] = lying(u) if u is over else reading(u) if _is_memory(u) else _with_sources(u, tuple(found[s] for s in u.src))
+            found[u] = (
+                lying(u)
+                if u is over
+                else reading(u)
+                if _is_memory(u)
+                else _with_sources(u, tuple(found[s] for s in u.src))
+            )
         return found[value]
 
     for u in order:
         if _is_memory(u):
-            memory[u] = done[u] = u if is_buffer(u) else _with_sources(u, (lying(u.src[0]), *(done[e] for e in u.src[1:])))
+            memory[u] = done[u] = (
+                u if is_buffer(u) else _with_sources(u, (lying(u.src[0]), *(done[e] for e in u.src[1:])))
+            )
         elif u.op is Ops.STORE:
             done[u] = _with_sources(u, (lying(u.src[0]), stored(u.src[1], _memory_below(u.src[0]))))
         elif u.op is Ops.CALL:
             outs = 1 if u.src[0].op is Ops.COPY else (len(u.src) - 1) // 2
-            done[u] = _with_sources(u, (u.src[0], *(lying(s) if i < outs else reading(s) for i, s in enumerate(u.src[1:]))))
+            done[u] = _with_sources(
+                u, (u.src[0], *(lying(s) if i < outs else reading(s) for i, s in enumerate(u.src[1:])))
+            )
         else:
             done[u] = _with_sources(u, tuple(reading(s) for s in u.src))
     return done[sink]

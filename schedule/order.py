@@ -44,7 +44,9 @@ def order_items(items: list[Item]) -> list[Item]:
         if items[i].effect is items[i - 1].effect:
             items[i].after.add(i - 1)
     comm = sorted((i for i, item in enumerate(items) if item.is_comm), key=lambda i: items[i].what.arg[-1].number)
-    for first, second in pairwise(comm):  # in program order, the same on every worker: none waits in a collective that another has yet to reach
+    for first, second in pairwise(
+        comm
+    ):  # in program order, the same on every worker: none waits in a collective that another has yet to reach
         items[second].after.add(first)
     users: list[list[int]] = [[] for _ in items]
     for i, item in enumerate(items):

@@ -33,7 +33,8 @@ def _of_chain(item: Item) -> Item:
     own = {i for i, *_ in spec.temps}
     given = [[item.args[i] for i in slots] for slots in spec.slots]
     offsets = [
-        {p: n for p, n in _offsets(k, args).items() if slots[p] not in own} for k, args, slots in zip(item.what.src, given, spec.slots)
+        {p: n for p, n in _offsets(k, args).items() if slots[p] not in own}
+        for k, args, slots in zip(item.what.src, given, spec.slots)
     ]
     if not any(offsets):
         return item
@@ -57,7 +58,9 @@ def _offsets(kernel: UOp, args: list[UOp]) -> dict[int, int]:
 def _least(index: UOp) -> int:
     """No less than this, where the access is made: what is computed from data is asked to lie inside of its dim, which begins at 0."""
     terms, const = sym.linear(index)
-    return const + sum(min(0, k * (sym.vmax(t) if k < 0 else 0 if t.op is Ops.CAST else sym.vmin(t))) for t, k in terms.items())
+    return const + sum(
+        min(0, k * (sym.vmax(t) if k < 0 else 0 if t.op is Ops.CAST else sym.vmin(t))) for t, k in terms.items()
+    )
 
 
 def _without(kernel: UOp, offsets: dict[int, int]) -> UOp:

@@ -48,7 +48,11 @@ def items_spec(items: Sequence[Item], name: str) -> None:
         kernels = item.what.src if item.what.op is Ops.CHAIN else (item.what,) if item.what.op is Ops.SINK else ()
         for kernel in kernels:
             verify(kernel, "rangeify", name)
-    verify(UOp(Ops.LINEAR, dtypes.void, tuple(UOp(Ops.CALL, dtypes.void, (i.what, *i.args)) for i in items)), "linear", name)
+    verify(
+        UOp(Ops.LINEAR, dtypes.void, tuple(UOp(Ops.CALL, dtypes.void, (i.what, *i.args)) for i in items)),
+        "linear",
+        name,
+    )
 
 
 def run_passes(passes: Sequence[Pass], graph: Any, lowering: Lowering) -> Any:

@@ -68,7 +68,11 @@ def shared_first(sink: UOp, me: World) -> tuple[UOp, int]:
 
 def plan_of(normal: UOp, shared: int, linear: UOp, me: World) -> Plan | None:
     """The plan of a normalised graph whose first `shared` effects are the ranks'; None where the ranks have nothing in common."""
-    collectives = [c.src[0] for c in linear.src if c.src[0].op in GroupOp.COLLECTIVE and spans_workers(c.src[0].arg[-1].devices, me)]
+    collectives = [
+        c.src[0]
+        for c in linear.src
+        if c.src[0].op in GroupOp.COLLECTIVE and spans_workers(c.src[0].arg[-1].devices, me)
+    ]
     graph = UOp(Ops.SINK, dtypes.void, normal.src[:shared])
     leaves, cut = leaves_of(graph, me)
     if not collectives and not cut:
@@ -81,8 +85,14 @@ def plan_of(normal: UOp, shared: int, linear: UOp, me: World) -> Plan | None:
 def leaves_of(graph: UOp, me: World) -> tuple[tuple[int, ...], tuple[int, ...]]:
     order = graph.toposort()
     whole = [u.arg.uid for u in order if u.op is Ops.PARAM and u.arg.axis is None and spans_workers(u.arg.device, me)]
-    below = UOp(Ops.SINK, dtypes.void, tuple(u.src[0] for u in order if u.op is Ops.SHARD and spans_workers(u.arg[0], me)))
-    local = [u.arg.uid for u in below.toposort() if u.op is Ops.PARAM and isinstance(u.arg.device, str) and "@" not in u.arg.device]
+    below = UOp(
+        Ops.SINK, dtypes.void, tuple(u.src[0] for u in order if u.op is Ops.SHARD and spans_workers(u.arg[0], me))
+    )
+    local = [
+        u.arg.uid
+        for u in below.toposort()
+        if u.op is Ops.PARAM and isinstance(u.arg.device, str) and "@" not in u.arg.device
+    ]
     return tuple(whole), tuple(local)
 
 

@@ -150,7 +150,12 @@ def as_index(x: UOp) -> UOp:
 
 def _index_of(x: UOp) -> UOp | None:
     """The index expression under an integer value, if it is nothing else."""
-    if x.op is Ops.CAST and x.src[0].dtype is dtypes.index and x.dtype.is_int and (x.dtype is dtypes.int64 or _fits(x.src[0], x.dtype)):
+    if (
+        x.op is Ops.CAST
+        and x.src[0].dtype is dtypes.index
+        and x.dtype.is_int
+        and (x.dtype is dtypes.int64 or _fits(x.src[0], x.dtype))
+    ):
         return x.src[0]
     return sym.iconst(int(x.arg)) if x.op is Ops.CONST and x.dtype.is_int else None
 
@@ -176,7 +181,13 @@ def alu(op: Ops, src: tuple[UOp, ...], dtype: Any = None) -> UOp:
     dtype = dtype or (dtypes.bool if op in GroupOp.COMPARE else src[-1].dtype)
     if len(src) == 2 and src[0].dtype.is_int and src[0].dtype is not dtypes.index:
         a, b = _index_of(src[0]), _index_of(src[1])
-        if a is not None and b is not None and (a.op is not Ops.CONST or b.op is not Ops.CONST) and _fits(a, src[0].dtype) and _fits(b, src[0].dtype):
+        if (
+            a is not None
+            and b is not None
+            and (a.op is not Ops.CONST or b.op is not Ops.CONST)
+            and _fits(a, src[0].dtype)
+            and _fits(b, src[0].dtype)
+        ):
             out: UOp | None = None
             if op is Ops.ADD:
                 out = sym.add(a, b)
@@ -218,7 +229,18 @@ def collapse_reduce(op: Ops, value: UOp, ranges: list[UOp]) -> UOp:
         size = r.src[0]
         if r not in ranges_of(value):
             if op is Ops.ADD:
-                value = alu(Ops.MUL, (value, cast(UOp(Ops.CAST, dtypes.int64, (size,)) if size.op is not Ops.CONST else UOp.const(dtypes.int64, size.arg), value.dtype)))
+                value = alu(
+                    Ops.MUL,
+                    (
+                        value,
+                        cast(
+                            UOp(Ops.CAST, dtypes.int64, (size,))
+                            if size.op is not Ops.CONST
+                            else UOp.const(dtypes.int64, size.arg),
+                            value.dtype,
+                        ),
+                    ),
+                )
                 continue
             if op is Ops.MAX:
                 continue
@@ -346,7 +368,9 @@ def form_of(store: UOp) -> tuple[tuple[Any, ...], list[UOp]]:
             stack += missing
             continue
         number[u] = len(form)
-        form.append((u.op, u.dtype, _distinct(u.arg), *[number[s] for s in (u.src[:1] if u.op is Ops.AFTER else u.src)]))
+        form.append(
+            (u.op, u.dtype, _distinct(u.arg), *[number[s] for s in (u.src[:1] if u.op is Ops.AFTER else u.src)])
+        )
     return tuple(form), list(number)
 
 
@@ -385,7 +409,13 @@ def split_operands(ast: UOp, args: list[UOp], reads: list[UOp]) -> tuple[UOp, li
         if u.op is not Ops.REDUCE or u.src[0].op is not Ops.MUL:
             continue
         a, b = (x.src[0] if x.op is Ops.CAST else x for x in u.src[0].src)
-        if a.op is Ops.LOAD and b.op is Ops.LOAD and a.src[0].src[1:] != b.src[0].src[1:] and a.src[0].src[0] is b.src[0].src[0] and a.src[0].src[0].arg != 0:
+        if (
+            a.op is Ops.LOAD
+            and b.op is Ops.LOAD
+            and a.src[0].src[1:] != b.src[0].src[1:]
+            and a.src[0].src[0] is b.src[0].src[0]
+            and a.src[0].src[0].arg != 0
+        ):
             param = a.src[0].src[0]
             moved[b.src[0]] = b.src[0].replace(src=(param.replace(arg=len(args)), *b.src[0].src[1:]))
             args.append(args[param.arg])
@@ -399,4 +429,3 @@ def writes_what_it_reads(ast: UOp) -> bool:
         return any(u.op is Ops.LOAD and u.src[0].src[0].arg == 0 for u in store.src[1].toposort())
     written = store.src[0].src[1]
     return any(u.op is Ops.LOAD and u.src[0].src[0].arg == 0 and u.src[0].src[1] is not written for u in ast.toposort())
-

@@ -31,7 +31,11 @@ class Rows:
     def row_of(self, u: UOp) -> Row | None:
         """The row that a REDUCE sums up, if it is one that can stay fused."""
         shape, axes = u.src[0].shape, tuple(sorted(u.arg[1]))
-        if len(u.arg) != 2 or axes != tuple(range(len(shape) - len(axes), len(shape))) or not all(isinstance(d, int) for d in shape):
+        if (
+            len(u.arg) != 2
+            or axes != tuple(range(len(shape) - len(axes), len(shape)))
+            or not all(isinstance(d, int) for d in shape)
+        ):
             return None
         return (axes, shape) if prod(shape[a] for a in axes) <= ROW else None
 

@@ -138,9 +138,16 @@ def split_reduce(u: UOp) -> UOp | None:
     size = prod([x.shape[a] for a in axes])
     if size < SPLIT_FROM or prod(u.shape) // (blocks[0] if blocks else 1) > SPLIT_OUTPUTS:
         return None
-    if not blocks and axes == tuple(range(axes[0], len(x.shape))) and lies_flat(x) and (row := row_of(size)) is not None:
+    if (
+        not blocks
+        and axes == tuple(range(axes[0], len(x.shape)))
+        and lies_flat(x)
+        and (row := row_of(size)) is not None
+    ):
         return in_parts(u, op, (*x.shape[: axes[0]], size // row, row), axes[0], (axes[0] + 1,))
-    divisors = [(d, a) for a in axes for d in range(2, min(SPLIT_PARTS, x.shape[a]) + 1) if x.shape[a] % d == 0 and d < size]
+    divisors = [
+        (d, a) for a in axes for d in range(2, min(SPLIT_PARTS, x.shape[a]) + 1) if x.shape[a] % d == 0 and d < size
+    ]
     if not divisors:
         return None
     parts, axis = max(divisors, key=lambda p: (p[0], -p[1]))
@@ -164,7 +171,10 @@ def row_of(size: int) -> int | None:
 def lies_flat(x: UOp) -> bool:
     """Whether `x` is computed element by element from numbers and what lies in memory in the same order."""
     below = x.toposort(lambda v: v.op in GroupOp.ELEMENTWISE or v.op is Ops.RESHAPE)
-    return all(v.op in GroupOp.ELEMENTWISE or v.op in (Ops.RESHAPE, Ops.CONTIGUOUS) or is_buffer(v) or constant(v) is not None for v in below)
+    return all(
+        v.op in GroupOp.ELEMENTWISE or v.op in (Ops.RESHAPE, Ops.CONTIGUOUS) or is_buffer(v) or constant(v) is not None
+        for v in below
+    )
 
 
 def same_device(u: UOp) -> UOp | None:

@@ -1,6 +1,6 @@
 """What the reductions of a kernel go over, for the question whether another kernel's go over the same: then one pass serves both.
 
-    s[i] = sum(x[i, k], k)  and  d[i] = sum(x[i, j] * y[i, j], j)      both go over x[i, #0]
+s[i] = sum(x[i, k], k)  and  d[i] = sum(x[i, j] * y[i, j], j)      both go over x[i, #0]
 """
 
 from __future__ import annotations

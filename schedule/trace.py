@@ -12,7 +12,9 @@ from manygrad.tensor.uop.show import show
 
 _last = time.perf_counter()
 observers: list = []  # functions (pass name, graph after it), for docs and tests
-timers: list[Callable[[str, float, float, dict[str, Any]], None]] = []  # functions (pass name, start, end, what it did), for profiles
+timers: list[
+    Callable[[str, float, float, dict[str, Any]], None]
+] = []  # functions (pass name, start, end, what it did), for profiles
 
 
 def begin() -> float:

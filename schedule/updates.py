@@ -103,7 +103,11 @@ def _wait_for_each_other(joined: UOp, buffer: UOp) -> bool:
     """Whether parts to compute again need, in a circle, what the update of one another overwrites."""
     cuts = [_cut(s, joined.src[0]) for s in _parts(joined)]
     needs = {
-        k: {j for j, (begin, end) in enumerate(cuts) if j != k and any(b < end and begin < e for b, e in _reads(s.src[1], buffer))}
+        k: {
+            j
+            for j, (begin, end) in enumerate(cuts)
+            if j != k and any(b < end and begin < e for b, e in _reads(s.src[1], buffer))
+        }
         for k, s in enumerate(_parts(joined))
         if recomputed(s.src[1])
     }
@@ -121,7 +125,9 @@ def _reads(value: UOp, buffer: UOp) -> list[tuple[Any, Any]]:
         if _widens(x):
             below = x.toposort(lambda u: u.op not in (Ops.AFTER, Ops.CONTIGUOUS))
             row = x.src[0].toposort(lambda u: u.op in GroupOp.ELEMENTWISE)
-            if not any(u.op is Ops.REDUCE for u in below) or any(u.op is Ops.REDUCE and u.src[0].shape == x.shape for u in row):
+            if not any(u.op is Ops.REDUCE for u in below) or any(
+                u.op is Ops.REDUCE and u.src[0].shape == x.shape for u in row
+            ):
                 found += [u.arg[0] if u.op is Ops.SHRINK else (0, buffer.shape[0]) for u in below if buffer in u.src]
     return found
 

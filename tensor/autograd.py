@@ -26,18 +26,30 @@ def grad(outputs: Tensor | Sequence[Tensor], inputs: Tensor | Sequence[Tensor], 
     """
     outs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     ins = [inputs] if isinstance(inputs, Tensor) else list(inputs)
-    starts = [None] * len(outs) if grad_outputs is None else [grad_outputs] if isinstance(grad_outputs, Tensor) else list(grad_outputs)
+    starts = (
+        [None] * len(outs)
+        if grad_outputs is None
+        else [grad_outputs]
+        if isinstance(grad_outputs, Tensor)
+        else list(grad_outputs)
+    )
     if len(starts) != len(outs):
-        raise ValueError(f"grad: {len(outs)} outputs and {len(starts)} grad_outputs; give one for each (None for a scalar output)")
+        raise ValueError(
+            f"grad: {len(outs)} outputs and {len(starts)} grad_outputs; give one for each (None for a scalar output)"
+        )
     total: list[Tensor | None] = [None] * len(ins)
     for out, start in zip(outs, starts):
         if start is None and out.numel() != 1:
-            raise ValueError(f"grad: an output of shape {out.shape} is no scalar; pass grad_outputs of that shape, or sum it")
+            raise ValueError(
+                f"grad: an output of shape {out.shape} is no scalar; pass grad_outputs of that shape, or sum it"
+            )
         for i, g in enumerate(out._gradients(ins, start)):
             total[i] = g if total[i] is None else total[i] if g is None else total[i] + g
     unused = [i for i, g in enumerate(total) if g is None]
     if unused and not allow_unused:
-        raise RuntimeError(f"grad: no output depends on the inputs at positions {unused}; pass allow_unused=True to get None for them")
+        raise RuntimeError(
+            f"grad: no output depends on the inputs at positions {unused}; pass allow_unused=True to get None for them"
+        )
     return tuple(total)
 
 
@@ -98,13 +110,20 @@ class Function:
             result = cls.forward(ctx, *args, **kwargs)
         outputs = result if isinstance(result, tuple) else (result,)
         if not all(isinstance(o, Tensor) for o in outputs):
-            raise TypeError(f"{cls.__name__}.forward returned {[type(o).__name__ for o in outputs]}; it returns a Tensor or a tuple of Tensors")
+            raise TypeError(
+                f"{cls.__name__}.forward returned {[type(o).__name__ for o in outputs]}; it returns a Tensor or a tuple of Tensors"
+            )
         silent = {id(t) for t in ctx._silent}
-        made = tuple(o if id(o) in silent or not o.dtype.is_float else cls._output(ctx, outputs, i, args, inputs) for i, o in enumerate(outputs))
+        made = tuple(
+            o if id(o) in silent or not o.dtype.is_float else cls._output(ctx, outputs, i, args, inputs)
+            for i, o in enumerate(outputs)
+        )
         return made if isinstance(result, tuple) else made[0]
 
     @classmethod
-    def _output(cls, ctx: Context, outputs: tuple[Tensor, ...], i: int, args: tuple[Any, ...], inputs: list[Tensor]) -> Tensor:
+    def _output(
+        cls, ctx: Context, outputs: tuple[Tensor, ...], i: int, args: tuple[Any, ...], inputs: list[Tensor]
+    ) -> Tensor:
         src = (outputs[i].uop, *(t.uop for t in inputs), *(t.uop for t in ctx._saved))
         return outputs[i]._new(UOp(Ops.CUSTOM, outputs[i].dtype, src, _FunctionGrad(cls, ctx, outputs, i, args)))
 
@@ -116,7 +135,9 @@ class _FunctionGrad(CustomGrad):
         super().__init__(cls.__name__, next(_numbers), cls.backward)
         self.ctx, self.i = ctx, i
         self.kinds = [(o.shape, o.dtype) for o in outputs]
-        self.own = [k for k, t in enumerate(ctx._saved) if any(t is o for o in outputs[i : i + 1])]  # saved tensors that are this output
+        self.own = [
+            k for k, t in enumerate(ctx._saved) if any(t is o for o in outputs[i : i + 1])
+        ]  # saved tensors that are this output
         self.is_tensor = [isinstance(a, Tensor) for a in args]
 
     def gradients(self, g: Tensor, u: UOp) -> Grads:
@@ -124,22 +145,30 @@ class _FunctionGrad(CustomGrad):
         saved = [g._new(u if k in self.own else s) for k, s in enumerate(u.src[1 + count :])]
         self.ctx._saved, before = tuple(saved), self.ctx._saved
         try:
-            starts = [g if k == self.i else Tensor.zeros(*shape, dtype=dtype) for k, (shape, dtype) in enumerate(self.kinds)]
+            starts = [
+                g if k == self.i else Tensor.zeros(*shape, dtype=dtype) for k, (shape, dtype) in enumerate(self.kinds)
+            ]
             found = self.fn(self.ctx, *starts)
         finally:
             self.ctx._saved = before
         found = found if isinstance(found, tuple) else (found,)
         if len(found) != len(self.is_tensor):
-            raise RuntimeError(f"{self.name}.backward returned {len(found)} gradients for {len(self.is_tensor)} arguments of forward; return None where there is none")
+            raise RuntimeError(
+                f"{self.name}.backward returned {len(found)} gradients for {len(self.is_tensor)} arguments of forward; return None where there is none"
+            )
         wanted = [f for f, is_tensor in zip(found, self.is_tensor) if is_tensor]
         for f, s in zip(wanted, u.src[1:]):
             if f is not None and f.shape != s.shape:
-                raise RuntimeError(f"{self.name}.backward returned a gradient of shape {f.shape} for an argument of shape {s.shape}")
+                raise RuntimeError(
+                    f"{self.name}.backward returned a gradient of shape {f.shape} for an argument of shape {s.shape}"
+                )
         return (None, *wanted, *(None for _ in saved))
 
 
 @locked
-def checkpoint(fn: Callable[..., Any], *args: Any, use_reentrant: bool = False, preserve_rng_state: bool = True, **kwargs: Any) -> Any:
+def checkpoint(
+    fn: Callable[..., Any], *args: Any, use_reentrant: bool = False, preserve_rng_state: bool = True, **kwargs: Any
+) -> Any:
     """`fn(*args)`, of which only the arguments are kept for the backward pass: what is between is computed again there.
 
     Trades one more forward of `fn` for the memory of its activations (torch.utils.checkpoint; Chen et al., 2016). Random numbers
@@ -176,4 +205,3 @@ class _Checkpoint(CustomGrad):
         unknown: dict[UOp, NoGradient] = {}
         found = compute_gradients(again, g.uop, {*later, *leaves}, {}, unknown=unknown)
         return (None, *(g._new(found[x]) if x in found else unknown.get(x) for x in (*later, *leaves)))
-

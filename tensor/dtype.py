@@ -107,7 +107,21 @@ class dtypes:
     float8_e4m3fn = DType("float8_e4m3fn", "f", 1, np.dtype(ml_dtypes.float8_e4m3fn))
     float8_e5m2 = DType("float8_e5m2", "f", 1, np.dtype(ml_dtypes.float8_e5m2))
     half, float, double, char, short, int, long = float16, float32, float64, int8, int16, int32, int64
-    all: tuple[DType, ...] = (bool, int8, int16, int32, int64, uint8, uint16, uint32, uint64, float16, bfloat16, float32, float64)
+    all: tuple[DType, ...] = (
+        bool,
+        int8,
+        int16,
+        int32,
+        int64,
+        uint8,
+        uint16,
+        uint32,
+        uint64,
+        float16,
+        bfloat16,
+        float32,
+        float64,
+    )
     floats: tuple[DType, ...] = (float16, bfloat16, float32, float64)
     fp8s: tuple[DType, ...] = (float8_e4m3fn, float8_e5m2)
     default_float = float32
@@ -117,7 +131,9 @@ class dtypes:
     def from_np(dtype: Any) -> DType:
         found = _BY_NP.get(np.dtype(dtype))
         if found is None:
-            raise TypeError(f"NumPy dtype {np.dtype(dtype)} has no counterpart here; use one of {[d.name for d in dtypes.all]}")
+            raise TypeError(
+                f"NumPy dtype {np.dtype(dtype)} has no counterpart here; use one of {[d.name for d in dtypes.all]}"
+            )
         return found
 
 
@@ -152,7 +168,9 @@ def promote(a: DType, b: DType) -> DType:
     if a is b:
         return a
     if a.is_fp8 or b.is_fp8:
-        raise TypeError(f"{a.name} and {b.name} have no common type: float8 is for storage; cast with .float() or .bfloat16() first")
+        raise TypeError(
+            f"{a.name} and {b.name} have no common type: float8 is for storage; cast with .float() or .bfloat16() first"
+        )
     if category(a) != category(b):
         return a if category(a) > category(b) else b
     if a.is_float:
@@ -181,7 +199,12 @@ class finfo:
             raise TypeError(f"finfo is of float types, not {d.name}; use iinfo")
         info = ml_dtypes.finfo(d.np)
         self.dtype, self.bits = d.name, d.bits
-        self.eps, self.max, self.min, self.resolution = float(info.eps), float(info.max), float(info.min), float(info.resolution)
+        self.eps, self.max, self.min, self.resolution = (
+            float(info.eps),
+            float(info.max),
+            float(info.min),
+            float(info.resolution),
+        )
         self.tiny = self.smallest_normal = float(info.smallest_normal)
         self.smallest_subnormal = float(info.smallest_subnormal)
 

@@ -38,7 +38,9 @@ class EnvVar:
             return type(self.default)(text)
         except ValueError:
             kind = type(self.default).__name__
-            raise ValueError(f"{self.name}={text!r} is not a valid {kind} (default {self.default!r}): {self.meaning}") from None
+            raise ValueError(
+                f"{self.name}={text!r} is not a valid {kind} (default {self.default!r}): {self.meaning}"
+            ) from None
 
     @property
     def value(self) -> Any:
@@ -61,42 +63,169 @@ REGISTRY: dict[str, EnvVar] = {}
 _OVERRIDES: ContextVar[dict[str, Any] | None] = ContextVar("environment", default=None)
 _overridden = _OVERRIDES.get
 
-DEBUG = EnvVar("DEBUG", 0, "level", "1: what is compiled and planned; 2: one line a kernel with time, GFLOPS, GB/s; 3: kernel graphs and their optimisations; 4: generated code; 5: every pass; 6: passes' graphs")
+DEBUG = EnvVar(
+    "DEBUG",
+    0,
+    "level",
+    "1: what is compiled and planned; 2: one line a kernel with time, GFLOPS, GB/s; 3: kernel graphs and their optimisations; 4: generated code; 5: every pass; 6: passes' graphs",
+)
 SPEC = EnvVar("SPEC", 0, "flag", "verify the graph against the stage's spec after every pass")
 SCACHE = EnvVar("SCACHE", 1, "flag", "keep schedules under the structural key of their graph")
 CACHE = EnvVar("CACHE", 1, "flag", "keep compiled kernels on disk")
-CACHE_DIR = EnvVar("CACHE_DIR", os.path.join(os.path.expanduser("~"), ".cache", "manygrad"), "path", "folder of the disk cache")
+CACHE_DIR = EnvVar(
+    "CACHE_DIR", os.path.join(os.path.expanduser("~"), ".cache", "manygrad"), "path", "folder of the disk cache"
+)
 CACHE_MB = EnvVar("CACHE_MB", 512, "MiB", "upper bound of the disk cache; the least recently used entries go first")
-PROFILE = EnvVar("PROFILE", "", "path", "write a Chrome trace of the program at its end: 1: profile.json here (with the launcher: in the run's folder); else a .json file, or a folder; one file a rank")
-JIT = EnvVar("JIT", 1, "level", "0: TinyJit calls the function every time; 1: replay captured calls; 2: replay without native graph batching")
+PROFILE = EnvVar(
+    "PROFILE",
+    "",
+    "path",
+    "write a Chrome trace of the program at its end: 1: profile.json here (with the launcher: in the run's folder); else a .json file, or a folder; one file a rank",
+)
+JIT = EnvVar(
+    "JIT",
+    1,
+    "level",
+    "0: TinyJit calls the function every time; 1: replay captured calls; 2: replay without native graph batching",
+)
 DEVICE = EnvVar("DEVICE", "CPU", "name", "default device of new tensors")
-THREADS = EnvVar("THREADS", 0, "count", "threads of the native CPU team; 0: the cores this process may use (the launcher sets a worker's share)")
+THREADS = EnvVar(
+    "THREADS",
+    0,
+    "count",
+    "threads of the native CPU team; 0: the cores this process may use (the launcher sets a worker's share)",
+)
 NOOPT = EnvVar("NOOPT", 0, "flag", "lower kernels without loop optimisation")
-CHECK_OOB = EnvVar("CHECK_OOB", 0, "flag", "CPU kernels check the index of every load and store; one outside of its buffer is not made, and is an error")
-BEAM = EnvVar("BEAM", 0, "count", "search the optimisations of each CPU kernel by measuring, this many kept a round; winners stay on disk. 0: the heuristic's alone")
-BEAM_SPLIT = EnvVar("BEAM_SPLIT", 0, "flag", "BEAM may also change how a reduction is split into partial sums, and with that the last bits of a result")
-VALIDATE_WITH_CPU = EnvVar("VALIDATE_WITH_CPU", 0, "flag", "run every kernel a second time on the PYTHON device and compare the outputs")
-COLLECTIVE = EnvVar("COLLECTIVE", "", "name", "force a collective algorithm (naive, ring, direct, ...); empty: the cost model chooses")
-SUM_BLOCKS = EnvVar("SUM_BLOCKS", 8, "blocks", "in which a sum over a cut dim is taken, by global position: the numbers are the same on every count of devices that is this over a power of two, and on one device; 24 for 3, 6 and 12 devices")
-COLLECTIVE_TIMEOUT_S = EnvVar("COLLECTIVE_TIMEOUT_S", 300.0, "s", "deadline of one wait for a peer inside a collective, counted from the last sign of progress")
-RECONNECT_TIMEOUT_S = EnvVar("RECONNECT_TIMEOUT_S", 5.0, "s", "how long the host of a worker may be unreachable (over ZeroMQ) before that worker counts as lost")
-TRANSPORT = EnvVar("TRANSPORT", "", "name", "force a transport between workers (shm, zmq); empty: shared memory where a peer's arena can be attached, else ZeroMQ")
+CHECK_OOB = EnvVar(
+    "CHECK_OOB",
+    0,
+    "flag",
+    "CPU kernels check the index of every load and store; one outside of its buffer is not made, and is an error",
+)
+BEAM = EnvVar(
+    "BEAM",
+    0,
+    "count",
+    "search the optimisations of each CPU kernel by measuring, this many kept a round; winners stay on disk. 0: the heuristic's alone",
+)
+BEAM_SPLIT = EnvVar(
+    "BEAM_SPLIT",
+    0,
+    "flag",
+    "BEAM may also change how a reduction is split into partial sums, and with that the last bits of a result",
+)
+VALIDATE_WITH_CPU = EnvVar(
+    "VALIDATE_WITH_CPU", 0, "flag", "run every kernel a second time on the PYTHON device and compare the outputs"
+)
+COLLECTIVE = EnvVar(
+    "COLLECTIVE", "", "name", "force a collective algorithm (naive, ring, direct, ...); empty: the cost model chooses"
+)
+SUM_BLOCKS = EnvVar(
+    "SUM_BLOCKS",
+    8,
+    "blocks",
+    "in which a sum over a cut dim is taken, by global position: the numbers are the same on every count of devices that is this over a power of two, and on one device; 24 for 3, 6 and 12 devices",
+)
+COLLECTIVE_TIMEOUT_S = EnvVar(
+    "COLLECTIVE_TIMEOUT_S",
+    300.0,
+    "s",
+    "deadline of one wait for a peer inside a collective, counted from the last sign of progress",
+)
+RECONNECT_TIMEOUT_S = EnvVar(
+    "RECONNECT_TIMEOUT_S",
+    5.0,
+    "s",
+    "how long the host of a worker may be unreachable (over ZeroMQ) before that worker counts as lost",
+)
+TRANSPORT = EnvVar(
+    "TRANSPORT",
+    "",
+    "name",
+    "force a transport between workers (shm, zmq); empty: shared memory where a peer's arena can be attached, else ZeroMQ",
+)
 SEED = EnvVar("SEED", 0, "number", "seed of the random generator before the first manual_seed")
 
 # launcher: each option of the command line by its variable; `launcher/options.py` parses the texts
-MANYGRAD_NODES = EnvVar("MANYGRAD_NODES", "", "count", "launcher --nodes: number of workers; empty: run in this process", travels=False)
-MANYGRAD_DEVICES_PER_NODE = EnvVar("MANYGRAD_DEVICES_PER_NODE", "", "count", "launcher --devices-per-node: devices of each worker; empty: 1", travels=False)
-MANYGRAD_ADDRESS = EnvVar("MANYGRAD_ADDRESS", "", "host:port", "launcher --address: Ray cluster to attach to; empty: RAY_ADDRESS, else start one", travels=False)
-MANYGRAD_TIMEOUT = EnvVar("MANYGRAD_TIMEOUT", "", "s", "launcher --timeout: limit of the whole run; empty: none", travels=False)
-MANYGRAD_START_TIMEOUT = EnvVar("MANYGRAD_START_TIMEOUT", "", "s", "launcher --start-timeout: until all workers are up; empty: 120", travels=False)
-MANYGRAD_GRACE = EnvVar("MANYGRAD_GRACE", "", "s", "launcher --grace: time for the other workers to stop by themselves after a failure; empty: 2", travels=False)
-MANYGRAD_RUN_DIR = EnvVar("MANYGRAD_RUN_DIR", "", "path", "launcher --run-dir: folder for logs and report.json; empty: runs/<date-time>-<script>", travels=False)
-MANYGRAD_LOG_RANKS = EnvVar("MANYGRAD_LOG_RANKS", "", "ranks", "launcher --log-ranks: ranks whose stdout shows on the console; empty: 0", travels=False)
-MANYGRAD_ENV = EnvVar("MANYGRAD_ENV", "", "names", "launcher --env: more environment variables to carry to workers on other hosts", travels=False)
-MANYGRAD_PORT = EnvVar("MANYGRAD_PORT", "", "port", "launcher --port: port of the control channel; empty: chosen by the system", travels=False)
-MANYGRAD_ENDPOINT = EnvVar("MANYGRAD_ENDPOINT", "", "name", "module:class that stands in for the transport's endpoint (tests of the launcher)", travels=False)
-MANYGRAD_CLOCK_RATE = EnvVar("MANYGRAD_CLOCK_RATE", "", "factor", "so many times as fast run the clocks of launcher, supervisors and control channels (tests of long runs)", travels=False)
-HEARTBEAT_TIMEOUT_S = EnvVar("HEARTBEAT_TIMEOUT_S", 60.0, "s", "a worker that the launcher has not heard from for so long has failed; and so has a launcher that the workers have not", travels=False)
+MANYGRAD_NODES = EnvVar(
+    "MANYGRAD_NODES", "", "count", "launcher --nodes: number of workers; empty: run in this process", travels=False
+)
+MANYGRAD_DEVICES_PER_NODE = EnvVar(
+    "MANYGRAD_DEVICES_PER_NODE",
+    "",
+    "count",
+    "launcher --devices-per-node: devices of each worker; empty: 1",
+    travels=False,
+)
+MANYGRAD_ADDRESS = EnvVar(
+    "MANYGRAD_ADDRESS",
+    "",
+    "host:port",
+    "launcher --address: Ray cluster to attach to; empty: RAY_ADDRESS, else start one",
+    travels=False,
+)
+MANYGRAD_TIMEOUT = EnvVar(
+    "MANYGRAD_TIMEOUT", "", "s", "launcher --timeout: limit of the whole run; empty: none", travels=False
+)
+MANYGRAD_START_TIMEOUT = EnvVar(
+    "MANYGRAD_START_TIMEOUT", "", "s", "launcher --start-timeout: until all workers are up; empty: 120", travels=False
+)
+MANYGRAD_GRACE = EnvVar(
+    "MANYGRAD_GRACE",
+    "",
+    "s",
+    "launcher --grace: time for the other workers to stop by themselves after a failure; empty: 2",
+    travels=False,
+)
+MANYGRAD_RUN_DIR = EnvVar(
+    "MANYGRAD_RUN_DIR",
+    "",
+    "path",
+    "launcher --run-dir: folder for logs and report.json; empty: runs/<date-time>-<script>",
+    travels=False,
+)
+MANYGRAD_LOG_RANKS = EnvVar(
+    "MANYGRAD_LOG_RANKS",
+    "",
+    "ranks",
+    "launcher --log-ranks: ranks whose stdout shows on the console; empty: 0",
+    travels=False,
+)
+MANYGRAD_ENV = EnvVar(
+    "MANYGRAD_ENV",
+    "",
+    "names",
+    "launcher --env: more environment variables to carry to workers on other hosts",
+    travels=False,
+)
+MANYGRAD_PORT = EnvVar(
+    "MANYGRAD_PORT",
+    "",
+    "port",
+    "launcher --port: port of the control channel; empty: chosen by the system",
+    travels=False,
+)
+MANYGRAD_ENDPOINT = EnvVar(
+    "MANYGRAD_ENDPOINT",
+    "",
+    "name",
+    "module:class that stands in for the transport's endpoint (tests of the launcher)",
+    travels=False,
+)
+MANYGRAD_CLOCK_RATE = EnvVar(
+    "MANYGRAD_CLOCK_RATE",
+    "",
+    "factor",
+    "so many times as fast run the clocks of launcher, supervisors and control channels (tests of long runs)",
+    travels=False,
+)
+HEARTBEAT_TIMEOUT_S = EnvVar(
+    "HEARTBEAT_TIMEOUT_S",
+    60.0,
+    "s",
+    "a worker that the launcher has not heard from for so long has failed; and so has a launcher that the workers have not",
+    travels=False,
+)
 
 
 class Context(ContextDecorator):
@@ -125,7 +254,12 @@ class Context(ContextDecorator):
 
 def markdown_table() -> str:
     """The table of `docs/environment.md`."""
-    rows = ["# Environment variables", "", "Generated by `python -m manygrad.tensor.environment`; do not edit by hand.", ""]
+    rows = [
+        "# Environment variables",
+        "",
+        "Generated by `python -m manygrad.tensor.environment`; do not edit by hand.",
+        "",
+    ]
     rows += ["| name | default | unit | travels to workers | meaning |", "|---|---|---|---|---|"]
     for v in sorted(REGISTRY.values(), key=lambda v: v.name):
         default = str(v.default).replace(os.path.expanduser("~"), "~") or "(empty)"

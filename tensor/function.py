@@ -40,7 +40,9 @@ from manygrad.tensor.uop.views import rebased
 
 Spec = tuple[Any, ...]
 _traced = itertools.count(1)  # what is a PARAM in any trace
-COMPUTED = frozenset({Ops.REDUCE, Ops.SCATTER, Ops.RESULT, Ops.CONTIGUOUS})  # what a gradient reads rather than computes again
+COMPUTED = frozenset(
+    {Ops.REDUCE, Ops.SCATTER, Ops.RESULT, Ops.CONTIGUOUS}
+)  # what a gradient reads rather than computes again
 
 
 class function:
@@ -114,7 +116,9 @@ class _Arguments:
         elif getattr(x, "__hash__", None) is not None:
             self.key.append(x)
         else:
-            raise TypeError(f"@function: an argument of type {type(x).__name__} can change without notice; pass its values as a Tensor")
+            raise TypeError(
+                f"@function: an argument of type {type(x).__name__} can change without notice; pass its values as a Tensor"
+            )
 
 
 def _spec(u: UOp) -> Spec | None:
@@ -196,7 +200,11 @@ class _Trace:
                     values.append(tensors[i].uop)
             mine = {id(tensors[i]) for i in params}
             # state that is made inside and kept outside: the random generator's counter
-            made = [t for t in LIVE if id(t) not in before and memory(t.uop).op is Ops.AFTER and not any(t is o for o in outs)]
+            made = [
+                t
+                for t in LIVE
+                if id(t) not in before and memory(t.uop).op is Ops.AFTER and not any(t is o for o in outs)
+            ]
             changed = [*(t for t in known if id(t) not in mine and t.uop is not entered[id(t)]), *made]
             whole = {memory(t.uop) for t in changed if memory(t.uop) is t.uop}
             for t in changed:  # of several views of one storage the whole
@@ -212,7 +220,9 @@ class _Trace:
                 if id(t) not in pending:
                     PENDING.discard(t)
             finals = {id(t): t.uop for t in made}
-            started = self._forget([t for t in LIVE if id(t) not in before], undone, stand_ins, getattr(fn, "__qualname__", "fn"))
+            started = self._forget(
+                [t for t in LIVE if id(t) not in before], undone, stand_ins, getattr(fn, "__qualname__", "fn")
+            )
         self.count = len(outs)
         self.outside: list[_Outside] = []
         self.overlapping = False  # traced with arguments that overlap: no body for others
@@ -226,7 +236,9 @@ class _Trace:
                     buffer = start(base).src[0]
                     buffer._cache["origin"], t.uop = t.uop, rebased(finals[id(t)], base, buffer)
 
-    def _forget(self, made: list[Tensor], undone: set[UOp], stand_ins: dict[UOp, UOp], name: str) -> list[tuple[UOp, Tensor]]:
+    def _forget(
+        self, made: list[Tensor], undone: set[UOp], stand_ins: dict[UOp, UOp], name: str
+    ) -> list[tuple[UOp, Tensor]]:
         """What was made of the arguments, or of what is `undone` for now, has no values: it is over with the trace. What was made of other
         things from outside goes on: state with what it was before the first assignment (inside the trace, the tensor).
         """
@@ -247,7 +259,10 @@ class _Trace:
                     if before.op is Ops.AFTER:
                         PENDING.add(t)
             if t.uop in inside:
-                engine().lose(t, f"a tensor of shape {t.shape} was made while @function {name} was traced and kept: it has no value; have the function return it")
+                engine().lose(
+                    t,
+                    f"a tensor of shape {t.shape} was made while @function {name} was traced and kept: it has no value; have the function return it",
+                )
             else:
                 t.uop = substitute(t.uop, stand_ins)
         return started
@@ -265,7 +280,9 @@ class _Trace:
             if u in self.own:
                 done[u] = _param(self.own[u], _spec(u) or ())
             elif u.op is Ops.BUFFER and "origin" in u._cache:
-                done[u] = u  # memory that a value made inside was to be stored in (`storage.store`): only that store names it
+                done[u] = (
+                    u  # memory that a value made inside was to be stored in (`storage.store`): only that store names it
+                )
             elif known(u):
                 outside = _Outside(u, live.get(u))
                 self.outside.append(outside)
@@ -279,7 +296,10 @@ class _Trace:
                 done[u] = u if src == u.src else u.replace(src=src)
         self.baked = [(weakref.ref(t), u) for u, t in was if u.device is None and memory(u) in done]
         results = tuple(done[v] for v in values)
-        trained = grad_mode.is_grad_enabled() and (any(t.requires_grad for t in tensors) or any((t := o.ref()) is not None and t.requires_grad for o in self.outside if o.ref))
+        trained = grad_mode.is_grad_enabled() and (
+            any(t.requires_grad for t in tensors)
+            or any((t := o.ref()) is not None and t.requires_grad for o in self.outside if o.ref)
+        )
         saved = _read_by_gradient(results) if trained else ()
         self.body = UOp(Ops.SINK, dtypes.void, (*results, *saved))
         self.body._cache["saved"] = saved
@@ -289,7 +309,9 @@ class _Trace:
         """Which of the tensors from outside share memory: of each the first one that it shares it with. It matters where one is written."""
         if not (self.written_args or self.written):
             return []
-        storages = [_storage(u, o.ref() if o.ref is not None else None) for o in self.outside if (u := o.uop()) is not None]
+        storages = [
+            _storage(u, o.ref() if o.ref is not None else None) for o in self.outside if (u := o.uop()) is not None
+        ]
         return [storages.index(s) for s in storages]
 
     def alive(self) -> bool:
@@ -297,7 +319,11 @@ class _Trace:
 
     def fits(self) -> bool:
         same = all((t := ref()) is None or t.uop is u for ref, u in self.baked)
-        return same and all((u := o.uop()) is not None and _spec(u) == o.spec for o in self.outside) and self._apart() == self.apart
+        return (
+            same
+            and all((u := o.uop()) is not None and _spec(u) == o.spec for o in self.outside)
+            and self._apart() == self.apart
+        )
 
     def overlaps(self, tensors: list[Tensor]) -> bool:
         """Whether an argument shares memory with another, or with a tensor from outside, and that is written; or two tensors from outside
@@ -305,8 +331,12 @@ class _Trace:
         if not self.written_args and not self.written:
             return False
         given = [_storage(tensors[i].uop, tensors[i]) for i in self.given]
-        written = {_storage(tensors[i].uop, tensors[i]) for i in self.written_args} | {_storage(t.uop, t) for ref in self.written if (t := ref()) is not None}
-        referred = [_storage(u, o.ref() if o.ref is not None else None) for o in self.outside if (u := o.uop()) is not None]
+        written = {_storage(tensors[i].uop, tensors[i]) for i in self.written_args} | {
+            _storage(t.uop, t) for ref in self.written if (t := ref()) is not None
+        }
+        referred = [
+            _storage(u, o.ref() if o.ref is not None else None) for o in self.outside if (u := o.uop()) is not None
+        ]
         if any(type(s) is tuple and s in written and referred.count(s) > 1 for s in referred):
             return True
         outside = {*referred} | {_storage(t.uop, t) for ref in self.written if (t := ref()) is not None}
@@ -317,7 +347,9 @@ class _Trace:
         like = tensors[(*self.given, 0)[0]] if tensors else Tensor(0.0)
         src = (*(tensors[i].uop for i in self.given), *(u for o in self.outside if (u := o.uop()) is not None))
         call = UOp(Ops.FUNCTION, dtypes.void, src, self.body)
-        results = [UOp(Ops.RESULT, u.dtype, (call,), i) if u.device is not None else u for i, u in enumerate(self.body.src)]
+        results = [
+            UOp(Ops.RESULT, u.dtype, (call,), i) if u.device is not None else u for i, u in enumerate(self.body.src)
+        ]
         outs = [like._new(u) for u in results[: self.count]]
         state = iter(results[self.count :])
         for i in self.written_args:
@@ -341,7 +373,12 @@ def _realize_parts() -> None:
 def _lazy(tensors: list[Tensor]) -> list[Tensor]:
     """Those that are not in memory, or, inside another trace, parts of what is none's value."""
     wholes = {t.uop for t in tensors}
-    return [t for t in tensors if _spec(t.uop) is not None and (not is_stored(t.uop) or (memory(t.uop).op is Ops.AFTER and memory(t.uop) not in wholes))]
+    return [
+        t
+        for t in tensors
+        if _spec(t.uop) is not None
+        and (not is_stored(t.uop) or (memory(t.uop).op is Ops.AFTER and memory(t.uop) not in wholes))
+    ]
 
 
 def _stand_ins(lazy: list[Tensor]) -> dict[UOp, UOp]:
@@ -444,20 +481,37 @@ def gradients_of_call(call: UOp, grads: dict[int, Tensor]) -> list[Tensor | NoGr
     specs = {i: _spec(g.uop) for i, g in grads.items()}
     key = f"gradient of {n}, {[(i, s or g.uop.key) for (i, g), s in zip(grads.items(), specs.values())]}"
     found = body._cache.get(key)
-    if found is None:  # (a gradient without a device, such as the ones that a sum sends back, stands in the body as it is)
-        arrived = {i: grads[i].uop if s is None else _param(n + len(results) + k, s) for k, (i, s) in enumerate(specs.items())}
+    if (
+        found is None
+    ):  # (a gradient without a device, such as the ones that a sum sends back, stands in the body as it is)
+        arrived = {
+            i: grads[i].uop if s is None else _param(n + len(results) + k, s) for k, (i, s) in enumerate(specs.items())
+        }
         params = {u.arg.uid: u for u in body.toposort() if u.op is Ops.PARAM}
         unknown: dict[UOp, NoGradient] = {}
-        flows = flow_back([(results[i], p) for i, p in arrived.items()], {p for p in params.values() if p.dtype.is_float}, unknown=unknown)
+        flows = flow_back(
+            [(results[i], p) for i, p in arrived.items()],
+            {p for p in params.values() if p.dtype.is_float},
+            unknown=unknown,
+        )
         wanted = [slot for slot, p in sorted(params.items()) if p in flows]
         read = {r: _param(n + i, s) for i, r in enumerate(results) if (s := _spec(r)) is not None}
         sink = substitute(UOp(Ops.SINK, dtypes.void, tuple(flows[params[slot]] for slot in wanted)), read)
         inner = {u.arg.uid for u in sink.toposort() if u.op is Ops.PARAM}
         slots = sorted(inner)
         renumbered = {u: _renumbered(u, slots.index(u.arg.uid)) for u in sink.toposort() if u.op is Ops.PARAM}
-        found = body._cache[key] = (substitute(sink, renumbered), slots, wanted, {slot: unknown[p] for slot, p in params.items() if p in unknown})
+        found = body._cache[key] = (
+            substitute(sink, renumbered),
+            slots,
+            wanted,
+            {slot: unknown[p] for slot, p in params.items() if p in unknown},
+        )
     sink, slots, wanted, lost = found
-    every = (*call.src, *(UOp(Ops.RESULT, r.dtype, (call,), i) for i, r in enumerate(results)), *(g.uop for g in grads.values()))
+    every = (
+        *call.src,
+        *(UOp(Ops.RESULT, r.dtype, (call,), i) for i, r in enumerate(results)),
+        *(g.uop for g in grads.values()),
+    )
     backward = UOp(Ops.FUNCTION, dtypes.void, tuple(every[s] for s in slots), sink)
     any_grad = next(iter(grads.values()))
     out: list[Tensor | NoGradient | None] = [lost.get(slot) for slot in range(n)]

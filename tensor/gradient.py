@@ -33,7 +33,11 @@ class NoGradient:
 
     def at(self, u: UOp, source: UOp) -> NoGradient:
         """The same, saying where: from node `u` to its `source`."""
-        return self if "made at" in self.why else NoGradient(f"{self.why} (shape {source.shape}, {source.dtype.name}, made at {line_of(u)})")
+        return (
+            self
+            if "made at" in self.why
+            else NoGradient(f"{self.why} (shape {source.shape}, {source.dtype.name}, made at {line_of(u)})")
+        )
 
 
 class CustomGrad:
@@ -56,7 +60,15 @@ class CustomGrad:
         return (None, *self.fn(g, *(_t(s) for s in u.src[1:])))
 
 
-def compute_gradients(root: UOp, start: UOp, targets: set[UOp], stored: dict[UOp, UOp], leaves: set[UOp] = _NONE, hooks: Hooks | None = None, unknown: dict[UOp, NoGradient] | None = None) -> dict[UOp, UOp]:
+def compute_gradients(
+    root: UOp,
+    start: UOp,
+    targets: set[UOp],
+    stored: dict[UOp, UOp],
+    leaves: set[UOp] = _NONE,
+    hooks: Hooks | None = None,
+    unknown: dict[UOp, NoGradient] | None = None,
+) -> dict[UOp, UOp]:
     """d(root)/d(target) for every target that something reaches; `start` is d/d(root). What is `stored` is read, not computed again.
 
     Nothing flows below `leaves`. `hooks` are called with the complete gradient of their node and may return another.
@@ -67,7 +79,11 @@ def compute_gradients(root: UOp, start: UOp, targets: set[UOp], stored: dict[UOp
 
 
 def flow_back(
-    starts: list[tuple[UOp, UOp]], targets: set[UOp], leaves: set[UOp] = _NONE, hooks: Hooks | None = None, unknown: dict[UOp, NoGradient] | None = None
+    starts: list[tuple[UOp, UOp]],
+    targets: set[UOp],
+    leaves: set[UOp] = _NONE,
+    hooks: Hooks | None = None,
+    unknown: dict[UOp, NoGradient] | None = None,
 ) -> dict[UOp, UOp]:
     """target -> the sum over (root, start) of start · d(root)/d(target).
 
@@ -81,7 +97,11 @@ def flow_back(
     order = roots.toposort(lambda u: u.op is not Ops.DETACH and u not in leaves)[:-1]
     needed: set[UOp] = set()
     for u in order:
-        if u in targets or (u.op is not Ops.DETACH and u not in leaves and any(s in needed for s in (u.src[1:] if u.op is Ops.STORE else u.src))):
+        if u in targets or (
+            u.op is not Ops.DETACH
+            and u not in leaves
+            and any(s in needed for s in (u.src[1:] if u.op is Ops.STORE else u.src))
+        ):
             needed.add(u)
     grads: dict[UOp, Tensor] = {}
     for root, start in starts:
@@ -119,7 +139,9 @@ def flow_back(
             continue
         rule = RULES.get(u.op)
         if rule is None:
-            raise NotImplementedError(f"{u.op.name} has no gradient (shape {u.shape}, {u.dtype.name}); detach() it if none is wanted")
+            raise NotImplementedError(
+                f"{u.op.name} has no gradient (shape {u.shape}, {u.dtype.name}); detach() it if none is wanted"
+            )
         g.uop._cache.setdefault("line", u._cache.get("line", "?"))
         for s, piece in zip(u.src, rule(g, u)):
             if piece is not None and s in needed and s.dtype.is_float:
@@ -141,7 +163,11 @@ def _flow_through_writes(g: Tensor, u: UOp, needed: set[UOp], grads: dict[UOp, T
             if store.op is Ops.STORE and store.arg is None:
                 every = g.arange(numel(before.shape)).reshape(before.shape)
                 written = _t(_viewed_alike(store.src[0], before, every.uop)).flatten()  # positions
-                g = g.flatten()._scatter_at(_t(UOp.const(g.dtype, 0))._broadcast(written.shape), [written], "place").reshape(before.shape)
+                g = (
+                    g.flatten()
+                    ._scatter_at(_t(UOp.const(g.dtype, 0))._broadcast(written.shape), [written], "place")
+                    .reshape(before.shape)
+                )
         grads[before] = g if before not in grads else grads[before] + g
 
 
@@ -155,7 +181,9 @@ def _viewed_alike(view: UOp, base: UOp, other: UOp) -> UOp:
 def _hooked(hook: Callable[[Tensor], Tensor | None], g: Tensor) -> Tensor:
     new = hook(g)
     if new is not None and (new.shape, new.dtype) != (g.shape, g.dtype):
-        raise RuntimeError(f"a gradient hook returned {new.shape} {new.dtype.name} for a gradient of {g.shape} {g.dtype.name}")
+        raise RuntimeError(
+            f"a gradient hook returned {new.shape} {new.dtype.name} for a gradient of {g.shape} {g.dtype.name}"
+        )
     return g if new is None else new
 
 
@@ -192,7 +220,10 @@ def with_history(root: UOp, leaves: Iterable[Tensor]) -> tuple[UOp, dict[UOp, UO
 def _history(u: UOp) -> UOp | None:
     """The graph a stored value was computed by; RuntimeError if something it reads has been overwritten since."""
     graph, clock = u._cache.get("history", (None, 0))
-    if "history" in u._cache and (graph is None or any(x._cache.get("written", 0) > clock for x in graph.toposort(lambda x: "history" not in x._cache))):
+    if "history" in u._cache and (
+        graph is None
+        or any(x._cache.get("written", 0) > clock for x in graph.toposort(lambda x: "history" not in x._cache))
+    ):
         raise RuntimeError(
             f"backward(): a value of shape {u.shape} was computed and then what it was computed from was overwritten (an assignment, an optimiser "
             "step), so its gradient cannot be had any more; call backward() before that, or detach() the value"
@@ -209,7 +240,9 @@ def _t(u: UOp) -> Tensor:
 def _max(g: Tensor, u: UOp) -> Grads:
     a, b = _t(u.src[0]), _t(u.src[1])
     if u.src[1].op is Ops.CONST or (u.src[1].op in GroupOp.MOVEMENT and _base(u.src[1]).op is Ops.CONST):
-        return (b < _t(u))._where(g, 0.0), None  # relu-like: nothing at the tie; of the result, so that the operand need not be kept
+        return (b < _t(u))._where(
+            g, 0.0
+        ), None  # relu-like: nothing at the tie; of the result, so that the operand need not be kept
     tie = a.eq(b)._where(g * 0.5, 0.0)
     return (b < a)._where(g, tie), (a < b)._where(g, tie)
 
@@ -238,7 +271,11 @@ def _reduce(g: Tensor, u: UOp) -> Grads:
 
 def _expand(g: Tensor, u: UOp) -> Grads:
     grown = tuple(i for i, (a, b) in enumerate(zip(u.src[0].shape, u.shape)) if a is not b and a != b)
-    return (g.cast(dtypes.float32).sum(grown, keepdim=True).cast(g.dtype) if g.dtype.is_half else g.sum(grown, keepdim=True),)
+    return (
+        g.cast(dtypes.float32).sum(grown, keepdim=True).cast(g.dtype)
+        if g.dtype.is_half
+        else g.sum(grown, keepdim=True),
+    )
 
 
 def _shrink(g: Tensor, u: UOp) -> Grads:
@@ -249,7 +286,9 @@ def _shrink(g: Tensor, u: UOp) -> Grads:
                 pads.append((0, 0))
                 continue
             text = ", ".join(str(v) if isinstance(v, int) else text_of_index(v) for v in (b, e))
-            raise NotImplementedError(f"a slice with symbolic bounds [{text}) has no gradient; detach() what it is cut from, or mask with where(...)")
+            raise NotImplementedError(
+                f"a slice with symbolic bounds [{text}) has no gradient; detach() what it is cut from, or mask with where(...)"
+            )
         pads.append((b, d - e))
     return (g._op(Ops.PAD, tuple(pads)),)
 
@@ -279,7 +318,9 @@ def _stays(g: Tensor, u: UOp) -> Tensor:
     at = u.src[2:]
     number = g.arange(numel(at[0].shape)).reshape(at[0].shape)
     places = g._const_like(0, dtypes.int64)._broadcast(u.shape[: len(at)])
-    last = g._new(UOp(Ops.GATHER, dtypes.int64, (UOp(Ops.SCATTER, dtypes.int64, (places.uop, number.uop, *at), "set"), *at)))
+    last = g._new(
+        UOp(Ops.GATHER, dtypes.int64, (UOp(Ops.SCATTER, dtypes.int64, (places.uop, number.uop, *at), "set"), *at))
+    )
     return last.eq(number).reshape((*number.shape, *(1,) * (len(u.shape) - len(at))))._broadcast(u.src[1].shape)
 
 
@@ -303,7 +344,9 @@ def _scatter_mul(g: Tensor, u: UOp) -> Grads:
         return x._new(UOp(Ops.GATHER, x.dtype, (x.uop, *u.src[2:])))
 
     zero, full = v.eq(0), base.eq(0)
-    product = full._where(1.0, base).cast(v.dtype)._scatter_at(zero._where(1.0, v).cast(v.dtype), indices, "mul")  # of what is not 0
+    product = (
+        full._where(1.0, base).cast(v.dtype)._scatter_at(zero._where(1.0, v).cast(v.dtype), indices, "mul")
+    )  # of what is not 0
     zeros = full.cast(g.dtype)._scatter_at(zero.cast(g.dtype), indices, "add")
     others = read(zeros) - zero.cast(g.dtype)
     rest = others.eq(0)._where(read(product) / zero._where(1.0, v), 0.0).cast(g.dtype)
@@ -320,7 +363,9 @@ def _move_back(g: Tensor, u: UOp) -> Grads:
     if d is None or g.device == d:
         return (g,)
     if isinstance(d, tuple):
-        raise NotImplementedError("gradient of a copy from several devices to one; keep the loss on the devices of the model")
+        raise NotImplementedError(
+            "gradient of a copy from several devices to one; keep the loss on the devices of the model"
+        )
     return (g.to(d),)
 
 

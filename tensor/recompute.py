@@ -13,12 +13,20 @@ def stored(u: UOp) -> UOp:
     """`u` in memory: as it is if it stands there, else CONTIGUOUS; views stay views."""
     if u.op in GroupOp.VIEW:
         return u.replace(src=(stored(u.src[0]),))
-    return u if u.op in (Ops.BUFFER, Ops.AFTER, Ops.CONTIGUOUS, Ops.CONST, Ops.BARRIER) else UOp(Ops.CONTIGUOUS, u.dtype, (u,))
+    return (
+        u
+        if u.op in (Ops.BUFFER, Ops.AFTER, Ops.CONTIGUOUS, Ops.CONST, Ops.BARRIER)
+        else UOp(Ops.CONTIGUOUS, u.dtype, (u,))
+    )
 
 
 def behind(u: UOp, dependency: UOp) -> UOp:
     """A stored `u`, to be read once `dependency` can be computed."""
-    return u.replace(src=(behind(u.src[0], dependency),)) if u.op in GroupOp.VIEW else UOp(Ops.BARRIER, u.dtype, (u, dependency))
+    return (
+        u.replace(src=(behind(u.src[0], dependency),))
+        if u.op in GroupOp.VIEW
+        else UOp(Ops.BARRIER, u.dtype, (u, dependency))
+    )
 
 
 def later(u: UOp, dependency: UOp) -> UOp:

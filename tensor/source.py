@@ -11,7 +11,9 @@ import sys
 from manygrad.tensor.uop.uop import UOp
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_OWN = tuple(_PACKAGE + part for part in ("tensor", "multi", "schedule", "runtime", "collectives", "launcher", "__init__.py"))
+_OWN = tuple(
+    _PACKAGE + part for part in ("tensor", "multi", "schedule", "runtime", "collectives", "launcher", "__init__.py")
+)
 
 
 _shown: dict[str, str] = {}  # of each file seen: how it is called in a line, nothing where its lines are not the user's

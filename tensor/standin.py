@@ -27,7 +27,9 @@ def _set(t: Any, uop: UOp) -> None:
 
 @cache
 def _twofold(kind: type) -> type:
-    return type(kind)(kind.__name__, (kind,), {"uop": property(_get, _set), "is_twofold": True, "__module__": kind.__module__})
+    return type(kind)(
+        kind.__name__, (kind,), {"uop": property(_get, _set), "is_twofold": True, "__module__": kind.__module__}
+    )
 
 
 def part(tensors: Iterable[Tensor]) -> Callable[[], None]:

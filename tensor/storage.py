@@ -174,7 +174,12 @@ def store(t: Tensor) -> None:
     base = memory(t.uop) if len(together) > 1 else t.uop
     buffer = engine().new_buffer(base, base.device or t._device)
     buffer._cache["origin"] = base  # until it is carried out: what it is again if it cannot be
-    move(together, base, UOp(Ops.AFTER, base.dtype, (buffer, mark(UOp(Ops.STORE, dtypes.void, (buffer, base))))), pending=True)
+    move(
+        together,
+        base,
+        UOp(Ops.AFTER, base.dtype, (buffer, mark(UOp(Ops.STORE, dtypes.void, (buffer, base))))),
+        pending=True,
+    )
 
 
 def start(u: UOp) -> UOp:
@@ -206,12 +211,20 @@ def write(t: Tensor, value: Tensor, anew: bool) -> None:
     target = _moved(moves, base)
     axis = engine().sharding_axis
     if moves and (anew or (isinstance(base.device, tuple) and axis(base) is not None and axis(target) is None)):
-        value, target = place(value._new(base), moves, value), base  # (a part of the dim that is cut: by position in the whole)
+        value, target = (
+            place(value._new(base), moves, value),
+            base,
+        )  # (a part of the dim that is cut: by position in the whole)
     if anew:
         move(together, base, value.uop, pending=False)
         return
     _keep_copies(base)
-    move(together, base, UOp(Ops.AFTER, base.dtype, (base, mark(UOp(Ops.STORE, dtypes.void, (target, value.uop))))), pending=True)
+    move(
+        together,
+        base,
+        UOp(Ops.AFTER, base.dtype, (base, mark(UOp(Ops.STORE, dtypes.void, (target, value.uop))))),
+        pending=True,
+    )
 
 
 def place(whole: Tensor, moves: list[UOp], value: Tensor) -> Tensor:
@@ -236,7 +249,9 @@ def _at_base(u: UOp, base: UOp, value: Tensor) -> tuple[list[UOp], Tensor]:
             moves.append(u)
         elif u.op is Ops.BITCAST:
             value = value.bitcast(source.dtype)
-        elif u.op is Ops.CUSTOM and u.arg is OTHER_WIDTH:  # elements of another width: those that are not written are part of those that are
+        elif (
+            u.op is Ops.CUSTOM and u.arg is OTHER_WIDTH
+        ):  # elements of another width: those that are not written are part of those that are
             value = (place(value._new(u), moves, value) if moves else value).bitcast(source.dtype)
             moves = []
         u = source
@@ -251,4 +266,20 @@ def _keep_copies(base: UOp) -> None:
             s.uop = rebased(s.uop, own, UOp(Ops.CONTIGUOUS, own.dtype, (own,)))
 
 
-__all__ = ["LIVE", "PENDING", "PendingSet", "Storage", "TensorSet", "becomes_new", "identity", "is_stored", "memory", "move", "place", "sharing", "start", "store", "write"]
+__all__ = [
+    "LIVE",
+    "PENDING",
+    "PendingSet",
+    "Storage",
+    "TensorSet",
+    "becomes_new",
+    "identity",
+    "is_stored",
+    "memory",
+    "move",
+    "place",
+    "sharing",
+    "start",
+    "store",
+    "write",
+]

@@ -174,7 +174,13 @@ class Tensor(
     uop: UOp
     _device: str | tuple[str, ...]
 
-    def __init__(self, data: Any, device: str | tuple[str, ...] | None = None, dtype: DType | str | None = None, requires_grad: bool | None = None):
+    def __init__(
+        self,
+        data: Any,
+        device: str | tuple[str, ...] | None = None,
+        dtype: DType | str | None = None,
+        requires_grad: bool | None = None,
+    ):
         want = to_dtype(dtype) if dtype is not None else None
         self._requires_grad: bool | None = None
         self._leaf: int | None = None
@@ -188,11 +194,19 @@ class Tensor(
         elif isinstance(data, UOp):
             self.uop = data
         elif isinstance(data, (bool, int, float)):
-            kind = want or (dtypes.bool if isinstance(data, bool) else dtypes.int64 if isinstance(data, int) else dtypes.default_float)
+            kind = want or (
+                dtypes.bool
+                if isinstance(data, bool)
+                else dtypes.int64
+                if isinstance(data, int)
+                else dtypes.default_float
+            )
             self.uop = UOp.const(kind, data)
         else:
             array = to_array(data, want)
-            self.uop = engine().from_numpy(array, dtypes.from_np(array.dtype), target if isinstance(target, str) else default_device())
+            self.uop = engine().from_numpy(
+                array, dtypes.from_np(array.dtype), target if isinstance(target, str) else default_device()
+            )
         self._device = single
         if want is not None and self.uop.dtype is not want:
             self.uop = self.uop.cast(want)
@@ -215,7 +229,9 @@ class Tensor(
 
     def _op(self, op: Ops, arg: Any = None, *others: Tensor, dtype: DType | None = None) -> Tensor:
         if self.dtype.is_fp8 and op in GroupOp.ALU:
-            raise TypeError(f"{op.name} of {self.dtype.name}: float8 is for storage; cast with .float() or .bfloat16() first")
+            raise TypeError(
+                f"{op.name} of {self.dtype.name}: float8 is for storage; cast with .float() or .bfloat16() first"
+            )
         return self._new(mark(UOp(op, dtype or self.dtype, (self.uop, *(o.uop for o in others)), arg)))
 
     # *** what it is ***
@@ -267,18 +283,24 @@ class Tensor(
         if x.shape != self.shape:
             x = x.expand(self.shape)
         if x.uop.device is not None and self.uop.device is not None and x.uop.device != self.uop.device:
-            raise ValueError(f"assign: the value is on {x.uop.device}, the target on {self.uop.device}; move it first with .to(target.device)")
+            raise ValueError(
+                f"assign: the value is on {x.uop.device}, the target on {self.uop.device}; move it first with .to(target.device)"
+            )
         if x.uop is self.uop:
             return self
         if overlaps(self.uop):
-            raise ValueError(f"assign: {self.shape} is an expanded view, whose elements share memory; assign to what was expanded, or to a clone()")
+            raise ValueError(
+                f"assign: {self.shape} is an expanded view, whose elements share memory; assign to what was expanded, or to a clone()"
+            )
         anew = None if not self._is_stored else anew
         if not self._is_stored and len(storage.sharing(self)) == 1:  # the value simply becomes this tensor's
             if isinstance(self.device, tuple):  # it stays where and as it is cut
                 x = x.shard(self.device, engine().sharding_axis(self.uop))
             elif x.uop.device is None:
                 x._device = self._device
-            self._become(UOp(Ops.CONTIGUOUS, x.dtype, (x.uop,)) if x._is_stored else x.uop)  # (what lies in memory is another's)
+            self._become(
+                UOp(Ops.CONTIGUOUS, x.dtype, (x.uop,)) if x._is_stored else x.uop
+            )  # (what lies in memory is another's)
         elif self.numel():
             storage.write(self, x, storage.becomes_new(self, x) if anew is None else anew)
         return self
@@ -348,7 +370,9 @@ class Tensor(
             axis = self._dim(axis)
         if isinstance(self.device, tuple):
             if self.device != names:
-                raise ValueError(f"shard: the tensor is already on {self.device}; bring it to one device first with .to(device)")
+                raise ValueError(
+                    f"shard: the tensor is already on {self.device}; bring it to one device first with .to(device)"
+                )
             if engine().sharding_axis(self.uop) == axis:
                 return self
         return self._new(mark(UOp(Ops.SHARD, self.dtype, (self.uop,), (names, axis))))
@@ -395,7 +419,9 @@ class _Variable:
     def bind(self, value: int) -> UOp:
         name, lo, hi = self.uop.arg
         if not isinstance(value, (int, np.integer)) or not lo <= value <= hi:
-            raise ValueError(f"bind: variable {name!r} ranges over {lo}..{hi}, got {value!r}; widen the variable or check the value")
+            raise ValueError(
+                f"bind: variable {name!r} ranges over {lo}..{hi}, got {value!r}; widen the variable or check the value"
+            )
         return UOp(Ops.BIND, dtypes.index, (self.uop, UOp(Ops.CONST, dtypes.index, (), int(value))))
 
 
@@ -405,7 +431,9 @@ def _place_and_type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any,
     if unknown:
         raise TypeError(f"to() has no argument {sorted(unknown)[0]!r}; it takes a device, a dtype, or another tensor")
     device, dtype = kwargs.get("device"), kwargs.get("dtype")
-    rest = [a for a in (*args, kwargs.get("other")) if a is not None and not isinstance(a, bool)]  # bools: non_blocking, copy
+    rest = [
+        a for a in (*args, kwargs.get("other")) if a is not None and not isinstance(a, bool)
+    ]  # bools: non_blocking, copy
     for a in rest:
         if isinstance(a, Tensor):
             device, dtype = a.device, a.dtype

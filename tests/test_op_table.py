@@ -55,6 +55,11 @@ def test_every_operator_that_is_here_is_tested() -> None:
         space = {"Tensor": "Tensor", "nn.functional": "functional", "nn": "nn"}[section]
         for n in names:
             plain = n.removesuffix("_") if section == "Tensor" else n
-            if TABLE.has(section, n) and not {f"{space}.{n}", f"{space}.{plain}", f"torch.{plain}"} & in_cases and n not in words and plain not in words:
+            if (
+                TABLE.has(section, n)
+                and not {f"{space}.{n}", f"{space}.{plain}", f"torch.{plain}"} & in_cases
+                and n not in words
+                and plain not in words
+            ):
                 untested.append(f"{section}.{n}")
     assert untested == []

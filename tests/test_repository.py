@@ -15,7 +15,13 @@ NOT_PACKAGES = {"tests", "examples", "benchmarks", "docs", "build", "runs", "dis
 def folders_with_python() -> set[str]:
     found = set()
     for folder, names, files in os.walk(ROOT):
-        names[:] = [n for n in names if not n.startswith((".", "__")) and not n.endswith(".egg-info") and os.path.exists(os.path.join(folder, n, "__init__.py"))]
+        names[:] = [
+            n
+            for n in names
+            if not n.startswith((".", "__"))
+            and not n.endswith(".egg-info")
+            and os.path.exists(os.path.join(folder, n, "__init__.py"))
+        ]
         if folder == ROOT:
             names[:] = [n for n in names if n not in NOT_PACKAGES]
         if "__init__.py" in files:
@@ -32,7 +38,13 @@ def test_the_package_list_is_complete() -> None:
 
 def test_generated_pages_are_up_to_date() -> None:
     clean = {k: v for k, v in os.environ.items() if k not in ("SPEC", "DEBUG", "DEVICE")}
-    done = subprocess.run([sys.executable, os.path.join(ROOT, "docs", "generate.py"), "--check"], capture_output=True, text=True, timeout=120, env=clean)
+    done = subprocess.run(
+        [sys.executable, os.path.join(ROOT, "docs", "generate.py"), "--check"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=clean,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

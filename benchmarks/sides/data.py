@@ -11,6 +11,8 @@ def batch(model: str, step: int) -> tuple[np.ndarray, np.ndarray]:
     random = np.random.RandomState(step)
     n = BATCH[model]
     if model == "gpt":
-        return random.randint(0, TOKENS, (n, CONTEXT)).astype(np.int64), random.randint(0, TOKENS, (n, CONTEXT)).astype(np.int64)
+        return random.randint(0, TOKENS, (n, CONTEXT)).astype(np.int64), random.randint(0, TOKENS, (n, CONTEXT)).astype(
+            np.int64
+        )
     shape = {"conv": (n, 1, 28, 28), "resnet": (n, 3, 32, 32)}.get(model, (n, 784))
     return random.rand(*shape).astype(np.float32), random.randint(0, 10, n).astype(np.int64)

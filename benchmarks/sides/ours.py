@@ -39,7 +39,11 @@ class Conv:
 
 def training(model: str) -> tuple[Callable[[Tensor, Tensor], Tensor], list[Tensor], Any]:
     """The loss of a batch, what is trained, and the optimiser. Over all devices of `manygrad.world`."""
-    net = {"conv": Conv, "gpt": lambda: GPT(TOKENS, CONTEXT, LAYERS, HEADS, DIM), "resnet": lambda: resnet18(64, 10)}.get(model, MLP)()
+    net = {
+        "conv": Conv,
+        "gpt": lambda: GPT(TOKENS, CONTEXT, LAYERS, HEADS, DIM),
+        "resnet": lambda: resnet18(64, 10),
+    }.get(model, MLP)()
     parameters = get_parameters(net)
     if len(world.devices) > 1:
         for p in parameters:

@@ -21,14 +21,23 @@ def installed(side: str) -> bool:
 class Side:
     """`ask` gives None once the process has failed or was too slow; it is ended then, and what it wrote to stderr is kept in `said`."""
 
-    def __init__(self, side: str, model: str, threads: int, limit_s: float, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, side: str, model: str, threads: int, limit_s: float, environment: dict[str, str] | None = None
+    ) -> None:
         self.limit_s = limit_s
-        mine = {"THREADS": str(threads), "NUM_CPU_THREADS": str(threads), "OMP_NUM_THREADS": str(threads), **(environment or {})}
+        mine = {
+            "THREADS": str(threads),
+            "NUM_CPU_THREADS": str(threads),
+            "OMP_NUM_THREADS": str(threads),
+            **(environment or {}),
+        }
         if side == "tinygrad":
             mine.setdefault("DEV", "CPU")
         pipe = subprocess.PIPE
         command = [sys.executable, WORKER, side, model, str(threads)]
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env={**os.environ, **mine})
+        self.process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env={**os.environ, **mine}
+        )
         self.ready = self._answer()
 
     def _answer(self) -> dict[str, Any] | None:

@@ -48,7 +48,9 @@ def training(model: str) -> tuple[Callable[[Tensor, Tensor], Tensor], list[Tenso
     """The loss of a batch, what is trained, and the optimiser."""
     net = GPT() if model == "gpt" else MLP()
     parameters = nn.state.get_parameters(net)
-    optimizer = nn.optim.AdamW(parameters, lr=1e-3) if model == "gpt" else nn.optim.SGD(parameters, lr=0.01, momentum=0.9)
+    optimizer = (
+        nn.optim.AdamW(parameters, lr=1e-3) if model == "gpt" else nn.optim.SGD(parameters, lr=0.01, momentum=0.9)
+    )
 
     def loss_of(x: Tensor, y: Tensor) -> Tensor:
         out = net(x)

@@ -46,14 +46,22 @@ class BasicBlock(nn.Module):
         self.conv1, self.bn1 = nn.Conv2d(channels, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out)
         self.conv2, self.bn2 = nn.Conv2d(out, out, 3, 1, 1, bias=False), nn.BatchNorm2d(out)
         same = stride == 1 and channels == out
-        self.shortcut = nn.Identity() if same else nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+        self.shortcut = (
+            nn.Identity()
+            if same
+            else nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.relu(self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))) + self.shortcut(x))
 
 
 def resnet18() -> nn.Module:
-    blocks = [BasicBlock(max(64, 32 * 2**i) if k == 0 else 64 * 2**i, 64 * 2**i, 2 if k == 0 and i else 1) for i in range(4) for k in range(2)]
+    blocks = [
+        BasicBlock(max(64, 32 * 2**i) if k == 0 else 64 * 2**i, 64 * 2**i, 2 if k == 0 and i else 1)
+        for i in range(4)
+        for k in range(2)
+    ]
     stem = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
 

@@ -33,7 +33,9 @@ def main() -> None:
         from sides import torch_side as chosen  # type: ignore[no-redef]
     imported = time.perf_counter() - began
     before = status("VmRSS")
-    run, count = chosen.trainer(model) if side in ("ours", "tinygrad") else chosen.trainer(model, threads, side == "compile")
+    run, count = (
+        chosen.trainer(model) if side in ("ours", "tinygrad") else chosen.trainer(model, threads, side == "compile")
+    )
     answer(import_s=imported, parameters=count)
     step = 0
 

@@ -59,7 +59,10 @@ LOST_GRACE_S = 0.1  # data may still be on its way in another connection when on
 _IDENTITY = struct.Struct("<cIHI")  # b"m", rank, lane, epoch
 _SETTLED_S = 1.0  # a process that is being killed may still listen for a moment after its connections broke
 _REFUSED_S = 0.4  # nothing listens at the peer's address for so long: its process has ended
-_PROBE_S, _PROBE_AGAIN_S = 0.1, 5.0  # between two looks whether the peer's host answers: while it does not, and while it does
+_PROBE_S, _PROBE_AGAIN_S = (
+    0.1,
+    5.0,
+)  # between two looks whether the peer's host answers: while it does not, and while it does
 _SOCKETS = 2 * LANES  # of each peer: lanes and their monitors
 
 
@@ -97,7 +100,9 @@ class ZmqLink:
         self.lanes: list[zmq.Socket[bytes]] = []
         self.monitors: list[zmq.Socket[bytes]] = []
         self.queue: deque[_Outgoing] = deque()  # not all handed to ZeroMQ yet
-        self.again: deque[tuple[_Outgoing, int]] = deque()  # frames (message, offset) that a broken lane may have swallowed
+        self.again: deque[tuple[_Outgoing, int]] = (
+            deque()
+        )  # frames (message, offset) that a broken lane may have swallowed
         self.out_number = self.in_number = 0
         self.unacked: dict[int, _Outgoing] = {}
         self.sent, self.granted = 0, WINDOW  # cumulative bytes out, and how many the peer allows
@@ -245,7 +250,12 @@ class ZmqHub:
             else:
                 s.plain_username = b"%d" % self.rank
                 s.plain_password = password(bytes.fromhex(link.card["lock"]), self.rank, link.peer)
-            events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+            events = (
+                zmq.EVENT_HANDSHAKE_SUCCEEDED
+                | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+                | zmq.EVENT_DISCONNECTED
+                | zmq.EVENT_CLOSED
+            )
             monitor = s.get_monitor_socket(events)
             self.poller.register(monitor, zmq.POLLIN)
             link.monitors.append(monitor)
@@ -421,16 +431,14 @@ class ZmqHub:
             link.heard += 1
             if h.kind == wire.HELLO:
                 link.hellos.add(lane)
-                link.hello_in = len(link.hellos) == LANES  # every lane was let in: the peer does not need us to be connected
+                link.hello_in = (
+                    len(link.hellos) == LANES
+                )  # every lane was let in: the peer does not need us to be connected
                 if lane == 0:
                     self._reply(link, wire.HELLO)
             elif h.kind == wire.DATA:
                 payload = parts[2] if len(parts) == 3 else None
-                if (
-                    payload is None
-                    or len(payload.buffer) != h.length
-                    or not h.number < link.in_number + (1 << 24)
-                ):
+                if payload is None or len(payload.buffer) != h.length or not h.number < link.in_number + (1 << 24):
                     self.dropped += 1
                 elif not link.new(h):  # sent again; its acknowledgement may have been lost
                     if h.number < link.whole_below or h.number in link.whole:
@@ -460,7 +468,9 @@ class ZmqHub:
             link.granted = max(link.granted, h.plan)
             if h.kind == wire.ACK:
                 item = link.unacked.pop(h.number, None)
-                if item is not None and item.owner is not None:  # (what is still on its way there has come before, and is dropped)
+                if (
+                    item is not None and item.owner is not None
+                ):  # (what is still on its way there has come before, and is dropped)
                     self.give_back(item.owner)
             elif h.kind == wire.HELLO:
                 link.hello_back = True
@@ -478,7 +488,9 @@ class ZmqHub:
                 link.was_up.add(lane)
                 link.down.pop(lane, None)
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                link.lose(f"it refused this worker's {'CURVE key' if self.secure else 'password'} (it belongs to another run)")
+                link.lose(
+                    f"it refused this worker's {'CURVE key' if self.secure else 'password'} (it belongs to another run)"
+                )
             else:  # the connection broke, or could not be made
                 link.down.setdefault(lane, time.monotonic())
 

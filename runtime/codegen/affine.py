@@ -87,7 +87,9 @@ class TileAnalysis:
     `whole`: ranges that are one tile, whose origin is 0.
     """
 
-    def __init__(self, aligned: Mapping[UOp, int], lane: UOp | None, lanes: int, whole: frozenset[UOp] = frozenset()) -> None:
+    def __init__(
+        self, aligned: Mapping[UOp, int], lane: UOp | None, lanes: int, whole: frozenset[UOp] = frozenset()
+    ) -> None:
         self.aligned, self.lane, self.lanes, self.whole = aligned, lane, lanes, whole
         tiled = frozenset(aligned) | ({lane} if lane is not None else frozenset())
         self.tiled = sorted(tiled, key=lambda r: r.arg)  # one order in all analyses of a kernel: positions are keys

@@ -29,7 +29,9 @@ class Aligner(Looper):
     def tiles_between(self, r: UOp, begin: Inst, end: Inst, body: Body) -> None:
         if r is self.plan.aligned:
             tile = self.const(self.tile_of(r))
-            self.aligned_tiles(r, self.emit(Ops.MUL, INDEX, (begin, tile)), self.emit(Ops.MUL, INDEX, (end, tile)), body)
+            self.aligned_tiles(
+                r, self.emit(Ops.MUL, INDEX, (begin, tile)), self.emit(Ops.MUL, INDEX, (end, tile)), body
+            )
         else:
             super().tiles_between(r, begin, end, body)
 
@@ -46,7 +48,9 @@ class Aligner(Looper):
         whole = self.const((size - n + 1) // tile * tile)
 
         def under(a: Inst, b: Inst, origin: Inst, extent: int) -> None:
-            self.open(Inst(Low.IF, dtypes.void, 1, (self.emit(Ops.CMPLT, dtypes.bool, (a, b)),), None, len(self.blocks)))
+            self.open(
+                Inst(Low.IF, dtypes.void, 1, (self.emit(Ops.CMPLT, dtypes.bool, (a, b)),), None, len(self.blocks))
+            )
             self.within_tile(r, self.here(origin), extent, body, ragged=True)
             self.close()
 

@@ -122,7 +122,9 @@ def share_ranges(ast: UOp) -> UOp:
     """
     for a, b in itertools.combinations(signature(ast).reduces, 2):
         changes = dict(zip(b.src[1:], a.src[1:]))
-        if _run_together(ast, a, b) and _loads(a.src[0], a.src[1:]) & _loads(substitute(b.src[0], dict(changes)), a.src[1:]):
+        if _run_together(ast, a, b) and _loads(a.src[0], a.src[1:]) & _loads(
+            substitute(b.src[0], dict(changes)), a.src[1:]
+        ):
             return share_ranges(substitute(ast, dict(changes)))
     return ast
 

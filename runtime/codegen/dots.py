@@ -95,7 +95,9 @@ def factors(u: UOp) -> tuple[UOp, UOp] | None:
     if any(s.op is not Ops.CAST or s.src[0].dtype not in types for s in u.src[0].src):
         return None
     a, b = (s.src[0] for s in u.src[0].src)
-    if a.dtype is dtypes.bfloat16 and (len(u.src) > 2 or a is b or any(s.op is not Ops.LOAD or len(s.src[0].src) > 2 for s in (a, b))):
+    if a.dtype is dtypes.bfloat16 and (
+        len(u.src) > 2 or a is b or any(s.op is not Ops.LOAD or len(s.src[0].src) > 2 for s in (a, b))
+    ):
         return None
     ranges, inner = frozenset(u.src[1:]), u.src[-1].src[0]
     shared = ranges <= ranges_of(a) and ranges <= ranges_of(b)
@@ -118,4 +120,9 @@ def flipped(x: UOp) -> UOp:
 
 
 def dotted(dot: Dot, x: UOp, y: UOp) -> UOp:
-    return UOp(Ops.CUSTOM, dtypes.float32 if x.dtype.is_float else dtypes.int32, (x, y) if (x.dtype, y.dtype) == (dot.left, dot.right) else (y, x), dot)
+    return UOp(
+        Ops.CUSTOM,
+        dtypes.float32 if x.dtype.is_float else dtypes.int32,
+        (x, y) if (x.dtype, y.dtype) == (dot.left, dot.right) else (y, x),
+        dot,
+    )

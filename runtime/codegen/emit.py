@@ -29,7 +29,9 @@ class Block:
 class Emitter:
     def __init__(self) -> None:
         self.blocks: list[Block] = [Block()]
-        self.reads_from = 0  # the block that loads are not moved out of: only under its condition is there something to read
+        self.reads_from = (
+            0  # the block that loads are not moved out of: only under its condition is there something to read
+        )
 
     def emit(
         self,

@@ -57,7 +57,11 @@ class Evaluator(Emitter):
         key = (lane, self.lanes, self.square, singly, begins)
         if key not in self._analyses:
             aligned = {}
-            whole = {r for r, t in self.plan.tile.items() if r.src[0].op is Ops.CONST and r.src[0].arg <= t and r is not self.square}
+            whole = {
+                r
+                for r, t in self.plan.tile.items()
+                if r.src[0].op is Ops.CONST and r.src[0].arg <= t and r is not self.square
+            }
             for r, t in self.plan.tile.items():
                 fixed = r.src[0].op is Ops.CONST
                 aligned[r] = t if fixed and r is not singly else (begins or self.lanes) if r is lane else 1
@@ -255,7 +259,9 @@ class Evaluator(Emitter):
     def unless_masked(self, masks: list[UOp], at: dict[UOp, int]) -> Iterator[bool]:
         """A block that runs where those conditions hold on which the whole tile agrees; gives False where none would run."""
         needed: dict[UOp, Inst | None] = {}
-        for c in dict.fromkeys(c for m in masks for c in conjuncts(m) if c.op in GroupOp.COMPARE and c.src[0].dtype is INDEX):
+        for c in dict.fromkeys(
+            c for m in masks for c in conjuncts(m) if c.op in GroupOp.COMPARE and c.src[0].dtype is INDEX
+        ):
             found = {self.decided(c, {**p, **at}) for p in self.positions(ranges_of(c) - at.keys())}
             one = found.pop() if len(found) == 1 else None
             if one is False:
@@ -271,7 +277,10 @@ class Evaluator(Emitter):
         around, self.reads_from = self.reads_from, len(self.blocks) - 1
         known = self.blocks[-1].values  # what is known now is not asked again
         for c in needed:
-            known.update((self.key(c, {**p, **at}), self.const(True, dtypes.bool)) for p in self.positions(ranges_of(c) - at.keys()))
+            known.update(
+                (self.key(c, {**p, **at}), self.const(True, dtypes.bool))
+                for p in self.positions(ranges_of(c) - at.keys())
+            )
         for m in masks:
             for p in self.positions(ranges_of(m) - at.keys()):
                 left = self.conjunction(*(self.value(c, {**p, **at}) for c in conjuncts(m)))
@@ -389,7 +398,9 @@ class Evaluator(Emitter):
         square = [
             r
             for r in self.tile
-            if r is not self.lane and (self.plan.tile.get(r, 1) % n == 0 or r is self.square) and self.step(u.src[0].src[1], r) == 1
+            if r is not self.lane
+            and (self.plan.tile.get(r, 1) % n == 0 or r is self.square)
+            and self.step(u.src[0].src[1], r) == 1
         ]
         if not square or n & (n - 1) or a.table:
             return None
@@ -407,7 +418,8 @@ class Evaluator(Emitter):
         base = self.base(a)
         guard = () if count == n else (self.emit(Low.FIRST, dtypes.bool, (), count, n),)
         rows = [
-            self.emit(Low.LOAD, u.dtype, (pointer, base, *guard), constant + a.stride * lane, n) for lane in range(active)
+            self.emit(Low.LOAD, u.dtype, (pointer, base, *guard), constant + a.stride * lane, n)
+            for lane in range(active)
         ]
         rows += [self.const(0, u.dtype, n)] * (n - active)
         for j, column in enumerate(self.transpose(rows)[:count]):
@@ -434,7 +446,10 @@ class Evaluator(Emitter):
                     for high in range(2)
                 ]
             else:
-                halves = [tuple(start + i for start in range(odd * part, 2 * n, 2 * part) for i in range(part)) for odd in range(2)]
+                halves = [
+                    tuple(start + i for start in range(odd * part, 2 * n, 2 * part) for i in range(part))
+                    for odd in range(2)
+                ]
             mixed = list(rows)
             for i in range(n):
                 if not i & step:

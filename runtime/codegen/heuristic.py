@@ -23,7 +23,9 @@ from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
-ONLINE_VECTORS = 4  # of a row between which its running maximum is raised: their exponentials and constants fit the registers
+ONLINE_VECTORS = (
+    4  # of a row between which its running maximum is raised: their exponentials and constants fit the registers
+)
 ROWS_AT_ONCE = 8  # of a sum down the rows: streams that the processor follows
 
 
@@ -65,7 +67,9 @@ class Heuristic(Products):
                 ):
                     continue
                 product = len(loads) > 1 and all(self.stride(v.src[0], r) == 1 for v in loads)
-                if (product or not along) and not (product and (self.packs_across(u) if along else self.packs_better(u))):
+                if (product or not along) and not (
+                    product and (self.packs_across(u) if along else self.packs_better(u))
+                ):
                     found[u] = r
                     break
         for r in dict.fromkeys(found.values()):
@@ -83,8 +87,15 @@ class Heuristic(Products):
         """The sum of exponentials below a maximum, where nothing else needs these, goes over long rows once instead of twice."""
         for pair in online_pairs(self.sig) if lane is None else []:
             r = pair.total.src[1]
-            if pair.total in split and size_max(r) * 4 >= LONG_BYTES and frozenset(self.sig.loops) <= ranges_of(pair.total):
-                self.opts += [Opt("online", r.arg[0], pair.maximum.src[1].arg[0]), Opt("unroll", r.arg[0], ONLINE_VECTORS * self.lanes)]
+            if (
+                pair.total in split
+                and size_max(r) * 4 >= LONG_BYTES
+                and frozenset(self.sig.loops) <= ranges_of(pair.total)
+            ):
+                self.opts += [
+                    Opt("online", r.arg[0], pair.maximum.src[1].arg[0]),
+                    Opt("unroll", r.arg[0], ONLINE_VECTORS * self.lanes),
+                ]
                 return True
         return False
 
@@ -156,9 +167,17 @@ class Heuristic(Products):
         """Sums down the rows of what no cache holds: some rows of all columns at a time, in wide tiles, as they lie in memory, not all rows of a
         tile's columns. The sums rest in the first cache, each core's for columns of its own."""
         k, per = main.src[1], ROWS_AT_ONCE
-        fixed = all(r.src[0].op is Ops.CONST for r in (*self.order, *main.src[1:])) and ranges_of(main) == frozenset(self.order)
+        fixed = all(r.src[0].op is Ops.CONST for r in (*self.order, *main.src[1:])) and ranges_of(main) == frozenset(
+            self.order
+        )
         plain = all(len(u.src[0].src) == 2 and self.stride(u.src[0], lane) == 1 for u in self.under[main])
-        if not fixed or not plain or self.order[-1] is not lane or len(self.sig.reduces) > sharing or size_max(k) < 8 * per:
+        if (
+            not fixed
+            or not plain
+            or self.order[-1] is not lane
+            or len(self.sig.reduces) > sharing
+            or size_max(k) < 8 * per
+        ):
             return
         if any(u.dtype is not main.dtype for u in self.sig.reduces) or largest(self.under[main]) < LARGE_BYTES:
             return
@@ -207,7 +226,9 @@ class Heuristic(Products):
             return
         self.opts = [o for o in self.opts if o.kind != "tile"] + tiles
         written = [o.axis for o in self.opts if o.kind == "unroll"]
-        for r in (r for u in self.sig.reduces for r in reversed(u.src[1:]) if volume(frozenset(u.src[1:])) <= self.lanes):
+        for r in (
+            r for u in self.sig.reduces for r in reversed(u.src[1:]) if volume(frozenset(u.src[1:])) <= self.lanes
+        ):
             if r.src[0].op is Ops.CONST and r.arg[0] not in written and not any(o.kind == "lanes" for o in self.opts):
                 self.opts.append(Opt("unroll", r.arg[0], r.src[0].arg))
                 written.append(r.arg[0])
@@ -232,7 +253,11 @@ class Heuristic(Products):
         read across memory, which takes longer than one thread needs.)
         """
         sig = self.sig
-        apart = [r for r in sig.loops if all(injective(s.src[0], r) for s in sig.stores) and not any(r in ranges_of(x.src[0]) for x in sig.loops)]
+        apart = [
+            r
+            for r in sig.loops
+            if all(injective(s.src[0], r) for s in sig.stores) and not any(r in ranges_of(x.src[0]) for x in sig.loops)
+        ]
         along = [r for r in apart if all(self.stride(s.src[0], r) == 1 for s in sig.stores)]
         if along:
             r = along[-1]

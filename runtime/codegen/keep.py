@@ -43,7 +43,9 @@ def kept_values(sig: Signature, r: UOp, again: UOp) -> dict[UOp, UOp]:
             same[v] = v.replace(src=tuple(same.get(s, s) for s in v.src))
     found = {v: u for v, u in same.items() if u in first}
     inside = {s for v in sig.nodes if v in found for s in v.src if s in found}
-    largest = {v for v in found if v not in inside} | {s for v in sig.nodes if v not in found for s in v.src if s in found}
+    largest = {v for v in found if v not in inside} | {
+        s for v in sig.nodes if v not in found for s in v.src if s in found
+    }
     return {v: found[v] for v in largest if _work(v, again) >= WORK}
 
 

@@ -25,7 +25,20 @@ def legal(sig: Signature, opts: tuple[Opt, ...]) -> str | None:
         plan = make_plan(sig, opts)
     except ValueError as error:
         return str(error)
-    for check in (_amounts, _order, _lanes, _dots, _scattering, _staging, _blocks, _keeping, _online, _prefetching, _aligning, _streaming):
+    for check in (
+        _amounts,
+        _order,
+        _lanes,
+        _dots,
+        _scattering,
+        _staging,
+        _blocks,
+        _keeping,
+        _online,
+        _prefetching,
+        _aligning,
+        _streaming,
+    ):
         if (reason := check(sig, opts, plan)) is not None:
             return reason
     return None
@@ -84,7 +97,9 @@ def _dots(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
             return f"dot({r.arg[0]}, {n}): an instruction adds up {over[0].src[0].arg.terms} products"
         if r.src[0].op is not Ops.CONST:
             return f"dot({r.arg[0]}, {n}): the size of the range is not fixed"
-        if any(r in ranges_of(v) for v in sig.reduces) or any(x in plan.dots for u in over for x in u.src[1:] if x is not r):
+        if any(r in ranges_of(v) for v in sig.reduces) or any(
+            x in plan.dots for u in over for x in u.src[1:] if x is not r
+        ):
             return f"dot({r.arg[0]}, {n}): a REDUCE inside of it depends on it, or another range of it has quads"
         if any(x in plan.skipped for u in over for x in u.src[1:]) or any(r in pair for pair in plan.kept):
             return f"dot({r.arg[0]}, {n}): not where single iterations are skipped or kept"
@@ -131,7 +146,11 @@ def _staging(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
             if any(r in plan.reduce_lanes for r in ranges):
                 return f"argument {slot} cannot be staged: a reduction over it has lanes of its own"
             mask = u.src[0].src[2:]
-            if mask and plan.lane not in ranges_of(u) and any(plan.tile.get(r, 1) % 4 == 0 for r in ranges_of(mask[0]) & frozenset(ranges)):
+            if (
+                mask
+                and plan.lane not in ranges_of(u)
+                and any(plan.tile.get(r, 1) % 4 == 0 for r in ranges_of(mask[0]) & frozenset(ranges))
+            ):
                 return f"argument {slot} cannot be staged: it is masked along a reduction of which fours are written out, and packed without looking at each"
             elements = stage_rows(plan, loop, stage_sizes(plan, loop, ranges)) * plan.block.get(loop, 1)
             elements *= math.prod(plan.tile.get(r, 1) for r in tiled)
@@ -188,7 +207,11 @@ def _online(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
     for r, x in plan.online:
         if (pair := online_pair(sig, r, x)) is None:
             return f"online({r.arg[0]}, {x.arg[0]}): not a sum of exponentials below the maximum over the other range"
-        if r not in plan.reduce_lanes or plan.lane in ranges_of(pair.total) or any(r in pair or x in pair for pair in plan.kept):
+        if (
+            r not in plan.reduce_lanes
+            or plan.lane in ranges_of(pair.total)
+            or any(r in pair or x in pair for pair in plan.kept)
+        ):
             return f"online({r.arg[0]}, {x.arg[0]}): without lanes along the range, or kept"
     return None
 
@@ -207,7 +230,13 @@ def _aligning(sig: Signature, opts: tuple[Opt, ...], plan: Plan) -> str | None:
     r = plan.aligned
     if r is None:
         return None
-    if r is not plan.lane or len(sig.stores) != 1 or sig.reduces or sig.stores[0].arg is not None or len(sig.stores[0].src[0].src) == 3:
+    if (
+        r is not plan.lane
+        or len(sig.stores) != 1
+        or sig.reduces
+        or sig.stores[0].arg is not None
+        or len(sig.stores[0].src[0].src) == 3
+    ):
         return f"align({r.arg[0]}, 1): not the vectorised loop of a kernel with one STORE, no condition on it and no REDUCE"
     if r.src[0].op is not Ops.CONST or r.src[0].arg < plan.tile[r] + plan.lanes or not alignable(plan, sig.stores[0]):
         return f"align({r.arg[0]}, 1): the loop is short, or where a vector is stored is not known but for a multiple of its length"

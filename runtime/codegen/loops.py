@@ -143,4 +143,8 @@ class Looper(Runner):
             self.rest(r, origin, body)
             return
         inside = self.emit(Ops.CMPLT, dtypes.bool, (origin, self.whole_of(r)))
-        self.branch(inside, lambda: self.within_tile(r, self.here(origin), tile, body), lambda: self.rest(r, self.here(origin), body))
+        self.branch(
+            inside,
+            lambda: self.within_tile(r, self.here(origin), tile, body),
+            lambda: self.rest(r, self.here(origin), body),
+        )

@@ -29,7 +29,11 @@ from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
-COMBINE = {"add": Ops.ADD, "mul": Ops.MUL, "max": Ops.MAX}  # a STORE's arg: how the value meets what is there ("set": it takes its place)
+COMBINE = {
+    "add": Ops.ADD,
+    "mul": Ops.MUL,
+    "max": Ops.MAX,
+}  # a STORE's arg: how the value meets what is there ("set": it takes its place)
 
 
 class Lowerer(Liner):

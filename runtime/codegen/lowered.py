@@ -32,7 +32,9 @@ class Low(Enum):
     ACC = auto()  # a variable, set to src[0] here; lanes
     GET = auto()  # src (ACC,)
     SET = auto()  # src (ACC, value)
-    LOAD = auto()  # src (pointer, offset[, condition or mask]); arg constant added to the offset; both count the pointer's elements
+    LOAD = (
+        auto()
+    )  # src (pointer, offset[, condition or mask]); arg constant added to the offset; both count the pointer's elements
     STORE = auto()  # src (pointer, offset, value[, condition or mask]); arg as LOAD
     STREAM = auto()  # a STORE of a vector past the caches; its address is aligned if the pointer is
     PREFETCH = auto()  # src (pointer, offset); arg as LOAD: a hint, no access

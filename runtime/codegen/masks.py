@@ -19,7 +19,9 @@ from manygrad.tensor.uop.uop import UOp
 @lru_cache(256)
 def conditions(main: UOp) -> tuple[UOp, ...]:
     """Under which the factors of a sum of products are read."""
-    return tuple(dict.fromkeys(c for m in factor_masks(main.src[0]) for c in conjuncts(m))) if main.arg is Ops.ADD else ()
+    return (
+        tuple(dict.fromkeys(c for m in factor_masks(main.src[0]) for c in conjuncts(m))) if main.arg is Ops.ADD else ()
+    )
 
 
 class Masks(Facts):
@@ -33,7 +35,11 @@ class Masks(Facts):
             inside = [r for r in ranges_of(c) if tiles.get(r, 1) > 1]
             if lane in ranges_of(c) or any(r.src[0].op is not Ops.CONST for r in inside):
                 return False
-            asked = math.prod(tiles[r] for r in inside) if any(r in ranges_of(c) and r not in out for r in main.src[1:]) else 1
+            asked = (
+                math.prod(tiles[r] for r in inside)
+                if any(r in ranges_of(c) and r not in out for r in main.src[1:])
+                else 1
+            )
             if asked > 4:
                 return False
         return True

@@ -157,14 +157,18 @@ def _blocks(sig: Signature, opts: Opts, reduced: Iterable[UOp]) -> Iterator[Opts
         bare = _without(opts, ("reduce_block", "parallelise"))
         yield (*bare, everything)
         some = (*bare, Opt("parallelise", -1, 1 + plan.loops.index(next(iter(plan.block)))))
-        yield from ((*some, Opt("reduce_block", k.arg[0], n)) for k in reduced for n in REDUCE_BLOCKS if n < size_max(k))
+        yield from (
+            (*some, Opt("reduce_block", k.arg[0], n)) for k in reduced for n in REDUCE_BLOCKS if n < size_max(k)
+        )
 
 
 def _memory(sig: Signature, opts: Opts, reduced: list[UOp]) -> Iterator[Opts]:
     """One more or one less of what is kept, asked for ahead, aligned, or stored past the caches."""
     ranges = [*reduced, *sig.loops]
     read = sorted({u.src[0].src[0].arg for u in sig.nodes if u.op is Ops.LOAD})
-    possible = [Opt("keep", r.arg[0], x.arg[0]) for r in reduced for x in ranges if x is not r and size_max(x) == size_max(r)]
+    possible = [
+        Opt("keep", r.arg[0], x.arg[0]) for r in reduced for x in ranges if x is not r and size_max(x) == size_max(r)
+    ]
     possible += [Opt("online", p.total.src[1].arg[0], p.maximum.src[1].arg[0]) for p in online_pairs(sig)]
     possible += [Opt("prefetch", r.arg[0], slot) for r in ranges for slot in read]
     possible += [Opt("align", r.arg[0], 1) for r in sig.loops]

@@ -26,7 +26,12 @@ class Pair:
 
 
 def online_pairs(sig: Signature) -> list[Pair]:
-    return [p for w in sig.reduces for u in sig.reduces if len(w.src) == len(u.src) == 2 and (p := online_pair(sig, w.src[1], u.src[1])) is not None]
+    return [
+        p
+        for w in sig.reduces
+        for u in sig.reduces
+        if len(w.src) == len(u.src) == 2 and (p := online_pair(sig, w.src[1], u.src[1])) is not None
+    ]
 
 
 def online_pair(sig: Signature, r: UOp, x: UOp) -> Pair | None:
@@ -37,12 +42,25 @@ def online_pair(sig: Signature, r: UOp, x: UOp) -> Pair | None:
     u, w = maxima[0], totals[0]
     if (u.arg, w.arg) != (Ops.MAX, Ops.ADD) or u.src[1:] != (x,) or w.src[1:] != (r,):
         return None
-    if r.src[0] is not x.src[0] or r.src[0].op is not Ops.CONST or not u.dtype.is_float or u.dtype is not w.dtype or ranges_of(u) != ranges_of(w):
+    if (
+        r.src[0] is not x.src[0]
+        or r.src[0].op is not Ops.CONST
+        or not u.dtype.is_float
+        or u.dtype is not w.dtype
+        or ranges_of(u) != ranges_of(w)
+    ):
         return None
-    if [v for v in sig.reduces if v in w.src[0].toposort()] != [u] or any(v in u.src[0].toposort() for v in sig.reduces):
+    if [v for v in sig.reduces if v in w.src[0].toposort()] != [u] or any(
+        v in u.src[0].toposort() for v in sig.reduces
+    ):
         return None
     below = _exponent(w.src[0])
-    if below is None or below.op is not Ops.SUB or r in ranges_of(below.src[1]) or below.src[0] is not _moved(u.src[0], x, r):
+    if (
+        below is None
+        or below.op is not Ops.SUB
+        or r in ranges_of(below.src[1])
+        or below.src[0] is not _moved(u.src[0], x, r)
+    ):
         return None
     return Pair(u, w, below) if _finite_value(below.src[1], u) else None
 
@@ -51,7 +69,9 @@ def _exponent(v: UOp) -> UOp | None:
     """`t` where `v` is exp(t), also written out."""
     if v.op is Ops.EXP:
         return v.src[0]
-    return next((t for t in v.toposort() if t.op is Ops.SUB and t.dtype is v.dtype and v in (exp(t, True), exp(t, False))), None)
+    return next(
+        (t for t in v.toposort() if t.op is Ops.SUB and t.dtype is v.dtype and v in (exp(t, True), exp(t, False))), None
+    )
 
 
 def _moved(v: UOp, x: UOp, r: UOp) -> UOp:
@@ -71,7 +91,11 @@ def _finite_value(v: UOp, u: UOp) -> bool:
         return False
     known: dict[UOp, bool] = {}
     for c in v.src[0].toposort(lambda s: s is not u):
-        if c.op in (Ops.CMPNE, Ops.CMPEQ) and c.src[0] is u and (c.src[1] is u or (c.src[1].op is Ops.CONST and c.src[1].arg in (_INF, -_INF))):
+        if (
+            c.op in (Ops.CMPNE, Ops.CMPEQ)
+            and c.src[0] is u
+            and (c.src[1] is u or (c.src[1].op is Ops.CONST and c.src[1].arg in (_INF, -_INF)))
+        ):
             known[c] = (c.src[1] is u) == (c.op is Ops.CMPEQ)
         elif c.op in _LOGIC and all(s in known for s in c.src):
             known[c] = _LOGIC[c.op](*(known[s] for s in c.src))
@@ -79,4 +103,8 @@ def _finite_value(v: UOp, u: UOp) -> bool:
 
 
 _INF = float("inf")
-_LOGIC: dict[Ops, Callable[..., bool]] = {Ops.NOT: lambda a: not a, Ops.AND: lambda a, b: a and b, Ops.OR: lambda a, b: a or b}
+_LOGIC: dict[Ops, Callable[..., bool]] = {
+    Ops.NOT: lambda a: not a,
+    Ops.AND: lambda a, b: a and b,
+    Ops.OR: lambda a, b: a or b,
+}

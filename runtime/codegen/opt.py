@@ -40,7 +40,24 @@ from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
-KINDS = ("before", "vectorise", "lanes", "tile", "unroll", "dot", "skip", "stage", "block", "reduce_block", "keep", "online", "prefetch", "align", "stream", "parallelise")
+KINDS = (
+    "before",
+    "vectorise",
+    "lanes",
+    "tile",
+    "unroll",
+    "dot",
+    "skip",
+    "stage",
+    "block",
+    "reduce_block",
+    "keep",
+    "online",
+    "prefetch",
+    "align",
+    "stream",
+    "parallelise",
+)
 
 
 @dataclass(frozen=True)
@@ -110,7 +127,9 @@ def make_plan(sig: Signature, opts: tuple[Opt, ...]) -> Plan:
         r = ranges.get(opt.axis)
         if r is None:
             raise ValueError(f"{opt}: the kernel has no range {opt.axis}; it has {sorted(ranges)}")
-        if opt.kind != "prefetch" and (r.arg[1] == "loop") == (opt.kind in ("lanes", "unroll", "dot", "skip", "reduce_block", "keep", "online")):
+        if opt.kind != "prefetch" and (r.arg[1] == "loop") == (
+            opt.kind in ("lanes", "unroll", "dot", "skip", "reduce_block", "keep", "online")
+        ):
             raise ValueError(f"{opt} does not apply to a {r.arg[1]} range")
         match opt.kind:
             case "vectorise":
@@ -152,7 +171,9 @@ def make_plan(sig: Signature, opts: tuple[Opt, ...]) -> Plan:
             raise ValueError(f"the tile of range {r.arg[0]} ({plan.tile[r]}) is no multiple of its {lanes} lanes")
     for r, n in plan.dots.items():
         if plan.tile[r] % (each := n * plan.reduce_lanes.get(r, 1)):
-            raise ValueError(f"the tile of range {r.arg[0]} ({plan.tile[r]}) is no multiple of the {each} iterations in its lanes")
+            raise ValueError(
+                f"the tile of range {r.arg[0]} ({plan.tile[r]}) is no multiple of the {each} iterations in its lanes"
+            )
     wanted = (
         1 + plan.loops.index(next(iter(plan.block)))
         if plan.block and plan.reduce_block is not None

@@ -26,7 +26,9 @@ def phased_loops(sig: Signature) -> dict[UOp, int]:
     analysis = TileAnalysis({}, None, 1)
     sizes = frozenset(x for r in sig.loops for x in ranges_of(r.src[0]))
     loads = [v for u in sig.reduces for v in u.src[0].toposort() if v.op is Ops.INDEX and len(v.src) == 3]
-    for condition in dict.fromkeys(c for v in loads for c in conjuncts(v.src[2])):  # in order: new ids are part of the code's key
+    for condition in dict.fromkeys(
+        c for v in loads for c in conjuncts(v.src[2])
+    ):  # in order: new ids are part of the code's key
         for u in condition.toposort():
             if u.op is not Ops.MOD or u.src[1].op is not Ops.CONST or (a := analysis.affine(u.src[0], {})) is None:
                 continue

@@ -43,7 +43,9 @@ class Pieces(Aligner):
             for later in loops[i + 2 :]:
                 inner = self.emit(Ops.OR, INDEX, (inner, number[later]))
             first = self.emit(Ops.CMPEQ, dtypes.bool, (inner, self.const(0)))
-            at_begin = self.conjunction(self.emit(Ops.CMPEQ, dtypes.bool, (index, begin)), self.not_held(begin, loops[i + 1 :]))
+            at_begin = self.conjunction(
+                self.emit(Ops.CMPEQ, dtypes.bool, (index, begin)), self.not_held(begin, loops[i + 1 :])
+            )
             assert at_begin is not None
             self.changed[r] = self.emit(Ops.OR, dtypes.bool, (at_begin, first))
         single = [r for r in loops if r is not blocked]

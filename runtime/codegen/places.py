@@ -41,7 +41,10 @@ class Placer(Keeper):
         """`body` for the tile that is open, in versions that know which of the `masks` hold at its positions."""
         for r in reversed(self.plan.loops):
             if self.tile.get(r, 1) > 1 and r.src[0].op is Ops.CONST and (asked := self.asked(masks, r)):
-                places = [(k, list(v)) for k, v in itertools.groupby(self.places(r), lambda x: tuple(a.holds(x) for a in asked))]
+                places = [
+                    (k, list(v))
+                    for k, v in itertools.groupby(self.places(r), lambda x: tuple(a.holds(x) for a in asked))
+                ]
                 if len(places) <= VERSIONS:
                     self.version(r, asked, [(v[-1], k) for k, v in places], body)
                     return
@@ -50,8 +53,14 @@ class Placer(Keeper):
     def asked(self, masks: list[UOp], r: UOp) -> list[Asked]:
         """What is asked at run time of the tile of `r` alone."""
         found = []
-        for c in dict.fromkeys(c for m in masks for c in conjuncts(m) if c.op in GroupOp.COMPARE and c.src[0].dtype is INDEX):
-            out = {x: x.src[0].arg for x in ranges_of(c) if x.arg[1] == "reduce" and self.plan.tile.get(x) == self.fixed_size(x)}
+        for c in dict.fromkeys(
+            c for m in masks for c in conjuncts(m) if c.op in GroupOp.COMPARE and c.src[0].dtype is INDEX
+        ):
+            out = {
+                x: x.src[0].arg
+                for x in ranges_of(c)
+                if x.arg[1] == "reduce" and self.plan.tile.get(x) == self.fixed_size(x)
+            }
             if r not in ranges_of(c) or any(x.arg[1] == "reduce" and x not in out for x in ranges_of(c)):
                 continue
             for at in itertools.product(*(range(n) for n in out.values())):
@@ -69,7 +78,9 @@ class Placer(Keeper):
             return [origin.arg]
         return list(range(0, size - tile + 1, tile))
 
-    def version(self, r: UOp, asked: list[Asked], places: list[tuple[int, tuple[bool, ...]]], body: Callable[[], None]) -> None:
+    def version(
+        self, r: UOp, asked: list[Asked], places: list[tuple[int, tuple[bool, ...]]], body: Callable[[], None]
+    ) -> None:
         """`body` for tiles that begin at up to the last of each group of `places`, each with what holds there."""
         (last, holds), *others = places
         around = self.reads_from

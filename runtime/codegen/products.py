@@ -48,7 +48,10 @@ class Products(Masks):
         across = [u for u in self.under[main] if lane in ranges_of(u)]
         plain = all(len(u.src[0].src) == 2 and self.stride(u.src[0], lane) in (0, 1) for u in self.under[main])
         stored = all(self.stride(s.src[0], lane) == 1 for s in self.sig.stores)
-        few = volume(frozenset(main.src[1:])) <= self.lanes and sum(touched(u) * u.dtype.itemsize for u in across) <= FIRST_CACHE_BYTES
+        few = (
+            volume(frozenset(main.src[1:])) <= self.lanes
+            and sum(touched(u) * u.dtype.itemsize for u in across) <= FIRST_CACHE_BYTES
+        )
         return lane in ranges_of(main) and len(self.sig.reduces) == 1 and plain and stored and few
 
     def product_cost(self, main: UOp, r: UOp) -> float | None:
@@ -66,7 +69,9 @@ class Products(Masks):
                 return None
             cost += (6 if any(self.stride(u.src[0], k) == 1 for k in main.src[1:]) else 48) / reuse
         for u in self.under[main]:  # rows that come in small pieces from beyond the cache again for each 4 vectors
-            pieces = len(main.src) > 2 and all(self.stride(u.src[0], k) != 1 or size_max(k) < self.lanes for k in main.src[1:])
+            pieces = len(main.src) > 2 and all(
+                self.stride(u.src[0], k) != 1 or size_max(k) < self.lanes for k in main.src[1:]
+            )
             if r not in ranges_of(u) and pieces and touched(u) * u.dtype.itemsize > self.machine.cache_bytes:
                 others = volume(ranges_of(main) - ranges_of(u) - {r}) * -(-size_max(r) // (4 * self.lanes))
                 cost += touched(u) * (others - 1) * self.lanes / volume(ranges_of(main) | frozenset(main.src[1:]))
@@ -85,7 +90,15 @@ class Products(Masks):
         for along, r in sorted(((self.stride(s.src[0], r) or 0, r) for r in most), key=lambda x: x[0]):
             if along == side:
                 side *= most[r]
-        return 12 if side >= self.lanes else 20 if side >= 8 else 40 if side >= LEAST or (step and abs(step) < self.lanes) else 80
+        return (
+            12
+            if side >= self.lanes
+            else 20
+            if side >= 8
+            else 40
+            if side >= LEAST or (step and abs(step) < self.lanes)
+            else 80
+        )
 
     def free_of(self, main: UOp, lane: UOp) -> list[UOp]:
         """The loops on which no vector that is loaded depends."""
@@ -109,17 +122,27 @@ class Products(Masks):
             if g > max(1, vectors) or g > budget or (g & (g - 1) and lane.src[0].op is not Ops.CONST):
                 continue  # (a size known at run time is rather a multiple of a power of two)
             each = volume(frozenset(main.src[2:])) * g * self.lanes * 4  # bytes of a panel's smallest block
-            if self.overflows(main, g * self.lanes) and g > 1 and (-(-vectors // g) < self.machine.cores or each > self.machine.cache_bytes):
+            if (
+                self.overflows(main, g * self.lanes)
+                and g > 1
+                and (-(-vectors // g) < self.machine.cores or each > self.machine.cache_bytes)
+            ):
                 continue  # (each core has a panel, and a cache holds a block of it)
             for rows, parts in self.row_tiles(main, free, min(budget // g, 16)):
                 inside, done = self.part_done(main, lane, rows, g)
-                work = [(n * m, k * v, _unit(m * inside, v)) for m, n in parts for v, k in ((g, vectors // g), (vectors % g, 1))]
+                work = [
+                    (n * m, k * v, _unit(m * inside, v))
+                    for m, n in parts
+                    for v, k in ((g, vectors // g), (vectors % g, 1))
+                ]
                 cost = sum(m * v * unit for m, v, unit in work) / (sum(m * n for m, n in parts) * vectors)
                 cost *= done * (1.12 if parts[0][0] % aligned else 1.0)
                 if not free:  # memory bounds it: wide tiles, of which every core has as many as another
                     tiles, cores = -(-vectors // g), self.machine.cores
                     cost = -(-tiles // cores) * cores * g / vectors + 0.3 / g
-                cost += max(self.store_cost(s, main, lane, rows) for s in self.sig.stores) / volume(frozenset(main.src[1:]))
+                cost += max(self.store_cost(s, main, lane, rows) for s in self.sig.stores) / volume(
+                    frozenset(main.src[1:])
+                )
                 if cost < best_cost - 1e-9:
                     best, best_cost = (rows, g), cost
         rows, g = best
@@ -128,7 +151,9 @@ class Products(Masks):
         self.opts += [Opt("tile", r.arg[0], m) for r, m in rows.items() if m > 1]
         return list(rows) or free[:1]
 
-    def row_tiles(self, main: UOp, free: list[UOp], most: int) -> Iterator[tuple[dict[UOp, int], list[tuple[int, int]]]]:
+    def row_tiles(
+        self, main: UOp, free: list[UOp], most: int
+    ) -> Iterator[tuple[dict[UOp, int], list[tuple[int, int]]]]:
         """(rows of each loop, (size, number) of the tiles that this makes of them)."""
         if not free:
             yield {}, [(1, 1)]
@@ -137,10 +162,18 @@ class Products(Masks):
         for m in range(1, min(whole, most) + 1):
             yield {free[0]: m}, [(m, whole // m), (whole % m, 1)]
         found = conditions(main)
-        orders = [*itertools.permutations(free, 2), *itertools.permutations(free, 3)] if found else [tuple(free[:2])] if len(free) > 1 else []
+        orders = (
+            [*itertools.permutations(free, 2), *itertools.permutations(free, 3)]
+            if found
+            else [tuple(free[:2])]
+            if len(free) > 1
+            else []
+        )
         for *all_of, last in orders:
             whole, size = math.prod(size_max(r) for r in all_of), size_max(last)
-            alive = math.prod(part_held(c) for c in found if ranges_of(c) <= frozenset(all_of))  # others are 0 and no sums
+            alive = math.prod(
+                part_held(c) for c in found if ranges_of(c) <= frozenset(all_of)
+            )  # others are 0 and no sums
             for m in range(2, min(size, int(most / (whole * alive) + 1e-6), MOST_POSITIONS // whole) + 1):
                 yield {**{r: size_max(r) for r in all_of}, last: m}, [(whole * m, size // m), (whole * (size % m), 1)]
 
@@ -178,17 +211,27 @@ class Products(Masks):
         if not must and self.fits_first_cache(main, across[0], lane):
             self.opts += self.next_rows(main, lane, rows, down[0])
             return
-        if not must and volume(frozenset(inner)) < 32:  # too few rows for what packing costs; each thread reads columns of its own
+        if (
+            not must and volume(frozenset(inner)) < 32
+        ):  # too few rows for what packing costs; each thread reads columns of its own
             self.reorder([*outer, lane, *inner, *after])
             return
         within = [r for r in outer if r not in ranges_of(down[0]) and self.stored_closer(r, lane)]
         outer = [r for r in outer if r not in within]
         panel = (lane, *within)[-1]
-        columns, row = (Opt("stage", x.arg[0], u.src[0].src[0].arg) for x, u in ((panel, across[0]), (inner[-1], down[0])))
+        columns, row = (
+            Opt("stage", x.arg[0], u.src[0].src[0].arg) for x, u in ((panel, across[0]), (inner[-1], down[0]))
+        )
         packs_rows = self.stageable(down[0], main, inner[-1]) and down[0].src[0].src[0].arg != columns.amount
         settled = self.settled(main, lane, {r: self.tile_of(r) for r in rows}, -(-self.tile_of(lane) // self.lanes))
-        apart = is_dot(main.src[0]) and self.stride(down[0].src[0], main.src[-1]) != 1  # quads of them would be joined again and again
-        guarded = (len(down[0].src[0].src) == 3 and not settled) or (down[0].dtype.is_half and not is_dot(main.src[0])) or apart
+        apart = (
+            is_dot(main.src[0]) and self.stride(down[0].src[0], main.src[-1]) != 1
+        )  # quads of them would be joined again and again
+        guarded = (
+            (len(down[0].src[0].src) == 3 and not settled)
+            or (down[0].dtype.is_half and not is_dot(main.src[0]))
+            or apart
+        )
         self.skipping = settled
         if packs_rows and len(rows) == 1 and not within and self.rows_rest(main, rows[0]):
             wide = size_max(lane) > 2 * size_max(inner[-1])  # then the rows, which are fewer, are packed by every piece
@@ -210,7 +253,12 @@ class Products(Masks):
         """The next tile's rows are asked for while this one's are read: each row is on other pages, where the processor does not look ahead
         by itself. For tiles whose FMAs leave the load ports the time."""
         k, vectors, m = main.src[-1], self.tile_of(lane) // self.lanes, math.prod(self.tile_of(r) for r in rows)
-        streams = len(main.src) == 2 and len(down.src[0].src) == 2 and self.stride(down.src[0], k) == 1 and size_max(k) >= 4 * self.lanes
+        streams = (
+            len(main.src) == 2
+            and len(down.src[0].src) == 2
+            and self.stride(down.src[0], k) == 1
+            and size_max(k) >= 4 * self.lanes
+        )
         return [Opt("prefetch", k.arg[0], down.src[0].src[0].arg)] if streams and vectors + 2 * m <= vectors * m else []
 
     def stored_closer(self, r: UOp, lane: UOp) -> bool:
@@ -238,12 +286,18 @@ class Products(Masks):
         """As many panels of columns as half the cache holds, a block for every core (none where the rows lie in it anyhow, and what
         is stored would not, one by one); of a panel that is larger, as much of the reduction at a time."""
         half, k = self.machine.cache_bytes // 2, main.src[1]
-        if any(is_total(u) and lane in ranges_of(u) for u in self.sig.reduces):  # which a block would add up for each tile of rows
+        if any(
+            is_total(u) and lane in ranges_of(u) for u in self.sig.reduces
+        ):  # which a block would add up for each tile of rows
             return []
         if not self.overflows(main, self.tile_of(lane)):
             rows = min(touched(u) for u in self.under[main] if lane not in ranges_of(u)) * 4
             scattered = any(self.stride(s.src[0], lane) != 1 for s in self.sig.stores)
-            return [] if scattered and rows <= self.machine.cache_bytes // 4 else self.block(main, lane, half, -(-size_max(lane) // (self.tile_of(lane) * self.machine.cores)))
+            return (
+                []
+                if scattered and rows <= self.machine.cache_bytes // 4
+                else self.block(main, lane, half, -(-size_max(lane) // (self.tile_of(lane) * self.machine.cores)))
+            )
         each = volume(frozenset(main.src[2:])) * self.tile_of(lane) * 4
         per = max(1, half // each)
         return [Opt("block", lane.arg[0], 1), Opt("reduce_block", k.arg[0], -(-size_max(k) // -(-size_max(k) // per)))]
@@ -265,7 +319,12 @@ class Products(Masks):
         tiles = -(-count // pieces)
         size, sums = tiles * self.tile_of(r), tiles * self.tile_of(r) * volume(frozenset(inside)) * 4
         fixed = all(x.src[0].op is Ops.CONST for x in (*self.order, *main.src[1:])) and len(self.sig.reduces) == 1
-        if not fixed or size < 96 or sums > self.machine.cache_bytes or size * length * 4 < self.machine.cache_bytes // 4:
+        if (
+            not fixed
+            or size < 96
+            or sums > self.machine.cache_bytes
+            or size * length * 4 < self.machine.cache_bytes // 4
+        ):
             return []
         most = min(128, self.machine.cache_bytes // 32 // size) * size_max(k) // length
         per = -(-size_max(k) // -(-size_max(k) // most)) if most >= 16 else 0
@@ -303,7 +362,11 @@ class Products(Masks):
             )
             self.opts += [Opt("tile", m.arg[0], _even(size_max(m), tm)), Opt("tile", n.arg[0], _even(size_max(n), tn))]
         elif own:
-            alone = len(self.sig.reduces) == 1 and largest(loads) >= LARGE_BYTES and size_max(main.src[-1]) * 4 >= LONG_BYTES
+            alone = (
+                len(self.sig.reduces) == 1
+                and largest(loads) >= LARGE_BYTES
+                and size_max(main.src[-1]) * 4 >= LONG_BYTES
+            )
             t = 1 if alone else _even(size_max(own[-1]), max(1, min(4, budget // 4)))
             if t > 1:
                 self.opts.append(Opt("tile", own[-1].arg[0], t))

@@ -74,7 +74,11 @@ class Quads(Evaluator):
         """As `transposed_load`, of a square that is packed: for each lane as many quads as there are lanes, exchanged."""
         loads = [v for v in u.toposort() if v.op is Ops.LOAD and self.lane in ranges_of(v)]
         mask = self.ragged_mask(position)
-        if self.square is not r or (mask is not None and mask.op is not Low.FIRST) or any(self.step(v.src[0].src[1], r) != 1 for v in loads):
+        if (
+            self.square is not r
+            or (mask is not None and mask.op is not Low.FIRST)
+            or any(self.step(v.src[0].src[1], r) != 1 for v in loads)
+        ):
             return None
         lane, n, count = self.lane, self.lanes, self.plan.dots[r]
         span = count * n

@@ -57,7 +57,9 @@ class Reducer(Placer):
             if not ready:
                 return
             # one of several that share their ranges waits for the others
-            first = next((u for u in ready if all(v in ready for v in self.open_reduces if v.src[1:] == u.src[1:])), ready[0])
+            first = next(
+                (u for u in ready if all(v in ready for v in self.open_reduces if v.src[1:] == u.src[1:])), ready[0]
+            )
             group = [
                 u
                 for u in ready
@@ -193,7 +195,10 @@ class Reducer(Placer):
         if u.arg is Ops.ADD and is_product(v) and u.dtype.is_float:
             if v in self.kept:  # rounded, as where it is read; in the sum it is not
                 self.value(v, position)
-            a, b = (self.splat(self.alu(Ops.CAST, u.dtype, x) if x.dtype is not u.dtype else x, acc.lanes) for x in (self.value(s, position) for s in v.src))
+            a, b = (
+                self.splat(self.alu(Ops.CAST, u.dtype, x) if x.dtype is not u.dtype else x, acc.lanes)
+                for x in (self.value(s, position) for s in v.src)
+            )
             new = self.emit(Low.FMA, u.dtype, (a, b, old), None, acc.lanes, here=True)
         elif accumulator.ordered is not None:
             x = self.splat(self.value(v, position), acc.lanes)

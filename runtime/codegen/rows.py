@@ -37,7 +37,10 @@ def in_bursts(sig: Signature, opts: tuple[Opt, ...], ahead: tuple[Opt, ...], bur
     """Whether a row is a good burst, of an array that no cache holds."""
     length = {u.arg[0]: size_max(u) for u in sig.nodes if u.op is Ops.RANGE}
     row_bytes = max(length[o.axis] * sig.params[o.amount].itemsize for o in ahead)
-    return burst_bytes // 2 <= row_bytes <= burst_bytes and row_bytes * size_max(make_plan(sig, opts).loops[0]) >= LARGE_BYTES
+    return (
+        burst_bytes // 2 <= row_bytes <= burst_bytes
+        and row_bytes * size_max(make_plan(sig, opts).loops[0]) >= LARGE_BYTES
+    )
 
 
 def rows_held(sig: Signature, kept: tuple[Opt, ...], ahead: tuple[Opt, ...]) -> int | None:
@@ -54,7 +57,12 @@ def fewer_rows(sig: Signature, opts: tuple[Opt, ...], rows: int | None) -> tuple
         return opts
     outer = make_plan(sig, opts).loops[0].arg[0]
     vectorised = {o.axis for o in opts if o.kind == "vectorise"}
-    fewer = [Opt("tile", outer, min(o.amount, rows)) if (o.kind, o.axis) == ("tile", outer) and outer not in vectorised else o for o in opts]
+    fewer = [
+        Opt("tile", outer, min(o.amount, rows))
+        if (o.kind, o.axis) == ("tile", outer) and outer not in vectorised
+        else o
+        for o in opts
+    ]
     return tuple(o for o in fewer if o != Opt("tile", outer, 1))
 
 
@@ -114,7 +122,11 @@ def stream(sig: Signature, opts: tuple[Opt, ...]) -> tuple[Opt, ...]:
         return ()
     written = [s.src[0].src[0].arg for s in sig.stores]
     least = RECORD_BYTES if read & set(written) else STREAM_BYTES
-    large = {slot: s for s, slot in zip(sig.stores, written) if s.arg is None and nbytes(sig, s) >= least and slot not in read}
+    large = {
+        slot: s
+        for s, slot in zip(sig.stores, written)
+        if s.arg is None and nbytes(sig, s) >= least and slot not in read
+    }
     chosen = {slot for slot, s in large.items() if whole_vectors(s, plan.lane, plan.lanes)}
     if not chosen and large.keys() == set(written) and begins_anywhere(sig, plan):
         chosen = set(large)
@@ -137,7 +149,9 @@ def turned(sig: Signature, lane: UOp, crossing: UOp, lanes: int) -> tuple[Opt, .
         squares = (*squares, Opt("align", lane.arg[0], 1))
         if legal(sig, (Opt("vectorise", lane.arg[0], lanes), *squares)) is not None:
             return None
-    if nbytes(sig, store) < TRANSPOSED_BYTES or any(u.op is Ops.LOAD and u.src[0].src[0].arg == slot for u in sig.nodes):
+    if nbytes(sig, store) < TRANSPOSED_BYTES or any(
+        u.op is Ops.LOAD and u.src[0].src[0].arg == slot for u in sig.nodes
+    ):
         return squares
     squares = (*squares, Opt("stream", -1, slot))
     inner = sig.loops.index(crossing) > sig.loops.index(lane)

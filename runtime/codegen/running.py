@@ -79,7 +79,9 @@ class Runner(Reducer):
         for at in places:
             value = self.splat(self.value(x, at), largest.lanes)
             if (mask := self.ragged_mask(at)) is not None:
-                value = values[self.key(x, at)] = self.alu(Ops.WHERE, w.dtype, mask, value, self.const(LOWEST[w.dtype], w.dtype))
+                value = values[self.key(x, at)] = self.alu(
+                    Ops.WHERE, w.dtype, mask, value, self.const(LOWEST[w.dtype], w.dtype)
+                )
             new = self.greater(value, new)
         added = self.emit(Low.GET, w.dtype, (total,), None, total.lanes, here=True)
         added = self.alu(Ops.MUL, w.dtype, added, self.scale(pair, old, new))
@@ -95,10 +97,14 @@ class Runner(Reducer):
         known = {pair.below: self.alu(Ops.SUB, old.dtype, old, new)}
         for u in pair.total.src[0].toposort(lambda u: u is not pair.below):
             if u not in known:
-                known[u] = self.const(u.arg, u.dtype) if u.op is Ops.CONST else self.combine(u, [known[s] for s in u.src])
+                known[u] = (
+                    self.const(u.arg, u.dtype) if u.op is Ops.CONST else self.combine(u, [known[s] for s in u.src])
+                )
         return known[pair.total.src[0]]
 
     def is_finite(self, x: Inst) -> Inst:
         """Above the lowest number, with which maxima begin, and below infinity."""
         least, most = (self.const(v, x.dtype) for v in (LOWEST[x.dtype], math.inf))
-        return self.alu(Ops.AND, dtypes.bool, self.alu(Ops.CMPLT, dtypes.bool, least, x), self.alu(Ops.CMPLT, dtypes.bool, x, most))
+        return self.alu(
+            Ops.AND, dtypes.bool, self.alu(Ops.CMPLT, dtypes.bool, least, x), self.alu(Ops.CMPLT, dtypes.bool, x, most)
+        )

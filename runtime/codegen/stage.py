@@ -61,7 +61,9 @@ class Stager(Quads):
         self.bounds: dict[UOp, tuple[Inst, int]] = {}  # range of a blocked reduction -> (begin, size) of the block
         self.packing = False
         self.singly = False  # whether a tile's vectors are packed in a loop
-        self.vector: tuple[UOp, Inst, Inst] | None = None  # in that loop: (the lane, index of the tile's first iteration, the vector's place in the tile)
+        self.vector: tuple[UOp, Inst, Inst] | None = (
+            None  # in that loop: (the lane, index of the tile's first iteration, the vector's place in the tile)
+        )
         if plan.staged:
             self.local(HEADER_BYTES)
         for r, slot in plan.staged:
@@ -94,7 +96,9 @@ class Stager(Quads):
             for r in reversed(tiled):
                 pitches[r] = pitch
                 pitch *= self.plan.tile.get(r, 1)
-            shares = [each if r is quads else 1 for r in ranges]  # (the iterations of a quad lie side by side in its element)
+            shares = [
+                each if r is quads else 1 for r in ranges
+            ]  # (the iterations of a quad lie side by side in its element)
             steps = {r: math.prod(sizes[i + 1 :]) * pitch // math.prod(shares[i:]) for i, r in enumerate(ranges)}
             row = index_sum(tuple(steps.items()), 0)
             blocked = next(((r, c) for (r, c), n in zip(steps.items(), sizes) if n < r.src[0].arg), None)
@@ -110,7 +114,9 @@ class Stager(Quads):
         offset, origin = self.base(a), self.origin[stage.loop]
         if stage.blocked is not None:
             k, step = stage.blocked
-            offset = self.emit(Ops.SUB, INDEX, (offset, self.emit(Ops.MUL, INDEX, (self.bounds[k][0], self.const(step)))))
+            offset = self.emit(
+                Ops.SUB, INDEX, (offset, self.emit(Ops.MUL, INDEX, (self.bounds[k][0], self.const(step))))
+            )
         if self.vector is not None:
             lane, begin, at = self.vector
             origin = begin if lane is stage.loop else origin
@@ -162,7 +168,13 @@ class Stager(Quads):
         """Vectors along the loop, also where another one is vectorised, if the operand is contiguous along it or in squares."""
         before, tile = (self.lane, self.lanes), self.plan.tile.get(stage.loop, 1)
         if self.lane not in stage.pitches and self.fixed_size(stage.loop) is not None and tile > 1:
-            self.use_lane(stage.loop, min(1 << (tile - 1).bit_length(), PACK_BYTES // (u.dtype.itemsize if stage.quads is None else LANE_BYTES)))
+            self.use_lane(
+                stage.loop,
+                min(
+                    1 << (tile - 1).bit_length(),
+                    PACK_BYTES // (u.dtype.itemsize if stage.quads is None else LANE_BYTES),
+                ),
+            )
         if self.lane in stage.pitches:
             index = [v.src[0] for v in u.toposort() if v.op is Ops.LOAD][-1]
             a = self.analysis.affine(index.src[1], {})
@@ -174,7 +186,9 @@ class Stager(Quads):
             if self.square is not None and len(index.src) == 2:
                 self.use_lane(self.lane, self.lanes, self.lane)
                 single = self.analysis.affine(index.src[1], {})
-                self.singly = a is not None and single is not None and single.offsets(self.lanes) == a.offsets(self.lanes)
+                self.singly = (
+                    a is not None and single is not None and single.offsets(self.lanes) == a.offsets(self.lanes)
+                )
                 self.use_lane(self.lane, self.lanes, self.lane if self.singly else None)
 
     def pack_ranges(self, u: UOp, stage: Stage, i: int = 0, tiles: Around | None = None) -> None:

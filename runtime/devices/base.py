@@ -141,7 +141,9 @@ class Device(ABC):
             handle = blocks.pop() if blocks else None
             self.cached -= size if handle is not None else 0
         if handle is None:
-            if size >= LARGE_BYTES and self.cached:  # smaller blocks make room: what a program uses at first would stay for ever
+            if (
+                size >= LARGE_BYTES and self.cached
+            ):  # smaller blocks make room: what a program uses at first would stay for ever
                 self.trim(max(0, self.cached - size), largest=size)
             try:
                 handle = self._alloc(size)
@@ -197,7 +199,13 @@ class Device(ABC):
                 start = time.perf_counter()
                 found = cls._kernels[key] = self._compile(ast) if ast.op is Ops.SINK else self._chain(ast)
                 if profile.active:
-                    profile.record(profile.compile_lane(), found.name, start, time.perf_counter(), {"opts": list(map(repr, found.opts))})
+                    profile.record(
+                        profile.compile_lane(),
+                        found.name,
+                        start,
+                        time.perf_counter(),
+                        {"opts": list(map(repr, found.opts))},
+                    )
         cls._building.pop(key, None)
         return found
 

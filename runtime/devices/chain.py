@@ -25,8 +25,12 @@ class Chained(Kernel):
         spec = ast.arg
         assert isinstance(spec, ChainSpec)
         self.spec, self.kernels = spec, tuple(kernels)
-        self.variables = tuple((0,) if signature(k).variables else () for k in ast.src)  # a kernel that is alike for all blocks has none
-        super().__init__(f"chain_{spec.blocks}_{ast.key.hex()[:6]}", "", spec.blocks * sum(k.flops for k in kernels), bytes_of(ast))
+        self.variables = tuple(
+            (0,) if signature(k).variables else () for k in ast.src
+        )  # a kernel that is alike for all blocks has none
+        super().__init__(
+            f"chain_{spec.blocks}_{ast.key.hex()[:6]}", "", spec.blocks * sum(k.flops for k in kernels), bytes_of(ast)
+        )
 
     def __call__(self, handles: Sequence[Any], vars: tuple[int, ...] = (), wait: bool = False) -> float | None:
         began = time.perf_counter()
@@ -55,4 +59,6 @@ def written(ast: UOp) -> set[int]:
     """The arguments that a kernel or CHAIN writes, a chain's temporaries left out."""
     if ast.op is Ops.SINK:
         return {s.src[0].src[0].arg for s in ast.src}
-    return {own[i] for kernel, own in zip(ast.src, ast.arg.slots) for i in written(kernel)} - {i for i, *_ in ast.arg.temps}
+    return {own[i] for kernel, own in zip(ast.src, ast.arg.slots) for i in written(kernel)} - {
+        i for i, *_ in ast.arg.temps
+    }

@@ -80,7 +80,9 @@ class CPUKernel(Kernel):
         self.bounds = tuple((v.arg[1], v.arg[2]) for v in signature(ast).variables)
         self.counts = plan.counts
         inner = plan.loops[: plan.parallel][-1:]  # what its tiles pack serves one index each
-        self.staged = max((plan.loops.index(r) + 1 for r, _ in plan.staged if r not in inner), default=0)  # loops up to the last that packs
+        self.staged = max(
+            (plan.loops.index(r) + 1 for r, _ in plan.staged if r not in inner), default=0
+        )  # loops up to the last that packs
         self.fixed = self.pieces({}) if all(n.op is Ops.CONST for n, _ in self.counts) else None
 
     @property
@@ -151,7 +153,9 @@ class CPUChain(Chained):
         self.record = self if any(k.record is not None for k in kernels) else None
         words = 1 + sum(len(own) * 2 + 1 for own in self.spec.slots)
         begin = -(-8 * words // 4096) * 4096
-        self.places = {i: begin + offset for i, offset, _ in self.spec.temps}  # argument -> byte offset of the thread's own
+        self.places = {
+            i: begin + offset for i, offset, _ in self.spec.temps
+        }  # argument -> byte offset of the thread's own
         end = max(begin + offset + nbytes for _, offset, nbytes in self.spec.temps)
         assert end <= CHAIN_BYTES, f"{end} bytes of temporaries a block, of {CHAIN_BYTES}"
         self.totals = [(ctypes.c_int64 * (1 if k.fixed else self.spec.blocks))(*self.totals_of(k)) for k in kernels]
@@ -171,7 +175,10 @@ class CPUChain(Chained):
             buffers = kernel.arguments([handles[i] for i in own], variables)[0]
             rows += (kernel.address, len(words), ctypes.addressof(totals), 0 if kernel.fixed else 8)
             moves += (len(words) + j for j, i in enumerate(own) if i in self.places)
-            words += (self.places[own[j]] if j < len(own) and own[j] in self.places else word or 0 for j, word in enumerate(buffers))
+            words += (
+                self.places[own[j]] if j < len(own) and own[j] in self.places else word or 0
+                for j, word in enumerate(buffers)
+            )
         table = [len(self.kernels), len(moves), len(words), *rows, *moves, *words]
         return (ctypes.c_int64 * len(table))(*table), None, self.spec.blocks, 1
 
@@ -288,7 +295,12 @@ class CPUGraph(Graph):
 
     def mover(self, handle: Memory) -> Callable[[Memory], None]:
         begin, end = handle.address, handle.address + handle.nbytes
-        places = [(words, i, w - begin) for words, *_ in self.kept for i, w in enumerate(words) if w is not None and begin <= w < end]
+        places = [
+            (words, i, w - begin)
+            for words, *_ in self.kept
+            for i, w in enumerate(words)
+            if w is not None and begin <= w < end
+        ]
 
         def move(to: Memory) -> None:
             for words, i, offset in places:

@@ -138,7 +138,9 @@ class DiskCache:
             return None
         claimed = contextlib.ExitStack()
         claimed.callback(file.close)
-        claimed.callback(lambda: path.unlink(missing_ok=True))  # (first; who opened it meanwhile claims a file that is gone: made twice at worst)
+        claimed.callback(
+            lambda: path.unlink(missing_ok=True)
+        )  # (first; who opened it meanwhile claims a file that is gone: made twice at worst)
         return claimed
 
     def sweep(self) -> None:

@@ -41,7 +41,9 @@ class HostDevice(Device):
 
     def trim(self, keep_bytes: int = 0, largest: int | None = None) -> None:
         super().trim(keep_bytes, largest)
-        if (give_back := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # what compiling left on glibc's heap
+        if (
+            give_back := getattr(ctypes.CDLL(None), "malloc_trim", None)
+        ) is not None:  # what compiling left on glibc's heap
             give_back(0)
 
     def view(self, handle: Memory, offset_bytes: int, nbytes: int) -> Memory:

@@ -19,7 +19,9 @@ from manygrad.runtime.codegen.facts import Machine
 from manygrad.tensor.dtype import dtypes
 
 MADV_DONTNEED = 4
-ZEN_BURST_BYTES = 4 << 10  # a softmax over rows of 4 KiB is a tenth faster where its first pass asks for the next row, if memory is busy
+ZEN_BURST_BYTES = (
+    4 << 10
+)  # a softmax over rows of 4 KiB is a tenth faster where its first pass asks for the next row, if memory is busy
 
 
 @dataclass(frozen=True)
@@ -56,14 +58,20 @@ def host_target() -> Target:
     else:
         machine = Machine(32 if features.get("avx2") else 16, 16, cache_bytes(), cores=cores)
     name = llvm.get_host_cpu_name()
-    machine = replace(machine, dots=dot_products(features), burst_bytes=ZEN_BURST_BYTES if name.startswith("znver") else 0)
+    machine = replace(
+        machine, dots=dot_products(features), burst_bytes=ZEN_BURST_BYTES if name.startswith("znver") else 0
+    )
     return Target(llvm.get_process_triple(), name, features.flatten(), machine)
 
 
 def dot_products(features: Mapping[str, bool]) -> tuple[Dot, ...]:
     """The products of bytes that one instruction adds up: of AVX-512 VNNI, AVX-VNNI, or NEON; and of bfloat16: of AVX-512 BF16."""
     if features.get("avx512vnni") and features.get("avx512vl"):
-        halves = (Dot(dtypes.bfloat16, dtypes.bfloat16, 64),) if features.get("avx512bf16") and llvm.llvm_version_info[0] >= 20 else ()
+        halves = (
+            (Dot(dtypes.bfloat16, dtypes.bfloat16, 64),)
+            if features.get("avx512bf16") and llvm.llvm_version_info[0] >= 20
+            else ()
+        )
         return (Dot(dtypes.uint8, dtypes.int8, 64), *halves)
     if features.get("avxvnni"):
         return (Dot(dtypes.uint8, dtypes.int8, 32),)

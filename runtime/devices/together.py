@@ -76,7 +76,13 @@ def compile_together(device: CPUDevice, asts: Iterable[UOp], store: DiskCache) -
                 start = time.perf_counter()
                 text = device.code_of(m.prepared)
                 if profile.active:
-                    profile.record("compile", f"code of {m.prepared.name}", start, time.perf_counter(), {"opts": list(map(repr, m.prepared.opts))})
+                    profile.record(
+                        "compile",
+                        f"code of {m.prepared.name}",
+                        start,
+                        time.perf_counter(),
+                        {"opts": list(map(repr, m.prepared.opts))},
+                    )
                 running.append(llvm.submit(copy_context().run, _build, device, m, text, made, claims.pop_all()))
         for job in running:
             job.result()

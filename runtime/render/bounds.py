@@ -57,7 +57,9 @@ class CheckedPrinter(Printer):
             if pointer.op is Low.PARAM
             else str((self.program.scratch_bytes - pointer.arg) // pointer.dtype.itemsize)
         )
-        each_of = (x.dtype if access == 1 else x.src[2].dtype).itemsize // pointer.dtype.itemsize  # elements: quads of bytes are 4
+        each_of = (
+            x.dtype if access == 1 else x.src[2].dtype
+        ).itemsize // pointer.dtype.itemsize  # elements: quads of bytes are 4
         last = x.arg + each_of - 1
         if lanes == 1:
             index = self.let(f"add i64 {self.names[offset]}, {last}")

@@ -28,7 +28,9 @@ class Registers(Arithmetic):
             halves = []
             for i in range(2):
                 order = ", ".join(f"i32 {i * n // 2 + k}" for k in range(n // 2))
-                parts = [self.let(f"shufflevector {given} {v}, {given} poison, <{n // 2} x i32> <{order}>") for v in values]
+                parts = [
+                    self.let(f"shufflevector {given} {v}, {given} poison, <{n // 2} x i32> <{order}>") for v in values
+                ]
                 halves.append(self.in_registers(x, n // 2, parts))
             order = ", ".join(f"i32 {k}" for k in range(n))
             t = f"<{n // 2} x {e}>"
@@ -39,8 +41,13 @@ class Registers(Arithmetic):
             values = [self.let(f"insertelement {t} zeroinitializer, {e} {v}, i64 0") for v in values]
         elif n < wide:
             order = ", ".join(f"i32 {min(k, n)}" for k in range(wide))
-            values = [self.let(f"shufflevector {given} {v}, {given} zeroinitializer, <{wide} x i32> <{order}>") for v in values]
-        make: Callable[..., str] = self.lookup if x.op is Low.LOOKUP else self.dot if x.op is Low.DOT else self.scale_or_within
+            values = [
+                self.let(f"shufflevector {given} {v}, {given} zeroinitializer, <{wide} x i32> <{order}>")
+                for v in values
+            ]
+        make: Callable[..., str] = (
+            self.lookup if x.op is Low.LOOKUP else self.dot if x.op is Low.DOT else self.scale_or_within
+        )
         found = make(x, wide, *values)
         if n == 1:
             return self.let(f"extractelement {t} {found}, i64 0")
@@ -55,20 +62,26 @@ class Registers(Arithmetic):
         least_magnitude = ["i32 2"] if x.op is Low.WITHIN else []
         rounding = ["i32 4"] if bits == 512 else []  # as the current mode says
         mask = "i8" if lanes <= 8 else "i16"
-        return self.call(name, t, f"{t} {a}", f"{t} {b}", *least_magnitude, f"{t} zeroinitializer", f"{mask} -1", *rounding)
+        return self.call(
+            name, t, f"{t} {a}", f"{t} {b}", *least_magnitude, f"{t} zeroinitializer", f"{mask} -1", *rounding
+        )
 
     def lookup(self, x: Inst, lanes: int, a: str) -> str:
         """In a table of two registers."""
         t, index = f"<{lanes} x float>", self.let(f"bitcast <{lanes} x float> {a} to <{lanes} x i32>")
         lower, upper = (", ".join(f"float {literal(v, x.dtype)}" for v in x.arg[i : i + 16]) for i in (0, 16))
-        return self.call("llvm.x86.avx512.vpermi2var.ps.512", t, f"{t} <{lower}>", f"<16 x i32> {index}", f"{t} <{upper}>")
+        return self.call(
+            "llvm.x86.avx512.vpermi2var.ps.512", t, f"{t} <{lower}>", f"<16 x i32> {index}", f"{t} <{upper}>"
+        )
 
     def dot(self, x: Inst, lanes: int, a: str, b: str, c: str) -> str:
         """The products of what each int32 of `a` and `b` holds, added to `c`, of which the int32s hold the bits."""
         given, t = f"<{lanes} x i32>", f"<{lanes} x {scalar_type(x.dtype)}>"
         held = f"<{x.arg.terms * lanes} x {'bfloat' if x.arg.left is dtypes.bfloat16 else 'i8'}>"
         a, b, c = (self.let(f"bitcast {given} {v} to {to}") for v, to in ((a, held), (b, held), (c, t)))
-        found = self.call(DOTS[x.arg.left, x.arg.right].format(bits=32 * lanes), t, f"{t} {c}", f"{held} {a}", f"{held} {b}")
+        found = self.call(
+            DOTS[x.arg.left, x.arg.right].format(bits=32 * lanes), t, f"{t} {c}", f"{held} {a}", f"{held} {b}"
+        )
         return self.let(f"bitcast {t} {found} to {given}")
 
     def add_dots(self, x: Inst, a: str, b: str, c: str) -> str:

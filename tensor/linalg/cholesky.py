@@ -56,7 +56,9 @@ def cholesky_solve(b: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
     return inverse.mT @ (inverse @ b)
 
 
-def triangular_solve(b: Tensor, a: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False) -> tuple[Tensor, Tensor]:
+def triangular_solve(
+    b: Tensor, a: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> tuple[Tensor, Tensor]:
     """(x with a @ x = b for a triangle of `a`, `a`), as torch.triangular_solve."""
     square("triangular_solve", a)
     inverse = upper_inverse(a, unitriangular) if upper else lower_inverse(a, unitriangular)

@@ -22,7 +22,11 @@ def _step(k: Tensor, a: Tensor, perm: Tensor, swaps: Tensor) -> tuple[Tensor, Te
     factor = (row > k)._where(column / diagonal.eq(0)._where(1.0, diagonal), 0.0)
     a = a - factor.unsqueeze(-1) * (col > k)._where(top, 0.0).unsqueeze(-2)
     below = (row > k).unsqueeze(-1) & here
-    return below._where(factor.unsqueeze(-1), a), perm._gather_along(-1, order), swaps + pivot.squeeze(-1).ne(k).cast(swaps.dtype)
+    return (
+        below._where(factor.unsqueeze(-1), a),
+        perm._gather_along(-1, order),
+        swaps + pivot.squeeze(-1).ne(k).cast(swaps.dtype),
+    )
 
 
 def lu_packed(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:

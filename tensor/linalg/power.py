@@ -23,7 +23,9 @@ def matrix_power(a: Tensor, n: int) -> Tensor:
             out = a if out is None else out @ a
         n >>= 1
         a = a @ a if n else a
-    return out if out is not None else Tensor.eye(a.shape[-1], dtype=a.dtype, device=a.device)._broadcast(a.shape).clone()
+    return (
+        out if out is not None else Tensor.eye(a.shape[-1], dtype=a.dtype, device=a.device)._broadcast(a.shape).clone()
+    )
 
 
 def matrix_exp(a: Tensor) -> Tensor:

@@ -57,7 +57,9 @@ def reflected(c: Tensor, a: Tensor, tau: Tensor) -> Tensor:
 def orgqr(a: Tensor, tau: Tensor) -> Tensor:
     """The first n columns of Q, for a (..., m, n)."""
     m, n = floats("orgqr", a).shape[-2:]
-    return reflected(Tensor.eye(m, n, dtype=a.dtype)._broadcast((*a.shape[:-2], m, n)).contiguous().to(a.device), a, tau)
+    return reflected(
+        Tensor.eye(m, n, dtype=a.dtype)._broadcast((*a.shape[:-2], m, n)).contiguous().to(a.device), a, tau
+    )
 
 
 def ormqr(a: Tensor, tau: Tensor, other: Tensor, left: bool = True, transpose: bool = False) -> Tensor:
@@ -85,7 +87,9 @@ class _QR(Function):
     def backward(ctx: Context, gq: Tensor, gr: Tensor) -> tuple[Tensor, None]:
         q, r = ctx.saved_tensors
         if q.shape[-2] < r.shape[-1] or r.shape[-1] != r.shape[-2]:
-            raise NotImplementedError(f"the gradient of qr needs a matrix with at least as many rows as columns, reduced; this one is {(*q.shape[:-1], r.shape[-1])}")
+            raise NotImplementedError(
+                f"the gradient of qr needs a matrix with at least as many rows as columns, reduced; this one is {(*q.shape[:-1], r.shape[-1])}"
+            )
         m = r @ gr.mT - gq.mT @ q
         symmetric = m.tril() + m.tril(-1).mT
         return (gq + q @ symmetric) @ upper_inverse(r).mT, None

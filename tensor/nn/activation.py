@@ -11,32 +11,108 @@ from manygrad.tensor.nn.parameter import Parameter
 from manygrad.tensor.tensor import Tensor
 
 
-class ReLU(Held, of="relu", inplace=False): """max(x, 0)."""
-class ReLU6(Held, of="relu6", inplace=False): """min(max(x, 0), 6)."""
-class ELU(Held, of="elu", alpha=1.0, inplace=False): """x, below 0 alpha (exp(x) − 1)."""
-class CELU(Held, of="celu", alpha=1.0, inplace=False): """x, below 0 alpha (exp(x / alpha) − 1)."""
-class SELU(Held, of="selu", inplace=False): """The self-normalising ELU."""
-class GELU(Held, of="gelu", approximate="none"): """x Φ(x); approximate="tanh" for the cheaper formula."""
-class SiLU(Held, of="silu", inplace=False): """x sigmoid(x)."""
-class Mish(Held, of="mish", inplace=False): """x tanh(softplus(x))."""
-class LeakyReLU(Held, of="leaky_relu", negative_slope=0.01, inplace=False): """x, below 0 negative_slope x."""
-class RReLU(HeldInTraining, of="rrelu", lower=1 / 8, upper=1 / 3, inplace=False): """x, below 0 a random slope in training and the middle one after."""
-class Sigmoid(Held, of="sigmoid"): """1 / (1 + exp(−x))."""
-class LogSigmoid(Held, of="logsigmoid"): """log(sigmoid(x))."""
-class Hardsigmoid(Held, of="hardsigmoid", inplace=False): """x / 6 + 1/2, clamped to [0, 1]."""
-class Hardswish(Held, of="hardswish", inplace=False): """x hardsigmoid(x)."""
-class Hardshrink(Held, of="hardshrink", lambd=0.5): """x, 0 where |x| ≤ lambd."""
-class Softshrink(Held, of="softshrink", lambd=0.5): """x moved towards 0 by lambd."""
-class Softplus(Held, of="softplus", beta=1.0, threshold=20.0): """log(1 + exp(beta x)) / beta; x where beta x is above the threshold."""
-class Softsign(Held, of="softsign"): """x / (1 + |x|)."""
-class Tanh(Held, of="tanh"): """The hyperbolic tangent."""
-class Tanhshrink(Held, of="tanhshrink"): """x − tanh(x)."""
-class Threshold(Held, of="threshold", threshold=REQUIRED, value=REQUIRED, inplace=False): """x above the threshold, else value."""
-class GLU(Held, of="glu", dim=-1): """a sigmoid(b), with x cut in halves a and b along dim."""
-class Softmax(Held, of="softmax", dim=None): """exp(x) / Σ exp(x) along dim."""
-class LogSoftmax(Held, of="log_softmax", dim=None): """log(softmax(x)) along dim."""
-class Softmin(Held, of="softmin", dim=None): """softmax(−x) along dim."""
-class Softmax2d(Held, of="softmax", fixed={"dim": -3}): """softmax over the channels of (N, C, H, W)."""
+class ReLU(Held, of="relu", inplace=False):
+    """max(x, 0)."""
+
+
+class ReLU6(Held, of="relu6", inplace=False):
+    """min(max(x, 0), 6)."""
+
+
+class ELU(Held, of="elu", alpha=1.0, inplace=False):
+    """x, below 0 alpha (exp(x) − 1)."""
+
+
+class CELU(Held, of="celu", alpha=1.0, inplace=False):
+    """x, below 0 alpha (exp(x / alpha) − 1)."""
+
+
+class SELU(Held, of="selu", inplace=False):
+    """The self-normalising ELU."""
+
+
+class GELU(Held, of="gelu", approximate="none"):
+    """x Φ(x); approximate="tanh" for the cheaper formula."""
+
+
+class SiLU(Held, of="silu", inplace=False):
+    """x sigmoid(x)."""
+
+
+class Mish(Held, of="mish", inplace=False):
+    """x tanh(softplus(x))."""
+
+
+class LeakyReLU(Held, of="leaky_relu", negative_slope=0.01, inplace=False):
+    """x, below 0 negative_slope x."""
+
+
+class RReLU(HeldInTraining, of="rrelu", lower=1 / 8, upper=1 / 3, inplace=False):
+    """x, below 0 a random slope in training and the middle one after."""
+
+
+class Sigmoid(Held, of="sigmoid"):
+    """1 / (1 + exp(−x))."""
+
+
+class LogSigmoid(Held, of="logsigmoid"):
+    """log(sigmoid(x))."""
+
+
+class Hardsigmoid(Held, of="hardsigmoid", inplace=False):
+    """x / 6 + 1/2, clamped to [0, 1]."""
+
+
+class Hardswish(Held, of="hardswish", inplace=False):
+    """x hardsigmoid(x)."""
+
+
+class Hardshrink(Held, of="hardshrink", lambd=0.5):
+    """x, 0 where |x| ≤ lambd."""
+
+
+class Softshrink(Held, of="softshrink", lambd=0.5):
+    """x moved towards 0 by lambd."""
+
+
+class Softplus(Held, of="softplus", beta=1.0, threshold=20.0):
+    """log(1 + exp(beta x)) / beta; x where beta x is above the threshold."""
+
+
+class Softsign(Held, of="softsign"):
+    """x / (1 + |x|)."""
+
+
+class Tanh(Held, of="tanh"):
+    """The hyperbolic tangent."""
+
+
+class Tanhshrink(Held, of="tanhshrink"):
+    """x − tanh(x)."""
+
+
+class Threshold(Held, of="threshold", threshold=REQUIRED, value=REQUIRED, inplace=False):
+    """x above the threshold, else value."""
+
+
+class GLU(Held, of="glu", dim=-1):
+    """a sigmoid(b), with x cut in halves a and b along dim."""
+
+
+class Softmax(Held, of="softmax", dim=None):
+    """exp(x) / Σ exp(x) along dim."""
+
+
+class LogSoftmax(Held, of="log_softmax", dim=None):
+    """log(softmax(x)) along dim."""
+
+
+class Softmin(Held, of="softmin", dim=None):
+    """softmax(−x) along dim."""
+
+
+class Softmax2d(Held, of="softmax", fixed={"dim": -3}):
+    """softmax over the channels of (N, C, H, W)."""
 
 
 class Hardtanh(Held, of="hardtanh", show="min_val max_val", min_val=-1.0, max_val=1.0, inplace=False):

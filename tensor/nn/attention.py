@@ -22,10 +22,20 @@ class MultiheadAttention(Module):
     def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True, add_bias_kv: bool = False, add_zero_attn: bool = False,
                  kdim: int | None = None, vdim: int | None = None, batch_first: bool = False, device: Any = None, dtype: Any = None):  # fmt: skip
         if embed_dim <= 0 or num_heads <= 0 or embed_dim % num_heads:
-            raise ValueError(f"MultiheadAttention: embed_dim {embed_dim} must be a multiple of num_heads {num_heads}, both positive")
-        self.embed_dim, self.num_heads, self.dropout, self.batch_first, self.add_zero_attn = embed_dim, num_heads, dropout, batch_first, add_zero_attn
+            raise ValueError(
+                f"MultiheadAttention: embed_dim {embed_dim} must be a multiple of num_heads {num_heads}, both positive"
+            )
+        self.embed_dim, self.num_heads, self.dropout, self.batch_first, self.add_zero_attn = (
+            embed_dim,
+            num_heads,
+            dropout,
+            batch_first,
+            add_zero_attn,
+        )
         self.kdim, self.vdim, self.head_dim = kdim or embed_dim, vdim or embed_dim, embed_dim // num_heads
-        self.in_proj_weight = self.q_proj_weight = self.k_proj_weight = self.v_proj_weight = self.in_proj_bias = self.bias_k = self.bias_v = None
+        self.in_proj_weight = self.q_proj_weight = self.k_proj_weight = self.v_proj_weight = self.in_proj_bias = (
+            self.bias_k
+        ) = self.bias_v = None
         new = lambda *shape: Parameter(Tensor.zeros(*shape, dtype=dtype, device=device))  # noqa: E731
         if self.kdim == self.vdim == embed_dim:
             self.in_proj_weight = init.xavier_uniform_(new(3 * embed_dim, embed_dim))
@@ -36,7 +46,10 @@ class MultiheadAttention(Module):
         if bias:
             self.in_proj_bias = new(3 * embed_dim)
         if add_bias_kv:
-            self.bias_k, self.bias_v = init.xavier_normal_(new(1, 1, embed_dim)), init.xavier_normal_(new(1, 1, embed_dim))
+            self.bias_k, self.bias_v = (
+                init.xavier_normal_(new(1, 1, embed_dim)),
+                init.xavier_normal_(new(1, 1, embed_dim)),
+            )
         self.out_proj = Linear(embed_dim, embed_dim, bias, device, dtype)
         if bias:
             init.zeros_(self.out_proj.bias)  # type: ignore[arg-type]
@@ -49,11 +62,17 @@ class MultiheadAttention(Module):
         """
         alone = query.ndim == 2
         if query.ndim not in (2, 3) or not query.ndim == key.ndim == value.ndim:
-            raise ValueError(f"MultiheadAttention: query, key and value need 3 dims (2 without a batch), got {query.shape}, {key.shape}, {value.shape}")
+            raise ValueError(
+                f"MultiheadAttention: query, key and value need 3 dims (2 without a batch), got {query.shape}, {key.shape}, {value.shape}"
+            )
         if query.shape[-1] != self.embed_dim or key.shape[-1] != self.kdim or value.shape[-1] != self.vdim:
-            raise ValueError(f"MultiheadAttention: the last dims of query, key, value are {self.embed_dim}, {self.kdim}, {self.vdim}, not those of {query.shape}, {key.shape}, {value.shape}")
+            raise ValueError(
+                f"MultiheadAttention: the last dims of query, key, value are {self.embed_dim}, {self.kdim}, {self.vdim}, not those of {query.shape}, {key.shape}, {value.shape}"
+            )
         if is_causal and attn_mask is None:
-            raise ValueError("MultiheadAttention: is_causal is a hint about attn_mask; give the mask too (Transformer.generate_square_subsequent_mask)")
+            raise ValueError(
+                "MultiheadAttention: is_causal is a hint about attn_mask; give the mask too (Transformer.generate_square_subsequent_mask)"
+            )
         if alone:
             query, key, value = (t.unsqueeze(0) for t in (query, key, value))
             key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
@@ -91,7 +110,11 @@ class MultiheadAttention(Module):
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         """Queries, keys and values (N, L, E); from one input by one product."""
         e = self.embed_dim
-        biases = (None,) * 3 if self.in_proj_bias is None else tuple(self.in_proj_bias[i * e : (i + 1) * e] for i in range(3))
+        biases = (
+            (None,) * 3
+            if self.in_proj_bias is None
+            else tuple(self.in_proj_bias[i * e : (i + 1) * e] for i in range(3))
+        )
         if self.in_proj_weight is not None:
             if query is key and key is value:
                 return tuple(F.linear(query, self.in_proj_weight, self.in_proj_bias).contiguous().chunk(3, -1))
@@ -100,18 +123,24 @@ class MultiheadAttention(Module):
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)  # type: ignore[assignment]
         return tuple(F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases))
 
-    def _mask(self, attn_mask: Tensor | None, padding: Tensor | None, shape: tuple[int, int, int], extra: int, like: Tensor) -> Tensor | None:
+    def _mask(
+        self, attn_mask: Tensor | None, padding: Tensor | None, shape: tuple[int, int, int], extra: int, like: Tensor
+    ) -> Tensor | None:
         """Both masks as one to be added to the scores (N, heads, L, S + extra); the extra keys are never hidden."""
         n, target, source = shape
         out: Any = None
         if attn_mask is not None:
             if attn_mask.shape not in ((target, source), (n * self.num_heads, target, source)):
-                raise ValueError(f"MultiheadAttention: attn_mask has shape {attn_mask.shape}, needed is {(target, source)} or {(n * self.num_heads, target, source)}")
+                raise ValueError(
+                    f"MultiheadAttention: attn_mask has shape {attn_mask.shape}, needed is {(target, source)} or {(n * self.num_heads, target, source)}"
+                )
             out = additive(attn_mask, like)
             out = out if out.ndim == 2 else out.reshape(n, self.num_heads, target, source)
         if padding is not None:
             if padding.shape != (n, source):
-                raise ValueError(f"MultiheadAttention: key_padding_mask has shape {padding.shape}, needed is {(n, source)}")
+                raise ValueError(
+                    f"MultiheadAttention: key_padding_mask has shape {padding.shape}, needed is {(n, source)}"
+                )
             hidden = additive(padding, like).reshape(n, 1, 1, source)
             out = hidden if out is None else out + hidden
         return out.pad((0, extra)) if out is not None and extra else out

@@ -86,7 +86,11 @@ class Sequential(_List):
     """The modules one after another; `Sequential({"conv": ...})` names them."""
 
     def __init__(self, *args: Any):
-        named = args[0].items() if len(args) == 1 and isinstance(args[0], Mapping) else [(str(i), m) for i, m in enumerate(args)]
+        named = (
+            args[0].items()
+            if len(args) == 1 and isinstance(args[0], Mapping)
+            else [(str(i), m) for i, m in enumerate(args)]
+        )
         for k, m in named:
             self.add_module(k, m)
 

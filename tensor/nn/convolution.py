@@ -34,11 +34,22 @@ class _Convolution(Module):
                groups: int, bias: bool, padding_mode: str, device: Any, dtype: Any) -> None:  # fmt: skip
         name, n = type(self).__name__, self.dims
         if groups <= 0 or in_channels % groups or out_channels % groups:
-            raise ValueError(f"{name}: in_channels {in_channels} and out_channels {out_channels} must be multiples of groups {groups}")
+            raise ValueError(
+                f"{name}: in_channels {in_channels} and out_channels {out_channels} must be multiples of groups {groups}"
+            )
         if padding_mode not in MODES:
             raise ValueError(f"{name}: padding_mode is one of {list(MODES)}, not {padding_mode!r}")
-        self.in_channels, self.out_channels, self.groups, self.padding_mode = in_channels, out_channels, groups, padding_mode
-        self.kernel_size, self.stride, self.dilation = tuple_of(kernel_size, n), tuple_of(stride, n), tuple_of(dilation, n)
+        self.in_channels, self.out_channels, self.groups, self.padding_mode = (
+            in_channels,
+            out_channels,
+            groups,
+            padding_mode,
+        )
+        self.kernel_size, self.stride, self.dilation = (
+            tuple_of(kernel_size, n),
+            tuple_of(stride, n),
+            tuple_of(dilation, n),
+        )
         self.output_padding = tuple_of(output_padding, n)
         if isinstance(padding, str):
             if padding not in ("same", "valid"):
@@ -65,7 +76,20 @@ class _Convolution(Module):
 class _Conv(_Convolution):
     def __init__(self, in_channels: int, out_channels: int, kernel_size: Size, stride: Size = 1, padding: Size | str = 0, dilation: Size = 1,
                  groups: int = 1, bias: bool = True, padding_mode: str = "zeros", device: Any = None, dtype: Any = None):  # fmt: skip
-        self._build(in_channels, out_channels, kernel_size, stride, padding, dilation, 0, groups, bias, padding_mode, device, dtype)
+        self._build(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            0,
+            groups,
+            bias,
+            padding_mode,
+            device,
+            dtype,
+        )
 
     def forward(self, input: Tensor) -> Tensor:
         pairs = self._pairs()
@@ -73,7 +97,9 @@ class _Conv(_Convolution):
         if self.padding_mode != "zeros" or any(a != b for a, b in pairs):
             flat = [p for pair in reversed(pairs) for p in pair]
             input, padding = F.pad(input, flat, MODES[self.padding_mode]), (0,) * self.dims
-        return getattr(F, f"conv{self.dims}d")(input, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
+        return getattr(F, f"conv{self.dims}d")(
+            input, self.weight, self.bias, self.stride, padding, self.dilation, self.groups
+        )
 
     def _pairs(self) -> list[tuple[int, int]]:
         """(before, after) of each spatial dim."""
@@ -108,19 +134,41 @@ class _ConvTranspose(_Convolution):
                  groups: int = 1, bias: bool = True, dilation: Size = 1, padding_mode: str = "zeros", device: Any = None, dtype: Any = None):  # fmt: skip
         if padding_mode != "zeros":
             raise ValueError(f'{type(self).__name__}: padding_mode "zeros" only, not {padding_mode!r}')
-        self._build(in_channels, out_channels, kernel_size, stride, padding, dilation, output_padding, groups, bias, padding_mode, device, dtype)
+        self._build(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            output_padding,
+            groups,
+            bias,
+            padding_mode,
+            device,
+            dtype,
+        )
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         extra = self.output_padding if output_size is None else self._extra(input, output_size)
-        return getattr(F, f"conv_transpose{self.dims}d")(input, self.weight, self.bias, self.stride, self.padding, extra, self.groups, self.dilation)
+        return getattr(F, f"conv_transpose{self.dims}d")(
+            input, self.weight, self.bias, self.stride, self.padding, extra, self.groups, self.dilation
+        )
 
     def _extra(self, x: Tensor, output_size: list[int]) -> tuple[int, ...]:
         """The output padding that gives `output_size` (of the spatial dims)."""
         assert not isinstance(self.padding, str)
         want = tuple(output_size)[-self.dims :]
-        least = [(size - 1) * s - 2 * p + d * (k - 1) + 1 for size, s, p, d, k in zip(x.shape[-self.dims :], self.stride, self.padding, self.dilation, self.kernel_size)]
+        least = [
+            (size - 1) * s - 2 * p + d * (k - 1) + 1
+            for size, s, p, d, k in zip(
+                x.shape[-self.dims :], self.stride, self.padding, self.dilation, self.kernel_size
+            )
+        ]
         if len(want) != self.dims or any(not 0 <= w - m < s for w, m, s in zip(want, least, self.stride)):
-            raise ValueError(f"{type(self).__name__}: output_size {tuple(output_size)} cannot be made from {x.shape}; from {least} on, less than the stride {self.stride} more")
+            raise ValueError(
+                f"{type(self).__name__}: output_size {tuple(output_size)} cannot be made from {x.shape}; from {least} on, less than the stride {self.stride} more"
+            )
         return tuple(w - m for w, m in zip(want, least))
 
 

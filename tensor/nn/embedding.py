@@ -10,14 +10,18 @@ from manygrad.tensor.nn.parameter import Parameter
 from manygrad.tensor.tensor import Tensor
 
 
-def _table(rows: int, columns: int, padding_idx: int | None, weight: Tensor | None, device: Any, dtype: Any) -> tuple[Parameter, int | None]:
+def _table(
+    rows: int, columns: int, padding_idx: int | None, weight: Tensor | None, device: Any, dtype: Any
+) -> tuple[Parameter, int | None]:
     """Normal numbers with row `padding_idx` zero, or the given weight; the padding row counted from 0."""
     if padding_idx is not None and not -rows <= padding_idx < rows:
         raise ValueError(f"padding_idx {padding_idx} is no row of a table with {rows} rows")
     padding_idx = None if padding_idx is None else padding_idx % rows
     if weight is not None:
         if weight.shape != (rows, columns):
-            raise ValueError(f"the weight has shape {weight.shape}, num_embeddings and embedding_dim say {(rows, columns)}")
+            raise ValueError(
+                f"the weight has shape {weight.shape}, num_embeddings and embedding_dim say {(rows, columns)}"
+            )
         return weight if isinstance(weight, Parameter) else Parameter(weight), padding_idx
     table = Tensor.randn(rows, columns, dtype=dtype, device=device)
     if padding_idx is not None:
@@ -32,13 +36,20 @@ class Embedding(Module):
                  scale_grad_by_freq: bool = False, sparse: bool = False, _weight: Tensor | None = None, _freeze: bool = False, device: Any = None,
                  dtype: Any = None):  # fmt: skip
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
-        self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse = max_norm, norm_type, scale_grad_by_freq, sparse
+        self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse = (
+            max_norm,
+            norm_type,
+            scale_grad_by_freq,
+            sparse,
+        )
         self.weight, self.padding_idx = _table(num_embeddings, embedding_dim, padding_idx, _weight, device, dtype)
         if _freeze:
             self.weight.requires_grad = False
 
     def forward(self, input: Tensor) -> Tensor:
-        return F.embedding(input, self.weight, self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse)
+        return F.embedding(
+            input, self.weight, self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse
+        )
 
     @classmethod
     def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, padding_idx: int | None = None, max_norm: float | None = None,
@@ -46,14 +57,28 @@ class Embedding(Module):
         """A layer over a table that is there; `freeze`: not trained."""
         if embeddings.ndim != 2:
             raise ValueError(f"from_pretrained needs a table (rows, columns), not {embeddings.shape}")
-        return cls(embeddings.shape[0], embeddings.shape[1], padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse, embeddings, freeze)
+        return cls(
+            embeddings.shape[0],
+            embeddings.shape[1],
+            padding_idx,
+            max_norm,
+            norm_type,
+            scale_grad_by_freq,
+            sparse,
+            embeddings,
+            freeze,
+        )
 
     def extra_repr(self) -> str:
         said = f"{self.num_embeddings}, {self.embedding_dim}"
         said += f", padding_idx={self.padding_idx}" if self.padding_idx is not None else ""
         said += f", max_norm={self.max_norm}" if self.max_norm is not None else ""
         said += f", norm_type={self.norm_type}" if self.norm_type != 2 else ""
-        return said + (", scale_grad_by_freq=True" if self.scale_grad_by_freq else "") + (", sparse=True" if self.sparse else "")
+        return (
+            said
+            + (", scale_grad_by_freq=True" if self.scale_grad_by_freq else "")
+            + (", sparse=True" if self.sparse else "")
+        )
 
 
 class EmbeddingBag(Module):
@@ -62,7 +87,13 @@ class EmbeddingBag(Module):
     def __init__(self, num_embeddings: int, embedding_dim: int, max_norm: float | None = None, norm_type: float = 2.0, scale_grad_by_freq: bool = False,
                  mode: str = "mean", sparse: bool = False, _weight: Tensor | None = None, include_last_offset: bool = False,
                  padding_idx: int | None = None, device: Any = None, dtype: Any = None):  # fmt: skip
-        self.num_embeddings, self.embedding_dim, self.mode, self.sparse, self.include_last_offset = num_embeddings, embedding_dim, mode, sparse, include_last_offset
+        self.num_embeddings, self.embedding_dim, self.mode, self.sparse, self.include_last_offset = (
+            num_embeddings,
+            embedding_dim,
+            mode,
+            sparse,
+            include_last_offset,
+        )
         self.max_norm, self.norm_type, self.scale_grad_by_freq = max_norm, norm_type, scale_grad_by_freq
         self.weight, self.padding_idx = _table(num_embeddings, embedding_dim, padding_idx, _weight, device, dtype)
 
@@ -71,4 +102,6 @@ class EmbeddingBag(Module):
                                per_sample_weights, self.include_last_offset, self.padding_idx)  # fmt: skip
 
     def extra_repr(self) -> str:
-        return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}" + (f", padding_idx={self.padding_idx}" if self.padding_idx is not None else "")
+        return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}" + (
+            f", padding_idx={self.padding_idx}" if self.padding_idx is not None else ""
+        )

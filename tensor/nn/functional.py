@@ -87,32 +87,90 @@ glu, gelu, hardshrink, logsigmoid, prelu, softplus, softshrink, softsign, tanhsh
 sigmoid, tanh = Tensor.sigmoid, Tensor.tanh
 
 
-def threshold(input: Tensor, threshold: float, value: float, inplace: bool = False) -> Tensor: return _into(input, input.threshold(threshold, value), inplace)
-def relu(input: Tensor, inplace: bool = False) -> Tensor: return _into(input, input.relu(), inplace)
-def relu6(input: Tensor, inplace: bool = False) -> Tensor: return _into(input, input.relu6(), inplace)
-def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor: return _into(input, input.hardtanh(min_val, max_val), inplace)
-def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor: return _into(input, input.hardsigmoid(), inplace)
-def hardswish(input: Tensor, inplace: bool = False) -> Tensor: return _into(input, input.hardswish(), inplace)
-def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor: return _into(input, input.leaky_relu(negative_slope), inplace)
-def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor: return _into(input, input.elu(alpha), inplace)
-def selu(input: Tensor, inplace: bool = False) -> Tensor: return _into(input, input.selu(), inplace)
-def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor: return _into(input, input.celu(alpha), inplace)
-def silu(input: Tensor, inplace: bool = False) -> Tensor: return _into(input, input.silu(), inplace)
-def mish(input: Tensor, inplace: bool = False) -> Tensor: return _into(input, input.mish(), inplace)
+def threshold(input: Tensor, threshold: float, value: float, inplace: bool = False) -> Tensor:
+    return _into(input, input.threshold(threshold, value), inplace)
 
 
-def rrelu(input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False) -> Tensor:
+def relu(input: Tensor, inplace: bool = False) -> Tensor:
+    return _into(input, input.relu(), inplace)
+
+
+def relu6(input: Tensor, inplace: bool = False) -> Tensor:
+    return _into(input, input.relu6(), inplace)
+
+
+def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
+    return _into(input, input.hardtanh(min_val, max_val), inplace)
+
+
+def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
+    return _into(input, input.hardsigmoid(), inplace)
+
+
+def hardswish(input: Tensor, inplace: bool = False) -> Tensor:
+    return _into(input, input.hardswish(), inplace)
+
+
+def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
+    return _into(input, input.leaky_relu(negative_slope), inplace)
+
+
+def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
+    return _into(input, input.elu(alpha), inplace)
+
+
+def selu(input: Tensor, inplace: bool = False) -> Tensor:
+    return _into(input, input.selu(), inplace)
+
+
+def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
+    return _into(input, input.celu(alpha), inplace)
+
+
+def silu(input: Tensor, inplace: bool = False) -> Tensor:
+    return _into(input, input.silu(), inplace)
+
+
+def mish(input: Tensor, inplace: bool = False) -> Tensor:
+    return _into(input, input.mish(), inplace)
+
+
+def rrelu(
+    input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
+) -> Tensor:
     return _into(input, input.rrelu(lower, upper, training), inplace)
 
 
-def threshold_(input: Tensor, threshold: float, value: float) -> Tensor: return _written(input, input.threshold(threshold, value), "threshold_")
-def relu_(input: Tensor) -> Tensor: return _written(input, input.relu(), "relu_")
-def hardtanh_(input: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor: return _written(input, input.hardtanh(min_val, max_val), "hardtanh_")
-def leaky_relu_(input: Tensor, negative_slope: float = 0.01) -> Tensor: return _written(input, input.leaky_relu(negative_slope), "leaky_relu_")
-def elu_(input: Tensor, alpha: float = 1.0) -> Tensor: return _written(input, input.elu(alpha), "elu_")
-def selu_(input: Tensor) -> Tensor: return _written(input, input.selu(), "selu_")
-def celu_(input: Tensor, alpha: float = 1.0) -> Tensor: return _written(input, input.celu(alpha), "celu_")
-def rrelu_(input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Tensor: return _written(input, input.rrelu(lower, upper, training), "rrelu_")
+def threshold_(input: Tensor, threshold: float, value: float) -> Tensor:
+    return _written(input, input.threshold(threshold, value), "threshold_")
+
+
+def relu_(input: Tensor) -> Tensor:
+    return _written(input, input.relu(), "relu_")
+
+
+def hardtanh_(input: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
+    return _written(input, input.hardtanh(min_val, max_val), "hardtanh_")
+
+
+def leaky_relu_(input: Tensor, negative_slope: float = 0.01) -> Tensor:
+    return _written(input, input.leaky_relu(negative_slope), "leaky_relu_")
+
+
+def elu_(input: Tensor, alpha: float = 1.0) -> Tensor:
+    return _written(input, input.elu(alpha), "elu_")
+
+
+def selu_(input: Tensor) -> Tensor:
+    return _written(input, input.selu(), "selu_")
+
+
+def celu_(input: Tensor, alpha: float = 1.0) -> Tensor:
+    return _written(input, input.celu(alpha), "celu_")
+
+
+def rrelu_(input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Tensor:
+    return _written(input, input.rrelu(lower, upper, training), "rrelu_")
 
 
 def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: DType | str | None = None) -> Tensor:
@@ -123,7 +181,9 @@ def softmin(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: 
     return input.softmin(_implicit(input, dim), dtype)
 
 
-def log_softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: DType | str | None = None) -> Tensor:
+def log_softmax(
+    input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: DType | str | None = None
+) -> Tensor:
     return input.log_softmax(_implicit(input, dim), dtype)
 
 
@@ -148,7 +208,12 @@ def _written(input: Tensor, result: Tensor, name: str) -> Tensor:
 # *** normalisation ***
 
 batch_norm, group_norm, instance_norm = Tensor.batch_norm, Tensor.group_norm, Tensor.instance_norm
-layer_norm, local_response_norm, normalize, rms_norm = Tensor.layer_norm, Tensor.local_response_norm, Tensor.normalize, Tensor.rms_norm
+layer_norm, local_response_norm, normalize, rms_norm = (
+    Tensor.layer_norm,
+    Tensor.local_response_norm,
+    Tensor.normalize,
+    Tensor.rms_norm,
+)
 
 # *** linear ***
 

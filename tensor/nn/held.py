@@ -17,7 +17,11 @@ from manygrad.tensor.nn.parameter import Buffer
 from manygrad.tensor.tensor import Tensor
 
 REQUIRED = inspect.Parameter.empty
-_NOT_PASSED = ("inplace", "size_average", "reduce")  # lazy values are never overwritten; the other two are folded into `reduction`
+_NOT_PASSED = (
+    "inplace",
+    "size_average",
+    "reduce",
+)  # lazy values are never overwritten; the other two are folded into `reduction`
 
 
 class Held(Module):
@@ -26,14 +30,23 @@ class Held(Module):
     _shown: tuple[str, ...] | None = None
     _signature = inspect.Signature()
 
-    def __init_subclass__(cls, of: str | None = None, fixed: dict[str, Any] | None = None, show: str | None = None, keyword_only: bool = False, **arguments: Any):
+    def __init_subclass__(
+        cls,
+        of: str | None = None,
+        fixed: dict[str, Any] | None = None,
+        show: str | None = None,
+        keyword_only: bool = False,
+        **arguments: Any,
+    ):
         """`fixed`: arguments of the function that the constructor does not take; `show`: the arguments in repr(), all if not given."""
         super().__init_subclass__()
         if of is None:
             return
         cls._function, cls._fixed, cls._shown = of, fixed or {}, None if show is None else tuple(show.split())
         kind = inspect.Parameter.KEYWORD_ONLY if keyword_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
-        cls._signature = cls.__signature__ = inspect.Signature([inspect.Parameter(k, kind, default=v) for k, v in arguments.items()])  # type: ignore[attr-defined]
+        cls._signature = cls.__signature__ = inspect.Signature(
+            [inspect.Parameter(k, kind, default=v) for k, v in arguments.items()]
+        )  # type: ignore[attr-defined]
 
     def __init__(self, *args: Any, **kwargs: Any):
         try:
@@ -43,7 +56,9 @@ class Held(Module):
         bound.apply_defaults()
         values = bound.arguments
         if values.get("size_average") is not None or values.get("reduce") is not None:
-            values["reduction"] = "none" if values["reduce"] is False else "sum" if values["size_average"] is False else "mean"
+            values["reduction"] = (
+                "none" if values["reduce"] is False else "sum" if values["size_average"] is False else "mean"
+            )
         for k, v in values.items():
             setattr(self, k, Buffer(v) if isinstance(v, Tensor) else v)
 
@@ -54,7 +69,11 @@ class Held(Module):
         return getattr(F, self._function)(*inputs, **self._arguments(), **more)
 
     def extra_repr(self) -> str:
-        names = self._shown if self._shown is not None else [k for k in self._signature.parameters if k != "inplace" or self.__dict__[k]]
+        names = (
+            self._shown
+            if self._shown is not None
+            else [k for k in self._signature.parameters if k != "inplace" or self.__dict__[k]]
+        )
         return ", ".join(f"{k}={getattr(self, k)!r}" for k in names)
 
 

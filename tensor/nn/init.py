@@ -17,7 +17,9 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
         return math.sqrt(2 / (1 + (0.01 if param is None else param) ** 2))
     known = {"tanh": 5 / 3, "relu": math.sqrt(2), "selu": 3 / 4}
     if nonlinearity not in known:
-        raise ValueError(f"calculate_gain does not know {nonlinearity!r}; it knows linear, conv*d, sigmoid, leaky_relu, {', '.join(known)}")
+        raise ValueError(
+            f"calculate_gain does not know {nonlinearity!r}; it knows linear, conv*d, sigmoid, leaky_relu, {', '.join(known)}"
+        )
     return known[nonlinearity]
 
 
@@ -54,10 +56,31 @@ def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float 
 def _normal_quantile(u: Tensor) -> Tensor:
     """The inverse of the normal distribution function, to about 1e-9 of float64 (Acklam's rational approximations)."""
     tail = 0.02425
-    c = (-7.784894002430293e-03, -3.223964580411365e-01, -2.400758277161838, -2.549732539343734, 4.374664141464968, 2.938163982698783)
+    c = (
+        -7.784894002430293e-03,
+        -3.223964580411365e-01,
+        -2.400758277161838,
+        -2.549732539343734,
+        4.374664141464968,
+        2.938163982698783,
+    )
     d = (7.784695709041462e-03, 3.224671290700398e-01, 2.445134137142996, 3.754408661907416, 1.0)
-    a = (-3.969683028665376e01, 2.209460984245205e02, -2.759285104469687e02, 1.383577518672690e02, -3.066479806614716e01, 2.506628277459239)
-    b = (-5.447609879822406e01, 1.615858368580409e02, -1.556989798598866e02, 6.680131188771972e01, -1.328068155288572e01, 1.0)
+    a = (
+        -3.969683028665376e01,
+        2.209460984245205e02,
+        -2.759285104469687e02,
+        1.383577518672690e02,
+        -3.066479806614716e01,
+        2.506628277459239,
+    )
+    b = (
+        -5.447609879822406e01,
+        1.615858368580409e02,
+        -1.556989798598866e02,
+        6.680131188771972e01,
+        -1.328068155288572e01,
+        1.0,
+    )
 
     def poly(x: Tensor, terms: tuple[float, ...]) -> Tensor:
         out = x * terms[0] + terms[1]
@@ -95,9 +118,15 @@ def eye_(tensor: Tensor) -> Tensor:
 def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
     """A convolution that keeps its channels: 1 at the middle of filter i for channel i, of each group."""
     if tensor.ndim not in (3, 4, 5) or tensor.shape[0] % groups:
-        raise ValueError(f"dirac_ needs filters (Cout, Cin, *1 to 3 dims) with Cout a multiple of groups={groups}, not {tensor.shape}")
+        raise ValueError(
+            f"dirac_ needs filters (Cout, Cin, *1 to 3 dims) with Cout a multiple of groups={groups}, not {tensor.shape}"
+        )
     rows, columns = tensor.shape[0] // groups, tensor.shape[1]
-    eye = Tensor.eye(rows, columns).reshape(1, rows, columns, *(1,) * (tensor.ndim - 2))._broadcast((groups, rows, columns, *(1,) * (tensor.ndim - 2)))
+    eye = (
+        Tensor.eye(rows, columns)
+        .reshape(1, rows, columns, *(1,) * (tensor.ndim - 2))
+        ._broadcast((groups, rows, columns, *(1,) * (tensor.ndim - 2)))
+    )
     eye = eye.reshape(groups * rows, columns, *(1,) * (tensor.ndim - 2))
     return _set(tensor, eye.pad(((0, 0), (0, 0), *((k // 2, k - k // 2 - 1) for k in tensor.shape[2:]))))
 
@@ -166,6 +195,8 @@ def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01) -> Tensor:
     rows, columns = tensor.shape
     order = Tensor.rand(rows, columns).contiguous()
     ties = Tensor.arange(rows)
-    before = (order.unsqueeze(0) < order.unsqueeze(1)) | (order.unsqueeze(0).eq(order.unsqueeze(1)) & (ties.unsqueeze(0) < ties.unsqueeze(1)).unsqueeze(-1))
+    before = (order.unsqueeze(0) < order.unsqueeze(1)) | (
+        order.unsqueeze(0).eq(order.unsqueeze(1)) & (ties.unsqueeze(0) < ties.unsqueeze(1)).unsqueeze(-1)
+    )
     rank = before.long().sum(1)
     return _set(tensor, (rank < math.ceil(sparsity * rows))._where(0.0, Tensor.randn(rows, columns) * std))

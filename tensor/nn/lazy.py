@@ -24,7 +24,9 @@ class _Lazy(Module):
 
     def __init_subclass__(cls, of: type[Module], dims: int | None = None, **defaults: Any):
         super().__init_subclass__()
-        parameters = [p.replace(default=defaults.get(p.name, p.default)) for p in inspect.signature(of).parameters.values()]
+        parameters = [
+            p.replace(default=defaults.get(p.name, p.default)) for p in inspect.signature(of).parameters.values()
+        ]
         cls._becomes, cls._dims, cls._size = of, dims, parameters[0].name
         cls.__signature__ = inspect.Signature(parameters[1:])  # type: ignore[attr-defined]
 
@@ -71,7 +73,9 @@ class _Lazy(Module):
         if issubclass(self._becomes, Linear):
             self.build(given.shape[1])
         elif issubclass(self._becomes, conv._Conv):
-            self.build(given.shape[1] * self._arguments[0][list(inspect.signature(type(self)).parameters).index("groups")])
+            self.build(
+                given.shape[1] * self._arguments[0][list(inspect.signature(type(self)).parameters).index("groups")]
+            )
         else:
             self.build(given.shape[0])
 
@@ -81,19 +85,58 @@ class _Lazy(Module):
 
     def extra_repr(self) -> str:
         names = list(inspect.signature(type(self)).parameters)
-        return ", ".join([f"{self._size}=?", *(f"{k}={v!r}" for k, v in zip(names, self._arguments[0]) if v is not None)])
+        return ", ".join(
+            [f"{self._size}=?", *(f"{k}={v!r}" for k, v in zip(names, self._arguments[0]) if v is not None)]
+        )
 
 
-class LazyLinear(_Lazy, of=Linear): """Linear; in_features is the last dim of the first input."""
-class LazyConv1d(_Lazy, of=conv.Conv1d, dims=1): """Conv1d; in_channels from the first input."""
-class LazyConv2d(_Lazy, of=conv.Conv2d, dims=2): """Conv2d; in_channels from the first input."""
-class LazyConv3d(_Lazy, of=conv.Conv3d, dims=3): """Conv3d; in_channels from the first input."""
-class LazyConvTranspose1d(_Lazy, of=conv.ConvTranspose1d, dims=1): """ConvTranspose1d; in_channels from the first input."""
-class LazyConvTranspose2d(_Lazy, of=conv.ConvTranspose2d, dims=2): """ConvTranspose2d; in_channels from the first input."""
-class LazyConvTranspose3d(_Lazy, of=conv.ConvTranspose3d, dims=3): """ConvTranspose3d; in_channels from the first input."""
-class LazyBatchNorm1d(_Lazy, of=norm.BatchNorm1d, dims=-1): """BatchNorm1d; num_features is dim 1 of the first input."""
-class LazyBatchNorm2d(_Lazy, of=norm.BatchNorm2d, dims=-1): """BatchNorm2d; num_features is dim 1 of the first input."""
-class LazyBatchNorm3d(_Lazy, of=norm.BatchNorm3d, dims=-1): """BatchNorm3d; num_features is dim 1 of the first input."""
-class LazyInstanceNorm1d(_Lazy, of=norm.InstanceNorm1d, dims=1, affine=True, track_running_stats=True): """InstanceNorm1d; num_features from the first input."""
-class LazyInstanceNorm2d(_Lazy, of=norm.InstanceNorm2d, dims=2, affine=True, track_running_stats=True): """InstanceNorm2d; num_features from the first input."""
-class LazyInstanceNorm3d(_Lazy, of=norm.InstanceNorm3d, dims=3, affine=True, track_running_stats=True): """InstanceNorm3d; num_features from the first input."""
+class LazyLinear(_Lazy, of=Linear):
+    """Linear; in_features is the last dim of the first input."""
+
+
+class LazyConv1d(_Lazy, of=conv.Conv1d, dims=1):
+    """Conv1d; in_channels from the first input."""
+
+
+class LazyConv2d(_Lazy, of=conv.Conv2d, dims=2):
+    """Conv2d; in_channels from the first input."""
+
+
+class LazyConv3d(_Lazy, of=conv.Conv3d, dims=3):
+    """Conv3d; in_channels from the first input."""
+
+
+class LazyConvTranspose1d(_Lazy, of=conv.ConvTranspose1d, dims=1):
+    """ConvTranspose1d; in_channels from the first input."""
+
+
+class LazyConvTranspose2d(_Lazy, of=conv.ConvTranspose2d, dims=2):
+    """ConvTranspose2d; in_channels from the first input."""
+
+
+class LazyConvTranspose3d(_Lazy, of=conv.ConvTranspose3d, dims=3):
+    """ConvTranspose3d; in_channels from the first input."""
+
+
+class LazyBatchNorm1d(_Lazy, of=norm.BatchNorm1d, dims=-1):
+    """BatchNorm1d; num_features is dim 1 of the first input."""
+
+
+class LazyBatchNorm2d(_Lazy, of=norm.BatchNorm2d, dims=-1):
+    """BatchNorm2d; num_features is dim 1 of the first input."""
+
+
+class LazyBatchNorm3d(_Lazy, of=norm.BatchNorm3d, dims=-1):
+    """BatchNorm3d; num_features is dim 1 of the first input."""
+
+
+class LazyInstanceNorm1d(_Lazy, of=norm.InstanceNorm1d, dims=1, affine=True, track_running_stats=True):
+    """InstanceNorm1d; num_features from the first input."""
+
+
+class LazyInstanceNorm2d(_Lazy, of=norm.InstanceNorm2d, dims=2, affine=True, track_running_stats=True):
+    """InstanceNorm2d; num_features from the first input."""
+
+
+class LazyInstanceNorm3d(_Lazy, of=norm.InstanceNorm3d, dims=3, affine=True, track_running_stats=True):
+    """InstanceNorm3d; num_features from the first input."""

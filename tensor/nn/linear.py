@@ -45,7 +45,15 @@ class Linear(Module):
 class Bilinear(Module):
     """y[o] = x1ᵀ W[o] x2 + b[o]; weight (out, in1, in2)."""
 
-    def __init__(self, in1_features: int, in2_features: int, out_features: int, bias: bool = True, device: Any = None, dtype: Any = None):
+    def __init__(
+        self,
+        in1_features: int,
+        in2_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ):
         self.in1_features, self.in2_features, self.out_features = in1_features, in2_features, out_features
         bound = 1 / math.sqrt(in1_features)
         self.weight = uniform((out_features, in1_features, in2_features), bound, device, dtype)

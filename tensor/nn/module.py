@@ -77,13 +77,19 @@ class Module:
 
     # *** what is below ***
 
-    def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]:
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
         return self._named(lambda t: not isinstance(t, Buffer), prefix, recurse, remove_duplicate)
 
-    def named_buffers(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]:
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
         return self._named(lambda t: isinstance(t, Buffer), prefix, recurse, remove_duplicate)
 
-    def _named(self, wanted: Callable[[Tensor], bool], prefix: str, recurse: bool, remove_duplicate: bool) -> Iterator[tuple[str, Tensor]]:
+    def _named(
+        self, wanted: Callable[[Tensor], bool], prefix: str, recurse: bool, remove_duplicate: bool
+    ) -> Iterator[tuple[str, Tensor]]:
         seen: set[int] = set()
         own = {id(v) for _, v in walk.entries(self)}
         for name, t in walk.tensors(self, f"{prefix}." if prefix else ""):
@@ -97,7 +103,9 @@ class Module:
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
         return (t for _, t in self.named_buffers(recurse=recurse))
 
-    def named_modules(self, memo: set[int] | None = None, prefix: str = "", remove_duplicate: bool = True) -> Iterator[tuple[str, Module]]:
+    def named_modules(
+        self, memo: set[int] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Module]]:
         """This module (named `prefix`), then all below it."""
         seen = set() if memo is None else memo
         for name, m in walk.modules(self, prefix):
@@ -123,7 +131,9 @@ class Module:
         for part in path.split(".") if path else []:
             below = dict(walk.entries(at))
             if part not in below:
-                raise AttributeError(f"{path!r}: {type(at).__name__} has no {part!r}; it has {[k for k, v in below.items() if isinstance(v, (Module, Tensor))]}")
+                raise AttributeError(
+                    f"{path!r}: {type(at).__name__} has no {part!r}; it has {[k for k, v in below.items() if isinstance(v, (Module, Tensor))]}"
+                )
             at = below[part]
         return at
 
@@ -151,7 +161,9 @@ class Module:
     def _check_name(self, kind: str, name: Any) -> None:
         if not isinstance(name, str) or not name or "." in name:
             raise ValueError(f"{kind}: a name is a text without dots, not {name!r}")
-        if hasattr(self, name) and not (name in self.__dict__ and (self.__dict__[name] is None or isinstance(self.__dict__[name], (Module, Tensor)))):
+        if hasattr(self, name) and not (
+            name in self.__dict__ and (self.__dict__[name] is None or isinstance(self.__dict__[name], (Module, Tensor)))
+        ):
             raise ValueError(f"{kind}: {type(self).__name__} already has an attribute {name!r}; choose another name")
 
     def add_module(self, name: str, module: Module | None) -> None:

@@ -12,7 +12,9 @@ from manygrad.tensor.nn.parameter import Buffer, Parameter
 from manygrad.tensor.tensor import Tensor
 
 
-def _affine(shape: tuple[int, ...], affine: bool, bias: bool, device: Any, dtype: Any) -> tuple[Parameter | None, Parameter | None]:
+def _affine(
+    shape: tuple[int, ...], affine: bool, bias: bool, device: Any, dtype: Any
+) -> tuple[Parameter | None, Parameter | None]:
     return (
         Parameter(Tensor.ones(*shape, dtype=dtype, device=device)) if affine else None,
         Parameter(Tensor.zeros(*shape, dtype=dtype, device=device)) if affine and bias else None,
@@ -38,10 +40,14 @@ class _Tracking(Module):
 
     def _check(self, x: Tensor) -> None:
         if self.dims is not None and x.ndim not in self.dims:
-            raise ValueError(f"{type(self).__name__} takes {' or '.join(map(str, self.dims))} dims, not shape {x.shape}")
+            raise ValueError(
+                f"{type(self).__name__} takes {' or '.join(map(str, self.dims))} dims, not shape {x.shape}"
+            )
         at = 1 if self.dims is None or x.ndim == max(self.dims) or self._batch_at_front else 0
         if x.ndim <= at or x.shape[at] != self.num_features:
-            raise ValueError(f"{type(self).__name__} of {self.num_features} features got {x.shape}, whose dim {at} differs")
+            raise ValueError(
+                f"{type(self).__name__} of {self.num_features} features got {x.shape}, whose dim {at} differs"
+            )
 
     def reset_running_stats(self) -> None:
         if self.running_mean is not None:
@@ -73,7 +79,16 @@ class BatchNorm(_Tracking):
             if momentum is None:  # plain means of all batches
                 momentum = count.cast(dtypes.float32).reciprocal()
         by_batch = training or self.running_mean is None
-        return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, by_batch, 0.0 if momentum is None else momentum, self.eps)
+        return F.batch_norm(
+            input,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            by_batch,
+            0.0 if momentum is None else momentum,
+            self.eps,
+        )
 
 
 class BatchNorm1d(BatchNorm):
@@ -122,7 +137,9 @@ class _InstanceNorm(_Tracking):
         alone = self.dims is not None and input.ndim < max(self.dims)
         x = input.unsqueeze(0) if alone else input
         momentum = 0.0 if self.momentum is None else self.momentum
-        out = F.instance_norm(x, self.running_mean, self.running_var, self.weight, self.bias, by_input, momentum, self.eps)
+        out = F.instance_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, by_input, momentum, self.eps
+        )
         return out.squeeze(0) if alone else out
 
 
@@ -163,7 +180,14 @@ class LayerNorm(Module):
 class RMSNorm(Module):
     """Divides by the root of the mean square over the last dims, then scales."""
 
-    def __init__(self, normalized_shape: int | tuple[int, ...], eps: float | None = None, elementwise_affine: bool = True, device: Any = None, dtype: Any = None):
+    def __init__(
+        self,
+        normalized_shape: int | tuple[int, ...],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ):
         self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
         self.eps, self.elementwise_affine = eps, elementwise_affine
         self.weight, _ = _affine(self.normalized_shape, elementwise_affine, False, device, dtype)
@@ -178,7 +202,17 @@ class RMSNorm(Module):
 class GroupNorm(Module):
     """Normalises the channels (dim 1) of each sample in groups."""
 
-    def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, device: Any = None, dtype: Any = None, *, bias: bool = True):
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        bias: bool = True,
+    ):
         if num_channels % num_groups:
             raise ValueError(f"GroupNorm: num_channels {num_channels} must be a multiple of num_groups {num_groups}")
         self.num_groups, self.num_channels, self.eps, self.affine = num_groups, num_channels, eps, affine

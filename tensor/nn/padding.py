@@ -29,21 +29,68 @@ class _Pad(Held):
         return {"pad": named.pop("padding"), **named}
 
     def extra_repr(self) -> str:
-        return f"padding={self.padding}, value={self.value}" if "value" in self._signature.parameters else f"{self.padding}"  # type: ignore[attr-defined]
+        return (
+            f"padding={self.padding}, value={self.value}"
+            if "value" in self._signature.parameters
+            else f"{self.padding}"
+        )  # type: ignore[attr-defined]
 
 
-class ZeroPad1d(_Pad, dims=1): """Zeros around (.., W)."""
-class ZeroPad2d(_Pad, dims=2): """Zeros around (.., H, W)."""
-class ZeroPad3d(_Pad, dims=3): """Zeros around (.., D, H, W)."""
-class ConstantPad1d(_Pad, dims=1, value=REQUIRED): """A value around (.., W)."""
-class ConstantPad2d(_Pad, dims=2, value=REQUIRED): """A value around (.., H, W)."""
-class ConstantPad3d(_Pad, dims=3, value=REQUIRED): """A value around (.., D, H, W)."""
-class ReflectionPad1d(_Pad, dims=1, mode="reflect"): """Mirrored at the border."""
-class ReflectionPad2d(_Pad, dims=2, mode="reflect"): """Mirrored at the border."""
-class ReflectionPad3d(_Pad, dims=3, mode="reflect"): """Mirrored at the border."""
-class ReplicationPad1d(_Pad, dims=1, mode="replicate"): """The border repeated."""
-class ReplicationPad2d(_Pad, dims=2, mode="replicate"): """The border repeated."""
-class ReplicationPad3d(_Pad, dims=3, mode="replicate"): """The border repeated."""
-class CircularPad1d(_Pad, dims=1, mode="circular"): """The other side."""
-class CircularPad2d(_Pad, dims=2, mode="circular"): """The other side."""
-class CircularPad3d(_Pad, dims=3, mode="circular"): """The other side."""
+class ZeroPad1d(_Pad, dims=1):
+    """Zeros around (.., W)."""
+
+
+class ZeroPad2d(_Pad, dims=2):
+    """Zeros around (.., H, W)."""
+
+
+class ZeroPad3d(_Pad, dims=3):
+    """Zeros around (.., D, H, W)."""
+
+
+class ConstantPad1d(_Pad, dims=1, value=REQUIRED):
+    """A value around (.., W)."""
+
+
+class ConstantPad2d(_Pad, dims=2, value=REQUIRED):
+    """A value around (.., H, W)."""
+
+
+class ConstantPad3d(_Pad, dims=3, value=REQUIRED):
+    """A value around (.., D, H, W)."""
+
+
+class ReflectionPad1d(_Pad, dims=1, mode="reflect"):
+    """Mirrored at the border."""
+
+
+class ReflectionPad2d(_Pad, dims=2, mode="reflect"):
+    """Mirrored at the border."""
+
+
+class ReflectionPad3d(_Pad, dims=3, mode="reflect"):
+    """Mirrored at the border."""
+
+
+class ReplicationPad1d(_Pad, dims=1, mode="replicate"):
+    """The border repeated."""
+
+
+class ReplicationPad2d(_Pad, dims=2, mode="replicate"):
+    """The border repeated."""
+
+
+class ReplicationPad3d(_Pad, dims=3, mode="replicate"):
+    """The border repeated."""
+
+
+class CircularPad1d(_Pad, dims=1, mode="circular"):
+    """The other side."""
+
+
+class CircularPad2d(_Pad, dims=2, mode="circular"):
+    """The other side."""
+
+
+class CircularPad3d(_Pad, dims=3, mode="circular"):
+    """The other side."""

@@ -18,33 +18,99 @@ class _Pool(Held):
             self.stride: Any = self.kernel_size  # type: ignore[attr-defined]
 
 
-MAX: dict[str, Any] = {"kernel_size": REQUIRED, "stride": None, "padding": 0, "dilation": 1, "return_indices": False, "ceil_mode": False}
-AVG: dict[str, Any] = {"kernel_size": REQUIRED, "stride": None, "padding": 0, "ceil_mode": False, "count_include_pad": True}
+MAX: dict[str, Any] = {
+    "kernel_size": REQUIRED,
+    "stride": None,
+    "padding": 0,
+    "dilation": 1,
+    "return_indices": False,
+    "ceil_mode": False,
+}
+AVG: dict[str, Any] = {
+    "kernel_size": REQUIRED,
+    "stride": None,
+    "padding": 0,
+    "ceil_mode": False,
+    "count_include_pad": True,
+}
 _MAX_SHOWN, _AVG_SHOWN = "kernel_size stride padding dilation ceil_mode", "kernel_size stride padding"
 
 
-class MaxPool1d(_Pool, of="max_pool1d", show=_MAX_SHOWN, **MAX): """The largest of each window of (N, C, L)."""
-class MaxPool2d(_Pool, of="max_pool2d", show=_MAX_SHOWN, **MAX): """The largest of each window of (N, C, H, W)."""
-class MaxPool3d(_Pool, of="max_pool3d", show=_MAX_SHOWN, **MAX): """The largest of each window of (N, C, D, H, W)."""
-class AvgPool1d(_Pool, of="avg_pool1d", show=_AVG_SHOWN, **AVG): """The mean of each window of (N, C, L)."""
-class AvgPool2d(_Pool, of="avg_pool2d", show=_AVG_SHOWN, **AVG, divisor_override=None): """The mean of each window of (N, C, H, W)."""
-class AvgPool3d(_Pool, of="avg_pool3d", show=_AVG_SHOWN, **AVG, divisor_override=None): """The mean of each window of (N, C, D, H, W)."""
-class LPPool1d(Held, of="lp_pool1d", norm_type=REQUIRED, kernel_size=REQUIRED, stride=None, ceil_mode=False): """The p-norm of each window."""
-class LPPool2d(Held, of="lp_pool2d", norm_type=REQUIRED, kernel_size=REQUIRED, stride=None, ceil_mode=False): """The p-norm of each window."""
-class LPPool3d(Held, of="lp_pool3d", norm_type=REQUIRED, kernel_size=REQUIRED, stride=None, ceil_mode=False): """The p-norm of each window."""
-class AdaptiveAvgPool1d(Held, of="adaptive_avg_pool1d", output_size=REQUIRED): """Means of as many parts as output_size says."""
-class AdaptiveAvgPool2d(Held, of="adaptive_avg_pool2d", output_size=REQUIRED): """Means of as many parts as output_size says."""
-class AdaptiveAvgPool3d(Held, of="adaptive_avg_pool3d", output_size=REQUIRED): """Means of as many parts as output_size says."""
-class AdaptiveMaxPool1d(Held, of="adaptive_max_pool1d", show="output_size", output_size=REQUIRED, return_indices=False): """The largest of each part."""
-class AdaptiveMaxPool2d(Held, of="adaptive_max_pool2d", show="output_size", output_size=REQUIRED, return_indices=False): """The largest of each part."""
-class AdaptiveMaxPool3d(Held, of="adaptive_max_pool3d", show="output_size", output_size=REQUIRED, return_indices=False): """The largest of each part."""
+class MaxPool1d(_Pool, of="max_pool1d", show=_MAX_SHOWN, **MAX):
+    """The largest of each window of (N, C, L)."""
 
 
-FRACTIONAL: dict[str, Any] = {"kernel_size": REQUIRED, "output_size": None, "output_ratio": None, "return_indices": False, "_random_samples": None}
+class MaxPool2d(_Pool, of="max_pool2d", show=_MAX_SHOWN, **MAX):
+    """The largest of each window of (N, C, H, W)."""
 
 
-class FractionalMaxPool2d(Held, of="fractional_max_pool2d", show="kernel_size", **FRACTIONAL): """The largest of windows at random, uneven steps."""
-class FractionalMaxPool3d(Held, of="fractional_max_pool3d", show="kernel_size", **FRACTIONAL): """The largest of windows at random, uneven steps."""
+class MaxPool3d(_Pool, of="max_pool3d", show=_MAX_SHOWN, **MAX):
+    """The largest of each window of (N, C, D, H, W)."""
+
+
+class AvgPool1d(_Pool, of="avg_pool1d", show=_AVG_SHOWN, **AVG):
+    """The mean of each window of (N, C, L)."""
+
+
+class AvgPool2d(_Pool, of="avg_pool2d", show=_AVG_SHOWN, **AVG, divisor_override=None):
+    """The mean of each window of (N, C, H, W)."""
+
+
+class AvgPool3d(_Pool, of="avg_pool3d", show=_AVG_SHOWN, **AVG, divisor_override=None):
+    """The mean of each window of (N, C, D, H, W)."""
+
+
+class LPPool1d(Held, of="lp_pool1d", norm_type=REQUIRED, kernel_size=REQUIRED, stride=None, ceil_mode=False):
+    """The p-norm of each window."""
+
+
+class LPPool2d(Held, of="lp_pool2d", norm_type=REQUIRED, kernel_size=REQUIRED, stride=None, ceil_mode=False):
+    """The p-norm of each window."""
+
+
+class LPPool3d(Held, of="lp_pool3d", norm_type=REQUIRED, kernel_size=REQUIRED, stride=None, ceil_mode=False):
+    """The p-norm of each window."""
+
+
+class AdaptiveAvgPool1d(Held, of="adaptive_avg_pool1d", output_size=REQUIRED):
+    """Means of as many parts as output_size says."""
+
+
+class AdaptiveAvgPool2d(Held, of="adaptive_avg_pool2d", output_size=REQUIRED):
+    """Means of as many parts as output_size says."""
+
+
+class AdaptiveAvgPool3d(Held, of="adaptive_avg_pool3d", output_size=REQUIRED):
+    """Means of as many parts as output_size says."""
+
+
+class AdaptiveMaxPool1d(Held, of="adaptive_max_pool1d", show="output_size", output_size=REQUIRED, return_indices=False):
+    """The largest of each part."""
+
+
+class AdaptiveMaxPool2d(Held, of="adaptive_max_pool2d", show="output_size", output_size=REQUIRED, return_indices=False):
+    """The largest of each part."""
+
+
+class AdaptiveMaxPool3d(Held, of="adaptive_max_pool3d", show="output_size", output_size=REQUIRED, return_indices=False):
+    """The largest of each part."""
+
+
+FRACTIONAL: dict[str, Any] = {
+    "kernel_size": REQUIRED,
+    "output_size": None,
+    "output_ratio": None,
+    "return_indices": False,
+    "_random_samples": None,
+}
+
+
+class FractionalMaxPool2d(Held, of="fractional_max_pool2d", show="kernel_size", **FRACTIONAL):
+    """The largest of windows at random, uneven steps."""
+
+
+class FractionalMaxPool3d(Held, of="fractional_max_pool3d", show="kernel_size", **FRACTIONAL):
+    """The largest of windows at random, uneven steps."""
 
 
 class _MaxUnpool(_Pool):
@@ -54,6 +120,13 @@ class _MaxUnpool(_Pool):
         return getattr(F, self._function)(input, indices, self.kernel_size, self.stride, self.padding, output_size)  # type: ignore[attr-defined]
 
 
-class MaxUnpool1d(_MaxUnpool, of="max_unpool1d", show=_AVG_SHOWN, kernel_size=REQUIRED, stride=None, padding=0): """The inverse of MaxPool1d."""
-class MaxUnpool2d(_MaxUnpool, of="max_unpool2d", show=_AVG_SHOWN, kernel_size=REQUIRED, stride=None, padding=0): """The inverse of MaxPool2d."""
-class MaxUnpool3d(_MaxUnpool, of="max_unpool3d", show=_AVG_SHOWN, kernel_size=REQUIRED, stride=None, padding=0): """The inverse of MaxPool3d."""
+class MaxUnpool1d(_MaxUnpool, of="max_unpool1d", show=_AVG_SHOWN, kernel_size=REQUIRED, stride=None, padding=0):
+    """The inverse of MaxPool1d."""
+
+
+class MaxUnpool2d(_MaxUnpool, of="max_unpool2d", show=_AVG_SHOWN, kernel_size=REQUIRED, stride=None, padding=0):
+    """The inverse of MaxPool2d."""
+
+
+class MaxUnpool3d(_MaxUnpool, of="max_unpool3d", show=_AVG_SHOWN, kernel_size=REQUIRED, stride=None, padding=0):
+    """The inverse of MaxPool3d."""

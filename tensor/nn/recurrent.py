@@ -17,7 +17,9 @@ GATES = {"RNN_TANH": 1, "RNN_RELU": 1, "LSTM": 4, "GRU": 3}
 State = tuple[Tensor, ...]
 
 
-def step(mode: str, gates: Tensor, state: State, w_hh: Tensor, b_hh: Tensor | None, w_hr: Tensor | None = None) -> State:
+def step(
+    mode: str, gates: Tensor, state: State, w_hh: Tensor, b_hh: Tensor | None, w_hr: Tensor | None = None
+) -> State:
     """One step: gates (B, G·H) from the input, state (h (B, P),) or (h, c (B, H)) -> the new state."""
     h = state[0]
     own = F.linear(h, w_hh, b_hh)
@@ -48,7 +50,14 @@ class RNNBase(Module):
             raise ValueError(f"{mode}: the dropout probability must lie in [0, 1], got {dropout}")
         if proj_size and (mode != "LSTM" or not 0 < proj_size < hidden_size):
             raise ValueError(f"{mode}: proj_size is for LSTM and below hidden_size {hidden_size}, got {proj_size}")
-        self.mode, self.input_size, self.hidden_size, self.num_layers, self.bias, self.batch_first = mode, input_size, hidden_size, num_layers, bias, batch_first
+        self.mode, self.input_size, self.hidden_size, self.num_layers, self.bias, self.batch_first = (
+            mode,
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+        )
         self.dropout, self.bidirectional, self.proj_size = float(dropout), bidirectional, proj_size
         bound, rows, out = 1 / math.sqrt(hidden_size), GATES[mode] * hidden_size, proj_size or hidden_size
         for layer in range(num_layers):
@@ -79,7 +88,9 @@ class RNNBase(Module):
         if input.ndim in (2, 3) and input.shape[1 if batched and self.batch_first else 0] == 0:
             raise ValueError(f"{type(self).__name__}: the sequence is empty, {input.shape}")
         if input.ndim not in (2, 3) or input.shape[-1] != self.input_size:
-            raise ValueError(f"{type(self).__name__}: the input needs 2 or 3 dims, the last of {self.input_size}, not shape {input.shape}")
+            raise ValueError(
+                f"{type(self).__name__}: the input needs 2 or 3 dims, the last of {self.input_size}, not shape {input.shape}"
+            )
         x = input.unsqueeze(1) if not batched else input.transpose(0, 1) if self.batch_first else input
         states = self._states(x, hx, batched)
         last: list[State] = []
@@ -115,6 +126,7 @@ class RNNBase(Module):
 
     def _run(self, x: Tensor, state: State, end: str, reverse: bool) -> tuple[Tensor, State]:
         """One layer in one direction over (T, B, I)."""
+
         def w(k: str) -> Any:
             return getattr(self, f"{k}{end}", None)
 
@@ -150,7 +162,19 @@ class RNN(RNNBase):
         if nonlinearity not in ("tanh", "relu"):
             raise ValueError(f'RNN: nonlinearity is "tanh" or "relu", not {nonlinearity!r}')
         self.nonlinearity = nonlinearity
-        super().__init__(f"RNN_{nonlinearity.upper()}", input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, 0, device, dtype)
+        super().__init__(
+            f"RNN_{nonlinearity.upper()}",
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            0,
+            device,
+            dtype,
+        )
 
 
 class LSTM(RNNBase):
@@ -158,7 +182,19 @@ class LSTM(RNNBase):
 
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False, dropout: float = 0.0,
                  bidirectional: bool = False, proj_size: int = 0, device: Any = None, dtype: Any = None):  # fmt: skip
-        super().__init__("LSTM", input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device, dtype)
+        super().__init__(
+            "LSTM",
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            proj_size,
+            device,
+            dtype,
+        )
 
 
 class GRU(RNNBase):
@@ -166,7 +202,9 @@ class GRU(RNNBase):
 
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False, dropout: float = 0.0,
                  bidirectional: bool = False, device: Any = None, dtype: Any = None):  # fmt: skip
-        super().__init__("GRU", input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, 0, device, dtype)
+        super().__init__(
+            "GRU", input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, 0, device, dtype
+        )
 
 
 class RNNCellBase(Module):
@@ -174,18 +212,27 @@ class RNNCellBase(Module):
 
     mode = ""
 
-    def __init__(self, input_size: int, hidden_size: int, bias: bool, num_chunks: int, device: Any = None, dtype: Any = None):
+    def __init__(
+        self, input_size: int, hidden_size: int, bias: bool, num_chunks: int, device: Any = None, dtype: Any = None
+    ):
         self.input_size, self.hidden_size, self.bias = input_size, hidden_size, bias
         bound, rows = 1 / math.sqrt(hidden_size), num_chunks * hidden_size
-        self.weight_ih, self.weight_hh = uniform((rows, input_size), bound, device, dtype), uniform((rows, hidden_size), bound, device, dtype)
+        self.weight_ih, self.weight_hh = (
+            uniform((rows, input_size), bound, device, dtype),
+            uniform((rows, hidden_size), bound, device, dtype),
+        )
         self.bias_ih, self.bias_hh = (uniform((rows,), bound, device, dtype) if bias else None for _ in range(2))
 
     def _step(self, input: Tensor, hx: Any, states: int) -> State:
         if input.ndim not in (1, 2) or input.shape[-1] != self.input_size:
-            raise ValueError(f"{type(self).__name__}: the input needs 1 or 2 dims, the last of {self.input_size}, not shape {input.shape}")
+            raise ValueError(
+                f"{type(self).__name__}: the input needs 1 or 2 dims, the last of {self.input_size}, not shape {input.shape}"
+            )
         alone = input.ndim == 1
         x = input.unsqueeze(0) if alone else input
-        state = (_zeros(x.unsqueeze(0), self.hidden_size),) * states if hx is None else tuple(hx) if states == 2 else (hx,)
+        state = (
+            (_zeros(x.unsqueeze(0), self.hidden_size),) * states if hx is None else tuple(hx) if states == 2 else (hx,)
+        )
         state = tuple(s.unsqueeze(0) for s in state) if alone and hx is not None else state
         new = step(self.mode, F.linear(x, self.weight_ih, self.bias_ih), state, self.weight_hh, self.bias_hh)
         return tuple(s.squeeze(0) for s in new) if alone else new
@@ -198,7 +245,15 @@ class RNNCellBase(Module):
 class RNNCell(RNNCellBase):
     """One step of an RNN."""
 
-    def __init__(self, input_size: int, hidden_size: int, bias: bool = True, nonlinearity: str = "tanh", device: Any = None, dtype: Any = None):
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        nonlinearity: str = "tanh",
+        device: Any = None,
+        dtype: Any = None,
+    ):
         if nonlinearity not in ("tanh", "relu"):
             raise ValueError(f'RNNCell: nonlinearity is "tanh" or "relu", not {nonlinearity!r}')
         self.nonlinearity, self.mode = nonlinearity, f"RNN_{nonlinearity.upper()}"

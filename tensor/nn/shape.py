@@ -35,14 +35,35 @@ class Unflatten(Module):
         return f"dim={self.dim}, unflattened_size={self.unflattened_size}"
 
 
-class Fold(Held, of="fold", output_size=REQUIRED, kernel_size=REQUIRED, dilation=1, padding=0, stride=1): """Windows as columns, added up into an image."""
-class Unfold(Held, of="unfold", kernel_size=REQUIRED, dilation=1, padding=0, stride=1): """The windows of an image as columns."""
-class PixelShuffle(Held, of="pixel_shuffle", upscale_factor=REQUIRED): """(N, C r², H, W) -> (N, C, H r, W r)."""
-class PixelUnshuffle(Held, of="pixel_unshuffle", downscale_factor=REQUIRED): """(N, C, H r, W r) -> (N, C r², H, W)."""
-class ChannelShuffle(Held, of="channel_shuffle", groups=REQUIRED): """Channels of the groups in turn."""
+class Fold(Held, of="fold", output_size=REQUIRED, kernel_size=REQUIRED, dilation=1, padding=0, stride=1):
+    """Windows as columns, added up into an image."""
 
 
-class Upsample(Held, of="interpolate", size=None, scale_factor=None, mode="nearest", align_corners=None, recompute_scale_factor=None):
+class Unfold(Held, of="unfold", kernel_size=REQUIRED, dilation=1, padding=0, stride=1):
+    """The windows of an image as columns."""
+
+
+class PixelShuffle(Held, of="pixel_shuffle", upscale_factor=REQUIRED):
+    """(N, C r², H, W) -> (N, C, H r, W r)."""
+
+
+class PixelUnshuffle(Held, of="pixel_unshuffle", downscale_factor=REQUIRED):
+    """(N, C, H r, W r) -> (N, C r², H, W)."""
+
+
+class ChannelShuffle(Held, of="channel_shuffle", groups=REQUIRED):
+    """Channels of the groups in turn."""
+
+
+class Upsample(
+    Held,
+    of="interpolate",
+    size=None,
+    scale_factor=None,
+    mode="nearest",
+    align_corners=None,
+    recompute_scale_factor=None,
+):
     """The image at another size."""
 
     def extra_repr(self) -> str:
@@ -56,7 +77,9 @@ class UpsamplingNearest2d(Upsample, of="interpolate", fixed={"mode": "nearest"},
     mode = "nearest"
 
 
-class UpsamplingBilinear2d(Upsample, of="interpolate", fixed={"mode": "bilinear", "align_corners": True}, size=None, scale_factor=None):
+class UpsamplingBilinear2d(
+    Upsample, of="interpolate", fixed={"mode": "bilinear", "align_corners": True}, size=None, scale_factor=None
+):
     """Upsample(mode="bilinear", align_corners=True)."""
 
     mode = "bilinear"

@@ -28,7 +28,11 @@ def _gelu_slope(x: Tensor, approximate: str = "none") -> Tensor:
         return 0.5 * (1 + (x * math.sqrt(0.5)).erf()) + x * _normal_density(x)
     a = _near(x)
     tail = _gelu_tail(a, approximate)
-    steep = tail * (1 - tail) * polynomial(a * a, (3 * TANH_CUBE, TANH_SLOPE)) if approximate == "tanh" else _normal_density(a)
+    steep = (
+        tail * (1 - tail) * polynomial(a * a, (3 * TANH_CUBE, TANH_SLOPE))
+        if approximate == "tanh"
+        else _normal_density(a)
+    )
     below = (magnitude(x) > FAR)._where(0.0, fma(-a, steep, tail))  # at −|x|
     return (x < 0)._where(below, 1 - below)
 
@@ -53,20 +57,30 @@ def _normal_density(x: Tensor) -> Tensor:
 class ActivationMixin:
     # *** rectifiers ***
 
-    def relu(self: Tensor) -> Tensor: return self.maximum(0)
-    def relu6(self: Tensor) -> Tensor: return self.hardtanh(0, 6)
+    def relu(self: Tensor) -> Tensor:
+        return self.maximum(0)
+
+    def relu6(self: Tensor) -> Tensor:
+        return self.hardtanh(0, 6)
 
     def threshold(self: Tensor, threshold: float, value: float) -> Tensor:
         """x where x > threshold, else `value`."""
         return (self > threshold)._where(self, value).cast(self.dtype)
 
-    def leaky_relu(self: Tensor, negative_slope: float = 0.01) -> Tensor: return (self > 0)._where(self, self * negative_slope)
+    def leaky_relu(self: Tensor, negative_slope: float = 0.01) -> Tensor:
+        return (self > 0)._where(self, self * negative_slope)
 
     def prelu(self: Tensor, weight: Tensor) -> Tensor:
         """leaky_relu with a learned slope: one for all, or one a channel (dim 1)."""
         if weight.ndim > 1 or (weight.numel() != 1 and (self.ndim < 2 or weight.shape[0] != self.shape[1])):
-            raise ValueError(f"prelu: weight {weight.shape} is neither one slope nor one for each channel (dim 1) of {self.shape}")
-        slope = weight.reshape(()) if weight.numel() == 1 else weight.reshape(tuple(-1 if i == 1 else 1 for i in range(self.ndim)))
+            raise ValueError(
+                f"prelu: weight {weight.shape} is neither one slope nor one for each channel (dim 1) of {self.shape}"
+            )
+        slope = (
+            weight.reshape(())
+            if weight.numel() == 1
+            else weight.reshape(tuple(-1 if i == 1 else 1 for i in range(self.ndim)))
+        )
         return (self > 0)._where(self, self * slope)
 
     def rrelu(self: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Tensor:
@@ -80,8 +94,11 @@ class ActivationMixin:
         """x where positive, else alpha · (exp(x) − 1)."""
         return (self > 0)._where(self, self.clamp(max=0).expm1() * alpha)
 
-    def selu(self: Tensor) -> Tensor: return self.elu(SELU_ALPHA) * SELU_SCALE
-    def celu(self: Tensor, alpha: float = 1.0) -> Tensor: return (self > 0)._where(self, (self.clamp(max=0) / alpha).expm1() * alpha)
+    def selu(self: Tensor) -> Tensor:
+        return self.elu(SELU_ALPHA) * SELU_SCALE
+
+    def celu(self: Tensor, alpha: float = 1.0) -> Tensor:
+        return (self > 0)._where(self, (self.clamp(max=0) / alpha).expm1() * alpha)
 
     def glu(self: Tensor, dim: int = -1) -> Tensor:
         """a · sigmoid(b) for the halves a and b along `dim`."""
@@ -94,10 +111,16 @@ class ActivationMixin:
     # *** sigmoids ***
 
     @elementary(lambda x: x.sigmoid() * (1 - x.sigmoid()))
-    def sigmoid(self: Tensor) -> Tensor: return ((-self).maximum(-40.0).exp() + 1).reciprocal()  # 1 from there on; further out exp would underflow, which is slow
+    def sigmoid(self: Tensor) -> Tensor:
+        return (
+            (-self).maximum(-40.0).exp() + 1
+        ).reciprocal()  # 1 from there on; further out exp would underflow, which is slow
 
-    def logsigmoid(self: Tensor) -> Tensor: return -(-self)._softplus()
-    def hardsigmoid(self: Tensor) -> Tensor: return self.hardtanh(-3, 3) / 6 + 0.5
+    def logsigmoid(self: Tensor) -> Tensor:
+        return -(-self)._softplus()
+
+    def hardsigmoid(self: Tensor) -> Tensor:
+        return self.hardtanh(-3, 3) / 6 + 0.5
 
     @elementary()
     def logit(self: Tensor, eps: float | None = None) -> Tensor:
@@ -106,11 +129,13 @@ class ActivationMixin:
         return (x / (1 - x)).log()
 
     @elementary(_silu_slope)
-    def silu(self: Tensor) -> Tensor: return self * self.sigmoid()
+    def silu(self: Tensor) -> Tensor:
+        return self * self.sigmoid()
 
     swish = silu
 
-    def hardswish(self: Tensor) -> Tensor: return self * (self + 3).hardtanh(0, 6) / 6
+    def hardswish(self: Tensor) -> Tensor:
+        return self * (self + 3).hardtanh(0, 6) / 6
 
     @elementary()
     def mish(self: Tensor) -> Tensor:
@@ -137,16 +162,22 @@ class ActivationMixin:
         return (self > low)._where((self < high)._where(self, high), self.isnan()._where(self, low))
 
     @elementary(lambda x: x.sigmoid())
-    def _softplus(self: Tensor) -> Tensor: return self.maximum(0) + (-self.abs()).exp().log1p()
+    def _softplus(self: Tensor) -> Tensor:
+        return self.maximum(0) + (-self.abs()).exp().log1p()
 
     def softplus(self: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
         """log(1 + exp(beta · x)) / beta, and x itself where beta · x > threshold."""
         z = self if beta == 1 else self * beta
         return (z > threshold)._where(self, z._softplus() if beta == 1 else z._softplus() / beta)
 
-    def softsign(self: Tensor) -> Tensor: return self / (self.abs() + 1)
-    def tanhshrink(self: Tensor) -> Tensor: return self - self.tanh()
-    def hardshrink(self: Tensor, lambd: float = 0.5) -> Tensor: return (self.abs() <= lambd)._where(0.0, self)
+    def softsign(self: Tensor) -> Tensor:
+        return self / (self.abs() + 1)
+
+    def tanhshrink(self: Tensor) -> Tensor:
+        return self - self.tanh()
+
+    def hardshrink(self: Tensor, lambd: float = 0.5) -> Tensor:
+        return (self.abs() <= lambd)._where(0.0, self)
 
     def softshrink(self: Tensor, lambd: float = 0.5) -> Tensor:
         """x moved by lambd towards 0; 0 within."""
@@ -163,7 +194,8 @@ class ActivationMixin:
     def log_softmax(self: Tensor, dim: int = -1, dtype: DType | str | None = None) -> Tensor:
         return (self if dtype is None else self.cast(dtype))._log_softmax(self._dim(dim))
 
-    def softmin(self: Tensor, dim: int = -1, dtype: DType | str | None = None) -> Tensor: return (-self).softmax(dim, dtype)
+    def softmin(self: Tensor, dim: int = -1, dtype: DType | str | None = None) -> Tensor:
+        return (-self).softmax(dim, dtype)
 
     @elementary()
     def _softmax(self: Tensor, dim: int) -> Tensor:
@@ -171,7 +203,9 @@ class ActivationMixin:
             return self
         e = (self - self.amax(dim, keepdim=True).detach()).exp()
         total = e.sum(dim, keepdim=True)
-        return e / total if e.dtype.is_half else e * total.reciprocal()  # one division a row; a half's would be rounded twice
+        return (
+            e / total if e.dtype.is_half else e * total.reciprocal()
+        )  # one division a row; a half's would be rounded twice
 
     @elementary()
     def _log_softmax(self: Tensor, dim: int) -> Tensor:

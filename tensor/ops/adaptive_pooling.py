@@ -49,12 +49,21 @@ def _adaptive_avg(name: str, x: Tensor, n: int, output_size: Any) -> Tensor:
     return x
 
 
-def adaptive_avg_pool1d(input: Tensor, output_size: Any) -> Tensor: return _adaptive_avg("adaptive_avg_pool1d", input, 1, output_size)
-def adaptive_avg_pool2d(input: Tensor, output_size: Any) -> Tensor: return _adaptive_avg("adaptive_avg_pool2d", input, 2, output_size)
-def adaptive_avg_pool3d(input: Tensor, output_size: Any) -> Tensor: return _adaptive_avg("adaptive_avg_pool3d", input, 3, output_size)
+def adaptive_avg_pool1d(input: Tensor, output_size: Any) -> Tensor:
+    return _adaptive_avg("adaptive_avg_pool1d", input, 1, output_size)
 
 
-def _largest_of_parts(x: Tensor, starts: list[Tensor], counts: list[Tensor], widths: list[int], return_indices: bool) -> Any:
+def adaptive_avg_pool2d(input: Tensor, output_size: Any) -> Tensor:
+    return _adaptive_avg("adaptive_avg_pool2d", input, 2, output_size)
+
+
+def adaptive_avg_pool3d(input: Tensor, output_size: Any) -> Tensor:
+    return _adaptive_avg("adaptive_avg_pool3d", input, 3, output_size)
+
+
+def _largest_of_parts(
+    x: Tensor, starts: list[Tensor], counts: list[Tensor], widths: list[int], return_indices: bool
+) -> Any:
     """The largest of boxes: along spatial dim i part o has `counts[i][o]` ≤ widths[i] elements from `starts[i][o]` on.
 
     `starts` (out,) or (N, C, out) each. Dims are read by position, one after the other: (N, C, *out, *width).
@@ -75,7 +84,9 @@ def _largest_of_parts(x: Tensor, starts: list[Tensor], counts: list[Tensor], wid
             index = flat.reshape((*lead, *(1,) * len(before), out * width, *(1,) * len(after)))
             x = x._gather_along(len(lead) + 2 * i, index.expand((*lead, *before, out * width, *after)))
         x = x.reshape((*lead, *before, out, width, *after))
-        valid = inside.reshape((*(lead if inside.ndim > 2 else ()), *(1,) * len(before), out, width, *(1,) * len(after)))
+        valid = inside.reshape(
+            (*(lead if inside.ndim > 2 else ()), *(1,) * len(before), out, width, *(1,) * len(after))
+        )
         x = valid._where(x, x.dtype.min).cast(x.dtype)
     k = len(lead)
     x = x.permute(*range(k), *[k + 2 * i for i in range(n)], *[k + 2 * i + 1 for i in range(n)])
@@ -104,22 +115,51 @@ def _adaptive_max(name: str, x: Tensor, n: int, output_size: Any, return_indices
     return _largest_of_parts(x, starts, [e - b for b, e in zip(starts, ends)], widths, return_indices)
 
 
-def adaptive_max_pool1d(input: Tensor, output_size: Any, return_indices: bool = False) -> Any: return _adaptive_max("adaptive_max_pool1d", input, 1, output_size, return_indices)
-def adaptive_max_pool2d(input: Tensor, output_size: Any, return_indices: bool = False) -> Any: return _adaptive_max("adaptive_max_pool2d", input, 2, output_size, return_indices)
-def adaptive_max_pool3d(input: Tensor, output_size: Any, return_indices: bool = False) -> Any: return _adaptive_max("adaptive_max_pool3d", input, 3, output_size, return_indices)
-def adaptive_max_pool1d_with_indices(input: Tensor, output_size: Any, return_indices: bool = False) -> Any: return adaptive_max_pool1d(input, output_size, True)
-def adaptive_max_pool2d_with_indices(input: Tensor, output_size: Any, return_indices: bool = False) -> Any: return adaptive_max_pool2d(input, output_size, True)
-def adaptive_max_pool3d_with_indices(input: Tensor, output_size: Any, return_indices: bool = False) -> Any: return adaptive_max_pool3d(input, output_size, True)
+def adaptive_max_pool1d(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
+    return _adaptive_max("adaptive_max_pool1d", input, 1, output_size, return_indices)
 
 
-def _fractional(name: str, x: Tensor, n: int, kernel: Pair, output_size: Any, output_ratio: Any, return_indices: bool, samples: Tensor | None) -> Any:
+def adaptive_max_pool2d(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
+    return _adaptive_max("adaptive_max_pool2d", input, 2, output_size, return_indices)
+
+
+def adaptive_max_pool3d(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
+    return _adaptive_max("adaptive_max_pool3d", input, 3, output_size, return_indices)
+
+
+def adaptive_max_pool1d_with_indices(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
+    return adaptive_max_pool1d(input, output_size, True)
+
+
+def adaptive_max_pool2d_with_indices(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
+    return adaptive_max_pool2d(input, output_size, True)
+
+
+def adaptive_max_pool3d_with_indices(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
+    return adaptive_max_pool3d(input, output_size, True)
+
+
+def _fractional(
+    name: str,
+    x: Tensor,
+    n: int,
+    kernel: Pair,
+    output_size: Any,
+    output_ratio: Any,
+    return_indices: bool,
+    samples: Tensor | None,
+) -> Any:
     """Windows at pseudo-random places, in order, of which the last ends at the border (Graham, 2014). `samples` (N, C, n) uniform on
     [0, 1): as in PyTorch, of images samples[..., 0] places along W and [..., 1] along H, of volumes 0, 1, 2 along D, H, W."""
     if (output_size is None) == (output_ratio is None):
         raise ValueError(f"{name}: give output_size or output_ratio, one of them")
     k, sizes, lead = numbers(kernel, n, "kernel_size"), x.shape[-n:], x.shape[:-n]
     ratio = (output_ratio,) * n if isinstance(output_ratio, float) else output_ratio
-    outs = numbers(output_size, n, "output_size") if output_size is not None else tuple(int(s * r) for s, r in zip(sizes, ratio))
+    outs = (
+        numbers(output_size, n, "output_size")
+        if output_size is not None
+        else tuple(int(s * r) for s, r in zip(sizes, ratio))
+    )
     if any(o + w - 1 > s for o, w, s in zip(outs, k, sizes)):
         raise ValueError(f"{name}: {outs} windows of {k} do not fit into {sizes}")
     shape = lead if len(lead) == 2 else (1, *lead)
@@ -136,17 +176,49 @@ def _fractional(name: str, x: Tensor, n: int, kernel: Pair, output_size: Any, ou
     return _largest_of_parts(x, starts, counts, list(k), return_indices)
 
 
-def fractional_max_pool2d(input: Tensor, kernel_size: Pair, output_size: Any = None, output_ratio: Any = None, return_indices: bool = False, _random_samples: Tensor | None = None) -> Any:
-    return _fractional("fractional_max_pool2d", input, 2, kernel_size, output_size, output_ratio, return_indices, _random_samples)
+def fractional_max_pool2d(
+    input: Tensor,
+    kernel_size: Pair,
+    output_size: Any = None,
+    output_ratio: Any = None,
+    return_indices: bool = False,
+    _random_samples: Tensor | None = None,
+) -> Any:
+    return _fractional(
+        "fractional_max_pool2d", input, 2, kernel_size, output_size, output_ratio, return_indices, _random_samples
+    )
 
 
-def fractional_max_pool3d(input: Tensor, kernel_size: Pair, output_size: Any = None, output_ratio: Any = None, return_indices: bool = False, _random_samples: Tensor | None = None) -> Any:
-    return _fractional("fractional_max_pool3d", input, 3, kernel_size, output_size, output_ratio, return_indices, _random_samples)
+def fractional_max_pool3d(
+    input: Tensor,
+    kernel_size: Pair,
+    output_size: Any = None,
+    output_ratio: Any = None,
+    return_indices: bool = False,
+    _random_samples: Tensor | None = None,
+) -> Any:
+    return _fractional(
+        "fractional_max_pool3d", input, 3, kernel_size, output_size, output_ratio, return_indices, _random_samples
+    )
 
 
-def fractional_max_pool2d_with_indices(input: Tensor, kernel_size: Pair, output_size: Any = None, output_ratio: Any = None, return_indices: bool = False, _random_samples: Tensor | None = None) -> Any:
+def fractional_max_pool2d_with_indices(
+    input: Tensor,
+    kernel_size: Pair,
+    output_size: Any = None,
+    output_ratio: Any = None,
+    return_indices: bool = False,
+    _random_samples: Tensor | None = None,
+) -> Any:
     return fractional_max_pool2d(input, kernel_size, output_size, output_ratio, True, _random_samples)
 
 
-def fractional_max_pool3d_with_indices(input: Tensor, kernel_size: Pair, output_size: Any = None, output_ratio: Any = None, return_indices: bool = False, _random_samples: Tensor | None = None) -> Any:
+def fractional_max_pool3d_with_indices(
+    input: Tensor,
+    kernel_size: Pair,
+    output_size: Any = None,
+    output_ratio: Any = None,
+    return_indices: bool = False,
+    _random_samples: Tensor | None = None,
+) -> Any:
     return fractional_max_pool3d(input, kernel_size, output_size, output_ratio, True, _random_samples)

@@ -35,8 +35,11 @@ class ArithmeticMixin:
         x, y = (self if alpha == 1 else self * alpha)._pair(other, reverse=True)
         return x.sub(y)
 
-    def square(self: Tensor) -> Tensor: return self * self
-    def reciprocal(self: Tensor) -> Tensor: return self._float()._op(Ops.RECIP)
+    def square(self: Tensor) -> Tensor:
+        return self * self
+
+    def reciprocal(self: Tensor) -> Tensor:
+        return self._float()._op(Ops.RECIP)
 
     def addcmul(self: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Any = 1) -> Tensor:
         """self + value · tensor1 · tensor2."""
@@ -60,6 +63,10 @@ class ArithmeticMixin:
 def _scaled(x: Tensor, other: Any, alpha: Any) -> Any:
     if alpha == 1:
         return other
-    if isinstance(alpha, float) and not x.dtype.is_float and not (other.dtype.is_float if hasattr(other, "uop") else isinstance(other, float)):
+    if (
+        isinstance(alpha, float)
+        and not x.dtype.is_float
+        and not (other.dtype.is_float if hasattr(other, "uop") else isinstance(other, float))
+    ):
         raise TypeError(f"alpha={alpha} for integer operands; pass a whole alpha, or cast to a float type first")
     return other * alpha

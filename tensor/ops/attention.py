@@ -21,15 +21,25 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
     `is_causal`: key j for query i only where j ≤ i. `enable_gqa`: query (..., H, L, E) has a multiple of the heads of key and value.
     """
     if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
-        raise ValueError(f"scaled_dot_product_attention: query {query.shape}, key {key.shape} and value {value.shape} do not fit; expected (..., L, E), (..., S, E), (..., S, Ev)")
+        raise ValueError(
+            f"scaled_dot_product_attention: query {query.shape}, key {key.shape} and value {value.shape} do not fit; expected (..., L, E), (..., S, E), (..., S, Ev)"
+        )
     if is_causal and attn_mask is not None:
         raise ValueError("scaled_dot_product_attention: give attn_mask or is_causal, not both")
     if enable_gqa:
         heads, own = query.shape[-3], key.shape[-3]
         if heads % own or value.shape[-3] != own:
-            raise ValueError(f"scaled_dot_product_attention: {heads} query heads are not a multiple of {own} key and {value.shape[-3]} value heads")
+            raise ValueError(
+                f"scaled_dot_product_attention: {heads} query heads are not a multiple of {own} key and {value.shape[-3]} value heads"
+            )
         out = scaled_dot_product_attention(
-            query.unflatten(-3, (own, heads // own)), key.unsqueeze(-3), value.unsqueeze(-3), None if attn_mask is None else _grouped(attn_mask, own), dropout_p, is_causal, scale
+            query.unflatten(-3, (own, heads // own)),
+            key.unsqueeze(-3),
+            value.unsqueeze(-3),
+            None if attn_mask is None else _grouped(attn_mask, own),
+            dropout_p,
+            is_causal,
+            scale,
         )
         return out.flatten(-4, -3)
     factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
@@ -41,7 +51,9 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
     return attend(q, k, v, mask, is_causal, factor)
 
 
-def _plainly(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float) -> Tensor:
+def _plainly(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float
+) -> Tensor:
     """With all weights in memory, and the gradient that follows from how they are computed."""
     scores = q.matmul(k.transpose(-1, -2)) * scale
     if is_causal:
@@ -78,7 +90,9 @@ def multi_head_attention_forward(
         return out.squeeze(1), None if weights is None else weights.squeeze(0)
     length, batch, width = query.shape
     if width != embed_dim_to_check or width % num_heads:
-        raise ValueError(f"multi_head_attention_forward: {width} features, expected {embed_dim_to_check}, a multiple of {num_heads} heads")
+        raise ValueError(
+            f"multi_head_attention_forward: {width} features, expected {embed_dim_to_check}, a multiple of {num_heads} heads"
+        )
     if use_separate_proj_weight:
         assert q_proj_weight is not None and k_proj_weight is not None and v_proj_weight is not None
         projections = [q_proj_weight, k_proj_weight, v_proj_weight]

@@ -29,11 +29,20 @@ class BitwiseMixin:
         beyond: Any = 0 if op is Ops.SHL or x.dtype.is_unsigned else (x < 0)._where(-1, 0).cast(x.dtype)
         return inside._where(x._op(op, None, inside._where(y, 0)), beyond)
 
-    def bitwise_and(self: Tensor, other: Any) -> Tensor: return self._bits(Ops.AND, other)
-    def bitwise_or(self: Tensor, other: Any) -> Tensor: return self._bits(Ops.OR, other)
-    def bitwise_xor(self: Tensor, other: Any) -> Tensor: return self._bits(Ops.XOR, other)
-    def bitwise_left_shift(self: Tensor, other: Any) -> Tensor: return self._shift(Ops.SHL, other)
-    def bitwise_right_shift(self: Tensor, other: Any) -> Tensor: return self._shift(Ops.SHR, other)
+    def bitwise_and(self: Tensor, other: Any) -> Tensor:
+        return self._bits(Ops.AND, other)
+
+    def bitwise_or(self: Tensor, other: Any) -> Tensor:
+        return self._bits(Ops.OR, other)
+
+    def bitwise_xor(self: Tensor, other: Any) -> Tensor:
+        return self._bits(Ops.XOR, other)
+
+    def bitwise_left_shift(self: Tensor, other: Any) -> Tensor:
+        return self._shift(Ops.SHL, other)
+
+    def bitwise_right_shift(self: Tensor, other: Any) -> Tensor:
+        return self._shift(Ops.SHR, other)
 
     lshift, rshift = bitwise_left_shift, bitwise_right_shift
 
@@ -42,7 +51,14 @@ class BitwiseMixin:
             raise TypeError(f"bitwise_not (~) needs a bool or integer tensor, not {self.dtype.name}; cast first")
         return self._op(Ops.NOT)
 
-    def logical_not(self: Tensor) -> Tensor: return self.cast(dtypes.bool)._op(Ops.NOT)
-    def logical_and(self: Tensor, other: Tensor) -> Tensor: return self.bool() & other.bool()
-    def logical_or(self: Tensor, other: Tensor) -> Tensor: return self.bool() | other.bool()
-    def logical_xor(self: Tensor, other: Tensor) -> Tensor: return self.bool() ^ other.bool()
+    def logical_not(self: Tensor) -> Tensor:
+        return self.cast(dtypes.bool)._op(Ops.NOT)
+
+    def logical_and(self: Tensor, other: Tensor) -> Tensor:
+        return self.bool() & other.bool()
+
+    def logical_or(self: Tensor, other: Tensor) -> Tensor:
+        return self.bool() | other.bool()
+
+    def logical_xor(self: Tensor, other: Tensor) -> Tensor:
+        return self.bool() ^ other.bool()

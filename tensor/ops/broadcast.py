@@ -10,12 +10,19 @@ from manygrad.tensor.uop import Ops, UOp
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
 
+
 def result_type(x: Tensor | bool | int | float, y: Tensor | bool | int | float) -> DType:
     """PyTorch's rule: a Python number, and a 0-d tensor beside one with dims, only raise the category."""
     if isinstance(x, (bool, int, float)):
         if not isinstance(y, (bool, int, float)):
             return result_type(y, x)
-        return dtypes.default_float if isinstance(x, float) or isinstance(y, float) else dtypes.bool if isinstance(x, bool) and isinstance(y, bool) else dtypes.default_int
+        return (
+            dtypes.default_float
+            if isinstance(x, float) or isinstance(y, float)
+            else dtypes.bool
+            if isinstance(x, bool) and isinstance(y, bool)
+            else dtypes.default_int
+        )
     if isinstance(y, (bool, int, float)):
         rank = 2 if isinstance(y, float) else 1 if not isinstance(y, bool) else 0
         if category(x.dtype) >= rank:
@@ -35,7 +42,9 @@ def broadcast_shape(*shapes: tuple[Any, ...]) -> tuple[Any, ...]:
     for dims in zip(*[(1,) * (n - len(s)) + tuple(s) for s in shapes]):
         wide = [d for d in dims if not (isinstance(d, int) and d == 1)]
         if any(d is not wide[0] and d != wide[0] for d in wide[1:]):
-            raise ValueError(f"shapes {' and '.join(map(str, shapes))} do not broadcast: dims {dims} differ and none of them is 1")
+            raise ValueError(
+                f"shapes {' and '.join(map(str, shapes))} do not broadcast: dims {dims} differ and none of them is 1"
+            )
         out.append(wide[0] if wide else 1)
     return tuple(out)
 
@@ -64,7 +73,9 @@ class BroadcastMixin:
         x = self if self.dtype is kind else self.cast(kind)
         y = other if other.dtype is kind else other.cast(kind)
         if x.uop.device is not None and y.uop.device is not None and x.uop.device != y.uop.device:
-            raise ValueError(f"operands are on different devices: {placed(x)} and {placed(y)}; move one with .to(...) or .shard(...)")
+            raise ValueError(
+                f"operands are on different devices: {placed(x)} and {placed(y)}; move one with .to(...) or .shard(...)"
+            )
         if x.shape != y.shape:
             shape = broadcast_shape(x.shape, y.shape)
             x, y = x._broadcast(shape), y._broadcast(shape)
@@ -95,4 +106,6 @@ def _everywhere(u: UOp, shape: tuple[Any, ...]) -> UOp:
 def placed(t: Tensor) -> str:
     """For messages: `(3, 4) on CPU:1`."""
     d = t.uop.device
-    return f"{t.shape} on {d if isinstance(d, str) or d is None or len(d) <= 4 else f'{len(d)} devices {d[0]}..{d[-1]}'}"
+    return (
+        f"{t.shape} on {d if isinstance(d, str) or d is None or len(d) <= 4 else f'{len(d)} devices {d[0]}..{d[-1]}'}"
+    )

@@ -34,7 +34,9 @@ class CastingMixin:
         if have == want:
             return self._op(Ops.BITCAST, dtype=d)
         if not self.ndim:
-            raise ValueError(f"bitcast of a 0-d tensor from {self.dtype.name} to {d.name}: the widths differ ({have} and {want} bytes); reshape it to (1,) first")
+            raise ValueError(
+                f"bitcast of a 0-d tensor from {self.dtype.name} to {d.name}: the widths differ ({have} and {want} bytes); reshape it to (1,) first"
+            )
         *lead, n = self.shape
         narrow = UINT[min(have, want)]
         wide = UINT[max(have, want)]
@@ -43,7 +45,9 @@ class CastingMixin:
             parts = (self.bitcast(wide).unsqueeze(-1) >> shifts).cast(narrow)
             return self._as_bits(parts.reshape(*lead, n * (have // want)).bitcast(d))
         if n % (want // have):
-            raise ValueError(f"bitcast {self.shape} from {self.dtype.name} to {d.name}: the last dim must divide by {want // have}")
+            raise ValueError(
+                f"bitcast {self.shape} from {self.dtype.name} to {d.name}: the last dim must divide by {want // have}"
+            )
         parts = self.bitcast(narrow).reshape(*lead, n // (want // have), want // have).cast(wide) << shifts
         return self._as_bits(parts._reduce(Ops.ADD, -1, False).bitcast(d))
 
@@ -57,15 +61,35 @@ class CastingMixin:
         """The name of the element type; with `dtype` the tensor cast to it."""
         return f"manygrad.{self.dtype.name}" if dtype is None else self.cast(dtype)
 
-    def type_as(self: Tensor, other: Tensor) -> Tensor: return self.cast(other.dtype)
+    def type_as(self: Tensor, other: Tensor) -> Tensor:
+        return self.cast(other.dtype)
 
-    def float(self: Tensor) -> Tensor: return self.cast(dtypes.float32)
-    def double(self: Tensor) -> Tensor: return self.cast(dtypes.float64)
-    def half(self: Tensor) -> Tensor: return self.cast(dtypes.float16)
-    def bfloat16(self: Tensor) -> Tensor: return self.cast(dtypes.bfloat16)
-    def int(self: Tensor) -> Tensor: return self.cast(dtypes.int32)
-    def long(self: Tensor) -> Tensor: return self.cast(dtypes.int64)
-    def short(self: Tensor) -> Tensor: return self.cast(dtypes.int16)
-    def char(self: Tensor) -> Tensor: return self.cast(dtypes.int8)
-    def byte(self: Tensor) -> Tensor: return self.cast(dtypes.uint8)
-    def bool(self: Tensor) -> Tensor: return self.cast(dtypes.bool)
+    def float(self: Tensor) -> Tensor:
+        return self.cast(dtypes.float32)
+
+    def double(self: Tensor) -> Tensor:
+        return self.cast(dtypes.float64)
+
+    def half(self: Tensor) -> Tensor:
+        return self.cast(dtypes.float16)
+
+    def bfloat16(self: Tensor) -> Tensor:
+        return self.cast(dtypes.bfloat16)
+
+    def int(self: Tensor) -> Tensor:
+        return self.cast(dtypes.int32)
+
+    def long(self: Tensor) -> Tensor:
+        return self.cast(dtypes.int64)
+
+    def short(self: Tensor) -> Tensor:
+        return self.cast(dtypes.int16)
+
+    def char(self: Tensor) -> Tensor:
+        return self.cast(dtypes.int8)
+
+    def byte(self: Tensor) -> Tensor:
+        return self.cast(dtypes.uint8)
+
+    def bool(self: Tensor) -> Tensor:
+        return self.cast(dtypes.bool)

@@ -24,13 +24,19 @@ class ChoiceMixin:
         elif isinstance(y, Tensor):
             a, b = y._pair(x, reverse=True)
         else:
-            first = self._new(UOp.const(dtypes.default_float if isinstance(x, float) or isinstance(y, float) else dtypes.default_int, x))
+            first = self._new(
+                UOp.const(
+                    dtypes.default_float if isinstance(x, float) or isinstance(y, float) else dtypes.default_int, x
+                )
+            )
             a, b = first._pair(y)
         shape = broadcast_shape(cond.shape, a.shape, b.shape)
         cond, a, b = cond._broadcast(shape), a._broadcast(shape), b._broadcast(shape)
         for p, q in ((cond, a), (cond, b), (a, b)):
             if p.uop.device is not None and q.uop.device is not None and p.uop.device != q.uop.device:
-                raise ValueError(f"where: operands are on different devices: {placed(p)} and {placed(q)}; move one with .to(...)")
+                raise ValueError(
+                    f"where: operands are on different devices: {placed(p)} and {placed(q)}; move one with .to(...)"
+                )
         return cond._op(Ops.WHERE, None, a, b, dtype=a.dtype)
 
     def where(self: Tensor, condition: Any, other: Any) -> Tensor:
@@ -53,7 +59,9 @@ class ChoiceMixin:
         if not mask.dtype.is_bool:
             raise TypeError(f"masked_fill needs a bool mask, not {mask.dtype.name}; compare, or cast with .bool()")
         if hasattr(value, "uop") and value.ndim:
-            raise ValueError(f"masked_fill takes one value, not a tensor of shape {value.shape}; use value.where(mask, x)")
+            raise ValueError(
+                f"masked_fill takes one value, not a tensor of shape {value.shape}; use value.where(mask, x)"
+            )
         return mask._where(value, self).cast(self.dtype)
 
     # *** the larger and the smaller ***
@@ -95,8 +103,11 @@ class ChoiceMixin:
             out = (high < out)._where(high, out)
         return out
 
-    def clamp_min(self: Tensor, min: Any) -> Tensor: return self.clamp(min=min)
-    def clamp_max(self: Tensor, max: Any) -> Tensor: return self.clamp(max=max)
+    def clamp_min(self: Tensor, min: Any) -> Tensor:
+        return self.clamp(min=min)
+
+    def clamp_max(self: Tensor, max: Any) -> Tensor:
+        return self.clamp(max=max)
 
     clip = clamp
 

@@ -13,10 +13,17 @@ if TYPE_CHECKING:
 
 
 class ComparisonMixin:
-    def lt(self: Tensor, other: Any) -> Tensor: return self._binary(Ops.CMPLT, other)
-    def gt(self: Tensor, other: Any) -> Tensor: return self._binary(Ops.CMPLT, other, reverse=True)
-    def eq(self: Tensor, other: Any) -> Tensor: return self._binary(Ops.CMPEQ, other)
-    def ne(self: Tensor, other: Any) -> Tensor: return self._binary(Ops.CMPNE, other)
+    def lt(self: Tensor, other: Any) -> Tensor:
+        return self._binary(Ops.CMPLT, other)
+
+    def gt(self: Tensor, other: Any) -> Tensor:
+        return self._binary(Ops.CMPLT, other, reverse=True)
+
+    def eq(self: Tensor, other: Any) -> Tensor:
+        return self._binary(Ops.CMPEQ, other)
+
+    def ne(self: Tensor, other: Any) -> Tensor:
+        return self._binary(Ops.CMPNE, other)
 
     def le(self: Tensor, other: Any) -> Tensor:
         kind = result_type(self, other) if not isinstance(other, UOp) else self.dtype
@@ -28,14 +35,27 @@ class ComparisonMixin:
 
     less, greater, less_equal, greater_equal, not_equal = lt, gt, le, ge, ne
 
-    def isnan(self: Tensor) -> Tensor: return self.ne(self)
-    def isinf(self: Tensor) -> Tensor: return self.eq(math.inf) | self.eq(-math.inf) if self.dtype.is_float else self.ne(self)
-    def isfinite(self: Tensor) -> Tensor: return (self.isnan() | self.isinf()).logical_not()
-    def isposinf(self: Tensor) -> Tensor: return self.eq(math.inf) if self.dtype.is_float else self.ne(self)
-    def isneginf(self: Tensor) -> Tensor: return self.eq(-math.inf) if self.dtype.is_float else self.ne(self)
-    def isreal(self: Tensor) -> Tensor: return self.eq(self) | self.ne(self)
+    def isnan(self: Tensor) -> Tensor:
+        return self.ne(self)
 
-    def isclose(self: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
+    def isinf(self: Tensor) -> Tensor:
+        return self.eq(math.inf) | self.eq(-math.inf) if self.dtype.is_float else self.ne(self)
+
+    def isfinite(self: Tensor) -> Tensor:
+        return (self.isnan() | self.isinf()).logical_not()
+
+    def isposinf(self: Tensor) -> Tensor:
+        return self.eq(math.inf) if self.dtype.is_float else self.ne(self)
+
+    def isneginf(self: Tensor) -> Tensor:
+        return self.eq(-math.inf) if self.dtype.is_float else self.ne(self)
+
+    def isreal(self: Tensor) -> Tensor:
+        return self.eq(self) | self.ne(self)
+
+    def isclose(
+        self: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+    ) -> Tensor:
         """|x − y| <= atol + rtol·|y|, or both are the same infinity (with equal_nan: both NaN)."""
         if self.dtype is not other.dtype:
             raise TypeError(f"isclose: {self.dtype.name} and {other.dtype.name} differ; cast one")
@@ -47,7 +67,9 @@ class ComparisonMixin:
         near = x.eq(y) | (y.isfinite() & ((x - y).abs() <= y.abs() * rtol + atol))
         return near | (x.isnan() & y.isnan()) if equal_nan else near
 
-    def allclose(self: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> bool:
+    def allclose(
+        self: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+    ) -> bool:
         """Whether all elements are close; computes it now."""
         return bool(self.isclose(other, rtol, atol, equal_nan).all().item())
 

@@ -16,7 +16,15 @@ class Histogram(NamedTuple):
 
 
 class CountingMixin:
-    def unique(self: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None, *, size: int | None = None) -> Any:
+    def unique(
+        self: Tensor,
+        sorted: bool = True,
+        return_inverse: bool = False,
+        return_counts: bool = False,
+        dim: int | None = None,
+        *,
+        size: int | None = None,
+    ) -> Any:
         """The distinct elements (or slices along `dim`) in order; with `return_inverse` also where each element went, with
         `return_counts` how many there are of each. The number of them is read on the host, unless `size` says it (see masking.py).
         """
@@ -25,10 +33,21 @@ class CountingMixin:
         order = self.arange(n)
         for c in reversed(range(rows.shape[1])):  # by the last column first, stably
             column = rows.detach()._take(1, c, c + 1).squeeze(1)
-            order = column.argsort() if c == rows.shape[1] - 1 else order._gather_along(0, column._gather_along(0, order).argsort())
+            order = (
+                column.argsort()
+                if c == rows.shape[1] - 1
+                else order._gather_along(0, column._gather_along(0, order).argsort())
+            )
         return self._distinct("unique", rows, order, dim, whole, return_inverse, return_counts, size)
 
-    def unique_consecutive(self: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None, *, size: int | None = None) -> Any:
+    def unique_consecutive(
+        self: Tensor,
+        return_inverse: bool = False,
+        return_counts: bool = False,
+        dim: int | None = None,
+        *,
+        size: int | None = None,
+    ) -> Any:
         """The elements (or slices along `dim`) that differ from the one before."""
         rows, whole = self._rows_along(dim)
         return self._distinct("unique_consecutive", rows, None, dim, whole, return_inverse, return_counts, size)
@@ -38,7 +57,17 @@ class CountingMixin:
         whole = self.flatten() if dim is None else self.movedim(self._dim(dim), 0)
         return whole.reshape(whole.shape[0], -1) if whole.numel() else whole.reshape(whole.shape[0], 0), whole
 
-    def _distinct(self: Tensor, name: str, rows: Tensor, order: Tensor | None, dim: int | None, whole: Tensor, inverse: bool, counts: bool, size: int | None) -> Any:
+    def _distinct(
+        self: Tensor,
+        name: str,
+        rows: Tensor,
+        order: Tensor | None,
+        dim: int | None,
+        whole: Tensor,
+        inverse: bool,
+        counts: bool,
+        size: int | None,
+    ) -> Any:
         n = rows.shape[0]
         if n == 0 or rows.shape[1] == 0:
             count, group = min(n, 1), self._const_like(0, dtypes.int64)._broadcast((n,))
@@ -53,7 +82,9 @@ class CountingMixin:
             group = first.cast(dtypes.int64).cumsum(0) - 1
             starts = first._true_positions(name, size)
             values = whole._gather({0: starts if order is None else order._gather_along(0, starts.minimum(n - 1))})
-            numbers = starts._take(0, 1, starts.shape[0]).cat(self._const_like(n, dtypes.int64)._broadcast((1,))) - starts
+            numbers = (
+                starts._take(0, 1, starts.shape[0]).cat(self._const_like(n, dtypes.int64)._broadcast((1,))) - starts
+            )
             if order is not None:
                 group = self._const_like(0, dtypes.int64)._broadcast((n,))._scatter_at(group, [order], "place")
         out: list[Any] = [values if dim is None else values.movedim(0, self._dim(dim))]
@@ -99,14 +130,18 @@ class CountingMixin:
             raise ValueError(f"{name}: the number of bins must be positive, got {bins}")
         if range is not None:
             if not range[0] <= range[1]:
-                raise ValueError(f"{name}: the range ({range[0]}, {range[1]}) is empty; the second number must not be smaller")
+                raise ValueError(
+                    f"{name}: the range ({range[0]}, {range[1]}) is empty; the second number must not be smaller"
+                )
             low, high = (self._const_like(float(r), self.dtype) for r in range)
         elif self.numel():
             low, high = self.detach().amin(), self.detach().amax()
         else:
             low, high = self._const_like(0.0, self.dtype), self._const_like(0.0, self.dtype)
         same = low.eq(high)
-        return same._where(low - (1 if name == "histc" else 0.5), low).cast(self.dtype), same._where(high + (1 if name == "histc" else 0.5), high).cast(self.dtype)
+        return same._where(low - (1 if name == "histc" else 0.5), low).cast(self.dtype), same._where(
+            high + (1 if name == "histc" else 0.5), high
+        ).cast(self.dtype)
 
     def _bins(self: Tensor, low: Tensor, high: Tensor, bins: int, weight: Tensor | None) -> Tensor:
         base = self._const_like(0, self.dtype)._broadcast((bins,))
@@ -117,7 +152,14 @@ class CountingMixin:
         value = self._const_like(1, self.dtype)._broadcast(self.shape) if weight is None else weight
         return base._scatter_at(value, [inside._where(at, bins)], "add")
 
-    def histogram(self: Tensor, bins: Any, *, range: tuple[float, float] | None = None, weight: Tensor | None = None, density: bool = False) -> Histogram:
+    def histogram(
+        self: Tensor,
+        bins: Any,
+        *,
+        range: tuple[float, float] | None = None,
+        weight: Tensor | None = None,
+        density: bool = False,
+    ) -> Histogram:
         """(hist, bin_edges): elements, or their weight, between edges; the last bin holds its right edge. `bins`: a number of equal
         ones over `range` (default: the data's), or a tensor of edges. `density`: the integral is 1.
         """

@@ -28,9 +28,25 @@ def _make(uop: UOp, device: Any, requires_grad: bool | None = None) -> Tensor:
 
 class CreationMixin:
     @staticmethod
-    def full(shape: Any, value: bool | int | float, dtype: DType | str | None = None, device: Any = None, requires_grad: bool | None = None) -> Tensor:
-        kind = to_dtype(dtype) if dtype is not None else dtypes.bool if isinstance(value, bool) else dtypes.int64 if isinstance(value, int) else dtypes.default_float
-        t = _make(UOp.const(kind, value), device)._broadcast(_shape((shape,) if isinstance(shape, int) else tuple(shape)))
+    def full(
+        shape: Any,
+        value: bool | int | float,
+        dtype: DType | str | None = None,
+        device: Any = None,
+        requires_grad: bool | None = None,
+    ) -> Tensor:
+        kind = (
+            to_dtype(dtype)
+            if dtype is not None
+            else dtypes.bool
+            if isinstance(value, bool)
+            else dtypes.int64
+            if isinstance(value, int)
+            else dtypes.default_float
+        )
+        t = _make(UOp.const(kind, value), device)._broadcast(
+            _shape((shape,) if isinstance(shape, int) else tuple(shape))
+        )
         t.requires_grad = requires_grad
         return t
 
@@ -50,13 +66,17 @@ class CreationMixin:
         return Tensor(engine().map_file(os.path.abspath(path), [(kind, dims, offset)])[0])
 
     @staticmethod
-    def zeros(*shape: Any, dtype: DType | str | None = None, device: Any = None, requires_grad: bool | None = None) -> Tensor:
+    def zeros(
+        *shape: Any, dtype: DType | str | None = None, device: Any = None, requires_grad: bool | None = None
+    ) -> Tensor:
         from manygrad.tensor.tensor import Tensor
 
         return Tensor.full(_shape(shape), 0.0, dtype or dtypes.default_float, device, requires_grad)
 
     @staticmethod
-    def ones(*shape: Any, dtype: DType | str | None = None, device: Any = None, requires_grad: bool | None = None) -> Tensor:
+    def ones(
+        *shape: Any, dtype: DType | str | None = None, device: Any = None, requires_grad: bool | None = None
+    ) -> Tensor:
         from manygrad.tensor.tensor import Tensor
 
         return Tensor.full(_shape(shape), 1.0, dtype or dtypes.default_float, device, requires_grad)
@@ -68,7 +88,9 @@ class CreationMixin:
         return Tensor.zeros(*shape, dtype=dtype, device=device)
 
     @staticmethod
-    def arange(start: float, end: float | None = None, step: float = 1, dtype: DType | str | None = None, device: Any = None) -> Tensor:
+    def arange(
+        start: float, end: float | None = None, step: float = 1, dtype: DType | str | None = None, device: Any = None
+    ) -> Tensor:
         """start, start + step, ... below end (PyTorch's rule for count and type)."""
         if end is None:
             start, end = 0, start
@@ -97,7 +119,10 @@ class CreationMixin:
     def eye(n: int, m: int | None = None, dtype: DType | str | None = None, device: Any = None) -> Tensor:
         from manygrad.tensor.tensor import Tensor
 
-        rows, cols = Tensor.arange(n, device=device).unsqueeze(1), Tensor.arange(n if m is None else m, device=device).unsqueeze(0)
+        rows, cols = (
+            Tensor.arange(n, device=device).unsqueeze(1),
+            Tensor.arange(n if m is None else m, device=device).unsqueeze(0),
+        )
         return rows.eq(cols).cast(to_dtype(dtype) if dtype is not None else dtypes.default_float)
 
     def full_like(self: Tensor, value: bool | int | float, dtype: DType | str | None = None) -> Tensor:

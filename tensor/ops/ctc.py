@@ -13,7 +13,15 @@ if TYPE_CHECKING:
 NEVER = -1e30  # log of no probability; finite, so that differences of two are numbers
 
 
-def ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0, reduction: str = "mean", zero_infinity: bool = False) -> Tensor:
+def ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> Tensor:
     """log_probs (T, N, C) or (T, C), targets (N, S) or all of them joined, lengths of each -> −log of the likelihood, per sequence (N,).
 
     The mean is of each loss divided by its target's length. T steps over (N, 2·S + 1) states.
@@ -23,7 +31,9 @@ def ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_leng
     single = log_probs.ndim == 2
     lp = log_probs.unsqueeze(1) if single else log_probs
     if lp.ndim != 3 or not 0 <= blank < lp.shape[2]:
-        raise ValueError(f"ctc_loss: log_probs has shape {log_probs.shape}, expected (T, N, C) or (T, C) with C above blank={blank}")
+        raise ValueError(
+            f"ctc_loss: log_probs has shape {log_probs.shape}, expected (T, N, C) or (T, C) with C above blank={blank}"
+        )
     steps, batch, _ = lp.shape
     frames, lengths = (_lengths(lp, x) for x in (input_lengths, target_lengths))
     if single and targets.ndim == 1:
@@ -31,11 +41,18 @@ def ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_leng
     elif targets.ndim == 1:
         targets = _rows(targets, target_lengths, batch)
     if targets.ndim != 2 or targets.shape[0] != batch or frames.shape != (batch,) or lengths.shape != (batch,):
-        raise ValueError(f"ctc_loss: a batch of {batch} needs targets ({batch}, S) and {batch} lengths of each, got {targets.shape}, {frames.shape}, {lengths.shape}")
+        raise ValueError(
+            f"ctc_loss: a batch of {batch} needs targets ({batch}, S) and {batch} lengths of each, got {targets.shape}, {frames.shape}, {lengths.shape}"
+        )
     size = targets.shape[1]
     labels = targets.cast(dtypes.int64)
     blanks = labels * 0 + blank
-    states = blanks.unsqueeze(-1).cat(labels.unsqueeze(-1), dim=-1).reshape(batch, 2 * size).cat(labels._take(1, 0, 1) * 0 + blank if size else lp.arange(batch).reshape(batch, 1) * 0 + blank, dim=1)
+    states = (
+        blanks.unsqueeze(-1)
+        .cat(labels.unsqueeze(-1), dim=-1)
+        .reshape(batch, 2 * size)
+        .cat(labels._take(1, 0, 1) * 0 + blank if size else lp.arange(batch).reshape(batch, 1) * 0 + blank, dim=1)
+    )
     count = 2 * size + 1
     emitted = lp._gather_along(2, states.unsqueeze(0)._broadcast((steps, batch, count)))
     place = lp.arange(count).unsqueeze(0)
@@ -45,7 +62,7 @@ def ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_leng
         stay = alpha.logaddexp(_moved(alpha, 1, NEVER))
         new = stay.logaddexp(skips._where(_moved(alpha, 2, NEVER), NEVER)) + emitted[t]
         alpha = (frames > t).unsqueeze(1)._where(new, alpha).clamp(min=NEVER).contiguous()
-    ends = (place.eq(2 * lengths.unsqueeze(1)) | place.eq(2 * lengths.unsqueeze(1) - 1))
+    ends = place.eq(2 * lengths.unsqueeze(1)) | place.eq(2 * lengths.unsqueeze(1) - 1)
     loss = -ends._where(alpha, NEVER).logsumexp(1)
     impossible = loss > -NEVER / 2
     loss = impossible._where(0.0 if zero_infinity else math.inf, loss)
@@ -73,7 +90,9 @@ def _rows(joined: Tensor, target_lengths: Any, batch: int) -> Tensor:
     """Targets one after another -> (N, S), each row as long as the longest; the lengths must be known now."""
     lengths = [int(v) for v in (target_lengths.tolist() if hasattr(target_lengths, "uop") else target_lengths)]
     if len(lengths) != batch or sum(lengths) != joined.shape[0]:
-        raise ValueError(f"ctc_loss: the target lengths {lengths} do not add up to the {joined.shape[0]} joined targets of a batch of {batch}")
+        raise ValueError(
+            f"ctc_loss: the target lengths {lengths} do not add up to the {joined.shape[0]} joined targets of a batch of {batch}"
+        )
     size, at, rows = max(lengths), 0, []
     for n in lengths:
         rows.append(joined._take(0, at, at + n).pad(((0, size - n),)).unsqueeze(0))

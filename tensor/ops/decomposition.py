@@ -26,23 +26,36 @@ class SLogDet(NamedTuple):
 
 
 class DecompositionMixin:
-    def cholesky(self: Tensor, upper: bool = False) -> Tensor: return _linalg().cholesky(self, upper)
-    def cholesky_inverse(self: Tensor, upper: bool = False) -> Tensor: return _linalg().cholesky_inverse(self, upper)
-    def cholesky_solve(self: Tensor, input2: Tensor, upper: bool = False) -> Tensor: return _linalg().cholesky_solve(self, input2, upper)
+    def cholesky(self: Tensor, upper: bool = False) -> Tensor:
+        return _linalg().cholesky(self, upper)
 
-    def triangular_solve(self: Tensor, A: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False) -> Any:
+    def cholesky_inverse(self: Tensor, upper: bool = False) -> Tensor:
+        return _linalg().cholesky_inverse(self, upper)
+
+    def cholesky_solve(self: Tensor, input2: Tensor, upper: bool = False) -> Tensor:
+        return _linalg().cholesky_solve(self, input2, upper)
+
+    def triangular_solve(
+        self: Tensor, A: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+    ) -> Any:
         return _linalg().triangular_solve(self, A, upper, transpose, unitriangular)
 
-    def det(self: Tensor) -> Tensor: return _linalg().det(self)
-    def slogdet(self: Tensor) -> SLogDet: return SLogDet(*_linalg().slogdet(self))
+    def det(self: Tensor) -> Tensor:
+        return _linalg().det(self)
+
+    def slogdet(self: Tensor) -> SLogDet:
+        return SLogDet(*_linalg().slogdet(self))
 
     def logdet(self: Tensor) -> Tensor:
         """log det; NaN where it is negative."""
         sign, value = self.slogdet()
         return (sign < 0)._where(float("nan"), value)
 
-    def inverse(self: Tensor) -> Tensor: return _linalg().inv(self)
-    def pinverse(self: Tensor, rcond: float = 1e-15) -> Tensor: return _linalg().pinv(self, rcond)
+    def inverse(self: Tensor) -> Tensor:
+        return _linalg().inv(self)
+
+    def pinverse(self: Tensor, rcond: float = 1e-15) -> Tensor:
+        return _linalg().pinv(self, rcond)
 
     def solve(self: Tensor, B: Tensor) -> Tensor:
         """x with self @ x = B (torch.linalg.solve)."""
@@ -53,10 +66,17 @@ class DecompositionMixin:
             raise NotImplementedError("lu: always pivots, and gives (LU, pivots) only")
         return _linalg().lu(self)
 
-    def lu_solve(self: Tensor, LU_data: Tensor, LU_pivots: Tensor) -> Tensor: return _linalg().lu_solve(self, LU_data, LU_pivots)
-    def qr(self: Tensor, some: bool = True) -> QR: return QR(*_linalg().qr(self, "reduced" if some else "complete"))
-    def geqrf(self: Tensor) -> Any: return _linalg().geqrf(self)
-    def orgqr(self: Tensor, input2: Tensor) -> Tensor: return _linalg().orgqr(self, input2)
+    def lu_solve(self: Tensor, LU_data: Tensor, LU_pivots: Tensor) -> Tensor:
+        return _linalg().lu_solve(self, LU_data, LU_pivots)
+
+    def qr(self: Tensor, some: bool = True) -> QR:
+        return QR(*_linalg().qr(self, "reduced" if some else "complete"))
+
+    def geqrf(self: Tensor) -> Any:
+        return _linalg().geqrf(self)
+
+    def orgqr(self: Tensor, input2: Tensor) -> Tensor:
+        return _linalg().orgqr(self, input2)
 
     def ormqr(self: Tensor, input2: Tensor, input3: Tensor, left: bool = True, transpose: bool = False) -> Tensor:
         return _linalg().ormqr(self, input2, input3, left, transpose)
@@ -66,8 +86,11 @@ class DecompositionMixin:
         u, s, vt = _linalg().svd(self, full_matrices=not some)
         return SVD(u, s, vt.mT) if compute_uv else SVD(u.zeros_like(), s, vt.mT.zeros_like())
 
-    def matrix_power(self: Tensor, n: int) -> Tensor: return _linalg().matrix_power(self, n)
-    def matrix_exp(self: Tensor) -> Tensor: return _linalg().matrix_exp(self)
+    def matrix_power(self: Tensor, n: int) -> Tensor:
+        return _linalg().matrix_power(self, n)
+
+    def matrix_exp(self: Tensor) -> Tensor:
+        return _linalg().matrix_exp(self)
 
     # *** products ***
 
@@ -95,7 +118,11 @@ class DecompositionMixin:
 
     def tensordot(self: Tensor, other: Tensor, dims: Any = 2) -> Tensor:
         """Σ over pairs of dims: a number n (the last n of self with the first n of other), or two lists."""
-        mine, theirs = (list(range(self.ndim - dims, self.ndim)), list(range(dims))) if isinstance(dims, int) else ([self._dim(d) for d in dims[0]], [other._dim(d) for d in dims[1]])
+        mine, theirs = (
+            (list(range(self.ndim - dims, self.ndim)), list(range(dims)))
+            if isinstance(dims, int)
+            else ([self._dim(d) for d in dims[0]], [other._dim(d) for d in dims[1]])
+        )
         keep, rest = [d for d in range(self.ndim) if d not in mine], [d for d in range(other.ndim) if d not in theirs]
         sizes = [self.shape[d] for d in mine]
         if sizes != [other.shape[d] for d in theirs]:

@@ -46,7 +46,13 @@ class DiagonalMixin:
             a, b, offset = b, a, -offset
         n, k = self.shape[-1], abs(offset)
         # n rows of (x, n zeros) cut to n * n: row i starts one further right; then rows and columns for the offset
-        t = self.unsqueeze(-1).pad((0, n)).reshape(*self.shape[:-1], n * (n + 1))._take(self.ndim - 1, 0, n * n).reshape(*self.shape[:-1], n, n)
+        t = (
+            self.unsqueeze(-1)
+            .pad((0, n))
+            .reshape(*self.shape[:-1], n * (n + 1))
+            ._take(self.ndim - 1, 0, n * n)
+            .reshape(*self.shape[:-1], n, n)
+        )
         t = t.pad((k, 0, 0, k) if offset > 0 else (0, k, k, 0)) if k else t
         return t.movedim((-2, -1), (a, b))
 
@@ -105,12 +111,18 @@ class DiagonalMixin:
         return keep._where(self, self._const_like(0, self.dtype))
 
     @staticmethod
-    def tril_indices(row: int, col: int, offset: int = 0, *, dtype: DType | str = dtypes.int64, device: Any = None) -> Tensor:
+    def tril_indices(
+        row: int, col: int, offset: int = 0, *, dtype: DType | str = dtypes.int64, device: Any = None
+    ) -> Tensor:
         """(2, n): the rows and columns of the lower triangle of a (row, col) matrix, row by row."""
-        return _triangle_indices([(r, c) for r in range(row) for c in range(max(min(r + offset + 1, col), 0))], dtype, device)
+        return _triangle_indices(
+            [(r, c) for r in range(row) for c in range(max(min(r + offset + 1, col), 0))], dtype, device
+        )
 
     @staticmethod
-    def triu_indices(row: int, col: int, offset: int = 0, *, dtype: DType | str = dtypes.int64, device: Any = None) -> Tensor:
+    def triu_indices(
+        row: int, col: int, offset: int = 0, *, dtype: DType | str = dtypes.int64, device: Any = None
+    ) -> Tensor:
         """(2, n): the rows and columns of the upper triangle of a (row, col) matrix, row by row."""
         return _triangle_indices([(r, c) for r in range(row) for c in range(max(r + offset, 0), col)], dtype, device)
 

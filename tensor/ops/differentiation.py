@@ -42,7 +42,11 @@ class DifferentiationMixin:
         if self._requires_grad or not self.dtype.is_float:
             return bool(self._requires_grad)
         leaves = {t.uop for t in _live() if t._requires_grad}
-        return any(u in leaves or "history" in u._cache for u in self.uop.toposort(lambda u: u.op is not Ops.DETACH) if u.op is not Ops.DETACH)
+        return any(
+            u in leaves or "history" in u._cache
+            for u in self.uop.toposort(lambda u: u.op is not Ops.DETACH)
+            if u.op is not Ops.DETACH
+        )
 
     @requires_grad.setter
     @locked
@@ -97,7 +101,9 @@ class DifferentiationMixin:
         """`hook(gradient)` is called with the complete gradient of this tensor whenever it is computed; what it returns, if anything,
         takes its place. Tensors of equal graphs are one node: a hook on one is a hook on all of them."""
         if not self.requires_grad:
-            raise RuntimeError("register_hook: this tensor does not require a gradient, nothing it is computed from does")
+            raise RuntimeError(
+                "register_hook: this tensor does not require a gradient, nothing it is computed from does"
+            )
         self._hooks = self._hooks or []
         self._hooks.append(hook)
         return RemovableHandle(self._hooks, hook)
@@ -125,14 +131,22 @@ class DifferentiationMixin:
     # *** gradients ***
 
     @locked
-    def backward(self: Tensor, gradient: Tensor | None = None, retain_graph: bool | None = None, create_graph: bool = False, inputs: Sequence[Tensor] | None = None) -> Tensor:
+    def backward(
+        self: Tensor,
+        gradient: Tensor | None = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: Sequence[Tensor] | None = None,
+    ) -> Tensor:
         """Adds to `.grad` (lazily) of every live tensor with requires_grad=True that this one depends on, or only of `inputs`.
 
         Graphs are never freed and gradients can always be differentiated again: `retain_graph` and `create_graph` change nothing.
         """
         if gradient is None:
             if self.numel() != 1:
-                raise ValueError(f"backward() starts at a scalar, this tensor has shape {self.shape}; sum it, or pass gradient=")
+                raise ValueError(
+                    f"backward() starts at a scalar, this tensor has shape {self.shape}; sum it, or pass gradient="
+                )
             if not self.dtype.is_float:
                 raise TypeError(f"backward() needs a float tensor, this one is {self.dtype.name}")
         trained = [t for t in _live() if t._requires_grad]
@@ -142,7 +156,9 @@ class DifferentiationMixin:
         reached = [t for t in wanted if now.get(t.uop) in flowing]
         if not reached:
             raise RuntimeError("backward(): no tensor with requires_grad=True stands below this one")
-        grads = compute_gradients(root, self._start(gradient), {now[t.uop] for t in reached}, stored, {t.uop for t in trained}, _hooks(now))
+        grads = compute_gradients(
+            root, self._start(gradient), {now[t.uop] for t in reached}, stored, {t.uop for t in trained}, _hooks(now)
+        )
         for t in reached:
             g = grads.get(now[t.uop])
             if g is not None:

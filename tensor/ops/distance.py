@@ -18,7 +18,9 @@ def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6,
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """x1 · x2 / (max(‖x1‖, eps) · max(‖x2‖, eps)) along `dim`."""
     x, y = x1._floats(x2)
-    return (x / x.norm(2, dim, keepdim=True).clamp(min=eps) * (y / y.norm(2, dim, keepdim=True).clamp(min=eps))).sum(dim)
+    return (x / x.norm(2, dim, keepdim=True).clamp(min=eps) * (y / y.norm(2, dim, keepdim=True).clamp(min=eps))).sum(
+        dim
+    )
 
 
 def pdist(input: Tensor, p: float = 2.0) -> Tensor:

@@ -27,7 +27,9 @@ class DistributionsMixin:
     def randint_like(self: Tensor, low: int, high: int | None = None, dtype: Any = None) -> Tensor:
         """Whole numbers in [low, high), or in [0, low)."""
         a, b = (0, low) if high is None else (low, high)
-        return self._placed_like(self.randint(*self.shape, low=a, high=b, dtype=dtype or self.dtype, device=self.device))
+        return self._placed_like(
+            self.randint(*self.shape, low=a, high=b, dtype=dtype or self.dtype, device=self.device)
+        )
 
     def bernoulli(self: Tensor, p: float | None = None) -> Tensor:
         """1 with the probability that the element holds (or `p`), else 0."""
@@ -45,7 +47,9 @@ class DistributionsMixin:
             raise ValueError(f"multinomial: expected float weights (n,) or (m, n), got {self.shape} {self.dtype.name}")
         n = self.shape[-1]
         if num_samples < 1 or (not replacement and num_samples > n):
-            raise ValueError(f"multinomial: {num_samples} samples of {n} without replacement; pass replacement=True, or 1..{n}")
+            raise ValueError(
+                f"multinomial: {num_samples} samples of {n} without replacement; pass replacement=True, or 1..{n}"
+            )
         if replacement:
             sums = self.cast(dtypes.float64).cumsum(-1)
             u = self.rand(*self.shape[:-1], num_samples, device=self.device).cast(dtypes.float64) * sums[..., -1:]
@@ -94,8 +98,10 @@ class DistributionsMixin:
     def random_(self: Tensor, from_: int = 0, to: int | None = None) -> Tensor:
         """Whole numbers in [from_, to); without `to` as far as the type counts exactly."""
         if to is None:
-            bits = self.dtype.bits - (self.dtype.kind == "i") if not self.dtype.is_float else {2: 11 if self.dtype.name == "float16" else 8, 4: 24, 8: 53}[self.dtype.itemsize]
+            bits = (
+                self.dtype.bits - (self.dtype.kind == "i")
+                if not self.dtype.is_float
+                else {2: 11 if self.dtype.name == "float16" else 8, 4: 24, 8: 53}[self.dtype.itemsize]
+            )
             to = 1 << min(bits, 32)
         return self._filled_with(self.randint_like(from_, to, dtypes.int64))
-
-

@@ -29,7 +29,8 @@ class DivisionMixin:
 
     divide = div
 
-    def true_divide(self: Tensor, other: Any) -> Tensor: return self.div(other)
+    def true_divide(self: Tensor, other: Any) -> Tensor:
+        return self.div(other)
 
     def floor_divide(self: Tensor, other: Any) -> Tensor:
         """floor(x / y) of the exact quotient (Python's //)."""
@@ -68,7 +69,9 @@ class DivisionMixin:
         r = (x - product) - rest
         step = (x < 0)._where(-y.abs(), y.abs())
         r = ((r < 0).ne(x < 0) & r.ne(0))._where(r + step, r)  # the quotient was rounded up to a whole number
-        r = (r.abs() < y.abs())._where(r, (x.isfinite() & (y.abs() > 0))._where(0.0, math.nan))  # 0 for a quotient beyond the type
+        r = (r.abs() < y.abs())._where(
+            r, (x.isfinite() & (y.abs() > 0))._where(0.0, math.nan)
+        )  # 0 for a quotient beyond the type
         out = q.eq(0)._where(y.isnan()._where(math.nan, x), r)
         return with_gradient(out, "fmod", None, lambda g, x, y: (g, -g * (x / y).trunc()), x, y).cast(kind)
 

@@ -65,7 +65,9 @@ def alpha_dropout(input: Tensor, p: float = 0.5, training: bool = False, inplace
 
 def feature_alpha_dropout(input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Tensor:
     """alpha_dropout of whole channels of (N, C, ...)."""
-    return _alpha_drop("feature_alpha_dropout", input, (*input.shape[:2], *(1,) * (input.ndim - 2)), p, training, inplace)
+    return _alpha_drop(
+        "feature_alpha_dropout", input, (*input.shape[:2], *(1,) * (input.ndim - 2)), p, training, inplace
+    )
 
 
 def _alpha_drop(name: str, x: Tensor, shape: tuple[Any, ...], p: float, training: bool | None, inplace: bool) -> Tensor:

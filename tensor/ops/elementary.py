@@ -22,7 +22,9 @@ def with_gradient(out: Tensor, name: str, params: Any, backward: Callable[..., A
     return out._new(UOp(Ops.CUSTOM, out.dtype, (out.uop, *(t.uop for t in inputs)), CustomGrad(name, params, backward)))
 
 
-def elementary(derivative: Callable[..., Tensor] | None = None, wide: bool = False) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+def elementary(
+    derivative: Callable[..., Tensor] | None = None, wide: bool = False
+) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
     """Decorates a method on floats: `derivative(x, *params)` is d(out)/dx where the automatic one is wasteful or wrong.
 
     `wide`: computed in float64 always, for series that cancel in float32.

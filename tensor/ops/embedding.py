@@ -79,9 +79,13 @@ def embedding_bag(
     if mode not in ("sum", "mean", "max"):
         raise ValueError(f'embedding_bag: mode is "sum", "mean" or "max", not {mode!r}')
     if per_sample_weights is not None and (mode != "sum" or per_sample_weights.shape != input.shape):
-        raise ValueError(f'embedding_bag: per_sample_weights need mode "sum" and the shape of the input {input.shape}, got {mode!r} and {per_sample_weights.shape}')
+        raise ValueError(
+            f'embedding_bag: per_sample_weights need mode "sum" and the shape of the input {input.shape}, got {mode!r} and {per_sample_weights.shape}'
+        )
     if (input.ndim == 2) == (offsets is not None) or input.ndim not in (1, 2):
-        raise ValueError(f"embedding_bag: an input (B, N) has no offsets, one of shape (N,) needs them; got input {input.shape} and offsets {'None' if offsets is None else offsets.shape}")
+        raise ValueError(
+            f"embedding_bag: an input (B, N) has no offsets, one of shape (N,) needs them; got input {input.shape} and offsets {'None' if offsets is None else offsets.shape}"
+        )
     rows = embedding(input, weight, None, max_norm, norm_type, scale_grad_by_freq)
     counted = None if padding_idx is None else input.ne(_row(padding_idx, weight))
     if per_sample_weights is not None:
@@ -94,7 +98,9 @@ def embedding_bag(
         mine = bag.eq(input.arange(starts.shape[0]).unsqueeze(1))
         return _reduced(rows.unsqueeze(0), mine if counted is None else mine & counted, mode)
     zeros = weight[:1].detach().zeros_like()._broadcast((starts.shape[0], weight.shape[1]))
-    total = zeros.scatter_add(0, bag.unsqueeze(1)._broadcast(rows.shape), rows if counted is None else counted.unsqueeze(1)._where(rows, 0.0))
+    total = zeros.scatter_add(
+        0, bag.unsqueeze(1)._broadcast(rows.shape), rows if counted is None else counted.unsqueeze(1)._where(rows, 0.0)
+    )
     if mode == "sum":
         return total
     ones = rows[:, :1].detach().ones_like() if counted is None else counted.unsqueeze(1).cast(rows.dtype)

@@ -21,7 +21,9 @@ class ExpandingMixin:
         out = tuple(h if isinstance(w, int) and w == -1 else w for h, w in zip(have, want))
         for h, w in zip(have, out):
             if not _is_one(h) and h != w:
-                raise ValueError(f"expand {self.shape} to {out}: a dim of {h} cannot become {w}; only dims of size 1 expand")
+                raise ValueError(
+                    f"expand {self.shape} to {out}: a dim of {h} cannot become {w}; only dims of size 1 expand"
+                )
         return self._broadcast(out)
 
     def expand_as(self: Tensor, other: Tensor) -> Tensor:

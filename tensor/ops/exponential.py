@@ -13,12 +13,18 @@ from manygrad.tensor.uop import Ops
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
 
-LOG10_OF_2 = (0.301025390625, 4.605038981195213738895e-06)  # a short part, whose product with an exponent is exact, and the rest
+LOG10_OF_2 = (
+    0.301025390625,
+    4.605038981195213738895e-06,
+)  # a short part, whose product with an exponent is exact, and the rest
 
 
 class ExponentialMixin:
-    def exp(self: Tensor) -> Tensor: return self._float()._op(Ops.EXP)
-    def log(self: Tensor) -> Tensor: return self._float()._op(Ops.LOG)
+    def exp(self: Tensor) -> Tensor:
+        return self._float()._op(Ops.EXP)
+
+    def log(self: Tensor) -> Tensor:
+        return self._float()._op(Ops.LOG)
 
     @elementary(lambda x: x.exp2() * math.log(2))
     def exp2(self: Tensor) -> Tensor:
@@ -31,7 +37,9 @@ class ExponentialMixin:
         """exp(x) − 1, to full precision near 0 (there a Taylor polynomial)."""
         near = self.clamp(-0.35, 0.35)
         terms = range(14 if self.dtype is dtypes.float64 else 8, 0, -1)
-        return (self.abs() < 0.35)._where(near * polynomial(near, tuple(1 / math.factorial(k) for k in terms)), self.exp() - 1)
+        return (self.abs() < 0.35)._where(
+            near * polynomial(near, tuple(1 / math.factorial(k) for k in terms)), self.exp() - 1
+        )
 
     @elementary(lambda x: (x + 1).reciprocal())
     def log1p(self: Tensor) -> Tensor:
@@ -57,7 +65,9 @@ class ExponentialMixin:
         x, y = self._floats(other)
         gap = (x - y).abs()
         out = x.maximum(y) + gap.isnan()._where(0.0, (-gap).exp().log1p())  # inf − inf: both are the result
-        return with_gradient(out, "logaddexp", None, lambda g, x, y: (g * (x - y).sigmoid(), g * (y - x).sigmoid()), x, y)
+        return with_gradient(
+            out, "logaddexp", None, lambda g, x, y: (g * (x - y).sigmoid(), g * (y - x).sigmoid()), x, y
+        )
 
     def logaddexp2(self: Tensor, other: Tensor) -> Tensor:
         """log2(2 ** x + 2 ** y) without overflow."""
@@ -68,4 +78,6 @@ class ExponentialMixin:
         """x · log(y), and 0 where x is 0 (NaN where y is)."""
         x, y = self._floats(other)
         out = (x.eq(0) & y.isnan().logical_not())._where(0.0, x * y.log())
-        return with_gradient(out, "xlogy", None, lambda g, x, y: ((x.eq(0) & (y <= 0))._where(0.0, g * y.log()), g * x / y), x, y)
+        return with_gradient(
+            out, "xlogy", None, lambda g, x, y: ((x.eq(0) & (y <= 0))._where(0.0, g * y.log()), g * x / y), x, y
+        )

@@ -67,7 +67,11 @@ class ExtremumMixin:
                 return (at.eq(x._places(d))._where(g, 0.0),)
 
             values = with_gradient(values, name, d, backward, self)
-        return ValuesAndIndices(values, index) if keepdim or not self.ndim else ValuesAndIndices(values._without((d,)), index._without((d,)))
+        return (
+            ValuesAndIndices(values, index)
+            if keepdim or not self.ndim
+            else ValuesAndIndices(values._without((d,)), index._without((d,)))
+        )
 
     def _places(self: Tensor, d: int) -> Tensor:
         """0, 1, ... along dim d, in a shape that broadcasts with this tensor."""

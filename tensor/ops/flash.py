@@ -29,7 +29,9 @@ PART = 1024  # keys, or queries, of one chain: with more, fewer rows fit beside 
 
 def causal(q: Tensor, k: Tensor, queries: slice = WHOLE, keys: slice = WHOLE) -> Tensor:
     """(L, S), True where key j may be seen by query i: j ≤ i; of parts of them."""
-    j, i = (x.arange(x.shape[-2]) + of.start if of.start else x.arange(x.shape[-2]) for x, of in ((k, keys), (q, queries)))
+    j, i = (
+        x.arange(x.shape[-2]) + of.start if of.start else x.arange(x.shape[-2]) for x, of in ((k, keys), (q, queries))
+    )
     return j.unsqueeze(0) <= i.unsqueeze(1)
 
 
@@ -56,10 +58,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool
     return out._new(UOp(Ops.CUSTOM, out.dtype, (out.uop, *inputs), _AttentionGrad(is_causal, scale)))
 
 
-Partial = tuple["Tensor", "Tensor", "Tensor"]  # of each query: the largest score, the sum of exp(score − that), the same sum of values
+Partial = tuple[
+    "Tensor", "Tensor", "Tensor"
+]  # of each query: the largest score, the sum of exp(score − that), the same sum of values
 
 
-def _partial(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float, keys: slice) -> Partial:
+def _partial(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float, keys: slice
+) -> Partial:
     scores, seen = _scores(q, k, mask, is_causal, scale, keys)
     top = (scores if seen is None else seen._where(scores, -math.inf)).amax(-1, keepdim=True).detach()
     weights = _seen(scores - (top if mask is None else _finite(top)), seen)
@@ -79,7 +85,9 @@ def _finite(top: Tensor) -> Tensor:
     return (top > -math.inf)._where(top, 0.0)
 
 
-def _scores(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float, keys: slice) -> tuple[Tensor, Tensor | None]:
+def _scores(
+    q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float, keys: slice
+) -> tuple[Tensor, Tensor | None]:
     """q kᵀ · scale (+ mask) of some keys, and what of it is seen (None: all)."""
     k, mask = k[..., keys, :], None if mask is None else mask[..., keys]
     scores = q.matmul(_t(k)) * scale
@@ -124,13 +132,33 @@ class _AttentionGrad(CustomGrad):
         dmask = () if mask is None else (_side_by_side(by_query, -1).cast(mask.dtype) if mask.dtype.is_float else None,)
         return (None, *found, None, *dmask)
 
-    def by_queries(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, start: Tensor, delta: Tensor, logsum: Tensor, keys: slice) -> tuple[Tensor, Tensor]:
+    def by_queries(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        start: Tensor,
+        delta: Tensor,
+        logsum: Tensor,
+        keys: slice,
+    ) -> tuple[Tensor, Tensor]:
         """The weights of some keys, and the gradient of their scores."""
         scores, seen = _scores(q, k, mask, self.is_causal, self.scale, keys)
         weights = _seen(scores - logsum, seen).contiguous()
         return weights, weights * (start.matmul(_t(v[..., keys, :])) - delta)  # one contraction a kernel
 
-    def by_keys(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, start: Tensor, delta: Tensor, logsum: Tensor, queries: slice) -> tuple[Tensor, Tensor]:
+    def by_keys(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        start: Tensor,
+        delta: Tensor,
+        logsum: Tensor,
+        queries: slice,
+    ) -> tuple[Tensor, Tensor]:
         """Gradients of keys and values from some queries, the weights computed once more, a row for each key."""
         q, start, delta, logsum = (x[..., queries, :] for x in (q, start, delta, logsum))
         scores, seen = k.matmul(_t(q)) * self.scale, None

@@ -103,7 +103,9 @@ class GammaMixin:
         factor = float(s)
         for k, b in enumerate(BERNOULLI):  # B(2j)/(2j)! · s(s+1)...(s+2j−2) · y^(−s−2j+1)
             j = k + 1
-            total = total + last * (b * factor / math.factorial(2 * j)) * (y._power_by_products(2 * j - 1, y.dtype).reciprocal())
+            total = total + last * (b * factor / math.factorial(2 * j)) * (
+                y._power_by_products(2 * j - 1, y.dtype).reciprocal()
+            )
             factor *= (s + 2 * j - 1) * (s + 2 * j)
         value = total * ((-1) ** (n + 1) * math.factorial(n))
         _, part = _whole_and_part(self)

@@ -15,17 +15,23 @@ class GatheringMixin:
     def _picks(self: Tensor, name: str, dim: int, index: Tensor) -> dict[int, Tensor]:
         """For each dim of `self` the positions that element (i, j, ..) of `index` names: itself along `dim`, i, j, .. along the others."""
         if index.ndim != self.ndim:
-            raise ValueError(f"{name}: index has {index.ndim} dims, the tensor {self.ndim}; shapes {index.shape} and {self.shape}")
+            raise ValueError(
+                f"{name}: index has {index.ndim} dims, the tensor {self.ndim}; shapes {index.shape} and {self.shape}"
+            )
         if not index.dtype.is_int:
             raise TypeError(f"{name}: the index must be of integers, not {index.dtype.name}")
         wrong = next((i for i, (a, b) in enumerate(zip(index.shape, self.shape)) if i != dim and a > b), None)
         if wrong is not None:
-            raise ValueError(f"{name}: the index, {index.shape}, is larger than the tensor, {self.shape}, in dim {wrong}; only dim {dim} may be")
+            raise ValueError(
+                f"{name}: the index, {index.shape}, is larger than the tensor, {self.shape}, in dim {wrong}; only dim {dim} may be"
+            )
         return {i: index if i == dim else self.arange(n)._along(i, self.ndim) for i, n in enumerate(index.shape)}
 
     def gather(self: Tensor, dim: int, index: Tensor) -> Tensor:
         """out[i][j] = self[index[i][j]][j] for dim 0: the shape of `index`."""
-        return self._gather_along(dim, checked(index, "gather: index", self.shape[self._dim(dim)] if self.ndim else 1, self, None))
+        return self._gather_along(
+            dim, checked(index, "gather: index", self.shape[self._dim(dim)] if self.ndim else 1, self, None)
+        )
 
     def _gather_along(self: Tensor, dim: int, index: Tensor) -> Tensor:
         """`gather` of positions that exist."""
@@ -50,7 +56,9 @@ class GatheringMixin:
         from manygrad.tensor.ops.broadcast import broadcast_shape
 
         common = broadcast_shape(*[tuple(1 if i == d else n for i, n in enumerate(t.shape)) for t in (self, indices)])
-        x, at = (t._broadcast(tuple(t.shape[d] if i == d else n for i, n in enumerate(common))) for t in (self, indices))
+        x, at = (
+            t._broadcast(tuple(t.shape[d] if i == d else n for i, n in enumerate(common))) for t in (self, indices)
+        )
         return x.gather(d, at)
 
     def index_select(self: Tensor, dim: int, index: Tensor) -> Tensor:
@@ -61,7 +69,11 @@ class GatheringMixin:
         if not index.dtype.is_int:
             raise TypeError(f"index_select: the index must be of integers, not {index.dtype.name}")
         if self.ndim == 0:
-            return self.reshape(1)._gather({0: checked(index, "index_select: index", 1, self, None).reshape(-1)}).reshape(())
+            return (
+                self.reshape(1)
+                ._gather({0: checked(index, "index_select: index", 1, self, None).reshape(-1)})
+                .reshape(())
+            )
         at = checked(index, "index_select: index", self.shape[d], self, None)
         return self._gather({d: at.reshape(-1) if at.ndim == 0 else at})
 
@@ -75,4 +87,9 @@ class GatheringMixin:
             num_classes = self.amax()._count_now("one_hot", "num_classes=") + 1
         if num_classes < 1 and self.numel():
             raise ValueError(f"one_hot: num_classes must be positive, got {num_classes}")
-        return checked(self, "one_hot: class", num_classes, self).unsqueeze(-1).eq(self.arange(num_classes).cast(self.dtype)).cast(dtypes.int64)
+        return (
+            checked(self, "one_hot: class", num_classes, self)
+            .unsqueeze(-1)
+            .eq(self.arange(num_classes).cast(self.dtype))
+            .cast(dtypes.int64)
+        )

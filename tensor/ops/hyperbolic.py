@@ -23,7 +23,9 @@ class HyperbolicMixin:
         near = self.clamp(-0.625, 0.625)
         z = near * near
         p = polynomial(z, TANH_P) / polynomial(z, TANH_Q) if self.dtype is dtypes.float64 else polynomial(z, TANH_32)
-        far = 1 - 2 / ((self.maximum(-20.0) * 2).exp() + 1)  # -1 from there on; further out exp would underflow, which is slow
+        far = 1 - 2 / (
+            (self.maximum(-20.0) * 2).exp() + 1
+        )  # -1 from there on; further out exp would underflow, which is slow
         return (self.abs() < 0.625)._where(near * (z * p + 1), far)
 
     @elementary(lambda x: x.cosh())
@@ -42,12 +44,18 @@ class HyperbolicMixin:
     def asinh(self: Tensor) -> Tensor:
         a = self.abs()
         near = a.clamp(max=1e6)
-        return (a > 1e6)._where(a.log() + math.log(2), (near + near * near / ((near * near + 1).sqrt() + 1)).log1p()).copysign(self)
+        return (
+            (a > 1e6)
+            ._where(a.log() + math.log(2), (near + near * near / ((near * near + 1).sqrt() + 1)).log1p())
+            .copysign(self)
+        )
 
     @elementary(lambda x: (x - 1).rsqrt() * (x + 1).rsqrt())
     def acosh(self: Tensor) -> Tensor:
         t = self.clamp(max=1e6) - 1
-        return (self < 1)._where(math.nan, (self > 1e6)._where(self.log() + math.log(2), (t + (t * (t + 2)).sqrt()).log1p()))
+        return (self < 1)._where(
+            math.nan, (self > 1e6)._where(self.log() + math.log(2), (t + (t * (t + 2)).sqrt()).log1p())
+        )
 
     @elementary(lambda x: ((1 - x) * (1 + x)).reciprocal())
     def atanh(self: Tensor) -> Tensor:

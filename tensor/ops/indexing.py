@@ -47,11 +47,20 @@ class IndexingMixin:
         from manygrad.tensor.tensor import Tensor
 
         items = list(index) if isinstance(index, tuple) else [index]
-        items = [self._listed_index(x) if isinstance(x, (bool, list, tuple)) or (hasattr(x, "__array__") and not isinstance(x, Tensor)) else x for x in items]
+        items = [
+            self._listed_index(x)
+            if isinstance(x, (bool, list, tuple)) or (hasattr(x, "__array__") and not isinstance(x, Tensor))
+            else x
+            for x in items
+        ]
         ellipses = [i for i, x in enumerate(items) if x is Ellipsis]
         if len(ellipses) > 1:
             raise IndexError("an index can hold only one Ellipsis")
-        used = sum(x.ndim if isinstance(x, Tensor) and x.dtype.is_bool else 1 for x in items if x is not None and x is not Ellipsis)
+        used = sum(
+            x.ndim if isinstance(x, Tensor) and x.dtype.is_bool else 1
+            for x in items
+            if x is not None and x is not Ellipsis
+        )
         if used > self.ndim:
             raise IndexError(f"{used} indices for a tensor of {self.ndim} dims, shape {self.shape}")
         at = ellipses[0] if ellipses else len(items)
@@ -66,9 +75,15 @@ class IndexingMixin:
             if isinstance(x, Tensor):
                 if not x.dtype.is_int and not x.dtype.is_bool:
                     raise IndexError(f"an index tensor must be of integers or booleans, not {x.dtype.name}")
-                covered = self.shape[len(bounds) : len(bounds) + x.ndim] if x.dtype.is_bool else self.shape[len(bounds) : len(bounds) + 1]
+                covered = (
+                    self.shape[len(bounds) : len(bounds) + x.ndim]
+                    if x.dtype.is_bool
+                    else self.shape[len(bounds) : len(bounds) + 1]
+                )
                 if x.dtype.is_bool and x.shape != covered:
-                    raise IndexError(f"a mask of shape {x.shape} does not fit the dims {covered} of {self.shape} that it indexes")
+                    raise IndexError(
+                        f"a mask of shape {x.shape} does not fit the dims {covered} of {self.shape} that it indexes"
+                    )
                 bounds += [(0, d) for d in covered]
                 steps += [1] * len(covered)
                 layout.append(x)
@@ -92,7 +107,9 @@ class IndexingMixin:
                 steps.append(1)
                 layout.append("drop")
             else:
-                raise IndexError(f"cannot index with {type(x).__name__}; use ints, slices, None, Ellipsis, integer tensors or boolean masks")
+                raise IndexError(
+                    f"cannot index with {type(x).__name__}; use ints, slices, None, Ellipsis, integer tensors or boolean masks"
+                )
         t = self.shrink(tuple(bounds))
         flips = [i for i, s in enumerate(steps) if s < 0]
         t = t._flipped(flips) if flips else t
@@ -118,7 +135,11 @@ class IndexingMixin:
         """A list or array of positions, or of booleans, as a tensor where this one is."""
         from manygrad.tensor.tensor import Tensor
 
-        t = Tensor(x, device=self.device if isinstance(self.device, str) else None, dtype=dtypes.int64 if isinstance(x, (list, tuple)) and not x else None)
+        t = Tensor(
+            x,
+            device=self.device if isinstance(self.device, str) else None,
+            dtype=dtypes.int64 if isinstance(x, (list, tuple)) and not x else None,
+        )
         return t.to(self.device) if isinstance(self.device, tuple) and t.uop.device is not None else t
 
     def _every(self: Tensor, dim: int, step: int) -> Tensor:
@@ -177,7 +198,9 @@ class IndexingMixin:
         _together("the index tensors", [value, *indices], self)
         if how == "set" and (numel(indices[0].shape) == 1 or _is_constant(value.uop)):
             how = "place"
-        return self._new(mark(UOp(Ops.SCATTER, self.dtype, (self.uop, value.cast(self.dtype).uop, *(i.uop for i in indices)), how)))
+        return self._new(
+            mark(UOp(Ops.SCATTER, self.dtype, (self.uop, value.cast(self.dtype).uop, *(i.uop for i in indices)), how))
+        )
 
     def _put(self: Tensor, tensors: dict[int, Tensor], value: Tensor, how: str = "set") -> Tensor:
         """A copy of this tensor with `value` (broadcast to what the index tensors select) set or added there."""
@@ -208,7 +231,9 @@ class IndexingMixin:
         else:
             v = v.reshape(*v.shape[:dim], *(1,) * mask.ndim, *v.shape[dim + 1 :])
         if any(a != 1 and a != b for a, b in zip(v.shape, self.shape)):
-            raise ValueError(f"cannot write a value of shape {value.shape} where a mask selects (*{before}, number of True, *{after})")
+            raise ValueError(
+                f"cannot write a value of shape {value.shape} where a mask selects (*{before}, number of True, *{after})"
+            )
         hit = mask.reshape((1,) * dim + mask.shape + (1,) * len(after))
         v = v.cast(self.dtype)
         return hit._where(self + v if how == "add" else v, self)
@@ -218,7 +243,11 @@ class IndexingMixin:
         from manygrad.tensor.tensor import Tensor
 
         refuse_leaf(self, "t[...] = value")
-        v = value if isinstance(value, Tensor) else Tensor(value, dtype=self.dtype, device=self.device if isinstance(self.device, str) else None)
+        v = (
+            value
+            if isinstance(value, Tensor)
+            else Tensor(value, dtype=self.dtype, device=self.device if isinstance(self.device, str) else None)
+        )
         anew = storage.becomes_new(self, v)
         if not anew and not self._is_stored:
             storage.store(self)
@@ -228,7 +257,9 @@ class IndexingMixin:
         if isinstance(self.device, tuple) and isinstance(v.uop.device, str):
             v = v.shard(self.device)
         axis_of = engine().sharding_axis
-        whole = anew or (axis_of(self.uop) is not None and axis_of(view.uop) is None)  # (part of the cut dim: `write` places it by position)
+        whole = anew or (
+            axis_of(self.uop) is not None and axis_of(view.uop) is None
+        )  # (part of the cut dim: `write` places it by position)
         if tensors and (whole or any(t.dtype.is_bool for t in tensors.values())):
             v = view._put(tensors, v)
         elif tensors:  # what is not named is not touched
@@ -258,7 +289,9 @@ def _together(what: str, indices: list[Tensor], x: Tensor) -> None:
 def _fitted(value: Tensor, shape: tuple[Any, ...]) -> Tensor:
     """`value` broadcast to the `shape` that an index selects; leading dims of 1 too many are dropped."""
     extra = max(value.ndim - len(shape), 0)
-    if value.shape[:extra] != (1,) * extra or any(v != 1 and v != s for v, s in zip(reversed(value.shape), reversed(shape))):
+    if value.shape[:extra] != (1,) * extra or any(
+        v != 1 and v != s for v, s in zip(reversed(value.shape), reversed(shape))
+    ):
         raise ValueError(f"cannot write a value of shape {value.shape} where the index selects {shape}")
     return value.reshape(value.shape[extra:])._broadcast(shape)
 

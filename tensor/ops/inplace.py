@@ -34,9 +34,13 @@ def _writing(name: str, f: Callable[..., Any]) -> Callable[..., Any]:
         refuse_leaf(self, f"{name}_")
         out = f(self, *args, **kwargs)
         if out.shape != self.shape:
-            raise ValueError(f"{name}_: the result has shape {out.shape}, but it is written in place of {self.shape}; use x = x.{name}(...)")
+            raise ValueError(
+                f"{name}_: the result has shape {out.shape}, but it is written in place of {self.shape}; use x = x.{name}(...)"
+            )
         if not can_cast(out.dtype, self.dtype):
-            raise TypeError(f"{name}_: the result is {out.dtype.name} and cannot be written in place of {self.dtype.name}; use x = x.{name}(...), or cast x first")
+            raise TypeError(
+                f"{name}_: the result is {out.dtype.name} and cannot be written in place of {self.dtype.name}; use x = x.{name}(...), or cast x first"
+            )
         return self._overwrite(out)
 
     method.__name__, method.__doc__ = f"{name}_", f"`{name}`, written in place of self."
@@ -74,26 +78,150 @@ def _viewing(name: str, f: Callable[..., Any]) -> Callable[..., Any]:
 class InplaceMixin:
     """The annotations are the table: each name is made where the class has the operator without the underscore."""
 
-    abs_: Written; absolute_: Written; acos_: Written; acosh_: Written; add_: Written; addbmm_: Written; addcdiv_: Written; addcmul_: Written
-    addmm_: Written; addmv_: Written; addr_: Written; arccos_: Written; arccosh_: Written; arcsin_: Written; arcsinh_: Written; arctan_: Written
-    arctan2_: Written; arctanh_: Written; asin_: Written; asinh_: Written; atan_: Written; atan2_: Written; atanh_: Written; baddbmm_: Written
-    bernoulli_: Written; bitwise_and_: Written; bitwise_left_shift_: Written; bitwise_not_: Written; bitwise_or_: Written; bitwise_right_shift_: Written
-    bitwise_xor_: Written; ceil_: Written; clamp_: Written; clamp_max_: Written; clamp_min_: Written; clip_: Written; conj_physical_: Written
-    copysign_: Written; cos_: Written; cosh_: Written; cumprod_: Written; cumsum_: Written; deg2rad_: Written; digamma_: Written; div_: Written
-    divide_: Written; eq_: Written; erf_: Written; erfc_: Written; erfinv_: Written; exp_: Written; exp2_: Written; expm1_: Written; fill_diagonal_: Written; fix_: Written
-    float_power_: Written; floor_: Written; floor_divide_: Written; fmod_: Written; frac_: Written; gcd_: Written; ge_: Written; greater_: Written
-    greater_equal_: Written; gt_: Written; heaviside_: Written; hypot_: Written; i0_: Written; igamma_: Written; igammac_: Written; index_add_: Written
-    index_copy_: Written; index_fill_: Written; index_put_: Written; index_reduce_: Written; lcm_: Written; ldexp_: Written; le_: Written; lerp_: Written
-    less_: Written; less_equal_: Written; lgamma_: Written; log_: Written; log10_: Written; log1p_: Written; log2_: Written; logical_and_: Written
-    logical_not_: Written; logical_or_: Written; logical_xor_: Written; logit_: Written; lt_: Written; lshift_: Written; masked_fill_: Written
-    masked_scatter_: Written; mul_: Written; multiply_: Written; mvlgamma_: Written; nan_to_num_: Written; ne_: Written; neg_: Written
-    negative_: Written; nextafter_: Written; not_equal_: Written; polygamma_: Written; pow_: Written; put_: Written; rad2deg_: Written
-    reciprocal_: Written; relu_: Written; remainder_: Written; renorm_: Written; round_: Written; rsqrt_: Written; rshift_: Written; scatter_: Written
-    scatter_add_: Written; scatter_reduce_: Written; sgn_: Written; sigmoid_: Written; sign_: Written; sin_: Written; sinc_: Written; sinh_: Written
-    sqrt_: Written; square_: Written; sub_: Written; subtract_: Written; tan_: Written; tanh_: Written; tril_: Written; triu_: Written
-    true_divide_: Written; trunc_: Written; xlogy_: Written
+    abs_: Written
+    absolute_: Written
+    acos_: Written
+    acosh_: Written
+    add_: Written
+    addbmm_: Written
+    addcdiv_: Written
+    addcmul_: Written
+    addmm_: Written
+    addmv_: Written
+    addr_: Written
+    arccos_: Written
+    arccosh_: Written
+    arcsin_: Written
+    arcsinh_: Written
+    arctan_: Written
+    arctan2_: Written
+    arctanh_: Written
+    asin_: Written
+    asinh_: Written
+    atan_: Written
+    atan2_: Written
+    atanh_: Written
+    baddbmm_: Written
+    bernoulli_: Written
+    bitwise_and_: Written
+    bitwise_left_shift_: Written
+    bitwise_not_: Written
+    bitwise_or_: Written
+    bitwise_right_shift_: Written
+    bitwise_xor_: Written
+    ceil_: Written
+    clamp_: Written
+    clamp_max_: Written
+    clamp_min_: Written
+    clip_: Written
+    conj_physical_: Written
+    copysign_: Written
+    cos_: Written
+    cosh_: Written
+    cumprod_: Written
+    cumsum_: Written
+    deg2rad_: Written
+    digamma_: Written
+    div_: Written
+    divide_: Written
+    eq_: Written
+    erf_: Written
+    erfc_: Written
+    erfinv_: Written
+    exp_: Written
+    exp2_: Written
+    expm1_: Written
+    fill_diagonal_: Written
+    fix_: Written
+    float_power_: Written
+    floor_: Written
+    floor_divide_: Written
+    fmod_: Written
+    frac_: Written
+    gcd_: Written
+    ge_: Written
+    greater_: Written
+    greater_equal_: Written
+    gt_: Written
+    heaviside_: Written
+    hypot_: Written
+    i0_: Written
+    igamma_: Written
+    igammac_: Written
+    index_add_: Written
+    index_copy_: Written
+    index_fill_: Written
+    index_put_: Written
+    index_reduce_: Written
+    lcm_: Written
+    ldexp_: Written
+    le_: Written
+    lerp_: Written
+    less_: Written
+    less_equal_: Written
+    lgamma_: Written
+    log_: Written
+    log10_: Written
+    log1p_: Written
+    log2_: Written
+    logical_and_: Written
+    logical_not_: Written
+    logical_or_: Written
+    logical_xor_: Written
+    logit_: Written
+    lt_: Written
+    lshift_: Written
+    masked_fill_: Written
+    masked_scatter_: Written
+    mul_: Written
+    multiply_: Written
+    mvlgamma_: Written
+    nan_to_num_: Written
+    ne_: Written
+    neg_: Written
+    negative_: Written
+    nextafter_: Written
+    not_equal_: Written
+    polygamma_: Written
+    pow_: Written
+    put_: Written
+    rad2deg_: Written
+    reciprocal_: Written
+    relu_: Written
+    remainder_: Written
+    renorm_: Written
+    round_: Written
+    rsqrt_: Written
+    rshift_: Written
+    scatter_: Written
+    scatter_add_: Written
+    scatter_reduce_: Written
+    sgn_: Written
+    sigmoid_: Written
+    sign_: Written
+    sin_: Written
+    sinc_: Written
+    sinh_: Written
+    sqrt_: Written
+    square_: Written
+    sub_: Written
+    subtract_: Written
+    tan_: Written
+    tanh_: Written
+    tril_: Written
+    triu_: Written
+    true_divide_: Written
+    trunc_: Written
+    xlogy_: Written
 
-    squeeze_: Viewed; unsqueeze_: Viewed; transpose_: Viewed; swapaxes_: Viewed; swapdims_: Viewed; t_: Viewed; detach_: Viewed; as_strided_: Viewed
+    squeeze_: Viewed
+    unsqueeze_: Viewed
+    transpose_: Viewed
+    swapaxes_: Viewed
+    swapdims_: Viewed
+    t_: Viewed
+    detach_: Viewed
+    as_strided_: Viewed
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -111,7 +239,8 @@ class InplaceMixin:
         refuse_leaf(self, "fill_")
         return self._overwrite(value)
 
-    def zero_(self: Tensor) -> Tensor: return self.fill_(0)
+    def zero_(self: Tensor) -> Tensor:
+        return self.fill_(0)
 
     def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
         """The values of `src`, broadcast, cast, and moved to this tensor's device."""

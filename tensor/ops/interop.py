@@ -85,7 +85,9 @@ class InteropMixin:
     def _shared(self: Tensor) -> np.ndarray:
         """The computed values as an array over the same memory."""
         if isinstance(self.device, tuple):
-            raise BufferError(f"a tensor on {len(self.device)} devices has no memory to share; bring it to one with .to(device)")
+            raise BufferError(
+                f"a tensor on {len(self.device)} devices has no memory to share; bring it to one with .to(device)"
+            )
         if self.numel() == 0:
             return np.empty(self.shape, self.dtype.np)
         array = engine().share(self._whole().uop)
@@ -114,7 +116,9 @@ class InteropMixin:
     def __dlpack__(self: Tensor, *, stream: Any = None, **kwargs: Any) -> Any:
         """A capsule that shares this tensor's memory: `torch.from_dlpack(t)`; computes. Of a view, of a copy."""
         if self._requires_grad:
-            raise BufferError("this tensor requires a gradient, which does not travel through DLPack; use .detach() first")
+            raise BufferError(
+                "this tensor requires a gradient, which does not travel through DLPack; use .detach() first"
+            )
         array = self._shared()
         if self.dtype is dtypes.bfloat16:
             return _retyped(array.view(np.int16).__dlpack__(), *_BFLOAT)
@@ -131,7 +135,9 @@ class InteropMixin:
 
         kind = source.__dlpack_device__()[0]
         if kind != _CPU:
-            raise BufferError(f"from_dlpack: the memory is on a device of DLPack kind {int(kind)}, only host memory ({_CPU}) can be shared; bring it to the CPU first")
+            raise BufferError(
+                f"from_dlpack: the memory is on a device of DLPack kind {int(kind)}, only host memory ({_CPU}) can be shared; bring it to the CPU first"
+            )
         return Tensor._over(_from_capsule(source))
 
     @staticmethod
@@ -140,7 +146,9 @@ class InteropMixin:
         from manygrad.tensor.tensor import Tensor
 
         if not isinstance(array, np.ndarray):
-            raise TypeError(f"from_numpy takes a NumPy array, not {type(array).__name__}; use Tensor(...) to copy other data")
+            raise TypeError(
+                f"from_numpy takes a NumPy array, not {type(array).__name__}; use Tensor(...) to copy other data"
+            )
         return Tensor._over(array)
 
     @staticmethod
@@ -150,7 +158,11 @@ class InteropMixin:
         kind = dtypes.from_np(array.dtype)
         usable = array.flags.c_contiguous and array.flags.writeable and array.flags.aligned and array.dtype.isnative
         device = default_device()
-        return Tensor(engine().from_numpy(array, kind, device, share=usable) if array.ndim or usable else engine().from_numpy(array, kind, device))
+        return Tensor(
+            engine().from_numpy(array, kind, device, share=usable)
+            if array.ndim or usable
+            else engine().from_numpy(array, kind, device)
+        )
 
     # *** printing: never computes anything ***
 
@@ -161,8 +173,18 @@ class InteropMixin:
 
     def _repr_html_(self: Tensor) -> str:
         """One row for a notebook: shape, dtype, device, size, state."""
-        where = self.device if isinstance(self.device, str) else ", ".join(self.device[:4]) + (", …" if len(self.device) > 4 else "")
-        cells = (_dims(self.shape), self.dtype.name, where, f"{self.nbytes:,} bytes", "realized" if self.is_realized else "lazy")
+        where = (
+            self.device
+            if isinstance(self.device, str)
+            else ", ".join(self.device[:4]) + (", …" if len(self.device) > 4 else "")
+        )
+        cells = (
+            _dims(self.shape),
+            self.dtype.name,
+            where,
+            f"{self.nbytes:,} bytes",
+            "realized" if self.is_realized else "lazy",
+        )
         head = "".join(f"<th>{h}</th>" for h in ("shape", "dtype", "device", "size", "state"))
         return f"<table><tr>{head}</tr><tr>{''.join(f'<td>{html.escape(str(c))}</td>' for c in cells)}</tr></table>"
 
@@ -211,7 +233,9 @@ def to_array(data: Any, dtype: DType | None) -> np.ndarray:
         try:
             array = np.asarray(memoryview(data))
         except TypeError:
-            raise TypeError(f"cannot make a tensor of {type(data).__name__}; pass a number, a list, a NumPy array or bytes") from None
+            raise TypeError(
+                f"cannot make a tensor of {type(data).__name__}; pass a number, a list, a NumPy array or bytes"
+            ) from None
     if array.dtype == object:
         raise TypeError("cannot make a tensor of Python objects; pass numbers")
     return array if dtype is None else array.astype(dtype.np)

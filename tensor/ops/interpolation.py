@@ -22,7 +22,9 @@ def interpolate(input: Tensor, size: Any = None, scale_factor: Any = None, mode:
     n = input.ndim - 2
     if n < 1 or (mode not in ("nearest", "nearest-exact", "area") and SPATIAL.get(mode) != n):
         known = [m for m, k in SPATIAL.items() if k == n]
-        raise ValueError(f"interpolate: input {input.shape} and mode {mode!r} do not fit; with {n} spatial dims there are nearest, nearest-exact, area {known}")
+        raise ValueError(
+            f"interpolate: input {input.shape} and mode {mode!r} do not fit; with {n} spatial dims there are nearest, nearest-exact, area {known}"
+        )
     if (size is None) == (scale_factor is None):
         raise ValueError("interpolate: give size or scale_factor, one of them")
     if align_corners is not None and mode in ("nearest", "nearest-exact", "area"):
@@ -42,7 +44,9 @@ def interpolate(input: Tensor, size: Any = None, scale_factor: Any = None, mode:
     kind = input.dtype
     if not (kind.is_float or mode.startswith("nearest") or (kind is dtypes.uint8 and n == 2 and mode != "area")):
         ways = "nearest or nearest-exact" + (", or for uint8 bilinear or bicubic" if n == 2 else "")
-        raise TypeError(f"interpolate: mode {mode!r} averages elements and {kind.name} has no fractions; cast with .float() first, or use {ways}")
+        raise TypeError(
+            f"interpolate: mode {mode!r} averages elements and {kind.name} has no fractions; cast with .float() first, or use {ways}"
+        )
     if mode == "area":
         return _adaptive_avg("interpolate", input, n, outs)
     averages = not mode.startswith("nearest")
@@ -57,7 +61,11 @@ def interpolate(input: Tensor, size: Any = None, scale_factor: Any = None, mode:
         elif antialias:
             x = _filtered(x, d, out, ratio, mode == "bicubic")
         else:
-            x = _cubic(x, d, out, ratio, bool(align_corners)) if mode == "bicubic" else _linear(x, d, out, ratio, bool(align_corners))
+            x = (
+                _cubic(x, d, out, ratio, bool(align_corners))
+                if mode == "bicubic"
+                else _linear(x, d, out, ratio, bool(align_corners))
+            )
     if x is input:
         return x._copied()
     return (x + 0.5).floor().clamp(0, 255).cast(kind) if averages and kind is dtypes.uint8 else x.cast(kind)
@@ -136,7 +144,10 @@ def _filtered(x: Tensor, d: int, out: int, ratio: float, cubic: bool) -> Tensor:
     distance = ((at + 0.5 - centre) / scale).abs()
     if cubic:
         a = -0.5
-        near, far = ((a + 2) * distance - (a + 3)) * distance * distance + 1, ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
+        near, far = (
+            ((a + 2) * distance - (a + 3)) * distance * distance + 1,
+            ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a,
+        )
         weight = (distance < 1)._where(near, (distance < 2)._where(far, 0.0))
     else:
         weight = (1 - distance).clamp(min=0.0)
@@ -145,7 +156,9 @@ def _filtered(x: Tensor, d: int, out: int, ratio: float, cubic: bool) -> Tensor:
     return x.movedim(d, -1).matmul(weight.T).movedim(-1, d)
 
 
-def upsample(input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", align_corners: bool | None = None) -> Tensor:
+def upsample(
+    input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", align_corners: bool | None = None
+) -> Tensor:
     return interpolate(input, size, scale_factor, mode, align_corners)
 
 
@@ -164,22 +177,32 @@ def affine_grid(theta: Tensor, size: Any, align_corners: bool | None = None) -> 
     """Places for grid_sample: theta (N, 2, 3) and size (N, C, H, W) -> (N, H, W, 2); theta (N, 3, 4) and (N, C, D, H, W) -> (N, D, H, W, 3)."""
     n = len(size) - 2
     if n not in (2, 3) or theta.shape[1:] != (n, n + 1):
-        raise ValueError(f"affine_grid: theta {theta.shape} and size {tuple(size)} do not fit; expected (N, 2, 3) with 4 sizes or (N, 3, 4) with 5")
+        raise ValueError(
+            f"affine_grid: theta {theta.shape} and size {tuple(size)} do not fit; expected (N, 2, 3) with 4 sizes or (N, 3, 4) with 5"
+        )
     outs = tuple(size)[2:]
     axes = []
     for i, o in enumerate(outs):
         at = theta.arange(o).cast(theta.dtype)
-        line = (at * (2.0 / (o - 1) if o > 1 else 0.0) - (1.0 if o > 1 else 0.0)) if align_corners else (at * 2 + 1) / o - 1
+        line = (
+            (at * (2.0 / (o - 1) if o > 1 else 0.0) - (1.0 if o > 1 else 0.0))
+            if align_corners
+            else (at * 2 + 1) / o - 1
+        )
         axes.append(line.reshape(tuple(o if j == i else 1 for j in range(n)))._broadcast(outs))
     base = axes[-1].stack(*reversed(axes[:-1]), axes[0].ones_like(), dim=-1).reshape(-1, n + 1)  # x, y(, z), 1
     return base.matmul(theta.mT).reshape((theta.shape[0], *outs, n))
 
 
-def grid_sample(input: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = None) -> Tensor:
+def grid_sample(
+    input: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = None
+) -> Tensor:
     """input (N, C, *in) at the places grid (N, *out, 2 or 3), x first, −1 and 1 being the borders -> (N, C, *out)."""
     n = input.ndim - 2
     if n not in (2, 3) or grid.ndim != n + 2 or grid.shape[-1] != n or grid.shape[0] != input.shape[0]:
-        raise ValueError(f"grid_sample: input {input.shape} and grid {grid.shape} do not fit; expected (N, C, H, W) with (N, *, *, 2) or (N, C, D, H, W) with (N, *, *, *, 3)")
+        raise ValueError(
+            f"grid_sample: input {input.shape} and grid {grid.shape} do not fit; expected (N, C, H, W) with (N, *, *, 2) or (N, C, D, H, W) with (N, *, *, *, 3)"
+        )
     if mode not in ("bilinear", "nearest", "bicubic") or (mode == "bicubic" and n != 2):
         raise ValueError(f"grid_sample: mode is bilinear, nearest or (for images) bicubic, not {mode!r}")
     if padding_mode not in ("zeros", "border", "reflection"):
@@ -210,7 +233,9 @@ def grid_sample(input: Tensor, grid: Tensor, mode: str = "bilinear", padding_mod
     else:
         reach = range(-1, 3) if mode == "bicubic" else range(2)
         lows = [p.floor().detach() for p in places]
-        weights = [_cubic_weights(p - low) if mode == "bicubic" else [1 - (p - low), p - low] for p, low in zip(places, lows)]
+        weights = [
+            _cubic_weights(p - low) if mode == "bicubic" else [1 - (p - low), p - low] for p, low in zip(places, lows)
+        ]
         corners: list[Any] = [([], [])]
         for i in range(n):
             corners = [([*at, lows[i] + k], [*ws, weights[i][j]]) for at, ws in corners for j, k in enumerate(reach)]

@@ -41,14 +41,20 @@ class JoiningMixin:
             raise ValueError("cat: tensors without dims cannot be joined along one; use stack")
         d = parts[0]._dim(dim)
         for t in parts[1:]:
-            if t.ndim != parts[0].ndim or any(i != d and a != b for i, (a, b) in enumerate(zip(t.shape, parts[0].shape))):
-                raise ValueError(f"cat along dim {d}: {t.shape} does not fit {parts[0].shape}; all other dims must be equal")
+            if t.ndim != parts[0].ndim or any(
+                i != d and a != b for i, (a, b) in enumerate(zip(t.shape, parts[0].shape))
+            ):
+                raise ValueError(
+                    f"cat along dim {d}: {t.shape} does not fit {parts[0].shape}; all other dims must be equal"
+                )
         filled = [t for t in parts if not (isinstance(t.shape[d], int) and t.shape[d] == 0)] or parts[:1]
         if len(filled) == 1:
             return filled[0]._copied()
         devices = {t.uop.device for t in filled if t.uop.device is not None}
         if len(devices) > 1:
-            raise ValueError(f"cat: the tensors are on different devices {sorted(map(str, devices))}; move them with .to(...) first")
+            raise ValueError(
+                f"cat: the tensors are on different devices {sorted(map(str, devices))}; move them with .to(...) first"
+            )
         first = next((t for t in filled if t.uop.device is not None), filled[0])
         return first._new(UOp(Ops.CAT, first.dtype, tuple(t.uop for t in filled), d))
 
@@ -81,7 +87,13 @@ class JoiningMixin:
 
     def column_stack(self: Any, *others: Any) -> Tensor:
         """Joined along dim 1; 0-d and 1-d tensors are columns."""
-        return JoiningMixin.cat([t.reshape(-1, 1) if t.ndim < 2 and t.numel() else t.reshape(0, 1) if t.ndim < 2 else t for t in listed("column_stack", self, others)[0]], 1)
+        return JoiningMixin.cat(
+            [
+                t.reshape(-1, 1) if t.ndim < 2 and t.numel() else t.reshape(0, 1) if t.ndim < 2 else t
+                for t in listed("column_stack", self, others)[0]
+            ],
+            1,
+        )
 
     def block_diag(self: Any, *others: Any) -> Tensor:
         """Matrices along the diagonal of one, zeros elsewhere; 0-d and 1-d tensors are rows."""

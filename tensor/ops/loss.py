@@ -26,7 +26,13 @@ def _reduction(reduction: str, size_average: bool | None, reduce: bool | None) -
     return reduction
 
 
-def _reduced(loss: Tensor, reduction: str, size_average: bool | None = None, reduce: bool | None = None, weight: Tensor | None = None) -> Tensor:
+def _reduced(
+    loss: Tensor,
+    reduction: str,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    weight: Tensor | None = None,
+) -> Tensor:
     """The losses of the elements reduced; the mean is over the sum of `weight` if given."""
     how = _reduction(reduction, size_average, reduce)
     if how == "none":
@@ -41,31 +47,61 @@ def _reduced(loss: Tensor, reduction: str, size_average: bool | None = None, red
 
 def _same_shape(name: str, input: Tensor, target: Tensor) -> None:
     if input.shape != target.shape:
-        raise ValueError(f"{name}: the target has shape {target.shape}, the input {input.shape}; they must be the same (reshape or expand one)")
+        raise ValueError(
+            f"{name}: the target has shape {target.shape}, the input {input.shape}; they must be the same (reshape or expand one)"
+        )
 
 
 # *** distances of numbers ***
 
 
-def l1_loss(input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean", weight: Tensor | None = None) -> Tensor:
+def l1_loss(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    weight: Tensor | None = None,
+) -> Tensor:
     """|x − y|."""
     return _weighted((input - target).abs(), weight, reduction, size_average, reduce)
 
 
-def mse_loss(input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean", weight: Tensor | None = None) -> Tensor:
+def mse_loss(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    weight: Tensor | None = None,
+) -> Tensor:
     """(x − y)²."""
     return _weighted((input - target).square(), weight, reduction, size_average, reduce)
 
 
-def smooth_l1_loss(input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean", beta: float = 1.0) -> Tensor:
+def smooth_l1_loss(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    beta: float = 1.0,
+) -> Tensor:
     """d² / (2 beta) where d = |x − y| < beta, else d − beta / 2."""
     if beta < 0:
         raise ValueError(f"smooth_l1_loss: beta is at least 0, not {beta}")
     d = (input - target).abs()
-    return _reduced(d if beta == 0 else (d < beta)._where(d.square() * (0.5 / beta), d - 0.5 * beta), reduction, size_average, reduce)
+    return _reduced(
+        d if beta == 0 else (d < beta)._where(d.square() * (0.5 / beta), d - 0.5 * beta),
+        reduction,
+        size_average,
+        reduce,
+    )
 
 
-def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0, weight: Tensor | None = None) -> Tensor:
+def huber_loss(
+    input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0, weight: Tensor | None = None
+) -> Tensor:
     """d² / 2 where d = |x − y| <= delta, else delta · (d − delta / 2)."""
     if delta <= 0:
         raise ValueError(f"huber_loss: delta is above 0, not {delta}")
@@ -73,7 +109,9 @@ def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: fl
     return _weighted((d <= delta)._where(d.square() * 0.5, (d - 0.5 * delta) * delta), weight, reduction, None, None)
 
 
-def _weighted(loss: Tensor, weight: Tensor | None, reduction: str, size_average: bool | None, reduce: bool | None) -> Tensor:
+def _weighted(
+    loss: Tensor, weight: Tensor | None, reduction: str, size_average: bool | None, reduce: bool | None
+) -> Tensor:
     if weight is None:
         return _reduced(loss, reduction, size_average, reduce)
     return _reduced(loss * weight, reduction, size_average, reduce, weight._broadcast(loss.shape))
@@ -92,7 +130,9 @@ def cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, s
         raise ValueError(f"label_smoothing is in [0, 1], not {label_smoothing}")
     d = 0 if input.ndim == 1 else 1
     if input.ndim and target.dtype.is_float and target.shape == input.shape:
-        return _soft_cross_entropy(input.log_softmax(d), target, d, weight, _reduction(reduction, size_average, reduce), label_smoothing)
+        return _soft_cross_entropy(
+            input.log_softmax(d), target, d, weight, _reduction(reduction, size_average, reduce), label_smoothing
+        )
     _check_classes("cross_entropy", input, target)
     logp = input.log_softmax(d)
     n: Any = input.shape[d]
@@ -107,12 +147,23 @@ def linear_cross_entropy(input: Tensor, linear_weight: Tensor, target: Tensor, *
                          reduction: str = "mean", ignore_index: int | None = None, label_smoothing: float = 0.0, options: Any = None) -> Tensor:  # fmt: skip
     """cross_entropy of the logits linear(input, linear_weight, linear_bias), linear_weight (C, in_features)."""
     if linear_weight.ndim != 2:
-        raise ValueError(f"linear_cross_entropy: linear_weight has shape {linear_weight.shape}, expected (classes, in_features)")
+        raise ValueError(
+            f"linear_cross_entropy: linear_weight has shape {linear_weight.shape}, expected (classes, in_features)"
+        )
     logits = input.linear(linear_weight, linear_bias)
-    return cross_entropy(logits, target, weight, ignore_index=-100 if ignore_index is None else ignore_index, reduction=reduction, label_smoothing=label_smoothing)
+    return cross_entropy(
+        logits,
+        target,
+        weight,
+        ignore_index=-100 if ignore_index is None else ignore_index,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+    )
 
 
-def _soft_cross_entropy(logp: Tensor, target: Tensor, d: int, weight: Tensor | None, how: str, smoothing: float) -> Tensor:
+def _soft_cross_entropy(
+    logp: Tensor, target: Tensor, d: int, weight: Tensor | None, how: str, smoothing: float
+) -> Tensor:
     n: Any = logp.shape[d]
     if smoothing:
         target = target * (1 - smoothing) + smoothing / n
@@ -140,7 +191,9 @@ def _along(weight: Tensor, d: int, ndim: int) -> Tensor:
     return weight.reshape(tuple(-1 if i == d else 1 for i in range(ndim)))
 
 
-def _picked(name: str, logp: Tensor, target: Tensor, d: int, weight: Tensor | None, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
+def _picked(
+    name: str, logp: Tensor, target: Tensor, d: int, weight: Tensor | None, ignore_index: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """(−logp[target] · weight[target], weight[target], whether it counts); 0 where the target is `ignore_index`."""
     n: Any = logp.shape[d]
     if weight is not None and weight.shape != (n,):
@@ -167,7 +220,9 @@ def _bce(x: Tensor, y: Tensor) -> Tensor:
     out = (y - 1) * (-x).log1p().clamp(min=-100) - y * x.log().clamp(min=-100)
 
     def backward(g: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return g * (x - y) / ((1 - x) * x).clamp(min=1e-12), g * ((-x).log1p().clamp(min=-100) - x.log().clamp(min=-100))
+        return g * (x - y) / ((1 - x) * x).clamp(min=1e-12), g * (
+            (-x).log1p().clamp(min=-100) - x.log().clamp(min=-100)
+        )
 
     return with_gradient(out, "binary_cross_entropy", None, backward, x, y)
 
@@ -185,7 +240,14 @@ def _opposite(x: Tensor) -> Tensor:
     return (-x)._softplus()
 
 
-def kl_div(input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean", log_target: bool = False) -> Tensor:
+def kl_div(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    log_target: bool = False,
+) -> Tensor:
     """y (log y − x) for log-probabilities x; `log_target`: y is given as its log. "batchmean" divides the sum by the batch."""
     value = target.exp() * (target - input) if log_target else target.xlogy(target) - target * input
     if reduction == "batchmean" and size_average is None and reduce is None:
@@ -203,7 +265,9 @@ def poisson_nll_loss(input: Tensor, target: Tensor, log_input: bool = True, full
     return _reduced(value, reduction, size_average, reduce)
 
 
-def gaussian_nll_loss(input: Tensor, target: Tensor, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> Tensor:
+def gaussian_nll_loss(
+    input: Tensor, target: Tensor, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
+) -> Tensor:
     """(log v + (x − y)² / v) / 2 with v = max(var, eps), whose gradient passes the max; `full` adds log(2π) / 2."""
     if not hasattr(var, "uop"):
         var = input.ones_like() * var
@@ -211,7 +275,9 @@ def gaussian_nll_loss(input: Tensor, target: Tensor, var: Any, full: bool = Fals
         if var.shape == input.shape[:-1]:
             var = var.unsqueeze(-1)
         elif not (var.ndim == input.ndim and var.shape[:-1] == input.shape[:-1] and var.shape[-1] == 1) and var.ndim:
-            raise ValueError(f"gaussian_nll_loss: var has shape {var.shape}, the input {input.shape}; the same, or without or with 1 as the last dim")
+            raise ValueError(
+                f"gaussian_nll_loss: var has shape {var.shape}, the input {input.shape}; the same, or without or with 1 as the last dim"
+            )
     v = var + (var.clamp(min=eps) - var).detach()
     value = 0.5 * (v.log() + (input - target).square() / v)
     return _reduced(value + 0.5 * math.log(2 * math.pi) if full else value, reduction)
@@ -220,13 +286,22 @@ def gaussian_nll_loss(input: Tensor, target: Tensor, var: Any, full: bool = Fals
 # *** margins ***
 
 
-def hinge_embedding_loss(input: Tensor, target: Tensor, margin: float = 1.0, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean") -> Tensor:
+def hinge_embedding_loss(
+    input: Tensor,
+    target: Tensor,
+    margin: float = 1.0,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
     """x where the target is 1, max(0, margin − x) where it is −1."""
     value = target.ne(1)._where((margin - input).clamp(min=0), 0.0) + target.ne(-1)._where(input, 0.0)
     return _reduced(value, reduction, size_average, reduce)
 
 
-def soft_margin_loss(input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean") -> Tensor:
+def soft_margin_loss(
+    input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean"
+) -> Tensor:
     """log(1 + exp(−y x))."""
     return _reduced(_opposite(target * input), reduction, size_average, reduce)
 
@@ -241,9 +316,15 @@ def cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margin
                           reduction: str = "mean") -> Tensor:  # fmt: skip
     """1 − cos where the target is 1, max(0, cos − margin) where it is −1; vectors (M,) or (N, M)."""
     if input1.ndim not in (1, 2) or target.ndim != input1.ndim - 1:
-        raise ValueError(f"cosine_embedding_loss: inputs (N, M) need a target (N,), inputs (M,) a target (); got {input1.shape}, {target.shape}")
+        raise ValueError(
+            f"cosine_embedding_loss: inputs (N, M) need a target (N,), inputs (M,) a target (); got {input1.shape}, {target.shape}"
+        )
     tiny = 1e-12
-    product, square1, square2 = (input1 * input2).sum(-1), input1.square().sum(-1) + tiny, input2.square().sum(-1) + tiny
+    product, square1, square2 = (
+        (input1 * input2).sum(-1),
+        input1.square().sum(-1) + tiny,
+        input2.square().sum(-1) + tiny,
+    )
     cos = product / (square1 * square2).sqrt()
     value = target.eq(1)._where(1 - cos, target.eq(-1)._where((cos - margin).clamp(min=0), 0.0))
     return _reduced(value, reduction, size_average, reduce)
@@ -264,13 +345,17 @@ def multi_margin_loss(input: Tensor, target: Tensor, p: int = 1, margin: float =
     return _reduced(hit._where(0.0, value).sum(-1) / n, reduction, size_average, reduce)
 
 
-def multilabel_margin_loss(input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean") -> Tensor:
+def multilabel_margin_loss(
+    input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean"
+) -> Tensor:
     """Σ over right classes t and wrong ones c max(0, 1 − x[t] + x[c]) / C; the targets (N, C) list right classes up to the first −1."""
     _same_shape("multilabel_margin_loss", input, target)
     n: Any = input.shape[-1]
     listed = (target < 0).long().cumsum(-1).eq(0)
     target = checked(target, "multilabel_margin_loss: class", n, input, low=-1)
-    hit = target.unsqueeze(-1).eq(input.arange(n).cast(target.dtype)) & listed.unsqueeze(-1)  # (N, place in the list, class)
+    hit = target.unsqueeze(-1).eq(input.arange(n).cast(target.dtype)) & listed.unsqueeze(
+        -1
+    )  # (N, place in the list, class)
     wrong = ~hit.any(-2, keepdim=True)
     right = hit._where(input.unsqueeze(-2), 0.0).sum(-1, keepdim=True)
     value = (wrong & listed.unsqueeze(-1))._where((1 - right + input.unsqueeze(-2)).clamp(min=0), 0.0)
@@ -289,7 +374,13 @@ def triplet_margin_loss(anchor: Tensor, positive: Tensor, negative: Tensor, marg
     """max(0, d(a, p) − d(a, n) + margin); `swap` takes d(p, n) where that is less than d(a, n)."""
     how = _reduction(reduction, size_average, reduce)
     return triplet_margin_with_distance_loss(
-        anchor, positive, negative, distance_function=lambda x, y: pairwise_distance(x, y, p, eps), margin=margin, swap=swap, reduction=how
+        anchor,
+        positive,
+        negative,
+        distance_function=lambda x, y: pairwise_distance(x, y, p, eps),
+        margin=margin,
+        swap=swap,
+        reduction=how,
     )
 
 
@@ -309,4 +400,3 @@ class LossMixin:
     cross_entropy = sparse_categorical_crossentropy = cross_entropy
     nll_loss, mse_loss, l1_loss = nll_loss, mse_loss, l1_loss
     binary_cross_entropy, binary_cross_entropy_with_logits = binary_cross_entropy, binary_cross_entropy_with_logits
-

@@ -20,11 +20,15 @@ class MaskingMixin:
     def _count_now(self: Tensor, name: str, instead: str = "size=") -> int:
         """The value of a 0-d count, read on the host now."""
         if isinstance(self.device, tuple) and any("@" in d for d in self.device):
-            raise RuntimeError(f"{name}: the shape of the result depends on data that lies on several workers; pass {instead}, or use a fixed shape (where, masked_fill)")
+            raise RuntimeError(
+                f"{name}: the shape of the result depends on data that lies on several workers; pass {instead}, or use a fixed shape (where, masked_fill)"
+            )
         try:
             return int(self.item())
         except RuntimeError as error:
-            raise RuntimeError(f"{name}: the shape of the result depends on data, which cannot be read here; pass {instead}, or use a fixed shape ({error})") from None
+            raise RuntimeError(
+                f"{name}: the shape of the result depends on data, which cannot be read here; pass {instead}, or use a fixed shape ({error})"
+            ) from None
 
     def _true_positions(self: Tensor, name: str, size: int | None, fill: int | None = None) -> Tensor:
         """(size,): positions of True in the flat mask, in order; `fill` (default: one past the end) where there are fewer than `size`."""
@@ -62,12 +66,18 @@ class MaskingMixin:
         at = mask._broadcast(shape)._true_positions("masked_select", size)
         flat = self._broadcast(shape).flatten()
         out = flat._gather({0: at})
-        return out if size is None or not fill_value else (at < flat.shape[0])._where(out, self._const_like(fill_value, self.dtype))
+        return (
+            out
+            if size is None or not fill_value
+            else (at < flat.shape[0])._where(out, self._const_like(fill_value, self.dtype))
+        )
 
     def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
         """A copy with the elements where `mask` holds taken from the flat `source`, in order."""
         if not mask.dtype.is_bool or source.dtype is not self.dtype:
-            raise TypeError(f"masked_scatter: needs a bool mask and a source of {self.dtype.name}, got {mask.dtype.name} and {source.dtype.name}")
+            raise TypeError(
+                f"masked_scatter: needs a bool mask and a source of {self.dtype.name}, got {mask.dtype.name} and {source.dtype.name}"
+            )
         shape = broadcast_shape(self.shape, mask.shape)
         x, hit = self._broadcast(shape), mask._broadcast(shape)
         if not x.numel():

@@ -30,7 +30,11 @@ class MatmulMixin:
                 return flat.reshape(*x.shape[:-1], w.shape[-1]) if other.ndim > 1 else flat.reshape(x.shape[:-1])
         lead = broadcast_shape(x.shape[:-2], w.shape[:-2])
         m, k, n = x.shape[-2], x.shape[-1], w.shape[-1]
-        a = x.reshape(*x.shape[:-1], 1, k)._broadcast((*lead, m, n, k)) if x.ndim == len(lead) + 2 else x.reshape((1,) * (len(lead) + 2 - x.ndim) + (*x.shape[:-1], 1, k))._broadcast((*lead, m, n, k))
+        a = (
+            x.reshape(*x.shape[:-1], 1, k)._broadcast((*lead, m, n, k))
+            if x.ndim == len(lead) + 2
+            else x.reshape((1,) * (len(lead) + 2 - x.ndim) + (*x.shape[:-1], 1, k))._broadcast((*lead, m, n, k))
+        )
         t = w.transpose(-1, -2)
         b = t.reshape((1,) * (len(lead) + 2 - w.ndim) + (*t.shape[:-2], 1, n, k))._broadcast((*lead, m, n, k))
         out = (a * b).sum(-1, dtype=wide).cast(kind)
@@ -45,7 +49,9 @@ class MatmulMixin:
     def bmm(self: Tensor, mat2: Tensor) -> Tensor:
         """(b, m, k) @ (b, k, n)."""
         if _of_rank("bmm", self, 3).shape[0] != _of_rank("bmm", mat2, 3).shape[0]:
-            raise ValueError(f"bmm: {self.shape} and {mat2.shape} hold {self.shape[0]} and {mat2.shape[0]} matrices; matmul broadcasts")
+            raise ValueError(
+                f"bmm: {self.shape} and {mat2.shape} hold {self.shape[0]} and {mat2.shape[0]} matrices; matmul broadcasts"
+            )
         return self.matmul(mat2)
 
     def mv(self: Tensor, vec: Tensor) -> Tensor:
@@ -96,7 +102,9 @@ class MatmulMixin:
         b, m, k = _of_rank("addbmm", batch1, 3).shape
         if _of_rank("addbmm", batch2, 3).shape[:2] != (b, k):
             raise ValueError(f"addbmm: {batch1.shape} and {batch2.shape} do not fit; expected ({b}, {k}, n)")
-        return _plus(self, batch1.transpose(0, 1).reshape(m, b * k).mm(batch2.reshape(b * k, batch2.shape[2])), beta, alpha)
+        return _plus(
+            self, batch1.transpose(0, 1).reshape(m, b * k).mm(batch2.reshape(b * k, batch2.shape[2])), beta, alpha
+        )
 
     def __matmul__(self: Tensor, other: Tensor) -> Tensor:
         return self.matmul(other)

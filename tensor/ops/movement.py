@@ -33,7 +33,10 @@ class MovementMixin:
 
     def reshape(self: Tensor, *shape: Any) -> Tensor:
         """The same elements in row-major order; one dim may be -1."""
-        new = [self.shape[i] if s is None else to_sint(s) if isinstance(s, UOp) and s.op is Ops.CONST else s for i, s in enumerate(_flat(shape))]
+        new = [
+            self.shape[i] if s is None else to_sint(s) if isinstance(s, UOp) and s.op is Ops.CONST else s
+            for i, s in enumerate(_flat(shape))
+        ]
         if -1 in [d for d in new if isinstance(d, int)]:
             ints = [d for d in new if isinstance(d, int)]
             if ints.count(-1) > 1 or any(d < -1 for d in ints):
@@ -60,7 +63,9 @@ class MovementMixin:
 
     def view(self: Tensor, *shape: Any) -> Tensor:
         """reshape; with a dtype the same bits as that type: the last dim grows or shrinks with the width."""
-        return self.bitcast(shape[0]) if len(shape) == 1 and isinstance(shape[0], (DType, str)) else self.reshape(*shape)
+        return (
+            self.bitcast(shape[0]) if len(shape) == 1 and isinstance(shape[0], (DType, str)) else self.reshape(*shape)
+        )
 
     def permute(self: Tensor, *order: Any) -> Tensor:
         dims = tuple(self._dim(d) for d in _flat(order))
@@ -74,7 +79,15 @@ class MovementMixin:
 
     def shrink(self: Tensor, *bounds: Any) -> Tensor:
         """Keep [begin, end) of each dim; None keeps all."""
-        arg = tuple((0, d) if b is None else (b[0], b[1]) for b, d in zip(_flat(bounds) if len(bounds) == 1 and bounds[0] and isinstance(bounds[0][0], (tuple, list, type(None))) else bounds, self.shape))
+        arg = tuple(
+            (0, d) if b is None else (b[0], b[1])
+            for b, d in zip(
+                _flat(bounds)
+                if len(bounds) == 1 and bounds[0] and isinstance(bounds[0][0], (tuple, list, type(None)))
+                else bounds,
+                self.shape,
+            )
+        )
         if len(arg) != self.ndim:
             raise ValueError(f"shrink of {self.shape} needs {self.ndim} pairs, got {len(arg)}")
         for (b, e), d in zip(arg, self.shape):
@@ -83,8 +96,12 @@ class MovementMixin:
                     raise ValueError(f"shrink of {self.shape}: [{b}, {e}) is outside [0, {d}]")
             elif isinstance(d, int) and (vmin(as_index(b)) < 0 or vmax(as_index(e)) > d):
                 begin, end = (x if isinstance(x, int) else text_of_index(x) for x in (b, e))
-                raise ValueError(f"shrink of {self.shape}: [{begin}, {end}) can reach outside [0, {d}]: it covers {vmin(as_index(b))}..{vmax(as_index(e))}; narrow the variable's range")
-        return self if all(b == 0 and e == d for (b, e), d in zip(arg, self.shape) if True) else self._op(Ops.SHRINK, arg)
+                raise ValueError(
+                    f"shrink of {self.shape}: [{begin}, {end}) can reach outside [0, {d}]: it covers {vmin(as_index(b))}..{vmax(as_index(e))}; narrow the variable's range"
+                )
+        return (
+            self if all(b == 0 and e == d for (b, e), d in zip(arg, self.shape) if True) else self._op(Ops.SHRINK, arg)
+        )
 
     def flip(self: Tensor, *dims: Any) -> Tensor:
         """In reverse order along `dims`: a copy, as in PyTorch (`t[::-1]` is a view)."""

@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
 
 class NormMixin:
-    def norm(self: Tensor, p: float | str | None = "fro", dim: Dims = None, keepdim: bool = False, dtype: DType | str | None = None) -> Tensor:
+    def norm(
+        self: Tensor,
+        p: float | str | None = "fro",
+        dim: Dims = None,
+        keepdim: bool = False,
+        dtype: DType | str | None = None,
+    ) -> Tensor:
         """(Σ |x|ᵖ)^(1/p) over `dim`, the elements as one vector: "fro" is 2, inf the largest, −inf the smallest, 0 the count of those not 0.
 
         The gradient is 0 where the norm is 0.

@@ -31,7 +31,9 @@ def _track(running: Tensor | None, now: Tensor, momentum: float) -> None:
 
 
 class NormalizationMixin:
-    def _standardized(self: Tensor, dims: tuple[int, ...], eps: float, weight: Tensor | None = None, bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def _standardized(
+        self: Tensor, dims: tuple[int, ...], eps: float, weight: Tensor | None = None, bias: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """((x − mean) / √(var + eps) · weight + bias, mean, var) over `dims`, which are kept; var is the biased one. Weight and bias are
         the same along `dims`: then the sums of their gradients are those that the gradient of x needs."""
         mean, var = self._moments(dims)
@@ -47,7 +49,11 @@ class NormalizationMixin:
             return (own, *([along] if weight is not None else []), *([total] if bias is not None else []))
 
         out = _scaled((self - mean) * (var + eps).rsqrt(), weight, bias)
-        return with_gradient(out, "standardized", (dims, eps, weight is None, bias is None), backward, self, *scales), mean, var
+        return (
+            with_gradient(out, "standardized", (dims, eps, weight is None, bias is None), backward, self, *scales),
+            mean,
+            var,
+        )
 
     def _moments(self: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """(mean, biased variance) over `dims`, which are kept. Where rows of the last ones are long enough, each row's first, from which
@@ -61,13 +67,21 @@ class NormalizationMixin:
         mean = self.mean(dims, keepdim=True)
         return mean, (self - mean).square().mean(dims, keepdim=True)
 
-    def layer_norm(self: Tensor, normalized_shape: int | tuple[int, ...], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+    def layer_norm(
+        self: Tensor,
+        normalized_shape: int | tuple[int, ...],
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-5,
+    ) -> Tensor:
         """Mean 0 and variance 1 over the last dims, which are `normalized_shape`; then · weight + bias."""
         dims = self._last_dims("layer_norm", normalized_shape)
         x = self.cast(accumulate_dtype(self.dtype))
         return _scaled(x._standardized(dims, eps)[0], weight, bias).cast(self.dtype)
 
-    def rms_norm(self: Tensor, normalized_shape: int | tuple[int, ...], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    def rms_norm(
+        self: Tensor, normalized_shape: int | tuple[int, ...], weight: Tensor | None = None, eps: float | None = None
+    ) -> Tensor:
         """x / √(mean(x²) + eps) over the last dims; eps is by default that of the type."""
         dims = self._last_dims("rms_norm", normalized_shape)
         x = self.cast(accumulate_dtype(self.dtype))
@@ -77,7 +91,7 @@ class NormalizationMixin:
     def _last_dims(self: Tensor, name: str, normalized_shape: int | tuple[int, ...]) -> tuple[int, ...]:
         shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
         if not shape or self.shape[-len(shape) :] != shape:
-            raise ValueError(f"{name} over {shape}, but the input's last dims are {self.shape[-len(shape):]}")
+            raise ValueError(f"{name} over {shape}, but the input's last dims are {self.shape[-len(shape) :]}")
         return tuple(range(-len(shape), 0))
 
     def batch_norm(self: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None, bias: Tensor | None = None,
@@ -96,7 +110,9 @@ class NormalizationMixin:
         dims = tuple(i for i in range(self.ndim) if i != 1)
         n = prod(self.shape[d] for d in dims)
         if n == 1:
-            raise ValueError(f"batch_norm in training needs more than 1 value per channel, the input has shape {self.shape}")
+            raise ValueError(
+                f"batch_norm in training needs more than 1 value per channel, the input has shape {self.shape}"
+            )
         out, mean, var = x._standardized(dims, eps, w, b)
         _track(running_mean, mean.reshape(-1), momentum)
         _track(running_var, var.reshape(-1) * (n / (n - 1)), momentum)
@@ -108,7 +124,9 @@ class NormalizationMixin:
         if not use_input_stats:
             return self.batch_norm(running_mean, running_var, weight, bias, False, momentum, eps)
         if self.ndim < 3 or prod(self.shape[2:]) == 1:
-            raise ValueError(f"instance_norm needs (N, C, ...) with more than 1 position, the input has shape {self.shape}")
+            raise ValueError(
+                f"instance_norm needs (N, C, ...) with more than 1 position, the input has shape {self.shape}"
+            )
         x = self.cast(accumulate_dtype(self.dtype))
         n = prod(self.shape[2:])
         out, mean, var = x._standardized(tuple(range(2, self.ndim)), eps)
@@ -117,11 +135,15 @@ class NormalizationMixin:
         w, b = (None if t is None else _per_channel(t, self.ndim) for t in (weight, bias))
         return _scaled(out, w, b).cast(self.dtype)
 
-    def group_norm(self: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+    def group_norm(
+        self: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    ) -> Tensor:
         """The channels (dim 1) of each sample in `num_groups` groups, each normalised over its channels and positions."""
         if self.ndim < 2 or self.shape[1] % num_groups:
             raise ValueError(f"group_norm: {num_groups} groups do not divide the channels (dim 1) of {self.shape}")
-        x = self.cast(accumulate_dtype(self.dtype)).reshape(self.shape[0], num_groups, self.shape[1] // num_groups, *self.shape[2:])
+        x = self.cast(accumulate_dtype(self.dtype)).reshape(
+            self.shape[0], num_groups, self.shape[1] // num_groups, *self.shape[2:]
+        )
         out = x._standardized(tuple(range(2, x.ndim)), eps)[0].reshape(self.shape)
         w, b = (None if t is None else _per_channel(t, self.ndim) for t in (weight, bias))
         return _scaled(out, w, b).cast(self.dtype)
@@ -129,7 +151,9 @@ class NormalizationMixin:
     def local_response_norm(self: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Tensor:
         """x / (k + alpha · mean of x² over `size` channels around) ** beta."""
         if self.ndim < 3:
-            raise ValueError(f"local_response_norm needs (N, C, ...) with at least 3 dims, the input has shape {self.shape}")
+            raise ValueError(
+                f"local_response_norm needs (N, C, ...) with at least 3 dims, the input has shape {self.shape}"
+            )
         if _is_empty(self):
             return self
         square = self.square().pad(tuple((size // 2, (size - 1) // 2) if i == 1 else (0, 0) for i in range(self.ndim)))

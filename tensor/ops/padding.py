@@ -49,10 +49,14 @@ class PaddingMixin:
     def _pad_edges(self: Tensor, dim: int, before: int, after: int, mode: str) -> Tensor:
         n = self.shape[dim]
         if mode == "reflect" and max(before, after) >= n:
-            raise ValueError(f"pad: reflecting {(before, after)} needs a dim larger than that, dim {dim} of {self.shape} is {n}; pad less, or use \"replicate\"")
+            raise ValueError(
+                f'pad: reflecting {(before, after)} needs a dim larger than that, dim {dim} of {self.shape} is {n}; pad less, or use "replicate"'
+            )
         kept = n - max(-before, 0) - max(-after, 0)
         if mode == "circular" and max(before, after) > kept:
-            raise ValueError(f"pad: wrapping {(before, after)} around needs a dim at least as large, dim {dim} of {self.shape} is {kept if kept == n else f'{kept} after cropping'}")
+            raise ValueError(
+                f"pad: wrapping {(before, after)} around needs a dim at least as large, dim {dim} of {self.shape} is {kept if kept == n else f'{kept} after cropping'}"
+            )
         if n == 0:
             raise ValueError(f'pad: dim {dim} of {self.shape} is empty, there is no edge to "{mode}"')
         t = self._take(dim, max(-before, 0), n - max(-after, 0))

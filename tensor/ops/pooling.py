@@ -24,20 +24,50 @@ class PoolingMixin:
             return t.permute(*range(base), *[base + 2 * i for i in range(n)], *[base + 2 * i + 1 for i in range(n)])
         return self.unfold_windows(kernel, stride, dilation)
 
-    def max_pool2d(self: Tensor, kernel_size: Pair = 2, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1, ceil_mode: bool = False, return_indices: bool = False) -> Any:
+    def max_pool2d(
+        self: Tensor,
+        kernel_size: Pair = 2,
+        stride: Pair | None = None,
+        padding: Pair = 0,
+        dilation: Pair = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = False,
+    ) -> Any:
         return max_pool2d(self, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
-    def avg_pool2d(self: Tensor, kernel_size: Pair = 2, stride: Pair | None = None, padding: Pair = 0, ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None) -> Tensor:
+    def avg_pool2d(
+        self: Tensor,
+        kernel_size: Pair = 2,
+        stride: Pair | None = None,
+        padding: Pair = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Tensor:
         return avg_pool2d(self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
 
 
 class _Windows:
     """Where the windows of a pooling lie, per spatial dim."""
 
-    def __init__(self, name: str, x: Tensor, n: int, kernel: Pair, stride: Pair | None, padding: Pair, dilation: Pair, ceil_mode: bool):
+    def __init__(
+        self,
+        name: str,
+        x: Tensor,
+        n: int,
+        kernel: Pair,
+        stride: Pair | None,
+        padding: Pair,
+        dilation: Pair,
+        ceil_mode: bool,
+    ):
         if x.ndim not in (n + 1, n + 2):
             raise ValueError(f"{name}: expected (N, C, {n} dims) or (C, {n} dims), got {x.shape}")
-        self.kernel, self.padding, self.dilation = numbers(kernel, n, "kernel_size"), numbers(padding, n, "padding"), numbers(dilation, n, "dilation")
+        self.kernel, self.padding, self.dilation = (
+            numbers(kernel, n, "kernel_size"),
+            numbers(padding, n, "padding"),
+            numbers(dilation, n, "dilation"),
+        )
         self.stride = self.kernel if stride is None or stride == () or stride == [] else numbers(stride, n, "stride")
         self.sizes = x.shape[-n:]
         if any(2 * p > k for p, k in zip(self.padding, self.kernel)):
@@ -49,14 +79,22 @@ class _Windows:
             if ceil_mode and (out - 1) * s >= size + p:  # no window starts behind the input
                 out -= 1
             if out < 1:
-                raise ValueError(f"{name}: a window of {self.kernel} (dilation {self.dilation}) is larger than the input's {self.sizes} with padding {self.padding}")
+                raise ValueError(
+                    f"{name}: a window of {self.kernel} (dilation {self.dilation}) is larger than the input's {self.sizes} with padding {self.padding}"
+                )
             self.outs.append(out)
 
     def of(self, x: Tensor, value: float) -> Tensor:
         """(..., *out, *kernel), what lies outside the input being `value`."""
-        ends = [(o - 1) * s + d * (k - 1) + 1 - size - p for o, s, d, k, size, p in zip(self.outs, self.stride, self.dilation, self.kernel, self.sizes, self.padding)]
+        ends = [
+            (o - 1) * s + d * (k - 1) + 1 - size - p
+            for o, s, d, k, size, p in zip(self.outs, self.stride, self.dilation, self.kernel, self.sizes, self.padding)
+        ]
         if any(self.padding) or any(e > 0 for e in ends):
-            x = x.pad((*((0, 0),) * (x.ndim - len(self.outs)), *((p, max(e, 0)) for p, e in zip(self.padding, ends))), value=value)
+            x = x.pad(
+                (*((0, 0),) * (x.ndim - len(self.outs)), *((p, max(e, 0)) for p, e in zip(self.padding, ends))),
+                value=value,
+            )
         return x._pool(self.kernel, self.stride, self.dilation).shrink(
             (*(None,) * (x.ndim - len(self.outs)), *((0, o) for o in self.outs), *(None,) * len(self.outs))
         )
@@ -67,7 +105,9 @@ class _Windows:
         for i in reversed(range(len(self.outs))):
             at = rest % self.kernel[i]
             rest = rest // self.kernel[i]
-            start = (inside.arange(self.outs[i]) * self.stride[i] - self.padding[i]).reshape((self.outs[i], *(1,) * (len(self.outs) - 1 - i)))
+            start = (inside.arange(self.outs[i]) * self.stride[i] - self.padding[i]).reshape(
+                (self.outs[i], *(1,) * (len(self.outs) - 1 - i))
+            )
             flat = flat + (start + at * self.dilation[i]) * prod(self.sizes[i + 1 :])
         return flat
 
@@ -82,7 +122,11 @@ class _Windows:
         total: Any = None
         for i, (counts, s, p, k, size) in enumerate(zip(per_dim, self.stride, self.padding, self.kernel, self.sizes)):
             start = x.arange(len(counts)) * s - p
-            count = (start + k).clamp(max=size + p) - start if include_pad else (start + k).clamp(max=size) - start.clamp(min=0)
+            count = (
+                (start + k).clamp(max=size + p) - start
+                if include_pad
+                else (start + k).clamp(max=size) - start.clamp(min=0)
+            )
             count = count.reshape((len(counts), *(1,) * (len(per_dim) - 1 - i)))
             total = count if total is None else total * count
         return total
@@ -91,69 +135,166 @@ class _Windows:
 # *** the largest element ***
 
 
-def _max_pool(name: str, x: Tensor, n: int, kernel: Pair, stride: Pair | None, padding: Pair, dilation: Pair, ceil_mode: bool, return_indices: bool) -> Any:
+def _max_pool(
+    name: str,
+    x: Tensor,
+    n: int,
+    kernel: Pair,
+    stride: Pair | None,
+    padding: Pair,
+    dilation: Pair,
+    ceil_mode: bool,
+    return_indices: bool,
+) -> Any:
     w = _Windows(name, x, n, kernel, stride, padding, dilation, ceil_mode)
     windows = w.of(x, x.dtype.min)
     values = windows.amax(tuple(range(-n, 0)))
     return (values, w.positions(windows.flatten(-n).detach().argmax(-1))) if return_indices else values
 
 
-def max_pool1d(input: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1, ceil_mode: bool = False, return_indices: bool = False) -> Any:
+def max_pool1d(
+    input: Tensor,
+    kernel_size: Pair,
+    stride: Pair | None = None,
+    padding: Pair = 0,
+    dilation: Pair = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
     """The largest element of each window; with `return_indices` also its flat position in the input (int64)."""
     return _max_pool("max_pool1d", input, 1, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
 
-def max_pool2d(input: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1, ceil_mode: bool = False, return_indices: bool = False) -> Any:
+def max_pool2d(
+    input: Tensor,
+    kernel_size: Pair,
+    stride: Pair | None = None,
+    padding: Pair = 0,
+    dilation: Pair = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
     """The largest element of each window; with `return_indices` also its flat position in the input (int64)."""
     return _max_pool("max_pool2d", input, 2, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
 
-def max_pool3d(input: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1, ceil_mode: bool = False, return_indices: bool = False) -> Any:
+def max_pool3d(
+    input: Tensor,
+    kernel_size: Pair,
+    stride: Pair | None = None,
+    padding: Pair = 0,
+    dilation: Pair = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
     """The largest element of each window; with `return_indices` also its flat position in the input (int64)."""
     return _max_pool("max_pool3d", input, 3, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
 
-def max_pool1d_with_indices(input: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1, ceil_mode: bool = False, return_indices: bool = False) -> Any:
+def max_pool1d_with_indices(
+    input: Tensor,
+    kernel_size: Pair,
+    stride: Pair | None = None,
+    padding: Pair = 0,
+    dilation: Pair = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
     return max_pool1d(input, kernel_size, stride, padding, dilation, ceil_mode, True)
 
 
-def max_pool2d_with_indices(input: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1, ceil_mode: bool = False, return_indices: bool = False) -> Any:
+def max_pool2d_with_indices(
+    input: Tensor,
+    kernel_size: Pair,
+    stride: Pair | None = None,
+    padding: Pair = 0,
+    dilation: Pair = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
     return max_pool2d(input, kernel_size, stride, padding, dilation, ceil_mode, True)
 
 
-def max_pool3d_with_indices(input: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1, ceil_mode: bool = False, return_indices: bool = False) -> Any:
+def max_pool3d_with_indices(
+    input: Tensor,
+    kernel_size: Pair,
+    stride: Pair | None = None,
+    padding: Pair = 0,
+    dilation: Pair = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
     return max_pool3d(input, kernel_size, stride, padding, dilation, ceil_mode, True)
 
 
-def _max_unpool(name: str, x: Tensor, n: int, indices: Tensor, kernel: Pair, stride: Pair | None, padding: Pair, output_size: Any) -> Tensor:
+def _max_unpool(
+    name: str, x: Tensor, n: int, indices: Tensor, kernel: Pair, stride: Pair | None, padding: Pair, output_size: Any
+) -> Tensor:
     """Values back at the positions that max_pool gave, zeros elsewhere."""
     k = numbers(kernel, n, "kernel_size")
     s = k if stride is None else numbers(stride, n, "stride")
     p = numbers(padding, n, "padding")
     if indices.shape != x.shape or x.ndim not in (n + 1, n + 2):
-        raise ValueError(f"{name}: values {x.shape} and indices {indices.shape} must have one shape, (N, C, {n} dims) or (C, {n} dims)")
-    outs = tuple((i - 1) * b - 2 * c + a for i, a, b, c in zip(x.shape[-n:], k, s, p)) if output_size is None else tuple(output_size)[-n:]
+        raise ValueError(
+            f"{name}: values {x.shape} and indices {indices.shape} must have one shape, (N, C, {n} dims) or (C, {n} dims)"
+        )
+    outs = (
+        tuple((i - 1) * b - 2 * c + a for i, a, b, c in zip(x.shape[-n:], k, s, p))
+        if output_size is None
+        else tuple(output_size)[-n:]
+    )
     lead = x.shape[:-n]
     zeros = x.new_zeros((*lead, prod(outs)))
     return zeros.scatter(-1, indices.flatten(-n), x.flatten(-n)).reshape((*lead, *outs))
 
 
-def max_unpool1d(input: Tensor, indices: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, output_size: Any = None) -> Tensor:
+def max_unpool1d(
+    input: Tensor,
+    indices: Tensor,
+    kernel_size: Pair,
+    stride: Pair | None = None,
+    padding: Pair = 0,
+    output_size: Any = None,
+) -> Tensor:
     return _max_unpool("max_unpool1d", input, 1, indices, kernel_size, stride, padding, output_size)
 
 
-def max_unpool2d(input: Tensor, indices: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, output_size: Any = None) -> Tensor:
+def max_unpool2d(
+    input: Tensor,
+    indices: Tensor,
+    kernel_size: Pair,
+    stride: Pair | None = None,
+    padding: Pair = 0,
+    output_size: Any = None,
+) -> Tensor:
     return _max_unpool("max_unpool2d", input, 2, indices, kernel_size, stride, padding, output_size)
 
 
-def max_unpool3d(input: Tensor, indices: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, output_size: Any = None) -> Tensor:
+def max_unpool3d(
+    input: Tensor,
+    indices: Tensor,
+    kernel_size: Pair,
+    stride: Pair | None = None,
+    padding: Pair = 0,
+    output_size: Any = None,
+) -> Tensor:
     return _max_unpool("max_unpool3d", input, 3, indices, kernel_size, stride, padding, output_size)
 
 
 # *** means ***
 
 
-def _avg_pool(name: str, x: Tensor, n: int, kernel: Pair, stride: Pair | None, padding: Pair, ceil_mode: bool, include_pad: bool, divisor: int | None) -> Tensor:
+def _avg_pool(
+    name: str,
+    x: Tensor,
+    n: int,
+    kernel: Pair,
+    stride: Pair | None,
+    padding: Pair,
+    ceil_mode: bool,
+    include_pad: bool,
+    divisor: int | None,
+) -> Tensor:
     w = _Windows(name, x, n, kernel, stride, padding, 1, ceil_mode)
     if divisor == 0:
         raise ValueError(f"{name}: divisor_override is 0")
@@ -162,35 +303,68 @@ def _avg_pool(name: str, x: Tensor, n: int, kernel: Pair, stride: Pair | None, p
     return total * (1.0 / count) if isinstance(count, int) else total / count.cast(total.dtype)
 
 
-def avg_pool1d(input: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, ceil_mode: bool = False, count_include_pad: bool = True) -> Tensor:
+def avg_pool1d(
+    input: Tensor,
+    kernel_size: Pair,
+    stride: Pair | None = None,
+    padding: Pair = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Tensor:
     return _avg_pool("avg_pool1d", input, 1, kernel_size, stride, padding, ceil_mode, count_include_pad, None)
 
 
-def avg_pool2d(input: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None) -> Tensor:
+def avg_pool2d(
+    input: Tensor,
+    kernel_size: Pair,
+    stride: Pair | None = None,
+    padding: Pair = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
     """The mean of each window; padding counts as zeros, or with count_include_pad=False not at all."""
-    return _avg_pool("avg_pool2d", input, 2, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+    return _avg_pool(
+        "avg_pool2d", input, 2, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
+    )
 
 
-def avg_pool3d(input: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None) -> Tensor:
-    return _avg_pool("avg_pool3d", input, 3, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+def avg_pool3d(
+    input: Tensor,
+    kernel_size: Pair,
+    stride: Pair | None = None,
+    padding: Pair = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    return _avg_pool(
+        "avg_pool3d", input, 3, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
+    )
 
 
-def _lp_pool(name: str, x: Tensor, n: int, norm_type: float, kernel: Pair, stride: Pair | None, ceil_mode: bool) -> Tensor:
+def _lp_pool(
+    name: str, x: Tensor, n: int, norm_type: float, kernel: Pair, stride: Pair | None, ceil_mode: bool
+) -> Tensor:
     """(Σ xᵖ over each window)^(1/p), as PyTorch has it: windows cut off by ceil_mode are scaled up to their full size."""
     k = numbers(kernel, n, "kernel_size")
     mean = _avg_pool(name, x.pow(norm_type), n, kernel, stride, 0, ceil_mode, True, None)
     return (mean.sign() * mean.abs().relu() * prod(k)).pow(1.0 / norm_type)
 
 
-def lp_pool1d(input: Tensor, norm_type: float, kernel_size: Pair, stride: Pair | None = None, ceil_mode: bool = False) -> Tensor:
+def lp_pool1d(
+    input: Tensor, norm_type: float, kernel_size: Pair, stride: Pair | None = None, ceil_mode: bool = False
+) -> Tensor:
     return _lp_pool("lp_pool1d", input, 1, norm_type, kernel_size, stride, ceil_mode)
 
 
-def lp_pool2d(input: Tensor, norm_type: float, kernel_size: Pair, stride: Pair | None = None, ceil_mode: bool = False) -> Tensor:
+def lp_pool2d(
+    input: Tensor, norm_type: float, kernel_size: Pair, stride: Pair | None = None, ceil_mode: bool = False
+) -> Tensor:
     return _lp_pool("lp_pool2d", input, 2, norm_type, kernel_size, stride, ceil_mode)
 
 
-def lp_pool3d(input: Tensor, norm_type: float, kernel_size: Pair, stride: Pair | None = None, ceil_mode: bool = False) -> Tensor:
+def lp_pool3d(
+    input: Tensor, norm_type: float, kernel_size: Pair, stride: Pair | None = None, ceil_mode: bool = False
+) -> Tensor:
     return _lp_pool("lp_pool3d", input, 3, norm_type, kernel_size, stride, ceil_mode)
-
-

@@ -22,7 +22,9 @@ class PowerMixin:
             if exponent == int(exponent) and 0 <= exponent <= 8:
                 return self._power_by_products(int(exponent), kind)
             if not kind.is_float and exponent < 0:
-                raise ValueError(f"pow: integers to the negative power {exponent} are no integers; cast with .float() first, or use float_power")
+                raise ValueError(
+                    f"pow: integers to the negative power {exponent} are no integers; cast with .float() first, or use float_power"
+                )
             if self.dtype.is_float:
                 if exponent == 0.5:
                     return self.sqrt()
@@ -75,7 +77,8 @@ class PowerMixin:
             base = base * base
         return out if self.dtype.is_unsigned else ((exponent < 0) & self.abs().ne(1))._where(0, out)
 
-    def sqrt(self: Tensor) -> Tensor: return self._float()._op(Ops.SQRT)
+    def sqrt(self: Tensor) -> Tensor:
+        return self._float()._op(Ops.SQRT)
 
     def rsqrt(self: Tensor) -> Tensor:
         if self.dtype.is_half:

@@ -31,7 +31,9 @@ class PropertiesMixin:
     def ndim(self: Tensor) -> int:
         return len(self.uop.shape)
 
-    def dim(self: Tensor) -> int: return self.ndim
+    def dim(self: Tensor) -> int:
+        return self.ndim
+
     ndimension = dim
 
     def numel(self: Tensor) -> int:
@@ -60,47 +62,71 @@ class PropertiesMixin:
         strides = tuple(prod(self.shape[i + 1 :]) for i in range(self.ndim))
         return strides if dim is None else strides[self._dim(dim)]
 
-    def storage_offset(self: Tensor) -> int: return 0
+    def storage_offset(self: Tensor) -> int:
+        return 0
 
     def is_contiguous(self: Tensor) -> bool:
         """Whether it is stored, or will be when computed, in row-major order: all but views of storage."""
         return self.uop.op not in (Ops.PERMUTE, Ops.FLIP, Ops.EXPAND, Ops.SHRINK)
 
-    def is_floating_point(self: Tensor) -> bool: return self.dtype.is_float
-    def is_complex(self: Tensor) -> bool: return False
-    def is_signed(self: Tensor) -> bool: return self.dtype.is_float or self.dtype.kind == "i"
-    def is_conj(self: Tensor) -> bool: return False
-    def is_neg(self: Tensor) -> bool: return False
-    def is_inference(self: Tensor) -> bool: return False
-    def conj(self: Tensor) -> Tensor: return self
-    def conj_physical(self: Tensor) -> Tensor: return self
+    def is_floating_point(self: Tensor) -> bool:
+        return self.dtype.is_float
+
+    def is_complex(self: Tensor) -> bool:
+        return False
+
+    def is_signed(self: Tensor) -> bool:
+        return self.dtype.is_float or self.dtype.kind == "i"
+
+    def is_conj(self: Tensor) -> bool:
+        return False
+
+    def is_neg(self: Tensor) -> bool:
+        return False
+
+    def is_inference(self: Tensor) -> bool:
+        return False
+
+    def conj(self: Tensor) -> Tensor:
+        return self
+
+    def conj_physical(self: Tensor) -> Tensor:
+        return self
 
     @property
-    def real(self: Tensor) -> Tensor: return self
+    def real(self: Tensor) -> Tensor:
+        return self
 
-    def is_same_size(self: Tensor, other: Tensor) -> bool: return self.shape == other.shape
+    def is_same_size(self: Tensor, other: Tensor) -> bool:
+        return self.shape == other.shape
 
     def is_nonzero(self: Tensor) -> bool:
         """Whether the one element is not 0."""
         return bool(self)
 
     @property
-    def is_cpu(self: Tensor) -> bool: return isinstance(self.device, str) and self.device.startswith("CPU")
+    def is_cpu(self: Tensor) -> bool:
+        return isinstance(self.device, str) and self.device.startswith("CPU")
 
     @property
-    def is_cuda(self: Tensor) -> bool: return isinstance(self.device, str) and self.device.startswith("CUDA")
+    def is_cuda(self: Tensor) -> bool:
+        return isinstance(self.device, str) and self.device.startswith("CUDA")
 
     @property
-    def is_sparse(self: Tensor) -> bool: return False
+    def is_sparse(self: Tensor) -> bool:
+        return False
 
     @property
-    def is_quantized(self: Tensor) -> bool: return False
+    def is_quantized(self: Tensor) -> bool:
+        return False
 
     @property
-    def is_nested(self: Tensor) -> bool: return False
+    def is_nested(self: Tensor) -> bool:
+        return False
 
     @property
-    def is_meta(self: Tensor) -> bool: return isinstance(self.device, str) and self.device.startswith("NULL")
+    def is_meta(self: Tensor) -> bool:
+        return isinstance(self.device, str) and self.device.startswith("NULL")
 
     def get_device(self: Tensor) -> int:
         """The number of its device; −1 on the CPU, as in PyTorch."""
@@ -114,22 +140,30 @@ class PropertiesMixin:
 
     # *** tensors of the same type and place ***
 
-    def new_tensor(self: Tensor, data: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+    def new_tensor(
+        self: Tensor, data: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    ) -> Tensor:
         from manygrad.tensor.tensor import Tensor
 
         t = Tensor(data.detach()._copied() if isinstance(data, Tensor) else data, dtype=dtype or self.dtype)
         t = t.to(device or self.device)
         return t.requires_grad_() if requires_grad else t
 
-    def new_full(self: Tensor, size: Any, fill_value: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+    def new_full(
+        self: Tensor, size: Any, fill_value: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    ) -> Tensor:
         from manygrad.tensor.tensor import Tensor
 
         return Tensor.full(size, fill_value, dtype or self.dtype, device or self.device, requires_grad)
 
-    def new_zeros(self: Tensor, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+    def new_zeros(
+        self: Tensor, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    ) -> Tensor:
         return self.new_full(_size(size), 0, dtype, device, requires_grad)
 
-    def new_ones(self: Tensor, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+    def new_ones(
+        self: Tensor, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    ) -> Tensor:
         return self.new_full(_size(size), 1, dtype, device, requires_grad)
 
     new_empty = new_zeros

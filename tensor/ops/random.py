@@ -113,25 +113,38 @@ class RandomMixin:
 
         where = _canonical(device) if device is not None else default_device()
         stream = _next_stream(where)
-        key = stream * 0x85EBCA6B ^ ((_Generator.seed * 0xC2B2AE35 + _thread.number * 0x9E3779B1 + 0x27D4EB2F) & 0xFFFFFFFF)
+        key = stream * 0x85EBCA6B ^ (
+            (_Generator.seed * 0xC2B2AE35 + _thread.number * 0x9E3779B1 + 0x27D4EB2F) & 0xFFFFFFFF
+        )
         index = Tensor.arange(count, device=where if isinstance(where, str) else None).cast(dtypes.uint32)
         return philox(index, key)[0]
 
     @staticmethod
-    def rand(*shape: Any, dtype: DType | str | None = None, device: Any = None, requires_grad: bool | None = None) -> Tensor:
+    def rand(
+        *shape: Any, dtype: DType | str | None = None, device: Any = None, requires_grad: bool | None = None
+    ) -> Tensor:
         """Uniform on [0, 1)."""
         from manygrad.tensor.tensor import Tensor
 
         dims, kind = _shape(shape), to_dtype(dtype) if dtype is not None else dtypes.default_float
         bits = Tensor._random_bits(prod(dims), device)
-        digits = _DIGITS.get(kind.name, 24)  # as many as the type holds: the largest, 1 - 2^-digits, does not round to 1
+        digits = _DIGITS.get(
+            kind.name, 24
+        )  # as many as the type holds: the largest, 1 - 2^-digits, does not round to 1
         unit = (bits >> (32 - digits)).cast(dtypes.float32) * (1.0 / (1 << digits))
         t = unit.cast(kind).reshape(dims)
         t.requires_grad = requires_grad
         return t
 
     @staticmethod
-    def uniform(*shape: Any, low: float = 0.0, high: float = 1.0, dtype: DType | str | None = None, device: Any = None, requires_grad: bool | None = None) -> Tensor:
+    def uniform(
+        *shape: Any,
+        low: float = 0.0,
+        high: float = 1.0,
+        dtype: DType | str | None = None,
+        device: Any = None,
+        requires_grad: bool | None = None,
+    ) -> Tensor:
         from manygrad.tensor.tensor import Tensor
 
         t = Tensor.rand(*shape, dtype=dtype, device=device) * (high - low) + low
@@ -139,7 +152,9 @@ class RandomMixin:
         return t
 
     @staticmethod
-    def randn(*shape: Any, dtype: DType | str | None = None, device: Any = None, requires_grad: bool | None = None) -> Tensor:
+    def randn(
+        *shape: Any, dtype: DType | str | None = None, device: Any = None, requires_grad: bool | None = None
+    ) -> Tensor:
         """Standard normal (Box–Muller)."""
         from manygrad.tensor.tensor import Tensor
 
@@ -150,7 +165,9 @@ class RandomMixin:
         return t
 
     @staticmethod
-    def randint(*shape: Any, low: int = 0, high: int = 10, dtype: DType | str | None = None, device: Any = None) -> Tensor:
+    def randint(
+        *shape: Any, low: int = 0, high: int = 10, dtype: DType | str | None = None, device: Any = None
+    ) -> Tensor:
         """Integers in [low, high), int64 unless told."""
         from manygrad.tensor.tensor import Tensor
 

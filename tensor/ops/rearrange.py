@@ -20,22 +20,34 @@ class RearrangeMixin:
         if not arrow or "->" in right:
             raise ValueError(f'rearrange {formula!r}: it needs one "->", as in "b h w -> b (h w)"')
         source, target = _groups(formula, left), _groups(formula, right)
-        rest = [f"...{i}" for i in range(self.ndim - sum(1 for g in source if g != ELLIPSIS))] if ELLIPSIS in source else []
+        rest = (
+            [f"...{i}" for i in range(self.ndim - sum(1 for g in source if g != ELLIPSIS))]
+            if ELLIPSIS in source
+            else []
+        )
         source, target = _spelled(source, rest), _spelled(target, rest)
         names = [n for g in source for n in g]
         if len(source) != self.ndim:
-            raise ValueError(f"rearrange {formula!r}: the left side has {len(source)} dims, the tensor {self.ndim}, shape {self.shape}")
+            raise ValueError(
+                f"rearrange {formula!r}: the left side has {len(source)} dims, the tensor {self.ndim}, shape {self.shape}"
+            )
         wanted = [n for g in target for n in g]
-        if len(set(names)) != len(names) or sorted(n for n in names if n != "1") != sorted(n for n in wanted if n != "1"):
+        if len(set(names)) != len(names) or sorted(n for n in names if n != "1") != sorted(
+            n for n in wanted if n != "1"
+        ):
             raise ValueError(f"rearrange {formula!r}: each name stands once on each side")
         if not set(sizes) <= set(names):
-            raise ValueError(f"rearrange {formula!r}: sizes given for {sorted(set(sizes) - set(names))}, which it does not name")
+            raise ValueError(
+                f"rearrange {formula!r}: sizes given for {sorted(set(sizes) - set(names))}, which it does not name"
+            )
         known: dict[str, int] = {}
         for g, d in zip(source, self.shape):
             unknown = [n for n in g if n not in sizes]
             given = prod(sizes[n] for n in g if n in sizes)
             if len(unknown) > 1 or d % max(given, 1) or (not unknown and given != d):
-                raise ValueError(f"rearrange {formula!r}: ({' '.join(g)}) does not fit a dim of {d} with {sizes}; give the sizes of all but one name")
+                raise ValueError(
+                    f"rearrange {formula!r}: ({' '.join(g)}) does not fit a dim of {d} with {sizes}; give the sizes of all but one name"
+                )
             known.update({n: sizes[n] if n in sizes else d // max(given, 1) for n in g})
         t = self.reshape([known[n] for n in names])
         t = t.permute([names.index(n) for n in wanted if n in names])

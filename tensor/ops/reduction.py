@@ -67,7 +67,9 @@ class ReductionMixin:
 
     def any(self: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
         """Whether one is not 0 (of uint8 as uint8)."""
-        return self.bool()._reduce(Ops.MAX, dim, keepdim).cast(dtypes.uint8 if self.dtype is dtypes.uint8 else dtypes.bool)
+        return (
+            self.bool()._reduce(Ops.MAX, dim, keepdim).cast(dtypes.uint8 if self.dtype is dtypes.uint8 else dtypes.bool)
+        )
 
     def all(self: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
         """Whether none is 0 (of uint8 as uint8)."""

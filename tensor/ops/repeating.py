@@ -20,7 +20,11 @@ class RepeatingMixin:
             raise ValueError(f"repeat{times} of shape {self.shape}: one number, not negative, for each dim")
         shape = (1,) * (len(times) - self.ndim) + self.shape
         t = self.reshape(tuple(x for d in shape for x in (1, d)))
-        return t.expand(tuple(x for r, d in zip(times, shape) for x in (r, d))).reshape(tuple(r * d for r, d in zip(times, shape)))._copied()
+        return (
+            t.expand(tuple(x for r, d in zip(times, shape) for x in (r, d)))
+            .reshape(tuple(r * d for r, d in zip(times, shape)))
+            ._copied()
+        )
 
     def tile(self: Tensor, *dims: Any) -> Tensor:
         """`repeat` with 1 for the leading dims that `dims` leaves out."""
@@ -37,18 +41,31 @@ class RepeatingMixin:
         d = self._dim(dim)
         if isinstance(repeats, int) or not hasattr(repeats, "uop"):
             if not isinstance(repeats, int):
-                return self.repeat_interleave(self._listed_index(repeats), dim, sum(repeats) if output_size is None else output_size)
+                return self.repeat_interleave(
+                    self._listed_index(repeats), dim, sum(repeats) if output_size is None else output_size
+                )
             if repeats < 0:
                 raise ValueError(f"repeat_interleave: repeats must not be negative, got {repeats}")
             wide = (*self.shape[: d + 1], repeats, *self.shape[d + 1 :])
-            return self.unsqueeze(d + 1)._broadcast(wide).reshape(*self.shape[:d], self.shape[d] * repeats, *self.shape[d + 1 :])._copied()
+            return (
+                self.unsqueeze(d + 1)
+                ._broadcast(wide)
+                .reshape(*self.shape[:d], self.shape[d] * repeats, *self.shape[d + 1 :])
+                ._copied()
+            )
         if not repeats.dtype.is_int or repeats.ndim > 1:
-            raise ValueError(f"repeat_interleave: repeats is an int or a 1-d integer tensor, not {repeats.dtype.name} of shape {repeats.shape}")
+            raise ValueError(
+                f"repeat_interleave: repeats is an int or a 1-d integer tensor, not {repeats.dtype.name} of shape {repeats.shape}"
+            )
         counts = repeats.reshape(-1)._broadcast((self.shape[d],)) if repeats.numel() == 1 else repeats
         if counts.shape[0] != self.shape[d]:
             raise ValueError(f"repeat_interleave: {counts.shape[0]} counts for dim {d} of {self.shape}")
         ends = counts.cast(dtypes.int64).cumsum(0)
-        total = output_size if output_size is not None else (counts.sum()._count_now("repeat_interleave", "output_size=") if self.shape[d] else 0)
+        total = (
+            output_size
+            if output_size is not None
+            else (counts.sum()._count_now("repeat_interleave", "output_size=") if self.shape[d] else 0)
+        )
         source = ends.searchsorted(self.arange(total), right=True)
         return self._gather({d: source})
 

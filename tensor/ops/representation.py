@@ -67,7 +67,14 @@ class RepresentationMixin:
         """|x| with the sign of `other` (of −0.0 too); the gradient to `other` is 0."""
         x, y = self._floats(other)
         out = (bits_of(magnitude(x)) | (bits_of(y) & int(INT[y.dtype.itemsize].min))).bitcast(x.dtype)
-        return with_gradient(out, "copysign", None, lambda g, x, y: (x.eq(0)._where(0.0, x.signbit().eq(y.signbit())._where(g, -g)), None), x, y)
+        return with_gradient(
+            out,
+            "copysign",
+            None,
+            lambda g, x, y: (x.eq(0)._where(0.0, x.signbit().eq(y.signbit())._where(g, -g)), None),
+            x,
+            y,
+        )
 
     def ldexp(self: Tensor, other: Tensor) -> Tensor:
         """x · 2 ** other."""

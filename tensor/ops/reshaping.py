@@ -25,7 +25,11 @@ class ReshapingMixin:
         a, b = self._dim(start_dim), self._dim(end_dim)
         if a > b:
             raise ValueError(f"flatten: start_dim {start_dim} comes after end_dim {end_dim}")
-        return self.reshape(*self.shape[:a], -1, *self.shape[b + 1 :]) if prod(self.shape) else self.reshape(*self.shape[:a], prod(self.shape[a : b + 1]), *self.shape[b + 1 :])
+        return (
+            self.reshape(*self.shape[:a], -1, *self.shape[b + 1 :])
+            if prod(self.shape)
+            else self.reshape(*self.shape[:a], prod(self.shape[a : b + 1]), *self.shape[b + 1 :])
+        )
 
     def ravel(self: Tensor) -> Tensor:
         return self.flatten()
@@ -65,7 +69,15 @@ class ReshapingMixin:
 
     def atleast_3d(self: Any, *others: Any) -> Any:
         """As at least 3 dims: (n,) becomes (1, n, 1) and (m, n) becomes (m, n, 1)."""
-        return _each(self, others, lambda t: t.reshape((1, *t.shape, 1)[: 3] if t.ndim == 1 else (*t.shape, 1) if t.ndim == 2 else (1, 1, 1)) if t.ndim < 3 else t)
+        return _each(
+            self,
+            others,
+            lambda t: (
+                t.reshape((1, *t.shape, 1)[:3] if t.ndim == 1 else (*t.shape, 1) if t.ndim == 2 else (1, 1, 1))
+                if t.ndim < 3
+                else t
+            ),
+        )
 
 
 def _each(first: Any, others: tuple[Any, ...], f: Any) -> Any:

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 class RoundingMixin:
-    def trunc(self: Tensor) -> Tensor: return self._op(Ops.TRUNC) if self.dtype.is_float else self._copied()
+    def trunc(self: Tensor) -> Tensor:
+        return self._op(Ops.TRUNC) if self.dtype.is_float else self._copied()
 
     fix = trunc
 
@@ -27,7 +28,9 @@ class RoundingMixin:
         """To the nearest multiple of 10 ** −decimals, halves to even."""
         if not self.dtype.is_float:
             if decimals:
-                raise TypeError(f"round(decimals={decimals}) needs a float tensor, not {self.dtype.name}; cast with .float() first")
+                raise TypeError(
+                    f"round(decimals={decimals}) needs a float tensor, not {self.dtype.name}; cast with .float() first"
+                )
             return self._copied()
         if decimals:
             scale = 10.0 ** abs(decimals)

@@ -41,7 +41,11 @@ def _scanned(x: Tensor, identity: Any, reduce: Reduce, combine: Combine) -> Tens
     totals = reduce(blocks).contiguous()
     before = _scanned(totals, identity, reduce, combine)._take(len(lead), 0, count - 1)
     before = before.pad(((0, 0),) * len(lead) + ((1, 0),), value=identity).contiguous()
-    return combine(before.unsqueeze(-1), _masked(blocks, identity, reduce)).reshape(*lead, count * BLOCK)._take(len(lead), 0, n)
+    return (
+        combine(before.unsqueeze(-1), _masked(blocks, identity, reduce))
+        .reshape(*lead, count * BLOCK)
+        ._take(len(lead), 0, n)
+    )
 
 
 def _masked(x: Tensor, identity: Any, reduce: Reduce) -> Tensor:
@@ -95,12 +99,17 @@ class ScanMixin:
 
         def backward(g: Tensor, x: Tensor) -> tuple[Tensor]:
             size, whole = g.abs().log(), x.logcumsumexp(d)
-            parts = [_backwards(keep._where(size - whole, -math.inf), d, lambda t: t.logcumsumexp(d)) for keep in (g > 0, g < 0)]
+            parts = [
+                _backwards(keep._where(size - whole, -math.inf), d, lambda t: t.logcumsumexp(d))
+                for keep in (g > 0, g < 0)
+            ]
             return ((parts[0] + x).exp() - (parts[1] + x).exp(),)
 
         return with_gradient(total, "logcumsumexp", d, backward, x).cast(out)
 
-    def diff(self: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None, append: Tensor | None = None) -> Tensor:
+    def diff(
+        self: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None, append: Tensor | None = None
+    ) -> Tensor:
         """x[i + 1] − x[i] along `dim`, n times; of bools whether they differ."""
         if not self.ndim:
             raise ValueError("diff needs at least 1 dim")

@@ -19,7 +19,9 @@ REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
 
 
 class ScatteringMixin:
-    def scatter(self: Tensor, dim: int, index: Tensor, src: Any = None, *, value: Any = None, reduce: str | None = None) -> Tensor:
+    def scatter(
+        self: Tensor, dim: int, index: Tensor, src: Any = None, *, value: Any = None, reduce: str | None = None
+    ) -> Tensor:
         """self with src[i][j] (or one number) at [index[i][j]][j] for dim 0; `reduce="add"` or `"multiply"` combines it with what is there."""
         src = value if src is None else src
         if src is None:
@@ -32,7 +34,9 @@ class ScatteringMixin:
         """self with src[i][j] added at [index[i][j]][j] for dim 0."""
         return self._scatter_along("scatter_add", dim, index, src, "add")
 
-    def scatter_reduce(self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True) -> Tensor:
+    def scatter_reduce(
+        self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+    ) -> Tensor:
         """Each element reduced ("sum", "prod", "mean", "amax", "amin") with the src elements whose index names it.
 
         `include_self=False`: places that are named forget what they held.
@@ -41,7 +45,9 @@ class ScatteringMixin:
             raise ValueError(f"scatter_reduce: reduce is one of {REDUCTIONS}, not {reduce!r}")
         return self._scatter_along("scatter_reduce", dim, index, src, reduce, include_self)
 
-    def _scatter_along(self: Tensor, name: str, dim: int, index: Tensor, src: Any, how: str, include_self: bool = True) -> Tensor:
+    def _scatter_along(
+        self: Tensor, name: str, dim: int, index: Tensor, src: Any, how: str, include_self: bool = True
+    ) -> Tensor:
         d = self._dim(dim)
         if self.ndim == 0:
             wide = src.reshape(1) if hasattr(src, "uop") else src
@@ -70,7 +76,9 @@ class ScatteringMixin:
         """self with the slices index[i] along `dim` replaced by source[i]."""
         return self._index_along("index_copy", dim, index, source, "set")
 
-    def index_reduce(self: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True) -> Tensor:
+    def index_reduce(
+        self: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+    ) -> Tensor:
         """self with source[i] reduced ("prod", "mean", "amax", "amin") into the slice index[i] along `dim`."""
         if reduce not in REDUCTIONS[1:]:
             raise ValueError(f"index_reduce: reduce is one of {REDUCTIONS[1:]}, not {reduce!r}")
@@ -84,27 +92,43 @@ class ScatteringMixin:
         filled = value.cast(self.dtype) if hasattr(value, "uop") else self._const_like(value, self.dtype)
         if self.ndim == 0:
             return self._index_along("index_fill", dim, index, filled.reshape(1), "set")
-        hit = self._const_like(0, dtypes.int32)._broadcast((self.shape[d],))  # (written twice, an element is still one: so is its gradient)
-        hit = hit._index_along("index_fill", 0, index, hit._const_like(1, dtypes.int32)._broadcast((index.numel(),)), "set")
+        hit = self._const_like(0, dtypes.int32)._broadcast(
+            (self.shape[d],)
+        )  # (written twice, an element is still one: so is its gradient)
+        hit = hit._index_along(
+            "index_fill", 0, index, hit._const_like(1, dtypes.int32)._broadcast((index.numel(),)), "set"
+        )
         return hit.ne(0)._along(d, self.ndim)._where(filled._broadcast(self.shape), self)
 
-    def _index_along(self: Tensor, name: str, dim: int, index: Tensor, source: Tensor, how: str, include_self: bool = True) -> Tensor:
+    def _index_along(
+        self: Tensor, name: str, dim: int, index: Tensor, source: Tensor, how: str, include_self: bool = True
+    ) -> Tensor:
         d = self._dim(dim)
         if self.ndim == 0:
             return self.reshape(1)._index_along(name, 0, index, source.reshape(1), how, include_self).reshape(())
         at = index.reshape(-1) if index.ndim == 0 else index
         if at.ndim != 1 or not at.dtype.is_int:
-            raise ValueError(f"{name}: the index is a 1-d integer tensor, not {index.dtype.name} of shape {index.shape}")
+            raise ValueError(
+                f"{name}: the index is a 1-d integer tensor, not {index.dtype.name} of shape {index.shape}"
+            )
         source = source.unsqueeze(0) if source.ndim == 0 and self.ndim == 1 else source
         want = tuple(at.shape[0] if i == d else n for i, n in enumerate(self.shape))
         if source.shape != want:
-            raise ValueError(f"{name}: {at.shape[0]} slices along dim {d} of {self.shape} have shape {want}, source {source.shape}")
+            raise ValueError(
+                f"{name}: {at.shape[0]} slices along dim {d} of {self.shape} have shape {want}, source {source.shape}"
+            )
         if source.dtype is not self.dtype:
             raise TypeError(f"{name}: source is {source.dtype.name}, the tensor {self.dtype.name}; cast one")
         if not source.numel():
             return self._copied()
         base, value = self.movedim(d, 0), source.movedim(d, 0)
-        return _reduced_at(base, value, [checked(at, f"{name}: index", self.shape[d], self, None)._positions(self.shape[d])], how, include_self).movedim(0, d)
+        return _reduced_at(
+            base,
+            value,
+            [checked(at, f"{name}: index", self.shape[d], self, None)._positions(self.shape[d])],
+            how,
+            include_self,
+        ).movedim(0, d)
 
     # *** any places ***
 
@@ -122,7 +146,11 @@ class ScatteringMixin:
         if not index.numel():
             return self._copied()
         flat = self.flatten()
-        return flat._scatter_at(source.flatten(), [checked(index.flatten(), "put: index", self.numel(), self, None)._positions(self.numel())], "add" if accumulate else "set").reshape(self.shape)
+        return flat._scatter_at(
+            source.flatten(),
+            [checked(index.flatten(), "put: index", self.numel(), self, None)._positions(self.numel())],
+            "add" if accumulate else "set",
+        ).reshape(self.shape)
 
 
 def _reduced_at(base: Tensor, value: Tensor, indices: list[Tensor], how: str, include_self: bool) -> Tensor:

@@ -13,16 +13,32 @@ FEW = 64  # elements that `isin` compares one by one
 
 
 class SearchingMixin:
-    def searchsorted(self: Tensor, input: Any, *, out_int32: bool = False, right: bool = False, side: str | None = None, sorter: Tensor | None = None) -> Tensor:
+    def searchsorted(
+        self: Tensor,
+        input: Any,
+        *,
+        out_int32: bool = False,
+        right: bool = False,
+        side: str | None = None,
+        sorter: Tensor | None = None,
+    ) -> Tensor:
         """For each value of `input` the first place in this sorted tensor (1-d, or (.., n) row by row) before which it can stand;
         `right`: the last. By halving: log2(n) gathers.
         """
         if side not in (None, "left", "right") or (side == "left" and right):
             raise ValueError(f'searchsorted: side is "left" or "right" and agrees with right={right}, got {side!r}')
         right = right or side == "right"
-        v = input if hasattr(input, "uop") else self._const_like(input, self.dtype if self.dtype.is_float or not isinstance(input, float) else dtypes.default_float)
+        v = (
+            input
+            if hasattr(input, "uop")
+            else self._const_like(
+                input, self.dtype if self.dtype.is_float or not isinstance(input, float) else dtypes.default_float
+            )
+        )
         if self.ndim == 0 or (self.ndim > 1 and v.shape[:-1] != self.shape[:-1]):
-            raise ValueError(f"searchsorted: rows {self.shape} and values {v.shape}: the sorted tensor has 1 dim, or all dims but the last are equal")
+            raise ValueError(
+                f"searchsorted: rows {self.shape} and values {v.shape}: the sorted tensor has 1 dim, or all dims but the last are equal"
+            )
         n = self.shape[-1]
         places = self if sorter is None else self.gather(-1, sorter)
         kind = dtypes.int32 if out_int32 else dtypes.int64

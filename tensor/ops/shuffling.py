@@ -47,26 +47,37 @@ def unfold(input: Tensor, kernel_size: Pair, dilation: Pair = 1, padding: Pair =
         return unfold(input.unsqueeze(0), kernel_size, dilation, padding, stride).squeeze(0)
     if input.ndim != 4:
         raise ValueError(f"unfold: expected (N, C, H, W) or (C, H, W), got {input.shape}")
-    k, d, p, s = (numbers(v, 2, name) for v, name in ((kernel_size, "kernel_size"), (dilation, "dilation"), (padding, "padding"), (stride, "stride")))
+    k, d, p, s = (
+        numbers(v, 2, name)
+        for v, name in ((kernel_size, "kernel_size"), (dilation, "dilation"), (padding, "padding"), (stride, "stride"))
+    )
     x = input.pad(((0, 0), (0, 0), (p[0], p[0]), (p[1], p[1])))
     windows = x.unfold_windows(k, s, d)  # (N, C, OH, OW, KH, KW)
     n, c, oh, ow = windows.shape[:4]
     return windows.permute(0, 1, 4, 5, 2, 3).reshape(n, c * prod(k), oh * ow)
 
 
-def fold(input: Tensor, output_size: Any, kernel_size: Pair, dilation: Pair = 1, padding: Pair = 0, stride: Pair = 1) -> Tensor:
+def fold(
+    input: Tensor, output_size: Any, kernel_size: Pair, dilation: Pair = 1, padding: Pair = 0, stride: Pair = 1
+) -> Tensor:
     """The transpose of unfold: columns (N, C·KH·KW, L) added up where their windows lie -> (N, C, *output_size)."""
     if input.ndim == 2:
         return fold(input.unsqueeze(0), output_size, kernel_size, dilation, padding, stride).squeeze(0)
     size = numbers(output_size, 2, "output_size")
-    k, d, p, s = (numbers(v, 2, name) for v, name in ((kernel_size, "kernel_size"), (dilation, "dilation"), (padding, "padding"), (stride, "stride")))
+    k, d, p, s = (
+        numbers(v, 2, name)
+        for v, name in ((kernel_size, "kernel_size"), (dilation, "dilation"), (padding, "padding"), (stride, "stride"))
+    )
     outs = [(size[i] + 2 * p[i] - d[i] * (k[i] - 1) - 1) // s[i] + 1 for i in range(2)]
     if input.ndim != 3 or input.shape[1] % prod(k) or input.shape[2] != prod(outs):
-        raise ValueError(f"fold: columns {input.shape} do not fit; expected (N, C·{prod(k)}, {prod(outs)}) for output {size} and windows {k}")
+        raise ValueError(
+            f"fold: columns {input.shape} do not fit; expected (N, C·{prod(k)}, {prod(outs)}) for output {size} and windows {k}"
+        )
     n, c = input.shape[0], input.shape[1] // prod(k)
     padded = [size[i] + 2 * p[i] for i in range(2)]
     rows, cols = (
-        (input.arange(k[i]) * d[i]).unsqueeze(1) + input.arange(outs[i]) * s[i] for i in range(2)  # (K, O) each: the padded position
+        (input.arange(k[i]) * d[i]).unsqueeze(1) + input.arange(outs[i]) * s[i]
+        for i in range(2)  # (K, O) each: the padded position
     )
     at = (rows.reshape(k[0], 1, outs[0], 1) * padded[1] + cols.reshape(1, k[1], 1, outs[1])).flatten()
     flat = input.new_zeros((n, c, prod(padded))).index_add(2, at, input.reshape(n, c, -1))
@@ -75,8 +86,15 @@ def fold(input: Tensor, output_size: Any, kernel_size: Pair, dilation: Pair = 1,
 
 def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x1ᵀ W[o] x2 + b[o]: (..., in1), (..., in2), weight (out, in1, in2) -> (..., out)."""
-    if weight.ndim != 3 or input1.shape[-1] != weight.shape[1] or input2.shape[-1] != weight.shape[2] or input1.shape[:-1] != input2.shape[:-1]:
-        raise ValueError(f"bilinear: {input1.shape}, {input2.shape} and weight {weight.shape} do not fit; expected (..., in1), (..., in2), (out, in1, in2)")
+    if (
+        weight.ndim != 3
+        or input1.shape[-1] != weight.shape[1]
+        or input2.shape[-1] != weight.shape[2]
+        or input1.shape[:-1] != input2.shape[:-1]
+    ):
+        raise ValueError(
+            f"bilinear: {input1.shape}, {input2.shape} and weight {weight.shape} do not fit; expected (..., in1), (..., in2), (out, in1, in2)"
+        )
     out, in1, in2 = weight.shape
     left = input1.matmul(weight.permute(1, 0, 2).reshape(in1, out * in2)).reshape((*input1.shape[:-1], out, in2))
     y = (left * input2.unsqueeze(-2)).sum(-1)

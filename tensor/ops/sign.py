@@ -43,4 +43,5 @@ class SignMixin:
 
     absolute, sgn, negative = abs, sign, neg
 
-    def isreal(self: Tensor) -> Tensor: return self.ones_like(dtype="bool")
+    def isreal(self: Tensor) -> Tensor:
+        return self.ones_like(dtype="bool")

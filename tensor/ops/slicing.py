@@ -22,8 +22,14 @@ class SlicingMixin:
             start = int(start.item())
         begin = start + n if isinstance(start, int) and start < 0 else start
         if isinstance(begin, int) and isinstance(n, int) and not (0 <= begin and 0 <= length and begin + length <= n):
-            raise IndexError(f"narrow: [{start}, {start} + {length}) is outside dim {d} of size {n}, shape {self.shape}")
-        return self._take(d, begin, begin + length) if isinstance(begin, int) else self[(slice(None),) * d + (slice(begin, _after(begin, length)),)]
+            raise IndexError(
+                f"narrow: [{start}, {start} + {length}) is outside dim {d} of size {n}, shape {self.shape}"
+            )
+        return (
+            self._take(d, begin, begin + length)
+            if isinstance(begin, int)
+            else self[(slice(None),) * d + (slice(begin, _after(begin, length)),)]
+        )
 
     def narrow_copy(self: Tensor, dim: int, start: Any, length: int) -> Tensor:
         """`narrow` as a copy."""
@@ -46,7 +52,9 @@ class SlicingMixin:
             raise ValueError(f"select_scatter: the slice has shape {want}, src {src.shape}")
         return self.arange(n)._along(d, self.ndim).eq(index % n)._where(src.cast(self.dtype).unsqueeze(d), self)
 
-    def slice_scatter(self: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Tensor:
+    def slice_scatter(
+        self: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+    ) -> Tensor:
         """A copy whose `[start:end:step]` along `dim` is `src`."""
         if step <= 0:
             raise ValueError(f"slice_scatter: step must be positive, got {step}")
@@ -60,9 +68,15 @@ class SlicingMixin:
         if not count:
             return self._copied()
         # each element of src, then step - 1 zeros; moved to where the slice begins
-        wide = src.cast(self.dtype).unsqueeze(d + 1)._pad_constant(tuple((0, step - 1 if i == d + 1 else 0) for i in range(self.ndim + 1)), 0)
+        wide = (
+            src.cast(self.dtype)
+            .unsqueeze(d + 1)
+            ._pad_constant(tuple((0, step - 1 if i == d + 1 else 0) for i in range(self.ndim + 1)), 0)
+        )
         wide = wide.reshape(*self.shape[:d], count * step, *self.shape[d + 1 :])._take(d, 0, (count - 1) * step + 1)
-        wide = wide._pad_constant(tuple((begin, n - begin - wide.shape[d]) if i == d else (0, 0) for i in range(self.ndim)), 0)
+        wide = wide._pad_constant(
+            tuple((begin, n - begin - wide.shape[d]) if i == d else (0, 0) for i in range(self.ndim)), 0
+        )
         at = self.arange(n)
         hit = (at >= begin) & (at < stop) & ((at - begin) % step).eq(0)
         return hit._along(d, self.ndim)._where(wide, self)

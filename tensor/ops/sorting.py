@@ -50,7 +50,11 @@ class SortingMixin:
         if not 0 <= k <= n:
             raise ValueError(f"topk: k = {k} of dim {d} of {self.shape}; it must lie in 0..{n}")
         if self.ndim == 0:
-            return ValuesAndIndices(*(t.reshape(1)._take(0, 0, k).reshape(()) for t in (self._copied(), self.argsort()))) if k else self.reshape(1).topk(0)
+            return (
+                ValuesAndIndices(*(t.reshape(1)._take(0, 0, k).reshape(()) for t in (self._copied(), self.argsort())))
+                if k
+                else self.reshape(1).topk(0)
+            )
         keys = self.detach()._keys()
         order = (keys.bitwise_not() if largest else keys).movedim(d, -1)._order(k).movedim(-1, d)
         return ValuesAndIndices(self._gather_along(d, order), order)
@@ -108,7 +112,9 @@ class SortingMixin:
         blocks = -(-n // width)
         keys = self._filled(blocks * width)
         ranks = keys.reshape(rows * blocks, width)._ranks().reshape(rows, blocks, width)
-        place = (ranks < k)._where(ranks + self.arange(blocks).reshape(1, blocks, 1) * k, blocks * k)  # the others are written nowhere
+        place = (ranks < k)._where(
+            ranks + self.arange(blocks).reshape(1, blocks, 1) * k, blocks * k
+        )  # the others are written nowhere
         position = self.arange(blocks * width).unsqueeze(0)._broadcast((rows, blocks * width))
         found = position._placed_in(blocks * k, place.reshape(rows, -1))
         return found._gather_along(1, keys._gather_along(1, found).contiguous()._first(k))
@@ -127,7 +133,11 @@ class SortingMixin:
     def _placed_in(self: Tensor, n: int, places: Tensor) -> Tensor:
         """(rows, n): in each row, these values at their places, which differ; those not below n are left out."""
         row = self.arange(self.shape[0])._along(0, 2)._broadcast(self.shape)
-        return self._const_like(0, self.dtype)._broadcast((self.shape[0], n))._scatter_at(self, [row, places.cast(dtypes.int64)], "place")
+        return (
+            self._const_like(0, self.dtype)
+            ._broadcast((self.shape[0], n))
+            ._scatter_at(self, [row, places.cast(dtypes.int64)], "place")
+        )
 
     def _order_by_radix(self: Tensor) -> Tensor:
         rows, n = self.shape
@@ -137,13 +147,18 @@ class SortingMixin:
         order = self.arange(blocks * BLOCK).cast(dtypes.int32).unsqueeze(0)._broadcast((rows, blocks * BLOCK))
         earlier = self.arange(BLOCK).unsqueeze(0) < self.arange(BLOCK).unsqueeze(1)
         shape = (rows, blocks, BLOCK)
-        row, block = self.arange(rows)._along(0, 3)._broadcast(shape), self.arange(blocks)._along(1, 3)._broadcast(shape)
+        row, block = (
+            self.arange(rows)._along(0, 3)._broadcast(shape),
+            self.arange(blocks)._along(1, 3)._broadcast(shape),
+        )
         for shift in range(0, bits, DIGIT):
             digit = (keys & ((1 << DIGIT) - 1)).cast(dtypes.int32).reshape(shape).contiguous()
             rank = (digit.unsqueeze(3).eq(digit.unsqueeze(2)) & earlier).cast(dtypes.int32).sum(3, dtype=dtypes.int32)
             cell = digit.cast(dtypes.int64)
             table = self._const_like(0, dtypes.int32)._broadcast((rows, 1 << DIGIT, blocks))
-            counts = table._scatter_at(self._const_like(1, dtypes.int32)._broadcast(shape), [row, cell, block], "add").reshape(rows, -1)
+            counts = table._scatter_at(
+                self._const_like(1, dtypes.int32)._broadcast(shape), [row, cell, block], "add"
+            ).reshape(rows, -1)
             starts = (counts.cumsum(1, dtype=dtypes.int32) - counts).reshape(table.shape)
             places = (starts._gather({0: row, 1: cell, 2: block}) + rank).reshape(rows, -1).contiguous()
             order = order._placed_in(blocks * BLOCK, places)

@@ -16,8 +16,14 @@ class SplittingMixin:
         d = self._dim(dim)
         n = self.shape[d]
         if isinstance(split_size, int) and (split_size < 0 or (split_size == 0 and n)):
-            raise ValueError(f"split: parts of size {split_size} do not cover dim {d} of {self.shape}; the size must be positive")
-        sizes = [min(split_size, n - i) for i in range(0, max(n, 1), max(split_size, 1))] if isinstance(split_size, int) else list(split_size)
+            raise ValueError(
+                f"split: parts of size {split_size} do not cover dim {d} of {self.shape}; the size must be positive"
+            )
+        sizes = (
+            [min(split_size, n - i) for i in range(0, max(n, 1), max(split_size, 1))]
+            if isinstance(split_size, int)
+            else list(split_size)
+        )
         if any(s < 0 for s in sizes) or sum(sizes) != n:
             raise ValueError(f"split: sizes {sizes} do not add up to dim {d} of {self.shape}")
         return self._parts(sizes, d)
@@ -55,7 +61,9 @@ class SplittingMixin:
 
     def _split_evenly(self: Tensor, name: str, sections: Any, dim: int) -> tuple[Tensor, ...]:
         if isinstance(sections, int) and (sections <= 0 or self.shape[dim] % sections):
-            raise ValueError(f"{name}: dim {dim} of {self.shape} does not divide into {sections} equal parts; use tensor_split")
+            raise ValueError(
+                f"{name}: dim {dim} of {self.shape} does not divide into {sections} equal parts; use tensor_split"
+            )
         return self.tensor_split(sections, dim)
 
     def hsplit(self: Tensor, split_size_or_sections: Any) -> tuple[Tensor, ...]:

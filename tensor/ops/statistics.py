@@ -55,15 +55,21 @@ class StatisticsMixin:
         starts = fresh._where(places, 0).cummax(d).values  # where the run of equal values begins
         return self._at_rank(order, (places - starts).argmax(d, keepdim=True), d, keepdim)
 
-    def quantile(self: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear") -> Tensor:
+    def quantile(
+        self: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
+    ) -> Tensor:
         """The value below which a part q in [0, 1] lies, along `dim` or of all; a tensor q (k,) gives k of them in a first dim. NaN where one is NaN."""
         return self._quantile("quantile", q, dim, keepdim, interpolation, skip=False)
 
-    def nanquantile(self: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear") -> Tensor:
+    def nanquantile(
+        self: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
+    ) -> Tensor:
         """The quantile of those that are not NaN."""
         return self._quantile("nanquantile", q, dim, keepdim, interpolation, skip=True)
 
-    def _quantile(self: Tensor, name: str, q: Any, dim: int | None, keepdim: bool, interpolation: str, skip: bool) -> Tensor:
+    def _quantile(
+        self: Tensor, name: str, q: Any, dim: int | None, keepdim: bool, interpolation: str, skip: bool
+    ) -> Tensor:
         if interpolation not in INTERPOLATIONS:
             raise ValueError(f"{name}: interpolation is one of {INTERPOLATIONS}, not {interpolation!r}")
         if not self.dtype.is_float:

@@ -68,7 +68,12 @@ class TransposingMixin:
         if len(dims) != 2 or self._dim(dims[0]) == self._dim(dims[1]):
             raise ValueError(f"rot90: dims must be two different ones of {self.shape}, got {tuple(dims)}")
         a, b = dims
-        return [lambda: self._copied(), lambda: self.flip(b).transpose(a, b), lambda: self.flip(a, b), lambda: self.flip(a).transpose(a, b)][k % 4]()
+        return [
+            lambda: self._copied(),
+            lambda: self.flip(b).transpose(a, b),
+            lambda: self.flip(a, b),
+            lambda: self.flip(a).transpose(a, b),
+        ][k % 4]()
 
     def fliplr(self: Tensor) -> Tensor:
         """Dim 1 reversed."""

@@ -17,19 +17,41 @@ if TYPE_CHECKING:
 ASIN_32 = (4.2163199048e-2, 2.4181311049e-2, 4.5470025998e-2, 7.4953002686e-2, 1.6666752422e-1)
 ASIN_P = (3.47933107596021167570e-05, 7.91534994289814532176e-04, -4.00555345006794114027e-02, 2.01212532134862925881e-01,
           -3.25565818622400915405e-01, 1.66666666666666657415e-01)  # fmt: skip
-ASIN_Q = (7.70381505559019352791e-02, -6.88283971605453293030e-01, 2.02094576023350569471e00, -2.40339491173441421878e00, 1.0)
+ASIN_Q = (
+    7.70381505559019352791e-02,
+    -6.88283971605453293030e-01,
+    2.02094576023350569471e00,
+    -2.40339491173441421878e00,
+    1.0,
+)
 ATAN_32 = (8.05374449538e-2, -1.38776856032e-1, 1.99777106478e-1, -3.33329491539e-1)
-ATAN_P = (-8.750608600031904122785e-1, -1.615753718733365076637e1, -7.500855792314704667340e1, -1.228866684490136173410e2, -6.485021904942025371773e1)
-ATAN_Q = (1.0, 2.485846490142306297962e1, 1.650270098316988542046e2, 4.328810604912902668951e2, 4.853903996359136964868e2, 1.945506571482613964425e2)
+ATAN_P = (
+    -8.750608600031904122785e-1,
+    -1.615753718733365076637e1,
+    -7.500855792314704667340e1,
+    -1.228866684490136173410e2,
+    -6.485021904942025371773e1,
+)
+ATAN_Q = (
+    1.0,
+    2.485846490142306297962e1,
+    1.650270098316988542046e2,
+    4.328810604912902668951e2,
+    4.853903996359136964868e2,
+    1.945506571482613964425e2,
+)
 
 
 def _asin_of_small(x: Tensor) -> Tensor:
     z = x * x
-    return x + x * z * (polynomial(z, ASIN_P) / polynomial(z, ASIN_Q) if x.dtype is dtypes.float64 else polynomial(z, ASIN_32))
+    return x + x * z * (
+        polynomial(z, ASIN_P) / polynomial(z, ASIN_Q) if x.dtype is dtypes.float64 else polynomial(z, ASIN_32)
+    )
 
 
 class TrigonometricMixin:
-    def sin(self: Tensor) -> Tensor: return self._float()._op(Ops.SIN)
+    def sin(self: Tensor) -> Tensor:
+        return self._float()._op(Ops.SIN)
 
     @elementary(lambda x: -x.sin())
     def cos(self: Tensor) -> Tensor:
@@ -38,7 +60,8 @@ class TrigonometricMixin:
         return 1 - 2 * (half * half)
 
     @elementary(lambda x: x.tan().square() + 1)
-    def tan(self: Tensor) -> Tensor: return self.sin() / self.cos()
+    def tan(self: Tensor) -> Tensor:
+        return self.sin() / self.cos()
 
     @elementary(lambda x: ((1 - x) * (1 + x)).rsqrt())
     def asin(self: Tensor) -> Tensor:
@@ -57,7 +80,10 @@ class TrigonometricMixin:
     @elementary(lambda x: (x * x + 1).reciprocal())
     def atan(self: Tensor) -> Tensor:
         a = self.abs()
-        far, middle = a > math.tan(3 * math.pi / 8), a > (0.66 if self.dtype is dtypes.float64 else math.tan(math.pi / 8))
+        far, middle = (
+            a > math.tan(3 * math.pi / 8),
+            a > (0.66 if self.dtype is dtypes.float64 else math.tan(math.pi / 8)),
+        )
         x = far._where(-1 / a, middle._where((a - 1) / (a + 1), a))
         z = x * x
         p = polynomial(z, ATAN_P) / polynomial(z, ATAN_Q) if self.dtype is dtypes.float64 else polynomial(z, ATAN_32)
@@ -96,14 +122,19 @@ class TrigonometricMixin:
 
         return with_gradient(out, "hypot", None, backward, x, y)
 
-    @elementary(lambda x: x.eq(0)._where(0.0, ((x * math.pi).cos() * (x * math.pi) - (x * math.pi).sin()) / (x * x * math.pi)))
+    @elementary(
+        lambda x: x.eq(0)._where(0.0, ((x * math.pi).cos() * (x * math.pi) - (x * math.pi).sin()) / (x * x * math.pi))
+    )
     def sinc(self: Tensor) -> Tensor:
         """sin(πx) / (πx), 1 at 0."""
         t = self * math.pi
         return t.eq(0)._where(1.0, t.sin() / t)
 
-    def deg2rad(self: Tensor) -> Tensor: return self._float() * (math.pi / 180)
-    def rad2deg(self: Tensor) -> Tensor: return self._float() * (180 / math.pi)
+    def deg2rad(self: Tensor) -> Tensor:
+        return self._float() * (math.pi / 180)
+
+    def rad2deg(self: Tensor) -> Tensor:
+        return self._float() * (180 / math.pi)
 
     def angle(self: Tensor) -> Tensor:
         """π where negative, else 0; NaN where NaN."""

@@ -29,22 +29,52 @@ class VarianceMixin:
         x = self if dtype is None else self.cast(dtype)
         return x.nansum(dim, keepdim) / x.isnan().logical_not().sum(dim, keepdim)
 
-    def var(self: Tensor, dim: Dims | bool = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: float | None = None) -> Tensor:
+    def var(
+        self: Tensor,
+        dim: Dims | bool = None,
+        unbiased: bool | None = None,
+        keepdim: bool = False,
+        *,
+        correction: float | None = None,
+    ) -> Tensor:
         """Σ (x − mean)² / (n − correction), correction 1 by default; `unbiased` is PyTorch's old form of it."""
         return self._var(dim, unbiased, keepdim, correction)[0]
 
-    def std(self: Tensor, dim: Dims | bool = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: float | None = None) -> Tensor:
+    def std(
+        self: Tensor,
+        dim: Dims | bool = None,
+        unbiased: bool | None = None,
+        keepdim: bool = False,
+        *,
+        correction: float | None = None,
+    ) -> Tensor:
         """√var; the gradient is 0 where it is 0."""
         return _root(self._var(dim, unbiased, keepdim, correction)[0])
 
-    def var_mean(self: Tensor, dim: Dims | bool = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: float | None = None) -> tuple[Tensor, Tensor]:
+    def var_mean(
+        self: Tensor,
+        dim: Dims | bool = None,
+        unbiased: bool | None = None,
+        keepdim: bool = False,
+        *,
+        correction: float | None = None,
+    ) -> tuple[Tensor, Tensor]:
         return self._var(dim, unbiased, keepdim, correction)
 
-    def std_mean(self: Tensor, dim: Dims | bool = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: float | None = None) -> tuple[Tensor, Tensor]:
+    def std_mean(
+        self: Tensor,
+        dim: Dims | bool = None,
+        unbiased: bool | None = None,
+        keepdim: bool = False,
+        *,
+        correction: float | None = None,
+    ) -> tuple[Tensor, Tensor]:
         var, mean = self._var(dim, unbiased, keepdim, correction)
         return _root(var), mean
 
-    def _var(self: Tensor, dim: Any, unbiased: bool | None, keepdim: bool, correction: float | None) -> tuple[Tensor, Tensor]:
+    def _var(
+        self: Tensor, dim: Any, unbiased: bool | None, keepdim: bool, correction: float | None
+    ) -> tuple[Tensor, Tensor]:
         if isinstance(dim, bool):
             dim, unbiased = None, dim
         if unbiased is not None and correction is not None:
@@ -58,7 +88,9 @@ class VarianceMixin:
         out = total * (1.0 / (n - off)) if n > off else total / 0.0
         return out.cast(self.dtype), (mean if keepdim else mean._without(axes)).cast(self.dtype)
 
-    def cov(self: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None) -> Tensor:
+    def cov(
+        self: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
+    ) -> Tensor:
         """(variables, observations) -> their covariances; of one variable (observations,) its variance. `fweights` count observations,
         `aweights` weigh them."""
         if self.ndim > 2:

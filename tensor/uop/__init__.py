@@ -5,4 +5,15 @@ from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.rewrite import PatternMatcher, UPat, graph_rewrite
 from manygrad.tensor.uop.uop import BufferSpec, Members, UOp, standing_on, toposort
 
-__all__ = ["BufferSpec", "GroupOp", "Members", "Ops", "PatternMatcher", "UOp", "UPat", "graph_rewrite", "standing_on", "toposort"]
+__all__ = [
+    "BufferSpec",
+    "GroupOp",
+    "Members",
+    "Ops",
+    "PatternMatcher",
+    "UOp",
+    "UPat",
+    "graph_rewrite",
+    "standing_on",
+    "toposort",
+]

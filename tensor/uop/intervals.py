@@ -12,8 +12,29 @@ from manygrad.tensor.uop.uop import UOp, toposort
 Interval = tuple[int, int]
 BIG = 1 << 62  # of an index, and of what is no integer
 
-_SAME = GroupOp.VIEW | {Ops.CAST, Ops.DETACH, Ops.CUSTOM, Ops.CONTIGUOUS, Ops.BARRIER, Ops.SHARD, Ops.COPY}  # values of the first source
-_FOLLOWED = _SAME | {Ops.PAD, Ops.CHECK, Ops.RANGE, Ops.NEG, Ops.ADD, Ops.SUB, Ops.MUL, Ops.MAX, Ops.IDIV, Ops.MOD, Ops.AND, Ops.WHERE}
+_SAME = GroupOp.VIEW | {
+    Ops.CAST,
+    Ops.DETACH,
+    Ops.CUSTOM,
+    Ops.CONTIGUOUS,
+    Ops.BARRIER,
+    Ops.SHARD,
+    Ops.COPY,
+}  # values of the first source
+_FOLLOWED = _SAME | {
+    Ops.PAD,
+    Ops.CHECK,
+    Ops.RANGE,
+    Ops.NEG,
+    Ops.ADD,
+    Ops.SUB,
+    Ops.MUL,
+    Ops.MAX,
+    Ops.IDIV,
+    Ops.MOD,
+    Ops.AND,
+    Ops.WHERE,
+}
 
 
 def bounds(u: UOp) -> Interval:

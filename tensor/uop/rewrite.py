@@ -70,7 +70,9 @@ class PatternMatcher:
         self.table: dict[Ops, list[tuple[UPat, Callable[..., UOp | None], bool, bool]]] = {op: [] for op in Ops}
         for pat, fn in rules:
             parameters = list(inspect.signature(fn).parameters)
-            plain = parameters == [pat.name] and pat.src is None and pat.arg is None and pat.dtype is None  # the op says it all
+            plain = (
+                parameters == [pat.name] and pat.src is None and pat.arg is None and pat.dtype is None
+            )  # the op says it all
             for op in pat.ops if pat.ops is not None else Ops:
                 self.table[op].append((pat, fn, "ctx" in parameters, plain))
 
@@ -95,11 +97,15 @@ class PatternMatcher:
 MAX_REWRITES = 10_000_000
 
 
-def graph_rewrite(root: UOp, pm: PatternMatcher, ctx: Any = None, rebuild: Callable[[UOp, tuple[UOp, ...]], UOp] | None = None) -> UOp:
+def graph_rewrite(
+    root: UOp, pm: PatternMatcher, ctx: Any = None, rebuild: Callable[[UOp, tuple[UOp, ...]], UOp] | None = None
+) -> UOp:
     """`root` with `pm` applied to every node, sources first, until nothing changes."""
     done: dict[UOp, UOp] = {}
     stack: list[UOp | None] = [root]
-    path: list[tuple[UOp, UOp | None]] = []  # (node, None): waits for its sources; (node, new): for what it became. A None on the stack: both are there
+    path: list[
+        tuple[UOp, UOp | None]
+    ] = []  # (node, None): waits for its sources; (node, new): for what it became. A None on the stack: both are there
     steps, rules = 0, pm.table
     while stack:
         top = stack.pop()

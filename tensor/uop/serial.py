@@ -105,7 +105,13 @@ def encode(root: UOp, line: Callable[[UOp], str] = lambda u: "") -> bytes:
     dumps = json.JSONEncoder(separators=(",", ":")).encode
     for u in number:
         arg = 0 if u.arg is None else args.setdefault(dumps(_plain(u.arg, number)), len(args))
-        flat += (ops.setdefault(u.op, len(ops)), dtypes.setdefault(u.dtype, len(dtypes)), arg, lines.setdefault(line(u), len(lines)), len(u.src))
+        flat += (
+            ops.setdefault(u.op, len(ops)),
+            dtypes.setdefault(u.dtype, len(dtypes)),
+            arg,
+            lines.setdefault(line(u), len(lines)),
+            len(u.src),
+        )
         flat += [number[s] for s in u.src]
     names = dumps([[o.name for o in ops], [d.name for d in dtypes], list(lines)])
     head = f"[{names},[{','.join(args)}]]".encode()

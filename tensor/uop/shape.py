@@ -12,7 +12,21 @@ sint = int | UOp  # a dim: a number, or an index expression of variables
 Shape = tuple[Any, ...]
 
 _ARG_SHAPE = frozenset({Ops.RESHAPE, Ops.EXPAND})
-_SCALAR = frozenset({Ops.CONST, Ops.DEFINE_VAR, Ops.BIND, Ops.RANGE, Ops.LOAD, Ops.INDEX, Ops.SINK, Ops.CHAIN, Ops.LINEAR, Ops.CALL, Ops.STORE})
+_SCALAR = frozenset(
+    {
+        Ops.CONST,
+        Ops.DEFINE_VAR,
+        Ops.BIND,
+        Ops.RANGE,
+        Ops.LOAD,
+        Ops.INDEX,
+        Ops.SINK,
+        Ops.CHAIN,
+        Ops.LINEAR,
+        Ops.CALL,
+        Ops.STORE,
+    }
+)
 
 
 def _shape(u: UOp) -> Shape:

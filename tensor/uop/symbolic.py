@@ -349,7 +349,9 @@ def evaluate(u: Any, values: dict[str, int]) -> int:
             done[x] = x.src[1].arg
         elif x.op is Ops.DEFINE_VAR:
             if x.arg[0] not in values:
-                raise ValueError(f"variable {x.arg[0]!r} has no value; bind it: Variable({x.arg[0]!r}, {x.arg[1]}, {x.arg[2]}).bind(n)")
+                raise ValueError(
+                    f"variable {x.arg[0]!r} has no value; bind it: Variable({x.arg[0]!r}, {x.arg[1]}, {x.arg[2]}).bind(n)"
+                )
             done[x] = values[x.arg[0]]
         elif x.op is Ops.ADD:
             done[x] = s[0] + s[1]

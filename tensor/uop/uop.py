@@ -53,13 +53,17 @@ class _Ref(weakref.ref):
 
 _TABLE: dict[tuple[Any, ...], _Ref] = {}
 _DEAD: list[_Ref] = []
-_REMOVING = threading.RLock()  # held where an entry of a dead node is removed or replaced; new entries are made without it
+_REMOVING = (
+    threading.RLock()
+)  # held where an entry of a dead node is removed or replaced; new entries are made without it
 _draining = False
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_REMOVING._at_fork_reinit)  # type: ignore[attr-defined]
 
 
-def _forget(ref: _Ref, acquire: Callable[[bool], bool] = _REMOVING.acquire, release: Callable[[], None] = _REMOVING.release) -> None:
+def _forget(
+    ref: _Ref, acquire: Callable[[bool], bool] = _REMOVING.acquire, release: Callable[[], None] = _REMOVING.release
+) -> None:
     """Weak-reference callback: drop the dead node's entry; a queue instead of recursion. Who finds another one at it leaves it the entry."""
     global _draining
     _DEAD.append(ref)
@@ -140,7 +144,12 @@ class UOp:
         """The same node with some of op, dtype, src, arg changed."""
         if len(changes) == 1 and "src" in changes:
             return UOp(self.op, self.dtype, changes["src"], self.arg)
-        return UOp(changes.get("op", self.op), changes.get("dtype", self.dtype), changes.get("src", self.src), changes.get("arg", self.arg))
+        return UOp(
+            changes.get("op", self.op),
+            changes.get("dtype", self.dtype),
+            changes.get("src", self.src),
+            changes.get("arg", self.arg),
+        )
 
     def toposort(self, enter: Callable[[UOp], bool] | None = None) -> list[UOp]:
         """All nodes below and including this one, sources first. `enter(u)` false: do not look below `u`."""
@@ -167,15 +176,32 @@ class UOp:
 
     # *** arithmetic of symbolic integers: bound variables and symbolic dims ***
 
-    def __add__(self, other: UOp | int) -> Any: return _symbolic("add", self, other)
-    def __radd__(self, other: int) -> Any: return _symbolic("add", self, other)
-    def __sub__(self, other: UOp | int) -> Any: return self + other * -1
-    def __rsub__(self, other: int) -> Any: return self * -1 + other
-    def __mul__(self, other: UOp | int) -> Any: return _symbolic("mul", self, other)
-    def __rmul__(self, other: int) -> Any: return _symbolic("mul", self, other)
-    def __floordiv__(self, other: int) -> Any: return _symbolic("floordiv", self, other)
-    def __mod__(self, other: int) -> Any: return _symbolic("mod", self, other)
-    def __neg__(self) -> Any: return self * -1
+    def __add__(self, other: UOp | int) -> Any:
+        return _symbolic("add", self, other)
+
+    def __radd__(self, other: int) -> Any:
+        return _symbolic("add", self, other)
+
+    def __sub__(self, other: UOp | int) -> Any:
+        return self + other * -1
+
+    def __rsub__(self, other: int) -> Any:
+        return self * -1 + other
+
+    def __mul__(self, other: UOp | int) -> Any:
+        return _symbolic("mul", self, other)
+
+    def __rmul__(self, other: int) -> Any:
+        return _symbolic("mul", self, other)
+
+    def __floordiv__(self, other: int) -> Any:
+        return _symbolic("floordiv", self, other)
+
+    def __mod__(self, other: int) -> Any:
+        return _symbolic("mod", self, other)
+
+    def __neg__(self) -> Any:
+        return self * -1
 
     # *** construction of constants and ALU nodes ***
 
@@ -201,7 +227,9 @@ def _symbolic(name: str, a: UOp, b: UOp | int) -> Any:
     from manygrad.tensor.uop import symbolic
 
     if a.dtype is not dtypes.index or not isinstance(b, (UOp, int)):
-        raise TypeError(f"{name} of {a!r} and {type(b).__name__}: only symbolic integers have arithmetic; tensors are `Tensor`s")
+        raise TypeError(
+            f"{name} of {a!r} and {type(b).__name__}: only symbolic integers have arithmetic; tensors are `Tensor`s"
+        )
     return symbolic.to_sint(getattr(symbolic, name)(a, symbolic.as_index(b)))
 
 
@@ -240,7 +268,9 @@ def lacking(u: UOp, name: str) -> list[UOp]:
     return [u]
 
 
-def standing_on(roots: Iterable[UOp], found: Callable[[UOp], bool], opaque: Ops | Callable[[UOp], bool] = lambda u: False) -> set[UOp]:
+def standing_on(
+    roots: Iterable[UOp], found: Callable[[UOp], bool], opaque: Ops | Callable[[UOp], bool] = lambda u: False
+) -> set[UOp]:
     """The nodes below `roots` that are `found` or have such a one below them; nothing is seen through `opaque` nodes."""
     blind = (lambda u: u.op is opaque) if isinstance(opaque, Ops) else opaque
     out: set[UOp] = set()

@@ -11,13 +11,22 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SMALLEST: dict[str, tuple[list[str], list[str]]] = {
-    "gemm.py": (["--sizes", "64", "--repeats", "2"], ["64x64x64", "NT", "16x256x256x256", "512x3072x768", "+gelu", "bf16 via f32", "i8", "ratio"]),
+    "gemm.py": (
+        ["--sizes", "64", "--repeats", "2"],
+        ["64x64x64", "NT", "16x256x256x256", "512x3072x768", "+gelu", "bf16 via f32", "i8", "ratio"],
+    ),
     "conv.py": (["--batch", "2", "--width", "4", "--repeats", "2"], ["3->4 7x7 s2", "to weights", "torch/ours"]),
     "allreduce.py": (["--sizes", "256,64K", "--workers", "2", "--repeats", "5"], ["algbw", "64K"]),
-    "schedule.py": (["--workers", "4,1024", "--repeats", "1", "--layers", "1", "--dim", "32"], ["lower_shards", "ratio of scheduling"]),
+    "schedule.py": (
+        ["--workers", "4,1024", "--repeats", "1", "--layers", "1", "--dim", "32"],
+        ["lower_shards", "ratio of scheduling"],
+    ),
     "memory_bound.py": (["--elements", "16384", "--repeats", "2"], ["softmax", "adamw", "of copy", "embedding grad"]),
     "attention.py": (["--shapes", "1,2,128,16", "--repeats", "2"], ["causal with gradients", "T x T MB"]),
-    "beam.py": (["softmax", "--beam", "1", "--limit", "0.3", "--repeats", "2"], ["softmax", "same bits", "yes", "geometric mean"]),
+    "beam.py": (
+        ["softmax", "--beam", "1", "--limit", "0.3", "--repeats", "2"],
+        ["softmax", "same bits", "yes", "geometric mean"],
+    ),
     "dispatch.py": (["--kernels", "20", "--repeats", "5"], ["a kernel", "mlp batch 1"]),
     "ops_vs_torch.py": (["cumsum"], ["Tensor.cumsum"]),
     "models_vs_torch.py": (["--models", "lstm", "--repeats", "2"], ["lstm", "ms ours"]),
@@ -59,9 +68,15 @@ def test_smallest_setting(name: str, tmp_path: Path) -> None:
 
 
 def test_scheduling_alone(tmp_path: Path) -> None:
-    ours = next(line.split() for line in run("schedule.py", ["--against-tinygrad", "--repeats", "1"], tmp_path).splitlines() if line.startswith("ours"))
+    ours = next(
+        line.split()
+        for line in run("schedule.py", ["--against-tinygrad", "--repeats", "1"], tmp_path).splitlines()
+        if line.startswith("ours")
+    )
     assert float(ours[2]) > 0 and int(ours[3]) > 50, ours
 
 
 def test_training_on_several_workers(tmp_path: Path) -> None:
-    assert run("train_step.py", ["--workers", "2", "--models", "mlp", "--steps", "4"], tmp_path).splitlines()[-1].split()[:2] == ["mlp", "2"]
+    assert run("train_step.py", ["--workers", "2", "--models", "mlp", "--steps", "4"], tmp_path).splitlines()[
+        -1
+    ].split()[:2] == ["mlp", "2"]

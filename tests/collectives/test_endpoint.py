@@ -115,7 +115,9 @@ def test_a_killed_peer_is_noticed(transport: str) -> None:
     env = {"TRANSPORT": transport, "RECONNECT_TIMEOUT_S": "600", "COLLECTIVE_TIMEOUT_S": "600"}
     found = run_workers(3, "wait_for_ever", (1,), env=env, after_start=kill)
     for e in errors(found, PeerLost, [0, 2]):
-        assert e.peer == 1 and ("64 bytes" in str(e) or "first hello" in str(e))  # (killed before or after rank 0 or 2 had connected)
+        assert e.peer == 1 and (
+            "64 bytes" in str(e) or "first hello" in str(e)
+        )  # (killed before or after rank 0 or 2 had connected)
     assert found[1] == ("gone", -signal.SIGKILL)
 
 
@@ -129,7 +131,10 @@ def test_a_silent_peer_is_a_timeout(transport: str) -> None:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_abort_ends_a_wait(transport: str) -> None:
-    assert results(run_workers(2, "aborted", env={"TRANSPORT": transport, "COLLECTIVE_TIMEOUT_S": "600"})) == [True, True]
+    assert results(run_workers(2, "aborted", env={"TRANSPORT": transport, "COLLECTIVE_TIMEOUT_S": "600"})) == [
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

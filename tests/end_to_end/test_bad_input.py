@@ -29,7 +29,10 @@ def test_shapes_and_devices_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match=r"\(2, 3\).*\(4, 5\)"):
         Tensor.ones(2, 3) @ Tensor.ones(4, 5)
     with pytest.raises(ValueError, match=r"CPU:0.*CPU:1|CPU:1.*CPU:0"):
-        (Tensor.ones(4, device="CPU:0").contiguous().realize() + Tensor.ones(4, device="CPU:1").contiguous().realize()).realize()
+        (
+            Tensor.ones(4, device="CPU:0").contiguous().realize()
+            + Tensor.ones(4, device="CPU:1").contiguous().realize()
+        ).realize()
 
 
 def test_command_line(command: Callable[..., Any], tmp_path: Path) -> None:

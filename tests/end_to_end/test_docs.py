@@ -17,7 +17,10 @@ def programs() -> list[tuple[str, str]]:
     found = []
     for page in ("README.md", "docs/pytorch.md"):
         text = (ROOT / page).read_text(encoding="utf-8")
-        found += [(f"{page}:{text[: m.start()].count(chr(10)) + 1}", m[1]) for m in re.finditer(r"```python\n(.*?)```", text, re.S)]
+        found += [
+            (f"{page}:{text[: m.start()].count(chr(10)) + 1}", m[1])
+            for m in re.finditer(r"```python\n(.*?)```", text, re.S)
+        ]
     return found
 
 
@@ -25,5 +28,7 @@ def programs() -> list[tuple[str, str]]:
 def test_program(where: str, program: str, tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(program, encoding="utf-8")
-    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120, env=dict(os.environ))
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120, env=dict(os.environ)
+    )
     assert done.returncode == 0, f"{where}\n{done.stdout}{done.stderr}"

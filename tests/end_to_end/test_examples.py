@@ -68,7 +68,14 @@ def test_gpt2_writes_the_same_with_and_without_a_cache() -> None:
             tokens.append(int(model(Tensor([tokens]))[0, -1].argmax().item()))
     assert longer == tokens[2:]
     names = set(model.state_dict())
-    assert {"wte.weight", "wpe.weight", "h.0.ln_1.weight", "h.1.attn.c_attn.weight", "h.0.mlp.c_proj.bias", "ln_f.bias"} < names
+    assert {
+        "wte.weight",
+        "wpe.weight",
+        "h.0.ln_1.weight",
+        "h.1.attn.c_attn.weight",
+        "h.0.mlp.c_proj.bias",
+        "ln_f.bias",
+    } < names
 
 
 def test_gpt_and_hello_shards_on_two_nodes(command: Callable[..., Any], tmp_path: Path) -> None:
@@ -76,7 +83,9 @@ def test_gpt_and_hello_shards_on_two_nodes(command: Callable[..., Any], tmp_path
     (tmp_path / "both.py").write_text(BOTH)
     run = command("both.py", "--nodes", "2").wait()
     assert run.code == 0, run.err
-    assert "(10, 4) over 2 devices" in run.out and "total 1560.0 column means" in run.out and "gathered (10, 2)" in run.out
+    assert (
+        "(10, 4) over 2 devices" in run.out and "total 1560.0 column means" in run.out and "gathered (10, 2)" in run.out
+    )
     found = re.search(r"loss (\d+\.\d+) -> (\d+\.\d+)", run.out)
     assert found is not None and float(found[2]) < 0.8 * float(found[1]), run.out
 

@@ -78,7 +78,9 @@ def test_a_worker_is_killed_in_the_middle_of_a_step(command: Callable[..., Any],
     assert time.monotonic() - began < 5
     assert run.code == 128 + signal.SIGKILL
     assert "rank 1 failed: killed by SIGKILL" in run.err and f"pid {workers[1].pid}" in run.err, run.err
-    assert "Consequences:" in run.err and any(e in run.err for e in ("PeerLost", "CollectiveAborted", "LaunchAborted")), run.err
+    assert "Consequences:" in run.err and any(
+        e in run.err for e in ("PeerLost", "CollectiveAborted", "LaunchAborted")
+    ), run.err
     for rank in (0, 2):
         log = (run.run_dir / f"rank{rank}.log").read_text()
         assert "PeerLost" in log or "Aborted" in log, log
@@ -150,7 +152,14 @@ def differ(how: str) -> None:
     for _ in range(3):
         optimizer.zero_grad()
         x = Tensor(rows).shard(world.devices, axis=0)
-        loss = (nn.functional.dropout(model(x), 0.5, training=not (how == "a mode" and odd)) * (0.2 if how == "a constant" and odd else 0.1)).square().mean()
+        loss = (
+            (
+                nn.functional.dropout(model(x), 0.5, training=not (how == "a mode" and odd))
+                * (0.2 if how == "a constant" and odd else 0.1)
+            )
+            .square()
+            .mean()
+        )
         loss.backward()
         optimizer.step()
         if world.rank == 0:
@@ -233,7 +242,11 @@ def test_ranks_that_do_not_differ(ray: Any, how: str, tmp_path: Path) -> None:
         ("an exception", ["rank 1 failed: ValueError: bad batch"], ["the exception"]),
         ("another shape", ["the ranks run different programs: plan 2 differs"], ["rank 0's shape", "the other shape"]),
         ("the end", ["rank 0 is in collective 13, rank 1 came to its end after 12"], ["the step"]),
-        ("a replay while the other plans", ["rank 1 is in collective 13, rank 0 came to a plan after 12"], ["the step", "rank 0's plan"]),
+        (
+            "a replay while the other plans",
+            ["rank 1 is in collective 13, rank 0 came to a plan after 12"],
+            ["the step", "rank 0's plan"],
+        ),
     ],
 )
 def test_one_rank_does_something_else(ray: Any, how: str, words: list[str], marks: list[str], tmp_path: Path) -> None:

@@ -14,7 +14,10 @@ LAYOUTS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "4 devices": (("--devices-per-node", "4"), {}),
     "2 workers": (("--nodes", "2"), {}),
     "4 workers over ZeroMQ": (("--nodes", "4"), {"TRANSPORT": "zmq"}),
-    "2 workers of 2 devices, in two levels": (("--nodes", "2", "--devices-per-node", "2"), {"COLLECTIVE": "hierarchical"}),
+    "2 workers of 2 devices, in two levels": (
+        ("--nodes", "2", "--devices-per-node", "2"),
+        {"COLLECTIVE": "hierarchical"},
+    ),
 }
 
 

@@ -30,7 +30,11 @@ Damage = tuple[str, int, int, int]
 def programs(draw: st.DrawFn) -> tuple[list[Damage], str, list[int]]:
     """What is done to which files, at which byte; how the disk is from then on; which values are computed."""
     damage = st.tuples(st.sampled_from(DAMAGES), st.integers(0, 50), st.integers(0, 50), st.integers(0, 1 << 16))
-    return draw(st.lists(damage, min_size=1, max_size=6)), draw(st.sampled_from(FAULTS)), draw(st.lists(st.integers(0, 2), min_size=1, max_size=2))
+    return (
+        draw(st.lists(damage, min_size=1, max_size=6)),
+        draw(st.sampled_from(FAULTS)),
+        draw(st.lists(st.integers(0, 2), min_size=1, max_size=2)),
+    )
 
 
 def compute(which: list[int]) -> None:

@@ -22,8 +22,35 @@ EXAMPLES = 150
 N, STATES, STEPS = 4, 3, 11
 ERRORS = (ZeroDivisionError, MemoryError, KeyboardInterrupt)
 STAGES: list[tuple[Any, str]] = [
-    *((scheduling, n) for n in ("strip_binds", "number_buffers", "clean", "lower_shards", "lower_checks", "simplify", "lower_storage", "copy_old_values", "split_updates", "insert_stores")),
-    *((scheduling, n) for n in ("split_kernels", "order_items", "merge_kernels", "chain_kernels", "pass_parts", "plan_memory", "call_of", "create_linear", "lower_sink_to_linear")),
+    *(
+        (scheduling, n)
+        for n in (
+            "strip_binds",
+            "number_buffers",
+            "clean",
+            "lower_shards",
+            "lower_checks",
+            "simplify",
+            "lower_storage",
+            "copy_old_values",
+            "split_updates",
+            "insert_stores",
+        )
+    ),
+    *(
+        (scheduling, n)
+        for n in (
+            "split_kernels",
+            "order_items",
+            "merge_kernels",
+            "chain_kernels",
+            "pass_parts",
+            "plan_memory",
+            "call_of",
+            "create_linear",
+            "lower_sink_to_linear",
+        )
+    ),
     (linear, "storage"),
     (linear, "exec_view"),
     (linear, "run_items"),
@@ -56,15 +83,39 @@ STAGES: list[tuple[Any, str]] = [
     (functions, "_stand_ins"),
     (functions, "_written"),
 ]
-AFTERWARDS = [(3, 0, 0, 0), (5, 0, 0, 3), (7, 0, 1, 0), (7, 1, 2, 0), (7, 2, 0, 0), (8, 0, 1, 0), (4, 0, 0, 0), (6, 1, 0, 0)]
+AFTERWARDS = [
+    (3, 0, 0, 0),
+    (5, 0, 0, 3),
+    (7, 0, 1, 0),
+    (7, 1, 2, 0),
+    (7, 2, 0, 0),
+    (8, 0, 1, 0),
+    (4, 0, 0, 0),
+    (6, 1, 0, 0),
+]
 Value = Any  # an array, or None: it cannot be computed
 
 
 @st.composite
 def programs(draw: st.DrawFn) -> tuple[list[tuple[int, int, int, int]], tuple[int, int, int, int]]:
     """(what, i, j, k) of each step; (step from which on, stage, call of it that fails, error)."""
-    steps = draw(st.lists(st.tuples(st.integers(0, STEPS - 1), st.integers(0, STATES - 1), st.integers(0, STATES - 1), st.integers(0, 3)), min_size=2, max_size=10))
-    hit = draw(st.tuples(st.integers(0, len(steps) - 1), st.integers(0, len(STAGES) - 1), st.sampled_from((0, 0, 0, 1, 1, 2, 3, 5, 8)), st.integers(0, len(ERRORS) - 1)))
+    steps = draw(
+        st.lists(
+            st.tuples(
+                st.integers(0, STEPS - 1), st.integers(0, STATES - 1), st.integers(0, STATES - 1), st.integers(0, 3)
+            ),
+            min_size=2,
+            max_size=10,
+        )
+    )
+    hit = draw(
+        st.tuples(
+            st.integers(0, len(steps) - 1),
+            st.integers(0, len(STAGES) - 1),
+            st.sampled_from((0, 0, 0, 1, 1, 2, 3, 5, 8)),
+            st.integers(0, len(ERRORS) - 1),
+        )
+    )
     return steps, hit
 
 
@@ -183,7 +234,9 @@ class World:
 
     def confirmed(self) -> None:
         """All that was assigned has been carried out."""
-        assert all(v[-1] is not None for v in self.versions), "an assignment that cannot be carried out was passed over in silence"
+        assert all(v[-1] is not None for v in self.versions), (
+            "an assignment that cannot be carried out was passed over in silence"
+        )
         self.versions = [v[-1:] for v in self.versions]
 
     def look(self) -> None:

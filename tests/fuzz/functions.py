@@ -26,15 +26,28 @@ Program = tuple[list[Any], str, bool, bool]
 def bodies(depth: int) -> st.SearchStrategy[Any]:
     """Steps over a growing list of values: (op, i, j); ("call", body, i, j); ("state", i): a tensor from outside is assigned; ("row",): a view
     of it is read; ("pass", body, i): the tensor itself, or a view of it, is an argument."""
-    step = st.tuples(st.integers(0, len(OPS) - 1), st.integers(0, 5), st.integers(0, 5)) | st.tuples(st.just("state"), st.integers(0, 5)) | st.tuples(st.just("row"))
+    step = (
+        st.tuples(st.integers(0, len(OPS) - 1), st.integers(0, 5), st.integers(0, 5))
+        | st.tuples(st.just("state"), st.integers(0, 5))
+        | st.tuples(st.just("row"))
+    )
     if depth:
-        step = step | st.tuples(st.just("pass"), bodies(depth - 1), st.integers(0, 5)) | st.tuples(st.just("call"), bodies(depth - 1), st.integers(0, 5), st.integers(0, 5))
+        step = (
+            step
+            | st.tuples(st.just("pass"), bodies(depth - 1), st.integers(0, 5))
+            | st.tuples(st.just("call"), bodies(depth - 1), st.integers(0, 5), st.integers(0, 5))
+        )
     return st.lists(step, min_size=1, max_size=4)
 
 
 @st.composite
 def programs(draw: st.DrawFn) -> Program:
-    return draw(bodies(2)), draw(st.sampled_from(("one", "rows", "columns", "copies"))), draw(st.booleans()), draw(st.booleans())
+    return (
+        draw(bodies(2)),
+        draw(st.sampled_from(("one", "rows", "columns", "copies"))),
+        draw(st.booleans()),
+        draw(st.booleans()),
+    )
 
 
 class Run:
@@ -103,7 +116,9 @@ def check(program: Program) -> None:
             raise
         try:
             got = Run(place, True).results(steps, jit, early)
-        except RuntimeError as error:  # a call is differentiated as a whole, also where its results do not depend on what it assigns
+        except (
+            RuntimeError
+        ) as error:  # a call is differentiated as a whole, also where its results do not depend on what it assigns
             if early and "was overwritten" in str(error) and "backward()" in str(error):
                 return
             raise

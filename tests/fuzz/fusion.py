@@ -22,7 +22,10 @@ UNARY: list[Op] = [
     (lambda t: t.relu(), lambda a: np.maximum(a, 0)),
     (lambda t: t.T, lambda a: a.T),
     (lambda t: t.flip(0), lambda a: a[::-1]),
-    (lambda t: t.reshape(2, 2 * N).reshape(2, 2, N).permute(1, 0, 2).reshape(N, N), lambda a: a.reshape(2, 2, N).transpose(1, 0, 2).reshape(N, N)),
+    (
+        lambda t: t.reshape(2, 2 * N).reshape(2, 2, N).permute(1, 0, 2).reshape(N, N),
+        lambda a: a.reshape(2, 2, N).transpose(1, 0, 2).reshape(N, N),
+    ),
     (lambda t: t.pad((1, 0))[:, :N], lambda a: np.pad(a, ((0, 0), (1, 0)))[:, :N]),
     (lambda t: t[1:].cat(t[:1]), lambda a: np.roll(a, -1, 0)),
     (lambda t: t[Tensor(ROWS)], lambda a: a[ROWS]),
@@ -34,7 +37,10 @@ UNARY: list[Op] = [
     (lambda t: t.cumsum(1) * 0.5, lambda a: a.cumsum(1) * 0.5),
     (lambda t: t.tril(), np.tril),
     (lambda t: (t > 0).where(t, -0.5), lambda a: np.where(a > 0, a, -0.5)),
-    (lambda t: t.unfold_windows((2,), (1,), (1,)).amax(-1).pad((0, 1)), lambda a: np.pad(np.maximum(a[:, 1:], a[:, :-1]), ((0, 0), (0, 1)))),
+    (
+        lambda t: t.unfold_windows((2,), (1,), (1,)).amax(-1).pad((0, 1)),
+        lambda a: np.pad(np.maximum(a[:, 1:], a[:, :-1]), ((0, 0), (0, 1))),
+    ),
 ]
 BINARY: list[Op] = [
     (lambda s, t: s + t, np.add),
@@ -43,7 +49,10 @@ BINARY: list[Op] = [
     (lambda s, t: s.maximum(t), np.maximum),
     (lambda s, t: s[:2].cat(t[2:]), lambda a, b: np.concatenate([a[:2], b[2:]])),
     (lambda s, t: s - t.mean(0, keepdim=True), lambda a, b: a - b.mean(0)),
-    (lambda s, t: s.sum(1, keepdim=True) * t.sum(0, keepdim=True) * 0.1, lambda a, b: a.sum(1, keepdims=True) * b.sum(0, keepdims=True) * 0.1),
+    (
+        lambda s, t: s.sum(1, keepdim=True) * t.sum(0, keepdim=True) * 0.1,
+        lambda a, b: a.sum(1, keepdims=True) * b.sum(0, keepdims=True) * 0.1,
+    ),
     (lambda s, t: s.scatter_add(0, Tensor(ROWS).unsqueeze(1).expand(N, N), t), lambda a, b: _scattered(a, b)),
 ]
 
@@ -58,8 +67,15 @@ def _scattered(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def programs(draw: st.DrawFn) -> tuple[list[tuple[int, int, int]], set[int], list[int]]:
     """(op, source, source) of each value; which are realized at once; which are asked for at the end."""
     n = draw(st.integers(1, 14))
-    steps = [(draw(st.integers(0, len(UNARY) + len(BINARY) - 1)), draw(st.integers(0, i + 1)), draw(st.integers(0, i + 1))) for i in range(n)]
-    return steps, draw(st.sets(st.integers(2, n + 1), max_size=2)), draw(st.lists(st.integers(0, n + 1), min_size=1, max_size=4))
+    steps = [
+        (draw(st.integers(0, len(UNARY) + len(BINARY) - 1)), draw(st.integers(0, i + 1)), draw(st.integers(0, i + 1)))
+        for i in range(n)
+    ]
+    return (
+        steps,
+        draw(st.sets(st.integers(2, n + 1), max_size=2)),
+        draw(st.lists(st.integers(0, n + 1), min_size=1, max_size=4)),
+    )
 
 
 def check(program: tuple[list[tuple[int, int, int]], set[int], list[int]]) -> None:

@@ -91,7 +91,10 @@ class Side:
         out = self.step(**given)
         tensors = [out["total"], *out["parts"]]
         seen = [given[NAMES[k]] for k, kind in enumerate(self.kinds) if kind == "assigned"]
-        return [t.sum().numpy() if any(not isinstance(d, int) for d in t.shape) else t.numpy() for t in (*tensors, *seen, self.state)]
+        return [
+            t.sum().numpy() if any(not isinstance(d, int) for d in t.shape) else t.numpy()
+            for t in (*tensors, *seen, self.state)
+        ]
 
 
 def check(program: Program) -> None:
@@ -104,7 +107,9 @@ def check(program: Program) -> None:
             try:
                 found = got.call(call, size, seed)
             except JitError as error:
-                assert call in ("shape", "number", "twice") or any(c in ("shape", "number", "twice") for c, _ in calls), error
+                assert call in ("shape", "number", "twice") or any(
+                    c in ("shape", "number", "twice") for c, _ in calls
+                ), error
                 want.state = Tensor(before).realize()
                 np.testing.assert_array_equal(got.state.numpy(), before)
                 continue

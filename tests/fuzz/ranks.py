@@ -28,10 +28,20 @@ BINARY: list[tuple[str, Callable[[Tensor, Tensor, Callable[[np.ndarray], Tensor]
     ("times", lambda t, u, put: t * u if t.shape == u.shape else t * u.sum()),
     ("cat", lambda t, u, put: t.cat(u, dim=0) if t.shape[1:] == u.shape[1:] else t),
     ("matmul", lambda t, u, put: t @ u.T if t.ndim == u.ndim == 2 and t.shape[1] == u.shape[1] else t),
-    ("sum then scatter", lambda t, u, put: t.sum(0).relu().reshape(-1).scatter_add(0, put(np.arange(u.numel()) % max(1, t[0].numel())), u.reshape(-1))),
+    (
+        "sum then scatter",
+        lambda t, u, put: (
+            t.sum(0).relu().reshape(-1).scatter_add(0, put(np.arange(u.numel()) % max(1, t[0].numel())), u.reshape(-1))
+        ),
+    ),
     ("scatter", lambda t, u, put: t.scatter_add(0, put(np.zeros(u.shape, np.int64)), u) if t.shape == u.shape else t),
     ("gather", lambda t, u, put: t.gather(0, put(np.arange(t.numel()).reshape(t.shape) % t.shape[0]))),
-    ("normalised", lambda t, u, put: (t - t.mean(0, keepdim=True)) * ((t - t.mean(0, keepdim=True)).square().mean(0, keepdim=True) + 0.1).rsqrt()),
+    (
+        "normalised",
+        lambda t, u, put: (
+            (t - t.mean(0, keepdim=True)) * ((t - t.mean(0, keepdim=True)).square().mean(0, keepdim=True) + 0.1).rsqrt()
+        ),
+    ),
     ("where", lambda t, u, put: (t > t.mean()).where(t, u.mean())),
     ("max of both", lambda t, u, put: t.maximum(u.amax())),
 ]
@@ -88,4 +98,6 @@ def _compare(t: Tensor, want: np.ndarray, ranks: list[list[np.ndarray | None]], 
     axis, bounds = store_spec(t.uop) if isinstance(t.device, tuple) else (None, ())
     for i, part in enumerate(parts):
         mine = want if axis is None else np.take(want, np.arange(bounds[i], bounds[i + 1]), axis)
-        np.testing.assert_allclose(np.asarray(part).reshape(mine.shape), mine, rtol=1e-9, atol=1e-9, err_msg=f"device {i}, {note}")
+        np.testing.assert_allclose(
+            np.asarray(part).reshape(mine.shape), mine, rtol=1e-9, atol=1e-9, err_msg=f"device {i}, {note}"
+        )

@@ -76,7 +76,10 @@ def main(argv: list[str] | None = None) -> int:
                     break
         except Exception as e:
             failed = True
-            print(f"{name}: failed after {ran} programs in round {round_seed} (--seed {round_seed} --minutes 0): {type(e).__name__}: {e}", flush=True)
+            print(
+                f"{name}: failed after {ran} programs in round {round_seed} (--seed {round_seed} --minutes 0): {type(e).__name__}: {e}",
+                flush=True,
+            )
             import traceback
 
             traceback.print_exc()

@@ -34,7 +34,10 @@ def step(p: Program, devices: tuple[str, ...]) -> list[bytes]:
         return rng.standard_normal(shape).astype(np.float32)
 
     x = Tensor(array(p["rows"], p["tokens"], p["width"])).shard(devices, 0).contiguous().realize()
-    w, b, v = (Tensor(a).shard(devices).contiguous().realize().requires_grad_() for a in (array(p["width"], p["hidden"]), array(p["hidden"]), array(p["hidden"], 6)))
+    w, b, v = (
+        Tensor(a).shard(devices).contiguous().realize().requires_grad_()
+        for a in (array(p["width"], p["hidden"]), array(p["hidden"]), array(p["hidden"], 6))
+    )
     h = x.reshape(-1, p["width"]) @ w + b
     if p["activation"] != "none":
         h = getattr(h, p["activation"])()

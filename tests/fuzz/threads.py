@@ -19,7 +19,13 @@ SHARED = Tensor(np.arange(1.0, N + 1), device="PYTHON").realize()
 @st.composite
 def programs(draw: st.DrawFn) -> list[list[tuple[int, int]]]:
     """(what, a number) of each step, for each thread."""
-    return draw(st.lists(st.lists(st.tuples(st.integers(0, STEPS - 1), st.integers(0, 3)), min_size=2, max_size=10), min_size=2, max_size=THREADS))
+    return draw(
+        st.lists(
+            st.lists(st.tuples(st.integers(0, STEPS - 1), st.integers(0, 3)), min_size=2, max_size=10),
+            min_size=2,
+            max_size=THREADS,
+        )
+    )
 
 
 def run(steps: list[tuple[int, int]], number: int) -> None:
@@ -112,5 +118,3 @@ def check(program: list[list[tuple[int, int]]]) -> None:
     assert not any(t.is_alive() for t in threads), "the threads wait for each other"
     if errors:
         raise errors[0]
-
-

@@ -20,10 +20,16 @@ FLAT = np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(ROWS, COLUMNS)
 BASES: list[tuple[Callable[[], Tensor], Callable[[], np.ndarray]]] = [
     (lambda: Tensor(FLAT.copy()), lambda: FLAT.copy()),
     (lambda: Tensor.zeros(ROWS, COLUMNS), lambda: np.zeros((ROWS, COLUMNS), np.float32)),
-    (lambda: Tensor.zeros(ROWS, COLUMNS), lambda: np.zeros((ROWS, COLUMNS), np.float32)),  # equal to the last: another storage
+    (
+        lambda: Tensor.zeros(ROWS, COLUMNS),
+        lambda: np.zeros((ROWS, COLUMNS), np.float32),
+    ),  # equal to the last: another storage
     (lambda: Tensor(FLAT.copy()) + 1, lambda: FLAT + 1),
     (lambda: Tensor.arange(ROWS * COLUMNS).float().reshape(ROWS, COLUMNS), lambda: FLAT.copy()),
-    (lambda: Tensor(FLAT.copy()).sum(1, keepdim=True).expand(ROWS, COLUMNS) * 1, lambda: np.repeat(FLAT.sum(1, keepdims=True), COLUMNS, 1)),
+    (
+        lambda: Tensor(FLAT.copy()).sum(1, keepdim=True).expand(ROWS, COLUMNS) * 1,
+        lambda: np.repeat(FLAT.sum(1, keepdims=True), COLUMNS, 1),
+    ),
 ]
 
 
@@ -71,6 +77,8 @@ COPIES: list[Callable[[Any], Any]] = [
     lambda a: a.flip(0) if isinstance(a, Tensor) and a.ndim else np.flip(a, 0).copy() if a.ndim else a * 1,
 ]
 CONSTANTS = {"float32": (0, 1, -3, 7), "int32": (0, 1, 0x40000000), "uint8": (0, 63, 64)}
+
+
 def _rows(a: Any, v: int) -> np.ndarray:
     """Four rows for `a`, each of one small number."""
     return (np.arange(4) + v % 8).reshape(4, *(1,) * (a.ndim - 1)) * np.ones(a.shape[1:])
@@ -83,7 +91,9 @@ WRITES: list[Callable[[Any, Any], Any]] = [
     lambda a, v: a.__setitem__(0, v) if a.ndim else a.__setitem__(..., v),
     lambda a, v: a.__setitem__(slice(1, None), v) if a.ndim else a.__setitem__(..., v),
     lambda a, v: a.__setitem__([0, -1], v) if a.ndim else a.__setitem__(..., v),
-    lambda a, v: a.__setitem__([0, -1, 0, -1], _rows(a, v)) if a.ndim else a.__setitem__(..., v),  # the last value for a row stays
+    lambda a, v: (
+        a.__setitem__([0, -1, 0, -1], _rows(a, v)) if a.ndim else a.__setitem__(..., v)
+    ),  # the last value for a row stays
 ]
 UPDATES: list[Callable[[Any, Any], Any]] = [  # arithmetic: not on bits
     lambda a, v: a.__iadd__(v + 1),  # (x + 0 is x: also where x is -0.0, which NumPy would make 0.0)
@@ -103,8 +113,13 @@ def programs(draw: st.DrawFn) -> dict[str, Any]:
         "axis": draw(st.sampled_from([None, None, None, 0, 1])),
         "mode": draw(st.sampled_from(["plain", "plain", "jit", "function"])),
         "grad": draw(st.booleans()),
-        "before": [step(["view", "view", "write", "copy", "realize", "forget", "read"]) for _ in range(draw(st.integers(0, 4)))],
-        "body": [step(["view", "write", "write", "update", "copy", "read", "transfer"]) for _ in range(draw(st.integers(1, 6)))],
+        "before": [
+            step(["view", "view", "write", "copy", "realize", "forget", "read"]) for _ in range(draw(st.integers(0, 4)))
+        ],
+        "body": [
+            step(["view", "write", "write", "update", "copy", "read", "transfer"])
+            for _ in range(draw(st.integers(1, 6)))
+        ],
     }
 
 
@@ -138,7 +153,9 @@ def _step(kind: str, at: int, i: int, k: int, pool: list[np.ndarray]) -> Step:
         return lambda pool, reads: pool.append(of(pool[at], k))
     if kind == "copy":
         copy = COPIES[i % len(COPIES)]
-        return lambda pool, reads: pool.append(copy(pool[at]) if isinstance(pool[at], Tensor) else np.array(copy(pool[at])))
+        return lambda pool, reads: pool.append(
+            copy(pool[at]) if isinstance(pool[at], Tensor) else np.array(copy(pool[at]))
+        )
     if kind == "write" or (kind == "update" and not number):
         write = WRITES[i % len(WRITES)]
         return lambda pool, reads: _ignore(write(pool[at], v))
@@ -148,7 +165,11 @@ def _step(kind: str, at: int, i: int, k: int, pool: list[np.ndarray]) -> Step:
     if kind == "transfer":
         fits = [j for j, b in enumerate(pool) if b.shape == a.shape and b.dtype == a.dtype]
         other = fits[i % len(fits)]
-        return lambda pool, reads: _ignore(pool[at].copy_(pool[other]) if isinstance(pool[at], Tensor) else pool[at].__setitem__(..., pool[other].copy()))
+        return lambda pool, reads: _ignore(
+            pool[at].copy_(pool[other])
+            if isinstance(pool[at], Tensor)
+            else pool[at].__setitem__(..., pool[other].copy())
+        )
     if kind == "forget" and len(pool) > 1:
         return lambda pool, reads: _ignore(pool.pop(at))
     if kind == "realize":

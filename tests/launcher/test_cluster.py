@@ -32,7 +32,9 @@ def attached(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, **ray: Any) -> tupl
 
         return call
 
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True, kill=ask("kill"), shutdown=ask("shutdown")))
+    monkeypatch.setitem(
+        sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True, kill=ask("kill"), shutdown=ask("shutdown"))
+    )
     monkeypatch.setattr(cluster, "_remove", ask("remove"))
     c = Cluster(Job("script", "train.py", nodes=2), str(tmp_path))
     c._agents, c._group = ["agent 0", "agent 1"], "group"
@@ -51,7 +53,9 @@ def test_all_is_given_back_in_order(monkeypatch: pytest.MonkeyPatch, tmp_path: A
 def test_what_ray_raises_while_closing_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """Each step is tried, whatever became of the others; the same trouble is told once."""
     c, asked = attached(monkeypatch, tmp_path, kill=gone, remove=gone)
-    assert c.stop(fast=True) == "ending a node agent: Gone: the GCS is dead; giving back the places: Gone: the GCS is dead"
+    assert (
+        c.stop(fast=True) == "ending a node agent: Gone: the GCS is dead; giving back the places: Gone: the GCS is dead"
+    )
     assert asked == ["kill", "kill", "remove", "shutdown"]
 
 
@@ -65,7 +69,9 @@ def test_a_ray_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch, tmp
         over.set()
 
 
-def test_the_launcher_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_launcher_says_so_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
     """It is a warning; the outcome (here: that the nodes do not fit) is what it was."""
 
     def start(self: Cluster) -> None:
@@ -82,4 +88,8 @@ def test_the_launcher_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_hosts_of_the_same_name() -> None:
     """Their addresses tell them apart."""
     found = [("node", "10.0.0.1", 8), ("node", "10.0.0.2", 8), ("node", "10.0.0.1", 8)]
-    assert share(found) == [Place("node", "10.0.0.1", 8, 0, 2), Place("node", "10.0.0.2", 8, 0, 1), Place("node", "10.0.0.1", 8, 1, 2)]
+    assert share(found) == [
+        Place("node", "10.0.0.1", 8, 0, 2),
+        Place("node", "10.0.0.2", 8, 0, 1),
+        Place("node", "10.0.0.1", 8, 1, 2),
+    ]

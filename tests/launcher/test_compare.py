@@ -22,7 +22,10 @@ def test_outlines_of_large_models_fit_a_message() -> None:
     packed = pack(outline, MAX_TEXT)
     assert len(packed) <= MAX_TEXT and unpack(packed) == outline
     other = unpack(pack("\n".join([*lines[:19_000], "train.py:7\tADD float32 (8,) []", *lines[19_001:]]), MAX_TEXT))
-    assert first_difference(unpack(packed), other) == (lines[19_000].replace("\t", ": "), "train.py:7: ADD float32 (8,) []")
+    assert first_difference(unpack(packed), other) == (
+        lines[19_000].replace("\t", ": "),
+        "train.py:7: ADD float32 (8,) []",
+    )
     first = unpack(pack(outline, 1000))
     assert first and outline.startswith(first) and len(pack(outline, 1000)) <= 1000
     assert unpack(pack("", 10)) == unpack("no outline") == unpack("\udcff") == ""
@@ -30,7 +33,12 @@ def test_outlines_of_large_models_fit_a_message() -> None:
 
 def test_both_ranks_both_lines_and_the_usual_cause() -> None:
     text = plans_differ(2, (0, 3), ("sum at train.py:5", "sum at train.py:6"), (MINE, MINE.replace("(8, 4)", "(9, 4)")))
-    for part in ("plan 2 differs", "rank 0: sum at train.py:5", "rank 3: train.py:3: PARAM float32 (9, 4)", "Every rank must build the same"):
+    for part in (
+        "plan 2 differs",
+        "rank 0: sum at train.py:5",
+        "rank 3: train.py:3: PARAM float32 (9, 4)",
+        "Every rank must build the same",
+    ):
         assert part in text, text
     assert "first difference" not in plans_differ(1, (0, 1), ("a", "b"), ("", ""))
 

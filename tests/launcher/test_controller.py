@@ -145,10 +145,20 @@ def test_a_rank_waits_in_a_collective_that_another_never_enters(other: Event, wo
 
 def test_a_rank_that_is_only_slower_is_waited_for() -> None:
     c = running(2)
-    events: list[Event] = [Progress(0, 3, 0, 99, 8, "a"), Progress(1, 2, 0, 99, 5, "a"), Plan(0, 1, "5", "b", 8), Progress(1, 3, 0, 99, 8, "a")]
+    events: list[Event] = [
+        Progress(0, 3, 0, 99, 8, "a"),
+        Progress(1, 2, 0, 99, 5, "a"),
+        Plan(0, 1, "5", "b", 8),
+        Progress(1, 3, 0, 99, 8, "a"),
+    ]
     assert [i for e in events for i in c.handle(e, 1.0)] == []
     assert sent(c.handle(Plan(1, 1, "5", "b", 8), 1.1), "plan_ok")
-    events = [Progress(0, 4, 1, 99, 9, "b"), Progress(1, 3, 1, 99, 8, "a"), Progress(1, 3, 1, 99, 9, "b"), Finished(1, 9, "b")]
+    events = [
+        Progress(0, 4, 1, 99, 9, "b"),
+        Progress(1, 3, 1, 99, 8, "a"),
+        Progress(1, 3, 1, 99, 9, "b"),
+        Finished(1, 9, "b"),
+    ]
     assert [i for e in events for i in c.handle(e, 1.2)] == []
     assert sent(c.handle(Finished(0, 9, "b"), 1.3), "release")
 
@@ -315,7 +325,12 @@ def test_a_stopped_rank_is_the_cause_also_within_a_collective() -> None:
         c.handle(AgentBeat(2, "T", 100), float(t))
         c.handle(Tick(), float(t))
     c.handle(timed_out(0, peer=1), 9.0)
-    assert c.root is not None and c.root.rank == 2 and "stopped (SIGSTOP)" in c.root.title and c.root.where == "a.py:2 in f"
+    assert (
+        c.root is not None
+        and c.root.rank == 2
+        and "stopped (SIGSTOP)" in c.root.title
+        and c.root.where == "a.py:2 in f"
+    )
 
 
 def test_a_time_out_of_nobody_else_is_its_own_cause() -> None:
@@ -353,7 +368,12 @@ def test_our_own_suspension_is_not_the_ranks_silence() -> None:
     beats(c, 3600, 3700, [0, 1])
     assert c.root is None
     c.handle(Failed(0, "LaunchAborted", "the launcher is gone", "", "", 1, 1, True, "launcher"), 3700.0)
-    assert c.root is not None and c.root.rank is None and "did not hear the launcher" in c.root.title and "suspended" in c.root.title
+    assert (
+        c.root is not None
+        and c.root.rank is None
+        and "did not hear the launcher" in c.root.title
+        and "suspended" in c.root.title
+    )
 
 
 def test_a_time_out_of_the_run_names_who_is_behind() -> None:

@@ -34,7 +34,12 @@ def processes(run: Any) -> tuple[str, dict[str, list[psutil.Process]]]:
         except psutil.Error:
             continue
         job = job or env.get("MANYGRAD_JOB", "")
-        kinds = {"launcher.worker": "worker", "launcher.supervisor": "supervisor", "gcs_server": "gcs", "raylet/raylet": "raylet"}
+        kinds = {
+            "launcher.worker": "worker",
+            "launcher.supervisor": "supervisor",
+            "gcs_server": "gcs",
+            "raylet/raylet": "raylet",
+        }
         kind = next((name for mark, name in kinds.items() if mark in text), "other")
         found.setdefault(kind, []).append(p)
     found.get("worker", []).sort(key=lambda p: int(p.environ()["RANK"]))
@@ -54,7 +59,9 @@ print("done", rank)
 
 def test_silence_suspension_and_the_death_of_ray_end_no_run(launcher: Launcher, left_behind: Left) -> None:
     """Six minutes without a word of anybody's but heartbeats; the launcher is suspended for 30 of its 60 s; Ray dies; the run's folder goes."""
-    run = launcher(WAIT.format(body="time.sleep(0.1)"), "--nodes", "2", "--start-timeout", "1800", MANYGRAD_CLOCK_RATE=RATE)
+    run = launcher(
+        WAIT.format(body="time.sleep(0.1)"), "--nodes", "2", "--start-timeout", "1800", MANYGRAD_CLOCK_RATE=RATE
+    )
     for r in range(2):
         run.wait_for_log(r, "started")
     job, found = processes(run)
@@ -85,7 +92,9 @@ if os.environ["RANK"] == "1":
 def test_what_a_script_leaves_to_its_end_is_waited_for(launcher: Launcher, left_behind: Left, start: str) -> None:
     """A thread that is no daemon, a handler of `atexit`: two minutes, in which the rank is not silent."""
     script = END.format(seconds=4, start=start)
-    run = launcher(script, "--nodes", "2", "--log-ranks", "all", "--start-timeout", "1800", MANYGRAD_CLOCK_RATE=RATE).wait()
+    run = launcher(
+        script, "--nodes", "2", "--log-ranks", "all", "--start-timeout", "1800", MANYGRAD_CLOCK_RATE=RATE
+    ).wait()
     assert run.code == 0 and "1:1: lingered" in run.out, (run.code, run.out, run.err)
     assert left_behind(run.report["job"]) == []
 
@@ -98,7 +107,9 @@ def test_what_a_script_leaves_to_its_end_is_waited_for(launcher: Launcher, left_
     ],
 )
 def test_a_stopped_process_is_named(launcher: Launcher, left_behind: Left, who: str, words: list[str]) -> None:
-    run = launcher(WAIT.format(body="time.sleep(0.1)"), "--nodes", "2", "--start-timeout", "1800", MANYGRAD_CLOCK_RATE=RATE)
+    run = launcher(
+        WAIT.format(body="time.sleep(0.1)"), "--nodes", "2", "--start-timeout", "1800", MANYGRAD_CLOCK_RATE=RATE
+    )
     for r in range(2):
         run.wait_for_log(r, "started")
     time.sleep(0.3)
@@ -147,12 +158,16 @@ for i in range(6):
 
 
 @pytest.mark.parametrize("transport, body", [("shm", "time.sleep(0.01)"), ("zmq", "i = i + 1 - 1")])
-def test_the_rank_that_does_not_come_is_the_headline(launcher: Launcher, left_behind: Left, transport: str, body: str) -> None:
+def test_the_rank_that_does_not_come_is_the_headline(
+    launcher: Launcher, left_behind: Left, transport: str, body: str
+) -> None:
     run = launcher(
         LATE.format(body=body), "--nodes", "3", real_endpoint=True, COLLECTIVE_TIMEOUT_S="3", TRANSPORT=transport
     ).wait()
     assert run.code == 1
-    assert "rank 1 failed: it did not come to collective" in run.err and ("train.py:15" in run.err or "train.py:16" in run.err), run.err
+    assert "rank 1 failed: it did not come to collective" in run.err and (
+        "train.py:15" in run.err or "train.py:16" in run.err
+    ), run.err
     assert "waited until its deadline" in run.err and "COLLECTIVE_TIMEOUT_S" in run.err
     assert run.report["root_cause"]["rank"] == 1 and run.report["root_cause"]["kind"] == "late"
     assert left_behind(run.report["job"]) == []
@@ -160,7 +175,9 @@ def test_the_rank_that_does_not_come_is_the_headline(launcher: Launcher, left_be
 
 def test_texts_that_are_none(launcher: Launcher, left_behind: Left) -> None:
     """An exception text with lone surrogates, and a run directory whose name is no UTF-8."""
-    script = "import os\nif os.environ['RANK'] == '1': raise ValueError('bad \\udcff name')\nimport time; time.sleep(30)"
+    script = (
+        "import os\nif os.environ['RANK'] == '1': raise ValueError('bad \\udcff name')\nimport time; time.sleep(30)"
+    )
     odd = os.fsdecode(b"odd-\xff")
     run = launcher(script, "--nodes", "2", "--run-dir", odd).wait()
     assert run.code == 1 and "rank 1 failed: ValueError: bad \\udcff name" in run.err, run.err
@@ -182,7 +199,9 @@ def test_ctrl_c_at_the_very_start(launcher: Launcher, after_s: float) -> None:
     assert run.code == 130 and "Traceback" not in run.err, (run.code, run.err)
     assert "SIGINT before the workers had started" in run.err
     assert not run.run_dir.exists()
-    assert not [f for f in set(os.listdir("/tmp")) - before if f.startswith("mg-") and marked_processes(f[3:], f"/tmp/{f}")]
+    assert not [
+        f for f in set(os.listdir("/tmp")) - before if f.startswith("mg-") and marked_processes(f[3:], f"/tmp/{f}")
+    ]
 
 
 @pytest.mark.parametrize("victim", ["gcs_server", "raylet"])
@@ -240,7 +259,9 @@ def test_what_others_on_this_machine_see(launcher: Launcher) -> None:
     pids = {run.process.pid, *marked_processes(job, folder)}
     sockets = listening(pids)
     texts = [" ".join(psutil.Process(p).cmdline()) for p in pids if psutil.pid_exists(p)]
-    assert not [t for t in texts if "monitor.py" in t or "dashboard.py" in t], texts  # (they would slow the start, and nobody needs them)
+    assert not [t for t in texts if "monitor.py" in t or "dashboard.py" in t], (
+        texts
+    )  # (they would slow the start, and nobody needs them)
     assert len(sockets) > 4, sockets
     assert all(a.startswith(("127.0.0.1:", "::ffff:127.0.0.1:")) for a in sockets), sockets
     files = {f.path for p in pids if psutil.pid_exists(p) for f in psutil.Process(p).open_files()}

@@ -58,10 +58,29 @@ class Outage:
         (tmp_path / "train.py").write_text(TRAIN)
         places = ";".join(f"{a},{n}" for a, n in zip(h.addresses, h.names, strict=True))
         self.process = subprocess.Popen(
-            [*h.prefixes[0], sys.executable, "-P", str(Path(__file__).with_name("on_hosts.py")), places, "--", "train.py"]
-            + ["--nodes", str(self.ranks), "--run-dir", str(tmp_path / "run"), "--log-ranks", "all", "--start-timeout", "1800"],
+            [
+                *h.prefixes[0],
+                sys.executable,
+                "-P",
+                str(Path(__file__).with_name("on_hosts.py")),
+                places,
+                "--",
+                "train.py",
+            ]
+            + [
+                "--nodes",
+                str(self.ranks),
+                "--run-dir",
+                str(tmp_path / "run"),
+                "--log-ranks",
+                "all",
+                "--start-timeout",
+                "1800",
+            ],
             cwd=tmp_path,
-            env={k: v for k, v in os.environ.items() if not k.startswith(("MANYGRAD_", "RAY_"))} | {"TRANSPORT": "zmq"} | env,
+            env={k: v for k, v in os.environ.items() if not k.startswith(("MANYGRAD_", "RAY_"))}
+            | {"TRANSPORT": "zmq"}
+            | env,
             stdout=(tmp_path / "out").open("w"),
             stderr=(tmp_path / "err").open("w"),
             start_new_session=True,
@@ -109,7 +128,10 @@ class Outage:
             log = (self.folder / "run" / f"rank{r}.log").read_text()
             assert [int(x) for x in re.findall(r"^step (\d+)$", log, re.M)] == list(range(1, steps + 1))
             assert log.endswith(f"made {steps} steps\n")
-        assert re.findall(rf"\[ranks 0-{self.ranks - 1}\] made (\d+) steps", out) or out.count(f" made {steps} steps") == self.ranks
+        assert (
+            re.findall(rf"\[ranks 0-{self.ranks - 1}\] made (\d+) steps", out)
+            or out.count(f" made {steps} steps") == self.ranks
+        )
 
         self.nothing_is_left()
 
@@ -127,7 +149,9 @@ class Outage:
 
 
 def _in_namespace(name: str) -> list[int]:
-    return [int(p) for p in subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split()]
+    return [
+        int(p) for p in subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split()
+    ]
 
 
 def test_the_launcher_is_cut_off_while_training_goes_on(tmp_path: Path) -> None:
@@ -140,7 +164,9 @@ def test_the_launcher_is_cut_off_while_training_goes_on(tmp_path: Path) -> None:
             (tmp_path / "plan").touch()
             run.more(plans=5)
             before, after = run.outage(0)
-            assert after <= before + 2, "the launcher was not cut off"  # (one was agreed, and one made and not written down)
+            assert after <= before + 2, (
+                "the launcher was not cut off"
+            )  # (one was agreed, and one made and not written down)
             run.more(plans=5)
             run.end()
         finally:

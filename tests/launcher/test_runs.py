@@ -74,7 +74,13 @@ def test_success(launcher: Launcher, left_behind: Left) -> None:
         and str(run.run_dir) in run.err
     )
     assert [r["exit_code"] for r in run.report["ranks"]] == [0, 0, 0]
-    assert 0 < run.report["startup_s"]["ray"] <= run.report["startup_s"]["join"] <= run.report["startup_s"]["run"] <= run.report["duration_s"]
+    assert (
+        0
+        < run.report["startup_s"]["ray"]
+        <= run.report["startup_s"]["join"]
+        <= run.report["startup_s"]["run"]
+        <= run.report["duration_s"]
+    )
     assert "rank 2 2" in (run.run_dir / "rank2.log").read_text()
     assert left_behind(run.report["job"]) == []
 
@@ -188,7 +194,11 @@ def test_what_a_rank_detaches_ends_with_it(launcher: Launcher, left_behind: Left
         "all",
     ).wait()
     assert run.code == 0, run.err
-    found = {int(p) for r in range(2) for p in (run.run_dir / f"rank{r}.log").read_text().split("[")[1].split("]")[0].replace("'", "").split(", ")}
+    found = {
+        int(p)
+        for r in range(2)
+        for p in (run.run_dir / f"rank{r}.log").read_text().split("[")[1].split("]")[0].replace("'", "").split(", ")
+    }
     assert len(found) == 4 and not [p for p in found if psutil.pid_exists(p)], found
     assert left_behind(run.report["job"]) == []
 
@@ -226,7 +236,10 @@ def test_ctrl_c_while_starting(launcher: Launcher, left_behind: Left) -> None:
 
 def test_the_driver_is_killed(launcher: Launcher, left_behind: Left) -> None:
     run = launcher(
-        LOOP.format(body="print('job', os.environ['MANYGRAD_JOB'], 'end', flush=True)"), "--nodes", "2", real_endpoint=True
+        LOOP.format(body="print('job', os.environ['MANYGRAD_JOB'], 'end', flush=True)"),
+        "--nodes",
+        "2",
+        real_endpoint=True,
     )
     for r in range(2):
         run.wait_for_log(r, "end")
@@ -243,7 +256,9 @@ def test_a_stuck_worker_and_a_time_out(launcher: Launcher, left_behind: Left) ->
     body = (
         "import signal, ctypes\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\nctypes.CDLL(None).sleep(60)"
     )
-    run = launcher(LOOP.format(body=body), "--nodes", "2", "--timeout", "5", "--grace", "1").wait()  # (the start is within the time)
+    run = launcher(
+        LOOP.format(body=body), "--nodes", "2", "--timeout", "5", "--grace", "1"
+    ).wait()  # (the start is within the time)
     assert run.code == 124 and "took longer than its time-out of 5 s" in run.err and "train.py:8" in run.err
     assert run.report["duration_s"] - run.report["startup_s"]["ray"] < 12 and left_behind(run.report["job"]) == []
 

@@ -142,7 +142,9 @@ def _in_lockstep(ranks: list[_Rank]) -> None:
         number = min(m.number for _, m in waiting)
         met = [(r, m) for r, m in waiting if m.number == number]
         what = met[0][1].what
-        assert len(met) == (2 if what.op is Ops.SEND else len(ranks)), f"{signature(what)}: only {len(met)} ranks come to it"
+        assert len(met) == (2 if what.op is Ops.SEND else len(ranks)), (
+            f"{signature(what)}: only {len(met)} ranks come to it"
+        )
         c, _ = describe(what)
         program = build(choose(c.kind, c.count * what.dtype.itemsize, c.ranks, 1), c, tuple(range(c.ranks)))
         run_program(program, {k: a for _, m in met for k, a in m.addresses().items()}, what.dtype.name)

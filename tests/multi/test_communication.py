@@ -37,7 +37,10 @@ def communication(tensors: Tensor | list[Tensor]) -> list[tuple[str, int]]:
 
 def test_what_stays_cut_needs_no_communication() -> None:
     x, y, w = cut(8, 6), cut(8, 6), cut(6, 5, axis=None)
-    columns, rows = Tensor([2, 0]).shard(TWO).contiguous().realize(), Tensor(np.zeros((8, 2), np.int64)).shard(TWO, 0).contiguous().realize()
+    columns, rows = (
+        Tensor([2, 0]).shard(TWO).contiguous().realize(),
+        Tensor(np.zeros((8, 2), np.int64)).shard(TWO, 0).contiguous().realize(),
+    )
     for t in (
         (x * y + 1).exp(), x.sum(1), x.softmax(1), x @ w, (x @ w).relu() @ cut(5, 2, axis=None), x.T * 2, x.reshape(8, 2, 3).sum(2), x.reshape(48), x[:, 1:3], x.pad((1, 1)),
         x.cat(y, dim=1), x.unsqueeze(1).expand(8, 3, 6), x.flip(1), x.layer_norm(6), x + w.sum(), x[:, columns], w.sum(0), x.cast("float16"), x.contiguous(),
@@ -120,7 +123,11 @@ def test_all_gradients_of_an_optimiser_step_are_one_all_reduce() -> None:
             moved = communication([*todo, loss])
             todo[0].realize(*todo[1:], loss)
     count = sum(int(np.prod(p.shape)) for p in params)
-    assert sorted(moved) == [("ALLREDUCE", 1), ("ALLREDUCE", 1), ("ALLREDUCE", count)]  # the loss's sum, its count of targets, the gradients
+    assert sorted(moved) == [
+        ("ALLREDUCE", 1),
+        ("ALLREDUCE", 1),
+        ("ALLREDUCE", count),
+    ]  # the loss's sum, its count of targets, the gradients
 
 
 # *** several workers ***
@@ -175,7 +182,10 @@ def test_the_rows_of_a_worker(four_workers: World) -> None:
 
 
 def test_devices_of_others_are_refused(four_workers: World) -> None:
-    with pytest.raises(ValueError, match=r"none of the 2 devices NULL:0@2\.\. belongs to this worker \(rank 1\); shard over manygrad\.world\.devices"):
+    with pytest.raises(
+        ValueError,
+        match=r"none of the 2 devices NULL:0@2\.\. belongs to this worker \(rank 1\); shard over manygrad\.world\.devices",
+    ):
         (Tensor(np.ones(4, np.float32), device="NULL").shard(("NULL:0@2", "NULL:0@3"), 0) * 2).realize()
 
 

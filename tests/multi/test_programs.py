@@ -125,7 +125,12 @@ def test_replicate_to_and_back() -> None:
 
 def test_constants_join_any_devices() -> None:
     t = Tensor(np.arange(6.0)).shard(devices(3), 0)
-    for got, want in [(t + 1, np.arange(6) + 1), (t * Tensor.arange(6), np.arange(6) ** 2), (Tensor.ones(6).where(t, 0), np.arange(6)), (t + Tensor(2.0), np.arange(6) + 2)]:
+    for got, want in [
+        (t + 1, np.arange(6) + 1),
+        (t * Tensor.arange(6), np.arange(6) ** 2),
+        (Tensor.ones(6).where(t, 0), np.arange(6)),
+        (t + Tensor(2.0), np.arange(6) + 2),
+    ]:
         assert got.device == devices(3)
         np.testing.assert_array_equal(got.numpy(), want)
 
@@ -157,7 +162,10 @@ def test_assignment_to_shards_and_lazy_readers() -> None:
 
 def test_errors_name_shapes_and_devices() -> None:
     x, y = Tensor(np.zeros((4, 2))).shard(devices(2), 0), Tensor(np.zeros((4, 2))).shard(devices(3), 0)
-    with pytest.raises(ValueError, match=r"operands are on different devices: \(4, 2\) on \('PYTHON:0', 'PYTHON:1'\) and \(4, 2\) on \('PYTHON:0', 'PYTHON:1', 'PYTHON:2'\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"operands are on different devices: \(4, 2\) on \('PYTHON:0', 'PYTHON:1'\) and \(4, 2\) on \('PYTHON:0', 'PYTHON:1', 'PYTHON:2'\)",
+    ):
         x + y
     with pytest.raises(ValueError, match=r"assign: the value is on"):
         x.contiguous().realize().assign(y)
@@ -237,7 +245,9 @@ def test_operators(name: str, n: int) -> None:
         for a, b, is_float in zip(cut, plain, floats):
             if is_float:
                 assert a.grad is not None and b.grad is not None
-                np.testing.assert_allclose(a.grad.numpy(), b.grad.numpy(), rtol=1e-9, atol=1e-9, err_msg=f"gradient, {axes}")
+                np.testing.assert_allclose(
+                    a.grad.numpy(), b.grad.numpy(), rtol=1e-9, atol=1e-9, err_msg=f"gradient, {axes}"
+                )
 
 
 @pytest.mark.parametrize("axis", [0, 1])

@@ -76,7 +76,9 @@ def test_sharded_equals_unsharded(n: int, axis: int | None) -> None:
     for name, f, arrays in CASES:
         want = f(*[Tensor(a) for a in arrays]).numpy()
         cut = [Tensor(a).shard(devices(n), axis if axis is None or axis < a.ndim else None) for a in arrays]
-        np.testing.assert_allclose(f(*cut).numpy(), want, rtol=2e-5, atol=2e-5, err_msg=f"{name}, {n} devices, axis {axis}")
+        np.testing.assert_allclose(
+            f(*cut).numpy(), want, rtol=2e-5, atol=2e-5, err_msg=f"{name}, {n} devices, axis {axis}"
+        )
 
 
 @pytest.mark.parametrize("n", [2, 3, 7])
@@ -281,7 +283,15 @@ def memory_of(t: Tensor) -> list[int]:
 def test_an_optimiser_keeps_every_placement(optimizer: Any, n: int) -> None:
     """Whole, cut evenly on either dim, cut unevenly: bytes per device are the same before and after steps; so are the numbers on one device."""
     where = devices(n)
-    shapes: list[tuple[tuple[int, ...], int | None]] = [((6, 12), 0), ((12, 6), 1), ((5,), None), ((7, 4), 0), ((4, 5), 1), ((12,), 0), ((3, 2, 6), 2)]
+    shapes: list[tuple[tuple[int, ...], int | None]] = [
+        ((6, 12), 0),
+        ((12, 6), 1),
+        ((5,), None),
+        ((7, 4), 0),
+        ((4, 5), 1),
+        ((12,), 0),
+        ((3, 2, 6), 2),
+    ]
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(s).astype(np.float32) for s, _ in shapes]
     cut = [Tensor(a).shard(where, axis).contiguous().realize().requires_grad_() for a, (_, axis) in zip(arrays, shapes)]
@@ -292,7 +302,10 @@ def test_an_optimiser_keeps_every_placement(optimizer: Any, n: int) -> None:
         opt = optimizer(params, lr=0.05, **({"momentum": 0.9} if optimizer is SGD else {}))
         for _ in range(3):
             opt.zero_grad()
-            sum(((p * p).sum() * 0.5 + p.sum() for p in params), Tensor(0.0).shard(where) if params is cut else Tensor(0.0)).backward()  # type: ignore[attr-defined]
+            sum(
+                ((p * p).sum() * 0.5 + p.sum() for p in params),
+                Tensor(0.0).shard(where) if params is cut else Tensor(0.0),
+            ).backward()  # type: ignore[attr-defined]
             opt.step()
         found.append(opt)
     opt = found[0]
@@ -316,7 +329,10 @@ def test_an_optimiser_keeps_every_placement(optimizer: Any, n: int) -> None:
 def test_a_step_of_cut_parameters_moves_nothing() -> None:
     """Each device updates its part from its part of the gradient."""
     where = devices(4)
-    w, v = (Tensor(np.ones((8, 12), np.float32)).shard(where, axis).contiguous().realize().requires_grad_() for axis in (0, 1))
+    w, v = (
+        Tensor(np.ones((8, 12), np.float32)).shard(where, axis).contiguous().realize().requires_grad_()
+        for axis in (0, 1)
+    )
     opt = AdamW([w, v])
     for _ in range(2):
         opt.zero_grad()
@@ -327,10 +343,15 @@ def test_a_step_of_cut_parameters_moves_nothing() -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1, None])
-def test_a_cache_written_twice_while_what_was_read_between_is_alive(axis: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_written_twice_while_what_was_read_between_is_alive(
+    axis: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In one schedule, in program order: the collective of what was read first comes first."""
     two = ("CPU:0", "CPU:1")
-    cache, other = Tensor(np.zeros((8, 4))).shard(two, axis).realize(), Tensor(np.ones((8, 4))).shard(two, axis).realize()
+    cache, other = (
+        Tensor(np.zeros((8, 4))).shard(two, axis).realize(),
+        Tensor(np.ones((8, 4))).shard(two, axis).realize(),
+    )
     cache[0:4] = Tensor(np.ones((4, 4))).shard(two, axis)
     first = cache[0:4] * 2
     first.numpy()  # (a copy of it: `first` itself stays lazy)
@@ -345,8 +366,19 @@ def test_a_cache_written_twice_while_what_was_read_between_is_alive(axis: int | 
 # *** sums by global position ***
 
 
-@pytest.mark.parametrize("blocks, counts, rows", [(8, (1, 2, 4, 8), 21), (8, (1, 2, 4, 8), 100), (24, (1, 3, 6, 12), 61), (24, (1, 3, 6, 12), 72), (24, (1, 3, 24), 77)])
-def test_a_sum_has_the_same_bits_on_every_count_that_is_the_blocks_over_a_power_of_two(blocks: int, counts: tuple[int, ...], rows: int) -> None:
+@pytest.mark.parametrize(
+    "blocks, counts, rows",
+    [
+        (8, (1, 2, 4, 8), 21),
+        (8, (1, 2, 4, 8), 100),
+        (24, (1, 3, 6, 12), 61),
+        (24, (1, 3, 6, 12), 72),
+        (24, (1, 3, 24), 77),
+    ],
+)
+def test_a_sum_has_the_same_bits_on_every_count_that_is_the_blocks_over_a_power_of_two(
+    blocks: int, counts: tuple[int, ...], rows: int
+) -> None:
     a, w = RANDOM.randn(rows, 11).astype(np.float32), RANDOM.randn(11, 5).astype(np.float32)
     found = []
     with Context(SUM_BLOCKS=blocks):
@@ -358,6 +390,12 @@ def test_a_sum_has_the_same_bits_on_every_count_that_is_the_blocks_over_a_power_
 
 
 def test_where_blocks_are_cut() -> None:
-    assert Shard.even(0, 21, 4) == Shard(0, (0, 6, 11, 16, 21)) and Shard.even(0, 21, 4).blocks == Shard.even(0, 21, 1).blocks == (0, 3, 6, 8, 11, 14, 16, 19, 21)
-    assert groups_of((0, 2, 3, 5, 6)) == 2 and groups_of((0, 3, 6, 8, 11, 14, 16, 19, 21)) == 1 and groups_of((0, 2, 4, 6, 8)) == 4
+    assert Shard.even(0, 21, 4) == Shard(0, (0, 6, 11, 16, 21)) and Shard.even(0, 21, 4).blocks == Shard.even(
+        0, 21, 1
+    ).blocks == (0, 3, 6, 8, 11, 14, 16, 19, 21)
+    assert (
+        groups_of((0, 2, 3, 5, 6)) == 2
+        and groups_of((0, 3, 6, 8, 11, 14, 16, 19, 21)) == 1
+        and groups_of((0, 2, 4, 6, 8)) == 4
+    )
     assert Shard.even(0, 21, 3).blocks == ()  # 8 is no multiple of 3

@@ -44,7 +44,10 @@ def test_digests_that_do_not_come_are_named(gate: threading.Event, monkeypatch: 
     monkeypatch.setattr(collectives, "values_hook", lambda name, values: None)
     with Context(COLLECTIVE_TIMEOUT_S=0.2):
         a = begun(3)
-        with pytest.raises(TimeoutError, match=r"waited 0.2 s for the digest of float32 \(4,\).* \(2 of 3 are made\).*plan 0x.*5eed.*COLLECTIVE_TIMEOUT_S"):
+        with pytest.raises(
+            TimeoutError,
+            match=r"waited 0.2 s for the digest of float32 \(4,\).* \(2 of 3 are made\).*plan 0x.*5eed.*COLLECTIVE_TIMEOUT_S",
+        ):
             a.end()
 
 

@@ -120,7 +120,10 @@ def test_validation_finds_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> Non
             return seconds  # type: ignore[no-any-return]
 
     monkeypatch.setattr(type(device), "compile", lambda self, ast: Wrong(true_compile(self, ast)))
-    with Context(VALIDATE_WITH_CPU=1), pytest.raises(ValueError, match="differs from the PYTHON device in argument 0: element 0"):
+    with (
+        Context(VALIDATE_WITH_CPU=1),
+        pytest.raises(ValueError, match="differs from the PYTHON device in argument 0: element 0"),
+    ):
         (Tensor(np.ones(5, np.float32)) * 3).realize()
 
 

@@ -181,7 +181,9 @@ def test_memory_is_counted_where_it_is() -> None:
 
 # *** what it tells ***
 
-LINE = re.compile(r"^\*\*\* CPU:0 +\d+ \S+ +[\d.]+ us +[\d.]+ GFLOPS +[\d.]+ GB/s +[\d.]+% of limit  test_engine\.py:\d+$")
+LINE = re.compile(
+    r"^\*\*\* CPU:0 +\d+ \S+ +[\d.]+ us +[\d.]+ GFLOPS +[\d.]+ GB/s +[\d.]+% of limit  test_engine\.py:\d+$"
+)
 
 
 def test_debug_2_is_one_line_a_kernel_or_copy(capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,7 +217,12 @@ def test_counters_reset_but_not_the_memory() -> None:
     held = GlobalCounters.mem_used
     assert GlobalCounters.kernel_count > 0 and held >= 1024
     GlobalCounters.reset()
-    assert (GlobalCounters.kernel_count, GlobalCounters.global_ops, GlobalCounters.global_mem, GlobalCounters.net_bytes) == (0, 0, 0, 0)
+    assert (
+        GlobalCounters.kernel_count,
+        GlobalCounters.global_ops,
+        GlobalCounters.global_mem,
+        GlobalCounters.net_bytes,
+    ) == (0, 0, 0, 0)
     assert GlobalCounters.mem_used == held
     (t + t).realize()
     assert GlobalCounters.global_ops == 256 and GlobalCounters.global_mem == 2 * 1024
@@ -232,7 +239,9 @@ def test_contexts_restore_and_refuse_unknown_names() -> None:
 
 
 def test_an_environment_variable_that_is_no_number_is_named() -> None:
-    run = subprocess.run([sys.executable, "-c", "import manygrad"], env={"DEBUG": "loud"}, capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "-c", "import manygrad"], env={"DEBUG": "loud"}, capture_output=True, text=True
+    )
     assert run.returncode != 0 and "DEBUG='loud' is not a valid int" in run.stderr
 
 

@@ -23,7 +23,9 @@ def test_replay_gives_new_values_for_new_inputs() -> None:
 
     for i in range(6):
         a, b = np.random.RandomState(i).randn(2, 4, 5).astype(np.float32)
-        np.testing.assert_allclose(f(Tensor(a), Tensor(b)).numpy(), np.maximum((a + b) * 2, 0).sum(0), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            f(Tensor(a), Tensor(b)).numpy(), np.maximum((a + b) * 2, 0).sum(0), rtol=1e-5, atol=1e-5
+        )
     assert calls == 2, "the function runs for the first call and the capture only"
 
 
@@ -254,7 +256,9 @@ def test_pending_assignments_run_before_the_step_and_only_once() -> None:
 
 def test_arrays_objects_and_read_values_are_refused() -> None:
     f = TinyJit(lambda a, o: a * 1)
-    with pytest.raises(JitError, match=r"argument\[1\] is a NumPy array: its values would become a part of the capture"):
+    with pytest.raises(
+        JitError, match=r"argument\[1\] is a NumPy array: its values would become a part of the capture"
+    ):
         f(Tensor([1.0]), np.ones(2))
     for _ in range(2):
         f(Tensor([1.0]), f)
@@ -416,7 +420,9 @@ def test_arguments_passed_in_another_way_are_an_error() -> None:
     a, b = Tensor([1.0]).realize(), Tensor([2.0]).realize()
     for _ in range(3):
         step(a, b)
-    with pytest.raises(JitError, match=r"captured with a tensor as argument\[1\], called with one as argument\['b'\]; pass"):
+    with pytest.raises(
+        JitError, match=r"captured with a tensor as argument\[1\], called with one as argument\['b'\]; pass"
+    ):
         step(a, b=b)
     with pytest.raises(JitError, match="pass the arguments in the same way"):
         step(b=b, a=a)
@@ -453,7 +459,9 @@ def test_an_input_that_is_written_and_another_of_the_same_memory_are_an_error() 
     a, b = Tensor([1.0, 2.0]).realize(), Tensor([5.0, 6.0]).realize()
     for _ in range(3):
         step(a, b)
-    with pytest.raises(JitError, match=r"argument\[0\] is assigned by the function, and argument\[1\] is the same memory; pass a clone"):
+    with pytest.raises(
+        JitError, match=r"argument\[0\] is assigned by the function, and argument\[1\] is the same memory; pass a clone"
+    ):
         step(a, a)
     with pytest.raises(JitError, match="same memory"):
         step(a, a[::-1])
@@ -508,7 +516,10 @@ def test_a_copy_made_before_state_is_in_memory_is_not_copied_again() -> None:
 
 
 def test_state_that_is_written_for_the_first_time_in_the_capture_is_a_part_of_the_step() -> None:
-    last, count = Tensor.zeros(4), Tensor.zeros(4)  # (a copy of zeros is zeros: after the first call `last` is still no memory)
+    last, count = (
+        Tensor.zeros(4),
+        Tensor.zeros(4),
+    )  # (a copy of zeros is zeros: after the first call `last` is still no memory)
 
     @TinyJit
     def step(x: Tensor) -> Tensor:

@@ -49,7 +49,18 @@ def test_a_trace_has_chromes_form_and_all_lanes(tmp_path: Path) -> None:
         if e["ph"] == "X":
             assert e["dur"] >= 0 and e["name"] and e["ts"] > 0
     passes = {e["name"] for e in spans(found, "schedule")}
-    assert {"lower_shards", "simplify", "lower_storage", "insert_stores", "split_kernels", "order_items", "chain_kernels", "pass_parts", "plan_memory", "schedule"} <= passes
+    assert {
+        "lower_shards",
+        "simplify",
+        "lower_storage",
+        "insert_stores",
+        "split_kernels",
+        "order_items",
+        "chain_kernels",
+        "pass_parts",
+        "plan_memory",
+        "schedule",
+    } <= passes
     kernel = spans(found, "kernels")[0]
     assert {"line", "loops", "reduces", "buffers", "flops", "bytes", "opts"} == set(kernel["args"])
     assert kernel["args"]["line"].startswith("test_profile.py:")
@@ -144,7 +155,9 @@ world.join(rank=int(sys.argv[1]), size=2, local_rank=0, local_size=1, devices_pe
 def test_two_workers_write_a_file_each(tmp_path: Path) -> None:
     env = {**os.environ, "PROFILE": str(tmp_path / "traces")}
     for rank in range(2):
-        done = subprocess.run([sys.executable, "-c", PROGRAM, str(rank)], env=env, capture_output=True, text=True, cwd=tmp_path)
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, str(rank)], env=env, capture_output=True, text=True, cwd=tmp_path
+        )
         assert done.returncode == 0, done.stderr
         assert f"profile.rank{rank}.json" in done.stdout
     files = sorted((tmp_path / "traces").iterdir())

@@ -22,7 +22,9 @@ def sink_of(tensors: Tensor | list[Tensor]) -> UOp:
     effects = []
     for t in tensors if isinstance(tensors, list) else [tensors]:
         base = unviewed(t.uop)
-        effects.append(base if base.op is Ops.AFTER else UOp(Ops.STORE, dtypes.void, (new_buffer(t.uop, t.device), t.uop)))
+        effects.append(
+            base if base.op is Ops.AFTER else UOp(Ops.STORE, dtypes.void, (new_buffer(t.uop, t.device), t.uop))
+        )
     return UOp(Ops.SINK, dtypes.void, tuple(effects))
 
 

@@ -133,7 +133,12 @@ def test_a_second_start_neither_schedules_nor_compiles(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
     env = {**os.environ, "SPEC": "0", "CACHE_DIR": str(tmp_path / "cache")}
-    said = [subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, check=True).stdout.split() for _ in range(2)]
+    said = [
+        subprocess.run(
+            [sys.executable, str(script)], env=env, capture_output=True, text=True, check=True
+        ).stdout.split()
+        for _ in range(2)
+    ]
     misses, loaded, compiled = map(int, said[0])
     assert misses > 0 and loaded == 0 and compiled > 0
     assert said[1] == [str(misses), str(misses), "0"]

@@ -115,7 +115,9 @@ def test_a_chain_is_read_from_disk(tmp_path) -> None:  # type: ignore[no-untyped
 def test_what_others_read_stays_in_memory() -> None:
     x, y, z = stored(N, D), stored(N, D), stored(N, D)
     weights = (x @ y.T).softmax(-1).contiguous()
-    (call,) = [c for c in linear_of([weights @ z, weights]).src if c.src[0].op is Ops.CHAIN]  # weights are a result, scores are not
+    (call,) = [
+        c for c in linear_of([weights @ z, weights]).src if c.src[0].op is Ops.CHAIN
+    ]  # weights are a result, scores are not
     assert len(call.src[0].arg.temps) == 1
     np.testing.assert_allclose((weights @ z).numpy(), np.ones((N, D)), rtol=1e-5)
 
@@ -153,16 +155,24 @@ def test_columns_that_a_mask_leaves_out_are_not_computed() -> None:
     (call,) = linear_of(out).src
     rows = n // call.src[0].arg.blocks
     for kernel in call.src[0].src:
-        wide = [r.src[0] for r in kernel.toposort() if r.op is Ops.RANGE and sizes_at(r.src[0], call.src[0].arg.blocks - 1) == n]
+        wide = [
+            r.src[0]
+            for r in kernel.toposort()
+            if r.op is Ops.RANGE and sizes_at(r.src[0], call.src[0].arg.blocks - 1) == n
+        ]
         assert wide
         for size in wide:
-            assert [sizes_at(size, b) for b in range(n // rows)] == [-(-(b + 1) * rows // 64) * 64 for b in range(n // rows)]
+            assert [sizes_at(size, b) for b in range(n // rows)] == [
+                -(-(b + 1) * rows // 64) * 64 for b in range(n // rows)
+            ]
 
 
 @pytest.mark.parametrize(("n", "rows"), [(128, 64), (256, 64), (512, 128)])
 def test_blocks_that_a_mask_cuts_are_a_quarter_of_the_columns_or_as_many_as_are_cut_at_once(n: int, rows: int) -> None:
     x = stored(16 * 512 // n, n, 32)
-    (masked,), (whole,) = (linear_of(x.scaled_dot_product_attention(x, x, is_causal=causal)).src for causal in (True, False))
+    (masked,), (whole,) = (
+        linear_of(x.scaled_dot_product_attention(x, x, is_causal=causal)).src for causal in (True, False)
+    )
     assert (masked.src[0].arg.blocks, whole.src[0].arg.blocks) == (16 * 512 // rows, 16 * 512 // 128)
 
 

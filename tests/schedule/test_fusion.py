@@ -47,7 +47,10 @@ AT_MOST: dict[str, tuple[int, Program]] = {
     "variance": (2, lambda: stored(16, 16).var()),
     "two matmuls": (2, lambda: (stored(16, 8) @ stored(8, 16)).relu() @ stored(16, 4)),
     "cross entropy": (4, lambda: stored(8, 4).cross_entropy(Tensor([0, 1, 2, 3, 3, 2, 1, 0]))),
-    "attention": (5, lambda: stored(2, 8, 4).scaled_dot_product_attention(stored(2, 8, 4), stored(2, 8, 4), is_causal=True)),
+    "attention": (
+        5,
+        lambda: stored(2, 8, 4).scaled_dot_product_attention(stored(2, 8, 4), stored(2, 8, 4), is_causal=True),
+    ),
     "convolution and pooling": (2, lambda: stored(1, 1, 8, 8).conv2d(stored(2, 1, 3, 3)).relu().max_pool2d(2)),
     "argmax": (2, lambda: stored(8, 8).argmax(1)),
     "concatenation": (3, lambda: (stored(3, 4) + 1).cat(stored(2, 4)) * 2),
@@ -121,10 +124,19 @@ COLLAPSING: dict[str, tuple[Program, object]] = {
     "a broadcast value": (lambda: stored(4).reshape(4, 1).expand(4, N).sum(1), np.full(4, N)),
     "its max": (lambda: stored(4).reshape(4, 1).expand(4, N).amax(1), np.ones(4)),
     "a count below": (lambda: (Tensor.arange(N) < 5).where(3.0, 0.0).sum() + stored(1) * 0, [15.0]),
-    "a count by row": (lambda: (Tensor.arange(N).unsqueeze(0) <= Tensor.arange(N).unsqueeze(1)).where(1.0, 0.0).sum(1), np.arange(N) + 1),
-    "a count above": (lambda: (Tensor.arange(N).unsqueeze(0) > Tensor.arange(N).unsqueeze(1)).where(2.0, 0.0).sum(1), 2.0 * (N - 1 - np.arange(N))),
+    "a count by row": (
+        lambda: (Tensor.arange(N).unsqueeze(0) <= Tensor.arange(N).unsqueeze(1)).where(1.0, 0.0).sum(1),
+        np.arange(N) + 1,
+    ),
+    "a count above": (
+        lambda: (Tensor.arange(N).unsqueeze(0) > Tensor.arange(N).unsqueeze(1)).where(2.0, 0.0).sum(1),
+        2.0 * (N - 1 - np.arange(N)),
+    ),
     "one of a range": (lambda: (Tensor.arange(N).eq(3)).where(stored(N), 0.0).sum(), 1.0),
-    "a diagonal": (lambda: (Tensor.arange(N).unsqueeze(0).eq(Tensor.arange(N).unsqueeze(1))).where(stored(N, N), 0.0).sum(1), np.ones(N)),
+    "a diagonal": (
+        lambda: (Tensor.arange(N).unsqueeze(0).eq(Tensor.arange(N).unsqueeze(1))).where(stored(N, N), 0.0).sum(1),
+        np.ones(N),
+    ),
     "picked by index": (lambda: (I8[:4].unsqueeze(1).eq(Tensor.arange(N))).where(stored(4, N), 0.0).sum(1), np.ones(4)),
 }
 

@@ -145,9 +145,22 @@ def text_of(program: Callable[[], list[Tensor]]) -> str:
     for i, call in enumerate(linear.src):
         what = call.src[0]
         args = ", ".join(map(_argument, call.src[1:]))
-        parts.append((f"call {i}: {'kernel' if what.op is Ops.SINK else what.op.name} of {args}", show(what) if what.op in (Ops.SINK, Ops.CHAIN) else ""))
+        parts.append(
+            (
+                f"call {i}: {'kernel' if what.op is Ops.SINK else what.op.name} of {args}",
+                show(what) if what.op in (Ops.SINK, Ops.CHAIN) else "",
+            )
+        )
     plan = linear.arg
-    parts.append(("memory", "\n".join([f"pool {d}: {n} bytes" for d, n in plan.pools] + [f"#{uid}: {n} bytes at {at} of pool {p}" for uid, p, at, n in plan.offsets])))
+    parts.append(
+        (
+            "memory",
+            "\n".join(
+                [f"pool {d}: {n} bytes" for d, n in plan.pools]
+                + [f"#{uid}: {n} bytes at {at} of pool {p}" for uid, p, at, n in plan.offsets]
+            ),
+        )
+    )
     out, last = [], ""
     for title, text in parts:
         out.append(f"=== {title} ===\n{'(unchanged)' if text == last and text else text}".rstrip())
@@ -159,7 +172,9 @@ def text_of(program: Callable[[], list[Tensor]]) -> str:
 def test_golden(program: Callable[[], list[Tensor]]) -> None:
     path = FOLDER / f"{program.__name__}.txt"
     assert path.exists(), f"{path} is missing; write it with python -m tests.schedule.test_golden"
-    assert text_of(program) == path.read_text(), f"{path.name} differs; if that is wanted, write it again (see the top of {Path(__file__).name})"
+    assert text_of(program) == path.read_text(), (
+        f"{path.name} differs; if that is wanted, write it again (see the top of {Path(__file__).name})"
+    )
 
 
 def test_the_text_does_not_depend_on_what_ran_before() -> None:

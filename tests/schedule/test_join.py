@@ -16,7 +16,10 @@ RNG = np.random.default_rng(0)
 def padded_products(order: tuple[int, ...] = (0, 1, 2), widths: tuple[int, ...] = (3, 5, 4)) -> Tensor:
     """(6, 12): products of different widths, each padded to its place, added in some order."""
     starts = [sum(widths[:i]) for i in range(len(widths))]
-    parts = [(stored(6, 2) @ stored(2, n) * (i + 1)).pad(((0, 0), (starts[i], sum(widths) - starts[i] - n))) for i, n in enumerate(widths)]
+    parts = [
+        (stored(6, 2) @ stored(2, n) * (i + 1)).pad(((0, 0), (starts[i], sum(widths) - starts[i] - n)))
+        for i, n in enumerate(widths)
+    ]
     total = parts[order[0]]
     for i in order[1:]:
         total = total + parts[i]
@@ -28,7 +31,9 @@ def test_each_part_is_written_where_it_belongs(order: tuple[int, ...]) -> None:
     kernels = kernels_of(padded_products(order))
     assert len(kernels) == 3  # and none that adds them
     assert not any(u.op is Ops.WHERE for k in kernels for u in k.toposort())
-    np.testing.assert_array_equal(padded_products(order).numpy(), np.repeat([2.0, 4.0, 6.0], [3, 5, 4])[None].repeat(6, 0).astype(np.float32))
+    np.testing.assert_array_equal(
+        padded_products(order).numpy(), np.repeat([2.0, 4.0, 6.0], [3, 5, 4])[None].repeat(6, 0).astype(np.float32)
+    )
 
 
 def test_parts_that_overlap_leave_a_gap_or_are_no_reductions_are_added() -> None:
@@ -79,7 +84,9 @@ def test_a_chain_writes_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     for least, lengths in ((1 << 14, {5}), (1 << 40, set())):
         monkeypatch.setattr(chain, "SAVED_BYTES", least)
         with Context(SCACHE=0):
-            assert {len(call.src[0].src) for call in linear_of(gradient(x)).src if call.src[0].op is Ops.CHAIN} >= lengths
+            assert {
+                len(call.src[0].src) for call in linear_of(gradient(x)).src if call.src[0].op is Ops.CHAIN
+            } >= lengths
             assert bool(lengths) == any(call.src[0].op is Ops.CHAIN for call in linear_of(gradient(x)).src)
             found.append(gradient(x).numpy())
     np.testing.assert_array_equal(*found)

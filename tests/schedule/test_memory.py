@@ -153,7 +153,12 @@ def test_values_that_live_together_never_overlap(calls: list[UOp]) -> None:
     sizes = {b.arg.uid: nbytes_of(b) for c in calls for b in c.src[1:] if b.op is Ops.BUFFER}
     for uid, pool, offset, nbytes in plan.offsets:
         device, size = plan.pools[pool]
-        assert device == devices[uid] and nbytes == sizes[uid] and offset % ALIGN == 0 and 0 <= offset <= offset + nbytes <= size
+        assert (
+            device == devices[uid]
+            and nbytes == sizes[uid]
+            and offset % ALIGN == 0
+            and 0 <= offset <= offset + nbytes <= size
+        )
     for i, (a, pool_a, at_a, n_a) in enumerate(plan.offsets):
         for b, pool_b, at_b, n_b in plan.offsets[i + 1 :]:
             together = life[a][0] <= life[b][1] and life[b][0] <= life[a][1]
@@ -176,7 +181,9 @@ def test_the_plan_is_the_same_every_time() -> None:
     plans = set()
     for _ in range(3):
         with Context(SCACHE=0):
-            plan = linear_of((((stored(30, 30) @ stored(30, 30)).softmax() @ stored(30, 7)).relu() @ stored(7, 2)).sum(0)).arg
+            plan = linear_of(
+                (((stored(30, 30) @ stored(30, 30)).softmax() @ stored(30, 7)).relu() @ stored(7, 2)).sum(0)
+            ).arg
         assert isinstance(plan, MemoryPlan)
         plans.add(plan)
     assert len(plans) == 1

@@ -74,7 +74,9 @@ def test_what_reads_a_product_at_the_same_place_is_computed_with_it() -> None:
     assert len(kernel.src) == 2  # and h itself is not stored
     want = x.numpy() @ w.numpy()
     np.testing.assert_allclose(d.numpy(), want * want, rtol=1e-6)
-    np.testing.assert_allclose(a.numpy(), 0.5 * want * (1 + np.tanh(np.sqrt(2 / np.pi) * (want + 0.044715 * want**3))), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(
+        a.numpy(), 0.5 * want * (1 + np.tanh(np.sqrt(2 / np.pi) * (want + 0.044715 * want**3))), rtol=1e-5, atol=1e-7
+    )
 
 
 def test_an_optimiser_is_one_kernel_and_a_replay_sees_all_results() -> None:
@@ -181,14 +183,19 @@ def test_a_kernel_is_overtaken_by_what_waits_for_it_only_without_a_cycle() -> No
 
 
 def test_a_batch_norm_reads_its_images_once_for_the_statistics_and_twice_for_the_gradient() -> None:
-    x, g = (Tensor(np.random.default_rng(i).normal(size=(8, 4, 16, 16)).astype(np.float32)).realize().requires_grad_() for i in range(2))
+    x, g = (
+        Tensor(np.random.default_rng(i).normal(size=(8, 4, 16, 16)).astype(np.float32)).realize().requires_grad_()
+        for i in range(2)
+    )
     w, b = stored(4).requires_grad_(), stored(4).requires_grad_()
     y = x.batch_norm(None, None, w, b, training=True)
 
     def readers(outputs: list[Tensor], t: Tensor) -> int:
         sink, buffers = number_buffers(sink_of(outputs))
         slot = buffers.index(t.uop)
-        return sum(any(a.op is Ops.PARAM and a.arg.uid == slot for a in call.src[1:]) for call in create_linear(sink).src)
+        return sum(
+            any(a.op is Ops.PARAM and a.arg.uid == slot for a in call.src[1:]) for call in create_linear(sink).src
+        )
 
     assert readers([y], x) == 2
     gradients = y.gradient(x, w, b, gradient=g)

@@ -53,7 +53,11 @@ def test_an_offset_below_all_that_is_used_of_an_argument() -> None:
 
 
 def test_what_lies_before_a_constant_stays() -> None:
-    for kernel, offset in ((stored(8).flip(0) + 1, 0), (stored(8)[2:].pad((3, 0)) + 1, 0), (stored(8)[2:6].flip(0) + 1, 2)):
+    for kernel, offset in (
+        (stored(8).flip(0) + 1, 0),
+        (stored(8)[2:].pad((3, 0)) + 1, 0),
+        (stored(8)[2:6].flip(0) + 1, 2),
+    ):
         (call,) = linear_of(kernel).src
         assert offsets(call) == [0, offset]
 
@@ -77,7 +81,9 @@ def test_values(device: str) -> None:
     with Context(CHECK_OOB=1, VALIDATE_WITH_CPU=1):
         x, i = Tensor(a, device=device), Tensor(rows, device=device)
         np.testing.assert_array_equal((x[4:9][i] * 2).numpy(), a[4:9][rows] * 2)
-        np.testing.assert_array_equal((x[7:].flip(0).pad((0, 0, 2, 1)) * 2).numpy(), np.pad(a[7:][::-1], ((2, 1), (0, 0))) * 2)
+        np.testing.assert_array_equal(
+            (x[7:].flip(0).pad((0, 0, 2, 1)) * 2).numpy(), np.pad(a[7:][::-1], ((2, 1), (0, 0))) * 2
+        )
         np.testing.assert_array_equal((x[2:6, 1:3] + x[6:10, 2:4]).numpy(), a[2:6, 1:3] + a[6:10, 2:4])
         x[3:5].assign(x[4:6] * 2).realize()
         a[3:5] = a[4:6] * 2

@@ -32,7 +32,9 @@ def test_layers_that_are_alike_share_the_ast() -> None:
 
 def test_what_is_read_twice_is_another_form_than_two_buffers() -> None:
     x, y = stored(4), stored(4)
-    forms = [form_of(store_of(t))[0] for t in (x * y, x * x, y * x, x + y, stored(5) * stored(5), x.double() * y.double())]
+    forms = [
+        form_of(store_of(t))[0] for t in (x * y, x * x, y * x, x + y, stored(5) * stored(5), x.double() * y.double())
+    ]
     assert forms[0] == forms[2] and len(set(forms)) == 5
 
 
@@ -44,13 +46,18 @@ def test_other_numbers_are_another_form(a: float, b: float) -> None:
 
 
 def _full(value: float) -> UOp:
-    return UOp(Ops.EXPAND, dtypes.float32, (UOp(Ops.RESHAPE, dtypes.float32, (UOp.const(dtypes.float32, value),), (1,)),), (4,))
+    return UOp(
+        Ops.EXPAND, dtypes.float32, (UOp(Ops.RESHAPE, dtypes.float32, (UOp.const(dtypes.float32, value),), (1,)),), (4,)
+    )
 
 
 def test_views_and_symbolic_sizes_are_a_part_of_the_form() -> None:
     x = stored(8)
     n, m = Variable("n", 1, 8), Variable("m", 1, 8)
-    forms = {form_of(store_of(t))[0] for t in (x[:4] * 2, x[4:] * 2, x.flip(0)[:4] * 2, x[: n.bind(4)] * 2, x[: m.bind(4)] * 2)}
+    forms = {
+        form_of(store_of(t))[0]
+        for t in (x[:4] * 2, x[4:] * 2, x.flip(0)[:4] * 2, x[: n.bind(4)] * 2, x[: m.bind(4)] * 2)
+    }
     assert len(forms) == 5
 
 

@@ -29,10 +29,22 @@ ONE: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[np.ndarray, n
     "softmax": (lambda x, w: x.softmax(-1), lambda a, b: softmax(a)),
     "log_softmax": (lambda x, w: x.log_softmax(-1), lambda a, b: np.log(softmax(a))),
     "layer norm": (lambda x, w: x.layer_norm(40, w, w), lambda a, b: normed(a) * b + b),
-    "rms norm": (lambda x, w: x.rms_norm(40, w, eps=1e-5), lambda a, b: a / np.sqrt((a * a).mean(-1, keepdims=True) + 1e-5) * b),
-    "softmax of a scaled and masked row": (lambda x, w: (x * 0.3 + w).tril().softmax(-1), lambda a, b: softmax(np.tril(a * np.float32(0.3) + b))),
-    "a norm of rows": (lambda x, w: x / x.square().sum(1, keepdim=True).sqrt(), lambda a, b: a / np.linalg.norm(a, axis=1, keepdims=True)),
-    "two trailing dims": (lambda x, w: x.reshape(2, 3, 40) - x.reshape(2, 3, 40).mean((1, 2), keepdim=True), lambda a, b: (a.reshape(2, 3, 40) - a.reshape(2, 120).mean(1)[:, None, None])),
+    "rms norm": (
+        lambda x, w: x.rms_norm(40, w, eps=1e-5),
+        lambda a, b: a / np.sqrt((a * a).mean(-1, keepdims=True) + 1e-5) * b,
+    ),
+    "softmax of a scaled and masked row": (
+        lambda x, w: (x * 0.3 + w).tril().softmax(-1),
+        lambda a, b: softmax(np.tril(a * np.float32(0.3) + b)),
+    ),
+    "a norm of rows": (
+        lambda x, w: x / x.square().sum(1, keepdim=True).sqrt(),
+        lambda a, b: a / np.linalg.norm(a, axis=1, keepdims=True),
+    ),
+    "two trailing dims": (
+        lambda x, w: x.reshape(2, 3, 40) - x.reshape(2, 3, 40).mean((1, 2), keepdim=True),
+        lambda a, b: a.reshape(2, 3, 40) - a.reshape(2, 120).mean(1)[:, None, None],
+    ),
     "a loss of rows": (lambda x, w: (x.log_softmax(-1) * w).sum(1), lambda a, b: (np.log(softmax(a)) * b).sum(1)),
 }
 

@@ -40,7 +40,14 @@ def test_the_same_program_on_other_data_is_scheduled_once() -> None:
 def test_what_differs_is_scheduled_again() -> None:
     x = stored(5, 7)
     assert counted(x * 1.0625) == (1, 0)
-    for other in (x * 1.125, x.T * 1.0625, stored(5, 8) * 1.0625, x.double() * 1.0625, stored(5, 7, device="CPU:1") * 1.0625, x.shard(TWO, 0) * 1.0625):
+    for other in (
+        x * 1.125,
+        x.T * 1.0625,
+        stored(5, 8) * 1.0625,
+        x.double() * 1.0625,
+        stored(5, 7, device="CPU:1") * 1.0625,
+        x.shard(TWO, 0) * 1.0625,
+    ):
         assert counted(other) == (1, 0)
     y = stored(5, 7)
     assert counted(x + y * 1.0625) == (1, 0)
@@ -99,8 +106,18 @@ def item(name: int, writes: int, reads: dict[int, list[Item]], comm: bool = Fals
     target = buffer(writes)
     effect = UOp(Ops.STORE, dtypes.void, (target, UOp.const(dtypes.float32, float(name))))
     effect._cache["line"] = f"train.py:{name}"
-    what = UOp(Ops.ALLREDUCE, dtypes.float32, (), (Ops.ADD, 4, Members(TWO, (0, 1), (4, 4), name, f"train.py:{name}"))) if comm else UOp(Ops.SINK)
-    return Item(effect, what, [target], [target], [(buffer(b), frozenset(i.effect for i in after)) for b, after in reads.items()])
+    what = (
+        UOp(Ops.ALLREDUCE, dtypes.float32, (), (Ops.ADD, 4, Members(TWO, (0, 1), (4, 4), name, f"train.py:{name}")))
+        if comm
+        else UOp(Ops.SINK)
+    )
+    return Item(
+        effect,
+        what,
+        [target],
+        [target],
+        [(buffer(b), frozenset(i.effect for i in after)) for b, after in reads.items()],
+    )
 
 
 def test_a_read_comes_after_its_effects_and_a_write_after_older_reads() -> None:
@@ -109,7 +126,11 @@ def test_a_read_comes_after_its_effects_and_a_write_after_older_reads() -> None:
     overwrite = item(3, 10, {})
     new_reader = item(4, 12, {10: [first, overwrite]})
     overwrite.reads = [(buffer(10), frozenset({first.effect}))]  # a store into an assigned buffer
-    for items in ([first, overwrite, new_reader, old_reader], [first, old_reader, overwrite, new_reader], [first, new_reader, overwrite, old_reader]):
+    for items in (
+        [first, overwrite, new_reader, old_reader],
+        [first, old_reader, overwrite, new_reader],
+        [first, new_reader, overwrite, old_reader],
+    ):
         for i in items:
             i.after = set()
         out = order_items(items)
@@ -136,7 +157,9 @@ def test_communication_keeps_the_order_of_the_program() -> None:
 def test_a_cycle_is_an_error_that_names_the_lines() -> None:
     a = item(1, 10, {11: []})  # writes 10, reads the old 11
     b = item(2, 11, {10: []})  # writes 11, reads the old 10
-    with pytest.raises(RuntimeError, match=r"wait for each other: .* \(lines train\.py:1, train\.py:2\); .*old = t\.clone\(\)"):
+    with pytest.raises(
+        RuntimeError, match=r"wait for each other: .* \(lines train\.py:1, train\.py:2\); .*old = t\.clone\(\)"
+    ):
         order_items([a, b])
 
 
@@ -164,7 +187,9 @@ def test_any_order_keeps_what_each_reader_sees(data: st.DataObject) -> None:
 
 def test_a_reader_of_the_old_value_runs_before_the_write() -> None:
     x = stored(8)
-    readers = [x.flip(0) * (i + 2.0) for i in range(3)]  # at other elements than the write: one kernel, but not the writer's
+    readers = [
+        x.flip(0) * (i + 2.0) for i in range(3)
+    ]  # at other elements than the write: one kernel, but not the writer's
     x.assign(x + 100)
     linear = linear_of([x, *readers])  # the write is named first
     first, last = linear.src

@@ -85,7 +85,11 @@ def test_two_layers_in_one_buffer_are_updated_without_a_gradient_in_memory() -> 
     """The gradients need both layers' weights, through sums that are stored before any weight is written."""
     x, w = vectors(8, 128 + 16 + 256)
     old = w.numpy().astype(np.float64)
-    lower, bias, upper = w.shrink(((0, 128),)).reshape(16, 8), w.shrink(((128, 144),)), w.shrink(((144, 400),)).reshape(16, 16)
+    lower, bias, upper = (
+        w.shrink(((0, 128),)).reshape(16, 8),
+        w.shrink(((128, 144),)),
+        w.shrink(((144, 400),)).reshape(16, 16),
+    )
     h = ((lower * x).sum(1) + bias).relu()
     d = (upper * h).sum(1).reshape(16, 1) - 1
     below = ((upper * d).sum(0) * (h > 0).float()).reshape(16, 1)
@@ -109,7 +113,14 @@ def test_updates_that_need_each_other_are_updated_at_once() -> None:
     np.testing.assert_array_equal(w.numpy(), old - np.repeat(old[[128, 0]], 128))
 
 
-@pytest.mark.parametrize("optimiser", [lambda p: SGD(p, lr=0.1), lambda p: SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1, nesterov=True), lambda p: AdamW(p, lr=0.1)])
+@pytest.mark.parametrize(
+    "optimiser",
+    [
+        lambda p: SGD(p, lr=0.1),
+        lambda p: SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1, nesterov=True),
+        lambda p: AdamW(p, lr=0.1),
+    ],
+)
 def test_steps_of_one_sample_are_those_of_two_halves(optimiser: Callable[[Any], Any]) -> None:
     """One sample, and the same sample twice, whose gradients are products that are not computed again: equal steps up to rounding."""
     data = np.random.default_rng(0).normal(size=(1, 24)).astype(np.float32)

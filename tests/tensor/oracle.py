@@ -18,13 +18,17 @@ PAIRS: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
 )  # fmt: skip
 
 
-def numbers(rng: np.random.Generator, dtype: DType | str, shape: tuple[int, ...], low: float = -4, high: float = 4) -> np.ndarray:
+def numbers(
+    rng: np.random.Generator, dtype: DType | str, shape: tuple[int, ...], low: float = -4, high: float = 4
+) -> np.ndarray:
     """Values in [low, high] of both signs where the type has them; never a float 0."""
     d = to_dtype(dtype)
     if d.is_bool:
         return rng.integers(0, 2, shape).astype(bool)
     if d.is_int:
-        return rng.integers(int(low) if not d.is_unsigned else max(int(low), 0), int(high), shape, endpoint=True).astype(d.np)
+        return rng.integers(
+            int(low) if not d.is_unsigned else max(int(low), 0), int(high), shape, endpoint=True
+        ).astype(d.np)
     x = rng.uniform(low, high, shape)
     return np.asarray(np.where(np.abs(x) < 0.05, 0.05, x)).astype(d.np)
 
@@ -43,12 +47,16 @@ def check(got: Tensor, want: Any, rtol: float | None = None, atol: float | None 
     assert a.shape == want.shape and a.dtype == got.dtype.np
     if got.dtype.is_float:
         tolerance = FLOAT_TOLERANCE[got.dtype.itemsize] if rtol is None else rtol
-        np.testing.assert_allclose(a.astype(np.float64), want.astype(np.float64), rtol=tolerance, atol=tolerance if atol is None else atol)
+        np.testing.assert_allclose(
+            a.astype(np.float64), want.astype(np.float64), rtol=tolerance, atol=tolerance if atol is None else atol
+        )
     else:
         np.testing.assert_array_equal(a, want)
 
 
-def finite_difference(f: Callable[..., np.ndarray], arrays: list[np.ndarray], which: int, weight: np.ndarray, h: float = 1e-6) -> np.ndarray:
+def finite_difference(
+    f: Callable[..., np.ndarray], arrays: list[np.ndarray], which: int, weight: np.ndarray, h: float = 1e-6
+) -> np.ndarray:
     """d(sum(f * weight)) / d(arrays[which]) by central differences in float64."""
     out = np.zeros(arrays[which].shape)
     for at in np.ndindex(*arrays[which].shape):

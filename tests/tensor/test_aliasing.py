@@ -61,11 +61,19 @@ def aliases(f: Callable[..., Any], arrays: list[np.ndarray], how: str) -> set[st
     inputs, results = run()
     for t in inputs:
         mutate(t)
-    shown = {"in"} if any(not np.array_equal(o.numpy(), w, equal_nan=w.dtype.kind == "f") for o, w in zip(results, want)) else set()
+    shown = (
+        {"in"}
+        if any(not np.array_equal(o.numpy(), w, equal_nan=w.dtype.kind == "f") for o, w in zip(results, want))
+        else set()
+    )
     inputs, results = run()
     for o in results:
         mutate(o)
-    return shown | ({"out"} if any(not np.array_equal(t.numpy(), a, equal_nan=a.dtype.kind == "f") for t, a in zip(inputs, arrays)) else set())
+    return shown | (
+        {"out"}
+        if any(not np.array_equal(t.numpy(), a, equal_nan=a.dtype.kind == "f") for t, a in zip(inputs, arrays))
+        else set()
+    )
 
 
 HOW = st.sampled_from(["stored", "lazy", "written"])
@@ -383,8 +391,16 @@ OF_BOOLS: dict[str, Callable[[Tensor], Any]] = {
     "eq T": lambda x: x == Tensor(True),
 }
 
-FLOAT, INT, BOOL = np.arange(1.0, 7).reshape(2, 3, 1).astype(np.float32), np.arange(1, 7).reshape(2, 3, 1), np.array([[[True], [False], [True]]] * 2)
-CALLS = [(f"{a.dtype}: {name}", f, a) for table, a in ((OF_FLOATS, FLOAT), (OF_INTS, INT), (OF_BOOLS, BOOL)) for name, f in table.items()]
+FLOAT, INT, BOOL = (
+    np.arange(1.0, 7).reshape(2, 3, 1).astype(np.float32),
+    np.arange(1, 7).reshape(2, 3, 1),
+    np.array([[[True], [False], [True]]] * 2),
+)
+CALLS = [
+    (f"{a.dtype}: {name}", f, a)
+    for table, a in ((OF_FLOATS, FLOAT), (OF_INTS, INT), (OF_BOOLS, BOOL))
+    for name, f in table.items()
+]
 
 
 @pytest.mark.parametrize(("f", "a"), [c[1:] for c in CALLS], ids=[c[0] for c in CALLS])

@@ -72,7 +72,17 @@ def test_lazy_readers_see_the_value_of_their_time(read_first: bool) -> None:
     assert t.tolist() == [121, 144, 169]
 
 
-@pytest.mark.parametrize("same", [lambda t: t + 0, lambda t: t * 1, lambda t: t.clone(), lambda t: t.contiguous().clone(), lambda t: t[1:] * 1, lambda t: t.pad((1, 0))])
+@pytest.mark.parametrize(
+    "same",
+    [
+        lambda t: t + 0,
+        lambda t: t * 1,
+        lambda t: t.clone(),
+        lambda t: t.contiguous().clone(),
+        lambda t: t[1:] * 1,
+        lambda t: t.pad((1, 0)),
+    ],
+)
 def test_readers_that_simplify_to_the_tensor_itself(same) -> None:  # type: ignore[no-untyped-def]
     t = stored(1, 2, 3)
     before = same(t).tolist()
@@ -202,7 +212,11 @@ def test_writing_through_a_view_shows_in_all(name: str, hold: bool) -> None:
         of_tensor(t).assign(of_tensor(t) + 100)
     w = of_array(a)
     w += 100
-    assert (t.tolist(), other.tolist(), before.tolist()) == (a.tolist(), a[2:].tolist(), np.arange(20.0).reshape(4, 5).tolist())
+    assert (t.tolist(), other.tolist(), before.tolist()) == (
+        a.tolist(),
+        a[2:].tolist(),
+        np.arange(20.0).reshape(4, 5).tolist(),
+    )
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -284,7 +298,9 @@ def programs(draw):  # type: ignore[no-untyped-def]
     steps = []
     for _ in range(draw(st.integers(2, 9))):
         kind = draw(st.sampled_from(["assign", "assign", "slice", "view", "read", "keep", "realize"]))
-        steps.append((kind, draw(st.integers(0, 2)), draw(st.integers(0, 2)), draw(st.integers(0, 3)), draw(st.integers(1, 4))))
+        steps.append(
+            (kind, draw(st.integers(0, 2)), draw(st.integers(0, 2)), draw(st.integers(0, 3)), draw(st.integers(1, 4)))
+        )
     return steps
 
 

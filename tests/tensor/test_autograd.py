@@ -60,7 +60,10 @@ def test_no_grad_as_a_decorator_and_set_grad_enabled() -> None:
 
 def test_a_leaf_is_written_inside_no_grad_only() -> None:
     x = leaf(1, 2, 3)
-    with pytest.raises(RuntimeError, match=r"t\[\.\.\.\] = value: a leaf Variable that requires grad is being used in an in-place operation \(shape \(3,\)"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"t\[\.\.\.\] = value: a leaf Variable that requires grad is being used in an in-place operation \(shape \(3,\)",
+    ):
         x[0] = 5
     with Tensor.no_grad():
         x[0] = 5
@@ -188,7 +191,9 @@ def test_hessian_vector_product_of_a_network() -> None:
     (g,) = (Tensor(data) @ t).tanh().square().sum().gradient(t)
     (product,) = (g * Tensor(v)).sum().gradient(t)
     h = 1e-6
-    np.testing.assert_allclose(product.numpy(), (slope(w + h * v).numpy() - slope(w - h * v).numpy()) / (2 * h), atol=1e-6)
+    np.testing.assert_allclose(
+        product.numpy(), (slope(w + h * v).numpy() - slope(w - h * v).numpy()) / (2 * h), atol=1e-6
+    )
 
 
 # *** custom functions ***
@@ -282,7 +287,9 @@ def test_functions_that_are_wrong() -> None:
 
 def network(layers: int, width: int, devices: tuple[str, ...] | None = None) -> tuple[list[Tensor], Tensor]:
     rng = np.random.default_rng(0)
-    weights = [Tensor((rng.normal(size=(width, width)) / width**0.5).astype(np.float32), device=None) for _ in range(layers)]
+    weights = [
+        Tensor((rng.normal(size=(width, width)) / width**0.5).astype(np.float32), device=None) for _ in range(layers)
+    ]
     x = Tensor(rng.normal(size=(6, width)).astype(np.float32))
     if devices:
         weights, x = [w.shard(devices) for w in weights], x.shard(devices, axis=0)
@@ -381,5 +388,8 @@ def test_a_cache_written_at_a_symbolic_place_in_a_jit() -> None:
         cache[at] = (x @ w)[0]
         return cache[:n].sum(0).contiguous()
 
-    got = [step(Tensor(np.full((1, 4), i + 1, np.float32)), cache, position.bind(i), count.bind(i + 1)).numpy()[0] for i in range(5)]
+    got = [
+        step(Tensor(np.full((1, 4), i + 1, np.float32)), cache, position.bind(i), count.bind(i + 1)).numpy()[0]
+        for i in range(5)
+    ]
     assert got == [2, 6, 12, 20, 30]

@@ -80,7 +80,9 @@ def test_each_operator(name: str) -> None:
     use, low, high, what = USES[name]
     use(ints(low, high, 1)).numpy()
     for wrong in (low - 1, high + 1, 1 << 40):
-        with pytest.raises(IndexError, match=rf"^{what} {wrong} is out of range: .* are valid \(test_checking.py:\d+\)$"):
+        with pytest.raises(
+            IndexError, match=rf"^{what} {wrong} is out of range: .* are valid \(test_checking.py:\d+\)$"
+        ):
             use(ints(0, wrong, 1)).numpy()
     use(ints(low, high, 1)).numpy()  # told once
     with pytest.raises(IndexError, match=what):
@@ -139,7 +141,9 @@ def test_the_line_of_each_use_of_equal_graphs() -> None:
     for x in (a, b):
         with pytest.raises(IndexError) as told:
             x.numpy()
-        assert str(told.value).endswith(f"(test_checking.py:{test_the_line_of_each_use_of_equal_graphs.__code__.co_firstlineno + (2 if x is a else 3)})")
+        assert str(told.value).endswith(
+            f"(test_checking.py:{test_the_line_of_each_use_of_equal_graphs.__code__.co_firstlineno + (2 if x is a else 3)})"
+        )
 
 
 def test_in_a_function() -> None:
@@ -243,7 +247,9 @@ def counts(draw: Any) -> tuple[Tensor, np.ndarray]:
     n = draw(st.integers(1, 6))
     t, a = Tensor.arange(n).cast("int32"), np.arange(n, dtype=np.int32)
     for _ in range(draw(st.integers(1, 5))):
-        kind = draw(st.sampled_from(["add", "mul", "neg", "max", "min", "where", "pad", "cast", "and", "sub", "mod", "div"]))
+        kind = draw(
+            st.sampled_from(["add", "mul", "neg", "max", "min", "where", "pad", "cast", "and", "sub", "mod", "div"])
+        )
         c = draw(st.integers(-5, 9))
         if kind == "add":
             t, a = t + c, a + np.int32(c)

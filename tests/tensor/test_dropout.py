@@ -29,7 +29,15 @@ def test_the_method_follows_the_mode() -> None:
         assert (x.dropout(0.5).numpy() == 0).any()
 
 
-@pytest.mark.parametrize(("f", "shape"), [(F.dropout1d, (16, 32, 3)), (F.dropout2d, (16, 32, 3, 2)), (F.dropout3d, (16, 32, 2, 2, 2)), (F.dropout2d, (64, 3, 3))])
+@pytest.mark.parametrize(
+    ("f", "shape"),
+    [
+        (F.dropout1d, (16, 32, 3)),
+        (F.dropout2d, (16, 32, 3, 2)),
+        (F.dropout3d, (16, 32, 2, 2, 2)),
+        (F.dropout2d, (64, 3, 3)),
+    ],
+)
 def test_whole_channels(f: Callable[..., Tensor], shape: tuple[int, ...]) -> None:
     x = Tensor.ones(*shape)
     a = f(x, 0.5).numpy()
@@ -52,7 +60,10 @@ def test_in_place_and_gradient() -> None:
 
 def test_alpha_dropout_keeps_mean_and_variance() -> None:
     x = Tensor.randn(N)
-    for y in (F.alpha_dropout(x, 0.3, training=True), F.feature_alpha_dropout(x.reshape(N // 2, 2, 1), 0.3, training=True)):
+    for y in (
+        F.alpha_dropout(x, 0.3, training=True),
+        F.feature_alpha_dropout(x.reshape(N // 2, 2, 1), 0.3, training=True),
+    ):
         a = y.numpy()
         assert abs(a.mean()) < 0.05 and abs(a.std() - 1) < 0.05 and not np.array_equal(a, x.numpy())
     assert F.alpha_dropout(x, 0.3) is x
@@ -69,7 +80,19 @@ def test_gumbel_softmax() -> None:
     np.testing.assert_allclose(soft.sum(1), 1, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "args"), [("relu_", ()), ("leaky_relu_", (0.2,)), ("elu_", (0.7,)), ("selu_", ()), ("celu_", (1.3,)), ("hardtanh_", (-0.5, 0.5)), ("threshold_", (0.1, 3.0)), ("rrelu_", ())])
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("relu_", ()),
+        ("leaky_relu_", (0.2,)),
+        ("elu_", (0.7,)),
+        ("selu_", ()),
+        ("celu_", (1.3,)),
+        ("hardtanh_", (-0.5, 0.5)),
+        ("threshold_", (0.1, 3.0)),
+        ("rrelu_", ()),
+    ],
+)
 def test_activations_in_place(name: str, args: tuple[float, ...]) -> None:
     a = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
     x = Tensor(a).realize()
@@ -87,7 +110,9 @@ def test_embedding_bag(mode: str) -> None:
     f = {"sum": np.sum, "mean": np.mean, "max": np.max}[mode]
     w = Tensor(table, requires_grad=True)
     bags = F.embedding_bag(Tensor(index), w, Tensor(np.array([0, 2, 5])), mode=mode)
-    np.testing.assert_allclose(bags.numpy(), np.stack([f(table[index[a:b]], axis=0) for a, b in ((0, 2), (2, 5), (5, 6))]), rtol=1e-5)
+    np.testing.assert_allclose(
+        bags.numpy(), np.stack([f(table[index[a:b]], axis=0) for a, b in ((0, 2), (2, 5), (5, 6))]), rtol=1e-5
+    )
     rows = F.embedding_bag(Tensor(index.reshape(2, 3)), w, mode=mode)
     np.testing.assert_allclose(rows.numpy(), f(table[index.reshape(2, 3)], axis=1), rtol=1e-5)
     bags.sum().backward()

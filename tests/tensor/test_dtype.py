@@ -137,7 +137,11 @@ def test_limits_and_promotion_by_name() -> None:
     assert manygrad.finfo(dtypes.float8_e4m3fn).max == 448 and manygrad.iinfo("int8").min == -128
     with pytest.raises(TypeError, match="iinfo is of integer types, not float32; use finfo"):
         manygrad.iinfo("float32")
-    assert manygrad.can_cast("int64", "float16") and not manygrad.can_cast("float16", "int64") and not manygrad.can_cast("int8", "bool")
+    assert (
+        manygrad.can_cast("int64", "float16")
+        and not manygrad.can_cast("float16", "int64")
+        and not manygrad.can_cast("int8", "bool")
+    )
     assert manygrad.promote_types(dtypes.int8, dtypes.uint8) is dtypes.int16
     assert manygrad.result_type(Tensor([1]), 1.0) is dtypes.float32 and manygrad.result_type(1, 2.0) is dtypes.float32
 
@@ -157,4 +161,8 @@ def test_to_takes_a_type_a_device_or_a_tensor() -> None:
 def test_where_in_both_orders() -> None:
     x, c = Tensor([1.0, 2.0, 3.0]), Tensor([True, False, True])
     assert x.where(c, 0).tolist() == c.where(x, 0.0).tolist() == [1, 0, 3]
-    assert c.where(Tensor([False, True, True]), c).tolist() == [True, False, True]  # PyTorch's order where both are bool
+    assert c.where(Tensor([False, True, True]), c).tolist() == [
+        True,
+        False,
+        True,
+    ]  # PyTorch's order where both are bool

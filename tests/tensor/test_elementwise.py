@@ -33,7 +33,9 @@ def few(device: str, values: Any) -> Any:
 
 
 def trunc_div(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.trunc(a / b) if a.dtype.kind == "f" else (np.abs(a) // np.abs(b) * np.sign(a) * np.sign(b)).astype(a.dtype)
+    return (
+        np.trunc(a / b) if a.dtype.kind == "f" else (np.abs(a) // np.abs(b) * np.sign(a) * np.sign(b)).astype(a.dtype)
+    )
 
 
 BINARY: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[..., Any], list[str]]] = {
@@ -84,7 +86,17 @@ def test_binary_shapes(name: str, device: str) -> None:
 
 
 def test_mixed_types_compute_in_the_promoted_type(device: str) -> None:
-    for left, right in few(device, [("int32", "float32"), ("uint8", "int8"), ("bool", "int16"), ("float16", "float32"), ("int64", "float16"), ("bfloat16", "float16")]):
+    for left, right in few(
+        device,
+        [
+            ("int32", "float32"),
+            ("uint8", "int8"),
+            ("bool", "int16"),
+            ("float16", "float32"),
+            ("int64", "float16"),
+            ("bfloat16", "float16"),
+        ],
+    ):
         a, b = numbers(RNG, left, (6,)), numbers(RNG, right, (6,))
         kind = promote(to_dtype(left), to_dtype(right))
         got = Tensor(a) * Tensor(b)
@@ -168,7 +180,9 @@ def test_shifts(device: str) -> None:
 SPECIAL = np.array([0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, np.inf, -np.inf, np.nan], np.float32)
 
 
-@pytest.mark.parametrize("name", ["sqrt", "exp", "log", "reciprocal", "abs", "sign", "trunc", "floor", "ceil", "round", "square", "neg"])
+@pytest.mark.parametrize(
+    "name", ["sqrt", "exp", "log", "reciprocal", "abs", "sign", "trunc", "floor", "ceil", "round", "square", "neg"]
+)
 def test_special_values(name: str) -> None:
     f, g, *_ = UNARY[name]
     with np.errstate(all="ignore"):
@@ -259,7 +273,15 @@ def test_casts(device: str) -> None:
     check(Tensor([-1.7, 2.9]).cast("int32"), np.int32([-1, 2]))
     check(Tensor([300, -1]).cast("uint8"), np.uint8([44, 255]))
     check(Tensor([0.0, math.nan, -0.5]).bool(), np.array([False, True, True]))
-    for alias, kind in (("half", "float16"), ("bfloat16", "bfloat16"), ("float", "float32"), ("double", "float64"), ("int", "int32"), ("long", "int64"), ("bool", "bool")):
+    for alias, kind in (
+        ("half", "float16"),
+        ("bfloat16", "bfloat16"),
+        ("float", "float32"),
+        ("double", "float64"),
+        ("int", "int32"),
+        ("long", "int64"),
+        ("bool", "bool"),
+    ):
         assert getattr(Tensor([1.0]), alias)().dtype is to_dtype(kind)
 
 

@@ -17,7 +17,11 @@ far = Tensor(np.zeros((2, 3), np.float32), device="CPU:1")
 
 CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     # shapes
-    (lambda: x + y, ValueError, r"shapes \(2, 3\) and \(4, 5\) do not broadcast: dims \(2, 4\) differ and none of them is 1"),
+    (
+        lambda: x + y,
+        ValueError,
+        r"shapes \(2, 3\) and \(4, 5\) do not broadcast: dims \(2, 4\) differ and none of them is 1",
+    ),
     (lambda: (x > 0).where(y, 0), ValueError, r"shapes \(2, 3\) and \(4, 5\) and \(4, 5\) do not broadcast"),
     (lambda: x @ y, ValueError, r"matmul: \(2, 3\) @ \(4, 5\): inner dims 3 and 4 differ"),
     (lambda: x @ Tensor(1.0), ValueError, r"matmul: both operands need at least 1 dim, got \(2, 3\) and \(\)"),
@@ -25,11 +29,15 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: x.reshape(-1, 4), ValueError, r"reshape \(2, 3\) to \(-1, 4\): 6 elements do not divide by 4"),
     (lambda: x.reshape(-1, -1), ValueError, r"at most one dim can be -1"),
     (lambda: x.permute(0, 0), ValueError, r"permute\(0, 0\) does not name every dim of \(2, 3\) once"),
-    (lambda: x.expand(4, 3), ValueError, r"expand \(2, 3\) to \(4, 3\): a dim of 2 cannot become 4; only dims of size 1 expand"),
+    (
+        lambda: x.expand(4, 3),
+        ValueError,
+        r"expand \(2, 3\) to \(4, 3\): a dim of 2 cannot become 4; only dims of size 1 expand",
+    ),
     (lambda: x.expand(3), ValueError, r"expand \(2, 3\) to \(3,\): fewer dims than it has"),
     (lambda: x.shrink(((0, 3), (0, 3))), ValueError, r"shrink of \(2, 3\): \[0, 3\) is outside \[0, 2\]"),
     (lambda: x.pad((1, 2, 3)), ValueError, r"pad: \(1, 2, 3\) is not pairs for at most 2 dims"),
-    (lambda: x.pad((1, 1), mode="mirror"), ValueError, 'mode'),
+    (lambda: x.pad((1, 1), mode="mirror"), ValueError, "mode"),
     (lambda: x.cat(y), ValueError, r"cat along dim 0: \(4, 5\) does not fit \(2, 3\)"),
     (lambda: x.split([1, 3]), ValueError, r"split: sizes \[1, 3\] do not add up to dim 0 of \(2, 3\)"),
     (lambda: x.sum(2), IndexError, r"dim 2 is outside -2\.\.1 for shape \(2, 3\)"),
@@ -59,7 +67,11 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: Tensor(["a"]), TypeError, r"cannot make a tensor|NumPy dtype <U1 has no counterpart"),
     (lambda: x + "a", TypeError, r"cannot make a tensor of str"),
     # devices
-    (lambda: x + far, ValueError, r"operands are on different devices: \(2, 3\) on CPU:0 and \(2, 3\) on CPU:1; move one with \.to"),
+    (
+        lambda: x + far,
+        ValueError,
+        r"operands are on different devices: \(2, 3\) on CPU:0 and \(2, 3\) on CPU:1; move one with \.to",
+    ),
     (lambda: x @ far.T, ValueError, r"different devices"),
     (lambda: x.cat(far), ValueError, r"cat: the tensors are on different devices \['CPU:0', 'CPU:1'\]"),
     (lambda: (x > 0).where(far, 0), ValueError, r"where: operands are on different devices"),

@@ -19,11 +19,17 @@ from manygrad.tensor.uop.shape import numel
 from tests.schedule.programs import linear_of
 
 RNG = np.random.default_rng(0)
-SHAPES = [(2, 2, 1, 64, 64, 8, 8), (1, 2, 2, 48, 80, 8, 4), (1, 1, 1, 200, 200, 16, 16)]  # batch, heads of keys, queries' per key's, L, S, E, Ev
+SHAPES = [
+    (2, 2, 1, 64, 64, 8, 8),
+    (1, 2, 2, 48, 80, 8, 4),
+    (1, 1, 1, 200, 200, 16, 16),
+]  # batch, heads of keys, queries' per key's, L, S, E, Ev
 KINDS = ["none", "causal", "bools", "floats"]
 
 
-def expected(q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray, mask: np.ndarray | None, scale: float) -> list[np.ndarray]:
+def expected(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray, mask: np.ndarray | None, scale: float
+) -> list[np.ndarray]:
     """(out, dq, dk, dv, dmask), all heads in full."""
     s = q @ k.swapaxes(-1, -2) * scale
     if mask is not None:
@@ -38,7 +44,9 @@ def expected(q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray, mask: n
 
 def sample(shape: tuple[int, ...], kind: str) -> tuple[list[np.ndarray], np.ndarray | None]:
     b, h, group, n, m, e, ev = shape
-    arrays = [RNG.standard_normal(s) for s in ((b, h * group, n, e), (b, h, m, e), (b, h, m, ev), (b, h * group, n, ev))]
+    arrays = [
+        RNG.standard_normal(s) for s in ((b, h * group, n, e), (b, h, m, e), (b, h, m, ev), (b, h * group, n, ev))
+    ]
     if kind == "bools":
         mask = RNG.random((n, m)) > 0.5
         mask[3] = False  # a query that sees nothing
@@ -63,12 +71,22 @@ def small_chains(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-de
 @pytest.mark.parametrize("dtype, rtol", [("float64", 1e-9), ("float32", 5e-4)])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_values_and_gradients(shape: tuple[int, ...], kind: str, dtype: str, rtol: float, device: str, small_chains: None) -> None:
+def test_values_and_gradients(
+    shape: tuple[int, ...], kind: str, dtype: str, rtol: float, device: str, small_chains: None
+) -> None:
     found = check(shape, kind, *sample(shape, kind), dtype, rtol, device)
     assert any(c.src[0].op is Ops.CHAIN for c in found.src)
 
 
-def check(shape: tuple[int, ...], kind: str, arrays: list[np.ndarray], mask: np.ndarray | None, dtype: str, rtol: float, device: str) -> UOp:
+def check(
+    shape: tuple[int, ...],
+    kind: str,
+    arrays: list[np.ndarray],
+    mask: np.ndarray | None,
+    dtype: str,
+    rtol: float,
+    device: str,
+) -> UOp:
     """Values and gradients are right; gives their LINEAR."""
     group = shape[2]
     full = [np.repeat(x, group, 1) if i in (1, 2) else x for i, x in enumerate(arrays)]
@@ -92,7 +110,9 @@ def check(shape: tuple[int, ...], kind: str, arrays: list[np.ndarray], mask: np.
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[2], (1, 1, 1, 5, 70, 8, 8)], ids=str)  # (the last: fewer queries than keys are wide)
+@pytest.mark.parametrize(
+    "shape", [SHAPES[1], SHAPES[2], (1, 1, 1, 5, 70, 8, 8)], ids=str
+)  # (the last: fewer queries than keys are wide)
 def test_in_parts(shape: tuple[int, ...], kind: str, small_chains: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys, and queries, gone over 32 at a time; in the last row of the mask whole parts see nothing."""
     monkeypatch.setattr(flash, "PART", 32)
@@ -121,7 +141,13 @@ def test_no_array_of_queries_by_keys_is_in_memory(is_causal: bool) -> None:
     assert sum(c.src[0].op is Ops.CHAIN for c in linear.src) == 3  # forward, by queries, by keys
     assert all(numel(a.shape) < n * n // 8 for c in linear.src for a in c.src[1:])
     assert sum(nbytes for _, nbytes in linear.arg.pools) < n * n * 4
-    inside = [a for c in linear.src if c.src[0].op is Ops.CHAIN for i, a in enumerate(c.src[1:]) if i in {at for at, *_ in c.src[0].arg.temps}]
+    inside = [
+        a
+        for c in linear.src
+        if c.src[0].op is Ops.CHAIN
+        for i, a in enumerate(c.src[1:])
+        if i in {at for at, *_ in c.src[0].arg.temps}
+    ]
     assert inside and max(map(nbytes_of, inside)) <= chain.BLOCK_BYTES
 
 
@@ -138,7 +164,9 @@ def test_replayed_the_same_bits_and_on_two_devices_the_same_numbers() -> None:
         fn: Any = TinyJit(lambda *x: step(*x, is_causal=True)) if jit else lambda *x: step(*x, is_causal=True)
         for _ in range(3 if jit else 1):
             found = fn(*ts)
-            found[0].realize(*found[1:])  # in one schedule, as the jit does: apart, forward alone is fused and tiled otherwise
+            found[0].realize(
+                *found[1:]
+            )  # in one schedule, as the jit does: apart, forward alone is fused and tiled otherwise
         return [t.numpy() for t in found]
 
     want = run(None, False, False)

@@ -8,8 +8,30 @@ import pytest
 
 from manygrad import Context, Tensor, dtypes
 
-SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 448, 464, 465, 479, 1e5, 57344, 61439, 61440, 1e-9, 2.0**-9, 2.0**-10, 1.5 * 2.0**-9, 2.0**-16, 3 * 2.0**-17]
-VALUES = np.concatenate([np.random.default_rng(0).normal(0, 30, 500), 2.0 ** np.arange(-20, 18), SPECIAL]).astype(np.float32)
+SPECIAL = [
+    0.0,
+    -0.0,
+    np.inf,
+    -np.inf,
+    np.nan,
+    448,
+    464,
+    465,
+    479,
+    1e5,
+    57344,
+    61439,
+    61440,
+    1e-9,
+    2.0**-9,
+    2.0**-10,
+    1.5 * 2.0**-9,
+    2.0**-16,
+    3 * 2.0**-17,
+]
+VALUES = np.concatenate([np.random.default_rng(0).normal(0, 30, 500), 2.0 ** np.arange(-20, 18), SPECIAL]).astype(
+    np.float32
+)
 
 
 @pytest.mark.parametrize("device", ["CPU", "PYTHON"])
@@ -18,18 +40,27 @@ def test_casts_both_ways(name: str, device: str) -> None:
     with Context(DEVICE=device):
         want = VALUES.astype(getattr(ml_dtypes, name))
         stored = Tensor(VALUES).cast(name).realize()
-        assert stored.dtype is getattr(dtypes, name) and stored.nbytes == VALUES.size and stored.numpy().dtype == want.dtype
+        assert (
+            stored.dtype is getattr(dtypes, name)
+            and stored.nbytes == VALUES.size
+            and stored.numpy().dtype == want.dtype
+        )
         np.testing.assert_array_equal(stored.numpy().astype(np.float32), want.astype(np.float32))
         np.testing.assert_array_equal(Tensor(want).float().numpy(), want.astype(np.float32))
         every = np.arange(256, dtype=np.uint8).view(want.dtype)
         np.testing.assert_array_equal(Tensor(every).double().numpy(), every.astype(np.float64))
-        assert stored[:4].reshape(2, 2).T.pad((0, 1)).float().tolist() == [[*want[[0, 2]].astype(float), 0.0], [*want[[1, 3]].astype(float), 0.0]]
+        assert stored[:4].reshape(2, 2).T.pad((0, 1)).float().tolist() == [
+            [*want[[0, 2]].astype(float), 0.0],
+            [*want[[1, 3]].astype(float), 0.0],
+        ]
 
 
 def test_arithmetic_is_refused() -> None:
     x = Tensor([1.0, 2.0]).cast(dtypes.float8_e5m2)
     for wrong in (lambda: x + x, lambda: x * 2, lambda: x.exp(), lambda: x < x):
-        with pytest.raises(TypeError, match=r"of float8_e5m2: float8 is for storage; cast with .float\(\) or .bfloat16\(\) first"):
+        with pytest.raises(
+            TypeError, match=r"of float8_e5m2: float8 is for storage; cast with .float\(\) or .bfloat16\(\) first"
+        ):
             wrong()
     with pytest.raises(TypeError, match="float8_e5m2 and float32 have no common type"):
         x + Tensor([1.0, 2.0])

@@ -53,7 +53,9 @@ def test_gelu_and_erf_of_float32() -> None:
         np.testing.assert_allclose(got[near], want[near], rtol=error)
     np.testing.assert_allclose(got[x < -5], 0, atol=2e-6)
     assert got[x < -FAR].tolist() == [0] * int((x < -FAR).sum())
-    assert np.isnan(got[-1]) and normal_tail(Tensor([FAR])).item() > np.finfo(np.float32).tiny  # nothing underflows, which is slow
+    assert (
+        np.isnan(got[-1]) and normal_tail(Tensor([FAR])).item() > np.finfo(np.float32).tiny
+    )  # nothing underflows, which is slow
     want = np.array([math.erf(v) for v in wide])
     np.testing.assert_allclose(Tensor(x).erf().numpy(), want, rtol=3e-7)
 
@@ -61,7 +63,13 @@ def test_gelu_and_erf_of_float32() -> None:
 def test_small_values_keep_their_digits() -> None:
     x = np.float32([1e-30, 1e-6, -3e-5, 2e-4, -0.0])
     wide = x.astype(np.float64)
-    for name, want in (("log1p", np.log1p(wide)), ("expm1", np.expm1(wide)), ("tanh", np.tanh(wide)), ("erf", 2 / math.sqrt(math.pi) * wide), ("asinh", np.arcsinh(wide))):
+    for name, want in (
+        ("log1p", np.log1p(wide)),
+        ("expm1", np.expm1(wide)),
+        ("tanh", np.tanh(wide)),
+        ("erf", 2 / math.sqrt(math.pi) * wide),
+        ("asinh", np.arcsinh(wide)),
+    ):
         got = getattr(Tensor(x), name)()
         check(got, want.astype(np.float32), rtol=3e-7, atol=0)
         assert got.signbit().tolist()[-1] is True
@@ -95,7 +103,9 @@ def test_losses_of_the_half_types_keep_the_type_and_count_beyond_its_range() -> 
 
 def test_errors_of_losses() -> None:
     x = Tensor(np.zeros((5, 4)))
-    with pytest.raises(ValueError, match=r"cross_entropy: an input of shape \(5, 4\) needs targets of shape \(5,\), got \(4,\)"):
+    with pytest.raises(
+        ValueError, match=r"cross_entropy: an input of shape \(5, 4\) needs targets of shape \(5,\), got \(4,\)"
+    ):
         x.cross_entropy(Tensor([0, 1, 2, 3]))
     with pytest.raises(TypeError, match="targets are class numbers.*float32"):
         x.cross_entropy(Tensor([0.0] * 5))
@@ -108,7 +118,15 @@ def test_errors_of_losses() -> None:
 # *** convolution and pooling ***
 
 
-def conv(x: np.ndarray, w: np.ndarray, b: np.ndarray | None, s: tuple[int, ...], p: tuple[int, ...], d: tuple[int, ...], groups: int) -> np.ndarray:
+def conv(
+    x: np.ndarray,
+    w: np.ndarray,
+    b: np.ndarray | None,
+    s: tuple[int, ...],
+    p: tuple[int, ...],
+    d: tuple[int, ...],
+    groups: int,
+) -> np.ndarray:
     """Cross-correlation, position by position."""
     n = x.ndim - 2
     x = np.pad(x, ((0, 0), (0, 0), *((q, q) for q in p)))
@@ -144,35 +162,65 @@ def pair(x: int | tuple[int, int]) -> tuple[int, int]:
 def test_conv2d(case: tuple) -> None:
     shape, filters, s, p, d, groups = case
     x, w, b = numbers(RNG, "float64", shape), numbers(RNG, "float64", filters), numbers(RNG, "float64", filters[:1])
-    check(Tensor(x).conv2d(Tensor(w), Tensor(b), s, p, d, groups), conv(x, w, b, pair(s), pair(p), pair(d), groups), rtol=1e-10)
+    check(
+        Tensor(x).conv2d(Tensor(w), Tensor(b), s, p, d, groups),
+        conv(x, w, b, pair(s), pair(p), pair(d), groups),
+        rtol=1e-10,
+    )
 
 
 @pytest.mark.parametrize("spatial", [(9,), (4, 5, 3)])
 def test_conv_over_other_numbers_of_dims(spatial: tuple[int, ...]) -> None:
     n = len(spatial)
     x, w = numbers(RNG, "float64", (2, 3, *spatial)), numbers(RNG, "float64", (2, 3, *(2,) * n))
-    check(Tensor(x).conv2d(Tensor(w), stride=2, padding=1), conv(x, w, None, (2,) * n, (1,) * n, (1,) * n, 1), rtol=1e-10)
+    check(
+        Tensor(x).conv2d(Tensor(w), stride=2, padding=1), conv(x, w, None, (2,) * n, (1,) * n, (1,) * n, 1), rtol=1e-10
+    )
 
 
 def test_errors_of_convolution() -> None:
     x = Tensor(np.zeros((1, 3, 4, 4)))
-    with pytest.raises(ValueError, match=r"conv: input \(1, 3, 4, 4\) and weight \(2, 2, 3, 3\) with groups=1 do not fit; expected weight \(Cout, 3 // 1"):
+    with pytest.raises(
+        ValueError,
+        match=r"conv: input \(1, 3, 4, 4\) and weight \(2, 2, 3, 3\) with groups=1 do not fit; expected weight \(Cout, 3 // 1",
+    ):
         x.conv2d(Tensor(np.zeros((2, 2, 3, 3))))
-    with pytest.raises(ValueError, match=r"window \(5, 5\) \(dilation \(1, 1\)\) is larger than the input's \(4, 4\); add padding"):
+    with pytest.raises(
+        ValueError, match=r"window \(5, 5\) \(dilation \(1, 1\)\) is larger than the input's \(4, 4\); add padding"
+    ):
         x.conv2d(Tensor(np.zeros((2, 3, 5, 5))))
 
 
-def pool(x: np.ndarray, k: tuple[int, int], s: tuple[int, int], p: tuple[int, int], d: tuple[int, int], f: Callable, fill: float) -> np.ndarray:  # type: ignore[type-arg]
+def pool(
+    x: np.ndarray,
+    k: tuple[int, int],
+    s: tuple[int, int],
+    p: tuple[int, int],
+    d: tuple[int, int],
+    f: Callable,
+    fill: float,
+) -> np.ndarray:  # type: ignore[type-arg]
     x = np.pad(x, ((0, 0), (0, 0), *((q, q) for q in p)), constant_values=fill)
     outs = [(n - e * (j - 1) - 1) // t + 1 for n, j, t, e in zip(x.shape[2:], k, s, d)]
     out = np.zeros((*x.shape[:2], *outs), x.dtype)
     for i, j in np.ndindex(*outs):
-        window = x[:, :, i * s[0] : i * s[0] + d[0] * (k[0] - 1) + 1 : d[0], j * s[1] : j * s[1] + d[1] * (k[1] - 1) + 1 : d[1]]
+        window = x[
+            :, :, i * s[0] : i * s[0] + d[0] * (k[0] - 1) + 1 : d[0], j * s[1] : j * s[1] + d[1] * (k[1] - 1) + 1 : d[1]
+        ]
         out[:, :, i, j] = f(window, axis=(2, 3))
     return out
 
 
-POOLS = [(2, None, 0, 1), (3, 1, 0, 1), (3, 2, 1, 1), (2, 1, 1, 1), ((2, 3), (1, 2), (0, 1), 1), (2, 2, 0, 2), (1, 2, 0, 1), (2, 2, 1, 1)]
+POOLS = [
+    (2, None, 0, 1),
+    (3, 1, 0, 1),
+    (3, 2, 1, 1),
+    (2, 1, 1, 1),
+    ((2, 3), (1, 2), (0, 1), 1),
+    (2, 2, 0, 2),
+    (1, 2, 0, 1),
+    (2, 2, 1, 1),
+]
 
 
 @pytest.mark.parametrize("case", POOLS, ids=str)
@@ -201,8 +249,16 @@ def test_attention() -> None:
     check(Tensor(q).scaled_dot_product_attention(Tensor(k), Tensor(v), is_causal=True), softmax(causal) @ v, rtol=1e-10)
     mask, bias = RNG.integers(0, 2, (5, 6)).astype(bool), numbers(RNG, "float64", (5, 6))
     mask[:, 0] = True
-    check(Tensor(q).scaled_dot_product_attention(Tensor(k), Tensor(v), Tensor(mask)), softmax(np.where(mask, scores, -np.inf)) @ v, rtol=1e-10)
-    check(Tensor(q).scaled_dot_product_attention(Tensor(k), Tensor(v), Tensor(bias)), softmax(scores + bias) @ v, rtol=1e-10)
+    check(
+        Tensor(q).scaled_dot_product_attention(Tensor(k), Tensor(v), Tensor(mask)),
+        softmax(np.where(mask, scores, -np.inf)) @ v,
+        rtol=1e-10,
+    )
+    check(
+        Tensor(q).scaled_dot_product_attention(Tensor(k), Tensor(v), Tensor(bias)),
+        softmax(scores + bias) @ v,
+        rtol=1e-10,
+    )
     with pytest.raises(ValueError, match="attn_mask or is_causal, not both"):
         Tensor(q).scaled_dot_product_attention(Tensor(k), Tensor(v), Tensor(mask), is_causal=True)
 

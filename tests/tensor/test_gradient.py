@@ -140,7 +140,10 @@ CONTRACTIONS: dict[str, tuple[Fn, list[tuple[int, ...]]]] = {
     "linear": (lambda x, w, b: x.linear(w, b), [(2, 3), (4, 3), (4,)]),
     "einsum": (lambda x, y: x.einsum("bi,bj->ij", y), [(2, 3), (2, 2)]),
     "layer_norm": (lambda x, w, b: x.layer_norm(3, w, b), [(2, 3), (3,), (3,)]),
-    "attention": (lambda q, k, v: q.scaled_dot_product_attention(k, v, is_causal=True), [(1, 3, 2), (1, 3, 2), (1, 3, 2)]),
+    "attention": (
+        lambda q, k, v: q.scaled_dot_product_attention(k, v, is_causal=True),
+        [(1, 3, 2), (1, 3, 2), (1, 3, 2)],
+    ),
     "conv": (lambda x, w, b: x.conv2d(w, b), [(1, 2, 4, 4), (2, 2, 3, 3), (2,)]),
     "conv strided": (lambda x, w: x.conv2d(w, stride=2, padding=1), [(1, 2, 5, 4), (2, 2, 3, 3)]),
     "conv dilated": (lambda x, w: x.conv2d(w, dilation=2, padding=(2, 1)), [(1, 1, 5, 5), (1, 1, 2, 3)]),
@@ -176,7 +179,11 @@ def test_random_programs(draw: st.DataObject) -> None:
     """A few ops, values used more than once."""
     fs = [lambda a, b: a * b, lambda a, b: (a - b).exp() * 0.1, lambda a, b: a.sum(0, keepdim=True) * b, lambda a, b: a.T.reshape(b.shape) + b,
           lambda a, b: a.softmax(-1) * b.amax(1, keepdim=True), lambda a, b: (a @ b.T) @ a, lambda a, b: a.flip(0) / (b * b + 1)]  # fmt: skip
-    program = draw.draw(st.lists(st.tuples(st.sampled_from(range(len(fs))), st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=5))
+    program = draw.draw(
+        st.lists(
+            st.tuples(st.sampled_from(range(len(fs))), st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=5
+        )
+    )
 
     def f(x: Tensor, y: Tensor) -> Tensor:
         values = [x, y]
@@ -254,7 +261,9 @@ def test_detach_stops_the_flow() -> None:
         (Tensor([1.0]) * 2).sum().backward()
 
 
-@pytest.mark.parametrize("look", [lambda t: t.sum().item(), lambda t: t.realize(), lambda t: t.numpy(), lambda t: t.tolist()])
+@pytest.mark.parametrize(
+    "look", [lambda t: t.sum().item(), lambda t: t.realize(), lambda t: t.numpy(), lambda t: t.tolist()]
+)
 def test_backward_after_the_value_was_read(look: Callable[[Tensor], object]) -> None:
     w = Tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
     h = (Tensor([[1.0, 1.0]]) @ w).relu()
@@ -318,7 +327,10 @@ def test_backward_through_what_was_overwritten_is_an_error() -> None:
     for written in (x, w):
         h = (w * x * x).realize()
         written.assign(written + 1).realize()
-        with pytest.raises(RuntimeError, match=r"a value of shape \(2,\) was computed and then what it was computed from was overwritten"):
+        with pytest.raises(
+            RuntimeError,
+            match=r"a value of shape \(2,\) was computed and then what it was computed from was overwritten",
+        ):
             h.sum().backward()
         assert w.grad is None
     (w * x).sum().backward()  # computed again, it is fine
@@ -377,7 +389,9 @@ def test_a_tie_of_max_shares_the_gradient_and_relu_has_none_at_zero() -> None:
 
 def test_errors() -> None:
     x = Tensor([1.0, 2.0], requires_grad=True)
-    with pytest.raises(ValueError, match=r"backward\(\) starts at a scalar, this tensor has shape \(2,\); sum it, or pass gradient="):
+    with pytest.raises(
+        ValueError, match=r"backward\(\) starts at a scalar, this tensor has shape \(2,\); sum it, or pass gradient="
+    ):
         x.backward()
     with pytest.raises(TypeError, match=r"backward\(\) needs a float tensor, this one is int64"):
         x.cast("int64").sum().backward()

@@ -48,7 +48,9 @@ def indexed(draw: Any, arrays: bool = True) -> tuple[tuple[int, ...], tuple[Any,
             edge = st.none() | st.integers(-n - 2, n + 2)
             index.append(slice(draw(edge), draw(edge), draw(st.sampled_from([None, 1, 2, 3, -1, -2, -3]))))
         else:
-            dims = tuple(draw(st.sampled_from([1, d])) for d in common[draw(st.integers(0, len(common))) :]) or (draw(st.integers(1, 3)) if not common else common[-1],)
+            dims = tuple(draw(st.sampled_from([1, d])) for d in common[draw(st.integers(0, len(common))) :]) or (
+                draw(st.integers(1, 3)) if not common else common[-1],
+            )
             size = int(np.prod(dims))
             index.append(np.array(draw(st.lists(st.integers(-n, n - 1), min_size=size, max_size=size))).reshape(dims))
     if ellipsis == used:
@@ -127,7 +129,13 @@ def test_writing(case: tuple[tuple[int, ...], tuple[Any, ...]], kind: str) -> No
     positions = np.arange(a.size).reshape(shape)[basic][advanced].reshape(-1)
     want = a.copy()
     want.reshape(-1)[positions] = np.broadcast_to(value, picked.shape).reshape(-1)
-    t[of_tensors(index)] = Tensor(a)[of_tensors(index)] * 10 if kind == "self" else Tensor(value) if isinstance(value, np.ndarray) else value
+    t[of_tensors(index)] = (
+        Tensor(a)[of_tensors(index)] * 10
+        if kind == "self"
+        else Tensor(value)
+        if isinstance(value, np.ndarray)
+        else value
+    )
     if len(set(positions.tolist())) == positions.size or kind in ("number", "self"):
         check(t, want)
     else:
@@ -226,7 +234,9 @@ def test_gradients_go_through_writes() -> None:
     y = x * 2
     y[Tensor([0])] = w
     y.square().sum().backward()
-    assert x.grad is not None and w.grad is not None and (x.grad.tolist(), w.grad.tolist()) == ([0.0, 16.0, 24.0], [14.0])
+    assert (
+        x.grad is not None and w.grad is not None and (x.grad.tolist(), w.grad.tolist()) == ([0.0, 16.0, 24.0], [14.0])
+    )
 
 
 def test_scatter_reductions_share_gradients_among_equals_and_zeros() -> None:
@@ -266,14 +276,22 @@ def test_errors() -> None:
         with pytest.raises(IndexError, match=message):
             t[index]
     for call, error, message in [
-        (lambda: t.gather(0, Tensor([0])), ValueError, r"gather: index has 1 dims, the tensor 2; shapes \(1,\) and \(3, 4\)"),
+        (
+            lambda: t.gather(0, Tensor([0])),
+            ValueError,
+            r"gather: index has 1 dims, the tensor 2; shapes \(1,\) and \(3, 4\)",
+        ),
         (lambda: t.gather(0, Tensor([[0] * 5])), ValueError, r"larger than the tensor, \(3, 4\), in dim 1"),
         (lambda: t.gather(0, Tensor([[0.5]])), TypeError, "must be of integers, not float32"),
         (lambda: t.scatter(0, Tensor([[0]])), TypeError, "pass src, a tensor or a number"),
         (lambda: t.scatter(0, Tensor([[0]]), 1, reduce="max"), ValueError, "scatter_reduce knows more"),
         (lambda: t.scatter_add(0, Tensor([[0]]), Tensor([[1.0]])), TypeError, "src is float32, the tensor int64"),
         (lambda: t.scatter_reduce(0, Tensor([[0]]), t, "max"), ValueError, "reduce is one of"),
-        (lambda: t.index_add(0, Tensor([0]), t), ValueError, r"1 slices along dim 0 of \(3, 4\) have shape \(1, 4\), source \(3, 4\)"),
+        (
+            lambda: t.index_add(0, Tensor([0]), t),
+            ValueError,
+            r"1 slices along dim 0 of \(3, 4\) have shape \(1, 4\), source \(3, 4\)",
+        ),
         (lambda: t.masked_select(t), TypeError, "the mask must be bool, not int64"),
         (lambda: t.one_hot(0), ValueError, "num_classes must be positive"),
         (lambda: t.put(Tensor([0]), t), ValueError, "1 positions and 12 values"),

@@ -25,7 +25,9 @@ def test_the_type_stays() -> None:
     t = Tensor([1, 2, 3])
     assert t.mul_(Tensor([2, 2, 2], dtype="int8")).dtype is t.dtype
     assert Tensor([1.0, 3.0]).gt_(2).tolist() == [0, 1]  # a bool can be written as a float
-    with pytest.raises(TypeError, match="div_: the result is float32 and cannot be written in place of int64; use x = x.div"):
+    with pytest.raises(
+        TypeError, match="div_: the result is float32 and cannot be written in place of int64; use x = x.div"
+    ):
         t.div_(2)
     with pytest.raises(ValueError, match=r"add_: the result has shape \(2, 3\), but it is written in place of \(3,\)"):
         t.add_(Tensor([[1], [2]]))
@@ -41,7 +43,10 @@ def test_views_in_place_change_the_shape() -> None:
 
 def test_a_leaf_is_written_only_without_gradients() -> None:
     w = Tensor([1.0, 2.0]).realize().requires_grad_()
-    with pytest.raises(RuntimeError, match=r"sub_: a leaf Variable that requires grad is being used in an in-place operation .*; write to it under no_grad\(\)"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"sub_: a leaf Variable that requires grad is being used in an in-place operation .*; write to it under no_grad\(\)",
+    ):
         w -= 1
     with no_grad():
         w -= 1

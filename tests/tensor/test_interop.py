@@ -91,7 +91,10 @@ def test_buffers_and_lists_in() -> None:
     assert Tensor([Tensor(1.0), [2.0][0], Tensor([3.0])[0]]).tolist() == [1, 2, 3]
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="memoryview(t) needs Python 3.12 (PEP 688); np.asarray(t, copy=False) works everywhere")
+@pytest.mark.skipif(
+    sys.version_info < (3, 12),
+    reason="memoryview(t) needs Python 3.12 (PEP 688); np.asarray(t, copy=False) works everywhere",
+)
 def test_memoryview() -> None:
     t = Tensor([1.0, 2.0]).realize()
     assert memoryview(t).tolist() == [1.0, 2.0]  # type: ignore[arg-type]

@@ -20,8 +20,13 @@ AVERAGING = {"linear": 1, "bilinear": 2, "bicubic": 2, "trilinear": 3, "area": 2
 def test_bytes_are_rounded_to_the_nearest(data: st.DataObject) -> None:
     """Also where bicubic overshoots 0..255. (A value within rounding errors of a half goes either way.)"""
     rng = np.random.default_rng(data.draw(st.integers(0, 1 << 20)))
-    x = rng.choice(np.array([0, 255, *rng.integers(0, 256, 4)]), (1, 2, data.draw(st.integers(2, 6)), data.draw(st.integers(2, 6)))).astype(np.uint8)
-    options: dict[str, Any] = {"mode": data.draw(st.sampled_from(["bilinear", "bicubic"])), "size": tuple(data.draw(st.integers(1, 9)) for _ in range(2))}
+    x = rng.choice(
+        np.array([0, 255, *rng.integers(0, 256, 4)]), (1, 2, data.draw(st.integers(2, 6)), data.draw(st.integers(2, 6)))
+    ).astype(np.uint8)
+    options: dict[str, Any] = {
+        "mode": data.draw(st.sampled_from(["bilinear", "bicubic"])),
+        "size": tuple(data.draw(st.integers(1, 9)) for _ in range(2)),
+    }
     options |= data.draw(st.sampled_from([{}, {"align_corners": True}, {"antialias": True}]))
     with Context(DEVICE=data.draw(st.sampled_from(["PYTHON", "CPU"]))):
         got = nn.functional.interpolate(Tensor(x), **options)

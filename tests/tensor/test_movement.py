@@ -98,7 +98,12 @@ def test_reshape_infers_a_dim_and_keeps_dims() -> None:
 @pytest.mark.parametrize("value", [0.0, 2.5, -np.inf])
 def test_pad(value: float) -> None:
     a = count(2, 3).astype(np.float32)
-    for torch_style, pairs in [((1, 2), ((0, 0), (1, 2))), ((1, 0, 0, 2), ((0, 2), (1, 0))), (((1, 1), (0, 2)), ((1, 1), (0, 2))), (((1, 0), None), ((1, 0), (0, 0)))]:
+    for torch_style, pairs in [
+        ((1, 2), ((0, 0), (1, 2))),
+        ((1, 0, 0, 2), ((0, 2), (1, 0))),
+        (((1, 1), (0, 2)), ((1, 1), (0, 2))),
+        (((1, 0), None), ((1, 0), (0, 0))),
+    ]:
         check(Tensor(a).pad(torch_style, value=value), np.pad(a, pairs, constant_values=value))
     check(Tensor(a).pad((-1, 2), value=value), np.pad(a[:, 1:], ((0, 0), (0, 2)), constant_values=value))
     check(Tensor(a).pad((-1, -1, -1, 0)), a[1:, 1:2])
@@ -123,7 +128,10 @@ def test_cat_of_computed_values_and_of_cats() -> None:
 
 def test_triangles_leave_nothing_of_what_they_cut_off() -> None:
     assert Tensor([[np.inf, np.nan], [1.0, np.nan]]).triu(1).tolist()[1] == [0.0, 0.0]
-    assert Tensor.tril_indices(2, 3, 1).tolist() == [[0, 0, 1, 1, 1], [0, 1, 0, 1, 2]] and Tensor.triu_indices(3, 2, -1, dtype="int32").dtype is dtypes.int32
+    assert (
+        Tensor.tril_indices(2, 3, 1).tolist() == [[0, 0, 1, 1, 1], [0, 1, 0, 1, 2]]
+        and Tensor.triu_indices(3, 2, -1, dtype="int32").dtype is dtypes.int32
+    )
     assert Tensor.triu_indices(2, 2, 5).shape == (2, 0)
 
 
@@ -185,7 +193,7 @@ def test_errors() -> None:
         (lambda: t.unfold(1, 4, 1), ValueError, "the size must be at most 3"),
         (lambda: t.as_strided((3,), (3,)), ValueError, "reach element 6 of 6"),
         (lambda: t.diagonal(0, 1, -1), ValueError, "dim1 and dim2 are both 1"),
-        (lambda: t.pad((1, 1), "mirror"), ValueError, 'not \'mirror\''),
+        (lambda: t.pad((1, 1), "mirror"), ValueError, "not 'mirror'"),
         (lambda: t.pad((3, 0), "reflect"), ValueError, "needs a dim larger than that"),
         (lambda: t.repeat(2), ValueError, "for each dim"),
         (lambda: t.roll((1, 2), 0), ValueError, "2 shifts for 1 dims"),
@@ -196,7 +204,9 @@ def test_errors() -> None:
             call()
 
 
-@pytest.mark.parametrize("size, k, s, d", [(7, 3, 1, 1), (7, 3, 2, 1), (9, 2, 3, 2), (5, 5, 1, 1), (6, 1, 4, 1), (8, 3, 1, 3), (4, 2, 2, 1)])
+@pytest.mark.parametrize(
+    "size, k, s, d", [(7, 3, 1, 1), (7, 3, 2, 1), (9, 2, 3, 2), (5, 5, 1, 1), (6, 1, 4, 1), (8, 3, 1, 3), (4, 2, 2, 1)]
+)
 def test_windows(size: int, k: int, s: int, d: int) -> None:
     """Every window of a sliding one, along both dims, as views."""
     a = count(2, size, size + 2)
@@ -206,7 +216,9 @@ def test_windows(size: int, k: int, s: int, d: int) -> None:
         want[:, i, j, p, q] = a[:, i * s + p * d, j * s + q * d]
     t = Tensor(a).unfold_windows((k, k), (s, s), (d, d))
     check(t, want)
-    assert all(u.op in (Ops.BUFFER, Ops.RESHAPE, Ops.EXPAND, Ops.SHRINK, Ops.PAD, Ops.PERMUTE) for u in t.uop.toposort())
+    assert all(
+        u.op in (Ops.BUFFER, Ops.RESHAPE, Ops.EXPAND, Ops.SHRINK, Ops.PAD, Ops.PERMUTE) for u in t.uop.toposort()
+    )
 
 
 def test_ranges() -> None:
@@ -253,9 +265,26 @@ def test_data_from_everywhere() -> None:
 
 def test_what_a_tensor_says_of_itself() -> None:
     t = Tensor(count(2, 3))
-    assert (t.shape, t.ndim, t.numel(), t.size(), t.size(-1), len(t), t.nbytes, t.element_size()) == ((2, 3), 2, 6, (2, 3), 3, 2, 24, 4)
-    assert repr(t) == "<Tensor [2, 3] int32 on PYTHON:0, realized>" and repr(t + 1) == "<Tensor [2, 3] int32 on PYTHON:0, lazy>"
-    assert (float(Tensor([1.5])), int(Tensor([[3]])), bool(Tensor([0.0])), [10, 20, 30][Tensor(1)]) == (1.5, 3, False, 20)
+    assert (t.shape, t.ndim, t.numel(), t.size(), t.size(-1), len(t), t.nbytes, t.element_size()) == (
+        (2, 3),
+        2,
+        6,
+        (2, 3),
+        3,
+        2,
+        24,
+        4,
+    )
+    assert (
+        repr(t) == "<Tensor [2, 3] int32 on PYTHON:0, realized>"
+        and repr(t + 1) == "<Tensor [2, 3] int32 on PYTHON:0, lazy>"
+    )
+    assert (float(Tensor([1.5])), int(Tensor([[3]])), bool(Tensor([0.0])), [10, 20, 30][Tensor(1)]) == (
+        1.5,
+        3,
+        False,
+        20,
+    )
     assert type(Tensor(2).item()) is int and type(Tensor(2.5).item()) is float and Tensor(True).item() is True
     assert np.asarray(t).tolist() == count(2, 3).tolist()
 

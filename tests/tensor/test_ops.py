@@ -26,7 +26,9 @@ CASES: list[Case] = [
 EVERY = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 DIFFERENTIABLE = pytest.mark.parametrize("case", [c for c in CASES if c.grad], ids=lambda c: c.name)
 ZERO_BY_DEFINITION = {"functional.embedding[padding_idx]"}  # the padding row gets none
-NOT_COMPARED = pytest.mark.parametrize("case", [c for c in CASES if not c.grad and c.name not in ZERO_BY_DEFINITION], ids=lambda c: c.name)
+NOT_COMPARED = pytest.mark.parametrize(
+    "case", [c for c in CASES if not c.grad and c.name not in ZERO_BY_DEFINITION], ids=lambda c: c.name
+)
 SHARDED = pytest.mark.parametrize("case", [c for c in CASES if c.shard], ids=lambda c: c.name)
 LOOSE = {"float16": 2e-2, "bfloat16": 6e-2, "float32": 4e-6, "float64": 1e-11}
 
@@ -118,7 +120,9 @@ def test_a_gradient_is_not_zero_without_a_word(case: Case, data: st.DataObject) 
     with Context(DEVICE="PYTHON"):
         tensors = [Tensor(a, requires_grad=a.dtype.kind == "f") for a in arrays]
         results = [r for r in flat(case.run(MANYGRAD, tensors, sample)) if isinstance(r, Tensor) and r.dtype.is_float]
-        if not trained or len(results) != len(weights):  # (nothing is computed from floats, or NumPy and PyTorch give different types)
+        if not trained or len(results) != len(
+            weights
+        ):  # (nothing is computed from floats, or NumPy and PyTorch give different types)
             return
         total = sum(((r * Tensor(w)).sum() for r, w in zip(results, weights)), Tensor(0.0, dtype="float64"))
         try:
@@ -129,10 +133,14 @@ def test_a_gradient_is_not_zero_without_a_word(case: Case, data: st.DataObject) 
     for i, g in zip(trained, got):
         if not g.any():
             want = differences(oracle, arrays, i, weights)
-            assert not ((np.abs(want) > 1e-3) & (np.abs(want) < 1e3)).any(), f"zero, the differences of argument {i} are {want}"
+            assert not ((np.abs(want) > 1e-3) & (np.abs(want) < 1e3)).any(), (
+                f"zero, the differences of argument {i} are {want}"
+            )
 
 
-def differences(oracle: Any, arrays: list[np.ndarray], which: int, weights: list[np.ndarray], h: float = 1e-6) -> np.ndarray:
+def differences(
+    oracle: Any, arrays: list[np.ndarray], which: int, weights: list[np.ndarray], h: float = 1e-6
+) -> np.ndarray:
     out = np.zeros(arrays[which].shape)
     for at in np.ndindex(*arrays[which].shape):
         up, down = [a.copy() for a in arrays], [a.copy() for a in arrays]

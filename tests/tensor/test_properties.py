@@ -10,20 +10,48 @@ from manygrad import Context, GlobalCounters, Tensor, dtypes
 
 def test_sizes_and_strides() -> None:
     t = Tensor.zeros(2, 3, 4)
-    assert (t.ndim, t.dim(), t.ndimension(), t.numel(), t.nelement(), t.size(), t.size(-1)) == (3, 3, 3, 24, 24, (2, 3, 4), 4)
-    assert (t.element_size(), t.itemsize, t.nbytes, t.stride(), t.stride(1), t.storage_offset()) == (4, 4, 96, (12, 4, 1), 4, 0)
+    assert (t.ndim, t.dim(), t.ndimension(), t.numel(), t.nelement(), t.size(), t.size(-1)) == (
+        3,
+        3,
+        3,
+        24,
+        24,
+        (2, 3, 4),
+        4,
+    )
+    assert (t.element_size(), t.itemsize, t.nbytes, t.stride(), t.stride(1), t.storage_offset()) == (
+        4,
+        4,
+        96,
+        (12, 4, 1),
+        4,
+        0,
+    )
     assert t.is_same_size(Tensor.ones(2, 3, 4)) and not t.is_same_size(Tensor.ones(2, 3))
     stored = t.contiguous().realize()
-    assert stored.is_contiguous() and not stored.permute(1, 0, 2).is_contiguous() and stored.reshape(6, 4).is_contiguous()
+    assert (
+        stored.is_contiguous() and not stored.permute(1, 0, 2).is_contiguous() and stored.reshape(6, 4).is_contiguous()
+    )
     with pytest.raises(IndexError, match="dim 3 is outside"):
         t.size(3)
 
 
-@pytest.mark.parametrize(("kind", "floating", "signed"), [("float32", True, True), ("bfloat16", True, True), ("int8", False, True), ("uint8", False, False), ("bool", False, False)])
+@pytest.mark.parametrize(
+    ("kind", "floating", "signed"),
+    [
+        ("float32", True, True),
+        ("bfloat16", True, True),
+        ("int8", False, True),
+        ("uint8", False, False),
+        ("bool", False, False),
+    ],
+)
 def test_types(kind: str, floating: bool, signed: bool) -> None:
     t = Tensor([1, 0], dtype=kind)
     assert (t.is_floating_point(), t.is_signed()) == (floating, signed)
-    assert not (t.is_complex() or t.is_conj() or t.is_neg() or t.is_inference() or t.is_sparse or t.is_quantized or t.is_nested)
+    assert not (
+        t.is_complex() or t.is_conj() or t.is_neg() or t.is_inference() or t.is_sparse or t.is_quantized or t.is_nested
+    )
     assert t.conj() is t and t.conj_physical() is t and t.real is t
     assert t.char().dtype is dtypes.int8
 
@@ -48,7 +76,13 @@ def test_truth_of_one_element() -> None:
 
 def test_new_tensors_have_the_type_and_the_place() -> None:
     t = Tensor(np.zeros((2, 2), np.float64), device="CPU:1")
-    for new, want in [(t.new_zeros(2, 3), 0), (t.new_ones((2, 3)), 1), (t.new_full((2, 3), 7), 7), (t.new_empty(2, 3), 0), (t.new_tensor([[5] * 3] * 2), 5)]:
+    for new, want in [
+        (t.new_zeros(2, 3), 0),
+        (t.new_ones((2, 3)), 1),
+        (t.new_full((2, 3), 7), 7),
+        (t.new_empty(2, 3), 0),
+        (t.new_tensor([[5] * 3] * 2), 5),
+    ]:
         assert (new.shape, new.dtype, new.device) == ((2, 3), dtypes.float64, "CPU:1")
         assert (new + 0).tolist() == [[want] * 3] * 2
     assert t.new_zeros(2, dtype="int32", device="CPU:0").dtype is dtypes.int32

@@ -117,7 +117,14 @@ def test_the_number_is_a_function_of_the_position() -> None:
     assert Tensor.rand(10, 100).tolist()[0][:10] == short
 
 
-@pytest.mark.parametrize("make", [lambda d: Tensor.rand(6, 4, device=d), lambda d: Tensor.randn(6, 4, device=d), lambda d: Tensor.randint(6, 4, high=99, device=d)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda d: Tensor.rand(6, 4, device=d),
+        lambda d: Tensor.randn(6, 4, device=d),
+        lambda d: Tensor.randint(6, 4, high=99, device=d),
+    ],
+)
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_the_same_numbers_at_any_sharding(make, n: int) -> None:  # type: ignore[no-untyped-def]
     devices = tuple(f"CPU:{i}" for i in range(n))
@@ -160,7 +167,9 @@ def test_dropout_is_the_same_at_any_sharding(n: int) -> None:
         want = Tensor.ones(6, 5).contiguous().realize().dropout(0.5).numpy()
         for axis in (0, 1, None):
             Tensor.manual_seed(2)
-            np.testing.assert_array_equal(Tensor.ones(6, 5).contiguous().realize().shard(devices, axis).dropout(0.5).numpy(), want)
+            np.testing.assert_array_equal(
+                Tensor.ones(6, 5).contiguous().realize().shard(devices, axis).dropout(0.5).numpy(), want
+            )
 
 
 def test_a_replayed_jit_draws_what_plain_calls_draw() -> None:
@@ -222,7 +231,14 @@ def test_multinomial(replacement: bool) -> None:
 def test_samples_are_the_same_at_any_sharding() -> None:
     def draw(t: Tensor) -> list[list[float]]:
         Tensor.manual_seed(5)
-        return [t.rand_like().tolist(), t.randn_like().tolist(), (t * 0 + 0.5).bernoulli().tolist(), t.dropout(0.5, ).tolist()]
+        return [
+            t.rand_like().tolist(),
+            t.randn_like().tolist(),
+            (t * 0 + 0.5).bernoulli().tolist(),
+            t.dropout(
+                0.5,
+            ).tolist(),
+        ]
 
     whole = Tensor.ones(7, 3)
     with Tensor.train():

@@ -56,9 +56,15 @@ def test_types(name: str, device: str) -> None:
         a = numbers(RNG, kind, (5, 7), -2, 2)
         if name == "prod":
             a[0, 0] = 1
-        want = REDUCTIONS[name](wide(a).astype(np.float32) if a.dtype.itemsize == 2 and "float" in kind else wide(a), axis=1)
+        want = REDUCTIONS[name](
+            wide(a).astype(np.float32) if a.dtype.itemsize == 2 and "float" in kind else wide(a), axis=1
+        )
         t = Tensor(a, device=device)
-        check(getattr(t, name)(1), want if want.dtype.kind != "f" else want.astype(a.dtype), rtol=2e-2 if "16" in kind else 2e-6)
+        check(
+            getattr(t, name)(1),
+            want if want.dtype.kind != "f" else want.astype(a.dtype),
+            rtol=2e-2 if "16" in kind else 2e-6,
+        )
 
 
 @pytest.mark.parametrize("device", ["PYTHON", "CPU"])
@@ -109,7 +115,9 @@ def test_special_values() -> None:
 def test_half_types_are_summed_in_float32() -> None:
     for kind in ("float16", "bfloat16"):
         a = np.ones(5000).astype(dtypes.float16.np if kind == "float16" else dtypes.bfloat16.np)
-        assert Tensor(a).sum().item() == pytest.approx(5000, rel=4e-3)  # adding 1 to 2048 (256) in the half type would stay there
+        assert Tensor(a).sum().item() == pytest.approx(
+            5000, rel=4e-3
+        )  # adding 1 to 2048 (256) in the half type would stay there
         assert Tensor(a).mean().item() == 1.0
 
 
@@ -228,7 +236,11 @@ def test_nan_is_the_largest_and_the_smallest() -> None:
 
 
 def test_gradients_at_ties() -> None:
-    for f, want in ((lambda t: t.max(), [0, 0.5, 0.5]), (lambda t: t.amax(), [0, 0.5, 0.5]), (lambda t: t.max(0).values, [0, 1, 0])):
+    for f, want in (
+        (lambda t: t.max(), [0, 0.5, 0.5]),
+        (lambda t: t.amax(), [0, 0.5, 0.5]),
+        (lambda t: t.max(0).values, [0, 1, 0]),
+    ):
         x = Tensor([1.0, 3.0, 3.0], requires_grad=True)
         f(x).backward()
         assert x.grad is not None and x.grad.tolist() == want

@@ -14,7 +14,9 @@ from manygrad import Context, Tensor, TinyJit
 from manygrad.tensor.uop import Ops
 
 TWO = ("CPU:0", "CPU:1")
-WAYS: dict[str, tuple[dict[str, Any], int | str | None]] = {  # environment; how the tensors are cut over two devices ("one": over none)
+WAYS: dict[
+    str, tuple[dict[str, Any], int | str | None]
+] = {  # environment; how the tensors are cut over two devices ("one": over none)
     "one thread": ({"THREADS": 1}, "one"),
     "two threads": ({"THREADS": 2}, "one"),
     "without optimisation": ({"THREADS": 2, "NOOPT": 1}, "one"),
@@ -44,7 +46,9 @@ def in_turn(x: np.ndarray, where: np.ndarray, values: np.ndarray) -> np.ndarray:
     return out.reshape(x.shape)
 
 
-def programs(n: int, m: int, count: int, random: np.random.RandomState) -> dict[str, tuple[Callable[..., Tensor], list[np.ndarray], np.ndarray]]:
+def programs(
+    n: int, m: int, count: int, random: np.random.RandomState
+) -> dict[str, tuple[Callable[..., Tensor], list[np.ndarray], np.ndarray]]:
     """name -> (what is done with tensors, the arrays they are made of, the result)."""
     x = random.randn(n, m).astype(np.float32)
     places = np.arange(n * m).reshape(n, m)
@@ -58,17 +62,49 @@ def programs(n: int, m: int, count: int, random: np.random.RandomState) -> dict[
     two = random.randint(0, n, (count, 2))
     return {
         "index_copy 0": (lambda x, i, v: x.index_copy(0, i, v), [x, rows, by_row], in_turn(x, places[rows], by_row)),
-        "index_copy 1": (lambda x, i, v: x.index_copy(1, i, v), [x, columns, by_column], in_turn(x, places[:, columns], by_column)),
-        "scatter 0": (lambda x, i, v: x.scatter(0, i, v), [x, table, by_row], in_turn(x, table * m + np.arange(m), by_row)),
-        "scatter 1": (lambda x, i, v: x.scatter(1, i, v), [x, along, by_column], in_turn(x, along + m * np.arange(n)[:, None], by_column)),
-        "scatter a number": (lambda x, i: x.scatter(1, i, value=2.5), [x, along], in_turn(x, along + m * np.arange(n)[:, None], np.full(along.shape, 2.5))),
+        "index_copy 1": (
+            lambda x, i, v: x.index_copy(1, i, v),
+            [x, columns, by_column],
+            in_turn(x, places[:, columns], by_column),
+        ),
+        "scatter 0": (
+            lambda x, i, v: x.scatter(0, i, v),
+            [x, table, by_row],
+            in_turn(x, table * m + np.arange(m), by_row),
+        ),
+        "scatter 1": (
+            lambda x, i, v: x.scatter(1, i, v),
+            [x, along, by_column],
+            in_turn(x, along + m * np.arange(n)[:, None], by_column),
+        ),
+        "scatter a number": (
+            lambda x, i: x.scatter(1, i, value=2.5),
+            [x, along],
+            in_turn(x, along + m * np.arange(n)[:, None], np.full(along.shape, 2.5)),
+        ),
         "put": (lambda x, i, v: x.put(i, v), [x, flat, each], in_turn(x, flat, each)),
         "index_put rows": (lambda x, i, v: x.index_put((i,), v), [x, rows, by_row], in_turn(x, places[rows], by_row)),
-        "index_put places": (lambda x, i, j, v: x.index_put((i, j), v), [x, rows, columns, each], in_turn(x, rows * m + columns, each)),
-        "index_put one value": (lambda x, i, v: x.index_put((i,), v), [x, rows, each[:1]], in_turn(x, places[rows], np.full(by_row.shape, each[0]))),
+        "index_put places": (
+            lambda x, i, j, v: x.index_put((i, j), v),
+            [x, rows, columns, each],
+            in_turn(x, rows * m + columns, each),
+        ),
+        "index_put one value": (
+            lambda x, i, v: x.index_put((i,), v),
+            [x, rows, each[:1]],
+            in_turn(x, places[rows], np.full(by_row.shape, each[0])),
+        ),
         "x[i] = v": (lambda x, i, v: written(x, i, v), [x, rows, by_row], in_turn(x, places[rows], by_row)),
-        "x[i, j] = v": (lambda x, i, j, v: written(x, (i, j), v), [x, rows, columns, each], in_turn(x, rows * m + columns, each)),
-        "x[:, i] = v": (lambda x, i, v: written(x, (slice(None), i), v), [x, columns, by_column], in_turn(x, places[:, columns], by_column)),
+        "x[i, j] = v": (
+            lambda x, i, j, v: written(x, (i, j), v),
+            [x, rows, columns, each],
+            in_turn(x, rows * m + columns, each),
+        ),
+        "x[:, i] = v": (
+            lambda x, i, v: written(x, (slice(None), i), v),
+            [x, columns, by_column],
+            in_turn(x, places[:, columns], by_column),
+        ),
         "x[i of two dims] = v": (lambda x, i, v: written(x, i, v), [x, two, pair], in_turn(x, places[two], pair)),
     }
 
@@ -132,7 +168,11 @@ def test_gradient_of_the_value_that_stays(way: str) -> None:
             base = x * 1.0
             (f(base, *i, v) * tensor(w, cut)).sum().backward()
             assert x.grad is not None and v.grad is not None
-            marks = [np.full(arrays[0].shape, -1.0, np.float32), *arrays[1:-1], np.arange(arrays[-1].size, dtype=np.float32).reshape(arrays[-1].shape)]
+            marks = [
+                np.full(arrays[0].shape, -1.0, np.float32),
+                *arrays[1:-1],
+                np.arange(arrays[-1].size, dtype=np.float32).reshape(arrays[-1].shape),
+            ]
             with Context(DEVICE="CPU", THREADS=1):
                 stayed = f(*[Tensor(a) for a in marks]).numpy()  # which value is where
             np.testing.assert_allclose(x.grad.numpy(), np.where(stayed < 0, w, 0), 1e-6, err_msg=name)
@@ -149,7 +189,12 @@ def test_distinct_positions_need_no_order() -> None:
         return {u.arg for u in t.uop.toposort() if u.op is Ops.SCATTER}
 
     assert kinds(x.index_copy(0, at, v)) == {"set"}
-    assert kinds(x.index_copy(0, at[:1], v[:1])) == kinds(x.index_put((at,), Tensor(2.0))) == kinds(x.scatter(0, at, value=1)) == {"place"}
+    assert (
+        kinds(x.index_copy(0, at[:1], v[:1]))
+        == kinds(x.index_put((at,), Tensor(2.0)))
+        == kinds(x.scatter(0, at, value=1))
+        == {"place"}
+    )
     assert kinds(Tensor(np.arange(10.0)).argsort()) <= {"place", "add"}
     assert kinds(Tensor(np.arange(10) % 3).unique(return_inverse=True, size=3)[1]) <= {"place", "add"}
     assert kinds(Tensor(np.arange(10) % 3).nonzero(size=3)) == {"place"}

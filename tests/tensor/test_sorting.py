@@ -14,11 +14,20 @@ def numbers(kind: str, shape: tuple[int, ...]) -> np.ndarray:
     rng = np.random.default_rng(3)
     d = getattr(dtypes, kind)
     if d.is_float:
-        return np.asarray(rng.choice([np.nan, np.inf, -np.inf, -0.0, 0.0, 1.5], shape) + np.where(rng.random(shape) < 0.5, rng.standard_normal(shape), 0)).astype(d.np)
-    return rng.integers(0, 2, shape).astype(bool) if d.is_bool else rng.integers(d.min, d.max, shape, dtype=d.np, endpoint=True)
+        return np.asarray(
+            rng.choice([np.nan, np.inf, -np.inf, -0.0, 0.0, 1.5], shape)
+            + np.where(rng.random(shape) < 0.5, rng.standard_normal(shape), 0)
+        ).astype(d.np)
+    return (
+        rng.integers(0, 2, shape).astype(bool)
+        if d.is_bool
+        else rng.integers(d.min, d.max, shape, dtype=d.np, endpoint=True)
+    )
 
 
-@pytest.mark.parametrize("kind", [d.name for d in dtypes.all if d.itemsize < 8 or d.name in ("float64", "int64", "uint64")])
+@pytest.mark.parametrize(
+    "kind", [d.name for d in dtypes.all if d.itemsize < 8 or d.name in ("float64", "int64", "uint64")]
+)
 def test_radix_sort_of_every_type(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sorting, "SHORT", 100)
     monkeypatch.setattr(sorting, "PAIRS", 0)
@@ -33,7 +42,9 @@ def test_radix_sort_of_every_type(kind: str, monkeypatch: pytest.MonkeyPatch) ->
             order.append(nans + ranked if descending else ranked + nans)
         got = Tensor(a).sort(descending=descending)
         np.testing.assert_array_equal(got.indices.numpy(), np.array(order))
-        np.testing.assert_array_equal(got.values.numpy().astype(wide.dtype), np.take_along_axis(wide, np.array(order), 1))
+        np.testing.assert_array_equal(
+            got.values.numpy().astype(wide.dtype), np.take_along_axis(wide, np.array(order), 1)
+        )
 
 
 @pytest.mark.parametrize("k", [1, 7, 20])
@@ -80,8 +91,16 @@ def test_a_given_size_stays_lazy_inside_a_jit() -> None:
     for row in ([0, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 1], [1, 0, 0, 0]):
         want = np.concatenate([np.argwhere(row), np.full((3, 1), -1)])[:3]
         np.testing.assert_array_equal(positions(Tensor(row)).numpy(), want)
-    assert Tensor([1.0, 2.0, 3.0]).masked_select(Tensor([True, False, True]), size=3, fill_value=-1).tolist() == [1.0, 3.0, -1.0]
-    assert Tensor([5, 5, 2]).unique(size=2).tolist() == [2, 5] and Tensor([1, 1, 3]).bincount(size=3).tolist() == [0, 2, 0]
+    assert Tensor([1.0, 2.0, 3.0]).masked_select(Tensor([True, False, True]), size=3, fill_value=-1).tolist() == [
+        1.0,
+        3.0,
+        -1.0,
+    ]
+    assert Tensor([5, 5, 2]).unique(size=2).tolist() == [2, 5] and Tensor([1, 1, 3]).bincount(size=3).tolist() == [
+        0,
+        2,
+        0,
+    ]
 
 
 def test_a_shape_that_depends_on_data_is_refused_inside_a_jit() -> None:

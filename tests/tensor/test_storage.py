@@ -130,11 +130,22 @@ def test_in_a_function_and_a_jit() -> None:
 def test_a_leaf_is_not_written_with_gradients_on(stored: bool) -> None:
     w = Tensor([1.0, 2.0]) if stored else Tensor.ones(2) * 2
     w.requires_grad_()
-    writes = [lambda: w.__iadd__(1), lambda: w.mul_(2), lambda: w.zero_(), lambda: w.__setitem__(0, 1.0), lambda: w.copy_(Tensor([1.0, 1.0])), lambda: nn.functional.relu_(w)]
+    writes = [
+        lambda: w.__iadd__(1),
+        lambda: w.mul_(2),
+        lambda: w.zero_(),
+        lambda: w.__setitem__(0, 1.0),
+        lambda: w.copy_(Tensor([1.0, 1.0])),
+        lambda: nn.functional.relu_(w),
+    ]
     for write in writes:
-        with pytest.raises(RuntimeError, match=r"a leaf Variable that requires grad is being used in an in-place operation"):
+        with pytest.raises(
+            RuntimeError, match=r"a leaf Variable that requires grad is being used in an in-place operation"
+        ):
             write()
-    with pytest.raises(RuntimeError, match=r"a view of a leaf Variable that requires grad is being used in an in-place operation"):
+    with pytest.raises(
+        RuntimeError, match=r"a view of a leaf Variable that requires grad is being used in an in-place operation"
+    ):
         w[0].add_(1)
     w.data[0] = 10
     w.detach().mul_(2)

@@ -92,7 +92,9 @@ def test_a_jit_step_takes_other_values(t: Tensor) -> None:
 
 
 def test_two_values_in_one_graph_are_an_error(t: Tensor) -> None:
-    with pytest.raises(ValueError, match="bind mismatch: variable 'n' is bound to 2 and to 3 in one graph; realize one"):
+    with pytest.raises(
+        ValueError, match="bind mismatch: variable 'n' is bound to 2 and to 3 in one graph; realize one"
+    ):
         (t[: n(2)].sum() + t[: n(3)].sum()).realize()
     a, b = t[: n(2)].sum().realize(), t[: n(3)].sum().realize()
     assert (a + b).item() == A[:2].sum() + A[:3].sum()
@@ -118,7 +120,9 @@ def test_what_needs_numbers_says_so(t: Tensor) -> None:
         part.reshape(18)
     with pytest.raises(ValueError, match="do not broadcast"):
         part + t
-    with pytest.raises(ValueError, match=r"\[0, big=5\) can reach outside \[0, 10\]: it covers 0\.\.99; narrow the variable's range"):
+    with pytest.raises(
+        ValueError, match=r"\[0, big=5\) can reach outside \[0, 10\]: it covers 0\.\.99; narrow the variable's range"
+    ):
         t[: Variable("big", 1, 99).bind(5)]
     with pytest.raises(ValueError, match=r"can reach outside \[0, 10\]: it covers -1\.\.8"):
         t[Variable("low", -1, 7).bind(0)]
@@ -133,7 +137,9 @@ def test_dims_of_equal_variables_fit_and_others_do_not(t: Tensor) -> None:
 
 def test_a_symbolic_slice_has_no_gradient_but_what_is_beside_it_has() -> None:
     x, w = Tensor(A, requires_grad=True), Tensor([2.0], requires_grad=True)
-    with pytest.raises(NotImplementedError, match=r"a slice with symbolic bounds \[0, n=4\) has no gradient; detach\(\)"):
+    with pytest.raises(
+        NotImplementedError, match=r"a slice with symbolic bounds \[0, n=4\) has no gradient; detach\(\)"
+    ):
         (x[: n(4)] ** 2).sum().backward()
     (x.detach()[: n(4)] * w).sum().backward()
     np.testing.assert_allclose(w.grad.numpy(), [A[:4].sum()])  # type: ignore[union-attr]

@@ -5,4 +5,15 @@ from manygrad.tensor.nn.data.dataset import ConcatDataset, Dataset, Subset, Tens
 from manygrad.tensor.nn.data.images import ImageFolder, read_image
 from manygrad.tensor.nn.data.loader import DataLoader
 
-__all__ = ["ConcatDataset", "DataLoader", "Dataset", "ImageFolder", "Subset", "TensorDataset", "TokenDataset", "default_collate", "random_split", "read_image"]
+__all__ = [
+    "ConcatDataset",
+    "DataLoader",
+    "Dataset",
+    "ImageFolder",
+    "Subset",
+    "TensorDataset",
+    "TokenDataset",
+    "default_collate",
+    "random_split",
+    "read_image",
+]

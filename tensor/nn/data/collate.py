@@ -20,15 +20,21 @@ def default_collate(samples: Sequence[Any]) -> Any:
     if isinstance(first, (np.ndarray, np.generic)):
         shapes = {np.shape(s) for s in samples}
         if len(shapes) > 1:
-            raise ValueError(f"the samples of a batch have the shapes {sorted(shapes)}; make them equal, or give a collate_fn (pad_sequence)")
+            raise ValueError(
+                f"the samples of a batch have the shapes {sorted(shapes)}; make them equal, or give a collate_fn (pad_sequence)"
+            )
         return np.stack([np.asarray(s) for s in samples])
     if isinstance(first, (bool, int, float)):
-        return np.array(samples, dtype=np.bool_ if isinstance(first, bool) else np.int64 if isinstance(first, int) else np.float64)
+        return np.array(
+            samples, dtype=np.bool_ if isinstance(first, bool) else np.int64 if isinstance(first, int) else np.float64
+        )
     if isinstance(first, dict):
         return {k: default_collate([s[k] for s in samples]) for k in first}
     if isinstance(first, (tuple, list)):
         if any(len(s) != len(first) for s in samples):
-            raise ValueError(f"the samples of a batch have {sorted({len(s) for s in samples})} parts; all need the same number")
+            raise ValueError(
+                f"the samples of a batch have {sorted({len(s) for s in samples})} parts; all need the same number"
+            )
         parts = [default_collate(part) for part in zip(*samples)]
         return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
     return list(samples)

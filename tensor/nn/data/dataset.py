@@ -29,7 +29,9 @@ class TensorDataset:
     def __init__(self, *tensors: Any):
         self.tensors = [t.numpy() if isinstance(t, Tensor) else np.asanyarray(t) for t in tensors]
         if not self.tensors or any(t.ndim == 0 for t in self.tensors) or len({len(t) for t in self.tensors}) != 1:
-            raise ValueError(f"TensorDataset: arrays of one common length are needed, got shapes {[t.shape for t in self.tensors]}")
+            raise ValueError(
+                f"TensorDataset: arrays of one common length are needed, got shapes {[t.shape for t in self.tensors]}"
+            )
 
     def __len__(self) -> int:
         return len(self.tensors[0])
@@ -48,7 +50,13 @@ class TokenDataset:
     Sample i covers positions i·stride .. i·stride + context; stride is context unless given.
     """
 
-    def __init__(self, tokens: str | os.PathLike[str] | np.ndarray, context: int, dtype: str = "uint16", stride: int | None = None):
+    def __init__(
+        self,
+        tokens: str | os.PathLike[str] | np.ndarray,
+        context: int,
+        dtype: str = "uint16",
+        stride: int | None = None,
+    ):
         if isinstance(tokens, (str, os.PathLike)):
             size, width = os.path.getsize(tokens), np.dtype(dtype).itemsize
             if size % width:
@@ -56,7 +64,9 @@ class TokenDataset:
             tokens = np.memmap(tokens, dtype=dtype, mode="r") if size else np.zeros(0, dtype)
         self.tokens, self.context, self.stride = tokens, context, stride or context
         if context < 1 or self.stride < 1 or len(tokens) < context + 1:
-            raise ValueError(f"TokenDataset: {len(tokens)} tokens are too few for a context of {context} and what follows it")
+            raise ValueError(
+                f"TokenDataset: {len(tokens)} tokens are too few for a context of {context} and what follows it"
+            )
 
     def __len__(self) -> int:
         return (len(self.tokens) - 1 - self.context) // self.stride + 1
@@ -107,7 +117,9 @@ def random_split(dataset: Dataset, lengths: Sequence[int | float], seed: int = 0
         for i in range(n - sum(counts)):
             counts[i % len(counts)] += 1
     if sum(counts) != n:
-        raise ValueError(f"random_split: the lengths {list(lengths)} add up to {sum(counts)}, the dataset has {n} samples")
+        raise ValueError(
+            f"random_split: the lengths {list(lengths)} add up to {sum(counts)}, the dataset has {n} samples"
+        )
     order = np.random.default_rng(seed).permutation(n).tolist()
     ends = list(accumulate(counts))
     return [Subset(dataset, order[end - count : end]) for count, end in zip(counts, ends)]

@@ -17,7 +17,12 @@ class ImageFolder:
     An image is (3, H, W) float32 in [0, 1], brought to `size` (H, W) if given, then given to `transform`.
     """
 
-    def __init__(self, root: str | os.PathLike[str], transform: Callable[[np.ndarray], Any] | None = None, size: tuple[int, int] | None = None):
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        transform: Callable[[np.ndarray], Any] | None = None,
+        size: tuple[int, int] | None = None,
+    ):
         self.root, self.transform, self.size = os.fspath(root), transform, size
         self.classes = sorted(e.name for e in os.scandir(self.root) if e.is_dir())
         self.class_to_idx = {c: i for i, c in enumerate(self.classes)}

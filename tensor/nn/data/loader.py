@@ -36,10 +36,18 @@ class DataLoader:
         own_rank, own_world = engine().workers()
         self.rank, self.world = own_rank if rank is None else rank, own_world if world is None else world
         if batch_size < 1 or num_workers < 0 or prefetch < 1:
-            raise ValueError(f"DataLoader: batch_size and prefetch must be positive and num_workers not negative, got {batch_size}, {prefetch} and {num_workers}")
+            raise ValueError(
+                f"DataLoader: batch_size and prefetch must be positive and num_workers not negative, got {batch_size}, {prefetch} and {num_workers}"
+            )
         if not 0 <= self.rank < self.world:
             raise ValueError(f"DataLoader: rank {self.rank} is outside a world of {self.world}")
-        self.dataset, self.batch_size, self.shuffle, self.seed, self.drop_last = dataset, batch_size, shuffle, seed, drop_last
+        self.dataset, self.batch_size, self.shuffle, self.seed, self.drop_last = (
+            dataset,
+            batch_size,
+            shuffle,
+            seed,
+            drop_last,
+        )
         self.devices = None if devices is None else tuple(devices)
         if self.devices is not None and len(self.devices) % self.world:
             raise ValueError(f"DataLoader: {len(self.devices)} devices do not divide among {self.world} workers")
@@ -71,7 +79,11 @@ class DataLoader:
             rows = order[(first + i) * self.batch_size :][: self.batch_size]
             return len(rows), self._read(rows[self.part(len(rows)).start : self.part(len(rows)).stop], rows)
 
-        batches = map(load, range(count)) if self.num_workers == 0 else prefetched(count, load, self.num_workers, self.prefetch, self.timeout_s)
+        batches = (
+            map(load, range(count))
+            if self.num_workers == 0
+            else prefetched(count, load, self.num_workers, self.prefetch, self.timeout_s)
+        )
         epoch = self.epoch
         try:
             for i, (size, batch) in enumerate(batches):
@@ -117,7 +129,13 @@ class DataLoader:
     # *** where it stands ***
 
     def _kind(self) -> dict[str, Any]:
-        return {"samples": len(self.dataset), "batch_size": self.batch_size, "shuffle": self.shuffle, "seed": self.seed, "drop_last": self.drop_last}
+        return {
+            "samples": len(self.dataset),
+            "batch_size": self.batch_size,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+            "drop_last": self.drop_last,
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """The next batch: {"epoch", "position", ...}. Batches loaded ahead but not taken do not count."""
@@ -129,9 +147,10 @@ class DataLoader:
         if wrong:
             raise ValueError(f"DataLoader: {'; '.join(wrong)}")
         if not 0 <= state["position"] <= len(self) or state["epoch"] < 0:
-            raise ValueError(f"DataLoader: epoch {state['epoch']}, position {state['position']} is outside epochs of {len(self)} batches")
+            raise ValueError(
+                f"DataLoader: epoch {state['epoch']}, position {state['position']} is outside epochs of {len(self)} batches"
+            )
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
 
     def __repr__(self) -> str:
         return f"DataLoader({len(self.dataset)} samples in batches of {self.batch_size}, epoch {self.epoch}, batch {self.position} of {len(self)} next)"
-

@@ -38,7 +38,10 @@ def prefetched(count: int, load: Callable[[int], Any], threads: int, ahead: int,
                 ready[i] = result
                 change.notify_all()
 
-    workers = [threading.Thread(target=copy_context().run, args=(work,), name=f"manygrad-loader-{n}", daemon=True) for n in range(threads)]
+    workers = [
+        threading.Thread(target=copy_context().run, args=(work,), name=f"manygrad-loader-{n}", daemon=True)
+        for n in range(threads)
+    ]
     for w in workers:
         w.start()
     late = False
@@ -50,7 +53,9 @@ def prefetched(count: int, load: Callable[[int], Any], threads: int, ahead: int,
                     left = deadline - time.monotonic()
                     if left <= 0:
                         late = True
-                        raise TimeoutError(f"batch {i} was not loaded within {timeout_s} s; look at what the dataset waits for, or raise timeout_s")
+                        raise TimeoutError(
+                            f"batch {i} was not loaded within {timeout_s} s; look at what the dataset waits for, or raise timeout_s"
+                        )
                     change.wait(left)
                 value, error = ready.pop(i)
                 state["taken"] = i + 1
@@ -62,6 +67,8 @@ def prefetched(count: int, load: Callable[[int], Any], threads: int, ahead: int,
         with change:
             state["stop"] = True
             change.notify_all()
-        if not late and not is_mine():  # (a collection may end the iterator while this thread holds what the others wait for)
+        if (
+            not late and not is_mine()
+        ):  # (a collection may end the iterator while this thread holds what the others wait for)
             for w in workers:
                 w.join(timeout_s)

@@ -9,4 +9,19 @@ from manygrad.tensor.nn.optim.muon import Muon
 from manygrad.tensor.nn.optim.optimizer import Optimizer
 from manygrad.tensor.nn.optim.sgd import SGD
 
-__all__ = ["LAMB", "LARS", "SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "Optimizer", "RAdam", "RMSprop", "lr_scheduler"]
+__all__ = [
+    "LAMB",
+    "LARS",
+    "SGD",
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "Muon",
+    "NAdam",
+    "Optimizer",
+    "RAdam",
+    "RMSprop",
+    "lr_scheduler",
+]

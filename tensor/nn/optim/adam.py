@@ -44,4 +44,6 @@ class AdamW(Adam):
 
     def __init__(self, params: Params, lr: float = 0.001, betas: Betas = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.01, amsgrad: bool = False,
                  *, maximize: bool = False, **how: Any):  # fmt: skip
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, **{**how, "decoupled_weight_decay": True})
+        super().__init__(
+            params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, **{**how, "decoupled_weight_decay": True}
+        )

@@ -17,8 +17,20 @@ class Adamax(Optimizer):
 
     states = ("exp_avg", "exp_inf")
 
-    def __init__(self, params: Params, lr: float = 0.002, betas: Betas = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0, *, maximize: bool = False, **how: Any):
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize, **how})
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 0.002,
+        betas: Betas = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        **how: Any,
+    ):
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize, **how}
+        )
 
     def update(self, f: Flat, w: Tensor, g: Tensor, s: dict[str, Tensor]) -> None:
         g, m, u, b1 = decayed(f, w, g), s["exp_avg"], s["exp_inf"], f.beta("betas", 0)
@@ -70,7 +82,18 @@ class RAdam(_Decayed):
 
     def __init__(self, params: Params, lr: float = 0.001, betas: Betas = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0, decoupled_weight_decay: bool = False,
                  *, maximize: bool = False, **how: Any):  # fmt: skip
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "decoupled_weight_decay": decoupled_weight_decay, "maximize": maximize, **how})
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "decoupled_weight_decay": decoupled_weight_decay,
+                "maximize": maximize,
+                **how,
+            },
+        )
 
     def update(self, f: Flat, w: Tensor, g: Tensor, s: dict[str, Tensor]) -> None:
         w, g, m, v = self.averages(f, w, g, s)

@@ -39,10 +39,26 @@ class RMSprop(Optimizer):
 
     def __init__(self, params: Params, lr: float = 0.01, alpha: float = 0.99, eps: float = 1e-8, weight_decay: float = 0.0, momentum: float = 0.0, centered: bool = False,
                  *, maximize: bool = False, **how: Any):  # fmt: skip
-        super().__init__(params, {"lr": lr, "alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum, "centered": centered, "maximize": maximize, **how})
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "alpha": alpha,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "momentum": momentum,
+                "centered": centered,
+                "maximize": maximize,
+                **how,
+            },
+        )
 
     def states_of(self, group: ParamGroup) -> tuple[str, ...]:
-        return ("square_avg", *(["momentum_buffer"] if group["momentum"] else []), *(["grad_avg"] if group["centered"] else []))
+        return (
+            "square_avg",
+            *(["momentum_buffer"] if group["momentum"] else []),
+            *(["grad_avg"] if group["centered"] else []),
+        )
 
     def update(self, f: Flat, w: Tensor, g: Tensor, s: dict[str, Tensor]) -> None:
         g, v, a = decayed(f, w, g), s["square_avg"], f["alpha"]
@@ -64,8 +80,20 @@ class Adadelta(Optimizer):
 
     states = ("square_avg", "acc_delta")
 
-    def __init__(self, params: Params, lr: float = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0, *, maximize: bool = False, **how: Any):
-        super().__init__(params, {"lr": lr, "rho": rho, "eps": eps, "weight_decay": weight_decay, "maximize": maximize, **how})
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 1.0,
+        rho: float = 0.9,
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        **how: Any,
+    ):
+        super().__init__(
+            params, {"lr": lr, "rho": rho, "eps": eps, "weight_decay": weight_decay, "maximize": maximize, **how}
+        )
 
     def update(self, f: Flat, w: Tensor, g: Tensor, s: dict[str, Tensor]) -> None:
         g, v, u, rho, eps = decayed(f, w, g), s["square_avg"], s["acc_delta"], f["rho"], f["eps"]

@@ -121,7 +121,14 @@ class Flat:
     scalars: dict[str, Tensor]
     fresh: bool  # not yet stepped
 
-    def __init__(self, params: list[Tensor], group: ParamGroup, names: tuple[str, ...], initial: dict[str, float], old: dict[int, Flat]):
+    def __init__(
+        self,
+        params: list[Tensor],
+        group: ParamGroup,
+        names: tuple[str, ...],
+        initial: dict[str, float],
+        old: dict[int, Flat],
+    ):
         self.params, self.group = params, group
         self.device, self.layout = params[0].device, Layout.of(params[0])
         self.flat = self.join([p.detach() for p in params]).contiguous()
@@ -129,10 +136,15 @@ class Flat:
         self.state: dict[str, Tensor] = {}
         for name in names:
             start = initial.get(name, 0.0)
-            if (isinstance(self.device, str) or self.layout.rows) and all(b is None or name not in b.state for b in before):
+            if (isinstance(self.device, str) or self.layout.rows) and all(
+                b is None or name not in b.state for b in before
+            ):
                 self.state[name] = self.flat.full_like(start).contiguous()
                 continue
-            empty = [None if b is not None and name in b.state else p.detach().full_like(start) for p, b in zip(params, before)]
+            empty = [
+                None if b is not None and name in b.state else p.detach().full_like(start)
+                for p, b in zip(params, before)
+            ]
             parts = [e if e is not None else b.part(name, p) for e, p, b in zip(empty, params, before)]  # type: ignore[union-attr]
             self.state[name] = self.join([t.cast(self.flat.dtype) for t in parts]).contiguous()
         first = before[0]

@@ -20,14 +20,26 @@ class LARS(Optimizer):
 
     def __init__(self, params: Params, lr: float = 0.001, momentum: float = 0.9, weight_decay: float = 1e-4, nesterov: bool = False, tcoef: float = 0.001,
                  *, maximize: bool = False):  # fmt: skip
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov, "tcoef": tcoef, "maximize": maximize})
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "momentum": momentum,
+                "weight_decay": weight_decay,
+                "nesterov": nesterov,
+                "tcoef": tcoef,
+                "maximize": maximize,
+            },
+        )
 
     def states_of(self, group: ParamGroup) -> tuple[str, ...]:
         return ("momentum_buffer",) if group["momentum"] else ()
 
     def update(self, f: Flat, w: Tensor, g: Tensor, s: dict[str, Tensor]) -> None:
         of_w, of_g = f.norms(w, g)
-        ratios = [_ratio(a * f.group["tcoef"], b + a * f["weight_decay"], a, b).contiguous() for a, b in zip(of_w, of_g)]
+        ratios = [
+            _ratio(a * f.group["tcoef"], b + a * f["weight_decay"], a, b).contiguous() for a, b in zip(of_w, of_g)
+        ]
         g = (g + w * f["weight_decay"]) * f.spread(ratios)
         if s:
             v = s["momentum_buffer"]
@@ -41,8 +53,20 @@ class LAMB(Optimizer):
 
     states = ("exp_avg", "exp_avg_sq")
 
-    def __init__(self, params: Params, lr: float = 0.001, betas: Betas = (0.9, 0.999), eps: float = 1e-6, weight_decay: float = 0.0, *, maximize: bool = False, **how: Any):
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize, **how})
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 0.001,
+        betas: Betas = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        **how: Any,
+    ):
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize, **how}
+        )
 
     def update(self, f: Flat, w: Tensor, g: Tensor, s: dict[str, Tensor]) -> None:
         m, v, b1, b2 = s["exp_avg"], s["exp_avg_sq"], f.beta("betas", 0), f.beta("betas", 1)

@@ -29,7 +29,9 @@ class Muon(Optimizer):
         if wrong:
             raise ValueError(f"Muon trains matrices only, not {wrong[0]}; give the other parameters to AdamW")
         if group["adjust_lr_fn"] not in (None, "original", "match_rms_adamw"):
-            raise ValueError(f'Muon: adjust_lr_fn is None, "original" or "match_rms_adamw", not {group["adjust_lr_fn"]!r}')
+            raise ValueError(
+                f'Muon: adjust_lr_fn is None, "original" or "match_rms_adamw", not {group["adjust_lr_fn"]!r}'
+            )
 
     def update(self, f: Flat, w: Tensor, g: Tensor, s: dict[str, Tensor]) -> None:
         v, b = s["momentum_buffer"], f["momentum"]
@@ -39,8 +41,12 @@ class Muon(Optimizer):
         done: dict[int, Tensor] = {}
         for shape in dict.fromkeys(p.shape for p in f.params):
             at = [i for i, p in enumerate(f.params) if p.shape == shape]
-            stack = matrices[at[0]].stack(*(matrices[i] for i in at[1:])) if len(at) > 1 else matrices[at[0]].unsqueeze(0)
-            out = orthogonalized(stack, f.group["ns_coefficients"], f.group["ns_steps"], f.group["eps"]) * _scale(shape, f.group["adjust_lr_fn"])
+            stack = (
+                matrices[at[0]].stack(*(matrices[i] for i in at[1:])) if len(at) > 1 else matrices[at[0]].unsqueeze(0)
+            )
+            out = orthogonalized(stack, f.group["ns_coefficients"], f.group["ns_steps"], f.group["eps"]) * _scale(
+                shape, f.group["adjust_lr_fn"]
+            )
             done.update(zip(at, (out[k] for k in range(len(at)))))
         f.flat.assign(w * (1 - f["lr"] * f["weight_decay"]) - f.join([done[i] for i in range(len(f.params))]) * f["lr"])
 

@@ -26,14 +26,23 @@ class Optimizer:
     initial: dict[str, float] = {}
 
     def __init__(self, params: Params, defaults: dict[str, Any]):
-        for name in ("foreach", "capturable", "differentiable", "fused"):  # how PyTorch runs its kernels; ours are always fused
+        for name in (
+            "foreach",
+            "capturable",
+            "differentiable",
+            "fused",
+        ):  # how PyTorch runs its kernels; ours are always fused
             defaults.pop(name, None)
         self.defaults = defaults
         self.param_groups: list[ParamGroup] = []
         self.flats: list[Flat] = []
         given = list(params) if not isinstance(params, Tensor) else []
         if not given:
-            raise ValueError("the optimiser got an empty list of parameters" if not isinstance(params, Tensor) else "the optimiser takes a list of parameters, not one tensor")
+            raise ValueError(
+                "the optimiser got an empty list of parameters"
+                if not isinstance(params, Tensor)
+                else "the optimiser takes a list of parameters, not one tensor"
+            )
         for g in given if isinstance(given[0], dict) else [{"params": given}]:
             self.add_param_group(g)
 
@@ -105,7 +114,10 @@ class Optimizer:
         if todo:
             every = [p for ps in todo.values() for p in ps]
             every[0]._store(*every[1:])
-        self.flats = keep + [Flat(ps, owner[key], self.states_of(owner[key]), self.initial_of(owner[key]), old) for key, ps in todo.items()]
+        self.flats = keep + [
+            Flat(ps, owner[key], self.states_of(owner[key]), self.initial_of(owner[key]), old)
+            for key, ps in todo.items()
+        ]
 
     def states_of(self, group: ParamGroup) -> tuple[str, ...]:
         return self.states
@@ -154,13 +166,22 @@ class Optimizer:
         for f in self.flats:
             parts = {name: f.split(t) for name, t in f.state.items()}
             for i, p in enumerate(f.params):
-                out[p] = {**{k: t.reshape(()) for k, t in f.scalars.items()}, **{name: ps[i] for name, ps in parts.items()}}
+                out[p] = {
+                    **{k: t.reshape(()) for k, t in f.scalars.items()},
+                    **{name: ps[i] for name, ps in parts.items()},
+                }
         return out
 
     def state_dict(self) -> dict[str, Any]:
         """PyTorch's form: {"state": {number of the parameter: {...}}, "param_groups": [{..., "params": [numbers]}]}."""
         number = {id(p): i for i, p in enumerate(self.params)}
-        groups = [{**{k: g.current(k) if k == "lr" else v for k, v in g.items()}, "params": [number[id(p)] for p in g["params"]]} for g in self.param_groups]
+        groups = [
+            {
+                **{k: g.current(k) if k == "lr" else v for k, v in g.items()},
+                "params": [number[id(p)] for p in g["params"]],
+            }
+            for g in self.param_groups
+        ]
         state = {number[id(p)]: {k: t.detach().clone().realize() for k, t in s.items()} for p, s in self.state.items()}
         return {"state": dict(sorted(state.items())), "param_groups": groups}
 
@@ -169,7 +190,9 @@ class Optimizer:
         groups = state_dict["param_groups"]
         mine, theirs = [len(g["params"]) for g in self.param_groups], [len(g["params"]) for g in groups]
         if mine != theirs:
-            raise ValueError(f"load_state_dict: the parameter groups have {mine} parameters here and {theirs} in the state")
+            raise ValueError(
+                f"load_state_dict: the parameter groups have {mine} parameters here and {theirs} in the state"
+            )
         for g, new in zip(self.param_groups, groups):
             g.update({k: v for k, v in new.items() if k != "params"})
         numbers = {i: p for g, new in zip(self.param_groups, groups) for i, p in zip(new["params"], g["params"])}
@@ -180,14 +203,20 @@ class Optimizer:
             names = self.states_of(group)
             wrong = [k for k in names if k in entry and tuple(entry[k].shape) != tuple(p.shape)]
             if wrong:
-                raise ValueError(f"load_state_dict: {wrong} of parameter {i} have the shape {tuple(entry[wrong[0]].shape)}, the parameter {p.shape}")
+                raise ValueError(
+                    f"load_state_dict: {wrong} of parameter {i} have the shape {tuple(entry[wrong[0]].shape)}, the parameter {p.shape}"
+                )
             p.realize()
             f = Flat([p], group, names, self.initial_of(group), {})
             for k, v in entry.items():
                 value = v if isinstance(v, Tensor) else Tensor(v)
                 if k in names:
                     new = value.detach().cast(f.state[k].dtype).reshape(p.shape)
-                    new = new.shard(p.device, None) if isinstance(p.device, tuple) and isinstance(new.device, str) else new.to(p.device)
+                    new = (
+                        new.shard(p.device, None)
+                        if isinstance(p.device, tuple) and isinstance(new.device, str)
+                        else new.to(p.device)
+                    )
                     f.state[k].assign(f.join([new])).realize()
                 elif value.numel() == 1:
                     f.scalars[k] = scalar(float(value.item()), p.device)
@@ -203,8 +232,16 @@ class Optimizer:
         for number, group in enumerate(self.param_groups):
             for p in group["params"]:
                 if id(p) in old:
-                    key = (number, p.dtype, p.device, Layout.of(p), tuple(t.item() for t in old[id(p)].scalars.values()))
+                    key = (
+                        number,
+                        p.dtype,
+                        p.device,
+                        Layout.of(p),
+                        tuple(t.item() for t in old[id(p)].scalars.values()),
+                    )
                     todo.setdefault(key, []).append(p)
                     owner[key] = group
-        self.flats = [Flat(ps, owner[key], self.states_of(owner[key]), self.initial_of(owner[key]), old) for key, ps in todo.items()]
-
+        self.flats = [
+            Flat(ps, owner[key], self.states_of(owner[key]), self.initial_of(owner[key]), old)
+            for key, ps in todo.items()
+        ]

@@ -6,4 +6,13 @@ from manygrad.tensor.nn.state.safetensors import safe_load, safe_save
 from manygrad.tensor.nn.state.torch_file import torch_load
 from manygrad.tensor.nn.state.torch_save import torch_save
 
-__all__ = ["get_parameters", "get_state_dict", "gguf_load", "load_state_dict", "safe_load", "safe_save", "torch_load", "torch_save"]
+__all__ = [
+    "get_parameters",
+    "get_state_dict",
+    "gguf_load",
+    "load_state_dict",
+    "safe_load",
+    "safe_save",
+    "torch_load",
+    "torch_save",
+]

@@ -72,7 +72,11 @@ def _groups(q: Tensor, scale: Tensor, offset: Tensor | None = None) -> Tensor:
 
 def _q2_k(b: Tensor) -> Tensor:
     scales = b[:, :16]
-    return _groups(_parts(b, 16, 80, 2, 2).reshape(-1, 16, 16), (scales & 15).float() * _half(b, 80), (scales >> 4).float() * _half(b, 82))
+    return _groups(
+        _parts(b, 16, 80, 2, 2).reshape(-1, 16, 16),
+        (scales & 15).float() * _half(b, 80),
+        (scales >> 4).float() * _half(b, 82),
+    )
 
 
 def _q3_k(b: Tensor) -> Tensor:

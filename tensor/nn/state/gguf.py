@@ -73,14 +73,20 @@ def gguf_load(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, T
     except (ValueError, struct.error, UnicodeDecodeError, OverflowError, MemoryError) as error:
         raise ValueError(f"{name} cannot be read as a GGUF file: {error}") from None
     full = {n: e for n, e in entries.items() if prod(e[1])}
-    uops = engine().map_file(os.path.abspath(path), [_part(kind, shape, at) for kind, shape, at in full.values()]) if full else []
+    uops = (
+        engine().map_file(os.path.abspath(path), [_part(kind, shape, at) for kind, shape, at in full.values()])
+        if full
+        else []
+    )
     tensors = dict(zip(full, map(Tensor, uops)))
     out = {}
     for n, (kind, shape, _) in entries.items():
         if n not in tensors:
             out[n] = Tensor(np.empty(shape, PLAIN[kind].np if kind in PLAIN else np.float32))
         else:
-            out[n] = tensors[n] if kind in PLAIN else BLOCKS[kind].values(tensors[n].to(default_device())).reshape(shape)
+            out[n] = (
+                tensors[n] if kind in PLAIN else BLOCKS[kind].values(tensors[n].to(default_device())).reshape(shape)
+            )
     return metadata, out
 
 
@@ -122,16 +128,22 @@ def _read(h: _Header) -> tuple[dict[str, Any], dict[str, tuple[int, tuple[int, .
     return metadata, _placed(found, start, h.size)
 
 
-def _placed(found: dict[str, tuple[int, tuple[int, ...], int]], start: int, size: int) -> dict[str, tuple[int, tuple[int, ...], int]]:
+def _placed(
+    found: dict[str, tuple[int, tuple[int, ...], int]], start: int, size: int
+) -> dict[str, tuple[int, tuple[int, ...], int]]:
     """With offsets from the file's beginning; each tensor lies inside the file and on no other."""
     out, spans = {}, []
     for key, (kind, shape, offset) in found.items():
         n = prod(shape)
         if kind in BLOCKS and shape and shape[-1] % BLOCKS[kind].size:
-            raise ValueError(f"tensor {key!r} of shape {shape} has rows that are not whole blocks of {BLOCKS[kind].size}")
+            raise ValueError(
+                f"tensor {key!r} of shape {shape} has rows that are not whole blocks of {BLOCKS[kind].size}"
+            )
         nbytes = n * PLAIN[kind].itemsize if kind in PLAIN else n // BLOCKS[kind].size * BLOCKS[kind].nbytes
         if start + offset + nbytes > size:
-            raise ValueError(f"tensor {key!r} ends at byte {start + offset + nbytes}, the file has {size}; it is truncated")
+            raise ValueError(
+                f"tensor {key!r} ends at byte {start + offset + nbytes}, the file has {size}; it is truncated"
+            )
         out[key] = (kind, shape, start + offset)
         spans.append((start + offset, start + offset + nbytes, key))
     spans.sort()

@@ -17,7 +17,11 @@ def get_state_dict(obj: Any, prefix: str = "") -> dict[str, Tensor]:
 
 def get_parameters(obj: Any) -> list[Tensor]:
     """The tensors below `obj` that can be trained: floats that are no buffers and whose requires_grad is not False; each once."""
-    found = [t for _, t in walk.tensors(obj) if t.dtype.is_float and not isinstance(t, Buffer) and t._requires_grad is not False]
+    found = [
+        t
+        for _, t in walk.tensors(obj)
+        if t.dtype.is_float and not isinstance(t, Buffer) and t._requires_grad is not False
+    ]
     return list({id(t): t for t in found}.values())
 
 
@@ -27,16 +31,24 @@ def load_state_dict(model: Any, state: dict[str, Tensor], strict: bool = True) -
     own = get_state_dict(model)
     missing, extra = sorted(set(own) - set(state)), sorted(set(state) - set(own))
     if strict and (missing or extra):
-        raise KeyError(f"load_state_dict: missing {missing or 'nothing'}, unexpected {extra or 'nothing'}; strict=False loads what fits")
+        raise KeyError(
+            f"load_state_dict: missing {missing or 'nothing'}, unexpected {extra or 'nothing'}; strict=False loads what fits"
+        )
     pairs = {name: (t, state[name]) for name, t in own.items() if name in state}
-    wrong = [f"{name} has shape {new.shape} in the file, {t.shape} in the model" for name, (t, new) in pairs.items() if new.shape != t.shape]
+    wrong = [
+        f"{name} has shape {new.shape} in the file, {t.shape} in the model"
+        for name, (t, new) in pairs.items()
+        if new.shape != t.shape
+    ]
     if wrong:
         raise ValueError(f"load_state_dict: {'; '.join(wrong)}")
     for t, new in pairs.values():
         if new.device != t.device:
             if isinstance(new.device, str) and new.device.startswith("DISK"):
                 new = new.to(default_device())
-            new = new.shard(t.device, engine().sharding_axis(t.uop)) if isinstance(t.device, tuple) else new.to(t.device)
+            new = (
+                new.shard(t.device, engine().sharding_axis(t.uop)) if isinstance(t.device, tuple) else new.to(t.device)
+            )
         new = new.detach().cast(t.dtype)
         if t.is_realized:
             t.assign(new)

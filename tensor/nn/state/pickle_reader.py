@@ -19,7 +19,14 @@ STORAGES: dict[str, DType] = {
     "LongStorage": dtypes.int64, "IntStorage": dtypes.int32, "ShortStorage": dtypes.int16, "CharStorage": dtypes.int8,
     "ByteStorage": dtypes.uint8, "BoolStorage": dtypes.bool, "UntypedStorage": dtypes.uint8,
 }  # fmt: skip
-DTYPES: dict[str, DType] = {**{d.name: d for d in dtypes.all}, "long": dtypes.int64, "float": dtypes.float32, "double": dtypes.float64, "half": dtypes.float16, "int": dtypes.int32}
+DTYPES: dict[str, DType] = {
+    **{d.name: d for d in dtypes.all},
+    "long": dtypes.int64,
+    "float": dtypes.float32,
+    "double": dtypes.float64,
+    "half": dtypes.float16,
+    "int": dtypes.int32,
+}
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,9 @@ def _rebuild_tensor(storage: Any, offset: Any, shape: Any, strides: Any, *rest: 
     return _view(storage, None, offset, shape, strides)
 
 
-def _rebuild_tensor_v3(storage: Any, offset: Any, shape: Any, strides: Any, requires_grad: Any, hooks: Any, dtype: Any, *rest: Any) -> View:
+def _rebuild_tensor_v3(
+    storage: Any, offset: Any, shape: Any, strides: Any, requires_grad: Any, hooks: Any, dtype: Any, *rest: Any
+) -> View:
     return _view(storage, dtype, offset, shape, strides)
 
 
@@ -75,7 +84,9 @@ def _view(storage: Any, dtype: Any, offset: Any, shape: Any, strides: Any) -> Vi
     have = storage.count * storage.dtype.itemsize // kind.itemsize
     need = offset + sum((d - 1) * s for d, s in zip(dims, steps)) + 1 if prod(dims) else 0
     if need > have:
-        raise ValueError(f"a tensor of shape {dims}, strides {steps}, offset {offset} needs {need} elements, storage {storage.key!r} has {have}")
+        raise ValueError(
+            f"a tensor of shape {dims}, strides {steps}, offset {offset} needs {need} elements, storage {storage.key!r} has {have}"
+        )
     return View(storage, kind, offset, dims, steps)
 
 
@@ -113,7 +124,9 @@ def _find(module: str, name: str) -> Any:
         return Storage("", STORAGES[name], 0)
     found = Global(module, name)
     if str(found) not in ALLOWED:
-        raise ValueError(f"the file asks for {found}, which is not among what a file of tensors needs; nothing was run. Save the state dict alone, or as safetensors")
+        raise ValueError(
+            f"the file asks for {found}, which is not among what a file of tensors needs; nothing was run. Save the state dict alone, or as safetensors"
+        )
     return found
 
 

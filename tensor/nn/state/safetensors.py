@@ -76,7 +76,9 @@ def _load_file(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         head = f.read(8)
         n = struct.unpack("<Q", head)[0] if len(head) == 8 else -1
         if not 0 <= n <= min(size - 8, MAX_HEADER):
-            raise ValueError(f"{path} is not a whole safetensors file: {size} bytes, header length {n}; fetch or save it again")
+            raise ValueError(
+                f"{path} is not a whole safetensors file: {size} bytes, header length {n}; fetch or save it again"
+            )
         try:
             header = json.loads(f.read(n))
             entries = {k: _entry(v) for k, v in header.items() if k != "__metadata__"}
@@ -85,14 +87,23 @@ def _load_file(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     for name, (dtype, shape, begin, end) in entries.items():
         want = prod(shape) * dtype.itemsize
         if any(d < 0 for d in shape) or not 0 <= begin <= end or end - begin != want:
-            raise ValueError(f"{path}: tensor {name!r} of shape {shape} {dtype.name} needs {want} bytes, its offsets say {begin}..{end}")
+            raise ValueError(
+                f"{path}: tensor {name!r} of shape {shape} {dtype.name} needs {want} bytes, its offsets say {begin}..{end}"
+            )
         if 8 + n + end > size:
-            raise ValueError(f"{path} is truncated: tensor {name!r} ends at byte {8 + n + end}, the file has {size}; nothing was loaded")
+            raise ValueError(
+                f"{path} is truncated: tensor {name!r} ends at byte {8 + n + end}, the file has {size}; nothing was loaded"
+            )
     placed = sorted((begin, end, name) for name, (_, _, begin, end) in entries.items())
     for (_, end, a), (begin, _, b) in pairwise(placed):
         if begin < end:
             raise ValueError(f"{path}: tensors {a!r} and {b!r} overlap")
     full = {name: e for name, e in entries.items() if e[3] > e[2]}
-    mapped = engine().map_file(os.path.abspath(path), [(dtype, shape, 8 + n + begin) for dtype, shape, begin, _ in full.values()])
+    mapped = engine().map_file(
+        os.path.abspath(path), [(dtype, shape, 8 + n + begin) for dtype, shape, begin, _ in full.values()]
+    )
     found = {name: Tensor(u) for name, u in zip(full, mapped)}
-    return {name: found[name] if name in found else Tensor(np.empty(shape, dtype.np)) for name, (dtype, shape, _, _) in entries.items()}
+    return {
+        name: found[name] if name in found else Tensor(np.empty(shape, dtype.np))
+        for name, (dtype, shape, _, _) in entries.items()
+    }

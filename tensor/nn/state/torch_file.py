@@ -43,9 +43,23 @@ def torch_load(path: str | os.PathLike[str]) -> Any:
                 raise ValueError(f"storage {v.storage.key!r} is not in the file")
             at, nbytes = places[v.storage.key]
             if v.storage.count * v.storage.dtype.itemsize > nbytes or at + nbytes > size:
-                raise ValueError(f"storage {v.storage.key!r} needs {v.storage.count * v.storage.dtype.itemsize} bytes, the file has {min(nbytes, max(size - at, 0))}; it is truncated")
+                raise ValueError(
+                    f"storage {v.storage.key!r} needs {v.storage.count * v.storage.dtype.itemsize} bytes, the file has {min(nbytes, max(size - at, 0))}; it is truncated"
+                )
         return replaced(root, View, dict(zip(map(id, views), _tensors(name, views, places))))
-    except (ValueError, KeyError, IndexError, TypeError, EOFError, struct.error, zipfile.BadZipFile, RecursionError, OverflowError, AttributeError, UnicodeError) as error:
+    except (
+        ValueError,
+        KeyError,
+        IndexError,
+        TypeError,
+        EOFError,
+        struct.error,
+        zipfile.BadZipFile,
+        RecursionError,
+        OverflowError,
+        AttributeError,
+        UnicodeError,
+    ) as error:
         reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(f"{name} cannot be read as a PyTorch file: {reason}") from None
 
@@ -111,7 +125,12 @@ def _read_legacy(f: BinaryIO) -> tuple[Any, dict[str, tuple[int, int]]]:
     storages: dict[str, Storage] = {}
 
     def storage(saved: Any) -> Storage:
-        if not isinstance(saved, tuple) or len(saved) < 5 or saved[0] != "storage" or (len(saved) > 5 and saved[5] is not None):
+        if (
+            not isinstance(saved, tuple)
+            or len(saved) < 5
+            or saved[0] != "storage"
+            or (len(saved) > 5 and saved[5] is not None)
+        ):
             raise ValueError(f"a persistent id {saved!r} is not of a whole storage")
         return storages.setdefault(str(saved[2]), _zip_storage(saved[:5]))
 
@@ -123,7 +142,9 @@ def _read_legacy(f: BinaryIO) -> tuple[Any, dict[str, tuple[int, int]]]:
         head = f.read(8)
         count = struct.unpack("<q", head)[0] if len(head) == 8 else -1
         if count != storages[key].count:
-            raise ValueError(f"storage {key!r} should have {storages[key].count} elements, the file says {count}; it is truncated or damaged")
+            raise ValueError(
+                f"storage {key!r} should have {storages[key].count} elements, the file says {count}; it is truncated or damaged"
+            )
         at, nbytes = f.tell(), count * storages[key].dtype.itemsize
         places[key] = (at, nbytes)
         f.seek(at + nbytes)
@@ -136,7 +157,9 @@ def _tensors(path: str, views: list[View], places: dict[str, tuple[int, int]]) -
     plain: list[bool] = []
     full = [v for v in views if prod(v.shape)]
     for v in full:
-        in_order = v.strides == _row_major(v.shape) or all(d == 1 or s == w for d, s, w in zip(v.shape, v.strides, _row_major(v.shape)))
+        in_order = v.strides == _row_major(v.shape) or all(
+            d == 1 or s == w for d, s, w in zip(v.shape, v.strides, _row_major(v.shape))
+        )
         extent = v.shape if in_order else (sum((d - 1) * s for d, s in zip(v.shape, v.strides)) + 1,)
         parts.append((v.dtype, extent, places[v.storage.key][0] + v.offset * v.dtype.itemsize))
         plain.append(in_order)

@@ -20,14 +20,23 @@ def get_total_norm(tensors: Iterable[Tensor], norm_type: float = 2.0, error_if_n
     if not parts:
         return Tensor(0.0)
     norm_type = float(norm_type)
-    each = [p.abs().amax() if norm_type == math.inf else p.square().sum() if norm_type == 2 else (p.abs() ** norm_type).sum() for p in parts]
+    each = [
+        p.abs().amax()
+        if norm_type == math.inf
+        else p.square().sum()
+        if norm_type == 2
+        else (p.abs() ** norm_type).sum()
+        for p in parts
+    ]
     total = each[0]
     for e in each[1:]:
         e = e if e.device == total.device else e.to(total.device)
         total = total.maximum(e) if norm_type == math.inf else total + e
     total = total if norm_type == math.inf else total.sqrt() if norm_type == 2 else total ** (1 / norm_type)
     if error_if_nonfinite and not math.isfinite(float(total.item())):
-        raise RuntimeError(f"the gradients' norm of order {norm_type} is {total.item()}; look for a loss that overflows, or pass error_if_nonfinite=False")
+        raise RuntimeError(
+            f"the gradients' norm of order {norm_type} is {total.item()}; look for a loss that overflows, or pass error_if_nonfinite=False"
+        )
     return total
 
 
@@ -40,7 +49,9 @@ def clip_grads_with_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float
         p.grad = g * (factor if factor.device == g.device else factor.to(g.device)).cast(g.dtype)
 
 
-def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> Tensor:
+def clip_grad_norm_(
+    parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+) -> Tensor:
     """Scales all gradients so that their common norm is at most max_norm; returns the norm before. Works inside a TinyJit step."""
     params = _with_gradient(parameters)
     total = get_total_norm([p.grad for p in params if p.grad is not None], norm_type, error_if_nonfinite)

@@ -20,7 +20,9 @@ def vector_to_parameters(vec: Tensor, parameters: Iterable[Tensor]) -> None:
     params = list(parameters)
     total = sum(p.numel() for p in params)
     if vec.shape != (total,):
-        raise ValueError(f"vector_to_parameters: the parameters have {total} elements, the vector has shape {vec.shape}")
+        raise ValueError(
+            f"vector_to_parameters: the parameters have {total} elements, the vector has shape {vec.shape}"
+        )
     at = 0
     for p in params:
         n = p.numel()

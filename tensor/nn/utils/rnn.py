@@ -5,7 +5,9 @@ from __future__ import annotations
 from manygrad.tensor.tensor import Tensor
 
 
-def pad_sequence(sequences: list[Tensor], batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right") -> Tensor:
+def pad_sequence(
+    sequences: list[Tensor], batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right"
+) -> Tensor:
     """Sequences (L_i, *) -> (max L, N, *), or (N, max L, *) with batch_first."""
     seqs = list(sequences)
     if not seqs:

@@ -92,12 +92,25 @@ def logsumexp(m: int, n: int, guarded: bool = False, d: DType = f32) -> UOp:
     top = reduce(load(1, add(mul(i, n), k), d), k, op=Ops.MAX)
     if guarded:
         inf = [top.alu(Ops.CMPEQ, UOp.const(d, v)) for v in (math.inf, -math.inf)]
-        top = top.alu(Ops.CMPNE, top).alu(Ops.OR, inf[0].alu(Ops.OR, inf[1])).alu(Ops.NOT).alu(Ops.WHERE, top, UOp.const(d, 0.0))
+        top = (
+            top.alu(Ops.CMPNE, top)
+            .alu(Ops.OR, inf[0].alu(Ops.OR, inf[1]))
+            .alu(Ops.NOT)
+            .alu(Ops.WHERE, top, UOp.const(d, 0.0))
+        )
     total = reduce(load(1, add(mul(i, n), j), d).alu(Ops.SUB, top).alu(Ops.EXP), j)
     return sink(store(0, i, total.alu(Ops.LOG).alu(Ops.ADD, top), i))
 
 
-def bytes_product(m: int, n: int, k: int, layout: str = "NN", types: tuple[DType, DType] = (dtypes.int8, dtypes.int8), padded: bool = False, scaled: bool = False) -> UOp:
+def bytes_product(
+    m: int,
+    n: int,
+    k: int,
+    layout: str = "NN",
+    types: tuple[DType, DType] = (dtypes.int8, dtypes.int8),
+    padded: bool = False,
+    scaled: bool = False,
+) -> UOp:
     """c[m, n] = sum over k of a b in int32; the first and the last column of a left out; as float32, scaled for each column."""
     i, j, r = loop(m, 0), loop(n, 1), red(k, 2)
     valid = I(0).alu(Ops.CMPLT, r).alu(Ops.AND, r.alu(Ops.CMPLT, I(k - 1))) if padded else None

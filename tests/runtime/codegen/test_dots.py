@@ -33,7 +33,10 @@ def test_in_the_types_that_the_machine_has(types: tuple[DType, DType], dots: tup
     as_it_is = types in pairs or types[::-1] in pairs
     assert [is_total(u) for u in sig.reduces].count(True) == (0 if as_it_is else 1)
     rng = np.random.default_rng(0)
-    arrays = [np.zeros((4, 5), np.int32), *(rng.choice([d.min, d.max, 0, 1], s).astype(d.np) for d, s in zip(types, ((4, 20), (5, 20))))]
+    arrays = [
+        np.zeros((4, 5), np.int32),
+        *(rng.choice([d.min, d.max, 0, 1], s).astype(d.np) for d, s in zip(types, ((4, 20), (5, 20)))),
+    ]
     want = arrays[1].astype(np.int32) @ arrays[2].T.astype(np.int32)
     np.testing.assert_array_equal(run(ast, arrays)[0], want)
     np.testing.assert_array_equal(run(ast, arrays, device="CPU")[0], want)
@@ -77,7 +80,10 @@ def test_of_bfloat16_matrix_products_alone() -> None:
         gemm(8, 8, 32), gemm(8, 8, 15, dtype=dtypes.bfloat16), gemm(8, 8, 32, dtype=dtypes.float16),
     ):  # fmt: skip
         assert use_dots(ast, dots) is ast
-    assert all(is_dot(u.src[0]) and u.dtype is dtypes.float32 for u in signature(use_dots(kernel(a.alu(Ops.MUL, b), r), dots)).reduces)
+    assert all(
+        is_dot(u.src[0]) and u.dtype is dtypes.float32
+        for u in signature(use_dots(kernel(a.alu(Ops.MUL, b), r), dots)).reduces
+    )
 
 
 def test_what_the_heuristic_makes_of_them() -> None:
@@ -104,4 +110,6 @@ def test_a_product_with_its_scale_is_one_exact_kernel(shape: tuple[int, int, int
     step()
     result = step()
     assert len(step.items) == 1
-    np.testing.assert_array_equal(result.numpy(), (x.astype(np.int32) @ w.T.astype(np.int32)).astype(np.float32) * scale)
+    np.testing.assert_array_equal(
+        result.numpy(), (x.astype(np.int32) @ w.T.astype(np.int32)).astype(np.float32) * scale
+    )

@@ -84,7 +84,10 @@ def test_an_exponential_is_computed_once() -> None:
 def test_the_first_pass_asks_for_the_next_row_where_a_core_can_wait_for_it() -> None:
     """Of large arrays, in rows that are a good burst; each array's in a pass of its own, one row a tile."""
     machine = replace(host_target().machine, burst_bytes=4096)
-    opts = lambda ast: {o for o in prepare(ast, machine).opts if o.kind == "prefetch" or (o.kind, o.axis) == ("tile", 0)}  # noqa: E731
+
+    def opts(ast: UOp) -> set[Opt]:
+        return {o for o in prepare(ast, machine).opts if o.kind == "prefetch" or (o.kind, o.axis) == ("tile", 0)}
+
     assert opts(softmax(4096, 1024)) == {Opt("prefetch", 2, 1)}
     assert opts(softmax_gradient(4096, 1024)) == {Opt("prefetch", 2, 1), Opt("prefetch", 4, 2)}
     assert opts(softmax(1024, 1024)) == {Opt("prefetch", 3, 1), Opt("tile", 0, 2)}
@@ -151,7 +154,11 @@ def test_stream_writes_whole_aligned_vectors() -> None:
 def double_and_square(m: int, n: int) -> UOp:
     """Two results a row, scaled by the row's largest and by a column's weight."""
     i, j, r = loop(m, 0), loop(n, 1), red(n, 2)
-    x = load(2, add(mul(i, n), j)).alu(Ops.MUL, reduce(load(2, add(mul(i, n), r)), r, op=Ops.MAX)).alu(Ops.MUL, load(3, j))
+    x = (
+        load(2, add(mul(i, n), j))
+        .alu(Ops.MUL, reduce(load(2, add(mul(i, n), r)), r, op=Ops.MAX))
+        .alu(Ops.MUL, load(3, j))
+    )
     at = add(mul(i, n), j)
     return sink(store(0, at, x.alu(Ops.ADD, x), i, j), store(1, at, x.alu(Ops.MUL, x), i, j))
 
@@ -161,10 +168,18 @@ def double_and_square(m: int, n: int) -> UOp:
 def test_rows_that_begin_anywhere_are_stored_in_whole_lines(n: int, rows: int) -> None:
     """The bits of the loop as it was; from buffers that begin within a line as well."""
     m, ast = 7, double_and_square(7, n)
-    bare = (Opt("lanes", 2, LANES), Opt("vectorise", 1, LANES), Opt("tile", 1, 2 * LANES), *([Opt("tile", 0, rows)] if rows > 1 else []), Opt("parallelise", -1, 1))
+    bare = (
+        Opt("lanes", 2, LANES),
+        Opt("vectorise", 1, LANES),
+        Opt("tile", 1, 2 * LANES),
+        *([Opt("tile", 0, rows)] if rows > 1 else []),
+        Opt("parallelise", -1, 1),
+    )
     streamed = (*bare, Opt("stream", -1, 0), Opt("stream", -1, 1))
     assert count(program(ast, streamed), Low.STREAM, False) > 0
-    assert LANES * 4 < 64 or count(program(ast, (*bare, Opt("stream", -1, 0))), Low.STREAM, False) == 0  # (a vector that is a line)
+    assert (
+        LANES * 4 < 64 or count(program(ast, (*bare, Opt("stream", -1, 0))), Low.STREAM, False) == 0
+    )  # (a vector that is a line)
     arrays = [np.zeros((m, n), np.float32), np.zeros((m, n), np.float32), values(0, f32, m * n), values(1, f32, n)]
     device = get_device("CPU")
     assert isinstance(device, CPUDevice)
@@ -194,7 +209,9 @@ def turn(rows: int, columns: int) -> UOp:
     return sink(store(0, add(mul(i, rows), j), load(1, add(mul(j, columns), i)), i, j))
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(1024, 1032), (1025, 1024), (1023, 1041), (512, 512), (511, 77), (67, 40)])
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(1024, 1032), (1025, 1024), (1023, 1041), (512, 512), (511, 77), (67, 40)]
+)
 def test_transposes_are_stored_in_whole_lines(rows: int, columns: int) -> None:
     """Vectors begin at lines also where rows do not; large ones go along the source and past the caches."""
     ast = turn(rows, columns)
@@ -212,7 +229,14 @@ def test_aligned_vectors(parallel: int, order: tuple[Opt, ...]) -> None:
     """All vectors inside of a row are streamed, its first and last elements are not; each piece of the parallel loop stores its own."""
     rows, columns = 5 * LANES + 3, LANES + 1
     ast = turn(rows, columns)
-    opts = (*order, Opt("vectorise", 1, LANES), Opt("tile", 0, LANES), Opt("tile", 1, 2 * LANES), Opt("align", 1, 1), Opt("stream", -1, 0))
+    opts = (
+        *order,
+        Opt("vectorise", 1, LANES),
+        Opt("tile", 0, LANES),
+        Opt("tile", 1, 2 * LANES),
+        Opt("align", 1, 1),
+        Opt("stream", -1, 0),
+    )
     opts = (*opts, Opt("parallelise", -1, parallel))
     p = program(ast, opts)
     vectors = [x for x in p.insts if x.op is Low.STREAM]
@@ -296,7 +320,9 @@ def test_the_exponential_has_the_same_bits_in_any_number_of_lanes(lanes: int, d:
     machine = host_target().machine
     if not machine.scales:
         pytest.skip("the processor has no such instruction")
-    x = np.concatenate([np.linspace(-800, 800, 20001), np.linspace(-104, 90, 20001), [np.inf, -np.inf, np.nan, 0.0, -0.0, 1e30, -1e30]])
+    x = np.concatenate(
+        [np.linspace(-800, 800, 20001), np.linspace(-104, 90, 20001), [np.inf, -np.inf, np.nan, 0.0, -0.0, 1e30, -1e30]]
+    )
     x = x.astype(d.np)
     i = loop(len(x), 0)
     ast = sink(store(0, i, load(1, i, d).alu(Ops.EXP), i))
@@ -305,7 +331,9 @@ def test_the_exponential_has_the_same_bits_in_any_number_of_lanes(lanes: int, d:
     assert sum(u.op is Low.SCALE for u in whole.program().insts) > 0
     assert any(u.op is Low.LOOKUP for u in whole.program().insts) is (d is f32)
     other, others = (ast, (Opt("vectorise", 0, 16),)) if d is f32 else (legalize(ast, scales=False), opts)
-    np.testing.assert_array_equal(run_with(ast, [np.zeros_like(x), x], opts), run_with(other, [np.zeros_like(x), x], others))
+    np.testing.assert_array_equal(
+        run_with(ast, [np.zeros_like(x), x], opts), run_with(other, [np.zeros_like(x), x], others)
+    )
 
 
 @pytest.mark.parametrize("pixels", [3, 4, 6, 7, 9, 11, 16, 20])
@@ -314,7 +342,11 @@ def test_stores_across_memory_are_turned(pixels: int, channels: int) -> None:
     """out[c, x] = a[c] * b[x] with vectors along c: of several x in a tile, vectors along x are stored."""
     c, x = loop(channels, 0), loop(pixels, 1)
     ast = sink(store(0, add(mul(c, pixels), x), load(1, c).alu(Ops.MUL, load(2, x)), c, x))
-    data = [np.zeros((channels, pixels), np.float32), np.arange(channels, dtype=np.float32), np.arange(pixels, dtype=np.float32)]
+    data = [
+        np.zeros((channels, pixels), np.float32),
+        np.arange(channels, dtype=np.float32),
+        np.arange(pixels, dtype=np.float32),
+    ]
     opts = (Opt("vectorise", 0, 16), Opt("tile", 1, pixels), Opt("parallelise", -1, 1))
     program = lower(ast, make_plan(signature(ast), opts))
     scattered = [x for x in program.insts if x.op is Low.STORE and x.src[1].lanes > 1]

@@ -71,7 +71,9 @@ def test_as_two_passes(n: int, guarded: bool) -> None:
 def test_of_float64() -> None:
     x = values(0, dtypes.float64, 4 * 600).reshape(4, 600) * 100
     ast, lanes = logsumexp(4, 600, d=dtypes.float64), Opt("lanes", 2, LANES // 2)
-    got = run_with(ast, [np.zeros(4), x], (Opt("lanes", 1, LANES // 2), lanes, Opt("online", 2, 1), Opt("unroll", 2, LANES)))
+    got = run_with(
+        ast, [np.zeros(4), x], (Opt("lanes", 1, LANES // 2), lanes, Opt("online", 2, 1), Opt("unroll", 2, LANES))
+    )
     np.testing.assert_allclose(got, np.log(np.exp(x - x.max(1, keepdims=True)).sum(1)) + x.max(1), rtol=1e-14)
 
 

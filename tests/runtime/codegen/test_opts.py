@@ -109,7 +109,13 @@ def products_of_bytes(draw: st.DrawFn) -> tuple[UOp, list[np.ndarray]]:
 
 @st.composite
 def products_of_bfloat16(draw: st.DrawFn) -> tuple[UOp, list[np.ndarray]]:
-    m, n, k, seed, d = draw(SIZES), draw(SIZES), draw(st.sampled_from([16, 17, 40, 67, 130])), draw(st.integers(0, 9)), dtypes.bfloat16
+    m, n, k, seed, d = (
+        draw(SIZES),
+        draw(SIZES),
+        draw(st.sampled_from([16, 17, 40, 67, 130])),
+        draw(st.integers(0, 9)),
+        dtypes.bfloat16,
+    )
     ast = gemm(m, n, k, draw(st.sampled_from(["NN", "NT", "TN", "TT"])), d)
     return ast, [np.zeros((m, n), d.np), values(seed, d, m * k), values(seed + 1, d, k * n)]
 
@@ -127,7 +133,11 @@ def families(draw: st.DrawFn) -> tuple[UOp, list[np.ndarray]]:
     m, n, k = draw(SIZES), draw(SIZES), draw(SIZES)
     zeros = lambda *shape: np.zeros(shape, d.np)  # noqa: E731
     i, j, r = loop(m, 0), loop(n, 1), red(k, 2)
-    match draw(st.sampled_from(["elementwise", "reduce", "product", "product", "shared", "softmax", "rows", "padded", "convolution"])):
+    match draw(
+        st.sampled_from(
+            ["elementwise", "reduce", "product", "product", "shared", "softmax", "rows", "padded", "convolution"]
+        )
+    ):
         case "elementwise":
             a = load(1, add(mul(i, n), j) if draw(st.booleans()) else add(mul(j, m), i), d)
             value = a.alu(Ops.MUL, load(2, j, d)).alu(Ops.ADD, load(3, i, d))
@@ -294,7 +304,22 @@ def test_stores_in_order(data: st.DataObject) -> None:
     places = random.randint(-1, data.draw(st.integers(1, m)) + 1, (n, m))
     arrays = [np.zeros(max(n, m) * m, np.float32), random.randn(n, m).astype(np.float32), places]
     opts: tuple[Opt, ...] = ()
-    for opt in data.draw(st.lists(st.sampled_from([Opt("vectorise", 0, 4), Opt("vectorise", 1, 8), Opt("tile", 0, 4), Opt("tile", 1, 8), Opt("tile", 1, 3), Opt("before", 1, 0), Opt("parallelise", -1, 1)]), max_size=6)):
+    for opt in data.draw(
+        st.lists(
+            st.sampled_from(
+                [
+                    Opt("vectorise", 0, 4),
+                    Opt("vectorise", 1, 8),
+                    Opt("tile", 0, 4),
+                    Opt("tile", 1, 8),
+                    Opt("tile", 1, 3),
+                    Opt("before", 1, 0),
+                    Opt("parallelise", -1, 1),
+                ]
+            ),
+            max_size=6,
+        )
+    ):
         opts = (*opts, opt) if legal(signature(ast), (*opts, opt)) is None else opts
     want = run(ast, arrays)[0]
     np.testing.assert_array_equal(run_with(ast, arrays, opts, simplify=False), want, str(opts))
@@ -303,7 +328,15 @@ def test_stores_in_order(data: st.DataObject) -> None:
 
 SET_ANYWHERE, SET_IN_ROWS, SET_IN_COLUMNS = set_at("anywhere"), set_at("rows"), set_at("columns")
 PRODUCT, NESTED, SCATTER, ROWS = gemm(32, 32, 64), masked_pair(), scatter_add(), softmax_gradient(8, 40)
-SUMS = sink(store(0, add(mul(loop(20, 0), 50), loop(50, 1)), add(load(1, loop(20, 0)), load(2, loop(50, 1))), loop(20, 0), loop(50, 1)))
+SUMS = sink(
+    store(
+        0,
+        add(mul(loop(20, 0), 50), loop(50, 1)),
+        add(load(1, loop(20, 0)), load(2, loop(50, 1))),
+        loop(20, 0),
+        loop(50, 1),
+    )
+)
 OF_BYTES = use_dots(bytes_product(32, 32, 64), (Dot(dtypes.uint8, dtypes.int8, 64),))
 OF_HALVES = use_dots(gemm(32, 32, 64, dtype=dtypes.bfloat16), (Dot(dtypes.bfloat16, dtypes.bfloat16, 64),))
 ALL = Opt("parallelise", -1, 2)
@@ -403,7 +436,11 @@ def test_stage_inside_of_a_tiled_loop() -> None:
     value = reduce(load(1, add(mul(b, 280), mul(r, 35), x)).alu(Ops.MUL, load(2, add(mul(y, 8), r))), r)
     ast = sink(store(0, add(mul(b, 140), mul(x, 4), y), value, b, x, y))
     rng = np.random.default_rng(0)
-    arrays = [np.zeros((4, 35, 4), np.float32), rng.random((4, 8, 35), dtype=np.float32), rng.random((4, 8), dtype=np.float32)]
+    arrays = [
+        np.zeros((4, 35, 4), np.float32),
+        rng.random((4, 8, 35), dtype=np.float32),
+        rng.random((4, 8), dtype=np.float32),
+    ]
     want = run(ast, arrays)[0]
     for tile in (1, 2, 3):
         opts = (Opt("vectorise", 1, 16), Opt("tile", 0, tile), Opt("stage", 1, 1), Opt("parallelise", -1, 2))
@@ -457,12 +494,22 @@ def test_debug_3_shows_the_list(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_thread_keeps_what_it_packed_for_its_next_part_of_the_loop() -> None:
     """The second part of a panel's rows finds it packed, as its scratch says that it ran up to where that part begins."""
     ast = gemm(32, 48, 24)
-    opts = (Opt("vectorise", 1, 16), Opt("tile", 1, 48), Opt("tile", 0, 4), Opt("before", 1, 0), Opt("stage", 1, 2), Opt("parallelise", -1, 2))
+    opts = (
+        Opt("vectorise", 1, 16),
+        Opt("tile", 1, 48),
+        Opt("tile", 0, 4),
+        Opt("before", 1, 0),
+        Opt("stage", 1, 2),
+        Opt("parallelise", -1, 2),
+    )
     with Context(CHECK_OOB=0):  # (a checked kernel is given more than its buffers)
         kernel = get_device("CPU").compile_with(ast, opts)  # type: ignore[attr-defined]
     run_part = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 2, ctypes.c_void_p)(kernel.address)
     rng = np.random.default_rng(0)
-    arrays = [np.zeros((32, 48), np.float32), *(rng.integers(-4, 5, s).astype(np.float32) for s in ((32, 24), (24, 48)))]
+    arrays = [
+        np.zeros((32, 48), np.float32),
+        *(rng.integers(-4, 5, s).astype(np.float32) for s in ((32, 24), (24, 48))),
+    ]
     want, columns = arrays[1] @ arrays[2], arrays[2].copy()
     buffers = (ctypes.c_void_p * 3)(*[a.ctypes.data for a in arrays])
     scratch = np.zeros(1 << 16, np.int64)

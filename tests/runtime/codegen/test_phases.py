@@ -78,7 +78,9 @@ def test_a_size_that_the_period_does_not_divide_stays() -> None:
     assert phased_loops(signature(ast)) == {} and split_phases(ast) is ast
 
 
-@pytest.mark.parametrize("tiles", [(), (Opt("tile", 2, 2),), (Opt("tile", 0, 4), Opt("unroll", 4, 3)), (Opt("vectorise", 2, 4),)])
+@pytest.mark.parametrize(
+    "tiles", [(), (Opt("tile", 2, 2),), (Opt("tile", 0, 4), Opt("unroll", 4, 3)), (Opt("vectorise", 2, 4),)]
+)
 def test_skip_with_any_tile(tiles: tuple[Opt, ...]) -> None:
     """Where a tile does not agree on a condition, nothing is skipped; the result is the same."""
     for size, stride in ((2, 1), (6, 2), (12, 3)):
@@ -91,7 +93,15 @@ def test_skip_with_any_tile(tiles: tuple[Opt, ...]) -> None:
             np.testing.assert_allclose(on_cpu(ast, data, packed, simplify=False), want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("tiles", [(), (Opt("tile", 2, 6),), (Opt("tile", 2, 6), Opt("unroll", 4, 3)), (Opt("vectorise", 1, 16), Opt("unroll", 4, 3))])
+@pytest.mark.parametrize(
+    "tiles",
+    [
+        (),
+        (Opt("tile", 2, 6),),
+        (Opt("tile", 2, 6), Opt("unroll", 4, 3)),
+        (Opt("vectorise", 1, 16), Opt("unroll", 4, 3)),
+    ],
+)
 def test_nothing_is_read_where_nothing_is_added(tiles: tuple[Opt, ...]) -> None:
     """What a condition guards is read under it, not before: no access is outside of its buffer."""
     ast, data = input_gradient(6, 1), arrays(6, 1)
@@ -123,11 +133,25 @@ def test_a_row_of_an_image_is_read_where_it_lies(size: int) -> None:
 @pytest.mark.parametrize("tile", [3, 5, 10])
 def test_versions_by_where_a_tile_lies(tile: int) -> None:
     """A tile of some pixels of a row asks once where it lies, then knows which taps count."""
-    opts = (Opt("vectorise", 1, 16), Opt("tile", 2, tile), Opt("unroll", 4, 3), Opt("skip", 4, 1), Opt("parallelise", -1, 2))
+    opts = (
+        Opt("vectorise", 1, 16),
+        Opt("tile", 2, tile),
+        Opt("unroll", 4, 3),
+        Opt("skip", 4, 1),
+        Opt("parallelise", -1, 2),
+    )
     ast, data = input_gradient(14, 1), arrays(14, 1)
     program = lower(ast, make_plan(signature(ast), opts))
-    innermost = {max(i for i in range(at) if program.insts[i].op is Low.LOOP) for at, x in enumerate(program.insts) if x.op is Low.FMA}
-    inside = [program.insts[i].op for begin in innermost for i in range(begin, next(j for j in range(begin, len(program.insts)) if program.insts[j].op is Low.END))]
+    innermost = {
+        max(i for i in range(at) if program.insts[i].op is Low.LOOP)
+        for at, x in enumerate(program.insts)
+        if x.op is Low.FMA
+    }
+    inside = [
+        program.insts[i].op
+        for begin in innermost
+        for i in range(begin, next(j for j in range(begin, len(program.insts)) if program.insts[j].op is Low.END))
+    ]
     assert len(innermost) >= 2 and Low.IF not in inside
     with Context(CHECK_OOB=1):
         np.testing.assert_array_equal(on_cpu(ast, data, opts, simplify=False), on_cpu(ast, data, (), simplify=False))
@@ -163,7 +187,10 @@ def test_a_panel_larger_than_the_cache_is_packed_in_blocks_of_the_reduction() ->
     assert Opt("vectorise", 0, 16) in opts and Opt("stage", 0, 2) in opts and Opt("block", 0, 1) in opts
     assert [o for o in opts if o.kind == "reduce_block"] == [Opt("reduce_block", 3, 1)]
     rng = np.random.default_rng(0)
-    data = [np.zeros((32, 3, 3), np.float32), *(rng.standard_normal(s).astype(np.float32) for s in ((6, 3, 300), (6, 32, 300)))]
+    data = [
+        np.zeros((32, 3, 3), np.float32),
+        *(rng.standard_normal(s).astype(np.float32) for s in ((6, 3, 300), (6, 32, 300))),
+    ]
     with Context(CHECK_OOB=1):
         np.testing.assert_allclose(on_cpu(ast, data, opts), run(ast, data)[0], rtol=1e-4, atol=1e-3)
 
@@ -171,5 +198,8 @@ def test_a_panel_larger_than_the_cache_is_packed_in_blocks_of_the_reduction() ->
 @pytest.mark.parametrize("size", [12, 16, 56, 300])
 def test_the_order_of_a_weights_gradient_is_the_same_for_any_batch(size: int) -> None:
     for filters in (4, 16, 40):
-        lanes = {tuple(o for o in prepare(weights_gradient(b, filters, 3, size), Machine(64, 32)).opts if o.kind == "lanes") for b in (2, 3, 64, 4096)}
+        lanes = {
+            tuple(o for o in prepare(weights_gradient(b, filters, 3, size), Machine(64, 32)).opts if o.kind == "lanes")
+            for b in (2, 3, 64, 4096)
+        }
         assert len(lanes) == 1

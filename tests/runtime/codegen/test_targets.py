@@ -39,7 +39,9 @@ SSE = Target("x86_64-unknown-linux-gnu", "x86-64-v2", "", Machine(16, 16))
 VNNI = Target("x86_64-unknown-linux-gnu", "alderlake", "", Machine(32, 16, dots=(Dot(dtypes.uint8, dtypes.int8, 32),)))
 HALVES = (Dot(dtypes.uint8, dtypes.int8, 64), Dot(dtypes.bfloat16, dtypes.bfloat16, 64))
 ZEN = Target("x86_64-unknown-linux-gnu", "znver4", "", Machine(64, 32, scales=True, dots=HALVES))
-NEON = Target("aarch64-unknown-linux-gnu", "neoverse-n1", "", Machine(16, 32, dots=(Dot(dtypes.int8, dtypes.int8, 16),)))
+NEON = Target(
+    "aarch64-unknown-linux-gnu", "neoverse-n1", "", Machine(16, 32, dots=(Dot(dtypes.int8, dtypes.int8, 16),))
+)
 
 
 def softmax(rows: int, cols: int) -> UOp:
@@ -101,7 +103,9 @@ def test_other_targets(target: Target, name: str) -> None:
     np.testing.assert_allclose(arrays[0].astype(np.float64), want, rtol=1e-2 if np.dtype(dtype).itemsize == 2 else 1e-5)
 
 
-@pytest.mark.parametrize(("target", "instruction"), [(VNNI, "vpdpbusd"), (NEON, "sdot")], ids=["alderlake", "neoverse-n1"])
+@pytest.mark.parametrize(
+    ("target", "instruction"), [(VNNI, "vpdpbusd"), (NEON, "sdot")], ids=["alderlake", "neoverse-n1"]
+)
 @pytest.mark.parametrize("lanes", [None, 2, 16])
 def test_products_of_bytes(target: Target, instruction: str, lanes: int | None) -> None:
     """Also in vectors that are shorter or longer than the machine's."""

@@ -90,7 +90,9 @@ def test_the_compilers_code_leaves_memory_and_comes_back() -> None:
     def resident() -> int:
         """KiB of LLVM's code."""
         parts = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
-        return sum(int(re.search(r"^Rss: +(\d+)", p, re.MULTILINE)[1]) for p in parts if " r-xp " in p and "libllvmlite" in p)  # type: ignore[index]
+        return sum(
+            int(re.search(r"^Rss: +(\d+)", p, re.MULTILINE)[1]) for p in parts if " r-xp " in p and "libllvmlite" in p
+        )  # type: ignore[index]
 
     device, x = get_device("CPU"), np.arange(70, dtype=np.float32)
     with Context(CACHE=0):

@@ -76,7 +76,9 @@ def test_equal_code_is_compiled_once(made: list[str]) -> None:
     assert len(made) == 1  # all are on disk
 
 
-def test_a_failure_is_the_callers_and_leaves_no_claim(made: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_the_callers_and_leaves_no_claim(
+    made: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asts = kernels(5)
 
     def broken(self: Compiler, ir: str) -> bytes:
@@ -150,7 +152,9 @@ sys.stdin.read()
 
 def test_a_claim_ends_with_its_process(tmp_path: Path) -> None:
     env = {**os.environ, "CACHE_DIR": str(tmp_path)}
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert holder.stdout is not None and holder.stdout.readline() == "held\n"
     store = DiskCache("test")
     with Context(CACHE_DIR=str(tmp_path)):
@@ -185,4 +189,6 @@ def test_two_processes_share_the_work(tmp_path: Path) -> None:
     alone = total([start("one")])
     assert alone > 10
     both = total([start("two"), start("two")])
-    assert alone <= both <= alone + 2  # (the first kernel of each may be made by both: a LINEAR of one kernel has no claim)
+    assert (
+        alone <= both <= alone + 2
+    )  # (the first kernel of each may be made by both: a LINEAR of one kernel has no claim)

@@ -37,7 +37,11 @@ def gelu(x: np.ndarray, approximate: str = "none") -> np.ndarray:
 
 def with_args(*args: Any, **named: Any) -> Any:
     def samples(draw: Draw) -> Sample:
-        return Sample((array(draw, shapes(draw)),), tuple(draw(st.sampled_from(a)) for a in args), {k: draw(st.sampled_from(v)) for k, v in named.items()})
+        return Sample(
+            (array(draw, shapes(draw)),),
+            tuple(draw(st.sampled_from(a)) for a in args),
+            {k: draw(st.sampled_from(v)) for k, v in named.items()},
+        )
 
     return samples
 

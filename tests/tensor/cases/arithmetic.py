@@ -39,7 +39,9 @@ def quotient(draw: Draw, dtype: str = "float64") -> Sample:
 
 
 def integers(count: int = 2, low: int = -40, high: int = 40, dtype: str = "int32") -> Any:
-    return lambda draw: Sample(tuple(array(draw, s, dtype, low, high) for s in (broadcastable(draw, count) if count > 1 else [shapes(draw)])))
+    return lambda draw: Sample(
+        tuple(array(draw, s, dtype, low, high) for s in (broadcastable(draw, count) if count > 1 else [shapes(draw)]))
+    )
 
 
 def limits(draw: Draw) -> Sample:
@@ -49,7 +51,11 @@ def limits(draw: Draw) -> Sample:
 
 def numbers(*values: Any, **named: Any) -> Any:
     def samples(draw: Draw) -> Sample:
-        return Sample((array(draw, shapes(draw)),), tuple(draw(st.sampled_from(v)) for v in values), {k: draw(st.sampled_from(v)) for k, v in named.items()})
+        return Sample(
+            (array(draw, shapes(draw)),),
+            tuple(draw(st.sampled_from(v)) for v in values),
+            {k: draw(st.sampled_from(v)) for k, v in named.items()},
+        )
 
     return samples
 
@@ -57,11 +63,23 @@ def numbers(*values: Any, **named: Any) -> Any:
 def weird(draw: Draw) -> Sample:
     shape = shapes(draw)
     rng = np.random.default_rng(draw(st.integers(0, 99)))
-    return Sample((np.where(rng.random(shape) < 0.5, rng.choice([np.nan, np.inf, -np.inf, -0.0, 0.0], shape), rng.uniform(-2, 2, shape)),))
+    return Sample(
+        (
+            np.where(
+                rng.random(shape) < 0.5,
+                rng.choice([np.nan, np.inf, -np.inf, -0.0, 0.0], shape),
+                rng.uniform(-2, 2, shape),
+            ),
+        )
+    )
 
 
 def three(draw: Draw) -> Sample:
-    return Sample(tuple(array(draw, s, low=0.5) for s in broadcastable(draw, 3)), (), {"value": draw(st.sampled_from([1, -0.5, 2]))})
+    return Sample(
+        tuple(array(draw, s, low=0.5) for s in broadcastable(draw, 3)),
+        (),
+        {"value": draw(st.sampled_from([1, -0.5, 2]))},
+    )
 
 
 def shifts(draw: Draw) -> Sample:

@@ -16,7 +16,15 @@ def softmax(x: np.ndarray) -> np.ndarray:
     return e / np.where(e.sum(-1, keepdims=True) == 0, 1, e.sum(-1, keepdims=True))
 
 
-def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None = None, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False) -> np.ndarray:
+def attention(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    mask: np.ndarray | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> np.ndarray:
     if enable_gqa:
         k, v = (np.repeat(t, q.shape[-3] // t.shape[-3], -3) for t in (k, v))
     s = q @ np.swapaxes(k, -1, -2) * (1 / np.sqrt(q.shape[-1]) if scale is None else scale)
@@ -48,7 +56,17 @@ def heads(draw: Draw) -> Sample:
     return Sample(tuple(arrays), (), kwargs)
 
 
-def multi_head(q: np.ndarray, k: np.ndarray, v: np.ndarray, w: np.ndarray, b: np.ndarray, wo: np.ndarray, bo: np.ndarray, heads: int, padding: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def multi_head(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    w: np.ndarray,
+    b: np.ndarray,
+    wo: np.ndarray,
+    bo: np.ndarray,
+    heads: int,
+    padding: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
     width = q.shape[-1]
     parts = [t @ w[i * width : (i + 1) * width].T + b[i * width : (i + 1) * width] for i, t in enumerate((q, k, v))]
     split = [p.reshape(p.shape[0], p.shape[1], heads, -1).transpose(1, 2, 0, 3) for p in parts]
@@ -62,7 +80,9 @@ def multi_head(q: np.ndarray, k: np.ndarray, v: np.ndarray, w: np.ndarray, b: np
 def multi_heads(draw: Draw) -> Sample:
     heads, n, lq, lk = draw(st.integers(1, 2)), 2, draw(st.integers(1, 3)), draw(st.integers(1, 3))
     e = heads * draw(st.integers(1, 2))
-    arrays = [array(draw, s, low=-1, high=1) for s in ((lq, n, e), (lk, n, e), (lk, n, e), (3 * e, e), (3 * e,), (e, e), (e,))]
+    arrays = [
+        array(draw, s, low=-1, high=1) for s in ((lq, n, e), (lk, n, e), (lk, n, e), (3 * e, e), (3 * e,), (e, e), (e,))
+    ]
     padding = array(draw, (n, lk), "bool")
     padding[:, 0] = False
     return Sample((*arrays, padding), (heads,))

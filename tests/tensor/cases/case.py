@@ -44,7 +44,9 @@ class Case:
     dtypes: Sequence[str] = ("float32", "float64")
     grad: bool = True
     shard: bool = True
-    rtol: dict[str, float] = field(default_factory=dict)  # per dtype, where the usual tolerance is too tight; say why beside it
+    rtol: dict[str, float] = field(
+        default_factory=dict
+    )  # per dtype, where the usual tolerance is too tight; say why beside it
     call: Callable[..., Any] | None = None  # only where the plain call by name will not do; works on torch tensors too
 
     @property
@@ -106,7 +108,11 @@ def elementwise(count: int = 1, low: float = -4, high: float = 4, dtype: str = "
     """Samples for an operator on `count` tensors that broadcast."""
 
     def samples(draw: Draw) -> Sample:
-        return Sample(tuple(array(draw, s, dtype, low, high) for s in (broadcastable(draw, count) if count > 1 else [shapes(draw)])))
+        return Sample(
+            tuple(
+                array(draw, s, dtype, low, high) for s in (broadcastable(draw, count) if count > 1 else [shapes(draw)])
+            )
+        )
 
     return samples
 

@@ -17,7 +17,11 @@ def close(draw: Draw) -> Sample:
     shape = shapes(draw)
     x = weird(draw).arrays[0]
     x = np.resize(x, shape) if x.size else array(draw, shape)
-    return Sample((x, np.asarray(x + np.resize([0, 1e-7, 1e-3], shape))), (), {"rtol": 1e-5, "atol": 1e-8, "equal_nan": draw(st.booleans())})
+    return Sample(
+        (x, np.asarray(x + np.resize([0, 1e-7, 1e-3], shape))),
+        (),
+        {"rtol": 1e-5, "atol": 1e-8, "equal_nan": draw(st.booleans())},
+    )
 
 
 def masked(draw: Draw) -> Sample:

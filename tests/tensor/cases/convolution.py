@@ -16,7 +16,15 @@ def tuples(x: Any, n: int) -> tuple[int, ...]:
     return (x,) * n if isinstance(x, int) else tuple(x)
 
 
-def conv(x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> np.ndarray:
+def conv(
+    x: np.ndarray,
+    w: np.ndarray,
+    b: np.ndarray | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> np.ndarray:
     n = w.ndim - 2
     if x.ndim == n + 1:
         return conv(x[None], w, b, stride, padding, dilation, groups)[0]
@@ -31,14 +39,33 @@ def conv(x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, stride: Any 
     out = np.zeros((x.shape[0], w.shape[0], *outs), np.result_type(x, w))
     per, into = x.shape[1] // groups, w.shape[0] // groups
     for at in product(*map(range, outs)):
-        window = x[(slice(None), slice(None), *(slice(a * s[i], a * s[i] + d[i] * (w.shape[2 + i] - 1) + 1, d[i]) for i, a in enumerate(at)))]
+        window = x[
+            (
+                slice(None),
+                slice(None),
+                *(slice(a * s[i], a * s[i] + d[i] * (w.shape[2 + i] - 1) + 1, d[i]) for i, a in enumerate(at)),
+            )
+        ]
         for g in range(groups):
-            part = np.tensordot(window[:, g * per : (g + 1) * per], w[g * into : (g + 1) * into], (list(range(1, n + 2)), list(range(1, n + 2))))
+            part = np.tensordot(
+                window[:, g * per : (g + 1) * per],
+                w[g * into : (g + 1) * into],
+                (list(range(1, n + 2)), list(range(1, n + 2))),
+            )
             out[(slice(None), slice(g * into, (g + 1) * into), *at)] = part
     return out if b is None else out + b.reshape(-1, *(1,) * n)
 
 
-def conv_transpose(x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, stride: Any = 1, padding: Any = 0, output_padding: Any = 0, groups: int = 1, dilation: Any = 1) -> np.ndarray:
+def conv_transpose(
+    x: np.ndarray,
+    w: np.ndarray,
+    b: np.ndarray | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> np.ndarray:
     n = w.ndim - 2
     s, p, o, d = (tuples(v, n) for v in (stride, padding, output_padding, dilation))
     full = [(x.shape[2 + i] - 1) * s[i] + d[i] * (w.shape[2 + i] - 1) + 1 + o[i] for i in range(n)]
@@ -48,7 +75,10 @@ def conv_transpose(x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, st
         for k in product(*map(range, w.shape[2:])):
             place = tuple(at[i] * s[i] + k[i] * d[i] for i in range(n))
             for g in range(groups):
-                out[(slice(None), slice(g * into, (g + 1) * into), *place)] += x[(slice(None), slice(g * per, (g + 1) * per), *at)] @ w[(slice(g * per, (g + 1) * per), slice(None), *k)]
+                out[(slice(None), slice(g * into, (g + 1) * into), *place)] += (
+                    x[(slice(None), slice(g * per, (g + 1) * per), *at)]
+                    @ w[(slice(g * per, (g + 1) * per), slice(None), *k)]
+                )
     out = out[(slice(None), slice(None), *(slice(p[i], full[i] - p[i]) for i in range(n)))]
     return out if b is None else out + b.reshape(-1, *(1,) * n)
 
@@ -64,7 +94,15 @@ def inputs(n: int, transposed: bool = False) -> Callable[[Draw], Sample]:
         if draw(st.booleans()):
             kwargs["stride"] = draw(st.integers(1, 3))
         if draw(st.booleans()):
-            kwargs["padding"] = draw(st.integers(0, 1)) if transposed else draw(st.one_of(st.integers(0, 2), st.sampled_from(["valid", *(["same"] if "stride" not in kwargs else [])])))
+            kwargs["padding"] = (
+                draw(st.integers(0, 1))
+                if transposed
+                else draw(
+                    st.one_of(
+                        st.integers(0, 2), st.sampled_from(["valid", *(["same"] if "stride" not in kwargs else [])])
+                    )
+                )
+            )
         if all(k * 2 - 1 <= s for k, s in zip(kernel, size)) and draw(st.booleans()):
             kwargs["dilation"] = 2
         if transposed:

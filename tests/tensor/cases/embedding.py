@@ -55,10 +55,16 @@ def offsets(draw: Draw) -> Sample:
     w = table(draw)
     n, mode, last = draw(st.integers(0, 6)), draw(st.sampled_from(["sum", "mean", "max"])), draw(st.booleans())
     starts = [0, *sorted(draw(st.lists(st.integers(0, n), max_size=3)))]
-    return Sample((index(draw, (n,), len(w)), w, np.array(starts + ([n] if last else []))), (), {"mode": mode, "include_last_offset": last})
+    return Sample(
+        (index(draw, (n,), len(w)), w, np.array(starts + ([n] if last else []))),
+        (),
+        {"mode": mode, "include_last_offset": last},
+    )
 
 
-def offsets_oracle(i: np.ndarray, w: np.ndarray, starts: np.ndarray, mode: str, include_last_offset: bool) -> np.ndarray:
+def offsets_oracle(
+    i: np.ndarray, w: np.ndarray, starts: np.ndarray, mode: str, include_last_offset: bool
+) -> np.ndarray:
     ends = [*starts[1:], len(i)] if not include_last_offset else list(starts[1:])
     return np.stack([pooled(w[i[a:b]], mode) for a, b in zip(starts, ends)])
 

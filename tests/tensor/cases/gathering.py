@@ -31,7 +31,9 @@ def gathered(draw: Draw) -> Sample:
 
 
 def np_gather(x: np.ndarray, i: np.ndarray, d: int) -> np.ndarray:
-    return np.take_along_axis(x[tuple(slice(None) if j == d % x.ndim else slice(n) for j, n in enumerate(i.shape))], i, d)
+    return np.take_along_axis(
+        x[tuple(slice(None) if j == d % x.ndim else slice(n) for j, n in enumerate(i.shape))], i, d
+    )
 
 
 def by_dim(name: str):
@@ -42,13 +44,17 @@ def by_dim(name: str):
 def along(draw: Draw) -> Sample:
     shape = sized(draw)
     d = draw(st.integers(-len(shape), len(shape) - 1))
-    at = tuple(draw(st.integers(1, 4)) if i == d % len(shape) else draw(st.sampled_from([1, n])) for i, n in enumerate(shape))
+    at = tuple(
+        draw(st.integers(1, 4)) if i == d % len(shape) else draw(st.sampled_from([1, n])) for i, n in enumerate(shape)
+    )
     return Sample((array(draw, shape), integers(draw, at, 0, shape[d])), (d,))
 
 
 def np_along(x: np.ndarray, i: np.ndarray, d: int) -> np.ndarray:
     at = np.broadcast_shapes(*[tuple(1 if j == d % x.ndim else n for j, n in enumerate(t.shape)) for t in (x, i)])
-    return np.take_along_axis(x, np.broadcast_to(i, tuple(i.shape[d] if j == d % x.ndim else n for j, n in enumerate(at))), d)
+    return np.take_along_axis(
+        x, np.broadcast_to(i, tuple(i.shape[d] if j == d % x.ndim else n for j, n in enumerate(at))), d
+    )
 
 
 def taken(draw: Draw) -> Sample:
@@ -94,7 +100,9 @@ def sparse(draw: Draw) -> Sample:
 
 def static(draw: Draw) -> Sample:
     x = sparse(draw).arrays[0]
-    return Sample((x if x.ndim else x.reshape(1),), (), {"size": draw(st.integers(0, 8)), "fill_value": draw(st.integers(-2, 3))})
+    return Sample(
+        (x if x.ndim else x.reshape(1),), (), {"size": draw(st.integers(0, 8)), "fill_value": draw(st.integers(-2, 3))}
+    )
 
 
 def np_nonzero_static(x: np.ndarray, size: int, fill_value: int) -> np.ndarray:

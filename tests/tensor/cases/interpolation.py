@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 
 from tests.tensor.cases.case import Case, Draw, Sample, array
 
-MODES = {1: ["nearest", "nearest-exact", "linear", "area"], 2: ["nearest", "nearest-exact", "bilinear", "bicubic", "area"], 3: ["nearest", "trilinear", "area"]}
+MODES = {
+    1: ["nearest", "nearest-exact", "linear", "area"],
+    2: ["nearest", "nearest-exact", "bilinear", "bicubic", "area"],
+    3: ["nearest", "trilinear", "area"],
+}
 
 
 def cubic(t: float, a: float) -> float:
@@ -50,12 +54,21 @@ def weights(size: int, out: int, ratio: float, mode: str, align: bool, antialias
     return w
 
 
-def interpolate(x: np.ndarray, size: Any = None, scale_factor: Any = None, mode: str = "nearest", align_corners: bool | None = None, antialias: bool = False) -> np.ndarray:
+def interpolate(
+    x: np.ndarray,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    antialias: bool = False,
+) -> np.ndarray:
     for d in range(2, x.ndim):
         n = x.shape[d]
         factor = None if scale_factor is None else scale_factor
         out = size[d - 2] if size is not None else floor(n * scale_factor)
-        ratio = ((n - 1) / (out - 1) if out > 1 else 0.0) if align_corners else n / out if factor is None else 1 / factor
+        ratio = (
+            ((n - 1) / (out - 1) if out > 1 else 0.0) if align_corners else n / out if factor is None else 1 / factor
+        )
         if n == out and factor in (None, 1):
             continue
         x = np.moveaxis(np.moveaxis(x, d, -1) @ weights(n, out, ratio, mode, bool(align_corners), antialias).T, -1, d)
@@ -80,7 +93,11 @@ def images(draw: Draw) -> Sample:
 
 
 def upsampled(draw: Draw) -> Sample:
-    return Sample((array(draw, (1, 2, draw(st.integers(2, 4)), draw(st.integers(2, 4))), low=-2, high=2),), (), {"scale_factor": 2})
+    return Sample(
+        (array(draw, (1, 2, draw(st.integers(2, 4)), draw(st.integers(2, 4))), low=-2, high=2),),
+        (),
+        {"scale_factor": 2},
+    )
 
 
 def grid(x: np.ndarray, g: np.ndarray, mode: str, padding_mode: str, align_corners: bool) -> np.ndarray:
@@ -128,13 +145,30 @@ def sampled(draw: Draw) -> Sample:
     n = draw(st.integers(2, 3))
     mode = draw(st.sampled_from(["bilinear", "nearest", *(["bicubic"] if n == 2 else [])]))
     x = array(draw, (2, 2, *(draw(st.integers(2, 4)) for _ in range(n))), low=-2, high=2)
-    g = np.random.default_rng(draw(st.integers(0, 1000))).uniform(-1.4, 1.4, (2, *(draw(st.integers(1, 3)) for _ in range(n)), n))
-    return Sample((x, g), (), {"mode": mode, "padding_mode": draw(st.sampled_from(["zeros", "border", "reflection"])), "align_corners": draw(st.booleans())})
+    g = np.random.default_rng(draw(st.integers(0, 1000))).uniform(
+        -1.4, 1.4, (2, *(draw(st.integers(1, 3)) for _ in range(n)), n)
+    )
+    return Sample(
+        (x, g),
+        (),
+        {
+            "mode": mode,
+            "padding_mode": draw(st.sampled_from(["zeros", "border", "reflection"])),
+            "align_corners": draw(st.booleans()),
+        },
+    )
 
 
 def affine(theta: np.ndarray, size: tuple[int, ...], align_corners: bool) -> np.ndarray:
     outs, n = size[2:], len(size) - 2
-    lines = [np.linspace(-1, 1, o) if align_corners and o > 1 else np.zeros(o) if align_corners else (2 * np.arange(o) + 1) / o - 1 for o in outs]
+    lines = [
+        np.linspace(-1, 1, o)
+        if align_corners and o > 1
+        else np.zeros(o)
+        if align_corners
+        else (2 * np.arange(o) + 1) / o - 1
+        for o in outs
+    ]
     mesh = np.meshgrid(*lines, indexing="ij")
     base = np.stack([*reversed(mesh), np.ones(outs)], -1).reshape(-1, n + 1)
     return (base @ np.swapaxes(theta, -1, -2)).reshape(theta.shape[0], *outs, n)
@@ -142,14 +176,22 @@ def affine(theta: np.ndarray, size: tuple[int, ...], align_corners: bool) -> np.
 
 def thetas(draw: Draw) -> Sample:
     n = draw(st.integers(2, 3))
-    return Sample((array(draw, (2, n, n + 1)),), ((2, 3, *(draw(st.integers(1, 4)) for _ in range(n))), draw(st.booleans())))
+    return Sample(
+        (array(draw, (2, n, n + 1)),), ((2, 3, *(draw(st.integers(1, 4)) for _ in range(n))), draw(st.booleans()))
+    )
 
 
 CASES = [
     Case("functional.interpolate", interpolate, images),
     Case("functional.upsample", lambda x, scale_factor: interpolate(x, scale_factor=scale_factor), upsampled),
     Case("functional.upsample_nearest", lambda x, scale_factor: interpolate(x, scale_factor=scale_factor), upsampled),
-    Case("functional.upsample_bilinear", lambda x, scale_factor: interpolate(x, scale_factor=scale_factor, mode="bilinear", align_corners=True), upsampled),
-    Case("functional.grid_sample", grid, sampled, rtol={"float32": 1e-3}, dtypes=("float32", "float64")),  # places near a whole number round either way
+    Case(
+        "functional.upsample_bilinear",
+        lambda x, scale_factor: interpolate(x, scale_factor=scale_factor, mode="bilinear", align_corners=True),
+        upsampled,
+    ),
+    Case(
+        "functional.grid_sample", grid, sampled, rtol={"float32": 1e-3}, dtypes=("float32", "float64")
+    ),  # places near a whole number round either way
     Case("functional.affine_grid", affine, thetas),
 ]

@@ -12,19 +12,28 @@ from tests.tensor.cases.case import Case, Draw, Sample, array, shapes
 
 
 def joined(name: str):
-    return lambda lib, *xs, **k: getattr(lib.top, name)(list(xs[:-1]), xs[-1]) if isinstance(xs[-1], int) else getattr(lib.top, name)(list(xs), **k)
+    return lambda lib, *xs, **k: (
+        getattr(lib.top, name)(list(xs[:-1]), xs[-1])
+        if isinstance(xs[-1], int)
+        else getattr(lib.top, name)(list(xs), **k)
+    )
 
 
 def parts(draw: Draw) -> Sample:
     shape = shapes(draw, 1)
     d = draw(st.integers(-len(shape), len(shape) - 1))
     sizes = [draw(st.integers(0, 3)) for _ in range(draw(st.integers(1, 4)))]
-    return Sample(tuple(array(draw, tuple(n if i == d % len(shape) else s for i, s in enumerate(shape))) for n in sizes), (d,))
+    return Sample(
+        tuple(array(draw, tuple(n if i == d % len(shape) else s for i, s in enumerate(shape))) for n in sizes), (d,)
+    )
 
 
 def stacked(draw: Draw) -> Sample:
     shape = shapes(draw)
-    return Sample(tuple(array(draw, shape) for _ in range(draw(st.integers(1, 3)))), (draw(st.integers(-len(shape) - 1, len(shape))),))
+    return Sample(
+        tuple(array(draw, shape) for _ in range(draw(st.integers(1, 3)))),
+        (draw(st.integers(-len(shape) - 1, len(shape))),),
+    )
 
 
 def alike(min_dims: int = 0, max_dims: int = 3):
@@ -89,7 +98,9 @@ def repeats(draw: Draw) -> Sample:
 
 
 def tiles(draw: Draw) -> Sample:
-    return Sample((array(draw, shapes(draw, 0, 2)),), (tuple(draw(st.lists(st.integers(0, 3), min_size=1, max_size=3))),))
+    return Sample(
+        (array(draw, shapes(draw, 0, 2)),), (tuple(draw(st.lists(st.integers(0, 3), min_size=1, max_size=3))),)
+    )
 
 
 def np_repeat(x: np.ndarray, times: tuple[int, ...]) -> np.ndarray:
@@ -106,7 +117,11 @@ def interleaved_by(draw: Draw) -> Sample:
     shape = shapes(draw, 1)
     d = draw(st.integers(-len(shape), len(shape) - 1))
     counts = np.array([draw(st.integers(0, 3)) for _ in range(shape[d])], np.int64)
-    return Sample((array(draw, shape), counts), (), {"dim": d, **({"output_size": int(counts.sum())} if draw(st.booleans()) else {})})
+    return Sample(
+        (array(draw, shape), counts),
+        (),
+        {"dim": d, **({"output_size": int(counts.sum())} if draw(st.booleans()) else {})},
+    )
 
 
 def rolls(draw: Draw) -> Sample:
@@ -126,7 +141,11 @@ def padded(draw: Draw) -> Sample:
         size = shape[-1 - i]
         before = draw(st.integers(-size, 3))
         pairs += [before, draw(st.integers(-(size + min(before, 0)), 3))]
-    return Sample((array(draw, shape),), (tuple(pairs),), {"value": draw(st.sampled_from([0.0, 2.5]))} if draw(st.booleans()) else {})
+    return Sample(
+        (array(draw, shape),),
+        (tuple(pairs),),
+        {"value": draw(st.sampled_from([0.0, 2.5]))} if draw(st.booleans()) else {},
+    )
 
 
 def np_pad(x: np.ndarray, pad: tuple[int, ...], mode: str = "constant", value: float = 0.0) -> np.ndarray:
@@ -162,7 +181,9 @@ def edges(mode: str):
 
 
 def vectors(empty: int = 0, most: int = 3):
-    return lambda draw: Sample(tuple(array(draw, (draw(st.integers(empty, 4)),)) for _ in range(draw(st.integers(1, most)))))
+    return lambda draw: Sample(
+        tuple(array(draw, (draw(st.integers(empty, 4)),)) for _ in range(draw(st.integers(1, most))))
+    )
 
 
 def blocks(draw: Draw) -> Sample:
@@ -180,7 +201,11 @@ def np_block_diag(*xs: np.ndarray) -> np.ndarray:
 
 
 def chosen(draw: Draw) -> Sample:
-    return Sample((array(draw, (draw(st.integers(0, 5)),)),), (), {"r": draw(st.integers(1, 3)), "with_replacement": draw(st.booleans())})
+    return Sample(
+        (array(draw, (draw(st.integers(0, 5)),)),),
+        (),
+        {"r": draw(st.integers(1, 3)), "with_replacement": draw(st.booleans())},
+    )
 
 
 def np_combinations(x: np.ndarray, r: int, with_replacement: bool) -> np.ndarray:

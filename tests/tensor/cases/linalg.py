@@ -14,7 +14,9 @@ BOTH = ("float32", "float64")
 LOOSE = {"float32": 2e-3, "float64": 1e-9}  # conditioning: errors grow with the condition number of the drawn matrices
 
 
-def matrices(kind: str = "regular", low: int = 1, tall: bool = False, columns: bool = False) -> Callable[[Draw], Sample]:
+def matrices(
+    kind: str = "regular", low: int = 1, tall: bool = False, columns: bool = False
+) -> Callable[[Draw], Sample]:
     """(..., n, n) well-conditioned; "positive": symmetric positive definite; `columns`: with a right side (..., n, k)."""
 
     def samples(draw: Draw) -> Sample:
@@ -48,7 +50,9 @@ def vectors(*names: str) -> Callable[[Draw], Sample]:
 def scaled(*names: str) -> Callable[[Draw], Sample]:
     def samples(draw: Draw) -> Sample:
         s = vectors(*names)(draw)
-        return Sample(s.arrays, (), {"beta": draw(st.sampled_from([0.5, 1, 2.0])), "alpha": draw(st.sampled_from([1, -1.5]))})
+        return Sample(
+            s.arrays, (), {"beta": draw(st.sampled_from([0.5, 1, 2.0])), "alpha": draw(st.sampled_from([1, -1.5]))}
+        )
 
     return samples
 
@@ -61,7 +65,11 @@ def crossed(draw: Draw) -> Sample:
     shape = list(shapes(draw, 1, 3))
     d = draw(st.integers(0, len(shape) - 1))
     shape[d] = 3
-    return Sample((array(draw, tuple(shape)), array(draw, tuple(shape))), (), {"dim": d - len(shape) if draw(st.booleans()) else d})
+    return Sample(
+        (array(draw, tuple(shape)), array(draw, tuple(shape))),
+        (),
+        {"dim": d - len(shape) if draw(st.booleans()) else d},
+    )
 
 
 def expm(a: np.ndarray) -> np.ndarray:
@@ -85,7 +93,24 @@ def powers(draw: Draw) -> Sample:
 
 
 def einsums(draw: Draw) -> Sample:
-    formula = draw(st.sampled_from(["ij,jk->ik", "ij,jk", "bij,bjk->bik", "i,j->ij", "ij->", "ij->ji", "ii->i", "ii", "...ij,...jk->...ik", "ij,ij->i", "ij,j,i->", "i...->..."]))
+    formula = draw(
+        st.sampled_from(
+            [
+                "ij,jk->ik",
+                "ij,jk",
+                "bij,bjk->bik",
+                "i,j->ij",
+                "ij->",
+                "ij->ji",
+                "ii->i",
+                "ii",
+                "...ij,...jk->...ik",
+                "ij,ij->i",
+                "ij,j,i->",
+                "i...->...",
+            ]
+        )
+    )
     sizes = {c: draw(st.integers(1, 4)) for c in "bijk"}
     arrays = []
     for name in formula.partition("->")[0].split(","):

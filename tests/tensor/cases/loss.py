@@ -17,7 +17,9 @@ HOW = st.sampled_from(["mean", "sum", "none"])
 
 
 def reduced(loss: np.ndarray, how: str, count: Any = None) -> Any:
-    return loss if how == "none" else loss.sum() if how == "sum" else loss.sum() / (loss.size if count is None else count)
+    return (
+        loss if how == "none" else loss.sum() if how == "sum" else loss.sum() / (loss.size if count is None else count)
+    )
 
 
 def of(elementwise: Callable[..., np.ndarray]) -> Callable[..., Any]:
@@ -30,7 +32,9 @@ def same(*ranges: tuple[float, float], min_dims: int = 0, **named: Any) -> Any:
     def samples(draw: Draw) -> Sample:
         shape = shapes(draw, min_dims, empty=False)
         kwargs = {k: draw(st.sampled_from(v)) for k, v in named.items()}
-        return Sample(tuple(array(draw, shape, low=a, high=b) for a, b in ranges), (), {**kwargs, "reduction": draw(HOW)})
+        return Sample(
+            tuple(array(draw, shape, low=a, high=b) for a, b in ranges), (), {**kwargs, "reduction": draw(HOW)}
+        )
 
     return samples
 
@@ -48,19 +52,28 @@ def classes(draw: Draw, weights: bool = True, smoothing: bool = False) -> Sample
     y = np.where(array(draw, y.shape, "bool") & (np.arange(y.size).reshape(y.shape) > 0), y, -100)
     y[(0,) * y.ndim] = 0
     w = (array(draw, (c,), low=0.5, high=2),) if weights else ()
-    return Sample((array(draw, (n, c, *rest)), y, *w), (), {"reduction": draw(HOW), **({"label_smoothing": draw(st.sampled_from([0.0, 0.1]))} if smoothing else {})})
+    return Sample(
+        (array(draw, (n, c, *rest)), y, *w),
+        (),
+        {"reduction": draw(HOW), **({"label_smoothing": draw(st.sampled_from([0.0, 0.1]))} if smoothing else {})},
+    )
 
 
 def log_softmax(x: np.ndarray) -> np.ndarray:
     return x - np.log(np.exp(x).sum(1, keepdims=True))
 
 
-def nll(logp: np.ndarray, y: np.ndarray, w: np.ndarray | None = None, *, reduction: str, label_smoothing: float = 0) -> Any:
+def nll(
+    logp: np.ndarray, y: np.ndarray, w: np.ndarray | None = None, *, reduction: str, label_smoothing: float = 0
+) -> Any:
     c = logp.shape[1]
     w = np.ones(c) if w is None else w
     hit = np.moveaxis(np.eye(c)[np.maximum(y, 0)] * (y != -100)[..., None], -1, 1)
     shaped = w.reshape(1, -1, *(1,) * (y.ndim - 1))
-    loss = -(hit * shaped * logp).sum(1) * (1 - label_smoothing) - (y != -100) * (shaped * logp).sum(1) * label_smoothing / c
+    loss = (
+        -(hit * shaped * logp).sum(1) * (1 - label_smoothing)
+        - (y != -100) * (shaped * logp).sum(1) * label_smoothing / c
+    )
     return reduced(loss, reduction, (hit * shaped).sum())
 
 
@@ -71,7 +84,11 @@ def by_weight(name: str) -> Any:
 def soft_targets(draw: Draw) -> Sample:
     shape = (draw(st.integers(1, 3)), draw(st.integers(2, 4)))
     y = array(draw, shape, low=0.1, high=1)
-    return Sample((array(draw, shape), y / y.sum(1, keepdims=True)), (), {"reduction": draw(HOW), "label_smoothing": draw(st.sampled_from([0.0, 0.2]))})
+    return Sample(
+        (array(draw, shape), y / y.sum(1, keepdims=True)),
+        (),
+        {"reduction": draw(HOW), "label_smoothing": draw(st.sampled_from([0.0, 0.2]))},
+    )
 
 
 def soft_cross_entropy(x: np.ndarray, y: np.ndarray, *, reduction: str, label_smoothing: float) -> Any:
@@ -85,7 +102,16 @@ def bce(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 def logit_samples(draw: Draw) -> Sample:
     shape = shapes(draw, 1, empty=False)
-    return Sample((array(draw, shape), array(draw, shape, low=0.1, high=0.9), array(draw, shape, low=0.5, high=2), array(draw, shape[-1:], low=0.5, high=2)), (), {"reduction": draw(HOW)})
+    return Sample(
+        (
+            array(draw, shape),
+            array(draw, shape, low=0.1, high=0.9),
+            array(draw, shape, low=0.5, high=2),
+            array(draw, shape[-1:], low=0.5, high=2),
+        ),
+        (),
+        {"reduction": draw(HOW)},
+    )
 
 
 def bce_logits(x: np.ndarray, y: np.ndarray, w: np.ndarray, p: np.ndarray) -> np.ndarray:
@@ -123,12 +149,16 @@ def signed(draw: Draw) -> Sample:
 
 def ranked(draw: Draw) -> Sample:
     shape = shapes(draw, empty=False)
-    return Sample((array(draw, shape), array(draw, shape), signs(draw, shape)), (), {"margin": 0.3, "reduction": draw(HOW)})
+    return Sample(
+        (array(draw, shape), array(draw, shape), signs(draw, shape)), (), {"margin": 0.3, "reduction": draw(HOW)}
+    )
 
 
 def embedded(draw: Draw) -> Sample:
     n, m = draw(st.integers(1, 3)), draw(st.integers(2, 4))
-    return Sample((array(draw, (n, m)), array(draw, (n, m)), signs(draw, (n,))), (), {"margin": -0.2, "reduction": draw(HOW)})
+    return Sample(
+        (array(draw, (n, m)), array(draw, (n, m)), signs(draw, (n,))), (), {"margin": -0.2, "reduction": draw(HOW)}
+    )
 
 
 def cosine_embedding(x: np.ndarray, y: np.ndarray, t: np.ndarray, margin: float) -> np.ndarray:
@@ -138,7 +168,11 @@ def cosine_embedding(x: np.ndarray, y: np.ndarray, t: np.ndarray, margin: float)
 
 def margins(draw: Draw) -> Sample:
     n, c = draw(st.integers(1, 3)), draw(st.integers(2, 4))
-    return Sample((array(draw, (n, c)), array(draw, (n,), "int64", 0, c - 1), array(draw, (c,), low=0.5)), (), {"p": draw(st.integers(1, 2)), "margin": 1.3, "reduction": draw(HOW)})
+    return Sample(
+        (array(draw, (n, c)), array(draw, (n,), "int64", 0, c - 1), array(draw, (c,), low=0.5)),
+        (),
+        {"p": draw(st.integers(1, 2)), "margin": 1.3, "reduction": draw(HOW)},
+    )
 
 
 def multi_margin(x: np.ndarray, y: np.ndarray, w: np.ndarray, p: int, margin: float) -> np.ndarray:
@@ -163,7 +197,11 @@ def multilabel_margin(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 def triplets(draw: Draw) -> Sample:
     shape = (draw(st.integers(1, 3)), 3)
-    return Sample(tuple(array(draw, shape, low=a, high=a + 1.5) for a in (-4, -1, 2)), (), {"p": draw(st.sampled_from([2.0, 3.0])), "swap": draw(st.booleans()), "reduction": draw(HOW)})
+    return Sample(
+        tuple(array(draw, shape, low=a, high=a + 1.5) for a in (-4, -1, 2)),
+        (),
+        {"p": draw(st.sampled_from([2.0, 3.0])), "swap": draw(st.booleans()), "reduction": draw(HOW)},
+    )
 
 
 def triplet(a: np.ndarray, x: np.ndarray, y: np.ndarray, p: float, swap: bool) -> np.ndarray:
@@ -176,10 +214,16 @@ def alignments(draw: Draw) -> Sample:
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     x = np.swapaxes(log_softmax(rng.uniform(-2, 2, (n, c, t))), 1, 2)
     frames, lengths = rng.integers(1, t + 1, n), rng.integers(0, s + 1, n)
-    return Sample((np.ascontiguousarray(np.swapaxes(x, 0, 1)), rng.integers(1, c, (n, s)), frames, lengths), (), {"reduction": draw(HOW), "zero_infinity": True})
+    return Sample(
+        (np.ascontiguousarray(np.swapaxes(x, 0, 1)), rng.integers(1, c, (n, s)), frames, lengths),
+        (),
+        {"reduction": draw(HOW), "zero_infinity": True},
+    )
 
 
-def ctc(logp: np.ndarray, y: np.ndarray, frames: np.ndarray, lengths: np.ndarray, *, reduction: str, zero_infinity: bool) -> Any:
+def ctc(
+    logp: np.ndarray, y: np.ndarray, frames: np.ndarray, lengths: np.ndarray, *, reduction: str, zero_infinity: bool
+) -> Any:
     """Every path of labels, blanks and repeats removed, that gives the target."""
     import itertools
 

@@ -35,7 +35,9 @@ def np_flatten(x: np.ndarray, a: int = 0, b: int = -1) -> np.ndarray:
 def unflatten(draw: Draw) -> Sample:
     shape, d = shapes(draw, 1, 2), 0
     x = array(draw, (6, *shape))
-    return Sample((x,), (d - x.ndim if draw(st.booleans()) else d, draw(st.sampled_from([(2, 3), (-1, 2), (6,), (1, 6)]))))
+    return Sample(
+        (x,), (d - x.ndim if draw(st.booleans()) else d, draw(st.sampled_from([(2, 3), (-1, 2), (6,), (1, 6)])))
+    )
 
 
 def squeeze(draw: Draw) -> Sample:
@@ -78,7 +80,15 @@ def move(draw: Draw) -> Sample:
 def expanded(draw: Draw) -> Sample:
     small, big = broadcastable(draw)
     whole = np.broadcast_shapes(small, big)
-    return Sample((array(draw, small),), (tuple(-1 if len(whole) - i <= len(small) and small[i - len(whole)] == d and draw(st.booleans()) else d for i, d in enumerate(whole)),))
+    return Sample(
+        (array(draw, small),),
+        (
+            tuple(
+                -1 if len(whole) - i <= len(small) and small[i - len(whole)] == d and draw(st.booleans()) else d
+                for i, d in enumerate(whole)
+            ),
+        ),
+    )
 
 
 def np_expand(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -133,7 +143,11 @@ def windows(draw: Draw) -> Sample:
 
 
 def np_unfold(x: np.ndarray, d: int, size: int, step: int) -> np.ndarray:
-    return np.moveaxis(np.stack([np.moveaxis(x, d, -1)[..., i : i + size] for i in range(0, x.shape[d] - size + 1, step)], -2), -2, d % x.ndim)
+    return np.moveaxis(
+        np.stack([np.moveaxis(x, d, -1)[..., i : i + size] for i in range(0, x.shape[d] - size + 1, step)], -2),
+        -2,
+        d % x.ndim,
+    )
 
 
 def strided(draw: Draw) -> Sample:
@@ -158,7 +172,10 @@ def nested(draw: Draw) -> Sample:
     part = [draw(st.integers(1, n)) for n in whole]
     start = [draw(st.integers(0, n - p)) for n, p in zip(whole, part)]
     order = draw(st.permutations(range(3)))
-    return Sample((array(draw, whole),), (tuple(part[i] for i in order), tuple(stride[i] for i in order), sum(a * s for a, s in zip(start, stride))))
+    return Sample(
+        (array(draw, whole),),
+        (tuple(part[i] for i in order), tuple(stride[i] for i in order), sum(a * s for a, s in zip(start, stride))),
+    )
 
 
 def strided_source(draw: Draw) -> Sample:
@@ -248,10 +265,14 @@ def written_slice(draw: Draw) -> Sample:
     edge = st.none() | st.integers(-6, 6)
     start, end, step = draw(edge), draw(edge), draw(st.integers(1, 3))
     x = array(draw, shape)
-    return Sample((x, array(draw, np.moveaxis(np.moveaxis(x, d, 0)[start:end:step], 0, d).shape)), (d, start, end, step))
+    return Sample(
+        (x, array(draw, np.moveaxis(np.moveaxis(x, d, 0)[start:end:step], 0, d).shape)), (d, start, end, step)
+    )
 
 
-def np_slice_scatter(x: np.ndarray, src: np.ndarray, d: int, start: int | None, end: int | None, step: int) -> np.ndarray:
+def np_slice_scatter(
+    x: np.ndarray, src: np.ndarray, d: int, start: int | None, end: int | None, step: int
+) -> np.ndarray:
     out = x.copy()
     np.moveaxis(out, d, 0)[start:end:step] = np.moveaxis(src, d, 0)
     return out
@@ -266,7 +287,11 @@ def reshaped(draw: Draw) -> Sample:
 
 
 CASES = [
-    Case("Tensor.reshape", lambda x, s: x.reshape(s), lambda draw: Sample((array(draw, (2, 6)),), (draw(st.sampled_from([(12,), (3, -1), (1, 12, 1)])),))),
+    Case(
+        "Tensor.reshape",
+        lambda x, s: x.reshape(s),
+        lambda draw: Sample((array(draw, (2, 6)),), (draw(st.sampled_from([(12,), (3, -1), (1, 12, 1)])),)),
+    ),
     Case("Tensor.reshape_as", same, reshaped),
     Case("Tensor.view_as", same, reshaped),
     Case("Tensor.flatten", np_flatten, flatten),
@@ -282,12 +307,31 @@ CASES = [
     Case("Tensor.moveaxis", np.moveaxis, move),
     Case("Tensor.t", np.transpose, lambda draw: Sample((array(draw, shapes(draw, 0, 2)),))),
     Case("Tensor.adjoint", lambda x: np.swapaxes(x, -1, -2), some(2)),
-    *[Case(f"Tensor.{n}", lambda x: np.swapaxes(x, -1, -2), some(2), call=lambda lib, x, n=n: getattr(x, n)) for n in ("mT", "mH")],
-    *[Case(f"Tensor.{n}", np.transpose, lambda draw: Sample((array(draw, shapes(draw, 2, 2)),)), call=lambda lib, x, n=n: getattr(x, n)) for n in ("T", "H")],
+    *[
+        Case(f"Tensor.{n}", lambda x: np.swapaxes(x, -1, -2), some(2), call=lambda lib, x, n=n: getattr(x, n))
+        for n in ("mT", "mH")
+    ],
+    *[
+        Case(
+            f"Tensor.{n}",
+            np.transpose,
+            lambda draw: Sample((array(draw, shapes(draw, 2, 2)),)),
+            call=lambda lib, x, n=n: getattr(x, n),
+        )
+        for n in ("T", "H")
+    ],
     Case("Tensor.expand", np_expand, expanded),
-    Case("Tensor.expand_as", lambda x, y: np.broadcast_to(x, y.shape), lambda draw: Sample((lambda p: (array(draw, p[0]), array(draw, np.broadcast_shapes(*p))))(broadcastable(draw)))),
+    Case(
+        "Tensor.expand_as",
+        lambda x, y: np.broadcast_to(x, y.shape),
+        lambda draw: Sample((lambda p: (array(draw, p[0]), array(draw, np.broadcast_shapes(*p))))(broadcastable(draw))),
+    ),
     Case("Tensor.broadcast_to", np_expand, expanded),
-    Case("torch.broadcast_tensors", lambda *xs: tuple(np.broadcast_arrays(*xs)), lambda draw: Sample(tuple(array(draw, s) for s in broadcastable(draw, 3)))),
+    Case(
+        "torch.broadcast_tensors",
+        lambda *xs: tuple(np.broadcast_arrays(*xs)),
+        lambda draw: Sample(tuple(array(draw, s) for s in broadcastable(draw, 3))),
+    ),
     Case("Tensor.sum_to_size", np_sum_to, summed),
     Case("Tensor.flip", np.flip, flips),
     Case("Tensor.fliplr", np.fliplr, some(2)),
@@ -305,11 +349,29 @@ CASES = [
     Case("Tensor.diagonal", np_diagonal, diagonals),
     Case("Tensor.diag", np_diag, matrix_or_vector),
     Case("Tensor.diag_embed", np_diag_embed, embedded),
-    Case("Tensor.diagflat", lambda x, k: np_diag_embed(x.reshape(-1), k), lambda draw: Sample((array(draw, shapes(draw, 0, 2)),), (draw(st.integers(-3, 3)),))),
+    Case(
+        "Tensor.diagflat",
+        lambda x, k: np_diag_embed(x.reshape(-1), k),
+        lambda draw: Sample((array(draw, shapes(draw, 0, 2)),), (draw(st.integers(-3, 3)),)),
+    ),
     Case("Tensor.diagonal_scatter", np_diagonal_scatter, written_diagonal),
-    Case("Tensor.fill_diagonal_", np_fill_diagonal, filled, grad=False, call=lambda lib, x, v, wrap: x.clone().fill_diagonal_(v, wrap)),
-    *[Case(f"torch.{n}_indices", lambda r, c, k, n=n: np.stack(getattr(np, f"{n}_indices")(r, k, c)), lambda draw: Sample((), (draw(st.integers(0, 4)), draw(st.integers(0, 4)), draw(st.integers(-4, 4)))), grad=False, shard=False)
-      for n in ("tril", "triu")],
+    Case(
+        "Tensor.fill_diagonal_",
+        np_fill_diagonal,
+        filled,
+        grad=False,
+        call=lambda lib, x, v, wrap: x.clone().fill_diagonal_(v, wrap),
+    ),
+    *[
+        Case(
+            f"torch.{n}_indices",
+            lambda r, c, k, n=n: np.stack(getattr(np, f"{n}_indices")(r, k, c)),
+            lambda draw: Sample((), (draw(st.integers(0, 4)), draw(st.integers(0, 4)), draw(st.integers(-4, 4)))),
+            grad=False,
+            shard=False,
+        )
+        for n in ("tril", "triu")
+    ],
     Case("Tensor.triu", np.triu, matrices),
     Case("Tensor.tril", np.tril, matrices),
 ]

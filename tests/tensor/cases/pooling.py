@@ -16,7 +16,14 @@ from tests.tensor.cases.convolution import tuples
 Boxes = list[list[tuple[list[int], int]]]  # per dim and output: (positions inside, how many count with padding)
 
 
-def boxes(sizes: tuple[int, ...], kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False) -> Boxes:
+def boxes(
+    sizes: tuple[int, ...],
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> Boxes:
     n = len(sizes)
     k, p, d = tuples(kernel_size, n), tuples(padding, n), tuples(dilation, n)
     s = k if stride is None else tuples(stride, n)
@@ -53,7 +60,14 @@ def dims(x: np.ndarray, n: int) -> tuple[int, ...]:
 
 
 def max_pool(n: int, indices: bool) -> Callable[..., Any]:
-    def f(x: np.ndarray, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False) -> Any:
+    def f(
+        x: np.ndarray,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+    ) -> Any:
         return largest(x, n, boxes(x.shape[-n:], kernel_size, stride, padding, dilation, ceil_mode), indices)
 
     return f
@@ -64,12 +78,27 @@ def largest(x: np.ndarray, n: int, parts: Boxes, indices: bool) -> Any:
     if not indices:
         return values
     flat = np.broadcast_to(np.arange(prod(x.shape[-n:])).reshape(x.shape[-n:]), x.shape)
-    at = over(np.stack([x, flat]), n, parts, lambda box, _: np.take_along_axis(box[1].reshape(*box.shape[1:-n], -1), box[0].reshape(*box.shape[1:-n], -1).argmax(-1)[..., None], -1)[..., 0][None].repeat(2, 0))
+    at = over(
+        np.stack([x, flat]),
+        n,
+        parts,
+        lambda box, _: np.take_along_axis(
+            box[1].reshape(*box.shape[1:-n], -1), box[0].reshape(*box.shape[1:-n], -1).argmax(-1)[..., None], -1
+        )[..., 0][None].repeat(2, 0),
+    )
     return values, at[0].astype(np.int64)
 
 
 def avg_pool(n: int) -> Callable[..., np.ndarray]:
-    def f(x: np.ndarray, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None) -> np.ndarray:
+    def f(
+        x: np.ndarray,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> np.ndarray:
         parts = boxes(x.shape[-n:], kernel_size, stride, padding, 1, ceil_mode)
         count = lambda box, padded: divisor_override or (padded if count_include_pad else prod(box.shape[-n:]))  # noqa: E731
         return over(x, n, parts, lambda box, padded: box.sum(dims(box, n)) / count(box, padded))
@@ -78,11 +107,16 @@ def avg_pool(n: int) -> Callable[..., np.ndarray]:
 
 
 def lp_pool(n: int) -> Callable[..., np.ndarray]:
-    return lambda x, p, kernel_size, stride=None: over(x, n, boxes(x.shape[-n:], kernel_size, stride), lambda box, _: (box**p).sum(dims(box, n)) ** (1 / p))
+    return lambda x, p, kernel_size, stride=None: over(
+        x, n, boxes(x.shape[-n:], kernel_size, stride), lambda box, _: (box**p).sum(dims(box, n)) ** (1 / p)
+    )
 
 
 def adaptive(x: np.ndarray, n: int, output_size: Any) -> Boxes:
-    outs = [s if o is None else o for o, s in zip(output_size if isinstance(output_size, tuple) else (output_size,) * n, x.shape[-n:])]
+    outs = [
+        s if o is None else o
+        for o, s in zip(output_size if isinstance(output_size, tuple) else (output_size,) * n, x.shape[-n:])
+    ]
     return [[(list(range(i * s // o, -(-(i + 1) * s // o))), 0) for i in range(o)] for o, s in zip(outs, x.shape[-n:])]
 
 
@@ -113,7 +147,11 @@ def windows(n: int, kind: str) -> Callable[[Draw], Sample]:
             kwargs["divisor_override"] = 3
         if kind == "max" and kwargs["kernel_size"] == 2 and draw(st.booleans()):
             kwargs["dilation"] = 2
-        x = distinct(draw, (*lead, *size)) if kind == "max" else array(draw, (*lead, *size), low=0.5 if kind == "lp" else -2, high=2)
+        x = (
+            distinct(draw, (*lead, *size))
+            if kind == "max"
+            else array(draw, (*lead, *size), low=0.5 if kind == "lp" else -2, high=2)
+        )
         return Sample((x,), (draw(st.sampled_from([1.0, 2.0, 3.0])),) if kind == "lp" else (), kwargs)
 
     return samples
@@ -123,7 +161,11 @@ def parts(n: int) -> Callable[[Draw], Sample]:
     def samples(draw: Draw) -> Sample:
         lead = (2, 2)[draw(st.integers(0, 1)) :]
         size = tuple(draw(st.integers(1, 6 if n < 3 else 4)) for _ in range(n))
-        out: Any = draw(st.integers(1, 5)) if draw(st.booleans()) else tuple(draw(st.one_of(st.integers(1, 4), st.none())) for _ in range(n))
+        out: Any = (
+            draw(st.integers(1, 5))
+            if draw(st.booleans())
+            else tuple(draw(st.one_of(st.integers(1, 4), st.none())) for _ in range(n))
+        )
         return Sample((distinct(draw, (*lead, *size)),), (out,))
 
     return samples
@@ -143,7 +185,11 @@ def fractional(n: int) -> Callable[[Draw], Sample]:
     def samples(draw: Draw) -> Sample:
         size = tuple(draw(st.integers(4, 6)) for _ in range(n))
         u = np.random.default_rng(draw(st.integers(0, 1000))).random((2, 2, n))
-        return Sample((distinct(draw, (2, 2, *size)),), (2,), {"output_size": tuple(draw(st.integers(1, s - 1)) for s in size), "_random_samples": u})
+        return Sample(
+            (distinct(draw, (2, 2, *size)),),
+            (2,),
+            {"output_size": tuple(draw(st.integers(1, s - 1)) for s in size), "_random_samples": u},
+        )
 
     return samples
 

@@ -18,7 +18,9 @@ def holes(draw: Draw, empty: bool = True) -> Sample:
     """Of `reduction`, some elements NaN."""
     s = reduction(empty=empty)(draw)
     x = s.arrays[0]
-    return Sample((np.where(np.random.default_rng(draw(st.integers(0, 99))).random(x.shape) < 0.3, np.nan, x),), s.args, s.kwargs)
+    return Sample(
+        (np.where(np.random.default_rng(draw(st.integers(0, 99))).random(x.shape) < 0.3, np.nan, x),), s.args, s.kwargs
+    )
 
 
 def zeros(draw: Draw) -> Sample:
@@ -26,7 +28,11 @@ def zeros(draw: Draw) -> Sample:
     shape = shapes(draw, 1)
     x = array(draw, shape)
     rng = np.random.default_rng(draw(st.integers(0, 99)))
-    return Sample((np.where(rng.random(shape) < 0.3, 0.0, x),), (), {"dim": draw(st.integers(-len(shape), len(shape) - 1)), "keepdim": draw(st.booleans())})
+    return Sample(
+        (np.where(rng.random(shape) < 0.3, 0.0, x),),
+        (),
+        {"dim": draw(st.integers(-len(shape), len(shape) - 1)), "keepdim": draw(st.booleans())},
+    )
 
 
 def truths(draw: Draw) -> Sample:
@@ -39,7 +45,9 @@ def one_dim(min_size: int = 1, keepdim: bool = True) -> Any:
         shape = list(shapes(draw, 1))
         d = draw(st.integers(-len(shape), len(shape) - 1))
         shape[d] = max(shape[d], min_size)
-        return Sample((distinct(draw, tuple(shape)),), (), {"dim": d, **({"keepdim": draw(st.booleans())} if keepdim else {})})
+        return Sample(
+            (distinct(draw, tuple(shape)),), (), {"dim": d, **({"keepdim": draw(st.booleans())} if keepdim else {})}
+        )
 
     return samples
 
@@ -104,7 +112,11 @@ def matrices(draw: Draw) -> Sample:
 def weighted(draw: Draw) -> Sample:
     x = matrices(draw).arrays[0]
     rng = np.random.default_rng(draw(st.integers(0, 99)))
-    return Sample((x, rng.integers(1, 4, x.shape[1]), rng.uniform(0.5, 2, x.shape[1])), (), {"correction": draw(st.integers(0, 1))})
+    return Sample(
+        (x, rng.integers(1, 4, x.shape[1]), rng.uniform(0.5, 2, x.shape[1])),
+        (),
+        {"correction": draw(st.integers(0, 1))},
+    )
 
 
 CASES = [

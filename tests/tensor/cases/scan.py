@@ -21,7 +21,9 @@ def long(draw: Draw) -> Sample:
 def zeros(draw: Draw) -> Sample:
     s = along(1)(draw)
     x = s.arrays[0]
-    return Sample((np.where(np.random.default_rng(draw(st.integers(0, 99))).random(x.shape) < 0.3, 0.0, x),), (), s.kwargs)
+    return Sample(
+        (np.where(np.random.default_rng(draw(st.integers(0, 99))).random(x.shape) < 0.3, 0.0, x),), (), s.kwargs
+    )
 
 
 def no_ties(draw: Draw) -> Sample:
@@ -40,7 +42,9 @@ def running(f: Any) -> Any:
     def oracle(x: np.ndarray, dim: int) -> Any:
         values = f.accumulate(x, axis=dim)
         places = np.arange(x.shape[dim]).reshape([-1 if i == dim % x.ndim else 1 for i in range(x.ndim)])
-        return values, np.maximum.accumulate(np.where(x == values, places, -1), axis=dim) if x.size else np.zeros(x.shape, np.int64)
+        return values, np.maximum.accumulate(np.where(x == values, places, -1), axis=dim) if x.size else np.zeros(
+            x.shape, np.int64
+        )
 
     return oracle
 

@@ -21,10 +21,19 @@ def scattered(repeat: bool = True, kind: str = "plain", **kwargs: Any):
         if repeat:
             index = integers(draw, at, 0, shape[d])
         else:
-            order = np.random.default_rng(draw(st.integers(0, 99))).permuted(np.broadcast_to(np.arange(shape[d]).reshape([-1 if i == d % len(shape) else 1 for i in range(len(shape))]), shape), axis=d)
+            order = np.random.default_rng(draw(st.integers(0, 99))).permuted(
+                np.broadcast_to(
+                    np.arange(shape[d]).reshape([-1 if i == d % len(shape) else 1 for i in range(len(shape))]), shape
+                ),
+                axis=d,
+            )
             index = np.ascontiguousarray(order[tuple(slice(n) for n in at)])
         src = tuple(n + draw(st.integers(0, 1)) for n in at)
-        both = distinct(draw, (int(np.prod(shape)) + int(np.prod(src)),)) if kind == "distinct" else array(draw, (int(np.prod(shape)) + int(np.prod(src)),))
+        both = (
+            distinct(draw, (int(np.prod(shape)) + int(np.prod(src)),))
+            if kind == "distinct"
+            else array(draw, (int(np.prod(shape)) + int(np.prod(src)),))
+        )
         if kind == "zeros":
             both = np.where(np.random.default_rng(draw(st.integers(0, 99))).random(both.shape) < 0.3, 0.0, both)
         n = int(np.prod(shape))
@@ -35,7 +44,10 @@ def scattered(repeat: bool = True, kind: str = "plain", **kwargs: Any):
 
 
 def places(x: np.ndarray, index: np.ndarray, d: int) -> tuple[np.ndarray, ...]:
-    return tuple(index if i == d % x.ndim else np.arange(n).reshape([-1 if j == i else 1 for j in range(x.ndim)]) for i, n in enumerate(index.shape))
+    return tuple(
+        index if i == d % x.ndim else np.arange(n).reshape([-1 if j == i else 1 for j in range(x.ndim)])
+        for i, n in enumerate(index.shape)
+    )
 
 
 def np_scatter(x: np.ndarray, index: np.ndarray, src: Any, d: int, reduce: str | None = None) -> np.ndarray:
@@ -47,9 +59,14 @@ def np_scatter(x: np.ndarray, index: np.ndarray, src: Any, d: int, reduce: str |
     return out
 
 
-def np_scatter_reduce(x: np.ndarray, index: np.ndarray, src: np.ndarray, d: int, reduce: str, include_self: bool = True) -> np.ndarray:
+def np_scatter_reduce(
+    x: np.ndarray, index: np.ndarray, src: np.ndarray, d: int, reduce: str, include_self: bool = True
+) -> np.ndarray:
     held: dict[tuple[int, ...], list[Any]] = {}
-    for place, value in zip(zip(*[a.reshape(-1) for a in np.broadcast_arrays(*places(x, index, d))]), src[tuple(slice(n) for n in index.shape)].reshape(-1)):
+    for place, value in zip(
+        zip(*[a.reshape(-1) for a in np.broadcast_arrays(*places(x, index, d))]),
+        src[tuple(slice(n) for n in index.shape)].reshape(-1),
+    ):
         held.setdefault(place, [x[place]] if include_self else []).append(value)
     out = x.copy()
     for place, values in held.items():
@@ -71,7 +88,11 @@ def sliced(repeat: bool = True, kind: str = "plain", **kwargs: Any):
     def samples(draw: Draw) -> Sample:
         shape = sized(draw)
         d = draw(st.integers(-len(shape), len(shape) - 1))
-        index = integers(draw, (draw(st.integers(0, 4)),), 0, shape[d]) if repeat else np.array(draw(st.permutations(range(shape[d])))[: draw(st.integers(0, shape[d]))], np.int64)
+        index = (
+            integers(draw, (draw(st.integers(0, 4)),), 0, shape[d])
+            if repeat
+            else np.array(draw(st.permutations(range(shape[d])))[: draw(st.integers(0, shape[d]))], np.int64)
+        )
         src = tuple(len(index) if i == d % len(shape) else n for i, n in enumerate(shape))
         n = int(np.prod(shape))
         both = distinct(draw, (n + int(np.prod(src)),)) if kind == "distinct" else array(draw, (n + int(np.prod(src)),))
@@ -90,7 +111,9 @@ def np_index(x: np.ndarray, index: np.ndarray, src: Any, d: int, alpha: float = 
     return out
 
 
-def np_index_reduce(x: np.ndarray, index: np.ndarray, src: np.ndarray, d: int, reduce: str, include_self: bool = True) -> np.ndarray:
+def np_index_reduce(
+    x: np.ndarray, index: np.ndarray, src: np.ndarray, d: int, reduce: str, include_self: bool = True
+) -> np.ndarray:
     wide = np.broadcast_to(index.reshape([-1 if i == d % x.ndim else 1 for i in range(x.ndim)]), src.shape)
     return np_scatter_reduce(x, wide, src, d, reduce, include_self)
 
@@ -104,7 +127,11 @@ def put(draw: Draw) -> Sample:
     shape = sized(draw, 0)
     n = int(np.prod(shape))
     accumulate = draw(st.booleans())
-    index = integers(draw, (draw(st.integers(0, 5)),), -n, n) if accumulate else np.array(draw(st.permutations(range(n)))[:5], np.int64)
+    index = (
+        integers(draw, (draw(st.integers(0, 5)),), -n, n)
+        if accumulate
+        else np.array(draw(st.permutations(range(n)))[:5], np.int64)
+    )
     return Sample((array(draw, shape), index, array(draw, index.shape)), (), {"accumulate": accumulate})
 
 
@@ -122,7 +149,11 @@ def index_put(draw: Draw) -> Sample:
     accumulate = draw(st.booleans())
     if not accumulate:
         i, j = np.array([[0], [3], [-2]]), np.array([4, 1])
-    return Sample((array(draw, (4, 5, 2)), i, j, array(draw, draw(st.sampled_from([(3, 2, 2), (2,), (2, 1)])))), (), {"accumulate": accumulate})
+    return Sample(
+        (array(draw, (4, 5, 2)), i, j, array(draw, draw(st.sampled_from([(3, 2, 2), (2,), (2, 1)])))),
+        (),
+        {"accumulate": accumulate},
+    )
 
 
 def np_index_put(x: np.ndarray, i: np.ndarray, j: np.ndarray, v: np.ndarray, accumulate: bool) -> np.ndarray:
@@ -138,7 +169,11 @@ def mask_put(draw: Draw) -> Sample:
     shape = shapes(draw, 1)
     m = booleans(draw, shape[: draw(st.integers(1, len(shape)))])
     rows = (int(m.sum()), *shape[m.ndim :])
-    return Sample((array(draw, shape), m, array(draw, draw(st.sampled_from([(), rows]))))) if rows[0] != 1 else Sample((array(draw, shape), m, array(draw, ())))
+    return (
+        Sample((array(draw, shape), m, array(draw, draw(st.sampled_from([(), rows])))))
+        if rows[0] != 1
+        else Sample((array(draw, shape), m, array(draw, ())))
+    )
 
 
 def np_mask_put(x: np.ndarray, m: np.ndarray, v: np.ndarray) -> np.ndarray:

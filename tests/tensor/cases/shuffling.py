@@ -31,7 +31,9 @@ def channel_shuffle(x: np.ndarray, groups: int) -> np.ndarray:
     return x[:, [g * (x.shape[1] // groups) + c for c in range(x.shape[1] // groups) for g in range(groups)]]
 
 
-def column(x_shape: tuple[int, ...], k: tuple[int, ...], d: tuple[int, ...], p: tuple[int, ...], s: tuple[int, ...]) -> tuple[list[int], Any]:
+def column(
+    x_shape: tuple[int, ...], k: tuple[int, ...], d: tuple[int, ...], p: tuple[int, ...], s: tuple[int, ...]
+) -> tuple[list[int], Any]:
     outs = [(x_shape[2 + i] + 2 * p[i] - d[i] * (k[i] - 1) - 1) // s[i] + 1 for i in range(2)]
     return outs, lambda o, i, j: (o[0] * s[0] + i * d[0], o[1] * s[1] + j * d[1])
 
@@ -47,7 +49,9 @@ def unfold(x: np.ndarray, kernel_size: Any, dilation: Any = 1, padding: Any = 0,
     return out.reshape(x.shape[0], -1, outs[0] * outs[1])
 
 
-def fold(x: np.ndarray, output_size: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> np.ndarray:
+def fold(
+    x: np.ndarray, output_size: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1
+) -> np.ndarray:
     size, k, d, p, s = (tuples(v, 2) for v in (output_size, kernel_size, dilation, padding, stride))
     c = x.shape[1] // (k[0] * k[1])
     outs, at = column((0, 0, *size), k, d, p, s)
@@ -60,7 +64,12 @@ def fold(x: np.ndarray, output_size: Any, kernel_size: Any, dilation: Any = 1, p
 
 
 def settings_of_windows(draw: Draw) -> dict[str, Any]:
-    return {"kernel_size": (draw(st.integers(1, 3)), 2), "padding": draw(st.integers(0, 1)), "stride": draw(st.integers(1, 2)), "dilation": draw(st.integers(1, 2))}
+    return {
+        "kernel_size": (draw(st.integers(1, 3)), 2),
+        "padding": draw(st.integers(0, 1)),
+        "stride": draw(st.integers(1, 2)),
+        "dilation": draw(st.integers(1, 2)),
+    }
 
 
 def unfolded(draw: Draw) -> Sample:

@@ -15,7 +15,9 @@ def values(draw: Draw, shape: tuple[int, ...], special: bool = False) -> np.ndar
     """No ties; or ties, infinities, both zeros and NaN."""
     if not special:
         return distinct(draw, shape)
-    x = np.random.default_rng(draw(st.integers(0, 1 << 20))).choice([-np.inf, -1.5, -0.0, 0.0, 0.25, 3.0, np.inf, np.nan], shape)
+    x = np.random.default_rng(draw(st.integers(0, 1 << 20))).choice(
+        [-np.inf, -1.5, -0.0, 0.0, 0.25, 3.0, np.inf, np.nan], shape
+    )
     return np.asarray(x)
 
 
@@ -24,7 +26,11 @@ def ordered(special: bool = False, min_size: int = 0, **kwargs: Any):
         shape = list(shapes(draw, 1))
         d = draw(st.integers(-len(shape), len(shape) - 1))
         shape[d] = max(shape[d], min_size)
-        return Sample((values(draw, tuple(shape), special),), (), {"dim": d, **{k: draw(st.sampled_from(v)) for k, v in kwargs.items()}})
+        return Sample(
+            (values(draw, tuple(shape), special),),
+            (),
+            {"dim": d, **{k: draw(st.sampled_from(v)) for k, v in kwargs.items()}},
+        )
 
     return samples
 
@@ -86,7 +92,11 @@ def np_mode(x: np.ndarray, dim: int, keepdim: bool) -> Any:
 
 def few_values(draw: Draw) -> Sample:
     shape = shapes(draw, 1, empty=False)
-    return Sample((integers(draw, shape, 0, 4),), (), {"dim": draw(st.integers(-len(shape), len(shape) - 1)), "keepdim": draw(st.booleans())})
+    return Sample(
+        (integers(draw, shape, 0, 4),),
+        (),
+        {"dim": draw(st.integers(-len(shape), len(shape) - 1)), "keepdim": draw(st.booleans())},
+    )
 
 
 METHODS = ("linear", "lower", "higher", "midpoint", "nearest")
@@ -100,7 +110,9 @@ def quantiles(nan: bool):
             x = np.where(np.random.default_rng(draw(st.integers(0, 99))).random(shape) < 0.2, np.nan, x)
         q = draw(st.sampled_from([0.0, 0.13, 0.5, 0.77, 1.0]))  # not at a tie of "nearest"
         dim = draw(st.none() | st.integers(-len(shape), len(shape) - 1))
-        return Sample((x,), (q,), {"dim": dim, "keepdim": draw(st.booleans()), "interpolation": draw(st.sampled_from(METHODS))})
+        return Sample(
+            (x,), (q,), {"dim": dim, "keepdim": draw(st.booleans()), "interpolation": draw(st.sampled_from(METHODS))}
+        )
 
     return samples
 
@@ -131,7 +143,11 @@ def np_searchsorted(a: np.ndarray, v: np.ndarray, right: bool = False) -> np.nda
 
 
 def among(most: int):
-    return lambda draw: Sample((integers(draw, shapes(draw), 0, 200), integers(draw, (draw(st.integers(0, most)),), 0, 200)), (), {"invert": draw(st.booleans())})
+    return lambda draw: Sample(
+        (integers(draw, shapes(draw), 0, 200), integers(draw, (draw(st.integers(0, most)),), 0, 200)),
+        (),
+        {"invert": draw(st.booleans())},
+    )
 
 
 def repeated(draw: Draw, dim: bool = False) -> Sample:
@@ -139,7 +155,11 @@ def repeated(draw: Draw, dim: bool = False) -> Sample:
     if not dim:
         return Sample((integers(draw, shapes(draw), 0, 4).astype(float),), (), extra)
     shape = shapes(draw, 2, 3, empty=False)
-    return Sample((integers(draw, shape, 0, 2).astype(float),), (), {**extra, "dim": draw(st.integers(-len(shape), len(shape) - 1))})
+    return Sample(
+        (integers(draw, shape, 0, 2).astype(float),),
+        (),
+        {**extra, "dim": draw(st.integers(-len(shape), len(shape) - 1))},
+    )
 
 
 def np_unique(x: np.ndarray, return_inverse: bool, return_counts: bool, dim: int | None = None) -> Any:
@@ -155,14 +175,22 @@ def np_unique_consecutive(x: np.ndarray, return_inverse: bool, return_counts: bo
     group = np.cumsum(first) - 1
     out = [rows[first] if dim is None else np.moveaxis(rows[first], 0, dim)]
     out += [group.reshape(x.shape) if dim is None else group] if return_inverse else []
-    out += [np.bincount(group, minlength=int(first.sum())) if len(rows) else np.zeros(0, np.int64)] if return_counts else []
+    out += (
+        [np.bincount(group, minlength=int(first.sum())) if len(rows) else np.zeros(0, np.int64)]
+        if return_counts
+        else []
+    )
     return out[0] if len(out) == 1 else tuple(out)
 
 
 def counted(weights: bool):
     def samples(draw: Draw) -> Sample:
         n = draw(st.integers(int(weights), 6))  # torch gives int64 for weights of nothing
-        return Sample((integers(draw, (n,), 0, 5), *([array(draw, (n,))] if weights else [])), (), {"minlength": draw(st.sampled_from([0, 8]))})
+        return Sample(
+            (integers(draw, (n,), 0, 5), *([array(draw, (n,))] if weights else [])),
+            (),
+            {"minlength": draw(st.sampled_from([0, 8]))},
+        )
 
     return samples
 

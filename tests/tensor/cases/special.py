@@ -13,21 +13,38 @@ from tests.tensor.cases.case import Case, Draw, Sample, array, broadcastable, el
 
 def each(f: Any) -> Any:
     """A function of numbers on arrays."""
-    return lambda *arrays: np.asarray(np.vectorize(f, otypes=[np.float64])(*arrays)) if all(a.size for a in arrays) else np.zeros(np.broadcast_shapes(*(a.shape for a in arrays)))
+    return lambda *arrays: (
+        np.asarray(np.vectorize(f, otypes=[np.float64])(*arrays))
+        if all(a.size for a in arrays)
+        else np.zeros(np.broadcast_shapes(*(a.shape for a in arrays)))
+    )
 
 
 def zeta(s: float, x: float, terms: int = 40) -> float:
     """Σ (x + k)^−s by Euler and Maclaurin."""
     total = math.fsum((x + k) ** -s for k in range(terms))
     y = x + terms
-    return total + y ** (1 - s) / (s - 1) + y**-s / 2 + s * y ** (-s - 1) / 12 - s * (s + 1) * (s + 2) * y ** (-s - 3) / 720
+    return (
+        total
+        + y ** (1 - s) / (s - 1)
+        + y**-s / 2
+        + s * y ** (-s - 1) / 12
+        - s * (s + 1) * (s + 2) * y ** (-s - 3) / 720
+    )
 
 
 def digamma(x: float) -> float:
     if x < 0:
         return digamma(1 - x) - math.pi / math.tan(math.pi * x)
     y = x + 40
-    return math.log(y) - 1 / (2 * y) - 1 / (12 * y**2) + 1 / (120 * y**4) - 1 / (252 * y**6) - math.fsum(1 / (x + k) for k in range(40))
+    return (
+        math.log(y)
+        - 1 / (2 * y)
+        - 1 / (12 * y**2)
+        + 1 / (120 * y**4)
+        - 1 / (252 * y**6)
+        - math.fsum(1 / (x + k) for k in range(40))
+    )
 
 
 def polygamma(n: int, x: float) -> float:
@@ -73,7 +90,13 @@ CASES = [
     Case("Tensor.lgamma", each(math.lgamma), elementwise(low=-2.9, high=-2.1), variant="negative"),
     Case("Tensor.digamma", each(digamma), elementwise(low=0.1, high=20)),
     Case("Tensor.digamma", each(digamma), elementwise(low=-2.8, high=-2.2), variant="negative"),
-    Case("Tensor.polygamma", lambda x, n: each(lambda v: polygamma(n, v))(x), numbered(0, 1, 2, 4, low=0.5, high=9), rtol=FAR, call=lambda lib, x, n: x.polygamma(n)),
+    Case(
+        "Tensor.polygamma",
+        lambda x, n: each(lambda v: polygamma(n, v))(x),
+        numbered(0, 1, 2, 4, low=0.5, high=9),
+        rtol=FAR,
+        call=lambda lib, x, n: x.polygamma(n),
+    ),
     Case("Tensor.mvlgamma", mvlgamma, numbered(1, 2, 4, low=2.1, high=9)),
     Case("Tensor.i0", each(i0), elementwise(low=-12, high=12), rtol=FAR),
     Case("Tensor.igamma", each(igamma), incomplete, grad=False),

@@ -16,10 +16,15 @@ def softmax(x: np.ndarray) -> np.ndarray:
     return e / e.sum(-1, keepdims=True)
 
 
-def numpy_attention(w: dict[str, np.ndarray], q: np.ndarray, k: np.ndarray, v: np.ndarray, heads: int, mask: np.ndarray | float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+def numpy_attention(
+    w: dict[str, np.ndarray], q: np.ndarray, k: np.ndarray, v: np.ndarray, heads: int, mask: np.ndarray | float = 0.0
+) -> tuple[np.ndarray, np.ndarray]:
     """(N, L, E); mask is added to the scores (N, heads, L, S)."""
     e = q.shape[-1]
-    q, k, v = (x @ w["in_proj_weight"][i * e : (i + 1) * e].T + w["in_proj_bias"][i * e : (i + 1) * e] for i, x in enumerate((q, k, v)))
+    q, k, v = (
+        x @ w["in_proj_weight"][i * e : (i + 1) * e].T + w["in_proj_bias"][i * e : (i + 1) * e]
+        for i, x in enumerate((q, k, v))
+    )
     q, k, v = (x.reshape(len(x), x.shape[1], heads, e // heads).swapaxes(1, 2) for x in (q, k, v))
     weights = softmax(q @ k.swapaxes(-1, -2) / np.sqrt(e // heads) + mask)
     out = (weights @ v).swapaxes(1, 2).reshape(len(q), -1, e)
@@ -42,9 +47,15 @@ def test_attention() -> None:
     np.testing.assert_allclose(weights.numpy(), want_weights, rtol=1e-9)
     np.testing.assert_allclose(layer(Tensor(q), Tensor(kv), Tensor(kv))[1].numpy(), want_weights.mean(1), rtol=1e-9)
     t = Tensor(q)
-    np.testing.assert_allclose(layer(t, t, t, need_weights=False)[0].numpy(), numpy_attention(w, q, q, q, 2)[0], rtol=1e-9)
+    np.testing.assert_allclose(
+        layer(t, t, t, need_weights=False)[0].numpy(), numpy_attention(w, q, q, q, 2)[0], rtol=1e-9
+    )
     layer.batch_first = False
-    np.testing.assert_allclose(layer(t.transpose(0, 1), t.transpose(0, 1), t.transpose(0, 1))[0].numpy(), numpy_attention(w, q, q, q, 2)[0].swapaxes(0, 1), rtol=1e-9)
+    np.testing.assert_allclose(
+        layer(t.transpose(0, 1), t.transpose(0, 1), t.transpose(0, 1))[0].numpy(),
+        numpy_attention(w, q, q, q, 2)[0].swapaxes(0, 1),
+        rtol=1e-9,
+    )
     one = Tensor(q[0])
     np.testing.assert_allclose(layer(one, one, one)[0].numpy(), numpy_attention(w, q, q, q, 2)[0][0], rtol=1e-9)
 
@@ -90,7 +101,9 @@ def test_encoder_layer(norm_first: bool) -> None:
     norm = lambda a: (a - a.mean(-1, keepdims=True)) / np.sqrt(a.var(-1, keepdims=True) + 1e-5)  # noqa: E731
     own = {k.removeprefix("self_attn."): v for k, v in w.items()}
     attend = lambda a: numpy_attention(own, a, a, a, 2)[0]  # noqa: E731
-    feed = lambda a: np.maximum(a @ w["linear1.weight"].T + w["linear1.bias"], 0) @ w["linear2.weight"].T + w["linear2.bias"]  # noqa: E731
+    feed = lambda a: (  # noqa: E731
+        np.maximum(a @ w["linear1.weight"].T + w["linear1.bias"], 0) @ w["linear2.weight"].T + w["linear2.bias"]
+    )
     if norm_first:
         h = x + attend(norm(x))
         want = h + feed(norm(h))

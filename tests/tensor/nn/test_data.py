@@ -59,21 +59,37 @@ def rows(loader: DataLoader) -> list[list[float]]:
 def test_batches_and_epochs() -> None:
     loader = DataLoader(TensorDataset(X, X * 2), 10)
     assert len(loader) == 3 and rows(loader) == [list(range(10)), list(range(10, 20)), [20, 21, 22]]
-    assert len(DataLoader(TensorDataset(X), 10, drop_last=True)) == 2 == len(rows(DataLoader(TensorDataset(X), 10, drop_last=True)))
+    assert (
+        len(DataLoader(TensorDataset(X), 10, drop_last=True))
+        == 2
+        == len(rows(DataLoader(TensorDataset(X), 10, drop_last=True)))
+    )
     a, b = next(iter(loader))
     assert isinstance(a, Tensor) and a.dtype.name == "float32" and b.tolist() == (X[:10] * 2).tolist()
     shuffled = DataLoader(TensorDataset(X), 10, shuffle=True, seed=5)
     one, two = joined(rows(shuffled)), joined(rows(shuffled))
     assert sorted(one) == sorted(two) == X.tolist() and one != two != X.tolist() and shuffled.epoch == 2
-    assert joined(rows(DataLoader(TensorDataset(X), 7, shuffle=True, seed=5))) == one  # the order is that of seed and epoch alone
+    assert (
+        joined(rows(DataLoader(TensorDataset(X), 7, shuffle=True, seed=5))) == one
+    )  # the order is that of seed and epoch alone
 
 
 @settings(max_examples=40)
-@given(n=st.integers(0, 40), batch=st.integers(1, 12), world=st.integers(1, 5), per_node=st.integers(1, 3), threads=st.integers(0, 2))
-def test_workers_together_read_each_batch_once_as_shard_cuts_it(n: int, batch: int, world: int, per_node: int, threads: int) -> None:
+@given(
+    n=st.integers(0, 40),
+    batch=st.integers(1, 12),
+    world=st.integers(1, 5),
+    per_node=st.integers(1, 3),
+    threads=st.integers(0, 2),
+)
+def test_workers_together_read_each_batch_once_as_shard_cuts_it(
+    n: int, batch: int, world: int, per_node: int, threads: int
+) -> None:
     data = TensorDataset(np.arange(n))
     whole = [r[0].tolist() for r in DataLoader(data, batch, True, seed=3, rank=0, world=1, num_workers=threads)]
-    parts = [rows(DataLoader(data, batch, True, seed=3, rank=r, world=world, num_workers=threads)) for r in range(world)]
+    parts = [
+        rows(DataLoader(data, batch, True, seed=3, rank=r, world=world, num_workers=threads)) for r in range(world)
+    ]
     assert [joined(step) for step in zip(*parts)] == whole
     for size in range(batch + 1):
         bounds = even_bounds(size, world * per_node)
@@ -113,8 +129,16 @@ def test_going_on_where_another_loader_stopped(threads: int) -> None:
 
 def test_collating() -> None:
     batch = next(iter(DataLoader(Squares(), 3)))
-    assert batch["x"].tolist() == [0.0, 1.0, 2.0] and batch["y"][0].dtype.name == "int64" and batch["y"][1] == ["text 0", "text 1", "text 2"]
-    assert default_collate([True, False]).dtype == bool and default_collate([0.5]).dtype == np.float64 and default_collate([Tensor([1.0])] * 2).shape == (2, 1)
+    assert (
+        batch["x"].tolist() == [0.0, 1.0, 2.0]
+        and batch["y"][0].dtype.name == "int64"
+        and batch["y"][1] == ["text 0", "text 1", "text 2"]
+    )
+    assert (
+        default_collate([True, False]).dtype == bool
+        and default_collate([0.5]).dtype == np.float64
+        and default_collate([Tensor([1.0])] * 2).shape == (2, 1)
+    )
     with pytest.raises(ValueError, match=r"have the shapes \[\(1,\), \(2,\)\]"):
         default_collate([np.zeros(1), np.zeros(2)])
     lists = DataLoader(Squares(), 4, collate_fn=lambda samples: len(samples))
@@ -167,17 +191,25 @@ def test_no_more_is_loaded_ahead_than_allowed() -> None:
 
 def test_datasets(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", X)
-    assert TensorDataset(np.load(tmp_path / "a.npy", mmap_mode="r"))[3][0] == 3 and isinstance(TensorDataset(X), Dataset)
+    assert TensorDataset(np.load(tmp_path / "a.npy", mmap_mode="r"))[3][0] == 3 and isinstance(
+        TensorDataset(X), Dataset
+    )
     tokens = np.arange(11, dtype=np.uint16)
     (tmp_path / "tokens.bin").write_bytes(tokens.tobytes())
     for source in (tokens, tmp_path / "tokens.bin"):
         data = TokenDataset(source, 3)
         assert len(data) == 3 and data[2][0].tolist() == [6, 7, 8] and data[2][1].tolist() == [7, 8, 9]
-    assert len(TokenDataset(tokens, 3, stride=1)) == 8 and TokenDataset(tokens, 3, stride=1)[-1][1].tolist() == [8, 9, 10]
+    assert len(TokenDataset(tokens, 3, stride=1)) == 8 and TokenDataset(tokens, 3, stride=1)[-1][1].tolist() == [
+        8,
+        9,
+        10,
+    ]
     both = ConcatDataset([Subset(Squares(), [3, 4]), Squares(2)])
     assert len(both) == 4 and [both[i]["x"] for i in range(4)] == [3, 4, 0, 1]
     parts = random_split(Squares(), [0.55, 0.45])
-    assert [len(p) for p in parts] == [6, 4] and sorted(p[i]["x"] for p in parts for i in range(len(p))) == list(range(10))
+    assert [len(p) for p in parts] == [6, 4] and sorted(p[i]["x"] for p in parts for i in range(len(p))) == list(
+        range(10)
+    )
     with pytest.raises(ValueError, match="add up to 9, the dataset has 10"):
         random_split(Squares(), [4, 5])
     with pytest.raises(ValueError, match="arrays of one common length"):
@@ -206,6 +238,12 @@ def test_folders_of_images(tmp_path: Path) -> None:
 
 
 def test_arguments() -> None:
-    for bad in ({"batch_size": 0}, {"prefetch": 0}, {"num_workers": -1}, {"rank": 2, "world": 2}, {"devices": ["CPU:0"] * 3, "rank": 0, "world": 2}):
+    for bad in (
+        {"batch_size": 0},
+        {"prefetch": 0},
+        {"num_workers": -1},
+        {"rank": 2, "world": 2},
+        {"devices": ["CPU:0"] * 3, "rank": 0, "world": 2},
+    ):
         with pytest.raises(ValueError, match="DataLoader:"):
             DataLoader(Squares(), **bad)  # type: ignore[arg-type]

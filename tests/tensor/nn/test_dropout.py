@@ -21,7 +21,11 @@ def test_elements() -> None:
 def test_whole_channels(layer: type[nn.Module], dims: int) -> None:
     x = Tensor.ones(40, 50, *(2,) * dims)
     got = layer(0.25)(x).numpy().reshape(40, 50, -1)  # type: ignore[call-arg]
-    assert set(np.unique(got)) == {0.0, np.float32(1 / 0.75)} and (got == got[..., :1]).all() and np.mean(got == 0) == pytest.approx(0.25, abs=0.05)
+    assert (
+        set(np.unique(got)) == {0.0, np.float32(1 / 0.75)}
+        and (got == got[..., :1]).all()
+        and np.mean(got == 0) == pytest.approx(0.25, abs=0.05)
+    )
     assert layer(0.25).eval()(x) is x  # type: ignore[call-arg]
     assert layer(0.5)(x[0]).shape == x.shape[1:]  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="needs"):

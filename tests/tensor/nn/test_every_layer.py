@@ -21,7 +21,14 @@ LAYERS: list[Layer] = [
     for layer in getattr(importlib.import_module(f"tests.tensor.nn.layers.{module.name}"), "LAYERS", [])
 ]
 EVERY = pytest.mark.parametrize("layer", LAYERS, ids=lambda c: c.id)
-RANDOM = {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"}  # test_random_layers.py
+RANDOM = {
+    "Dropout",
+    "Dropout1d",
+    "Dropout2d",
+    "Dropout3d",
+    "AlphaDropout",
+    "FeatureAlphaDropout",
+}  # test_random_layers.py
 CHANGING = {name for name in nn.__all__ if name.startswith("Lazy")}  # test_lazy.py
 WHOLE = {  # a container, a base class, or a stack of layers: test_module.py, test_recurrent.py, test_attention.py, test_transformer.py
     "Module", "ModuleDict", "ModuleList", "ParameterDict", "ParameterList", "Sequential", "RNN", "LSTM", "GRU", "RNNBase", "RNNCellBase",
@@ -43,7 +50,9 @@ def test_values_and_gradients(layer: Layer, sharded: bool) -> None:
     with Context(DEVICE="PYTHON"):
         module = layer.make()
         state = {k: t.numpy() for k, t in module.state_dict().items()}
-        tensors = [Tensor(a, requires_grad=a.dtype.kind == "f" and i not in layer.fixed) for i, a in enumerate(layer.inputs)]
+        tensors = [
+            Tensor(a, requires_grad=a.dtype.kind == "f" and i not in layer.fixed) for i, a in enumerate(layer.inputs)
+        ]
         given = tensors
         if sharded:
             names = tuple(f"PYTHON:{i}" for i in range(2 if layer.inputs[0].shape[0] % 2 else 3))
@@ -55,7 +64,10 @@ def test_values_and_gradients(layer: Layer, sharded: bool) -> None:
         assert len(results) == len(want)
         smooth = [(r, w) for r, w in zip(results, weights) if r.dtype.is_float]
         trained = dict(module.named_parameters()) | {i: t for i, t in enumerate(tensors) if t.requires_grad}  # type: ignore[operator]
-        sum(((r * Tensor(w, device=r.device)).sum() for r, w in smooth), Tensor(0.0, dtype="float64", device=results[0].device)).backward()
+        sum(
+            ((r * Tensor(w, device=r.device)).sum() for r, w in smooth),
+            Tensor(0.0, dtype="float64", device=results[0].device),
+        ).backward()
         grads = {k: t.grad for k, t in trained.items()}
         assert all(g is not None for g in grads.values()), [k for k, g in grads.items() if g is None]
         results[0].realize(*results[1:], *grads.values())  # type: ignore[arg-type]
@@ -67,24 +79,44 @@ def test_values_and_gradients(layer: Layer, sharded: bool) -> None:
             slopes(layer, state, k, weights, g.numpy())
 
 
-def slopes(layer: Layer, state: dict[str, np.ndarray], which: str | int, weights: list[np.ndarray], grad: np.ndarray, h: float = 1e-6) -> None:
+def slopes(
+    layer: Layer,
+    state: dict[str, np.ndarray],
+    which: str | int,
+    weights: list[np.ndarray],
+    grad: np.ndarray,
+    h: float = 1e-6,
+) -> None:
     """A few elements of d(sum(results · weights)) / d(a parameter or an input) against central differences."""
+
     def moved(at: Any, by: float) -> float:
         s, x = dict(state), list(layer.inputs)
         place: Any = s if isinstance(which, str) else x
         place[which] = place[which].copy()
         place[which][at] += by
-        return float(sum((r * w).sum() for r, w in zip(layer.expected(s, x), weights) if np.asarray(r).dtype.kind == "f"))
+        return float(
+            sum((r * w).sum() for r, w in zip(layer.expected(s, x), weights) if np.asarray(r).dtype.kind == "f")
+        )
 
     assert np.isfinite(grad).all()
     rng = np.random.default_rng(0)
     for flat in rng.choice(grad.size, min(4, grad.size), replace=False):
         at = np.unravel_index(flat, grad.shape)
-        np.testing.assert_allclose(grad[at], (moved(at, h) - moved(at, -h)) / (2 * h), rtol=1e-5, atol=1e-5, err_msg=f"d / d {which}{list(map(int, at))}")
+        np.testing.assert_allclose(
+            grad[at],
+            (moved(at, h) - moved(at, -h)) / (2 * h),
+            rtol=1e-5,
+            atol=1e-5,
+            err_msg=f"d / d {which}{list(map(int, at))}",
+        )
 
 
 @EVERY
 def test_names(layer: Layer) -> None:
     with Context(DEVICE="PYTHON"):
         module = layer.make()
-    assert tuple(module.state_dict()) == layer.keys and repr(module).startswith(f"{type(module).__name__}(") and type(module) is getattr(nn, layer.name)
+    assert (
+        tuple(module.state_dict()) == layer.keys
+        and repr(module).startswith(f"{type(module).__name__}(")
+        and type(module) is getattr(nn, layer.name)
+    )

@@ -13,7 +13,18 @@ from manygrad.tensor.nn.state import gguf_load
 
 RNG = np.random.default_rng(0)
 # where the float16 scales of a block lie; random bits there would be NaN now and then
-SCALES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+SCALES = {
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q8_0": (0,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+}
 
 
 def blocks(name: str, rows: int, columns: int) -> np.ndarray:
@@ -57,7 +68,13 @@ def test_plain_types_and_metadata(tmp_path: Path) -> None:
     }  # fmt: skip
     write(tmp_path / "a.gguf", arrays)
     metadata, tensors = gguf_load(tmp_path / "a.gguf")
-    assert {k: metadata[k] for k in ("count", "numbers", "words", "rate", "yes")} == {"count": 5, "numbers": [1, 2, 3], "words": ["a", "bé"], "rate": 1.5, "yes": True}
+    assert {k: metadata[k] for k in ("count", "numbers", "words", "rate", "yes")} == {
+        "count": 5,
+        "numbers": [1, 2, 3],
+        "words": ["a", "bé"],
+        "rate": 1.5,
+        "yes": True,
+    }
     assert tensors["f32"].device.startswith("DISK:") and tensors["bf16"].dtype.name == "bfloat16"  # type: ignore[union-attr]
     np.testing.assert_array_equal(tensors["f32"].to("CPU").numpy(), a)
     np.testing.assert_array_equal(tensors["f16"].to("CPU").numpy(), a.astype(np.float16))

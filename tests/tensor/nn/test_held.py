@@ -11,9 +11,30 @@ from manygrad import Tensor, nn
 from manygrad.tensor.nn import functional as F
 from manygrad.tensor.nn.held import REQUIRED, Held, HeldInTraining
 
-GIVEN = {"kernel_size": 2, "output_size": 2, "norm_type": 2.0, "padding": 1, "value": 1.0, "threshold": 1.0, "size": 3, "upscale_factor": 2, "downscale_factor": 2, "groups": 2}
+GIVEN = {
+    "kernel_size": 2,
+    "output_size": 2,
+    "norm_type": 2.0,
+    "padding": 1,
+    "value": 1.0,
+    "threshold": 1.0,
+    "size": 3,
+    "upscale_factor": 2,
+    "downscale_factor": 2,
+    "groups": 2,
+}
 LAYERS = sorted((c for c in vars(nn).values() if isinstance(c, type) and issubclass(c, Held)), key=lambda c: c.__name__)
-INPUTS = {"TripletMargin": 3, "Ranking": 3, "CosineEmbedding": 3, "GaussianNLL": 3, "CTC": 4, "Loss": 2, "Unpool": 2, "Cosine": 2, "Pairwise": 2}
+INPUTS = {
+    "TripletMargin": 3,
+    "Ranking": 3,
+    "CosineEmbedding": 3,
+    "GaussianNLL": 3,
+    "CTC": 4,
+    "Loss": 2,
+    "Unpool": 2,
+    "Cosine": 2,
+    "Pairwise": 2,
+}
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda c: c.__name__)

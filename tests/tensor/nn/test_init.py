@@ -16,7 +16,11 @@ def weight(*shape: int) -> nn.Parameter:
 
 
 def test_gains_and_fans() -> None:
-    assert init.calculate_gain("relu") == math.sqrt(2) and init.calculate_gain("conv2d") == 1 and init.calculate_gain("tanh") == 5 / 3
+    assert (
+        init.calculate_gain("relu") == math.sqrt(2)
+        and init.calculate_gain("conv2d") == 1
+        and init.calculate_gain("tanh") == 5 / 3
+    )
     assert init.calculate_gain("leaky_relu", 0.2) == math.sqrt(2 / 1.04)
     with pytest.raises(ValueError, match="does not know 'gelu'"):
         init.calculate_gain("gelu")
@@ -37,12 +41,18 @@ def test_spread(fill, std, bound) -> None:  # type: ignore[no-untyped-def]
     w = weight(200, 300)
     assert fill(w) is w and isinstance(w, nn.Parameter) and w.requires_grad
     a = w.numpy()
-    assert a.std() == pytest.approx(std, rel=0.03) and (bound is None or 0.99 * bound < np.abs(a).max() <= bound * 1.00001)
+    assert a.std() == pytest.approx(std, rel=0.03) and (
+        bound is None or 0.99 * bound < np.abs(a).max() <= bound * 1.00001
+    )
 
 
 def test_exact_ones() -> None:
     np.testing.assert_array_equal(init.eye_(weight(2, 3)).numpy(), np.eye(2, 3, dtype=np.float32))
-    assert init.ones_(weight(2)).tolist() == [1, 1] and init.zeros_(weight(2)).tolist() == [0, 0] and init.constant_(weight(2), 0.25).tolist() == [0.25, 0.25]
+    assert (
+        init.ones_(weight(2)).tolist() == [1, 1]
+        and init.zeros_(weight(2)).tolist() == [0, 0]
+        and init.constant_(weight(2), 0.25).tolist() == [0.25, 0.25]
+    )
     conv = nn.Conv1d(2, 4, 3, padding=1, groups=2, bias=False)
     assert init.dirac_(conv.weight, 2).tolist() == [[[0, 1, 0]], [[0, 0, 0]], [[0, 1, 0]], [[0, 0, 0]]]
     s = init.sparse_(weight(10, 7), 0.25).numpy()
@@ -139,7 +149,9 @@ def test_padded_sequences() -> None:
     rows = [Tensor(np.full((n, 2), n, np.float32)) for n in (1, 3, 2)]
     out = utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
     assert out.shape == (3, 3, 2) and out.numpy()[0, :, 0].tolist() == [1, -1, -1]
-    assert utils.rnn.pad_sequence(rows).shape == (3, 3, 2) and utils.rnn.pad_sequence(rows, True, 0.0, "left").numpy()[0, :, 0].tolist() == [0, 0, 1]
+    assert utils.rnn.pad_sequence(rows).shape == (3, 3, 2) and utils.rnn.pad_sequence(rows, True, 0.0, "left").numpy()[
+        0, :, 0
+    ].tolist() == [0, 0, 1]
     assert [r.shape[0] for r in utils.rnn.unpad_sequence(out, [1, 3, 2], batch_first=True)] == [1, 3, 2]
     with pytest.raises(ValueError, match="all dims after the first must be equal"):
         utils.rnn.pad_sequence([rows[0], Tensor.zeros(2, 3)])

@@ -31,14 +31,23 @@ def test_errors(make: Any, said: str) -> None:
 
 
 def test_an_argument_that_a_layer_does_not_have_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"MaxPool1d\(kernel_size, stride=None.*missing a required argument: 'kernel_size'"):
+    with pytest.raises(
+        TypeError, match=r"MaxPool1d\(kernel_size, stride=None.*missing a required argument: 'kernel_size'"
+    ):
         nn.MaxPool1d()
     with pytest.raises(TypeError, match="GELU"):
         nn.GELU(inplace=True)
 
 
 def test_older_arguments_of_losses_say_the_reduction() -> None:
-    assert [nn.L1Loss(*a).reduction for a in ((), (False,), (True,), (None, False), (False, False), (False, True))] == ["mean", "sum", "mean", "none", "none", "sum"]  # type: ignore[attr-defined]
+    assert [nn.L1Loss(*a).reduction for a in ((), (False,), (True,), (None, False), (False, False), (False, True))] == [
+        "mean",
+        "sum",
+        "mean",
+        "none",
+        "none",
+        "sum",
+    ]  # type: ignore[attr-defined]
     assert nn.NLLLoss2d is nn.NLLLoss
 
 
@@ -68,17 +77,44 @@ def test_the_padding_row_of_a_bag_is_zero_and_not_trained() -> None:
 
 def test_what_cells_have_in_common() -> None:
     cell = nn.RNNCellBase(2, 3, True, 4)
-    assert {k: t.shape for k, t in cell.state_dict().items()} == {"weight_ih": (12, 2), "weight_hh": (12, 3), "bias_ih": (12,), "bias_hh": (12,)}
-    assert all(issubclass(c, nn.RNNCellBase) for c in (nn.RNNCell, nn.LSTMCell, nn.GRUCell)) and repr(cell) == "RNNCellBase(2, 3)"
+    assert {k: t.shape for k, t in cell.state_dict().items()} == {
+        "weight_ih": (12, 2),
+        "weight_hh": (12, 3),
+        "bias_ih": (12,),
+        "bias_hh": (12,),
+    }
+    assert (
+        all(issubclass(c, nn.RNNCellBase) for c in (nn.RNNCell, nn.LSTMCell, nn.GRUCell))
+        and repr(cell) == "RNNCellBase(2, 3)"
+    )
     assert np.abs(cell.weight_ih.numpy()).max() <= 1 / np.sqrt(3)
-    assert list(nn.GRUCell(2, 3, bias=False).state_dict()) == ["weight_ih", "weight_hh"] and repr(nn.RNNCell(2, 3, nonlinearity="relu")) == "RNNCell(2, 3, nonlinearity=relu)"
+    assert (
+        list(nn.GRUCell(2, 3, bias=False).state_dict()) == ["weight_ih", "weight_hh"]
+        and repr(nn.RNNCell(2, 3, nonlinearity="relu")) == "RNNCell(2, 3, nonlinearity=relu)"
+    )
 
 
 def test_layers_read_as_pytorch_s() -> None:
     assert repr(nn.Conv2d(2, 4, 3, 2, 1, groups=2, bias=False, padding_mode="reflect")) == (
-        "Conv2d(2, 4, kernel_size=(3, 3), stride=(2, 2), padding=(1, 1), groups=2, bias=False, padding_mode=reflect)")
-    assert repr(nn.ConvTranspose1d(1, 1, 3, 2, output_padding=1)) == "ConvTranspose1d(1, 1, kernel_size=(3,), stride=(2,), output_padding=(1,))"
-    assert repr(nn.ConstantPad1d(1, 2.5)) == "ConstantPad1d(padding=(1, 1), value=2.5)" and repr(nn.ReflectionPad2d(1)) == "ReflectionPad2d((1, 1, 1, 1))"
-    assert repr(nn.PReLU(3)) == "PReLU(num_parameters=3)" and repr(nn.Bilinear(1, 2, 3)) == "Bilinear(in1_features=1, in2_features=2, out_features=3, bias=True)"
-    assert repr(nn.MaxPool2d(2)) == "MaxPool2d(kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False)" and repr(nn.Unflatten(1, (2, 3))) == "Unflatten(dim=1, unflattened_size=(2, 3))"
-    assert repr(nn.GroupNorm(2, 4)) == "GroupNorm(2, 4, eps=1e-05, affine=True, bias=True)" and repr(nn.RMSNorm(4)) == "RMSNorm((4,), eps=None, elementwise_affine=True)"
+        "Conv2d(2, 4, kernel_size=(3, 3), stride=(2, 2), padding=(1, 1), groups=2, bias=False, padding_mode=reflect)"
+    )
+    assert (
+        repr(nn.ConvTranspose1d(1, 1, 3, 2, output_padding=1))
+        == "ConvTranspose1d(1, 1, kernel_size=(3,), stride=(2,), output_padding=(1,))"
+    )
+    assert (
+        repr(nn.ConstantPad1d(1, 2.5)) == "ConstantPad1d(padding=(1, 1), value=2.5)"
+        and repr(nn.ReflectionPad2d(1)) == "ReflectionPad2d((1, 1, 1, 1))"
+    )
+    assert (
+        repr(nn.PReLU(3)) == "PReLU(num_parameters=3)"
+        and repr(nn.Bilinear(1, 2, 3)) == "Bilinear(in1_features=1, in2_features=2, out_features=3, bias=True)"
+    )
+    assert (
+        repr(nn.MaxPool2d(2)) == "MaxPool2d(kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False)"
+        and repr(nn.Unflatten(1, (2, 3))) == "Unflatten(dim=1, unflattened_size=(2, 3))"
+    )
+    assert (
+        repr(nn.GroupNorm(2, 4)) == "GroupNorm(2, 4, eps=1e-05, affine=True, bias=True)"
+        and repr(nn.RMSNorm(4)) == "RMSNorm((4,), eps=None, elementwise_affine=True)"
+    )

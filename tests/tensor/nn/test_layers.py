@@ -21,7 +21,9 @@ def test_linear() -> None:
     check(nn.Linear(3, 4, bias=False)(Tensor(np.zeros((2, 3), np.float32))), np.zeros((2, 4), np.float32))
 
 
-@pytest.mark.parametrize("layer, fan", [(nn.Linear(400, 90), 400), (nn.Conv2d(8, 60, 5), 200), (nn.Conv2d(8, 60, 5, groups=4), 50)])
+@pytest.mark.parametrize(
+    "layer, fan", [(nn.Linear(400, 90), 400), (nn.Conv2d(8, 60, 5), 200), (nn.Conv2d(8, 60, 5, groups=4), 50)]
+)
 def test_initialisation_is_that_of_pytorch(layer: nn.Linear | nn.Conv2d, fan: int) -> None:
     """Uniform in ±1/√fan_in, weight and bias (torch's kaiming_uniform with a = √5)."""
     for t in get_parameters(layer):
@@ -69,7 +71,11 @@ def test_batch_norm_trains_on_the_batch_and_then_uses_what_it_tracked() -> None:
         with Tensor.train():
             got = layer(Tensor(x.astype(np.float32)))
         m, v = x.mean((0, 2, 3)), x.var((0, 2, 3))
-        check(got, ((x - m.reshape(1, 3, 1, 1)) / np.sqrt(v.reshape(1, 3, 1, 1) + 1e-4) * w + b).astype(np.float32), rtol=1e-5)
+        check(
+            got,
+            ((x - m.reshape(1, 3, 1, 1)) / np.sqrt(v.reshape(1, 3, 1, 1) + 1e-4) * w + b).astype(np.float32),
+            rtol=1e-5,
+        )
         mean, var = mean * 0.8 + m * 0.2, var * 0.8 + v * 0.2 * 40 / 39
     check(layer.running_mean, mean.astype(np.float32), rtol=1e-5)
     check(layer.running_var, var.astype(np.float32), rtol=1e-5)
@@ -87,7 +93,14 @@ def test_batch_norm_without_tracking_or_affine() -> None:
 
 
 def test_every_parameter_gets_a_gradient() -> None:
-    layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm(4), lambda t: t.relu().max_pool2d(2).flatten(1), nn.Linear(36, 8), nn.LayerNorm(8), nn.Linear(8, 3)]
+    layers = [
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm(4),
+        lambda t: t.relu().max_pool2d(2).flatten(1),
+        nn.Linear(36, 8),
+        nn.LayerNorm(8),
+        nn.Linear(8, 3),
+    ]
     with Tensor.train():
         loss = Tensor(numbers(RNG, "float32", (5, 1, 8, 8))).sequential(layers).cross_entropy(Tensor([0, 1, 2, 0, 1]))
         loss.backward()

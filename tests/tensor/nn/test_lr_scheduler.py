@@ -40,13 +40,22 @@ CASES: dict[str, tuple[Callable[[Optimizer], Any], Rates]] = {
     "linear": (lambda o: lrs.LinearLR(o, 0.2, 0.8, 6), lambda t: 0.1 * (0.2 + 0.6 * min(t, 6) / 6)),
     "constant": (lambda o: lrs.ConstantLR(o, 0.5, 4), lambda t: 0.05 if t < 4 else 0.1),
     "polynomial": (lambda o: lrs.PolynomialLR(o, 8, 2.0), lambda t: 0.1 * (1 - min(t, 8) / 8) ** 2),
-    "cosine": (lambda o: lrs.CosineAnnealingLR(o, 5, 0.01), lambda t: 0.01 + 0.09 * (1 + math.cos(math.pi * t / 5)) / 2),
+    "cosine": (
+        lambda o: lrs.CosineAnnealingLR(o, 5, 0.01),
+        lambda t: 0.01 + 0.09 * (1 + math.cos(math.pi * t / 5)) / 2,
+    ),
     "restarts": (lambda o: lrs.CosineAnnealingWarmRestarts(o, 3, 2, 0.01), restarts),
     "lambda": (lambda o: lrs.LambdaLR(o, lambda t: 1 / (1 + t)), lambda t: 0.1 / (1 + t)),
     "multiplicative": (lambda o: lrs.MultiplicativeLR(o, lambda t: 0.5), lambda t: 0.1 * 0.5**t),
     "one cycle": (lambda o: lrs.OneCycleLR(o, 0.5, total_steps=20), one_cycle),
-    "cyclic": (lambda o: lrs.CyclicLR(o, 0.1, 0.5, 4, 2, cycle_momentum=False), lambda t: 0.1 + 0.4 * (t % 6 / 4 if t % 6 <= 4 else (6 - t % 6) / 2)),
-    "chained": (lambda o: lrs.ChainedScheduler([lrs.ConstantLR(o, 0.1, 3), lrs.ExponentialLR(o, 0.9)]), lambda t: 0.1 * 0.9**t * (0.1 if t < 3 else 1)),
+    "cyclic": (
+        lambda o: lrs.CyclicLR(o, 0.1, 0.5, 4, 2, cycle_momentum=False),
+        lambda t: 0.1 + 0.4 * (t % 6 / 4 if t % 6 <= 4 else (6 - t % 6) / 2),
+    ),
+    "chained": (
+        lambda o: lrs.ChainedScheduler([lrs.ConstantLR(o, 0.1, 3), lrs.ExponentialLR(o, 0.9)]),
+        lambda t: 0.1 * 0.9**t * (0.1 if t < 3 else 1),
+    ),
     "sequential": (
         lambda o: lrs.SequentialLR(o, [lrs.LinearLR(o, 0.5, 1.0, 4), lrs.ExponentialLR(o, 0.9)], [4]),
         lambda t: 0.1 * (0.5 + 0.125 * t) if t < 4 else 0.1 * 0.9 ** (t - 4),
@@ -63,7 +72,9 @@ def test_rates(name: str) -> None:
         assert o.param_groups[0]["lr"] == pytest.approx(want(t), rel=1e-9, abs=1e-15), t
         assert scheduler.get_last_lr() == [g["lr"] for g in o.param_groups]
         if name not in ("one cycle", "cyclic"):
-            assert o.param_groups[1]["lr"] == pytest.approx(0.3 if t == 0 and name == "multistep" else o.param_groups[1]["lr"])
+            assert o.param_groups[1]["lr"] == pytest.approx(
+                0.3 if t == 0 and name == "multistep" else o.param_groups[1]["lr"]
+            )
         if t < 19:
             scheduler.step()
 

@@ -37,17 +37,34 @@ class Net(nn.Module):
         return self.out(x)
 
 
-BLOCK = ["scale", "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var", "norm.num_batches_tracked", "heads.0.weight", "heads.1.weight", "heads.1.bias"]
+BLOCK = [
+    "scale",
+    "norm.weight",
+    "norm.bias",
+    "norm.running_mean",
+    "norm.running_var",
+    "norm.num_batches_tracked",
+    "heads.0.weight",
+    "heads.1.weight",
+    "heads.1.bias",
+]
 NET = [f"blocks.{i}.{n}" for i in range(2) for n in BLOCK] + ["out.1.weight", "out.1.bias", "tied.weight", "tied.bias"]
 
 
 def test_names_in_the_order_of_pytorch() -> None:
     net = Net()
     assert list(net.state_dict()) == NET and next(iter(net.state_dict(prefix="m."))) == "m.blocks.0.scale"
-    assert [n for n, _ in net.named_parameters()] == [n for n in NET if "running" not in n and "tracked" not in n and "tied" not in n]
+    assert [n for n, _ in net.named_parameters()] == [
+        n for n in NET if "running" not in n and "tracked" not in n and "tied" not in n
+    ]
     assert len([n for n, _ in net.named_parameters(remove_duplicate=False)]) == 16
     assert [n for n, _ in net.blocks[0].named_parameters(recurse=False)] == ["scale"]
-    assert [n for n, _ in Block().named_buffers()] == ["cache", "norm.running_mean", "norm.running_var", "norm.num_batches_tracked"]
+    assert [n for n, _ in Block().named_buffers()] == [
+        "cache",
+        "norm.running_mean",
+        "norm.running_var",
+        "norm.num_batches_tracked",
+    ]
     assert [n for n, _ in net.named_children()] == ["blocks", "out", "tied"] and next(net.modules()) is net
     assert [n for n, _ in Block().named_modules()] == ["", "norm", "heads.0", "heads.1"]
     assert [type(m).__name__ for m in net.out.children()] == ["ReLU", "Linear"]
@@ -58,7 +75,10 @@ def test_names_in_the_order_of_pytorch() -> None:
 def test_finding_by_path() -> None:
     net = Net()
     assert net.get_submodule("blocks.1.norm") is net.blocks[1].norm and net.get_submodule("") is net
-    assert net.get_parameter("out.1.bias") is net.out[1].bias and net.get_buffer("blocks.0.norm.running_var") is net.blocks[0].norm.running_var
+    assert (
+        net.get_parameter("out.1.bias") is net.out[1].bias
+        and net.get_buffer("blocks.0.norm.running_var") is net.blocks[0].norm.running_var
+    )
     with pytest.raises(AttributeError, match=r"'blocks.0.nrm': Block has no 'nrm'; it has \['norm'"):
         net.get_submodule("blocks.0.nrm")
     with pytest.raises(AttributeError, match="is a Parameter, not a Module"):
@@ -127,13 +147,19 @@ def test_registering() -> None:
 def test_apply_requires_grad_zero_grad() -> None:
     net, seen = Net(), []
     net.apply(lambda m: seen.append(type(m).__name__))
-    assert seen[-1] == "Net" and seen[0] == "BatchNorm1d" and len(seen) == len(list(net.modules())) + 1  # the tied layer twice
+    assert (
+        seen[-1] == "Net" and seen[0] == "BatchNorm1d" and len(seen) == len(list(net.modules())) + 1
+    )  # the tied layer twice
     net(Tensor(np.ones((3, 4), np.float32))).sum().backward()
     assert all(p.grad is not None for p in net.parameters())
     net.zero_grad()
     assert all(p.grad is None for p in net.parameters())
     net.requires_grad_(False)
-    assert not any(p.requires_grad for p in net.parameters()) and len(list(net.parameters())) == 14 and nn.state.get_parameters(net) == []
+    assert (
+        not any(p.requires_grad for p in net.parameters())
+        and len(list(net.parameters())) == 14
+        and nn.state.get_parameters(net) == []
+    )
 
 
 def test_hooks_see_and_change() -> None:
@@ -149,7 +175,9 @@ def test_hooks_see_and_change() -> None:
     np.testing.assert_allclose(m(x).numpy(), m.forward(x).numpy())
     assert log == ["pre", "post"] and list(m.state_dict()) == ["weight", "bias"]
     keyword: list[Any] = []
-    with m.register_forward_pre_hook(lambda mod, args, kwargs: keyword.append(kwargs) or (args, kwargs), with_kwargs=True):
+    with m.register_forward_pre_hook(
+        lambda mod, args, kwargs: keyword.append(kwargs) or (args, kwargs), with_kwargs=True
+    ):
         m(input=x)
     assert list(keyword[0]) == ["input"] and len(copy.deepcopy(m).state_dict()) == 2
 
@@ -189,13 +217,18 @@ def test_repr() -> None:
         "Sequential(\n  (0): Conv2d(1, 2, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1))\n"
         "  (1): Sequential(\n    (0): ReLU()\n    (1): Dropout(p=0.1, inplace=False)\n  )\n)"
     )
-    assert repr(nn.ELU(0.5)) == "ELU(alpha=0.5)" and repr(nn.MaxPool2d(2)) == "MaxPool2d(kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False)"
+    assert (
+        repr(nn.ELU(0.5)) == "ELU(alpha=0.5)"
+        and repr(nn.MaxPool2d(2)) == "MaxPool2d(kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False)"
+    )
     assert repr(nn.ZeroPad2d(1)) == "ZeroPad2d((1, 1, 1, 1))" and repr(nn.CrossEntropyLoss()) == "CrossEntropyLoss()"
 
 
 def test_held_arguments() -> None:
     x = Tensor([-1.0, 2.0])
-    assert nn.LeakyReLU(0.5)(x).tolist() == [-0.5, 2.0] and nn.LeakyReLU(negative_slope=0.5, inplace=True)(x).tolist() == [-0.5, 2.0]
+    assert nn.LeakyReLU(0.5)(x).tolist() == [-0.5, 2.0] and nn.LeakyReLU(negative_slope=0.5, inplace=True)(
+        x
+    ).tolist() == [-0.5, 2.0]
     assert x.tolist() == [-1.0, 2.0] and nn.Softmax(dim=0)(x).sum().item() == pytest.approx(1)
     with pytest.raises(TypeError, match=r"ELU\(alpha=1.0, inplace=False\)"):
         nn.ELU(slope=3)
@@ -211,13 +244,22 @@ def test_held_arguments() -> None:
 def test_containers() -> None:
     a, b, c = nn.Linear(1, 1), nn.Linear(1, 2), nn.ReLU()
     seq = nn.Sequential({"first": a, "second": b})
-    assert list(seq.state_dict()) == ["first.weight", "first.bias", "second.weight", "second.bias"] and seq[1] is b and seq.first is a  # type: ignore[attr-defined]
+    assert (
+        list(seq.state_dict()) == ["first.weight", "first.bias", "second.weight", "second.bias"]
+        and seq[1] is b
+        and seq.first is a
+    )  # type: ignore[attr-defined]
     seq.append(c)
     assert len(seq) == 3 and seq[-1] is c and isinstance(seq[:2], nn.Sequential) and len(seq[:2]) == 2
     items = nn.ModuleList([a, b])
     items.insert(0, c)
     del items[1]
-    assert list(items) == [c, b] and [n for n, _ in items.named_children()] == ["0", "1"] and items.pop() is b and len(items + [a]) == 2
+    assert (
+        list(items) == [c, b]
+        and [n for n, _ in items.named_children()] == ["0", "1"]
+        and items.pop() is b
+        and len(items + [a]) == 2
+    )
     with pytest.raises(IndexError, match="index 5 is outside a ModuleList of 1"):
         items[5]
     table = nn.ModuleDict({"x": a})
@@ -228,12 +270,21 @@ def test_containers() -> None:
     params = nn.ParameterList([Tensor.ones(2)])
     params.append(Tensor.ones(1))
     named = nn.ParameterDict({"w": Tensor.ones(3)})
-    assert [n for n, _ in params.named_parameters()] == ["0", "1"] and isinstance(named["w"], nn.Parameter) and named.get("v", 5) == 5
+    assert (
+        [n for n, _ in params.named_parameters()] == ["0", "1"]
+        and isinstance(named["w"], nn.Parameter)
+        and named.get("v", 5) == 5
+    )
 
 
 def test_lazy_layers_take_their_size_from_the_first_input() -> None:
     net = nn.Sequential(nn.LazyConv2d(3, 2), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(5))
     assert list(net.parameters()) == [] and repr(net[3]).startswith("LazyLinear(in_features=?, out_features=5")
     assert net(Tensor(np.ones((2, 4, 5, 6), np.float32))).shape == (2, 5)
-    assert type(net[0]) is nn.Conv2d and net[0].weight.shape == (3, 4, 2, 2) and net[1].num_features == 3 and net[3].weight.shape == (5, 60)
+    assert (
+        type(net[0]) is nn.Conv2d
+        and net[0].weight.shape == (3, 4, 2, 2)
+        and net[1].num_features == 3
+        and net[3].weight.shape == (5, 60)
+    )
     assert len(list(net.parameters())) == 6

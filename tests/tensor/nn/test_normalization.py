@@ -10,8 +10,17 @@ import pytest
 from manygrad import Context, GlobalCounters, Tensor, nn
 from tests.tensor.nn.layers.layer import data
 
-SHAPES: dict[Any, tuple[int, ...]] = {nn.BatchNorm1d: (5, 2), nn.BatchNorm2d: (3, 2, 2, 1), nn.BatchNorm3d: (3, 2, 1, 2, 2), nn.SyncBatchNorm: (3, 2, 3)}
-BY_SAMPLE: dict[Any, tuple[int, ...]] = {nn.InstanceNorm1d: (3, 2, 4), nn.InstanceNorm2d: (3, 2, 2, 2), nn.InstanceNorm3d: (3, 2, 1, 2, 2)}
+SHAPES: dict[Any, tuple[int, ...]] = {
+    nn.BatchNorm1d: (5, 2),
+    nn.BatchNorm2d: (3, 2, 2, 1),
+    nn.BatchNorm3d: (3, 2, 1, 2, 2),
+    nn.SyncBatchNorm: (3, 2, 3),
+}
+BY_SAMPLE: dict[Any, tuple[int, ...]] = {
+    nn.InstanceNorm1d: (3, 2, 4),
+    nn.InstanceNorm2d: (3, 2, 2, 2),
+    nn.InstanceNorm3d: (3, 2, 1, 2, 2),
+}
 KINDS = pytest.mark.parametrize("kind", [*SHAPES, *BY_SAMPLE], ids=lambda k: k.__name__)
 
 
@@ -46,7 +55,11 @@ def test_training_tracks(kind: Any, devices: int) -> None:
         np.testing.assert_allclose(got.numpy(), y, rtol=1e-10)
         np.testing.assert_allclose(layer.running_mean.numpy(), mean, rtol=1e-10)  # untouched
         layer.reset_running_stats()
-        assert layer.running_mean.tolist() == [0, 0] and layer.running_var.tolist() == [1, 1] and layer.num_batches_tracked.item() == 0
+        assert (
+            layer.running_mean.tolist() == [0, 0]
+            and layer.running_var.tolist() == [1, 1]
+            and layer.num_batches_tracked.item() == 0
+        )
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -92,7 +105,11 @@ def test_parameters_can_be_reset_and_nothing_is_to_convert() -> None:
 
 
 def test_errors() -> None:
-    for kind, shape, said in ((nn.BatchNorm1d, (2, 3, 4, 5), "takes 2 or 3 dims"), (nn.BatchNorm3d, (2, 3, 4, 5), "takes 5 dims"), (nn.InstanceNorm2d, (2, 3), "takes 3 or 4 dims")):
+    for kind, shape, said in (
+        (nn.BatchNorm1d, (2, 3, 4, 5), "takes 2 or 3 dims"),
+        (nn.BatchNorm3d, (2, 3, 4, 5), "takes 5 dims"),
+        (nn.InstanceNorm2d, (2, 3), "takes 3 or 4 dims"),
+    ):
         with pytest.raises(ValueError, match=said):
             kind(3)(Tensor.zeros(*shape))
     with pytest.raises(ValueError, match="BatchNorm2d of 4 features got"):

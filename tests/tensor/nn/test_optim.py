@@ -219,8 +219,14 @@ def kernels(f: Callable[[], object]) -> int:
     return GlobalCounters.kernel_count - before
 
 
-@pytest.mark.parametrize("make", [lambda p: SGD(p, 0.1), lambda p: SGD(p, 0.1, momentum=0.9), lambda p: Adam(p), lambda p: AdamW(p)], ids=["sgd", "momentum", "adam", "adamw"])
-def test_a_step_takes_the_same_few_kernels_for_any_number_of_parameters(make: Callable[[list[Tensor]], Optimizer]) -> None:
+@pytest.mark.parametrize(
+    "make",
+    [lambda p: SGD(p, 0.1), lambda p: SGD(p, 0.1, momentum=0.9), lambda p: Adam(p), lambda p: AdamW(p)],
+    ids=["sgd", "momentum", "adam", "adamw"],
+)
+def test_a_step_takes_the_same_few_kernels_for_any_number_of_parameters(
+    make: Callable[[list[Tensor]], Optimizer],
+) -> None:
     """Beyond what computes loss and gradients, which are written straight into the flat buffer."""
     extra = []
     x = Tensor(np.ones((4, 8), np.float32))
@@ -247,7 +253,9 @@ def test_a_step_takes_the_same_few_kernels_for_any_number_of_parameters(make: Ca
     assert len(set(extra)) == 1 and extra[0] <= 6, extra
 
 
-@pytest.mark.parametrize("make", [lambda p: SGD(p, 0.1, momentum=0.9), AdamW, lambda p: optim.NAdam(p)], ids=["momentum", "adamw", "nadam"])
+@pytest.mark.parametrize(
+    "make", [lambda p: SGD(p, 0.1, momentum=0.9), AdamW, lambda p: optim.NAdam(p)], ids=["momentum", "adamw", "nadam"]
+)
 def test_the_second_step_is_the_first_ones_program(make: Callable[[list[Tensor]], Optimizer]) -> None:
     """It is scheduled once, and nothing in it is computed twice."""
     model = Mlp(3)
@@ -349,7 +357,9 @@ def test_muon_orthogonalises_each_matrix() -> None:
             gram = x @ x.T
             x = 3.4445 * x + (-4.775 * gram + 2.0315 * gram @ gram) @ x
         x = x.T if a.shape[0] > a.shape[1] else x
-        np.testing.assert_allclose(p.numpy(), a * (1 - 0.1 * 0.5) - 0.1 * x * np.sqrt(max(1, a.shape[0] / a.shape[1])), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            p.numpy(), a * (1 - 0.1 * 0.5) - 0.1 * x * np.sqrt(max(1, a.shape[0] / a.shape[1])), rtol=1e-4, atol=1e-5
+        )
     with pytest.raises(ValueError, match=r"Muon trains matrices only, not \(3,\); give the other parameters to AdamW"):
         optim.Muon([Tensor([1.0, 2.0, 3.0])])
 
@@ -416,7 +426,11 @@ def test_state_goes_to_a_dict_and_back(name: str) -> None:
     whole.param_groups[0]["lr"] = 0.02
     run(whole, one, grads[:2])
     state = whole.state_dict()
-    assert list(state["state"]) == [0, 1, 2, 3] and state["param_groups"][0]["params"] == [0, 1, 2, 3] and state["param_groups"][0]["lr"] == 0.02
+    assert (
+        list(state["state"]) == [0, 1, 2, 3]
+        and state["param_groups"][0]["params"] == [0, 1, 2, 3]
+        and state["param_groups"][0]["lr"] == 0.02
+    )
     two = [Tensor(p.numpy()) for p in one]
     again = make(two)
     again.load_state_dict(state)

@@ -11,7 +11,12 @@ from manygrad import Tensor, nn
 from tests.tensor.nn.layers.layer import distinct
 
 X = np.random.default_rng(0).standard_normal((300, 20, 4)).astype(np.float32)
-CHANNELS = {nn.Dropout1d: (60, 20, 4), nn.Dropout2d: (60, 20, 2, 2), nn.Dropout3d: (60, 20, 1, 2, 2), nn.FeatureAlphaDropout: (60, 20, 4)}
+CHANNELS = {
+    nn.Dropout1d: (60, 20, 4),
+    nn.Dropout2d: (60, 20, 2, 2),
+    nn.Dropout3d: (60, 20, 1, 2, 2),
+    nn.FeatureAlphaDropout: (60, 20, 4),
+}
 
 
 @pytest.mark.parametrize("kind", [nn.Dropout, nn.AlphaDropout, *CHANNELS], ids=lambda k: k.__name__)
@@ -31,7 +36,9 @@ def test_dropout(kind: Any) -> None:
         whole = dropped.reshape(60, 20, -1)
         assert (whole == whole[..., :1]).all()
     assert np.mean(dropped) == pytest.approx(0.3, abs=0.04)
-    assert len(np.unique(out.numpy()[dropped])) == 1 and (out.numpy()[dropped][0] == 0) == ("Alpha" not in kind.__name__)
+    assert len(np.unique(out.numpy()[dropped])) == 1 and (out.numpy()[dropped][0] == 0) == (
+        "Alpha" not in kind.__name__
+    )
     assert not np.array_equal(layer(x).numpy(), out.numpy())  # another mask at each call
     with pytest.raises(ValueError, match=rf"{kind.__name__}: the probability must lie in \[0, 1\], got 1.5"):
         kind(1.5)
@@ -56,15 +63,24 @@ def test_rrelu_draws_a_slope_for_each_element_in_training() -> None:
     np.testing.assert_allclose(layer.eval()(x).numpy(), np.where(X > 0, X, 0.25 * X), rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind, spatial", [(nn.FractionalMaxPool2d, (9, 7)), (nn.FractionalMaxPool3d, (6, 5, 7))], ids=lambda v: getattr(v, "__name__", ""))
+@pytest.mark.parametrize(
+    "kind, spatial",
+    [(nn.FractionalMaxPool2d, (9, 7)), (nn.FractionalMaxPool3d, (6, 5, 7))],
+    ids=lambda v: getattr(v, "__name__", ""),
+)
 def test_fractional_pooling(kind: Any, spatial: tuple[int, ...]) -> None:
     """Every output is an input, at the index it says; outputs along a dim do not go back; the last window ends at the border."""
     x = distinct(2, 2, *spatial)
     values, indices = (t.numpy() for t in kind(2, output_ratio=0.6, return_indices=True)(Tensor(x)))
     assert values.shape == (2, 2, *(int(s * 0.6) for s in spatial))
-    np.testing.assert_array_equal(np.take_along_axis(x.reshape(2, 2, -1), indices.reshape(2, 2, -1), -1).reshape(values.shape), values)
+    np.testing.assert_array_equal(
+        np.take_along_axis(x.reshape(2, 2, -1), indices.reshape(2, 2, -1), -1).reshape(values.shape), values
+    )
     rows = indices // int(np.prod(spatial[1:]))
     assert (np.diff(rows, axis=2) >= 0 - 1).all() and rows[:, :, -1].min() >= spatial[0] - 2
-    assert (kind(2, (1,) * len(spatial))(Tensor(x)).numpy().reshape(2, 2) == x[(..., *(slice(s - 2, s) for s in spatial))].reshape(2, 2, -1).max(-1)).all()
+    assert (
+        kind(2, (1,) * len(spatial))(Tensor(x)).numpy().reshape(2, 2)
+        == x[(..., *(slice(s - 2, s) for s in spatial))].reshape(2, 2, -1).max(-1)
+    ).all()
     with pytest.raises(ValueError, match="give output_size or output_ratio"):
         kind(2)(Tensor(x))

@@ -17,7 +17,9 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-x))
 
 
-def numpy_step(mode: str, x: np.ndarray, h: np.ndarray, c: np.ndarray, w: dict[str, Any], end: str) -> tuple[np.ndarray, np.ndarray]:
+def numpy_step(
+    mode: str, x: np.ndarray, h: np.ndarray, c: np.ndarray, w: dict[str, Any], end: str
+) -> tuple[np.ndarray, np.ndarray]:
     bias = lambda k: w.get(f"bias_{k}{end}", 0.0)  # noqa: E731
     a, b = x @ w[f"weight_ih{end}"].T + bias("ih"), h @ w[f"weight_hh{end}"].T + bias("hh")
     if mode == "LSTM":
@@ -39,7 +41,10 @@ def numpy_rnn(layer: nn.RNNBase, x: np.ndarray, w: dict[str, np.ndarray]) -> tup
     for number in range(layer.num_layers):
         outs = []
         for end in [f"_l{number}", f"_l{number}_reverse"][: 1 + layer.bidirectional]:
-            h, c = np.zeros((x.shape[1], layer.proj_size or layer.hidden_size)), np.zeros((x.shape[1], layer.hidden_size))
+            h, c = (
+                np.zeros((x.shape[1], layer.proj_size or layer.hidden_size)),
+                np.zeros((x.shape[1], layer.hidden_size)),
+            )
             out = np.zeros((len(x), *h.shape))
             for t in reversed(range(len(x))) if end.endswith("reverse") else range(len(x)):
                 h, c = numpy_step(layer.mode, x[t], h, c, w, end)

@@ -53,7 +53,9 @@ def test_load_converts_types_and_moves() -> None:
     model.weight.shard_(("CPU:0", "CPU:1"), 0)
     load_state_dict(model, {"weight": Tensor([[1, 2], [3, 4]]), "bias": Tensor(np.float64([5, 6]), device="CPU:1")})
     assert model.weight.tolist() == [[1.0, 2.0], [3.0, 4.0]] and model.weight.dtype is dtypes.float32
-    assert model.weight.device == ("CPU:0", "CPU:1") and model.bias.tolist() == [5.0, 6.0] and model.bias.device == "CPU:0"  # type: ignore[union-attr]
+    assert (
+        model.weight.device == ("CPU:0", "CPU:1") and model.bias.tolist() == [5.0, 6.0] and model.bias.device == "CPU:0"
+    )  # type: ignore[union-attr]
 
 
 def test_load_is_strict() -> None:
@@ -83,7 +85,10 @@ ARRAYS = {d.name: np.array([[0, 1, 1], [1, 0, 1]]).astype(d.np) for d in dtypes.
 
 def test_written_files_are_read_by_the_safetensors_package(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
-    arrays = {k: v for k, v in ARRAYS.items() if k != "bfloat16"} | {"0-d": np.float32(2.5), "empty": np.zeros((0, 3), np.float32)}
+    arrays = {k: v for k, v in ARRAYS.items() if k != "bfloat16"} | {
+        "0-d": np.float32(2.5),
+        "empty": np.zeros((0, 3), np.float32),
+    }
     safe_save({k: Tensor(v) for k, v in arrays.items()}, path, metadata={"step": "3"})
     got = safetensors.numpy.load_file(path)
     assert got.keys() == arrays.keys()
@@ -96,7 +101,11 @@ def test_written_files_are_read_by_the_safetensors_package(tmp_path: Path) -> No
 
 def test_files_of_the_safetensors_package_are_read(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
-    arrays = {k: v for k, v in ARRAYS.items() if k != "bfloat16"} | {"0-d": np.array(2.5, np.float32), "odd": np.arange(3, dtype=np.uint8), "after odd": np.arange(5.0)}
+    arrays = {k: v for k, v in ARRAYS.items() if k != "bfloat16"} | {
+        "0-d": np.array(2.5, np.float32),
+        "odd": np.arange(3, dtype=np.uint8),
+        "after odd": np.arange(5.0),
+    }
     safetensors.numpy.save_file(arrays, path, {"format": "np"})
     got = safe_load(path)
     assert got.keys() == arrays.keys()
@@ -123,7 +132,10 @@ def test_a_model_is_saved_and_loaded(tmp_path: Path) -> None:
 def test_computed_sharded_and_moved_tensors_are_saved(tmp_path: Path) -> None:
     a = np.arange(12, dtype=np.float32).reshape(4, 3)
     t = Tensor(a)
-    safe_save({"lazy": t * 2, "moved": t.T, "sharded": t.shard(("CPU:0", "CPU:1", "CPU:2"), 0), "part": t[1:, ::2]}, tmp_path / "m")
+    safe_save(
+        {"lazy": t * 2, "moved": t.T, "sharded": t.shard(("CPU:0", "CPU:1", "CPU:2"), 0), "part": t[1:, ::2]},
+        tmp_path / "m",
+    )
     got = safetensors.numpy.load_file(tmp_path / "m")
     for name, want in {"lazy": a * 2, "moved": a.T, "sharded": a, "part": a[1:, ::2]}.items():
         np.testing.assert_array_equal(got[name], want)
@@ -184,7 +196,10 @@ X = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         ({"x": {**X, "dtype": "F8"}}, "header is malformed.*F8"),
         ({"x": {**X, "shape": "ab"}}, "header is malformed"),
         ({"x": {**X, "data_offsets": [0]}}, "header is malformed"),
-        ({"x": {**X, "data_offsets": [0, 4]}}, r"tensor 'x' of shape \(2,\) float32 needs 8 bytes, its offsets say 0..4"),
+        (
+            {"x": {**X, "data_offsets": [0, 4]}},
+            r"tensor 'x' of shape \(2,\) float32 needs 8 bytes, its offsets say 0..4",
+        ),
         ({"x": {**X, "data_offsets": [8, 0]}}, "its offsets say 8..0"),
         ({"x": {**X, "data_offsets": [-8, 0]}}, "its offsets say -8..0"),
         ({"x": {**X, "shape": [-2], "data_offsets": [0, -8]}}, "its offsets say 0..-8|shape"),
@@ -231,14 +246,23 @@ def test_an_index_of_several_files(tmp_path: Path) -> None:
     index.write_text(json.dumps({"metadata": {"total_size": 12}, "weight_map": names}))
     got = safe_load(index)
     assert {k: t.to("CPU").item() for k, t in got.items()} == {"a": 1.0, "c": 3.0, "b": 2.0}
-    for bad, message in [({**names, "a": "../m-1.safetensors"}, "outside its folder"), ({**names, "c": "m-1.safetensors"}, "c in m-1.safetensors"), (3, "is no index")]:
+    for bad, message in [
+        ({**names, "a": "../m-1.safetensors"}, "outside its folder"),
+        ({**names, "c": "m-1.safetensors"}, "c in m-1.safetensors"),
+        (3, "is no index"),
+    ]:
         index.write_text(json.dumps({"weight_map": bad}))
         with pytest.raises(ValueError, match=message):
             safe_load(index)
 
 
 def test_tensors_that_overlap_are_refused(tmp_path: Path) -> None:
-    head = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "b": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}}).encode()
+    head = json.dumps(
+        {
+            "a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
+            "b": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]},
+        }
+    ).encode()
     (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", len(head)) + head + bytes(12))
     with pytest.raises(ValueError, match="tensors 'a' and 'b' overlap"):
         safe_load(tmp_path / "a.safetensors")

@@ -19,20 +19,40 @@ import pytest
 from manygrad import Tensor, nn
 from manygrad.tensor.nn.state import torch_load, torch_save
 
-CODES = {"f4": "FloatStorage", "f8": "DoubleStorage", "i8": "LongStorage", "u1": "ByteStorage", "b1": "BoolStorage", "f2": "HalfStorage"}
+CODES = {
+    "f4": "FloatStorage",
+    "f8": "DoubleStorage",
+    "i8": "LongStorage",
+    "u1": "ByteStorage",
+    "b1": "BoolStorage",
+    "f2": "HalfStorage",
+}
 
 
 class Strided:
     """A tensor over part of `base`, pickled as PyTorch does."""
 
-    def __init__(self, base: np.ndarray, shape: tuple[int, ...] | None = None, strides: tuple[int, ...] | None = None, offset: int = 0):
+    def __init__(
+        self,
+        base: np.ndarray,
+        shape: tuple[int, ...] | None = None,
+        strides: tuple[int, ...] | None = None,
+        offset: int = 0,
+    ):
         self.base = base
         self.shape = base.shape if shape is None else shape
         self.strides = tuple(s // base.itemsize for s in base.strides) if strides is None else strides
         self.offset = offset
 
     def __reduce__(self) -> Any:
-        return sys.modules["torch._utils"]._rebuild_tensor_v2, (Storage(self.base), self.offset, self.shape, self.strides, False, OrderedDict())
+        return sys.modules["torch._utils"]._rebuild_tensor_v2, (
+            Storage(self.base),
+            self.offset,
+            self.shape,
+            self.strides,
+            False,
+            OrderedDict(),
+        )
 
 
 class Storage:
@@ -104,7 +124,13 @@ def test_reads_what_pytorch_writes(save: Any, tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     save(OBJECT, path)
     got = torch_load(path)
-    assert list(got) == list(OBJECT) and got["epoch"] == 7 and got["rates"] == [0.5, None, True] and got["text"] == "é" and got["pair"] == (1, -(2**40))
+    assert (
+        list(got) == list(OBJECT)
+        and got["epoch"] == 7
+        and got["rates"] == [0.5, None, True]
+        and got["text"] == "é"
+        and got["pair"] == (1, -(2**40))
+    )
     assert got["model"]["weight"].device == f"DISK:{path}"
     for name, want in {"weight": X, "ids": [3, 1, 2], "mask": [True, False], "half": [1.5, 2]}.items():
         np.testing.assert_array_equal(got["model"][name].to("CPU").numpy(), want)
@@ -146,7 +172,11 @@ def test_broken_files(tmp_path: Path) -> None:
     save_zip({"w": Strided(X)}, path, compress=zipfile.ZIP_DEFLATED)
     with pytest.raises(ValueError, match="is compressed"):
         torch_load(path)
-    for bad, message in [(Strided(X, (5, 6), (6, 1)), "needs 30 elements, storage '0' has 24"), (Strided(X, (2, -1), (1, 1)), "not a tuple of sizes"), (Strided(X, (2,), (1, 1)), "has strides")]:
+    for bad, message in [
+        (Strided(X, (5, 6), (6, 1)), "needs 30 elements, storage '0' has 24"),
+        (Strided(X, (2, -1), (1, 1)), "not a tuple of sizes"),
+        (Strided(X, (2,), (1, 1)), "has strides"),
+    ]:
         save_zip({"w": bad}, path)
         with pytest.raises(ValueError, match=message):
             torch_load(path)

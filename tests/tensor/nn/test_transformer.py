@@ -13,7 +13,10 @@ def test_decoder_is_its_layers_one_after_another() -> None:
     x, memory = data(3, 2, 4, low=-1, high=1), data(3, 3, 4, low=-1, high=1)
     with Context(DEVICE="PYTHON"):
         stack = nn.TransformerDecoder(nn.TransformerDecoderLayer(4, 2, 3, 0.0), 2, nn.LayerNorm(4)).double()
-        assert list(stack.state_dict()) == [f"layers.{i}.{k}" for i in range(2) for k in DECODER] + ["norm.weight", "norm.bias"] and repr(stack).startswith("TransformerDecoder(")
+        assert list(stack.state_dict()) == [f"layers.{i}.{k}" for i in range(2) for k in DECODER] + [
+            "norm.weight",
+            "norm.bias",
+        ] and repr(stack).startswith("TransformerDecoder(")
         for p in stack.layers[1].parameters():
             nn.init.normal_(p, 0, 0.5)
         w = {k: t.numpy() for k, t in stack.state_dict().items()}
@@ -34,6 +37,8 @@ def test_masks_of_a_decoder_layer() -> None:
         layer = nn.TransformerDecoderLayer(4, 2, 3, 0.0, "gelu", batch_first=True).double()
         causal = nn.Transformer.generate_square_subsequent_mask(3).double()
         whole = layer(Tensor(x), Tensor(memory), tgt_mask=causal).numpy()
-        np.testing.assert_allclose(layer(Tensor(x[:, :2]), Tensor(memory), tgt_mask=causal[:2, :2]).numpy(), whole[:, :2], rtol=1e-9)
+        np.testing.assert_allclose(
+            layer(Tensor(x[:, :2]), Tensor(memory), tgt_mask=causal[:2, :2]).numpy(), whole[:, :2], rtol=1e-9
+        )
         padded = layer(Tensor(x), Tensor(memory), memory_key_padding_mask=Tensor([[False, False, True]])).numpy()
         np.testing.assert_allclose(padded, layer(Tensor(x), Tensor(memory[:, :2])).numpy(), rtol=1e-9)

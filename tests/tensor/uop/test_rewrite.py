@@ -30,7 +30,9 @@ def test_a_pattern_matches_op_dtype_arg_and_sources() -> None:
     for other in (x.alu(Ops.SUB, c(4)), x.alu(Ops.ADD, c(3)), c(3).alu(Ops.SUB, x), x.alu(Ops.SUB, y)):
         assert not pat.match(other, {})
     assert UPat(None, dtype=i64).match(x, {}) and not UPat(None, dtype=dtypes.float32).match(x, {})
-    assert UPat((Ops.ADD, Ops.MUL)).match(x.alu(Ops.MUL, y), {}) and not UPat((Ops.ADD, Ops.MUL)).match(x.alu(Ops.SUB, y), {})
+    assert UPat((Ops.ADD, Ops.MUL)).match(x.alu(Ops.MUL, y), {}) and not UPat((Ops.ADD, Ops.MUL)).match(
+        x.alu(Ops.SUB, y), {}
+    )
     assert not UPat(Ops.ADD, src=(UPat.var("a"),)).match(x.alu(Ops.ADD, y), {})
 
 

@@ -15,7 +15,12 @@ from manygrad.tensor.uop import BufferSpec, Ops, UOp
 from manygrad.tensor.uop.serial import NotStorable, decode, encode
 
 ARGS = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4) | st.sampled_from([Ops.ADD, dtypes.half]),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=4)
+    | st.sampled_from([Ops.ADD, dtypes.half]),
     lambda inner: st.lists(inner, max_size=3).map(tuple),
     max_leaves=8,
 )

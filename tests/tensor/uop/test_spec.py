@@ -49,23 +49,45 @@ BROKEN = [
     ("insert_stores", "no CONTIGUOUS or BARRIER is left", UOp(Ops.CONTIGUOUS, f32, (x,))),
     ("rangeify", "only kernel ops stand in a kernel", UOp(Ops.RESHAPE, f32, (load,), (1,))),
     ("rangeify", "ALU sources have one dtype", UOp(Ops.ADD, f32, (load, UOp.const(i32, 1)))),
-    ("rangeify", "STORE writes an INDEX of its type and ends RANGEs", UOp(Ops.STORE, dtypes.void, (load.src[0], UOp.const(i32, 1), r))),
-    ("rangeify", "STORE writes an INDEX of its type and ends RANGEs", UOp(Ops.STORE, dtypes.void, (load.src[0], load, load))),
+    (
+        "rangeify",
+        "STORE writes an INDEX of its type and ends RANGEs",
+        UOp(Ops.STORE, dtypes.void, (load.src[0], UOp.const(i32, 1), r)),
+    ),
+    (
+        "rangeify",
+        "STORE writes an INDEX of its type and ends RANGEs",
+        UOp(Ops.STORE, dtypes.void, (load.src[0], load, load)),
+    ),
     ("rangeify", "LOAD reads an INDEX", UOp(Ops.LOAD, f32, (param,))),
     ("rangeify", "INDEX is a PARAM, an offset and maybe a condition", UOp(Ops.INDEX, f32, (param, UOp.const(i32, 1)))),
     ("rangeify", "REDUCE adds, multiplies or takes the largest over RANGEs", UOp(Ops.REDUCE, f32, (load, r), Ops.ADD)),
     ("rangeify", "RANGE has one size", UOp(Ops.RANGE, dtypes.index, (), (0, "loop"))),
     ("linear", "a LINEAR holds CALLs", UOp(Ops.LINEAR, dtypes.void, (load,))),
-    ("linear", "a CALL's arguments are buffers or VIEWs of buffers", UOp(Ops.CALL, dtypes.void, (UOp(Ops.COPY, f32, (), "CPU:1"), x, load))),
-    ("linear", "a kernel has as many arguments as PARAMs", UOp(Ops.CALL, dtypes.void, (UOp(Ops.SINK, dtypes.void, (load,)), x, x))),
-    ("linear", "a CHAIN's kernels are given the CALL's arguments", UOp(Ops.CALL, dtypes.void, (UOp(Ops.CHAIN, dtypes.void, (), ChainSpec(2, ((0, 1),), ())), x))),
+    (
+        "linear",
+        "a CALL's arguments are buffers or VIEWs of buffers",
+        UOp(Ops.CALL, dtypes.void, (UOp(Ops.COPY, f32, (), "CPU:1"), x, load)),
+    ),
+    (
+        "linear",
+        "a kernel has as many arguments as PARAMs",
+        UOp(Ops.CALL, dtypes.void, (UOp(Ops.SINK, dtypes.void, (load,)), x, x)),
+    ),
+    (
+        "linear",
+        "a CHAIN's kernels are given the CALL's arguments",
+        UOp(Ops.CALL, dtypes.void, (UOp(Ops.CHAIN, dtypes.void, (), ChainSpec(2, ((0, 1),), ())), x)),
+    ),
 ]
 
 
 @pytest.mark.parametrize("stage, rule, bad", BROKEN, ids=[f"{stage}: {rule}" for stage, rule, _ in BROKEN])
 def test_violation_names_pass_rule_and_op(stage: str, rule: str, bad: UOp) -> None:
     sink = bad if stage == "linear" else UOp(Ops.SINK, dtypes.void, (bad,))
-    with pytest.raises(AssertionError, match=re.escape(f"after pass {stage!r}: rule {rule!r} is broken by UOp({bad.op.name}")):
+    with pytest.raises(
+        AssertionError, match=re.escape(f"after pass {stage!r}: rule {rule!r} is broken by UOp({bad.op.name}")
+    ):
         verify(sink, stage)
 
 
@@ -74,7 +96,17 @@ def test_every_rule_is_tried() -> None:
 
 
 def test_a_later_stage_holds_the_rules_of_the_earlier_ones() -> None:
-    order = ["tensor", "clean", "lower_shards", "lower_checks", "simplify", "lower_storage", "copy_old_values", "split_updates", "insert_stores"]
+    order = [
+        "tensor",
+        "clean",
+        "lower_shards",
+        "lower_checks",
+        "simplify",
+        "lower_storage",
+        "copy_old_values",
+        "split_updates",
+        "insert_stores",
+    ]
     assert list(SPECS)[:9] == order  # (then kernels, and the LINEAR of calls, which are graphs of their own)
     for before, after in itertools.pairwise(order):
         assert {name for name, _ in SPECS[before]} <= {name for name, _ in SPECS[after]}
@@ -90,7 +122,9 @@ def test_specs_are_on_in_tests_and_a_broken_pass_is_caught(monkeypatch: pytest.M
     simplify = importlib.import_module("manygrad.schedule.simplify")  # (the package has a function of that name)
     broken = PatternMatcher([(UPat(Ops.ADD, "u"), lambda u: UOp(Ops.DETACH, u.dtype, (u.src[0],)))])
     monkeypatch.setattr(simplify, "pm_simplify", broken)
-    with pytest.raises(AssertionError, match=r"after pass 'simplify': rule 'no gradient markers are left' is broken by UOp\(DETACH"):
+    with pytest.raises(
+        AssertionError, match=r"after pass 'simplify': rule 'no gradient markers are left' is broken by UOp\(DETACH"
+    ):
         (Tensor([1.0, 2.0]) + 1).realize()
     with Context(SPEC=0):  # unverified, it goes on to the kernel
         with pytest.raises(AssertionError, match="DETACH reached a kernel"):
@@ -104,4 +138,17 @@ def test_passes_run_in_order() -> None:
         (Tensor([1.0, 2.0, 3.0, 3.5]) * 2.125 + 0.375).realize()
     finally:
         trace.observers.pop()
-    assert seen == [p.name for p in PASSES[:8]] == ["clean", "lower_shards", "lower_checks", "simplify", "lower_storage", "copy_old_values", "split_updates", "insert_stores"]
+    assert (
+        seen
+        == [p.name for p in PASSES[:8]]
+        == [
+            "clean",
+            "lower_shards",
+            "lower_checks",
+            "simplify",
+            "lower_storage",
+            "copy_old_values",
+            "split_updates",
+            "insert_stores",
+        ]
+    )

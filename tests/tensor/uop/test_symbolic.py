@@ -49,7 +49,13 @@ def value_of(u: UOp, env: Env) -> int:
 @st.composite
 def expressions(draw: Any, leaves: tuple[UOp, ...] = (*R, *V, SIGNED), depth: int = 5) -> tuple[UOp, Plain]:
     """(simplified expression, its meaning)."""
-    kind = draw(st.sampled_from(["leaf", "const"] if depth == 0 else ["leaf", "add", "add", "scale", "mul", "div", "mod", "divmod", "divvar"]))
+    kind = draw(
+        st.sampled_from(
+            ["leaf", "const"]
+            if depth == 0
+            else ["leaf", "add", "add", "scale", "mul", "div", "mod", "divmod", "divvar"]
+        )
+    )
     if kind == "leaf":
         v = draw(st.sampled_from(leaves))
         return v, lambda env: env[v]
@@ -86,7 +92,10 @@ def environments(u: UOp, most: int = 150) -> list[Env]:
     for x in leaves:
         total *= len(LEAVES[x])
     step = max(1, total // most) | 1
-    return [{**EDGE, **dict(zip(leaves, values))} for values in itertools.islice(itertools.product(*(LEAVES[x] for x in leaves)), 0, None, step)]
+    return [
+        {**EDGE, **dict(zip(leaves, values))}
+        for values in itertools.islice(itertools.product(*(LEAVES[x] for x in leaves)), 0, None, step)
+    ]
 
 
 EDGE: Env = {x: r[-1] for x, r in LEAVES.items()}

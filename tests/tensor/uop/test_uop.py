@@ -112,7 +112,9 @@ def test_keys_are_the_same_in_every_process() -> None:
     texts = set()
     for seed in ("1", "2"):  # Python's string hash differs
         run = [sys.executable, "-c", PROGRAM + "print(u.key.hex())"]
-        texts.add(subprocess.run(run, env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True).stdout.strip())
+        texts.add(
+            subprocess.run(run, env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True).stdout.strip()
+        )
     assert texts == {here["u"].key.hex()}
 
 

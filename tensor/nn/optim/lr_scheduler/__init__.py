@@ -1,11 +1,19 @@
-# ruff: noqa: I001
 """Learning rates over time, with torch.optim.lr_scheduler's names."""
 
 from manygrad.tensor.nn.optim.lr_scheduler.base import LRScheduler
 from manygrad.tensor.nn.optim.lr_scheduler.composed import ChainedScheduler, SequentialLR
 from manygrad.tensor.nn.optim.lr_scheduler.cosine import CosineAnnealingLR, CosineAnnealingWarmRestarts
 from manygrad.tensor.nn.optim.lr_scheduler.cyclic import CyclicLR, OneCycleLR
-from manygrad.tensor.nn.optim.lr_scheduler.decay import ConstantLR, ExponentialLR, LambdaLR, LinearLR, MultiplicativeLR, MultiStepLR, PolynomialLR, StepLR
+from manygrad.tensor.nn.optim.lr_scheduler.decay import (
+    ConstantLR,
+    ExponentialLR,
+    LambdaLR,
+    LinearLR,
+    MultiplicativeLR,
+    MultiStepLR,
+    PolynomialLR,
+    StepLR,
+)
 from manygrad.tensor.nn.optim.lr_scheduler.plateau import ReduceLROnPlateau
 
 __all__ = [

@@ -19,7 +19,9 @@ class LRScheduler:
             if last_epoch == -1:
                 g.setdefault("initial_lr", float(g["lr"]))
             elif "initial_lr" not in g:
-                raise KeyError(f'{type(self).__name__}: to go on from last_epoch={last_epoch}, every group needs "initial_lr"; load the optimiser\'s state first')
+                raise KeyError(
+                    f'{type(self).__name__}: to go on from last_epoch={last_epoch}, every group needs "initial_lr"; load the optimiser\'s state first'
+                )
         self.base_lrs: list[float] = [g["initial_lr"] for g in optimizer.param_groups]
         self._last_lr: list[float] = []
         self.step()

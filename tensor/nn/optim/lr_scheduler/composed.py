@@ -22,7 +22,10 @@ class _Composed(LRScheduler):
     _schedulers: list[Any]
 
     def state_dict(self) -> dict[str, Any]:
-        return {**{k: v for k, v in super().state_dict().items() if k != "_schedulers"}, "_schedulers": [s.state_dict() for s in self._schedulers]}
+        return {
+            **{k: v for k, v in super().state_dict().items() if k != "_schedulers"},
+            "_schedulers": [s.state_dict() for s in self._schedulers],
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         vars(self).update({k: v for k, v in state_dict.items() if k != "_schedulers"})
@@ -33,10 +36,14 @@ class _Composed(LRScheduler):
 class SequentialLR(_Composed):
     """The first scheduler until the first milestone, then the second, which begins at its step 0, and so on."""
 
-    def __init__(self, optimizer: Optimizer, schedulers: list[LRScheduler], milestones: list[int], last_epoch: int = -1):
+    def __init__(
+        self, optimizer: Optimizer, schedulers: list[LRScheduler], milestones: list[int], last_epoch: int = -1
+    ):
         self.optimizer = _same_optimizer("SequentialLR", schedulers, optimizer)
         if len(milestones) != len(schedulers) - 1:
-            raise ValueError(f"SequentialLR: {len(schedulers)} schedulers need {len(schedulers) - 1} milestones, got {milestones}")
+            raise ValueError(
+                f"SequentialLR: {len(schedulers)} schedulers need {len(schedulers) - 1} milestones, got {milestones}"
+            )
         self._schedulers, self._milestones, self.last_epoch = schedulers, milestones, last_epoch + 1
         for g in optimizer.param_groups:  # what the constructors of the schedulers did is undone
             g["lr"] = g["initial_lr"]

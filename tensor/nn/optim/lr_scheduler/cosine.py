@@ -26,7 +26,10 @@ class CosineAnnealingLR(LRScheduler):
         return [change * (r - self.eta_min) + self.eta_min for r in self.rates]
 
     def closed_form(self) -> list[float]:
-        return [self.eta_min + (b - self.eta_min) * (1 + math.cos(math.pi * self.last_epoch / self.T_max)) / 2 for b in self.base_lrs]
+        return [
+            self.eta_min + (b - self.eta_min) * (1 + math.cos(math.pi * self.last_epoch / self.T_max)) / 2
+            for b in self.base_lrs
+        ]
 
 
 class CosineAnnealingWarmRestarts(LRScheduler):
@@ -34,7 +37,9 @@ class CosineAnnealingWarmRestarts(LRScheduler):
 
     def __init__(self, optimizer: Optimizer, T_0: int, T_mult: int = 1, eta_min: float = 0.0, last_epoch: int = -1):
         if T_0 <= 0 or T_mult < 1:
-            raise ValueError(f"CosineAnnealingWarmRestarts: T_0 must be positive and T_mult at least 1, got {T_0} and {T_mult}")
+            raise ValueError(
+                f"CosineAnnealingWarmRestarts: T_0 must be positive and T_mult at least 1, got {T_0} and {T_mult}"
+            )
         self.T_0, self.T_mult, self.eta_min = T_0, T_mult, eta_min
         super().__init__(optimizer, last_epoch)
 

@@ -26,7 +26,9 @@ class _Cycling(LRScheduler):
         group = self.optimizer.param_groups[0]
         key = "momentum" if "momentum" in group else "betas" if "betas" in group else ""
         if not key:
-            raise ValueError(f"{type(self).__name__}: the optimiser has neither momentum nor betas; pass cycle_momentum=False")
+            raise ValueError(
+                f"{type(self).__name__}: the optimiser has neither momentum nor betas; pass cycle_momentum=False"
+            )
         return key
 
     def _begin(self, optimizer: Optimizer) -> None:
@@ -62,18 +64,27 @@ class OneCycleLR(_Cycling):
             self.phases = [(up, "initial_lr", "max_lr", "max_momentum", "base_momentum"), (2 * up, "max_lr", "initial_lr", "base_momentum", "max_momentum"),
                            (self.total_steps - 1, "initial_lr", "min_lr", "max_momentum", "max_momentum")]  # fmt: skip
         else:
-            self.phases = [(up, "initial_lr", "max_lr", "max_momentum", "base_momentum"), (self.total_steps - 1, "max_lr", "min_lr", "base_momentum", "max_momentum")]
+            self.phases = [
+                (up, "initial_lr", "max_lr", "max_momentum", "base_momentum"),
+                (self.total_steps - 1, "max_lr", "min_lr", "base_momentum", "max_momentum"),
+            ]
         self._begin(optimizer)
         if last_epoch == -1:
             for g, top in zip(optimizer.param_groups, _per_group(optimizer, max_lr)):
                 g.update(initial_lr=top / div_factor, max_lr=top, min_lr=top / div_factor / final_div_factor)
             if cycle_momentum:
-                for g, low, high in zip(optimizer.param_groups, _per_group(optimizer, base_momentum), _per_group(optimizer, max_momentum)):
+                for g, low, high in zip(
+                    optimizer.param_groups, _per_group(optimizer, base_momentum), _per_group(optimizer, max_momentum)
+                ):
                     g.update(base_momentum=low, max_momentum=high)
         super().__init__(optimizer, last_epoch)
 
     def _between(self, start: float, end: float, share: float) -> float:
-        return end + (start - end) / 2 * (1 + math.cos(math.pi * share)) if self.anneal_strategy == "cos" else start + (end - start) * share
+        return (
+            end + (start - end) / 2 * (1 + math.cos(math.pi * share))
+            if self.anneal_strategy == "cos"
+            else start + (end - start) * share
+        )
 
     def closed_form(self) -> list[float]:
         at = self.last_epoch
@@ -101,9 +112,15 @@ class CyclicLR(_Cycling):
             raise ValueError(f'CyclicLR: mode is "triangular", "triangular2" or "exp_range", not {mode!r}')
         self.total_size = step_size_up + (step_size_up if step_size_down is None else step_size_down)
         self.step_ratio, self.mode, self.gamma = step_size_up / self.total_size, mode, gamma
-        self.scale_fn, self.scale_mode = scale_fn, scale_mode if scale_fn is not None else "iterations" if mode == "exp_range" else "cycle"
+        self.scale_fn, self.scale_mode = (
+            scale_fn,
+            scale_mode if scale_fn is not None else "iterations" if mode == "exp_range" else "cycle",
+        )
         self.max_lrs, self.cycle_momentum = _per_group(optimizer, max_lr), cycle_momentum
-        self.base_momentums, self.max_momentums = _per_group(optimizer, base_momentum), _per_group(optimizer, max_momentum)
+        self.base_momentums, self.max_momentums = (
+            _per_group(optimizer, base_momentum),
+            _per_group(optimizer, max_momentum),
+        )
         self._begin(optimizer)
         for g, low in zip(optimizer.param_groups, _per_group(optimizer, base_lr)):
             if last_epoch == -1:
@@ -121,7 +138,9 @@ class CyclicLR(_Cycling):
         height = x / self.step_ratio if x <= self.step_ratio else (x - 1) / (self.step_ratio - 1)
         height *= self._scale(cycle if self.scale_mode == "cycle" else self.last_epoch)
         if self.cycle_momentum:
-            self._set_momentum([high - (high - low) * height for low, high in zip(self.base_momentums, self.max_momentums)])
+            self._set_momentum(
+                [high - (high - low) * height for low, high in zip(self.base_momentums, self.max_momentums)]
+            )
         return [low + (high - low) * height for low, high in zip(self.base_lrs, self.max_lrs)]
 
     def state_dict(self) -> dict[str, Any]:

@@ -74,7 +74,9 @@ class ConstantLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float]:
-        change = self.factor if self.last_epoch == 0 else 1 / self.factor if self.last_epoch == self.total_iters else 1.0
+        change = (
+            self.factor if self.last_epoch == 0 else 1 / self.factor if self.last_epoch == self.total_iters else 1.0
+        )
         return [r * change for r in self.rates]
 
     def closed_form(self) -> list[float]:
@@ -84,9 +86,18 @@ class ConstantLR(LRScheduler):
 class LinearLR(LRScheduler):
     """A factor that goes straight from start_factor to end_factor in total_iters steps."""
 
-    def __init__(self, optimizer: Optimizer, start_factor: float = 1 / 3, end_factor: float = 1.0, total_iters: int = 5, last_epoch: int = -1):
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        start_factor: float = 1 / 3,
+        end_factor: float = 1.0,
+        total_iters: int = 5,
+        last_epoch: int = -1,
+    ):
         if not 0 < start_factor <= 1 or not 0 <= end_factor <= 1:
-            raise ValueError(f"LinearLR: start_factor must lie in (0, 1] and end_factor in [0, 1], got {start_factor} and {end_factor}")
+            raise ValueError(
+                f"LinearLR: start_factor must lie in (0, 1] and end_factor in [0, 1], got {start_factor} and {end_factor}"
+            )
         self.start_factor, self.end_factor, self.total_iters = start_factor, end_factor, total_iters
         super().__init__(optimizer, last_epoch)
 
@@ -117,7 +128,9 @@ class PolynomialLR(LRScheduler):
         return [r * ((1 - t / n) / (1 - (t - 1) / n)) ** self.power for r in self.rates]
 
     def closed_form(self) -> list[float]:
-        return [b * (1 - min(self.last_epoch, self.total_iters) / self.total_iters) ** self.power for b in self.base_lrs]
+        return [
+            b * (1 - min(self.last_epoch, self.total_iters) / self.total_iters) ** self.power for b in self.base_lrs
+        ]
 
 
 def _rules(optimizer: Optimizer, rules: Rule | list[Rule]) -> list[Rule]:
@@ -149,7 +162,11 @@ class MultiplicativeLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float]:
-        return self.rates if self.last_epoch == 0 else [r * rule(self.last_epoch) for r, rule in zip(self.rates, self.lr_lambdas)]
+        return (
+            self.rates
+            if self.last_epoch == 0
+            else [r * rule(self.last_epoch) for r, rule in zip(self.rates, self.lr_lambdas)]
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {k: v for k, v in super().state_dict().items() if k != "lr_lambdas"}

@@ -16,12 +16,23 @@ class ReduceLROnPlateau:
         if factor >= 1:
             raise ValueError(f"ReduceLROnPlateau: factor must be below 1, got {factor}")
         if mode not in ("min", "max") or threshold_mode not in ("rel", "abs"):
-            raise ValueError(f'ReduceLROnPlateau: mode is "min" or "max" and threshold_mode "rel" or "abs", not {mode!r} and {threshold_mode!r}')
-        self.optimizer, self.mode, self.factor, self.patience, self.cooldown, self.eps = optimizer, mode, factor, patience, cooldown, eps
+            raise ValueError(
+                f'ReduceLROnPlateau: mode is "min" or "max" and threshold_mode "rel" or "abs", not {mode!r} and {threshold_mode!r}'
+            )
+        self.optimizer, self.mode, self.factor, self.patience, self.cooldown, self.eps = (
+            optimizer,
+            mode,
+            factor,
+            patience,
+            cooldown,
+            eps,
+        )
         self.threshold, self.threshold_mode = threshold, threshold_mode
         self.min_lrs = list(min_lr) if isinstance(min_lr, (list, tuple)) else [min_lr] * len(optimizer.param_groups)
         if len(self.min_lrs) != len(optimizer.param_groups):
-            raise ValueError(f"ReduceLROnPlateau: {len(optimizer.param_groups)} parameter groups need as many min_lr, got {self.min_lrs}")
+            raise ValueError(
+                f"ReduceLROnPlateau: {len(optimizer.param_groups)} parameter groups need as many min_lr, got {self.min_lrs}"
+            )
         self.best = math.inf if mode == "min" else -math.inf
         self.num_bad_epochs, self.cooldown_counter, self.last_epoch = 0, 0, 0
         self._last_lr = [float(g["lr"]) for g in optimizer.param_groups]

@@ -14,7 +14,9 @@ BOTH = ("weight", "bias")
 EDGES = {"reflect": "reflect", "replicate": "replicate", "circular": "circular"}
 
 
-def f(dims: int, x: np.ndarray, args: tuple[Any, ...], variant: str = "", padded: tuple[int, ...] = (), **kwargs: Any) -> Layer:
+def f(
+    dims: int, x: np.ndarray, args: tuple[Any, ...], variant: str = "", padded: tuple[int, ...] = (), **kwargs: Any
+) -> Layer:
     """`padded`: what a padding_mode other than zeros puts around the input before a convolution without padding."""
 
     def oracle(w: dict[str, np.ndarray], a: np.ndarray) -> np.ndarray:
@@ -26,16 +28,39 @@ def f(dims: int, x: np.ndarray, args: tuple[Any, ...], variant: str = "", padded
     return Layer(f"Conv{dims}d", (x,), oracle, args, kwargs, BOTH if kwargs.get("bias", True) else BOTH[:1], variant)
 
 
-def t(dims: int, x: np.ndarray, args: tuple[Any, ...], variant: str = "", output_size: list[int] | None = None, extra: int | tuple[int, ...] = 0, **kwargs: Any) -> Layer:
+def t(
+    dims: int,
+    x: np.ndarray,
+    args: tuple[Any, ...],
+    variant: str = "",
+    output_size: list[int] | None = None,
+    extra: int | tuple[int, ...] = 0,
+    **kwargs: Any,
+) -> Layer:
     """`extra`: the output padding that `output_size` comes to."""
 
     def oracle(w: dict[str, np.ndarray], a: np.ndarray) -> np.ndarray:
         named = {k: v for k, v in kwargs.items() if k not in ("bias", "output_padding")}
-        out = conv_transpose(a if a.ndim == dims + 2 else a[None], w["weight"], w.get("bias"), output_padding=kwargs.get("output_padding", extra), **named)
+        out = conv_transpose(
+            a if a.ndim == dims + 2 else a[None],
+            w["weight"],
+            w.get("bias"),
+            output_padding=kwargs.get("output_padding", extra),
+            **named,
+        )
         return out if a.ndim == dims + 2 else out[0]
 
     call = None if output_size is None else lambda module, a: module(a, output_size)
-    return Layer(f"ConvTranspose{dims}d", (x,), oracle, args, kwargs, BOTH if kwargs.get("bias", True) else BOTH[:1], variant, call=call)
+    return Layer(
+        f"ConvTranspose{dims}d",
+        (x,),
+        oracle,
+        args,
+        kwargs,
+        BOTH if kwargs.get("bias", True) else BOTH[:1],
+        variant,
+        call=call,
+    )
 
 
 LAYERS = [

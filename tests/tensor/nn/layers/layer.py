@@ -18,7 +18,9 @@ from manygrad import Tensor, nn
 from tests.tensor.cases import activation, loss, normalization, pooling
 from tests.tensor.oracle import numbers
 
-FUNCTION: dict[str, Callable[..., Any]] = {c.name.removeprefix("functional."): c.oracle for m in (activation, loss, normalization, pooling) for c in m.CASES}
+FUNCTION: dict[str, Callable[..., Any]] = {
+    c.name.removeprefix("functional."): c.oracle for m in (activation, loss, normalization, pooling) for c in m.CASES
+}
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,11 @@ class Layer:
         out = {}
         for k, t in module.state_dict().items():
             rng = np.random.default_rng(zlib.crc32(f"{self.id}.{k}".encode()))
-            out[k] = numbers(rng, "float64", t.shape, *((-1, 1) if k in trained else (0.2, 0.9))) if t.dtype.is_float else np.full(t.shape, 3)
+            out[k] = (
+                numbers(rng, "float64", t.shape, *((-1, 1) if k in trained else (0.2, 0.9)))
+                if t.dtype.is_float
+                else np.full(t.shape, 3)
+            )
         return out
 
     def run(self, module: nn.Module, inputs: Sequence[Any]) -> list[Any]:

@@ -24,14 +24,21 @@ State = dict[str, np.ndarray]
 def decoder(w: State, x: np.ndarray, memory: np.ndarray, first: bool, end: str = "") -> np.ndarray:
     """(N, T, E) -> the same; self-attention, attention to memory, two linear layers, each in its residual and norm."""
     w = {k.removeprefix(end): a for k, a in w.items() if k.startswith(end)}
-    own, other = ({k.removeprefix(f"{a}."): t for k, t in w.items() if k.startswith(a)} for a in ("self_attn", "multihead_attn"))
+    own, other = (
+        {k.removeprefix(f"{a}."): t for k, t in w.items() if k.startswith(a)} for a in ("self_attn", "multihead_attn")
+    )
     blocks: list[Any] = [
         lambda a: numpy_attention(own, a, a, a, 2)[0],
         lambda a: numpy_attention(other, a, memory, memory, 2)[0],
-        lambda a: np.maximum(a @ w["linear1.weight"].T + w["linear1.bias"], 0) @ w["linear2.weight"].T + w["linear2.bias"],
+        lambda a: (
+            np.maximum(a @ w["linear1.weight"].T + w["linear1.bias"], 0) @ w["linear2.weight"].T + w["linear2.bias"]
+        ),
     ]
     for i, block in enumerate(blocks, 1):
-        norm = lambda a, i=i: (a - a.mean(-1, keepdims=True)) / np.sqrt(a.var(-1, keepdims=True) + 1e-5) * w[f"norm{i}.weight"] + w[f"norm{i}.bias"]  # noqa: E731
+        norm = lambda a, i=i: (  # noqa: E731
+            (a - a.mean(-1, keepdims=True)) / np.sqrt(a.var(-1, keepdims=True) + 1e-5) * w[f"norm{i}.weight"]
+            + w[f"norm{i}.bias"]
+        )
         x = x + block(norm(x)) if first else norm(x + block(x))
     return x
 

@@ -21,14 +21,36 @@ CTC = (LOGP, np.array([[1, 2], [2, 2], [1, 1]]), np.array([4, 3, 4]), np.array([
 State = dict[str, np.ndarray]
 
 
-def f(name: str, oracle: Any, *inputs: np.ndarray, defaults: Any = None, variant: str = "", keys: tuple[str, ...] = (), axes: Sequence[int | None] | None = None,
-      fixed: tuple[int, ...] = (), **kwargs: Any) -> list[Layer]:
+def f(
+    name: str,
+    oracle: Any,
+    *inputs: np.ndarray,
+    defaults: Any = None,
+    variant: str = "",
+    keys: tuple[str, ...] = (),
+    axes: Sequence[int | None] | None = None,
+    fixed: tuple[int, ...] = (),
+    **kwargs: Any,
+) -> list[Layer]:
     """The oracle (a function's by its name) takes the constructor's arguments, but tensors, and `defaults` that it has not itself."""
     function = FUNCTION[oracle] if isinstance(oracle, str) else oracle
-    named = {**(defaults or {}), **{k: v for k, v in kwargs.items() if not isinstance(v, np.ndarray) and not callable(v)}}
+    named = {
+        **(defaults or {}),
+        **{k: v for k, v in kwargs.items() if not isinstance(v, np.ndarray) and not callable(v)},
+    }
     how: list[tuple[str, dict[str, Any]]] = [("mean", {}), ("sum", {"reduction": "sum"})]
     return [
-        Layer(name, inputs, lambda *a, r=r: function(*a, **named, reduction=r), (), {**kwargs, **said}, keys, ", ".join(v for v in (variant, r) if v), axes=axes, fixed=fixed)
+        Layer(
+            name,
+            inputs,
+            lambda *a, r=r: function(*a, **named, reduction=r),
+            (),
+            {**kwargs, **said},
+            keys,
+            ", ".join(v for v in (variant, r) if v),
+            axes=axes,
+            fixed=fixed,
+        )
         for r, said in how
     ]
 
@@ -53,7 +75,10 @@ def bce_logits(w: State, x: np.ndarray, y: np.ndarray, *, reduction: str) -> Any
 def adaptive(w: State, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, Any]:
     """Classes 0, 1 in the head; 2, 3 and 4..6 in clusters whose share is the head's third and fourth entry."""
     head = log_softmax(x @ w["head.weight"].T + w["head.bias"])
-    tails = [log_softmax(x @ w[f"tail.{i}.0.weight"].T @ w[f"tail.{i}.1.weight"].T) + head[:, 2 + i : 3 + i] for i in range(2)]
+    tails = [
+        log_softmax(x @ w[f"tail.{i}.0.weight"].T @ w[f"tail.{i}.1.weight"].T) + head[:, 2 + i : 3 + i]
+        for i in range(2)
+    ]
     out = np.concatenate([head[:, :2], *tails], 1)[np.arange(len(x)), y]
     return out, -out.mean()
 

@@ -57,14 +57,35 @@ def instance(name: str, x: np.ndarray) -> list[Layer]:
     c = x.shape[1]
     return [
         Layer(name, (x,), each, (c,)),
-        Layer(name, (x[0],), lambda w, a: scaled(each(a[None], 1e-2), w)[0], (c,), {"affine": True, "eps": 1e-2}, keys=AFFINE, variant="no batch"),
-        Layer(name, (x,), lambda w, a: scaled(each(a), w), (c,), {"affine": True, "track_running_stats": True}, keys=AFFINE + TRACKED, training=True, variant="training"),
+        Layer(
+            name,
+            (x[0],),
+            lambda w, a: scaled(each(a[None], 1e-2), w)[0],
+            (c,),
+            {"affine": True, "eps": 1e-2},
+            keys=AFFINE,
+            variant="no batch",
+        ),
+        Layer(
+            name,
+            (x,),
+            lambda w, a: scaled(each(a), w),
+            (c,),
+            {"affine": True, "track_running_stats": True},
+            keys=AFFINE + TRACKED,
+            training=True,
+            variant="training",
+        ),
         Layer(name, (x,), by_tracked, (c, 1e-5, 0.1, True, True), keys=AFFINE + TRACKED, variant="tracked"),
     ]
 
 
 def rms(w: State, x: np.ndarray, eps: float = 1e-5) -> np.ndarray:
-    return rms_norm(x, w["weight"], x, w["weight"].shape) if eps == 1e-5 else x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * w["weight"]
+    return (
+        rms_norm(x, w["weight"], x, w["weight"].shape)
+        if eps == 1e-5
+        else x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * w["weight"]
+    )
 
 
 def f(name: str, x: Any, oracle: Any, *args: Any, **options: Any) -> Layer:

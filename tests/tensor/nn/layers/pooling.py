@@ -14,7 +14,9 @@ SIZES = {1: (3, 2, 5), 2: (3, 1, 4, 3), 3: (3, 1, 3, 3, 3)}
 
 def f(name: str, x: np.ndarray, *args: Any, oracle: str = "", variant: str = "", **kwargs: Any) -> Layer:
     """The oracle (the function's of the same name unless given) takes the constructor's arguments."""
-    function = oracle or name.replace("MaxPool", "_max_pool").replace("AvgPool", "_avg_pool").replace("LPPool", "lp_pool").lower().strip("_")
+    function = oracle or name.replace("MaxPool", "_max_pool").replace("AvgPool", "_avg_pool").replace(
+        "LPPool", "lp_pool"
+    ).lower().strip("_")
     named = {k: v for k, v in kwargs.items() if k != "return_indices"}
     return Layer(name, (x,), lambda a: FUNCTION[function](a, *args, **named), args, kwargs, variant=variant)
 
@@ -23,7 +25,14 @@ def unpool(n: int, size: tuple[int, ...], variant: str = "", **kwargs: Any) -> L
     """Windows of 2 of (3, 1, *size), put back."""
     values, indices = largest(distinct(3, 1, *size), n, boxes(size, 2), True)
     call = (lambda module, x, i: module(x, i, output_size=size)) if variant else None
-    return Layer(f"MaxUnpool{n}d", (values, indices), lambda x, i: FUNCTION[f"max_unpool{n}d"](x, i, 2, size), (2,), variant=variant, call=call)
+    return Layer(
+        f"MaxUnpool{n}d",
+        (values, indices),
+        lambda x, i: FUNCTION[f"max_unpool{n}d"](x, i, 2, size),
+        (2,),
+        variant=variant,
+        call=call,
+    )
 
 
 def fractional(n: int) -> Layer:

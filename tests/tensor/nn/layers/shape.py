@@ -12,7 +12,13 @@ from tests.tensor.cases.shuffling import channel_shuffle, fold, pixel_shuffle, p
 from tests.tensor.nn.layers.layer import Layer, data
 
 IMAGES = {1: data(3, 2, 4), 2: data(3, 1, 3, 4), 3: data(3, 1, 2, 3, 2)}
-MODES = {"Zero": "constant", "Constant": "constant", "Reflection": "reflect", "Replication": "replicate", "Circular": "circular"}
+MODES = {
+    "Zero": "constant",
+    "Constant": "constant",
+    "Reflection": "reflect",
+    "Replication": "replicate",
+    "Circular": "circular",
+}
 UNEVEN = {1: (2, 1), 2: (1, 2, 0, 2), 3: (1, 0, 2, 1, 0, 1)}
 
 
@@ -21,7 +27,10 @@ def pads(kind: str, n: int) -> list[Layer]:
     value = (1.5,) if kind == "Constant" else ()
     named = {"mode": MODES[kind]} | ({"value": 1.5} if value else {})
     both: list[tuple[Any, tuple[int, ...], str]] = [(1, (1,) * 2 * n, ""), (UNEVEN[n], UNEVEN[n], "uneven")]
-    return [Layer(f"{kind}Pad{n}d", (IMAGES[n],), lambda x, p=p: np_pad(x, p, **named), (given, *value), variant=variant) for given, p, variant in both]
+    return [
+        Layer(f"{kind}Pad{n}d", (IMAGES[n],), lambda x, p=p: np_pad(x, p, **named), (given, *value), variant=variant)
+        for given, p, variant in both
+    ]
 
 
 def f(name: str, x: np.ndarray, oracle: Any, *args: Any, variant: str = "", **kwargs: Any) -> Layer:
