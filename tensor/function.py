@@ -130,12 +130,16 @@ def _spec(u: UOp) -> Spec | None:
     return (u.shape, u.dtype, device, axis, bounds)
 
 
+def _lies_in(u: UOp) -> UOp:
+    """The memory of `u` before anything that waits to be written there; of a value that is not stored, what it is a view of."""
+    base = memory(u)
+    return start(base).src[0] if base.op is Ops.AFTER else base
+
+
 def _storage(u: UOp, t: Tensor | None) -> Any:
     """What tensors that share memory have in common."""
-    base = memory(u)
-    if base.op in MEMORY:
-        return start(base).src[0] if base.op is Ops.AFTER else base
-    return (base, id(t if t is None or t._storage is None else t._storage.own()))
+    base = _lies_in(u)
+    return base if base.op in MEMORY else (base, id(t if t is None or t._storage is None else t._storage.own()))
 
 
 def _param(slot: int, spec: Spec) -> UOp:
@@ -153,7 +157,8 @@ class _Outside:
 
     def uop(self) -> UOp | None:
         if self.constant is not None:
-            return _latest(self.constant)
+            over = self.constant.op is Ops.PARAM and not any(_lies_in(t.uop) is self.constant for t in LIVE)
+            return None if over else _latest(self.constant)  # (an argument of an outer trace goes with that)
         t = self.ref() if self.ref is not None else None
         return t.uop if t is not None else None
 
