@@ -17,6 +17,8 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import takewhile
 from threading import Lock, get_ident
 from typing import TYPE_CHECKING
@@ -199,6 +201,25 @@ def becomes_new(t: Tensor, value: Tensor) -> bool:
             base = base.src[0]
         return "history" in base._cache
     return value.requires_grad or t._new(base).requires_grad
+
+
+_kept: ContextVar[list[Tensor] | None] = ContextVar("tensors that were assigned the value they had", default=None)
+
+
+@contextmanager
+def keeping() -> Iterator[list[Tensor]]:
+    """The tensors to which this thread assigns just what they are: a write that leaves no mark, as two equal constants are one node."""
+    found: list[Tensor] = []
+    token = _kept.set(found)
+    try:
+        yield found
+    finally:
+        _kept.reset(token)
+
+
+def kept_value(t: Tensor) -> None:
+    if (kept := _kept.get()) is not None:
+        kept.append(t)
 
 
 @locked

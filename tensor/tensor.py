@@ -287,6 +287,7 @@ class Tensor(
                 f"assign: the value is on {x.uop.device}, the target on {self.uop.device}; move it first with .to(target.device)"
             )
         if x.uop is self.uop:
+            storage.kept_value(self)
             return self
         if overlaps(self.uop):
             raise ValueError(

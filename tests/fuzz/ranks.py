@@ -42,7 +42,8 @@ BINARY: list[tuple[str, Callable[[Tensor, Tensor, Callable[[np.ndarray], Tensor]
             (t - t.mean(0, keepdim=True)) * ((t - t.mean(0, keepdim=True)).square().mean(0, keepdim=True) + 0.1).rsqrt()
         ),
     ),
-    ("where", lambda t, u, put: (t > t.mean()).where(t, u.mean())),
+    # (no ties: equal elements are above their mean or not by the last bit of its sum)
+    ("where", lambda t, u, put: (t > t.mean() + 1e-6).where(t, u.mean())),
     ("max of both", lambda t, u, put: t.maximum(u.amax())),
 ]
 OPS = len(UNARY) + len(BINARY)

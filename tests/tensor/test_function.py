@@ -464,6 +464,23 @@ def test_a_view_from_outside_of_what_an_outer_function_was_given(writer: str | N
         assert state.tolist() == ([[2, 2.5], [3, 3.5]] if writer else [[0, 1], [2, 3]])
 
 
+def test_a_constant_that_is_assigned_an_equal_one() -> None:
+    """Two tensors of zeros are one node: that one was copied to the other shows once they differ."""
+    a, b = Tensor.zeros(2), Tensor.zeros(2)
+
+    @function
+    def step(x: Tensor) -> Tensor:
+        a.copy_(b)
+        b.fill_(1)
+        return x + 1
+
+    seen = []
+    for n in range(3):
+        assert step(Tensor([float(n)])).tolist() == [n + 1]
+        seen.append((a.tolist(), b.tolist()))
+    assert seen == [([0, 0], [1, 1]), ([1, 1], [1, 1]), ([1, 1], [1, 1])]
+
+
 @pytest.mark.parametrize("axis", [None, 0, 1])
 @pytest.mark.parametrize("realized", [False, True])
 def test_views_from_outside_whose_whole_is_gone(axis: int | None, realized: bool) -> None:
