@@ -1,4 +1,5 @@
-"""Writes the generated pages: docs/architecture.md (with the IR of every stage), docs/environment.md and docs/ops.md.
+"""Writes the generated pages: docs/architecture.md (with the IR of every stage), docs/environment.md, docs/ops.md
+and docs/opts.md.
 
 python docs/generate.py           # writes them
 python docs/generate.py --check   # exit code 1 if they are not up to date
@@ -11,6 +12,7 @@ import sys
 
 import numpy as np
 import op_table
+import opts
 
 from manygrad import Tensor
 from manygrad.schedule import create_linear_with_vars, number_buffers
@@ -94,7 +96,12 @@ def architecture() -> str:
 
 
 def pages() -> dict[str, str]:
-    return {"architecture.md": architecture(), "environment.md": markdown_table(), "ops.md": op_table.markdown()}
+    return {
+        "architecture.md": architecture(),
+        "environment.md": markdown_table(),
+        "ops.md": op_table.markdown(),
+        "opts.md": opts.page(),
+    }
 
 
 def main() -> int:

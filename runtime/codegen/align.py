@@ -21,13 +21,13 @@ class Aligner(Looper):
     head = False  # whether the first elements of rows are stored now
 
     def loop(self, r: UOp, body: Body) -> None:
-        if r is self.plan.aligned:
+        if r is self.nest.aligned:
             self.aligned_tiles(r, self.const(0), self.size(r), body)
         else:
             super().loop(r, body)
 
     def tiles_between(self, r: UOp, begin: Inst, end: Inst, body: Body) -> None:
-        if r is self.plan.aligned:
+        if r is self.nest.aligned:
             tile = self.const(self.tile_of(r))
             self.aligned_tiles(
                 r, self.emit(Ops.MUL, INDEX, (begin, tile)), self.emit(Ops.MUL, INDEX, (end, tile)), body
@@ -36,14 +36,14 @@ class Aligner(Looper):
             super().tiles_between(r, begin, end, body)
 
     def one_tile(self, r: UOp, number: Inst, body: Body) -> None:
-        if r is self.plan.aligned:
+        if r is self.nest.aligned:
             self.tiles_between(r, number, self.add(number, self.const(1)), body)
         else:
             super().one_tile(r, number, body)
 
     def aligned_tiles(self, r: UOp, first: Inst, last: Inst, body: Body) -> None:
         """From `first` up to `last`: whole tiles, moved by less than a vector; with the first one what is before it, with the last one the rest."""
-        size, tile, n = self.fixed_size(r), self.tile_of(r), self.plan.lanes
+        size, tile, n = self.fixed_size(r), self.tile_of(r), self.nest.lanes
         assert size is not None
         whole = self.const((size - n + 1) // tile * tile)
 

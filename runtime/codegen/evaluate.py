@@ -16,7 +16,7 @@ from manygrad.runtime.codegen.describe import Signature, conjuncts, factor_masks
 from manygrad.runtime.codegen.dots import is_dot
 from manygrad.runtime.codegen.emit import INDEX, Emitter
 from manygrad.runtime.codegen.lowered import Inst, Low
-from manygrad.runtime.codegen.opt import Plan
+from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import GroupOp, Ops
@@ -28,10 +28,10 @@ PART_BYTES = 16  # within parts of a vector of this size, and of whole parts, sh
 
 
 class Evaluator(Emitter):
-    def __init__(self, ast: UOp, plan: Plan) -> None:
+    def __init__(self, ast: UOp, nest: LoopNest) -> None:
         super().__init__()
         self.sig: Signature = signature(ast)
-        self.plan = plan
+        self.nest = nest
         self.origin: dict[UOp, Inst] = {}  # range -> index of the tile's first iteration
         self.tile: dict[UOp, int] = {}  # range -> iterations in the tile that is being emitted
         self.ragged: dict[
@@ -42,12 +42,12 @@ class Evaluator(Emitter):
         self.lanes = 1
         self.along: UOp | Inst | None = None  # what binds the lane: its range, or a loop over the vectors of its tile
         self._analyses: dict[tuple[UOp | None, int, UOp | None, UOp | None, int], TileAnalysis] = {}
-        slots = {slot for _, slot in plan.staged}  # packing tiles reduce ranges, too
+        slots = {slot for _, slot in nest.staged}  # packing tiles reduce ranges, too
         self.also_tiled = {
             r for u in self.sig.nodes if u.op is Ops.LOAD and u.src[0].src[0].arg in slots for r in ranges_of(u)
         }
         self.square: UOp | None = None  # the reduce range that packing tiles by the number of lanes
-        self.use_lane(plan.lane, plan.lanes)
+        self.use_lane(nest.lane, nest.lanes)
 
     # *** which lane, which masks ***
 
@@ -59,13 +59,13 @@ class Evaluator(Emitter):
             aligned = {}
             whole = {
                 r
-                for r, t in self.plan.tile.items()
+                for r, t in self.nest.tile.items()
                 if r.src[0].op is Ops.CONST and r.src[0].arg <= t and r is not self.square
             }
-            for r, t in self.plan.tile.items():
+            for r, t in self.nest.tile.items():
                 fixed = r.src[0].op is Ops.CONST
                 aligned[r] = t if fixed and r is not singly else (begins or self.lanes) if r is lane else 1
-                if r in self.plan.reduce_lanes and r is not lane:  # a REDUCE with other lanes runs it singly
+                if r in self.nest.reduce_lanes and r is not lane:  # a REDUCE with other lanes runs it singly
                     aligned[r] = 1
                     whole.discard(r)
             if singly is not None:
@@ -92,11 +92,11 @@ class Evaluator(Emitter):
 
     def step_of(self, r: UOp) -> int:
         """How many iterations of `r` one vector, or one of the quads in it, takes in."""
-        return (self.lanes if r is self.lane else 1) * self.plan.dots.get(r, 1)
+        return (self.lanes if r is self.lane else 1) * self.nest.dots.get(r, 1)
 
     def positions(self, ranges: frozenset[UOp]) -> Iterator[dict[UOp, int]]:
         """The tile positions along `ranges`, in order, the lane's innermost; along that, one a vector."""
-        tiled = [r for r in (*self.plan.loops, *self.tile) if r in ranges and self.tile.get(r, 1) > 1]
+        tiled = [r for r in (*self.nest.loops, *self.tile) if r in ranges and self.tile.get(r, 1) > 1]
         tiled = sorted(dict.fromkeys(tiled), key=lambda r: r is self.lane)
         steps = [range(0, self.tile[r], self.step_of(r)) for r in tiled]
         for at in itertools.product(*steps):
@@ -250,7 +250,7 @@ class Evaluator(Emitter):
     def masks(self, values: list[UOp], ranges: frozenset[UOp]) -> list[UOp]:
         """Under which conditions the factors of products are read, if one of `ranges` is skipped and they are the same for
         all `values`: without any of them nothing is added."""
-        if not self.plan.skipped & ranges:
+        if not self.nest.skipped & ranges:
             return []
         shared = [set(factor_masks(v)) for v in values]
         return [m for m in factor_masks(values[0]) if all(m in s for s in shared)]
@@ -351,11 +351,11 @@ class Evaluator(Emitter):
         return self.emit(Low.LOAD, u.dtype, (pointer, offset, *guards), 0, self.lanes)
 
     def prefetch(self, u: UOp, pointer: Inst, a: Affine) -> None:
-        """Asks for what the load reads in the next tile of another loop, where the plan says so."""
-        for r, slot in self.plan.prefetched:
-            if slot != pointer.arg or r not in self.origin or (loop := self.plan.next_tile(u, r)) is None:
+        """Asks for what the load reads in the next tile of another loop, where the Opts say so."""
+        for r, slot in self.nest.prefetched:
+            if slot != pointer.arg or r not in self.origin or (loop := self.nest.next_tile(u, r)) is None:
                 continue
-            ahead = sum(c for x, c in a.terms if x.expr is loop) * self.plan.tile.get(loop, 1)
+            ahead = sum(c for x, c in a.terms if x.expr is loop) * self.nest.tile.get(loop, 1)
             if ahead:
                 self.emit(Low.PREFETCH, dtypes.void, (pointer, self.base(a)), a.constant + ahead, here=True)
 
@@ -399,7 +399,7 @@ class Evaluator(Emitter):
             r
             for r in self.tile
             if r is not self.lane
-            and (self.plan.tile.get(r, 1) % n == 0 or r is self.square)
+            and (self.nest.tile.get(r, 1) % n == 0 or r is self.square)
             and self.step(u.src[0].src[1], r) == 1
         ]
         if not square or n & (n - 1) or a.table:

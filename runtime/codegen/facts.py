@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from manygrad.runtime.codegen.affine import TileAnalysis
 from manygrad.runtime.codegen.describe import Signature, signature, volume
 from manygrad.runtime.codegen.dots import Dot
-from manygrad.runtime.codegen.opt import Opt
+from manygrad.runtime.codegen.opts import Opt, Reorder, Tile, Vectorize
+from manygrad.runtime.codegen.opts.opt import chosen
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
@@ -83,11 +84,12 @@ class Facts:
 
     def tile_of(self, r: UOp) -> int:
         """Elements of `r` in a tile, as decided so far."""
-        return max([o.amount for o in self.opts if o.axis == r.arg[0] and o.kind in ("tile", "vectorise")], default=1)
+        tile, vector = chosen(self.opts, Tile, r.arg[0]), chosen(self.opts, Vectorize, r.arg[0])
+        return max(tile.size if tile is not None else 1, vector.lanes if vector is not None else 1)
 
     def reorder(self, wanted: list[UOp]) -> None:
         for i, r in enumerate(wanted):
             if self.order[i] is not r:
-                self.opts.append(Opt("before", r.arg[0], self.order[i].arg[0]))
+                self.opts.append(Reorder(r.arg[0], self.order[i].arg[0]))
                 self.order.remove(r)
                 self.order.insert(i, r)

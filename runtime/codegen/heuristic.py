@@ -12,10 +12,25 @@ import math
 from manygrad.runtime.codegen.describe import signature, size_max, volume
 from manygrad.runtime.codegen.dots import is_dot, is_product
 from manygrad.runtime.codegen.facts import Machine
-from manygrad.runtime.codegen.legal import injective
 from manygrad.runtime.codegen.masks import conditions
 from manygrad.runtime.codegen.online import online_pairs
-from manygrad.runtime.codegen.opt import Opt, make_plan
+from manygrad.runtime.codegen.opts import (
+    Block,
+    CacheRead,
+    Online,
+    Opt,
+    Parallel,
+    ReduceBlock,
+    Reorder,
+    RFactor,
+    Tensorize,
+    Tile,
+    Unroll,
+    Vectorize,
+    loop_nest,
+)
+from manygrad.runtime.codegen.opts.in_order import injective
+from manygrad.runtime.codegen.opts.opt import chosen, without
 from manygrad.runtime.codegen.products import FIRST_CACHE_BYTES, LARGE_BYTES, LONG_BYTES, Products, largest
 from manygrad.runtime.codegen.rows import memory_opts, turned
 from manygrad.runtime.codegen.turn import LEAST
@@ -36,7 +51,7 @@ class Heuristic(Products):
         split = self.split_reduces()
         lane = self.choose_lane(split)
         if lane is not None:
-            self.opts.append(Opt("vectorise", lane.arg[0], self.lanes))
+            self.opts.append(Vectorize(lane.arg[0], self.lanes))
         self.choose_dots(lane, split)
         if not self.choose_online(lane, split):
             self.choose_tiles(lane, split)
@@ -73,7 +88,7 @@ class Heuristic(Products):
                     found[u] = r
                     break
         for r in dict.fromkeys(found.values()):
-            self.opts.append(Opt("lanes", r.arg[0], self.lanes))
+            self.opts.append(RFactor(r.arg[0], self.lanes))
         return found
 
     def choose_dots(self, lane: UOp | None, split: dict[UOp, UOp]) -> None:
@@ -81,7 +96,7 @@ class Heuristic(Products):
         for u in self.sig.reduces:
             product = len(self.under[u]) > 1 and (lane is None or lane in ranges_of(u))
             if is_dot(u.src[0]) and (u in split or product):
-                self.opts.append(Opt("dot", split.get(u, u.src[-1]).arg[0], u.src[0].arg.terms))
+                self.opts.append(Tensorize(split.get(u, u.src[-1]).arg[0], u.src[0].arg.terms))
 
     def choose_online(self, lane: UOp | None, split: dict[UOp, UOp]) -> bool:
         """The sum of exponentials below a maximum, where nothing else needs these, goes over long rows once instead of twice."""
@@ -93,8 +108,8 @@ class Heuristic(Products):
                 and frozenset(self.sig.loops) <= ranges_of(pair.total)
             ):
                 self.opts += [
-                    Opt("online", r.arg[0], pair.maximum.src[1].arg[0]),
-                    Opt("unroll", r.arg[0], ONLINE_VECTORS * self.lanes),
+                    Online(r.arg[0], pair.maximum.src[1].arg[0]),
+                    Unroll(r.arg[0], ONLINE_VECTORS * self.lanes),
                 ]
                 return True
         return False
@@ -185,9 +200,9 @@ class Heuristic(Products):
         mine = vectors if volume(frozenset(self.order[:-1])) >= 8 * cores else -(-vectors // cores)
         wide = max(1, min(mine, self.machine.accumulators * 2 // (3 * sharing)))
         tiles = -(-min(mine, FIRST_CACHE_BYTES // (2 * self.machine.vector_bytes * sharing)) // wide)
-        self.opts = [o for o in self.opts if (o.kind, o.axis) != ("tile", lane.arg[0])]
-        self.opts += [Opt("tile", lane.arg[0], wide * self.lanes)]
-        self.opts += [Opt("block", lane.arg[0], tiles), Opt("reduce_block", k.arg[0], per)] if tiles > 1 else []
+        self.opts = list(without(self.opts, Tile, axis=lane.arg[0]))
+        self.opts += [Tile(lane.arg[0], wide * self.lanes)]
+        self.opts += [Block(lane.arg[0], tiles), ReduceBlock(k.arg[0], per)] if tiles > 1 else []
 
     def tile_elementwise(self, lane: UOp | None) -> None:
         """Several vectors at once, for the latency of loads; tall tiles where a load runs along another loop."""
@@ -198,16 +213,16 @@ class Heuristic(Products):
                     and any(self.stride(u.src[0], r) == 1 and self.stride(u.src[0], lane) not in (0, 1) for u in self.loads)]  # fmt: skip
         if crossing and not self.sig.reduces and (turn := turned(self.sig, lane, crossing[-1], self.lanes)) is not None:
             self.opts += turn
-            self.order = list(make_plan(self.sig, tuple(self.opts)).loops)
+            self.order = list(loop_nest(self.sig, self.opts).loops)
             return
         if crossing and not self.sig.reduces:
-            self.opts.append(Opt("tile", crossing[-1].arg[0], min(self.lanes, size_max(crossing[-1]))))
+            self.opts.append(Tile(crossing[-1].arg[0], min(self.lanes, size_max(crossing[-1]))))
             return
         g = 4 if work <= 12 else 2 if work <= 30 else 1
         while g > 1 and size_max(lane) < g * self.lanes:
             g //= 2
         if g > 1:
-            self.opts.append(Opt("tile", lane.arg[0], g * self.lanes))
+            self.opts.append(Tile(lane.arg[0], g * self.lanes))
 
     def tile_stores(self, lane: UOp | None) -> None:
         """Short loops along which results lie side by side, where they do not along the lane: those are turned in registers.
@@ -221,22 +236,22 @@ class Heuristic(Products):
         for r in sorted(self.sig.loops, key=lambda r: strides[r] or 0):
             if r is not lane and strides[r] == side and r.src[0].op is Ops.CONST and side * r.src[0].arg <= self.lanes:
                 side *= r.src[0].arg
-                tiles.append(Opt("tile", r.arg[0], r.src[0].arg))
+                tiles.append(Tile(r.arg[0], r.src[0].arg))
         if strides[lane] == 1 or side < LEAST:
             return
-        self.opts = [o for o in self.opts if o.kind != "tile"] + tiles
-        written = [o.axis for o in self.opts if o.kind == "unroll"]
+        self.opts = [*without(self.opts, Tile), *tiles]
+        written = [o.axis for o in self.opts if isinstance(o, Unroll)]
         for r in (
             r for u in self.sig.reduces for r in reversed(u.src[1:]) if volume(frozenset(u.src[1:])) <= self.lanes
         ):
-            if r.src[0].op is Ops.CONST and r.arg[0] not in written and not any(o.kind == "lanes" for o in self.opts):
-                self.opts.append(Opt("unroll", r.arg[0], r.src[0].arg))
+            if r.src[0].op is Ops.CONST and r.arg[0] not in written and chosen(self.opts, RFactor) is None:
+                self.opts.append(Unroll(r.arg[0], r.src[0].arg))
                 written.append(r.arg[0])
 
     def unroll_reduce(self, main: UOp, split: dict[UOp, UOp]) -> None:
         """Short inner reduce loops are written out; where a tile knows its conditions, few more than those they depend on."""
         area = math.prod(self.tile_of(r) for r in self.sig.loops if r in ranges_of(main))
-        if any(o.kind == "vectorise" for o in self.opts):
+        if chosen(self.opts, Vectorize) is not None:
             area //= self.lanes
         tiled = [c for c in conditions(main) if any(self.tile_of(r) > 1 for r in ranges_of(c))] if self.skipping else []
         phased = [c for c in conditions(main) if any(u.op is Ops.MOD for u in c.toposort())]
@@ -244,7 +259,7 @@ class Heuristic(Products):
             area *= r.src[0].arg
             if r in split.values() or (tiled and area > 144 and not any(r in ranges_of(c) for c in tiled + phased)):
                 return
-            self.opts.append(Opt("unroll", r.arg[0], r.src[0].arg))
+            self.opts.append(Unroll(r.arg[0], r.src[0].arg))
 
     def in_order(self) -> tuple[Opt, ...]:
         """Loops that may hit one address run in order on one thread; one that provably cannot is vectorised and cut.
@@ -261,34 +276,35 @@ class Heuristic(Products):
         along = [r for r in apart if all(self.stride(s.src[0], r) == 1 for s in sig.stores)]
         if along:
             r = along[-1]
-            self.opts.append(Opt("vectorise", r.arg[0], self.lanes))
+            self.opts.append(Vectorize(r.arg[0], self.lanes))
             pieces = size_max(r) // self.lanes
             vectors = next((n for n in (8, 4, 2) if pieces >= 2 * n and size_max(r) % (n * self.lanes) == 0), 1)
             if vectors > 1:  # several lines of a row at once, and two threads have work
-                self.opts.append(Opt("tile", r.arg[0], vectors * self.lanes))
+                self.opts.append(Tile(r.arg[0], vectors * self.lanes))
         elif apart and apart[0] is sig.loops[0]:
             r = apart[0]
         else:
             return ()
         if r is not sig.loops[0]:
-            self.opts.append(Opt("before", r.arg[0], sig.loops[0].arg[0]))
-        self.opts.append(Opt("parallelise", -1, 1))
+            self.opts.append(Reorder(r.arg[0], sig.loops[0].arg[0]))
+        self.opts.append(Parallel(1))
         return tuple(self.opts)
 
     def parallelise(self) -> None:
         """As few of the outermost loops as give enough pieces for any number of threads."""
         count, n = 1, 0
-        blocked = next((o.axis for o in self.opts if o.kind == "block"), None)
-        inside = any(o.kind == "reduce_block" for o in self.opts)
-        staged = any(o.kind == "stage" for o in self.opts)
+        block = chosen(self.opts, Block)
+        inside = chosen(self.opts, ReduceBlock) is not None
+        staged = chosen(self.opts, CacheRead) is not None
         innermost = (
             {r for u in self.sig.reduces for r in self.sig.loops if r not in ranges_of(u)}
             if self.sig.reduces
             else set()
         )
         for r in self.order:
-            if blocked is not None:
-                n = next(i + 1 for i, r in enumerate(self.order) if r.arg[0] == blocked) if inside else len(self.order)
+            if block is not None:
+                up_to = next(i + 1 for i, r in enumerate(self.order) if r.arg[0] == block.axis)
+                n = up_to if inside else len(self.order)
                 break
             if r in innermost and n and count > 1:  # a reduction would be made again for every piece of this loop
                 break
@@ -297,7 +313,7 @@ class Heuristic(Products):
             count *= -(-size_max(r) // self.tile_of(r))
             n += 1
         if n:
-            self.opts.append(Opt("parallelise", -1, n))
+            self.opts.append(Parallel(n))
 
 
 def choose(ast: UOp, machine: Machine) -> tuple[Opt, ...]:
@@ -308,4 +324,4 @@ def choose(ast: UOp, machine: Machine) -> tuple[Opt, ...]:
 def plain(ast: UOp) -> tuple[Opt, ...]:
     """No optimisation: scalar loops (NOOPT=1)."""
     sig = signature(ast)
-    return () if any(s.arg is not None for s in sig.stores) or not sig.loops else (Opt("parallelise", -1, 1),)
+    return () if any(s.arg is not None for s in sig.stores) or not sig.loops else (Parallel(1),)

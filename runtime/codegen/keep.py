@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 
 from manygrad.runtime.codegen.describe import Signature
-from manygrad.runtime.codegen.opt import Plan
+from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.ranges import ranges_of
@@ -65,10 +65,10 @@ def pitch(r: UOp) -> int:
     return -(-int(r.src[0].arg) // PAD) * PAD
 
 
-def kept_rows(u: UOp, r: UOp, plan: Plan) -> tuple[tuple[UOp, int], ...]:
+def kept_rows(u: UOp, r: UOp, nest: LoopNest) -> tuple[tuple[UOp, int], ...]:
     """(loop, its tile) of the tile positions, each of which has a row of its own."""
-    return tuple((x, plan.tile.get(x, 1)) for x in plan.loops if x in ranges_of(u) and x is not r)
+    return tuple((x, nest.tile.get(x, 1)) for x in nest.loops if x in ranges_of(u) and x is not r)
 
 
-def kept_bytes(u: UOp, r: UOp, plan: Plan) -> int:
-    return math.prod(n for _, n in kept_rows(u, r, plan)) * pitch(r) * u.dtype.itemsize
+def kept_bytes(u: UOp, r: UOp, nest: LoopNest) -> int:
+    return math.prod(n for _, n in kept_rows(u, r, nest)) * pitch(r) * u.dtype.itemsize

@@ -1,4 +1,4 @@
-"""Lowering of `keep` (see `keep.py`): what a reduction writes to local memory on its way, and what is read there."""
+"""Lowering of `compute_at` (see `keep.py`): what a reduction writes to local memory on its way, and what is read there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from manygrad.runtime.codegen.affine import Position
 from manygrad.runtime.codegen.keep import kept_bytes, kept_rows, kept_values, pitch
 from manygrad.runtime.codegen.lowered import Inst, Low
-from manygrad.runtime.codegen.opt import Plan
+from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.runtime.codegen.stage import Stager
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.uop import UOp
@@ -25,19 +25,19 @@ class Kept:
 
 
 class Keeper(Stager):
-    def __init__(self, ast: UOp, plan: Plan) -> None:
-        super().__init__(ast, plan)
+    def __init__(self, ast: UOp, nest: LoopNest) -> None:
+        super().__init__(ast, nest)
         self.open_reduces: list[UOp] = list(self.sig.reduces)  # not emitted yet in the open tiles
         self.running: set[UOp] = set()  # REDUCEs whose loops are open
         self.kept: dict[UOp, Kept] = {}  # expression along its reduce range
         self.again: dict[UOp, tuple[Kept, UOp]] = {}  # the same along another range, and that range
-        for r, again in plan.kept:
+        for r, again in nest.kept:
             over = [w for w in self.sig.reduces if w.src[1:] == (r,)]
             for v, u in kept_values(self.sig, r, again).items():
                 if u not in self.kept:
                     owners = tuple(w for w in over if u in w.src[0].toposort())
-                    at = self.local(kept_bytes(u, r, plan))
-                    self.kept[u] = Kept(r, owners, kept_rows(u, r, plan), pitch(r), at)
+                    at = self.local(kept_bytes(u, r, nest))
+                    self.kept[u] = Kept(r, owners, kept_rows(u, r, nest), pitch(r), at)
                 self.again[v] = (self.kept[u], again)
 
     def place(self, u: UOp, kept: Kept, along: UOp, position: Position) -> tuple[Inst, Inst, int]:

@@ -14,7 +14,7 @@ from manygrad.runtime.codegen.describe import Signature
 from manygrad.runtime.codegen.emit import INDEX
 from manygrad.runtime.codegen.loops import Body
 from manygrad.runtime.codegen.lowered import Inst, Low
-from manygrad.runtime.codegen.opt import Plan
+from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.runtime.codegen.pieces import Pieces
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
@@ -31,16 +31,16 @@ def whole_vectors(store: UOp, lane: UOp, lanes: int) -> bool:
     return a is not None and a.stride == 1 and a.constant % lanes == 0 and analysis.alignment(a.terms) % lanes == 0
 
 
-def begins_anywhere(sig: Signature, plan: Plan) -> bool:
+def begins_anywhere(sig: Signature, nest: LoopNest) -> bool:
     """Whether vectors may begin at any element of the rows that the kernel stores."""
-    lane = plan.lane
-    if lane is None or lane is not plan.loops[-1] or lane in plan.loops[: plan.parallel] or plan.block or plan.staged:
+    lane = nest.lane
+    if lane is None or lane is not nest.loops[-1] or lane in nest.loops[: nest.parallel] or nest.block or nest.staged:
         return False
-    if lane.src[0].op is not Ops.CONST or lane.src[0].arg < LEAST_VECTORS * plan.lanes:
+    if lane.src[0].op is not Ops.CONST or lane.src[0].arg < LEAST_VECTORS * nest.lanes:
         return False
     if any(lane in ranges_of(u) for u in sig.reduces) or len({s.src[0].src[1] for s in sig.stores}) > 1:
         return False
-    analysis = TileAnalysis({lane: 1}, lane, plan.lanes)
+    analysis = TileAnalysis({lane: 1}, lane, nest.lanes)
     accesses = [u.src[0] for u in sig.nodes if u.op in (Ops.LOAD, Ops.STORE) and lane in ranges_of(u.src[0])]
     forms = [analysis.affine(index.src[1], {}) for index in accesses]
     return all(len(index.src) == 2 for index in accesses) and all(
@@ -49,15 +49,15 @@ def begins_anywhere(sig: Signature, plan: Plan) -> bool:
 
 
 class Liner(Pieces):
-    def __init__(self, ast: UOp, plan: Plan) -> None:
-        super().__init__(ast, plan)
+    def __init__(self, ast: UOp, nest: LoopNest) -> None:
+        super().__init__(ast, nest)
         stores = self.sig.stores
         self.by_lines = (
-            all(s.src[0].src[0].arg in plan.streamed for s in stores)
-            and not any(plan.lane is not None and whole_vectors(s, plan.lane, plan.lanes) for s in stores)
-            and begins_anywhere(self.sig, plan)
+            all(s.src[0].src[0].arg in nest.streamed for s in stores)
+            and not any(nest.lane is not None and whole_vectors(s, nest.lane, nest.lanes) for s in stores)
+            and begins_anywhere(self.sig, nest)
         )
-        self.line = max(plan.lanes, *(LINE_BYTES // s.src[1].dtype.itemsize for s in stores))  # elements
+        self.line = max(nest.lanes, *(LINE_BYTES // s.src[1].dtype.itemsize for s in stores))  # elements
         self.row: dict[UOp, int] = {}  # the only position of the tile whose results are stored
         self.in_lines = False  # whether vectors are whole lines
 
@@ -66,7 +66,7 @@ class Liner(Pieces):
         lanes, size = self.lanes, self.const(r.src[0].arg)
         line = self.const(self.line)
         self.use_lane(r, lanes, r, begins=1)
-        for row in list(self.positions(frozenset(self.plan.loops) - {r})):
+        for row in list(self.positions(frozenset(self.nest.loops) - {r})):
             self.row = row
             first = self.first_line(r, line)
             left = self.emit(Ops.SUB, INDEX, (size, first))

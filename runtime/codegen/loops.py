@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from manygrad.runtime.codegen.emit import INDEX
 from manygrad.runtime.codegen.lowered import Inst, Low
-from manygrad.runtime.codegen.opt import Plan
+from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.runtime.codegen.running import Runner
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
@@ -16,8 +16,8 @@ Body = Callable[[], None]
 
 
 class Looper(Runner):
-    def __init__(self, ast: UOp, plan: Plan) -> None:
-        super().__init__(ast, plan)
+    def __init__(self, ast: UOp, nest: LoopNest) -> None:
+        super().__init__(ast, nest)
 
     # *** sizes ***
 
@@ -26,14 +26,14 @@ class Looper(Runner):
 
     def tile_of(self, r: UOp) -> int:
         """The tile of `r`; 1 for a range that a REDUCE runs in lanes when another one uses it without."""
-        dot = self.plan.dots.get(r, 1)
+        dot = self.nest.dots.get(r, 1)
         if r is self.square:
             return self.lanes * dot
-        return dot if r in self.plan.reduce_lanes and self.lanes_of(r) == dot else self.plan.tile.get(r, 1)
+        return dot if r in self.nest.reduce_lanes and self.lanes_of(r) == dot else self.nest.tile.get(r, 1)
 
     def lanes_of(self, r: UOp) -> int:
-        lanes = self.plan.lanes if r is self.plan.lane else self.plan.reduce_lanes.get(r, 1) if r is self.lane else 1
-        return lanes * self.plan.dots.get(r, 1)
+        lanes = self.nest.lanes if r is self.nest.lane else self.nest.reduce_lanes.get(r, 1) if r is self.lane else 1
+        return lanes * self.nest.dots.get(r, 1)
 
     def whole_of(self, r: UOp) -> Inst:
         """How many iterations of `r` whole tiles cover."""
@@ -45,7 +45,7 @@ class Looper(Runner):
 
     def tiles_of(self, r: UOp, per: int = 1) -> Inst:
         """How many tiles (groups of `per` tiles) cover `r`."""
-        step = self.plan.tile.get(r, 1) * per
+        step = self.nest.tile.get(r, 1) * per
         if step == 1:
             return self.size(r)
         return self.emit(Ops.IDIV, INDEX, (self.add(self.size(r), self.const(step - 1)), self.const(step)), True)

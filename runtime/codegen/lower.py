@@ -1,4 +1,4 @@
-"""Lowers a kernel AST under a plan to the linear form of `lowered.py`.
+"""Lowers a kernel AST under a list of Opts to the linear form of `lowered.py`.
 
 The expression graph is evaluated once per register-tile position. What does not depend on a position is shared through
 a memo; what does not depend on an inner loop is emitted in the block of the outermost loop it does depend on. So of a
@@ -8,7 +8,7 @@ address outside the reduction.
 before:  STORE(INDEX(c, m*N+n), REDUCE(MUL(LOAD(INDEX(a, m*K+k)), LOAD(INDEX(b, k*N+n))), k), m, n)
 after:   LOOP m.. LOOP n.. ACC x 24; LOOP k.. LOAD b x 4, LOAD a x 6, FMA x 24; END; STORE x 24; END END
 
-Order of a reduction: ascending in its ranges; with `lanes`, element k goes to partial sum k mod tile, and the partial
+Order of a reduction: ascending in its ranges; with `rfactor`, element k goes to partial sum k mod tile, and the partial
 sums are folded pairwise at the end. It does not depend on the tiles of the loops.
 
 The parts: `emit` (blocks, sharing), `evaluate` (values, loads), `quads` (four bytes in a lane), `stage` (packing), `keeper` (rows kept), `reduction`, `loops`,
@@ -23,7 +23,7 @@ from manygrad.runtime.codegen.affine import Affine, Position
 from manygrad.runtime.codegen.describe import kernel_name
 from manygrad.runtime.codegen.lines import Liner
 from manygrad.runtime.codegen.lowered import Inst, Low, Program
-from manygrad.runtime.codegen.opt import Plan
+from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.runtime.codegen.turn import runs_of_stores, store_transposed
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
@@ -39,8 +39,8 @@ COMBINE = {
 class Lowerer(Liner):
     def stores(self) -> None:
         """All STOREs at all positions of the tile; at one position, every value is computed before the first is stored."""
-        if self.plan.aligned is not None:
-            for position in self.positions(frozenset(self.plan.loops)):
+        if self.nest.aligned is not None:
+            for position in self.positions(frozenset(self.nest.loops)):
                 if (moved := self.moved(self.sig.stores[0], position)) is not None:
                     self.prepare_store(self.sig.stores[0], *moved)()
             return
@@ -92,31 +92,31 @@ class Lowerer(Liner):
 
     def streams(self, u: UOp, a: Affine) -> bool:
         """Whether a STORE goes past the caches: planned so, a whole vector, at a multiple of it."""
-        if u.src[0].src[0].arg not in self.plan.streamed or a.stride != 1:
+        if u.src[0].src[0].arg not in self.nest.streamed or a.stride != 1:
             return False
         return self.in_lines or (self.analysis.alignment(a.terms) % self.lanes == 0 and a.constant % self.lanes == 0)
 
     def run(self, name: str) -> Program:
-        plan = self.plan
+        nest = self.nest
 
-        def nest(i: int) -> None:
-            if i == len(plan.loops):
+        def run_loops(i: int) -> None:
+            if i == len(nest.loops):
                 self.stores()
-            elif self.by_lines and plan.loops[i] is plan.lane:
-                self.each_row(plan.loops[i], self.stores)
+            elif self.by_lines and nest.loops[i] is nest.lane:
+                self.each_row(nest.loops[i], self.stores)
             else:
-                self.loop(plan.loops[i], lambda: nest(i + 1))
+                self.loop(nest.loops[i], lambda: run_loops(i + 1))
 
         self.reduces_ready()
-        if plan.parallel:
-            self.parallel_loops(self.stores if plan.reduce_block is not None else lambda: nest(plan.parallel))
+        if nest.parallel:
+            self.parallel_loops(self.stores if nest.reduce_block is not None else lambda: run_loops(nest.parallel))
         else:
-            nest(0)
+            run_loops(0)
         return Program(
-            name, tuple(self.blocks[0].insts), self.sig.variables, self.sig.slots, plan.counts, self.scratch_bytes
+            name, tuple(self.blocks[0].insts), self.sig.variables, self.sig.slots, nest.counts, self.scratch_bytes
         )
 
 
-def lower(ast: UOp, plan: Plan, name: str | None = None) -> Program:
-    """The program of `ast` under `plan`."""
-    return Lowerer(ast, plan).run(name or kernel_name(ast))
+def lower(ast: UOp, nest: LoopNest, name: str | None = None) -> Program:
+    """The program of `ast` of the loops in `nest`."""
+    return Lowerer(ast, nest).run(name or kernel_name(ast))

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from manygrad.runtime.codegen.describe import conjuncts, factor_masks, part_held, size_max
 from manygrad.runtime.codegen.facts import Facts
-from manygrad.runtime.codegen.opt import Opt
+from manygrad.runtime.codegen.opts import Skip
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
@@ -75,4 +75,4 @@ class Masks(Facts):
             other = together.get(ranges_of(c))
             together[ranges_of(c)] = c if other is None else other.alu(Ops.AND, c)
         if together and (self.skipping or any(part_held(c) <= 0.75 for c in together.values())):
-            self.opts.append(Opt("skip", main.src[-1].arg[0], 1))
+            self.opts.append(Skip(main.src[-1].arg[0]))

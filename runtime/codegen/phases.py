@@ -4,7 +4,7 @@ gradient of a convolution with stride 2.
 before:  LOOP x 8: REDUCE k 3: LOAD(.., valid (x + k + 1) % 2 < 1)
 after:   LOOP p 2: LOOP x' 4: REDUCE k 3: LOAD(.., valid (p + k + 1) % 2 < 1)        where x was 2 * x' + p
 
-Then whole tiles of x' agree on what is read, and the rest can be skipped (`skip` in `opt.py`).
+Then whole tiles of x' agree on what is read, and the rest can be skipped (`opts/skip.py`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from manygrad.runtime.codegen.align import Aligner
 from manygrad.runtime.codegen.emit import INDEX
 from manygrad.runtime.codegen.loops import Body
 from manygrad.runtime.codegen.lowered import Inst, Low
-from manygrad.runtime.codegen.opt import Plan
+from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.runtime.codegen.reduction import IDENTITY
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
@@ -21,17 +21,17 @@ from manygrad.tensor.uop.uop import UOp
 
 
 class Pieces(Aligner):
-    def __init__(self, ast: UOp, plan: Plan) -> None:
-        super().__init__(ast, plan)
+    def __init__(self, ast: UOp, nest: LoopNest) -> None:
+        super().__init__(ast, nest)
         self.sums_offset: int | None = None  # of a blocked reduction's accumulators in local memory
 
     # *** the parallel loop ***
 
     def parallel_loops(self, body: Body) -> None:
         """The outermost loops, as one loop over this call's part of their joint tiles."""
-        plan, loops = self.plan, self.plan.loops[: self.plan.parallel]
+        nest, loops = self.nest, self.nest.loops[: self.nest.parallel]
         begin, finish = (self.emit(op, INDEX) for op in (Low.BEGIN, Low.FINISH))
-        blocked = next(iter(plan.block), None)
+        blocked = next(iter(nest.block), None)
         if len(loops) == 1 and blocked is None:
             self.tiles_between(loops[0], begin, finish, body)
             return
@@ -68,7 +68,7 @@ class Pieces(Aligner):
             return None
         count = self.const(1)
         for r in later:
-            count = self.emit(Ops.MUL, INDEX, (count, self.tiles_of(r, self.plan.block.get(r, 1))))
+            count = self.emit(Ops.MUL, INDEX, (count, self.tiles_of(r, self.nest.block.get(r, 1))))
         end = self.emit(Low.LOAD, INDEX, (self.emit(Low.SCRATCH, INDEX, (), 0), self.const(0)), 0)
         last = self.emit(Ops.SUB, INDEX, (end, self.const(1)))
         runs = [self.emit(Ops.IDIV, INDEX, (x, count), False) for x in (last, begin)]
@@ -87,7 +87,7 @@ class Pieces(Aligner):
             if r is loops[0]:
                 found[r] = rest
                 break
-            count = self.tiles_of(r, self.plan.block.get(r, 1))
+            count = self.tiles_of(r, self.nest.block.get(r, 1))
             found[r] = self.emit(Ops.MOD, INDEX, (rest, count), True)
             rest = self.emit(Ops.IDIV, INDEX, (rest, count), True)
         return found
@@ -96,21 +96,21 @@ class Pieces(Aligner):
 
     def open_block(self, r: UOp, number: Inst) -> tuple[Inst, Inst]:
         """The first tile of a block of `r` and the one after its last; what the block needs for all of a reduction is packed."""
-        per, tiles = self.const(self.plan.block[r]), self.tiles_of(r)
+        per, tiles = self.const(self.nest.block[r]), self.tiles_of(r)
         begin = self.emit(Ops.MUL, INDEX, (number, per))
         end = self.add(begin, per)
         end = self.emit(Ops.WHERE, INDEX, (self.emit(Ops.CMPLT, dtypes.bool, (end, tiles)), end, tiles))
-        self.block_begin[r] = self.emit(Ops.MUL, INDEX, (begin, self.const(self.plan.tile.get(r, 1))))
-        if self.plan.reduce_block is None:
+        self.block_begin[r] = self.emit(Ops.MUL, INDEX, (begin, self.const(self.nest.tile.get(r, 1))))
+        if self.nest.reduce_block is None:
             self.pack(r, lambda pack: self.tiles_between(r, begin, end, pack))
         return begin, end
 
     def block(self, r: UOp, begin: Inst, end: Inst, body: Body) -> None:
         """The tiles of a block of `r`, inside of all other loops."""
-        if self.plan.reduce_block is None:
+        if self.nest.reduce_block is None:
             self.tiles_between(r, begin, end, body)
         else:
-            self.blocked_reduction(r, begin, end, *self.plan.reduce_block, body)
+            self.blocked_reduction(r, begin, end, *self.nest.reduce_block, body)
 
     def blocked_reduction(self, r: UOp, begin: Inst, end: Inst, k: UOp, per: int, body: Body) -> None:
         """The reduction over `k`, `per` iterations at a time, for all the tiles of `r` and of the loops inside of it."""
@@ -122,12 +122,12 @@ class Pieces(Aligner):
         )
         waiting = self.open_reduces
         self.open_reduces = [u for u in waiting if u not in group]
-        inside = self.plan.packed_in_blocks[1:]
+        inside = self.nest.packed_in_blocks[1:]
         with self.lane_of(group):
             lanes = self.lanes if self.lane is not None else 1
         steps, first = (
             self.sums_of(group, r, inside, lanes),
-            self.emit(Ops.MUL, INDEX, (begin, self.const(self.plan.tile.get(r, 1)))),
+            self.emit(Ops.MUL, INDEX, (begin, self.const(self.nest.tile.get(r, 1)))),
         )
         sums = self.emit(Low.SCRATCH, group[0].dtype, (), self.sums_offset)
 
@@ -187,17 +187,17 @@ class Pieces(Aligner):
     def sums_of(self, group: list[UOp], r: UOp, inside: tuple[UOp, ...], lanes: int) -> dict[UOp, int]:
         """Reserves local memory for the sums of all tiles; gives the elements from one iteration of a loop to the next."""
         vectors = {
-            x: self.plan.tile.get(x, 1) // (self.plan.lanes if x is self.plan.lane else 1) for x in self.plan.loops
+            x: self.nest.tile.get(x, 1) // (self.nest.lanes if x is self.nest.lane else 1) for x in self.nest.loops
         }
         count = sum(
             lanes * math.prod(n for x, n in vectors.items() if x in ranges_of(u)) for u in group
         )  # of one tile of each loop
         steps = {}
         for x, tiles in (
-            (r, self.plan.block[r]),
-            *((x, -(-x.src[0].arg // self.plan.tile.get(x, 1))) for x in reversed(inside)),
+            (r, self.nest.block[r]),
+            *((x, -(-x.src[0].arg // self.nest.tile.get(x, 1))) for x in reversed(inside)),
         ):
-            steps[x] = count // self.plan.tile.get(x, 1)
+            steps[x] = count // self.nest.tile.get(x, 1)
             count *= tiles
         if self.sums_offset is None:
             self.sums_offset = self.local(count * group[0].dtype.itemsize)

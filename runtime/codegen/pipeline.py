@@ -11,11 +11,10 @@ from manygrad.runtime.codegen.collapse import collapse
 from manygrad.runtime.codegen.describe import kernel_name, signature
 from manygrad.runtime.codegen.dots import use_dots
 from manygrad.runtime.codegen.facts import Machine
-from manygrad.runtime.codegen.legal import legal
 from manygrad.runtime.codegen.legalize import legalize
 from manygrad.runtime.codegen.lower import lower
 from manygrad.runtime.codegen.lowered import Program
-from manygrad.runtime.codegen.opt import Opt, make_plan
+from manygrad.runtime.codegen.opts import Opt, legal, loop_nest
 from manygrad.runtime.codegen.phases import split_phases
 from manygrad.tensor.environment import NOOPT, SPEC
 from manygrad.tensor.uop.uop import UOp
@@ -30,7 +29,7 @@ class Prepared:
     opts: tuple[Opt, ...]
 
     def program(self) -> Program:
-        return lower(self.ast, make_plan(signature(self.ast), self.opts), self.name)
+        return lower(self.ast, loop_nest(signature(self.ast), self.opts), self.name)
 
     def code(self, render: Callable[[Program], str]) -> str:
         """The generated code; from the source cache when it was made before."""

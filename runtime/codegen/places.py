@@ -39,7 +39,7 @@ class Asked(NamedTuple):
 class Placer(Keeper):
     def by_place(self, masks: list[UOp], body: Callable[[], None]) -> None:
         """`body` for the tile that is open, in versions that know which of the `masks` hold at its positions."""
-        for r in reversed(self.plan.loops):
+        for r in reversed(self.nest.loops):
             if self.tile.get(r, 1) > 1 and r.src[0].op is Ops.CONST and (asked := self.asked(masks, r)):
                 places = [
                     (k, list(v))
@@ -59,7 +59,7 @@ class Placer(Keeper):
             out = {
                 x: x.src[0].arg
                 for x in ranges_of(c)
-                if x.arg[1] == "reduce" and self.plan.tile.get(x) == self.fixed_size(x)
+                if x.arg[1] == "reduce" and self.nest.tile.get(x) == self.fixed_size(x)
             }
             if r not in ranges_of(c) or any(x.arg[1] == "reduce" and x not in out for x in ranges_of(c)):
                 continue

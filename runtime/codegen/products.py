@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from manygrad.runtime.codegen.describe import part_held, size_max, volume
 from manygrad.runtime.codegen.dots import is_dot, is_product, is_total
 from manygrad.runtime.codegen.masks import Masks, conditions
-from manygrad.runtime.codegen.opt import Opt
+from manygrad.runtime.codegen.opts import Block, CacheRead, Opt, Prefetch, ReduceBlock, RFactor, Tile
+from manygrad.runtime.codegen.opts.opt import chosen
 from manygrad.runtime.codegen.turn import LEAST
 from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import Ops
@@ -147,8 +148,8 @@ class Products(Masks):
                     best, best_cost = (rows, g), cost
         rows, g = best
         if g > 1:
-            self.opts.append(Opt("tile", lane.arg[0], g * self.lanes))
-        self.opts += [Opt("tile", r.arg[0], m) for r, m in rows.items() if m > 1]
+            self.opts.append(Tile(lane.arg[0], g * self.lanes))
+        self.opts += [Tile(r.arg[0], m) for r, m in rows.items() if m > 1]
         return list(rows) or free[:1]
 
     def row_tiles(
@@ -201,7 +202,7 @@ class Products(Masks):
             if must:
                 outer = [r for r in self.order if r is not lane and any(r in ranges_of(u) for u in must)]
                 self.reorder([*outer, lane, *(r for r in self.order if r is not lane and r not in outer)])
-                self.opts += [Opt("stage", lane.arg[0], u.src[0].src[0].arg) for u in must]
+                self.opts += [CacheRead(lane.arg[0], u.src[0].src[0].arg) for u in must]
             return
         inner = [r for r in self.order if r in ranges_of(down[0]) and r not in ranges_of(across[0]) and r not in rows]
         inner += sorted(rows, key=self.order.index)
@@ -219,10 +220,8 @@ class Products(Masks):
         within = [r for r in outer if r not in ranges_of(down[0]) and self.stored_closer(r, lane)]
         outer = [r for r in outer if r not in within]
         panel = (lane, *within)[-1]
-        columns, row = (
-            Opt("stage", x.arg[0], u.src[0].src[0].arg) for x, u in ((panel, across[0]), (inner[-1], down[0]))
-        )
-        packs_rows = self.stageable(down[0], main, inner[-1]) and down[0].src[0].src[0].arg != columns.amount
+        columns, row = (CacheRead(x.arg[0], u.src[0].src[0].arg) for x, u in ((panel, across[0]), (inner[-1], down[0])))
+        packs_rows = self.stageable(down[0], main, inner[-1]) and down[0].src[0].src[0].arg != columns.argument
         settled = self.settled(main, lane, {r: self.tile_of(r) for r in rows}, -(-self.tile_of(lane) // self.lanes))
         apart = (
             is_dot(main.src[0]) and self.stride(down[0].src[0], main.src[-1]) != 1
@@ -259,7 +258,7 @@ class Products(Masks):
             and self.stride(down.src[0], k) == 1
             and size_max(k) >= 4 * self.lanes
         )
-        return [Opt("prefetch", k.arg[0], down.src[0].src[0].arg)] if streams and vectors + 2 * m <= vectors * m else []
+        return [Prefetch(k.arg[0], down.src[0].src[0].arg)] if streams and vectors + 2 * m <= vectors * m else []
 
     def stored_closer(self, r: UOp, lane: UOp) -> bool:
         """Whether results of neighbouring iterations of `r` lie between those of the lane: they are written soon after each other."""
@@ -274,7 +273,7 @@ class Products(Masks):
         fixed = all(x.src[0].op is Ops.CONST for x in self.order) and ranges_of(main) >= frozenset(self.order)
         if tiles < 2 or not fixed or sum(not is_total(u) for u in self.sig.reduces) > 1:
             return []
-        return [Opt("block", r.arg[0], tiles)]
+        return [Block(r.arg[0], tiles)]
 
     def rows(self, main: UOp, r: UOp) -> list[Opt]:
         """As many tiles of rows as twice the cache holds, a block for every core, unless that makes them small."""
@@ -300,7 +299,7 @@ class Products(Masks):
             )
         each = volume(frozenset(main.src[2:])) * self.tile_of(lane) * 4
         per = max(1, half // each)
-        return [Opt("block", lane.arg[0], 1), Opt("reduce_block", k.arg[0], -(-size_max(k) // -(-size_max(k) // per)))]
+        return [Block(lane.arg[0], 1), ReduceBlock(k.arg[0], -(-size_max(k) // -(-size_max(k) // per)))]
 
     def overflows(self, main: UOp, columns: int) -> bool:
         """Whether a panel of so many columns is larger than half the cache, and may be packed in blocks of the reduction's outermost range."""
@@ -328,7 +327,7 @@ class Products(Masks):
             return []
         most = min(128, self.machine.cache_bytes // 32 // size) * size_max(k) // length
         per = -(-size_max(k) // -(-size_max(k) // most)) if most >= 16 else 0
-        return [Opt("block", r.arg[0], tiles), Opt("reduce_block", k.arg[0], per)] if 0 < per < size_max(k) else []
+        return [Block(r.arg[0], tiles), ReduceBlock(k.arg[0], per)] if 0 < per < size_max(k) else []
 
     def stageable(self, load: UOp, main: UOp, loop: UOp) -> bool:
         """Fits a thread's scratch memory, depends on fixed sizes only, and is the only read of that argument in any reduction."""
@@ -337,7 +336,7 @@ class Products(Masks):
             reduced -= {main.src[1]}
         if loop not in depends or any(r.src[0].op is not Ops.CONST for r in reduced):
             return False
-        if any(o.kind == "lanes" and o.axis == r.arg[0] for o in self.opts for r in depends):
+        if any(chosen(self.opts, RFactor, r.arg[0]) is not None for r in depends):
             return False
         elements = volume(reduced) * 4 * self.lanes
         slot = load.src[0].src[0].arg
@@ -360,7 +359,7 @@ class Products(Masks):
                     -self.sig.loops.index(p[0]),
                 ),
             )
-            self.opts += [Opt("tile", m.arg[0], _even(size_max(m), tm)), Opt("tile", n.arg[0], _even(size_max(n), tn))]
+            self.opts += [Tile(m.arg[0], _even(size_max(m), tm)), Tile(n.arg[0], _even(size_max(n), tn))]
         elif own:
             alone = (
                 len(self.sig.reduces) == 1
@@ -369,7 +368,7 @@ class Products(Masks):
             )
             t = 1 if alone else _even(size_max(own[-1]), max(1, min(4, budget // 4)))
             if t > 1:
-                self.opts.append(Opt("tile", own[-1].arg[0], t))
+                self.opts.append(Tile(own[-1].arg[0], t))
 
 
 def touched(load: UOp) -> int:

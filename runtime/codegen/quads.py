@@ -1,4 +1,4 @@
-"""Lowering of `dot`: neighbouring iterations of a reduction side by side, four bytes or two bfloat16, as one int32 in each lane.
+"""Lowering of `tensorize`: neighbouring iterations of a reduction side by side, four bytes or two bfloat16, as one int32 in each lane.
 
 before:  ACC += CAST(a[k]) * CAST(b[k, lane])                      for each k
 after:   DOT(ACC, SPLAT(a[k .. k+3]), [b[k .. k+3, lane] in each lane])      for each fourth k
@@ -51,7 +51,7 @@ class Quads(Evaluator):
 
     def side_by_side(self, u: UOp, r: UOp, position: Position, count: int) -> Inst:
         """`count` quads from `position` on, one after the other along `r`."""
-        with self.lane_along(r, self.plan.dots[r] * count):
+        with self.lane_along(r, self.nest.dots[r] * count):
             value = self.splat(self.value(u, position), self.lanes)
             if u.op is not Ops.LOAD and (mask := self.ragged_mask(position)) is not None:
                 value = self.alu(Ops.WHERE, u.dtype, mask, value, self.const(0, u.dtype))
@@ -59,7 +59,7 @@ class Quads(Evaluator):
 
     def joined(self, u: UOp, r: UOp, position: Position) -> Inst:
         """Vectors of one iteration each, those of the later ones shifted."""
-        at, count = position.get(r, 0), self.plan.dots[r]
+        at, count = position.get(r, 0), self.nest.dots[r]
         bits = dtypes.uint8 if u.dtype.itemsize == 1 else dtypes.uint16
         total: Inst | None = None
         for i in range(min(count, self.tile[r] - at)):
@@ -80,7 +80,7 @@ class Quads(Evaluator):
             or any(self.step(v.src[0].src[1], r) != 1 for v in loads)
         ):
             return None
-        lane, n, count = self.lane, self.lanes, self.plan.dots[r]
+        lane, n, count = self.lane, self.lanes, self.nest.dots[r]
         span = count * n
         assert lane is not None
         at, first = position.get(lane, 0), position.get(r, 0) // span * span

@@ -20,7 +20,7 @@ from functools import partial
 
 from manygrad.runtime.codegen.dots import is_product
 from manygrad.runtime.codegen.lowered import Inst, Low
-from manygrad.runtime.codegen.opt import Plan
+from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.runtime.codegen.places import Placer
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
@@ -42,8 +42,8 @@ class Accumulator:
 
 
 class Reducer(Placer):
-    def __init__(self, ast: UOp, plan: Plan) -> None:
-        super().__init__(ast, plan)
+    def __init__(self, ast: UOp, nest: LoopNest) -> None:
+        super().__init__(ast, nest)
         self.inside: frozenset[UOp] = (
             frozenset()
         )  # ranges of the innermost of them: only what depends on these is nested
@@ -98,14 +98,14 @@ class Reducer(Placer):
         before = (self.lane, self.lanes)
         split = None
         if self.lane is None or self.lane not in ranges_of(group[0]):
-            split = next((r for r in group[0].src[1:] if r in self.plan.reduce_lanes), None)
-            self.use_lane(split, self.plan.reduce_lanes[split] if split is not None else 1)
+            split = next((r for r in group[0].src[1:] if r in self.nest.reduce_lanes), None)
+            self.use_lane(split, self.nest.reduce_lanes[split] if split is not None else 1)
         yield split
         self.use_lane(*before)
 
     def parts(self, group: list[UOp], split: UOp | None) -> Iterator[tuple[UOp, dict[UOp, int]]]:
         """(REDUCE, tile position) of every partial sum."""
-        count = self.plan.tile[split] // self.step_of(split) if split is not None else 1
+        count = self.nest.tile[split] // self.step_of(split) if split is not None else 1
         for u in group:
             for position in self.positions(ranges_of(u)):
                 for _ in range(count):
@@ -187,7 +187,7 @@ class Reducer(Placer):
         u, acc = accumulator.reduce, accumulator.parts[part]
         old = self.emit(Low.GET, u.dtype, (acc,), None, acc.lanes, here=True)
         v = u.src[0]
-        if (r := next((r for r in u.src[1:] if r in self.plan.dots), None)) is not None:
+        if (r := next((r for r in u.src[1:] if r in self.nest.dots), None)) is not None:
             a, b = (self.splat(self.quads(s, r, position), acc.lanes) for s in v.src)
             new = self.emit(Low.DOT, u.dtype, (a, b, old), v.arg, acc.lanes, here=True)
             self.emit(Low.SET, dtypes.void, (acc, new), here=True)

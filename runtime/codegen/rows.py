@@ -8,9 +8,22 @@ from __future__ import annotations
 from manygrad.runtime.codegen.describe import Signature, size_max, volume
 from manygrad.runtime.codegen.dots import is_total
 from manygrad.runtime.codegen.keep import kept_values
-from manygrad.runtime.codegen.legal import legal
 from manygrad.runtime.codegen.lines import begins_anywhere, whole_vectors
-from manygrad.runtime.codegen.opt import Opt, make_plan
+from manygrad.runtime.codegen.opts import (
+    Align,
+    Block,
+    CacheRead,
+    ComputeAt,
+    NontemporalStore,
+    Opt,
+    Prefetch,
+    Reorder,
+    Tile,
+    Vectorize,
+    legal,
+    loop_nest,
+)
+from manygrad.runtime.codegen.opts.opt import chosen
 from manygrad.runtime.codegen.products import LARGE_BYTES
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
@@ -33,20 +46,20 @@ def memory_opts(sig: Signature, opts: tuple[Opt, ...], burst_bytes: int = 0) -> 
     return (*fewer_rows(sig, opts, rows), *kept, *ahead, *stream(sig, opts))
 
 
-def in_bursts(sig: Signature, opts: tuple[Opt, ...], ahead: tuple[Opt, ...], burst_bytes: int) -> bool:
+def in_bursts(sig: Signature, opts: tuple[Opt, ...], ahead: tuple[Prefetch, ...], burst_bytes: int) -> bool:
     """Whether a row is a good burst, of an array that no cache holds."""
     length = {u.arg[0]: size_max(u) for u in sig.nodes if u.op is Ops.RANGE}
-    row_bytes = max(length[o.axis] * sig.params[o.amount].itemsize for o in ahead)
+    row_bytes = max(length[o.axis] * sig.params[o.argument].itemsize for o in ahead)
     return (
         burst_bytes // 2 <= row_bytes <= burst_bytes
-        and row_bytes * size_max(make_plan(sig, opts).loops[0]) >= LARGE_BYTES
+        and row_bytes * size_max(loop_nest(sig, opts).loops[0]) >= LARGE_BYTES
     )
 
 
-def rows_held(sig: Signature, kept: tuple[Opt, ...], ahead: tuple[Opt, ...]) -> int | None:
+def rows_held(sig: Signature, kept: tuple[ComputeAt, ...], ahead: tuple[Prefetch, ...]) -> int | None:
     """As many rows as a part of the first cache holds with what is kept of them and with the next ones; at least 2. None: any number."""
     length = {u.arg[0]: size_max(u) for u in sig.nodes if u.op is Ops.RANGE}
-    row_bytes = sum(2 * length[o.axis] * sig.params[o.amount].itemsize for o in ahead)
+    row_bytes = sum(2 * length[o.axis] * sig.params[o.argument].itemsize for o in ahead)
     row_bytes += sum(4 * length[o.axis] for o in kept[:1])
     return max(2, CACHE_BYTES // row_bytes) if ahead else None
 
@@ -55,23 +68,20 @@ def fewer_rows(sig: Signature, opts: tuple[Opt, ...], rows: int | None) -> tuple
     """At most so many rows in a tile."""
     if rows is None:
         return opts
-    outer = make_plan(sig, opts).loops[0].arg[0]
-    vectorised = {o.axis for o in opts if o.kind == "vectorise"}
-    fewer = [
-        Opt("tile", outer, min(o.amount, rows))
-        if (o.kind, o.axis) == ("tile", outer) and outer not in vectorised
-        else o
-        for o in opts
-    ]
-    return tuple(o for o in fewer if o != Opt("tile", outer, 1))
+    outer = loop_nest(sig, opts).loops[0].arg[0]
+    tile = chosen(opts, Tile, outer)
+    if tile is None or chosen(opts, Vectorize, outer) is not None:
+        return opts
+    fewer = Tile(outer, min(tile.size, rows))
+    return tuple(fewer if o is tile else o for o in opts if o is not tile or fewer.size > 1)
 
 
-def keep(sig: Signature, opts: tuple[Opt, ...]) -> tuple[Opt, ...]:
+def keep(sig: Signature, opts: tuple[Opt, ...]) -> tuple[ComputeAt, ...]:
     """What a REDUCE computes at some expense, for the REDUCEs after it and the loops inside that compute it again."""
-    lane = next((o.axis for o in opts if o.kind == "vectorise"), None)
-    if any(o.kind == "block" for o in opts):
+    vector = chosen(opts, Vectorize)
+    if chosen(opts, Block) is not None:
         return ()
-    found: dict[UOp, Opt] = {}  # by the range that reads
+    found: dict[UOp, ComputeAt] = {}  # by the range that reads
     for w in sig.reduces:
         r = w.src[1]
         if len(w.src) != 2 or r in found or size_max(r) > ROW:
@@ -80,22 +90,26 @@ def keep(sig: Signature, opts: tuple[Opt, ...]) -> tuple[Opt, ...]:
         after += [x for x in sig.loops if x not in ranges_of(w)]
         for again in after:
             values = kept_values(sig, r, again) if again not in found else {}
-            if values and not any(x.arg[0] == lane for u in values.values() for x in ranges_of(u)):
-                found[again] = Opt("keep", r.arg[0], again.arg[0])
+            if values and not any(
+                vector is not None and x.arg[0] == vector.axis for u in values.values() for x in ranges_of(u)
+            ):
+                found[again] = ComputeAt(r.arg[0], again.arg[0])
     return tuple(found.values())
 
 
-def prefetch(sig: Signature, opts: tuple[Opt, ...], kept: tuple[Opt, ...], early: bool = False) -> tuple[Opt, ...]:
+def prefetch(
+    sig: Signature, opts: tuple[Opt, ...], kept: tuple[ComputeAt, ...], early: bool = False
+) -> tuple[Prefetch, ...]:
     """Of rows that several passes go over, a late pass over each asks for the next tile's, each pass for one row: memory is busy all the time.
     So does the only pass where it goes row by row. `early`: the first pass over each asks for the next row, in a burst; it comes in while the
     others compute."""
     if not sig.loops or not sig.reduces:
         return ()
-    plan = make_plan(sig, opts)
-    loops, outer = plan.loops, plan.loops[0]
+    nest = loop_nest(sig, opts)
+    loops, outer = nest.loops, nest.loops[0]
     by_id = {u.arg[0]: u for u in sig.nodes if u.op is Ops.RANGE}
-    taken = {v for o in kept for v in kept_values(sig, by_id[o.axis], by_id[o.amount])}
-    packed = {o.amount for o in opts if o.kind == "stage"}
+    taken = {v for o in kept for v in kept_values(sig, by_id[o.axis], by_id[o.again])}
+    packed = {o.argument for o in opts if isinstance(o, CacheRead)}
     order = [*(w.src[1] for w in sig.reduces if len(w.src) == 2 and not is_total(w)), *loops[1:]]
     passes: dict[int, set[UOp]] = {}  # argument -> ranges it is read along
     for u in sig.nodes[-1].toposort(lambda u: u not in taken):
@@ -104,11 +118,11 @@ def prefetch(sig: Signature, opts: tuple[Opt, ...], kept: tuple[Opt, ...], early
     found: dict[int, UOp] = {}
     for slot, ranges in sorted((slot, ranges) for slot, ranges in passes.items() if slot not in packed):
         last = [r for r in order if r in ranges]
-        alone = len(last) == len(order) == 1 and last[0] in plan.reduce_lanes and plan.tile.get(outer, 1) == 1
+        alone = len(last) == len(order) == 1 and last[0] in nest.reduce_lanes and nest.tile_of(outer) == 1
         if (len(last) > 1 or alone) and {r.src[0] for r in last} == {last[0].src[0]} and size_max(last[0]) <= ROW:
             turns = last if early else last[::-1]
             found[slot] = next((r for r in turns if r not in found.values()), turns[0])
-    return tuple(Opt("prefetch", r.arg[0], slot) for slot, r in found.items())
+    return tuple(Prefetch(r.arg[0], slot) for slot, r in found.items())
 
 
 def stream(sig: Signature, opts: tuple[Opt, ...]) -> tuple[Opt, ...]:
@@ -117,8 +131,8 @@ def stream(sig: Signature, opts: tuple[Opt, ...]) -> tuple[Opt, ...]:
     So do smaller ones of a kernel that updates other memory in place: a gradient kept for the record beside the parameters' update.
     """
     read = {u.src[0].src[0].arg for u in sig.nodes if u.op is Ops.LOAD}
-    plan = make_plan(sig, opts)
-    if plan.lane is None:
+    nest = loop_nest(sig, opts)
+    if nest.lane is None:
         return ()
     written = [s.src[0].src[0].arg for s in sig.stores]
     least = RECORD_BYTES if read & set(written) else STREAM_BYTES
@@ -127,10 +141,10 @@ def stream(sig: Signature, opts: tuple[Opt, ...]) -> tuple[Opt, ...]:
         for s, slot in zip(sig.stores, written)
         if s.arg is None and nbytes(sig, s) >= least and slot not in read
     }
-    chosen = {slot for slot, s in large.items() if whole_vectors(s, plan.lane, plan.lanes)}
-    if not chosen and large.keys() == set(written) and begins_anywhere(sig, plan):
-        chosen = set(large)
-    return tuple(Opt("stream", -1, slot) for slot in sorted(chosen - set(plan.streamed)))
+    past = {slot for slot, s in large.items() if whole_vectors(s, nest.lane, nest.lanes)}
+    if not past and large.keys() == set(written) and begins_anywhere(sig, nest):
+        past = set(large)
+    return tuple(NontemporalStore(slot) for slot in sorted(past - set(nest.streamed)))
 
 
 def nbytes(sig: Signature, store: UOp) -> int:
@@ -144,15 +158,15 @@ def turned(sig: Signature, lane: UOp, crossing: UOp, lanes: int) -> tuple[Opt, .
     slot = store.src[0].src[0].arg
     if len(sig.stores) > 1 or size_max(crossing) < lanes or size_max(lane) < 4 * lanes:
         return None
-    squares: tuple[Opt, ...] = (Opt("tile", crossing.arg[0], lanes), Opt("tile", lane.arg[0], 2 * lanes))
+    squares: tuple[Opt, ...] = (Tile(crossing.arg[0], lanes), Tile(lane.arg[0], 2 * lanes))
     if not whole_vectors(store, lane, lanes):
-        squares = (*squares, Opt("align", lane.arg[0], 1))
-        if legal(sig, (Opt("vectorise", lane.arg[0], lanes), *squares)) is not None:
+        squares = (*squares, Align(lane.arg[0]))
+        if legal(sig, (Vectorize(lane.arg[0], lanes), *squares)) is not None:
             return None
     if nbytes(sig, store) < TRANSPOSED_BYTES or any(
         u.op is Ops.LOAD and u.src[0].src[0].arg == slot for u in sig.nodes
     ):
         return squares
-    squares = (*squares, Opt("stream", -1, slot))
+    squares = (*squares, NontemporalStore(slot))
     inner = sig.loops.index(crossing) > sig.loops.index(lane)
-    return squares if inner else (Opt("before", lane.arg[0], crossing.arg[0]), *squares)
+    return squares if inner else (Reorder(lane.arg[0], crossing.arg[0]), *squares)

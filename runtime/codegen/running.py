@@ -13,7 +13,7 @@ from typing import Any
 
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.codegen.online import Pair, online_pair
-from manygrad.runtime.codegen.opt import Plan
+from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.runtime.codegen.reduction import Reducer
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
@@ -24,9 +24,9 @@ LOWEST = {dtypes.float32: -3.4028234663852886e38, dtypes.float64: -1.79769313486
 
 
 class Runner(Reducer):
-    def __init__(self, ast: UOp, plan: Plan) -> None:
-        super().__init__(ast, plan)
-        self.pairs = {p.maximum: p for r, x in plan.online if (p := online_pair(self.sig, r, x)) is not None}
+    def __init__(self, ast: UOp, nest: LoopNest) -> None:
+        super().__init__(ast, nest)
+        self.pairs = {p.maximum: p for r, x in nest.online if (p := online_pair(self.sig, r, x)) is not None}
 
     def reduce(self, group: list[UOp]) -> None:
         if (pair := self.pairs.get(group[0])) is None or pair.total not in self.open_reduces:

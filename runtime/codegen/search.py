@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import inf
 
-from manygrad.runtime.codegen.opt import Opt
+from manygrad.runtime.codegen.opts import Opts
 
-Opts = tuple[Opt, ...]
 GAIN = 0.99  # a round that does not bring the best time below this part of what it was ends the search
 
 

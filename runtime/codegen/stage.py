@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from manygrad.runtime.codegen.affine import Position, index_sum
 from manygrad.runtime.codegen.dots import LANE_BYTES
 from manygrad.runtime.codegen.emit import INDEX
-from manygrad.runtime.codegen.legal import stage_rows, stage_sizes, staged_values, tiled_loops
 from manygrad.runtime.codegen.lowered import Inst, Low
-from manygrad.runtime.codegen.opt import Plan
+from manygrad.runtime.codegen.opts.cache_read import stage_rows, stage_sizes, staged_values, tiled_loops
+from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.runtime.codegen.quads import Quads
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
@@ -52,8 +52,8 @@ class Stage:
 
 
 class Stager(Quads):
-    def __init__(self, ast: UOp, plan: Plan) -> None:
-        super().__init__(ast, plan)
+    def __init__(self, ast: UOp, nest: LoopNest) -> None:
+        super().__init__(ast, nest)
         self.scratch_bytes = 0
         self.stages: dict[UOp, Stage] = {}
         self.changed: dict[UOp, Inst] = {}  # loop inside a joint parallel loop -> whether it has just moved on
@@ -64,9 +64,9 @@ class Stager(Quads):
         self.vector: tuple[UOp, Inst, Inst] | None = (
             None  # in that loop: (the lane, index of the tile's first iteration, the vector's place in the tile)
         )
-        if plan.staged:
+        if nest.staged:
             self.local(HEADER_BYTES)
-        for r, slot in plan.staged:
+        for r, slot in nest.staged:
             self.plan_stage(r, slot)
 
     def loop(self, r: UOp, body: Callable[[], None]) -> None:
@@ -88,22 +88,22 @@ class Stager(Quads):
     def plan_stage(self, loop: UOp, slot: int) -> None:
         """Prepares to pack what REDUCEs read of argument `slot`."""
         for u, ranges in staged_values(self.sig, slot):
-            sizes = stage_sizes(self.plan, loop, ranges)
-            tiled = tiled_loops(self.plan, loop, u)
-            quads = next((r for r in ranges if r in self.plan.dots), None)
-            each = self.plan.dots[quads] if quads is not None else 1
+            sizes = stage_sizes(self.nest, loop, ranges)
+            tiled = tiled_loops(self.nest, loop, u)
+            quads = next((r for r in ranges if r in self.nest.dots), None)
+            each = self.nest.dots[quads] if quads is not None else 1
             pitches, pitch = {}, each
             for r in reversed(tiled):
                 pitches[r] = pitch
-                pitch *= self.plan.tile.get(r, 1)
+                pitch *= self.nest.tile.get(r, 1)
             shares = [
                 each if r is quads else 1 for r in ranges
             ]  # (the iterations of a quad lie side by side in its element)
             steps = {r: math.prod(sizes[i + 1 :]) * pitch // math.prod(shares[i:]) for i, r in enumerate(ranges)}
             row = index_sum(tuple(steps.items()), 0)
             blocked = next(((r, c) for (r, c), n in zip(steps.items(), sizes) if n < r.src[0].arg), None)
-            rows = stage_rows(self.plan, loop, sizes)
-            offset = self.local(rows * pitch // each * self.plan.block.get(loop, 1) * u.dtype.itemsize)
+            rows = stage_rows(self.nest, loop, sizes)
+            offset = self.local(rows * pitch // each * self.nest.block.get(loop, 1) * u.dtype.itemsize)
             self.stages[u] = Stage(loop, ranges, row, rows, blocked, pitches, offset, quads)
 
     def staged_at(self, u: UOp, stage: Stage, position: Position) -> tuple[Inst, Inst, int, int]:
@@ -140,7 +140,7 @@ class Stager(Quads):
         `tiles(body)` runs `body` in all tiles of the loop's block, which are packed then.
         """
         stages = {u: s for u, s in self.stages.items() if s.loop is loop}
-        if not stages or (loop in self.plan.block and tiles is None):
+        if not stages or (loop in self.nest.block and tiles is None):
             return
         changed = self.changed.get(loop)
         if changed is not None:
@@ -166,7 +166,7 @@ class Stager(Quads):
 
     def choose_packing_lane(self, u: UOp, stage: Stage) -> None:
         """Vectors along the loop, also where another one is vectorised, if the operand is contiguous along it or in squares."""
-        before, tile = (self.lane, self.lanes), self.plan.tile.get(stage.loop, 1)
+        before, tile = (self.lane, self.lanes), self.nest.tile.get(stage.loop, 1)
         if self.lane not in stage.pitches and self.fixed_size(stage.loop) is not None and tile > 1:
             self.use_lane(
                 stage.loop,
@@ -181,7 +181,7 @@ class Stager(Quads):
             if a is not None and a.stride != 1:
                 self.square = next((r for r in stage.ranges if self.step(index.src[1], r) == 1), None)
                 self.use_lane(self.lane, self.lanes)
-            if self.lane is not self.plan.lane and self.square is None and (a is None or a.stride != 1):
+            if self.lane is not self.nest.lane and self.square is None and (a is None or a.stride != 1):
                 self.use_lane(*before)
             if self.square is not None and len(index.src) == 2:
                 self.use_lane(self.lane, self.lanes, self.lane)
@@ -216,7 +216,7 @@ class Stager(Quads):
         self.close()
 
     def pack_positions(self, u: UOp, stage: Stage) -> None:
-        borrowed = self.lane is stage.loop and self.lane is not self.plan.lane
+        borrowed = self.lane is stage.loop and self.lane is not self.nest.lane
         if borrowed:
             self.ragged[stage.loop] = None  # (a tile need not fill its vectors)
         masks = self.masks([u], frozenset(stage.ranges))

@@ -28,7 +28,7 @@ class Run(NamedTuple):
 
 def runs_of_stores(e: Evaluator) -> tuple[list[Run], list[dict[UOp, int]]]:
     """The runs of the kernel's only STORE, and the positions that are in none."""
-    positions = list(e.positions(frozenset(e.plan.loops)))
+    positions = list(e.positions(frozenset(e.nest.loops)))
     u = e.sig.stores[0]
     if len(e.sig.stores) > 1 or u.arg is not None or e.lane is None or len(u.src[0].src) == 3 or u.src[1].dtype.is_bool:
         return [], positions

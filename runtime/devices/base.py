@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from manygrad.runtime import profile
-from manygrad.runtime.codegen.opt import Opt
+from manygrad.runtime.codegen.opts import Opt
 from manygrad.tensor.environment import REGISTRY
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp

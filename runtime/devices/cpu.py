@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from manygrad.runtime.codegen.describe import estimate, evaluate_int, signature
 from manygrad.runtime.codegen.lowered import Program
-from manygrad.runtime.codegen.opt import Opt, make_plan
+from manygrad.runtime.codegen.opts import Opt, loop_nest
 from manygrad.runtime.codegen.pipeline import Prepared, prepare
 from manygrad.runtime.devices.base import Call, Graph, Kernel
 from manygrad.runtime.devices.bounds import Record
@@ -74,7 +74,7 @@ class CPUKernel(Kernel):
         self.prepared, self.address = prepared, address
         self.record = Record() if checked else None  # where a bounds-checked kernel reports
         sig = signature(prepared.ast)
-        plan = make_plan(sig, prepared.opts)
+        plan = loop_nest(sig, prepared.opts)
         self.slots = sig.slots
         self.names = tuple(v.arg[0] for v in signature(ast).variables)
         self.bounds = tuple((v.arg[1], v.arg[2]) for v in signature(ast).variables)

@@ -21,9 +21,7 @@ import numpy as np
 
 from manygrad.runtime.codegen.describe import Signature, estimate, signature
 from manygrad.runtime.codegen.heuristic import plain
-from manygrad.runtime.codegen.legal import legal
-from manygrad.runtime.codegen.neighbours import Opts, neighbours, sums
-from manygrad.runtime.codegen.opt import Opt, canonical
+from manygrad.runtime.codegen.opts import Opts, RFactor, Unroll, Vectorize, canonical, legal, named, neighbours, sums
 from manygrad.runtime.codegen.pipeline import Prepared, prepare
 from manygrad.runtime.codegen.rewrite import rebuild
 from manygrad.runtime.codegen.search import Found, beam_search
@@ -40,6 +38,7 @@ from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
 SEARCH_LIMIT_S = 30.0  # of one kernel
+WINNERS_VERSION = 2  # of the form in which winners stand on disk: others are searched anew
 LOCK_LIMIT_S = 45.0  # how long to wait for another process's search before the heuristic's list is taken
 SMALL_WORK = 1 << 14  # operations + bytes below which a call costs more than the kernel
 MEMORY_LIMIT_BYTES = 4 << 30
@@ -72,7 +71,9 @@ def tuned(ast: UOp) -> Opts | None:
         if sizes is None:
             return None
         opts = Search(prepared, ast, sizes).run()
-        _WINNERS.put(key, json.dumps([[o.kind, o.axis, o.amount] for o in opts]).encode())
+        _WINNERS.put(
+            key, json.dumps({"version": WINNERS_VERSION, "opts": [[o.kind, *o.values] for o in opts]}).encode()
+        )
         return opts
 
 
@@ -81,7 +82,13 @@ def _stored(key: bytes, sig: Signature) -> Opts | None:
     data = _WINNERS.get(key)
     if data is None:
         return None
-    opts = tuple(Opt(str(kind), int(axis), int(amount)) for kind, axis, amount in json.loads(data))
+    try:
+        found = json.loads(data)
+        if found["version"] != WINNERS_VERSION:
+            return None
+        opts = tuple(named(str(kind), *map(int, values)) for kind, *values in found["opts"])
+    except (ValueError, KeyError, TypeError):
+        return None
     return opts if legal(sig, opts) is None else None
 
 
@@ -181,8 +188,8 @@ class Search:
     def bare(self) -> list[Opts]:
         """The list without optimisation; unless sums may change, with what the heuristic's way of adding up needs."""
         none = plain(self.prepared.ast)
-        for kinds in ((), ("lanes", "unroll"), ("lanes", "unroll", "vectorise")):
-            opts = canonical(self.sig, (*(o for o in self.default if o.kind in kinds), *none))
+        for kinds in ((), (RFactor, Unroll), (RFactor, Unroll, Vectorize)):
+            opts = canonical(self.sig, (*(o for o in self.default if isinstance(o, kinds)), *none))
             if legal(self.sig, opts) is None and (BEAM_SPLIT or sums(self.sig, opts) == sums(self.sig, self.default)):
                 return [opts]
         return []
@@ -290,5 +297,5 @@ def _same(got: np.ndarray, want: np.ndarray, exact: bool) -> bool:
 
 def _register_lanes(prepared: Prepared) -> int:
     """Lanes of a vector register in the widest type the kernel computes in."""
-    used = [o.amount for o in prepared.opts if o.kind in ("vectorise", "lanes")]
+    used = [o.lanes for o in prepared.opts if isinstance(o, (Vectorize, RFactor))]
     return used[0] if used else host_target().machine.vector_bytes // 4

@@ -9,7 +9,7 @@ from manygrad import Tensor, TinyJit
 from manygrad.runtime.codegen.describe import signature
 from manygrad.runtime.codegen.dots import BYTES, Dot, is_dot, is_total, use_dots
 from manygrad.runtime.codegen.facts import Machine
-from manygrad.runtime.codegen.opt import Opt
+from manygrad.runtime.codegen.opts import CacheRead, RFactor, Tensorize
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.environment import Context
@@ -91,12 +91,14 @@ def test_what_the_heuristic_makes_of_them() -> None:
     machine = Machine(64, 32, cache_bytes=2 << 20, cores=2, dots=X86)
     across = {layout: set(prepare(bytes_product(256, 256, 256, layout), machine).opts) for layout in ("NN", "NT", "TN")}
     for layout in ("NN", "NT"):
-        assert {Opt("dot", 2, 4), Opt("stage", 1, 2), Opt("lanes", 3, 16), Opt("dot", 3, 4)} <= across[layout]
-    assert {Opt("dot", 2, 4), Opt("stage", 1, 2), Opt("stage", 0, 1)} <= across["TN"]
+        assert {Tensorize(2, 4), CacheRead(1, 2), RFactor(3, 16), Tensorize(3, 4)} <= across[layout]
+    assert {Tensorize(2, 4), CacheRead(1, 2), CacheRead(0, 1)} <= across["TN"]
     vector = set(prepare(bytes_product(1, 256, 256, "NT"), machine).opts)  # a row by a matrix: nothing is used twice
-    assert {"lanes", "dot"} <= {o.kind for o in vector} and not {"stage", "vectorise"} & {o.kind for o in vector}
+    assert {"rfactor", "tensorize"} <= {o.kind for o in vector} and not {"cache_read", "vectorize"} & {
+        o.kind for o in vector
+    }
     without = prepare(bytes_product(256, 256, 256), Machine(64, 32))
-    assert not any(o.kind == "dot" for o in without.opts) and len(signature(without.ast).reduces) == 1
+    assert not any(o.kind == "tensorize" for o in without.opts) and len(signature(without.ast).reduces) == 1
 
 
 @pytest.mark.parametrize("shape", [(1, 70, 200), (33, 70, 200), (64, 64, 64), (5, 3, 17)], ids=str)

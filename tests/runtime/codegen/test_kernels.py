@@ -447,7 +447,7 @@ def test_a_symbolic_loop_of_packed_columns(n: int) -> None:
     i, j, r = loop(150, 0), loop(v, 1), red(48, 2)
     product = reduce(load(1, add(mul(i, 48), r)).alu(Ops.MUL, load(2, add(mul(j, 48), r))), r)
     ast = sink(store(0, add(mul(i, 200), j), product, i, j))
-    assert any(o.kind == "stage" for o in get_device("CPU").compile(ast).opts)
+    assert any(o.kind == "cache_read" for o in get_device("CPU").compile(ast).opts)
     a, b = RNG.standard_normal((150, 48)).astype(np.float32), RNG.standard_normal((200, 48)).astype(np.float32)
     got = agree(ast, [np.zeros((150, 200), np.float32), a, b], (n,), rtol=1e-4)[0]
     same(got[:, :n], a @ b[:n].T, 1e-4)
@@ -491,7 +491,7 @@ def test_strided_load_valid_at_some_positions_only() -> None:
 
 
 def test_unrelated_reduces_of_different_loops() -> None:
-    """One that depends on the vectorised loop and one that does not stand side by side."""
+    """One that depends on the vectorized loop and one that does not stand side by side."""
     r1, r2, k, s = loop(2, 1), loop(2, 2), red(2, 10), red(2, 11)
     value = reduce(r2.cast(f32), k).alu(Ops.ADD, reduce(load(1, add(mul(r1, 2), mul(r2, 4))), s))
     got = agree(

@@ -14,7 +14,21 @@ from manygrad.runtime.codegen.heuristic import choose
 from manygrad.runtime.codegen.legalize import legalize
 from manygrad.runtime.codegen.lower import lower
 from manygrad.runtime.codegen.lowered import Low, Program
-from manygrad.runtime.codegen.opt import Opt, make_plan
+from manygrad.runtime.codegen.opts import (
+    Align,
+    CacheRead,
+    ComputeAt,
+    NontemporalStore,
+    Opt,
+    Parallel,
+    Prefetch,
+    Reorder,
+    RFactor,
+    Tile,
+    Unroll,
+    Vectorize,
+    loop_nest,
+)
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.codegen.rows import RECORD_BYTES, STREAM_BYTES
 from manygrad.runtime.devices import get_device
@@ -27,7 +41,7 @@ from manygrad.tensor.uop.uop import UOp
 from tests.runtime.codegen.kernels import add, f32, gemm, load, loop, mul, red, reduce, sink, store
 from tests.runtime.codegen.test_opts import run_with, softmax_gradient, values
 
-MEMORY = ("keep", "prefetch", "stream")
+MEMORY = ("compute_at", "prefetch", "nontemporal_store")
 LANES = host_target().machine.vector_bytes // 4
 
 
@@ -45,7 +59,7 @@ def double(n: int) -> UOp:
 
 def program(ast: UOp, opts: tuple[Opt, ...]) -> Program:
     prepared = prepare(ast, host_target().machine, opts)
-    return lower(prepared.ast, make_plan(signature(prepared.ast), opts))
+    return lower(prepared.ast, loop_nest(signature(prepared.ast), opts))
 
 
 def count(p: Program, op: Low, local: bool) -> int:
@@ -57,22 +71,21 @@ def count(p: Program, op: Low, local: bool) -> int:
 def test_the_same_bits_with_and_without(make: object, m: int, n: int) -> None:
     ast = make(m, n)  # type: ignore[operator]
     chosen = prepare(ast, host_target().machine).opts
-    assert any(o.kind == "keep" for o in chosen)
+    assert any(o.kind == "compute_at" for o in chosen)
     arrays = [np.zeros((m, n), np.float32), values(0, f32, m * n), values(1, f32, m * n)]
     bare = tuple(o for o in chosen if o.kind not in MEMORY)
     want = run_with(ast, arrays, bare)
     np.testing.assert_array_equal(run_with(ast, arrays, chosen), want)
-    np.testing.assert_array_equal(run_with(ast, arrays, (*chosen, Opt("stream", -1, 0))), want)
+    np.testing.assert_array_equal(run_with(ast, arrays, (*chosen, NontemporalStore(0))), want)
     with Context(CHECK_OOB=1):
-        np.testing.assert_array_equal(run_with(ast, arrays, (*chosen, Opt("stream", -1, 0))), want)
+        np.testing.assert_array_equal(run_with(ast, arrays, (*chosen, NontemporalStore(0))), want)
 
 
 def test_an_exponential_is_computed_once() -> None:
     """Of two passes over a row that need it, one stores it to local memory, the other reads it there."""
     ast = softmax(8, 64)
     with_, without = (
-        program(ast, tuple(Opt(*o) for o in (("lanes", 2, 16), ("lanes", 3, 16), ("vectorise", 1, 16), *more)))  # type: ignore[misc]
-        for more in ((("keep", 3, 1),), ())
+        program(ast, (RFactor(2, 16), RFactor(3, 16), Vectorize(1, 16), *more)) for more in ((ComputeAt(3, 1),), ())
     )
     assert (count(without, Low.STORE, True), count(without, Low.LOAD, True)) == (0, 0)
     assert (count(with_, Low.STORE, True), count(with_, Low.LOAD, True)) == (1, 1)
@@ -88,22 +101,22 @@ def test_the_first_pass_asks_for_the_next_row_where_a_core_can_wait_for_it() -> 
     def opts(ast: UOp) -> set[Opt]:
         return {o for o in prepare(ast, machine).opts if o.kind == "prefetch" or (o.kind, o.axis) == ("tile", 0)}
 
-    assert opts(softmax(4096, 1024)) == {Opt("prefetch", 2, 1)}
-    assert opts(softmax_gradient(4096, 1024)) == {Opt("prefetch", 2, 1), Opt("prefetch", 4, 2)}
-    assert opts(softmax(1024, 1024)) == {Opt("prefetch", 3, 1), Opt("tile", 0, 2)}
-    assert Opt("prefetch", 3, 1) in opts(softmax(4096, 1025)) and Opt("prefetch", 3, 1) in opts(softmax(20000, 500))
+    assert opts(softmax(4096, 1024)) == {Prefetch(2, 1)}
+    assert opts(softmax_gradient(4096, 1024)) == {Prefetch(2, 1), Prefetch(4, 2)}
+    assert opts(softmax(1024, 1024)) == {Prefetch(3, 1), Tile(0, 2)}
+    assert Prefetch(3, 1) in opts(softmax(4096, 1025)) and Prefetch(3, 1) in opts(softmax(20000, 500))
 
 
 def test_rows_of_a_gradient_are_kept_once() -> None:
     opts = prepare(softmax_gradient(64, 1024), host_target().machine).opts
-    assert [o for o in opts if o.kind == "keep"] == [Opt("keep", 3, 4), Opt("keep", 3, 1)]
-    assert [o for o in opts if o.kind == "prefetch"] == [Opt("prefetch", 3, 1), Opt("prefetch", 1, 2)]
+    assert [o for o in opts if o.kind == "compute_at"] == [ComputeAt(3, 4), ComputeAt(3, 1)]
+    assert [o for o in opts if o.kind == "prefetch"] == [Prefetch(3, 1), Prefetch(1, 2)]
 
 
 def test_as_many_rows_as_half_of_the_first_cache_holds() -> None:
     """A row of 512 is 2 KiB, as are what is kept of it and the next one; a long row is worked on with one other."""
     wide = Machine(vector_bytes=64, registers=32, scales=True, cores=2)
-    rows = lambda n: [o.amount for o in prepare(softmax(64, n), wide).opts if (o.kind, o.axis) == ("tile", 0)]  # noqa: E731
+    rows = lambda n: [o.size for o in prepare(softmax(64, n), wide).opts if (o.kind, o.axis) == ("tile", 0)]  # noqa: E731
     assert (rows(256), rows(512), rows(640), rows(1024), rows(8192)) == ([4], [4], [3], [2], [2])
 
 
@@ -113,11 +126,11 @@ def test_cores_have_as_many_columns_of_a_sum(n: int, cores: int, tile: int) -> N
     j, r = loop(n, 0), red(50, 1)
     ast = sink(store(0, j, reduce(load(1, add(mul(r, n), j)), r), j))
     opts = choose(ast, Machine(vector_bytes=64, registers=32, cores=cores))
-    assert [o.amount for o in opts if o.kind == "tile"] == [tile]
+    assert [o.size for o in opts if o.kind == "tile"] == [tile]
 
 
 def test_prefetch_is_a_tile_ahead() -> None:
-    opts = (Opt("lanes", 2, 16), Opt("lanes", 3, 16), Opt("vectorise", 1, 16), Opt("tile", 0, 4), Opt("prefetch", 1, 1))
+    opts = (RFactor(2, 16), RFactor(3, 16), Vectorize(1, 16), Tile(0, 4), Prefetch(1, 1))
     p = program(softmax(8, 64), opts)
     ahead = [x for x in p.insts if x.op is Low.PREFETCH]
     assert sorted({x.arg for x in ahead}) == [64 * row for row in (4, 5, 6, 7)]
@@ -125,7 +138,7 @@ def test_prefetch_is_a_tile_ahead() -> None:
 
 def test_rows_of_a_product_are_asked_for_a_tile_ahead() -> None:
     m, n, k = 12, 64, 70
-    opts = (Opt("before", 1, 0), Opt("vectorise", 1, 16), Opt("tile", 0, 4), Opt("stage", 1, 2), Opt("prefetch", 2, 1))
+    opts = (Reorder(1, 0), Vectorize(1, 16), Tile(0, 4), CacheRead(1, 2), Prefetch(2, 1))
     ahead = [x for x in program(gemm(m, n, k), opts).insts if x.op is Low.PREFETCH]
     assert {x.src[0].arg for x in ahead} == {1}
     assert sorted({x.arg for x in ahead}) == [k * row for row in (4, 5, 6, 7)]
@@ -134,7 +147,7 @@ def test_rows_of_a_product_are_asked_for_a_tile_ahead() -> None:
 def test_stream_writes_whole_aligned_vectors() -> None:
     """What is left over is stored as ever; and so is everything where the buffer begins in the middle of a cache line."""
     n = 16 * 5 + 3
-    opts = (Opt("vectorise", 0, 16), Opt("stream", -1, 0), Opt("parallelise", -1, 1))
+    opts = (Vectorize(0, 16), NontemporalStore(0), Parallel(1))
     p = program(double(n), opts)
     assert (count(p, Low.STREAM, False), count(p, Low.STORE, False)) == (1, 1)
     text = prepare(double(n), host_target().machine, opts)
@@ -169,16 +182,16 @@ def test_rows_that_begin_anywhere_are_stored_in_whole_lines(n: int, rows: int) -
     """The bits of the loop as it was; from buffers that begin within a line as well."""
     m, ast = 7, double_and_square(7, n)
     bare = (
-        Opt("lanes", 2, LANES),
-        Opt("vectorise", 1, LANES),
-        Opt("tile", 1, 2 * LANES),
-        *([Opt("tile", 0, rows)] if rows > 1 else []),
-        Opt("parallelise", -1, 1),
+        RFactor(2, LANES),
+        Vectorize(1, LANES),
+        Tile(1, 2 * LANES),
+        *([Tile(0, rows)] if rows > 1 else []),
+        Parallel(1),
     )
-    streamed = (*bare, Opt("stream", -1, 0), Opt("stream", -1, 1))
+    streamed = (*bare, NontemporalStore(0), NontemporalStore(1))
     assert count(program(ast, streamed), Low.STREAM, False) > 0
     assert (
-        LANES * 4 < 64 or count(program(ast, (*bare, Opt("stream", -1, 0))), Low.STREAM, False) == 0
+        LANES * 4 < 64 or count(program(ast, (*bare, NontemporalStore(0))), Low.STREAM, False) == 0
     )  # (a vector that is a line)
     arrays = [np.zeros((m, n), np.float32), np.zeros((m, n), np.float32), values(0, f32, m * n), values(1, f32, n)]
     device = get_device("CPU")
@@ -200,8 +213,8 @@ def test_rows_that_begin_anywhere_are_stored_in_whole_lines(n: int, rows: int) -
 def test_large_rows_are_streamed_wherever_they_begin() -> None:
     for n in (1000, 1001, 1008):
         rows = STREAM_BYTES // (4 * n) + 1
-        assert Opt("stream", -1, 0) in prepare(softmax(rows, n), host_target().machine).opts
-    assert Opt("stream", -1, 0) not in prepare(softmax(STREAM_BYTES // 4000 - 1, 1000), host_target().machine).opts
+        assert NontemporalStore(0) in prepare(softmax(rows, n), host_target().machine).opts
+    assert NontemporalStore(0) not in prepare(softmax(STREAM_BYTES // 4000 - 1, 1000), host_target().machine).opts
 
 
 def turn(rows: int, columns: int) -> UOp:
@@ -216,14 +229,14 @@ def test_transposes_are_stored_in_whole_lines(rows: int, columns: int) -> None:
     """Vectors begin at lines also where rows do not; large ones go along the source and past the caches."""
     ast = turn(rows, columns)
     chosen = prepare(ast, host_target().machine).opts
-    assert ({Opt("before", 1, 0), Opt("stream", -1, 0)} <= set(chosen)) is (rows * columns >= 1 << 20)
-    assert Opt("tile", 1, 2 * LANES) in chosen and (Opt("align", 1, 1) in chosen) is (rows % LANES > 0)
+    assert ({Reorder(1, 0), NontemporalStore(0)} <= set(chosen)) is (rows * columns >= 1 << 20)
+    assert Tile(1, 2 * LANES) in chosen and (Align(1) in chosen) is (rows % LANES > 0)
     a = values(0, f32, rows * columns).reshape(rows, columns)
     got = run_with(ast, [np.zeros((columns, rows), np.float32), a], chosen)
     np.testing.assert_array_equal(got, a.T)
 
 
-@pytest.mark.parametrize("order", [(), (Opt("before", 1, 0),)], ids=["inside", "outside"])
+@pytest.mark.parametrize("order", [(), (Reorder(1, 0),)], ids=["inside", "outside"])
 @pytest.mark.parametrize("parallel", [1, 2])
 def test_aligned_vectors(parallel: int, order: tuple[Opt, ...]) -> None:
     """All vectors inside of a row are streamed, its first and last elements are not; each piece of the parallel loop stores its own."""
@@ -231,13 +244,13 @@ def test_aligned_vectors(parallel: int, order: tuple[Opt, ...]) -> None:
     ast = turn(rows, columns)
     opts = (
         *order,
-        Opt("vectorise", 1, LANES),
-        Opt("tile", 0, LANES),
-        Opt("tile", 1, 2 * LANES),
-        Opt("align", 1, 1),
-        Opt("stream", -1, 0),
+        Vectorize(1, LANES),
+        Tile(0, LANES),
+        Tile(1, 2 * LANES),
+        Align(1),
+        NontemporalStore(0),
     )
-    opts = (*opts, Opt("parallelise", -1, parallel))
+    opts = (*opts, Parallel(parallel))
     p = program(ast, opts)
     vectors = [x for x in p.insts if x.op is Low.STREAM]
     assert vectors and all(x.lanes == LANES for x in vectors)
@@ -252,18 +265,18 @@ def test_aligned_vectors(parallel: int, order: tuple[Opt, ...]) -> None:
 def test_only_large_outputs_are_streamed() -> None:
     for n, expected in ((STREAM_BYTES // 4, True), (STREAM_BYTES // 4 - 16, False)):
         opts = prepare(double(n), host_target().machine).opts
-        assert (Opt("stream", -1, 0) in opts) is expected
+        assert (NontemporalStore(0) in opts) is expected
     i = loop(STREAM_BYTES // 4, 0)  # in place: its lines are read anyway
     ast = sink(store(0, i, load(0, i).alu(Ops.ADD, load(1, i)), i))
-    assert not any(o.kind == "stream" for o in prepare(ast, host_target().machine).opts)
+    assert not any(o.kind == "nontemporal_store" for o in prepare(ast, host_target().machine).opts)
 
 
 def test_what_an_update_in_place_only_writes_leaves_the_caches_to_it() -> None:
-    for n, expected in ((RECORD_BYTES // 4, [Opt("stream", -1, 0)]), (RECORD_BYTES // 4 - 16, [])):
+    for n, expected in ((RECORD_BYTES // 4, [NontemporalStore(0)]), (RECORD_BYTES // 4 - 16, [])):
         i = loop(n, 0)
         g = load(2, i).alu(Ops.MUL, load(2, i))
         ast = sink(store(0, i, g, i), store(1, i, load(1, i).alu(Ops.SUB, g), i))
-        assert [o for o in prepare(ast, host_target().machine).opts if o.kind == "stream"] == expected
+        assert [o for o in prepare(ast, host_target().machine).opts if o.kind == "nontemporal_store"] == expected
 
 
 # *** reductions in one pass ***
@@ -280,7 +293,7 @@ def test_reductions_of_one_row_share_a_range() -> None:
     first, *both = [u.src[1] for u in signature(collapse(ast)).reduces]
     assert len(both) == 2 and both[0] is both[1] and first is r
     arrays = [np.zeros(8, np.float32), values(0, f32, 320), values(1, f32, 320)]
-    opts = tuple(Opt("lanes", x, 16) for x in (1, 2, 3))
+    opts = tuple(RFactor(x, 16) for x in (1, 2, 3))
     together = tuple(o for o in opts if o.axis in (1, both[0].arg[0]))
     np.testing.assert_array_equal(run_with(ast, arrays, together), run_with(ast, arrays, opts, simplify=False))
 
@@ -295,7 +308,7 @@ def test_a_sum_waits_for_one_that_goes_over_the_same_data() -> None:
     ranges = [u.src[1] for u in signature(collapse(ast)).reduces]
     assert len(ranges) == 3 and len(set(ranges)) == 2
     arrays = [np.zeros(8, np.float32), values(0, f32, 320), values(1, f32, 320)]
-    opts = tuple(Opt("lanes", n, 16) for n in (1, 2, 3))
+    opts = tuple(RFactor(n, 16) for n in (1, 2, 3))
     together = tuple(o for o in opts if o.axis in {u.arg[0] for u in ranges})
     np.testing.assert_array_equal(run_with(ast, arrays, together), run_with(ast, arrays, opts, simplify=False))
 
@@ -326,11 +339,11 @@ def test_the_exponential_has_the_same_bits_in_any_number_of_lanes(lanes: int, d:
     x = x.astype(d.np)
     i = loop(len(x), 0)
     ast = sink(store(0, i, load(1, i, d).alu(Ops.EXP), i))
-    opts = (Opt("vectorise", 0, lanes),) if lanes > 1 else ()
+    opts = (Vectorize(0, lanes),) if lanes > 1 else ()
     whole = prepare(ast, machine, opts)
     assert sum(u.op is Low.SCALE for u in whole.program().insts) > 0
     assert any(u.op is Low.LOOKUP for u in whole.program().insts) is (d is f32)
-    other, others = (ast, (Opt("vectorise", 0, 16),)) if d is f32 else (legalize(ast, scales=False), opts)
+    other, others = (ast, (Vectorize(0, 16),)) if d is f32 else (legalize(ast, scales=False), opts)
     np.testing.assert_array_equal(
         run_with(ast, [np.zeros_like(x), x], opts), run_with(other, [np.zeros_like(x), x], others)
     )
@@ -347,8 +360,8 @@ def test_stores_across_memory_are_turned(pixels: int, channels: int) -> None:
         np.arange(channels, dtype=np.float32),
         np.arange(pixels, dtype=np.float32),
     ]
-    opts = (Opt("vectorise", 0, 16), Opt("tile", 1, pixels), Opt("parallelise", -1, 1))
-    program = lower(ast, make_plan(signature(ast), opts))
+    opts = (Vectorize(0, 16), Tile(1, pixels), Parallel(1))
+    program = lower(ast, loop_nest(signature(ast), opts))
     scattered = [x for x in program.insts if x.op is Low.STORE and x.src[1].lanes > 1]
     assert len(scattered) <= 2 * 2  # (at most two positions are left over, of two vectors)
     with Context(CHECK_OOB=1):
@@ -361,6 +374,6 @@ def test_short_loops_of_a_strided_result_are_in_the_tile() -> None:
     top = reduce(load(1, add(mul(i, 3), r)), r, op=Ops.MAX)
     ast = sink(store(0, add(mul(i, 3), k), load(1, add(mul(i, 3), k)).alu(Ops.SUB, top), i, k))
     opts = prepare(ast, host_target().machine).opts
-    assert Opt("vectorise", 0, LANES) in opts and Opt("tile", 1, 3) in opts and Opt("unroll", 2, 3) in opts
+    assert Vectorize(0, LANES) in opts and Tile(1, 3) in opts and Unroll(2, 3) in opts
     x = np.random.default_rng(0).standard_normal((320, 3)).astype(np.float32)
     np.testing.assert_array_equal(run_with(ast, [np.zeros_like(x), x], opts), x - x.max(1, keepdims=True))

@@ -10,10 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from manygrad.runtime.codegen.describe import signature
-from manygrad.runtime.codegen.legal import legal
-from manygrad.runtime.codegen.neighbours import neighbours
 from manygrad.runtime.codegen.online import online_pairs
-from manygrad.runtime.codegen.opt import Opt
+from manygrad.runtime.codegen.opts import Online, Opt, RFactor, Unroll, Vectorize, legal, neighbours
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.devices.native import host_target
 from manygrad.tensor.dtype import dtypes
@@ -25,7 +23,7 @@ from tests.runtime.codegen.test_memory import softmax
 from tests.runtime.codegen.test_opts import run_with, values
 
 LANES = host_target().machine.vector_bytes // 4
-ONLINE = (Opt("lanes", 1, LANES), Opt("lanes", 2, LANES), Opt("online", 2, 1))
+ONLINE = (RFactor(1, LANES), RFactor(2, LANES), Online(2, 1))
 
 
 def rows(m: int, n: int) -> np.ndarray:
@@ -53,7 +51,7 @@ def test_as_two_passes(n: int, guarded: bool) -> None:
     ast, x = logsumexp(24, n, guarded), rows(24, n)
     arrays = [np.zeros(24, np.float32), x]
     chosen = prepare(ast, host_target().machine).opts
-    twice = run_with(ast, arrays, tuple(o for o in chosen if o.kind in ("lanes", "parallelise")))
+    twice = run_with(ast, arrays, tuple(o for o in chosen if o.kind in ("rfactor", "parallel")))
     once = run_with(ast, arrays, chosen)
     with Context(CHECK_OOB=1):
         np.testing.assert_array_equal(run_with(ast, arrays, chosen), once)
@@ -70,10 +68,8 @@ def test_as_two_passes(n: int, guarded: bool) -> None:
 
 def test_of_float64() -> None:
     x = values(0, dtypes.float64, 4 * 600).reshape(4, 600) * 100
-    ast, lanes = logsumexp(4, 600, d=dtypes.float64), Opt("lanes", 2, LANES // 2)
-    got = run_with(
-        ast, [np.zeros(4), x], (Opt("lanes", 1, LANES // 2), lanes, Opt("online", 2, 1), Opt("unroll", 2, LANES))
-    )
+    ast, lanes = logsumexp(4, 600, d=dtypes.float64), RFactor(2, LANES // 2)
+    got = run_with(ast, [np.zeros(4), x], (RFactor(1, LANES // 2), lanes, Online(2, 1), Unroll(2, LANES)))
     np.testing.assert_allclose(got, np.log(np.exp(x - x.max(1, keepdims=True)).sum(1)) + x.max(1), rtol=1e-14)
 
 
@@ -106,7 +102,7 @@ def test_what_it_is_not() -> None:
         assert online_pairs(signature(sink(store(0, i, reduce(value, j), i)))) == []
     ast = logsumexp(8, 600)
     assert legal(signature(ast), ONLINE) is None
-    for opts in (ONLINE[2:], (*ONLINE[:2], Opt("online", 1, 2)), (*ONLINE, Opt("vectorise", 0, 8))):
+    for opts in (ONLINE[2:], (*ONLINE[:2], Online(1, 2)), (*ONLINE, Vectorize(0, 8))):
         assert "online" in (legal(signature(ast), opts) or "") or "lanes" in (legal(signature(ast), opts) or "")
 
 

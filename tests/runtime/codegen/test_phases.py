@@ -7,10 +7,22 @@ import pytest
 
 from manygrad.runtime.codegen.describe import part_held, signature
 from manygrad.runtime.codegen.facts import Machine
-from manygrad.runtime.codegen.legal import legal
 from manygrad.runtime.codegen.lower import lower
 from manygrad.runtime.codegen.lowered import Low
-from manygrad.runtime.codegen.opt import Opt, make_plan
+from manygrad.runtime.codegen.opts import (
+    Block,
+    CacheRead,
+    Opt,
+    Parallel,
+    ReduceBlock,
+    Reorder,
+    Skip,
+    Tile,
+    Unroll,
+    Vectorize,
+    legal,
+    loop_nest,
+)
 from manygrad.runtime.codegen.phases import phased_loops, split_phases
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.devices import get_device
@@ -69,8 +81,8 @@ def test_gradient_of_a_strided_convolution(size: int, stride: int) -> None:
 def test_what_no_phase_has_is_not_computed() -> None:
     """Of 3 taps an even or odd pixel has 2 or 1: the heuristic skips the others."""
     prepared = prepare(input_gradient(12, 2), host_target().machine)
-    assert Opt("skip", 4, 1) in prepared.opts
-    assert Opt("skip", 4, 1) not in prepare(input_gradient(12, 1), host_target().machine).opts  # (one in 18 at an edge)
+    assert Skip(4) in prepared.opts
+    assert Skip(4) not in prepare(input_gradient(12, 1), host_target().machine).opts  # (one in 18 at an edge)
 
 
 def test_a_size_that_the_period_does_not_divide_stays() -> None:
@@ -78,18 +90,16 @@ def test_a_size_that_the_period_does_not_divide_stays() -> None:
     assert phased_loops(signature(ast)) == {} and split_phases(ast) is ast
 
 
-@pytest.mark.parametrize(
-    "tiles", [(), (Opt("tile", 2, 2),), (Opt("tile", 0, 4), Opt("unroll", 4, 3)), (Opt("vectorise", 2, 4),)]
-)
+@pytest.mark.parametrize("tiles", [(), (Tile(2, 2),), (Tile(0, 4), Unroll(4, 3)), (Vectorize(2, 4),)])
 def test_skip_with_any_tile(tiles: tuple[Opt, ...]) -> None:
     """Where a tile does not agree on a condition, nothing is skipped; the result is the same."""
     for size, stride in ((2, 1), (6, 2), (12, 3)):
         ast, data = split_phases(input_gradient(size, stride)), arrays(size, stride)
-        opts = (*tiles, Opt("skip", 4, 1), Opt("parallelise", -1, 1))
+        opts = (*tiles, Skip(4), Parallel(1))
         want = run(ast, data)[0]
         np.testing.assert_allclose(on_cpu(ast, data, opts, simplify=False), want, rtol=1e-4, atol=1e-5)
-        packed = (Opt("vectorise", 1, 16), Opt("before", 1, 0), Opt("stage", signature(ast).loops[-1].arg[0], 1), *opts)
-        if not any(o.kind == "vectorise" for o in tiles) and legal(signature(ast), packed) is None:
+        packed = (Vectorize(1, 16), Reorder(1, 0), CacheRead(signature(ast).loops[-1].arg[0], 1), *opts)
+        if not any(o.kind == "vectorize" for o in tiles) and legal(signature(ast), packed) is None:
             np.testing.assert_allclose(on_cpu(ast, data, packed, simplify=False), want, rtol=1e-4, atol=1e-5)
 
 
@@ -97,24 +107,24 @@ def test_skip_with_any_tile(tiles: tuple[Opt, ...]) -> None:
     "tiles",
     [
         (),
-        (Opt("tile", 2, 6),),
-        (Opt("tile", 2, 6), Opt("unroll", 4, 3)),
-        (Opt("vectorise", 1, 16), Opt("unroll", 4, 3)),
+        (Tile(2, 6),),
+        (Tile(2, 6), Unroll(4, 3)),
+        (Vectorize(1, 16), Unroll(4, 3)),
     ],
 )
 def test_nothing_is_read_where_nothing_is_added(tiles: tuple[Opt, ...]) -> None:
     """What a condition guards is read under it, not before: no access is outside of its buffer."""
     ast, data = input_gradient(6, 1), arrays(6, 1)
     with Context(CHECK_OOB=1):
-        got = on_cpu(ast, data, (*tiles, Opt("skip", 4, 1), Opt("parallelise", -1, 1)), simplify=False)
+        got = on_cpu(ast, data, (*tiles, Skip(4), Parallel(1)), simplify=False)
     np.testing.assert_allclose(got, run(ast, data)[0], rtol=1e-4, atol=1e-5)
 
 
 def test_a_tile_of_whole_rows_knows_its_edges() -> None:
     """Of 6 pixels x 3 taps, 2 lie outside: with all of them in one tile, 16 FMAs are made."""
-    opts = (Opt("vectorise", 1, 16), Opt("tile", 2, 6), Opt("unroll", 4, 3), Opt("skip", 4, 1))
+    opts = (Vectorize(1, 16), Tile(2, 6), Unroll(4, 3), Skip(4))
     ast = input_gradient(6, 1)
-    program = lower(ast, make_plan(signature(ast), opts))
+    program = lower(ast, loop_nest(signature(ast), opts))
     assert sum(x.op is Low.FMA for x in program.insts) == 2 * 16  # (the last vector of OUT is a partial one)
     assert not any(x.op is Low.IF for x in program.insts)
 
@@ -124,8 +134,8 @@ def test_a_row_of_an_image_is_read_where_it_lies(size: int) -> None:
     """A tile has all pixels of a row: what is masked is known, so nothing is packed for it."""
     ast, data = input_gradient(size, 1, out=64), arrays(size, 1, out=64)
     opts = prepare(ast, Machine(vector_bytes=64, registers=32)).opts
-    assert Opt("tile", 2, size) in opts and Opt("skip", 4, 1) in opts
-    assert [o.amount for o in opts if o.kind == "stage"] == [2]
+    assert Tile(2, size) in opts and Skip(4) in opts
+    assert [o.argument for o in opts if o.kind == "cache_read"] == [2]
     with Context(CHECK_OOB=1):
         np.testing.assert_allclose(on_cpu(ast, data, opts), run(ast, data)[0], rtol=1e-4, atol=1e-5)
 
@@ -134,14 +144,14 @@ def test_a_row_of_an_image_is_read_where_it_lies(size: int) -> None:
 def test_versions_by_where_a_tile_lies(tile: int) -> None:
     """A tile of some pixels of a row asks once where it lies, then knows which taps count."""
     opts = (
-        Opt("vectorise", 1, 16),
-        Opt("tile", 2, tile),
-        Opt("unroll", 4, 3),
-        Opt("skip", 4, 1),
-        Opt("parallelise", -1, 2),
+        Vectorize(1, 16),
+        Tile(2, tile),
+        Unroll(4, 3),
+        Skip(4),
+        Parallel(2),
     )
     ast, data = input_gradient(14, 1), arrays(14, 1)
-    program = lower(ast, make_plan(signature(ast), opts))
+    program = lower(ast, loop_nest(signature(ast), opts))
     innermost = {
         max(i for i in range(at) if program.insts[i].op is Low.LOOP)
         for at, x in enumerate(program.insts)
@@ -160,7 +170,7 @@ def test_versions_by_where_a_tile_lies(tile: int) -> None:
 def test_skip_is_for_sums() -> None:
     x, k = loop(4, 0), red(3, 1)
     ast = sink(store(0, x, reduce(load(1, add(x, k), valid=add(x, k).alu(Ops.CMPLT, I(4))), k, op=Ops.MAX), x))
-    assert "no sum" in (legal(signature(ast), (Opt("skip", 1, 1),)) or "")
+    assert "no sum" in (legal(signature(ast), (Skip(1),)) or "")
 
 
 def test_part_held() -> None:
@@ -184,8 +194,8 @@ def test_a_panel_larger_than_the_cache_is_packed_in_blocks_of_the_reduction() ->
     machine = Machine(vector_bytes=64, registers=32, cache_bytes=1 << 16, cores=2)
     ast = weights_gradient(6, 32, 3, 300)
     opts = prepare(ast, machine).opts
-    assert Opt("vectorise", 0, 16) in opts and Opt("stage", 0, 2) in opts and Opt("block", 0, 1) in opts
-    assert [o for o in opts if o.kind == "reduce_block"] == [Opt("reduce_block", 3, 1)]
+    assert Vectorize(0, 16) in opts and CacheRead(0, 2) in opts and Block(0, 1) in opts
+    assert [o for o in opts if o.kind == "reduce_block"] == [ReduceBlock(3, 1)]
     rng = np.random.default_rng(0)
     data = [
         np.zeros((32, 3, 3), np.float32),
@@ -199,7 +209,9 @@ def test_a_panel_larger_than_the_cache_is_packed_in_blocks_of_the_reduction() ->
 def test_the_order_of_a_weights_gradient_is_the_same_for_any_batch(size: int) -> None:
     for filters in (4, 16, 40):
         lanes = {
-            tuple(o for o in prepare(weights_gradient(b, filters, 3, size), Machine(64, 32)).opts if o.kind == "lanes")
+            tuple(
+                o for o in prepare(weights_gradient(b, filters, 3, size), Machine(64, 32)).opts if o.kind == "rfactor"
+            )
             for b in (2, 3, 64, 4096)
         }
         assert len(lanes) == 1

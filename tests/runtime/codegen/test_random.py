@@ -7,8 +7,19 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from manygrad.runtime.codegen.describe import signature
-from manygrad.runtime.codegen.legal import legal
-from manygrad.runtime.codegen.opt import Opt
+from manygrad.runtime.codegen.opts import (
+    Block,
+    CacheRead,
+    Opt,
+    Parallel,
+    Prefetch,
+    ReduceBlock,
+    Reorder,
+    Tile,
+    Unroll,
+    Vectorize,
+    legal,
+)
 from manygrad.runtime.devices import get_device
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import Context
@@ -123,15 +134,15 @@ def random_opts(draw: st.DrawFn, ast: UOp) -> tuple[Opt, ...]:
     for r in sig.loops:
         lanes = draw(st.sampled_from([2, 4, 16])) if r is lane else 1
         if lanes > 1:
-            opts.append(Opt("vectorise", r.arg[0], lanes))
+            opts.append(Vectorize(r.arg[0], lanes))
         tile = lanes * draw(st.integers(1, 3))
         if tile > 1:
-            opts.append(Opt("tile", r.arg[0], tile))
+            opts.append(Tile(r.arg[0], tile))
     for u in sig.reduces:
         for r in u.src[1:]:
             if draw(st.booleans()) and r is u.src[-1]:
-                opts.append(Opt("unroll", r.arg[0], draw(st.sampled_from([2, 3]))))
-    opts.append(Opt("parallelise", -1, draw(st.integers(0, len(sig.loops)))))
+                opts.append(Unroll(r.arg[0], draw(st.sampled_from([2, 3]))))
+    opts.append(Parallel(draw(st.integers(0, len(sig.loops)))))
     return tuple(opts)
 
 
@@ -155,30 +166,30 @@ def test_any_opts_of_a_product(data: st.DataObject) -> None:
     ast = gemm(m, n, k, data.draw(st.sampled_from(["NN", "NT", "TN", "TT"])))
     lanes = data.draw(st.sampled_from([4, 16]))
     opts = [
-        Opt("vectorise", 1, lanes),
-        Opt("tile", 1, lanes * data.draw(st.integers(1, 2))),
-        Opt("tile", 0, data.draw(st.integers(1, 3))),
+        Vectorize(1, lanes),
+        Tile(1, lanes * data.draw(st.integers(1, 2))),
+        Tile(0, data.draw(st.integers(1, 3))),
     ]
     columns_first = data.draw(st.booleans())
     if columns_first:
-        opts.append(Opt("before", 1, 0))
+        opts.append(Reorder(1, 0))
     if data.draw(st.booleans()):
-        opts.append(Opt("stage", 1, 2) if columns_first else Opt("stage", 0, 1))
+        opts.append(CacheRead(1, 2) if columns_first else CacheRead(0, 1))
     unroll = data.draw(st.sampled_from([1, 2]))
-    opts.append(Opt("unroll", 2, unroll))
+    opts.append(Unroll(2, unroll))
     if data.draw(st.booleans()):
         inner = data.draw(st.booleans())
-        opts.append(Opt("block", 0 if columns_first == inner else 1, data.draw(st.integers(1, 5))))
+        opts.append(Block(0 if columns_first == inner else 1, data.draw(st.integers(1, 5))))
         parts = data.draw(st.booleans())
         if parts:
-            opts.append(Opt("reduce_block", 2, unroll * data.draw(st.sampled_from([1, 4, 7]))))
-        opts.append(Opt("parallelise", -1, 2 if inner or not parts else 1))
-        both = [*opts, Opt("stage", 0, 1), Opt("stage", 1, 2)]
+            opts.append(ReduceBlock(2, unroll * data.draw(st.sampled_from([1, 4, 7]))))
+        opts.append(Parallel(2 if inner or not parts else 1))
+        both = [*opts, CacheRead(0, 1), CacheRead(1, 2)]
         if data.draw(st.booleans()) and legal(signature(ast), tuple(both)) is None:
             opts = both
     else:
-        opts.append(Opt("parallelise", -1, data.draw(st.integers(0, 2))))
-    ahead = [*opts, Opt("prefetch", 2, data.draw(st.sampled_from([1, 2])))]
+        opts.append(Parallel(data.draw(st.integers(0, 2))))
+    ahead = [*opts, Prefetch(2, data.draw(st.sampled_from([1, 2])))]
     if data.draw(st.booleans()) and legal(signature(ast), tuple(ahead)) is None:
         opts = ahead
     rng = np.random.default_rng(0)

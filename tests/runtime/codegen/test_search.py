@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from manygrad.runtime.codegen.describe import signature
-from manygrad.runtime.codegen.opt import Opt
+from manygrad.runtime.codegen.opts import CacheRead, Opts, Parallel, Tile, Unroll
 from manygrad.runtime.codegen.pipeline import prepare
-from manygrad.runtime.codegen.search import Opts, beam_search
+from manygrad.runtime.codegen.search import beam_search
 from manygrad.runtime.devices import get_device, tune
 from manygrad.runtime.devices.cpu import CPUDevice
 from manygrad.runtime.devices.diskcache import DiskCache
@@ -32,14 +32,14 @@ from tests.runtime.codegen.kernels import I, add, gemm, load, loop, mul, run, si
 
 
 def tiles(opts: Opts) -> tuple[int, int]:
-    return tuple(next((o.amount for o in opts if o.axis == a), 1) for a in (0, 1))  # type: ignore[return-value]
+    return tuple(next((o.values[1] for o in opts if o.values[0] == a), 1) for a in (0, 1))  # type: ignore[return-value]
 
 
 def around(opts: Opts) -> list[Opts]:
     """One of two tiles, one larger or smaller."""
     a, b = tiles(opts)
     steps = [(a + 1, b), (a - 1, b), (a, b + 1), (a, b - 1)]
-    return [(Opt("tile", 0, x), Opt("tile", 1, y)) for x, y in steps if x > 0 and y > 0]
+    return [(Tile(0, x), Tile(1, y)) for x, y in steps if x > 0 and y > 0]
 
 
 def test_climbs_to_the_minimum_and_stops() -> None:
@@ -74,13 +74,13 @@ def test_dropped_lists_are_never_best_and_the_best_is_told() -> None:
         bests.append(best)
         return inf if tiles(opts)[0] > 1 else 2.0
 
-    found = beam_search([(), (Opt("tile", 0, 2),)], around, measure, 3)
+    found = beam_search([(), (Tile(0, 2),)], around, measure, 3)
     assert bests[:2] == [inf, 2.0] and found.best == 2.0
     assert all(tiles(o)[0] == 1 for o in found.fastest(100))
 
 
 def test_no_time_means_the_starts() -> None:
-    found = beam_search([(), (Opt("tile", 0, 2),)], around, lambda opts, best: 1.0, 4, limit_s=-1)
+    found = beam_search([(), (Tile(0, 2),)], around, lambda opts, best: 1.0, 4, limit_s=-1)
     assert len(found.seconds) == 2
 
 
@@ -135,12 +135,20 @@ def test_a_damaged_winner_is_searched_again(quick: Path) -> None:
         key = b"k" * 32
         sig = signature(prepare(PRODUCT, host_target().machine).ast)
         cache = DiskCache("beam")
-        for stored in (None, [["tile", 9, 4]], [["swizzle", 0, 4]]):
-            if stored is not None:
-                cache.put(key, json.dumps(stored).encode())
+        now = tune.WINNERS_VERSION
+        assert tune._stored(key, sig) is None
+        for version, opts in (
+            (now, [["tile", 9, 4]]),
+            (now, [["swizzle", 0, 4]]),
+            (now - 1, [["tile", 0, 4]]),
+            (now, 7),
+        ):
+            cache.put(key, json.dumps({"version": version, "opts": opts}).encode())
             assert tune._stored(key, sig) is None
-        cache.put(key, json.dumps([["tile", 0, 4]]).encode())
-        assert tune._stored(key, sig) == (Opt("tile", 0, 4),)
+        cache.put(key, json.dumps([["tile", 0, 4]]).encode())  # (the first version's form)
+        assert tune._stored(key, sig) is None
+        cache.put(key, json.dumps({"version": now, "opts": [["tile", 0, 4]]}).encode())
+        assert tune._stored(key, sig) == (Tile(0, 4),)
 
 
 def test_a_wrong_candidate_is_never_used(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +164,7 @@ def test_a_wrong_candidate_is_never_used(quick: Path, monkeypatch: pytest.Monkey
         return found
 
     monkeypatch.setattr(tune.Search, "right", right)
-    monkeypatch.setattr(tune, "neighbours", lambda *args: [(Opt("parallelise", -1, 1), Opt("unroll", 2, 2)), (Opt("parallelise", -1, 1),)])  # fmt: skip
+    monkeypatch.setattr(tune, "neighbours", lambda *args: [(Parallel(1), Unroll(2, 2)), (Parallel(1),)])  # fmt: skip
     with Context(CACHE_DIR=str(quick), BEAM=1):
         chosen = tune.tuned(PRODUCT)
         assert wrong and chosen is not None and not any(o.kind == "unroll" for o in chosen)
@@ -170,7 +178,7 @@ def test_a_wrong_candidate_is_never_used(quick: Path, monkeypatch: pytest.Monkey
 def test_what_does_not_compile_is_counted(
     quick: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tune, "neighbours", lambda *args: [(Opt("stage", 1, 7),), (Opt("tile", 9, 7),)])
+    monkeypatch.setattr(tune, "neighbours", lambda *args: [(CacheRead(1, 7),), (Tile(9, 7),)])
     with Context(CACHE_DIR=str(quick), BEAM=1, DEBUG=1):
         assert tune.tuned(PRODUCT)
     assert re.search(r"4 tried \([^)]*1 failed", capsys.readouterr().out)

@@ -11,7 +11,7 @@ import pytest
 
 from manygrad.runtime.codegen.dots import Dot
 from manygrad.runtime.codegen.facts import Machine
-from manygrad.runtime.codegen.opt import Opt
+from manygrad.runtime.codegen.opts import CacheRead, Tensorize, Vectorize
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.devices.native import Compiler, Target
 from manygrad.runtime.render.llvm import ENTRY, render
@@ -111,9 +111,9 @@ def test_products_of_bytes(target: Target, instruction: str, lanes: int | None) 
     """Also in vectors that are shorter or longer than the machine's."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    opts = None if lanes is None else (Opt("vectorise", 1, lanes), Opt("dot", 2, 4), Opt("stage", 1, 2))
+    opts = None if lanes is None else (Vectorize(1, lanes), Tensorize(2, 4), CacheRead(1, 2))
     prepared = prepare(bytes_product(33, 40, 50), target.machine, opts)
-    assert Opt("dot", 2, 4) in prepared.opts
+    assert Tensorize(2, 4) in prepared.opts
     assert instruction in Compiler(target).machine.emit_assembly(llvm.parse_assembly(prepared.code(render)))
 
 
@@ -124,8 +124,8 @@ def test_products_of_bfloat16(layout: str, lanes: int | None) -> None:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     ast = gemm(33, 40, 50, layout, dtypes.bfloat16)
-    opts = None if lanes is None else (Opt("vectorise", 1, lanes), Opt("dot", 2, 2), Opt("stage", 1, 2))
+    opts = None if lanes is None else (Vectorize(1, lanes), Tensorize(2, 2), CacheRead(1, 2))
     prepared = prepare(ast, ZEN.machine, opts)
-    assert Opt("dot", 2, 2) in prepared.opts
+    assert Tensorize(2, 2) in prepared.opts
     assert "vdpbf16ps" in Compiler(ZEN).machine.emit_assembly(llvm.parse_assembly(prepared.code(render)))
-    assert not any(o.kind == "dot" for o in prepare(ast, AVX2.machine).opts)
+    assert not any(o.kind == "tensorize" for o in prepare(ast, AVX2.machine).opts)

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+from manygrad.runtime.codegen.describe import Signature
+from manygrad.runtime.codegen.opts.nest import LoopNest
+from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, lanes_are_wrong, unshaped
+from manygrad.tensor.uop.ranges import ranges_of
+from manygrad.tensor.uop.uop import UOp
+
+
+@dataclass(frozen=True, repr=False)
+class RFactor(Opt):
+    """The reduction is factored: partial sums of every `lanes`-th element in one vector, folded in pairs at the end.
+
+    One range of a REDUCE, no loop of which is vectorized, and on which no other REDUCE depends.
+
+    before:  for k in 64: s += x[k]
+    after:   for k in 64 by 16: v[0:16] += x[k:k+16];  s = v[0] + v[8] + ..     # rfactor(k, 16)
+    """
+
+    kind = "rfactor"
+    shapes = True
+    changes_sums = True
+    axis: int
+    lanes: int
+
+    @property
+    def unique(self) -> tuple[str, int]:
+        return (self.kind, self.axis)
+
+    def wrong(self) -> str | None:
+        return lanes_are_wrong(self, self.lanes)
+
+    def apply(self, nest: LoopNest, ranges: Mapping[int, UOp]) -> LoopNest:
+        r = self.reduced(self.axis, ranges)
+        tile = {**nest.tile, r: max(self.lanes, nest.tile_of(r))}
+        return replace(nest, reduce_lanes={**nest.reduce_lanes, r: self.lanes}, tile=tile)
+
+    @classmethod
+    def illegal(cls, sig: Signature, mine: Sequence[Self], nest: LoopNest) -> str | None:
+        for r in nest.reduce_lanes:
+            over = [u for u in sig.reduces if r in u.src[1:]]
+            if any(x is not r and x in nest.reduce_lanes for u in over for x in u.src[1:]):
+                return f"lanes along range {r.arg[0]}: another range of that REDUCE has lanes already"
+            if any(r in ranges_of(v) for v in sig.reduces):
+                return f"lanes along range {r.arg[0]}: a REDUCE inside of it depends on it"
+            if nest.lane is not None and all(nest.lane in ranges_of(u) for u in over):
+                return f"lanes along range {r.arg[0]}: that REDUCE has lanes along loop {nest.lane.arg[0]} already"
+        return None
+
+    @classmethod
+    def of(cls, nest: LoopNest) -> list[Opt]:
+        return [RFactor(r.arg[0], n) for r, n in nest.reduce_lanes.items()]
+
+    @classmethod
+    def neighbours(cls, search: Neighbourhood) -> Iterator[Opts]:
+        if not search.sums:
+            return
+        # in place of vectors along a loop, and of what needs them
+        bare = tuple(o for o in search.scalar if not o.needs_lane)
+        for r in search.reduced:
+            yield unshaped(search.opts, r.arg[0])
+            for n in (search.lanes // 2, search.lanes, 2 * search.lanes):
+                yield (*unshaped(search.opts, r.arg[0]), RFactor(r.arg[0], n))
+                yield (*unshaped(bare, r.arg[0]), RFactor(r.arg[0], n))
