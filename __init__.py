@@ -1,6 +1,7 @@
 """manygrad: a distributed multi-node training runtime.
 
-Write ordinary lazy-tensor code; `launcher train.py --nodes 4` runs it on four workers. `manygrad.world` says which one this is.
+Write ordinary lazy-tensor code; `launcher train.py --nodes 4` runs it on four workers.
+`manygrad.world` says which one this is.
 """
 
 import sys

@@ -223,7 +223,8 @@ def report_failure(e: BaseException, spec: dict[str, Any], channel: Any) -> int:
 
 
 def message_of(e: BaseException) -> str:
-    """The text of an exception, on whose `__str__` there is no relying (it may even call `sys.exit`); empty if it has none."""
+    """The text of an exception, on whose `__str__` there is no relying (it may even call `sys.exit`);
+    empty if it has none."""
     try:
         return str(e)
     except BaseException as other:
@@ -239,7 +240,8 @@ def text_of(e: BaseException, tb: TracebackType | None) -> str:
 
 
 def waited_in_vain(e: BaseException | None) -> tuple[str, int]:
-    """What the exception, or one it was raised from, had waited for until its deadline: `Failed.waited_for` and `.peer`."""
+    """What the exception, or one it was raised from, had waited for until its deadline:
+    `Failed.waited_for` and `.peer`."""
     seen: set[int] = set()
     while e is not None and id(e) not in seen:
         seen.add(id(e))

@@ -93,7 +93,10 @@ class Buffer:
             self.device.free(self._handle, max(self.nbytes, 1))
 
     def __repr__(self) -> str:
-        return f"<Buffer {self.count} {self.dtype.name} on {self.device.name}{'' if self.is_allocated else ', not allocated'}>"
+        return (
+            f"<Buffer {self.count} {self.dtype.name} on "
+            f"{self.device.name}{'' if self.is_allocated else ', not allocated'}>"
+        )
 
 
 class _Held:

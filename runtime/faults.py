@@ -1,7 +1,8 @@
 """Words in which kernels say that an index was out of range; looked at whenever a value is read.
 
-Each place in a program that checks an index has a word on each device, 0 as long as all is well (`schedule/checks.py` says what else it
-can hold). A read costs a comparison of these words with zeros, whatever ran before it: a replayed step reports like any other.
+Each place in a program that checks an index has a word on each device, 0 as long as all is well (`schedule/checks.py`
+says what else it can hold). A read costs a comparison of these words with zeros, whatever ran before it: a replayed
+step reports like any other.
 """
 
 from __future__ import annotations

@@ -2,23 +2,25 @@
 
 Each endpoint binds LANES ROUTER sockets, on which it receives; to a peer it sends through LANES DEALER sockets, made at
 the first need. A message is cut into frames of CHUNK bytes, which alternate between the lanes; each frame is a header
-and a payload, sent from the caller's memory without a copy. A message of one frame is read from the frame's own memory; a
-longer one is put together in one buffer, frame by frame as they come.
+and a payload, sent from the caller's memory without a copy. A message of one frame is read from the frame's own memory;
+a longer one is put together in one buffer, frame by frame as they come.
 
 Flow control is in bytes: a receiver grants each sender WINDOW bytes beyond what it has asked for with `receive`, so the
-memory of unexpected messages is bounded, while an awaited message of any size gets through. A receiver acknowledges each
-message that has arrived; `flush` waits for that, which says more than ZeroMQ's tracker (that the kernel took the bytes),
-and makes closing with LINGER=0 safe.
+memory of unexpected messages is bounded, while an awaited message of any size gets through. A receiver acknowledges
+each message that has arrived; `flush` waits for that, which says more than ZeroMQ's tracker (that the kernel took the
+bytes), and makes closing with LINGER=0 safe.
 
-A lane whose connection breaks is made anew by ZeroMQ. What it has swallowed is sent again: when a lane is back, every frame that went
-through it and is of a message not acknowledged yet, with a new hello, which is answered with the grant; the receiver drops what it has
-(`ZmqLink.new`). So nothing is lost and nothing comes twice. A peer is lost when nothing listens at its address any more (its process
-ended), or when its host does not answer for RECONNECT_TIMEOUT_S; a process that is only suspended still has the kernel's answer.
+A lane whose connection breaks is made anew by ZeroMQ. What it has swallowed is sent again: when a lane is back, every
+frame that went through it and is of a message not acknowledged yet, with a new hello, which is answered with the grant;
+the receiver drops what it has (`ZmqLink.new`). So nothing is lost and nothing comes twice. A peer is lost when nothing
+listens at its address any more (its process ended), or when its host does not answer for RECONNECT_TIMEOUT_S; a process
+that is only suspended still has the kernel's answer.
 
 All sockets are used under one lock by the thread that waits; there is no thread of our own. Progress is made in
-`send`, `receive` and `flush`. Every connection is authenticated, and handshakes wait until the run's cards are known: beyond loopback
-by CURVE with the keys of the cards; on loopback by PLAIN, where a password costs nothing per message, each sender having its own
-(`password`). A message counts as the rank's that its connection has proved to be. Nothing is unpickled.
+`send`, `receive` and `flush`. Every connection is authenticated, and handshakes wait until the run's cards are known:
+beyond loopback by CURVE with the keys of the cards; on loopback by PLAIN, where a password costs nothing per message,
+each sender having its own (`password`). A message counts as the rank's that its connection has proved to be. Nothing is
+unpickled.
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ def is_loopback(host: str) -> bool:
 
 @dataclass
 class _Outgoing:
-    """A message until it is acknowledged. `owner` keeps a copy of memory that is not the arena's: it may be sent again."""
+    """A message until it is acknowledged. `owner` keeps a copy of memory that is not the arena's:
+    it may be sent again."""
 
     header: wire.Header
     addr: int
@@ -146,7 +149,8 @@ class ZmqLink:
         since = max(self.down[lane], self.answered_at)
         if now - since > RECONNECT_TIMEOUT_S.value:
             self.lose(
-                f"its connection broke, and its host has not answered for {RECONNECT_TIMEOUT_S.value:g} s (the knob is RECONNECT_TIMEOUT_S)"
+                f"its connection broke, and its host has not answered for {RECONNECT_TIMEOUT_S.value:g} s (the knob is "
+                "RECONNECT_TIMEOUT_S)"
             )
 
     def new(self, h: wire.Header) -> bool:
@@ -269,7 +273,8 @@ class ZmqHub:
         return wire.Header(kind, self.job, self.epoch, self.rank, value, 0, 0, wire.RAW, number, 0, 0, 0)
 
     def _reply(self, link: ZmqLink, kind: int, number: int = 0) -> None:
-        """Answers on the peer's lane 0, with the current grant; dropped while that lane is not there (hello repeats it)."""
+        """Answers on the peer's lane 0, with the current grant;
+        dropped while that lane is not there (hello repeats it)."""
         link.told = link.taken + WINDOW
         header = wire.pack(self._control(kind, number, link.told))
         try:
@@ -334,7 +339,8 @@ class ZmqHub:
         return True
 
     def _lane_is_back(self, link: ZmqLink, lane: int) -> None:
-        """The connection was made anew: says hello, and has all frames sent again that the old one may have swallowed."""
+        """The connection was made anew: says hello, and has all frames sent again
+        that the old one may have swallowed."""
         link.down.pop(lane, None)
         link.refused_at = link.probe_at = 0.0
         try:
@@ -532,12 +538,14 @@ class ZmqHub:
 
 
 def password(token: bytes, source: int, target: int) -> bytes:
-    """What rank `source` shows rank `target`, whose secret is `token`; whoever takes `target`'s place learns nothing else by it."""
+    """What rank `source` shows rank `target`, whose secret is `token`;
+    whoever takes `target`'s place learns nothing else by it."""
     return hmac.digest(token, b"%d to %d" % (source, target), hashlib.sha256).hex().encode()
 
 
 def reachable(address: str, timeout_s: float = 0.05) -> int:
-    """0 if the kernel at `tcp://host:port` takes connections, else the error number (ECONNREFUSED: nothing listens there)."""
+    """0 if the kernel at `tcp://host:port` takes connections, else the error number
+    (ECONNREFUSED: nothing listens there)."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     with socket.socket(socket.AF_INET6 if host.startswith("[") else socket.AF_INET) as s:
         s.settimeout(timeout_s)

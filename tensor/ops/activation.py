@@ -146,7 +146,8 @@ class ActivationMixin:
 
     @elementary(_gelu_slope)
     def gelu(self: Tensor, approximate: str = "none") -> Tensor:
-        """x · Φ(x), Φ of the normal distribution; `approximate="tanh"` for the usual approximation of it: (1 + tanh(z)) / 2."""
+        """x · Φ(x), Φ of the normal distribution; `approximate="tanh"` for the usual approximation of it:
+        (1 + tanh(z)) / 2."""
         if approximate not in ("none", "tanh"):
             raise ValueError(f'gelu: approximate is "none" or "tanh", not {approximate!r}')
         if approximate == "none" and self.dtype is dtypes.float64:

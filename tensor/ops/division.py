@@ -57,7 +57,8 @@ class DivisionMixin:
         return with_gradient(out, "remainder", None, lambda g, x, y: (g, -g * x.floor_divide(y)), x, y)
 
     def fmod(self: Tensor, other: Any) -> Tensor:
-        """x − trunc(x / y)·y: the sign of the dividend, as C's. For floats exact while the quotient is a whole number of their type."""
+        """x − trunc(x / y)·y: the sign of the dividend, as C's.
+        For floats exact while the quotient is a whole number of their type."""
         x, y = self._pair(other)
         if not x.dtype.is_float:
             return x._op(Ops.MOD, None, y)
@@ -93,7 +94,8 @@ class DivisionMixin:
 
 
 def _euclid_steps(bits: int) -> int:
-    """Of Euclid's algorithm for two numbers of `bits` (Lamé: consecutive Fibonacci numbers take the longest), made even."""
+    """Of Euclid's algorithm for two numbers of `bits` (Lamé: consecutive Fibonacci
+    numbers take the longest), made even."""
     a, b, steps = 1, 2, 1
     while b < 1 << bits:
         a, b, steps = b, a + b, steps + 1

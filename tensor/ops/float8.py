@@ -1,7 +1,7 @@
 """The float8 types: stored as bytes, cast both ways by arithmetic on bits; nothing else is computed with them.
 
-`float8_e4m3fn` has no infinity and one NaN (0x7f), its largest number is 448; `float8_e5m2` has both, its largest is 57344. Rounding is
-to nearest even; what is too large becomes NaN or infinity.
+`float8_e4m3fn` has no infinity and one NaN (0x7f), its largest number is 448; `float8_e5m2` has both, its largest is
+57344. Rounding is to nearest even; what is too large becomes NaN or infinity.
 """
 
 from __future__ import annotations

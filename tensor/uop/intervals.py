@@ -1,6 +1,7 @@
 """bounds: between which two numbers the value of an integer expression lies, in a kernel or in a graph of tensors.
 
-What arithmetic says is kept as long as it fits the type; where it may wrap, and of what is loaded, the type's limits are all that is known.
+What arithmetic says is kept as long as it fits the type;
+where it may wrap, and of what is loaded, the type's limits are all that is known.
 """
 
 from __future__ import annotations

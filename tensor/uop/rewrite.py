@@ -22,8 +22,8 @@ class UPat:
 
     __slots__ = ("arg", "dtype", "name", "ops", "src")
 
-    def __init__(self, ops: Ops | Iterable[Ops] | None = None, name: str | None = None, src: tuple[UPat, ...] | None = None,
-                 arg: Any = None, dtype: DType | None = None):  # fmt: skip
+    def __init__(self, ops: Ops | Iterable[Ops] | None = None, name: str | None = None,
+                 src: tuple[UPat, ...] | None = None, arg: Any = None, dtype: DType | None = None):  # fmt: skip
         self.ops = None if ops is None else frozenset((ops,)) if isinstance(ops, Ops) else frozenset(ops)
         self.name, self.src, self.arg, self.dtype = name, src, arg, dtype
 

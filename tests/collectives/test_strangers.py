@@ -1,4 +1,5 @@
-"""Strangers on loopback: who knows the job's name, the addresses and a rank's name, but no password of the run, is not heard."""
+"""Strangers on loopback: who knows the job's name, the addresses and a rank's name, but no password of the run,
+is not heard."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def pair() -> Iterator[list[Endpoint]]:
 
 
 def pose(end: Endpoint, name: int, mechanism: str, secret: bytes = b"") -> zmq.Socket[bytes]:
-    """Connects to `end` as rank `name` and sends what would end the job if it were believed: a message of another plan."""
+    """Connects to `end` as rank `name` and sends what would end the job if it were believed:
+    a message of another plan."""
     s: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     s.linger = 0
     s.routing_id = _IDENTITY.pack(b"m", name, 0, 0)

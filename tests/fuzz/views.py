@@ -1,5 +1,5 @@
-"""Views, writes and reads in random order show what NumPy's views show, whether the storage is computed or not, sharded or not, in a
-TinyJit or `@function` or out of it. A value that was read before a write keeps what it was."""
+"""Views, writes and reads in random order show what NumPy's views show, whether the storage is computed or not, sharded
+or not, in a TinyJit or `@function` or out of it. A value that was read before a write keeps what it was."""
 
 from __future__ import annotations
 
@@ -128,7 +128,8 @@ Step = Callable[[list[Value], list[Value]], None]  # over (values so far, what h
 
 
 def _planned(steps: list[tuple[str, int, int, int]], arrays: list[np.ndarray]) -> list[Step]:
-    """The steps with their choices made (by the shapes, types and strides of the arrays), to be taken with tensors and arrays alike."""
+    """The steps with their choices made (by the shapes, types and strides of the arrays),
+    to be taken with tensors and arrays alike."""
     out: list[Step] = []
     pool, values = list(arrays), [a.copy() for a in arrays]
     for kind, which, i, k in steps:

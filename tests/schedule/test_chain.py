@@ -1,4 +1,5 @@
-"""Kernels that hand large temporaries to each other: which become a chain, how they are cut, and what a mask leaves out."""
+"""Kernels that hand large temporaries to each other: which become a chain, how they are cut,
+and what a mask leaves out."""
 
 from __future__ import annotations
 

@@ -30,8 +30,10 @@ PROMOTE = {
 }
 # what PyTorch has no answer for: the unsigned types above 8 bits with other integers
 WIDE = {
-    ("uint16", "uint8"): "uint16", ("uint32", "uint16"): "uint32", ("uint64", "uint32"): "uint64", ("uint64", "bool"): "uint64",
-    ("uint16", "int8"): "int32", ("uint16", "int32"): "int32", ("uint32", "int32"): "int64", ("uint64", "int8"): "int64",
+    ("uint16", "uint8"): "uint16", ("uint32", "uint16"): "uint32", ("uint64", "uint32"): "uint64",
+    ("uint64", "bool"): "uint64",
+    ("uint16", "int8"): "int32", ("uint16", "int32"): "int32", ("uint32", "int32"): "int64",
+    ("uint64", "int8"): "int64",
     ("uint16", "float16"): "float16", ("uint64", "float32"): "float32",
 }  # fmt: skip
 

@@ -152,8 +152,8 @@ def test_no_array_of_queries_by_keys_is_in_memory(is_causal: bool) -> None:
 
 
 def test_replayed_the_same_bits_and_on_two_devices_the_same_numbers() -> None:
-    """To the bit where a device holds whole heads or batches in tiles of one size, as on registers of 512 bits; with narrower ones half as many
-    heads get another tile, and the keys are added up in another order."""
+    """To the bit where a device holds whole heads or batches in tiles of one size, as on registers of 512 bits; with
+    narrower ones half as many heads get another tile, and the keys are added up in another order."""
     arrays = [t.numpy() for t in leaves(2, 4, 256, 16)]
 
     def run(axis: int | None, jit: bool, sharded: bool) -> list[np.ndarray]:

@@ -14,8 +14,9 @@ from manygrad.tensor.lock import is_mine
 def prefetched(count: int, load: Callable[[int], Any], threads: int, ahead: int, timeout_s: float) -> Iterator[Any]:
     """load(0), load(1), ... load(count − 1), at most `ahead` of them before they are asked for.
 
-    `load` runs in the modes (`Context`, `Tensor.train`) of the one who iterates. An error of `load` is raised where its value is due. TimeoutError if a value takes longer than timeout_s. When the iterator ends
-    or is closed, the threads stop after what they are doing.
+    `load` runs in the modes (`Context`, `Tensor.train`) of the one who iterates. An error of `load` is raised where its
+    value is due. TimeoutError if a value takes longer than timeout_s. When the iterator ends or is closed, the threads
+    stop after what they are doing.
     """
     ready: dict[int, tuple[Any, BaseException | None]] = {}
     change = threading.Condition()
@@ -54,7 +55,8 @@ def prefetched(count: int, load: Callable[[int], Any], threads: int, ahead: int,
                     if left <= 0:
                         late = True
                         raise TimeoutError(
-                            f"batch {i} was not loaded within {timeout_s} s; look at what the dataset waits for, or raise timeout_s"
+                            f"batch {i} was not loaded within {timeout_s} s; look at what the dataset waits for, "
+                            "or raise timeout_s"
                         )
                     change.wait(left)
                 value, error = ready.pop(i)

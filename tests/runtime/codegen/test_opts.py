@@ -229,7 +229,8 @@ def close(got: np.ndarray, want: np.ndarray) -> None:
 
 
 def test_every_list_that_the_search_can_pick() -> None:
-    """What PYTHON computes; and the bits of the heuristic's kernel unless a reduction is split otherwise. Every kind of Opt is tried."""
+    """What PYTHON computes; and the bits of the heuristic's kernel unless a reduction is split otherwise.
+    Every kind of Opt is tried."""
     tried: set[str] = set()
 
     def check(data: st.DataObject, some: st.SearchStrategy[tuple[UOp, list[np.ndarray]]]) -> None:
@@ -283,7 +284,8 @@ def scatter_add() -> UOp:
 
 
 def set_at(where: str, n: int = 8, m: int = 16) -> UOp:
-    """out[p[i, j]], out[i, p[i, j]] or out[p[i, j], j] = x[i, j], of values for one place the last; nothing where p is outside of 0..m-1."""
+    """out[p[i, j]], out[i, p[i, j]] or out[p[i, j], j] = x[i, j], of values for one place the last;
+    nothing where p is outside of 0..m-1."""
     i, j = loop(n, 0), loop(m, 1)
     at = load(2, add(mul(i, m), j), dtypes.int64).cast(dtypes.index)
     inside = I(-1).alu(Ops.CMPLT, at).alu(Ops.AND, at.alu(Ops.CMPLT, I(m)))
@@ -367,8 +369,10 @@ FIRST = Opt("parallelise", -1, 1)
         (PRODUCT, [Opt("block", 0, 4), ALL, Opt("tile", 0, 4), Opt("stage", 0, 1), Opt("stage", 1, 2)], None),
         (PRODUCT, [Opt("stage", 1, 2), Opt("tile", 1, 1 << 20)], "bytes of local memory"),
         (PRODUCT, [Opt("reduce_block", 2, 16)], "needs a block"),
-        (PRODUCT, [Opt("block", 0, 4), FIRST, Opt("unroll", 2, 4), Opt("reduce_block", 2, 6)], "a multiple of the tile 4"),
-        (PRODUCT, [Opt("block", 0, 4), ALL, Opt("reduce_block", 2, 6)], "needs all loops up to its own in the parallel loop"),
+        (PRODUCT, [Opt("block", 0, 4), FIRST, Opt("unroll", 2, 4), Opt("reduce_block", 2, 6)],
+         "a multiple of the tile 4"),
+        (PRODUCT, [Opt("block", 0, 4), ALL, Opt("reduce_block", 2, 6)],
+         "needs all loops up to its own in the parallel loop"),
         (PRODUCT, [Opt("block", 0, 4), FIRST, Opt("reduce_block", 2, 8), Opt("stage", 0, 1), Opt("stage", 1, 2)], None),
         (NESTED, [Opt("block", 0, 4), FIRST, Opt("reduce_block", 3, 4)], "the outermost range of the reduction is 2"),
         (NESTED, [Opt("block", 0, 4), FIRST, Opt("reduce_block", 2, 4)], "do not depend on the blocked loop 0"),
@@ -379,9 +383,11 @@ FIRST = Opt("parallelise", -1, 1)
         (OF_HALVES, [Opt("dot", 2, 4)], "an instruction adds up 2 products"),
         (OF_HALVES, [Opt("vectorise", 1, 16), Opt("dot", 2, 2), Opt("stage", 1, 2)], None),
         (OF_BYTES, [Opt("dot", 2, 4), Opt("unroll", 2, 6)], r"\(6\) is no multiple of the 4 iterations"),
-        (OF_BYTES, [Opt("lanes", 3, 16), Opt("dot", 3, 4), Opt("unroll", 3, 96)], r"\(96\) is no multiple of the 64 iterations"),
+        (OF_BYTES, [Opt("lanes", 3, 16), Opt("dot", 3, 4), Opt("unroll", 3, 96)],
+         r"\(96\) is no multiple of the 64 iterations"),
         (OF_BYTES, [Opt("dot", 2, 4), Opt("skip", 2, 1)], "not where single iterations are skipped"),
-        (OF_BYTES, [Opt("vectorise", 1, 16), Opt("lanes", 3, 16), Opt("dot", 2, 4), Opt("dot", 3, 4), Opt("stage", 1, 2)], None),
+        (OF_BYTES, [Opt("vectorise", 1, 16), Opt("lanes", 3, 16), Opt("dot", 2, 4), Opt("dot", 3, 4),
+                    Opt("stage", 1, 2)], None),
         (SCATTER, [Opt("parallelise", -1, 1)], "iterations of loop 0 may store to one address"),
         (SCATTER, [Opt("vectorise", 0, 8)], "iterations of loop 0 may store to one address"),
         (SCATTER, [ALL], "cut along one loop at most"),
@@ -395,14 +401,19 @@ FIRST = Opt("parallelise", -1, 1)
         (ROWS, [Opt("prefetch", 3, 2)], "argument 2 is not read along range 3"),
         (ROWS, [Opt("vectorise", 1, 16), Opt("stream", -1, 1)], "not one that is only stored to"),
         (ROWS, [Opt("stream", -1, 0)], "no loop is vectorised"),
-        (ROWS, [Opt("keep", 3, 4), Opt("keep", 3, 1), Opt("prefetch", 3, 1), Opt("vectorise", 1, 16), Opt("stream", -1, 0)], None),
+        (ROWS, [Opt("keep", 3, 4), Opt("keep", 3, 1), Opt("prefetch", 3, 1), Opt("vectorise", 1, 16),
+                Opt("stream", -1, 0)], None),
         (PRODUCT, [Opt("before", 1, 0), Opt("stage", 1, 2), Opt("prefetch", 2, 2)], "argument 2 is packed"),
         (PRODUCT, [Opt("before", 1, 0), Opt("stage", 1, 2), Opt("prefetch", 2, 1)], None),
-        (PRODUCT, [Opt("vectorise", 1, 16), Opt("align", 1, 1)], "a kernel with one STORE, no condition on it and no REDUCE"),
+        (PRODUCT, [Opt("vectorise", 1, 16), Opt("align", 1, 1)],
+         "a kernel with one STORE, no condition on it and no REDUCE"),
         (SUMS, [Opt("vectorise", 1, 16), Opt("align", 0, 1)], "not the vectorised loop"),
-        (SUMS, [Opt("vectorise", 1, 16), Opt("align", 1, 1)], "where a vector is stored is not known but for a multiple of its length"),
-        (SUMS, [Opt("vectorise", 1, 16), Opt("tile", 1, 48), Opt("tile", 0, 16), Opt("align", 1, 1)], "the loop is short"),
-        (SUMS, [Opt("vectorise", 1, 16), Opt("tile", 0, 16), Opt("align", 1, 1), Opt("block", 0, 1), ALL], "not with a block"),
+        (SUMS, [Opt("vectorise", 1, 16), Opt("align", 1, 1)],
+         "where a vector is stored is not known but for a multiple of its length"),
+        (SUMS, [Opt("vectorise", 1, 16), Opt("tile", 1, 48), Opt("tile", 0, 16), Opt("align", 1, 1)],
+         "the loop is short"),
+        (SUMS, [Opt("vectorise", 1, 16), Opt("tile", 0, 16), Opt("align", 1, 1), Opt("block", 0, 1), ALL],
+         "not with a block"),
         (SUMS, [Opt("vectorise", 1, 16), Opt("tile", 0, 16), Opt("align", 1, 1), ALL], None),
         (SCATTER, [Opt("vectorise", 1, 16), Opt("before", 1, 0), Opt("parallelise", -1, 1)], None),
         (SCATTER, [Opt("tile", 0, 4)], None),
@@ -453,7 +464,15 @@ def test_stage_inside_of_a_tiled_loop() -> None:
 
 def test_canonical() -> None:
     sig = signature(PRODUCT)
-    opts = (Opt("parallelise", -1, 1), Opt("tile", 1, 16), Opt("vectorise", 1, 16), Opt("before", 1, 0), Opt("before", 0, 1), Opt("unroll", 2, 1), Opt("tile", 0, 2))  # fmt: skip
+    opts = (
+        Opt("parallelise", -1, 1),
+        Opt("tile", 1, 16),
+        Opt("vectorise", 1, 16),
+        Opt("before", 1, 0),
+        Opt("before", 0, 1),
+        Opt("unroll", 2, 1),
+        Opt("tile", 0, 2),
+    )
     assert canonical(sig, opts) == (Opt("vectorise", 1, 16), Opt("tile", 0, 2), Opt("parallelise", -1, 1))
     for x in neighbours(sig, opts, 16, split=True):
         plan, again = make_plan(sig, x), make_plan(sig, canonical(sig, x))
@@ -492,7 +511,8 @@ def test_debug_3_shows_the_list(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_thread_keeps_what_it_packed_for_its_next_part_of_the_loop() -> None:
-    """The second part of a panel's rows finds it packed, as its scratch says that it ran up to where that part begins."""
+    """The second part of a panel's rows finds it packed,
+    as its scratch says that it ran up to where that part begins."""
     ast = gemm(32, 48, 24)
     opts = (
         Opt("vectorise", 1, 16),
@@ -523,7 +543,8 @@ def test_a_thread_keeps_what_it_packed_for_its_next_part_of_the_loop() -> None:
 
 
 def test_what_is_masked_along_an_unrolled_reduction_is_not_staged() -> None:
-    """It was packed in vectors along the reduction, the mask looked at once a vector: wrong where 4 iterations or more are written out."""
+    """It was packed in vectors along the reduction, the mask looked at once a vector:
+    wrong where 4 iterations or more are written out."""
     i, j, r = loop(2, 0), loop(2, 1), red(16, 2)
     inside = I(0).alu(Ops.CMPLT, r).alu(Ops.AND, r.alu(Ops.CMPLT, I(15)))
     product = load(1, add(mul(i, 16), r), f32, inside).alu(Ops.MUL, load(2, add(mul(r, 2), j), f32))

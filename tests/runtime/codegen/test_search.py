@@ -156,7 +156,11 @@ def test_a_wrong_candidate_is_never_used(quick: Path, monkeypatch: pytest.Monkey
         return found
 
     monkeypatch.setattr(tune.Search, "right", right)
-    monkeypatch.setattr(tune, "neighbours", lambda *args: [(Opt("parallelise", -1, 1), Opt("unroll", 2, 2)), (Opt("parallelise", -1, 1),)])  # fmt: skip
+    monkeypatch.setattr(
+        tune,
+        "neighbours",
+        lambda *args: [(Opt("parallelise", -1, 1), Opt("unroll", 2, 2)), (Opt("parallelise", -1, 1),)],
+    )
     with Context(CACHE_DIR=str(quick), BEAM=1):
         chosen = tune.tuned(PRODUCT)
         assert wrong and chosen is not None and not any(o.kind == "unroll" for o in chosen)
@@ -220,8 +224,19 @@ print(tune.tuned(gemm(40, 48, 50)))
 
 
 def test_processes_share_one_search(tmp_path: Path) -> None:
-    env = {**os.environ, "CACHE_DIR": str(tmp_path), "BEAM": "1", "DEBUG": "1", "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}  # fmt: skip
-    workers = [subprocess.Popen([sys.executable, "-c", SCRIPT], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]  # fmt: skip
+    env = {
+        **os.environ,
+        "CACHE_DIR": str(tmp_path),
+        "BEAM": "1",
+        "DEBUG": "1",
+        "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path]),
+    }
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(3)
+    ]
     texts = []
     for w in workers:
         out, err = w.communicate(timeout=120)

@@ -1,4 +1,5 @@
-"""Datasets and loaders: which rows a worker reads, order by epoch, going on, threads that end, and what they say when they fail."""
+"""Datasets and loaders: which rows a worker reads, order by epoch, going on, threads that end,
+and what they say when they fail."""
 
 from __future__ import annotations
 
