@@ -32,9 +32,8 @@ _holder.current = RealizeEngine()
 for _name in [
     n for n in sys.modules if n.startswith(("manygrad.tensor.nn", "manygrad.tensor.linalg", "manygrad.tensor.autograd"))
 ]:
-    sys.modules[_name.replace("manygrad.tensor.", "manygrad.")] = sys.modules[
-        _name
-    ]  # `import manygrad.nn.functional as F`
+    # `import manygrad.nn.functional as F`
+    sys.modules[_name.replace("manygrad.tensor.", "manygrad.")] = sys.modules[_name]
 _schedules.store = _DiskCache("schedules")
 _profile_program()
 

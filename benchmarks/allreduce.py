@@ -117,9 +117,8 @@ def ours(sizes: list[int], most: int) -> list[dict[str, Any]]:
         for name, run in (("step", partial(step, x)), ("bare", bare)):
             first = timed(run, align, 3)
             with values_may_differ():  # each rank's row is its own time
-                slowest = (
-                    Tensor(np.full((n, 1), max(first), np.float32)).shard(devices, axis=0).max().item()
-                )  # the same repeats on all
+                # the same repeats on all
+                slowest = Tensor(np.full((n, 1), max(first), np.float32)).shard(devices, axis=0).max().item()
             result[name] = timed(run, align, repeats_for(float(slowest), most))
         expected = (n * (np.arange(count, dtype=np.int32) % 128) + n * (n - 1) // 2).astype(np.float32)
         assert np.array_equal(y.numpy(), expected), f"wrong sum at {nbytes} bytes"

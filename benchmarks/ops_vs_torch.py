@@ -90,11 +90,8 @@ def compare(case: Case) -> Row:
         sample = case.samples(data.draw)
         arrays = [a.astype(np.float32) if a.dtype.kind == "f" else a for a in sample.arrays]
         floats = [i for i, a in enumerate(arrays) if a.dtype.kind == "f" and case.grad]
-        for trained in (
-            floats,
-            floats[:1],
-            [],
-        ):  # torch differentiates some by their first argument only, some not at all
+        # torch differentiates some by their first argument only, some not at all
+        for trained in (floats, floats[:1], []):
             peers = [torch.tensor(a, requires_grad=i in trained) for i, a in enumerate(arrays)]
             try:
                 wants = flat(case.run(theirs, peers, sample))

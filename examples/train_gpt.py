@@ -26,9 +26,8 @@ def default_text() -> str:
         raise SystemExit(
             "the default text comes with the package pythonbible: pip install pythonbible, or pass --text FILE"
         ) from None
-    return "\n".join(
-        get_verse_text(v) or "" for v in VERSE_IDS if v < 7_000_000
-    )  # a verse's number: book, chapter, verse
+    # a verse's number: book, chapter, verse
+    return "\n".join(get_verse_text(v) or "" for v in VERSE_IDS if v < 7_000_000)
 
 
 class Block:

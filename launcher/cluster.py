@@ -85,13 +85,11 @@ class Cluster:
     places: list[Place] = field(default_factory=list)
     _agents: list[Any] = field(default_factory=list)
     _refs: dict[Any, int] = field(default_factory=dict)
-    _news: queue.SimpleQueue[tuple[int, bytes | None, str]] = field(
-        default_factory=queue.SimpleQueue
-    )  # rank, result, or what failed
+    # rank, result, or what failed
+    _news: queue.SimpleQueue[tuple[int, bytes | None, str]] = field(default_factory=queue.SimpleQueue)
     _results: dict[int, bytes] = field(default_factory=dict)
-    _pidfds: dict[int, tuple[int, int]] = field(
-        default_factory=dict
-    )  # of supervisors on this host, by rank: (descriptor, pid)
+    # of supervisors on this host, by rank: (descriptor, pid)
+    _pidfds: dict[int, tuple[int, int]] = field(default_factory=dict)
     _supervised: set[int] = field(default_factory=set)
     _stopping: bool = False
     _group: Any = None
@@ -351,9 +349,8 @@ class Cluster:
             if self.started_ray and fast:
                 return ""
             trouble = list[str]()
-            leaving = threading.Thread(
-                target=self._leave, args=(ray, trouble), daemon=True
-            )  # a dead Ray would keep us waiting
+            # a dead Ray would keep us waiting
+            leaving = threading.Thread(target=self._leave, args=(ray, trouble), daemon=True)
             leaving.start()
             leaving.join(RAY_STOP_S)
             if leaving.is_alive():
@@ -430,9 +427,8 @@ def _tamed() -> Iterator[None]:
                 setattr(there, name, make(before))
 
         put("ray_constants", "ENABLE_RAY_CLUSTER", lambda before: False)  # as in _OWN, if Ray was loaded before
-        put(
-            "utils", "get_entrypoint_name", lambda before: lambda: "launcher"
-        )  # else our command line, which may be no UTF-8
+        # else our command line, which may be no UTF-8
+        put("utils", "get_entrypoint_name", lambda before: lambda: "launcher")
         put("node", "wait_for_persisted_port", _in_slices)
         for process in _UNUSED:
             put("node", process, lambda before: lambda self, **settings: None, of="Node")

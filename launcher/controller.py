@@ -230,9 +230,8 @@ class Controller:
     def _on_agentbeat(self, rank: Rank, event: AgentBeat, before: State, now: float) -> None:
         rank.agent = _heard(rank.agent, now)
         rank.stopped = event.process in ("T", "t")
-        busy = event.process == "D" or event.cpu_ms - rank.cpu_ms > 1000 * BUSY * (
-            now - rank.beat_at
-        )  # D: waits for a disk
+        # D: waits for a disk
+        busy = event.process == "D" or event.cpu_ms - rank.cpu_ms > 1000 * BUSY * (now - rank.beat_at)
         if busy and rank.beat_at and rank.worker is not None:
             rank.worker.heard(now)  # native code that holds the interpreter lets no heartbeat through, but computes
         rank.beat_at, rank.cpu_ms = now, event.cpu_ms

@@ -78,9 +78,8 @@ def sweep(job: str, folder: str, within_s: float = 2.0) -> None:
             break
         time.sleep(0.01)
     until = min(until, time.monotonic() + 0.5)
-    while (
-        seen and time.monotonic() < until
-    ):  # our own children (and, with `adopt_orphans`, theirs) would stay as zombies
+    # our own children (and, with `adopt_orphans`, theirs) would stay as zombies
+    while seen and time.monotonic() < until:
         for pid in list(seen):
             try:
                 os.waitpid(pid, os.WNOHANG)

@@ -20,9 +20,8 @@ REFUSED_S = 5.0  # nothing listens at the launcher's address for so long: it has
 RESEND_S = 0.5  # the other side has spoken since, and still has not got what was sent so long ago
 RESEND_UNHEARD_S = 8.0  # it has not spoken either
 WINDOW = 64  # messages on their way
-HEAD = struct.Struct(
-    "<QQ"
-)  # number of this message (0: may be lost), and up to which number all of the other side's have come
+# number of this message (0: may be lost), and up to which number all of the other side's have come
+HEAD = struct.Struct("<QQ")
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,8 @@ def main() -> int:
     from .link import Clock
 
     channel = Channel(spec["control"], spec["rank"], spec["curve"], spec["silent_s"], Clock(spec["clock_rate"]))
-    atexit.register(
-        channel.close
-    )  # the last of all: threads and handlers that the script leaves to its end may take their time
+    # the last of all: threads and handlers that the script leaves to its end may take their time
+    atexit.register(channel.close)
     code = 1
     endpoint: Any = None
     try:

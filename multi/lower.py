@@ -37,10 +37,8 @@ class _Lowering:
         self.loc: dict[UOp, Local] = {}  # of nodes on several devices
         self.one: dict[UOp, UOp] = {}  # of nodes on one device or none
         self.memo: dict[Any, Local] = {}
-        self.asked: tuple[Any, list[int]] = (
-            None,
-            [],
-        )  # the last answer of `mine`: a step asks for one tuple again and again
+        # the last answer of `mine`: a step asks for one tuple again and again
+        self.asked: tuple[Any, list[int]] = (None, [])
         self.collectives = 0
         self.shared: list[
             UOp
@@ -393,9 +391,8 @@ def block_reducer(p: Shard, ranks: int) -> Callable[[UOp, Local, Placement, int]
             reduce_rows(u, op, shrink(x, p.axis + 1, a - cuts[first], b - cuts[first]), inner, mine)
             for a, b in pairwise(cuts[first : first + held + 1])
         ]
-        if (
-            own > 1 or sum(s is not None for s in sums) > 1
-        ):  # one row alone is stored: a product would else be added unrounded
+        # one row alone is stored: a product would else be added unrounded
+        if own > 1 or sum(s is not None for s in sums) > 1:
             sums = [
                 UOp(Ops.CONTIGUOUS, s.dtype, (s,))
                 if s is not None and prod(s.src[0].shape[a] for a in inner) == 1

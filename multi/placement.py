@@ -1,7 +1,8 @@
 """How a value lies on several devices: the three placements (PyTorch DTensor's words).
 
-`Shard(axis, bounds)`: device i holds [bounds[i], bounds[i+1]) of dim `axis`. `Replicate()`: each device holds all of
-it. `Partial(op)`: each device holds a term; the value is their sum (or max, product), and a collective is still due.
+`Shard(axis, bounds)`: device i holds [bounds[i], bounds[i+1]) of dim `axis`.
+`Replicate()`: each device holds all of it.
+`Partial(op)`: each device holds a term; the value is their sum (or max, product), and a collective is still due.
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ from manygrad.tensor.uop import Ops
 class Shard:
     axis: int
     bounds: tuple[int, ...]
-    blocks: tuple[int, ...] = field(
-        default=(), compare=False
-    )  # where the dim is cut into the blocks that sums are taken in; (): unknown
+    # where the dim is cut into the blocks that sums are taken in; (): unknown
+    blocks: tuple[int, ...] = field(default=(), compare=False)
 
     @staticmethod
     def even(axis: int, size: int, devices: int) -> Shard:

@@ -86,9 +86,8 @@ class Buffer:
         return np.asarray(held).view(self.dtype.np)
 
     def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
-        if (
-            self.base is None and self._handle is not None and self._owner is None and not ends()
-        ):  # (at the end modules go before buffers)
+        # (at the end modules go before buffers)
+        if self.base is None and self._handle is not None and self._owner is None and not ends():
             GlobalCounters.mem_used -= self.nbytes
             self.device.free(self._handle, max(self.nbytes, 1))
 

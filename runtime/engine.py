@@ -205,10 +205,8 @@ class RealizeEngine:
                     if recording.holds(t) and id(t) not in asked and _read_at(t.uop).op not in MEMORY
                 ]
                 if early:
-                    with (
-                        recording.paused(),
-                        suppress(Exception),
-                    ):  # (what cannot be computed is lost where it is overwritten)
+                    # (what cannot be computed is lost where it is overwritten)
+                    with recording.paused(), suppress(Exception):
                         self.realize(early, pending=False)
 
     def _realize(self, wanted: list[Tensor], progress: Progress) -> None:
@@ -334,9 +332,8 @@ class RealizeEngine:
         asked = {id(t) for t in tensors}
         lazy = [t.uop for t in LIVE if t.uop.op is not Ops.BUFFER]
         shared = shared_nodes([*lazy, *(t.uop for t in tensors)], world)
-        read = set(
-            toposort([u for u in lazy if u in shared], lambda u: u.op is not Ops.AFTER)
-        )  # before assignments that wait
+        # before assignments that wait
+        read = set(toposort([u for u in lazy if u in shared], lambda u: u.op is not Ops.AFTER))
         rest = [t for t in waiting if id(t) not in asked]
         alone = [t for t in rest if t.uop not in shared and read.isdisjoint(a.src[0] for a in _assignments(t.uop))]
         if alone:

@@ -66,9 +66,8 @@ class _Words:
         raw = now.tobytes()
         if raw.count(0) == len(raw):
             return None
-        return next(
-            ((site, int(now[i])) for site, i in list(self.numbers.items())[: len(now)] if now[i]), None
-        )  # (another thread may have been told)
+        # (another thread may have been told)
+        return next(((site, int(now[i])) for site, i in list(self.numbers.items())[: len(now)] if now[i]), None)
 
     def forget(self, site: Site) -> None:
         if site in self.numbers:

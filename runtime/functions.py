@@ -158,9 +158,8 @@ class _Layer:
         self.assigned = list(
             dict.fromkeys([*self.assigned, *(u for u in below if u.op is Ops.AFTER and any(u in x.src for x in later))])
         )
-        overwritten = dict.fromkeys(
-            u.src[0] for u in order if u in below and u.op is Ops.AFTER
-        )  # memory, and what an earlier assignment left there
+        # memory, and what an earlier assignment left there
+        overwritten = dict.fromkeys(u.src[0] for u in order if u in below and u.op is Ops.AFTER)
         kept = {*self.stored, *self.assigned, *first}
         again = toposort(
             (s for u in later for s in u.src if s in below), lambda u: u not in kept and u.op is not Ops.AFTER

@@ -113,9 +113,8 @@ def _take_back(t: Tensor, bad: set[UOp]) -> bool:
         return False
     before = base
     while before.op is Ops.AFTER and before in bad:
-        before = before.src[0]._cache.get(
-            "origin", before.src[0]
-        )  # (memory that nothing was stored in: the value it was to hold)
+        # (memory that nothing was stored in: the value it was to hold)
+        before = before.src[0]._cache.get("origin", before.src[0])
     if before in bad:
         return False
     t.uop = rebased(t.uop, base, before)

@@ -137,9 +137,8 @@ class _FunctionGrad(CustomGrad):
         super().__init__(cls.__name__, next(_numbers), cls.backward)
         self.ctx, self.i = ctx, i
         self.kinds = [(o.shape, o.dtype) for o in outputs]
-        self.own = [
-            k for k, t in enumerate(ctx._saved) if any(t is o for o in outputs[i : i + 1])
-        ]  # saved tensors that are this output
+        # saved tensors that are this output
+        self.own = [k for k, t in enumerate(ctx._saved) if any(t is o for o in outputs[i : i + 1])]
         self.is_tensor = [isinstance(a, Tensor) for a in args]
 
     def gradients(self, g: Tensor, u: UOp) -> Grads:

@@ -40,9 +40,8 @@ from manygrad.tensor.uop.views import rebased
 
 Spec = tuple[Any, ...]
 _traced = itertools.count(1)  # what is a PARAM in any trace
-COMPUTED = frozenset(
-    {Ops.REDUCE, Ops.SCATTER, Ops.RESULT, Ops.CONTIGUOUS}
-)  # what a gradient reads rather than computes again
+# what a gradient reads rather than computes again
+COMPUTED = frozenset({Ops.REDUCE, Ops.SCATTER, Ops.RESULT, Ops.CONTIGUOUS})
 
 
 class function:
@@ -488,9 +487,8 @@ def gradients_of_call(call: UOp, grads: dict[int, Tensor]) -> list[Tensor | NoGr
     specs = {i: _spec(g.uop) for i, g in grads.items()}
     key = f"gradient of {n}, {[(i, s or g.uop.key) for (i, g), s in zip(grads.items(), specs.values())]}"
     found = body._cache.get(key)
-    if (
-        found is None
-    ):  # (a gradient without a device, such as the ones that a sum sends back, stands in the body as it is)
+    # (a gradient without a device, such as the ones that a sum sends back, stands in the body as it is)
+    if found is None:
         arrived = {
             i: grads[i].uop if s is None else _param(n + len(results) + k, s) for k, (i, s) in enumerate(specs.items())
         }

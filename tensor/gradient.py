@@ -350,9 +350,8 @@ def _scatter_mul(g: Tensor, u: UOp) -> Grads:
         return x._new(UOp(Ops.GATHER, x.dtype, (x.uop, *u.src[2:])))
 
     zero, full = v.eq(0), base.eq(0)
-    product = (
-        full._where(1.0, base).cast(v.dtype)._scatter_at(zero._where(1.0, v).cast(v.dtype), indices, "mul")
-    )  # of what is not 0
+    # of what is not 0
+    product = full._where(1.0, base).cast(v.dtype)._scatter_at(zero._where(1.0, v).cast(v.dtype), indices, "mul")
     zeros = full.cast(g.dtype)._scatter_at(zero.cast(g.dtype), indices, "add")
     others = read(zeros) - zero.cast(g.dtype)
     rest = others.eq(0)._where(read(product) / zero._where(1.0, v), 0.0).cast(g.dtype)

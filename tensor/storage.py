@@ -218,10 +218,8 @@ def write(t: Tensor, value: Tensor, anew: bool) -> None:
     target = _moved(moves, base)
     axis = engine().sharding_axis
     if moves and (anew or (isinstance(base.device, tuple) and axis(base) is not None and axis(target) is None)):
-        value, target = (
-            place(value._new(base), moves, value),
-            base,
-        )  # (a part of the dim that is cut: by position in the whole)
+        # (a part of the dim that is cut: by position in the whole)
+        value, target = (place(value._new(base), moves, value), base)
     if anew:
         move(together, base, value.uop, pending=False)
         return

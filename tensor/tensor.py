@@ -302,9 +302,8 @@ class Tensor(
                 x = x.shard(self.device, engine().sharding_axis(self.uop))
             elif x.uop.device is None:
                 x._device = self._device
-            self._become(
-                UOp(Ops.CONTIGUOUS, x.dtype, (x.uop,)) if x._is_stored else x.uop
-            )  # (what lies in memory is another's)
+            # (what lies in memory is another's)
+            self._become(UOp(Ops.CONTIGUOUS, x.dtype, (x.uop,)) if x._is_stored else x.uop)
         elif self.numel():
             storage.write(self, x, storage.becomes_new(self, x) if anew is None else anew)
         return self
@@ -437,9 +436,8 @@ def _place_and_type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any,
     if unknown:
         raise TypeError(f"to() has no argument {sorted(unknown)[0]!r}; it takes a device, a dtype, or another tensor")
     device, dtype = kwargs.get("device"), kwargs.get("dtype")
-    rest = [
-        a for a in (*args, kwargs.get("other")) if a is not None and not isinstance(a, bool)
-    ]  # bools: non_blocking, copy
+    # bools: non_blocking, copy
+    rest = [a for a in (*args, kwargs.get("other")) if a is not None and not isinstance(a, bool)]
     for a in rest:
         if isinstance(a, Tensor):
             device, dtype = a.device, a.dtype

@@ -61,10 +61,8 @@ LOST_GRACE_S = 0.1  # data may still be on its way in another connection when on
 _IDENTITY = struct.Struct("<cIHI")  # b"m", rank, lane, epoch
 _SETTLED_S = 1.0  # a process that is being killed may still listen for a moment after its connections broke
 _REFUSED_S = 0.4  # nothing listens at the peer's address for so long: its process has ended
-_PROBE_S, _PROBE_AGAIN_S = (
-    0.1,
-    5.0,
-)  # between two looks whether the peer's host answers: while it does not, and while it does
+# between two looks whether the peer's host answers: while it does not, and while it does
+_PROBE_S, _PROBE_AGAIN_S = (0.1, 5.0)
 _SOCKETS = 2 * LANES  # of each peer: lanes and their monitors
 
 
@@ -103,9 +101,8 @@ class ZmqLink:
         self.lanes: list[zmq.Socket[bytes]] = []
         self.monitors: list[zmq.Socket[bytes]] = []
         self.queue: deque[_Outgoing] = deque()  # not all handed to ZeroMQ yet
-        self.again: deque[tuple[_Outgoing, int]] = (
-            deque()
-        )  # frames (message, offset) that a broken lane may have swallowed
+        # frames (message, offset) that a broken lane may have swallowed
+        self.again: deque[tuple[_Outgoing, int]] = deque()
         self.out_number = self.in_number = 0
         self.unacked: dict[int, _Outgoing] = {}
         self.sent, self.granted = 0, WINDOW  # cumulative bytes out, and how many the peer allows
@@ -437,9 +434,8 @@ class ZmqHub:
             link.heard += 1
             if h.kind == wire.HELLO:
                 link.hellos.add(lane)
-                link.hello_in = (
-                    len(link.hellos) == LANES
-                )  # every lane was let in: the peer does not need us to be connected
+                # every lane was let in: the peer does not need us to be connected
+                link.hello_in = len(link.hellos) == LANES
                 if lane == 0:
                     self._reply(link, wire.HELLO)
             elif h.kind == wire.DATA:
@@ -474,9 +470,8 @@ class ZmqHub:
             link.granted = max(link.granted, h.plan)
             if h.kind == wire.ACK:
                 item = link.unacked.pop(h.number, None)
-                if (
-                    item is not None and item.owner is not None
-                ):  # (what is still on its way there has come before, and is dropped)
+                # (what is still on its way there has come before, and is dropped)
+                if item is not None and item.owner is not None:
                     self.give_back(item.owner)
             elif h.kind == wire.HELLO:
                 link.hello_back = True

@@ -111,9 +111,8 @@ def _completed(u: Tensor) -> Tensor:
 class _Eigh(Function):
     @staticmethod
     def forward(ctx: Context, a: Tensor) -> tuple[Tensor, Tensor]:
-        shift = (
-            a.abs().sum(-1).amax(-1, keepdim=True).unsqueeze(-1)
-        )  # Gershgorin: a + shift is positive, singular values are eigenvalues
+        # Gershgorin: a + shift is positive, singular values are eigenvalues
+        shift = a.abs().sum(-1).amax(-1, keepdim=True).unsqueeze(-1)
         eye = Tensor.eye(a.shape[-1], dtype=a.dtype, device=a.device)
         _, s, v = _tall(a + eye * shift)
         values, vectors = (s - shift.squeeze(-1)).flip(-1), v.flip(-1)

@@ -17,11 +17,8 @@ from manygrad.tensor.nn.parameter import Buffer
 from manygrad.tensor.tensor import Tensor
 
 REQUIRED = inspect.Parameter.empty
-_NOT_PASSED = (
-    "inplace",
-    "size_average",
-    "reduce",
-)  # lazy values are never overwritten; the other two are folded into `reduction`
+# lazy values are never overwritten; the other two are folded into `reduction`
+_NOT_PASSED = ("inplace", "size_average", "reduce")
 
 
 class Held(Module):

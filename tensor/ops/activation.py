@@ -204,9 +204,8 @@ class ActivationMixin:
             return self
         e = (self - self.amax(dim, keepdim=True).detach()).exp()
         total = e.sum(dim, keepdim=True)
-        return (
-            e / total if e.dtype.is_half else e * total.reciprocal()
-        )  # one division a row; a half's would be rounded twice
+        # one division a row; a half's would be rounded twice
+        return e / total if e.dtype.is_half else e * total.reciprocal()
 
     @elementary()
     def _log_softmax(self: Tensor, dim: int) -> Tensor:

@@ -19,8 +19,8 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
     """softmax(q kᵀ · scale + mask) v: query (..., L, E), key (..., S, E), value (..., S, Ev) -> (..., L, Ev).
 
     `scale` is 1/√E unless given. `attn_mask` is added, or, of bools, True where a key may be seen; a row that may see
-    none gives zeros. `is_causal`: key j for query i only where j ≤ i. `enable_gqa`: query (..., H, L, E) has a multiple
-    of the heads of key and value.
+    none gives zeros. `is_causal`: key j for query i only where j ≤ i.
+    `enable_gqa`: query (..., H, L, E) has a multiple of the heads of key and value.
     """
     if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
         raise ValueError(

@@ -70,9 +70,8 @@ class DivisionMixin:
         r = (x - product) - rest
         step = (x < 0)._where(-y.abs(), y.abs())
         r = ((r < 0).ne(x < 0) & r.ne(0))._where(r + step, r)  # the quotient was rounded up to a whole number
-        r = (r.abs() < y.abs())._where(
-            r, (x.isfinite() & (y.abs() > 0))._where(0.0, math.nan)
-        )  # 0 for a quotient beyond the type
+        # 0 for a quotient beyond the type
+        r = (r.abs() < y.abs())._where(r, (x.isfinite() & (y.abs() > 0))._where(0.0, math.nan))
         out = q.eq(0)._where(y.isnan()._where(math.nan, x), r)
         return with_gradient(out, "fmod", None, lambda g, x, y: (g, -g * (x / y).trunc()), x, y).cast(kind)
 

@@ -62,9 +62,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool
     return out._new(UOp(Ops.CUSTOM, out.dtype, (out.uop, *inputs), _AttentionGrad(is_causal, scale)))
 
 
-Partial = tuple[
-    "Tensor", "Tensor", "Tensor"
-]  # of each query: the largest score, the sum of exp(score − that), the same sum of values
+# of each query: the largest score, the sum of exp(score − that), the same sum of values
+Partial = tuple["Tensor", "Tensor", "Tensor"]
 
 
 def _partial(

@@ -16,10 +16,8 @@ from manygrad.tensor.uop import Ops
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
 
-BITS_OF = {
-    dtypes.float8_e4m3fn: (3, 7, 0x7F),
-    dtypes.float8_e5m2: (2, 15, 0x7C),
-}  # of the fraction; the bias; what overflow becomes
+# of the fraction; the bias; what overflow becomes
+BITS_OF = {dtypes.float8_e4m3fn: (3, 7, 0x7F), dtypes.float8_e5m2: (2, 15, 0x7C)}
 
 
 def to_float8(x: Tensor, d: DType) -> Tensor:

@@ -263,9 +263,8 @@ class IndexingMixin:
         if isinstance(self.device, tuple) and isinstance(v.uop.device, str):
             v = v.shard(self.device)
         axis_of = engine().sharding_axis
-        whole = anew or (
-            axis_of(self.uop) is not None and axis_of(view.uop) is None
-        )  # (part of the cut dim: `write` places it by position)
+        # (part of the cut dim: `write` places it by position)
+        whole = anew or (axis_of(self.uop) is not None and axis_of(view.uop) is None)
         if tensors and (whole or any(t.dtype.is_bool for t in tensors.values())):
             v = view._put(tensors, v)
         elif tensors:  # what is not named is not touched

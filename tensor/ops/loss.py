@@ -368,9 +368,8 @@ def multilabel_margin_loss(
     n: Any = input.shape[-1]
     listed = (target < 0).long().cumsum(-1).eq(0)
     target = checked(target, "multilabel_margin_loss: class", n, input, low=-1)
-    hit = target.unsqueeze(-1).eq(input.arange(n).cast(target.dtype)) & listed.unsqueeze(
-        -1
-    )  # (N, place in the list, class)
+    # (N, place in the list, class)
+    hit = target.unsqueeze(-1).eq(input.arange(n).cast(target.dtype)) & listed.unsqueeze(-1)
     wrong = ~hit.any(-2, keepdim=True)
     right = hit._where(input.unsqueeze(-2), 0.0).sum(-1, keepdim=True)
     value = (wrong & listed.unsqueeze(-1))._where((1 - right + input.unsqueeze(-2)).clamp(min=0), 0.0)

@@ -130,9 +130,8 @@ class RandomMixin:
 
         dims, kind = _shape(shape), to_dtype(dtype) if dtype is not None else dtypes.default_float
         bits = Tensor._random_bits(prod(dims), device)
-        digits = _DIGITS.get(
-            kind.name, 24
-        )  # as many as the type holds: the largest, 1 - 2^-digits, does not round to 1
+        # as many as the type holds: the largest, 1 - 2^-digits, does not round to 1
+        digits = _DIGITS.get(kind.name, 24)
         unit = (bits >> (32 - digits)).cast(dtypes.float32) * (1.0 / (1 << digits))
         t = unit.cast(kind).reshape(dims)
         t.requires_grad = requires_grad

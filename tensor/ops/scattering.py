@@ -94,9 +94,8 @@ class ScatteringMixin:
         filled = value.cast(self.dtype) if hasattr(value, "uop") else self._const_like(value, self.dtype)
         if self.ndim == 0:
             return self._index_along("index_fill", dim, index, filled.reshape(1), "set")
-        hit = self._const_like(0, dtypes.int32)._broadcast(
-            (self.shape[d],)
-        )  # (written twice, an element is still one: so is its gradient)
+        # (written twice, an element is still one: so is its gradient)
+        hit = self._const_like(0, dtypes.int32)._broadcast((self.shape[d],))
         hit = hit._index_along(
             "index_fill", 0, index, hit._const_like(1, dtypes.int32)._broadcast((index.numel(),)), "set"
         )

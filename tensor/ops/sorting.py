@@ -113,9 +113,8 @@ class SortingMixin:
         blocks = -(-n // width)
         keys = self._filled(blocks * width)
         ranks = keys.reshape(rows * blocks, width)._ranks().reshape(rows, blocks, width)
-        place = (ranks < k)._where(
-            ranks + self.arange(blocks).reshape(1, blocks, 1) * k, blocks * k
-        )  # the others are written nowhere
+        # the others are written nowhere
+        place = (ranks < k)._where(ranks + self.arange(blocks).reshape(1, blocks, 1) * k, blocks * k)
         position = self.arange(blocks * width).unsqueeze(0)._broadcast((rows, blocks * width))
         found = position._placed_in(blocks * k, place.reshape(rows, -1))
         return found._gather_along(1, keys._gather_along(1, found).contiguous()._first(k))

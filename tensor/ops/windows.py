@@ -30,14 +30,12 @@ class WindowsMixin:
         count = (n - size) // step + 1
         if size == 0 or prod(self.shape) == 0:
             return self.flatten()._take(0, 0, 0).reshape(*self.shape[:d], count, *self.shape[d + 1 :], size)
-        per = -(
-            -size // step
-        )  # chunks of `step` that a window reaches over: so the gradient adds per · n values, not size · n
+        # chunks of `step` that a window reaches over: so the gradient adds per · n values, not size · n
+        per = -(-size // step)
         t, need = self.movedim(d, -1), (count - 1 + per) * step
         t = t.pad((0, need - n)) if need > n else t._take(t.ndim - 1, 0, need)
-        t = (
-            t.unflatten(-1, (count - 1 + per, step)).transpose(-1, -2).unfold_windows((per,), (1,), (1,))
-        )  # (.., step, count, per)
+        # (.., step, count, per)
+        t = t.unflatten(-1, (count - 1 + per, step)).transpose(-1, -2).unfold_windows((per,), (1,), (1,))
         return self._strided(t.movedim(-3, -1).flatten(-2)._take(self.ndim, 0, size).movedim(-2, d))
 
     def unfold_windows(
@@ -133,9 +131,8 @@ def _nested(flat: Tensor, size: tuple[int, ...], stride: tuple[int, ...], offset
     None if a stride is within what smaller ones span."""
     dims = sorted((d for d in range(len(size)) if stride[d] and size[d] > 1), key=lambda d: -stride[d])
     t, length = flat, flat.shape[0]
-    for k, d in enumerate(
-        dims
-    ):  # t: (sizes so far.., length), of which the rest of the dims is to be read from `offset` on
+    # t: (sizes so far.., length), of which the rest of the dims is to be read from `offset` on
+    for k, d in enumerate(dims):
         n, s = size[d], stride[d]
         inner = sum((size[e] - 1) * stride[e] for e in dims[k + 1 :])
         q, offset = divmod(offset, s)

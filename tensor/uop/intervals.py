@@ -13,15 +13,8 @@ from manygrad.tensor.uop.uop import UOp, toposort
 Interval = tuple[int, int]
 BIG = 1 << 62  # of an index, and of what is no integer
 
-_SAME = GroupOp.VIEW | {
-    Ops.CAST,
-    Ops.DETACH,
-    Ops.CUSTOM,
-    Ops.CONTIGUOUS,
-    Ops.BARRIER,
-    Ops.SHARD,
-    Ops.COPY,
-}  # values of the first source
+# values of the first source
+_SAME = GroupOp.VIEW | {Ops.CAST, Ops.DETACH, Ops.CUSTOM, Ops.CONTIGUOUS, Ops.BARRIER, Ops.SHARD, Ops.COPY}
 _FOLLOWED = _SAME | {
     Ops.PAD,
     Ops.CHECK,

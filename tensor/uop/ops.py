@@ -54,9 +54,8 @@ class Ops(Enum):
     CAST = auto()
     BITCAST = auto()
     # structure of the tensor graph
-    REDUCE = (
-        auto()
-    )  # tensor graph: arg (op, axes[, blocks in src]), dims kept as 1; kernel: src (value, *ranges), arg op
+    # tensor graph: arg (op, axes[, blocks in src]), dims kept as 1; kernel: src (value, *ranges), arg op
+    REDUCE = auto()
     GATHER = auto()  # (x, i0, ..., ik-1): out[s..., r...] = x[i0[s], ..., ik-1[s], r...], 0 where an index is outside
     # (base, value, i0, ..., ik-1), arg "set", "place", "add", "mul" or "max": base with value[s..., r...] set at, or
     # combined with, [i..., r...]. "set": of values for one place the last in the order of s stays; "place": no two
@@ -92,9 +91,8 @@ class Ops(Enum):
     LOAD = auto()  # (INDEX,)
     # the schedule
     CALL = auto()  # (what, *buffers or VIEWs of them)
-    CHAIN = (
-        auto()
-    )  # (*kernels): what is called where they run one after the other for each block of their rows; arg ChainSpec
+    # (*kernels): what is called where they run one after the other for each block of their rows; arg ChainSpec
+    CHAIN = auto()
     VIEW = auto()  # (buffer,): a contiguous part, read in place; arg (offset in elements, shape)
     LINEAR = auto()  # ordered CALLs
 

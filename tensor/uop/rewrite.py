@@ -70,9 +70,8 @@ class PatternMatcher:
         self.table: dict[Ops, list[tuple[UPat, Callable[..., UOp | None], bool, bool]]] = {op: [] for op in Ops}
         for pat, fn in rules:
             parameters = list(inspect.signature(fn).parameters)
-            plain = (
-                parameters == [pat.name] and pat.src is None and pat.arg is None and pat.dtype is None
-            )  # the op says it all
+            # the op says it all
+            plain = parameters == [pat.name] and pat.src is None and pat.arg is None and pat.dtype is None
             for op in pat.ops if pat.ops is not None else Ops:
                 self.table[op].append((pat, fn, "ctx" in parameters, plain))
 

@@ -53,9 +53,8 @@ class _Ref(weakref.ref):
 
 _TABLE: dict[tuple[Any, ...], _Ref] = {}
 _DEAD: list[_Ref] = []
-_REMOVING = (
-    threading.RLock()
-)  # held where an entry of a dead node is removed or replaced; new entries are made without it
+# held where an entry of a dead node is removed or replaced; new entries are made without it
+_REMOVING = threading.RLock()
 _draining = False
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_REMOVING._at_fork_reinit)  # type: ignore[attr-defined]

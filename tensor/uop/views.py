@@ -16,12 +16,8 @@ from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.uop import UOp
 
 Strides = tuple[int, ...]
-ALIASES = GroupOp.VIEW | {
-    Ops.DETACH,
-    Ops.BITCAST,
-    Ops.CONTIGUOUS,
-    Ops.CUSTOM,
-}  # what may stand on the way from a view to its base
+# what may stand on the way from a view to its base
+ALIASES = GroupOp.VIEW | {Ops.DETACH, Ops.BITCAST, Ops.CONTIGUOUS, Ops.CUSTOM}
 STEPS = GroupOp.VIEW | {Ops.DETACH, Ops.BITCAST}  # of them those that always do
 
 

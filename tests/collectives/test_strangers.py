@@ -62,9 +62,8 @@ def test_who_poses_as_rank_1_is_not_heard(pair: list[Endpoint], how: str) -> Non
             e._hub.progress(0.01)
     stranger.close()
     assert not a._hub.links[1].incoming
-    if secrets.get(how) == password(
-        a._hub.token, 2, 0
-    ):  # it was let in, as rank 2; nothing that it says in another's name counts
+    # it was let in, as rank 2; nothing that it says in another's name counts
+    if secrets.get(how) == password(a._hub.token, 2, 0):
         assert a._hub.dropped > 0
         return
     assert a._hub.dropped == 0

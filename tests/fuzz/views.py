@@ -20,10 +20,8 @@ FLAT = np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(ROWS, COLUMNS)
 BASES: list[tuple[Callable[[], Tensor], Callable[[], np.ndarray]]] = [
     (lambda: Tensor(FLAT.copy()), lambda: FLAT.copy()),
     (lambda: Tensor.zeros(ROWS, COLUMNS), lambda: np.zeros((ROWS, COLUMNS), np.float32)),
-    (
-        lambda: Tensor.zeros(ROWS, COLUMNS),
-        lambda: np.zeros((ROWS, COLUMNS), np.float32),
-    ),  # equal to the last: another storage
+    # equal to the last: another storage
+    (lambda: Tensor.zeros(ROWS, COLUMNS), lambda: np.zeros((ROWS, COLUMNS), np.float32)),
     (lambda: Tensor(FLAT.copy()) + 1, lambda: FLAT + 1),
     (lambda: Tensor.arange(ROWS * COLUMNS).float().reshape(ROWS, COLUMNS), lambda: FLAT.copy()),
     (
@@ -91,9 +89,8 @@ WRITES: list[Callable[[Any, Any], Any]] = [
     lambda a, v: a.__setitem__(0, v) if a.ndim else a.__setitem__(..., v),
     lambda a, v: a.__setitem__(slice(1, None), v) if a.ndim else a.__setitem__(..., v),
     lambda a, v: a.__setitem__([0, -1], v) if a.ndim else a.__setitem__(..., v),
-    lambda a, v: (
-        a.__setitem__([0, -1, 0, -1], _rows(a, v)) if a.ndim else a.__setitem__(..., v)
-    ),  # the last value for a row stays
+    # the last value for a row stays
+    lambda a, v: a.__setitem__([0, -1, 0, -1], _rows(a, v)) if a.ndim else a.__setitem__(..., v),
 ]
 UPDATES: list[Callable[[Any, Any], Any]] = [  # arithmetic: not on bits
     lambda a, v: a.__iadd__(v + 1),  # (x + 0 is x: also where x is -0.0, which NumPy would make 0.0)

@@ -262,9 +262,8 @@ def test_what_others_on_this_machine_see(launcher: Launcher) -> None:
     pids = {run.process.pid, *marked_processes(job, folder)}
     sockets = listening(pids)
     texts = [" ".join(psutil.Process(p).cmdline()) for p in pids if psutil.pid_exists(p)]
-    assert not [t for t in texts if "monitor.py" in t or "dashboard.py" in t], (
-        texts
-    )  # (they would slow the start, and nobody needs them)
+    # (they would slow the start, and nobody needs them)
+    assert not [t for t in texts if "monitor.py" in t or "dashboard.py" in t], texts
     assert len(sockets) > 4, sockets
     assert all(a.startswith(("127.0.0.1:", "::ffff:127.0.0.1:")) for a in sockets), sockets
     files = {f.path for p in pids if psutil.pid_exists(p) for f in psutil.Process(p).open_files()}

@@ -167,9 +167,8 @@ def test_the_launcher_is_cut_off_while_training_goes_on(tmp_path: Path) -> None:
             (tmp_path / "plan").touch()
             run.more(plans=5)
             before, after = run.outage(0)
-            assert after <= before + 2, (
-                "the launcher was not cut off"
-            )  # (one was agreed, and one made and not written down)
+            # (one was agreed, and one made and not written down)
+            assert after <= before + 2, "the launcher was not cut off"
             run.more(plans=5)
             run.end()
         finally:

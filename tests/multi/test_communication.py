@@ -126,11 +126,8 @@ def test_all_gradients_of_an_optimiser_step_are_one_all_reduce() -> None:
             moved = communication([*todo, loss])
             todo[0].realize(*todo[1:], loss)
     count = sum(int(np.prod(p.shape)) for p in params)
-    assert sorted(moved) == [
-        ("ALLREDUCE", 1),
-        ("ALLREDUCE", 1),
-        ("ALLREDUCE", count),
-    ]  # the loss's sum, its count of targets, the gradients
+    # the loss's sum, its count of targets, the gradients
+    assert sorted(moved) == [("ALLREDUCE", 1), ("ALLREDUCE", 1), ("ALLREDUCE", count)]
 
 
 # *** several workers ***

@@ -163,8 +163,5 @@ def test_to_takes_a_type_a_device_or_a_tensor() -> None:
 def test_where_in_both_orders() -> None:
     x, c = Tensor([1.0, 2.0, 3.0]), Tensor([True, False, True])
     assert x.where(c, 0).tolist() == c.where(x, 0.0).tolist() == [1, 0, 3]
-    assert c.where(Tensor([False, True, True]), c).tolist() == [
-        True,
-        False,
-        True,
-    ]  # PyTorch's order where both are bool
+    # PyTorch's order where both are bool
+    assert c.where(Tensor([False, True, True]), c).tolist() == [True, False, True]

@@ -54,9 +54,8 @@ def test_gelu_and_erf_of_float32() -> None:
         np.testing.assert_allclose(got[near], want[near], rtol=error)
     np.testing.assert_allclose(got[x < -5], 0, atol=2e-6)
     assert got[x < -FAR].tolist() == [0] * int((x < -FAR).sum())
-    assert (
-        np.isnan(got[-1]) and normal_tail(Tensor([FAR])).item() > np.finfo(np.float32).tiny
-    )  # nothing underflows, which is slow
+    # nothing underflows, which is slow
+    assert np.isnan(got[-1]) and normal_tail(Tensor([FAR])).item() > np.finfo(np.float32).tiny
     want = np.array([math.erf(v) for v in wide])
     np.testing.assert_allclose(Tensor(x).erf().numpy(), want, rtol=3e-7)
 

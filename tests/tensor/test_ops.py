@@ -123,9 +123,8 @@ def test_a_gradient_is_not_zero_without_a_word(case: Case, data: st.DataObject) 
     with Context(DEVICE="PYTHON"):
         tensors = [Tensor(a, requires_grad=a.dtype.kind == "f") for a in arrays]
         results = [r for r in flat(case.run(MANYGRAD, tensors, sample)) if isinstance(r, Tensor) and r.dtype.is_float]
-        if not trained or len(results) != len(
-            weights
-        ):  # (nothing is computed from floats, or NumPy and PyTorch give different types)
+        # (nothing is computed from floats, or NumPy and PyTorch give different types)
+        if not trained or len(results) != len(weights):
             return
         total = sum(((r * Tensor(w)).sum() for r, w in zip(results, weights)), Tensor(0.0, dtype="float64"))
         try:

@@ -115,9 +115,8 @@ def test_special_values() -> None:
 def test_half_types_are_summed_in_float32() -> None:
     for kind in ("float16", "bfloat16"):
         a = np.ones(5000).astype(dtypes.float16.np if kind == "float16" else dtypes.bfloat16.np)
-        assert Tensor(a).sum().item() == pytest.approx(
-            5000, rel=4e-3
-        )  # adding 1 to 2048 (256) in the half type would stay there
+        # adding 1 to 2048 (256) in the half type would stay there
+        assert Tensor(a).sum().item() == pytest.approx(5000, rel=4e-3)
         assert Tensor(a).mean().item() == 1.0
 
 

@@ -69,8 +69,7 @@ def prefetched(count: int, load: Callable[[int], Any], threads: int, ahead: int,
         with change:
             state["stop"] = True
             change.notify_all()
-        if (
-            not late and not is_mine()
-        ):  # (a collection may end the iterator while this thread holds what the others wait for)
+        # (a collection may end the iterator while this thread holds what the others wait for)
+        if not late and not is_mine():
             for w in workers:
                 w.join(timeout_s)

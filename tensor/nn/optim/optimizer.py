@@ -26,12 +26,8 @@ class Optimizer:
     initial: dict[str, float] = {}
 
     def __init__(self, params: Params, defaults: dict[str, Any]):
-        for name in (
-            "foreach",
-            "capturable",
-            "differentiable",
-            "fused",
-        ):  # how PyTorch runs its kernels; ours are always fused
+        # how PyTorch runs its kernels; ours are always fused
+        for name in ("foreach", "capturable", "differentiable", "fused"):
             defaults.pop(name, None)
         self.defaults = defaults
         self.param_groups: list[ParamGroup] = []

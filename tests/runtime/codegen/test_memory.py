@@ -178,9 +178,8 @@ def test_rows_that_begin_anywhere_are_stored_in_whole_lines(n: int, rows: int) -
     )
     streamed = (*bare, Opt("stream", -1, 0), Opt("stream", -1, 1))
     assert count(program(ast, streamed), Low.STREAM, False) > 0
-    assert (
-        LANES * 4 < 64 or count(program(ast, (*bare, Opt("stream", -1, 0))), Low.STREAM, False) == 0
-    )  # (a vector that is a line)
+    # (a vector that is a line)
+    assert LANES * 4 < 64 or count(program(ast, (*bare, Opt("stream", -1, 0))), Low.STREAM, False) == 0
     arrays = [np.zeros((m, n), np.float32), np.zeros((m, n), np.float32), values(0, f32, m * n), values(1, f32, n)]
     device = get_device("CPU")
     assert isinstance(device, CPUDevice)

@@ -46,9 +46,8 @@ class Case:
     dtypes: Sequence[str] = ("float32", "float64")
     grad: bool = True
     shard: bool = True
-    rtol: dict[str, float] = field(
-        default_factory=dict
-    )  # per dtype, where the usual tolerance is too tight; say why beside it
+    # per dtype, where the usual tolerance is too tight; say why beside it
+    rtol: dict[str, float] = field(default_factory=dict)
     call: Callable[..., Any] | None = None  # only where the plain call by name will not do; works on torch tensors too
 
     @property

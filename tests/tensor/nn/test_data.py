@@ -70,9 +70,8 @@ def test_batches_and_epochs() -> None:
     shuffled = DataLoader(TensorDataset(X), 10, shuffle=True, seed=5)
     one, two = joined(rows(shuffled)), joined(rows(shuffled))
     assert sorted(one) == sorted(two) == X.tolist() and one != two != X.tolist() and shuffled.epoch == 2
-    assert (
-        joined(rows(DataLoader(TensorDataset(X), 7, shuffle=True, seed=5))) == one
-    )  # the order is that of seed and epoch alone
+    # the order is that of seed and epoch alone
+    assert joined(rows(DataLoader(TensorDataset(X), 7, shuffle=True, seed=5))) == one
 
 
 @settings(max_examples=40)

@@ -22,14 +22,8 @@ LAYERS: list[Layer] = [
     for layer in getattr(importlib.import_module(f"tests.tensor.nn.layers.{module.name}"), "LAYERS", [])
 ]
 EVERY = pytest.mark.parametrize("layer", LAYERS, ids=lambda c: c.id)
-RANDOM = {
-    "Dropout",
-    "Dropout1d",
-    "Dropout2d",
-    "Dropout3d",
-    "AlphaDropout",
-    "FeatureAlphaDropout",
-}  # test_random_layers.py
+# test_random_layers.py
+RANDOM = {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"}
 CHANGING = {name for name in nn.__all__ if name.startswith("Lazy")}  # test_lazy.py
 # a container, a base class, or a stack of layers: test_module.py, test_recurrent.py, test_attention.py,
 # test_transformer.py
