@@ -1,6 +1,7 @@
 """manygrad: a distributed multi-node training runtime.
 
-Write ordinary lazy-tensor code; `launcher train.py --nodes 4` runs it on four workers. `manygrad.world` says which one this is.
+Write ordinary lazy-tensor code; `launcher train.py --nodes 4` runs it on four workers.
+`manygrad.world` says which one this is.
 """
 
 import sys
@@ -31,9 +32,8 @@ _holder.current = RealizeEngine()
 for _name in [
     n for n in sys.modules if n.startswith(("manygrad.tensor.nn", "manygrad.tensor.linalg", "manygrad.tensor.autograd"))
 ]:
-    sys.modules[_name.replace("manygrad.tensor.", "manygrad.")] = sys.modules[
-        _name
-    ]  # `import manygrad.nn.functional as F`
+    # `import manygrad.nn.functional as F`
+    sys.modules[_name.replace("manygrad.tensor.", "manygrad.")] = sys.modules[_name]
 _schedules.store = _DiskCache("schedules")
 _profile_program()
 

@@ -1,12 +1,13 @@
 """All-reduce of float32 sums, ours against torch's Gloo, on this machine in one run.
 
-    python benchmarks/allreduce.py [--sizes 256,1K,...,256M] [--workers 2,4] [--transport shm|zmq] [--devices-per-node 1]
+    python benchmarks/allreduce.py [--sizes 256,1K,...,256M] [--workers 2,4] [--transport shm|zmq]
+                                  [--devices-per-node 1]
 
 `step`: what a training step pays, `TinyJit(lambda x: x.sum(0))` on a tensor with one row per device, sharded on axis 0.
 `bare`: the same collective as a prepared program, without tensors. Both run on workers started by `manygrad.launch`, as
-Gloo's `dist.all_reduce` runs on as many processes. A repeat is timed on every rank from a common start until its own end; of
-the ranks the slowest counts, of the repeats the median is printed, in microseconds. algbw = bytes / time of `step`;
-busbw = algbw * 2(p-1)/p for p devices. gloo/step and gloo/bare above 1: ours is faster.
+Gloo's `dist.all_reduce` runs on as many processes. A repeat is timed on every rank from a common start until its own
+end; of the ranks the slowest counts, of the repeats the median is printed, in microseconds. algbw = bytes / time of
+`step`; busbw = algbw * 2(p-1)/p for p devices. gloo/step and gloo/bare above 1: ours is faster.
 """
 
 from __future__ import annotations
@@ -116,9 +117,8 @@ def ours(sizes: list[int], most: int) -> list[dict[str, Any]]:
         for name, run in (("step", partial(step, x)), ("bare", bare)):
             first = timed(run, align, 3)
             with values_may_differ():  # each rank's row is its own time
-                slowest = (
-                    Tensor(np.full((n, 1), max(first), np.float32)).shard(devices, axis=0).max().item()
-                )  # the same repeats on all
+                # the same repeats on all
+                slowest = Tensor(np.full((n, 1), max(first), np.float32)).shard(devices, axis=0).max().item()
             result[name] = timed(run, align, repeats_for(float(slowest), most))
         expected = (n * (np.arange(count, dtype=np.int32) % 128) + n * (n - 1) // 2).astype(np.float32)
         assert np.array_equal(y.numpy(), expected), f"wrong sum at {nbytes} bytes"
@@ -188,7 +188,8 @@ def main() -> None:
     sizes = [nbytes_of(s) for s in args.sizes.split(",")]
     have_torch = importlib.util.find_spec("torch") is not None
     print(
-        f"{'workers':>7} {'bytes':>6} {'step us':>10} {'bare us':>10} {'gloo us':>10} {'algbw GB/s':>10} {'busbw GB/s':>10} {'gloo/step':>9} {'gloo/bare':>9}"
+        f"{'workers':>7} {'bytes':>6} {'step us':>10} {'bare us':>10} {'gloo us':>10} {'algbw GB/s':>10} "
+        f"{'busbw GB/s':>10} {'gloo/step':>9} {'gloo/bare':>9}"
     )
     for workers in map(int, args.workers.split(",")):
         threads = max(1, (os.cpu_count() or 1) // workers)
@@ -200,8 +201,8 @@ def main() -> None:
             other = median_of_slowest([r[i] for r in theirs]) if theirs else float("nan")
             bandwidth = nbytes / step * 1e-9
             print(
-                f"{workers:7d} {text_of(nbytes):>6} {step * 1e6:10.1f} {bare * 1e6:10.1f} {other * 1e6:10.1f} {bandwidth:10.2f}"
-                f" {bandwidth * 2 * (p - 1) / p:10.2f} {other / step:9.2f} {other / bare:9.2f}",
+                f"{workers:7d} {text_of(nbytes):>6} {step * 1e6:10.1f} {bare * 1e6:10.1f} {other * 1e6:10.1f} "
+                f"{bandwidth:10.2f} {bandwidth * 2 * (p - 1) / p:10.2f} {other / step:9.2f} {other / bare:9.2f}",
                 flush=True,
             )
             if mine[0][i]["calls"] != ["CollectiveItem"]:

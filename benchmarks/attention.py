@@ -2,9 +2,9 @@
 
     python benchmarks/attention.py [--shapes 16,4,128,64 1,8,2048,64 1,8,4096,64] [--repeats 15]
 
-Shapes are (batch, heads, length, width of a head). Printed: best milliseconds of a replayed step and of torch's, in turns, their ratio
-(above 1: ours is faster), the most bytes our device held at once, and those of one array of queries x keys. Without torch only our
-side is printed. Both sides use as many threads.
+Shapes are (batch, heads, length, width of a head). Printed: best milliseconds of a replayed step and of torch's, in
+turns, their ratio (above 1: ours is faster), the most bytes our device held at once, and those of one array of queries
+x keys. Without torch only our side is printed. Both sides use as many threads.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def main() -> None:
                 other = f"{times[1]:>10.2f}{times[1] / times[0]:>12.2f}" if torch_side is not None else f"{'':>22}"
                 del mine
                 print(
-                    f"{text:<16}{what:<26}{times[0]:>10.2f}{other}{(device.peak - before) / 1e6:>10.1f}{4e-6 * shape[0] * shape[1] * shape[2] ** 2:>10.1f}",
+                    f"{text:<16}{what:<26}{times[0]:>10.2f}{other}{(device.peak - before) / 1e6:>10.1f}"
+                    f"{4e-6 * shape[0] * shape[1] * shape[2] ** 2:>10.1f}",
                     flush=True,
                 )
 

@@ -3,7 +3,8 @@
     python benchmarks/beam.py [NAMES] [--beam 2] [--limit 30] [--repeats 50]
 
 Prints, for each: best microseconds of both sides (a replayed step each, repeats interleaved), their ratio, how long the
-search took (0: its winner was on disk), and whether both gave the same bits. `--limit`: seconds of searching for one kernel.
+search took (0: its winner was on disk), and whether both gave the same bits.
+`--limit`: seconds of searching for one kernel.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Two-dimensional convolutions of ResNet-18: forward, gradient of the input, gradient of the weights, each alone; ours and torch in one run.
+"""Two-dimensional convolutions of ResNet-18: forward, gradient of the input, gradient of the weights, each alone;
+ours and torch in one run.
 
     python benchmarks/conv.py [--batch 64] [--image 32] [--width 64] [--only "3x3 s1"] [--repeats 20] [--channels-last]
 
-GFLOPS count every tap of a filter, those that fall on padding too. Ours is a replayed step, torch calls oneDNN: contiguous NCHW, or with
-`--channels-last` both of its operands in that layout. Results are compared before times count. The sides alternate; best of each.
+GFLOPS count every tap of a filter, those that fall on padding too. Ours is a replayed step, torch calls oneDNN:
+contiguous NCHW, or with `--channels-last` both of its operands in that layout. Results are compared before times count.
+The sides alternate; best of each.
 """
 
 from __future__ import annotations
@@ -104,7 +106,8 @@ def main() -> None:
         import torch  # type: ignore[no-redef]
     rng = np.random.default_rng(0)
     print(
-        f"{'convolution':>22} {'direction':>11} {'ours us':>9} {'GFLOPS':>8} {'torch us':>9} {'GFLOPS':>8} {'torch/ours':>11}"
+        f"{'convolution':>22} {'direction':>11} {'ours us':>9} {'GFLOPS':>8} {'torch us':>9} {'GFLOPS':>8} "
+        f"{'torch/ours':>11}"
     )
     for conv in resnet18(options.image, options.width):
         if options.only not in str(conv):

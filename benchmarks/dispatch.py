@@ -2,9 +2,9 @@
 
     python benchmarks/dispatch.py [--kernels 200] [--repeats 200]
 
-`a kernel`: the time of a replayed graph of tiny kernels, a kernel, each of which reads and writes 16 numbers, less the same
-arithmetic in one NumPy pass (which is next to nothing). `mlp batch 1`: forward, backward and SGD of 784-512-512-10 on one sample, ours
-replayed and torch eager. Medians, repeats interleaved.
+`a kernel`: the time of a replayed graph of tiny kernels, a kernel, each of which reads and writes 16 numbers, less the
+same arithmetic in one NumPy pass (which is next to nothing). `mlp batch 1`: forward, backward and SGD of 784-512-512-10
+on one sample, ours replayed and torch eager. Medians, repeats interleaved.
 """
 
 from __future__ import annotations

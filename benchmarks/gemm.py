@@ -6,13 +6,15 @@ Prints GFLOPS of each side and our ratio to the best of the others:
 
 - `square`: the layouts NN, NT and TN (T: that operand is stored transposed);
 - `batched`: many small products at once, as attention has them;
-- `epilogue`: a layer of a transformer with what follows it: bias, relu and residual; bias and gelu (exact, and by tanh);
-- `types`: bfloat16 and float16 as users write them (`a @ b`) and converted to float32 first (`via f32`), both giving the stored type; int8 into
-  int32. Where torch can do it in several ways, or NumPy cannot do it, the best of torch's ways counts.
+- `epilogue`: a layer of a transformer with what follows it: bias, relu and residual;
+  bias and gelu (exact, and by tanh);
+- `types`: bfloat16 and float16 as users write them (`a @ b`) and converted to float32 first (`via f32`), both giving
+  the stored type; int8 into int32. Where torch can do it in several ways, or NumPy cannot do it, the best of torch's
+  ways counts.
 
-The sides alternate and the best of each is taken; ours is the captured kernels, torch runs with one thread and with all. A way that is six times
-slower than the fastest the first time runs no more. `--cpu-time`: one thread a side, timed by the thread's own processor time (for a
-machine that is busy with other things).
+The sides alternate and the best of each is taken; ours is the captured kernels, torch runs with one thread and with
+all. A way that is six times slower than the fastest the first time runs no more. `--cpu-time`: one thread a side, timed
+by the thread's own processor time (for a machine that is busy with other things).
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""Kernels that memory bounds: elementwise chains, reductions, softmax, norms, losses, embedding, an optimiser's step; ours and torch.
+"""Kernels that memory bounds: elementwise chains, reductions, softmax, norms, losses, embedding, an optimiser's step;
+ours and torch.
 
     python benchmarks/memory_bound.py [--elements 20000000] [--repeats 10] [--only norm]
 
-For each: the bytes that must move (every input read once, every output written once), the rate at which ours moves them as a part of the
-measured rate of a copy of all elements (`of copy`; NumPy's or ours, the faster), and of a copy that moves as many bytes as the kernel (`of same`: where
-the last cache holds a part of the data, more data move at a lower rate); and torch's time over ours where torch is installed (eager, and its fused
-AdamW). All sides are replayed steps over the same data, in turns, medians.
+For each: the bytes that must move (every input read once, every output written once), the rate at which ours moves them
+as a part of the measured rate of a copy of all elements (`of copy`; NumPy's or ours, the faster), and of a copy that
+moves as many bytes as the kernel (`of same`: where the last cache holds a part of the data, more data move at a lower
+rate); and torch's time over ours where torch is installed (eager, and its fused AdamW). All sides are replayed steps
+over the same data, in turns, medians.
 """
 
 from __future__ import annotations
@@ -73,12 +75,16 @@ def programs(torch: Any, n: int) -> dict[str, tuple[float, Run, Run | None]]:
     F = torch.nn.functional
     px, py, pw, pt = (torch.from_numpy(v) for v in (a, b, np.ones(COLUMNS, np.float32), labels))
     theirs: dict[str, Run] = {
-        "copy": lambda: px + 0.5, "chain": lambda: ((px * 2 + py).relu() - py * py) * 0.5, "sum": lambda: px.sum(), "sum dim 0": lambda: px.sum(0),
-        "sum dim 1": lambda: px.sum(1), "max dim 1": lambda: px.amax(1), "transpose": lambda: px.T.contiguous(), "softmax": lambda: px.softmax(1),
+        "copy": lambda: px + 0.5, "chain": lambda: ((px * 2 + py).relu() - py * py) * 0.5, "sum": lambda: px.sum(),
+        "sum dim 0": lambda: px.sum(0),
+        "sum dim 1": lambda: px.sum(1), "max dim 1": lambda: px.amax(1), "transpose": lambda: px.T.contiguous(),
+        "softmax": lambda: px.softmax(1),
         "layer_norm": lambda: F.layer_norm(px, (COLUMNS,), pw, pw), "rms_norm": lambda: F.rms_norm(px, (COLUMNS,), pw),
-        "cross_entropy": lambda: F.cross_entropy(px, pt), "softmax grad": _torch_gradient(torch, lambda x: (x.softmax(1) * py).sum(), a),
+        "cross_entropy": lambda: F.cross_entropy(px, pt),
+        "softmax grad": _torch_gradient(torch, lambda x: (x.softmax(1) * py).sum(), a),
         "layer_norm grad": _torch_gradient(torch, lambda x: (F.layer_norm(x, (COLUMNS,), pw, pw) * py).sum(), a),
-        "cross_entropy grad": _torch_gradient(torch, lambda x: F.cross_entropy(x, pt), a), "adamw": _torch_adamw(torch, a),
+        "cross_entropy grad": _torch_gradient(torch, lambda x: F.cross_entropy(x, pt), a),
+        "adamw": _torch_adamw(torch, a),
         **_torch_images(torch, a), "embedding grad": _torch_embedding(torch, a),
     }  # fmt: skip
     return {name: (factor * size, run, theirs[name]) for name, (factor, run) in ours.items()}
@@ -160,7 +166,8 @@ def _torch_embedding(torch: Any, a: np.ndarray) -> Run:
 
 
 def copies_of(nbytes: float) -> list[Run]:
-    """A copy that moves so many bytes, half of them read and half written: NumPy's, and ours, which goes past the caches."""
+    """A copy that moves so many bytes, half of them read and half written: NumPy's, and ours,
+    which goes past the caches."""
     n = max(int(nbytes) // 8, 1)
     source, target = np.ones(n, np.float32), np.ones(n, np.float32)
     x = Tensor(source).realize()

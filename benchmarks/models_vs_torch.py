@@ -1,10 +1,11 @@
-"""The models of examples/ and the same ones in torch, with the same weights: do forward pass, loss and one training step agree?
+"""The models of examples/ and the same ones in torch, with the same weights: do forward pass,
+loss and one training step agree?
 
     python benchmarks/models_vs_torch.py [--models resnet18,vit,gpt2,lstm]
 
-Printed for each model: parameters, the largest difference of the outputs and of the loss, relative to the largest value, and of the
-parameters after one step of AdamW; then milliseconds a step on both sides. Agreement to 1e-4 is asserted. Without
-torch only our time is printed.
+Printed for each model: parameters, the largest difference of the outputs and of the loss, relative to the largest
+value, and of the parameters after one step of AdamW; then milliseconds a step on both sides. Agreement to 1e-4 is
+asserted. Without torch only our time is printed.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""Every operator's cases (tests/tensor/cases/) on manygrad and on torch: shapes, types, values and gradients side by side.
+"""Every operator's cases (tests/tensor/cases/) on manygrad and on torch: shapes, types, values and gradients.
 
 pip install torch==2.13.0 hypothesis      # CPU build; for this comparison only
-python benchmarks/ops_vs_torch.py                    # all; prints the table and a summary, exit code 1 where they differ
+python benchmarks/ops_vs_torch.py                    # all: a table and a summary; exit code 1 where they differ
 python benchmarks/ops_vs_torch.py cumsum interpolate # those whose name holds one of the words
 python benchmarks/ops_vs_torch.py --names            # writes docs/torch_names.txt again
 """
@@ -59,7 +59,8 @@ def flat(x: Any) -> list[Any]:
 
 
 def deviation(a: np.ndarray, b: np.ndarray) -> float:
-    """The largest difference, relative to 1 or to the largest finite value; inf where one is NaN or infinite and the other not."""
+    """The largest difference, relative to 1 or to the largest finite value;
+    inf where one is NaN or infinite and the other not."""
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     if a.size == 0:
         return 0.0
@@ -89,11 +90,8 @@ def compare(case: Case) -> Row:
         sample = case.samples(data.draw)
         arrays = [a.astype(np.float32) if a.dtype.kind == "f" else a for a in sample.arrays]
         floats = [i for i, a in enumerate(arrays) if a.dtype.kind == "f" and case.grad]
-        for trained in (
-            floats,
-            floats[:1],
-            [],
-        ):  # torch differentiates some by their first argument only, some not at all
+        # torch differentiates some by their first argument only, some not at all
+        for trained in (floats, floats[:1], []):
             peers = [torch.tensor(a, requires_grad=i in trained) for i, a in enumerate(arrays)]
             try:
                 wants = flat(case.run(theirs, peers, sample))
@@ -170,7 +168,8 @@ def write_names() -> None:
     }
     with open(os.path.join(os.path.dirname(HERE), "docs", "torch_names.txt"), "w") as out:
         out.write(
-            f"# Names of torch {torch.__version__.split('+')[0]} that docs/ops.md lists; written by benchmarks/ops_vs_torch.py --names.\n"
+            f"# Names of torch {torch.__version__.split('+')[0]} that docs/ops.md lists; "
+            "written by benchmarks/ops_vs_torch.py --names.\n"
         )
         for section, names in sections.items():
             out.write(
@@ -187,7 +186,9 @@ def main(words: list[str]) -> int:
     ]
     if importlib.util.find_spec("torch") is None:
         print(
-            f"{len({c.op for c in cases})} operators in {len(cases)} cases ({', '.join(sorted({c.op for c in cases})[:3])}, ...); torch is not installed, there is nothing to compare them with"
+            f"{len({c.op for c in cases})} operators in {len(cases)} cases "
+            f"({', '.join(sorted({c.op for c in cases})[:3])}, ...); torch is not installed, "
+            "there is nothing to compare them with"
         )
         return 0
     print(f"{'operator':<58} {'runs':>4} {'refused':>7} {'forward':>9} {'backward':>9}")
@@ -207,7 +208,8 @@ def main(words: list[str]) -> int:
     compared = [r for r in rows if r.runs]
     good = [r for r in compared if not r.problems]
     print(
-        f"\n{len({r.case.op for r in good})} operators ({len(good)} cases) agree with torch, {len(compared) - len(good)} cases differ, {len(rows) - len(compared)} could not be compared"
+        f"\n{len({r.case.op for r in good})} operators ({len(good)} cases) agree with torch, "
+        f"{len(compared) - len(good)} cases differ, {len(rows) - len(compared)} could not be compared"
     )
     return 0 if len(good) == len(compared) else 1
 

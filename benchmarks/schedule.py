@@ -1,4 +1,5 @@
-"""Scheduling one GPT training step for simulated workers on the NULL device: what one worker of n pays; and against tinygrad.
+"""Scheduling one GPT training step for simulated workers on the NULL device: what one worker of n pays;
+and against tinygrad.
 
     python benchmarks/schedule.py [--workers 4,64,1024] [--repeats 3] [--layers 2] [--dim 128] [--profile 15]
     python benchmarks/schedule.py --against-tinygrad [--repeats 3]
@@ -6,11 +7,12 @@
 Nothing is computed and nobody is there: this process says that it is worker 0 of n and schedules the step of
 `examples/train_gpt.py` as that worker would (SPEC=0, SCACHE=0). Each n runs in a process of its own. Printed per n,
 as medians: seconds to write the graph (forward, backward, optimiser), to schedule it, pass by pass, and to build this
-worker's part of every collective; nodes of the user's graph and calls of the result; and the ratio of the last n to the first.
-`--profile N` also prints the N functions that take most of the scheduling for the largest n.
+worker's part of every collective; nodes of the user's graph and calls of the result; and the ratio of the last n to the
+first. `--profile N` also prints the N functions that take most of the scheduling for the largest n.
 
-`--against-tinygrad`: the step of `train_step.py`'s GPT (forward, backward, AdamW) on one device, by ours and by tinygrad's `linear_with_vars`, both
-from tensors to an ordered list of kernels, on their NULL devices, without schedule caches and without code generation; each in a process of its own.
+`--against-tinygrad`: the step of `train_step.py`'s GPT (forward, backward, AdamW) on one device, by ours and by
+tinygrad's `linear_with_vars`, both from tensors to an ordered list of kernels, on their NULL devices, without schedule
+caches and without code generation; each in a process of its own.
 """
 
 from __future__ import annotations
@@ -179,7 +181,8 @@ def against_tinygrad(repeats: int) -> None:
         done = subprocess.run(command, env={**os.environ, **null}, stdout=subprocess.PIPE, text=True, check=True)
         found[side] = json.loads(done.stdout.splitlines()[-1])
         print(
-            f"{side:<10}{found[side]['graph'] * 1e3:10.1f}{found[side]['schedule'] * 1e3:13.1f}{found[side]['calls']:8d}",
+            f"{side:<10}{found[side]['graph'] * 1e3:10.1f}{found[side]['schedule'] * 1e3:13.1f}"
+            f"{found[side]['calls']:8d}",
             flush=True,
         )
     if len(found) == 2:
@@ -237,7 +240,8 @@ def main() -> None:
     for name in ("nodes", "calls", "collectives"):
         print(f"{name:<26}" + "".join(f"{r[name]:9d}" for r in rows))
     print(
-        f"ratio of scheduling, {sizes[-1]} to {sizes[0]} workers: {rows[-1]['seconds']['schedule'] / rows[0]['seconds']['schedule']:.2f}"
+        f"ratio of scheduling, {sizes[-1]} to {sizes[0]} workers: "
+        f"{rows[-1]['seconds']['schedule'] / rows[0]['seconds']['schedule']:.2f}"
     )
 
 

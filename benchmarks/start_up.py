@@ -2,10 +2,12 @@
 
     python benchmarks/start_up.py [--model gpt] [--sides ours,compile,tinygrad] [--limit 300] [--repeats 1]
 
-For each side, seconds: `import` of the side's modules; `cold`: the first step with empty caches, everything is compiled; `second`: the step after it
-(which captures, where a side does that); `warm`: the first step of the next process, which finds the disk caches of the one before; `step`: the
-fastest of a few later ones. Building the model's parameters is in none of them. torch.compile writes C++ and needs g++, tinygrad C and clang. With
-several repeats the fastest of each counts, the caches emptied before each. A dash: not installed, does not run, or took longer than `--limit`.
+For each side, seconds: `import` of the side's modules; `cold`: the first step with empty caches, everything is
+compiled; `second`: the step after it (which captures, where a side does that); `warm`: the first step of the next
+process, which finds the disk caches of the one before; `step`: the fastest of a few later ones. Building the model's
+parameters is in none of them. torch.compile writes C++ and needs g++, tinygrad C and clang. With several repeats the
+fastest of each counts, the caches emptied before each. A dash: not installed, does not run, or took longer than
+`--limit`.
 """
 
 from __future__ import annotations

@@ -1,17 +1,20 @@
-"""Whole training steps: forward, backward, update, reading the loss; ours, torch eager, torch.compile and tinygrad on this machine.
+"""Whole training steps: forward, backward, update, reading the loss;
+ours, torch eager, torch.compile and tinygrad on this machine.
 
-    python benchmarks/train_step.py [--models mlp,mlp1,conv,gpt,resnet] [--steps 30] [--sides ours,torch,compile,tinygrad] [--limit 300]
+    python benchmarks/train_step.py [--models mlp,mlp1,conv,gpt,resnet] [--steps 30]
+                                    [--sides ours,torch,compile,tinygrad] [--limit 300]
     python benchmarks/train_step.py --workers 4 [--models mlp,conv,gpt]
 
-Models: a multilayer perceptron 784-512-512-10 on 512 samples (`mlp`) and on one (`mlp1`), two convolutions with pooling on 256 (`conv`), a GPT of 4
-layers, width 256, on 16 x 128 tokens (`gpt`), ResNet-18 on 64 images of 32 x 32 (`resnet`). With one worker each side is a process of its own; the sides
-take turns of `--steps` / 3 steps (at most `--turn` seconds). Printed: median milliseconds a step after warm-up, the ratios to ours (above 1: ours is
-faster), and by how much the memory of each process grew (`sides/worker.py` says what is counted). torch eager and compiled are the
-best of their `ways`, with fused optimisers; torch.compile needs g++, tinygrad clang. A dash: not installed, does not run, has no such model, or was not ready within
-`--limit` seconds.
+Models: a multilayer perceptron 784-512-512-10 on 512 samples (`mlp`) and on one (`mlp1`), two convolutions with pooling
+on 256 (`conv`), a GPT of 4 layers, width 256, on 16 x 128 tokens (`gpt`), ResNet-18 on 64 images of 32 x 32 (`resnet`).
+With one worker each side is a process of its own; the sides take turns of `--steps` / 3 steps (at most `--turn`
+seconds). Printed: median milliseconds a step after warm-up, the ratios to ours (above 1: ours is faster), and by how
+much the memory of each process grew (`sides/worker.py` says what is counted). torch eager and compiled are the best of
+their `ways`, with fused optimisers; torch.compile needs g++, tinygrad clang. A dash: not installed, does not run, has
+no such model, or was not ready within `--limit` seconds.
 
-With several workers: ours, launched, and torch's DistributedDataParallel over Gloo, cores // workers threads each, at least one. The global batch is the
-same for any number of workers.
+With several workers: ours, launched, and torch's DistributedDataParallel over Gloo, cores // workers threads each, at
+least one. The global batch is the same for any number of workers.
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ def available(side: str, model: str) -> bool:
 
 
 def ways(side: str) -> list[tuple[int, dict[str, str]]]:
-    """Threads and environment of a side; the best counts. OpenMP's threads wait spinning, or asleep, which is better beside other processes."""
+    """Threads and environment of a side; the best counts.
+    OpenMP's threads wait spinning, or asleep, which is better beside other processes."""
     cores = len(os.sched_getaffinity(0))
     asleep = {"OMP_WAIT_POLICY": "PASSIVE"}
     return {"torch": [(1, {}), (cores, {}), (cores, asleep)], "compile": [(cores, {}), (cores, asleep)]}.get(

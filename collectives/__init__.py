@@ -33,8 +33,9 @@ __all__ = [
     "run_program",
 ]
 
-# set by the launcher's worker: called with (key, description, outline) when a plan is first made; gives a function that returns once all
-# ranks have made the same
+# set by the launcher's worker: called with (key, description, outline) when a plan is first made; gives a function that
+# returns once all ranks have made the same
 plan_hook: Callable[[int, str, str], Callable[[], None]] | None = None
-# likewise: called with a name and (number, digest, description) of values that all ranks must hold alike; returns at once
+# likewise: called with a name and (number, digest, description) of values that all ranks must hold alike;
+# returns at once
 values_hook: Callable[[str, list[tuple[int, str, str]]], None] | None = None

@@ -31,10 +31,10 @@ class CollectiveTimeout(CollectiveError):
         f = self.fields
         where = f" [{f['where']}]" if f.get("where") else ""
         return (
-            f"rank {f['rank']} waited {f['timeout_s']:g} s for {f['waited_for']} from rank {f['peer']} "
-            f"(plan {f['plan']:#018x}, sequence {f['sequence']}){where}; rank {f['peer']} is alive but has not come to this point. "
-            f"See what rank {f['peer']} is doing (its log, or py-spy dump); if it only needs longer, raise "
-            f"COLLECTIVE_TIMEOUT_S (now {f['timeout_s']:g})"
+            f"rank {f['rank']} waited {f['timeout_s']:g} s for {f['waited_for']} from rank {f['peer']} (plan "
+            f"{f['plan']:#018x}, sequence {f['sequence']}){where}; rank {f['peer']} is alive but has not come to this "
+            f"point. See what rank {f['peer']} is doing (its log, or py-spy dump); "
+            f"if it only needs longer, raise COLLECTIVE_TIMEOUT_S (now {f['timeout_s']:g})"
         )
 
 
@@ -52,8 +52,8 @@ class PlanMismatch(CollectiveError):
         f = self.fields
         return (
             f"ranks {f['rank']} and {f['peer']} run different programs:\n  rank {f['rank']}: {f['mine']}\n"
-            f"  rank {f['peer']}: {f['theirs']}\nEvery rank must make the same tensors in the same order; look for a branch on "
-            f"the rank, or for data of another length, at these lines"
+            f"  rank {f['peer']}: {f['theirs']}\nEvery rank must make the same tensors in the same order; "
+            "look for a branch on the rank, or for data of another length, at these lines"
         )
 
 

@@ -49,8 +49,8 @@ class Prepared:
         """Executes once. `addresses[rank]["in" | "out"]` of every local rank; `sequence` counts the runs of this plan,
         or of `plan`, another one that has the same collective.
 
-        With `flush` the call returns when all memory lent may be written again; without, the caller flushes the endpoint
-        before it lets anything write `in` or `out`, which must not overlap. Raises the endpoint's errors.
+        With `flush` the call returns when all memory lent may be written again; without, the caller flushes the
+        endpoint before it lets anything write `in` or `out`, which must not overlap. Raises the endpoint's errors.
         """
         reg = self.initial.copy()
         for r, rank, name in self.bound:
@@ -125,9 +125,10 @@ def prepare(
 ) -> Prepared:
     """The flat form of `program` (built with `only` = this worker's ranks) over elements of `dtype`.
 
-    `rank_to_worker` maps a rank of the program to the worker that holds it (default: rank r on worker r, or all here when
-    there is no endpoint). `plan`: 64-bit hash that every message carries.
-    `reduce_fn(op, dst_dtype, src_dtypes)` makes the reducers. Raises `ValueError` where `program` was cut for other ranks.
+    `rank_to_worker` maps a rank of the program to the worker that holds it (default: rank r on worker r, or all here
+    when there is no endpoint). `plan`: 64-bit hash that every message carries.
+    `reduce_fn(op, dst_dtype, src_dtypes)` makes the reducers.
+    Raises `ValueError` where `program` was cut for other ranks.
     """
     if rank_to_worker is None:
         rank_to_worker = (lambda r: r) if endpoint is not None else (lambda r: 0)

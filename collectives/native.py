@@ -1,9 +1,9 @@
 """Native kernels of the host side: n-ary reduces, compiled once a signature with llvmlite, called through ctypes.
 
-A reduce reads every source once and writes the destination once, in explicit vectors of 64 bytes; half types are widened
-to float32, summed in the order of the balanced tree, and rounded once (to nearest even). Loads need no more alignment
-than their element's. More than 16 sources are reduced in groups of 16, which are subtrees of the same tree, so the bits
-do not change. The GIL is released while a kernel runs. Compiling takes about 10 ms a signature.
+A reduce reads every source once and writes the destination once, in explicit vectors of 64 bytes; half types are
+widened to float32, summed in the order of the balanced tree, and rounded once (to nearest even). Loads need no more
+alignment than their element's. More than 16 sources are reduced in groups of 16, which are subtrees of the same tree,
+so the bits do not change. The GIL is released while a kernel runs. Compiling takes about 10 ms a signature.
 """
 
 from __future__ import annotations

@@ -100,12 +100,13 @@ class Collective:
     | all_reduce | `count` | `count`: the reduction over ranks |
     | reduce_scatter | `count` | `sizes[r]`: r's slice of the reduction (`sum(sizes) == count`) |
     | all_gather | `sizes[r]` | `count == sum(sizes)`: all inputs, in rank order |
-    | all_to_all | `rows[r] * count`: block j has `rows[r] * sizes[j]` | `sizes[r] * sum(rows)`: block i came from rank i |
+    | all_to_all | `rows[r] * count`: block j has `rows[r] * sizes[j]` | `sizes[r] * sum(rows)`: block i is rank i's |
     | broadcast | `count` on `root` only | `count` |
     | send | `count` on `root` only | `count` on `target` only |
 
-    `sizes` defaults to `split(count, ranks)`, `rows` to ones. `group`: how many neighbouring ranks are in one worker (or on
-    one host), a divisor of `ranks`; it changes only which algorithms make sense. Raises `ValueError` on sizes that do not fit.
+    `sizes` defaults to `split(count, ranks)`, `rows` to ones. `group`: how many neighbouring ranks are in one worker
+    (or on one host), a divisor of `ranks`; it changes only which algorithms make sense. Raises `ValueError` on sizes
+    that do not fit.
     """
 
     kind: str

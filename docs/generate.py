@@ -25,8 +25,9 @@ from manygrad.tensor.uop.show import show
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 PROGRAM = """devices = ("CPU:0", "CPU:1")
-x = Tensor(rows).shard(devices, axis=0)                  # (4, 3): two rows on each device
-w = Tensor(weights).shard(devices); w.requires_grad = True   # (3, 1): a copy on each
+x = Tensor(rows).shard(devices, axis=0)  # (4, 3): two rows on each device
+w = Tensor(weights).shard(devices)  # (3, 1): a copy on each
+w.requires_grad = True
 loss = (x @ w).relu().sum()
 loss.backward()
 w.assign(w - w.grad * 0.1)

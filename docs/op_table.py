@@ -1,4 +1,5 @@
-"""The table of docs/ops.md: every operator of torch.Tensor, torch.nn.functional and torch.nn, and where it is here, or why not."""
+"""The table of docs/ops.md: every operator of torch.Tensor, torch.nn.functional and torch.nn,
+and where it is here, or why not."""
 
 from __future__ import annotations
 
@@ -16,10 +17,15 @@ OWNERS: dict[str, Any] = {"Tensor": Tensor, "nn.functional": nn.functional, "nn"
 # what the project sets aside as a whole: complex, sparse, quantised, FFT, named and nested tensors
 SET_ASIDE: dict[str, str] = {
     "complex": "cdouble cfloat chalf imag resolve_conj resolve_neg",
-    "sparse": "ccol_indices coalesce col_indices crow_indices dense_dim indices is_coalesced is_sparse_csr resize_as_sparse_ row_indices "
-    "smm sparse_dim sparse_mask sparse_resize_ sparse_resize_and_clear_ sspaddmm to_dense to_sparse to_sparse_bsc to_sparse_bsr "
-    "to_sparse_coo to_sparse_csc to_sparse_csr values",
-    "quantised": "dequantize int_repr q_per_channel_axis q_per_channel_scales q_per_channel_zero_points q_scale q_zero_point qscheme",
+    "sparse": (
+        "ccol_indices coalesce col_indices crow_indices dense_dim indices is_coalesced is_sparse_csr "
+        "resize_as_sparse_ row_indices smm sparse_dim sparse_mask sparse_resize_ sparse_resize_and_clear_ sspaddmm "
+        "to_dense to_sparse to_sparse_bsc to_sparse_bsr to_sparse_coo to_sparse_csc to_sparse_csr values"
+    ),
+    "quantised": (
+        "dequantize int_repr q_per_channel_axis q_per_channel_scales q_per_channel_zero_points q_scale "
+        "q_zero_point qscheme"
+    ),
     "FFT": "istft stft",
     "nested": "to_padded_tensor",
 }
@@ -27,13 +33,27 @@ SET_ASIDE: dict[str, str] = {
 # by design not here, and why
 NOT: dict[str, str] = {
     "Python code cannot run element by element inside a kernel": "apply_ map_ map2_",
-    "a tensor is a lazy value without storage of its own layout: there are no strides or storages to share, resize or set": "is_set_to new_empty_strided resize resize_ resize_as resize_as_ set_ storage storage_type "
-    "untyped_storage const_data_ptr dim_order layout slice_inverse",
-    "the storage of an operator's result is decided by the scheduler; memory is shared by `shard`, DLPack and shared-memory arenas": "is_shared share_memory_ is_pinned pin_memory record_stream",
-    "gradients are a rewrite of the graph, there are no autograd nodes": "grad_fn output_nr grad_dtype reinforce volatile",
-    "devices are named by strings: `.to('CUDA:0')`": "cuda ipu xpu mtia is_ipu is_maia is_mkldnn is_mps is_mtia is_vulkan is_xla is_xpu to_mkldnn",
-    "deprecated in PyTorch itself, or an internal of its dispatcher": "as_subclass eig is_distributed lstsq module_load name symeig hash_tensor Container new index "
-    "LinearCrossEntropyOptions conv_tbc native_channel_shuffle",
+    (
+        "a tensor is a lazy value without storage of its own layout: there are no strides or storages to share, "
+        "resize or set"
+    ): (
+        "is_set_to new_empty_strided resize resize_ resize_as resize_as_ set_ storage storage_type "
+        "untyped_storage const_data_ptr dim_order layout slice_inverse"
+    ),
+    (
+        "the storage of an operator's result is decided by the scheduler; memory is shared by `shard`, "
+        "DLPack and shared-memory arenas"
+    ): "is_shared share_memory_ is_pinned pin_memory record_stream",
+    "gradients are a rewrite of the graph, there are no autograd nodes": (
+        "grad_fn output_nr grad_dtype reinforce volatile"
+    ),
+    "devices are named by strings: `.to('CUDA:0')`": (
+        "cuda ipu xpu mtia is_ipu is_maia is_mkldnn is_mps is_mtia is_vulkan is_xla is_xpu to_mkldnn"
+    ),
+    "deprecated in PyTorch itself, or an internal of its dispatcher": (
+        "as_subclass eig is_distributed lstsq module_load name symeig hash_tensor Container new index "
+        "LinearCrossEntropyOptions conv_tbc native_channel_shuffle"
+    ),
     "experimental in PyTorch, for the tensor cores of some GPUs": "grouped_mm scaled_grouped_mm scaled_mm",
     "replaced by sharding: `x.shard(devices, axis=0)` and `launcher --nodes`": "DataParallel",
 }
@@ -89,13 +109,19 @@ def counts() -> dict[str, tuple[int, int, int]]:
 def markdown() -> str:
     why = reasons()
     lines = [
-        "# Operators", "",
-        "Every operator of PyTorch's `torch.Tensor`, `torch.nn.functional` and `torch.nn`, and the file that has it here. Written by "
-        "`python docs/generate.py`; a test compares. What is marked *set aside* belongs to complex, sparse, quantised, FFT, named or nested tensors.", "",
-        "No operator falls back to NumPy on the host. Those whose result's shape depends on data (`nonzero`, `masked_select`, `unique`, `x[mask]`, "
-        "`bincount`, `repeat_interleave` of a tensor, ...) read one number, the count, back to the host, unless `size=` (or what PyTorch calls it) is given.", "",
-        "| | have | by design not | set aside | have, of what is not set aside |", "|---|---|---|---|---|",
-    ]  # fmt: skip
+        "# Operators",
+        "",
+        "Every operator of PyTorch's `torch.Tensor`, `torch.nn.functional` and `torch.nn`, and the file that has it "
+        "here. Written by `python docs/generate.py`; a test compares. What is marked *set aside* belongs to complex, "
+        "sparse, quantised, FFT, named or nested tensors.",
+        "",
+        "No operator falls back to NumPy on the host. Those whose result's shape depends on data (`nonzero`, "
+        "`masked_select`, `unique`, `x[mask]`, `bincount`, `repeat_interleave` of a tensor, ...) read one number, the "
+        "count, back to the host, unless `size=` (or what PyTorch calls it) is given.",
+        "",
+        "| | have | by design not | set aside | have, of what is not set aside |",
+        "|---|---|---|---|---|",
+    ]
     for section, (have, missing, aside) in counts().items():
         lines.append(f"| torch.{section} | {have} | {missing} | {aside} | {100 * have / (have + missing):.1f}% |")
     for section, names in torch_names().items():

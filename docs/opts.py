@@ -11,10 +11,11 @@ HEAD = """# Opts
 
 <!-- made by docs/generate.py from runtime/codegen/opts/ -->
 
-One named decision each about how a kernel's loop nest is run, by the names of Halide and TVM where they have the thing; a list of them is what
-the heuristic or the search (`BEAM`) picks, `DEBUG=4` prints, and [performance](performance.md) explains. They are applied in the order of this page.
-Numbers: ids of loops and reduce ranges, slots of arguments, sizes. The order in which a reduction is added up follows from those marked so;
-all others change only when and where things are computed.
+One named decision each about how a kernel's loop nest is run, by the names of Halide and TVM where they have the
+thing; a list of them is what the heuristic or the search (`BEAM`) picks, `DEBUG=4` prints, and
+[performance](performance.md) explains. They are applied in the order of this page. Numbers: ids of loops and reduce
+ranges, slots of arguments, sizes. The order in which a reduction is added up follows from those marked so; all others
+change only when and where things are computed.
 
 | Opt | it changes the order of sums |
 |---|---|

@@ -1,10 +1,13 @@
-"""GPT-2 (Radford et al., 2019) with Hugging Face's parameter names: training, saving, loading, writing with a key-value cache.
+"""GPT-2 (Radford et al., 2019) with Hugging Face's parameter names: training, saving, loading,
+writing with a key-value cache.
 
     python examples/gpt2.py
-    python examples/gpt2.py --load gpt2/model.safetensors --layers 12 --heads 12 --dim 768 --context 1024 --vocabulary 50257 --steps 0 --tokens 464 3290
+    python examples/gpt2.py --load gpt2/model.safetensors --layers 12 --heads 12 --dim 768 --context 1024 \\
+        --vocabulary 50257 --steps 0 --tokens 464 3290
 
-A checkpoint that people share loads as it is. The default trains a small one on bytes of text, saves it, loads it again and
-lets it write. Writing is one captured step: the position is a symbolic variable, so every token replays the same kernels.
+A checkpoint that people share loads as it is. The default trains a small one on bytes of text, saves it, loads it again
+and lets it write. Writing is one captured step: the position is a symbolic variable, so every token replays the same
+kernels.
 """
 
 import argparse
@@ -87,7 +90,8 @@ class GPT2(nn.Module):
         return F.linear(self.ln_f(h), self.wte.weight)
 
     def token(self, x: Tensor, caches: list[Tensor], position: object, length: object) -> Tensor:
-        """(1, 1) token at `position` -> (1, 1) the likeliest that follows; the caches hold the `length` tokens up to it."""
+        """(1, 1) token at `position` -> (1, 1) the likeliest that follows;
+        the caches hold the `length` tokens up to it."""
         h = self.wte(x) + self.wpe.weight[position]
         for block, cache in zip(self.h, caches):
             h = block(h, cache, position, length)

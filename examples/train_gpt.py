@@ -26,9 +26,8 @@ def default_text() -> str:
         raise SystemExit(
             "the default text comes with the package pythonbible: pip install pythonbible, or pass --text FILE"
         ) from None
-    return "\n".join(
-        get_verse_text(v) or "" for v in VERSE_IDS if v < 7_000_000
-    )  # a verse's number: book, chapter, verse
+    # a verse's number: book, chapter, verse
+    return "\n".join(get_verse_text(v) or "" for v in VERSE_IDS if v < 7_000_000)
 
 
 class Block:
@@ -104,7 +103,8 @@ def main() -> None:
     start = shown = time.perf_counter()
     if world.rank == 0:
         print(
-            f"{len(text)} characters, {len(characters)} distinct; {sum(p.numel() for p in get_parameters(model))} parameters; a blind guess costs {math.log(len(characters)):.2f}",
+            f"{len(text)} characters, {len(characters)} distinct; {sum(p.numel() for p in get_parameters(model))} "
+            f"parameters; a blind guess costs {math.log(len(characters)):.2f}",
             flush=True,
         )
     first = last = 0.0
@@ -122,7 +122,8 @@ def main() -> None:
                 shown = now
                 rate = i * args.batch * args.context / max(now - start, 1e-9)
                 print(
-                    f"step {i + 1:4d}/{args.steps}  loss {last:.4f}  {rate:8.0f} tokens/s  {GlobalCounters.net_bytes / 1e6:8.1f} MB sent",
+                    f"step {i + 1:4d}/{args.steps}  loss {last:.4f}  {rate:8.0f} tokens/s  "
+                    f"{GlobalCounters.net_bytes / 1e6:8.1f} MB sent",
                     flush=True,
                 )
     if world.rank == 0:

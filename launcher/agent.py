@@ -1,8 +1,9 @@
-"""The node agent: a Ray actor that starts a rank's supervisor on its node, holds the node's CPU for it, and waits for its end.
+"""The node agent: a Ray actor that starts a rank's supervisor on its node, holds the node's CPU for it,
+and waits for its end.
 
-It stands alone (standard library, no manygrad import): Ray ships its source to the actor by value, so an agent is up without
-importing the runtime. The supervisor (`supervisor.py`) is a process of a session of its own and no child of the actor: Ray is
-needed to find the places, and a run goes on to its end when Ray dies.
+It stands alone (standard library, no manygrad import): Ray ships its source to the actor by value, so an agent is up
+without importing the runtime. The supervisor (`supervisor.py`) is a process of a session of its own and no child of the
+actor: Ray is needed to find the places, and a run goes on to its end when Ray dies.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 The thread sends heartbeats with counters, forwards what the main thread queues, and acts on the driver's orders even
 while the main thread computes or waits: `abort` first wakes every wait of the collectives, and if the main thread is
-still in the user's code a moment later, a signal raises `LaunchAborted` there. A driver that has gone away (nothing listens at its
-address any more), or has not been heard for `silent_s`, is an abort too, after which the process ends itself. A connection that breaks
-is made anew, and nothing is lost by that (`link.Session`).
+still in the user's code a moment later, a signal raises `LaunchAborted` there. A driver that has gone away (nothing
+listens at its address any more), or has not been heard for `silent_s`, is an abort too, after which the process ends
+itself. A connection that breaks is made anew, and nothing is lost by that (`link.Session`).
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class Channel:
         return {"collectives": count, "collective": text}
 
     def wait(self, ready: Callable[[], bool], deadline_s: float, what: str) -> None:
-        """Wait until `ready()`; raises `LaunchAborted` (or `PlanMismatch`) when the run ends first, `PlanTimeout` at the deadline."""
+        """Wait until `ready()`; raises `LaunchAborted` (or `PlanMismatch`) when the run ends first,
+        `PlanTimeout` at the deadline."""
         until = time.monotonic() + deadline_s
         with self.changed:
             while not ready():
@@ -204,7 +205,10 @@ class Channel:
         if gone:
             why = "nothing listens at its address any more"
         elif silent_s > self.silent_s:
-            why = f"it was not heard for {self.silent_s:g} s (suspended, or the network is cut); the knob is HEARTBEAT_TIMEOUT_S"
+            why = (
+                f"it was not heard for {self.silent_s:g} s (suspended, or the network is cut); "
+                "the knob is HEARTBEAT_TIMEOUT_S"
+            )
         if why:
             self._abort(f"the launcher is gone: {why}", "gone")
             threading.Thread(target=_end_soon, args=(3.0,), daemon=True).start()

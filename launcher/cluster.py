@@ -1,10 +1,10 @@
 """Ray, as far as the launcher needs it: start or attach, count what fits, place one agent a node, go away.
 
-A Ray that we start belongs to one run: its own token (a private file), its own short temporary folder, and at the end its processes
-are killed by their ids and the folder is removed. A Ray that we attach to is left as it is.
+A Ray that we start belongs to one run: its own token (a private file), its own short temporary folder, and at the end
+its processes are killed by their ids and the folder is removed. A Ray that we attach to is left as it is.
 
-Ray is needed to find the places and to start the supervisors there. After that nothing of a run depends on it: what it says comes
-from a thread of its own, which may wait for a dead Ray as long as it likes (`lost`).
+Ray is needed to find the places and to start the supervisors there. After that nothing of a run depends on it: what it
+says comes from a thread of its own, which may wait for a dead Ray as long as it likes (`lost`).
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ _QUIET = {
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_enable_metrics_collection": "false",
     "RAY_worker_niceness": "0",  # the workers are the job, not something in its background
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "1000000",  # without its GCS Ray ends the processes that use it, the launcher too
+    # without its GCS Ray ends the processes that use it, the launcher too
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "1000000",
 }
-# Of a Ray that is ours. It would take the host's address instead of the one we give, and listen on all interfaces; in a world of one host
-# it takes loopback.
+# Of a Ray that is ours. It would take the host's address instead of the one we give, and listen on all interfaces;
+# in a world of one host it takes loopback.
 _OWN = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-# Processes that a Ray of ours has no use for: autoscaler, dashboard, and what sends logs to the driver. Each imports Ray, while on a busy
-# machine the others give up waiting for each other.
+# Processes that a Ray of ours has no use for: autoscaler, dashboard, and what sends logs to the driver. Each imports
+# Ray, while on a busy machine the others give up waiting for each other.
 _UNUSED = ("start_monitor", "start_api_server", "start_log_monitor")
 RAY_STOP_S = 10.0  # how long a Ray may take to be told that we go
 
@@ -61,7 +62,8 @@ class Place:
 
 
 def share(found: list[tuple[str, str, int]]) -> list[Place]:
-    """Places from each rank's (host name, address, cores). Hosts may have the same name (two clones, `localhost`): the address tells them apart."""
+    """Places from each rank's (host name, address, cores).
+    Hosts may have the same name (two clones, `localhost`): the address tells them apart."""
     seen = dict[tuple[str, str], int]()
     places = list[Place]()
     for host, ip, cores in found:
@@ -83,13 +85,11 @@ class Cluster:
     places: list[Place] = field(default_factory=list)
     _agents: list[Any] = field(default_factory=list)
     _refs: dict[Any, int] = field(default_factory=dict)
-    _news: queue.SimpleQueue[tuple[int, bytes | None, str]] = field(
-        default_factory=queue.SimpleQueue
-    )  # rank, result, or what failed
+    # rank, result, or what failed
+    _news: queue.SimpleQueue[tuple[int, bytes | None, str]] = field(default_factory=queue.SimpleQueue)
     _results: dict[int, bytes] = field(default_factory=dict)
-    _pidfds: dict[int, tuple[int, int]] = field(
-        default_factory=dict
-    )  # of supervisors on this host, by rank: (descriptor, pid)
+    # of supervisors on this host, by rank: (descriptor, pid)
+    _pidfds: dict[int, tuple[int, int]] = field(default_factory=dict)
     _supervised: set[int] = field(default_factory=set)
     _stopping: bool = False
     _group: Any = None
@@ -98,7 +98,8 @@ class Cluster:
     # ---- start
 
     def start(self) -> None:
-        """Have a Ray to work with. Raises `UsageError` if there is none at the address, `Infeasible` if it does not start or the nodes do not fit."""
+        """Have a Ray to work with. Raises `UsageError` if there is none at the address,
+        `Infeasible` if it does not start or the nodes do not fit."""
         loaded = sys.modules.get("ray")
         self.was_initialized = bool(loaded is not None and loaded.is_initialized())
         if self.was_initialized:
@@ -149,7 +150,8 @@ class Cluster:
         address = self.job.address
         if address.startswith("ray://"):
             raise UsageError(
-                f"--address {address}: Ray Client addresses are not supported; run the launcher on a node of the cluster with --address auto, "
+                f"--address {address}: Ray Client addresses are not supported; "
+                "run the launcher on a node of the cluster with --address auto, "
                 "or as a Ray job"
             )
         self._set_env(_QUIET)
@@ -182,8 +184,9 @@ class Cluster:
         if fits < self.job.nodes:
             there = ", ".join(f"{n['NodeManagerHostname']} ({n['Resources'].get('CPU', 0):g} CPUs)" for n in nodes)
             raise Infeasible(
-                f"{self.job.nodes} nodes were asked for, each needs one CPU; the Ray cluster has {len(nodes)} host{'s' * (len(nodes) != 1)} "
-                f"with {fits} CPUs in all: {there}. Ask for at most {fits} nodes, or add hosts with `ray start --address=...`"
+                f"{self.job.nodes} nodes were asked for, each needs one CPU; "
+                f"the Ray cluster has {len(nodes)} host{'s' * (len(nodes) != 1)} with {fits} CPUs in all: {there}. "
+                f"Ask for at most {fits} nodes, or add hosts with `ray start --address=...`"
             )
 
     # ---- agents
@@ -205,8 +208,9 @@ class Cluster:
             if not self._group.wait(timeout_seconds=min(30.0, self.job.start_timeout_s)):
                 free = ray.available_resources().get("CPU", 0)
                 raise Infeasible(
-                    f"the Ray cluster is busy: {n} nodes need {n} free CPUs on {'as many hosts' if len(hosts) >= n else 'its hosts'}, {free:g} are free now. "
-                    "`ray status` shows who uses them; try again later or ask for fewer nodes"
+                    "the Ray cluster is busy: "
+                    f"{n} nodes need {n} free CPUs on {'as many hosts' if len(hosts) >= n else 'its hosts'}, {free:g} "
+                    "are free now. `ray status` shows who uses them; try again later or ask for fewer nodes"
                 )
         try:
             remote = ray.remote(**options)(agent_module.Agent)
@@ -290,7 +294,8 @@ class Cluster:
                 pass
 
     def lost(self) -> tuple[list[tuple[int, str]], str]:
-        """Supervisors that ended, or never came to be, since the last call, as (rank, reason); and what is the matter with Ray, or nothing."""
+        """Supervisors that ended, or never came to be, since the last call, as (rank, reason);
+        and what is the matter with Ray, or nothing."""
         out, trouble = [], ""
         for rank, (fd, pid) in list(self._pidfds.items()):
             if select.select([fd], [], [], 0)[0]:
@@ -309,7 +314,8 @@ class Cluster:
         return out, trouble
 
     def results(self, timeout_s: float = 60.0) -> list[bytes]:
-        """What the function returned, by rank; for a run that succeeded. Raises `RuntimeError` if Ray, which brings it from other hosts, is gone."""
+        """What the function returned, by rank; for a run that succeeded.
+        Raises `RuntimeError` if Ray, which brings it from other hosts, is gone."""
         if self.started_ray:
             found = []
             for r in range(self.job.nodes):
@@ -327,7 +333,8 @@ class Cluster:
     # ---- stop
 
     def stop(self, fast: bool) -> str:
-        """Take our agents away. Of a Ray that we started nothing is left; `fast` (the process ends next) leaves that to the sweep.
+        """Take our agents away. Of a Ray that we started nothing is left;
+        `fast` (the process ends next) leaves that to the sweep.
 
         Returns what could not be done, or nothing: it ends no run, and what is left may be the user's Ray.
         """
@@ -342,9 +349,8 @@ class Cluster:
             if self.started_ray and fast:
                 return ""
             trouble = list[str]()
-            leaving = threading.Thread(
-                target=self._leave, args=(ray, trouble), daemon=True
-            )  # a dead Ray would keep us waiting
+            # a dead Ray would keep us waiting
+            leaving = threading.Thread(target=self._leave, args=(ray, trouble), daemon=True)
             leaving.start()
             leaving.join(RAY_STOP_S)
             if leaving.is_alive():
@@ -421,9 +427,8 @@ def _tamed() -> Iterator[None]:
                 setattr(there, name, make(before))
 
         put("ray_constants", "ENABLE_RAY_CLUSTER", lambda before: False)  # as in _OWN, if Ray was loaded before
-        put(
-            "utils", "get_entrypoint_name", lambda before: lambda: "launcher"
-        )  # else our command line, which may be no UTF-8
+        # else our command line, which may be no UTF-8
+        put("utils", "get_entrypoint_name", lambda before: lambda: "launcher")
         put("node", "wait_for_persisted_port", _in_slices)
         for process in _UNUSED:
             put("node", process, lambda before: lambda self, **settings: None, of="Node")
@@ -431,7 +436,8 @@ def _tamed() -> Iterator[None]:
 
 
 def _in_slices(wait: Callable[..., int]) -> Callable[..., int]:
-    """Ray waits half a minute for its GCS in one call that holds the interpreter: no signal, and no `Guard`, would get through."""
+    """Ray waits half a minute for its GCS in one call that holds the interpreter: no signal, and no `Guard`,
+    would get through."""
 
     def in_slices(*args: Any, timeout_ms: int = 30_000, **kwargs: Any) -> int:
         until = time.monotonic() + timeout_ms / 1000
@@ -454,7 +460,8 @@ def _last_line(e: BaseException) -> str:
 
 
 class Guard(threading.Thread):
-    """Looks after the Ray that we start, from before its start until the supervisors run: calls `ended(text)` when a part of it dies.
+    """Looks after the Ray that we start, from before its start until the supervisors run:
+    calls `ended(text)` when a part of it dies.
 
     `ray.init` itself would find out after half a minute, and end in a traceback.
     """
@@ -511,6 +518,7 @@ def check_memory(nodes: int) -> None:
         return
     if nodes * WORKER_MIB > free_mib:
         raise Infeasible(
-            f"{nodes} nodes were asked for on this one machine; its {free_mib} MiB of free memory hold at most {free_mib // WORKER_MIB} workers "
-            f"of at least {WORKER_MIB} MiB each. Ask for fewer nodes, or give a Ray cluster with --address"
+            f"{nodes} nodes were asked for on this one machine; its {free_mib} MiB of free memory hold at most "
+            f"{free_mib // WORKER_MIB} workers of at least {WORKER_MIB} MiB each. "
+            "Ask for fewer nodes, or give a Ray cluster with --address"
         )

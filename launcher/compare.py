@@ -1,7 +1,7 @@
 """Where ranks differ that should run the same program on the same values: pure functions of what they sent.
 
-A plan's outline has a line for each node of its graph, sources first: the user's line, a tab, the op with its type, shape and argument.
-Values that ranks must hold alike come as lines of number, tab, digest, tab, description.
+A plan's outline has a line for each node of its graph, sources first: the user's line, a tab, the op with its type,
+shape and argument. Values that ranks must hold alike come as lines of number, tab, digest, tab, description.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ import binascii
 import zlib
 from dataclasses import dataclass, field
 
-ADVICE = "every rank must build the same tensors in the same order: look for a branch on the rank, for data or batches of different sizes, or for a mode (eval, no_grad) set on one rank"
+ADVICE = (
+    "every rank must build the same tensors in the same order: look for a branch on the rank, for data or batches "
+    "of different sizes, or for a mode (eval, no_grad) set on one rank"
+)
 VALUES_ADVICE = (
-    "every rank must hold the same value: seed all ranks alike (Tensor.manual_seed), load the same data on all of them, or call "
-    "manygrad.broadcast_(tensors) once after they are made"
+    "every rank must hold the same value: seed all ranks alike (Tensor.manual_seed), load the same data on all of "
+    "them, or call manygrad.broadcast_(tensors) once after they are made"
 )
 UNPACKED = 16 << 20  # characters of an outline that are looked at
 SHOWN = 5  # values that differ
@@ -22,7 +25,8 @@ ROUNDS = 4096  # comparisons that wait for a rank; of more the oldest are forgot
 
 
 def pack(outline: str, limit: int) -> str:
-    """An outline for a message of `limit` characters, a tenth as long; of one that is too long as many of its first lines as fit."""
+    """An outline for a message of `limit` characters, a tenth as long;
+    of one that is too long as many of its first lines as fit."""
     while len(packed := base64.b85encode(zlib.compress(outline.encode("utf-8", "backslashreplace"))).decode()) > limit:
         outline = outline[: len(outline) // 2].rpartition("\n")[0]
     return packed
@@ -37,7 +41,8 @@ def unpack(packed: str) -> str:
 
 
 def first_difference(a: str, b: str) -> tuple[str, str] | None:
-    """The first node in which two outlines differ, as each has it: `train.py:31: MUL float32 (8, 4)`; None where they are equal."""
+    """The first node in which two outlines differ, as each has it: `train.py:31: MUL float32 (8, 4)`;
+    None where they are equal."""
     mine, theirs = a.split("\n"), b.split("\n")
     for x, y in zip(mine, theirs):
         if x.partition("\t")[2] != y.partition("\t")[2]:

@@ -1,8 +1,8 @@
 """The driver's end of the control channel: one ROUTER socket for all workers and supervisors (agents).
 
 Every connection authenticates with CURVE: the driver makes one key pair for itself and one per rank for each run, and
-its ZAP handler admits only those. A message's rank is the one its key belongs to. With each of them runs a conversation (`link.Session`)
-that outlives broken connections.
+its ZAP handler admits only those. A message's rank is the one its key belongs to. With each of them runs a conversation
+(`link.Session`) that outlives broken connections.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@ that nothing a confused worker sends can harm the others. The first failure that
 rank's failure is the root cause; it ends the run for everybody: told first (`abort`), SIGTERM after `grace_s`,
 then SIGKILL. A rank that waited in vain is such an echo: the rank that did not come is the root cause.
 
-Everybody hears a heartbeat of everybody that matters to it: workers and supervisors say each second that they are there, and so do we
-(`Beat`). Progress is watched, not life alone: a worker whose process computes is not silent, even when native code holds its interpreter.
+Everybody hears a heartbeat of everybody that matters to it: workers and supervisors say each second that they are
+there, and so do we (`Beat`). Progress is watched, not life alone: a worker whose process computes is not silent, even
+when native code holds its interpreter.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ TRANSITIONS: dict[tuple[State, type[Event]], State] = {
 
 @dataclass
 class Failure:
-    """What ended a rank or the run. `rank` is None for a time-out or an interrupt; `code` is the exit code it stands for."""
+    """What ended a rank or the run. `rank` is None for a time-out or an interrupt;
+    `code` is the exit code it stands for."""
 
     rank: int | None
     kind: str  # exception, exit, signal, lost, silent, late, plan, timeout, interrupt, protocol
@@ -228,9 +230,8 @@ class Controller:
     def _on_agentbeat(self, rank: Rank, event: AgentBeat, before: State, now: float) -> None:
         rank.agent = _heard(rank.agent, now)
         rank.stopped = event.process in ("T", "t")
-        busy = event.process == "D" or event.cpu_ms - rank.cpu_ms > 1000 * BUSY * (
-            now - rank.beat_at
-        )  # D: waits for a disk
+        # D: waits for a disk
+        busy = event.process == "D" or event.cpu_ms - rank.cpu_ms > 1000 * BUSY * (now - rank.beat_at)
         if busy and rank.beat_at and rank.worker is not None:
             rank.worker.heard(now)  # native code that holds the interpreter lets no heartbeat through, but computes
         rank.beat_at, rank.cpu_ms = now, event.cpu_ms
@@ -238,7 +239,10 @@ class Controller:
     def _on_hello(self, rank: Rank, event: Hello, before: State, now: float) -> None:
         rank.card, rank.host, rank.ip, rank.pid, rank.port = event.card, event.host, event.ip, event.pid, event.port
         if event.protocol != PROTOCOL:
-            text = f"rank {rank.rank} on {rank.host} speaks protocol {event.protocol}, the launcher {PROTOCOL}: install the same manygrad on all nodes"
+            text = (
+                f"rank {rank.rank} on {rank.host} speaks protocol {event.protocol}, the launcher {PROTOCOL}: "
+                "install the same manygrad on all nodes"
+            )
             self._fail(Failure(rank.rank, "protocol", text, 1), now)
         elif self.root is None and all(r.state is State.JOINED for r in self.ranks):
             self.joined_at = now
@@ -351,8 +355,10 @@ class Controller:
                 w = waiting[0]
                 self._mismatch(
                     r.rank,
-                    f"rank {r.rank} finished the script while {ranks_text([x.rank for x in waiting])} wait{'s' if len(waiting) == 1 else ''} "
-                    f"in plan {w.plans}\n  rank {w.rank}: {w.plan_text}\n  rank {r.rank}: made {r.plans} plan{'s' if r.plans != 1 else ''}"
+                    f"rank {r.rank} finished the script while {ranks_text([x.rank for x in waiting])} "
+                    f"wait{'s' if len(waiting) == 1 else ''} "
+                    f"in plan {w.plans}\n  rank {w.rank}: {w.plan_text}\n"
+                    f"  rank {r.rank}: made {r.plans} plan{'s' if r.plans != 1 else ''}"
                     f"{', the last ' + r.plan_text if r.plan_text else ''}, and finished",
                     now,
                 )
@@ -382,7 +388,8 @@ class Controller:
         self._fail(rank.failure, now)
 
     def _late(self, waiting: Rank, event: Failed) -> Failure | None:
-        """Why `waiting` waited in vain: the rank that did not come to where it is, a stopped one first; None if that is not known."""
+        """Why `waiting` waited in vain: the rank that did not come to where it is, a stopped one first;
+        None if that is not known."""
         others = [r for r in self.ranks if r is not waiting and r.failure is None and r.state is not State.EXITED]
         mute = [r for r in others if r.stopped or (r.worker is not None and r.worker.seconds > QUIET_S)]
         if event.waited_for == "plan":
@@ -522,7 +529,10 @@ class Controller:
                 title = f"no sign of life for {self.silent_s:g} s ({why})"
                 self._fail(Failure(r.rank, "silent", title, 1, where=r.where, step=r.step), now)
             elif agent_silent_s > self.silent_s:
-                title = f"no sign of life of its supervisor (pid {r.agent_pid}) for {self.silent_s:g} s (stopped, or the network is cut)"
+                title = (
+                    f"no sign of life of its supervisor (pid {r.agent_pid}) for {self.silent_s:g} s (stopped, "
+                    "or the network is cut)"
+                )
                 self._fail(Failure(r.rank, "silent", title, 1, where=r.where, step=r.step), now)
 
     def _laggard(self) -> str:

@@ -1,8 +1,8 @@
 """Runs a job: this is the pipeline of the launcher, from a `Job` to an `Outcome`.
 
 The controller decides, this module does: it starts the cluster and the agents, moves messages, prints the logs, sends
-signals, and leaves nothing behind whatever happens. Nothing that only tells of the run (a terminal that is held, a full disk, a run
-directory that was deleted) ends the run.
+signals, and leaves nothing behind whatever happens. Nothing that only tells of the run (a terminal that is held, a full
+disk, a run directory that was deleted) ends the run.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class StartFailed(BaseException):
 
 
 class Signals:
-    """Ctrl-C and SIGTERM as values: queued, for the run while it is supervised and for `check` before; raised within `raising`."""
+    """Ctrl-C and SIGTERM as values: queued, for the run while it is supervised and for `check` before;
+    raised within `raising`."""
 
     def __init__(self, last: bool = False) -> None:
         self.last = last
@@ -198,7 +199,8 @@ def _run_in(run_dir: str, job: Job, signals: Signals, began: float, last: bool) 
 
 
 def _start_failed(text: str, job: Job, folder: str, signals: Signals, last: bool) -> None:
-    """A part of our Ray has died at the start (called by the guard's thread). What waits for it in Ray's client cannot be woken from here."""
+    """A part of our Ray has died at the start (called by the guard's thread).
+    What waits for it in Ray's client cannot be woken from here."""
     signals.failed = text
     if signals.saved:
         signal.pthread_kill(threading.main_thread().ident or 0, START_FAILED)
@@ -284,7 +286,10 @@ class Run:
         text, code = report.render(c, paths, self.command), c.exit_code
         if lost_result:
             text, code = (
-                f"\nlauncher: every rank has finished, but their results are lost: {lost_result}\nlauncher: exit code 1\n",
+                (
+                    f"\nlauncher: every rank has finished, but their results are lost: {lost_result}\n"
+                    "launcher: exit code 1\n"
+                ),
                 1,
             )
 
@@ -318,7 +323,8 @@ class Run:
         if trouble:
             write(
                 sys.stderr,
-                f"launcher: warning: the logs or the report could not be kept whole: {trouble}; the run's outcome stands\n",
+                f"launcher: warning: the logs or the report could not be kept whole: {trouble}; "
+                "the run's outcome stands\n",
             )
 
     def _announce(self) -> None:

@@ -48,7 +48,8 @@ class LaunchInterrupted(LaunchAborted, KeyboardInterrupt):
 
 
 class PlanMismatch(RuntimeError):
-    """The ranks run different programs: their n-th communication plans differ. The text shows both, with source lines."""
+    """The ranks run different programs: their n-th communication plans differ.
+    The text shows both, with source lines."""
 
 
 class PlanTimeout(TimeoutError):

@@ -1,4 +1,5 @@
-"""Leaves nothing behind: ends every process of a job by its id and removes the job's files, even after `kill -9` of the driver.
+"""Leaves nothing behind: ends every process of a job by its id and removes the job's files,
+even after `kill -9` of the driver.
 
 Every process of a job carries `MANYGRAD_JOB=<job>` in its environment (Ray's own processes too, when we started Ray),
 and every file that a job creates outside its run directory has the job's name in its own. The driver calls `sweep`
@@ -77,9 +78,8 @@ def sweep(job: str, folder: str, within_s: float = 2.0) -> None:
             break
         time.sleep(0.01)
     until = min(until, time.monotonic() + 0.5)
-    while (
-        seen and time.monotonic() < until
-    ):  # our own children (and, with `adopt_orphans`, theirs) would stay as zombies
+    # our own children (and, with `adopt_orphans`, theirs) would stay as zombies
+    while seen and time.monotonic() < until:
         for pid in list(seen):
             try:
                 os.waitpid(pid, os.WNOHANG)
@@ -97,7 +97,8 @@ def sweep(job: str, folder: str, within_s: float = 2.0) -> None:
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of descendants whose own parent dies, so that `sweep` and `end_descendants` find them too."""
+    """Make this process the parent of descendants whose own parent dies,
+    so that `sweep` and `end_descendants` find them too."""
     if sys.platform == "linux":
         import ctypes
 
@@ -105,7 +106,8 @@ def adopt_orphans() -> None:
 
 
 def end_descendants(within_s: float = 1.0) -> None:
-    """Kill every process that descends from this one (with `adopt_orphans`: however it was detached, whatever its environment)."""
+    """Kill every process that descends from this one (with `adopt_orphans`: however it was
+    detached, whatever its environment)."""
     until = time.monotonic() + within_s
     while pids := _descendants(os.getpid()):
         for pid in pids:
@@ -137,7 +139,8 @@ def _descendants(of: int) -> list[int]:
 
 
 def collect_orphans(child: int) -> None:
-    """Take note of dead children that this process has adopted; not of its own, `child`, whose end is for another to read."""
+    """Take note of dead children that this process has adopted;
+    not of its own, `child`, whose end is for another to read."""
     try:
         while (
             dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -1,7 +1,8 @@
-"""What both ends of the control channel share: conversations that outlive a broken connection, and deadlines of silence.
+"""What both ends of the control channel share: conversations that outlive a broken connection,
+and deadlines of silence.
 
-Pure: bytes, numbers and times in, bytes and decisions out; no sockets, no clock. Standard library only, because the supervisor
-(`supervisor.py`) is up without the rest of manygrad.
+Pure: bytes, numbers and times in, bytes and decisions out; no sockets, no clock. Standard library only, because the
+supervisor (`supervisor.py`) is up without the rest of manygrad.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ REFUSED_S = 5.0  # nothing listens at the launcher's address for so long: it has
 RESEND_S = 0.5  # the other side has spoken since, and still has not got what was sent so long ago
 RESEND_UNHEARD_S = 8.0  # it has not spoken either
 WINDOW = 64  # messages on their way
-HEAD = struct.Struct(
-    "<QQ"
-)  # number of this message (0: may be lost), and up to which number all of the other side's have come
+# number of this message (0: may be lost), and up to which number all of the other side's have come
+HEAD = struct.Struct("<QQ")
 
 
 @dataclass(frozen=True)
 class Clock:
-    """Seconds that all parties of a run count in: `rate` of them pass in one of the machine's. A test of long runs gives a higher rate."""
+    """Seconds that all parties of a run count in: `rate` of them pass in one of the machine's.
+    A test of long runs gives a higher rate."""
 
     rate: float = 1.0
 
@@ -39,10 +40,11 @@ class Clock:
 
 
 class Session:
-    """One side of a conversation over connections that may break and be made anew: nothing is lost, nothing comes twice.
+    """One side of a conversation over connections that may break and be made anew: nothing is lost,
+    nothing comes twice.
 
-    What must arrive is numbered and kept until the other side says that it has it; it takes numbers in order only, so whatever a
-    broken connection has swallowed is sent again (go back N). Heartbeats may be lost and have number 0.
+    What must arrive is numbered and kept until the other side says that it has it; it takes numbers in order only, so
+    whatever a broken connection has swallowed is sent again (go back N). Heartbeats may be lost and have number 0.
     """
 
     def __init__(self) -> None:
@@ -94,8 +96,8 @@ class Session:
 class Silence:
     """For how long another party has said nothing, counted only while we were there to hear it.
 
-    A process that was suspended itself (SIGSTOP, a laptop's sleep, native code that holds the interpreter) finds a gap between two
-    looks at the clock; what the other said meanwhile lies unread, so the gap does not count.
+    A process that was suspended itself (SIGSTOP, a laptop's sleep, native code that holds the interpreter) finds a gap
+    between two looks at the clock; what the other said meanwhile lies unread, so the gap does not count.
     """
 
     def __init__(self, now: float) -> None:
@@ -135,7 +137,8 @@ class Broken:
 
 
 def refused(host: str, port: int, timeout_s: float = 0.05) -> bool:
-    """Whether the host answers that nothing listens there: the process has ended. An outage, or a suspended process, is no refusal."""
+    """Whether the host answers that nothing listens there: the process has ended.
+    An outage, or a suspended process, is no refusal."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as s:
         s.settimeout(timeout_s)
         try:

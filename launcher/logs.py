@@ -150,7 +150,8 @@ class Console:
 class RankLogs:
     """The run directory's `rank<r>.log` files: everything each rank wrote, as it came.
 
-    Raises OSError where they cannot be made; after that what cannot be written (a full disk) is left out, and `trouble` says so.
+    Raises OSError where they cannot be made; after that what cannot be written (a full disk) is left out,
+    and `trouble` says so.
     """
 
     def __init__(self, directory: str, size: int) -> None:
@@ -222,8 +223,8 @@ def write(stream: IO[str] | None, text: str) -> str:
 class Terminal(threading.Thread):
     """Writes to this process's stdout and stderr in a thread of its own.
 
-    A terminal that is held (Ctrl-S), or a pager that does not read on, would stop the launcher's heartbeat. What waits is bounded by
-    back-pressure: while `full`, the driver takes no output from the workers.
+    A terminal that is held (Ctrl-S), or a pager that does not read on, would stop the launcher's heartbeat. What waits
+    is bounded by back-pressure: while `full`, the driver takes no output from the workers.
     """
 
     FULL = 1 << 20
@@ -259,7 +260,8 @@ class Terminal(threading.Thread):
 
 
 def make_run_directory(wanted: str, name: str, stamp: str) -> str:
-    """Create and return the run's folder: `wanted`, or `runs/<stamp>-<name>`; a number is added rather than mixing two runs."""
+    """Create and return the run's folder: `wanted`, or `runs/<stamp>-<name>`;
+    a number is added rather than mixing two runs."""
     base = wanted or os.path.join("runs", f"{stamp}-{name}")
     for n in range(1, 1000):
         path = base if n == 1 else f"{base}-{n}"

@@ -52,7 +52,8 @@ class Started(Event):
 
 @dataclass(frozen=True)
 class Progress(Event):
-    """Heartbeat with counters. `collectives`: how many it has entered; `collective` describes the last; `where` is the main thread's line."""
+    """Heartbeat with counters. `collectives`: how many it has entered; `collective` describes the last;
+    `where` is the main thread's line."""
 
     step: int | None
     plans: int
@@ -88,8 +89,9 @@ class Values(Event):
 class Failed(Event):
     """The script ended by an exception, or by `sys.exit` with a code that is not 0 (then `traceback` is empty).
 
-    `consequence`: the exception only says that another rank failed. `where` is the user's source line. `waited_for`: it waited in
-    vain until its deadline, in a "collective" for rank `peer`, or in a "plan" for any; or it heard nothing of the "launcher".
+    `consequence`: the exception only says that another rank failed. `where` is the user's source line. `waited_for`: it
+    waited in vain until its deadline, in a "collective" for rank `peer`, or in a "plan" for any; or it heard nothing of
+    the "launcher".
     """
 
     kind: str
@@ -112,7 +114,8 @@ class Stopping(Event):
 
 @dataclass(frozen=True)
 class Finished(Event):
-    """The script ended well, after `collectives`, the last described; the worker keeps its connections until all have finished."""
+    """The script ended well, after `collectives`, the last described;
+    the worker keeps its connections until all have finished."""
 
     collectives: int = 0
     collective: str = ""
@@ -128,7 +131,8 @@ class Output(Event):
 
 @dataclass(frozen=True)
 class AgentBeat(Event):
-    """The supervisor's heartbeat, with the state of the worker's process (`T`: stopped; empty: ended) and the CPU time it has used."""
+    """The supervisor's heartbeat, with the state of the worker's process (`T`: stopped; empty: ended)
+    and the CPU time it has used."""
 
     process: str
     cpu_ms: int
@@ -188,7 +192,8 @@ def clip(text: str, limit: int = MAX_TEXT) -> str:
 
 
 def readable(text: str) -> str:
-    """`text` as every file and terminal takes it: a lone surrogate (of a file name that is no UTF-8, say) as `\\udcff`."""
+    """`text` as every file and terminal takes it: a lone surrogate (of a file name that is no UTF-8, say)
+    as `\\udcff`."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -30,9 +30,9 @@ def install(channel: Channel) -> None:
 def check_plan(hash: int, description: str, outline: str = "") -> Callable[[], None]:
     """Tell that this rank's next plan is `hash`; the function returned returns once every rank has made the same one.
 
-    `description` and `outline` are what a person reads when the plans differ: collectives, ops, shapes, the user's source lines. Raises
-    `PlanMismatch` on every rank when two ranks differ, or when others finish their script or wait in a collective meanwhile;
-    `PlanTimeout` after `COLLECTIVE_TIMEOUT_S`.
+    `description` and `outline` are what a person reads when the plans differ: collectives, ops, shapes, the user's
+    source lines. Raises `PlanMismatch` on every rank when two ranks differ, or when others finish their script or wait
+    in a collective meanwhile; `PlanTimeout` after `COLLECTIVE_TIMEOUT_S`.
     """
     channel = _channel
     if channel is None:

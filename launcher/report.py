@@ -9,20 +9,35 @@ from typing import Any
 from .controller import Controller, Failure, Rank, ranks_text, signal_name
 from .messages import clip
 
-MAX_TITLE, MAX_TRACEBACK = (
-    2000,
-    20_000,
-)  # characters of an exception that the report shows; the rest is in the rank's log
+# characters of an exception that the report shows; the rest is in the rank's log
+MAX_TITLE, MAX_TRACEBACK = 2000, 20_000
 
 _NEXT = {
-    "SIGKILL": "SIGKILL comes from `kill -9` or the kernel's out-of-memory killer: see `dmesg | tail`, and try a smaller batch or fewer nodes a machine.",
-    "SIGSEGV": "A crash in native code: run the script with `PYTHONFAULTHANDLER=1` and look at the end of the rank's log.",
+    "SIGKILL": (
+        "SIGKILL comes from `kill -9` or the kernel's out-of-memory killer: see `dmesg | tail`, and try a smaller "
+        "batch or fewer nodes a machine."
+    ),
+    "SIGSEGV": (
+        "A crash in native code: run the script with `PYTHONFAULTHANDLER=1` and look at the end of the rank's log."
+    ),
     "SIGBUS": "A crash in native code, or /dev/shm is full (`df -h /dev/shm`).",
-    "plan": "Every rank must build the same graph in the same order: look for branches on the rank, on time or on unordered sets around the lines above.",
+    "plan": (
+        "Every rank must build the same graph in the same order: look for branches on the rank, on time or on "
+        "unordered sets around the lines above."
+    ),
     "timeout": "Each rank's last place is shown above; --timeout and --start-timeout set the limits.",
-    "silent": "The process was suspended, or native code holds the interpreter; `py-spy dump --pid PID` shows where. The knob is HEARTBEAT_TIMEOUT_S.",
-    "lost": "Something ended the process beside the worker (out of memory? `dmesg | tail`), or Ray before it ran: see `ray status` on its host.",
-    "late": "A rank that only needs longer (loading data, compiling) needs a larger COLLECTIVE_TIMEOUT_S; else see what it does at the line above.",
+    "silent": (
+        "The process was suspended, or native code holds the interpreter; `py-spy dump --pid PID` shows where. "
+        "The knob is HEARTBEAT_TIMEOUT_S."
+    ),
+    "lost": (
+        "Something ended the process beside the worker (out of memory? `dmesg | tail`), or Ray before it ran: "
+        "see `ray status` on its host."
+    ),
+    "late": (
+        "A rank that only needs longer (loading data, compiling) needs a larger COLLECTIVE_TIMEOUT_S; "
+        "else see what it does at the line above."
+    ),
     "unheard": "The launcher may be suspended for HEARTBEAT_TIMEOUT_S; after that the ranks end by themselves.",
 }
 

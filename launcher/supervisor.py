@@ -1,9 +1,11 @@
-"""The supervisor: a process beside each worker that starts it, forwards its output, and reports its state and its end at once.
+"""The supervisor: a process beside each worker that starts it, forwards its output,
+and reports its state and its end at once.
 
-Started by the node agent in a session of its own, so that neither Ray's end nor a terminal's signals reach it. It imports nothing of
-manygrad but `link` and `janitor`, and is up at once. What the worker starts and detaches becomes the supervisor's, and ends with it. One thread does everything, for two reasons: a process started with a parent-death signal
-dies with the *thread* that started it, and one poll loop gives back-pressure for free (while the driver does not take messages,
-the pipes are not read and the worker's prints wait).
+Started by the node agent in a session of its own, so that neither Ray's end nor a terminal's signals reach it. It
+imports nothing of manygrad but `link` and `janitor`, and is up at once. What the worker starts and detaches becomes the
+supervisor's, and ends with it. One thread does everything, for two reasons: a process started with a parent-death
+signal dies with the *thread* that started it, and one poll loop gives back-pressure for free (while the driver does not
+take messages, the pipes are not read and the worker's prints wait).
 """
 
 from __future__ import annotations
@@ -97,7 +99,8 @@ class Supervisor:
         try:
             if not os.path.isdir(spec["cwd"]):
                 raise FileNotFoundError(
-                    f"folder {spec['cwd']} does not exist on {socket.gethostname()}: start from a folder that all nodes share"
+                    f"folder {spec['cwd']} does not exist on {socket.gethostname()}: "
+                    "start from a folder that all nodes share"
                 )
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "manygrad.launcher.worker"],
@@ -228,7 +231,8 @@ class Supervisor:
                 pass
 
     def _reap(self) -> bool:
-        """Whether the worker has ended; then its process group is killed (before its id is free) and its end reported."""
+        """Whether the worker has ended; then its process group is killed (before its id is free)
+        and its end reported."""
         try:
             if os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 return False
@@ -254,7 +258,8 @@ class Supervisor:
         return bool(data)
 
     def _keep_result(self) -> None:
-        """The function's pickled result goes into the driver's own folder, if that is on this host; else to the agent. Never through a socket."""
+        """The function's pickled result goes into the driver's own folder, if that is on this host; else to the agent.
+        Never through a socket."""
         if not self.result or not self.spec["scratch"]:
             return
         path = os.path.join(self.spec["scratch"], f"result-{self.spec['rank']}")
@@ -266,7 +271,8 @@ class Supervisor:
             self._send(type="output", stream="stderr", text=f"cannot keep the function's result: {e}\n")
 
     def _beat(self) -> None:
-        """Say that we are here, and how the worker's process is: its state (`T`: stopped) and the CPU time it has used."""
+        """Say that we are here, and how the worker's process is: its state (`T`: stopped)
+        and the CPU time it has used."""
         state, cpu_ms = "", 0
         if self.code is None:
             try:
@@ -295,7 +301,8 @@ class Supervisor:
         return True
 
     def _tidy(self) -> None:
-        """End what the worker has left running, and remove the job's shared memory; on the driver's host that is the janitor's."""
+        """End what the worker has left running, and remove the job's shared memory;
+        on the driver's host that is the janitor's."""
         end_descendants()
         for path in glob.glob(f"/dev/shm/*{self.spec['job']}*") if self.spec["sweep"] else []:
             try:

@@ -32,9 +32,8 @@ def main() -> int:
     from .link import Clock
 
     channel = Channel(spec["control"], spec["rank"], spec["curve"], spec["silent_s"], Clock(spec["clock_rate"]))
-    atexit.register(
-        channel.close
-    )  # the last of all: threads and handlers that the script leaves to its end may take their time
+    # the last of all: threads and handlers that the script leaves to its end may take their time
+    atexit.register(channel.close)
     code = 1
     endpoint: Any = None
     try:
@@ -223,7 +222,8 @@ def report_failure(e: BaseException, spec: dict[str, Any], channel: Any) -> int:
 
 
 def message_of(e: BaseException) -> str:
-    """The text of an exception, on whose `__str__` there is no relying (it may even call `sys.exit`); empty if it has none."""
+    """The text of an exception, on whose `__str__` there is no relying (it may even call `sys.exit`);
+    empty if it has none."""
     try:
         return str(e)
     except BaseException as other:
@@ -239,7 +239,8 @@ def text_of(e: BaseException, tb: TracebackType | None) -> str:
 
 
 def waited_in_vain(e: BaseException | None) -> tuple[str, int]:
-    """What the exception, or one it was raised from, had waited for until its deadline: `Failed.waited_for` and `.peer`."""
+    """What the exception, or one it was raised from, had waited for until its deadline:
+    `Failed.waited_for` and `.peer`."""
     seen: set[int] = set()
     while e is not None and id(e) not in seen:
         seen.add(id(e))

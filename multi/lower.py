@@ -1,7 +1,7 @@
 """lower_shards: from values on several devices to per-device values, MSTACK/MSELECT and explicit collectives.
 
-Precondition: the user's graph; a sharded op is one node whatever the device count. Postcondition: no node's device is a tuple,
-except MSTACK, collectives and the buffers under MSELECT; only this worker's devices are left.
+Precondition: the user's graph; a sharded op is one node whatever the device count. Postcondition: no node's device is a
+tuple, except MSTACK, collectives and the buffers under MSELECT; only this worker's devices are left.
 
     REDUCE(ADD, x cut along 0 over (CPU:0, CPU:1))  ==>
     s = ALLREDUCE(MSTACK(REDUCE(ADD, x0), REDUCE(ADD, x1)));  MSELECT(s, 0), MSELECT(s, 1)
@@ -37,10 +37,8 @@ class _Lowering:
         self.loc: dict[UOp, Local] = {}  # of nodes on several devices
         self.one: dict[UOp, UOp] = {}  # of nodes on one device or none
         self.memo: dict[Any, Local] = {}
-        self.asked: tuple[Any, list[int]] = (
-            None,
-            [],
-        )  # the last answer of `mine`: a step asks for one tuple again and again
+        # the last answer of `mine`: a step asks for one tuple again and again
+        self.asked: tuple[Any, list[int]] = (None, [])
         self.collectives = 0
         self.shared: list[
             UOp
@@ -55,7 +53,8 @@ class _Lowering:
             found = self.memo[("mine", devices)] = [i for i, d in enumerate(devices) if self.me.is_local(d)]  # type: ignore[assignment]
         if not found:
             raise ValueError(
-                f"none of the {len(devices)} devices {devices[0]}.. belongs to this worker (rank {self.me.rank}); shard over manygrad.world.devices"
+                f"none of the {len(devices)} devices {devices[0]}.. belongs to this worker (rank {self.me.rank}); "
+                "shard over manygrad.world.devices"
             )
         self.asked = (devices, found)  # type: ignore[assignment]
         return found  # type: ignore[return-value]
@@ -107,7 +106,8 @@ class _Lowering:
         return self.cut(parts, want, mine)
 
     def as_terms(self, u: UOp, parts: Local, devices: tuple[str, ...], have: Placement, want: Partial) -> Local:
-        """A term of a sum on each device, without communication: its slice among zeros, or the value on the first, zeros on the others."""
+        """A term of a sum on each device, without communication: its slice among zeros, or the value on the first,
+        zeros on the others."""
         assert want.op is Ops.ADD
         mine = self.mine(devices)
         if isinstance(have, Shard):
@@ -212,10 +212,12 @@ class _Lowering:
             base = u.src[0]
             while base.op in GroupOp.MOVEMENT or base.op is Ops.AFTER:
                 base = base.src[0]
-            if isinstance(place[base], Shard) and not isinstance(want, Shard):
+            cut = place[base]
+            if isinstance(cut, Shard) and not isinstance(want, Shard):
                 raise ValueError(
-                    f"assignment into a part of dim {place[base].axis}, along which the tensor of shape {base.shape} is cut over {len(u.src[0].device)} devices "  # type: ignore[union-attr]
-                    f"({line_of(u)}); assign whole rows of it with t[...] = value, or bring it to one device first"
+                    f"assignment into a part of dim {cut.axis}, along which the tensor of shape {base.shape} is cut "
+                    f"over {len(u.src[0].device)} devices ({line_of(u)}); assign whole rows of it with t[...] = value, "
+                    "or bring it to one device first"
                 )
             targets = self.loc[u.src[0]]
             values = self.at(u.src[1], u.src[0].device, place[u.src[1]], want)
@@ -249,7 +251,8 @@ class _Lowering:
             )
 
     def lower_single(self, u: UOp, place: dict[UOp, Placement]) -> None:
-        """A node on one device or none: kept where the device is this worker's; a copy between workers is a collective."""
+        """A node on one device or none: kept where the device is this worker's;
+        a copy between workers is a collective."""
         source = u.src[0].device if u.op is Ops.COPY else None
         if isinstance(source, tuple):
             whole = self.at(u.src[0], source, place[u.src[0]], REPLICATE)
@@ -269,7 +272,8 @@ class _Lowering:
                 self.one[u] = node.replace(arg=local_name(u.arg)) if u.op is Ops.COPY else node
 
     def send(self, u: UOp, source: str, target: str) -> UOp:
-        """A copy from a device of one worker to a device of another: one sends, one receives, the others take no part."""
+        """A copy from a device of one worker to a device of another: one sends, one receives,
+        the others take no part."""
         n, number = prod(u.shape), self.number()
         if not (self.me.is_local(source) or self.me.is_local(target)):
             return ELSEWHERE
@@ -308,7 +312,8 @@ class _Lowering:
         src = u.src[0]
         if isinstance(src.device, str) and "@" in src.device and self.me.size > 1:
             raise ValueError(
-                f"shard: the tensor lies on {src.device} only; bring it to every worker first: .to({local_name(src.device)!r}) ({line_of(u)})"
+                f"shard: the tensor lies on {src.device} only; bring it to every worker first: "
+                f".to({local_name(src.device)!r}) ({line_of(u)})"
             )
         if isinstance(src.device, tuple):
             self.loc[u] = self.at(src, devices, place[src], want)
@@ -341,7 +346,8 @@ def local_node(u: UOp, src: tuple[UOp, ...], result: Placement, i: int) -> UOp:
 
 
 def local_rows(u: UOp, src: tuple[UOp, ...], begin: int) -> tuple[UOp, ...]:
-    """The sources of a GATHER or SCATTER with the index of a cut dim counted from `begin`, where this device's part begins."""
+    """The sources of a GATHER or SCATTER with the index of a cut dim counted from `begin`,
+    where this device's part begins."""
     first = 1 if u.op is Ops.GATHER else 2
     cut = next(
         (first + j for j, (a, b) in enumerate(zip(src[0].shape, u.src[0].shape)) if j < len(src) - first and a != b),
@@ -356,11 +362,13 @@ def local_rows(u: UOp, src: tuple[UOp, ...], begin: int) -> tuple[UOp, ...]:
 def block_reducer(p: Shard, ranks: int) -> Callable[[UOp, Local, Placement, int], UOp] | None:
     """A sum over the cut dim in an order that follows from global positions, not from the number of devices.
 
-    The dim is seen as SUM_BLOCKS blocks, cut where so many devices would be cut; each block is reduced on its own, then blocks are added in
-    a tree that is split at the largest power of two. Devices hold whole subtrees where they are SUM_BLOCKS over a power of two (by default
-    1, 2, 4, 8), and the all-reduce goes on with the same tree over ranks: the same bits on all of them, for any size.
+    The dim is seen as SUM_BLOCKS blocks, cut where so many devices would be cut; each block is reduced on its own, then
+    blocks are added in a tree that is split at the largest power of two. Devices hold whole subtrees where they are
+    SUM_BLOCKS over a power of two (by default 1, 2, 4, 8), and the all-reduce goes on with the same tree over ranks:
+    the same bits on all of them, for any size.
 
-    Where blocks differ in size they do so alike in every group of them: 12 rows in 8 blocks are 4 groups of 2 rows and 1 row,
+    Where blocks differ in size they do so alike in every group of them:
+    12 rows in 8 blocks are 4 groups of 2 rows and 1 row,
 
         REDUCE(x, (12, n))  ==>  x as (4, 3, n):  tree(REDUCE(x[:, :2]) + REDUCE(x[:, 2:]))
     """
@@ -383,9 +391,8 @@ def block_reducer(p: Shard, ranks: int) -> Callable[[UOp, Local, Placement, int]
             reduce_rows(u, op, shrink(x, p.axis + 1, a - cuts[first], b - cuts[first]), inner, mine)
             for a, b in pairwise(cuts[first : first + held + 1])
         ]
-        if (
-            own > 1 or sum(s is not None for s in sums) > 1
-        ):  # one row alone is stored: a product would else be added unrounded
+        # one row alone is stored: a product would else be added unrounded
+        if own > 1 or sum(s is not None for s in sums) > 1:
             sums = [
                 UOp(Ops.CONTIGUOUS, s.dtype, (s,))
                 if s is not None and prod(s.src[0].shape[a] for a in inner) == 1
@@ -427,7 +434,8 @@ def reduce_rows(u: UOp, op: Ops, x: UOp, axes: tuple[int, ...], blocks: int) -> 
 
 
 def in_tree(terms: Sequence[UOp | None]) -> UOp | None:
-    """The sum as the collectives take it over ranks: split at the largest power of two below the number of terms; None is no term."""
+    """The sum as the collectives take it over ranks: split at the largest power of two below the number of terms;
+    None is no term."""
     if len(terms) == 1:
         return terms[0]
     half = 1 << ((len(terms) - 1).bit_length() - 1)

@@ -1,6 +1,7 @@
 """How a value lies on several devices: the three placements (PyTorch DTensor's words).
 
-`Shard(axis, bounds)`: device i holds [bounds[i], bounds[i+1]) of dim `axis`. `Replicate()`: each device holds all of it.
+`Shard(axis, bounds)`: device i holds [bounds[i], bounds[i+1]) of dim `axis`.
+`Replicate()`: each device holds all of it.
 `Partial(op)`: each device holds a term; the value is their sum (or max, product), and a collective is still due.
 """
 
@@ -17,9 +18,8 @@ from manygrad.tensor.uop import Ops
 class Shard:
     axis: int
     bounds: tuple[int, ...]
-    blocks: tuple[int, ...] = field(
-        default=(), compare=False
-    )  # where the dim is cut into the blocks that sums are taken in; (): unknown
+    # where the dim is cut into the blocks that sums are taken in; (): unknown
+    blocks: tuple[int, ...] = field(default=(), compare=False)
 
     @staticmethod
     def even(axis: int, size: int, devices: int) -> Shard:
@@ -28,7 +28,8 @@ class Shard:
 
     @staticmethod
     def of(axis: int, bounds: tuple[int, ...]) -> Shard:
-        """Cut at `bounds`; if these are even, sums are taken in SUM_BLOCKS even blocks, whatever the number of devices."""
+        """Cut at `bounds`; if these are even, sums are taken in SUM_BLOCKS even blocks,
+        whatever the number of devices."""
         known = SUM_BLOCKS.value % (len(bounds) - 1) == 0 and bounds == even_bounds(bounds[-1], len(bounds) - 1)
         return Shard(axis, bounds, even_bounds(bounds[-1], SUM_BLOCKS.value) if known else ())
 
@@ -49,5 +50,6 @@ REPLICATE = Replicate()
 
 @lru_cache(4096)
 def even_bounds(size: int, n: int) -> tuple[int, ...]:
-    """n parts whose sizes differ by one at most: 10 over 4 -> 0, 3, 5, 8, 10. A cut into 2n parts has the positions of a cut into n."""
+    """n parts whose sizes differ by one at most: 10 over 4 -> 0, 3, 5, 8, 10.
+    A cut into 2n parts has the positions of a cut into n."""
     return tuple(-(-i * size // n) for i in range(n + 1))

@@ -99,8 +99,8 @@ def reduce(u: UOp, ps: list[Placement]) -> Answer:
 
 
 def gather(u: UOp, ps: list[Placement]) -> Answer:
-    """Cut along an index dim, or along a dim of x that is not indexed. Row by row (`x.gather(1, i)`: an index that counts the rows) x
-    and the indices are cut alike; the local rows then begin at 0 (`multi.lower.local_node`).
+    """Cut along an index dim, or along a dim of x that is not indexed. Row by row (`x.gather(1, i)`: an index that
+    counts the rows) x and the indices are cut alike; the local rows then begin at 0 (`multi.lower.local_node`).
     """
     k, n = len(u.src) - 1, len(u.src[1].shape)
     x = ps[0]
@@ -117,8 +117,8 @@ def gather(u: UOp, ps: list[Placement]) -> Answer:
 
 
 def scatter(u: UOp, ps: list[Placement]) -> Answer:
-    """Row by row: base, values and indices are cut alike. Adding: each device scatters its own values, the terms are then summed.
-    Else on whole values, each device into its part of the base; what is outside of a part is not written.
+    """Row by row: base, values and indices are cut alike. Adding: each device scatters its own values, the terms are
+    then summed. Else on whole values, each device into its part of the base; what is outside of a part is not written.
     """
     k, n = len(u.src) - 2, len(u.src[2].shape)
     value = next((p for p in ps[1:] if isinstance(p, Shard)), None)
@@ -147,7 +147,8 @@ def scatter(u: UOp, ps: list[Placement]) -> Answer:
 
 
 def counted_axis(index: UOp) -> int | None:
-    """The axis along which an index tensor counts 0, 1, .. (an IOTA that was reshaped, expanded and cast), None if it is anything else."""
+    """The axis along which an index tensor counts 0, 1, ..
+    (an IOTA that was reshaped, expanded and cast), None if it is anything else."""
     moves, u = [], index
     while u.op in (Ops.RESHAPE, Ops.EXPAND, Ops.PERMUTE, Ops.CAST):
         moves.append(u)

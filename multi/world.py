@@ -56,11 +56,15 @@ class World:
         return int(node) if node else self.rank
 
     def __reduce__(self) -> Any:
-        """`manygrad.world` in a function sent to workers (`manygrad.launch`) is the worker's own there, not a copy of this one."""
+        """`manygrad.world` in a function sent to workers (`manygrad.launch`) is the worker's own there,
+        not a copy of this one."""
         return "world" if self is world else super().__reduce__()
 
     def __repr__(self) -> str:
-        return f"World(rank={self.rank}, size={self.size}, devices={self.devices if self.size <= 4 else f'{len(self.devices)} devices'})"
+        return (
+            f"World(rank={self.rank}, size={self.size}, "
+            f"devices={self.devices if self.size <= 4 else f'{len(self.devices)} devices'})"
+        )
 
 
 world = World()

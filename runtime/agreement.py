@@ -1,9 +1,10 @@
-"""Every rank runs the same program on the same values, or all are told: what is compared before a LINEAR with communication runs.
+"""Every rank runs the same program on the same values, or all are told:
+what is compared before a LINEAR with communication runs.
 
 - The plan (`schedule/plan.py`): once, when it is first made. No rank goes on before all have made the same one.
-- Values that every rank must hold alike: those replicated over workers when they first enter a plan, local ones that are cut over workers
-  when their plan is first made. Digests are taken while kernels are compiled, and compared by the launcher while training goes on; what a
-  plan computes from equal values is equal, and is not looked at again.
+- Values that every rank must hold alike: those replicated over workers when they first enter a plan, local ones that
+  are cut over workers when their plan is first made. Digests are taken while kernels are compiled, and compared by the
+  launcher while training goes on; what a plan computes from equal values is equal, and is not looked at again.
 
 `collectives.plan_hook` and `collectives.values_hook` carry it to the launcher, which knows all ranks.
 """
@@ -78,7 +79,8 @@ class Agreement:
             self.error = e
 
     def _wait_for_digests(self, thread: threading.Thread) -> None:
-        """As long as they get on. Raises `TimeoutError` after COLLECTIVE_TIMEOUT_S without one; time in which we were suspended does not count."""
+        """As long as they get on. Raises `TimeoutError` after COLLECTIVE_TIMEOUT_S without one;
+        time in which we were suspended does not count."""
         limit_s, waited_s = float(COLLECTIVE_TIMEOUT_S.value), 0.0
         while thread.is_alive():
             before, look_s = len(self.digests), min(LOOK_S, limit_s)
@@ -88,8 +90,9 @@ class Agreement:
                 n, of = len(self.digests), len(self.values)
                 what = f"the digest of {self.values[n][2]}" if n < of else "the digests to be handed to the launcher"
                 raise TimeoutError(
-                    f"waited {limit_s:g} s for {what} ({n} of {of} are made), which the ranks compare before plan {self.plan.key:#018x} runs; "
-                    f"is the memory of this machine swapped out? The knob is COLLECTIVE_TIMEOUT_S (now {limit_s:g})"
+                    f"waited {limit_s:g} s for {what} ({n} of {of} are made), which the ranks compare before plan "
+                    f"{self.plan.key:#018x} runs; is the memory of this machine swapped out? The knob is "
+                    f"COLLECTIVE_TIMEOUT_S (now {limit_s:g})"
                 )
 
     def end(self) -> None:

@@ -86,14 +86,16 @@ class Buffer:
         return np.asarray(held).view(self.dtype.np)
 
     def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
-        if (
-            self.base is None and self._handle is not None and self._owner is None and not ends()
-        ):  # (at the end modules go before buffers)
+        # (at the end modules go before buffers)
+        if self.base is None and self._handle is not None and self._owner is None and not ends():
             GlobalCounters.mem_used -= self.nbytes
             self.device.free(self._handle, max(self.nbytes, 1))
 
     def __repr__(self) -> str:
-        return f"<Buffer {self.count} {self.dtype.name} on {self.device.name}{'' if self.is_allocated else ', not allocated'}>"
+        return (
+            f"<Buffer {self.count} {self.dtype.name} on "
+            f"{self.device.name}{'' if self.is_allocated else ', not allocated'}>"
+        )
 
 
 class _Held:

@@ -1,8 +1,8 @@
 """exec_collective: a collective's program for this worker's devices, prepared once and then replayed.
 
-The algorithm is chosen by the cost model from (kind, bytes, device count), so every rank chooses the same. Every message carries a key
-made from the LINEAR's plan (`schedule/plan.py`, compared over all ranks when it is first made) and the collective's number in it: ranks
-that run two plans in different orders are told apart by their first messages.
+The algorithm is chosen by the cost model from (kind, bytes, device count), so every rank chooses the same. Every
+message carries a key made from the LINEAR's plan (`schedule/plan.py`, compared over all ranks when it is first made)
+and the collective's number in it: ranks that run two plans in different orders are told apart by their first messages.
 """
 
 from __future__ import annotations
@@ -101,7 +101,10 @@ def describe(what: UOp) -> tuple[Collective, str]:
 def text_of(what: UOp) -> str:
     """`all_reduce add of 3 float32 over 2 devices (CPU:0@0..CPU:0@1) at train.py:31`."""
     members = what.arg[-1]
-    return f"{describe(what)[1]} over {len(members.devices)} devices ({members.devices[0]}..{members.devices[-1]}) at {members.line}"
+    return (
+        f"{describe(what)[1]} over {len(members.devices)} devices ({members.devices[0]}..{members.devices[-1]}) at "
+        f"{members.line}"
+    )
 
 
 def widths(bounds: tuple[int, ...]) -> tuple[int, ...]:

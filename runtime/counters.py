@@ -4,9 +4,9 @@ from __future__ import annotations
 
 
 class GlobalCounters:
-    """`global_ops` flops, `global_mem` bytes touched by kernels, `mem_used` bytes held by buffers now, `net_bytes` sent to other
-    workers, `time_sum_s` only where kernels are timed (DEBUG=2), `steps` calls of a TinyJit and `updates` steps of an optimiser outside of
-    a replay (not reset)."""
+    """`global_ops` flops, `global_mem` bytes touched by kernels, `mem_used` bytes held by buffers now, `net_bytes` sent
+    to other workers, `time_sum_s` only where kernels are timed (DEBUG=2), `steps` calls of a TinyJit and `updates`
+    steps of an optimiser outside of a replay (not reset)."""
 
     kernel_count = 0
     global_ops = 0

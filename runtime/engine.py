@@ -1,4 +1,5 @@
-"""The local realize engine: what `Tensor.realize` calls. Set as `tensor.engine.holder.current` by the package's root."""
+"""The local realize engine: what `Tensor.realize` calls.
+Set as `tensor.engine.holder.current` by the package's root."""
 
 from __future__ import annotations
 
@@ -45,8 +46,8 @@ def new_buffer(uop: UOp, device: str | tuple[str, ...]) -> UOp:
 
 
 def _with_views(tensors: list[Tensor]) -> dict[int, list[Tensor]]:
-    """By the id of each tensor that has yet to be computed and has live views, or is one of several: all those of its storage. They are
-    computed as one, so that they stay one storage."""
+    """By the id of each tensor that has yet to be computed and has live views, or is one of several: all those of its
+    storage. They are computed as one, so that they stay one storage."""
     wanted = [
         (t, (s.own(), memory(t.uop)))
         for t in tensors
@@ -128,7 +129,8 @@ def _stored(u: UOp, t: Tensor) -> UOp:
 
 
 def _read_at(u: UOp) -> UOp:
-    """The memory that `u` is a view of, or whose elements it has in another order; what it is a view of, where that is not in memory."""
+    """The memory that `u` is a view of, or whose elements it has in another order;
+    what it is a view of, where that is not in memory."""
     base = memory(u)
     return base if base.op in MEMORY else unviewed(u)
 
@@ -164,7 +166,8 @@ def _failing(waiting: list[Tensor]) -> tuple[dict[UOp, str], list[Exception]]:
 
 def _noted(error: Exception, t: Tensor) -> Exception:
     error.add_note(
-        f"raised by an assignment to a tensor of shape {t.shape} that was waiting (line {line_of(t.uop)}); it is dropped, the tensor keeps the value it had"
+        f"raised by an assignment to a tensor of shape {t.shape} that was waiting (line {line_of(t.uop)}); "
+        "it is dropped, the tensor keeps the value it had"
     )
     return error
 
@@ -191,8 +194,8 @@ class RealizeEngine:
             self._go_on_without(waiting, tensors, error)
 
     def _keep_out_of_capture(self, wanted: list[Tensor]) -> None:
-        """Values from before a JIT began to record, which read what is about to be overwritten, are computed now, unrecorded: a replay must not
-        compute them again."""
+        """Values from before a JIT began to record, which read what is about to be overwritten, are computed now,
+        unrecorded: a replay must not compute them again."""
         for recording in capture:
             if not recording.is_paused:
                 asked = {id(t) for t in wanted}
@@ -202,10 +205,8 @@ class RealizeEngine:
                     if recording.holds(t) and id(t) not in asked and _read_at(t.uop).op not in MEMORY
                 ]
                 if early:
-                    with (
-                        recording.paused(),
-                        suppress(Exception),
-                    ):  # (what cannot be computed is lost where it is overwritten)
+                    # (what cannot be computed is lost where it is overwritten)
+                    with recording.paused(), suppress(Exception):
                         self.realize(early, pending=False)
 
     def _realize(self, wanted: list[Tensor], progress: Progress) -> None:
@@ -267,8 +268,9 @@ class RealizeEngine:
     # *** failures of what was to run next ***
 
     def _go_on_without(self, waiting: list[Tensor], tensors: list[Tensor], error: Exception) -> None:
-        """`error` came of what is asked for, or of what else had to be done: assignments that wait, lazy values they overwrite. These
-        must not fail all that is asked for from now on: those that cannot be carried out are dropped, the others are carried out.
+        """`error` came of what is asked for, or of what else had to be done: assignments that wait, lazy values they
+        overwrite. These must not fail all that is asked for from now on: those that cannot be carried out are dropped,
+        the others are carried out.
         """
         asked = {id(t) for t in tensors}
         also = [
@@ -285,7 +287,8 @@ class RealizeEngine:
         for t, e in broken:
             lost(
                 t,
-                f"a value of shape {t.shape} (line {line_of(t.uop)}) could not be computed when what it reads was overwritten ({type(e).__name__}: {e}), and is lost",
+                f"a value of shape {t.shape} (line {line_of(t.uop)}) could not be computed when what it reads was "
+                f"overwritten ({type(e).__name__}: {e}), and is lost",
                 new_buffer,
             )
         drop(failed, new_buffer)
@@ -319,8 +322,9 @@ class RealizeEngine:
     def _waiting(self, tensors: list[Tensor]) -> list[Tensor]:
         """The assignments that a realize of `tensors` carries out besides.
 
-        On several workers one that needs no communication is carried out at once, by itself, and one that does waits for a realize in which
-        all ranks take part: so ranks come to the same plans although one of them reads a value of its own in between.
+        On several workers one that needs no communication is carried out at once, by itself, and one that does waits
+        for a realize in which all ranks take part: so ranks come to the same plans although one of them reads a value
+        of its own in between.
         """
         waiting = PENDING.mine()
         if world.size == 1 or not waiting:
@@ -328,9 +332,8 @@ class RealizeEngine:
         asked = {id(t) for t in tensors}
         lazy = [t.uop for t in LIVE if t.uop.op is not Ops.BUFFER]
         shared = shared_nodes([*lazy, *(t.uop for t in tensors)], world)
-        read = set(
-            toposort([u for u in lazy if u in shared], lambda u: u.op is not Ops.AFTER)
-        )  # before assignments that wait
+        # before assignments that wait
+        read = set(toposort([u for u in lazy if u in shared], lambda u: u.op is not Ops.AFTER))
         rest = [t for t in waiting if id(t) not in asked]
         alone = [t for t in rest if t.uop not in shared and read.isdisjoint(a.src[0] for a in _assignments(t.uop))]
         if alone:
@@ -342,7 +345,8 @@ class RealizeEngine:
         return new_buffer(uop, device)
 
     def _needed(self, tensors: list[Tensor]) -> tuple[list[Tensor], set[UOp]]:
-        """The tensors, and all others that still need a value about to be overwritten, lazy ones and assigned ones; those values."""
+        """The tensors, and all others that still need a value about to be overwritten, lazy ones and assigned ones;
+        those values."""
         todo = {id(t): t for t in tensors}
         while True:
             writes = {u for u in toposort(t.uop for t in todo.values()) if u.op is Ops.AFTER}
@@ -358,7 +362,8 @@ class RealizeEngine:
                 if t.uop in readers and (u := _read_at(t.uop)) not in computed and u not in writes
             }
             if not any(u.op is Ops.AFTER and u not in writes for u in readers):
-                # collectives are numbered as they are met: what reads a value from before an assignment comes before what reads it after
+                # collectives are numbered as they are met: what reads a value from before an
+                # assignment comes before what reads it after
                 several = any(isinstance(t.uop.device, tuple) for t in todo.values())
                 return [t for t in LIVE if id(t) in todo] if several else list(todo.values()), written
 
@@ -368,8 +373,8 @@ class RealizeEngine:
         return standing_on(roots, lambda u: u in leaves or "history" in u._cache, Ops.DETACH) if leaves else set()
 
     def _kept(self, effects: list[UOp], overwritten: set[UOp]) -> list[UOp]:
-        """Values stored on the way that were made from what is overwritten now, and not by training: the random numbers of a dropout.
-        backward() after item() needs them; they could not be computed again.
+        """Values stored on the way that were made from what is overwritten now, and not by training: the random numbers
+        of a dropout. backward() after item() needs them; they could not be computed again.
         """
         if not overwritten or not (trained := self._trained(effects)):
             return []
@@ -381,8 +386,8 @@ class RealizeEngine:
         ]
 
     def _remember(self, computed: dict[UOp, UOp], becomes: dict[UOp, UOp], overwritten: set[UOp]) -> None:
-        """A computed value that depends on something trained keeps its graph (over what is stored now), so that backward() works after
-        item() or numpy(). One that was made from values overwritten by now remembers just that.
+        """A computed value that depends on something trained keeps its graph (over what is stored now), so that
+        backward() works after item() or numpy(). One that was made from values overwritten by now remembers just that.
         """
         self.clock += 1
         for u, buffer in becomes.items():
@@ -403,8 +408,8 @@ class RealizeEngine:
             becomes[u]._cache["history"] = (None if any(s in stale for s in u.src) else u.replace(src=src), self.clock)
 
     def _replace(self, becomes: dict[UOp, UOp], own: dict[int, UOp]) -> None:
-        """Live tensors see what has been computed as storage. An equal tensor that was not asked for, or a view of one, reads a lazy
-        copy of it: the storage may be assigned.
+        """Live tensors see what has been computed as storage. An equal tensor that was not asked for, or a view of one,
+        reads a lazy copy of it: the storage may be assigned.
         """
         lazy = [t for t in LIVE if t.uop.op is not Ops.BUFFER]
         if not lazy:
@@ -437,7 +442,8 @@ class RealizeEngine:
         return u
 
     def map_file(self, path: str, parts: list[tuple[DType, tuple[int, ...], int]]) -> list[UOp]:
-        """BUFFERs on `DISK:path`, one for each (dtype, shape, offset in bytes); the file is mapped once, nothing is read yet."""
+        """BUFFERs on `DISK:path`, one for each (dtype, shape, offset in bytes);
+        the file is mapped once, nothing is read yet."""
         device = f"DISK:{path}"
         whole = Buffer(device, os.path.getsize(path), dtypes.uint8)
         out = []
@@ -451,7 +457,8 @@ class RealizeEngine:
     def to_numpy(self, buffer: UOp) -> np.ndarray:
         if capture:
             raise RuntimeError(
-                "a value is read (numpy(), item(), tolist()) while a TinyJit records: a replay would not read it again; return the tensor and read it outside"
+                "a value is read (numpy(), item(), tolist()) while a TinyJit records: "
+                "a replay would not read it again; return the tensor and read it outside"
             )
         look()
         found = storage(buffer)

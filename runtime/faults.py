@@ -1,7 +1,8 @@
 """Words in which kernels say that an index was out of range; looked at whenever a value is read.
 
-Each place in a program that checks an index has a word on each device, 0 as long as all is well (`schedule/checks.py` says what else it
-can hold). A read costs a comparison of these words with zeros, whatever ran before it: a replayed step reports like any other.
+Each place in a program that checks an index has a word on each device, 0 as long as all is well (`schedule/checks.py`
+says what else it can hold). A read costs a comparison of these words with zeros, whatever ran before it: a replayed
+step reports like any other.
 """
 
 from __future__ import annotations
@@ -65,9 +66,8 @@ class _Words:
         raw = now.tobytes()
         if raw.count(0) == len(raw):
             return None
-        return next(
-            ((site, int(now[i])) for site, i in list(self.numbers.items())[: len(now)] if now[i]), None
-        )  # (another thread may have been told)
+        # (another thread may have been told)
+        return next(((site, int(now[i])) for site, i in list(self.numbers.items())[: len(now)] if now[i]), None)
 
     def forget(self, site: Site) -> None:
         if site in self.numbers:

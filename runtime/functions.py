@@ -1,14 +1,14 @@
 """run_functions: the calls of traced functions in a graph, run by schedules that are made once for each body.
 
-Precondition: a SINK of STOREs and AFTERs with FUNCTION nodes in it. Postcondition: those calls have run; a SINK without them, that
-reads their results from buffers. The graph is cut in layers: what the arguments of the first calls need is run, then these calls,
-then what the next ones need, and so on.
+Precondition: a SINK of STOREs and AFTERs with FUNCTION nodes in it. Postcondition: those calls have run; a SINK without
+them, that reads their results from buffers. The graph is cut in layers: what the arguments of the first calls need is
+run, then these calls, then what the next ones need, and so on.
 
     y = RESULT(FUNCTION(x + 1; body)); STORE(out, y * 2)
     ==>  run STORE(a, x + 1);  run body with its PARAMs a, b;  STORE(out, b * 2)
 
-What later layers read is stored when it holds a reduction, or computed again. What is overwritten in one layer and read as it was before
-in a later one (memory, or what an earlier assignment left there) is copied first.
+What later layers read is stored when it holds a reduction, or computed again. What is overwritten in one layer and read
+as it was before in a later one (memory, or what an earlier assignment left there) is copied first.
 """
 
 from __future__ import annotations
@@ -158,9 +158,8 @@ class _Layer:
         self.assigned = list(
             dict.fromkeys([*self.assigned, *(u for u in below if u.op is Ops.AFTER and any(u in x.src for x in later))])
         )
-        overwritten = dict.fromkeys(
-            u.src[0] for u in order if u in below and u.op is Ops.AFTER
-        )  # memory, and what an earlier assignment left there
+        # memory, and what an earlier assignment left there
+        overwritten = dict.fromkeys(u.src[0] for u in order if u in below and u.op is Ops.AFTER)
         kept = {*self.stored, *self.assigned, *first}
         again = toposort(
             (s for u in later for s in u.src if s in below), lambda u: u not in kept and u.op is not Ops.AFTER

@@ -23,7 +23,8 @@ Vars = Mapping[str, int]
 
 
 def report(name: str, device: str, seconds: float, flops: int, nbytes: int, line: str) -> None:
-    """One line of DEBUG=2; the last figure is the part of the machine's limit that was reached (`runtime/roofline.py`)."""
+    """One line of DEBUG=2; the last figure is the part of the machine's limit that was reached
+    (`runtime/roofline.py`)."""
     from manygrad.runtime.roofline import peaks_of, share  # (it loads the compiler)
 
     GlobalCounters.time_sum_s += seconds
@@ -144,8 +145,9 @@ class KernelItem(ExecItem):
             if not np.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True):
                 worst = int(np.nanargmax(np.abs(a.astype(np.float64) - b.astype(np.float64))))
                 raise ValueError(
-                    f"kernel {self.kernel.name} ({self.line}) differs from the PYTHON device in argument {slot}: element {worst} is {a[worst]}, "
-                    f"expected {b[worst]}; print its code with DEBUG=4, or run with NOOPT=1 to see whether an optimisation is at fault"
+                    f"kernel {self.kernel.name} ({self.line}) differs from the PYTHON device in argument {slot}: "
+                    f"element {worst} is {a[worst]}, expected {b[worst]}; print its code with DEBUG=4, or run with "
+                    "NOOPT=1 to see whether an optimisation is at fault"
                 )
 
 

@@ -1,13 +1,15 @@
 """TinyJit: capture the calls of a step once, then replay them with next to no Python.
 
-The first call runs as it is (and lets state such as optimiser buffers come to be), the second is recorded, later ones are
-replayed: inputs are read where they lie, or copied into the captured input buffers, runs of kernels go out as one native call, and what
-the function returned is returned again, holding the new values. Guards raise when inputs change shape, dtype or device.
+The first call runs as it is (and lets state such as optimiser buffers come to be), the second is recorded, later ones
+are replayed: inputs are read where they lie, or copied into the captured input buffers, runs of kernels go out as one
+native call, and what the function returned is returned again, holding the new values. Guards raise when inputs change
+shape, dtype or device.
 
-The captured input buffers are the capture's own, so that the caller may free or overwrite what it passed; an input that the
-function writes is written back. A replay reads an input in place (`Input.moves`) where only native calls read it, nothing that they
-write lies in its memory, and nothing that outlives the call was made of it. Assignments from outside that are still pending run before the step, not as a
-part of it (those of another thread are that thread's to realize). Recording holds the front end's lock: other threads wait until it ends.
+The captured input buffers are the capture's own, so that the caller may free or overwrite what it passed; an input that
+the function writes is written back. A replay reads an input in place (`Input.moves`) where only native calls read it,
+nothing that they write lies in its memory, and nothing that outlives the call was made of it. Assignments from outside
+that are still pending run before the step, not as a part of it (those of another thread are that thread's to realize).
+Recording holds the front end's lock: other threads wait until it ends.
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ def _walk(
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether a captured argument that is no tensor is still what it was: an equal number or text, or the same object."""
+    """Whether a captured argument that is no tensor is still what it was: an equal number or text,
+    or the same object."""
     return a is b or (type(a) is type(b) and isinstance(a, (int, float, str, bytes, np.generic)) and bool(a == b))
 
 
@@ -98,7 +101,8 @@ def _refuse_shared_memory(inputs: list[Input], tensors: list[tuple[str, Tensor]]
         for j, (_, x) in zip(inputs, tensors) if i.written else ():
             if j is not i and (j.twin is None or inputs[j.twin] is not i) and memory(x.uop) is memory(t.uop):
                 raise JitError(
-                    f"{i.path} is assigned by the function, and {j.path} is the same memory; pass a clone() of one of them"
+                    f"{i.path} is assigned by the function, and {j.path} is the same memory; "
+                    "pass a clone() of one of them"
                 )
 
 
@@ -134,7 +138,8 @@ def _replaced(x: Any, by: dict[int, Tensor]) -> Any:
 
 @dataclass
 class Input:
-    """One tensor argument of a capture. `twin`: the earlier argument that was the same tensor; `written`: the function assigns it."""
+    """One tensor argument of a capture. `twin`: the earlier argument that was the same tensor;
+    `written`: the function assigns it."""
 
     path: str
     signature: tuple[Any, ...]
@@ -145,8 +150,8 @@ class Input:
 
 
 class TinyJit(Generic[T]):
-    """`step = TinyJit(step)`, or as a decorator. Positional and keyword Tensors (also nested in lists, tuples, dicts) are inputs;
-    bound variables may change their value from call to call; other arguments must stay as they were.
+    """`step = TinyJit(step)`, or as a decorator. Positional and keyword Tensors (also nested in lists, tuples, dicts)
+    are inputs; bound variables may change their value from call to call; other arguments must stay as they were.
 
     Everything the function changes must be realized by it or be returned; returned tensors are realized.
     """
@@ -313,7 +318,8 @@ class TinyJit(Generic[T]):
         return out
 
     def _keep_old_values(self) -> None:
-        """What was made lazily of the state or of a result (`total = total + step(x)`), and is not computed yet, must not see what is written now."""
+        """What was made lazily of the state or of a result (`total = total + step(x)`), and is not computed yet,
+        must not see what is written now."""
         lazy = [t for t in LIVE.newer(self) if not is_stored(t.uop)]
         for t in [t for t in lazy if any(u.op is Ops.BUFFER and self._overwrites(u) for u in t.uop.toposort())]:
             try:
@@ -321,7 +327,8 @@ class TinyJit(Generic[T]):
             except Exception as e:  # it must not fail the step: whoever reads it gets the error
                 engine().lose(
                     t,
-                    f"a value of shape {t.shape} could not be computed when a TinyJit overwrote what it reads ({type(e).__name__}: {e}), and is lost",
+                    f"a value of shape {t.shape} could not be computed when a TinyJit overwrote what it reads "
+                    f"({type(e).__name__}: {e}), and is lost",
                 )
 
     def _overwrites(self, u: UOp) -> bool:
@@ -333,30 +340,35 @@ class TinyJit(Generic[T]):
     ) -> T:
         if len(tensors) != len(self.inputs):
             raise JitError(
-                f"captured with {len(self.inputs)} input tensors, called with {len(tensors)}; make a second TinyJit for it"
+                f"captured with {len(self.inputs)} input tensors, called with {len(tensors)}; "
+                "make a second TinyJit for it"
             )
         changed = [
             f"{p} from {a!r} to {b!r}" for (p, a), (q, b) in zip(self.constants, constants) if p != q or not _same(a, b)
         ]
         if changed or len(constants) != len(self.constants):
             raise JitError(
-                f"an argument that is not a tensor changed since capture: {', '.join(changed) or constants}; its value is part of the capture: pass a Tensor or a bound Variable, or reset()"
+                f"an argument that is not a tensor changed since capture: {', '.join(changed) or constants}; "
+                "its value is part of the capture: pass a Tensor or a bound Variable, or reset()"
             )
         if set(var_vals) != set(self.variables):
             raise JitError(f"captured with the variables {sorted(self.variables)}, called with {sorted(var_vals)}")
         for i, (path, t) in zip(self.inputs, tensors):
             if path != i.path:
                 raise JitError(
-                    f"captured with a tensor as {i.path}, called with one as {path}; pass the arguments in the same way, or make a second TinyJit"
+                    f"captured with a tensor as {i.path}, called with one as {path}; "
+                    "pass the arguments in the same way, or make a second TinyJit"
                 )
             if _signature(t) != i.signature:
                 was, now = (f"{shape} {dtype} on {device}" for shape, dtype, device in (i.signature, _signature(t)))
                 raise JitError(
-                    f"{i.path} was captured as shape {was}, now it is {now}; pass the same kind of input, or make a second TinyJit"
+                    f"{i.path} was captured as shape {was}, now it is {now}; pass the same kind of input, "
+                    "or make a second TinyJit"
                 )
             if i.twin is not None and t.uop is not tensors[i.twin][1].uop:
                 raise JitError(
-                    f"{i.path} and {self.inputs[i.twin].path} were one tensor at capture, now they are two; make a second TinyJit for it"
+                    f"{i.path} and {self.inputs[i.twin].path} were one tensor at capture, now they are two; "
+                    "make a second TinyJit for it"
                 )
         if self.writes:
             _refuse_shared_memory(self.inputs, tensors)
@@ -410,8 +422,8 @@ def _joined(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _moves(i: Input, items: list[ExecItem], results: list[Tensor]) -> list[Callable[[Any], None]] | None:
-    """What has each item read other memory in place of the input's own; None where one cannot, or where the input is a result, or a tensor
-    was made of it that is still alive."""
+    """What has each item read other memory in place of the input's own; None where one cannot, or where the input is a
+    result, or a tensor was made of it that is still alive."""
     buffers = _buffers(i.own)
     kept = [*results, *(t for t in LIVE if t is not i.own)]
     if i.twin is not None or i.written or len(buffers) != 1 or any(i.own.uop in t.uop.toposort() for t in kept):

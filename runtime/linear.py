@@ -22,8 +22,8 @@ from manygrad.tensor.uop.show import show
 
 
 class Recording:
-    """What a JIT records. `outside`: tensors from before that are not computed; if a step that is recorded is about to overwrite what one of
-    them reads, it is computed first, and that is no part of the step."""
+    """What a JIT records. `outside`: tensors from before that are not computed; if a step that is recorded is about to
+    overwrite what one of them reads, it is computed first, and that is no part of the step."""
 
     def __init__(self, outside: Iterable[Tensor]) -> None:
         self.taken: list[tuple[list[ExecItem], Vars]] = []
@@ -47,7 +47,8 @@ capture: list[Recording] = []  # a JIT that is recording
 
 
 def storage(u: UOp) -> Buffer | list[Buffer | None]:
-    """The memory behind a BUFFER node; made, not yet allocated, on first use. One per own device for a sharded buffer."""
+    """The memory behind a BUFFER node; made, not yet allocated, on first use.
+    One per own device for a sharded buffer."""
     found = u._cache.get("buffer")
     if found is None:
         if "lost" in u._cache:
@@ -136,7 +137,8 @@ pm_exec: dict[Ops, Callable[[UOp, list[Buffer], int], ExecItem]] = {
 
 
 def compile_linear(linear: UOp, outside: list[UOp], plan: int = 0) -> list[ExecItem]:
-    """Executors for every CALL, in order; kernels without a binary are compiled. `plan`: the key of the communication with other workers."""
+    """Executors for every CALL, in order; kernels without a binary are compiled.
+    `plan`: the key of the communication with other workers."""
     arguments = Arguments(linear, outside)
     buffers = [[arguments.buffer_of(a) for a in call.src[1:]] for call in linear.src]
     kernels: dict[str, tuple[Device, list[UOp]]] = {}
@@ -165,7 +167,8 @@ def kernels_of(call: UOp) -> tuple[UOp, ...]:
 
 
 def run_linear(items: list[ExecItem], vars: Vars, left: Iterable[ExecItem] | None = None) -> None:
-    """Runs the executors; a recording JIT keeps them. `left`, an iterator of them, tells the caller how many had begun if one fails."""
+    """Runs the executors; a recording JIT keeps them. `left`, an iterator of them,
+    tells the caller how many had begun if one fails."""
     for recording in capture:
         if not recording.is_paused:
             recording.taken.append((items, vars))

@@ -3,8 +3,9 @@
     PROFILE=1 python train.py             writes profile.json when the program ends
     with manygrad.profile("step.json"):   writes what runs inside of it
 
-Lanes: steps, schedule (with its passes), compile (one a thread), kernels, copies and collectives (kernels and copies one a device).
-A trace's `pid` is the worker's rank, and its clock the host's time, so that the files of several workers can be loaded as one.
+Lanes: steps, schedule (with its passes), compile (one a thread), kernels, copies and collectives (kernels and copies
+one a device). A trace's `pid` is the worker's rank, and its clock the host's time, so that the files of several workers
+can be loaded as one.
 
 Whoever has an event to tell asks `if active` first: where nobody listens, that is all it costs.
 """
@@ -31,7 +32,8 @@ MAX_EVENTS = 1_000_000
 
 
 class Event(NamedTuple):
-    """`start` and `end` are of `time.perf_counter`; `args` a dict, or a function that makes it when the trace is written."""
+    """`start` and `end` are of `time.perf_counter`; `args` a dict,
+    or a function that makes it when the trace is written."""
 
     lane: str
     name: str
@@ -50,7 +52,8 @@ class Profile:
         self.epoch = time.time() - time.perf_counter()
 
     def chrome(self) -> dict[str, Any]:
-        """The trace in Chrome's JSON form: complete events (`ph` X, times in microseconds), after the names of process and lanes (M)."""
+        """The trace in Chrome's JSON form: complete events (`ph` X, times in microseconds),
+        after the names of process and lanes (M)."""
         names = sorted({e.lane for e in self.events}, key=lambda n: (LANES.index(n.split()[0]), n))
         lanes = {name: i for i, name in enumerate(names)}
         pid = world.rank
@@ -64,7 +67,8 @@ class Profile:
             args = e.args() if callable(e.args) else e.args
             rows.append({
                 "name": e.name, "cat": e.lane.split()[0], "ph": "X", "pid": pid, "tid": lanes[e.lane],
-                "ts": round((e.start + self.epoch) * 1e6, 3), "dur": round(max(0.0, e.end - e.start) * 1e6, 3), "args": args,
+                "ts": round((e.start + self.epoch) * 1e6, 3), "dur": round(max(0.0, e.end - e.start) * 1e6, 3),
+                "args": args,
             })  # fmt: skip
         return {"traceEvents": rows, "displayTimeUnit": "ms"}
 
@@ -116,7 +120,8 @@ def compile_lane() -> str:
 
 
 def file_of(path: str) -> str:
-    """The file of this rank: `1` is profile.json here; a folder (one that exists, or a path without .json) holds one file a rank."""
+    """The file of this rank: `1` is profile.json here; a folder (one that exists, or a path without .json)
+    holds one file a rank."""
     path = FILE if path in ("1", "") else path
     if os.path.isdir(path) or not path.endswith(".json"):
         return os.path.join(path, f"profile.rank{world.rank}.json")
@@ -141,7 +146,8 @@ def _leave(p: Profile) -> None:
 
 @contextlib.contextmanager
 def profile(path: str = "") -> Iterator[Profile]:
-    """Records what runs inside; writes it to `path` (as PROFILE names it; one file a rank) at the end, also after an exception.
+    """Records what runs inside; writes it to `path` (as PROFILE names it; one file a rank) at the end,
+    also after an exception.
 
     >>> with manygrad.profile("step.json") as p: step(x, y)
     >>> sorted({e.lane for e in p.events})

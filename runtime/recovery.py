@@ -1,8 +1,9 @@
 """What a failed realize leaves behind: the process as it was, less what caused the failure.
 
-Before anything ran, an assignment that cannot be carried out is dropped, and its tensor keeps the value it had (`drop`). Once kernels ran,
-memory has changed: what they wrote is what tensors hold from then on (`settle`). A value that would have to be read from what is
-overwritten by then, or from a dropped assignment, is `lost`: whoever uses it is told so, and gets no wrong number.
+Before anything ran, an assignment that cannot be carried out is dropped, and its tensor keeps the value it had
+(`drop`). Once kernels ran, memory has changed: what they wrote is what tensors hold from then on (`settle`). A value
+that would have to be read from what is overwritten by then, or from a dropped assignment, is `lost`: whoever uses it is
+told so, and gets no wrong number.
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ def drop(failed: dict[UOp, str], new_buffer: NewBuffer) -> None:
         if t.uop in touched and not _take_back(t, touched):
             lost(
                 t,
-                f"a value of shape {t.shape} was computed from a tensor after an assignment that failed ({why}), and is lost; compute it again",
+                f"a value of shape {t.shape} was computed from a tensor after an assignment that failed ({why}), and "
+                "is lost; compute it again",
                 new_buffer,
             )
 
@@ -111,9 +113,8 @@ def _take_back(t: Tensor, bad: set[UOp]) -> bool:
         return False
     before = base
     while before.op is Ops.AFTER and before in bad:
-        before = before.src[0]._cache.get(
-            "origin", before.src[0]
-        )  # (memory that nothing was stored in: the value it was to hold)
+        # (memory that nothing was stored in: the value it was to hold)
+        before = before.src[0]._cache.get("origin", before.src[0])
     if before in bad:
         return False
     t.uop = rebased(t.uop, base, before)
@@ -125,8 +126,8 @@ def _take_back(t: Tensor, bad: set[UOp]) -> bool:
 def settle(
     sink: UOp, own: dict[int, UOp], overwritten: set[UOp], progress: Progress, clock: int, new_buffer: NewBuffer
 ) -> bool:
-    """After a failure on the way: what has been written is what tensors hold; what has not been begun goes on waiting. Whether an
-    assignment may have been lost in the middle.
+    """After a failure on the way: what has been written is what tensors hold; what has not been begun goes on waiting.
+    Whether an assignment may have been lost in the middle.
 
     A kernel that failed or was interrupted may have written a part; such a tensor holds what lies in its memory.
     """
@@ -164,7 +165,8 @@ def settle(
         else:
             lost(
                 t,
-                f"a value of shape {t.shape} (line {line_of(t.uop)}) was to be computed from memory that a realize had overwritten when it failed, and is lost; compute it again",
+                f"a value of shape {t.shape} (line {line_of(t.uop)}) was to be computed from memory that a realize had "
+                "overwritten when it failed, and is lost; compute it again",
                 new_buffer,
             )
     return cut

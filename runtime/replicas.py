@@ -18,8 +18,9 @@ _calls = itertools.count(1)
 def assert_equal(*tensors: Tensor) -> None:
     """Raises `PlanMismatch` on every rank unless all ranks hold the same bits in `tensors`; every rank must call it.
 
-    Each is a tensor on this worker's own device, or one replicated over `world.devices`. Cost: one pass over their memory and one answer
-    of the launcher. In a process alone it does nothing. Raises ValueError for a tensor that is cut, whose parts differ by nature.
+    Each is a tensor on this worker's own device, or one replicated over `world.devices`. Cost: one pass over their
+    memory and one answer of the launcher. In a process alone it does nothing. Raises ValueError for a tensor that is
+    cut, whose parts differ by nature.
     """
     values = []
     for i, t in enumerate(tensors):
@@ -64,7 +65,8 @@ def _check_whole(name: str, t: Tensor) -> None:
 
     if isinstance(t.device, tuple) and engine().sharding_axis(t.uop) is not None:
         raise ValueError(
-            f"{name}: a tensor of shape {t.shape} is cut over {len(t.device)} devices, its parts differ by nature; pass replicated or local tensors"
+            f"{name}: a tensor of shape {t.shape} is cut over {len(t.device)} devices, its parts differ by nature; "
+            "pass replicated or local tensors"
         )
 
 

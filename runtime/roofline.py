@@ -1,11 +1,12 @@
 """The machine's limits, measured: float32 multiply-adds of all threads, and bytes moved by a large copy.
 
-`share(flops, nbytes, seconds)` is how much of the lower of both limits a kernel reaches: its roofline, in DEBUG=2's last column.
+`share(flops, nbytes, seconds)` is how much of the lower of both limits a kernel reaches: its roofline,
+in DEBUG=2's last column.
 
     least seconds = max(flops / peak flops, bytes / peak bandwidth);   share = least seconds / seconds
 
-Measured once for a machine and number of threads (about 0.3 s, the best of a few runs), then read from the disk cache. Above 100%: the
-bytes came from a cache and not from memory, or the estimate counts operations that need not be done.
+Measured once for a machine and number of threads (about 0.3 s, the best of a few runs), then read from the disk cache.
+Above 100%: the bytes came from a cache and not from memory, or the estimate counts operations that need not be done.
 """
 
 from __future__ import annotations
@@ -111,6 +112,7 @@ def module(machine: Machine) -> str:
     def number(x: float) -> str:
         return f"<{', '.join([f'float {x:.2f}'] * lanes)}>"
 
+    half, quarter = f"{vector} {number(0.5)}", f"{vector} {number(0.25)}"
     return f"""
 declare {vector} @llvm.fma.v{lanes}f32({vector}, {vector}, {vector})
 
@@ -122,7 +124,7 @@ entry:
 loop:
   %i = phi i64 [ 0, %entry ], [ %i1, %loop ]
 {lines(lambda k: f"%a{k} = phi {vector} [ {number(k)}, %entry ], [ %b{k}, %loop ]")}
-{lines(lambda k: f"%b{k} = call {vector} @llvm.fma.v{lanes}f32({vector} %a{k}, {vector} {number(0.5)}, {vector} {number(0.25)})")}
+{lines(lambda k: f"%b{k} = call {vector} @llvm.fma.v{lanes}f32({vector} %a{k}, {half}, {quarter})")}
   %i1 = add i64 %i, 1
   %again = icmp slt i64 %i1, %total
   br i1 %again, label %loop, label %done

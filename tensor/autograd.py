@@ -17,12 +17,13 @@ from manygrad.tensor.uop.rewrite import substitute
 _numbers = itertools.count(1)
 
 
-def grad(outputs: Tensor | Sequence[Tensor], inputs: Tensor | Sequence[Tensor], grad_outputs: Any = None, retain_graph: bool | None = None,
-         create_graph: bool = False, allow_unused: bool = False) -> tuple[Tensor | None, ...]:  # fmt: skip
+def grad(outputs: Tensor | Sequence[Tensor], inputs: Tensor | Sequence[Tensor], grad_outputs: Any = None,
+         retain_graph: bool | None = None, create_graph: bool = False,
+         allow_unused: bool = False) -> tuple[Tensor | None, ...]:  # fmt: skip
     """The sum of d(output)/d(input), weighted by `grad_outputs`, for each input (torch.autograd.grad).
 
-    Graphs are never freed and gradients can always be differentiated again, so `retain_graph` and `create_graph` change nothing.
-    An input that no output depends on is an error, or None with `allow_unused`.
+    Graphs are never freed and gradients can always be differentiated again, so `retain_graph` and `create_graph` change
+    nothing. An input that no output depends on is an error, or None with `allow_unused`.
     """
     outs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     ins = [inputs] if isinstance(inputs, Tensor) else list(inputs)
@@ -89,8 +90,8 @@ class Function:
 
     y = Cube.apply(x)
 
-    `backward` gets one gradient for each output and returns one, or None, for each argument of `forward`. Of several outputs
-    each is differentiated on its own, the gradients of the others being 0.
+    `backward` gets one gradient for each output and returns one, or None, for each argument of `forward`. Of several
+    outputs each is differentiated on its own, the gradients of the others being 0.
     """
 
     @staticmethod
@@ -111,7 +112,8 @@ class Function:
         outputs = result if isinstance(result, tuple) else (result,)
         if not all(isinstance(o, Tensor) for o in outputs):
             raise TypeError(
-                f"{cls.__name__}.forward returned {[type(o).__name__ for o in outputs]}; it returns a Tensor or a tuple of Tensors"
+                f"{cls.__name__}.forward returned {[type(o).__name__ for o in outputs]}; "
+                "it returns a Tensor or a tuple of Tensors"
             )
         silent = {id(t) for t in ctx._silent}
         made = tuple(
@@ -135,9 +137,8 @@ class _FunctionGrad(CustomGrad):
         super().__init__(cls.__name__, next(_numbers), cls.backward)
         self.ctx, self.i = ctx, i
         self.kinds = [(o.shape, o.dtype) for o in outputs]
-        self.own = [
-            k for k, t in enumerate(ctx._saved) if any(t is o for o in outputs[i : i + 1])
-        ]  # saved tensors that are this output
+        # saved tensors that are this output
+        self.own = [k for k, t in enumerate(ctx._saved) if any(t is o for o in outputs[i : i + 1])]
         self.is_tensor = [isinstance(a, Tensor) for a in args]
 
     def gradients(self, g: Tensor, u: UOp) -> Grads:
@@ -154,7 +155,8 @@ class _FunctionGrad(CustomGrad):
         found = found if isinstance(found, tuple) else (found,)
         if len(found) != len(self.is_tensor):
             raise RuntimeError(
-                f"{self.name}.backward returned {len(found)} gradients for {len(self.is_tensor)} arguments of forward; return None where there is none"
+                f"{self.name}.backward returned {len(found)} gradients for {len(self.is_tensor)} arguments of forward; "
+                "return None where there is none"
             )
         wanted = [f for f, is_tensor in zip(found, self.is_tensor) if is_tensor]
         for f, s in zip(wanted, u.src[1:]):
@@ -171,8 +173,8 @@ def checkpoint(
 ) -> Any:
     """`fn(*args)`, of which only the arguments are kept for the backward pass: what is between is computed again there.
 
-    Trades one more forward of `fn` for the memory of its activations (torch.utils.checkpoint; Chen et al., 2016). Random numbers
-    drawn inside are the same both times.
+    Trades one more forward of `fn` for the memory of its activations (torch.utils.checkpoint; Chen et al., 2016).
+    Random numbers drawn inside are the same both times.
     """
     inputs = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and t.dtype.is_float]
     for t in inputs:
@@ -191,8 +193,8 @@ def _checkpointed(out: Tensor, entries: tuple[UOp, ...]) -> Tensor:
 
 
 class _Checkpoint(CustomGrad):
-    """Sources of its node: (output, *entries, *parameters). The region between entries and output is built again, on entries that
-    stand behind a BARRIER: they can be read once the gradient that arrives is there."""
+    """Sources of its node: (output, *entries, *parameters). The region between entries and output is built again, on
+    entries that stand behind a BARRIER: they can be read once the gradient that arrives is there."""
 
     def __init__(self, entries: int):
         super().__init__("checkpoint", entries, lambda *_: ())

@@ -1,7 +1,7 @@
 """Element types and PyTorch's promotion rules.
 
-A `DType` is an interned value; `dtypes` is the namespace of all of them. `index` is the type of loop indices and offsets
-(a 64-bit signed integer that never reaches a buffer).
+A `DType` is an interned value; `dtypes` is the namespace of all of them. `index` is the type of loop indices and
+offsets (a 64-bit signed integer that never reaches a buffer).
 """
 
 from __future__ import annotations
@@ -186,12 +186,14 @@ def promote(a: DType, b: DType) -> DType:
 
 
 def can_cast(source: DType | str, target: DType | str) -> bool:
-    """Whether a result of type `source` may be written in place of one of `target` (torch.can_cast): no float to integers, nothing to bool."""
+    """Whether a result of type `source` may be written in place of one of `target` (torch.can_cast):
+    no float to integers, nothing to bool."""
     return category(to_dtype(source)) <= category(to_dtype(target))
 
 
 class finfo:
-    """Limits of a float type: `bits`, `eps`, `max`, `min`, `tiny` (= `smallest_normal`), `smallest_subnormal`, `resolution`, `dtype`."""
+    """Limits of a float type: `bits`, `eps`, `max`, `min`, `tiny` (= `smallest_normal`), `smallest_subnormal`,
+    `resolution`, `dtype`."""
 
     def __init__(self, dtype: DType | str = "float32"):
         d = to_dtype(dtype)
@@ -225,6 +227,6 @@ def accumulate_dtype(d: DType) -> DType:
 
 
 def contraction_dtype(d: DType) -> DType:
-    """The type in which the products of a matrix product or convolution of `d` are made and added: float32 for the half types,
-    int32 for the integers below, else `d`."""
+    """The type in which the products of a matrix product or convolution of `d` are made and added: float32 for the half
+    types, int32 for the integers below, else `d`."""
     return dtypes.int32 if d.is_bool or (d.is_int and d.itemsize < 4) else accumulate_dtype(d)

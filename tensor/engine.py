@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
 class Engine(Protocol):
     def realize(self, tensors: list[Tensor], pending: bool = True) -> None:
-        """Compute the tensors; their `uop` becomes a BUFFER. With `pending` all assignments that wait are carried out, too."""
+        """Compute the tensors; their `uop` becomes a BUFFER.
+        With `pending` all assignments that wait are carried out, too."""
 
     def from_numpy(self, array: np.ndarray, dtype: DType, device: str, share: bool = False) -> UOp:
-        """A BUFFER that holds a copy of `array`, or, with `share` where the device's memory is the host's, that is its memory."""
+        """A BUFFER that holds a copy of `array`, or, with `share` where the device's memory is the host's,
+        that is its memory."""
 
     def new_buffer(self, uop: UOp, device: str | tuple[str, ...]) -> UOp:
         """A BUFFER for the value of `uop`, which takes no memory before something is stored in it."""
@@ -34,7 +36,8 @@ class Engine(Protocol):
         """The contents of a realized BUFFER on one device (a copy)."""
 
     def share(self, buffer: UOp) -> np.ndarray | None:
-        """The memory of a realized BUFFER on one device as an array that keeps it alive; None where the host cannot see it."""
+        """The memory of a realized BUFFER on one device as an array that keeps it alive;
+        None where the host cannot see it."""
 
     def canonical(self, device: str) -> str:
         """The one name of a device; ValueError if there is no such device."""

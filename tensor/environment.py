@@ -67,7 +67,8 @@ DEBUG = EnvVar(
     "DEBUG",
     0,
     "level",
-    "1: what is compiled and planned; 2: one line a kernel with time, GFLOPS, GB/s; 3: kernel graphs and their optimisations; 4: generated code; 5: every pass; 6: passes' graphs",
+    "1: what is compiled and planned; 2: one line a kernel with time, GFLOPS, GB/s; 3: "
+    "kernel graphs and their optimisations; 4: generated code; 5: every pass; 6: passes' graphs",
 )
 SPEC = EnvVar("SPEC", 0, "flag", "verify the graph against the stage's spec after every pass")
 SCACHE = EnvVar("SCACHE", 1, "flag", "keep schedules under the structural key of their graph")
@@ -80,7 +81,8 @@ PROFILE = EnvVar(
     "PROFILE",
     "",
     "path",
-    "write a Chrome trace of the program at its end: 1: profile.json here (with the launcher: in the run's folder); else a .json file, or a folder; one file a rank",
+    "write a Chrome trace of the program at its end: 1: profile.json here (with the launcher: in the run's folder); "
+    "else a .json file, or a folder; one file a rank",
 )
 JIT = EnvVar(
     "JIT",
@@ -106,7 +108,8 @@ BEAM = EnvVar(
     "BEAM",
     0,
     "count",
-    "search the optimisations of each CPU kernel by measuring, this many kept a round; winners stay on disk. 0: the heuristic's alone",
+    "search the optimisations of each CPU kernel by measuring, this many kept a round; winners stay on disk. 0: "
+    "the heuristic's alone",
 )
 BEAM_SPLIT = EnvVar(
     "BEAM_SPLIT",
@@ -124,7 +127,8 @@ SUM_BLOCKS = EnvVar(
     "SUM_BLOCKS",
     8,
     "blocks",
-    "in which a sum over a cut dim is taken, by global position: the numbers are the same on every count of devices that is this over a power of two, and on one device; 24 for 3, 6 and 12 devices",
+    "in which a sum over a cut dim is taken, by global position: the numbers are the same on every count of devices "
+    "that is this over a power of two, and on one device; 24 for 3, 6 and 12 devices",
 )
 COLLECTIVE_TIMEOUT_S = EnvVar(
     "COLLECTIVE_TIMEOUT_S",
@@ -142,7 +146,8 @@ TRANSPORT = EnvVar(
     "TRANSPORT",
     "",
     "name",
-    "force a transport between workers (shm, zmq); empty: shared memory where a peer's arena can be attached, else ZeroMQ",
+    "force a transport between workers (shm, zmq); empty: shared memory where a peer's arena can be attached, "
+    "else ZeroMQ",
 )
 SEED = EnvVar("SEED", 0, "number", "seed of the random generator before the first manual_seed")
 
@@ -223,7 +228,8 @@ HEARTBEAT_TIMEOUT_S = EnvVar(
     "HEARTBEAT_TIMEOUT_S",
     60.0,
     "s",
-    "a worker that the launcher has not heard from for so long has failed; and so has a launcher that the workers have not",
+    "a worker that the launcher has not heard from for so long has failed; and so has a launcher that the workers have "
+    "not",
     travels=False,
 )
 

@@ -4,17 +4,17 @@
     def block(x, w):
         return (x @ w).relu() + x
 
-The first call with arguments of given shapes, types and places records the graph of the results over PARAMs, the body. Each call
-is then one FUNCTION node over the actual arguments, with a RESULT node for each result:
+The first call with arguments of given shapes, types and places records the graph of the results over PARAMs, the body.
+Each call is then one FUNCTION node over the actual arguments, with a RESULT node for each result:
 
     FUNCTION(args; body = SINK(results over PARAMs));  RESULT(FUNCTION; i)
 
-Its gradient is a FUNCTION too. When the graph is run, each body is lowered once (`runtime/functions.py`), and the arguments and
-results are stored: a call is a fusion boundary. Where an argument requires a gradient the body has more results than the user
-sees: the reductions (matmuls, sums) that its gradient reads, so that they are not computed again.
+Its gradient is a FUNCTION too. When the graph is run, each body is lowered once (`runtime/functions.py`), and the
+arguments and results are stored: a call is a fusion boundary. Where an argument requires a gradient the body has more
+results than the user sees: the reductions (matmuls, sums) that its gradient reads, so that they are not computed again.
 
-A body takes its arguments for apart from each other and from what is outside. Where the function writes to one of which another argument,
-or a tensor that it refers to, is a view (`w` and `w[0]`), that call runs as it is written.
+A body takes its arguments for apart from each other and from what is outside. Where the function writes to one of which
+another argument, or a tensor that it refers to, is a view (`w` and `w[0]`), that call runs as it is written.
 """
 
 from __future__ import annotations
@@ -40,15 +40,14 @@ from manygrad.tensor.uop.views import rebased
 
 Spec = tuple[Any, ...]
 _traced = itertools.count(1)  # what is a PARAM in any trace
-COMPUTED = frozenset(
-    {Ops.REDUCE, Ops.SCATTER, Ops.RESULT, Ops.CONTIGUOUS}
-)  # what a gradient reads rather than computes again
+# what a gradient reads rather than computes again
+COMPUTED = frozenset({Ops.REDUCE, Ops.SCATTER, Ops.RESULT, Ops.CONTIGUOUS})
 
 
 class function:
-    """As a decorator of functions or methods. Tensors are found in arguments, also inside lists, tuples, dicts and objects (a layer and
-    its weights), and in what the function refers to from outside; everything else is part of the trace, and a change of it makes
-    a new one. What the function assigns to a tensor is assigned at every call."""
+    """As a decorator of functions or methods. Tensors are found in arguments, also inside lists, tuples, dicts and
+    objects (a layer and its weights), and in what the function refers to from outside; everything else is part of the
+    trace, and a change of it makes a new one. What the function assigns to a tensor is assigned at every call."""
 
     def __init__(self, fn: Callable[..., Any]):
         self.fn = fn
@@ -117,12 +116,14 @@ class _Arguments:
             self.key.append(x)
         else:
             raise TypeError(
-                f"@function: an argument of type {type(x).__name__} can change without notice; pass its values as a Tensor"
+                f"@function: an argument of type {type(x).__name__} can change without notice; "
+                "pass its values as a Tensor"
             )
 
 
 def _spec(u: UOp) -> Spec | None:
-    """(shape, dtype, device, axis, bounds) of a PARAM for `u`; None of a value without a device, which stays in the body."""
+    """(shape, dtype, device, axis, bounds) of a PARAM for `u`;
+    None of a value without a device, which stays in the body."""
     device = u.device
     if device is None:
         return None
@@ -131,7 +132,8 @@ def _spec(u: UOp) -> Spec | None:
 
 
 def _lies_in(u: UOp) -> UOp:
-    """The memory of `u` before anything that waits to be written there; of a value that is not stored, what it is a view of."""
+    """The memory of `u` before anything that waits to be written there; of a value that is not stored, what it is a
+    view of."""
     base = memory(u)
     return start(base).src[0] if base.op is Ops.AFTER else base
 
@@ -148,7 +150,8 @@ def _param(slot: int, spec: Spec) -> UOp:
 
 
 class _Outside:
-    """A tensor that the function refers to from outside: a parameter of the body, or, once computed inside, a constant."""
+    """A tensor that the function refers to from outside: a parameter of the body, or,
+    once computed inside, a constant."""
 
     def __init__(self, uop: UOp, tensor: Tensor | None):
         self.constant = uop if tensor is None else None
@@ -172,8 +175,8 @@ def _latest(buffer: UOp) -> UOp:
 class _Trace:
     """One body, and how a call's arguments become its sources and its results the function's.
 
-    While the function runs, its arguments are PARAMs with numbers of their own: what an outer trace, or one that failed, has made of
-    PARAMs are other nodes.
+    While the function runs, its arguments are PARAMs with numbers of their own: what an outer trace, or one that
+    failed, has made of PARAMs are other nodes.
     """
 
     def __init__(self, fn: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]):
@@ -249,8 +252,9 @@ class _Trace:
     def _forget(
         self, made: list[Tensor], undone: set[UOp], stand_ins: dict[UOp, UOp], name: str
     ) -> list[tuple[UOp, Tensor]]:
-        """What was made of the arguments, or of what is `undone` for now, has no values: it is over with the trace. What was made of other
-        things from outside goes on: state with what it was before the first assignment (inside the trace, the tensor).
+        """What was made of the arguments, or of what is `undone` for now, has no values: it is over with the trace.
+        What was made of other things from outside goes on: state with what it was before the first assignment (inside
+        the trace, the tensor).
         """
 
         def traced(u: UOp) -> bool:
@@ -271,15 +275,16 @@ class _Trace:
             if t.uop in inside:
                 engine().lose(
                     t,
-                    f"a tensor of shape {t.shape} was made while @function {name} was traced and kept: it has no value; have the function return it",
+                    f"a tensor of shape {t.shape} was made while @function {name} was traced and kept: "
+                    "it has no value; have the function return it",
                 )
             else:
                 t.uop = substitute(t.uop, stand_ins)
         return started
 
     def _close(self, values: list[UOp], was: list[tuple[UOp, Tensor]], tensors: list[Tensor]) -> None:
-        """The body: assignments as values, what comes from outside as further PARAMs, or, where it lives nowhere, as it is: as long as
-        such a tensor keeps its value the trace fits."""
+        """The body: assignments as values, what comes from outside as further PARAMs, or, where it lives nowhere, as it
+        is: as long as such a tensor keeps its value the trace fits."""
         done: dict[UOp, UOp] = {}
         live = dict(was)
 
@@ -316,7 +321,8 @@ class _Trace:
         self.apart = self._apart()
 
     def _apart(self) -> list[int]:
-        """Which of the tensors from outside share memory: of each the first one that it shares it with. It matters where one is written."""
+        """Which of the tensors from outside share memory: of each the first one that it shares it with.
+        It matters where one is written."""
         if not (self.written_args or self.written):
             return []
         storages = [
@@ -336,8 +342,8 @@ class _Trace:
         )
 
     def overlaps(self, tensors: list[Tensor]) -> bool:
-        """Whether an argument shares memory with another, or with a tensor from outside, and that is written; or two tensors from outside
-        do, which are not in memory and of which none is the whole."""
+        """Whether an argument shares memory with another, or with a tensor from outside, and that is written; or two
+        tensors from outside do, which are not in memory and of which none is the whole."""
         if not self.written_args and not self.written:
             return False
         given = [_storage(tensors[i].uop, tensors[i]) for i in self.given]
@@ -392,8 +398,9 @@ def _lazy(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _stand_ins(lazy: list[Tensor]) -> dict[UOp, UOp]:
-    """What is not computed yet is memory inside a trace, a PARAM for each storage: a value that the function makes is never taken for one
-    from outside with the same graph, and of equal ones each is itself. Returns what the PARAMs stand for."""
+    """What is not computed yet is memory inside a trace, a PARAM for each storage: a value that the function makes is
+    never taken for one from outside with the same graph, and of equal ones each is itself. Returns what the PARAMs
+    stand for."""
     together: dict[tuple[UOp, int], list[Tensor]] = {}
     stand_ins: dict[UOp, UOp] = {}
     for t in lazy:
@@ -484,16 +491,15 @@ def _read_by_gradient(results: tuple[UOp, ...]) -> tuple[UOp, ...]:
 
 
 def gradients_of_call(call: UOp, grads: dict[int, Tensor]) -> list[Tensor | NoGradient | None]:
-    """What reaches each source of a FUNCTION, given what reached its results: another FUNCTION, of the same sources, the results that
-    the gradient reads, and the gradients that arrived."""
+    """What reaches each source of a FUNCTION, given what reached its results: another FUNCTION, of the same sources,
+    the results that the gradient reads, and the gradients that arrived."""
     body: UOp = call.arg
     n, results = len(call.src), body.src
     specs = {i: _spec(g.uop) for i, g in grads.items()}
     key = f"gradient of {n}, {[(i, s or g.uop.key) for (i, g), s in zip(grads.items(), specs.values())]}"
     found = body._cache.get(key)
-    if (
-        found is None
-    ):  # (a gradient without a device, such as the ones that a sum sends back, stands in the body as it is)
+    # (a gradient without a device, such as the ones that a sum sends back, stands in the body as it is)
+    if found is None:
         arrived = {
             i: grads[i].uop if s is None else _param(n + len(results) + k, s) for k, (i, s) in enumerate(specs.items())
         }

@@ -1,7 +1,7 @@
 """Whether what is built now can be differentiated: `with no_grad():`.
 
-A value made while it is off stands behind a DETACH, so no later backward() goes through it. A mode is its thread's own (and its task's,
-in asyncio); a new thread starts with gradients.
+A value made while it is off stands behind a DETACH, so no later backward() goes through it. A mode is its thread's own
+(and its task's, in asyncio); a new thread starts with gradients.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ is_grad_enabled = _enabled.get
 
 
 class set_grad_enabled:
-    """`with set_grad_enabled(False):`, or as a decorator: values made inside have no gradient (torch.set_grad_enabled)."""
+    """`with set_grad_enabled(False):`, or as a decorator: values made inside have no gradient
+    (torch.set_grad_enabled)."""
 
     def __init__(self, mode: bool):
         self.mode = bool(mode)

@@ -26,7 +26,8 @@ _NONE: set[UOp] = set()
 
 
 class NoGradient:
-    """In place of a gradient that a rule does not know, `why` naming the operator: an error where one is wanted. (None: there is none.)"""
+    """In place of a gradient that a rule does not know, `why` naming the operator: an error where one is wanted.
+    (None: there is none.)"""
 
     def __init__(self, why: str):
         self.why = why
@@ -69,7 +70,8 @@ def compute_gradients(
     hooks: Hooks | None = None,
     unknown: dict[UOp, NoGradient] | None = None,
 ) -> dict[UOp, UOp]:
-    """d(root)/d(target) for every target that something reaches; `start` is d/d(root). What is `stored` is read, not computed again.
+    """d(root)/d(target) for every target that something reaches; `start` is d/d(root).
+    What is `stored` is read, not computed again.
 
     Nothing flows below `leaves`. `hooks` are called with the complete gradient of their node and may return another.
     """
@@ -87,8 +89,8 @@ def flow_back(
 ) -> dict[UOp, UOp]:
     """target -> the sum over (root, start) of start · d(root)/d(target).
 
-    `unknown`: where it is not yet known which targets are asked for (all arguments of a function's body), what has a gradient that no rule
-    knows is left out and noted there, instead of an error.
+    `unknown`: where it is not yet known which targets are asked for (all arguments of a function's body), what has a
+    gradient that no rule knows is left out and noted there, instead of an error.
     """
     from manygrad.tensor.function import gradients_of_call
     from manygrad.tensor.tensor import Tensor
@@ -150,7 +152,8 @@ def flow_back(
 
 
 def _flow_through_writes(g: Tensor, u: UOp, needed: set[UOp], grads: dict[UOp, Tensor]) -> None:
-    """What was written into a stored tensor gets the gradient of the place where it lies, what was there before the rest."""
+    """What was written into a stored tensor gets the gradient of the place where it lies,
+    what was there before the rest."""
     before = u.src[0]
     for store in reversed(u.src[1:]):
         if store.op is not Ops.STORE or store.arg is not None or store not in needed:
@@ -188,8 +191,8 @@ def _hooked(hook: Callable[[Tensor], Tensor | None], g: Tensor) -> Tensor:
 
 
 def with_history(root: UOp, leaves: Iterable[Tensor]) -> tuple[UOp, dict[UOp, UOp], dict[UOp, UOp]]:
-    """`root` with computed values that still have their graph replaced by it, down to the leaves (by number, where stored since);
-    what every node below became; and the storage of each such graph's value.
+    """`root` with computed values that still have their graph replaced by it, down to the leaves (by number, where
+    stored since); what every node below became; and the storage of each such graph's value.
     """
     done: dict[UOp, UOp] = {t.uop: t.uop for t in leaves}
     numbered = {t._leaf: t.uop for t in leaves if t._leaf is not None}
@@ -225,8 +228,9 @@ def _history(u: UOp) -> UOp | None:
         or any(x._cache.get("written", 0) > clock for x in graph.toposort(lambda x: "history" not in x._cache))
     ):
         raise RuntimeError(
-            f"backward(): a value of shape {u.shape} was computed and then what it was computed from was overwritten (an assignment, an optimiser "
-            "step), so its gradient cannot be had any more; call backward() before that, or detach() the value"
+            f"backward(): a value of shape {u.shape} was computed and then what it was computed from was overwritten "
+            "(an assignment, an optimiser step), so its gradient cannot be had any more; "
+            "call backward() before that, or detach() the value"
         )
     return graph
 
@@ -287,7 +291,8 @@ def _shrink(g: Tensor, u: UOp) -> Grads:
                 continue
             text = ", ".join(str(v) if isinstance(v, int) else text_of_index(v) for v in (b, e))
             raise NotImplementedError(
-                f"a slice with symbolic bounds [{text}) has no gradient; detach() what it is cut from, or mask with where(...)"
+                f"a slice with symbolic bounds [{text}) has no gradient; detach() what it is cut from, "
+                "or mask with where(...)"
             )
         pads.append((b, d - e))
     return (g._op(Ops.PAD, tuple(pads)),)
@@ -314,7 +319,8 @@ def _scatter(g: Tensor, u: UOp) -> Grads:
 
 
 def _stays(g: Tensor, u: UOp) -> Tensor:
-    """Which values of a SCATTER "set" stay, in the shape of the value: those whose number is found where they were set."""
+    """Which values of a SCATTER "set" stay, in the shape of the value:
+    those whose number is found where they were set."""
     at = u.src[2:]
     number = g.arange(numel(at[0].shape)).reshape(at[0].shape)
     places = g._const_like(0, dtypes.int64)._broadcast(u.shape[: len(at)])
@@ -344,9 +350,8 @@ def _scatter_mul(g: Tensor, u: UOp) -> Grads:
         return x._new(UOp(Ops.GATHER, x.dtype, (x.uop, *u.src[2:])))
 
     zero, full = v.eq(0), base.eq(0)
-    product = (
-        full._where(1.0, base).cast(v.dtype)._scatter_at(zero._where(1.0, v).cast(v.dtype), indices, "mul")
-    )  # of what is not 0
+    # of what is not 0
+    product = full._where(1.0, base).cast(v.dtype)._scatter_at(zero._where(1.0, v).cast(v.dtype), indices, "mul")
     zeros = full.cast(g.dtype)._scatter_at(zero.cast(g.dtype), indices, "add")
     others = read(zeros) - zero.cast(g.dtype)
     rest = others.eq(0)._where(read(product) / zero._where(1.0, v), 0.0).cast(g.dtype)

@@ -1,9 +1,9 @@
 """The lock of the front end: who holds it may change what all threads share.
 
-Threads build graphs side by side without it: nodes are interned atomically (`tensor/uop/uop.py`), and an operator reads its operands once.
-It is held by what looks at all live tensors or changes them: realizing, assigning, differentiating, tracing, capturing and
-replaying a TinyJit. Modes (`no_grad`, `Tensor.train`, `Context`) are context variables: each thread has its own, and a new one starts
-with the defaults.
+Threads build graphs side by side without it: nodes are interned atomically (`tensor/uop/uop.py`), and an operator reads
+its operands once. It is held by what looks at all live tensors or changes them: realizing, assigning, differentiating,
+tracing, capturing and replaying a TinyJit. Modes (`no_grad`, `Tensor.train`, `Context`) are context variables: each
+thread has its own, and a new one starts with the defaults.
 """
 
 from __future__ import annotations

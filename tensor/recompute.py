@@ -1,7 +1,7 @@
 """What a gradient computes again reads memory, and only once the gradient that arrives is there.
 
-`later(x, g)` is a value `x` in memory behind a BARRIER: what is made from it is another node than what was made from `x` before, so it is
-computed again and nothing of the first time is kept for it.
+`later(x, g)` is a value `x` in memory behind a BARRIER: what is made from it is another node than what was made from
+`x` before, so it is computed again and nothing of the first time is kept for it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The user's source line behind a node, for errors and plan hashes.
 
-Lines are kept beside the graph, not in it: two places that build the same value share one node, and the first line wins.
+Lines are kept beside the graph, not in it: two places that build the same value share one node,
+and the first line wins.
 """
 
 from __future__ import annotations
@@ -60,8 +61,9 @@ _INHERITED: list[UOp] = []  # the nodes that have an inherited line
 def inherit(new: UOp, old: UOp) -> UOp:
     """`new`, which a pass made from `old`, is of its line as long as this schedule is made.
 
-    Kept apart from the user's lines, and forgotten with `forget_inherited`: the lines that a later graph finds must not depend on whether
-    an earlier one was scheduled here or read from the disk cache, for plans are compared by their lines over all workers.
+    Kept apart from the user's lines, and forgotten with `forget_inherited`: the lines that a later graph finds must not
+    depend on whether an earlier one was scheduled here or read from the disk cache, for plans are compared by their
+    lines over all workers.
     """
     if new is not old and "line" not in new._cache and "inherited line" not in new._cache:
         line = old._cache.get("line") or old._cache.get("inherited line")

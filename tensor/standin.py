@@ -1,7 +1,7 @@
 """What a tensor is to one thread while that traces or captures; to all others it stays what it was.
 
-An argument of a traced function is a PARAM to it, and the very tensor may be read by other threads meanwhile. So for that time
-it is of a subclass that looks who asks; plain tensors pay nothing for it.
+An argument of a traced function is a PARAM to it, and the very tensor may be read by other threads meanwhile. So for
+that time it is of a subclass that looks who asks; plain tensors pay nothing for it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def _twofold(kind: type) -> type:
 
 
 def part(tensors: Iterable[Tensor]) -> Callable[[], None]:
-    """From now on what this thread sets as the `uop` of `tensors` is seen by it alone, until what is returned is called. (With the lock held.)"""
+    """From now on what this thread sets as the `uop` of `tensors` is seen by it alone,
+    until what is returned is called. (With the lock held.)"""
     parted = []
     for t in tensors:
         if not hasattr(t, "is_twofold"):

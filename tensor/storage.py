@@ -1,15 +1,18 @@
-"""A view and its base are one storage: which live tensors share memory, and how one is written so that all of them show it.
+"""A view and its base are one storage: which live tensors share memory,
+and how one is written so that all of them show it.
 
-A stored tensor lies in a BUFFER (or AFTER, where writes to it wait), and what has the same memory below its views shares it. A value that
-is not computed yet is a node, and equal values are one node though they are not one storage: there views also share an identity
-(`Tensor._storage`), which a tensor gets when the first view of it is made. `sharing` asks for both.
+A stored tensor lies in a BUFFER (or AFTER, where writes to it wait), and what has the same memory below its views
+shares it. A value that is not computed yet is a node, and equal values are one node though they are not one storage:
+there views also share an identity (`Tensor._storage`), which a tensor gets when the first view of it is made. `sharing`
+asks for both.
 
 A write gives an unrealized value memory of its own, still lazily, and moves everything that shares it there:
 
-    w = zeros(2, 2); r = w[0]; r[1] = 3    ==>  m = AFTER(b, STORE(b, zeros)); n = AFTER(m, STORE(m[0, 1], 3)); w: n; r: n[0]
+    w = zeros(2, 2); r = w[0]; r[1] = 3    ==>  m = AFTER(b, STORE(b, zeros)); n = AFTER(m, STORE(m[0, 1], 3));
+                                                w: n; r: n[0]
 
-What was computed before reads `m`, the value of its time. A value with a gradient is not written but made anew (n = m with 3 placed in it),
-so that backward() finds what it was.
+What was computed before reads `m`, the value of its time. A value with a gradient is not written but made anew (n = m
+with 3 placed in it), so that backward() finds what it was.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ def _nobody() -> None:
 
 
 class TensorSet:
-    """A weak set by identity (`==` on tensors is elementwise, so `WeakSet` will not do), in order of insertion: of the program."""
+    """A weak set by identity (`==` on tensors is elementwise, so `WeakSet` will not do), in order of insertion:
+    of the program."""
 
     def __init__(self) -> None:
         self._refs: dict[int, Callable[[], Tensor | None]] = {}
@@ -109,8 +113,8 @@ if hasattr(os, "register_at_fork"):
 
 
 class Storage:
-    """The identity of what views share before it is in memory. One made for a reshape `at` of a view is `of` that view's storage; whether it
-    is its own, for that reshape moves elements, is found out when someone asks."""
+    """The identity of what views share before it is in memory. One made for a reshape `at` of a view is `of` that
+    view's storage; whether it is its own, for that reshape moves elements, is found out when someone asks."""
 
     __slots__ = ("__weakref__", "at", "of")
 
@@ -126,7 +130,8 @@ class Storage:
 
 
 def identity(t: Tensor) -> Storage:
-    """What `t` has in common with its views; two threads that make one each have the same. (Not under `LOCK`: building a graph waits for none.)"""
+    """What `t` has in common with its views; two threads that make one each have the same.
+    (Not under `LOCK`: building a graph waits for none.)"""
     if t._storage is None:
         with _naming:
             t._storage = t._storage or Storage()
@@ -192,7 +197,8 @@ def start(u: UOp) -> UOp:
 
 
 def becomes_new(t: Tensor, value: Tensor) -> bool:
-    """Whether a write of `value` makes a new value, to keep what backward() needs: of what is computed from a leaf, or will be."""
+    """Whether a write of `value` makes a new value, to keep what backward() needs:
+    of what is computed from a leaf, or will be."""
     if not grad_mode.is_grad_enabled() or not t.dtype.is_float:
         return False
     base = memory(t.uop)
@@ -208,7 +214,8 @@ _kept: ContextVar[list[Tensor] | None] = ContextVar("tensors that were assigned 
 
 @contextmanager
 def keeping() -> Iterator[list[Tensor]]:
-    """The tensors to which this thread assigns just what they are: a write that leaves no mark, as two equal constants are one node."""
+    """The tensors to which this thread assigns just what they are: a write that leaves no mark, as two equal
+    constants are one node."""
     found: list[Tensor] = []
     token = _kept.set(found)
     try:
@@ -224,7 +231,8 @@ def kept_value(t: Tensor) -> None:
 
 @locked
 def write(t: Tensor, value: Tensor, anew: bool) -> None:
-    """Writes `value`, of the shape and type of `t`, where `t` lies, or makes the memory's value `anew`; everything that shares it shows it."""
+    """Writes `value`, of the shape and type of `t`, where `t` lies, or makes the memory's value `anew`;
+    everything that shares it shows it."""
     if not anew and not is_stored(t.uop):
         store(t)
     together, base = sharing(t), memory(t.uop)
@@ -232,10 +240,8 @@ def write(t: Tensor, value: Tensor, anew: bool) -> None:
     target = _moved(moves, base)
     axis = engine().sharding_axis
     if moves and (anew or (isinstance(base.device, tuple) and axis(base) is not None and axis(target) is None)):
-        value, target = (
-            place(value._new(base), moves, value),
-            base,
-        )  # (a part of the dim that is cut: by position in the whole)
+        # (a part of the dim that is cut: by position in the whole)
+        value, target = (place(value._new(base), moves, value), base)
     if anew:
         move(together, base, value.uop, pending=False)
         return

@@ -166,8 +166,8 @@ class Tensor(
 ):
     """A value of `shape` and `dtype` on `device`.
 
-    `data`: a number, (nested) list, NumPy array, bytes, a `UOp`, or another Tensor. Floats become float32 and ints int64, as in
-    PyTorch; NumPy arrays keep their type. `device` is a name such as `CPU:1`, default `CPU` (env DEVICE).
+    `data`: a number, (nested) list, NumPy array, bytes, a `UOp`, or another Tensor. Floats become float32 and ints
+    int64, as in PyTorch; NumPy arrays keep their type. `device` is a name such as `CPU:1`, default `CPU` (env DEVICE).
     """
 
     __array_priority__ = 1000
@@ -260,7 +260,8 @@ class Tensor(
 
     @locked
     def _store(self, *others: Tensor) -> None:
-        """Gives this tensor (and `others`) memory to be assigned, where they have none. Assignments that wait go on waiting."""
+        """Gives this tensor (and `others`) memory to be assigned, where they have none.
+        Assignments that wait go on waiting."""
         missing = [t for t in (self, *others) if not t._is_stored]
         if missing:
             engine().realize(missing, pending=False)
@@ -269,14 +270,15 @@ class Tensor(
     def assign(self, value: Tensor | float) -> Tensor:
         """Overwrite this tensor's storage with `value` (broadcast to its shape), lazily.
 
-        Views (reshape, permute, slices, detach, ...) share the storage of what they were made of, computed or not: writing through one
-        shows in all. What was computed before keeps the values it was computed from. Of a tensor in memory no gradient remembers how it
-        came to be; the operators in place (`add_`, `t[i] = v`) do remember.
+        Views (reshape, permute, slices, detach, ...) share the storage of what they were made of, computed or not:
+        writing through one shows in all. What was computed before keeps the values it was computed from. Of a tensor in
+        memory no gradient remembers how it came to be; the operators in place (`add_`, `t[i] = v`) do remember.
         """
         return self._overwrite(value, anew=False)
 
     def _overwrite(self, value: Tensor | float, anew: bool | None = None) -> Tensor:
-        """`assign`; `anew`: what is in memory, too, is made anew where it has a gradient (None: where backward() needs it)."""
+        """`assign`; `anew`: what is in memory, too, is made anew where it has a gradient
+        (None: where backward() needs it)."""
         x = value if isinstance(value, Tensor) else self._new(UOp.const(self.dtype, value))
         if x.dtype is not self.dtype:
             x = x.cast(self.dtype)
@@ -284,14 +286,16 @@ class Tensor(
             x = x.expand(self.shape)
         if x.uop.device is not None and self.uop.device is not None and x.uop.device != self.uop.device:
             raise ValueError(
-                f"assign: the value is on {x.uop.device}, the target on {self.uop.device}; move it first with .to(target.device)"
+                f"assign: the value is on {x.uop.device}, the target on {self.uop.device}; "
+                "move it first with .to(target.device)"
             )
         if x.uop is self.uop:
             storage.kept_value(self)
             return self
         if overlaps(self.uop):
             raise ValueError(
-                f"assign: {self.shape} is an expanded view, whose elements share memory; assign to what was expanded, or to a clone()"
+                f"assign: {self.shape} is an expanded view, whose elements share memory; "
+                "assign to what was expanded, or to a clone()"
             )
         anew = None if not self._is_stored else anew
         if not self._is_stored and len(storage.sharing(self)) == 1:  # the value simply becomes this tensor's
@@ -299,9 +303,8 @@ class Tensor(
                 x = x.shard(self.device, engine().sharding_axis(self.uop))
             elif x.uop.device is None:
                 x._device = self._device
-            self._become(
-                UOp(Ops.CONTIGUOUS, x.dtype, (x.uop,)) if x._is_stored else x.uop
-            )  # (what lies in memory is another's)
+            # (what lies in memory is another's)
+            self._become(UOp(Ops.CONTIGUOUS, x.dtype, (x.uop,)) if x._is_stored else x.uop)
         elif self.numel():
             storage.write(self, x, storage.becomes_new(self, x) if anew is None else anew)
         return self
@@ -333,10 +336,11 @@ class Tensor(
     # *** devices ***
 
     def to(self, *args: Any, **kwargs: Any) -> Tensor:
-        """`x.to(device)`, `x.to(dtype)`, `x.to(device, dtype)`, `x.to(other)`: the value on a device, in a type, or as another tensor.
+        """`x.to(device)`, `x.to(dtype)`, `x.to(device, dtype)`, `x.to(other)`: the value on a device, in a type,
+        or as another tensor.
 
-        A tuple of devices replicates it over them. `non_blocking` and `memory_format` are accepted and change nothing; `copy=True`
-        makes a clone.
+        A tuple of devices replicates it over them. `non_blocking` and `memory_format` are accepted and change nothing;
+        `copy=True` makes a clone.
         """
         device, dtype, copy = _place_and_type(args, kwargs)
         x = self if dtype is None else self.cast(dtype)
@@ -360,8 +364,8 @@ class Tensor(
     def shard(self, devices: Sequence[str], axis: int | None = None) -> Tensor:
         """Cut along dim `axis` over `devices` (None: a full copy on each).
 
-        Global shape S becomes, on device i of n, S with dim `axis` cut at ceil(i * S[axis] / n): parts that differ by one at most, maybe 0.
-        On several workers every worker must hold the same value.
+        Global shape S becomes, on device i of n, S with dim `axis` cut at ceil(i * S[axis] / n): parts that differ by
+        one at most, maybe 0. On several workers every worker must hold the same value.
         """
         names = _canonical(tuple(devices))
         assert isinstance(names, tuple)
@@ -392,7 +396,8 @@ class Tensor(
         return self
 
     class train:
-        """`with Tensor.train(mode):` sets `Tensor.training` for a block: the mode of every module, and of `Tensor.dropout`."""
+        """`with Tensor.train(mode):` sets `Tensor.training` for a block: the mode of every module,
+        and of `Tensor.dropout`."""
 
         def __init__(self, mode: bool = True):
             self.mode = mode
@@ -432,9 +437,8 @@ def _place_and_type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any,
     if unknown:
         raise TypeError(f"to() has no argument {sorted(unknown)[0]!r}; it takes a device, a dtype, or another tensor")
     device, dtype = kwargs.get("device"), kwargs.get("dtype")
-    rest = [
-        a for a in (*args, kwargs.get("other")) if a is not None and not isinstance(a, bool)
-    ]  # bools: non_blocking, copy
+    # bools: non_blocking, copy
+    rest = [a for a in (*args, kwargs.get("other")) if a is not None and not isinstance(a, bool)]
     for a in rest:
         if isinstance(a, Tensor):
             device, dtype = a.device, a.dtype

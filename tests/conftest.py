@@ -1,4 +1,5 @@
-"""Settings of every test: graphs are verified after each pass, kernels compiled here are kept apart from the user's cache.
+"""Settings of every test: graphs are verified after each pass,
+kernels compiled here are kept apart from the user's cache.
 
 Environment variables are read when the package is imported, and travel to the workers that tests start; so they are set
 before anything else. A value given on the command line (`SPEC=0 pytest`) stays.
@@ -30,7 +31,8 @@ settings.load_profile("manygrad")
 
 @pytest.fixture
 def no_collection() -> Iterator[None]:
-    """Without Python's garbage collector: what dies, dies by reference counts (and a graph of 200,000 nodes is built three times as fast)."""
+    """Without Python's garbage collector: what dies, dies by reference counts
+    (and a graph of 200,000 nodes is built three times as fast)."""
     gc.disable()
     yield
     gc.enable()

@@ -1,7 +1,8 @@
-"""Hosts for tests: network namespaces on one switch (a bridge in a namespace of its own), whose links go down and up again.
+"""Hosts for tests: network namespaces on one switch (a bridge in a namespace of its own),
+whose links go down and up again.
 
-They share the machine's files and its processors, and nothing of its network. Needs root and the `ip` command; where namespaces cannot be
-had the test is skipped, and says why.
+They share the machine's files and its processors, and nothing of its network. Needs root and the `ip` command; where
+namespaces cannot be had the test is skipped, and says why.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Runs of real length, before any release: a promise that a job lasts counts when a job has lasted.
 
-    python -m tests.long_runs                          # ten minutes with four workers, quiet spells of two minutes in it
+    python -m tests.long_runs                          # ten minutes with four workers, two minutes a quiet spell
     python -m tests.long_runs --minutes 2 --quiet 20   # a shorter one
 
-Four workers train and compare with the numbers of one process. In turn a rank sleeps, computes in Python, and computes in native code that
-holds the interpreter, each for the quiet spell; the launcher is suspended for half its deadline; in the middle Ray's GCS and raylet
-are killed. The run must end with exit code 0, the right sum, and nothing left behind. The tests of CI have the same on a faster
-clock (`tests/launcher/test_lasting.py`).
+Four workers train and compare with the numbers of one process. In turn a rank sleeps, computes in Python, and computes
+in native code that holds the interpreter, each for the quiet spell; the launcher is suspended for half its deadline; in
+the middle Ray's GCS and raylet are killed. The run must end with exit code 0, the right sum, and nothing left behind.
+The tests of CI have the same on a faster clock (`tests/launcher/test_lasting.py`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def compute(s):
 def match(n):
     return re.match("(a+)+$", "a" * n + "b")
 
-def hold(s):  # one call for about so long, doubling with n, in which no other thread of the process runs: not the heartbeat's, either
+# one call for about so long, doubling with n, in which no other thread of the process runs: not the heartbeat's, either
+def hold(s):
     n, took = 18, 0.0
     while took < 0.2:
         n, start = n + 1, time.perf_counter()

@@ -9,7 +9,8 @@ import threading
 
 
 class Proxy(threading.Thread):
-    """Stands before the listener at `tcp://host:port`; `cut()` resets every connection, as `tcpkill` does; `stop()` takes no more, either."""
+    """Stands before the listener at `tcp://host:port`; `cut()` resets every connection, as `tcpkill` does;
+    `stop()` takes no more, either."""
 
     def __init__(self, target: str):
         super().__init__(daemon=True)

@@ -47,7 +47,8 @@ def test_what_is_missing_has_a_reason_and_nothing_else_has_one() -> None:
 
 
 def test_every_operator_that_is_here_is_tested() -> None:
-    """By a case of tests/tensor/cases, a layer of tests/tensor/nn/layers, by name elsewhere, or, of what works in place, with the operator that it is made of."""
+    """By a case of tests/tensor/cases, a layer of tests/tensor/nn/layers, by name elsewhere, or, of what works in
+    place, with the operator that it is made of."""
     in_cases = {c.op for c in CASES} | {f"nn.{layer.name}" for layer in LAYERS}
     words = words_in_tests()
     untested = []

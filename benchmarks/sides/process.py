@@ -19,7 +19,8 @@ def installed(side: str) -> bool:
 
 
 class Side:
-    """`ask` gives None once the process has failed or was too slow; it is ended then, and what it wrote to stderr is kept in `said`."""
+    """`ask` gives None once the process has failed or was too slow;
+    it is ended then, and what it wrote to stderr is kept in `said`."""
 
     def __init__(
         self, side: str, model: str, threads: int, limit_s: float, environment: dict[str, str] | None = None

@@ -1,4 +1,5 @@
-"""Training steps in torch: eager, or the model and its loss under torch.compile; its fused optimisers. Channels of images stand first, as on our side."""
+"""Training steps in torch: eager, or the model and its loss under torch.compile; its fused optimisers.
+Channels of images stand first, as on our side."""
 
 from __future__ import annotations
 
@@ -78,7 +79,8 @@ def mlp() -> nn.Module:
 def trainer(
     model: str, threads: int, compiled: bool = False, rank: int = 0, size: int = 1, port: int = 0
 ) -> tuple[Callable[[np.ndarray, np.ndarray], float], int]:
-    """A step that takes a global batch and gives its loss; and how many numbers are trained. With several workers DistributedDataParallel over Gloo."""
+    """A step that takes a global batch and gives its loss; and how many numbers are trained.
+    With several workers DistributedDataParallel over Gloo."""
     torch.set_num_threads(threads)
     net: nn.Module = {"conv": conv, "gpt": GPT, "resnet": resnet18}.get(model, mlp)()
     count = sum(p.numel() for p in net.parameters())

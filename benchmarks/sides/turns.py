@@ -6,14 +6,15 @@ from collections.abc import Callable
 
 Run = Callable[[], object]
 
-PAUSE_S = 0.04  # idle threads of OpenBLAS spin for 30 ms, those of libgomp for about 1 ms: they would take a core from the next side
+# idle threads of OpenBLAS spin for 30 ms, those of libgomp for about 1 ms: they would take a core from the next side
+PAUSE_S = 0.04
 AWAKE_S = 0.02  # of runs that do not count, until the system has spread a side's threads over the cores
 IN_A_ROW = 5
 
 
 def samples(runs: list[Run], repeats: int, clock: Callable[[], float] = time.perf_counter) -> list[list[float]]:
-    """Seconds of `repeats` runs of each. The sides alternate: a pause in which the other side's threads go to sleep, runs that do not
-    count, then a few in a row.
+    """Seconds of `repeats` runs of each. The sides alternate: a pause in which the other side's threads go to sleep,
+    runs that do not count, then a few in a row.
     """
     times: list[list[float]] = [[] for _ in runs]
     for run in runs:

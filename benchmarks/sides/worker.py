@@ -1,7 +1,10 @@
-"""The process of one side: `worker.py SIDE MODEL THREADS`. It prints a line of JSON when it is ready and one for every line that it reads.
+"""The process of one side: `worker.py SIDE MODEL THREADS`.
+It prints a line of JSON when it is ready and one for every line that it reads.
 
-`steps N LIMIT`: seconds of N training steps, fewer if they take LIMIT seconds together, and the last loss. `memory N LIMIT`: by how many bytes the largest resident size during N steps is above what it
-was when the side's modules were imported, before there was a model: parameters, the optimiser's state, what a step holds, and what its compiler left.
+`steps N LIMIT`: seconds of N training steps, fewer if they take LIMIT seconds together, and the last loss.
+`memory N LIMIT`: by how many bytes the largest resident size during N steps is above what it was when the side's
+modules were imported, before there was a model: parameters, the optimiser's state, what a step holds, and what its
+compiler left.
 """
 
 import json

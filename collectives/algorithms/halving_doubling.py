@@ -1,8 +1,8 @@
 """Recursive halving and doubling (Rabenseifner, 2004), for powers of two; binomial broadcast, for any rank count.
 
 all_reduce: 2 lg p (α+o) + 2n(p−1)/p·β + n(p−1)/p·γ. Partners at distance 1, 2, 4, ... halve the range that each of them
-is responsible for; as the nearest ranks are added first, the sum of each element is the balanced tree over rank numbers.
-The same way back gathers. The steps, and so a worker's work, grow with lg p: cheap for 1,024 ranks.
+is responsible for; as the nearest ranks are added first, the sum of each element is the balanced tree over rank
+numbers. The same way back gathers. The steps, and so a worker's work, grow with lg p: cheap for 1,024 ranks.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ from manygrad.collectives.program import Chunk, Program, Slot
 
 
 def _reduce_round(p: Program, place: dict[int, Chunk] | None) -> None:
-    """Piece c goes c+1 → c+2 → ... → c, each rank adding its own; the total lands in `out` (at `place[c]` or piece c)."""
+    """Piece c goes c+1 → c+2 → ... → c, each rank adding its own;
+    the total lands in `out` (at `place[c]` or piece c)."""
     n, pieces = p.collective.ranks, p.collective.pieces
     for r in sorted(p.only):
         p.temp(r, "t0", p.collective.count if n > 2 else 0)

@@ -144,8 +144,9 @@ class Arena:
             if offset is None:
                 largest = self._free.by_size[-1][0] if self._free.by_size else 0
                 raise ArenaFull(
-                    f"no room for {nbytes} bytes in the shared arena: {self.used_nbytes} of {self.nbytes} bytes are in use, the "
-                    f"largest free block has {largest}; free buffers, or make the arena larger (Endpoint's arena_bytes)"
+                    f"no room for {nbytes} bytes in the shared arena: {self.used_nbytes} of {self.nbytes} bytes are in "
+                    f"use, the largest free block has {largest}; free buffers, or make the arena larger (Endpoint's "
+                    "arena_bytes)"
                 )
             self.used_nbytes += rounded
             self.peak_nbytes = max(self.peak_nbytes, self.used_nbytes)

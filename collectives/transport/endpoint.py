@@ -85,8 +85,8 @@ class Ticket(NamedTuple):
 class Endpoint:
     """See the module. `describe(plan)` gives the source line of a plan, for errors.
 
-    `arena_bytes`: size of the shared-memory arena (default: the host's memory; it is sparse). `bind_host`: this host's IP
-    address that the peers reach. `bytes_sent`, `bytes_received` and `messages` (sent) count from the start.
+    `arena_bytes`: size of the shared-memory arena (default: the host's memory; it is sparse). `bind_host`: this host's
+    IP address that the peers reach. `bytes_sent`, `bytes_received` and `messages` (sent) count from the start.
     """
 
     def __init__(
@@ -318,10 +318,11 @@ class Endpoint:
             self._outstanding.clear()
 
     def agree(self, value: int, what: str) -> None:
-        """Every rank calls this with the same 64-bit `value`, or every rank raises `PlanMismatch` with two of the `what`s.
+        """Every rank calls this with the same 64-bit `value`,
+        or every rank raises `PlanMismatch` with two of the `what`s.
 
-        A dissemination all-gather of the least and the greatest value: ceil(lg size) messages of 4 KiB a rank. Called once
-        when a plan is first made, with the plan's hash and its source line.
+        A dissemination all-gather of the least and the greatest value: ceil(lg size) messages of 4 KiB a rank. Called
+        once when a plan is first made, with the plan's hash and its source line.
         """
         with self._lock:
             self._agree(value, what)
@@ -446,7 +447,8 @@ class Endpoint:
     # --- ending
 
     def abort(self, reason: str) -> None:
-        """Ends every wait of this endpoint with `CollectiveAborted`, now and from now on. From any thread; the first wins."""
+        """Ends every wait of this endpoint with `CollectiveAborted`, now and from now on. From any thread;
+        the first wins."""
         with self._ending:
             if self._reason is None:
                 self._reason = reason

@@ -9,9 +9,9 @@ Every endpoint owns a mailbox at the start of its arena's file, which its peers 
     PAGE  per source rank: attached word, tail word, RING ack words, RING descriptors
 
 A send writes a descriptor (the wire header, its `offset` a place in the sender's arena) and publishes the tail; no data
-moves. The receiver reads the peer's arena in place and, when done, writes the ack word of that descriptor, after which the
-sender may write the memory and reuse the descriptor. Data that is not in the arena is staged through it. When a ring is
-full, sends queue in order and go out during later waits, so a send never blocks.
+moves. The receiver reads the peer's arena in place and, when done, writes the ack word of that descriptor, after which
+the sender may write the memory and reuse the descriptor. Data that is not in the arena is staged through it. When a
+ring is full, sends queue in order and go out during later waits, so a send never blocks.
 
 Cost: about 5 µs of Python a message on either side, one futex call only when the other side sleeps for just this.
 """

@@ -31,7 +31,8 @@ define void @publish(ptr %word, i32 %value, ptr %bell, ptr %interest, i32 %code)
   %wake = or i1 %mine, %any
   br i1 %wake, label %call, label %end
 call:
-  %r = call i64 (i64, ...) inttoptr (i64 {syscall} to ptr)(i64 {futex}, ptr %bell, i32 1, i32 2147483647, ptr null, ptr null, i32 0)
+  %r = call i64 (i64, ...) inttoptr (i64 {syscall} to ptr)(
+    i64 {futex}, ptr %bell, i32 1, i32 2147483647, ptr null, ptr null, i32 0)
   br label %end
 end:
   ret void
@@ -66,7 +67,8 @@ announce:
   %ok2 = icmp sge i32 %d2, 0
   br i1 %ok2, label %awake, label %sleep
 sleep:
-  %r = call i64 (i64, ...) inttoptr (i64 {syscall} to ptr)(i64 {futex}, ptr %bell, i32 0, i32 %seen, ptr %limit, ptr null, i32 0)
+  %r = call i64 (i64, ...) inttoptr (i64 {syscall} to ptr)(
+    i64 {futex}, ptr %bell, i32 0, i32 %seen, ptr %limit, ptr null, i32 0)
   %v3 = load atomic i32, ptr %word acquire, align 4
   %d3 = sub i32 %v3, %target
   %ok3 = icmp sge i32 %d3, 0
@@ -91,14 +93,16 @@ class _Functions(NamedTuple):
 
 @cache
 def functions() -> _Functions:
-    """`publish(word, value, bell, interest, code)`, `load(word)` and `wait(word, target, bell, interest, code, spins, limit)`.
+    """`publish(word, value, bell, interest, code)`, `load(word)` and
+    `wait(word, target, bell, interest, code, spins, limit)`.
 
     Addresses and unsigned 32-bit numbers; `limit` is the address of a `timespec`. Raises `OSError` off Linux.
     """
     machine = platform.machine()
     if platform.system() != "Linux" or machine not in _FUTEX:
         raise OSError(
-            f"shared-memory signalling needs Linux on {sorted(_FUTEX)}, this is {platform.system()} on {machine}; set TRANSPORT=zmq"
+            f"shared-memory signalling needs Linux on {sorted(_FUTEX)}, this is {platform.system()} on {machine}; "
+            "set TRANSPORT=zmq"
         )
     syscall = ctypes.cast(ctypes.CDLL(None).syscall, ctypes.c_void_p).value
     text = _IR.format(syscall=syscall, futex=_FUTEX[machine], pause=_PAUSE[machine])

@@ -2,23 +2,25 @@
 
 Each endpoint binds LANES ROUTER sockets, on which it receives; to a peer it sends through LANES DEALER sockets, made at
 the first need. A message is cut into frames of CHUNK bytes, which alternate between the lanes; each frame is a header
-and a payload, sent from the caller's memory without a copy. A message of one frame is read from the frame's own memory; a
-longer one is put together in one buffer, frame by frame as they come.
+and a payload, sent from the caller's memory without a copy. A message of one frame is read from the frame's own memory;
+a longer one is put together in one buffer, frame by frame as they come.
 
 Flow control is in bytes: a receiver grants each sender WINDOW bytes beyond what it has asked for with `receive`, so the
-memory of unexpected messages is bounded, while an awaited message of any size gets through. A receiver acknowledges each
-message that has arrived; `flush` waits for that, which says more than ZeroMQ's tracker (that the kernel took the bytes),
-and makes closing with LINGER=0 safe.
+memory of unexpected messages is bounded, while an awaited message of any size gets through. A receiver acknowledges
+each message that has arrived; `flush` waits for that, which says more than ZeroMQ's tracker (that the kernel took the
+bytes), and makes closing with LINGER=0 safe.
 
-A lane whose connection breaks is made anew by ZeroMQ. What it has swallowed is sent again: when a lane is back, every frame that went
-through it and is of a message not acknowledged yet, with a new hello, which is answered with the grant; the receiver drops what it has
-(`ZmqLink.new`). So nothing is lost and nothing comes twice. A peer is lost when nothing listens at its address any more (its process
-ended), or when its host does not answer for RECONNECT_TIMEOUT_S; a process that is only suspended still has the kernel's answer.
+A lane whose connection breaks is made anew by ZeroMQ. What it has swallowed is sent again: when a lane is back, every
+frame that went through it and is of a message not acknowledged yet, with a new hello, which is answered with the grant;
+the receiver drops what it has (`ZmqLink.new`). So nothing is lost and nothing comes twice. A peer is lost when nothing
+listens at its address any more (its process ended), or when its host does not answer for RECONNECT_TIMEOUT_S; a process
+that is only suspended still has the kernel's answer.
 
 All sockets are used under one lock by the thread that waits; there is no thread of our own. Progress is made in
-`send`, `receive` and `flush`. Every connection is authenticated, and handshakes wait until the run's cards are known: beyond loopback
-by CURVE with the keys of the cards; on loopback by PLAIN, where a password costs nothing per message, each sender having its own
-(`password`). A message counts as the rank's that its connection has proved to be. Nothing is unpickled.
+`send`, `receive` and `flush`. Every connection is authenticated, and handshakes wait until the run's cards are known:
+beyond loopback by CURVE with the keys of the cards; on loopback by PLAIN, where a password costs nothing per message,
+each sender having its own (`password`). A message counts as the rank's that its connection has proved to be. Nothing is
+unpickled.
 """
 
 from __future__ import annotations
@@ -59,10 +61,8 @@ LOST_GRACE_S = 0.1  # data may still be on its way in another connection when on
 _IDENTITY = struct.Struct("<cIHI")  # b"m", rank, lane, epoch
 _SETTLED_S = 1.0  # a process that is being killed may still listen for a moment after its connections broke
 _REFUSED_S = 0.4  # nothing listens at the peer's address for so long: its process has ended
-_PROBE_S, _PROBE_AGAIN_S = (
-    0.1,
-    5.0,
-)  # between two looks whether the peer's host answers: while it does not, and while it does
+# between two looks whether the peer's host answers: while it does not, and while it does
+_PROBE_S, _PROBE_AGAIN_S = (0.1, 5.0)
 _SOCKETS = 2 * LANES  # of each peer: lanes and their monitors
 
 
@@ -72,7 +72,8 @@ def is_loopback(host: str) -> bool:
 
 @dataclass
 class _Outgoing:
-    """A message until it is acknowledged. `owner` keeps a copy of memory that is not the arena's: it may be sent again."""
+    """A message until it is acknowledged. `owner` keeps a copy of memory that is not the arena's:
+    it may be sent again."""
 
     header: wire.Header
     addr: int
@@ -100,9 +101,8 @@ class ZmqLink:
         self.lanes: list[zmq.Socket[bytes]] = []
         self.monitors: list[zmq.Socket[bytes]] = []
         self.queue: deque[_Outgoing] = deque()  # not all handed to ZeroMQ yet
-        self.again: deque[tuple[_Outgoing, int]] = (
-            deque()
-        )  # frames (message, offset) that a broken lane may have swallowed
+        # frames (message, offset) that a broken lane may have swallowed
+        self.again: deque[tuple[_Outgoing, int]] = deque()
         self.out_number = self.in_number = 0
         self.unacked: dict[int, _Outgoing] = {}
         self.sent, self.granted = 0, WINDOW  # cumulative bytes out, and how many the peer allows
@@ -146,7 +146,8 @@ class ZmqLink:
         since = max(self.down[lane], self.answered_at)
         if now - since > RECONNECT_TIMEOUT_S.value:
             self.lose(
-                f"its connection broke, and its host has not answered for {RECONNECT_TIMEOUT_S.value:g} s (the knob is RECONNECT_TIMEOUT_S)"
+                f"its connection broke, and its host has not answered for {RECONNECT_TIMEOUT_S.value:g} s (the knob is "
+                "RECONNECT_TIMEOUT_S)"
             )
 
     def new(self, h: wire.Header) -> bool:
@@ -269,7 +270,8 @@ class ZmqHub:
         return wire.Header(kind, self.job, self.epoch, self.rank, value, 0, 0, wire.RAW, number, 0, 0, 0)
 
     def _reply(self, link: ZmqLink, kind: int, number: int = 0) -> None:
-        """Answers on the peer's lane 0, with the current grant; dropped while that lane is not there (hello repeats it)."""
+        """Answers on the peer's lane 0, with the current grant;
+        dropped while that lane is not there (hello repeats it)."""
         link.told = link.taken + WINDOW
         header = wire.pack(self._control(kind, number, link.told))
         try:
@@ -334,7 +336,8 @@ class ZmqHub:
         return True
 
     def _lane_is_back(self, link: ZmqLink, lane: int) -> None:
-        """The connection was made anew: says hello, and has all frames sent again that the old one may have swallowed."""
+        """The connection was made anew: says hello, and has all frames sent again
+        that the old one may have swallowed."""
         link.down.pop(lane, None)
         link.refused_at = link.probe_at = 0.0
         try:
@@ -431,9 +434,8 @@ class ZmqHub:
             link.heard += 1
             if h.kind == wire.HELLO:
                 link.hellos.add(lane)
-                link.hello_in = (
-                    len(link.hellos) == LANES
-                )  # every lane was let in: the peer does not need us to be connected
+                # every lane was let in: the peer does not need us to be connected
+                link.hello_in = len(link.hellos) == LANES
                 if lane == 0:
                     self._reply(link, wire.HELLO)
             elif h.kind == wire.DATA:
@@ -468,9 +470,8 @@ class ZmqHub:
             link.granted = max(link.granted, h.plan)
             if h.kind == wire.ACK:
                 item = link.unacked.pop(h.number, None)
-                if (
-                    item is not None and item.owner is not None
-                ):  # (what is still on its way there has come before, and is dropped)
+                # (what is still on its way there has come before, and is dropped)
+                if item is not None and item.owner is not None:
                     self.give_back(item.owner)
             elif h.kind == wire.HELLO:
                 link.hello_back = True
@@ -532,12 +533,14 @@ class ZmqHub:
 
 
 def password(token: bytes, source: int, target: int) -> bytes:
-    """What rank `source` shows rank `target`, whose secret is `token`; whoever takes `target`'s place learns nothing else by it."""
+    """What rank `source` shows rank `target`, whose secret is `token`;
+    whoever takes `target`'s place learns nothing else by it."""
     return hmac.digest(token, b"%d to %d" % (source, target), hashlib.sha256).hex().encode()
 
 
 def reachable(address: str, timeout_s: float = 0.05) -> int:
-    """0 if the kernel at `tcp://host:port` takes connections, else the error number (ECONNREFUSED: nothing listens there)."""
+    """0 if the kernel at `tcp://host:port` takes connections, else the error number
+    (ECONNREFUSED: nothing listens there)."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     with socket.socket(socket.AF_INET6 if host.startswith("[") else socket.AF_INET) as s:
         s.settimeout(timeout_s)

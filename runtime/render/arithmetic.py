@@ -39,8 +39,8 @@ class Arithmetic(Converter):
         if d.is_float:
             return self.float_alu(x, t, src)
         if d.is_bool:
-            logic = {Ops.ADD: "or", Ops.MAX: "or", Ops.OR: "or", Ops.MUL: "and", Ops.AND: "and", Ops.XOR: "xor", Ops.SUB: "xor",
-                     Ops.NOT: "not", Ops.NEG: "not", Ops.TRUNC: "same"}.get(x.op)  # fmt: skip
+            logic = {Ops.ADD: "or", Ops.MAX: "or", Ops.OR: "or", Ops.MUL: "and", Ops.AND: "and", Ops.XOR: "xor",
+                     Ops.SUB: "xor", Ops.NOT: "not", Ops.NEG: "not", Ops.TRUNC: "same"}.get(x.op)  # fmt: skip
             if logic is None:
                 raise NotImplementedError(f"{x.op.name} on bool")
             if logic == "same":

@@ -1,10 +1,11 @@
 """Prints a lowered program as LLVM IR text, one instruction at a time.
 
-The function is `void kernel(ptr buffers, ptr variables, i64 begin, i64 finish, ptr scratch)`; a kernel's own name stands in the first line
-alone, so that equal code is equal text from there on. `scratch` begins with the index up to which this thread has run it in this call
-(0: not yet). bfloat16 is held as its
-bits in an i16; bool is i1 in registers and one byte in memory. Accumulators are stack slots that `sroa` makes registers.
-Nothing is undefined here: division by zero gives 0, shifts by too much give 0 (or the sign), conversions saturate.
+The function is `void kernel(ptr buffers, ptr variables, i64 begin, i64 finish, ptr scratch)`; a kernel's own name
+stands in the first line alone, so that equal code is equal text from there on. `scratch` begins with the index up to
+which this thread has run it in this call (0: not yet). bfloat16 is held as its
+bits in an i16; bool is i1 in registers and one byte in memory. Accumulators are stack slots that `sroa` makes
+registers. Nothing is undefined here: division by zero gives 0, shifts by too much give 0 (or the sign), conversions
+saturate.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Printer(Registers):
         return "\n".join([
             f"; {self.program.name}", zeros, *self.declared,
             f"define void @{ENTRY}({SIGNATURE}) #0 {{", body, "}",
-            'attributes #0 = { nounwind "no-trapping-math"="true" "prefer-vector-width"="512" "min-legal-vector-width"="512" }', "",
+            'attributes #0 = { nounwind "no-trapping-math"="true" "prefer-vector-width"="512" '
+            '"min-legal-vector-width"="512" }', "",
         ])  # fmt: skip
 
     # *** instructions ***
@@ -249,7 +251,8 @@ class Printer(Registers):
                 f"<{n} x i1> {mask}",
             )
         elif guard is not None and guard.op is Low.FIRST and guard.arg == 1:
-            # (a masked store of one known lane is a plain one; LLVM 22 forgets a truncation of its value: 8 bytes for an i32)
+            # (a masked store of one known lane is a plain one; LLVM 22 forgets a
+            # truncation of its value: 8 bytes for an i32)
             one = self.let(f"extractelement {t} {text}, i64 0")
             self.line(f"store {e} {one}, ptr {at}, align {align}")
         elif guard is not None and guard.lanes > 1:

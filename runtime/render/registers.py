@@ -58,7 +58,8 @@ class Registers(Arithmetic):
 
     def scale_or_within(self, x: Inst, lanes: int, a: str, b: str) -> str:
         bits, t = lanes * x.dtype.itemsize * 8, f"<{lanes} x {scalar_type(x.dtype)}>"
-        name = f"llvm.x86.avx512.mask.{'scalef' if x.op is Low.SCALE else 'range'}.{'ps' if x.dtype.itemsize == 4 else 'pd'}.{bits}"
+        what, kind = "scalef" if x.op is Low.SCALE else "range", "ps" if x.dtype.itemsize == 4 else "pd"
+        name = f"llvm.x86.avx512.mask.{what}.{kind}.{bits}"
         least_magnitude = ["i32 2"] if x.op is Low.WITHIN else []
         rounding = ["i32 4"] if bits == 512 else []  # as the current mode says
         mask = "i8" if lanes <= 8 else "i16"

@@ -1,4 +1,5 @@
-"""`manygrad.linalg`: factorisations and what follows from them, with torch.linalg's names, by straightforward algorithms.
+"""`manygrad.linalg`: factorisations and what follows from them, with torch.linalg's names,
+by straightforward algorithms.
 
 Loops over columns are one traced function, compiled once; each step is O(n²) work on all matrices of the batch.
 """
@@ -10,6 +11,6 @@ from manygrad.tensor.linalg.power import matrix_exp, matrix_power
 from manygrad.tensor.linalg.qr import geqrf, orgqr, ormqr, qr
 
 __all__ = [
-    "cholesky", "cholesky_inverse", "cholesky_solve", "det", "eigh", "geqrf", "inv", "lu", "lu_solve", "matrix_exp", "matrix_power", "orgqr",
-    "ormqr", "pinv", "qr", "slogdet", "solve", "svd", "triangular_solve",
+    "cholesky", "cholesky_inverse", "cholesky_solve", "det", "eigh", "geqrf", "inv", "lu", "lu_solve", "matrix_exp",
+    "matrix_power", "orgqr", "ormqr", "pinv", "qr", "slogdet", "solve", "svd", "triangular_solve",
 ]  # fmt: skip

@@ -39,7 +39,8 @@ class _Cholesky(Function):
 
 
 def cholesky(a: Tensor, upper: bool = False) -> Tensor:
-    """L with L Lᵀ = a, lower triangular, for symmetric positive definite (..., n, n); NaN where it is not. `upper`: Lᵀ."""
+    """L with L Lᵀ = a, lower triangular, for symmetric positive definite (..., n, n); NaN where it is not.
+    `upper`: Lᵀ."""
     out = _Cholesky.apply(square("cholesky", a))
     return out.mT if upper else out
 

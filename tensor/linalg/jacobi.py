@@ -1,8 +1,8 @@
 """Singular values and eigenvalues of symmetric matrices by Jacobi rotations.
 
-One-sided Jacobi (Hestenes, 1958; Demmel and Veselić, 1992): rotations of pairs of columns make them orthogonal; their norms are then
-the singular values. All n/2 disjoint pairs of a round are rotated at once; n − 1 rounds of a round-robin tournament (a sweep)
-meet every pair; convergence is quadratic, so the number of sweeps is fixed.
+One-sided Jacobi (Hestenes, 1958; Demmel and Veselić, 1992): rotations of pairs of columns make them orthogonal; their
+norms are then the singular values. All n/2 disjoint pairs of a round are rotated at once; n − 1 rounds of a round-robin
+tournament (a sweep) meet every pair; convergence is quadratic, so the number of sweeps is fixed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ SWEEPS = {"float32": 9, "float64": 12}
 
 
 def _partner(k: Tensor, n: int) -> Tensor:
-    """Whom each of n players (n even) meets in round k: players stand on a circle of n − 1, the last one in the middle."""
+    """Whom each of n players (n even) meets in round k: players stand on a circle of n − 1,
+    the last one in the middle."""
     i, round = Tensor.arange(n), k % (n - 1)
     other = (2 * round - i + 2 * (n - 1)) % (n - 1)
     alone = i.eq(round)
@@ -93,7 +94,8 @@ class _SVD(Function):
 
 
 def svd(a: Tensor, full_matrices: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-    """(U, S, Vᵀ) as torch.linalg.svd: a = U[:, :k] diag(S) Vᵀ[:k], k = min(m, n), S falling. Signs of columns are not unique."""
+    """(U, S, Vᵀ) as torch.linalg.svd: a = U[:, :k] diag(S) Vᵀ[:k], k = min(m, n), S falling.
+    Signs of columns are not unique."""
     u, s, v = _SVD.apply(floats("svd", a))
     return (_completed(u), s, _completed(v).mT) if full_matrices else (u, s, v.mT)
 
@@ -109,9 +111,8 @@ def _completed(u: Tensor) -> Tensor:
 class _Eigh(Function):
     @staticmethod
     def forward(ctx: Context, a: Tensor) -> tuple[Tensor, Tensor]:
-        shift = (
-            a.abs().sum(-1).amax(-1, keepdim=True).unsqueeze(-1)
-        )  # Gershgorin: a + shift is positive, singular values are eigenvalues
+        # Gershgorin: a + shift is positive, singular values are eigenvalues
+        shift = a.abs().sum(-1).amax(-1, keepdim=True).unsqueeze(-1)
         eye = Tensor.eye(a.shape[-1], dtype=a.dtype, device=a.device)
         _, s, v = _tall(a + eye * shift)
         values, vectors = (s - shift.squeeze(-1)).flip(-1), v.flip(-1)

@@ -9,7 +9,8 @@ from manygrad.tensor.tensor import Tensor
 
 
 def _step(k: Tensor, a: Tensor, perm: Tensor, swaps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Column k of all matrices (..., n, n): the largest element below goes to the diagonal, and what is below is eliminated."""
+    """Column k of all matrices (..., n, n): the largest element below goes to the diagonal,
+    and what is below is eliminated."""
     n, m = a.shape[-2:]
     row, col = Tensor.arange(n), Tensor.arange(m)
     here = col.eq(k)
@@ -40,7 +41,8 @@ def lu_packed(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class _LU(Function):
-    """P a = L U. The gradient: dL/da = Pᵀ L⁻ᵀ (tril(Lᵀ dL, −1) + triu(dU Uᵀ)) U⁻ᵀ (Giles, 2008, section 2; as in PyTorch)."""
+    """P a = L U. The gradient: dL/da = Pᵀ L⁻ᵀ (tril(Lᵀ dL, −1) + triu(dU Uᵀ)) U⁻ᵀ
+    (Giles, 2008, section 2; as in PyTorch)."""
 
     @staticmethod
     def forward(ctx: Context, a: Tensor) -> tuple[Tensor, Tensor]:

@@ -88,7 +88,8 @@ class _QR(Function):
         q, r = ctx.saved_tensors
         if q.shape[-2] < r.shape[-1] or r.shape[-1] != r.shape[-2]:
             raise NotImplementedError(
-                f"the gradient of qr needs a matrix with at least as many rows as columns, reduced; this one is {(*q.shape[:-1], r.shape[-1])}"
+                "the gradient of qr needs a matrix with at least as many rows as columns, reduced; "
+                f"this one is {(*q.shape[:-1], r.shape[-1])}"
             )
         m = r @ gr.mT - gq.mT @ q
         symmetric = m.tril() + m.tril(-1).mT
@@ -96,7 +97,8 @@ class _QR(Function):
 
 
 def qr(a: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
-    """(Q, R) with a = Q R, Q of orthonormal columns, R upper triangular; mode "reduced", "complete" or "r" (Q is then empty)."""
+    """(Q, R) with a = Q R, Q of orthonormal columns, R upper triangular;
+    mode "reduced", "complete" or "r" (Q is then empty)."""
     floats("qr", a)
     if mode == "r":
         return a.new_zeros(0), _QR.apply(a, False)[1]

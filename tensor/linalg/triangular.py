@@ -1,7 +1,7 @@
 """Inverses of triangular matrices, without a loop over rows.
 
-The inverse of [[A, 0], [C, B]] is [[A⁻¹, 0], [−B⁻¹ C A⁻¹, B⁻¹]]: starting from 1×1 blocks, one batched product per doubling of the
-block size gives the inverse of n×n in log2(n) steps of matmuls (Borodin and Munro, 1975).
+The inverse of [[A, 0], [C, B]] is [[A⁻¹, 0], [−B⁻¹ C A⁻¹, B⁻¹]]: starting from 1×1 blocks, one batched product per
+doubling of the block size gives the inverse of n×n in log2(n) steps of matmuls (Borodin and Munro, 1975).
 """
 
 from __future__ import annotations

@@ -55,10 +55,12 @@ class AdaptiveLogSoftmaxWithLoss(Module):
             )
 
     def forward(self, input: Tensor, target: Tensor) -> ASMoutput:
-        """input (N, in_features) or (in_features,), target (N,) or () -> the log-probability of each target, their mean negated."""
+        """input (N, in_features) or (in_features,), target (N,) or () -> the log-probability of each target,
+        their mean negated."""
         if (input.ndim, target.ndim) not in ((2, 1), (1, 0)) or input.shape[:-1] != target.shape:
             raise ValueError(
-                f"AdaptiveLogSoftmaxWithLoss: input (N, {self.in_features}) and target (N,), got {input.shape} and {target.shape}"
+                f"AdaptiveLogSoftmaxWithLoss: input (N, {self.in_features}) and target (N,), "
+                f"got {input.shape} and {target.shape}"
             )
         logp = self.log_prob(input.reshape(-1, self.in_features)).gather(1, target.reshape(-1, 1)).reshape(target.shape)
         return ASMoutput(logp, -logp.mean())

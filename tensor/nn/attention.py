@@ -19,8 +19,10 @@ class MultiheadAttention(Module):
     The three projections are one weight in_proj_weight (3E, E), unless keys or values have sizes of their own.
     """
 
-    def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True, add_bias_kv: bool = False, add_zero_attn: bool = False,
-                 kdim: int | None = None, vdim: int | None = None, batch_first: bool = False, device: Any = None, dtype: Any = None):  # fmt: skip
+    def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True,
+                 add_bias_kv: bool = False, add_zero_attn: bool = False, kdim: int | None = None,
+                 vdim: int | None = None, batch_first: bool = False, device: Any = None,
+                 dtype: Any = None):  # fmt: skip
         if embed_dim <= 0 or num_heads <= 0 or embed_dim % num_heads:
             raise ValueError(
                 f"MultiheadAttention: embed_dim {embed_dim} must be a multiple of num_heads {num_heads}, both positive"
@@ -54,8 +56,9 @@ class MultiheadAttention(Module):
         if bias:
             init.zeros_(self.out_proj.bias)  # type: ignore[arg-type]
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None, need_weights: bool = True,
-                attn_mask: Tensor | None = None, average_attn_weights: bool = True, is_causal: bool = False) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None,
+                need_weights: bool = True, attn_mask: Tensor | None = None, average_attn_weights: bool = True,
+                is_causal: bool = False) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """-> (output like query, weights (N, L, S), or (N, heads, L, S) if they are not averaged, None if not needed).
 
         Masks: True, or −inf to be added, hides. attn_mask (L, S) or (N·heads, L, S); key_padding_mask (N, S).
@@ -63,15 +66,18 @@ class MultiheadAttention(Module):
         alone = query.ndim == 2
         if query.ndim not in (2, 3) or not query.ndim == key.ndim == value.ndim:
             raise ValueError(
-                f"MultiheadAttention: query, key and value need 3 dims (2 without a batch), got {query.shape}, {key.shape}, {value.shape}"
+                f"MultiheadAttention: query, key and value need 3 dims (2 without a batch), got {query.shape}, "
+                f"{key.shape}, {value.shape}"
             )
         if query.shape[-1] != self.embed_dim or key.shape[-1] != self.kdim or value.shape[-1] != self.vdim:
             raise ValueError(
-                f"MultiheadAttention: the last dims of query, key, value are {self.embed_dim}, {self.kdim}, {self.vdim}, not those of {query.shape}, {key.shape}, {value.shape}"
+                f"MultiheadAttention: the last dims of query, key, value are {self.embed_dim}, {self.kdim}, "
+                f"{self.vdim}, not those of {query.shape}, {key.shape}, {value.shape}"
             )
         if is_causal and attn_mask is None:
             raise ValueError(
-                "MultiheadAttention: is_causal is a hint about attn_mask; give the mask too (Transformer.generate_square_subsequent_mask)"
+                "MultiheadAttention: is_causal is a hint about attn_mask; "
+                "give the mask too (Transformer.generate_square_subsequent_mask)"
             )
         if alone:
             query, key, value = (t.unsqueeze(0) for t in (query, key, value))
@@ -132,7 +138,8 @@ class MultiheadAttention(Module):
         if attn_mask is not None:
             if attn_mask.shape not in ((target, source), (n * self.num_heads, target, source)):
                 raise ValueError(
-                    f"MultiheadAttention: attn_mask has shape {attn_mask.shape}, needed is {(target, source)} or {(n * self.num_heads, target, source)}"
+                    f"MultiheadAttention: attn_mask has shape {attn_mask.shape}, needed is {(target, source)} or "
+                    f"{(n * self.num_heads, target, source)}"
                 )
             out = additive(attn_mask, like)
             out = out if out.ndim == 2 else out.reshape(n, self.num_heads, target, source)

@@ -1,4 +1,5 @@
-"""Modules and parameters in order or by name. What they hold are attributes with the names "0", "1", ... or the keys."""
+"""Modules and parameters in order or by name. What they hold are attributes with the names "0", "1", ...
+or the keys."""
 
 from __future__ import annotations
 

@@ -30,12 +30,14 @@ class _Convolution(Module):
     dims: int
     transposed = False
 
-    def _build(self, in_channels: int, out_channels: int, kernel_size: Size, stride: Size, padding: Size | str, dilation: Size, output_padding: Size,
-               groups: int, bias: bool, padding_mode: str, device: Any, dtype: Any) -> None:  # fmt: skip
+    def _build(self, in_channels: int, out_channels: int, kernel_size: Size, stride: Size, padding: Size | str,
+               dilation: Size, output_padding: Size, groups: int, bias: bool, padding_mode: str, device: Any,
+               dtype: Any) -> None:  # fmt: skip
         name, n = type(self).__name__, self.dims
         if groups <= 0 or in_channels % groups or out_channels % groups:
             raise ValueError(
-                f"{name}: in_channels {in_channels} and out_channels {out_channels} must be multiples of groups {groups}"
+                f"{name}: in_channels {in_channels} and out_channels {out_channels} must be multiples of groups "
+                f"{groups}"
             )
         if padding_mode not in MODES:
             raise ValueError(f"{name}: padding_mode is one of {list(MODES)}, not {padding_mode!r}")
@@ -74,8 +76,9 @@ class _Convolution(Module):
 
 
 class _Conv(_Convolution):
-    def __init__(self, in_channels: int, out_channels: int, kernel_size: Size, stride: Size = 1, padding: Size | str = 0, dilation: Size = 1,
-                 groups: int = 1, bias: bool = True, padding_mode: str = "zeros", device: Any = None, dtype: Any = None):  # fmt: skip
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: Size, stride: Size = 1,
+                 padding: Size | str = 0, dilation: Size = 1, groups: int = 1, bias: bool = True,
+                 padding_mode: str = "zeros", device: Any = None, dtype: Any = None):  # fmt: skip
         self._build(
             in_channels,
             out_channels,
@@ -130,8 +133,9 @@ class Conv3d(_Conv):
 class _ConvTranspose(_Convolution):
     transposed = True
 
-    def __init__(self, in_channels: int, out_channels: int, kernel_size: Size, stride: Size = 1, padding: Size = 0, output_padding: Size = 0,
-                 groups: int = 1, bias: bool = True, dilation: Size = 1, padding_mode: str = "zeros", device: Any = None, dtype: Any = None):  # fmt: skip
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: Size, stride: Size = 1, padding: Size = 0,
+                 output_padding: Size = 0, groups: int = 1, bias: bool = True, dilation: Size = 1,
+                 padding_mode: str = "zeros", device: Any = None, dtype: Any = None):  # fmt: skip
         if padding_mode != "zeros":
             raise ValueError(f'{type(self).__name__}: padding_mode "zeros" only, not {padding_mode!r}')
         self._build(
@@ -167,7 +171,8 @@ class _ConvTranspose(_Convolution):
         ]
         if len(want) != self.dims or any(not 0 <= w - m < s for w, m, s in zip(want, least, self.stride)):
             raise ValueError(
-                f"{type(self).__name__}: output_size {tuple(output_size)} cannot be made from {x.shape}; from {least} on, less than the stride {self.stride} more"
+                f"{type(self).__name__}: output_size {tuple(output_size)} cannot be made from {x.shape}; "
+                f"from {least} on, less than the stride {self.stride} more"
             )
         return tuple(w - m for w, m in zip(want, least))
 

@@ -32,8 +32,9 @@ def _table(
 class Embedding(Module):
     """Rows of weight (num_embeddings, embedding_dim) by integer index; the gradient is a scatter-add."""
 
-    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, max_norm: float | None = None, norm_type: float = 2.0,
-                 scale_grad_by_freq: bool = False, sparse: bool = False, _weight: Tensor | None = None, _freeze: bool = False, device: Any = None,
+    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None,
+                 max_norm: float | None = None, norm_type: float = 2.0, scale_grad_by_freq: bool = False,
+                 sparse: bool = False, _weight: Tensor | None = None, _freeze: bool = False, device: Any = None,
                  dtype: Any = None):  # fmt: skip
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse = (
@@ -52,8 +53,9 @@ class Embedding(Module):
         )
 
     @classmethod
-    def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, padding_idx: int | None = None, max_norm: float | None = None,
-                        norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False) -> Embedding:  # fmt: skip
+    def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, padding_idx: int | None = None,
+                        max_norm: float | None = None, norm_type: float = 2.0, scale_grad_by_freq: bool = False,
+                        sparse: bool = False) -> Embedding:  # fmt: skip
         """A layer over a table that is there; `freeze`: not trained."""
         if embeddings.ndim != 2:
             raise ValueError(f"from_pretrained needs a table (rows, columns), not {embeddings.shape}")
@@ -84,9 +86,10 @@ class Embedding(Module):
 class EmbeddingBag(Module):
     """The sum, mean or max of bags of rows."""
 
-    def __init__(self, num_embeddings: int, embedding_dim: int, max_norm: float | None = None, norm_type: float = 2.0, scale_grad_by_freq: bool = False,
-                 mode: str = "mean", sparse: bool = False, _weight: Tensor | None = None, include_last_offset: bool = False,
-                 padding_idx: int | None = None, device: Any = None, dtype: Any = None):  # fmt: skip
+    def __init__(self, num_embeddings: int, embedding_dim: int, max_norm: float | None = None, norm_type: float = 2.0,
+                 scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False,
+                 _weight: Tensor | None = None, include_last_offset: bool = False, padding_idx: int | None = None,
+                 device: Any = None, dtype: Any = None):  # fmt: skip
         self.num_embeddings, self.embedding_dim, self.mode, self.sparse, self.include_last_offset = (
             num_embeddings,
             embedding_dim,
@@ -98,8 +101,9 @@ class EmbeddingBag(Module):
         self.weight, self.padding_idx = _table(num_embeddings, embedding_dim, padding_idx, _weight, device, dtype)
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
-        return F.embedding_bag(input, self.weight, offsets, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.mode, self.sparse,
-                               per_sample_weights, self.include_last_offset, self.padding_idx)  # fmt: skip
+        return F.embedding_bag(input, self.weight, offsets, self.max_norm, self.norm_type, self.scale_grad_by_freq,
+                               self.mode, self.sparse, per_sample_weights, self.include_last_offset,
+                               self.padding_idx)  # fmt: skip
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}" + (

@@ -82,7 +82,8 @@ from manygrad.tensor.tensor import Tensor
 # *** activations ***
 
 glu, gelu, hardshrink, logsigmoid, prelu, softplus, softshrink, softsign, tanhshrink = (
-    Tensor.glu, Tensor.gelu, Tensor.hardshrink, Tensor.logsigmoid, Tensor.prelu, Tensor.softplus, Tensor.softshrink, Tensor.softsign, Tensor.tanhshrink
+    Tensor.glu, Tensor.gelu, Tensor.hardshrink, Tensor.logsigmoid, Tensor.prelu, Tensor.softplus, Tensor.softshrink,
+    Tensor.softsign, Tensor.tanhshrink
 )  # fmt: skip
 sigmoid, tanh = Tensor.sigmoid, Tensor.tanh
 

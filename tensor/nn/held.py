@@ -1,5 +1,5 @@
-"""`Held`: a module that only holds the arguments of a function of `nn.functional`. One line a layer: the function, PyTorch's
-constructor arguments and their defaults.
+"""`Held`: a module that only holds the arguments of a function of `nn.functional`. One line a layer: the function,
+PyTorch's constructor arguments and their defaults.
 
     class ELU(Held, of="elu", alpha=1.0, inplace=False): ...
 
@@ -17,11 +17,8 @@ from manygrad.tensor.nn.parameter import Buffer
 from manygrad.tensor.tensor import Tensor
 
 REQUIRED = inspect.Parameter.empty
-_NOT_PASSED = (
-    "inplace",
-    "size_average",
-    "reduce",
-)  # lazy values are never overwritten; the other two are folded into `reduction`
+# lazy values are never overwritten; the other two are folded into `reduction`
+_NOT_PASSED = ("inplace", "size_average", "reduce")
 
 
 class Held(Module):
@@ -38,15 +35,15 @@ class Held(Module):
         keyword_only: bool = False,
         **arguments: Any,
     ):
-        """`fixed`: arguments of the function that the constructor does not take; `show`: the arguments in repr(), all if not given."""
+        """`fixed`: arguments of the function that the constructor does not take;
+        `show`: the arguments in repr(), all if not given."""
         super().__init_subclass__()
         if of is None:
             return
         cls._function, cls._fixed, cls._shown = of, fixed or {}, None if show is None else tuple(show.split())
         kind = inspect.Parameter.KEYWORD_ONLY if keyword_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
-        cls._signature = cls.__signature__ = inspect.Signature(
-            [inspect.Parameter(k, kind, default=v) for k, v in arguments.items()]
-        )  # type: ignore[attr-defined]
+        parameters = [inspect.Parameter(k, kind, default=v) for k, v in arguments.items()]
+        cls._signature = cls.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
 
     def __init__(self, *args: Any, **kwargs: Any):
         try:

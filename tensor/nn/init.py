@@ -18,7 +18,8 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
     known = {"tanh": 5 / 3, "relu": math.sqrt(2), "selu": 3 / 4}
     if nonlinearity not in known:
         raise ValueError(
-            f"calculate_gain does not know {nonlinearity!r}; it knows linear, conv*d, sigmoid, leaky_relu, {', '.join(known)}"
+            f"calculate_gain does not know {nonlinearity!r}; it knows linear, conv*d, sigmoid, leaky_relu, "
+            f"{', '.join(known)}"
         )
     return known[nonlinearity]
 
@@ -119,7 +120,8 @@ def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
     """A convolution that keeps its channels: 1 at the middle of filter i for channel i, of each group."""
     if tensor.ndim not in (3, 4, 5) or tensor.shape[0] % groups:
         raise ValueError(
-            f"dirac_ needs filters (Cout, Cin, *1 to 3 dims) with Cout a multiple of groups={groups}, not {tensor.shape}"
+            f"dirac_ needs filters (Cout, Cin, *1 to 3 dims) with Cout a multiple of groups={groups}, "
+            f"not {tensor.shape}"
         )
     rows, columns = tensor.shape[0] // groups, tensor.shape[1]
     eye = (

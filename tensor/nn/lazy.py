@@ -1,7 +1,8 @@
-"""Layers that learn the size of their input at the first call (or from the state they load), and then are ordinary layers.
+"""Layers that learn the size of their input at the first call (or from the state they load),
+and then are ordinary layers.
 
-`_Lazy` remembers the constructor's arguments; the first forward finds the missing size in the input, builds the layer and
-becomes it (`__class__` too, so hooks and names stay); `to()`, `double()` and the like before that are made up for.
+`_Lazy` remembers the constructor's arguments; the first forward finds the missing size in the input, builds the layer
+and becomes it (`__class__` too, so hooks and names stay); `to()`, `double()` and the like before that are made up for.
 """
 
 from __future__ import annotations

@@ -67,4 +67,7 @@ class Bilinear(Module):
         return out if self.bias is None else out + self.bias
 
     def extra_repr(self) -> str:
-        return f"in1_features={self.in1_features}, in2_features={self.in2_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        return (
+            f"in1_features={self.in1_features}, in2_features={self.in2_features}, "
+            f"out_features={self.out_features}, bias={self.bias is not None}"
+        )

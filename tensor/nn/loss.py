@@ -137,10 +137,12 @@ NLLLoss2d = NLLLoss
 
 
 class LinearCrossEntropyLoss(Module):
-    """cross_entropy of a linear layer's output (N, num_classes, *out_features). `options` (PyTorch's chunks) change nothing."""
+    """cross_entropy of a linear layer's output (N, num_classes, *out_features).
+    `options` (PyTorch's chunks) change nothing."""
 
-    def __init__(self, in_features: int, num_classes: int, *, out_features: tuple[int, ...] = (), bias: bool = False, device: Any = None, dtype: Any = None,
-                 reduction: str = "mean", weight: Tensor | None = None, ignore_index: int | None = None, label_smoothing: float = 0.0, options: Any = None):  # fmt: skip
+    def __init__(self, in_features: int, num_classes: int, *, out_features: tuple[int, ...] = (), bias: bool = False,
+                 device: Any = None, dtype: Any = None, reduction: str = "mean", weight: Tensor | None = None,
+                 ignore_index: int | None = None, label_smoothing: float = 0.0, options: Any = None):  # fmt: skip
         self.num_classes, self.out_features = num_classes, tuple(out_features)
         self.linear = Linear(in_features, prod(self.out_features) * num_classes, bias, device, dtype)
         self.loss = CrossEntropyLoss(

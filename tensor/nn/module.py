@@ -1,7 +1,8 @@
-"""`Module`: PyTorch's protocol for layers and models. It is optional: plain objects with Tensor attributes are models too.
+"""`Module`: PyTorch's protocol for layers and models.
+It is optional: plain objects with Tensor attributes are models too.
 
-Nothing is registered: parameters, buffers and submodules are the attributes themselves (also inside lists, tuples and dicts),
-found by `walk.py` when they are asked for. So a subclass needs not call `super().__init__()`.
+Nothing is registered: parameters, buffers and submodules are the attributes themselves (also inside lists, tuples and
+dicts), found by `walk.py` when they are asked for. So a subclass needs not call `super().__init__()`.
 """
 
 from __future__ import annotations
@@ -132,7 +133,8 @@ class Module:
             below = dict(walk.entries(at))
             if part not in below:
                 raise AttributeError(
-                    f"{path!r}: {type(at).__name__} has no {part!r}; it has {[k for k, v in below.items() if isinstance(v, (Module, Tensor))]}"
+                    f"{path!r}: {type(at).__name__} has no {part!r}; "
+                    f"it has {[k for k, v in below.items() if isinstance(v, (Module, Tensor))]}"
                 )
             at = below[part]
         return at
@@ -241,7 +243,8 @@ class Module:
         """A layer whose tensors are not made yet makes them as large as those under `prefix`."""
 
     def to(self: M, *args: Any, **kwargs: Any) -> M:
-        """`to(device)`, `to(dtype)`, `to(device, dtype)` or `to(tensor)`; a tuple of devices puts a copy on each. In place; types of floats only."""
+        """`to(device)`, `to(dtype)`, `to(device, dtype)` or `to(tensor)`; a tuple of devices puts a copy on each.
+        In place; types of floats only."""
         device, dtype = kwargs.pop("device", None), kwargs.pop("dtype", None)
         kwargs.pop("non_blocking", None)
         if kwargs:
@@ -278,11 +281,13 @@ class Module:
     # *** state ***
 
     def state_dict(self, *, prefix: str = "", keep_vars: bool = False) -> dict[str, Tensor]:
-        """Parameters and persistent buffers by path, with PyTorch's names. They are the module's own tensors, not copies."""
+        """Parameters and persistent buffers by path, with PyTorch's names.
+        They are the module's own tensors, not copies."""
         return {k: t for k, t in walk.tensors(self, prefix) if getattr(t, "persistent", True)}
 
     def load_state_dict(self, state_dict: dict[str, Tensor], strict: bool = True, assign: bool = False) -> LoadResult:
-        """Copies the tensors in. KeyError lists the names that are missing or not known here (strict), ValueError the shapes that differ."""
+        """Copies the tensors in. KeyError lists the names that are missing or not known here (strict),
+        ValueError the shapes that differ."""
         from manygrad.tensor.nn.state import load_state_dict
 
         for path, m in list(self.named_modules()):

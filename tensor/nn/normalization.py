@@ -22,13 +22,15 @@ def _affine(
 
 
 class _Tracking(Module):
-    """Scale, shift, and running statistics of `num_features` channels (dim 1). `dims`: how many dims an input may have; None: any."""
+    """Scale, shift, and running statistics of `num_features` channels (dim 1). `dims`: how many dims an input may have;
+    None: any."""
 
     dims: tuple[int, ...] | None = None
     _batch_at_front = True  # always; else an input with a dim less has no batch dim
 
-    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True, track_running_stats: bool = True,
-                 device: Any = None, dtype: Any = None, *, bias: bool = True):  # fmt: skip
+    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
+                 track_running_stats: bool = True, device: Any = None, dtype: Any = None, *,
+                 bias: bool = True):  # fmt: skip
         self.num_features, self.eps, self.momentum = num_features, eps, momentum
         self.affine, self.track_running_stats = affine, track_running_stats
         self.weight, self.bias = _affine((num_features,), affine, bias, device, dtype)
@@ -61,7 +63,10 @@ class _Tracking(Module):
                 t.assign(v)
 
     def extra_repr(self) -> str:
-        return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, bias={self.bias is not None}, track_running_stats={self.track_running_stats}"
+        return (
+            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
+            f"bias={self.bias is not None}, track_running_stats={self.track_running_stats}"
+        )
 
 
 class BatchNorm(_Tracking):
@@ -112,8 +117,9 @@ class BatchNorm3d(BatchNorm):
 class SyncBatchNorm(BatchNorm):
     """BatchNorm: it counts the global batch at any sharding."""
 
-    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True, track_running_stats: bool = True,
-                 process_group: Any = None, device: Any = None, dtype: Any = None, *, bias: bool = True):  # fmt: skip
+    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
+                 track_running_stats: bool = True, process_group: Any = None, device: Any = None, dtype: Any = None, *,
+                 bias: bool = True):  # fmt: skip
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
 
     @classmethod
@@ -127,8 +133,9 @@ class _InstanceNorm(_Tracking):
 
     _batch_at_front = False
 
-    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = False, track_running_stats: bool = False,
-                 device: Any = None, dtype: Any = None, *, bias: bool = True):  # fmt: skip
+    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = False,
+                 track_running_stats: bool = False, device: Any = None, dtype: Any = None, *,
+                 bias: bool = True):  # fmt: skip
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -164,8 +171,8 @@ class InstanceNorm3d(_InstanceNorm):
 class LayerNorm(Module):
     """Normalises the last dims to mean 0 and variance 1, then scales and shifts."""
 
-    def __init__(self, normalized_shape: int | tuple[int, ...], eps: float = 1e-5, elementwise_affine: bool = True, bias: bool = True,
-                 device: Any = None, dtype: Any = None):  # fmt: skip
+    def __init__(self, normalized_shape: int | tuple[int, ...], eps: float = 1e-5, elementwise_affine: bool = True,
+                 bias: bool = True, device: Any = None, dtype: Any = None):  # fmt: skip
         self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
         self.eps, self.elementwise_affine = eps, elementwise_affine
         self.weight, self.bias = _affine(self.normalized_shape, elementwise_affine, bias, device, dtype)
@@ -174,7 +181,10 @@ class LayerNorm(Module):
         return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
-        return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}, bias={self.bias is not None}"
+        return (
+            f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}, "
+            f"bias={self.bias is not None}"
+        )
 
 
 class RMSNorm(Module):
@@ -222,7 +232,10 @@ class GroupNorm(Module):
         return F.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
-        return f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}, bias={self.bias is not None}"
+        return (
+            f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}, "
+            f"bias={self.bias is not None}"
+        )
 
 
 class LocalResponseNorm(Held, of="local_response_norm", size=REQUIRED, alpha=1e-4, beta=0.75, k=1.0):
@@ -230,4 +243,5 @@ class LocalResponseNorm(Held, of="local_response_norm", size=REQUIRED, alpha=1e-
 
 
 class CrossMapLRN2d(Held, of="local_response_norm", size=REQUIRED, alpha=1e-4, beta=0.75, k=1):
-    """LocalResponseNorm of images. (PyTorch's own forgets to drop channel 0 from its running sum, so from channel (size + 1) / 2 on it differs.)"""
+    """LocalResponseNorm of images. (PyTorch's own forgets to drop channel 0 from its running sum, so from
+    channel (size + 1) / 2 on it differs.)"""

@@ -29,11 +29,9 @@ class _Pad(Held):
         return {"pad": named.pop("padding"), **named}
 
     def extra_repr(self) -> str:
-        return (
-            f"padding={self.padding}, value={self.value}"
-            if "value" in self._signature.parameters
-            else f"{self.padding}"
-        )  # type: ignore[attr-defined]
+        if "value" in self._signature.parameters:
+            return f"padding={self.padding}, value={self.value}"  # type: ignore[attr-defined]
+        return f"{self.padding}"
 
 
 class ZeroPad1d(_Pad, dims=1):

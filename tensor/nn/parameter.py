@@ -1,4 +1,5 @@
-"""What a module owns: parameters (trained), buffers (kept and saved, not trained) and those that get their shape at the first call."""
+"""What a module owns: parameters (trained), buffers (kept and saved, not trained)
+and those that get their shape at the first call."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class Parameter(_Owned):
 
 
 class Buffer(_Owned):
-    """A tensor that is saved with the module but not trained: a running mean, a mask. `persistent=False`: not saved either."""
+    """A tensor that is saved with the module but not trained: a running mean, a mask.
+    `persistent=False`: not saved either."""
 
     persistent: bool = True
 

@@ -1,6 +1,7 @@
 """RNN, LSTM and GRU over sequences, and their cells. Parameter names, gate order and formulas are PyTorch's.
 
-The products with the inputs of all steps are one matrix product; the steps then go one by one, in a graph of their own length.
+The products with the inputs of all steps are one matrix product;
+the steps then go one by one, in a graph of their own length.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ def step(
 class RNNBase(Module):
     """`num_layers` layers over (T, B, input_size), or (B, T, ...) with batch_first, or without the batch dim."""
 
-    def __init__(self, mode: str, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
-                 dropout: float = 0.0, bidirectional: bool = False, proj_size: int = 0, device: Any = None, dtype: Any = None):  # fmt: skip
+    def __init__(self, mode: str, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True,
+                 batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False, proj_size: int = 0,
+                 device: Any = None, dtype: Any = None):  # fmt: skip
         if mode not in GATES:
             raise ValueError(f"RNNBase: mode is one of {list(GATES)}, not {mode!r}")
         if hidden_size <= 0 or num_layers <= 0:
@@ -79,7 +81,8 @@ class RNNBase(Module):
 
     @property
     def all_weights(self) -> list[list[Tensor]]:
-        return [[getattr(self, f"{k}{end}") for k in ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr") if hasattr(self, f"{k}{end}")]
+        return [[getattr(self, f"{k}{end}")
+                 for k in ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr") if hasattr(self, f"{k}{end}")]
                 for layer in range(self.num_layers) for end in self._ends(layer)]  # fmt: skip
 
     def forward(self, input: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
@@ -89,7 +92,8 @@ class RNNBase(Module):
             raise ValueError(f"{type(self).__name__}: the sequence is empty, {input.shape}")
         if input.ndim not in (2, 3) or input.shape[-1] != self.input_size:
             raise ValueError(
-                f"{type(self).__name__}: the input needs 2 or 3 dims, the last of {self.input_size}, not shape {input.shape}"
+                f"{type(self).__name__}: the input needs 2 or 3 dims, the last of {self.input_size}, "
+                f"not shape {input.shape}"
             )
         x = input.unsqueeze(1) if not batched else input.transpose(0, 1) if self.batch_first else input
         states = self._states(x, hx, batched)
@@ -157,8 +161,9 @@ def _zeros(x: Tensor, size: int) -> Tensor:
 class RNN(RNNBase):
     """h' = tanh(W_ih x + b_ih + W_hh h + b_hh), or relu of it."""
 
-    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, nonlinearity: str = "tanh", bias: bool = True, batch_first: bool = False,
-                 dropout: float = 0.0, bidirectional: bool = False, device: Any = None, dtype: Any = None):  # fmt: skip
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, nonlinearity: str = "tanh",
+                 bias: bool = True, batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False,
+                 device: Any = None, dtype: Any = None):  # fmt: skip
         if nonlinearity not in ("tanh", "relu"):
             raise ValueError(f'RNN: nonlinearity is "tanh" or "relu", not {nonlinearity!r}')
         self.nonlinearity = nonlinearity
@@ -180,8 +185,9 @@ class RNN(RNNBase):
 class LSTM(RNNBase):
     """i, f, o = sigmoid(...), g = tanh(...); c' = f c + i g; h' = o tanh(c') (W_hr h' with proj_size)."""
 
-    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False, dropout: float = 0.0,
-                 bidirectional: bool = False, proj_size: int = 0, device: Any = None, dtype: Any = None):  # fmt: skip
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True,
+                 batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False, proj_size: int = 0,
+                 device: Any = None, dtype: Any = None):  # fmt: skip
         super().__init__(
             "LSTM",
             input_size,
@@ -200,8 +206,9 @@ class LSTM(RNNBase):
 class GRU(RNNBase):
     """r, z = sigmoid(...); n = tanh(W_in x + b_in + r (W_hn h + b_hn)); h' = (1 − z) n + z h."""
 
-    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False, dropout: float = 0.0,
-                 bidirectional: bool = False, device: Any = None, dtype: Any = None):  # fmt: skip
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True,
+                 batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False, device: Any = None,
+                 dtype: Any = None):  # fmt: skip
         super().__init__(
             "GRU", input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, 0, device, dtype
         )
@@ -226,7 +233,8 @@ class RNNCellBase(Module):
     def _step(self, input: Tensor, hx: Any, states: int) -> State:
         if input.ndim not in (1, 2) or input.shape[-1] != self.input_size:
             raise ValueError(
-                f"{type(self).__name__}: the input needs 1 or 2 dims, the last of {self.input_size}, not shape {input.shape}"
+                f"{type(self).__name__}: the input needs 1 or 2 dims, the last of {self.input_size}, "
+                f"not shape {input.shape}"
             )
         alone = input.ndim == 1
         x = input.unsqueeze(0) if alone else input

@@ -35,8 +35,9 @@ def _copies(layer: Module, n: int) -> ModuleList:
 class _Layer(Module):
     """The parts that encoder and decoder layers share."""
 
-    def _build(self, d_model: int, nhead: int, dim_feedforward: int, dropout: float, activation: Activation, eps: float, batch_first: bool,
-               norm_first: bool, bias: bool, attentions: tuple[str, ...], device: Any, dtype: Any) -> None:  # fmt: skip
+    def _build(self, d_model: int, nhead: int, dim_feedforward: int, dropout: float, activation: Activation, eps: float,
+               batch_first: bool, norm_first: bool, bias: bool, attentions: tuple[str, ...], device: Any,
+               dtype: Any) -> None:  # fmt: skip
         for name in attentions:
             setattr(
                 self,
@@ -66,8 +67,9 @@ class TransformerEncoderLayer(_Layer):
 
     self_attn: MultiheadAttention
 
-    def __init__(self, d_model: int, nhead: int, dim_feedforward: int = 2048, dropout: float = 0.1, activation: Activation = "relu",
-                 layer_norm_eps: float = 1e-5, batch_first: bool = False, norm_first: bool = False, bias: bool = True, device: Any = None, dtype: Any = None):  # fmt: skip
+    def __init__(self, d_model: int, nhead: int, dim_feedforward: int = 2048, dropout: float = 0.1,
+                 activation: Activation = "relu", layer_norm_eps: float = 1e-5, batch_first: bool = False,
+                 norm_first: bool = False, bias: bool = True, device: Any = None, dtype: Any = None):  # fmt: skip
         self._build(
             d_model,
             nhead,
@@ -100,8 +102,9 @@ class TransformerDecoderLayer(_Layer):
     self_attn: MultiheadAttention
     multihead_attn: MultiheadAttention
 
-    def __init__(self, d_model: int, nhead: int, dim_feedforward: int = 2048, dropout: float = 0.1, activation: Activation = "relu",
-                 layer_norm_eps: float = 1e-5, batch_first: bool = False, norm_first: bool = False, bias: bool = True, device: Any = None, dtype: Any = None):  # fmt: skip
+    def __init__(self, d_model: int, nhead: int, dim_feedforward: int = 2048, dropout: float = 0.1,
+                 activation: Activation = "relu", layer_norm_eps: float = 1e-5, batch_first: bool = False,
+                 norm_first: bool = False, bias: bool = True, device: Any = None, dtype: Any = None):  # fmt: skip
         self._build(
             d_model,
             nhead,
@@ -117,8 +120,9 @@ class TransformerDecoderLayer(_Layer):
             dtype,
         )
 
-    def forward(self, tgt: Tensor, memory: Tensor, tgt_mask: Tensor | None = None, memory_mask: Tensor | None = None, tgt_key_padding_mask: Tensor | None = None,
-                memory_key_padding_mask: Tensor | None = None, tgt_is_causal: bool = False, memory_is_causal: bool = False) -> Tensor:  # fmt: skip
+    def forward(self, tgt: Tensor, memory: Tensor, tgt_mask: Tensor | None = None, memory_mask: Tensor | None = None,
+                tgt_key_padding_mask: Tensor | None = None, memory_key_padding_mask: Tensor | None = None,
+                tgt_is_causal: bool = False, memory_is_causal: bool = False) -> Tensor:  # fmt: skip
         attend = lambda x: self.self_attn(x, x, x, tgt_key_padding_mask, False, tgt_mask)[0]  # noqa: E731
         look = lambda x: self.multihead_attn(x, memory, memory, memory_key_padding_mask, False, memory_mask)[0]  # noqa: E731
         return self._around(self._around(self._around(tgt, 1, attend), 2, look), 3, self._feed_forward)
@@ -155,8 +159,9 @@ class TransformerDecoder(Module):
     def __init__(self, decoder_layer: Module, num_layers: int, norm: Module | None = None):
         self.layers, self.num_layers, self.norm = _copies(decoder_layer, num_layers), num_layers, norm
 
-    def forward(self, tgt: Tensor, memory: Tensor, tgt_mask: Tensor | None = None, memory_mask: Tensor | None = None, tgt_key_padding_mask: Tensor | None = None,
-                memory_key_padding_mask: Tensor | None = None, tgt_is_causal: bool | None = None, memory_is_causal: bool = False) -> Tensor:  # fmt: skip
+    def forward(self, tgt: Tensor, memory: Tensor, tgt_mask: Tensor | None = None, memory_mask: Tensor | None = None,
+                tgt_key_padding_mask: Tensor | None = None, memory_key_padding_mask: Tensor | None = None,
+                tgt_is_causal: bool | None = None, memory_is_causal: bool = False) -> Tensor:  # fmt: skip
         for layer in self.layers:
             tgt = layer(tgt, memory, tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask)
         return tgt if self.norm is None else self.norm(tgt)
@@ -165,9 +170,11 @@ class TransformerDecoder(Module):
 class Transformer(Module):
     """Encoder and decoder."""
 
-    def __init__(self, d_model: int = 512, nhead: int = 8, num_encoder_layers: int = 6, num_decoder_layers: int = 6, dim_feedforward: int = 2048,
-                 dropout: float = 0.1, activation: Activation = "relu", custom_encoder: Module | None = None, custom_decoder: Module | None = None,
-                 layer_norm_eps: float = 1e-5, batch_first: bool = False, norm_first: bool = False, bias: bool = True, device: Any = None, dtype: Any = None):  # fmt: skip
+    def __init__(self, d_model: int = 512, nhead: int = 8, num_encoder_layers: int = 6, num_decoder_layers: int = 6,
+                 dim_feedforward: int = 2048, dropout: float = 0.1, activation: Activation = "relu",
+                 custom_encoder: Module | None = None, custom_decoder: Module | None = None,
+                 layer_norm_eps: float = 1e-5, batch_first: bool = False, norm_first: bool = False, bias: bool = True,
+                 device: Any = None, dtype: Any = None):  # fmt: skip
         self.d_model, self.nhead, self.batch_first = d_model, nhead, batch_first
         args = (
             d_model,
@@ -189,9 +196,11 @@ class Transformer(Module):
             if p.ndim > 1:
                 init.xavier_uniform_(p)
 
-    def forward(self, src: Tensor, tgt: Tensor, src_mask: Tensor | None = None, tgt_mask: Tensor | None = None, memory_mask: Tensor | None = None,
-                src_key_padding_mask: Tensor | None = None, tgt_key_padding_mask: Tensor | None = None, memory_key_padding_mask: Tensor | None = None,
-                src_is_causal: bool | None = None, tgt_is_causal: bool | None = None, memory_is_causal: bool = False) -> Tensor:  # fmt: skip
+    def forward(self, src: Tensor, tgt: Tensor, src_mask: Tensor | None = None, tgt_mask: Tensor | None = None,
+                memory_mask: Tensor | None = None, src_key_padding_mask: Tensor | None = None,
+                tgt_key_padding_mask: Tensor | None = None, memory_key_padding_mask: Tensor | None = None,
+                src_is_causal: bool | None = None, tgt_is_causal: bool | None = None,
+                memory_is_causal: bool = False) -> Tensor:  # fmt: skip
         if src.shape[-1] != self.d_model or tgt.shape[-1] != self.d_model:
             raise ValueError(
                 f"Transformer: the last dims of src {src.shape} and tgt {tgt.shape} must be d_model {self.d_model}"

@@ -1,7 +1,8 @@
-"""How tensors and modules below an object are found and named: by its attributes, list positions and dict keys, joined by dots.
+"""How tensors and modules below an object are found and named: by its attributes, list positions and dict keys,
+joined by dots.
 
-Any object may be a model. In a `Module` the rule is PyTorch's: its parameters first, then its buffers, then what is in its
-children; a plain tensor that requires no gradient is a value, not state. In any other object every tensor counts.
+Any object may be a model. In a `Module` the rule is PyTorch's: its parameters first, then its buffers, then what is in
+its children; a plain tensor that requires no gradient is a value, not state. In any other object every tensor counts.
 """
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
-"""The operators of `Tensor`, one concept a file; each is a mixin that builds UOps through `Tensor._op` and `Tensor._new`."""
+"""The operators of `Tensor`, one concept a file; each is a mixin that builds UOps
+through `Tensor._op` and `Tensor._new`."""

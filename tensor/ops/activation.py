@@ -146,7 +146,8 @@ class ActivationMixin:
 
     @elementary(_gelu_slope)
     def gelu(self: Tensor, approximate: str = "none") -> Tensor:
-        """x · Φ(x), Φ of the normal distribution; `approximate="tanh"` for the usual approximation of it: (1 + tanh(z)) / 2."""
+        """x · Φ(x), Φ of the normal distribution; `approximate="tanh"` for the usual approximation of it:
+        (1 + tanh(z)) / 2."""
         if approximate not in ("none", "tanh"):
             raise ValueError(f'gelu: approximate is "none" or "tanh", not {approximate!r}')
         if approximate == "none" and self.dtype is dtypes.float64:
@@ -203,9 +204,8 @@ class ActivationMixin:
             return self
         e = (self - self.amax(dim, keepdim=True).detach()).exp()
         total = e.sum(dim, keepdim=True)
-        return (
-            e / total if e.dtype.is_half else e * total.reciprocal()
-        )  # one division a row; a half's would be rounded twice
+        # one division a row; a half's would be rounded twice
+        return e / total if e.dtype.is_half else e * total.reciprocal()
 
     @elementary()
     def _log_softmax(self: Tensor, dim: int) -> Tensor:

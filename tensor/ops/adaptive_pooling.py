@@ -1,4 +1,5 @@
-"""Pooling to a given output size, adaptive or at random. Part i of n along a dim of size s is [⌊i·s/n⌋, ⌈(i+1)·s/n⌉)."""
+"""Pooling to a given output size, adaptive or at random.
+Part i of n along a dim of size s is [⌊i·s/n⌋, ⌈(i+1)·s/n⌉)."""
 
 from __future__ import annotations
 
@@ -149,8 +150,9 @@ def _fractional(
     return_indices: bool,
     samples: Tensor | None,
 ) -> Any:
-    """Windows at pseudo-random places, in order, of which the last ends at the border (Graham, 2014). `samples` (N, C, n) uniform on
-    [0, 1): as in PyTorch, of images samples[..., 0] places along W and [..., 1] along H, of volumes 0, 1, 2 along D, H, W."""
+    """Windows at pseudo-random places, in order, of which the last ends at the border (Graham, 2014). `samples` (N, C,
+    n) uniform on [0, 1): as in PyTorch, of images samples[..., 0] places along W and [..., 1] along H, of volumes 0, 1,
+    2 along D, H, W."""
     if (output_size is None) == (output_ratio is None):
         raise ValueError(f"{name}: give output_size or output_ratio, one of them")
     k, sizes, lead = numbers(kernel, n, "kernel_size"), x.shape[-n:], x.shape[:-n]

@@ -13,16 +13,19 @@ if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
 
 
-def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
-                                 scale: float | None = None, enable_gqa: bool = False) -> Tensor:  # fmt: skip
+def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+                                 dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+                                 enable_gqa: bool = False) -> Tensor:  # fmt: skip
     """softmax(q kᵀ · scale + mask) v: query (..., L, E), key (..., S, E), value (..., S, Ev) -> (..., L, Ev).
 
-    `scale` is 1/√E unless given. `attn_mask` is added, or, of bools, True where a key may be seen; a row that may see none gives zeros.
-    `is_causal`: key j for query i only where j ≤ i. `enable_gqa`: query (..., H, L, E) has a multiple of the heads of key and value.
+    `scale` is 1/√E unless given. `attn_mask` is added, or, of bools, True where a key may be seen; a row that may see
+    none gives zeros. `is_causal`: key j for query i only where j ≤ i.
+    `enable_gqa`: query (..., H, L, E) has a multiple of the heads of key and value.
     """
     if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
         raise ValueError(
-            f"scaled_dot_product_attention: query {query.shape}, key {key.shape} and value {value.shape} do not fit; expected (..., L, E), (..., S, E), (..., S, Ev)"
+            f"scaled_dot_product_attention: query {query.shape}, key {key.shape} and value {value.shape} do not fit; "
+            "expected (..., L, E), (..., S, E), (..., S, Ev)"
         )
     if is_causal and attn_mask is not None:
         raise ValueError("scaled_dot_product_attention: give attn_mask or is_causal, not both")
@@ -30,7 +33,8 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
         heads, own = query.shape[-3], key.shape[-3]
         if heads % own or value.shape[-3] != own:
             raise ValueError(
-                f"scaled_dot_product_attention: {heads} query heads are not a multiple of {own} key and {value.shape[-3]} value heads"
+                f"scaled_dot_product_attention: {heads} query heads are not a multiple of {own} key and "
+                f"{value.shape[-3]} value heads"
             )
         out = scaled_dot_product_attention(
             query.unflatten(-3, (own, heads // own)),
@@ -74,24 +78,30 @@ def _grouped(mask: Tensor, own: int) -> Tensor:
 
 
 def multi_head_attention_forward(
-    query: Tensor, key: Tensor, value: Tensor, embed_dim_to_check: int, num_heads: int, in_proj_weight: Tensor | None, in_proj_bias: Tensor | None,
-    bias_k: Tensor | None, bias_v: Tensor | None, add_zero_attn: bool, dropout_p: float, out_proj_weight: Tensor, out_proj_bias: Tensor | None,
-    training: bool = True, key_padding_mask: Tensor | None = None, need_weights: bool = True, attn_mask: Tensor | None = None,
-    use_separate_proj_weight: bool = False, q_proj_weight: Tensor | None = None, k_proj_weight: Tensor | None = None, v_proj_weight: Tensor | None = None,
-    static_k: Tensor | None = None, static_v: Tensor | None = None, average_attn_weights: bool = True, is_causal: bool = False,
+    query: Tensor, key: Tensor, value: Tensor, embed_dim_to_check: int, num_heads: int, in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None, bias_k: Tensor | None, bias_v: Tensor | None, add_zero_attn: bool, dropout_p: float,
+    out_proj_weight: Tensor, out_proj_bias: Tensor | None, training: bool = True,
+    key_padding_mask: Tensor | None = None, need_weights: bool = True, attn_mask: Tensor | None = None,
+    use_separate_proj_weight: bool = False, q_proj_weight: Tensor | None = None, k_proj_weight: Tensor | None = None,
+    v_proj_weight: Tensor | None = None, static_k: Tensor | None = None, static_v: Tensor | None = None,
+    average_attn_weights: bool = True, is_causal: bool = False,
 ) -> tuple[Tensor, Any]:  # fmt: skip
-    """Multi-head attention over (L, N, E) or (L, E) (torch.nn.functional.multi_head_attention_forward): (output, weights or None)."""
+    """Multi-head attention over (L, N, E) or (L, E) (torch.nn.functional.multi_head_attention_forward):
+    (output, weights or None)."""
     if query.ndim == 2:
         mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
         out, weights = multi_head_attention_forward(
-            query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1), embed_dim_to_check, num_heads, in_proj_weight, in_proj_bias, bias_k, bias_v, add_zero_attn,
-            dropout_p, out_proj_weight, out_proj_bias, training, mask, need_weights, attn_mask, use_separate_proj_weight, q_proj_weight, k_proj_weight,
+            query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1), embed_dim_to_check, num_heads, in_proj_weight,
+            in_proj_bias, bias_k, bias_v, add_zero_attn,
+            dropout_p, out_proj_weight, out_proj_bias, training, mask, need_weights, attn_mask,
+            use_separate_proj_weight, q_proj_weight, k_proj_weight,
             v_proj_weight, static_k, static_v, average_attn_weights, is_causal)  # fmt: skip
         return out.squeeze(1), None if weights is None else weights.squeeze(0)
     length, batch, width = query.shape
     if width != embed_dim_to_check or width % num_heads:
         raise ValueError(
-            f"multi_head_attention_forward: {width} features, expected {embed_dim_to_check}, a multiple of {num_heads} heads"
+            f"multi_head_attention_forward: {width} features, expected {embed_dim_to_check}, "
+            f"a multiple of {num_heads} heads"
         )
     if use_separate_proj_weight:
         assert q_proj_weight is not None and k_proj_weight is not None and v_proj_weight is not None

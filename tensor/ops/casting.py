@@ -25,8 +25,8 @@ class CastingMixin:
         return self._op(Ops.CAST, dtype=d)
 
     def bitcast(self: Tensor, dtype: DType | str) -> Tensor:
-        """The same bits as another type, little end first: (..., n) of w bytes becomes (..., n·w / v) of v bytes. A view: writing through it
-        writes those bits."""
+        """The same bits as another type, little end first: (..., n) of w bytes becomes (..., n·w / v) of v bytes. A
+        view: writing through it writes those bits."""
         d = to_dtype(dtype)
         if d is self.dtype:
             return self
@@ -35,7 +35,8 @@ class CastingMixin:
             return self._op(Ops.BITCAST, dtype=d)
         if not self.ndim:
             raise ValueError(
-                f"bitcast of a 0-d tensor from {self.dtype.name} to {d.name}: the widths differ ({have} and {want} bytes); reshape it to (1,) first"
+                f"bitcast of a 0-d tensor from {self.dtype.name} to {d.name}: the widths differ ({have} and {want} "
+                "bytes); reshape it to (1,) first"
             )
         *lead, n = self.shape
         narrow = UINT[min(have, want)]

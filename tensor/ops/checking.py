@@ -1,7 +1,8 @@
 """Indices that are looked at where they are used: one that is out of range is an IndexError when a value is read next.
 
-Positions are not known when the graph is built. A check is one small reduction beside the kernel that uses the index, and none where
-the graph says that the index is in range. `_gather` and `_scatter_at` do not check: an index out of range reads 0 and writes nothing.
+Positions are not known when the graph is built. A check is one small reduction beside the kernel that uses the index,
+and none where the graph says that the index is in range. `_gather` and `_scatter_at` do not check: an index out of
+range reads 0 and writes nothing.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ if TYPE_CHECKING:
 
 
 def checked(index: Tensor, what: str, size: Any, of: Tensor, low: int | None = 0, spared: int | None = None) -> Tensor:
-    """`index`, found out of range unless low <= i < size (or i is `spared`); `low` None: negative ones count from the end.
+    """`index`, found out of range unless low <= i < size (or i is `spared`);
+    `low` None: negative ones count from the end.
 
-    `what` says in the error what an element is: "embedding: row". `of` is what is indexed: a constant index is looked at where that is.
-    A symbolic size counts with its largest value.
+    `what` says in the error what an element is: "embedding: row". `of` is what is indexed: a constant index is looked
+    at where that is. A symbolic size counts with its largest value.
     """
     if not index.dtype.is_int or not index.numel():
         return index

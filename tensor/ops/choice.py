@@ -42,7 +42,8 @@ class ChoiceMixin:
     def where(self: Tensor, condition: Any, other: Any) -> Tensor:
         """`x.where(condition, other)`: x where the condition (a bool tensor) holds, else `other`, as in PyTorch.
 
-        With anything but a bool tensor as its first argument, self is the condition: `condition.where(x, other)`, as in tinygrad.
+        With anything but a bool tensor as its first argument, self is the condition: `condition.where(x, other)`,
+        as in tinygrad.
         """
         from manygrad.tensor.tensor import Tensor
 
@@ -91,7 +92,8 @@ class ChoiceMixin:
     # *** limits ***
 
     def clamp(self: Tensor, min: Any = None, max: Any = None) -> Tensor:
-        """At least `min` and at most `max` (numbers or tensors; `max` wins); NaN stays. The gradient is 1 at the limits too."""
+        """At least `min` and at most `max` (numbers or tensors; `max` wins); NaN stays.
+        The gradient is 1 at the limits too."""
         if min is None and max is None:
             raise ValueError("clamp: give min, max or both")
         out = self

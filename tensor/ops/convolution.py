@@ -143,11 +143,13 @@ def convolution(
     groups: int,
     spatial: int | None = None,
 ) -> Tensor:
-    """(N, Cin, *in) or (Cin, *in) with weight (Cout, Cin / groups, *k): out = (in + 2·padding − dilation·(k − 1) − 1) / stride + 1."""
+    """(N, Cin, *in) or (Cin, *in) with weight (Cout, Cin / groups, *k): out = (in + 2·padding − dilation·(k − 1) − 1)
+    / stride + 1."""
     n = weight.ndim - 2 if spatial is None else spatial
     if weight.ndim != n + 2 or x.ndim not in (n + 1, n + 2):
         raise ValueError(
-            f"conv{n}d: input {x.shape} and weight {weight.shape} do not fit; expected (N, Cin, {n} dims) or (Cin, {n} dims), and (Cout, Cin / groups, {n} dims)"
+            f"conv{n}d: input {x.shape} and weight {weight.shape} do not fit; expected (N, Cin, {n} dims) or (Cin, {n} "
+            f"dims), and (Cout, Cin / groups, {n} dims)"
         )
     if x.ndim == n + 1:
         return convolution(x.unsqueeze(0), weight, bias, stride, padding, dilation, groups, n).squeeze(0)
@@ -198,7 +200,8 @@ def transposed_convolution(
         or weight.shape[0] % groups
     ):
         raise ValueError(
-            f"conv_transpose{n}d: input {x.shape} and weight {weight.shape} with groups={groups} do not fit; expected weight (Cin, Cout / groups, {n} dims)"
+            f"conv_transpose{n}d: input {x.shape} and weight {weight.shape} with groups={groups} do not fit; "
+            f"expected weight (Cin, Cout / groups, {n} dims)"
         )
     if x.ndim == n + 1:
         return transposed_convolution(

@@ -25,8 +25,9 @@ class CountingMixin:
         *,
         size: int | None = None,
     ) -> Any:
-        """The distinct elements (or slices along `dim`) in order; with `return_inverse` also where each element went, with
-        `return_counts` how many there are of each. The number of them is read on the host, unless `size` says it (see masking.py).
+        """The distinct elements (or slices along `dim`) in order; with `return_inverse` also where each element went,
+        with `return_counts` how many there are of each. The number of them is read on the host, unless `size` says it
+        (see masking.py).
         """
         rows, whole = self._rows_along(dim)
         n = rows.shape[0]
@@ -97,8 +98,8 @@ class CountingMixin:
     # *** histograms ***
 
     def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0, *, size: int | None = None) -> Tensor:
-        """How often (or with what total weight) each number 0, 1, .. stands in a 1-d integer tensor. The largest one is read on the
-        host, unless `size` (then numbers from there on are left out) says how many there are.
+        """How often (or with what total weight) each number 0, 1, .. stands in a 1-d integer tensor. The largest one is
+        read on the host, unless `size` (then numbers from there on are left out) says how many there are.
         """
         if self.ndim != 1 or not self.dtype.is_int:
             raise ValueError(f"bincount takes a 1-d integer tensor, not {self.dtype.name} of shape {self.shape}")
@@ -119,7 +120,8 @@ class CountingMixin:
         return base._scatter_at(value, [self.cast(dtypes.int64)], "add")
 
     def histc(self: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
-        """How many elements lie in each of `bins` equal parts of [min, max] (both 0: of the data's range), in this type."""
+        """How many elements lie in each of `bins` equal parts of [min, max] (both 0: of the data's range),
+        in this type."""
         if not self.dtype.is_float:
             raise TypeError(f"histc needs a float tensor, not {self.dtype.name}; cast first")
         low, high = self._range_of("histc", bins, None if min == max == 0 else (min, max))
@@ -160,8 +162,8 @@ class CountingMixin:
         weight: Tensor | None = None,
         density: bool = False,
     ) -> Histogram:
-        """(hist, bin_edges): elements, or their weight, between edges; the last bin holds its right edge. `bins`: a number of equal
-        ones over `range` (default: the data's), or a tensor of edges. `density`: the integral is 1.
+        """(hist, bin_edges): elements, or their weight, between edges; the last bin holds its right edge. `bins`: a
+        number of equal ones over `range` (default: the data's), or a tensor of edges. `density`: the integral is 1.
         """
         x = self.flatten()
         if weight is not None and weight.shape != self.shape:

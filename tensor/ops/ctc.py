@@ -1,4 +1,5 @@
-"""Connectionist temporal classification (Graves and others, 2006): the likelihood of a label sequence over all alignments."""
+"""Connectionist temporal classification (Graves and others, 2006):
+the likelihood of a label sequence over all alignments."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> Tensor:
-    """log_probs (T, N, C) or (T, C), targets (N, S) or all of them joined, lengths of each -> −log of the likelihood, per sequence (N,).
+    """log_probs (T, N, C) or (T, C), targets (N, S) or all of them joined, lengths of each -> −log of the likelihood,
+    per sequence (N,).
 
     The mean is of each loss divided by its target's length. T steps over (N, 2·S + 1) states.
     """
@@ -42,7 +44,8 @@ def ctc_loss(
         targets = _rows(targets, target_lengths, batch)
     if targets.ndim != 2 or targets.shape[0] != batch or frames.shape != (batch,) or lengths.shape != (batch,):
         raise ValueError(
-            f"ctc_loss: a batch of {batch} needs targets ({batch}, S) and {batch} lengths of each, got {targets.shape}, {frames.shape}, {lengths.shape}"
+            f"ctc_loss: a batch of {batch} needs targets ({batch}, S) and {batch} lengths of each, got "
+            f"{targets.shape}, {frames.shape}, {lengths.shape}"
         )
     size = targets.shape[1]
     labels = targets.cast(dtypes.int64)
@@ -91,7 +94,8 @@ def _rows(joined: Tensor, target_lengths: Any, batch: int) -> Tensor:
     lengths = [int(v) for v in (target_lengths.tolist() if hasattr(target_lengths, "uop") else target_lengths)]
     if len(lengths) != batch or sum(lengths) != joined.shape[0]:
         raise ValueError(
-            f"ctc_loss: the target lengths {lengths} do not add up to the {joined.shape[0]} joined targets of a batch of {batch}"
+            f"ctc_loss: the target lengths {lengths} do not add up to the {joined.shape[0]} joined targets of a batch "
+            f"of {batch}"
         )
     size, at, rows = max(lengths), 0, []
     for n in lengths:

@@ -1,4 +1,5 @@
-"""Methods for `manygrad.linalg`: factorisations, determinants, inverses, solutions; and products that are not plain matmuls."""
+"""Methods for `manygrad.linalg`: factorisations, determinants, inverses, solutions;
+and products that are not plain matmuls."""
 
 from __future__ import annotations
 

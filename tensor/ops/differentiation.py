@@ -68,8 +68,9 @@ class DifferentiationMixin:
 
     @locked
     def _become(self: Tensor, uop: UOp, storage: Storage | None = None) -> None:
-        """Takes `uop` as the value, and the `storage` of what it is a view of. Of a tensor that requires a gradient and is not stored, a
-        node of its own is made, numbered `_leaf`: equal values are one node, but two parameters that start equal have two gradients.
+        """Takes `uop` as the value, and the `storage` of what it is a view of. Of a tensor that requires a gradient and
+        is not stored, a node of its own is made, numbered `_leaf`: equal values are one node, but two parameters that
+        start equal have two gradients.
         """
         if self._requires_grad and not is_stored(uop):
             self._leaf = next(_leaves)
@@ -98,8 +99,9 @@ class DifferentiationMixin:
     # *** hooks ***
 
     def register_hook(self: Tensor, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
-        """`hook(gradient)` is called with the complete gradient of this tensor whenever it is computed; what it returns, if anything,
-        takes its place. Tensors of equal graphs are one node: a hook on one is a hook on all of them."""
+        """`hook(gradient)` is called with the complete gradient of this tensor whenever it is computed; what it
+        returns, if anything, takes its place. Tensors of equal graphs are one node: a hook on one is a hook on all of
+        them."""
         if not self.requires_grad:
             raise RuntimeError(
                 "register_hook: this tensor does not require a gradient, nothing it is computed from does"
@@ -138,9 +140,11 @@ class DifferentiationMixin:
         create_graph: bool = False,
         inputs: Sequence[Tensor] | None = None,
     ) -> Tensor:
-        """Adds to `.grad` (lazily) of every live tensor with requires_grad=True that this one depends on, or only of `inputs`.
+        """Adds to `.grad` (lazily) of every live tensor with requires_grad=True that this one depends on,
+        or only of `inputs`.
 
-        Graphs are never freed and gradients can always be differentiated again: `retain_graph` and `create_graph` change nothing.
+        Graphs are never freed and gradients can always be differentiated again:
+        `retain_graph` and `create_graph` change nothing.
         """
         if gradient is None:
             if self.numel() != 1:
@@ -172,7 +176,8 @@ class DifferentiationMixin:
         return self
 
     def gradient(self: Tensor, *targets: Tensor, gradient: Tensor | None = None) -> list[Tensor]:
-        """d(self)/d(target) for each target, without touching `.grad`; zeros where nothing flows. Any tensor below can be a target."""
+        """d(self)/d(target) for each target, without touching `.grad`; zeros where nothing flows.
+        Any tensor below can be a target."""
         return [t.zeros_like() if g is None else g for t, g in zip(targets, self._gradients(targets, gradient))]
 
     @locked
@@ -196,7 +201,8 @@ class DifferentiationMixin:
 
 @locked
 def zero_grad(t: Tensor, set_to_none: bool) -> None:
-    """What an optimizer's and a module's `zero_grad` do to a parameter: `.grad` is None, or zeros where it lies, so that its views show them."""
+    """What an optimizer's and a module's `zero_grad` do to a parameter: `.grad` is None, or zeros where it lies,
+    so that its views show them."""
     if set_to_none or t.grad is None:
         t.grad = None
     elif len(sharing(t.grad)) == 1:

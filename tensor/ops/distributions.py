@@ -38,10 +38,11 @@ class DistributionsMixin:
         return (self.rand_like(dtypes.float32) < (self if p is None else p)).cast(self.dtype)
 
     def multinomial(self: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
-        """int64 positions drawn along the last dim with probabilities proportional to self: (n,) -> (num_samples,), (m, n) -> (m, num_samples).
+        """int64 positions drawn along the last dim with probabilities proportional to self: (n,) -> (num_samples,),
+        (m, n) -> (m, num_samples).
 
-        With replacement by searching uniform numbers in the running sum; without by the largest of weight-scaled exponential keys
-        (Efraimidis and Spirakis, 2006).
+        With replacement by searching uniform numbers in the running sum; without by the largest of weight-scaled
+        exponential keys (Efraimidis and Spirakis, 2006).
         """
         if self.ndim not in (1, 2) or not self.dtype.is_float:
             raise ValueError(f"multinomial: expected float weights (n,) or (m, n), got {self.shape} {self.dtype.name}")

@@ -57,7 +57,8 @@ class DivisionMixin:
         return with_gradient(out, "remainder", None, lambda g, x, y: (g, -g * x.floor_divide(y)), x, y)
 
     def fmod(self: Tensor, other: Any) -> Tensor:
-        """x − trunc(x / y)·y: the sign of the dividend, as C's. For floats exact while the quotient is a whole number of their type."""
+        """x − trunc(x / y)·y: the sign of the dividend, as C's.
+        For floats exact while the quotient is a whole number of their type."""
         x, y = self._pair(other)
         if not x.dtype.is_float:
             return x._op(Ops.MOD, None, y)
@@ -69,9 +70,8 @@ class DivisionMixin:
         r = (x - product) - rest
         step = (x < 0)._where(-y.abs(), y.abs())
         r = ((r < 0).ne(x < 0) & r.ne(0))._where(r + step, r)  # the quotient was rounded up to a whole number
-        r = (r.abs() < y.abs())._where(
-            r, (x.isfinite() & (y.abs() > 0))._where(0.0, math.nan)
-        )  # 0 for a quotient beyond the type
+        # 0 for a quotient beyond the type
+        r = (r.abs() < y.abs())._where(r, (x.isfinite() & (y.abs() > 0))._where(0.0, math.nan))
         out = q.eq(0)._where(y.isnan()._where(math.nan, x), r)
         return with_gradient(out, "fmod", None, lambda g, x, y: (g, -g * (x / y).trunc()), x, y).cast(kind)
 
@@ -93,7 +93,8 @@ class DivisionMixin:
 
 
 def _euclid_steps(bits: int) -> int:
-    """Of Euclid's algorithm for two numbers of `bits` (Lamé: consecutive Fibonacci numbers take the longest), made even."""
+    """Of Euclid's algorithm for two numbers of `bits` (Lamé: consecutive Fibonacci
+    numbers take the longest), made even."""
     a, b, steps = 1, 2, 1
     while b < 1 << bits:
         a, b, steps = b, a + b, steps + 1

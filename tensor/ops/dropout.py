@@ -1,4 +1,5 @@
-"""Dropout and its relatives. `training=None` asks `Tensor.training`; a mask is drawn by global element number, so it is the same at any sharding."""
+"""Dropout and its relatives. `training=None` asks `Tensor.training`;
+a mask is drawn by global element number, so it is the same at any sharding."""
 
 from __future__ import annotations
 

@@ -12,8 +12,9 @@ DOTS = "..."
 
 class EinsumMixin:
     def einsum(self: Any, *operands: Any) -> Tensor:
-        """`Tensor.einsum("bij,bjk->bik", x, y)`, also `x.einsum("ij,jk->ik", y)`. A letter that stands twice in an operand takes the
-        diagonal; `...` stands for broadcast dims; without `->` the output has the letters that stand once, in order."""
+        """`Tensor.einsum("bij,bjk->bik", x, y)`, also `x.einsum("ij,jk->ik", y)`. A letter that stands twice in an
+        operand takes the diagonal; `...` stands for broadcast dims; without `->` the output has the letters that stand
+        once, in order."""
         formula: str = self
         if not isinstance(self, str):  # called as a method
             formula, operands = operands[0], (self, *operands[1:])

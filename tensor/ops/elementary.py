@@ -1,4 +1,5 @@
-"""What functions of floats share: ints become floats, halves compute in float32 and round once, derivatives may be given."""
+"""What functions of floats share: ints become floats, halves compute in float32 and round once,
+derivatives may be given."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 
 
 def with_gradient(out: Tensor, name: str, params: Any, backward: Callable[..., Any], *inputs: Tensor) -> Tensor:
-    """`out`, a function of `inputs`, with `backward(gradient, *inputs)` in place of the rule that follows from how it is computed.
+    """`out`, a function of `inputs`, with `backward(gradient, *inputs)` in place of the rule
+    that follows from how it is computed.
 
     `params` must tell apart all backward functions of this name.
     """

@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 
 
 def embedding(
-    input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None, norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False, sparse: bool = False,
+    input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
+    norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
 ) -> Tensor:  # fmt: skip
     """input (*) of row numbers, weight (V, D) -> (*, D).
 
-    Row `padding_idx` gets no gradient; rows whose norm is above `max_norm` are first scaled down to it in `weight` itself; with
-    `scale_grad_by_freq` a row's gradient is divided by how often it was read. `sparse` has no meaning here.
+    Row `padding_idx` gets no gradient; rows whose norm is above `max_norm` are first scaled down to it in `weight`
+    itself; with `scale_grad_by_freq` a row's gradient is divided by how often it was read. `sparse` has no meaning
+    here.
     """
     _check("embedding", input, weight)
     input = checked(input, "embedding: row", weight.shape[0], weight)
@@ -68,10 +69,11 @@ def _limit_rows(index: Tensor, weight: Tensor, max_norm: float, norm_type: float
 
 def embedding_bag(
     input: Tensor, weight: Tensor, offsets: Tensor | None = None, max_norm: float | None = None, norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False, per_sample_weights: Tensor | None = None,
-    include_last_offset: bool = False, padding_idx: int | None = None,
+    scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False,
+    per_sample_weights: Tensor | None = None, include_last_offset: bool = False, padding_idx: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """The sum, mean or max of rows, a bag each: input (B, N), or (all,) with bag b from offsets[b] to the next -> (B, D).
+    """The sum, mean or max of rows, a bag each: input (B, N), or (all,)
+    with bag b from offsets[b] to the next -> (B, D).
 
     Rows `padding_idx` do not count; an empty bag is 0.
     """
@@ -80,11 +82,13 @@ def embedding_bag(
         raise ValueError(f'embedding_bag: mode is "sum", "mean" or "max", not {mode!r}')
     if per_sample_weights is not None and (mode != "sum" or per_sample_weights.shape != input.shape):
         raise ValueError(
-            f'embedding_bag: per_sample_weights need mode "sum" and the shape of the input {input.shape}, got {mode!r} and {per_sample_weights.shape}'
+            f'embedding_bag: per_sample_weights need mode "sum" and the shape of the input {input.shape}, got {mode!r} '
+            f"and {per_sample_weights.shape}"
         )
     if (input.ndim == 2) == (offsets is not None) or input.ndim not in (1, 2):
         raise ValueError(
-            f"embedding_bag: an input (B, N) has no offsets, one of shape (N,) needs them; got input {input.shape} and offsets {'None' if offsets is None else offsets.shape}"
+            "embedding_bag: an input (B, N) has no offsets, one of shape (N,) needs them; "
+            f"got input {input.shape} and offsets {'None' if offsets is None else offsets.shape}"
         )
     rows = embedding(input, weight, None, max_norm, norm_type, scale_grad_by_freq)
     counted = None if padding_idx is None else input.ne(_row(padding_idx, weight))

@@ -1,7 +1,8 @@
 """erf, erfc and erfinv, to a few units in the last place.
 
-For |x| < 1, erf(x) = x·p(x²). Beyond, erfc(x) = exp(−x²)·p((4 − x) / (4 + x)) / (1 + 2x). The polynomials are Chebyshev expansions
-of these quotients, turned into powers (the highest first). Where the digits of a small erfc(x) do not count, that of float32 is exp(p(x)).
+For |x| < 1, erf(x) = x·p(x²). Beyond, erfc(x) = exp(−x²)·p((4 − x) / (4 + x)) / (1 + 2x). The polynomials are Chebyshev
+expansions of these quotients, turned into powers (the highest first). Where the digits of a small erfc(x) do not count,
+that of float32 is exp(p(x)).
 """
 
 from __future__ import annotations
@@ -16,17 +17,20 @@ from manygrad.tensor.ops.representation import bits_of, magnitude
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
 
-ERF64 = (-4.23203767648745923e-12, 8.70975523285178972e-11, -1.21647643372245056e-9, 1.4792435426962471e-8, -1.63646458548163877e-7,
-    1.64620457110130252e-6, -0.000014925647581008593, 0.000120553329033506683, -0.000854832702194542732, 0.00522397762542345435,
-    -0.0268661706451298545, 0.112837916709551203, -0.376126389031837524, 1.12837916709551257)  # fmt: skip
-ERF32 = (7.88249711e-5, -0.0008018854993, 0.005189311943, -0.0268543288, 0.1128359746, -0.376126269, 1.128379166)  # fmt: skip
-ERFC64 = (1.37691302114768664e-10, -2.66066846372743034e-10, -1.79169803205125789e-9, 3.17021051568489265e-9, 1.47131710326809792e-8,
-    -2.05622300675668165e-8, -1.10102910215591507e-7, 7.74722268844304981e-8, 8.24925245547330596e-7, 2.91971223313512924e-7, -5.70920956377700247e-6,
-    -0.0000112212857327027892, 0.0000243989460850263344, 0.000150621489497759425, 0.000199256775311129242, -0.000757773261237407387,
-    -0.00503196999258350221, -0.0161977340598218432, -0.0371675155359392825, -0.0663303658121847715, -0.0937328349984376003, -0.101039066036300665,
-    -0.0680970542546904113, 0.0153796521026196061, 0.139621116840562497, 1.23299511862555251)  # fmt: skip
-ERFC32 = (0.0002484367303, -0.0003665082687, -0.005082269578, -0.01661584457, -0.03714045869, -0.06611917979, -0.0937402055, -0.101087784,
-    -0.06809617491, 0.01538378385, 0.1396210865, 1.232995062)  # fmt: skip
+ERF64 = (-4.23203767648745923e-12, 8.70975523285178972e-11, -1.21647643372245056e-9, 1.4792435426962471e-8,
+    -1.63646458548163877e-7, 1.64620457110130252e-6, -0.000014925647581008593, 0.000120553329033506683,
+    -0.000854832702194542732, 0.00522397762542345435, -0.0268661706451298545, 0.112837916709551203,
+    -0.376126389031837524, 1.12837916709551257)  # fmt: skip
+ERF32 = (7.88249711e-5, -0.0008018854993, 0.005189311943, -0.0268543288, 0.1128359746, -0.376126269, 1.128379166)
+ERFC64 = (1.37691302114768664e-10, -2.66066846372743034e-10, -1.79169803205125789e-9, 3.17021051568489265e-9,
+    1.47131710326809792e-8, -2.05622300675668165e-8, -1.10102910215591507e-7, 7.74722268844304981e-8,
+    8.24925245547330596e-7, 2.91971223313512924e-7, -5.70920956377700247e-6, -0.0000112212857327027892,
+    0.0000243989460850263344, 0.000150621489497759425, 0.000199256775311129242, -0.000757773261237407387,
+    -0.00503196999258350221, -0.0161977340598218432, -0.0371675155359392825, -0.0663303658121847715,
+    -0.0937328349984376003, -0.101039066036300665, -0.0680970542546904113, 0.0153796521026196061, 0.139621116840562497,
+    1.23299511862555251)  # fmt: skip
+ERFC32 = (0.0002484367303, -0.0003665082687, -0.005082269578, -0.01661584457, -0.03714045869, -0.06611917979,
+    -0.0937402055, -0.101087784, -0.06809617491, 0.01538378385, 0.1396210865, 1.232995062)  # fmt: skip
 # first guesses of erfinv(x) / x in w = −log(1 − x²): powers of w − 2.5 below 5, of √w − 3 beyond (Giles 2010)
 ERFINV_MIDDLE = (
     2.81022636e-08,
@@ -72,7 +76,8 @@ def _is_wide(x: Tensor) -> bool:
 def normal_tail(a: Tensor) -> Tensor:
     """Φ(−a), of the normal distribution, in float32 for 0 <= a < FAR; beyond, exp would underflow, which is slow.
 
-    exp of a polynomial, fitted such that up to 6 the error is at most 2e-8 or 0.003 of the result; further out it falls as far as it should.
+    exp of a polynomial, fitted such that up to 6 the error is at most 2e-8 or 0.003 of the result;
+    further out it falls as far as it should.
     """
     return polynomial(a, NORMAL_TAIL32).exp()
 
@@ -82,7 +87,8 @@ def _erf_near(x: Tensor) -> Tensor:
 
 
 def _erfc_far(a: Tensor, exact: bool = True) -> Tensor:
-    """erfc(a) for a >= 0. `exact`: of small results every digit: a² is split, as its rounding error is magnified by exp."""
+    """erfc(a) for a >= 0. `exact`: of small results every digit: a² is split,
+    as its rounding error is magnified by exp."""
     if not exact and not _is_wide(a):
         return 2 * normal_tail(a * math.sqrt(2))
     if exact:
@@ -111,7 +117,8 @@ class ErrorFunctionMixin:
 
     @elementary(lambda x: (x.erfinv().square()).exp() / SLOPE)
     def erfinv(self: Tensor) -> Tensor:
-        """The y with erf(y) = x: a polynomial, in float64 corrected three times by Halley's method; ±inf at ±1, NaN beyond."""
+        """The y with erf(y) = x: a polynomial, in float64 corrected three times by Halley's method;
+        ±inf at ±1, NaN beyond."""
         a = self.abs()
         w = -((1 - a) * (1 + a)).log()
         tail = w >= 5

@@ -44,7 +44,8 @@ class ExpandingMixin:
         return broadcast_shape(*[(s,) if isinstance(s, int) else tuple(s) for s in shapes])
 
     def sum_to_size(self: Tensor, *size: Any) -> Tensor:
-        """Summed over the dims in which `size` is 1 or has no dim: what broadcasting from `size` to this shape undoes."""
+        """Summed over the dims in which `size` is 1 or has no dim:
+        what broadcasting from `size` to this shape undoes."""
         want = _flat(size)
         lead = self.ndim - len(want)
         if lead < 0 or any(w != 1 and w != d for w, d in zip(want, self.shape[lead:])):

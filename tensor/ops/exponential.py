@@ -13,10 +13,8 @@ from manygrad.tensor.uop import Ops
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
 
-LOG10_OF_2 = (
-    0.301025390625,
-    4.605038981195213738895e-06,
-)  # a short part, whose product with an exponent is exact, and the rest
+# a short part, whose product with an exponent is exact, and the rest
+LOG10_OF_2 = (0.301025390625, 4.605038981195213738895e-06)
 
 
 class ExponentialMixin:

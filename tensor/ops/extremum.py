@@ -1,4 +1,5 @@
-"""The largest and the smallest, and where they stand. NaN counts as larger than all and as smaller than all, as in PyTorch."""
+"""The largest and the smallest, and where they stand.
+NaN counts as larger than all and as smaller than all, as in PyTorch."""
 
 from __future__ import annotations
 
@@ -26,12 +27,14 @@ class MinAndMax(NamedTuple):
 
 class ExtremumMixin:
     def amax(self: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
-        """The largest value over `dim` (all dims by default); NaN where one is NaN. Equal largest values share the gradient."""
+        """The largest value over `dim` (all dims by default); NaN where one is NaN.
+        Equal largest values share the gradient."""
         self._needs_values("amax", dim)
         return self._reduce(Ops.MAX, dim, keepdim)
 
     def amin(self: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
-        """The smallest value over `dim` (all dims by default); NaN where one is NaN. Equal smallest values share the gradient."""
+        """The smallest value over `dim` (all dims by default); NaN where one is NaN.
+        Equal smallest values share the gradient."""
         self._needs_values("amin", dim)
         if self.dtype.is_float:
             return -((-self)._reduce(Ops.MAX, dim, keepdim))
@@ -42,11 +45,13 @@ class ExtremumMixin:
         return MinAndMax(self.amin(dim, keepdim), self.amax(dim, keepdim))
 
     def max(self: Tensor, dim: int | Tensor | None = None, keepdim: bool = False) -> Any:
-        """`x.max()`: the largest value. `x.max(dim)`: (values, indices) of the first largest along `dim`. `x.max(other)`: `x.maximum(other)`."""
+        """`x.max()`: the largest value. `x.max(dim)`: (values, indices) of the first largest along `dim`.
+        `x.max(other)`: `x.maximum(other)`."""
         return self._extreme("max", dim, keepdim)
 
     def min(self: Tensor, dim: int | Tensor | None = None, keepdim: bool = False) -> Any:
-        """`x.min()`: the smallest value. `x.min(dim)`: (values, indices) of the first smallest along `dim`. `x.min(other)`: `x.minimum(other)`."""
+        """`x.min()`: the smallest value. `x.min(dim)`: (values, indices) of the first smallest along `dim`.
+        `x.min(other)`: `x.minimum(other)`."""
         return self._extreme("min", dim, keepdim)
 
     def _extreme(self: Tensor, name: str, dim: Any, keepdim: bool) -> Any:

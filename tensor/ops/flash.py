@@ -1,10 +1,12 @@
 """Attention of which only the outcome is kept: what softmax gives is computed again for the gradient.
 
-After Dao, FlashAttention-2 (arXiv 2307.08691). Forward leaves out and, for each query, the logarithm of its weights' sum; backward makes the
-weights from those, once by queries, for their gradient, and once by keys, for the gradients of keys and values. Each of the three is a few
-contractions over rows that share one dim, which the scheduler runs a block of rows at a time (`schedule/chain.py`), so that no array
-of queries x keys is ever in memory. Many keys (queries) are gone over in parts, whose outcomes are joined by their largest scores. Where that array is no larger than keys and values, as with short sequences, backward makes it
-once, for all three. It is written in tensors: shards, types and gradients of gradients follow.
+After Dao, FlashAttention-2 (arXiv 2307.08691). Forward leaves out and, for each query, the logarithm of its weights'
+sum; backward makes the weights from those, once by queries, for their gradient, and once by keys, for the gradients of
+keys and values. Each of the three is a few contractions over rows that share one dim, which the scheduler runs a block
+of rows at a time (`schedule/chain.py`), so that no array of queries x keys is ever in memory. Many keys (queries) are
+gone over in parts, whose outcomes are joined by their largest scores. Where that array is no larger than keys and
+values, as with short sequences, backward makes it once, for all three. It is written in tensors: shards, types and
+gradients of gradients follow.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
 
 
 WHOLE = slice(None)
-PART = 1024  # keys, or queries, of one chain: with more, fewer rows fit beside them, and the keys are packed again for each few rows
+# keys, or queries, of one chain: with more, fewer rows fit beside them, and the keys are packed again for each few rows
+PART = 1024
 
 
 def causal(q: Tensor, k: Tensor, queries: slice = WHOLE, keys: slice = WHOLE) -> Tensor:
@@ -41,7 +44,8 @@ def parts(n: Any) -> list[slice]:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Tensor:
-    """softmax(q kᵀ · scale + mask) v of q (..., L, E), k (..., S, E), v (..., S, Ev), mask (..., L, S), all of the same leading dims."""
+    """softmax(q kᵀ · scale + mask) v of q (..., L, E), k (..., S, E), v (..., S, Ev), mask (..., L, S),
+    all of the same leading dims."""
     kind = promote(promote(q.dtype, k.dtype), v.dtype)
     if mask is not None and not mask.dtype.is_bool:
         kind = promote(kind, mask.dtype)
@@ -58,9 +62,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool
     return out._new(UOp(Ops.CUSTOM, out.dtype, (out.uop, *inputs), _AttentionGrad(is_causal, scale)))
 
 
-Partial = tuple[
-    "Tensor", "Tensor", "Tensor"
-]  # of each query: the largest score, the sum of exp(score − that), the same sum of values
+# of each query: the largest score, the sum of exp(score − that), the same sum of values
+Partial = tuple["Tensor", "Tensor", "Tensor"]
 
 
 def _partial(

@@ -1,7 +1,7 @@
 """The float8 types: stored as bytes, cast both ways by arithmetic on bits; nothing else is computed with them.
 
-`float8_e4m3fn` has no infinity and one NaN (0x7f), its largest number is 448; `float8_e5m2` has both, its largest is 57344. Rounding is
-to nearest even; what is too large becomes NaN or infinity.
+`float8_e4m3fn` has no infinity and one NaN (0x7f), its largest number is 448; `float8_e5m2` has both, its largest is
+57344. Rounding is to nearest even; what is too large becomes NaN or infinity.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from manygrad.tensor.uop import Ops
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
 
-BITS_OF = {
-    dtypes.float8_e4m3fn: (3, 7, 0x7F),
-    dtypes.float8_e5m2: (2, 15, 0x7C),
-}  # of the fraction; the bias; what overflow becomes
+# of the fraction; the bias; what overflow becomes
+BITS_OF = {dtypes.float8_e4m3fn: (3, 7, 0x7F), dtypes.float8_e5m2: (2, 15, 0x7C)}
 
 
 def to_float8(x: Tensor, d: DType) -> Tensor:

@@ -124,7 +124,8 @@ class GammaMixin:
         return total + p * (p - 1) / 4 * math.log(math.pi)
 
     def igamma(self: Tensor, other: Tensor) -> Tensor:
-        """The regularised lower incomplete gamma function P(a, x), a = self > 0, x = other >= 0; there is a gradient to x only, asking for the other is an error."""
+        """The regularised lower incomplete gamma function P(a, x), a = self > 0, x = other >= 0; there is a gradient to
+        x only, asking for the other is an error."""
         return _incomplete(self, other, lower=True)
 
     def igammac(self: Tensor, other: Tensor) -> Tensor:
@@ -133,8 +134,9 @@ class GammaMixin:
 
 
 def _incomplete(self: Tensor, other: Tensor, lower: bool) -> Tensor:
-    """The smaller of P and Q by quadrature with doubly exponential nodes v = w·exp(u − exp(−u)), w the width of the integrand:
-    P = xᵃe⁻ˣ/Γ(a) ∫₀^∞ exp(−av + x(1 − e⁻ᵛ)) dv for x < a + 1, Q = xᵃe⁻ˣ/Γ(a) ∫₀^∞ e^(−xv) (1 + v)^(a−1) dv beyond."""
+    """The smaller of P and Q by quadrature with doubly exponential nodes v = w·exp(u − exp(−u)), w the width of the
+    integrand: P = xᵃe⁻ˣ/Γ(a) ∫₀^∞ exp(−av + x(1 − e⁻ᵛ)) dv for x < a + 1, Q = xᵃe⁻ˣ/Γ(a) ∫₀^∞ e^(−xv) (1 + v)^(a−1) dv
+    beyond."""
     a, x = self._floats(other)
     kind, name = a.dtype, "igamma" if lower else "igammac"
     a, x = a.cast(dtypes.float64), x.cast(dtypes.float64)

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 class GatheringMixin:
     def _picks(self: Tensor, name: str, dim: int, index: Tensor) -> dict[int, Tensor]:
-        """For each dim of `self` the positions that element (i, j, ..) of `index` names: itself along `dim`, i, j, .. along the others."""
+        """For each dim of `self` the positions that element (i, j, ..) of `index` names: itself along `dim`, i, j, ..
+        along the others."""
         if index.ndim != self.ndim:
             raise ValueError(
                 f"{name}: index has {index.ndim} dims, the tensor {self.ndim}; shapes {index.shape} and {self.shape}"
@@ -23,7 +24,8 @@ class GatheringMixin:
         wrong = next((i for i, (a, b) in enumerate(zip(index.shape, self.shape)) if i != dim and a > b), None)
         if wrong is not None:
             raise ValueError(
-                f"{name}: the index, {index.shape}, is larger than the tensor, {self.shape}, in dim {wrong}; only dim {dim} may be"
+                f"{name}: the index, {index.shape}, is larger than the tensor, {self.shape}, in dim {wrong}; "
+                f"only dim {dim} may be"
             )
         return {i: index if i == dim else self.arange(n)._along(i, self.ndim) for i, n in enumerate(index.shape)}
 
@@ -78,7 +80,8 @@ class GatheringMixin:
         return self._gather({d: at.reshape(-1) if at.ndim == 0 else at})
 
     def one_hot(self: Tensor, num_classes: int = -1) -> Tensor:
-        """1 at the position each element names along a new last dim, else 0; int64. Without `num_classes` the maximum is read on the host."""
+        """1 at the position each element names along a new last dim, else 0; int64.
+        Without `num_classes` the maximum is read on the host."""
         if not self.dtype.is_int:
             raise TypeError(f"one_hot: class numbers are integers, not {self.dtype.name}")
         if num_classes == -1:

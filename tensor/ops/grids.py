@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 class GridsMixin:
     def meshgrid(self: Any, *others: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
-        """For 1-d (or 0-d) tensors of sizes (n0, n1, ..) one view of shape (n0, n1, ..) each; "xy" swaps the first two dims."""
+        """For 1-d (or 0-d) tensors of sizes (n0, n1, ..) one view of shape (n0, n1, ..) each;
+        "xy" swaps the first two dims."""
         tensors = [
             t.reshape(-1) if t.ndim == 0 else t
             for t in (list(self) if isinstance(self, (list, tuple)) else [self, *others])

@@ -23,9 +23,8 @@ class HyperbolicMixin:
         near = self.clamp(-0.625, 0.625)
         z = near * near
         p = polynomial(z, TANH_P) / polynomial(z, TANH_Q) if self.dtype is dtypes.float64 else polynomial(z, TANH_32)
-        far = 1 - 2 / (
-            (self.maximum(-20.0) * 2).exp() + 1
-        )  # -1 from there on; further out exp would underflow, which is slow
+        # -1 from there on; further out exp would underflow, which is slow
+        far = 1 - 2 / ((self.maximum(-20.0) * 2).exp() + 1)
         return (self.abs() < 0.625)._where(near * (z * p + 1), far)
 
     @elementary(lambda x: x.cosh())

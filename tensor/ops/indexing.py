@@ -1,7 +1,7 @@
 """Indexing: NumPy's basic and advanced rules for reading and writing; gathers are real gathers.
 
-Positions are not known when the graph is built: one that is out of range is found when a value is read (`checking.py`). Reading with a boolean mask
-has a shape that depends on data (`tensor/ops/masking.py`); writing with one stays lazy.
+Positions are not known when the graph is built: one that is out of range is found when a value is read (`checking.py`).
+Reading with a boolean mask has a shape that depends on data (`tensor/ops/masking.py`); writing with one stays lazy.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class IndexingMixin:
         return {d: t if t.dtype.is_bool else checked(t, "index", self.shape[d], self, None) for d, t in tensors.items()}
 
     def _basic(self: Tensor, index: Any) -> tuple[Tensor, dict[int, Tensor]]:
-        """Slices, ints, None and Ellipsis applied as views; index tensors and masks left, by (first) dim of the view."""
+        """Slices, ints, None and Ellipsis applied as views; index tensors and masks left, by (first)
+        dim of the view."""
         from manygrad.tensor.tensor import Tensor
 
         items = list(index) if isinstance(index, tuple) else [index]
@@ -108,7 +109,8 @@ class IndexingMixin:
                 layout.append("drop")
             else:
                 raise IndexError(
-                    f"cannot index with {type(x).__name__}; use ints, slices, None, Ellipsis, integer tensors or boolean masks"
+                    f"cannot index with {type(x).__name__}; use ints, slices, None, Ellipsis, "
+                    "integer tensors or boolean masks"
                 )
         t = self.shrink(tuple(bounds))
         flips = [i for i, s in enumerate(steps) if s < 0]
@@ -143,7 +145,8 @@ class IndexingMixin:
         return t.to(self.device) if isinstance(self.device, tuple) and t.uop.device is not None else t
 
     def _every(self: Tensor, dim: int, step: int) -> Tensor:
-        """Each `step`-th element along `dim`, as a view: the dim `step` times in a row, seen as rows of `step`; the first column."""
+        """Each `step`-th element along `dim`, as a view: the dim `step` times in a row, seen as rows of `step`;
+        the first column."""
         before, n, after = self.shape[:dim], self.shape[dim], self.shape[dim + 1 :]
         count = -(-n // step)
         rows = self.unsqueeze(dim)._broadcast((*before, step, n, *after)).reshape(*before, n, step, *after)
@@ -170,10 +173,11 @@ class IndexingMixin:
         return i if bounds(self.uop)[0] >= 0 else (i < 0)._where(i + size, i)
 
     def _indexed_first(self: Tensor, tensors: dict[int, Tensor]) -> tuple[list[int], list[Tensor], list[int]]:
-        """(the dims in `tensors`, then the others; the index tensors, not negative, in one shape; order of the result's dims).
+        """(the dims in `tensors`, then the others; the index tensors, not negative, in one
+        shape; order of the result's dims).
 
-        Gathered values have the dims of the index, then those not indexed. The order sets them where NumPy puts them: adjacent
-        index tensors leave their dims in place, others move them to the front.
+        Gathered values have the dims of the index, then those not indexed. The order sets them where NumPy puts them:
+        adjacent index tensors leave their dims in place, others move them to the front.
         """
         dims = sorted(tensors)
         shape = broadcast_shape(*[t.shape for t in tensors.values()])
@@ -222,7 +226,8 @@ class IndexingMixin:
         return x, x._scatter_at(v, indices, how)
 
     def _put_where(self: Tensor, dim: int, mask: Tensor, value: Tensor, how: str) -> Tensor:
-        """`_put` with one mask over the dims from `dim` on. Values for each place are taken in order; their number is not checked."""
+        """`_put` with one mask over the dims from `dim` on. Values for each place are taken in order;
+        their number is not checked."""
         before, after = self.shape[:dim], self.shape[dim + mask.ndim :]
         v = value.reshape(value.shape[max(value.ndim - dim - 1 - len(after), 0) :])
         v = v.reshape((1,) * (dim + 1 + len(after) - v.ndim) + v.shape)
@@ -232,7 +237,8 @@ class IndexingMixin:
             v = v.reshape(*v.shape[:dim], *(1,) * mask.ndim, *v.shape[dim + 1 :])
         if any(a != 1 and a != b for a, b in zip(v.shape, self.shape)):
             raise ValueError(
-                f"cannot write a value of shape {value.shape} where a mask selects (*{before}, number of True, *{after})"
+                f"cannot write a value of shape {value.shape} where a mask selects (*{before}, number of True, "
+                f"*{after})"
             )
         hit = mask.reshape((1,) * dim + mask.shape + (1,) * len(after))
         v = v.cast(self.dtype)
@@ -257,9 +263,8 @@ class IndexingMixin:
         if isinstance(self.device, tuple) and isinstance(v.uop.device, str):
             v = v.shard(self.device)
         axis_of = engine().sharding_axis
-        whole = anew or (
-            axis_of(self.uop) is not None and axis_of(view.uop) is None
-        )  # (part of the cut dim: `write` places it by position)
+        # (part of the cut dim: `write` places it by position)
+        whole = anew or (axis_of(self.uop) is not None and axis_of(view.uop) is None)
         if tensors and (whole or any(t.dtype.is_bool for t in tensors.values())):
             v = view._put(tensors, v)
         elif tensors:  # what is not named is not touched

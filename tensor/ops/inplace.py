@@ -1,4 +1,5 @@
-"""`add_`, `clamp_`, `squeeze_`, ...: every operator that PyTorch also has in place, made from the one without the underscore.
+"""`add_`, `clamp_`, `squeeze_`, ...: every operator that PyTorch also has in place,
+made from the one without the underscore.
 
 The result is assigned to the tensor's storage, so its views show it; shape and type stay.
 """
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
 Written = Callable[..., Any]  # the result is written into the tensor's storage
 Viewed = Callable[..., Any]  # the tensor becomes a view of its storage, perhaps of another shape; nothing is written
 OPERATORS = {
-    "__iadd__": "add", "__isub__": "sub", "__imul__": "mul", "__itruediv__": "div", "__ifloordiv__": "floor_divide", "__imod__": "remainder",
-    "__ipow__": "pow", "__iand__": "bitwise_and", "__ior__": "bitwise_or", "__ixor__": "bitwise_xor", "__ilshift__": "bitwise_left_shift",
+    "__iadd__": "add", "__isub__": "sub", "__imul__": "mul", "__itruediv__": "div", "__ifloordiv__": "floor_divide",
+    "__imod__": "remainder",
+    "__ipow__": "pow", "__iand__": "bitwise_and", "__ior__": "bitwise_or", "__ixor__": "bitwise_xor",
+    "__ilshift__": "bitwise_left_shift",
     "__irshift__": "bitwise_right_shift",
 }  # fmt: skip
 
@@ -35,11 +38,13 @@ def _writing(name: str, f: Callable[..., Any]) -> Callable[..., Any]:
         out = f(self, *args, **kwargs)
         if out.shape != self.shape:
             raise ValueError(
-                f"{name}_: the result has shape {out.shape}, but it is written in place of {self.shape}; use x = x.{name}(...)"
+                f"{name}_: the result has shape {out.shape}, but it is written in place of {self.shape}; "
+                f"use x = x.{name}(...)"
             )
         if not can_cast(out.dtype, self.dtype):
             raise TypeError(
-                f"{name}_: the result is {out.dtype.name} and cannot be written in place of {self.dtype.name}; use x = x.{name}(...), or cast x first"
+                f"{name}_: the result is {out.dtype.name} and cannot be written in place of {self.dtype.name}; "
+                f"use x = x.{name}(...), or cast x first"
             )
         return self._overwrite(out)
 
@@ -48,7 +53,8 @@ def _writing(name: str, f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def refuse_leaf(t: Tensor, name: str) -> None:
-    """What gradients are taken to must keep its value while they can still be asked for: it is written under no_grad()."""
+    """What gradients are taken to must keep its value while they can still be asked for:
+    it is written under no_grad()."""
     if not grad_mode.is_grad_enabled() or not t.dtype.is_float:
         return
     what = ""
@@ -58,8 +64,9 @@ def refuse_leaf(t: Tensor, name: str) -> None:
         what = "a view of a leaf Variable"
     if what:
         raise RuntimeError(
-            f"{name}: {what} that requires grad is being used in an in-place operation (shape {t.shape}, {user_line()}); "
-            "write to it under no_grad(), or use the operator without the underscore, which makes a new tensor"
+            f"{name}: {what} that requires grad is being used in an in-place operation (shape {t.shape}, "
+            f"{user_line()}); write to it under no_grad(), or use the operator without the underscore, "
+            "which makes a new tensor"
         )
 
 

@@ -129,14 +129,15 @@ class InteropMixin:
 
     @staticmethod
     def from_dlpack(source: Any) -> Tensor:
-        """A tensor over the memory of `source` (a torch tensor, a NumPy or JAX array, ... on the CPU), without a copy where it lies in
-        row-major order. Writing to one then writes to the other."""
+        """A tensor over the memory of `source` (a torch tensor, a NumPy or JAX array, ... on the CPU), without a copy
+        where it lies in row-major order. Writing to one then writes to the other."""
         from manygrad.tensor.tensor import Tensor
 
         kind = source.__dlpack_device__()[0]
         if kind != _CPU:
             raise BufferError(
-                f"from_dlpack: the memory is on a device of DLPack kind {int(kind)}, only host memory ({_CPU}) can be shared; bring it to the CPU first"
+                f"from_dlpack: the memory is on a device of DLPack kind {int(kind)}, only host memory ({_CPU}) can be "
+                "shared; bring it to the CPU first"
             )
         return Tensor._over(_from_capsule(source))
 
@@ -169,7 +170,10 @@ class InteropMixin:
     def __repr__(self: Tensor) -> str:
         where = self.device if isinstance(self.device, str) else f"{len(self.device)} devices"
         grad = ", requires_grad" if self._requires_grad else ""
-        return f"<Tensor {_dims(self.shape)} {self.dtype.name} on {where}, {'realized' if self.is_realized else 'lazy'}{grad}>"
+        return (
+            f"<Tensor {_dims(self.shape)} {self.dtype.name} on {where}, "
+            f"{'realized' if self.is_realized else 'lazy'}{grad}>"
+        )
 
     def _repr_html_(self: Tensor) -> str:
         """One row for a notebook: shape, dtype, device, size, state."""
@@ -259,7 +263,8 @@ _INT = (0, 16)  # kDLInt
 
 class _DLTensor(ctypes.Structure):
     _fields_ = [
-        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32),
+        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
         ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
         ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p), ("byte_offset", ctypes.c_uint64),
     ]  # fmt: skip

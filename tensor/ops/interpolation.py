@@ -15,15 +15,18 @@ SPATIAL = {"linear": 1, "bilinear": 2, "trilinear": 3, "bicubic": 2}
 CUBIC_A = -0.75  # Keys' parameter as PyTorch has it; −0.5 when antialiasing
 
 
-def interpolate(input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", align_corners: bool | None = None,
-                recompute_scale_factor: bool | None = None, antialias: bool = False) -> Tensor:  # fmt: skip
-    """(N, C, *in) -> (N, C, *size), or to sizes ⌊in · scale_factor⌋. Modes: nearest, nearest-exact, linear (1 spatial dim), bilinear,
-    bicubic (2), trilinear (3), area. All but the nearest ones take float types; bilinear and bicubic also uint8, rounded to the nearest."""
+def interpolate(input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest",
+                align_corners: bool | None = None, recompute_scale_factor: bool | None = None,
+                antialias: bool = False) -> Tensor:  # fmt: skip
+    """(N, C, *in) -> (N, C, *size), or to sizes ⌊in · scale_factor⌋. Modes: nearest, nearest-exact, linear (1 spatial
+    dim), bilinear, bicubic (2), trilinear (3), area. All but the nearest ones take float types; bilinear and bicubic
+    also uint8, rounded to the nearest."""
     n = input.ndim - 2
     if n < 1 or (mode not in ("nearest", "nearest-exact", "area") and SPATIAL.get(mode) != n):
         known = [m for m, k in SPATIAL.items() if k == n]
         raise ValueError(
-            f"interpolate: input {input.shape} and mode {mode!r} do not fit; with {n} spatial dims there are nearest, nearest-exact, area {known}"
+            f"interpolate: input {input.shape} and mode {mode!r} do not fit; with {n} spatial dims there are nearest, "
+            f"nearest-exact, area {known}"
         )
     if (size is None) == (scale_factor is None):
         raise ValueError("interpolate: give size or scale_factor, one of them")
@@ -45,7 +48,8 @@ def interpolate(input: Tensor, size: Any = None, scale_factor: Any = None, mode:
     if not (kind.is_float or mode.startswith("nearest") or (kind is dtypes.uint8 and n == 2 and mode != "area")):
         ways = "nearest or nearest-exact" + (", or for uint8 bilinear or bicubic" if n == 2 else "")
         raise TypeError(
-            f"interpolate: mode {mode!r} averages elements and {kind.name} has no fractions; cast with .float() first, or use {ways}"
+            f"interpolate: mode {mode!r} averages elements and {kind.name} has no fractions; "
+            f"cast with .float() first, or use {ways}"
         )
     if mode == "area":
         return _adaptive_avg("interpolate", input, n, outs)
@@ -134,7 +138,8 @@ def _cubic(x: Tensor, d: int, out: int, ratio: float, align_corners: bool) -> Te
 
 
 def _filtered(x: Tensor, d: int, out: int, ratio: float, cubic: bool) -> Tensor:
-    """Antialiased: the filter is as wide as the output's step, where that is wider than the input's; a product with (out, in) weights."""
+    """Antialiased: the filter is as wide as the output's step, where that is wider than the input's;
+    a product with (out, in) weights."""
     size = x.shape[d]
     scale = max(ratio, 1.0)
     centre = ((x.arange(out).cast("float64") + 0.5) * ratio).unsqueeze(1)
@@ -174,11 +179,13 @@ def upsample_bilinear(input: Tensor, size: Any = None, scale_factor: Any = None)
 
 
 def affine_grid(theta: Tensor, size: Any, align_corners: bool | None = None) -> Tensor:
-    """Places for grid_sample: theta (N, 2, 3) and size (N, C, H, W) -> (N, H, W, 2); theta (N, 3, 4) and (N, C, D, H, W) -> (N, D, H, W, 3)."""
+    """Places for grid_sample: theta (N, 2, 3) and size (N, C, H, W) -> (N, H, W, 2);
+    theta (N, 3, 4) and (N, C, D, H, W) -> (N, D, H, W, 3)."""
     n = len(size) - 2
     if n not in (2, 3) or theta.shape[1:] != (n, n + 1):
         raise ValueError(
-            f"affine_grid: theta {theta.shape} and size {tuple(size)} do not fit; expected (N, 2, 3) with 4 sizes or (N, 3, 4) with 5"
+            f"affine_grid: theta {theta.shape} and size {tuple(size)} do not fit; "
+            "expected (N, 2, 3) with 4 sizes or (N, 3, 4) with 5"
         )
     outs = tuple(size)[2:]
     axes = []
@@ -201,7 +208,8 @@ def grid_sample(
     n = input.ndim - 2
     if n not in (2, 3) or grid.ndim != n + 2 or grid.shape[-1] != n or grid.shape[0] != input.shape[0]:
         raise ValueError(
-            f"grid_sample: input {input.shape} and grid {grid.shape} do not fit; expected (N, C, H, W) with (N, *, *, 2) or (N, C, D, H, W) with (N, *, *, *, 3)"
+            f"grid_sample: input {input.shape} and grid {grid.shape} do not fit; expected (N, C, H, W) with (N, *, *, "
+            "2) or (N, C, D, H, W) with (N, *, *, *, 3)"
         )
     if mode not in ("bilinear", "nearest", "bicubic") or (mode == "bicubic" and n != 2):
         raise ValueError(f"grid_sample: mode is bilinear, nearest or (for images) bicubic, not {mode!r}")

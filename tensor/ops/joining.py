@@ -1,4 +1,5 @@
-"""Tensors joined into one: along a dim that they have, or along a new one. Takes `a.cat(b, c, dim=1)` and `Tensor.cat([a, b, c], 1)`."""
+"""Tensors joined into one: along a dim that they have, or along a new one.
+Takes `a.cat(b, c, dim=1)` and `Tensor.cat([a, b, c], 1)`."""
 
 from __future__ import annotations
 

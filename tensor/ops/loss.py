@@ -48,7 +48,8 @@ def _reduced(
 def _same_shape(name: str, input: Tensor, target: Tensor) -> None:
     if input.shape != target.shape:
         raise ValueError(
-            f"{name}: the target has shape {target.shape}, the input {input.shape}; they must be the same (reshape or expand one)"
+            f"{name}: the target has shape {target.shape}, the input {input.shape}; "
+            "they must be the same (reshape or expand one)"
         )
 
 
@@ -120,11 +121,14 @@ def _weighted(
 # *** probabilities ***
 
 
-def cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None, ignore_index: int = -100,
-                  reduce: bool | None = None, reduction: str = "mean", label_smoothing: float = 0.0) -> Tensor:  # fmt: skip
-    """Logits (C,), (N, C) or (N, C, ...) against class numbers (), (N,) or (N, ...), or probabilities of the logits' shape.
+def cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None,
+                  ignore_index: int = -100, reduce: bool | None = None, reduction: str = "mean",
+                  label_smoothing: float = 0.0) -> Tensor:  # fmt: skip
+    """Logits (C,), (N, C) or (N, C, ...) against class numbers (), (N,) or (N, ...),
+    or probabilities of the logits' shape.
 
-    `weight` (C,) scales the classes. The mean is over the weights of the classes that count; for probabilities over N · ....
+    `weight` (C,) scales the classes. The mean is over the weights of the classes that count;
+    for probabilities over N · ....
     """
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"label_smoothing is in [0, 1], not {label_smoothing}")
@@ -143,8 +147,9 @@ def cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, s
     return _reduced(loss, reduction, size_average, reduce, w)
 
 
-def linear_cross_entropy(input: Tensor, linear_weight: Tensor, target: Tensor, *, linear_bias: Tensor | None = None, weight: Tensor | None = None,
-                         reduction: str = "mean", ignore_index: int | None = None, label_smoothing: float = 0.0, options: Any = None) -> Tensor:  # fmt: skip
+def linear_cross_entropy(input: Tensor, linear_weight: Tensor, target: Tensor, *, linear_bias: Tensor | None = None,
+                         weight: Tensor | None = None, reduction: str = "mean", ignore_index: int | None = None,
+                         label_smoothing: float = 0.0, options: Any = None) -> Tensor:  # fmt: skip
     """cross_entropy of the logits linear(input, linear_weight, linear_bias), linear_weight (C, in_features)."""
     if linear_weight.ndim != 2:
         raise ValueError(
@@ -171,9 +176,10 @@ def _soft_cross_entropy(
     return _reduced(loss, how)
 
 
-def nll_loss(input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None, ignore_index: int = -100,
-             reduce: bool | None = None, reduction: str = "mean") -> Tensor:  # fmt: skip
-    """−input[class] · weight[class], for log-probabilities (C,), (N, C) or (N, C, ...) and class numbers (), (N,) or (N, ...)."""
+def nll_loss(input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None,
+             ignore_index: int = -100, reduce: bool | None = None, reduction: str = "mean") -> Tensor:  # fmt: skip
+    """−input[class] · weight[class], for log-probabilities (C,), (N, C) or (N, C, ...) and class numbers (), (N,)
+    or (N, ...)."""
     _check_classes("nll_loss", input, target)
     loss, w, _ = _picked("nll_loss", input, target, 0 if input.ndim == 1 else 1, weight, ignore_index)
     return _reduced(loss, reduction, size_average, reduce, w)
@@ -208,8 +214,8 @@ def _picked(
     return loss * w, w, counted
 
 
-def binary_cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None, reduce: bool | None = None,
-                         reduction: str = "mean") -> Tensor:  # fmt: skip
+def binary_cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None,
+                         reduce: bool | None = None, reduction: str = "mean") -> Tensor:  # fmt: skip
     """−(y log x + (1 − y) log(1 − x)) for probabilities x; the logarithms are at least −100."""
     _same_shape("binary_cross_entropy", input, target)
     value = _bce(input, target)
@@ -227,7 +233,8 @@ def _bce(x: Tensor, y: Tensor) -> Tensor:
     return with_gradient(out, "binary_cross_entropy", None, backward, x, y)
 
 
-def binary_cross_entropy_with_logits(input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None, reduce: bool | None = None,
+def binary_cross_entropy_with_logits(input: Tensor, target: Tensor, weight: Tensor | None = None,
+                                     size_average: bool | None = None, reduce: bool | None = None,
                                      reduction: str = "mean", pos_weight: Tensor | None = None) -> Tensor:  # fmt: skip
     """binary_cross_entropy of sigmoid(x), without overflow; `pos_weight` scales the loss where the target is 1."""
     _same_shape("binary_cross_entropy_with_logits", input, target)
@@ -248,15 +255,17 @@ def kl_div(
     reduction: str = "mean",
     log_target: bool = False,
 ) -> Tensor:
-    """y (log y − x) for log-probabilities x; `log_target`: y is given as its log. "batchmean" divides the sum by the batch."""
+    """y (log y − x) for log-probabilities x; `log_target`: y is given as its log.
+    "batchmean" divides the sum by the batch."""
     value = target.exp() * (target - input) if log_target else target.xlogy(target) - target * input
     if reduction == "batchmean" and size_average is None and reduce is None:
         return value.sum() / input.shape[0]
     return _reduced(value, reduction, size_average, reduce)
 
 
-def poisson_nll_loss(input: Tensor, target: Tensor, log_input: bool = True, full: bool = False, size_average: bool | None = None, eps: float = 1e-8,
-                     reduce: bool | None = None, reduction: str = "mean") -> Tensor:  # fmt: skip
+def poisson_nll_loss(input: Tensor, target: Tensor, log_input: bool = True, full: bool = False,
+                     size_average: bool | None = None, eps: float = 1e-8, reduce: bool | None = None,
+                     reduction: str = "mean") -> Tensor:  # fmt: skip
     """exp(x) − y x (log_input), else x − y log(x + eps); `full` adds Stirling's log y! where y > 1."""
     value = input.exp() - target * input if log_input else input - target * (input + eps).log()
     if full:
@@ -276,7 +285,8 @@ def gaussian_nll_loss(
             var = var.unsqueeze(-1)
         elif not (var.ndim == input.ndim and var.shape[:-1] == input.shape[:-1] and var.shape[-1] == 1) and var.ndim:
             raise ValueError(
-                f"gaussian_nll_loss: var has shape {var.shape}, the input {input.shape}; the same, or without or with 1 as the last dim"
+                f"gaussian_nll_loss: var has shape {var.shape}, the input {input.shape}; "
+                "the same, or without or with 1 as the last dim"
             )
     v = var + (var.clamp(min=eps) - var).detach()
     value = 0.5 * (v.log() + (input - target).square() / v)
@@ -306,18 +316,21 @@ def soft_margin_loss(
     return _reduced(_opposite(target * input), reduction, size_average, reduce)
 
 
-def margin_ranking_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0, size_average: bool | None = None, reduce: bool | None = None,
+def margin_ranking_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0,
+                        size_average: bool | None = None, reduce: bool | None = None,
                         reduction: str = "mean") -> Tensor:  # fmt: skip
     """max(0, −y (x1 − x2) + margin)."""
     return _reduced((margin - target * (input1 - input2)).clamp(min=0), reduction, size_average, reduce)
 
 
-def cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0, size_average: bool | None = None, reduce: bool | None = None,
+def cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0,
+                          size_average: bool | None = None, reduce: bool | None = None,
                           reduction: str = "mean") -> Tensor:  # fmt: skip
     """1 − cos where the target is 1, max(0, cos − margin) where it is −1; vectors (M,) or (N, M)."""
     if input1.ndim not in (1, 2) or target.ndim != input1.ndim - 1:
         raise ValueError(
-            f"cosine_embedding_loss: inputs (N, M) need a target (N,), inputs (M,) a target (); got {input1.shape}, {target.shape}"
+            "cosine_embedding_loss: inputs (N, M) need a target (N,), inputs (M,) a target (); "
+            f"got {input1.shape}, {target.shape}"
         )
     tiny = 1e-12
     product, square1, square2 = (
@@ -330,8 +343,9 @@ def cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margin
     return _reduced(value, reduction, size_average, reduce)
 
 
-def multi_margin_loss(input: Tensor, target: Tensor, p: int = 1, margin: float = 1.0, weight: Tensor | None = None, size_average: bool | None = None,
-                      reduce: bool | None = None, reduction: str = "mean") -> Tensor:  # fmt: skip
+def multi_margin_loss(input: Tensor, target: Tensor, p: int = 1, margin: float = 1.0, weight: Tensor | None = None,
+                      size_average: bool | None = None, reduce: bool | None = None,
+                      reduction: str = "mean") -> Tensor:  # fmt: skip
     """Σ over the other classes max(0, margin − x[class] + x)ᵖ / C, scaled by weight[class]; (C,) or (N, C)."""
     if p not in (1, 2):
         raise ValueError(f"multi_margin_loss: p is 1 or 2, not {p}")
@@ -348,29 +362,31 @@ def multi_margin_loss(input: Tensor, target: Tensor, p: int = 1, margin: float =
 def multilabel_margin_loss(
     input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean"
 ) -> Tensor:
-    """Σ over right classes t and wrong ones c max(0, 1 − x[t] + x[c]) / C; the targets (N, C) list right classes up to the first −1."""
+    """Σ over right classes t and wrong ones c max(0, 1 − x[t] + x[c]) / C;
+    the targets (N, C) list right classes up to the first −1."""
     _same_shape("multilabel_margin_loss", input, target)
     n: Any = input.shape[-1]
     listed = (target < 0).long().cumsum(-1).eq(0)
     target = checked(target, "multilabel_margin_loss: class", n, input, low=-1)
-    hit = target.unsqueeze(-1).eq(input.arange(n).cast(target.dtype)) & listed.unsqueeze(
-        -1
-    )  # (N, place in the list, class)
+    # (N, place in the list, class)
+    hit = target.unsqueeze(-1).eq(input.arange(n).cast(target.dtype)) & listed.unsqueeze(-1)
     wrong = ~hit.any(-2, keepdim=True)
     right = hit._where(input.unsqueeze(-2), 0.0).sum(-1, keepdim=True)
     value = (wrong & listed.unsqueeze(-1))._where((1 - right + input.unsqueeze(-2)).clamp(min=0), 0.0)
     return _reduced(value.sum((-2, -1)) / n, reduction, size_average, reduce)
 
 
-def multilabel_soft_margin_loss(input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None, reduce: bool | None = None,
+def multilabel_soft_margin_loss(input: Tensor, target: Tensor, weight: Tensor | None = None,
+                                size_average: bool | None = None, reduce: bool | None = None,
                                 reduction: str = "mean") -> Tensor:  # fmt: skip
     """The mean over classes of binary_cross_entropy_with_logits."""
     value = target * _opposite(input) + (1 - target) * _opposite(-input)
     return _reduced((value if weight is None else value * weight).mean(-1), reduction, size_average, reduce)
 
 
-def triplet_margin_loss(anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 1.0, p: float = 2, eps: float = 1e-6, swap: bool = False,
-                        size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean") -> Tensor:  # fmt: skip
+def triplet_margin_loss(anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 1.0, p: float = 2,
+                        eps: float = 1e-6, swap: bool = False, size_average: bool | None = None,
+                        reduce: bool | None = None, reduction: str = "mean") -> Tensor:  # fmt: skip
     """max(0, d(a, p) − d(a, n) + margin); `swap` takes d(p, n) where that is less than d(a, n)."""
     how = _reduction(reduction, size_average, reduce)
     return triplet_margin_with_distance_loss(
@@ -384,8 +400,10 @@ def triplet_margin_loss(anchor: Tensor, positive: Tensor, negative: Tensor, marg
     )
 
 
-def triplet_margin_with_distance_loss(anchor: Tensor, positive: Tensor, negative: Tensor, *, distance_function: Callable[[Tensor, Tensor], Tensor] | None = None,
-                                      margin: float = 1.0, swap: bool = False, reduction: str = "mean") -> Tensor:  # fmt: skip
+def triplet_margin_with_distance_loss(anchor: Tensor, positive: Tensor, negative: Tensor, *,
+                                      distance_function: Callable[[Tensor, Tensor], Tensor] | None = None,
+                                      margin: float = 1.0, swap: bool = False,
+                                      reduction: str = "mean") -> Tensor:  # fmt: skip
     """triplet_margin_loss with a distance of one's own (default: pairwise_distance)."""
     if margin <= 0:
         raise ValueError(f"triplet_margin_loss: margin is above 0, not {margin}")

@@ -1,8 +1,9 @@
 """Where a mask holds: selecting, filling in order, positions.
 
-How many elements a mask selects is known only once it is computed. So `x[mask]`, `masked_select` and `nonzero` count on the host: they
-realize the mask, which waits for it (one read of a number). They raise inside a TinyJit that records and for tensors on several workers;
-`size=` gives the number beforehand and keeps them lazy: more places than that are left out, missing ones hold `fill_value`.
+How many elements a mask selects is known only once it is computed. So `x[mask]`, `masked_select` and `nonzero` count on
+the host: they realize the mask, which waits for it (one read of a number). They raise inside a TinyJit that records and
+for tensors on several workers; `size=` gives the number beforehand and keeps them lazy: more places than that are left
+out, missing ones hold `fill_value`.
 """
 
 from __future__ import annotations
@@ -21,17 +22,20 @@ class MaskingMixin:
         """The value of a 0-d count, read on the host now."""
         if isinstance(self.device, tuple) and any("@" in d for d in self.device):
             raise RuntimeError(
-                f"{name}: the shape of the result depends on data that lies on several workers; pass {instead}, or use a fixed shape (where, masked_fill)"
+                f"{name}: the shape of the result depends on data that lies on several workers; "
+                f"pass {instead}, or use a fixed shape (where, masked_fill)"
             )
         try:
             return int(self.item())
         except RuntimeError as error:
             raise RuntimeError(
-                f"{name}: the shape of the result depends on data, which cannot be read here; pass {instead}, or use a fixed shape ({error})"
+                f"{name}: the shape of the result depends on data, which cannot be read here; "
+                f"pass {instead}, or use a fixed shape ({error})"
             ) from None
 
     def _true_positions(self: Tensor, name: str, size: int | None, fill: int | None = None) -> Tensor:
-        """(size,): positions of True in the flat mask, in order; `fill` (default: one past the end) where there are fewer than `size`."""
+        """(size,): positions of True in the flat mask, in order;
+        `fill` (default: one past the end) where there are fewer than `size`."""
         flat = self.cast(dtypes.bool).flatten()
         n = flat.shape[0]
         rank = flat.cast(dtypes.int64).cumsum(0)
@@ -76,7 +80,8 @@ class MaskingMixin:
         """A copy with the elements where `mask` holds taken from the flat `source`, in order."""
         if not mask.dtype.is_bool or source.dtype is not self.dtype:
             raise TypeError(
-                f"masked_scatter: needs a bool mask and a source of {self.dtype.name}, got {mask.dtype.name} and {source.dtype.name}"
+                f"masked_scatter: needs a bool mask and a source of {self.dtype.name}, "
+                f"got {mask.dtype.name} and {source.dtype.name}"
             )
         shape = broadcast_shape(self.shape, mask.shape)
         x, hit = self._broadcast(shape), mask._broadcast(shape)

@@ -50,7 +50,8 @@ class MatmulMixin:
         """(b, m, k) @ (b, k, n)."""
         if _of_rank("bmm", self, 3).shape[0] != _of_rank("bmm", mat2, 3).shape[0]:
             raise ValueError(
-                f"bmm: {self.shape} and {mat2.shape} hold {self.shape[0]} and {mat2.shape[0]} matrices; matmul broadcasts"
+                f"bmm: {self.shape} and {mat2.shape} hold {self.shape[0]} and {mat2.shape[0]} matrices; "
+                "matmul broadcasts"
             )
         return self.matmul(mat2)
 

@@ -1,4 +1,5 @@
-"""The movement primitives: the same elements in another shape or order. No data moves until a kernel reads through it."""
+"""The movement primitives: the same elements in another shape or order.
+No data moves until a kernel reads through it."""
 
 from __future__ import annotations
 
@@ -97,7 +98,8 @@ class MovementMixin:
             elif isinstance(d, int) and (vmin(as_index(b)) < 0 or vmax(as_index(e)) > d):
                 begin, end = (x if isinstance(x, int) else text_of_index(x) for x in (b, e))
                 raise ValueError(
-                    f"shrink of {self.shape}: [{begin}, {end}) can reach outside [0, {d}]: it covers {vmin(as_index(b))}..{vmax(as_index(e))}; narrow the variable's range"
+                    f"shrink of {self.shape}: [{begin}, {end}) can reach outside [0, {d}]: "
+                    f"it covers {vmin(as_index(b))}..{vmax(as_index(e))}; narrow the variable's range"
                 )
         return (
             self if all(b == 0 and e == d for (b, e), d in zip(arg, self.shape) if True) else self._op(Ops.SHRINK, arg)
@@ -119,7 +121,8 @@ class MovementMixin:
         return t
 
     def _copied(self: Tensor) -> Tensor:
-        """The same value, lazily, in memory of its own as far as writes go: what PyTorch copies though a view could show it."""
+        """The same value, lazily, in memory of its own as far as writes go:
+        what PyTorch copies though a view could show it."""
         return self._new(UOp(Ops.CUSTOM, self.dtype, (self.uop,), COPIED))
 
     def _flipped(self: Tensor, *dims: Any) -> Tensor:

@@ -21,7 +21,8 @@ class NormMixin:
         keepdim: bool = False,
         dtype: DType | str | None = None,
     ) -> Tensor:
-        """(Σ |x|ᵖ)^(1/p) over `dim`, the elements as one vector: "fro" is 2, inf the largest, −inf the smallest, 0 the count of those not 0.
+        """(Σ |x|ᵖ)^(1/p) over `dim`, the elements as one vector: "fro" is 2, inf the largest, −inf the smallest,
+        0 the count of those not 0.
 
         The gradient is 0 where the norm is 0.
         """

@@ -34,8 +34,9 @@ class NormalizationMixin:
     def _standardized(
         self: Tensor, dims: tuple[int, ...], eps: float, weight: Tensor | None = None, bias: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """((x − mean) / √(var + eps) · weight + bias, mean, var) over `dims`, which are kept; var is the biased one. Weight and bias are
-        the same along `dims`: then the sums of their gradients are those that the gradient of x needs."""
+        """((x − mean) / √(var + eps) · weight + bias, mean, var) over `dims`, which are kept; var is the biased one.
+        Weight and bias are the same along `dims`: then the sums of their gradients are those that the gradient of x
+        needs."""
         mean, var = self._moments(dims)
         scales = [t for t in (weight, bias) if t is not None]
 
@@ -56,8 +57,8 @@ class NormalizationMixin:
         )
 
     def _moments(self: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """(mean, biased variance) over `dims`, which are kept. Where rows of the last ones are long enough, each row's first, from which
-        those of all follow (Chan et al., 1979): memory is read once."""
+        """(mean, biased variance) over `dims`, which are kept. Where rows of the last ones are long enough, each row's
+        first, from which those of all follow (Chan et al., 1979): memory is read once."""
         last = tuple(d for i, d in enumerate(dims) if dims[i:] == tuple(range(d, self.ndim)))
         rest = tuple(d for d in dims if d not in last)
         if rest and isinstance(n := prod(self.shape[d] for d in last), int) and n >= ROW:
@@ -94,10 +95,11 @@ class NormalizationMixin:
             raise ValueError(f"{name} over {shape}, but the input's last dims are {self.shape[-len(shape) :]}")
         return tuple(range(-len(shape), 0))
 
-    def batch_norm(self: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None, bias: Tensor | None = None,
-                   training: bool = False, momentum: float = 0.1, eps: float = 1e-5) -> Tensor:  # fmt: skip
-        """Each channel (dim 1) normalised over all other dims: in training by the global batch's statistics, at any sharding, which
-        also move the running ones (with the unbiased variance); else by the running ones."""
+    def batch_norm(self: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
+                   bias: Tensor | None = None, training: bool = False, momentum: float = 0.1,
+                   eps: float = 1e-5) -> Tensor:  # fmt: skip
+        """Each channel (dim 1) normalised over all other dims: in training by the global batch's statistics, at any
+        sharding, which also move the running ones (with the unbiased variance); else by the running ones."""
         if self.ndim < 2:
             raise ValueError(f"batch_norm needs a batch and a channel dim, the input has shape {self.shape}")
         x = self.cast(accumulate_dtype(self.dtype))
@@ -118,8 +120,9 @@ class NormalizationMixin:
         _track(running_var, var.reshape(-1) * (n / (n - 1)), momentum)
         return out.cast(self.dtype)
 
-    def instance_norm(self: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None, bias: Tensor | None = None,
-                      use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5) -> Tensor:  # fmt: skip
+    def instance_norm(self: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,
+                      weight: Tensor | None = None, bias: Tensor | None = None, use_input_stats: bool = True,
+                      momentum: float = 0.1, eps: float = 1e-5) -> Tensor:  # fmt: skip
         """Each channel of each sample (N, C, ...) normalised over its own positions."""
         if not use_input_stats:
             return self.batch_norm(running_mean, running_var, weight, bias, False, momentum, eps)
@@ -138,7 +141,8 @@ class NormalizationMixin:
     def group_norm(
         self: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
     ) -> Tensor:
-        """The channels (dim 1) of each sample in `num_groups` groups, each normalised over its channels and positions."""
+        """The channels (dim 1) of each sample in `num_groups` groups,
+        each normalised over its channels and positions."""
         if self.ndim < 2 or self.shape[1] % num_groups:
             raise ValueError(f"group_norm: {num_groups} groups do not divide the channels (dim 1) of {self.shape}")
         x = self.cast(accumulate_dtype(self.dtype)).reshape(

@@ -14,10 +14,12 @@ Pairs = tuple[tuple[int, int], ...]
 
 class PaddingMixin:
     def pad(self: Tensor, pad: Any, mode: str = "constant", value: float | None = None) -> Tensor:
-        """PyTorch's flat (left, right, top, bottom, ...) from the last dim on, or a tuple of (before, after) per dim; negative crops.
+        """PyTorch's flat (left, right, top, bottom, ...) from the last dim on, or a tuple of (before, after) per dim;
+        negative crops.
 
-        "reflect" mirrors without the edge, "replicate" repeats it, "circular" goes on at the other end. What is cropped at one end still
-        counts at the other for "reflect" and "replicate"; "circular" wraps what is left (all as PyTorch).
+        "reflect" mirrors without the edge, "replicate" repeats it, "circular" goes on at the other end. What is cropped
+        at one end still counts at the other for "reflect" and "replicate"; "circular" wraps what is left (all as
+        PyTorch).
         """
         pairs = self._pad_pairs(pad)
         if any(max(-b, 0) + max(-a, 0) > d for (b, a), d in zip(pairs, self.shape) if isinstance(d, int)):
@@ -50,12 +52,14 @@ class PaddingMixin:
         n = self.shape[dim]
         if mode == "reflect" and max(before, after) >= n:
             raise ValueError(
-                f'pad: reflecting {(before, after)} needs a dim larger than that, dim {dim} of {self.shape} is {n}; pad less, or use "replicate"'
+                f"pad: reflecting {(before, after)} needs a dim larger than that, dim {dim} of {self.shape} is {n}; "
+                'pad less, or use "replicate"'
             )
         kept = n - max(-before, 0) - max(-after, 0)
         if mode == "circular" and max(before, after) > kept:
             raise ValueError(
-                f"pad: wrapping {(before, after)} around needs a dim at least as large, dim {dim} of {self.shape} is {kept if kept == n else f'{kept} after cropping'}"
+                f"pad: wrapping {(before, after)} around needs a dim at least as large, dim {dim} of {self.shape} is "
+                f"{kept if kept == n else f'{kept} after cropping'}"
             )
         if n == 0:
             raise ValueError(f'pad: dim {dim} of {self.shape} is empty, there is no edge to "{mode}"')

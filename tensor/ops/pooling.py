@@ -1,4 +1,5 @@
-"""Pooling: the mean, the largest element or the p-norm of windows. (N, C, *in) or (C, *in), any number of spatial dims."""
+"""Pooling: the mean, the largest element or the p-norm of windows.
+(N, C, *in) or (C, *in), any number of spatial dims."""
 
 from __future__ import annotations
 
@@ -80,7 +81,8 @@ class _Windows:
                 out -= 1
             if out < 1:
                 raise ValueError(
-                    f"{name}: a window of {self.kernel} (dilation {self.dilation}) is larger than the input's {self.sizes} with padding {self.padding}"
+                    f"{name}: a window of {self.kernel} (dilation {self.dilation}) is larger than the input's "
+                    f"{self.sizes} with padding {self.padding}"
                 )
             self.outs.append(out)
 
@@ -236,7 +238,8 @@ def _max_unpool(
     p = numbers(padding, n, "padding")
     if indices.shape != x.shape or x.ndim not in (n + 1, n + 2):
         raise ValueError(
-            f"{name}: values {x.shape} and indices {indices.shape} must have one shape, (N, C, {n} dims) or (C, {n} dims)"
+            f"{name}: values {x.shape} and indices {indices.shape} must have one shape, (N, C, {n} dims) or (C, "
+            f"{n} dims)"
         )
     outs = (
         tuple((i - 1) * b - 2 * c + a for i, a, b, c in zip(x.shape[-n:], k, s, p))
@@ -346,7 +349,8 @@ def avg_pool3d(
 def _lp_pool(
     name: str, x: Tensor, n: int, norm_type: float, kernel: Pair, stride: Pair | None, ceil_mode: bool
 ) -> Tensor:
-    """(Σ xᵖ over each window)^(1/p), as PyTorch has it: windows cut off by ceil_mode are scaled up to their full size."""
+    """(Σ xᵖ over each window)^(1/p), as PyTorch has it: windows cut off by
+    ceil_mode are scaled up to their full size."""
     k = numbers(kernel, n, "kernel_size")
     mean = _avg_pool(name, x.pow(norm_type), n, kernel, stride, 0, ceil_mode, True, None)
     return (mean.sign() * mean.abs().relu() * prod(k)).pow(1.0 / norm_type)

@@ -23,7 +23,8 @@ class PowerMixin:
                 return self._power_by_products(int(exponent), kind)
             if not kind.is_float and exponent < 0:
                 raise ValueError(
-                    f"pow: integers to the negative power {exponent} are no integers; cast with .float() first, or use float_power"
+                    f"pow: integers to the negative power {exponent} are no integers; "
+                    "cast with .float() first, or use float_power"
                 )
             if self.dtype.is_float:
                 if exponent == 0.5:
@@ -68,7 +69,8 @@ class PowerMixin:
         return out
 
     def _integer_power(self: Tensor, exponent: Tensor) -> Tensor:
-        """By squaring, exact modulo 2**bits; a negative exponent gives 0, but ±1 for the bases 1 and −1 (as in PyTorch)."""
+        """By squaring, exact modulo 2**bits; a negative exponent gives 0, but ±1 for the bases 1 and −1
+        (as in PyTorch)."""
         if self.dtype.is_bool:
             return self | exponent.logical_not()
         base, out = self, self.ones_like()

@@ -58,7 +58,8 @@ class PropertiesMixin:
         return self.numel() * self.dtype.itemsize
 
     def stride(self: Tensor, dim: int | None = None) -> Any:
-        """Elements from one index to the next, per dim. Values are stored in row-major order; views have none of their own."""
+        """Elements from one index to the next, per dim. Values are stored in row-major order;
+        views have none of their own."""
         strides = tuple(prod(self.shape[i + 1 :]) for i in range(self.ndim))
         return strides if dim is None else strides[self._dim(dim)]
 

@@ -1,7 +1,8 @@
 """Random numbers by counter: element i of draw k under seed s is a pure function of (s, k, i).
 
-The generator is Philox 2x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) on the global element
-index, so the same numbers come out at any sharding and on every device. Each draw takes the next stream number of its thread.
+The generator is Philox 2x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) on the global
+element index, so the same numbers come out at any sharding and on every device. Each draw takes the next stream number
+of its thread.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ class _Generator:
 
 
 class _Thread(threading.local):
-    """The draw counter of a thread: a tensor, so that a replayed JIT step draws fresh numbers. Each place that draws has a copy, so that none
-    waits for another, and every draw moves all of them on: what is drawn does not depend on where, nor twice the same. Each thread draws
-    from a sequence of its own; that of the first one (`number` 0) follows from the seed alone."""
+    """The draw counter of a thread: a tensor, so that a replayed JIT step draws fresh numbers. Each place that draws
+    has a copy, so that none waits for another, and every draw moves all of them on: what is drawn does not depend on
+    where, nor twice the same. Each thread draws from a sequence of its own; that of the first one (`number` 0) follows
+    from the seed alone."""
 
     seeded = -1
     number = 0
@@ -128,9 +130,8 @@ class RandomMixin:
 
         dims, kind = _shape(shape), to_dtype(dtype) if dtype is not None else dtypes.default_float
         bits = Tensor._random_bits(prod(dims), device)
-        digits = _DIGITS.get(
-            kind.name, 24
-        )  # as many as the type holds: the largest, 1 - 2^-digits, does not round to 1
+        # as many as the type holds: the largest, 1 - 2^-digits, does not round to 1
+        digits = _DIGITS.get(kind.name, 24)
         unit = (bits >> (32 - digits)).cast(dtypes.float32) * (1.0 / (1 << digits))
         t = unit.cast(kind).reshape(dims)
         t.requires_grad = requires_grad

@@ -15,7 +15,8 @@ ELLIPSIS = ["...", ""]  # standing alone: several dims; within parentheses it is
 
 class RearrangeMixin:
     def rearrange(self: Tensor, formula: str, **sizes: int) -> Tensor:
-        """`x.rearrange("b (h w) c -> b c h w", h=8)`: dims split and joined by parentheses, permuted by name; `...` stands for any dims."""
+        """`x.rearrange("b (h w) c -> b c h w", h=8)`: dims split and joined by parentheses, permuted by name;
+        `...` stands for any dims."""
         left, arrow, right = formula.partition("->")
         if not arrow or "->" in right:
             raise ValueError(f'rearrange {formula!r}: it needs one "->", as in "b h w -> b (h w)"')
@@ -29,7 +30,8 @@ class RearrangeMixin:
         names = [n for g in source for n in g]
         if len(source) != self.ndim:
             raise ValueError(
-                f"rearrange {formula!r}: the left side has {len(source)} dims, the tensor {self.ndim}, shape {self.shape}"
+                f"rearrange {formula!r}: the left side has {len(source)} dims, the tensor {self.ndim}, "
+                f"shape {self.shape}"
             )
         wanted = [n for g in target for n in g]
         if len(set(names)) != len(names) or sorted(n for n in names if n != "1") != sorted(
@@ -46,7 +48,8 @@ class RearrangeMixin:
             given = prod(sizes[n] for n in g if n in sizes)
             if len(unknown) > 1 or d % max(given, 1) or (not unknown and given != d):
                 raise ValueError(
-                    f"rearrange {formula!r}: ({' '.join(g)}) does not fit a dim of {d} with {sizes}; give the sizes of all but one name"
+                    f"rearrange {formula!r}: ({' '.join(g)}) does not fit a dim of {d} with {sizes}; "
+                    "give the sizes of all but one name"
                 )
             known.update({n: sizes[n] if n in sizes else d // max(given, 1) for n in g})
         t = self.reshape([known[n] for n in names])

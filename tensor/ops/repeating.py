@@ -32,7 +32,8 @@ class RepeatingMixin:
         return self.repeat((1,) * (self.ndim - len(times)) + tuple(times))
 
     def repeat_interleave(self: Tensor, repeats: Any, dim: int | None = None, output_size: int | None = None) -> Tensor:
-        """Each element `repeats` times in a row along `dim` (None: of the flat tensor); `repeats` is an int or one count per element.
+        """Each element `repeats` times in a row along `dim` (None: of the flat tensor);
+        `repeats` is an int or one count per element.
 
         Counts in a tensor give a size that depends on data: they are summed on the host, unless `output_size` says it.
         """
@@ -55,7 +56,8 @@ class RepeatingMixin:
             )
         if not repeats.dtype.is_int or repeats.ndim > 1:
             raise ValueError(
-                f"repeat_interleave: repeats is an int or a 1-d integer tensor, not {repeats.dtype.name} of shape {repeats.shape}"
+                "repeat_interleave: repeats is an int or a 1-d integer tensor, "
+                f"not {repeats.dtype.name} of shape {repeats.shape}"
             )
         counts = repeats.reshape(-1)._broadcast((self.shape[d],)) if repeats.numel() == 1 else repeats
         if counts.shape[0] != self.shape[d]:

@@ -81,8 +81,8 @@ class RepresentationMixin:
         return self * other.exp2()
 
     def frexp(self: Tensor) -> MantissaAndExponent:
-        """(mantissa, exponent): x = mantissa · 2 ** exponent, |mantissa| in [0.5, 1), the exponent int32; 0, inf and NaN have exponent 0.
-        The exponent counts as constant in the gradient."""
+        """(mantissa, exponent): x = mantissa · 2 ** exponent, |mantissa| in [0.5, 1), the exponent int32; 0, inf and
+        NaN have exponent 0. The exponent counts as constant in the gradient."""
         if not self.dtype.is_float:
             raise TypeError(f"frexp needs a float tensor, not {self.dtype.name}; cast with .float() first")
         x = self.cast(dtypes.float32) if self.dtype.is_half else self

@@ -1,7 +1,7 @@
 """Scans along a dim: cumsum, cumprod, cummax, cummin, logcumsumexp, diff.
 
-A long dim is cut into blocks of `BLOCK`: each block is scanned by a masked reduction, the blocks' totals are scanned in the same way,
-and what stands before a block is added to it. For n elements: 2n read, n written, BLOCK·n operations.
+A long dim is cut into blocks of `BLOCK`: each block is scanned by a masked reduction, the blocks' totals are scanned in
+the same way, and what stands before a block is added to it. For n elements: 2n read, n written, BLOCK·n operations.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ Combine = Callable[["Tensor", "Tensor"], "Tensor"]
 
 
 def scanned(x: Tensor, d: int, identity: Any, reduce: Reduce, combine: Combine) -> Tensor:
-    """out[..., i, ...] = reduce(x[..., :i + 1, ...]) along dim d; `reduce` works on the last dim and ignores `identity`."""
+    """out[..., i, ...] = reduce(x[..., :i + 1, ...]) along dim d;
+    `reduce` works on the last dim and ignores `identity`."""
     if not x.ndim or any(isinstance(s, int) and s == 0 for s in x.shape):
         return x
     return _scanned(x.transpose(d, -1), identity, reduce, combine).transpose(d, -1)

@@ -1,8 +1,9 @@
 """Writing at positions that are data, into a copy: set, add, multiply, mean, minimum, maximum.
 
-Work is proportional to what is written, plus the copy. Of several values that are set at one place the last one stays, in the row-major
-order of the index (what a loop over it would leave, and NumPy for an index of one dim), for any number of threads and devices; the others
-have no gradient. So what may meet at one place is written in turn, on one thread: rows are, the elements of a row are not.
+Work is proportional to what is written, plus the copy. Of several values that are set at one place the last one stays,
+in the row-major order of the index (what a loop over it would leave, and NumPy for an index of one dim), for any number
+of threads and devices; the others have no gradient. So what may meet at one place is written in turn, on one thread:
+rows are, the elements of a row are not.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class ScatteringMixin:
     def scatter(
         self: Tensor, dim: int, index: Tensor, src: Any = None, *, value: Any = None, reduce: str | None = None
     ) -> Tensor:
-        """self with src[i][j] (or one number) at [index[i][j]][j] for dim 0; `reduce="add"` or `"multiply"` combines it with what is there."""
+        """self with src[i][j] (or one number) at [index[i][j]][j] for dim 0;
+        `reduce="add"` or `"multiply"` combines it with what is there."""
         src = value if src is None else src
         if src is None:
             raise TypeError("scatter: pass src, a tensor or a number")
@@ -92,9 +94,8 @@ class ScatteringMixin:
         filled = value.cast(self.dtype) if hasattr(value, "uop") else self._const_like(value, self.dtype)
         if self.ndim == 0:
             return self._index_along("index_fill", dim, index, filled.reshape(1), "set")
-        hit = self._const_like(0, dtypes.int32)._broadcast(
-            (self.shape[d],)
-        )  # (written twice, an element is still one: so is its gradient)
+        # (written twice, an element is still one: so is its gradient)
+        hit = self._const_like(0, dtypes.int32)._broadcast((self.shape[d],))
         hit = hit._index_along(
             "index_fill", 0, index, hit._const_like(1, dtypes.int32)._broadcast((index.numel(),)), "set"
         )
@@ -133,7 +134,8 @@ class ScatteringMixin:
     # *** any places ***
 
     def index_put(self: Tensor, indices: Any, values: Tensor, accumulate: bool = False) -> Tensor:
-        """A copy with `values` set or added at self[indices]; `indices` is a tuple of index tensors, masks or None (all of that dim)."""
+        """A copy with `values` set or added at self[indices];
+        `indices` is a tuple of index tensors, masks or None (all of that dim)."""
         view, tensors = self._basic(tuple(slice(None) if i is None else i for i in indices))
         return view._put(view._checked(tensors), values.cast(self.dtype), "add" if accumulate else "set")
 

@@ -22,8 +22,8 @@ class SearchingMixin:
         side: str | None = None,
         sorter: Tensor | None = None,
     ) -> Tensor:
-        """For each value of `input` the first place in this sorted tensor (1-d, or (.., n) row by row) before which it can stand;
-        `right`: the last. By halving: log2(n) gathers.
+        """For each value of `input` the first place in this sorted tensor (1-d, or (.., n) row by row) before which it
+        can stand; `right`: the last. By halving: log2(n) gathers.
         """
         if side not in (None, "left", "right") or (side == "left" and right):
             raise ValueError(f'searchsorted: side is "left" or "right" and agrees with right={right}, got {side!r}')
@@ -37,7 +37,8 @@ class SearchingMixin:
         )
         if self.ndim == 0 or (self.ndim > 1 and v.shape[:-1] != self.shape[:-1]):
             raise ValueError(
-                f"searchsorted: rows {self.shape} and values {v.shape}: the sorted tensor has 1 dim, or all dims but the last are equal"
+                f"searchsorted: rows {self.shape} and values {v.shape}: the sorted tensor has 1 dim, "
+                "or all dims but the last are equal"
             )
         n = self.shape[-1]
         places = self if sorter is None else self.gather(-1, sorter)
@@ -56,7 +57,8 @@ class SearchingMixin:
         return at.cast(kind)
 
     def bucketize(self: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
-        """The bucket of each element between the sorted 1-d `boundaries`: boundaries[i-1] < x <= boundaries[i], `right`: <= x <."""
+        """The bucket of each element between the sorted 1-d `boundaries`: boundaries[i-1] < x <= boundaries[i],
+        `right`: <= x <."""
         if boundaries.ndim != 1:
             raise ValueError(f"bucketize: boundaries have 1 dim, not shape {boundaries.shape}")
         return boundaries.searchsorted(self, out_int32=out_int32, right=right)

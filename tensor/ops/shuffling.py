@@ -71,7 +71,8 @@ def fold(
     outs = [(size[i] + 2 * p[i] - d[i] * (k[i] - 1) - 1) // s[i] + 1 for i in range(2)]
     if input.ndim != 3 or input.shape[1] % prod(k) or input.shape[2] != prod(outs):
         raise ValueError(
-            f"fold: columns {input.shape} do not fit; expected (N, C·{prod(k)}, {prod(outs)}) for output {size} and windows {k}"
+            f"fold: columns {input.shape} do not fit; expected (N, C·{prod(k)}, "
+            f"{prod(outs)}) for output {size} and windows {k}"
         )
     n, c = input.shape[0], input.shape[1] // prod(k)
     padded = [size[i] + 2 * p[i] for i in range(2)]
@@ -93,7 +94,8 @@ def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None
         or input1.shape[:-1] != input2.shape[:-1]
     ):
         raise ValueError(
-            f"bilinear: {input1.shape}, {input2.shape} and weight {weight.shape} do not fit; expected (..., in1), (..., in2), (out, in1, in2)"
+            f"bilinear: {input1.shape}, {input2.shape} and weight {weight.shape} do not fit; "
+            "expected (..., in1), (..., in2), (out, in1, in2)"
         )
     out, in1, in2 = weight.shape
     left = input1.matmul(weight.permute(1, 0, 2).reshape(in1, out * in2)).reshape((*input1.shape[:-1], out, in2))

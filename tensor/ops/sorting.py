@@ -1,11 +1,12 @@
 """Sorting along a dim, stable; the largest and the k-th.
 
-Values become integer keys in the same order (`_keys`). Short rows (`SHORT`, `PAIRS`) are sorted by counting: the place of an element is
-how many come before it, one comparison for each pair. A longer row is sorted by radix, `DIGIT` bits a pass from the lowest: blocks of
-`BLOCK` elements count their digits, a running sum over (digit, block) says where each block's share of a digit begins, and an element
-goes there plus its rank among equal digits of its block. So n elements cost n · bits / DIGIT · BLOCK comparisons and a few passes over
-memory, whatever n. A few of the largest are found
-without sorting: the first k of each block, then the first k of those. The radix sort is the one of Blelloch, "Prefix sums and their applications" (1990), section 1.3, with wider digits.
+Values become integer keys in the same order (`_keys`). Short rows (`SHORT`, `PAIRS`) are sorted by counting: the place
+of an element is how many come before it, one comparison for each pair. A longer row is sorted by radix, `DIGIT` bits a
+pass from the lowest: blocks of `BLOCK` elements count their digits, a running sum over (digit, block) says where each
+block's share of a digit begins, and an element goes there plus its rank among equal digits of its block. So n elements
+cost n · bits / DIGIT · BLOCK comparisons and a few passes over memory, whatever n. A few of the largest are found
+without sorting: the first k of each block, then the first k of those. The radix sort is the one of Blelloch, "Prefix
+sums and their applications" (1990), section 1.3, with wider digits.
 """
 
 from __future__ import annotations
@@ -112,9 +113,8 @@ class SortingMixin:
         blocks = -(-n // width)
         keys = self._filled(blocks * width)
         ranks = keys.reshape(rows * blocks, width)._ranks().reshape(rows, blocks, width)
-        place = (ranks < k)._where(
-            ranks + self.arange(blocks).reshape(1, blocks, 1) * k, blocks * k
-        )  # the others are written nowhere
+        # the others are written nowhere
+        place = (ranks < k)._where(ranks + self.arange(blocks).reshape(1, blocks, 1) * k, blocks * k)
         position = self.arange(blocks * width).unsqueeze(0)._broadcast((rows, blocks * width))
         found = position._placed_in(blocks * k, place.reshape(rows, -1))
         return found._gather_along(1, keys._gather_along(1, found).contiguous()._first(k))

@@ -12,7 +12,8 @@ Sections = int | list[int] | tuple[int, ...]
 
 class SplittingMixin:
     def split(self: Tensor, split_size: Sections, dim: int = 0) -> tuple[Tensor, ...]:
-        """Parts of `split_size` along `dim`, the last one what is left; or parts of the listed sizes, which add up to the dim."""
+        """Parts of `split_size` along `dim`, the last one what is left;
+        or parts of the listed sizes, which add up to the dim."""
         d = self._dim(dim)
         n = self.shape[d]
         if isinstance(split_size, int) and (split_size < 0 or (split_size == 0 and n)):
@@ -36,7 +37,8 @@ class SplittingMixin:
         return self.split(split_sizes, dim)
 
     def chunk(self: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
-        """At most `chunks` parts of ceil(size / chunks), the last one smaller. `tensor_split` always gives `chunks` parts."""
+        """At most `chunks` parts of ceil(size / chunks), the last one smaller.
+        `tensor_split` always gives `chunks` parts."""
         if chunks <= 0:
             raise ValueError(f"chunk: the number of chunks must be positive, got {chunks}")
         d = self._dim(dim)
@@ -46,7 +48,8 @@ class SplittingMixin:
     unsafe_split, unsafe_split_with_sizes, unsafe_chunk = split, split_with_sizes, chunk
 
     def tensor_split(self: Tensor, indices_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
-        """`n` parts whose sizes differ by at most one, or parts between the listed positions (negative: from the end; too large: the end)."""
+        """`n` parts whose sizes differ by at most one, or parts between the listed positions
+        (negative: from the end; too large: the end)."""
         d = self._dim(dim)
         n = self.shape[d]
         if hasattr(indices_or_sections, "uop"):

@@ -41,7 +41,8 @@ class StatisticsMixin:
         return self._at_rank(self.argsort(d), rank, d, keepdim)
 
     def mode(self: Tensor, dim: int = -1, keepdim: bool = False) -> ValuesAndIndices:
-        """(values, indices) of the most frequent along `dim`: the smallest of equally frequent ones, at its last position."""
+        """(values, indices) of the most frequent along `dim`: the smallest of equally frequent ones,
+        at its last position."""
         d = self._dim(dim)
         if not self.ndim:
             return ValuesAndIndices(self._copied(), self._const_like(0, dtypes.int64))
@@ -58,7 +59,8 @@ class StatisticsMixin:
     def quantile(
         self: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
     ) -> Tensor:
-        """The value below which a part q in [0, 1] lies, along `dim` or of all; a tensor q (k,) gives k of them in a first dim. NaN where one is NaN."""
+        """The value below which a part q in [0, 1] lies, along `dim` or of all;
+        a tensor q (k,) gives k of them in a first dim. NaN where one is NaN."""
         return self._quantile("quantile", q, dim, keepdim, interpolation, skip=False)
 
     def nanquantile(

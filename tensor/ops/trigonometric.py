@@ -12,11 +12,11 @@ from manygrad.tensor.uop import Ops
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
 
-# In z = x²: asin(x) = x + x·z·p(z)/q(z) for |x| <= ½ and atan(x) = x + x·z·p(z)/q(z) for |x| below 0.66. Float32 coefficients and
-# the float64 ones of atan are of Cephes, those of asin of FDLIBM.
+# In z = x²: asin(x) = x + x·z·p(z)/q(z) for |x| <= ½ and atan(x) = x + x·z·p(z)/q(z) for |x| below 0.66. Float32
+# coefficients and the float64 ones of atan are of Cephes, those of asin of FDLIBM.
 ASIN_32 = (4.2163199048e-2, 2.4181311049e-2, 4.5470025998e-2, 7.4953002686e-2, 1.6666752422e-1)
-ASIN_P = (3.47933107596021167570e-05, 7.91534994289814532176e-04, -4.00555345006794114027e-02, 2.01212532134862925881e-01,
-          -3.25565818622400915405e-01, 1.66666666666666657415e-01)  # fmt: skip
+ASIN_P = (3.47933107596021167570e-05, 7.91534994289814532176e-04, -4.00555345006794114027e-02,
+          2.01212532134862925881e-01, -3.25565818622400915405e-01, 1.66666666666666657415e-01)  # fmt: skip
 ASIN_Q = (
     7.70381505559019352791e-02,
     -6.88283971605453293030e-01,

@@ -91,8 +91,8 @@ class VarianceMixin:
     def cov(
         self: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
     ) -> Tensor:
-        """(variables, observations) -> their covariances; of one variable (observations,) its variance. `fweights` count observations,
-        `aweights` weigh them."""
+        """(variables, observations) -> their covariances; of one variable (observations,) its variance. `fweights`
+        count observations, `aweights` weigh them."""
         if self.ndim > 2:
             raise ValueError(f"cov needs at most 2 dims (variables, observations), this tensor has shape {self.shape}")
         x = self._float().reshape(1, -1) if self.ndim < 2 else self._float()

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 class WindowsMixin:
     def unfold(self: Tensor, dimension: int, size: int, step: int) -> Tensor:
-        """Every window of `size` along a dim, `step` apart: (.., n, ..) to (.., (n - size) // step + 1, .., size); a view."""
+        """Every window of `size` along a dim, `step` apart: (.., n, ..) to (.., (n - size) // step + 1, .., size);
+        a view."""
         if not self.ndim:
             self._dim(dimension)
             if size > 1 or step <= 0:
@@ -23,19 +24,18 @@ class WindowsMixin:
         n = self.shape[d]
         if step <= 0 or not 0 <= size <= n:
             raise ValueError(
-                f"unfold: windows of {size}, {step} apart, along dim {d} of {self.shape}: the size must be at most {n}, the step positive"
+                f"unfold: windows of {size}, {step} apart, along dim {d} of {self.shape}: "
+                f"the size must be at most {n}, the step positive"
             )
         count = (n - size) // step + 1
         if size == 0 or prod(self.shape) == 0:
             return self.flatten()._take(0, 0, 0).reshape(*self.shape[:d], count, *self.shape[d + 1 :], size)
-        per = -(
-            -size // step
-        )  # chunks of `step` that a window reaches over: so the gradient adds per · n values, not size · n
+        # chunks of `step` that a window reaches over: so the gradient adds per · n values, not size · n
+        per = -(-size // step)
         t, need = self.movedim(d, -1), (count - 1 + per) * step
         t = t.pad((0, need - n)) if need > n else t._take(t.ndim - 1, 0, need)
-        t = (
-            t.unflatten(-1, (count - 1 + per, step)).transpose(-1, -2).unfold_windows((per,), (1,), (1,))
-        )  # (.., step, count, per)
+        # (.., step, count, per)
+        t = t.unflatten(-1, (count - 1 + per, step)).transpose(-1, -2).unfold_windows((per,), (1,), (1,))
         return self._strided(t.movedim(-3, -1).flatten(-2)._take(self.ndim, 0, size).movedim(-2, d))
 
     def unfold_windows(
@@ -43,14 +43,16 @@ class WindowsMixin:
     ) -> Tensor:
         """(..., *spatial) -> (..., *out, *kernel): every window of a convolution or pooling, as a view.
 
-        Repeats each spatial dim so that a reshape with a dim one longer shifts the window by one per row (no data moves).
+        Repeats each spatial dim so that a reshape with a dim one longer shifts the window by one per row
+        (no data moves).
         """
         n = len(kernel)
         lead, spatial = self.shape[:-n], self.shape[-n:]
         for size, k, d in zip(spatial, kernel, dilation):
             if size < d * (k - 1) + 1:
                 raise ValueError(
-                    f"window {kernel} (dilation {dilation}) is larger than the input's {spatial}; add padding or take a smaller window"
+                    f"window {kernel} (dilation {dilation}) is larger than the input's {spatial}; "
+                    "add padding or take a smaller window"
                 )
         outs = [(size - d * (k - 1) - 1) // s + 1 for size, k, s, d in zip(spatial, kernel, stride, dilation)]
         t = self
@@ -91,7 +93,8 @@ class WindowsMixin:
     def as_strided_scatter(
         self: Tensor, src: Tensor, size: Any, stride: Any, storage_offset: int | None = None
     ) -> Tensor:
-        """A copy whose `as_strided(size, stride, storage_offset)` is `src`; of elements named twice, the last value stays."""
+        """A copy whose `as_strided(size, stride, storage_offset)` is `src`;
+        of elements named twice, the last value stays."""
         size, stride, offset = self._checked_strides("as_strided_scatter", size, stride, storage_offset)
         if src.shape != size:
             raise ValueError(f"as_strided_scatter: src has shape {src.shape}, it is written to {size}")
@@ -124,12 +127,12 @@ class WindowsMixin:
 
 
 def _nested(flat: Tensor, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Tensor | None:
-    """The strided view by reshapes and slices, dims of larger stride first; None if a stride is within what smaller ones span."""
+    """The strided view by reshapes and slices, dims of larger stride first;
+    None if a stride is within what smaller ones span."""
     dims = sorted((d for d in range(len(size)) if stride[d] and size[d] > 1), key=lambda d: -stride[d])
     t, length = flat, flat.shape[0]
-    for k, d in enumerate(
-        dims
-    ):  # t: (sizes so far.., length), of which the rest of the dims is to be read from `offset` on
+    # t: (sizes so far.., length), of which the rest of the dims is to be read from `offset` on
+    for k, d in enumerate(dims):
         n, s = size[d], stride[d]
         inner = sum((size[e] - 1) * stride[e] for e in dims[k + 1 :])
         q, offset = divmod(offset, s)

@@ -1,6 +1,7 @@
 """bounds: between which two numbers the value of an integer expression lies, in a kernel or in a graph of tensors.
 
-What arithmetic says is kept as long as it fits the type; where it may wrap, and of what is loaded, the type's limits are all that is known.
+What arithmetic says is kept as long as it fits the type;
+where it may wrap, and of what is loaded, the type's limits are all that is known.
 """
 
 from __future__ import annotations
@@ -12,15 +13,8 @@ from manygrad.tensor.uop.uop import UOp, toposort
 Interval = tuple[int, int]
 BIG = 1 << 62  # of an index, and of what is no integer
 
-_SAME = GroupOp.VIEW | {
-    Ops.CAST,
-    Ops.DETACH,
-    Ops.CUSTOM,
-    Ops.CONTIGUOUS,
-    Ops.BARRIER,
-    Ops.SHARD,
-    Ops.COPY,
-}  # values of the first source
+# values of the first source
+_SAME = GroupOp.VIEW | {Ops.CAST, Ops.DETACH, Ops.CUSTOM, Ops.CONTIGUOUS, Ops.BARRIER, Ops.SHARD, Ops.COPY}
 _FOLLOWED = _SAME | {
     Ops.PAD,
     Ops.CHECK,

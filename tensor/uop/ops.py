@@ -54,17 +54,19 @@ class Ops(Enum):
     CAST = auto()
     BITCAST = auto()
     # structure of the tensor graph
-    REDUCE = (
-        auto()
-    )  # tensor graph: arg (op, axes[, blocks in src]), dims kept as 1; kernel: src (value, *ranges), arg op
+    # tensor graph: arg (op, axes[, blocks in src]), dims kept as 1; kernel: src (value, *ranges), arg op
+    REDUCE = auto()
     GATHER = auto()  # (x, i0, ..., ik-1): out[s..., r...] = x[i0[s], ..., ik-1[s], r...], 0 where an index is outside
-    # (base, value, i0, ..., ik-1), arg "set", "place", "add", "mul" or "max": base with value[s..., r...] set at, or combined with, [i..., r...].
-    # "set": of values for one place the last in the order of s stays; "place": no two differ for one place, so they are written in any order
+    # (base, value, i0, ..., ik-1), arg "set", "place", "add", "mul" or "max": base with value[s..., r...] set at, or
+    # combined with, [i..., r...]. "set": of values for one place the last in the order of s stays; "place": no two
+    # differ for one place, so they are written in any order
     SCATTER = auto()
     CAT = auto()  # src joined along arg
     CONTIGUOUS = auto()  # stored as it is; arg None, or the number of the leaf tensor that it is
     DETACH = auto()  # the same value, no gradient
-    CHECK = auto()  # (x, word), arg (low, size, spared): x; where it runs the BUFFER word learns of an x < low or >= size that is not spared
+    # (x, word), arg (low, size, spared): x; where it runs the BUFFER word learns of an x
+    # < low or >= size that is not spared
+    CHECK = auto()
     BARRIER = auto()  # (x, y): x, to be read once what y is computed from is there; never one with x
     COPY = auto()  # the value on device(s) arg
     SHARD = auto()  # the value cut along arg[1] (None: replicated) over devices arg[0]
@@ -89,9 +91,8 @@ class Ops(Enum):
     LOAD = auto()  # (INDEX,)
     # the schedule
     CALL = auto()  # (what, *buffers or VIEWs of them)
-    CHAIN = (
-        auto()
-    )  # (*kernels): what is called where they run one after the other for each block of their rows; arg ChainSpec
+    # (*kernels): what is called where they run one after the other for each block of their rows; arg ChainSpec
+    CHAIN = auto()
     VIEW = auto()  # (buffer,): a contiguous part, read in place; arg (offset in elements, shape)
     LINEAR = auto()  # ordered CALLs
 
@@ -100,8 +101,8 @@ class GroupOp:
     MOVEMENT = frozenset({Ops.RESHAPE, Ops.PERMUTE, Ops.EXPAND, Ops.PAD, Ops.SHRINK, Ops.FLIP})
     VIEW = MOVEMENT - {Ops.PAD}  # each element is one of the source's: memory can be read and written through it
     UNARY = frozenset({Ops.NEG, Ops.RECIP, Ops.SQRT, Ops.EXP, Ops.LOG, Ops.SIN, Ops.TRUNC, Ops.NOT})
-    BINARY = frozenset({Ops.ADD, Ops.SUB, Ops.MUL, Ops.FDIV, Ops.IDIV, Ops.MOD, Ops.MAX, Ops.CMPLT, Ops.CMPNE, Ops.CMPEQ,
-                        Ops.AND, Ops.OR, Ops.XOR, Ops.SHL, Ops.SHR})  # fmt: skip
+    BINARY = frozenset({Ops.ADD, Ops.SUB, Ops.MUL, Ops.FDIV, Ops.IDIV, Ops.MOD, Ops.MAX, Ops.CMPLT, Ops.CMPNE,
+                        Ops.CMPEQ, Ops.AND, Ops.OR, Ops.XOR, Ops.SHL, Ops.SHR})  # fmt: skip
     TERNARY = frozenset({Ops.WHERE, Ops.FMA})
     ALU = UNARY | BINARY | TERNARY
     ELEMENTWISE = ALU | {Ops.CAST, Ops.BITCAST}

@@ -22,8 +22,8 @@ class UPat:
 
     __slots__ = ("arg", "dtype", "name", "ops", "src")
 
-    def __init__(self, ops: Ops | Iterable[Ops] | None = None, name: str | None = None, src: tuple[UPat, ...] | None = None,
-                 arg: Any = None, dtype: DType | None = None):  # fmt: skip
+    def __init__(self, ops: Ops | Iterable[Ops] | None = None, name: str | None = None,
+                 src: tuple[UPat, ...] | None = None, arg: Any = None, dtype: DType | None = None):  # fmt: skip
         self.ops = None if ops is None else frozenset((ops,)) if isinstance(ops, Ops) else frozenset(ops)
         self.name, self.src, self.arg, self.dtype = name, src, arg, dtype
 
@@ -70,9 +70,8 @@ class PatternMatcher:
         self.table: dict[Ops, list[tuple[UPat, Callable[..., UOp | None], bool, bool]]] = {op: [] for op in Ops}
         for pat, fn in rules:
             parameters = list(inspect.signature(fn).parameters)
-            plain = (
-                parameters == [pat.name] and pat.src is None and pat.arg is None and pat.dtype is None
-            )  # the op says it all
+            # the op says it all
+            plain = parameters == [pat.name] and pat.src is None and pat.arg is None and pat.dtype is None
             for op in pat.ops if pat.ops is not None else Ops:
                 self.table[op].append((pat, fn, "ctx" in parameters, plain))
 

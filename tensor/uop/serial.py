@@ -1,9 +1,11 @@
 """Graphs as bytes, and back: for digests that hold in every process and for what is kept on disk.
 
-    encode(a + a * 2)  ==>  a JSON head (tables of ops, dtypes, args and lines) and a flat array of node numbers, sources first
+    encode(a + a * 2)  ==>  a JSON head (tables of ops, dtypes, args and lines)
+                           and a flat array of node numbers, sources first
 
-Nothing is executed when it is read: an arg is None, a number, a text, an `Ops`, a `DType`, a node, a tuple of these, or one of the
-dataclasses named to `register`. Two graphs have equal bytes exactly when they are the same graph (and, with `lines`, of the same lines).
+Nothing is executed when it is read: an arg is None, a number, a text, an `Ops`, a `DType`, a node, a tuple of these, or
+one of the dataclasses named to `register`. Two graphs have equal bytes exactly when they are the same graph (and, with
+`lines`, of the same lines).
 """
 
 from __future__ import annotations
@@ -119,7 +121,8 @@ def encode(root: UOp, line: Callable[[UOp], str] = lambda u: "") -> bytes:
 
 
 def decode(data: bytes) -> tuple[UOp, list[tuple[UOp, str]]]:
-    """What `encode` wrote: the root, and (node, line) of the nodes that have one. Raises ValueError where it is anything else."""
+    """What `encode` wrote: the root, and (node, line) of the nodes that have one.
+    Raises ValueError where it is anything else."""
     size = _HEAD_BYTES + int.from_bytes(data[:_HEAD_BYTES], "little")
     (op_names, dtype_names, lines), plain = json.loads(data[_HEAD_BYTES:size])
     flat = array("i")

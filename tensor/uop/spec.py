@@ -176,9 +176,11 @@ SPECS: dict[str, list[Rule]] = {
 
 
 def verify(root: UOp, rules: str, name: str | None = None) -> None:
-    """AssertionError naming pass, rule and op where a graph breaks the table `rules`; `name` is the pass, if it is called otherwise."""
+    """AssertionError naming pass, rule and op where a graph breaks the table `rules`;
+    `name` is the pass, if it is called otherwise."""
     for u in root.toposort(lambda u: rules != "linear" or u.op is not Ops.SINK):
         for text, holds in SPECS[rules]:
             assert holds(u), (
-                f"after pass {name or rules!r}: rule {text!r} is broken by {u!r} of shape {u.shape}, sources {[(s.op.name, s.dtype.name, s.shape) for s in u.src]}"
+                f"after pass {name or rules!r}: rule {text!r} is broken by {u!r} of shape {u.shape}, sources "
+                f"{[(s.op.name, s.dtype.name, s.shape) for s in u.src]}"
             )

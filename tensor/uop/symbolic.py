@@ -79,7 +79,8 @@ def _range_id(t: UOp) -> int:
 
 
 def build(terms: Terms, const: int) -> UOp:
-    """The canonical node of a sum; `x//c*(k*c) + x%c*k` becomes `x*k`, and `x//c%d*(k*c) + x%c*k` becomes `x%(c*d)*k`."""
+    """The canonical node of a sum; `x//c*(k*c) + x%c*k` becomes `x*k`,
+    and `x//c%d*(k*c) + x%c*k` becomes `x%(c*d)*k`."""
     if len(terms) == 1:
         ((t, k),) = terms.items()
         node = t if k == 1 else UOp(Ops.MUL, dtypes.index, (t, iconst(k)))
@@ -350,7 +351,8 @@ def evaluate(u: Any, values: dict[str, int]) -> int:
         elif x.op is Ops.DEFINE_VAR:
             if x.arg[0] not in values:
                 raise ValueError(
-                    f"variable {x.arg[0]!r} has no value; bind it: Variable({x.arg[0]!r}, {x.arg[1]}, {x.arg[2]}).bind(n)"
+                    f"variable {x.arg[0]!r} has no value; bind it: "
+                    f"Variable({x.arg[0]!r}, {x.arg[1]}, {x.arg[2]}).bind(n)"
                 )
             done[x] = values[x.arg[0]]
         elif x.op is Ops.ADD:

@@ -53,9 +53,8 @@ class _Ref(weakref.ref):
 
 _TABLE: dict[tuple[Any, ...], _Ref] = {}
 _DEAD: list[_Ref] = []
-_REMOVING = (
-    threading.RLock()
-)  # held where an entry of a dead node is removed or replaced; new entries are made without it
+# held where an entry of a dead node is removed or replaced; new entries are made without it
+_REMOVING = threading.RLock()
 _draining = False
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_REMOVING._at_fork_reinit)  # type: ignore[attr-defined]
@@ -64,7 +63,8 @@ if hasattr(os, "register_at_fork"):
 def _forget(
     ref: _Ref, acquire: Callable[[bool], bool] = _REMOVING.acquire, release: Callable[[], None] = _REMOVING.release
 ) -> None:
-    """Weak-reference callback: drop the dead node's entry; a queue instead of recursion. Who finds another one at it leaves it the entry."""
+    """Weak-reference callback: drop the dead node's entry; a queue instead of recursion.
+    Who finds another one at it leaves it the entry."""
     global _draining
     _DEAD.append(ref)
     if _draining or not acquire(False):
@@ -259,7 +259,8 @@ def toposort(roots: Iterable[UOp], enter: Callable[[UOp], bool] | None = None) -
 
 
 def lacking(u: UOp, name: str) -> list[UOp]:
-    """The nodes below and including `u` for which `name` has yet to be inferred (it is not in their `_cache`), sources first."""
+    """The nodes below and including `u` for which `name` has yet to be inferred (it is not in their `_cache`),
+    sources first."""
     if name in u._cache:
         return []
     for s in u.src:
@@ -271,7 +272,8 @@ def lacking(u: UOp, name: str) -> list[UOp]:
 def standing_on(
     roots: Iterable[UOp], found: Callable[[UOp], bool], opaque: Ops | Callable[[UOp], bool] = lambda u: False
 ) -> set[UOp]:
-    """The nodes below `roots` that are `found` or have such a one below them; nothing is seen through `opaque` nodes."""
+    """The nodes below `roots` that are `found` or have such a one below them;
+    nothing is seen through `opaque` nodes."""
     blind = (lambda u: u.op is opaque) if isinstance(opaque, Ops) else opaque
     out: set[UOp] = set()
     for u in toposort(roots, lambda u: not blind(u)):

@@ -1,7 +1,8 @@
-"""What a view is a view of, read off the graph: which node's memory a value lies in, and how a view is put on another base.
+"""What a view is a view of, read off the graph: which node's memory a value lies in,
+and how a view is put on another base.
 
-PyTorch's rules decide: reshapes that keep strides, permute, expand, slices, detach and `view(dtype)` are views; a reshape that would
-have to move elements is a copy, and so are `flip` and `clone`.
+PyTorch's rules decide: reshapes that keep strides, permute, expand, slices, detach and `view(dtype)` are views; a
+reshape that would have to move elements is a copy, and so are `flip` and `clone`.
 
     memory(RESHAPE(SHRINK(b, ...), ...))        b
     memory(RESHAPE(PERMUTE(b, (1, 0)), (n,)))   that RESHAPE: a value of its own
@@ -15,17 +16,14 @@ from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.uop import UOp
 
 Strides = tuple[int, ...]
-ALIASES = GroupOp.VIEW | {
-    Ops.DETACH,
-    Ops.BITCAST,
-    Ops.CONTIGUOUS,
-    Ops.CUSTOM,
-}  # what may stand on the way from a view to its base
+# what may stand on the way from a view to its base
+ALIASES = GroupOp.VIEW | {Ops.DETACH, Ops.BITCAST, Ops.CONTIGUOUS, Ops.CUSTOM}
 STEPS = GroupOp.VIEW | {Ops.DETACH, Ops.BITCAST}  # of them those that always do
 
 
 class Copied:
-    """arg of a CUSTOM: src[0], which moves elements of memory, as a value of its own (`flip`). A marker: identity, also to gradients."""
+    """arg of a CUSTOM: src[0], which moves elements of memory, as a value of its own (`flip`).
+    A marker: identity, also to gradients."""
 
     @staticmethod
     def gradients(g: Any, u: UOp) -> tuple[Any, ...]:
@@ -36,7 +34,8 @@ class Copied:
 
 
 class OtherWidth:
-    """arg of a CUSTOM: src[0] computes the bits of src[1] as elements of another width (`view(dtype)`). No gradient goes through bits."""
+    """arg of a CUSTOM: src[0] computes the bits of src[1] as elements of another width (`view(dtype)`).
+    No gradient goes through bits."""
 
     @staticmethod
     def gradients(g: Any, u: UOp) -> tuple[Any, ...]:
@@ -47,8 +46,8 @@ class OtherWidth:
 
 
 class Strided:
-    """arg of a CUSTOM: src[0], made of src[1] by movement ops, as the view with strides that these come to, though one of them alone would be
-    a copy (`diagonal`)."""
+    """arg of a CUSTOM: src[0], made of src[1] by movement ops, as the view with strides that these come to, though one
+    of them alone would be a copy (`diagonal`)."""
 
     @staticmethod
     def gradients(g: Any, u: UOp) -> tuple[Any, ...]:
@@ -141,8 +140,8 @@ def _strides_of(u: UOp, source: UOp, strides: Strides) -> Strides | None:
 
 
 def _stepped(u: UOp, source: UOp, strides: Strides) -> Strides | None:
-    """Strides of the rows that every step-th element of is taken: (.., n, ..) is expanded to (.., step, n, ..), seen as (.., n, step, ..),
-    of which the first column is kept (`IndexingMixin._every`)."""
+    """Strides of the rows that every step-th element of is taken: (.., n, ..) is expanded to (.., step, n, ..), seen as
+    (.., n, step, ..), of which the first column is kept (`IndexingMixin._every`)."""
     while source.op is Ops.DETACH:
         source = source.src[0]
     if source.op is not Ops.EXPAND:
@@ -178,7 +177,8 @@ def reshaped(shape: tuple[int, ...], strides: Strides, new: tuple[int, ...]) -> 
 
 
 def rebased(u: UOp, base: UOp, new: UOp, leaf: bool = False) -> UOp:
-    """The view `u` of `base`, as the same view of `new`. A leaf's number goes (it is in memory then), unless it is still to be a `leaf`."""
+    """The view `u` of `base`, as the same view of `new`.
+    A leaf's number goes (it is in memory then), unless it is still to be a `leaf`."""
     if u is base:
         return new
     if u.op is Ops.CUSTOM:

@@ -156,7 +156,8 @@ def stale(endpoint: Endpoint) -> int:
 
 
 def leftovers(endpoint: Endpoint) -> dict[str, int]:
-    """What had a name in /dev/shm in use, and what is still there after close: descriptors, own threads, arena mappings."""
+    """What had a name in /dev/shm in use, and what is still there after close: descriptors, own threads,
+    arena mappings."""
     ping(endpoint, 3, 100_000)
     with open("/proc/self/maps") as maps:
         named = sum("/dev/shm/" in line for line in maps)

@@ -98,7 +98,8 @@ def run_workers(
     after_start: Callable[[list[Worker]], None] | None = None,
     timeout_s: float = 40,
 ) -> list[tuple[str, Any]]:
-    """`collective_tasks.<name>(endpoint, *args)` on `size` workers: each one's `("result" | "error" | "gone", value)`."""
+    """`collective_tasks.<name>(endpoint, *args)` on `size` workers: each one's
+    `("result" | "error" | "gone", value)`."""
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     workers = [Worker({**threads, **(env or {})}, prefixes[r] if prefixes else []) for r in range(size)]
     try:

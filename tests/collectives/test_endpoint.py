@@ -87,9 +87,8 @@ def test_every_kind_between_workers_equals_one_process(transport: str) -> None:
     alone = Endpoint(0, 1, "alone", 0, arena_bytes=1 << 26)
     want = collective(alone, cases, ranks_per_worker=6)
     alone.close()
-    got = results(
-        run_workers(3, "collective", (cases, 2, 2), env={"TRANSPORT": transport})
-    )  # two ranks a worker, run twice
+    # two ranks a worker, run twice
+    got = results(run_workers(3, "collective", (cases, 2, 2), env={"TRANSPORT": transport}))
     for n, case in enumerate(cases):
         assert [v for worker in got for v in worker[2 * n : 2 * n + 2]] == want[6 * n : 6 * n + 6], case
 
@@ -115,9 +114,8 @@ def test_a_killed_peer_is_noticed(transport: str) -> None:
     env = {"TRANSPORT": transport, "RECONNECT_TIMEOUT_S": "600", "COLLECTIVE_TIMEOUT_S": "600"}
     found = run_workers(3, "wait_for_ever", (1,), env=env, after_start=kill)
     for e in errors(found, PeerLost, [0, 2]):
-        assert e.peer == 1 and (
-            "64 bytes" in str(e) or "first hello" in str(e)
-        )  # (killed before or after rank 0 or 2 had connected)
+        # (killed before or after rank 0 or 2 had connected)
+        assert e.peer == 1 and ("64 bytes" in str(e) or "first hello" in str(e))
     assert found[1] == ("gone", -signal.SIGKILL)
 
 

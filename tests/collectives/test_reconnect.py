@@ -1,4 +1,5 @@
-"""A lane whose connection breaks is made anew: nothing lost, nothing twice, and a peer that is gone is still named soon."""
+"""A lane whose connection breaks is made anew: nothing lost, nothing twice,
+and a peer that is gone is still named soon."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def pair() -> Iterator[tuple[list[Endpoint], list[Proxy]]]:
 
 
 def talk(end: Endpoint, seed: int, rounds: int, failures: list[BaseException]) -> None:
-    """Messages of random sizes both ways, several in flight, from and outside of the arena; checks every byte received."""
+    """Messages of random sizes both ways, several in flight, from and outside of the arena;
+    checks every byte received."""
     sizes = np.random.default_rng(seed).choice([0, 8, 4096, 100_000, 5_000_000], rounds, p=[0.1, 0.3, 0.3, 0.2, 0.1])
     peer = 1 - end.rank
 

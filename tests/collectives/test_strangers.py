@@ -1,4 +1,5 @@
-"""Strangers on loopback: who knows the job's name, the addresses and a rank's name, but no password of the run, is not heard."""
+"""Strangers on loopback: who knows the job's name, the addresses and a rank's name, but no password of the run,
+is not heard."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def pair() -> Iterator[list[Endpoint]]:
 
 
 def pose(end: Endpoint, name: int, mechanism: str, secret: bytes = b"") -> zmq.Socket[bytes]:
-    """Connects to `end` as rank `name` and sends what would end the job if it were believed: a message of another plan."""
+    """Connects to `end` as rank `name` and sends what would end the job if it were believed:
+    a message of another plan."""
     s: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     s.linger = 0
     s.routing_id = _IDENTITY.pack(b"m", name, 0, 0)
@@ -60,9 +62,8 @@ def test_who_poses_as_rank_1_is_not_heard(pair: list[Endpoint], how: str) -> Non
             e._hub.progress(0.01)
     stranger.close()
     assert not a._hub.links[1].incoming
-    if secrets.get(how) == password(
-        a._hub.token, 2, 0
-    ):  # it was let in, as rank 2; nothing that it says in another's name counts
+    # it was let in, as rank 2; nothing that it says in another's name counts
+    if secrets.get(how) == password(a._hub.token, 2, 0):
         assert a._hub.dropped > 0
         return
     assert a._hub.dropped == 0

@@ -64,7 +64,8 @@ def test_out_of_range_fields_are_refused() -> None:
             wire.pack(good._replace(**change))
     for change, problem in (
         ({"kind": 9}, "kind"), ({"dtype": 99}, "dtype"), ({"length": 9}, "outside"), ({"offset": 2**64 - 1}, "outside"),
-        ({"total": 1 << 60}, "limit"), ({"source": 1 << 30}, "source"), ({"dtype": 4, "total": 7, "length": 7}, "whole number"),
+        ({"total": 1 << 60}, "limit"), ({"source": 1 << 30}, "source"),
+        ({"dtype": 4, "total": 7, "length": 7}, "whole number"),
     ):  # fmt: skip
         with pytest.raises(WireError, match=problem):
             wire.unpack(wire.pack(good._replace(**change)))

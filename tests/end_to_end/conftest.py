@@ -1,4 +1,5 @@
-"""Whole runs: the real command, real workers, real training. One Ray serves all tests that need no command of their own."""
+"""Whole runs: the real command, real workers, real training.
+One Ray serves all tests that need no command of their own."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ class Run:
 
 @pytest.fixture
 def command(tmp_path: Path) -> Iterator[Callable[..., Run]]:
-    """`command(*arguments, **environment)` starts `launcher *arguments`; what still runs afterwards is killed by its id."""
+    """`command(*arguments, **environment)` starts `launcher *arguments`;
+    what still runs afterwards is killed by its id."""
     runs: list[Run] = []
 
     def start(*args: str, **env: str) -> Run:

@@ -19,7 +19,7 @@ import runpy, sys
 from pathlib import Path
 sys.path.insert(0, {str(ROOT / "examples")!r})
 runpy.run_path({str(ROOT / "examples/hello_shards.py")!r}, run_name="__main__")
-sys.argv = ["train_gpt.py", "--text", "text", "--steps", "12", "--layers", "1", "--heads", "2", "--dim", "32", "--context", "16", "--batch", "8", "--lr", "1e-2"]
+sys.argv = "train_gpt.py --text text --steps 12 --layers 1 --heads 2 --dim 32 --context 16 --batch 8 --lr 1e-2".split()
 runpy.run_path({str(ROOT / "examples/train_gpt.py")!r}, run_name="__main__")
 """
 

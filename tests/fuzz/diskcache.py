@@ -1,5 +1,5 @@
-"""Whatever lies in the cache folder: entries swapped, cut off, changed, emptied, made folders, a disk that is full or cannot be read. A
-program computes the same numbers and never fails."""
+"""Whatever lies in the cache folder: entries swapped, cut off, changed, emptied, made folders, a disk that is full or
+cannot be read. A program computes the same numbers and never fails."""
 
 from __future__ import annotations
 

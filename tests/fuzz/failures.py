@@ -1,5 +1,5 @@
-"""Something fails at some stage of some program; then every tensor holds a value that it had at some time, or says that it is lost,
-and all that is computed from there on is right."""
+"""Something fails at some stage of some program; then every tensor holds a value that it had at some time, or says that
+it is lost, and all that is computed from there on is right."""
 
 from __future__ import annotations
 
@@ -146,7 +146,8 @@ class Fault:
 
 
 class World:
-    """Tensors beside the values that they may have: of a stored one those after each assignment since it was last looked at."""
+    """Tensors beside the values that they may have: of a stored one those after each
+    assignment since it was last looked at."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(1)

@@ -1,4 +1,5 @@
-"""Programs with parts in (nested) `@function`s give what they give without: values, gradients, assignments; sharded or not, in a TinyJit or not."""
+"""Programs with parts in (nested) `@function`s give what they give without: values, gradients, assignments;
+sharded or not, in a TinyJit or not."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ Program = tuple[list[Any], str, bool, bool]
 
 
 def bodies(depth: int) -> st.SearchStrategy[Any]:
-    """Steps over a growing list of values: (op, i, j); ("call", body, i, j); ("state", i): a tensor from outside is assigned; ("row",): a view
-    of it is read; ("pass", body, i): the tensor itself, or a view of it, is an argument."""
+    """Steps over a growing list of values: (op, i, j); ("call", body, i, j); ("state", i): a tensor from outside is
+    assigned; ("row",): a view of it is read; ("pass", body, i): the tensor itself, or a view of it, is an argument."""
     step = (
         st.tuples(st.integers(0, len(OPS) - 1), st.integers(0, 5), st.integers(0, 5))
         | st.tuples(st.just("state"), st.integers(0, 5))

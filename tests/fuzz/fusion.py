@@ -1,5 +1,5 @@
-"""Random programs give what NumPy gives, however they are cut into kernels: shared values, reductions of reductions, gathers,
-joins and padding in one graph, several outputs, parts of it computed before."""
+"""Random programs give what NumPy gives, however they are cut into kernels: shared values, reductions of reductions,
+gathers, joins and padding in one graph, several outputs, parts of it computed before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A TinyJit of a random function gives what the function gives: arguments of all kinds in any order, symbolic values, state, other shapes."""
+"""A TinyJit of a random function gives what the function gives: arguments of all kinds in any order, symbolic values,
+state, other shapes."""
 
 from __future__ import annotations
 

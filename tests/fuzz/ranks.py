@@ -1,5 +1,6 @@
-"""Random programs on the devices of several workers: lowered rank by rank, all ranks have the same list of collectives, and run in lockstep they give
-what the program gives on one device: forward and gradient, uneven and empty parts, values that one rank alone reads."""
+"""Random programs on the devices of several workers: lowered rank by rank, all ranks have the same list of collectives,
+and run in lockstep they give what the program gives on one device: forward and gradient, uneven and empty parts, values
+that one rank alone reads."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Fuzzers: each file beside this one that has `programs` (a hypothesis strategy) and `check(program)` (which raises where manygrad is wrong).
+"""Fuzzers: each file beside this one that has `programs` (a hypothesis strategy) and `check(program)`
+(which raises where manygrad is wrong).
 
     python -m tests.fuzz                        # all of them, ten minutes each
     python -m tests.fuzz views --minutes 120    # one of them, for two hours
 
-The test suite runs `EXAMPLES` programs of each with a fixed seed (`test_fuzz.py`). What fails is shrunk by hypothesis and printed with
-the round's seed; `--seed N --minutes 0` runs that round again.
+The test suite runs `EXAMPLES` programs of each with a fixed seed (`test_fuzz.py`). What fails is shrunk by hypothesis
+and printed with the round's seed; `--seed N --minutes 0` runs that round again.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def main(argv: list[str] | None = None) -> int:
         except Exception as e:
             failed = True
             print(
-                f"{name}: failed after {ran} programs in round {round_seed} (--seed {round_seed} --minutes 0): {type(e).__name__}: {e}",
+                f"{name}: failed after {ran} programs in round {round_seed} (--seed {round_seed} --minutes 0): "
+                f"{type(e).__name__}: {e}",
                 flush=True,
             )
             import traceback

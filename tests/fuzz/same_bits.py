@@ -1,4 +1,5 @@
-"""Random training steps have the same bits on 1, 2, 4 and 8 devices, for any number of rows that gives each device four: losses, gradients, sums over the rows."""
+"""Random training steps have the same bits on 1, 2, 4 and 8 devices, for any number of rows that gives each device
+four: losses, gradients, sums over the rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A program in each of ten threads: each gives what it gives alone, though the others build, compute, draw, differentiate and fail."""
+"""A program in each of ten threads: each gives what it gives alone, though the others build, compute, draw,
+differentiate and fail."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Views, writes and reads in random order show what NumPy's views show, whether the storage is computed or not, sharded or not, in a
-TinyJit or `@function` or out of it. A value that was read before a write keeps what it was."""
+"""Views, writes and reads in random order show what NumPy's views show, whether the storage is computed or not, sharded
+or not, in a TinyJit or `@function` or out of it. A value that was read before a write keeps what it was."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ FLAT = np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(ROWS, COLUMNS)
 BASES: list[tuple[Callable[[], Tensor], Callable[[], np.ndarray]]] = [
     (lambda: Tensor(FLAT.copy()), lambda: FLAT.copy()),
     (lambda: Tensor.zeros(ROWS, COLUMNS), lambda: np.zeros((ROWS, COLUMNS), np.float32)),
-    (
-        lambda: Tensor.zeros(ROWS, COLUMNS),
-        lambda: np.zeros((ROWS, COLUMNS), np.float32),
-    ),  # equal to the last: another storage
+    # equal to the last: another storage
+    (lambda: Tensor.zeros(ROWS, COLUMNS), lambda: np.zeros((ROWS, COLUMNS), np.float32)),
     (lambda: Tensor(FLAT.copy()) + 1, lambda: FLAT + 1),
     (lambda: Tensor.arange(ROWS * COLUMNS).float().reshape(ROWS, COLUMNS), lambda: FLAT.copy()),
     (
@@ -91,9 +89,8 @@ WRITES: list[Callable[[Any, Any], Any]] = [
     lambda a, v: a.__setitem__(0, v) if a.ndim else a.__setitem__(..., v),
     lambda a, v: a.__setitem__(slice(1, None), v) if a.ndim else a.__setitem__(..., v),
     lambda a, v: a.__setitem__([0, -1], v) if a.ndim else a.__setitem__(..., v),
-    lambda a, v: (
-        a.__setitem__([0, -1, 0, -1], _rows(a, v)) if a.ndim else a.__setitem__(..., v)
-    ),  # the last value for a row stays
+    # the last value for a row stays
+    lambda a, v: a.__setitem__([0, -1, 0, -1], _rows(a, v)) if a.ndim else a.__setitem__(..., v),
 ]
 UPDATES: list[Callable[[Any, Any], Any]] = [  # arithmetic: not on bits
     lambda a, v: a.__iadd__(v + 1),  # (x + 0 is x: also where x is -0.0, which NumPy would make 0.0)
@@ -128,7 +125,8 @@ Step = Callable[[list[Value], list[Value]], None]  # over (values so far, what h
 
 
 def _planned(steps: list[tuple[str, int, int, int]], arrays: list[np.ndarray]) -> list[Step]:
-    """The steps with their choices made (by the shapes, types and strides of the arrays), to be taken with tensors and arrays alike."""
+    """The steps with their choices made (by the shapes, types and strides of the arrays),
+    to be taken with tensors and arrays alike."""
     out: list[Step] = []
     pool, values = list(arrays), [a.copy() for a in arrays]
     for kind, which, i, k in steps:

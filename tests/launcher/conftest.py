@@ -78,7 +78,8 @@ def left_behind_fixture() -> Callable[[str], list[str]]:
 
 @pytest.fixture
 def launcher(tmp_path: Path) -> Iterator[Callable[..., Run]]:
-    """`launcher(script text, *arguments)` starts the command in an empty folder; whatever still runs afterwards is killed by its id."""
+    """`launcher(script text, *arguments)` starts the command in an empty folder;
+    whatever still runs afterwards is killed by its id."""
     runs: list[Run] = []
 
     def start(script: str, *args: str, real_endpoint: bool = False, **env: str) -> Run:

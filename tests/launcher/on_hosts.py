@@ -1,7 +1,9 @@
-"""`launcher` for tests over several hosts without a Ray on them: `python on_hosts.py HOSTS -- train.py --nodes N ...`, run on the launcher's.
+"""`launcher` for tests over several hosts without a Ray on them: `python on_hosts.py HOSTS -- train.py --nodes N ...`,
+run on the launcher's.
 
-HOSTS is `address,namespace` of the launcher and of each rank, with `;` between them (`tests/hosts.py`). What Ray would do is done here: say
-where the ranks are, and start their supervisors there. The launcher's sweep does not reach another host, so it does not sweep here.
+HOSTS is `address,namespace` of the launcher and of each rank, with `;` between them (`tests/hosts.py`). What Ray would
+do is done here: say where the ranks are, and start their supervisors there. The launcher's sweep does not reach another
+host, so it does not sweep here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Runs that last: on a clock that runs 30 times as fast, so that minutes of silence, and deadlines of a minute, pass in seconds.
+"""Runs that last: on a clock that runs 30 times as fast, so that minutes of silence, and deadlines of a minute,
+pass in seconds.
 
 The same in real time: `python -m tests.long_runs`.
 """
@@ -58,7 +59,8 @@ print("done", rank)
 
 
 def test_silence_suspension_and_the_death_of_ray_end_no_run(launcher: Launcher, left_behind: Left) -> None:
-    """Six minutes without a word of anybody's but heartbeats; the launcher is suspended for 30 of its 60 s; Ray dies; the run's folder goes."""
+    """Six minutes without a word of anybody's but heartbeats; the launcher is suspended for 30 of its 60 s; Ray dies;
+    the run's folder goes."""
     run = launcher(
         WAIT.format(body="time.sleep(0.1)"), "--nodes", "2", "--start-timeout", "1800", MANYGRAD_CLOCK_RATE=RATE
     )
@@ -249,7 +251,8 @@ def listening(pids: set[int]) -> dict[str, int]:
 
 
 def test_what_others_on_this_machine_see(launcher: Launcher) -> None:
-    """Every socket listens on loopback only, and every file outside the run directory lies in a folder that is ours alone."""
+    """Every socket listens on loopback only, and every file outside the run directory
+    lies in a folder that is ours alone."""
     run = launcher(WAIT.format(body="time.sleep(0.1)"), "--nodes", "2", real_endpoint=True, TRANSPORT="zmq")
     for r in range(2):
         run.wait_for_log(r, "started")
@@ -259,9 +262,8 @@ def test_what_others_on_this_machine_see(launcher: Launcher) -> None:
     pids = {run.process.pid, *marked_processes(job, folder)}
     sockets = listening(pids)
     texts = [" ".join(psutil.Process(p).cmdline()) for p in pids if psutil.pid_exists(p)]
-    assert not [t for t in texts if "monitor.py" in t or "dashboard.py" in t], (
-        texts
-    )  # (they would slow the start, and nobody needs them)
+    # (they would slow the start, and nobody needs them)
+    assert not [t for t in texts if "monitor.py" in t or "dashboard.py" in t], texts
     assert len(sockets) > 4, sockets
     assert all(a.startswith(("127.0.0.1:", "::ffff:127.0.0.1:")) for a in sockets), sockets
     files = {f.path for p in pids if psutil.pid_exists(p) for f in psutil.Process(p).open_files()}

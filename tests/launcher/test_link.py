@@ -101,7 +101,8 @@ def events_until(server: ControlServer, kind: type, within_s: float = 10.0) -> l
 
 
 def test_the_channel_outlives_silence_and_broken_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker's channel on a clock 100 times as fast: minutes of heartbeats, then a launcher that says nothing for a minute."""
+    """A worker's channel on a clock 100 times as fast: minutes of heartbeats,
+    then a launcher that says nothing for a minute."""
     clock = Clock(100.0)
     server = ControlServer(1, clock=clock)
     proxy = Proxy(server.address)

@@ -1,4 +1,5 @@
-"""The network between the launcher and its ranks goes away for two seconds: nothing ends, nothing is lost, nothing comes twice."""
+"""The network between the launcher and its ranks goes away for two seconds: nothing ends, nothing is lost,
+nothing comes twice."""
 
 from __future__ import annotations
 
@@ -107,7 +108,8 @@ class Outage:
         self.until(lambda: self.progress()[0] >= s + steps and self.progress()[1] >= p + plans)
 
     def outage(self, host: int, seconds: float = 2.0, steps: int = 0) -> tuple[int, int]:
-        """Cut a host off; meanwhile all make at least so many steps. Returns the plans made before and at the end of it."""
+        """Cut a host off; meanwhile all make at least so many steps.
+        Returns the plans made before and at the end of it."""
         self.hosts.down(host)
         plans = self.progress()[1]
         end = time.monotonic() + seconds
@@ -155,7 +157,8 @@ def _in_namespace(name: str) -> list[int]:
 
 
 def test_the_launcher_is_cut_off_while_training_goes_on(tmp_path: Path) -> None:
-    """The control channel of all ranks is down, twice: while steps are replayed, and while each needs the launcher's word on a new plan."""
+    """The control channel of all ranks is down, twice: while steps are replayed,
+    and while each needs the launcher's word on a new plan."""
     with hosts(3) as h:
         run = Outage(tmp_path, h)
         try:
@@ -164,9 +167,8 @@ def test_the_launcher_is_cut_off_while_training_goes_on(tmp_path: Path) -> None:
             (tmp_path / "plan").touch()
             run.more(plans=5)
             before, after = run.outage(0)
-            assert after <= before + 2, (
-                "the launcher was not cut off"
-            )  # (one was agreed, and one made and not written down)
+            # (one was agreed, and one made and not written down)
+            assert after <= before + 2, "the launcher was not cut off"
             run.more(plans=5)
             run.end()
         finally:

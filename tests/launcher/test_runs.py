@@ -51,8 +51,10 @@ def test_success(launcher: Launcher, left_behind: Left) -> None:
         from manygrad.multi.world import world
         assert __name__ == "__main__" and "ray" not in sys.modules and sys.stdin.read() == ""
         e = os.environ
-        assert (e["WORLD_SIZE"], e["LOCAL_RANK"], e["LOCAL_WORLD_SIZE"], e["GROUP_RANK"]) == ("3", e["RANK"], "3", e["RANK"])
-        assert int(e["MASTER_PORT"]) > 0 and int(e["THREADS"]) >= 1 and e["OMP_NUM_THREADS"] == e["THREADS"] and e["MINE"] == "yes"
+        assert (e["WORLD_SIZE"], e["LOCAL_WORLD_SIZE"]) == ("3", "3")
+        assert (e["LOCAL_RANK"], e["GROUP_RANK"]) == (e["RANK"], e["RANK"])
+        assert int(e["MASTER_PORT"]) > 0 and int(e["THREADS"]) >= 1
+        assert e["OMP_NUM_THREADS"] == e["THREADS"] and e["MINE"] == "yes"
         print("rank", e["RANK"], world.rank, world.devices, sys.argv[1:])
         print("same for all", file=sys.stderr)
     """,
@@ -175,7 +177,8 @@ def test_a_rank_is_killed(launcher: Launcher, left_behind: Left) -> None:
 
 
 def test_what_a_rank_detaches_ends_with_it(launcher: Launcher, left_behind: Left) -> None:
-    """A daemon: an orphan in a session of its own, with nothing of the run in its environment. And dead ones do not stay as zombies."""
+    """A daemon: an orphan in a session of its own, with nothing of the run in its environment.
+    And dead ones do not stay as zombies."""
     run = launcher(
         """
         import os, subprocess, sys, time

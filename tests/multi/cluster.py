@@ -1,6 +1,8 @@
-"""Several workers simulated in this process: every rank schedules the same graph as a worker of n does, and the ranks' calls are run in lockstep.
+"""Several workers simulated in this process: every rank schedules the same graph as a worker of n does,
+and the ranks' calls are run in lockstep.
 
-At each collective all ranks must have come to the same one; it is then carried out by the program that real workers run.
+At each collective all ranks must have come to the same one;
+it is then carried out by the program that real workers run.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ def collectives_of(linear: UOp) -> list[tuple[Any, ...]]:
 
 
 def assert_same_collectives(linears: list[UOp]) -> None:
-    """Every rank has the collectives of all devices that rank 0 has, in its order; of sends it has those it takes part in."""
+    """Every rank has the collectives of all devices that rank 0 has, in its order;
+    of sends it has those it takes part in."""
     everyone = [[c for c in collectives_of(linear) if c[0] != "SEND"] for linear in linears]
     for rank, mine in enumerate(everyone):
         assert mine == everyone[0], f"rank {rank} runs {mine}\nrank 0 runs {everyone[0]}"

@@ -42,9 +42,12 @@ def test_what_stays_cut_needs_no_communication() -> None:
         Tensor(np.zeros((8, 2), np.int64)).shard(TWO, 0).contiguous().realize(),
     )
     for t in (
-        (x * y + 1).exp(), x.sum(1), x.softmax(1), x @ w, (x @ w).relu() @ cut(5, 2, axis=None), x.T * 2, x.reshape(8, 2, 3).sum(2), x.reshape(48), x[:, 1:3], x.pad((1, 1)),
-        x.cat(y, dim=1), x.unsqueeze(1).expand(8, 3, 6), x.flip(1), x.layer_norm(6), x + w.sum(), x[:, columns], w.sum(0), x.cast("float16"), x.contiguous(),
-        w[rows], x.reshape(6, 8), x.reshape(16, 3), x.gather(1, rows), x.scatter_add(1, rows, y), x.scatter(1, rows, 2.0), x.sort(1).values, x.topk(2).indices,
+        (x * y + 1).exp(), x.sum(1), x.softmax(1), x @ w, (x @ w).relu() @ cut(5, 2, axis=None), x.T * 2,
+        x.reshape(8, 2, 3).sum(2), x.reshape(48), x[:, 1:3], x.pad((1, 1)),
+        x.cat(y, dim=1), x.unsqueeze(1).expand(8, 3, 6), x.flip(1), x.layer_norm(6), x + w.sum(), x[:, columns],
+        w.sum(0), x.cast("float16"), x.contiguous(),
+        w[rows], x.reshape(6, 8), x.reshape(16, 3), x.gather(1, rows), x.scatter_add(1, rows, y),
+        x.scatter(1, rows, 2.0), x.sort(1).values, x.topk(2).indices,
         x.gather(1, rows).sum().gradient(x)[0], x.index_fill(0, columns, 3.0), x.median(1).values,
     ):  # fmt: skip
         assert communication(t) == [], t
@@ -123,11 +126,8 @@ def test_all_gradients_of_an_optimiser_step_are_one_all_reduce() -> None:
             moved = communication([*todo, loss])
             todo[0].realize(*todo[1:], loss)
     count = sum(int(np.prod(p.shape)) for p in params)
-    assert sorted(moved) == [
-        ("ALLREDUCE", 1),
-        ("ALLREDUCE", 1),
-        ("ALLREDUCE", count),
-    ]  # the loss's sum, its count of targets, the gradients
+    # the loss's sum, its count of targets, the gradients
+    assert sorted(moved) == [("ALLREDUCE", 1), ("ALLREDUCE", 1), ("ALLREDUCE", count)]
 
 
 # *** several workers ***
@@ -169,7 +169,8 @@ def test_a_worker_schedules_its_own_devices_only(four_workers: World) -> None:
 
 
 def test_the_rows_of_a_worker(four_workers: World) -> None:
-    """16 rows over 8 devices: worker 1 holds rows 4, 5 on its first and 6, 7 on its second device, which gets a copy of them."""
+    """16 rows over 8 devices: worker 1 holds rows 4, 5 on its first and 6, 7 on its second device,
+    which gets a copy of them."""
     x = Tensor(np.ones((16, 6), np.float32), device="NULL").shard(world.devices, 0)
     reads = []
     for call in create_linear_with_vars(sink_of(x * 1.5), world).linear.src:
@@ -184,7 +185,10 @@ def test_the_rows_of_a_worker(four_workers: World) -> None:
 def test_devices_of_others_are_refused(four_workers: World) -> None:
     with pytest.raises(
         ValueError,
-        match=r"none of the 2 devices NULL:0@2\.\. belongs to this worker \(rank 1\); shard over manygrad\.world\.devices",
+        match=(
+            r"none of the 2 devices NULL:0@2\.\. belongs to this worker \(rank 1\); "
+            r"shard over manygrad\.world\.devices"
+        ),
     ):
         (Tensor(np.ones(4, np.float32), device="NULL").shard(("NULL:0@2", "NULL:0@3"), 0) * 2).realize()
 
@@ -245,7 +249,8 @@ def test_a_device_whose_part_is_empty_has_nothing_to_run() -> None:
 
 
 def test_a_part_that_is_constant_is_sent_from_its_device() -> None:
-    """The second device holds no column: what it is to send folds to an empty constant, which lies nowhere by itself."""
+    """The second device holds no column: what it is to send folds to an empty constant,
+    which lies nowhere by itself."""
     x = Tensor(np.array([[2.0], [3.0]])).shard(TWO)
     y = Tensor(np.array([[5.0], [7.0]])).shard(TWO, 1)
     hidden = (x * y + y).sum(0).relu().scatter_add(0, Tensor(np.array([0, 0])).shard(TWO), y.reshape(-1))

@@ -164,7 +164,10 @@ def test_errors_name_shapes_and_devices() -> None:
     x, y = Tensor(np.zeros((4, 2))).shard(devices(2), 0), Tensor(np.zeros((4, 2))).shard(devices(3), 0)
     with pytest.raises(
         ValueError,
-        match=r"operands are on different devices: \(4, 2\) on \('PYTHON:0', 'PYTHON:1'\) and \(4, 2\) on \('PYTHON:0', 'PYTHON:1', 'PYTHON:2'\)",
+        match=(
+            r"operands are on different devices: \(4, 2\) on \('PYTHON:0', 'PYTHON:1'\) and \(4, 2\) on "
+            r"\('PYTHON:0', 'PYTHON:1', 'PYTHON:2'\)"
+        ),
     ):
         x + y
     with pytest.raises(ValueError, match=r"assign: the value is on"):
@@ -189,10 +192,14 @@ def test_reductions_give_the_same_bits_on_1_2_4_8_devices() -> None:
     a = (rng.standard_normal((16, 24, 3)) * 10 ** rng.uniform(-3, 3, (16, 24, 3))).astype(np.float32)
     w = rng.standard_normal((24, 5)).astype(np.float32)
     fs: dict[str, Callable[[Tensor], Tensor]] = {
-        "sum": lambda t: t.sum(), "sum 0": lambda t: t.sum(0), "sum 0 1": lambda t: t.sum((0, 1)), "mean 0 2": lambda t: t.mean((0, 2)),
-        "squares": lambda t: t.square().sum(0), "var": lambda t: t.var(0), "softmax": lambda t: t.softmax(0).sum(0), "max": lambda t: t.max(),
-        "loss": lambda t: (t[:, :, 0] @ Tensor(w).shard(t.device)).square().sum(), "weight gradient": lambda t: t[:, :, 0].T @ t[:, :, 1],
-        "logsumexp": lambda t: t.logsumexp(0), "layer norm": lambda t: t.layer_norm(3).sum((0, 1)), "scale gradient": scale_gradient,
+        "sum": lambda t: t.sum(), "sum 0": lambda t: t.sum(0), "sum 0 1": lambda t: t.sum((0, 1)),
+        "mean 0 2": lambda t: t.mean((0, 2)),
+        "squares": lambda t: t.square().sum(0), "var": lambda t: t.var(0), "softmax": lambda t: t.softmax(0).sum(0),
+        "max": lambda t: t.max(),
+        "loss": lambda t: (t[:, :, 0] @ Tensor(w).shard(t.device)).square().sum(),
+        "weight gradient": lambda t: t[:, :, 0].T @ t[:, :, 1],
+        "logsumexp": lambda t: t.logsumexp(0), "layer norm": lambda t: t.layer_norm(3).sum((0, 1)),
+        "scale gradient": scale_gradient,
     }  # fmt: skip
     for name, f in fs.items():
         bits = {n: f(Tensor(a, device="CPU").shard(devices(n, "CPU"), 0)).numpy().tobytes() for n in (1, 2, 4, 8)}
@@ -207,12 +214,15 @@ TABLE, ROWS = RNG.standard_normal((5, 3)), RNG.standard_normal((6, 3))
 INDEX, CLASSES = RNG.integers(0, 5, (6, 3)), RNG.integers(0, 3, 6)
 Axes = list[tuple[int | None, ...]]
 OPERATORS: dict[str, tuple[Callable[..., Tensor], tuple[np.ndarray, ...], Axes]] = {
-    "convolution": (lambda x, w: x.conv2d(w, padding=1, stride=2), (IMAGES, FILTERS), [(0, None), (1, None), (2, None), (0, 0), (None, 0), (3, 1)]),
-    "grouped convolution": (lambda x, w: x.conv2d(w, groups=2), (IMAGES, GROUPED), [(0, None), (1, None), (None, 0), (1, 0)]),
+    "convolution": (lambda x, w: x.conv2d(w, padding=1, stride=2), (IMAGES, FILTERS),
+                    [(0, None), (1, None), (2, None), (0, 0), (None, 0), (3, 1)]),
+    "grouped convolution": (lambda x, w: x.conv2d(w, groups=2), (IMAGES, GROUPED),
+                            [(0, None), (1, None), (None, 0), (1, 0)]),
     "max pooling": (lambda x: x.max_pool2d(2), (IMAGES,), [(0,), (1,), (2,), (3,)]),
     "average pooling": (lambda x: x.avg_pool2d(3, 1, 1), (IMAGES,), [(0,), (1,), (2,), (3,)]),
     "attention": (lambda x: x.scaled_dot_product_attention(x, x, is_causal=True), (IMAGES,), [(0,), (1,), (2,), (3,)]),
-    "scatter_add": (lambda b, i, s: b.scatter_add(0, i, s), (TABLE, INDEX, ROWS), [(None, None, None), (0, None, None), (None, 0, 0), (0, 0, 0), (1, 1, 1), (None, 1, 0)]),
+    "scatter_add": (lambda b, i, s: b.scatter_add(0, i, s), (TABLE, INDEX, ROWS),
+                    [(None, None, None), (0, None, None), (None, 0, 0), (0, 0, 0), (1, 1, 1), (None, 1, 0)]),
     "gather": (lambda b, i: b.gather(0, i), (TABLE, INDEX), [(None, 0), (0, None), (0, 0), (1, 1), (0, 1), (None, 1)]),
     "embedding": (lambda b, i: b[i], (TABLE, INDEX), [(None, 0), (0, None), (0, 0), (1, None), (1, 0), (1, 1)]),
     "cross entropy": (lambda x, y: x.cross_entropy(y), (ROWS, CLASSES), [(0, 0), (None, 0), (0, None), (1, None)]),
@@ -222,7 +232,8 @@ OPERATORS: dict[str, tuple[Callable[..., Tensor], tuple[np.ndarray, ...], Axes]]
     "triangle": (lambda x: x.tril(), (IMAGES,), [(0,), (2,), (3,)]),
     "roll": (lambda x: x.roll(2, 0), (ROWS,), [(0,), (1,)]),
     "largest of sums": (lambda x: x.sum(0).max(), (ROWS,), [(0,), (1,)]),
-    "sum of largest": (lambda x, i: x.amax(0, keepdim=True).scatter_add(0, i[:1] * 0, x[:1]), (ROWS, INDEX), [(0, None), (1, None)]),
+    "sum of largest": (lambda x, i: x.amax(0, keepdim=True).scatter_add(0, i[:1] * 0, x[:1]), (ROWS, INDEX),
+                       [(0, None), (1, None)]),
 }  # fmt: skip
 
 

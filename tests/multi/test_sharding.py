@@ -281,7 +281,8 @@ def memory_of(t: Tensor) -> list[int]:
 @pytest.mark.parametrize("n", [2, 3])
 @pytest.mark.parametrize("optimizer", [SGD, AdamW, nn.optim.LAMB, nn.optim.RMSprop])
 def test_an_optimiser_keeps_every_placement(optimizer: Any, n: int) -> None:
-    """Whole, cut evenly on either dim, cut unevenly: bytes per device are the same before and after steps; so are the numbers on one device."""
+    """Whole, cut evenly on either dim, cut unevenly: bytes per device are the same before and after steps;
+    so are the numbers on one device."""
     where = devices(n)
     shapes: list[tuple[tuple[int, ...], int | None]] = [
         ((6, 12), 0),

@@ -46,7 +46,10 @@ def test_digests_that_do_not_come_are_named(gate: threading.Event, monkeypatch: 
         a = begun(3)
         with pytest.raises(
             TimeoutError,
-            match=r"waited 0.2 s for the digest of float32 \(4,\).* \(2 of 3 are made\).*plan 0x.*5eed.*COLLECTIVE_TIMEOUT_S",
+            match=(
+                r"waited 0.2 s for the digest of float32 \(4,\).* \(2 of 3 are made\).*plan "
+                r"0x.*5eed.*COLLECTIVE_TIMEOUT_S"
+            ),
         ):
             a.end()
 

@@ -246,7 +246,10 @@ def test_an_environment_variable_that_is_no_number_is_named() -> None:
 
 
 def test_a_program_that_keeps_tensors_to_the_end_exits_silently() -> None:
-    code = "from manygrad import Tensor\nt = Tensor([1.0]) + 1\nt.realize(); d = {'x': t * 2}; d['x'].numpy(); print('done')"
+    code = (
+        "from manygrad import Tensor\nt = Tensor([1.0]) + 1\n"
+        "t.realize(); d = {'x': t * 2}; d['x'].numpy(); print('done')"
+    )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (run.returncode, run.stdout, run.stderr) == (0, "done\n", "")
 

@@ -516,10 +516,8 @@ def test_a_copy_made_before_state_is_in_memory_is_not_copied_again() -> None:
 
 
 def test_state_that_is_written_for_the_first_time_in_the_capture_is_a_part_of_the_step() -> None:
-    last, count = (
-        Tensor.zeros(4),
-        Tensor.zeros(4),
-    )  # (a copy of zeros is zeros: after the first call `last` is still no memory)
+    # (a copy of zeros is zeros: after the first call `last` is still no memory)
+    last, count = (Tensor.zeros(4), Tensor.zeros(4))
 
     @TinyJit
     def step(x: Tensor) -> Tensor:

@@ -109,5 +109,6 @@ def test_a_write_to_a_disk_that_fails(tmp_path: Path) -> None:
 
 
 def test_what_fails_after_a_part_has_run_fails_once() -> None:
-    """Interrupted where the call of a function would have run; then it runs, and another tensor's assignment turns out to be impossible."""
+    """Interrupted where the call of a function would have run;
+    then it runs, and another tensor's assignment turns out to be impossible."""
     check(([(0, 0, 0, 0), (8, 0, 0, 0), (0, 0, 0, 0), (9, 1, 0, 0)], (0, 0, 0, 2)))

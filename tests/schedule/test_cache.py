@@ -77,7 +77,8 @@ def test_another_worker_has_its_own() -> None:
 
 
 def test_other_lines_are_another_entry() -> None:
-    """Plans of collectives name the user's line: a rank that reads its schedule must name the line that the others see."""
+    """Plans of collectives name the user's line: a rank that reads its schedule
+    must name the line that the others see."""
     t = stored(4) * 3.0
     graph = normal(t)
     assert not again(graph)[1]
@@ -87,7 +88,8 @@ def test_other_lines_are_another_entry() -> None:
 
 
 def test_a_schedule_leaves_no_lines_behind() -> None:
-    """Else a later graph's lines, and with them the plans that workers compare, would depend on whether this one came from disk."""
+    """Else a later graph's lines, and with them the plans that workers compare,
+    would depend on whether this one came from disk."""
     x = stored(6, 8)
     graph = normal((x.exp() @ stored(8, 3)).softmax())
     lines = [u._cache.get("line") for u in graph.toposort()]

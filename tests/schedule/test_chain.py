@@ -1,4 +1,5 @@
-"""Kernels that hand large temporaries to each other: which become a chain, how they are cut, and what a mask leaves out."""
+"""Kernels that hand large temporaries to each other: which become a chain, how they are cut,
+and what a mask leaves out."""
 
 from __future__ import annotations
 
@@ -115,9 +116,8 @@ def test_a_chain_is_read_from_disk(tmp_path) -> None:  # type: ignore[no-untyped
 def test_what_others_read_stays_in_memory() -> None:
     x, y, z = stored(N, D), stored(N, D), stored(N, D)
     weights = (x @ y.T).softmax(-1).contiguous()
-    (call,) = [
-        c for c in linear_of([weights @ z, weights]).src if c.src[0].op is Ops.CHAIN
-    ]  # weights are a result, scores are not
+    # weights are a result, scores are not
+    (call,) = [c for c in linear_of([weights @ z, weights]).src if c.src[0].op is Ops.CHAIN]
     assert len(call.src[0].arg.temps) == 1
     np.testing.assert_allclose((weights @ z).numpy(), np.ones((N, D)), rtol=1e-5)
 

@@ -116,9 +116,9 @@ def gather_to_one_device() -> list[Tensor]:
 
 
 PROGRAMS: list[Callable[[], list[Tensor]]] = [
-    matmul_bias_relu, softmax, gradient_of_linear, large_sum_in_two, embedding_is_a_gather, scatter_add, cat_of_computed,
-    range_mask_collapses, padded_slices, assign_reversed, write_after_read, swap_without_copies, symbolic_slice, sharded_loss_and_gradient,
-    reshard_by_all_to_all, gather_to_one_device, chain_of_attention,
+    matmul_bias_relu, softmax, gradient_of_linear, large_sum_in_two, embedding_is_a_gather, scatter_add,
+    cat_of_computed, range_mask_collapses, padded_slices, assign_reversed, write_after_read, swap_without_copies,
+    symbolic_slice, sharded_loss_and_gradient, reshard_by_all_to_all, gather_to_one_device, chain_of_attention,
 ]  # fmt: skip
 
 

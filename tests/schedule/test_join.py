@@ -68,7 +68,8 @@ def test_a_reduction_keeps_its_own_loops_where_its_part_is_turned() -> None:
 
 
 def test_a_chain_writes_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention's gradients of queries, keys and values, which one product made, are written side by side by one chain."""
+    """Attention's gradients of queries, keys and values, which one product made,
+    are written side by side by one chain."""
     b, h, t, d = 8, 4, 64, 32
 
     def gradient(x: np.ndarray) -> Tensor:

@@ -1,4 +1,5 @@
-"""What a kernel uses of a buffer from a constant offset on is an argument of its own, so that equal kernels on other parts are one."""
+"""What a kernel uses of a buffer from a constant offset on is an argument of its own,
+so that equal kernels on other parts are one."""
 
 from __future__ import annotations
 

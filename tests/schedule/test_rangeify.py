@@ -1,4 +1,5 @@
-"""rangeify: STOREs of one form share a kernel AST, with arguments of their own; operands in one buffer are two arguments."""
+"""rangeify: STOREs of one form share a kernel AST, with arguments of their own;
+operands in one buffer are two arguments."""
 
 from __future__ import annotations
 

@@ -187,9 +187,8 @@ def test_any_order_keeps_what_each_reader_sees(data: st.DataObject) -> None:
 
 def test_a_reader_of_the_old_value_runs_before_the_write() -> None:
     x = stored(8)
-    readers = [
-        x.flip(0) * (i + 2.0) for i in range(3)
-    ]  # at other elements than the write: one kernel, but not the writer's
+    # at other elements than the write: one kernel, but not the writer's
+    readers = [x.flip(0) * (i + 2.0) for i in range(3)]
     x.assign(x + 100)
     linear = linear_of([x, *readers])  # the write is named first
     first, last = linear.src

@@ -1,4 +1,5 @@
-"""Updates by joined values that are cheaper computed again than read: one kernel a part, which stores the value and uses it."""
+"""Updates by joined values that are cheaper computed again than read: one kernel a part,
+which stores the value and uses it."""
 
 from __future__ import annotations
 
@@ -122,7 +123,8 @@ def test_updates_that_need_each_other_are_updated_at_once() -> None:
     ],
 )
 def test_steps_of_one_sample_are_those_of_two_halves(optimiser: Callable[[Any], Any]) -> None:
-    """One sample, and the same sample twice, whose gradients are products that are not computed again: equal steps up to rounding."""
+    """One sample, and the same sample twice, whose gradients are products that are not computed again:
+    equal steps up to rounding."""
     data = np.random.default_rng(0).normal(size=(1, 24)).astype(np.float32)
 
     def run(copies: int) -> list[np.ndarray]:

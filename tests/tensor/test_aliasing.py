@@ -1,8 +1,9 @@
 """Which results share memory with the input, by PyTorch's rules: a write to one shows in the other, or does not.
 
-The sweep runs every case of tests/tensor/cases; the tables below are calls whose result equals the input, where a shortcut would return it.
-The rules are those of PyTorch's page "Tensor Views" and of the pages of the operators that it does not name (`positive` returns its
-input, `einsum` may return a view, dropout returns its input where it drops nothing).
+The sweep runs every case of tests/tensor/cases; the tables below are calls whose result equals the input, where a
+shortcut would return it. The rules are those of PyTorch's page "Tensor Views" and of the pages of the operators that it
+does not name (`positive` returns its input, `einsum` may return a view, dropout returns its input where it drops
+nothing).
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ from tests.tensor.cases.case import Case, Sample
 from tests.tensor.test_ops import EVERY, MANYGRAD, as_type, flat
 
 ALWAYS = set(  # views; of 0-d tensors and where nothing changes, the tensor itself
-    """T H mT mH t adjoint as_strided broadcast_to chunk diagonal dsplit expand expand_as hsplit moveaxis movedim narrow permute real select
-    split split_with_sizes squeeze swapaxes swapdims tensor_split transpose unbind unflatten unfold unsafe_chunk unsafe_split
-    unsafe_split_with_sizes unsqueeze view view_as vsplit atleast_1d atleast_2d atleast_3d broadcast_tensors meshgrid positive detach
+    """T H mT mH t adjoint as_strided broadcast_to chunk diagonal dsplit expand expand_as hsplit moveaxis movedim narrow
+    permute real select split split_with_sizes squeeze swapaxes swapdims tensor_split transpose unbind unflatten unfold
+    unsafe_chunk unsafe_split unsafe_split_with_sizes unsqueeze view view_as vsplit atleast_1d atleast_2d atleast_3d
+    broadcast_tensors meshgrid positive detach
     reshape reshape_as flatten ravel""".split()  # (the last four: of the tensors here, which lie in memory in order)
 )
 SOMETIMES = set(
-    """contiguous einsum cartesian_prod sum_to_size to type type_as cast float double half bfloat16 int long short char byte bool cpu
-    dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout""".split()
+    """contiguous einsum cartesian_prod sum_to_size to type type_as cast float double half bfloat16 int long short
+    char byte bool cpu dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout""".split()
 )
 
 

@@ -62,7 +62,10 @@ def test_a_leaf_is_written_inside_no_grad_only() -> None:
     x = leaf(1, 2, 3)
     with pytest.raises(
         RuntimeError,
-        match=r"t\[\.\.\.\] = value: a leaf Variable that requires grad is being used in an in-place operation \(shape \(3,\)",
+        match=(
+            r"t\[\.\.\.\] = value: a leaf Variable that requires grad is being used in an in-place operation "
+            r"\(shape \(3,\)"
+        ),
     ):
         x[0] = 5
     with Tensor.no_grad():

@@ -65,7 +65,9 @@ USES: dict[str, tuple[Callable[[Tensor], Tensor], int, int, str]] = {
     "cross_entropy": (lambda i: F.cross_entropy(table(3, N), i, ignore_index=-1), -1, N - 1, "cross_entropy: class"),
     "nll_loss": (lambda i: F.nll_loss(table(3, N), i, ignore_index=-1), -1, N - 1, "nll_loss: class"),
     "multi_margin_loss": (lambda i: F.multi_margin_loss(table(3, N), i), 0, N - 1, "multi_margin_loss: class"),
-    "multilabel_margin_loss": (lambda i: F.multilabel_margin_loss(table(1, N), ints(-1, -1, -1, 0, 0, 0).index_put((ints(0, 1, 2),), i).reshape(1, N)), -1, N - 1, "multilabel_margin_loss: class"),
+    "multilabel_margin_loss": (lambda i: F.multilabel_margin_loss(
+        table(1, N), ints(-1, -1, -1, 0, 0, 0).index_put((ints(0, 1, 2),), i).reshape(1, N)),
+        -1, N - 1, "multilabel_margin_loss: class"),
 }  # fmt: skip
 
 
@@ -138,12 +140,11 @@ def test_the_line_of_each_use_of_equal_graphs() -> None:
     t, i = table(N), ints(0, N)
     a = t[i]
     b = t[ints(0, N)]
+    first = test_the_line_of_each_use_of_equal_graphs.__code__.co_firstlineno
     for x in (a, b):
         with pytest.raises(IndexError) as told:
             x.numpy()
-        assert str(told.value).endswith(
-            f"(test_checking.py:{test_the_line_of_each_use_of_equal_graphs.__code__.co_firstlineno + (2 if x is a else 3)})"
-        )
+        assert str(told.value).endswith(f"(test_checking.py:{first + (2 if x is a else 3)})")
 
 
 def test_in_a_function() -> None:

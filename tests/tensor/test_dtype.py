@@ -30,8 +30,10 @@ PROMOTE = {
 }
 # what PyTorch has no answer for: the unsigned types above 8 bits with other integers
 WIDE = {
-    ("uint16", "uint8"): "uint16", ("uint32", "uint16"): "uint32", ("uint64", "uint32"): "uint64", ("uint64", "bool"): "uint64",
-    ("uint16", "int8"): "int32", ("uint16", "int32"): "int32", ("uint32", "int32"): "int64", ("uint64", "int8"): "int64",
+    ("uint16", "uint8"): "uint16", ("uint32", "uint16"): "uint32", ("uint64", "uint32"): "uint64",
+    ("uint64", "bool"): "uint64",
+    ("uint16", "int8"): "int32", ("uint16", "int32"): "int32", ("uint32", "int32"): "int64",
+    ("uint64", "int8"): "int64",
     ("uint16", "float16"): "float16", ("uint64", "float32"): "float32",
 }  # fmt: skip
 
@@ -161,8 +163,5 @@ def test_to_takes_a_type_a_device_or_a_tensor() -> None:
 def test_where_in_both_orders() -> None:
     x, c = Tensor([1.0, 2.0, 3.0]), Tensor([True, False, True])
     assert x.where(c, 0).tolist() == c.where(x, 0.0).tolist() == [1, 0, 3]
-    assert c.where(Tensor([False, True, True]), c).tolist() == [
-        True,
-        False,
-        True,
-    ]  # PyTorch's order where both are bool
+    # PyTorch's order where both are bool
+    assert c.where(Tensor([False, True, True]), c).tolist() == [True, False, True]

@@ -19,11 +19,8 @@ from manygrad.tensor.uop.shape import numel
 from tests.schedule.programs import linear_of
 
 RNG = np.random.default_rng(0)
-SHAPES = [
-    (2, 2, 1, 64, 64, 8, 8),
-    (1, 2, 2, 48, 80, 8, 4),
-    (1, 1, 1, 200, 200, 16, 16),
-]  # batch, heads of keys, queries' per key's, L, S, E, Ev
+# batch, heads of keys, queries' per key's, L, S, E, Ev
+SHAPES = [(2, 2, 1, 64, 64, 8, 8), (1, 2, 2, 48, 80, 8, 4), (1, 1, 1, 200, 200, 16, 16)]
 KINDS = ["none", "causal", "bools", "floats"]
 
 
@@ -110,9 +107,8 @@ def check(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "shape", [SHAPES[1], SHAPES[2], (1, 1, 1, 5, 70, 8, 8)], ids=str
-)  # (the last: fewer queries than keys are wide)
+# (the last: fewer queries than keys are wide)
+@pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[2], (1, 1, 1, 5, 70, 8, 8)], ids=str)
 def test_in_parts(shape: tuple[int, ...], kind: str, small_chains: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys, and queries, gone over 32 at a time; in the last row of the mask whole parts see nothing."""
     monkeypatch.setattr(flash, "PART", 32)
@@ -152,8 +148,8 @@ def test_no_array_of_queries_by_keys_is_in_memory(is_causal: bool) -> None:
 
 
 def test_replayed_the_same_bits_and_on_two_devices_the_same_numbers() -> None:
-    """To the bit where a device holds whole heads or batches in tiles of one size, as on registers of 512 bits; with narrower ones half as many
-    heads get another tile, and the keys are added up in another order."""
+    """To the bit where a device holds whole heads or batches in tiles of one size, as on registers of 512 bits; with
+    narrower ones half as many heads get another tile, and the keys are added up in another order."""
     arrays = [t.numpy() for t in leaves(2, 4, 256, 16)]
 
     def run(axis: int | None, jit: bool, sharded: bool) -> list[np.ndarray]:
@@ -164,9 +160,8 @@ def test_replayed_the_same_bits_and_on_two_devices_the_same_numbers() -> None:
         fn: Any = TinyJit(lambda *x: step(*x, is_causal=True)) if jit else lambda *x: step(*x, is_causal=True)
         for _ in range(3 if jit else 1):
             found = fn(*ts)
-            found[0].realize(
-                *found[1:]
-            )  # in one schedule, as the jit does: apart, forward alone is fused and tiled otherwise
+            # in one schedule, as the jit does: apart, forward alone is fused and tiled otherwise
+            found[0].realize(*found[1:])
         return [t.numpy() for t in found]
 
     want = run(None, False, False)

@@ -66,7 +66,8 @@ def test_it_is_traced_and_scheduled_once() -> None:
 
 
 def test_nothing_is_computed_twice() -> None:
-    """The gradient reads what the call has computed: hardly more kernels than without (nothing is merged across a call's two ends)."""
+    """The gradient reads what the call has computed: hardly more kernels than without
+    (nothing is merged across a call's two ends)."""
     ws = [stored(16, 16) for _ in range(4)]
     for w in ws:
         w.requires_grad = True
@@ -438,7 +439,8 @@ def test_a_view_from_outside_that_is_written_between_calls() -> None:
 
 @pytest.mark.parametrize("writer", [None, "inner", "outer"])
 def test_a_view_from_outside_of_what_an_outer_function_was_given(writer: str | None) -> None:
-    """Inside the outer function its argument is apart from views of it; a trace made there is of no use where they share memory."""
+    """Inside the outer function its argument is apart from views of it;
+    a trace made there is of no use where they share memory."""
     state, w = Tensor(np.arange(4.0).reshape(2, 2)).realize(), Tensor(np.ones((2, 2))).realize()
     w.requires_grad = True
     row, detached = state[1:2], state.detach()
@@ -484,7 +486,8 @@ def test_a_constant_that_is_assigned_an_equal_one() -> None:
 @pytest.mark.parametrize("axis", [None, 0, 1])
 @pytest.mark.parametrize("realized", [False, True])
 def test_views_from_outside_whose_whole_is_gone(axis: int | None, realized: bool) -> None:
-    """They share storage that no tensor has as its value: what is written to one shows in the other, inside the function, too."""
+    """They share storage that no tensor has as its value: what is written to one shows in the other,
+    inside the function, too."""
     whole = Tensor(np.arange(24, dtype=np.float32).reshape(4, 6))
     whole = whole if axis is None else whole.shard(("CPU:0", "CPU:1"), axis)
     bits = (whole.realize() if realized else whole).view("int32")

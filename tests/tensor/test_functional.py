@@ -40,7 +40,8 @@ def test_extreme_values_do_not_overflow() -> None:
 
 
 def test_gelu_and_erf_of_float32() -> None:
-    """Digit for digit where the result is not small; where it is, gelu keeps more than Φ as a difference from 1 would."""
+    """Digit for digit where the result is not small; where it is,
+    gelu keeps more than Φ as a difference from 1 would."""
     x = np.float32([*np.linspace(-12, 12, 4801), 0.0, -0.0, 1e4, -1e4, np.inf, -np.inf, np.nan])
     wide = x.astype(np.float64)
     tail = np.array([math.erfc(abs(v) / math.sqrt(2)) / 2 for v in wide])
@@ -53,9 +54,8 @@ def test_gelu_and_erf_of_float32() -> None:
         np.testing.assert_allclose(got[near], want[near], rtol=error)
     np.testing.assert_allclose(got[x < -5], 0, atol=2e-6)
     assert got[x < -FAR].tolist() == [0] * int((x < -FAR).sum())
-    assert (
-        np.isnan(got[-1]) and normal_tail(Tensor([FAR])).item() > np.finfo(np.float32).tiny
-    )  # nothing underflows, which is slow
+    # nothing underflows, which is slow
+    assert np.isnan(got[-1]) and normal_tail(Tensor([FAR])).item() > np.finfo(np.float32).tiny
     want = np.array([math.erf(v) for v in wide])
     np.testing.assert_allclose(Tensor(x).erf().numpy(), want, rtol=3e-7)
 
@@ -182,7 +182,10 @@ def test_errors_of_convolution() -> None:
     x = Tensor(np.zeros((1, 3, 4, 4)))
     with pytest.raises(
         ValueError,
-        match=r"conv: input \(1, 3, 4, 4\) and weight \(2, 2, 3, 3\) with groups=1 do not fit; expected weight \(Cout, 3 // 1",
+        match=(
+            r"conv: input \(1, 3, 4, 4\) and weight \(2, 2, 3, 3\) with groups=1 do not fit; "
+            r"expected weight \(Cout, 3 // 1"
+        ),
     ):
         x.conv2d(Tensor(np.zeros((2, 2, 3, 3))))
     with pytest.raises(

@@ -42,14 +42,22 @@ def data(*shapes: tuple[int, ...], low: float = -2, high: float = 2) -> list[np.
 
 
 UNARY: dict[str, tuple[Fn, float, float]] = {
-    "neg": (lambda x: -x, -2, 2), "abs": (lambda x: x.abs(), -2, 2), "square": (lambda x: x.square(), -2, 2), "reciprocal": (lambda x: 1 / x, 0.5, 2),
-    "sqrt": (lambda x: x.sqrt(), 0.5, 2), "rsqrt": (lambda x: x.rsqrt(), 0.5, 2), "exp": (lambda x: x.exp(), -2, 2), "exp2": (lambda x: x.exp2(), -2, 2),
-    "log": (lambda x: x.log(), 0.5, 2), "log2": (lambda x: x.log2(), 0.5, 2), "log1p": (lambda x: x.log1p(), -0.5, 2), "sin": (lambda x: x.sin(), -2, 2),
-    "cos": (lambda x: x.cos(), -2, 2), "tan": (lambda x: x.tan(), -1, 1), "cube": (lambda x: x**3, -2, 2), "power": (lambda x: x**1.7, 0.5, 2),
-    "power -2": (lambda x: x**-2, 0.5, 2), "2 **": (lambda x: 2.0**x, -2, 2), "relu": (lambda x: x.relu(), -2, 2), "leaky": (lambda x: x.leaky_relu(), -2, 2),
-    "sigmoid": (lambda x: x.sigmoid(), -2, 2), "tanh": (lambda x: x.tanh(), -2, 2), "silu": (lambda x: x.silu(), -2, 2), "softplus": (lambda x: x.softplus(), -2, 2),
-    "gelu tanh": (lambda x: x.gelu("tanh"), -2, 2), "clamp": (lambda x: x.clamp(-0.7, 0.9), -2, 2), "where": (lambda x: (x > 0).where(x * 2, x * x), -2, 2),
-    "floor": (lambda x: x.floor() * x, -2, 2), "cast": (lambda x: x.cast("float64") * 2, -2, 2), "division": (lambda x: x / 3, -2, 2), "mod": (lambda x: x % 0.75, 0.8, 1.4),
+    "neg": (lambda x: -x, -2, 2), "abs": (lambda x: x.abs(), -2, 2), "square": (lambda x: x.square(), -2, 2),
+    "reciprocal": (lambda x: 1 / x, 0.5, 2),
+    "sqrt": (lambda x: x.sqrt(), 0.5, 2), "rsqrt": (lambda x: x.rsqrt(), 0.5, 2), "exp": (lambda x: x.exp(), -2, 2),
+    "exp2": (lambda x: x.exp2(), -2, 2),
+    "log": (lambda x: x.log(), 0.5, 2), "log2": (lambda x: x.log2(), 0.5, 2), "log1p": (lambda x: x.log1p(), -0.5, 2),
+    "sin": (lambda x: x.sin(), -2, 2),
+    "cos": (lambda x: x.cos(), -2, 2), "tan": (lambda x: x.tan(), -1, 1), "cube": (lambda x: x**3, -2, 2),
+    "power": (lambda x: x**1.7, 0.5, 2),
+    "power -2": (lambda x: x**-2, 0.5, 2), "2 **": (lambda x: 2.0**x, -2, 2), "relu": (lambda x: x.relu(), -2, 2),
+    "leaky": (lambda x: x.leaky_relu(), -2, 2),
+    "sigmoid": (lambda x: x.sigmoid(), -2, 2), "tanh": (lambda x: x.tanh(), -2, 2), "silu": (lambda x: x.silu(), -2, 2),
+    "softplus": (lambda x: x.softplus(), -2, 2),
+    "gelu tanh": (lambda x: x.gelu("tanh"), -2, 2), "clamp": (lambda x: x.clamp(-0.7, 0.9), -2, 2),
+    "where": (lambda x: (x > 0).where(x * 2, x * x), -2, 2),
+    "floor": (lambda x: x.floor() * x, -2, 2), "cast": (lambda x: x.cast("float64") * 2, -2, 2),
+    "division": (lambda x: x / 3, -2, 2), "mod": (lambda x: x % 0.75, 0.8, 1.4),
     "fmod": (lambda x: x.fmod(0.75), 0.8, 1.4), "masked_fill": (lambda x: x.masked_fill(x > 1, 0.0), -2, 2),
 }  # fmt: skip
 
@@ -61,7 +69,8 @@ def test_unary(name: str) -> None:
 
 
 def test_erf_and_gelu() -> None:
-    """Their forward is an approximation, so the derivative of it is compared with the exact one; gelu's is another one in float32."""
+    """Their forward is an approximation, so the derivative of it is compared with the exact one;
+    gelu's is another one in float32."""
     x = numbers(RNG, "float64", (7,))
     t = Tensor(x, requires_grad=True)
     t.erf().sum().backward()
@@ -81,8 +90,10 @@ def test_fma() -> None:
 
 
 BINARY: dict[str, Fn] = {
-    "add": lambda x, y: x + y, "sub": lambda x, y: x - y, "mul": lambda x, y: x * y, "div": lambda x, y: x / y, "maximum": lambda x, y: x.maximum(y),
-    "minimum": lambda x, y: x.minimum(y), "pow": lambda x, y: x.abs() ** y, "where": lambda x, y: (x < y).where(x * y, y), "lerp": lambda x, y: x.lerp(y, 0.3),
+    "add": lambda x, y: x + y, "sub": lambda x, y: x - y, "mul": lambda x, y: x * y, "div": lambda x, y: x / y,
+    "maximum": lambda x, y: x.maximum(y),
+    "minimum": lambda x, y: x.minimum(y), "pow": lambda x, y: x.abs() ** y,
+    "where": lambda x, y: (x < y).where(x * y, y), "lerp": lambda x, y: x.lerp(y, 0.3),
     "fmod": lambda x, y: x.fmod(y.abs() + 5),
 }  # fmt: skip
 
@@ -94,10 +105,14 @@ def test_binary_with_broadcasting(name: str, shapes: tuple[tuple[int, ...], tupl
 
 
 MOVEMENT: dict[str, Fn] = {
-    "reshape": lambda x: x.reshape(4, 3) * x.reshape(2, 6).reshape(4, 3), "permute": lambda x: x.permute(2, 0, 1), "expand": lambda x: x.unsqueeze(1).expand(2, 3, 3, 2),
-    "pad": lambda x: x.pad((1, 2, 0, 1)), "pad value": lambda x: x.pad((1, 0), value=3.0), "shrink": lambda x: x.shrink(((0, 1), (1, 3), (0, 2))), "flip": lambda x: x.flip(0, 2),
-    "cat": lambda x: x.cat(x * x, dim=1), "stack": lambda x: x.stack(x.exp(), dim=-1), "split": lambda x: x.split([1, 2], 1)[1] * 2, "repeat": lambda x: x.repeat(1, 2, 2),
-    "roll": lambda x: x.roll(1, 1), "tril": lambda x: x.tril(), "step": lambda x: x[:, ::2, ::-1], "int": lambda x: x[1, :, 0], "windows": lambda x: x.unfold_windows((2, 2), (1, 1), (1, 1)),
+    "reshape": lambda x: x.reshape(4, 3) * x.reshape(2, 6).reshape(4, 3), "permute": lambda x: x.permute(2, 0, 1),
+    "expand": lambda x: x.unsqueeze(1).expand(2, 3, 3, 2),
+    "pad": lambda x: x.pad((1, 2, 0, 1)), "pad value": lambda x: x.pad((1, 0), value=3.0),
+    "shrink": lambda x: x.shrink(((0, 1), (1, 3), (0, 2))), "flip": lambda x: x.flip(0, 2),
+    "cat": lambda x: x.cat(x * x, dim=1), "stack": lambda x: x.stack(x.exp(), dim=-1),
+    "split": lambda x: x.split([1, 2], 1)[1] * 2, "repeat": lambda x: x.repeat(1, 2, 2),
+    "roll": lambda x: x.roll(1, 1), "tril": lambda x: x.tril(), "step": lambda x: x[:, ::2, ::-1],
+    "int": lambda x: x[1, :, 0], "windows": lambda x: x.unfold_windows((2, 2), (1, 1), (1, 1)),
     "contiguous": lambda x: x.contiguous().T, "transpose": lambda x: x.mT @ x.transpose(0, 2).permute(2, 1, 0),
 }  # fmt: skip
 
@@ -109,8 +124,10 @@ def test_movement(name: str) -> None:
 
 IDX = np.array([[2, 0], [2, 1]])
 INDEXING: dict[str, Fn] = {
-    "rows": lambda x: x[I(IDX)], "twice the same": lambda x: x[I([1, 1, 1])], "both": lambda x: x[I(IDX), I([0, 3])], "column": lambda x: x[:, I([3, 0])],
-    "negative": lambda x: x[I([-1, -3])], "gather": lambda x: x.gather(1, I(IDX)), "index_select": lambda x: x.index_select(1, I([0, 0, 2])),
+    "rows": lambda x: x[I(IDX)], "twice the same": lambda x: x[I([1, 1, 1])], "both": lambda x: x[I(IDX), I([0, 3])],
+    "column": lambda x: x[:, I([3, 0])],
+    "negative": lambda x: x[I([-1, -3])], "gather": lambda x: x.gather(1, I(IDX)),
+    "index_select": lambda x: x.index_select(1, I([0, 0, 2])),
     "scatter_add": lambda x: x.scatter_add(0, I(IDX), x[:2, :2] * 3),
 }  # fmt: skip
 
@@ -121,9 +138,12 @@ def test_indexing(name: str) -> None:
 
 
 REDUCTIONS: dict[str, Fn] = {
-    "sum": lambda x: x.sum(), "sum dim": lambda x: x.sum(1), "mean": lambda x: x.mean((0, 2), keepdim=True), "max": lambda x: x.amax(1), "min": lambda x: x.min(), "prod": lambda x: x.prod(1),
-    "var": lambda x: x.var(1), "std": lambda x: x.std((0, 1)), "logsumexp": lambda x: x.logsumexp(1), "norm": lambda x: x.norm(2, 2), "cumsum": lambda x: x.cumsum(1),
-    "softmax": lambda x: x.softmax(1), "log_softmax": lambda x: x.log_softmax(-1), "layer_norm": lambda x: x.layer_norm((3, 2)), "max of sums": lambda x: x.sum(0).amax(0),
+    "sum": lambda x: x.sum(), "sum dim": lambda x: x.sum(1), "mean": lambda x: x.mean((0, 2), keepdim=True),
+    "max": lambda x: x.amax(1), "min": lambda x: x.min(), "prod": lambda x: x.prod(1),
+    "var": lambda x: x.var(1), "std": lambda x: x.std((0, 1)), "logsumexp": lambda x: x.logsumexp(1),
+    "norm": lambda x: x.norm(2, 2), "cumsum": lambda x: x.cumsum(1),
+    "softmax": lambda x: x.softmax(1), "log_softmax": lambda x: x.log_softmax(-1),
+    "layer_norm": lambda x: x.layer_norm((3, 2)), "max of sums": lambda x: x.sum(0).amax(0),
 }  # fmt: skip
 
 
@@ -177,8 +197,10 @@ def test_losses() -> None:
 @given(st.data())
 def test_random_programs(draw: st.DataObject) -> None:
     """A few ops, values used more than once."""
-    fs = [lambda a, b: a * b, lambda a, b: (a - b).exp() * 0.1, lambda a, b: a.sum(0, keepdim=True) * b, lambda a, b: a.T.reshape(b.shape) + b,
-          lambda a, b: a.softmax(-1) * b.amax(1, keepdim=True), lambda a, b: (a @ b.T) @ a, lambda a, b: a.flip(0) / (b * b + 1)]  # fmt: skip
+    fs = [lambda a, b: a * b, lambda a, b: (a - b).exp() * 0.1, lambda a, b: a.sum(0, keepdim=True) * b,
+          lambda a, b: a.T.reshape(b.shape) + b,
+          lambda a, b: a.softmax(-1) * b.amax(1, keepdim=True), lambda a, b: (a @ b.T) @ a,
+          lambda a, b: a.flip(0) / (b * b + 1)]  # fmt: skip
     program = draw.draw(
         st.lists(
             st.tuples(st.sampled_from(range(len(fs))), st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=5
@@ -197,8 +219,10 @@ def test_random_programs(draw: st.DataObject) -> None:
 # *** second order ***
 
 SECOND: dict[str, Fn] = {
-    "polynomial": lambda x: x * x * x + x, "exp": lambda x: (x * x).exp(), "sigmoid": lambda x: x.sigmoid(), "log": lambda x: (x * x + 1).log(), "matmul": lambda x: (x @ x.T).tanh(),
-    "softmax": lambda x: x.softmax(1), "index": lambda x: x[I([1, 1])] ** 3, "reciprocal": lambda x: 1 / (x * x + 1), "max": lambda x: x.amax(1) ** 3, "sin": lambda x: x.sin(), "sqrt": lambda x: (x * x + 1).sqrt(),
+    "polynomial": lambda x: x * x * x + x, "exp": lambda x: (x * x).exp(), "sigmoid": lambda x: x.sigmoid(),
+    "log": lambda x: (x * x + 1).log(), "matmul": lambda x: (x @ x.T).tanh(),
+    "softmax": lambda x: x.softmax(1), "index": lambda x: x[I([1, 1])] ** 3, "reciprocal": lambda x: 1 / (x * x + 1),
+    "max": lambda x: x.amax(1) ** 3, "sin": lambda x: x.sin(), "sqrt": lambda x: (x * x + 1).sqrt(),
     "conv": lambda x: (x.reshape(1, 1, 2, 2).conv2d(x.reshape(1, 1, 2, 2), padding=1)) ** 2,
 }  # fmt: skip
 
@@ -284,7 +308,8 @@ def test_a_written_value_has_no_history() -> None:
 
 
 def test_reading_first_changes_no_gradient() -> None:
-    """Dropout and an assigned weight in one model: backward() uses the numbers that the value was computed with, and writes nothing again."""
+    """Dropout and an assigned weight in one model: backward() uses the numbers that the value was computed with,
+    and writes nothing again."""
 
     def run(read: bool) -> list[list[float]]:
         Tensor.manual_seed(1)

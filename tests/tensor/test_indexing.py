@@ -1,7 +1,7 @@
 """Reading and writing by index, against NumPy.
 
-Mixed indices follow PyTorch where it differs from NumPy: an int beside an index tensor selects first, it is not broadcast
-with the tensors. So the oracle applies ints and slices, then the arrays.
+Mixed indices follow PyTorch where it differs from NumPy: an int beside an index tensor selects first, it is not
+broadcast with the tensors. So the oracle applies ints and slices, then the arrays.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ def test_reading(case: tuple[tuple[int, ...], tuple[Any, ...]]) -> None:
 @settings(max_examples=250)
 @given(indexed(), st.sampled_from(["number", "full", "broadcast", "self"]))
 def test_writing(case: tuple[tuple[int, ...], tuple[Any, ...]], kind: str) -> None:
-    """t[index] = value, also where value is computed from t itself; elements that two indices name get one of both values."""
+    """t[index] = value, also where value is computed from t itself;
+    elements that two indices name get one of both values."""
     shape, index = case
     if not broadcasts(index):
         return
@@ -187,7 +188,8 @@ def test_lists_arrays_and_whole_tensors_are_indices() -> None:
 
 
 def test_positions_outside_read_zero_and_write_nothing() -> None:
-    """An index tensor's values are not known when the graph is built: once the error was told, it is seen what became of them."""
+    """An index tensor's values are not known when the graph is built: once the error was told,
+    it is seen what became of them."""
     t = Tensor([1.0, 2.0, 3.0])
     read = t[Tensor([0, 3, -4, 2])]
     with pytest.raises(IndexError, match="out of range"):

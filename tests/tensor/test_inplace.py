@@ -45,7 +45,10 @@ def test_a_leaf_is_written_only_without_gradients() -> None:
     w = Tensor([1.0, 2.0]).realize().requires_grad_()
     with pytest.raises(
         RuntimeError,
-        match=r"sub_: a leaf Variable that requires grad is being used in an in-place operation .*; write to it under no_grad\(\)",
+        match=(
+            r"sub_: a leaf Variable that requires grad is being used in an in-place operation .*; "
+            r"write to it under no_grad\(\)"
+        ),
     ):
         w -= 1
     with no_grad():

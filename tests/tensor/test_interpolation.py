@@ -1,4 +1,5 @@
-"""What `interpolate` makes of types without fractions; its values for floats are cases (tests/tensor/cases/interpolation.py)."""
+"""What `interpolate` makes of types without fractions; its values for floats are cases
+(tests/tensor/cases/interpolation.py)."""
 
 from __future__ import annotations
 

@@ -145,8 +145,10 @@ def test_fill_diagonal() -> None:
 def test_views_are_views() -> None:
     """Written through, they show in what they were taken from; and no data moves to read them."""
     for view in (
-        lambda t: t.diagonal(1), lambda t: t.movedim(0, 1)[::-1], lambda t: t.narrow(0, 1, 2), lambda t: t.select(1, -1), lambda t: t.unfold(0, 2, 2),
-        lambda t: t.as_strided((2, 2), (1, 6), 7), lambda t: t.unflatten(1, (2, 3)).mT, lambda t: t.tensor_split(3, 1)[2], lambda t: t.rearrange("a (b c) -> c b a", b=2),
+        lambda t: t.diagonal(1), lambda t: t.movedim(0, 1)[::-1], lambda t: t.narrow(0, 1, 2),
+        lambda t: t.select(1, -1), lambda t: t.unfold(0, 2, 2),
+        lambda t: t.as_strided((2, 2), (1, 6), 7), lambda t: t.unflatten(1, (2, 3)).mT,
+        lambda t: t.tensor_split(3, 1)[2], lambda t: t.rearrange("a (b c) -> c b a", b=2),
     ):  # fmt: skip
         a = count(5, 6)
         t = Tensor(a).realize()
@@ -169,8 +171,10 @@ def test_rearrange() -> None:
     check(t.rearrange("b n c -> b 1 n c"), a[:, None])
     check(t[:1].rearrange("1 n c -> n c"), a[0])
     for formula, sizes, message in [
-        ("b n c", {}, "it needs one"), ("b n -> n b", {}, "left side has 2 dims, the tensor 3"), ("b n c -> b n", {}, "each name stands once"),
-        ("b (h w) c -> b h w c", {}, "give the sizes of all but one"), ("b (h w) c -> b h w c", {"h": 5}, "does not fit a dim of 12"), ("b n c -> b n c", {"q": 2}, "does not name"),
+        ("b n c", {}, "it needs one"), ("b n -> n b", {}, "left side has 2 dims, the tensor 3"),
+        ("b n c -> b n", {}, "each name stands once"),
+        ("b (h w) c -> b h w c", {}, "give the sizes of all but one"),
+        ("b (h w) c -> b h w c", {"h": 5}, "does not fit a dim of 12"), ("b n c -> b n c", {"q": 2}, "does not name"),
         ("b (n c -> b n c", {}, "parentheses"),
     ]:  # fmt: skip
         with pytest.raises(ValueError, match=message):

@@ -1,4 +1,5 @@
-"""Every operator's cases (tests/tensor/cases/): forward against NumPy, backward against differences, and sharded unevenly."""
+"""Every operator's cases (tests/tensor/cases/): forward against NumPy, backward against differences,
+and sharded unevenly."""
 
 from __future__ import annotations
 
@@ -79,7 +80,8 @@ def loss(results: list[Any], weights: list[np.ndarray]) -> float:
 @settings(max_examples=4)
 @given(data=st.data())
 def test_gradient(case: Case, data: st.DataObject) -> None:
-    """d(sum(result * weight)) / d(each float array) by backward() and by central differences of the oracle, in float64."""
+    """d(sum(result * weight)) / d(each float array) by backward()
+    and by central differences of the oracle, in float64."""
     sample = case.samples(data.draw)
     arrays = [a.astype(np.float64) if a.dtype.kind == "f" else a for a in sample.arrays]
 
@@ -104,7 +106,8 @@ def test_gradient(case: Case, data: st.DataObject) -> None:
 @settings(max_examples=4)
 @given(data=st.data())
 def test_a_gradient_is_not_zero_without_a_word(case: Case, data: st.DataObject) -> None:
-    """Where no gradient is compared (ties, NaN, none defined): if it is zero everywhere, so are the differences, or the operator refuses.
+    """Where no gradient is compared (ties, NaN, none defined): if it is zero everywhere, so are the differences,
+    or the operator refuses.
 
     A difference across a jump (`floor`) says nothing, nor one of rounding: only those of ordinary size count.
     """
@@ -120,9 +123,8 @@ def test_a_gradient_is_not_zero_without_a_word(case: Case, data: st.DataObject) 
     with Context(DEVICE="PYTHON"):
         tensors = [Tensor(a, requires_grad=a.dtype.kind == "f") for a in arrays]
         results = [r for r in flat(case.run(MANYGRAD, tensors, sample)) if isinstance(r, Tensor) and r.dtype.is_float]
-        if not trained or len(results) != len(
-            weights
-        ):  # (nothing is computed from floats, or NumPy and PyTorch give different types)
+        # (nothing is computed from floats, or NumPy and PyTorch give different types)
+        if not trained or len(results) != len(weights):
             return
         total = sum(((r * Tensor(w)).sum() for r, w in zip(results, weights)), Tensor(0.0, dtype="float64"))
         try:
@@ -154,7 +156,8 @@ def differences(
 @settings(max_examples=4)
 @given(data=st.data())
 def test_sharded(case: Case, data: st.DataObject) -> None:
-    """Each array is cut along a dim of its own choice, or replicated, over 2 or 3 devices: parts differ in size, some are empty."""
+    """Each array is cut along a dim of its own choice, or replicated, over 2 or 3 devices: parts differ in size,
+    some are empty."""
     sample: Sample = case.samples(data.draw)
     devices = tuple(f"PYTHON:{i}" for i in range(data.draw(st.integers(2, 3))))
     want = flat(case.oracle(*sample.arrays, *sample.args, **sample.kwargs))

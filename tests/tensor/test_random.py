@@ -247,8 +247,10 @@ def test_samples_are_the_same_at_any_sharding() -> None:
 
 def test_impossible_distributions() -> None:
     for call, message in [
-        (lambda: Tensor.zeros(2).normal_(0, -1), "must not be negative"), (lambda: Tensor.zeros(2).geometric_(1.0), r"lie in \(0, 1\)"),
-        (lambda: Tensor.zeros(2).uniform_(3, 1), "is empty"), (lambda: Tensor([1, 2]).bernoulli(), "probabilities are floats"),
+        (lambda: Tensor.zeros(2).normal_(0, -1), "must not be negative"),
+        (lambda: Tensor.zeros(2).geometric_(1.0), r"lie in \(0, 1\)"),
+        (lambda: Tensor.zeros(2).uniform_(3, 1), "is empty"),
+        (lambda: Tensor([1, 2]).bernoulli(), "probabilities are floats"),
         (lambda: Tensor([1, 2]).multinomial(1), "expected float weights"),
     ]:  # fmt: skip
         with pytest.raises((ValueError, TypeError), match=message):

@@ -115,9 +115,8 @@ def test_special_values() -> None:
 def test_half_types_are_summed_in_float32() -> None:
     for kind in ("float16", "bfloat16"):
         a = np.ones(5000).astype(dtypes.float16.np if kind == "float16" else dtypes.bfloat16.np)
-        assert Tensor(a).sum().item() == pytest.approx(
-            5000, rel=4e-3
-        )  # adding 1 to 2048 (256) in the half type would stay there
+        # adding 1 to 2048 (256) in the half type would stay there
+        assert Tensor(a).sum().item() == pytest.approx(5000, rel=4e-3)
         assert Tensor(a).mean().item() == 1.0
 
 
@@ -173,8 +172,10 @@ def test_reductions_of_moved_values(shape: list[int], data: st.DataObject) -> No
 
 
 MATMULS = [
-    ((3, 4), (4, 5)), ((4,), (4,)), ((4,), (4, 3)), ((3, 4), (4,)), ((2, 3, 4), (4, 5)), ((2, 3, 4), (2, 4, 5)), ((4,), (2, 4, 3)),
-    ((2, 3, 4), (4,)), ((2, 1, 3, 4), (5, 4, 2)), ((1, 1), (1, 1)), ((3, 0), (0, 4)), ((0, 3), (3, 2)), ((2, 0, 3), (3, 1)), ((17, 33), (33, 10)),
+    ((3, 4), (4, 5)), ((4,), (4,)), ((4,), (4, 3)), ((3, 4), (4,)), ((2, 3, 4), (4, 5)), ((2, 3, 4), (2, 4, 5)),
+    ((4,), (2, 4, 3)),
+    ((2, 3, 4), (4,)), ((2, 1, 3, 4), (5, 4, 2)), ((1, 1), (1, 1)), ((3, 0), (0, 4)), ((0, 3), (3, 2)),
+    ((2, 0, 3), (3, 1)), ((17, 33), (33, 10)),
 ]  # fmt: skip
 
 
@@ -205,8 +206,10 @@ def test_matmul_types_and_transposes() -> None:
 @pytest.mark.parametrize(
     "formula, shapes",
     [
-        ("ij,jk->ik", [(2, 3), (3, 4)]), ("ij->ji", [(2, 3)]), ("ij->", [(2, 3)]), ("i,j->ij", [(2,), (3,)]), ("bij,bjk->bik", [(2, 3, 4), (2, 4, 5)]),
-        ("bhid,bhjd->bhij", [(2, 2, 3, 4), (2, 2, 5, 4)]), ("ij,jk", [(2, 3), (3, 4)]), ("i,i", [(3,), (3,)]), ("abc,cd,be->ade", [(2, 3, 4), (4, 2), (3, 5)]),
+        ("ij,jk->ik", [(2, 3), (3, 4)]), ("ij->ji", [(2, 3)]), ("ij->", [(2, 3)]), ("i,j->ij", [(2,), (3,)]),
+        ("bij,bjk->bik", [(2, 3, 4), (2, 4, 5)]),
+        ("bhid,bhjd->bhij", [(2, 2, 3, 4), (2, 2, 5, 4)]), ("ij,jk", [(2, 3), (3, 4)]), ("i,i", [(3,), (3,)]),
+        ("abc,cd,be->ade", [(2, 3, 4), (4, 2), (3, 5)]),
     ],
 )  # fmt: skip
 def test_einsum(formula: str, shapes: list[tuple[int, ...]]) -> None:

@@ -1,4 +1,5 @@
-"""Long rows (the radix sort), results whose shape depends on data, and errors; the cases are in tests/tensor/cases/sorting.py."""
+"""Long rows (the radix sort), results whose shape depends on data, and errors;
+the cases are in tests/tensor/cases/sorting.py."""
 
 from __future__ import annotations
 

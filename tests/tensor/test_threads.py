@@ -1,4 +1,5 @@
-"""Threads side by side: modes are a thread's own, a Dataset may compute, a capture holds one thread's calls. (More: tests/fuzz/threads.py.)"""
+"""Threads side by side: modes are a thread's own, a Dataset may compute, a capture holds one thread's calls.
+(More: tests/fuzz/threads.py.)"""
 
 from __future__ import annotations
 

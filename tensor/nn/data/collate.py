@@ -11,8 +11,8 @@ from manygrad.tensor.tensor import Tensor
 
 
 def default_collate(samples: Sequence[Any]) -> Any:
-    """Arrays are stacked along a new first dim, numbers become arrays (int64, float64, bool), text stays a list; tuples, lists and
-    dicts of them are collated part by part. What has to be equal and is not gives a ValueError."""
+    """Arrays are stacked along a new first dim, numbers become arrays (int64, float64, bool), text stays a list;
+    tuples, lists and dicts of them are collated part by part. What has to be equal and is not gives a ValueError."""
     first = samples[0]
     if isinstance(first, Tensor):
         samples = [s.numpy() for s in samples]
@@ -21,7 +21,8 @@ def default_collate(samples: Sequence[Any]) -> Any:
         shapes = {np.shape(s) for s in samples}
         if len(shapes) > 1:
             raise ValueError(
-                f"the samples of a batch have the shapes {sorted(shapes)}; make them equal, or give a collate_fn (pad_sequence)"
+                f"the samples of a batch have the shapes {sorted(shapes)}; make them equal, "
+                "or give a collate_fn (pad_sequence)"
             )
         return np.stack([np.asarray(s) for s in samples])
     if isinstance(first, (bool, int, float)):

@@ -1,4 +1,5 @@
-"""Where samples come from: anything with `len(d)` and `d[i]`. `d.__getitems__(rows)`, if there is one, gives many at once.
+"""Where samples come from: anything with `len(d)` and `d[i]`.
+`d.__getitems__(rows)`, if there is one, gives many at once.
 
 A sample is an array, a number, text, or a tuple, list or dict of them, all on the host.
 """
@@ -24,7 +25,8 @@ class Dataset(Protocol):
 
 
 class TensorDataset:
-    """Row i of each array: tensors (fetched once), NumPy arrays, also memory-mapped ones (`np.load(path, mmap_mode="r")`)."""
+    """Row i of each array: tensors (fetched once), NumPy arrays, also memory-mapped ones
+    (`np.load(path, mmap_mode="r")`)."""
 
     def __init__(self, *tensors: Any):
         self.tensors = [t.numpy() if isinstance(t, Tensor) else np.asanyarray(t) for t in tensors]
@@ -45,7 +47,8 @@ class TensorDataset:
 
 
 class TokenDataset:
-    """Windows of a long array of token numbers, or of a raw file of them that is memory-mapped: (tokens, the same one later).
+    """Windows of a long array of token numbers, or of a raw file of them that is memory-mapped:
+    (tokens, the same one later).
 
     Sample i covers positions i·stride .. i·stride + context; stride is context unless given.
     """
@@ -109,7 +112,8 @@ class ConcatDataset:
 
 
 def random_split(dataset: Dataset, lengths: Sequence[int | float], seed: int = 0) -> list[Subset]:
-    """Disjoint random subsets of the given lengths, or shares that add up to 1 (what is left over goes round from the first)."""
+    """Disjoint random subsets of the given lengths, or shares that add up to 1
+    (what is left over goes round from the first)."""
     n = len(dataset)
     counts = [int(x) for x in lengths]
     if abs(sum(lengths) - 1) < 1e-6 and all(0 <= x <= 1 for x in lengths):

@@ -1,10 +1,10 @@
 """`DataLoader`: batches of a dataset, each worker reading its own rows of the common batch.
 
-The rule: `batch_size` counts the samples of one step over all workers. Every epoch has one order of the dataset, that of (seed,
-epoch) with `shuffle`; step k takes its samples k·batch_size and on. On several workers a batch is cut as `Tensor.shard` cuts
-dim 0, so the numbers of a run do not depend on how many workers there are. The last batch of an epoch is smaller if the dataset
-does not divide (a mean over it is a mean over its samples), or left out with `drop_last`; a TinyJit step has one shape, so give it
-`drop_last=True`.
+The rule: `batch_size` counts the samples of one step over all workers. Every epoch has one order of the dataset, that
+of (seed, epoch) with `shuffle`; step k takes its samples k·batch_size and on. On several workers a batch is cut as
+`Tensor.shard` cuts dim 0, so the numbers of a run do not depend on how many workers there are. The last batch of an
+epoch is smaller if the dataset does not divide (a mean over it is a mean over its samples), or left out with
+`drop_last`; a TinyJit step has one shape, so give it `drop_last=True`.
 """
 
 from __future__ import annotations
@@ -24,20 +24,22 @@ from manygrad.tensor.tensor import Tensor
 class DataLoader:
     """Iterating gives the batches of one epoch as Tensors (arrays of a sample; nested as the samples are).
 
-    `devices`: a batch is one tensor of global shape, sharded over them along dim 0 (`manygrad.world.devices`: over all workers), of
-    which each worker reads only its own rows. None: this worker's rows, on the default device.
-    `rank`, `world`: which part this worker reads, by default its own. `num_workers` threads load up to `prefetch` batches ahead;
-    0 loads when asked. `state_dict()` says which batch comes next; it holds for any number of workers.
+    `devices`: a batch is one tensor of global shape, sharded over them along dim 0 (`manygrad.world.devices`: over all
+    workers), of which each worker reads only its own rows. None: this worker's rows, on the default device. `rank`,
+    `world`: which part this worker reads, by default its own. `num_workers` threads load up to `prefetch` batches
+    ahead; 0 loads when asked. `state_dict()` says which batch comes next; it holds for any number of workers.
     """
 
-    def __init__(self, dataset: Dataset, batch_size: int = 1, shuffle: bool = False, seed: int = 0, drop_last: bool = False, *, devices: Sequence[str] | None = None,
-                 rank: int | None = None, world: int | None = None, collate_fn: Callable[[list[Any]], Any] = default_collate, num_workers: int = 1,
-                 prefetch: int = 2, timeout_s: float = 120.0):  # fmt: skip
+    def __init__(self, dataset: Dataset, batch_size: int = 1, shuffle: bool = False, seed: int = 0,
+                 drop_last: bool = False, *, devices: Sequence[str] | None = None, rank: int | None = None,
+                 world: int | None = None, collate_fn: Callable[[list[Any]], Any] = default_collate,
+                 num_workers: int = 1, prefetch: int = 2, timeout_s: float = 120.0):  # fmt: skip
         own_rank, own_world = engine().workers()
         self.rank, self.world = own_rank if rank is None else rank, own_world if world is None else world
         if batch_size < 1 or num_workers < 0 or prefetch < 1:
             raise ValueError(
-                f"DataLoader: batch_size and prefetch must be positive and num_workers not negative, got {batch_size}, {prefetch} and {num_workers}"
+                f"DataLoader: batch_size and prefetch must be positive and num_workers not negative, got {batch_size}, "
+                f"{prefetch} and {num_workers}"
             )
         if not 0 <= self.rank < self.world:
             raise ValueError(f"DataLoader: rank {self.rank} is outside a world of {self.world}")
@@ -142,15 +144,20 @@ class DataLoader:
         return {"epoch": self.epoch, "position": self.position, **self._kind()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on there; ValueError if dataset, batch size or order are not those of the state. Also on another number of workers."""
+        """Goes on there; ValueError if dataset, batch size or order are not those of the state.
+        Also on another number of workers."""
         wrong = [f"{k} is {v} here, {state.get(k)} in the state" for k, v in self._kind().items() if state.get(k) != v]
         if wrong:
             raise ValueError(f"DataLoader: {'; '.join(wrong)}")
         if not 0 <= state["position"] <= len(self) or state["epoch"] < 0:
             raise ValueError(
-                f"DataLoader: epoch {state['epoch']}, position {state['position']} is outside epochs of {len(self)} batches"
+                f"DataLoader: epoch {state['epoch']}, position {state['position']} is outside epochs of {len(self)} "
+                "batches"
             )
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
 
     def __repr__(self) -> str:
-        return f"DataLoader({len(self.dataset)} samples in batches of {self.batch_size}, epoch {self.epoch}, batch {self.position} of {len(self)} next)"
+        return (
+            f"DataLoader({len(self.dataset)} samples in batches of {self.batch_size}, epoch {self.epoch}, batch "
+            f"{self.position} of {len(self)} next)"
+        )

@@ -14,8 +14,9 @@ from manygrad.tensor.lock import is_mine
 def prefetched(count: int, load: Callable[[int], Any], threads: int, ahead: int, timeout_s: float) -> Iterator[Any]:
     """load(0), load(1), ... load(count − 1), at most `ahead` of them before they are asked for.
 
-    `load` runs in the modes (`Context`, `Tensor.train`) of the one who iterates. An error of `load` is raised where its value is due. TimeoutError if a value takes longer than timeout_s. When the iterator ends
-    or is closed, the threads stop after what they are doing.
+    `load` runs in the modes (`Context`, `Tensor.train`) of the one who iterates. An error of `load` is raised where its
+    value is due. TimeoutError if a value takes longer than timeout_s. When the iterator ends or is closed, the threads
+    stop after what they are doing.
     """
     ready: dict[int, tuple[Any, BaseException | None]] = {}
     change = threading.Condition()
@@ -54,7 +55,8 @@ def prefetched(count: int, load: Callable[[int], Any], threads: int, ahead: int,
                     if left <= 0:
                         late = True
                         raise TimeoutError(
-                            f"batch {i} was not loaded within {timeout_s} s; look at what the dataset waits for, or raise timeout_s"
+                            f"batch {i} was not loaded within {timeout_s} s; look at what the dataset waits for, "
+                            "or raise timeout_s"
                         )
                     change.wait(left)
                 value, error = ready.pop(i)
@@ -67,8 +69,7 @@ def prefetched(count: int, load: Callable[[int], Any], threads: int, ahead: int,
         with change:
             state["stop"] = True
             change.notify_all()
-        if (
-            not late and not is_mine()
-        ):  # (a collection may end the iterator while this thread holds what the others wait for)
+        # (a collection may end the iterator while this thread holds what the others wait for)
+        if not late and not is_mine():
             for w in workers:
                 w.join(timeout_s)

@@ -12,11 +12,14 @@ Betas = tuple[float, float]
 
 
 class Adam(Optimizer):
-    """Adam (Kingma and Ba, 2015); weight decay, if any, is added to the gradient. `amsgrad` divides by the largest v so far."""
+    """Adam (Kingma and Ba, 2015); weight decay, if any, is added to the gradient.
+    `amsgrad` divides by the largest v so far."""
 
-    def __init__(self, params: Params, lr: float = 0.001, betas: Betas = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0, amsgrad: bool = False,
-                 *, maximize: bool = False, decoupled_weight_decay: bool = False, **how: Any):  # fmt: skip
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad, "maximize": maximize,
+    def __init__(self, params: Params, lr: float = 0.001, betas: Betas = (0.9, 0.999), eps: float = 1e-8,
+                 weight_decay: float = 0.0, amsgrad: bool = False, *, maximize: bool = False,
+                 decoupled_weight_decay: bool = False, **how: Any):  # fmt: skip
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
+                                  "amsgrad": amsgrad, "maximize": maximize,
                                   "decoupled_weight_decay": decoupled_weight_decay, **how})  # fmt: skip
 
     def states_of(self, group: ParamGroup) -> tuple[str, ...]:
@@ -42,8 +45,8 @@ class Adam(Optimizer):
 class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2019)."""
 
-    def __init__(self, params: Params, lr: float = 0.001, betas: Betas = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.01, amsgrad: bool = False,
-                 *, maximize: bool = False, **how: Any):  # fmt: skip
+    def __init__(self, params: Params, lr: float = 0.001, betas: Betas = (0.9, 0.999), eps: float = 1e-8,
+                 weight_decay: float = 0.01, amsgrad: bool = False, *, maximize: bool = False, **how: Any):  # fmt: skip
         super().__init__(
             params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, **{**how, "decoupled_weight_decay": True}
         )

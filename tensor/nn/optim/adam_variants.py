@@ -61,10 +61,12 @@ class NAdam(_Decayed):
 
     initial = {"mu_product": 1.0}
 
-    def __init__(self, params: Params, lr: float = 0.002, betas: Betas = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0, momentum_decay: float = 0.004,
-                 decoupled_weight_decay: bool = False, *, maximize: bool = False, **how: Any):  # fmt: skip
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "momentum_decay": momentum_decay,
-                                  "decoupled_weight_decay": decoupled_weight_decay, "maximize": maximize, **how})  # fmt: skip
+    def __init__(self, params: Params, lr: float = 0.002, betas: Betas = (0.9, 0.999), eps: float = 1e-8,
+                 weight_decay: float = 0.0, momentum_decay: float = 0.004, decoupled_weight_decay: bool = False, *,
+                 maximize: bool = False, **how: Any):  # fmt: skip
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
+                                  "momentum_decay": momentum_decay, "decoupled_weight_decay": decoupled_weight_decay,
+                                  "maximize": maximize, **how})  # fmt: skip
 
     def update(self, f: Flat, w: Tensor, g: Tensor, s: dict[str, Tensor]) -> None:
         w, g, m, v = self.averages(f, w, g, s)
@@ -80,8 +82,9 @@ class NAdam(_Decayed):
 class RAdam(_Decayed):
     """Adam whose step is rectified while the variance of v is not yet known (Liu et al., 2020)."""
 
-    def __init__(self, params: Params, lr: float = 0.001, betas: Betas = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0, decoupled_weight_decay: bool = False,
-                 *, maximize: bool = False, **how: Any):  # fmt: skip
+    def __init__(self, params: Params, lr: float = 0.001, betas: Betas = (0.9, 0.999), eps: float = 1e-8,
+                 weight_decay: float = 0.0, decoupled_weight_decay: bool = False, *, maximize: bool = False,
+                 **how: Any):  # fmt: skip
         super().__init__(
             params,
             {

@@ -19,9 +19,11 @@ class Adagrad(Optimizer):
 
     states = ("sum",)
 
-    def __init__(self, params: Params, lr: float = 0.01, lr_decay: float = 0.0, weight_decay: float = 0.0, initial_accumulator_value: float = 0.0, eps: float = 1e-10,
-                 *, maximize: bool = False, **how: Any):  # fmt: skip
-        super().__init__(params, {"lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay, "initial_accumulator_value": initial_accumulator_value, "eps": eps,
+    def __init__(self, params: Params, lr: float = 0.01, lr_decay: float = 0.0, weight_decay: float = 0.0,
+                 initial_accumulator_value: float = 0.0, eps: float = 1e-10, *, maximize: bool = False,
+                 **how: Any):  # fmt: skip
+        super().__init__(params, {"lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay,
+                                  "initial_accumulator_value": initial_accumulator_value, "eps": eps,
                                   "maximize": maximize, **how})  # fmt: skip
 
     def initial_of(self, group: ParamGroup) -> dict[str, float]:
@@ -35,10 +37,12 @@ class Adagrad(Optimizer):
 
 
 class RMSprop(Optimizer):
-    """w ← w − lr · g / (√v + eps), v a moving average of g²; `centered` subtracts the squared average of g (Graves, 2013)."""
+    """w ← w − lr · g / (√v + eps), v a moving average of g²;
+    `centered` subtracts the squared average of g (Graves, 2013)."""
 
-    def __init__(self, params: Params, lr: float = 0.01, alpha: float = 0.99, eps: float = 1e-8, weight_decay: float = 0.0, momentum: float = 0.0, centered: bool = False,
-                 *, maximize: bool = False, **how: Any):  # fmt: skip
+    def __init__(self, params: Params, lr: float = 0.01, alpha: float = 0.99, eps: float = 1e-8,
+                 weight_decay: float = 0.0, momentum: float = 0.0, centered: bool = False, *, maximize: bool = False,
+                 **how: Any):  # fmt: skip
         super().__init__(
             params,
             {

@@ -1,9 +1,10 @@
-"""Flat storage: parameters of one group, type and placement that step together live in one buffer, and so does each of their states.
+"""Flat storage: parameters of one group, type and placement that step together live in one buffer,
+and so does each of their states.
 
 A parameter is a view of that buffer, so the update of all of them is one group of kernels (and their gradients are one
-all-reduce), not one kernel a parameter. Parameters keep their placement (`Layout`): what is cut over devices stays cut, and its states are
-cut with it. Graphs written before, such as the loss of the first step, read it there, too: the first step
-is the same program as all later ones.
+all-reduce), not one kernel a parameter. Parameters keep their placement (`Layout`): what is cut over devices stays cut,
+and its states are cut with it. Graphs written before, such as the loss of the first step, read it there, too: the first
+step is the same program as all later ones.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from manygrad.tensor.uop.shape import unviewed
 class ParamGroup(dict[str, Any]):
     """One of `optimizer.param_groups`: {"params": [...], "lr": 0.1, ...}.
 
-    What is in `variable` (lr; momentum or betas under a scheduler that cycles them) is read by the kernels from memory: setting
-    it takes effect at once, also in the replay of a TinyJit step. Other values are part of the step as it was captured.
+    What is in `variable` (lr; momentum or betas under a scheduler that cycles them) is read by the kernels from memory:
+    setting it takes effect at once, also in the replay of a TinyJit step. Other values are part of the step as it was
+    captured.
     """
 
     def __init__(self, values: dict[str, Any]):
@@ -48,7 +50,8 @@ class ParamGroup(dict[str, Any]):
             self[k] = v
 
     def value(self, key: str, device: Any, i: int = 0) -> Any:
-        """A hyperparameter for the kernels on `device`: a float, or a (1,) tensor if it is variable; of a tuple, its i-th."""
+        """A hyperparameter for the kernels on `device`: a float, or a (1,) tensor if it is variable;
+        of a tuple, its i-th."""
         now = self[key][i] if isinstance(self[key], (tuple, list)) else self[key]
         if key not in self.variable:
             return now
@@ -69,9 +72,10 @@ class ParamGroup(dict[str, Any]):
 class Layout:
     """How parameters lie in one buffer. Equal layouts of one group can share it.
 
-    Whole on each of their devices: as they are, one after the other, (elements,). Cut: the cut dim first, as (rows, elements / rows), side
-    by side; the buffer is cut along its rows. Cut evenly over n devices there are n rows, so each device's part of every parameter is a
-    part of its row. Cut unevenly the rows are those of the cut dim, and the parameter has a buffer of its own.
+    Whole on each of their devices: as they are, one after the other, (elements,). Cut: the cut dim first, as (rows,
+    elements / rows), side by side; the buffer is cut along its rows. Cut evenly over n devices there are n rows, so
+    each device's part of every parameter is a part of its row. Cut unevenly the rows are those of the cut dim, and the
+    parameter has a buffer of its own.
 
         (4, 6) cut on dim 1 and (8,) cut on dim 0 over 2 devices  ==>  (2, 12 + 4), cut on dim 0
     """

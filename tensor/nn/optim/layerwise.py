@@ -16,10 +16,11 @@ def _ratio(top: Tensor, bottom: Tensor, first: Tensor, second: Tensor) -> Tensor
 
 
 class LARS(Optimizer):
-    """SGD with momentum whose gradient is scaled, parameter by parameter, by tcoef |w| / (|g| + weight_decay |w|) (You et al., 2017)."""
+    """SGD with momentum whose gradient is scaled, parameter by parameter, by tcoef |w| / (|g| + weight_decay |w|)
+    (You et al., 2017)."""
 
-    def __init__(self, params: Params, lr: float = 0.001, momentum: float = 0.9, weight_decay: float = 1e-4, nesterov: bool = False, tcoef: float = 0.001,
-                 *, maximize: bool = False):  # fmt: skip
+    def __init__(self, params: Params, lr: float = 0.001, momentum: float = 0.9, weight_decay: float = 1e-4,
+                 nesterov: bool = False, tcoef: float = 0.001, *, maximize: bool = False):  # fmt: skip
         super().__init__(
             params,
             {

@@ -12,16 +12,19 @@ Coefficients = tuple[float, float, float]
 
 
 class Muon(Optimizer):
-    """w ← (1 − lr·weight_decay)·w − lr'·O(v), v a moving average of g and O the nearest orthogonal matrix, by `ns_steps` Newton–Schulz
-    iterations. Only for matrices; other parameters want AdamW. Matrices of one shape are iterated together, in float32.
+    """w ← (1 − lr·weight_decay)·w − lr'·O(v), v a moving average of g and O the nearest orthogonal matrix, by
+    `ns_steps` Newton–Schulz iterations. Only for matrices; other parameters want AdamW. Matrices of one shape are
+    iterated together, in float32.
     """
 
     states = ("momentum_buffer",)
 
-    def __init__(self, params: Params, lr: float = 0.001, weight_decay: float = 0.1, momentum: float = 0.95, nesterov: bool = True,
-                 ns_coefficients: Coefficients = (3.4445, -4.775, 2.0315), eps: float = 1e-7, ns_steps: int = 5, adjust_lr_fn: str | None = None):  # fmt: skip
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov, "ns_coefficients": ns_coefficients, "eps": eps,
-                                  "ns_steps": ns_steps, "adjust_lr_fn": adjust_lr_fn})  # fmt: skip
+    def __init__(self, params: Params, lr: float = 0.001, weight_decay: float = 0.1, momentum: float = 0.95,
+                 nesterov: bool = True, ns_coefficients: Coefficients = (3.4445, -4.775, 2.0315), eps: float = 1e-7,
+                 ns_steps: int = 5, adjust_lr_fn: str | None = None):  # fmt: skip
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov,
+                                  "ns_coefficients": ns_coefficients, "eps": eps, "ns_steps": ns_steps,
+                                  "adjust_lr_fn": adjust_lr_fn})  # fmt: skip
 
     def check(self, group: ParamGroup) -> None:
         super().check(group)

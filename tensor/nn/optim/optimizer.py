@@ -18,20 +18,16 @@ class Optimizer:
     """Base of all. A subclass names its states (PyTorch's names) and writes `update`.
 
     A parameter without a gradient in a step is skipped. Inside a TinyJit step the learning rate is read from memory:
-    `group["lr"] = 0.01` between two replays takes effect; `optimizer.lr` is that memory (of the first group), to be assigned
-    inside a step.
+    `group["lr"] = 0.01` between two replays takes effect;
+    `optimizer.lr` is that memory (of the first group), to be assigned inside a step.
     """
 
     states: tuple[str, ...] = ()
     initial: dict[str, float] = {}
 
     def __init__(self, params: Params, defaults: dict[str, Any]):
-        for name in (
-            "foreach",
-            "capturable",
-            "differentiable",
-            "fused",
-        ):  # how PyTorch runs its kernels; ours are always fused
+        # how PyTorch runs its kernels; ours are always fused
+        for name in ("foreach", "capturable", "differentiable", "fused"):
             defaults.pop(name, None)
         self.defaults = defaults
         self.param_groups: list[ParamGroup] = []
@@ -92,8 +88,9 @@ class Optimizer:
     # *** a step ***
 
     def _prepare(self) -> None:
-        """Flat storage for what has a gradient now: made at the first step, and again for parameters that were moved or replaced since.
-        Parameters that do not step together any more come apart, so that each keeps its own count of steps."""
+        """Flat storage for what has a gradient now: made at the first step, and again for parameters that were moved or
+        replaced since. Parameters that do not step together any more come apart, so that each keeps its own count of
+        steps."""
         keep: list[Flat] = []
         apart: list[Flat] = []
         for f in self.flats:
@@ -145,7 +142,8 @@ class Optimizer:
         return out
 
     def update(self, f: Flat, w: Tensor, g: Tensor, s: dict[str, Tensor]) -> None:
-        """Assigns the new parameters to `f.flat` and the new states. `w` (parameters), `g` (gradients) and `s` are (elements,)."""
+        """Assigns the new parameters to `f.flat` and the new states.
+        `w` (parameters), `g` (gradients) and `s` are (elements,)."""
         raise NotImplementedError
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -204,7 +202,8 @@ class Optimizer:
             wrong = [k for k in names if k in entry and tuple(entry[k].shape) != tuple(p.shape)]
             if wrong:
                 raise ValueError(
-                    f"load_state_dict: {wrong} of parameter {i} have the shape {tuple(entry[wrong[0]].shape)}, the parameter {p.shape}"
+                    f"load_state_dict: {wrong} of parameter {i} have the shape {tuple(entry[wrong[0]].shape)}, "
+                    f"the parameter {p.shape}"
                 )
             p.realize()
             f = Flat([p], group, names, self.initial_of(group), {})

@@ -10,10 +10,11 @@ from manygrad.tensor.tensor import Tensor
 
 
 class SGD(Optimizer):
-    """w ← w − lr·v with v ← momentum·v + (1 − dampening)·g (+ weight_decay·w in g); `nesterov` looks ahead. The first v is g."""
+    """w ← w − lr·v with v ← momentum·v + (1 − dampening)·g (+ weight_decay·w in g); `nesterov` looks ahead.
+    The first v is g."""
 
-    def __init__(self, params: Params, lr: float = 0.001, momentum: float = 0.0, dampening: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False,
-                 *, maximize: bool = False, **how: Any):  # fmt: skip
+    def __init__(self, params: Params, lr: float = 0.001, momentum: float = 0.0, dampening: float = 0.0,
+                 weight_decay: float = 0.0, nesterov: bool = False, *, maximize: bool = False, **how: Any):  # fmt: skip
         super().__init__(
             params,
             {

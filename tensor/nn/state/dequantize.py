@@ -1,7 +1,8 @@
-"""GGUF's quantised blocks as numbers: each format is a formula over the bytes of its blocks, (blocks, bytes) uint8 -> (blocks, size) float32.
+"""GGUF's quantised blocks as numbers: each format is a formula over the bytes of its blocks, (blocks, bytes) uint8 ->
+(blocks, size) float32.
 
-q are small integers packed in bytes, d and m a scale and an offset in float16; the K formats have 8 or 16 groups a block whose own
-scales are integers, times the block's d (layouts: ggml's ggml-common.h).
+q are small integers packed in bytes, d and m a scale and an offset in float16; the K formats have 8 or 16 groups a
+block whose own scales are integers, times the block's d (layouts: ggml's ggml-common.h).
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def _half(b: Tensor, at: int) -> Tensor:
 
 
 def _parts(b: Tensor, begin: int, end: int, rows: int, bits: int) -> Tensor:
-    """Bytes begin..end as (blocks, rows, 8 / bits, bytes / rows): part j of each byte is its bits j·bits.. and stands in row j."""
+    """Bytes begin..end as (blocks, rows, 8 / bits, bytes / rows): part j of each byte is its bits j·bits..
+    and stands in row j."""
     x = b[:, begin:end].reshape(b.shape[0], rows, 1, (end - begin) // rows)
     return x >> (x.arange(8 // bits) * bits).cast(dtypes.uint8).reshape(1, 1, -1, 1) & ((1 << bits) - 1)
 

@@ -1,7 +1,7 @@
 """GGUF files (llama.cpp's): metadata, and tensors that may be quantised in blocks.
 
-A quantised tensor comes as a lazy value: its bytes are mapped and the formula of its blocks (`dequantize.py`) is a part of the
-graph, so a kernel that uses it reads the small numbers.
+A quantised tensor comes as a lazy value: its bytes are mapped and the formula of its blocks (`dequantize.py`) is a part
+of the graph, so a kernel that uses it reads the small numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from manygrad.tensor.nn.state.dequantize import BLOCKS
 from manygrad.tensor.tensor import Tensor
 
 PLAIN: dict[int, DType] = {
-    0: dtypes.float32, 1: dtypes.float16, 30: dtypes.bfloat16, 28: dtypes.float64, 24: dtypes.int8, 25: dtypes.int16, 26: dtypes.int32, 27: dtypes.int64,
+    0: dtypes.float32, 1: dtypes.float16, 30: dtypes.bfloat16, 28: dtypes.float64, 24: dtypes.int8, 25: dtypes.int16,
+    26: dtypes.int32, 27: dtypes.int64,
 }  # fmt: skip
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 STRING, ARRAY = 8, 9
@@ -62,7 +63,8 @@ class _Header:
 
 
 def gguf_load(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """(metadata, tensors) of a GGUF file. Plain types come on `DISK:path`, quantised ones as float32 on the default device, lazily.
+    """(metadata, tensors) of a GGUF file. Plain types come on `DISK:path`,
+    quantised ones as float32 on the default device, lazily.
 
     ValueError on a file that is truncated, overlaps itself, or has types that are not known.
     """

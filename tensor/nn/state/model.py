@@ -16,7 +16,8 @@ def get_state_dict(obj: Any, prefix: str = "") -> dict[str, Tensor]:
 
 
 def get_parameters(obj: Any) -> list[Tensor]:
-    """The tensors below `obj` that can be trained: floats that are no buffers and whose requires_grad is not False; each once."""
+    """The tensors below `obj` that can be trained: floats that are no buffers and whose requires_grad is not False;
+    each once."""
     found = [
         t
         for _, t in walk.tensors(obj)
@@ -26,13 +27,14 @@ def get_parameters(obj: Any) -> list[Tensor]:
 
 
 def load_state_dict(model: Any, state: dict[str, Tensor], strict: bool = True) -> None:
-    """Copies `state` into the model's tensors of the same names. KeyError lists what is missing or left over (strict), ValueError
-    names the tensors whose shapes differ; then nothing is loaded."""
+    """Copies `state` into the model's tensors of the same names. KeyError lists what is missing or left over (strict),
+    ValueError names the tensors whose shapes differ; then nothing is loaded."""
     own = get_state_dict(model)
     missing, extra = sorted(set(own) - set(state)), sorted(set(state) - set(own))
     if strict and (missing or extra):
         raise KeyError(
-            f"load_state_dict: missing {missing or 'nothing'}, unexpected {extra or 'nothing'}; strict=False loads what fits"
+            f"load_state_dict: missing {missing or 'nothing'}, unexpected {extra or 'nothing'}; "
+            "strict=False loads what fits"
         )
     pairs = {name: (t, state[name]) for name, t in own.items() if name in state}
     wrong = [

@@ -1,7 +1,7 @@
 """Reads a pickle of tensors opcode by opcode, without running what it contains.
 
-Containers, numbers and text come as they are, tensors as `View`s of `Storage`s. Of the globals only those of the allow-list
-`ALLOWED` mean something; any other is an error with its name.
+Containers, numbers and text come as they are, tensors as `View`s of `Storage`s. Of the globals only those of the
+allow-list `ALLOWED` mean something; any other is an error with its name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any, BinaryIO
 from manygrad.tensor.dtype import DType, dtypes
 
 STORAGES: dict[str, DType] = {
-    "DoubleStorage": dtypes.float64, "FloatStorage": dtypes.float32, "HalfStorage": dtypes.float16, "BFloat16Storage": dtypes.bfloat16,
+    "DoubleStorage": dtypes.float64, "FloatStorage": dtypes.float32, "HalfStorage": dtypes.float16,
+    "BFloat16Storage": dtypes.bfloat16,
     "LongStorage": dtypes.int64, "IntStorage": dtypes.int32, "ShortStorage": dtypes.int16, "CharStorage": dtypes.int8,
     "ByteStorage": dtypes.uint8, "BoolStorage": dtypes.bool, "UntypedStorage": dtypes.uint8,
 }  # fmt: skip
@@ -85,7 +86,8 @@ def _view(storage: Any, dtype: Any, offset: Any, shape: Any, strides: Any) -> Vi
     need = offset + sum((d - 1) * s for d, s in zip(dims, steps)) + 1 if prod(dims) else 0
     if need > have:
         raise ValueError(
-            f"a tensor of shape {dims}, strides {steps}, offset {offset} needs {need} elements, storage {storage.key!r} has {have}"
+            f"a tensor of shape {dims}, strides {steps}, offset {offset} needs {need} elements, storage "
+            f"{storage.key!r} has {have}"
         )
     return View(storage, kind, offset, dims, steps)
 
@@ -125,7 +127,8 @@ def _find(module: str, name: str) -> Any:
     found = Global(module, name)
     if str(found) not in ALLOWED:
         raise ValueError(
-            f"the file asks for {found}, which is not among what a file of tensors needs; nothing was run. Save the state dict alone, or as safetensors"
+            f"the file asks for {found}, which is not among what a file of tensors needs; nothing was run. "
+            "Save the state dict alone, or as safetensors"
         )
     return found
 
@@ -159,8 +162,10 @@ class PickleReader:
         push, pop, stack = self.stack.append, self.stack.pop, self.stack
         if name in ("PROTO", "FRAME"):
             return
-        if name in ("BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "LONG4", "BINFLOAT", "FLOAT", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE",
-                    "STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"):  # fmt: skip
+        if name in ("BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "LONG4", "BINFLOAT", "FLOAT", "BINUNICODE",
+                    "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE",
+                    "STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8",
+                    "BYTEARRAY8"):  # fmt: skip
             push(arg)
         elif name in ("NONE", "NEWTRUE", "NEWFALSE"):
             push({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[name])

@@ -17,7 +17,8 @@ from manygrad.tensor.nn.state.files import written_at_once
 from manygrad.tensor.tensor import Tensor
 
 CODES: dict[str, DType] = {
-    "BOOL": dtypes.bool, "I8": dtypes.int8, "I16": dtypes.int16, "I32": dtypes.int32, "I64": dtypes.int64, "U8": dtypes.uint8,
+    "BOOL": dtypes.bool, "I8": dtypes.int8, "I16": dtypes.int16, "I32": dtypes.int32, "I64": dtypes.int64,
+    "U8": dtypes.uint8,
     "U16": dtypes.uint16, "U32": dtypes.uint32, "U64": dtypes.uint64, "F16": dtypes.float16, "BF16": dtypes.bfloat16,
     "F32": dtypes.float32, "F64": dtypes.float64,
 }  # fmt: skip
@@ -49,8 +50,9 @@ def _entry(v: Any) -> tuple[DType, tuple[int, ...], int, int]:
 
 
 def safe_load(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """Tensors of a safetensors file, on the device `DISK:path`: mapped, read when copied with `.to(...)`. Of an index (`*.index.json`)
-    the tensors of all files that it names. ValueError on a file that is truncated or malformed; nothing is half loaded."""
+    """Tensors of a safetensors file, on the device `DISK:path`: mapped, read when copied with `.to(...)`. Of an index
+    (`*.index.json`) the tensors of all files that it names. ValueError on a file that is truncated or malformed;
+    nothing is half loaded."""
     return _load_index(os.fspath(path)) if os.fspath(path).endswith(".json") else _load_file(path)
 
 
@@ -88,11 +90,13 @@ def _load_file(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         want = prod(shape) * dtype.itemsize
         if any(d < 0 for d in shape) or not 0 <= begin <= end or end - begin != want:
             raise ValueError(
-                f"{path}: tensor {name!r} of shape {shape} {dtype.name} needs {want} bytes, its offsets say {begin}..{end}"
+                f"{path}: tensor {name!r} of shape {shape} {dtype.name} needs {want} bytes, "
+                f"its offsets say {begin}..{end}"
             )
         if 8 + n + end > size:
             raise ValueError(
-                f"{path} is truncated: tensor {name!r} ends at byte {8 + n + end}, the file has {size}; nothing was loaded"
+                f"{path} is truncated: tensor {name!r} ends at byte {8 + n + end}, the file has {size}; "
+                "nothing was loaded"
             )
     placed = sorted((begin, end, name) for name, (_, _, begin, end) in entries.items())
     for (_, end, a), (begin, _, b) in pairwise(placed):

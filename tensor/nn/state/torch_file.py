@@ -1,7 +1,7 @@
 """PyTorch's files (.pt, .pth), read without PyTorch, and without running what they contain.
 
-A file is a pickle (`pickle_reader.py`) and raw storages: in a zip archive, or (before 2020) one after another. Tensors come
-mapped, on `DISK:path`, where their dims lie in order in the file.
+A file is a pickle (`pickle_reader.py`) and raw storages: in a zip archive, or (before 2020) one after another. Tensors
+come mapped, on `DISK:path`, where their dims lie in order in the file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def torch_load(path: str | os.PathLike[str]) -> Any:
             at, nbytes = places[v.storage.key]
             if v.storage.count * v.storage.dtype.itemsize > nbytes or at + nbytes > size:
                 raise ValueError(
-                    f"storage {v.storage.key!r} needs {v.storage.count * v.storage.dtype.itemsize} bytes, the file has {min(nbytes, max(size - at, 0))}; it is truncated"
+                    f"storage {v.storage.key!r} needs {v.storage.count * v.storage.dtype.itemsize} bytes, the file has "
+                    f"{min(nbytes, max(size - at, 0))}; it is truncated"
                 )
         return replaced(root, View, dict(zip(map(id, views), _tensors(name, views, places))))
     except (
@@ -143,7 +144,8 @@ def _read_legacy(f: BinaryIO) -> tuple[Any, dict[str, tuple[int, int]]]:
         count = struct.unpack("<q", head)[0] if len(head) == 8 else -1
         if count != storages[key].count:
             raise ValueError(
-                f"storage {key!r} should have {storages[key].count} elements, the file says {count}; it is truncated or damaged"
+                f"storage {key!r} should have {storages[key].count} elements, the file says {count}; "
+                "it is truncated or damaged"
             )
         at, nbytes = f.tell(), count * storages[key].dtype.itemsize
         places[key] = (at, nbytes)
@@ -152,7 +154,8 @@ def _read_legacy(f: BinaryIO) -> tuple[Any, dict[str, tuple[int, int]]]:
 
 
 def _tensors(path: str, views: list[View], places: dict[str, tuple[int, int]]) -> list[Tensor]:
-    """A tensor a view: mapped in place if its dims lie in order; else gathered from the part of the storage that it covers."""
+    """A tensor a view: mapped in place if its dims lie in order;
+    else gathered from the part of the storage that it covers."""
     parts: list[tuple[DType, tuple[int, ...], int]] = []
     plain: list[bool] = []
     full = [v for v in views if prod(v.shape)]

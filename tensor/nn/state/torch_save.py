@@ -18,7 +18,8 @@ NAMES = {d: n for n, d in reversed(STORAGES.items()) if n != "UntypedStorage"}
 
 
 def torch_save(obj: Any, path: str | os.PathLike[str]) -> None:
-    """Writes what torch.load(weights_only=True) reads: dicts, lists, tuples, text, numbers and tensors, in a zip archive."""
+    """Writes what torch.load(weights_only=True) reads: dicts, lists, tuples, text, numbers and tensors,
+    in a zip archive."""
     arrays: list[np.ndarray] = []
     pickled = b"\x80\x02" + _pickled(obj, arrays) + b"."
     with written_at_once(path) as f, zipfile.ZipFile(f, "w", zipfile.ZIP_STORED) as archive:

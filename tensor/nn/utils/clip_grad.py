@@ -35,7 +35,8 @@ def get_total_norm(tensors: Iterable[Tensor], norm_type: float = 2.0, error_if_n
     total = total if norm_type == math.inf else total.sqrt() if norm_type == 2 else total ** (1 / norm_type)
     if error_if_nonfinite and not math.isfinite(float(total.item())):
         raise RuntimeError(
-            f"the gradients' norm of order {norm_type} is {total.item()}; look for a loss that overflows, or pass error_if_nonfinite=False"
+            f"the gradients' norm of order {norm_type} is {total.item()}; look for a loss that overflows, or pass "
+            "error_if_nonfinite=False"
         )
     return total
 
@@ -52,7 +53,8 @@ def clip_grads_with_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float
 def clip_grad_norm_(
     parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
 ) -> Tensor:
-    """Scales all gradients so that their common norm is at most max_norm; returns the norm before. Works inside a TinyJit step."""
+    """Scales all gradients so that their common norm is at most max_norm; returns the norm before.
+    Works inside a TinyJit step."""
     params = _with_gradient(parameters)
     total = get_total_norm([p.grad for p in params if p.grad is not None], norm_type, error_if_nonfinite)
     clip_grads_with_norm_(params, max_norm, total)

@@ -1,11 +1,13 @@
-"""A corpus of kernels and of the instructions they are lowered to, to hold a change of code generation to: what was meant to move code alone
+"""A corpus of kernels and of the instructions they are lowered to, to hold a change of code generation to: what was
+meant to move code alone
 must leave every one of them as it was.
 
-    python -m tests.runtime.codegen.corpus collect FOLDER benchmarks/gemm.py --quick       # kernels that a script compiles
-    python -m tests.runtime.codegen.corpus dump FOLDER                                      # before the change
-    python -m tests.runtime.codegen.corpus compare FOLDER                                   # after it
+    python -m tests.runtime.codegen.corpus collect FOLDER benchmarks/gemm.py  # kernels that a script compiles
+    python -m tests.runtime.codegen.corpus dump FOLDER  # before the change
+    python -m tests.runtime.codegen.corpus compare FOLDER  # after it
 
-For each kernel: the heuristic's Opts for four processors, and lists some random steps of the search away from them. A dump keeps the lists and a
+For each kernel: the heuristic's Opts for four processors, and lists some random steps of the search away from them. A
+dump keeps the lists and a
 digest of each program; `show FOLDER KERNEL NUMBER` prints one of them, for `diff`.
 """
 
@@ -160,7 +162,8 @@ def main(command: str, folder: Path, *rest: str) -> int:
         ]
         print("\n".join(wrong[:20]))
         print(
-            f"{len(wrong)} of {sum(map(len, before.values()))} programs of {len(before)} kernels differ ({time.monotonic() - began:.0f} s)"
+            f"{len(wrong)} of {sum(map(len, before.values()))} programs of {len(before)} kernels differ "
+            f"({time.monotonic() - began:.0f} s)"
         )
         return bool(wrong)
 

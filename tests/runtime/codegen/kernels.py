@@ -111,7 +111,8 @@ def bytes_product(
     padded: bool = False,
     scaled: bool = False,
 ) -> UOp:
-    """c[m, n] = sum over k of a b in int32; the first and the last column of a left out; as float32, scaled for each column."""
+    """c[m, n] = sum over k of a b in int32; the first and the last column of a left out;
+    as float32, scaled for each column."""
     i, j, r = loop(m, 0), loop(n, 1), red(k, 2)
     valid = I(0).alu(Ops.CMPLT, r).alu(Ops.AND, r.alu(Ops.CMPLT, I(k - 1))) if padded else None
     a = load(1, add(mul(i, k), r) if layout[0] == "N" else add(mul(r, m), i), types[0], valid)

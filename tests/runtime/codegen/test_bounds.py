@@ -63,7 +63,10 @@ def access(e: Emitter, op: Low, offset: Inst, constant: int, lanes: int, *guard:
 
 def buffers() -> list[Buffer]:
     """20 floats of which the program writes, 20 which it reads."""
-    return [Buffer("CPU", 20, f32).copyin(np.zeros(20, np.float32)), Buffer("CPU", 20, f32).copyin(np.arange(20, dtype=np.float32))]  # fmt: skip
+    return [
+        Buffer("CPU", 20, f32).copyin(np.zeros(20, np.float32)),
+        Buffer("CPU", 20, f32).copyin(np.arange(20, dtype=np.float32)),
+    ]
 
 
 @pytest.mark.parametrize(("op", "slot"), [(Low.LOAD, 1), (Low.STORE, 0)])
@@ -82,7 +85,8 @@ def test_a_wrong_kernel_is_reported(op: Low, slot: int, start: int, lanes: int, 
         item.run({})
     text = str(caught.value)
     assert text.startswith(
-        f"train.py:7: kernel {kernel_name(COPY)}: a {op.name.lower()} at element {seen} of argument {slot}, which has 20. "
+        f"train.py:7: kernel {kernel_name(COPY)}: a {op.name.lower()} at element {seen} of argument {slot}, "
+        "which has 20. "
     )
     assert str(pickle.loads(pickle.dumps(caught.value))) == text
     assert (item.buffers[0].copyout() == 0).all()  # nothing was written

@@ -1,4 +1,5 @@
-"""Products that the processor adds up four at a time (bytes: exact for all values) or two (bfloat16), chosen where they are worth it."""
+"""Products that the processor adds up four at a time (bytes: exact for all values) or two (bfloat16),
+chosen where they are worth it."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ PAIRS = [(a, b) for a in BYTES for b in BYTES]
 @pytest.mark.parametrize("dots", [X86, ARM], ids=["x86", "arm"])
 @pytest.mark.parametrize("types", PAIRS, ids=lambda p: f"{p[0].name} {p[1].name}")
 def test_in_the_types_that_the_machine_has(types: tuple[DType, DType], dots: tuple[Dot, ...]) -> None:
-    """As it computes without, at the ends of both types; a factor is moved, and the other one added up, only where it must be."""
+    """As it computes without, at the ends of both types;
+    a factor is moved, and the other one added up, only where it must be."""
     ast = bytes_product(4, 5, 20, "NT", types)
     sig = signature(use_dots(ast, dots))
     pairs = [(d.left, d.right) for d in dots]
@@ -87,7 +89,8 @@ def test_of_bfloat16_matrix_products_alone() -> None:
 
 
 def test_what_the_heuristic_makes_of_them() -> None:
-    """Columns are packed in quads, the sums of rows are made along the rows; rows that do not lie along the reduction are packed, too."""
+    """Columns are packed in quads, the sums of rows are made along the rows;
+    rows that do not lie along the reduction are packed, too."""
     machine = Machine(64, 32, cache_bytes=2 << 20, cores=2, dots=X86)
     across = {layout: set(prepare(bytes_product(256, 256, 256, layout), machine).opts) for layout in ("NN", "NT", "TN")}
     for layout in ("NN", "NT"):

@@ -442,7 +442,8 @@ def test_symbolic_sizes(n: int) -> None:
 
 @pytest.mark.parametrize("n", [1, 31, 64, 90, 97, 200])
 def test_a_symbolic_loop_of_packed_columns(n: int) -> None:
-    """What is left of a loop whose size is known at run time goes vector by vector, each packed anew for every tile of rows."""
+    """What is left of a loop whose size is known at run time goes vector by vector,
+    each packed anew for every tile of rows."""
     v = UOp(Ops.DEFINE_VAR, dtypes.index, (), ("n", 1, 200))
     i, j, r = loop(150, 0), loop(v, 1), red(48, 2)
     product = reduce(load(1, add(mul(i, 48), r)).alu(Ops.MUL, load(2, add(mul(j, 48), r))), r)

@@ -145,7 +145,8 @@ def test_rows_of_a_product_are_asked_for_a_tile_ahead() -> None:
 
 
 def test_stream_writes_whole_aligned_vectors() -> None:
-    """What is left over is stored as ever; and so is everything where the buffer begins in the middle of a cache line."""
+    """What is left over is stored as ever; and so is everything where the buffer begins in the middle of a cache
+    line."""
     n = 16 * 5 + 3
     opts = (Vectorize(0, 16), NontemporalStore(0), Parallel(1))
     p = program(double(n), opts)
@@ -239,7 +240,8 @@ def test_transposes_are_stored_in_whole_lines(rows: int, columns: int) -> None:
 @pytest.mark.parametrize("order", [(), (Reorder(1, 0),)], ids=["inside", "outside"])
 @pytest.mark.parametrize("parallel", [1, 2])
 def test_aligned_vectors(parallel: int, order: tuple[Opt, ...]) -> None:
-    """All vectors inside of a row are streamed, its first and last elements are not; each piece of the parallel loop stores its own."""
+    """All vectors inside of a row are streamed, its first and last elements are not; each piece of the parallel loop
+    stores its own."""
     rows, columns = 5 * LANES + 3, LANES + 1
     ast = turn(rows, columns)
     opts = (
@@ -329,7 +331,8 @@ def test_reductions_that_need_each_other_or_read_nothing_in_common_do_not() -> N
 @pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16, 32])
 @pytest.mark.parametrize("d", [f32, dtypes.float64])
 def test_the_exponential_has_the_same_bits_in_any_number_of_lanes(lanes: int, d: DType) -> None:
-    """In float64 also those of machines that take nine instructions to scale; in float32 those take another polynomial."""
+    """In float64 also those of machines that take nine instructions to scale; in float32 those take another
+    polynomial."""
     machine = host_target().machine
     if not machine.scales:
         pytest.skip("the processor has no such instruction")

@@ -1,4 +1,5 @@
-"""A maximum and the sum of exponentials below it in one pass: when, and what it computes; sums down the rows, some rows at a time."""
+"""A maximum and the sum of exponentials below it in one pass: when, and what it computes;
+sums down the rows, some rows at a time."""
 
 from __future__ import annotations
 
@@ -96,7 +97,8 @@ def test_what_it_is_not() -> None:
     e = at(j).alu(Ops.SUB, top).alu(Ops.EXP)
     chosen_by_value = top.alu(Ops.CMPLT, UOp.const(f32, 5.0)).alu(Ops.WHERE, top, UOp.const(f32, 0.0))
     for value in (
-        mul(e, 2.0), e.alu(Ops.MUL, at(j)), e.alu(Ops.EXP), at(j).alu(Ops.SUB, other).alu(Ops.EXP), at(j).alu(Ops.SUB, chosen_by_value).alu(Ops.EXP),
+        mul(e, 2.0), e.alu(Ops.MUL, at(j)), e.alu(Ops.EXP), at(j).alu(Ops.SUB, other).alu(Ops.EXP),
+        at(j).alu(Ops.SUB, chosen_by_value).alu(Ops.EXP),
         at(j).alu(Ops.ADD, top).alu(Ops.EXP), top.alu(Ops.SUB, at(j)).alu(Ops.EXP),
     ):  # fmt: skip
         assert online_pairs(signature(sink(store(0, i, reduce(value, j), i)))) == []

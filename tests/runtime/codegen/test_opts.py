@@ -251,7 +251,8 @@ def close(got: np.ndarray, want: np.ndarray) -> None:
 
 
 def test_every_list_that_the_search_can_pick() -> None:
-    """What PYTHON computes; and the bits of the heuristic's kernel unless a reduction is split otherwise. Every kind of Opt is tried."""
+    """What PYTHON computes; and the bits of the heuristic's kernel unless a reduction is split otherwise. Every kind
+    of Opt is tried."""
     tried: set[str] = set()
 
     def check(data: st.DataObject, some: st.SearchStrategy[tuple[UOp, list[np.ndarray]]]) -> None:
@@ -311,7 +312,8 @@ def scatter_add() -> UOp:
 
 
 def set_at(where: str, n: int = 8, m: int = 16) -> UOp:
-    """out[p[i, j]], out[i, p[i, j]] or out[p[i, j], j] = x[i, j], of values for one place the last; nothing where p is outside of 0..m-1."""
+    """out[p[i, j]], out[i, p[i, j]] or out[p[i, j], j] = x[i, j], of values for one place the last; nothing where p
+    is outside of 0..m-1."""
     i, j = loop(n, 0), loop(m, 1)
     at = load(2, add(mul(i, m), j), dtypes.int64).cast(dtypes.index)
     inside = I(-1).alu(Ops.CMPLT, at).alu(Ops.AND, at.alu(Ops.CMPLT, I(m)))
@@ -488,9 +490,9 @@ def test_stage_inside_of_a_tiled_loop() -> None:
 
 def test_canonical() -> None:
     sig = signature(PRODUCT)
-    opts = (Parallel(1), Tile(1, 16), Vectorize(1, 16), Reorder(1, 0), Reorder(0, 1), Unroll(2, 1), Tile(0, 2))  # fmt: skip
+    opts = (Parallel(1), Tile(1, 16), Vectorize(1, 16), Reorder(1, 0), Reorder(0, 1), Unroll(2, 1), Tile(0, 2))
     assert canonical(sig, opts) == (Vectorize(1, 16), Tile(0, 2), Parallel(1))
-    for x in neighbours(sig, opts, 16, split=True):
+    for x in neighbours(sig, opts, 16, sums_may_change=True):
         plan, again = loop_nest(sig, x), loop_nest(sig, canonical(sig, x))
         assert (plan.loops, plan.tile, plan.parallel) == (again.loops, again.tile, again.parallel)
 
@@ -527,7 +529,8 @@ def test_debug_3_shows_the_list(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_thread_keeps_what_it_packed_for_its_next_part_of_the_loop() -> None:
-    """The second part of a panel's rows finds it packed, as its scratch says that it ran up to where that part begins."""
+    """The second part of a panel's rows finds it packed, as its scratch says that it ran up to where that part
+    begins."""
     ast = gemm(32, 48, 24)
     opts = (
         Vectorize(1, 16),
@@ -558,7 +561,8 @@ def test_a_thread_keeps_what_it_packed_for_its_next_part_of_the_loop() -> None:
 
 
 def test_what_is_masked_along_an_unrolled_reduction_is_not_staged() -> None:
-    """It was packed in vectors along the reduction, the mask looked at once a vector: wrong where 4 iterations or more are written out."""
+    """It was packed in vectors along the reduction, the mask looked at once a vector: wrong where 4 iterations or
+    more are written out."""
     i, j, r = loop(2, 0), loop(2, 1), red(16, 2)
     inside = I(0).alu(Ops.CMPLT, r).alu(Ops.AND, r.alu(Ops.CMPLT, I(15)))
     product = load(1, add(mul(i, 16), r), f32, inside).alu(Ops.MUL, load(2, add(mul(r, 2), j), f32))

@@ -36,7 +36,8 @@ OUT, IN = 20, 9
 
 
 def input_gradient(size: int, stride: int, taps: int = 3, batch: int = 8, out: int = OUT) -> UOp:
-    """out[b, c, x] = sum over o, k of g[b, o, (x + k - 1) / stride] * w[o, c, k], where that divides and lies inside."""
+    """out[b, c, x] = sum over o, k of g[b, o, (x + k - 1) / stride] * w[o, c, k],
+    where that divides and lies inside."""
     b, c, x = loop(batch, 0), loop(out, 1), loop(size, 2)
     o, k = red(IN, 3), red(taps, 4)
     at = add(x, k, -1)

@@ -228,8 +228,19 @@ print(tune.tuned(gemm(40, 48, 50)))
 
 
 def test_processes_share_one_search(tmp_path: Path) -> None:
-    env = {**os.environ, "CACHE_DIR": str(tmp_path), "BEAM": "1", "DEBUG": "1", "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}  # fmt: skip
-    workers = [subprocess.Popen([sys.executable, "-c", SCRIPT], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]  # fmt: skip
+    env = {
+        **os.environ,
+        "CACHE_DIR": str(tmp_path),
+        "BEAM": "1",
+        "DEBUG": "1",
+        "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path]),
+    }
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(3)
+    ]
     texts = []
     for w in workers:
         out, err = w.communicate(timeout=120)

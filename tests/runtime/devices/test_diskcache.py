@@ -87,7 +87,8 @@ for n in range(6):
 
 
 def test_many_processes(tmp_path: Path) -> None:
-    """Processes that start at once are all right and leave whole entries (six kernels and the thread team); the next one compiles nothing."""
+    """Processes that start at once are all right and leave whole entries (six kernels and the thread team);
+    the next one compiles nothing."""
     environment = {**os.environ, "CACHE_DIR": str(tmp_path), "DEBUG": "1", "CACHE": "1"}
     start = [sys.executable, "-c", SCRIPT]
     running = [

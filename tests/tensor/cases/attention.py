@@ -90,7 +90,8 @@ def multi_heads(draw: Draw) -> Sample:
 
 CASES = [
     Case("functional.scaled_dot_product_attention", attention, heads),
-    Case("functional.multi_head_attention_forward", lambda q, k, v, w, b, wo, bo, padding, heads: multi_head(q, k, v, w, b, wo, bo, heads, padding), multi_heads,
+    Case("functional.multi_head_attention_forward",
+         lambda q, k, v, w, b, wo, bo, padding, heads: multi_head(q, k, v, w, b, wo, bo, heads, padding), multi_heads,
          call=lambda lib, q, k, v, w, b, wo, bo, padding, heads: lib.functional.multi_head_attention_forward(
              q, k, v, q.shape[-1], heads, w, b, None, None, False, 0.0, wo, bo, key_padding_mask=padding)),
 ]  # fmt: skip

@@ -1,7 +1,8 @@
 """A `Case` says once how an operator is called, what NumPy makes of the same input, and which inputs there are.
 
 `tests/tensor/test_ops.py` runs every case forward, backward, and sharded over devices with uneven parts;
-`benchmarks/ops_vs_torch.py` runs the same calls on torch tensors. So a call uses PyTorch's names and argument order only.
+`benchmarks/ops_vs_torch.py` runs the same calls on torch tensors.
+So a call uses PyTorch's names and argument order only.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ class Sample:
 class Case:
     """`op`: `Tensor.cumsum`, `functional.gelu`, `torch.cat`: the name that docs/ops.md lists, and how it is called.
 
-    `oracle(*arrays, *args, **kwargs)` in NumPy gives the result, or a tuple of results. `samples(draw)` draws one input; float
-    arrays come in the type that `dtypes` names (the forward test draws one; the gradient test takes float64). `variant` tells two
-    cases of one op apart. `grad=False` where there is none or it is not unique at the drawn points.
+    `oracle(*arrays, *args, **kwargs)` in NumPy gives the result, or a tuple of results. `samples(draw)` draws one
+    input; float arrays come in the type that `dtypes` names (the forward test draws one; the gradient test takes
+    float64). `variant` tells two cases of one op apart. `grad=False` where there is none or it is not unique at the
+    drawn points.
     """
 
     op: str
@@ -44,9 +46,8 @@ class Case:
     dtypes: Sequence[str] = ("float32", "float64")
     grad: bool = True
     shard: bool = True
-    rtol: dict[str, float] = field(
-        default_factory=dict
-    )  # per dtype, where the usual tolerance is too tight; say why beside it
+    # per dtype, where the usual tolerance is too tight; say why beside it
+    rtol: dict[str, float] = field(default_factory=dict)
     call: Callable[..., Any] | None = None  # only where the plain call by name will not do; works on torch tensors too
 
     @property
@@ -88,7 +89,8 @@ def array(draw: Draw, shape: tuple[int, ...], dtype: str = "float64", low: float
 
 
 def distinct(draw: Draw, shape: tuple[int, ...], dtype: str = "float64") -> np.ndarray:
-    """A shuffled arithmetic progression: no ties, so an argmax or a sort order is unique and differences do not cross."""
+    """A shuffled arithmetic progression: no ties, so an argmax or a sort order is
+    unique and differences do not cross."""
     n = prod(shape)
     order = np.random.default_rng(draw(st.integers(0, 1 << 20))).permutation(n)
     return np.asarray((order - n / 2 + 0.25) / 4 if "float" in dtype else order).reshape(shape).astype(dtype)

@@ -40,16 +40,22 @@ def compare(name: str, oracle: Any, *aliases: str) -> list[Case]:
 
 
 CASES = [
-    *compare("eq", np.equal), *compare("ne", np.not_equal, "not_equal"), *compare("lt", np.less, "less"), *compare("gt", np.greater, "greater"),
+    *compare("eq", np.equal), *compare("ne", np.not_equal, "not_equal"), *compare("lt", np.less, "less"),
+    *compare("gt", np.greater, "greater"),
     *compare("le", np.less_equal, "less_equal"), *compare("ge", np.greater_equal, "greater_equal"),
-    *(Case(f"Tensor.{n}", f, weird, **NO) for n, f in {"isnan": np.isnan, "isinf": np.isinf, "isfinite": np.isfinite, "isposinf": np.isposinf, "isneginf": np.isneginf, "isreal": np.isreal}.items()),
+    *(Case(f"Tensor.{n}", f, weird, **NO)
+      for n, f in {"isnan": np.isnan, "isinf": np.isinf, "isfinite": np.isfinite, "isposinf": np.isposinf,
+                   "isneginf": np.isneginf, "isreal": np.isreal}.items()),
     Case("Tensor.isclose", lambda x, y, **k: np.isclose(x, y, **k), close, dtypes=("float64",), **NO),
     Case("Tensor.allclose", lambda x, y, **k: bool(np.allclose(x, y, **k)), close, dtypes=("float64",), **NO),
-    Case("Tensor.equal", lambda x, y: x.shape == y.shape and bool((x == y).all()), lambda d: Sample((array(d, (2,), "int32", 0, 1), array(d, (2,), "int32", 0, 1))), **NO),
-    *(Case(f"Tensor.logical_{n}", f, integers(low=0, high=1), **NO) for n, f in {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}.items()),
+    Case("Tensor.equal", lambda x, y: x.shape == y.shape and bool((x == y).all()),
+         lambda d: Sample((array(d, (2,), "int32", 0, 1), array(d, (2,), "int32", 0, 1))), **NO),
+    *(Case(f"Tensor.logical_{n}", f, integers(low=0, high=1), **NO)
+      for n, f in {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}.items()),
     Case("Tensor.logical_not", np.logical_not, integers(1, 0, 1), **NO),
     Case("Tensor.where", lambda x, c, y: np.where(c, x, y), chosen),
-    Case("torch.where", lambda c, x, y: np.where(c, x, y), lambda d: Sample((lambda x, c, y: (c, x, y))(*chosen(d).arrays))),
+    Case("torch.where", lambda c, x, y: np.where(c, x, y),
+         lambda d: Sample((lambda x, c, y: (c, x, y))(*chosen(d).arrays))),
     Case("Tensor.masked_fill", lambda x, m, v: np.where(m, v, x), masked),
     Case("Tensor.double", lambda x: x, elementwise()),
 ]  # fmt: skip

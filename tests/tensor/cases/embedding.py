@@ -77,9 +77,11 @@ def weighted(draw: Draw) -> Sample:
 
 CASES = [
     Case("functional.embedding", embedding, rows),
-    Case("functional.embedding", embedding, rows_padded, "padding_idx", grad=False),  # the padding row has none, by definition
+    # the padding row has none, by definition
+    Case("functional.embedding", embedding, rows_padded, "padding_idx", grad=False),
     Case("functional.embedding_bag", bags_oracle, bags),
-    Case("functional.embedding_bag", offsets_oracle, offsets, "offsets", call=lambda library, i, w, o, **k: library.functional.embedding_bag(i, w, o, **k)),
+    Case("functional.embedding_bag", offsets_oracle, offsets, "offsets",
+         call=lambda library, i, w, o, **k: library.functional.embedding_bag(i, w, o, **k)),
     Case("functional.embedding_bag", lambda i, w, s: (w[i] * s[..., None]).sum(1), weighted, "per_sample_weights",
          call=lambda library, i, w, s: library.functional.embedding_bag(i, w, mode="sum", per_sample_weights=s)),
 ]  # fmt: skip

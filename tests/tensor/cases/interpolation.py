@@ -190,8 +190,7 @@ CASES = [
         lambda x, scale_factor: interpolate(x, scale_factor=scale_factor, mode="bilinear", align_corners=True),
         upsampled,
     ),
-    Case(
-        "functional.grid_sample", grid, sampled, rtol={"float32": 1e-3}, dtypes=("float32", "float64")
-    ),  # places near a whole number round either way
+    # places near a whole number round either way
+    Case("functional.grid_sample", grid, sampled, rtol={"float32": 1e-3}, dtypes=("float32", "float64")),
     Case("functional.affine_grid", affine, thetas),
 ]

@@ -222,11 +222,13 @@ def np_column_stack(*xs: np.ndarray) -> np.ndarray:
 
 
 CASES = [
-    *[Case(f"torch.{n}", lambda *a: np.concatenate(a[:-1], a[-1]), parts, call=joined(n), dtypes=("float32", "float16", "float64")) for n in ("cat", "concat", "concatenate")],
+    *[Case(f"torch.{n}", lambda *a: np.concatenate(a[:-1], a[-1]), parts, call=joined(n),
+           dtypes=("float32", "float16", "float64")) for n in ("cat", "concat", "concatenate")],
     Case("torch.stack", lambda *a: np.stack(a[:-1], a[-1]), stacked, call=joined("stack")),
     Case("torch.hstack", lambda *a: np.hstack(a), alike(), call=joined("hstack")),
     Case("torch.vstack", lambda *a: np.vstack(a), alike(), call=joined("vstack")),
-    Case("torch.row_stack", lambda *a: np.vstack(a), alike(), call=lambda lib, *xs: (lib.top.vstack if lib.name == "torch" else lib.top.row_stack)(list(xs))),
+    Case("torch.row_stack", lambda *a: np.vstack(a), alike(),
+         call=lambda lib, *xs: (lib.top.vstack if lib.name == "torch" else lib.top.row_stack)(list(xs))),
     Case("torch.dstack", lambda *a: np.dstack(a), alike(), call=joined("dstack")),
     Case("torch.column_stack", np_column_stack, alike(), call=joined("column_stack")),
     Case("torch.block_diag", np_block_diag, blocks),
@@ -244,15 +246,18 @@ CASES = [
     Case("Tensor.dsplit", tuple_of(np.dsplit), evenly(2, 3)),
     Case("Tensor.unbind", lambda x, d: tuple(np.moveaxis(x, d, 0)), unbound),
     *[Case(f"torch.{n}", lambda *xs, n=n: getattr(np, n)(*xs) if len(xs) == 1 else tuple(getattr(np, n)(*xs)),
-           lambda draw: Sample(tuple(array(draw, shapes(draw)) for _ in range(draw(st.integers(1, 3)))))) for n in ("atleast_1d", "atleast_2d", "atleast_3d")],
+           lambda draw: Sample(tuple(array(draw, shapes(draw)) for _ in range(draw(st.integers(1, 3))))))
+      for n in ("atleast_1d", "atleast_2d", "atleast_3d")],
     Case("Tensor.repeat", np_repeat, repeats),
     Case("Tensor.tile", np_repeat, tiles),
     Case("Tensor.repeat_interleave", lambda x, n, dim: np.repeat(x, n, dim), interleaved),
-    Case("Tensor.repeat_interleave", lambda x, n, dim, output_size=0: np.repeat(x, n, dim), interleaved_by, variant="counts"),
+    Case("Tensor.repeat_interleave", lambda x, n, dim, output_size=0: np.repeat(x, n, dim), interleaved_by,
+         variant="counts"),
     Case("Tensor.roll", np.roll, rolls),
     Case("functional.pad", np_pad, padded),
     *[Case("functional.pad", np_pad, edges(m), variant=m) for m in ("reflect", "replicate", "circular")],
-    Case("torch.meshgrid", lambda *xs, indexing: tuple(np.meshgrid(*xs, indexing=indexing)), lambda draw: Sample(vectors()(draw).arrays, (), {"indexing": draw(st.sampled_from(["ij", "xy"]))})),
+    Case("torch.meshgrid", lambda *xs, indexing: tuple(np.meshgrid(*xs, indexing=indexing)),
+         lambda draw: Sample(vectors()(draw).arrays, (), {"indexing": draw(st.sampled_from(["ij", "xy"]))})),
     Case("torch.cartesian_prod", np_cartesian, vectors()),
     Case("torch.combinations", np_combinations, chosen),
 ]  # fmt: skip

@@ -1,4 +1,5 @@
-"""Cases of factorisations and of products of matrices; those whose result is not unique are checked by what they must satisfy."""
+"""Cases of factorisations and of products of matrices;
+those whose result is not unique are checked by what they must satisfy."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ LOOSE = {"float32": 2e-3, "float64": 1e-9}  # conditioning: errors grow with the
 def matrices(
     kind: str = "regular", low: int = 1, tall: bool = False, columns: bool = False
 ) -> Callable[[Draw], Sample]:
-    """(..., n, n) well-conditioned; "positive": symmetric positive definite; `columns`: with a right side (..., n, k)."""
+    """(..., n, n) well-conditioned; "positive": symmetric positive definite;
+    `columns`: with a right side (..., n, k)."""
 
     def samples(draw: Draw) -> Sample:
         lead = tuple(draw(st.lists(st.integers(1, 2), max_size=1)))
@@ -141,10 +143,12 @@ CASES = [
     Case("Tensor.addr", plus(np.outer), scaled("ij", "i", "j")),
     Case("Tensor.baddbmm", plus(np.matmul), scaled("bik", "bij", "bjk")),
     Case("Tensor.addbmm", plus(lambda a, b: (a @ b).sum(0)), scaled("ik", "bij", "bjk")),
-    Case("torch.einsum", lambda *a: np.einsum(a[-1], *a[:-1]), einsums, call=lambda lib, *a: lib.top.einsum(a[-1], *a[:-1])),
+    Case("torch.einsum", lambda *a: np.einsum(a[-1], *a[:-1]), einsums,
+         call=lambda lib, *a: lib.top.einsum(a[-1], *a[:-1])),
     Case("Tensor.kron", np.kron, kron_shapes),
     Case("Tensor.cross", lambda a, b, dim: np.cross(a, b, axis=dim), crossed),
-    Case("torch.tensordot", lambda a, b: np.tensordot(a, b, 2), vectors("ijk", "jkl"), call=lambda lib, a, b: lib.top.tensordot(a, b, 2)),
+    Case("torch.tensordot", lambda a, b: np.tensordot(a, b, 2), vectors("ijk", "jkl"),
+         call=lambda lib, a, b: lib.top.tensordot(a, b, 2)),
     Case("Tensor.matrix_power", lambda a, n: np.linalg.matrix_power(a, n), powers, dtypes=BOTH, rtol=LOOSE),
     Case("Tensor.matrix_exp", expm, matrices(), dtypes=BOTH, rtol=LOOSE),
     Case("Tensor.inverse", np.linalg.inv, matrices(), dtypes=BOTH, rtol=LOOSE),
@@ -152,18 +156,26 @@ CASES = [
     Case("Tensor.logdet", lambda a: np.linalg.slogdet(a)[1], matrices("positive"), dtypes=BOTH, rtol=LOOSE),
     Case("Tensor.slogdet", lambda a: tuple(np.linalg.slogdet(a)), matrices(), dtypes=BOTH, rtol=LOOSE),
     Case("Tensor.solve", np.linalg.solve, matrices(columns=True), dtypes=BOTH, rtol=LOOSE),
-    Case("Tensor.cholesky", lambda a: np.linalg.cholesky(positive(a)), matrices("positive"), dtypes=BOTH, rtol=LOOSE, call=spd("cholesky")),
-    Case("Tensor.cholesky_inverse", lambda a: np.linalg.inv(np.tril(a) @ np.swapaxes(np.tril(a), -1, -2)), matrices(), dtypes=BOTH, rtol=LOOSE),
-    Case("Tensor.cholesky_solve", lambda a, b: np.linalg.solve(np.tril(a) @ np.swapaxes(np.tril(a), -1, -2), b), matrices(columns=True), dtypes=BOTH, rtol=LOOSE,
+    Case("Tensor.cholesky", lambda a: np.linalg.cholesky(positive(a)), matrices("positive"), dtypes=BOTH, rtol=LOOSE,
+         call=spd("cholesky")),
+    Case("Tensor.cholesky_inverse", lambda a: np.linalg.inv(np.tril(a) @ np.swapaxes(np.tril(a), -1, -2)), matrices(),
+         dtypes=BOTH, rtol=LOOSE),
+    Case("Tensor.cholesky_solve", lambda a, b: np.linalg.solve(np.tril(a) @ np.swapaxes(np.tril(a), -1, -2), b),
+         matrices(columns=True), dtypes=BOTH, rtol=LOOSE,
          call=lambda lib, a, b: b.cholesky_solve(a)),
-    Case("Tensor.triangular_solve", lambda a, b: (np.linalg.solve(np.triu(a), b), a), matrices(columns=True), dtypes=BOTH, rtol=LOOSE, call=lambda lib, a, b: b.triangular_solve(a)),
+    Case("Tensor.triangular_solve", lambda a, b: (np.linalg.solve(np.triu(a), b), a), matrices(columns=True),
+         dtypes=BOTH, rtol=LOOSE, call=lambda lib, a, b: b.triangular_solve(a)),
     Case("Tensor.lu", lambda a: a, matrices(), dtypes=BOTH, rtol=LOOSE, call=lambda lib, a: _from_lu(a)),
-    Case("Tensor.lu_solve", np.linalg.solve, matrices(columns=True), dtypes=BOTH, rtol=LOOSE, call=lambda lib, a, b: b.lu_solve(*a.lu())),
-    Case("Tensor.qr", lambda a: _np_qr(a), matrices(tall=True), dtypes=BOTH, rtol=LOOSE, call=lambda lib, a: _signed_qr(*a.qr())),
+    Case("Tensor.lu_solve", np.linalg.solve, matrices(columns=True), dtypes=BOTH, rtol=LOOSE,
+         call=lambda lib, a, b: b.lu_solve(*a.lu())),
+    Case("Tensor.qr", lambda a: _np_qr(a), matrices(tall=True), dtypes=BOTH, rtol=LOOSE,
+         call=lambda lib, a: _signed_qr(*a.qr())),
     Case("Tensor.geqrf", lambda a: np.abs(np.linalg.qr(a)[1]), matrices(tall=True), dtypes=BOTH, rtol=LOOSE,
          call=lambda lib, a: a.geqrf()[0].triu()[..., : a.shape[-1], :].abs()),
-    Case("Tensor.orgqr", lambda a: np.linalg.qr(a)[0], matrices(tall=True), dtypes=BOTH, rtol=LOOSE, call=lambda lib, a: a.geqrf()[0].orgqr(a.geqrf()[1])),
-    Case("Tensor.ormqr", lambda a, b: np.linalg.qr(a, mode="complete")[0].swapaxes(-1, -2) @ b, matrices(tall=True, columns=True), dtypes=BOTH, rtol=LOOSE,
+    Case("Tensor.orgqr", lambda a: np.linalg.qr(a)[0], matrices(tall=True), dtypes=BOTH, rtol=LOOSE,
+         call=lambda lib, a: a.geqrf()[0].orgqr(a.geqrf()[1])),
+    Case("Tensor.ormqr", lambda a, b: np.linalg.qr(a, mode="complete")[0].swapaxes(-1, -2) @ b,
+         matrices(tall=True, columns=True), dtypes=BOTH, rtol=LOOSE,
          call=lambda lib, a, b: a.geqrf()[0].ormqr(a.geqrf()[1], b, True, True)),
     Case("Tensor.svd", lambda a: (np.linalg.svd(a, compute_uv=False), a), matrices(tall=True), dtypes=BOTH, rtol=LOOSE,
          call=lambda lib, a: (lambda d: (d[1], (d[0] * d[1].unsqueeze(-2)) @ d[2].mT))(a.svd())),

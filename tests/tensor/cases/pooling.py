@@ -224,10 +224,16 @@ CASES = [
     *(Case(f"functional.max_unpool{n}d", max_unpool(n), unpooled(n)) for n in N),
     *(Case(f"functional.avg_pool{n}d", avg_pool(n), windows(n, "avg")) for n in N),
     *(Case(f"functional.lp_pool{n}d", lp_pool(n), windows(n, "lp")) for n in N),
-    *(Case(f"functional.adaptive_avg_pool{n}d", lambda x, o, n=n: over(x, n, adaptive(x, n, o), lambda b, _: b.mean(dims(b, n))), parts(n)) for n in N),
-    *(Case(f"functional.adaptive_max_pool{n}d", lambda x, o, n=n: largest(x, n, adaptive(x, n, o), False), parts(n)) for n in N),
-    *(Case(f"functional.adaptive_max_pool{n}d_with_indices", lambda x, o, n=n: largest(x, n, adaptive(x, n, o), True), parts(n)) for n in N),
-    *(Case(f"functional.fractional_max_pool{n}d", np_fractional(n), fractional(n), call=fractional_call(f"fractional_max_pool{n}d")) for n in (2, 3)),
+    *(Case(f"functional.adaptive_avg_pool{n}d",
+           lambda x, o, n=n: over(x, n, adaptive(x, n, o), lambda b, _: b.mean(dims(b, n))), parts(n)) for n in N),
+    *(Case(f"functional.adaptive_max_pool{n}d", lambda x, o, n=n: largest(x, n, adaptive(x, n, o), False), parts(n))
+      for n in N),
+    *(Case(f"functional.adaptive_max_pool{n}d_with_indices", lambda x, o, n=n: largest(x, n, adaptive(x, n, o), True),
+           parts(n)) for n in N),
+    *(Case(f"functional.fractional_max_pool{n}d", np_fractional(n), fractional(n),
+           call=fractional_call(f"fractional_max_pool{n}d")) for n in (2, 3)),
     *(Case(f"functional.fractional_max_pool{n}d_with_indices", np_fractional(n), fractional(n),
-           call=lambda lib, x, *a, n=n, **k: fractional_call(f"fractional_max_pool{n}d_with_indices")(lib, x, *a, **k)[0]) for n in (2, 3)),
+           call=lambda lib, x, *a, n=n, **k:
+               fractional_call(f"fractional_max_pool{n}d_with_indices")(lib, x, *a, **k)[0])
+      for n in (2, 3)),
 ]  # fmt: skip

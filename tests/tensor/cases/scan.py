@@ -60,12 +60,15 @@ def joined(draw: Draw) -> Sample:
 
 CASES = [
     *(Case(f"Tensor.{name}", f, samples, variant=variant)
-      for name, f in {"cumsum": lambda x, dim: np.cumsum(x, dim), "cumprod": lambda x, dim: np.cumprod(x, dim), "logcumsumexp": lambda x, dim: np.logaddexp.accumulate(x, dim)}.items()
+      for name, f in {"cumsum": lambda x, dim: np.cumsum(x, dim), "cumprod": lambda x, dim: np.cumprod(x, dim),
+                      "logcumsumexp": lambda x, dim: np.logaddexp.accumulate(x, dim)}.items()
       for variant, samples in {"": along(), "long": long}.items()),
     Case("Tensor.cumsum", lambda x, dim: np.cumsum(x, dim), repeated, variant="integers", grad=False),
     Case("Tensor.cumprod", lambda x, dim: np.cumprod(x, dim), zeros, variant="zeros"),
     *(Case(f"Tensor.{name}", running(f), samples, variant=variant, grad=not variant)
-      for name, f in {"cummax": np.maximum, "cummin": np.minimum}.items() for variant, samples in {"": no_ties, "long": long, "ties": repeated}.items()),
+      for name, f in {"cummax": np.maximum, "cummin": np.minimum}.items()
+      for variant, samples in {"": no_ties, "long": long, "ties": repeated}.items()),
     Case("Tensor.diff", differences, lambda d: Sample((s := along()(d)).arrays, (d(st.integers(0, 3)),), s.kwargs)),
-    Case("Tensor.diff", lambda x, a, b: np.diff(x, prepend=a, append=b), joined, variant="joined", call=lambda lib, x, a, b: x.diff(prepend=a, append=b)),
+    Case("Tensor.diff", lambda x, a, b: np.diff(x, prepend=a, append=b), joined, variant="joined",
+         call=lambda lib, x, a, b: x.diff(prepend=a, append=b)),
 ]  # fmt: skip

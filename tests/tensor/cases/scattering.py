@@ -1,4 +1,5 @@
-"""Writing at positions that are data: set, add, reduce. Positions may repeat, except where that leaves the result open."""
+"""Writing at positions that are data: set, add, reduce.
+Positions may repeat, except where that leaves the result open."""
 
 from __future__ import annotations
 
@@ -189,19 +190,32 @@ def write(lib: Any, x: Any, m: Any, v: Any) -> Any:
 
 
 CASES = [
-    Case("Tensor.scatter", np_scatter, scattered(repeat=False), call=call("scatter"), dtypes=("float32", "float64", "float16")),
-    Case("Tensor.scatter", lambda x, i, d, v: np_scatter(x, i, v, d), lambda draw: (lambda s: Sample(s.arrays[:2], (s.args[0], 1.5)))(scattered()(draw)), variant="value", call=lambda lib, x, i, d, v: x.scatter(d, i, v)),
-    *[Case("Tensor.scatter", lambda x, i, d, reduce: np_scatter(x, i, 1.5, d, reduce), lambda draw, r=r: (lambda s: Sample(s.arrays[:2], s.args, {"reduce": r}))(scattered()(draw)), variant=f"value {r}",
-           grad=False, call=lambda lib, x, i, d, reduce: x.scatter(d, i, 1.5, reduce=reduce)) for r in ("add", "multiply")],
-    Case("Tensor.scatter_add", lambda x, i, s, d: np_scatter(x, i, s, d, "add"), scattered(), call=call("scatter_add"), dtypes=("float32", "float64")),
-    *[Case("Tensor.scatter_reduce", np_scatter_reduce, scattered(kind="zeros" if r == "prod" else "distinct", reduce=r, include_self=[True, False]), variant=r, call=reducing("scatter_reduce"))
+    Case("Tensor.scatter", np_scatter, scattered(repeat=False), call=call("scatter"),
+         dtypes=("float32", "float64", "float16")),
+    Case("Tensor.scatter", lambda x, i, d, v: np_scatter(x, i, v, d),
+         lambda draw: (lambda s: Sample(s.arrays[:2], (s.args[0], 1.5)))(scattered()(draw)), variant="value",
+         call=lambda lib, x, i, d, v: x.scatter(d, i, v)),
+    *[Case("Tensor.scatter", lambda x, i, d, reduce: np_scatter(x, i, 1.5, d, reduce),
+           lambda draw, r=r: (lambda s: Sample(s.arrays[:2], s.args, {"reduce": r}))(scattered()(draw)),
+           variant=f"value {r}",
+           grad=False, call=lambda lib, x, i, d, reduce: x.scatter(d, i, 1.5, reduce=reduce))
+      for r in ("add", "multiply")],
+    Case("Tensor.scatter_add", lambda x, i, s, d: np_scatter(x, i, s, d, "add"), scattered(), call=call("scatter_add"),
+         dtypes=("float32", "float64")),
+    *[Case("Tensor.scatter_reduce", np_scatter_reduce,
+           scattered(kind="zeros" if r == "prod" else "distinct", reduce=r, include_self=[True, False]), variant=r,
+           call=reducing("scatter_reduce"))
       for r in ("sum", "prod", "mean", "amax", "amin")],
     Case("Tensor.index_add", np_index, sliced(alpha=[1, 2.5]), call=call("index_add")),
-    Case("Tensor.index_copy", lambda x, i, s, d: np_index(x, i, s, d, how="set"), sliced(repeat=False), call=call("index_copy")),
-    Case("Tensor.index_fill", lambda x, i, d, v: np_index(x, i, v, d, how="set"), filled, call=lambda lib, x, i, d, v: x.index_fill(d, i, v)),
-    *[Case("Tensor.index_reduce", np_index_reduce, sliced(kind="distinct", reduce=r, include_self=[True, False]), variant=r, call=reducing("index_reduce")) for r in ("prod", "mean", "amax", "amin")],
+    Case("Tensor.index_copy", lambda x, i, s, d: np_index(x, i, s, d, how="set"), sliced(repeat=False),
+         call=call("index_copy")),
+    Case("Tensor.index_fill", lambda x, i, d, v: np_index(x, i, v, d, how="set"), filled,
+         call=lambda lib, x, i, d, v: x.index_fill(d, i, v)),
+    *[Case("Tensor.index_reduce", np_index_reduce, sliced(kind="distinct", reduce=r, include_self=[True, False]),
+           variant=r, call=reducing("index_reduce")) for r in ("prod", "mean", "amax", "amin")],
     Case("Tensor.put", np_put, put),
-    Case("Tensor.index_put", np_index_put, index_put, call=lambda lib, x, i, j, v, accumulate: x.index_put((i, j), v, accumulate)),
+    Case("Tensor.index_put", np_index_put, index_put,
+         call=lambda lib, x, i, j, v, accumulate: x.index_put((i, j), v, accumulate)),
     Case("Tensor.index_put", np_mask_put, mask_put, variant="mask", call=lambda lib, x, m, v: x.index_put((m,), v)),
     Case("Tensor.__setitem__", np_mask_put, mask_put, variant="mask", grad=False, call=write),
 ]  # fmt: skip

@@ -1,4 +1,5 @@
-"""Datasets and loaders: which rows a worker reads, order by epoch, going on, threads that end, and what they say when they fail."""
+"""Datasets and loaders: which rows a worker reads, order by epoch, going on, threads that end,
+and what they say when they fail."""
 
 from __future__ import annotations
 
@@ -69,9 +70,8 @@ def test_batches_and_epochs() -> None:
     shuffled = DataLoader(TensorDataset(X), 10, shuffle=True, seed=5)
     one, two = joined(rows(shuffled)), joined(rows(shuffled))
     assert sorted(one) == sorted(two) == X.tolist() and one != two != X.tolist() and shuffled.epoch == 2
-    assert (
-        joined(rows(DataLoader(TensorDataset(X), 7, shuffle=True, seed=5))) == one
-    )  # the order is that of seed and epoch alone
+    # the order is that of seed and epoch alone
+    assert joined(rows(DataLoader(TensorDataset(X), 7, shuffle=True, seed=5))) == one
 
 
 @settings(max_examples=40)

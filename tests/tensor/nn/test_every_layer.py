@@ -1,5 +1,6 @@
-"""Every layer (tests/tensor/nn/layers/): forward against NumPy, backward to each parameter and input against differences, sharded
-unevenly; state_dict keys and repr; and no layer of manygrad.nn without a row or a test of its own."""
+"""Every layer (tests/tensor/nn/layers/): forward against NumPy, backward to each parameter and input against
+differences, sharded unevenly; state_dict keys and repr; and no layer of manygrad.nn without a row or a test of its
+own."""
 
 from __future__ import annotations
 
@@ -21,18 +22,15 @@ LAYERS: list[Layer] = [
     for layer in getattr(importlib.import_module(f"tests.tensor.nn.layers.{module.name}"), "LAYERS", [])
 ]
 EVERY = pytest.mark.parametrize("layer", LAYERS, ids=lambda c: c.id)
-RANDOM = {
-    "Dropout",
-    "Dropout1d",
-    "Dropout2d",
-    "Dropout3d",
-    "AlphaDropout",
-    "FeatureAlphaDropout",
-}  # test_random_layers.py
+# test_random_layers.py
+RANDOM = {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"}
 CHANGING = {name for name in nn.__all__ if name.startswith("Lazy")}  # test_lazy.py
-WHOLE = {  # a container, a base class, or a stack of layers: test_module.py, test_recurrent.py, test_attention.py, test_transformer.py
-    "Module", "ModuleDict", "ModuleList", "ParameterDict", "ParameterList", "Sequential", "RNN", "LSTM", "GRU", "RNNBase", "RNNCellBase",
-    "MultiheadAttention", "Transformer", "TransformerEncoder", "TransformerEncoderLayer", "TransformerDecoder",
+# a container, a base class, or a stack of layers: test_module.py, test_recurrent.py, test_attention.py,
+# test_transformer.py
+WHOLE = {
+    "Module", "ModuleDict", "ModuleList", "ParameterDict", "ParameterList", "Sequential", "RNN", "LSTM", "GRU",
+    "RNNBase", "RNNCellBase", "MultiheadAttention", "Transformer", "TransformerEncoder", "TransformerEncoderLayer",
+    "TransformerDecoder",
 }  # fmt: skip
 
 

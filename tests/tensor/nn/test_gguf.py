@@ -64,7 +64,8 @@ def test_quantised_blocks(name: str, tmp_path: Path) -> None:
 def test_plain_types_and_metadata(tmp_path: Path) -> None:
     a = RNG.standard_normal((2, 3, 6)).astype(np.float32)
     arrays: dict[str, tuple[np.ndarray, str | None]] = {
-        "f32": (a, None), "f16": (a.astype(np.float16), None), "bf16": (gguf.quantize(a, gguf.GGMLQuantizationType.BF16), "BF16"), "i32": (np.arange(4, dtype=np.int32), None),
+        "f32": (a, None), "f16": (a.astype(np.float16), None),
+        "bf16": (gguf.quantize(a, gguf.GGMLQuantizationType.BF16), "BF16"), "i32": (np.arange(4, dtype=np.int32), None),
     }  # fmt: skip
     write(tmp_path / "a.gguf", arrays)
     metadata, tensors = gguf_load(tmp_path / "a.gguf")
@@ -93,10 +94,14 @@ def test_damaged_files(tmp_path: Path) -> None:
     head = b"GGUF" + struct.pack("<IQQ", 3, 1, 0)
     name = struct.pack("<Q", 1) + b"w"
     for bad, message in [
-        (b"GGML" + head[4:], "does not begin with GGUF"), (b"GGUF" + struct.pack("<IQQ", 9, 0, 0), "version 9"), (b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0), "claims 11529215046"),
-        (head + name + struct.pack("<IQIQ", 1, 1 << 62, 0, 0), "ends at byte"), (head + name + struct.pack("<IQIQ", 1, 33, 2, 0) + bytes(99), "not whole blocks of 32"),
-        (head + name + struct.pack("<IQIQ", 1, 4, 77, 0) + bytes(99), "has the type 77"), (head + struct.pack("<Q", 1 << 63), "truncated"), (head + name + struct.pack("<I", 1 << 31), "2147483648 dims"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 2, 0) + name + struct.pack("<IQIQ", 1, 8, 0, 0) + struct.pack("<Q", 1) + b"v" + struct.pack("<IQIQ", 1, 8, 0, 16) + bytes(99), "'w' and 'v' overlap"),
+        (b"GGML" + head[4:], "does not begin with GGUF"), (b"GGUF" + struct.pack("<IQQ", 9, 0, 0), "version 9"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0), "claims 11529215046"),
+        (head + name + struct.pack("<IQIQ", 1, 1 << 62, 0, 0), "ends at byte"),
+        (head + name + struct.pack("<IQIQ", 1, 33, 2, 0) + bytes(99), "not whole blocks of 32"),
+        (head + name + struct.pack("<IQIQ", 1, 4, 77, 0) + bytes(99), "has the type 77"),
+        (head + struct.pack("<Q", 1 << 63), "truncated"), (head + name + struct.pack("<I", 1 << 31), "2147483648 dims"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 2, 0) + name + struct.pack("<IQIQ", 1, 8, 0, 0) + struct.pack("<Q", 1) + b"v"
+         + struct.pack("<IQIQ", 1, 8, 0, 16) + bytes(99), "'w' and 'v' overlap"),
     ]:  # fmt: skip
         path.write_bytes(bad)
         with pytest.raises(ValueError, match=message):

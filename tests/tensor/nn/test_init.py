@@ -32,7 +32,8 @@ def test_gains_and_fans() -> None:
 
 @pytest.mark.parametrize("fill, std, bound", [
     (lambda w: init.uniform_(w, -2, 4), 6 / math.sqrt(12), None), (lambda w: init.normal_(w, 1, 0.5), 0.5, None),
-    (lambda w: init.xavier_uniform_(w), math.sqrt(2 / 500), math.sqrt(6 / 500)), (lambda w: init.xavier_normal_(w, 2.0), 2 * math.sqrt(2 / 500), None),
+    (lambda w: init.xavier_uniform_(w), math.sqrt(2 / 500), math.sqrt(6 / 500)),
+    (lambda w: init.xavier_normal_(w, 2.0), 2 * math.sqrt(2 / 500), None),
     (lambda w: init.kaiming_uniform_(w, a=1), math.sqrt(1 / 300), math.sqrt(3 / 300)),
     (lambda w: init.kaiming_normal_(w, mode="fan_out", nonlinearity="relu"), math.sqrt(2 / 200), None),
     (lambda w: init.trunc_normal_(w, 0, 1, -2, 2), 0.8796, 2.0), (lambda w: init.trunc_normal_(w, 0, 0.02), 0.02, None),

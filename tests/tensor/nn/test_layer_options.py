@@ -1,4 +1,5 @@
-"""What layers can do besides a call: errors of constructors, PyTorch's older arguments, other methods, rows that are not trained."""
+"""What layers can do besides a call: errors of constructors, PyTorch's older arguments, other methods,
+rows that are not trained."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from tests.tensor.nn.layers.layer import data
     (lambda: nn.Conv1d(2, 4, 2, 2, "same"), 'padding="same" needs stride 1'),
     (lambda: nn.Conv2d(2, 4, (2, 2, 2)), "is not a number or 2 numbers"),
     (lambda: nn.ConvTranspose1d(2, 4, 2, padding_mode="reflect"), 'ConvTranspose1d: padding_mode "zeros" only'),
-    (lambda: nn.ConvTranspose3d(1, 1, 2, 2)(Tensor.zeros(1, 1, 2, 2, 2), [6, 4, 4]), "ConvTranspose3d: output_size .* cannot be made"),
+    (lambda: nn.ConvTranspose3d(1, 1, 2, 2)(Tensor.zeros(1, 1, 2, 2, 2), [6, 4, 4]),
+     "ConvTranspose3d: output_size .* cannot be made"),
     (lambda: nn.ZeroPad2d((1, 2, 3)), "ZeroPad2d: padding is a number or 4 numbers"),
     (lambda: nn.Hardtanh(1.0, 1.0), "max_val 1.0 must be above min_val 1.0"),
     (lambda: nn.EmbeddingBag(4, 2, padding_idx=4), "padding_idx 4 is no row"),

@@ -1,4 +1,5 @@
-"""Lazy layers: what they are before the first call, that they become the ordinary layer then, and what reaches them before."""
+"""Lazy layers: what they are before the first call, that they become the ordinary layer then,
+and what reaches them before."""
 
 from __future__ import annotations
 

@@ -147,9 +147,8 @@ def test_registering() -> None:
 def test_apply_requires_grad_zero_grad() -> None:
     net, seen = Net(), []
     net.apply(lambda m: seen.append(type(m).__name__))
-    assert (
-        seen[-1] == "Net" and seen[0] == "BatchNorm1d" and len(seen) == len(list(net.modules())) + 1
-    )  # the tied layer twice
+    # the tied layer twice
+    assert seen[-1] == "Net" and seen[0] == "BatchNorm1d" and len(seen) == len(list(net.modules())) + 1
     net(Tensor(np.ones((3, 4), np.float32))).sum().backward()
     assert all(p.grad is not None for p in net.parameters())
     net.zero_grad()

@@ -1,4 +1,5 @@
-"""Running statistics of batch and instance normalisation: what training tracks, on one device and sharded unevenly, and how it is used."""
+"""Running statistics of batch and instance normalisation: what training tracks, on one device and sharded unevenly,
+and how it is used."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ CHANNELS = {
 
 @pytest.mark.parametrize("kind", [nn.Dropout, nn.AlphaDropout, *CHANNELS], ids=lambda k: k.__name__)
 def test_dropout(kind: Any) -> None:
-    """Off after training and at p = 0; at p it drops that share, whole channels where it says so; the gradient is where the values are."""
+    """Off after training and at p = 0; at p it drops that share, whole channels where it says so;
+    the gradient is where the values are."""
     x = Tensor(X[:60].reshape(CHANNELS.get(kind, X[:60].shape)), requires_grad=True)
     layer = kind(0.3)
     assert repr(layer) == f"{kind.__name__}(p=0.3, inplace=False)" and layer.state_dict() == {} and kind().p == 0.5
@@ -69,7 +70,8 @@ def test_rrelu_draws_a_slope_for_each_element_in_training() -> None:
     ids=lambda v: getattr(v, "__name__", ""),
 )
 def test_fractional_pooling(kind: Any, spatial: tuple[int, ...]) -> None:
-    """Every output is an input, at the index it says; outputs along a dim do not go back; the last window ends at the border."""
+    """Every output is an input, at the index it says; outputs along a dim do not go back;
+    the last window ends at the border."""
     x = distinct(2, 2, *spatial)
     values, indices = (t.numpy() for t in kind(2, output_ratio=0.6, return_indices=True)(Tensor(x)))
     assert values.shape == (2, 2, *(int(s * 0.6) for s in spatial))

@@ -1,4 +1,5 @@
-"""PyTorch's files: written here by Python's own pickler as PyTorch writes them, read back; and files that want to do harm."""
+"""PyTorch's files: written here by Python's own pickler as PyTorch writes them, read back;
+and files that want to do harm."""
 
 from __future__ import annotations
 
@@ -113,9 +114,12 @@ def save_legacy(obj: Any, path: Path) -> None:
 
 X = np.arange(24, dtype=np.float32).reshape(4, 6)
 OBJECT = {
-    "model": OrderedDict({"weight": Strided(X), "ids": Strided(np.array([3, 1, 2])), "mask": Strided(np.array([True, False])), "half": Strided(np.float16([1.5, 2]))}),
-    "transposed": Strided(X, (6, 4), (1, 6)), "part": Strided(X, (2, 3), (6, 2), 6), "repeated": Strided(X, (3, 6), (0, 1), 12), "scalar": Strided(np.float64([2.5]), (), ()),
-    "none": Strided(np.zeros((0, 3), np.float32)), "epoch": 7, "rates": [0.5, None, True], "text": "é", "pair": (1, -(2**40)),
+    "model": OrderedDict({"weight": Strided(X), "ids": Strided(np.array([3, 1, 2])),
+                          "mask": Strided(np.array([True, False])), "half": Strided(np.float16([1.5, 2]))}),
+    "transposed": Strided(X, (6, 4), (1, 6)), "part": Strided(X, (2, 3), (6, 2), 6),
+    "repeated": Strided(X, (3, 6), (0, 1), 12), "scalar": Strided(np.float64([2.5]), (), ()),
+    "none": Strided(np.zeros((0, 3), np.float32)), "epoch": 7, "rates": [0.5, None, True], "text": "é",
+    "pair": (1, -(2**40)),
 }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Index arithmetic: every simplification keeps the value, every bound holds.
 
-A random expression is built twice, side by side: by the simplifying constructors, and as plain Python on the values of its
-variables. Both must give the same number wherever they are evaluated.
+A random expression is built twice, side by side: by the simplifying constructors, and as plain Python on the values of
+its variables. Both must give the same number wherever they are evaluated.
 """
 
 from __future__ import annotations

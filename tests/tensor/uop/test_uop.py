@@ -102,7 +102,8 @@ x = UOp(Ops.BUFFER, f32, (), BufferSpec(-1, (4, 6), f32, "CPU:0"))
 n = sym.variable("n", 1, 9)
 u = UOp(Ops.SHRINK, f32, (x,), ((0, n), (0, 6)))
 u = UOp(Ops.REDUCE, f32, (u.alu(Ops.MUL, u),), (Ops.ADD, (1,)))
-u = u.alu(Ops.ADD, UOp(Ops.EXPAND, f32, (UOp(Ops.RESHAPE, f32, (UOp.const(f32, 0.1),), (1, 1)),), (n, 1))).cast(dtypes.float16)
+tenth = UOp(Ops.RESHAPE, f32, (UOp.const(f32, 0.1),), (1, 1))
+u = u.alu(Ops.ADD, UOp(Ops.EXPAND, f32, (tenth,), (n, 1))).cast(dtypes.float16)
 """
 
 
@@ -121,8 +122,10 @@ def test_keys_are_the_same_in_every_process() -> None:
 def test_keys_tell_structure_apart() -> None:
     a, b = buffer(-908, 4), buffer(-909, 4)
     nodes = [
-        a, b, a.alu(Ops.ADD, b), b.alu(Ops.ADD, a), a.alu(Ops.SUB, b), a.alu(Ops.ADD, a), a.cast(dtypes.float64), a.bitcast(dtypes.int32),
-        UOp.const(f32, 0.0), UOp.const(f32, -0.0), UOp.const(dtypes.int32, 0), UOp(Ops.FLIP, f32, (a,), (True,)), UOp(Ops.FLIP, f32, (a,), (False,)),
+        a, b, a.alu(Ops.ADD, b), b.alu(Ops.ADD, a), a.alu(Ops.SUB, b), a.alu(Ops.ADD, a), a.cast(dtypes.float64),
+        a.bitcast(dtypes.int32),
+        UOp.const(f32, 0.0), UOp.const(f32, -0.0), UOp.const(dtypes.int32, 0), UOp(Ops.FLIP, f32, (a,), (True,)),
+        UOp(Ops.FLIP, f32, (a,), (False,)),
     ]  # fmt: skip
     assert len({n.key for n in nodes}) == len(nodes)
 

@@ -1,5 +1,5 @@
-"""`LRScheduler`: sets the groups' learning rates, a number of `step()`s after the start. A scheduler steps outside a TinyJit step;
-the captured step reads the rate from memory."""
+"""`LRScheduler`: sets the groups' learning rates, a number of `step()`s after the start. A scheduler steps outside a
+TinyJit step; the captured step reads the rate from memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from manygrad.tensor.nn.optim.optimizer import Optimizer
 
 
 class LRScheduler:
-    """A subclass writes `get_lr` (from the rates of the last step) and, where there is one, `closed_form` (from the first ones)."""
+    """A subclass writes `get_lr` (from the rates of the last step) and, where there is one, `closed_form`
+    (from the first ones)."""
 
     def __init__(self, optimizer: Optimizer, last_epoch: int = -1):
         if not isinstance(optimizer, Optimizer):
@@ -20,7 +21,8 @@ class LRScheduler:
                 g.setdefault("initial_lr", float(g["lr"]))
             elif "initial_lr" not in g:
                 raise KeyError(
-                    f'{type(self).__name__}: to go on from last_epoch={last_epoch}, every group needs "initial_lr"; load the optimiser\'s state first'
+                    f'{type(self).__name__}: to go on from last_epoch={last_epoch}, every group needs "initial_lr"; '
+                    "load the optimiser's state first"
                 )
         self.base_lrs: list[float] = [g["initial_lr"] for g in optimizer.param_groups]
         self._last_lr: list[float] = []

@@ -33,7 +33,8 @@ class CosineAnnealingLR(LRScheduler):
 
 
 class CosineAnnealingWarmRestarts(LRScheduler):
-    """From the first rate to eta_min in T_0 steps, then again in T_0·T_mult, and so on. `step(epoch)` takes fractions."""
+    """From the first rate to eta_min in T_0 steps, then again in T_0·T_mult, and so on.
+    `step(epoch)` takes fractions."""
 
     def __init__(self, optimizer: Optimizer, T_0: int, T_mult: int = 1, eta_min: float = 0.0, last_epoch: int = -1):
         if T_0 <= 0 or T_mult < 1:

@@ -45,11 +45,14 @@ class _Cycling(LRScheduler):
 
 
 class OneCycleLR(_Cycling):
-    """Up from max_lr / div_factor to max_lr in a share pct_start of all steps, then down to initial / final_div_factor; momentum the other way."""
+    """Up from max_lr / div_factor to max_lr in a share pct_start of all steps, then down to initial / final_div_factor;
+    momentum the other way."""
 
-    def __init__(self, optimizer: Optimizer, max_lr: float | list[float], total_steps: int | None = None, epochs: int | None = None, steps_per_epoch: int | None = None,
-                 pct_start: float = 0.3, anneal_strategy: str = "cos", cycle_momentum: bool = True, base_momentum: float | list[float] = 0.85,
-                 max_momentum: float | list[float] = 0.95, div_factor: float = 25.0, final_div_factor: float = 1e4, three_phase: bool = False, last_epoch: int = -1):  # fmt: skip
+    def __init__(self, optimizer: Optimizer, max_lr: float | list[float], total_steps: int | None = None,
+                 epochs: int | None = None, steps_per_epoch: int | None = None, pct_start: float = 0.3,
+                 anneal_strategy: str = "cos", cycle_momentum: bool = True, base_momentum: float | list[float] = 0.85,
+                 max_momentum: float | list[float] = 0.95, div_factor: float = 25.0, final_div_factor: float = 1e4,
+                 three_phase: bool = False, last_epoch: int = -1):  # fmt: skip
         if total_steps is None and (epochs is None or steps_per_epoch is None):
             raise ValueError("OneCycleLR: give total_steps, or epochs and steps_per_epoch")
         if anneal_strategy not in ("cos", "linear"):
@@ -61,7 +64,8 @@ class OneCycleLR(_Cycling):
         up = float(pct_start * self.total_steps) - 1
         # (end of the phase, from which rate, to which, from which momentum, to which)
         if three_phase:
-            self.phases = [(up, "initial_lr", "max_lr", "max_momentum", "base_momentum"), (2 * up, "max_lr", "initial_lr", "base_momentum", "max_momentum"),
+            self.phases = [(up, "initial_lr", "max_lr", "max_momentum", "base_momentum"),
+                           (2 * up, "max_lr", "initial_lr", "base_momentum", "max_momentum"),
                            (self.total_steps - 1, "initial_lr", "min_lr", "max_momentum", "max_momentum")]  # fmt: skip
         else:
             self.phases = [
@@ -105,9 +109,11 @@ class OneCycleLR(_Cycling):
 class CyclicLR(_Cycling):
     """Between base_lr and max_lr, up in step_size_up steps and down in step_size_down."""
 
-    def __init__(self, optimizer: Optimizer, base_lr: float | list[float], max_lr: float | list[float], step_size_up: int = 2000, step_size_down: int | None = None,
-                 mode: str = "triangular", gamma: float = 1.0, scale_fn: Callable[[float], float] | None = None, scale_mode: str = "cycle", cycle_momentum: bool = True,
-                 base_momentum: float | list[float] = 0.8, max_momentum: float | list[float] = 0.9, last_epoch: int = -1):  # fmt: skip
+    def __init__(self, optimizer: Optimizer, base_lr: float | list[float], max_lr: float | list[float],
+                 step_size_up: int = 2000, step_size_down: int | None = None, mode: str = "triangular",
+                 gamma: float = 1.0, scale_fn: Callable[[float], float] | None = None, scale_mode: str = "cycle",
+                 cycle_momentum: bool = True, base_momentum: float | list[float] = 0.8,
+                 max_momentum: float | list[float] = 0.9, last_epoch: int = -1):  # fmt: skip
         if mode not in ("triangular", "triangular2", "exp_range") and scale_fn is None:
             raise ValueError(f'CyclicLR: mode is "triangular", "triangular2" or "exp_range", not {mode!r}')
         self.total_size = step_size_up + (step_size_up if step_size_down is None else step_size_down)

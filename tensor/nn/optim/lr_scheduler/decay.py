@@ -96,7 +96,8 @@ class LinearLR(LRScheduler):
     ):
         if not 0 < start_factor <= 1 or not 0 <= end_factor <= 1:
             raise ValueError(
-                f"LinearLR: start_factor must lie in (0, 1] and end_factor in [0, 1], got {start_factor} and {end_factor}"
+                "LinearLR: start_factor must lie in (0, 1] and end_factor in [0, 1], "
+                f"got {start_factor} and {end_factor}"
             )
         self.start_factor, self.end_factor, self.total_iters = start_factor, end_factor, total_iters
         super().__init__(optimizer, last_epoch)

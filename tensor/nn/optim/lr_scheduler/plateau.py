@@ -9,15 +9,18 @@ from manygrad.tensor.nn.optim.optimizer import Optimizer
 
 
 class ReduceLROnPlateau:
-    """`step(metric)`: after more than `patience` steps without improvement, the rate times `factor` (not below min_lr)."""
+    """`step(metric)`: after more than `patience` steps without improvement, the rate times `factor`
+    (not below min_lr)."""
 
-    def __init__(self, optimizer: Optimizer, mode: str = "min", factor: float = 0.1, patience: int = 10, threshold: float = 1e-4, threshold_mode: str = "rel",
-                 cooldown: int = 0, min_lr: float | list[float] = 0, eps: float = 1e-8):  # fmt: skip
+    def __init__(self, optimizer: Optimizer, mode: str = "min", factor: float = 0.1, patience: int = 10,
+                 threshold: float = 1e-4, threshold_mode: str = "rel", cooldown: int = 0,
+                 min_lr: float | list[float] = 0, eps: float = 1e-8):  # fmt: skip
         if factor >= 1:
             raise ValueError(f"ReduceLROnPlateau: factor must be below 1, got {factor}")
         if mode not in ("min", "max") or threshold_mode not in ("rel", "abs"):
             raise ValueError(
-                f'ReduceLROnPlateau: mode is "min" or "max" and threshold_mode "rel" or "abs", not {mode!r} and {threshold_mode!r}'
+                'ReduceLROnPlateau: mode is "min" or "max" and threshold_mode "rel" or "abs", '
+                f"not {mode!r} and {threshold_mode!r}"
             )
         self.optimizer, self.mode, self.factor, self.patience, self.cooldown, self.eps = (
             optimizer,
@@ -31,7 +34,8 @@ class ReduceLROnPlateau:
         self.min_lrs = list(min_lr) if isinstance(min_lr, (list, tuple)) else [min_lr] * len(optimizer.param_groups)
         if len(self.min_lrs) != len(optimizer.param_groups):
             raise ValueError(
-                f"ReduceLROnPlateau: {len(optimizer.param_groups)} parameter groups need as many min_lr, got {self.min_lrs}"
+                f"ReduceLROnPlateau: {len(optimizer.param_groups)} parameter groups need as many min_lr, "
+                f"got {self.min_lrs}"
             )
         self.best = math.inf if mode == "min" else -math.inf
         self.num_bad_epochs, self.cooldown_counter, self.last_epoch = 0, 0, 0

@@ -1,4 +1,5 @@
-"""A `Layer` says once how a module is made and called, what NumPy makes of the same input, and the names of what it holds.
+"""A `Layer` says once how a module is made and called, what NumPy makes of the same input,
+and the names of what it holds.
 
 `tests/tensor/nn/test_every_layer.py` runs every one forward, backward, and sharded over devices with uneven parts.
 Constructor arguments, inputs and state_dict keys are PyTorch's.
@@ -25,7 +26,8 @@ FUNCTION: dict[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class Layer:
-    """`oracle(*inputs)`, or `oracle(state, *inputs)` where `keys` (of state_dict, in order) are not empty, gives the result or a tuple.
+    """`oracle(*inputs)`, or `oracle(state, *inputs)` where `keys` (of state_dict, in order) are not empty,
+    gives the result or a tuple.
 
     `axes`: the dim along which each input is cut when sharded (None: replicated), dim 0 unless given.
     """
@@ -55,7 +57,8 @@ class Layer:
         return module
 
     def state(self, module: nn.Module) -> dict[str, np.ndarray]:
-        """Parameters in ±1, buffers in (0.2, 0.9) (a variance, weights of classes), counts 3; the same at every call."""
+        """Parameters in ±1, buffers in (0.2, 0.9) (a variance, weights of classes), counts 3;
+        the same at every call."""
         trained = {k for k, _ in module.named_parameters()}
         out = {}
         for k, t in module.state_dict().items():

@@ -15,7 +15,8 @@ BOTH = ("weight", "bias")
 CELL = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 ROWS = np.array([[1, 1, 6], [0, 2, 1], [5, 6, 6]])
 DECODER = (
-    *(f"{a}.{k}" for a in ("self_attn", "multihead_attn") for k in ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")),
+    *(f"{a}.{k}" for a in ("self_attn", "multihead_attn")
+      for k in ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")),
     *(f"{m}.{k}" for m in ("linear1", "linear2", "norm1", "norm2", "norm3") for k in BOTH),
 )  # fmt: skip
 State = dict[str, np.ndarray]
@@ -56,16 +57,30 @@ def cell(name: str, mode: str, *args: Any) -> Layer:
 MEMORY = (data(3, 2, 4, low=-1, high=1), data(3, 3, 4, low=-1, high=1))
 
 LAYERS = [
-    Layer("Linear", (data(3, 2),), lambda w, x: x @ w["weight"].T + w["bias"], (2, 4), keys=BOTH), Layer("Linear", (data(3, 1, 2),), lambda w, x: x @ w["weight"].T, (2, 4, False), keys=BOTH[:1], variant="no bias"),
-    Layer("Bilinear", (data(3, 2), data(3, 4)), lambda w, a, b: np.einsum("ni,oij,nj->no", a, w["weight"], b) + w["bias"], (2, 4, 3), keys=BOTH),
-    Layer("Bilinear", (data(3, 2, 2), data(3, 2, 4)), lambda w, a, b: np.einsum("...i,oij,...j->...o", a, w["weight"], b), (2, 4, 1, False), keys=BOTH[:1], variant="no bias"),
+    Layer("Linear", (data(3, 2),), lambda w, x: x @ w["weight"].T + w["bias"], (2, 4), keys=BOTH),
+    Layer("Linear", (data(3, 1, 2),), lambda w, x: x @ w["weight"].T, (2, 4, False), keys=BOTH[:1], variant="no bias"),
+    Layer("Bilinear", (data(3, 2), data(3, 4)),
+          lambda w, a, b: np.einsum("ni,oij,nj->no", a, w["weight"], b) + w["bias"], (2, 4, 3), keys=BOTH),
+    Layer("Bilinear", (data(3, 2, 2), data(3, 2, 4)),
+          lambda w, a, b: np.einsum("...i,oij,...j->...o", a, w["weight"], b), (2, 4, 1, False), keys=BOTH[:1],
+          variant="no bias"),
     Layer("Embedding", (ROWS,), lambda w, i: w["weight"][i], (7, 2), keys=("weight",)),
-    *(Layer("EmbeddingBag", (ROWS,), lambda w, i, m=m: bags_oracle(i, w["weight"], m, None), (7, 2), {"mode": m}, ("weight",), m) for m in ("sum", "mean", "max")),
-    Layer("EmbeddingBag", (ROWS.reshape(-1), np.array([0, 2, 2, 7])), lambda w, i, o: offsets_oracle(i, w["weight"], o, "mean", False), (7, 2), keys=("weight",), variant="offsets"),
-    Layer("EmbeddingBag", (ROWS.reshape(-1), np.array([0, 4, 9])), lambda w, i, o: offsets_oracle(i, w["weight"], o, "sum", True), (7, 2), {"mode": "sum", "include_last_offset": True}, ("weight",), "last offset", axes=(0, None)),
-    Layer("EmbeddingBag", (ROWS, data(3, 3)), lambda w, i, s: (w["weight"][i] * s[..., None]).sum(1), (7, 2), {"mode": "sum"}, ("weight",), "per_sample_weights",
+    *(Layer("EmbeddingBag", (ROWS,), lambda w, i, m=m: bags_oracle(i, w["weight"], m, None), (7, 2), {"mode": m},
+            ("weight",), m) for m in ("sum", "mean", "max")),
+    Layer("EmbeddingBag", (ROWS.reshape(-1), np.array([0, 2, 2, 7])),
+          lambda w, i, o: offsets_oracle(i, w["weight"], o, "mean", False), (7, 2), keys=("weight",),
+          variant="offsets"),
+    Layer("EmbeddingBag", (ROWS.reshape(-1), np.array([0, 4, 9])),
+          lambda w, i, o: offsets_oracle(i, w["weight"], o, "sum", True), (7, 2),
+          {"mode": "sum", "include_last_offset": True}, ("weight",), "last offset", axes=(0, None)),
+    Layer("EmbeddingBag", (ROWS, data(3, 3)), lambda w, i, s: (w["weight"][i] * s[..., None]).sum(1), (7, 2),
+          {"mode": "sum"}, ("weight",), "per_sample_weights",
           call=lambda module, i, s: module(i, per_sample_weights=s)),
-    Layer("EmbeddingBag", (ROWS,), lambda w, i: bags_oracle(i, w["weight"], "mean", 6), (7, 2), {"padding_idx": 6}, ("weight",), "padding_idx"),
-    cell("RNNCell", "RNN_TANH"), cell("RNNCell", "RNN_RELU", True, "relu"), cell("GRUCell", "GRU"), cell("LSTMCell", "LSTM"),
-    *(Layer("TransformerDecoderLayer", MEMORY, lambda w, x, m, first=first: decoder(w, x, m, first), (4, 2, 3, 0.0), {"batch_first": True, "norm_first": first}, DECODER, variant) for first, variant in ((False, ""), (True, "norm_first"))),
+    Layer("EmbeddingBag", (ROWS,), lambda w, i: bags_oracle(i, w["weight"], "mean", 6), (7, 2), {"padding_idx": 6},
+          ("weight",), "padding_idx"),
+    cell("RNNCell", "RNN_TANH"), cell("RNNCell", "RNN_RELU", True, "relu"), cell("GRUCell", "GRU"),
+    cell("LSTMCell", "LSTM"),
+    *(Layer("TransformerDecoderLayer", MEMORY, lambda w, x, m, first=first: decoder(w, x, m, first), (4, 2, 3, 0.0),
+            {"batch_first": True, "norm_first": first}, DECODER, variant)
+      for first, variant in ((False, ""), (True, "norm_first"))),
 ]  # fmt: skip
