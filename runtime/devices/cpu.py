@@ -11,9 +11,11 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
 from typing import Any, cast
 
+from manygrad.native.chain import CHAIN_BYTES, Row, chain_table, temporaries_at
+from manygrad.native.compiler import compiler, leave_memory
+from manygrad.native.graph import Job, graph_table, room_for_stamps, seconds
 from manygrad.runtime.codegen.describe import estimate, evaluate_int, signature
 from manygrad.runtime.codegen.lowered import Program
 from manygrad.runtime.codegen.opt import Opt, make_plan
@@ -21,10 +23,10 @@ from manygrad.runtime.codegen.pipeline import Prepared, prepare
 from manygrad.runtime.devices.base import Call, Graph, Kernel
 from manygrad.runtime.devices.bounds import Record
 from manygrad.runtime.devices.chain import Chained
-from manygrad.runtime.devices.diskcache import DiskCache, code_version
 from manygrad.runtime.devices.host import HostDevice, Memory
-from manygrad.runtime.devices.native import compiler, host_target, leave_memory
-from manygrad.runtime.devices.team import CHAIN_BYTES, Team, wanted_threads
+from manygrad.runtime.devices.objects import OBJECTS, version
+from manygrad.runtime.devices.target import host_target
+from manygrad.runtime.devices.threads import team, wanted_threads
 from manygrad.runtime.devices.together import compile_together
 from manygrad.runtime.render.bounds import render_checked
 from manygrad.runtime.render.llvm import ENTRY, render
@@ -35,7 +37,6 @@ from manygrad.tensor.uop.uop import UOp
 SERIAL_WORK = 1 << 17  # operations + bytes up to which waking threads costs more than it saves
 PIECE_WORK = 1 << 16  # the least work worth a turn at the shared counter
 
-_OBJECTS = DiskCache("kernels")
 _arena: tuple[Callable[[int], int], Callable[[int], None], int] | None = None
 
 
@@ -44,25 +45,6 @@ def set_arena(alloc: Callable[[int], int] | None, free: Callable[[int], None] | 
     global _arena
     assert alloc is None or free is not None
     _arena = None if alloc is None else (alloc, free, address)  # type: ignore[assignment]
-
-
-@cache
-def team() -> Team:
-    def link(ir: str, names: list[str]) -> dict[str, int]:
-        key = hashlib.sha256(ir.encode() + version()).digest()
-        code = _OBJECTS.get(key)
-        if code is None:
-            code = compiler().object_code(ir)
-            _OBJECTS.put(key, code)
-        return compiler().load(code, names)
-
-    return Team(link)
-
-
-@cache
-def version() -> bytes:
-    """What compiled code and search results on disk depend on besides the kernel: the compiler's source and the machine."""
-    return code_version("codegen", "render") + host_target().key
 
 
 class CPUKernel(Kernel):
@@ -138,12 +120,7 @@ class CPUKernel(Kernel):
 
 
 class CPUChain(Chained):
-    """Blocks of a chain as the indices of a parallel loop. A thread's temporaries lie behind its scratch memory.
-
-    The native function is given one array: counts of kernels, pointers to move, words; for each kernel (function, where its pointers
-    begin, address of the totals of its loop, bytes from one block's to the next one's); which words are offsets into the thread's
-    memory; and the words, all kernels' pointers.
-    """
+    """Blocks of a chain as the indices of a parallel loop; each thread has temporaries of its own (`native/chain.py`)."""
 
     kernels: tuple[CPUKernel, ...]
 
@@ -151,8 +128,7 @@ class CPUChain(Chained):
         super().__init__(ast, kernels)
         self.address = team().chain_address
         self.record = self if any(k.record is not None for k in kernels) else None
-        words = 1 + sum(len(own) * 2 + 1 for own in self.spec.slots)
-        begin = -(-8 * words // 4096) * 4096
+        begin = temporaries_at(sum(len(own) * 2 + 1 for own in self.spec.slots))
         self.places = {
             i: begin + offset for i, offset, _ in self.spec.temps
         }  # argument -> byte offset of the thread's own
@@ -168,19 +144,18 @@ class CPUChain(Chained):
 
     def arguments(self, handles: Sequence[Memory], vars: tuple[int, ...]) -> tuple[Any, Any, int, int]:
         """As a kernel's: (buffers, variables, total, grain)."""
-        rows: list[int] = []
+        rows: list[Row] = []
         moves: list[int] = []
         words: list[int] = []
         for kernel, own, variables, totals in zip(self.kernels, self.spec.slots, self.variables, self.totals):
             buffers = kernel.arguments([handles[i] for i in own], variables)[0]
-            rows += (kernel.address, len(words), ctypes.addressof(totals), 0 if kernel.fixed else 8)
+            rows.append(Row(kernel.address, len(words), ctypes.addressof(totals), 0 if kernel.fixed else 8))
             moves += (len(words) + j for j, i in enumerate(own) if i in self.places)
             words += (
                 self.places[own[j]] if j < len(own) and own[j] in self.places else word or 0
                 for j, word in enumerate(buffers)
             )
-        table = [len(self.kernels), len(moves), len(words), *rows, *moves, *words]
-        return (ctypes.c_int64 * len(table))(*table), None, self.spec.blocks, 1
+        return chain_table(rows, moves, words), None, self.spec.blocks, 1
 
     def __call__(self, handles: Sequence[Memory], vars: tuple[int, ...] = (), wait: bool = False) -> float | None:
         return CPUKernel.__call__(self, handles, vars, wait)  # type: ignore[arg-type]
@@ -227,7 +202,7 @@ class CPUDevice(HostDevice):
     def load(self, prepared: Prepared, ast: UOp) -> CPUKernel:
         """The kernel, ready to run; its machine code from the disk cache where it was made before."""
         key = self.object_key(prepared, ast)
-        code = _OBJECTS.get(key)
+        code = OBJECTS.get(key)
         if code is None:
             code = self.build(prepared, key, self.code_of(prepared))
         return self._loaded(prepared, ast, code)
@@ -246,7 +221,7 @@ class CPUDevice(HostDevice):
         """Machine code of LLVM IR `text` (`known`, if it was compiled before), put on disk under `key`. From any thread."""
         began = time.perf_counter()
         code = known or compiler().object_code(text)
-        _OBJECTS.put(key, code)
+        OBJECTS.put(key, code)
         if DEBUG >= 1:
             print(f"compiled {prepared.name} in {(time.perf_counter() - began) * 1e3:.1f} ms: {list(prepared.opts)}")
         return code
@@ -255,7 +230,7 @@ class CPUDevice(HostDevice):
         new = [ast for ast in dict.fromkeys(asts) if self._key(ast) not in self._kernels]
         before = compiler().compiled
         if len(new) > 1 and not BEAM:
-            compile_together(self, new, _OBJECTS)
+            compile_together(self, new, OBJECTS)
         else:
             super().compile_all(new)
         if len(new) > 1 or compiler().compiled > before:
@@ -275,19 +250,21 @@ class CPUGraph(Graph):
     def __init__(self, calls: Sequence[Call]) -> None:
         super().__init__(calls)
         self.kept = [kernel.arguments(handles, vars) for kernel, handles, vars in calls]  # type: ignore[attr-defined]
-        rows = [(k.address, ctypes.addressof(b), 0 if v is None else ctypes.addressof(v), total, grain)  # type: ignore[attr-defined]
-                for (k, _, _), (b, v, total, grain) in zip(calls, self.kept)]  # fmt: skip
+        jobs = [
+            Job(k.address, ctypes.addressof(b), 0 if v is None else ctypes.addressof(v), total, grain)  # type: ignore[attr-defined]
+            for (k, _, _), (b, v, total, grain) in zip(calls, self.kept)
+        ]
         self.shared = any(total > grain for *_, total, grain in self.kept)  # whether there is work for the team
-        self.table = (ctypes.c_int64 * (5 * len(rows) or 1))(*[x for row in rows for x in row])
+        self.table = graph_table(jobs)
         self.checked = {k: k.record for k, _, _ in calls if k.record is not None}  # type: ignore[attr-defined]
 
     def __call__(self, timed: bool = False) -> list[float] | None:
         count, native = len(self.kept), team()
-        stamps = (ctypes.c_int64 * (2 * count + 2))() if timed else None
+        stamps = room_for_stamps(count) if timed else None
         native.graph(self.table, count, native.ready(), stamps)
         for kernel, record in self.checked.items():
             record.check(kernel.name)
-        return None if stamps is None else [stamps[i] + stamps[i + 1] * 1e-9 for i in range(0, 2 * count + 2, 2)]
+        return None if stamps is None else seconds(stamps)
 
     def wake(self) -> None:
         if self.shared:

@@ -168,10 +168,10 @@ class DiskCache:
 
 
 def code_version(*packages: str) -> bytes:
-    """A digest of the source files of `packages` (folders beside `runtime/devices`): a change of them makes old entries unused."""
+    """A digest of the source files of `packages` (folders of manygrad): a change of them makes old entries unused."""
     digest = hashlib.sha256()
-    here = Path(__file__).parent
-    for folder in (here, *(here.parent / p for p in packages)):
-        for file in sorted(folder.glob("*.py")):
+    root = Path(__file__).parents[2]
+    for package in packages:
+        for file in sorted(f for f in (root / package).rglob("*") if f.suffix in (".py", ".ll")):
             digest.update(file.name.encode() + file.read_bytes())
     return digest.digest()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from manygrad.native.memory import aligned, bytes_at
 from manygrad.runtime.devices.base import ALIGNMENT, Device
 
 
@@ -20,18 +21,11 @@ class Memory:
     owner: Any = None
 
 
-def host_array(address: int, nbytes: int) -> np.ndarray:
-    """The bytes at `address` as a uint8 array; the caller keeps the memory alive."""
-    return np.frombuffer((ctypes.c_ubyte * nbytes).from_address(address), dtype=np.uint8)
-
-
 class HostDevice(Device):
     """A device whose memory is NumPy's: lazily backed, aligned, visible to the host."""
 
     def _alloc(self, nbytes: int) -> Memory:
-        align = 4096 if nbytes >= 1 << 16 else ALIGNMENT
-        raw = np.empty(nbytes + align, dtype=np.uint8)
-        address = (raw.ctypes.data + align - 1) // align * align
+        raw, address = aligned(nbytes, 4096 if nbytes >= 1 << 16 else ALIGNMENT)
         return Memory(address, nbytes, raw)
 
     def alloc(self, nbytes: int) -> Memory:
@@ -54,14 +48,14 @@ class HostDevice(Device):
 
     def copyin(self, handle: Memory, data: memoryview) -> None:
         if data.nbytes:
-            host_array(handle.address, data.nbytes)[:] = np.frombuffer(data, dtype=np.uint8)
+            bytes_at(handle.address, data.nbytes)[:] = np.frombuffer(data, dtype=np.uint8)
 
     def copyout(self, data: memoryview, handle: Memory) -> None:
         if data.nbytes:
-            np.frombuffer(data, dtype=np.uint8)[:] = host_array(handle.address, data.nbytes)
+            np.frombuffer(data, dtype=np.uint8)[:] = bytes_at(handle.address, data.nbytes)
 
     def as_numpy(self, handle: Memory, nbytes: int) -> np.ndarray:
-        return host_array(handle.address, nbytes)
+        return bytes_at(handle.address, nbytes)
 
     def adopt(self, array: np.ndarray) -> Memory:
         return Memory(array.__array_interface__["data"][0], array.nbytes, array)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from manygrad.native.memory import bytes_at
 from manygrad.runtime.codegen.describe import (
     Signature,
     estimate,
@@ -23,7 +24,7 @@ from manygrad.runtime.codegen.describe import (
     size_max,
 )
 from manygrad.runtime.devices.base import Kernel
-from manygrad.runtime.devices.host import HostDevice, Memory, host_array
+from manygrad.runtime.devices.host import HostDevice, Memory
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
@@ -214,7 +215,7 @@ class PythonKernel(Kernel):
         memory = {}
         for slot, dtype in self.sig.params.items():
             h = handles[slot]
-            raw = host_array(h.address, h.nbytes)
+            raw = bytes_at(h.address, h.nbytes)
             memory[slot] = raw[: h.nbytes // dtype.itemsize * dtype.itemsize].view(dtype.np)
         interpreter = Interpreter(self.sig, self.axes, memory, variables)
         sizes = {r: evaluate_int(r.src[0], by_name) for r in self.axes}

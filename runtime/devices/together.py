@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from manygrad.runtime import profile
 from manygrad.runtime.codegen.pipeline import Prepared, prepare
 from manygrad.runtime.devices.diskcache import DiskCache
-from manygrad.runtime.devices.native import host_target
+from manygrad.runtime.devices.target import host_target
 from manygrad.tensor.uop.uop import UOp
 
 if TYPE_CHECKING:

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from manygrad.native.compiler import compiler
+from manygrad.native.memory import aligned, bytes_at
 from manygrad.runtime.codegen.describe import Signature, estimate, signature
 from manygrad.runtime.codegen.heuristic import plain
 from manygrad.runtime.codegen.legal import legal
@@ -27,11 +29,12 @@ from manygrad.runtime.codegen.opt import Opt, canonical
 from manygrad.runtime.codegen.pipeline import Prepared, prepare
 from manygrad.runtime.codegen.rewrite import rebuild
 from manygrad.runtime.codegen.search import Found, beam_search
-from manygrad.runtime.devices.cpu import CPUKernel, team, version
+from manygrad.runtime.devices.cpu import CPUKernel
 from manygrad.runtime.devices.diskcache import DiskCache
-from manygrad.runtime.devices.host import Memory, host_array
-from manygrad.runtime.devices.native import compiler, host_target
-from manygrad.runtime.devices.team import wanted_threads
+from manygrad.runtime.devices.host import Memory
+from manygrad.runtime.devices.objects import version
+from manygrad.runtime.devices.target import host_target
+from manygrad.runtime.devices.threads import team, wanted_threads
 from manygrad.runtime.render.llvm import ENTRY, render
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.environment import BEAM, BEAM_SPLIT, CHECK_OOB, DEBUG
@@ -145,10 +148,11 @@ class Search:
         self.handles: list[Memory] = []
         for slot in range(self.sig.slots):
             d = self.sig.params.get(slot, dtypes.uint8)
-            raw = np.zeros(sizes.get(slot, 1) * d.itemsize + 4096, np.uint8)
-            address = (raw.ctypes.data + 4095) // 4096 * 4096
-            handle = Memory(address, raw.nbytes - 4096, raw)
-            array = host_array(address, handle.nbytes).view(d.np)
+            nbytes = sizes.get(slot, 1) * d.itemsize
+            raw, address = aligned(nbytes, 4096)
+            handle = Memory(address, nbytes, raw)
+            array = bytes_at(address, nbytes).view(d.np)
+            array[:] = 0
             if slot not in indices:
                 array[:] = _random(d, array.size, rng)
             self.arrays.append(array)

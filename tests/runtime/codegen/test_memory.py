@@ -19,7 +19,7 @@ from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.codegen.rows import RECORD_BYTES, STREAM_BYTES
 from manygrad.runtime.devices import get_device
 from manygrad.runtime.devices.cpu import CPUDevice
-from manygrad.runtime.devices.native import host_target
+from manygrad.runtime.devices.target import host_target
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.ops import Ops

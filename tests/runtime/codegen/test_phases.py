@@ -14,7 +14,7 @@ from manygrad.runtime.codegen.opt import Opt, make_plan
 from manygrad.runtime.codegen.phases import phased_loops, split_phases
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.devices import get_device
-from manygrad.runtime.devices.native import host_target
+from manygrad.runtime.devices.target import host_target
 from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp

@@ -21,7 +21,7 @@ from manygrad.runtime.codegen.search import Opts, beam_search
 from manygrad.runtime.devices import get_device, tune
 from manygrad.runtime.devices.cpu import CPUDevice
 from manygrad.runtime.devices.diskcache import DiskCache
-from manygrad.runtime.devices.native import host_target
+from manygrad.runtime.devices.target import host_target
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.ops import Ops

@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 
 from manygrad import Context
+from manygrad.native.compiler import Compiler
 from manygrad.runtime.devices import get_device, together
-from manygrad.runtime.devices.cpu import _OBJECTS, CPUDevice, team
+from manygrad.runtime.devices.cpu import CPUDevice
 from manygrad.runtime.devices.diskcache import DiskCache
-from manygrad.runtime.devices.native import Compiler
+from manygrad.runtime.devices.objects import OBJECTS
+from manygrad.runtime.devices.threads import team
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 from tests.runtime.codegen.kernels import elementwise, f32, run
@@ -97,7 +99,7 @@ def test_what_another_has_claimed_comes_from_it(made: list[str]) -> None:
     assert isinstance(device, CPUDevice)
     prepared = together.prepare(asts[0], together.host_target().machine)
     key = device.object_key(prepared, asts[0])
-    claim = _OBJECTS.claim(key)
+    claim = OBJECTS.claim(key)
     assert claim is not None
 
     def other() -> None:
@@ -118,7 +120,7 @@ def test_nobody_waits_for_a_claim_for_ever(made: list[str], monkeypatch: pytest.
     asts = kernels(2)
     device = get_device("CPU")
     assert isinstance(device, CPUDevice)
-    claim = _OBJECTS.claim(device.object_key(together.prepare(asts[0], together.host_target().machine), asts[0]))
+    claim = OBJECTS.claim(device.object_key(together.prepare(asts[0], together.host_target().machine), asts[0]))
     assert claim is not None
     with claim:
         device.compile_all(asts)
@@ -167,7 +169,7 @@ def test_a_claim_ends_with_its_process(tmp_path: Path) -> None:
 PROGRAM = """
 import numpy as np
 from manygrad import Tensor
-from manygrad.runtime.devices.native import Compiler
+from manygrad.native.compiler import Compiler
 made = []
 compile = Compiler.object_code
 Compiler.object_code = lambda self, ir: (made.append("define void @team_run" not in ir), compile(self, ir))[1]
