@@ -23,8 +23,10 @@ from manygrad.runtime.codegen.describe import (
     signature,
     size_max,
 )
-from manygrad.runtime.devices.base import Kernel
-from manygrad.runtime.devices.host import HostDevice, Memory
+from manygrad.runtime.codegen.opt import Opt
+from manygrad.runtime.devices.base import Backend, Builder, Opened
+from manygrad.runtime.devices.host import HOST_MEMORY, Memory
+from manygrad.runtime.devices.in_order import IN_ORDER
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
@@ -184,9 +186,13 @@ class Interpreter:
         return u, self.checked(index, offset), value
 
 
-class PythonKernel(Kernel):
+class PythonKernel:
+    source = ""
+    opts: tuple[Opt, ...] = ()
+
     def __init__(self, ast: UOp) -> None:
-        super().__init__(kernel_name(ast), "", *estimate(ast))
+        self.name = kernel_name(ast)
+        self.flops, self.nbytes = estimate(ast)
         self.sig = signature(ast)
         self.axes = {r: i for i, r in enumerate(self.sig.loops)}
         for u in self.sig.nodes:
@@ -232,8 +238,4 @@ def _volume(ranges: frozenset[UOp], sizes: dict[UOp, int]) -> int:
     return total
 
 
-class PythonDevice(HostDevice):
-    kind = "PYTHON"
-
-    def _compile(self, ast: UOp) -> Kernel:
-        return PythonKernel(ast)
+BACKEND = Backend("PYTHON", Builder(lambda ast: PythonKernel(ast)), lambda name: Opened(HOST_MEMORY, IN_ORDER))

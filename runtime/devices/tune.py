@@ -29,7 +29,7 @@ from manygrad.runtime.codegen.opt import Opt, canonical
 from manygrad.runtime.codegen.pipeline import Prepared, prepare
 from manygrad.runtime.codegen.rewrite import rebuild
 from manygrad.runtime.codegen.search import Found, beam_search
-from manygrad.runtime.devices.cpu import CPUKernel
+from manygrad.runtime.devices.cpu_kernel import CPUKernel
 from manygrad.runtime.devices.diskcache import DiskCache
 from manygrad.runtime.devices.host import Memory
 from manygrad.runtime.devices.objects import version

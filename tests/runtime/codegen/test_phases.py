@@ -49,7 +49,7 @@ def on_cpu(ast: UOp, data: list[np.ndarray], opts: tuple[Opt, ...] | None = None
     handles = [device.alloc(x.nbytes) for x in data]
     for handle, x in zip(handles, data):
         device.copyin(handle, memoryview(x).cast("B"))
-    device.compile_with(ast, opts, simplify)(handles)  # type: ignore[attr-defined]
+    device.compile_with(ast, opts, simplify)(handles)
     out = np.empty_like(data[0])
     device.copyout(memoryview(out).cast("B"), handles[0])
     return out
