@@ -5,7 +5,8 @@
     which words are offsets into the thread's memory           one number a move
     the words: the pointers that all kernels take              an offset is counted from where `own_bytes` begins
 
-Its threads keep behind their scratch memory: the number of the block, the words as addresses, then (from a page on) temporaries.
+Its threads keep behind their scratch memory: the number of the block, the words as addresses, then (from a page on)
+temporaries.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ PAGE_BYTES = 4096
 
 
 class Row(NamedTuple):
-    """One kernel: its function, where its words begin, the address of the totals of its loop, bytes from one block's to the next one's."""
+    """One kernel: its function, where its words begin, the address of the totals of its loop, bytes from one block's to
+    the next one's."""
 
     function: int
     first_word: int

@@ -20,7 +20,8 @@ MADV_DONTNEED = 4
 
 
 class Compiler:
-    """Compiles for a processor, by default this machine's, and keeps what it loaded for the life of the process (threads may be running it)."""
+    """Compiles for a processor, by default this machine's, and keeps what it loaded for the life of the process
+    (threads may be running it)."""
 
     def __init__(self, target: Processor | None = None) -> None:
         llvm.initialize_native_target()
@@ -83,7 +84,8 @@ def compiler() -> Compiler:
 
 
 def leave_memory() -> None:
-    """Gives back what LLVM's own code takes of this process's memory, tens of megabytes: it is read from its file again when it runs."""
+    """Gives back what LLVM's own code takes of this process's memory, tens of megabytes: it is read from its file again
+    when it runs."""
     try:
         maps = Path("/proc/self/maps").read_text().splitlines()
     except OSError:

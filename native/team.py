@@ -1,18 +1,19 @@
 """The native thread team of a process: persistent threads that share the parallel loop of a kernel.
 
-LLVM IR (`ir/team*.ll`, `ir/chain.ll`, `ir/graph.ll`) over libc's pthread_create and futexes, so it needs no C compiler and no
-Python thread. A job is (function, buffers, variables, total, grain). Each thread has a share of the indices, the same part of
-every job of a size, so that what it has in its caches from one kernel serves it in the next; it takes pieces of `grain` indices
-of it from an atomic counter, and then of the shares of the others, which may have begun late.
+LLVM IR (`ir/team*.ll`, `ir/chain.ll`, `ir/graph.ll`) over libc's pthread_create and futexes, so it needs no C compiler
+and no Python thread. A job is (function, buffers, variables, total, grain). Each thread has a share of the indices, the
+same part of every job of a size, so that what it has in its caches from one kernel serves it in the next; it takes
+pieces of `grain` indices of it from an atomic counter, and then of the shares of the others, which may have begun late.
 
-Protocol. The caller fills in the job, sets `ctl` to OPEN and adds one to `seq`. A worker that sees a new `seq` adds itself to
-`ctl`'s low half if the job is still open, works, and takes itself off. The caller works too, then closes the job and waits for
-those inside only: a worker that the system does not run right now holds nobody up. Idle workers spin shortly, then sleep on
-`seq` (`wake` has them spin again: a job is about to come); so does the caller, on the low half of `ctl`, until the last one
-inside wakes it. When the team is busy (another Python thread runs a kernel), the caller works alone.
+Protocol. The caller fills in the job, sets `ctl` to OPEN and adds one to `seq`. A worker that sees a new `seq` adds
+itself to `ctl`'s low half if the job is still open, works, and takes itself off. The caller works too, then closes the
+job and waits for those inside only: a worker that the system does not run right now holds nobody up. Idle workers spin
+shortly, then sleep on `seq` (`wake` has them spin again: a job is about to come); so does the caller, on the low half
+of `ctl`, until the last one inside wakes it. When the team is busy (another Python thread runs a kernel), the caller
+works alone.
 
-A thread's scratch memory begins with the index up to which it has run the kernel in this job, 0 before: a kernel packs nothing
-anew for a part of the loop that goes on where what this thread has packed is still right.
+A thread's scratch memory begins with the index up to which it has run the kernel in this job, 0 before: a kernel packs
+nothing anew for a part of the loop that goes on where what this thread has packed is still right.
 
 After a fork the child has no threads: `Team` starts over there. Without Linux's futex there are no workers.
 """
@@ -76,7 +77,8 @@ class Team:
     """`run` and `graph` of native code; starts and sizes the threads as `wanted` says, on first use."""
 
     def __init__(self, link: Link, wanted: Callable[[], int], scratch_bytes: int) -> None:
-        """`wanted()`: how many threads, the caller included; `scratch_bytes`: of memory that a kernel may use in each."""
+        """`wanted()`: how many threads, the caller included; `scratch_bytes`: of memory that a kernel may use in
+        each."""
         addresses = link(team_ir(scratch_bytes), list(PROTOTYPES))
         for name, prototype in PROTOTYPES.items():
             setattr(self, name.removeprefix("team_"), prototype(addresses[name]))

@@ -1,5 +1,6 @@
-; The function of a job whose indices are blocks of a chain: for each block it runs a table of kernels, one after the other, on pointers
-; of the thread's own to temporaries of the thread's own. `native/chain.py` makes %plan and says what is where.
+; The function of a job whose indices are blocks of a chain: for each block it runs a table of kernels, one after the
+; other, on pointers of the thread's own to temporaries of the thread's own. `native/chain.py` makes %plan and says what
+; is where.
 ;
 ; behind the thread's scratch memory ($SCRATCH_BYTES bytes): the number of the block, the pointers, the temporaries
 

@@ -1,5 +1,6 @@
-; Runs a table of jobs, one after the other: (function, buffers, variables, total, grain) each. Where there is room for them, notes the
-; time before each and after the last, as timespecs of clock $CLOCK (25 ns each). `native/graph.py` makes the table. Needs team_run.ll.
+; Runs a table of jobs, one after the other: (function, buffers, variables, total, grain) each. Where there is room for
+; them, notes the time before each and after the last, as timespecs of clock $CLOCK (25 ns each). `native/graph.py`
+; makes the table. Needs team_run.ll.
 
 declare i32 @clock_gettime(i32, ptr)
 

@@ -1,6 +1,7 @@
 ; Sequence words in memory that processes share (`native/sequence.py` has the protocol). Needs futex.ll and pause.
 
-; Sets the word, and rings the bell of who waits for it; the system call only if that one sleeps for just this %code, or for any (-1).
+; Sets the word, and rings the bell of who waits for it; the system call only if that one sleeps for just this %code, or
+; for any (-1).
 define void @publish(ptr %word, i32 %value, ptr %bell, ptr %interest, i32 %code) {
   store atomic i32 %value, ptr %word release, align 4
   %old = atomicrmw add ptr %bell, i32 1 seq_cst

@@ -1,5 +1,5 @@
-; The state of the thread team, and the functions that change its size. Words that several threads write have a line of the cache to
-; themselves (align 128: two of them, since processors fetch lines in pairs). Needs futex.ll.
+; The state of the thread team, and the functions that change its size. Words that several threads write have a line of
+; the cache to themselves (align 128: two of them, since processors fetch lines in pairs). Needs futex.ll.
 
 ; the job
 @fn = global ptr null, align 128          ; void fn(ptr buffers, ptr variables, i64 begin, i64 end, ptr scratch)

@@ -1,4 +1,5 @@
-; One thread's part of a job: pieces of @grain indices of its own share, then of the shares of the others, which may have begun late.
+; One thread's part of a job: pieces of @grain indices of its own share, then of the shares of the others, which may
+; have begun late.
 
 define internal void @work(ptr %scratch, i32 %id) {
 entry:

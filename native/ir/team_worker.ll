@@ -1,4 +1,5 @@
-; A worker thread, for ever: waits for a new @seq, joins the job if it is still open, works, leaves. Needs futex.ll and pause.
+; A worker thread, for ever: waits for a new @seq, joins the job if it is still open, works, leaves. Needs futex.ll and
+; pause.
 
 define internal ptr @worker(ptr %argument) {
 entry:

@@ -33,8 +33,8 @@ def canonical(name: str) -> str:
     kind = kind.upper()
     if kind not in BACKENDS:
         raise ValueError(
-            f"unknown device {name!r}: the kinds are {', '.join(BACKENDS)}; write for example 'CPU', 'CPU:1' or 'DISK:/path/to/file' "
-            "(the default is the environment variable DEVICE)"
+            f"unknown device {name!r}: the kinds are {', '.join(BACKENDS)}; write for example 'CPU', 'CPU:1' or "
+            "'DISK:/path/to/file' (the default is the environment variable DEVICE)"
         )
     if kind == "DISK":
         if not rest:

@@ -7,9 +7,10 @@
 | `Kernel` | a compiled kernel, ready to run |
 | `Queue` | how many kernels are run by one call, and how to wait for all that was started |
 
-`Backend` holds the builder, shared by all devices of a kind, and opens one device: its allocator and its queue. Memory handles
-are opaque to everybody but the backend. A handle knows its device, so that a kernel shared by all devices of a kind runs where its
-memory is. `null.py` is the smallest backend, and `python.py` says what a kernel means; CONTRIBUTING.md has a worked example.
+`Backend` holds the builder, shared by all devices of a kind, and opens one device: its allocator and its queue. Memory
+handles are opaque to everybody but the backend. A handle knows its device, so that a kernel shared by all devices of a
+kind runs where its memory is. `null.py` is the smallest backend, and `python.py` says what a kernel means;
+CONTRIBUTING.md has a worked example.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class HostAccess:
 
 @dataclass(frozen=True)
 class Allocator:
-    """Memory of one device. `copyin` and `copyout` return when the data is there: they wait for kernels that use the memory."""
+    """Memory of one device. `copyin` and `copyout` return when the data is there: they wait for kernels that use the
+    memory."""
 
     alloc: Callable[[int], Any]  # fresh memory, of a multiple of `alignment` bytes; its contents are undefined
     view: Callable[[Any, int, int], Any]  # (handle, offset_bytes, nbytes): a part of it, not freed on its own
@@ -80,7 +82,8 @@ class Kernel(Protocol):
     def opts(self) -> tuple[Opt, ...]: ...
 
     def __call__(self, handles: Sequence[Any], vars: tuple[int, ...] = (), wait: bool = False) -> float | None:
-        """Runs it on `handles` (by PARAM slot) and `vars` (by sorted name), or starts it; with `wait`, the seconds it took."""
+        """Runs it on `handles` (by PARAM slot) and `vars` (by sorted name), or starts it; with `wait`, the seconds it
+        took."""
 
 
 def _in_blocks(ast: UOp, kernels: Sequence[Kernel]) -> Kernel:
@@ -124,7 +127,8 @@ class Graph(Protocol):
         """A call is about to come: what takes its time to wake may begin."""
 
     def mover(self, handle: Any) -> Callable[[Any], None] | None:
-        """A function that has the calls read another handle's memory, of the same size, in place of this one's; None: cannot be done."""
+        """A function that has the calls read another handle's memory, of the same size, in place of this one's; None:
+        cannot be done."""
 
 
 @dataclass(frozen=True)

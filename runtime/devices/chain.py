@@ -1,7 +1,7 @@
 """A CHAIN as a kernel: its kernels one after the other, for one block of rows after the other.
 
-What this means is said by `Chained`, which works on any device; a device may run blocks in parallel, each thread with temporaries
-of its own (`cpu.py`).
+What this means is said by `Chained`, which works on any device; a device may run blocks in parallel, each thread with
+temporaries of its own (`cpu_chain.py`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def chain_name(ast: UOp) -> str:
 
 
 def block_variables(ast: UOp) -> tuple[tuple[int, ...], ...]:
-    """Of each kernel, its variable, the number of the block, at first; a kernel that is alike for all blocks has none."""
+    """Of each kernel, its variable, the number of the block, at first; a kernel that is alike for all blocks has
+    none."""
     return tuple((0,) if signature(k).variables else () for k in ast.src)
 
 

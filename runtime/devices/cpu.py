@@ -33,7 +33,8 @@ _arena: tuple[Callable[[int], int], Callable[[int], None], int] | None = None
 
 
 def set_arena(alloc: Callable[[int], int] | None, free: Callable[[int], None] | None = None, address: int = 0) -> None:
-    """From now on CPU memory comes from `address + alloc(nbytes)` and is given back by `free(offset)`; None: NumPy's again."""
+    """From now on CPU memory comes from `address + alloc(nbytes)` and is given back by `free(offset)`; None: NumPy's
+    again."""
     global _arena
     assert alloc is None or free is not None
     _arena = None if alloc is None else (alloc, free, address)  # type: ignore[assignment]

@@ -16,7 +16,8 @@ from manygrad.tensor.uop.uop import UOp
 
 
 class CPUChain:
-    """Blocks of a chain as the indices of a parallel loop; each thread has temporaries of its own (`native/chain.py`)."""
+    """Blocks of a chain as the indices of a parallel loop; each thread has temporaries of its own
+    (`native/chain.py`)."""
 
     source = ""
     opts: tuple[Opt, ...] = ()

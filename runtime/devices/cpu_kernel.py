@@ -26,7 +26,8 @@ LLVM = Renderer(render, render_checked)
 
 
 class TeamJob(Protocol):
-    """What the team can run: a function at `address`, whose bounds-checked kernels report to `records`: (name, record)."""
+    """What the team can run: a function at `address`, whose bounds-checked kernels report to `records`: (name,
+    record)."""
 
     address: int
 

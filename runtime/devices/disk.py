@@ -16,7 +16,8 @@ from manygrad.tensor.uop.uop import UOp
 
 
 def map_file(name: str, nbytes: int) -> Memory:
-    """The file of device `name` from its start, made as long as needed. One that cannot be written is mapped read-only."""
+    """The file of device `name` from its start, made as long as needed. One that cannot be written is mapped
+    read-only."""
     path = name.partition(":")[2]
     try:
         writable = not os.path.exists(path) or os.access(path, os.W_OK)
@@ -39,7 +40,8 @@ def no_kernels(ast: UOp) -> Kernel:
 
 
 def open_file(name: str) -> Opened:
-    """A file is as long as its contents (alignment 1), and another allocation must see it as it is then (nothing is kept)."""
+    """A file is as long as its contents (alignment 1), and another allocation must see it as it is then (nothing is
+    kept)."""
     memory = replace(HOST_MEMORY, alloc=partial(map_file, name), trim=lambda: None, alignment=1, keep_bytes=0)
     return Opened(memory, IN_ORDER)
 

@@ -1,4 +1,5 @@
-"""Host memory, for backends whose kernels read it directly: NumPy's, backed by the system page by page as it is written."""
+"""Host memory, for backends whose kernels read it directly: NumPy's, backed by the system page by page as it is
+written."""
 
 from __future__ import annotations
 

@@ -12,5 +12,6 @@ OBJECTS = DiskCache("kernels")
 
 @cache
 def version() -> bytes:
-    """What compiled code and search results on disk depend on besides the kernel: the compiler's source and the machine."""
+    """What compiled code and search results on disk depend on besides the kernel: the compiler's source and the
+    machine."""
     return code_version("native", "runtime/codegen", "runtime/render", "runtime/devices") + host_target().key

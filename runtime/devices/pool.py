@@ -1,4 +1,5 @@
-"""Memory of one device: what is in use, and what was freed and is kept, by size, for the next allocation of that size."""
+"""Memory of one device: what is in use, and what was freed and is kept, by size, for the next allocation of that
+size."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ class Pool:
             self.trim(self.allocator.keep_bytes // 2)
 
     def trim(self, keep_bytes: int = 0, largest: int | None = None) -> None:
-        """Gives cached blocks back, the largest first, until at most `keep_bytes` are kept; none of more than `largest` bytes."""
+        """Gives cached blocks back, the largest first, until at most `keep_bytes` are kept; none of more than `largest`
+        bytes."""
         with self._lock:
             for size in sorted(s for s in list(self._blocks) if largest is None or s <= largest)[::-1]:
                 blocks = self._blocks[size]

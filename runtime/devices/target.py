@@ -45,7 +45,8 @@ def machine_of(p: Processor, cores: int) -> Machine:
 
 
 def dot_products(p: Processor) -> tuple[Dot, ...]:
-    """The products of bytes that one instruction adds up: of AVX-512 VNNI, AVX-VNNI, or NEON; and of bfloat16: of AVX-512 BF16."""
+    """The products of bytes that one instruction adds up: of AVX-512 VNNI, AVX-VNNI, or NEON; and of bfloat16: of
+    AVX-512 BF16."""
     if p.has("avx512vnni", "avx512vl"):
         halves = (Dot(dtypes.bfloat16, dtypes.bfloat16, 64),) if p.has("avx512bf16") and llvm_version()[0] >= 20 else ()
         return (Dot(dtypes.uint8, dtypes.int8, 64), *halves)

@@ -2,14 +2,14 @@
 
 Precondition: kernel ASTs, each once. Postcondition: all of them are loaded.
 
-What is on disk is loaded first. Of the rest, this thread generates one kernel's code after the other, while a second one has LLVM
-compile those before and loads them (LLVM does not hold Python's lock; llvmlite lets one thread in at a time, so more would not help).
-It gets Python's lock back soon whenever a call of LLVM ends: SWITCH_S. Kernels that differ in nothing but their sizes may have the same
-code, as copies do: that is compiled once.
+What is on disk is loaded first. Of the rest, this thread generates one kernel's code after the other, while a second
+one has LLVM compile those before and loads them (LLVM does not hold Python's lock; llvmlite lets one thread in at a
+time, so more would not help). It gets Python's lock back soon whenever a call of LLVM ends: SWITCH_S. Kernels that
+differ in nothing but their sizes may have the same code, as copies do: that is compiled once.
 
-Before a kernel is made it is claimed on disk: where another process of this host has the claim, the next kernel's turn comes, and the
-other one's result is read at the end. Workers that start together from an empty cache so share the work. A claim ends with its process,
-and nobody waits for one longer than CLAIM_WAIT_S: then the kernel is made here, too.
+Before a kernel is made it is claimed on disk: where another process of this host has the claim, the next kernel's turn
+comes, and the other one's result is read at the end. Workers that start together from an empty cache so share the work.
+A claim ends with its process, and nobody waits for one longer than CLAIM_WAIT_S: then the kernel is made here, too.
 """
 
 from __future__ import annotations

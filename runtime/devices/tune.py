@@ -1,10 +1,10 @@
 """BEAM=n: the optimisations of a CPU kernel, found by measuring on this machine.
 
-`tuned` asks the disk first: winners are kept by kernel, machine, version of the code, threads and the search's settings.
-Else it searches, one process of a user at a time (others wait, and then find the winner on disk). Buffers are scratch
-ones of the sizes the kernel touches, filled with random numbers; indices that a kernel reads are all 0. A list is
-dropped, and counted, when it does not compile, its code is far larger than the heuristic's (that bounds the time of a
-compilation, which cannot be interrupted), a part of the work shows that it is far slower than the best, or its output
+`tuned` asks the disk first: winners are kept by kernel, machine, version of the code, threads and the search's
+settings. Else it searches, one process of a user at a time (others wait, and then find the winner on disk). Buffers are
+scratch ones of the sizes the kernel touches, filled with random numbers; indices that a kernel reads are all 0. A list
+is dropped, and counted, when it does not compile, its code is far larger than the heuristic's (that bounds the time of
+a compilation, which cannot be interrupted), a part of the work shows that it is far slower than the best, or its output
 is not the heuristic's: bit for bit where reductions are added up in the same order, else up to rounding.
 """
 
@@ -99,7 +99,8 @@ def _data_in(index: UOp) -> list[UOp]:
 
 
 def extents(sig: Signature) -> dict[int, int] | None:
-    """Elements of every argument, with symbolic sizes at their maximum and what is loaded for an index taken as 0; None: unknown."""
+    """Elements of every argument, with symbolic sizes at their maximum and what is loaded for an index taken as 0;
+    None: unknown."""
     sizes = dict.fromkeys(sig.params, 1)
     for u in sig.nodes:
         if u.op is not Ops.INDEX:
