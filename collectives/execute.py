@@ -14,14 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from manygrad.collectives import native
+from manygrad.collectives import reducers
 from manygrad.collectives.program import Chunk, Copy, Program, Reduce, Slot, Source, Transfer
 from manygrad.collectives.transport.endpoint import Endpoint, MessageKey, Ticket
+from manygrad.native.memory import copy
 from manygrad.tensor.dtype import accumulate_dtype, to_dtype
 
-ReducerFactory = Callable[[str, str, tuple[str, ...]], native.Reducer]
+ReducerFactory = Callable[[str, str, tuple[str, ...]], reducers.Reducer]
 CopyFn = Callable[[int, int, int], None]
-reduce_numpy = native.reducer_numpy
+reduce_numpy = reducers.reducer_numpy
 
 _SEND, _RECEIVE, _ALIAS, _COPY, _REDUCE, _RELEASE, _SETTLE = range(7)
 
@@ -120,8 +121,8 @@ def prepare(
     plan: int = 0,
     endpoint: Endpoint | None = None,
     rank_to_worker: Sequence[int] | Callable[[int], int] | None = None,
-    reduce_fn: ReducerFactory = native.reducer,
-    copy_fn: CopyFn = native.copy,
+    reduce_fn: ReducerFactory = reducers.reducer,
+    copy_fn: CopyFn = copy,
 ) -> Prepared:
     """The flat form of `program` (built with `only` = this worker's ranks) over elements of `dtype`.
 
@@ -249,8 +250,8 @@ def run_program(
     plan: int = 0,
     sequence: int = 0,
     rank_to_worker: Sequence[int] | Callable[[int], int] | None = None,
-    reduce_fn: ReducerFactory = native.reducer,
-    copy_fn: CopyFn = native.copy,
+    reduce_fn: ReducerFactory = reducers.reducer,
+    copy_fn: CopyFn = copy,
 ) -> None:
     """`prepare` and one `run`, for a program that is used once."""
     prepared = prepare(

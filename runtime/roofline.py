@@ -24,10 +24,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from manygrad.native.compiler import compiler
+from manygrad.native.team import Team
 from manygrad.runtime.codegen.facts import Machine
 from manygrad.runtime.devices.diskcache import DiskCache
-from manygrad.runtime.devices.native import compiler, host_target
-from manygrad.runtime.devices.team import Team, wanted_threads
+from manygrad.runtime.devices.target import host_target
+from manygrad.runtime.devices.threads import team, wanted_threads
 
 INNER = 4096  # multiply-adds of each accumulator in one index
 COPY_BYTES = 96 << 20
@@ -67,13 +69,10 @@ def _peaks(threads: int) -> Peaks:
 
 def measure() -> Peaks:
     """Runs both benchmarks on the thread team."""
-    from manygrad.runtime.devices.cpu import team
-
     machine = host_target().machine
     lanes = machine.vector_bytes // 4
     accumulators = machine.registers // 2
-    code = compiler().object_code(module(machine))
-    names = compiler().load(code, ["roofline_fma", "roofline_copy"])
+    names = compiler().functions(module(machine), ["roofline_fma", "roofline_copy"])
     native = team()
     pieces = 4 * wanted_threads()
     each = 2 * lanes * accumulators * INNER

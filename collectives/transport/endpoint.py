@@ -35,8 +35,8 @@ from manygrad.collectives.errors import (
 from manygrad.collectives.transport import shm, wire
 from manygrad.collectives.transport import zmq as tcp
 from manygrad.collectives.transport.arena import Arena, RemoteArena
-from manygrad.collectives.transport.sync import Timespec
 from manygrad.collectives.transport.wire import MessageKey
+from manygrad.native.sequence import Timespec
 from manygrad.tensor.environment import COLLECTIVE_TIMEOUT_S, TRANSPORT
 
 TICK_S = 0.05

@@ -4,7 +4,7 @@ Every endpoint owns a mailbox at the start of its arena's file, which its peers 
 
     0     token        16 bytes, proves the mapping
     64    doorbell     bumped by whoever changes something for this endpoint (futex)
-    128   interest     what this endpoint sleeps for (see sync.py)
+    128   interest     what this endpoint sleeps for (see native/sequence.py)
     192   closed       0 open, 1 closed, 2 aborted
     PAGE  per source rank: attached word, tail word, RING ack words, RING descriptors
 
@@ -24,11 +24,11 @@ import select
 from collections import deque
 from dataclasses import dataclass
 
-from manygrad.collectives import native
 from manygrad.collectives.errors import WireError
 from manygrad.collectives.transport import wire
 from manygrad.collectives.transport.arena import PAGE, TOKEN_BYTES, Arena, RemoteArena, page_up
-from manygrad.collectives.transport.sync import ANY, REACHED, Timespec, functions
+from manygrad.native.memory import copy
+from manygrad.native.sequence import ANY, REACHED, Timespec, functions
 
 RING = 128
 _BELL, _INTEREST, _CLOSED = 64, 128, 192
@@ -112,7 +112,7 @@ class ShmLink:
             offset = addr - self.arena.base
         else:
             offset = self.staged[number] = self.arena.alloc(nbytes)
-            native.copy(self.arena.addr(offset), addr, nbytes)
+            copy(self.arena.addr(offset), addr, nbytes)
         self.queue.append(_Queued(number, header._replace(number=number, offset=offset, length=nbytes)))
         self.push()
         return number

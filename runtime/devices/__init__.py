@@ -7,16 +7,18 @@ import re
 import threading
 from functools import cache
 
-from manygrad.runtime.devices.base import Device, Kernel
+from manygrad.runtime.devices.base import Backend, Kernel
+from manygrad.runtime.devices.device import Device
+from manygrad.runtime.devices.loaded import LoadedKernels
 
 __all__ = ["Device", "Kernel", "canonical", "get_device"]
 
-# kind -> (module, class); a backend is imported when it is first asked for
+# kind -> module, whose BACKEND names the parts; it is imported when a device of the kind is first asked for
 BACKENDS = {
-    "CPU": ("cpu", "CPUDevice"),
-    "PYTHON": ("python", "PythonDevice"),
-    "NULL": ("null", "NullDevice"),
-    "DISK": ("disk", "DiskDevice"),
+    "CPU": "manygrad.runtime.devices.cpu",
+    "PYTHON": "manygrad.runtime.devices.python",
+    "NULL": "manygrad.runtime.devices.null",
+    "DISK": "manygrad.runtime.devices.disk",
 }
 
 _DEVICES: dict[str, Device] = {}
@@ -31,8 +33,8 @@ def canonical(name: str) -> str:
     kind = kind.upper()
     if kind not in BACKENDS:
         raise ValueError(
-            f"unknown device {name!r}: the kinds are {', '.join(BACKENDS)}; write for example 'CPU', 'CPU:1' or 'DISK:/path/to/file' "
-            "(the default is the environment variable DEVICE)"
+            f"unknown device {name!r}: the kinds are {', '.join(BACKENDS)}; write for example 'CPU', 'CPU:1' or "
+            "'DISK:/path/to/file' (the default is the environment variable DEVICE)"
         )
     if kind == "DISK":
         if not rest:
@@ -43,6 +45,13 @@ def canonical(name: str) -> str:
     return f"{kind}:{int(rest) if rest else 0}"
 
 
+@cache
+def _kind(kind: str) -> tuple[Backend, LoadedKernels]:
+    """What all devices of a kind share."""
+    backend: Backend = importlib.import_module(BACKENDS[kind]).BACKEND
+    return backend, LoadedKernels(backend.builder)
+
+
 def get_device(name: str) -> Device:
     """The device of that name, made on first use. Raises ValueError for an unknown kind."""
     found = _DEVICES.get(name)
@@ -51,8 +60,6 @@ def get_device(name: str) -> Device:
         with _LOCK:
             found = _DEVICES.get(key)
             if found is None:
-                module, cls = BACKENDS[key.partition(":")[0]]
-                found = getattr(importlib.import_module(f"{__name__}.{module}"), cls)(key)
-                _DEVICES[key] = found
+                found = _DEVICES[key] = Device(key, *_kind(key.partition(":")[0]))
             _DEVICES[name] = found
     return found

@@ -1,225 +1,156 @@
-"""What a device is: memory, a compiler, and a way to run many kernels by one call.
+"""What a device is composed of. A backend names these parts; it inherits nothing.
 
-A backend subclasses `Device` and gives `_alloc`, `copyin`, `copyout` and `_compile`; `null.py` is the smallest one, and
-`python.py` says what a kernel means. Memory handles are opaque to everybody else. Freed memory is kept, by size, for
-the next allocation of that size.
+| part | answers |
+|---|---|
+| `Allocator` | where memory comes from, how data gets in and out, and whether the host can see it |
+| `Builder` | how a kernel AST becomes a `Kernel` (`compiled.py`: by a renderer and a compiler; `python.py`: by interpreting it) |
+| `Kernel` | a compiled kernel, ready to run |
+| `Queue` | how many kernels are run by one call, and how to wait for all that was started |
+
+`Backend` holds the builder, shared by all devices of a kind, and opens one device: its allocator and its queue. Memory
+handles are opaque to everybody but the backend. A handle knows its device, so that a kernel shared by all devices of a
+kind runs where its memory is. `null.py` is the smallest backend, and `python.py` says what a kernel means;
+CONTRIBUTING.md has a worked example.
 """
 
 from __future__ import annotations
 
-import threading
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from manygrad.runtime import profile
 from manygrad.runtime.codegen.opts import Opt
-from manygrad.tensor.environment import REGISTRY
-from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
+if TYPE_CHECKING:
+    from manygrad.runtime.devices.loaded import LoadedKernels
+
 ALIGNMENT = 64
-LARGE_BYTES = 1 << 20
-CACHE_LIMIT_BYTES = 2 << 30  # freed memory kept for reuse, per device; above it, the largest blocks are given back
-
-Call = tuple["Kernel", Sequence[Any], tuple[int, ...]]
+KEEP_BYTES = 2 << 30  # freed memory kept for reuse, per device; above it, the largest blocks are given back
 
 
-class Graph:
-    """Calls in order, their handles and variables fixed; backends do it by one native call."""
+def _nothing(*_: Any) -> None:
+    pass
 
-    def __init__(self, calls: Sequence[Call]) -> None:
-        self.calls = [(kernel, list(handles), tuple(vars)) for kernel, handles, vars in calls]
+
+# *** memory ***
+
+
+@dataclass(frozen=True)
+class HostAccess:
+    """Of memory that the host reads and writes where it lies."""
+
+    as_numpy: Callable[[Any, int], np.ndarray]  # (handle, nbytes): the memory as a uint8 array, without a copy
+    address: Callable[[Any], int]
+    adopt: Callable[[np.ndarray], Any]  # the handle of a contiguous array's own memory
+
+
+@dataclass(frozen=True)
+class Allocator:
+    """Memory of one device. `copyin` and `copyout` return when the data is there: they wait for kernels that use the
+    memory."""
+
+    alloc: Callable[[int], Any]  # fresh memory, of a multiple of `alignment` bytes; its contents are undefined
+    view: Callable[[Any, int, int], Any]  # (handle, offset_bytes, nbytes): a part of it, not freed on its own
+    copyin: Callable[[Any, memoryview], None]
+    copyout: Callable[[memoryview, Any], None]
+    free: Callable[[Any, int], None] = _nothing  # (handle, nbytes): the default leaves it to Python's reference counts
+    sized: Callable[[Any, int], None] = _nothing  # (handle, nbytes): from now on the block serves so many of its bytes
+    trim: Callable[[], None] = _nothing  # gives back what it keeps itself; called after blocks were freed
+    host: HostAccess | None = None
+    alignment: int = ALIGNMENT
+    keep_bytes: int = KEEP_BYTES  # freed memory that is kept; 0: none
+
+
+# *** kernels ***
+
+
+class Kernel(Protocol):
+    """A compiled kernel AST. `flops` and `nbytes` are estimates of one run, symbolic sizes taken at their maximum."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def flops(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def opts(self) -> tuple[Opt, ...]: ...
+
+    def __call__(self, handles: Sequence[Any], vars: tuple[int, ...] = (), wait: bool = False) -> float | None:
+        """Runs it on `handles` (by PARAM slot) and `vars` (by sorted name), or starts it; with `wait`, the seconds it
+        took."""
+
+
+def _in_blocks(ast: UOp, kernels: Sequence[Kernel]) -> Kernel:
+    from manygrad.runtime.devices.chain import Chained
+
+    return Chained(ast, kernels)
+
+
+def _without_opts(ast: UOp, opts: tuple[Opt, ...] | None, simplify: bool) -> Kernel:
+    raise NotImplementedError("kernels of this kind of device are not optimised")
+
+
+def _one_by_one(asts: Sequence[UOp], loaded: LoadedKernels) -> None:
+    for ast in asts:
+        loaded.get(ast)
+
+
+@dataclass(frozen=True)
+class Builder:
+    """From kernel AST to Kernel, for all devices of a kind."""
+
+    build: Callable[[UOp], Kernel]  # of a SINK
+    chain: Callable[[UOp, Sequence[Any]], Kernel] = _in_blocks  # of a CHAIN, whose kernels are given
+    build_all: Callable[[Sequence[UOp], LoadedKernels], None] = _one_by_one  # of SINKs that are not loaded yet
+    build_with: Callable[[UOp, tuple[Opt, ...] | None, bool], Kernel] = _without_opts  # (ast, opts, simplify)
+    knobs: tuple[str, ...] = ()  # environment variables that change what it builds
+
+
+# *** running ***
+
+Call = tuple[Kernel, Sequence[Any], tuple[int, ...]]
+
+
+class Graph(Protocol):
+    """Calls in order, their handles and variables fixed."""
 
     def __call__(self, timed: bool = False) -> list[float] | None:
         """Runs them; if `timed`, gives the times before each call and after the last (`time.perf_counter`'s)."""
-        stamps = [time.perf_counter()]
-        for kernel, handles, vars in self.calls:
-            kernel(handles, vars, wait=timed)
-            stamps.append(time.perf_counter())
-        return stamps if timed else None
 
     def wake(self) -> None:
         """A call is about to come: what takes its time to wake may begin."""
 
     def mover(self, handle: Any) -> Callable[[Any], None] | None:
-        """A function that has the calls read another handle's memory, of the same size, in place of this one's; None: cannot be done."""
-        return None
+        """A function that has the calls read another handle's memory, of the same size, in place of this one's; None:
+        cannot be done."""
 
 
-class Kernel(ABC):
-    """A compiled kernel AST. `flops` and `nbytes` are estimates of one run, symbolic sizes taken at their maximum."""
+@dataclass(frozen=True)
+class Queue:
+    """Of one device: kernels run in the order in which they were called."""
 
-    name: str
-    source: str
-    flops: int
-    nbytes: int
-    opts: tuple[Opt, ...]
-
-    def __init__(
-        self, name: str, source: str = "", flops: int = 0, nbytes: int = 0, opts: tuple[Opt, ...] = ()
-    ) -> None:
-        self.name, self.source, self.flops, self.nbytes, self.opts = name, source, flops, nbytes, opts
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name}: {self.flops} flops, {self.nbytes} bytes>"
-
-    @abstractmethod
-    def __call__(self, handles: Sequence[Any], vars: tuple[int, ...] = (), wait: bool = False) -> float | None:
-        """Runs it on `handles` (by PARAM slot) and `vars` (by sorted name); with `wait`, the seconds it took."""
+    graph: Callable[[Sequence[Call]], Graph]
+    synchronize: Callable[[], None] = _nothing  # waits until everything started has ended
 
 
-class Device(ABC):
-    """One device. The kernels compiled are shared by all devices of a kind; memory and its counters are its own.
+# *** a kind of device ***
 
-    `allocated`, `cached`, `peak`: bytes in use, bytes freed and kept, and the most bytes ever in use.
-    """
 
-    kind: ClassVar[str]
-    knobs: ClassVar[tuple[str, ...]] = ()  # environment variables that change what `_compile` gives
+class Opened(NamedTuple):
+    allocator: Allocator
+    queue: Queue
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.allocated = self.cached = self.peak = 0
-        self._free_blocks: dict[int, list[Any]] = {}
-        self._memory_lock = threading.RLock()  # (a garbage collection while it is held may free buffers)
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        cls._kernels, cls._building, cls._compile_lock = {}, {}, threading.Lock()
+@dataclass(frozen=True)
+class Backend:
+    """A kind of device. `open(name)` gives what one device has of its own."""
 
-    _kernels: ClassVar[dict[Any, Kernel]]
-    _building: ClassVar[dict[Any, threading.Lock]]
-    _compile_lock: ClassVar[threading.Lock]
-
-    def __repr__(self) -> str:
-        return f"<Device {self.name}>"
-
-    # *** memory ***
-
-    @abstractmethod
-    def _alloc(self, nbytes: int) -> Any:
-        """Fresh memory of `nbytes` (a multiple of 64), 64-byte aligned; its contents are undefined."""
-
-    def _free(self, handle: Any, nbytes: int) -> None:  # noqa: B027
-        """Gives memory back to the system; the default leaves that to Python's reference counts."""
-
-    @abstractmethod
-    def view(self, handle: Any, offset_bytes: int, nbytes: int) -> Any:
-        """The handle of a part of `handle`; it is not freed on its own."""
-
-    @abstractmethod
-    def copyin(self, handle: Any, data: memoryview) -> None: ...
-
-    @abstractmethod
-    def copyout(self, data: memoryview, handle: Any) -> None: ...
-
-    def as_numpy(self, handle: Any, nbytes: int) -> np.ndarray | None:
-        """The memory as a uint8 array without a copy; None where the host cannot see it."""
-        return None
-
-    def adopt(self, array: np.ndarray) -> Any:
-        """The handle of a contiguous array's own memory; None where kernels cannot use host memory."""
-        return None
-
-    def address(self, handle: Any) -> int:
-        raise NotImplementedError(f"memory of {self.name} has no host address")
-
-    @staticmethod
-    def rounded(nbytes: int) -> int:
-        """The size of the block that holds `nbytes`."""
-        return max(ALIGNMENT, (nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT)
-
-    def alloc(self, nbytes: int) -> Any:
-        """Memory for `nbytes`: a freed block of the same size where there is one."""
-        size = self.rounded(nbytes)
-        with self._memory_lock:
-            blocks = self._free_blocks.get(size)
-            handle = blocks.pop() if blocks else None
-            self.cached -= size if handle is not None else 0
-        if handle is None:
-            if (
-                size >= LARGE_BYTES and self.cached
-            ):  # smaller blocks make room: what a program uses at first would stay for ever
-                self.trim(max(0, self.cached - size), largest=size)
-            try:
-                handle = self._alloc(size)
-            except MemoryError:
-                self.trim()
-                handle = self._alloc(size)
-        with self._memory_lock:
-            self.allocated += size
-            self.peak = max(self.peak, self.allocated)
-        return handle
-
-    def free(self, handle: Any, nbytes: int) -> None:
-        """Takes back what `alloc(nbytes)` gave."""
-        size = self.rounded(nbytes)
-        with self._memory_lock:
-            self.allocated -= size
-            if handle is not None:
-                self._free_blocks.setdefault(size, []).append(handle)
-                self.cached += size
-        if self.cached > CACHE_LIMIT_BYTES:
-            self.trim(CACHE_LIMIT_BYTES // 2)
-
-    def trim(self, keep_bytes: int = 0, largest: int | None = None) -> None:
-        """Gives cached blocks back, the largest first, until at most `keep_bytes` are kept; none of more than `largest` bytes."""
-        with self._memory_lock:
-            for size in sorted(s for s in list(self._free_blocks) if largest is None or s <= largest)[::-1]:
-                blocks = self._free_blocks[size]
-                while blocks and self.cached > keep_bytes:
-                    self._free(blocks.pop(), size)
-                    self.cached -= size
-
-    # *** kernels ***
-
-    @abstractmethod
-    def _compile(self, ast: UOp) -> Kernel: ...
-
-    def _chain(self, ast: UOp) -> Kernel:
-        """The kernel of a CHAIN; a backend may run its blocks in parallel."""
-        from manygrad.runtime.devices.chain import Chained
-
-        return Chained(ast, [self.compile(k) for k in ast.src])
-
-    def compile(self, ast: UOp) -> Kernel:
-        """The kernel of `ast`, a SINK or a CHAIN; from the cache of loaded kernels when this kind of device compiled it before."""
-        cls = type(self)
-        key = self._key(ast)
-        if (found := cls._kernels.get(key)) is not None:
-            return found
-        with cls._compile_lock:
-            building = cls._building.setdefault(key, threading.Lock())
-        with building:
-            if (found := cls._kernels.get(key)) is None:
-                start = time.perf_counter()
-                found = cls._kernels[key] = self._compile(ast) if ast.op is Ops.SINK else self._chain(ast)
-                if profile.active:
-                    profile.record(
-                        profile.compile_lane(),
-                        found.name,
-                        start,
-                        time.perf_counter(),
-                        {"opts": list(map(repr, found.opts))},
-                    )
-        cls._building.pop(key, None)
-        return found
-
-    def _key(self, ast: UOp) -> tuple[Any, ...]:
-        """Of a loaded kernel."""
-        return (ast, *(REGISTRY[k].value for k in self.knobs))
-
-    def compile_all(self, asts: Iterable[UOp]) -> None:
-        """Compiles what `compile` will be asked for; a backend may do so in parallel."""
-        for ast in asts:
-            self.compile(ast)
-
-    def graph(self, calls: Sequence[Call]) -> Graph:
-        return Graph(calls)
-
-    def synchronize(self) -> None:  # noqa: B027
-        """Waits until everything started has ended."""
+    kind: str
+    builder: Builder
+    open: Callable[[str], Opened]

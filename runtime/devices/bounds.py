@@ -1,8 +1,8 @@
 """CHECK_OOB=1: what a bounds-checked kernel is given, and what it reports.
 
-Such a kernel compares the index of every load and store, lane by lane where it is a vector, with the size of the buffer.
-At the first violation of a call it fills in a record and returns without making the access; the device reads the record
-after the call and raises. Its array of buffers is longer for that:
+Such a kernel compares the index of every load and store, lane by lane where it is a vector, with the size of the
+buffer. At the first violation of a call it fills in a record and returns without making the access; the device reads
+the record after the call and raises. Its array of buffers is longer for that:
 
     address of slot 0, ..., of slot n-1 | bytes of slot 0, ..., of slot n-1 | address of the record
 """

@@ -1,7 +1,7 @@
 """A CHAIN as a kernel: its kernels one after the other, for one block of rows after the other.
 
-What this means is said by `Chained`, which works on any device; a device may run blocks in parallel, each thread with temporaries
-of its own (`cpu.py`).
+What this means is said by `Chained`, which works on any device; a device may run blocks in parallel, each thread with
+temporaries of its own (`cpu_chain.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from manygrad.runtime.codegen.describe import signature
+from manygrad.runtime.codegen.opts import Opt
 from manygrad.runtime.devices.base import Kernel
 from manygrad.schedule.chain import ChainSpec
 from manygrad.tensor.uop.intervals import bounds
@@ -18,27 +19,40 @@ from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
 
-class Chained(Kernel):
-    """`kernels`: those of the CHAIN `ast`, compiled."""
+class Chained:
+    """A Kernel. `kernels`: those of the CHAIN `ast`, compiled."""
+
+    source = ""
+    opts: tuple[Opt, ...] = ()
 
     def __init__(self, ast: UOp, kernels: Sequence[Kernel]) -> None:
         spec = ast.arg
         assert isinstance(spec, ChainSpec)
         self.spec, self.kernels = spec, tuple(kernels)
-        self.variables = tuple(
-            (0,) if signature(k).variables else () for k in ast.src
-        )  # a kernel that is alike for all blocks has none
-        super().__init__(
-            f"chain_{spec.blocks}_{ast.key.hex()[:6]}", "", spec.blocks * sum(k.flops for k in kernels), bytes_of(ast)
-        )
+        self.variables = block_variables(ast)
+        self.name, self.flops, self.nbytes = chain_name(ast), flops_of(ast, kernels), bytes_of(ast)
 
     def __call__(self, handles: Sequence[Any], vars: tuple[int, ...] = (), wait: bool = False) -> float | None:
         began = time.perf_counter()
         given = [[handles[i] for i in own] for own in self.spec.slots]
         for block in range(self.spec.blocks):
             for kernel, own, variables in zip(self.kernels, given, self.variables):
-                kernel(own, (block,) * len(variables))
+                kernel(own, (block,) * len(variables), wait)
         return time.perf_counter() - began if wait else None
+
+
+def chain_name(ast: UOp) -> str:
+    return f"chain_{ast.arg.blocks}_{ast.key.hex()[:6]}"
+
+
+def block_variables(ast: UOp) -> tuple[tuple[int, ...], ...]:
+    """Of each kernel, its variable, the number of the block, at first; a kernel that is alike for all blocks has
+    none."""
+    return tuple((0,) if signature(k).variables else () for k in ast.src)
+
+
+def flops_of(ast: UOp, kernels: Sequence[Kernel]) -> int:
+    return int(ast.arg.blocks * sum(k.flops for k in kernels))
 
 
 def bytes_of(ast: UOp) -> int:

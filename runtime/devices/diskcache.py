@@ -1,8 +1,9 @@
 """Compiled code on disk, shared by all processes of a user.
 
-One file an entry: magic, SHA-256 of key and payload, payload. Written to a temporary name and renamed, so a reader sees a
-whole entry or none; a damaged one, or another key's, is taken for missing and rebuilt. CACHE_MB bounds the folder: the entries used least
-recently (by modification time, renewed on use) go first. CACHE=0 switches it off, CACHE_DIR moves it.
+One file an entry: magic, SHA-256 of key and payload, payload. Written to a temporary name and renamed, so a reader sees
+a whole entry or none; a damaged one, or another key's, is taken for missing and rebuilt. CACHE_MB bounds the folder:
+the entries used least recently (by modification time, renewed on use) go first. CACHE=0 switches it off, CACHE_DIR
+moves it.
 """
 
 from __future__ import annotations
@@ -115,10 +116,11 @@ class DiskCache:
             yield mine
 
     def claim(self, key: bytes) -> contextlib.ExitStack | None:
-        """The right to make the entry of `key`, until the end of the `with`; None while another process, or another thread, has it.
+        """The right to make the entry of `key`, until the end of the `with`; None while another process, or another
+        thread, has it.
 
-        A lock on a file of its own: it ends with its process, so there is never a stale one. Without CACHE, or where the system has no
-        such locks, all have the right.
+        A lock on a file of its own: it ends with its process, so there is never a stale one. Without CACHE, or where
+        the system has no such locks, all have the right.
         """
         try:
             import fcntl
@@ -168,10 +170,10 @@ class DiskCache:
 
 
 def code_version(*packages: str) -> bytes:
-    """A digest of the source files of `packages` (folders beside `runtime/devices`): a change of them makes old entries unused."""
+    """A digest of the source files of `packages` (folders of manygrad): a change of them makes old entries unused."""
     digest = hashlib.sha256()
-    here = Path(__file__).parent
-    for folder in (here, *(here.parent / p for p in packages)):
-        for file in sorted(folder.glob("*.py")):
+    root = Path(__file__).parents[2]
+    for package in packages:
+        for file in sorted(f for f in (root / package).rglob("*") if f.suffix in (".py", ".ll")):
             digest.update(file.name.encode() + file.read_bytes())
     return digest.digest()

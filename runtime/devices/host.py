@@ -1,4 +1,5 @@
-"""Host memory, shared by the backends whose kernels read it directly (CPU, PYTHON)."""
+"""Host memory, for backends whose kernels read it directly: NumPy's, backed by the system page by page as it is
+written."""
 
 from __future__ import annotations
 
@@ -8,7 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from manygrad.runtime.devices.base import ALIGNMENT, Device
+from manygrad.native.memory import aligned, bytes_at
+from manygrad.runtime.devices.base import ALIGNMENT, Allocator, HostAccess
+
+PAGE_BYTES = 4096
+PAGED_BYTES = 1 << 16  # memory of so many bytes begins at a page
 
 
 @dataclass(slots=True, eq=False)
@@ -20,51 +25,49 @@ class Memory:
     owner: Any = None
 
 
-def host_array(address: int, nbytes: int) -> np.ndarray:
-    """The bytes at `address` as a uint8 array; the caller keeps the memory alive."""
-    return np.frombuffer((ctypes.c_ubyte * nbytes).from_address(address), dtype=np.uint8)
+def alloc(nbytes: int) -> Memory:
+    raw, address = aligned(nbytes, PAGE_BYTES if nbytes >= PAGED_BYTES else ALIGNMENT)
+    return Memory(address, nbytes, raw)
 
 
-class HostDevice(Device):
-    """A device whose memory is NumPy's: lazily backed, aligned, visible to the host."""
+def sized(handle: Memory, nbytes: int) -> None:
+    """What is beyond `nbytes` is out of bounds."""
+    handle.nbytes = nbytes
 
-    def _alloc(self, nbytes: int) -> Memory:
-        align = 4096 if nbytes >= 1 << 16 else ALIGNMENT
-        raw = np.empty(nbytes + align, dtype=np.uint8)
-        address = (raw.ctypes.data + align - 1) // align * align
-        return Memory(address, nbytes, raw)
 
-    def alloc(self, nbytes: int) -> Memory:
-        handle: Memory = super().alloc(nbytes)
-        handle.nbytes = nbytes  # of a block that may be larger: what is beyond is out of bounds
-        return handle
+def trim() -> None:
+    """Gives back what compiling left on glibc's heap."""
+    if (give_back := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        give_back(0)
 
-    def trim(self, keep_bytes: int = 0, largest: int | None = None) -> None:
-        super().trim(keep_bytes, largest)
-        if (
-            give_back := getattr(ctypes.CDLL(None), "malloc_trim", None)
-        ) is not None:  # what compiling left on glibc's heap
-            give_back(0)
 
-    def view(self, handle: Memory, offset_bytes: int, nbytes: int) -> Memory:
-        assert 0 <= offset_bytes and offset_bytes + nbytes <= handle.nbytes, (
-            f"view of bytes {offset_bytes}..{offset_bytes + nbytes} of {handle.nbytes}"
-        )
-        return Memory(handle.address + offset_bytes, nbytes, handle.owner)
+def view(handle: Memory, offset_bytes: int, nbytes: int) -> Memory:
+    assert 0 <= offset_bytes and offset_bytes + nbytes <= handle.nbytes, (
+        f"view of bytes {offset_bytes}..{offset_bytes + nbytes} of {handle.nbytes}"
+    )
+    return Memory(handle.address + offset_bytes, nbytes, handle.owner)
 
-    def copyin(self, handle: Memory, data: memoryview) -> None:
-        if data.nbytes:
-            host_array(handle.address, data.nbytes)[:] = np.frombuffer(data, dtype=np.uint8)
 
-    def copyout(self, data: memoryview, handle: Memory) -> None:
-        if data.nbytes:
-            np.frombuffer(data, dtype=np.uint8)[:] = host_array(handle.address, data.nbytes)
+def copyin(handle: Memory, data: memoryview) -> None:
+    if data.nbytes:
+        bytes_at(handle.address, data.nbytes)[:] = np.frombuffer(data, dtype=np.uint8)
 
-    def as_numpy(self, handle: Memory, nbytes: int) -> np.ndarray:
-        return host_array(handle.address, nbytes)
 
-    def adopt(self, array: np.ndarray) -> Memory:
-        return Memory(array.__array_interface__["data"][0], array.nbytes, array)
+def copyout(data: memoryview, handle: Memory) -> None:
+    if data.nbytes:
+        np.frombuffer(data, dtype=np.uint8)[:] = bytes_at(handle.address, data.nbytes)
 
-    def address(self, handle: Memory) -> int:
-        return handle.address
+
+def as_numpy(handle: Memory, nbytes: int) -> np.ndarray:
+    return bytes_at(handle.address, nbytes)
+
+
+def address(handle: Memory) -> int:
+    return handle.address
+
+
+def adopt(array: np.ndarray) -> Memory:
+    return Memory(array.__array_interface__["data"][0], array.nbytes, array)
+
+
+HOST_MEMORY = Allocator(alloc, view, copyin, copyout, sized=sized, trim=trim, host=HostAccess(as_numpy, address, adopt))

@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from manygrad.runtime.codegen.describe import estimate, kernel_name
-from manygrad.runtime.devices.base import Device, Kernel
+from manygrad.runtime.codegen.opts import Opt
+from manygrad.runtime.devices.base import Allocator, Backend, Builder, Opened
+from manygrad.runtime.devices.in_order import IN_ORDER
 from manygrad.tensor.uop.uop import UOp
 
 
-class NullKernel(Kernel):
+@dataclass(frozen=True)
+class NullKernel:
+    name: str
+    flops: int
+    nbytes: int
+    source: str = ""
+    opts: tuple[Opt, ...] = ()
+
     def __call__(self, handles: Sequence[Any], vars: tuple[int, ...] = (), wait: bool = False) -> float | None:
         return 0.0 if wait else None
 
 
-class NullDevice(Device):
-    kind = "NULL"
+def build(ast: UOp) -> NullKernel:
+    return NullKernel(kernel_name(ast), *estimate(ast))
 
-    def _alloc(self, nbytes: int) -> None:
-        return None
 
-    def view(self, handle: Any, offset_bytes: int, nbytes: int) -> None:
-        return None
+def copyout(data: memoryview, handle: Any) -> None:
+    data.cast("B")[:] = bytes(data.nbytes)
 
-    def copyin(self, handle: Any, data: memoryview) -> None:
-        pass
 
-    def copyout(self, data: memoryview, handle: Any) -> None:
-        data.cast("B")[:] = bytes(data.nbytes)
-
-    def _compile(self, ast: UOp) -> Kernel:
-        return NullKernel(kernel_name(ast), "", *estimate(ast))
+MEMORY = Allocator(
+    alloc=lambda nbytes: None,
+    view=lambda handle, offset_bytes, nbytes: None,
+    copyin=lambda handle, data: None,
+    copyout=copyout,
+)
+BACKEND = Backend("NULL", Builder(build), lambda name: Opened(MEMORY, IN_ORDER))

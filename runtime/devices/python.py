@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from manygrad.native.memory import bytes_at
 from manygrad.runtime.codegen.describe import (
     Signature,
     estimate,
@@ -22,8 +23,10 @@ from manygrad.runtime.codegen.describe import (
     signature,
     size_max,
 )
-from manygrad.runtime.devices.base import Kernel
-from manygrad.runtime.devices.host import HostDevice, Memory, host_array
+from manygrad.runtime.codegen.opts import Opt
+from manygrad.runtime.devices.base import Backend, Builder, Opened
+from manygrad.runtime.devices.host import HOST_MEMORY, Memory
+from manygrad.runtime.devices.in_order import IN_ORDER
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
@@ -183,9 +186,13 @@ class Interpreter:
         return u, self.checked(index, offset), value
 
 
-class PythonKernel(Kernel):
+class PythonKernel:
+    source = ""
+    opts: tuple[Opt, ...] = ()
+
     def __init__(self, ast: UOp) -> None:
-        super().__init__(kernel_name(ast), "", *estimate(ast))
+        self.name = kernel_name(ast)
+        self.flops, self.nbytes = estimate(ast)
         self.sig = signature(ast)
         self.axes = {r: i for i, r in enumerate(self.sig.loops)}
         for u in self.sig.nodes:
@@ -214,7 +221,7 @@ class PythonKernel(Kernel):
         memory = {}
         for slot, dtype in self.sig.params.items():
             h = handles[slot]
-            raw = host_array(h.address, h.nbytes)
+            raw = bytes_at(h.address, h.nbytes)
             memory[slot] = raw[: h.nbytes // dtype.itemsize * dtype.itemsize].view(dtype.np)
         interpreter = Interpreter(self.sig, self.axes, memory, variables)
         sizes = {r: evaluate_int(r.src[0], by_name) for r in self.axes}
@@ -231,8 +238,4 @@ def _volume(ranges: frozenset[UOp], sizes: dict[UOp, int]) -> int:
     return total
 
 
-class PythonDevice(HostDevice):
-    kind = "PYTHON"
-
-    def _compile(self, ast: UOp) -> Kernel:
-        return PythonKernel(ast)
+BACKEND = Backend("PYTHON", Builder(lambda ast: PythonKernel(ast)), lambda name: Opened(HOST_MEMORY, IN_ORDER))

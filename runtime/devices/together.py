@@ -2,14 +2,14 @@
 
 Precondition: kernel ASTs, each once. Postcondition: all of them are loaded.
 
-What is on disk is loaded first. Of the rest, this thread generates one kernel's code after the other, while a second one has LLVM
-compile those before and loads them (LLVM does not hold Python's lock; llvmlite lets one thread in at a time, so more would not help).
-It gets Python's lock back soon whenever a call of LLVM ends: SWITCH_S. Kernels that differ in nothing but their sizes may have the same
-code, as copies do: that is compiled once.
+What is on disk is loaded first. Of the rest, this thread generates one kernel's code after the other, while a second
+one has LLVM compile those before and loads them (LLVM does not hold Python's lock; llvmlite lets one thread in at a
+time, so more would not help). It gets Python's lock back soon whenever a call of LLVM ends: SWITCH_S. Kernels that
+differ in nothing but their sizes may have the same code, as copies do: that is compiled once.
 
-Before a kernel is made it is claimed on disk: where another process of this host has the claim, the next kernel's turn comes, and the
-other one's result is read at the end. Workers that start together from an empty cache so share the work. A claim ends with its process,
-and nobody waits for one longer than CLAIM_WAIT_S: then the kernel is made here, too.
+Before a kernel is made it is claimed on disk: where another process of this host has the claim, the next kernel's turn
+comes, and the other one's result is read at the end. Workers that start together from an empty cache so share the work.
+A claim ends with its process, and nobody waits for one longer than CLAIM_WAIT_S: then the kernel is made here, too.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import contextlib
 import hashlib
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from manygrad.runtime import profile
 from manygrad.runtime.codegen.pipeline import Prepared, prepare
-from manygrad.runtime.devices.diskcache import DiskCache
-from manygrad.runtime.devices.native import host_target
+from manygrad.runtime.devices.base import Kernel
+from manygrad.runtime.devices.compiled import Compiled
 from manygrad.tensor.uop.uop import UOp
 
-if TYPE_CHECKING:
-    from manygrad.runtime.devices.cpu import CPUDevice
+Keep = Callable[[UOp, Kernel], None]
+"""`(ast, kernel)`: puts it among the loaded kernels."""
 
 CLAIM_WAIT_S = 30.0
 POLL_S = 0.005
@@ -44,16 +44,16 @@ class Missing(NamedTuple):
     key: bytes
 
 
-def compile_together(device: CPUDevice, asts: Iterable[UOp], store: DiskCache) -> None:
-    missing = []
+def compile_together(compiled: Compiled[Any], asts: Iterable[UOp], keep: Keep) -> None:
+    missing, store = [], compiled.store
     for ast in asts:
-        prepared = prepare(ast, host_target().machine)
-        key = device.object_key(prepared, ast)
+        prepared = prepare(ast, compiled.machine())
+        key = compiled.key(prepared, ast)
         code = store.get(key)
         if code is None:
             missing.append(Missing(ast, prepared, key))
         else:
-            device.keep(ast, prepared, code)
+            keep(ast, compiled.load(prepared, ast, code))
     if not missing:
         return
     others: list[Missing] = []
@@ -71,10 +71,10 @@ def compile_together(device: CPUDevice, asts: Iterable[UOp], store: DiskCache) -
                 claims.enter_context(claim)
                 code = store.get(m.key)
                 if code is not None:  # made since we looked
-                    device.keep(m.ast, m.prepared, code)
+                    keep(m.ast, compiled.load(m.prepared, m.ast, code))
                     continue
                 start = time.perf_counter()
-                text = device.code_of(m.prepared)
+                text = compiled.text(m.prepared)
                 if profile.active:
                     profile.record(
                         "compile",
@@ -83,11 +83,11 @@ def compile_together(device: CPUDevice, asts: Iterable[UOp], store: DiskCache) -
                         time.perf_counter(),
                         {"opts": list(map(repr, m.prepared.opts))},
                     )
-                running.append(llvm.submit(copy_context().run, _build, device, m, text, made, claims.pop_all()))
+                running.append(llvm.submit(copy_context().run, _build, compiled, keep, m, text, made, claims.pop_all()))
         for job in running:
             job.result()
     for m in others:
-        device.keep(m.ast, m.prepared, _from_other(device, m, store))
+        keep(m.ast, compiled.load(m.prepared, m.ast, _from_other(compiled, m)))
 
 
 @contextlib.contextmanager
@@ -102,27 +102,29 @@ def _switching(seconds: float) -> Iterator[None]:
             sys.setswitchinterval(before)
 
 
-def _build(device: CPUDevice, m: Missing, text: str, made: dict[bytes, bytes], claim: contextlib.ExitStack) -> None:
+def _build(
+    compiled: Compiled[Any], keep: Keep, m: Missing, text: str, made: dict[bytes, bytes], claim: contextlib.ExitStack
+) -> None:
     """`made`: code by the digest of what follows the first line of its text."""
     with claim:
         start = time.perf_counter()
         same = hashlib.sha256(text.partition("\n")[2].encode()).digest()
-        code = made[same] = device.build(m.prepared, m.key, text, made.get(same))
+        code = made[same] = compiled.make(m.prepared, m.key, text, made.get(same))
         if profile.active:
             profile.record(profile.compile_lane(), m.prepared.name, start, time.perf_counter(), {"bytes": len(code)})
-    device.keep(m.ast, m.prepared, code)
+    keep(m.ast, compiled.load(m.prepared, m.ast, code))
 
 
-def _from_other(device: CPUDevice, m: Missing, store: DiskCache) -> bytes:
+def _from_other(compiled: Compiled[Any], m: Missing) -> bytes:
     """The code that another process is making; made here once it gave up, or took too long."""
     deadline = time.monotonic() + CLAIM_WAIT_S
     while time.monotonic() < deadline:
-        code = store.get(m.key)
+        code = compiled.store.get(m.key)
         if code is not None:
             return code
-        claim = store.claim(m.key)
+        claim = compiled.store.claim(m.key)
         if claim is not None:
             with claim:
-                return store.get(m.key) or device.build(m.prepared, m.key, device.code_of(m.prepared))
+                return compiled.store.get(m.key) or compiled.make(m.prepared, m.key, compiled.text(m.prepared))
         time.sleep(POLL_S)
-    return device.build(m.prepared, m.key, device.code_of(m.prepared))
+    return compiled.make(m.prepared, m.key, compiled.text(m.prepared))

@@ -1,10 +1,10 @@
 """BEAM=n: the optimisations of a CPU kernel, found by measuring on this machine.
 
-`tuned` asks the disk first: winners are kept by kernel, machine, version of the code, threads and the search's settings.
-Else it searches, one process of a user at a time (others wait, and then find the winner on disk). Buffers are scratch
-ones of the sizes the kernel touches, filled with random numbers; indices that a kernel reads are all 0. A list is
-dropped, and counted, when it does not compile, its code is far larger than the heuristic's (that bounds the time of a
-compilation, which cannot be interrupted), a part of the work shows that it is far slower than the best, or its output
+`tuned` asks the disk first: winners are kept by kernel, machine, version of the code, threads and the search's
+settings. Else it searches, one process of a user at a time (others wait, and then find the winner on disk). Buffers are
+scratch ones of the sizes the kernel touches, filled with random numbers; indices that a kernel reads are all 0. A list
+is dropped, and counted, when it does not compile, its code is far larger than the heuristic's (that bounds the time of
+a compilation, which cannot be interrupted), a part of the work shows that it is far slower than the best, or its output
 is not the heuristic's: bit for bit where reductions are added up in the same order, else up to rounding.
 """
 
@@ -19,17 +19,20 @@ from typing import Any
 
 import numpy as np
 
+from manygrad.native.compiler import compiler
+from manygrad.native.memory import aligned, bytes_at
 from manygrad.runtime.codegen.describe import Signature, estimate, signature
 from manygrad.runtime.codegen.heuristic import plain
 from manygrad.runtime.codegen.opts import Opts, RFactor, Unroll, Vectorize, canonical, legal, named, neighbours, sums
 from manygrad.runtime.codegen.pipeline import Prepared, prepare
 from manygrad.runtime.codegen.rewrite import rebuild
 from manygrad.runtime.codegen.search import Found, beam_search
-from manygrad.runtime.devices.cpu import CPUKernel, team, version
+from manygrad.runtime.devices.cpu_kernel import CPUKernel
 from manygrad.runtime.devices.diskcache import DiskCache
-from manygrad.runtime.devices.host import Memory, host_array
-from manygrad.runtime.devices.native import compiler, host_target
-from manygrad.runtime.devices.team import wanted_threads
+from manygrad.runtime.devices.host import Memory
+from manygrad.runtime.devices.objects import version
+from manygrad.runtime.devices.target import host_target
+from manygrad.runtime.devices.threads import team, wanted_threads
 from manygrad.runtime.render.llvm import ENTRY, render
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.environment import BEAM, BEAM_SPLIT, CHECK_OOB, DEBUG
@@ -103,7 +106,8 @@ def _data_in(index: UOp) -> list[UOp]:
 
 
 def extents(sig: Signature) -> dict[int, int] | None:
-    """Elements of every argument, with symbolic sizes at their maximum and what is loaded for an index taken as 0; None: unknown."""
+    """Elements of every argument, with symbolic sizes at their maximum and what is loaded for an index taken as 0;
+    None: unknown."""
     sizes = dict.fromkeys(sig.params, 1)
     for u in sig.nodes:
         if u.op is not Ops.INDEX:
@@ -152,10 +156,11 @@ class Search:
         self.handles: list[Memory] = []
         for slot in range(self.sig.slots):
             d = self.sig.params.get(slot, dtypes.uint8)
-            raw = np.zeros(sizes.get(slot, 1) * d.itemsize + 4096, np.uint8)
-            address = (raw.ctypes.data + 4095) // 4096 * 4096
-            handle = Memory(address, raw.nbytes - 4096, raw)
-            array = host_array(address, handle.nbytes).view(d.np)
+            nbytes = sizes.get(slot, 1) * d.itemsize
+            raw, address = aligned(nbytes, 4096)
+            handle = Memory(address, nbytes, raw)
+            array = bytes_at(address, nbytes).view(d.np)
+            array[:] = 0
             if slot not in indices:
                 array[:] = _random(d, array.size, rng)
             self.arrays.append(array)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manygrad.collectives import native
+from manygrad.collectives import reducers
 from manygrad.collectives.algorithms import ALGORITHMS, build
 from manygrad.collectives.execute import prepare, reduce_numpy, run_program
 from manygrad.collectives.program import Collective
@@ -32,8 +32,8 @@ def test_native_reducers_equal_numpy(dtype: str, op: str) -> None:
         if dtypes.all[NAMES.index(dtype)].is_float and count > 1:
             arrays[0][1], arrays[1][2], arrays[1][3] = np.nan, np.inf, -np.inf
         out = np.zeros(count, arrays[0].dtype)
-        native.reducer(op, dtype, (dtype,) * sources)(out.ctypes.data, [a.ctypes.data for a in arrays], count)
-        assert same(out, native.reduce_arrays(arrays, op, dtypes.all[NAMES.index(dtype)])), (sources, count)
+        reducers.reducer(op, dtype, (dtype,) * sources)(out.ctypes.data, [a.ctypes.data for a in arrays], count)
+        assert same(out, reducers.reduce_arrays(arrays, op, dtypes.all[NAMES.index(dtype)])), (sources, count)
 
 
 @pytest.mark.parametrize("half", ["float16", "bfloat16"])
@@ -41,13 +41,13 @@ def test_half_types_are_rounded_once(half: str) -> None:
     d = dtypes.all[NAMES.index(half)]
     big, small = np.array([256.0], d.np), np.array([0.5], d.np)
     out, wide = np.zeros(1, d.np), np.zeros(1, np.float32)
-    native.reducer("add", half, (half,) * 5)(
+    reducers.reducer("add", half, (half,) * 5)(
         out.ctypes.data, [a.ctypes.data for a in (big, small, small, small, small)], 1
     )
     assert float(out[0]) == 258.0  # rounding after each addition would lose every half
-    native.reducer("add", "float32", (half, half))(wide.ctypes.data, [big.ctypes.data, small.ctypes.data], 1)
+    reducers.reducer("add", "float32", (half, half))(wide.ctypes.data, [big.ctypes.data, small.ctypes.data], 1)
     assert wide[0] == 256.5
-    native.reducer("add", half, ("float32", half))(out.ctypes.data, [wide.ctypes.data, big.ctypes.data], 1)
+    reducers.reducer("add", half, ("float32", half))(out.ctypes.data, [wide.ctypes.data, big.ctypes.data], 1)
     assert float(out[0]) == float(np.float32(512.5).astype(d.np))
 
 
@@ -55,17 +55,17 @@ def test_unaligned_sources_and_in_place() -> None:
     raw = np.zeros(1000, np.uint8)
     a, b = raw[4:404].view(np.float32), raw[500:900].view(np.float32)
     a[:], b[:] = 1.5, 2.0
-    native.reducer("add", "float32", ("float32", "float32"))(a.ctypes.data, [a.ctypes.data, b.ctypes.data], 100)
+    reducers.reducer("add", "float32", ("float32", "float32"))(a.ctypes.data, [a.ctypes.data, b.ctypes.data], 100)
     assert (a == 3.5).all() and raw[404] == 0
 
 
 def test_mixed_types_are_refused() -> None:
     for dst, src in (("int32", "float32"), ("float64", "float32")):
         with pytest.raises(TypeError, match="cannot reduce"):
-            native.reducer("add", dst, (src, src))
+            reducers.reducer("add", dst, (src, src))
 
 
-def in_one_process(algorithm: str, c: Collective, dtype: str, reduce_fn=native.reducer) -> list[np.ndarray]:
+def in_one_process(algorithm: str, c: Collective, dtype: str, reduce_fn=reducers.reducer) -> list[np.ndarray]:
     item = values(dtype, 1, 0).dtype
     ins = [values(dtype, c.in_length(r), r) for r in range(c.ranks)]
     outs = [np.zeros(c.out_length(r), item) for r in range(c.ranks)]
@@ -84,8 +84,8 @@ def test_all_reduce_in_one_process_equals_the_tree_of_numpy(
 ) -> None:
     if not ALGORITHMS[algorithm].can("all_reduce", ranks):
         algorithm = "direct"
-    want = native.reduce_arrays([values(dtype, count, r) for r in range(ranks)], op, dtypes.all[NAMES.index(dtype)])
-    for reduce_fn in (native.reducer, reduce_numpy):
+    want = reducers.reduce_arrays([values(dtype, count, r) for r in range(ranks)], op, dtypes.all[NAMES.index(dtype)])
+    for reduce_fn in (reducers.reducer, reduce_numpy):
         for out in in_one_process(algorithm, Collective("all_reduce", ranks, count, op), dtype, reduce_fn):
             assert out.tobytes() == want.tobytes()
 

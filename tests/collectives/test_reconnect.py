@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manygrad.collectives import native
+from manygrad.collectives import reducers
 from manygrad.collectives.errors import PeerLost
 from manygrad.collectives.transport import Endpoint, MessageKey
+from manygrad.native.memory import copy
 from manygrad.tensor.environment import Context
 from tests.hosts import Hosts
 from tests.proxy import Proxy
@@ -64,7 +65,7 @@ def talk(end: Endpoint, seed: int, rounds: int, failures: list[BaseException]) -
                 data = values(end.rank, i)
                 if i % 2:
                     addr = end.arena.addr(end.arena.alloc(max(8, data.nbytes)))
-                    native.copy(addr, data.ctypes.data, data.nbytes)
+                    copy(addr, data.ctypes.data, data.nbytes)
                     kept.append(addr)
                 else:
                     kept.append(data)
@@ -72,7 +73,7 @@ def talk(end: Endpoint, seed: int, rounds: int, failures: list[BaseException]) -
                 end.send(peer, MessageKey(1, i, 0), addr, data.nbytes)
             for i in several:
                 with end.receive(peer, MessageKey(1, i, 0), int(sizes[i])) as got:
-                    assert (native.view(got.addr, int(sizes[i]), "uint8") == values(peer, i)).all(), i
+                    assert (reducers.view(got.addr, int(sizes[i]), "uint8") == values(peer, i)).all(), i
             end.flush()
             for k in kept:
                 if isinstance(k, int):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import zmq
 
-from manygrad.collectives import native
+from manygrad.collectives import reducers
 from manygrad.collectives.transport import Endpoint, MessageKey, wire
 from manygrad.collectives.transport.zmq import _IDENTITY, password
 from manygrad.tensor.environment import Context
@@ -70,7 +70,7 @@ def test_who_poses_as_rank_1_is_not_heard(pair: list[Endpoint], how: str) -> Non
     data = np.arange(3.0)
     b.send(0, MessageKey(1, 0, 0), data.ctypes.data, 24, "float64")
     with a.receive(1, MessageKey(1, 0, 0), 24, "float64") as got:
-        assert (native.view(got.addr, 3, "float64") == data).all()
+        assert (reducers.view(got.addr, 3, "float64") == data).all()
     assert a._hub.links[1].lost() is None and b._hub.links[0].lost() is None
 
 

@@ -16,8 +16,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from manygrad import Context, Tensor
-from manygrad.runtime.devices import diskcache
-from manygrad.runtime.devices.cpu import CPUDevice
+from manygrad.runtime.devices import diskcache, get_device
 from manygrad.schedule import _SCHEDULES
 
 EXAMPLES = 40
@@ -49,7 +48,7 @@ def compute(which: list[int]) -> None:
 def forget() -> None:
     """As in a process that starts."""
     _SCHEDULES.clear()
-    CPUDevice._kernels.clear()
+    get_device("CPU").kernels.kernels.clear()
 
 
 def damage(files: list[Path], what: str, i: int, j: int, at: int) -> None:

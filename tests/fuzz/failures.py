@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from manygrad import Context, Tensor, TinyJit, Variable, function
 from manygrad import schedule as scheduling
 from manygrad.runtime import engine, items, jit, linear
-from manygrad.runtime.devices import base as device_base
+from manygrad.runtime.devices import device as device_module
 from manygrad.runtime.devices import python as python_device
 from manygrad.tensor import function as functions
 from manygrad.tensor import gradient, storage
@@ -54,8 +54,8 @@ STAGES: list[tuple[Any, str]] = [
     (linear, "storage"),
     (linear, "exec_view"),
     (linear, "run_items"),
-    (python_device.PythonDevice, "_compile"),
-    (device_base.Device, "alloc"),
+    (python_device, "PythonKernel"),
+    (device_module.Device, "alloc"),
     (items.KernelItem, "run"),
     (items.KernelItem, "values"),
     (engine, "compile_linear"),

@@ -121,7 +121,7 @@ def test_a_damaged_entry_is_made_again(tmp_path: Path) -> None:
 PROGRAM = """
 import numpy as np
 from manygrad import Tensor, schedule
-from manygrad.runtime.devices.native import Compiler
+from manygrad.native.compiler import Compiler
 made = []
 compile = Compiler.object_code
 Compiler.object_code = lambda self, ir: (made.append(1), compile(self, ir))[1]

@@ -71,7 +71,7 @@ def test_attention_over_a_growing_cache() -> None:
 
 
 def test_one_compilation_serves_all_values(t: Tensor) -> None:
-    kernels = type(get_device("CPU"))._kernels
+    kernels = get_device("CPU").kernels.kernels
 
     def run(k: int) -> float:
         return (t[: n(k, "m")] * 3 + 0.125).sum().item()  # type: ignore[no-any-return]

@@ -9,7 +9,7 @@ import pytest
 
 from manygrad.runtime.codegen.legalize import legalize
 from manygrad.runtime.devices import get_device
-from manygrad.runtime.devices.native import host_target
+from manygrad.runtime.devices.target import host_target
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.ops import Ops

@@ -14,7 +14,7 @@ from manygrad.runtime.codegen.describe import signature
 from manygrad.runtime.codegen.online import online_pairs
 from manygrad.runtime.codegen.opts import Online, Opt, RFactor, Unroll, Vectorize, legal, neighbours
 from manygrad.runtime.codegen.pipeline import prepare
-from manygrad.runtime.devices.native import host_target
+from manygrad.runtime.devices.target import host_target
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.ops import Ops

@@ -40,8 +40,7 @@ from manygrad.runtime.codegen.opts import (
 )
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.devices import get_device
-from manygrad.runtime.devices.cpu import CPUDevice
-from manygrad.runtime.devices.native import host_target
+from manygrad.runtime.devices.target import host_target
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.ops import Ops
@@ -77,7 +76,6 @@ DTYPES = st.sampled_from([f32, f32, f32, dtypes.float64, dtypes.bfloat16, dtypes
 def run_with(ast: UOp, arrays: list[np.ndarray], opts: tuple[Opt, ...], simplify: bool = True) -> np.ndarray:
     """Argument 0 after the CPU's kernel under `opts`."""
     device = get_device("CPU")
-    assert isinstance(device, CPUDevice)
     handles = [device.alloc(a.nbytes) for a in arrays]
     for h, a in zip(handles, arrays):
         device.copyin(h, memoryview(a.reshape(-1).view(np.uint8)))
@@ -541,7 +539,7 @@ def test_a_thread_keeps_what_it_packed_for_its_next_part_of_the_loop() -> None:
         Parallel(2),
     )
     with Context(CHECK_OOB=0):  # (a checked kernel is given more than its buffers)
-        kernel = get_device("CPU").compile_with(ast, opts)  # type: ignore[attr-defined]
+        kernel = get_device("CPU").compile_with(ast, opts)
     run_part = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 2, ctypes.c_void_p)(kernel.address)
     rng = np.random.default_rng(0)
     arrays = [

@@ -26,7 +26,7 @@ from manygrad.runtime.codegen.opts import (
 from manygrad.runtime.codegen.phases import phased_loops, split_phases
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.devices import get_device
-from manygrad.runtime.devices.native import host_target
+from manygrad.runtime.devices.target import host_target
 from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
@@ -62,7 +62,7 @@ def on_cpu(ast: UOp, data: list[np.ndarray], opts: tuple[Opt, ...] | None = None
     handles = [device.alloc(x.nbytes) for x in data]
     for handle, x in zip(handles, data):
         device.copyin(handle, memoryview(x).cast("B"))
-    device.compile_with(ast, opts, simplify)(handles)  # type: ignore[attr-defined]
+    device.compile_with(ast, opts, simplify)(handles)
     out = np.empty_like(data[0])
     device.copyout(memoryview(out).cast("B"), handles[0])
     return out

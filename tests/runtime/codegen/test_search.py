@@ -19,9 +19,8 @@ from manygrad.runtime.codegen.opts import CacheRead, Opts, Parallel, Tile, Unrol
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.codegen.search import beam_search
 from manygrad.runtime.devices import get_device, tune
-from manygrad.runtime.devices.cpu import CPUDevice
 from manygrad.runtime.devices.diskcache import DiskCache
-from manygrad.runtime.devices.native import host_target
+from manygrad.runtime.devices.target import host_target
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.ops import Ops
@@ -107,7 +106,7 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A disk cache of its own, and few candidates."""
     monkeypatch.setattr(tune, "neighbours", lambda *args, real=tune.neighbours: real(*args)[::6])
     monkeypatch.setattr(tune, "SEARCH_LIMIT_S", 5.0)
-    monkeypatch.setattr(CPUDevice, "_kernels", {})
+    monkeypatch.setattr(get_device("CPU").kernels, "kernels", {})
     return tmp_path
 
 
@@ -123,7 +122,7 @@ def test_search_keeps_the_bits_and_the_winner(quick: Path, capsys: pytest.Captur
         (winner,) = [p for p in (quick / "beam").rglob("*") if p.is_file() and p.name != "lock"]
         assert json.loads(winner.read_bytes().split(b"\n", 1)[1][32:])
         searched = get_device("CPU").compile(PRODUCT)
-        CPUDevice._kernels.clear()  # as in the next process
+        get_device("CPU").kernels.kernels.clear()  # as in the next process
         again = get_device("CPU").compile(PRODUCT)
         assert again is not searched and again.opts == searched.opts
         assert "beam" not in capsys.readouterr().out, "the winner is on disk"

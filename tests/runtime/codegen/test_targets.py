@@ -9,11 +9,13 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
+from manygrad.native.compiler import Compiler
+from manygrad.native.processor import Processor
 from manygrad.runtime.codegen.dots import Dot
 from manygrad.runtime.codegen.facts import Machine
 from manygrad.runtime.codegen.opts import CacheRead, Tensorize, Vectorize
 from manygrad.runtime.codegen.pipeline import prepare
-from manygrad.runtime.devices.native import Compiler, Target
+from manygrad.runtime.devices.target import Target
 from manygrad.runtime.render.llvm import ENTRY, render
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
@@ -34,13 +36,15 @@ from tests.runtime.codegen.kernels import (
     store,
 )
 
-AVX2 = Target("x86_64-unknown-linux-gnu", "haswell", "", Machine(32, 16))
-SSE = Target("x86_64-unknown-linux-gnu", "x86-64-v2", "", Machine(16, 16))
-VNNI = Target("x86_64-unknown-linux-gnu", "alderlake", "", Machine(32, 16, dots=(Dot(dtypes.uint8, dtypes.int8, 32),)))
+AVX2 = Target(Processor("x86_64-unknown-linux-gnu", "haswell"), Machine(32, 16))
+SSE = Target(Processor("x86_64-unknown-linux-gnu", "x86-64-v2"), Machine(16, 16))
+VNNI = Target(
+    Processor("x86_64-unknown-linux-gnu", "alderlake"), Machine(32, 16, dots=(Dot(dtypes.uint8, dtypes.int8, 32),))
+)
 HALVES = (Dot(dtypes.uint8, dtypes.int8, 64), Dot(dtypes.bfloat16, dtypes.bfloat16, 64))
-ZEN = Target("x86_64-unknown-linux-gnu", "znver4", "", Machine(64, 32, scales=True, dots=HALVES))
+ZEN = Target(Processor("x86_64-unknown-linux-gnu", "znver4"), Machine(64, 32, scales=True, dots=HALVES))
 NEON = Target(
-    "aarch64-unknown-linux-gnu", "neoverse-n1", "", Machine(16, 32, dots=(Dot(dtypes.int8, dtypes.int8, 16),))
+    Processor("aarch64-unknown-linux-gnu", "neoverse-n1"), Machine(16, 32, dots=(Dot(dtypes.int8, dtypes.int8, 16),))
 )
 
 
@@ -69,12 +73,12 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("target", [AVX2, SSE, NEON], ids=lambda t: t.cpu)
+@pytest.mark.parametrize("target", [AVX2, SSE, NEON], ids=lambda t: t.processor.cpu)
 @pytest.mark.parametrize("name", [*KERNELS, "gather"])
 def test_other_targets(target: Target, name: str) -> None:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    compiler = Compiler(target)
+    compiler = Compiler(target.processor)
     if name == "gather":
         assert compiler.object_code(prepare(gather(70), target.machine).code(render))
         return
@@ -114,7 +118,7 @@ def test_products_of_bytes(target: Target, instruction: str, lanes: int | None) 
     opts = None if lanes is None else (Vectorize(1, lanes), Tensorize(2, 4), CacheRead(1, 2))
     prepared = prepare(bytes_product(33, 40, 50), target.machine, opts)
     assert Tensorize(2, 4) in prepared.opts
-    assert instruction in Compiler(target).machine.emit_assembly(llvm.parse_assembly(prepared.code(render)))
+    assert instruction in Compiler(target.processor).machine.emit_assembly(llvm.parse_assembly(prepared.code(render)))
 
 
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN"])
@@ -127,5 +131,5 @@ def test_products_of_bfloat16(layout: str, lanes: int | None) -> None:
     opts = None if lanes is None else (Vectorize(1, lanes), Tensorize(2, 2), CacheRead(1, 2))
     prepared = prepare(ast, ZEN.machine, opts)
     assert Tensorize(2, 2) in prepared.opts
-    assert "vdpbf16ps" in Compiler(ZEN).machine.emit_assembly(llvm.parse_assembly(prepared.code(render)))
+    assert "vdpbf16ps" in Compiler(ZEN.processor).machine.emit_assembly(llvm.parse_assembly(prepared.code(render)))
     assert not any(o.kind == "tensorize" for o in prepare(ast, AVX2.machine).opts)

@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from manygrad.native.compiler import leave_memory
 from manygrad.runtime.devices import Device, canonical, get_device
-from manygrad.runtime.devices.cpu import set_arena, team
-from manygrad.runtime.devices.native import leave_memory
+from manygrad.runtime.devices.cpu import set_arena
+from manygrad.runtime.devices.threads import team
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.ops import Ops

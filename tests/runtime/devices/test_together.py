@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 
 from manygrad import Context
+from manygrad.native.compiler import Compiler
 from manygrad.runtime.devices import get_device, together
-from manygrad.runtime.devices.cpu import _OBJECTS, CPUDevice, team
+from manygrad.runtime.devices.cpu import COMPILED
 from manygrad.runtime.devices.diskcache import DiskCache
-from manygrad.runtime.devices.native import Compiler
+from manygrad.runtime.devices.objects import OBJECTS
+from manygrad.runtime.devices.threads import team
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 from tests.runtime.codegen.kernels import elementwise, f32, run
@@ -38,11 +40,11 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]
         return compile(self, ir)
 
     monkeypatch.setattr(Compiler, "object_code", counted)
-    loaded = dict(CPUDevice._kernels)
-    CPUDevice._kernels.clear()
+    loaded = dict(get_device("CPU").kernels.kernels)
+    get_device("CPU").kernels.kernels.clear()
     with Context(CACHE_DIR=str(tmp_path), DEBUG=0):
         yield texts
-    CPUDevice._kernels.update(loaded)
+    get_device("CPU").kernels.kernels.update(loaded)
 
 
 def kernels(n: int) -> list[UOp]:
@@ -58,7 +60,7 @@ def test_each_is_made_once_and_works(made: list[str]) -> None:
         x = np.arange(40 + i, dtype=np.float32)
         assert (run(ast, [np.zeros_like(x), x], device="CPU")[0] == x * x).all()
     assert len(made) == 6
-    CPUDevice._kernels.clear()
+    get_device("CPU").kernels.kernels.clear()
     device.compile_all(asts)
     assert len(made) == 6  # from disk
 
@@ -71,7 +73,7 @@ def test_equal_code_is_compiled_once(made: list[str]) -> None:
     for ast, n in zip(asts, (1 << 14, 1 << 15, 1 << 16)):
         x = np.arange(n, dtype=np.float32)
         assert (run(ast, [np.zeros_like(x), x], device="CPU")[0] == x * x).all()
-    CPUDevice._kernels.clear()
+    get_device("CPU").kernels.kernels.clear()
     get_device("CPU").compile_all(asts)
     assert len(made) == 1  # all are on disk
 
@@ -94,17 +96,16 @@ def test_a_failure_is_the_callers_and_leaves_no_claim(
 def test_what_another_has_claimed_comes_from_it(made: list[str]) -> None:
     asts = kernels(4)
     device = get_device("CPU")
-    assert isinstance(device, CPUDevice)
-    prepared = together.prepare(asts[0], together.host_target().machine)
-    key = device.object_key(prepared, asts[0])
-    claim = _OBJECTS.claim(key)
+    prepared = together.prepare(asts[0], COMPILED.machine())
+    key = COMPILED.key(prepared, asts[0])
+    claim = OBJECTS.claim(key)
     assert claim is not None
 
     def other() -> None:
         with claim:
             while len(made) < 3:  # until only the claimed one is left
                 time.sleep(0.001)
-            device.build(prepared, key, device.code_of(prepared))
+            COMPILED.make(prepared, key, COMPILED.text(prepared))
 
     thread = threading.Thread(target=copy_context().run, args=(other,))  # with this test's CACHE_DIR
     thread.start()
@@ -117,8 +118,7 @@ def test_nobody_waits_for_a_claim_for_ever(made: list[str], monkeypatch: pytest.
     monkeypatch.setattr(together, "CLAIM_WAIT_S", 0.05)
     asts = kernels(2)
     device = get_device("CPU")
-    assert isinstance(device, CPUDevice)
-    claim = _OBJECTS.claim(device.object_key(together.prepare(asts[0], together.host_target().machine), asts[0]))
+    claim = OBJECTS.claim(COMPILED.key(together.prepare(asts[0], COMPILED.machine()), asts[0]))
     assert claim is not None
     with claim:
         device.compile_all(asts)
@@ -167,7 +167,7 @@ def test_a_claim_ends_with_its_process(tmp_path: Path) -> None:
 PROGRAM = """
 import numpy as np
 from manygrad import Tensor
-from manygrad.runtime.devices.native import Compiler
+from manygrad.native.compiler import Compiler
 made = []
 compile = Compiler.object_code
 Compiler.object_code = lambda self, ir: (made.append("define void @team_run" not in ir), compile(self, ir))[1]

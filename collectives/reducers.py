@@ -1,4 +1,4 @@
-"""Native kernels of the host side: n-ary reduces, compiled once a signature with llvmlite, called through ctypes.
+"""Reductions of several sources into one, in host memory: LLVM IR, compiled once a signature, called through ctypes.
 
 A reduce reads every source once and writes the destination once, in explicit vectors of 64 bytes; half types are
 widened to float32, summed in the order of the balanced tree, and rounded once (to nearest even). Loads need no more
@@ -11,12 +11,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
-from threading import Lock
 from typing import Any
 
-import llvmlite.binding as llvm
 import numpy as np
 
+from manygrad.native.compiler import compiler
+from manygrad.native.memory import bytes_at
 from manygrad.tensor.dtype import DType, accumulate_dtype, dtypes, to_dtype
 
 Reducer = Callable[[int, Sequence[int], int], None]
@@ -24,40 +24,6 @@ Reducer = Callable[[int, Sequence[int], int], None]
 
 GROUP = 16
 BLOCK = 8192  # elements of a float32/float64 scratch row in the grouped form
-
-_lock = Lock()
-_engines: list[Any] = []
-
-
-@cache
-def _target() -> llvm.TargetMachine:
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    llvm.initialize_native_asmparser()
-    features = llvm.get_host_cpu_features().flatten()
-    return llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=features, opt=3, jit=True
-    )
-
-
-def compile_ir(text: str, names: Sequence[str]) -> list[int]:
-    """Compiles LLVM IR for this process; returns the addresses of the functions `names`. The code lives for ever."""
-    with _lock:
-        machine = _target()
-        module = llvm.parse_assembly(text)
-        module.triple = machine.triple
-        module.data_layout = str(machine.target_data)
-        module.verify()
-        engine = llvm.create_mcjit_compiler(module, machine)
-        engine.finalize_object()
-        _engines.append(engine)
-        return [engine.get_function_address(n) for n in names]
-
-
-def copy(dst_addr: int, src_addr: int, nbytes: int) -> None:
-    """memcpy, without the GIL."""
-    ctypes.memmove(dst_addr, src_addr, nbytes)
-
 
 # --- IR -------------------------------------------------------------------------------------------------------------
 
@@ -201,7 +167,8 @@ def reducer(op: str, dst_dtype: str, src_dtypes: tuple[str, ...]) -> Reducer:
     acc = _check(op, dst, srcs)
     if len(srcs) > GROUP:
         return _grouped(op, dst, srcs, acc)
-    (address,) = compile_ir(reduce_ir(op, dst, srcs).replace("ptr noalias %d", "ptr %d"), ["reduce"])
+    text = reduce_ir(op, dst, srcs).replace("ptr noalias %d", "ptr %d")
+    address = compiler().functions(text, ["reduce"])["reduce"]
     kernel = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * (len(srcs) + 1), ctypes.c_int64)(address)
 
     def reduce(dst_addr: int, src_addrs: Sequence[int], count: int) -> None:
@@ -235,10 +202,7 @@ def _grouped(op: str, dst: DType, srcs: tuple[DType, ...], acc: DType) -> Reduce
 def view(addr: int, count: int, dtype: str) -> np.ndarray[Any, Any]:
     """The memory at `addr` as an array that does not own it."""
     d = to_dtype(dtype)
-    if count == 0:
-        return np.empty(0, d.np)
-    raw = (ctypes.c_char * (count * d.itemsize)).from_address(addr)
-    return np.frombuffer(memoryview(raw).cast("B"), dtype=d.np)
+    return bytes_at(addr, count * d.itemsize).view(d.np)
 
 
 def reduce_arrays(arrays: Sequence[np.ndarray[Any, Any]], op: str, dst: DType) -> np.ndarray[Any, Any]:

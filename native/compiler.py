@@ -1,0 +1,98 @@
+"""The LLVM compiler of this process: from IR text to object code, and from object code to addresses.
+
+Kernels, reductions of collectives, the thread team and the waiting on sequence words all go through it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+
+from manygrad.native.processor import Processor, processor
+
+MADV_DONTNEED = 4
+
+
+class Compiler:
+    """Compiles for a processor, by default this machine's, and keeps what it loaded for the life of the process
+    (threads may be running it)."""
+
+    def __init__(self, target: Processor | None = None) -> None:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        self.target = target or processor()
+        self.machine = self.target_machine()  # one for all kernels: to make it costs as much as to compile a small one
+        self.jit: Any = None
+        self.lock = threading.Lock()
+        self.count = self.compiled = 0  # libraries that were linked; texts that were compiled
+        self.keep: list[Any] = []
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.keep))  # not even the end of the interpreter unloads code
+
+    def target_machine(self) -> Any:
+        t = llvm.Target.from_triple(self.target.triple)
+        return t.create_target_machine(
+            cpu=self.target.cpu, features=self.target.features, opt=2, reloc="pic", codemodel="default", jit=True
+        )
+
+    def object_code(self, ir: str) -> bytes:
+        """Vectors, tiles and invariants are explicit in the IR, so few passes are needed."""
+        self.compiled += 1
+        context = llvm.create_context()
+        module = llvm.parse_assembly(ir, context)
+        module.verify()
+        module.triple = self.target.triple
+        module.data_layout = str(self.machine.target_data)
+        passes = llvm.create_new_module_pass_manager()
+        passes.add_sroa_pass()
+        builder = llvm.create_pass_builder(self.machine, llvm.create_pipeline_tuning_options(speed_level=1))
+        passes.run(module, builder)
+        return self.machine.emit_object(module)
+
+    def load(self, code: bytes, names: Sequence[str]) -> dict[str, int]:
+        """The addresses of the functions `names` of an object file, which stays loaded."""
+        linked = self.link(code, names)
+        self.keep.append(linked)
+        return {name: linked[name] for name in names}
+
+    def link(self, code: bytes, names: Sequence[str]) -> Any:
+        """The functions of an object file, by name, loaded for as long as the result lives."""
+        with self.lock:
+            if self.jit is None:
+                self.jit = llvm.create_lljit_compiler(self.target_machine(), use_jit_link=True, suppress_errors=False)
+                self.keep.append(self.jit)
+            self.count += 1
+            library = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
+            for name in names:
+                library.export_symbol(name)
+            return library.link(self.jit, f"manygrad{self.count}")
+
+    def functions(self, ir: str, names: Sequence[str]) -> dict[str, int]:
+        """The addresses of the functions `names` of IR text, compiled and loaded for good."""
+        return self.load(self.object_code(ir), names)
+
+
+@cache
+def compiler() -> Compiler:
+    """The one of this process, for the processor it runs on."""
+    return Compiler()
+
+
+def leave_memory() -> None:
+    """Gives back what LLVM's own code takes of this process's memory, tens of megabytes: it is read from its file again
+    when it runs."""
+    try:
+        maps = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return
+    advise = ctypes.CDLL(None).madvise
+    for line in maps:
+        place, rights, *_, file = line.split()
+        if rights == "r-xp" and "libllvmlite" in file:
+            begin, end = (int(x, 16) for x in place.split("-"))
+            advise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), MADV_DONTNEED)

@@ -1,0 +1,23 @@
+"""Bytes at an address of this process."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+
+
+def bytes_at(address: int, nbytes: int) -> np.ndarray:
+    """The bytes at `address` as a uint8 array; the caller keeps the memory alive."""
+    return np.frombuffer((ctypes.c_ubyte * nbytes).from_address(address), dtype=np.uint8)
+
+
+def aligned(nbytes: int, alignment: int) -> tuple[np.ndarray, int]:
+    """(what keeps it alive, address) of fresh memory, which the system provides page by page as it is written."""
+    raw = np.empty(nbytes + alignment, dtype=np.uint8)
+    return raw, (raw.ctypes.data + alignment - 1) // alignment * alignment
+
+
+def copy(dst: int, src: int, nbytes: int) -> None:
+    """memcpy between addresses, without Python's lock."""
+    ctypes.memmove(dst, src, nbytes)

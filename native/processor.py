@@ -1,0 +1,63 @@
+"""The processor this process runs on: LLVM's names of it, its features, its cores and its caches.
+
+Nothing else asks for these; what follows from them for generated code is in the target (`runtime/devices/target.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import llvmlite.binding as llvm
+
+ALIASES = {"arm64": "aarch64", "amd64": "x86_64"}  # other names of an architecture
+SECOND_LEVEL_BYTES = 1 << 20  # of a cache, where the system does not tell
+
+
+@dataclass(frozen=True)
+class Processor:
+    """What LLVM makes code for. `features`: as LLVM takes them, `+avx2,-avx512f`."""
+
+    triple: str
+    cpu: str
+    features: str = ""
+
+    @property
+    def architecture(self) -> str:
+        name = self.triple.partition("-")[0]
+        return ALIASES.get(name, name)
+
+    def has(self, *features: str) -> bool:
+        """Whether it has all of them, by LLVM's names."""
+        return {f"+{f}" for f in features} <= set(self.features.split(","))
+
+    @property
+    def key(self) -> str:
+        """What machine code on disk depends on: the processor, and LLVM's version."""
+        return f"{self.triple} {self.cpu} {self.features} {'.'.join(map(str, llvm.llvm_version_info))}"
+
+
+@cache
+def processor() -> Processor:
+    """This machine's."""
+    return Processor(llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
+
+
+def llvm_version() -> tuple[int, ...]:
+    return tuple(llvm.llvm_version_info)
+
+
+def cores() -> int:
+    """Those this process may use (which may change while it runs)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def second_level_cache_bytes() -> int:
+    """Of a core's own second-level cache."""
+    try:
+        text = Path("/sys/devices/system/cpu/cpu0/cache/index2/size").read_text().strip()
+        return int(text.removesuffix("K")) << 10
+    except (OSError, ValueError):
+        return SECOND_LEVEL_BYTES

@@ -1,0 +1,55 @@
+"""Many kernels by one native call."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from manygrad.native.graph import Job, graph_table, room_for_stamps, seconds
+from manygrad.runtime.devices.cpu_kernel import TeamJob
+from manygrad.runtime.devices.host import Memory
+from manygrad.runtime.devices.threads import team
+
+
+class CPUGraph:
+    """One native call that runs a table of kernels."""
+
+    def __init__(self, calls: Sequence[tuple[Any, Sequence[Memory], tuple[int, ...]]]) -> None:
+        jobs: list[TeamJob] = [kernel for kernel, _, _ in calls]
+        self.calls = [(job, list(handles)) for job, (_, handles, _) in zip(jobs, calls)]  # keeps code and memory alive
+        self.kept = [job.arguments(handles, vars) for job, (_, handles, vars) in zip(jobs, calls)]
+        rows = [
+            Job(job.address, ctypes.addressof(b), 0 if v is None else ctypes.addressof(v), total, grain)
+            for job, (b, v, total, grain) in zip(jobs, self.kept)
+        ]
+        self.shared = any(total > grain for *_, total, grain in self.kept)  # whether there is work for the team
+        self.table = graph_table(rows)
+        self.records = [r for job in dict.fromkeys(jobs) for r in job.records]
+
+    def __call__(self, timed: bool = False) -> list[float] | None:
+        count, native = len(self.kept), team()
+        stamps = room_for_stamps(count) if timed else None
+        native.graph(self.table, count, native.ready(), stamps)
+        for name, record in self.records:
+            record.check(name)
+        return None if stamps is None else seconds(stamps)
+
+    def wake(self) -> None:
+        if self.shared:
+            team().wake()
+
+    def mover(self, handle: Memory) -> Callable[[Memory], None]:
+        begin, end = handle.address, handle.address + handle.nbytes
+        places = [
+            (words, i, w - begin)
+            for words, *_ in self.kept
+            for i, w in enumerate(words)
+            if w is not None and begin <= w < end
+        ]
+
+        def move(to: Memory) -> None:
+            for words, i, offset in places:
+                words[i] = to.address + offset
+
+        return move

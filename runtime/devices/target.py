@@ -1,0 +1,55 @@
+"""What code is made for: the processor, and what code generation has to know of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from manygrad.native.processor import Processor, cores, llvm_version, processor, second_level_cache_bytes
+from manygrad.runtime.codegen.dots import Dot
+from manygrad.runtime.codegen.facts import Machine
+from manygrad.tensor.dtype import dtypes
+
+# a softmax over rows of 4 KiB is a tenth faster where its first pass asks for the next row, if memory is busy
+ZEN_BURST_BYTES = 4 << 10
+
+
+@dataclass(frozen=True)
+class Target:
+    processor: Processor
+    machine: Machine
+
+    @property
+    def key(self) -> bytes:
+        """What generated code on disk depends on besides the kernel."""
+        return f"{self.processor.key} {self.machine}".encode()
+
+
+@cache
+def host_target() -> Target:
+    """This machine."""
+    return Target(processor(), machine_of(processor(), cores()))
+
+
+def machine_of(p: Processor, cores: int) -> Machine:
+    """What follows from a processor's features; the cache is this machine's."""
+    dots, cache_bytes = dot_products(p), second_level_cache_bytes()
+    burst = ZEN_BURST_BYTES if p.cpu.startswith("znver") else 0
+    if p.has("avx512f"):
+        vector, registers, scales = 64, 32, p.has("avx512vl", "avx512dq")
+    elif p.architecture == "aarch64":
+        vector, registers, scales = 16, 32, False
+    else:
+        vector, registers, scales = 32 if p.has("avx2") else 16, 16, False
+    return Machine(vector, registers, cache_bytes, scales, cores, dots=dots, burst_bytes=burst)
+
+
+def dot_products(p: Processor) -> tuple[Dot, ...]:
+    """The products of bytes that one instruction adds up: of AVX-512 VNNI, AVX-VNNI, or NEON; and of bfloat16: of
+    AVX-512 BF16."""
+    if p.has("avx512vnni", "avx512vl"):
+        halves = (Dot(dtypes.bfloat16, dtypes.bfloat16, 64),) if p.has("avx512bf16") and llvm_version()[0] >= 20 else ()
+        return (Dot(dtypes.uint8, dtypes.int8, 64), *halves)
+    if p.has("avxvnni"):
+        return (Dot(dtypes.uint8, dtypes.int8, 32),)
+    return tuple(Dot(d, d, 16) for d in (dtypes.int8, dtypes.uint8)) if p.has("dotprod") else ()
