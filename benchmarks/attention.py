@@ -71,7 +71,7 @@ def main() -> None:
         arrays = [np.random.default_rng(i).standard_normal(shape).astype(np.float32) for i in range(4)]
         for is_causal in (False, True):
             for backward in (False, True):
-                device.peak = before = device.allocated
+                device.memory.peak = before = device.allocated
                 mine = ours(arrays, is_causal, backward)
                 torch_side = torchs(arrays, is_causal, backward)
                 times = [

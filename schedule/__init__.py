@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from manygrad.multi.lower import lower_shards
 from manygrad.multi.world import World, world
 from manygrad.schedule import cache, trace
+from manygrad.schedule.cat import compute_in_parts
 from manygrad.schedule.chain import chain_kernels
 from manygrad.schedule.checks import lower_checks
 from manygrad.schedule.desugar import Temps, lower_storage
@@ -125,6 +126,7 @@ PASSES = (
     Pass("lower_shards", lambda graph, to: lower_shards(graph, to.me), graph_spec),
     Pass("lower_checks", lambda graph, _: lower_checks(graph), graph_spec),
     Pass("simplify", lambda graph, _: simplify(graph), graph_spec),
+    Pass("compute_in_parts", lambda graph, _: compute_in_parts(graph), graph_spec),
     Pass("lower_storage", lambda graph, to: lower_storage(graph, to.temps), graph_spec),
     Pass("copy_old_values", lambda graph, to: copy_old_values(graph, to.temps) if to.copies else graph, graph_spec),
     Pass("split_updates", lambda graph, _: split_updates(graph), graph_spec),

@@ -1,262 +1,108 @@
 """decide_stores: which values are stored, so that everything between two stores is one kernel.
 
-Precondition: storage lowered. Postcondition: a set of nodes, each of which gets a buffer of its own.
+Precondition: storage lowered. Postcondition: the nodes that get a buffer of their own, each with the rule that says so.
 
-A value is stored where that moves fewer bytes or does far less work than computing it again:
-- CONTIGUOUS (which copies and collectives put on their sources): always;
-- a reduction's result before it is broadcast, padded, gathered from or reduced again (each would repeat the reduction;
-  the levels of a reduction in blocks stay together);
-- all but the largest of several contractions that an elementwise op joins: each has loops and tiles of its own;
-- an elementwise chain before it is broadcast into a contraction, or anywhere if it is expensive;
-- a value with several reading kernels, if it holds a reduction or if reading it costs less than reading its sources again.
+A value is stored where that moves fewer bytes or does far less work than computing it again. `RULES` say so of what
+one node reads, `LIMITS` of a kernel that gets too large, `SHARED` of a value that several kernels read; what no rule
+stores is fused into its readers. The reasons are in docs/decisions/0007; DEBUG=4 prints the rule of each stored value.
 """
 
 from __future__ import annotations
 
-from manygrad.schedule.desugar import is_buffer
-from manygrad.schedule.rows import Rows
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from manygrad.schedule.fused import TRANSPARENT, Fused, Stored, graph_facts
+from manygrad.schedule.work import CHEAP, EXPENSIVE, GATHERED, is_leaf, work
+from manygrad.tensor.source import line_of
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.shape import numel
 
 MAX_LEAVES = 24  # buffers one kernel reads
 MAX_DEPTH = 120  # nested ops in one kernel
-CHEAP = 4  # weighted ops that are rather done twice than stored
-GATHERED = 8  # weighted ops that are rather done for each element gathered than once and stored
-EXPENSIVE = 30  # weighted ops; more is not computed twice
-WEIGHT = {Ops.EXP: 8, Ops.LOG: 8, Ops.SIN: 10, Ops.SQRT: 4, Ops.RECIP: 3, Ops.FDIV: 3, Ops.IDIV: 6, Ops.MOD: 6}
 EFFECTS = frozenset({Ops.STORE, Ops.CALL})
-LOWERED = GroupOp.COLLECTIVE | {Ops.COPY}  # stand in a CALL, as what is called
-_LEAVES = frozenset({Ops.AFTER, Ops.BARRIER, Ops.VIEW, Ops.CONST, Ops.IOTA, Ops.DEFINE_VAR, Ops.BUFFER, Ops.PARAM})
-SHARED = GroupOp.ELEMENTWISE | {Ops.REDUCE}  # what is worth storing for several readers
-_TRANSPARENT = frozenset({Ops.RESHAPE, Ops.PERMUTE, Ops.FLIP})
+NOT_FUSED = EFFECTS | {Ops.SINK, Ops.MSTACK, Ops.CONTIGUOUS}  # no kernel goes through these
 
 
-def is_leaf(u: UOp) -> bool:
-    """Memory or a number: nothing to fuse below it."""
-    return u.op in _LEAVES or (not u.src and u.op in LOWERED) or (u.op is Ops.MSELECT and is_buffer(u))
+class Rule(NamedTuple):
+    """At a node of `ops`, each value that `values` gives is stored in the `way`, before the next is asked for."""
+
+    name: str
+    why: str
+    ops: frozenset[Ops]
+    values: Callable[[UOp, Fused], Iterable[UOp]]
+    way: Callable[[Fused, UOp, Stored], None]
 
 
-def decide_stores(order: list[UOp]) -> set[UOp]:
+class SharedRule(NamedTuple):
+    """Of a value that several kernels read: where `when` holds, it is stored, or, with `stores` False, it is not."""
+
+    name: str
+    why: str
+    when: Callable[[Shared, Fused], bool]
+    stores: bool = True
+
+
+class Shared(NamedTuple):
+    """A value, how many kernels read it, and how many of the buffers it is made of are about as large."""
+
+    value: UOp
+    kernels: int
+    large: int
+
+
+def decide_stores(order: list[UOp]) -> dict[UOp, Stored]:
     """`order`: the nodes of the graph, sources first."""
-    feeds_reduce, summed = _feeds_reduce(order), _only_reduced(order)
-    users: dict[UOp, int] = {}
-    for u in order:
-        for s in set(u.src):
-            users[s] = users.get(s, 0) + 1
-    stored: set[UOp] = set()
-    reduces: dict[UOp, bool] = {}
-    leaves: dict[UOp, frozenset[UOp]] = {}
-    depth: dict[UOp, int] = {}
-    contractions: dict[UOp, frozenset[UOp]] = {}  # that a fused value holds; absent: none
-    seen: dict[UOp, int] = {}  # how many values were stored when a node was measured
-
-    def settle(u: UOp) -> None:
-        stored.add(u)
-        reduces[u], leaves[u], depth[u] = False, frozenset((u,)), 0
-        contractions.pop(u, None)
-
-    def measure(u: UOp) -> None:
-        """Reductions, leaves and depth of a fused value, from its sources."""
-        src = u.src
-        if len(src) == 1:
-            s = src[0]
-            reduces[u], leaves[u], depth[u] = u.op is Ops.REDUCE or reduces[s], leaves[s], depth[s] + 1
-            if u.op is Ops.REDUCE and is_contraction(u):
-                contractions[u] = frozenset((u,))
-            elif s in contractions:
-                contractions[u] = contractions[s]
-            else:
-                contractions.pop(u, None)
-        else:
-            reduces[u] = u.op is Ops.REDUCE or True in [reduces[s] for s in src]
-            leaves[u] = union_of(src)
-            depth[u] = max([depth[s] for s in src]) + 1
-            held = [contractions[s] for s in src if s in contractions]
-            if held:
-                contractions[u] = frozenset().union(*held)
-            else:
-                contractions.pop(u, None)
-        seen[u] = len(stored)
-
-    def union_of(src: tuple[UOp, ...]) -> frozenset[UOp]:
-        first = leaves[src[0]]
-        for s in src[1:]:
-            if not leaves[s] <= first:
-                first = first | leaves[s]
-        return first
-
-    def refresh(s: UOp) -> None:
-        """Measure again what was measured before something below it was stored."""
-        if reduces[s] and seen.get(s) != len(stored):
-            for u in s.toposort(lambda u: reduces[u] and u not in stored):
-                if reduces[u] and u not in stored:
-                    measure(u)
-
-    def store_below(s: UOp) -> None:
-        """Store the value that movement ops stand on; zeros that are padded to it are not worth memory, nor is a part beside the whole."""
-        top, path = s, []
-        while not is_leaf(s) and (
-            s.op in _TRANSPARENT or s.op is Ops.PAD or (s.op is Ops.SHRINK and users[s.src[0]] > 1)
-        ):
-            path.append(s)
-            s = s.src[0]
-        if not is_leaf(s) and s not in stored:
-            settle(s)
-        for x in reversed(path):
-            measure(x)
-        refresh(top)
-
-    def store_parts(s: UOp) -> None:
-        """Store what a value that is reduced is made of, so that it holds no reduction any more."""
-        for part in _shared_below(s, reduces, users):
-            if not store_statistics(part):
-                store_below(part)
-        refresh(s)
-
-    def store_statistics(s: UOp) -> bool:
-        """Rather than a value made of one array and of statistics of its rows, store these, which are few: what is left is cheaply done again."""
-        found = rows.statistics(s, stored)
-        if (
-            not found
-            or sum(numel(x.shape) * 2 >= numel(s.shape) for x in leaves[s]) > 1
-            or work(s, {*stored, *found}, CHEAP) > CHEAP
-        ):
-            return False
-        for x in found:
-            refresh(x)
-            settle(x)
-        rows.close(s, stored)
-        refresh(s)
-        return True
-
-    rows = Rows()
+    fused = Fused(graph_facts(order))
     for u in order:
         if is_leaf(u):
-            reduces[u], depth[u] = False, 0
-            leaves[u] = frozenset((u,)) if u.op not in (Ops.CONST, Ops.IOTA, Ops.DEFINE_VAR) else frozenset()
-            continue
-        if u.op in (Ops.SINK, Ops.MSTACK) or u.op in EFFECTS:
-            if u.op is Ops.STORE:
-                for part in _gather_indices(u.src[0]):
-                    if reduces[part]:
-                        store_below(part)
-            continue
-        if u.op is Ops.CONTIGUOUS:
-            settle(u)
-            continue
-        for s in u.src:
-            if reduces[s]:
-                refresh(s)
-        for s in rows.must_store(u, stored):
-            if u in summed:
-                store_parts(s)
-            else:
-                settle(s)
-        joined = [s for s in dict.fromkeys(u.src) if s in contractions]  # in order: all ranks decide alike
-        if len(joined) > 1 and u.op in GroupOp.ELEMENTWISE and len({contractions[s] for s in joined}) > 1:
-            largest = max(joined, key=lambda s: max(numel(r.src[0].shape) for r in contractions[s]))
-            for s in joined:
-                if s is not largest:
-                    store_below(s)
-        s0 = u.src[0]
-        if (
-            u.op is Ops.REDUCE
-            and reduces[s0]
-            and not rows.fuses_reduce(u)
-            and not (len(u.arg) == 3 and s0.op is Ops.REDUCE and s0 not in stored)
-        ):
-            store_parts(s0)
-        elif u.op is Ops.EXPAND and numel(u.shape) > numel(s0.shape):
-            if (reduces[s0] and not rows.fuses_expand(u)) or (
-                not reduces[s0]
-                and leaves[s0]
-                and numel(s0.shape) > 1
-                and work(s0, stored, limit := 0 if u in feeds_reduce else EXPENSIVE) > limit
-            ):
-                store_below(s0)
-        elif u.op is Ops.PAD and reduces[s0]:
-            store_below(s0)
-        elif u.op is Ops.GATHER:
-            if reduces[s0] or work(s0, stored, GATHERED) > GATHERED:
-                store_below(s0)
-            for i in u.src[1:]:
-                store_below(i) if reduces[i] or work(i, stored, EXPENSIVE) > EXPENSIVE else None
-        union = union_of(u.src)
-        deep = max([depth[s] for s in u.src]) + 1
-        if len(union) > MAX_LEAVES or deep > MAX_DEPTH:
+            fused.add_leaf(u)
+        elif u.op in NOT_FUSED:
+            _apply(RULES_OF.get(u.op, ()), u, fused)
+        else:
             for s in u.src:
-                if len(leaves[s]) > 1 or depth[s] > MAX_DEPTH // 2:
-                    store_below(s)
-            deep = max([depth[s] for s in u.src]) + 1
-            if deep > MAX_DEPTH:
-                settle(u)
-                continue
-        measure(u)
-        rows.learn(u, stored)
-    _store_shared(order, stored, reduces, leaves, users)
-    return stored
+                if fused.contents[s].reduces:
+                    fused.refresh(s)
+            _apply(RULES_OF.get(u.op, ()), u, fused)
+            held = fused.measure(u)
+            if len(held.leaves) > MAX_LEAVES or held.depth > MAX_DEPTH:
+                _apply(LIMITS, u, fused)
+            if u not in fused.stored:
+                fused.rows.learn(u, fused.stored)
+    _store_shared(order, fused)
+    return fused.stored
 
 
-def is_contraction(u: UOp) -> bool:
-    """A sum of products both of whose factors are used many times over."""
-    return u.arg[0] is Ops.ADD and u.src[0].op is Ops.MUL and all(_spread(f) >= 8 for f in u.src[0].src)
+def _apply(rules: Iterable[Rule], u: UOp, fused: Fused) -> None:
+    for rule in rules:
+        for value in rule.values(u, fused):
+            rule.way(fused, value, Stored(rule.name, u))
 
 
-def _spread(u: UOp) -> float:
-    """How many times over movement ops repeat the value they stand on; 1 for sizes that are not known."""
-    times = 1.0
-    while u.op in GroupOp.MOVEMENT or u.op is Ops.CAST:
-        if u.op is Ops.EXPAND:
-            wide, narrow = numel(u.shape), numel(u.src[0].shape)
-            times *= wide / narrow if isinstance(wide, int) and isinstance(narrow, int) and narrow else 1
-        u = u.src[0]
-    return times
-
-
-def work(u: UOp, stored: set[UOp], limit: int, above: UOp | None = None) -> int:
-    """Weighted ops that an element of `u` takes from what is stored (and from `above`), each op once however many read it.
-
-    Counting ends above `limit`, so that it costs no more than a few dozen nodes.
-    """
-    total = 0
-    seen = {u, above}
-    todo = [u]
-    while todo and total <= limit:
-        x = todo.pop()
-        if x in stored or is_leaf(x):
+def _store_shared(order: list[UOp], fused: Fused) -> None:
+    """Consumers first: whether a value has a kernel of its own decides how many kernels read what it is made of."""
+    kernels: dict[UOp, set[UOp]] = {}
+    for u in reversed(order):
+        if u.op in (Ops.SINK, Ops.MSTACK, Ops.CALL) or is_leaf(u):
             continue
-        if x.op in GroupOp.ALU:
-            total += WEIGHT.get(x.op, 1)
-        for s in x.src:
-            if s not in seen:
-                seen.add(s)
-                todo.append(s)
-    return total
+        mine = kernels.get(u, set())
+        sources = u.src
+        if u.op is Ops.STORE:
+            mine, sources = {u}, (u.src[1], *indices_of(u.src[0]))
+        elif u in fused.stored:
+            mine = {u}
+        elif len(mine) > 1 and u.op not in GroupOp.MOVEMENT:
+            large = sum(1 for x in fused.contents[u].leaves if numel(x.shape) * 2 >= numel(u.shape))
+            shared = Shared(u, len(mine), large)
+            rule = next((r for r in SHARED if r.when(shared, fused)), None)
+            if rule is not None and rule.stores:
+                fused.stored[u] = Stored(rule.name, u, len(mine))
+                mine = {u}
+        for s in sources:
+            kernels.setdefault(s, set()).update(mine)
 
 
-def _shared_below(s: UOp, reduces: dict[UOp, bool], users: dict[UOp, int]) -> tuple[UOp, ...]:
-    """What to store under a reduction: the lowest values on the way to the inner reductions that others need as well, else `s`."""
-    best, u = (s,), s
-    while u.op is not Ops.REDUCE and u.op in GroupOp.ELEMENTWISE | _TRANSPARENT:
-        below = [x for x in dict.fromkeys(u.src) if reduces.get(x)]
-        if len(below) > 1:
-            parts = (
-                tuple(dict.fromkeys(p for x in below for p in _shared_below(x, reduces, users)))
-                if best == (s,) and users.get(s, 0) <= 1
-                else ()
-            )
-            return (
-                parts if parts and all(users.get(p, 0) > 1 and p.op in SHARED | _TRANSPARENT for p in parts) else best
-            )
-        if not below:
-            break
-        u = below[0]
-        if users.get(u, 0) > 1 and u.op in SHARED | _TRANSPARENT:
-            best = (u,)
-    return best
-
-
-def _gather_indices(target: UOp) -> list[UOp]:
+def indices_of(target: UOp) -> list[UOp]:
     """The index values in a store's target."""
     out = []
     while target.op in GroupOp.MOVEMENT or target.op is Ops.GATHER:
@@ -265,47 +111,162 @@ def _gather_indices(target: UOp) -> list[UOp]:
     return out
 
 
-def _feeds_reduce(order: list[UOp]) -> set[UOp]:
-    """Nodes from which a REDUCE is reached without passing a store."""
-    out: set[UOp] = set()
-    for u in reversed(order):
-        if u.op is Ops.REDUCE or (u in out and not is_leaf(u) and u.op is not Ops.CONTIGUOUS):
-            out.update(u.src)
-    return out
+# *** what one node reads ***
 
 
-def _only_reduced(order: list[UOp]) -> set[UOp]:
-    """Movement ops from which, by others, nothing but REDUCEs are reached: a sum in blocks is to be made as one without."""
-    other: set[UOp] = set()
-    for u in reversed(order):
-        if not (u.op is Ops.REDUCE or (u.op in _TRANSPARENT and u not in other)):
-            other.update(u.src)
-    return {u for u in order if u.op in _TRANSPARENT and u not in other}
+def asked_for(u: UOp, fused: Fused) -> Iterable[UOp]:
+    yield u
 
 
-def _store_shared(order: list[UOp], stored: set[UOp], reduces: dict[UOp, bool], leaves: dict[UOp, frozenset[UOp]],
-                  users: dict[UOp, int]) -> None:  # fmt: skip
-    """Store values that several kernels read, where that is the cheaper way; consumers first."""
-    kernels: dict[UOp, set[UOp]] = {}
-    for u in reversed(order):
-        if u.op in (Ops.SINK, Ops.MSTACK, Ops.CALL) or is_leaf(u):
-            continue
-        mine = kernels.get(u, set())
-        if u.op is Ops.STORE:
-            mine = {u}
-            for part in (u.src[1], *_gather_indices(u.src[0])):
-                kernels.setdefault(part, set()).update(mine)
-            continue
-        if u in stored:
-            mine = {u}
-        elif len(mine) > 1 and u.op not in GroupOp.MOVEMENT:
-            wide = sum(1 for x in leaves[u] if numel(x.shape) * 2 >= numel(u.shape))
-            k = len(mine)
-            lower = _shared_below(u, reduces, users) if reduces[u] else (u,)
-            if len(lower) == 1 and lower[0] is not u and work(u, stored, CHEAP, lower[0]) <= CHEAP:
-                pass  # the value below is stored for others too; these few ops are done again from it
-            elif reduces[u] or (wide and work(u, stored, EXPENSIVE) > EXPENSIVE) or k * wide > 1 + wide + k:
-                stored.add(u)
-                mine = {u}
-        for s in u.src:
-            kernels.setdefault(s, set()).update(mine)
+def rows_in_blocks(u: UOp, fused: Fused) -> Iterable[UOp]:
+    return fused.rows.must_store(u, fused.stored) if u in fused.facts.only_reduced else ()
+
+
+def rows_elsewhere(u: UOp, fused: Fused) -> Iterable[UOp]:
+    return fused.rows.must_store(u, fused.stored) if u not in fused.facts.only_reduced else ()
+
+
+def smaller_contractions(u: UOp, fused: Fused) -> Iterable[UOp]:
+    """All but the source with the largest contraction, where an elementwise op reads several.
+
+    In the order of the sources, so that all ranks decide alike."""
+    if len(u.src) == 1:
+        return ()
+    found = {s: c for s in u.src if (c := fused.contents[s].contractions)}
+    if len(found) < 2 or len(set(found.values())) < 2:
+        return ()
+    largest = max(found, key=lambda s: max(numel(r.src[0].shape) for r in found[s]))
+    return [s for s in found if s is not largest]
+
+
+def reduction_below(u: UOp, fused: Fused) -> Iterable[UOp]:
+    """The levels of a reduction in blocks stay together, and those of a row that is given back to its elements."""
+    s = u.src[0]
+    in_blocks = len(u.arg) == 3 and s.op is Ops.REDUCE and s not in fused.stored
+    return (s,) if fused.contents[s].reduces and not fused.rows.fuses_reduce(u) and not in_blocks else ()
+
+
+def _repeats(u: UOp) -> bool:
+    return bool(numel(u.shape) > numel(u.src[0].shape))
+
+
+def broadcast_reduction(u: UOp, fused: Fused) -> Iterable[UOp]:
+    s = u.src[0]
+    return (s,) if fused.contents[s].reduces and _repeats(u) and not fused.rows.fuses_expand(u) else ()
+
+
+def broadcast_work(u: UOp, fused: Fused) -> Iterable[UOp]:
+    """Any work at all before a contraction, which reads each element many times over; else what is expensive."""
+    s = u.src[0]
+    held = fused.contents[s]
+    if held.reduces or not held.leaves or not _repeats(u) or numel(s.shape) <= 1:
+        return ()
+    limit = 0 if u in fused.facts.feeds_reduce else EXPENSIVE
+    return (s,) if work(s, fused.stored, limit) > limit else ()
+
+
+def reduction_in_it(u: UOp, fused: Fused) -> Iterable[UOp]:
+    return (u.src[0],) if fused.contents[u.src[0]].reduces else ()
+
+
+def gathered_work(u: UOp, fused: Fused) -> Iterable[UOp]:
+    return (u.src[0],) if work(u.src[0], fused.stored, GATHERED) > GATHERED else ()
+
+
+def index_work(u: UOp, fused: Fused) -> Iterable[UOp]:
+    return (i for i in u.src[1:] if fused.contents[i].reduces or work(i, fused.stored, EXPENSIVE) > EXPENSIVE)
+
+
+def _only(*ops: Ops) -> frozenset[Ops]:
+    return frozenset(ops)
+
+
+RULES = (
+    Rule("contiguous", "asked for, or what a copy or a collective is to read",
+         _only(Ops.CONTIGUOUS), asked_for, Fused.store),
+    Rule("row under a sum in blocks", "the sum's loops would make the row's reduction again and again",
+         TRANSPARENT, rows_in_blocks, Fused.store_parts),
+    Rule("row under other loops", "loops that do not run over just the row would make its reduction again and again",
+         GroupOp.ELEMENTWISE | GroupOp.MOVEMENT | _only(Ops.GATHER), rows_elsewhere, Fused.store),
+    Rule("smaller contraction", "each contraction has loops and tiles of its own",
+         GroupOp.ELEMENTWISE, smaller_contractions, Fused.store_below),
+    Rule("reduction of a reduction", "each step of the outer one would make the inner one again",
+         _only(Ops.REDUCE), reduction_below, Fused.store_parts),
+    Rule("broadcast reduction", "each element that it is broadcast to would reduce again",
+         _only(Ops.EXPAND), broadcast_reduction, Fused.store_below),
+    Rule("broadcast work", "each element that it is broadcast to would compute it again",
+         _only(Ops.EXPAND), broadcast_work, Fused.store_below),
+    Rule("padded reduction", "loops over the zeros around it would reduce for nothing",
+         _only(Ops.PAD), reduction_in_it, Fused.store_below),
+    Rule("gathered reduction", "each element that is picked would reduce again",
+         _only(Ops.GATHER), reduction_in_it, Fused.store_below),
+    Rule("gathered work", "an element may be picked many times", _only(Ops.GATHER), gathered_work, Fused.store_below),
+    Rule("index of a gather", "an index is computed for each element that is picked with it",
+         _only(Ops.GATHER), index_work, Fused.store_below),
+)  # fmt: skip
+
+RULES_OF = {op: tuple(r for r in RULES if op in r.ops) for op in {op for r in RULES for op in r.ops}}
+
+
+# *** kernels that get too large ***
+
+
+def large_sources(u: UOp, fused: Fused) -> Iterable[UOp]:
+    of = fused.contents
+    return (s for s in u.src if len(of[s].leaves) > 1 or of[s].depth > MAX_DEPTH // 2)
+
+
+def still_too_deep(u: UOp, fused: Fused) -> Iterable[UOp]:
+    return (u,) if fused.measure(u).depth > MAX_DEPTH else ()
+
+
+LIMITS = (
+    Rule("large kernel", f"a kernel reads at most {MAX_LEAVES} buffers and nests at most {MAX_DEPTH} ops",
+         _only(), large_sources, Fused.store_below),
+    Rule("deep kernel", f"a kernel nests at most {MAX_DEPTH} ops", _only(), still_too_deep, Fused.store),
+)  # fmt: skip
+
+
+# *** what several kernels read ***
+
+
+def near_another(v: Shared, fused: Fused) -> bool:
+    lower = fused.shared_below(v.value) if fused.reduces(v.value) else (v.value,)
+    alone = len(lower) == 1 and lower[0] is not v.value
+    return alone and work(v.value, fused.stored, CHEAP, lower[0]) <= CHEAP
+
+
+def is_expensive(v: Shared, fused: Fused) -> bool:
+    return v.large > 0 and work(v.value, fused.stored, EXPENSIVE) > EXPENSIVE
+
+
+SHARED = (
+    SharedRule("near another", "what it is made of is stored for others; a few ops are done again",
+               near_another, stores=False),
+    SharedRule("shared reduction", "each kernel would reduce again", lambda v, fused: fused.reduces(v.value)),
+    SharedRule("shared work", "each kernel would compute it again", is_expensive),
+    # each of k kernels reads `large` arrays, or: these are read once, the value is written once and read k times
+    SharedRule("shared reads", "each kernel would read all that it is made of",
+               lambda v, _: v.kernels * v.large > 1 + v.large + v.kernels),
+)  # fmt: skip
+
+
+# *** DEBUG=4 ***
+
+WHY = {r.name: r.why for r in (*RULES, *LIMITS, *SHARED)}
+
+
+def explain(stored: dict[UOp, Stored]) -> str:
+    """A line for each stored value: shape, type, bytes to write, the user's line, the rule, and what reads it."""
+    return "\n".join(_explained(u, found) for u, found in stored.items())
+
+
+def _explained(u: UOp, found: Stored) -> str:
+    count = numel(u.shape)
+    nbytes = f"{count * u.dtype.itemsize:,} bytes" if isinstance(count, int) else "bytes not known"
+    reader = f"; read by {found.kernels} kernels" if found.kernels else ""
+    if found.at is not u and found.at.op not in EFFECTS:
+        reader = f"; read by {found.at.op.name} {found.at.shape} of {line_of(found.at)}"
+    return (
+        f"stored {u.op.name} {u.shape} {u.dtype.name}, {nbytes}, {line_of(u)}: {found.rule} ({WHY[found.rule]}){reader}"
+    )

@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from manygrad.schedule.desugar import Temps, base_buffer, device_of, is_buffer
-from manygrad.schedule.fusion import decide_stores
+from manygrad.schedule.fusion import decide_stores, explain
 from manygrad.schedule.rangeify import Known, rangeify_once, writes_what_it_reads
 from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.environment import DEBUG
 from manygrad.tensor.source import inherit, line_of
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.shape import numel
@@ -42,6 +43,8 @@ def insert_stores(sink: UOp, temps: Temps) -> UOp:
     """Each stored value v -> AFTER(t, STORE(t, v)) with a buffer t of its own; BARRIER(x, y) -> AFTER(x, what y waits for)."""
     order = sink.toposort()
     stored = decide_stores(order)
+    if DEBUG >= 4 and stored:
+        print(explain(stored))
     done: dict[UOp, UOp] = {}
     for u in order:
         src = tuple([done[s] for s in u.src])

@@ -1,16 +1,18 @@
 """merge_kernels: kernels join those over the same loops that read the same data, or that compute what they read.
 
-Precondition: items in order, each with the positions that it comes after. Postcondition: the same effects from fewer items; a value that one kernel
-stored and a merged one read is taken from the register, not from memory; a temporary that nothing else reads is not stored any more.
+Precondition: items in order, each with the positions that it comes after. Postcondition: the same effects from
+fewer items; a value that one kernel stored and a merged one read is taken from the register, not from memory; a
+temporary that nothing else reads is not stored any more.
 
     m[i] = m[i] * b + g[i];  w[i] = w[i] - m[i] * lr      ==>  one kernel: reads m, g, w once, writes m and w
-    h[i] = sum(x[k] * w[k, i]);  a[i] = gelu(h[i]);  d[i] = gelu'(h[i])      ==>  one kernel: a product that writes a and d
-    s[i] = sum(x[i, k], k);  q[i] = sum((x[i, k] - s[i])**2, k)      ==>  one kernel: a row is read from memory once
+    h[i] = sum(x[k] * w[k, i]);  a[i] = gelu(h[i]);  d[i] = gelu'(h[i])   ==>  one kernel: a product that writes a and d
+    s[i] = sum(x[i, k], k);  q[i] = sum((x[i, k] - s[i])**2, k)   ==>  one kernel: a row is read from memory once
+    s = sum(x[k], k);  m = max(x[k], k)   ==>  one kernel: x is read from memory once
 
-A kernel joins an earlier one only where nothing between them must come first, and only if they touch shared buffers at the very same
-elements: an iteration may not see what another one writes. Reductions join each other where they go over the same elements: in one pass (the
-code generator shares the ranges), or, where one needs the other's result, in two over a row that fits the cache. Contractions, whose
-operands are used many times, have loops of their own each.
+A kernel joins an earlier one only where nothing between them must come first, and only if they touch shared buffers at
+the very same elements: an iteration may not see what another one writes. Reductions join each other where they go over
+the same elements: in one pass (the code generator shares the ranges), or, where one needs the other's result, in two
+over a row that fits the cache. Contractions, whose operands are used many times, have loops of their own each.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class Group:
 
     at: int
     items: list[Item]
-    loops: tuple[UOp, ...]
+    loops: tuple[UOp, ...] | None
     args: list[UOp] = field(default_factory=list)
     stores: list[UOp] = field(default_factory=list)  # over PARAMs numbered as in `args`
     loads: dict[UOp, set[tuple[UOp, ...]]] = field(default_factory=dict)  # buffer -> places that are read
@@ -58,11 +60,11 @@ def merge_kernels(items: list[Item]) -> list[Item]:
     group_of: list[Group] = []
     open_groups: dict[tuple[UOp, ...], list[Group]] = {}
     users: dict[UOp, list[Group]] = {}  # buffer -> the groups that touch it, one entry an item
-    overtaken = False  # a group has moved behind one that waits for it: places alone do not tell any more who can wait
+    overtaken = False  # a group moved behind one that waits for it: places alone do not tell any more who can wait
     for i, item in enumerate(items):
         found = None
         loops, reduces = loops_of(item)
-        for group in candidates(item, open_groups.get(loops, [])) if loops else []:
+        for group in candidates(item, open_groups.get(loops, [])) if loops is not None else []:
             others = [group_of[d] for d in item.after if group_of[d] is not group]
             in_place = all(g.at < group.at for g in others)
             overtakes = group.awaited and not in_place
@@ -78,11 +80,11 @@ def merge_kernels(items: list[Item]) -> list[Item]:
         if found is None:
             found = Group(i, [item], loops, reduces=reduces)
             groups.append(found)
-            if loops:
+            if loops is not None:
                 open_groups.setdefault(loops, []).append(found)
         else:
             found.items.append(item)
-        if loops:
+        if loops is not None:
             join(found, item)
         group_of.append(found)
         for b in item.args:
@@ -126,11 +128,14 @@ def in_order(groups: list[Group]) -> list[Group]:
     return out
 
 
-def loops_of(item: Item) -> tuple[tuple[UOp, ...], bool]:
-    """The loops of a kernel with one plain STORE, and whether it reduces; no loops for any other item."""
+def loops_of(item: Item) -> tuple[tuple[UOp, ...] | None, bool]:
+    """The loops of a kernel with one plain STORE, and whether it reduces; None for any other item.
+
+    A kernel that gives one number has no loops: it joins others only if all reduce, over the same elements."""
     if item.what.op is not Ops.SINK or len(item.what.src) != 1 or item.what.src[0].arg is not None:
-        return (), False
-    return item.what.src[0].src[2:], bool(reductions(item.what))
+        return None, False
+    loops, reduces = item.what.src[0].src[2:], bool(reductions(item.what))
+    return (loops if loops or reduces else None), reduces
 
 
 def candidates(item: Item, groups: list[Group]) -> list[Group]:
@@ -200,8 +205,9 @@ def renumbered(item: Item, group: Group) -> UOp:
 
 
 def goes_along(group: Group, item: Item) -> bool:
-    """Whether the REDUCEs of an item go over the elements that those of the group go over; in order, if they need what those give, then
-    over rows that fit the cache. How each is added up is as in a kernel of its own: equal sizes, types, places."""
+    """Whether the REDUCEs of an item go over the elements that those of the group go over; in order, if they need what
+    those give, then over rows that fit the cache. How each is added up is as in a kernel of its own: equal sizes,
+    types, places."""
     mine = sweep_of(item.what)
     if mine is None:
         return False
@@ -217,7 +223,7 @@ def goes_along(group: Group, item: Item) -> bool:
 
 
 def _shares(group: Group, item: Item, out: UOp) -> bool:
-    """Whether merging saves reading something: what the group computes, or, where no reduction is made beside it, what both read."""
+    """Whether merging saves a read: of what the group computes, or, without a reduction in it, of what both read."""
     if group.reduces:
         return any(b in item.args for b in group.written())
     return any(b in group.args for b in item.args if b is not out) or out in group.loads

@@ -2,16 +2,17 @@
 
     y = x / EXPAND(REDUCE(ADD, x, last dim))      one kernel: for each row its sum, then its elements
 
-The code generator computes a reduction in the outermost loop that it needs, so a kernel over (rows, columns) makes it once a row,
-reads the row from memory once and again from the cache. Softmax, layer and RMS norm and their like are then one kernel of one pass
-over memory, instead of one pass for each reduction and one for the result.
+The code generator computes a reduction in the outermost loop that it needs, so a kernel over (rows, columns) makes it
+once a row, reads the row from memory once and again from the cache. Softmax, layer and RMS norm and their like are then
+one kernel of one pass over memory, instead of one pass for each reduction and one for the result.
 
-A row is the trailing dims, at most ROW elements, so that it stays in the cache. The decision looks at the row alone, never at how many
-there are: a batch has the same kernels, and bits, on one device and on many.
+A row is the trailing dims, at most ROW elements, so that it stays in the cache. The decision looks at the row alone,
+never at how many there are: a batch has the same kernels, and bits, on one device and on many.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container
 from math import prod
 
 from manygrad.tensor.uop import GroupOp, Ops, UOp
@@ -48,7 +49,7 @@ class Rows:
         row = self.statistic.get(u.src[0])
         return row is not None and u.shape == row[1] and all(u.src[0].shape[a] == 1 for a in row[0])
 
-    def learn(self, u: UOp, stored: set[UOp]) -> None:
+    def learn(self, u: UOp, stored: Container[UOp]) -> None:
         """Called once the sources of `u` are settled."""
         if u.op is Ops.REDUCE:
             row = self.row_of(u)
@@ -66,17 +67,17 @@ class Rows:
             if found:
                 known[u] = found.pop() if len(found) == 1 else MIXED
 
-    def statistics(self, u: UOp, stored: set[UOp]) -> list[UOp]:
+    def statistics(self, u: UOp, stored: Container[UOp]) -> list[UOp]:
         """The statistics that an elementwise value of fused reductions is made of, each before it is broadcast."""
         inside = u.toposort(lambda x: x in self.open and x not in stored and x.op in GroupOp.ELEMENTWISE)
         return [x.src[0] for x in inside if x.op is Ops.EXPAND and x in self.open]
 
-    def close(self, u: UOp, stored: set[UOp]) -> None:
+    def close(self, u: UOp, stored: Container[UOp]) -> None:
         """Called once the statistics of `u` are stored: it holds no reduction any more."""
         for x in u.toposort(lambda x: x in self.open and x not in stored):
             self.open.pop(x, None)
 
-    def must_store(self, u: UOp, stored: set[UOp]) -> list[UOp]:
+    def must_store(self, u: UOp, stored: Container[UOp]) -> list[UOp]:
         """Sources of `u` whose fused reductions its loops would make again and again."""
         held = [s for s in u.src if s in self.open and s not in stored]
         if u.op in GroupOp.ELEMENTWISE:

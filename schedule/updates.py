@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Any
 
 from manygrad.schedule.desugar import base_buffer, is_buffer
-from manygrad.schedule.fusion import EXPENSIVE, is_leaf, work
+from manygrad.schedule.work import EXPENSIVE, is_leaf, work
 from manygrad.tensor.source import inherit
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.shape import numel

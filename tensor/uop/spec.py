@@ -166,6 +166,7 @@ SPECS: dict[str, list[Rule]] = {
     "lower_shards": PER_DEVICE,
     "lower_checks": UNCHECKED,
     "simplify": UNCHECKED,
+    "compute_in_parts": UNCHECKED,
     "lower_storage": STORAGE,
     "copy_old_values": STORAGE,
     "split_updates": STORAGE,

@@ -31,6 +31,7 @@ STAGES: list[tuple[Any, str]] = [
             "lower_shards",
             "lower_checks",
             "simplify",
+            "compute_in_parts",
             "lower_storage",
             "copy_old_values",
             "split_updates",

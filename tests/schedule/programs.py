@@ -5,8 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from manygrad import Tensor
+from manygrad.multi.world import world
 from manygrad.runtime.engine import new_buffer
-from manygrad.schedule import create_linear_with_vars
+from manygrad.schedule import PASSES, create_linear_with_vars, number_buffers, strip_binds
+from manygrad.schedule.desugar import Temps
+from manygrad.schedule.fused import Stored
+from manygrad.schedule.fusion import decide_stores
+from manygrad.schedule.passes import Lowering, run_passes
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.shape import unviewed
@@ -39,6 +44,14 @@ def kernels_of(tensors: Tensor | list[Tensor]) -> list[UOp]:
     calls = [c.src[0] for c in scheduled.linear.src if not (c.src[1].op is Ops.PARAM and c.src[1].arg.uid in words)]
     assert all(c.op is Ops.SINK for c in calls), [c.op for c in calls]
     return calls
+
+
+def stores_of(tensors: Tensor | list[Tensor]) -> dict[UOp, Stored]:
+    """The values that are stored between kernels, each with the rule that says so."""
+    graph, _ = number_buffers(strip_binds(sink_of(tensors))[0])
+    before = PASSES[: [p.name for p in PASSES].index("insert_stores")]
+    lowered: UOp = run_passes(before, graph, Lowering(world, Temps()))
+    return decide_stores(lowered.toposort())
 
 
 def reduce_ranges(kernel: UOp) -> list[int]:

@@ -62,6 +62,10 @@ def cat_of_computed() -> list[Tensor]:
     return [(stored(2, 3) + 1).cat(stored(4, 3), dim=0)]
 
 
+def relu_of_cat() -> list[Tensor]:
+    return [stored(2, 3).cat(stored(4, 3)).relu()]
+
+
 def range_mask_collapses() -> list[Tensor]:
     return [(Tensor.arange(8) < 5).where(3.0, 0.0).sum() + stored(1)]
 
@@ -117,8 +121,9 @@ def gather_to_one_device() -> list[Tensor]:
 
 PROGRAMS: list[Callable[[], list[Tensor]]] = [
     matmul_bias_relu, softmax, gradient_of_linear, large_sum_in_two, embedding_is_a_gather, scatter_add,
-    cat_of_computed, range_mask_collapses, padded_slices, assign_reversed, write_after_read, swap_without_copies,
-    symbolic_slice, sharded_loss_and_gradient, reshard_by_all_to_all, gather_to_one_device, chain_of_attention,
+    cat_of_computed, relu_of_cat, range_mask_collapses, padded_slices, assign_reversed, write_after_read,
+    swap_without_copies, symbolic_slice, sharded_loss_and_gradient, reshard_by_all_to_all, gather_to_one_device,
+    chain_of_attention,
 ]  # fmt: skip
 
 

@@ -21,7 +21,7 @@ MB = 1 << 20
 
 def peak_of(device: Device, run: Callable[[], object]) -> int:
     """Bytes that `run` made the device hold at most, beyond what it held before."""
-    start = device.peak = device.allocated
+    start = device.memory.peak = device.allocated
     run()
     return device.peak - start
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from manygrad import Tensor, TinyJit
+from manygrad import Context, Tensor, TinyJit
 from manygrad.schedule import create_linear, number_buffers
 from manygrad.schedule.rows import ROW
 from manygrad.tensor.nn.optim import AdamW
@@ -143,6 +143,36 @@ def test_reductions_of_the_same_rows_are_one_kernel_of_the_same_bits(shape: tupl
     together[0].realize(*together[1:])
     for t, f in zip(together, made):
         np.testing.assert_array_equal(t.numpy(), f().numpy())
+
+
+@pytest.mark.parametrize("device", ["CPU", "PYTHON"])
+@pytest.mark.parametrize("shape", [(7,), (5, 9), (100, 30)])
+def test_reductions_of_all_elements_are_one_kernel_of_the_same_bits(shape: tuple[int, ...], device: str) -> None:
+    a = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    with Context(DEVICE=device):
+        x = Tensor(a).realize()
+        made = [x.sum, x.amax, x.amin]
+        (kernel,) = kernels_of([f() for f in made])
+        assert len(kernel.src) == 3
+        together = [f() for f in made]
+        together[0].realize(*together[1:])
+        assert [t.item() for t in together] == [f().item() for f in made]
+        np.testing.assert_allclose([t.item() for t in together], [a.sum(), a.max(), a.min()], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [8, 7, 1])
+def test_reductions_of_all_elements_of_cut_values(rows: int) -> None:
+    a = np.random.default_rng(0).normal(size=(rows, 5)).astype(np.float32)
+    x = Tensor(a).shard(("CPU:0", "CPU:1"), axis=0)
+    found = [x.sum(), x.amax(), x.amin()]
+    found[0].realize(*found[1:])
+    np.testing.assert_allclose([t.item() for t in found], [a.sum(), a.max(), a.min()], rtol=1e-4, atol=1e-5)
+
+
+def test_numbers_that_share_no_elements_are_kernels_of_their_own() -> None:
+    x, y = stored(64), stored(64)
+    assert len(kernels_of([x.sum(), y.sum()])) == 2
+    assert len(kernels_of([stored(1) + 1, stored(1) * 2])) == 2
 
 
 def test_a_statistic_and_what_needs_it_are_one_kernel_if_the_row_fits_the_cache() -> None:

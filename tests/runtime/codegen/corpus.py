@@ -62,7 +62,7 @@ def collect(folder: Path, command: list[str]) -> None:
 
 
 def record(folder: Path) -> None:
-    from manygrad.runtime.devices import cpu, together
+    from manygrad.runtime.devices import compiled, together
 
     found: dict[bytes, bytes] = {}
 
@@ -74,7 +74,7 @@ def record(folder: Path) -> None:
                 found[ast.key] = b""
         return prepare(ast, *args, **kwargs)  # type: ignore[arg-type]
 
-    cpu.prepare = together.prepare = prepared  # type: ignore[assignment, attr-defined]
+    compiled.prepare = together.prepare = prepared  # type: ignore[assignment, attr-defined]
 
     def write() -> None:
         for key, data in found.items():

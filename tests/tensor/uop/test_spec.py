@@ -102,12 +102,13 @@ def test_a_later_stage_holds_the_rules_of_the_earlier_ones() -> None:
         "lower_shards",
         "lower_checks",
         "simplify",
+        "compute_in_parts",
         "lower_storage",
         "copy_old_values",
         "split_updates",
         "insert_stores",
     ]
-    assert list(SPECS)[:9] == order  # (then kernels, and the LINEAR of calls, which are graphs of their own)
+    assert list(SPECS)[:10] == order  # (then kernels, and the LINEAR of calls, which are graphs of their own)
     for before, after in itertools.pairwise(order):
         assert {name for name, _ in SPECS[before]} <= {name for name, _ in SPECS[after]}
 
@@ -140,12 +141,13 @@ def test_passes_run_in_order() -> None:
         trace.observers.pop()
     assert (
         seen
-        == [p.name for p in PASSES[:8]]
+        == [p.name for p in PASSES[:9]]
         == [
             "clean",
             "lower_shards",
             "lower_checks",
             "simplify",
+            "compute_in_parts",
             "lower_storage",
             "copy_old_values",
             "split_updates",
