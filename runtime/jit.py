@@ -434,14 +434,14 @@ def _moves(i: Input, items: list[ExecItem], results: list[Tensor]) -> list[Calla
 
 
 def batch_kernels(flat: list[tuple[ExecItem, Vars]]) -> list[ExecItem]:
-    """Runs of kernels on one kind of device become graphs."""
+    """Runs of kernels on one kind of device become graphs, a single one too: a graph reads inputs where they lie."""
     out: list[ExecItem] = []
     run: list[KernelItem] = []
     vars: Vars = {}
 
     def close() -> None:
         nonlocal run
-        if len(run) > 1 and not VALIDATE_WITH_CPU:
+        if run and not VALIDATE_WITH_CPU:
             out.append(GraphItem(run, vars))
         else:
             out.extend(run)
