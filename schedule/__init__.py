@@ -66,8 +66,8 @@ def create_linear_with_vars(sink: UOp, me: World = world) -> Scheduled:
 def create_schedule(normal: UOp, me: World = world, shared: int = 0) -> Schedule:
     """The LINEAR of a graph over numbered PARAMs, from the cache where it was scheduled before.
 
-    The first `shared` effects are those for which workers communicate. On several workers the lines are part of the key: errors name
-    the lines of collectives, and equal graphs may stand on different ones.
+    The first `shared` effects are those for which workers communicate. On several workers the lines are part of the
+    key: errors name the lines of collectives, and equal graphs may stand on different ones.
     """
     lines = tuple([u._cache.get("line") for u in normal.toposort()]) if shared else ()
     key = (normal, me.rank, me.size, shared, lines, SUM_BLOCKS.value)
@@ -140,7 +140,8 @@ PASSES = (
 
 
 def schedule_items(sink: UOp, me: World = world) -> list[Item]:
-    """The stage's pipeline: from the graph of all devices to the calls of this worker; where these have no order, once more with copies."""
+    """The stage's pipeline: from the graph of all devices to the calls of this worker; where these have no order, once
+    more with copies."""
     try:
         items: list[Item] = run_passes(PASSES, sink, Lowering(me, Temps()))
     except NoOrder:
@@ -155,8 +156,8 @@ def call_of(item: Item) -> UOp:
 
 
 def strip_binds(sink: UOp) -> tuple[UOp, dict[str, int], dict[UOp, UOp]]:
-    """Bound variables become their definitions; their values by name; of BUFFERs with a bound variable in their shape, what they became -> what
-    they were, which is where their memory hangs."""
+    """Bound variables become their definitions; their values by name; of BUFFERs with a bound variable in their shape,
+    what they became -> what they were, which is where their memory hangs."""
     if not any(
         u.op is Ops.BIND or (u.op in SHAPED and _has_uop(u.arg.shape if u.op is Ops.BUFFER else u.arg))
         for u in sink.toposort()
@@ -178,7 +179,8 @@ class _Unbinding:
         name, n = u.src[0].arg[0], u.src[1].arg
         if self.values.setdefault(name, n) != n:
             raise ValueError(
-                f"bind mismatch: variable {name!r} is bound to {self.values[name]} and to {n} in one graph; realize one of the tensors first"
+                f"bind mismatch: variable {name!r} is bound to {self.values[name]} and to {n} in one graph; "
+                "realize one of the tensors first"
             )
         return u.src[0]
 

@@ -1,9 +1,10 @@
 """Schedules on disk: a program that starts again reads its LINEARs instead of making them.
 
-An entry's key is a digest of the normalised graph with the user's lines (plans of collectives name them, so every rank must find the
-same ones), of the worker's rank and world size, and of the source code that schedules. Its value is the LINEAR with its calls'
-lines, and the keys of its kernels, which are the keys of their machine code. The store itself (`runtime`'s disk cache) is set by
-the package's root. SPEC=1, DEBUG=4 and observers of the passes want the schedule made, so then it is.
+An entry's key is a digest of the normalised graph with the user's lines (plans of collectives name them, so every rank
+must find the same ones), of the worker's rank and world size, and of the source code that schedules. Its value is the
+LINEAR with its calls' lines, and the keys of its kernels, which are the keys of their machine code. The store itself
+(`runtime`'s disk cache) is set by the package's root. SPEC=1, DEBUG=4 and observers of the passes want the schedule
+made, so then it is.
 """
 
 from __future__ import annotations

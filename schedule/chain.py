@@ -1,16 +1,19 @@
-"""chain_kernels: kernels that hand large temporaries to each other run together, block by block of their outermost loops.
+"""chain_kernels: kernels that hand large temporaries to each other run together, block by block of their outermost
+loops.
 
-Precondition: items in order, each kernel a SINK. Postcondition: the same effects; what was a chain of kernels is one item, a CHAIN, and
-the temporaries that only it used hold one block, so that they stay in the cache.
+Precondition: items in order, each kernel a SINK. Postcondition: the same effects; what was a chain of kernels is one
+item, a CHAIN, and the temporaries that only it used hold one block, so that they stay in the cache.
 
     S[i, j] = ...;  P[i, j] = f(S[i, :]);  O[i, d] = sum(P[i, j] * V[j, d], j)      i < 2048
 ==> for block < 32, with i = block * 64 + r:  S[r, j] = ...;  P[r, j] = ...;  O[i, d] = ...
 
-The kernels of a chain share their outermost loops, the rows. Each becomes a kernel over one block of rows, whose number is its variable
-`block`. What one of them writes and another one reads or writes must belong to the same row, so blocks depend on nothing of each other
-and run on any thread in any order. A sum runs in one kernel for one row as before: a chain gives the same bits.
+The kernels of a chain share their outermost loops, the rows. Each becomes a kernel over one block of rows, whose number
+is its variable `block`. What one of them writes and another one reads or writes must belong to the same row, so blocks
+depend on nothing of each other and run on any thread in any order. A sum runs in one kernel for one row as before: a
+chain gives the same bits.
 
-A chain is made where it saves much: its temporaries are large beside all that it reads, and beside what is read again for every block.
+A chain is made where it saves much: its temporaries are large beside all that it reads, and beside what is read again
+for every block.
 """
 
 from __future__ import annotations
@@ -43,8 +46,9 @@ AGAIN = 16  # bytes that every block reads again, for each byte of its temporari
 @register
 @dataclass(frozen=True)
 class ChainSpec:
-    """The arg of a CHAIN. `slots`: for each kernel, which argument of the CALL each of its PARAMs is; `temps`: (argument, offset, bytes) of those
-    that hold one block, of which each thread may have its own; two that no kernel's turn needs both may overlap."""
+    """The arg of a CHAIN. `slots`: for each kernel, which argument of the CALL each of its PARAMs is; `temps`:
+    (argument, offset, bytes) of those that hold one block, of which each thread may have its own; two that no kernel's
+    turn needs both may overlap."""
 
     blocks: int
     slots: tuple[tuple[int, ...], ...]
@@ -53,7 +57,8 @@ class ChainSpec:
 
 @dataclass(frozen=True)
 class Chain:
-    """Items that can run block by block: their positions, how many outer loops are the rows, and the elements a row of what they share."""
+    """Items that can run block by block: their positions, how many outer loops are the rows, and the elements a row of
+    what they share."""
 
     members: tuple[int, ...]
     outer: int
@@ -169,7 +174,8 @@ def _loops(item: Item) -> tuple[UOp, ...]:
 
 
 def _can_wait(items: list[Item], members: tuple[int, ...]) -> bool:
-    """Whether the kernels before the last can run as late as that: nothing between uses what they write, or writes what they use."""
+    """Whether the kernels before the last can run as late as that: nothing between uses what they write, or writes what
+    they use."""
     wrote: set[UOp] = set()
     used: set[UOp] = set()
     for i in range(members[0], members[-1]):
@@ -238,7 +244,8 @@ def _rows(items: list[Item], chain: Chain) -> int | None:
 
 
 def _masked(items: list[Item], chain: Chain, rows: int) -> Item | None:
-    """The chain in smaller blocks, of no more than a quarter of the columns, if these leave out what a mask makes zero."""
+    """The chain in smaller blocks, of no more than a quarter of the columns, if these leave out what a mask makes
+    zero."""
     size = _loops(items[chain.members[0]])[chain.outer - 1].src[0].arg
     most = max(ALIGN, max(chain.steps[b] for b in chain.inside) // 4)
     fewer = max((n for n in range(1, min(size, most) + 1) if size % n == 0), default=rows)
@@ -298,7 +305,8 @@ def _blocks(
 
 
 def cut_rows(ast: UOp, outer: int, rows: int, steps: dict[int, int]) -> UOp:
-    """A kernel for the `rows` rows of block `block`. Of the arguments in `steps` (elements a row) it is given that block alone."""
+    """A kernel for the `rows` rows of block `block`. Of the arguments in `steps` (elements a row) it is given that
+    block alone."""
     loops = ast.src[0].src[2:]
     own, row = loops[:outer], loops[outer - 1]
     sizes = [r.src[0].arg for r in own]

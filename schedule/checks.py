@@ -2,8 +2,9 @@
 
     CHECK(i, word; (low, size, spared))  ==>  i,  and in the SINK  STORE(word, max(word, largest of code(i)))
 
-code(i) is 0 for low <= i < size and for `spared`, else 2 i + 2, or 1 - 2 i for an i below `low`: the word keeps the worst index until
-somebody reads a value (`runtime/faults.py`). Nothing waits for it: what reads the index is fused and scheduled as without the check.
+code(i) is 0 for low <= i < size and for `spared`, else 2 i + 2, or 1 - 2 i for an i below `low`: the word keeps the
+worst index until somebody reads a value (`runtime/faults.py`). Nothing waits for it: what reads the index is fused and
+scheduled as without the check.
 """
 
 from __future__ import annotations

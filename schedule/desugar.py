@@ -1,11 +1,12 @@
 """lower_storage: CAT, SCATTER, COPY, collectives and outputs as explicit effects on buffers.
 
-Precondition: simplified per-device graph. Postcondition: no CAT, SCATTER, COPY or collective is left as a value; what several
-kernels build together, and what is copied or communicated, stands as AFTER(buffer, STORE or CALL, ...).
+Precondition: simplified per-device graph. Postcondition: no CAT, SCATTER, COPY or collective is left as a value; what
+several kernels build together, and what is copied or communicated, stands as AFTER(buffer, STORE or CALL, ...).
 
     CAT(a, b)                ==>  t = BUFFER; AFTER(t, STORE(t[:n], a), STORE(t[n:], b))
     SCATTER(base, v, i) add  ==>  t1 = AFTER(t, STORE(t, base)); AFTER(t1, STORE(GATHER(t1, i), v, "add"))
-    STORE(x, SCATTER(x, v, i) add)  ==>  STORE(GATHER(x, i), v, "add"); "set" likewise, which is written in order; "place" without an arg
+    STORE(x, SCATTER(x, v, i) add)  ==>  STORE(GATHER(x, i), v, "add")
+                                         ("set" likewise, which is written in order; "place" without an arg)
     COPY(x, d)               ==>  AFTER(t, CALL(COPY d, t, CONTIGUOUS(x)))
 
 A value that is itself an output is written straight into the output's buffer.
@@ -53,8 +54,8 @@ def is_buffer(u: UOp) -> bool:
 
 
 def fresh_targets(sink: UOp, order: list[UOp]) -> dict[UOp, UOp]:
-    """value -> buffer, for outputs whose buffer nobody reads: the value can be built right there; so can what a CONTIGUOUS value is made of
-    part by part.
+    """value -> buffer, for outputs whose buffer nobody reads: the value can be built right there; so can what a
+    CONTIGUOUS value is made of part by part.
 
     Not for a value that is memory already, or a view of it: others read and write it where it is.
     """
@@ -166,7 +167,8 @@ def _lower_copy(u: UOp, src: tuple[UOp, ...], target: UOp) -> UOp:
 
 
 def _readable(u: UOp) -> UOp:
-    """`u` as an argument of a CALL: memory as it is, a contiguous part of memory as a VIEW, anything else stored first."""
+    """`u` as an argument of a CALL: memory as it is, a contiguous part of memory as a VIEW, anything else stored
+    first."""
     value = u.src[0] if u.op is Ops.CONTIGUOUS else u
     if _in_memory(value):
         return value

@@ -1,9 +1,10 @@
-"""Sums of values that zeros are padded to, each where the others have zeros: one value made of parts, each written where it belongs.
+"""Sums of values that zeros are padded to, each where the others have zeros: one value made of parts, each written
+where it belongs.
 
     ADD(PAD(a, (0, m)), PAD(b, (n, 0)))  ==>  CAT(a, b)      a has n elements along that axis, b has m
 
-They are the gradients of what a `chunk` or a `split` cuts up. Only parts made by reductions are joined so: these are stored in any
-case, then each by its own kernel into the whole, and the sum is no kernel of its own.
+They are the gradients of what a `chunk` or a `split` cuts up. Only parts made by reductions are joined so: these are
+stored in any case, then each by its own kernel into the whole, and the sum is no kernel of its own.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def made_by_reduction(u: UOp) -> bool:
 
 
 def store_part(target: UOp, value: UOp) -> UOp:
-    """STORE(target, value); a reduction's kernel keeps the loops of its own dims, what turns them turns the target instead."""
+    """STORE(target, value); a reduction's kernel keeps the loops of its own dims, what turns them turns the target
+    instead."""
     if made_by_reduction(value):
         while value.op in _TURNED and _ints(value.src[0].shape):
             x = value.src[0]

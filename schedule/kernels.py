@@ -40,7 +40,8 @@ class Item:
 
 
 def insert_stores(sink: UOp, temps: Temps) -> UOp:
-    """Each stored value v -> AFTER(t, STORE(t, v)) with a buffer t of its own; BARRIER(x, y) -> AFTER(x, what y waits for)."""
+    """Each stored value v -> AFTER(t, STORE(t, v)) with a buffer t of its own; BARRIER(x, y) -> AFTER(x, what y waits
+    for)."""
     order = sink.toposort()
     stored = decide_stores(order)
     if DEBUG >= 4 and stored:
@@ -114,8 +115,8 @@ def split_kernels(sink: UOp, temps: Temps) -> list[Item]:
 
 
 def without_unread(items: list[Item]) -> list[Item]:
-    """Drops the calls that only write temporaries which no later call reads: what a device with an empty part was to make of it.
-    Collectives stay, for other workers wait in them."""
+    """Drops the calls that only write temporaries which no later call reads: what a device with an empty part was to
+    make of it. Collectives stay, for other workers wait in them."""
     read: set[UOp] = set()
     kept: list[Item] = []
     for item in reversed(items):

@@ -1,13 +1,14 @@
 """limit_columns: the kernels of a chain leave out the columns that a mask makes zero in all rows of a block.
 
-Precondition: kernels cut to blocks, in order, with the elements a row of each temporary they share. Postcondition: the same values
-wherever something is read.
+Precondition: kernels cut to blocks, in order, with the elements a row of each temporary they share. Postcondition: the
+same values wherever something is read.
 
-    block of 64 rows: S[r, j] = ...;  P[r, j] = exp(S[r, j]) if j <= block * 64 + r else 0;  O[r, d] = sum(P[r, j] * V[j, d], j)     j < 2048
+    block of 64 rows, j < 2048: S[r, j] = ...;  P[r, j] = exp(S[r, j]) if j <= block * 64 + r else 0;
+                                O[r, d] = sum(P[r, j] * V[j, d], j)
 ==> the same, with j < (block + 1) * 64 in all three
 
-A sum leaves out what is 0, a maximum what is -inf; then a column that is read nowhere is not computed. Spans begin and end at multiples of
-ALIGN, so that no partial sum gets other terms.
+A sum leaves out what is 0, a maximum what is -inf; then a column that is read nowhere is not computed. Spans begin and
+end at multiples of ALIGN, so that no partial sum gets other terms.
 """
 
 from __future__ import annotations

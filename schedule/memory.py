@@ -1,7 +1,8 @@
 """plan_memory: the temporary buffers of a LINEAR share one block a device.
 
-Two buffers may overlap when no call needs both. Offsets are chosen largest-first into the lowest gap that is free over the
-buffer's life. Buffers from outside (PARAMs) are never reused. The temporaries of a CHAIN share a thread's memory likewise.
+Two buffers may overlap when no call needs both. Offsets are chosen largest-first into the lowest gap that is free over
+the buffer's life. Buffers from outside (PARAMs) are never reused. The temporaries of a CHAIN share a thread's memory
+likewise.
 """
 
 from __future__ import annotations

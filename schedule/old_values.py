@@ -1,11 +1,14 @@
-"""copy_old_values: what is read of a buffer's older value is read from a copy, so that no assignment waits for a reader.
+"""copy_old_values: what is read of a buffer's older value is read from a copy, so that no assignment waits for a
+reader.
 
-Precondition: storage lowered. Postcondition: an older value is read where it lies by the STORE that overwrites it alone.
+Precondition: storage lowered. Postcondition: an older value is read where it lies by the STORE that overwrites it
+alone.
 
     STORE(a, b); STORE(b, a)                             (each would have to run before the other)
     ==>  s = AFTER(t, STORE(t, a)); r = AFTER(t', STORE(t', b)); STORE(a, r); STORE(b, s)
 
-Nearly all programs have an order without copies, so the pass does something only in a schedule for which `order_items` has found none.
+Nearly all programs have an order without copies, so the pass does something only in a schedule for which `order_items`
+has found none.
 """
 
 from __future__ import annotations

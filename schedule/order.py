@@ -1,12 +1,12 @@
 """order_items: a topological order of the calls that starts communication as early as it can, and frees memory early.
 
-Of the calls that are ready, those that lead to communication go first, then the one after which the fewest bytes of temporary
-buffers are alive, then the first in graph order. So a weight's gradient is computed as soon as what it reads is there, and the
-activation that it was the last to read is gone before the next one comes.
+Of the calls that are ready, those that lead to communication go first, then the one after which the fewest bytes of
+temporary buffers are alive, then the first in graph order. So a weight's gradient is computed as soon as what it reads
+is there, and the activation that it was the last to read is gone before the next one comes.
 
-Edges: a read after the effects it names; a write after every read of the older value of what it writes (so that no assignment
-overtakes a reader); communication in program order. A cycle means that a value is needed both before and after an assignment: `NoOrder`, and the schedule is made
-anew with copies of older values (`old_values.py`).
+Edges: a read after the effects it names; a write after every read of the older value of what it writes (so that no
+assignment overtakes a reader); communication in program order. A cycle means that a value is needed both before and
+after an assignment: `NoOrder`, and the schedule is made anew with copies of older values (`old_values.py`).
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def order_items(items: list[Item]) -> list[Item]:
     if len(out) != len(items):
         stuck = sorted({items[i].line for i in range(len(items)) if waiting[i] > 0})
         raise NoOrder(
-            "an assignment and its readers wait for each other: a kernel needs a tensor both before and after it is assigned "
+            "an assignment and its readers wait for each other: "
+            "a kernel needs a tensor both before and after it is assigned "
             f"(lines {', '.join(stuck)}); read the old value into its own storage first: old = t.clone()"
         )
     place = {i: at for at, i in enumerate(out)}

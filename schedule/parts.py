@@ -1,7 +1,9 @@
-"""pass_parts: a kernel that uses a buffer from a constant offset on is given that part of it: the offset belongs to the CALL.
+"""pass_parts: a kernel that uses a buffer from a constant offset on is given that part of it: the offset belongs to the
+CALL.
 
-Precondition: items in order, kernels merged and chained. Postcondition: the same accesses; no kernel adds a constant to all its indices of
-an argument. Calls of one kernel on different parts of a buffer, such as the layers of a model whose parameters lie in one, share its code.
+Precondition: items in order, kernels merged and chained. Postcondition: the same accesses; no kernel adds a constant to
+all its indices of an argument. Calls of one kernel on different parts of a buffer, such as the layers of a model whose
+parameters lie in one, share its code.
 
     w[r0 * 8 + r1 + 4096] of (w)      ==>  w[r0 * 8 + r1] of (VIEW(w, from 4096))
 """
@@ -28,7 +30,8 @@ def _of_kernel(item: Item) -> Item:
 
 
 def _of_chain(item: Item) -> Item:
-    """Kernels may use one argument from different offsets on: it then is several arguments. The chain's own temporaries stay as they are."""
+    """Kernels may use one argument from different offsets on: it then is several arguments. The chain's own temporaries
+    stay as they are."""
     spec = item.what.arg
     own = {i for i, *_ in spec.temps}
     given = [[item.args[i] for i in slots] for slots in spec.slots]
@@ -56,7 +59,8 @@ def _offsets(kernel: UOp, args: list[UOp]) -> dict[int, int]:
 
 
 def _least(index: UOp) -> int:
-    """No less than this, where the access is made: what is computed from data is asked to lie inside of its dim, which begins at 0."""
+    """No less than this, where the access is made: what is computed from data is asked to lie inside of its dim, which
+    begins at 0."""
     terms, const = sym.linear(index)
     return const + sum(
         min(0, k * (sym.vmax(t) if k < 0 else 0 if t.op is Ops.CAST else sym.vmin(t))) for t, k in terms.items()

@@ -1,6 +1,7 @@
 """A stage as a list of passes: each has a name, what it does, and the spec of what it makes; `run_passes` runs them.
 
-A pass goes by the name of its function, in DEBUG=5, in messages of SPEC=1, in profiles and in tests. None runs inside another.
+A pass goes by the name of its function, in DEBUG=5, in messages of SPEC=1, in profiles and in tests. None runs inside
+another.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from manygrad.tensor.uop.spec import verify
 
 @dataclass(frozen=True)
 class Lowering:
-    """What the passes of one schedule are told besides the graph: which devices are this worker's, where temporaries are numbered, and
-    whether older values are copied, as there is no order otherwise."""
+    """What the passes of one schedule are told besides the graph: which devices are this worker's, where temporaries
+    are numbered, and whether older values are copied, as there is no order otherwise."""
 
     me: World
     temps: Temps
@@ -30,7 +31,8 @@ class Lowering:
 
 @dataclass(frozen=True)
 class Pass:
-    """`run(graph or items, lowering)`, and a `spec(what it made, name)` that raises AssertionError where that is not legal."""
+    """`run(graph or items, lowering)`, and a `spec(what it made, name)` that raises AssertionError where that is not
+    legal."""
 
     name: str
     run: Callable[[Any, Lowering], Any]

@@ -1,10 +1,12 @@
 """plan_of: what all ranks must agree on before they run a LINEAR that communicates.
 
-Every worker builds the same graph over global devices; what it alone does (a sum on its own CPU, a print on rank 0) stands beside it. So a
-graph is told apart in effects that ranks share, which stand first and are numbered first, and the rest; the plan is a digest of the shared
-effects: ops, shapes, placements, constants, order. Lines are no part of it: two ranks may come to the same graph on different lines.
+Every worker builds the same graph over global devices; what it alone does (a sum on its own CPU, a print on rank 0)
+stands beside it. So a graph is told apart in effects that ranks share, which stand first and are numbered first, and
+the rest; the plan is a digest of the shared effects: ops, shapes, placements, constants, order. Lines are no part of
+it: two ranks may come to the same graph on different lines.
 
-`leaves` are the arguments that every rank must hold alike: values replicated over workers, and local values that are cut over them.
+`leaves` are the arguments that every rank must hold alike: values replicated over workers, and local values that are
+cut over them.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ def spans_workers(device: object, me: World) -> bool:
 
 
 def shared_nodes(roots: list[UOp], me: World) -> set[UOp]:
-    """The nodes for which workers may have to communicate: cut over several of them (or summed, or copied between them), or made from such."""
+    """The nodes for which workers may have to communicate: cut over several of them (or summed, or copied between
+    them), or made from such."""
     sink = UOp(Ops.SINK, dtypes.void, tuple(roots))
     place = placements(sink.toposort())
 
@@ -67,7 +70,8 @@ def shared_first(sink: UOp, me: World) -> tuple[UOp, int]:
 
 
 def plan_of(normal: UOp, shared: int, linear: UOp, me: World) -> Plan | None:
-    """The plan of a normalised graph whose first `shared` effects are the ranks'; None where the ranks have nothing in common."""
+    """The plan of a normalised graph whose first `shared` effects are the ranks'; None where the ranks have nothing in
+    common."""
     collectives = [
         c.src[0]
         for c in linear.src

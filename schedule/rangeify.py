@@ -222,7 +222,8 @@ def alu(op: Ops, src: tuple[UOp, ...], dtype: Any = None) -> UOp:
 def collapse_reduce(op: Ops, value: UOp, ranges: list[UOp]) -> UOp:
     """REDUCE(value, ranges) with the ranges that need no loop worked out.
 
-    sum over r of c -> c * n;  sum over r of (r == e ? v(r) : 0) -> v(e);  sum over r of (r < e ? c : 0) -> c * clamp(e, 0, n)
+    sum over r of c -> c * n;  sum over r of (r == e ? v(r) : 0) -> v(e);  sum over r of (r < e ? c : 0) -> c * clamp(e,
+    0, n)
     """
     left = []
     for r in ranges:
@@ -332,7 +333,8 @@ Known = dict[tuple[Any, ...], tuple[UOp, list[int], list[int]]]
 
 
 def rangeify_once(store: UOp, known: Known) -> tuple[UOp, list[UOp], list[UOp]]:
-    """`rangeify`, from `known` where a STORE of the same form over other buffers was seen: the layers of a model are alike."""
+    """`rangeify`, from `known` where a STORE of the same form over other buffers was seen: the layers of a model are
+    alike."""
     form, nodes = form_of(store)
     found = known.get(form)
     if found is None:
@@ -345,8 +347,9 @@ def rangeify_once(store: UOp, known: Known) -> tuple[UOp, list[UOp], list[UOp]]:
 
 
 def form_of(store: UOp) -> tuple[tuple[Any, ...], list[UOp]]:
-    """What a kernel is made from, without which buffers it is about: each node below `store` (its place in the list stands for it) down
-    to memory, of which only shape and type matter. Equal forms give one kernel AST; nodes at equal places play equal parts.
+    """What a kernel is made from, without which buffers it is about: each node below `store` (its place in the list
+    stands for it) down to memory, of which only shape and type matter. Equal forms give one kernel AST; nodes at equal
+    places play equal parts.
     """
     number: dict[UOp, int] = {}
     form: list[Any] = []
@@ -401,8 +404,8 @@ def without_unused(ast: UOp, args: list[UOp], reads: list[UOp]) -> tuple[UOp, li
 
 
 def split_operands(ast: UOp, args: list[UOp], reads: list[UOp]) -> tuple[UOp, list[UOp], list[UOp]]:
-    """Operands of a contraction that lie in one buffer (queries and keys of one projection) are arguments of their own: how an operand is
-    packed is decided by argument."""
+    """Operands of a contraction that lie in one buffer (queries and keys of one projection) are arguments of their own:
+    how an operand is packed is decided by argument."""
     moved: dict[UOp, UOp] = {}
     args = list(args)
     for u in ast.toposort():

@@ -3,7 +3,8 @@
 Precondition: no sharded value is left. Postcondition: the same values from fewer nodes; markers that only gradients
 needed (DETACH, CUSTOM) are gone; a large reduction with few outputs stands as two.
 
-    REDUCE(ADD, (65536,) -> (1,))  ==>  REDUCE(ADD, (256, 1) -> (1, 1)) of CONTIGUOUS(REDUCE(ADD, (256, 256) -> (256, 1)))
+    REDUCE(ADD, (65536,) -> (1,))  ==>  REDUCE(ADD, (256, 1) -> (1, 1)) of CONTIGUOUS(x),
+                                        x = REDUCE(ADD, (256, 256) -> (256, 1))
 """
 
 from __future__ import annotations
@@ -188,7 +189,8 @@ def pad_empty(u: UOp) -> UOp | None:
 
 
 def whole_buffers(u: UOp) -> UOp | None:
-    """MSTACK(CONTIGUOUS(RESHAPE(b)), ...) of whole buffers -> MSTACK(RESHAPE(b), ...): a collective reads them where they are."""
+    """MSTACK(CONTIGUOUS(RESHAPE(b)), ...) of whole buffers -> MSTACK(RESHAPE(b), ...): a collective reads them where
+    they are."""
     src = tuple(x.src[0] if x.op is Ops.CONTIGUOUS and is_whole_buffer(x.src[0]) else x for x in u.src)
     return None if src == u.src else u.replace(src=src)
 

@@ -1,4 +1,5 @@
-"""What the reductions of a kernel go over, for the question whether another kernel's go over the same: then one pass serves both.
+"""What the reductions of a kernel go over, for the question whether another kernel's go over the same: then one pass
+serves both.
 
 s[i] = sum(x[i, k], k)  and  d[i] = sum(x[i, j] * y[i, j], j)      both go over x[i, #0]
 """
@@ -15,7 +16,8 @@ from manygrad.tensor.uop.rewrite import substitute
 
 @dataclass(frozen=True)
 class Sweep:
-    """What the REDUCEs of a kernel go over: `read` has what each reads anew in each iteration, (argument, place along numbered ranges)."""
+    """What the REDUCEs of a kernel go over: `read` has what each reads anew in each iteration, (argument, place along
+    numbered ranges)."""
 
     sizes: tuple[UOp, ...]
     widths: frozenset[int]  # of its floats

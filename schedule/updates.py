@@ -1,15 +1,17 @@
-"""split_updates: an update by joined values, each of which is cheaper computed again than read, becomes an update by each part.
+"""split_updates: an update by joined values, each of which is cheaper computed again than read, becomes an update by
+each part.
 
 Precondition: storage lowered. Postcondition: the same effects.
 
     g = AFTER(t, STORE(t[:n], a), STORE(t[n:], b));  STORE(w, w - g)
     ==>  STORE(w[:n], w[:n] - a);  STORE(w[n:], w[n:] - b)
 
-An optimiser's step over flat parameters reads the gradients that another kernel has joined. The gradient of a linear layer's weights for
-one sample is a product of two vectors: computed where it is used, in the kernel that also stores it (`merge_kernels`), it is not read.
-A part is cheap if its elements come from less memory than they fill and from no reduction over each of them; if the cheap parts are most
-of all, the others are read from where they were joined. What depends on a split update reads the part that was written (states, then
-the parameters), so that the update of a part is one kernel, too.
+An optimiser's step over flat parameters reads the gradients that another kernel has joined. The gradient of a linear
+layer's weights for one sample is a product of two vectors: computed where it is used, in the kernel that also stores it
+(`merge_kernels`), it is not read. A part is cheap if its elements come from less memory than they fill and from no
+reduction over each of them; if the cheap parts are most of all, the others are read from where they were joined. What
+depends on a split update reads the part that was written (states, then the parameters), so that the update of a part is
+one kernel, too.
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ def _is_cheap(joined: UOp) -> bool:
 
 
 def recomputed(u: UOp) -> bool:
-    """Whether an element of `u` takes little work and, in all, less memory than `u` itself: an outer product, something broadcast."""
+    """Whether an element of `u` takes little work and, in all, less memory than `u` itself: an outer product, something
+    broadcast."""
     below: list[UOp] = [u]
     seen = {u}
     while below:
@@ -118,8 +121,8 @@ def _wait_for_each_other(joined: UOp, buffer: UOp) -> bool:
 
 
 def _reads(value: UOp, buffer: UOp) -> list[tuple[Any, Any]]:
-    """Which elements of the flat buffer a part is computed from. A value that holds a reduction is stored before it is broadcast, unless
-    it may be given back to the row that it reduces (`rows.py`)."""
+    """Which elements of the flat buffer a part is computed from. A value that holds a reduction is stored before it is
+    broadcast, unless it may be given back to the row that it reduces (`rows.py`)."""
     found: list[tuple[Any, Any]] = []
     for x in value.toposort(lambda u: not _widens(u)):
         if _widens(x):

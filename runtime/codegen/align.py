@@ -1,9 +1,10 @@
 """Lowering of `align`: vectors of a loop begin where what they store is aligned, in each row elsewhere.
 
-before:  LOOP x (64 at a time): 16 rows of STORE(out[y*4471 + x]), each vector in two lines
-after:   the first elements of each row, up to a line; LOOP x: STORE(out[y*4471 + x + s]), s = -y*4471 mod 16; what is left of each row
+before:  LOOP x (64 at a time): 16 rows of STORE(out[y*4471 + x]), each vector in two lines after:   the first elements
+of each row, up to a line; LOOP x: STORE(out[y*4471 + x + s]), s = -y*4471 mod 16; what is left of each row
 
-What is read along another loop (a transpose) is read in squares as ever, and two neighbouring vectors give one that begins in between.
+What is read along another loop (a transpose) is read in squares as ever, and two neighbouring vectors give one that
+begins in between.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class Aligner(Looper):
             super().one_tile(r, number, body)
 
     def aligned_tiles(self, r: UOp, first: Inst, last: Inst, body: Body) -> None:
-        """From `first` up to `last`: whole tiles, moved by less than a vector; with the first one what is before it, with the last one the rest."""
+        """From `first` up to `last`: whole tiles, moved by less than a vector; with the first one what is before it,
+        with the last one the rest."""
         size, tile, n = self.fixed_size(r), self.tile_of(r), self.nest.lanes
         assert size is not None
         whole = self.const((size - n + 1) // tile * tile)

@@ -1,4 +1,5 @@
-"""Merges neighbouring ranges whose joint index is all that is used, drops ranges of one iteration, and shares those of reductions.
+"""Merges neighbouring ranges whose joint index is all that is used, drops ranges of one iteration, and shares those of
+reductions.
 
 before:  RANGE i 32, RANGE j 1024; every offset has i*1024*s + j*s
 after:   RANGE j 32768; every offset has j*s
@@ -115,7 +116,8 @@ def merge_ranges(ast: UOp) -> UOp:
 
 
 def share_ranges(ast: UOp) -> UOp:
-    """REDUCEs over one size that read the same data, and can run at the same time, run over the same ranges: in one pass.
+    """REDUCEs over one size that read the same data, and can run at the same time, run over the same ranges: in one
+    pass.
 
     before:  REDUCE(exp(x[i, k] - m), k), REDUCE(y[i, l] * exp(x[i, l] - m), l)
     after:   REDUCE(exp(x[i, k] - m), k), REDUCE(y[i, k] * exp(x[i, k] - m), k)
@@ -130,8 +132,8 @@ def share_ranges(ast: UOp) -> UOp:
 
 
 def _run_together(ast: UOp, a: UOp, b: UOp) -> bool:
-    """Equal sizes, the same loops around; one waits for no REDUCE that the other does not wait for, and not for the other; and no
-    other REDUCE over the ranges of `b`."""
+    """Equal sizes, the same loops around; one waits for no REDUCE that the other does not wait for, and not for the
+    other; and no other REDUCE over the ranges of `b`."""
     if [r.src[0] for r in a.src[1:]] != [r.src[0] for r in b.src[1:]] or ranges_of(a) != ranges_of(b):
         return False
     first, second = ({v for v in u.src[0].toposort() if v.op is Ops.REDUCE} for u in (a, b))

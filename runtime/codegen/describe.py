@@ -70,7 +70,8 @@ def conjuncts(condition: UOp) -> list[UOp]:
 
 
 def factor_masks(v: UOp) -> list[UOp]:
-    """The conditions under which the factors of a product are loaded; anything else than a product of loads has none."""
+    """The conditions under which the factors of a product are loaded; anything else than a product of loads has
+    none."""
     if v.op is Ops.MUL:
         return [m for s in v.src for m in factor_masks(s)]
     if v.op is Ops.CAST:
@@ -84,7 +85,8 @@ def volume(ranges: frozenset[UOp]) -> int:
 
 @lru_cache(4096)
 def estimate(ast: UOp) -> tuple[int, int]:
-    """(floating and integer operations, bytes touched), symbolic sizes at their maximum, offsets' arithmetic left out."""
+    """(floating and integer operations, bytes touched), symbolic sizes at their maximum, offsets' arithmetic left
+    out."""
     sig = signature(ast)
     flops = 0
     values = UOp(Ops.SINK, dtypes.void, tuple(s.src[1] for s in sig.stores)).toposort(
@@ -118,7 +120,8 @@ def kernel_name(ast: UOp) -> str:
 
 @lru_cache(4096)
 def part_held(condition: UOp) -> float:
-    """In what part of its ranges' iterations a condition on indices holds; 1 where they are too many to try, or data decides."""
+    """In what part of its ranges' iterations a condition on indices holds; 1 where they are too many to try, or data
+    decides."""
     ranges = sorted(ranges_of(condition), key=lambda r: r.arg)
     if any(r.src[0].op is not Ops.CONST for r in ranges) or volume(frozenset(ranges)) > 256:
         return 1.0

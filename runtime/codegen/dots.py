@@ -1,13 +1,15 @@
-"""Sums of products of bytes and of bfloat16, in the form in which a processor adds up four or two of them in one instruction.
+"""Sums of products of bytes and of bfloat16, in the form in which a processor adds up four or two of them in one
+instruction.
 
 before:  REDUCE(ADD, MUL(CAST.int32(a), CAST.int32(b)), k)                               a, b: int8
 after:   REDUCE(ADD, CUSTOM[Dot](XOR(b, 128), a), k) - 128 * REDUCE(ADD, CUSTOM[Dot](1, a), l)
 
-A machine multiplies bytes of some types only (x86: uint8 by int8). A factor of another one is moved by 128, which flips its highest
-bit, and 128 times the sum of the other factor is taken away again: sums of int32 wrap around, so this is exact for all values. The
-sum has a range of its own, so that it is made once for all that shares the factor.
+A machine multiplies bytes of some types only (x86: uint8 by int8). A factor of another one is moved by 128, which flips
+its highest bit, and 128 times the sum of the other factor is taken away again: sums of int32 wrap around, so this is
+exact for all values. The sum has a range of its own, so that it is made once for all that shares the factor.
 
-Of bfloat16 these are matrix products alone: plain reads, added up in float32 over one range. (Denormals count as 0 there.)
+Of bfloat16 these are matrix products alone: plain reads, added up in float32 over one range. (Denormals count as 0
+there.)
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ LEAST = 16  # iterations of a reduction that are worth it
 
 
 class Dot(NamedTuple):
-    """An instruction that adds the products of what four bytes hold of type `left` by the same of type `right` to an int32 or float32, in
-    vectors of `vector_bytes`; as the arg of a CUSTOM, one of the products, which may be added up by it."""
+    """An instruction that adds the products of what four bytes hold of type `left` by the same of type `right` to an
+    int32 or float32, in vectors of `vector_bytes`; as the arg of a CUSTOM, one of the products, which may be added up
+    by it."""
 
     left: DType
     right: DType
@@ -105,7 +108,8 @@ def factors(u: UOp) -> tuple[UOp, UOp] | None:
 
 
 def cost_of_sum(y: UOp, u: UOp, last: UOp | None) -> int:
-    """Which factor of `u` is better added up: one that lies along the reduction, and is read for all iterations of the last loop."""
+    """Which factor of `u` is better added up: one that lies along the reduction, and is read for all iterations of the
+    last loop."""
     analysis = TileAnalysis({}, None, 1)
     forms = [analysis.affine(v.src[0].src[1], {}) for v in y.toposort() if v.op is Ops.LOAD]
     along = all(f is not None and {t.expr: c for t, c in f.terms}.get(u.src[-1]) == 1 for f in forms)

@@ -52,7 +52,8 @@ class Evaluator(Emitter):
     # *** which lane, which masks ***
 
     def use_lane(self, lane: UOp | None, lanes: int, singly: UOp | None = None, begins: int = 0) -> None:
-        """`singly`: a range with a loop over single vectors, which may begin at any multiple of `begins`, or of their lanes."""
+        """`singly`: a range with a loop over single vectors, which may begin at any multiple of `begins`, or of their
+        lanes."""
         self.lane, self.lanes, self.along = lane, lanes if lane is not None else 1, lane
         key = (lane, self.lanes, self.square, singly, begins)
         if key not in self._analyses:
@@ -248,8 +249,8 @@ class Evaluator(Emitter):
     # *** what is skipped ***
 
     def masks(self, values: list[UOp], ranges: frozenset[UOp]) -> list[UOp]:
-        """Under which conditions the factors of products are read, if one of `ranges` is skipped and they are the same for
-        all `values`: without any of them nothing is added."""
+        """Under which conditions the factors of products are read, if one of `ranges` is skipped and they are the same
+        for all `values`: without any of them nothing is added."""
         if not self.nest.skipped & ranges:
             return []
         shared = [set(factor_masks(v)) for v in values]
@@ -257,7 +258,8 @@ class Evaluator(Emitter):
 
     @contextmanager
     def unless_masked(self, masks: list[UOp], at: dict[UOp, int]) -> Iterator[bool]:
-        """A block that runs where those conditions hold on which the whole tile agrees; gives False where none would run."""
+        """A block that runs where those conditions hold on which the whole tile agrees; gives False where none would
+        run."""
         needed: dict[UOp, Inst | None] = {}
         for c in dict.fromkeys(
             c for m in masks for c in conjuncts(m) if c.op in GroupOp.COMPARE and c.src[0].dtype is INDEX
@@ -390,7 +392,8 @@ class Evaluator(Emitter):
         return self.emit(Low.SHUFFLE, u.dtype, (first, second), tuple(range(shift, shift + n)), n)
 
     def transposed_load(self, u: UOp, pointer: Inst, a: Affine, position: Position, active: int) -> Inst | None:
-        """A strided load where another range of the tile runs contiguously: a square is loaded along that and transposed.
+        """A strided load where another range of the tile runs contiguously: a square is loaded along that and
+        transposed.
 
         All the square's vectors are remembered; this is the one at `position`. Lanes from `active` on are not read.
         """
@@ -429,8 +432,8 @@ class Evaluator(Emitter):
     def transpose(self, rows: list[Inst]) -> list[Inst]:
         """n vectors of n lanes, transposed in log2(n) rounds of shuffles that machines do without a table of places.
 
-        First within parts of 16 bytes: pairs of vectors are interleaved, single elements, then twos, and so on. Then whole parts: those at
-        even places of both vectors, and those at odd ones.
+        First within parts of 16 bytes: pairs of vectors are interleaved, single elements, then twos, and so on. Then
+        whole parts: those at even places of both vectors, and those at odd ones.
         """
         n = len(rows)
         part = min(n, PART_BYTES // rows[0].dtype.itemsize)

@@ -1,4 +1,5 @@
-"""What the heuristic asks of a kernel: strides, what is read, which reduction matters, what was decided so far; and of the machine."""
+"""What the heuristic asks of a kernel: strides, what is read, which reduction matters, what was decided so far; and of
+the machine."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ from manygrad.tensor.uop.uop import UOp
 
 @dataclass(frozen=True)
 class Machine:
-    """What the choices depend on: a vector register's width, how many there are, a core's own cache, whether x * 2**n and a table's look-up
-    are one instruction, how many cores may share the work, which products one instruction adds up,
-    and how much memory may be asked for in a burst without holding up loads (0: little)."""
+    """What the choices depend on: a vector register's width, how many there are, a core's own cache, whether x * 2**n
+    and a table's look-up are one instruction, how many cores may share the work, which products one instruction adds
+    up, and how much memory may be asked for in a burst without holding up loads (0: little)."""
 
     vector_bytes: int
     registers: int
@@ -47,8 +48,8 @@ class Facts:
 
     def element_bytes(self) -> int:
         """The width that vectors are counted in: the widest float computed, else the widest integer stored or loaded.
-        Without a reduction, whose order of sums follows from it, what is the same for all iterations (a learning rate in
-        float64) does not count."""
+        Without a reduction, whose order of sums follows from it, what is the same for all iterations (a learning rate
+        in float64) does not count."""
         nodes = [u for u in self.sig.nodes if self.sig.reduces or ranges_of(u)]
         seen: set[DType] = {
             u.dtype
@@ -64,7 +65,8 @@ class Facts:
         return max(floats, default=0) or max([d.itemsize for d in seen if not d.is_float] + stored, default=4)
 
     def stride(self, index: UOp, r: UOp) -> int | None:
-        """How the offset of `index` changes along `r` within a vector; None: irregularly, 2 also for a known pattern."""
+        """How the offset of `index` changes along `r` within a vector; None: irregularly, 2 also for a known
+        pattern."""
         analysis = self._analyses.get(r)
         if analysis is None:
             analysis = self._analyses[r] = TileAnalysis({r: self.lanes}, r, self.lanes)

@@ -1,8 +1,9 @@
 """Picks the optimisations of a kernel from its shapes and strides.
 
 How a reduction is accumulated is decided by the pattern of its accesses alone, never by the size of a loop: along a
-loop if one runs contiguously through the operands, else in lanes along the reduction if that does. (Sums of exponentials
-also by the length of their rows.) So a batch of any size, cut over any number of threads or devices, gives the same bits.
+loop if one runs contiguously through the operands, else in lanes along the reduction if that does. (Sums of
+exponentials also by the length of their rows.) So a batch of any size, cut over any number of threads or devices, gives
+the same bits.
 """
 
 from __future__ import annotations
@@ -92,14 +93,16 @@ class Heuristic(Products):
         return found
 
     def choose_dots(self, lane: UOp | None, split: dict[UOp, UOp]) -> None:
-        """Products of bytes are added up four at a time, of bfloat16 two: along the range that is split, or the innermost one."""
+        """Products of bytes are added up four at a time, of bfloat16 two: along the range that is split, or the
+        innermost one."""
         for u in self.sig.reduces:
             product = len(self.under[u]) > 1 and (lane is None or lane in ranges_of(u))
             if is_dot(u.src[0]) and (u in split or product):
                 self.opts.append(Tensorize(split.get(u, u.src[-1]).arg[0], u.src[0].arg.terms))
 
     def choose_online(self, lane: UOp | None, split: dict[UOp, UOp]) -> bool:
-        """The sum of exponentials below a maximum, where nothing else needs these, goes over long rows once instead of twice."""
+        """The sum of exponentials below a maximum, where nothing else needs these, goes over long rows once instead of
+        twice."""
         for pair in online_pairs(self.sig) if lane is None else []:
             r = pair.total.src[1]
             if (
@@ -179,8 +182,9 @@ class Heuristic(Products):
         self.skip(main)
 
     def rows_in_turn(self, main: UOp, lane: UOp, sharing: int) -> None:
-        """Sums down the rows of what no cache holds: some rows of all columns at a time, in wide tiles, as they lie in memory, not all rows of a
-        tile's columns. The sums rest in the first cache, each core's for columns of its own."""
+        """Sums down the rows of what no cache holds: some rows of all columns at a time, in wide tiles, as they lie in
+        memory, not all rows of a tile's columns. The sums rest in the first cache, each core's for columns of its
+        own."""
         k, per = main.src[1], ROWS_AT_ONCE
         fixed = all(r.src[0].op is Ops.CONST for r in (*self.order, *main.src[1:])) and ranges_of(main) == frozenset(
             self.order
@@ -209,8 +213,7 @@ class Heuristic(Products):
         if lane is None:
             return
         work = sum(u.op in GroupOp.ALU or u.op is Ops.LOAD for u in self.sig.nodes)
-        crossing = [r for r in self.sig.loops if r is not lane and size_max(r) > 1
-                    and any(self.stride(u.src[0], r) == 1 and self.stride(u.src[0], lane) not in (0, 1) for u in self.loads)]  # fmt: skip
+        crossing = [r for r in self.sig.loops if r is not lane and size_max(r) > 1 and self.loaded_across(r, lane)]
         if crossing and not self.sig.reduces and (turn := turned(self.sig, lane, crossing[-1], self.lanes)) is not None:
             self.opts += turn
             self.order = list(loop_nest(self.sig, self.opts).loops)
@@ -224,8 +227,13 @@ class Heuristic(Products):
         if g > 1:
             self.opts.append(Tile(lane.arg[0], g * self.lanes))
 
+    def loaded_across(self, r: UOp, lane: UOp) -> bool:
+        """Whether a load is contiguous along `r` and strided along the lane."""
+        return any(self.stride(u.src[0], r) == 1 and self.stride(u.src[0], lane) not in (0, 1) for u in self.loads)
+
     def tile_stores(self, lane: UOp | None) -> None:
-        """Short loops along which results lie side by side, where they do not along the lane: those are turned in registers.
+        """Short loops along which results lie side by side, where they do not along the lane: those are turned in
+        registers.
 
         (A product has chosen its tile with regard to that.)
         """
@@ -249,7 +257,8 @@ class Heuristic(Products):
                 written.append(r.arg[0])
 
     def unroll_reduce(self, main: UOp, split: dict[UOp, UOp]) -> None:
-        """Short inner reduce loops are written out; where a tile knows its conditions, few more than those they depend on."""
+        """Short inner reduce loops are written out; where a tile knows its conditions, few more than those they depend
+        on."""
         area = math.prod(self.tile_of(r) for r in self.sig.loops if r in ranges_of(main))
         if chosen(self.opts, Vectorize) is not None:
             area //= self.lanes
@@ -264,8 +273,8 @@ class Heuristic(Products):
     def in_order(self) -> tuple[Opt, ...]:
         """Loops that may hit one address run in order on one thread; one that provably cannot is vectorised and cut.
 
-        If what it stores does not lie side by side (positions of each element of a row): cut by rows. (Not by columns: stripes of them are
-        read across memory, which takes longer than one thread needs.)
+        If what it stores does not lie side by side (positions of each element of a row): cut by rows. (Not by columns:
+        stripes of them are read across memory, which takes longer than one thread needs.)
         """
         sig = self.sig
         apart = [

@@ -1,4 +1,5 @@
-"""Lowering of `compute_at` (see `keep.py`): what a reduction writes to local memory on its way, and what is read there."""
+"""Lowering of `compute_at` (see `keep.py`): what a reduction writes to local memory on its way, and what is read
+there."""
 
 from __future__ import annotations
 

@@ -34,5 +34,6 @@ def expand_transcendentals(u: UOp, scales: bool) -> UOp | None:
 
 
 def legalize(ast: UOp, scales: bool = False) -> UOp:
-    """The kernel in operations that the renderer has; `scales`: also look-ups in registers and x * 2**n in one (AVX-512)."""
+    """The kernel in operations that the renderer has; `scales`: also look-ups in registers and x * 2**n in one
+    (AVX-512)."""
     return rebuild(rebuild(ast, widen_halves), lambda u: expand_transcendentals(u, scales))

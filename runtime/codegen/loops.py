@@ -75,7 +75,8 @@ class Looper(Runner):
         return self.emit(Ops.ADD, INDEX, (x, self.const(0)), here=True)
 
     def counted(self, r: UOp, begin: Inst, end: Inst, tile: int, body: Body, ragged: bool = False) -> None:
-        """A loop from `begin` to `end` in steps of `tile`; `ragged`: the size of `r`, known at run time, masks the lanes."""
+        """A loop from `begin` to `end` in steps of `tile`; `ragged`: the size of `r`, known at run time, masks the
+        lanes."""
         index = Inst(Low.LOOP, INDEX, 1, (begin, end), tile, len(self.blocks))
         self.open(index)
         self.within_tile(r, index, tile, body, ragged, self.size(r) if ragged else None)
@@ -88,7 +89,8 @@ class Looper(Runner):
         self.close()
 
     def rest(self, r: UOp, begin: Inst, body: Body) -> None:
-        """What whole tiles leave of `r`: one smaller tile, or, where its size is not known, vectors or single iterations."""
+        """What whole tiles leave of `r`: one smaller tile, or, where its size is not known, vectors or single
+        iterations."""
         size, tile, lanes = self.fixed_size(r), self.tile_of(r), self.lanes_of(r)
         if size is not None:
             self.once(r, self.const(size // tile * tile), size % tile, body)

@@ -11,8 +11,9 @@ after:   LOOP m.. LOOP n.. ACC x 24; LOOP k.. LOAD b x 4, LOAD a x 6, FMA x 24; 
 Order of a reduction: ascending in its ranges; with `rfactor`, element k goes to partial sum k mod tile, and the partial
 sums are folded pairwise at the end. It does not depend on the tiles of the loops.
 
-The parts: `emit` (blocks, sharing), `evaluate` (values, loads), `quads` (four bytes in a lane), `stage` (packing), `keeper` (rows kept), `reduction`, `loops`,
-`align` and `lines` (vectors that begin where lines do: of a transpose, of rows), `pieces`, and here the stores and the nest as a whole.
+The parts: `emit` (blocks, sharing), `evaluate` (values, loads), `quads` (four bytes in a lane), `stage` (packing),
+`keeper` (rows kept), `reduction`, `loops`, `align` and `lines` (vectors that begin where lines do: of a transpose, of
+rows), `pieces`, and here the stores and the nest as a whole.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ COMBINE = {
 
 class Lowerer(Liner):
     def stores(self) -> None:
-        """All STOREs at all positions of the tile; at one position, every value is computed before the first is stored."""
+        """All STOREs at all positions of the tile; at one position, every value is computed before the first is
+        stored."""
         if self.nest.aligned is not None:
             for position in self.positions(frozenset(self.nest.loops)):
                 if (moved := self.moved(self.sig.stores[0], position)) is not None:

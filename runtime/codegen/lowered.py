@@ -48,7 +48,9 @@ class Low(Enum):
     ANY = auto()  # src (mask,): whether any lane is true
     ROUND = auto()  # a float to the nearest integer, ties to even
     FMA = auto()  # src (a, b, c): a * b + c, rounded once
-    DOT = auto()  # src (a, b, c), a and b of int32: to each lane of c the products of what the four bytes in a and in b hold; arg the Dot: their types
+    # src (a, b, c), a and b of int32: to each lane of c the products of what the four bytes in a and in b hold; arg
+    # the Dot: their types
+    DOT = auto()
     # only where the machine has it (`Machine.scales`):
     SCALE = auto()  # src (a, n): a * 2**floor(n), rounded once
     WITHIN = auto()  # src (a, b): a where |a| <= b, else b with the sign of a; b where a is NaN

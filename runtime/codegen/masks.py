@@ -28,8 +28,8 @@ class Masks(Facts):
     skipping = False  # whether tiles were chosen for what conditions leave out
 
     def settled(self, main: UOp, lane: UOp, tiles: dict[UOp, int], g: int) -> bool:
-        """Whether the conditions are the same for a whole tile, or known at most of its positions, as all iterations of the
-        reduction that they depend on are written out, or asked at a few."""
+        """Whether the conditions are the same for a whole tile, or known at most of its positions, as all iterations of
+        the reduction that they depend on are written out, or asked at a few."""
         out = self.written_out(main, math.prod(tiles.values()) * g)
         for c in conditions(main):
             inside = [r for r in ranges_of(c) if tiles.get(r, 1) > 1]
@@ -45,7 +45,8 @@ class Masks(Facts):
         return True
 
     def part_done(self, main: UOp, lane: UOp, tiles: dict[UOp, int], g: int) -> tuple[float, float]:
-        """What part of a tile is computed, and of the whole product; or 1 and what it costs to pack what is read under conditions."""
+        """What part of a tile is computed, and of the whole product; or 1 and what it costs to pack what is read under
+        conditions."""
         found = conditions(main)
         if not found:
             return 1.0, 1.0
@@ -67,7 +68,8 @@ class Masks(Facts):
         return found
 
     def skip(self, main: UOp) -> None:
-        """Iterations that a condition leaves out: where the rows' tiles are made for it, or where a quarter of all cases are left out."""
+        """Iterations that a condition leaves out: where the rows' tiles are made for it, or where a quarter of all
+        cases are left out."""
         if any(u.arg is not Ops.ADD for u in self.sig.reduces):
             return
         together: dict[frozenset[UOp], UOp] = {}

@@ -1,4 +1,5 @@
-"""Sums of exponentials below a maximum, made in one pass with the maximum (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018).
+"""Sums of exponentials below a maximum, made in one pass with the maximum (Milakov and Gimelshein, "Online normalizer
+calculation for softmax", 2018).
 
 before:  m = REDUCE(MAX, x[i, k], k);  s = REDUCE(ADD, exp(x[i, j] - m), j)
 after:   LOOP j: { n = max(m, x[i, j]); s = s * exp(m - n) + exp(x[i, j] - n); m = n }
@@ -84,7 +85,8 @@ def _moved(v: UOp, x: UOp, r: UOp) -> UOp:
 
 
 def _finite_value(v: UOp, u: UOp) -> bool:
-    """Whether `v` is `u` where that is finite: it is `u`, or chosen by comparisons of it with itself and infinities alone."""
+    """Whether `v` is `u` where that is finite: it is `u`, or chosen by comparisons of it with itself and infinities
+    alone."""
     if v is u:
         return True
     if v.op is not Ops.WHERE or v.src[1] is not u:

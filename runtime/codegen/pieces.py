@@ -1,7 +1,8 @@
 """Pieces: the parallel loop, a part of which is one call of the kernel; blocks of a loop; blocked reductions.
 
-A blocked reduction: for each block of its outermost range, all tiles of the piece (the blocked loop's and those of the loops inside of
-it) do their share, their operands packed for this block alone; the sums rest in local memory in between.
+A blocked reduction: for each block of its outermost range, all tiles of the piece (the blocked loop's and those of the
+loops inside of it) do their share, their operands packed for this block alone; the sums rest in local memory in
+between.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class Pieces(Aligner):
         self.close()
 
     def not_held(self, begin: Inst, later: tuple[UOp, ...]) -> Inst | None:
-        """Whether this thread's last part of the loop ended in another iteration of the loops before `later`; None: it is not known."""
+        """Whether this thread's last part of the loop ended in another iteration of the loops before `later`; None: it
+        is not known."""
         if not self.stages:
             return None
         count = self.const(1)
@@ -95,7 +97,8 @@ class Pieces(Aligner):
     # *** blocks ***
 
     def open_block(self, r: UOp, number: Inst) -> tuple[Inst, Inst]:
-        """The first tile of a block of `r` and the one after its last; what the block needs for all of a reduction is packed."""
+        """The first tile of a block of `r` and the one after its last; what the block needs for all of a reduction is
+        packed."""
         per, tiles = self.const(self.nest.block[r]), self.tiles_of(r)
         begin = self.emit(Ops.MUL, INDEX, (number, per))
         end = self.add(begin, per)
@@ -113,7 +116,8 @@ class Pieces(Aligner):
             self.blocked_reduction(r, begin, end, *self.nest.reduce_block, body)
 
     def blocked_reduction(self, r: UOp, begin: Inst, end: Inst, k: UOp, per: int, body: Body) -> None:
-        """The reduction over `k`, `per` iterations at a time, for all the tiles of `r` and of the loops inside of it."""
+        """The reduction over `k`, `per` iterations at a time, for all the tiles of `r` and of the loops inside of
+        it."""
         group = [u for u in self.open_reduces if r in ranges_of(u)]
         assert (
             group
@@ -185,7 +189,8 @@ class Pieces(Aligner):
         self.open_reduces = waiting
 
     def sums_of(self, group: list[UOp], r: UOp, inside: tuple[UOp, ...], lanes: int) -> dict[UOp, int]:
-        """Reserves local memory for the sums of all tiles; gives the elements from one iteration of a loop to the next."""
+        """Reserves local memory for the sums of all tiles; gives the elements from one iteration of a loop to the
+        next."""
         vectors = {
             x: self.nest.tile.get(x, 1) // (self.nest.lanes if x is self.nest.lane else 1) for x in self.nest.loops
         }

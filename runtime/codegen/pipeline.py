@@ -43,7 +43,8 @@ def rendered(prepared: Prepared, render: Callable[[Program], str]) -> str:
 
 
 def prepare(ast: UOp, machine: Machine, opts: tuple[Opt, ...] | None = None, simplify: bool = True) -> Prepared:
-    """Collapses the ranges, splits them by phases, rewrites what machines do not have, or have for bytes, and picks the optimisations (unless given)."""
+    """Collapses the ranges, splits them by phases, rewrites what machines do not have, or have for bytes, and picks the
+    optimisations (unless given)."""
     simple = use_dots(split_phases(collapse(ast)) if simplify else ast, machine.dots)
     legalized = legalize(simple, machine.scales)
     sig = signature(legalized)

@@ -1,7 +1,8 @@
-"""Versions of a reduction by where its tile lies: at the edge of an image other taps of a filter count than in its midst.
+"""Versions of a reduction by where its tile lies: at the edge of an image other taps of a filter count than in its
+midst.
 
-before:  LOOP x 56 (8 at a time): LOOP c: FMA where 0 <= x + k - 1 < 56
-after:   LOOP x 56 (8 at a time): IF x < 8: { LOOP c: FMAs of the left edge } ELSE IF x < 48: { LOOP c: all FMAs } ELSE: { .. }
+before:  LOOP x 56 (8 at a time): LOOP c: FMA where 0 <= x + k - 1 < 56 after:   LOOP x 56 (8 at a time): IF x < 8: {
+LOOP c: FMAs of the left edge } ELSE IF x < 48: { LOOP c: all FMAs } ELSE: { .. }
 """
 
 from __future__ import annotations

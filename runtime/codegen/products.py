@@ -1,6 +1,7 @@
 """Decisions about products: matrix products, convolutions, their gradients.
 
-Which operand rests in the cache while the other one passes by, what is packed, how large the tiles of rows and vectors are.
+Which operand rests in the cache while the other one passes by, what is packed, how large the tiles of rows and vectors
+are.
 """
 
 from __future__ import annotations
@@ -29,23 +30,25 @@ MOST_POSITIONS = 72  # of a tile, along rows: code is made for each
 
 class Products(Masks):
     def packs_better(self, u: UOp) -> bool:
-        """A product both of whose operands are contiguous along the reduction (a @ b.T): whether one can be packed across
-        it, for many rows. Then no partial sums need be folded, and the operands are read in one stream."""
+        """A product both of whose operands are contiguous along the reduction (a @ b.T): whether one can be packed
+        across it, for many rows. Then no partial sums need be folded, and the operands are read in one stream."""
         loads = self.under[u]
         apart = [r for r in self.sig.loops if r in ranges_of(u) and sum(r in ranges_of(v) for v in loads) < len(loads)]
         columns = [r for r in apart if all(self.stride(s.src[0], r) == 1 for s in self.sig.stores)]
         return len(apart) > 1 and any(self.stageable(v, u, r) for r in columns for v in loads if r in ranges_of(v))
 
     def packs_across(self, u: UOp) -> bool:
-        """A product both of whose operands, and a loop, are contiguous along the reduction (the gradient of a convolution's
-        weights): whether one of them has a loop of its own (the filters) that fills vectors, along which it is packed for all others."""
+        """A product both of whose operands, and a loop, are contiguous along the reduction (the gradient of a
+        convolution's weights): whether one of them has a loop of its own (the filters) that fills vectors, along which
+        it is packed for all others."""
         loads = self.under[u]
         own = {v: [r for r in self.sig.loops if [w for w in loads if r in ranges_of(w)] == [v]] for v in loads}
         alone = [(v, rs[0]) for v, rs in own.items() if len(rs) == 1 and self.stride(v.src[0], rs[0]) != 1]
         return all(own.values()) and any(size_max(r) >= self.lanes and self.stageable(v, u, r) for v, r in alone)
 
     def thin(self, main: UOp, lane: UOp) -> bool:
-        """Whether a product has so few terms, of columns that the first cache holds, that what is stored bounds it: it runs as an elementwise kernel does."""
+        """Whether a product has so few terms, of columns that the first cache holds, that what is stored bounds it: it
+        runs as an elementwise kernel does."""
         across = [u for u in self.under[main] if lane in ranges_of(u)]
         plain = all(len(u.src[0].src) == 2 and self.stride(u.src[0], lane) in (0, 1) for u in self.under[main])
         stored = all(self.stride(s.src[0], lane) == 1 for s in self.sig.stores)
@@ -81,8 +84,8 @@ class Products(Masks):
         return cost * vectors * self.lanes / size_max(r) + scattered / volume(frozenset(main.src[1:]))
 
     def store_cost(self, s: UOp, main: UOp, lane: UOp, tiles: dict[UOp, int] | None = None) -> int:
-        """Relative cost of a stored vector: scattered, or turned in registers where positions of the tile (if it is not known
-        yet: of the loops that may be its rows) lie side by side."""
+        """Relative cost of a stored vector: scattered, or turned in registers where positions of the tile (if it is not
+        known yet: of the loops that may be its rows) lie side by side."""
         step = self.stride(s.src[0], lane)
         if step == 1:
             return 0
@@ -179,7 +182,8 @@ class Products(Masks):
                 yield {**{r: size_max(r) for r in all_of}, last: m}, [(whole * m, size // m), (whole * (size % m), 1)]
 
     def rows_rest(self, main: UOp, r: UOp) -> bool:
-        """Whether rows are so scattered along the reduction that a block of them is packed: a page or more a step, beyond what the cache holds."""
+        """Whether rows are so scattered along the reduction that a block of them is packed: a page or more a step,
+        beyond what the cache holds."""
         down = [u for u in self.under[main] if r in ranges_of(u)]
         step = self.stride(down[0].src[0], main.src[-1]) if len(down) == 1 else 1
         if step is None or step in (0, 1) or len(down[0].src[0].src) == 3:
@@ -190,8 +194,8 @@ class Products(Masks):
         """Which operand of a product rests in the cache, packed, while the other one passes by.
 
         The columns (what is loaded in vectors) rest, a block of panels as large as half the core's cache, for all rows;
-        of rows that are not contiguous along the reduction, a block is packed and rests instead, for all columns. What is
-        read with a condition is packed in any case: then it is checked once.
+        of rows that are not contiguous along the reduction, a block is packed and rests instead, for all columns. What
+        is read with a condition is packed in any case: then it is checked once.
         """
         across = [u for u in self.under[main] if lane in ranges_of(u) and not any(r in ranges_of(u) for r in rows)]
         down = [u for u in self.under[main] if lane not in ranges_of(u) and any(r in ranges_of(u) for r in rows)]
@@ -249,8 +253,8 @@ class Products(Masks):
         return nbytes <= FIRST_CACHE_BYTES and len(load.src[0].src) == 2 and not load.dtype.is_half
 
     def next_rows(self, main: UOp, lane: UOp, rows: list[UOp], down: UOp) -> list[Opt]:
-        """The next tile's rows are asked for while this one's are read: each row is on other pages, where the processor does not look ahead
-        by itself. For tiles whose FMAs leave the load ports the time."""
+        """The next tile's rows are asked for while this one's are read: each row is on other pages, where the processor
+        does not look ahead by itself. For tiles whose FMAs leave the load ports the time."""
         k, vectors, m = main.src[-1], self.tile_of(lane) // self.lanes, math.prod(self.tile_of(r) for r in rows)
         streams = (
             len(main.src) == 2
@@ -261,7 +265,8 @@ class Products(Masks):
         return [Prefetch(k.arg[0], down.src[0].src[0].arg)] if streams and vectors + 2 * m <= vectors * m else []
 
     def stored_closer(self, r: UOp, lane: UOp) -> bool:
-        """Whether results of neighbouring iterations of `r` lie between those of the lane: they are written soon after each other."""
+        """Whether results of neighbouring iterations of `r` lie between those of the lane: they are written soon after
+        each other."""
         steps = [(self.stride(s.src[0], r), self.stride(s.src[0], lane)) for s in self.sig.stores]
         return all(a is not None and b is not None and 0 < abs(a) < abs(b) for a, b in steps)
 
@@ -282,8 +287,9 @@ class Products(Masks):
         return self.block(main, r, 2 * self.machine.cache_bytes, wanted)
 
     def panels(self, main: UOp, lane: UOp) -> list[Opt]:
-        """As many panels of columns as half the cache holds, a block for every core (none where the rows lie in it anyhow, and what
-        is stored would not, one by one); of a panel that is larger, as much of the reduction at a time."""
+        """As many panels of columns as half the cache holds, a block for every core (none where the rows lie in it
+        anyhow, and what is stored would not, one by one); of a panel that is larger, as much of the reduction at a
+        time."""
         half, k = self.machine.cache_bytes // 2, main.src[1]
         if any(
             is_total(u) and lane in ranges_of(u) for u in self.sig.reduces
@@ -302,7 +308,8 @@ class Products(Masks):
         return [Block(lane.arg[0], 1), ReduceBlock(k.arg[0], -(-size_max(k) // -(-size_max(k) // per)))]
 
     def overflows(self, main: UOp, columns: int) -> bool:
-        """Whether a panel of so many columns is larger than half the cache, and may be packed in blocks of the reduction's outermost range."""
+        """Whether a panel of so many columns is larger than half the cache, and may be packed in blocks of the
+        reduction's outermost range."""
         ranges = [*self.sig.loops, *main.src[1:]]
         if len(main.src) == 2 or len(self.sig.reduces) > 1 or any(r.src[0].op is not Ops.CONST for r in ranges):
             return False
@@ -311,8 +318,9 @@ class Products(Masks):
         return large and ranges_of(main) >= frozenset(self.sig.loops)
 
     def reduce_block(self, main: UOp, r: UOp, inside: list[UOp]) -> list[Opt]:
-        """Half of `r` (or 512) at a time, and of the reduction as much as an eighth of the cache holds of it, so that a panel of the other
-        operand stays in the first cache: for long reductions whose sums the cache holds, too, where so few pieces are enough for all cores."""
+        """Half of `r` (or 512) at a time, and of the reduction as much as an eighth of the cache holds of it, so that a
+        panel of the other operand stays in the first cache: for long reductions whose sums the cache holds, too, where
+        so few pieces are enough for all cores."""
         count, k, length = -(-size_max(r) // self.tile_of(r)), main.src[1], volume(frozenset(main.src[1:]))
         pieces = max(2, self.machine.cores, -(-count // -(-512 // self.tile_of(r))))
         tiles = -(-count // pieces)
@@ -330,7 +338,8 @@ class Products(Masks):
         return [Block(r.arg[0], tiles), ReduceBlock(k.arg[0], per)] if 0 < per < size_max(k) else []
 
     def stageable(self, load: UOp, main: UOp, loop: UOp) -> bool:
-        """Fits a thread's scratch memory, depends on fixed sizes only, and is the only read of that argument in any reduction."""
+        """Fits a thread's scratch memory, depends on fixed sizes only, and is the only read of that argument in any
+        reduction."""
         depends, reduced = ranges_of(load), ranges_of(load) & frozenset(main.src[1:])
         if self.overflows(main, self.lanes):
             reduced -= {main.src[1]}
@@ -347,8 +356,8 @@ class Products(Masks):
         """Vectors along the reduction: the accumulators of several outputs side by side."""
         own = [r for r in self.sig.loops if r in ranges_of(main) and size_max(r) > 1]
         loads = self.under[main]
-        pairs = [(m, n) for m in own for n in own if m is not n and any(m in ranges_of(u) and n not in ranges_of(u) for u in loads)
-                 and any(n in ranges_of(u) and m not in ranges_of(u) for u in loads)]  # fmt: skip
+        apart = lambda m, n: any(m in ranges_of(u) and n not in ranges_of(u) for u in loads)  # noqa: E731
+        pairs = [(m, n) for m in own for n in own if m is not n and apart(m, n) and apart(n, m)]
         if pairs:
             tm, tn = (8, 3) if budget >= 24 else (4, 4) if budget >= 16 else (3, 3)
             m, n = max(
@@ -383,8 +392,8 @@ def largest(loads: list[UOp]) -> int:
 
 
 def _unit(m: float, g: int) -> float:
-    """Relative cost of an FMA in a tile of m rows and g vectors: its share of the loads, of the vectors' stream from the
-    second cache, and the FMA's latency where the accumulators are too few to hide it."""
+    """Relative cost of an FMA in a tile of m rows and g vectors: its share of the loads, of the vectors' stream from
+    the second cache, and the FMA's latency where the accumulators are too few to hide it."""
     if not m or not g:
         return 0.0
     return (1.0 + max(0.0, (m + g) / (m * g) - 0.4) + 0.3 * max(0.0, 6 / m - 1)) * max(1.0, 8 / (m * g))

@@ -1,10 +1,11 @@
-"""Lowering of `tensorize`: neighbouring iterations of a reduction side by side, four bytes or two bfloat16, as one int32 in each lane.
+"""Lowering of `tensorize`: neighbouring iterations of a reduction side by side, four bytes or two bfloat16, as one
+int32 in each lane.
 
 before:  ACC += CAST(a[k]) * CAST(b[k, lane])                      for each k
 after:   DOT(ACC, SPLAT(a[k .. k+3]), [b[k .. k+3, lane] in each lane])      for each fourth k
 
-What lies apart along the reduction is joined by shifts; where they lie side by side along it, but the lanes apart, they are loaded
-in a square of int32s, which is transposed. What is packed is packed so.
+What lies apart along the reduction is joined by shifts; where they lie side by side along it, but the lanes apart, they
+are loaded in a square of int32s, which is transposed. What is packed is packed so.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from manygrad.tensor.uop.uop import UOp
 
 class Quads(Evaluator):
     def quads(self, u: UOp, r: UOp, position: Position) -> Inst:
-        """`u` at as many iterations of `r` as fill four bytes, from `position` on, 0 beyond the last one: int32, a scalar where all lanes agree."""
+        """`u` at as many iterations of `r` as fill four bytes, from `position` on, 0 beyond the last one: int32, a
+        scalar where all lanes agree."""
         if (packed := self.staged(u, position)) is not None:
             return packed
         key = (*self.key(u, position), LANE_BYTES)
@@ -71,7 +73,8 @@ class Quads(Evaluator):
         return total
 
     def transposed_quads(self, u: UOp, r: UOp, position: Position) -> Inst | None:
-        """As `transposed_load`, of a square that is packed: for each lane as many quads as there are lanes, exchanged."""
+        """As `transposed_load`, of a square that is packed: for each lane as many quads as there are lanes,
+        exchanged."""
         loads = [v for v in u.toposort() if v.op is Ops.LOAD and self.lane in ranges_of(v)]
         mask = self.ragged_mask(position)
         if (

@@ -3,8 +3,8 @@
 Order: ascending in the ranges; with lanes, element k goes to partial sum k mod lanes, and those are folded pairwise.
 It does not depend on the tiles of the loops.
 
-A maximum of floats over a row takes the greater of a vector and an accumulator, which forgets NaNs, and remembers beside it in which lanes there
-was one: an instruction less than a maximum that is NaN where either is.
+A maximum of floats over a row takes the greater of a vector and an accumulator, which forgets NaNs, and remembers
+beside it in which lanes there was one: an instruction less than a maximum that is NaN where either is.
 
 A blocked reduction keeps its accumulators in local memory between blocks of its outermost range, so that a block of the
 operands stays in the cache while all tiles of a loop use it. The order of the sums is the same.
@@ -82,7 +82,8 @@ class Reducer(Placer):
         )
 
     def within(self, v: UOp, u: UOp) -> bool:
-        """Whether `v` can be emitted before `u`'s loops: always so unless it needs a range that only an inner REDUCE opens."""
+        """Whether `v` can be emitted before `u`'s loops: always so unless it needs a range that only an inner REDUCE
+        opens."""
         return ranges_of(v) <= (self.origin.keys() | frozenset(u.src[1:]))
 
     def reduce(self, group: list[UOp]) -> None:
@@ -94,7 +95,8 @@ class Reducer(Placer):
 
     @contextmanager
     def lane_of(self, group: list[UOp]) -> Iterator[UOp | None]:
-        """Lanes along the current range where the reduction depends on it, else along one of its own; gives that one."""
+        """Lanes along the current range where the reduction depends on it, else along one of its own; gives that
+        one."""
         before = (self.lane, self.lanes)
         split = None
         if self.lane is None or self.lane not in ranges_of(group[0]):

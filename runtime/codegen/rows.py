@@ -57,7 +57,8 @@ def in_bursts(sig: Signature, opts: tuple[Opt, ...], ahead: tuple[Prefetch, ...]
 
 
 def rows_held(sig: Signature, kept: tuple[ComputeAt, ...], ahead: tuple[Prefetch, ...]) -> int | None:
-    """As many rows as a part of the first cache holds with what is kept of them and with the next ones; at least 2. None: any number."""
+    """As many rows as a part of the first cache holds with what is kept of them and with the next ones; at least 2.
+    None: any number."""
     length = {u.arg[0]: size_max(u) for u in sig.nodes if u.op is Ops.RANGE}
     row_bytes = sum(2 * length[o.axis] * sig.params[o.argument].itemsize for o in ahead)
     row_bytes += sum(4 * length[o.axis] for o in kept[:1])
@@ -100,9 +101,9 @@ def keep(sig: Signature, opts: tuple[Opt, ...]) -> tuple[ComputeAt, ...]:
 def prefetch(
     sig: Signature, opts: tuple[Opt, ...], kept: tuple[ComputeAt, ...], early: bool = False
 ) -> tuple[Prefetch, ...]:
-    """Of rows that several passes go over, a late pass over each asks for the next tile's, each pass for one row: memory is busy all the time.
-    So does the only pass where it goes row by row. `early`: the first pass over each asks for the next row, in a burst; it comes in while the
-    others compute."""
+    """Of rows that several passes go over, a late pass over each asks for the next tile's, each pass for one row:
+    memory is busy all the time. So does the only pass where it goes row by row. `early`: the first pass over each asks
+    for the next row, in a burst; it comes in while the others compute."""
     if not sig.loops or not sig.reduces:
         return ()
     nest = loop_nest(sig, opts)
@@ -128,7 +129,8 @@ def prefetch(
 def stream(sig: Signature, opts: tuple[Opt, ...]) -> tuple[Opt, ...]:
     """Large outputs go past the caches: their lines are not read before they are written.
 
-    So do smaller ones of a kernel that updates other memory in place: a gradient kept for the record beside the parameters' update.
+    So do smaller ones of a kernel that updates other memory in place: a gradient kept for the record beside the
+    parameters' update.
     """
     read = {u.src[0].src[0].arg for u in sig.nodes if u.op is Ops.LOAD}
     nest = loop_nest(sig, opts)
@@ -152,8 +154,8 @@ def nbytes(sig: Signature, store: UOp) -> int:
 
 
 def turned(sig: Signature, lane: UOp, crossing: UOp, lanes: int) -> tuple[Opt, ...] | None:
-    """A transpose: squares of two lines each, in vectors that begin at lines also where rows do not. A large one goes along the source's rows
-    and is stored past the caches."""
+    """A transpose: squares of two lines each, in vectors that begin at lines also where rows do not. A large one goes
+    along the source's rows and is stored past the caches."""
     store = sig.stores[0]
     slot = store.src[0].src[0].arg
     if len(sig.stores) > 1 or size_max(crossing) < lanes or size_max(lane) < 4 * lanes:

@@ -1,8 +1,9 @@
 """Lowering of `online` (see `online.py`): a maximum and a sum of exponentials below it, in one pass.
 
-A tile of the row at a time: its elements raise the running maximum of their lane; what has been added up is scaled down to that, and the tile's exponentials
-are added. At the end the lanes are scaled to the largest of them and folded. Infinities and NaN make the result differ from that of two
-passes, so where the maximum or the sum is not finite these two are run.
+A tile of the row at a time: its elements raise the running maximum of their lane; what has been added up is scaled down
+to that, and the tile's exponentials are added. At the end the lanes are scaled to the largest of them and folded.
+Infinities and NaN make the result differ from that of two passes, so where the maximum or the sum is not finite these
+two are run.
 """
 
 from __future__ import annotations

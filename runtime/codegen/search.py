@@ -44,8 +44,8 @@ def beam_search(
     limit_s: float = inf,
     progress: Callable[[Found], None] = lambda found: None,
 ) -> Found:
-    """Measures from `starts` on. `measure(opts, best_s)` gives seconds, or inf where it gave up on the list (it may, once
-    it is clear that it is slower than `best_s` by far). No new measurement is begun after `limit_s`.
+    """Measures from `starts` on. `measure(opts, best_s)` gives seconds, or inf where it gave up on the list (it may,
+    once it is clear that it is slower than `best_s` by far). No new measurement is begun after `limit_s`.
     """
     found, deadline = Found(), time.monotonic() + limit_s
     for opts in starts:

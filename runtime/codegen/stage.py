@@ -1,11 +1,13 @@
-"""Staging: what a tile's reductions read of an operand, packed into the thread's local memory, contiguous and converted.
+"""Staging: what a tile's reductions read of an operand, packed into the thread's local memory, contiguous and
+converted.
 
 before:  LOOP n (64 at a time): LOOP m: LOOP k: LOAD b[k*N + n]
 after:   LOOP n: { LOOP k: local[k*64 + 0..63] = b[k*N + n] }; LOOP m: LOOP k: LOAD local[k*64]
 
-Of a blocked loop all tiles of the block are packed, one after the other, before the block's tiles run for the first time; of a
-blocked reduction as many iterations as a block has, before that runs. What is packed for the tiles of a block lies a little more than
-their size apart: at distances of a power of two all of it would meet in one set of the first cache.
+Of a blocked loop all tiles of the block are packed, one after the other, before the block's tiles run for the first
+time; of a blocked reduction as many iterations as a block has, before that runs. What is packed for the tiles of a
+block lies a little more than their size apart: at distances of a power of two all of it would meet in one set of the
+first cache.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ PACK_BYTES = 64  # of the vectors that pack along a loop which is not the vector
 class Stage:
     """A value packed into local memory at every tile of `loop`: element [i of `ranges`..., position in the tile].
 
-    The position is that in the tiles of all loops up to `loop` on which the value depends, in nested order. Of a blocked
-    loop: [tile in the block, i of `ranges`..., position in the tile].
+    The position is that in the tiles of all loops up to `loop` on which the value depends, in nested order. Of a
+    blocked loop: [tile in the block, i of `ranges`..., position in the tile].
     """
 
     loop: UOp
@@ -165,7 +167,8 @@ class Stager(Quads):
             stage.ready = True
 
     def choose_packing_lane(self, u: UOp, stage: Stage) -> None:
-        """Vectors along the loop, also where another one is vectorised, if the operand is contiguous along it or in squares."""
+        """Vectors along the loop, also where another one is vectorised, if the operand is contiguous along it or in
+        squares."""
         before, tile = (self.lane, self.lanes), self.nest.tile.get(stage.loop, 1)
         if self.lane not in stage.pitches and self.fixed_size(stage.loop) is not None and tile > 1:
             self.use_lane(

@@ -1,8 +1,9 @@
 """EXP, LOG and SIN as polynomials that vectorise: at most 2 ulp in float32, about 1e-15 relative in float64.
 
-Over the full range, with infinities, NaN and denormals. Sources of the kernels: Cephes (float32; EXP's polynomials are our own), FDLIBM (float64, Sun
-Microsystems 1993). The range reduction of SIN is by Cody and Waite for moderate arguments; for large ones the product
-x * 2/pi is formed exactly, 24 bits of 2/pi at a time, and its multiples of 4 are dropped (after Payne and Hanek).
+Over the full range, with infinities, NaN and denormals. Sources of the kernels: Cephes (float32; EXP's polynomials are
+our own), FDLIBM (float64, Sun Microsystems 1993). The range reduction of SIN is by Cody and Waite for moderate
+arguments; for large ones the product x * 2/pi is formed exactly, 24 bits of 2/pi at a time, and its multiples of 4 are
+dropped (after Payne and Hanek).
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ STEPS = 32  # of exp's table in one power of two: two registers
 def exp_by_table(x: UOp) -> UOp:
     """2**k * e**r: k, a multiple of 1/32, has its fraction looked up, its integer part scales.
 
-    Where x is not finite, or so large that k is not the nearest, r may be anything; within its bounds it does no harm, as k decides then.
+    Where x is not finite, or so large that k is not the nearest, r may be anything; within its bounds it does no harm,
+    as k decides then.
     """
     magic = 1.5 * 2.0 ** FRACTION_BITS[f32] / STEPS  # sums with it are rounded to steps, counted in the lowest bits
     shifted = fma(x, math.log2(math.e), magic)
@@ -92,7 +94,8 @@ def exp_by_table(x: UOp) -> UOp:
 
 
 def exp(x: UOp, scales: bool = False) -> UOp:
-    """`scales`: the machine looks up in registers, and multiplies by a power of two in one instruction instead of nine."""
+    """`scales`: the machine looks up in registers, and multiplies by a power of two in one instruction instead of
+    nine."""
     d = x.dtype
     if scales and d is f32:
         return exp_by_table(x)
@@ -126,16 +129,37 @@ def log(x: UOp) -> UOp:
     m = add(offset.alu(Ops.AND, c(i, (1 << bits) - 1)), int(_bits(math.sqrt(0.5), d))).bitcast(d)
     f, n = sub(m, 1.0), k.cast(d)
     if d is f32:
-        p = polynomial(f, 7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1,
-                       -1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1)  # fmt: skip
+        p = polynomial(
+            f,
+            7.0376836292e-2,
+            -1.1514610310e-1,
+            1.1676998740e-1,
+            -1.2420140846e-1,
+            1.4249322787e-1,
+            -1.6668057665e-1,
+            2.0000714765e-1,
+            -2.4999993993e-1,
+            3.3333331174e-1,
+        )
         z = mul(f, f)
         y = fma(n, -2.12194440e-4, mul(mul(f, z), p))
         found = fma(n, 0.693359375, add(f, fma(z, -0.5, y)))
     else:
         s = f.alu(Ops.FDIV, add(f, 2.0))
         z = mul(s, s)
-        r = mul(z, polynomial(z, 1.479819860511658591e-01, 1.531383769920937332e-01, 1.818357216161805012e-01, 2.222219843214978396e-01,
-                              2.857142874366239149e-01, 3.999999999940941908e-01, 6.666666666666735130e-01))  # fmt: skip
+        r = mul(
+            z,
+            polynomial(
+                z,
+                1.479819860511658591e-01,
+                1.531383769920937332e-01,
+                1.818357216161805012e-01,
+                2.222219843214978396e-01,
+                2.857142874366239149e-01,
+                3.999999999940941908e-01,
+                6.666666666666735130e-01,
+            ),
+        )
         half_square = mul(mul(f, f), 0.5)
         low = fma(s, add(half_square, r), mul(n, 1.90821492927058770002e-10))
         found = sub(mul(n, 6.93147180369123816490e-01), sub(sub(half_square, low), f))
@@ -148,7 +172,12 @@ def _bits(value: float, d: DType) -> Any:
     return d.np.type(value).view(INT[d].np)
 
 
-TWO_OVER_PI = 0xA2F9836E4E441529FC2757D1F534DDC0DB6295993C439041FE5163ABDEBBC561B7246E3A424DD2E006492EEA09D1921CFE1DEB1CB129A73EE88235F52EBB4484E99C7026B45F7E413991D639835339F49C845F8BBDF9283B1FF897FFDE05980FEF2F118B5A0A6D1F6D367ECF27CB09B74F463F669E5FEA2D7527BAC7EBE5F17B3D0739F78A5292EA6BFB5FB11F8D5D08  # fmt: skip
+TWO_OVER_PI = int(
+    "A2F9836E4E441529FC2757D1F534DDC0DB6295993C439041FE5163ABDEBBC561B7246E3A424DD2E006492EEA09D1921CFE1D"
+    "EB1CB129A73EE88235F52EBB4484E99C7026B45F7E413991D639835339F49C845F8BBDF9283B1FF897FFDE05980FEF2F118B"
+    "5A0A6D1F6D367ECF27CB09B74F463F669E5FEA2D7527BAC7EBE5F17B3D0739F78A5292EA6BFB5FB11F8D5D08",
+    16,
+)
 TWO_OVER_PI_BITS = 1152
 PI_OVER_2 = (1.5707963267948966, 6.123233995736766e-17, -1.4973849048591833e-33)
 
@@ -159,7 +188,8 @@ def _round(x: UOp) -> UOp:
 
 
 def _quadrant_of_large(x: UOp, significant_bits: int) -> tuple[UOp, UOp, UOp]:
-    """(n, f, g) with x * 2/pi = n + f + g up to a multiple of 4, |f| <= 1/2, g tiny; x float64 of up to `significant_bits`."""
+    """(n, f, g) with x * 2/pi = n + f + g up to a multiple of 4, |f| <= 1/2, g tiny; x float64 of up to
+    `significant_bits`."""
     parts = [(x, c(dtypes.bool, False))]
     highest, twice = 128, significant_bits > 24
     if twice:
@@ -217,10 +247,32 @@ def sin(x: UOp) -> UOp:
             fma(z, -0.5, 1.0),
         )
     else:
-        s = fma(mul(r, z), polynomial(z, 1.58969099521155010221e-10, -2.50507602534068634195e-08, 2.75573137070700676789e-06,
-                                      -1.98412698298579493134e-04, 8.33333333332248946124e-03, -1.66666666666666324348e-01), r)  # fmt: skip
-        k = fma(mul(z, z), polynomial(z, -1.13596475577881948265e-11, 2.08757232129817482790e-09, -2.75573143513906633035e-07,
-                                      2.48015872894767294178e-05, -1.38888888888741095749e-03, 4.16666666666666019037e-02), fma(z, -0.5, 1.0))  # fmt: skip
+        s = fma(
+            mul(r, z),
+            polynomial(
+                z,
+                1.58969099521155010221e-10,
+                -2.50507602534068634195e-08,
+                2.75573137070700676789e-06,
+                -1.98412698298579493134e-04,
+                8.33333333332248946124e-03,
+                -1.66666666666666324348e-01,
+            ),
+            r,
+        )
+        k = fma(
+            mul(z, z),
+            polynomial(
+                z,
+                -1.13596475577881948265e-11,
+                2.08757232129817482790e-09,
+                -2.75573143513906633035e-07,
+                2.48015872894767294178e-05,
+                -1.38888888888741095749e-03,
+                4.16666666666666019037e-02,
+            ),
+            fma(z, -0.5, 1.0),
+        )
     found = where(odd, k, s)
     flip = turned.alu(Ops.XOR, negative)
     found = where(flip, found.alu(Ops.NEG), found)

@@ -1,4 +1,5 @@
-"""Stores of vectors across their order in memory: what lies side by side is of one lane and several positions of the tile.
+"""Stores of vectors across their order in memory: what lies side by side is of one lane and several positions of the
+tile.
 
 before:  for each pixel of a row: STORE 16 channels, a plane apart
 after:   8 pixels x 16 channels are exchanged in registers; for each channel: STORE 8 pixels
@@ -60,7 +61,8 @@ def chunk(count: int) -> int:
 
 
 def store_transposed(e: Evaluator, u: UOp, run: Run) -> None:
-    """Rounds of interleaving the first half of all vectors with the second: then each lane's values lie side by side."""
+    """Rounds of interleaving the first half of all vectors with the second: then each lane's values lie side by
+    side."""
     n, count = e.lanes, len(run.positions)
     width = 1 << (count - 1).bit_length()
     dtype = u.src[1].dtype

@@ -3,7 +3,7 @@
 | part | answers |
 |---|---|
 | `Allocator` | where memory comes from, how data gets in and out, and whether the host can see it |
-| `Builder` | how a kernel AST becomes a `Kernel` (`compiled.py`: by a renderer and a compiler; `python.py`: by interpreting it) |
+| `Builder` | how a kernel AST becomes a `Kernel` (`compiled.py`: renderer and compiler; `python.py`: interpreted) |
 | `Kernel` | a compiled kernel, ready to run |
 | `Queue` | how many kernels are run by one call, and how to wait for all that was started |
 

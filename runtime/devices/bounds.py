@@ -42,6 +42,7 @@ class Record:
         self.words[0] = 0
         what = "local memory" if slot == LOCAL else f"argument {slot}"
         raise OutOfBoundsError(
-            f"kernel {name}: a {ACCESSES[access]} at element {index} of {what}, which has {size}. An index computed from data "
-            "(a gather) may be out of range; else the code is wrong: DEBUG=4 prints it, NOOPT=1 tells whether an optimisation is at fault"
+            f"kernel {name}: a {ACCESSES[access]} at element {index} of {what}, which has {size}. "
+            "An index computed from data (a gather) may be out of range; else the code is wrong: "
+            "DEBUG=4 prints it, NOOPT=1 tells whether an optimisation is at fault"
         )

@@ -187,7 +187,10 @@ class Search:
         opts = self.decide(found)
         if DEBUG >= 1:
             was, now = (found.seconds[o] * 1e6 for o in (self.default, opts))
-            print(f"beam {self.prepared.name}: {was:.1f} -> {now:.1f} us, {self.tally} in {time.monotonic() - began:.1f} s: {list(opts)}")  # fmt: skip
+            print(
+                f"beam {self.prepared.name}: {was:.1f} -> {now:.1f} us, {self.tally} "
+                f"in {time.monotonic() - began:.1f} s: {list(opts)}"
+            )
         return opts
 
     def bare(self) -> list[Opts]:
@@ -217,7 +220,8 @@ class Search:
             self.tally.wrong += 1
             if DEBUG >= 1:
                 raise WrongKernelError(
-                    f"kernel {kernel.name} under {list(opts)} gives other numbers than under the heuristic's {list(self.default)}; "
+                    f"kernel {kernel.name} under {list(opts)} gives other numbers "
+                    f"than under the heuristic's {list(self.default)}; "
                     "please report it; DEBUG=0 leaves the list out"
                 )
             return inf

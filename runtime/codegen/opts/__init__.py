@@ -1,12 +1,12 @@
 """Optimisation decisions: named and inspectable, so that a heuristic or a search can pick them.
 
-A kernel is a nest of loops around its reductions. A list of `Opt`s says how the nest is run; without any it is run as written, one iteration
-after the other. One file a kind; `kinds.py` lists them.
+A kernel is a nest of loops around its reductions. A list of `Opt`s says how the nest is run; without any it is run as
+written, one iteration after the other. One file a kind; `kinds.py` lists them.
 
 What is masked out is skipped as if it were 0 times a number: an infinity or a NaN on the other side does not show.
 
-The order in which a reduction is added up, and with it the bits, follows from the kinds with `changes_sums` (`sums`); the rest changes only when
-and where things are computed.
+The order in which a reduction is added up, and with it the bits, follows from the kinds with `changes_sums` (`sums`);
+the rest changes only when and where things are computed.
 """
 
 from manygrad.runtime.codegen.opts.align import Align
@@ -30,7 +30,30 @@ from manygrad.runtime.codegen.opts.unroll import Unroll
 from manygrad.runtime.codegen.opts.vectorize import Vectorize
 
 __all__ = [
-    "KINDS", "Align", "Block", "CacheRead", "ComputeAt", "LoopNest", "NontemporalStore", "Online", "Opt", "Opts", "Parallel", "Prefetch",
-    "RFactor", "ReduceBlock", "Reorder", "Skip", "Tensorize", "Tile", "Unroll", "Vectorize", "canonical", "legal", "loop_nest", "named",
-    "neighbours", "sums",
-]  # fmt: skip
+    "KINDS",
+    "Align",
+    "Block",
+    "CacheRead",
+    "ComputeAt",
+    "LoopNest",
+    "NontemporalStore",
+    "Online",
+    "Opt",
+    "Opts",
+    "Parallel",
+    "Prefetch",
+    "RFactor",
+    "ReduceBlock",
+    "Reorder",
+    "Skip",
+    "Tensorize",
+    "Tile",
+    "Unroll",
+    "Vectorize",
+    "canonical",
+    "legal",
+    "loop_nest",
+    "named",
+    "neighbours",
+    "sums",
+]

@@ -15,8 +15,8 @@ from manygrad.tensor.uop.uop import UOp
 class Align(Opt):
     """The loop's vectors begin where what they store is aligned, in each row elsewhere (`codegen/align.py`).
 
-    It is the vectorized loop, of a fixed size; the only STORE, in a kernel without REDUCEs or blocks, contiguous and known but for a multiple of the
-    lanes.
+    It is the vectorized loop, of a fixed size; the only STORE, in a kernel without REDUCEs or blocks, contiguous and
+    known but for a multiple of the lanes.
 
     before:  for y: for x by 16: out[y*1001 + x ..] = ..        (most vectors in two cache lines)
     after:   for y: the first elements up to a line; for x by 16 from there on: ..; the rest    # align(x)

@@ -15,8 +15,9 @@ SIZES = (4, 8, 16, 32, 64)
 
 @dataclass(frozen=True, repr=False)
 class Block(Opt):
-    """The loop is split once more: one iteration of the parallel loop runs `tiles` of its tiles, inside of all other loops, so that what they read
-    stays in a cache. All loops are in the parallel loop, but for those that `reduce_block` runs inside.
+    """The loop is split once more: one iteration of the parallel loop runs `tiles` of its tiles, inside of all other
+    loops, so that what they read stays in a cache. All loops are in the parallel loop, but for those that
+    `reduce_block` runs inside.
 
     before:  parallel for (n by 64, m by 6): ..
     after:   parallel for (n by 64, m by 6*8): for 8 tiles of m: ..         # block(m, 8)

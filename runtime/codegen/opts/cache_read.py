@@ -17,13 +17,14 @@ from manygrad.tensor.uop.uop import UOp
 
 @dataclass(frozen=True, repr=False)
 class CacheRead(Opt):
-    """What the reductions read of an argument in one tile of the loop (of a blocked loop: in a block) is packed into local memory, contiguous
-    and converted.
+    """What the reductions read of an argument in one tile of the loop (of a blocked loop: in a block) is packed into
+    local memory, contiguous and converted.
 
-    What is read depends on that loop, on no loop inside it, and on fixed sizes; the kernel does not write it; it fits `SCRATCH_BYTES`.
+    What is read depends on that loop, on no loop inside it, and on fixed sizes; the kernel does not write it; it fits
+    `SCRATCH_BYTES`.
 
-    before:  for n in 512 by 64: for m: for k: c[m, n..n+63] += a[m, k] * b[k*512 + n .. n+63]
-    after:   for n in 512 by 64: { for k: local[k*64 ..] = b[k*512 + n ..] }; for m: for k: .. a[m, k] * local[k*64 ..]   # cache_read(n, b)
+    before:  for n in 512 by 64: for m: for k: c[m, n..n+63] += a[m, k] * b[k*512 + n .. n+63] after:   for n in 512 by
+    64: { for k: local[k*64 ..] = b[k*512 + n ..] }; for m: for k: .. a[m, k] * local[k*64 ..]   # cache_read(n, b)
     """
 
     kind = "cache_read"
@@ -97,7 +98,8 @@ def _cannot_pack(nest: LoopNest, loop: UOp, slot: int, u: UOp, ranges: tuple[UOp
 
 
 def staged_values(sig: Signature, slot: int) -> list[tuple[UOp, tuple[UOp, ...]]]:
-    """What REDUCEs read of argument `slot` (a conversion, or a factor of bytes, rather than its LOAD), each with its reduce ranges, outer first."""
+    """What REDUCEs read of argument `slot` (a conversion, or a factor of bytes, rather than its LOAD), each with its
+    reduce ranges, outer first."""
     casts = {s: u for u in sig.nodes for s in u.src if u.op is Ops.CAST and u.dtype.is_float and s.op is Ops.LOAD}
     products = [u for u in sig.reduces if not is_total(u)]
     inside = {v for u in products for v in u.src[0].toposort() if v.op is Ops.LOAD and v.src[0].src[0].arg == slot}
@@ -119,7 +121,8 @@ def stage_sizes(nest: LoopNest, loop: UOp, ranges: tuple[UOp, ...]) -> list[int]
 
 
 def stage_rows(nest: LoopNest, loop: UOp, sizes: list[int]) -> int:
-    """The same as one number; for the tiles of a block with a little space, so that they do not all meet in one set of a cache."""
+    """The same as one number; for the tiles of a block with a little space, so that they do not all meet in one set of
+    a cache."""
     return math.prod(sizes) + (max(1, 16 // nest.tile_of(loop)) if nest.block.get(loop, 1) > 1 else 0)
 
 

@@ -15,8 +15,9 @@ from manygrad.tensor.uop.uop import UOp
 
 @dataclass(frozen=True, repr=False)
 class ComputeAt(Opt):
-    """What the REDUCEs over the range `axis` compute of an element is computed there, kept in local memory, and read where the same is needed along the
-    range `again`. REDUCEs over that range alone, both of one fixed size, and work that is worth it (`keep.py`).
+    """What the REDUCEs over the range `axis` compute of an element is computed there, kept in local memory, and read
+    where the same is needed along the range `again`. REDUCEs over that range alone, both of one fixed size, and work
+    that is worth it (`keep.py`).
 
     before:  for k: s += exp(x[k]);  for j: y[j] = exp(x[j]) / s
     after:   for k: { local[k] = exp(x[k]); s += local[k] };  for j: y[j] = local[j] / s      # compute_at(k, j)

@@ -1,7 +1,8 @@
 """Kernels whose stores may meet at one address: what they may not change of the order in which these run.
 
-A kernel that adds to what it stores to, or of whose values for one address the last one stays (`STORE` with an arg), runs in order what
-may meet at one address: only a loop whose iterations provably do not is vectorized, cut over the threads, or moved past others.
+A kernel that adds to what it stores to, or of whose values for one address the last one stays (`STORE` with an arg),
+runs in order what may meet at one address: only a loop whose iterations provably do not is vectorized, cut over the
+threads, or moved past others.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ def out_of_order(sig: Signature, nest: LoopNest) -> str | None:
 
 
 def injective(index: UOp, r: UOp) -> bool:
-    """Different iterations of `r` never meet at one address: it moves by more than all smaller terms span, the others are multiples
-    of what `r` spans (whatever they are, and if they change with `r`)."""
+    """Different iterations of `r` never meet at one address: it moves by more than all smaller terms span, the others
+    are multiples of what `r` spans (whatever they are, and if they change with `r`)."""
     analysis = TileAnalysis({}, None, 1)
     a = analysis.affine(index.src[1], {})
     step = next((c for x, c in a.terms if x.expr is r), 0) if a is not None else 0
@@ -50,7 +51,8 @@ def injective(index: UOp, r: UOp) -> bool:
 
 
 def _limits(analysis: TileAnalysis, index: UOp) -> dict[UOp, tuple[int, int]]:
-    """expression -> (least, greatest) that the condition of an INDEX leaves of it, for conditions on one expression (a position that is data)."""
+    """expression -> (least, greatest) that the condition of an INDEX leaves of it, for conditions on one expression (a
+    position that is data)."""
     found: dict[UOp, tuple[int, int]] = {}
     for test in conjuncts(index.src[2]) if len(index.src) == 3 else []:
         if test.op is not Ops.CMPLT or not all(s.dtype.is_int for s in test.src):

@@ -1,4 +1,5 @@
-"""The kinds of Opt, in the order in which a list is applied, and what is asked of a whole list: its nest, its legality, its neighbours."""
+"""The kinds of Opt, in the order in which a list is applied, and what is asked of a whole list: its nest, its legality,
+its neighbours."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
 
 KINDS: tuple[type[Opt], ...] = (
-    Reorder, Vectorize, RFactor, Tile, Unroll, Tensorize, Skip, CacheRead, Block, ReduceBlock, ComputeAt, Online, Prefetch,
+    Reorder, Vectorize, RFactor, Tile, Unroll, Tensorize, Skip, CacheRead, Block, ReduceBlock, ComputeAt, Online,
+    Prefetch,
     Align, NontemporalStore, Parallel,
 )  # fmt: skip
 _ORDER = {kind: i for i, kind in enumerate(KINDS)}
@@ -99,8 +101,9 @@ def neighbours(sig: Signature, opts: Sequence[Opt], lanes: int, sums_may_change:
 def sums(sig: Signature, opts: Sequence[Opt]) -> tuple[frozenset[tuple[int, int, int]], ...]:
     """In which order each REDUCE is added up, as (range, lanes, iterations) of what matters: equal sums, equal bits.
 
-    That is its range with `rfactor` (and whether it is `online`, or has `tensorize` of floats), unless it runs along the vectorized loop; and
-    the unrolling of a range around one that is not written out whole: two iterations of the outer range alternate then.
+    That is its range with `rfactor` (and whether it is `online`, or has `tensorize` of floats), unless it runs along
+    the vectorized loop; and the unrolling of a range around one that is not written out whole: two iterations of the
+    outer range alternate then.
     """
     nest = loop_nest(sig, opts)
     found = []

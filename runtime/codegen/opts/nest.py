@@ -12,8 +12,8 @@ from manygrad.tensor.uop.uop import UOp
 
 @dataclass(frozen=True)
 class LoopNest:
-    """`loops`: from the outermost to the innermost one. All else says how they and the ranges of the REDUCEs are run; by default
-    one iteration after the other."""
+    """`loops`: from the outermost to the innermost one. All else says how they and the ranges of the REDUCEs are run;
+    by default one iteration after the other."""
 
     loops: tuple[UOp, ...]
     lane: UOp | None = None  # the loop that is vectorized
@@ -40,7 +40,8 @@ class LoopNest:
         return self.lanes if r is self.lane else self.reduce_lanes.get(r, 1)
 
     def next_tile(self, load: UOp, r: UOp) -> UOp | None:
-        """The loop of which `load`, read along `r`, is prefetched one tile ahead: the innermost one around `r` that moves it."""
+        """The loop of which `load`, read along `r`, is prefetched one tile ahead: the innermost one around `r` that
+        moves it."""
         depends, around = ranges_of(load), self.loops[: self.loops.index(r)] if r in self.loops else self.loops
         return next((x for x in reversed(around) if x in depends), None) if r in depends else None
 

@@ -14,8 +14,8 @@ from manygrad.tensor.uop.uop import UOp
 
 @dataclass(frozen=True, repr=False)
 class Online(Opt):
-    """The sum over the range `axis` of exponentials below the maximum over the range `maximum` is made in one pass with that. Such a pair, `rfactor`
-    along `axis`, which no `compute_at` keeps.
+    """The sum over the range `axis` of exponentials below the maximum over the range `maximum` is made in one pass with
+    that. Such a pair, `rfactor` along `axis`, which no `compute_at` keeps.
 
     before:  for j: m = max(m, x[j]);  for k: s += exp(x[k] - m)
     after:   for k: { n = max(m, x[k]); s = s * exp(m - n) + exp(x[k] - n); m = n }       # online(k, j)

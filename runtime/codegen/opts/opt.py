@@ -1,8 +1,8 @@
 """What an Opt is: one named decision about how a kernel's loop nest is run, which a heuristic or a search picks.
 
-A kind is a frozen dataclass in a file of its own. It says what it means (its docstring), how it changes the nest (`apply`), where it is
-not legal and why (`illegal`), and which lists the search tries next (`neighbours`). The kinds are listed in `kinds.py`, in the order in which
-they are applied.
+A kind is a frozen dataclass in a file of its own. It says what it means (its docstring), how it changes the nest
+(`apply`), where it is not legal and why (`illegal`), and which lists the search tries next (`neighbours`). The kinds
+are listed in `kinds.py`, in the order in which they are applied.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Opt:
         return None
 
     def apply(self, nest: LoopNest, ranges: Mapping[int, UOp]) -> LoopNest:
-        """The nest with this decision; `ranges`: the kernel's, by id. Raises ValueError for one that does not fit it."""
+        """The nest with this decision; `ranges`: the kernel's, by id. Raises ValueError for one that does not fit
+        it."""
         raise NotImplementedError
 
     @classmethod
@@ -56,7 +57,8 @@ class Opt:
 
     @classmethod
     def of(cls, nest: LoopNest) -> list[Opt]:
-        """The shortest list of this kind that makes the nest what it is, in a fixed order: equal nests give equal lists."""
+        """The shortest list of this kind that makes the nest what it is, in a fixed order: equal nests give equal
+        lists."""
         raise NotImplementedError
 
     @classmethod
@@ -89,8 +91,8 @@ Kind = TypeVar("Kind", bound=Opt)
 
 @dataclass(frozen=True)
 class Neighbourhood:
-    """Where a search stands: a kernel and a list in canonical form. `lanes`: of a vector register; `sums`: whether the order in which
-    a reduction is added up may change, too."""
+    """Where a search stands: a kernel and a list in canonical form. `lanes`: of a vector register; `sums`: whether the
+    order in which a reduction is added up may change, too."""
 
     sig: Signature
     opts: Opts

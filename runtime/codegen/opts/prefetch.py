@@ -13,8 +13,8 @@ from manygrad.tensor.uop.uop import UOp
 
 @dataclass(frozen=True, repr=False)
 class Prefetch(Opt):
-    """While the range runs, what it reads of the argument is prefetched one tile ahead of the innermost loop around it that moves it.
-    There is such a loop; the argument is not packed.
+    """While the range runs, what it reads of the argument is prefetched one tile ahead of the innermost loop around it
+    that moves it. There is such a loop; the argument is not packed.
 
     before:  for m: for k: s += a[m, k]
     after:   for m: for k: { prefetch a[m + 1, k]; s += a[m, k] }       # prefetch(k, a)

@@ -20,10 +20,12 @@ USUAL = 256  # iterations that a first block has
 
 @dataclass(frozen=True, repr=False)
 class ReduceBlock(Opt):
-    """All tiles of the block, and all of the loops inside of it, do `iterations` of the outermost reduce range before the next ones, of which only
-    so much is packed at a time; sums rest in local memory (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", 2008).
+    """All tiles of the block, and all of the loops inside of it, do `iterations` of the outermost reduce range before
+    the next ones, of which only so much is packed at a time; sums rest in local memory (Goto and van de Geijn, "Anatomy
+    of high-performance matrix multiplication", 2008).
 
-    With `block`, all loops up to the blocked one in the parallel loop, for one group of REDUCEs without `rfactor`; a multiple of its unroll.
+    With `block`, all loops up to the blocked one in the parallel loop, for one group of REDUCEs without `rfactor`; a
+    multiple of its unroll.
 
     before:  for 8 tiles of m: for k in 4096: ..
     after:   for k in 4096 by 256: for 8 tiles of m: for k' in 256: ..      # reduce_block(k, 256)
@@ -50,7 +52,10 @@ class ReduceBlock(Opt):
             return None
         k, per = nest.reduce_block
         if not nest.block or not is_fixed(k) or per % nest.tile_of(k):
-            return f"reduce_block({k.arg[0]}, {per}) needs a block, a fixed size, and a multiple of the tile {nest.tile_of(k)}"
+            return (
+                f"reduce_block({k.arg[0]}, {per}) needs a block, a fixed size, "
+                f"and a multiple of the tile {nest.tile_of(k)}"
+            )
         blocked, tiles = next(iter(nest.block.items()))
         group = [u for u in sig.reduces if blocked in ranges_of(u)]
         reason = _unlike(sig, group, nest, blocked, k)

@@ -17,9 +17,11 @@ from manygrad.tensor.uop.uop import UOp
 
 @dataclass(frozen=True, repr=False)
 class Tensorize(Opt):
-    """`terms` neighbouring iterations of a sum of products in one lane (4 of bytes, 2 of bfloat16): one instruction multiplies and adds them.
+    """`terms` neighbouring iterations of a sum of products in one lane (4 of bytes, 2 of bfloat16): one instruction
+    multiplies and adds them.
 
-    All REDUCEs over the range are such sums, in a form that the machine has (`dots.py`); a fixed size, no `skip`; its tile a multiple.
+    All REDUCEs over the range are such sums, in a form that the machine has (`dots.py`); a fixed size, no `skip`; its
+    tile a multiple.
 
     before:  for k in 64: s += int32(a[k]) * int32(b[k])
     after:   for k in 64 by 4: s = dot(a[k:k+4], b[k:k+4], s)           # tensorize(k, 4)

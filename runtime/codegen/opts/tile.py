@@ -15,7 +15,8 @@ VECTORS = (1, 2, 3, 4, 6)  # vectors of a tile of the one that is
 
 @dataclass(frozen=True, repr=False)
 class Tile(Opt):
-    """The loop is split into tiles of `size` iterations that are held in registers at once. Any loop; a multiple of its lanes.
+    """The loop is split into tiles of `size` iterations that are held in registers at once. Any loop; a multiple of its
+    lanes.
 
     before:  for m in 60: for k: c[m] += a[m, k] * b[k]
     after:   for m in 60 by 6: for k: c[m..m+5] += a[m..m+5, k] * b[k]          # tile(m, 6)
