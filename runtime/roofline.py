@@ -26,7 +26,7 @@ import numpy as np
 
 from manygrad.native.compiler import compiler
 from manygrad.native.team import Team
-from manygrad.runtime.codegen.facts import Machine
+from manygrad.runtime.codegen.target import Machine
 from manygrad.runtime.devices.diskcache import DiskCache
 from manygrad.runtime.devices.target import host_target
 from manygrad.runtime.devices.threads import team, wanted_threads

@@ -3,36 +3,15 @@ the machine."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from manygrad.runtime.codegen.affine import TileAnalysis
 from manygrad.runtime.codegen.describe import Signature, signature, volume
-from manygrad.runtime.codegen.dots import Dot
 from manygrad.runtime.codegen.opts import Opt, Reorder, Tile, Vectorize
 from manygrad.runtime.codegen.opts.opt import chosen
+from manygrad.runtime.codegen.target import Machine
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What the choices depend on: a vector register's width, how many there are, a core's own cache, whether x * 2**n
-    and a table's look-up are one instruction, how many cores may share the work, which products one instruction adds
-    up, and how much memory may be asked for in a burst without holding up loads (0: little)."""
-
-    vector_bytes: int
-    registers: int
-    cache_bytes: int = 1 << 20
-    scales: bool = False
-    cores: int = 1
-    dots: tuple[Dot, ...] = ()
-    burst_bytes: int = 0
-
-    @property
-    def accumulators(self) -> int:
-        return 24 if self.registers >= 32 else 12
 
 
 class Facts:

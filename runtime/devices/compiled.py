@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from manygrad.runtime.codegen.facts import Machine
 from manygrad.runtime.codegen.lowered import Program
 from manygrad.runtime.codegen.opts import Opt
 from manygrad.runtime.codegen.pipeline import Prepared, prepare
+from manygrad.runtime.codegen.target import Machine
 from manygrad.runtime.devices.base import Kernel
 from manygrad.runtime.devices.diskcache import DiskCache
 from manygrad.tensor.environment import BEAM, CHECK_OOB, DEBUG, NOOPT

@@ -27,10 +27,10 @@ from typing import Any
 
 from manygrad.runtime.codegen.describe import signature
 from manygrad.runtime.codegen.dots import Dot
-from manygrad.runtime.codegen.facts import Machine
 from manygrad.runtime.codegen.lowered import show
 from manygrad.runtime.codegen.opts import Opt, Opts, named, neighbours
 from manygrad.runtime.codegen.pipeline import prepare
+from manygrad.runtime.codegen.target import Machine
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.serial import NotStorable, decode, encode
 from manygrad.tensor.uop.uop import UOp

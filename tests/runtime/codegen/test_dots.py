@@ -9,9 +9,9 @@ import pytest
 from manygrad import Tensor, TinyJit
 from manygrad.runtime.codegen.describe import signature
 from manygrad.runtime.codegen.dots import BYTES, Dot, is_dot, is_total, use_dots
-from manygrad.runtime.codegen.facts import Machine
 from manygrad.runtime.codegen.opts import CacheRead, RFactor, Tensorize
 from manygrad.runtime.codegen.pipeline import prepare
+from manygrad.runtime.codegen.target import Machine
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.ops import Ops

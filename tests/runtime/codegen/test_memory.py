@@ -9,7 +9,6 @@ import pytest
 
 from manygrad.runtime.codegen.collapse import collapse
 from manygrad.runtime.codegen.describe import signature
-from manygrad.runtime.codegen.facts import Machine
 from manygrad.runtime.codegen.heuristic import choose
 from manygrad.runtime.codegen.legalize import legalize
 from manygrad.runtime.codegen.lower import lower
@@ -31,6 +30,7 @@ from manygrad.runtime.codegen.opts import (
 )
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.codegen.rows import RECORD_BYTES, STREAM_BYTES
+from manygrad.runtime.codegen.target import Machine
 from manygrad.runtime.devices import get_device
 from manygrad.runtime.devices.target import host_target
 from manygrad.tensor.dtype import DType, dtypes

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from manygrad.runtime.codegen.describe import part_held, signature
-from manygrad.runtime.codegen.facts import Machine
 from manygrad.runtime.codegen.lower import lower
 from manygrad.runtime.codegen.lowered import Low
 from manygrad.runtime.codegen.opts import (
@@ -25,6 +24,7 @@ from manygrad.runtime.codegen.opts import (
 )
 from manygrad.runtime.codegen.phases import phased_loops, split_phases
 from manygrad.runtime.codegen.pipeline import prepare
+from manygrad.runtime.codegen.target import Machine
 from manygrad.runtime.devices import get_device
 from manygrad.runtime.devices.target import host_target
 from manygrad.tensor.environment import Context

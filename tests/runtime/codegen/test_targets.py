@@ -12,9 +12,9 @@ import pytest
 from manygrad.native.compiler import Compiler
 from manygrad.native.processor import Processor
 from manygrad.runtime.codegen.dots import Dot
-from manygrad.runtime.codegen.facts import Machine
 from manygrad.runtime.codegen.opts import CacheRead, Tensorize, Vectorize
 from manygrad.runtime.codegen.pipeline import prepare
+from manygrad.runtime.codegen.target import Machine
 from manygrad.runtime.devices.target import Target
 from manygrad.runtime.render.llvm import ENTRY, render
 from manygrad.tensor.dtype import dtypes

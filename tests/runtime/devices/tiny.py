@@ -9,9 +9,9 @@ import numpy as np
 from manygrad.native.compiler import compiler
 from manygrad.native.memory import aligned, bytes_at
 from manygrad.runtime.codegen.describe import estimate, evaluate_int, signature
-from manygrad.runtime.codegen.facts import Machine
 from manygrad.runtime.codegen.lowered import SCRATCH_BYTES
 from manygrad.runtime.codegen.opts import loop_nest
+from manygrad.runtime.codegen.target import Machine
 from manygrad.runtime.devices.base import Allocator, Backend, Builder, Opened, Queue
 from manygrad.runtime.devices.compiled import Compiled, Renderer
 from manygrad.runtime.devices.diskcache import DiskCache
