@@ -98,7 +98,9 @@ def test_the_first_pass_asks_for_the_next_row_where_a_core_can_wait_for_it() -> 
     machine = replace(host_target().machine, burst_bytes=4096)
 
     def opts(ast: UOp) -> set[Opt]:
-        return {o for o in prepare(ast, machine).opts if o.kind == "prefetch" or (o.kind, o.axis) == ("tile", 0)}
+        return {
+            o for o in prepare(ast, machine).opts if isinstance(o, Prefetch) or (isinstance(o, Tile) and o.axis == 0)
+        }
 
     assert opts(softmax(4096, 1024)) == {Prefetch(2, 1)}
     assert opts(softmax_gradient(4096, 1024)) == {Prefetch(2, 1), Prefetch(4, 2)}
@@ -115,7 +117,7 @@ def test_rows_of_a_gradient_are_kept_once() -> None:
 def test_as_many_rows_as_half_of_the_first_cache_holds() -> None:
     """A row of 512 is 2 KiB, as are what is kept of it and the next one; a long row is worked on with one other."""
     wide = Machine(vector_bytes=64, registers=32, scales=True, cores=2)
-    rows = lambda n: [o.size for o in prepare(softmax(64, n), wide).opts if (o.kind, o.axis) == ("tile", 0)]  # noqa: E731
+    rows = lambda n: [o.size for o in prepare(softmax(64, n), wide).opts if isinstance(o, Tile) and o.axis == 0]  # noqa: E731
     assert (rows(256), rows(512), rows(640), rows(1024), rows(8192)) == ([4], [4], [3], [2], [2])
 
 

@@ -222,6 +222,11 @@ def families(draw: st.DrawFn) -> tuple[UOp, list[np.ndarray]]:
             return ast, [np.zeros((2, co, 5, width), np.float32), *(values(seed, f32, s) for s in shapes)]
 
 
+def rows_plus_columns(rows: int, columns: int) -> UOp:
+    i, j = loop(rows, 0), loop(columns, 1)
+    return sink(store(0, add(mul(i, columns), j), add(load(1, i), load(2, j)), i, j))
+
+
 def walk(draw: st.DrawFn, ast: UOp, split: bool) -> tuple[Opt, ...]:
     """A list that the search can come to: a few steps from the heuristic's or from the one without optimisation."""
     prepared = prepare(ast, host_target().machine)
@@ -283,7 +288,8 @@ def test_every_list_that_the_search_can_pick() -> None:
     @settings(SETTINGS, max_examples=20)
     @given(st.data())
     def with_rows(data: st.DataObject) -> None:
-        check(data, st.just((SUMS, [np.zeros((20, 50), np.float32), values(0, f32, 20), values(1, f32, 50)])))
+        arrays = [np.zeros((20, 80), np.float32), values(0, f32, 20), values(1, f32, 80)]
+        check(data, st.just((rows_plus_columns(20, 80), arrays)))
 
     all_kernels()
     with_rows()
@@ -356,15 +362,7 @@ def test_stores_in_order(data: st.DataObject) -> None:
 
 SET_ANYWHERE, SET_IN_ROWS, SET_IN_COLUMNS = set_at("anywhere"), set_at("rows"), set_at("columns")
 PRODUCT, NESTED, SCATTER, ROWS = gemm(32, 32, 64), masked_pair(), scatter_add(), softmax_gradient(8, 40)
-SUMS = sink(
-    store(
-        0,
-        add(mul(loop(20, 0), 50), loop(50, 1)),
-        add(load(1, loop(20, 0)), load(2, loop(50, 1))),
-        loop(20, 0),
-        loop(50, 1),
-    )
-)
+SUMS = rows_plus_columns(20, 50)
 OF_BYTES = use_dots(bytes_product(32, 32, 64), (Dot(dtypes.uint8, dtypes.int8, 64),))
 OF_HALVES = use_dots(gemm(32, 32, 64, dtype=dtypes.bfloat16), (Dot(dtypes.bfloat16, dtypes.bfloat16, 64),))
 ALL = Parallel(2)
