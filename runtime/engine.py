@@ -412,6 +412,8 @@ class RealizeEngine:
         reads a lazy copy of it: the storage may be assigned.
         """
         lazy = [t for t in LIVE if t.uop.op is not Ops.BUFFER]
+        if any(r.is_paused for r in capture):  # what the step makes computes it itself, in each replay
+            lazy = [t for t in lazy if any(r.holds(t) for r in capture)]
         if not lazy:
             return
         bases = [memory(t.uop) for t in lazy]

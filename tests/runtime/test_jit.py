@@ -542,3 +542,25 @@ def test_a_lazy_value_that_cannot_be_computed_fails_no_replay() -> None:
     with pytest.raises(RuntimeError, match="is lost"):
         bad.item()
     assert step(one).tolist() == [8.0] * 4
+
+
+@pytest.mark.parametrize("device", ["CPU", ("CPU:0", "CPU:1")])
+def test_a_value_from_before_that_the_step_makes_too_is_not_taken_from_there(device: str | tuple[str, ...]) -> None:
+    """`early` is computed as the step overwrites what it reads; the step's own `c * 2` is a part of each replay."""
+    a, c = (Tensor(np.arange(8, dtype=np.float32).reshape(4, 2)) for _ in range(2))
+    a, c = (t.shard(device, 0) if isinstance(device, tuple) else t for t in (a, c))
+    early = a * 2
+
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        c.assign(c * 2 - 1)
+        out = c * 2
+        c.copy_(a)
+        a.fill_(-2.0)
+        return x + 1, out
+
+    run = TinyJit(step)
+    rows = np.arange(8, dtype=np.float32).reshape(4, 2)
+    for n, read in enumerate((rows, rows, np.full((4, 2), -2), np.full((4, 2), -2))):
+        x, out = run(Tensor([float(n)]))
+        assert x.tolist() == [n + 1] and out.tolist() == ((read * 2 - 1) * 2).tolist()
+    assert early.tolist() == (rows * 2).tolist()
