@@ -564,3 +564,18 @@ def test_a_value_from_before_that_the_step_makes_too_is_not_taken_from_there(dev
         x, out = run(Tensor([float(n)]))
         assert x.tolist() == [n + 1] and out.tolist() == ((read * 2 - 1) * 2).tolist()
     assert early.tolist() == (rows * 2).tolist()
+
+
+def test_a_constant_that_is_assigned_an_equal_one_is_state() -> None:
+    a, b = Tensor.zeros(2), Tensor.zeros(2)
+
+    def step(x: Tensor) -> Tensor:
+        a.copy_(b)
+        b.fill_(1)
+        return x + 1
+
+    run, seen = TinyJit(step), []
+    for n in range(4):
+        assert run(Tensor([float(n)])).tolist() == [n + 1]
+        seen.append((a.tolist(), b.tolist()))
+    assert seen == [([0, 0], [1, 1]), *[([1, 1], [1, 1])] * 3]
