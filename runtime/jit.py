@@ -31,7 +31,7 @@ from manygrad.tensor.engine import engine
 from manygrad.tensor.environment import DEBUG, JIT, VALIDATE_WITH_CPU
 from manygrad.tensor.lock import LOCK
 from manygrad.tensor.standin import part
-from manygrad.tensor.storage import LIVE, PENDING, TensorSet, is_stored, keeping
+from manygrad.tensor.storage import LIVE, PENDING, TensorSet, assignments, is_stored
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import BufferSpec, Ops, UOp
 from manygrad.tensor.uop.rewrite import substitute
@@ -228,10 +228,10 @@ class TinyJit(Generic[T]):
         if self.calls == 0:
             self.calls = 1
             state = {id(t): (t, t.uop) for t in LIVE if not is_stored(t.uop)}
-            with keeping() as kept:
+            with assignments() as assigned:
                 out = self._run_plain(args, kwargs)
-            same = {id(t) for t in kept}
-            written = [t for t, before in state.values() if t.uop is not before or id(t) in same]
+            again = {id(t) for t in assigned}
+            written = [t for t, before in state.values() if t.uop is not before or id(t) in again]
             changed = [t for t in written if not is_stored(t.uop)]
             if changed:  # state that was not in memory yet: from now on a write to it is a part of the step
                 changed[0].realize(*changed[1:])

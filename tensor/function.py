@@ -31,7 +31,7 @@ from manygrad.tensor.gradient import NoGradient, flow_back
 from manygrad.tensor.lock import locked
 from manygrad.tensor.ops.random import seeding
 from manygrad.tensor.standin import part
-from manygrad.tensor.storage import LIVE, MEMORY, PENDING, is_stored, keeping, memory, place, start
+from manygrad.tensor.storage import LIVE, MEMORY, PENDING, assignments, is_stored, memory, place, start
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import BufferSpec, Ops, UOp, standing_on
 from manygrad.tensor.uop.rewrite import substitute
@@ -198,7 +198,7 @@ class _Trace:
                 tensors[i].uop = p
             stand_ins = _stand_ins(lazy)
             entered = {id(t): t.uop for t in known}
-            with keeping() as kept:
+            with assignments() as assigned:
                 self.shape_of_result = _structure(fn(*args, **kwargs), outs)
             values = [t.uop for t in outs]
             self.given = given
@@ -214,7 +214,7 @@ class _Trace:
                 for t in LIVE
                 if id(t) not in before and memory(t.uop).op is Ops.AFTER and not any(t is o for o in outs)
             ]
-            same = {id(t) for t in kept if t.uop.device is None}
+            same = {id(t) for t in assigned if t.uop.device is None}
             changed = [
                 *(t for t in known if id(t) not in mine and (t.uop is not entered[id(t)] or id(t) in same)),
                 *made,

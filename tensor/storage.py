@@ -209,24 +209,24 @@ def becomes_new(t: Tensor, value: Tensor) -> bool:
     return value.requires_grad or t._new(base).requires_grad
 
 
-_kept: ContextVar[list[Tensor] | None] = ContextVar("tensors that were assigned the value they had", default=None)
+_assigned: ContextVar[list[Tensor] | None] = ContextVar("tensors that were assigned", default=None)
 
 
 @contextmanager
-def keeping() -> Iterator[list[Tensor]]:
-    """The tensors to which this thread assigns just what they are: a write that leaves no mark, as two equal
-    constants are one node."""
+def assignments() -> Iterator[list[Tensor]]:
+    """The tensors that this thread assigns to. Their nodes do not tell: equal constants are one, and what a tensor is
+    assigned may be what it was."""
     found: list[Tensor] = []
-    token = _kept.set(found)
+    token = _assigned.set(found)
     try:
         yield found
     finally:
-        _kept.reset(token)
+        _assigned.reset(token)
 
 
-def kept_value(t: Tensor) -> None:
-    if (kept := _kept.get()) is not None:
-        kept.append(t)
+def note_assignment(t: Tensor) -> None:
+    if (found := _assigned.get()) is not None:
+        found.append(t)
 
 
 @locked

@@ -289,8 +289,8 @@ class Tensor(
                 f"assign: the value is on {x.uop.device}, the target on {self.uop.device}; "
                 "move it first with .to(target.device)"
             )
+        storage.note_assignment(self)
         if x.uop is self.uop:
-            storage.kept_value(self)
             return self
         if overlaps(self.uop):
             raise ValueError(

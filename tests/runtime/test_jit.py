@@ -570,6 +570,7 @@ def test_a_constant_that_is_assigned_an_equal_one_is_state() -> None:
     a, b = Tensor.zeros(2), Tensor.zeros(2)
 
     def step(x: Tensor) -> Tensor:
+        a.assign(a + 5)
         a.copy_(b)
         b.fill_(1)
         return x + 1

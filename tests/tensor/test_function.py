@@ -472,6 +472,7 @@ def test_a_constant_that_is_assigned_an_equal_one() -> None:
 
     @function
     def step(x: Tensor) -> Tensor:
+        a.assign(a + 5)
         a.copy_(b)
         b.fill_(1)
         return x + 1
