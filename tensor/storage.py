@@ -209,14 +209,14 @@ def becomes_new(t: Tensor, value: Tensor) -> bool:
     return value.requires_grad or t._new(base).requires_grad
 
 
-_assigned: ContextVar[list[Tensor] | None] = ContextVar("tensors that were assigned", default=None)
+_assigned: ContextVar[TensorSet | None] = ContextVar("tensors that were assigned", default=None)
 
 
 @contextmanager
-def assignments() -> Iterator[list[Tensor]]:
-    """The tensors that this thread assigns to. Their nodes do not tell: equal constants are one, and what a tensor is
-    assigned may be what it was."""
-    found: list[Tensor] = []
+def assignments() -> Iterator[TensorSet]:
+    """The tensors that this thread assigns to, as long as they live. Their nodes do not tell: equal constants are one,
+    and what a tensor is assigned may be what it was."""
+    found = TensorSet()
     token = _assigned.set(found)
     try:
         yield found
@@ -226,7 +226,7 @@ def assignments() -> Iterator[list[Tensor]]:
 
 def note_assignment(t: Tensor) -> None:
     if (found := _assigned.get()) is not None:
-        found.append(t)
+        found.add(t)
 
 
 @locked

@@ -484,6 +484,29 @@ def test_a_constant_that_is_assigned_an_equal_one() -> None:
     assert seen == [([0, 0], [1, 1]), ([1, 1], [1, 1]), ([1, 1], [1, 1])]
 
 
+@pytest.mark.parametrize("axis", [None, 0])
+def test_what_is_made_and_written_inside_is_no_state(axis: int | None) -> None:
+    """Noting an assignment keeps nothing alive: a temporary dies with the trace that made it, and one trace serves."""
+    w = Tensor(np.ones((4, 6), np.float32))
+    w = w if axis is None else w.shard(("CPU:0", "CPU:1"), axis)
+    w.fill_(0)
+    traced = 0
+
+    @function
+    def step(x: Tensor) -> Tensor:
+        nonlocal traced
+        traced += 1
+        copy = w.clone()
+        copy.fill_(2)
+        copy[0] = 5
+        return x + copy.sum().to(x.device)
+
+    with no_grad():
+        for n in range(4):
+            assert step(Tensor([float(n)])).tolist() == [n + 66.0]
+    assert traced == 1 and w.numpy().tolist() == [[0.0] * 6] * 4
+
+
 @pytest.mark.parametrize("axis", [None, 0, 1])
 @pytest.mark.parametrize("realized", [False, True])
 def test_views_from_outside_whose_whole_is_gone(axis: int | None, realized: bool) -> None:
