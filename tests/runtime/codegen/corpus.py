@@ -27,7 +27,7 @@ from typing import Any
 
 from manygrad.runtime.codegen.describe import signature
 from manygrad.runtime.codegen.dots import Dot
-from manygrad.runtime.codegen.lowered import show
+from manygrad.runtime.codegen.lowered import Inst, Low, Program, show
 from manygrad.runtime.codegen.opts import Opt, Opts, named, neighbours
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.codegen.target import Machine
@@ -89,9 +89,38 @@ def kernel(folder: Path, name: str) -> UOp:
     return decode((folder / f"{name}.kernel").read_bytes())[0]
 
 
+ORDERED = frozenset(
+    (Low.LOOP, Low.IF, Low.ELSE, Low.END, Low.ACC, Low.GET, Low.SET, Low.LOAD, Low.STORE, Low.STREAM, Low.PREFETCH)
+)
+
+
 def digest(ast: UOp, machine: Machine, opts: Opts | None) -> tuple[Opts, str]:
     prepared = prepare(ast, machine, opts)
-    return prepared.opts, hashlib.sha256(show(prepared.program()).encode()).hexdigest()[:20]
+    return prepared.opts, canonical(prepared.program())
+
+
+def canonical(program: Program) -> str:
+    """A digest in which only what has an effect, or sees one, has a place in its block: the order of mere arithmetic is
+    the compiler's."""
+
+    def hashed(x: object) -> str:
+        return hashlib.sha256(repr(x).encode()).hexdigest()[:20]
+
+    names: dict[Inst, str] = {}
+    blocks: list[list[str]] = [[]]
+    out: list[object] = [program.name, [(n.key, step) for n, step in program.parallel], program.scratch_bytes]
+    for inst in program.insts:
+        place = len(out) if inst.op in ORDERED else None
+        names[inst] = hashed((inst.op, inst.dtype, inst.lanes, [names[s] for s in inst.src], inst.arg, place))
+        if place is None:
+            blocks[-1].append(names[inst])
+            continue
+        if inst.op in (Low.ELSE, Low.END):
+            out.append(sorted(blocks.pop()))
+        out.append(names[inst])
+        if inst.op in (Low.LOOP, Low.IF, Low.ELSE):
+            blocks.append([])
+    return hashed((out, sorted(blocks.pop())))
 
 
 def read(listed: list[Any]) -> Opt:
