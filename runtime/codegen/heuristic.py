@@ -12,6 +12,7 @@ import math
 
 from manygrad.runtime.codegen.describe import signature, size_max, volume
 from manygrad.runtime.codegen.dots import is_dot, is_product
+from manygrad.runtime.codegen.emit.transposed import LEAST
 from manygrad.runtime.codegen.masks import conditions
 from manygrad.runtime.codegen.online import online_pairs
 from manygrad.runtime.codegen.opts import (
@@ -34,7 +35,6 @@ from manygrad.runtime.codegen.opts.opt import chosen, without
 from manygrad.runtime.codegen.products import FIRST_CACHE_BYTES, LARGE_BYTES, LONG_BYTES, Products, largest
 from manygrad.runtime.codegen.rows import memory_opts, turned
 from manygrad.runtime.codegen.target import Machine
-from manygrad.runtime.codegen.turn import LEAST
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp

@@ -4,7 +4,7 @@ calculation for softmax", 2018).
 before:  m = REDUCE(MAX, x[i, k], k);  s = REDUCE(ADD, exp(x[i, j] - m), j)
 after:   LOOP j: { n = max(m, x[i, j]); s = s * exp(m - n) + exp(x[i, j] - n); m = n }
 
-Here: what such a pair looks like. The lowering is in `running.py`.
+Here: what such a pair looks like. The lowering is in `emit/online.py`.
 """
 
 from __future__ import annotations

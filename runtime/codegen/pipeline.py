@@ -10,8 +10,8 @@ from manygrad.runtime.codegen import heuristic
 from manygrad.runtime.codegen.collapse import collapse
 from manygrad.runtime.codegen.describe import kernel_name, signature
 from manygrad.runtime.codegen.dots import use_dots
+from manygrad.runtime.codegen.emit.lower import lower
 from manygrad.runtime.codegen.legalize import legalize
-from manygrad.runtime.codegen.lower import lower
 from manygrad.runtime.codegen.lowered import Program
 from manygrad.runtime.codegen.opts import Opt, legal, loop_nest
 from manygrad.runtime.codegen.phases import split_phases

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 from manygrad.runtime.codegen.describe import part_held, size_max, volume
 from manygrad.runtime.codegen.dots import is_dot, is_product, is_total
+from manygrad.runtime.codegen.emit.transposed import LEAST
 from manygrad.runtime.codegen.masks import Masks, conditions
 from manygrad.runtime.codegen.opts import Block, CacheRead, Opt, Prefetch, ReduceBlock, RFactor, Tile
 from manygrad.runtime.codegen.opts.opt import chosen
-from manygrad.runtime.codegen.turn import LEAST
 from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of

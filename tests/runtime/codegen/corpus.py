@@ -101,15 +101,19 @@ def digest(ast: UOp, machine: Machine, opts: Opts | None) -> tuple[Opts, str]:
 
 def canonical(program: Program) -> str:
     """A digest in which only what has an effect, or sees one, has a place in its block: the order of mere arithmetic is
-    the compiler's."""
+    the compiler's, and what nothing reads is gone."""
 
     def hashed(x: object) -> str:
         return hashlib.sha256(repr(x).encode()).hexdigest()[:20]
 
     names: dict[Inst, str] = {}
     blocks: list[list[str]] = [[]]
+    needed = set[Inst]()
+    for inst in reversed(program.insts):
+        if inst in needed or inst.op in ORDERED - {Low.LOAD, Low.GET}:
+            needed.update((inst, *inst.src))
     out: list[object] = [program.name, [(n.key, step) for n, step in program.parallel], program.scratch_bytes]
-    for inst in program.insts:
+    for inst in (i for i in program.insts if i in needed):
         place = len(out) if inst.op in ORDERED else None
         names[inst] = hashed((inst.op, inst.dtype, inst.lanes, [names[s] for s in inst.src], inst.arg, place))
         if place is None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from manygrad import Tensor
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.codegen.describe import kernel_name
-from manygrad.runtime.codegen.emit import INDEX, Emitter
+from manygrad.runtime.codegen.emit.emission import INDEX, Instructions
 from manygrad.runtime.codegen.lowered import Inst, Low, Program
 from manygrad.runtime.codegen.pipeline import Prepared
 from manygrad.runtime.devices import get_device
@@ -41,7 +41,7 @@ class HandMade(Prepared):
         return self.made
 
 
-def by_hand(e: Emitter, scratch_bytes: int = 0) -> CPUKernel:
+def by_hand(e: Instructions, scratch_bytes: int = 0) -> CPUKernel:
     """The kernel of what was emitted in `e`."""
     name = kernel_name(COPY)
     program = Program(name, tuple(e.blocks[0].insts), (), 2, (), scratch_bytes)
@@ -49,7 +49,7 @@ def by_hand(e: Emitter, scratch_bytes: int = 0) -> CPUKernel:
         return COMPILED.finish(HandMade(name, COPY, (), program), COPY)
 
 
-def access(e: Emitter, op: Low, offset: Inst, constant: int, lanes: int, *guard: Inst) -> None:
+def access(e: Instructions, op: Low, offset: Inst, constant: int, lanes: int, *guard: Inst) -> None:
     """out[0...] = in[offset + constant...], or out[offset + constant...] = in[0...]."""
     source, target, zero = e.emit(Low.PARAM, f32, (), 1), e.emit(Low.PARAM, f32, (), 0), e.const(0)
     if op is Low.LOAD:
@@ -74,7 +74,7 @@ def buffers() -> list[Buffer]:
 )
 def test_a_wrong_kernel_is_reported(op: Low, slot: int, start: int, lanes: int, seen: int | None) -> None:
     """The first element outside is named; the last vector that fits (None) runs."""
-    e = Emitter()
+    e = Instructions()
     access(e, op, e.const(0), start, lanes)
     item = KernelItem(COPY, by_hand(e), buffers(), (), "train.py:7")
     if seen is None:
@@ -93,7 +93,7 @@ def test_a_wrong_kernel_is_reported(op: Low, slot: int, start: int, lanes: int, 
 
 def test_masked_lanes_are_not_accesses() -> None:
     for active, fails in ((3, False), (5, True)):
-        e = Emitter()
+        e = Instructions()
         access(e, Low.STORE, e.const(0), 16, 8, e.emit(Low.FIRST, dtypes.bool, (), active, 8))
         kernel, args = by_hand(e), buffers()
         if fails:
@@ -105,11 +105,11 @@ def test_masked_lanes_are_not_accesses() -> None:
 
 
 def test_gathers_and_local_memory() -> None:
-    e = Emitter()
+    e = Instructions()
     access(e, Low.LOAD, e.emit(Low.TABLE, INDEX, (), (3, 25, 0, 21), 4), 0, 4)
     with pytest.raises(OutOfBoundsError, match="element 21 of argument 1"):
         by_hand(e)([b.handle for b in buffers()])
-    e = Emitter()
+    e = Instructions()
     local = e.emit(Low.SCRATCH, f32, (), 64)
     value = e.emit(Low.LOAD, f32, (local, e.const(14)), 0, 4)
     e.emit(Low.STORE, dtypes.void, (e.emit(Low.PARAM, f32, (), 0), e.const(0), value), 0, 4, here=True)

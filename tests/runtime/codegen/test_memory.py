@@ -9,9 +9,9 @@ import pytest
 
 from manygrad.runtime.codegen.collapse import collapse
 from manygrad.runtime.codegen.describe import signature
+from manygrad.runtime.codegen.emit.lower import lower
 from manygrad.runtime.codegen.heuristic import choose
 from manygrad.runtime.codegen.legalize import legalize
-from manygrad.runtime.codegen.lower import lower
 from manygrad.runtime.codegen.lowered import Low, Program
 from manygrad.runtime.codegen.opts import (
     Align,

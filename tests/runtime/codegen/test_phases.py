@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from manygrad.runtime.codegen.describe import part_held, signature
-from manygrad.runtime.codegen.lower import lower
+from manygrad.runtime.codegen.emit.lower import lower
 from manygrad.runtime.codegen.lowered import Low
 from manygrad.runtime.codegen.opts import (
     Block,

@@ -11,7 +11,9 @@ import itertools
 from typing import NamedTuple
 
 from manygrad.runtime.codegen.affine import Affine
-from manygrad.runtime.codegen.evaluate import Evaluator
+from manygrad.runtime.codegen.emit.emission import Emission
+from manygrad.runtime.codegen.emit.memory import argument
+from manygrad.runtime.codegen.emit.values import ragged_mask, sum_of_terms, value
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.uop import UOp
@@ -27,27 +29,35 @@ class Run(NamedTuple):
     active: int  # lanes that are stored
 
 
-def runs_of_stores(e: Evaluator) -> tuple[list[Run], list[dict[UOp, int]]]:
+def runs_of_stores(e: Emission) -> tuple[list[Run], list[dict[UOp, int]]]:
     """The runs of the kernel's only STORE, and the positions that are in none."""
     positions = list(e.positions(frozenset(e.nest.loops)))
     u = e.sig.stores[0]
-    if len(e.sig.stores) > 1 or u.arg is not None or e.lane is None or len(u.src[0].src) == 3 or u.src[1].dtype.is_bool:
+    if (
+        len(e.sig.stores) > 1
+        or u.arg is not None
+        or e.scope.lane is None
+        or len(u.src[0].src) == 3
+        or u.src[1].dtype.is_bool
+    ):
         return [], positions
     found: dict[tuple[object, ...], list[tuple[Affine, dict[UOp, int]]]] = {}
     rest = []
     for p in positions:
-        form, mask = e.analysis.affine(u.src[0].src[1], p), e.ragged_mask(p)
+        form, mask = e.scope.analysis.affine(u.src[0].src[1], p), ragged_mask(e, p)
         if form is None or form.table or form.stride in (0, 1) or (mask is not None and mask.op is not Low.FIRST):
             rest.append(p)
         else:
-            found.setdefault((form.terms, form.stride, e.lanes if mask is None else mask.arg), []).append((form, p))
+            found.setdefault((form.terms, form.stride, e.scope.lanes if mask is None else mask.arg), []).append(
+                (form, p)
+            )
     runs = []
     for (_, _, active), group in found.items():
         group.sort(key=lambda x: x[0].constant)
         for _, side in itertools.groupby(enumerate(group), key=lambda x: x[1][0].constant - x[0]):
             some = [x for _, x in side]
             while len(some) >= LEAST:
-                count = min(chunk(len(some)), e.lanes)
+                count = min(chunk(len(some)), e.scope.lanes)
                 runs.append(Run(some[0][0], [p for _, p in some[:count]], active))  # type: ignore[arg-type]
                 some = some[count:]
             rest += [p for _, p in some]
@@ -60,26 +70,26 @@ def chunk(count: int) -> int:
     return count if 4 * count >= 3 * above else above // 2
 
 
-def store_transposed(e: Evaluator, u: UOp, run: Run) -> None:
+def store_transposed(e: Emission, u: UOp, run: Run) -> None:
     """Rounds of interleaving the first half of all vectors with the second: then each lane's values lie side by
     side."""
-    n, count = e.lanes, len(run.positions)
+    n, count = e.scope.lanes, len(run.positions)
     width = 1 << (count - 1).bit_length()
     dtype = u.src[1].dtype
-    rows = [e.splat(e.value(u.src[1], p), n) for p in run.positions]
+    rows = [e.splat(value(e, u.src[1], p), n) for p in run.positions]
     rows += [e.const(0, dtype, n)] * (width - count)
     orders = [tuple(i // 2 + (i % 2) * n for i in range(first, first + n)) for first in (0, n)]
     for _ in range(width.bit_length() - 1):
         pairs = zip(rows[: width // 2], rows[width // 2 :])
         rows = [e.emit(Low.SHUFFLE, dtype, pair, order, n) for pair in pairs for order in orders]
-    pointer, offset = e.pointer(u.src[0].src[0]), e.base(run.form)
+    to, offset = argument(e, u.src[0].src[0]), sum_of_terms(e, run.form)
     guard = () if count == width else (e.emit(Low.FIRST, dtypes.bool, (), count, width),)
-    for lane, value in enumerate(itertools.islice(pieces(e, rows, width), run.active)):
+    for lane, part in enumerate(itertools.islice(parts(e, rows, width), run.active)):
         constant = run.form.constant + run.form.stride * lane
-        e.emit(Low.STORE, dtypes.void, (pointer, offset, value, *guard), constant, width, here=True)
+        e.emit(Low.STORE, dtypes.void, (to, offset, part, *guard), constant, width, here=True)
 
 
-def pieces(e: Evaluator, rows: list[Inst], width: int) -> list[Inst]:
+def parts(e: Emission, rows: list[Inst], width: int) -> list[Inst]:
     """The vectors cut into parts of `width` lanes, in order."""
     while rows[0].lanes > width:
         n = rows[0].lanes // 2

@@ -1,0 +1,190 @@
+"""A program being written: nested blocks of instructions, and the scope in which values are computed.
+
+An instruction goes into the outermost open block in which its sources are known, and an equal one is emitted once: so
+loop-invariant code moves out and common subexpressions are shared while the code is being made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from manygrad.runtime.codegen.affine import Position, TileAnalysis
+from manygrad.runtime.codegen.loops.build import Tree
+from manygrad.runtime.codegen.loops.index import Index
+from manygrad.runtime.codegen.loops.lanes import Lanes
+from manygrad.runtime.codegen.lowered import Inst, Low
+from manygrad.tensor.dtype import DType, dtypes
+from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.uop import UOp
+
+INDEX = dtypes.index
+
+
+class Block:
+    """An open block: what was emitted in it, and what is known there."""
+
+    def __init__(self, begin: Inst | None = None) -> None:
+        self.begin = begin
+        self.insts: list[Inst] = []
+        self.known: dict[Any, Inst] = {}  # (op, dtype, lanes, src, arg) -> the same instruction
+        self.values: dict[Any, Inst] = {}  # (expression, position) -> its value
+
+
+class Instructions:
+    """Nested blocks that are being written."""
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = [Block()]
+        # the block that loads are not moved out of: only under its condition is there something to read
+        self.reads_from = 0
+
+    def emit(
+        self,
+        op: Ops | Low,
+        dtype: DType,
+        src: tuple[Inst, ...] = (),
+        arg: Any = None,
+        lanes: int = 1,
+        here: bool = False,
+    ) -> Inst:
+        """The instruction, in the outermost block where its sources are known; `here`: a new one in this block."""
+        depth = len(self.blocks) - 1 if here else max((s.depth for s in src), default=0)
+        if op is Low.LOAD:
+            depth = max(depth, self.reads_from)
+        block = self.blocks[depth]
+        key = (op, dtype, lanes, src, _key(arg))
+        if not here and (found := block.known.get(key)) is not None:
+            return found
+        inst = Inst(op, dtype, lanes, src, arg, depth)
+        block.insts.append(inst)
+        if not here:
+            block.known[key] = inst
+        return inst
+
+    def const(self, value: Any, dtype: DType = INDEX, lanes: int = 1) -> Inst:
+        return self.emit(Low.CONST, dtype, (), value, lanes)
+
+    def add(self, a: Inst, b: Inst) -> Inst:
+        if b.op is Low.CONST and b.arg == 0:
+            return a
+        if a.op is Low.CONST and a.arg == 0:
+            return b
+        return self.emit(Ops.ADD, INDEX, (a, b))
+
+    def splat(self, x: Inst, lanes: int) -> Inst:
+        if x.lanes == lanes:
+            return x
+        if x.op is Low.CONST:
+            return self.emit(Low.CONST, x.dtype, (), x.arg, lanes)
+        return self.emit(Low.SPLAT, x.dtype, (x,), None, lanes)
+
+    def alu(self, op: Ops | Low, dtype: DType, *src: Inst, arg: Any = None) -> Inst:
+        """`op` on values, scalars broadcast where there is a vector."""
+        lanes = max(s.lanes for s in src)
+        return self.emit(op, dtype, tuple(self.splat(s, lanes) for s in src), arg, lanes)
+
+    def conjunction(self, *conditions: Inst | None) -> Inst | None:
+        """All of them; None: true."""
+        total: Inst | None = None
+        for c in conditions:
+            if c is None or (c.op is Low.CONST and c.arg):
+                continue
+            if c.op is Low.CONST:
+                return self.const(False, dtypes.bool)
+            total = c if total is None else self.alu(Ops.AND, dtypes.bool, total, c)
+        return total
+
+    # *** blocks ***
+
+    def open(self, op: Low | None = None, src: tuple[Inst, ...] = (), arg: Any = None) -> Inst | None:
+        """A new innermost block: a LOOP, whose index is given, an IF, or (None) one that is no block of the program."""
+        dtype = INDEX if op is Low.LOOP else dtypes.void
+        begin = None if op is None else Inst(op, dtype, 1, src, arg, len(self.blocks))
+        self.blocks.append(Block(begin))
+        return begin
+
+    def close(self) -> None:
+        block = self.blocks.pop()
+        into = self.blocks[-1].insts
+        if block.begin is not None:
+            into.append(block.begin)
+        into.extend(block.insts)
+        if block.begin is not None:
+            into.append(Inst(Low.END, dtypes.void, 1, (), None, len(self.blocks) - 1))
+
+    def branch(self, condition: Inst, then: Callable[[], None], otherwise: Callable[[], None]) -> None:
+        """One or the other; what either moves out stands before both."""
+        begin = self.open(Low.IF, (condition,))
+        then()
+        first = self.blocks.pop().insts
+        other = self.open(Low.ELSE)
+        otherwise()
+        second = self.blocks.pop().insts
+        end = Inst(Low.END, dtypes.void, 1, (), None, len(self.blocks) - 1)
+        assert begin is not None and other is not None
+        self.blocks[-1].insts.extend([begin, *first, other, *second, end])
+
+
+@dataclass(frozen=True, eq=False)
+class Scope:
+    """The tiles that are open, and which of their ranges stands in the lanes."""
+
+    vectors: Lanes
+    analysis: TileAnalysis
+    along: UOp | Inst | None  # what binds the lane: its range, or a loop over the vectors of its tile
+    origin: Mapping[UOp, Inst] = field(default_factory=dict)  # range -> index of the tile's first iteration
+    tile: Mapping[UOp, int] = field(default_factory=dict)  # range -> iterations in the tile
+    # range whose last vector is partial -> its size, if only known at run time
+    ragged: Mapping[UOp, Inst | None] = field(default_factory=dict)
+    reach: int = 0  # iterations beyond such a range's tile that there are
+    block: Mapping[UOp, Inst] = field(default_factory=dict)  # range -> index of its block's first iteration
+    # in a loop over single vectors: (the lane, index of the tile's first iteration, the vector's place in the tile)
+    vector: tuple[UOp, Inst, Inst] | None = None
+
+    @property
+    def lane(self) -> UOp | None:
+        return self.vectors.range
+
+    @property
+    def lanes(self) -> int:
+        return self.vectors.count
+
+
+Leaf = Callable[["Emission", UOp, Position], Inst | None]
+Computed = Callable[["Emission", UOp, Position, Inst], None]
+
+
+class Emission(Instructions):
+    """`leaf`: the value of what needs more than the values of its sources; `computed` is told of each value."""
+
+    def __init__(self, tree: Tree, leaf: Leaf, computed: Computed) -> None:
+        super().__init__()
+        self.kernel, self.local, self.leaf, self.computed = tree.kernel, tree.local, leaf, computed
+        self.nest, self.sig = tree.kernel.nest, tree.kernel.sig
+        lanes = tree.kernel.lanes
+        self.scope = Scope(lanes, tree.kernel.analysis(lanes), lanes.range)
+        self.counters: dict[Index, Inst] = {}
+        self.packed: set[UOp] = set()  # what local memory holds of the open tiles
+        self.waiting = set(self.sig.reduces)  # REDUCEs that are not computed yet in the open tiles
+        self.running: set[UOp] = set()  # those whose loops are open
+        self.adding: list[Callable[[], None]] = []  # adds the open tile to what the innermost of these reduces
+
+    @contextmanager
+    def within(self, scope: Scope) -> Iterator[None]:
+        before, self.scope = self.scope, scope
+        yield
+        self.scope = before
+
+    def with_lanes(self, lanes: Lanes) -> Scope:
+        return replace(self.scope, vectors=lanes, analysis=self.kernel.analysis(lanes), along=lanes.range)
+
+    def positions(self, ranges: frozenset[UOp]) -> Iterator[dict[UOp, int]]:
+        """The tile positions along `ranges`, in order, the lane's innermost; along that, one a vector."""
+        return self.kernel.positions(ranges, self.scope.tile, self.scope.vectors)
+
+
+def _key(arg: Any) -> Any:
+    return (type(arg), arg.hex()) if type(arg) is float else (type(arg), arg)

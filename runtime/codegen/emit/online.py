@@ -1,0 +1,103 @@
+"""Lowering of `online` (see `online.py`): a maximum and a sum of exponentials below it, in one pass.
+
+A tile of the row at a time: its elements raise the running maximum of their lane; what has been added up is scaled down
+to that, and the tile's exponentials are added. At the end the lanes are scaled to the largest of them and folded.
+Infinities and NaN make the result differ from that of two passes, so where the maximum or the sum is not finite these
+two are run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from manygrad.runtime.codegen.emit.emission import Emission
+from manygrad.runtime.codegen.emit.sums import folded, greater
+from manygrad.runtime.codegen.emit.values import combine, key, ragged_mask, value
+from manygrad.runtime.codegen.loops.tree import Online
+from manygrad.runtime.codegen.lowered import Inst, Low
+from manygrad.runtime.codegen.online import Pair
+from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.ranges import ranges_of
+from manygrad.tensor.uop.uop import UOp
+
+LOWEST = {dtypes.float32: -3.4028234663852886e38, dtypes.float64: -1.7976931348623157e308}
+
+
+def online(e: Emission, node: Online, body: Callable[[], None], otherwise: Callable[[], None]) -> None:
+    results = one_pass(e, node, body)
+    variables = {at: e.emit(Low.ACC, found.dtype, (found,), here=True) for at, found in results.items()}
+    good = e.conjunction(*(is_finite(e, found) for found in results.values()))
+    assert good is not None
+    e.open(Low.IF, (e.alu(Ops.NOT, dtypes.bool, good),))
+    otherwise()
+    for at, acc in variables.items():
+        e.emit(Low.SET, dtypes.void, (acc, e.blocks[-1].values[at]), here=True)
+    e.close()
+    for at, acc in variables.items():
+        e.blocks[-1].values[at] = e.emit(Low.GET, acc.dtype, (acc,), here=True)
+
+
+def one_pass(e: Emission, node: Online, body: Callable[[], None]) -> dict[Any, Inst]:
+    """The results, by their keys at each tile position."""
+    pair = node.pair
+    u, w, d = pair.maximum, pair.total, pair.maximum.dtype
+    results = {}
+    with e.within(e.with_lanes(node.lanes)):
+        lanes, positions = node.lanes.count, list(e.positions(ranges_of(w)))
+        start = [e.const(v, d, lanes) for v in (LOWEST[d], 0.0)]
+        running = [[e.emit(Low.ACC, d, (x,), None, lanes, here=True) for x in start] for _ in positions]
+
+        def tile() -> None:
+            for position, (largest, total) in zip(positions, running):
+                add_tile(e, pair, position, largest, total)
+
+        e.adding.append(tile)
+        body()
+        e.adding.pop()
+        for position, accumulators in zip(positions, running):
+            largest, total = (e.emit(Low.GET, d, (acc,), None, lanes, here=True) for acc in accumulators)
+            top = folded(e, [largest], partial(greater, e), True)
+            scaled = e.alu(Ops.MUL, d, total, scale(e, pair, largest, top))
+            results[key(e, u, position)] = top
+            results[key(e, w, position)] = folded(e, [scaled], partial(e.alu, Ops.ADD, d), True)
+    return results
+
+
+def add_tile(e: Emission, pair: Pair, position: dict[UOp, int], largest: Inst, total: Inst) -> None:
+    """What is in the current tile of the row, added to the accumulators."""
+    w, (x, maximum), values = pair.total, pair.below.src, e.blocks[-1].values
+    places = [{**position, **at} for at in e.positions(frozenset(w.src[1:]))]
+    new = old = e.emit(Low.GET, w.dtype, (largest,), None, largest.lanes, here=True)
+    for at in places:
+        found = e.splat(value(e, x, at), largest.lanes)
+        if (mask := ragged_mask(e, at)) is not None:
+            lowest = e.const(LOWEST[w.dtype], w.dtype)
+            found = values[key(e, x, at)] = e.alu(Ops.WHERE, w.dtype, mask, found, lowest)
+        new = greater(e, found, new)
+    added = e.emit(Low.GET, w.dtype, (total,), None, total.lanes, here=True)
+    added = e.alu(Ops.MUL, w.dtype, added, scale(e, pair, old, new))
+    values[key(e, maximum, position)] = new
+    for at in places:
+        added = e.alu(Ops.ADD, w.dtype, added, value(e, w.src[0], at))
+    del values[key(e, maximum, position)]
+    e.emit(Low.SET, dtypes.void, (largest, new), here=True)
+    e.emit(Low.SET, dtypes.void, (total, added), here=True)
+
+
+def scale(e: Emission, pair: Pair, old: Inst, new: Inst) -> Inst:
+    """exp(old - new), as the sum computes it."""
+    known = {pair.below: e.alu(Ops.SUB, old.dtype, old, new)}
+    for u in pair.total.src[0].toposort(lambda u: u is not pair.below):
+        if u not in known:
+            known[u] = e.const(u.arg, u.dtype) if u.op is Ops.CONST else combine(e, u, [known[s] for s in u.src])
+    return known[pair.total.src[0]]
+
+
+def is_finite(e: Emission, x: Inst) -> Inst:
+    """Above the lowest number, with which maxima begin, and below infinity."""
+    least, most = (e.const(v, x.dtype) for v in (LOWEST[x.dtype], math.inf))
+    return e.alu(Ops.AND, dtypes.bool, e.alu(Ops.CMPLT, dtypes.bool, least, x), e.alu(Ops.CMPLT, dtypes.bool, x, most))

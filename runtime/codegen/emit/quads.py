@@ -1,0 +1,103 @@
+"""Lowering of `tensorize`: neighbouring iterations of a reduction side by side, four bytes or two bfloat16, as one
+int32 in each lane.
+
+before:  ACC += CAST(a[k]) * CAST(b[k, lane])                      for each k
+after:   DOT(ACC, SPLAT(a[k .. k+3]), [b[k .. k+3, lane] in each lane])      for each fourth k
+
+What lies apart along the reduction is joined by shifts; where they lie side by side along it, but the lanes apart, they
+are loaded in a square of int32s, which is transposed. What is packed is packed so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from manygrad.runtime.codegen.affine import Position
+from manygrad.runtime.codegen.dots import LANE_BYTES
+from manygrad.runtime.codegen.emit.emission import Emission
+from manygrad.runtime.codegen.emit.local import held
+from manygrad.runtime.codegen.emit.memory import transpose
+from manygrad.runtime.codegen.emit.values import key, ragged_mask, value
+from manygrad.runtime.codegen.loops.lanes import Lanes, step_along
+from manygrad.runtime.codegen.lowered import Inst, Low
+from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.ranges import ranges_of
+from manygrad.tensor.uop.uop import UOp
+
+
+def quads(e: Emission, u: UOp, r: UOp, position: Position) -> Inst:
+    """`u` at as many iterations of `r` as fill four bytes, from `position` on, 0 beyond the last one: int32, a
+    scalar where all lanes agree."""
+    if (packed := held(e, u, position)) is not None:
+        return packed
+    at = (*key(e, u, position), LANE_BYTES)
+    for block in reversed(e.blocks):
+        if (known := block.values.get(at)) is not None:
+            return known
+    if e.scope.lane is r or e.scope.lane not in ranges_of(u):
+        found = side_by_side(e, u, r, position, e.scope.lanes if e.scope.lane is r else 1)
+    elif (square := transposed_quads(e, u, r, position)) is not None:
+        found = square
+    else:
+        found = joined(e, u, r, position)
+    e.blocks[found.depth].values[at] = found
+    return found
+
+
+@contextmanager
+def lane_along(e: Emission, r: UOp, lanes: int) -> Iterator[None]:
+    """Vectors along `r`, which is of a fixed size, for the moment."""
+    at = e.scope
+    inner = e.with_lanes(Lanes(r, lanes, at.vectors.square, at.lane if at.along is not at.lane else None))
+    with e.within(replace(inner, ragged={**at.ragged, r: None})):  # (its tile need not fill them)
+        yield
+
+
+def side_by_side(e: Emission, u: UOp, r: UOp, position: Position, count: int) -> Inst:
+    """`count` quads from `position` on, one after the other along `r`."""
+    with lane_along(e, r, e.nest.dots[r] * count):
+        found = e.splat(value(e, u, position), e.scope.lanes)
+        if u.op is not Ops.LOAD and (mask := ragged_mask(e, position)) is not None:
+            found = e.alu(Ops.WHERE, u.dtype, mask, found, e.const(0, u.dtype))
+    return e.emit(Ops.BITCAST, dtypes.int32, (found,), None, count)
+
+
+def joined(e: Emission, u: UOp, r: UOp, position: Position) -> Inst:
+    """Vectors of one iteration each, those of the later ones shifted."""
+    at, count = position.get(r, 0), e.nest.dots[r]
+    bits = dtypes.uint8 if u.dtype.itemsize == 1 else dtypes.uint16
+    total: Inst | None = None
+    for i in range(min(count, e.scope.tile[r] - at)):
+        part = e.alu(Ops.BITCAST, bits, value(e, u, {**position, r: at + i}))
+        wide = e.alu(Ops.CAST, dtypes.int32, part)
+        wide = e.alu(Ops.SHL, dtypes.int32, wide, e.const(8 * bits.itemsize * i, dtypes.int32)) if i else wide
+        total = wide if total is None else e.alu(Ops.OR, dtypes.int32, total, wide)
+    assert total is not None
+    return total
+
+
+def transposed_quads(e: Emission, u: UOp, r: UOp, position: Position) -> Inst | None:
+    """As `transposed_load`, of a square that is packed: for each lane as many quads as there are lanes,
+    exchanged."""
+    loads = [v for v in u.toposort() if v.op is Ops.LOAD and e.scope.lane in ranges_of(v)]
+    mask = ragged_mask(e, position)
+    if (
+        e.scope.vectors.square is not r
+        or (mask is not None and mask.op is not Low.FIRST)
+        or any(step_along(e.scope.analysis, v.src[0].src[1], r) != 1 for v in loads)
+    ):
+        return None
+    lane, n, count = e.scope.lane, e.scope.lanes, e.nest.dots[r]
+    span = count * n
+    assert lane is not None
+    at, first = position.get(lane, 0), position.get(r, 0) // span * span
+    active = n if mask is None else mask.arg
+    rows = [side_by_side(e, u, r, {**position, lane: at + i, r: first}, n) for i in range(active)]
+    rows += [e.const(0, dtypes.int32, n)] * (n - active)
+    columns = transpose(e, rows)
+    for i, column in enumerate(columns):
+        e.blocks[column.depth].values[(*key(e, u, {**position, r: first + count * i}), LANE_BYTES)] = column
+    return columns[(position.get(r, 0) - first) // count]

@@ -1,0 +1,179 @@
+"""Values of expressions at a position of the open tiles: arithmetic and indices.
+
+A value is a scalar where all lanes agree and a vector elsewhere. Each is remembered under what of the position it
+depends on, in the block where it stands.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from manygrad.runtime.codegen.affine import Affine, Atom, Position
+from manygrad.runtime.codegen.dots import is_dot
+from manygrad.runtime.codegen.emit.emission import INDEX, Emission
+from manygrad.runtime.codegen.lowered import Inst, Low
+from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.uop.intervals import bounds
+from manygrad.tensor.uop.ops import GroupOp, Ops
+from manygrad.tensor.uop.ranges import ranges_of
+from manygrad.tensor.uop.uop import UOp
+
+CUSTOM = {"round": Low.ROUND, "scale": Low.SCALE, "within": Low.WITHIN, "lookup": Low.LOOKUP}
+
+
+def value(e: Emission, root: UOp, position: Position) -> Inst:
+    """The value of `root` at a tile position: a scalar where all lanes agree, else a vector."""
+    stack = [root]
+    while stack:
+        u = stack[-1]
+        if find(e, u, position) is not None:
+            stack.pop()
+            continue
+        inst = e.leaf(e, u, position)
+        if inst is None:
+            missing = [s for s in u.src if find(e, s, position) is None]
+            if missing:
+                stack.extend(missing)
+                continue
+            inst = combine(e, u, [find(e, s, position) for s in u.src])  # type: ignore[misc]
+        e.computed(e, u, position, inst)
+        remember(e, u, position, inst)
+        stack.pop()
+    found = find(e, root, position)
+    assert found is not None
+    return found
+
+
+def find(e: Emission, u: UOp, position: Position) -> Inst | None:
+    at = key(e, u, position)
+    for block in reversed(e.blocks):
+        found = block.values.get(at)
+        if found is not None:
+            return found
+    return None
+
+
+def remember(e: Emission, u: UOp, position: Position, inst: Inst) -> Inst:
+    e.blocks[inst.depth].values[key(e, u, position)] = inst
+    return inst
+
+
+def key(e: Emission, u: UOp, position: Position) -> tuple[Atom, UOp | Inst | None]:
+    """What a value is remembered under: vectors along one range are not those along another."""
+    return e.scope.analysis.at(u, position), e.scope.along if e.scope.lane in ranges_of(u) else None
+
+
+def combine(e: Emission, u: UOp, src: list[Inst]) -> Inst:
+    if is_dot(u):
+        return e.alu(Ops.MUL, u.dtype, *(e.alu(Ops.CAST, u.dtype, s) for s in src))
+    if u.op is Ops.CUSTOM:
+        name, arg = u.arg if isinstance(u.arg, tuple) else (u.arg, None)
+        return e.alu(CUSTOM[name], u.dtype, *src, arg=arg)
+    if u.op is Ops.FMA:
+        return e.alu(Low.FMA, u.dtype, *src)
+    if u.op not in GroupOp.ELEMENTWISE:
+        _unknown(u)
+    return e.alu(u.op, u.dtype, *src, arg=_sign(u) if u.dtype is INDEX else None)
+
+
+def index_value(e: Emission, u: UOp, position: Position) -> Inst | None:
+    """An index, or a comparison of two, by its affine form."""
+    if u.dtype is INDEX:
+        a = e.scope.analysis.affine(u, position)
+        if a is not None and (u.op is Ops.RANGE or a != Affine(((e.scope.analysis.at(u, position), 1),), 0, 0)):
+            return affine_value(e, a)
+    elif u.op in GroupOp.COMPARE and u.src[0].dtype is INDEX:
+        return compare(e, u, position)
+    return None
+
+
+def scalar(e: Emission, u: UOp) -> Inst:
+    """An index expression at the tile's origin, lane 0."""
+    if u.op is Ops.RANGE:
+        return e.scope.origin[u]
+    if (
+        e.scope.lane is None
+        or e.scope.lane not in ranges_of(u)
+        or u.op not in (Ops.ADD, Ops.SUB, Ops.MUL, Ops.NEG, Ops.IDIV, Ops.MOD)
+    ):
+        inst = value(e, u, {})
+        assert inst.lanes == 1
+        return inst
+    return e.emit(u.op, u.dtype, tuple(scalar(e, s) for s in u.src), _sign(u))
+
+
+def atom(e: Emission, atom: Atom) -> Inst:
+    u = atom.expr
+    if u.op is Ops.RANGE:
+        return e.scope.origin[u]
+    if u in e.scope.analysis.normal:
+        return e.emit(u.op, INDEX, tuple(scalar(e, s) for s in u.src), _sign(u))
+    inst = value(e, u, dict(atom.position))
+    assert inst.lanes == 1, "an atom must not change with the lane"
+    return inst if inst.dtype is INDEX else e.emit(Ops.CAST, INDEX, (inst,))
+
+
+def sum_of_terms(e: Emission, a: Affine) -> Inst:
+    """The sum of the atoms, those of outer blocks first."""
+    parts = [(atom(e, x), c) for x, c in a.terms]
+    total = e.const(0)
+    for inst, c in sorted(parts, key=lambda p: p[0].depth):
+        total = e.add(total, inst if c == 1 else e.emit(Ops.MUL, INDEX, (inst, e.const(c))))
+    return total
+
+
+def affine_value(e: Emission, a: Affine) -> Inst:
+    total = e.add(sum_of_terms(e, a), e.const(a.constant))
+    if a.uniform or e.scope.lanes == 1:
+        return total
+    return e.alu(Ops.ADD, INDEX, e.splat(total, e.scope.lanes), ramp(e, a))
+
+
+def ramp(e: Emission, a: Affine) -> Inst:
+    """What each lane adds."""
+    if a.table or a.stride != 1:
+        return e.emit(Low.TABLE, INDEX, (), a.offsets(e.scope.lanes), e.scope.lanes)
+    return iota(e)
+
+
+def iota(e: Emission) -> Inst:
+    return e.emit(Low.IOTA, INDEX, (), None, e.scope.lanes)
+
+
+def compare(e: Emission, u: UOp, position: Position) -> Inst | None:
+    """A comparison of indices: scalar where the lanes agree, else a constant ramp against a broadcast bound."""
+    same = e.scope.analysis.compare(u, position)
+    if isinstance(same, bool):
+        return e.const(same, dtypes.bool)
+    if same is not None:
+        left = sum_of_terms(e, same)
+        return e.emit(u.op, dtypes.bool, (left, e.const(-same.constant)))
+    a, b = (e.scope.analysis.affine(s, position) for s in u.src)
+    if a is None or b is None or e.scope.lanes == 1:
+        return None
+    left, right = sum_of_terms(e, a), sum_of_terms(e, b)
+    bound = e.add(e.emit(Ops.SUB, INDEX, (right, left)), e.const(b.constant - a.constant))
+    offsets = tuple(x - y for x, y in zip(a.offsets(e.scope.lanes), b.offsets(e.scope.lanes)))
+    return e.alu(u.op, dtypes.bool, e.emit(Low.TABLE, INDEX, (), offsets, e.scope.lanes), bound)
+
+
+def ragged_mask(e: Emission, position: Position) -> Inst | None:
+    """The lanes at `position` that are within the lane's range; None: all."""
+    if e.scope.lane is None or e.scope.lane not in e.scope.ragged:
+        return None
+    at, size = position.get(e.scope.lane, 0), e.scope.ragged[e.scope.lane]
+    if size is None:
+        active = e.scope.tile[e.scope.lane] + e.scope.reach - at
+        return None if active >= e.scope.lanes else e.emit(Low.FIRST, dtypes.bool, (), active, e.scope.lanes)
+    left = e.emit(Ops.SUB, INDEX, (size, e.scope.origin[e.scope.lane]))
+    left = left if at == 0 else e.add(left, e.const(-at))
+    return e.alu(Ops.CMPLT, dtypes.bool, iota(e), left)
+
+
+def _sign(u: UOp) -> bool | None:
+    """For quotients and remainders of indices: whether the dividend is known not to be negative."""
+    return bounds(u.src[0])[0] >= 0 if u.op in (Ops.IDIV, Ops.MOD) else None
+
+
+def _unknown(u: UOp) -> Any:
+    raise NotImplementedError(f"{u.op.name} has no meaning inside a kernel")

@@ -1,0 +1,104 @@
+"""What lies where in a thread's local memory: operands that are packed there, rows that are kept, sums that rest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from manygrad.runtime.codegen.affine import index_sum
+from manygrad.runtime.codegen.keep import kept_bytes, kept_rows, kept_values, pitch
+from manygrad.runtime.codegen.loops.lanes import Kernel
+from manygrad.runtime.codegen.opts.cache_read import stage_rows, stage_sizes, staged_values, tiled_loops
+from manygrad.tensor.uop.uop import UOp
+
+HEADER_BYTES = 64  # where a thread keeps up to which index it has run the kernel (0: not yet), so what it holds packed
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A value packed into local memory at every tile of `loop`: element [i of `ranges`..., position in the tile].
+
+    The position is that in the tiles of all loops up to `loop` on which the value depends, in nested order. Of a
+    blocked loop: [tile in the block, i of `ranges`..., position in the tile].
+    """
+
+    value: UOp
+    loop: UOp
+    ranges: tuple[UOp, ...]
+    row: UOp  # the joint index of `ranges`, in elements
+    rows: int  # of a blocked loop: elements from one of its iterations to the next
+    # a reduce range of which a block is packed at a time; elements from one iteration to the next
+    blocked: tuple[UOp, int] | None
+    pitches: Mapping[UOp, int]  # elements from one position in a loop's tile to the next
+    offset_bytes: int
+    quads: UOp | None  # the one of `ranges` of which quads are packed, each as an element of their size
+
+
+@dataclass(frozen=True)
+class Kept:
+    """An expression's values along `r` in local memory: a row for each position of the tile."""
+
+    r: UOp
+    owners: tuple[UOp, ...]  # the REDUCEs over `r` of them: the values are there once one has run
+    rows: tuple[tuple[UOp, int], ...]
+    pitch: int
+    offset_bytes: int
+
+
+class Local:
+    """The local memory of one kernel."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.nbytes = 0
+        self.stages: dict[UOp, Stage] = {}  # by what is packed
+        self.kept: dict[UOp, Kept] = {}  # expression along its reduce range
+        self.again: dict[UOp, tuple[Kept, UOp]] = {}  # the same along another range, and that range
+        self._sums: int | None = None
+        if kernel.nest.staged:
+            self.reserve(HEADER_BYTES)
+        for r, slot in kernel.nest.staged:
+            self._stage(kernel, r, slot)
+        for r, again in kernel.nest.kept:
+            self._keep(kernel, r, again)
+
+    def reserve(self, nbytes: int) -> int:
+        """Its offset in bytes."""
+        offset = self.nbytes
+        self.nbytes += -(-nbytes // 64) * 64
+        return offset
+
+    def sums(self, nbytes: int) -> int:
+        """Where the sums of a blocked reduction rest, wherever its loops are written."""
+        if self._sums is None:
+            self._sums = self.reserve(nbytes)
+        return self._sums
+
+    def _stage(self, kernel: Kernel, loop: UOp, slot: int) -> None:
+        nest = kernel.nest
+        for u, ranges in staged_values(kernel.sig, slot):
+            sizes = stage_sizes(nest, loop, ranges)
+            quads = next((r for r in ranges if r in nest.dots), None)
+            each = nest.dots[quads] if quads is not None else 1
+            pitches, pitch = {}, each
+            for r in reversed(tiled_loops(nest, loop, u)):
+                pitches[r] = pitch
+                pitch *= nest.tile.get(r, 1)
+            # (the iterations of a quad lie side by side in its element)
+            shares = [each if r is quads else 1 for r in ranges]
+            steps = {r: math.prod(sizes[i + 1 :]) * pitch // math.prod(shares[i:]) for i, r in enumerate(ranges)}
+            row = index_sum(tuple(steps.items()), 0)
+            blocked = next(((r, c) for (r, c), n in zip(steps.items(), sizes) if n < r.src[0].arg), None)
+            rows = stage_rows(nest, loop, sizes)
+            offset = self.reserve(rows * pitch // each * nest.block.get(loop, 1) * u.dtype.itemsize)
+            self.stages[u] = Stage(u, loop, ranges, row, rows, blocked, pitches, offset, quads)
+
+    def _keep(self, kernel: Kernel, r: UOp, again: UOp) -> None:
+        sig, nest = kernel.sig, kernel.nest
+        over = [w for w in sig.reduces if w.src[1:] == (r,)]
+        for v, u in kept_values(sig, r, again).items():
+            if u not in self.kept:
+                owners = tuple(w for w in over if u in w.src[0].toposort())
+                at = self.reserve(kept_bytes(u, r, nest))
+                self.kept[u] = Kept(r, owners, kept_rows(u, r, nest), pitch(r), at)
+            self.again[v] = (self.kept[u], again)

@@ -1,0 +1,168 @@
+"""A loop tree as text, a node a line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from manygrad.runtime.codegen.loops.build import Tree
+from manygrad.runtime.codegen.loops.index import Index, Of
+from manygrad.runtime.codegen.loops.lanes import Lanes, fixed_size
+from manygrad.runtime.codegen.loops.tree import (
+    Accumulate,
+    Block,
+    CacheRead,
+    For,
+    Holds,
+    If,
+    Kind,
+    Node,
+    Nodes,
+    Online,
+    Pack,
+    Packing,
+    Ragged,
+    Reduce,
+    Scope,
+    Store,
+    Stored,
+    Tile,
+    Vectors,
+)
+from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.uop import UOp
+
+
+def show(tree: Tree) -> str:
+    return "\n".join(_lines(tree, tree.nodes, tree.kernel.lanes))
+
+
+def _lines(tree: Tree, nodes: Nodes, lanes: Lanes) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, Scope):  # (of no interest to a reader)
+            yield from _lines(tree, node.body, lanes)
+            continue
+        yield _line(tree, node, lanes)
+        inner = node.lanes if isinstance(node, (Reduce, Online, Packing, Vectors)) else lanes
+        body: Nodes = node.parts if isinstance(node, CacheRead) else getattr(node, "body", ())
+        yield from (f"  {line}" for line in _lines(tree, body, inner))
+        if otherwise := getattr(node, "otherwise", ()):
+            yield "else:"
+            yield from (f"  {line}" for line in _lines(tree, otherwise, lanes))
+
+
+def _line(tree: Tree, node: Node, lanes: Lanes) -> str:
+    match node:
+        case For():
+            kind = "" if node.kind is Kind.SERIAL else f", {node.kind.value}"
+            by = "" if node.step == 1 else f" by {node.step}"
+            return f"for {text(node.counter)} in {text(node.begin)}..{text(node.end)}{by}{kind}:"
+        case Tile():
+            count = tree.kernel.step_of(node.range, lanes)
+            vectors = f" in vectors of {count}" if count > 1 else ""
+            partial = {
+                Ragged.NO: "",
+                Ragged.FIXED: ", the last one partial",
+                Ragged.SIZE: f", below {text(node.size)}" if node.size else "",
+            }
+            what = f"{node.extent} from {text(node.origin)}{vectors}{partial[node.ragged]}"
+            return f"{name(node.range)} = {what}:"
+        case Block():
+            return f"block of {name(node.range)} from {text(node.begin)}:"
+        case If():
+            return f"if {text(node.condition)}:"
+        case CacheRead():
+            return "cache_read:"
+        case Packing():
+            return f"local[{node.stage.offset_bytes}..] = {_read(node.stage.value)}:"
+        case Pack():
+            return "pack"
+        case Reduce():
+            sums = ", ".join(f"{u.arg.name}({_read(u.src[0])})" for u in node.group)
+            over = ", ".join(map(name, node.group[0].src[1:]))
+            rest = "" if node.rest is None else f", from local[{node.rest.offset_bytes}..] on"
+            return f"reduce {sums} over {over}{f' in lanes of {name(node.split)}' if node.split else ''}{rest}:"
+        case Accumulate():
+            return "accumulate"
+        case Online():
+            return f"online maximum and sum over {name(node.pair.total.src[1])}, where finite:"
+        case Holds():
+            return f"with {sum(true for *_, true in node.facts)} of {len(node.facts)} masks true:"
+        case Vectors():
+            assert node.lanes.range is not None
+            return f"vectors of {name(node.lanes.range)} from anywhere:"
+        case Store():
+            which = {Stored.ALL: "", Stored.BEFORE: " up to the first line", Stored.LINES: " in whole lines"}
+            slots = ", ".join(str(s.src[0].src[0].arg) for s in tree.kernel.sig.stores)
+            return f"store argument {slots}{which[node.stored]}"
+    raise AssertionError(f"no line for {node}")
+
+
+def _read(u: UOp) -> str:
+    """Which arguments an expression reads, each once."""
+    slots = sorted({v.src[0].src[0].arg for v in u.toposort(lambda v: v.op is not Ops.REDUCE) if v.op is Ops.LOAD})
+    return " ".join(f"argument {s}" for s in slots) or "a sum"
+
+
+# *** indices ***
+
+
+SIGNS: dict[Ops, tuple[str, Callable[[int, int], int]]] = {
+    Ops.ADD: ("+", lambda a, b: a + b),
+    Ops.SUB: ("-", lambda a, b: a - b),
+    Ops.MUL: ("*", lambda a, b: a * b),
+    Ops.IDIV: ("//", lambda a, b: a // b),
+    Ops.MOD: ("%", lambda a, b: a % b),
+    Ops.CMPLT: ("<", lambda a, b: a < b),
+    Ops.CMPEQ: ("==", lambda a, b: a == b),
+    Ops.CMPNE: ("!=", lambda a, b: a != b),
+    Ops.OR: ("|", lambda a, b: a | b),
+    Ops.AND: ("&", lambda a, b: a & b),
+}
+STRENGTH = {Ops.MUL: 3, Ops.IDIV: 3, Ops.MOD: 3, Ops.ADD: 2, Ops.SUB: 2}
+
+
+def name(r: UOp) -> str:
+    """A range, by the number that the Opts have for it."""
+    return f"{'k' if r.arg[1] == 'reduce' else 'r'}{r.arg[0]}"
+
+
+def text(x: Index) -> str:
+    """As a formula; what is known is worked out."""
+    if (known := _number(x)) is not None:
+        return str(known)
+    match x.op:
+        case Of.COUNTER:
+            return f"i{x.arg}"
+        case Of.SIZE | Of.ORIGIN:
+            return f"{x.op.name.lower()}({name(x.arg)})"
+        case Of.LINE:
+            return f"line({name(x.arg[0])})"
+        case Of.HERE:
+            return text(x.src[0])
+        case Ops.WHERE:
+            condition, a, b = x.src
+            if condition.op is Ops.CMPLT and {*condition.src} == {a, b}:
+                return f"{'min' if condition.src[0] is a else 'max'}({text(a)}, {text(b)})"
+            return f"({text(a)} if {text(condition)} else {text(b)})"
+    if not isinstance(x.op, Ops):
+        return x.op.name.lower()
+    a, b = x.src
+    if x.op in (Ops.MUL, Ops.IDIV) and _number(b) == 1:
+        return text(a)
+    return f"{_operand(a, x, False)} {SIGNS[x.op][0]} {_operand(b, x, True)}"
+
+
+def _operand(a: Index, of: Index, right: bool) -> str:
+    """In parentheses where it binds less than what it is an operand of."""
+    strong = [STRENGTH.get(x.op, 1) if isinstance(x.op, Ops) else 4 for x in (a, of)]
+    simple = _number(a) is not None or " " not in text(a) or (a.op is Ops.WHERE)
+    return text(a) if simple or strong[0] > strong[1] or (strong[0] == strong[1] and not right) else f"({text(a)})"
+
+
+def _number(x: Index) -> int | None:
+    if x.op is Of.SIZE:
+        return fixed_size(x.arg)
+    if x.op not in SIGNS:
+        return x.number
+    a, b = map(_number, x.src)
+    return None if a is None or b is None else SIGNS[x.op][1](a, b)  # type: ignore[index]

@@ -1,0 +1,163 @@
+"""What a loop tree must be for its instructions to mean what the kernel means.
+
+`verify` walks it with what is open around each node, and raises AssertionError, which names the rule and the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from manygrad.runtime.codegen.loops.build import Tree
+from manygrad.runtime.codegen.loops.index import Index, Of
+from manygrad.runtime.codegen.loops.lanes import Kernel
+from manygrad.runtime.codegen.loops.show import name, text
+from manygrad.runtime.codegen.loops.tree import (
+    Accumulate,
+    Block,
+    CacheRead,
+    For,
+    Holds,
+    If,
+    Kind,
+    Node,
+    Nodes,
+    Online,
+    Pack,
+    Packing,
+    Ragged,
+    Reduce,
+    Scope,
+    Store,
+    Tile,
+    Vectors,
+)
+from manygrad.tensor.uop.ranges import ranges_of
+from manygrad.tensor.uop.uop import UOp
+
+
+@dataclass(frozen=True)
+class Open:
+    """What is open around a node, and what was computed before it."""
+
+    kernel: Kernel
+    counters: frozenset[Index] = frozenset()
+    tiles: frozenset[UOp] = frozenset()
+    blocks: frozenset[UOp] = frozenset()
+    computed: frozenset[UOp] = frozenset()  # REDUCEs
+    packed: frozenset[UOp] = frozenset()  # values in local memory
+    reducing: tuple[UOp, ...] = ()  # ranges of the innermost Reduce
+    packing: Packing | None = None
+    inside: bool = False  # of any node
+
+
+Rule = tuple[str, type[Node], Callable[..., bool]]
+RULES: list[Rule] = [
+    ("each loop has a counter of its own", For, lambda n, o: n.counter not in o.counters),
+    ("a loop goes in steps of at least 1", For, lambda n, o: n.step >= 1),
+    ("only the outermost loop is parallel", For, lambda n, o: n.kind is not Kind.PARALLEL or not o.counters),
+    ("a tile has at least one iteration", Tile, lambda n, o: n.extent >= 1),
+    ("a range has one tile at a time", Tile, lambda n, o: (n.range in o.tiles) == (n.vector is not None)),
+    ("a tile of loops is not inside a sum", Tile, lambda n, o: n.range not in o.kernel.nest.loops or not o.reducing),
+    ("only a size makes a tile ragged by size", Tile, lambda n, o: (n.size is not None) == (n.ragged is Ragged.SIZE)),
+    ("what goes on beyond a tile is aligned", Tile, lambda n, o: not n.reach or n.range is o.kernel.nest.aligned),
+    ("a condition is one", If, lambda n, o: n.condition.is_condition),
+    ("a block is not inside its range's tile", Block, lambda n, o: n.range not in o.tiles),
+    ("operands are packed outside of packing", CacheRead, lambda n, o: o.packing is None and bool(n.parts)),
+    ("an operand is packed in a tile, or a block, of its loop", Packing, lambda n, o: _placed(n, o)),
+    ("what is packed is what the loops around are for", Pack, lambda n, o: o.packing and o.packing.stage is n.stage),
+    ("all is open that is packed", Pack, lambda n, o: {n.stage.loop, *n.stage.ranges} <= o.tiles),
+    ("sums are over the same ranges", Reduce, lambda n, o: len({u.src[1:] for u in n.group}) == 1),
+    ("all is open that sums depend on", Reduce, lambda n, o: all(ranges_of(u) <= o.tiles for u in n.group)),
+    ("a sum is computed once in a tile", Reduce, lambda n, o: not o.computed & {*n.group}),
+    ("sums rest between blocks alone", Reduce, lambda n, o: n.rest is None or n.group[0].src[1] in o.blocks),
+    ("the lanes of a sum are along one of its ranges", Reduce, lambda n, o: n.split in (None, *n.group[0].src[1:])),
+    ("all is open that is added", Accumulate, lambda n, o: bool(o.reducing) and {*o.reducing} <= o.tiles),
+    ("the pair is not computed yet", Online, lambda n, o: not o.computed & {n.pair.maximum, n.pair.total}),
+    ("all loops are open around a store", Store, lambda n, o: {*o.kernel.nest.loops} <= o.tiles),
+    ("all sums are known that are stored", Store, lambda n, o: {*o.kernel.sig.reduces} - _inner(o) <= o.computed),
+    ("nothing is stored inside of a sum", Store, lambda n, o: not o.reducing and o.packing is None),
+]
+
+
+def verify(tree: Tree) -> None:
+    _verify(tree.nodes, Open(tree.kernel))
+
+
+def _placed(n: Packing, o: Open) -> bool:
+    return n.stage.loop in o.tiles or (n.stage.loop in o.kernel.nest.block and n.stage.loop in o.blocks)
+
+
+def _inner(o: Open) -> set[UOp]:
+    """REDUCEs that are computed inside of others, as they depend on their ranges."""
+    loops = {*o.kernel.nest.loops}
+    return {u for u in o.kernel.sig.reduces if not ranges_of(u) <= loops}
+
+
+def _verify(nodes: Nodes, o: Open) -> frozenset[UOp]:
+    """What has been computed after `nodes`."""
+    for node in nodes:
+        for rule, kind, holds in RULES:
+            if isinstance(node, kind) and not holds(node, o):
+                raise AssertionError(f"loop tree: {rule}: {_named(node)}")
+        for index in _indices(node):
+            _verify_index(index, node, o)
+        o = _inside(node, o)
+    return o.computed
+
+
+def _inside(node: Node, o: Open) -> Open:
+    """Verifies what is in a node; gives what is open after it."""
+    match node:
+        case For():
+            _verify(node.body, replace(o, counters=o.counters | {node.counter}))
+        case Tile():
+            _verify(node.body, replace(o, tiles=o.tiles | {node.range}))
+        case Block():
+            _verify(node.body, replace(o, blocks=o.blocks | {node.range}))
+        case If():
+            known = [_verify(x, o) for x in (node.body, node.otherwise)]
+            return replace(o, computed=known[0] & known[1])
+        case CacheRead():
+            for part in node.parts:
+                _verify((part,), o)
+            return replace(o, packed=o.packed | {p.stage.value for p in node.parts})
+        case Packing():
+            _verify(node.body, replace(o, packing=node))
+        case Reduce():
+            _verify(node.body, replace(o, reducing=node.group[0].src[1:]))
+            if node.rest is None or node.rest.is_last:
+                return replace(o, computed=o.computed | {*node.group})
+        case Online():
+            _verify(node.body, replace(o, reducing=node.pair.total.src[1:]))
+            return replace(o, computed=_verify(node.otherwise, o))
+        case Scope() | Holds() | Vectors():
+            return replace(o, computed=_verify(node.body, o))
+    return o
+
+
+def _indices(node: Node) -> Iterator[Index]:
+    for field in ("begin", "end", "origin", "size", "condition"):
+        if isinstance(x := getattr(node, field, None), Index):
+            yield x
+    if isinstance(node, Reduce) and node.rest is not None:
+        yield from (node.rest.at, node.rest.begun)
+
+
+def _verify_index(x: Index, node: Node, o: Open) -> None:
+    if x.op is Of.COUNTER and x not in o.counters:
+        raise AssertionError(f"loop tree: a counter is used in its loop: {text(x)} in {_named(node)}")
+    if x.op is Of.ORIGIN and x.arg not in o.tiles:
+        raise AssertionError(f"loop tree: an origin is that of an open tile: {text(x)} in {_named(node)}")
+    for s in x.src:
+        _verify_index(s, node, o)
+
+
+def _named(node: Node) -> str:
+    if isinstance(node, Tile):
+        return f"Tile of {name(node.range)}"
+    if isinstance(node, Reduce):
+        return (
+            f"Reduce of {', '.join(u.arg.name for u in node.group)} over {', '.join(map(name, node.group[0].src[1:]))}"
+        )
+    return type(node).__name__

@@ -1,0 +1,188 @@
+"""The nodes of a loop tree. All are immutable; a list of them runs one after the other.
+
+    for i0 in 0..512 by 6, parallel            For
+      tile r0: 6 from i0                       Tile
+        for i1 in 0..512 by 64
+          tile r1: 64 from i1 in vectors of 16
+            reduce ADD over k2                 Reduce
+              for i2 in 0..512
+                tile k2: 1 from i2
+                  accumulate                   Accumulate
+            store argument 0                   Store
+
+A Tile binds a range to some of its iterations, which stand in registers: what is below is written out for each of
+them, in vectors along the range of its lanes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from manygrad.runtime.codegen.loops.index import Index
+from manygrad.runtime.codegen.loops.lanes import Lanes
+from manygrad.runtime.codegen.loops.local import Stage
+from manygrad.runtime.codegen.online import Pair
+from manygrad.tensor.uop.uop import UOp
+
+
+class Node:
+    """One of those below."""
+
+
+Nodes = tuple[Node, ...]
+
+
+class Kind(Enum):
+    SERIAL = "serial"
+    PARALLEL = "parallel"  # cut over the threads: from this call's first index to its last
+
+
+@dataclass(frozen=True)
+class For(Node):
+    """From `begin` up to `end` in steps."""
+
+    counter: Index
+    begin: Index
+    end: Index
+    step: int
+    body: Nodes
+    kind: Kind = Kind.SERIAL
+
+
+@dataclass(frozen=True)
+class Scope(Node):
+    """What is computed in it, and depends on an Index that is `here`, stays in it."""
+
+    body: Nodes
+
+
+@dataclass(frozen=True)
+class If(Node):
+    condition: Index
+    body: Nodes
+    otherwise: Nodes = ()
+
+
+class Ragged(Enum):
+    """How a tile's last vector along its range may be partial."""
+
+    NO = 0
+    FIXED = 1  # it ends with the tile
+    SIZE = 2  # by a size that is known when the kernel runs
+
+
+@dataclass(frozen=True)
+class Tile(Node):
+    """`extent` iterations of `range` from `origin` on."""
+
+    range: UOp
+    origin: Index
+    extent: int
+    body: Nodes
+    ragged: Ragged = Ragged.NO
+    size: Index | None = None  # of the range, where the last vector is ragged by it
+    reach: int = 0  # iterations beyond the extent that there are
+    vector: Index | None = None  # the counter of the loop over single vectors of the tile around
+
+
+@dataclass(frozen=True)
+class Block(Node):
+    """Some tiles of a range, of which local memory holds what is packed; `begin`: the first iteration."""
+
+    range: UOp
+    begin: Index
+    body: Nodes
+
+
+@dataclass(frozen=True)
+class Packing(Node):
+    """One value of a CacheRead: the loops that fill its stage, with Pack inside."""
+
+    stage: Stage
+    lanes: Lanes
+    body: Nodes
+
+
+@dataclass(frozen=True)
+class CacheRead(Node):
+    """Packs operands into local memory: what is below reads them there."""
+
+    parts: tuple[Packing, ...]
+
+
+@dataclass(frozen=True)
+class Pack(Node):
+    """One tile of a stage."""
+
+    stage: Stage
+
+
+@dataclass(frozen=True)
+class Rest(Node):
+    """Sums that lie in local memory between the blocks of a reduction."""
+
+    offset_bytes: int
+    at: Index  # where those of the current tile are, in elements
+    begun: Index  # whether a block has been added
+    is_last: bool
+
+
+@dataclass(frozen=True)
+class Reduce(Node):
+    """REDUCEs over the same ranges, in accumulators for every position of the tiles around; `split`: the range of
+    which neighbouring iterations go to lanes of their own; `masks`: under which conditions they read anything."""
+
+    group: tuple[UOp, ...]
+    lanes: Lanes
+    split: UOp | None
+    masks: tuple[UOp, ...]
+    body: Nodes
+    rest: Rest | None = None
+
+
+@dataclass(frozen=True)
+class Accumulate(Node):
+    """Adds the tile to what the Reduce or Online around has of it."""
+
+
+@dataclass(frozen=True)
+class Online(Node):
+    """A maximum and a sum of exponentials below it in one pass; two where they are not finite."""
+
+    pair: Pair
+    lanes: Lanes
+    body: Nodes
+    otherwise: tuple[Reduce, Reduce]
+
+
+@dataclass(frozen=True)
+class Holds(Node):
+    """Conditions at positions of the tiles around, which are known in the body."""
+
+    facts: tuple[tuple[UOp, tuple[tuple[UOp, int], ...], bool], ...]
+    body: Nodes
+
+
+@dataclass(frozen=True)
+class Vectors(Node):
+    """The body with other lanes."""
+
+    lanes: Lanes
+    body: Nodes
+
+
+class Stored(Enum):
+    """Which vectors of the tile a Store writes, where its loop begins at cache lines."""
+
+    ALL = 0
+    BEFORE = 1  # the elements up to the first line
+    LINES = 2  # whole lines
+
+
+@dataclass(frozen=True)
+class Store(Node):
+    """The STOREs of the kernel, at every position of the tiles, or at those of one `row`."""
+
+    row: tuple[tuple[UOp, int], ...] = ()
+    stored: Stored = Stored.ALL
