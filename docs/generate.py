@@ -1,5 +1,5 @@
-"""Writes the generated pages: docs/architecture.md (with the IR of every stage), docs/environment.md, docs/ops.md
-and docs/opts.md.
+"""Writes the generated pages: docs/architecture.md (with the IR of every stage), docs/environment.md, docs/ops.md,
+docs/opts.md and docs/loops.md.
 
 python docs/generate.py           # writes them
 python docs/generate.py --check   # exit code 1 if they are not up to date
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
+import loops
 import numpy as np
 import op_table
 import opts
@@ -102,6 +103,7 @@ def pages() -> dict[str, str]:
         "environment.md": markdown_table(),
         "ops.md": op_table.markdown(),
         "opts.md": opts.page(),
+        "loops.md": loops.page(),
     }
 
 

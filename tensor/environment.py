@@ -69,7 +69,7 @@ DEBUG = EnvVar(
     "level",
     "1: what is compiled and planned; 2: one line a kernel with time, GFLOPS, GB/s; 3: "
     "kernel graphs and their optimisations; 4: generated code, and why "
-    "values are stored between kernels; 5: every pass; 6: passes' graphs",
+    "values are stored between kernels; 5: every pass and loop tree; 6: passes' graphs",
 )
 SPEC = EnvVar("SPEC", 0, "flag", "verify the graph against the stage's spec after every pass")
 SCACHE = EnvVar("SCACHE", 1, "flag", "keep schedules under the structural key of their graph")

@@ -10,13 +10,17 @@ from manygrad.runtime.codegen import heuristic
 from manygrad.runtime.codegen.collapse import collapse
 from manygrad.runtime.codegen.describe import kernel_name, signature
 from manygrad.runtime.codegen.dots import use_dots
-from manygrad.runtime.codegen.emit.lower import lower
+from manygrad.runtime.codegen.emit.lower import emit
 from manygrad.runtime.codegen.legalize import legalize
+from manygrad.runtime.codegen.loops.build import Tree, build
+from manygrad.runtime.codegen.loops.lanes import Kernel
+from manygrad.runtime.codegen.loops.show import show
+from manygrad.runtime.codegen.loops.spec import verify
 from manygrad.runtime.codegen.lowered import Program
 from manygrad.runtime.codegen.opts import Opt, legal, loop_nest
 from manygrad.runtime.codegen.phases import split_phases
 from manygrad.runtime.codegen.target import Machine
-from manygrad.tensor.environment import NOOPT, SPEC
+from manygrad.tensor.environment import DEBUG, NOOPT, SPEC
 from manygrad.tensor.uop.uop import UOp
 
 
@@ -28,8 +32,18 @@ class Prepared:
     ast: UOp
     opts: tuple[Opt, ...]
 
+    def tree(self) -> Tree:
+        """Its loops."""
+        sig = signature(self.ast)
+        tree = build(Kernel(sig, loop_nest(sig, self.opts)))
+        if DEBUG >= 5:
+            print(f"{self.name}: {' '.join(map(repr, self.opts)) or 'as written'}\n{show(tree)}")
+        if SPEC:
+            verify(tree)
+        return tree
+
     def program(self) -> Program:
-        return lower(self.ast, loop_nest(signature(self.ast), self.opts), self.name)
+        return emit(self.tree(), self.name)
 
     def code(self, render: Callable[[Program], str]) -> str:
         """The generated code; from the source cache when it was made before."""

@@ -59,13 +59,12 @@ def _line(tree: Tree, node: Node, lanes: Lanes) -> str:
         case Tile():
             count = tree.kernel.step_of(node.range, lanes)
             vectors = f" in vectors of {count}" if count > 1 else ""
-            partial = {
-                Ragged.NO: "",
-                Ragged.FIXED: ", the last one partial",
-                Ragged.SIZE: f", below {text(node.size)}" if node.size else "",
-            }
-            what = f"{node.extent} from {text(node.origin)}{vectors}{partial[node.ragged]}"
-            return f"{name(node.range)} = {what}:"
+            below = f", below {text(node.size)}" if node.size is not None else ""
+            partial = ", the last one partial" if node.ragged is Ragged.FIXED else below
+            what = f"{node.extent} from {text(node.origin)}{vectors}{partial}"
+            slots = [slot for r, slot in tree.kernel.nest.prefetched if r is node.range]
+            ahead = "".join(f", prefetching argument {slot}" for slot in slots)
+            return f"{name(node.range)} = {what}{ahead}:"
         case Block():
             return f"block of {name(node.range)} from {text(node.begin)}:"
         case If():
@@ -79,8 +78,11 @@ def _line(tree: Tree, node: Node, lanes: Lanes) -> str:
         case Reduce():
             sums = ", ".join(f"{u.arg.name}({_read(u.src[0])})" for u in node.group)
             over = ", ".join(map(name, node.group[0].src[1:]))
+            lanes_of = f" in lanes of {name(node.split)}" if node.split is not None else ""
             rest = "" if node.rest is None else f", from local[{node.rest.offset_bytes}..] on"
-            return f"reduce {sums} over {over}{f' in lanes of {name(node.split)}' if node.split else ''}{rest}:"
+            rows = [k.offset_bytes for k in tree.local.kept.values() if {*k.owners} & {*node.group}]
+            keep = "".join(f", keeping what it reads in local[{at}..]" for at in rows)
+            return f"reduce {sums} over {over}{lanes_of}{rest}{keep}:"
         case Accumulate():
             return "accumulate"
         case Online():
@@ -92,8 +94,8 @@ def _line(tree: Tree, node: Node, lanes: Lanes) -> str:
             return f"vectors of {name(node.lanes.range)} from anywhere:"
         case Store():
             which = {Stored.ALL: "", Stored.BEFORE: " up to the first line", Stored.LINES: " in whole lines"}
-            slots = ", ".join(str(s.src[0].src[0].arg) for s in tree.kernel.sig.stores)
-            return f"store argument {slots}{which[node.stored]}"
+            to = ", ".join(str(s.src[0].src[0].arg) for s in tree.kernel.sig.stores)
+            return f"store argument {to}{which[node.stored]}"
     raise AssertionError(f"no line for {node}")
 
 
@@ -115,10 +117,10 @@ SIGNS: dict[Ops, tuple[str, Callable[[int, int], int]]] = {
     Ops.CMPLT: ("<", lambda a, b: a < b),
     Ops.CMPEQ: ("==", lambda a, b: a == b),
     Ops.CMPNE: ("!=", lambda a, b: a != b),
-    Ops.OR: ("|", lambda a, b: a | b),
-    Ops.AND: ("&", lambda a, b: a & b),
+    Ops.OR: ("or", lambda a, b: a | b),
+    Ops.AND: ("and", lambda a, b: a & b),
 }
-STRENGTH = {Ops.MUL: 3, Ops.IDIV: 3, Ops.MOD: 3, Ops.ADD: 2, Ops.SUB: 2}
+STRENGTH = {Ops.MUL: 3, Ops.IDIV: 3, Ops.MOD: 3, Ops.ADD: 2, Ops.SUB: 2, Ops.OR: 0, Ops.AND: 0}
 
 
 def name(r: UOp) -> str:
@@ -165,4 +167,4 @@ def _number(x: Index) -> int | None:
     if x.op not in SIGNS:
         return x.number
     a, b = map(_number, x.src)
-    return None if a is None or b is None else SIGNS[x.op][1](a, b)  # type: ignore[index]
+    return None if a is None or b is None else SIGNS[x.op][1](a, b)

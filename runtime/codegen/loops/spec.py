@@ -157,7 +157,6 @@ def _named(node: Node) -> str:
     if isinstance(node, Tile):
         return f"Tile of {name(node.range)}"
     if isinstance(node, Reduce):
-        return (
-            f"Reduce of {', '.join(u.arg.name for u in node.group)} over {', '.join(map(name, node.group[0].src[1:]))}"
-        )
+        over = ", ".join(map(name, node.group[0].src[1:]))
+        return f"Reduce of {', '.join(u.arg.name for u in node.group)} over {over}"
     return type(node).__name__

@@ -1,14 +1,14 @@
 """The nodes of a loop tree. All are immutable; a list of them runs one after the other.
 
-    for i0 in 0..512 by 6, parallel            For
-      tile r0: 6 from i0                       Tile
-        for i1 in 0..512 by 64
-          tile r1: 64 from i1 in vectors of 16
-            reduce ADD over k2                 Reduce
-              for i2 in 0..512
-                tile k2: 1 from i2
-                  accumulate                   Accumulate
-            store argument 0                   Store
+    for i0 in begin..finish by 6, parallel:               For
+      r0 = 6 from i0:                                     Tile
+        for i1 in 0..512 by 64:
+          r1 = 64 from i1 in vectors of 16:
+            reduce ADD(argument 1 argument 2) over k2:    Reduce
+              for i2 in 0..512:
+                k2 = 1 from i2:
+                  accumulate                              Accumulate
+            store argument 0                              Store
 
 A Tile binds a range to some of its iterations, which stand in registers: what is below is written out for each of
 them, in vectors along the range of its lanes.

@@ -1,0 +1,95 @@
+"""loops.md: three kernels, and how each Opt changes their loop trees."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from manygrad import Tensor
+from manygrad.runtime.codegen.describe import signature
+from manygrad.runtime.codegen.loops.build import build
+from manygrad.runtime.codegen.loops.lanes import Kernel
+from manygrad.runtime.codegen.loops.show import show
+from manygrad.runtime.codegen.opts import legal, loop_nest
+from manygrad.runtime.codegen.pipeline import prepare
+from manygrad.runtime.codegen.target import Machine
+from manygrad.schedule import create_linear_with_vars
+from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.engine import engine
+from manygrad.tensor.uop import Ops, UOp
+
+MACHINE = Machine(64, 32, 1 << 20, True, 2, burst_bytes=4 << 10)  # two cores with AVX-512
+
+HEAD = """# Loop trees
+
+<!-- made by docs/generate.py from docs/loops.py -->
+
+Between the choice of [Opts](opts.md) and the instructions a kernel is a tree of loops (`runtime/codegen/loops/`):
+
+- `tree.py` has its nodes, all immutable; `build.py` makes the tree of a kernel and its list of Opts; `spec.py` says
+  what it must be (checked with `SPEC=1`); `show.py` prints it (`DEBUG=5`).
+- `runtime/codegen/emit/` walks it and writes the instructions (`lowered.py`), which a renderer prints.
+
+How to read one: `for i0 in begin..finish, parallel` is the loop that is cut over the threads, from a thread's first
+index to its last. `r1 = 64 from i0 in vectors of 16` is a tile: 64 iterations of the loop `r1` that stand in registers,
+four vectors of 16; what is below is written out for each of them. `k2` is a range of a sum. `pack` fills local memory,
+`accumulate` adds a tile to a sum's registers.
+
+Three kernels follow, with the Opts that the heuristic gives them on two cores with AVX-512. The first tree is the
+kernel as written; after that, what each Opt changes of it.
+"""
+
+
+def product() -> Tensor:
+    x, w, b = (Tensor(np.ones(s, np.float32)).realize() for s in ((512, 512), (512, 512), (512,)))
+    return (x @ w + b).relu()
+
+
+def softmax() -> Tensor:
+    return Tensor(np.ones((512, 1000), np.float32)).realize().softmax(1)
+
+
+def gradient_of_convolution() -> Tensor:
+    shapes = (4, 16, 28, 28), (32, 16, 3, 3), (4, 32, 28, 28)
+    x, w, grad = (Tensor(np.ones(s, np.float32)).realize() for s in shapes)
+    x.requires_grad = True
+    x.conv2d(w, padding=1).backward(grad)
+    assert x.grad is not None
+    return x.grad
+
+
+KERNELS: dict[str, tuple[str, Callable[[], Tensor]]] = {
+    "A matrix product with bias and relu": ("(x @ w + b).relu(), x and w of (512, 512)", product),
+    "A softmax": ("x.softmax(1), x of (512, 1000)", softmax),
+    "A convolution's gradient": (
+        "the gradient of x in x.conv2d(w, padding=1), x of (4, 16, 28, 28), w of (32, 16, 3, 3)",
+        gradient_of_convolution,
+    ),
+}
+
+
+def kernel(t: Tensor) -> UOp:
+    """The last one of a tensor's schedule, which has a sum."""
+    memory = engine().new_buffer(t.uop, "CPU")
+    sink = UOp(Ops.SINK, dtypes.void, (UOp(Ops.STORE, dtypes.void, (memory, t.uop)),))
+    calls = [c.src[0] for c in create_linear_with_vars(sink).linear.src if c.src[0].op is Ops.SINK]
+    return [c for c in calls if any(u.op is Ops.REDUCE for u in c.toposort())][-1]
+
+
+def section(title: str, program: str, make: Callable[[], Tensor]) -> Iterator[str]:
+    prepared = prepare(kernel(make()), MACHINE)
+    sig, opts = signature(prepared.ast), prepared.opts
+    steps = [n for n in range(len(opts) + 1) if n == 0 or legal(sig, opts[:n]) is None]
+    trees = [show(build(Kernel(sig, loop_nest(sig, opts[:n])))) for n in steps]
+    yield f"\n## {title}\n\n`{program}`: `{' '.join(map(repr, opts))}`\n\n```\n{trees[0]}\n```\n"
+    for first, last, before, after in zip(steps, steps[1:], trees, trees[1:]):
+        changes = list(difflib.unified_diff(before.split("\n"), after.split("\n"), lineterm="", n=1))[2:]
+        lines = [line for line in changes if not line.startswith("@@")]
+        text = "\n".join(lines) or " (the same loops; other instructions in the tile)"
+        yield f"\n{' '.join(f'`{o!r}`' for o in opts[first:last])}:\n\n```diff\n{text}\n```\n"
+
+
+def page() -> str:
+    return HEAD + "".join(s for title, (program, make) in KERNELS.items() for s in section(title, program, make))

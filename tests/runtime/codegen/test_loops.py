@@ -1,0 +1,147 @@
+"""Loop trees: each that is built meets the spec, and one that is changed does not. (`docs/loops.md` is their golden
+text.)"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manygrad.runtime.codegen.describe import signature
+from manygrad.runtime.codegen.loops import index
+from manygrad.runtime.codegen.loops.build import Tree, build
+from manygrad.runtime.codegen.loops.index import Index
+from manygrad.runtime.codegen.loops.lanes import Kernel
+from manygrad.runtime.codegen.loops.show import show, text
+from manygrad.runtime.codegen.loops.spec import verify
+from manygrad.runtime.codegen.loops.tree import (
+    Accumulate,
+    For,
+    If,
+    Kind,
+    Node,
+    Nodes,
+    Pack,
+    Reduce,
+    Scope,
+    Store,
+    Tile,
+)
+from manygrad.runtime.codegen.opts import loop_nest
+from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.uop import UOp
+from tests.runtime.codegen.corpus import MACHINES
+from tests.runtime.codegen.kernels import gemm, logsumexp
+from tests.runtime.codegen.test_random import kernels
+
+
+def trees(ast: UOp) -> Iterator[Tree]:
+    """Those of the heuristic's Opts for several machines."""
+    from manygrad.runtime.codegen.pipeline import prepare
+
+    for machine in MACHINES.values():
+        prepared = prepare(ast, machine)
+        sig = signature(prepared.ast)
+        yield build(Kernel(sig, loop_nest(sig, prepared.opts)))
+
+
+@given(kernels())
+@settings(max_examples=30, deadline=None)
+def test_what_is_built_meets_the_spec(kernel: tuple[UOp, object]) -> None:
+    for tree in trees(kernel[0]):
+        verify(tree)
+        assert show(tree).count("store") >= 1
+
+
+def changed(nodes: Nodes, kind: type[Node], change: Callable[[Node], Nodes], number: int) -> tuple[Nodes, int]:
+    """`nodes` with the node of that kind and number changed; how many numbers are left."""
+    out: list[Node] = []
+    for node in nodes:
+        if isinstance(node, kind):
+            number -= 1
+            if number == -1:
+                out += change(node)
+                continue
+        for field in ("body", "parts", "otherwise"):
+            if number >= 0 and isinstance(inner := getattr(node, field, None), tuple):
+                found, number = changed(inner, kind, change, number)
+                node = replace(node, **{field: found})  # type: ignore[type-var]
+        out.append(node)
+    return tuple(out), number
+
+
+MUTATIONS: dict[str, tuple[type[Node], Callable[..., Nodes]]] = {
+    "a tile that is not bound": (Tile, lambda n: n.body),
+    "a tile of nothing": (Tile, lambda n: (replace(n, extent=0),)),
+    "a tile inside of itself": (Tile, lambda n: (replace(n, body=(replace(n, vector=None),)),)),
+    "a ragged tile without a size": (Tile, lambda n: (replace(n, size=None if n.size else index.const(3)),)),
+    "a loop that does not move": (For, lambda n: (replace(n, step=0),)),
+    "a counter that no loop has": (For, lambda n: (replace(n, counter=Index(n.counter.op, (), 10**6)),)),
+    "a counter of two loops": (For, lambda n: (replace(n, body=(replace(n, kind=Kind.SERIAL),)),)),
+    "a loop of threads in a loop": (For, lambda n: (replace(n, kind=Kind.SERIAL, body=(fresh(n, 10**6),)),)),
+    "a sum that is missing": (Reduce, lambda n: ()),
+    "a sum that is computed twice": (Reduce, lambda n: (n, n)),
+    "a sum of other ranges": (Reduce, lambda n: (replace(n, split=NOBODY),)),
+    "a store inside of a sum": (Accumulate, lambda n: (n, Store())),
+    "a tile added to no sum": (Store, lambda n: (Accumulate(), n)),
+    "a number for a condition": (Store, lambda n: (If(index.const(1), (n,)),)),
+    "an operand that nothing is packed for": (Pack, lambda n: (replace(n, stage=replace(n.stage, offset_bytes=-1)),)),
+}
+NOBODY = UOp(Ops.RANGE, gemm(2, 2, 2).src[0].src[2].dtype, gemm(2, 2, 2).src[0].src[2].src, (77, "reduce"))
+
+
+def fresh(n: For, counter: int) -> For:
+    return replace(n, counter=Index(n.counter.op, (), counter), kind=Kind.PARALLEL, body=(Scope(()),))
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_what_is_changed_does_not(name: str) -> None:
+    kind, change = MUTATIONS[name]
+    tried = 0
+    for ast in (gemm(256, 192, 250), logsumexp(33, 100)):
+        for tree in trees(ast):
+            for number in range(100):
+                nodes, left = changed(tree.nodes, kind, change, number)
+                if left >= 0:
+                    break
+                with pytest.raises(AssertionError, match="loop tree: "):
+                    verify(replace(tree, nodes=nodes))
+                tried += 1
+    assert tried >= 4
+
+
+CONSTANTS = st.integers(-9, 9).map(index.const)
+SUMS = st.recursive(CONSTANTS, lambda s: st.builds(index.add, s, s) | st.builds(index.sub, s, s))
+
+
+@given(SUMS)
+def test_known_indices_are_worked_out(x: Index) -> None:
+    def value(i: Index) -> int:
+        if not i.src:
+            return int(i.arg)
+        a, b = map(value, i.src)
+        return a + b if i.op is Ops.ADD else a - b
+
+    assert text(x) == str(value(x))
+
+
+def test_formulas_are_read_as_they_are_meant() -> None:
+    """Parentheses stand where they are needed, and only there."""
+    i, j, two = Index(index.Of.COUNTER, (), 0), Index(index.Of.COUNTER, (), 1), index.const(2)
+    formulas = {
+        index.mul(index.add(i, j), 2): "(i0 + i1) * 2",
+        index.add(index.mul(i, 2), j): "i0 * 2 + i1",
+        index.sub(i, index.sub(j, two)): "i0 - (i1 - 2)",
+        index.sub(index.sub(i, j), two): "i0 - i1 - 2",
+        index.mul(index.div(i, two), 2): "i0 // 2 * 2",
+        index.div(i, index.mul(j, 2)): "i0 // (i1 * 2)",
+        index.either(
+            index.less(i, j), index.both(index.equal(i, two), index.less(j, two))
+        ): "i0 < i1 or (i0 == 2 and i1 < 2)",
+        index.choose(index.less(i, j), i, j): "min(i0, i1)",
+        index.choose(index.less(i, j), j, i): "max(i1, i0)",
+    }
+    assert {text(x): text(x) for x in formulas} == {f: f for f in formulas.values()}
