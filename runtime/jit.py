@@ -346,15 +346,9 @@ class TinyJit(Generic[T]):
                 f"captured with {len(self.inputs)} input tensors, called with {len(tensors)}; "
                 "make a second TinyJit for it"
             )
-        changed = [
-            f"{p} from {a!r} to {b!r}" for (p, a), (q, b) in zip(self.constants, constants) if p != q or not _same(a, b)
-        ]
-        if changed or len(constants) != len(self.constants):
-            raise JitError(
-                f"an argument that is not a tensor changed since capture: {', '.join(changed) or constants}; "
-                "its value is part of the capture: pass a Tensor or a bound Variable, or reset()"
-            )
-        if set(var_vals) != set(self.variables):
+        if constants or self.constants:
+            self._check_constants(constants)
+        if var_vals.keys() != self.variables.keys():
             raise JitError(f"captured with the variables {sorted(self.variables)}, called with {sorted(var_vals)}")
         for i, (path, t) in zip(self.inputs, tensors):
             if path != i.path:
@@ -389,6 +383,16 @@ class TinyJit(Generic[T]):
             if self.rebound
             else self.result
         )
+
+    def _check_constants(self, constants: list[tuple[str, Any]]) -> None:
+        changed = [
+            f"{p} from {a!r} to {b!r}" for (p, a), (q, b) in zip(self.constants, constants) if p != q or not _same(a, b)
+        ]
+        if changed or len(constants) != len(self.constants):
+            raise JitError(
+                f"an argument that is not a tensor changed since capture: {', '.join(changed) or constants}; "
+                "its value is part of the capture: pass a Tensor or a bound Variable, or reset()"
+            )
 
     def _writes(self, b: Buffer) -> bool:
         """Whether the captured calls write where `b` lies."""
