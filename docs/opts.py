@@ -36,7 +36,7 @@ def section(kind: type[Opt]) -> str:
 
 def page() -> str:
     rows = [
-        f"| [`{signature(k)}`](#{k.kind}{''.join(f.name for f in fields(k))}) | {'yes' if k.changes_sums else ''} |"
+        f"| [`{signature(k)}`](#{k.kind}{'-'.join(f.name for f in fields(k))}) | {'yes' if k.changes_sums else ''} |"
         for k in KINDS
     ]
     return HEAD + "\n".join(rows) + "\n\n" + "\n".join(map(section, KINDS))
