@@ -21,7 +21,7 @@ from manygrad.schedule.merge import merge_kernels
 from manygrad.schedule.old_values import copy_old_values
 from manygrad.schedule.order import NoOrder, order_items
 from manygrad.schedule.parts import pass_parts
-from manygrad.schedule.passes import Lowering, Pass, graph_spec, items_spec, run_passes
+from manygrad.schedule.passes import Lowering, Pass, graph_spec, items_spec, linear_spec, run_passes
 from manygrad.schedule.plan import Plan, plan_of, shared_first
 from manygrad.schedule.simplify import clean, simplify
 from manygrad.schedule.updates import split_updates
@@ -30,7 +30,6 @@ from manygrad.tensor.environment import SCACHE, SPEC, SUM_BLOCKS
 from manygrad.tensor.source import forget_inherited
 from manygrad.tensor.uop import BufferSpec, Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
-from manygrad.tensor.uop.spec import verify
 
 CACHE_LIMIT = 4096
 SHAPED = frozenset({Ops.BUFFER, Ops.RESHAPE, Ops.EXPAND, Ops.SHRINK})  # a symbolic dim may stand in their arg
@@ -117,7 +116,7 @@ def lower_sink_to_linear(sink: UOp, me: World = world) -> UOp:
     trace.timed("plan_memory", begun, pools=linear.arg.pools)
     trace.timed("schedule", start, calls=len(calls))
     if SPEC:
-        verify(linear, "linear")
+        linear_spec(linear, "plan_memory")
     return linear
 
 
@@ -142,6 +141,8 @@ PASSES = (
 def schedule_items(sink: UOp, me: World = world) -> list[Item]:
     """The stage's pipeline: from the graph of all devices to the calls of this worker; where these have no order, once
     more with copies."""
+    if SPEC:
+        graph_spec(sink, "number_buffers")
     try:
         items: list[Item] = run_passes(PASSES, sink, Lowering(me, Temps()))
     except NoOrder:

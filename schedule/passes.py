@@ -14,6 +14,7 @@ from manygrad.multi.world import World
 from manygrad.schedule import trace
 from manygrad.schedule.desugar import Temps
 from manygrad.schedule.kernels import Item
+from manygrad.schedule.spec import GRAPHS, KERNEL, LINEAR
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.spec import verify
@@ -40,8 +41,7 @@ class Pass:
 
 
 def graph_spec(graph: UOp, name: str) -> None:
-    """The table of rules in `tensor/uop/spec.py` that is called as the pass."""
-    verify(graph, name)
+    verify(graph, GRAPHS[name], name)
 
 
 def items_spec(items: Sequence[Item], name: str) -> None:
@@ -49,12 +49,13 @@ def items_spec(items: Sequence[Item], name: str) -> None:
     for item in items:
         kernels = item.what.src if item.what.op is Ops.CHAIN else (item.what,) if item.what.op is Ops.SINK else ()
         for kernel in kernels:
-            verify(kernel, "rangeify", name)
-    verify(
-        UOp(Ops.LINEAR, dtypes.void, tuple(UOp(Ops.CALL, dtypes.void, (i.what, *i.args)) for i in items)),
-        "linear",
-        name,
-    )
+            verify(kernel, KERNEL, name)
+    calls = (UOp(Ops.CALL, dtypes.void, (i.what, *i.args)) for i in items)
+    linear_spec(UOp(Ops.LINEAR, dtypes.void, tuple(calls)), name)
+
+
+def linear_spec(linear: UOp, name: str) -> None:
+    verify(linear, LINEAR, name, lambda u: u.op is not Ops.SINK and u.op is not Ops.CHAIN)
 
 
 def run_passes(passes: Sequence[Pass], graph: Any, lowering: Lowering) -> Any:
