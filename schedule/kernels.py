@@ -53,7 +53,8 @@ def insert_stores(sink: UOp, temps: Temps) -> UOp:
         if node is not u:
             inherit(node, u)
         if u.op is Ops.BARRIER:
-            node = UOp(Ops.AFTER, u.dtype, (src[0], *effects_below(src[1])))
+            effects = effects_below(src[1])
+            node = UOp(Ops.AFTER, u.dtype, (src[0], *effects)) if effects else src[0]
         if u in stored:
             value = node.src[0] if node.op is Ops.CONTIGUOUS else node
             if not (node.op is Ops.CONTIGUOUS and value.op is Ops.AFTER and is_temp(value)):
