@@ -8,23 +8,29 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from manygrad.multi.lower import lower_shards
+from manygrad.multi.lower_shards import lower_shards
 from manygrad.multi.world import World, world
 from manygrad.schedule import cache, trace
-from manygrad.schedule.cat import compute_in_parts
-from manygrad.schedule.chain import chain_kernels
-from manygrad.schedule.checks import lower_checks
-from manygrad.schedule.desugar import Temps, lower_storage
-from manygrad.schedule.kernels import Item, insert_stores, split_kernels
-from manygrad.schedule.memory import plan_memory
-from manygrad.schedule.merge import merge_kernels
-from manygrad.schedule.old_values import copy_old_values
-from manygrad.schedule.order import NoOrder, order_items
-from manygrad.schedule.parts import pass_parts
+from manygrad.schedule.buffers import Temps
+from manygrad.schedule.chain_kernels import chain_kernels
+from manygrad.schedule.clean import clean
+from manygrad.schedule.compute_in_parts import compute_in_parts
+from manygrad.schedule.copy_old_values import copy_old_values
+from manygrad.schedule.drop_unread import drop_unread
+from manygrad.schedule.insert_stores import insert_stores
+from manygrad.schedule.items import Item
+from manygrad.schedule.lower_checks import lower_checks
+from manygrad.schedule.lower_storage import lower_storage
+from manygrad.schedule.merge_kernels import merge_kernels
+from manygrad.schedule.order_items import NoOrder, order_items
+from manygrad.schedule.pass_parts import pass_parts
 from manygrad.schedule.passes import Lowering, Pass, graph_spec, items_spec, linear_spec, run_passes
 from manygrad.schedule.plan import Plan, plan_of, shared_first
-from manygrad.schedule.simplify import clean, simplify
-from manygrad.schedule.updates import split_updates
+from manygrad.schedule.plan_memory import plan_memory
+from manygrad.schedule.simplify import simplify
+from manygrad.schedule.split_kernels import split_kernels
+from manygrad.schedule.split_reductions import split_reductions
+from manygrad.schedule.split_updates import split_updates
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import SCACHE, SPEC, SUM_BLOCKS
 from manygrad.tensor.source import forget_inherited
@@ -125,12 +131,14 @@ PASSES = (
     Pass("lower_shards", lambda graph, to: lower_shards(graph, to.me), graph_spec),
     Pass("lower_checks", lambda graph, _: lower_checks(graph), graph_spec),
     Pass("simplify", lambda graph, _: simplify(graph), graph_spec),
+    Pass("split_reductions", lambda graph, _: split_reductions(graph), graph_spec),
     Pass("compute_in_parts", lambda graph, _: compute_in_parts(graph), graph_spec),
     Pass("lower_storage", lambda graph, to: lower_storage(graph, to.temps), graph_spec),
     Pass("copy_old_values", lambda graph, to: copy_old_values(graph, to.temps) if to.copies else graph, graph_spec),
     Pass("split_updates", lambda graph, _: split_updates(graph), graph_spec),
     Pass("insert_stores", lambda graph, to: insert_stores(graph, to.temps), graph_spec),
     Pass("split_kernels", lambda graph, to: split_kernels(graph, to.temps), items_spec),
+    Pass("drop_unread", lambda items, _: drop_unread(items), items_spec),
     Pass("order_items", lambda items, _: order_items(items), items_spec),
     Pass("merge_kernels", lambda items, _: merge_kernels(items), items_spec),
     Pass("chain_kernels", lambda items, _: chain_kernels(items), items_spec),

@@ -12,8 +12,8 @@ from typing import Any
 
 from manygrad.multi.world import World
 from manygrad.schedule import trace
-from manygrad.schedule.desugar import Temps
-from manygrad.schedule.kernels import Item
+from manygrad.schedule.buffers import Temps
+from manygrad.schedule.items import Item
 from manygrad.schedule.spec import GRAPHS, KERNEL, LINEAR
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import Ops, UOp

@@ -10,6 +10,7 @@ from typing import Any
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import GroupOp, Members, Ops, UOp
 from manygrad.tensor.uop.ranges import ranges_of
+from manygrad.tensor.uop.shape import is_buffer
 from manygrad.tensor.uop.spec import (
     A_NAME,
     A_VALUE,
@@ -31,7 +32,6 @@ from manygrad.tensor.uop.spec import (
     are_ints,
     are_names,
     at_least,
-    is_buffer,
     is_place,
     is_shape,
     kinds,
@@ -231,6 +231,7 @@ GRAPHS = {
     "lower_shards": PER_DEVICE,
     "lower_checks": UNCHECKED,
     "simplify": UNCHECKED,
+    "split_reductions": UNCHECKED,
     "compute_in_parts": UNCHECKED,
     "lower_storage": STORAGE,
     "copy_old_values": STORAGE,

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import GroupOp, Ops
+from manygrad.tensor.uop.shape import is_buffer
 from manygrad.tensor.uop.uop import BufferSpec, UOp
 
 Need = tuple[str, Callable[[UOp], bool]]
@@ -230,10 +231,6 @@ ARITHMETIC = (
 )  # fmt: skip
 
 # *** the user's graph ***
-
-
-def is_buffer(u: UOp) -> bool:
-    return u.op is Ops.BUFFER or u.op is Ops.PARAM or (u.op is Ops.MSELECT and u.src[0].op in (Ops.BUFFER, Ops.PARAM))
 
 
 def is_place(u: UOp) -> bool:

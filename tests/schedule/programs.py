@@ -8,7 +8,7 @@ from manygrad import Tensor
 from manygrad.multi.world import world
 from manygrad.runtime.engine import new_buffer
 from manygrad.schedule import PASSES, create_linear_with_vars, number_buffers, strip_binds
-from manygrad.schedule.desugar import Temps
+from manygrad.schedule.buffers import Temps
 from manygrad.schedule.fused import Stored
 from manygrad.schedule.fusion import decide_stores
 from manygrad.schedule.passes import Lowering, run_passes

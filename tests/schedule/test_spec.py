@@ -128,7 +128,7 @@ def test_of_the_rules_of_an_op_the_nearest_are_told() -> None:
 
 def candidates() -> Iterator[UOp]:
     """Nodes of ops that none of the golden programs has, each legal in some stages."""
-    yield from (UOp(Ops.BIND, index, (v, four)), UOp(Ops.RESULT, f32, (UOp(Ops.FUNCTION, void, (x,), body),), 0))
+    yield from (copy, UOp(Ops.BIND, index, (v, four)), UOp(Ops.RESULT, f32, (UOp(Ops.FUNCTION, void, (x,), body),), 0))
     yield from (UOp(Ops.DETACH, f32, (x,)), UOp(Ops.CUSTOM, f32, (x,), "a gradient"), UOp(Ops.BARRIER, f32, (x, x)))
     yield from (UOp(Ops.SHARD, f32, (x,), (("CPU:0", "CPU:1"), None)), UOp(Ops.CONTIGUOUS, f32, (x,), 3))
     yield from (UOp(Ops.CHECK, i32, (n, n), (0, 3, None)), UOp(Ops.REDUCE, f32, (load, k), Ops.MAX))
@@ -163,11 +163,10 @@ def _is_legal(u: UOp, stage: str) -> bool:
 @cache
 def corpus() -> list[tuple[str, UOp]]:
     """(stage, node) of what the golden programs have after some pass, wherever it is legal; the same forms once."""
-    found: dict[Any, UOp] = {}
+    nodes: dict[UOp, None] = {}
 
     def add(_: str, root: UOp) -> None:
-        for u in root.toposort():
-            found.setdefault((u.op, u.dtype, type(u.arg), tuple(s.op for s in u.src[:3])), u)
+        nodes.update(dict.fromkeys(root.toposort()))
 
     trace.observers.append(add)
     try:
@@ -180,7 +179,13 @@ def corpus() -> list[tuple[str, UOp]]:
         trace.observers.remove(add)
     for u in candidates():
         add("", u)
-    return [(stage, u) for stage in SPECS for u in found.values() if u.op in SPECS[stage] and _is_legal(u, stage)]
+    found: dict[Any, tuple[str, UOp]] = {}
+    for stage, spec in SPECS.items():
+        for u in nodes:
+            form = stage, u.op, u.dtype, type(u.arg), tuple(s.op for s in u.src[:3])
+            if u.op in spec and form not in found and _is_legal(u, stage):
+                found[form] = stage, u
+    return list(found.values())
 
 
 # of these, one source less or more of the right kind may be legal, too

@@ -20,8 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import prod
 
-from manygrad.schedule.kernels import Item
-from manygrad.schedule.memory import is_temporary
+from manygrad.schedule.buffers import is_temporary
+from manygrad.schedule.items import Item
 from manygrad.schedule.nodes import nodes_of, reductions
 from manygrad.schedule.rows import ROW
 from manygrad.schedule.sweep import sweep_of

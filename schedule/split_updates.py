@@ -18,11 +18,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from manygrad.schedule.desugar import base_buffer, is_buffer
+from manygrad.schedule.buffers import base_buffer
 from manygrad.schedule.work import EXPENSIVE, is_leaf, work
 from manygrad.tensor.source import inherit
 from manygrad.tensor.uop import GroupOp, Ops, UOp
-from manygrad.tensor.uop.shape import numel
+from manygrad.tensor.uop.shape import is_buffer, numel
 
 MOSTLY = 0.75  # of the elements of all parts
 

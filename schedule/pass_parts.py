@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from manygrad.schedule.kernels import Item
+from manygrad.schedule.items import Item
 from manygrad.schedule.nodes import indices, nodes_of
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
