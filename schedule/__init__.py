@@ -19,6 +19,7 @@ from manygrad.schedule.copy_old_values import copy_old_values
 from manygrad.schedule.drop_unread import drop_unread
 from manygrad.schedule.insert_stores import insert_stores
 from manygrad.schedule.items import Item
+from manygrad.schedule.limit_columns import limit_columns
 from manygrad.schedule.lower_checks import lower_checks
 from manygrad.schedule.lower_storage import lower_storage
 from manygrad.schedule.merge_kernels import merge_kernels
@@ -142,6 +143,7 @@ PASSES = (
     Pass("order_items", lambda items, _: order_items(items), items_spec),
     Pass("merge_kernels", lambda items, _: merge_kernels(items), items_spec),
     Pass("chain_kernels", lambda items, _: chain_kernels(items), items_spec),
+    Pass("limit_columns", lambda items, _: limit_columns(items), items_spec),
     Pass("pass_parts", lambda items, _: pass_parts(items), items_spec),
 )
 

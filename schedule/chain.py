@@ -10,10 +10,11 @@ from manygrad.tensor.uop.serial import register
 @register
 @dataclass(frozen=True)
 class ChainSpec:
-    """The arg of a CHAIN. `slots`: for each kernel, which argument of the CALL each of its PARAMs is; `temps`:
-    (argument, offset, bytes) of those that hold one block, of which each thread may have its own; two that no kernel's
-    turn needs both may overlap."""
+    """The arg of a CHAIN of `blocks` times `rows`. `slots`: for each kernel, which argument of the CALL each of its
+    PARAMs is; `temps`: (argument, offset, bytes) of those that hold one block, of which each thread may have its own;
+    two that no kernel's turn needs both may overlap."""
 
     blocks: int
+    rows: int
     slots: tuple[tuple[int, ...], ...]
     temps: tuple[tuple[int, int, int], ...]

@@ -26,7 +26,7 @@ from math import prod
 from manygrad.schedule.buffers import is_temporary, nbytes_of
 from manygrad.schedule.chain import ChainSpec
 from manygrad.schedule.items import Item
-from manygrad.schedule.limit_columns import ALIGN, limit_columns
+from manygrad.schedule.limit_columns import ALIGN, limits_of
 from manygrad.schedule.nodes import indices, nodes_of, reductions
 from manygrad.schedule.plan_memory import lives_of, place
 from manygrad.tensor.dtype import dtypes
@@ -233,8 +233,8 @@ def _rows(items: list[Item], chain: Chain) -> int | None:
 
 
 def _masked(items: list[Item], chain: Chain, rows: int) -> Item | None:
-    """The chain in smaller blocks, of no more than a quarter of the columns, if these leave out what a mask makes
-    zero."""
+    """The chain in smaller blocks, of no more than a quarter of the columns, if a mask then makes columns zero in a
+    whole block, which `limit_columns` will leave out."""
     size = _loops(items[chain.members[0]])[chain.outer - 1].src[0].arg
     most = max(ALIGN, max(chain.steps[b] for b in chain.inside) // 4)
     fewer = max((n for n in range(1, min(size, most) + 1) if size % n == 0), default=rows)
@@ -243,7 +243,9 @@ def _masked(items: list[Item], chain: Chain, rows: int) -> Item | None:
     ):
         return None
     found = _chained(items, chain, fewer)
-    return found if any(u.op is Ops.RANGE and u.src[0].op is not Ops.CONST for u in found.what.toposort()) else None
+    return (
+        found if any(r.src[0].op is not Ops.CONST for limits in limits_of(found) for _, r in limits.values()) else None
+    )
 
 
 # *** making it ***
@@ -262,9 +264,11 @@ def _chained(items: list[Item], chain: Chain, rows: int) -> Item:
         {b: _apart(nbytes_of(part[b])) for b in _largest_first(chain)}, lives_of([k.args for k in kernels])
     )
     temps = tuple((args.index(part[b]), offsets[b], nbytes_of(part[b])) for b in chain.inside)
-    spec = ChainSpec(prod(sizes) // rows, slots, temps)
-    steps = tuple((args.index(part[b]), chain.steps[b]) for b in part)
-    cut = _blocks(tuple(k.what for k in kernels), chain.outer, rows, slots, steps)
+    spec = ChainSpec(prod(sizes) // rows, rows, slots, temps)
+    cut = tuple(
+        _cut(k.what, chain.outer, rows, tuple((i, chain.steps[b]) for i, b in enumerate(k.args) if b in part))
+        for k in kernels
+    )
     writes = dict.fromkeys(b for k in kernels for b in k.writes if b not in part)
     reads = dict.fromkeys(r for k in kernels for r in k.reads if r[0] not in part)
     return Item(kernels[-1].effect, UOp(Ops.CHAIN, dtypes.void, cut, spec), args, list(writes), list(reads))
@@ -280,17 +284,8 @@ def _apart(nbytes: int) -> int:
 
 
 @lru_cache(maxsize=256)  # (the layers of a model are alike)
-def _blocks(
-    kernels: tuple[UOp, ...],
-    outer: int,
-    rows: int,
-    slots: tuple[tuple[int, ...], ...],
-    steps: tuple[tuple[int, int], ...],
-) -> tuple[UOp, ...]:
-    """The kernels of a chain, for one block. `steps`: (argument, elements a row) of the temporaries."""
-    of = dict(steps)
-    cut = [cut_rows(k, outer, rows, {i: of[a] for i, a in enumerate(own) if a in of}) for k, own in zip(kernels, slots)]
-    return tuple(limit_columns(cut, slots, of))
+def _cut(kernel: UOp, outer: int, rows: int, steps: tuple[tuple[int, int], ...]) -> UOp:
+    return cut_rows(kernel, outer, rows, dict(steps))
 
 
 def cut_rows(ast: UOp, outer: int, rows: int, steps: dict[int, int]) -> UOp:

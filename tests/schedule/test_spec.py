@@ -98,7 +98,7 @@ BROKEN = [
     ("linear", "as arguments", UOp(Ops.CALL, void, (copy, x, copy))),
     ("linear", "an argument for each PARAM", UOp(Ops.CALL, void, (UOp(Ops.SINK, void, (load,)), x, x))),
     ("linear", "arguments that its kernels are given",
-     UOp(Ops.CALL, void, (UOp(Ops.CHAIN, void, (body, body), ChainSpec(2, ((0, 1), ()), ())), x))),
+     UOp(Ops.CALL, void, (UOp(Ops.CHAIN, void, (body, body), ChainSpec(2, 4, ((0, 1), ()), ())), x))),
 ]  # fmt: skip
 
 
