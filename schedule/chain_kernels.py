@@ -34,6 +34,7 @@ from manygrad.tensor.uop import BufferSpec, Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.rewrite import substitute
+from manygrad.tensor.uop.track import made_from
 
 BLOCK_BYTES = 5 << 18  # temporaries of one block: about half of a second-level cache
 MOST_BYTES = 8 << 20  # of a block of few, long rows
@@ -83,7 +84,9 @@ def chain_kernels(items: list[Item]) -> list[Item]:
         rows = _rows(items, chain)
         if rows is not None:
             gone.update(chain.members)
-            made[chain.members[-1]] = _masked(items, chain, rows) or _chained(items, chain, rows)
+            item = _masked(items, chain, rows) or _chained(items, chain, rows)
+            made_from(item.what, *(items[i].what for i in chain.members), line=item.line)
+            made[chain.members[-1]] = item
     return [made.get(i, item) for i, item in enumerate(items) if i in made or i not in gone]
 
 

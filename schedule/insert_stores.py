@@ -15,6 +15,7 @@ from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import DEBUG
 from manygrad.tensor.source import inherit, line_of
 from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop.track import made_from
 
 
 def insert_stores(sink: UOp, temps: Temps) -> UOp:
@@ -40,6 +41,7 @@ def insert_stores(sink: UOp, temps: Temps) -> UOp:
                 node = UOp(Ops.AFTER, u.dtype, (temp, store))
             else:
                 node = value
+            made_from(node, u)
         done[u] = node
     return done[sink]
 

@@ -24,6 +24,7 @@ from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.shape import numel
+from manygrad.tensor.uop.track import made_from
 
 ALIGN = 64  # a multiple of all lanes and of most tiles
 Span = tuple[UOp, UOp]  # columns [begin, end), made of the block's number
@@ -39,7 +40,9 @@ def _of_chain(item: Item) -> Item:
     if not any(limits):
         return item
     kernels = tuple(_limited(k, own) if own else k for k, own in zip(item.what.src, limits))
-    return replace(item, what=item.what.replace(src=kernels))
+    what = item.what.replace(src=kernels)
+    made_from(what, item.what, line=item.line)
+    return replace(item, what=what)
 
 
 def limits_of(chain: Item) -> list[Limits]:

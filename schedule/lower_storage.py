@@ -22,6 +22,7 @@ from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.source import inherit
 from manygrad.tensor.uop import GroupOp, Members, Ops, UOp
 from manygrad.tensor.uop.shape import is_buffer
+from manygrad.tensor.uop.track import made_from
 
 
 def fresh_targets(sink: UOp, order: list[UOp]) -> dict[UOp, UOp]:
@@ -86,6 +87,8 @@ def lower_storage(sink: UOp, temps: Temps) -> UOp:
             value = node.src[0] if node.op is Ops.CONTIGUOUS else node
             made = base_buffer(value) is fresh[u]
             node = value if made else UOp(Ops.AFTER, u.dtype, (fresh[u], _store(fresh[u], value)))
+        if u.op in LOWER or u.op in GroupOp.COLLECTIVE or u in fresh:
+            made_from(node, u)
         done[u] = node
     return done[sink]
 

@@ -5,8 +5,10 @@ Each spec is the one before it less the ops that its pass lowers, and with the f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from manygrad.schedule.items import Item
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import GroupOp, Members, Ops, UOp
 from manygrad.tensor.uop.ranges import ranges_of
@@ -39,6 +41,7 @@ from manygrad.tensor.uop.spec import (
     rule,
     sources,
     spec_of,
+    verify,
     without,
 )
 
@@ -238,3 +241,21 @@ GRAPHS = {
     "split_updates": STORAGE,
     "insert_stores": STORED,
 }
+
+
+def graph_spec(graph: UOp, name: str) -> None:
+    verify(graph, GRAPHS[name], name)
+
+
+def items_spec(items: Sequence[Item], name: str) -> None:
+    """Each kernel by itself, and the calls as those of a LINEAR."""
+    for item in items:
+        kernels = item.what.src if item.what.op is Ops.CHAIN else (item.what,) if item.what.op is Ops.SINK else ()
+        for kernel in kernels:
+            verify(kernel, KERNEL, name)
+    calls = (UOp(Ops.CALL, dtypes.void, (i.what, *i.args)) for i in items)
+    linear_spec(UOp(Ops.LINEAR, dtypes.void, tuple(calls)), name)
+
+
+def linear_spec(linear: UOp, name: str) -> None:
+    verify(linear, LINEAR, name, lambda u: u.op is not Ops.SINK and u.op is not Ops.CHAIN)

@@ -13,6 +13,7 @@ from manygrad.schedule.rangeify import Known, rangeify_once, writes_what_it_read
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.shape import numel
+from manygrad.tensor.uop.track import made_from
 
 
 def split_kernels(sink: UOp, temps: Temps) -> list[Item]:
@@ -34,6 +35,7 @@ def split_kernels(sink: UOp, temps: Temps) -> list[Item]:
 
 def _kernel_items(store: UOp, temps: Temps, known: Known) -> list[Item]:
     ast, args, reads = rangeify_once(store, known)
+    made_from(ast, store)
     if not (any(base_buffer(r) is args[0] for r in reads) and writes_what_it_reads(ast)):
         return [
             Item(store, ast, args, [args[0]], [(base_buffer(r), happened(r)) for r in reads] + _target_reads(store))
@@ -44,6 +46,7 @@ def _kernel_items(store: UOp, temps: Temps, known: Known) -> list[Item]:
     second = UOp(Ops.STORE, dtypes.void, (store.src[0], UOp(Ops.AFTER, value.dtype, (temp, first))), store.arg)
     out = _kernel_items(first, temps, known)
     ast, args, reads = rangeify_once(second, known)
+    made_from(ast, store)
     out.append(Item(store, ast, args, [args[0]], [(base_buffer(r), happened(r)) for r in reads] + _target_reads(store)))
     return out
 

@@ -14,13 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manygrad import Tensor
-from manygrad.schedule import PASSES, lower_sink_to_linear, number_buffers, strip_binds, trace
+from manygrad.schedule import PASSES, lower_sink_to_linear, number_buffers, strip_binds
 from manygrad.schedule.chain import ChainSpec
-from manygrad.schedule.passes import graph_spec
-from manygrad.schedule.spec import GRAPHS, KERNEL, LINEAR
+from manygrad.schedule.spec import GRAPHS, KERNEL, LINEAR, graph_spec
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import SPEC, Context
-from manygrad.tensor.uop import BufferSpec, GroupOp, Members, Ops, PatternMatcher, UOp, UPat
+from manygrad.tensor.uop import BufferSpec, GroupOp, Members, Ops, PatternMatcher, UOp, UPat, passes
 from manygrad.tensor.uop.spec import TENSOR, Spec, verify
 from tests.schedule.programs import sink_of
 from tests.schedule.test_golden import PROGRAMS
@@ -165,20 +164,20 @@ def corpus() -> list[tuple[str, UOp]]:
     """(stage, node) of what the golden programs have after some pass, wherever it is legal; the same forms once."""
     nodes: dict[UOp, None] = {}
 
-    def add(_: str, root: UOp) -> None:
+    def add(stage: str, name: str, root: UOp) -> None:
         nodes.update(dict.fromkeys(root.toposort()))
 
-    trace.observers.append(add)
+    passes.observers.append(add)
     try:
         for program in PROGRAMS:
             sink = sink_of(program())
-            add("", sink)
+            add("", "", sink)
             linear = lower_sink_to_linear(number_buffers(strip_binds(sink)[0])[0])
-            add("", linear)
+            add("", "", linear)
     finally:
-        trace.observers.remove(add)
+        passes.observers.remove(add)
     for u in candidates():
-        add("", u)
+        add("", "", u)
     found: dict[Any, tuple[str, UOp]] = {}
     for stage, spec in SPECS.items():
         for u in nodes:
@@ -258,9 +257,9 @@ def test_every_pass_has_a_spec() -> None:
 
 def test_passes_run_in_order() -> None:
     seen: list[str] = []
-    trace.observers.append(lambda name, graph: seen.append(name))
+    passes.observers.append(lambda stage, name, graph: seen.append(name))
     try:
         (Tensor([1.0, 2.0, 3.0, 3.5]) * 2.125 + 0.375).realize()
     finally:
-        trace.observers.pop()
+        passes.observers.pop()
     assert seen == [p.name for p in PASSES if p.spec is graph_spec]
