@@ -13,8 +13,9 @@ from manygrad.schedule.buffers import Temps, base_buffer, device_of, is_temporar
 from manygrad.schedule.fusion import decide_stores, explain
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import DEBUG
-from manygrad.tensor.source import inherit, line_of
+from manygrad.tensor.source import line_of
 from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop.rewrite import with_sources
 from manygrad.tensor.uop.track import made_from
 
 
@@ -26,9 +27,7 @@ def insert_stores(sink: UOp, temps: Temps) -> UOp:
     done: dict[UOp, UOp] = {}
     for u in order:
         src = tuple([done[s] for s in u.src])
-        node = u if src == u.src else u.replace(src=src)
-        if node is not u:
-            inherit(node, u)
+        node = with_sources(u, src)
         if u.op is Ops.BARRIER:
             effects = effects_below(src[1])
             node = UOp(Ops.AFTER, u.dtype, (src[0], *effects)) if effects else src[0]

@@ -21,6 +21,7 @@ from manygrad.schedule.join import store_part
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.source import inherit
 from manygrad.tensor.uop import GroupOp, Members, Ops, UOp
+from manygrad.tensor.uop.rewrite import with_sources
 from manygrad.tensor.uop.shape import is_buffer
 from manygrad.tensor.uop.track import made_from
 
@@ -69,7 +70,7 @@ def lower_storage(sink: UOp, temps: Temps) -> UOp:
     done: dict[UOp, UOp] = {}
     for u in order:
         src = tuple([done[s] for s in u.src])
-        node = u if src == u.src else inherit(u.replace(src=src), u)
+        node = with_sources(u, src)
         if u.op in (Ops.CAT, Ops.SCATTER, Ops.COPY):
             target = fresh.get(u) or temps.new(u.shape, u.dtype, u.arg if u.op is Ops.COPY else device_of(u, sink))
             node = LOWER[u.op](u, src, target)

@@ -98,6 +98,11 @@ class PatternMatcher:
         return None
 
 
+def with_sources(u: UOp, src: tuple[UOp, ...]) -> UOp:
+    """`u`, of the same line, over what a pass made of its sources."""
+    return u if src == u.src else inherit(u.replace(src=src), u)
+
+
 MAX_REWRITES = 10_000_000
 
 
@@ -144,11 +149,11 @@ def graph_rewrite(
     return done[root]
 
 
-def substitute(root: UOp, mapping: dict[UOp, UOp]) -> UOp:
-    """`root` with nodes replaced; replaced nodes are not looked into."""
+def substitute(root: UOp, mapping: dict[UOp, UOp], rebuild: Callable[[UOp, tuple[UOp, ...]], UOp] | None = None) -> UOp:
+    """`root` with nodes replaced, which are not looked into; `rebuild` makes a node over other sources."""
     done: dict[UOp, UOp] = dict(mapping)
     for u in root.toposort(lambda u: u not in mapping):
         if u not in done:
             src = tuple([done[s] for s in u.src])
-            done[u] = u if src == u.src else u.replace(src=src)
+            done[u] = u if src == u.src else rebuild(u, src) if rebuild is not None else u.replace(src=src)
     return done[root]
