@@ -42,10 +42,9 @@ def measure(workers: int, repeats: int, layers: int, dim: int, profile: int) -> 
     from manygrad.collectives import build, choose
     from manygrad.runtime import engine
     from manygrad.runtime.collective import describe
-    from manygrad.schedule import trace
     from manygrad.tensor.nn.optim import AdamW
     from manygrad.tensor.nn.state import get_parameters
-    from manygrad.tensor.uop import GroupOp, UOp
+    from manygrad.tensor.uop import GroupOp, UOp, passes
 
     world.join(rank=0, size=workers, local_rank=0, local_size=1, devices_per_node=1, job="null", epoch=0)
     model = GPT(65, 64, layers, 4, dim)
@@ -58,7 +57,7 @@ def measure(workers: int, repeats: int, layers: int, dim: int, profile: int) -> 
     found: list[tuple[UOp, dict[str, float]]] = []
     schedule_sink = schedule.create_linear_with_vars
     marks: list[tuple[str, float]] = []
-    trace.observers.append(lambda name, graph: marks.append((name, time.perf_counter())))
+    passes.observers.append(lambda stage, name, graph: marks.append((name, time.perf_counter())))
     profiler = cProfile.Profile()
     sinks: list[UOp] = []
 

@@ -17,10 +17,10 @@ import opts
 
 from manygrad import Tensor
 from manygrad.schedule import create_linear_with_vars, number_buffers
-from manygrad.schedule.trace import observers
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import markdown_table
 from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop.passes import observers
 from manygrad.tensor.uop.show import show
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -48,7 +48,7 @@ def graphs() -> tuple[str, dict[str, str], UOp]:
     sink = UOp(Ops.SINK, dtypes.void, (w.uop,))
     passes: dict[str, str] = {}
 
-    def observe(name: str, graph: UOp) -> None:
+    def observe(stage: str, name: str, graph: UOp) -> None:
         passes[name] = show(graph)
 
     observers.append(observe)

@@ -1,7 +1,7 @@
 """Sharding rules: for each op, how its sources must lie and how its result then lies.
 
 `rule(u, placements)` gives (placement wanted of each source, placement of the result). A source that lies otherwise is
-resharded by `multi.lower`. What cannot stay cut is gathered first; that is always right, only slower.
+resharded by `multi.lower_shards`. What cannot stay cut is gathered first; that is always right, only slower.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def reduce(u: UOp, ps: list[Placement]) -> Answer:
 
 def gather(u: UOp, ps: list[Placement]) -> Answer:
     """Cut along an index dim, or along a dim of x that is not indexed. Row by row (`x.gather(1, i)`: an index that
-    counts the rows) x and the indices are cut alike; the local rows then begin at 0 (`multi.lower.local_node`).
+    counts the rows) x and the indices are cut alike; the local rows then begin at 0 (`multi.lower_shards.local_node`).
     """
     k, n = len(u.src) - 1, len(u.src[1].shape)
     x = ps[0]

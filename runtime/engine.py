@@ -11,7 +11,7 @@ from math import prod
 
 import numpy as np
 
-from manygrad.multi.lower import store_spec
+from manygrad.multi.lower_shards import store_spec
 from manygrad.multi.world import world
 from manygrad.runtime.agreement import begin
 from manygrad.runtime.buffer import Buffer

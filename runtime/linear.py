@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.devices import Device
 from manygrad.runtime.items import CopyItem, ExecItem, KernelItem, Vars, run_items, variable_names
-from manygrad.schedule.memory import MemoryPlan
+from manygrad.schedule.plan_memory import MemoryPlan
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import DEBUG
 from manygrad.tensor.source import line_of

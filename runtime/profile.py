@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from manygrad.multi.world import world
-from manygrad.schedule import trace
 from manygrad.tensor.environment import PROFILE
+from manygrad.tensor.uop import passes
 
 LANES = ("steps", "schedule", "compile", "kernels", "copies", "collectives")  # in the order shown
 FILE = "profile.json"
@@ -128,20 +128,20 @@ def file_of(path: str) -> str:
     return path if world.size == 1 else f"{path.removesuffix('.json')}.rank{world.rank}.json"
 
 
-def _schedule_event(name: str, start: float, end: float, args: dict[str, Any]) -> None:
-    record("schedule", name, start, end, args)
+def _pass_event(stage: str, name: str, start: float, end: float, args: dict[str, Any]) -> None:
+    record(stage, name, start, end, args)
 
 
 def _listen(p: Profile) -> None:
     if not active:
-        trace.timers.append(_schedule_event)
+        passes.timers.append(_pass_event)
     active.append(p)
 
 
 def _leave(p: Profile) -> None:
     active.remove(p)
     if not active:
-        trace.timers.remove(_schedule_event)
+        passes.timers.remove(_pass_event)
 
 
 @contextlib.contextmanager

@@ -6,31 +6,41 @@ its own cache key; what is left is lowered once and kept, in memory and on disk 
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from manygrad.multi.lower import lower_shards
+from manygrad.multi.lower_shards import lower_shards
 from manygrad.multi.world import World, world
-from manygrad.schedule import cache, trace
-from manygrad.schedule.cat import compute_in_parts
-from manygrad.schedule.chain import chain_kernels
-from manygrad.schedule.checks import lower_checks
-from manygrad.schedule.desugar import Temps, lower_storage
-from manygrad.schedule.kernels import Item, insert_stores, split_kernels
-from manygrad.schedule.memory import plan_memory
-from manygrad.schedule.merge import merge_kernels
-from manygrad.schedule.old_values import copy_old_values
-from manygrad.schedule.order import NoOrder, order_items
-from manygrad.schedule.parts import pass_parts
-from manygrad.schedule.passes import Lowering, Pass, graph_spec, items_spec, run_passes
+from manygrad.schedule import cache
+from manygrad.schedule.buffers import Temps
+from manygrad.schedule.chain_kernels import chain_kernels
+from manygrad.schedule.clean import clean
+from manygrad.schedule.compute_in_parts import compute_in_parts
+from manygrad.schedule.copy_old_values import copy_old_values
+from manygrad.schedule.drop_unread import drop_unread
+from manygrad.schedule.insert_stores import insert_stores
+from manygrad.schedule.items import Item
+from manygrad.schedule.limit_columns import limit_columns
+from manygrad.schedule.lower_checks import lower_checks
+from manygrad.schedule.lower_storage import lower_storage
+from manygrad.schedule.merge_kernels import merge_kernels
+from manygrad.schedule.order_items import NoOrder, order_items
+from manygrad.schedule.pass_parts import pass_parts
 from manygrad.schedule.plan import Plan, plan_of, shared_first
-from manygrad.schedule.simplify import clean, simplify
-from manygrad.schedule.updates import split_updates
+from manygrad.schedule.plan_memory import plan_memory
+from manygrad.schedule.simplify import simplify
+from manygrad.schedule.spec import graph_spec, items_spec, linear_spec
+from manygrad.schedule.split_kernels import split_kernels
+from manygrad.schedule.split_reductions import split_reductions
+from manygrad.schedule.split_updates import split_updates
 from manygrad.tensor.dtype import dtypes
-from manygrad.tensor.environment import SCACHE, SPEC, SUM_BLOCKS
-from manygrad.tensor.source import forget_inherited
+from manygrad.tensor.environment import DEBUG, SCACHE, SPEC, SUM_BLOCKS, TRACK_MATCH_STATS
+from manygrad.tensor.source import forget_inherited, line_of
 from manygrad.tensor.uop import BufferSpec, Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
-from manygrad.tensor.uop.spec import verify
+from manygrad.tensor.uop.passes import Pass, run_passes, timed
+from manygrad.tensor.uop.track import history
 
 CACHE_LIMIT = 4096
 SHAPED = frozenset({Ops.BUFFER, Ops.RESHAPE, Ops.EXPAND, Ops.SHRINK})  # a symbolic dim may stand in their arg
@@ -94,10 +104,10 @@ def _load_or_lower(normal: UOp, me: World) -> UOp:
     key = cache.entry_key(normal, me)
     if key is None:
         return lower_sink_to_linear(normal, me)
-    start = trace.begin()
+    start = time.perf_counter()
     linear = cache.load(key)
     if linear is not None:
-        trace.timed("load schedule", start, calls=len(linear.src))
+        timed("schedule", "load schedule", start, calls=len(linear.src))
     if linear is None:
         linear = lower_sink_to_linear(normal, me)
         cache.save(key, linear)
@@ -107,34 +117,55 @@ def _load_or_lower(normal: UOp, me: World) -> UOp:
 
 
 def lower_sink_to_linear(sink: UOp, me: World = world) -> UOp:
-    start = trace.begin()
+    start = time.perf_counter()
     try:
         calls = [call_of(item) for item in schedule_items(sink, me)]
     finally:
         forget_inherited()
-    begun = trace.begin()
+    begun = time.perf_counter()
     linear = UOp(Ops.LINEAR, dtypes.void, tuple(calls), plan_memory(calls))
-    trace.timed("plan_memory", begun, pools=linear.arg.pools)
-    trace.timed("schedule", start, calls=len(calls))
+    timed("schedule", "plan_memory", begun, pools=linear.arg.pools)
+    timed("schedule", "schedule", start, calls=len(calls))
     if SPEC:
-        verify(linear, "linear")
+        linear_spec(linear, "plan_memory")
+    if TRACK_MATCH_STATS and DEBUG >= 5:
+        print("\n".join(map(_explained, calls)))
     return linear
 
 
-PASSES = (
+def _explained(call: UOp) -> str:
+    """How a call came about, a line a rewrite."""
+    what = call.src[0]
+    return "\n  ".join([f"{what.op.name} of {line_of(call)}:", *map(str, history(what))])
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """What the passes of one schedule are told besides the graph: which devices are this worker's, where temporaries
+    are numbered, and whether older values are copied, as there is no order otherwise."""
+
+    me: World
+    temps: Temps
+    copies: bool = False
+
+
+PASSES: tuple[Pass[Lowering], ...] = (
     Pass("clean", lambda graph, _: clean(graph), graph_spec),
     Pass("lower_shards", lambda graph, to: lower_shards(graph, to.me), graph_spec),
     Pass("lower_checks", lambda graph, _: lower_checks(graph), graph_spec),
     Pass("simplify", lambda graph, _: simplify(graph), graph_spec),
+    Pass("split_reductions", lambda graph, _: split_reductions(graph), graph_spec),
     Pass("compute_in_parts", lambda graph, _: compute_in_parts(graph), graph_spec),
     Pass("lower_storage", lambda graph, to: lower_storage(graph, to.temps), graph_spec),
     Pass("copy_old_values", lambda graph, to: copy_old_values(graph, to.temps) if to.copies else graph, graph_spec),
     Pass("split_updates", lambda graph, _: split_updates(graph), graph_spec),
     Pass("insert_stores", lambda graph, to: insert_stores(graph, to.temps), graph_spec),
     Pass("split_kernels", lambda graph, to: split_kernels(graph, to.temps), items_spec),
+    Pass("drop_unread", lambda items, _: drop_unread(items), items_spec),
     Pass("order_items", lambda items, _: order_items(items), items_spec),
     Pass("merge_kernels", lambda items, _: merge_kernels(items), items_spec),
     Pass("chain_kernels", lambda items, _: chain_kernels(items), items_spec),
+    Pass("limit_columns", lambda items, _: limit_columns(items), items_spec),
     Pass("pass_parts", lambda items, _: pass_parts(items), items_spec),
 )
 
@@ -142,10 +173,12 @@ PASSES = (
 def schedule_items(sink: UOp, me: World = world) -> list[Item]:
     """The stage's pipeline: from the graph of all devices to the calls of this worker; where these have no order, once
     more with copies."""
+    if SPEC:
+        graph_spec(sink, "number_buffers")
     try:
-        items: list[Item] = run_passes(PASSES, sink, Lowering(me, Temps()))
+        items: list[Item] = run_passes("schedule", PASSES, sink, Lowering(me, Temps()))
     except NoOrder:
-        items = run_passes(PASSES, sink, Lowering(me, Temps(), copies=True))
+        items = run_passes("schedule", PASSES, sink, Lowering(me, Temps(), copies=True))
     return items
 
 

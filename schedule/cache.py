@@ -3,8 +3,8 @@
 An entry's key is a digest of the normalised graph with the user's lines (plans of collectives name them, so every rank
 must find the same ones), of the worker's rank and world size, and of the source code that schedules. Its value is the
 LINEAR with its calls' lines, and the keys of its kernels, which are the keys of their machine code. The store itself
-(`runtime`'s disk cache) is set by the package's root. SPEC=1, DEBUG=4 and observers of the passes want the schedule
-made, so then it is.
+(`runtime`'s disk cache) is set by the package's root. SPEC=1, DEBUG=4, TRACK_MATCH_STATS=1 and observers of the passes
+want the schedule made, so then it is.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Protocol
 
 from manygrad.multi.world import World
-from manygrad.schedule import trace
-from manygrad.tensor.environment import DEBUG, SPEC, SUM_BLOCKS
+from manygrad.tensor.environment import DEBUG, SPEC, SUM_BLOCKS, TRACK_MATCH_STATS
 from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop.passes import observers
 from manygrad.tensor.uop.serial import NotStorable, decode, encode
 
 PACKAGES = ("schedule", "multi", "collectives", "tensor/uop")
@@ -51,7 +51,7 @@ def code_version() -> bytes:
 
 def entry_key(normal: UOp, me: World) -> bytes | None:
     """The key of a normalised graph's schedule; None where there is no store, or the graph cannot be written down."""
-    if holder.store is None or SPEC or DEBUG >= 4 or trace.observers:
+    if holder.store is None or SPEC or DEBUG >= 4 or TRACK_MATCH_STATS or observers:
         return None
     try:
         graph = encode(normal, lambda u: u._cache.get("line", ""))

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from manygrad.schedule.desugar import base_buffer, is_buffer
+from manygrad.schedule.buffers import base_buffer
 from manygrad.schedule.index import Index, flat_index, move_index
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.rewrite import substitute
+from manygrad.tensor.uop.shape import is_buffer
 
 
 class Kernel:

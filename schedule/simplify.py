@@ -1,27 +1,19 @@
 """simplify: algebra and clean-up on the per-device tensor graph, before fusion is decided.
 
-Precondition: no sharded value is left. Postcondition: the same values from fewer nodes; markers that only gradients
-needed (DETACH, CUSTOM) are gone; a large reduction with few outputs stands as two.
+Precondition: no sharded value is left. Postcondition: the same values from fewer nodes.
 
-    REDUCE(ADD, (65536,) -> (1,))  ==>  REDUCE(ADD, (256, 1) -> (1, 1)) of CONTIGUOUS(x),
-                                        x = REDUCE(ADD, (256, 256) -> (256, 1))
+    ADD(x, 0)                  ==>  x
+    RESHAPE(RESHAPE(x, a), b)  ==>  RESHAPE(x, b)
 """
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
-from manygrad.schedule.desugar import is_buffer
 from manygrad.schedule.join import join_padded
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import GroupOp, Ops, PatternMatcher, UOp, UPat, graph_rewrite
-
-SPLIT_FROM = 32768  # elements reduced into one output
-SPLIT_OUTPUTS = 2048  # at most so many outputs
-SPLIT_PARTS = 256
-PARTS = 64  # a reduction of what lies in memory in order: at least so many, in rows of these lengths
-ROWS = (*range(4096, 511, -64), *range(4096, 511, -1))
+from manygrad.tensor.uop.shape import is_buffer
 
 
 def constant(u: UOp) -> Any:
@@ -130,54 +122,6 @@ def merge_reduce(u: UOp) -> UOp | None:
     return None
 
 
-def split_reduce(u: UOp) -> UOp | None:
-    """A large reduction with few outputs becomes two: the parts in parallel, then their sum."""
-    op, axes, *blocks = u.arg
-    x = u.src[0]
-    if not all(isinstance(d, int) for d in x.shape) or x.dtype.is_half:
-        return None
-    size = prod([x.shape[a] for a in axes])
-    if size < SPLIT_FROM or prod(u.shape) // (blocks[0] if blocks else 1) > SPLIT_OUTPUTS:
-        return None
-    if (
-        not blocks
-        and axes == tuple(range(axes[0], len(x.shape)))
-        and lies_flat(x)
-        and (row := row_of(size)) is not None
-    ):
-        return in_parts(u, op, (*x.shape[: axes[0]], size // row, row), axes[0], (axes[0] + 1,))
-    divisors = [
-        (d, a) for a in axes for d in range(2, min(SPLIT_PARTS, x.shape[a]) + 1) if x.shape[a] % d == 0 and d < size
-    ]
-    if not divisors:
-        return None
-    parts, axis = max(divisors, key=lambda p: (p[0], -p[1]))
-    shape = (*x.shape[:axis], parts, x.shape[axis] // parts, *x.shape[axis + 1 :])
-    inner_axes = tuple(sorted({a if a <= axis else a + 1 for a in axes if a != axis} | {axis + 1}))
-    return in_parts(u, op, shape, axis, inner_axes)
-
-
-def in_parts(u: UOp, op: Ops, shape: tuple[int, ...], parts: int, inside: tuple[int, ...]) -> UOp:
-    """The reduction of its value in another shape, first over the dims `inside` of the parts, then over these."""
-    x = UOp(Ops.RESHAPE, u.src[0].dtype, u.src, shape)
-    inner = UOp(Ops.CONTIGUOUS, u.dtype, (UOp(Ops.REDUCE, u.dtype, (x,), (op, inside)),))
-    return UOp(Ops.RESHAPE, u.dtype, (UOp(Ops.REDUCE, u.dtype, (inner,), (op, (parts,))),), u.shape)
-
-
-def row_of(size: int) -> int | None:
-    """A divisor that is a good length of a row: read in one stream, the next one asked for meanwhile."""
-    return next((n for n in ROWS if size % n == 0 and size >= PARTS * n), None)
-
-
-def lies_flat(x: UOp) -> bool:
-    """Whether `x` is computed element by element from numbers and what lies in memory in the same order."""
-    below = x.toposort(lambda v: v.op in GroupOp.ELEMENTWISE or v.op is Ops.RESHAPE)
-    return all(
-        v.op in GroupOp.ELEMENTWISE or v.op in (Ops.RESHAPE, Ops.CONTIGUOUS) or is_buffer(v) or constant(v) is not None
-        for v in below
-    )
-
-
 def same_device(u: UOp) -> UOp | None:
     """COPY to where the value already is -> the value."""
     return u.src[0] if u.src[0].device == u.arg else None
@@ -201,13 +145,6 @@ def is_whole_buffer(u: UOp) -> bool:
     return is_buffer(u)
 
 
-pm_clean = PatternMatcher(
-    [
-        (UPat(Ops.DETACH, "u"), lambda u: u.src[0]),  # DETACH(x) -> x
-        (UPat(Ops.CUSTOM, "u"), lambda u: u.src[0]),  # CUSTOM(out, ...inputs) -> out
-    ]
-)
-
 pm_simplify = PatternMatcher(
     [
         (UPat(Ops.COPY, "u"), same_device),
@@ -223,14 +160,6 @@ pm_simplify = PatternMatcher(
     ]
 )
 
-pm_split_reduce = PatternMatcher([(UPat(Ops.REDUCE, "u"), split_reduce)])
-
-
-def clean(sink: UOp) -> UOp:
-    return graph_rewrite(sink, pm_clean) if any(u.op in (Ops.DETACH, Ops.CUSTOM) for u in sink.toposort()) else sink
-
 
 def simplify(sink: UOp) -> UOp:
-    sink = graph_rewrite(sink, pm_simplify)
-    large = any(u.op is Ops.REDUCE and split_reduce(u) is not None for u in sink.toposort())
-    return graph_rewrite(sink, pm_split_reduce) if large else sink
+    return graph_rewrite(sink, pm_simplify)

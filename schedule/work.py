@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from manygrad.schedule.desugar import is_buffer
 from manygrad.tensor.uop import GroupOp, Ops, UOp
+from manygrad.tensor.uop.shape import is_buffer
 
 CHEAP = 4  # weighted ops that are rather done twice than stored
 GATHERED = 8  # weighted ops that are rather done for each element gathered than once and stored

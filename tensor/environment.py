@@ -72,6 +72,13 @@ DEBUG = EnvVar(
     "values are stored between kernels; 5: every pass and loop tree; 6: passes' graphs",
 )
 SPEC = EnvVar("SPEC", 0, "flag", "verify the graph against the stage's spec after every pass")
+TRACK_MATCH_STATS = EnvVar(
+    "TRACK_MATCH_STATS",
+    0,
+    "flag",
+    "keep every rewrite of every pass (pass, rule, node before and after, the user's line) in "
+    "`manygrad.tensor.uop.track.records`; with DEBUG=5 each kernel's are printed",
+)
 SCACHE = EnvVar("SCACHE", 1, "flag", "keep schedules under the structural key of their graph")
 CACHE = EnvVar("CACHE", 1, "flag", "keep compiled kernels on disk")
 CACHE_DIR = EnvVar(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 
 from manygrad.tensor.uop.uop import UOp
 
@@ -55,6 +56,7 @@ def line_of(u: UOp) -> str:
     return "?"
 
 
+heirs: list[Callable[[UOp, UOp], None]] = []  # told of (new, old) while passes are tracked (`tensor/uop/track.py`)
 _INHERITED: list[UOp] = []  # the nodes that have an inherited line
 
 
@@ -65,6 +67,9 @@ def inherit(new: UOp, old: UOp) -> UOp:
     depend on whether an earlier one was scheduled here or read from the disk cache, for plans are compared by their
     lines over all workers.
     """
+    if heirs and new is not old:
+        for tell in heirs:
+            tell(new, old)
     if new is not old and "line" not in new._cache and "inherited line" not in new._cache:
         line = old._cache.get("line") or old._cache.get("inherited line")
         if line:

@@ -14,6 +14,7 @@ from typing import Any
 from manygrad.tensor.dtype import DType
 from manygrad.tensor.source import inherit
 from manygrad.tensor.uop.ops import GroupOp, Ops
+from manygrad.tensor.uop.track import matches
 from manygrad.tensor.uop.uop import UOp
 
 
@@ -78,8 +79,10 @@ class PatternMatcher:
     def __add__(self, other: PatternMatcher) -> PatternMatcher:
         return PatternMatcher(self.rules + other.rules)
 
-    def rewrite(self, u: UOp, ctx: Any = None) -> UOp | None:
-        """The first rule's answer that is a different node, or None."""
+    def rewrite(
+        self, u: UOp, ctx: Any = None, tell: Callable[[Callable[..., UOp | None], UOp, UOp], None] | None = None
+    ) -> UOp | None:
+        """The first rule's answer that is a different node, or None; `tell` is told of it (rule, before, after)."""
         for pat, fn, wants_ctx, plain in self.table[u.op]:
             if plain:
                 out = fn(u)
@@ -89,8 +92,15 @@ class PatternMatcher:
                     continue
                 out = fn(ctx=ctx, **bound) if wants_ctx else fn(**bound)
             if out is not None and out is not u:
+                if tell is not None:
+                    tell(fn, u, out)
                 return out
         return None
+
+
+def with_sources(u: UOp, src: tuple[UOp, ...]) -> UOp:
+    """`u`, of the same line, over what a pass made of its sources."""
+    return u if src == u.src else inherit(u.replace(src=src), u)
 
 
 MAX_REWRITES = 10_000_000
@@ -105,7 +115,7 @@ def graph_rewrite(
     path: list[
         tuple[UOp, UOp | None]
     ] = []  # (node, None): waits for its sources; (node, new): for what it became. A None on the stack: both are there
-    steps, rules = 0, pm.table
+    steps, rules, tell = 0, pm.table, matches()
     while stack:
         top = stack.pop()
         if top is None:
@@ -129,7 +139,7 @@ def graph_rewrite(
         node = u if src == u.src else rebuild(u, src) if rebuild is not None else u.replace(src=src)
         if node is not u:
             inherit(node, u)
-        new = pm.rewrite(node, ctx) if rules[node.op] else None
+        new = pm.rewrite(node, ctx, tell) if rules[node.op] else None
         if new is None:
             done[u] = node
             done.setdefault(node, node)
@@ -139,11 +149,11 @@ def graph_rewrite(
     return done[root]
 
 
-def substitute(root: UOp, mapping: dict[UOp, UOp]) -> UOp:
-    """`root` with nodes replaced; replaced nodes are not looked into."""
+def substitute(root: UOp, mapping: dict[UOp, UOp], rebuild: Callable[[UOp, tuple[UOp, ...]], UOp] | None = None) -> UOp:
+    """`root` with nodes replaced, which are not looked into; `rebuild` makes a node over other sources."""
     done: dict[UOp, UOp] = dict(mapping)
     for u in root.toposort(lambda u: u not in mapping):
         if u not in done:
             src = tuple([done[s] for s in u.src])
-            done[u] = u if src == u.src else u.replace(src=src)
+            done[u] = u if src == u.src else rebuild(u, src) if rebuild is not None else u.replace(src=src)
     return done[root]

@@ -127,6 +127,11 @@ infer.shape = _inferred("shape", _shape)
 infer.device = _inferred("device", _device)
 
 
+def is_buffer(u: UOp) -> bool:
+    """Whether `u` is memory by itself, or one device's part of such."""
+    return u.op is Ops.BUFFER or u.op is Ops.PARAM or (u.op is Ops.MSELECT and u.src[0].op in (Ops.BUFFER, Ops.PARAM))
+
+
 def unviewed(u: UOp) -> UOp:
     """What views, detached ones too, stand on."""
     while u.op in GroupOp.VIEW or u.op is Ops.DETACH:

@@ -1,187 +1,360 @@
-"""What is legal after each stage: tables of rules, checked with SPEC=1 after every pass.
+"""What a graph may hold: for each op the forms that are legal, and nothing else. Checked with SPEC=1 after every pass.
 
-A violation names the pass, the rule and the op; it is a fault of ours, not of the user.
+A `Rule` is one form of some ops: a row of needs, each of which may rely on the ones before it. A node is legal where
+all needs of one rule of its op hold. A violation names the pass, the node, and the rules that came nearest, each with
+the need that is not met; it is a fault of ours, not of the user. `TENSOR` is the graph that the user's program builds;
+the specs of the schedule's stages, which begin with it, stand in `schedule/spec.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from math import prod
+from typing import Any, NamedTuple
 
-from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import GroupOp, Ops
-from manygrad.tensor.uop.uop import UOp
+from manygrad.tensor.uop.shape import is_buffer
+from manygrad.tensor.uop.uop import BufferSpec, UOp
 
-Rule = tuple[str, Callable[[UOp], bool]]
-
-
-def _same_dtypes(u: UOp) -> bool:
-    src = u.src[1:] if u.op is Ops.WHERE else u.src
-    return all(s.dtype is src[0].dtype for s in src)
+Need = tuple[str, Callable[[UOp], bool]]
 
 
-def _same_shapes(u: UOp) -> bool:
-    return all(s.shape == u.shape for s in u.src)
+class Rule(NamedTuple):
+    name: str
+    ops: frozenset[Ops]
+    needs: tuple[Need, ...]
 
 
-TENSOR: list[Rule] = [
-    ("ALU sources have one dtype", lambda u: u.op not in GroupOp.ALU or _same_dtypes(u)),
-    ("ALU sources have one shape", lambda u: u.op not in GroupOp.ELEMENTWISE or _same_shapes(u)),
-    ("comparisons give bool", lambda u: u.op not in GroupOp.COMPARE or u.dtype is dtypes.bool),
-    ("WHERE chooses by a bool", lambda u: u.op is not Ops.WHERE or u.src[0].dtype is dtypes.bool),
-    ("movement keeps the dtype", lambda u: u.op not in GroupOp.MOVEMENT or u.src[0].dtype is u.dtype),
-    (
-        "PERMUTE names every dim once",
-        lambda u: u.op is not Ops.PERMUTE or sorted(u.arg) == list(range(len(u.src[0].shape))),
-    ),
-    (
-        "PAD and SHRINK have a pair a dim",
-        lambda u: u.op not in (Ops.PAD, Ops.SHRINK) or len(u.arg) == len(u.src[0].shape),
-    ),
-    (
-        "EXPAND grows only dims of 1",
-        lambda u: u.op is not Ops.EXPAND or all(a == b or a is b or a == 1 for a, b in zip(u.src[0].shape, u.arg)),
-    ),
-    ("REDUCE axes exist", lambda u: u.op is not Ops.REDUCE or all(0 <= a < len(u.src[0].shape) for a in u.arg[1])),
-    (
-        "STORE fits its target",
-        lambda u: u.op is not Ops.STORE or (u.src[0].shape == u.src[1].shape and u.src[0].dtype is u.src[1].dtype),
-    ),
-    (
-        "GATHER indices have one shape",
-        lambda u: u.op is not Ops.GATHER or all(i.shape == u.src[1].shape for i in u.src[1:]),
-    ),
-    (
-        "CHECK looks at integers and has a word",
-        lambda u: (
-            u.op is not Ops.CHECK
-            or (u.dtype.is_int and u.src[1].op in (Ops.BUFFER, Ops.PARAM, Ops.MSELECT) and len(u.arg) == 3)
-        ),
-    ),
-    ("kernel ops do not stand in a tensor graph", lambda u: u.op not in (Ops.RANGE, Ops.INDEX, Ops.LOAD)),
-]
-
-CLEAN: list[Rule] = [*TENSOR, ("no gradient markers are left", lambda u: u.op not in (Ops.DETACH, Ops.CUSTOM))]
-
-PER_DEVICE: list[Rule] = [
-    *CLEAN,
-    ("no SHARD is left", lambda u: u.op is not Ops.SHARD),
-    (
-        "only buffers, MSTACK and collectives are on several devices",
-        lambda u: (
-            not isinstance(u.device, tuple)
-            or u.op in (Ops.PARAM, Ops.BUFFER, Ops.MSTACK, Ops.SINK, Ops.CALL)
-            or u.op in GroupOp.COLLECTIVE
-        ),
-    ),
-]
-
-UNCHECKED: list[Rule] = [*PER_DEVICE, ("no CHECK is left", lambda u: u.op is not Ops.CHECK)]
-
-STORAGE: list[Rule] = [
-    *UNCHECKED,
-    ("no CAT or SCATTER is left", lambda u: u.op not in (Ops.CAT, Ops.SCATTER)),
-    (
-        "COPY and collectives stand in a CALL",
-        lambda u: not (u.op in GroupOp.COLLECTIVE or u.op is Ops.COPY) or not u.src,
-    ),
-]
-
-STORED: list[Rule] = [
-    *STORAGE,
-    ("no CONTIGUOUS or BARRIER is left", lambda u: u.op not in (Ops.CONTIGUOUS, Ops.BARRIER)),
-]
-
-KERNEL_OPS = GroupOp.ELEMENTWISE | {
-    Ops.SINK, Ops.STORE, Ops.LOAD, Ops.INDEX, Ops.PARAM, Ops.RANGE, Ops.REDUCE, Ops.CONST, Ops.DEFINE_VAR,
-}  # fmt: skip
-
-KERNEL: list[Rule] = [
-    ("only kernel ops stand in a kernel", lambda u: u.op in KERNEL_OPS),
-    ("ALU sources have one dtype", lambda u: u.op not in GroupOp.ALU or _same_dtypes(u)),
-    (
-        "STORE writes an INDEX of its type and ends RANGEs",
-        lambda u: (
-            u.op is not Ops.STORE
-            or (
-                u.src[0].op is Ops.INDEX
-                and u.src[0].dtype is u.src[1].dtype
-                and all(r.op is Ops.RANGE for r in u.src[2:])
-            )
-        ),
-    ),
-    ("LOAD reads an INDEX", lambda u: u.op is not Ops.LOAD or u.src[0].op is Ops.INDEX),
-    (
-        "INDEX is a PARAM, an offset and maybe a condition",
-        lambda u: (
-            u.op is not Ops.INDEX
-            or (
-                u.src[0].op is Ops.PARAM
-                and u.src[1].dtype is dtypes.index
-                and all(s.dtype is dtypes.bool for s in u.src[2:])
-            )
-        ),
-    ),
-    (
-        "REDUCE adds, multiplies or takes the largest over RANGEs",
-        lambda u: (
-            u.op is not Ops.REDUCE
-            or (
-                u.arg in (Ops.ADD, Ops.MUL, Ops.MAX)
-                and all(r.op is Ops.RANGE and r.arg[1] == "reduce" for r in u.src[1:])
-            )
-        ),
-    ),
-    ("RANGE has one size", lambda u: u.op is not Ops.RANGE or (len(u.src) == 1 and u.src[0].dtype is dtypes.index)),
-]
-
-LINEAR: list[Rule] = [
-    ("a LINEAR holds CALLs", lambda u: u.op is not Ops.LINEAR or all(c.op is Ops.CALL for c in u.src)),
-    (
-        "a CALL's arguments are buffers or VIEWs of buffers",
-        lambda u: (
-            u.op is not Ops.CALL or all(a.op in (Ops.PARAM, Ops.BUFFER, Ops.MSELECT, Ops.VIEW) for a in u.src[1:])
-        ),
-    ),
-    (
-        "a kernel has as many arguments as PARAMs",
-        lambda u: (
-            u.op is not Ops.CALL
-            or u.src[0].op is not Ops.SINK
-            or len(u.src) - 1 == 1 + max(p.arg for p in u.src[0].toposort() if p.op is Ops.PARAM)
-        ),
-    ),
-    (
-        "a CHAIN's kernels are given the CALL's arguments",
-        lambda u: (
-            u.op is not Ops.CALL
-            or u.src[0].op is not Ops.CHAIN
-            or {i for own in u.src[0].arg.slots for i in own} == set(range(len(u.src) - 1))
-        ),
-    ),
-]
-
-SPECS: dict[str, list[Rule]] = {
-    "tensor": TENSOR,
-    "clean": CLEAN,
-    "lower_shards": PER_DEVICE,
-    "lower_checks": UNCHECKED,
-    "simplify": UNCHECKED,
-    "compute_in_parts": UNCHECKED,
-    "lower_storage": STORAGE,
-    "copy_old_values": STORAGE,
-    "split_updates": STORAGE,
-    "insert_stores": STORED,
-    "rangeify": KERNEL,
-    "linear": LINEAR,
-}
+Spec = Mapping[Ops, tuple[Rule, ...]]
+NEAREST = 3  # rules that a message tells of
 
 
-def verify(root: UOp, rules: str, name: str | None = None) -> None:
-    """AssertionError naming pass, rule and op where a graph breaks the table `rules`;
-    `name` is the pass, if it is called otherwise."""
-    for u in root.toposort(lambda u: rules != "linear" or u.op is not Ops.SINK):
-        for text, holds in SPECS[rules]:
-            assert holds(u), (
-                f"after pass {name or rules!r}: rule {text!r} is broken by {u!r} of shape {u.shape}, sources "
-                f"{[(s.op.name, s.dtype.name, s.shape) for s in u.src]}"
-            )
+def rule(name: str, ops: Ops | Iterable[Ops], *needs: Need) -> Rule:
+    return Rule(name, frozenset((ops,)) if isinstance(ops, Ops) else frozenset(ops), needs)
+
+
+def spec_of(*rules: Rule) -> Spec:
+    """The rules by op; only these ops are legal."""
+    return {op: tuple(r for r in rules if op in r.ops) for op in Ops if any(op in r.ops for r in rules)}
+
+
+def plus(spec: Spec, *rules: Rule) -> Spec:
+    """The spec with these rules, which replace all others about their ops."""
+    return {**spec, **spec_of(*rules)}
+
+
+def without(spec: Spec, *ops: Ops) -> Spec:
+    """The spec of a stage in which there are no `ops` any more."""
+    return {op: rules for op, rules in spec.items() if op not in ops}
+
+
+def also(spec: Spec, *needs: Need, but: Iterable[Ops] = ()) -> Spec:
+    """The spec whose rules have more needs, those of the ops `but` apart."""
+    apart = frozenset(but)
+    return {
+        op: rules if op in apart else tuple(r._replace(needs=(*r.needs, *needs)) for r in rules)
+        for op, rules in spec.items()
+    }
+
+
+def verify(root: UOp, spec: Spec, name: str, enter: Callable[[UOp], bool] | None = None) -> None:
+    """AssertionError where a node below `root` is not legal after the pass `name`; `enter` false: do not look below a
+    node. Sources are looked at first, so that a rule may rely on theirs."""
+    for u in root.toposort(enter):
+        assert _is_legal(u, spec.get(u.op, ())), f"after pass {name!r}: {_described(u)} {_broken(u, spec)}"
+
+
+def _is_legal(u: UOp, rules: tuple[Rule, ...]) -> bool:
+    try:
+        for r in rules:
+            for _, holds in r.needs:
+                if not holds(u):
+                    break
+            else:
+                return True
+    except Exception:  # (the shape or device of a node that has none)
+        return False
+    return False
+
+
+def _broken(u: UOp, spec: Spec) -> str:
+    rules = spec.get(u.op, ())
+    if not rules:
+        return "is not legal: no rule of this stage is about its op"
+    lacks = sorted((_lacks(u, r) for r in rules), key=lambda found: -found[0])
+    return "fits no rule of this stage; nearest: " + "; ".join(text for _, text in lacks[:NEAREST])
+
+
+def _lacks(u: UOp, r: Rule) -> tuple[int, str]:
+    """How many needs of a rule hold, and what it lacks."""
+    for met, (text, holds) in enumerate(r.needs):
+        try:
+            if holds(u):
+                continue
+        except Exception:  # it cannot even be asked for
+            pass
+        return met, f"rule {r.name!r} needs {text}"
+    raise AssertionError(f"{u!r} fits rule {r.name!r}")
+
+
+def _described(u: UOp) -> str:
+    return f"{_told(u)} with sources [{', '.join(map(_told, u.src))}]"
+
+
+def _told(u: UOp) -> str:
+    try:
+        return f"{u!r} of shape {u.shape}"
+    except Exception:
+        return f"{u!r} of no shape"
+
+
+# *** needs: of the sources ***
+
+
+def sources(*counts: int) -> Need:
+    return f"{' or '.join(map(str, counts)) or 'no'} sources", lambda u: len(u.src) in counts
+
+
+def at_least(count: int) -> Need:
+    return f"at least {count} sources", lambda u: len(u.src) >= count
+
+
+def kinds(text: str, *groups: Iterable[Ops]) -> Need:
+    """The ops of the sources; the last group is that of all further ones."""
+    ops = [frozenset(g) for g in groups]
+    return text, lambda u: all(s.op in ops[min(i, len(ops) - 1)] for i, s in enumerate(u.src))
+
+
+LEAF: Need = ("no sources", lambda u: not u.src)
+ONE_TYPE: Need = ("sources of one dtype", lambda u: all(s.dtype is u.src[0].dtype for s in u.src))
+ONE_SHAPE: Need = ("sources of one shape", lambda u: all(s.shape == u.shape for s in u.src))
+VALUES: Need = ("values as sources", lambda u: all(s.dtype is not dtypes.void for s in u.src))
+
+# *** needs: of the dtype ***
+
+VOID: Need = ("dtype void", lambda u: u.dtype is dtypes.void)
+INDEX: Need = ("dtype index", lambda u: u.dtype is dtypes.index)
+BOOL: Need = ("dtype bool", lambda u: u.dtype is dtypes.bool)
+A_VALUE: Need = ("a dtype of values", lambda u: u.dtype is not dtypes.void)
+LIKE_FIRST: Need = ("the dtype of its first source", lambda u: u.dtype is u.src[0].dtype)
+FLOAT: Need = ("a float dtype", lambda u: u.dtype.is_float)
+INTEGER: Need = ("an integer dtype", lambda u: u.dtype.is_int)
+BITS: Need = ("an integer or bool dtype", lambda u: u.dtype.is_int or u.dtype.is_bool)
+STORABLE: Need = ("a dtype that memory holds", lambda u: u.dtype is not dtypes.void and u.dtype is not dtypes.index)
+
+# *** needs: of the arg ***
+
+NO_ARG: Need = ("no arg", lambda u: u.arg is None)
+A_NAME: Need = ("a device's name as arg", lambda u: type(u.arg) is str)
+
+
+def _is_dim(d: Any) -> bool:
+    return d >= 0 if type(d) is int else isinstance(d, UOp) and d.dtype is dtypes.index
+
+
+def is_shape(x: Any) -> bool:
+    return type(x) is tuple and all(map(_is_dim, x))
+
+
+def _are_pairs(x: Any) -> bool:
+    return type(x) is tuple and all(type(p) is tuple and len(p) == 2 and is_shape(p) for p in x)
+
+
+def are_ints(x: Any) -> bool:
+    return type(x) is tuple and all(type(i) is int for i in x)
+
+
+def are_names(x: Any) -> bool:
+    return type(x) is tuple and len(x) > 0 and all(type(d) is str for d in x)
+
+
+def _is_buffer_spec(u: UOp) -> bool:
+    b = u.arg
+    if type(b) is not BufferSpec or type(b.uid) is not int or b.dtype is not u.dtype or not is_shape(b.shape):
+        return False
+    if type(b.device) is str:
+        return b.axis is None and b.bounds == ()
+    if not are_names(b.device) or b.axis is None:
+        return are_names(b.device) and b.bounds == ()
+    return 0 <= b.axis < len(b.shape) and are_ints(b.bounds) and len(b.bounds) == len(b.device) + 1
+
+
+def is_number_of(value: Any, dtype: DType) -> bool:
+    """Whether a constant is the Python value that a dtype holds."""
+    return type(value) is (bool if dtype.is_bool else float if dtype.is_float else int if dtype.is_int else None)
+
+
+def _is_variable(arg: Any) -> bool:
+    return (
+        type(arg) is tuple
+        and len(arg) == 3
+        and type(arg[0]) is str
+        and type(arg[1]) is type(arg[2]) is int
+        and arg[1] <= arg[2]
+    )
+
+
+SPEC_ARG: Need = ("a BufferSpec of its dtype as arg", _is_buffer_spec)
+NUMBER: Need = ("the value of its dtype as arg", lambda u: is_number_of(u.arg, u.dtype))
+
+# *** rules that hold from the user's graph to kernels ***
+
+FLOATS = frozenset({Ops.RECIP, Ops.SQRT, Ops.EXP, Ops.LOG, Ops.SIN, Ops.FDIV, Ops.FMA, Ops.TRUNC})
+INTEGERS = frozenset({Ops.IDIV, Ops.SHL, Ops.SHR})
+BITWISE = frozenset({Ops.NOT, Ops.AND, Ops.OR, Ops.XOR})
+REDUCES = (Ops.ADD, Ops.MUL, Ops.MAX)
+_ALU: tuple[Need, ...] = (NO_ARG, VALUES, ONE_TYPE, LIKE_FIRST)
+
+ARITHMETIC = (
+    rule("CONST is a number", Ops.CONST, LEAF, NUMBER),
+    rule("DEFINE_VAR has a name and bounds", Ops.DEFINE_VAR,
+         LEAF, INDEX, ("(name, least, largest) as arg", lambda u: _is_variable(u.arg))),
+    rule("arithmetic on one value", GroupOp.UNARY - FLOATS - BITWISE, sources(1), *_ALU),
+    rule("arithmetic on two values", GroupOp.BINARY - FLOATS - INTEGERS - BITWISE - GroupOp.COMPARE,
+         sources(2), *_ALU),
+    rule("a float operation on one value", GroupOp.UNARY & FLOATS, sources(1), *_ALU, FLOAT),
+    rule("a float operation on two values", GroupOp.BINARY & FLOATS, sources(2), *_ALU, FLOAT),
+    rule("an integer operation", INTEGERS, sources(2), *_ALU, INTEGER),
+    rule("NOT", Ops.NOT, sources(1), *_ALU, BITS),
+    rule("a bitwise operation", BITWISE - {Ops.NOT}, sources(2), *_ALU, BITS),
+    rule("a comparison gives bool", GroupOp.COMPARE, sources(2), NO_ARG, VALUES, ONE_TYPE, BOOL),
+    rule("WHERE chooses by a bool", Ops.WHERE,
+         sources(3), NO_ARG, VALUES,
+         ("a bool first", lambda u: u.src[0].dtype is dtypes.bool),
+         ("two values of its dtype", lambda u: u.src[1].dtype is u.src[2].dtype is u.dtype)),
+    rule("FMA multiplies and adds floats", Ops.FMA, sources(3), *_ALU, FLOAT),
+    rule("CAST gives another dtype", Ops.CAST, sources(1), NO_ARG, VALUES, A_VALUE),
+    rule("BITCAST keeps the bits", Ops.BITCAST,
+         sources(1), NO_ARG, VALUES, A_VALUE,
+         ("a source of as many bytes", lambda u: u.src[0].dtype.itemsize == u.dtype.itemsize)),
+)  # fmt: skip
+
+# *** the user's graph ***
+
+
+def is_place(u: UOp) -> bool:
+    """Whether `u` is memory, or a view of memory: what can be stored to."""
+    while u.op in GroupOp.VIEW or u.op is Ops.AFTER or u.op is Ops.GATHER:
+        u = u.src[0]
+    return is_buffer(u)
+
+
+def _is_reduction(u: UOp) -> bool:
+    arg, rank = u.arg, len(u.src[0].shape)
+    return (
+        type(arg) is tuple
+        and len(arg) in (2, 3)
+        and arg[0] in REDUCES
+        and are_ints(arg[1])
+        and len(set(arg[1])) == len(arg[1])
+        and all(0 <= a < rank for a in arg[1])
+        and (len(arg) == 2 or (type(arg[2]) is int and arg[2] > 0))
+    )
+
+
+def _fits_in(begin: Any, end: Any, size: Any) -> bool:
+    """(Of symbolic dims nothing is asked.)"""
+    return not all(type(x) is int for x in (begin, end, size)) or 0 <= begin <= end <= size
+
+
+def _is_check(arg: Any) -> bool:
+    return type(arg) is tuple and len(arg) == 3 and are_ints(arg[:2]) and (arg[2] is None or type(arg[2]) is int)
+
+
+def _is_shard(u: UOp) -> bool:
+    arg = u.arg
+    return (
+        type(arg) is tuple
+        and len(arg) == 2
+        and are_names(arg[0])
+        and (arg[1] is None or (type(arg[1]) is int and 0 <= arg[1] < len(u.src[0].shape)))
+    )
+
+
+def _as_many(u: UOp) -> bool:
+    a, b = u.src[0].shape, u.arg
+    return not {*map(type, a), *map(type, b)} <= {int} or prod(a) == prod(b)
+
+
+def _beside(shape: tuple[Any, ...], axis: int) -> tuple[Any, ...]:
+    return shape[:axis] + shape[axis + 1 :]
+
+
+EFFECTS_LAST: Need = ("effects after it", lambda u: all(s.op in (Ops.STORE, Ops.CALL) for s in u.src[1:]))
+SCATTERS = ("set", "place", "add", "mul", "max")
+_MOVES: tuple[Need, ...] = (sources(1), VALUES, LIKE_FIRST)
+_PICKED: tuple[Need, ...] = (
+    ("integer indices", lambda u: all(i.dtype.is_int for i in u.src[u.op is Ops.SCATTER :][1:])),
+    ("indices of one shape", lambda u: len({i.shape for i in u.src[u.op is Ops.SCATTER :][1:]}) == 1),
+    ("no more indices than dims", lambda u: len(u.src[u.op is Ops.SCATTER :]) - 1 <= len(u.src[0].shape)),
+)
+STORES: tuple[Need, ...] = (
+    sources(2), VOID, ("a target in memory", lambda u: is_place(u.src[0])),
+    ("a value of the target's dtype", lambda u: u.src[0].dtype is u.src[1].dtype),
+    ("a value of the target's shape", lambda u: u.src[0].shape == u.src[1].shape),
+)  # fmt: skip
+
+TENSOR = spec_of(
+    *(r._replace(needs=(*r.needs, ONE_SHAPE)) if r.ops <= GroupOp.ELEMENTWISE else r for r in ARITHMETIC),
+    rule("memory", (Ops.BUFFER, Ops.PARAM), LEAF, STORABLE, SPEC_ARG),
+    rule("IOTA counts", Ops.IOTA, LEAF, INTEGER, ("its length as arg", lambda u: _is_dim(u.arg))),
+    rule("BIND gives a variable a value", Ops.BIND,
+         sources(2), INDEX, NO_ARG,
+         ("a DEFINE_VAR and a CONST", lambda u: (u.src[0].op, u.src[1].op) == (Ops.DEFINE_VAR, Ops.CONST)),
+         ("a value of dtype index", lambda u: u.src[1].dtype is dtypes.index)),
+    rule("RESHAPE keeps the elements", Ops.RESHAPE,
+         *_MOVES, ("a shape as arg", lambda u: is_shape(u.arg)), ("as many elements", lambda u: _as_many(u))),
+    rule("PERMUTE names every dim once", Ops.PERMUTE,
+         *_MOVES, ("each dim once as arg",
+                   lambda u: are_ints(u.arg) and sorted(u.arg) == list(range(len(u.src[0].shape))))),
+    rule("EXPAND grows dims of 1", Ops.EXPAND,
+         *_MOVES, ("a shape as arg", lambda u: is_shape(u.arg)),
+         ("as many dims", lambda u: len(u.arg) == len(u.src[0].shape)),
+         ("other sizes only of dims of 1",
+          lambda u: all(a is b or a == b or a == 1 for a, b in zip(u.src[0].shape, u.arg)))),
+    rule("PAD has a pair a dim", Ops.PAD,
+         *_MOVES, ("pairs as arg", lambda u: _are_pairs(u.arg)),
+         ("a pair a dim", lambda u: len(u.arg) == len(u.src[0].shape))),
+    rule("SHRINK has a pair a dim", Ops.SHRINK,
+         *_MOVES, ("pairs as arg", lambda u: _are_pairs(u.arg)),
+         ("a pair a dim", lambda u: len(u.arg) == len(u.src[0].shape)),
+         ("pairs within the dims", lambda u: all(_fits_in(b, e, d) for (b, e), d in zip(u.arg, u.src[0].shape)))),
+    rule("FLIP has a bool a dim", Ops.FLIP,
+         *_MOVES, ("bools as arg", lambda u: type(u.arg) is tuple and all(type(f) is bool for f in u.arg)),
+         ("a bool a dim", lambda u: len(u.arg) == len(u.src[0].shape))),
+    rule("REDUCE goes over dims", Ops.REDUCE,
+         *_MOVES, ("(op, dims) or (op, dims, blocks) as arg", _is_reduction)),
+    rule("GATHER picks by indices", Ops.GATHER, at_least(2), NO_ARG, VALUES, LIKE_FIRST, *_PICKED),
+    rule("SCATTER combines at indices", Ops.SCATTER,
+         at_least(3), ("the way to combine as arg", lambda u: u.arg in SCATTERS), VALUES, LIKE_FIRST, *_PICKED,
+         ("a value of its dtype", lambda u: u.src[1].dtype is u.dtype),
+         ("a value for each index",
+          lambda u: u.src[1].shape == u.src[2].shape + u.src[0].shape[len(u.src) - 2 :])),
+    rule("CAT joins along a dim", Ops.CAT,
+         at_least(1), ONE_TYPE, VALUES, LIKE_FIRST,
+         ("a dim as arg", lambda u: type(u.arg) is int and 0 <= u.arg < len(u.src[0].shape)),
+         ("equal shapes beside that dim", lambda u: len({_beside(s.shape, u.arg) for s in u.src}) == 1)),
+    rule("CONTIGUOUS is stored", Ops.CONTIGUOUS,
+         *_MOVES, ("no arg, or a leaf's number", lambda u: u.arg is None or type(u.arg) is int)),
+    rule("DETACH has no gradient", Ops.DETACH, *_MOVES, NO_ARG),
+    rule("CUSTOM has a gradient of its own", Ops.CUSTOM,
+         at_least(1), VALUES, LIKE_FIRST, ("a gradient as arg", lambda u: u.arg is not None)),
+    rule("CHECK looks at an index", Ops.CHECK,
+         sources(2), LIKE_FIRST, INTEGER, ("a word in memory", lambda u: is_buffer(u.src[1])),
+         ("(least, size, spared) as arg", lambda u: _is_check(u.arg))),
+    rule("BARRIER waits", Ops.BARRIER, sources(2), NO_ARG, VALUES, LIKE_FIRST),
+    rule("COPY goes to a device", Ops.COPY, *_MOVES, A_NAME),
+    rule("SHARD goes to several devices", Ops.SHARD, *_MOVES, ("(devices, dim or None) as arg", _is_shard)),
+    rule("STORE writes memory", Ops.STORE, NO_ARG, *STORES),
+    rule("AFTER waits for effects", Ops.AFTER,
+         at_least(2), NO_ARG, A_VALUE, LIKE_FIRST, ("memory first", lambda u: is_place(u.src[0])), EFFECTS_LAST),
+    rule("FUNCTION calls a body", Ops.FUNCTION,
+         VOID, VALUES, ("a SINK as arg", lambda u: isinstance(u.arg, UOp) and u.arg.op is Ops.SINK)),
+    rule("RESULT is a value of a FUNCTION", Ops.RESULT,
+         sources(1), A_VALUE, kinds("a FUNCTION as source", {Ops.FUNCTION}),
+         ("its number as arg", lambda u: type(u.arg) is int and 0 <= u.arg < len(u.src[0].arg.src)),
+         ("the dtype of that value", lambda u: u.dtype is u.src[0].arg.src[u.arg].dtype)),
+    rule("SINK holds effects", Ops.SINK, VOID, NO_ARG,
+         kinds("effects as sources", GroupOp.COLLECTIVE | {Ops.AFTER, Ops.STORE, Ops.MSTACK})),
+)  # fmt: skip

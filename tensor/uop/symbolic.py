@@ -11,6 +11,7 @@ from math import gcd
 from typing import Any
 
 from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.uop import rewrite
 from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
@@ -304,13 +305,7 @@ def _factors(x: UOp) -> list[UOp]:
 
 def substitute(u: UOp, mapping: dict[UOp, UOp]) -> UOp:
     """`u` with nodes replaced, index arithmetic simplified again on the way up."""
-    done: dict[UOp, UOp] = dict(mapping)
-    for x in u.toposort(lambda x: x not in mapping):
-        if x in done:
-            continue
-        src = tuple(done[s] for s in x.src)
-        done[x] = x if src == x.src else rebuild(x, src)
-    return done[u]
+    return rewrite.substitute(u, mapping, rebuild)
 
 
 def rebuild(x: UOp, src: tuple[UOp, ...]) -> UOp:

@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from manygrad import Context, Tensor, world
-from manygrad.multi.lower import store_spec
+from manygrad.multi.lower_shards import store_spec
 from tests.multi.cluster import run, workers
 from tests.multi.test_programs import UNARY
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from manygrad import Context, Tensor, nn, world
-from manygrad.multi.lower import groups_of, store_spec
+from manygrad.multi.lower_shards import groups_of, store_spec
 from manygrad.multi.placement import REPLICATE, Partial, Shard, even_bounds
 from manygrad.multi.rules import placements
 from manygrad.multi.world import World

@@ -18,7 +18,7 @@ from manygrad import Context, Tensor, TinyJit
 from manygrad.multi.world import world
 from manygrad.runtime import profile as profiling
 from manygrad.runtime.devices import get_device
-from manygrad.schedule import trace
+from manygrad.tensor.uop import passes
 
 TWO = ("CPU:0", "CPU:1")
 
@@ -88,11 +88,11 @@ def test_kernels_of_a_native_graph_have_their_own_times() -> None:
 
 
 def test_nothing_is_recorded_when_nobody_listens() -> None:
-    assert not profiling.active and not trace.timers
+    assert not profiling.active and not passes.timers
     with manygrad.profile() as p:
         pass
     (Tensor(np.ones(4, np.float32)) * 1.40625).realize()
-    assert p.events == [] and not profiling.active and not trace.timers
+    assert p.events == [] and not profiling.active and not passes.timers
 
 
 def test_nested_profiles_each_hear_what_runs_inside_them() -> None:

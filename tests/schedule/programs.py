@@ -7,13 +7,13 @@ import numpy as np
 from manygrad import Tensor
 from manygrad.multi.world import world
 from manygrad.runtime.engine import new_buffer
-from manygrad.schedule import PASSES, create_linear_with_vars, number_buffers, strip_binds
-from manygrad.schedule.desugar import Temps
+from manygrad.schedule import PASSES, Lowering, create_linear_with_vars, number_buffers, strip_binds
+from manygrad.schedule.buffers import Temps
 from manygrad.schedule.fused import Stored
 from manygrad.schedule.fusion import decide_stores
-from manygrad.schedule.passes import Lowering, run_passes
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop.passes import run_passes
 from manygrad.tensor.uop.shape import unviewed
 
 
@@ -50,7 +50,7 @@ def stores_of(tensors: Tensor | list[Tensor]) -> dict[UOp, Stored]:
     """The values that are stored between kernels, each with the rule that says so."""
     graph, _ = number_buffers(strip_binds(sink_of(tensors))[0])
     before = PASSES[: [p.name for p in PASSES].index("insert_stores")]
-    lowered: UOp = run_passes(before, graph, Lowering(world, Temps()))
+    lowered: UOp = run_passes("schedule", before, graph, Lowering(world, Temps()))
     return decide_stores(lowered.toposort())
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from manygrad import Context, Tensor, Variable
 from manygrad.schedule import lower_sink_to_linear, number_buffers, strip_binds
-from manygrad.schedule.trace import observers
 from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop.passes import observers
 from manygrad.tensor.uop.show import show
 from tests.schedule.programs import sink_of
 
@@ -135,7 +135,7 @@ def _argument(u: UOp) -> str:
 def text_of(program: Callable[[], list[Tensor]]) -> str:
     parts: list[tuple[str, str]] = []
 
-    def observe(name: str, graph: UOp) -> None:
+    def observe(stage: str, name: str, graph: UOp) -> None:
         parts.append((f"after {name}", show(graph)))
 
     tensors = program()

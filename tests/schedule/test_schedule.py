@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from manygrad import Context, Tensor, nn
 from manygrad.schedule import create_linear_with_vars, stats
-from manygrad.schedule.kernels import Item
-from manygrad.schedule.order import order_items
+from manygrad.schedule.items import Item
+from manygrad.schedule.order_items import order_items
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import SPEC
 from manygrad.tensor.uop import BufferSpec, Members, Ops, UOp

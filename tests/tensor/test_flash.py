@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from typing import Any
 
@@ -9,14 +10,15 @@ import numpy as np
 import pytest
 
 from manygrad import Tensor, TinyJit
-from manygrad.schedule import chain
-from manygrad.schedule.memory import nbytes_of
+from manygrad.schedule.buffers import nbytes_of
 from manygrad.tensor.autograd import grad
 from manygrad.tensor.environment import Context
 from manygrad.tensor.ops import flash
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.shape import numel
 from tests.schedule.programs import linear_of
+
+chain_kernels = importlib.import_module("manygrad.schedule.chain_kernels")  # (the package has a function of that name)
 
 RNG = np.random.default_rng(0)
 # batch, heads of keys, queries' per key's, L, S, E, Ev
@@ -59,7 +61,7 @@ def sample(shape: tuple[int, ...], kind: str) -> tuple[list[np.ndarray], np.ndar
 def small_chains(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     """Chains for arrays as small as a test's, in several blocks."""
     for name, value in {"SAVED_BYTES": 0, "MIN_BLOCKS": 4, "MIN_ROWS": 1, "AGAIN": 1000}.items():
-        monkeypatch.setattr(chain, name, value)
+        monkeypatch.setattr(chain_kernels, name, value)
     with Context(SCACHE=0):
         yield
 
@@ -144,7 +146,7 @@ def test_no_array_of_queries_by_keys_is_in_memory(is_causal: bool) -> None:
         for i, a in enumerate(c.src[1:])
         if i in {at for at, *_ in c.src[0].arg.temps}
     ]
-    assert inside and max(map(nbytes_of, inside)) <= chain.BLOCK_BYTES
+    assert inside and max(map(nbytes_of, inside)) <= chain_kernels.BLOCK_BYTES
 
 
 def test_replayed_the_same_bits_and_on_two_devices_the_same_numbers() -> None:

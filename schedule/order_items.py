@@ -6,7 +6,7 @@ is there, and the activation that it was the last to read is gone before the nex
 
 Edges: a read after the effects it names; a write after every read of the older value of what it writes (so that no
 assignment overtakes a reader); communication in program order. A cycle means that a value is needed both before and
-after an assignment: `NoOrder`, and the schedule is made anew with copies of older values (`old_values.py`).
+after an assignment: `NoOrder`, and the schedule is made anew with copies of older values (`copy_old_values.py`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from __future__ import annotations
 import heapq
 from itertools import pairwise
 
-from manygrad.schedule.kernels import Item
-from manygrad.schedule.memory import is_temporary, nbytes_of
+from manygrad.schedule.buffers import is_temporary, nbytes_of
+from manygrad.schedule.items import Item
 from manygrad.schedule.nodes import indices
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop import symbolic as sym

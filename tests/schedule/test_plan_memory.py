@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from manygrad import Context, Tensor, TinyJit
 from manygrad.runtime.devices import Device, get_device
-from manygrad.schedule.memory import ALIGN, MemoryPlan, nbytes_of, plan_memory
+from manygrad.schedule.buffers import nbytes_of
+from manygrad.schedule.plan_memory import ALIGN, MemoryPlan, plan_memory
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import BufferSpec, Ops, UOp
 from tests.schedule.programs import linear_of, stored

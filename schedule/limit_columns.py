@@ -1,7 +1,7 @@
 """limit_columns: the kernels of a chain leave out the columns that a mask makes zero in all rows of a block.
 
-Precondition: kernels cut to blocks, in order, with the elements a row of each temporary they share. Postcondition: the
-same values wherever something is read.
+Precondition: items in order, the kernels of chains cut to blocks. Postcondition: the same values wherever something is
+read.
 
     block of 64 rows, j < 2048: S[r, j] = ...;  P[r, j] = exp(S[r, j]) if j <= block * 64 + r else 0;
                                 O[r, d] = sum(P[r, j] * V[j, d], j)
@@ -14,18 +14,50 @@ end at multiples of ALIGN, so that no partial sum gets other terms.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 
+from manygrad.schedule.chain import ChainSpec
+from manygrad.schedule.items import Item
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
 from manygrad.tensor.uop.ranges import ranges_of
+from manygrad.tensor.uop.shape import numel
+from manygrad.tensor.uop.track import made_from
 
 ALIGN = 64  # a multiple of all lanes and of most tiles
 Span = tuple[UOp, UOp]  # columns [begin, end), made of the block's number
+Limits = dict[UOp, tuple[UOp, UOp]]  # RANGE x -> (begin, a shorter RANGE x'): begin + x' takes its place
 
 
-def limit_columns(kernels: Sequence[UOp], slots: Sequence[Sequence[int]], steps: Mapping[int, int]) -> list[UOp]:
-    """`slots`: which argument each PARAM is; `steps`: argument -> elements a row, of the temporaries."""
+def limit_columns(items: list[Item]) -> list[Item]:
+    return [_of_chain(item) if item.what.op is Ops.CHAIN else item for item in items]
+
+
+def _of_chain(item: Item) -> Item:
+    limits = limits_of(item)
+    if not any(limits):
+        return item
+    kernels = tuple(_limited(k, own) if own else k for k, own in zip(item.what.src, limits))
+    what = item.what.replace(src=kernels)
+    made_from(what, item.what, line=item.line)
+    return replace(item, what=what)
+
+
+def limits_of(chain: Item) -> list[Limits]:
+    """For each kernel of a CHAIN the columns that can be fewer."""
+    spec: ChainSpec = chain.what.arg
+    steps = tuple((i, numel(chain.args[i].shape) // spec.rows) for i, _, _ in spec.temps)
+    return _limits(chain.what.src, spec.slots, steps)
+
+
+@lru_cache(maxsize=256)  # (the layers of a model are alike)
+def _limits(
+    kernels: tuple[UOp, ...], slots: tuple[tuple[int, ...], ...], of_temporaries: tuple[tuple[int, int], ...]
+) -> list[Limits]:
+    """`slots`: which argument each PARAM is; `of_temporaries`: (argument, elements a row)."""
+    steps = dict(of_temporaries)
     zero: dict[int, Span] = {}  # temporary -> the columns outside of which it is 0
     for kernel, own in zip(kernels, slots):
         for s in kernel.src:
@@ -34,17 +66,21 @@ def limit_columns(kernels: Sequence[UOp], slots: Sequence[Sequence[int]], steps:
             if span is not None:
                 zero[own[s.src[0].src[0].arg]] = span
     if not zero:
-        return list(kernels)
+        return [{} for _ in kernels]
     read: dict[int, set[Span | None]] = {}  # temporary -> the columns that are read of it
-    out = []
+    out: list[Limits] = []
     for kernel, own in zip(reversed(kernels), reversed(slots)):
-        limits = {**_of_reductions(kernel, own, steps, zero), **_of_loops(kernel, own, steps, read)}
+        spans = {**_of_reductions(kernel, own, steps, zero), **_of_loops(kernel, own, steps, read)}
         for u in kernel.toposort():
             if u.op is Ops.LOAD and own[u.src[0].src[0].arg] in steps:
                 x = _column(u.src[0], own, steps)
-                read.setdefault(own[u.src[0].src[0].arg], set()).add(limits.get(x) if x is not None else None)
-        out.append(_limited(kernel, limits) if limits else kernel)
+                read.setdefault(own[u.src[0].src[0].arg], set()).add(spans.get(x) if x is not None else None)
+        out.append({x: (begin, _shorter(x, begin, end)) for x, (begin, end) in spans.items()})
     return out[::-1]
+
+
+def _shorter(x: UOp, begin: UOp, end: UOp) -> UOp:
+    return x.replace(src=(_most(sym.add(end, sym.mul(begin, -1)), sym.iconst(0)),))
 
 
 def _column(index: UOp, own: Sequence[int], steps: Mapping[int, int]) -> UOp | None:
@@ -161,11 +197,9 @@ def _of_loops(
     return {} if found or x is None or span is None else {x: span}
 
 
-def _limited(kernel: UOp, limits: Mapping[UOp, Span]) -> UOp:
-    """The kernel with x -> begin + x', x' < end - begin."""
-    at = {}
-    for x, (begin, end) in limits.items():
-        at[x] = sym.add(begin, x.replace(src=(_most(sym.add(end, sym.mul(begin, -1)), sym.iconst(0)),)))
+def _limited(kernel: UOp, limits: Limits) -> UOp:
+    """The kernel with x -> begin + x'."""
+    at = {x: sym.add(begin, shorter) for x, (begin, shorter) in limits.items()}
     done: dict[UOp, UOp] = dict(at)
     for u in kernel.toposort(lambda u: u not in at):
         if u in done:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from manygrad.schedule.kernels import Item
+from manygrad.schedule.items import Item
 from manygrad.schedule.nodes import indices, nodes_of
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
 from manygrad.tensor.uop.shape import numel
+from manygrad.tensor.uop.track import made_from
 
 
 def pass_parts(items: list[Item]) -> list[Item]:
@@ -26,7 +27,11 @@ def pass_parts(items: list[Item]) -> list[Item]:
 def _of_kernel(item: Item) -> Item:
     offsets = _offsets(item.what, item.args)
     args = [_part(b, offsets.get(slot, 0)) for slot, b in enumerate(item.args)]
-    return replace(item, what=_without(item.what, offsets), args=args) if offsets else item
+    if not offsets:
+        return item
+    what = _without(item.what, offsets)
+    made_from(what, item.what, line=item.line)
+    return replace(item, what=what, args=args)
 
 
 def _of_chain(item: Item) -> Item:
@@ -46,7 +51,9 @@ def _of_chain(item: Item) -> Item:
     slots = tuple(tuple(args.index(b) for b in bs) for bs in parts)
     temps = tuple((args.index(item.args[i]), *of) for i, *of in spec.temps)
     kernels = tuple(map(_without, item.what.src, offsets))
-    return replace(item, what=item.what.replace(src=kernels, arg=replace(spec, slots=slots, temps=temps)), args=args)
+    what = item.what.replace(src=kernels, arg=replace(spec, slots=slots, temps=temps))
+    made_from(what, item.what, line=item.line)
+    return replace(item, what=what, args=args)
 
 
 def _offsets(kernel: UOp, args: list[UOp]) -> dict[int, int]:

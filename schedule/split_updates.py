@@ -18,11 +18,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from manygrad.schedule.desugar import base_buffer, is_buffer
+from manygrad.schedule.buffers import base_buffer
 from manygrad.schedule.work import EXPENSIVE, is_leaf, work
 from manygrad.tensor.source import inherit
 from manygrad.tensor.uop import GroupOp, Ops, UOp
-from manygrad.tensor.uop.shape import numel
+from manygrad.tensor.uop.rewrite import with_sources
+from manygrad.tensor.uop.shape import is_buffer, numel
 
 MOSTLY = 0.75  # of the elements of all parts
 
@@ -36,7 +37,7 @@ def split_updates(sink: UOp) -> UOp:
     split: set[UOp] = set()  # what such an update left in memory
     for u in order:
         src = tuple(e for s in u.src for e in pieces.get(s, (done[s],)))
-        node = u if src == u.src else inherit(u.replace(src=src), u)
+        node = with_sources(u, src)
         if u.op is Ops.AFTER and any(s in pieces for s in u.src):
             split.add(node)
         if u.op is Ops.STORE and u.arg is None and is_buffer(u.src[0]) and len(u.src[0].shape) == 1:

@@ -16,6 +16,7 @@ from manygrad.schedule.join import made_by_reduction
 from manygrad.schedule.simplify import broadcast, constant
 from manygrad.tensor.source import inherit
 from manygrad.tensor.uop import GroupOp, Ops, UOp
+from manygrad.tensor.uop.rewrite import with_sources
 
 
 def compute_in_parts(sink: UOp) -> UOp:
@@ -29,7 +30,7 @@ def compute_in_parts(sink: UOp) -> UOp:
     done: dict[UOp, UOp] = {}
     for u in order:
         src = tuple([done[s] for s in u.src])
-        node = u if src == u.src else inherit(u.replace(src=src), u)
+        node = with_sources(u, src)
         if u.op in GroupOp.ELEMENTWISE and all(readers[s] == 1 for s, new in zip(u.src, src) if new.op is Ops.CAT):
             node = _in_parts(node) or node
         done[u] = node

@@ -14,43 +14,16 @@ A value that is itself an output is written straight into the output's buffer.
 
 from __future__ import annotations
 
-from typing import Any
-
-from manygrad.multi.lower import local_name
+from manygrad.multi.lower_shards import local_name
+from manygrad.schedule.buffers import Temps, base_buffer, device_of, in_memory, unmoved
 from manygrad.schedule.index import contiguous_offset
 from manygrad.schedule.join import store_part
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.source import inherit
-from manygrad.tensor.uop import BufferSpec, GroupOp, Members, Ops, UOp
-
-
-class Temps:
-    """Numbers the temporary buffers of one schedule; negative ids, the same for the same graph."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def new(self, shape: tuple[Any, ...], dtype: Any, device: Any) -> UOp:
-        self.count += 1
-        return UOp(Ops.BUFFER, dtype, (), BufferSpec(-self.count, tuple(shape), dtype, device))
-
-
-def base_buffer(u: UOp) -> UOp:
-    """The buffer a store target or read view belongs to."""
-    while u.op in GroupOp.MOVEMENT or u.op in (Ops.AFTER, Ops.GATHER, Ops.VIEW):
-        u = u.src[0]
-    return u
-
-
-def unmoved(u: UOp) -> UOp:
-    """What movement ops stand on."""
-    while u.op in GroupOp.MOVEMENT:
-        u = u.src[0]
-    return u
-
-
-def is_buffer(u: UOp) -> bool:
-    return u.op is Ops.BUFFER or u.op is Ops.PARAM or (u.op is Ops.MSELECT and u.src[0].op in (Ops.BUFFER, Ops.PARAM))
+from manygrad.tensor.uop import GroupOp, Members, Ops, UOp
+from manygrad.tensor.uop.rewrite import with_sources
+from manygrad.tensor.uop.shape import is_buffer
+from manygrad.tensor.uop.track import made_from
 
 
 def fresh_targets(sink: UOp, order: list[UOp]) -> dict[UOp, UOp]:
@@ -70,7 +43,7 @@ def fresh_targets(sink: UOp, order: list[UOp]) -> dict[UOp, UOp]:
             and is_buffer(s.src[0])
             and s.src[0] not in read
             and s.src[1] not in out
-            and not _in_memory(unmoved(s.src[1]))
+            and not in_memory(unmoved(s.src[1]))
         ):
             out[s.src[1]] = s.src[0]
     for value, buffer in list(out.items()):
@@ -97,7 +70,7 @@ def lower_storage(sink: UOp, temps: Temps) -> UOp:
     done: dict[UOp, UOp] = {}
     for u in order:
         src = tuple([done[s] for s in u.src])
-        node = u if src == u.src else inherit(u.replace(src=src), u)
+        node = with_sources(u, src)
         if u.op in (Ops.CAT, Ops.SCATTER, Ops.COPY):
             target = fresh.get(u) or temps.new(u.shape, u.dtype, u.arg if u.op is Ops.COPY else device_of(u, sink))
             node = LOWER[u.op](u, src, target)
@@ -115,19 +88,10 @@ def lower_storage(sink: UOp, temps: Temps) -> UOp:
             value = node.src[0] if node.op is Ops.CONTIGUOUS else node
             made = base_buffer(value) is fresh[u]
             node = value if made else UOp(Ops.AFTER, u.dtype, (fresh[u], _store(fresh[u], value)))
+        if u.op in LOWER or u.op in GroupOp.COLLECTIVE or u in fresh:
+            made_from(node, u)
         done[u] = node
     return done[sink]
-
-
-def _in_memory(u: UOp) -> bool:
-    return u.op is Ops.AFTER or is_buffer(u)
-
-
-def device_of(u: UOp, sink: UOp) -> Any:
-    """The device a value is computed on; constants go where the first output is."""
-    if u.device is not None:
-        return u.device
-    return next(s.device for s in sink.src if s.device is not None)
 
 
 def _lower_cat(u: UOp, src: tuple[UOp, ...], target: UOp) -> UOp:
@@ -170,11 +134,11 @@ def _readable(u: UOp) -> UOp:
     """`u` as an argument of a CALL: memory as it is, a contiguous part of memory as a VIEW, anything else stored
     first."""
     value = u.src[0] if u.op is Ops.CONTIGUOUS else u
-    if _in_memory(value):
+    if in_memory(value):
         return value
     base = unmoved(value)
     if (
-        _in_memory(base)
+        in_memory(base)
         and is_buffer(base_buffer(base))
         and all(isinstance(d, int) and d for d in (*value.shape, *base.shape))
     ):

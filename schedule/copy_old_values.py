@@ -13,11 +13,12 @@ has found none.
 
 from __future__ import annotations
 
-from manygrad.schedule.desugar import Temps, base_buffer, is_buffer
-from manygrad.schedule.kernels import happened
+from manygrad.schedule.buffers import Temps, base_buffer, happened, in_memory
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.source import inherit
 from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop.rewrite import with_sources
+from manygrad.tensor.uop.shape import is_buffer
 
 
 def copy_old_values(sink: UOp, temps: Temps) -> UOp:
@@ -29,7 +30,7 @@ def copy_old_values(sink: UOp, temps: Temps) -> UOp:
 
     def lying(u: UOp) -> UOp:
         """`u`, memory or a view of it, where it lies."""
-        return memory[u] if _is_memory(u) else _with_sources(u, (lying(u.src[0]), *(reading(s) for s in u.src[1:])))
+        return memory[u] if in_memory(u) else with_sources(u, (lying(u.src[0]), *(reading(s) for s in u.src[1:])))
 
     def reading(u: UOp) -> UOp:
         if u not in old:
@@ -42,30 +43,30 @@ def copy_old_values(sink: UOp, temps: Temps) -> UOp:
     def stored(value: UOp, over: UOp) -> UOp:
         """`value`, which reads `over` where it lies: it is that which is overwritten."""
         found: dict[UOp, UOp] = {}
-        for u in value.toposort(lambda u: not _is_memory(u)):
+        for u in value.toposort(lambda u: not in_memory(u)):
             found[u] = (
                 lying(u)
                 if u is over
                 else reading(u)
-                if _is_memory(u)
-                else _with_sources(u, tuple(found[s] for s in u.src))
+                if in_memory(u)
+                else with_sources(u, tuple(found[s] for s in u.src))
             )
         return found[value]
 
     for u in order:
-        if _is_memory(u):
+        if in_memory(u):
             memory[u] = done[u] = (
-                u if is_buffer(u) else _with_sources(u, (lying(u.src[0]), *(done[e] for e in u.src[1:])))
+                u if is_buffer(u) else with_sources(u, (lying(u.src[0]), *(done[e] for e in u.src[1:])))
             )
         elif u.op is Ops.STORE:
-            done[u] = _with_sources(u, (lying(u.src[0]), stored(u.src[1], _memory_below(u.src[0]))))
+            done[u] = with_sources(u, (lying(u.src[0]), stored(u.src[1], _memory_below(u.src[0]))))
         elif u.op is Ops.CALL:
             outs = 1 if u.src[0].op is Ops.COPY else (len(u.src) - 1) // 2
-            done[u] = _with_sources(
+            done[u] = with_sources(
                 u, (u.src[0], *(lying(s) if i < outs else reading(s) for i, s in enumerate(u.src[1:])))
             )
         else:
-            done[u] = _with_sources(u, tuple(reading(s) for s in u.src))
+            done[u] = with_sources(u, tuple(reading(s) for s in u.src))
     return done[sink]
 
 
@@ -77,18 +78,10 @@ def _old_values(order: list[UOp]) -> set[UOp]:
             writers.setdefault(base_buffer(u), set()).update(u.src[1:])
         elif u.op is Ops.STORE:
             writers.setdefault(base_buffer(u.src[0]), set()).add(u)
-    return {u for u in order if _is_memory(u) and writers.get(base_buffer(u), set()) - happened(u)}
-
-
-def _is_memory(u: UOp) -> bool:
-    return u.op is Ops.AFTER or is_buffer(u)
+    return {u for u in order if in_memory(u) and writers.get(base_buffer(u), set()) - happened(u)}
 
 
 def _memory_below(u: UOp) -> UOp:
-    while not _is_memory(u):
+    while not in_memory(u):
         u = u.src[0]
     return u
-
-
-def _with_sources(u: UOp, src: tuple[UOp, ...]) -> UOp:
-    return u if src == u.src else inherit(u.replace(src=src), u)

@@ -20,8 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import prod
 
-from manygrad.schedule.kernels import Item
-from manygrad.schedule.memory import is_temporary
+from manygrad.schedule.buffers import is_temporary
+from manygrad.schedule.items import Item
 from manygrad.schedule.nodes import nodes_of, reductions
 from manygrad.schedule.rows import ROW
 from manygrad.schedule.sweep import sweep_of
@@ -29,6 +29,7 @@ from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
 from manygrad.tensor.uop.rewrite import substitute
+from manygrad.tensor.uop.track import made_from
 
 MAX_ARGS = 20  # buffers of one kernel
 MAX_STORES = 6
@@ -236,7 +237,7 @@ def merged(group: Group, users: dict[UOp, list[Group]]) -> Item:
     sink = UOp(Ops.SINK, dtypes.void, tuple(needed.values()))
     used = sorted({u.arg for u in sink.toposort() if u.op is Ops.PARAM})
     params = {u: UOp(Ops.PARAM, u.dtype, (), used.index(u.arg)) for u in sink.toposort() if u.op is Ops.PARAM}
+    what = substitute(sink, params)
+    made_from(what, *(item.what for item in group.items), line=first.line)
     reads = [r for item in group.items for r in item.reads if r[0] not in written or item is first]
-    return Item(
-        first.effect, substitute(sink, params), [group.args[i] for i in used], list(needed), list(dict.fromkeys(reads))
-    )
+    return Item(first.effect, what, [group.args[i] for i in used], list(needed), list(dict.fromkeys(reads)))

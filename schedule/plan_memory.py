@@ -11,9 +11,9 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from manygrad.schedule.buffers import is_temporary, nbytes_of
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.serial import register
-from manygrad.tensor.uop.shape import numel
 
 ALIGN = 64
 Key = TypeVar("Key", bound=Hashable)
@@ -27,14 +27,6 @@ class MemoryPlan:
 
     pools: tuple[tuple[str, int], ...]
     offsets: tuple[tuple[int, int, int, int], ...]
-
-
-def nbytes_of(buffer: UOp) -> int:
-    return numel(buffer.arg.shape) * buffer.dtype.itemsize
-
-
-def is_temporary(buffer: UOp) -> bool:
-    return buffer.op is Ops.BUFFER and buffer.arg.uid < 0
 
 
 def lives_of(steps: list[list[Key]]) -> dict[Key, Life]:

@@ -3,14 +3,18 @@ and what a mask leaves out."""
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 
 from manygrad import Context, Tensor, TinyJit
-from manygrad.schedule import cache, chain
-from manygrad.schedule.memory import MemoryPlan
+from manygrad.schedule import cache
+from manygrad.schedule.plan_memory import MemoryPlan
 from manygrad.tensor.uop import Ops, UOp
 from tests.schedule.programs import linear_of, stored
+
+chain_kernels = importlib.import_module("manygrad.schedule.chain_kernels")  # (the package has a function of that name)
 
 RNG = np.random.default_rng(0)
 N, D = 256, 8  # rows, of which a chain has 16 blocks; what the kernels sum over
@@ -31,7 +35,7 @@ def chained(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
 def test_temporaries_that_are_not_needed_together_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two parts of the columns one after the other: what is N x N / 2 of the second takes the place of the first's."""
     for name, value in {"SAVED_BYTES": 0, "AGAIN": 1000}.items():
-        monkeypatch.setattr(chain, name, value)
+        monkeypatch.setattr(chain_kernels, name, value)
     x, halves = stored(N, D), [(stored(N // 2, D), stored(N // 2, D)) for _ in range(2)]
     first, second = ((x @ y.T).exp() @ z for y, z in halves)
     (call,) = linear_of(first.contiguous() + second).src
@@ -64,7 +68,7 @@ def test_the_same_bits_as_without(device: str, env: dict[str, int], monkeypatch:
         x, y, z = (Tensor(a, device=device).realize() for a in arrays)
         assert Ops.CHAIN in ops_of(chained(x, y, z))
         got = chained(x, y, z).numpy()
-        monkeypatch.setattr(chain, "SAVED_BYTES", 1 << 40)
+        monkeypatch.setattr(chain_kernels, "SAVED_BYTES", 1 << 40)
         assert Ops.CHAIN not in ops_of(chained(x, y, z))
         np.testing.assert_array_equal(got, chained(x, y, z).numpy())
 
@@ -179,8 +183,8 @@ def test_blocks_that_a_mask_cuts_are_a_quarter_of_the_columns_or_as_many_as_are_
 @pytest.mark.parametrize("n", [200, 256, 320])
 @pytest.mark.parametrize("env", [{}, {"CHECK_OOB": 1}, {"NOOPT": 1}, {"DEVICE": "PYTHON"}], ids=str)
 def test_upper_and_lower_triangles(n: int, env: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain, "SAVED_BYTES", 0)
-    monkeypatch.setattr(chain, "MIN_BLOCKS", 4)
+    monkeypatch.setattr(chain_kernels, "SAVED_BYTES", 0)
+    monkeypatch.setattr(chain_kernels, "MIN_BLOCKS", 4)
     a, b, c = (RNG.standard_normal((n, s)) for s in (D, D, 40))
     with Context(**env):  # type: ignore[arg-type]
         x, y, z = (Tensor(v.astype(np.float32)).realize() for v in (a, b, c))

@@ -21,6 +21,7 @@ from manygrad.multi.rules import placements, settled
 from manygrad.multi.world import World, world
 from manygrad.tensor.source import inherit, line_of
 from manygrad.tensor.uop import GroupOp, Members, Ops, UOp
+from manygrad.tensor.uop.rewrite import with_sources
 
 Local = tuple[UOp, ...]  # one value a local device
 ELSEWHERE = UOp(Ops.MSTACK)  # stands for a value on another worker's device
@@ -268,7 +269,7 @@ class _Lowering:
             if ELSEWHERE in src:
                 self.one[u] = ELSEWHERE
             else:
-                node = u if src == u.src else inherit(u.replace(src=src), u)
+                node = with_sources(u, src)
                 self.one[u] = node.replace(arg=local_name(u.arg)) if u.op is Ops.COPY else node
 
     def send(self, u: UOp, source: str, target: str) -> UOp:

@@ -1,0 +1,28 @@
+"""Item: a CALL in the making, from `split_kernels` on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from manygrad.tensor.source import line_of
+from manygrad.tensor.uop import GroupOp, UOp
+
+
+@dataclass
+class Item:
+    """One CALL in the making. `reads` are (buffer, effects that must have happened); `writes` its buffers."""
+
+    effect: UOp
+    what: UOp
+    args: list[UOp]
+    writes: list[UOp]
+    reads: list[tuple[UOp, frozenset[UOp]]]
+    after: set[int] = field(default_factory=set)
+
+    @property
+    def line(self) -> str:
+        return line_of(self.effect)
+
+    @property
+    def is_comm(self) -> bool:
+        return self.what.op in GroupOp.COLLECTIVE

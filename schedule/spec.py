@@ -1,0 +1,261 @@
+"""What the graph may hold after each pass of the schedule, and what kernels and the LINEAR may hold: rules by op.
+
+Each spec is the one before it less the ops that its pass lowers, and with the forms that they became.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from manygrad.schedule.items import Item
+from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.uop import GroupOp, Members, Ops, UOp
+from manygrad.tensor.uop.ranges import ranges_of
+from manygrad.tensor.uop.shape import is_buffer
+from manygrad.tensor.uop.spec import (
+    A_NAME,
+    A_VALUE,
+    ARITHMETIC,
+    INDEX,
+    LEAF,
+    LIKE_FIRST,
+    NO_ARG,
+    REDUCES,
+    SCATTERS,
+    STORABLE,
+    STORES,
+    TENSOR,
+    VALUES,
+    VOID,
+    Need,
+    Spec,
+    also,
+    are_ints,
+    are_names,
+    at_least,
+    is_place,
+    is_shape,
+    kinds,
+    plus,
+    rule,
+    sources,
+    spec_of,
+    verify,
+    without,
+)
+
+_ON_SEVERAL = GroupOp.COLLECTIVE | {Ops.PARAM, Ops.BUFFER, Ops.MSTACK, Ops.SINK, Ops.CALL}
+_ONE_DEVICE: Need = ("one device", lambda u: not isinstance(u.device, tuple))
+
+
+def _is_members(m: Any) -> bool:
+    return (
+        type(m) is Members
+        and are_names(m.devices)
+        and are_ints(m.mine)
+        and are_ints(m.counts)
+        and len(m.mine) == len(m.counts)
+    )
+
+
+def _is_what(op: Ops, x: Any) -> bool:
+    """Whether `x` tells, besides the members, what a collective does."""
+    match op:
+        case Ops.ALLREDUCE:
+            return len(x) == 2 and x[0] in REDUCES and type(x[1]) is int
+        case Ops.REDUCESCATTER:
+            return len(x) == 2 and x[0] in REDUCES and are_ints(x[1])
+        case Ops.ALLGATHER:
+            return len(x) == 1 and are_ints(x[0])
+        case Ops.ALLTOALL:
+            return len(x) == 2 and are_ints(x[0]) and are_ints(x[1])
+        case Ops.BROADCAST:
+            return len(x) == 2 and are_ints(x)
+    return len(x) == 1 and are_ints(x)
+
+
+def _of_how_many(u: UOp) -> int:
+    """How many values an MSELECT chooses from."""
+    x = u.src[0]
+    return len(x.src if x.op is Ops.MSTACK else x.arg[-1].mine if x.op in GroupOp.COLLECTIVE else x.arg.device)
+
+
+_COLLECTIVE: Need = (
+    "what it does and its Members as arg",
+    lambda u: type(u.arg) is tuple and len(u.arg) > 1 and _is_members(u.arg[-1]) and _is_what(u.op, u.arg[:-1]),
+)
+_OWN: Need = ("a number of one of its parts as arg", lambda u: type(u.arg) is int and 0 <= u.arg < _of_how_many(u))
+
+
+def _is_part(u: UOp) -> bool:
+    return type(u.arg) is tuple and len(u.arg) == 2 and type(u.arg[0]) is int and u.arg[0] >= 0 and is_shape(u.arg[1])
+
+
+def _ready(u: UOp) -> bool:
+    """Whether a CALL is given memory: as it is, a part of it, or a value that is stored first."""
+    return all(is_place(s) or s.op in (Ops.CONTIGUOUS, Ops.VIEW) for s in u.src[1:])
+
+
+def _has_arguments(u: UOp) -> bool:
+    """A result and a source of a COPY; as many results as sources of a collective."""
+    count = len(u.src) - 1
+    return count == 2 if u.src[0].op is Ops.COPY else count > 0 and count % 2 == 0
+
+
+_CALLS: tuple[Need, ...] = (
+    VOID, NO_ARG, at_least(1),
+    ("a COPY or a collective first", lambda u: u.src[0].op is Ops.COPY or u.src[0].op in GroupOp.COLLECTIVE),
+    ("results and sources", _has_arguments),
+)  # fmt: skip
+_CALLED = (
+    rule("COPY is called", Ops.COPY, LEAF, A_VALUE, A_NAME),
+    rule("a collective is called", GroupOp.COLLECTIVE, LEAF, A_VALUE, _COLLECTIVE),
+)
+
+GRAPH = without(TENSOR, Ops.BIND, Ops.FUNCTION, Ops.RESULT)
+
+CLEAN = without(GRAPH, Ops.DETACH, Ops.CUSTOM)
+
+PER_DEVICE = also(
+    plus(
+        without(CLEAN, Ops.SHARD),
+        rule("a collective takes an MSTACK", GroupOp.COLLECTIVE,
+             sources(1), LIKE_FIRST, kinds("an MSTACK as source", {Ops.MSTACK}), _COLLECTIVE),
+        rule("MSTACK holds a value a device", Ops.MSTACK,
+             at_least(1), NO_ARG, VALUES, LIKE_FIRST,
+             ("sources of its dtype", lambda u: all(s.dtype is u.dtype for s in u.src))),
+        rule("MSELECT is one of several", Ops.MSELECT,
+             sources(1), LIKE_FIRST,
+             kinds("what is on several devices as source", GroupOp.COLLECTIVE | {Ops.PARAM, Ops.BUFFER, Ops.MSTACK}),
+             _OWN),
+    ),
+    _ONE_DEVICE,
+    but=_ON_SEVERAL,
+)  # fmt: skip
+
+UNCHECKED = without(PER_DEVICE, Ops.CHECK)
+
+STORAGE = plus(
+    without(UNCHECKED, Ops.CAT, Ops.SCATTER),
+    *_CALLED,
+    rule("CALL copies or communicates", Ops.CALL, *_CALLS, ("memory as arguments", _ready)),
+    rule("VIEW is a part of memory", Ops.VIEW,
+         sources(1), LIKE_FIRST, ("memory as source", lambda u: is_place(u.src[0])),
+         ("(offset, shape) as arg", _is_part)),
+    rule("STORE writes memory", Ops.STORE,
+         *STORES, ("no arg, or the way to combine where indices pick",
+                   lambda u: u.arg is None or (u.arg in SCATTERS and u.src[0].op is Ops.GATHER))),
+    rule("MSELECT is a part of memory", Ops.MSELECT,
+         sources(1), LIKE_FIRST, kinds("memory on several devices as source", {Ops.PARAM, Ops.BUFFER}), _OWN),
+)  # fmt: skip
+
+STORED = without(STORAGE, Ops.CONTIGUOUS, Ops.BARRIER)
+
+
+# *** kernels ***
+
+
+def _ends_its_ranges(u: UOp) -> bool:
+    return (ranges_of(u.src[0]) | ranges_of(u.src[1])) <= frozenset(u.src[2:])
+
+
+def _is_range(arg: Any) -> bool:
+    return type(arg) is tuple and len(arg) == 2 and type(arg[0]) is int and arg[1] in ("loop", "reduce")
+
+
+KERNEL = spec_of(
+    *ARITHMETIC,
+    rule("PARAM is an argument", Ops.PARAM,
+         LEAF, STORABLE, ("its place as arg", lambda u: type(u.arg) is int and u.arg >= 0)),
+    rule("RANGE counts to a size", Ops.RANGE,
+         sources(1), INDEX, ("a size of dtype index", lambda u: u.src[0].dtype is dtypes.index),
+         ('(number, "loop" or "reduce") as arg', lambda u: _is_range(u.arg))),
+    rule("INDEX is a PARAM, an offset and maybe a condition", Ops.INDEX,
+         sources(2, 3), NO_ARG, LIKE_FIRST, ("a PARAM first", lambda u: u.src[0].op is Ops.PARAM),
+         ("an offset of dtype index", lambda u: u.src[1].dtype is dtypes.index),
+         ("a condition of dtype bool", lambda u: all(s.dtype is dtypes.bool for s in u.src[2:]))),
+    rule("LOAD reads an INDEX", Ops.LOAD, sources(1), NO_ARG, LIKE_FIRST, kinds("an INDEX as source", {Ops.INDEX})),
+    rule("REDUCE adds, multiplies or takes the largest over RANGEs", Ops.REDUCE,
+         at_least(2), LIKE_FIRST, VALUES, ("ADD, MUL or MAX as arg", lambda u: u.arg in REDUCES),
+         ("RANGEs of reductions", lambda u: all(r.op is Ops.RANGE and r.arg[1] == "reduce" for r in u.src[1:]))),
+    rule("STORE writes an INDEX of its type and ends RANGEs", Ops.STORE,
+         at_least(2), VOID, ("no arg, or the way to combine", lambda u: u.arg is None or u.arg in SCATTERS),
+         ("an INDEX first", lambda u: u.src[0].op is Ops.INDEX),
+         ("a value of its dtype", lambda u: u.src[0].dtype is u.src[1].dtype),
+         ("RANGEs at the end", lambda u: all(r.op is Ops.RANGE for r in u.src[2:])),
+         ("all RANGEs that it changes with", _ends_its_ranges)),
+    rule("SINK holds STOREs", Ops.SINK, at_least(1), VOID, NO_ARG, kinds("STOREs as sources", {Ops.STORE})),
+)  # fmt: skip
+
+# *** the calls, without the kernels that they call ***
+
+
+def _as_many_as_params(u: UOp) -> bool:
+    kernel = u.src[0]
+    return len(u.src) - 1 == 1 + max(p.arg for p in kernel.toposort() if p.op is Ops.PARAM)
+
+
+def _are_given(u: UOp) -> bool:
+    return {i for own in u.src[0].arg.slots for i in own} == set(range(len(u.src) - 1))
+
+
+def _memory(u: UOp) -> bool:
+    return all(is_buffer(a) or a.op is Ops.VIEW for a in u.src[1:])
+
+
+_MEMORY: Need = ("buffers, or VIEWs of them, as arguments", _memory)
+LINEAR: Spec = {
+    **spec_of(
+        *_CALLED,
+        rule("CALL of a kernel", Ops.CALL,
+             VOID, NO_ARG, at_least(2), ("a SINK first", lambda u: u.src[0].op is Ops.SINK), _MEMORY,
+             ("an argument for each PARAM", _as_many_as_params)),
+        rule("CALL of a CHAIN", Ops.CALL,
+             VOID, NO_ARG, at_least(2), ("a CHAIN first", lambda u: u.src[0].op is Ops.CHAIN), _MEMORY,
+             ("arguments that its kernels are given", _are_given)),
+        rule("CALL copies or communicates", Ops.CALL, *_CALLS, _MEMORY),
+        rule("VIEW is a part of memory", Ops.VIEW,
+             sources(1), LIKE_FIRST, ("memory as source", lambda u: is_buffer(u.src[0])),
+             ("(offset, shape) as arg", _is_part)),
+        rule("CHAIN holds kernels", Ops.CHAIN,
+             at_least(2), VOID, kinds("kernels as sources", {Ops.SINK}),
+             ("the slots of each kernel as arg", lambda u: len(u.arg.slots) == len(u.src))),
+        rule("a kernel", Ops.SINK, VOID, NO_ARG, at_least(1)),
+        rule("LINEAR holds CALLs", Ops.LINEAR, VOID, kinds("CALLs as sources", {Ops.CALL})),
+    ),
+    **{op: STORED[op] for op in (Ops.PARAM, Ops.BUFFER, Ops.MSELECT)},
+}  # fmt: skip
+
+# pass -> what it leaves
+GRAPHS = {
+    "number_buffers": GRAPH,
+    "clean": CLEAN,
+    "lower_shards": PER_DEVICE,
+    "lower_checks": UNCHECKED,
+    "simplify": UNCHECKED,
+    "split_reductions": UNCHECKED,
+    "compute_in_parts": UNCHECKED,
+    "lower_storage": STORAGE,
+    "copy_old_values": STORAGE,
+    "split_updates": STORAGE,
+    "insert_stores": STORED,
+}
+
+
+def graph_spec(graph: UOp, name: str) -> None:
+    verify(graph, GRAPHS[name], name)
+
+
+def items_spec(items: Sequence[Item], name: str) -> None:
+    """Each kernel by itself, and the calls as those of a LINEAR."""
+    for item in items:
+        kernels = item.what.src if item.what.op is Ops.CHAIN else (item.what,) if item.what.op is Ops.SINK else ()
+        for kernel in kernels:
+            verify(kernel, KERNEL, name)
+    calls = (UOp(Ops.CALL, dtypes.void, (i.what, *i.args)) for i in items)
+    linear_spec(UOp(Ops.LINEAR, dtypes.void, tuple(calls)), name)
+
+
+def linear_spec(linear: UOp, name: str) -> None:
+    verify(linear, LINEAR, name, lambda u: u.op is not Ops.SINK and u.op is not Ops.CHAIN)
