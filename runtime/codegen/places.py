@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from manygrad.runtime.codegen.affine import Affine
+from manygrad.runtime.codegen.cost import EDGE_VERSIONS
 from manygrad.runtime.codegen.describe import conjuncts
 from manygrad.runtime.codegen.emit import INDEX
 from manygrad.runtime.codegen.keeper import Keeper
@@ -20,8 +21,6 @@ from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
-
-VERSIONS = 4  # at most
 
 
 class Asked(NamedTuple):
@@ -46,7 +45,7 @@ class Placer(Keeper):
                     (k, list(v))
                     for k, v in itertools.groupby(self.places(r), lambda x: tuple(a.holds(x) for a in asked))
                 ]
-                if len(places) <= VERSIONS:
+                if len(places) <= EDGE_VERSIONS:
                     self.version(r, asked, [(v[-1], k) for k, v in places], body)
                     return
         body()

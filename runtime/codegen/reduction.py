@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+from manygrad.runtime.codegen.cost import MASK_REGISTERS
 from manygrad.runtime.codegen.dots import is_product
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.codegen.opts.nest import LoopNest
@@ -27,7 +28,6 @@ from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
-MASKS = 6  # registers of lanes' conditions: AVX-512 has seven
 IDENTITY = {Ops.ADD: lambda d: 0, Ops.MUL: lambda d: 1, Ops.MAX: lambda d: d.min}
 
 
@@ -128,7 +128,7 @@ class Reducer(Placer):
             if not found or found[-1].reduce is not u or found[-1].position != position:
                 found.append(Accumulator(u, position, []))
             found[-1].parts.append(self.emit(Low.ACC, u.dtype, (start,), None, lanes, here=True))
-        if first is None and split is not None and len(found) <= MASKS:
+        if first is None and split is not None and len(found) <= MASK_REGISTERS:
             true = self.const(True, dtypes.bool, lanes)
             for acc in found:
                 if acc.reduce.arg is Ops.MAX and acc.reduce.dtype.is_float:

@@ -11,12 +11,11 @@ import itertools
 from typing import NamedTuple
 
 from manygrad.runtime.codegen.affine import Affine
+from manygrad.runtime.codegen.cost import LEAST_TURNED
 from manygrad.runtime.codegen.evaluate import Evaluator
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.uop import UOp
-
-LEAST = 3  # positions side by side that are worth it
 
 
 class Run(NamedTuple):
@@ -46,7 +45,7 @@ def runs_of_stores(e: Evaluator) -> tuple[list[Run], list[dict[UOp, int]]]:
         group.sort(key=lambda x: x[0].constant)
         for _, side in itertools.groupby(enumerate(group), key=lambda x: x[1][0].constant - x[0]):
             some = [x for _, x in side]
-            while len(some) >= LEAST:
+            while len(some) >= LEAST_TURNED:
                 count = min(chunk(len(some)), e.lanes)
                 runs.append(Run(some[0][0], [p for _, p in some[:count]], active))  # type: ignore[arg-type]
                 some = some[count:]
