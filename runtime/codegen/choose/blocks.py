@@ -40,8 +40,8 @@ def block(facts: Facts, opts: Opts, main: UOp, r: UOp, nbytes: int, wanted: int)
 
 def block_of_rows(facts: Facts, opts: Opts, main: UOp, r: UOp) -> Opts:
     """As many tiles of rows as rest in the cache, a block for every core, unless that makes them small."""
-    count = tiles_along(opts, r, size_max(r))
-    wanted = max(-(-count // max(2, facts.machine.cores)), min(cost.BLOCKS, -(-count // 2)))
+    count, least = tiles_along(opts, r, size_max(r)), cost.LEAST_PIECES
+    wanted = max(-(-count // max(least, facts.machine.cores)), min(cost.BLOCKS, -(-count // least)))
     return block(facts, opts, main, r, cost.resting_rows_bytes(facts.machine), wanted)
 
 
@@ -66,7 +66,7 @@ def blocked_reduction(facts: Facts, opts: Opts, main: UOp, r: UOp, inside: list[
     where so few pieces are enough for all cores."""
     machine, k, tile = facts.machine, main.src[1], tile_of(opts, r)
     count, length = tiles_along(opts, r, size_max(r)), volume(frozenset(main.src[1:]))
-    tiles = -(-count // max(2, machine.cores, -(-count // -(-cost.BLOCK_ROWS // tile))))
+    tiles = -(-count // max(cost.LEAST_PIECES, machine.cores, -(-count // -(-cost.BLOCK_ROWS // tile))))
     size = tiles * tile
     sums = size * volume(frozenset(inside)) * cost.ELEMENT_BYTES
     fixed = facts.fixed_loops and all(map(is_fixed, main.src[1:])) and len(facts.sig.reduces) == 1

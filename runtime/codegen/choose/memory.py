@@ -78,7 +78,7 @@ def hold_fewer_rows(facts: Facts, opts: Opts, passes: Passes) -> Opts:
         if (kept := chosen(opts, ComputeAt)) is not None:
             row = next(u for u in facts.sig.nodes if u.op is Ops.RANGE and u.arg[0] == kept.axis)
             nbytes += cost.ELEMENT_BYTES * size_max(row)
-        rows = max(2, cost.row_bytes(facts.machine) // nbytes)
+        rows = max(cost.LEAST_ROWS_HELD, cost.rows_bytes(facts.machine) // nbytes)
     fewer = Tile(tile.axis, min(tile.size, rows))
     return tuple(fewer if o is tile else o for o in opts if o is not tile or fewer.size > 1)
 
@@ -136,12 +136,11 @@ def row_passes(facts: Facts, opts: Opts) -> Passes:
 def in_bursts(facts: Facts, opts: Opts, passes: Passes) -> bool:
     """Whether the rows that are prefetched are good bursts, of an array that no cache holds, and something is kept of
     them."""
-    burst = facts.machine.burst_bytes
-    if not burst or not passes or chosen(opts, ComputeAt) is None:
+    if not facts.machine.burst_bytes or not passes or chosen(opts, ComputeAt) is None:
         return False
     nbytes = max(row_bytes(facts, number, ranges) for number, ranges in passes.items())
     large = nbytes * size_max(order_of(facts, opts)[0]) >= cost.LARGE_BYTES
-    return burst // 2 <= nbytes <= burst and large
+    return large and cost.is_burst(nbytes, facts.machine)
 
 
 def row_bytes(facts: Facts, number: int, ranges: list[UOp]) -> int:

@@ -150,7 +150,7 @@ def tile_outputs_of_dot_product(facts: Facts, opts: Opts, main: UOp, accumulator
     long = size_max(main.src[-1]) * cost.ELEMENT_BYTES >= cost.LONG_ROW_BYTES
     if len(facts.sig.reduces) == 1 and large and long:
         return opts
-    t = even_tile(size_max(own[-1]), max(1, min(cost.DOT_POSITIONS, accumulators // 4)))
+    t = even_tile(size_max(own[-1]), cost.dot_positions(accumulators))
     return (*opts, Tile(own[-1].arg[0], t)) if t > 1 else opts
 
 
@@ -193,7 +193,7 @@ def squares(facts: Facts, opts: Opts, lane: UOp, crossing: UOp) -> Opts | None:
     store = sig.stores[0]
     if len(sig.stores) > 1 or size_max(crossing) < lanes or size_max(lane) < cost.TURNED_LANE_VECTORS * lanes:
         return None
-    found: Opts = (Tile(crossing.arg[0], lanes), Tile(lane.arg[0], 2 * lanes))
+    found: Opts = (Tile(crossing.arg[0], lanes), Tile(lane.arg[0], cost.TURNED_LINES * lanes))
     if not whole_vectors(store, lane, lanes):
         found = (*found, Align(lane.arg[0]))
         if legal(sig, (Vectorize(lane.arg[0], lanes), *found)) is not None:

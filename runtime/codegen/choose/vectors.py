@@ -35,7 +35,7 @@ def cheapest_loop(facts: Facts, opts: Opts, split: Split) -> UOp | None:
         times = {r: time for r in own if (time := product_time(facts, opts, main, r)) is not None}
         if times:
             return min(times, key=lambda r: times[r])
-    best, least = None, cost.SCALAR_GAIN * accesses_time(facts, None)
+    best, least = None, cost.SCALAR_SHARE * accesses_time(facts, None)
     for r in candidates:
         time = accesses_time(facts, r)
         if time < least:

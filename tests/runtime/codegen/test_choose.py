@@ -5,11 +5,13 @@ After a wanted change:  python -m tests.runtime.codegen.test_choose   and review
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from manygrad.runtime.codegen import cost
 from manygrad.runtime.codegen.choose import DECISIONS, Facts, choose, decide
 from manygrad.runtime.codegen.describe import signature
 from manygrad.runtime.codegen.dots import Dot
@@ -163,6 +165,18 @@ def test_costs_count_operations_as_written(d: object) -> None:
     facts = Facts(legalized.ast, MACHINE, legalized.written)
     assert facts.lanes == Facts(ast, MACHINE).lanes
     assert facts.term(facts.sig.reduces[0]).op is Ops.EXP
+
+
+def test_every_number_has_a_unit_and_a_benchmark() -> None:
+    """Above each constant of the cost model: `# unit: what it means [benchmark; commit]`."""
+    text = Path(cost.__file__).read_text()
+    constants = re.findall(r"((?:^#.*\n)+)^([A-Z_]+) = ", text, re.MULTILINE)
+    assert [name for _, name in constants] == re.findall(r"^([A-Z_]+) = ", text, re.MULTILINE)
+    for comment, name in constants:
+        words = " ".join(comment.replace("#", "").split())
+        assert re.fullmatch(r"(\w+|\(.*\)): .*\[(no benchmark|\w+\.py[^]]*)\]", words), f"{name}: {words}"
+    for script in set(re.findall(r"\[(\w+\.py)", text)):
+        assert (Path(cost.__file__).parents[2] / "benchmarks" / script).exists(), script
 
 
 if __name__ == "__main__":
