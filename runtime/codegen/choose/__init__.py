@@ -6,7 +6,7 @@ the list so far, which gives the list with what it decides. What they weigh is i
     facts       strides, loads, the main reduction; the list so far
     reductions  what is accumulated in lanes            vectors     which loop is vectorized
     conditions  what masks leave out                    tiles       what stands in registers at once
-    operands    what can be packed                      packing     which operand rests in a cache
+    operands    what can be packed                      packing     which operand stays in a cache
     blocks      how much runs before the next           memory      what is kept, prefetched, streamed
     threads     what is cut over the threads
 """
@@ -20,17 +20,23 @@ from typing import Concatenate, ParamSpec
 from manygrad.runtime.codegen.choose.blocks import sum_rows_in_turn
 from manygrad.runtime.codegen.choose.conditions import skip_masked, unroll_reduction
 from manygrad.runtime.codegen.choose.facts import Facts
-from manygrad.runtime.codegen.choose.memory import hold_fewer_rows, keep_rows, prefetch_rows, row_passes, stream_results
+from manygrad.runtime.codegen.choose.memory import (
+    limit_rows_of_tile,
+    prefetch_rows,
+    reuse_row_values,
+    row_passes,
+    stream_results,
+)
 from manygrad.runtime.codegen.choose.operands import is_thin
 from manygrad.runtime.codegen.choose.packing import (
+    keep_columns_in_cache,
+    keep_rows_in_cache,
     pack_strided,
     packing,
     product_knows_conditions,
     product_of,
     read_columns_in_place,
-    rest_columns,
-    rest_rows,
-    share_no_columns,
+    split_columns_over_threads,
 )
 from manygrad.runtime.codegen.choose.reductions import (
     Split,
@@ -67,17 +73,17 @@ DECISIONS: tuple[Callable[..., Opts], ...] = (
     tile_rows_and_vectors,
     pack_strided,
     read_columns_in_place,
-    share_no_columns,
-    rest_rows,
-    rest_columns,
+    split_columns_over_threads,
+    keep_rows_in_cache,
+    keep_columns_in_cache,
     sum_rows_in_turn,
     unroll_reduction,
     skip_masked,
     tile_results_side_by_side,
     parallelize,
-    keep_rows,
+    reuse_row_values,
     prefetch_rows,
-    hold_fewer_rows,
+    limit_rows_of_tile,
     stream_results,
 )
 P = ParamSpec("P")
@@ -135,10 +141,10 @@ def decide(facts: Facts) -> Choice:
     if lane is not None:
         choice.take(tile_results_side_by_side, lane)
     choice.take(parallelize)
-    choice.take(keep_rows)
+    choice.take(reuse_row_values)
     passes = row_passes(facts, choice.opts)
     choice.take(prefetch_rows, passes)
-    choice.take(hold_fewer_rows, passes)
+    choice.take(limit_rows_of_tile, passes)
     choice.take(stream_results)
     return choice
 
@@ -171,7 +177,7 @@ def decide_tiles(choice: Choice, lane: UOp | None, split: Split) -> None:
 
 
 def decide_product(choice: Choice, main: UOp, lane: UOp, accumulators: int, sharing: int) -> bool:
-    """A sum along a vectorized loop: its tile, and which operand rests in a cache. Whether its tile knows the
+    """A sum along a vectorized loop: its tile, and which operand stays in a cache. Whether its tile knows the
     conditions under which the operands are read."""
     facts = choice.facts
     choice.take(tile_rows_and_vectors, main, lane, accumulators)
@@ -183,6 +189,8 @@ def decide_product(choice: Choice, main: UOp, lane: UOp, accumulators: int, shar
             choice.take(sum_rows_in_turn, main, lane, sharing)
         return False
     decision = packing(facts, choice.opts, product)
-    known = decision in (rest_rows, rest_columns) and product_knows_conditions(facts, choice.opts, product)
+    known = decision in (keep_rows_in_cache, keep_columns_in_cache) and product_knows_conditions(
+        facts, choice.opts, product
+    )
     choice.take(decision, product)
     return known

@@ -31,7 +31,7 @@ from manygrad.tensor.uop.uop import UOp
 Passes = dict[int, list[UOp]]  # argument -> the ranges along which passes read its rows, and do not keep them, in order
 
 
-def keep_rows(facts: Facts, opts: Opts) -> Opts:
+def reuse_row_values(facts: Facts, opts: Opts) -> Opts:
     """What a REDUCE over a row computes at some expense (the exponentials of a softmax) is kept for the REDUCEs after
     it and the loops inside that compute it again."""
     sig, vector = facts.sig, chosen(opts, Vectorize)
@@ -66,7 +66,7 @@ def prefetch_rows(facts: Facts, opts: Opts, passes: Passes) -> Opts:
     return opts
 
 
-def hold_fewer_rows(facts: Facts, opts: Opts, passes: Passes) -> Opts:
+def limit_rows_of_tile(facts: Facts, opts: Opts, passes: Passes) -> Opts:
     """A tile has as many of the rows that are prefetched as a part of the first cache holds with what is kept of them
     and with the next ones, at least 2; or one, where they come in bursts."""
     tile = chosen(opts, Tile, order_of(facts, opts)[0].arg[0]) if passes else None

@@ -1,4 +1,4 @@
-"""Which operand of a product rests in a cache, packed, while the other one passes by.
+"""Which operand of a product stays in a cache, packed, while the other one passes by.
 
 The columns are the operand that is loaded in vectors, the rows the one of which each element is broadcast. Exactly one
 of the decisions here is made for a product, `packing` says which."""
@@ -69,10 +69,10 @@ def packing(facts: Facts, opts: Opts, p: Product) -> Packing:
         if columns_fit_first_cache(facts, p):
             return read_columns_in_place
         if volume(frozenset(p.inner)) < cost.SHARED_BY_ROWS:
-            return share_no_columns
-    one = len(p.row_loops) == 1 and not stored_closer(facts, p)
+            return split_columns_over_threads
+    one = len(p.row_loops) == 1 and not loops_stored_closer(facts, p)
     apart = one and rows_apart(facts, p.main, p.row_loops[0]) and can_pack_rows(facts, opts, p)
-    return rest_rows if apart else rest_columns
+    return keep_rows_in_cache if apart else keep_columns_in_cache
 
 
 def pack_strided(facts: Facts, opts: Opts, main: UOp, lane: UOp) -> Opts:
@@ -88,18 +88,18 @@ def pack_strided(facts: Facts, opts: Opts, main: UOp, lane: UOp) -> Opts:
 
 
 def read_columns_in_place(facts: Facts, opts: Opts, p: Product) -> Opts:
-    """All columns that a row meets are few enough for the first cache: nothing is packed."""
+    """All columns that a row meets fit the first cache: nothing is packed."""
     return (*opts, *prefetched_rows(facts, opts, p))
 
 
-def share_no_columns(facts: Facts, opts: Opts, p: Product) -> Opts:
-    """Too few rows for what packing costs: each thread reads columns of its own, as they lie."""
+def split_columns_over_threads(facts: Facts, opts: Opts, p: Product) -> Opts:
+    """Too few rows for packing to pay: columns are read as they lie, by each thread its own."""
     return reordered(facts, opts, [*p.outer, p.lane, *p.inner, *p.after])
 
 
-def rest_rows(facts: Facts, opts: Opts, p: Product) -> Opts:
-    """Rows that are pages apart along the reduction (a.T @ b): a block of them is packed and rests, for all columns. Of
-    a long reduction both are packed some iterations at a time, the fewer of rows and columns by every piece."""
+def keep_rows_in_cache(facts: Facts, opts: Opts, p: Product) -> Opts:
+    """Rows that are pages apart along the reduction (a.T @ b): a block of them is packed and stays in the cache, for
+    all columns. Of a long reduction both are packed some iterations at a time, the shorter one by every thread."""
     last = p.inner[-1]
     wide = size_max(p.lane) > cost.WIDE_PRODUCT * size_max(last)
     held, inside = (p.lane, p.inner) if wide else (last, [p.lane])
@@ -110,10 +110,11 @@ def rest_rows(facts: Facts, opts: Opts, p: Product) -> Opts:
     return (*reordered(facts, opts, [*p.outer, *inner, *p.after]), *packed, *blocks)
 
 
-def rest_columns(facts: Facts, opts: Opts, p: Product) -> Opts:
-    """The columns rest, packed, in a block of panels that half of the core's cache holds, for all rows. Rows whose
-    elements are asked for conditions, converted or joined again and again are packed, too; others are prefetched."""
-    within = stored_closer(facts, p)
+def keep_columns_in_cache(facts: Facts, opts: Opts, p: Product) -> Opts:
+    """The columns stay in the cache, packed, in a block of panels that half of it holds, for all rows (a @ b, a @ b.T,
+    convolutions). Rows that are read under conditions, converted, or joined again and again are packed, too; others are
+    prefetched."""
+    within = loops_stored_closer(facts, p)
     panel = (p.lane, *within)[-1]
     outer = [r for r in p.outer if r not in within]
     masked = is_masked(p.rows) and not product_knows_conditions(facts, opts, p)
@@ -154,7 +155,7 @@ def prefetched_rows(facts: Facts, opts: Opts, p: Product) -> tuple[Prefetch, ...
     return (Prefetch(k.arg[0], slot(p.rows)),) if prefetches else ()
 
 
-def stored_closer(facts: Facts, p: Product) -> list[UOp]:
+def loops_stored_closer(facts: Facts, p: Product) -> list[UOp]:
     """Loops that only move the columns and whose results lie between those of the lane: they run inside of it, so that
     what is stored side by side is stored soon after each other."""
 
