@@ -18,9 +18,9 @@ from manygrad.tensor.uop.uop import UOp
 INF = 1 << 62
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Signature:
-    """The arguments and loops of a kernel, in the order in which they are passed and nested."""
+    """The arguments and loops of a kernel, in the order in which they are passed and nested. One for each AST."""
 
     stores: tuple[UOp, ...]
     loops: tuple[UOp, ...]

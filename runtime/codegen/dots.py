@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from manygrad.runtime.codegen.affine import TileAnalysis
+from manygrad.runtime.codegen.cost import LEAST_DOT_TERMS
 from manygrad.runtime.codegen.describe import signature
 from manygrad.runtime.codegen.rewrite import rebuild
 from manygrad.tensor.dtype import DType, dtypes
@@ -26,7 +27,6 @@ from manygrad.tensor.uop.uop import UOp
 
 BYTES = (dtypes.int8, dtypes.uint8)
 LANE_BYTES = 4  # of each factor, side by side
-LEAST = 16  # iterations of a reduction that are worth it
 
 
 class Dot(NamedTuple):
@@ -104,7 +104,7 @@ def factors(u: UOp) -> tuple[UOp, UOp] | None:
         return None
     ranges, inner = frozenset(u.src[1:]), u.src[-1].src[0]
     shared = ranges <= ranges_of(a) and ranges <= ranges_of(b)
-    return (a, b) if shared and inner.op is Ops.CONST and inner.arg >= LEAST else None
+    return (a, b) if shared and inner.op is Ops.CONST and inner.arg >= LEAST_DOT_TERMS else None
 
 
 def cost_of_sum(y: UOp, u: UOp, last: UOp | None) -> int:

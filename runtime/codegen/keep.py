@@ -3,14 +3,14 @@
 before:  s = REDUCE(ADD, exp(x[i, k] - m), k);  y[i, j] = exp(x[i, j] - m) / s
 after:   LOOP k: { e = exp(x[i, k] - m); local[k] = e; s += e };  LOOP j: y[i, j] = local[j] / s
 
-One expression along two ranges of one size. Only what takes WORK operations is kept: a load from the first cache and a
-store to it cost about as much as two of them.
+One expression along two ranges of one size. Only what takes KEPT_WORK operations (`cost.py`) is kept.
 """
 
 from __future__ import annotations
 
 import math
 
+from manygrad.runtime.codegen.cost import KEPT_WORK, OPERATIONS
 from manygrad.runtime.codegen.describe import Signature
 from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.tensor.dtype import dtypes
@@ -18,8 +18,6 @@ from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
-WORK = 6  # operations an element
-COST = {Ops.EXP: 16, Ops.LOG: 16, Ops.SIN: 16, Ops.FDIV: 3, Ops.RECIP: 3, Ops.SQRT: 3}
 PAD = 64  # elements: a row's last vector may reach beyond it
 
 
@@ -46,7 +44,8 @@ def kept_values(sig: Signature, r: UOp, again: UOp) -> dict[UOp, UOp]:
     largest = {v for v in found if v not in inside} | {
         s for v in sig.nodes if v not in found for s in v.src if s in found
     }
-    return {v: found[v] for v in largest if _work(v, again) >= WORK}
+    # (in the kernel's order: rows lie in memory so)
+    return {v: found[v] for v in sig.nodes if v in largest and _work(v, again) >= KEPT_WORK}
 
 
 _COMPUTED = GroupOp.ELEMENTWISE | {Ops.CUSTOM}
@@ -56,7 +55,9 @@ def _work(v: UOp, again: UOp) -> int:
     """Operations an element, those on indices and what does not change with `again` left out."""
     below = v.toposort(lambda u: u.op not in (Ops.LOAD, Ops.REDUCE))
     return sum(
-        COST.get(u.op, 1) for u in below if u.op in _COMPUTED and u.dtype is not dtypes.index and again in ranges_of(u)
+        OPERATIONS.get(u.op, 1)
+        for u in below
+        if u.op in _COMPUTED and u.dtype is not dtypes.index and again in ranges_of(u)
     )
 
 

@@ -10,14 +10,12 @@ reads and writes what lies side by side.
 from __future__ import annotations
 
 from manygrad.runtime.codegen.affine import TileAnalysis
+from manygrad.runtime.codegen.cost import LEAST_ROW_VECTORS
 from manygrad.runtime.codegen.describe import Signature
 from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
-
-LEAST_VECTORS = 8  # of a row
-LINE_BYTES = 64
 
 
 def whole_vectors(store: UOp, lane: UOp, lanes: int) -> bool:
@@ -32,7 +30,7 @@ def begins_anywhere(sig: Signature, nest: LoopNest) -> bool:
     lane = nest.lane
     if lane is None or lane is not nest.loops[-1] or lane in nest.loops[: nest.parallel] or nest.block or nest.staged:
         return False
-    if lane.src[0].op is not Ops.CONST or lane.src[0].arg < LEAST_VECTORS * nest.lanes:
+    if lane.src[0].op is not Ops.CONST or lane.src[0].arg < LEAST_ROW_VECTORS * nest.lanes:
         return False
     if any(lane in ranges_of(u) for u in sig.reduces) or len({s.src[0].src[1] for s in sig.stores}) > 1:
         return False

@@ -1,4 +1,4 @@
-"""From a kernel AST to generated code: simplify, choose, lower, render."""
+"""From a kernel AST to generated code: simplify, legalize, choose, lower, render."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from manygrad.runtime.codegen import heuristic
+from manygrad.runtime.codegen.choose import decide, plain
+from manygrad.runtime.codegen.choose.facts import Facts
 from manygrad.runtime.codegen.collapse import collapse
 from manygrad.runtime.codegen.describe import kernel_name, signature
 from manygrad.runtime.codegen.dots import use_dots
 from manygrad.runtime.codegen.emit.lower import emit
-from manygrad.runtime.codegen.legalize import legalize
+from manygrad.runtime.codegen.legalize import Legalized, legalize
 from manygrad.runtime.codegen.loops.build import Tree, build
 from manygrad.runtime.codegen.loops.lanes import Kernel
 from manygrad.runtime.codegen.loops.show import show
@@ -56,15 +57,31 @@ def rendered(prepared: Prepared, render: Callable[[Program], str]) -> str:
     return render(prepared.program())
 
 
+def rewrite(ast: UOp, machine: Machine, simplify: bool = True) -> Legalized:
+    """Collapses the ranges, splits them by phases, and rewrites what the machine has for bytes, or does not have: the
+    kernel for which Opts are chosen, checked and lowered."""
+    simple = split_phases(collapse(ast)) if simplify else ast
+    return legalize(use_dots(simple, machine.dots), machine.scales)
+
+
 def prepare(ast: UOp, machine: Machine, opts: tuple[Opt, ...] | None = None, simplify: bool = True) -> Prepared:
-    """Collapses the ranges, splits them by phases, rewrites what machines do not have, or have for bytes, and picks the
-    optimisations (unless given)."""
-    simple = use_dots(split_phases(collapse(ast)) if simplify else ast, machine.dots)
-    legalized = legalize(simple, machine.scales)
-    sig = signature(legalized)
-    if opts is None:
-        opts = heuristic.plain(simple) if NOOPT else heuristic.choose(simple, machine)
-        assert not SPEC or (reason := legal(sig, opts)) is None, f"the heuristic's {opts}: {reason}"
-    elif (reason := legal(sig, opts)) is not None:
-        raise ValueError(f"{kernel_name(ast)} cannot be optimised by {list(opts)}: {reason}")
-    return Prepared(kernel_name(ast), legalized, opts)
+    """The rewritten kernel with `opts`, or those chosen for it. Raises ValueError for `opts` that it cannot take."""
+    kernel, name, taken = rewrite(ast, machine, simplify), kernel_name(ast), opts
+    if taken is None and NOOPT:
+        taken = plain(kernel.ast)
+    elif taken is None:
+        choice = decide(Facts(kernel.ast, machine, kernel.written))
+        taken = choice.opts
+        if DEBUG >= 4:
+            print(f"{name}, by runtime/codegen/choose:\n{choice.explained()}")
+    reason = legal(signature(kernel.ast), taken)
+    if reason is not None and opts is not None:
+        raise ValueError(f"{name} cannot be optimised by {list(taken)}: {reason}")
+    assert reason is None, f"{list(taken)} were chosen for {name}: {reason}; please report it"
+    return Prepared(name, kernel.ast, taken)
+
+
+def explain(ast: UOp, machine: Machine) -> str:
+    """Which decision gives which Opt of a kernel, a line each (DEBUG=4 prints it for every kernel)."""
+    kernel = rewrite(ast, machine)
+    return decide(Facts(kernel.ast, machine, kernel.written)).explained()

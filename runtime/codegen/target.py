@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from manygrad.runtime.codegen.dots import Dot
 
+LINE_BYTES = 64  # of a cache line
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -18,6 +20,7 @@ class Machine:
     cores: int = 1  # that may share a kernel: those this process may run on
     dots: tuple[Dot, ...] = ()  # products that one instruction adds up
     burst_bytes: int = 0  # what may be prefetched at once without holding up loads (0: little); measured, by processor
+    first_cache_bytes: int = 48 << 10  # a core's own first-level data cache; not read from the system
 
     @property
     def accumulators(self) -> int:

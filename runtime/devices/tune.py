@@ -21,8 +21,8 @@ import numpy as np
 
 from manygrad.native.compiler import compiler
 from manygrad.native.memory import aligned, bytes_at
+from manygrad.runtime.codegen.choose import plain
 from manygrad.runtime.codegen.describe import Signature, estimate, signature
-from manygrad.runtime.codegen.heuristic import plain
 from manygrad.runtime.codegen.opts import Opts, RFactor, Unroll, Vectorize, canonical, legal, named, neighbours, sums
 from manygrad.runtime.codegen.pipeline import Prepared, prepare
 from manygrad.runtime.codegen.rewrite import rebuild

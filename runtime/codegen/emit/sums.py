@@ -18,6 +18,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
+from manygrad.runtime.codegen.cost import MASK_REGISTERS
 from manygrad.runtime.codegen.dots import is_product
 from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.indices import instruction
@@ -31,7 +32,6 @@ from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
-MASKS = 6  # registers of lanes' conditions: AVX-512 has seven
 IDENTITY = {Ops.ADD: lambda d: 0, Ops.MUL: lambda d: 1, Ops.MAX: lambda d: d.min}
 
 
@@ -77,7 +77,7 @@ def accumulators(e: Emission, node: Reduce) -> list[Accumulator]:
         if not found or found[-1].reduce is not u or found[-1].position != position:
             found.append(Accumulator(u, position, []))
         found[-1].parts.append(e.emit(Low.ACC, u.dtype, (start,), None, lanes, here=True))
-    if node.rest is None and node.split is not None and len(found) <= MASKS:
+    if node.rest is None and node.split is not None and len(found) <= MASK_REGISTERS:
         true = e.const(True, dtypes.bool, lanes)
         for acc in found:
             if acc.reduce.arg is Ops.MAX and acc.reduce.dtype.is_float:

@@ -11,14 +11,13 @@ import itertools
 from typing import NamedTuple
 
 from manygrad.runtime.codegen.affine import Affine
+from manygrad.runtime.codegen.cost import LEAST_TURNED
 from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.memory import argument
 from manygrad.runtime.codegen.emit.values import ragged_mask, sum_of_terms, value
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.uop import UOp
-
-LEAST = 3  # positions side by side that are worth it
 
 
 class Run(NamedTuple):
@@ -56,7 +55,7 @@ def runs_of_stores(e: Emission) -> tuple[list[Run], list[dict[UOp, int]]]:
         group.sort(key=lambda x: x[0].constant)
         for _, side in itertools.groupby(enumerate(group), key=lambda x: x[1][0].constant - x[0]):
             some = [x for _, x in side]
-            while len(some) >= LEAST:
+            while len(some) >= LEAST_TURNED:
                 count = min(chunk(len(some)), e.scope.lanes)
                 runs.append(Run(some[0][0], [p for _, p in some[:count]], active))  # type: ignore[arg-type]
                 some = some[count:]

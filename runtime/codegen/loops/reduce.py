@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from manygrad.runtime.codegen.affine import Affine
+from manygrad.runtime.codegen.cost import EDGE_VERSIONS
 from manygrad.runtime.codegen.describe import conjuncts, factor_masks
 from manygrad.runtime.codegen.loops import index
 from manygrad.runtime.codegen.loops.index import Index
@@ -27,8 +28,6 @@ from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
-
-VERSIONS = 4  # at most
 
 
 def reduces(t: Tiler, around: Around, pairs: Mapping[UOp, Pair]) -> tuple[Nodes, Around]:
@@ -124,7 +123,7 @@ def _by_place(kernel: Kernel, skipped: tuple[UOp, ...], around: Around, body: No
         if around.tiles.get(r, 1) > 1 and r.src[0].op is Ops.CONST and (asked := _asked(kernel, skipped, r, around)):
             begins = itertools.groupby(_begins(r, around), lambda x: tuple(a.holds(x) for a in asked))
             places = [(list(same)[-1], holds) for holds, same in begins]
-            if len(places) <= VERSIONS:
+            if len(places) <= EDGE_VERSIONS:
                 return _versions(index.origin(r), asked, places, body)
     return body
 

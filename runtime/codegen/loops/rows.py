@@ -17,8 +17,7 @@ from manygrad.runtime.codegen.loops.index import Index, Of
 from manygrad.runtime.codegen.loops.lanes import Kernel, Lanes
 from manygrad.runtime.codegen.loops.tiles import Around, Body, Tiler
 from manygrad.runtime.codegen.loops.tree import Node, Nodes, Ragged, Stored, Vectors
-
-LINE_BYTES = 64
+from manygrad.runtime.codegen.target import LINE_BYTES
 
 
 def has_rows(kernel: Kernel) -> bool:

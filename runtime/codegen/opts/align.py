@@ -7,12 +7,12 @@ from typing import Self
 from manygrad.runtime.codegen.affine import TileAnalysis
 from manygrad.runtime.codegen.describe import Signature
 from manygrad.runtime.codegen.opts.nest import LoopNest, is_fixed
-from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts
+from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt
 from manygrad.tensor.uop.uop import UOp
 
 
 @dataclass(frozen=True, repr=False)
-class Align(Opt):
+class Align(RangeOpt):
     """The loop's vectors begin where what they store is aligned, in each row elsewhere (`loops/tiles.py`).
 
     It is the vectorized loop, of a fixed size; the only STORE, in a kernel without REDUCEs or blocks, contiguous and
@@ -23,7 +23,6 @@ class Align(Opt):
     """
 
     kind = "align"
-    axis: int
 
     def apply(self, nest: LoopNest, ranges: Mapping[int, UOp]) -> LoopNest:
         return replace(nest, aligned=self.loop(self.axis, ranges))

@@ -6,7 +6,7 @@ from typing import Self
 
 from manygrad.runtime.codegen.describe import Signature
 from manygrad.runtime.codegen.opts.nest import LoopNest
-from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, at_least_one, without
+from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt, at_least_one, without
 from manygrad.runtime.codegen.opts.parallel import Parallel
 from manygrad.tensor.uop.uop import UOp
 
@@ -14,7 +14,7 @@ SIZES = (4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True, repr=False)
-class Block(Opt):
+class Block(RangeOpt):
     """The loop is split once more: one iteration of the parallel loop runs `tiles` of its tiles, inside of all other
     loops, so that what they read stays in a cache. All loops are in the parallel loop, but for those that
     `reduce_block` runs inside.
@@ -25,7 +25,6 @@ class Block(Opt):
 
     kind = "block"
     needs_lane = True
-    axis: int
     tiles: int
 
     @property
@@ -55,7 +54,7 @@ class Block(Opt):
     @classmethod
     def neighbours(cls, search: Neighbourhood) -> Iterator[Opts]:
         """With a block all loops are cut over the threads."""
-        yield tuple(o for o in search.opts if o.kind not in ("block", "reduce_block"))
+        yield tuple(o for o in search.opts if not (isinstance(o, Block) or o.needs_block))
         everything = Parallel(len(search.sig.loops))
         for r in search.sig.loops:
             for n in SIZES:

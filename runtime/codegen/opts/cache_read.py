@@ -9,14 +9,15 @@ from manygrad.runtime.codegen.describe import Signature
 from manygrad.runtime.codegen.dots import is_dot, is_total
 from manygrad.runtime.codegen.lowered import SCRATCH_BYTES
 from manygrad.runtime.codegen.opts.nest import LoopNest, is_fixed
-from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts
+from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt
+from manygrad.runtime.codegen.target import LINE_BYTES
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
 
 @dataclass(frozen=True, repr=False)
-class CacheRead(Opt):
+class CacheRead(RangeOpt):
     """What the reductions read of an argument in one tile of the loop (of a blocked loop: in a block) is packed into
     local memory, contiguous and converted.
 
@@ -29,7 +30,6 @@ class CacheRead(Opt):
 
     kind = "cache_read"
     needs_lane = True
-    axis: int
     argument: int
 
     @property
@@ -52,7 +52,7 @@ class CacheRead(Opt):
                     return reason
                 elements = stage_rows(nest, loop, stage_sizes(nest, loop, ranges)) * nest.block.get(loop, 1)
                 elements *= math.prod(nest.tile_of(r) for r in tiled_loops(nest, loop, u))
-                nbytes += -(-elements * u.dtype.itemsize // 64) * 64
+                nbytes += -(-elements * u.dtype.itemsize // LINE_BYTES) * LINE_BYTES
         return f"{nbytes} bytes of local memory, of {SCRATCH_BYTES // 2}" if nbytes > SCRATCH_BYTES // 2 else None
 
     @classmethod

@@ -8,13 +8,13 @@ from manygrad.runtime.codegen.describe import Signature, size_max
 from manygrad.runtime.codegen.keep import kept_bytes, kept_values
 from manygrad.runtime.codegen.lowered import SCRATCH_BYTES
 from manygrad.runtime.codegen.opts.nest import LoopNest
-from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts
+from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
 
 @dataclass(frozen=True, repr=False)
-class ComputeAt(Opt):
+class ComputeAt(RangeOpt):
     """What the REDUCEs over the range `axis` compute of an element is computed there, kept in local memory, and read
     where the same is needed along the range `again`. REDUCEs over that range alone, both of one fixed size, and work
     that is worth it (`keep.py`).
@@ -24,7 +24,6 @@ class ComputeAt(Opt):
     """
 
     kind = "compute_at"
-    axis: int
     again: int
 
     def apply(self, nest: LoopNest, ranges: Mapping[int, UOp]) -> LoopNest:

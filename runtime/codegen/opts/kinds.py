@@ -4,6 +4,7 @@ its neighbours."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from manygrad.runtime.codegen.describe import Signature
 from manygrad.runtime.codegen.opts.align import Align
@@ -49,6 +50,12 @@ def named(kind: str, *values: int) -> Opt:
 
 def loop_nest(sig: Signature, opts: Sequence[Opt]) -> LoopNest:
     """The kernel's loops with the decisions applied. Raises ValueError for one that does not fit the kernel."""
+    return _loop_nest(sig, tuple(opts))
+
+
+@lru_cache(maxsize=16)
+def _loop_nest(sig: Signature, opts: Opts) -> LoopNest:
+    """(Memoised: a list is chosen, checked and lowered one after the other.)"""
     ranges = {u.arg[0]: u for u in sig.nodes if u.op is Ops.RANGE}
     nest = LoopNest(sig.loops)
     for opt in sorted(opts, key=lambda o: _ORDER[type(o)]):

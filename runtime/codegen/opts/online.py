@@ -7,13 +7,13 @@ from typing import Self
 from manygrad.runtime.codegen.describe import Signature
 from manygrad.runtime.codegen.online import online_pair, online_pairs
 from manygrad.runtime.codegen.opts.nest import LoopNest
-from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts
+from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
 
 @dataclass(frozen=True, repr=False)
-class Online(Opt):
+class Online(RangeOpt):
     """The sum over the range `axis` of exponentials below the maximum over the range `maximum` is made in one pass with
     that. Such a pair, `rfactor` along `axis`, which no `compute_at` keeps.
 
@@ -23,7 +23,6 @@ class Online(Opt):
 
     kind = "online"
     changes_sums = True
-    axis: int
     maximum: int
 
     def apply(self, nest: LoopNest, ranges: Mapping[int, UOp]) -> LoopNest:

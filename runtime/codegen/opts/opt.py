@@ -28,6 +28,7 @@ class Opt:
     )
     shapes: ClassVar[bool] = False  # whether it says how a range's iterations stand in registers
     needs_lane: ClassVar[bool] = False  # whether it is of use only with vectors along a loop
+    needs_block: ClassVar[bool] = False  # whether it is of use only with a `block`
 
     def __repr__(self) -> str:
         return f"{self.kind}({', '.join(map(str, self.values))})"
@@ -85,6 +86,13 @@ class Opt:
         return r
 
 
+@dataclass(frozen=True, repr=False)
+class RangeOpt(Opt):
+    """One about the range with the id `axis`."""
+
+    axis: int
+
+
 Opts = tuple[Opt, ...]
 Kind = TypeVar("Kind", bound=Opt)
 
@@ -125,16 +133,21 @@ def at_least_one(opt: Opt, amount: int) -> str | None:
     return None if amount >= 1 else f"{opt}: at least 1"
 
 
+def is_on(opt: Opt, axis: int) -> bool:
+    """Whether it is about the range with the id `axis`."""
+    return isinstance(opt, RangeOpt) and opt.axis == axis
+
+
 def chosen(opts: Sequence[Opt], kind: type[Kind], axis: int | None = None) -> Kind | None:
     """The first Opt of a kind, on the range `axis` unless that is None."""
-    return next((o for o in opts if isinstance(o, kind) and (axis is None or o.axis == axis)), None)  # type: ignore[attr-defined]
+    return next((o for o in opts if isinstance(o, kind) and (axis is None or is_on(o, axis))), None)
 
 
 def unshaped(opts: Sequence[Opt], axis: int) -> Opts:
     """The list without what says how the iterations of a range stand in registers."""
-    return tuple(o for o in opts if not (o.shapes and o.axis == axis))  # type: ignore[attr-defined]
+    return tuple(o for o in opts if not (o.shapes and is_on(o, axis)))
 
 
 def without(opts: Sequence[Opt], *kinds: type[Opt], axis: int | None = None) -> Opts:
     """The list without those of `kinds`, of those on the range `axis` unless that is None."""
-    return tuple(o for o in opts if not (isinstance(o, kinds) and (axis is None or o.axis == axis)))  # type: ignore[attr-defined]
+    return tuple(o for o in opts if not (isinstance(o, kinds) and (axis is None or is_on(o, axis))))

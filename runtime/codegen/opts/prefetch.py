@@ -6,13 +6,13 @@ from typing import Self
 
 from manygrad.runtime.codegen.describe import Signature
 from manygrad.runtime.codegen.opts.nest import LoopNest
-from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts
+from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
 
 @dataclass(frozen=True, repr=False)
-class Prefetch(Opt):
+class Prefetch(RangeOpt):
     """While the range runs, what it reads of the argument is prefetched one tile ahead of the innermost loop around it
     that moves it. There is such a loop; the argument is not packed.
 
@@ -21,7 +21,6 @@ class Prefetch(Opt):
     """
 
     kind = "prefetch"
-    axis: int
     argument: int
 
     def apply(self, nest: LoopNest, ranges: Mapping[int, UOp]) -> LoopNest:

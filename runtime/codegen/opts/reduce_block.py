@@ -9,8 +9,9 @@ from manygrad.runtime.codegen.describe import Signature, size_max
 from manygrad.runtime.codegen.lowered import SCRATCH_BYTES
 from manygrad.runtime.codegen.opts.block import SIZES, Block
 from manygrad.runtime.codegen.opts.nest import LoopNest, is_fixed
-from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, at_least_one, chosen, without
+from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt, at_least_one, chosen, without
 from manygrad.runtime.codegen.opts.parallel import Parallel
+from manygrad.runtime.codegen.opts.unroll import Unroll
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
@@ -19,7 +20,7 @@ USUAL = 256  # iterations that a first block has
 
 
 @dataclass(frozen=True, repr=False)
-class ReduceBlock(Opt):
+class ReduceBlock(RangeOpt):
     """All tiles of the block, and all of the loops inside of it, do `iterations` of the outermost reduce range before
     the next ones, of which only so much is packed at a time; sums rest in local memory (Goto and van de Geijn, "Anatomy
     of high-performance matrix multiplication", 2008).
@@ -32,8 +33,8 @@ class ReduceBlock(Opt):
     """
 
     kind = "reduce_block"
+    needs_block = True
     needs_lane = True
-    axis: int
     iterations: int
 
     @property
@@ -109,4 +110,6 @@ def _unlike(sig: Signature, group: list[UOp], nest: LoopNest, blocked: UOp, k: U
 
 
 def _written_out(search: Neighbourhood, k: UOp) -> int:
-    return next((o.values[1] for o in search.opts if o.kind == "unroll" and o.values[0] == k.arg[0]), 1)
+    """Iterations of `k` that are written out."""
+    unroll = chosen(search.opts, Unroll, k.arg[0])
+    return unroll.times if unroll is not None else 1

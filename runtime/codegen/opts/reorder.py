@@ -6,13 +6,13 @@ from typing import Self
 
 from manygrad.runtime.codegen.describe import Signature
 from manygrad.runtime.codegen.opts.nest import LoopNest
-from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts
+from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
 
 @dataclass(frozen=True, repr=False)
-class Reorder(Opt):
+class Reorder(RangeOpt):
     """Loop `axis` is moved directly outside of loop `outside`. Not outside of a loop that its size depends on.
 
     before:  for m: for n: ..
@@ -20,7 +20,6 @@ class Reorder(Opt):
     """
 
     kind = "reorder"
-    axis: int
     outside: int
 
     @property

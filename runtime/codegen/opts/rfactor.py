@@ -6,13 +6,13 @@ from typing import Self
 
 from manygrad.runtime.codegen.describe import Signature
 from manygrad.runtime.codegen.opts.nest import LoopNest
-from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, lanes_are_wrong, unshaped
+from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt, lanes_are_wrong, unshaped
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
 
 @dataclass(frozen=True, repr=False)
-class RFactor(Opt):
+class RFactor(RangeOpt):
     """The reduction is factored: partial sums of every `lanes`-th element in one vector, folded in pairs at the end.
 
     One range of a REDUCE, no loop of which is vectorized, and on which no other REDUCE depends.
@@ -24,7 +24,6 @@ class RFactor(Opt):
     kind = "rfactor"
     shapes = True
     changes_sums = True
-    axis: int
     lanes: int
 
     @property

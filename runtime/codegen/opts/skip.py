@@ -6,13 +6,13 @@ from typing import Self
 
 from manygrad.runtime.codegen.describe import Signature
 from manygrad.runtime.codegen.opts.nest import LoopNest
-from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, without
+from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt, without
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
 
 @dataclass(frozen=True, repr=False)
-class Skip(Opt):
+class Skip(RangeOpt):
     """Iterations of the sums over a reduce range in which a factor of the product is masked out are skipped, for a
     whole tile or a position in it; `loops/reduce.py` makes versions for the edges of an image.
 
@@ -21,7 +21,6 @@ class Skip(Opt):
     """
 
     kind = "skip"
-    axis: int
 
     def apply(self, nest: LoopNest, ranges: Mapping[int, UOp]) -> LoopNest:
         return replace(nest, skipped=nest.skipped | {self.reduced(self.axis, ranges)})

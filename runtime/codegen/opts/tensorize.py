@@ -7,7 +7,7 @@ from typing import Self
 from manygrad.runtime.codegen.describe import Signature
 from manygrad.runtime.codegen.dots import is_dot
 from manygrad.runtime.codegen.opts.nest import LoopNest, is_fixed
-from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, without
+from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt, without
 from manygrad.runtime.codegen.opts.skip import Skip
 from manygrad.runtime.codegen.opts.unroll import Unroll
 from manygrad.tensor.uop.ops import Ops
@@ -16,7 +16,7 @@ from manygrad.tensor.uop.uop import UOp
 
 
 @dataclass(frozen=True, repr=False)
-class Tensorize(Opt):
+class Tensorize(RangeOpt):
     """`terms` neighbouring iterations of a sum of products in one lane (4 of bytes, 2 of bfloat16): one instruction
     multiplies and adds them.
 
@@ -30,7 +30,6 @@ class Tensorize(Opt):
     kind = "tensorize"
     shapes = True
     changes_sums = True
-    axis: int
     terms: int
 
     @property

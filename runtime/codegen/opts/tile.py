@@ -6,7 +6,7 @@ from typing import Self
 
 from manygrad.runtime.codegen.describe import Signature, size_max
 from manygrad.runtime.codegen.opts.nest import LoopNest
-from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, at_least_one, without
+from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt, at_least_one, without
 from manygrad.tensor.uop.uop import UOp
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # tiles of a loop that is not vectorized
@@ -14,7 +14,7 @@ VECTORS = (1, 2, 3, 4, 6)  # vectors of a tile of the one that is
 
 
 @dataclass(frozen=True, repr=False)
-class Tile(Opt):
+class Tile(RangeOpt):
     """The loop is split into tiles of `size` iterations that are held in registers at once. Any loop; a multiple of its
     lanes.
 
@@ -24,7 +24,6 @@ class Tile(Opt):
 
     kind = "tile"
     shapes = True
-    axis: int
     size: int
 
     @property

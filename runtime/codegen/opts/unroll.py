@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from manygrad.runtime.codegen.describe import size_max
 from manygrad.runtime.codegen.opts.nest import LoopNest
-from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, at_least_one, without
+from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt, at_least_one, without
 from manygrad.tensor.uop.uop import UOp
 
 TIMES = (1, 2, 4, 8, 16)
@@ -13,7 +13,7 @@ SHORT = 64  # iterations of a range that may be written out whole
 
 
 @dataclass(frozen=True, repr=False)
-class Unroll(Opt):
+class Unroll(RangeOpt):
     """`times` iterations of a reduce range are written out, in order. A multiple of its lanes.
 
     Around a range that is not written out whole, iterations alternate: that changes the order of the sum.
@@ -25,7 +25,6 @@ class Unroll(Opt):
     kind = "unroll"
     shapes = True
     changes_sums = True
-    axis: int
     times: int
 
     @property

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 
 from manygrad.runtime.codegen.describe import size_max
 from manygrad.runtime.codegen.opts.nest import LoopNest
-from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, lanes_are_wrong, unshaped
+from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt, lanes_are_wrong, unshaped
 from manygrad.tensor.uop.uop import UOp
 
 
 @dataclass(frozen=True, repr=False)
-class Vectorize(Opt):
+class Vectorize(RangeOpt):
     """`lanes` neighbouring iterations of the loop in one vector: of one loop, a power of two, 2 to 64.
 
     before:  for n in 64: c[n] = a[n] + 1
@@ -19,7 +19,6 @@ class Vectorize(Opt):
 
     kind = "vectorize"
     shapes = True
-    axis: int
     lanes: int
 
     @property

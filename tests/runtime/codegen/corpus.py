@@ -6,7 +6,7 @@ must leave every one of them as it was.
     python -m tests.runtime.codegen.corpus dump FOLDER  # before the change
     python -m tests.runtime.codegen.corpus compare FOLDER  # after it
 
-For each kernel: the heuristic's Opts for four processors, and lists some random steps of the search away from them. A
+For each kernel: the Opts chosen for four processors, and lists some random steps of the search away from them. A
 dump keeps the lists and a
 digest of each program; `show FOLDER KERNEL NUMBER` prints one of them, for `diff`.
 """
@@ -49,7 +49,7 @@ MACHINES = {
     "avx2": Machine(32, 16, 512 << 10, False, 2, (), 4 << 10),
     "neon": Machine(16, 32, 1 << 20, False, 4, tuple(Dot(d, d, 16) for d in (dtypes.int8, dtypes.uint8))),
 }
-WALKS, STEPS = 3, 3  # random lists a kernel, and how many decisions away from the heuristic's each ends
+WALKS, STEPS = 3, 3  # random lists a kernel, and how many decisions away from what is chosen each ends
 
 
 def collect(folder: Path, command: list[str]) -> None:

@@ -1,0 +1,196 @@
+"""Which Opts a kernel is run with, from its shapes and strides, without measuring.
+
+`decide` is the whole of it: named decisions, one after the other, each a function of the facts about the kernel and of
+the list so far, which gives the list with what it decides. What they weigh is in `codegen/cost.py`.
+
+    facts       strides, loads, the main reduction; the list so far
+    reductions  what is accumulated in lanes            vectors     which loop is vectorized
+    conditions  what masks leave out                    tiles       what stands in registers at once
+    operands    what can be packed                      packing     which operand stays in a cache
+    blocks      how much runs before the next           memory      what is kept, prefetched, streamed
+    threads     what is cut over the threads
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Concatenate, ParamSpec
+
+from manygrad.runtime.codegen.choose.blocks import sum_rows_in_turn
+from manygrad.runtime.codegen.choose.conditions import skip_masked, unroll_reduction
+from manygrad.runtime.codegen.choose.facts import Facts
+from manygrad.runtime.codegen.choose.memory import (
+    limit_rows_of_tile,
+    prefetch_rows,
+    reuse_row_values,
+    row_passes,
+    stream_results,
+)
+from manygrad.runtime.codegen.choose.operands import is_thin
+from manygrad.runtime.codegen.choose.packing import (
+    keep_columns_in_cache,
+    keep_rows_in_cache,
+    pack_strided,
+    packing,
+    product_knows_conditions,
+    product_of,
+    read_columns_in_place,
+    split_columns_over_threads,
+)
+from manygrad.runtime.codegen.choose.reductions import (
+    Split,
+    accumulate_in_lanes,
+    split_of,
+    sum_exponentials_online,
+    use_dot_instructions,
+)
+from manygrad.runtime.codegen.choose.threads import parallelize, run_in_order
+from manygrad.runtime.codegen.choose.tiles import (
+    rows_of,
+    tile_elementwise,
+    tile_outputs_of_dot_product,
+    tile_results_side_by_side,
+    tile_rows_and_vectors,
+)
+from manygrad.runtime.codegen.choose.vectors import cheapest_loop, vectorize_loop
+from manygrad.runtime.codegen.describe import signature
+from manygrad.runtime.codegen.opts import Online, Opts, Parallel
+from manygrad.runtime.codegen.opts.opt import chosen
+from manygrad.runtime.codegen.target import Machine
+from manygrad.tensor.uop.ranges import ranges_of
+from manygrad.tensor.uop.uop import UOp
+
+# in the order in which they are made; of a product exactly one of those that pack
+DECISIONS: tuple[Callable[..., Opts], ...] = (
+    run_in_order,
+    accumulate_in_lanes,
+    vectorize_loop,
+    use_dot_instructions,
+    sum_exponentials_online,
+    tile_outputs_of_dot_product,
+    tile_elementwise,
+    tile_rows_and_vectors,
+    pack_strided,
+    read_columns_in_place,
+    split_columns_over_threads,
+    keep_rows_in_cache,
+    keep_columns_in_cache,
+    sum_rows_in_turn,
+    unroll_reduction,
+    skip_masked,
+    tile_results_side_by_side,
+    parallelize,
+    reuse_row_values,
+    prefetch_rows,
+    limit_rows_of_tile,
+    stream_results,
+)
+P = ParamSpec("P")
+
+
+@dataclass
+class Choice:
+    """The list so far, and the list after each decision."""
+
+    facts: Facts
+    opts: Opts = ()
+    steps: list[tuple[str, Opts]] = field(default_factory=list)
+
+    def take(self, decision: Callable[Concatenate[Facts, Opts, P], Opts], *args: P.args, **named: P.kwargs) -> None:
+        self.opts = decision(self.facts, self.opts, *args, **named)
+        self.steps.append((decision.__name__, self.opts))
+
+    def explained(self) -> str:
+        """A line for each decision that changed the list: its name, and what it gave, in place of what."""
+        lines, before = [], Opts()
+        for name, after in self.steps:
+            given = " ".join(repr(o) for o in after if o not in before)
+            gone = " ".join(repr(o) for o in before if o not in after)
+            if given or gone:
+                lines.append(f"{name:30}{given or 'nothing'}{f' in place of {gone}' if gone else ''}")
+            before = after
+        return "\n".join(lines)
+
+
+def choose(ast: UOp, machine: Machine, written: Mapping[UOp, UOp] | None = None) -> Opts:
+    """The Opts of `ast` on `machine`; `written`: see `Facts`."""
+    return decide(Facts(ast, machine, written or {})).opts
+
+
+def plain(ast: UOp) -> Opts:
+    """No optimisation: scalar loops (NOOPT=1)."""
+    sig = signature(ast)
+    return () if any(s.arg is not None for s in sig.stores) or not sig.loops else (Parallel(1),)
+
+
+def decide(facts: Facts) -> Choice:
+    """All decisions about a kernel, in order."""
+    choice = Choice(facts)
+    if any(s.arg is not None for s in facts.sig.stores):
+        choice.take(run_in_order)
+        return choice
+    split = split_of(facts)
+    choice.take(accumulate_in_lanes, split)
+    lane = cheapest_loop(facts, choice.opts, split)
+    choice.take(vectorize_loop, lane)
+    choice.take(use_dot_instructions, lane, split)
+    choice.take(sum_exponentials_online, lane, split)
+    if chosen(choice.opts, Online) is None:
+        decide_tiles(choice, lane, split)
+    if lane is not None:
+        choice.take(tile_results_side_by_side, lane)
+    choice.take(parallelize)
+    choice.take(reuse_row_values)
+    passes = row_passes(facts, choice.opts)
+    choice.take(prefetch_rows, passes)
+    choice.take(limit_rows_of_tile, passes)
+    choice.take(stream_results)
+    return choice
+
+
+def decide_tiles(choice: Choice, lane: UOp | None, split: Split) -> None:
+    """What stands in registers and in caches: by whether the main reduction runs along the vectorized loop, in lanes of
+    its own, or beside it."""
+    facts = choice.facts
+    main, reduces = facts.main, facts.sig.reduces
+    if main is None or not ranges_of(main) & frozenset(facts.sig.loops):
+        if lane is not None:
+            choice.take(tile_elementwise, lane)
+        return
+    sharing = [u for u in reduces if u.src[1:] == main.src[1:]]
+    if any(v not in sharing and v in main.src[0].toposort() for v in reduces):
+        return  # one REDUCE inside of another
+    accumulators = max(1, facts.machine.accumulators // len(sharing))
+    known = False
+    if lane is None or lane not in ranges_of(main):
+        if main in split:
+            choice.take(tile_outputs_of_dot_product, main, accumulators)
+        if lane is not None:
+            choice.take(tile_elementwise, lane)
+    elif is_thin(facts, main, lane):
+        choice.take(tile_elementwise, lane)
+    else:
+        known = decide_product(choice, main, lane, accumulators, len(sharing))
+    choice.take(unroll_reduction, main, frozenset(split.values()), known)
+    choice.take(skip_masked, main, known)
+
+
+def decide_product(choice: Choice, main: UOp, lane: UOp, accumulators: int, sharing: int) -> bool:
+    """A sum along a vectorized loop: its tile, and which operand stays in a cache. Whether its tile knows the
+    conditions under which the operands are read."""
+    facts = choice.facts
+    choice.take(tile_rows_and_vectors, main, lane, accumulators)
+    rows = rows_of(facts, choice.opts, main, lane)
+    product = product_of(facts, choice.opts, main, lane, rows)
+    if product is None:
+        choice.take(pack_strided, main, lane)
+        if not rows:
+            choice.take(sum_rows_in_turn, main, lane, sharing)
+        return False
+    decision = packing(facts, choice.opts, product)
+    known = decision in (keep_rows_in_cache, keep_columns_in_cache) and product_knows_conditions(
+        facts, choice.opts, product
+    )
+    choice.take(decision, product)
+    return known

@@ -1,0 +1,99 @@
+"""How many tiles, and how much of a reduction, run before the next ones, so that what they read stays in a cache."""
+
+from __future__ import annotations
+
+from manygrad.runtime.codegen import cost
+from manygrad.runtime.codegen.choose.facts import (
+    Facts,
+    is_masked,
+    largest_bytes,
+    order_of,
+    tile_of,
+    tiles_along,
+    touched,
+)
+from manygrad.runtime.codegen.choose.operands import panel_overflows
+from manygrad.runtime.codegen.describe import size_max, volume
+from manygrad.runtime.codegen.dots import is_total
+from manygrad.runtime.codegen.opts import Block, Opts, ReduceBlock, Tile
+from manygrad.runtime.codegen.opts.nest import is_fixed
+from manygrad.runtime.codegen.opts.opt import without
+from manygrad.tensor.uop.ranges import ranges_of
+from manygrad.tensor.uop.uop import UOp
+
+
+def even(count: int, most: int) -> int:
+    """The size of blocks of at most `most`, all about the same, that `count` makes."""
+    return -(-count // -(-count // most))
+
+
+def block(facts: Facts, opts: Opts, main: UOp, r: UOp, nbytes: int, wanted: int) -> Opts:
+    """About as many tiles of `r` as fit `nbytes`, at most those wanted, all blocks about the same."""
+    each = volume(frozenset(main.src[1:])) * tile_of(opts, r) * cost.ELEMENT_BYTES
+    most = min(nbytes // each, wanted)
+    tiles = even(tiles_along(opts, r, size_max(r)), most) if most else 0
+    fixed = facts.fixed_loops and ranges_of(main) >= frozenset(facts.sig.loops)
+    if tiles < 2 or not fixed or sum(not is_total(u) for u in facts.sig.reduces) > 1:
+        return ()
+    return (Block(r.arg[0], tiles),)
+
+
+def block_of_rows(facts: Facts, opts: Opts, main: UOp, r: UOp) -> Opts:
+    """As many tiles of rows as rest in the cache, a block for every core, unless that makes them small."""
+    count, least = tiles_along(opts, r, size_max(r)), cost.LEAST_PIECES
+    wanted = max(-(-count // max(least, facts.machine.cores)), min(cost.BLOCKS, -(-count // least)))
+    return block(facts, opts, main, r, cost.resting_rows_bytes(facts.machine), wanted)
+
+
+def block_of_panels(facts: Facts, opts: Opts, main: UOp, lane: UOp) -> Opts:
+    """As many panels of columns as rest in the cache, a block for every core (none where the rows lie in it anyhow, and
+    what is stored would not, one by one); of a panel that is larger, as much of the reduction at a time."""
+    nbytes, tile = cost.panel_bytes(facts.machine), tile_of(opts, lane)
+    if any(is_total(u) and lane in ranges_of(u) for u in facts.sig.reduces):
+        return ()  # a block would add it up for each tile of rows
+    if panel_overflows(facts, main, tile):
+        k, each = main.src[1], volume(frozenset(main.src[2:])) * tile * cost.ELEMENT_BYTES
+        return (Block(lane.arg[0], 1), ReduceBlock(k.arg[0], even(size_max(k), max(1, nbytes // each))))
+    rows = min(touched(u) for u in facts.loads_of[main] if lane not in ranges_of(u)) * cost.ELEMENT_BYTES
+    if not facts.stored_along(lane) and rows <= cost.near_bytes(facts.machine):
+        return ()
+    return block(facts, opts, main, lane, nbytes, -(-size_max(lane) // (tile * facts.machine.cores)))
+
+
+def blocked_reduction(facts: Facts, opts: Opts, main: UOp, r: UOp, inside: list[UOp]) -> Opts:
+    """Half of `r` (or a block of rows) at a time, and of the reduction as much as an eighth of the cache holds of it,
+    so that a panel of the other operand stays in the first cache: for long reductions whose sums the cache holds, too,
+    where so few pieces are enough for all cores."""
+    machine, k, tile = facts.machine, main.src[1], tile_of(opts, r)
+    count, length = tiles_along(opts, r, size_max(r)), volume(frozenset(main.src[1:]))
+    tiles = -(-count // max(cost.LEAST_PIECES, machine.cores, -(-count // -(-cost.BLOCK_ROWS // tile))))
+    size = tiles * tile
+    sums = size * volume(frozenset(inside)) * cost.ELEMENT_BYTES
+    fixed = facts.fixed_loops and all(map(is_fixed, main.src[1:])) and len(facts.sig.reduces) == 1
+    short = size * length * cost.ELEMENT_BYTES < cost.near_bytes(machine)
+    if not fixed or size < cost.LEAST_BLOCK_ROWS or sums > machine.cache_bytes or short:
+        return ()
+    most = min(cost.BLOCK_TERMS, cost.block_elements(machine) // size) * size_max(k) // length
+    per = even(size_max(k), most) if most >= cost.LEAST_BLOCK_TERMS else 0
+    return (Block(r.arg[0], tiles), ReduceBlock(k.arg[0], per)) if 0 < per < size_max(k) else ()
+
+
+def sum_rows_in_turn(facts: Facts, opts: Opts, main: UOp, lane: UOp, sharing: int) -> Opts:
+    """Sums down the rows of what no cache holds: some rows of all columns at a time, in wide tiles, as they lie in
+    memory, not all rows of a tile's columns. The sums (`sharing` REDUCEs) rest in the first cache, each core's for
+    columns of its own."""
+    k, sig, order = main.src[1], facts.sig, order_of(facts, opts)
+    loads = facts.loads_of[main]
+    fixed = facts.fixed_loops and all(map(is_fixed, main.src[1:])) and ranges_of(main) == frozenset(order)
+    plain = all(not is_masked(u) and facts.stride(u.src[0], lane) == 1 for u in loads)
+    alike = len(sig.reduces) <= sharing and all(u.dtype is main.dtype for u in sig.reduces)
+    large = size_max(k) >= cost.TURNS * cost.ROWS_AT_ONCE and largest_bytes(loads) >= cost.LARGE_BYTES
+    if not (fixed and plain and alike and large) or order[-1] is not lane:
+        return opts
+    vectors, machine = -(-size_max(lane) // facts.lanes), facts.machine
+    pieces = volume(frozenset(order[:-1]))
+    mine = vectors if pieces >= cost.CORE_PIECES * machine.cores else -(-vectors // machine.cores)
+    wide = max(1, min(mine, cost.sums_in_registers(machine) // sharing))
+    tiles = -(-min(mine, cost.sums_bytes(machine) // (machine.vector_bytes * sharing)) // wide)
+    opts = (*without(opts, Tile, axis=lane.arg[0]), Tile(lane.arg[0], wide * facts.lanes))
+    return (*opts, Block(lane.arg[0], tiles), ReduceBlock(k.arg[0], cost.ROWS_AT_ONCE)) if tiles > 1 else opts

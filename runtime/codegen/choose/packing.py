@@ -1,0 +1,166 @@
+"""Which operand of a product stays in a cache, packed, while the other one passes by.
+
+The columns are the operand that is loaded in vectors, the rows the one of which each element is broadcast. Exactly one
+of the decisions here is made for a product, `packing` says which."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from manygrad.runtime.codegen import cost
+from manygrad.runtime.codegen.choose.blocks import block_of_panels, block_of_rows, blocked_reduction
+from manygrad.runtime.codegen.choose.conditions import knows_conditions
+from manygrad.runtime.codegen.choose.facts import Facts, is_masked, order_of, reordered, slot, tile_of
+from manygrad.runtime.codegen.choose.operands import can_pack, rows_apart
+from manygrad.runtime.codegen.choose.vectors import product_time
+from manygrad.runtime.codegen.describe import size_max, volume
+from manygrad.runtime.codegen.dots import is_dot
+from manygrad.runtime.codegen.opts import CacheRead, Opts, Prefetch
+from manygrad.tensor.uop.ranges import ranges_of
+from manygrad.tensor.uop.uop import UOp
+
+
+@dataclass(frozen=True)
+class Product:
+    """A sum of products along a vectorized loop, its tile chosen, one operand of which has columns and one rows."""
+
+    main: UOp
+    lane: UOp
+    row_loops: list[UOp]  # of the tile
+    columns: UOp  # LOAD
+    rows: UOp  # LOAD
+    inner: list[UOp]  # loops of the rows alone, those of the tile last
+    outer: list[UOp]  # the others of the product
+    after: list[UOp]  # loops that the product does not depend on
+
+
+def strided(facts: Facts, main: UOp, lane: UOp) -> list[UOp]:
+    """The LOADs that are not contiguous along the vectorized loop: they must be packed."""
+    return [u for u in facts.loads_of[main] if facts.stride(u.src[0], lane) not in (0, 1)]
+
+
+def product_of(facts: Facts, opts: Opts, main: UOp, lane: UOp, row_loops: list[UOp]) -> Product | None:
+    """None: there are no rows, more than one operand has rows or columns, the columns cannot be packed, or what must be
+    packed is not worth it."""
+    if strided(facts, main, lane) and product_time(facts, opts, main, lane) is None:
+        return None
+    loads = facts.loads_of[main]
+    moved = {u: any(r in ranges_of(u) for r in row_loops) for u in loads}
+    columns = [u for u in loads if lane in ranges_of(u) and not moved[u]]
+    rows = [u for u in loads if lane not in ranges_of(u) and moved[u]]
+    if not row_loops or len(columns) != 1 or len(rows) != 1 or not can_pack(facts, opts, columns[0], main, lane):
+        return None
+    order = order_of(facts, opts)
+    alone = [r for r in order if r in ranges_of(rows[0]) and r not in ranges_of(columns[0]) and r not in row_loops]
+    inner = [*alone, *sorted(row_loops, key=order.index)]
+    outer = [r for r in order if r in ranges_of(main) and r is not lane and r not in inner]
+    after = [r for r in order if r not in ranges_of(main)]
+    return Product(main, lane, row_loops, columns[0], rows[0], inner, outer, after)
+
+
+Packing = Callable[[Facts, Opts, Product], Opts]
+
+
+def packing(facts: Facts, opts: Opts, p: Product) -> Packing:
+    """Which decision a product takes."""
+    if not strided(facts, p.main, p.lane):
+        if columns_fit_first_cache(facts, p):
+            return read_columns_in_place
+        if volume(frozenset(p.inner)) < cost.SHARED_BY_ROWS:
+            return split_columns_over_threads
+    one = len(p.row_loops) == 1 and not loops_stored_closer(facts, p)
+    apart = one and rows_apart(facts, p.main, p.row_loops[0]) and can_pack_rows(facts, opts, p)
+    return keep_rows_in_cache if apart else keep_columns_in_cache
+
+
+def pack_strided(facts: Facts, opts: Opts, main: UOp, lane: UOp) -> Opts:
+    """Where a product has not one operand of rows and one of columns, what is not contiguous along the vectorized loop
+    is packed, once for all loops that do not move it."""
+    must = strided(facts, main, lane)
+    if not must or product_time(facts, opts, main, lane) is None:
+        return opts
+    order = order_of(facts, opts)
+    outer = [r for r in order if r is not lane and any(r in ranges_of(u) for u in must)]
+    opts = reordered(facts, opts, [*outer, lane, *(r for r in order if r is not lane and r not in outer)])
+    return (*opts, *(CacheRead(lane.arg[0], slot(u)) for u in must))
+
+
+def read_columns_in_place(facts: Facts, opts: Opts, p: Product) -> Opts:
+    """All columns that a row meets fit the first cache: nothing is packed."""
+    return (*opts, *prefetched_rows(facts, opts, p))
+
+
+def split_columns_over_threads(facts: Facts, opts: Opts, p: Product) -> Opts:
+    """Too few rows for packing to pay: columns are read as they lie, by each thread its own."""
+    return reordered(facts, opts, [*p.outer, p.lane, *p.inner, *p.after])
+
+
+def keep_rows_in_cache(facts: Facts, opts: Opts, p: Product) -> Opts:
+    """Rows that are pages apart along the reduction (a.T @ b): a block of them is packed and stays in the cache, for
+    all columns. Of a long reduction both are packed some iterations at a time, the shorter one by every thread."""
+    last = p.inner[-1]
+    wide = size_max(p.lane) > cost.WIDE_PRODUCT * size_max(last)
+    held, inside = (p.lane, p.inner) if wide else (last, [p.lane])
+    blocks = blocked_reduction(facts, opts, p.main, held, inside) if not p.after else ()
+    inner = [p.lane, *p.inner] if wide and blocks else [*p.inner, p.lane]
+    packed = CacheRead(last.arg[0], slot(p.rows)), CacheRead(p.lane.arg[0], slot(p.columns))
+    blocks = blocks or block_of_rows(facts, opts, p.main, last)
+    return (*reordered(facts, opts, [*p.outer, *inner, *p.after]), *packed, *blocks)
+
+
+def keep_columns_in_cache(facts: Facts, opts: Opts, p: Product) -> Opts:
+    """The columns stay in the cache, packed, in a block of panels that half of it holds, for all rows (a @ b, a @ b.T,
+    convolutions). Rows that are read under conditions, converted, or joined again and again are packed, too; others are
+    prefetched."""
+    within = loops_stored_closer(facts, p)
+    panel = (p.lane, *within)[-1]
+    outer = [r for r in p.outer if r not in within]
+    masked = is_masked(p.rows) and not product_knows_conditions(facts, opts, p)
+    halves = p.rows.dtype.is_half and not is_dot(p.main.src[0])
+    # quads of rows that lie apart would be joined again and again
+    quads = is_dot(p.main.src[0]) and facts.stride(p.rows.src[0], p.main.src[-1]) != 1
+    pack_rows = can_pack_rows(facts, opts, p) and (masked or halves or quads)
+    row: Opts = (CacheRead(p.inner[-1].arg[0], slot(p.rows)),) if pack_rows else prefetched_rows(facts, opts, p)
+    blocks = block_of_panels(facts, opts, p.main, p.lane) if not within else ()
+    order = [*outer, p.lane, *within, *p.inner, *p.after]
+    return (*reordered(facts, opts, order), CacheRead(panel.arg[0], slot(p.columns)), *row, *blocks)
+
+
+def columns_fit_first_cache(facts: Facts, p: Product) -> bool:
+    """Whether all columns that a row meets are few, and read as they lie."""
+    nbytes = volume(frozenset((*p.main.src[1:], p.lane))) * p.columns.dtype.itemsize
+    plain = not is_masked(p.columns) and not p.columns.dtype.is_half
+    return nbytes <= cost.columns_bytes(facts.machine) and plain
+
+
+def can_pack_rows(facts: Facts, opts: Opts, p: Product) -> bool:
+    return can_pack(facts, opts, p.rows, p.main, p.inner[-1]) and slot(p.rows) != slot(p.columns)
+
+
+def product_knows_conditions(facts: Facts, opts: Opts, p: Product) -> bool:
+    rows = {r: tile_of(opts, r) for r in p.row_loops}
+    return knows_conditions(p.main, p.lane, rows, -(-tile_of(opts, p.lane) // facts.lanes))
+
+
+def prefetched_rows(facts: Facts, opts: Opts, p: Product) -> tuple[Prefetch, ...]:
+    """The next tile's rows are prefetched while this one's are read: each row is on other pages, where the processor
+    does not look ahead by itself. For tiles whose FMAs leave the load ports the time."""
+    k, vectors = p.main.src[-1], tile_of(opts, p.lane) // facts.lanes
+    rows = math.prod(tile_of(opts, r) for r in p.row_loops)
+    plain = len(p.main.src) == 2 and not is_masked(p.rows) and facts.stride(p.rows.src[0], k) == 1
+    long = size_max(k) >= cost.PREFETCH_VECTORS * facts.lanes
+    prefetches = plain and long and cost.load_ports_idle(rows, vectors)
+    return (Prefetch(k.arg[0], slot(p.rows)),) if prefetches else ()
+
+
+def loops_stored_closer(facts: Facts, p: Product) -> list[UOp]:
+    """Loops that only move the columns and whose results lie between those of the lane: they run inside of it, so that
+    what is stored side by side is stored soon after each other."""
+
+    def closer(r: UOp) -> bool:
+        steps = [(facts.stride(s.src[0], r), facts.stride(s.src[0], p.lane)) for s in facts.sig.stores]
+        return all(a is not None and b is not None and 0 < abs(a) < abs(b) for a, b in steps)
+
+    return [r for r in p.outer if r not in ranges_of(p.rows) and closer(r)]

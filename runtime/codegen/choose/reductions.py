@@ -1,0 +1,77 @@
+"""How reductions are accumulated.
+
+Decided by the pattern of the accesses alone, never by the size of a loop: along a loop if one runs contiguously through
+the operands, else in lanes along the reduction if that does. (Sums of exponentials also by the length of their rows.)
+So a batch of any size, cut over any number of threads or devices, gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from manygrad.runtime.codegen import cost
+from manygrad.runtime.codegen.choose.facts import Facts
+from manygrad.runtime.codegen.choose.operands import packs_across, packs_along_own_loop
+from manygrad.runtime.codegen.describe import size_max
+from manygrad.runtime.codegen.dots import is_dot
+from manygrad.runtime.codegen.online import online_pairs
+from manygrad.runtime.codegen.opts import Online, Opts, RFactor, Tensorize, Unroll
+from manygrad.tensor.uop.ranges import ranges_of
+from manygrad.tensor.uop.uop import UOp
+
+Split = Mapping[UOp, UOp]  # REDUCE -> the reduce range that is accumulated in lanes
+
+
+def split_of(facts: Facts) -> Split:
+    """The reduce ranges that are accumulated in lanes: those that run contiguously through all that is read.
+
+    A product of two operands that are both contiguous along the reduction is split even where a loop is contiguous,
+    too, if the range fills a vector and no operand can be packed across it (the gradient of few filters' weights).
+    """
+    found: dict[UOp, UOp] = {}
+    reduces = facts.sig.reduces
+    for u in reduces:
+        loads = facts.loads_of[u]
+        inner = {r for v in reduces if v is not u and v in u.src[0].toposort() for r in v.src[1:]}
+        taken = inner | {r for v in reduces if v is not u for r in ranges_of(v)}
+        along = any(facts.contiguous(loads, r) for r in facts.sig.loops if r in ranges_of(u))
+        least = facts.lanes if along else cost.LEAST_LANES_TERMS
+        for r in reversed(u.src[1:]):
+            if r in taken or not loads or not facts.contiguous(loads, r) or size_max(r) < least:
+                continue
+            product = len(loads) > 1 and all(facts.stride(v.src[0], r) == 1 for v in loads)
+            if product and not (packs_along_own_loop(facts, u) if along else packs_across(facts, u)):
+                found[u] = r
+                break
+            if not product and not along:
+                found[u] = r
+                break
+    return found
+
+
+def accumulate_in_lanes(facts: Facts, opts: Opts, split: Split) -> Opts:
+    """A reduction that runs contiguously through all it reads, where no loop does, is accumulated in the lanes of a
+    vector."""
+    return (*opts, *(RFactor(r.arg[0], facts.lanes) for r in dict.fromkeys(split.values())))
+
+
+def use_dot_instructions(facts: Facts, opts: Opts, lane: UOp | None, split: Split) -> Opts:
+    """Products of bytes are added up four at a time, of bfloat16 two, where the machine has an instruction for it:
+    along the range that is accumulated in lanes, or the innermost one."""
+    for u in facts.sig.reduces:
+        product = len(facts.loads_of[u]) > 1 and (lane is None or lane in ranges_of(u))
+        if is_dot(u.src[0]) and (u in split or product):
+            opts = (*opts, Tensorize(split.get(u, u.src[-1]).arg[0], u.src[0].arg.terms))
+    return opts
+
+
+def sum_exponentials_online(facts: Facts, opts: Opts, lane: UOp | None, split: Split) -> Opts:
+    """The sum of exponentials below a maximum, where nothing else needs these (logsumexp), goes over long rows once
+    instead of twice."""
+    for pair in online_pairs(facts.sig) if lane is None else []:
+        r = pair.total.src[1]
+        long = size_max(r) * cost.ELEMENT_BYTES >= cost.LONG_ROW_BYTES
+        if pair.total in split and long and frozenset(facts.sig.loops) <= ranges_of(pair.total):
+            online = Online(r.arg[0], pair.maximum.src[1].arg[0])
+            return (*opts, online, Unroll(r.arg[0], cost.ONLINE_VECTORS * facts.lanes))
+    return opts

@@ -1,0 +1,183 @@
+"""Which decision gives which Opt, for a few kernels on one machine: golden/choices.txt.
+
+After a wanted change:  python -m tests.runtime.codegen.test_choose   and review the difference.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from manygrad.runtime.codegen import cost
+from manygrad.runtime.codegen.choose import DECISIONS, Facts, choose, decide
+from manygrad.runtime.codegen.describe import signature
+from manygrad.runtime.codegen.dots import Dot
+from manygrad.runtime.codegen.legalize import as_written, legalize
+from manygrad.runtime.codegen.opts import legal
+from manygrad.runtime.codegen.pipeline import explain, prepare, rewrite
+from manygrad.runtime.codegen.target import Machine
+from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.environment import Context
+from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.uop import UOp
+from tests.runtime.codegen.kernels import (
+    add,
+    bytes_product,
+    elementwise,
+    f32,
+    gemm,
+    load,
+    logsumexp,
+    loop,
+    mul,
+    red,
+    reduce,
+    sink,
+    store,
+)
+
+GOLDEN = Path(__file__).parent / "golden" / "choices.txt"
+MACHINE = Machine(
+    vector_bytes=64,
+    registers=32,
+    cache_bytes=1 << 20,
+    scales=True,
+    cores=2,
+    dots=(Dot(dtypes.uint8, dtypes.int8, 64),),
+    burst_bytes=4 << 10,
+)
+
+
+def scatter() -> UOp:
+    """out[index[i], j] += x[i, j]"""
+    i, j = loop(100, 0), loop(512, 1)
+    row = load(2, i, dtypes.int32).cast(dtypes.index)
+    return sink(store(0, add(mul(row, 512), j), load(1, add(mul(i, 512), j)), i, j, arg="add"))
+
+
+def softmax() -> UOp:
+    i, j, r, s = loop(4096, 0), loop(1024, 1), red(1024, 2), red(1024, 3)
+    x = lambda c: load(1, add(mul(i, 1024), c))  # noqa: E731
+    top = reduce(x(r), r, op=Ops.MAX)
+    e = lambda c: x(c).alu(Ops.SUB, top).alu(Ops.EXP)  # noqa: E731
+    return sink(store(0, add(mul(i, 1024), j), e(j).alu(Ops.FDIV, reduce(e(s), s)), i, j))
+
+
+def sum_down_rows() -> UOp:
+    j, r = loop(4096, 0), red(4096, 1)
+    return sink(store(0, j, reduce(load(1, add(mul(r, 4096), j)), r), j))
+
+
+def transpose() -> UOp:
+    i, j = loop(1024, 0), loop(1025, 1)
+    return sink(store(0, add(mul(i, 1025), j), load(1, add(mul(j, 1024), i)), i, j))
+
+
+def max_of_each_three() -> UOp:
+    i, k, r = loop(320, 0), loop(3, 1), red(3, 2)
+    top = reduce(load(1, add(mul(i, 3), r)), r, op=Ops.MAX)
+    return sink(store(0, add(mul(i, 3), k), load(1, add(mul(i, 3), k)).alu(Ops.SUB, top), i, k))
+
+
+def columns_with_weights() -> UOp:
+    """out[i, n] = sum over k of w[n, k] * x[i, k, n]: no operand is read again for rows."""
+    i, n, k = loop(64, 0), loop(256, 1), red(32, 2)
+    w, x = load(1, add(mul(n, 32), k)), load(2, add(mul(i, 32 * 256), mul(k, 256), n))
+    return sink(store(0, add(mul(i, 256), n), reduce(w.alu(Ops.MUL, x), k), i, n))
+
+
+def convolution() -> UOp:
+    """out[b, o, x] = sum over c, k of a[b, c, x + k - 1] * w[o, c, k], where x + k - 1 lies inside."""
+    b, o, x, c, k = loop(8, 0), loop(64, 1), loop(8, 2), red(64, 3), red(3, 4)
+    at = add(x, k, -1)
+    inside = UOp.const(dtypes.index, -1).alu(Ops.CMPLT, at).alu(Ops.AND, at.alu(Ops.CMPLT, UOp.const(dtypes.index, 8)))
+    a, w = load(1, add(mul(b, 512), mul(c, 8), at), valid=inside), load(2, add(mul(o, 192), mul(c, 3), k))
+    return sink(store(0, add(mul(b, 512), mul(o, 8), x), reduce(a.alu(Ops.MUL, w), c, k), b, o, x))
+
+
+KERNELS: dict[str, Callable[[], UOp]] = {
+    "elementwise, 64 MiB": lambda: elementwise(lambda a, b: a.alu(Ops.MUL, b), [f32, f32], 1 << 24),
+    "transpose": transpose,
+    "max of each three": max_of_each_three,
+    "sum down the rows, 64 MiB": sum_down_rows,
+    "softmax, rows of 4 KiB": softmax,
+    "logsumexp": lambda: logsumexp(64, 1000),
+    "product": lambda: gemm(512, 512, 512),
+    "product, b transposed": lambda: gemm(512, 512, 512, "NT"),
+    "product, a transposed": lambda: gemm(1024, 1024, 1024, "TN"),
+    "product of few columns": lambda: gemm(512, 64, 64),
+    "product of few rows": lambda: gemm(4, 1024, 1024),
+    "row by matrix": lambda: gemm(1, 256, 256, "NT"),
+    "product of bfloat16": lambda: gemm(256, 256, 256, dtype=dtypes.bfloat16),
+    "product of bytes": lambda: bytes_product(256, 256, 256),
+    "convolution": convolution,
+    "columns with weights": columns_with_weights,
+    "scatter": scatter,
+}
+
+
+def text() -> str:
+    return "\n\n".join(f"{name}\n{explain(make(), MACHINE)}" for name, make in KERNELS.items()) + "\n"
+
+
+def test_the_choices_are_as_reviewed() -> None:
+    assert text() == GOLDEN.read_text(), "if it was wanted: python -m tests.runtime.codegen.test_choose"
+
+
+def test_every_decision_is_shown() -> None:
+    """Each of DECISIONS decides about one of the kernels, and none is made that is not listed; in that order."""
+    shown = {line.split()[0] for line in GOLDEN.read_text().splitlines() if line}
+    assert [d.__name__ for d in DECISIONS if d.__name__ not in shown] == []
+    order = [d.__name__ for d in DECISIONS]
+    for make in KERNELS.values():
+        kernel = rewrite(make(), MACHINE)
+        made = [name for name, _ in decide(Facts(kernel.ast, MACHINE, kernel.written)).steps]
+        assert made == sorted(made, key=order.index)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_what_is_chosen_is_what_is_checked_and_lowered(name: str) -> None:
+    kernel = rewrite(KERNELS[name](), MACHINE)
+    opts = choose(kernel.ast, MACHINE, kernel.written)
+    assert legal(signature(kernel.ast), opts) is None
+    prepared = prepare(KERNELS[name](), MACHINE)
+    assert (prepared.ast, prepared.opts) == (kernel.ast, opts)
+
+
+def test_debug_4_prints_the_decisions(capsys: pytest.CaptureFixture[str]) -> None:
+    with Context(DEBUG=4):
+        name = prepare(KERNELS["product"](), MACHINE).name
+    assert capsys.readouterr().out == f"{name}, by runtime/codegen/choose:\n{explain(KERNELS['product'](), MACHINE)}\n"
+
+
+@pytest.mark.parametrize("d", [f32, dtypes.bfloat16, dtypes.float64])
+def test_costs_count_operations_as_written(d: object) -> None:
+    """An exponential is one operation, whatever it became; a sum of halves joins what was written."""
+    i, r = loop(8, 0), red(100, 1)
+    x = load(1, add(mul(i, 100), r), d)  # type: ignore[arg-type]
+    ast = sink(store(0, i, reduce(x.alu(Ops.MUL, x).alu(Ops.EXP), r).alu(Ops.SIN), i))
+    legalized = legalize(ast, scales=True)
+    now, before = as_written(legalized.ast, legalized.written), signature(ast).nodes
+    assert [(u.op, u.dtype, u.arg) for u in now] == [(u.op, u.dtype, u.arg) for u in before]
+    facts = Facts(legalized.ast, MACHINE, legalized.written)
+    assert facts.lanes == Facts(ast, MACHINE).lanes
+    assert facts.term(facts.sig.reduces[0]).op is Ops.EXP
+
+
+def test_every_number_has_a_unit_and_a_benchmark() -> None:
+    """Above each constant of the cost model: `# unit: what it means [benchmark; commit]`."""
+    text = Path(cost.__file__).read_text()
+    constants = re.findall(r"((?:^#.*\n)+)^([A-Z_]+) = ", text, re.MULTILINE)
+    assert [name for _, name in constants] == re.findall(r"^([A-Z_]+) = ", text, re.MULTILINE)
+    for comment, name in constants:
+        words = " ".join(comment.replace("#", "").split())
+        assert re.fullmatch(r"(\w+|\(.*\)): .*\[(no benchmark|\w+\.py[^]]*)\]", words), f"{name}: {words}"
+    for script in set(re.findall(r"\[(\w+\.py)", text)):
+        assert (Path(cost.__file__).parents[2] / "benchmarks" / script).exists(), script
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(text())
