@@ -9,9 +9,11 @@ One expression along two ranges of one size. Only what takes KEPT_WORK operation
 from __future__ import annotations
 
 import math
+from types import MappingProxyType
 
 from manygrad.runtime.codegen.cost import KEPT_WORK, OPERATIONS
 from manygrad.runtime.codegen.describe import Signature
+from manygrad.runtime.codegen.legalize import Written, as_written
 from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import GroupOp, Ops
@@ -21,8 +23,9 @@ from manygrad.tensor.uop.uop import UOp
 PAD = 64  # elements: a row's last vector may reach beyond it
 
 
-def kept_values(sig: Signature, r: UOp, again: UOp) -> dict[UOp, UOp]:
-    """Expression along `again` -> the same one along `r`, under a REDUCE over `r` alone: the largest there are."""
+def kept_values(sig: Signature, r: UOp, again: UOp, written: Written = MappingProxyType({})) -> dict[UOp, UOp]:
+    """Expression along `again` -> the same one along `r`, under a REDUCE over `r` alone: the largest there are.
+    `written`: see `legalize`; with it operations are counted as they were written."""
     owners = [w for w in sig.reduces if w.src[1:] == (r,)]
     if not owners or again is r or r.src[0] is not again.src[0] or r.src[0].op is not Ops.CONST:
         return {}
@@ -45,15 +48,16 @@ def kept_values(sig: Signature, r: UOp, again: UOp) -> dict[UOp, UOp]:
         s for v in sig.nodes if v not in found for s in v.src if s in found
     }
     # (in the kernel's order: rows lie in memory so)
-    return {v: found[v] for v in sig.nodes if v in largest and _work(v, again) >= KEPT_WORK}
+    return {v: found[v] for v in sig.nodes if v in largest and _work(v, again, written) >= KEPT_WORK}
 
 
 _COMPUTED = GroupOp.ELEMENTWISE | {Ops.CUSTOM}
 
 
-def _work(v: UOp, again: UOp) -> int:
+def _work(v: UOp, again: UOp, written: Written) -> int:
     """Operations an element, those on indices and what does not change with `again` left out."""
-    below = v.toposort(lambda u: u.op not in (Ops.LOAD, Ops.REDUCE))
+    rounded = v.op is Ops.CAST and v.src[0] in written  # a half, widened for what reads it
+    below = as_written(v.src[0] if rounded else v, written, lambda u: u.op not in (Ops.LOAD, Ops.REDUCE))
     return sum(
         OPERATIONS.get(u.op, 1)
         for u in below

@@ -10,7 +10,7 @@ Optimisations are chosen for the kernel after it, but weigh operations as they w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from manygrad.runtime.codegen.rewrite import rebuild
@@ -63,13 +63,14 @@ def legalize(ast: UOp, scales: bool = False) -> Legalized:
     return Legalized(rebuild(ast, change), written)
 
 
-def as_written(root: UOp, written: Written) -> list[UOp]:
-    """All nodes below and including a legalized one, sources first, as they were before."""
+def as_written(root: UOp, written: Written, enter: Callable[[UOp], bool] = lambda u: True) -> list[UOp]:
+    """All nodes below and including a legalized one, sources first, as they were before. `enter(u)` false: do not look
+    below `u`."""
     done: dict[UOp, None] = {}
     stack = [written.get(root, root)]
     while stack:
         u = stack[-1]
-        waiting = [x for s in u.src if (x := written.get(s, s)) not in done]
+        waiting = [x for s in (u.src if enter(u) else ()) if (x := written.get(s, s)) not in done]
         if waiting:
             stack += waiting[::-1]
         else:

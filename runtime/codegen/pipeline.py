@@ -77,7 +77,7 @@ def prepare(ast: UOp, machine: Machine, opts: tuple[Opt, ...] | None = None, sim
     reason = legal(signature(kernel.ast), taken)
     if reason is not None and opts is not None:
         raise ValueError(f"{name} cannot be optimised by {list(taken)}: {reason}")
-    assert reason is None, f"{list(taken)} were chosen for {name}: {reason}; please report it"
+    assert reason is None, f"{list(taken)} were chosen for {name}: {reason}; please report it (NOOPT=1 runs it)"
     return Prepared(name, kernel.ast, taken)
 
 

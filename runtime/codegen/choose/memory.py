@@ -45,7 +45,7 @@ def reuse_row_values(facts: Facts, opts: Opts) -> Opts:
         after = [v.src[1] for v in sig.reduces if len(v.src) == 2 and w in v.src[0].toposort()]
         after += [x for x in sig.loops if x not in ranges_of(w)]
         for again in after:
-            values = kept_values(sig, r, again) if again not in found else {}
+            values = kept_values(sig, r, again, facts.written) if again not in found else {}
             around = {x.arg[0] for u in values.values() for x in ranges_of(u)}
             if values and (vector is None or vector.axis not in around):
                 found[again] = ComputeAt(r.arg[0], again.arg[0])
@@ -115,7 +115,7 @@ def row_passes(facts: Facts, opts: Opts) -> Passes:
     outer = loops[0]
     ranges = {u.arg[0]: u for u in sig.nodes if u.op is Ops.RANGE}
     keeps = [(ranges[o.axis], ranges[o.again]) for o in opts if isinstance(o, ComputeAt)]
-    kept = {v for r, again in keeps for v in kept_values(sig, r, again)}
+    kept = {v for r, again in keeps for v in kept_values(sig, r, again, facts.written)}
     along: dict[int, set[UOp]] = {}
     for u in facts.ast.toposort(lambda u: u not in kept):
         if u.op is Ops.LOAD and outer in ranges_of(u) and len(ranges_of(u)) == 2:

@@ -17,7 +17,8 @@ from manygrad.runtime.codegen.choose.operands import can_pack, rows_apart
 from manygrad.runtime.codegen.choose.vectors import product_time
 from manygrad.runtime.codegen.describe import size_max, volume
 from manygrad.runtime.codegen.dots import is_dot
-from manygrad.runtime.codegen.opts import CacheRead, Opts, Prefetch
+from manygrad.runtime.codegen.opts import CacheRead, Opts, Prefetch, Tensorize
+from manygrad.runtime.codegen.opts.opt import chosen
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
@@ -136,6 +137,11 @@ def columns_fit_first_cache(facts: Facts, p: Product) -> bool:
 
 
 def can_pack_rows(facts: Facts, opts: Opts, p: Product) -> bool:
+    """Of what a condition leaves out along the reduction, quads for a dot instruction are not packed: all four would
+    have to be asked."""
+    mask = ranges_of(p.rows.src[0].src[2]) if is_masked(p.rows) else frozenset()
+    if any(r in mask and chosen(opts, Tensorize, r.arg[0]) is not None for r in p.main.src[1:]):
+        return False
     return can_pack(facts, opts, p.rows, p.main, p.inner[-1]) and slot(p.rows) != slot(p.columns)
 
 

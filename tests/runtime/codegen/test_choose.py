@@ -19,7 +19,7 @@ from manygrad.runtime.codegen.legalize import as_written, legalize
 from manygrad.runtime.codegen.opts import legal
 from manygrad.runtime.codegen.pipeline import explain, prepare, rewrite
 from manygrad.runtime.codegen.target import Machine
-from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
@@ -66,6 +66,18 @@ def softmax() -> UOp:
     return sink(store(0, add(mul(i, 1024), j), e(j).alu(Ops.FDIV, reduce(e(s), s)), i, j))
 
 
+def rows_of_halves() -> UOp:
+    """out = d / sum(d) over each row, d = (x - 1) (x - 1): three operations, however many casts they become, are not
+    worth keeping."""
+    i, j, r = loop(64, 0), loop(512, 1), red(512, 2)
+
+    def d(c: UOp) -> UOp:
+        below = load(1, add(mul(i, 512), c), dtypes.bfloat16).alu(Ops.SUB, UOp.const(dtypes.bfloat16, 1.0))
+        return below.alu(Ops.MUL, below)
+
+    return sink(store(0, add(mul(i, 512), j), d(j).alu(Ops.FDIV, reduce(d(r), r)), i, j))
+
+
 def sum_down_rows() -> UOp:
     j, r = loop(4096, 0), red(4096, 1)
     return sink(store(0, j, reduce(load(1, add(mul(r, 4096), j)), r), j))
@@ -105,6 +117,8 @@ KERNELS: dict[str, Callable[[], UOp]] = {
     "sum down the rows, 64 MiB": sum_down_rows,
     "softmax, rows of 4 KiB": softmax,
     "logsumexp": lambda: logsumexp(64, 1000),
+    "logsumexp of bfloat16": lambda: logsumexp(64, 1000, d=dtypes.bfloat16),
+    "rows of bfloat16": rows_of_halves,
     "product": lambda: gemm(512, 512, 512),
     "product, b transposed": lambda: gemm(512, 512, 512, "NT"),
     "product, a transposed": lambda: gemm(1024, 1024, 1024, "TN"),
@@ -145,6 +159,17 @@ def test_what_is_chosen_is_what_is_checked_and_lowered(name: str) -> None:
     assert legal(signature(kernel.ast), opts) is None
     prepared = prepare(KERNELS[name](), MACHINE)
     assert (prepared.ast, prepared.opts) == (kernel.ast, opts)
+
+
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN"])
+@pytest.mark.parametrize("types", [(dtypes.int8, dtypes.int8), (dtypes.uint8, dtypes.int8)])
+@pytest.mark.parametrize("machine", [MACHINE, Machine(16, 32, dots=(Dot(dtypes.int8, dtypes.int8, 16),))])
+def test_products_of_masked_bytes_take_what_is_chosen(
+    layout: str, types: tuple[DType, DType], machine: Machine
+) -> None:
+    """Rows in quads that a condition leaves out in part are not packed (they were, once)."""
+    prepared = prepare(bytes_product(64, 300, 200, layout, types, padded=True), machine)
+    assert legal(signature(prepared.ast), prepared.opts) is None
 
 
 def test_debug_4_prints_the_decisions(capsys: pytest.CaptureFixture[str]) -> None:
