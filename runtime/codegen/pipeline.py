@@ -7,14 +7,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from manygrad.runtime.codegen import heuristic
-from manygrad.runtime.codegen.collapse import collapse
 from manygrad.runtime.codegen.describe import kernel_name, signature
-from manygrad.runtime.codegen.dots import use_dots
-from manygrad.runtime.codegen.legalize import legalize
 from manygrad.runtime.codegen.lower import lower
 from manygrad.runtime.codegen.lowered import Program
 from manygrad.runtime.codegen.opts import Opt, legal, loop_nest
-from manygrad.runtime.codegen.phases import split_phases
+from manygrad.runtime.codegen.passes import legalized, simplified
 from manygrad.runtime.codegen.target import Machine
 from manygrad.tensor.environment import NOOPT, SPEC
 from manygrad.tensor.uop.uop import UOp
@@ -45,12 +42,12 @@ def rendered(prepared: Prepared, render: Callable[[Program], str]) -> str:
 def prepare(ast: UOp, machine: Machine, opts: tuple[Opt, ...] | None = None, simplify: bool = True) -> Prepared:
     """Collapses the ranges, splits them by phases, rewrites what machines do not have, or have for bytes, and picks the
     optimisations (unless given)."""
-    simple = use_dots(split_phases(collapse(ast)) if simplify else ast, machine.dots)
-    legalized = legalize(simple, machine.scales)
-    sig = signature(legalized)
+    simple = simplified(ast, machine, simplify)
+    kernel = legalized(simple, machine)
+    sig = signature(kernel)
     if opts is None:
         opts = heuristic.plain(simple) if NOOPT else heuristic.choose(simple, machine)
         assert not SPEC or (reason := legal(sig, opts)) is None, f"the heuristic's {opts}: {reason}"
     elif (reason := legal(sig, opts)) is not None:
         raise ValueError(f"{kernel_name(ast)} cannot be optimised by {list(opts)}: {reason}")
-    return Prepared(kernel_name(ast), legalized, opts)
+    return Prepared(kernel_name(ast), kernel, opts)
