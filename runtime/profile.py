@@ -129,7 +129,8 @@ def file_of(path: str) -> str:
 
 
 def _pass_event(stage: str, name: str, start: float, end: float, args: dict[str, Any]) -> None:
-    record(stage, name, start, end, args)
+    if stage == "schedule":  # (those of a kernel are part of its compilation)
+        record(stage, name, start, end, args)
 
 
 def _listen(p: Profile) -> None:

@@ -32,6 +32,7 @@ from manygrad.schedule.plan_memory import plan_memory
 from manygrad.schedule.simplify import simplify
 from manygrad.schedule.spec import graph_spec, items_spec, linear_spec
 from manygrad.schedule.split_kernels import split_kernels
+from manygrad.schedule.split_operands import split_operands
 from manygrad.schedule.split_reductions import split_reductions
 from manygrad.schedule.split_updates import split_updates
 from manygrad.tensor.dtype import dtypes
@@ -162,6 +163,7 @@ PASSES: tuple[Pass[Lowering], ...] = (
     Pass("insert_stores", lambda graph, to: insert_stores(graph, to.temps), graph_spec),
     Pass("split_kernels", lambda graph, to: split_kernels(graph, to.temps), items_spec),
     Pass("drop_unread", lambda items, _: drop_unread(items), items_spec),
+    Pass("split_operands", lambda items, _: split_operands(items), items_spec),
     Pass("order_items", lambda items, _: order_items(items), items_spec),
     Pass("merge_kernels", lambda items, _: merge_kernels(items), items_spec),
     Pass("chain_kernels", lambda items, _: chain_kernels(items), items_spec),

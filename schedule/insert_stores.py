@@ -27,7 +27,7 @@ def insert_stores(sink: UOp, temps: Temps) -> UOp:
     done: dict[UOp, UOp] = {}
     for u in order:
         src = tuple([done[s] for s in u.src])
-        node = with_sources(u, src)
+        node = u if src == u.src else with_sources(u, src)
         if u.op is Ops.BARRIER:
             effects = effects_below(src[1])
             node = UOp(Ops.AFTER, u.dtype, (src[0], *effects)) if effects else src[0]

@@ -70,7 +70,7 @@ def lower_storage(sink: UOp, temps: Temps) -> UOp:
     done: dict[UOp, UOp] = {}
     for u in order:
         src = tuple([done[s] for s in u.src])
-        node = with_sources(u, src)
+        node = u if src == u.src else with_sources(u, src)
         if u.op in (Ops.CAT, Ops.SCATTER, Ops.COPY):
             target = fresh.get(u) or temps.new(u.shape, u.dtype, u.arg if u.op is Ops.COPY else device_of(u, sink))
             node = LOWER[u.op](u, src, target)

@@ -327,7 +327,7 @@ def rangeify(store: UOp) -> tuple[UOp, list[UOp], list[UOp]]:
     index = UOp(Ops.INDEX, base.dtype, (k.param(base), offset) if valid is sym.TRUE else (k.param(base), offset, valid))
     ranges = tuple(i for i in idx if i.op is Ops.RANGE)
     out = UOp(Ops.STORE, dtypes.void, (index, element, *ranges), store.arg)
-    return split_operands(*without_unused(UOp(Ops.SINK, dtypes.void, (out,)), k.args, k.reads))
+    return without_unused(UOp(Ops.SINK, dtypes.void, (out,)), k.args, k.reads)
 
 
 Known = dict[tuple[Any, ...], tuple[UOp, list[int], list[int]]]
@@ -402,28 +402,6 @@ def without_unused(ast: UOp, args: list[UOp], reads: list[UOp]) -> tuple[UOp, li
     ast = substitute(ast, {params[slot]: params[slot].replace(arg=i) for i, slot in enumerate(used)})
     args = [args[slot] for slot in used]
     return ast, args, [r for r in reads if base_buffer(r) in args]
-
-
-def split_operands(ast: UOp, args: list[UOp], reads: list[UOp]) -> tuple[UOp, list[UOp], list[UOp]]:
-    """Operands of a contraction that lie in one buffer (queries and keys of one projection) are arguments of their own:
-    how an operand is packed is decided by argument."""
-    moved: dict[UOp, UOp] = {}
-    args = list(args)
-    for u in ast.toposort():
-        if u.op is not Ops.REDUCE or u.src[0].op is not Ops.MUL:
-            continue
-        a, b = (x.src[0] if x.op is Ops.CAST else x for x in u.src[0].src)
-        if (
-            a.op is Ops.LOAD
-            and b.op is Ops.LOAD
-            and a.src[0].src[1:] != b.src[0].src[1:]
-            and a.src[0].src[0] is b.src[0].src[0]
-            and a.src[0].src[0].arg != 0
-        ):
-            param = a.src[0].src[0]
-            moved[b.src[0]] = b.src[0].replace(src=(param.replace(arg=len(args)), *b.src[0].src[1:]))
-            args.append(args[param.arg])
-    return (substitute(ast, moved) if moved else ast), args, reads
 
 
 def writes_what_it_reads(ast: UOp) -> bool:

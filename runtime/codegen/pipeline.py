@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 from manygrad.runtime.codegen.choose import decide, plain
 from manygrad.runtime.codegen.choose.facts import Facts
-from manygrad.runtime.codegen.collapse import collapse
 from manygrad.runtime.codegen.describe import kernel_name, signature
-from manygrad.runtime.codegen.dots import use_dots
 from manygrad.runtime.codegen.emit.lower import emit
-from manygrad.runtime.codegen.legalize import Legalized, legalize
 from manygrad.runtime.codegen.loops.build import Tree, build
 from manygrad.runtime.codegen.loops.lanes import Kernel
 from manygrad.runtime.codegen.loops.show import show
 from manygrad.runtime.codegen.loops.spec import verify
 from manygrad.runtime.codegen.lowered import Program
 from manygrad.runtime.codegen.opts import Opt, legal, loop_nest
-from manygrad.runtime.codegen.phases import split_phases
+from manygrad.runtime.codegen.passes import rewrite
 from manygrad.runtime.codegen.target import Machine
 from manygrad.tensor.environment import DEBUG, NOOPT, SPEC
 from manygrad.tensor.uop.uop import UOp
@@ -57,13 +55,6 @@ def rendered(prepared: Prepared, render: Callable[[Program], str]) -> str:
     return render(prepared.program())
 
 
-def rewrite(ast: UOp, machine: Machine, simplify: bool = True) -> Legalized:
-    """Collapses the ranges, splits them by phases, and rewrites what the machine has for bytes, or does not have: the
-    kernel for which Opts are chosen, checked and lowered."""
-    simple = split_phases(collapse(ast)) if simplify else ast
-    return legalize(use_dots(simple, machine.dots), machine.scales)
-
-
 def prepare(ast: UOp, machine: Machine, opts: tuple[Opt, ...] | None = None, simplify: bool = True) -> Prepared:
     """The rewritten kernel with `opts`, or those chosen for it. Raises ValueError for `opts` that it cannot take."""
     kernel, name, taken = rewrite(ast, machine, simplify), kernel_name(ast), opts
@@ -77,7 +68,11 @@ def prepare(ast: UOp, machine: Machine, opts: tuple[Opt, ...] | None = None, sim
     reason = legal(signature(kernel.ast), taken)
     if reason is not None and opts is not None:
         raise ValueError(f"{name} cannot be optimised by {list(taken)}: {reason}")
-    assert reason is None, f"{list(taken)} were chosen for {name}: {reason}; please report it (NOOPT=1 runs it)"
+    if reason is not None:
+        message = f"{list(taken)} were chosen for {name}, which cannot take them: {reason}; please report it"
+        assert not SPEC, message
+        warnings.warn(f"{message} (until then it runs without)", RuntimeWarning, stacklevel=2)
+        taken = plain(kernel.ast)
     return Prepared(name, kernel.ast, taken)
 
 

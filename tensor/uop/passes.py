@@ -39,10 +39,12 @@ class Pass(Generic[To]):
 def run_passes(stage: str, passes: Sequence[Pass[To]], graph: Any, to: To) -> Any:
     for p in passes:
         start, before = time.perf_counter(), graph
-        with tracked(p.name):
-            graph = p.run(before, to)
-            if TRACK_MATCH_STATS:
+        if TRACK_MATCH_STATS:
+            with tracked(p.name):
+                graph = p.run(before, to)
                 whole_pass(_root(before), _root(graph))
+        else:
+            graph = p.run(before, to)
         if timers:
             timed(stage, p.name, start, **_counted(graph))
         if DEBUG >= 5:

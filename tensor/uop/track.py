@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from types import FrameType
 
 from manygrad.tensor import source
-from manygrad.tensor.environment import TRACK_MATCH_STATS
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
@@ -52,10 +51,7 @@ def outline(u: UOp) -> str:
 
 @contextmanager
 def tracked(name: str) -> Iterator[None]:
-    """What is rewritten inside, in this thread, is of pass `name`. Does nothing without TRACK_MATCH_STATS."""
-    if not TRACK_MATCH_STATS:
-        yield
-        return
+    """What is rewritten inside, in this thread, is of pass `name`, and kept."""
     if not source.heirs:
         source.heirs.append(_inherited)
     token = _PASS.set(name)
