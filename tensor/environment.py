@@ -92,6 +92,9 @@ JIT = EnvVar(
     "0: TinyJit calls the function every time; 1: replay captured calls; 2: replay without native graph batching",
 )
 DEVICE = EnvVar("DEVICE", "CPU", "name", "default device of new tensors")
+OPENCL_DEVICE = EnvVar(
+    "OPENCL_DEVICE", 0, "number", "the OpenCL device that OPENCL:i run on, in the order of `clinfo -l`, from 0"
+)
 THREADS = EnvVar(
     "THREADS",
     0,
