@@ -17,9 +17,10 @@ from manygrad.runtime.codegen.opts import loop_nest
 from manygrad.runtime.codegen.pipeline import Prepared
 from manygrad.runtime.devices.opencl_driver import driver, opencl
 from manygrad.runtime.render import opencl as renderer
+from manygrad.tensor.environment import CACHE
 from manygrad.tensor.uop.uop import UOp
 
-HEADER_BYTES = 8
+HEADER_BYTES = 16
 SERIAL_WORK = 1 << 17  # operations + bytes up to which one work item of a processor does it all
 ITEMS_A_UNIT = 4  # of a processor's core: what is left over is shared out
 GROUPS_A_UNIT = 64  # of a GPU's
@@ -62,11 +63,30 @@ def render(program: Program) -> str:
 
 
 def compile_text(text: str) -> bytes:
-    """How much scratch memory a work item takes (8 bytes), and the driver's binary of OpenCL C."""
-    cl, own = opencl(), driver()
-    program = cl.Program(own.context, text).build(options=list(own.options), cache_dir=False)
-    (binary,) = program.get_info(cl.program_info.BINARIES)
-    return renderer.global_scratch(text).to_bytes(HEADER_BYTES, "little") + bytes(binary)
+    """What `program_of` takes: OpenCL C, and the driver's binary of it where that is kept on disk (to make a binary, a
+    driver may compile for groups of any size, and once more for those that run: it takes its time)."""
+    binary = binary_of(text) if CACHE else b""
+    head = [renderer.global_scratch(text), len(binary)]
+    return np.array(head, np.int64).tobytes() + binary + (b"" if binary else text.encode())
+
+
+def binary_of(text: str) -> bytes:
+    (binary,) = build(text).get_info(opencl().program_info.BINARIES)
+    return bytes(binary)
+
+
+def build(text: str) -> Any:
+    own = driver()
+    return opencl().Program(own.context, text).build(options=list(own.options), cache_dir=False)
+
+
+def program_of(compiled: bytes) -> tuple[Any, int]:
+    """The program, and how many bytes of global scratch memory a work item takes."""
+    own, (scratch_bytes, binary_bytes) = driver(), np.frombuffer(compiled[:HEADER_BYTES], np.int64)
+    rest = compiled[HEADER_BYTES:]
+    if not binary_bytes:
+        return build(rest.decode()), int(scratch_bytes)
+    return opencl().Program(own.context, [own.device], [rest]).build(cache_dir=False), int(scratch_bytes)
 
 
 @dataclass(frozen=True)
@@ -86,8 +106,8 @@ class Launch:
 class OpenCLKernel:
     """A loaded kernel. A call starts it; `launch` is for who starts it again and again (`opencl_graph.py`)."""
 
-    def __init__(self, prepared: Prepared, ast: UOp, binary: bytes) -> None:
-        cl, own = opencl(), driver()
+    def __init__(self, prepared: Prepared, ast: UOp, compiled: bytes) -> None:
+        own = driver()
         self.name, self.opts, self.prepared = prepared.name, prepared.opts, prepared
         self.flops, self.nbytes = estimate(ast)
         sig = signature(prepared.ast)
@@ -96,14 +116,13 @@ class OpenCLKernel:
         self.names = tuple(v.arg[0] for v in variables)
         self.bounds = tuple((v.arg[1], v.arg[2]) for v in variables)
         self.counts = loop_nest(sig, prepared.opts).counts
-        self.scratch_bytes = int.from_bytes(binary[:HEADER_BYTES], "little")
         words = 16 * self.slots + 8 * len(self.names) + 24
         if words > own.parameter_bytes:
             raise NotImplementedError(
                 f"kernel {self.name} takes {self.slots} buffers, as arguments of {words} bytes; this OpenCL device "
                 f"takes {own.parameter_bytes}. Join fewer tensors at once: .realize() some of them in between"
             )
-        self.program = cl.Program(own.context, [own.device], [binary[HEADER_BYTES:]]).build(cache_dir=False)
+        self.program, self.scratch_bytes = program_of(compiled)
         self._kernel = self.fresh()
         self._lock = threading.Lock()  # a cl_kernel holds its arguments: one thread sets them and starts it at a time
 
