@@ -166,6 +166,13 @@ MANYGRAD_DEVICES_PER_NODE = EnvVar(
     "launcher --devices-per-node: devices of each worker; empty: 1",
     travels=False,
 )
+MANYGRAD_DEVICE = EnvVar(
+    "MANYGRAD_DEVICE",
+    "",
+    "name",
+    "launcher --device: kind of the workers' devices and of new tensors; empty: DEVICE",
+    travels=False,
+)
 MANYGRAD_ADDRESS = EnvVar(
     "MANYGRAD_ADDRESS",
     "",
