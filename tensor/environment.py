@@ -112,8 +112,8 @@ BEAM = EnvVar(
     "BEAM",
     0,
     "count",
-    "search the optimisations of each CPU kernel by measuring, this many kept a round; winners stay on disk. 0: "
-    "the heuristic's alone",
+    "search the optimisations of each kernel (of CPU, OPENCL) by measuring, this many kept a round; winners stay on "
+    "disk. 0: the heuristic's alone",
 )
 BEAM_SPLIT = EnvVar(
     "BEAM_SPLIT",

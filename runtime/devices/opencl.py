@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from manygrad.runtime.codegen.opts import Opt
 from manygrad.runtime.devices.base import Allocator, Backend, Builder, Opened, Queue
 from manygrad.runtime.devices.compiled import KNOBS, Compiled, Renderer
-from manygrad.runtime.devices.diskcache import DiskCache, code_version
+from manygrad.runtime.devices.diskcache import DiskCache
 from manygrad.runtime.devices.loaded import LoadedKernels
 from manygrad.runtime.devices.opencl_driver import driver, opencl
 from manygrad.runtime.devices.opencl_graph import OpenCLGraph
-from manygrad.runtime.devices.opencl_kernel import Block, OpenCLKernel, Stream, compile_text, render
+from manygrad.runtime.devices.opencl_kernel import Block, OpenCLKernel, Stream, compile_text, render, version
 from manygrad.runtime.devices.together import compile_together
 from manygrad.tensor.environment import BEAM
 from manygrad.tensor.uop.uop import UOp
@@ -53,8 +54,11 @@ def open_device(name: str) -> Opened:
 # *** kernels ***
 
 
-def version() -> bytes:
-    return code_version("runtime/codegen", "runtime/render", "runtime/devices") + driver().key
+def search(ast: UOp) -> tuple[Opt, ...] | None:
+    from manygrad.runtime.devices.opencl_bench import BENCH
+    from manygrad.runtime.devices.tune import tuned
+
+    return tuned(ast, BENCH)
 
 
 COMPILED = Compiled(
@@ -64,6 +68,7 @@ COMPILED = Compiled(
     load=OpenCLKernel,
     version=version,
     store=DiskCache("opencl"),
+    search=search,
 )
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from manygrad.runtime.codegen.describe import estimate, evaluate_int, signature
 from manygrad.runtime.codegen.lowered import Program
 from manygrad.runtime.codegen.opts import loop_nest
 from manygrad.runtime.codegen.pipeline import Prepared
+from manygrad.runtime.devices.diskcache import code_version
 from manygrad.runtime.devices.opencl_driver import driver, opencl
 from manygrad.runtime.render import opencl as renderer
 from manygrad.tensor.environment import CACHE
@@ -63,21 +65,35 @@ def render(program: Program) -> str:
 
 
 def compile_text(text: str) -> bytes:
-    """What `program_of` takes: OpenCL C, and the driver's binary of it where that is kept on disk (to make a binary, a
-    driver may compile for groups of any size, and once more for those that run: it takes its time)."""
-    binary = binary_of(text) if CACHE else b""
-    head = [renderer.global_scratch(text), len(binary)]
-    return np.array(head, np.int64).tobytes() + binary + (b"" if binary else text.encode())
-
-
-def binary_of(text: str) -> bytes:
+    """The driver's binary where that is kept on disk; else the text. (To make a binary a driver may compile for groups
+    of any size, and once more for those that run: it takes its time.)"""
+    if not CACHE:
+        return packed(text)
     (binary,) = build(text).get_info(opencl().program_info.BINARIES)
-    return bytes(binary)
+    return packed(text, bytes(binary))
+
+
+def packed(text: str, binary: bytes = b"") -> bytes:
+    """What `program_of` takes: a binary, or text."""
+    head = np.array([renderer.global_scratch(text), len(binary)], np.int64).tobytes()
+    return head + (binary or text.encode())
 
 
 def build(text: str) -> Any:
-    own = driver()
-    return opencl().Program(own.context, text).build(options=list(own.options), cache_dir=False)
+    cl, own = opencl(), driver()
+    try:
+        return cl.Program(own.context, text).build(options=list(own.options), cache_dir=False)
+    except cl.Error as error:
+        name = text.partition("\n")[0].removeprefix("// ")
+        raise RuntimeError(
+            f"the OpenCL driver of {own.device.name} does not compile kernel {name} (DEBUG=4 prints its code): {error}"
+        ) from error
+
+
+@cache
+def version() -> bytes:
+    """What compiled code and search results on disk depend on besides the kernel."""
+    return code_version("runtime/codegen", "runtime/render", "runtime/devices") + driver().key
 
 
 def program_of(compiled: bytes) -> tuple[Any, int]:
