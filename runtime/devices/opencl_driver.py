@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from manygrad.native.processor import cores
 from manygrad.runtime.codegen.target import Machine
 from manygrad.runtime.render.opencl import Target
 from manygrad.tensor.environment import OPENCL_DEVICE
@@ -89,12 +90,13 @@ def driver() -> Driver:
     # (several items a group on a GPU: one alone would leave most of what executes it idle)
     group = 1 if is_cpu else min(64, device.max_work_group_size)
     exact = device.single_fp_config & cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT
+    units = max(1, device.max_compute_units)
     cache_bytes = int(device.global_mem_cache_size) or 1 << 18
     return Driver(
         device,
         cl.Context([device]),
         is_cpu,
-        max(1, device.max_compute_units),
+        units,
         int(device.max_mem_alloc_size),
         int(device.max_parameter_size),
         (*OPTIONS, EXACT_DIVISION) if exact else OPTIONS,
@@ -102,7 +104,8 @@ def driver() -> Driver:
             vector_bytes,
             registers=32 if vector_bytes == WIDEST_BYTES else 16,
             cache_bytes=min(1 << 20, cache_bytes),
-            cores=max(1, device.max_compute_units),
+            # (of a processor all, also where this worker has a share of them: how a sum is cut must not depend on it)
+            cores=cores() if is_cpu else units,
         ),
         Target(group, int(device.local_mem_size) // LOCAL_PART, bool(device.double_fp_config)),
     )
