@@ -452,7 +452,7 @@ def batch_kernels(flat: list[tuple[ExecItem, Vars]]) -> list[ExecItem]:
 
     for item, v in flat:
         if isinstance(item, KernelItem) and (
-            not run or (type(item.buffers[0].device) is type(run[0].buffers[0].device) and dict(v) == dict(vars))
+            not run or (item.buffers[0].device.kind == run[0].buffers[0].device.kind and dict(v) == dict(vars))
         ):
             vars = v
             run.append(item)

@@ -51,7 +51,7 @@ class OpenCLCandidate:
         queue.finish()
         began = time.perf_counter()
         for _ in range(count):
-            launch.start(queue)
+            launch.start()
         queue.finish()
         return (time.perf_counter() - began) / count
 

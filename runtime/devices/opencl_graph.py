@@ -25,10 +25,9 @@ def kernels_of(call: Call) -> Iterator[tuple[OpenCLKernel, Sequence[Block], tupl
 
 
 class OpenCLGraph:
-    """A Graph. `launches`: of each call, the kernels that it starts."""
+    """A Graph. `launches`: of each call, the kernels that it starts, each in the queue of its own device."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
-        self.queue = calls[0][1][0].stream.queue
         self.launches: list[list[Launch]] = []
         self.places: list[tuple[Any, int, Block]] = []  # (kernel, number of an argument, the handle that it is)
         for call in calls:
@@ -38,19 +37,25 @@ class OpenCLGraph:
                 launches.append(kernel.launch(handles, vars, own))
                 self.places += ((own, 2 * i, h) for i, h in enumerate(handles[: kernel.slots]))
             self.launches.append(launches)
+        self.queues = list(dict.fromkeys(launch.queue for launches in self.launches for launch in launches))
 
     def __call__(self, timed: bool = False) -> list[float] | None:
         if timed:
-            self.queue.finish()
+            self.finish()
         stamps = [time.perf_counter()]
         for launches in self.launches:
             for launch in launches:
-                launch.start(self.queue)
+                launch.start()
             if timed:
-                self.queue.finish()
+                self.finish()
                 stamps.append(time.perf_counter())
-        self.queue.flush()
+        for queue in self.queues:
+            queue.flush()
         return stamps if timed else None
+
+    def finish(self) -> None:
+        for queue in self.queues:
+            queue.finish()
 
     def wake(self) -> None:
         pass

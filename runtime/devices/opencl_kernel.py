@@ -113,10 +113,11 @@ class Launch:
     size: tuple[int, ...]  # work items; (0,): none
     group: tuple[int, ...]
     kept: tuple[Any, ...]
+    queue: Any  # of the device whose memory it is
 
-    def start(self, queue: Any) -> None:
+    def start(self) -> None:
         if self.size[0]:
-            opencl().enqueue_nd_range_kernel(queue, self.kernel, self.size, self.group)
+            opencl().enqueue_nd_range_kernel(self.queue, self.kernel, self.size, self.group)
 
 
 class OpenCLKernel:
@@ -184,7 +185,7 @@ class OpenCLKernel:
         elif self.scratch_bytes:
             arguments.append(None)
         kernel.set_args(*arguments)
-        return Launch(kernel, (size,), (group,), tuple(kept))
+        return Launch(kernel, (size,), (group,), tuple(kept), handles[0].stream.queue)
 
     def __call__(self, handles: Sequence[Block], vars: tuple[int, ...] = (), wait: bool = False) -> float | None:
         queue = handles[0].stream.queue
@@ -192,7 +193,7 @@ class OpenCLKernel:
             queue.finish()
         began = time.perf_counter()
         with self._lock:
-            self.launch(handles, vars, self._kernel).start(queue)
+            self.launch(handles, vars, self._kernel).start()
         if not wait:
             queue.flush()
             return None

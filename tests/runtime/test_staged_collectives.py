@@ -61,6 +61,33 @@ def test_every_way_of_moving_shards(kind: str) -> None:
     np.testing.assert_allclose((x.T @ x).numpy(), X[:8].T @ X[:8], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["TINY", OPENCL])
+def test_a_captured_step_on_several_devices_reads_what_came_before(kind: str) -> None:
+    devices = tuple(f"{kind}:{i}" for i in range(3))
+    w = Tensor(np.ones((4, 2), np.float32)).shard(devices).contiguous().realize()
+
+    @TinyJit
+    def step(x: Tensor) -> Tensor:
+        return (x @ w).relu().sum(0)
+
+    for i in range(8):
+        x = Tensor(np.full((7, 4), i, np.float32)).shard(devices, 0)
+        np.testing.assert_allclose(step(x).numpy(), np.full(2, 28.0 * i))
+
+
+@pytest.mark.parametrize("kind", ["PYTHON", "TINY", OPENCL])
+def test_a_captured_step_on_devices_of_two_kinds(kind: str) -> None:
+    """Kernels of two kinds are not one graph."""
+
+    @TinyJit
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        return ((x * 2).contiguous() + 1).realize(), ((x.to(kind) * 3).contiguous() + 1).realize()
+
+    for i in range(5):
+        a, b = step(Tensor(np.full(5, i, np.float32), device="CPU").realize())
+        assert a.tolist() == [2.0 * i + 1] * 5 and b.tolist() == [3.0 * i + 1] * 5
+
+
 def _worker() -> Any:
     from manygrad import world
 
