@@ -75,6 +75,19 @@ def test_a_captured_step_on_several_devices_reads_what_came_before(kind: str) ->
         np.testing.assert_allclose(step(x).numpy(), np.full(2, 28.0 * i))
 
 
+@pytest.mark.parametrize("kind", ["TINY", OPENCL])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_an_index_made_of_constants_is_checked_on_every_device(kind: str, axis: int) -> None:
+    """It lies on no device of its own: what is computed of it on one is read by the others."""
+    devices, a = (f"{kind}:0", f"{kind}:1"), np.arange(60, dtype=np.float32).reshape(30, 2)
+    t = Tensor(a).shard(devices, axis)
+    i = Tensor.arange(30).cast("uint8").cast("int32")
+    rows = t.gather(0, i.reshape(30, 1).expand(30, 2).cast("int64") % 30)
+    np.testing.assert_array_equal(rows.numpy(), a)
+    with pytest.raises(IndexError, match="index 30 is out of range"):
+        t.gather(0, (i + 1).reshape(30, 1).expand(30, 2).cast("int64")).numpy()
+
+
 @pytest.mark.parametrize("kind", ["PYTHON", "TINY", OPENCL])
 def test_a_captured_step_on_devices_of_two_kinds(kind: str) -> None:
     """Kernels of two kinds are not one graph."""
