@@ -393,6 +393,8 @@ class TinyJit(Generic[T]):
     def _writes(self, b: Buffer) -> bool:
         """Whether the captured calls write where `b` lies."""
         begin = _address(b)
+        if not begin:
+            return True  # (not known where it lies)
         i = bisect(self.occupied, (begin + b.nbytes, 0))  # those before begin before `b` ends
         return i > 0 and self.occupied[i - 1][1] > begin
 

@@ -16,7 +16,7 @@ from manygrad.runtime.devices.diskcache import DiskCache
 from manygrad.runtime.devices.loaded import LoadedKernels
 from manygrad.runtime.devices.opencl_driver import driver, opencl
 from manygrad.runtime.devices.opencl_graph import OpenCLGraph
-from manygrad.runtime.devices.opencl_kernel import Block, OpenCLKernel, Stream, compile_text, render, version
+from manygrad.runtime.devices.opencl_kernel import Block, OpenCLKernel, Stream, compile_text, new_block, render, version
 from manygrad.runtime.devices.together import compile_together
 from manygrad.tensor.environment import BEAM
 from manygrad.tensor.uop.uop import UOp
@@ -36,7 +36,7 @@ def open_device(name: str) -> Opened:
                 "cut the tensor, or shard it over devices"
             )
         try:
-            return Block(stream, cl.Buffer(own.context, cl.mem_flags.READ_WRITE, nbytes), nbytes)
+            return new_block(stream, nbytes)
         except cl.Error as error:
             raise MemoryError(f"{name} cannot give {nbytes} bytes: {error}") from None
 

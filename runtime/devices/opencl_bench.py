@@ -12,7 +12,7 @@ import numpy as np
 from manygrad.runtime.codegen.pipeline import Prepared
 from manygrad.runtime.devices.bench import Bench
 from manygrad.runtime.devices.opencl_driver import driver, opencl
-from manygrad.runtime.devices.opencl_kernel import Block, OpenCLKernel, Stream, packed, render, version
+from manygrad.runtime.devices.opencl_kernel import OpenCLKernel, Stream, new_block, packed, render, version
 from manygrad.tensor.uop.uop import UOp
 
 _streams: list[Stream] = []
@@ -28,8 +28,7 @@ class OpenCLScratch:
     """A Scratch."""
 
     def __init__(self, nbytes: int) -> None:
-        cl, stream = opencl(), _stream()
-        self.handle = Block(stream, cl.Buffer(driver().context, cl.mem_flags.READ_WRITE, nbytes), nbytes)
+        self.handle = new_block(_stream(), nbytes)
         self.array = np.zeros(nbytes, np.uint8)
 
     def push(self) -> None:

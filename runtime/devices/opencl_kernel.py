@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import time
@@ -51,13 +52,25 @@ class Block:
     stream: Stream
     memory: Any
     nbytes: int
+    address: int  # no two memory objects have a number in common: who overlaps with whom (TinyJit asks)
     offset: int = 0
 
     def part(self, offset_bytes: int, nbytes: int) -> Block:
         assert 0 <= offset_bytes and offset_bytes + nbytes <= self.nbytes, (
             f"view of bytes {offset_bytes}..{offset_bytes + nbytes} of {self.nbytes}"
         )
-        return Block(self.stream, self.memory, nbytes, self.offset + offset_bytes)
+        return Block(self.stream, self.memory, nbytes, self.address + offset_bytes, self.offset + offset_bytes)
+
+
+_addresses = itertools.count(1)
+ADDRESS_STEP = 1 << 48  # more than any memory object has
+
+
+def new_block(stream: Stream, nbytes: int) -> Block:
+    """Fresh memory; its contents are undefined. Raises pyopencl's errors."""
+    cl = opencl()
+    memory = cl.Buffer(driver().context, cl.mem_flags.READ_WRITE, nbytes)
+    return Block(stream, memory, nbytes, next(_addresses) * ADDRESS_STEP)
 
 
 def render(program: Program) -> str:

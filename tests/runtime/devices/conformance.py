@@ -333,6 +333,34 @@ def replays(name: str) -> None:
     alike(name, program)
 
 
+def replays_of_results(name: str) -> None:
+    """A captured step that is given what it gave before: it writes where it reads."""
+
+    @TinyJit
+    def step(a: Tensor) -> Tensor:
+        half = (a * 0.5).contiguous()
+        return (half + a.sum() + half.flip(0)).realize()
+
+    x, want = Tensor(np.arange(6, dtype=np.float32), device=name).realize(), np.arange(6, dtype=np.float32)
+    for _ in range(7):
+        x, want = step(x), want * 0.5 + want.sum() + (want * 0.5)[::-1]
+        np.testing.assert_allclose(x.numpy(), want, rtol=1e-5)
+
+    n = 4096
+    state = Tensor.zeros(n, device=name).contiguous().realize()
+
+    @TinyJit
+    def keep(a: Tensor) -> Tensor:
+        state.assign(a.flip(0) + 1)
+        return (a.sum() + 0).realize()
+
+    numbers = np.arange(n, dtype=np.float32)
+    for k in range(4):
+        keep(Tensor(numbers + k, device=name).realize())
+    keep(state)  # (now it is (numbers + 3) reversed, plus 1)
+    np.testing.assert_array_equal(state.numpy(), numbers + 5)
+
+
 def symbolic(name: str) -> None:
     """One kernel for every value of a variable."""
 
@@ -369,4 +397,4 @@ def indices(name: str) -> None:
 
 
 CHECKS = (memory, kernels, graphs, programs, operators, constants, conversions, fused, transcendentals, random_numbers,
-          products, convolutions, rows, attention, updates, replays, symbolic, indices)  # fmt: skip
+          products, convolutions, rows, attention, updates, replays, replays_of_results, symbolic, indices)  # fmt: skip
