@@ -107,10 +107,14 @@ class _Held:
 
 
 def copy_buffer(dst: Buffer, src: Buffer) -> None:
-    """dst = src across devices; directly where both are host memory."""
+    """dst = src across devices; directly where both are host memory, or of a kind that copies on its own."""
     if dst.nbytes != src.nbytes:
         raise ValueError(f"copy of {src.nbytes} bytes into {dst.nbytes} bytes")
     if dst.nbytes == 0:
+        return
+    copy = dst.device.allocator.copy if dst.device.kind == src.device.kind else None
+    if copy is not None:
+        copy(dst.handle, src.handle, dst.nbytes)
         return
     view = dst.device.as_numpy(dst.handle, dst.nbytes)
     if view is not None:

@@ -48,7 +48,22 @@ def open_device(name: str) -> Opened:
         if data.nbytes:
             opencl().enqueue_copy(stream.queue, data, handle.memory, src_offset=handle.offset, is_blocking=True)
 
-    return Opened(Allocator(alloc, Block.part, copyin, copyout), Queue(OpenCLGraph, stream.queue.finish))
+    def copy(to: Block, start: Block, nbytes: int) -> None:
+        ours = to.stream is start.stream
+        if not ours:
+            start.stream.queue.finish()
+        done = opencl().enqueue_copy(
+            to.stream.queue,
+            to.memory,
+            start.memory,
+            byte_count=nbytes,
+            src_offset=start.offset,
+            dst_offset=to.offset,
+        )
+        if not ours:  # (what comes next in the other queue may write there)
+            done.wait()
+
+    return Opened(Allocator(alloc, Block.part, copyin, copyout, copy=copy), Queue(OpenCLGraph, stream.queue.finish))
 
 
 # *** kernels ***

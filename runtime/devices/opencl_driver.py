@@ -26,7 +26,7 @@ DRIVER = (
 )
 WIDEST_BYTES = 64  # vectors of 16 float32, the widest type of OpenCL C
 LOCAL_PART = 4  # of a device's local memory a group may take one part in so many, so that several groups fit
-OPTIONS = ("-cl-std=CL1.2",)
+OPTIONS = ("-cl-std=CL1.2", "-w")  # (generated code may compare a value with itself)
 EXACT_DIVISION = "-cl-fp32-correctly-rounded-divide-sqrt"
 
 

@@ -108,6 +108,20 @@ def test_views_begin_where_they_like() -> None:
     assert y.tolist() == [0, 0, 0, 13, 14, 15, 16, 0, 0, 0]
 
 
+@needs_opencl
+def test_copies_between_devices_stay_in_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    from manygrad.runtime.buffer import Buffer, copy_buffer
+
+    x = Buffer("OPENCL:0", 100, f32).copyin(np.arange(100, dtype=np.float32))
+    near, far = (Buffer(d, 100, f32).copyin(np.zeros(100, np.float32)) for d in ("OPENCL:0", "OPENCL:1"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Buffer, "copyout", None)  # (what a copy through the host would call)
+        for y in (near, far):
+            copy_buffer(y.view(7, f32, 40), x.view(7, f32, 12))
+    for y in (near, far):
+        assert y.copyout().tolist() == [0] * 10 + list(range(3, 10)) + [0] * 83
+
+
 # *** replay ***
 
 
