@@ -14,6 +14,7 @@ def launch(
     *args: Any,
     nodes: int = 1,
     devices_per_node: int = 1,
+    device: str = "",
     timeout: float | None = None,
     address: str = "",
     run_dir: str = "",
@@ -23,18 +24,24 @@ def launch(
     """Call `fn(*args, **kwargs)` once on each of `nodes` workers, as rank 0, 1, ...; returns the results by rank.
 
     `fn` may be a closure or a notebook's function (cloudpickle). A Ray that this process already uses is used and left
-    running; else one is started for the call (or attached to at `address`). `timeout` in seconds. Raises `LaunchError`
-    with the failure report if a rank fails, `Infeasible` if the nodes do not fit, `ValueError` for bad arguments.
+    running; else one is started for the call (or attached to at `address`). `timeout` in seconds; `device` is the kind
+    of the workers' devices ("OPENCL"; "": as DEVICE says). Raises `LaunchError` with the failure report if a rank
+    fails, `Infeasible` if the nodes do not fit, `ValueError` for bad arguments.
     """
     import cloudpickle
 
     from .driver import run
+    from .options import kind_of_device
 
     if not callable(fn):
         raise TypeError(f"launch: fn must be a function, got {type(fn).__name__}")
     for name, value in (("nodes", nodes), ("devices_per_node", devices_per_node)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"launch: {name} must be a positive int, got {value!r}")
+    try:
+        device = kind_of_device(device) if device else ""
+    except ValueError as e:
+        raise ValueError(f"launch: device {e}, got {device!r}") from None
     if timeout is not None and not timeout > 0:
         raise ValueError(f"launch: timeout must be a positive number of seconds, got {timeout!r}")
     try:
@@ -49,6 +56,7 @@ def launch(
         payload=payload,
         nodes=nodes,
         devices_per_node=devices_per_node,
+        device=device,
         timeout_s=timeout,
         address=address,
         run_dir=run_dir,

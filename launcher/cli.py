@@ -61,11 +61,14 @@ def check_target(command: Command) -> None:
 def run_here(command: Command) -> int:
     """A world of one: run the script in this process. Its exceptions and exit codes are Python's own."""
     from manygrad.multi.world import world
+    from manygrad.tensor.environment import DEVICE
 
     from .worker import run_script
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on it is the script's
     v = command.values or {}
+    if "device" in v:  # (DEVICE was read when manygrad was imported)
+        os.environ["DEVICE"] = DEVICE.common = world.device_kind = v["device"]
     world.join(
         rank=0, size=1, local_rank=0, local_size=1, devices_per_node=v.get("devices_per_node", 1), job="local", epoch=0
     )

@@ -34,6 +34,7 @@ from .job import Job
 from .link import Clock
 from .logs import Console, RankLogs, Terminal, make_run_directory, write
 from .messages import AgentLost, Event, Exited, Failed, Interrupt, Output, Spawned, Tick, readable
+from .supervisor import SHARES
 
 TICK_S = 0.05
 LOST_EVERY_S = 0.5
@@ -351,9 +352,7 @@ class Run:
         """All that an agent and its worker need to know."""
         job, place = self.job, self.places[rank]
         local = self.cluster.started_ray
-        user_set = [
-            n for n in ("THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS") if n in os.environ
-        ]
+        user_set = [n for n in SHARES if n in os.environ]
         carried = (
             {v.name for v in REGISTRY.values() if v.travels}
             | {"PYTHONPATH", "PYTHONFAULTHANDLER"}
@@ -363,6 +362,8 @@ class Run:
         env = {k: os.environ[k] for k in sorted(carried) if k in os.environ}
         if env.get("PROFILE") == "1":
             env["PROFILE"] = os.path.abspath(self.run_dir)
+        if job.device:
+            env["DEVICE"] = job.device
         env |= {
             MARK: job.id,
             "RANK": str(rank),

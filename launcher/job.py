@@ -18,6 +18,7 @@ class Job:
     payload: bytes = b""  # the pickled function and its arguments
     nodes: int = 1
     devices_per_node: int = 1
+    device: str = ""  # kind of the workers' devices; "": as DEVICE says
     address: str = ""
     timeout_s: float | None = None
     start_timeout_s: float = 120.0

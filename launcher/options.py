@@ -37,6 +37,15 @@ def _port(text: str) -> int:
     return value
 
 
+def kind_of_device(text: str) -> str:
+    from manygrad.runtime.devices import BACKENDS
+
+    kinds = [k for k in BACKENDS if k != "DISK"]  # (which runs no kernels)
+    if text.upper() not in kinds:
+        raise ValueError(f"must be one of {', '.join(kinds)}")
+    return text.upper()
+
+
 def _ranks(text: str) -> str:
     if text != "all" and not all(p.strip().isdigit() for p in text.split(",")):
         raise ValueError("must be 'all' or ranks like 0,3")
@@ -70,6 +79,12 @@ OPTIONS = (
         "nodes", "N", _count, "number of workers, one a node; without it the script runs in this process, without Ray"
     ),
     Option("devices-per-node", "D", _count, "devices of each worker (default 1)"),
+    Option(
+        "device",
+        "KIND",
+        kind_of_device,
+        "kind of the workers' devices and of new tensors, as DEVICE: CPU (default), OPENCL, PYTHON, NULL",
+    ),
     Option(
         "address",
         "HOST:PORT",
@@ -111,6 +126,7 @@ class Command:
             self.args or [],
             nodes=self.nodes or 1,
             devices_per_node=v.get("devices_per_node", 1),
+            device=v.get("device", ""),
             address=v.get("address") or os.environ.get("RAY_ADDRESS", ""),
             timeout_s=v.get("timeout"),
             start_timeout_s=v.get("start_timeout", 120.0),

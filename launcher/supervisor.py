@@ -23,6 +23,9 @@ from typing import Any
 from .janitor import adopt_orphans, collect_orphans, end_descendants
 from .link import BEAT_S, WINDOW, Broken, Clock, Session, Silence
 
+# a worker's share of cores, as told to our threads, OpenMP, the libraries of linear algebra, and OpenCL's pocl
+SHARES = ("THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "POCL_MAX_PTHREAD_COUNT")
+
 CHUNK = 1 << 15
 DRAIN_S = 0.7  # how long output is still read after the worker's end (a grandchild may hold the pipe open)
 ALONE_S = 3.0  # without a launcher, the worker gets this long to end by itself after SIGTERM
@@ -90,7 +93,7 @@ class Supervisor:
         )
         env.update(spec["env"])
         cores = str(max(1, len(os.sched_getaffinity(0)) // spec["local_size"]))
-        for name in ("THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        for name in SHARES:
             if name not in spec["user_set"]:
                 env[name] = cores
         out_r, out_w = os.pipe()

@@ -22,9 +22,10 @@ class Buffer:
     __slots__ = ("__weakref__", "_handle", "_owner", "agreed", "base", "count", "device", "dtype", "nbytes", "offset")
 
     def __init__(self, device: str, count: int, dtype: DType, base: Buffer | None = None, offset: int = 0):
-        self.device, self.count, self.dtype, self.base, self.offset = get_device(device), count, dtype, base, offset
-        self.nbytes = count * dtype.itemsize
+        self.base = base  # (these first: `__del__` asks for them, and there may be no such device)
         self._handle: Any = None
+        self.device, self.count, self.dtype, self.offset = get_device(device), count, dtype, offset
+        self.nbytes = count * dtype.itemsize
         self._owner: Any = None  # of memory that is not the device's own
         self.agreed = False  # found equal on all workers, or not to be compared
         if base is not None and not 0 <= offset <= offset + self.nbytes <= base.nbytes:
@@ -106,10 +107,14 @@ class _Held:
 
 
 def copy_buffer(dst: Buffer, src: Buffer) -> None:
-    """dst = src across devices; directly where both are host memory."""
+    """dst = src across devices; directly where both are host memory, or of a kind that copies on its own."""
     if dst.nbytes != src.nbytes:
         raise ValueError(f"copy of {src.nbytes} bytes into {dst.nbytes} bytes")
     if dst.nbytes == 0:
+        return
+    copy = dst.device.allocator.copy if dst.device.kind == src.device.kind else None
+    if copy is not None:
+        copy(dst.handle, src.handle, dst.nbytes)
         return
     view = dst.device.as_numpy(dst.handle, dst.nbytes)
     if view is not None:

@@ -3,6 +3,9 @@
 The algorithm is chosen by the cost model from (kind, bytes, device count), so every rank chooses the same. Every
 message carries a key made from the LINEAR's plan (`schedule/plan.py`, compared over all ranks when it is first made)
 and the collective's number in it: ranks that run two plans in different orders are told apart by their first messages.
+
+Programs move host memory. What lies in memory that the host does not see is copied to a buffer of the CPU before, and
+the result back after it.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from manygrad.collectives.execute import Prepared, prepare
 from manygrad.collectives.program import Collective
 from manygrad.collectives.transport import current
 from manygrad.multi.world import world
-from manygrad.runtime.buffer import Buffer
+from manygrad.runtime.buffer import Buffer, copy_buffer
 from manygrad.runtime.counters import GlobalCounters
 from manygrad.runtime.items import ExecItem, Vars, report
 from manygrad.tensor.environment import DEBUG
@@ -132,6 +135,9 @@ class CollectiveItem(ExecItem):
         self.by_all = len({world.rank_of(d) for d in members.devices}) == world.size
         self.prepared = prepared_of(c, what.dtype.name, members.mine, members.devices)
         self.addresses: dict[int, dict[str, int]] | None = None
+        # (buffer, its place in host memory): of devices whose memory the host does not see
+        self.staged_in: list[tuple[Buffer, Buffer]] = []
+        self.staged_out: list[tuple[Buffer, Buffer]] = []
 
     @property
     def written(self) -> list[Buffer]:
@@ -150,7 +156,8 @@ class CollectiveItem(ExecItem):
             return
         n = len(self.mine)
         if self.addresses is None:
-            outs, ins = self.buffers[:n], self.buffers[n:]
+            outs = [seen_by_host(b, self.staged_out) for b in self.buffers[:n]]
+            ins = [seen_by_host(b, self.staged_in) for b in self.buffers[n:]]
             self.addresses = {r: {"in": _address(i), "out": _address(o)} for r, i, o in zip(self.mine, ins, outs)}
         GlobalCounters.kernel_count += 1
         GlobalCounters.net_bytes += self.prepared.bytes_sent
@@ -160,7 +167,11 @@ class CollectiveItem(ExecItem):
             sequence |= zlib.crc32(repr(sorted(vars.items())).encode()) << 32
         if self.by_all:
             _entered = (_entered[0] + 1, self.text)
+        for b, staged in self.staged_in:
+            copy_buffer(staged, b)
         self.prepared.run(self.addresses, sequence, plan=self.key)
+        for b, staged in self.staged_out:
+            copy_buffer(b, staged)
         if DEBUG >= 2:
             report(
                 self.name,
@@ -170,6 +181,14 @@ class CollectiveItem(ExecItem):
                 2 * sum(b.nbytes for b in self.buffers),
                 self.line,
             )
+
+
+def seen_by_host(b: Buffer, staged: list[tuple[Buffer, Buffer]]) -> Buffer:
+    """`b`, or, where the host does not see its memory, a buffer of the CPU in its place, which `staged` is told."""
+    if b.device.allocator.host is not None or not b.nbytes:
+        return b
+    staged.append((b, Buffer("CPU", b.count, b.dtype)))
+    return staged[-1][1]
 
 
 def _address(b: Buffer) -> int:

@@ -151,6 +151,37 @@ class KernelItem(ExecItem):
                 )
 
 
+class StagedKernelItem(ExecItem):
+    """A kernel that reads memory of another device which its own cannot: copied to it before, each time.
+
+    (A value that is computed from constants alone lies on one device, whoever reads it.)
+    """
+
+    def __init__(self, ast: UOp, kernel: Kernel, buffers: list[Buffer], names: Sequence[str], line: str):
+        device = buffers[0].device
+        twins = {b: Buffer(device.name, b.count, b.dtype) for b in buffers if is_foreign(b, device)}
+        self.buffers, self.line, self.copies = buffers, line, [CopyItem(t, b, line) for b, t in twins.items()]
+        self.kernel = KernelItem(ast, kernel, [twins.get(b, b) for b in buffers], names, line)
+        assert not any(b in twins for b in self.written), f"kernel {kernel.name} writes memory of two devices"
+
+    @property
+    def written(self) -> list[Buffer]:
+        return self.kernel.written
+
+    def run(self, vars: Vars) -> None:
+        run_items([*self.copies, self.kernel], vars)
+
+    def run_profiled(self, vars: Vars) -> None:
+        self.run(vars)  # (each tells of itself)
+
+
+def is_foreign(b: Buffer, device: Device) -> bool:
+    """Whether kernels of `device` cannot read `b` where it lies. (NULL reads nothing.)"""
+    if b.device is device or device.kind == "NULL":
+        return False
+    return b.device.allocator.host is None or device.allocator.host is None
+
+
 class CopyItem(ExecItem):
     """exec_copy: between devices of this worker."""
 

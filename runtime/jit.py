@@ -397,6 +397,8 @@ class TinyJit(Generic[T]):
     def _writes(self, b: Buffer) -> bool:
         """Whether the captured calls write where `b` lies."""
         begin = _address(b)
+        if not begin:
+            return True  # (not known where it lies)
         i = bisect(self.occupied, (begin + b.nbytes, 0))  # those before begin before `b` ends
         return i > 0 and self.occupied[i - 1][1] > begin
 
@@ -456,7 +458,7 @@ def batch_kernels(flat: list[tuple[ExecItem, Vars]]) -> list[ExecItem]:
 
     for item, v in flat:
         if isinstance(item, KernelItem) and (
-            not run or (type(item.buffers[0].device) is type(run[0].buffers[0].device) and dict(v) == dict(vars))
+            not run or (item.buffers[0].device.kind == run[0].buffers[0].device.kind and dict(v) == dict(vars))
         ):
             vars = v
             run.append(item)

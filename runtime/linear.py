@@ -10,7 +10,16 @@ from contextlib import contextmanager
 
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.devices import Device
-from manygrad.runtime.items import CopyItem, ExecItem, KernelItem, Vars, run_items, variable_names
+from manygrad.runtime.items import (
+    CopyItem,
+    ExecItem,
+    KernelItem,
+    StagedKernelItem,
+    Vars,
+    is_foreign,
+    run_items,
+    variable_names,
+)
 from manygrad.schedule.plan_memory import MemoryPlan
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import DEBUG
@@ -103,8 +112,10 @@ class Arguments:
 
 def exec_kernel(call: UOp, buffers: list[Buffer], plan: int) -> ExecItem:
     ast = call.src[0]
-    kernel = buffers[0].device.compile(ast)
-    return KernelItem(ast, kernel, buffers, variable_names(ast), line_of(call))
+    device = buffers[0].device
+    kernel = device.compile(ast)
+    kind = StagedKernelItem if any(is_foreign(b, device) for b in buffers) else KernelItem
+    return kind(ast, kernel, buffers, variable_names(ast), line_of(call))
 
 
 def exec_chain(call: UOp, buffers: list[Buffer], plan: int) -> ExecItem:

@@ -99,6 +99,9 @@ JIT = EnvVar(
     "0: TinyJit calls the function every time; 1: replay captured calls; 2: replay without native graph batching",
 )
 DEVICE = EnvVar("DEVICE", "CPU", "name", "default device of new tensors")
+OPENCL_DEVICE = EnvVar(
+    "OPENCL_DEVICE", 0, "number", "the OpenCL device that OPENCL:i run on, in the order of `clinfo -l`, from 0"
+)
 THREADS = EnvVar(
     "THREADS",
     0,
@@ -116,8 +119,8 @@ BEAM = EnvVar(
     "BEAM",
     0,
     "count",
-    "search the optimisations of each CPU kernel by measuring, this many kept a round; winners stay on disk. 0: "
-    "the heuristic's alone",
+    "search the optimisations of each kernel (of CPU, OPENCL) by measuring, this many kept a round; winners stay on "
+    "disk. 0: the heuristic's alone",
 )
 BEAM_SPLIT = EnvVar(
     "BEAM_SPLIT",
@@ -168,6 +171,13 @@ MANYGRAD_DEVICES_PER_NODE = EnvVar(
     "",
     "count",
     "launcher --devices-per-node: devices of each worker; empty: 1",
+    travels=False,
+)
+MANYGRAD_DEVICE = EnvVar(
+    "MANYGRAD_DEVICE",
+    "",
+    "name",
+    "launcher --device: kind of the workers' devices and of new tensors; empty: DEVICE",
     travels=False,
 )
 MANYGRAD_ADDRESS = EnvVar(

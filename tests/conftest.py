@@ -21,6 +21,7 @@ os.environ.setdefault("SPEC", "1")
 if "CACHE_DIR" not in os.environ:
     os.environ["CACHE_DIR"] = tempfile.mkdtemp(prefix="manygrad-tests-")
     atexit.register(shutil.rmtree, os.environ["CACHE_DIR"], ignore_errors=True)
+    os.environ.setdefault("POCL_CACHE_DIR", os.path.join(os.environ["CACHE_DIR"], "pocl"))  # an OpenCL driver's own
 
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402

@@ -16,6 +16,7 @@ __all__ = ["Device", "Kernel", "canonical", "get_device"]
 # kind -> module, whose BACKEND names the parts; it is imported when a device of the kind is first asked for
 BACKENDS = {
     "CPU": "manygrad.runtime.devices.cpu",
+    "OPENCL": "manygrad.runtime.devices.opencl",
     "PYTHON": "manygrad.runtime.devices.python",
     "NULL": "manygrad.runtime.devices.null",
     "DISK": "manygrad.runtime.devices.disk",

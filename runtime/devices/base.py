@@ -59,6 +59,8 @@ class Allocator:
     free: Callable[[Any, int], None] = _nothing  # (handle, nbytes): the default leaves it to Python's reference counts
     sized: Callable[[Any, int], None] = _nothing  # (handle, nbytes): from now on the block serves so many of its bytes
     trim: Callable[[], None] = _nothing  # gives back what it keeps itself; called after blocks were freed
+    # (to, from, nbytes): between devices of one kind, where the host does not see the memory; None: through the host
+    copy: Callable[[Any, Any, int], None] | None = None
     host: HostAccess | None = None
     alignment: int = ALIGNMENT
     keep_bytes: int = KEEP_BYTES  # freed memory that is kept; 0: none

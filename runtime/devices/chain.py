@@ -7,12 +7,12 @@ temporaries of its own (`cpu_chain.py`).
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from manygrad.runtime.codegen.describe import signature
 from manygrad.runtime.codegen.opts import Opt
-from manygrad.runtime.devices.base import Kernel
+from manygrad.runtime.devices.base import Call, Kernel
 from manygrad.schedule.chain import ChainSpec
 from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import Ops
@@ -32,12 +32,17 @@ class Chained:
         self.variables = block_variables(ast)
         self.name, self.flops, self.nbytes = chain_name(ast), flops_of(ast, kernels), bytes_of(ast)
 
-    def __call__(self, handles: Sequence[Any], vars: tuple[int, ...] = (), wait: bool = False) -> float | None:
-        began = time.perf_counter()
+    def calls(self, handles: Sequence[Any]) -> Iterator[Call]:
+        """What one call of it is."""
         given = [[handles[i] for i in own] for own in self.spec.slots]
         for block in range(self.spec.blocks):
             for kernel, own, variables in zip(self.kernels, given, self.variables):
-                kernel(own, (block,) * len(variables), wait)
+                yield kernel, own, (block,) * len(variables)
+
+    def __call__(self, handles: Sequence[Any], vars: tuple[int, ...] = (), wait: bool = False) -> float | None:
+        began = time.perf_counter()
+        for kernel, own, variables in self.calls(handles):
+            kernel(own, variables, wait)
         return time.perf_counter() - began if wait else None
 
 

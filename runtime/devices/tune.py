@@ -1,4 +1,6 @@
-"""BEAM=n: the optimisations of a CPU kernel, found by measuring on this machine.
+"""BEAM=n: the optimisations of a kernel, found by measuring on this machine.
+
+What a kind of device gives for it is its `Bench`.
 
 `tuned` asks the disk first: winners are kept by kernel, machine, version of the code, threads and the search's
 settings. Else it searches, one process of a user at a time (others wait, and then find the winner on disk). Buffers are
@@ -15,25 +17,17 @@ import json
 import time
 from dataclasses import dataclass
 from math import inf
-from typing import Any
 
 import numpy as np
 
-from manygrad.native.compiler import compiler
-from manygrad.native.memory import aligned, bytes_at
 from manygrad.runtime.codegen.choose import plain
 from manygrad.runtime.codegen.describe import Signature, estimate, signature
 from manygrad.runtime.codegen.opts import Opts, RFactor, Unroll, Vectorize, canonical, legal, named, neighbours, sums
 from manygrad.runtime.codegen.pipeline import Prepared, prepare
 from manygrad.runtime.codegen.rewrite import rebuild
 from manygrad.runtime.codegen.search import Found, beam_search
-from manygrad.runtime.devices.cpu_kernel import CPUKernel
+from manygrad.runtime.devices.bench import Bench, Candidate, Scratch
 from manygrad.runtime.devices.diskcache import DiskCache
-from manygrad.runtime.devices.host import Memory
-from manygrad.runtime.devices.objects import version
-from manygrad.runtime.devices.target import host_target
-from manygrad.runtime.devices.threads import team, wanted_threads
-from manygrad.runtime.render.llvm import ENTRY, render
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.environment import BEAM, BEAM_SPLIT, CHECK_OOB, DEBUG
 from manygrad.tensor.uop.intervals import bounds
@@ -57,14 +51,14 @@ class WrongKernelError(RuntimeError):
     """A legal list of Opts gave other numbers than the heuristic's: a bug in the compiler (raised with DEBUG >= 1)."""
 
 
-def tuned(ast: UOp) -> Opts | None:
+def tuned(ast: UOp, bench: Bench) -> Opts | None:
     """The list of `Opt`s to compile `ast` with; None: the heuristic's."""
-    prepared = prepare(ast, host_target().machine)
+    prepared = prepare(ast, bench.machine())
     sig = signature(prepared.ast)
     if not searchable(sig) or sum(estimate(ast)) < SMALL_WORK:
         return None
-    settings = f"{BEAM.value} {BEAM_SPLIT.value} {wanted_threads()}"
-    key = hashlib.sha256(ast.key + settings.encode() + version()).digest()
+    settings = f"{BEAM.value} {BEAM_SPLIT.value} "
+    key = hashlib.sha256(ast.key + settings.encode() + bench.key()).digest()
     if (known := _stored(key, sig)) is not None or CHECK_OOB:
         return known
     with _WINNERS.lock(LOCK_LIMIT_S) as mine:
@@ -73,7 +67,7 @@ def tuned(ast: UOp) -> Opts | None:
         sizes = extents(sig)
         if sizes is None:
             return None
-        opts = Search(prepared, ast, sizes).run()
+        opts = Search(prepared, ast, sizes, bench).run()
         _WINNERS.put(
             key, json.dumps({"version": WINNERS_VERSION, "opts": [[o.kind, *o.values] for o in opts]}).encode()
         )
@@ -145,26 +139,27 @@ class Tally:
 class Search:
     """The search for one kernel: its scratch buffers, its candidates, and the outputs they must give."""
 
-    def __init__(self, prepared: Prepared, ast: UOp, sizes: dict[int, int]) -> None:
+    def __init__(self, prepared: Prepared, ast: UOp, sizes: dict[int, int], bench: Bench) -> None:
+        self.bench = bench
         self.prepared, self.ast, self.sig = prepared, ast, signature(prepared.ast)
         self.default = canonical(self.sig, prepared.opts)
-        self.code_limit = max(CODE_BYTES, CODE_GROWTH * len(prepared.code(render)))
+        self.code_limit = max(CODE_BYTES, CODE_GROWTH * len(prepared.code(bench.render)))
         self.tally = Tally()
         rng = np.random.default_rng(0)
         indices = {v.src[0].src[0].arg for u in self.sig.nodes if u.op is Ops.INDEX for v in _data_in(u)}
         self.arrays: list[np.ndarray] = []
-        self.handles: list[Memory] = []
+        self.scratch: list[Scratch] = []
         for slot in range(self.sig.slots):
             d = self.sig.params.get(slot, dtypes.uint8)
-            nbytes = sizes.get(slot, 1) * d.itemsize
-            raw, address = aligned(nbytes, 4096)
-            handle = Memory(address, nbytes, raw)
-            array = bytes_at(address, nbytes).view(d.np)
+            scratch = bench.memory(sizes.get(slot, 1) * d.itemsize)
+            array = scratch.array.view(d.np)
             array[:] = 0
             if slot not in indices:
                 array[:] = _random(d, array.size, rng)
+            scratch.push()
             self.arrays.append(array)
-            self.handles.append(handle)
+            self.scratch.append(scratch)
+        self.handles = [s.handle for s in self.scratch]
         self.variables = tuple(v.arg[2] for v in self.sig.variables)
         self.written = sorted({s.src[0].src[0].arg for s in self.sig.stores})
         self.before = {slot: self.arrays[slot].copy() for slot in self.written}
@@ -173,7 +168,7 @@ class Search:
     def run(self) -> Opts:
         """The fastest list that is right."""
         began = time.monotonic()
-        lanes = _register_lanes(self.prepared)
+        lanes = self.register_lanes()
 
         def near(opts: Opts) -> list[Opts]:
             return neighbours(self.sig, opts, lanes, bool(BEAM_SPLIT))
@@ -209,18 +204,22 @@ class Search:
         candidate = self.candidate(opts)
         if candidate is None:
             return inf
-        kernel, _keep = candidate
-        if best_s < inf and (part := self.part_s(kernel)) is not None and part > TOO_SLOW * best_s:
-            self.tally.slow += 1
-            return inf
+        if best_s < inf:
+            part = candidate.part_s(self.handles, self.variables)
+            if part is not None and part > TOO_SLOW * best_s:
+                self.tally.slow += 1
+                return inf
+        if self.bench.first_is_slow:
+            candidate.run(self.handles, self.variables)
         self.restore()
-        first = kernel(self.handles, self.variables, wait=True)
-        assert first is not None
+        first = candidate.run(self.handles, self.variables)
+        for slot in self.written:
+            self.scratch[slot].pull()
         if not self.right(opts):
             self.tally.wrong += 1
             if DEBUG >= 1:
                 raise WrongKernelError(
-                    f"kernel {kernel.name} under {list(opts)} gives other numbers "
+                    f"kernel {self.prepared.name} under {list(opts)} gives other numbers "
                     f"than under the heuristic's {list(self.default)}; "
                     "please report it; DEBUG=0 leaves the list out"
                 )
@@ -228,27 +227,26 @@ class Search:
         if first > TOO_SLOW * best_s and first > 1e-4:
             self.tally.slow += 1
             return inf
-        return min(first, *(self.timed(kernel, first) for _ in range(3)))
+        return min(first, *(self.timed(candidate, first) for _ in range(3)))
 
-    def candidate(self, opts: Opts) -> tuple[CPUKernel, Any] | None:
-        """The kernel and what keeps its code loaded."""
+    def candidate(self, opts: Opts) -> Candidate | None:
         try:
             prepared = Prepared(self.prepared.name, self.prepared.ast, opts)
-            code = render(prepared.program())
+            code = self.bench.render(prepared.program())
             if len(code) > self.code_limit:
                 self.tally.large += 1
                 return None
-            linked = compiler().link(compiler().object_code(code), [ENTRY])
+            return self.bench.load(prepared, self.ast, code)
         except (ValueError, AssertionError, NotImplementedError, RuntimeError) as error:
             self.tally.failed += 1
             if DEBUG >= 1:
                 print(f"beam {self.prepared.name}: {list(opts)} does not compile: {error!r}")
             return None
-        return CPUKernel(prepared, self.ast, linked[ENTRY]), linked
 
     def restore(self) -> None:
         for slot, data in self.before.items():
             self.arrays[slot][:] = data
+            self.scratch[slot].push()
 
     def right(self, opts: Opts) -> bool:
         """Whether the outputs are those of the first candidate, the heuristic's."""
@@ -259,27 +257,14 @@ class Search:
         exact = sums(self.sig, opts) == sums(self.sig, self.default)
         return all(_same(got[s], self.want[s], exact) for s in self.written)
 
-    def part_s(self, kernel: CPUKernel) -> float | None:
-        """Seconds of the whole as a sixteenth of it foretells; None where it cannot be cut or is short."""
-        buffers, numbers, total, grain = kernel.arguments(self.handles, self.variables)
-        if total < 64 or sum(estimate(self.ast)) < 1 << 22:
-            return None
-        native = team()
-        part, scratch = total // 16, native.ready()
-        began = time.perf_counter()
-        native.run(kernel.address, buffers, numbers, part, grain, scratch)
-        return (time.perf_counter() - began) * total / part
-
-    def timed(self, kernel: CPUKernel, about_s: float) -> float:
+    def timed(self, candidate: Candidate, about_s: float) -> float:
         """Seconds of one run; of several in a row, where one is too short to time."""
-        count = int(min(100, max(1, 2e-4 / max(about_s, 1e-7))))
-        buffers, numbers, total, grain = kernel.arguments(self.handles, self.variables)
-        native = team()
-        scratch = native.ready()
-        began = time.perf_counter()
-        for _ in range(count):
-            native.run(kernel.address, buffers, numbers, total, grain, scratch)
-        return (time.perf_counter() - began) / count
+        return candidate.run(self.handles, self.variables, int(min(100, max(1, 2e-4 / max(about_s, 1e-7)))))
+
+    def register_lanes(self) -> int:
+        """Lanes of a vector register in the widest type the kernel computes in."""
+        used = [o.lanes for o in self.prepared.opts if isinstance(o, (Vectorize, RFactor))]
+        return used[0] if used else max(1, self.bench.machine().vector_bytes // 4)
 
     def decide(self, found: Found) -> Opts:
         """The fastest of the best few and the heuristic's, measured once more, in turns."""
@@ -288,8 +273,8 @@ class Search:
         self.restore()
         seconds = {o: inf for o, _ in kernels}
         for _ in range(7):
-            for o, (kernel, _keep) in kernels:
-                seconds[o] = min(seconds[o], self.timed(kernel, found.seconds[o]))
+            for o, candidate in kernels:
+                seconds[o] = min(seconds[o], self.timed(candidate, found.seconds[o]))
         found.seconds.update(seconds)
         winner = min(seconds, key=lambda o: seconds[o])
         return winner if seconds[winner] < MARGIN * seconds[self.default] else self.default
@@ -302,9 +287,3 @@ def _same(got: np.ndarray, want: np.ndarray, exact: bool) -> bool:
     tolerance = {8: 1e-9, 4: 1e-4}.get(got.dtype.itemsize, 3e-2)
     scale = float(np.max(np.abs(b[np.isfinite(b)]), initial=0.0))
     return bool(np.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True))
-
-
-def _register_lanes(prepared: Prepared) -> int:
-    """Lanes of a vector register in the widest type the kernel computes in."""
-    used = [o.lanes for o in prepared.opts if isinstance(o, (Vectorize, RFactor))]
-    return used[0] if used else host_target().machine.vector_bytes // 4

@@ -32,6 +32,12 @@ def test_dashes_and_underscores_are_alike() -> None:
         assert parse(["t.py", text, "3"], {}).job().devices_per_node == 3
 
 
+def test_the_kind_of_device() -> None:
+    assert parse(["t.py", "--device", "opencl"], {}).job().device == "OPENCL"
+    assert parse(["t.py"], {"MANYGRAD_DEVICE": "PYTHON"}).job().device == "PYTHON"
+    assert parse(["t.py"], {}).job().device == ""
+
+
 def test_module() -> None:
     command = parse(["--nodes", "2", "-m", "pkg.train", "--timeout", "9", "-m", "x"], {})
     assert (command.kind, command.target, command.args, command.job().timeout_s) == (
@@ -70,6 +76,8 @@ def test_every_option_is_in_the_registry_and_in_the_help() -> None:
         (["t.py", "--port", "70000"], {}, "must be from 0 to 65535"),
         (["t.py", "--log-ranks", "a"], {}, "must be 'all'"),
         (["t.py"], {"MANYGRAD_NODES": "x"}, "MANYGRAD_NODES 'x'"),
+        (["t.py", "--device", "GPU"], {}, "--device 'GPU': must be one of CPU, OPENCL, PYTHON, NULL"),
+        (["t.py", "--device", "DISK"], {}, "must be one of CPU"),
         (["-m"], {}, "-m needs a module"),
     ],
 )

@@ -44,6 +44,28 @@ def test_in_this_process_without_ray(launcher: Launcher) -> None:
     assert run.code == 5 and run.out == "('CPU:0', 'CPU:1', 'CPU:2') ['train.py', '--lr', '1']\n"
 
 
+@pytest.mark.parametrize("nodes", [(), ("--nodes", "2")], ids=["here", "2 nodes"])
+def test_the_kind_of_device_is_that_of_the_world_and_of_new_tensors(launcher: Launcher, nodes: tuple[str, ...]) -> None:
+    """PYTHON, whose kernels are slow but need nothing."""
+    run = launcher(
+        """
+        import os
+        from manygrad import Tensor, world
+        x = Tensor([1.0, 2.0, 3.0])
+        total = Tensor([1.0, 2.0]).shard(world.devices, axis=0).sum()
+        print(x.device, len(world.devices), world.devices[0][:8], os.environ["DEVICE"], total.item())
+    """,
+        "--device",
+        "python",
+        *nodes,
+        real_endpoint=True,
+        DEVICE="CPU",
+    ).wait()
+    n = 2 if nodes else 1
+    assert run.code == 0, run.err
+    assert run.out == f"{'0:0: ' if nodes else ''}PYTHON:0 {n} PYTHON:0 PYTHON {3.0}\n"
+
+
 def test_success(launcher: Launcher, left_behind: Left) -> None:
     run = launcher(
         """

@@ -19,12 +19,14 @@ from manygrad.runtime.codegen.opts import CacheRead, Opts, Parallel, Tile, Unrol
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.codegen.search import beam_search
 from manygrad.runtime.devices import get_device, tune
+from manygrad.runtime.devices.cpu_bench import BENCH
 from manygrad.runtime.devices.diskcache import DiskCache
 from manygrad.runtime.devices.target import host_target
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
+from tests.opencl import OPENCL
 from tests.runtime.codegen.kernels import I, add, gemm, load, loop, mul, run, sink, store
 
 # *** the search ***
@@ -110,23 +112,27 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_search_keeps_the_bits_and_the_winner(quick: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("kind", ["CPU", OPENCL])
+def test_search_keeps_the_bits_and_the_winner(
+    kind: str, quick: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(get_device(kind).kernels, "kernels", {})
     arrays = [np.zeros((40, 48), np.float32), *data((40, 50), (50, 48))]
-    plain = run(PRODUCT, arrays, device="CPU")[0]
+    plain = run(PRODUCT, arrays, device=kind)[0]
     with Context(CACHE_DIR=str(quick), BEAM=2, DEBUG=1):
-        got = run(PRODUCT, arrays, device="CPU")[0]
+        got = run(PRODUCT, arrays, device=kind)[0]
         text = capsys.readouterr().out
         assert re.search(r"^beam r_40_48_50_\w+: round 1, \d+ tried", text, re.MULTILINE), text
         assert re.search(r"^beam r_40_48_50_\w+: [\d.]+ -> [\d.]+ us, \d+ tried.* in [\d.]+ s: \[", text, re.MULTILINE)
         np.testing.assert_array_equal(got, plain)
         (winner,) = [p for p in (quick / "beam").rglob("*") if p.is_file() and p.name != "lock"]
         assert json.loads(winner.read_bytes().split(b"\n", 1)[1][32:])
-        searched = get_device("CPU").compile(PRODUCT)
-        get_device("CPU").kernels.kernels.clear()  # as in the next process
-        again = get_device("CPU").compile(PRODUCT)
+        searched = get_device(kind).compile(PRODUCT)
+        get_device(kind).kernels.kernels.clear()  # as in the next process
+        again = get_device(kind).compile(PRODUCT)
         assert again is not searched and again.opts == searched.opts
         assert "beam" not in capsys.readouterr().out, "the winner is on disk"
-    assert get_device("CPU").compile(PRODUCT) is not again, "BEAM is part of the key"
+    assert get_device(kind).compile(PRODUCT) is not again, "BEAM is part of the key"
 
 
 def test_a_damaged_winner_is_searched_again(quick: Path) -> None:
@@ -165,13 +171,13 @@ def test_a_wrong_candidate_is_never_used(quick: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(tune.Search, "right", right)
     monkeypatch.setattr(tune, "neighbours", lambda *args: [(Parallel(1), Unroll(2, 2)), (Parallel(1),)])  # fmt: skip
     with Context(CACHE_DIR=str(quick), BEAM=1):
-        chosen = tune.tuned(PRODUCT)
+        chosen = tune.tuned(PRODUCT, BENCH)
         assert wrong and chosen is not None and not any(o.kind == "unroll" for o in chosen)
     with Context(CACHE_DIR=str(quick), BEAM=2, DEBUG=1):  # (another key)
         with pytest.raises(
             tune.WrongKernelError, match=r"unroll\(2, 2\).* gives other numbers than under the heuristic's"
         ):
-            tune.tuned(PRODUCT)
+            tune.tuned(PRODUCT, BENCH)
 
 
 def test_what_does_not_compile_is_counted(
@@ -179,7 +185,7 @@ def test_what_does_not_compile_is_counted(
 ) -> None:
     monkeypatch.setattr(tune, "neighbours", lambda *args: [(CacheRead(1, 7),), (Tile(9, 7),)])
     with Context(CACHE_DIR=str(quick), BEAM=1, DEBUG=1):
-        assert tune.tuned(PRODUCT)
+        assert tune.tuned(PRODUCT, BENCH)
     assert re.search(r"4 tried \([^)]*1 failed", capsys.readouterr().out)
 
 
@@ -202,7 +208,7 @@ def test_adding_stores_are_left_alone(tmp_path: Path) -> None:
     for arg in ("add", None):
         ast = sink(store(0, add(mul(at, 400), j), load(1, add(mul(i, 400), j)), i, j, arg=arg))
         with Context(CACHE_DIR=str(tmp_path), BEAM=2):
-            assert tune.tuned(ast) is None
+            assert tune.tuned(ast, BENCH) is None
 
 
 def test_in_place_and_symbolic(quick: Path) -> None:
@@ -220,9 +226,10 @@ def test_in_place_and_symbolic(quick: Path) -> None:
 SCRIPT = """
 import numpy as np
 from manygrad.runtime.devices import tune
+from manygrad.runtime.devices.cpu_bench import BENCH
 from tests.runtime.codegen.kernels import gemm
 tune.neighbours = lambda *args, real=tune.neighbours: real(*args)[::8]
-print(tune.tuned(gemm(40, 48, 50)))
+print(tune.tuned(gemm(40, 48, 50), BENCH))
 """
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from manygrad.runtime.devices import BACKENDS, get_device
+from tests.opencl import OPENCL
 from tests.runtime.devices.conformance import CHECKS
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__)
-@pytest.mark.parametrize("kind", ["CPU", "PYTHON", "TINY"])
+@pytest.mark.parametrize("kind", ["CPU", OPENCL, "PYTHON", "TINY"])
 def test_conformance(kind: str, check: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BACKENDS, "TINY", "tests.runtime.devices.tiny")
     check(f"{kind}:77")

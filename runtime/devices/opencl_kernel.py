@@ -1,0 +1,214 @@
+"""OpenCL kernels: how they are compiled, how their parallel loop is cut into work items, and how they are started."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from manygrad.runtime.codegen.describe import estimate, evaluate_int, signature
+from manygrad.runtime.codegen.lowered import Program
+from manygrad.runtime.codegen.opts import loop_nest
+from manygrad.runtime.codegen.pipeline import Prepared
+from manygrad.runtime.devices.diskcache import code_version
+from manygrad.runtime.devices.opencl_driver import driver, opencl
+from manygrad.runtime.render import opencl as renderer
+from manygrad.tensor.environment import CACHE
+from manygrad.tensor.uop.uop import UOp
+
+HEADER_BYTES = 16
+SERIAL_WORK = 1 << 17  # operations + bytes up to which one work item of a processor does it all
+ITEMS_A_UNIT = 4  # of a processor's core: what is left over is shared out
+GROUPS_A_UNIT = 64  # of a GPU's
+SCRATCH_LIMIT_BYTES = 256 << 20  # of all work items together, where scratch memory is not local
+
+
+class Stream:
+    """The queue of one device, in order, and the scratch memory that its kernels use one after the other."""
+
+    def __init__(self) -> None:
+        self.queue = opencl().CommandQueue(driver().context)
+        self._scratch: Any = None
+
+    def scratch(self, nbytes: int) -> Any:
+        if self._scratch is None or self._scratch.size < nbytes:
+            cl = opencl()
+            self._scratch = cl.Buffer(driver().context, cl.mem_flags.READ_WRITE, nbytes)
+        return self._scratch
+
+
+@dataclass(eq=False)
+class Block:
+    """`nbytes` from `offset` on in a memory object. A handle knows its device's stream, so that a kernel shared by all
+    devices runs on the right one."""
+
+    stream: Stream
+    memory: Any
+    nbytes: int
+    address: int  # no two memory objects have a number in common: who overlaps with whom (TinyJit asks)
+    offset: int = 0
+
+    def part(self, offset_bytes: int, nbytes: int) -> Block:
+        assert 0 <= offset_bytes and offset_bytes + nbytes <= self.nbytes, (
+            f"view of bytes {offset_bytes}..{offset_bytes + nbytes} of {self.nbytes}"
+        )
+        return Block(self.stream, self.memory, nbytes, self.address + offset_bytes, self.offset + offset_bytes)
+
+
+_addresses = itertools.count(1)
+ADDRESS_STEP = 1 << 48  # more than any memory object has
+
+
+def new_block(stream: Stream, nbytes: int) -> Block:
+    """Fresh memory; its contents are undefined. Raises pyopencl's errors."""
+    cl = opencl()
+    memory = cl.Buffer(driver().context, cl.mem_flags.READ_WRITE, nbytes)
+    return Block(stream, memory, nbytes, next(_addresses) * ADDRESS_STEP)
+
+
+def render(program: Program) -> str:
+    return renderer.render(program, driver().target)
+
+
+def compile_text(text: str) -> bytes:
+    """The driver's binary where that is kept on disk; else the text. (To make a binary a driver may compile for groups
+    of any size, and once more for those that run: it takes its time.)"""
+    if not CACHE:
+        return packed(text)
+    (binary,) = build(text).get_info(opencl().program_info.BINARIES)
+    return packed(text, bytes(binary))
+
+
+def packed(text: str, binary: bytes = b"") -> bytes:
+    """What `program_of` takes: a binary, or text."""
+    head = np.array([renderer.global_scratch(text), len(binary)], np.int64).tobytes()
+    return head + (binary or text.encode())
+
+
+def build(text: str) -> Any:
+    cl, own = opencl(), driver()
+    try:
+        return cl.Program(own.context, text).build(options=list(own.options), cache_dir=False)
+    except cl.Error as error:
+        name = text.partition("\n")[0].removeprefix("// ")
+        raise RuntimeError(
+            f"the OpenCL driver of {own.device.name} does not compile kernel {name} (DEBUG=4 prints its code): {error}"
+        ) from error
+
+
+@cache
+def version() -> bytes:
+    """What compiled code and search results on disk depend on besides the kernel."""
+    return code_version("runtime/codegen", "runtime/render", "runtime/devices") + driver().key
+
+
+def program_of(compiled: bytes) -> tuple[Any, int]:
+    """The program, and how many bytes of global scratch memory a work item takes."""
+    own, (scratch_bytes, binary_bytes) = driver(), np.frombuffer(compiled[:HEADER_BYTES], np.int64)
+    rest = compiled[HEADER_BYTES:]
+    if not binary_bytes:
+        return build(rest.decode()), int(scratch_bytes)
+    return opencl().Program(own.context, [own.device], [rest]).build(cache_dir=False), int(scratch_bytes)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel whose arguments are set. `kept`: the memory that they name, which OpenCL does not keep alive."""
+
+    kernel: Any
+    size: tuple[int, ...]  # work items; (0,): none
+    group: tuple[int, ...]
+    kept: tuple[Any, ...]
+    queue: Any  # of the device whose memory it is
+
+    def start(self) -> None:
+        if self.size[0]:
+            opencl().enqueue_nd_range_kernel(self.queue, self.kernel, self.size, self.group)
+
+
+class OpenCLKernel:
+    """A loaded kernel. A call starts it; `launch` is for who starts it again and again (`opencl_graph.py`)."""
+
+    def __init__(self, prepared: Prepared, ast: UOp, compiled: bytes) -> None:
+        own = driver()
+        self.name, self.opts, self.prepared = prepared.name, prepared.opts, prepared
+        self.flops, self.nbytes = estimate(ast)
+        sig = signature(prepared.ast)
+        variables = signature(ast).variables
+        self.slots = sig.slots
+        self.names = tuple(v.arg[0] for v in variables)
+        self.bounds = tuple((v.arg[1], v.arg[2]) for v in variables)
+        self.counts = loop_nest(sig, prepared.opts).counts
+        words = 16 * self.slots + 8 * len(self.names) + 24
+        if words > own.parameter_bytes:
+            raise NotImplementedError(
+                f"kernel {self.name} takes {self.slots} buffers, as arguments of {words} bytes; this OpenCL device "
+                f"takes {own.parameter_bytes}. Join fewer tensors at once: .realize() some of them in between"
+            )
+        self.program, self.scratch_bytes = program_of(compiled)
+        self._kernel = self.fresh()
+        self._lock = threading.Lock()  # a cl_kernel holds its arguments: one thread sets them and starts it at a time
+
+    @property
+    def source(self) -> str:
+        """The OpenCL C, made again on request: a kernel from the disk cache has only a binary."""
+        return self.prepared.code(render)
+
+    def fresh(self) -> Any:
+        """The kernel, with arguments of its own."""
+        return opencl().Kernel(self.program, renderer.ENTRY)
+
+    def grid(self, variables: dict[str, int]) -> tuple[int, int]:
+        """(total, per): the indices of the parallel loop, and how many of them a work item runs."""
+        own = driver()
+        total = math.prod(-(-evaluate_int(n, variables) // step) for n, step in self.counts)
+        items = own.units * (ITEMS_A_UNIT if own.is_cpu else GROUPS_A_UNIT * own.target.group)
+        if self.flops + self.nbytes <= SERIAL_WORK and own.is_cpu:
+            items = 1
+        if self.scratch_bytes:
+            items = min(items, max(1, SCRATCH_LIMIT_BYTES // self.scratch_bytes))
+        return total, max(1, -(-total // items))
+
+    def launch(self, handles: Sequence[Block], vars: tuple[int, ...], kernel: Any) -> Launch:
+        """Sets the arguments of `kernel`, one of `fresh()`."""
+        assert len(handles) >= self.slots and len(vars) == len(self.names), (
+            f"{self.name} takes {self.slots} buffers and the variables {self.names}, not {len(handles)} and {vars}"
+        )
+        for name, value, (lo, hi) in zip(self.names, vars, self.bounds):
+            if not lo <= value <= hi:
+                raise ValueError(f"{self.name}: variable {name} is {value}, outside of its bounds {lo}..{hi}")
+        total, per = self.grid(dict(zip(self.names, vars)))
+        group = driver().target.group
+        items = -(-total // per)
+        size = -(-items // group) * group
+        used = handles[: self.slots]
+        arguments: list[Any] = [x for h in used for x in (h.memory, np.int64(h.offset))]
+        arguments += map(np.int64, (*vars, total, per))
+        kept = [h.memory for h in used]
+        if self.scratch_bytes and size:
+            kept.append(used[0].stream.scratch(size * self.scratch_bytes))
+            arguments.append(kept[-1])
+        elif self.scratch_bytes:
+            arguments.append(None)
+        kernel.set_args(*arguments)
+        return Launch(kernel, (size,), (group,), tuple(kept), handles[0].stream.queue)
+
+    def __call__(self, handles: Sequence[Block], vars: tuple[int, ...] = (), wait: bool = False) -> float | None:
+        queue = handles[0].stream.queue
+        if wait:
+            queue.finish()
+        began = time.perf_counter()
+        with self._lock:
+            self.launch(handles, vars, self._kernel).start()
+        if not wait:
+            queue.flush()
+            return None
+        queue.finish()
+        return time.perf_counter() - began
