@@ -107,4 +107,10 @@ def outline_of(graph: UOp) -> str:
         own = line[u] = u._cache.get("line") or line.get(u, "")
         for s in u.src:
             line.setdefault(s, own)
-    return "\n".join(f"{line[u]}\t{u.op.name} {u.dtype.name} {show_arg(u.shape)} {show_arg(u.arg)}" for u in order)
+    shapes = {shape: show_arg(shape) for shape in {u.shape for u in order}}
+    return "\n".join(
+        [
+            f"{line[u]}\t{u.op.name} {u.dtype.name} {shapes[u.shape]} {'None' if u.arg is None else show_arg(u.arg)}"
+            for u in order
+        ]
+    )

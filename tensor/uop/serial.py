@@ -105,8 +105,16 @@ def encode(root: UOp, line: Callable[[UOp], str] = lambda u: "") -> bytes:
     lines: dict[str, int] = {"": 0}
     flat: list[int] = []
     dumps = json.JSONEncoder(separators=(",", ":")).encode
+    shapes: dict[Any, int] = {}  # tuples of ints, many of which are alike
     for u in number:
-        arg = 0 if u.arg is None else args.setdefault(dumps(_plain(u.arg, number)), len(args))
+        if u.arg is None:
+            arg = 0
+        elif (u.op is Ops.RESHAPE or u.op is Ops.EXPAND) and u.arg in shapes:
+            arg = shapes[u.arg]
+        else:
+            arg = args.setdefault(dumps(_plain(u.arg, number)), len(args))
+            if u.op is Ops.RESHAPE or u.op is Ops.EXPAND:
+                shapes[u.arg] = arg
         flat += (
             ops.setdefault(u.op, len(ops)),
             dtypes.setdefault(u.dtype, len(dtypes)),
