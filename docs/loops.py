@@ -21,6 +21,7 @@ from manygrad.tensor.engine import engine
 from manygrad.tensor.uop import Ops, UOp
 
 MACHINE = Machine(64, 32, 1 << 20, True, 2, burst_bytes=4 << 10)  # two cores with AVX-512
+OPENCL = Machine(64, 32, 1 << 20, cores=2)  # what pocl says of them
 
 HEAD = """# Loop trees
 
@@ -36,6 +37,9 @@ How to read one: `for i0 in begin..finish, parallel` is the loop that is cut ove
 index to its last. `r1 = 64 from i0 in vectors of 16` is a tile: 64 iterations of the loop `r1` that stand in registers,
 four vectors of 16; what is below is written out for each of them. `k2` is a range of a sum. `pack` fills local memory,
 `accumulate` adds a tile to a sum's registers.
+
+On OPENCL the parallel loop is the grid: each work item runs a part of it, from its first index to its last, and local
+memory is the group's where it fits.
 
 Three kernels follow, with the Opts that the heuristic gives them on two cores with AVX-512. The first tree is the
 kernel as written; after that, what each Opt changes of it.
@@ -89,6 +93,12 @@ def section(title: str, program: str, make: Callable[[], Tensor]) -> Iterator[st
         lines = [line for line in changes if not line.startswith("@@")]
         text = "\n".join(lines) or " (the same loops; other instructions in the tile)"
         yield f"\n{' '.join(f'`{o!r}`' for o in opts[first:last])}:\n\n```diff\n{text}\n```\n"
+    other = prepare(kernel(make()), OPENCL)
+    if other.opts == opts:
+        yield "\nOn OPENCL, with pocl on these cores: the same.\n"
+    else:
+        tree = show(build(Kernel(signature(other.ast), loop_nest(signature(other.ast), other.opts))))
+        yield f"\nOn OPENCL, with pocl on these cores, `{' '.join(map(repr, other.opts))}`:\n\n```\n{tree}\n```\n"
 
 
 def page() -> str:

@@ -28,6 +28,7 @@ SMALLEST: dict[str, tuple[list[str], list[str]]] = {
         ["softmax", "same bits", "yes", "geometric mean"],
     ),
     "dispatch.py": (["--kernels", "20", "--repeats", "5"], ["a kernel", "mlp batch 1"]),
+    "opencl.py": (["--size", "64", "--elements", "2000", "--repeats", "2"], ["OPENCL"]),
     "ops_vs_torch.py": (["cumsum"], ["Tensor.cumsum"]),
     "models_vs_torch.py": (["--models", "lstm", "--repeats", "2"], ["lstm", "ms ours"]),
     "train_step.py": (["--models", "mlp1", "--steps", "6", "--turn", "1"], ["mlp1", "tinygrad/ours", "ours MB"]),
