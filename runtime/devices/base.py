@@ -88,12 +88,6 @@ class Kernel(Protocol):
         took."""
 
 
-def _in_blocks(ast: UOp, kernels: Sequence[Kernel]) -> Kernel:
-    from manygrad.runtime.devices.chain import Chained
-
-    return Chained(ast, kernels)
-
-
 def _without_opts(ast: UOp, opts: tuple[Opt, ...] | None, simplify: bool) -> Kernel:
     raise NotImplementedError("kernels of this kind of device are not optimised")
 
@@ -108,7 +102,8 @@ class Builder:
     """From kernel AST to Kernel, for all devices of a kind."""
 
     build: Callable[[UOp], Kernel]  # of a SINK
-    chain: Callable[[UOp, Sequence[Any]], Kernel] = _in_blocks  # of a CHAIN, whose kernels are given
+    # of a CHAIN, whose kernels are given; None: these, block by block (`chain.py`)
+    chain: Callable[[UOp, Sequence[Any]], Kernel] | None = None
     build_all: Callable[[Sequence[UOp], LoadedKernels], None] = _one_by_one  # of SINKs that are not loaded yet
     build_with: Callable[[UOp, tuple[Opt, ...] | None, bool], Kernel] = _without_opts  # (ast, opts, simplify)
     knobs: tuple[str, ...] = ()  # environment variables that change what it builds

@@ -9,6 +9,7 @@ from typing import Any
 
 from manygrad.runtime import profile
 from manygrad.runtime.devices.base import Builder, Kernel
+from manygrad.runtime.devices.chain import Chained
 from manygrad.tensor.environment import REGISTRY
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
@@ -44,7 +45,7 @@ class LoadedKernels:
         if ast.op is Ops.SINK:
             kernel = self.builder.build(ast)
         else:
-            kernel = self.builder.chain(ast, [self.get(k) for k in ast.src])
+            kernel = (self.builder.chain or Chained)(ast, [self.get(k) for k in ast.src])
         if profile.active:
             facts = {"opts": list(map(repr, kernel.opts))}
             profile.record(profile.compile_lane(), kernel.name, start, time.perf_counter(), facts)
