@@ -8,6 +8,7 @@ temporary that nothing else reads is not stored any more.
     h[i] = sum(x[k] * w[k, i]);  a[i] = gelu(h[i]);  d[i] = gelu'(h[i])   ==>  one kernel: a product that writes a and d
     s[i] = sum(x[i, k], k);  q[i] = sum((x[i, k] - s[i])**2, k)   ==>  one kernel: a row is read from memory once
     s = sum(x[k], k);  m = max(x[k], k)   ==>  one kernel: x is read from memory once
+    c[i] = a[i];  c[i + 64] = b[i]   ==>  one kernel: the parts of joined values
 
 A kernel joins an earlier one only where nothing between them must come first, and only if they touch shared buffers at
 the very same elements: an iteration may not see what another one writes. Reductions join each other where they go over
@@ -51,9 +52,19 @@ class Group:
     after: list[Group] = field(default_factory=list)  # other groups that come before this one
     awaited: bool = False  # an item of another group comes after one of these
 
+    def target(self, store: UOp) -> UOp:
+        """The buffer that is written."""
+        return self.args[store.src[0].src[0].arg]
+
     def written(self) -> dict[UOp, UOp]:
-        """buffer -> its STORE."""
-        return {self.args[s.src[0].src[0].arg]: s for s in self.stores}
+        """buffer -> its STORE; of several, which write parts of it, the last."""
+        return {self.target(s): s for s in self.stores}
+
+    @property
+    def in_parts(self) -> set[UOp]:
+        """Buffers that several STOREs write."""
+        targets = [self.target(s) for s in self.stores]
+        return {b for b in targets if targets.count(b) > 1}
 
 
 def merge_kernels(items: list[Item]) -> list[Item]:
@@ -69,7 +80,8 @@ def merge_kernels(items: list[Item]) -> list[Item]:
             others = [group_of[d] for d in item.after if group_of[d] is not group]
             in_place = all(g.at < group.at for g in others)
             overtakes = group.awaited and not in_place
-            if (overtakes and not reduces) or not can_join(group, item):
+            apart = all(group_of[d] is not group for d in item.after)
+            if (overtakes and not reduces) or not can_join(group, item, apart):
                 continue
             if (overtakes or overtaken) and any(waits(g, group) for g in others):
                 continue
@@ -145,22 +157,25 @@ def candidates(item: Item, groups: list[Group]) -> list[Group]:
     return [*reversed(makers), *(g for g in reversed(groups[-4:]) if g not in makers)]
 
 
-def can_join(group: Group, item: Item) -> bool:
-    """Whether the item's kernel can be one with the group's, no value changes, and something is saved."""
+def can_join(group: Group, item: Item, apart: bool) -> bool:
+    """Whether the item's kernel can be one with the group's, no value changes, and something is saved. `apart`: neither
+    must come first, so that what both write are parts that do not meet."""
     store = item.what.src[0]
     place = store.src[0].src[1:]
     out = item.args[store.src[0].src[0].arg]
     written = group.written()
-    if out in written or len(group.stores) == MAX_STORES or out.device != group.args[0].device:
+    if len(group.stores) == MAX_STORES or out.device != group.args[0].device:
+        return False
+    if out in written and not (apart and not group.reduces and not reductions(item.what) and out not in group.loads):
         return False
     if len(set(group.args) | set(item.args)) > MAX_ARGS or group.nodes + len(nodes_of(item.what)) > MAX_NODES:
         return False
     if not (goes_along(group, item) if reductions(item.what) else _shares(group, item, out)):
         return False
-    if any(
-        b in written and places != {written[b].src[0].src[1:]} for b, places in reads_of(item.what, item.args).items()
-    ):
-        return False
+    in_parts = group.in_parts | ({out} if out in written else set())
+    for b, places in reads_of(item.what, item.args).items():
+        if b in in_parts or (b in written and places != {written[b].src[0].src[1:]}):
+            return False
     return group.loads.get(out, {place}) == {place}
 
 
@@ -227,17 +242,17 @@ def _shares(group: Group, item: Item, out: UOp) -> bool:
     """Whether merging saves a read: of what the group computes, or, without a reduction in it, of what both read."""
     if group.reduces:
         return any(b in item.args for b in group.written())
-    return any(b in group.args for b in item.args if b is not out) or out in group.loads
+    return any(b in group.args for b in item.args if b is not out) or out in group.loads or out in group.written()
 
 
 def merged(group: Group, users: dict[UOp, list[Group]]) -> Item:
     """One item for all of a group's, over the buffers that it still touches."""
     first, written = group.items[0], group.written()
-    needed = {b: s for b, s in written.items() if not is_temporary(b) or any(g is not group for g in users[b])}
-    sink = UOp(Ops.SINK, dtypes.void, tuple(needed.values()))
+    needed = [b for b in written if not is_temporary(b) or any(g is not group for g in users[b])]
+    sink = UOp(Ops.SINK, dtypes.void, tuple(s for s in group.stores if group.target(s) in needed))
     used = sorted({u.arg for u in sink.toposort() if u.op is Ops.PARAM})
     params = {u: UOp(Ops.PARAM, u.dtype, (), used.index(u.arg)) for u in sink.toposort() if u.op is Ops.PARAM}
     what = substitute(sink, params)
     made_from(what, *(item.what for item in group.items), line=first.line)
     reads = [r for item in group.items for r in item.reads if r[0] not in written or item is first]
-    return Item(first.effect, what, [group.args[i] for i in used], list(needed), list(dict.fromkeys(reads)))
+    return Item(first.effect, what, [group.args[i] for i in used], needed, list(dict.fromkeys(reads)))

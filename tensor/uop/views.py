@@ -136,7 +136,15 @@ def _strides_of(u: UOp, source: UOp, strides: Strides) -> Strides | None:
         return tuple(0 if d != n else s for s, d, n in zip(strides, source.shape, u.shape))
     if u.op is Ops.FLIP:
         return tuple(-s if f else s for s, f in zip(strides, u.arg))
-    return contiguous_strides(u.shape) if u.op is Ops.CUSTOM and u.arg is OTHER_WIDTH else strides
+    return _of_other_width(u, source, strides) if u.op is Ops.CUSTOM and u.arg is OTHER_WIDTH else strides
+
+
+def _of_other_width(u: UOp, source: UOp, strides: Strides) -> Strides | None:
+    """Counted in elements of the new width; along the last dim they lie side by side."""
+    old, new = source.dtype.itemsize, u.dtype.itemsize
+    if not strides or any(s * old % new for s in strides[:-1]):
+        return None if strides else ()
+    return (*(s * old // new for s in strides[:-1]), 1)
 
 
 def _stepped(u: UOp, source: UOp, strides: Strides) -> Strides | None:

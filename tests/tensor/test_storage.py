@@ -196,3 +196,21 @@ def test_a_view_of_a_parameter_follows_an_optimizer() -> None:
         opt.step()
         opt.zero_grad()
     assert row.tolist() == [0, 0] and w.tolist() == [0] * 4
+
+
+@pytest.mark.parametrize("realized", [False, True])
+def test_bytes_of_a_slice_whose_rows_lie_apart(realized: bool) -> None:
+    """Their reshape to one row would move elements: it is a copy, as in NumPy, and keeps the value of its time."""
+    values = np.arange(24, dtype=np.float32).reshape(4, 6)
+    t, a = Tensor(values.copy()), values.copy()
+    if realized:
+        t.realize()
+    column, expected = t[:, :1].view("uint8"), a[:, :1].view(np.uint8)
+    flat, expected_flat = column.reshape(-1), expected.reshape(-1)
+    whole, expected_whole = t.view("uint8").reshape(-1), a.view(np.uint8).reshape(-1)
+    wide, expected_wide = t.view("uint8")[1:].view("int32"), a.view(np.uint8)[1:].view(np.int32)
+    t[0] = -1
+    t[1:].fill_(2)
+    a[0], a[1:] = -1, 2
+    for ours, numpys in ((column, expected), (flat, expected_flat), (whole, expected_whole), (wide, expected_wide)):
+        np.testing.assert_array_equal(ours.numpy(), numpys)
