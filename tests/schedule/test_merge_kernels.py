@@ -238,3 +238,39 @@ def test_a_variance_far_from_zero() -> None:
     wide = x.astype(np.float64)
     expected = (wide - wide.mean((0, 2, 3), keepdims=True)) / wide.std((0, 2, 3), keepdims=True)
     np.testing.assert_allclose(out, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("device", ["CPU", "PYTHON"])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_the_parts_of_joined_values_are_one_kernel(dim: int, device: str) -> None:
+    rng = np.random.default_rng(0)
+    with Context(DEVICE=device):
+        arrays = [rng.normal(size=(4, 6)).astype(np.float32) for _ in range(3)]
+        parts = [Tensor(a).realize() for a in arrays]
+        made = [lambda: Tensor.cat(*parts, dim=dim).relu(), lambda: Tensor.stack(parts, dim=dim)]
+        for f, expected in zip(made, (np.maximum(np.concatenate(arrays, dim), 0), np.stack(arrays, dim))):
+            (kernel,) = kernels_of([f()])
+            assert len(kernel.src) == len(parts)
+            np.testing.assert_array_equal(f().numpy(), expected)
+
+
+def test_what_reads_joined_values_comes_after_all_parts() -> None:
+    """Also where it runs over the loops of the parts, and reads what the last of them wrote."""
+    a, b = stored(8, 4), stored(8, 4)
+    joined = Tensor.cat(a, b)
+    last, turned = joined[8:] * 2, joined.flip(0)[:8] + joined[:8]
+    joined.realize(last, turned)
+    whole = np.concatenate([a.numpy(), b.numpy()])
+    np.testing.assert_array_equal(joined.numpy(), whole)
+    np.testing.assert_array_equal(last.numpy(), whole[8:] * 2)
+    np.testing.assert_array_equal(turned.numpy(), whole[::-1][:8] + whole[:8])
+
+
+def test_assignments_to_overlapping_parts_keep_their_order() -> None:
+    x, a, b = stored(8, 4), stored(4, 4), stored(4, 4)
+    expected = x.numpy().copy()
+    x[:4] = a
+    x[2:6] = b
+    x.realize()
+    expected[:4], expected[2:6] = a.numpy(), b.numpy()
+    np.testing.assert_array_equal(x.numpy(), expected)
