@@ -13,9 +13,11 @@ from manygrad.schedule.simplify import broadcast
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.source import inherit
 from manygrad.tensor.uop import Ops, UOp
-from manygrad.tensor.uop.rewrite import with_sources
+from manygrad.tensor.uop.rewrite import PatternMatcher, UPat, graph_rewrite
 
 FAR = 1  # the code of an index of which twice is no int64
+
+pm_unchecked = PatternMatcher([(UPat(Ops.CHECK, "u"), lambda u: u.src[0])])  # CHECK(i, word) -> i
 
 
 def lower_checks(sink: UOp) -> UOp:
@@ -30,10 +32,7 @@ def lower_checks(sink: UOp) -> UOp:
         before = words.get(word, word)  # (one line may check several indices)
         worst = UOp(Ops.MAX, dtypes.int64, (before, worst_of(index, *u.arg)))
         words[word] = UOp(Ops.AFTER, dtypes.int64, (before, inherit(UOp(Ops.STORE, dtypes.void, (before, worst)), u)))
-    done: dict[UOp, UOp] = {}  # CHECK(i, word) -> i
-    for u in sink.replace(src=(*sink.src, *words.values())).toposort():
-        done[u] = done[u.src[0]] if u.op is Ops.CHECK else with_sources(u, tuple([done[s] for s in u.src]))
-    return done[u]
+    return graph_rewrite(sink.replace(src=(*sink.src, *words.values())), pm_unchecked)
 
 
 def worst_of(index: UOp, low: int, size: int, spared: int | None) -> UOp:

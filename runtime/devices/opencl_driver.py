@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from manygrad.native.processor import cores
@@ -76,10 +75,18 @@ class Driver:
         return f"{about} {self.machine}".encode()
 
 
-@cache
+_opened: list[Driver] = []  # the process's only one: memory and queues belong to its context
+
+
 def driver() -> Driver:
     """That of OPENCL_DEVICE. Raises NoOpenCLError, or ValueError for a number that no device has."""
-    cl, found, number = opencl(), devices(), int(OPENCL_DEVICE.value)
+    if not _opened:
+        _opened.append(_open(int(OPENCL_DEVICE.value)))
+    return _opened[0]
+
+
+def _open(number: int) -> Driver:
+    cl, found = opencl(), devices()
     if not 0 <= number < len(found):
         names = "; ".join(f"{i}: {d.name.strip()} ({d.platform.name.strip()})" for i, d in enumerate(found))
         raise ValueError(f"OPENCL_DEVICE={number}: this machine has the OpenCL devices {names}")

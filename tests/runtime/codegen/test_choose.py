@@ -201,7 +201,7 @@ def test_every_number_has_a_unit_and_a_benchmark() -> None:
         words = " ".join(comment.replace("#", "").split())
         assert re.fullmatch(r"(\w+|\(.*\)): .*\[(no benchmark|\w+\.py[^]]*)\]", words), f"{name}: {words}"
     for script in set(re.findall(r"\[(\w+\.py)", text)):
-        assert (Path(cost.__file__).parents[2] / "benchmarks" / script).exists(), script
+        assert (Path(__file__).parents[3] / "benchmarks" / script).exists(), script
 
 
 if __name__ == "__main__":

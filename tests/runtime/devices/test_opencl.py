@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -36,10 +35,9 @@ def test_importing_manygrad_does_not_import_pyopencl() -> None:
 
 
 @pytest.fixture
-def unknown_driver() -> Iterator[None]:
-    driver.cache_clear()
-    yield
-    driver.cache_clear()
+def unknown_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As before the first use; what is open stays as it is for the tests to come."""
+    monkeypatch.setattr(opencl_driver, "_opened", [])
 
 
 def test_without_the_package_the_error_says_what_to_install(
