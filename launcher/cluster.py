@@ -92,6 +92,7 @@ class Cluster:
     _pidfds: dict[int, tuple[int, int]] = field(default_factory=dict)
     _supervised: set[int] = field(default_factory=set)
     _stopping: bool = False
+    _listener: threading.Thread | None = None
     _group: Any = None
     _saved: dict[str, str | None] = field(default_factory=dict)
 
@@ -259,7 +260,8 @@ class Cluster:
     def run(self, rank: int, spec: dict[str, Any], payload: bytes) -> None:
         self._refs[self._agents[rank].run.remote(spec, payload)] = rank
         if len(self._refs) == self.job.nodes:
-            threading.Thread(target=self._listen, name="manygrad-ray", daemon=True).start()
+            self._listener = threading.Thread(target=self._listen, name="manygrad-ray", daemon=True)
+            self._listener.start()
 
     def _listen(self) -> None:
         """Ray's word on the agents, for `lost` and `results`. Ends with them, or when Ray cannot even be asked."""
@@ -363,6 +365,8 @@ class Cluster:
         """Each step on its own: where one fails (Ray is gone, say), the others may not."""
         agents, group = self._agents, self._group
         self._agents, self._refs, self._group = [], {}, None
+        if self._listener is not None:
+            self._listener.join()  # Ray ends a process that asks it for anything once it was shut down
 
         def attempt(what: str, step: Callable[[], object]) -> None:
             try:
