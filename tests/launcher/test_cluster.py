@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,6 +49,27 @@ def gone() -> None:
 def test_all_is_given_back_in_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     c, asked = attached(monkeypatch, tmp_path)
     assert c.stop(fast=True) == "" and asked == ["kill", "kill", "remove", "shutdown"]
+
+
+def test_ray_is_left_after_who_listens_to_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """A question to a Ray that was shut down ends the process (exit code 1, no word of Python's)."""
+    c, asked = attached(monkeypatch, tmp_path)
+
+    def wait(*_: Any, **__: Any) -> tuple[list[Any], list[Any]]:
+        asked.append("wait")
+        time.sleep(0.2)
+        asked.append("waited")
+        return [], []
+
+    monkeypatch.setattr(sys.modules["ray"], "wait", wait, raising=False)
+    c._agents = [SimpleNamespace(run=SimpleNamespace(remote=lambda *_: object())) for _ in range(2)]
+    for rank in range(2):
+        c.run(rank, {}, b"")
+    while not asked:
+        time.sleep(0.01)
+    assert c.stop(fast=True) == ""
+    time.sleep(0.5)
+    assert asked[-1] == "shutdown" and asked.count("wait") == asked.count("waited")
 
 
 def test_what_ray_raises_while_closing_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -110,9 +111,9 @@ def _worker() -> Any:
 
 
 @pytest.mark.parametrize("kind", [OPENCL])
-def test_training_on_two_workers(kind: str) -> None:
+def test_training_on_two_workers(kind: str, tmp_path: Path) -> None:
     want = train(("CPU:0",))
-    found = launch(_worker, nodes=2, device=kind, timeout=300)
+    found = launch(_worker, nodes=2, device=kind, timeout=300, run_dir=str(tmp_path / "run"))
     assert found[0] == found[1]
     np.testing.assert_allclose(found[0][0], want[0], rtol=1e-5)
     np.testing.assert_allclose(found[0][1], want[1], rtol=1e-4, atol=1e-6)
