@@ -1,11 +1,4 @@
-"""Rows that do not begin at a cache line, stored past the caches: each row's loop begins where a line does.
-
-before:  LOOP j in 0, 16, ..: STORE out[1000 i + j]  (the vectors of every second row lie across two lines)
-after:   STORE of the elements before the first line; LOOP j in whole lines: STREAM out[1000 i + j]; STORE of the rest
-
-The values are those of the loop as it was, in other vectors. For kernels whose innermost loop is the lanes', which
-reads and writes what lies side by side.
-"""
+"""Where the vectors of a kernel's stores begin, and whether they may begin elsewhere (`loops/rows.py`, `choose/`)."""
 
 from __future__ import annotations
 

@@ -45,10 +45,8 @@ class Open:
     tiles: frozenset[UOp] = frozenset()
     blocks: frozenset[UOp] = frozenset()
     computed: frozenset[UOp] = frozenset()  # REDUCEs
-    packed: frozenset[UOp] = frozenset()  # values in local memory
     reducing: tuple[UOp, ...] = ()  # ranges of the innermost Reduce
     packing: Packing | None = None
-    inside: bool = False  # of any node
 
 
 Rule = tuple[str, type[Node], Callable[..., bool]]
@@ -121,7 +119,6 @@ def _inside(node: Node, o: Open) -> Open:
         case CacheRead():
             for part in node.parts:
                 _verify((part,), o)
-            return replace(o, packed=o.packed | {p.stage.value for p in node.parts})
         case Packing():
             _verify(node.body, replace(o, packing=node))
         case Reduce():
