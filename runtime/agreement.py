@@ -58,7 +58,7 @@ class Agreement:
         first = plan.key not in _made
         values = _unseen(plan, buffers, first)
         ask = collectives.plan_hook if first and plan.by_all else None
-        self.ready = ask(plan.key, text_of(linear), plan.outline) if ask is not None else _nothing
+        self.ready = ask(plan.key, text_of(linear), plan.outline()) if ask is not None else _nothing
         round = _made[plan.key] = _made.get(plan.key, -1) + 1
         self.thread: threading.Thread | None = None
         self.error: Exception | None = None

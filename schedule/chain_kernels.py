@@ -27,7 +27,7 @@ from manygrad.schedule.buffers import is_temporary, nbytes_of
 from manygrad.schedule.chain import ChainSpec
 from manygrad.schedule.items import Item
 from manygrad.schedule.limit_columns import ALIGN, limits_of
-from manygrad.schedule.nodes import indices, nodes_of, reductions
+from manygrad.schedule.nodes import indices, reductions
 from manygrad.schedule.plan_memory import lives_of, place
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import BufferSpec, Ops, UOp
@@ -157,7 +157,7 @@ def _plain(item: Item) -> bool:
         u.op is Ops.DEFINE_VAR
         or (u.op is Ops.RANGE and u.src[0].op is not Ops.CONST)
         or (u.op is Ops.STORE and u.arg is not None)
-        for u in nodes_of(item.what)
+        for u in item.what.below()
     )
 
 
@@ -241,9 +241,7 @@ def _masked(items: list[Item], chain: Chain, rows: int) -> Item | None:
     size = _loops(items[chain.members[0]])[chain.outer - 1].src[0].arg
     most = max(ALIGN, max(chain.steps[b] for b in chain.inside) // 4)
     fewer = max((n for n in range(1, min(size, most) + 1) if size % n == 0), default=rows)
-    if not MIN_ROWS <= fewer < rows or not any(
-        u.op is Ops.WHERE for i in chain.members for u in nodes_of(items[i].what)
-    ):
+    if not MIN_ROWS <= fewer < rows or not any(u.op is Ops.WHERE for i in chain.members for u in items[i].what.below()):
         return None
     found = _chained(items, chain, fewer)
     return (

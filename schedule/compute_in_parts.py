@@ -21,7 +21,7 @@ from manygrad.tensor.uop.rewrite import with_sources
 
 def compute_in_parts(sink: UOp) -> UOp:
     order = sink.toposort()
-    if not any(u.op is Ops.CAT for u in order):
+    if not any(u.op in GroupOp.ELEMENTWISE and _in_parts(u) for u in order):
         return sink
     readers: dict[UOp, int] = {}
     for u in order:

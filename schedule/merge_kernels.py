@@ -23,7 +23,7 @@ from math import prod
 
 from manygrad.schedule.buffers import is_temporary
 from manygrad.schedule.items import Item
-from manygrad.schedule.nodes import nodes_of, reductions
+from manygrad.schedule.nodes import reductions
 from manygrad.schedule.rows import ROW
 from manygrad.schedule.sweep import sweep_of
 from manygrad.tensor.dtype import dtypes
@@ -168,7 +168,7 @@ def can_join(group: Group, item: Item, apart: bool) -> bool:
         return False
     if out in written and not (apart and not group.reduces and not reductions(item.what) and out not in group.loads):
         return False
-    if len(set(group.args) | set(item.args)) > MAX_ARGS or group.nodes + len(nodes_of(item.what)) > MAX_NODES:
+    if len(set(group.args) | set(item.args)) > MAX_ARGS or group.nodes + len(item.what.below()) > MAX_NODES:
         return False
     if not (goes_along(group, item) if reductions(item.what) else _shares(group, item, out)):
         return False
@@ -182,7 +182,7 @@ def can_join(group: Group, item: Item, apart: bool) -> bool:
 def reads_of(ast: UOp, args: list[UOp]) -> dict[UOp, set[tuple[UOp, ...]]]:
     """buffer -> places that are read."""
     found: dict[UOp, set[tuple[UOp, ...]]] = {}
-    for load in nodes_of(ast):
+    for load in ast.below():
         if load.op is Ops.LOAD:
             found.setdefault(args[load.src[0].src[0].arg], set()).add(load.src[0].src[1:])
     return found
@@ -195,7 +195,7 @@ def join(group: Group, item: Item) -> None:
     for b, places in reads_of(item.what if store is item.what.src[0] else store, item.args).items():
         if b not in written:
             group.loads.setdefault(b, set()).update(places)
-    group.nodes += len(nodes_of(item.what))
+    group.nodes += len(item.what.below())
     if not group.stores and len(set(item.args)) == len(item.args):
         group.args += item.args
         group.stores.append(store)

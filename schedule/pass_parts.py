@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from manygrad.schedule.items import Item
-from manygrad.schedule.nodes import indices, nodes_of
+from manygrad.schedule.nodes import indices
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
 from manygrad.tensor.uop.shape import numel
@@ -76,7 +76,7 @@ def _least(index: UOp) -> int:
 
 def _without(kernel: UOp, offsets: dict[int, int]) -> UOp:
     done: dict[UOp, UOp] = {}
-    for u in (*nodes_of(kernel), kernel) if offsets else ():
+    for u in (*kernel.below(), kernel) if offsets else ():
         src = tuple(done[s] for s in u.src)
         if u.op is Ops.INDEX and u.src[0].arg in offsets:
             src = (src[0], sym.add(src[1], -offsets[u.src[0].arg]), *src[2:])

@@ -31,9 +31,21 @@ class Plan:
 
     key: int
     by_all: bool  # whether all workers communicate in it: not two in a send, nor none at all
-    outline: str  # a line for each node: the user's line, a tab, what it is; to find where two ranks differ
     leaves: tuple[int, ...]  # slots of the arguments that are replicated over workers
     cut: tuple[int, ...]  # slots of local arguments that are cut over workers
+    graph: UOp  # the shared effects
+    lines: tuple[str | None, ...]  # the user's, of the first nodes of the graph
+
+    def outline(self) -> str:
+        """A line for each node: the user's line, a tab, what it is; to find where two ranks differ."""
+        order = self.graph.toposort()[: len(self.lines)]
+        line: dict[UOp, str] = {}  # where a node has none, that of what reads it
+        for u, own in zip(reversed(order), reversed(self.lines)):
+            line[u] = own = own or line.get(u, "")
+            for s in u.src:
+                line.setdefault(s, own)
+        told = [(u, "None" if u.arg is None else show_arg(u.arg)) for u in order]
+        return "\n".join([f"{line[u]}\t{u.op.name} {u.dtype.name} {show_arg(u.shape)} {arg}" for u, arg in told])
 
 
 def spans_workers(device: object, me: World) -> bool:
@@ -83,7 +95,8 @@ def plan_of(normal: UOp, shared: int, linear: UOp, me: World) -> Plan | None:
         return None
     key = int.from_bytes(hashlib.sha256(encode(graph)).digest()[:8], "little") >> 1  # (a positive int64)
     by_all = any(c.op is not Ops.SEND for c in collectives)
-    return Plan(key, by_all, outline_of(graph) if by_all else "", leaves, cut)
+    lines = tuple([u._cache.get("line") for u in graph.toposort()[:OUTLINE_NODES]]) if by_all else ()
+    return Plan(key, by_all, leaves, cut, graph, lines)
 
 
 def leaves_of(graph: UOp, me: World) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -98,19 +111,3 @@ def leaves_of(graph: UOp, me: World) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if u.op is Ops.PARAM and isinstance(u.arg.device, str) and "@" not in u.arg.device
     ]
     return tuple(whole), tuple(local)
-
-
-def outline_of(graph: UOp) -> str:
-    order = graph.toposort()[:OUTLINE_NODES]
-    line: dict[UOp, str] = {}  # where a node has none, that of what reads it
-    for u in reversed(order):
-        own = line[u] = u._cache.get("line") or line.get(u, "")
-        for s in u.src:
-            line.setdefault(s, own)
-    shapes = {shape: show_arg(shape) for shape in {u.shape for u in order}}
-    return "\n".join(
-        [
-            f"{line[u]}\t{u.op.name} {u.dtype.name} {shapes[u.shape]} {'None' if u.arg is None else show_arg(u.arg)}"
-            for u in order
-        ]
-    )

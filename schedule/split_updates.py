@@ -106,14 +106,10 @@ def _joined_below(value: UOp, split: set[UOp]) -> UOp | None:
 def _wait_for_each_other(joined: UOp, buffer: UOp) -> bool:
     """Whether parts to compute again need, in a circle, what the update of one another overwrites."""
     cuts = [_cut(s, joined.src[0]) for s in _parts(joined)]
+    reads = {k: _reads(s.src[1], buffer) for k, s in enumerate(_parts(joined)) if recomputed(s.src[1])}
     needs = {
-        k: {
-            j
-            for j, (begin, end) in enumerate(cuts)
-            if j != k and any(b < end and begin < e for b, e in _reads(s.src[1], buffer))
-        }
-        for k, s in enumerate(_parts(joined))
-        if recomputed(s.src[1])
+        k: {j for j, (begin, end) in enumerate(cuts) if j != k and any(b < end and begin < e for b, e in spans)}
+        for k, spans in reads.items()
     }
     while free := [k for k in needs if not needs[k] & needs.keys()]:
         for k in free:

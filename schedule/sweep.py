@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from manygrad.schedule.nodes import nodes_of, reductions
+from manygrad.schedule.nodes import reductions
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.rewrite import substitute
@@ -46,5 +46,5 @@ def _sweep_of(ast: UOp) -> Sweep | None:
             return None
         numbered = {r: r.replace(arg=(-1 - i, r.arg[1])) for i, r in enumerate(u.src[1:])}
         read.update((x.src[0].arg, substitute(x, numbered).src[1:]) for x in anew)
-    widths = frozenset(u.dtype.itemsize for u in nodes_of(ast) if u.dtype.is_float)
+    widths = frozenset(u.dtype.itemsize for u in ast.below() if u.dtype.is_float)
     return Sweep(tuple(r.src[0] for r in reduces[0].src[1:]), widths, store.src[0].src[1:], frozenset(read))

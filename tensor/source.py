@@ -80,5 +80,6 @@ def inherit(new: UOp, old: UOp) -> UOp:
 
 def forget_inherited() -> None:
     """The end of a schedule."""
-    while _INHERITED:
-        _INHERITED.pop()._cache.pop("inherited line", None)
+    for u in _INHERITED:
+        u._cache.pop("inherited line", None)
+    _INHERITED.clear()

@@ -8,7 +8,7 @@ the fixed point.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from manygrad.tensor.dtype import DType
@@ -111,41 +111,34 @@ def graph_rewrite(
 ) -> UOp:
     """`root` with `pm` applied to every node, sources first, until nothing changes."""
     done: dict[UOp, UOp] = {}
-    stack: list[UOp | None] = [root]
-    path: list[
-        tuple[UOp, UOp | None]
-    ] = []  # (node, None): waits for its sources; (node, new): for what it became. A None on the stack: both are there
+    # what has yet to be rewritten, sources first, and whose result it is: below the root, then below what a rule made
+    stack: list[tuple[Iterator[UOp], UOp, UOp]] = [(iter(root.toposort()), root, root)]
     steps, rules, tell = 0, pm.table, matches()
     while stack:
-        top = stack.pop()
-        if top is None:
-            u, new = path.pop()
-            if new is not None:
+        nodes, made, of = stack[-1]
+        for u in nodes:
+            if u in done:
+                continue
+            steps += 1
+            src = tuple([done[s] for s in u.src])
+            if src == u.src:
+                node = u
+            else:
+                node = inherit(rebuild(u, src) if rebuild is not None else u.replace(src=src), u)
+            new = pm.rewrite(node, ctx, tell) if rules[node.op] else None
+            if new is None:
+                done[u] = node
+                if node is not u:
+                    done.setdefault(node, node)
+            elif new in done:
                 done[u] = done[new]
-                continue
-        elif top in done:
-            continue
+            else:
+                stack.append((iter(new.toposort(lambda x: x not in done)), new, u))
+                assert steps < MAX_REWRITES, "graph_rewrite does not end: two rules undo each other"
+                break
         else:
-            u = top
-            if missing := [s for s in u.src if s not in done]:
-                path.append((u, None))
-                stack.append(None)
-                missing.reverse()
-                stack += missing
-                continue
-        steps += 1
-        assert steps < MAX_REWRITES, "graph_rewrite does not end: two rules undo each other"
-        src = tuple([done[s] for s in u.src])
-        node = u if src == u.src else rebuild(u, src) if rebuild is not None else u.replace(src=src)
-        if node is not u:
-            inherit(node, u)
-        new = pm.rewrite(node, ctx, tell) if rules[node.op] else None
-        if new is None:
-            done[u] = node
-            done.setdefault(node, node)
-        else:
-            path.append((u, new))
-            stack += (None, new)
+            stack.pop()
+            done[of] = done[made]
     return done[root]
 
 

@@ -153,7 +153,14 @@ class UOp:
 
     def toposort(self, enter: Callable[[UOp], bool] | None = None) -> list[UOp]:
         """All nodes below and including this one, sources first. `enter(u)` false: do not look below `u`."""
-        return toposort((self,), enter)
+        return [*self.below(), self] if enter is None and self.op is Ops.SINK else toposort((self,), enter)
+
+    def below(self) -> tuple[UOp, ...]:
+        """All nodes below this one, sources first; found once, for graphs and kernels that many passes walk."""
+        found: tuple[UOp, ...] | None = self._cache.get("below")
+        if found is None:
+            found = self._cache["below"] = tuple(toposort(self.src))
+        return found
 
     @property
     def key(self) -> bytes:
