@@ -17,9 +17,9 @@ from math import gcd, prod
 from typing import Any
 
 from manygrad.multi.placement import REPLICATE, Partial, Placement, Shard
-from manygrad.multi.rules import placements, settled
+from manygrad.multi.rules import ANSWER, PLACEMENT, placements, settled
 from manygrad.multi.world import World, world
-from manygrad.tensor.source import inherit, line_of
+from manygrad.tensor.source import LINE, inherit, line_of
 from manygrad.tensor.uop import GroupOp, Members, Ops, UOp
 from manygrad.tensor.uop.rewrite import with_sources
 
@@ -133,7 +133,7 @@ class _Lowering:
             (UOp(Ops.MSTACK, parts[0].dtype, flat),),
             (*arg, Members(devices, tuple(mine), tuple(counts), self.number(), line_of(at))),
         )
-        node._cache["line"] = line_of(at)
+        LINE[node] = line_of(at)
         self.run_by_all(node, devices)
         return tuple(UOp(Ops.MSELECT, x.dtype, (node,), k) for k, x in enumerate(parts))
 
@@ -233,7 +233,7 @@ class _Lowering:
             effects = [self.loc[e] for e in u.src[1:]]
             self.loc[u] = tuple(u.replace(src=(x, *(e[k] for e in effects))) for k, x in enumerate(self.loc[u.src[0]]))
         else:
-            wants, result = u._cache["rule"]  # (of `placements`)
+            wants, result = ANSWER[u]
             loc = self.loc
             parts = [
                 loc[s] if w is place[s] and s in loc else self.at(s, devices, place[s], w) for s, w in zip(u.src, wants)
@@ -521,5 +521,5 @@ def lower_shards(sink: UOp, me: World = world) -> UOp:
 
 def store_spec(u: UOp) -> tuple[int | None, tuple[int, ...]]:
     """(axis, bounds) of the buffer that will hold `u`."""
-    p = settled(placements(u.toposort(lambda x: "placement" not in x._cache))[u])
+    p = settled(placements(u.toposort(lambda x: x not in PLACEMENT))[u])
     return (p.axis, p.bounds) if isinstance(p, Shard) else (None, ())

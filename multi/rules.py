@@ -14,6 +14,7 @@ from typing import Any
 from manygrad.multi.placement import REPLICATE, Partial, Placement, Replicate, Shard
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.shape import numel
+from manygrad.tensor.uop.table import Table
 
 Answer = tuple[Sequence[Placement], Placement]
 
@@ -203,12 +204,17 @@ RULES: dict[Ops, Any] = {
 }
 
 
+PLACEMENT: Table[Placement] = Table("placement")
+ANSWER: Table[Answer] = Table("answer")  # of the rule of a node on several devices
+
+
 def placements(order: list[UOp]) -> dict[UOp, Placement]:
     """The placement of every node on several devices, sources first; nodes on one device are Replicate."""
     out: dict[UOp, Placement] = {}
     for u in order:
-        if "placement" in u._cache:
-            out[u] = u._cache["placement"]
+        known = PLACEMENT.get(u)
+        if known is not None:
+            out[u] = known
             continue
         p: Placement = REPLICATE
         if isinstance(u.device, tuple):
@@ -223,9 +229,9 @@ def placements(order: list[UOp]) -> dict[UOp, Placement]:
             elif u.op in (Ops.AFTER, Ops.CUSTOM):
                 p = out[u.src[0]]
             elif u.op not in (Ops.STORE, Ops.SINK, Ops.FUNCTION):
-                u._cache["rule"] = answer = RULES[u.op](u, [out[s] for s in u.src])
+                ANSWER[u] = answer = RULES[u.op](u, [out[s] for s in u.src])
                 p = answer[1]
-        u._cache["placement"] = out[u] = p
+        PLACEMENT[u] = out[u] = p
     return out
 
 

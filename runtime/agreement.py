@@ -21,9 +21,10 @@ import numpy as np
 
 from manygrad.multi.world import world
 from manygrad.runtime.buffer import Buffer
-from manygrad.runtime.linear import storage
+from manygrad.runtime.storage import STORAGE, storage
 from manygrad.schedule.plan import Plan, spans_workers
 from manygrad.tensor.environment import COLLECTIVE_TIMEOUT_S
+from manygrad.tensor.source import LINE
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 
 _made: dict[int, int] = {}  # plan -> how often values have been compared for it
@@ -126,11 +127,11 @@ def _unseen(plan: Plan, buffers: list[UOp], first: bool) -> list[tuple[int, Buff
     out = []
     for slot in (*(plan.leaves if plan.by_all else ()), *(plan.cut if first else ())):
         u = buffers[slot]
-        if "buffer" not in u._cache:  # yet to be computed, by this plan
+        if u not in STORAGE:  # yet to be computed, by this plan
             continue
         b = _parts(u)[0]
         if b.is_allocated and b.nbytes and not b.agreed:
-            out.append((slot, b, f"{u.dtype.name} {tuple(u.shape)} of {u._cache.get('line', 'an earlier step')}"))
+            out.append((slot, b, f"{u.dtype.name} {tuple(u.shape)} of {LINE.get(u) or 'an earlier step'}"))
     return out
 
 

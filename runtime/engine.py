@@ -21,19 +21,22 @@ from manygrad.runtime.devices import get_device
 from manygrad.runtime.faults import look, word_of
 from manygrad.runtime.functions import has_functions, run_functions
 from manygrad.runtime.items import ExecItem, Vars
-from manygrad.runtime.linear import capture, compile_linear, storage
+from manygrad.runtime.linear import capture, compile_linear
 from manygrad.runtime.recovery import Progress, assigned, drop, lost, settle
+from manygrad.runtime.storage import STORAGE, storage
 from manygrad.schedule import Schedule, as_param, create_linear_with_vars, create_schedule
 from manygrad.schedule.plan import shared_first, shared_nodes
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.engine import default_device
 from manygrad.tensor.lock import locked
-from manygrad.tensor.source import line_of, mark
+from manygrad.tensor.source import LINE, line_of, mark
 from manygrad.tensor.storage import LIVE, MEMORY, PENDING, Storage
+from manygrad.tensor.stored import HISTORY, ORIGIN, WRITTEN
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import BufferSpec, Ops, UOp, standing_on, toposort
 from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.shape import unviewed
+from manygrad.tensor.uop.table import Table
 from manygrad.tensor.uop.views import memory, rebased
 
 _uids = itertools.count(1)
@@ -76,16 +79,20 @@ def _executors(schedule: Schedule, buffers: list[UOp], agree: bool) -> list[Exec
     return items
 
 
+_SCHEDULES: Table[dict[int, Schedule]] = Table("schedules")  # of a body, by how many arguments it is given
+
+
 def _compiled_body(body: UOp, buffers: list[UOp], agree: bool) -> list[ExecItem]:
     """A traced body: PARAMs are numbered already, its results take the slots after the arguments'."""
     n = len(buffers) - len(body.src)
-    schedule = body._cache.get(f"linear {n}")  # (a body need not read all of its arguments)
+    schedules = _SCHEDULES.setdefault(body, {})
+    schedule = schedules.get(n)
     if schedule is None:
         stores = tuple(
             UOp(Ops.STORE, dtypes.void, (as_param(b, n + i), u)) for i, (b, u) in enumerate(zip(buffers[n:], body.src))
         )
         sink, shared = shared_first(UOp(Ops.SINK, dtypes.void, stores), world)
-        schedule = body._cache[f"linear {n}"] = create_schedule(sink, world, shared)
+        schedule = schedules[n] = create_schedule(sink, world, shared)
     return _executors(schedule, buffers, agree)
 
 
@@ -124,7 +131,7 @@ def _carry_out(
 def _stored(u: UOp, t: Tensor) -> UOp:
     """The STORE of `u`, the value of a tensor or what it is a view of, in a buffer of its own."""
     store = UOp(Ops.STORE, dtypes.void, (new_buffer(u, u.device or t._device), u))
-    store._cache["line"] = store.src[0]._cache["line"] = line_of(u)
+    LINE[store] = LINE[store.src[0]] = line_of(u)
     return store
 
 
@@ -370,7 +377,7 @@ class RealizeEngine:
     def _trained(self, roots: Iterable[UOp]) -> set[UOp]:
         """The nodes below `roots` through which a gradient flows to a live tensor that requires one."""
         leaves = {t.uop for t in LIVE if t._requires_grad}
-        return standing_on(roots, lambda u: u in leaves or "history" in u._cache, Ops.DETACH) if leaves else set()
+        return standing_on(roots, lambda u: u in leaves or u in HISTORY, Ops.DETACH) if leaves else set()
 
     def _kept(self, effects: list[UOp], overwritten: set[UOp]) -> list[UOp]:
         """Values stored on the way that were made from what is overwritten now, and not by training: the random numbers
@@ -392,9 +399,9 @@ class RealizeEngine:
         self.clock += 1
         for u, buffer in becomes.items():
             if u.op is Ops.AFTER:
-                buffer._cache.pop("history", None)
-                buffer._cache.pop("origin", None)
-                buffer._cache["written"] = self.clock
+                HISTORY.pop(buffer)
+                ORIGIN.pop(buffer)
+                WRITTEN[buffer] = self.clock
         trained = self._trained(computed)
         leaves = {t.uop for t in LIVE if t._requires_grad}
         values = [u for u in computed if u in trained and u not in leaves and u.dtype.is_float]
@@ -405,7 +412,7 @@ class RealizeEngine:
         now = iter(substitute(sources, becomes).src)
         for u in values:
             src = tuple(next(now) for _ in u.src)
-            becomes[u]._cache["history"] = (None if any(s in stale for s in u.src) else u.replace(src=src), self.clock)
+            HISTORY[becomes[u]] = (None if any(s in stale for s in u.src) else u.replace(src=src), self.clock)
 
     def _replace(self, becomes: dict[UOp, UOp], own: dict[int, UOp]) -> None:
         """Live tensors see what has been computed as storage. An equal tensor that was not asked for, or a view of one,
@@ -440,7 +447,7 @@ class RealizeEngine:
         shared = Buffer.over(device, array, dtype) if share else None
         if world.size > 1:
             mark(u)  # errors about values that ranks hold name the line where they come from
-        u._cache["buffer"] = shared if shared is not None else Buffer(device, array.size, dtype).copyin(array)
+        STORAGE[u] = shared if shared is not None else Buffer(device, array.size, dtype).copyin(array)
         return u
 
     def map_file(self, path: str, parts: list[tuple[DType, tuple[int, ...], int]]) -> list[UOp]:
@@ -451,7 +458,7 @@ class RealizeEngine:
         out = []
         for dtype, shape, offset in parts:
             u = UOp(Ops.BUFFER, dtype, (), BufferSpec(next(_uids), shape, dtype, device))
-            u._cache["buffer"] = whole.view(prod(shape), dtype, offset)
+            STORAGE[u] = whole.view(prod(shape), dtype, offset)
             out.append(u)
         return out
 
@@ -504,7 +511,7 @@ class RealizeEngine:
         GlobalCounters.updates += 1
 
     def is_realized(self, buffer: UOp) -> bool:
-        return "buffer" in buffer._cache
+        return buffer in STORAGE
 
     def word_of(self, what: str, low: int, size: int, line: str, device: str | tuple[str, ...]) -> UOp:
         return word_of(what, low, size, line, device)

@@ -15,6 +15,7 @@ import numpy as np
 
 from manygrad.multi.world import world
 from manygrad.runtime.buffer import Buffer
+from manygrad.runtime.storage import STORAGE
 from manygrad.schedule.lower_checks import index_of
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import BufferSpec, Ops, UOp
@@ -102,9 +103,9 @@ def attach(u: UOp, site: Site) -> None:
     device = u.device
     assert device is not None
     if isinstance(device, str):
-        u._cache["buffer"] = _word(site, device)
+        STORAGE[u] = _word(site, device)
     else:
-        u._cache["buffer"] = [_word(site, d.partition("@")[0]) if world.is_local(d) else None for d in device]
+        STORAGE[u] = [_word(site, d.partition("@")[0]) if world.is_local(d) else None for d in device]
 
 
 def _word(site: Site, device: str) -> Buffer:

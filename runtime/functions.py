@@ -16,12 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from manygrad.runtime.buffer import Buffer
-from manygrad.runtime.linear import storage
+from manygrad.runtime.storage import STORAGE, storage
 from manygrad.schedule.index import contiguous_offset
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import BufferSpec, GroupOp, Ops, UOp, standing_on, toposort
 from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.shape import attached, numel, unviewed
+from manygrad.tensor.uop.table import Table
 
 NewBuffer = Callable[[UOp], UOp]
 Run = Callable[[UOp], None]
@@ -201,12 +202,15 @@ def _lies_in_one_piece(u: UOp, base: UOp) -> bool:
     return u is base or _offset(u, base) is not None
 
 
+_AS_BUFFER: Table[UOp] = Table("as buffer")
+
+
 def _as_buffer(u: UOp, new_buffer: NewBuffer) -> UOp:
     """A BUFFER for a view that lies in one piece: the same memory."""
     base = unviewed(u)
     if u is base:
         return u
-    cached = u._cache.get("as buffer")
+    cached = _AS_BUFFER.get(u)
     if cached is not None:
         return cached
     offset = _offset(u, base)
@@ -214,10 +218,10 @@ def _as_buffer(u: UOp, new_buffer: NewBuffer) -> UOp:
     out, memory = new_buffer(u), storage(base)
     out = UOp(Ops.BUFFER, u.dtype, (), BufferSpec(out.arg.uid, u.shape, u.dtype, out.arg.device))
     count, at = numel(u.shape), offset * u.dtype.itemsize
-    out._cache["buffer"] = (
+    STORAGE[out] = (
         memory.view(count, u.dtype, at)
         if isinstance(memory, Buffer)
         else [None if b is None else b.view(count, u.dtype, at) for b in memory]
     )
-    u._cache["as buffer"] = out
+    _AS_BUFFER[u] = out
     return out

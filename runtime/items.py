@@ -18,6 +18,7 @@ from manygrad.runtime.devices.bounds import OutOfBoundsError
 from manygrad.runtime.devices.chain import written
 from manygrad.tensor.environment import DEBUG, VALIDATE_WITH_CPU
 from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop.table import memo
 
 Vars = Mapping[str, int]
 
@@ -243,8 +244,6 @@ def run_items(items: Iterable[ExecItem], vars: Vars) -> None:
             item.run(vars)
 
 
+@memo
 def variable_names(ast: UOp) -> list[str]:
-    found = ast._cache.get("variable names")
-    if found is None:
-        found = ast._cache["variable names"] = sorted({u.arg[0] for u in ast.toposort() if u.op is Ops.DEFINE_VAR})
-    return found
+    return sorted({u.arg[0] for u in ast.toposort() if u.op is Ops.DEFINE_VAR})

@@ -26,7 +26,8 @@ from manygrad.runtime import profile
 from manygrad.runtime.buffer import Buffer, copy_buffer
 from manygrad.runtime.counters import GlobalCounters
 from manygrad.runtime.items import ExecItem, GraphItem, KernelItem, Vars, run_items
-from manygrad.runtime.linear import Recording, capture, storage
+from manygrad.runtime.linear import Recording, capture
+from manygrad.runtime.storage import STORAGE, storage
 from manygrad.tensor.engine import engine
 from manygrad.tensor.environment import DEBUG, JIT, VALIDATE_WITH_CPU
 from manygrad.tensor.lock import LOCK
@@ -91,7 +92,7 @@ def _with_dims(t: Tensor, values: dict[str, int]) -> Tensor:
     }
     shape = tuple(substitute(d, now) if isinstance(d, UOp) else d for d in old.shape)
     u = UOp(Ops.BUFFER, t.dtype, (), BufferSpec(old.uid, shape, old.dtype, old.device, old.axis, old.bounds))
-    u._cache["buffer"] = storage(t.uop)
+    STORAGE[u] = storage(t.uop)
     return t._new(u)
 
 
@@ -336,7 +337,7 @@ class TinyJit(Generic[T]):
 
     def _overwrites(self, u: UOp) -> bool:
         """Whether a replay writes to the memory of a BUFFER, if it has any (that of a lost value has not)."""
-        return "buffer" in u._cache and not self.overwritten.isdisjoint(map(_memory, _buffers_of(u)))
+        return u in STORAGE and not self.overwritten.isdisjoint(map(_memory, _buffers_of(u)))
 
     def _replay(
         self, tensors: list[tuple[str, Tensor]], constants: list[tuple[str, Any]], var_vals: dict[str, int]

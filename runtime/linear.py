@@ -20,6 +20,7 @@ from manygrad.runtime.items import (
     run_items,
     variable_names,
 )
+from manygrad.runtime.storage import storage
 from manygrad.schedule.plan_memory import MemoryPlan
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import DEBUG
@@ -53,28 +54,6 @@ class Recording:
 
 
 capture: list[Recording] = []  # a JIT that is recording
-
-
-def storage(u: UOp) -> Buffer | list[Buffer | None]:
-    """The memory behind a BUFFER node; made, not yet allocated, on first use.
-    One per own device for a sharded buffer."""
-    found = u._cache.get("buffer")
-    if found is None:
-        if "lost" in u._cache:
-            raise RuntimeError(u._cache["lost"])
-        spec = u.arg
-        if isinstance(spec.device, str):
-            found = Buffer(spec.device, numel(spec.shape), spec.dtype)
-        else:
-            from manygrad.multi.world import world
-            from manygrad.tensor.uop.shape import local_shape
-
-            found = [
-                Buffer(d.partition("@")[0], numel(local_shape(spec, i)), spec.dtype) if world.is_local(d) else None
-                for i, d in enumerate(spec.device)
-            ]
-        u._cache["buffer"] = found
-    return found
 
 
 class Arguments:

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.items import ExecItem, Vars
 from manygrad.runtime.linear import run_linear
+from manygrad.runtime.storage import STORAGE
 from manygrad.tensor.source import line_of
 from manygrad.tensor.storage import LIVE, PENDING
+from manygrad.tensor.stored import HISTORY, LOST, ORIGIN, WRITTEN
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops, UOp, standing_on
 from manygrad.tensor.uop.rewrite import substitute
@@ -69,7 +71,7 @@ def _written(items: Iterable[ExecItem]) -> set[int]:
 
 
 def _memory(buffer: UOp) -> set[int]:
-    found = buffer._cache.get("buffer")
+    found = STORAGE.get(buffer)
     parts = found if isinstance(found, list) else [found]
     return {id(b.base or b) for b in parts if isinstance(b, Buffer)}
 
@@ -84,7 +86,7 @@ def assigned(u: UOp) -> UOp:
 def lost(t: Tensor, why: str, new_buffer: NewBuffer) -> None:
     """From now on whoever reads `t` gets an error."""
     u = new_buffer(t.uop, t.uop.device or t._device)
-    u._cache["lost"] = why
+    LOST[u] = why
     t.uop, t._storage = u, None
     PENDING.discard(t)
 
@@ -114,7 +116,7 @@ def _take_back(t: Tensor, bad: set[UOp]) -> bool:
     before = base
     while before.op is Ops.AFTER and before in bad:
         # (memory that nothing was stored in: the value it was to hold)
-        before = before.src[0]._cache.get("origin", before.src[0])
+        before = ORIGIN.get(before.src[0]) or before.src[0]
     if before in bad:
         return False
     t.uop = rebased(t.uop, base, before)
@@ -142,9 +144,9 @@ def settle(
         return u in written or (u in overwritten and is_done(u)) or (is_done(u) and assigned(u) not in complete)
 
     for b in written:
-        b._cache.pop("history", None)
-        b._cache.pop("origin", None)
-        b._cache["written"] = clock
+        HISTORY.pop(b)
+        ORIGIN.pop(b)
+        WRITTEN[b] = clock
     lazy = [t for t in LIVE if t.uop.op is not Ops.BUFFER]
     gone = standing_on([t.uop for t in lazy], is_gone, is_done)
     carried_out = {u: assigned(u) for t in lazy for u in t.uop.toposort() if is_done(u)}
@@ -159,7 +161,7 @@ def settle(
             t.uop = substitute(t.uop, carried_out)
         elif id(t) in own and progress.is_complete(memory(own[id(t)])):
             t.uop, t._storage = own[id(t)], None
-            memory(t.uop)._cache["history"] = (None, clock)
+            HISTORY[memory(t.uop)] = (None, clock)
         elif _take_back(t, gone):
             cut = True
         else:

@@ -7,7 +7,7 @@ import itertools
 from manygrad.multi.world import world
 from manygrad.runtime.agreement import digest, values_may_differ
 from manygrad.runtime.buffer import Buffer
-from manygrad.runtime.linear import storage
+from manygrad.runtime.storage import storage
 from manygrad.tensor.source import user_line
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops

@@ -37,7 +37,7 @@ from manygrad.schedule.split_reductions import split_reductions
 from manygrad.schedule.split_updates import split_updates
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import DEBUG, SCACHE, SPEC, SUM_BLOCKS, TRACK_MATCH_STATS
-from manygrad.tensor.source import forget_inherited, line_of
+from manygrad.tensor.source import LINE, forget_inherited, line_of
 from manygrad.tensor.uop import BufferSpec, Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
 from manygrad.tensor.uop.passes import Pass, run_passes, timed
@@ -80,7 +80,7 @@ def create_schedule(normal: UOp, me: World = world, shared: int = 0) -> Schedule
     The first `shared` effects are those for which workers communicate. On several workers the lines are part of the
     key: errors name the lines of collectives, and equal graphs may stand on different ones.
     """
-    lines = tuple([u._cache.get("line") for u in normal.toposort()]) if shared else ()
+    lines = tuple([LINE.get(u) for u in normal.toposort()]) if shared else ()
     key = (normal, me.rank, me.size, shared, lines, SUM_BLOCKS.value)
     found = _SCHEDULES.get(key) if SCACHE else None
     if found is None:
@@ -186,7 +186,7 @@ def schedule_items(sink: UOp, me: World = world) -> list[Item]:
 
 def call_of(item: Item) -> UOp:
     call = UOp(Ops.CALL, dtypes.void, (item.what, *item.args))
-    call._cache.setdefault("line", item.line)
+    LINE.setdefault(call, item.line)
     return call
 
 
@@ -245,8 +245,8 @@ class _Unbinding:
             )
             if u.op is Ops.BUFFER and done[u] is not u:
                 self.buffers[done[u]] = u
-            if "line" in u._cache:
-                done[u]._cache.setdefault("line", u._cache["line"])
+            if (line := LINE.get(u)) is not None:
+                LINE.setdefault(done[u], line)
         return done[root]
 
 
@@ -276,8 +276,9 @@ def number_buffers(sink: UOp) -> tuple[UOp, list[UOp]]:
             continue
         arg = None if u.op is Ops.CONTIGUOUS else u.arg
         done[u] = normal = u if src == u.src and arg is u.arg else u.replace(src=src, arg=arg)
-        if "line" in u._cache:
-            normal._cache["line"] = u._cache["line"]  # that of this graph, not of an equal one before
-        elif normal is not u:
-            normal._cache.pop("line", None)
+        if normal is not u:  # its line is that of this graph, not of an equal one before
+            if (line := LINE.get(u)) is not None:
+                LINE[normal] = line
+            else:
+                LINE.pop(normal)
     return done[sink], buffers

@@ -17,9 +17,11 @@ from typing import Protocol
 
 from manygrad.multi.world import World
 from manygrad.tensor.environment import DEBUG, SPEC, SUM_BLOCKS, TRACK_MATCH_STATS
+from manygrad.tensor.source import LINE
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.passes import observers
 from manygrad.tensor.uop.serial import NotStorable, decode, encode
+from manygrad.tensor.uop.uop import KEY
 
 PACKAGES = ("schedule", "multi", "collectives", "tensor/uop")
 FILES = ("tensor/dtype.py", "tensor/source.py")
@@ -54,7 +56,7 @@ def entry_key(normal: UOp, me: World) -> bytes | None:
     if holder.store is None or SPEC or DEBUG >= 4 or TRACK_MATCH_STATS or observers:
         return None
     try:
-        graph = encode(normal, lambda u: u._cache.get("line", ""))
+        graph = encode(normal, lambda u: LINE.get(u) or "")
     except NotStorable:
         return None
     return hashlib.sha256(code_version() + f"{me.rank} {me.size} {SUM_BLOCKS.value} ".encode() + graph).digest()
@@ -73,16 +75,16 @@ def load(key: bytes) -> UOp | None:
     except Exception:  # whatever is in it
         return None  # of another program that writes the same folder: made again
     for node, line in lines:
-        node._cache.setdefault("line", line)
+        LINE.setdefault(node, line)
     for i, ast in enumerate(_kernels(linear)):
-        ast._cache.setdefault("key", data[4 + i * _DIGEST_BYTES : 4 + (i + 1) * _DIGEST_BYTES])
+        KEY.setdefault(ast, data[4 + i * _DIGEST_BYTES : 4 + (i + 1) * _DIGEST_BYTES])
     return linear
 
 
 def save(key: bytes, linear: UOp) -> None:
     assert holder.store is not None
     try:
-        graph = encode(linear, lambda u: u._cache.get("line", "") if u.op is Ops.CALL else "")
+        graph = encode(linear, lambda u: LINE.get(u) or "" if u.op is Ops.CALL else "")
     except NotStorable:
         return
     keys = [ast.key for ast in _kernels(linear)]

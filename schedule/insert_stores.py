@@ -13,7 +13,7 @@ from manygrad.schedule.buffers import Temps, base_buffer, device_of, is_temporar
 from manygrad.schedule.fusion import decide_stores, explain
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import DEBUG
-from manygrad.tensor.source import line_of
+from manygrad.tensor.source import LINE, line_of
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.rewrite import with_sources
 from manygrad.tensor.uop.track import made_from
@@ -36,7 +36,7 @@ def insert_stores(sink: UOp, temps: Temps) -> UOp:
             if not (node.op is Ops.CONTIGUOUS and value.op is Ops.AFTER and is_temporary(base_buffer(value))):
                 temp = temps.new(u.shape, u.dtype, device_of(u, sink))
                 store = UOp(Ops.STORE, dtypes.void, (temp, value))
-                store._cache.setdefault("line", line_of(u))
+                LINE.setdefault(store, line_of(u))
                 node = UOp(Ops.AFTER, u.dtype, (temp, store))
             else:
                 node = value

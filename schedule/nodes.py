@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop.table import memo
 
 
+@memo
 def indices(kernel: UOp) -> list[UOp]:
-    found: list[UOp] | None = kernel._cache.get("indices")
-    if found is None:
-        found = kernel._cache["indices"] = [u for u in kernel.below() if u.op is Ops.INDEX]
-    return found
+    return [u for u in kernel.below() if u.op is Ops.INDEX]
 
 
+@memo
 def reductions(kernel: UOp) -> list[UOp]:
-    found: list[UOp] | None = kernel._cache.get("reductions")
-    if found is None:
-        found = kernel._cache["reductions"] = [u for u in kernel.below() if u.op is Ops.REDUCE]
-    return found
+    return [u for u in kernel.below() if u.op is Ops.REDUCE]

@@ -18,6 +18,7 @@ from manygrad.multi.placement import Replicate
 from manygrad.multi.rules import placements
 from manygrad.multi.world import World
 from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.source import LINE
 from manygrad.tensor.uop import GroupOp, Ops, UOp, standing_on
 from manygrad.tensor.uop.serial import encode
 from manygrad.tensor.uop.show import show_arg
@@ -95,7 +96,7 @@ def plan_of(normal: UOp, shared: int, linear: UOp, me: World) -> Plan | None:
         return None
     key = int.from_bytes(hashlib.sha256(encode(graph)).digest()[:8], "little") >> 1  # (a positive int64)
     by_all = any(c.op is not Ops.SEND for c in collectives)
-    lines = tuple([u._cache.get("line") for u in graph.toposort()[:OUTLINE_NODES]]) if by_all else ()
+    lines = tuple([LINE.get(u) for u in graph.toposort()[:OUTLINE_NODES]]) if by_all else ()
     return Plan(key, by_all, leaves, cut, graph, lines)
 
 

@@ -12,6 +12,7 @@ from manygrad.schedule.nodes import reductions
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.rewrite import substitute
+from manygrad.tensor.uop.table import memo
 
 
 @dataclass(frozen=True)
@@ -25,15 +26,9 @@ class Sweep:
     read: frozenset[tuple[int, tuple[UOp, ...]]]
 
 
+@memo
 def sweep_of(ast: UOp) -> Sweep | None:
     """None for a kernel without reductions, with some of different sizes, or with a contraction."""
-    if "sweep" not in ast._cache:
-        ast._cache["sweep"] = _sweep_of(ast)
-    found: Sweep | None = ast._cache["sweep"]
-    return found
-
-
-def _sweep_of(ast: UOp) -> Sweep | None:
     reduces = reductions(ast)
     store = ast.src[0]
     if not reduces or len({tuple(r.src[0] for r in u.src[1:]) for u in reduces}) > 1:

@@ -32,10 +32,12 @@ from manygrad.tensor.lock import locked
 from manygrad.tensor.ops.random import seeding
 from manygrad.tensor.standin import part
 from manygrad.tensor.storage import LIVE, MEMORY, PENDING, assignments, is_stored, memory, place, start
+from manygrad.tensor.stored import LOST, ORIGIN
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import BufferSpec, Ops, UOp, standing_on
 from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.shape import attached
+from manygrad.tensor.uop.table import Table
 from manygrad.tensor.uop.views import rebased
 
 Spec = tuple[Any, ...]
@@ -244,10 +246,10 @@ class _Trace:
         if not any(u.op is Ops.BIND for u in UOp(Ops.SINK, dtypes.void, tuple(values)).toposort()):
             self._close(values, [*((entered[id(t)], t) for t in known if id(t) not in mine), *started], tensors)
             for t in made:
-                if "lost" in t.uop._cache:  # made of what the function changes, and kept: of use from the first call on
+                if t.uop in LOST:  # made of what the function changes, and kept: of use from the first call on
                     base = memory(finals[id(t)])
                     buffer = start(base).src[0]
-                    buffer._cache["origin"], t.uop = t.uop, rebased(finals[id(t)], base, buffer)
+                    ORIGIN[buffer], t.uop = t.uop, rebased(finals[id(t)], base, buffer)
 
     def _forget(
         self, made: list[Tensor], undone: set[UOp], stand_ins: dict[UOp, UOp], name: str
@@ -266,7 +268,7 @@ class _Trace:
             base = memory(t.uop)
             if base.op is Ops.AFTER:
                 before = start(base)
-                before = before if "origin" in before.src[0]._cache else before.src[0]
+                before = before if before.src[0] in ORIGIN else before.src[0]
                 t.uop = rebased(t.uop, base, before)
                 if t.uop not in inside:
                     started.append((t.uop, t))
@@ -294,7 +296,7 @@ class _Trace:
         for u in UOp(Ops.SINK, dtypes.void, tuple(values)).toposort(lambda u: not known(u)):
             if u in self.own:
                 done[u] = _param(self.own[u], _spec(u) or ())
-            elif u.op is Ops.BUFFER and "origin" in u._cache:
+            elif u.op is Ops.BUFFER and u in ORIGIN:
                 done[u] = (
                     u  # memory that a value made inside was to be stored in (`storage.store`): only that store names it
                 )
@@ -317,7 +319,6 @@ class _Trace:
         )
         saved = _read_by_gradient(results) if trained else ()
         self.body = UOp(Ops.SINK, dtypes.void, (*results, *saved))
-        self.body._cache["saved"] = saved
         self.apart = self._apart()
 
     def _apart(self) -> list[int]:
@@ -490,6 +491,11 @@ def _read_by_gradient(results: tuple[UOp, ...]) -> tuple[UOp, ...]:
     return tuple(out)
 
 
+# of a body: for the gradients that arrive, the graph of those that leave, the slots it reads, the slots of its
+# arguments that it gives, and the arguments whose gradients are unknown
+_GRADIENTS: Table[dict[str, tuple[UOp, list[int], list[int], dict[int, NoGradient]]]] = Table("gradients")
+
+
 def gradients_of_call(call: UOp, grads: dict[int, Tensor]) -> list[Tensor | NoGradient | None]:
     """What reaches each source of a FUNCTION, given what reached its results: another FUNCTION, of the same sources,
     the results that the gradient reads, and the gradients that arrived."""
@@ -497,7 +503,8 @@ def gradients_of_call(call: UOp, grads: dict[int, Tensor]) -> list[Tensor | NoGr
     n, results = len(call.src), body.src
     specs = {i: _spec(g.uop) for i, g in grads.items()}
     key = f"gradient of {n}, {[(i, s or g.uop.key) for (i, g), s in zip(grads.items(), specs.values())]}"
-    found = body._cache.get(key)
+    known = _GRADIENTS.setdefault(body, {})
+    found = known.get(key)
     # (a gradient without a device, such as the ones that a sum sends back, stands in the body as it is)
     if found is None:
         arrived = {
@@ -516,7 +523,7 @@ def gradients_of_call(call: UOp, grads: dict[int, Tensor]) -> list[Tensor | NoGr
         inner = {u.arg.uid for u in sink.toposort() if u.op is Ops.PARAM}
         slots = sorted(inner)
         renumbered = {u: _renumbered(u, slots.index(u.arg.uid)) for u in sink.toposort() if u.op is Ops.PARAM}
-        found = body._cache[key] = (
+        found = known[key] = (
             substitute(sink, renumbered),
             slots,
             wanted,

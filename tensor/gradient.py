@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import dtypes
-from manygrad.tensor.source import line_of
+from manygrad.tensor.source import LINE, line_of
+from manygrad.tensor.stored import HISTORY, WRITTEN
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.shape import numel
@@ -144,7 +145,7 @@ def flow_back(
             raise NotImplementedError(
                 f"{u.op.name} has no gradient (shape {u.shape}, {u.dtype.name}); detach() it if none is wanted"
             )
-        g.uop._cache.setdefault("line", u._cache.get("line", "?"))
+        LINE.setdefault(g.uop, LINE.get(u) or "?")
         for s, piece in zip(u.src, rule(g, u)):
             if piece is not None and s in needed and s.dtype.is_float:
                 arrives(u, s, piece)
@@ -222,10 +223,9 @@ def with_history(root: UOp, leaves: Iterable[Tensor]) -> tuple[UOp, dict[UOp, UO
 
 def _history(u: UOp) -> UOp | None:
     """The graph a stored value was computed by; RuntimeError if something it reads has been overwritten since."""
-    graph, clock = u._cache.get("history", (None, 0))
-    if "history" in u._cache and (
-        graph is None
-        or any(x._cache.get("written", 0) > clock for x in graph.toposort(lambda x: "history" not in x._cache))
+    graph, clock = HISTORY.get(u) or (None, 0)
+    if u in HISTORY and (
+        graph is None or any((WRITTEN.get(x) or 0) > clock for x in graph.toposort(lambda x: x not in HISTORY))
     ):
         raise RuntimeError(
             f"backward(): a value of shape {u.shape} was computed and then what it was computed from was overwritten "

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 
+from manygrad.tensor.uop.table import Table
 from manygrad.tensor.uop.uop import UOp
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -19,6 +20,9 @@ _OWN = tuple(
 
 
 _shown: dict[str, str] = {}  # of each file seen: how it is called in a line, nothing where its lines are not the user's
+
+
+LINE: Table[str] = Table("line")  # where the user wrote it
 
 
 def user_line() -> str:
@@ -37,8 +41,8 @@ def user_line() -> str:
 
 def mark(u: UOp) -> UOp:
     """Remember the user's line for `u` unless it has one."""
-    if "line" not in u._cache:
-        u._cache["line"] = user_line()
+    if u not in LINE:
+        LINE[u] = user_line()
     return u
 
 
@@ -48,7 +52,7 @@ def line_of(u: UOp) -> str:
     todo = [u]
     while todo and seen < 200:
         x = todo.pop(0)
-        found = x._cache.get("line") or x._cache.get("inherited line")
+        found = LINE.get(x) or _INHERITED.get(x)
         if found:
             return str(found)
         todo.extend(x.src)
@@ -57,7 +61,8 @@ def line_of(u: UOp) -> str:
 
 
 heirs: list[Callable[[UOp, UOp], None]] = []  # told of (new, old) while passes are tracked (`tensor/uop/track.py`)
-_INHERITED: list[UOp] = []  # the nodes that have an inherited line
+_INHERITED: Table[str] = Table("inherited line")
+_heirs: list[UOp] = []  # the nodes that have one
 
 
 def inherit(new: UOp, old: UOp) -> UOp:
@@ -70,16 +75,16 @@ def inherit(new: UOp, old: UOp) -> UOp:
     if heirs and new is not old:
         for tell in heirs:
             tell(new, old)
-    if new is not old and "line" not in new._cache and "inherited line" not in new._cache:
-        line = old._cache.get("line") or old._cache.get("inherited line")
+    if new is not old and new not in LINE and new not in _INHERITED:
+        line = LINE.get(old) or _INHERITED.get(old)
         if line:
-            new._cache["inherited line"] = line
-            _INHERITED.append(new)
+            _INHERITED[new] = line
+            _heirs.append(new)
     return new
 
 
 def forget_inherited() -> None:
     """The end of a schedule."""
-    for u in _INHERITED:
-        u._cache.pop("inherited line", None)
-    _INHERITED.clear()
+    for u in _heirs:
+        _INHERITED.pop(u)
+    _heirs.clear()

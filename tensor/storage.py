@@ -31,6 +31,7 @@ from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.engine import engine
 from manygrad.tensor.lock import locked
 from manygrad.tensor.source import mark
+from manygrad.tensor.stored import HISTORY, ORIGIN
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.shape import numel, unviewed
 from manygrad.tensor.uop.views import OTHER_WIDTH, STEPS, below, memory, rebased
@@ -182,7 +183,7 @@ def store(t: Tensor) -> None:
     together = sharing(t)
     base = memory(t.uop) if len(together) > 1 else t.uop
     buffer = engine().new_buffer(base, base.device or t._device)
-    buffer._cache["origin"] = base  # until it is carried out: what it is again if it cannot be
+    ORIGIN[buffer] = base  # until it is carried out: what it is again if it cannot be
     move(
         together,
         base,
@@ -207,7 +208,7 @@ def becomes_new(t: Tensor, value: Tensor) -> bool:
     if base.op in MEMORY:
         while base.op is Ops.AFTER:
             base = base.src[0]
-        return "history" in base._cache
+        return base in HISTORY
     return value.requires_grad or t._new(base).requires_grad
 
 

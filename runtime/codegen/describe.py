@@ -13,6 +13,7 @@ from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.ranges import ranges_of
+from manygrad.tensor.uop.table import memo
 from manygrad.tensor.uop.uop import UOp
 
 INF = 1 << 62
@@ -34,10 +35,9 @@ class Signature:
         return max(self.params, default=-1) + 1
 
 
+@memo
 def signature(ast: UOp) -> Signature:
     """Reads `SINK(*STORE)`, checking its form."""
-    if "signature" in ast._cache:
-        return ast._cache["signature"]
     assert ast.op is Ops.SINK and ast.src and all(s.op is Ops.STORE for s in ast.src), f"not a kernel AST: {ast}"
     nodes = tuple(ast.toposort())
     loops = ast.src[0].src[2:]
@@ -47,7 +47,7 @@ def signature(ast: UOp) -> Signature:
     for u in nodes:
         if u.op is Ops.PARAM:
             assert params.setdefault(u.arg, u.dtype) is u.dtype, f"PARAM {u.arg} has two dtypes"
-    found = Signature(
+    return Signature(
         ast.src,
         loops,
         tuple(u for u in nodes if u.op is Ops.REDUCE),
@@ -55,8 +55,6 @@ def signature(ast: UOp) -> Signature:
         tuple(sorted((u for u in nodes if u.op is Ops.DEFINE_VAR), key=lambda u: u.arg[0])),
         nodes,
     )
-    ast._cache["signature"] = found
-    return found
 
 
 def size_max(r: UOp) -> int:

@@ -10,6 +10,7 @@ from manygrad.tensor import grad_mode
 from manygrad.tensor.gradient import compute_gradients, with_history
 from manygrad.tensor.lock import locked
 from manygrad.tensor.storage import Storage, is_stored, sharing
+from manygrad.tensor.stored import HISTORY
 from manygrad.tensor.uop import Ops, UOp
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class DifferentiationMixin:
             return bool(self._requires_grad)
         leaves = {t.uop for t in _live() if t._requires_grad}
         return any(
-            u in leaves or "history" in u._cache
+            u in leaves or u in HISTORY
             for u in self.uop.toposort(lambda u: u.op is not Ops.DETACH)
             if u.op is not Ops.DETACH
         )

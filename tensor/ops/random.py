@@ -19,6 +19,7 @@ from manygrad.tensor.engine import default_device
 from manygrad.tensor.lock import locked
 from manygrad.tensor.ops.creation import _shape
 from manygrad.tensor.storage import store
+from manygrad.tensor.stored import LOST
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
@@ -65,7 +66,7 @@ def _next_stream(device: Any) -> Tensor:
     from manygrad.tensor.tensor import Tensor
 
     counters = _thread.up_to_date().counters
-    for place in [p for p, c in counters.items() if "lost" in c.uop._cache and len(counters) > 1]:
+    for place in [p for p, c in counters.items() if c.uop in LOST and len(counters) > 1]:
         del counters[place]  # (made in a trace that failed)
     counter = counters.get(device)
     if counter is None and counters:

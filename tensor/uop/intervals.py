@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import GroupOp, Ops
-from manygrad.tensor.uop.uop import UOp, toposort
+from manygrad.tensor.uop.table import Table
+from manygrad.tensor.uop.uop import UOp
+from manygrad.tensor.uop.walk import toposort
 
 Interval = tuple[int, int]
+BOUNDS: Table[Interval] = Table("bounds")
 BIG = 1 << 62  # of an index, and of what is no integer
 
 # values of the first source
@@ -33,22 +36,22 @@ _FOLLOWED = _SAME | {
 
 def bounds(u: UOp) -> Interval:
     """The smallest and the largest value; ±2**62 where nothing is known."""
-    found = u._cache.get("bounds")
+    found = BOUNDS.get(u)
     if found is None:
         for x in toposort((u,), _is_followed):
-            if "bounds" not in x._cache:
-                x._cache["bounds"] = _bounds(x)
-        found = u._cache["bounds"]
+            if x not in BOUNDS:
+                BOUNDS[x] = _bounds(x)
+        found = BOUNDS[u]
     return found
 
 
 def _is_followed(u: UOp) -> bool:
-    return "bounds" not in u._cache and (u.op is Ops.RANGE or (u.op in _FOLLOWED and u.dtype.is_int))
+    return u not in BOUNDS and (u.op is Ops.RANGE or (u.op in _FOLLOWED and u.dtype.is_int))
 
 
 def _bounds(u: UOp) -> Interval:
     if u.op is Ops.RANGE:
-        return 0, max(u.src[0]._cache["bounds"][1] - 1, 0)
+        return 0, max(BOUNDS[u.src[0]][1] - 1, 0)
     kind = u.dtype
     if kind.is_bool:
         return (int(u.arg), int(u.arg)) if u.op is Ops.CONST else (0, 1)
@@ -72,7 +75,7 @@ def _of(u: UOp) -> Interval | None:
         return 0, max(u.arg - 1, 0)
     if op not in _FOLLOWED or (op is not Ops.WHERE and not (u.src[0].dtype.is_int or u.src[0].dtype.is_bool)):
         return None
-    (a, b), (c, d) = u.src[0]._cache["bounds"], u.src[-1]._cache["bounds"]
+    (a, b), (c, d) = BOUNDS[u.src[0]], BOUNDS[u.src[-1]]
     if op in _SAME:
         return a, b
     if op is Ops.CHECK:
@@ -112,7 +115,7 @@ def _of(u: UOp) -> Interval | None:
 def _chosen(u: UOp) -> Interval:
     """Of a WHERE: of both values, or of the smaller or larger of two."""
     condition, x, y = u.src
-    (a, b), (c, d) = x._cache["bounds"], y._cache["bounds"]
+    (a, b), (c, d) = BOUNDS[x], BOUNDS[y]
     if condition.op is Ops.CMPLT and {*condition.src} == {x, y}:
         return (min(a, c), min(b, d)) if condition.src == (x, y) else (max(a, c), max(b, d))
     return min(a, c), max(b, d)

@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from manygrad.tensor.uop.ops import GroupOp, Ops
-from manygrad.tensor.uop.uop import UOp, infer, lacking
+from manygrad.tensor.uop.uop import DEVICE, SHAPE, UOp
 
 sint = int | UOp  # a dim: a number, or an index expression of variables
 Shape = tuple[Any, ...]
@@ -29,6 +29,7 @@ _SCALAR = frozenset(
 )
 
 
+@SHAPE.by
 def _shape(u: UOp) -> Shape:
     op, s = u.op, u.src
     if op in GroupOp.ELEMENTWISE:
@@ -87,6 +88,7 @@ def sub(e: Any, b: Any) -> Any:
     return sym.to_sint(sym.add(sym.as_index(e), sym.mul(sym.as_index(b), -1)))
 
 
+@DEVICE.by
 def _device(u: UOp) -> str | tuple[str, ...] | None:
     if u.op in (Ops.BUFFER, Ops.PARAM):
         return u.arg.device if hasattr(u.arg, "device") else None
@@ -106,25 +108,6 @@ def _device(u: UOp) -> str | tuple[str, ...] | None:
         if d is not None:
             return d
     return None
-
-
-def _inferred(name: str, rule: Any) -> Any:
-    def value(u: UOp) -> Any:
-        for s in u.src:
-            if name not in s._cache:
-                break
-        else:
-            out = u._cache[name] = rule(u)
-            return out
-        for x in lacking(u, name):
-            x._cache[name] = rule(x)
-        return u._cache[name]
-
-    return value
-
-
-infer.shape = _inferred("shape", _shape)
-infer.device = _inferred("device", _device)
 
 
 def is_buffer(u: UOp) -> bool:

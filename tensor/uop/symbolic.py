@@ -14,6 +14,7 @@ from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import rewrite
 from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.table import Table
 from manygrad.tensor.uop.uop import UOp
 
 Terms = dict[UOp, int]
@@ -46,11 +47,14 @@ def vmax(u: UOp) -> int:
     return bounds(u)[1]
 
 
+_LINEAR: Table[tuple[Terms, int]] = Table("linear")
+
+
 def linear(u: UOp) -> tuple[Terms, int]:
     """`u` as (terms with coefficients, constant)."""
     if u.op is not Ops.ADD and u.op is not Ops.MUL and u.op is not Ops.CONST:
         return {u: 1}, 0  # (not kept: a node that refers to itself would live until a garbage collection)
-    found = u._cache.get("linear")
+    found = _LINEAR.get(u)
     if found is None:
         terms: Terms = {}
         const = 0
@@ -67,7 +71,7 @@ def linear(u: UOp) -> tuple[Terms, int]:
                 terms[x] = terms.get(x, 0) + k
         found = ({t: k for t, k in terms.items() if k}, const)
         if u not in terms:
-            u._cache["linear"] = found
+            _LINEAR[u] = found
     return found
 
 

@@ -11,12 +11,14 @@ import hashlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.table import Inferred, inferred, memo
+from manygrad.tensor.uop.walk import toposort
 
 
 @dataclass(frozen=True)
@@ -91,11 +93,21 @@ def _argkey(arg: Any) -> Any:
     return arg
 
 
-class infer:
-    """Set by `tensor.uop.shape` when it is imported: the two inferred properties of a node."""
+# the two properties of every value, whose rules stand in `tensor.uop.shape`
+SHAPE: Inferred[tuple[Any, ...]] = Inferred("shape")
+DEVICE: Inferred[str | tuple[str, ...] | None] = Inferred("device")
 
-    shape: Callable[[UOp], tuple[Any, ...]]
-    device: Callable[[UOp], str | tuple[str, ...] | None]
+
+@inferred
+def KEY(u: UOp) -> bytes:
+    """A digest of the node and all below it."""
+    return hashlib.sha256(f"{u.op.name} {u.dtype.name} {u.arg!r}".encode() + b"".join([KEY[s] for s in u.src])).digest()
+
+
+@memo
+def BELOW(u: UOp) -> tuple[UOp, ...]:
+    """All nodes below a node, sources first."""
+    return tuple(toposort(u.src))
 
 
 class UOp:
@@ -104,12 +116,12 @@ class UOp:
     Shape and device live in `tensor.uop.shape`; printing in `tensor.uop.show`.
     """
 
-    __slots__ = ("__weakref__", "_cache", "arg", "dtype", "op", "src")
+    __slots__ = ("__weakref__", "_beside", "arg", "dtype", "op", "src")
     op: Ops
     dtype: DType
     src: tuple[UOp, ...]
     arg: Any
-    _cache: dict[str, Any]
+    _beside: dict[Any, Any]  # entries of tables (`tensor/uop/table.py`), which alone look here
 
     def __new__(cls, op: Ops, dtype: DType = dtypes.void, src: tuple[UOp, ...] = (), arg: Any = None) -> UOp:
         kind = type(arg)
@@ -120,7 +132,7 @@ class UOp:
             if node is not None:
                 return node
         self = object.__new__(cls)
-        self.op, self.dtype, self.src, self.arg, self._cache = op, dtype, src, arg, {}
+        self.op, self.dtype, self.src, self.arg, self._beside = op, dtype, src, arg, {}
         new = _Ref(self, _forget)
         new.key = key
         ref = _TABLE.setdefault(key, new)  # (atomic)
@@ -157,29 +169,24 @@ class UOp:
 
     def below(self) -> tuple[UOp, ...]:
         """All nodes below this one, sources first; found once, for graphs and kernels that many passes walk."""
-        found: tuple[UOp, ...] | None = self._cache.get("below")
-        if found is None:
-            found = self._cache["below"] = tuple(toposort(self.src))
-        return found
+        return BELOW(self)
 
     @property
     def key(self) -> bytes:
         """A structural digest that is the same in every process (for the disk cache and plan hashes)."""
-        for u in lacking(self, "key"):
-            head = f"{u.op.name} {u.dtype.name} {u.arg!r}".encode()
-            u._cache["key"] = hashlib.sha256(head + b"".join([s._cache["key"] for s in u.src])).digest()
-        return self._cache["key"]
+        return KEY(self)
 
     @property
     def shape(self) -> tuple[Any, ...]:
         """Dims of the value: ints, or index UOps where symbolic (`tensor.uop.shape`)."""
-        found = self._cache.get("shape")
-        return found if found is not None else infer.shape(self)
+        found = self._beside.get(SHAPE)
+        return found if found is not None else SHAPE(self)
 
     @property
     def device(self) -> str | tuple[str, ...] | None:
         """Where the value lives; None for constants, a tuple of names when sharded (`tensor.uop.shape`)."""
-        return self._cache["device"] if "device" in self._cache else infer.device(self)
+        found = self._beside.get(DEVICE)
+        return found if found is not None else DEVICE(self)
 
     # *** arithmetic of symbolic integers: bound variables and symbolic dims ***
 
@@ -238,55 +245,6 @@ def _symbolic(name: str, a: UOp, b: UOp | int) -> Any:
             f"{name} of {a!r} and {type(b).__name__}: only symbolic integers have arithmetic; tensors are `Tensor`s"
         )
     return symbolic.to_sint(getattr(symbolic, name)(a, symbolic.as_index(b)))
-
-
-def toposort(roots: Iterable[UOp], enter: Callable[[UOp], bool] | None = None) -> list[UOp]:
-    """Nodes reachable from `roots`, sources first, each once; iterative."""
-    done: dict[UOp, None] = {}
-    stack: list[UOp | None] = [*roots]
-    stack.reverse()
-    path: list[UOp] = []  # entered, their sources not all done; a None on the stack stands for the last of them
-    pop, push = stack.pop, stack.append
-    while stack:
-        u = pop()
-        if u is None:
-            done[path.pop()] = None
-        elif u not in done:
-            src = u.src
-            if src and (enter is None or enter(u)):
-                path.append(u)
-                push(None)
-                if len(src) == 1:
-                    push(src[0])
-                else:
-                    stack += src[::-1]
-            else:
-                done[u] = None
-    return list(done)
-
-
-def lacking(u: UOp, name: str) -> list[UOp]:
-    """The nodes below and including `u` for which `name` has yet to be inferred (it is not in their `_cache`),
-    sources first."""
-    if name in u._cache:
-        return []
-    for s in u.src:
-        if name not in s._cache:
-            return [x for x in toposort((u,), lambda x: name not in x._cache) if name not in x._cache]
-    return [u]
-
-
-def standing_on(
-    roots: Iterable[UOp], found: Callable[[UOp], bool], opaque: Ops | Callable[[UOp], bool] = lambda u: False
-) -> set[UOp]:
-    """The nodes below `roots` that are `found` or have such a one below them;
-    nothing is seen through `opaque` nodes."""
-    blind = (lambda u: u.op is opaque) if isinstance(opaque, Ops) else opaque
-    out: set[UOp] = set()
-    for u in toposort(roots, lambda u: not blind(u)):
-        if found(u) or (not blind(u) and any(s in out for s in u.src)):
-            out.add(u)
-    return out
 
 
 def live_nodes() -> int:

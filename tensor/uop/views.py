@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from manygrad.tensor.uop.ops import GroupOp, Ops
+from manygrad.tensor.uop.table import Table
 from manygrad.tensor.uop.uop import UOp
 
 Strides = tuple[int, ...]
@@ -72,6 +73,9 @@ def below(u: UOp) -> UOp | None:
     return u.src[1] if op is Ops.CUSTOM and u.arg is OTHER_WIDTH else None
 
 
+_MEMORY: Table[tuple[UOp | None, bool]] = Table("memory")  # (None: itself)
+
+
 def memory(u: UOp) -> UOp:
     """The node whose memory `u` lies in: itself, if it is no view."""
     return _lies_in(u)[0] if u.op in ALIASES else u
@@ -83,7 +87,7 @@ def overlaps(u: UOp) -> bool:
 
 
 def _lies_in(u: UOp) -> tuple[UOp, bool]:
-    found = u._cache.get("memory")
+    found = _MEMORY.get(u)
     if found is not None:
         return found[0] or u, found[1]
     path, x = [u], below(u)
@@ -105,7 +109,7 @@ def _lies_in(u: UOp) -> tuple[UOp, bool]:
                 at, new = i, contiguous_strides(path[i].shape)
             strides = new
         overlap = any(s == 0 and d > 1 for s, d in zip(strides, u.shape))
-    u._cache["memory"] = (path[at] if at else None, overlap)  # (not itself: a node that refers to itself would not die)
+    _MEMORY[u] = (path[at] if at else None, overlap)  # (not itself: a node that refers to itself would not die)
     return path[at], overlap
 
 

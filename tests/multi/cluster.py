@@ -21,7 +21,8 @@ from manygrad.runtime import faults
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.collective import describe
 from manygrad.runtime.items import ExecItem, run_items
-from manygrad.runtime.linear import compile_linear, pm_exec, storage
+from manygrad.runtime.linear import compile_linear, pm_exec
+from manygrad.runtime.storage import STORAGE, storage
 from manygrad.schedule import create_linear_with_vars
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from tests.schedule.programs import sink_of
@@ -126,7 +127,7 @@ class _Rank:
         for b in targets:
             found = storage(b)
             self.memory[b] = found if isinstance(found, list) else [found if world.is_local(b.arg.device) else None]
-            del b._cache["buffer"]  # the next rank has its own
+            STORAGE.pop(b)  # the next rank has its own
         self.at = 0
 
     def advance(self) -> _Meeting | None:

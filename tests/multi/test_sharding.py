@@ -15,7 +15,7 @@ from manygrad.multi.placement import REPLICATE, Partial, Shard, even_bounds
 from manygrad.multi.rules import placements
 from manygrad.multi.world import World
 from manygrad.runtime.engine import RealizeEngine
-from manygrad.runtime.linear import storage
+from manygrad.runtime.storage import storage
 from manygrad.schedule import create_linear_with_vars
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.nn.optim import SGD, AdamW

@@ -14,7 +14,10 @@ import pytest
 from manygrad import Context, Tensor, Variable, schedule
 from manygrad.multi.world import World
 from manygrad.schedule import cache, create_linear, number_buffers, stats, strip_binds
+from manygrad.tensor import source
+from manygrad.tensor.source import LINE
 from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop.uop import KEY
 from tests.schedule.programs import sink_of, stored
 
 TWO = ("CPU:0", "CPU:1")
@@ -54,17 +57,17 @@ def test_what_is_read_is_what_was_made(at: int) -> None:
     graph = normal(*programs()[at])
     first, loaded = again(graph)
     assert not loaded
-    lines = [c._cache["line"] for c in first.src]
+    lines = [LINE[c] for c in first.src]
     keys = [c.src[0].key for c in first.src if c.src[0].op is Ops.SINK]
     for c in first.src:
-        del c._cache["line"]
-        c.src[0]._cache.pop("key", None)
+        LINE.pop(c)
+        KEY.pop(c.src[0])
     second, loaded = again(graph)
     assert loaded and second is first  # nodes are interned: equal is the same
-    assert [c._cache["line"] for c in second.src] == lines
-    assert [c.src[0]._cache["key"] for c in second.src if c.src[0].op is Ops.SINK] == keys
+    assert [LINE[c] for c in second.src] == lines
+    assert [KEY[c.src[0]] for c in second.src if c.src[0].op is Ops.SINK] == keys
     for c in second.src:
-        c.src[0]._cache.pop("key", None)
+        KEY.pop(c.src[0])
     assert [c.src[0].key for c in second.src if c.src[0].op is Ops.SINK] == keys
 
 
@@ -82,8 +85,8 @@ def test_other_lines_are_another_entry() -> None:
     t = stored(4) * 3.0
     graph = normal(t)
     assert not again(graph)[1]
-    node = next(u for u in graph.toposort() if "line" in u._cache)
-    node._cache["line"] = "elsewhere.py:1"
+    node = next(u for u in graph.toposort() if u in LINE)
+    LINE[node] = "elsewhere.py:1"
     assert not again(graph)[1]
 
 
@@ -92,10 +95,10 @@ def test_a_schedule_leaves_no_lines_behind() -> None:
     would depend on whether this one came from disk."""
     x = stored(6, 8)
     graph = normal((x.exp() @ stored(8, 3)).softmax())
-    lines = [u._cache.get("line") for u in graph.toposort()]
+    lines = [LINE.get(u) for u in graph.toposort()]
     again(graph)
-    assert [u._cache.get("line") for u in graph.toposort()] == lines
-    assert not any("inherited line" in u._cache for u in graph.toposort())
+    assert [LINE.get(u) for u in graph.toposort()] == lines
+    assert not any(u in source._INHERITED for u in graph.toposort())
 
 
 def test_checks_and_the_switches_want_it_made() -> None:

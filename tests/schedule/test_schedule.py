@@ -13,6 +13,7 @@ from manygrad.schedule.items import Item
 from manygrad.schedule.order_items import order_items
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import SPEC
+from manygrad.tensor.source import LINE
 from manygrad.tensor.uop import BufferSpec, Members, Ops, UOp
 from tests.schedule.programs import linear_of, sink_of, stored
 
@@ -91,7 +92,7 @@ def test_specs_are_verified_in_tests() -> None:
 
 def test_calls_know_the_users_line() -> None:
     call = linear_of((stored(4) * 3.0).sum()).src[-1]
-    assert str(call._cache["line"]).startswith("test_schedule.py:")
+    assert str(LINE[call]).startswith("test_schedule.py:")
 
 
 # *** order ***
@@ -105,7 +106,7 @@ def item(name: int, writes: int, reads: dict[int, list[Item]], comm: bool = Fals
     """Writes buffer `writes`; reads buffers as they are after the named items."""
     target = buffer(writes)
     effect = UOp(Ops.STORE, dtypes.void, (target, UOp.const(dtypes.float32, float(name))))
-    effect._cache["line"] = f"train.py:{name}"
+    LINE[effect] = f"train.py:{name}"
     what = (
         UOp(Ops.ALLREDUCE, dtypes.float32, (), (Ops.ADD, 4, Members(TWO, (0, 1), (4, 4), name, f"train.py:{name}")))
         if comm

@@ -27,6 +27,7 @@ from manygrad.runtime.codegen.online import Pair
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.ranges import ranges_of
+from manygrad.tensor.uop.table import memo
 from manygrad.tensor.uop.uop import UOp
 
 
@@ -54,18 +55,20 @@ def reduces(t: Tiler, around: Around, pairs: Mapping[UOp, Pair]) -> tuple[Nodes,
             found.append(reduction(t, group, replace(around, running=around.running | {*group})))
 
 
+@memo
+def _reductions_below(u: UOp) -> list[UOp]:
+    return [v for v in u.src[0].toposort() if v.op is Ops.REDUCE]
+
+
 def _inner_done(u: UOp, around: Around) -> bool:
     """Whether all REDUCEs that `u` reads and that do not depend on its own ranges have been computed, but for those
     that need a range which only an inner REDUCE opens."""
     own = frozenset(u.src[1:])
-    below = u._cache.get("reduces_below")
-    if below is None:
-        below = u._cache["reduces_below"] = [v for v in u.src[0].toposort() if v.op is Ops.REDUCE]
     return not any(
         (v in around.waiting or v in around.running)
         and not (ranges_of(v) & own)
         and ranges_of(v) <= (around.tiles.keys() | own)
-        for v in below
+        for v in _reductions_below(u)
     )
 
 
