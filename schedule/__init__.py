@@ -20,7 +20,6 @@ from manygrad.schedule.compute_in_parts import compute_in_parts
 from manygrad.schedule.copy_old_values import copy_old_values
 from manygrad.schedule.drop_unread import drop_unread
 from manygrad.schedule.insert_stores import insert_stores
-from manygrad.schedule.items import Item
 from manygrad.schedule.limit_columns import limit_columns
 from manygrad.schedule.lower_checks import lower_checks
 from manygrad.schedule.lower_storage import lower_storage
@@ -29,13 +28,13 @@ from manygrad.schedule.order_items import NoOrder, order_items
 from manygrad.schedule.pass_parts import pass_parts
 from manygrad.schedule.plan import Plan, plan_of, shared_first
 from manygrad.schedule.plan_memory import plan_memory
+from manygrad.schedule.rangeify import rangeify
 from manygrad.schedule.simplify import simplify
-from manygrad.schedule.spec import graph_spec, items_spec, linear_spec
+from manygrad.schedule.spec import graph_spec, items_spec, linear_spec, stores_spec
 from manygrad.schedule.split_kernels import split_kernels
 from manygrad.schedule.split_operands import split_operands
 from manygrad.schedule.split_reductions import split_reductions
 from manygrad.schedule.split_updates import split_updates
-from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import DEBUG, SCACHE, SPEC, SUM_BLOCKS, TRACK_MATCH_STATS
 from manygrad.tensor.source import LINE, forget_inherited, line_of
 from manygrad.tensor.uop import BufferSpec, Ops, UOp
@@ -118,19 +117,20 @@ def _load_or_lower(normal: UOp, me: World) -> UOp:
 
 
 def lower_sink_to_linear(sink: UOp, me: World = world) -> UOp:
+    """The stage's pipeline: from the graph of all devices to the calls of this worker; where these have no order, once
+    more with copies."""
     start = time.perf_counter()
+    if SPEC:
+        graph_spec(sink, "number_buffers")
     try:
-        calls = [call_of(item) for item in schedule_items(sink, me)]
+        linear: UOp = run_passes("schedule", PASSES, sink, Lowering(me, Temps()))
+    except NoOrder:
+        linear = run_passes("schedule", PASSES, sink, Lowering(me, Temps(), copies=True))
     finally:
         forget_inherited()
-    begun = time.perf_counter()
-    linear = UOp(Ops.LINEAR, dtypes.void, tuple(calls), plan_memory(calls))
-    timed("schedule", "plan_memory", begun, pools=linear.arg.pools)
-    timed("schedule", "schedule", start, calls=len(calls))
-    if SPEC:
-        linear_spec(linear, "plan_memory")
+    timed("schedule", "schedule", start, calls=len(linear.src))
     if TRACK_MATCH_STATS and DEBUG >= 5:
-        print("\n".join(map(_explained, calls)))
+        print("\n".join(map(_explained, linear.src)))
     return linear
 
 
@@ -161,7 +161,8 @@ PASSES: tuple[Pass[Lowering], ...] = (
     Pass("copy_old_values", lambda graph, to: copy_old_values(graph, to.temps) if to.copies else graph, graph_spec),
     Pass("split_updates", lambda graph, _: split_updates(graph), graph_spec),
     Pass("insert_stores", lambda graph, to: insert_stores(graph, to.temps), graph_spec),
-    Pass("split_kernels", lambda graph, to: split_kernels(graph, to.temps), items_spec),
+    Pass("split_kernels", lambda graph, _: split_kernels(graph), stores_spec),
+    Pass("rangeify", lambda items, to: rangeify(items, to.temps), items_spec),
     Pass("drop_unread", lambda items, _: drop_unread(items), items_spec),
     Pass("split_operands", lambda items, _: split_operands(items), items_spec),
     Pass("order_items", lambda items, _: order_items(items), items_spec),
@@ -169,25 +170,8 @@ PASSES: tuple[Pass[Lowering], ...] = (
     Pass("chain_kernels", lambda items, _: chain_kernels(items), items_spec),
     Pass("limit_columns", lambda items, _: limit_columns(items), items_spec),
     Pass("pass_parts", lambda items, _: pass_parts(items), items_spec),
+    Pass("plan_memory", lambda items, _: plan_memory(items), linear_spec),
 )
-
-
-def schedule_items(sink: UOp, me: World = world) -> list[Item]:
-    """The stage's pipeline: from the graph of all devices to the calls of this worker; where these have no order, once
-    more with copies."""
-    if SPEC:
-        graph_spec(sink, "number_buffers")
-    try:
-        items: list[Item] = run_passes("schedule", PASSES, sink, Lowering(me, Temps()))
-    except NoOrder:
-        items = run_passes("schedule", PASSES, sink, Lowering(me, Temps(), copies=True))
-    return items
-
-
-def call_of(item: Item) -> UOp:
-    call = UOp(Ops.CALL, dtypes.void, (item.what, *item.args))
-    LINE.setdefault(call, item.line)
-    return call
 
 
 def strip_binds(sink: UOp) -> tuple[UOp, dict[str, int], dict[UOp, UOp]]:
@@ -241,7 +225,7 @@ class _Unbinding:
             done[u] = (
                 u
                 if src == u.src and arg is u.arg
-                else (sym.rebuild(u, src) if arg is u.arg else u.replace(src=src, arg=arg))
+                else (sym.simplified(u, src) if arg is u.arg else u.replace(src=src, arg=arg))
             )
             if u.op is Ops.BUFFER and done[u] is not u:
                 self.buffers[done[u]] = u

@@ -23,6 +23,7 @@ from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
 from manygrad.tensor.uop.ranges import ranges_of
+from manygrad.tensor.uop.rewrite import rebuild
 from manygrad.tensor.uop.shape import numel
 from manygrad.tensor.uop.track import made_from
 
@@ -200,17 +201,14 @@ def _of_loops(
 def _limited(kernel: UOp, limits: Limits) -> UOp:
     """The kernel with x -> begin + x'."""
     at = {x: sym.add(begin, shorter) for x, (begin, shorter) in limits.items()}
-    done: dict[UOp, UOp] = dict(at)
-    for u in kernel.toposort(lambda u: u not in at):
-        if u in done:
-            continue
-        src = tuple(done[s] for s in u.src)
-        if u.op is Ops.REDUCE:
-            src = (src[0], *map(_range_in, src[1:]))
-        elif u.op is Ops.STORE:
-            src = (*src[:2], *map(_range_in, src[2:]))
-        done[u] = u if src == u.src else sym.rebuild(u, src)
-    return done[kernel]
+
+    def change(u: UOp) -> UOp | None:
+        if u in at:
+            return at[u]
+        loops = {Ops.REDUCE: 1, Ops.STORE: 2}.get(u.op)
+        return None if loops is None else u.replace(src=(*u.src[:loops], *map(_range_in, u.src[loops:])))
+
+    return rebuild(kernel, change, sym.simplified)
 
 
 def _range_in(u: UOp) -> UOp:

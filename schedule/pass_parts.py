@@ -16,6 +16,7 @@ from manygrad.schedule.items import Item
 from manygrad.schedule.nodes import indices
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
+from manygrad.tensor.uop.rewrite import rebuild
 from manygrad.tensor.uop.shape import numel
 from manygrad.tensor.uop.track import made_from
 
@@ -75,13 +76,12 @@ def _least(index: UOp) -> int:
 
 
 def _without(kernel: UOp, offsets: dict[int, int]) -> UOp:
-    done: dict[UOp, UOp] = {}
-    for u in (*kernel.below(), kernel) if offsets else ():
-        src = tuple(done[s] for s in u.src)
-        if u.op is Ops.INDEX and u.src[0].arg in offsets:
-            src = (src[0], sym.add(src[1], -offsets[u.src[0].arg]), *src[2:])
-        done[u] = u if src == u.src else sym.rebuild(u, src)
-    return done[kernel] if offsets else kernel
+    def earlier(u: UOp) -> UOp | None:
+        if u.op is not Ops.INDEX or u.src[0].arg not in offsets:
+            return None
+        return u.replace(src=(u.src[0], sym.add(u.src[1], -offsets[u.src[0].arg]), *u.src[2:]))
+
+    return rebuild(kernel, earlier, sym.simplified) if offsets else kernel
 
 
 def _part(buffer: UOp, offset: int) -> UOp:

@@ -1,4 +1,4 @@
-"""plan_memory: the temporary buffers of a LINEAR share one block a device.
+"""plan_memory: the calls become a LINEAR, whose temporary buffers share one block a device.
 
 Two buffers may overlap when no call needs both. Offsets are chosen largest-first into the lowest gap that is free over
 the buffer's life. Buffers from outside (PARAMs) are never reused. The temporaries of a CHAIN share a thread's memory
@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from manygrad.schedule.buffers import is_temporary, nbytes_of
+from manygrad.schedule.items import Item
+from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.source import LINE
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.serial import register
 
@@ -53,7 +56,18 @@ def place(sizes: Mapping[Key, int], lives: Mapping[Key, Life], reuse: bool = Tru
     return offsets, max((end for _, end, _ in placed), default=0)
 
 
-def plan_memory(calls: list[UOp], reuse: bool = True) -> MemoryPlan:
+def plan_memory(items: list[Item]) -> UOp:
+    calls = [_call_of(item) for item in items]
+    return UOp(Ops.LINEAR, dtypes.void, tuple(calls), memory_plan(calls))
+
+
+def _call_of(item: Item) -> UOp:
+    call = UOp(Ops.CALL, dtypes.void, (item.what, *item.args))
+    LINE.setdefault(call, item.line)
+    return call
+
+
+def memory_plan(calls: list[UOp], reuse: bool = True) -> MemoryPlan:
     lives = lives_of(
         [[b for a in call.src[1:] if is_temporary(b := a.src[0] if a.op is Ops.VIEW else a)] for call in calls]
     )

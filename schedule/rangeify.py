@@ -1,26 +1,60 @@
 """rangeify: from a STORE of the tensor graph to one kernel over loop ranges.
 
-Precondition: `STORE(target, value)` in which every stored value stands as AFTER/BUFFER. Postcondition: a kernel AST
-(`SINK` of kernel `STORE`s over RANGE, LOAD, INDEX, REDUCE, ALU) and the buffers of its arguments.
+Precondition: items of `STORE(target, value)` in which every stored value stands as AFTER/BUFFER. Postcondition: kernel
+ASTs (`SINK` of kernel `STORE`s over RANGE, LOAD, INDEX, REDUCE, ALU), the buffers of their arguments, and what each
+reads after which effects.
 
 Shapes turn into index expressions from the output back to the inputs: a movement op changes the indices with which its
 source is asked for, a reduction adds ranges, and what is memory becomes a LOAD.
 
     STORE(b, EXPAND(RESHAPE(a, (4, 1)), (4, 8)))  ==>  r0, r1 = RANGE(4), RANGE(8): b[r0*8 + r1] = a[r0]
+
+A store whose kernel would read elements that another of its iterations overwrites goes through a temporary buffer.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from manygrad.schedule.buffers import base_buffer
+from manygrad.schedule.buffers import Temps, base_buffer, happened
 from manygrad.schedule.index import Index, flat_index, move_index
+from manygrad.schedule.items import Item
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
 from manygrad.tensor.uop.ranges import ranges_of
-from manygrad.tensor.uop.rewrite import substitute
+from manygrad.tensor.uop.rewrite import rebuild, substitute
 from manygrad.tensor.uop.shape import is_buffer
+from manygrad.tensor.uop.track import made_from
+
+
+def rangeify(items: list[Item], temps: Temps) -> list[Item]:
+    known: Known = {}
+    out: list[Item] = []
+    for item in items:
+        if item.what.op is not Ops.STORE:
+            out.append(item)
+            continue
+        store = item.what
+        first = _kernel_item(store, item.effect, known)
+        if not any(b is first.args[0] for b, _ in first.reads) or not writes_what_it_reads(first.what):
+            out.append(first)
+            continue
+        target, value = store.src
+        temp = temps.new(value.shape, value.dtype, base_buffer(target).device)
+        filled = UOp(Ops.STORE, dtypes.void, (temp, value))
+        emptied = UOp(Ops.STORE, dtypes.void, (target, UOp(Ops.AFTER, value.dtype, (temp, filled))), store.arg)
+        out += [_kernel_item(filled, filled, known), _kernel_item(emptied, item.effect, known)]
+    return out
+
+
+def _kernel_item(store: UOp, effect: UOp, known: Known) -> Item:
+    ast, args, reads = kernel_once(store, known)
+    made_from(ast, store)
+    after = [(base_buffer(r), happened(r)) for r in reads]
+    if effects := happened(store.src[0]):  # a store into an assigned buffer comes after those assignments
+        after.append((base_buffer(store.src[0]), effects))
+    return Item(effect, ast, args, [args[0]], after)
 
 
 class Kernel:
@@ -293,15 +327,12 @@ def _guard(value: UOp, ok: UOp) -> UOp:
     """`value` with every load made only where `ok` holds."""
     if ok is sym.TRUE:
         return value
-    done: dict[UOp, UOp] = {}
-    for x in value.toposort():
-        src = tuple(done[s] for s in x.src)
-        if x.op is Ops.INDEX:
-            valid = sym.both(src[2], ok) if len(src) > 2 else ok
-            done[x] = x.replace(src=(src[0], src[1], valid))
-        else:
-            done[x] = x if src == x.src else sym.rebuild(x, src)
-    return done[value]
+
+    def guarded(u: UOp) -> UOp | None:
+        valid = ok if len(u.src) < 3 else sym.both(u.src[2], ok)
+        return u.replace(src=(*u.src[:2], valid)) if u.op is Ops.INDEX else None
+
+    return rebuild(value, guarded, sym.simplified)
 
 
 def natural_loops(target: UOp, value: UOp) -> tuple[UOp, UOp]:
@@ -312,7 +343,7 @@ def natural_loops(target: UOp, value: UOp) -> tuple[UOp, UOp]:
     return target, value
 
 
-def rangeify(store: UOp) -> tuple[UOp, list[UOp], list[UOp]]:
+def kernel_of(store: UOp) -> tuple[UOp, list[UOp], list[UOp]]:
     """(kernel AST, argument buffers by slot, the buffer nodes it reads) for one STORE."""
     k = Kernel()
     target, value = natural_loops(*store.src)
@@ -333,13 +364,13 @@ def rangeify(store: UOp) -> tuple[UOp, list[UOp], list[UOp]]:
 Known = dict[tuple[Any, ...], tuple[UOp, list[int], list[int]]]
 
 
-def rangeify_once(store: UOp, known: Known) -> tuple[UOp, list[UOp], list[UOp]]:
-    """`rangeify`, from `known` where a STORE of the same form over other buffers was seen: the layers of a model are
+def kernel_once(store: UOp, known: Known) -> tuple[UOp, list[UOp], list[UOp]]:
+    """`kernel_of`, from `known` where a STORE of the same form over other buffers was seen: the layers of a model are
     alike."""
     form, nodes = form_of(store)
     found = known.get(form)
     if found is None:
-        ast, args, reads = rangeify(store)
+        ast, args, reads = kernel_of(store)
         number = {u: i for i, u in enumerate(nodes)}
         known[form] = ast, [number[a] for a in args], [number[r] for r in reads]
         return ast, args, reads

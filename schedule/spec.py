@@ -247,6 +247,13 @@ def graph_spec(graph: UOp, name: str) -> None:
     verify(graph, GRAPHS[name], name)
 
 
+def stores_spec(items: Sequence[Item], name: str) -> None:
+    """The STOREs that are to become kernels; the other calls as those of a LINEAR."""
+    stores = [i.what for i in items if i.what.op is Ops.STORE]
+    verify(UOp(Ops.SINK, dtypes.void, tuple(stores)), GRAPHS["insert_stores"], name)
+    items_spec([i for i in items if i.what.op is not Ops.STORE], name)
+
+
 def items_spec(items: Sequence[Item], name: str) -> None:
     """Each kernel by itself, and the calls as those of a LINEAR."""
     for item in items:

@@ -11,16 +11,16 @@ import itertools
 
 from manygrad.runtime.codegen.affine import Affine, TileAnalysis
 from manygrad.runtime.codegen.describe import signature
-from manygrad.runtime.codegen.rewrite import rebuild
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
+from manygrad.tensor.uop.rewrite import rebuild
 from manygrad.tensor.uop.uop import UOp
 
 ZERO = UOp.const(dtypes.index, 0)
 
 
-def substitute(ast: UOp, changes: dict[UOp, UOp | None]) -> UOp:
+def replace_ranges(ast: UOp, changes: dict[UOp, UOp | None]) -> UOp:
     """Replaces ranges; one that becomes None is an index 0 and leaves the lists of loops."""
 
     def change(u: UOp) -> UOp | None:
@@ -41,7 +41,7 @@ def drop_single_iterations(ast: UOp) -> UOp:
     single = {
         u: None for u in signature(ast).nodes if u.op is Ops.RANGE and u.src[0].op is Ops.CONST and u.src[0].arg == 1
     }
-    return substitute(ast, dict(single)) if single else ast
+    return replace_ranges(ast, dict(single)) if single else ast
 
 
 class _Uses:
@@ -112,7 +112,7 @@ def merge_ranges(ast: UOp) -> UOp:
             return ast
         i, j = pair
         joint = j.replace(src=(UOp.const(dtypes.index, i.src[0].arg * j.src[0].arg),))
-        ast = substitute(ast, {i: None, j: joint})
+        ast = replace_ranges(ast, {i: None, j: joint})
 
 
 def share_ranges(ast: UOp) -> UOp:
@@ -125,9 +125,9 @@ def share_ranges(ast: UOp) -> UOp:
     for a, b in itertools.combinations(signature(ast).reduces, 2):
         changes = dict(zip(b.src[1:], a.src[1:]))
         if _run_together(ast, a, b) and _loads(a.src[0], a.src[1:]) & _loads(
-            substitute(b.src[0], dict(changes)), a.src[1:]
+            replace_ranges(b.src[0], dict(changes)), a.src[1:]
         ):
-            return share_ranges(substitute(ast, dict(changes)))
+            return share_ranges(replace_ranges(ast, dict(changes)))
     return ast
 
 

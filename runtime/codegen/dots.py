@@ -19,10 +19,10 @@ from typing import NamedTuple
 from manygrad.runtime.codegen.affine import TileAnalysis
 from manygrad.runtime.codegen.cost import LEAST_DOT_TERMS
 from manygrad.runtime.codegen.describe import signature
-from manygrad.runtime.codegen.rewrite import rebuild
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
+from manygrad.tensor.uop.rewrite import rebuild
 from manygrad.tensor.uop.uop import UOp
 
 BYTES = (dtypes.int8, dtypes.uint8)

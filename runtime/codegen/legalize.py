@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from manygrad.runtime.codegen.rewrite import rebuild
 from manygrad.runtime.codegen.transcendental import EXPANSIONS
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import GroupOp, Ops
+from manygrad.tensor.uop.rewrite import rebuild
 from manygrad.tensor.uop.uop import UOp
 
 f32 = dtypes.float32

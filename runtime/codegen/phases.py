@@ -14,7 +14,7 @@ from manygrad.runtime.codegen.describe import Signature, conjuncts, signature
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
-from manygrad.tensor.uop.symbolic import rebuild
+from manygrad.tensor.uop.symbolic import simplified
 from manygrad.tensor.uop.uop import UOp
 
 
@@ -62,5 +62,5 @@ def split_phases(ast: UOp) -> UOp:
             loops = [x for r in u.src[2:] for x in parts.get(r, (done[r],))]
             done[u] = u.replace(src=(done[u.src[0]], done[u.src[1]], *loops))
         else:
-            done[u] = rebuild(u, tuple(done[s] for s in u.src))
+            done[u] = simplified(u, tuple(done[s] for s in u.src))
     return done[ast]

@@ -24,7 +24,6 @@ from manygrad.runtime.codegen.choose import plain
 from manygrad.runtime.codegen.describe import Signature, estimate, signature
 from manygrad.runtime.codegen.opts import Opts, RFactor, Unroll, Vectorize, canonical, legal, named, neighbours, sums
 from manygrad.runtime.codegen.pipeline import Prepared, prepare
-from manygrad.runtime.codegen.rewrite import rebuild
 from manygrad.runtime.codegen.search import Found, beam_search
 from manygrad.runtime.devices.bench import Bench, Candidate, Scratch
 from manygrad.runtime.devices.diskcache import DiskCache
@@ -32,6 +31,7 @@ from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.environment import BEAM, BEAM_SPLIT, CHECK_OOB, DEBUG
 from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.rewrite import rebuild
 from manygrad.tensor.uop.uop import UOp
 
 SEARCH_LIMIT_S = 30.0  # of one kernel

@@ -103,12 +103,11 @@ def with_sources(u: UOp, src: tuple[UOp, ...]) -> UOp:
     return u if src == u.src else inherit(u.replace(src=src), u)
 
 
+Over = Callable[[UOp, tuple[UOp, ...]], UOp]  # makes a node over other sources
 MAX_REWRITES = 10_000_000
 
 
-def graph_rewrite(
-    root: UOp, pm: PatternMatcher, ctx: Any = None, rebuild: Callable[[UOp, tuple[UOp, ...]], UOp] | None = None
-) -> UOp:
+def graph_rewrite(root: UOp, pm: PatternMatcher, ctx: Any = None, over: Over | None = None) -> UOp:
     """`root` with `pm` applied to every node, sources first, until nothing changes."""
     done: dict[UOp, UOp] = {}
     # what has yet to be rewritten, sources first, and whose result it is: below the root, then below what a rule made
@@ -124,7 +123,7 @@ def graph_rewrite(
             if src == u.src:
                 node = u
             else:
-                node = inherit(rebuild(u, src) if rebuild is not None else u.replace(src=src), u)
+                node = inherit(over(u, src) if over is not None else u.replace(src=src), u)
             new = pm.rewrite(node, ctx, tell) if rules[node.op] else None
             if new is None:
                 done[u] = node
@@ -142,11 +141,22 @@ def graph_rewrite(
     return done[root]
 
 
-def substitute(root: UOp, mapping: dict[UOp, UOp], rebuild: Callable[[UOp, tuple[UOp, ...]], UOp] | None = None) -> UOp:
-    """`root` with nodes replaced, which are not looked into; `rebuild` makes a node over other sources."""
+def rebuild(root: UOp, change: Callable[[UOp], UOp | None], over: Over | None = None) -> UOp:
+    """`root` with every node, once, replaced by `change(node over what its sources became)` unless that is None."""
+    done: dict[UOp, UOp] = {}
+    for u in root.toposort():
+        src = tuple([done[s] for s in u.src])
+        new = u if src == u.src else over(u, src) if over is not None else u.replace(src=src)
+        changed = change(new)
+        done[u] = new if changed is None else changed
+    return done[root]
+
+
+def substitute(root: UOp, mapping: dict[UOp, UOp], over: Over | None = None) -> UOp:
+    """`root` with nodes replaced, which are not looked into."""
     done: dict[UOp, UOp] = dict(mapping)
     for u in root.toposort(lambda u: u not in mapping):
         if u not in done:
             src = tuple([done[s] for s in u.src])
-            done[u] = u if src == u.src else rebuild(u, src) if rebuild is not None else u.replace(src=src)
+            done[u] = u if src == u.src else over(u, src) if over is not None else u.replace(src=src)
     return done[root]

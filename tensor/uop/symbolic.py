@@ -309,10 +309,10 @@ def _factors(x: UOp) -> list[UOp]:
 
 def substitute(u: UOp, mapping: dict[UOp, UOp]) -> UOp:
     """`u` with nodes replaced, index arithmetic simplified again on the way up."""
-    return rewrite.substitute(u, mapping, rebuild)
+    return rewrite.substitute(u, mapping, simplified)
 
 
-def rebuild(x: UOp, src: tuple[UOp, ...]) -> UOp:
+def simplified(x: UOp, src: tuple[UOp, ...]) -> UOp:
     """Node `x` over new sources, through the simplifying constructors where it is index arithmetic."""
     if x.dtype is dtypes.index:
         if x.op is Ops.ADD:

@@ -42,12 +42,12 @@ STAGES: list[tuple[Any, str]] = [
         (scheduling, n)
         for n in (
             "split_kernels",
+            "rangeify",
             "order_items",
             "merge_kernels",
             "chain_kernels",
             "pass_parts",
             "plan_memory",
-            "call_of",
             "create_linear",
             "lower_sink_to_linear",
         )

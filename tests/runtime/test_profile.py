@@ -55,6 +55,7 @@ def test_a_trace_has_chromes_form_and_all_lanes(tmp_path: Path) -> None:
         "lower_storage",
         "insert_stores",
         "split_kernels",
+        "rangeify",
         "order_items",
         "chain_kernels",
         "pass_parts",

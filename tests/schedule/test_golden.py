@@ -136,7 +136,8 @@ def text_of(program: Callable[[], list[Tensor]]) -> str:
     parts: list[tuple[str, str]] = []
 
     def observe(stage: str, name: str, graph: UOp) -> None:
-        parts.append((f"after {name}", show(graph)))
+        if graph.op is not Ops.LINEAR:  # (shown call by call below)
+            parts.append((f"after {name}", show(graph)))
 
     tensors = program()
     graph, _ = number_buffers(strip_binds(sink_of(tensors))[0])

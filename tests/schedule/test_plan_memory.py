@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from manygrad import Context, Tensor, TinyJit
 from manygrad.runtime.devices import Device, get_device
 from manygrad.schedule.buffers import nbytes_of
-from manygrad.schedule.plan_memory import ALIGN, MemoryPlan, plan_memory
+from manygrad.schedule.plan_memory import ALIGN, MemoryPlan, memory_plan
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import BufferSpec, Ops, UOp
 from tests.schedule.programs import linear_of, stored
@@ -148,7 +148,7 @@ def lives(calls: list[UOp]) -> dict[int, tuple[int, int]]:
 @settings(max_examples=300)
 @given(schedules())
 def test_values_that_live_together_never_overlap(calls: list[UOp]) -> None:
-    plan, life = plan_memory(calls), lives(calls)
+    plan, life = memory_plan(calls), lives(calls)
     assert {uid for uid, *_ in plan.offsets} == set(life)
     devices = {b.arg.uid: b.arg.device for c in calls for b in c.src[1:] if b.op is Ops.BUFFER}
     sizes = {b.arg.uid: nbytes_of(b) for c in calls for b in c.src[1:] if b.op is Ops.BUFFER}
@@ -170,7 +170,7 @@ def test_values_that_live_together_never_overlap(calls: list[UOp]) -> None:
 @settings(max_examples=200)
 @given(schedules())
 def test_pools_are_at_least_what_lives_at_once_and_at_most_everything(calls: list[UOp]) -> None:
-    plan, life = plan_memory(calls), lives(calls)
+    plan, life = memory_plan(calls), lives(calls)
     for number, (_, size) in enumerate(plan.pools):
         mine = [(uid, max(ALIGN, -(-n // ALIGN) * ALIGN)) for uid, pool, _, n in plan.offsets if pool == number]
         at_once = max(sum(n for uid, n in mine if life[uid][0] <= at <= life[uid][1]) for at in range(len(calls)))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from manygrad import Tensor, Variable
-from manygrad.schedule.rangeify import form_of, rangeify, rangeify_once
+from manygrad.schedule.rangeify import form_of, kernel_of, kernel_once
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import Ops, UOp
 from tests.schedule.programs import kernels_of, sink_of, stored
@@ -25,10 +25,10 @@ def layer(x: Tensor, w: Tensor) -> Tensor:
 def test_layers_that_are_alike_share_the_ast() -> None:
     one, two = (store_of(stored(3, 4) * stored(4) + 1.5) for _ in range(2))
     known: dict = {}
-    first, second = rangeify_once(one, known), rangeify_once(two, known)
+    first, second = kernel_once(one, known), kernel_once(two, known)
     assert len(known) == 1 and first[0] is second[0]
     for store, found in ((one, first), (two, second)):
-        assert found == rangeify(store)  # AST, arguments in order, reads in order
+        assert found == kernel_of(store)  # AST, arguments in order, reads in order
 
 
 def test_what_is_read_twice_is_another_form_than_two_buffers() -> None:

@@ -33,7 +33,9 @@ def test_each_rewrite_is_kept_with_pass_rule_nodes_and_line(records: list[track.
     for r, op in ((added, Ops.ADD), (times, Ops.MUL)):
         assert (r.of_pass, r.before.op, r.after.op) == ("simplify", op, Ops.PARAM)
         assert r.line.startswith("test_track.py:")
-    assert [r.of_pass for r in records if r.rule == track.WHOLE] == ["simplify", "lower_storage", "split_kernels"]
+    assert [r.of_pass for r in records if r.rule == track.WHOLE] == [
+        "simplify", "lower_storage", "split_kernels", "rangeify", "plan_memory",
+    ]  # fmt: skip
 
 
 def test_the_history_of_a_kernel_is_its_own_and_in_the_order_of_the_passes() -> None:
@@ -41,7 +43,7 @@ def test_the_history_of_a_kernel_is_its_own_and_in_the_order_of_the_passes() -> 
     for kernel, op in zip((c.src[0] for c in linear_of(two_kernels()).src), (Ops.ADD, Ops.MUL)):
         found = track.history(kernel)
         assert [r.before.op for r in found if r.rule == "fold_binary"] == [op]
-        assert found[-1].of_pass == "split_kernels" and found[-1].after is kernel
+        assert found[-1].of_pass == "rangeify" and found[-1].after is kernel
         places = [names.index(r.of_pass) for r in found]
         assert places == sorted(places)
 
@@ -57,7 +59,7 @@ def test_what_several_kernels_became_one_of_is_told() -> None:
     linear = linear_of([m2, w.assign(w - m2)])
     assert len(linear.src) == 1
     rules = [(r.of_pass, r.rule) for r in track.history(linear.src[0].src[0])]
-    assert rules.count(("merge_kernels", "merged")) == 2 and rules.count(("split_kernels", "_kernel_items")) == 2
+    assert rules.count(("merge_kernels", "merged")) == 2 and rules.count(("rangeify", "_kernel_item")) == 2
 
 
 def test_debug_prints_how_a_kernel_came_about(capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,7 +110,7 @@ def test_rebuild_chooses_how_changed_nodes_are_made() -> None:
     n = sym.variable("n", 0, 9)
     pm = PatternMatcher([(UPat(Ops.DEFINE_VAR), lambda: sym.iconst(3))])
     u = UOp(Ops.ADD, dtypes.index, (UOp(Ops.MUL, dtypes.index, (n, sym.iconst(4))), sym.iconst(1)))
-    assert graph_rewrite(u, pm, rebuild=sym.rebuild) is sym.iconst(13)
+    assert graph_rewrite(u, pm, over=sym.simplified) is sym.iconst(13)
 
 
 def test_two_rules_that_undo_each_other_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
