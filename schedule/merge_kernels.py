@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from math import prod
 
 from manygrad.schedule.buffers import is_temporary
+from manygrad.schedule.domain import domain_of
 from manygrad.schedule.items import Item
 from manygrad.schedule.nodes import reductions
 from manygrad.schedule.rows import ROW
-from manygrad.schedule.sweep import sweep_of
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
@@ -224,10 +224,10 @@ def goes_along(group: Group, item: Item) -> bool:
     """Whether the REDUCEs of an item go over the elements that those of the group go over; in order, if they need what
     those give, then over rows that fit the cache. How each is added up is as in a kernel of its own: equal sizes,
     types, places."""
-    mine = sweep_of(item.what)
+    mine = domain_of(item.what)
     if mine is None:
         return False
-    others = [(i, s) for i in group.items if reductions(i.what) for s in (sweep_of(i.what),)]
+    others = [(i, s) for i in group.items if reductions(i.what) for s in (domain_of(i.what),)]
     if not all(
         s is not None and (s.sizes, s.widths, s.place) == (mine.sizes, mine.widths, mine.place) for _, s in others
     ):

@@ -59,7 +59,7 @@ class CheckedPrinter(Printer):
         )
         each_of = (
             x.dtype if access == 1 else x.src[2].dtype
-        ).itemsize // pointer.dtype.itemsize  # elements: quads of bytes are 4
+        ).itemsize // pointer.dtype.itemsize  # elements: groups of bytes are 4
         last = x.arg + each_of - 1
         if lanes == 1:
             index = self.let(f"add i64 {self.names[offset]}, {last}")

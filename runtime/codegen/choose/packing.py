@@ -120,9 +120,9 @@ def keep_columns_in_cache(facts: Facts, opts: Opts, p: Product) -> Opts:
     outer = [r for r in p.outer if r not in within]
     masked = is_masked(p.rows) and not product_knows_conditions(facts, opts, p)
     halves = p.rows.dtype.is_half and not is_dot(p.main.src[0])
-    # quads of rows that lie apart would be joined again and again
-    quads = is_dot(p.main.src[0]) and facts.stride(p.rows.src[0], p.main.src[-1]) != 1
-    pack_rows = can_pack_rows(facts, opts, p) and (masked or halves or quads)
+    # groups of rows that lie apart would be joined again and again
+    groups = is_dot(p.main.src[0]) and facts.stride(p.rows.src[0], p.main.src[-1]) != 1
+    pack_rows = can_pack_rows(facts, opts, p) and (masked or halves or groups)
     row: Opts = (CacheRead(p.inner[-1].arg[0], slot(p.rows)),) if pack_rows else prefetched_rows(facts, opts, p)
     blocks = block_of_panels(facts, opts, p.main, p.lane) if not within else ()
     order = [*outer, p.lane, *within, *p.inner, *p.after]
@@ -137,7 +137,7 @@ def columns_fit_first_cache(facts: Facts, p: Product) -> bool:
 
 
 def can_pack_rows(facts: Facts, opts: Opts, p: Product) -> bool:
-    """Of what a condition leaves out along the reduction, quads for a dot instruction are not packed: all four would
+    """Of what a condition leaves out along the reduction, groups for a dot instruction are not packed: all four would
     have to be asked."""
     mask = ranges_of(p.rows.src[0].src[2]) if is_masked(p.rows) else frozenset()
     if any(r in mask and chosen(opts, Tensorize, r.arg[0]) is not None for r in p.main.src[1:]):

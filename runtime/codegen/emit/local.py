@@ -68,5 +68,5 @@ def _packed(e: Emission, stage: Stage, position: Position) -> Inst:
     # never hoisted out of the tile: its contents change with it
     if offset.depth < e.scope.origin[stage.loop].depth:
         offset = e.emit(Ops.ADD, INDEX, (offset, e.const(0)), here=True)
-    dtype = stage.value.dtype if stage.quads is None else dtypes.int32
+    dtype = stage.value.dtype if stage.grouped is None else dtypes.int32
     return e.emit(Low.LOAD, dtype, (pointer, offset), constant, lanes)

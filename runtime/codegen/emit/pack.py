@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from manygrad.runtime.codegen.affine import Position
+from manygrad.runtime.codegen.emit.dot_operands import dot_operand
 from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.local import packed_at
 from manygrad.runtime.codegen.emit.masks import unless_masked
-from manygrad.runtime.codegen.emit.quads import quads
 from manygrad.runtime.codegen.emit.values import ragged_mask, value
 from manygrad.runtime.codegen.loops.local import Stage
 from manygrad.runtime.codegen.loops.reduce import masks
@@ -31,7 +31,7 @@ def pack(e: Emission, stage: Stage) -> None:
 def _pack_vector(e: Emission, stage: Stage, position: Position, borrowed: bool) -> None:
     pointer, offset, constant, lanes = packed_at(e, stage, position)
     u = stage.value
-    found = value(e, u, position) if stage.quads is None else quads(e, u, stage.quads, position)
+    found = value(e, u, position) if stage.grouped is None else dot_operand(e, u, stage.grouped, position)
     mask = ragged_mask(e, position) if borrowed else None
     guard = () if mask is None else (mask,)
     e.emit(Low.STORE, dtypes.void, (pointer, offset, e.splat(found, lanes), *guard), constant, lanes, here=True)

@@ -20,10 +20,10 @@ from functools import partial
 
 from manygrad.runtime.codegen.cost import MASK_REGISTERS
 from manygrad.runtime.codegen.dots import is_product
+from manygrad.runtime.codegen.emit.dot_operands import dot_operand
 from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.indices import instruction
 from manygrad.runtime.codegen.emit.masks import apart, unless_masked
-from manygrad.runtime.codegen.emit.quads import quads
 from manygrad.runtime.codegen.emit.values import key, ragged_mask, value
 from manygrad.runtime.codegen.loops.tree import Reduce, Rest
 from manygrad.runtime.codegen.lowered import Inst, Low
@@ -152,7 +152,7 @@ def accumulate(e: Emission, accumulator: Accumulator, position: dict[UOp, int], 
     old = e.emit(Low.GET, u.dtype, (acc,), None, acc.lanes, here=True)
     v = u.src[0]
     if (r := next((r for r in u.src[1:] if r in e.nest.dots), None)) is not None:
-        a, b = (e.splat(quads(e, s, r, position), acc.lanes) for s in v.src)
+        a, b = (e.splat(dot_operand(e, s, r, position), acc.lanes) for s in v.src)
         new = e.emit(Low.DOT, u.dtype, (a, b, old), v.arg, acc.lanes, here=True)
         e.emit(Low.SET, dtypes.void, (acc, new), here=True)
         return

@@ -71,7 +71,7 @@ class Kernel:
         return Lanes(split, self.nest.reduce_lanes[split] if split is not None else 1), split
 
     def step_of(self, r: UOp, lanes: Lanes) -> int:
-        """How many iterations of `r` one vector, or one of the quads in it, takes in."""
+        """How many iterations of `r` one vector, or one of the groups in it, takes in."""
         return (lanes.count if r is lanes.range else 1) * self.nest.dots.get(r, 1)
 
     def positions(self, ranges: frozenset[UOp], tiles: Mapping[UOp, int], lanes: Lanes) -> Iterator[dict[UOp, int]]:

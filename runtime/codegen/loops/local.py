@@ -32,7 +32,7 @@ class Stage:
     blocked: tuple[UOp, int] | None
     pitches: Mapping[UOp, int]  # elements from one position in a loop's tile to the next
     offset_bytes: int
-    quads: UOp | None  # the one of `ranges` of which quads are packed, each as an element of their size
+    grouped: UOp | None  # the one of `ranges` whose iterations are packed in groups, each as one element of their size
 
 
 @dataclass(frozen=True)
@@ -78,20 +78,20 @@ class Local:
         nest = kernel.nest
         for u, ranges in staged_values(kernel.sig, slot):
             sizes = stage_sizes(nest, loop, ranges)
-            quads = next((r for r in ranges if r in nest.dots), None)
-            each = nest.dots[quads] if quads is not None else 1
+            grouped = next((r for r in ranges if r in nest.dots), None)
+            each = nest.dots[grouped] if grouped is not None else 1
             pitches, pitch = {}, each
             for r in reversed(tiled_loops(nest, loop, u)):
                 pitches[r] = pitch
                 pitch *= nest.tile.get(r, 1)
-            # (the iterations of a quad lie side by side in its element)
-            shares = [each if r is quads else 1 for r in ranges]
+            # (the iterations of a group lie side by side in its element)
+            shares = [each if r is grouped else 1 for r in ranges]
             steps = {r: math.prod(sizes[i + 1 :]) * pitch // math.prod(shares[i:]) for i, r in enumerate(ranges)}
             row = index_sum(tuple(steps.items()), 0)
             blocked = next(((r, c) for (r, c), n in zip(steps.items(), sizes) if n < r.src[0].arg), None)
             rows = stage_rows(nest, loop, sizes)
             offset = self.reserve(rows * pitch // each * nest.block.get(loop, 1) * u.dtype.itemsize)
-            self.stages[u] = Stage(u, loop, ranges, row, rows, blocked, pitches, offset, quads)
+            self.stages[u] = Stage(u, loop, ranges, row, rows, blocked, pitches, offset, grouped)
 
     def _keep(self, kernel: Kernel, r: UOp, again: UOp) -> None:
         sig, nest = kernel.sig, kernel.nest

@@ -64,7 +64,7 @@ def packing_lanes(kernel: Kernel, stage: Stage, around: Lanes) -> Lanes:
     u, nest, lanes = stage.value, kernel.nest, Lanes(around.range, around.count)
     tile = nest.tile.get(stage.loop, 1)
     if lanes.range not in stage.pitches and fixed_size(stage.loop) is not None and tile > 1:
-        itemsize = u.dtype.itemsize if stage.quads is None else LANE_BYTES
+        itemsize = u.dtype.itemsize if stage.grouped is None else LANE_BYTES
         lanes = Lanes(stage.loop, min(1 << (tile - 1).bit_length(), PACK_BYTES // itemsize))
     if lanes.range not in stage.pitches:
         return lanes

@@ -62,7 +62,7 @@ class Tensorize(RangeOpt):
             if any(r in ranges_of(v) for v in sig.reduces) or any(
                 x in nest.dots for u in over for x in u.src[1:] if x is not r
             ):
-                return f"{o}: a REDUCE inside of it depends on it, or another range of it has quads"
+                return f"{o}: a REDUCE inside of it depends on it, or another range of it is grouped"
             if any(x in nest.skipped for u in over for x in u.src[1:]) or any(r in pair for pair in nest.kept):
                 return f"{o}: not where single iterations are skipped or kept"
         return None

@@ -167,7 +167,7 @@ def test_what_is_chosen_is_what_is_checked_and_lowered(name: str) -> None:
 def test_products_of_masked_bytes_take_what_is_chosen(
     layout: str, types: tuple[DType, DType], machine: Machine
 ) -> None:
-    """Rows in quads that a condition leaves out in part are not packed (they were, once)."""
+    """Rows in groups that a condition leaves out in part are not packed (they were, once)."""
     prepared = prepare(bytes_product(64, 300, 200, layout, types, padded=True), machine)
     assert legal(signature(prepared.ast), prepared.opts) is None
 

@@ -89,7 +89,7 @@ def test_of_bfloat16_matrix_products_alone() -> None:
 
 
 def test_what_the_heuristic_makes_of_them() -> None:
-    """Columns are packed in quads, the sums of rows are made along the rows;
+    """Columns are packed in groups, the sums of rows are made along the rows;
     rows that do not lie along the reduction are packed, too."""
     machine = Machine(64, 32, cache_bytes=2 << 20, cores=2, dots=X86)
     across = {layout: set(prepare(bytes_product(256, 256, 256, layout), machine).opts) for layout in ("NN", "NT", "TN")}

@@ -16,9 +16,9 @@ from manygrad.tensor.uop.table import memo
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """What the REDUCEs of a kernel go over: `read` has what each reads anew in each iteration, (argument, place along
-    numbered ranges)."""
+class Domain:
+    """The iteration domain of the REDUCEs of a kernel, and in `read` what each reads anew in each iteration, as
+    (argument, place along numbered ranges)."""
 
     sizes: tuple[UOp, ...]
     widths: frozenset[int]  # of its floats
@@ -27,7 +27,7 @@ class Sweep:
 
 
 @memo
-def sweep_of(ast: UOp) -> Sweep | None:
+def domain_of(ast: UOp) -> Domain | None:
     """None for a kernel without reductions, with some of different sizes, or with a contraction."""
     reduces = reductions(ast)
     store = ast.src[0]
@@ -42,4 +42,4 @@ def sweep_of(ast: UOp) -> Sweep | None:
         numbered = {r: r.replace(arg=(-1 - i, r.arg[1])) for i, r in enumerate(u.src[1:])}
         read.update((x.src[0].arg, substitute(x, numbered).src[1:]) for x in anew)
     widths = frozenset(u.dtype.itemsize for u in ast.below() if u.dtype.is_float)
-    return Sweep(tuple(r.src[0] for r in reduces[0].src[1:]), widths, store.src[0].src[1:], frozenset(read))
+    return Domain(tuple(r.src[0] for r in reduces[0].src[1:]), widths, store.src[0].src[1:], frozenset(read))

@@ -28,7 +28,7 @@ from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
 
-def quads(e: Emission, u: UOp, r: UOp, position: Position) -> Inst:
+def dot_operand(e: Emission, u: UOp, r: UOp, position: Position) -> Inst:
     """`u` at as many iterations of `r` as fill four bytes, from `position` on, 0 beyond the last one: int32, a
     scalar where all lanes agree."""
     if (packed := held(e, u, position)) is not None:
@@ -39,7 +39,7 @@ def quads(e: Emission, u: UOp, r: UOp, position: Position) -> Inst:
             return known
     if e.scope.lane is r or e.scope.lane not in ranges_of(u):
         found = side_by_side(e, u, r, position, e.scope.lanes if e.scope.lane is r else 1)
-    elif (square := transposed_quads(e, u, r, position)) is not None:
+    elif (square := transposed_operand(e, u, r, position)) is not None:
         found = square
     else:
         found = joined(e, u, r, position)
@@ -57,7 +57,7 @@ def lane_along(e: Emission, r: UOp, lanes: int) -> Iterator[None]:
 
 
 def side_by_side(e: Emission, u: UOp, r: UOp, position: Position, count: int) -> Inst:
-    """`count` quads from `position` on, one after the other along `r`."""
+    """`count` groups from `position` on, one after the other along `r`."""
     with lane_along(e, r, e.nest.dots[r] * count):
         found = e.splat(value(e, u, position), e.scope.lanes)
         if u.op is not Ops.LOAD and (mask := ragged_mask(e, position)) is not None:
@@ -79,8 +79,8 @@ def joined(e: Emission, u: UOp, r: UOp, position: Position) -> Inst:
     return total
 
 
-def transposed_quads(e: Emission, u: UOp, r: UOp, position: Position) -> Inst | None:
-    """As `transposed_load`, of a square that is packed: for each lane as many quads as there are lanes,
+def transposed_operand(e: Emission, u: UOp, r: UOp, position: Position) -> Inst | None:
+    """As `transposed_load`, of a square that is packed: for each lane as many groups as there are lanes,
     exchanged."""
     loads = [v for v in u.toposort() if v.op is Ops.LOAD and e.scope.lane in ranges_of(v)]
     mask = ragged_mask(e, position)
