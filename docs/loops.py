@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from manygrad.runtime.codegen.describe import signature
 from manygrad.runtime.codegen.loops.build import build
 from manygrad.runtime.codegen.loops.lanes import Kernel
 from manygrad.runtime.codegen.loops.show import show
-from manygrad.runtime.codegen.opts import legal, loop_nest
+from manygrad.runtime.codegen.opts import legal, loop_nest, named
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.codegen.target import Machine
 from manygrad.schedule import create_linear_with_vars
@@ -38,8 +39,9 @@ index to its last. `r1 = 64 from i0 in vectors of 16` is a tile: 64 iterations o
 four vectors of 16; what is below is written out for each of them. `k2` is a range of a sum. `pack` fills local memory,
 `accumulate` adds a tile to a sum's registers.
 
-On OPENCL the parallel loop is the grid: each work item runs a part of it, from its first index to its last, and local
-memory is the group's where it fits.
+On OPENCL each work item runs a part of the parallel loop, from its first index to its last, unless Opts bind loops to
+the work items of a group: then that loop is the grid, an index for each group, and its work items may share memory and
+wait for each other at barriers. Such lists are for GPUs: the search (`BEAM`) tries them there.
 
 Three kernels follow, with the Opts that the heuristic gives them on two cores with AVX-512. The first tree is the
 kernel as written; after that, what each Opt changes of it.
@@ -101,5 +103,18 @@ def section(title: str, program: str, make: Callable[[], Tensor]) -> Iterator[st
         yield f"\nOn OPENCL, with pocl on these cores, `{' '.join(map(repr, other.opts))}`:\n\n```\n{tree}\n```\n"
 
 
+BOUND = (
+    *(named("tile", axis, 4) for axis in (0, 1)), named("parallel", 2), named("bind", 0, 16), named("bind", 1, 16),
+    named("cache_shared", 2, 1, 16), named("cache_shared", 2, 2, 16),
+)  # fmt: skip
+
+
+def groups() -> str:
+    machine = replace(OPENCL, group_items=1024, shared_bytes=48 << 10)
+    tree = show(prepare(kernel(product()), machine, BOUND).tree())
+    return f"\n## The product in groups, as for a GPU\n\n`{' '.join(map(repr, BOUND))}`\n\n```\n{tree}\n```\n"
+
+
 def page() -> str:
-    return HEAD + "".join(s for title, (program, make) in KERNELS.items() for s in section(title, program, make))
+    kernels = (s for title, (program, make) in KERNELS.items() for s in section(title, program, make))
+    return HEAD + "".join(kernels) + groups()

@@ -23,6 +23,10 @@ class Low(Enum):
     VAR = auto()  # integer argument number arg
     BEGIN = auto()  # first and
     FINISH = auto()  # one after the last index of this call's part of the parallel loop
+    # only where the machine has groups (`Machine.group_items`):
+    ITEM = auto()  # place of this work item along dimension arg of its group; arg None: its number in the group
+    SHARED = auto()  # pointer into the memory that a group shares; arg byte offset
+    BARRIER = auto()  # all work items of the group are here, and what they wrote to shared memory is seen
     CONST = auto()  # arg; lanes > 1: all the same
     HERE = auto()  # the index arg, as the origin of a tile: what depends on it stays in its block
     LOOP = auto()  # src (begin, end); arg step; its value is the index
@@ -83,6 +87,8 @@ class Program:
     slots: int
     parallel: tuple[tuple[UOp, int], ...]  # (size, step) of the loops that make up the parallel one; (): run once
     scratch_bytes: int = 0
+    group: tuple[int, ...] = ()  # work items of a group along its dimensions; (): none, an index is one thread's
+    shared_bytes: int = 0
 
 
 def show(program: Program) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from manygrad.runtime.codegen.loops.show import show
 from manygrad.runtime.codegen.loops.spec import verify
 from manygrad.runtime.codegen.lowered import Program
 from manygrad.runtime.codegen.opts import Opt, legal, loop_nest
+from manygrad.runtime.codegen.opts.cache_shared import shared_bytes
 from manygrad.runtime.codegen.passes import rewrite
 from manygrad.runtime.codegen.target import Machine
 from manygrad.tensor.environment import DEBUG, NOOPT, SPEC
@@ -65,7 +67,7 @@ def prepare(ast: UOp, machine: Machine, opts: tuple[Opt, ...] | None = None, sim
         taken = choice.opts
         if DEBUG >= 4:
             print(f"{name}, by runtime/codegen/choose:\n{choice.explained()}")
-    reason = legal(signature(kernel.ast), taken)
+    reason = legal(signature(kernel.ast), taken) or beyond(machine, kernel.ast, taken)
     if reason is not None and opts is not None:
         raise ValueError(f"{name} cannot be optimised by {list(taken)}: {reason}")
     if reason is not None:
@@ -74,6 +76,17 @@ def prepare(ast: UOp, machine: Machine, opts: tuple[Opt, ...] | None = None, sim
         warnings.warn(f"{message} (until then it runs without)", RuntimeWarning, stacklevel=2)
         taken = plain(kernel.ast)
     return Prepared(name, kernel.ast, taken)
+
+
+def beyond(machine: Machine, ast: UOp, opts: tuple[Opt, ...]) -> str | None:
+    """Why the machine cannot run a kernel with legal `opts`: of groups larger than its own."""
+    sig = signature(ast)
+    nest = loop_nest(sig, opts)
+    if math.prod(nest.group) > machine.group_items:
+        return f"a group of {math.prod(nest.group)} work items; this machine has groups of {machine.group_items}"
+    if (nbytes := shared_bytes(sig, nest)) > machine.shared_bytes:
+        return f"{nbytes} bytes that a group shares; this machine has {machine.shared_bytes}"
+    return None
 
 
 def explain(ast: UOp, machine: Machine) -> str:

@@ -20,6 +20,8 @@ class Machine:
     cores: int = 1  # that may share a kernel: those this process may run on
     dots: tuple[Dot, ...] = ()  # products that one instruction adds up
     burst_bytes: int = 0  # what may be prefetched at once without holding up loads (0: little); measured, by processor
+    group_items: int = 1  # work items that a group may have; 1: the device has no groups
+    shared_bytes: int = 0  # of memory that they share
     first_cache_bytes: int = 48 << 10  # a core's own first-level data cache; not read from the system
 
     @property

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from manygrad.runtime.codegen.pipeline import Prepared
+from manygrad.runtime.codegen.target import Machine
 from manygrad.runtime.devices.bench import Bench
 from manygrad.runtime.devices.opencl_driver import driver, opencl
 from manygrad.runtime.devices.opencl_kernel import OpenCLKernel, Stream, new_block, packed, render, version
@@ -58,8 +60,14 @@ class OpenCLCandidate:
         return None
 
 
+def _machine() -> Machine:
+    """A processor runs the work items of a group one after the other: there is nothing to find."""
+    own = driver()
+    return replace(own.machine, group_items=1) if own.is_cpu else own.machine
+
+
 BENCH = Bench(
-    machine=lambda: driver().machine,
+    machine=_machine,
     key=lambda: b"opencl" + version(),
     render=render,
     load=OpenCLCandidate,

@@ -113,6 +113,8 @@ def _open(number: int) -> Driver:
             cache_bytes=min(1 << 20, cache_bytes),
             # (of a processor all, also where this worker has a share of them: how a sum is cut must not depend on it)
             cores=cores() if is_cpu else units,
+            group_items=int(device.max_work_group_size),
+            shared_bytes=int(device.local_mem_size),
         ),
         Target(group, int(device.local_mem_size) // LOCAL_PART, bool(device.double_fp_config)),
     )

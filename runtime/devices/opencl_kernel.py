@@ -145,7 +145,8 @@ class OpenCLKernel:
         self.slots = sig.slots
         self.names = tuple(v.arg[0] for v in variables)
         self.bounds = tuple((v.arg[1], v.arg[2]) for v in variables)
-        self.counts = loop_nest(sig, prepared.opts).counts
+        nest = loop_nest(sig, prepared.opts)
+        self.counts, self.group = nest.counts, nest.group
         words = 16 * self.slots + 8 * len(self.names) + 24
         if words > own.parameter_bytes:
             raise NotImplementedError(
@@ -166,15 +167,17 @@ class OpenCLKernel:
         return opencl().Kernel(self.program, renderer.ENTRY)
 
     def grid(self, variables: dict[str, int]) -> tuple[int, int]:
-        """(total, per): the indices of the parallel loop, and how many of them a work item runs."""
+        """(total, per): the indices of the parallel loop, and how many of them a work item, or a group, runs."""
         own = driver()
         total = math.prod(-(-evaluate_int(n, variables) // step) for n, step in self.counts)
-        items = own.units * (ITEMS_A_UNIT if own.is_cpu else GROUPS_A_UNIT * own.target.group)
+        parts = own.units * (ITEMS_A_UNIT if own.is_cpu else GROUPS_A_UNIT * own.target.group)
         if self.flops + self.nbytes <= SERIAL_WORK and own.is_cpu:
-            items = 1
+            parts = 1
+        if self.group:
+            parts = total
         if self.scratch_bytes:
-            items = min(items, max(1, SCRATCH_LIMIT_BYTES // self.scratch_bytes))
-        return total, max(1, -(-total // items))
+            parts = min(parts, max(1, SCRATCH_LIMIT_BYTES // (self.scratch_bytes * math.prod(self.group))))
+        return total, max(1, -(-total // max(1, parts)))
 
     def launch(self, handles: Sequence[Block], vars: tuple[int, ...], kernel: Any) -> Launch:
         """Sets the arguments of `kernel`, one of `fresh()`."""
@@ -185,20 +188,19 @@ class OpenCLKernel:
             if not lo <= value <= hi:
                 raise ValueError(f"{self.name}: variable {name} is {value}, outside of its bounds {lo}..{hi}")
         total, per = self.grid(dict(zip(self.names, vars)))
-        group = driver().target.group
-        items = -(-total // per)
-        size = -(-items // group) * group
+        group, parts = self.group or (driver().target.group,), -(-total // per)
+        size = (parts * group[0], *group[1:]) if self.group else (-(-parts // group[0]) * group[0],)
         used = handles[: self.slots]
         arguments: list[Any] = [x for h in used for x in (h.memory, np.int64(h.offset))]
         arguments += map(np.int64, (*vars, total, per))
         kept = [h.memory for h in used]
-        if self.scratch_bytes and size:
-            kept.append(used[0].stream.scratch(size * self.scratch_bytes))
+        if self.scratch_bytes and parts:
+            kept.append(used[0].stream.scratch(math.prod(size) * self.scratch_bytes))
             arguments.append(kept[-1])
         elif self.scratch_bytes:
             arguments.append(None)
         kernel.set_args(*arguments)
-        return Launch(kernel, (size,), (group,), tuple(kept), handles[0].stream.queue)
+        return Launch(kernel, size, group, tuple(kept), handles[0].stream.queue)
 
     def __call__(self, handles: Sequence[Block], vars: tuple[int, ...] = (), wait: bool = False) -> float | None:
         queue = handles[0].stream.queue

@@ -23,7 +23,7 @@ import numpy as np
 from manygrad.runtime.codegen.choose import plain
 from manygrad.runtime.codegen.describe import Signature, estimate, signature
 from manygrad.runtime.codegen.opts import Opts, RFactor, Unroll, Vectorize, canonical, legal, named, neighbours, sums
-from manygrad.runtime.codegen.pipeline import Prepared, prepare
+from manygrad.runtime.codegen.pipeline import Prepared, beyond, prepare
 from manygrad.runtime.codegen.search import Found, beam_search
 from manygrad.runtime.devices.bench import Bench, Candidate, Scratch
 from manygrad.runtime.devices.diskcache import DiskCache
@@ -168,10 +168,10 @@ class Search:
     def run(self) -> Opts:
         """The fastest list that is right."""
         began = time.monotonic()
-        lanes = self.register_lanes()
+        lanes, group_items = self.register_lanes(), self.bench.machine().group_items
 
         def near(opts: Opts) -> list[Opts]:
-            return neighbours(self.sig, opts, lanes, bool(BEAM_SPLIT))
+            return neighbours(self.sig, opts, lanes, bool(BEAM_SPLIT), group_items)
 
         def progress(found: Found) -> None:
             if DEBUG >= 1:
@@ -232,6 +232,8 @@ class Search:
     def candidate(self, opts: Opts) -> Candidate | None:
         try:
             prepared = Prepared(self.prepared.name, self.prepared.ast, opts)
+            if (reason := beyond(self.bench.machine(), prepared.ast, opts)) is not None:
+                raise ValueError(reason)
             code = self.bench.render(prepared.program())
             if len(code) > self.code_limit:
                 self.tally.large += 1

@@ -4,8 +4,10 @@ The kernel is `run_part(buffer, offset, ..., variable, ..., total, per[, scratch
 and how many bytes into it the argument begins (a part of a memory object could begin only where the device says), then
 the integer arguments, and how the parallel loop of `total` indices is cut: work item `i` runs those from `i * per` on,
 `per` of them. Scratch memory is local where the device has room for it, else `scratch` has a part for each work item;
-as on every device it begins with the index up to which it was used in this call, 0 here. A work item needs no other
-one: there are no barriers.
+as on every device it begins with the index up to which it was used in this call, 0 here.
+
+A program with groups of its own (`Program.group`) has an index of the parallel loop for each group; its work items wait
+for each other at barriers. In all others a work item needs no other one.
 
 before:  LOOP i: STORE(c, i, FMA(LOAD(a, i), LOAD(b, i), 1))   16 lanes
 after:   for (long v9 = begin; v9 < finish; v9 += 16) {
@@ -19,6 +21,7 @@ after:   for (long v9 = begin; v9 < finish; v9 += 16) {
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from manygrad.runtime.codegen.lowered import Inst, Low, Program
 from manygrad.runtime.render.opencl_arithmetic import Arithmetic
@@ -56,8 +59,12 @@ def scratch_of_item(program: Program) -> int:
     return -(-program.scratch_bytes // ITEM_ALIGNMENT) * ITEM_ALIGNMENT
 
 
+def items_of_group(program: Program, target: Target) -> int:
+    return prod(program.group) if program.group else target.group
+
+
 def scratch_is_local(program: Program, target: Target) -> bool:
-    return scratch_of_item(program) * target.group <= target.local_bytes
+    return scratch_of_item(program) * items_of_group(program, target) + program.shared_bytes <= target.local_bytes
 
 
 class Printer(Arithmetic):
@@ -81,29 +88,48 @@ class Printer(Arithmetic):
         arguments = [f"__global uchar* b{i}, const long o{i}" for i in range(program.slots)]
         arguments += [f"const long n{i}" for i in range(len(program.variables))]
         arguments += ["const long total", "const long per"]
-        item, before = scratch_of_item(program), list[str]()
+        item, items, before = scratch_of_item(program), items_of_group(program, target), list[str]()
         if item:
-            at = f"get_local_id(0) * {item}" if self.local else f"get_global_id(0) * {item}L"
+            at = f"{self.item} * {item}" if self.local else f"({self.part} * {items} + {self.item}) * {item}L"
             if self.local:
-                size = item * target.group
+                size = item * items
                 before.append(f"__local uchar all_scratch[{size}] __attribute__((aligned({ITEM_ALIGNMENT})));")
             else:
                 arguments.append("__global uchar* all_scratch")
             before.append(f"{self.scratch_space} uchar* scratch = all_scratch + {at};")
             before.append(f"*({self.scratch_space} long*)scratch = 0;")
+        if program.shared_bytes:
+            size, aligned = program.shared_bytes, f"__attribute__((aligned({ITEM_ALIGNMENT})))"
+            before.append(f"__local uchar shared[{size}] {aligned};")
+        sizes = (*program.group, 1, 1, 1)[:3] if program.group else (target.group, 1, 1)
+        first = self.part if program.group else "get_global_id(0)"
         head = [
             f"// {program.name}",
             f"{SCRATCH}{0 if self.local else item}",
             "#pragma OPENCL FP_CONTRACT OFF",
             *(["#pragma OPENCL EXTENSION cl_khr_fp64 : enable"] if self.double else []),
             *self.helpers.values(),
-            f"__kernel __attribute__((reqd_work_group_size({target.group}, 1, 1)))",
+            f"__kernel __attribute__((reqd_work_group_size({', '.join(map(str, sizes))})))",
             f"void {ENTRY}({', '.join(arguments)}) {{",
-            "  const long begin = get_global_id(0) * per, finish = min(begin + per, total);",
+            f"  const long begin = {first} * per, finish = min(begin + per, total);",
             "  if (begin >= finish) return;",
             *(f"  {line}" for line in before),
         ]
         return "\n".join([*head, *self.lines, "}", ""])
+
+    @property
+    def item(self) -> str:
+        """The number of this work item in its group."""
+        sizes = self.program.group or (self.target.group,)
+        text = f"get_local_id({len(sizes) - 1})"
+        for dim in reversed(range(len(sizes) - 1)):
+            text = f"({text} * {sizes[dim]} + get_local_id({dim}))"
+        return text
+
+    @property
+    def part(self) -> str:
+        """The number of this group."""
+        return "get_group_id(0)"
 
     @property
     def scratch_space(self) -> str:
@@ -119,6 +145,13 @@ class Printer(Arithmetic):
                 return self.pointer(x, "__global", f"b{x.arg} + o{x.arg}")
             case Low.SCRATCH:
                 return self.pointer(x, self.scratch_space, f"scratch + {x.arg}")
+            case Low.SHARED:
+                return self.pointer(x, "__local", f"shared + {x.arg}")
+            case Low.ITEM:
+                return (f"(long){self.item if x.arg is None else f'get_local_id({x.arg})'}",)
+            case Low.BARRIER:
+                self.line("barrier(CLK_LOCAL_MEM_FENCE);")
+                return None
             case Low.VAR:
                 return (f"n{x.arg}",)
             case Low.BEGIN:

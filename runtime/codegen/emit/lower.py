@@ -26,18 +26,22 @@ from manygrad.runtime.codegen.emit.local import held, keep
 from manygrad.runtime.codegen.emit.memory import load
 from manygrad.runtime.codegen.emit.online import online
 from manygrad.runtime.codegen.emit.pack import pack
+from manygrad.runtime.codegen.emit.shared import copy, shared
 from manygrad.runtime.codegen.emit.stores import store
 from manygrad.runtime.codegen.emit.sums import reduce
 from manygrad.runtime.codegen.emit.values import index_value, key
 from manygrad.runtime.codegen.loops.build import Tree, build
-from manygrad.runtime.codegen.loops.lanes import Kernel
+from manygrad.runtime.codegen.loops.lanes import Kernel, Lanes
 from manygrad.runtime.codegen.loops.tree import (
     Accumulate,
+    Barrier,
     Block,
     CacheRead,
+    Copied,
     For,
     Holds,
     If,
+    Kind,
     Node,
     Nodes,
     Online,
@@ -45,6 +49,7 @@ from manygrad.runtime.codegen.loops.tree import (
     Ragged,
     Reduce,
     Scope,
+    Share,
     Store,
     Tile,
     Vectors,
@@ -65,12 +70,21 @@ def emit(tree: Tree, name: str) -> Program:
     e = Emission(tree, leaf, keep)
     walk(e, tree.nodes)
     sig = e.sig
-    return Program(name, tuple(e.blocks[0].insts), sig.variables, sig.slots, e.nest.counts, e.local.nbytes)
+    return Program(
+        name,
+        tuple(e.blocks[0].insts),
+        sig.variables,
+        sig.slots,
+        e.nest.counts,
+        e.local.nbytes,
+        e.nest.group,
+        e.local.shared_bytes,
+    )
 
 
 def leaf(e: Emission, u: UOp, position: Position) -> Inst | None:
     """What needs more than the values of its sources; None for plain arithmetic."""
-    if (found := held(e, u, position)) is not None:
+    if (found := held(e, u, position)) is not None or (found := shared(e, u, position)) is not None:
         return found
     match u.op:
         case Ops.CONST:
@@ -93,6 +107,10 @@ def walk(e: Emission, nodes: Nodes) -> None:
 
 
 def _for(e: Emission, n: For) -> None:
+    if n.kind is Kind.GROUP:
+        e.counters[n.counter] = e.emit(Low.ITEM, INDEX, (), n.dim)
+        walk(e, n.body)
+        return
     begin, end = instruction(e, n.begin), instruction(e, n.end)
     counter = e.open(Low.LOOP, (begin, end), n.step)
     assert counter is not None
@@ -145,6 +163,17 @@ def _cache_read(e: Emission, n: CacheRead) -> None:
     e.packed.update(part.stage.value for part in n.parts)
 
 
+def _share(e: Emission, n: Share) -> None:
+    e.packed.discard(n.stage.value)
+    with e.within(e.with_lanes(Lanes())):
+        walk(e, n.body)
+    e.packed.add(n.stage.value)
+
+
+def _barrier(e: Emission, n: Barrier) -> None:
+    e.emit(Low.BARRIER, dtypes.void, (), here=True)
+
+
 def _reduce(e: Emission, n: Reduce) -> None:
     e.waiting.difference_update(n.group)
     e.running.update(n.group)
@@ -179,6 +208,9 @@ WALK: dict[type[Node], Callable[[Emission, Any], None]] = {
     Block: _block,
     CacheRead: _cache_read,
     Pack: lambda e, n: pack(e, n.stage),
+    Share: _share,
+    Copied: lambda e, n: copy(e, n.stage),
+    Barrier: _barrier,
     Reduce: _reduce,
     Accumulate: lambda e, n: e.adding[-1](),
     Online: _online,

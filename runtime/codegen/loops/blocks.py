@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, replace
 
 from manygrad.runtime.codegen.loops import index
+from manygrad.runtime.codegen.loops.groups import grid
 from manygrad.runtime.codegen.loops.index import BEGIN, FINISH, HELD, Index
 from manygrad.runtime.codegen.loops.lanes import fixed_size
 from manygrad.runtime.codegen.loops.pack import pack
@@ -26,11 +27,13 @@ def parallel(t: Tiler, around: Around, body: Body) -> Nodes:
     nest = t.kernel.nest
     loops = nest.loops[: nest.parallel]
     blocked = next(iter(nest.block), None)
-    if len(loops) == 1 and blocked is None:
+    if len(loops) == 1 and blocked is None and not nest.bound:
         first, *others = t.between(loops[0], BEGIN, FINISH, around, body)
         return (replace(first, kind=Kind.PARALLEL) if isinstance(first, For) else first, *others)
     counter = t.counters.new()
     number = _digits(t, counter, loops)
+    if nest.bound:
+        return grid(t, counter, {r: number[r] for r in loops}, around, body)
     inner = replace(around, changed={**around.changed, **_changed(t, counter, loops, number)})
     single = [r for r in loops if r is not blocked]
     if blocked is None:
@@ -62,7 +65,7 @@ def _digits(t: Tiler, joint: Index, loops: tuple[UOp, ...]) -> dict[UOp, Index]:
         if r is loops[0]:
             found[r] = rest
             break
-        count = t.tiles_of(r, t.kernel.nest.block.get(r, 1))
+        count = t.tiles_of(r, t.kernel.nest.part_of(r))
         found[r] = index.mod(rest, count)
         rest = index.div(rest, count)
     return found

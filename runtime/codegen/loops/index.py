@@ -24,6 +24,7 @@ class Of(Enum):
     BEGIN = "the first index of this call's part of the parallel loop"
     FINISH = "the one after the last"
     HELD = "up to which index this thread has run the kernel before: it holds what was packed for that"
+    ITEM = "the number of this work item in its group"
     LINE = "the first element of a row at the beginning of a cache line"
     HERE = "its source, which stays in this block with all that depends on it"
 
@@ -45,7 +46,7 @@ class Index:
 
 
 CONDITIONS = frozenset((Ops.CMPLT, Ops.CMPEQ, Ops.CMPNE))
-BEGIN, FINISH, HELD = Index(Of.BEGIN), Index(Of.FINISH), Index(Of.HELD)
+BEGIN, FINISH, HELD, ITEM = Index(Of.BEGIN), Index(Of.FINISH), Index(Of.HELD), Index(Of.ITEM)
 
 
 class Counters:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from manygrad.runtime.codegen.affine import index_sum
 from manygrad.runtime.codegen.keep import kept_bytes, kept_rows, kept_values, pitch
+from manygrad.runtime.codegen.loops.index import Index
 from manygrad.runtime.codegen.loops.lanes import Kernel
 from manygrad.runtime.codegen.opts.cache_read import stage_rows, stage_sizes, staged_values, tiled_loops
 from manygrad.tensor.uop.uop import UOp
@@ -46,8 +47,32 @@ class Kept:
     offset_bytes: int
 
 
+@dataclass(frozen=True)
+class Shared:
+    """A value in the memory that a group shares: element [i of the block of `k`, place in the group's part of each
+    loop]. `source` is the value along ranges of its own, with which a work item copies what any of them reads."""
+
+    value: UOp
+    source: UOp
+    k: UOp
+    k_source: UOp
+    iterations: int
+    row: int  # elements of one iteration
+    loops: tuple[SharedLoop, ...]  # the one that is vectorized last
+    offset_bytes: int
+
+
+@dataclass(frozen=True)
+class SharedLoop:
+    loop: UOp
+    source: UOp
+    begin: Index  # the first iteration of the group's part
+    size: int
+    pitch: int  # elements from one iteration to the next
+
+
 class Local:
-    """The local memory of one kernel."""
+    """The local memory of one kernel, and what its groups share."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.nbytes = 0
@@ -55,6 +80,8 @@ class Local:
         self.kept: dict[UOp, Kept] = {}  # expression along its reduce range
         self.again: dict[UOp, tuple[Kept, UOp]] = {}  # the same along another range, and that range
         self._sums: int | None = None
+        self.shared_bytes = 0
+        self.shared: dict[UOp, Shared] = {}  # by what is read
         if kernel.nest.staged:
             self.reserve(HEADER_BYTES)
         for r, slot in kernel.nest.staged:
@@ -73,6 +100,12 @@ class Local:
         if self._sums is None:
             self._sums = self.reserve(nbytes)
         return self._sums
+
+    def share(self, nbytes: int) -> int:
+        """Its offset in bytes in the memory of a group."""
+        offset = self.shared_bytes
+        self.shared_bytes += -(-nbytes // 64) * 64
+        return offset
 
     def _stage(self, kernel: Kernel, loop: UOp, slot: int) -> None:
         nest = kernel.nest

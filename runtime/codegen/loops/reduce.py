@@ -19,6 +19,7 @@ from manygrad.runtime.codegen.affine import Affine
 from manygrad.runtime.codegen.cost import EDGE_VERSIONS
 from manygrad.runtime.codegen.describe import conjuncts, factor_masks
 from manygrad.runtime.codegen.loops import index
+from manygrad.runtime.codegen.loops.groups import shared_along
 from manygrad.runtime.codegen.loops.index import Index
 from manygrad.runtime.codegen.loops.lanes import Kernel, fixed_size
 from manygrad.runtime.codegen.loops.tiles import Around, Tiler
@@ -92,6 +93,8 @@ def _online(t: Tiler, pair: Pair, around: Around) -> Online:
 def _loops(t: Tiler, ranges: tuple[UOp, ...], around: Around, leaf: Node) -> Nodes:
     if not ranges:
         return (leaf,)
+    if any(r is ranges[0] for r, *_ in t.kernel.nest.shared) and ranges[0] not in around.blocks:
+        return shared_along(t, ranges[0], around, lambda inner: _loops(t, ranges, inner, leaf))
     return t.loop(ranges[0], around, lambda inner: _loops(t, ranges[1:], inner, leaf))
 
 

@@ -9,8 +9,10 @@ from manygrad.runtime.codegen.loops.index import Index, Of
 from manygrad.runtime.codegen.loops.lanes import Lanes, fixed_size
 from manygrad.runtime.codegen.loops.tree import (
     Accumulate,
+    Barrier,
     Block,
     CacheRead,
+    Copied,
     For,
     Holds,
     If,
@@ -23,6 +25,7 @@ from manygrad.runtime.codegen.loops.tree import (
     Ragged,
     Reduce,
     Scope,
+    Share,
     Store,
     Stored,
     Tile,
@@ -75,6 +78,12 @@ def _line(tree: Tree, node: Node, lanes: Lanes) -> str:
             return f"local[{node.stage.offset_bytes}..] = {_read(node.stage.value)}:"
         case Pack():
             return "pack"
+        case Share():
+            return f"shared[{node.stage.offset_bytes}..] = {_read(node.stage.value)}:"
+        case Copied():
+            return "copy"
+        case Barrier():
+            return "barrier"
         case Reduce():
             sums = ", ".join(f"{u.arg.name}({_read(u.src[0])})" for u in node.group)
             over = ", ".join(map(name, node.group[0].src[1:]))

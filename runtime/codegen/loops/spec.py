@@ -14,8 +14,10 @@ from manygrad.runtime.codegen.loops.lanes import Kernel
 from manygrad.runtime.codegen.loops.show import name, text
 from manygrad.runtime.codegen.loops.tree import (
     Accumulate,
+    Barrier,
     Block,
     CacheRead,
+    Copied,
     For,
     Holds,
     If,
@@ -28,6 +30,7 @@ from manygrad.runtime.codegen.loops.tree import (
     Ragged,
     Reduce,
     Scope,
+    Share,
     Store,
     Tile,
     Vectors,
@@ -47,6 +50,9 @@ class Open:
     computed: frozenset[UOp] = frozenset()  # REDUCEs
     reducing: tuple[UOp, ...] = ()  # ranges of the innermost Reduce
     packing: Packing | None = None
+    kinds: frozenset[Kind] = frozenset()  # of the loops around
+    is_uniform: bool = True  # whether all work items of the group get here
+    sharing: Share | None = None
 
 
 Rule = tuple[str, type[Node], Callable[..., bool]]
@@ -54,6 +60,13 @@ RULES: list[Rule] = [
     ("each loop has a counter of its own", For, lambda n, o: n.counter not in o.counters),
     ("a loop goes in steps of at least 1", For, lambda n, o: n.step >= 1),
     ("only the outermost loop is parallel", For, lambda n, o: n.kind is not Kind.PARALLEL or not o.counters),
+    ("only the outermost loop is a grid", For, lambda n, o: n.kind is not Kind.GRID or not o.counters),
+    ("a group is inside of a grid", For, lambda n, o: n.kind is not Kind.GROUP or Kind.GRID in o.kinds),
+    ("each dimension of a group is known", For, lambda n, o: n.kind is not Kind.GROUP or n.end.number is not None),
+    ("a group gets to a barrier", Barrier, lambda n, o: Kind.GROUP in o.kinds and o.is_uniform and not o.sharing),
+    ("a group shares memory", Share, lambda n, o: Kind.GROUP in o.kinds and o.is_uniform and not o.sharing),
+    ("what is copied is what the loops around are for", Copied, lambda n, o: o.sharing and o.sharing.stage is n.stage),
+    ("all is open that is copied", Copied, lambda n, o: ranges_of(n.stage.source) <= o.tiles),
     ("a tile has at least one iteration", Tile, lambda n, o: n.extent >= 1),
     ("a range has one tile at a time", Tile, lambda n, o: (n.range in o.tiles) == (n.vector is not None)),
     ("a tile of loops is not inside a sum", Tile, lambda n, o: n.range not in o.kernel.nest.loops or not o.reducing),
@@ -108,17 +121,21 @@ def _inside(node: Node, o: Open) -> Open:
     """Verifies what is in a node; gives what is open after it."""
     match node:
         case For():
-            _verify(node.body, replace(o, counters=o.counters | {node.counter}))
+            uniform = o.is_uniform and node.begin.op is not Of.ITEM
+            inside = replace(o, counters=o.counters | {node.counter}, kinds=o.kinds | {node.kind}, is_uniform=uniform)
+            _verify(node.body, inside)
         case Tile():
             _verify(node.body, replace(o, tiles=o.tiles | {node.range}))
         case Block():
             _verify(node.body, replace(o, blocks=o.blocks | {node.range}))
         case If():
-            known = [_verify(x, o) for x in (node.body, node.otherwise)]
+            known = [_verify(x, replace(o, is_uniform=False)) for x in (node.body, node.otherwise)]
             return replace(o, computed=known[0] & known[1])
         case CacheRead():
             for part in node.parts:
                 _verify((part,), o)
+        case Share():
+            _verify(node.body, replace(o, sharing=node))
         case Packing():
             _verify(node.body, replace(o, packing=node))
         case Reduce():

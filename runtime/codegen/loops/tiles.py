@@ -31,6 +31,7 @@ class Around:
     inside: frozenset[UOp] = frozenset()  # ranges of the innermost of them: only what depends on these is nested
     changed: Mapping[UOp, Index] = field(default_factory=dict)  # loop -> whether it has just moved on
     blocks: Mapping[UOp, tuple[Index, int]] = field(default_factory=dict)  # reduce range -> (begin, size) of the block
+    groups: Mapping[UOp, Index] = field(default_factory=dict)  # loop -> first iteration of the group's part
     packing: bool = False
     stored: Stored = Stored.ALL
     row: tuple[tuple[UOp, int], ...] = ()

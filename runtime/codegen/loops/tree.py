@@ -21,7 +21,7 @@ from enum import Enum
 
 from manygrad.runtime.codegen.loops.index import Index
 from manygrad.runtime.codegen.loops.lanes import Lanes
-from manygrad.runtime.codegen.loops.local import Stage
+from manygrad.runtime.codegen.loops.local import Shared, Stage
 from manygrad.runtime.codegen.online import Pair
 from manygrad.tensor.uop.uop import UOp
 
@@ -36,6 +36,8 @@ Nodes = tuple[Node, ...]
 class Kind(Enum):
     SERIAL = "serial"
     PARALLEL = "parallel"  # cut over the threads: from this call's first index to its last
+    GRID = "grid"  # cut over the groups of a device
+    GROUP = "group"  # one iteration for each work item of a group, side by side
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class For(Node):
     step: int
     body: Nodes
     kind: Kind = Kind.SERIAL
+    dim: int = 0  # of a loop over work items: which dimension of the group
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,26 @@ class Pack(Node):
     """One tile of a stage."""
 
     stage: Stage
+
+
+@dataclass(frozen=True)
+class Share(Node):
+    """The loops in which the work items of a group copy what they share, with Copied inside."""
+
+    stage: Shared
+    body: Nodes
+
+
+@dataclass(frozen=True)
+class Copied(Node):
+    """One element of what is shared."""
+
+    stage: Shared
+
+
+@dataclass(frozen=True)
+class Barrier(Node):
+    """All work items of a group get here before one goes on, and see what the others wrote to shared memory."""
 
 
 @dataclass(frozen=True)

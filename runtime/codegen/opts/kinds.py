@@ -8,8 +8,10 @@ from functools import lru_cache
 
 from manygrad.runtime.codegen.describe import Signature
 from manygrad.runtime.codegen.opts.align import Align
+from manygrad.runtime.codegen.opts.bind import Bind
 from manygrad.runtime.codegen.opts.block import Block
 from manygrad.runtime.codegen.opts.cache_read import CacheRead
+from manygrad.runtime.codegen.opts.cache_shared import CacheShared
 from manygrad.runtime.codegen.opts.compute_at import ComputeAt
 from manygrad.runtime.codegen.opts.in_order import out_of_order
 from manygrad.runtime.codegen.opts.nest import LoopNest, is_fixed
@@ -32,7 +34,7 @@ from manygrad.tensor.uop.ranges import ranges_of
 KINDS: tuple[type[Opt], ...] = (
     Reorder, Vectorize, RFactor, Tile, Unroll, Tensorize, Skip, CacheRead, Block, ReduceBlock, ComputeAt, Online,
     Prefetch,
-    Align, NontemporalStore, Parallel,
+    Align, NontemporalStore, Parallel, Bind, CacheShared,
 )  # fmt: skip
 _ORDER = {kind: i for i, kind in enumerate(KINDS)}
 _BY_NAME = {kind.kind: kind for kind in KINDS}
@@ -89,13 +91,16 @@ def canonical(sig: Signature, opts: Sequence[Opt]) -> Opts:
     return (*Reorder.of(nest, sig.loops), *others)
 
 
-def neighbours(sig: Signature, opts: Sequence[Opt], lanes: int, sums_may_change: bool = False) -> list[Opts]:
+def neighbours(
+    sig: Signature, opts: Sequence[Opt], lanes: int, sums_may_change: bool = False, group_items: int = 1
+) -> list[Opts]:
     """The legal lists one decision away from `opts`, in canonical form, without repeats and without `opts` itself.
 
-    `lanes`: of a vector register. Lists that add up a reduction in another order are left out unless `sums_may_change`.
+    `lanes`: of a vector register; `group_items`: work items that a group may have. Lists that add up a reduction in
+    another order are left out unless `sums_may_change`.
     """
     here = canonical(sig, opts)
-    around = Neighbourhood(sig, here, loop_nest(sig, here), lanes, sums_may_change)
+    around = Neighbourhood(sig, here, loop_nest(sig, here), lanes, sums_may_change, group_items)
     found: dict[Opts, None] = {}
     for kind in KINDS:
         for changed in kind.neighbours(around):

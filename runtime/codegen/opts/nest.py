@@ -22,6 +22,8 @@ class LoopNest:
     tile: Mapping[UOp, int] = field(default_factory=dict)  # range -> elements
     parallel: int = 0  # so many of the outermost loops are one loop that is cut over the threads
     block: Mapping[UOp, int] = field(default_factory=dict)  # loop -> tiles a block; one entry at most
+    bound: Mapping[UOp, int] = field(default_factory=dict)  # loop -> work items of a group that run its tiles
+    shared: tuple[tuple[UOp, int, int], ...] = ()  # (reduce range, argument, iterations of it that a group copies)
     reduce_block: tuple[UOp, int] | None = None
     dots: Mapping[UOp, int] = field(default_factory=dict)  # reduce range -> iterations in a lane
     skipped: frozenset[UOp] = frozenset()  # reduce ranges
@@ -52,10 +54,19 @@ class LoopNest:
             return ()
         return self.loops[self.loops.index(next(iter(self.block))) :]
 
+    def part_of(self, r: UOp) -> int:
+        """How many tiles of a loop one index of the parallel loop has."""
+        return self.block.get(r, 1) * self.bound.get(r, 1)
+
+    @property
+    def group(self) -> tuple[int, ...]:
+        """Work items of a group, the innermost loop's first; (): there are no groups."""
+        return tuple(self.bound[r] for r in reversed(self.loops) if r in self.bound)
+
     @property
     def counts(self) -> tuple[tuple[UOp, int], ...]:
         """(size, step) of the loops that make up the parallel loop."""
-        return tuple((r.src[0], self.tile_of(r) * self.block.get(r, 1)) for r in self.loops[: self.parallel])
+        return tuple((r.src[0], self.tile_of(r) * self.part_of(r)) for r in self.loops[: self.parallel])
 
 
 def is_fixed(r: UOp) -> bool:

@@ -100,13 +100,14 @@ Kind = TypeVar("Kind", bound=Opt)
 @dataclass(frozen=True)
 class Neighbourhood:
     """Where a search stands: a kernel and a list in canonical form. `lanes`: of a vector register; `sums`: whether the
-    order in which a reduction is added up may change, too."""
+    order in which a reduction is added up may change, too; `group_items`: work items that a group may have."""
 
     sig: Signature
     opts: Opts
     nest: LoopNest
     lanes: int
     sums: bool
+    group_items: int = 1
 
     @property
     def reduced(self) -> list[UOp]:

@@ -1,0 +1,97 @@
+"""Groups: the grid loop, the loops over a group's work items, and what these share.
+
+before:  parallel for (m by 4, n by 4): reduce over k: accumulate
+after:   grid for (m by 32, n by 32): group for m': group for n':
+           reduce over k: for 16 of k: { share a[32 of m, 16 of k]; barrier; for k in 16: accumulate; barrier }
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+
+from manygrad.runtime.codegen.loops import index
+from manygrad.runtime.codegen.loops.index import BEGIN, FINISH, ITEM, Index
+from manygrad.runtime.codegen.loops.lanes import fixed_size
+from manygrad.runtime.codegen.loops.local import Shared, SharedLoop
+from manygrad.runtime.codegen.loops.tiles import Around, Body, Tiler
+from manygrad.runtime.codegen.loops.tree import Barrier, Block, Copied, For, If, Kind, Node, Nodes, Share, Tile
+from manygrad.runtime.codegen.opts.cache_read import staged_values
+from manygrad.runtime.codegen.opts.cache_shared import part_size
+from manygrad.tensor.uop import symbolic as sym
+from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.ranges import ranges_of
+from manygrad.tensor.uop.rewrite import substitute
+from manygrad.tensor.uop.uop import UOp
+
+
+def grid(t: Tiler, counter: Index, number: dict[UOp, Index], around: Around, body: Body) -> Nodes:
+    """The grid loop, its `counter` counting groups; `number`: of each of its loops, which group of tiles it is at."""
+    nest = t.kernel.nest
+    loops = list(number)
+    begins = {r: index.mul(number[r], part_size(nest, r)) for r in loops}
+    items = {r: t.counters.new() for r in loops if r in nest.bound}
+    tiles = {r: index.add(index.mul(number[r], nest.bound[r]), items[r]) if r in items else number[r] for r in loops}
+
+    def opened(around: Around, i: int) -> Nodes:
+        if i == len(loops):
+            return body(around)
+        r = loops[i]
+        own = t.one(r, tiles[r], around, lambda inner: opened(inner, i + 1))
+        size = fixed_size(r)
+        even = size is not None and size % part_size(nest, r) == 0
+        return own if even or r not in items else (If(index.less(tiles[r], t.tiles_of(r)), own),)
+
+    inside = opened(replace(around, groups=begins), 0)
+    for dim, r in enumerate(reversed(items)):
+        one = index.const(nest.bound[r])
+        inside = (For(items[r], index.const(0), one, 1, inside, Kind.GROUP, dim),)
+    return (For(counter, BEGIN, FINISH, 1, inside, Kind.GRID),)
+
+
+def shared_along(t: Tiler, k: UOp, around: Around, inner: Callable[[Around], Nodes]) -> Nodes:
+    """The loop over `k` in blocks, each copied by all work items before they go through it."""
+    size, iterations = fixed_size(k), next(n for r, _, n in t.kernel.nest.shared if r is k)
+    assert size is not None
+    slots = [slot for r, slot, _ in t.kernel.nest.shared if r is k]
+    counter = t.counters.new()
+    stages = [_stage(t, k, u, iterations, around) for slot in slots for u, _ in staged_values(t.kernel.sig, slot)]
+    copies = tuple(Share(s, (_copy(t, s, counter),)) for s in stages)
+    rest = inner(replace(around, blocks={**around.blocks, k: (counter, iterations)}))
+    block = Block(k, counter, (*copies, Barrier(), *rest, Barrier()))
+    return (For(counter, index.const(0), index.const(size), iterations, (block,)),)
+
+
+def _stage(t: Tiler, k: UOp, u: UOp, iterations: int, around: Around) -> Shared:
+    if (known := t.local.shared.get(u)) is not None:
+        return known
+    nest = t.kernel.nest
+    number = 1 + max(r.arg[0] for r in (*nest.loops, *(r for w in t.kernel.sig.reduces for r in w.src[1:])))
+    depends = sorted((r for r in nest.loops if r in ranges_of(u)), key=lambda r: r is nest.lane)
+    own = {r: r.replace(arg=(number + i, r.arg[1])) for i, r in enumerate((k, *depends))}
+    loops, pitch = list[SharedLoop](), 1
+    for r in reversed(depends):
+        loops.insert(0, SharedLoop(r, own[r], around.groups[r], part_size(nest, r), pitch))
+        pitch *= part_size(nest, r)
+    offset = t.local.share(iterations * pitch * u.dtype.itemsize)
+    stage = Shared(u, substitute(u, own), k, own[k], iterations, pitch, tuple(loops), offset)
+    t.local.shared[u] = stage
+    return stage
+
+
+def _copy(t: Tiler, stage: Shared, block: Index) -> Node:
+    """Every element once, what lies side by side in the argument by neighbouring work items."""
+    counter = t.counters.new()
+    places = [(stage.k_source, block, stage.iterations), *((x.source, x.begin, x.size) for x in stage.loops)]
+    load = next(v for v in stage.value.toposort() if v.op is Ops.LOAD)
+    if sym.linear(load.src[0].src[1])[0].get(stage.k) == 1:
+        places = [*places[1:], places[0]]
+    body: Nodes = (Copied(stage),)
+    below, count = 1, stage.iterations * stage.row
+    for source, begin, size in reversed(places):
+        place = index.div(counter, index.const(below)) if below > 1 else counter
+        below *= size
+        place = index.mod(place, index.const(size)) if below < count else place
+        body = (Tile(source, index.add(begin, place), 1, body),)
+    return For(counter, ITEM, index.const(count), prod(t.kernel.nest.group), body)
