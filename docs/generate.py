@@ -3,7 +3,8 @@ architecture.md and of the pages in stages/, whose other text is written by hand
 
     <!-- generated: fusion rules -->
     | table | ...
-    <!-- end -->
+
+A block ends at the next blank line.
 
 python docs/generate.py           # writes them
 python docs/generate.py --check   # exit code 1 if they are not up to date
@@ -24,20 +25,17 @@ import walk
 from manygrad.tensor.environment import markdown_table
 
 HERE = Path(__file__).resolve().parent
-BLOCK = re.compile(r"(<!-- generated: ([^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- generated: ([^>]*?) -->\n)(?:[^\n]+\n)*")
 
 
 def filled(text: str, blocks: dict[str, str]) -> str:
-    """A page with its blocks as they are now; several names in one marker are separated by semicolons."""
+    """A page with its blocks as they are now; a marker may name several passes that change nothing."""
 
     def block(m: re.Match[str]) -> str:
         names = split(m[2])
-        if names[0].startswith(walk.NO_CHANGE):
-            text = walk.unchanged(names)
-        else:
-            text = "\n\n".join(blocks[name] for name in names)
-        around = "\n" if text.startswith("|") else ""
-        return f"{m[1]}{around}{text}\n{around}{m[3]}"
+        text = walk.unchanged(names) if names[0].startswith(walk.NO_CHANGE) else blocks[names[0]]
+        assert "\n\n" not in text, names
+        return f"{m[1]}{text}\n"
 
     return BLOCK.sub(block, text)
 
