@@ -3,7 +3,7 @@
 Never the transport, the host or a measurement of this run: all ranks must choose the same, and a choice may not change
 between runs. Only algorithms of order `tree` are candidates, so even a change of the constants changes no bit.
 Terms: α a step's latency, o one message's handling, β a byte moved, γ a byte reduced. The constants are round numbers
-of shared memory on one host (see docs/collectives.md); over TCP all of them grow together, and the order hardly moves.
+of shared memory on one host (see docs/benchmarks.md); over TCP all of them grow together, and the order hardly moves.
 """
 
 from __future__ import annotations

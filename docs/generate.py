@@ -1,5 +1,10 @@
-"""Writes the generated pages: docs/architecture.md (with the IR of every stage), docs/environment.md, docs/ops.md,
-docs/opts.md and docs/loops.md.
+"""Writes what is generated of docs/: environment.md, ops.md, opts.md and loops.md as a whole, and the marked blocks of
+architecture.md and of the pages in stages/, whose other text is written by hand:
+
+    <!-- generated: fusion rules -->
+    | table | ...
+
+A block ends at the next blank line.
 
 python docs/generate.py           # writes them
 python docs/generate.py --check   # exit code 1 if they are not up to date
@@ -7,116 +12,72 @@ python docs/generate.py --check   # exit code 1 if they are not up to date
 
 from __future__ import annotations
 
-import os
+import re
 import sys
+from pathlib import Path
 
 import loops
-import numpy as np
 import op_table
 import opts
+import stages
+import walk
 
-from manygrad import Tensor
-from manygrad.schedule import create_linear_with_vars, number_buffers
-from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import markdown_table
-from manygrad.tensor.uop import Ops, UOp
-from manygrad.tensor.uop.passes import observers
-from manygrad.tensor.uop.show import show
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-
-PROGRAM = """devices = ("CPU:0", "CPU:1")
-x = Tensor(rows).shard(devices, axis=0)  # (4, 3): two rows on each device
-w = Tensor(weights).shard(devices)  # (3, 1): a copy on each
-w.requires_grad = True
-loss = (x @ w).relu().sum()
-loss.backward()
-w.assign(w - w.grad * 0.1)
-w.realize()
-"""
+HERE = Path(__file__).resolve().parent
+BLOCK = re.compile(r"(<!-- generated: ([^>]*?) -->\n)(?:[^\n]+\n)*")
 
 
-def graphs() -> tuple[str, dict[str, str], UOp]:
-    """(tensor graph, graph after each pass, LINEAR) of PROGRAM."""
-    devices = ("CPU:0", "CPU:1")
-    x = Tensor(np.ones((4, 3), np.float32)).shard(devices, axis=0).contiguous().realize()
-    w = Tensor(np.ones((3, 1), np.float32)).shard(devices).contiguous().realize()
-    w.requires_grad = True
-    (x @ w).relu().sum().backward()
-    assert w.grad is not None
-    w.assign(w - w.grad * 0.1)
-    sink = UOp(Ops.SINK, dtypes.void, (w.uop,))
-    passes: dict[str, str] = {}
+def filled(text: str, blocks: dict[str, str]) -> str:
+    """A page with its blocks as they are now; a marker may name several passes that change nothing."""
 
-    def observe(stage: str, name: str, graph: UOp) -> None:
-        passes[name] = show(graph)
+    def block(m: re.Match[str]) -> str:
+        names = split(m[2])
+        text = walk.unchanged(names) if names[0].startswith(walk.NO_CHANGE) else blocks[names[0]]
+        assert "\n\n" not in text, names
+        return f"{m[1]}{text}\n"
 
-    observers.append(observe)
-    try:
-        linear = create_linear_with_vars(sink).linear
-    finally:
-        observers.remove(observe)
-    return show(number_buffers(sink)[0]), passes, linear
+    return BLOCK.sub(block, text)
 
 
-def argument(u: UOp) -> str:
-    if u.op is Ops.VIEW:
-        return f"{argument(u.src[0])}[{u.arg[0]}:]"
-    return (
-        f"temp{-u.arg.uid}"
-        if u.op is Ops.BUFFER
-        else f"buffer{u.src[0].arg.uid}.part{u.arg}"
-        if u.op is Ops.MSELECT
-        else f"buffer{u.arg.uid}"
-    )
+def split(names: str) -> list[str]:
+    return [name.strip() for name in names.split(";")]
 
 
-def linear_text(linear: UOp) -> str:
-    lines = []
-    for i, call in enumerate(linear.src):
-        what = call.src[0]
-        args = ", ".join(map(argument, call.src[1:]))
-        name = "kernel" if what.op is Ops.SINK else what.op.name.lower()
-        lines.append(f"{i}: {name}({args})")
-    plan = linear.arg
-    lines += [f"pool {i}: {nbytes} bytes on {device}" for i, (device, nbytes) in enumerate(plan.pools)]
-    lines += [f"temp{-uid}: {nbytes} bytes at {offset} of pool {pool}" for uid, pool, offset, nbytes in plan.offsets]
-    return "\n".join(lines)
-
-
-def architecture() -> str:
-    with open(os.path.join(HERE, "architecture.template.md"), encoding="utf-8") as f:
-        text = f.read()
-    tensor, passes, linear = graphs()
-    kernel = next(c.src[0] for c in linear.src if c.src[0].op is Ops.SINK)
-    parts = {"program": PROGRAM.rstrip(), "tensor graph": tensor, "linear": linear_text(linear), "kernel": show(kernel)}
-    parts |= {f"pass {name}": graph for name, graph in passes.items()}
-    for name, value in parts.items():
-        text = text.replace("{{" + name + "}}", value)
-    assert "{{" not in text, text[text.index("{{") :][:60]
-    return text
+def names_in(text: str) -> set[str]:
+    return {name for m in BLOCK.finditer(text) for name in split(m[2])}
 
 
 def pages() -> dict[str, str]:
-    return {
-        "architecture.md": architecture(),
+    steps = walk.blocks()
+    blocks = stages.blocks() | steps
+    made = {
         "environment.md": markdown_table(),
         "ops.md": op_table.markdown(),
         "opts.md": opts.page(),
         "loops.md": loops.page(),
     }
+    used: set[str] = set()
+    for path in sorted(HERE.rglob("*.md")):
+        name, text = path.relative_to(HERE).as_posix(), path.read_text(encoding="utf-8")
+        if name not in made and (names := names_in(text)):
+            if unknown := names - blocks.keys():
+                raise SystemExit(f"docs/{name} asks for {sorted(unknown)}; there are {sorted(blocks)}")
+            made[name] = filled(text, blocks)
+            used |= names
+    if unused := blocks.keys() - used:
+        raise SystemExit(f"no page shows {sorted(unused)}: a pass that changes the example now, or a new table?")
+    return made
 
 
 def main() -> int:
     stale = []
     for name, text in pages().items():
-        path = os.path.join(HERE, name)
-        old = open(path, encoding="utf-8").read() if os.path.exists(path) else ""
-        if old != text:
+        path = HERE / name
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
             stale.append(name)
             if "--check" not in sys.argv:
-                with open(path, "w", encoding="utf-8") as f:
-                    f.write(text)
+                path.write_text(text, encoding="utf-8")
     if "--check" in sys.argv and stale:
         print(f"not up to date: {', '.join(stale)}; run python docs/generate.py")
         return 1

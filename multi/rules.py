@@ -66,11 +66,13 @@ def scaled(bounds: tuple[int, ...], factor: int, divisor: int) -> tuple[int, ...
 
 
 def permute(u: UOp, ps: list[Placement]) -> Answer:
+    """Cut along the same dim, at its new place."""
     p = ps[0]
     return (ps, Shard(u.arg.index(p.axis), p.bounds, p.blocks)) if isinstance(p, Shard) else (ps, p)
 
 
 def expand(u: UOp, ps: list[Placement]) -> Answer:
+    """Cut as the source, unless the cut dim is the one that is expanded: then each device holds all of it."""
     p = ps[0]
     if isinstance(p, Shard) and u.src[0].shape[p.axis] == u.arg[p.axis]:
         return ps, p
@@ -78,6 +80,7 @@ def expand(u: UOp, ps: list[Placement]) -> Answer:
 
 
 def pad_or_shrink(u: UOp, ps: list[Placement]) -> Answer:
+    """Cut as the source, unless the cut dim is the one that is padded or shrunk: then it is gathered first."""
     p = ps[0]
     if isinstance(p, Shard):
         whole = (0, u.src[0].shape[p.axis]) if u.op is Ops.SHRINK else (0, 0)
@@ -87,11 +90,13 @@ def pad_or_shrink(u: UOp, ps: list[Placement]) -> Answer:
 
 
 def flip(u: UOp, ps: list[Placement]) -> Answer:
+    """Cut as the source, unless the cut dim is the one that is flipped: then it is gathered first."""
     p = ps[0]
     return (ps, p) if isinstance(p, Shard) and not u.arg[p.axis] else ([REPLICATE], REPLICATE)
 
 
 def reduce(u: UOp, ps: list[Placement]) -> Answer:
+    """Over the cut dim: a term on each device, the sum of which is due. Over others: cut as the source."""
     op, axes = u.arg
     p = ps[0]
     if not isinstance(p, Shard):
@@ -168,6 +173,7 @@ def counted_axis(index: UOp) -> int | None:
 
 
 def cat(u: UOp, ps: list[Placement]) -> Answer:
+    """Cut along another dim than the one along which values are joined; terms of one kind stay terms."""
     if all(isinstance(p, Partial) and p == ps[0] for p in ps):
         return ps, ps[0]
     cut = next((p for p in ps if isinstance(p, Shard) and p.axis != u.arg), None)
@@ -175,6 +181,7 @@ def cat(u: UOp, ps: list[Placement]) -> Answer:
 
 
 def keep(u: UOp, ps: list[Placement]) -> Answer:
+    """As the source; a sum that is due is carried out."""
     p = ps[0]
     return ([REPLICATE], REPLICATE) if isinstance(p, Partial) else ([p], p)
 

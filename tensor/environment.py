@@ -69,7 +69,8 @@ DEBUG = EnvVar(
     "level",
     "1: what is compiled and planned; 2: one line a kernel with time, GFLOPS, GB/s; 3: "
     "kernel graphs and their optimisations; 4: generated code, which decision gave which Opt, and why "
-    "values are stored between kernels; 5: every pass and loop tree; 6: passes' graphs",
+    "values are stored between kernels; 5: every pass and loop tree; 6: the graph before the first pass, and what "
+    "each pass changes in it",
 )
 SPEC = EnvVar("SPEC", 0, "flag", "verify the graph against the stage's spec after every pass")
 TRACK_MATCH_STATS = EnvVar(

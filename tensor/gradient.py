@@ -242,6 +242,7 @@ def _t(u: UOp) -> Tensor:
 
 
 def _max(g: Tensor, u: UOp) -> Grads:
+    """To the larger one; where both are equal half to each, or nothing if one is a constant (relu at 0)."""
     a, b = _t(u.src[0]), _t(u.src[1])
     if u.src[1].op is Ops.CONST or (u.src[1].op in GroupOp.MOVEMENT and _base(u.src[1]).op is Ops.CONST):
         return (b < _t(u))._where(
@@ -258,6 +259,7 @@ def _base(u: UOp) -> UOp:
 
 
 def _reduce(g: Tensor, u: UOp) -> Grads:
+    """A sum's to all terms alike; a maximum's in equal parts to all that attain it; a product's times the others."""
     op, _ = u.arg
     x = u.src[0]
     wide = g._broadcast(x.shape)
@@ -274,6 +276,7 @@ def _reduce(g: Tensor, u: UOp) -> Grads:
 
 
 def _expand(g: Tensor, u: UOp) -> Grads:
+    """The sum over the dims that were expanded; of half types taken in float32."""
     grown = tuple(i for i, (a, b) in enumerate(zip(u.src[0].shape, u.shape)) if a is not b and a != b)
     return (
         g.cast(dtypes.float32).sum(grown, keepdim=True).cast(g.dtype)
@@ -283,6 +286,7 @@ def _expand(g: Tensor, u: UOp) -> Grads:
 
 
 def _shrink(g: Tensor, u: UOp) -> Grads:
+    """Zeros around it, where the source was cut off."""
     pads = []
     for (b, e), d in zip(u.arg, u.src[0].shape):
         if not all(isinstance(v, int) for v in (b, e, d)):
@@ -299,6 +303,7 @@ def _shrink(g: Tensor, u: UOp) -> Grads:
 
 
 def _gather(g: Tensor, u: UOp) -> Grads:
+    """Added up at the places that were read."""
     zeros = _t(UOp.const(g.dtype, 0.0))._broadcast(u.src[0].shape)
     if u.device is not None:
         zeros._device = u.device
@@ -306,6 +311,7 @@ def _gather(g: Tensor, u: UOp) -> Grads:
 
 
 def _scatter(g: Tensor, u: UOp) -> Grads:
+    """To the base where nothing was set, to the values read at their places."""
     value = g._new(UOp(Ops.GATHER, g.dtype, (g.uop, *u.src[2:])))
     if u.arg == "add":
         return g, value
@@ -360,10 +366,12 @@ def _scatter_mul(g: Tensor, u: UOp) -> Grads:
 
 
 def _cat(g: Tensor, u: UOp) -> Grads:
+    """Its parts."""
     return tuple(g.split([s.shape[u.arg] for s in u.src], u.arg))
 
 
 def _move_back(g: Tensor, u: UOp) -> Grads:
+    """The same, on the device of the source."""
     d = u.src[0].device
     if d is None or g.device == d:
         return (g,)

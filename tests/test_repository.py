@@ -1,12 +1,15 @@
-"""The repository itself: the package list, generated pages, links."""
+"""The repository itself: the package list, generated pages, links, and what pages say of files."""
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
+from pathlib import Path
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 NOT_PACKAGES = {"tests", "examples", "benchmarks", "docs", "build", "runs", "dist"}
@@ -48,14 +51,67 @@ def test_generated_pages_are_up_to_date() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+PAGES = [Path(ROOT, n) for n in ("README.md", "CONTRIBUTING.md")] + sorted(Path(ROOT, "docs").rglob("*.md"))
+
+
 def test_links_between_pages_lead_somewhere() -> None:
-    pages = [os.path.join(ROOT, n) for n in ("README.md", "CONTRIBUTING.md")]
-    pages += [os.path.join(ROOT, "docs", n) for n in os.listdir(os.path.join(ROOT, "docs")) if n.endswith(".md")]
-    for page in pages:
-        with open(page, encoding="utf-8") as f:
-            for target in re.findall(r"\]\(([^)#]+)\)", f.read()):
-                if not target.startswith("http"):
-                    assert os.path.exists(os.path.join(os.path.dirname(page), target)), f"{page} links to {target}"
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+            if not target.startswith("http"):
+                assert (page.parent / target).exists(), f"{page} links to {target}"
+
+
+# `schedule/fusion.py`, `docs/stages/`; not `/tmp/x.py`
+MENTIONED = re.compile(r"`((?:[\w.-]+/)+(?:[\w-]+\.(?:py|md|ll|txt))?)`")
+# `RULES`, `LIMITS` and `Shared.value` in `schedule/fusion.py`
+DEFINED = re.compile(r"((?:`[\w.]+`(?:, | and ))*`[\w.]+`) in `([\w/]+\.py)`")
+
+
+def test_files_that_the_pages_mention_exist() -> None:
+    missing = [
+        f"{page.relative_to(ROOT)}: {path}"
+        for page in PAGES
+        for path in MENTIONED.findall(page.read_text(encoding="utf-8"))
+        if not (Path(ROOT) / path).exists()
+    ]
+    assert not missing, "\n".join(missing)
+
+
+def defined_in(nodes: Sequence[ast.stmt]) -> dict[str, ast.stmt]:
+    found: dict[str, ast.stmt] = {}
+    for node in nodes:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found[node.name] = node
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {n.id: node for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+    return found
+
+
+def is_defined(name: str, path: Path) -> bool:
+    nodes: Sequence[ast.stmt] = ast.parse(path.read_text(encoding="utf-8")).body
+    for part in name.split("."):
+        node = defined_in(nodes).get(part)
+        if node is None:
+            return False
+        nodes = node.body if isinstance(node, ast.ClassDef) else ()
+    return True
+
+
+def test_names_that_the_pages_mention_stand_in_the_files_they_say() -> None:
+    asked = [
+        (page, name, path)
+        for page in PAGES
+        for names, path in DEFINED.findall(page.read_text(encoding="utf-8"))
+        for name in re.findall(r"[\w.]+", names.replace("` and `", " "))
+    ]
+    assert len(asked) > 100
+    missing = [
+        f"{page.relative_to(ROOT)}: {name} in {path}"
+        for page, name, path in asked
+        if not is_defined(name, Path(ROOT, path))
+    ]
+    assert not missing, "\n".join(missing)
 
 
 def test_import_is_quick_and_leaves_ray_alone() -> None:

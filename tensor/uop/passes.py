@@ -1,6 +1,6 @@
 """A stage as a list of passes: each has a name, what it does, and the spec of what it makes. `run_passes` runs them,
-for every stage: it times and checks each (SPEC=1), prints its name, time and change in ops (DEBUG=5) and its graph
-(DEBUG=6), and keeps its rewrites (TRACK_MATCH_STATS=1).
+for every stage: it times and checks each (SPEC=1), prints its name, time and change in ops (DEBUG=5), the first graph
+and what each pass changes in it (DEBUG=6), and keeps its rewrites (TRACK_MATCH_STATS=1).
 
 A pass goes by the name of its function and file. None runs inside another.
 """
@@ -14,8 +14,8 @@ from typing import Any, Generic, TypeVar
 
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import DEBUG, SPEC, TRACK_MATCH_STATS
+from manygrad.tensor.uop.difference import Differences
 from manygrad.tensor.uop.ops import Ops
-from manygrad.tensor.uop.show import show
 from manygrad.tensor.uop.track import tracked, whole_pass
 from manygrad.tensor.uop.uop import UOp
 
@@ -29,7 +29,7 @@ timers: list[Callable[[str, str, float, float, dict[str, Any]], None]] = []
 @dataclass(frozen=True)
 class Pass(Generic[To]):
     """`run(graph or items, what it is told besides)`, and a `spec(what it made, name)` that raises AssertionError where
-    that is not legal. An item is whatever has a node `what`, such as a call."""
+    that is not legal. An item is a call: `what` on `args`."""
 
     name: str
     run: Callable[[Any, To], Any]
@@ -37,6 +37,9 @@ class Pass(Generic[To]):
 
 
 def run_passes(stage: str, passes: Sequence[Pass[To]], graph: Any, to: To) -> Any:
+    changes = Differences() if DEBUG >= 6 else None
+    if changes is not None:
+        print(f"{stage}, before its passes:\n{changes.show(_graph(graph))}")
     for p in passes:
         start, before = time.perf_counter(), graph
         if TRACK_MATCH_STATS:
@@ -49,6 +52,8 @@ def run_passes(stage: str, passes: Sequence[Pass[To]], graph: Any, to: To) -> An
             timed(stage, p.name, start, **_counted(graph))
         if DEBUG >= 5:
             _print(p.name, time.perf_counter() - start, before, graph)
+        if changes is not None and (text := changes.show(_graph(graph))):
+            print(text)
         if SPEC:
             p.spec(graph, p.name)
         if isinstance(graph, UOp):
@@ -68,12 +73,17 @@ def timed(stage: str, name: str, start: float, **did: Any) -> None:
 def _print(name: str, seconds: float, before: Any, after: Any) -> None:
     (what, n), (m,) = next(iter(_counted(after).items())), _counted(before).values()
     print(f"pass {name:<18} {seconds * 1e3:8.2f} ms  {m:5d} -> {n:5d} {what}")
-    if DEBUG >= 6:
-        print(show(after) if isinstance(after, UOp) else "\n".join(f"call {show(item.what)}" for item in after))
 
 
 def _counted(made: Any) -> dict[str, int]:
     return {"ops": len(made.toposort())} if isinstance(made, UOp) else {"calls": len(made)}
+
+
+def _graph(made: Any) -> UOp:
+    """As one graph; of items, with their arguments."""
+    if isinstance(made, UOp):
+        return made
+    return UOp(Ops.LINEAR, dtypes.void, tuple(UOp(Ops.CALL, dtypes.void, (i.what, *i.args)) for i in made))
 
 
 def _root(made: Any) -> UOp:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from manygrad.tensor.uop.ops import Ops
@@ -44,19 +45,20 @@ def show_arg(x: Any) -> str:
     return str(x)
 
 
+def show_node(u: UOp, numbers: Mapping[UOp, int]) -> str:
+    """One line: `%3 = ADD f32 (4, 8) %1 %2`."""
+    parts = [f"%{numbers[u]} =", u.op.name]
+    if u.dtype.name != "void":
+        parts.append(u.dtype.name)
+    if u.shape:
+        parts.append(show_arg(u.shape).replace(",)", ")"))
+    parts += [f"%{numbers[s]}" for s in u.src]
+    if u.arg is not None:
+        parts.append(f"[{show_arg(u.arg)}]")
+    return " ".join(parts)
+
+
 def show(root: UOp) -> str:
-    """The graph below `root`, e.g. `%3 = ADD f32 (4, 8) %1 %2`."""
-    names: dict[UOp, str] = {}
-    lines = []
-    for u in root.toposort():
-        names[u] = f"%{len(names)}"
-        parts = [f"{names[u]} =", u.op.name]
-        if u.dtype.name != "void":
-            parts.append(u.dtype.name)
-        if u.shape:
-            parts.append(show_arg(u.shape).replace(",)", ")"))
-        parts += [names[s] for s in u.src]
-        if u.arg is not None:
-            parts.append(f"[{show_arg(u.arg)}]")
-        lines.append(" ".join(parts))
-    return "\n".join(lines)
+    """The graph below `root`."""
+    numbers = {u: i for i, u in enumerate(root.toposort())}
+    return "\n".join(show_node(u, numbers) for u in numbers)

@@ -208,7 +208,12 @@ def test_debug_4_shows_the_code_and_5_the_passes(capsys: pytest.CaptureFixture[s
     assert passes == [p.name for p in PASSES]
     with Context(DEBUG=6, SCACHE=0):
         (x * 3.3125).realize()
-    assert "%0 = PARAM float32 (4)" in capsys.readouterr().out
+    whole, *changes = re.split(r"^pass .*$", capsys.readouterr().out, flags=re.MULTILINE)
+    assert whole.startswith("schedule, before its passes:\n%0 = PARAM float32 (4)")
+    by_pass = {p.name: text.strip().splitlines() for p, text in zip(PASSES[:-1], changes)}
+    assert by_pass["clean"] == []  # it finds nothing to do
+    assert any(re.match(r"\+%\d+ = RANGE", line) for line in by_pass["split_kernels"])
+    assert all(line[0] in "+-" for lines in by_pass.values() for line in lines)
 
 
 def test_counters_reset_but_not_the_memory() -> None:

@@ -13,7 +13,8 @@ from manygrad.tensor.uop.uop import UOp
 
 @dataclass(frozen=True, repr=False)
 class Align(RangeOpt):
-    """The loop's vectors begin where what they store is aligned, in each row elsewhere (`loops/tiles.py`).
+    """The loop's vectors begin where what they store is aligned, in each row elsewhere
+    (`runtime/codegen/loops/tiles.py`).
 
     It is the vectorized loop, of a fixed size; the only STORE, in a kernel without REDUCEs or blocks, contiguous and
     known but for a multiple of the lanes.

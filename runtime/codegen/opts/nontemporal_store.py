@@ -14,7 +14,7 @@ from manygrad.tensor.uop.uop import UOp
 @dataclass(frozen=True, repr=False)
 class NontemporalStore(Opt):
     """Whole vectors stored to the argument go past the caches; of rows that begin within a cache line, too
-    (`loops/rows.py`). It is stored to, not read.
+    (`runtime/codegen/loops/rows.py`). It is stored to, not read.
 
     before:  for n by 16: out[n ..] = ..            (the processor reads the line before it writes it)
     after:   for n by 16: out[n ..] = .. past the caches        # nontemporal_store(out)

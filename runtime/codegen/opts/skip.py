@@ -14,7 +14,7 @@ from manygrad.tensor.uop.uop import UOp
 @dataclass(frozen=True, repr=False)
 class Skip(RangeOpt):
     """Iterations of the sums over a reduce range in which a factor of the product is masked out are skipped, for a
-    whole tile or a position in it; `loops/reduce.py` makes versions for the edges of an image.
+    whole tile or a position in it; `runtime/codegen/loops/reduce.py` makes versions for the edges of an image.
 
     before:  for k: s += (a[k] if valid[k] else 0) * b[k]
     after:   for k: if valid[k]: s += a[k] * b[k]           # skip(k)
