@@ -131,7 +131,9 @@ def _call(c: UOp, placed: dict[UOp, UOp], becomes: dict[UOp, UOp], new_buffer: N
 
 
 def _rest(sink: UOp, becomes: dict[UOp, UOp]) -> UOp:
-    rest = substitute(sink, becomes)
+    """What has yet to be done. Where a STORE writes a view, that is memory, also where a copy of it was an argument."""
+    written = {v for u in sink.toposort() if u.op is Ops.STORE for v in _views(u.src[0])}
+    rest = substitute(sink, {u: b for u, b in becomes.items() if u not in written})
     return UOp(
         Ops.SINK,
         dtypes.void,

@@ -528,3 +528,38 @@ def test_views_from_outside_whose_whole_is_gone(axis: int | None, realized: bool
     for n in range(3):
         assert clear(Tensor([float(n)])).tolist() == [n + 1.0]
     assert bits.numpy().tolist() == [[7, 0, 0, 0, 0, 0], *[[0] * 6] * 3] and row.numpy().tolist() == [7, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1])
+@pytest.mark.parametrize("realized", [False, True])
+@pytest.mark.parametrize("given", [False, True])
+def test_a_view_that_is_updated_in_place_and_does_not_lie_in_one_piece(
+    axis: int | None, realized: bool, given: bool
+) -> None:
+    """Its copy is the argument, its memory what is written: the same node is both. (The copy was written, once.)"""
+    for cut in ((slice(None), slice(0, 1)), (slice(1, 3), slice(2, 5)), (slice(None, None, 2), 1), (slice(1, None),)):
+        want = np.arange(24, dtype=np.float32).reshape(4, 6)
+        whole = Tensor(want.copy())
+        whole = whole if axis is None else whole.shard(("CPU:0", "CPU:1"), axis)
+        whole = whole.realize() if realized else whole
+        view = whole[cut]
+        beside = view[:1]
+
+        @function
+        def outside(x: Tensor, view: Tensor = view) -> Tensor:
+            view.assign(view * 2 + 1)
+            return x + 1
+
+        @function
+        def update(x: Tensor, view: Tensor) -> Tensor:
+            view.assign(view * 2 + 1)
+            return x + 1
+
+        for n in range(4):
+            x = Tensor([float(n)]).realize()
+            y = update(x, view) if given else outside(x)
+            want[cut] = want[cut] * 2 + 1
+            assert y.tolist() == [n + 1.0]
+            np.testing.assert_array_equal(view.numpy(), want[cut])
+            np.testing.assert_array_equal(beside.numpy(), want[cut][:1])
+            np.testing.assert_array_equal(whole.numpy(), want)
