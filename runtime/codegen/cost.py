@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # bytes: of an element that is packed or summed, for half types are converted to float32 [no benchmark]
 ELEMENT_BYTES = 4
+# bytes: of the vectors that pack along a loop which is not the vectorised one: a cache line [gemm.py, TN]
+PACK_BYTES = 64
 
 # *** reductions ***
 

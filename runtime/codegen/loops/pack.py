@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from manygrad.runtime.codegen.cost import PACK_BYTES
 from manygrad.runtime.codegen.dots import LANE_BYTES
 from manygrad.runtime.codegen.loops import index
 from manygrad.runtime.codegen.loops.lanes import Kernel, Lanes, fixed_size, step_along
@@ -23,7 +24,6 @@ from manygrad.runtime.codegen.loops.tree import CacheRead, For, If, Nodes, Pack,
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
-PACK_BYTES = 64  # of the vectors that pack along a loop which is not the vectorised one
 Tiles = Callable[[Around, Body], Nodes]  # all the tiles of a block
 
 
