@@ -16,6 +16,7 @@ import op_table
 import opts
 
 from manygrad import Tensor
+from manygrad.runtime.current import current
 from manygrad.schedule import create_linear_with_vars, number_buffers
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import markdown_table
@@ -53,7 +54,7 @@ def graphs() -> tuple[str, dict[str, str], UOp]:
 
     observers.append(observe)
     try:
-        linear = create_linear_with_vars(sink).linear
+        linear = create_linear_with_vars(sink, current().world, current().schedules).linear
     finally:
         observers.remove(observe)
     return show(number_buffers(sink)[0]), passes, linear

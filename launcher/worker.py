@@ -81,7 +81,7 @@ def die_with(agent_pid: int) -> None:
 
 def join(spec: dict[str, Any], channel: Any) -> Any:
     """Rendezvous: tell the driver this rank's card, wait for everyone's, connect. Returns the endpoint."""
-    from manygrad.multi.world import world
+    from manygrad.runtime.current import current
 
     from . import plans
     from .messages import PROTOCOL
@@ -108,7 +108,7 @@ def join(spec: dict[str, Any], channel: Any) -> Any:
     channel.wait(lambda: bool(channel.cards), spec["start_timeout_s"], "all ranks to start")
     endpoint.connect(channel.cards, deadline_s=spec["start_timeout_s"])
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = channel.master[0], str(channel.master[1])
-    world.join(
+    current().world.join(
         rank=rank,
         size=size,
         local_rank=spec["local_rank"],

@@ -19,8 +19,8 @@ from contextvars import ContextVar
 
 import numpy as np
 
-from manygrad.multi.world import world
 from manygrad.runtime.buffer import Buffer
+from manygrad.runtime.current import current
 from manygrad.runtime.linear import storage
 from manygrad.schedule.plan import Plan, spans_workers
 from manygrad.tensor.environment import COLLECTIVE_TIMEOUT_S
@@ -149,6 +149,7 @@ def text_of(linear: UOp) -> str:
     """The first collective, and how many more there are."""
     from manygrad.runtime.collective import text_of as collective_text
 
+    world = current().world
     found = [
         c.src[0]
         for c in linear.src

@@ -21,10 +21,11 @@ from manygrad.collectives.algorithms import build
 from manygrad.collectives.cost import choose
 from manygrad.collectives.execute import Prepared, prepare
 from manygrad.collectives.program import Collective
-from manygrad.collectives.transport import current
-from manygrad.multi.world import world
+from manygrad.collectives.transport import current as current_endpoint
+from manygrad.multi.world import World
 from manygrad.runtime.buffer import Buffer, copy_buffer
 from manygrad.runtime.counters import GlobalCounters
+from manygrad.runtime.current import current
 from manygrad.runtime.items import ExecItem, Vars, report
 from manygrad.tensor.environment import DEBUG
 from manygrad.tensor.uop import Ops, UOp
@@ -51,7 +52,8 @@ def prepared_of(c: Collective, dtype: str, mine: tuple[int, ...], devices: tuple
     """The program of one collective over one tuple of devices, ready to run."""
     found = _PREPARED.get((c, dtype, mine, devices))
     if found is None:
-        endpoint = current() if world.size > 1 else None
+        world = current().world
+        endpoint = current_endpoint() if world.size > 1 else None
         program = build(choose(c.kind, c.count * _itemsize(dtype), c.ranks, c.group), c, mine)
         owner = [world.rank_of(d) for d in devices] if endpoint is not None else [0] * len(devices)
         found = _PREPARED[c, dtype, mine, devices] = prepare(program, dtype, endpoint=endpoint, rank_to_worker=owner)
@@ -64,7 +66,7 @@ def _itemsize(dtype: str) -> int:
     return to_dtype(dtype).itemsize
 
 
-def group_of(devices: tuple[str, ...]) -> int:
+def group_of(devices: tuple[str, ...], world: World) -> int:
     """How many neighbours in `devices` are one worker's, where all workers hold equally many in a row; else 1."""
     owners = [world.rank_of(d) for d in devices]
     size = owners.count(owners[0])
@@ -125,8 +127,9 @@ class CollectiveItem(ExecItem):
         self.idle = buffers[0].device.kind == "NULL"
         if self.idle:
             return
+        world = current().world
         c, _ = describe(what)
-        c = replace(c, group=group_of(members.devices))
+        c = replace(c, group=group_of(members.devices, world))
         self.name = f"{c.kind} {c.count}"
         self.key = int.from_bytes(
             hashlib.blake2b(f"{plan} {members.number}".encode(), digest_size=8).digest(), "little"

@@ -1,5 +1,4 @@
-"""The local realize engine: what `Tensor.realize` calls.
-Set as `tensor.engine.holder.current` by the package's root."""
+"""The local realize engine: what `Tensor.realize` calls. The package's root registers it with `tensor/engine.py`."""
 
 from __future__ import annotations
 
@@ -12,10 +11,11 @@ from math import prod
 import numpy as np
 
 from manygrad.multi.lower_shards import store_spec
-from manygrad.multi.world import world
+from manygrad.multi.world import World
 from manygrad.runtime.agreement import begin
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.counters import GlobalCounters
+from manygrad.runtime.current import current
 from manygrad.runtime.devices import canonical as local_canonical
 from manygrad.runtime.devices import get_device
 from manygrad.runtime.faults import look, word_of
@@ -23,7 +23,8 @@ from manygrad.runtime.functions import has_functions, run_functions
 from manygrad.runtime.items import ExecItem, Vars
 from manygrad.runtime.linear import capture, compile_linear, storage
 from manygrad.runtime.recovery import Progress, assigned, drop, lost, settle
-from manygrad.schedule import Schedule, as_param, create_linear_with_vars, create_schedule
+from manygrad.schedule import as_param, create_linear_with_vars, create_schedule
+from manygrad.schedule.cache import Schedule
 from manygrad.schedule.plan import shared_first, shared_nodes
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.engine import default_device
@@ -63,7 +64,8 @@ def _with_views(tensors: list[Tensor]) -> dict[int, list[Tensor]]:
 
 
 def _compiled(sink: UOp, agree: bool) -> tuple[list[ExecItem], Vars]:
-    scheduled = create_linear_with_vars(sink)
+    runtime = current()
+    scheduled = create_linear_with_vars(sink, runtime.world, runtime.schedules)
     return _executors(Schedule(scheduled.linear, scheduled.plan), scheduled.buffers, agree), scheduled.var_vals
 
 
@@ -78,14 +80,15 @@ def _executors(schedule: Schedule, buffers: list[UOp], agree: bool) -> list[Exec
 
 def _compiled_body(body: UOp, buffers: list[UOp], agree: bool) -> list[ExecItem]:
     """A traced body: PARAMs are numbered already, its results take the slots after the arguments'."""
-    n = len(buffers) - len(body.src)
-    schedule = body._cache.get(f"linear {n}")  # (a body need not read all of its arguments)
+    n, runtime = len(buffers) - len(body.src), current()
+    kept = runtime.schedules.bodies.setdefault(body, {})
+    schedule = kept.get(n)  # (a body need not read all of its arguments)
     if schedule is None:
         stores = tuple(
             UOp(Ops.STORE, dtypes.void, (as_param(b, n + i), u)) for i, (b, u) in enumerate(zip(buffers[n:], body.src))
         )
-        sink, shared = shared_first(UOp(Ops.SINK, dtypes.void, stores), world)
-        schedule = body._cache[f"linear {n}"] = create_schedule(sink, world, shared)
+        sink, shared = shared_first(UOp(Ops.SINK, dtypes.void, stores), runtime.world)
+        schedule = kept[n] = create_schedule(sink, runtime.world, runtime.schedules, shared)
     return _executors(schedule, buffers, agree)
 
 
@@ -326,7 +329,7 @@ class RealizeEngine:
         for a realize in which all ranks take part: so ranks come to the same plans although one of them reads a value
         of its own in between.
         """
-        waiting = PENDING.mine()
+        waiting, world = PENDING.mine(), current().world
         if world.size == 1 or not waiting:
             return waiting
         asked = {id(t) for t in tensors}
@@ -438,7 +441,7 @@ class RealizeEngine:
             return UOp(Ops.EXPAND, dtype, (flat,), array.shape)
         u = UOp(Ops.BUFFER, dtype, (), BufferSpec(next(_uids), tuple(array.shape), dtype, device))
         shared = Buffer.over(device, array, dtype) if share else None
-        if world.size > 1:
+        if current().world.size > 1:
             mark(u)  # errors about values that ranks hold name the line where they come from
         u._cache["buffer"] = shared if shared is not None else Buffer(device, array.size, dtype).copyin(array)
         return u
@@ -477,7 +480,7 @@ class RealizeEngine:
     def canonical(self, device: str) -> str:
         """`cpu:1` -> `CPU:1`; the node is kept where there are several: `CPU:0@2`."""
         _, at, node = device.partition("@")
-        local = local_canonical(device)
+        local, world = local_canonical(device), current().world
         if not at or world.size == 1:
             return local
         if not node.isdecimal() or int(node) >= world.size:
@@ -487,7 +490,10 @@ class RealizeEngine:
         return f"{local}@{int(node)}"
 
     def workers(self) -> tuple[int, int]:
-        return world.rank, world.size
+        return current().world.rank, current().world.size
+
+    def world(self) -> World:
+        return current().world
 
     def sharding_axis(self, uop: UOp) -> int | None:
         return store_spec(uop)[0] if isinstance(uop.device, tuple) else None

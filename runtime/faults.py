@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from manygrad.multi.world import world
 from manygrad.runtime.buffer import Buffer
+from manygrad.runtime.current import current
 from manygrad.schedule.lower_checks import index_of
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import BufferSpec, Ops, UOp
@@ -104,6 +104,7 @@ def attach(u: UOp, site: Site) -> None:
     if isinstance(device, str):
         u._cache["buffer"] = _word(site, device)
     else:
+        world = current().world
         u._cache["buffer"] = [_word(site, d.partition("@")[0]) if world.is_local(d) else None for d in device]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from manygrad.runtime.buffer import Buffer
+from manygrad.runtime.current import current
 from manygrad.runtime.devices import Device
 from manygrad.runtime.items import (
     CopyItem,
@@ -66,9 +67,9 @@ def storage(u: UOp) -> Buffer | list[Buffer | None]:
         if isinstance(spec.device, str):
             found = Buffer(spec.device, numel(spec.shape), spec.dtype)
         else:
-            from manygrad.multi.world import world
             from manygrad.tensor.uop.shape import local_shape
 
+            world = current().world
             found = [
                 Buffer(d.partition("@")[0], numel(local_shape(spec, i)), spec.dtype) if world.is_local(d) else None
                 for i, d in enumerate(spec.device)

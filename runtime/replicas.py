@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-from manygrad.multi.world import world
 from manygrad.runtime.agreement import digest, values_may_differ
 from manygrad.runtime.buffer import Buffer
+from manygrad.runtime.current import current
 from manygrad.runtime.linear import storage
 from manygrad.tensor.source import user_line
 from manygrad.tensor.tensor import Tensor
@@ -29,7 +29,7 @@ def assert_equal(*tensors: Tensor) -> None:
         values.append(
             (i, digest(_memory(held)), f"{t.dtype.name} {t.shape}, tensor {i} of assert_equal at {user_line()}")
         )
-    if world.size == 1:
+    if current().world.size == 1:
         return
     from manygrad import collectives
 
@@ -45,6 +45,7 @@ def broadcast_(*tensors: Tensor, src: int = 0) -> None:
 
     Each is a tensor on this worker's own device, or one replicated over `world.devices`. Cost: one broadcast a tensor.
     """
+    world = current().world
     if not 0 <= src < world.size:
         raise ValueError(f"broadcast_: src is {src}, but the ranks are 0..{world.size - 1}")
     if world.size == 1:

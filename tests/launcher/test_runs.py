@@ -31,7 +31,7 @@ def test_in_this_process_without_ray(launcher: Launcher) -> None:
     run = launcher(
         """
         import sys
-        from manygrad.multi.world import world
+        from manygrad import world
         assert __name__ == "__main__" and "ray" not in sys.modules
         print(world.devices, sys.argv)
         sys.exit(5)
@@ -70,7 +70,7 @@ def test_success(launcher: Launcher, left_behind: Left) -> None:
     run = launcher(
         """
         import os, sys
-        from manygrad.multi.world import world
+        from manygrad import world
         assert __name__ == "__main__" and "ray" not in sys.modules and sys.stdin.read() == ""
         e = os.environ
         assert (e["WORLD_SIZE"], e["LOCAL_WORLD_SIZE"]) == ("3", "3")

@@ -1,0 +1,30 @@
+"""Runtime: what one worker owns.
+
+`own` is that of this process, which the launcher connects where there are other workers. `current()`
+(`runtime/current.py`) is `own`, unless a test replaces it: `with use(Runtime(world=me)):`.
+
+What is not the worker's but the process's stays with its module: nodes and the numbers of their buffers, live tensors
+and the memory behind their BUFFERs, compiled kernels, threads and drivers of the machine; registries, such as that of
+environment variables; context variables; who watches (`profile`, observers of passes), and `GlobalCounters`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from manygrad.multi.world import World
+from manygrad.runtime.current import install
+from manygrad.runtime.devices.diskcache import DiskCache
+from manygrad.schedule.cache import Schedules
+
+
+@dataclass
+class Runtime:
+    """`world`: who this worker is; `schedules`: those it has made, in memory and on disk."""
+
+    world: World = field(default_factory=World)
+    schedules: Schedules = field(default_factory=Schedules)
+
+
+own = Runtime(schedules=Schedules(DiskCache("schedules")))
+install(own)
