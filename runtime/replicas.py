@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 from manygrad.runtime.agreement import digest, values_may_differ
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.current import current
@@ -11,8 +9,6 @@ from manygrad.runtime.linear import storage
 from manygrad.tensor.source import user_line
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops
-
-_calls = itertools.count(1)
 
 
 def assert_equal(*tensors: Tensor) -> None:
@@ -29,15 +25,12 @@ def assert_equal(*tensors: Tensor) -> None:
         values.append(
             (i, digest(_memory(held)), f"{t.dtype.name} {t.shape}, tensor {i} of assert_equal at {user_line()}")
         )
-    if current().world.size == 1:
+    communication = current().communication
+    if current().world.size == 1 or communication.hooks is None:
         return
-    from manygrad import collectives
-
-    if collectives.plan_hook is None or collectives.values_hook is None:
-        return
-    n = next(_calls)
-    collectives.values_hook(f"assert_equal {n}", values)
-    collectives.plan_hook(n, f"assert_equal of {len(tensors)} tensors at {user_line()}", "")()
+    n = communication.checks = communication.checks + 1
+    communication.hooks.compare_values(f"assert_equal {n}", values)
+    communication.hooks.make_plan(n, f"assert_equal of {len(tensors)} tensors at {user_line()}", "")()
 
 
 def broadcast_(*tensors: Tensor, src: int = 0) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from manygrad.multi.world import World
+from manygrad.runtime.communication import Communication
 from manygrad.runtime.current import install
 from manygrad.runtime.devices.diskcache import DiskCache
 from manygrad.schedule.cache import Schedules
@@ -20,10 +21,10 @@ from manygrad.schedule.cache import Schedules
 
 @dataclass
 class Runtime:
-    """`world`: who this worker is; `schedules`: those it has made, in memory and on disk."""
-
-    world: World = field(default_factory=World)
-    schedules: Schedules = field(default_factory=Schedules)
+    world: World = field(default_factory=World)  # who this worker is
+    schedules: Schedules = field(default_factory=Schedules)  # those it has made, in memory and on disk
+    # with other workers: endpoint, the launcher's hooks, prepared collectives, and how often each of them has run
+    communication: Communication = field(default_factory=Communication)
 
 
 own = Runtime(schedules=Schedules(DiskCache("schedules")))
