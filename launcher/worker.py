@@ -81,7 +81,6 @@ def die_with(agent_pid: int) -> None:
 
 def join(spec: dict[str, Any], channel: Any) -> Any:
     """Rendezvous: tell the driver this rank's card, wait for everyone's, connect. Returns the endpoint."""
-    from manygrad.runtime.collective import use_arena
     from manygrad.runtime.counters import steps_taken
     from manygrad.runtime.current import current
 
@@ -120,8 +119,7 @@ def join(spec: dict[str, Any], channel: Any) -> Any:
         job=spec["job"],
         epoch=spec["epoch"],
     )
-    runtime.communication.connect(endpoint, hooks_over(channel))
-    use_arena(endpoint)
+    runtime.connect(endpoint, hooks_over(channel))
     channel.entered, channel.steps = lambda: runtime.communication.entered, steps_taken
     return endpoint
 

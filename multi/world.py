@@ -1,6 +1,6 @@
 """Who this worker is: rank, size and the global device names.
 
-`manygrad.world` is the one of the process's Runtime (`runtime/runtime.py`). A plain process is a world of one; the
+`manygrad.world` is that of the process's own Runtime (`runtime/runtime.py`). A plain process is a world of one; the
 launcher replaces the fields by `world.join(...)` before the user's script starts. Global device names carry the node:
 `CPU:0@2` is CPU 0 of node 2; without `@` a name means this node's own device.
 """

@@ -186,12 +186,3 @@ def seen_by_host(b: Buffer, staged: list[tuple[Buffer, Buffer]]) -> Buffer:
 
 def _address(b: Buffer) -> int:
     return b.device.address(b.handle) if b.nbytes else 0
-
-
-def use_arena(endpoint: Any) -> None:
-    """From now on buffers of the CPU devices live where peers of this host can read them in place."""
-    arena = getattr(endpoint, "arena", None)
-    if arena is not None:
-        from manygrad.runtime.devices.cpu import set_arena
-
-        set_arena(arena.alloc, arena.free, arena.addr(0))

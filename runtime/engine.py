@@ -18,7 +18,6 @@ from manygrad.runtime.counters import GlobalCounters
 from manygrad.runtime.current import current
 from manygrad.runtime.devices import canonical as local_canonical
 from manygrad.runtime.devices import get_device
-from manygrad.runtime.faults import look, word_of
 from manygrad.runtime.functions import has_functions, run_functions
 from manygrad.runtime.items import ExecItem, Vars
 from manygrad.runtime.linear import capture, compile_linear, storage
@@ -37,7 +36,7 @@ from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.shape import unviewed
 from manygrad.tensor.uop.views import memory, rebased
 
-_uids = itertools.count(1)
+_uids = itertools.count(1)  # the process's, as nodes are
 
 
 def new_buffer(uop: UOp, device: str | tuple[str, ...]) -> UOp:
@@ -465,13 +464,13 @@ class RealizeEngine:
                 "a value is read (numpy(), item(), tolist()) while a TinyJit records: "
                 "a replay would not read it again; return the tensor and read it outside"
             )
-        look()
+        current().faults.look()
         found = storage(buffer)
         assert isinstance(found, Buffer), "to_numpy of a buffer on several devices"
         return found.copyout().reshape(buffer.shape)
 
     def share(self, buffer: UOp) -> np.ndarray | None:
-        look()
+        current().faults.look()
         found = storage(buffer)
         assert isinstance(found, Buffer), "share of a buffer on several devices"
         array = found.as_numpy()
@@ -513,7 +512,7 @@ class RealizeEngine:
         return "buffer" in buffer._cache
 
     def word_of(self, what: str, low: int, size: int, line: str, device: str | tuple[str, ...]) -> UOp:
-        return word_of(what, low, size, line, device)
+        return current().faults.word_of(what, low, size, line, device)
 
     @locked
     def lose(self, t: Tensor, why: str) -> None:

@@ -18,7 +18,6 @@ from manygrad.collectives.algorithms import build
 from manygrad.collectives.cost import choose
 from manygrad.collectives.execute import run_program
 from manygrad.multi.world import World
-from manygrad.runtime import faults
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.collective import describe
 from manygrad.runtime.current import current, use
@@ -77,7 +76,7 @@ def run(tensors: list[Tensor]) -> list[list[Parts]]:
     """`out[rank][tensor][device]`: what each rank computes. The tensors themselves stay as they are."""
     sink = sink_of(tensors)
     targets = [e.src[0] for e in sink.src]
-    words = list(faults._nodes.items())
+    words = list(current().faults.nodes.items())
     ranks = []
     for rank in range(current().world.size):
         with use(runtime_of(rank)):
@@ -112,7 +111,7 @@ class _Rank:
         self.linear, self.vars = scheduled.linear, scheduled.var_vals
         for (site, _), word in words:
             if word in scheduled.buffers:
-                faults.attach(word, site)
+                current().faults.attach(word, site)
         saved = dict(pm_exec)
         pm_exec.update(dict.fromkeys(GroupOp.COLLECTIVE, _Meeting))
         try:
