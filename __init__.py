@@ -28,10 +28,11 @@ from manygrad.tensor.tensor import Tensor, Variable
 _register(RealizeEngine())
 world = _own_runtime.world
 
+# `import manygrad.nn.functional as F`: the import system looks for that name in `sys.modules`, and a package of its own
+# would hold second copies of all modules below. Only names that begin with `manygrad.` are added.
 for _name in [
     n for n in sys.modules if n.startswith(("manygrad.tensor.nn", "manygrad.tensor.linalg", "manygrad.tensor.autograd"))
 ]:
-    # `import manygrad.nn.functional as F`
     sys.modules[_name.replace("manygrad.tensor.", "manygrad.")] = sys.modules[_name]
 _profile_program()
 
