@@ -3,9 +3,10 @@
 `own` is that of this process, which the launcher connects where there are other workers. `current()`
 (`runtime/current.py`) is `own`, unless a test replaces it: `with use(Runtime(world=me)):`.
 
-What is not the worker's but the process's stays with its module: nodes and the numbers of their buffers, live tensors
-and the memory behind their BUFFERs, compiled kernels, threads and drivers of the machine; registries, such as that of
-environment variables; context variables; who watches (`profile`, observers of passes), and `GlobalCounters`.
+What is not the worker's but the process's stays with its module: nodes and the numbers of their buffers; live tensors,
+the memory behind their BUFFERs and the TinyJit that records them; compiled kernels, threads and drivers of the machine;
+registries, such as that of environment variables; context variables; who watches (`profile`, observers of passes), and
+`GlobalCounters`.
 """
 
 from __future__ import annotations

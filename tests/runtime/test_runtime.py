@@ -14,10 +14,12 @@ import manygrad
 from manygrad import Context, Tensor, TinyJit
 from manygrad.multi.world import World
 from manygrad.runtime.agreement import Agreement
+from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.collective import CollectiveItem
 from manygrad.runtime.communication import Communication, Hooks
 from manygrad.runtime.current import current, use
 from manygrad.runtime.devices import get_device
+from manygrad.runtime.linear import storage
 from manygrad.runtime.runtime import Runtime
 from manygrad.schedule.plan import Plan
 from manygrad.tensor.uop import Ops, UOp
@@ -83,6 +85,8 @@ def test_devices_are_its_own_and_kernels_are_the_processs() -> None:
         assert other is fresh.devices.get("CPU:7") is not device and other.kernels is device.kernels
         kept = Tensor(np.ones(1 << 16, np.float32), device="CPU:7").realize()
     assert other.allocated >= 1 << 18 and device.allocated == 0
+    part = storage(kept.uop)
+    assert isinstance(part, Buffer) and part.view(4, part.dtype, 0).device is other
     np.testing.assert_array_equal((kept + 1).numpy(), np.full(1 << 16, 2, np.float32))  # it is where it was
 
 
