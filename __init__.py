@@ -7,34 +7,33 @@ Write ordinary lazy-tensor code; `launcher train.py --nodes 4` runs it on four w
 import sys
 
 from manygrad.launcher.api import launch
-from manygrad.multi.world import world
 from manygrad.runtime.agreement import values_may_differ
 from manygrad.runtime.counters import GlobalCounters
-from manygrad.runtime.devices.diskcache import DiskCache as _DiskCache
 from manygrad.runtime.engine import RealizeEngine
 from manygrad.runtime.jit import TinyJit
 from manygrad.runtime.profile import profile
 from manygrad.runtime.profile import profile_program as _profile_program
 from manygrad.runtime.replicas import assert_equal, broadcast_
-from manygrad.schedule.cache import holder as _schedules
+from manygrad.runtime.runtime import own as _own_runtime
 from manygrad.tensor import autograd, linalg, nn
 from manygrad.tensor.dtype import can_cast, dtypes, finfo, iinfo
 from manygrad.tensor.dtype import promote as promote_types
-from manygrad.tensor.engine import holder as _holder
+from manygrad.tensor.engine import register as _register
 from manygrad.tensor.environment import Context
 from manygrad.tensor.function import function
 from manygrad.tensor.grad_mode import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
 from manygrad.tensor.ops.broadcast import result_type
 from manygrad.tensor.tensor import Tensor, Variable
 
-_holder.current = RealizeEngine()
+_register(RealizeEngine())
+world = _own_runtime.world
 
+# `import manygrad.nn.functional as F`: the import system looks for that name in `sys.modules`, and a package of its own
+# would hold second copies of all modules below. Only names that begin with `manygrad.` are added.
 for _name in [
     n for n in sys.modules if n.startswith(("manygrad.tensor.nn", "manygrad.tensor.linalg", "manygrad.tensor.autograd"))
 ]:
-    # `import manygrad.nn.functional as F`
     sys.modules[_name.replace("manygrad.tensor.", "manygrad.")] = sys.modules[_name]
-_schedules.store = _DiskCache("schedules")
 _profile_program()
 
 __version__ = "0.1.0"

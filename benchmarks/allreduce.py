@@ -63,16 +63,16 @@ def ours(sizes: list[int], most: int) -> list[dict[str, Any]]:
 
     from manygrad import Tensor, TinyJit, values_may_differ, world
     from manygrad.collectives import Collective, build, choose, prepare
-    from manygrad.collectives.transport import current
     from manygrad.runtime.buffer import Buffer
     from manygrad.runtime.collective import group_of
+    from manygrad.runtime.current import current
     from manygrad.tensor.dtype import dtypes
 
     n, devices, per_node = len(world.devices), world.devices, world.devices_per_node
-    endpoint = current() if world.size > 1 else None
+    endpoint = current().communication.endpoint
     owner = [i // per_node for i in range(n)]
     mine = range(world.rank * per_node, (world.rank + 1) * per_node)
-    group = group_of(devices)
+    group = group_of(devices, world)
 
     def program(count: int, plan: int) -> Callable[[], None]:
         what = Collective("all_reduce", n, count, group=group)

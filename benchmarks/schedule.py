@@ -66,12 +66,12 @@ def measure(workers: int, repeats: int, layers: int, dim: int, profile: int) -> 
     profiler = cProfile.Profile()
     sinks: list[UOp] = []
 
-    def timed(sink: UOp, me: Any = world) -> Any:
+    def timed(sink: UOp, *where: Any) -> Any:
         marks.clear()
         start = last = time.perf_counter()
         if profile:
             profiler.enable()
-        out = schedule_sink(sink, me)
+        out = schedule_sink(sink, *where)
         profiler.disable()
         end = time.perf_counter()
         spent = {}

@@ -9,8 +9,6 @@ From what is wanted to what runs:
     prepared.run({0: {"in": addr, "out": addr}}, sequence)         # every step; transport/ moves the bytes
 """
 
-from collections.abc import Callable
-
 from manygrad.collectives.algorithms import ALGORITHMS, build
 from manygrad.collectives.cost import choose
 from manygrad.collectives.errors import CollectiveAborted, CollectiveError, CollectiveTimeout, PeerLost, PlanMismatch
@@ -32,10 +30,3 @@ __all__ = [
     "prepare",
     "run_program",
 ]
-
-# set by the launcher's worker: called with (key, description, outline) when a plan is first made; gives a function that
-# returns once all ranks have made the same
-plan_hook: Callable[[int, str, str], Callable[[], None]] | None = None
-# likewise: called with a name and (number, digest, description) of values that all ranks must hold alike;
-# returns at once
-values_hook: Callable[[str, list[tuple[int, str, str]]], None] | None = None

@@ -16,6 +16,7 @@ from manygrad.runtime.codegen.loops.show import show
 from manygrad.runtime.codegen.opts import legal, loop_nest, named
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.codegen.target import Machine
+from manygrad.runtime.current import current
 from manygrad.schedule import create_linear_with_vars
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.engine import engine
@@ -80,7 +81,8 @@ def kernel(t: Tensor) -> UOp:
     """The last one of a tensor's schedule, which has a sum."""
     memory = engine().new_buffer(t.uop, "CPU")
     sink = UOp(Ops.SINK, dtypes.void, (UOp(Ops.STORE, dtypes.void, (memory, t.uop)),))
-    calls = [c.src[0] for c in create_linear_with_vars(sink).linear.src if c.src[0].op is Ops.SINK]
+    linear = create_linear_with_vars(sink, current().world, current().schedules).linear
+    calls = [c.src[0] for c in linear.src if c.src[0].op is Ops.SINK]
     return [c for c in calls if any(u.op is Ops.REDUCE for u in c.toposort())][-1]
 
 

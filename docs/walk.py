@@ -9,11 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from manygrad import Tensor, world
+from manygrad import Tensor
+from manygrad.multi.world import World
 from manygrad.runtime.codegen import passes as codegen
 from manygrad.runtime.codegen.loops.show import show as show_tree
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.codegen.target import Machine
+from manygrad.runtime.current import use
+from manygrad.runtime.runtime import Runtime
 from manygrad.schedule import PASSES, Lowering, number_buffers
 from manygrad.schedule.buffers import Temps
 from manygrad.schedule.items import Item
@@ -36,18 +39,15 @@ MACHINE = Machine(64, 32, 1 << 20, cores=2)
 
 
 @contextlib.contextmanager
-def worker_0_of_2() -> Iterator[None]:
-    saved = dict(world.__dict__)
+def worker_0_of_2() -> Iterator[World]:
+    world = World()
     world.device_kind = "CPU"
     world.join(rank=0, size=2, local_rank=0, local_size=2, devices_per_node=1, job="docs", epoch=0)
-    try:
-        yield
-    finally:
-        world.__dict__.clear()
-        world.__dict__.update(saved)
+    with use(Runtime(world=world)):
+        yield world
 
 
-def tensor_graph() -> UOp:
+def tensor_graph(world: World) -> UOp:
     """What the last line of PROGRAM hands to the engine, its buffers numbered."""
     *lines, last = PROGRAM.splitlines()
     assert last == "w.realize()"
@@ -82,13 +82,13 @@ def fenced(text: str, language: str = "") -> str:
 
 def blocks() -> dict[str, str]:
     """The generated parts of the page, by name."""
-    with worker_0_of_2():
-        return dict(_blocks())
+    with worker_0_of_2() as world:
+        return dict(_blocks(world))
 
 
-def _blocks() -> Iterator[tuple[str, str]]:
+def _blocks(world: World) -> Iterator[tuple[str, str]]:
     yield "program", fenced(PROGRAM.rstrip(), "python")
-    made: Any = tensor_graph()
+    made: Any = tensor_graph(world)
     graphs, to = Differences(), Lowering(world, Temps())
     yield "tensor graph", fenced(graphs.show(made))
     for p in PASSES:

@@ -60,13 +60,13 @@ def check_target(command: Command) -> None:
 
 def run_here(command: Command) -> int:
     """A world of one: run the script in this process. Its exceptions and exit codes are Python's own."""
-    from manygrad.multi.world import world
+    from manygrad.runtime.current import current
     from manygrad.tensor.environment import DEVICE
 
     from .worker import run_script
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on it is the script's
-    v = command.values or {}
+    v, world = command.values or {}, current().world
     if "device" in v:  # (DEVICE was read when manygrad was imported)
         os.environ["DEVICE"] = DEVICE.common = world.device_kind = v["device"]
     world.join(

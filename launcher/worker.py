@@ -81,11 +81,13 @@ def die_with(agent_pid: int) -> None:
 
 def join(spec: dict[str, Any], channel: Any) -> Any:
     """Rendezvous: tell the driver this rank's card, wait for everyone's, connect. Returns the endpoint."""
-    from manygrad.multi.world import world
+    from manygrad.runtime.counters import steps_taken
+    from manygrad.runtime.current import current
 
-    from . import plans
     from .messages import PROTOCOL
+    from .plans import hooks_over
 
+    runtime = current()
     rank, size = spec["rank"], spec["size"]
     sys.path.extend(p for p in spec["sys_path"] if p not in sys.path and os.path.isdir(p))
     module, _, name = spec["endpoint"].partition(":")
@@ -108,7 +110,7 @@ def join(spec: dict[str, Any], channel: Any) -> Any:
     channel.wait(lambda: bool(channel.cards), spec["start_timeout_s"], "all ranks to start")
     endpoint.connect(channel.cards, deadline_s=spec["start_timeout_s"])
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = channel.master[0], str(channel.master[1])
-    world.join(
+    runtime.world.join(
         rank=rank,
         size=size,
         local_rank=spec["local_rank"],
@@ -117,14 +119,8 @@ def join(spec: dict[str, Any], channel: Any) -> Any:
         job=spec["job"],
         epoch=spec["epoch"],
     )
-    transport = importlib.import_module("manygrad.collectives.transport")
-    if hasattr(transport, "set_current"):
-        transport.set_current(endpoint)
-    collective = importlib.import_module("manygrad.runtime.collective")
-    collective.use_endpoint(endpoint)
-    channel.entered = collective.entered
-    channel.steps = importlib.import_module("manygrad.runtime.counters").steps_taken
-    plans.install(channel)
+    runtime.connect(endpoint, hooks_over(channel))
+    channel.entered, channel.steps = lambda: runtime.communication.entered, steps_taken
     return endpoint
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from manygrad.multi.placement import REPLICATE, Partial, Placement, Shard
 from manygrad.multi.rules import ANSWER, PLACEMENT, placements, settled
-from manygrad.multi.world import World, world
+from manygrad.multi.world import World
 from manygrad.tensor.source import LINE, inherit, line_of
 from manygrad.tensor.uop import GroupOp, Members, Ops, UOp
 from manygrad.tensor.uop.rewrite import with_sources
@@ -503,7 +503,7 @@ def const_like(u: UOp, value: int) -> UOp:
     return broadcast(UOp.const(u.dtype, value), u.shape)
 
 
-def lower_shards(sink: UOp, me: World = world) -> UOp:
+def lower_shards(sink: UOp, me: World) -> UOp:
     """The pass; `me` says which devices are this worker's."""
     order = sink.toposort()
     if not any(

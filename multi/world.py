@@ -1,14 +1,16 @@
 """Who this worker is: rank, size and the global device names.
 
-`manygrad.world` is this module's `world` object. A plain process is a world of one; the launcher replaces the fields by
-`world.join(...)` before the user's script starts. Global device names carry the node: `CPU:0@2` is CPU 0 of node 2;
-without `@` a name means this node's own device.
+`manygrad.world` is that of the process's own Runtime (`runtime/runtime.py`). A plain process is a world of one; the
+launcher replaces the fields by `world.join(...)` before the user's script starts. Global device names carry the node:
+`CPU:0@2` is CPU 0 of node 2; without `@` a name means this node's own device.
 """
 
 from __future__ import annotations
 
 import os
 from typing import Any
+
+from manygrad.tensor.engine import engine
 
 
 class World:
@@ -58,7 +60,7 @@ class World:
     def __reduce__(self) -> Any:
         """`manygrad.world` in a function sent to workers (`manygrad.launch`) is the worker's own there,
         not a copy of this one."""
-        return "world" if self is world else super().__reduce__()
+        return (own, ()) if self is own() else super().__reduce__()
 
     def __repr__(self) -> str:
         return (
@@ -67,4 +69,8 @@ class World:
         )
 
 
-world = World()
+def own() -> World:
+    """The one of this process, as its engine has it."""
+    found = engine().world()
+    assert isinstance(found, World)
+    return found

@@ -6,7 +6,7 @@ what is compared before a LINEAR with communication runs.
   are cut over workers when their plan is first made. Digests are taken while kernels are compiled, and compared by the
   launcher while training goes on; what a plan computes from equal values is equal, and is not looked at again.
 
-`collectives.plan_hook` and `collectives.values_hook` carry it to the launcher, which knows all ranks.
+The Runtime's hooks (`runtime/communication.py`) carry it to the launcher, which knows all ranks.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from contextvars import ContextVar
 
 import numpy as np
 
-from manygrad.multi.world import world
 from manygrad.runtime.buffer import Buffer
+from manygrad.runtime.current import current
 from manygrad.runtime.storage import STORAGE, storage
 from manygrad.schedule.plan import Plan, spans_workers
 from manygrad.tensor.environment import COLLECTIVE_TIMEOUT_S
 from manygrad.tensor.source import LINE
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 
-_made: dict[int, int] = {}  # plan -> how often values have been compared for it
 _exempt: ContextVar[bool] = ContextVar("values may differ", default=False)
 LOOK_S = 1.0  # so often a wait for digests looks whether they get on
 COLUMNS = 1024  # of a digest: sums of 8-byte words down so many columns, and along so many rows
@@ -53,14 +52,14 @@ class Agreement:
     """One plan on its way: begun before its kernels are compiled, ended before it runs."""
 
     def __init__(self, plan: Plan, linear: UOp, buffers: list[UOp]):
-        from manygrad import collectives  # (it loads the compiler)
-
-        self.plan, self.buffers, self.tell = plan, buffers, None if _exempt.get() else collectives.values_hook
-        first = plan.key not in _made
+        hooks, compared = current().communication.hooks, current().communication.compared
+        self.plan, self.buffers = plan, buffers
+        self.tell = None if hooks is None or _exempt.get() else hooks.compare_values
+        first = plan.key not in compared
         values = _unseen(plan, buffers, first)
-        ask = collectives.plan_hook if first and plan.by_all else None
+        ask = hooks.make_plan if hooks is not None and first and plan.by_all else None
         self.ready = ask(plan.key, text_of(linear), plan.outline()) if ask is not None else _nothing
-        round = _made[plan.key] = _made.get(plan.key, -1) + 1
+        round = compared[plan.key] = compared.get(plan.key, -1) + 1
         self.thread: threading.Thread | None = None
         self.error: Exception | None = None
         self.values, self.digests = values, list[tuple[int, str, str]]()
@@ -150,6 +149,7 @@ def text_of(linear: UOp) -> str:
     """The first collective, and how many more there are."""
     from manygrad.runtime.collective import text_of as collective_text
 
+    world = current().world
     found = [
         c.src[0]
         for c in linear.src

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from manygrad.runtime.counters import GlobalCounters
-from manygrad.runtime.devices import get_device
+from manygrad.runtime.devices import Device, get_device
 from manygrad.tensor.dtype import DType
 
 
@@ -24,7 +24,8 @@ class Buffer:
     def __init__(self, device: str, count: int, dtype: DType, base: Buffer | None = None, offset: int = 0):
         self.base = base  # (these first: `__del__` asks for them, and there may be no such device)
         self._handle: Any = None
-        self.device, self.count, self.dtype, self.offset = get_device(device), count, dtype, offset
+        self.device: Device = get_device(device) if base is None else base.device
+        self.count, self.dtype, self.offset = count, dtype, offset
         self.nbytes = count * dtype.itemsize
         self._owner: Any = None  # of memory that is not the device's own
         self.agreed = False  # found equal on all workers, or not to be compared

@@ -15,46 +15,37 @@ import time
 import zlib
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manygrad.collectives.algorithms import build
 from manygrad.collectives.cost import choose
 from manygrad.collectives.execute import Prepared, prepare
 from manygrad.collectives.program import Collective
-from manygrad.collectives.transport import current
-from manygrad.multi.world import world
+from manygrad.multi.world import World
 from manygrad.runtime.buffer import Buffer, copy_buffer
 from manygrad.runtime.counters import GlobalCounters
+from manygrad.runtime.current import current
 from manygrad.runtime.items import ExecItem, Vars, report
 from manygrad.tensor.environment import DEBUG
 from manygrad.tensor.uop import Ops, UOp
 
+if TYPE_CHECKING:
+    from manygrad.runtime.runtime import Runtime
+
 OPS = {Ops.ADD: "add", Ops.MAX: "max", Ops.MUL: "mul"}
 
-_PREPARED: dict[
-    Any, Prepared
-] = {}  # (collective, type, devices) -> program: they run one at a time, so equal ones share temporaries
-_runs: dict[int, int] = {}  # key -> how often it has run
-descriptions: dict[int, str] = {}  # key -> text, for the errors of the transports
-_entered = (0, "")
 
-
-def entered() -> tuple[int, str]:
-    """How many collectives of all workers this one has entered so far, and the text of the last. From any thread.
-
-    All ranks enter the same ones in the same order, between the same plans; so the launcher finds a rank that does not.
-    """
-    return _entered
-
-
-def prepared_of(c: Collective, dtype: str, mine: tuple[int, ...], devices: tuple[str, ...]) -> Prepared:
+def prepared_of(
+    c: Collective, dtype: str, mine: tuple[int, ...], devices: tuple[str, ...], runtime: Runtime
+) -> Prepared:
     """The program of one collective over one tuple of devices, ready to run."""
-    found = _PREPARED.get((c, dtype, mine, devices))
+    prepared, world = runtime.communication.prepared, runtime.world
+    found = prepared.get((c, dtype, mine, devices))
     if found is None:
-        endpoint = current() if world.size > 1 else None
+        endpoint = runtime.communication.endpoint if world.size > 1 else None
         program = build(choose(c.kind, c.count * _itemsize(dtype), c.ranks, c.group), c, mine)
         owner = [world.rank_of(d) for d in devices] if endpoint is not None else [0] * len(devices)
-        found = _PREPARED[c, dtype, mine, devices] = prepare(program, dtype, endpoint=endpoint, rank_to_worker=owner)
+        found = prepared[c, dtype, mine, devices] = prepare(program, dtype, endpoint=endpoint, rank_to_worker=owner)
     return found
 
 
@@ -64,7 +55,7 @@ def _itemsize(dtype: str) -> int:
     return to_dtype(dtype).itemsize
 
 
-def group_of(devices: tuple[str, ...]) -> int:
+def group_of(devices: tuple[str, ...], world: World) -> int:
     """How many neighbours in `devices` are one worker's, where all workers hold equally many in a row; else 1."""
     owners = [world.rank_of(d) for d in devices]
     size = owners.count(owners[0])
@@ -125,15 +116,17 @@ class CollectiveItem(ExecItem):
         self.idle = buffers[0].device.kind == "NULL"
         if self.idle:
             return
+        runtime = current()
+        self.communication, world = runtime.communication, runtime.world
         c, _ = describe(what)
-        c = replace(c, group=group_of(members.devices))
+        c = replace(c, group=group_of(members.devices, world))
         self.name = f"{c.kind} {c.count}"
         self.key = int.from_bytes(
             hashlib.blake2b(f"{plan} {members.number}".encode(), digest_size=8).digest(), "little"
         )
-        self.text = descriptions[self.key] = text_of(what)
+        self.text = self.communication.descriptions[self.key] = text_of(what)
         self.by_all = len({world.rank_of(d) for d in members.devices}) == world.size
-        self.prepared = prepared_of(c, what.dtype.name, members.mine, members.devices)
+        self.prepared = prepared_of(c, what.dtype.name, members.mine, members.devices, runtime)
         self.addresses: dict[int, dict[str, int]] | None = None
         # (buffer, its place in host memory): of devices whose memory the host does not see
         self.staged_in: list[tuple[Buffer, Buffer]] = []
@@ -151,7 +144,6 @@ class CollectiveItem(ExecItem):
         )
 
     def run(self, vars: Vars) -> None:
-        global _entered
         if self.idle:
             return
         n = len(self.mine)
@@ -162,11 +154,12 @@ class CollectiveItem(ExecItem):
         GlobalCounters.kernel_count += 1
         GlobalCounters.net_bytes += self.prepared.bytes_sent
         start = time.perf_counter()
-        sequence = _runs[self.key] = _runs.get(self.key, 0) + 1
+        runs = self.communication.runs
+        sequence = runs[self.key] = runs.get(self.key, 0) + 1
         if vars:  # ranks that bind a variable to different values are in different programs
             sequence |= zlib.crc32(repr(sorted(vars.items())).encode()) << 32
         if self.by_all:
-            _entered = (_entered[0] + 1, self.text)
+            self.communication.entered = (self.communication.entered[0] + 1, self.text)
         for b, staged in self.staged_in:
             copy_buffer(staged, b)
         self.prepared.run(self.addresses, sequence, plan=self.key)
@@ -193,13 +186,3 @@ def seen_by_host(b: Buffer, staged: list[tuple[Buffer, Buffer]]) -> Buffer:
 
 def _address(b: Buffer) -> int:
     return b.device.address(b.handle) if b.nbytes else 0
-
-
-def use_endpoint(endpoint: Any) -> None:
-    """From now on buffers of the CPU devices live where peers of this host can read them in place."""
-    arena = getattr(endpoint, "arena", None)
-    endpoint.describe = lambda key: descriptions.get(key, "")
-    if arena is not None:
-        from manygrad.runtime.devices.cpu import set_arena
-
-        set_arena(arena.alloc, arena.free, arena.addr(0))

@@ -1,5 +1,4 @@
-"""The local realize engine: what `Tensor.realize` calls.
-Set as `tensor.engine.holder.current` by the package's root."""
+"""The local realize engine: what `Tensor.realize` calls. The package's root registers it with `tensor/engine.py`."""
 
 from __future__ import annotations
 
@@ -12,19 +11,20 @@ from math import prod
 import numpy as np
 
 from manygrad.multi.lower_shards import store_spec
-from manygrad.multi.world import world
+from manygrad.multi.world import World
 from manygrad.runtime.agreement import begin
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.counters import GlobalCounters
+from manygrad.runtime.current import current
 from manygrad.runtime.devices import canonical as local_canonical
 from manygrad.runtime.devices import get_device
-from manygrad.runtime.faults import look, word_of
 from manygrad.runtime.functions import has_functions, run_functions
 from manygrad.runtime.items import ExecItem, Vars
 from manygrad.runtime.linear import capture, compile_linear
 from manygrad.runtime.recovery import Progress, assigned, drop, lost, settle
 from manygrad.runtime.storage import STORAGE, storage
-from manygrad.schedule import Schedule, as_param, create_linear_with_vars, create_schedule
+from manygrad.schedule import as_param, create_linear_with_vars, create_schedule
+from manygrad.schedule.cache import Schedule
 from manygrad.schedule.plan import shared_first, shared_nodes
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.engine import default_device
@@ -36,10 +36,9 @@ from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import BufferSpec, Ops, UOp, standing_on, toposort
 from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.shape import unviewed
-from manygrad.tensor.uop.table import Table
 from manygrad.tensor.uop.views import memory, rebased
 
-_uids = itertools.count(1)
+_uids = itertools.count(1)  # the process's, as nodes are
 
 
 def new_buffer(uop: UOp, device: str | tuple[str, ...]) -> UOp:
@@ -66,7 +65,8 @@ def _with_views(tensors: list[Tensor]) -> dict[int, list[Tensor]]:
 
 
 def _compiled(sink: UOp, agree: bool) -> tuple[list[ExecItem], Vars]:
-    scheduled = create_linear_with_vars(sink)
+    runtime = current()
+    scheduled = create_linear_with_vars(sink, runtime.world, runtime.schedules)
     return _executors(Schedule(scheduled.linear, scheduled.plan), scheduled.buffers, agree), scheduled.var_vals
 
 
@@ -79,20 +79,17 @@ def _executors(schedule: Schedule, buffers: list[UOp], agree: bool) -> list[Exec
     return items
 
 
-_SCHEDULES: Table[dict[int, Schedule]] = Table("schedules")  # of a body, by how many arguments it is given
-
-
 def _compiled_body(body: UOp, buffers: list[UOp], agree: bool) -> list[ExecItem]:
     """A traced body: PARAMs are numbered already, its results take the slots after the arguments'."""
-    n = len(buffers) - len(body.src)
-    schedules = _SCHEDULES.setdefault(body, {})
-    schedule = schedules.get(n)
+    n, runtime = len(buffers) - len(body.src), current()
+    kept = runtime.schedules.bodies.setdefault(body, {})
+    schedule = kept.get(n)  # (a body need not read all of its arguments)
     if schedule is None:
         stores = tuple(
             UOp(Ops.STORE, dtypes.void, (as_param(b, n + i), u)) for i, (b, u) in enumerate(zip(buffers[n:], body.src))
         )
-        sink, shared = shared_first(UOp(Ops.SINK, dtypes.void, stores), world)
-        schedule = schedules[n] = create_schedule(sink, world, shared)
+        sink, shared = shared_first(UOp(Ops.SINK, dtypes.void, stores), runtime.world)
+        schedule = kept[n] = create_schedule(sink, runtime.world, runtime.schedules, shared)
     return _executors(schedule, buffers, agree)
 
 
@@ -333,7 +330,7 @@ class RealizeEngine:
         for a realize in which all ranks take part: so ranks come to the same plans although one of them reads a value
         of its own in between.
         """
-        waiting = PENDING.mine()
+        waiting, world = PENDING.mine(), current().world
         if world.size == 1 or not waiting:
             return waiting
         asked = {id(t) for t in tensors}
@@ -445,7 +442,7 @@ class RealizeEngine:
             return UOp(Ops.EXPAND, dtype, (flat,), array.shape)
         u = UOp(Ops.BUFFER, dtype, (), BufferSpec(next(_uids), tuple(array.shape), dtype, device))
         shared = Buffer.over(device, array, dtype) if share else None
-        if world.size > 1:
+        if current().world.size > 1:
             mark(u)  # errors about values that ranks hold name the line where they come from
         STORAGE[u] = shared if shared is not None else Buffer(device, array.size, dtype).copyin(array)
         return u
@@ -469,13 +466,13 @@ class RealizeEngine:
                 "a value is read (numpy(), item(), tolist()) while a TinyJit records: "
                 "a replay would not read it again; return the tensor and read it outside"
             )
-        look()
+        current().faults.look()
         found = storage(buffer)
         assert isinstance(found, Buffer), "to_numpy of a buffer on several devices"
         return found.copyout().reshape(buffer.shape)
 
     def share(self, buffer: UOp) -> np.ndarray | None:
-        look()
+        current().faults.look()
         found = storage(buffer)
         assert isinstance(found, Buffer), "share of a buffer on several devices"
         array = found.as_numpy()
@@ -484,7 +481,7 @@ class RealizeEngine:
     def canonical(self, device: str) -> str:
         """`cpu:1` -> `CPU:1`; the node is kept where there are several: `CPU:0@2`."""
         _, at, node = device.partition("@")
-        local = local_canonical(device)
+        local, world = local_canonical(device), current().world
         if not at or world.size == 1:
             return local
         if not node.isdecimal() or int(node) >= world.size:
@@ -494,7 +491,10 @@ class RealizeEngine:
         return f"{local}@{int(node)}"
 
     def workers(self) -> tuple[int, int]:
-        return world.rank, world.size
+        return current().world.rank, current().world.size
+
+    def world(self) -> World:
+        return current().world
 
     def sharding_axis(self, uop: UOp) -> int | None:
         return store_spec(uop)[0] if isinstance(uop.device, tuple) else None
@@ -514,7 +514,7 @@ class RealizeEngine:
         return buffer in STORAGE
 
     def word_of(self, what: str, low: int, size: int, line: str, device: str | tuple[str, ...]) -> UOp:
-        return word_of(what, low, size, line, device)
+        return current().faults.word_of(what, low, size, line, device)
 
     @locked
     def lose(self, t: Tensor, why: str) -> None:

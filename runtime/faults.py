@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from manygrad.multi.world import world
 from manygrad.runtime.buffer import Buffer
+from manygrad.runtime.current import current
 from manygrad.runtime.storage import STORAGE
 from manygrad.schedule.lower_checks import index_of
 from manygrad.tensor.dtype import dtypes
@@ -22,7 +22,7 @@ from manygrad.tensor.uop import BufferSpec, Ops, UOp
 
 WORDS = 4096  # a device; the places of a program beyond share the last one
 _BYTES = dtypes.int64.itemsize
-_uids = itertools.count(-1, -1)
+_uids = itertools.count(-1, -1)  # the process's, as nodes are
 
 
 @dataclass(frozen=True)
@@ -75,50 +75,52 @@ class _Words:
             self.word(site).copyin(np.zeros(1, np.int64))
 
 
-_words: dict[str, _Words] = {}
-_nodes: dict[tuple[Site, str | tuple[str, ...]], UOp] = {}
-_lock = threading.Lock()
+class Faults:
+    """The words of one worker, and the nodes by which its programs name them."""
 
+    def __init__(self) -> None:
+        self.words: dict[str, _Words] = {}  # by device
+        self.nodes: dict[tuple[Site, str | tuple[str, ...]], UOp] = {}
+        self.lock = threading.Lock()
 
-def word_of(what: str, low: int, size: int, line: str, device: str | tuple[str, ...]) -> UOp:
-    """The BUFFER, one word a device, that a CHECK at a place of the program writes."""
-    site = Site(what, low, size, line)
-    found = _nodes.get((site, device))
-    if found is None:
-        with _lock:
-            found = _nodes.setdefault((site, device), _new_node(site, device))
-    return found
+    def word_of(self, what: str, low: int, size: int, line: str, device: str | tuple[str, ...]) -> UOp:
+        """The BUFFER, one word a device, that a CHECK at a place of the program writes."""
+        site = Site(what, low, size, line)
+        found = self.nodes.get((site, device))
+        if found is None:
+            with self.lock:
+                found = self.nodes.setdefault((site, device), self._new_node(site, device))
+        return found
 
+    def _new_node(self, site: Site, device: str | tuple[str, ...]) -> UOp:
+        n = len(device)
+        cut = (0, tuple(range(n + 1))) if isinstance(device, tuple) else (None, ())
+        u = UOp(
+            Ops.BUFFER, dtypes.int64, (), BufferSpec(next(_uids), (n if cut[1] else 1,), dtypes.int64, device, *cut)
+        )
+        self.attach(u, site)
+        return u
 
-def _new_node(site: Site, device: str | tuple[str, ...]) -> UOp:
-    n = len(device)
-    cut = (0, tuple(range(n + 1))) if isinstance(device, tuple) else (None, ())
-    u = UOp(Ops.BUFFER, dtypes.int64, (), BufferSpec(next(_uids), (n if cut[1] else 1,), dtypes.int64, device, *cut))
-    attach(u, site)
-    return u
+    def attach(self, u: UOp, site: Site) -> None:
+        """Gives a node the words of this worker's devices."""
+        device = u.device
+        assert device is not None
+        if isinstance(device, str):
+            STORAGE[u] = self._word(site, device)
+        else:
+            world = current().world
+            STORAGE[u] = [self._word(site, d.partition("@")[0]) if world.is_local(d) else None for d in device]
 
+    def _word(self, site: Site, device: str) -> Buffer:
+        if device not in self.words:
+            self.words[device] = _Words(device)
+        return self.words[device].word(site)
 
-def attach(u: UOp, site: Site) -> None:
-    """Gives a node the words of this worker's devices."""
-    device = u.device
-    assert device is not None
-    if isinstance(device, str):
-        STORAGE[u] = _word(site, device)
-    else:
-        STORAGE[u] = [_word(site, d.partition("@")[0]) if world.is_local(d) else None for d in device]
-
-
-def _word(site: Site, device: str) -> Buffer:
-    if device not in _words:
-        _words[device] = _Words(device)
-    return _words[device].word(site)
-
-
-def look() -> None:
-    """IndexError if an index was out of range; of several places each is told once, one at a look."""
-    for words in list(_words.values()):
-        if (found := words.look()) is not None:
-            site, code = found
-            for others in list(_words.values()):  # (what is replicated is wrong on all devices)
-                others.forget(site)
-            raise IndexError(site.message(index_of(code)))
+    def look(self) -> None:
+        """IndexError if an index was out of range; of several places each is told once, one at a look."""
+        for words in list(self.words.values()):
+            if (found := words.look()) is not None:
+                site, code = found
+                for others in list(self.words.values()):  # (what is replicated is wrong on all devices)
+                    others.forget(site)
+                raise IndexError(site.message(index_of(code)))

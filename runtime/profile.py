@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from manygrad.multi.world import world
+from manygrad.runtime.current import current
 from manygrad.tensor.environment import PROFILE
 from manygrad.tensor.uop import passes
 
@@ -56,7 +56,7 @@ class Profile:
         after the names of process and lanes (M)."""
         names = sorted({e.lane for e in self.events}, key=lambda n: (LANES.index(n.split()[0]), n))
         lanes = {name: i for i, name in enumerate(names)}
-        pid = world.rank
+        pid = current().world.rank
         rows: list[dict[str, Any]] = [
             _meta("process_name", pid, 0, name=f"rank {pid} on {socket.gethostname()}"),
             _meta("process_sort_index", pid, 0, sort_index=pid),
@@ -122,7 +122,7 @@ def compile_lane() -> str:
 def file_of(path: str) -> str:
     """The file of this rank: `1` is profile.json here; a folder (one that exists, or a path without .json)
     holds one file a rank."""
-    path = FILE if path in ("1", "") else path
+    path, world = FILE if path in ("1", "") else path, current().world
     if os.path.isdir(path) or not path.endswith(".json"):
         return os.path.join(path, f"profile.rank{world.rank}.json")
     return path if world.size == 1 else f"{path.removesuffix('.json')}.rank{world.rank}.json"

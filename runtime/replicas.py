@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-
-from manygrad.multi.world import world
 from manygrad.runtime.agreement import digest, values_may_differ
 from manygrad.runtime.buffer import Buffer
+from manygrad.runtime.current import current
 from manygrad.runtime.storage import storage
 from manygrad.tensor.source import user_line
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops
-
-_calls = itertools.count(1)
 
 
 def assert_equal(*tensors: Tensor) -> None:
@@ -29,15 +25,12 @@ def assert_equal(*tensors: Tensor) -> None:
         values.append(
             (i, digest(_memory(held)), f"{t.dtype.name} {t.shape}, tensor {i} of assert_equal at {user_line()}")
         )
-    if world.size == 1:
+    communication = current().communication
+    if current().world.size == 1 or communication.hooks is None:
         return
-    from manygrad import collectives
-
-    if collectives.plan_hook is None or collectives.values_hook is None:
-        return
-    n = next(_calls)
-    collectives.values_hook(f"assert_equal {n}", values)
-    collectives.plan_hook(n, f"assert_equal of {len(tensors)} tensors at {user_line()}", "")()
+    n = communication.checks = communication.checks + 1
+    communication.hooks.compare_values(f"assert_equal {n}", values)
+    communication.hooks.make_plan(n, f"assert_equal of {len(tensors)} tensors at {user_line()}", "")()
 
 
 def broadcast_(*tensors: Tensor, src: int = 0) -> None:
@@ -45,6 +38,7 @@ def broadcast_(*tensors: Tensor, src: int = 0) -> None:
 
     Each is a tensor on this worker's own device, or one replicated over `world.devices`. Cost: one broadcast a tensor.
     """
+    world = current().world
     if not 0 <= src < world.size:
         raise ValueError(f"broadcast_: src is {src}, but the ranks are 0..{world.size - 1}")
     if world.size == 1:

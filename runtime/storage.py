@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from manygrad.multi.world import world
 from manygrad.runtime.buffer import Buffer
+from manygrad.runtime.current import current
 from manygrad.tensor.stored import LOST
 from manygrad.tensor.uop import UOp
 from manygrad.tensor.uop.shape import local_shape, numel
@@ -23,6 +23,7 @@ def storage(u: UOp) -> Buffer | list[Buffer | None]:
         if isinstance(spec.device, str):
             found = Buffer(spec.device, numel(spec.shape), spec.dtype)
         else:
+            world = current().world
             found = [
                 Buffer(d.partition("@")[0], numel(local_shape(spec, i)), spec.dtype) if world.is_local(d) else None
                 for i, d in enumerate(spec.device)

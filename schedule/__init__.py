@@ -1,7 +1,7 @@
 """From the SINK of all tensors to realize, to a LINEAR: an ordered list of CALLs with planned memory.
 
 `create_linear_with_vars` reads top to bottom as the pipeline: variables and buffers are taken out, so that the graph is
-its own cache key; what is left is lowered once and kept, in memory and on disk (`schedule/cache.py`).
+its own cache key; what is left is lowered once and kept, in memory and on disk (`Schedules` in `schedule/cache.py`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from manygrad.multi.lower_shards import lower_shards
-from manygrad.multi.world import World, world
-from manygrad.schedule import cache
+from manygrad.multi.world import World
 from manygrad.schedule.buffers import Temps
+from manygrad.schedule.cache import Schedule, Schedules
 from manygrad.schedule.chain_kernels import chain_kernels
 from manygrad.schedule.clean import clean
 from manygrad.schedule.compute_in_parts import compute_in_parts
@@ -42,17 +42,7 @@ from manygrad.tensor.uop import symbolic as sym
 from manygrad.tensor.uop.passes import Pass, run_passes, timed
 from manygrad.tensor.uop.track import history
 
-CACHE_LIMIT = 4096
 SHAPED = frozenset({Ops.BUFFER, Ops.RESHAPE, Ops.EXPAND, Ops.SHRINK})  # a symbolic dim may stand in their arg
-_SCHEDULES: dict[Any, Schedule] = {}
-stats = {"hits": 0, "misses": 0, "loaded": 0}  # found in memory; not found there; of those, found on disk
-
-
-class Schedule(NamedTuple):
-    """`linear` over PARAMs; `plan`, where it communicates with other workers."""
-
-    linear: UOp
-    plan: Plan | None
 
 
 class Scheduled(NamedTuple):
@@ -64,59 +54,57 @@ class Scheduled(NamedTuple):
     plan: Plan | None
 
 
-def create_linear_with_vars(sink: UOp, me: World = world) -> Scheduled:
-    """The LINEAR of a SINK of STOREs and AFTERs, from the cache where the same graph was scheduled before."""
+def create_linear_with_vars(sink: UOp, me: World, schedules: Schedules) -> Scheduled:
+    """The LINEAR of a SINK of STOREs and AFTERs, from `schedules` where the same graph was scheduled before."""
     unbound, var_vals, originals = strip_binds(sink)
     ordered, shared = shared_first(unbound, me)
     normal, buffers = number_buffers(ordered)
-    linear, plan = create_schedule(normal, me, shared)
+    linear, plan = create_schedule(normal, me, schedules, shared)
     return Scheduled(linear, var_vals, [originals.get(b, b) for b in buffers], plan)
 
 
-def create_schedule(normal: UOp, me: World = world, shared: int = 0) -> Schedule:
-    """The LINEAR of a graph over numbered PARAMs, from the cache where it was scheduled before.
+def create_schedule(normal: UOp, me: World, schedules: Schedules, shared: int = 0) -> Schedule:
+    """The LINEAR of a graph over numbered PARAMs, from `schedules` where it was scheduled before.
 
     The first `shared` effects are those for which workers communicate. On several workers the lines are part of the
     key: errors name the lines of collectives, and equal graphs may stand on different ones.
     """
     lines = tuple([LINE.get(u) for u in normal.toposort()]) if shared else ()
     key = (normal, me.rank, me.size, shared, lines, SUM_BLOCKS.value)
-    found = _SCHEDULES.get(key) if SCACHE else None
+    found = schedules.find(key) if SCACHE else None
     if found is None:
-        stats["misses"] += 1
-        linear = _load_or_lower(normal, me) if SCACHE else lower_sink_to_linear(normal, me)
+        schedules.misses += 1
+        linear = _load_or_lower(normal, me, schedules) if SCACHE else lower_sink_to_linear(normal, me)
         found = Schedule(linear, plan_of(normal, shared, linear, me) if shared else None)
         if SCACHE:
-            if len(_SCHEDULES) >= CACHE_LIMIT:
-                _SCHEDULES.pop(next(iter(_SCHEDULES)))
-            _SCHEDULES[key] = found
+            schedules.keep(key, found)
     else:
-        stats["hits"] += 1
+        schedules.hits += 1
     return found
 
 
-def create_linear(normal: UOp, me: World = world) -> UOp:
+def create_linear(normal: UOp, me: World, schedules: Schedules) -> UOp:
     """The LINEAR of a graph over numbered PARAMs that is one worker's own."""
-    return create_schedule(normal, me).linear
+    return create_schedule(normal, me, schedules).linear
 
 
-def _load_or_lower(normal: UOp, me: World) -> UOp:
-    key = cache.entry_key(normal, me)
+def _load_or_lower(normal: UOp, me: World, schedules: Schedules) -> UOp:
+    key = schedules.entry_key(normal, me)
     if key is None:
         return lower_sink_to_linear(normal, me)
     start = time.perf_counter()
-    linear = cache.load(key)
+    linear = schedules.load(key)
     if linear is not None:
         timed("schedule", "load schedule", start, calls=len(linear.src))
     if linear is None:
         linear = lower_sink_to_linear(normal, me)
-        cache.save(key, linear)
+        schedules.save(key, linear)
     else:
-        stats["loaded"] += 1
+        schedules.loaded += 1
     return linear
 
 
-def lower_sink_to_linear(sink: UOp, me: World = world) -> UOp:
+def lower_sink_to_linear(sink: UOp, me: World) -> UOp:
     """The stage's pipeline: from the graph of all devices to the calls of this worker; where these have no order, once
     more with copies."""
     start = time.perf_counter()

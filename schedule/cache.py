@@ -1,10 +1,11 @@
-"""Schedules on disk: a program that starts again reads its LINEARs instead of making them.
+"""Schedules that a worker keeps, in memory and on disk: a program that starts again reads its LINEARs instead of making
+them.
 
 An entry's key is a digest of the normalised graph with the user's lines (plans of collectives name them, so every rank
 must find the same ones), of the worker's rank and world size, and of the source code that schedules. Its value is the
 LINEAR with its calls' lines, and the keys of its kernels, which are the keys of their machine code. The store itself
-(`runtime`'s disk cache) is set by the package's root. SPEC=1, DEBUG=4, TRACK_MATCH_STATS=1 and observers of the passes
-want the schedule made, so then it is.
+(`runtime`'s disk cache) is given by the Runtime. SPEC=1, DEBUG=4, TRACK_MATCH_STATS=1 and observers of the
+passes want the schedule made, so then it is.
 """
 
 from __future__ import annotations
@@ -13,18 +14,21 @@ import hashlib
 import zlib
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from manygrad.multi.world import World
+from manygrad.schedule.plan import Plan
 from manygrad.tensor.environment import DEBUG, SPEC, SUM_BLOCKS, TRACK_MATCH_STATS
 from manygrad.tensor.source import LINE
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.passes import observers
 from manygrad.tensor.uop.serial import NotStorable, decode, encode
+from manygrad.tensor.uop.table import Table
 from manygrad.tensor.uop.uop import KEY
 
 PACKAGES = ("schedule", "multi", "collectives", "tensor/uop")
 FILES = ("tensor/dtype.py", "tensor/source.py")
+LIMIT = 4096  # schedules kept in memory; beyond, the oldest goes
 _DIGEST_BYTES = 32
 
 
@@ -35,10 +39,71 @@ class Store(Protocol):
     def put(self, key: bytes, payload: bytes) -> None: ...
 
 
-class holder:
-    """Where schedules are kept; None: nowhere."""
+class Schedule(NamedTuple):
+    """`linear` over PARAMs; `plan`, where it communicates with other workers."""
 
-    store: Store | None = None
+    linear: UOp
+    plan: Plan | None
+
+
+class Schedules:
+    """Those of one worker: in memory, and on disk where there is a `store`.
+
+    Counts: `hits` were found in memory, `misses` were not; of those, `loaded` were found on disk.
+    """
+
+    def __init__(self, store: Store | None = None) -> None:
+        self.store = store
+        self.in_memory: dict[Any, Schedule] = {}
+        # of a traced body, by how many arguments it is called with
+        self.bodies: Table[dict[int, Schedule]] = Table("bodies")
+        self.hits, self.misses, self.loaded = 0, 0, 0
+
+    def find(self, key: Any) -> Schedule | None:
+        return self.in_memory.get(key)
+
+    def keep(self, key: Any, schedule: Schedule) -> None:
+        if len(self.in_memory) >= LIMIT:
+            self.in_memory.pop(next(iter(self.in_memory)))
+        self.in_memory[key] = schedule
+
+    def entry_key(self, normal: UOp, me: World) -> bytes | None:
+        """The key of a normalised graph's schedule on disk; None where there is no store, or the graph cannot be
+        written down."""
+        if self.store is None or SPEC or DEBUG >= 4 or TRACK_MATCH_STATS or observers:
+            return None
+        try:
+            graph = encode(normal, lambda u: LINE.get(u) or "")
+        except NotStorable:
+            return None
+        return hashlib.sha256(code_version() + f"{me.rank} {me.size} {SUM_BLOCKS.value} ".encode() + graph).digest()
+
+    def load(self, key: bytes) -> UOp | None:
+        """The LINEAR under `key` on disk, its calls with their lines."""
+        assert self.store is not None
+        data = self.store.get(key)
+        if data is None:
+            return None
+        try:
+            data = zlib.decompress(data)
+            count = int.from_bytes(data[:4], "little")
+            linear, lines = decode(data[4 + count * _DIGEST_BYTES :])
+        except Exception:  # whatever is in it
+            return None  # of another program that writes the same folder: made again
+        for node, line in lines:
+            LINE.setdefault(node, line)
+        for i, ast in enumerate(_kernels(linear)):
+            KEY.setdefault(ast, data[4 + i * _DIGEST_BYTES : 4 + (i + 1) * _DIGEST_BYTES])
+        return linear
+
+    def save(self, key: bytes, linear: UOp) -> None:
+        assert self.store is not None
+        try:
+            graph = encode(linear, lambda u: LINE.get(u) or "" if u.op is Ops.CALL else "")
+        except NotStorable:
+            return
+        keys = [ast.key for ast in _kernels(linear)]
+        self.store.put(key, zlib.compress(len(keys).to_bytes(4, "little") + b"".join(keys) + graph, 1))
 
 
 @cache
@@ -49,46 +114,6 @@ def code_version() -> bytes:
     for path in (*(p for folder in PACKAGES for p in sorted((root / folder).glob("*.py"))), *(root / f for f in FILES)):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.digest()
-
-
-def entry_key(normal: UOp, me: World) -> bytes | None:
-    """The key of a normalised graph's schedule; None where there is no store, or the graph cannot be written down."""
-    if holder.store is None or SPEC or DEBUG >= 4 or TRACK_MATCH_STATS or observers:
-        return None
-    try:
-        graph = encode(normal, lambda u: LINE.get(u) or "")
-    except NotStorable:
-        return None
-    return hashlib.sha256(code_version() + f"{me.rank} {me.size} {SUM_BLOCKS.value} ".encode() + graph).digest()
-
-
-def load(key: bytes) -> UOp | None:
-    """The LINEAR under `key`, its calls with their lines."""
-    assert holder.store is not None
-    data = holder.store.get(key)
-    if data is None:
-        return None
-    try:
-        data = zlib.decompress(data)
-        count = int.from_bytes(data[:4], "little")
-        linear, lines = decode(data[4 + count * _DIGEST_BYTES :])
-    except Exception:  # whatever is in it
-        return None  # of another program that writes the same folder: made again
-    for node, line in lines:
-        LINE.setdefault(node, line)
-    for i, ast in enumerate(_kernels(linear)):
-        KEY.setdefault(ast, data[4 + i * _DIGEST_BYTES : 4 + (i + 1) * _DIGEST_BYTES])
-    return linear
-
-
-def save(key: bytes, linear: UOp) -> None:
-    assert holder.store is not None
-    try:
-        graph = encode(linear, lambda u: LINE.get(u) or "" if u.op is Ops.CALL else "")
-    except NotStorable:
-        return
-    keys = [ast.key for ast in _kernels(linear)]
-    holder.store.put(key, zlib.compress(len(keys).to_bytes(4, "little") + b"".join(keys) + graph, 1))
 
 
 def _kernels(linear: UOp) -> list[UOp]:

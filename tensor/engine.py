@@ -1,11 +1,12 @@
-"""What `Tensor` needs from the stages that run it; the root `__init__` sets `engine.current`.
+"""What `Tensor` needs from the stages that run it; the root `__init__` registers what has it.
 
-`tensor/` does not import the schedule or the runtime: it talks to them through this interface.
+`tensor/` does not import the schedule or the runtime: it talks to them through this interface. An engine holds nothing
+of a worker's: it looks that up in the current Runtime (`runtime/current.py`), so there is one engine a process.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from manygrad.tensor import environment as env
 
@@ -45,6 +46,9 @@ class Engine(Protocol):
     def workers(self) -> tuple[int, int]:
         """This worker's rank, and how many there are."""
 
+    def world(self) -> object:
+        """Who this worker is (`multi/world.py`)."""
+
     def sharding_axis(self, uop: UOp) -> int | None:
         """The dim along which a value on several devices is cut."""
 
@@ -67,17 +71,19 @@ class Engine(Protocol):
         """From now on whoever reads `t` gets an error."""
 
 
-class _Holder:
-    current: Any = None
+_engine: Engine | None = None
 
 
-holder = _Holder()
+def register(engine: Engine) -> None:
+    """From now on `engine()` gives this one."""
+    global _engine
+    _engine = engine
 
 
 def engine() -> Engine:
-    if holder.current is None:
+    if _engine is None:
         raise RuntimeError("no engine: import the package `manygrad`, not only its folder `tensor`")
-    return holder.current
+    return _engine
 
 
 def default_device() -> str:

@@ -13,6 +13,27 @@ from pathlib import Path
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 NOT_PACKAGES = {"tests", "examples", "benchmarks", "docs", "build", "runs", "dist"}
+# what modules change while a program runs: the process's own. A worker's is its Runtime's (runtime/runtime.py)
+STATE = {
+    "runtime/codegen/loops/tiles.py": {"NONE": "never changed"},
+    "runtime/current.py": {"_current": "which Runtime is current"},
+    "runtime/linear.py": {"capture": "the TinyJit that records"},
+    "runtime/profile.py": {"active": "who listens to events", "_NOTHING": "never changed"},
+    "runtime/devices/opencl_driver.py": {"_opened": "the machine's driver"},
+    "runtime/devices/opencl_bench.py": {"_streams": "a queue of that driver"},
+    "tensor/engine.py": {"_engine": "what is registered, once"},
+    "tensor/environment.py": {"REGISTRY": "of environment variables"},
+    "tensor/gradient.py": {"_NONE": "never changed"},
+    "tensor/source.py": {
+        "_shown": "names of files in lines of errors",
+        "heirs": "who watches passes",
+        "_heirs": "nodes with a line for the length of a schedule",
+    },
+    "tensor/uop/passes.py": {"observers": "who watches passes", "timers": "who watches passes"},
+    "tensor/uop/serial.py": {"_CLASSES": "registry of what can be written down"},
+    "tensor/uop/track.py": {"records": "who watches passes"},
+    "tensor/uop/uop.py": {"_TABLE": "interned nodes", "_DEAD": "those to forget", "_draining": "those to forget"},
+}
 
 
 def folders_with_python() -> set[str]:
@@ -52,6 +73,30 @@ def test_generated_pages_are_up_to_date() -> None:
 
 
 PAGES = [Path(ROOT, n) for n in ("README.md", "CONTRIBUTING.md")] + sorted(Path(ROOT, "docs").rglob("*.md"))
+
+
+def state_of(path: str) -> set[str]:
+    """Names that functions of a module assign, and containers of it that are empty at first."""
+    with open(path, encoding="utf-8") as f:
+        tree = ast.parse(f.read())
+    found = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if isinstance(target, ast.Name) and ast.unparse(node.value) in ("{}", "[]", "set()", "dict()", "list()"):
+                found.add(target.id)
+    return found
+
+
+def test_no_hidden_globals() -> None:
+    """A new one belongs to the Runtime, or into the list above with a reason."""
+    hidden = []
+    for package in sorted(folders_with_python()):
+        folder = os.path.join(ROOT, *package.split(".")[1:])
+        for name in (n for n in os.listdir(folder) if n.endswith(".py")):
+            path = os.path.relpath(os.path.join(folder, name), ROOT)
+            hidden += [f"{path}: {n}" for n in state_of(os.path.join(ROOT, path)) if n not in STATE.get(path, {})]
+    assert not hidden, hidden
 
 
 def test_links_between_pages_lead_somewhere() -> None:

@@ -1,4 +1,4 @@
-"""The devices: `get_device("CPU:1")` gives the one object of that name."""
+"""The devices: `get_device("CPU:1")` gives the one object of that name in the current Runtime."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import importlib
 import re
 import threading
 from functools import cache
+from typing import TYPE_CHECKING
 
+from manygrad.runtime.current import current
 from manygrad.runtime.devices.base import Backend, Kernel
 from manygrad.runtime.devices.device import Device
 from manygrad.runtime.devices.loaded import LoadedKernels
 
-__all__ = ["Device", "Kernel", "canonical", "get_device"]
+if TYPE_CHECKING:
+    from manygrad.collectives.transport.arena import Arena
+
+__all__ = ["Device", "Devices", "Kernel", "canonical", "get_device"]
 
 # kind -> module, whose BACKEND names the parts; it is imported when a device of the kind is first asked for
 BACKENDS = {
@@ -21,9 +26,6 @@ BACKENDS = {
     "NULL": "manygrad.runtime.devices.null",
     "DISK": "manygrad.runtime.devices.disk",
 }
-
-_DEVICES: dict[str, Device] = {}
-_LOCK = threading.Lock()
 
 
 @cache
@@ -48,19 +50,32 @@ def canonical(name: str) -> str:
 
 @cache
 def _kind(kind: str) -> tuple[Backend, LoadedKernels]:
-    """What all devices of a kind share."""
+    """What all devices of a kind share, whoever's they are: kernels are loaded once a process."""
     backend: Backend = importlib.import_module(BACKENDS[kind]).BACKEND
     return backend, LoadedKernels(backend.builder)
 
 
+class Devices:
+    """Those that one worker has opened; with an `arena`, the memory of its CPUs comes from there."""
+
+    def __init__(self, arena: Arena | None = None) -> None:
+        self.arena = arena
+        self._opened: dict[str, Device] = {}  # by each name under which it was asked for
+        self._lock = threading.Lock()
+
+    def get(self, name: str) -> Device:
+        """The device of that name, opened on first use. Raises ValueError for an unknown kind."""
+        found = self._opened.get(name)
+        if found is None:
+            key = canonical(name)
+            with self._lock:
+                found = self._opened.get(key)
+                if found is None:
+                    found = self._opened[key] = Device(key, *_kind(key.partition(":")[0]), self.arena)
+                self._opened[name] = found
+        return found
+
+
 def get_device(name: str) -> Device:
-    """The device of that name, made on first use. Raises ValueError for an unknown kind."""
-    found = _DEVICES.get(name)
-    if found is None:
-        key = canonical(name)
-        with _LOCK:
-            found = _DEVICES.get(key)
-            if found is None:
-                found = _DEVICES[key] = Device(key, *_kind(key.partition(":")[0]))
-            _DEVICES[name] = found
-    return found
+    """That of the current Runtime."""
+    return current().devices.get(name)

@@ -25,6 +25,7 @@ from manygrad.runtime.codegen.opts import Opt
 from manygrad.tensor.uop.uop import UOp
 
 if TYPE_CHECKING:
+    from manygrad.collectives.transport.arena import Arena
     from manygrad.runtime.devices.loaded import LoadedKernels
 
 ALIGNMENT = 64
@@ -62,6 +63,7 @@ class Allocator:
     # (to, from, nbytes): between devices of one kind, where the host does not see the memory; None: through the host
     copy: Callable[[Any, Any, int], None] | None = None
     host: HostAccess | None = None
+    within: Callable[[Arena], Allocator] | None = None  # the same with blocks of an arena; None: it has its own memory
     alignment: int = ALIGNMENT
     keep_bytes: int = KEEP_BYTES  # freed memory that is kept; 0: none
 

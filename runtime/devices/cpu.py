@@ -1,19 +1,19 @@
 """CPU: kernels as LLVM IR compiled in this process, run by the native thread team.
 
-All `CPU:i` of a process share kernels and threads; each has its own memory counters. Memory is NumPy's, or, after
-`set_arena`, a shared-memory arena that other workers of the host can read.
+All `CPU:i` of a process share kernels and threads; each has its own memory counters. Memory is NumPy's, or that of an
+arena which other workers of the host can read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from manygrad.native.compiler import compiler, leave_memory
 from manygrad.runtime.codegen.opts import Opt
 from manygrad.runtime.codegen.pipeline import Prepared
-from manygrad.runtime.devices import host
-from manygrad.runtime.devices.base import Backend, Builder, Opened, Queue
+from manygrad.runtime.devices.base import Allocator, Backend, Builder, Opened, Queue
 from manygrad.runtime.devices.compiled import KNOBS, Compiled
 from manygrad.runtime.devices.cpu_chain import CPUChain
 from manygrad.runtime.devices.cpu_graph import CPUGraph
@@ -27,30 +27,23 @@ from manygrad.runtime.render.llvm import ENTRY
 from manygrad.tensor.environment import BEAM, CHECK_OOB
 from manygrad.tensor.uop.uop import UOp
 
+if TYPE_CHECKING:
+    from manygrad.collectives.transport.arena import Arena
+
 # *** memory ***
 
-_arena: tuple[Callable[[int], int], Callable[[int], None], int] | None = None
 
+def within(arena: Arena) -> Allocator:
+    """Memory of an arena."""
+    base = arena.addr(0)
 
-def set_arena(alloc: Callable[[int], int] | None, free: Callable[[int], None] | None = None, address: int = 0) -> None:
-    """From now on CPU memory comes from `address + alloc(nbytes)` and is given back by `free(offset)`; None: NumPy's
-    again."""
-    global _arena
-    assert alloc is None or free is not None
-    _arena = None if alloc is None else (alloc, free, address)  # type: ignore[assignment]
+    def alloc(nbytes: int) -> Memory:
+        return Memory(base + arena.alloc(nbytes), nbytes, arena)
 
+    def free(handle: Memory, nbytes: int) -> None:
+        arena.free(handle.address - base)
 
-def alloc(nbytes: int) -> Memory:
-    if _arena is None:
-        return host.alloc(nbytes)
-    alloc, _, base = _arena
-    return Memory(base + alloc(nbytes), nbytes, _arena)
-
-
-def free(handle: Memory, nbytes: int) -> None:
-    if isinstance(handle.owner, tuple):  # of an arena
-        _, free, base = handle.owner
-        free(handle.address - base)
+    return replace(HOST_MEMORY, alloc=alloc, free=free)
 
 
 # *** kernels ***
@@ -89,6 +82,6 @@ def build_all(asts: Sequence[UOp], loaded: LoadedKernels) -> None:
         leave_memory()
 
 
-MEMORY = replace(HOST_MEMORY, alloc=alloc, free=free)
+MEMORY = replace(HOST_MEMORY, within=within)
 BUILDER = Builder(COMPILED.build, CPUChain, build_all, COMPILED.build_with, KNOBS)
 BACKEND = Backend("CPU", BUILDER, lambda name: Opened(MEMORY, Queue(CPUGraph)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,13 +13,18 @@ from manygrad.runtime.devices.loaded import LoadedKernels
 from manygrad.runtime.devices.pool import Pool
 from manygrad.tensor.uop.uop import UOp
 
+if TYPE_CHECKING:
+    from manygrad.collectives.transport.arena import Arena
+
 
 class Device:
-    """`kernels` are those of all devices of its kind; `memory` counts its own."""
+    """`kernels` are those of all devices of its kind; `memory` counts its own. With an `arena` a CPU takes it there."""
 
-    def __init__(self, name: str, backend: Backend, kernels: LoadedKernels) -> None:
+    def __init__(self, name: str, backend: Backend, kernels: LoadedKernels, arena: Arena | None = None) -> None:
         self.name, self.kind, self.kernels = name, backend.kind, kernels
         self.allocator, self.queue = backend.open(name)
+        if arena is not None and self.allocator.within is not None:
+            self.allocator = self.allocator.within(arena)
         self.memory = Pool(self.allocator)
 
     def __repr__(self) -> str:

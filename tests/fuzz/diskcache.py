@@ -16,8 +16,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from manygrad import Context, Tensor
+from manygrad.runtime.current import current
 from manygrad.runtime.devices import diskcache, get_device
-from manygrad.schedule import _SCHEDULES
 
 EXAMPLES = 40
 DAMAGES = ("swap", "copy", "cut", "flip", "extend", "empty", "folder", "remove", "temporary")
@@ -47,7 +47,7 @@ def compute(which: list[int]) -> None:
 
 def forget() -> None:
     """As in a process that starts."""
-    _SCHEDULES.clear()
+    current().schedules.in_memory.clear()
     get_device("CPU").kernels.kernels.clear()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from manygrad import Context, Tensor, world
+from manygrad import Context, Tensor
 from manygrad.multi.lower_shards import store_spec
 from tests.multi.cluster import run, workers
 from tests.multi.test_programs import UNARY
@@ -76,9 +76,9 @@ def compute(p: Program, x: Tensor, y: Tensor, put: Callable[[np.ndarray], Tensor
 def check(p: Program) -> None:
     rng = np.random.default_rng(0)
     arrays = [rng.uniform(0.2, 1.5, p["shape"]) for _ in range(2)]
-    with Context(DEVICE="PYTHON"):
+    with Context(DEVICE="PYTHON") as world:
         want = [t.numpy() for t in compute(p, Tensor(arrays[0]), Tensor(arrays[1]), Tensor)]
-        with workers(p["nodes"], p["devices per node"], "PYTHON"):
+        with workers(p["nodes"], p["devices per node"], "PYTHON") as world:
             devices = world.devices
             cut = [Tensor(a).shard(devices, axis) for a, axis in zip(arrays, p["axes"])]
             got = compute(p, *cut, lambda a: Tensor(a).shard(devices, 0 if a.ndim and p["cut result"] else None))

@@ -57,7 +57,7 @@ def test_results_by_rank(ray: Any, tmp_path: Path, capfd: pytest.CaptureFixture[
     factor = 3
 
     def work(x: int, *, add: int) -> tuple[int, int, bytes]:
-        from manygrad.multi.world import world
+        from manygrad import world
 
         print("working on", world.rank)
         return world.rank, x * factor + add, b"\0" * 300_000
@@ -72,7 +72,7 @@ def test_error(ray: Any, tmp_path: Path) -> None:
     def work() -> None:
         import time
 
-        from manygrad.multi.world import world
+        from manygrad import world
 
         if world.rank == 1:
             raise KeyError("weights")

@@ -18,7 +18,7 @@ Launcher = Callable[..., Any]
 Left = Callable[[str], list[str]]
 LOOP = """
 import os, sys, time
-import manygrad.collectives as collectives
+from manygrad.runtime.current import current
 rank = int(os.environ["RANK"])
 print("started", rank, flush=True)
 {body}
@@ -31,7 +31,7 @@ def test_in_this_process_without_ray(launcher: Launcher) -> None:
     run = launcher(
         """
         import sys
-        from manygrad.multi.world import world
+        from manygrad import world
         assert __name__ == "__main__" and "ray" not in sys.modules
         print(world.devices, sys.argv)
         sys.exit(5)
@@ -70,7 +70,7 @@ def test_success(launcher: Launcher, left_behind: Left) -> None:
     run = launcher(
         """
         import os, sys
-        from manygrad.multi.world import world
+        from manygrad import world
         assert __name__ == "__main__" and "ray" not in sys.modules and sys.stdin.read() == ""
         e = os.environ
         assert (e["WORLD_SIZE"], e["LOCAL_WORLD_SIZE"]) == ("3", "3")
@@ -119,7 +119,7 @@ def test_success(launcher: Launcher, left_behind: Left) -> None:
         ),
         ("if rank == 1: sys.exit(7)", 7, ["rank 1 failed: sys.exit(7)", "exit code 7"]),
         (
-            "collectives.plan_hook(rank, f'all-reduce ({rank},) at train.py:6', '')()",
+            "current().communication.hooks.make_plan(rank, f'all-reduce ({rank},) at train.py:6', '')()",
             1,
             [
                 "PlanMismatch: the ranks run different programs: plan 1 differs",

@@ -13,15 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from manygrad import Tensor, world
+from manygrad import Tensor
 from manygrad.collectives.algorithms import build
 from manygrad.collectives.cost import choose
 from manygrad.collectives.execute import run_program
-from manygrad.runtime import faults
+from manygrad.multi.world import World
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.collective import describe
+from manygrad.runtime.current import current, use
 from manygrad.runtime.items import ExecItem, run_items
 from manygrad.runtime.linear import compile_linear, pm_exec
+from manygrad.runtime.runtime import Runtime
 from manygrad.runtime.storage import STORAGE, storage
 from manygrad.schedule import create_linear_with_vars
 from manygrad.tensor.uop import GroupOp, Ops, UOp
@@ -31,25 +33,20 @@ Parts = list[np.ndarray | None]  # of one tensor: by device; None for what anoth
 
 
 @contextlib.contextmanager
-def workers(size: int, devices_per_node: int = 1, kind: str = "CPU") -> Iterator[None]:
-    """`world` as rank 0 of `size` workers sees it; programs are built inside."""
-    saved = dict(world.__dict__)
+def workers(size: int, devices_per_node: int = 1, kind: str = "CPU") -> Iterator[World]:
+    """The world as rank 0 of `size` workers sees it; programs are built inside."""
+    world = World()
     world.device_kind = kind
     world.join(rank=0, size=size, local_rank=0, local_size=size, devices_per_node=devices_per_node, job="test", epoch=0)
-    try:
-        yield
-    finally:
-        world.__dict__.clear()
-        world.__dict__.update(saved)
+    with use(Runtime(world=world)):
+        yield world
 
 
-@contextlib.contextmanager
-def as_rank(rank: int) -> Iterator[None]:
-    saved, world.rank = world.rank, rank
-    try:
-        yield
-    finally:
-        world.rank = saved
+def runtime_of(rank: int) -> Runtime:
+    """That of another rank of the current world."""
+    world = World()
+    vars(world).update(vars(current().world), rank=rank)
+    return Runtime(world=world)
 
 
 def signature(what: UOp) -> tuple[Any, ...]:
@@ -72,21 +69,19 @@ def assert_same_collectives(linears: list[UOp]) -> None:
 
 def lowered(tensors: list[Tensor]) -> list[UOp]:
     """The LINEAR of every rank."""
-    sink, out = sink_of(tensors), []
-    for rank in range(world.size):
-        with as_rank(rank):
-            out.append(create_linear_with_vars(sink, world).linear)
-    return out
+    sink, ranks = sink_of(tensors), map(runtime_of, range(current().world.size))
+    return [create_linear_with_vars(sink, r.world, r.schedules).linear for r in ranks]
 
 
 def run(tensors: list[Tensor]) -> list[list[Parts]]:
     """`out[rank][tensor][device]`: what each rank computes. The tensors themselves stay as they are."""
     sink = sink_of(tensors)
     targets = [e.src[0] for e in sink.src]
+    words = list(current().faults.nodes.items())
     ranks = []
-    for rank in range(world.size):
-        with as_rank(rank):
-            ranks.append(_Rank(sink, targets))
+    for rank in range(current().world.size):
+        with use(runtime_of(rank)):
+            ranks.append(_Rank(sink, targets, words))
     assert_same_collectives([r.linear for r in ranks])
     _in_lockstep(ranks)
     return [[[None if b is None else b.copyout() for b in r.memory[t]] for t in targets] for r in ranks]
@@ -111,12 +106,13 @@ def _address(b: Buffer) -> int:
 class _Rank:
     """One worker: its LINEAR, the memory of what it computes, and how far it has come."""
 
-    def __init__(self, sink: UOp, targets: list[UOp]):
-        scheduled = create_linear_with_vars(sink, world)
+    def __init__(self, sink: UOp, targets: list[UOp], words: list[Any]):
+        world = current().world
+        scheduled = create_linear_with_vars(sink, world, current().schedules)
         self.linear, self.vars = scheduled.linear, scheduled.var_vals
-        for (site, _), word in list(faults._nodes.items()):
+        for (site, _), word in words:
             if word in scheduled.buffers:
-                faults.attach(word, site)
+                current().faults.attach(word, site)
         saved = dict(pm_exec)
         pm_exec.update(dict.fromkeys(GroupOp.COLLECTIVE, _Meeting))
         try:

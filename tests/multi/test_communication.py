@@ -7,14 +7,15 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from manygrad import Tensor, nn, world
+from manygrad import Tensor, nn
 from manygrad.multi.world import World
-from manygrad.schedule import create_linear_with_vars
+from manygrad.runtime.current import use
+from manygrad.runtime.runtime import Runtime
 from manygrad.tensor.nn.state import get_parameters
 from manygrad.tensor.uop import GroupOp, Ops
 from manygrad.tensor.uop.symbolic import linear
 from tests.multi.cluster import assert_same_collectives, collectives_of, lowered, run, workers
-from tests.schedule.programs import linear_of, sink_of
+from tests.schedule.programs import linear_of, scheduled
 
 TWO, FOUR = ("CPU:0", "CPU:1"), tuple(f"CPU:{i}" for i in range(4))
 
@@ -136,15 +137,15 @@ def test_all_gradients_of_an_optimiser_step_are_one_all_reduce() -> None:
 @pytest.fixture
 def four_workers() -> Iterator[World]:
     """This process as worker 1 of 4 with 2 devices, on NULL."""
-    saved = dict(world.__dict__)
-    world.device_kind = "NULL"
-    world.join(rank=1, size=4, local_rank=1, local_size=4, devices_per_node=2, job="test", epoch=0)
-    yield world
-    world.__dict__.clear()
-    world.__dict__.update(saved)
+    me = World()
+    me.device_kind = "NULL"
+    me.join(rank=1, size=4, local_rank=1, local_size=4, devices_per_node=2, job="test", epoch=0)
+    with use(Runtime(world=me)):
+        yield me
 
 
 def test_names_of_the_world(four_workers: World) -> None:
+    world = four_workers
     assert world.devices == tuple(f"NULL:{i}@{r}" for r in range(4) for i in range(2))
     assert world.local_devices == ("NULL:0@1", "NULL:1@1")
     assert world.is_local("NULL:1@1") and world.is_local("NULL:0") and not world.is_local("NULL:0@2")
@@ -158,22 +159,22 @@ def test_names_of_the_world(four_workers: World) -> None:
 
 
 def test_a_worker_schedules_its_own_devices_only(four_workers: World) -> None:
-    x = Tensor(np.ones((16, 6), np.float32), device="NULL").shard(world.devices, 0)
-    calls = create_linear_with_vars(sink_of((x * 2).sum(0)), world).linear.src
+    x = Tensor(np.ones((16, 6), np.float32), device="NULL").shard(four_workers.devices, 0)
+    calls = scheduled((x * 2).sum(0)).linear.src
     kernels = [c for c in calls if c.src[0].op is Ops.SINK]
     assert {a.device for c in kernels for a in c.src[1:]} <= {"NULL:0", "NULL:1", "NULL:0@1", "NULL:1@1"}
     (reduce,) = [c for c in calls if c.src[0].op is Ops.ALLREDUCE]
     assert len(reduce.src) == 1 + 2 + 2  # results and inputs of the own devices
     members = reduce.src[0].arg[-1]
-    assert members.devices == world.devices and members.mine == (2, 3) and members.counts == (6, 6)
+    assert members.devices == four_workers.devices and members.mine == (2, 3) and members.counts == (6, 6)
 
 
 def test_the_rows_of_a_worker(four_workers: World) -> None:
     """16 rows over 8 devices: worker 1 holds rows 4, 5 on its first and 6, 7 on its second device,
     which gets a copy of them."""
-    x = Tensor(np.ones((16, 6), np.float32), device="NULL").shard(world.devices, 0)
+    x = Tensor(np.ones((16, 6), np.float32), device="NULL").shard(four_workers.devices, 0)
     reads = []
-    for call in create_linear_with_vars(sink_of(x * 1.5), world).linear.src:
+    for call in scheduled(x * 1.5).linear.src:
         if call.src[0].op is Ops.COPY:
             reads.append((call.src[2].arg[0] // 6, call.src[2].arg[1]))  # VIEW: offset and shape
         elif call.src[2].op is Ops.VIEW:
@@ -197,7 +198,7 @@ def test_devices_of_others_are_refused(four_workers: World) -> None:
 
 
 def test_a_sum_that_one_device_uses_is_run_by_all() -> None:
-    with workers(2):
+    with workers(2) as world:
         d = world.devices
         x, v = Tensor(np.ones((4, 5), np.float32)).shard(d, 0), Tensor(np.ones(4, np.float32)).shard(d, 0)
         out = x.sum(0).relu().scatter_add(0, Tensor(np.arange(4)).shard(d, 0), v)
@@ -209,7 +210,7 @@ def test_a_sum_that_one_device_uses_is_run_by_all() -> None:
 
 
 def test_a_value_for_one_device_is_computed_by_all() -> None:
-    with workers(3):
+    with workers(3) as world:
         x = Tensor(np.ones((4, 5), np.float32)).shard(world.devices, 0)
         found = run([x.sum().to(world.devices[1]), (x * 2).sum()])
         assert [r[0][0] for r in found] == [None, 20, None] and [r[1][k] for k, r in enumerate(found)] == [40, 40, 40]
@@ -218,7 +219,7 @@ def test_a_value_for_one_device_is_computed_by_all() -> None:
 @pytest.mark.parametrize("rows", [1, 3, 5, 6])
 def test_the_last_batch_of_a_loader(rows: int) -> None:
     """Linear, then BatchNorm, with fewer rows than a multiple of the workers."""
-    with workers(4):
+    with workers(4) as world:
         net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False))
         params = get_parameters(net)
         a = np.random.default_rng(0).standard_normal((rows, 4)).astype(np.float32)

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manygrad import Context, Tensor, nn, world
+from manygrad import Context, Tensor, nn
 from manygrad.multi.lower_shards import groups_of, store_spec
 from manygrad.multi.placement import REPLICATE, Partial, Shard, even_bounds
 from manygrad.multi.rules import placements
 from manygrad.multi.world import World
+from manygrad.runtime.current import use
 from manygrad.runtime.engine import RealizeEngine
+from manygrad.runtime.runtime import Runtime
 from manygrad.runtime.storage import storage
 from manygrad.schedule import create_linear_with_vars
 from manygrad.tensor.dtype import dtypes
@@ -233,22 +235,17 @@ def scheduled_nodes(size: int) -> tuple[int, int]:
     me = World()
     me.device_kind = "NULL"
     me.join(rank=0, size=size, local_rank=0, local_size=1, devices_per_node=1, job="test", epoch=0)
-    saved = world.__dict__.copy()
-    world.__dict__.update(me.__dict__)
-    try:
+    with use(Runtime(world=me)) as runtime:
         net = Net()
         for p in get_parameters(net):
-            p.shard_(world.devices)
-        x = Tensor.ones(size, 8).shard(world.devices, 0)
-        y = Tensor.zeros(size, dtype="int64").shard(world.devices, 0)
+            p.shard_(me.devices)
+        x = Tensor.ones(size, 8).shard(me.devices, 0)
+        y = Tensor.zeros(size, dtype="int64").shard(me.devices, 0)
         net(x).cross_entropy(y).backward()
         grads = [p.grad for p in get_parameters(net)]
         stores = [UOp(Ops.STORE, dtypes.void, (_target(g), g.uop)) for g in grads if g is not None]
-        linear = create_linear_with_vars(UOp(Ops.SINK, dtypes.void, tuple(stores)), me).linear
+        linear = create_linear_with_vars(UOp(Ops.SINK, dtypes.void, tuple(stores)), me, runtime.schedules).linear
         return len(linear.src), len(linear.toposort())
-    finally:
-        world.__dict__.clear()
-        world.__dict__.update(saved)
 
 
 def _target(t: Tensor) -> UOp:

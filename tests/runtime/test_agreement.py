@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manygrad import Tensor, collectives
+from manygrad import Tensor
 from manygrad.runtime import agreement
+from manygrad.runtime.communication import Communication, Hooks
+from manygrad.runtime.current import use
+from manygrad.runtime.runtime import Runtime
 from manygrad.tensor.environment import Context
 
 
@@ -23,11 +26,13 @@ def gate() -> Iterator[threading.Event]:
     event.set()
 
 
-def begun(values: int) -> agreement.Agreement:
-    """An agreement on a plan that reads so many values, alike on all ranks."""
+def begun(values: int, tell: Callable[..., Any]) -> agreement.Agreement:
+    """A second agreement on a plan that reads so many values, alike on all ranks; `tell` takes their digests."""
     leaves = [Tensor(np.full(4, i, np.float32)).realize().uop for i in range(values)]
     plan: Any = SimpleNamespace(key=0x5EED, leaves=tuple(range(values)), cut=(), by_all=True, outline=lambda: "")
-    return agreement.Agreement(plan, leaves[0], leaves)
+    hooks = Hooks(make_plan=lambda *plan: lambda: None, compare_values=tell)
+    with use(Runtime(communication=Communication(hooks=hooks, compared={plan.key: 0}))):
+        return agreement.Agreement(plan, leaves[0], leaves)
 
 
 def test_digests_that_do_not_come_are_named(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,9 +46,8 @@ def test_digests_that_do_not_come_are_named(gate: threading.Event, monkeypatch: 
         return made[-1]
 
     monkeypatch.setattr(agreement, "digest", stuck)
-    monkeypatch.setattr(collectives, "values_hook", lambda name, values: None)
     with Context(COLLECTIVE_TIMEOUT_S=0.2):
-        a = begun(3)
+        a = begun(3, lambda name, values: None)
         with pytest.raises(
             TimeoutError,
             match=(
@@ -54,10 +58,9 @@ def test_digests_that_do_not_come_are_named(gate: threading.Event, monkeypatch: 
             a.end()
 
 
-def test_digests_that_are_not_taken_are_named(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collectives, "values_hook", lambda name, values: gate.wait())
+def test_digests_that_are_not_taken_are_named(gate: threading.Event) -> None:
     with Context(COLLECTIVE_TIMEOUT_S=0.2):
-        a = begun(2)
+        a = begun(2, lambda name, values: gate.wait())
         with pytest.raises(TimeoutError, match=r"the digests to be handed to the launcher \(2 of 2 are made\)"):
             a.end()
 
@@ -73,7 +76,6 @@ def test_digests_that_get_on_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
         return digest(b)
 
     monkeypatch.setattr(agreement, "digest", slow)
-    monkeypatch.setattr(collectives, "values_hook", lambda name, values: told.extend(values))
     with Context(COLLECTIVE_TIMEOUT_S=1.0):
-        begun(5).end()
+        begun(5, lambda name, values: told.extend(values)).end()
     assert [slot for slot, _, _ in told] == list(range(5))

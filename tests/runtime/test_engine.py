@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from manygrad import Context, GlobalCounters, Tensor, nn
+from manygrad.runtime.current import current
 from manygrad.runtime.devices import get_device
 from manygrad.runtime.linear import run_linear
-from manygrad.schedule import PASSES, stats
+from manygrad.schedule import PASSES
 from manygrad.tensor.environment import REGISTRY
 from manygrad.tensor.nn.state import get_parameters
 from manygrad.tensor.tensor import LIVE
@@ -68,9 +69,9 @@ def test_empty_values_compute_nothing() -> None:
 def test_many_tensors_in_one_realize() -> None:
     x = ones(5)
     ts = [x * float(i) for i in range(2, 12)]
-    misses = stats["misses"]
+    misses = current().schedules.misses
     assert kernels(lambda: ts[0].realize(*ts[1:])) == 2  # with 6 and 4 results
-    assert stats["misses"] == misses + 1
+    assert current().schedules.misses == misses + 1
     assert [t.numpy()[0] for t in ts] == [float(i) for i in range(2, 12)]
 
 
@@ -212,7 +213,7 @@ def test_debug_4_shows_the_code_and_5_the_passes(capsys: pytest.CaptureFixture[s
     assert whole.startswith("schedule, before its passes:\n%0 = PARAM float32 (4)")
     by_pass = {p.name: text.strip().splitlines() for p, text in zip(PASSES[:-1], changes)}
     assert by_pass["clean"] == []  # it finds nothing to do
-    assert any(re.match(r"\+%\d+ = RANGE", line) for line in by_pass["split_kernels"])
+    assert any(re.match(r"\+%\d+ = RANGE", line) for line in by_pass["rangeify"])
     assert all(line[0] in "+-" for lines in by_pass.values() for line in lines)
 
 

@@ -15,9 +15,11 @@ import pytest
 
 import manygrad
 from manygrad import Context, Tensor, TinyJit
-from manygrad.multi.world import world
+from manygrad.multi.world import World
 from manygrad.runtime import profile as profiling
+from manygrad.runtime.current import use
 from manygrad.runtime.devices import get_device
+from manygrad.runtime.runtime import Runtime
 from manygrad.tensor.uop import passes
 
 TWO = ("CPU:0", "CPU:1")
@@ -138,10 +140,11 @@ def test_debug_2_prints_each_kernel_of_a_graph_and_its_share_of_the_limit(capsys
         ("out", 0, 1, "out/profile.rank0.json"),
     ],
 )
-def test_names_of_files(path: str, rank: int, size: int, want: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(world, "rank", rank)
-    monkeypatch.setattr(world, "size", size)
-    assert profiling.file_of(path) == want
+def test_names_of_files(path: str, rank: int, size: int, want: str) -> None:
+    me = World()
+    me.rank, me.size = rank, size
+    with use(Runtime(world=me)):
+        assert profiling.file_of(path) == want
 
 
 PROGRAM = """

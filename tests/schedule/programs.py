@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from manygrad import Tensor
-from manygrad.multi.world import world
+from manygrad.runtime.current import current
 from manygrad.runtime.engine import new_buffer
-from manygrad.schedule import PASSES, Lowering, create_linear_with_vars, number_buffers, strip_binds
+from manygrad.schedule import PASSES, Lowering, Scheduled, create_linear_with_vars, number_buffers, strip_binds
 from manygrad.schedule.buffers import Temps
 from manygrad.schedule.fused import Stored
 from manygrad.schedule.fusion import decide_stores
@@ -33,15 +33,19 @@ def sink_of(tensors: Tensor | list[Tensor]) -> UOp:
     return UOp(Ops.SINK, dtypes.void, tuple(effects))
 
 
+def scheduled(tensors: Tensor | list[Tensor]) -> Scheduled:
+    return create_linear_with_vars(sink_of(tensors), current().world, current().schedules)
+
+
 def linear_of(tensors: Tensor | list[Tensor]) -> UOp:
-    return create_linear_with_vars(sink_of(tensors)).linear
+    return scheduled(tensors).linear
 
 
 def kernels_of(tensors: Tensor | list[Tensor]) -> list[UOp]:
     """The kernel ASTs, in order, without those that look at indices; every call must be a kernel."""
-    scheduled = create_linear_with_vars(sink_of(tensors))
-    words = {i for i, b in enumerate(scheduled.buffers) if b.arg.uid < 0}  # (`runtime/faults.py`)
-    calls = [c.src[0] for c in scheduled.linear.src if not (c.src[1].op is Ops.PARAM and c.src[1].arg.uid in words)]
+    linear, _, buffers, _ = scheduled(tensors)
+    words = {i for i, b in enumerate(buffers) if b.arg.uid < 0}  # (`runtime/faults.py`)
+    calls = [c.src[0] for c in linear.src if not (c.src[1].op is Ops.PARAM and c.src[1].arg.uid in words)]
     assert all(c.op is Ops.SINK for c in calls), [c.op for c in calls]
     return calls
 
@@ -50,7 +54,7 @@ def stores_of(tensors: Tensor | list[Tensor]) -> dict[UOp, Stored]:
     """The values that are stored between kernels, each with the rule that says so."""
     graph, _ = number_buffers(strip_binds(sink_of(tensors))[0])
     before = PASSES[: [p.name for p in PASSES].index("insert_stores")]
-    lowered: UOp = run_passes("schedule", before, graph, Lowering(world, Temps()))
+    lowered: UOp = run_passes("schedule", before, graph, Lowering(current().world, Temps()))
     return decide_stores(lowered.toposort())
 
 

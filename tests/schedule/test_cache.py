@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from manygrad import Context, Tensor, Variable, schedule
+from manygrad import Context, Tensor, Variable
 from manygrad.multi.world import World
-from manygrad.schedule import cache, create_linear, number_buffers, stats, strip_binds
+from manygrad.runtime.current import current
+from manygrad.schedule import create_linear, number_buffers, strip_binds
+from manygrad.schedule.cache import Schedules
 from manygrad.tensor import source
 from manygrad.tensor.source import LINE
 from manygrad.tensor.uop import Ops, UOp
@@ -35,10 +37,8 @@ def normal(*tensors: Tensor) -> UOp:
 
 def again(graph: UOp, me: World | None = None) -> tuple[UOp, bool]:
     """The LINEAR as a second start has it, and whether it came from disk."""
-    schedule._SCHEDULES.clear()
-    before = stats["loaded"]
-    linear = create_linear(graph, me or World())
-    return linear, stats["loaded"] > before
+    schedules = Schedules(current().schedules.store)
+    return create_linear(graph, me or World(), schedules), schedules.loaded == 1
 
 
 def programs() -> list[list[Tensor]]:
@@ -112,25 +112,25 @@ def test_checks_and_the_switches_want_it_made() -> None:
 def test_a_damaged_entry_is_made_again(tmp_path: Path) -> None:
     graph = normal(stored(4) * 7.0)
     first, _ = again(graph)
-    store = cache.holder.store
-    assert store is not None
-    key = cache.entry_key(graph, World())
-    assert key is not None
-    store.put(key, b"of another program")
+    schedules = current().schedules
+    key = schedules.entry_key(graph, World())
+    assert key is not None and schedules.store is not None
+    schedules.store.put(key, b"of another program")
     second, loaded = again(graph)
     assert second is first and not loaded and again(graph)[1]
 
 
 PROGRAM = """
 import numpy as np
-from manygrad import Tensor, schedule
+from manygrad import Tensor
 from manygrad.native.compiler import Compiler
+from manygrad.runtime.current import current
 made = []
 compile = Compiler.object_code
 Compiler.object_code = lambda self, ir: (made.append(1), compile(self, ir))[1]
 x = Tensor(np.ones((5, 4), np.float32)).realize()
 ((x @ x.T).softmax() + 1).realize()
-print(schedule.stats["misses"], schedule.stats["loaded"], len(made))
+print(current().schedules.misses, current().schedules.loaded, len(made))
 """
 
 

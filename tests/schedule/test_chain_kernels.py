@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from manygrad import Context, Tensor, TinyJit
-from manygrad.schedule import cache
+from manygrad.runtime.current import current
 from manygrad.schedule.plan_memory import MemoryPlan
 from manygrad.tensor.uop import Ops, UOp
 from tests.schedule.programs import linear_of, stored
@@ -99,19 +99,16 @@ def test_each_device_has_its_own() -> None:
 
 
 def test_a_chain_is_read_from_disk(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    from manygrad import schedule
-    from manygrad.schedule import create_linear, number_buffers, stats, strip_binds
+    from manygrad.schedule import create_linear, number_buffers, strip_binds
+    from manygrad.schedule.cache import Schedules
     from tests.schedule.programs import sink_of
 
+    world, store = current().world, current().schedules.store
     with Context(SCACHE=1, SPEC=0, DEBUG=0, CACHE_DIR=str(tmp_path)):
-        if cache.holder.store is None:
-            pytest.skip("no store")
         graph = number_buffers(strip_binds(sink_of(chained(stored(N, D), stored(N, D), stored(N, D))))[0])[0]
-        schedule._SCHEDULES.clear()
-        first = create_linear(graph)
-        schedule._SCHEDULES.clear()
-        before = stats["loaded"]
-        assert create_linear(graph) is first and stats["loaded"] == before + 1 and first.src[0].src[0].op is Ops.CHAIN
+        first, again = create_linear(graph, world, Schedules(store)), Schedules(store)
+        assert create_linear(graph, world, again) is first and again.loaded == 1
+        assert first.src[0].src[0].op is Ops.CHAIN
 
 
 # *** what is no chain ***

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from manygrad import Context, Tensor, Variable
+from manygrad import Context, Tensor, Variable, world
 from manygrad.schedule import lower_sink_to_linear, number_buffers, strip_binds
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.passes import observers
@@ -145,7 +145,7 @@ def text_of(program: Callable[[], list[Tensor]]) -> str:
     observers.append(observe)
     try:
         with Context(SPEC=1):
-            linear = lower_sink_to_linear(graph)
+            linear = lower_sink_to_linear(graph, world)
     finally:
         observers.remove(observe)
     for i, call in enumerate(linear.src):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from manygrad import Context, Tensor, TinyJit
-from manygrad.schedule import create_linear, number_buffers
+from manygrad import Context, Tensor, TinyJit, world
+from manygrad.schedule import lower_sink_to_linear, number_buffers
 from manygrad.schedule.rows import ROW
 from manygrad.tensor.nn.optim import AdamW
 from manygrad.tensor.uop import Ops
@@ -224,7 +224,8 @@ def test_a_batch_norm_reads_its_images_once_for_the_statistics_and_twice_for_the
         sink, buffers = number_buffers(sink_of(outputs))
         slot = buffers.index(t.uop)
         return sum(
-            any(a.op is Ops.PARAM and a.arg.uid == slot for a in call.src[1:]) for call in create_linear(sink).src
+            any(a.op is Ops.PARAM and a.arg.uid == slot for a in call.src[1:])
+            for call in lower_sink_to_linear(sink, world).src
         )
 
     assert readers([y], x) == 2

@@ -8,23 +8,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manygrad import Context, Tensor, nn
-from manygrad.schedule import create_linear_with_vars, stats
+from manygrad.runtime.current import current
 from manygrad.schedule.items import Item
 from manygrad.schedule.order_items import order_items
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import SPEC
 from manygrad.tensor.source import LINE
 from manygrad.tensor.uop import BufferSpec, Members, Ops, UOp
-from tests.schedule.programs import linear_of, sink_of, stored
+from tests.schedule.programs import linear_of, scheduled, stored
 
 TWO = ("CPU:0", "CPU:1")
 
 
 def counted(*tensors: Tensor) -> tuple[int, int]:
     """(misses, hits) of realizing them."""
-    before = dict(stats)
+    schedules = current().schedules
+    misses, hits = schedules.misses, schedules.hits
     tensors[0].realize(*tensors[1:])
-    return stats["misses"] - before["misses"], stats["hits"] - before["hits"]
+    return schedules.misses - misses, schedules.hits - hits
 
 
 def test_the_same_program_on_other_data_is_scheduled_once() -> None:
@@ -62,11 +63,11 @@ def test_training_steps_hit_the_cache() -> None:
     seen = []
     with Tensor.train():
         for _ in range(4):
-            before = dict(stats)
+            before = current().schedules.misses
             optimiser.zero_grad()
             (stored(2, 3) @ w).square().sum().backward()
             optimiser.step()
-            seen.append(stats["misses"] - before["misses"])
+            seen.append(current().schedules.misses - before)
     assert seen[2:] == [0, 0]
 
 
@@ -80,7 +81,7 @@ def test_scache_0_schedules_every_time_and_gives_the_same() -> None:
 
 def test_a_linear_is_over_params_and_names_its_buffers() -> None:
     x, y = stored(4), stored(4)
-    linear, vals, buffers, plan = create_linear_with_vars(sink_of(x * y + x))
+    linear, vals, buffers, plan = scheduled(x * y + x)
     assert plan is None
     assert [b is t.uop for b, t in zip(buffers[1:], (x, y))] == [True, True] and vals == {}
     assert {a.op for c in linear.src for a in c.src[1:]} == {Ops.PARAM}

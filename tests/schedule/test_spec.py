@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manygrad import Tensor
+from manygrad import Tensor, world
 from manygrad.schedule import PASSES, lower_sink_to_linear, number_buffers, strip_binds
 from manygrad.schedule.chain import ChainSpec
 from manygrad.schedule.spec import GRAPHS, KERNEL, LINEAR, graph_spec, linear_spec
@@ -172,7 +172,7 @@ def corpus() -> list[tuple[str, UOp]]:
         for program in PROGRAMS:
             sink = sink_of(program())
             add("", "", sink)
-            linear = lower_sink_to_linear(number_buffers(strip_binds(sink)[0])[0])
+            linear = lower_sink_to_linear(number_buffers(strip_binds(sink)[0])[0], world)
             add("", "", linear)
     finally:
         passes.observers.remove(add)

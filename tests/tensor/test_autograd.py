@@ -18,6 +18,7 @@ from manygrad import (
     no_grad,
     set_grad_enabled,
 )
+from manygrad.runtime.current import current
 from manygrad.schedule import create_linear_with_vars
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import Ops, UOp
@@ -258,13 +259,11 @@ def test_functions() -> None:
 
 
 def test_a_function_in_a_step_that_is_scheduled_once() -> None:
-    from manygrad.schedule import stats
-
     x = leaf(1, 2, 3)
     Cube.apply(x).sum().gradient(x)[0].realize()
-    before = stats["misses"]
+    before = current().schedules.misses
     Cube.apply(x).sum().gradient(x)[0].realize()
-    assert stats["misses"] == before
+    assert current().schedules.misses == before
 
 
 def test_functions_that_are_wrong() -> None:
@@ -330,7 +329,8 @@ def planned_bytes(check: bool) -> int:
         weights, x = network(16, 64)
         blocks(weights, x.expand(64, 6, 64).reshape(-1, 64).contiguous().realize(), 4, check).square().mean().backward()
         sink = UOp(Ops.SINK, dtypes.void, tuple(UOp(Ops.STORE, dtypes.void, (w.uop, w.grad.uop)) for w in weights))  # type: ignore[union-attr]
-        return sum(nbytes for _, nbytes in create_linear_with_vars(sink).linear.arg.pools)
+        linear = create_linear_with_vars(sink, current().world, current().schedules).linear
+        return sum(nbytes for _, nbytes in linear.arg.pools)
 
 
 def test_checkpoints_save_memory() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from manygrad import Tensor, TinyJit, Variable, function
 from manygrad.runtime import faults
+from manygrad.runtime.current import current
 from manygrad.tensor.nn import functional as F
 from manygrad.tensor.uop import Ops
 from manygrad.tensor.uop.intervals import bounds
@@ -74,7 +75,7 @@ USES: dict[str, tuple[Callable[[Tensor], Tensor], int, int, str]] = {
 @pytest.fixture(autouse=True)
 def no_fault_is_left() -> Any:
     yield
-    faults.look()  # (each is told once, also where two devices found it)
+    current().faults.look()  # (each is told once, also where two devices found it)
 
 
 @pytest.mark.parametrize("name", USES)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from manygrad import GlobalCounters, Tensor, TinyJit, Variable, autograd, function, nn, no_grad
-from manygrad.schedule import stats
+from manygrad.runtime.current import current
 from manygrad.tensor.nn.optim import SGD
 
 RNG = np.random.default_rng(0)
@@ -57,9 +57,9 @@ def test_it_is_traced_and_scheduled_once() -> None:
     counts = []
     for layers in (2, 12):
         ws = [stored(6, 6) for _ in range(layers)]
-        before = stats["misses"]
+        before = current().schedules.misses
         chain(f, stored(3, 6), ws).realize()
-        counts.append(stats["misses"] - before)
+        counts.append(current().schedules.misses - before)
     assert traced == 1 and counts[1] <= counts[0]
     f(stored(4, 6), stored(6, 6))
     assert traced == 2  # another shape is another trace
@@ -118,9 +118,9 @@ def test_weights_of_layers_and_from_outside() -> None:
     outside = stored(4)
     blocks = [Block(), Block()]
     x = stored(2, 4)
-    before = stats["misses"]
+    before = current().schedules.misses
     got = [b(x).numpy() for b in blocks]
-    misses = stats["misses"] - before
+    misses = current().schedules.misses - before
     for b, y in zip(blocks, got):
         np.testing.assert_allclose(
             y,
@@ -131,7 +131,7 @@ def test_weights_of_layers_and_from_outside() -> None:
     outside.assign(outside + 1).realize()
     np.testing.assert_allclose(blocks[0](x).numpy(), got[0] + 1, rtol=1e-5, atol=1e-6)
     blocks[1](x).realize()
-    assert stats["misses"] - before - misses <= 2  # of the assignment and the copy out, not of the body
+    assert current().schedules.misses - before - misses <= 2  # of the assignment and the copy out, not of the body
 
 
 def test_training_with_flat_storage() -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from manygrad import GlobalCounters, Tensor, TinyJit, Variable
+from manygrad.runtime.current import current
 from manygrad.runtime.devices import get_device
-from manygrad.schedule import stats
 
 A = np.arange(60, dtype=np.float32).reshape(10, 6)
 
@@ -71,18 +71,18 @@ def test_attention_over_a_growing_cache() -> None:
 
 
 def test_one_compilation_serves_all_values(t: Tensor) -> None:
-    kernels = get_device("CPU").kernels.kernels
+    kernels, schedules = get_device("CPU").kernels.kernels, current().schedules
 
     def run(k: int) -> float:
         return (t[: n(k, "m")] * 3 + 0.125).sum().item()  # type: ignore[no-any-return]
 
     run(2)
-    compiled, misses, hits = len(kernels), stats["misses"], stats["hits"]
+    compiled, misses, hits = len(kernels), schedules.misses, schedules.hits
     for k in (1, 5, 10):
         before = GlobalCounters.kernel_count
         assert run(k) == (A[:k] * 3 + 0.125).sum()
         assert GlobalCounters.kernel_count == before + 1
-    assert (len(kernels), stats["misses"], stats["hits"]) == (compiled, misses, hits + 3)
+    assert (len(kernels), schedules.misses, schedules.hits) == (compiled, misses, hits + 3)
 
 
 def test_a_jit_step_takes_other_values(t: Tensor) -> None:

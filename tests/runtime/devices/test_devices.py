@@ -7,13 +7,14 @@ import os
 import re
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from manygrad.native.compiler import leave_memory
-from manygrad.runtime.devices import Device, canonical, get_device
-from manygrad.runtime.devices.cpu import set_arena
+from manygrad.runtime.devices import Device, Devices, canonical, get_device
 from manygrad.runtime.devices.threads import team
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import Context
@@ -281,21 +282,16 @@ def test_arena() -> None:
         live[offset] = nbytes
         return offset
 
-    device = get_device("CPU:9")
-    ordinary = device.alloc(64)
-    set_arena(alloc, live.pop, base.ctypes.data)
-    try:
-        a, b = upload(device, np.zeros(100, np.float32), np.arange(100, dtype=np.float32))
-        assert device.address(b) == base.ctypes.data + 448
-        device.compile(elementwise(lambda x: x.alu(Ops.ADD, x), [f32], 100))([a, b])
-        assert base[:400].view(np.float32).tolist() == [2.0 * i for i in range(100)]
-        for h in (a, b):
-            device.free(h, 400)
-        device.free(ordinary, 64)
-        device.trim()
-        assert not live
-    finally:
-        set_arena(None)
+    arena: Any = SimpleNamespace(alloc=alloc, free=live.pop, addr=lambda offset: base.ctypes.data + offset)
+    device = Devices(arena).get("CPU:9")
+    a, b = upload(device, np.zeros(100, np.float32), np.arange(100, dtype=np.float32))
+    assert device.address(b) == base.ctypes.data + 448
+    device.compile(elementwise(lambda x: x.alu(Ops.ADD, x), [f32], 100))([a, b])
+    assert base[:400].view(np.float32).tolist() == [2.0 * i for i in range(100)]
+    for h in (a, b):
+        device.free(h, 400)
+    device.trim()
+    assert not live
 
 
 def test_estimates() -> None:

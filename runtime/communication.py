@@ -1,0 +1,43 @@
+"""Communication: how one worker talks with the others, and how far it has come in that.
+
+A process alone has none of it: no endpoint, no launcher to ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from manygrad.collectives.execute import Prepared
+    from manygrad.collectives.transport import Endpoint
+
+
+class Hooks(NamedTuple):
+    """How the launcher is asked, which knows all ranks (`launcher/plans.py`)."""
+
+    # of (key, description, outline), when a plan is first made: a function that returns once all ranks have made it
+    make_plan: Callable[[int, str, str], Callable[[], None]]
+    # of a name and (number, digest, description) of values that all ranks must hold alike; returns at once
+    compare_values: Callable[[str, list[tuple[int, str, str]]], None]
+
+
+@dataclass
+class Communication:
+    endpoint: Endpoint | None = None  # connected with all other workers
+    hooks: Hooks | None = None
+    # (collective, type, devices) -> program: they run one at a time, so equal ones share temporaries
+    prepared: dict[Any, Prepared] = field(default_factory=dict)
+    descriptions: dict[int, str] = field(default_factory=dict)  # collective's key -> text, for errors of the transports
+    runs: dict[int, int] = field(default_factory=dict)  # collective's key -> how often it has run
+    # how many collectives of all workers this one has entered, and the text of the last; read from any thread. All
+    # ranks enter the same ones in the same order, between the same plans; so the launcher finds a rank that does not
+    entered: tuple[int, str] = (0, "")
+    compared: dict[int, int] = field(default_factory=dict)  # plan -> the last round in which its values were compared
+    checks: int = 0  # calls of `assert_equal`
+
+    def connect(self, endpoint: Endpoint, hooks: Hooks) -> None:
+        """From now on there are other workers, reached through `endpoint`, and a launcher."""
+        self.endpoint, self.hooks = endpoint, hooks
+        endpoint.describe = lambda key: self.descriptions.get(key, "")
