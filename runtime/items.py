@@ -246,5 +246,5 @@ def run_items(items: Iterable[ExecItem], vars: Vars) -> None:
 def variable_names(ast: UOp) -> list[str]:
     found = ast._cache.get("variable names")
     if found is None:
-        found = ast._cache["variable names"] = sorted({u.arg[0] for u in ast.toposort() if u.op is Ops.DEFINE_VAR})
+        found = ast._cache["variable names"] = sorted({u.arg.name for u in ast.toposort() if u.op is Ops.DEFINE_VAR})
     return found

@@ -1,9 +1,10 @@
 """The IR: ops, nodes, shapes, symbolic integers, pattern matching, specs and printing."""
 
 import manygrad.tensor.uop.shape  # noqa: F401  (wires UOp.shape and UOp.device)
+from manygrad.tensor.uop.args import BufferSpec, Members, VarArg
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.rewrite import PatternMatcher, UPat, graph_rewrite
-from manygrad.tensor.uop.uop import BufferSpec, Members, UOp, standing_on, toposort
+from manygrad.tensor.uop.uop import UOp, standing_on, toposort
 
 __all__ = [
     "BufferSpec",
@@ -13,6 +14,7 @@ __all__ = [
     "PatternMatcher",
     "UOp",
     "UPat",
+    "VarArg",
     "graph_rewrite",
     "standing_on",
     "toposort",

@@ -13,7 +13,7 @@ class Ops(Enum):
     PARAM = auto()  # slot of a CALL or of a normalised graph; arg (slot, BufferSpec) or slot
     CONST = auto()  # arg the Python value; src ()
     IOTA = auto()  # 0, 1, ..., n-1; arg n; shape (n,)
-    DEFINE_VAR = auto()  # symbolic integer; arg (name, min, max)
+    DEFINE_VAR = auto()  # symbolic integer; arg VarArg
     BIND = auto()  # a variable with its value: (DEFINE_VAR, CONST)
     # movement; arg as named
     RESHAPE = auto()  # new shape

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from manygrad.tensor.uop.args import BufferSpec, Members
 from manygrad.tensor.uop.ops import Ops
-from manygrad.tensor.uop.uop import BufferSpec, Members, UOp
+from manygrad.tensor.uop.uop import UOp
 
 
 def text_of_index(u: UOp) -> str:
@@ -16,9 +17,9 @@ def text_of_index(u: UOp) -> str:
     if u.op is Ops.RANGE:
         return f"r{u.arg[0]}"
     if u.op is Ops.DEFINE_VAR:
-        return str(u.arg[0])
+        return str(u.arg.name)
     if u.op is Ops.BIND:
-        return f"{u.src[0].arg[0]}={u.src[1].arg}"
+        return f"{u.src[0].arg.name}={u.src[1].arg}"
     if u.op in _SIGN and len(s) == 2:
         return f"({s[0]}{_SIGN[u.op]}{s[1]})"
     if u.op is Ops.LOAD:

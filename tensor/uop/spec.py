@@ -13,9 +13,10 @@ from math import prod
 from typing import Any, NamedTuple
 
 from manygrad.tensor.dtype import DType, dtypes
+from manygrad.tensor.uop.args import BufferSpec, VarArg
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.shape import is_buffer
-from manygrad.tensor.uop.uop import BufferSpec, UOp
+from manygrad.tensor.uop.uop import UOp
 
 Need = tuple[str, Callable[[UOp], bool]]
 
@@ -187,11 +188,10 @@ def is_number_of(value: Any, dtype: DType) -> bool:
 
 def _is_variable(arg: Any) -> bool:
     return (
-        type(arg) is tuple
-        and len(arg) == 3
-        and type(arg[0]) is str
-        and type(arg[1]) is type(arg[2]) is int
-        and arg[1] <= arg[2]
+        isinstance(arg, VarArg)
+        and type(arg.name) is str
+        and type(arg.min) is type(arg.max) is int
+        and arg.min <= arg.max
     )
 
 
@@ -209,7 +209,7 @@ _ALU: tuple[Need, ...] = (NO_ARG, VALUES, ONE_TYPE, LIKE_FIRST)
 ARITHMETIC = (
     rule("CONST is a number", Ops.CONST, LEAF, NUMBER),
     rule("DEFINE_VAR has a name and bounds", Ops.DEFINE_VAR,
-         LEAF, INDEX, ("(name, least, largest) as arg", lambda u: _is_variable(u.arg))),
+         LEAF, INDEX, ("a VarArg, its min no larger than its max", lambda u: _is_variable(u.arg))),
     rule("arithmetic on one value", GroupOp.UNARY - FLOATS - BITWISE, sources(1), *_ALU),
     rule("arithmetic on two values", GroupOp.BINARY - FLOATS - INTEGERS - BITWISE - GroupOp.COMPARE,
          sources(2), *_ALU),

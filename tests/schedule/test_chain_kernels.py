@@ -11,7 +11,7 @@ import pytest
 from manygrad import Context, Tensor, TinyJit
 from manygrad.schedule import cache
 from manygrad.schedule.plan_memory import MemoryPlan
-from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop import Ops, UOp, VarArg
 from tests.schedule.programs import linear_of, stored
 
 chain_kernels = importlib.import_module("manygrad.schedule.chain_kernels")  # (the package has a function of that name)
@@ -57,7 +57,7 @@ def test_three_kernels_are_one_call_and_their_temporaries_one_block() -> None:
     assert isinstance(linear.arg, MemoryPlan) and [n for _, n in linear.arg.pools] == [2 * N // 16 * N * 4]
     for kernel in what.src:
         assert kernel.src[0].src[2].src[0].arg == N // 16  # the loop over rows is over one block's
-        assert {u.arg for u in kernel.toposort() if u.op is Ops.DEFINE_VAR} <= {("block", 0, 15)}
+        assert {u.arg for u in kernel.toposort() if u.op is Ops.DEFINE_VAR} <= {VarArg("block", 0, 15)}
 
 
 @pytest.mark.parametrize("device", ["CPU", "PYTHON"])

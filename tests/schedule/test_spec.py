@@ -19,7 +19,7 @@ from manygrad.schedule.chain import ChainSpec
 from manygrad.schedule.spec import GRAPHS, KERNEL, LINEAR, graph_spec
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import SPEC, Context
-from manygrad.tensor.uop import BufferSpec, GroupOp, Members, Ops, PatternMatcher, UOp, UPat, passes
+from manygrad.tensor.uop import BufferSpec, GroupOp, Members, Ops, PatternMatcher, UOp, UPat, VarArg, passes
 from manygrad.tensor.uop.spec import TENSOR, Spec, verify
 from tests.schedule.programs import sink_of
 from tests.schedule.test_golden import PROGRAMS
@@ -30,7 +30,7 @@ n = UOp(Ops.BUFFER, i32, (), BufferSpec(-801, (2, 3), i32, "CPU:0"))
 y = UOp(Ops.BUFFER, f32, (), BufferSpec(-802, (3, 2), f32, "CPU:0"))
 two = UOp(Ops.BUFFER, f32, (), BufferSpec(-803, (2, 3), f32, ("CPU:0", "CPU:1"), 0, (0, 1, 2)))
 four, one = UOp.const(index, 4), UOp.const(f32, 1)
-v = UOp(Ops.DEFINE_VAR, index, (), ("n", 1, 8))
+v = UOp(Ops.DEFINE_VAR, index, (), VarArg("n", 1, 8))
 r = UOp(Ops.RANGE, index, (four,), (0, "loop"))
 k = UOp(Ops.RANGE, index, (four,), (1, "reduce"))
 param = UOp(Ops.PARAM, f32, (), 0)
@@ -69,7 +69,7 @@ BROKEN = [
     ("tensor", "the value of its dtype", UOp(Ops.CONST, f32, (), 1)),
     ("tensor", "a DEFINE_VAR and a CONST", UOp(Ops.BIND, index, (four, v))),
     ("tensor", "2 sources", UOp(Ops.BIND, index, (v,))),
-    ("tensor", "(name, least, largest)", UOp(Ops.DEFINE_VAR, index, (), ("n", 8, 1))),
+    ("tensor", "a VarArg, its min no larger", UOp(Ops.DEFINE_VAR, index, (), VarArg("n", 8, 1))),
     ("tensor", "effects after it", UOp(Ops.AFTER, f32, (x, x))),
     ("tensor", "effects as sources", UOp(Ops.SINK, void, (x,))),
     ("tensor", "its number", UOp(Ops.RESULT, f32, (UOp(Ops.FUNCTION, void, (x,), body),), 1)),

@@ -24,7 +24,7 @@ Plain = Callable[[Env], int]
 R = [UOp(Ops.RANGE, dtypes.index, (sym.iconst(n),), (i, "loop")) for i, n in enumerate((2, 3, 5, 8))]
 V = [sym.variable("n", 1, 6), sym.variable("m", 2, 4)]
 SIGNED = sym.variable("s", -7, 5)
-LEAVES = {**{r: range(r.src[0].arg) for r in R}, **{v: range(v.arg[1], v.arg[2] + 1) for v in (*V, SIGNED)}}
+LEAVES = {**{r: range(r.src[0].arg) for r in R}, **{v: range(v.arg.min, v.arg.max + 1) for v in (*V, SIGNED)}}
 
 PYTHON: dict[Ops, Callable[..., int]] = {
     Ops.ADD: lambda a, b: a + b,
