@@ -16,7 +16,7 @@ from typing import Any
 from manygrad.schedule.buffers import base_buffer
 from manygrad.schedule.index import Index, flat_index, move_index
 from manygrad.tensor.dtype import dtypes
-from manygrad.tensor.uop import GroupOp, Ops, UOp
+from manygrad.tensor.uop import GroupOp, Ops, RangeArg, UOp
 from manygrad.tensor.uop import symbolic as sym
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.rewrite import substitute
@@ -40,7 +40,7 @@ class Kernel:
         return UOp(Ops.PARAM, buffer.dtype, (), self.slots[buffer])
 
     def range(self, size: Any, kind: str) -> UOp:
-        r = UOp(Ops.RANGE, dtypes.index, (sym.as_index(size),), (self.ranges, kind))
+        r = UOp(Ops.RANGE, dtypes.index, (sym.as_index(size),), RangeArg(self.ranges, kind))
         self.ranges += 1
         return r
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from manygrad.schedule.items import Item
 from manygrad.tensor.dtype import dtypes
-from manygrad.tensor.uop import GroupOp, Members, Ops, UOp
+from manygrad.tensor.uop import GroupOp, Members, Ops, RangeArg, UOp
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.shape import is_buffer
 from manygrad.tensor.uop.spec import (
@@ -161,7 +161,7 @@ def _ends_its_ranges(u: UOp) -> bool:
 
 
 def _is_range(arg: Any) -> bool:
-    return type(arg) is tuple and len(arg) == 2 and type(arg[0]) is int and arg[1] in ("loop", "reduce")
+    return isinstance(arg, RangeArg) and type(arg.id) is int and arg.kind in ("loop", "reduce")
 
 
 KERNEL = spec_of(
@@ -170,7 +170,7 @@ KERNEL = spec_of(
          LEAF, STORABLE, ("its place as arg", lambda u: type(u.arg) is int and u.arg >= 0)),
     rule("RANGE counts to a size", Ops.RANGE,
          sources(1), INDEX, ("a size of dtype index", lambda u: u.src[0].dtype is dtypes.index),
-         ('(number, "loop" or "reduce") as arg', lambda u: _is_range(u.arg))),
+         ('a RangeArg of kind "loop" or "reduce"', lambda u: _is_range(u.arg))),
     rule("INDEX is a PARAM, an offset and maybe a condition", Ops.INDEX,
          sources(2, 3), NO_ARG, LIKE_FIRST, ("a PARAM first", lambda u: u.src[0].op is Ops.PARAM),
          ("an offset of dtype index", lambda u: u.src[1].dtype is dtypes.index),
@@ -178,7 +178,7 @@ KERNEL = spec_of(
     rule("LOAD reads an INDEX", Ops.LOAD, sources(1), NO_ARG, LIKE_FIRST, kinds("an INDEX as source", {Ops.INDEX})),
     rule("REDUCE adds, multiplies or takes the largest over RANGEs", Ops.REDUCE,
          at_least(2), LIKE_FIRST, VALUES, ("ADD, MUL or MAX as arg", lambda u: u.arg in REDUCES),
-         ("RANGEs of reductions", lambda u: all(r.op is Ops.RANGE and r.arg[1] == "reduce" for r in u.src[1:]))),
+         ("RANGEs of reductions", lambda u: all(r.op is Ops.RANGE and r.arg.kind == "reduce" for r in u.src[1:]))),
     rule("STORE writes an INDEX of its type and ends RANGEs", Ops.STORE,
          at_least(2), VOID, ("no arg, or the way to combine", lambda u: u.arg is None or u.arg in SCATTERS),
          ("an INDEX first", lambda u: u.src[0].op is Ops.INDEX),

@@ -1,7 +1,7 @@
 """The IR: ops, nodes, shapes, symbolic integers, pattern matching, specs and printing."""
 
 import manygrad.tensor.uop.shape  # noqa: F401  (wires UOp.shape and UOp.device)
-from manygrad.tensor.uop.args import BufferSpec, Members, VarArg
+from manygrad.tensor.uop.args import BufferSpec, Members, RangeArg, VarArg
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.rewrite import PatternMatcher, UPat, graph_rewrite
 from manygrad.tensor.uop.uop import UOp, standing_on, toposort
@@ -12,6 +12,7 @@ __all__ = [
     "Members",
     "Ops",
     "PatternMatcher",
+    "RangeArg",
     "UOp",
     "UPat",
     "VarArg",

@@ -40,9 +40,16 @@ class Members:
     line: str  # the user's
 
 
+class RangeArg(NamedTuple):
+    """A loop of a kernel."""
+
+    id: int  # another for each RANGE of a kernel
+    kind: str  # "loop": it stores in each iteration; "reduce": a REDUCE is over it
+
+
 class VarArg(NamedTuple):
     """A symbolic integer: min <= it <= max."""
 
-    name: str  # one of a name in a graph
+    name: str  # one variable of a graph has it
     min: int
     max: int

@@ -86,7 +86,7 @@ class Ops(Enum):
     RESULT = auto()  # value arg of a FUNCTION
     SINK = auto()
     # kernels
-    RANGE = auto()  # src (size,), arg (id, "loop" | "reduce")
+    RANGE = auto()  # src (size,), arg RangeArg
     INDEX = auto()  # (PARAM, offset[, valid])
     LOAD = auto()  # (INDEX,)
     # the schedule

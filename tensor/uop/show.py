@@ -15,7 +15,7 @@ def text_of_index(u: UOp) -> str:
     if u.op is Ops.CONST:
         return str(u.arg)
     if u.op is Ops.RANGE:
-        return f"r{u.arg[0]}"
+        return f"r{u.arg.id}"
     if u.op is Ops.DEFINE_VAR:
         return str(u.arg.name)
     if u.op is Ops.BIND:

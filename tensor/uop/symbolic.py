@@ -73,11 +73,11 @@ def linear(u: UOp) -> tuple[Terms, int]:
 
 
 def _order(t: UOp) -> Any:
-    return (0, t.arg[0], b"") if t.op is Ops.RANGE else (1, 0, t.key)
+    return (0, t.arg.id, b"") if t.op is Ops.RANGE else (1, 0, t.key)
 
 
 def _range_id(t: UOp) -> int:
-    return int(t.arg[0])
+    return int(t.arg.id)
 
 
 def build(terms: Terms, const: int) -> UOp:

@@ -19,7 +19,7 @@ from manygrad.schedule.chain import ChainSpec
 from manygrad.schedule.spec import GRAPHS, KERNEL, LINEAR, graph_spec
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import SPEC, Context
-from manygrad.tensor.uop import BufferSpec, GroupOp, Members, Ops, PatternMatcher, UOp, UPat, VarArg, passes
+from manygrad.tensor.uop import BufferSpec, GroupOp, Members, Ops, PatternMatcher, RangeArg, UOp, UPat, VarArg, passes
 from manygrad.tensor.uop.spec import TENSOR, Spec, verify
 from tests.schedule.programs import sink_of
 from tests.schedule.test_golden import PROGRAMS
@@ -31,8 +31,8 @@ y = UOp(Ops.BUFFER, f32, (), BufferSpec(-802, (3, 2), f32, "CPU:0"))
 two = UOp(Ops.BUFFER, f32, (), BufferSpec(-803, (2, 3), f32, ("CPU:0", "CPU:1"), 0, (0, 1, 2)))
 four, one = UOp.const(index, 4), UOp.const(f32, 1)
 v = UOp(Ops.DEFINE_VAR, index, (), VarArg("n", 1, 8))
-r = UOp(Ops.RANGE, index, (four,), (0, "loop"))
-k = UOp(Ops.RANGE, index, (four,), (1, "reduce"))
+r = UOp(Ops.RANGE, index, (four,), RangeArg(0, "loop"))
+k = UOp(Ops.RANGE, index, (four,), RangeArg(1, "reduce"))
 param = UOp(Ops.PARAM, f32, (), 0)
 place = UOp(Ops.INDEX, f32, (param, r))
 load = UOp(Ops.LOAD, f32, (place,))
@@ -91,7 +91,7 @@ BROKEN = [
     ("kernel", "an INDEX as source", UOp(Ops.LOAD, f32, (param,))),
     ("kernel", "an offset of dtype index", UOp(Ops.INDEX, f32, (param, UOp.const(i32, 1)))),
     ("kernel", "RANGEs of reductions", UOp(Ops.REDUCE, f32, (load, r), Ops.ADD)),
-    ("kernel", "1 sources", UOp(Ops.RANGE, index, (), (0, "loop"))),
+    ("kernel", "1 sources", UOp(Ops.RANGE, index, (), RangeArg(0, "loop"))),
     ("kernel", "STOREs as sources", UOp(Ops.SINK, void, (load,))),
     ("linear", "CALLs as sources", UOp(Ops.LINEAR, void, (x,))),
     ("linear", "as arguments", UOp(Ops.CALL, void, (copy, x, copy))),
