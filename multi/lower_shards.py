@@ -20,7 +20,7 @@ from manygrad.multi.placement import REPLICATE, Partial, Placement, Shard
 from manygrad.multi.rules import placements, settled
 from manygrad.multi.world import World, world
 from manygrad.tensor.source import inherit, line_of
-from manygrad.tensor.uop import GroupOp, Members, Ops, UOp
+from manygrad.tensor.uop import GroupOp, Members, Ops, ReduceArg, UOp
 from manygrad.tensor.uop.rewrite import with_sources
 
 Local = tuple[UOp, ...]  # one value a local device
@@ -244,7 +244,7 @@ class _Lowering:
                 and isinstance(wants[0], Shard)
                 and isinstance(result, Partial)
                 and u.dtype.is_float
-                and u.arg[0] is Ops.ADD
+                and u.arg.op is Ops.ADD
             ):
                 make = block_reducer(wants[0], len(devices)) or local_node
             self.loc[u] = tuple(
@@ -340,8 +340,8 @@ def local_node(u: UOp, src: tuple[UOp, ...], result: Placement, i: int) -> UOp:
     if u.op in (Ops.GATHER, Ops.SCATTER) and isinstance(result, Shard):
         return u.replace(src=local_rows(u, src, result.bounds[i]))
     if u.op is Ops.REDUCE and prod(d for d in src[0].shape if isinstance(d, int)) == 0:
-        identity = {Ops.ADD: 0, Ops.MUL: 1, Ops.MAX: u.dtype.min}[u.arg[0]]
-        shape = tuple(1 if a in u.arg[1] else d for a, d in enumerate(src[0].shape))
+        identity = {Ops.ADD: 0, Ops.MUL: 1, Ops.MAX: u.dtype.min}[u.arg.op]
+        shape = tuple(1 if a in u.arg.axes else d for a, d in enumerate(src[0].shape))
         return broadcast(UOp.const(u.dtype, identity), shape)
     return u.replace(src=src)
 
@@ -381,7 +381,7 @@ def block_reducer(p: Shard, ranks: int) -> Callable[[UOp, Local, Placement, int]
     cuts = p.blocks[: in_group + 1]
 
     def reduce(u: UOp, src: Local, result: Placement, i: int) -> UOp:
-        op, axes = u.arg[:2]
+        op, axes = u.arg.op, u.arg.axes
         (x,) = src
         first = i * mine % in_group  # of the blocks of a group, where a device holds fewer than a group
         held = min(mine, in_group)
@@ -410,7 +410,7 @@ def block_reducer(p: Shard, ranks: int) -> Callable[[UOp, Local, Placement, int]
             levels = own.bit_length() - 1
             y = reshape(y, (*y.shape[: p.axis], *(2,) * levels, *y.shape[p.axis + 1 :]))
             for level in reversed(range(levels)):
-                y = UOp(Ops.REDUCE, u.dtype, (y,), (op, (p.axis + level,), 1))
+                y = UOp(Ops.REDUCE, u.dtype, (y,), ReduceArg(op, (p.axis + level,), blocks=1))
         return reshape(y, tuple(1 if a in axes else d for a, d in enumerate(src[0].shape)))
 
     return reduce
@@ -431,7 +431,7 @@ def groups_of(blocks: tuple[int, ...]) -> int:
 
 def reduce_rows(u: UOp, op: Ops, x: UOp, axes: tuple[int, ...], blocks: int) -> UOp | None:
     """The sum of one block (of each group); None of no rows."""
-    return None if 0 in x.shape else UOp(Ops.REDUCE, u.dtype, (x,), (op, axes, blocks))
+    return None if 0 in x.shape else UOp(Ops.REDUCE, u.dtype, (x,), ReduceArg(op, axes, blocks))
 
 
 def in_tree(terms: Sequence[UOp | None]) -> UOp | None:

@@ -91,11 +91,10 @@ def flip(u: UOp, ps: list[Placement]) -> Answer:
 
 
 def reduce(u: UOp, ps: list[Placement]) -> Answer:
-    op, axes = u.arg
     p = ps[0]
     if not isinstance(p, Shard):
         return [REPLICATE], REPLICATE
-    return (ps, Partial(op)) if p.axis in axes else (ps, p)
+    return (ps, Partial(u.arg.op)) if p.axis in u.arg.axes else (ps, p)
 
 
 def gather(u: UOp, ps: list[Placement]) -> Answer:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from manygrad.schedule.simplify import broadcast
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.source import inherit
-from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop import Ops, ReduceArg, UOp
 from manygrad.tensor.uop.rewrite import PatternMatcher, UPat, graph_rewrite
 
 FAR = 1  # the code of an index of which twice is no int64
@@ -57,7 +57,7 @@ def worst_of(index: UOp, low: int, size: int, spared: int | None) -> UOp:
     if spared is not None:
         code = UOp(Ops.WHERE, wide, (UOp(Ops.CMPEQ, dtypes.bool, (x, const(spared))), const(0), code))
     if code.shape:
-        code = UOp(Ops.REDUCE, wide, (code,), (Ops.MAX, tuple(range(len(code.shape)))))
+        code = UOp(Ops.REDUCE, wide, (code,), ReduceArg(Ops.MAX, tuple(range(len(code.shape)))))
     return UOp(Ops.RESHAPE, wide, (code,), (1,))
 
 

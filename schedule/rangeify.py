@@ -122,10 +122,9 @@ class Kernel:
         return (*picked, *idx[n:]), valid
 
     def reduce(self, u: UOp, idx: Index, valid: UOp) -> UOp:
-        op, axes = u.arg[:2]
-        ranges = {a: self.range(u.src[0].shape[a], "reduce") for a in axes}
+        ranges = {a: self.range(u.src[0].shape[a], "reduce") for a in u.arg.axes}
         value = self.value(u.src[0], tuple(ranges.get(i, x) for i, x in enumerate(idx)), valid)
-        return collapse_reduce(op, value, list(ranges.values()))
+        return collapse_reduce(u.arg.op, value, list(ranges.values()))
 
     # *** stores ***
 

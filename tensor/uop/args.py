@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from manygrad.tensor.dtype import DType
+from manygrad.tensor.uop.ops import Ops
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,14 @@ class Members:
     counts: tuple[int, ...]  # how many elements each of them gets
     number: int  # the collective's place in the program: all workers run theirs in this order
     line: str  # the user's
+
+
+class ReduceArg(NamedTuple):
+    """A reduction of the tensor graph; the dims that it goes over are kept as 1."""
+
+    op: Ops  # ADD, MUL or MAX
+    axes: tuple[int, ...]
+    blocks: int | None = None  # of a sum in blocks, whose order stays: how many its value has (`multi/lower_shards.py`)
 
 
 class RangeArg(NamedTuple):

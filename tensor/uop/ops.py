@@ -54,7 +54,7 @@ class Ops(Enum):
     CAST = auto()
     BITCAST = auto()
     # structure of the tensor graph
-    # tensor graph: arg (op, axes[, blocks in src]), dims kept as 1; kernel: src (value, *ranges), arg op
+    # tensor graph: arg ReduceArg, dims kept as 1; kernel: src (value, *ranges), arg op
     REDUCE = auto()
     GATHER = auto()  # (x, i0, ..., ik-1): out[s..., r...] = x[i0[s], ..., ik-1[s], r...], 0 where an index is outside
     # (base, value, i0, ..., ik-1), arg "set", "place", "add", "mul" or "max": base with value[s..., r...] set at, or

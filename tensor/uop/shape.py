@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from manygrad.tensor.uop.args import ReduceArg
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.uop import UOp, infer, lacking
 
@@ -57,7 +58,10 @@ def _shape(u: UOp) -> Shape:
     if op is Ops.SHRINK:
         return tuple(sub(e, b) for b, e in u.arg)
     if op is Ops.REDUCE:
-        return tuple(1 if i in u.arg[1] else d for i, d in enumerate(s[0].shape)) if isinstance(u.arg, tuple) else ()
+        if not isinstance(u.arg, ReduceArg):  # a kernel's
+            return ()
+        axes = u.arg.axes
+        return tuple(1 if i in axes else d for i, d in enumerate(s[0].shape))
     if op is Ops.GATHER:
         return s[1].shape + s[0].shape[len(s) - 1 :]
     if op is Ops.CAT:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from manygrad.tensor.uop.args import BufferSpec, Members
+from manygrad.tensor.uop.args import BufferSpec, Members, ReduceArg
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
@@ -40,6 +40,8 @@ def show_arg(x: Any) -> str:
         return f"no. {x.number} over {show_arg(x.devices)}, own {show_arg(x.mine)} get {show_arg(x.counts)}"
     if isinstance(x, Ops):
         return x.name
+    if isinstance(x, ReduceArg) and x.blocks is None:
+        return show_arg((x.op, x.axes))
     if isinstance(x, tuple):
         return f"({', '.join(show_arg(y) for y in x[:8])}{', ...' if len(x) > 8 else ''})"
     return str(x)

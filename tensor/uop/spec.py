@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from manygrad.tensor.dtype import DType, dtypes
-from manygrad.tensor.uop.args import BufferSpec, VarArg
+from manygrad.tensor.uop.args import BufferSpec, ReduceArg, VarArg
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.shape import is_buffer
 from manygrad.tensor.uop.uop import UOp
@@ -243,13 +243,12 @@ def is_place(u: UOp) -> bool:
 def _is_reduction(u: UOp) -> bool:
     arg, rank = u.arg, len(u.src[0].shape)
     return (
-        type(arg) is tuple
-        and len(arg) in (2, 3)
-        and arg[0] in REDUCES
-        and are_ints(arg[1])
-        and len(set(arg[1])) == len(arg[1])
-        and all(0 <= a < rank for a in arg[1])
-        and (len(arg) == 2 or (type(arg[2]) is int and arg[2] > 0))
+        isinstance(arg, ReduceArg)
+        and arg.op in REDUCES
+        and are_ints(arg.axes)
+        and len(set(arg.axes)) == len(arg.axes)
+        and all(0 <= a < rank for a in arg.axes)
+        and (arg.blocks is None or (type(arg.blocks) is int and arg.blocks > 0))
     )
 
 
@@ -324,7 +323,7 @@ TENSOR = spec_of(
          *_MOVES, ("bools as arg", lambda u: type(u.arg) is tuple and all(type(f) is bool for f in u.arg)),
          ("a bool a dim", lambda u: len(u.arg) == len(u.src[0].shape))),
     rule("REDUCE goes over dims", Ops.REDUCE,
-         *_MOVES, ("(op, dims) or (op, dims, blocks) as arg", _is_reduction)),
+         *_MOVES, ("a ReduceArg of its dims", _is_reduction)),
     rule("GATHER picks by indices", Ops.GATHER, at_least(2), NO_ARG, VALUES, LIKE_FIRST, *_PICKED),
     rule("SCATTER combines at indices", Ops.SCATTER,
          at_least(3), ("the way to combine as arg", lambda u: u.arg in SCATTERS), VALUES, LIKE_FIRST, *_PICKED,

@@ -19,7 +19,19 @@ from manygrad.schedule.chain import ChainSpec
 from manygrad.schedule.spec import GRAPHS, KERNEL, LINEAR, graph_spec
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import SPEC, Context
-from manygrad.tensor.uop import BufferSpec, GroupOp, Members, Ops, PatternMatcher, RangeArg, UOp, UPat, VarArg, passes
+from manygrad.tensor.uop import (
+    BufferSpec,
+    GroupOp,
+    Members,
+    Ops,
+    PatternMatcher,
+    RangeArg,
+    ReduceArg,
+    UOp,
+    UPat,
+    VarArg,
+    passes,
+)
 from manygrad.tensor.uop.spec import TENSOR, Spec, verify
 from tests.schedule.programs import sink_of
 from tests.schedule.test_golden import PROGRAMS
@@ -56,8 +68,8 @@ BROKEN = [
     ("tensor", "within the dims", UOp(Ops.SHRINK, f32, (x,), ((0, 1), (2, 4)))),
     ("tensor", "pairs as arg", UOp(Ops.PAD, f32, (x,), ((0, -1), (0, 0)))),
     ("tensor", "dims of 1", UOp(Ops.EXPAND, f32, (x,), (4, 3))),
-    ("tensor", "(op, dims)", UOp(Ops.REDUCE, f32, (x,), (Ops.ADD, (2,)))),
-    ("tensor", "(op, dims)", UOp(Ops.REDUCE, f32, (x,), (Ops.SUB, (1,)))),
+    ("tensor", "a ReduceArg of its dims", UOp(Ops.REDUCE, f32, (x,), ReduceArg(Ops.ADD, (2,)))),
+    ("tensor", "a ReduceArg of its dims", UOp(Ops.REDUCE, f32, (x,), ReduceArg(Ops.SUB, (1,)))),
     ("tensor", "target in memory", UOp(Ops.STORE, void, (UOp(Ops.NEG, f32, (x,)), x))),
     ("tensor", "the target's shape", UOp(Ops.STORE, void, (x, y))),
     ("tensor", "2 sources", UOp(Ops.STORE)),
