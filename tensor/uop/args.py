@@ -41,6 +41,14 @@ class Members:
     line: str  # the user's
 
 
+class CheckArg(NamedTuple):
+    """What an index has to be: low <= it < size, or the one that is spared."""
+
+    low: int
+    size: int
+    spared: int | None
+
+
 class ReduceArg(NamedTuple):
     """A reduction of the tensor graph; the dims that it goes over are kept as 1."""
 

@@ -76,8 +76,8 @@ def _of(u: UOp) -> Interval | None:
     if op in _SAME:
         return a, b
     if op is Ops.CHECK:
-        low, size, spared = u.arg
-        lo, hi = max(a, low), min(b, size - 1)
+        spared = u.arg.spared
+        lo, hi = max(a, u.arg.low), min(b, u.arg.size - 1)
         return (lo, hi) if spared is None else (min(lo, spared), max(hi, spared))
     if op is Ops.PAD:
         return min(a, 0), max(b, 0)

@@ -64,8 +64,7 @@ class Ops(Enum):
     CAT = auto()  # src joined along arg
     CONTIGUOUS = auto()  # stored as it is; arg None, or the number of the leaf tensor that it is
     DETACH = auto()  # the same value, no gradient
-    # (x, word), arg (low, size, spared): x; where it runs the BUFFER word learns of an x
-    # < low or >= size that is not spared
+    # (x, word), arg CheckArg: x; where it runs the BUFFER word learns of an x < low or >= size that is not spared
     CHECK = auto()
     BARRIER = auto()  # (x, y): x, to be read once what y is computed from is there; never one with x
     COPY = auto()  # the value on device(s) arg

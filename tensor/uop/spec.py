@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from manygrad.tensor.dtype import DType, dtypes
-from manygrad.tensor.uop.args import BufferSpec, ReduceArg, VarArg
+from manygrad.tensor.uop.args import BufferSpec, CheckArg, ReduceArg, VarArg
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.shape import is_buffer
 from manygrad.tensor.uop.uop import UOp
@@ -258,7 +258,11 @@ def _fits_in(begin: Any, end: Any, size: Any) -> bool:
 
 
 def _is_check(arg: Any) -> bool:
-    return type(arg) is tuple and len(arg) == 3 and are_ints(arg[:2]) and (arg[2] is None or type(arg[2]) is int)
+    return (
+        isinstance(arg, CheckArg)
+        and type(arg.low) is type(arg.size) is int
+        and (arg.spared is None or type(arg.spared) is int)
+    )
 
 
 def _is_shard(u: UOp) -> bool:
@@ -341,7 +345,7 @@ TENSOR = spec_of(
          at_least(1), VALUES, LIKE_FIRST, ("a gradient as arg", lambda u: u.arg is not None)),
     rule("CHECK looks at an index", Ops.CHECK,
          sources(2), LIKE_FIRST, INTEGER, ("a word in memory", lambda u: is_buffer(u.src[1])),
-         ("(least, size, spared) as arg", lambda u: _is_check(u.arg))),
+         ("a CheckArg", lambda u: _is_check(u.arg))),
     rule("BARRIER waits", Ops.BARRIER, sources(2), NO_ARG, VALUES, LIKE_FIRST),
     rule("COPY goes to a device", Ops.COPY, *_MOVES, A_NAME),
     rule("SHARD goes to several devices", Ops.SHARD, *_MOVES, ("(devices, dim or None) as arg", _is_shard)),

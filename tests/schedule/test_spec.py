@@ -21,6 +21,7 @@ from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import SPEC, Context
 from manygrad.tensor.uop import (
     BufferSpec,
+    CheckArg,
     GroupOp,
     Members,
     Ops,
@@ -76,7 +77,7 @@ BROKEN = [
     ("tensor", "indices of one shape", UOp(Ops.GATHER, f32, (x, n, UOp(Ops.RESHAPE, i32, (n,), (6,))))),
     ("tensor", "the way to combine", UOp(Ops.SCATTER, f32, (x, one, UOp.const(i32, 0)), "replace")),
     ("tensor", "no rule of this stage is about its op", r),
-    ("tensor", "an integer dtype", UOp(Ops.CHECK, f32, (x, n), (0, 3, None))),
+    ("tensor", "an integer dtype", UOp(Ops.CHECK, f32, (x, n), CheckArg(0, 3, None))),
     ("tensor", "no sources", UOp(Ops.CONST, f32, (x,), 1.0)),
     ("tensor", "the value of its dtype", UOp(Ops.CONST, f32, (), 1)),
     ("tensor", "a DEFINE_VAR and a CONST", UOp(Ops.BIND, index, (four, v))),
@@ -89,7 +90,7 @@ BROKEN = [
     ("clean", "no rule", UOp(Ops.DETACH, f32, (x,))),
     ("lower_shards", "no rule", UOp(Ops.SHARD, f32, (x,), (("CPU:0",), None))),
     ("lower_shards", "a number of one of its parts", UOp(Ops.MSELECT, f32, (two,), 2)),
-    ("lower_checks", "no rule", UOp(Ops.CHECK, i32, (n, n), (0, 3, None))),
+    ("lower_checks", "no rule", UOp(Ops.CHECK, i32, (n, n), CheckArg(0, 3, None))),
     ("simplify", "one device", UOp(Ops.NEG, f32, (two,))),
     ("lower_storage", "no rule", UOp(Ops.CAT, f32, (x, x), 0)),
     ("lower_storage", "no sources", UOp(Ops.COPY, f32, (x,), "CPU:1")),
@@ -142,7 +143,7 @@ def candidates() -> Iterator[UOp]:
     yield from (copy, UOp(Ops.BIND, index, (v, four)), UOp(Ops.RESULT, f32, (UOp(Ops.FUNCTION, void, (x,), body),), 0))
     yield from (UOp(Ops.DETACH, f32, (x,)), UOp(Ops.CUSTOM, f32, (x,), "a gradient"), UOp(Ops.BARRIER, f32, (x, x)))
     yield from (UOp(Ops.SHARD, f32, (x,), (("CPU:0", "CPU:1"), None)), UOp(Ops.CONTIGUOUS, f32, (x,), 3))
-    yield from (UOp(Ops.CHECK, i32, (n, n), (0, 3, None)), UOp(Ops.REDUCE, f32, (load, k), Ops.MAX))
+    yield from (UOp(Ops.CHECK, i32, (n, n), CheckArg(0, 3, None)), UOp(Ops.REDUCE, f32, (load, k), Ops.MAX))
     for args in COLLECTIVES.items():
         op, arg = args[0], (*args[1], Members(("CPU:0", "CPU:1"), (0, 1), (6, 6), 1, "a line"))
         yield from (UOp(op, f32, (UOp(Ops.MSTACK, f32, (x, x)),), arg), UOp(op, f32, (), arg))
