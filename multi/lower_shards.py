@@ -308,7 +308,7 @@ class _Lowering:
         return reshape(UOp(Ops.MSELECT, u.dtype, (node,), 0), u.shape)
 
     def lower_shard(self, u: UOp, place: dict[UOp, Placement]) -> None:
-        devices, _ = u.arg
+        devices = u.arg.devices
         want = place[u]
         src = u.src[0]
         if isinstance(src.device, str) and "@" in src.device and self.me.size > 1:

@@ -214,8 +214,8 @@ def placements(order: list[UOp]) -> dict[UOp, Placement]:
             if u.op in (Ops.BUFFER, Ops.PARAM):
                 p = REPLICATE if u.arg.axis is None else Shard.of(u.arg.axis, u.arg.bounds)
             elif u.op is Ops.SHARD:
-                axis = u.arg[1]
-                p = REPLICATE if axis is None else Shard.even(axis, u.src[0].shape[axis], len(u.arg[0]))
+                axis = u.arg.axis
+                p = REPLICATE if axis is None else Shard.even(axis, u.src[0].shape[axis], len(u.arg.devices))
             elif u.op is Ops.RESULT:
                 body = u.src[0].arg
                 p = settled(placements(body.toposort())[body.src[u.arg]])

@@ -103,7 +103,7 @@ def leaves_of(graph: UOp, me: World) -> tuple[tuple[int, ...], tuple[int, ...]]:
     order = graph.toposort()
     whole = [u.arg.uid for u in order if u.op is Ops.PARAM and u.arg.axis is None and spans_workers(u.arg.device, me)]
     below = UOp(
-        Ops.SINK, dtypes.void, tuple(u.src[0] for u in order if u.op is Ops.SHARD and spans_workers(u.arg[0], me))
+        Ops.SINK, dtypes.void, tuple(u.src[0] for u in order if u.op is Ops.SHARD and spans_workers(u.arg.devices, me))
     )
     local = [
         u.arg.uid

@@ -49,6 +49,13 @@ class CheckArg(NamedTuple):
     spared: int | None
 
 
+class ShardArg(NamedTuple):
+    """Where the parts of a value go."""
+
+    devices: tuple[str, ...]
+    axis: int | None  # the dim that is cut; None: each device has the whole value
+
+
 class ReduceArg(NamedTuple):
     """A reduction of the tensor graph; the dims that it goes over are kept as 1."""
 

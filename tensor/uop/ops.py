@@ -68,7 +68,7 @@ class Ops(Enum):
     CHECK = auto()
     BARRIER = auto()  # (x, y): x, to be read once what y is computed from is there; never one with x
     COPY = auto()  # the value on device(s) arg
-    SHARD = auto()  # the value cut along arg[1] (None: replicated) over devices arg[0]
+    SHARD = auto()  # the value cut, or replicated, over several devices; arg ShardArg
     # collectives, after multi: src (MSTACK of flat local values), arg (..., Members)
     ALLREDUCE = auto()  # (op, count): terms summed
     ALLGATHER = auto()  # (bounds,): parts joined

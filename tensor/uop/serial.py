@@ -17,7 +17,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from manygrad.tensor.dtype import DType, to_dtype
-from manygrad.tensor.uop.args import BufferSpec, CheckArg, Members, RangeArg, ReduceArg, VarArg
+from manygrad.tensor.uop.args import BufferSpec, CheckArg, Members, RangeArg, ReduceArg, ShardArg, VarArg
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
@@ -40,6 +40,7 @@ def register(cls: type[T]) -> type[T]:
 register(BufferSpec)
 register(Members)
 register(CheckArg)
+register(ShardArg)
 register(ReduceArg)
 register(RangeArg)
 register(VarArg)

@@ -97,7 +97,7 @@ def _device(u: UOp) -> str | tuple[str, ...] | None:
     if u.op is Ops.COPY:
         return u.arg
     if u.op is Ops.SHARD:
-        return u.arg[0]
+        return u.arg.devices
     if u.op is Ops.RESULT:
         return u.src[0].arg.src[u.arg].device
     if u.op is Ops.MSTACK:

@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from manygrad.tensor.dtype import DType, dtypes
-from manygrad.tensor.uop.args import BufferSpec, CheckArg, ReduceArg, VarArg
+from manygrad.tensor.uop.args import BufferSpec, CheckArg, ReduceArg, ShardArg, VarArg
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.shape import is_buffer
 from manygrad.tensor.uop.uop import UOp
@@ -268,10 +268,9 @@ def _is_check(arg: Any) -> bool:
 def _is_shard(u: UOp) -> bool:
     arg = u.arg
     return (
-        type(arg) is tuple
-        and len(arg) == 2
-        and are_names(arg[0])
-        and (arg[1] is None or (type(arg[1]) is int and 0 <= arg[1] < len(u.src[0].shape)))
+        isinstance(arg, ShardArg)
+        and are_names(arg.devices)
+        and (arg.axis is None or (type(arg.axis) is int and 0 <= arg.axis < len(u.src[0].shape)))
     )
 
 
@@ -348,7 +347,7 @@ TENSOR = spec_of(
          ("a CheckArg", lambda u: _is_check(u.arg))),
     rule("BARRIER waits", Ops.BARRIER, sources(2), NO_ARG, VALUES, LIKE_FIRST),
     rule("COPY goes to a device", Ops.COPY, *_MOVES, A_NAME),
-    rule("SHARD goes to several devices", Ops.SHARD, *_MOVES, ("(devices, dim or None) as arg", _is_shard)),
+    rule("SHARD goes to several devices", Ops.SHARD, *_MOVES, ("a ShardArg, its axis a dim or None", _is_shard)),
     rule("STORE writes memory", Ops.STORE, NO_ARG, *STORES),
     rule("AFTER waits for effects", Ops.AFTER,
          at_least(2), NO_ARG, A_VALUE, LIKE_FIRST, ("memory first", lambda u: is_place(u.src[0])), EFFECTS_LAST),

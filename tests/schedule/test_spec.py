@@ -28,6 +28,7 @@ from manygrad.tensor.uop import (
     PatternMatcher,
     RangeArg,
     ReduceArg,
+    ShardArg,
     UOp,
     UPat,
     VarArg,
@@ -88,7 +89,7 @@ BROKEN = [
     ("tensor", "its number", UOp(Ops.RESULT, f32, (UOp(Ops.FUNCTION, void, (x,), body),), 1)),
     ("tensor", "a BufferSpec", UOp(Ops.BUFFER, i32, (), x.arg)),
     ("clean", "no rule", UOp(Ops.DETACH, f32, (x,))),
-    ("lower_shards", "no rule", UOp(Ops.SHARD, f32, (x,), (("CPU:0",), None))),
+    ("lower_shards", "no rule", UOp(Ops.SHARD, f32, (x,), ShardArg(("CPU:0",), None))),
     ("lower_shards", "a number of one of its parts", UOp(Ops.MSELECT, f32, (two,), 2)),
     ("lower_checks", "no rule", UOp(Ops.CHECK, i32, (n, n), CheckArg(0, 3, None))),
     ("simplify", "one device", UOp(Ops.NEG, f32, (two,))),
@@ -142,7 +143,7 @@ def candidates() -> Iterator[UOp]:
     """Nodes of ops that none of the golden programs has, each legal in some stages."""
     yield from (copy, UOp(Ops.BIND, index, (v, four)), UOp(Ops.RESULT, f32, (UOp(Ops.FUNCTION, void, (x,), body),), 0))
     yield from (UOp(Ops.DETACH, f32, (x,)), UOp(Ops.CUSTOM, f32, (x,), "a gradient"), UOp(Ops.BARRIER, f32, (x, x)))
-    yield from (UOp(Ops.SHARD, f32, (x,), (("CPU:0", "CPU:1"), None)), UOp(Ops.CONTIGUOUS, f32, (x,), 3))
+    yield from (UOp(Ops.SHARD, f32, (x,), ShardArg(("CPU:0", "CPU:1"), None)), UOp(Ops.CONTIGUOUS, f32, (x,), 3))
     yield from (UOp(Ops.CHECK, i32, (n, n), CheckArg(0, 3, None)), UOp(Ops.REDUCE, f32, (load, k), Ops.MAX))
     for args in COLLECTIVES.items():
         op, arg = args[0], (*args[1], Members(("CPU:0", "CPU:1"), (0, 1), (6, 6), 1, "a line"))

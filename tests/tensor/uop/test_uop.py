@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from manygrad.tensor.dtype import dtypes
-from manygrad.tensor.uop import BufferSpec, Ops, ReduceArg, UOp, toposort
+from manygrad.tensor.uop import BufferSpec, Ops, ReduceArg, ShardArg, UOp, toposort
 from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.show import show
 from manygrad.tensor.uop.uop import live_nodes
@@ -160,7 +160,7 @@ def test_shapes(op: Ops, arg: tuple, want: tuple[int, ...]) -> None:
 
 def test_device_of_a_node_is_that_of_its_storage() -> None:
     x = buffer(-912, 4)
-    two = UOp(Ops.SHARD, f32, (x,), (("CPU:0", "CPU:1"), 0))
+    two = UOp(Ops.SHARD, f32, (x,), ShardArg(("CPU:0", "CPU:1"), 0))
     assert UOp.const(f32, 1.0).device is None
     assert UOp.const(f32, 1.0).alu(Ops.ADD, x).device == "CPU:0"
     assert UOp(Ops.COPY, f32, (x,), "CPU:1").device == "CPU:1"
