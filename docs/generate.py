@@ -61,7 +61,7 @@ def graphs() -> tuple[str, dict[str, str], UOp]:
 
 def argument(u: UOp) -> str:
     if u.op is Ops.VIEW:
-        return f"{argument(u.src[0])}[{u.arg[0]}:]"
+        return f"{argument(u.src[0])}[{u.arg.offset}:]"
     return (
         f"temp{-u.arg.uid}"
         if u.op is Ops.BUFFER

@@ -125,8 +125,7 @@ def exec_chain(call: UOp, buffers: list[Buffer], plan: int) -> ExecItem:
 
 def exec_view(view: UOp, buffer: Buffer) -> Buffer:
     """A part of a buffer in place: resolved when the calls are made, nothing to run."""
-    offset, shape = view.arg
-    return buffer.view(numel(shape), view.dtype, offset * view.dtype.itemsize)
+    return buffer.view(numel(view.arg.shape), view.dtype, view.arg.offset * view.dtype.itemsize)
 
 
 def exec_copy(call: UOp, buffers: list[Buffer], plan: int) -> ExecItem:

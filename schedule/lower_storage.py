@@ -20,7 +20,7 @@ from manygrad.schedule.index import contiguous_offset
 from manygrad.schedule.join import store_part
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.source import inherit
-from manygrad.tensor.uop import GroupOp, Members, Ops, UOp
+from manygrad.tensor.uop import GroupOp, Members, Ops, UOp, ViewArg
 from manygrad.tensor.uop.rewrite import with_sources
 from manygrad.tensor.uop.shape import is_buffer
 from manygrad.tensor.uop.track import made_from
@@ -144,7 +144,7 @@ def _readable(u: UOp) -> UOp:
     ):
         offset = contiguous_offset(value, base)
         if offset is not None:
-            return UOp(Ops.VIEW, u.dtype, (base,), (offset, value.shape))
+            return UOp(Ops.VIEW, u.dtype, (base,), ViewArg(offset, value.shape))
     return UOp(Ops.CONTIGUOUS, u.dtype, (value,))
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from manygrad.schedule.items import Item
 from manygrad.schedule.nodes import indices
-from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop import Ops, UOp, ViewArg
 from manygrad.tensor.uop import symbolic as sym
 from manygrad.tensor.uop.shape import numel
 from manygrad.tensor.uop.track import made_from
@@ -85,4 +85,6 @@ def _without(kernel: UOp, offsets: dict[int, int]) -> UOp:
 
 
 def _part(buffer: UOp, offset: int) -> UOp:
-    return UOp(Ops.VIEW, buffer.dtype, (buffer,), (offset, (numel(buffer.shape) - offset,))) if offset else buffer
+    if not offset:
+        return buffer
+    return UOp(Ops.VIEW, buffer.dtype, (buffer,), ViewArg(offset, (numel(buffer.shape) - offset,)))

@@ -10,7 +10,7 @@ from typing import Any
 
 from manygrad.schedule.items import Item
 from manygrad.tensor.dtype import dtypes
-from manygrad.tensor.uop import GroupOp, Members, Ops, RangeArg, UOp
+from manygrad.tensor.uop import GroupOp, Members, Ops, RangeArg, UOp, ViewArg
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.shape import is_buffer
 from manygrad.tensor.uop.spec import (
@@ -89,7 +89,7 @@ _OWN: Need = ("a number of one of its parts as arg", lambda u: type(u.arg) is in
 
 
 def _is_part(u: UOp) -> bool:
-    return type(u.arg) is tuple and len(u.arg) == 2 and type(u.arg[0]) is int and u.arg[0] >= 0 and is_shape(u.arg[1])
+    return isinstance(u.arg, ViewArg) and type(u.arg.offset) is int and u.arg.offset >= 0 and is_shape(u.arg.shape)
 
 
 def _ready(u: UOp) -> bool:
@@ -142,7 +142,7 @@ STORAGE = plus(
     rule("CALL copies or communicates", Ops.CALL, *_CALLS, ("memory as arguments", _ready)),
     rule("VIEW is a part of memory", Ops.VIEW,
          sources(1), LIKE_FIRST, ("memory as source", lambda u: is_place(u.src[0])),
-         ("(offset, shape) as arg", _is_part)),
+         ("a ViewArg", _is_part)),
     rule("STORE writes memory", Ops.STORE,
          *STORES, ("no arg, or the way to combine where indices pick",
                    lambda u: u.arg is None or (u.arg in SCATTERS and u.src[0].op is Ops.GATHER))),
@@ -217,7 +217,7 @@ LINEAR: Spec = {
         rule("CALL copies or communicates", Ops.CALL, *_CALLS, _MEMORY),
         rule("VIEW is a part of memory", Ops.VIEW,
              sources(1), LIKE_FIRST, ("memory as source", lambda u: is_buffer(u.src[0])),
-             ("(offset, shape) as arg", _is_part)),
+             ("a ViewArg", _is_part)),
         rule("CHAIN holds kernels", Ops.CHAIN,
              at_least(2), VOID, kinds("kernels as sources", {Ops.SINK}),
              ("the slots of each kernel as arg", lambda u: len(u.arg.slots) == len(u.src))),

@@ -1,7 +1,7 @@
 """The IR: ops, nodes, shapes, symbolic integers, pattern matching, specs and printing."""
 
 import manygrad.tensor.uop.shape  # noqa: F401  (wires UOp.shape and UOp.device)
-from manygrad.tensor.uop.args import BufferSpec, CheckArg, Members, RangeArg, ReduceArg, ShardArg, VarArg
+from manygrad.tensor.uop.args import BufferSpec, CheckArg, Members, RangeArg, ReduceArg, ShardArg, VarArg, ViewArg
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.rewrite import PatternMatcher, UPat, graph_rewrite
 from manygrad.tensor.uop.uop import UOp, standing_on, toposort
@@ -19,6 +19,7 @@ __all__ = [
     "UOp",
     "UPat",
     "VarArg",
+    "ViewArg",
     "graph_rewrite",
     "standing_on",
     "toposort",

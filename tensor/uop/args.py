@@ -77,3 +77,10 @@ class VarArg(NamedTuple):
     name: str  # one variable of a graph has it
     min: int
     max: int
+
+
+class ViewArg(NamedTuple):
+    """A part of a buffer."""
+
+    offset: int  # where it begins, in elements
+    shape: tuple[Any, ...]  # of as many elements, one after the other

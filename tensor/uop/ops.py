@@ -92,7 +92,7 @@ class Ops(Enum):
     CALL = auto()  # (what, *buffers or VIEWs of them)
     # (*kernels): what is called where they run one after the other for each block of their rows; arg ChainSpec
     CHAIN = auto()
-    VIEW = auto()  # (buffer,): a contiguous part, read in place; arg (offset in elements, shape)
+    VIEW = auto()  # (buffer,): a contiguous part, read in place; arg ViewArg
     LINEAR = auto()  # ordered CALLs
 
 

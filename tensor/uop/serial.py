@@ -17,7 +17,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from manygrad.tensor.dtype import DType, to_dtype
-from manygrad.tensor.uop.args import BufferSpec, CheckArg, Members, RangeArg, ReduceArg, ShardArg, VarArg
+from manygrad.tensor.uop.args import BufferSpec, CheckArg, Members, RangeArg, ReduceArg, ShardArg, VarArg, ViewArg
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
@@ -44,6 +44,7 @@ register(ShardArg)
 register(ReduceArg)
 register(RangeArg)
 register(VarArg)
+register(ViewArg)
 
 
 def _nodes_in(arg: Any, out: list[UOp]) -> None:

@@ -50,7 +50,7 @@ def _shape(u: UOp) -> Shape:
     if op is Ops.FUNCTION:
         return ()
     if op is Ops.VIEW:
-        return u.arg[1]
+        return u.arg.shape
     if op is Ops.PERMUTE:
         return tuple(s[0].shape[i] for i in u.arg)
     if op is Ops.PAD:

@@ -175,10 +175,10 @@ def test_the_rows_of_a_worker(four_workers: World) -> None:
     reads = []
     for call in create_linear_with_vars(sink_of(x * 1.5), world).linear.src:
         if call.src[0].op is Ops.COPY:
-            reads.append((call.src[2].arg[0] // 6, call.src[2].arg[1]))  # VIEW: offset and shape
+            reads.append((call.src[2].arg.offset // 6, call.src[2].arg.shape))
         elif call.src[2].op is Ops.VIEW:
             assert all(linear(u.src[0].src[1])[1] == 0 for u in call.src[0].toposort() if u.op is Ops.LOAD)
-            reads.append((call.src[2].arg[0] // 6, (2, 6)))
+            reads.append((call.src[2].arg.offset // 6, (2, 6)))
     assert sorted(reads) == [(4, (2, 6)), (6, (2, 6))]
 
 
