@@ -87,7 +87,7 @@ def plan_of(normal: UOp, shared: int, linear: UOp, me: World) -> Plan | None:
     collectives = [
         c.src[0]
         for c in linear.src
-        if c.src[0].op in GroupOp.COLLECTIVE and spans_workers(c.src[0].arg[-1].devices, me)
+        if c.src[0].op in GroupOp.COLLECTIVE and spans_workers(c.src[0].arg.members.devices, me)
     ]
     graph = UOp(Ops.SINK, dtypes.void, normal.src[:shared])
     leaves, cut = leaves_of(graph, me)

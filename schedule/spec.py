@@ -11,6 +11,14 @@ from typing import Any
 from manygrad.schedule.items import Item
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import GroupOp, Members, Ops, RangeArg, UOp, ViewArg
+from manygrad.tensor.uop.args import (
+    AllGatherArg,
+    AllReduceArg,
+    AllToAllArg,
+    BroadcastArg,
+    ReduceScatterArg,
+    SendArg,
+)
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.shape import is_buffer
 from manygrad.tensor.uop.spec import (
@@ -59,31 +67,33 @@ def _is_members(m: Any) -> bool:
     )
 
 
-def _is_what(op: Ops, x: Any) -> bool:
-    """Whether `x` tells, besides the members, what a collective does."""
-    match op:
-        case Ops.ALLREDUCE:
-            return len(x) == 2 and x[0] in REDUCES and type(x[1]) is int
-        case Ops.REDUCESCATTER:
-            return len(x) == 2 and x[0] in REDUCES and are_ints(x[1])
-        case Ops.ALLGATHER:
-            return len(x) == 1 and are_ints(x[0])
-        case Ops.ALLTOALL:
-            return len(x) == 2 and are_ints(x[0]) and are_ints(x[1])
-        case Ops.BROADCAST:
-            return len(x) == 2 and are_ints(x)
-    return len(x) == 1 and are_ints(x)
+def _is_what(op: Ops, arg: Any) -> bool:
+    """Whether the arg tells, besides the members, what a collective of this op does."""
+    match op, arg:
+        case Ops.ALLREDUCE, AllReduceArg():
+            return arg.op in REDUCES and type(arg.size) is int
+        case Ops.REDUCESCATTER, ReduceScatterArg():
+            return arg.op in REDUCES and are_ints(arg.bounds)
+        case Ops.ALLGATHER, AllGatherArg():
+            return are_ints(arg.bounds)
+        case Ops.ALLTOALL, AllToAllArg():
+            return are_ints(arg.rows) and are_ints(arg.columns)
+        case Ops.BROADCAST, BroadcastArg():
+            return type(arg.root) is type(arg.size) is int
+        case Ops.SEND, SendArg():
+            return type(arg.size) is int
+    return False
 
 
 def _of_how_many(u: UOp) -> int:
     """How many values an MSELECT chooses from."""
     x = u.src[0]
-    return len(x.src if x.op is Ops.MSTACK else x.arg[-1].mine if x.op in GroupOp.COLLECTIVE else x.arg.device)
+    return len(x.src if x.op is Ops.MSTACK else x.arg.members.mine if x.op in GroupOp.COLLECTIVE else x.arg.device)
 
 
 _COLLECTIVE: Need = (
-    "what it does and its Members as arg",
-    lambda u: type(u.arg) is tuple and len(u.arg) > 1 and _is_members(u.arg[-1]) and _is_what(u.op, u.arg[:-1]),
+    "the arg of its op, with its Members",
+    lambda u: _is_what(u.op, u.arg) and _is_members(u.arg.members),
 )
 _OWN: Need = ("a number of one of its parts as arg", lambda u: type(u.arg) is int and 0 <= u.arg < _of_how_many(u))
 

@@ -1,20 +1,43 @@
 """The IR: ops, nodes, shapes, symbolic integers, pattern matching, specs and printing."""
 
 import manygrad.tensor.uop.shape  # noqa: F401  (wires UOp.shape and UOp.device)
-from manygrad.tensor.uop.args import BufferSpec, CheckArg, Members, RangeArg, ReduceArg, ShardArg, VarArg, ViewArg
+from manygrad.tensor.uop.args import (
+    AllGatherArg,
+    AllReduceArg,
+    AllToAllArg,
+    BroadcastArg,
+    BufferSpec,
+    CheckArg,
+    CollectiveArg,
+    Members,
+    RangeArg,
+    ReduceArg,
+    ReduceScatterArg,
+    SendArg,
+    ShardArg,
+    VarArg,
+    ViewArg,
+)
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.rewrite import PatternMatcher, UPat, graph_rewrite
 from manygrad.tensor.uop.uop import UOp, standing_on, toposort
 
 __all__ = [
+    "AllGatherArg",
+    "AllReduceArg",
+    "AllToAllArg",
+    "BroadcastArg",
     "BufferSpec",
     "CheckArg",
+    "CollectiveArg",
     "GroupOp",
     "Members",
     "Ops",
     "PatternMatcher",
     "RangeArg",
     "ReduceArg",
+    "ReduceScatterArg",
+    "SendArg",
     "ShardArg",
     "UOp",
     "UPat",

@@ -8,7 +8,7 @@ type that `Ops` names, for the node of the same parts without it would be found 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from manygrad.tensor.dtype import DType
 from manygrad.tensor.uop.ops import Ops
@@ -30,15 +30,20 @@ class BufferSpec:
     bounds: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Members:
-    """Who takes part in a collective; the last part of its arg."""
+class VarArg(NamedTuple):
+    """A symbolic integer: min <= it <= max."""
 
-    devices: tuple[str, ...]
-    mine: tuple[int, ...]  # the positions of this worker's devices
-    counts: tuple[int, ...]  # how many elements each of them gets
-    number: int  # the collective's place in the program: all workers run theirs in this order
-    line: str  # the user's
+    name: str  # one variable of a graph has it
+    min: int
+    max: int
+
+
+class ReduceArg(NamedTuple):
+    """A reduction of the tensor graph; the dims that it goes over are kept as 1."""
+
+    op: Ops  # ADD, MUL or MAX
+    axes: tuple[int, ...]
+    blocks: int | None = None  # of a sum in blocks, whose order stays: how many its value has (`multi/lower_shards.py`)
 
 
 class CheckArg(NamedTuple):
@@ -56,12 +61,64 @@ class ShardArg(NamedTuple):
     axis: int | None  # the dim that is cut; None: each device has the whole value
 
 
-class ReduceArg(NamedTuple):
-    """A reduction of the tensor graph; the dims that it goes over are kept as 1."""
+@dataclass(frozen=True)
+class Members:
+    """Who takes part in a collective."""
 
-    op: Ops  # ADD, MUL or MAX
-    axes: tuple[int, ...]
-    blocks: int | None = None  # of a sum in blocks, whose order stays: how many its value has (`multi/lower_shards.py`)
+    devices: tuple[str, ...]
+    mine: tuple[int, ...]  # the positions of this worker's devices
+    counts: tuple[int, ...]  # how many elements each of them gets
+    number: int  # the collective's place in the program: all workers run theirs in this order
+    line: str  # the user's
+
+
+class AllReduceArg(NamedTuple):
+    """The terms of all devices are summed up, or combined by another op; each has the result."""
+
+    op: Ops
+    size: int  # elements of each term, and of the result
+    members: Members
+
+
+class AllGatherArg(NamedTuple):
+    """The parts of all devices are joined."""
+
+    bounds: tuple[int, ...]  # n+1 places, in elements: what of the result is whose
+    members: Members
+
+
+class ReduceScatterArg(NamedTuple):
+    """As an all-reduce, but each device has its part of the result."""
+
+    op: Ops
+    bounds: tuple[int, ...]  # as of an all-gather
+    members: Members
+
+
+class AllToAllArg(NamedTuple):
+    """From parts of rows to parts of columns."""
+
+    rows: tuple[int, ...]  # n+1 places: which rows a device has before
+    columns: tuple[int, ...]  # n+1 places, in elements of a row: which columns it has then
+    members: Members
+
+
+class BroadcastArg(NamedTuple):
+    """What one device holds is sent to all."""
+
+    root: int  # the device's position
+    size: int  # elements
+    members: Members
+
+
+class SendArg(NamedTuple):
+    """From the first of two devices to the second."""
+
+    size: int  # elements
+    members: Members
+
+
+CollectiveArg = AllReduceArg | AllGatherArg | ReduceScatterArg | AllToAllArg | BroadcastArg | SendArg
 
 
 class RangeArg(NamedTuple):
@@ -71,16 +128,15 @@ class RangeArg(NamedTuple):
     kind: str  # "loop": it stores in each iteration; "reduce": a REDUCE is over it
 
 
-class VarArg(NamedTuple):
-    """A symbolic integer: min <= it <= max."""
-
-    name: str  # one variable of a graph has it
-    min: int
-    max: int
-
-
 class ViewArg(NamedTuple):
     """A part of a buffer."""
 
     offset: int  # where it begins, in elements
     shape: tuple[Any, ...]  # of as many elements, one after the other
+
+
+# what stands in graphs on disk (`tensor/uop/serial.py`)
+ARGS: tuple[type, ...] = (
+    *(BufferSpec, VarArg, ReduceArg, CheckArg, ShardArg, Members, RangeArg, ViewArg),
+    *get_args(CollectiveArg),
+)

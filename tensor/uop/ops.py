@@ -69,13 +69,13 @@ class Ops(Enum):
     BARRIER = auto()  # (x, y): x, to be read once what y is computed from is there; never one with x
     COPY = auto()  # the value on device(s) arg
     SHARD = auto()  # the value cut, or replicated, over several devices; arg ShardArg
-    # collectives, after multi: src (MSTACK of flat local values), arg (..., Members)
-    ALLREDUCE = auto()  # (op, count): terms summed
-    ALLGATHER = auto()  # (bounds,): parts joined
-    REDUCESCATTER = auto()  # (op, bounds): each device its part of the sum
-    ALLTOALL = auto()  # (row bounds, column bounds): from parts of rows to parts of columns
-    BROADCAST = auto()  # (root, count): the root's value on every device
-    SEND = auto()  # (count,): from the first of two devices to the second
+    # collectives, after multi: src (MSTACK of flat local values), arg as named
+    ALLREDUCE = auto()  # AllReduceArg: terms summed
+    ALLGATHER = auto()  # AllGatherArg: parts joined
+    REDUCESCATTER = auto()  # ReduceScatterArg: each device its part of the sum
+    ALLTOALL = auto()  # AllToAllArg: from parts of rows to parts of columns
+    BROADCAST = auto()  # BroadcastArg: the root's value on every device
+    SEND = auto()  # SendArg: from the first of two devices to the second
     MSTACK = auto()  # n per-device values seen as one
     MSELECT = auto()  # value arg of an MSTACK
     STORE = auto()  # tensor graph: (target, value); kernel: (INDEX, value, *ranges)

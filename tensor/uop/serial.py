@@ -17,7 +17,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from manygrad.tensor.dtype import DType, to_dtype
-from manygrad.tensor.uop.args import BufferSpec, CheckArg, Members, RangeArg, ReduceArg, ShardArg, VarArg, ViewArg
+from manygrad.tensor.uop.args import ARGS, BufferSpec
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
@@ -37,14 +37,8 @@ def register(cls: type[T]) -> type[T]:
     return cls
 
 
-register(BufferSpec)
-register(Members)
-register(CheckArg)
-register(ShardArg)
-register(ReduceArg)
-register(RangeArg)
-register(VarArg)
-register(ViewArg)
+for _cls in ARGS:
+    register(_cls)
 
 
 def _nodes_in(arg: Any, out: list[UOp]) -> None:

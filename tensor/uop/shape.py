@@ -70,7 +70,7 @@ def _shape(u: UOp) -> Shape:
     if op is Ops.MSELECT and s[0].op in (Ops.BUFFER, Ops.PARAM):
         return local_shape(s[0].arg, u.arg)
     if op is Ops.MSELECT and s[0].op in GroupOp.COLLECTIVE:
-        return (s[0].arg[-1].counts[u.arg],)
+        return (s[0].arg.members.counts[u.arg],)
     return s[0].shape if s else ()
 
 

@@ -164,7 +164,7 @@ def test_a_worker_schedules_its_own_devices_only(four_workers: World) -> None:
     assert {a.device for c in kernels for a in c.src[1:]} <= {"NULL:0", "NULL:1", "NULL:0@1", "NULL:1@1"}
     (reduce,) = [c for c in calls if c.src[0].op is Ops.ALLREDUCE]
     assert len(reduce.src) == 1 + 2 + 2  # results and inputs of the own devices
-    members = reduce.src[0].arg[-1]
+    members = reduce.src[0].arg.members
     assert members.devices == world.devices and members.mine == (2, 3) and members.counts == (6, 6)
 
 

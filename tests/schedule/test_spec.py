@@ -19,20 +19,20 @@ from manygrad.schedule.chain import ChainSpec
 from manygrad.schedule.spec import GRAPHS, KERNEL, LINEAR, graph_spec
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import SPEC, Context
-from manygrad.tensor.uop import (
-    BufferSpec,
+from manygrad.tensor.uop import BufferSpec, GroupOp, Members, Ops, PatternMatcher, UOp, UPat, passes
+from manygrad.tensor.uop.args import (
+    AllGatherArg,
+    AllReduceArg,
+    AllToAllArg,
+    BroadcastArg,
     CheckArg,
-    GroupOp,
-    Members,
-    Ops,
-    PatternMatcher,
+    CollectiveArg,
     RangeArg,
     ReduceArg,
+    ReduceScatterArg,
+    SendArg,
     ShardArg,
-    UOp,
-    UPat,
     VarArg,
-    passes,
 )
 from manygrad.tensor.uop.spec import TENSOR, Spec, verify
 from tests.schedule.programs import sink_of
@@ -145,8 +145,7 @@ def candidates() -> Iterator[UOp]:
     yield from (UOp(Ops.DETACH, f32, (x,)), UOp(Ops.CUSTOM, f32, (x,), "a gradient"), UOp(Ops.BARRIER, f32, (x, x)))
     yield from (UOp(Ops.SHARD, f32, (x,), ShardArg(("CPU:0", "CPU:1"), None)), UOp(Ops.CONTIGUOUS, f32, (x,), 3))
     yield from (UOp(Ops.CHECK, i32, (n, n), CheckArg(0, 3, None)), UOp(Ops.REDUCE, f32, (load, k), Ops.MAX))
-    for args in COLLECTIVES.items():
-        op, arg = args[0], (*args[1], Members(("CPU:0", "CPU:1"), (0, 1), (6, 6), 1, "a line"))
+    for op, arg in COLLECTIVES.items():
         yield from (UOp(op, f32, (UOp(Ops.MSTACK, f32, (x, x)),), arg), UOp(op, f32, (), arg))
     for value in (x, n, load, UOp(Ops.CAST, i32, (load,))):
         yield from (UOp(op, value.dtype, (value,)) for op in GroupOp.UNARY)
@@ -155,10 +154,15 @@ def candidates() -> Iterator[UOp]:
         yield from (UOp(Ops.FMA, value.dtype, (value,) * 3), UOp(Ops.BITCAST, dtypes.uint32, (value,)))
 
 
-COLLECTIVES: dict[Ops, tuple[Any, ...]] = {
-    Ops.ALLREDUCE: (Ops.ADD, 6), Ops.ALLGATHER: ((0, 3, 6),), Ops.REDUCESCATTER: (Ops.ADD, (0, 3, 6)),
-    Ops.ALLTOALL: ((0, 1), (0, 1)), Ops.BROADCAST: (0, 6), Ops.SEND: (6,),
-}  # fmt: skip
+MEMBERS = Members(("CPU:0", "CPU:1"), (0, 1), (6, 6), 1, "a line")
+COLLECTIVES: dict[Ops, CollectiveArg] = {
+    Ops.ALLREDUCE: AllReduceArg(Ops.ADD, 6, MEMBERS),
+    Ops.ALLGATHER: AllGatherArg((0, 3, 6), MEMBERS),
+    Ops.REDUCESCATTER: ReduceScatterArg(Ops.ADD, (0, 3, 6), MEMBERS),
+    Ops.ALLTOALL: AllToAllArg((0, 1), (0, 1), MEMBERS),
+    Ops.BROADCAST: BroadcastArg(0, 6, MEMBERS),
+    Ops.SEND: SendArg(6, MEMBERS),
+}
 
 
 def _enter(stage: str) -> Any:
