@@ -138,7 +138,7 @@ def text(x: Index) -> str:
         case Of.SIZE | Of.ORIGIN:
             return f"{x.op.name.lower()}({name(x.arg)})"
         case Of.LINE:
-            return f"line({name(x.arg[0])})"
+            return f"line({name(x.arg.range)})"
         case Of.HERE:
             return text(x.src[0])
         case Ops.WHERE:
