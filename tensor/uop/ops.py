@@ -10,7 +10,7 @@ class Ops(Enum):
 
     # leaves
     BUFFER = auto()  # storage; arg BufferSpec; src ()
-    PARAM = auto()  # slot of a CALL or of a normalised graph; arg (slot, BufferSpec) or slot
+    PARAM = auto()  # slot of a CALL or of a normalised graph; arg BufferSpec, its uid the slot; kernel: arg the slot
     CONST = auto()  # arg the Python value; src ()
     IOTA = auto()  # 0, 1, ..., n-1; arg n; shape (n,)
     DEFINE_VAR = auto()  # symbolic integer; arg VarArg
