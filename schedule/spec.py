@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from manygrad.schedule.chain import ChainSpec, Temporary
 from manygrad.schedule.items import Item
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import GroupOp, Members, Ops, RangeArg, UOp, ViewArg
@@ -230,7 +231,9 @@ LINEAR: Spec = {
              ("a ViewArg", _is_part)),
         rule("CHAIN holds kernels", Ops.CHAIN,
              at_least(2), VOID, kinds("kernels as sources", {Ops.SINK}),
-             ("the slots of each kernel as arg", lambda u: len(u.arg.slots) == len(u.src))),
+             ("a ChainSpec with the slots of each kernel",
+              lambda u: isinstance(u.arg, ChainSpec) and len(u.arg.slots) == len(u.src)),
+             ("Temporaries", lambda u: all(isinstance(t, Temporary) for t in u.arg.temps))),
         rule("a kernel", Ops.SINK, VOID, NO_ARG, at_least(1)),
         rule("LINEAR holds CALLs", Ops.LINEAR, VOID, kinds("CALLs as sources", {Ops.CALL})),
     ),

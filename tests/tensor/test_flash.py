@@ -144,7 +144,7 @@ def test_no_array_of_queries_by_keys_is_in_memory(is_causal: bool) -> None:
         for c in linear.src
         if c.src[0].op is Ops.CHAIN
         for i, a in enumerate(c.src[1:])
-        if i in {at for at, *_ in c.src[0].arg.temps}
+        if i in {t.argument for t in c.src[0].arg.temps}
     ]
     assert inside and max(map(nbytes_of, inside)) <= chain_kernels.BLOCK_BYTES
 
