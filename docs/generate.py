@@ -79,8 +79,8 @@ def linear_text(linear: UOp) -> str:
         name = "kernel" if what.op is Ops.SINK else what.op.name.lower()
         lines.append(f"{i}: {name}({args})")
     plan = linear.arg
-    lines += [f"pool {i}: {nbytes} bytes on {device}" for i, (device, nbytes) in enumerate(plan.pools)]
-    lines += [f"temp{-uid}: {nbytes} bytes at {offset} of pool {pool}" for uid, pool, offset, nbytes in plan.offsets]
+    lines += [f"pool {i}: {p.nbytes} bytes on {p.device}" for i, p in enumerate(plan.pools)]
+    lines += [f"temp{-b.uid}: {b.nbytes} bytes at {b.offset} of pool {b.pool}" for b in plan.buffers]
     return "\n".join(lines)
 
 

@@ -87,8 +87,8 @@ class Arguments:
         plan = linear.arg
         assert isinstance(plan, MemoryPlan)
         self.outside = outside
-        pools = [Buffer(device, nbytes, dtypes.uint8) for device, nbytes in plan.pools]
-        self.where = {uid: (pools[pool], offset) for uid, pool, offset, _ in plan.offsets}
+        pools = [Buffer(p.device, p.nbytes, dtypes.uint8) for p in plan.pools]
+        self.where = {b.uid: (pools[b.pool], b.offset) for b in plan.buffers}
         self.temps: dict[UOp, Buffer] = {}
 
     def buffer_of(self, u: UOp) -> Buffer:

@@ -54,7 +54,7 @@ def test_three_kernels_are_one_call_and_their_temporaries_one_block() -> None:
     what = call.src[0]
     assert what.op is Ops.CHAIN and len(what.src) == 3 and what.arg.blocks == 16
     assert [t.nbytes for t in what.arg.temps] == [N // 16 * N * 4] * 2
-    assert isinstance(linear.arg, MemoryPlan) and [n for _, n in linear.arg.pools] == [2 * N // 16 * N * 4]
+    assert isinstance(linear.arg, MemoryPlan) and [p.nbytes for p in linear.arg.pools] == [2 * N // 16 * N * 4]
     for kernel in what.src:
         assert kernel.src[0].src[2].src[0].arg == N // 16  # the loop over rows is over one block's
         assert {u.arg for u in kernel.toposort() if u.op is Ops.DEFINE_VAR} <= {VarArg("block", 0, 15)}
