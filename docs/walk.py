@@ -60,7 +60,7 @@ def tensor_graph(world: World) -> UOp:
 
 def argument(u: UOp) -> str:
     if u.op is Ops.VIEW:
-        return f"{argument(u.src[0])}[{u.arg[0]}:]"
+        return f"{argument(u.src[0])}[{u.arg.offset}:]"
     if u.op is Ops.MSELECT:
         return argument(u.src[0])
     return f"temp{-u.arg.uid}" if u.op is Ops.BUFFER else NAMES[u.arg.uid]
@@ -103,8 +103,8 @@ def _blocks(world: World) -> Iterator[tuple[str, str]]:
             lines = difflib.ndiff(calls(before), calls(made))
             yield change(p.name, "\n".join(x for x in lines if x[0] in "+-"))
     plan = made.arg
-    sizes = [f"pool {i}: {nbytes} bytes on {device}" for i, (device, nbytes) in enumerate(plan.pools)]
-    sizes += [f"temp{-uid}: {nbytes} bytes at {offset} of pool {pool}" for uid, pool, offset, nbytes in plan.offsets]
+    sizes = [f"pool {i}: {p.nbytes} bytes on {p.device}" for i, p in enumerate(plan.pools)]
+    sizes += [f"temp{-b.uid}: {b.nbytes} bytes at {b.offset} of pool {b.pool}" for b in plan.buffers]
     yield "memory", fenced("\n".join(sizes))
     yield from kernel_blocks(next(c.src[0] for c in made.src if c.src[0].op is Ops.SINK))
 

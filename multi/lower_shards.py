@@ -12,6 +12,7 @@ Shapes: a value of global shape S cut on dim a has, on device i, S with dim a of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from math import gcd, prod
 from typing import Any
@@ -20,7 +21,16 @@ from manygrad.multi.placement import REPLICATE, Partial, Placement, Shard
 from manygrad.multi.rules import ANSWER, PLACEMENT, placements, settled
 from manygrad.multi.world import World
 from manygrad.tensor.source import LINE, inherit, line_of
-from manygrad.tensor.uop import GroupOp, Members, Ops, UOp
+from manygrad.tensor.uop import GroupOp, Members, Ops, ReduceArg, UOp
+from manygrad.tensor.uop.args import (
+    AllGatherArg,
+    AllReduceArg,
+    AllToAllArg,
+    BroadcastArg,
+    CollectiveArg,
+    ReduceScatterArg,
+    SendArg,
+)
 from manygrad.tensor.uop.rewrite import with_sources
 
 Local = tuple[UOp, ...]  # one value a local device
@@ -122,16 +132,23 @@ class _Lowering:
         return tuple(shrink(x, p.axis, p.bounds[i], p.bounds[i + 1]) for x, i in zip(whole, mine))
 
     def collective(
-        self, op: Ops, parts: Local, devices: tuple[str, ...], arg: tuple[Any, ...], at: UOp, counts: list[int]
+        self,
+        op: Ops,
+        parts: Local,
+        devices: tuple[str, ...],
+        arg: Callable[[Members], CollectiveArg],
+        at: UOp,
+        counts: list[int],
     ) -> Local:
-        """One node for all devices; its result has `counts[k]` elements on this worker's k-th device."""
+        """One node for all devices, its `arg` for those who take part; its result has `counts[k]` elements on this
+        worker's k-th device."""
         mine = self.mine(devices)
         flat = tuple(stored_on(reshape(x, (prod(x.shape),)), local_name(devices[i])) for x, i in zip(parts, mine))
         node = UOp(
             op,
             parts[0].dtype,
             (UOp(Ops.MSTACK, parts[0].dtype, flat),),
-            (*arg, Members(devices, tuple(mine), tuple(counts), self.number(), line_of(at))),
+            arg(Members(devices, tuple(mine), tuple(counts), self.number(), line_of(at))),
         )
         LINE[node] = line_of(at)
         self.run_by_all(node, devices)
@@ -140,7 +157,8 @@ class _Lowering:
     def all_reduce(self, parts: Local, op: Ops, devices: tuple[str, ...], at: UOp) -> Local:
         if len(devices) == 1:
             return parts
-        out = self.collective(Ops.ALLREDUCE, parts, devices, (op, prod(at.shape)), at, [prod(at.shape)] * len(parts))
+        size = prod(at.shape)
+        out = self.collective(Ops.ALLREDUCE, parts, devices, partial(AllReduceArg, op, size), at, [size] * len(parts))
         return tuple(reshape(x, at.shape) for x in out)
 
     def all_gather(self, parts: Local, p: Shard, shape: tuple[Any, ...], devices: tuple[str, ...], at: UOp) -> Local:
@@ -149,7 +167,8 @@ class _Lowering:
             return parts
         rest = prod(d for i, d in enumerate(shape) if i != p.axis)
         bounds = tuple(b * rest for b in p.bounds)
-        out = self.collective(Ops.ALLGATHER, parts, devices, (bounds,), at, [bounds[-1]] * len(parts))
+        counts = [bounds[-1]] * len(parts)
+        out = self.collective(Ops.ALLGATHER, parts, devices, partial(AllGatherArg, bounds), at, counts)
         if prod(shape[: p.axis]) == 1:
             return tuple(reshape(x, shape) for x in out)
         whole = []
@@ -171,9 +190,8 @@ class _Lowering:
         rest = prod(d for i, d in enumerate(at.shape) if i != want.axis)
         bounds = tuple(b * rest for b in want.bounds)
         packed = tuple(pack(x, want) for x in parts)
-        out = self.collective(
-            Ops.REDUCESCATTER, packed, devices, (op, bounds), at, [bounds[i + 1] - bounds[i] for i in mine]
-        )
+        counts = [bounds[i + 1] - bounds[i] for i in mine]
+        out = self.collective(Ops.REDUCESCATTER, packed, devices, partial(ReduceScatterArg, op, bounds), at, counts)
         return tuple(reshape(x, cut_shape(at.shape, want, i)) for x, i in zip(out, mine))
 
     def all_to_all(self, parts: Local, have: Shard, want: Shard, devices: tuple[str, ...], at: UOp) -> Local:
@@ -183,14 +201,9 @@ class _Lowering:
         columns = tuple(b * rest for b in want.bounds)
         packed = tuple(pack(x, want) for x in parts)
         total = at.shape[have.axis]
-        out = self.collective(
-            Ops.ALLTOALL,
-            packed,
-            devices,
-            (have.bounds, columns),
-            at,
-            [total * (columns[i + 1] - columns[i]) for i in mine],
-        )
+        counts = [total * (columns[i + 1] - columns[i]) for i in mine]
+        arg = partial(AllToAllArg, have.bounds, columns)
+        out = self.collective(Ops.ALLTOALL, packed, devices, arg, at, counts)
         whole = []
         for x, i in zip(out, mine):
             width, pieces = columns[i + 1] - columns[i], []
@@ -244,7 +257,7 @@ class _Lowering:
                 and isinstance(wants[0], Shard)
                 and isinstance(result, Partial)
                 and u.dtype.is_float
-                and u.arg[0] is Ops.ADD
+                and u.arg.op is Ops.ADD
             ):
                 make = block_reducer(wants[0], len(devices)) or local_node
             self.loc[u] = tuple(
@@ -281,12 +294,8 @@ class _Lowering:
         x = self.one[u.src[0]] if self.me.is_local(source) else broadcast(UOp.const(u.dtype, 0), (0,))
         here = source if self.me.is_local(source) else target
         part = stored_on(reshape(x, (prod(x.shape),)), local_name(here))
-        node = UOp(
-            Ops.SEND,
-            u.dtype,
-            (UOp(Ops.MSTACK, u.dtype, (part,)),),
-            (n, Members((source, target), (int(here is target),), (n if here is target else 0,), number, line_of(u))),
-        )
+        members = Members((source, target), (int(here is target),), (n if here is target else 0,), number, line_of(u))
+        node = UOp(Ops.SEND, u.dtype, (UOp(Ops.MSTACK, u.dtype, (part,)),), SendArg(n, members))
         inherit(self.run_by_all(node, (source, target)), u)
         if here is source:
             return ELSEWHERE
@@ -298,17 +307,13 @@ class _Lowering:
         n, root = prod(u.shape), self.me.rank_of(source)
         x = self.one[u.src[0]] if root == self.me.rank else broadcast(UOp.const(u.dtype, 0), (0,))
         part = stored_on(reshape(x, (prod(x.shape),)), local_name(u.arg))
-        node = UOp(
-            Ops.BROADCAST,
-            u.dtype,
-            (UOp(Ops.MSTACK, u.dtype, (part,)),),
-            (root, n, Members(devices, (self.me.rank,), (n,), self.number(), line_of(u))),
-        )
+        members = Members(devices, (self.me.rank,), (n,), self.number(), line_of(u))
+        node = UOp(Ops.BROADCAST, u.dtype, (UOp(Ops.MSTACK, u.dtype, (part,)),), BroadcastArg(root, n, members))
         self.run_by_all(inherit(node, u), devices)
         return reshape(UOp(Ops.MSELECT, u.dtype, (node,), 0), u.shape)
 
     def lower_shard(self, u: UOp, place: dict[UOp, Placement]) -> None:
-        devices, _ = u.arg
+        devices = u.arg.devices
         want = place[u]
         src = u.src[0]
         if isinstance(src.device, str) and "@" in src.device and self.me.size > 1:
@@ -340,8 +345,8 @@ def local_node(u: UOp, src: tuple[UOp, ...], result: Placement, i: int) -> UOp:
     if u.op in (Ops.GATHER, Ops.SCATTER) and isinstance(result, Shard):
         return u.replace(src=local_rows(u, src, result.bounds[i]))
     if u.op is Ops.REDUCE and prod(d for d in src[0].shape if isinstance(d, int)) == 0:
-        identity = {Ops.ADD: 0, Ops.MUL: 1, Ops.MAX: u.dtype.min}[u.arg[0]]
-        shape = tuple(1 if a in u.arg[1] else d for a, d in enumerate(src[0].shape))
+        identity = {Ops.ADD: 0, Ops.MUL: 1, Ops.MAX: u.dtype.min}[u.arg.op]
+        shape = tuple(1 if a in u.arg.axes else d for a, d in enumerate(src[0].shape))
         return broadcast(UOp.const(u.dtype, identity), shape)
     return u.replace(src=src)
 
@@ -381,7 +386,7 @@ def block_reducer(p: Shard, ranks: int) -> Callable[[UOp, Local, Placement, int]
     cuts = p.blocks[: in_group + 1]
 
     def reduce(u: UOp, src: Local, result: Placement, i: int) -> UOp:
-        op, axes = u.arg[:2]
+        op, axes = u.arg.op, u.arg.axes
         (x,) = src
         first = i * mine % in_group  # of the blocks of a group, where a device holds fewer than a group
         held = min(mine, in_group)
@@ -410,7 +415,7 @@ def block_reducer(p: Shard, ranks: int) -> Callable[[UOp, Local, Placement, int]
             levels = own.bit_length() - 1
             y = reshape(y, (*y.shape[: p.axis], *(2,) * levels, *y.shape[p.axis + 1 :]))
             for level in reversed(range(levels)):
-                y = UOp(Ops.REDUCE, u.dtype, (y,), (op, (p.axis + level,), 1))
+                y = UOp(Ops.REDUCE, u.dtype, (y,), ReduceArg(op, (p.axis + level,), blocks=1))
         return reshape(y, tuple(1 if a in axes else d for a, d in enumerate(src[0].shape)))
 
     return reduce
@@ -431,7 +436,7 @@ def groups_of(blocks: tuple[int, ...]) -> int:
 
 def reduce_rows(u: UOp, op: Ops, x: UOp, axes: tuple[int, ...], blocks: int) -> UOp | None:
     """The sum of one block (of each group); None of no rows."""
-    return None if 0 in x.shape else UOp(Ops.REDUCE, u.dtype, (x,), (op, axes, blocks))
+    return None if 0 in x.shape else UOp(Ops.REDUCE, u.dtype, (x,), ReduceArg(op, axes, blocks))
 
 
 def in_tree(terms: Sequence[UOp | None]) -> UOp | None:

@@ -97,11 +97,10 @@ def flip(u: UOp, ps: list[Placement]) -> Answer:
 
 def reduce(u: UOp, ps: list[Placement]) -> Answer:
     """Over the cut dim: a term on each device, the sum of which is due. Over others: cut as the source."""
-    op, axes = u.arg
     p = ps[0]
     if not isinstance(p, Shard):
         return [REPLICATE], REPLICATE
-    return (ps, Partial(op)) if p.axis in axes else (ps, p)
+    return (ps, Partial(u.arg.op)) if p.axis in u.arg.axes else (ps, p)
 
 
 def gather(u: UOp, ps: list[Placement]) -> Answer:
@@ -228,8 +227,8 @@ def placements(order: list[UOp]) -> dict[UOp, Placement]:
             if u.op in (Ops.BUFFER, Ops.PARAM):
                 p = REPLICATE if u.arg.axis is None else Shard.of(u.arg.axis, u.arg.bounds)
             elif u.op is Ops.SHARD:
-                axis = u.arg[1]
-                p = REPLICATE if axis is None else Shard.even(axis, u.src[0].shape[axis], len(u.arg[0]))
+                axis = u.arg.axis
+                p = REPLICATE if axis is None else Shard.even(axis, u.src[0].shape[axis], len(u.arg.devices))
             elif u.op is Ops.RESULT:
                 body = u.src[0].arg
                 p = settled(placements(body.toposort())[body.src[u.arg]])

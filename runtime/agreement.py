@@ -153,7 +153,7 @@ def text_of(linear: UOp) -> str:
     found = [
         c.src[0]
         for c in linear.src
-        if c.src[0].op in GroupOp.COLLECTIVE and spans_workers(c.src[0].arg[-1].devices, world)
+        if c.src[0].op in GroupOp.COLLECTIVE and spans_workers(c.src[0].arg.members.devices, world)
     ]
     first = next(c for c in found if c.op is not Ops.SEND)
     return collective_text(first) + (f", and {len(found) - 1} more" if len(found) > 1 else "")

@@ -28,6 +28,15 @@ from manygrad.runtime.current import current
 from manygrad.runtime.items import ExecItem, Vars, report
 from manygrad.tensor.environment import DEBUG
 from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop.args import (
+    AllGatherArg,
+    AllReduceArg,
+    AllToAllArg,
+    BroadcastArg,
+    CollectiveArg,
+    ReduceScatterArg,
+    SendArg,
+)
 
 if TYPE_CHECKING:
     from manygrad.runtime.runtime import Runtime
@@ -67,34 +76,30 @@ def group_of(devices: tuple[str, ...], world: World) -> int:
 
 def describe(what: UOp) -> tuple[Collective, str]:
     """The collective of a CALL, and its line of text."""
-    *arg, members = what.arg
-    n = len(members.devices)
-    if what.op is Ops.ALLREDUCE:
-        op, count = arg
-        c = Collective("all_reduce", n, count, op=OPS[op])
-        return c, f"all_reduce {c.op} of {count} {what.dtype.name}"
-    if what.op is Ops.REDUCESCATTER:
-        op, bounds = arg
-        c = Collective("reduce_scatter", n, bounds[-1], op=OPS[op], sizes=widths(bounds))
-        return c, f"reduce_scatter {c.op} of {bounds[-1]} {what.dtype.name}"
-    if what.op is Ops.ALLTOALL:
-        rows, columns = arg
-        c = Collective("all_to_all", n, columns[-1], sizes=widths(columns), rows=widths(rows))
-        return c, f"all_to_all of {rows[-1]} x {columns[-1]} {what.dtype.name}"
-    if what.op is Ops.BROADCAST:
-        root, count = arg
-        return Collective("broadcast", n, count, root=root), f"broadcast of {count} {what.dtype.name} from rank {root}"
-    if what.op is Ops.SEND:
-        return Collective("send", n, arg[0], root=0, target=1), f"send of {arg[0]} {what.dtype.name}"
-    assert what.op is Ops.ALLGATHER, what.op
-    (bounds,) = arg
-    c = Collective("all_gather", n, bounds[-1], sizes=widths(bounds))
-    return c, f"all_gather of {bounds[-1]} {what.dtype.name}"
+    arg: CollectiveArg = what.arg
+    n, dtype = len(arg.members.devices), what.dtype.name
+    match arg:
+        case AllReduceArg(op, size):
+            c = Collective("all_reduce", n, size, op=OPS[op])
+            return c, f"all_reduce {c.op} of {size} {dtype}"
+        case ReduceScatterArg(op, bounds):
+            c = Collective("reduce_scatter", n, bounds[-1], op=OPS[op], sizes=widths(bounds))
+            return c, f"reduce_scatter {c.op} of {bounds[-1]} {dtype}"
+        case AllToAllArg(rows, columns):
+            c = Collective("all_to_all", n, columns[-1], sizes=widths(columns), rows=widths(rows))
+            return c, f"all_to_all of {rows[-1]} x {columns[-1]} {dtype}"
+        case BroadcastArg(root, size):
+            return Collective("broadcast", n, size, root=root), f"broadcast of {size} {dtype} from rank {root}"
+        case SendArg(size):
+            return Collective("send", n, size, root=0, target=1), f"send of {size} {dtype}"
+        case AllGatherArg(bounds):
+            c = Collective("all_gather", n, bounds[-1], sizes=widths(bounds))
+            return c, f"all_gather of {bounds[-1]} {dtype}"
 
 
 def text_of(what: UOp) -> str:
     """`all_reduce add of 3 float32 over 2 devices (CPU:0@0..CPU:0@1) at train.py:31`."""
-    members = what.arg[-1]
+    members = what.arg.members
     return (
         f"{describe(what)[1]} over {len(members.devices)} devices ({members.devices[0]}..{members.devices[-1]}) at "
         f"{members.line}"
@@ -111,7 +116,7 @@ class CollectiveItem(ExecItem):
     lane = "collectives"
 
     def __init__(self, what: UOp, buffers: list[Buffer], plan: int):
-        members = what.arg[-1]
+        members = what.arg.members
         self.buffers, self.line, self.name, self.mine = buffers, members.line, what.op.name.lower(), members.mine
         self.idle = buffers[0].device.kind == "NULL"
         if self.idle:

@@ -246,4 +246,4 @@ def run_items(items: Iterable[ExecItem], vars: Vars) -> None:
 
 @memo
 def variable_names(ast: UOp) -> list[str]:
-    return sorted({u.arg[0] for u in ast.toposort() if u.op is Ops.DEFINE_VAR})
+    return sorted({u.arg.name for u in ast.toposort() if u.op is Ops.DEFINE_VAR})

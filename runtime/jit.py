@@ -87,7 +87,7 @@ def _with_dims(t: Tensor, values: dict[str, int]) -> Tensor:
     """A stored tensor, its symbolic dims at other values."""
     old = t.uop.arg
     now = {
-        u: UOp(Ops.BIND, u.dtype, (u.src[0], u.src[1].replace(arg=values.get(u.src[0].arg[0], u.src[1].arg))))
+        u: UOp(Ops.BIND, u.dtype, (u.src[0], u.src[1].replace(arg=values.get(u.src[0].arg.name, u.src[1].arg))))
         for u in _binds(t)
     }
     shape = tuple(substitute(d, now) if isinstance(d, UOp) else d for d in old.shape)
@@ -220,9 +220,9 @@ class TinyJit(Generic[T]):
         _walk(args, "argument", tensors, variables, constants)
         if kwargs:
             _walk(kwargs, "argument", tensors, variables, constants)
-        var_vals = {v.src[0].arg[0]: v.src[1].arg for _, v in variables if v.op is Ops.BIND} if variables else {}
+        var_vals = {v.src[0].arg.name: v.src[1].arg for _, v in variables if v.op is Ops.BIND} if variables else {}
         if self.symbolic or self.calls < 2:
-            var_vals |= {v.src[0].arg[0]: v.src[1].arg for _, t in tensors for v in _binds(t)}
+            var_vals |= {v.src[0].arg.name: v.src[1].arg for _, t in tensors for v in _binds(t)}
         outside = [*PENDING.mine(), *[t for _, t in tensors if t.uop.op is not Ops.BUFFER]]
         if outside:
             outside[0].realize(*outside[1:])

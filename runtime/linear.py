@@ -66,8 +66,8 @@ class Arguments:
         plan = linear.arg
         assert isinstance(plan, MemoryPlan)
         self.outside = outside
-        pools = [Buffer(device, nbytes, dtypes.uint8) for device, nbytes in plan.pools]
-        self.where = {uid: (pools[pool], offset) for uid, pool, offset, _ in plan.offsets}
+        pools = [Buffer(p.device, p.nbytes, dtypes.uint8) for p in plan.pools]
+        self.where = {b.uid: (pools[b.pool], b.offset) for b in plan.buffers}
         self.temps: dict[UOp, Buffer] = {}
 
     def buffer_of(self, u: UOp) -> Buffer:
@@ -104,8 +104,7 @@ def exec_chain(call: UOp, buffers: list[Buffer], plan: int) -> ExecItem:
 
 def exec_view(view: UOp, buffer: Buffer) -> Buffer:
     """A part of a buffer in place: resolved when the calls are made, nothing to run."""
-    offset, shape = view.arg
-    return buffer.view(numel(shape), view.dtype, offset * view.dtype.itemsize)
+    return buffer.view(numel(view.arg.shape), view.dtype, view.arg.offset * view.dtype.itemsize)
 
 
 def exec_copy(call: UOp, buffers: list[Buffer], plan: int) -> ExecItem:

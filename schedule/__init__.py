@@ -183,7 +183,7 @@ class _Unbinding:
         self.buffers: dict[UOp, UOp] = {}
 
     def unbind(self, u: UOp) -> UOp:
-        name, n = u.src[0].arg[0], u.src[1].arg
+        name, n = u.src[0].arg.name, u.src[1].arg
         if self.values.setdefault(name, n) != n:
             raise ValueError(
                 f"bind mismatch: variable {name!r} is bound to {self.values[name]} and to {n} in one graph; "

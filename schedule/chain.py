@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from manygrad.tensor.uop.serial import register
+
+
+@register
+class Temporary(NamedTuple):
+    """An argument of a CHAIN that holds one block; each thread may have its own."""
+
+    argument: int
+    offset: int  # in bytes, in the thread's memory
+    nbytes: int
 
 
 @register
 @dataclass(frozen=True)
 class ChainSpec:
     """The arg of a CHAIN of `blocks` times `rows`. `slots`: for each kernel, which argument of the CALL each of its
-    PARAMs is; `temps`: (argument, offset, bytes) of those that hold one block, of which each thread may have its own;
-    two that no kernel's turn needs both may overlap."""
+    PARAMs is; of the `temps`, two that no kernel's turn needs both may overlap."""
 
     blocks: int
     rows: int
     slots: tuple[tuple[int, ...], ...]
-    temps: tuple[tuple[int, int, int], ...]
+    temps: tuple[Temporary, ...]

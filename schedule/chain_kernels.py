@@ -24,7 +24,7 @@ from functools import lru_cache
 from math import prod
 
 from manygrad.schedule.buffers import is_temporary, nbytes_of
-from manygrad.schedule.chain import ChainSpec
+from manygrad.schedule.chain import ChainSpec, Temporary
 from manygrad.schedule.items import Item
 from manygrad.schedule.limit_columns import ALIGN, limits_of
 from manygrad.schedule.nodes import indices, reductions
@@ -264,7 +264,7 @@ def _chained(items: list[Item], chain: Chain, rows: int) -> Item:
     offsets, _ = place(
         {b: _apart(nbytes_of(part[b])) for b in _largest_first(chain)}, lives_of([k.args for k in kernels])
     )
-    temps = tuple((args.index(part[b]), offsets[b], nbytes_of(part[b])) for b in chain.inside)
+    temps = tuple(Temporary(args.index(part[b]), offsets[b], nbytes_of(part[b])) for b in chain.inside)
     spec = ChainSpec(prod(sizes) // rows, rows, slots, temps)
     cut = tuple(
         _cut(k.what, chain.outer, rows, tuple((i, chain.steps[b]) for i, b in enumerate(k.args) if b in part))

@@ -39,7 +39,7 @@ def domain_of(ast: UOp) -> Domain | None:
         anew = [x for x in u.src[0].toposort() if x.op is Ops.INDEX and around <= ranges_of(x.src[1])]
         if not anew:
             return None
-        numbered = {r: r.replace(arg=(-1 - i, r.arg[1])) for i, r in enumerate(u.src[1:])}
+        numbered = {r: r.replace(arg=r.arg._replace(id=-1 - i)) for i, r in enumerate(u.src[1:])}
         read.update((x.src[0].arg, substitute(x, numbered).src[1:]) for x in anew)
     widths = frozenset(u.dtype.itemsize for u in ast.below() if u.dtype.is_float)
     return Domain(tuple(r.src[0] for r in reduces[0].src[1:]), widths, store.src[0].src[1:], frozenset(read))

@@ -184,7 +184,7 @@ class Fused:
 
 def is_contraction(u: UOp) -> bool:
     """A sum of products both of whose factors are used many times over."""
-    return u.arg[0] is Ops.ADD and u.src[0].op is Ops.MUL and all(_spread(f) >= 8 for f in u.src[0].src)
+    return u.arg.op is Ops.ADD and u.src[0].op is Ops.MUL and all(_spread(f) >= 8 for f in u.src[0].src)
 
 
 def _spread(u: UOp) -> float:

@@ -142,7 +142,7 @@ def smaller_contractions(u: UOp, fused: Fused) -> Iterable[UOp]:
 def reduction_below(u: UOp, fused: Fused) -> Iterable[UOp]:
     """The levels of a reduction in blocks stay together, and those of a row that is given back to its elements."""
     s = u.src[0]
-    in_blocks = len(u.arg) == 3 and s.op is Ops.REDUCE and s not in fused.stored
+    in_blocks = u.arg.blocks is not None and s.op is Ops.REDUCE and s not in fused.stored
     return (s,) if fused.contents[s].reduces and not fused.rows.fuses_reduce(u) and not in_blocks else ()
 
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from manygrad.tensor.dtype import dtypes
-from manygrad.tensor.uop import GroupOp, Ops, UOp
+from manygrad.tensor.uop import GroupOp, Ops, RangeArg, UOp
 from manygrad.tensor.uop import symbolic as sym
 
 Index = tuple[UOp, ...]
@@ -149,7 +149,7 @@ def move_index(u: UOp, idx: Index, valid: UOp) -> tuple[Index, UOp]:
 def contiguous_offset(view: UOp, base: UOp) -> int | None:
     """Where in `base` the elements of `view` lie, if they lie there in one piece and in order."""
     idx: Index = tuple(
-        UOp(Ops.RANGE, dtypes.index, (sym.as_index(d),), (i, "loop")) if d > 1 else sym.iconst(0)
+        UOp(Ops.RANGE, dtypes.index, (sym.as_index(d),), RangeArg(i, "loop")) if d > 1 else sym.iconst(0)
         for i, d in enumerate(view.shape)
     )
     at, valid, u = idx, sym.TRUE, view

@@ -49,7 +49,7 @@ def _of_chain(item: Item) -> Item:
 def limits_of(chain: Item) -> list[Limits]:
     """For each kernel of a CHAIN the columns that can be fewer."""
     spec: ChainSpec = chain.what.arg
-    steps = tuple((i, numel(chain.args[i].shape) // spec.rows) for i, _, _ in spec.temps)
+    steps = tuple((t.argument, numel(chain.args[t.argument].shape) // spec.rows) for t in spec.temps)
     return _limits(chain.what.src, spec.slots, steps)
 
 

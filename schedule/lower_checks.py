@@ -12,7 +12,7 @@ from __future__ import annotations
 from manygrad.schedule.simplify import broadcast
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.source import inherit
-from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop import CheckArg, Ops, ReduceArg, UOp
 from manygrad.tensor.uop.rewrite import PatternMatcher, UPat, graph_rewrite
 
 FAR = 1  # the code of an index of which twice is no int64
@@ -30,12 +30,12 @@ def lower_checks(sink: UOp) -> UOp:
         if 0 in index.shape:
             continue
         before = words.get(word, word)  # (one line may check several indices)
-        worst = UOp(Ops.MAX, dtypes.int64, (before, worst_of(index, *u.arg)))
+        worst = UOp(Ops.MAX, dtypes.int64, (before, worst_of(index, u.arg)))
         words[word] = UOp(Ops.AFTER, dtypes.int64, (before, inherit(UOp(Ops.STORE, dtypes.void, (before, worst)), u)))
     return graph_rewrite(sink.replace(src=(*sink.src, *words.values())), pm_unchecked)
 
 
-def worst_of(index: UOp, low: int, size: int, spared: int | None) -> UOp:
+def worst_of(index: UOp, allowed: CheckArg) -> UOp:
     """The largest code of an index, of shape (1,)."""
     wide = dtypes.int64
     x = index if index.dtype is wide else UOp(Ops.CAST, wide, (index,))
@@ -49,15 +49,15 @@ def worst_of(index: UOp, low: int, size: int, spared: int | None) -> UOp:
         )  # twice the index may not be an int64
 
     twice = UOp(Ops.ADD, wide, (x, x))
-    below = UOp(Ops.CMPLT, dtypes.bool, (x, const(size)))
+    below = UOp(Ops.CMPLT, dtypes.bool, (x, const(allowed.size)))
     code = UOp(Ops.WHERE, wide, (below, const(0), out_of_range(UOp(Ops.ADD, wide, (twice, const(2))))))
-    if index.dtype.min < low:
-        negative = UOp(Ops.CMPLT, dtypes.bool, (x, const(low)))
+    if index.dtype.min < allowed.low:
+        negative = UOp(Ops.CMPLT, dtypes.bool, (x, const(allowed.low)))
         code = UOp(Ops.WHERE, wide, (negative, out_of_range(UOp(Ops.SUB, wide, (const(1), twice))), code))
-    if spared is not None:
-        code = UOp(Ops.WHERE, wide, (UOp(Ops.CMPEQ, dtypes.bool, (x, const(spared))), const(0), code))
+    if allowed.spared is not None:
+        code = UOp(Ops.WHERE, wide, (UOp(Ops.CMPEQ, dtypes.bool, (x, const(allowed.spared))), const(0), code))
     if code.shape:
-        code = UOp(Ops.REDUCE, wide, (code,), (Ops.MAX, tuple(range(len(code.shape)))))
+        code = UOp(Ops.REDUCE, wide, (code,), ReduceArg(Ops.MAX, tuple(range(len(code.shape)))))
     return UOp(Ops.RESHAPE, wide, (code,), (1,))
 
 

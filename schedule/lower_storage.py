@@ -20,7 +20,7 @@ from manygrad.schedule.index import contiguous_offset
 from manygrad.schedule.join import store_part
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.source import inherit
-from manygrad.tensor.uop import GroupOp, Members, Ops, UOp
+from manygrad.tensor.uop import GroupOp, Members, Ops, UOp, ViewArg
 from manygrad.tensor.uop.rewrite import with_sources
 from manygrad.tensor.uop.shape import is_buffer
 from manygrad.tensor.uop.track import made_from
@@ -144,7 +144,7 @@ def _readable(u: UOp) -> UOp:
     ):
         offset = contiguous_offset(value, base)
         if offset is not None:
-            return UOp(Ops.VIEW, u.dtype, (base,), (offset, value.shape))
+            return UOp(Ops.VIEW, u.dtype, (base,), ViewArg(offset, value.shape))
     return UOp(Ops.CONTIGUOUS, u.dtype, (value,))
 
 
@@ -153,7 +153,7 @@ def _lower_collective(u: UOp, stack: UOp, temps: Temps, received: dict[UOp, UOp]
 
     A result that is itself an output is received straight into the output's buffer.
     """
-    members: Members = u.arg[-1]
+    members: Members = u.arg.members
     outs, own = [], []
     for k, (x, n, i) in enumerate(zip(stack.src, members.counts, members.mine)):
         device = x.device or local_name(members.devices[i])  # (a part that turned out to be constant has none)
@@ -167,7 +167,7 @@ def _lower_collective(u: UOp, stack: UOp, temps: Temps, received: dict[UOp, UOp]
         Ops.MSTACK,
         u.dtype,
         tuple(
-            v if len(v.shape) == 1 else UOp(Ops.RESHAPE, u.dtype, (v,), (n,)) for v, n in zip(values, u.arg[-1].counts)
+            v if len(v.shape) == 1 else UOp(Ops.RESHAPE, u.dtype, (v,), (n,)) for v, n in zip(values, members.counts)
         ),
     )
 

@@ -214,9 +214,9 @@ def renumbered(item: Item, group: Group) -> UOp:
     """The item's STORE, the ranges of its REDUCEs numbered after the group's."""
     if not group.stores or not reductions(item.what):
         return item.what.src[0]
-    used = [u.arg[0] for s in group.stores for u in s.toposort() if u.op is Ops.RANGE]
+    used = [u.arg.id for s in group.stores for u in s.toposort() if u.op is Ops.RANGE]
     ranges = dict.fromkeys(r for u in reductions(item.what) for r in u.src[1:])
-    fresh = {r: r.replace(arg=(max(used) + 1 + i, r.arg[1])) for i, r in enumerate(ranges)}
+    fresh = {r: r.replace(arg=r.arg._replace(id=max(used) + 1 + i)) for i, r in enumerate(ranges)}
     return substitute(item.what.src[0], fresh)
 
 

@@ -43,7 +43,7 @@ def order_items(items: list[Item]) -> list[Item]:
     for i in range(1, len(items)):  # the two halves of a store through a temporary
         if items[i].effect is items[i - 1].effect:
             items[i].after.add(i - 1)
-    comm = sorted((i for i, item in enumerate(items) if item.is_comm), key=lambda i: items[i].what.arg[-1].number)
+    comm = sorted((i for i, item in enumerate(items) if item.is_comm), key=lambda i: items[i].what.arg.members.number)
     for first, second in pairwise(
         comm
     ):  # in program order, the same on every worker: none waits in a collective that another has yet to reach

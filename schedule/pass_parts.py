@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from manygrad.schedule.chain import ChainSpec
 from manygrad.schedule.items import Item
 from manygrad.schedule.nodes import indices
-from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop import Ops, UOp, ViewArg
 from manygrad.tensor.uop import symbolic as sym
 from manygrad.tensor.uop.rewrite import rebuild
 from manygrad.tensor.uop.shape import numel
@@ -38,8 +39,8 @@ def _of_kernel(item: Item) -> Item:
 def _of_chain(item: Item) -> Item:
     """Kernels may use one argument from different offsets on: it then is several arguments. The chain's own temporaries
     stay as they are."""
-    spec = item.what.arg
-    own = {i for i, *_ in spec.temps}
+    spec: ChainSpec = item.what.arg
+    own = {t.argument for t in spec.temps}
     given = [[item.args[i] for i in slots] for slots in spec.slots]
     offsets = [
         {p: n for p, n in _offsets(k, args).items() if slots[p] not in own}
@@ -50,7 +51,7 @@ def _of_chain(item: Item) -> Item:
     parts = [[_part(b, moved.get(p, 0)) for p, b in enumerate(args)] for args, moved in zip(given, offsets)]
     args = list(dict.fromkeys(b for bs in parts for b in bs))
     slots = tuple(tuple(args.index(b) for b in bs) for bs in parts)
-    temps = tuple((args.index(item.args[i]), *of) for i, *of in spec.temps)
+    temps = tuple(t._replace(argument=args.index(item.args[t.argument])) for t in spec.temps)
     kernels = tuple(map(_without, item.what.src, offsets))
     what = item.what.replace(src=kernels, arg=replace(spec, slots=slots, temps=temps))
     made_from(what, item.what, line=item.line)
@@ -85,4 +86,6 @@ def _without(kernel: UOp, offsets: dict[int, int]) -> UOp:
 
 
 def _part(buffer: UOp, offset: int) -> UOp:
-    return UOp(Ops.VIEW, buffer.dtype, (buffer,), (offset, (numel(buffer.shape) - offset,))) if offset else buffer
+    if not offset:
+        return buffer
+    return UOp(Ops.VIEW, buffer.dtype, (buffer,), ViewArg(offset, (numel(buffer.shape) - offset,)))

@@ -88,7 +88,7 @@ def plan_of(normal: UOp, shared: int, linear: UOp, me: World) -> Plan | None:
     collectives = [
         c.src[0]
         for c in linear.src
-        if c.src[0].op in GroupOp.COLLECTIVE and spans_workers(c.src[0].arg[-1].devices, me)
+        if c.src[0].op in GroupOp.COLLECTIVE and spans_workers(c.src[0].arg.members.devices, me)
     ]
     graph = UOp(Ops.SINK, dtypes.void, normal.src[:shared])
     leaves, cut = leaves_of(graph, me)
@@ -104,7 +104,7 @@ def leaves_of(graph: UOp, me: World) -> tuple[tuple[int, ...], tuple[int, ...]]:
     order = graph.toposort()
     whole = [u.arg.uid for u in order if u.op is Ops.PARAM and u.arg.axis is None and spans_workers(u.arg.device, me)]
     below = UOp(
-        Ops.SINK, dtypes.void, tuple(u.src[0] for u in order if u.op is Ops.SHARD and spans_workers(u.arg[0], me))
+        Ops.SINK, dtypes.void, tuple(u.src[0] for u in order if u.op is Ops.SHARD and spans_workers(u.arg.devices, me))
     )
     local = [
         u.arg.uid

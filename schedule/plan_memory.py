@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from manygrad.schedule.buffers import is_temporary, nbytes_of
 from manygrad.schedule.items import Item
@@ -24,12 +24,30 @@ Life = tuple[int, int]  # the first and the last step in which something is used
 
 
 @register
+class Pool(NamedTuple):
+    """A block of memory."""
+
+    device: str
+    nbytes: int
+
+
+@register
+class Placed(NamedTuple):
+    """Where a temporary buffer lies."""
+
+    uid: int  # the buffer's
+    pool: int  # the number of its pool
+    offset: int  # in bytes
+    nbytes: int
+
+
+@register
 @dataclass(frozen=True)
 class MemoryPlan:
-    """`pools`: (device, nbytes) per block; `offsets`: (uid, pool number, offset, nbytes) per temporary buffer."""
+    """The arg of a LINEAR: a pool a device, and its temporary buffers by their uids."""
 
-    pools: tuple[tuple[str, int], ...]
-    offsets: tuple[tuple[int, int, int, int], ...]
+    pools: tuple[Pool, ...]
+    buffers: tuple[Placed, ...]
 
 
 def lives_of(steps: list[list[Key]]) -> dict[Key, Life]:
@@ -74,5 +92,5 @@ def memory_plan(calls: list[UOp], reuse: bool = True) -> MemoryPlan:
     largest_first = sorted(lives, key=lambda b: (-nbytes_of(b), -b.arg.uid))
     devices = list(dict.fromkeys(b.arg.device for b in largest_first))
     plans = [place({b: nbytes_of(b) for b in largest_first if b.arg.device == d}, lives, reuse) for d in devices]
-    offsets = ((b.arg.uid, i, at, nbytes_of(b)) for i, (found, _) in enumerate(plans) for b, at in found.items())
-    return MemoryPlan(tuple((d, total) for d, (_, total) in zip(devices, plans)), tuple(sorted(offsets)))
+    buffers = (Placed(b.arg.uid, i, at, nbytes_of(b)) for i, (found, _) in enumerate(plans) for b, at in found.items())
+    return MemoryPlan(tuple(Pool(d, total) for d, (_, total) in zip(devices, plans)), tuple(sorted(buffers)))

@@ -20,7 +20,7 @@ from manygrad.schedule.buffers import Temps, base_buffer, happened
 from manygrad.schedule.index import Index, flat_index, move_index
 from manygrad.schedule.items import Item
 from manygrad.tensor.dtype import dtypes
-from manygrad.tensor.uop import GroupOp, Ops, UOp
+from manygrad.tensor.uop import GroupOp, Ops, RangeArg, UOp
 from manygrad.tensor.uop import symbolic as sym
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.rewrite import rebuild, substitute
@@ -74,7 +74,7 @@ class Kernel:
         return UOp(Ops.PARAM, buffer.dtype, (), self.slots[buffer])
 
     def range(self, size: Any, kind: str) -> UOp:
-        r = UOp(Ops.RANGE, dtypes.index, (sym.as_index(size),), (self.ranges, kind))
+        r = UOp(Ops.RANGE, dtypes.index, (sym.as_index(size),), RangeArg(self.ranges, kind))
         self.ranges += 1
         return r
 
@@ -156,10 +156,9 @@ class Kernel:
         return (*picked, *idx[n:]), valid
 
     def reduce(self, u: UOp, idx: Index, valid: UOp) -> UOp:
-        op, axes = u.arg[:2]
-        ranges = {a: self.range(u.src[0].shape[a], "reduce") for a in axes}
+        ranges = {a: self.range(u.src[0].shape[a], "reduce") for a in u.arg.axes}
         value = self.value(u.src[0], tuple(ranges.get(i, x) for i, x in enumerate(idx)), valid)
-        return collapse_reduce(op, value, list(ranges.values()))
+        return collapse_reduce(u.arg.op, value, list(ranges.values()))
 
     # *** stores ***
 

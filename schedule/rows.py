@@ -31,9 +31,9 @@ class Rows:
 
     def row_of(self, u: UOp) -> Row | None:
         """The row that a REDUCE sums up, if it is one that can stay fused."""
-        shape, axes = u.src[0].shape, tuple(sorted(u.arg[1]))
+        shape, axes = u.src[0].shape, tuple(sorted(u.arg.axes))
         if (
-            len(u.arg) != 2
+            u.arg.blocks is not None
             or axes != tuple(range(len(shape) - len(axes), len(shape)))
             or not all(isinstance(d, int) for d in shape)
         ):

@@ -12,7 +12,7 @@ from typing import Any
 
 from manygrad.schedule.join import join_padded
 from manygrad.tensor.dtype import dtypes
-from manygrad.tensor.uop import GroupOp, Ops, PatternMatcher, UOp, UPat, graph_rewrite
+from manygrad.tensor.uop import GroupOp, Ops, PatternMatcher, ReduceArg, UOp, UPat, graph_rewrite
 from manygrad.tensor.uop.shape import is_buffer
 
 
@@ -117,8 +117,9 @@ def merge_reduce(u: UOp) -> UOp | None:
     x = u.src[0]
     if x.shape == u.shape and x.dtype is u.dtype:
         return x
-    if x.op is Ops.REDUCE and x.arg[0] is u.arg[0] and len(x.arg) == len(u.arg) == 2:  # (one in blocks keeps its order)
-        return UOp(Ops.REDUCE, u.dtype, x.src, (u.arg[0], tuple(sorted(set(u.arg[1]) | set(x.arg[1])))))
+    if x.op is Ops.REDUCE and x.arg.op is u.arg.op and x.arg.blocks is u.arg.blocks is None:  # (blocks keep order)
+        axes = tuple(sorted({*u.arg.axes, *x.arg.axes}))
+        return UOp(Ops.REDUCE, u.dtype, x.src, ReduceArg(u.arg.op, axes))
     return None
 
 

@@ -8,9 +8,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from manygrad.schedule.chain import ChainSpec, Temporary
 from manygrad.schedule.items import Item
 from manygrad.tensor.dtype import dtypes
-from manygrad.tensor.uop import GroupOp, Members, Ops, UOp
+from manygrad.tensor.uop import GroupOp, Members, Ops, RangeArg, UOp, ViewArg
+from manygrad.tensor.uop.args import (
+    AllGatherArg,
+    AllReduceArg,
+    AllToAllArg,
+    BroadcastArg,
+    ReduceScatterArg,
+    SendArg,
+)
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.shape import is_buffer
 from manygrad.tensor.uop.spec import (
@@ -59,37 +68,39 @@ def _is_members(m: Any) -> bool:
     )
 
 
-def _is_what(op: Ops, x: Any) -> bool:
-    """Whether `x` tells, besides the members, what a collective does."""
-    match op:
-        case Ops.ALLREDUCE:
-            return len(x) == 2 and x[0] in REDUCES and type(x[1]) is int
-        case Ops.REDUCESCATTER:
-            return len(x) == 2 and x[0] in REDUCES and are_ints(x[1])
-        case Ops.ALLGATHER:
-            return len(x) == 1 and are_ints(x[0])
-        case Ops.ALLTOALL:
-            return len(x) == 2 and are_ints(x[0]) and are_ints(x[1])
-        case Ops.BROADCAST:
-            return len(x) == 2 and are_ints(x)
-    return len(x) == 1 and are_ints(x)
+def _is_what(op: Ops, arg: Any) -> bool:
+    """Whether the arg tells, besides the members, what a collective of this op does."""
+    match op, arg:
+        case Ops.ALLREDUCE, AllReduceArg():
+            return arg.op in REDUCES and type(arg.size) is int
+        case Ops.REDUCESCATTER, ReduceScatterArg():
+            return arg.op in REDUCES and are_ints(arg.bounds)
+        case Ops.ALLGATHER, AllGatherArg():
+            return are_ints(arg.bounds)
+        case Ops.ALLTOALL, AllToAllArg():
+            return are_ints(arg.rows) and are_ints(arg.columns)
+        case Ops.BROADCAST, BroadcastArg():
+            return type(arg.root) is type(arg.size) is int
+        case Ops.SEND, SendArg():
+            return type(arg.size) is int
+    return False
 
 
 def _of_how_many(u: UOp) -> int:
     """How many values an MSELECT chooses from."""
     x = u.src[0]
-    return len(x.src if x.op is Ops.MSTACK else x.arg[-1].mine if x.op in GroupOp.COLLECTIVE else x.arg.device)
+    return len(x.src if x.op is Ops.MSTACK else x.arg.members.mine if x.op in GroupOp.COLLECTIVE else x.arg.device)
 
 
 _COLLECTIVE: Need = (
-    "what it does and its Members as arg",
-    lambda u: type(u.arg) is tuple and len(u.arg) > 1 and _is_members(u.arg[-1]) and _is_what(u.op, u.arg[:-1]),
+    "the arg of its op, with its Members",
+    lambda u: _is_what(u.op, u.arg) and _is_members(u.arg.members),
 )
 _OWN: Need = ("a number of one of its parts as arg", lambda u: type(u.arg) is int and 0 <= u.arg < _of_how_many(u))
 
 
 def _is_part(u: UOp) -> bool:
-    return type(u.arg) is tuple and len(u.arg) == 2 and type(u.arg[0]) is int and u.arg[0] >= 0 and is_shape(u.arg[1])
+    return isinstance(u.arg, ViewArg) and type(u.arg.offset) is int and u.arg.offset >= 0 and is_shape(u.arg.shape)
 
 
 def _ready(u: UOp) -> bool:
@@ -142,7 +153,7 @@ STORAGE = plus(
     rule("CALL copies or communicates", Ops.CALL, *_CALLS, ("memory as arguments", _ready)),
     rule("VIEW is a part of memory", Ops.VIEW,
          sources(1), LIKE_FIRST, ("memory as source", lambda u: is_place(u.src[0])),
-         ("(offset, shape) as arg", _is_part)),
+         ("a ViewArg", _is_part)),
     rule("STORE writes memory", Ops.STORE,
          *STORES, ("no arg, or the way to combine where indices pick",
                    lambda u: u.arg is None or (u.arg in SCATTERS and u.src[0].op is Ops.GATHER))),
@@ -161,7 +172,7 @@ def _ends_its_ranges(u: UOp) -> bool:
 
 
 def _is_range(arg: Any) -> bool:
-    return type(arg) is tuple and len(arg) == 2 and type(arg[0]) is int and arg[1] in ("loop", "reduce")
+    return isinstance(arg, RangeArg) and type(arg.id) is int and arg.kind in ("loop", "reduce")
 
 
 KERNEL = spec_of(
@@ -170,7 +181,7 @@ KERNEL = spec_of(
          LEAF, STORABLE, ("its place as arg", lambda u: type(u.arg) is int and u.arg >= 0)),
     rule("RANGE counts to a size", Ops.RANGE,
          sources(1), INDEX, ("a size of dtype index", lambda u: u.src[0].dtype is dtypes.index),
-         ('(number, "loop" or "reduce") as arg', lambda u: _is_range(u.arg))),
+         ('a RangeArg of kind "loop" or "reduce"', lambda u: _is_range(u.arg))),
     rule("INDEX is a PARAM, an offset and maybe a condition", Ops.INDEX,
          sources(2, 3), NO_ARG, LIKE_FIRST, ("a PARAM first", lambda u: u.src[0].op is Ops.PARAM),
          ("an offset of dtype index", lambda u: u.src[1].dtype is dtypes.index),
@@ -178,7 +189,7 @@ KERNEL = spec_of(
     rule("LOAD reads an INDEX", Ops.LOAD, sources(1), NO_ARG, LIKE_FIRST, kinds("an INDEX as source", {Ops.INDEX})),
     rule("REDUCE adds, multiplies or takes the largest over RANGEs", Ops.REDUCE,
          at_least(2), LIKE_FIRST, VALUES, ("ADD, MUL or MAX as arg", lambda u: u.arg in REDUCES),
-         ("RANGEs of reductions", lambda u: all(r.op is Ops.RANGE and r.arg[1] == "reduce" for r in u.src[1:]))),
+         ("RANGEs of reductions", lambda u: all(r.op is Ops.RANGE and r.arg.kind == "reduce" for r in u.src[1:]))),
     rule("STORE writes an INDEX of its type and ends RANGEs", Ops.STORE,
          at_least(2), VOID, ("no arg, or the way to combine", lambda u: u.arg is None or u.arg in SCATTERS),
          ("an INDEX first", lambda u: u.src[0].op is Ops.INDEX),
@@ -217,10 +228,12 @@ LINEAR: Spec = {
         rule("CALL copies or communicates", Ops.CALL, *_CALLS, _MEMORY),
         rule("VIEW is a part of memory", Ops.VIEW,
              sources(1), LIKE_FIRST, ("memory as source", lambda u: is_buffer(u.src[0])),
-             ("(offset, shape) as arg", _is_part)),
+             ("a ViewArg", _is_part)),
         rule("CHAIN holds kernels", Ops.CHAIN,
              at_least(2), VOID, kinds("kernels as sources", {Ops.SINK}),
-             ("the slots of each kernel as arg", lambda u: len(u.arg.slots) == len(u.src))),
+             ("a ChainSpec with the slots of each kernel",
+              lambda u: isinstance(u.arg, ChainSpec) and len(u.arg.slots) == len(u.src)),
+             ("Temporaries", lambda u: all(isinstance(t, Temporary) for t in u.arg.temps))),
         rule("a kernel", Ops.SINK, VOID, NO_ARG, at_least(1)),
         rule("LINEAR holds CALLs", Ops.LINEAR, VOID, kinds("CALLs as sources", {Ops.CALL})),
     ),

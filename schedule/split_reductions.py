@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import prod
 
 from manygrad.schedule.simplify import constant
-from manygrad.tensor.uop import GroupOp, Ops, PatternMatcher, UOp, UPat, graph_rewrite
+from manygrad.tensor.uop import GroupOp, Ops, PatternMatcher, ReduceArg, UOp, UPat, graph_rewrite
 from manygrad.tensor.uop.shape import is_buffer
 
 SPLIT_FROM = 32768  # elements reduced into one output
@@ -23,15 +23,15 @@ ROWS = (*range(4096, 511, -64), *range(4096, 511, -1))
 
 def split_reduce(u: UOp) -> UOp | None:
     """A large reduction with few outputs becomes two: the parts in parallel, then their sum."""
-    op, axes, *blocks = u.arg
+    op, axes, blocks = u.arg.op, u.arg.axes, u.arg.blocks
     x = u.src[0]
     if not all(isinstance(d, int) for d in x.shape) or x.dtype.is_half:
         return None
     size = prod([x.shape[a] for a in axes])
-    if size < SPLIT_FROM or prod(u.shape) // (blocks[0] if blocks else 1) > SPLIT_OUTPUTS:
+    if size < SPLIT_FROM or prod(u.shape) // (blocks or 1) > SPLIT_OUTPUTS:
         return None
     if (
-        not blocks
+        blocks is None
         and axes == tuple(range(axes[0], len(x.shape)))
         and lies_flat(x)
         and (row := row_of(size)) is not None
@@ -51,8 +51,8 @@ def split_reduce(u: UOp) -> UOp | None:
 def in_parts(u: UOp, op: Ops, shape: tuple[int, ...], parts: int, inside: tuple[int, ...]) -> UOp:
     """The reduction of its value in another shape, first over the dims `inside` of the parts, then over these."""
     x = UOp(Ops.RESHAPE, u.src[0].dtype, u.src, shape)
-    inner = UOp(Ops.CONTIGUOUS, u.dtype, (UOp(Ops.REDUCE, u.dtype, (x,), (op, inside)),))
-    return UOp(Ops.RESHAPE, u.dtype, (UOp(Ops.REDUCE, u.dtype, (inner,), (op, (parts,))),), u.shape)
+    inner = UOp(Ops.CONTIGUOUS, u.dtype, (UOp(Ops.REDUCE, u.dtype, (x,), ReduceArg(op, inside)),))
+    return UOp(Ops.RESHAPE, u.dtype, (UOp(Ops.REDUCE, u.dtype, (inner,), ReduceArg(op, (parts,))),), u.shape)
 
 
 def row_of(size: int) -> int | None:

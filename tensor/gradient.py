@@ -260,7 +260,7 @@ def _base(u: UOp) -> UOp:
 
 def _reduce(g: Tensor, u: UOp) -> Grads:
     """A sum's to all terms alike; a maximum's in equal parts to all that attain it; a product's times the others."""
-    op, _ = u.arg
+    op, axes = u.arg.op, u.arg.axes
     x = u.src[0]
     wide = g._broadcast(x.shape)
     if op is Ops.ADD:
@@ -268,8 +268,8 @@ def _reduce(g: Tensor, u: UOp) -> Grads:
     t, out = _t(x), _t(u)
     if op is Ops.MAX:
         hit = t.eq(out._broadcast(x.shape)).cast(x.dtype)
-        return (wide * (hit / hit.sum(u.arg[1], keepdim=True)),)
-    zero, axes = t.eq(0), u.arg[1]  # MUL: the product of the others, where elements are 0 too
+        return (wide * (hit / hit.sum(axes, keepdim=True)),)
+    zero = t.eq(0)  # MUL: the product of the others, where elements are 0 too
     zeros, rest = zero.sum(axes, keepdim=True), zero._where(1.0, t)
     others = rest._reduce(Ops.MUL, axes, True)
     return (wide * zero._where(zeros.eq(1)._where(others, 0.0), zeros.eq(0)._where(others / rest, 0.0)),)

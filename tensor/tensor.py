@@ -82,7 +82,7 @@ from manygrad.tensor.source import mark
 from manygrad.tensor.storage import LIVE as LIVE
 from manygrad.tensor.storage import PENDING as PENDING
 from manygrad.tensor.storage import Storage
-from manygrad.tensor.uop import GroupOp, Ops, UOp
+from manygrad.tensor.uop import GroupOp, Ops, ShardArg, UOp, VarArg
 from manygrad.tensor.uop.symbolic import variable
 from manygrad.tensor.uop.views import STEPS, memory, overlaps
 
@@ -380,7 +380,7 @@ class Tensor(
                 )
             if engine().sharding_axis(self.uop) == axis:
                 return self
-        return self._new(mark(UOp(Ops.SHARD, self.dtype, (self.uop,), (names, axis))))
+        return self._new(mark(UOp(Ops.SHARD, self.dtype, (self.uop,), ShardArg(names, axis))))
 
     @locked
     def shard_(self, devices: Sequence[str], axis: int | None = None) -> Tensor:
@@ -423,10 +423,11 @@ class _Variable:
         self.uop = uop
 
     def bind(self, value: int) -> UOp:
-        name, lo, hi = self.uop.arg
-        if not isinstance(value, (int, np.integer)) or not lo <= value <= hi:
+        v: VarArg = self.uop.arg
+        if not isinstance(value, (int, np.integer)) or not v.min <= value <= v.max:
             raise ValueError(
-                f"bind: variable {name!r} ranges over {lo}..{hi}, got {value!r}; widen the variable or check the value"
+                f"bind: variable {v.name!r} ranges over {v.min}..{v.max}, got {value!r}; "
+                "widen the variable or check the value"
             )
         return UOp(Ops.BIND, dtypes.index, (self.uop, UOp(Ops.CONST, dtypes.index, (), int(value))))
 

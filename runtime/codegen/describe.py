@@ -52,7 +52,7 @@ def signature(ast: UOp) -> Signature:
         loops,
         tuple(u for u in nodes if u.op is Ops.REDUCE),
         params,
-        tuple(sorted((u for u in nodes if u.op is Ops.DEFINE_VAR), key=lambda u: u.arg[0])),
+        tuple(sorted((u for u in nodes if u.op is Ops.DEFINE_VAR), key=lambda u: u.arg.name)),
         nodes,
     )
 
@@ -139,7 +139,7 @@ def evaluate_int(expr: UOp, variables: Mapping[Any, int]) -> int:
 
 _EVALUATE: dict[Ops, Callable[..., int]] = {
     Ops.CONST: lambda u, v: u.arg,
-    Ops.DEFINE_VAR: lambda u, v: v[u.arg[0]],
+    Ops.DEFINE_VAR: lambda u, v: v[u.arg.name],
     Ops.RANGE: lambda u, v, size: v[u],
     Ops.ADD: lambda u, v, a, b: a + b,
     Ops.SUB: lambda u, v, a, b: a - b,

@@ -20,6 +20,7 @@ from manygrad.runtime.codegen.affine import TileAnalysis
 from manygrad.runtime.codegen.cost import LEAST_DOT_TERMS
 from manygrad.runtime.codegen.describe import signature
 from manygrad.tensor.dtype import DType, dtypes
+from manygrad.tensor.uop.args import RangeArg
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.rewrite import rebuild
@@ -62,7 +63,7 @@ def use_dots(ast: UOp, dots: tuple[Dot, ...]) -> UOp:
     if not dots or not any(factors(u) for u in signature(ast).reduces):
         return ast
     last = signature(ast).loops[-1] if signature(ast).loops else None
-    fresh = 1 + max(u.arg[0] for u in signature(ast).nodes if u.op is Ops.RANGE)
+    fresh = 1 + max(u.arg.id for u in signature(ast).nodes if u.op is Ops.RANGE)
 
     def change(u: UOp) -> UOp | None:
         nonlocal fresh
@@ -79,7 +80,7 @@ def use_dots(ast: UOp, dots: tuple[Dot, ...]) -> UOp:
                 product = UOp(Ops.REDUCE, u.dtype, (dotted(dot, one, y), *u.src[1:]), Ops.ADD)
                 if not flips:
                     return product
-                own = {r: r.replace(arg=(fresh + i, "reduce")) for i, r in enumerate(u.src[1:])}
+                own = {r: r.replace(arg=RangeArg(fresh + i, "reduce")) for i, r in enumerate(u.src[1:])}
                 fresh += len(own)
                 other = UOp.const(ones.right if ones.left is y.dtype else ones.left, 1)
                 total = UOp(Ops.REDUCE, u.dtype, (dotted(ones, other, rebuild(y, own.get)), *own.values()), Ops.ADD)

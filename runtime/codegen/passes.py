@@ -13,6 +13,7 @@ from manygrad.runtime.codegen.dots import Dot, use_dots
 from manygrad.runtime.codegen.legalize import Legalized, legalize
 from manygrad.runtime.codegen.phases import split_phases
 from manygrad.runtime.codegen.target import Machine
+from manygrad.runtime.codegen.transcendental import Lookup
 from manygrad.schedule.spec import KERNEL
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.passes import Pass, run_passes
@@ -30,7 +31,7 @@ _INSTRUCTIONS = (
          sources(1, 2), FLOAT, LIKE_FIRST, ("its name as arg", lambda u: u.arg in _SMALL)),
     rule("CUSTOM looks up", Ops.CUSTOM,
          sources(1), FLOAT, LIKE_FIRST,
-         ('("lookup", values) as arg', lambda u: type(u.arg) is tuple and u.arg[0] == "lookup")),
+         ("a Lookup as arg", lambda u: isinstance(u.arg, Lookup) and all(type(v) is float for v in u.arg.values))),
 )  # fmt: skip
 SIMPLE: Spec = plus(KERNEL, *_INSTRUCTIONS)  # (a kernel may come with functions that are expanded already)
 DOTS: Spec = plus(KERNEL, _DOT, *_INSTRUCTIONS)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from manygrad.runtime.codegen.affine import TileAnalysis
 from manygrad.runtime.codegen.describe import Signature, conjuncts, signature
 from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.uop.args import RangeArg
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.symbolic import simplified
@@ -47,11 +48,11 @@ def split_phases(ast: UOp) -> UOp:
     phased = phased_loops(sig)
     if not phased:
         return ast
-    number = max(u.arg[0] for u in sig.nodes if u.op is Ops.RANGE)
+    number = max(u.arg.id for u in sig.nodes if u.op is Ops.RANGE)
     const = lambda n: UOp.const(dtypes.index, n)  # noqa: E731
     parts: dict[UOp, tuple[UOp, UOp]] = {}
     for i, (r, period) in enumerate(phased.items()):
-        phase = UOp(Ops.RANGE, dtypes.index, (const(period),), (number + 1 + i, "loop"))
+        phase = UOp(Ops.RANGE, dtypes.index, (const(period),), RangeArg(number + 1 + i, "loop"))
         parts[r] = (phase, r.replace(src=(const(r.src[0].arg // period),)))
     done: dict[UOp, UOp] = {}
     for u in sig.nodes:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.serial import register
 from manygrad.tensor.uop.uop import UOp
 
 f32, f64 = dtypes.float32, dtypes.float64
@@ -76,6 +77,13 @@ def nearest(x: UOp, factor: float) -> tuple[UOp, UOp]:
 STEPS = 32  # of exp's table in one power of two: two registers
 
 
+@register
+class Lookup(NamedTuple):
+    """The arg of a CUSTOM that chooses one of `values` by the lowest bits of its source."""
+
+    values: tuple[float, ...]
+
+
 def exp_by_table(x: UOp) -> UOp:
     """2**k * e**r: k, a multiple of 1/32, has its fraction looked up, its integer part scales.
 
@@ -87,7 +95,7 @@ def exp_by_table(x: UOp) -> UOp:
     k = sub(shifted, magic)
     r = fma(k, 2.12194440e-4, fma(k, -0.693359375, x))
     r = UOp(Ops.CUSTOM, f32, (r, c(f32, 0.25)), "within")
-    power = UOp(Ops.CUSTOM, f32, (shifted,), ("lookup", tuple(2.0 ** (i / STEPS) for i in range(STEPS))))
+    power = UOp(Ops.CUSTOM, f32, (shifted,), Lookup(tuple(2.0 ** (i / STEPS) for i in range(STEPS))))
     # (e**r - 1) / r with the least error of e**r, 5e-8, where |r| <= ln(2) / 64
     found = UOp(Ops.CUSTOM, f32, (fma(mul(power, r), fma(r, 0.5, 1.0000146622), power), k), "scale")
     return where(less(x, -104.0), 0.0, found)  # scaling as far down takes forty times as long

@@ -62,7 +62,7 @@ def flops_of(ast: UOp, kernels: Sequence[Kernel]) -> int:
 
 def bytes_of(ast: UOp) -> int:
     """The bytes that a CHAIN reads and writes besides its temporaries."""
-    temps = {i for i, *_ in ast.arg.temps}
+    temps = {t.argument for t in ast.arg.temps}
     found: dict[tuple[int, bool], int] = {}
     for kernel, own in zip(ast.src, ast.arg.slots):
         stored = {s.src[0] for s in kernel.src}
@@ -78,6 +78,5 @@ def written(ast: UOp) -> set[int]:
     """The arguments that a kernel or CHAIN writes, a chain's temporaries left out."""
     if ast.op is Ops.SINK:
         return {s.src[0].src[0].arg for s in ast.src}
-    return {own[i] for kernel, own in zip(ast.src, ast.arg.slots) for i in written(kernel)} - {
-        i for i, *_ in ast.arg.temps
-    }
+    temps = {t.argument for t in ast.arg.temps}
+    return {own[i] for kernel, own in zip(ast.src, ast.arg.slots) for i in written(kernel)} - temps

@@ -29,10 +29,9 @@ class CPUChain:
         self.address = team().chain_address
         self.records = tuple(r for k in kernels for r in k.records)
         begin = temporaries_at(sum(len(own) * 2 + 1 for own in self.spec.slots))
-        self.places = {
-            i: begin + offset for i, offset, _ in self.spec.temps
-        }  # argument -> byte offset of the thread's own
-        end = max(begin + offset + nbytes for _, offset, nbytes in self.spec.temps)
+        # argument -> byte offset of the thread's own
+        self.places = {t.argument: begin + t.offset for t in self.spec.temps}
+        end = max(begin + t.offset + t.nbytes for t in self.spec.temps)
         assert end <= CHAIN_BYTES, f"{end} bytes of temporaries a block, of {CHAIN_BYTES}"
         self.totals = [(ctypes.c_int64 * (1 if k.fixed else self.spec.blocks))(*self.totals_of(k)) for k in kernels]
 

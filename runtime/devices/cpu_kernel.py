@@ -63,8 +63,8 @@ class CPUKernel:
         sig = signature(prepared.ast)
         plan = loop_nest(sig, prepared.opts)
         self.slots = sig.slots
-        self.names = tuple(v.arg[0] for v in signature(ast).variables)
-        self.bounds = tuple((v.arg[1], v.arg[2]) for v in signature(ast).variables)
+        self.names = tuple(v.arg.name for v in signature(ast).variables)
+        self.bounds = tuple((v.arg.min, v.arg.max) for v in signature(ast).variables)
         self.counts = plan.counts
         inner = plan.loops[: plan.parallel][-1:]  # what its tiles pack serves one index each
         self.staged = max(

@@ -143,8 +143,8 @@ class OpenCLKernel:
         sig = signature(prepared.ast)
         variables = signature(ast).variables
         self.slots = sig.slots
-        self.names = tuple(v.arg[0] for v in variables)
-        self.bounds = tuple((v.arg[1], v.arg[2]) for v in variables)
+        self.names = tuple(v.arg.name for v in variables)
+        self.bounds = tuple((v.arg.min, v.arg.max) for v in variables)
         nest = loop_nest(sig, prepared.opts)
         self.counts, self.group = nest.counts, nest.group
         words = 16 * self.slots + 8 * len(self.names) + 24

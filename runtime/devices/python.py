@@ -217,7 +217,7 @@ class PythonKernel:
     def __call__(self, handles: Sequence[Memory], vars: tuple[int, ...] = (), wait: bool = False) -> float | None:
         began = time.perf_counter()
         variables = dict(zip(self.sig.variables, vars, strict=True))
-        by_name = {v.arg[0]: n for v, n in variables.items()}
+        by_name = {v.arg.name: n for v, n in variables.items()}
         memory = {}
         for slot, dtype in self.sig.params.items():
             h = handles[slot]

@@ -160,7 +160,7 @@ class Search:
             self.arrays.append(array)
             self.scratch.append(scratch)
         self.handles = [s.handle for s in self.scratch]
-        self.variables = tuple(v.arg[2] for v in self.sig.variables)
+        self.variables = tuple(v.arg.max for v in self.sig.variables)
         self.written = sorted({s.src[0].src[0].arg for s in self.sig.stores})
         self.before = {slot: self.arrays[slot].copy() for slot in self.written}
         self.want: dict[int, np.ndarray] = {}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.engine import default_device, engine
 from manygrad.tensor.source import LINE, user_line
-from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop import CheckArg, Ops, UOp
 from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.symbolic import as_index, vmax
 
@@ -35,6 +35,6 @@ def checked(index: Tensor, what: str, size: Any, of: Tensor, low: int | None = 0
         return index
     line = user_line()
     word = engine().word_of(what, low, n, line, index.uop.device or of.uop.device or default_device())
-    node = UOp(Ops.CHECK, index.dtype, (index.uop, word), (low, n, spared))
+    node = UOp(Ops.CHECK, index.dtype, (index.uop, word), CheckArg(low, n, spared))
     LINE.setdefault(node, line)
     return index._new(node)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from manygrad.tensor.dtype import DType, accumulate_dtype, dtypes, to_dtype
 from manygrad.tensor.ops.elementary import with_gradient
 from manygrad.tensor.source import mark
-from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop import Ops, ReduceArg, UOp
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
@@ -34,7 +34,7 @@ class ReductionMixin:
             kept = tuple(1 if i in axes else d for i, d in enumerate(t.shape))
             t = t._new(UOp.const(t.dtype, {Ops.ADD: 0, Ops.MUL: 1, Ops.MAX: t.dtype.min}[op]))._broadcast(kept)
         elif work:
-            t = t._new(mark(UOp(Ops.REDUCE, t.dtype, (t.uop,), (op, work))))
+            t = t._new(mark(UOp(Ops.REDUCE, t.dtype, (t.uop,), ReduceArg(op, work))))
         else:
             t = t._copied()
         return t if keepdim else t._without(axes)

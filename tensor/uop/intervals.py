@@ -68,9 +68,9 @@ def _of(u: UOp) -> Interval | None:
     if op is Ops.CONST:
         return int(u.arg), int(u.arg)
     if op is Ops.DEFINE_VAR:
-        return int(u.arg[1]), int(u.arg[2])
+        return int(u.arg.min), int(u.arg.max)
     if op is Ops.BIND:
-        return int(u.src[0].arg[1]), int(u.src[0].arg[2])
+        return int(u.src[0].arg.min), int(u.src[0].arg.max)
     if op is Ops.IOTA:
         return 0, max(u.arg - 1, 0)
     if op not in _FOLLOWED or (op is not Ops.WHERE and not (u.src[0].dtype.is_int or u.src[0].dtype.is_bool)):
@@ -79,8 +79,8 @@ def _of(u: UOp) -> Interval | None:
     if op in _SAME:
         return a, b
     if op is Ops.CHECK:
-        low, size, spared = u.arg
-        lo, hi = max(a, low), min(b, size - 1)
+        spared = u.arg.spared
+        lo, hi = max(a, u.arg.low), min(b, u.arg.size - 1)
         return (lo, hi) if spared is None else (min(lo, spared), max(hi, spared))
     if op is Ops.PAD:
         return min(a, 0), max(b, 0)

@@ -10,10 +10,10 @@ class Ops(Enum):
 
     # leaves
     BUFFER = auto()  # storage; arg BufferSpec; src ()
-    PARAM = auto()  # slot of a CALL or of a normalised graph; arg (slot, BufferSpec) or slot
+    PARAM = auto()  # slot of a CALL or of a normalised graph; arg BufferSpec, its uid the slot; kernel: arg the slot
     CONST = auto()  # arg the Python value; src ()
     IOTA = auto()  # 0, 1, ..., n-1; arg n; shape (n,)
-    DEFINE_VAR = auto()  # symbolic integer; arg (name, min, max)
+    DEFINE_VAR = auto()  # symbolic integer; arg VarArg
     BIND = auto()  # a variable with its value: (DEFINE_VAR, CONST)
     # movement; arg as named
     RESHAPE = auto()  # new shape
@@ -54,7 +54,7 @@ class Ops(Enum):
     CAST = auto()
     BITCAST = auto()
     # structure of the tensor graph
-    # tensor graph: arg (op, axes[, blocks in src]), dims kept as 1; kernel: src (value, *ranges), arg op
+    # tensor graph: arg ReduceArg, dims kept as 1; kernel: src (value, *ranges), arg op
     REDUCE = auto()
     GATHER = auto()  # (x, i0, ..., ik-1): out[s..., r...] = x[i0[s], ..., ik-1[s], r...], 0 where an index is outside
     # (base, value, i0, ..., ik-1), arg "set", "place", "add", "mul" or "max": base with value[s..., r...] set at, or
@@ -64,19 +64,18 @@ class Ops(Enum):
     CAT = auto()  # src joined along arg
     CONTIGUOUS = auto()  # stored as it is; arg None, or the number of the leaf tensor that it is
     DETACH = auto()  # the same value, no gradient
-    # (x, word), arg (low, size, spared): x; where it runs the BUFFER word learns of an x
-    # < low or >= size that is not spared
+    # (x, word), arg CheckArg: x; where it runs the BUFFER word learns of an x < low or >= size that is not spared
     CHECK = auto()
     BARRIER = auto()  # (x, y): x, to be read once what y is computed from is there; never one with x
     COPY = auto()  # the value on device(s) arg
-    SHARD = auto()  # the value cut along arg[1] (None: replicated) over devices arg[0]
-    # collectives, after multi: src (MSTACK of flat local values), arg (..., Members)
-    ALLREDUCE = auto()  # (op, count): terms summed
-    ALLGATHER = auto()  # (bounds,): parts joined
-    REDUCESCATTER = auto()  # (op, bounds): each device its part of the sum
-    ALLTOALL = auto()  # (row bounds, column bounds): from parts of rows to parts of columns
-    BROADCAST = auto()  # (root, count): the root's value on every device
-    SEND = auto()  # (count,): from the first of two devices to the second
+    SHARD = auto()  # the value cut, or replicated, over several devices; arg ShardArg
+    # collectives, after multi: src (MSTACK of flat local values), arg as named
+    ALLREDUCE = auto()  # AllReduceArg: terms summed
+    ALLGATHER = auto()  # AllGatherArg: parts joined
+    REDUCESCATTER = auto()  # ReduceScatterArg: each device its part of the sum
+    ALLTOALL = auto()  # AllToAllArg: from parts of rows to parts of columns
+    BROADCAST = auto()  # BroadcastArg: the root's value on every device
+    SEND = auto()  # SendArg: from the first of two devices to the second
     MSTACK = auto()  # n per-device values seen as one
     MSELECT = auto()  # value arg of an MSTACK
     STORE = auto()  # tensor graph: (target, value); kernel: (INDEX, value, *ranges)
@@ -86,14 +85,14 @@ class Ops(Enum):
     RESULT = auto()  # value arg of a FUNCTION
     SINK = auto()
     # kernels
-    RANGE = auto()  # src (size,), arg (id, "loop" | "reduce")
+    RANGE = auto()  # src (size,), arg RangeArg
     INDEX = auto()  # (PARAM, offset[, valid])
     LOAD = auto()  # (INDEX,)
     # the schedule
     CALL = auto()  # (what, *buffers or VIEWs of them)
     # (*kernels): what is called where they run one after the other for each block of their rows; arg ChainSpec
     CHAIN = auto()
-    VIEW = auto()  # (buffer,): a contiguous part, read in place; arg (offset in elements, shape)
+    VIEW = auto()  # (buffer,): a contiguous part, read in place; arg ViewArg
     LINEAR = auto()  # ordered CALLs
 
 

@@ -4,7 +4,7 @@
                            and a flat array of node numbers, sources first
 
 Nothing is executed when it is read: an arg is None, a number, a text, an `Ops`, a `DType`, a node, a tuple of these, or
-one of the dataclasses named to `register`. Two graphs have equal bytes exactly when they are the same graph (and, with
+one of the classes named to `register`. Two graphs have equal bytes exactly when they are the same graph (and, with
 `lines`, of the same lines).
 """
 
@@ -17,8 +17,9 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from manygrad.tensor.dtype import DType, to_dtype
+from manygrad.tensor.uop.args import ARGS, BufferSpec
 from manygrad.tensor.uop.ops import Ops
-from manygrad.tensor.uop.uop import BufferSpec, Members, UOp
+from manygrad.tensor.uop.uop import UOp
 
 T = TypeVar("T")
 _CLASSES: dict[str, type] = {}
@@ -31,13 +32,13 @@ class NotStorable(ValueError):
 
 
 def register(cls: type[T]) -> type[T]:
-    """A frozen dataclass that may stand in a node's arg."""
+    """A frozen dataclass or NamedTuple that may stand in a node's arg."""
     _CLASSES[cls.__name__] = cls
     return cls
 
 
-register(BufferSpec)
-register(Members)
+for _cls in ARGS:
+    register(_cls)
 
 
 def _nodes_in(arg: Any, out: list[UOp]) -> None:
@@ -45,7 +46,7 @@ def _nodes_in(arg: Any, out: list[UOp]) -> None:
     kind = type(arg)
     if kind is UOp:
         out.append(arg)
-    elif kind is tuple:
+    elif isinstance(arg, tuple):
         for x in arg:
             if type(x) is not int:
                 _nodes_in(x, out)
@@ -67,7 +68,8 @@ def _plain(x: Any, number: dict[UOp, int]) -> Any:
     if kind is DType:
         return {"dtype": x.name}
     if _CLASSES.get(kind.__name__) is kind:
-        return {kind.__name__: [_plain(getattr(x, f.name), number) for f in fields(x)]}
+        parts = x if isinstance(x, tuple) else [getattr(x, f.name) for f in fields(x)]
+        return {kind.__name__: [_plain(y, number) for y in parts]}
     raise NotStorable(f"an arg of type {kind.__name__} has no form in bytes; see tensor/uop/serial.py")
 
 
@@ -85,7 +87,7 @@ def _order(root: UOp) -> dict[UOp, int]:
         if u in number:
             continue
         below = list(u.src)
-        if type(u.arg) in (tuple, UOp, BufferSpec):
+        if isinstance(u.arg, (tuple, UOp, BufferSpec)):
             _nodes_in(u.arg, below)
         if below:
             path.append(u)

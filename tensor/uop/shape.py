@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from manygrad.tensor.uop.args import ReduceArg
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.uop import DEVICE, SHAPE, UOp
 
@@ -50,7 +51,7 @@ def _shape(u: UOp) -> Shape:
     if op is Ops.FUNCTION:
         return ()
     if op is Ops.VIEW:
-        return u.arg[1]
+        return u.arg.shape
     if op is Ops.PERMUTE:
         return tuple(s[0].shape[i] for i in u.arg)
     if op is Ops.PAD:
@@ -58,7 +59,10 @@ def _shape(u: UOp) -> Shape:
     if op is Ops.SHRINK:
         return tuple(sub(e, b) for b, e in u.arg)
     if op is Ops.REDUCE:
-        return tuple(1 if i in u.arg[1] else d for i, d in enumerate(s[0].shape)) if isinstance(u.arg, tuple) else ()
+        if not isinstance(u.arg, ReduceArg):  # a kernel's
+            return ()
+        axes = u.arg.axes
+        return tuple(1 if i in axes else d for i, d in enumerate(s[0].shape))
     if op is Ops.GATHER:
         return s[1].shape + s[0].shape[len(s) - 1 :]
     if op is Ops.CAT:
@@ -67,7 +71,7 @@ def _shape(u: UOp) -> Shape:
     if op is Ops.MSELECT and s[0].op in (Ops.BUFFER, Ops.PARAM):
         return local_shape(s[0].arg, u.arg)
     if op is Ops.MSELECT and s[0].op in GroupOp.COLLECTIVE:
-        return (s[0].arg[-1].counts[u.arg],)
+        return (s[0].arg.members.counts[u.arg],)
     return s[0].shape if s else ()
 
 
@@ -95,7 +99,7 @@ def _device(u: UOp) -> str | tuple[str, ...] | None:
     if u.op is Ops.COPY:
         return u.arg
     if u.op is Ops.SHARD:
-        return u.arg[0]
+        return u.arg.devices
     if u.op is Ops.RESULT:
         return u.src[0].arg.src[u.arg].device
     if u.op is Ops.MSTACK:

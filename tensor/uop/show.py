@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from manygrad.tensor.uop.args import BufferSpec, Members, ReduceArg
 from manygrad.tensor.uop.ops import Ops
-from manygrad.tensor.uop.uop import BufferSpec, Members, UOp
+from manygrad.tensor.uop.uop import UOp
 
 
 def text_of_index(u: UOp) -> str:
@@ -15,11 +16,11 @@ def text_of_index(u: UOp) -> str:
     if u.op is Ops.CONST:
         return str(u.arg)
     if u.op is Ops.RANGE:
-        return f"r{u.arg[0]}"
+        return f"r{u.arg.id}"
     if u.op is Ops.DEFINE_VAR:
-        return str(u.arg[0])
+        return str(u.arg.name)
     if u.op is Ops.BIND:
-        return f"{u.src[0].arg[0]}={u.src[1].arg}"
+        return f"{u.src[0].arg.name}={u.src[1].arg}"
     if u.op in _SIGN and len(s) == 2:
         return f"({s[0]}{_SIGN[u.op]}{s[1]})"
     if u.op is Ops.LOAD:
@@ -40,6 +41,8 @@ def show_arg(x: Any) -> str:
         return f"no. {x.number} over {show_arg(x.devices)}, own {show_arg(x.mine)} get {show_arg(x.counts)}"
     if isinstance(x, Ops):
         return x.name
+    if isinstance(x, ReduceArg) and x.blocks is None:
+        return show_arg((x.op, x.axes))
     if isinstance(x, tuple):
         return f"({', '.join(show_arg(y) for y in x[:8])}{', ...' if len(x) > 8 else ''})"
     return str(x)

@@ -13,9 +13,10 @@ from math import prod
 from typing import Any, NamedTuple
 
 from manygrad.tensor.dtype import DType, dtypes
+from manygrad.tensor.uop.args import BufferSpec, CheckArg, ReduceArg, ShardArg, VarArg
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.shape import is_buffer
-from manygrad.tensor.uop.uop import BufferSpec, UOp
+from manygrad.tensor.uop.uop import UOp
 
 Need = tuple[str, Callable[[UOp], bool]]
 
@@ -187,11 +188,10 @@ def is_number_of(value: Any, dtype: DType) -> bool:
 
 def _is_variable(arg: Any) -> bool:
     return (
-        type(arg) is tuple
-        and len(arg) == 3
-        and type(arg[0]) is str
-        and type(arg[1]) is type(arg[2]) is int
-        and arg[1] <= arg[2]
+        isinstance(arg, VarArg)
+        and type(arg.name) is str
+        and type(arg.min) is type(arg.max) is int
+        and arg.min <= arg.max
     )
 
 
@@ -209,7 +209,7 @@ _ALU: tuple[Need, ...] = (NO_ARG, VALUES, ONE_TYPE, LIKE_FIRST)
 ARITHMETIC = (
     rule("CONST is a number", Ops.CONST, LEAF, NUMBER),
     rule("DEFINE_VAR has a name and bounds", Ops.DEFINE_VAR,
-         LEAF, INDEX, ("(name, least, largest) as arg", lambda u: _is_variable(u.arg))),
+         LEAF, INDEX, ("a VarArg, its min no larger than its max", lambda u: _is_variable(u.arg))),
     rule("arithmetic on one value", GroupOp.UNARY - FLOATS - BITWISE, sources(1), *_ALU),
     rule("arithmetic on two values", GroupOp.BINARY - FLOATS - INTEGERS - BITWISE - GroupOp.COMPARE,
          sources(2), *_ALU),
@@ -243,13 +243,12 @@ def is_place(u: UOp) -> bool:
 def _is_reduction(u: UOp) -> bool:
     arg, rank = u.arg, len(u.src[0].shape)
     return (
-        type(arg) is tuple
-        and len(arg) in (2, 3)
-        and arg[0] in REDUCES
-        and are_ints(arg[1])
-        and len(set(arg[1])) == len(arg[1])
-        and all(0 <= a < rank for a in arg[1])
-        and (len(arg) == 2 or (type(arg[2]) is int and arg[2] > 0))
+        isinstance(arg, ReduceArg)
+        and arg.op in REDUCES
+        and are_ints(arg.axes)
+        and len(set(arg.axes)) == len(arg.axes)
+        and all(0 <= a < rank for a in arg.axes)
+        and (arg.blocks is None or (type(arg.blocks) is int and arg.blocks > 0))
     )
 
 
@@ -259,16 +258,19 @@ def _fits_in(begin: Any, end: Any, size: Any) -> bool:
 
 
 def _is_check(arg: Any) -> bool:
-    return type(arg) is tuple and len(arg) == 3 and are_ints(arg[:2]) and (arg[2] is None or type(arg[2]) is int)
+    return (
+        isinstance(arg, CheckArg)
+        and type(arg.low) is type(arg.size) is int
+        and (arg.spared is None or type(arg.spared) is int)
+    )
 
 
 def _is_shard(u: UOp) -> bool:
     arg = u.arg
     return (
-        type(arg) is tuple
-        and len(arg) == 2
-        and are_names(arg[0])
-        and (arg[1] is None or (type(arg[1]) is int and 0 <= arg[1] < len(u.src[0].shape)))
+        isinstance(arg, ShardArg)
+        and are_names(arg.devices)
+        and (arg.axis is None or (type(arg.axis) is int and 0 <= arg.axis < len(u.src[0].shape)))
     )
 
 
@@ -324,7 +326,7 @@ TENSOR = spec_of(
          *_MOVES, ("bools as arg", lambda u: type(u.arg) is tuple and all(type(f) is bool for f in u.arg)),
          ("a bool a dim", lambda u: len(u.arg) == len(u.src[0].shape))),
     rule("REDUCE goes over dims", Ops.REDUCE,
-         *_MOVES, ("(op, dims) or (op, dims, blocks) as arg", _is_reduction)),
+         *_MOVES, ("a ReduceArg of its dims", _is_reduction)),
     rule("GATHER picks by indices", Ops.GATHER, at_least(2), NO_ARG, VALUES, LIKE_FIRST, *_PICKED),
     rule("SCATTER combines at indices", Ops.SCATTER,
          at_least(3), ("the way to combine as arg", lambda u: u.arg in SCATTERS), VALUES, LIKE_FIRST, *_PICKED,
@@ -342,10 +344,10 @@ TENSOR = spec_of(
          at_least(1), VALUES, LIKE_FIRST, ("a gradient as arg", lambda u: u.arg is not None)),
     rule("CHECK looks at an index", Ops.CHECK,
          sources(2), LIKE_FIRST, INTEGER, ("a word in memory", lambda u: is_buffer(u.src[1])),
-         ("(least, size, spared) as arg", lambda u: _is_check(u.arg))),
+         ("a CheckArg", lambda u: _is_check(u.arg))),
     rule("BARRIER waits", Ops.BARRIER, sources(2), NO_ARG, VALUES, LIKE_FIRST),
     rule("COPY goes to a device", Ops.COPY, *_MOVES, A_NAME),
-    rule("SHARD goes to several devices", Ops.SHARD, *_MOVES, ("(devices, dim or None) as arg", _is_shard)),
+    rule("SHARD goes to several devices", Ops.SHARD, *_MOVES, ("a ShardArg, its axis a dim or None", _is_shard)),
     rule("STORE writes memory", Ops.STORE, NO_ARG, *STORES),
     rule("AFTER waits for effects", Ops.AFTER,
          at_least(2), NO_ARG, A_VALUE, LIKE_FIRST, ("memory first", lambda u: is_place(u.src[0])), EFFECTS_LAST),

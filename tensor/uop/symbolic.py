@@ -12,6 +12,7 @@ from typing import Any
 
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import rewrite
+from manygrad.tensor.uop.args import VarArg
 from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.table import Table
@@ -76,11 +77,11 @@ def linear(u: UOp) -> tuple[Terms, int]:
 
 
 def _order(t: UOp) -> Any:
-    return (0, t.arg[0], b"") if t.op is Ops.RANGE else (1, 0, t.key)
+    return (0, t.arg.id, b"") if t.op is Ops.RANGE else (1, 0, t.key)
 
 
 def _range_id(t: UOp) -> int:
-    return int(t.arg[0])
+    return int(t.arg.id)
 
 
 def build(terms: Terms, const: int) -> UOp:
@@ -333,7 +334,7 @@ def simplified(x: UOp, src: tuple[UOp, ...]) -> UOp:
 def variable(name: str, lo: int, hi: int) -> UOp:
     if not lo <= hi:
         raise ValueError(f"variable {name!r}: its smallest value {lo} is above its largest {hi}")
-    return UOp(Ops.DEFINE_VAR, dtypes.index, (), (name, lo, hi))
+    return UOp(Ops.DEFINE_VAR, dtypes.index, (), VarArg(name, lo, hi))
 
 
 def evaluate(u: Any, values: dict[str, int]) -> int:
@@ -348,12 +349,12 @@ def evaluate(u: Any, values: dict[str, int]) -> int:
         elif x.op is Ops.BIND:
             done[x] = x.src[1].arg
         elif x.op is Ops.DEFINE_VAR:
-            if x.arg[0] not in values:
+            name = x.arg.name
+            if name not in values:
                 raise ValueError(
-                    f"variable {x.arg[0]!r} has no value; bind it: "
-                    f"Variable({x.arg[0]!r}, {x.arg[1]}, {x.arg[2]}).bind(n)"
+                    f"variable {name!r} has no value; bind it: Variable({name!r}, {x.arg.min}, {x.arg.max}).bind(n)"
                 )
-            done[x] = values[x.arg[0]]
+            done[x] = values[name]
         elif x.op is Ops.ADD:
             done[x] = s[0] + s[1]
         elif x.op is Ops.MUL:

@@ -12,40 +12,12 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.table import Inferred, inferred, memo
 from manygrad.tensor.uop.walk import toposort
-
-
-@dataclass(frozen=True)
-class BufferSpec:
-    """What a BUFFER is: a unique id (or PARAM slot), shape, type, and where it lives.
-
-    `device` is a name, or a tuple of names for a sharded buffer; then `axis` is the dim that is cut (None: replicated)
-    and `bounds` the n+1 cut positions along it.
-    """
-
-    uid: int
-    shape: tuple[Any, ...]
-    dtype: DType
-    device: str | tuple[str, ...]
-    axis: int | None = None
-    bounds: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Members:
-    """Who takes part in a collective; the last part of its arg."""
-
-    devices: tuple[str, ...]
-    mine: tuple[int, ...]  # the positions of this worker's devices
-    counts: tuple[int, ...]  # how many elements each of them gets
-    number: int  # the collective's place in the program: all workers run theirs in this order
-    line: str  # the user's
 
 
 class _Ref(weakref.ref):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -51,8 +52,8 @@ def runtime_of(rank: int) -> Runtime:
 
 def signature(what: UOp) -> tuple[Any, ...]:
     """What all ranks must agree on: all of a collective but whose part of it this is."""
-    *arg, members = what.arg
-    return (what.op.name, what.dtype.name, *arg, members.devices, members.number, members.line)
+    members = replace(what.arg.members, mine=(), counts=())
+    return (what.op.name, what.dtype.name, what.arg._replace(members=members))
 
 
 def collectives_of(linear: UOp) -> list[tuple[Any, ...]]:
@@ -91,10 +92,10 @@ class _Meeting(ExecItem):
     """A collective: it waits for the other ranks."""
 
     def __init__(self, call: UOp, buffers: list[Buffer], plan: int):
-        self.what, self.buffers, self.number = call.src[0], buffers, call.src[0].arg[-1].number
+        self.what, self.buffers, self.number = call.src[0], buffers, call.src[0].arg.members.number
 
     def addresses(self) -> dict[int, dict[str, int]]:
-        mine = self.what.arg[-1].mine
+        mine = self.what.arg.members.mine
         outs, ins = self.buffers[: len(mine)], self.buffers[len(mine) :]
         return {r: {"in": _address(i), "out": _address(o)} for r, i, o in zip(mine, ins, outs)}
 

@@ -165,7 +165,7 @@ def test_a_worker_schedules_its_own_devices_only(four_workers: World) -> None:
     assert {a.device for c in kernels for a in c.src[1:]} <= {"NULL:0", "NULL:1", "NULL:0@1", "NULL:1@1"}
     (reduce,) = [c for c in calls if c.src[0].op is Ops.ALLREDUCE]
     assert len(reduce.src) == 1 + 2 + 2  # results and inputs of the own devices
-    members = reduce.src[0].arg[-1]
+    members = reduce.src[0].arg.members
     assert members.devices == four_workers.devices and members.mine == (2, 3) and members.counts == (6, 6)
 
 
@@ -176,10 +176,10 @@ def test_the_rows_of_a_worker(four_workers: World) -> None:
     reads = []
     for call in scheduled(x * 1.5).linear.src:
         if call.src[0].op is Ops.COPY:
-            reads.append((call.src[2].arg[0] // 6, call.src[2].arg[1]))  # VIEW: offset and shape
+            reads.append((call.src[2].arg.offset // 6, call.src[2].arg.shape))
         elif call.src[2].op is Ops.VIEW:
             assert all(linear(u.src[0].src[1])[1] == 0 for u in call.src[0].toposort() if u.op is Ops.LOAD)
-            reads.append((call.src[2].arg[0] // 6, (2, 6)))
+            reads.append((call.src[2].arg.offset // 6, (2, 6)))
     assert sorted(reads) == [(4, (2, 6)), (6, (2, 6))]
 
 

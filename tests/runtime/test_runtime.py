@@ -83,11 +83,12 @@ def test_schedules_of_functions_are_its_own() -> None:
 
 def test_devices_are_its_own_and_kernels_are_the_processs() -> None:
     device = get_device("CPU:7")
+    before = device.allocated
     with use(Runtime()) as fresh:
         other = get_device("CPU:7")
         assert other is fresh.devices.get("CPU:7") is not device and other.kernels is device.kernels
         kept = Tensor(np.ones(1 << 16, np.float32), device="CPU:7").realize()
-    assert other.allocated >= 1 << 18 and device.allocated == 0
+    assert other.allocated >= 1 << 18 and device.allocated == before
     part = storage(kept.uop)
     assert isinstance(part, Buffer) and part.view(4, part.dtype, 0).device is other
     np.testing.assert_array_equal((kept + 1).numpy(), np.full(1 << 16, 2, np.float32))  # it is where it was

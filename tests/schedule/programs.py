@@ -60,4 +60,4 @@ def stores_of(tensors: Tensor | list[Tensor]) -> dict[UOp, Stored]:
 
 def reduce_ranges(kernel: UOp) -> list[int]:
     """Sizes of the loops that reductions are left with."""
-    return [r.src[0].arg for r in kernel.toposort() if r.op is Ops.RANGE and r.arg[1] == "reduce"]
+    return [r.src[0].arg for r in kernel.toposort() if r.op is Ops.RANGE and r.arg.kind == "reduce"]

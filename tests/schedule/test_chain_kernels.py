@@ -11,7 +11,7 @@ import pytest
 from manygrad import Context, Tensor, TinyJit
 from manygrad.runtime.current import current
 from manygrad.schedule.plan_memory import MemoryPlan
-from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop import Ops, UOp, VarArg
 from tests.schedule.programs import linear_of, stored
 
 chain_kernels = importlib.import_module("manygrad.schedule.chain_kernels")  # (the package has a function of that name)
@@ -41,7 +41,7 @@ def test_temporaries_that_are_not_needed_together_share_memory(monkeypatch: pyte
     (call,) = linear_of(first.contiguous() + second).src
     temps = call.src[0].arg.temps
     assert len(call.src[0].src) >= 4
-    assert max(at + nbytes for _, at, nbytes in temps) < sum(nbytes for *_, nbytes in temps)
+    assert max(t.offset + t.nbytes for t in temps) < sum(t.nbytes for t in temps)
 
 
 def ops_of(*tensors: Tensor) -> list[Ops]:
@@ -53,11 +53,11 @@ def test_three_kernels_are_one_call_and_their_temporaries_one_block() -> None:
     (call,) = linear.src
     what = call.src[0]
     assert what.op is Ops.CHAIN and len(what.src) == 3 and what.arg.blocks == 16
-    assert [nbytes for *_, nbytes in what.arg.temps] == [N // 16 * N * 4] * 2
-    assert isinstance(linear.arg, MemoryPlan) and [n for _, n in linear.arg.pools] == [2 * N // 16 * N * 4]
+    assert [t.nbytes for t in what.arg.temps] == [N // 16 * N * 4] * 2
+    assert isinstance(linear.arg, MemoryPlan) and [p.nbytes for p in linear.arg.pools] == [2 * N // 16 * N * 4]
     for kernel in what.src:
         assert kernel.src[0].src[2].src[0].arg == N // 16  # the loop over rows is over one block's
-        assert {u.arg for u in kernel.toposort() if u.op is Ops.DEFINE_VAR} <= {("block", 0, 15)}
+        assert {u.arg for u in kernel.toposort() if u.op is Ops.DEFINE_VAR} <= {VarArg("block", 0, 15)}
 
 
 @pytest.mark.parametrize("device", ["CPU", "PYTHON"])

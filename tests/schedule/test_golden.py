@@ -162,8 +162,8 @@ def text_of(program: Callable[[], list[Tensor]]) -> str:
         (
             "memory",
             "\n".join(
-                [f"pool {d}: {n} bytes" for d, n in plan.pools]
-                + [f"#{uid}: {n} bytes at {at} of pool {p}" for uid, p, at, n in plan.offsets]
+                [f"pool {p.device}: {p.nbytes} bytes" for p in plan.pools]
+                + [f"#{b.uid}: {b.nbytes} bytes at {b.offset} of pool {b.pool}" for b in plan.buffers]
             ),
         )
     )

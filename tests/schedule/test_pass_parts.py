@@ -21,7 +21,7 @@ def fresh():  # type: ignore[no-untyped-def]
 
 
 def offsets(call: UOp) -> list[int]:
-    return [a.arg[0] if a.op is Ops.VIEW else 0 for a in call.src[1:]]
+    return [a.arg.offset if a.op is Ops.VIEW else 0 for a in call.src[1:]]
 
 
 def constants(kernel: UOp) -> set[int]:

@@ -149,33 +149,33 @@ def lives(calls: list[UOp]) -> dict[int, tuple[int, int]]:
 @given(schedules())
 def test_values_that_live_together_never_overlap(calls: list[UOp]) -> None:
     plan, life = memory_plan(calls), lives(calls)
-    assert {uid for uid, *_ in plan.offsets} == set(life)
+    assert {b.uid for b in plan.buffers} == set(life)
     devices = {b.arg.uid: b.arg.device for c in calls for b in c.src[1:] if b.op is Ops.BUFFER}
     sizes = {b.arg.uid: nbytes_of(b) for c in calls for b in c.src[1:] if b.op is Ops.BUFFER}
-    for uid, pool, offset, nbytes in plan.offsets:
-        device, size = plan.pools[pool]
+    for b in plan.buffers:
+        pool = plan.pools[b.pool]
         assert (
-            device == devices[uid]
-            and nbytes == sizes[uid]
-            and offset % ALIGN == 0
-            and 0 <= offset <= offset + nbytes <= size
+            pool.device == devices[b.uid]
+            and b.nbytes == sizes[b.uid]
+            and b.offset % ALIGN == 0
+            and 0 <= b.offset <= b.offset + b.nbytes <= pool.nbytes
         )
-    for i, (a, pool_a, at_a, n_a) in enumerate(plan.offsets):
-        for b, pool_b, at_b, n_b in plan.offsets[i + 1 :]:
-            together = life[a][0] <= life[b][1] and life[b][0] <= life[a][1]
-            if pool_a == pool_b and together and n_a and n_b:
-                assert at_a + n_a <= at_b or at_b + n_b <= at_a, f"{a} and {b} overlap"
+    for i, a in enumerate(plan.buffers):
+        for b in plan.buffers[i + 1 :]:
+            together = life[a.uid][0] <= life[b.uid][1] and life[b.uid][0] <= life[a.uid][1]
+            if a.pool == b.pool and together and a.nbytes and b.nbytes:
+                assert a.offset + a.nbytes <= b.offset or b.offset + b.nbytes <= a.offset, f"{a} and {b} overlap"
 
 
 @settings(max_examples=200)
 @given(schedules())
 def test_pools_are_at_least_what_lives_at_once_and_at_most_everything(calls: list[UOp]) -> None:
     plan, life = memory_plan(calls), lives(calls)
-    for number, (_, size) in enumerate(plan.pools):
-        mine = [(uid, max(ALIGN, -(-n // ALIGN) * ALIGN)) for uid, pool, _, n in plan.offsets if pool == number]
+    for number, pool in enumerate(plan.pools):
+        mine = [(b.uid, max(ALIGN, -(-b.nbytes // ALIGN) * ALIGN)) for b in plan.buffers if b.pool == number]
         at_once = max(sum(n for uid, n in mine if life[uid][0] <= at <= life[uid][1]) for at in range(len(calls)))
-        assert at_once <= size <= sum(n for _, n in mine)
-        assert size <= 2 * at_once  # first fit by size: far from everything
+        assert at_once <= pool.nbytes <= sum(n for _, n in mine)
+        assert pool.nbytes <= 2 * at_once  # first fit by size: far from everything
 
 
 def test_the_plan_is_the_same_every_time() -> None:

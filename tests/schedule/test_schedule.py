@@ -14,7 +14,7 @@ from manygrad.schedule.order_items import order_items
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import SPEC
 from manygrad.tensor.source import LINE
-from manygrad.tensor.uop import BufferSpec, Members, Ops, UOp
+from manygrad.tensor.uop import AllReduceArg, BufferSpec, Members, Ops, UOp
 from tests.schedule.programs import linear_of, scheduled, stored
 
 TWO = ("CPU:0", "CPU:1")
@@ -108,11 +108,8 @@ def item(name: int, writes: int, reads: dict[int, list[Item]], comm: bool = Fals
     target = buffer(writes)
     effect = UOp(Ops.STORE, dtypes.void, (target, UOp.const(dtypes.float32, float(name))))
     LINE[effect] = f"train.py:{name}"
-    what = (
-        UOp(Ops.ALLREDUCE, dtypes.float32, (), (Ops.ADD, 4, Members(TWO, (0, 1), (4, 4), name, f"train.py:{name}")))
-        if comm
-        else UOp(Ops.SINK)
-    )
+    members = Members(TWO, (0, 1), (4, 4), name, f"train.py:{name}")
+    what = UOp(Ops.ALLREDUCE, dtypes.float32, (), AllReduceArg(Ops.ADD, 4, members)) if comm else UOp(Ops.SINK)
     return Item(
         effect,
         what,

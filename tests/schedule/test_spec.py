@@ -20,6 +20,20 @@ from manygrad.schedule.spec import GRAPHS, KERNEL, LINEAR, graph_spec, linear_sp
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import SPEC, Context
 from manygrad.tensor.uop import BufferSpec, GroupOp, Members, Ops, PatternMatcher, UOp, UPat, passes
+from manygrad.tensor.uop.args import (
+    AllGatherArg,
+    AllReduceArg,
+    AllToAllArg,
+    BroadcastArg,
+    CheckArg,
+    CollectiveArg,
+    RangeArg,
+    ReduceArg,
+    ReduceScatterArg,
+    SendArg,
+    ShardArg,
+    VarArg,
+)
 from manygrad.tensor.uop.spec import TENSOR, Spec, verify
 from tests.schedule.programs import sink_of
 from tests.schedule.test_golden import PROGRAMS
@@ -30,9 +44,9 @@ n = UOp(Ops.BUFFER, i32, (), BufferSpec(-801, (2, 3), i32, "CPU:0"))
 y = UOp(Ops.BUFFER, f32, (), BufferSpec(-802, (3, 2), f32, "CPU:0"))
 two = UOp(Ops.BUFFER, f32, (), BufferSpec(-803, (2, 3), f32, ("CPU:0", "CPU:1"), 0, (0, 1, 2)))
 four, one = UOp.const(index, 4), UOp.const(f32, 1)
-v = UOp(Ops.DEFINE_VAR, index, (), ("n", 1, 8))
-r = UOp(Ops.RANGE, index, (four,), (0, "loop"))
-k = UOp(Ops.RANGE, index, (four,), (1, "reduce"))
+v = UOp(Ops.DEFINE_VAR, index, (), VarArg("n", 1, 8))
+r = UOp(Ops.RANGE, index, (four,), RangeArg(0, "loop"))
+k = UOp(Ops.RANGE, index, (four,), RangeArg(1, "reduce"))
 param = UOp(Ops.PARAM, f32, (), 0)
 place = UOp(Ops.INDEX, f32, (param, r))
 load = UOp(Ops.LOAD, f32, (place,))
@@ -56,28 +70,28 @@ BROKEN = [
     ("tensor", "within the dims", UOp(Ops.SHRINK, f32, (x,), ((0, 1), (2, 4)))),
     ("tensor", "pairs as arg", UOp(Ops.PAD, f32, (x,), ((0, -1), (0, 0)))),
     ("tensor", "dims of 1", UOp(Ops.EXPAND, f32, (x,), (4, 3))),
-    ("tensor", "(op, dims)", UOp(Ops.REDUCE, f32, (x,), (Ops.ADD, (2,)))),
-    ("tensor", "(op, dims)", UOp(Ops.REDUCE, f32, (x,), (Ops.SUB, (1,)))),
+    ("tensor", "a ReduceArg of its dims", UOp(Ops.REDUCE, f32, (x,), ReduceArg(Ops.ADD, (2,)))),
+    ("tensor", "a ReduceArg of its dims", UOp(Ops.REDUCE, f32, (x,), ReduceArg(Ops.SUB, (1,)))),
     ("tensor", "target in memory", UOp(Ops.STORE, void, (UOp(Ops.NEG, f32, (x,)), x))),
     ("tensor", "the target's shape", UOp(Ops.STORE, void, (x, y))),
     ("tensor", "2 sources", UOp(Ops.STORE)),
     ("tensor", "indices of one shape", UOp(Ops.GATHER, f32, (x, n, UOp(Ops.RESHAPE, i32, (n,), (6,))))),
     ("tensor", "the way to combine", UOp(Ops.SCATTER, f32, (x, one, UOp.const(i32, 0)), "replace")),
     ("tensor", "no rule of this stage is about its op", r),
-    ("tensor", "an integer dtype", UOp(Ops.CHECK, f32, (x, n), (0, 3, None))),
+    ("tensor", "an integer dtype", UOp(Ops.CHECK, f32, (x, n), CheckArg(0, 3, None))),
     ("tensor", "no sources", UOp(Ops.CONST, f32, (x,), 1.0)),
     ("tensor", "the value of its dtype", UOp(Ops.CONST, f32, (), 1)),
     ("tensor", "a DEFINE_VAR and a CONST", UOp(Ops.BIND, index, (four, v))),
     ("tensor", "2 sources", UOp(Ops.BIND, index, (v,))),
-    ("tensor", "(name, least, largest)", UOp(Ops.DEFINE_VAR, index, (), ("n", 8, 1))),
+    ("tensor", "a VarArg, its min no larger", UOp(Ops.DEFINE_VAR, index, (), VarArg("n", 8, 1))),
     ("tensor", "effects after it", UOp(Ops.AFTER, f32, (x, x))),
     ("tensor", "effects as sources", UOp(Ops.SINK, void, (x,))),
     ("tensor", "its number", UOp(Ops.RESULT, f32, (UOp(Ops.FUNCTION, void, (x,), body),), 1)),
     ("tensor", "a BufferSpec", UOp(Ops.BUFFER, i32, (), x.arg)),
     ("clean", "no rule", UOp(Ops.DETACH, f32, (x,))),
-    ("lower_shards", "no rule", UOp(Ops.SHARD, f32, (x,), (("CPU:0",), None))),
+    ("lower_shards", "no rule", UOp(Ops.SHARD, f32, (x,), ShardArg(("CPU:0",), None))),
     ("lower_shards", "a number of one of its parts", UOp(Ops.MSELECT, f32, (two,), 2)),
-    ("lower_checks", "no rule", UOp(Ops.CHECK, i32, (n, n), (0, 3, None))),
+    ("lower_checks", "no rule", UOp(Ops.CHECK, i32, (n, n), CheckArg(0, 3, None))),
     ("simplify", "one device", UOp(Ops.NEG, f32, (two,))),
     ("lower_storage", "no rule", UOp(Ops.CAT, f32, (x, x), 0)),
     ("lower_storage", "no sources", UOp(Ops.COPY, f32, (x,), "CPU:1")),
@@ -91,7 +105,7 @@ BROKEN = [
     ("kernel", "an INDEX as source", UOp(Ops.LOAD, f32, (param,))),
     ("kernel", "an offset of dtype index", UOp(Ops.INDEX, f32, (param, UOp.const(i32, 1)))),
     ("kernel", "RANGEs of reductions", UOp(Ops.REDUCE, f32, (load, r), Ops.ADD)),
-    ("kernel", "1 sources", UOp(Ops.RANGE, index, (), (0, "loop"))),
+    ("kernel", "1 sources", UOp(Ops.RANGE, index, (), RangeArg(0, "loop"))),
     ("kernel", "STOREs as sources", UOp(Ops.SINK, void, (load,))),
     ("linear", "CALLs as sources", UOp(Ops.LINEAR, void, (x,))),
     ("linear", "as arguments", UOp(Ops.CALL, void, (copy, x, copy))),
@@ -129,10 +143,9 @@ def candidates() -> Iterator[UOp]:
     """Nodes of ops that none of the golden programs has, each legal in some stages."""
     yield from (copy, UOp(Ops.BIND, index, (v, four)), UOp(Ops.RESULT, f32, (UOp(Ops.FUNCTION, void, (x,), body),), 0))
     yield from (UOp(Ops.DETACH, f32, (x,)), UOp(Ops.CUSTOM, f32, (x,), "a gradient"), UOp(Ops.BARRIER, f32, (x, x)))
-    yield from (UOp(Ops.SHARD, f32, (x,), (("CPU:0", "CPU:1"), None)), UOp(Ops.CONTIGUOUS, f32, (x,), 3))
-    yield from (UOp(Ops.CHECK, i32, (n, n), (0, 3, None)), UOp(Ops.REDUCE, f32, (load, k), Ops.MAX))
-    for args in COLLECTIVES.items():
-        op, arg = args[0], (*args[1], Members(("CPU:0", "CPU:1"), (0, 1), (6, 6), 1, "a line"))
+    yield from (UOp(Ops.SHARD, f32, (x,), ShardArg(("CPU:0", "CPU:1"), None)), UOp(Ops.CONTIGUOUS, f32, (x,), 3))
+    yield from (UOp(Ops.CHECK, i32, (n, n), CheckArg(0, 3, None)), UOp(Ops.REDUCE, f32, (load, k), Ops.MAX))
+    for op, arg in COLLECTIVES.items():
         yield from (UOp(op, f32, (UOp(Ops.MSTACK, f32, (x, x)),), arg), UOp(op, f32, (), arg))
     for value in (x, n, load, UOp(Ops.CAST, i32, (load,))):
         yield from (UOp(op, value.dtype, (value,)) for op in GroupOp.UNARY)
@@ -141,10 +154,15 @@ def candidates() -> Iterator[UOp]:
         yield from (UOp(Ops.FMA, value.dtype, (value,) * 3), UOp(Ops.BITCAST, dtypes.uint32, (value,)))
 
 
-COLLECTIVES: dict[Ops, tuple[Any, ...]] = {
-    Ops.ALLREDUCE: (Ops.ADD, 6), Ops.ALLGATHER: ((0, 3, 6),), Ops.REDUCESCATTER: (Ops.ADD, (0, 3, 6)),
-    Ops.ALLTOALL: ((0, 1), (0, 1)), Ops.BROADCAST: (0, 6), Ops.SEND: (6,),
-}  # fmt: skip
+MEMBERS = Members(("CPU:0", "CPU:1"), (0, 1), (6, 6), 1, "a line")
+COLLECTIVES: dict[Ops, CollectiveArg] = {
+    Ops.ALLREDUCE: AllReduceArg(Ops.ADD, 6, MEMBERS),
+    Ops.ALLGATHER: AllGatherArg((0, 3, 6), MEMBERS),
+    Ops.REDUCESCATTER: ReduceScatterArg(Ops.ADD, (0, 3, 6), MEMBERS),
+    Ops.ALLTOALL: AllToAllArg((0, 1), (0, 1), MEMBERS),
+    Ops.BROADCAST: BroadcastArg(0, 6, MEMBERS),
+    Ops.SEND: SendArg(6, MEMBERS),
+}
 
 
 def _enter(stage: str) -> Any:

@@ -330,7 +330,7 @@ def planned_bytes(check: bool) -> int:
         blocks(weights, x.expand(64, 6, 64).reshape(-1, 64).contiguous().realize(), 4, check).square().mean().backward()
         sink = UOp(Ops.SINK, dtypes.void, tuple(UOp(Ops.STORE, dtypes.void, (w.uop, w.grad.uop)) for w in weights))  # type: ignore[union-attr]
         linear = create_linear_with_vars(sink, current().world, current().schedules).linear
-        return sum(nbytes for _, nbytes in linear.arg.pools)
+        return sum(p.nbytes for p in linear.arg.pools)
 
 
 def test_checkpoints_save_memory() -> None:

@@ -138,13 +138,13 @@ def test_no_array_of_queries_by_keys_is_in_memory(is_causal: bool) -> None:
     linear = linear_of(step(*leaves(1, 2, n, d), is_causal=is_causal))
     assert sum(c.src[0].op is Ops.CHAIN for c in linear.src) == 3  # forward, by queries, by keys
     assert all(numel(a.shape) < n * n // 8 for c in linear.src for a in c.src[1:])
-    assert sum(nbytes for _, nbytes in linear.arg.pools) < n * n * 4
+    assert sum(p.nbytes for p in linear.arg.pools) < n * n * 4
     inside = [
         a
         for c in linear.src
         if c.src[0].op is Ops.CHAIN
         for i, a in enumerate(c.src[1:])
-        if i in {at for at, *_ in c.src[0].arg.temps}
+        if i in {t.argument for t in c.src[0].arg.temps}
     ]
     assert inside and max(map(nbytes_of, inside)) <= chain_kernels.BLOCK_BYTES
 

@@ -35,7 +35,7 @@ def block(facts: Facts, opts: Opts, main: UOp, r: UOp, nbytes: int, wanted: int)
     fixed = facts.fixed_loops and ranges_of(main) >= frozenset(facts.sig.loops)
     if tiles < 2 or not fixed or sum(not is_total(u) for u in facts.sig.reduces) > 1:
         return ()
-    return (Block(r.arg[0], tiles),)
+    return (Block(r.arg.id, tiles),)
 
 
 def block_of_rows(facts: Facts, opts: Opts, main: UOp, r: UOp) -> Opts:
@@ -53,7 +53,7 @@ def block_of_panels(facts: Facts, opts: Opts, main: UOp, lane: UOp) -> Opts:
         return ()  # a block would add it up for each tile of rows
     if panel_overflows(facts, main, tile):
         k, each = main.src[1], volume(frozenset(main.src[2:])) * tile * cost.ELEMENT_BYTES
-        return (Block(lane.arg[0], 1), ReduceBlock(k.arg[0], even(size_max(k), max(1, nbytes // each))))
+        return (Block(lane.arg.id, 1), ReduceBlock(k.arg.id, even(size_max(k), max(1, nbytes // each))))
     rows = min(touched(u) for u in facts.loads_of[main] if lane not in ranges_of(u)) * cost.ELEMENT_BYTES
     if not facts.stored_along(lane) and rows <= cost.near_bytes(facts.machine):
         return ()
@@ -75,7 +75,7 @@ def blocked_reduction(facts: Facts, opts: Opts, main: UOp, r: UOp, inside: list[
         return ()
     most = min(cost.BLOCK_TERMS, cost.block_elements(machine) // size) * size_max(k) // length
     per = even(size_max(k), most) if most >= cost.LEAST_BLOCK_TERMS else 0
-    return (Block(r.arg[0], tiles), ReduceBlock(k.arg[0], per)) if 0 < per < size_max(k) else ()
+    return (Block(r.arg.id, tiles), ReduceBlock(k.arg.id, per)) if 0 < per < size_max(k) else ()
 
 
 def sum_rows_in_turn(facts: Facts, opts: Opts, main: UOp, lane: UOp, sharing: int) -> Opts:
@@ -95,5 +95,5 @@ def sum_rows_in_turn(facts: Facts, opts: Opts, main: UOp, lane: UOp, sharing: in
     mine = vectors if pieces >= cost.CORE_PIECES * machine.cores else -(-vectors // machine.cores)
     wide = max(1, min(mine, cost.sums_in_registers(machine) // sharing))
     tiles = -(-min(mine, cost.sums_bytes(machine) // (machine.vector_bytes * sharing)) // wide)
-    opts = (*without(opts, Tile, axis=lane.arg[0]), Tile(lane.arg[0], wide * facts.lanes))
-    return (*opts, Block(lane.arg[0], tiles), ReduceBlock(k.arg[0], cost.ROWS_AT_ONCE)) if tiles > 1 else opts
+    opts = (*without(opts, Tile, axis=lane.arg.id), Tile(lane.arg.id, wide * facts.lanes))
+    return (*opts, Block(lane.arg.id, tiles), ReduceBlock(k.arg.id, cost.ROWS_AT_ONCE)) if tiles > 1 else opts

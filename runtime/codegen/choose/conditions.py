@@ -80,7 +80,7 @@ def unroll_reduction(facts: Facts, opts: Opts, main: UOp, lanes_along: frozenset
         decides = any(r in ranges_of(c) for c in tiled + phased)
         if r in lanes_along or (tiled and area > cost.KNOWN_BODY and not decides):
             break
-        opts = (*opts, Unroll(r.arg[0], r.src[0].arg))
+        opts = (*opts, Unroll(r.arg.id, r.src[0].arg))
     return opts
 
 
@@ -94,5 +94,5 @@ def skip_masked(facts: Facts, opts: Opts, main: UOp, known: bool) -> Opts:
         other = together.get(ranges_of(c))
         together[ranges_of(c)] = c if other is None else other.alu(Ops.AND, c)
     if together and (known or any(part_held(c) <= cost.LEFT_OUT for c in together.values())):
-        return (*opts, Skip(main.src[-1].arg[0]))
+        return (*opts, Skip(main.src[-1].arg.id))
     return opts

@@ -147,7 +147,7 @@ def is_masked(load: UOp) -> bool:
 
 def tile_of(opts: Opts, r: UOp) -> int:
     """Elements of `r` in a tile."""
-    tile, vector = chosen(opts, Tile, r.arg[0]), chosen(opts, Vectorize, r.arg[0])
+    tile, vector = chosen(opts, Tile, r.arg.id), chosen(opts, Vectorize, r.arg.id)
     return max(tile.size if tile is not None else 1, vector.lanes if vector is not None else 1)
 
 
@@ -161,9 +161,9 @@ def order_of(facts: Facts, opts: Opts) -> list[UOp]:
     order = list(facts.sig.loops)
     for o in opts:
         if isinstance(o, Reorder):
-            r = next(x for x in order if x.arg[0] == o.axis)
+            r = next(x for x in order if x.arg.id == o.axis)
             order.remove(r)
-            order.insert(next(i for i, x in enumerate(order) if x.arg[0] == o.outside), r)
+            order.insert(next(i for i, x in enumerate(order) if x.arg.id == o.outside), r)
     return order
 
 
@@ -172,7 +172,7 @@ def reordered(facts: Facts, opts: Opts, wanted: list[UOp]) -> Opts:
     order = order_of(facts, opts)
     for i, r in enumerate(wanted):
         if order[i] is not r:
-            opts = (*opts, Reorder(r.arg[0], order[i].arg[0]))
+            opts = (*opts, Reorder(r.arg.id, order[i].arg.id))
             order.remove(r)
             order.insert(i, r)
     return opts

@@ -46,9 +46,9 @@ def reuse_row_values(facts: Facts, opts: Opts) -> Opts:
         after += [x for x in sig.loops if x not in ranges_of(w)]
         for again in after:
             values = kept_values(sig, r, again, facts.written) if again not in found else {}
-            around = {x.arg[0] for u in values.values() for x in ranges_of(u)}
+            around = {x.arg.id for u in values.values() for x in ranges_of(u)}
             if values and (vector is None or vector.axis not in around):
-                found[again] = ComputeAt(r.arg[0], again.arg[0])
+                found[again] = ComputeAt(r.arg.id, again.arg.id)
     return (*opts, *found.values())
 
 
@@ -62,21 +62,21 @@ def prefetch_rows(facts: Facts, opts: Opts, passes: Passes) -> Opts:
     for number, ranges in passes.items():
         turns = ranges if early else ranges[::-1]
         taken.append(next((r for r in turns if r not in taken), turns[0]))
-        opts = (*opts, Prefetch(taken[-1].arg[0], number))
+        opts = (*opts, Prefetch(taken[-1].arg.id, number))
     return opts
 
 
 def limit_rows_of_tile(facts: Facts, opts: Opts, passes: Passes) -> Opts:
     """A tile has as many of the rows that are prefetched as a part of the first cache holds with what is kept of them
     and with the next ones, at least 2; or one, where they come in bursts."""
-    tile = chosen(opts, Tile, order_of(facts, opts)[0].arg[0]) if passes else None
+    tile = chosen(opts, Tile, order_of(facts, opts)[0].arg.id) if passes else None
     if tile is None or chosen(opts, Vectorize, tile.axis) is not None:
         return opts
     rows = 1
     if not in_bursts(facts, opts, passes):
         nbytes = sum(2 * row_bytes(facts, number, ranges) for number, ranges in passes.items())
         if (kept := chosen(opts, ComputeAt)) is not None:
-            row = next(u for u in facts.sig.nodes if u.op is Ops.RANGE and u.arg[0] == kept.axis)
+            row = next(u for u in facts.sig.nodes if u.op is Ops.RANGE and u.arg.id == kept.axis)
             nbytes += cost.ELEMENT_BYTES * size_max(row)
         rows = max(cost.LEAST_ROWS_HELD, cost.rows_bytes(facts.machine) // nbytes)
     fewer = Tile(tile.axis, min(tile.size, rows))
@@ -113,7 +113,7 @@ def row_passes(facts: Facts, opts: Opts) -> Passes:
     if not loops or not sig.reduces:
         return {}
     outer = loops[0]
-    ranges = {u.arg[0]: u for u in sig.nodes if u.op is Ops.RANGE}
+    ranges = {u.arg.id: u for u in sig.nodes if u.op is Ops.RANGE}
     keeps = [(ranges[o.axis], ranges[o.again]) for o in opts if isinstance(o, ComputeAt)]
     kept = {v for r, again in keeps for v in kept_values(sig, r, again, facts.written)}
     along: dict[int, set[UOp]] = {}
@@ -127,7 +127,7 @@ def row_passes(facts: Facts, opts: Opts) -> Passes:
         turns = [r for r in order if r in along[number]]
         if not turns or size_max(turns[0]) > cost.KEPT_ROW or {r.src[0] for r in turns} != {turns[0].src[0]}:
             continue
-        alone = len(order) == 1 and chosen(opts, RFactor, turns[0].arg[0]) is not None and tile_of(opts, outer) == 1
+        alone = len(order) == 1 and chosen(opts, RFactor, turns[0].arg.id) is not None and tile_of(opts, outer) == 1
         if len(turns) > 1 or alone:
             found[number] = turns
     return found

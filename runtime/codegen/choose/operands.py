@@ -24,7 +24,7 @@ def can_pack(facts: Facts, opts: Opts, load: UOp, main: UOp, loop: UOp) -> bool:
         reduced -= {main.src[1]}
     if loop not in depends or not all(map(is_fixed, reduced)):
         return False
-    if any(chosen(opts, RFactor, r.arg[0]) is not None for r in depends):
+    if any(chosen(opts, RFactor, r.arg.id) is not None for r in depends):
         return False
     nbytes = 8 * volume(reduced) * cost.PANEL_VECTORS * facts.lanes
     reads = {v for u, loads in facts.loads_of.items() if not is_total(u) for v in loads if slot(v) == slot(load)}

@@ -85,7 +85,7 @@ def pack_strided(facts: Facts, opts: Opts, main: UOp, lane: UOp) -> Opts:
     order = order_of(facts, opts)
     outer = [r for r in order if r is not lane and any(r in ranges_of(u) for u in must)]
     opts = reordered(facts, opts, [*outer, lane, *(r for r in order if r is not lane and r not in outer)])
-    return (*opts, *(CacheRead(lane.arg[0], slot(u)) for u in must))
+    return (*opts, *(CacheRead(lane.arg.id, slot(u)) for u in must))
 
 
 def read_columns_in_place(facts: Facts, opts: Opts, p: Product) -> Opts:
@@ -106,7 +106,7 @@ def keep_rows_in_cache(facts: Facts, opts: Opts, p: Product) -> Opts:
     held, inside = (p.lane, p.inner) if wide else (last, [p.lane])
     blocks = blocked_reduction(facts, opts, p.main, held, inside) if not p.after else ()
     inner = [p.lane, *p.inner] if wide and blocks else [*p.inner, p.lane]
-    packed = CacheRead(last.arg[0], slot(p.rows)), CacheRead(p.lane.arg[0], slot(p.columns))
+    packed = CacheRead(last.arg.id, slot(p.rows)), CacheRead(p.lane.arg.id, slot(p.columns))
     blocks = blocks or block_of_rows(facts, opts, p.main, last)
     return (*reordered(facts, opts, [*p.outer, *inner, *p.after]), *packed, *blocks)
 
@@ -123,10 +123,10 @@ def keep_columns_in_cache(facts: Facts, opts: Opts, p: Product) -> Opts:
     # groups of rows that lie apart would be joined again and again
     groups = is_dot(p.main.src[0]) and facts.stride(p.rows.src[0], p.main.src[-1]) != 1
     pack_rows = can_pack_rows(facts, opts, p) and (masked or halves or groups)
-    row: Opts = (CacheRead(p.inner[-1].arg[0], slot(p.rows)),) if pack_rows else prefetched_rows(facts, opts, p)
+    row: Opts = (CacheRead(p.inner[-1].arg.id, slot(p.rows)),) if pack_rows else prefetched_rows(facts, opts, p)
     blocks = block_of_panels(facts, opts, p.main, p.lane) if not within else ()
     order = [*outer, p.lane, *within, *p.inner, *p.after]
-    return (*reordered(facts, opts, order), CacheRead(panel.arg[0], slot(p.columns)), *row, *blocks)
+    return (*reordered(facts, opts, order), CacheRead(panel.arg.id, slot(p.columns)), *row, *blocks)
 
 
 def columns_fit_first_cache(facts: Facts, p: Product) -> bool:
@@ -140,7 +140,7 @@ def can_pack_rows(facts: Facts, opts: Opts, p: Product) -> bool:
     """Of what a condition leaves out along the reduction, groups for a dot instruction are not packed: all four would
     have to be asked."""
     mask = ranges_of(p.rows.src[0].src[2]) if is_masked(p.rows) else frozenset()
-    if any(r in mask and chosen(opts, Tensorize, r.arg[0]) is not None for r in p.main.src[1:]):
+    if any(r in mask and chosen(opts, Tensorize, r.arg.id) is not None for r in p.main.src[1:]):
         return False
     return can_pack(facts, opts, p.rows, p.main, p.inner[-1]) and slot(p.rows) != slot(p.columns)
 
@@ -158,7 +158,7 @@ def prefetched_rows(facts: Facts, opts: Opts, p: Product) -> tuple[Prefetch, ...
     plain = len(p.main.src) == 2 and not is_masked(p.rows) and facts.stride(p.rows.src[0], k) == 1
     long = size_max(k) >= cost.PREFETCH_VECTORS * facts.lanes
     prefetches = plain and long and cost.load_ports_idle(rows, vectors)
-    return (Prefetch(k.arg[0], slot(p.rows)),) if prefetches else ()
+    return (Prefetch(k.arg.id, slot(p.rows)),) if prefetches else ()
 
 
 def loops_stored_closer(facts: Facts, p: Product) -> list[UOp]:

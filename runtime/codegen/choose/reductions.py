@@ -52,7 +52,7 @@ def split_of(facts: Facts) -> Split:
 def accumulate_in_lanes(facts: Facts, opts: Opts, split: Split) -> Opts:
     """A reduction that runs contiguously through all it reads, where no loop does, is accumulated in the lanes of a
     vector."""
-    return (*opts, *(RFactor(r.arg[0], facts.lanes) for r in dict.fromkeys(split.values())))
+    return (*opts, *(RFactor(r.arg.id, facts.lanes) for r in dict.fromkeys(split.values())))
 
 
 def use_dot_instructions(facts: Facts, opts: Opts, lane: UOp | None, split: Split) -> Opts:
@@ -61,7 +61,7 @@ def use_dot_instructions(facts: Facts, opts: Opts, lane: UOp | None, split: Spli
     for u in facts.sig.reduces:
         product = len(facts.loads_of[u]) > 1 and (lane is None or lane in ranges_of(u))
         if is_dot(u.src[0]) and (u in split or product):
-            opts = (*opts, Tensorize(split.get(u, u.src[-1]).arg[0], u.src[0].arg.terms))
+            opts = (*opts, Tensorize(split.get(u, u.src[-1]).arg.id, u.src[0].arg.terms))
     return opts
 
 
@@ -72,6 +72,6 @@ def sum_exponentials_online(facts: Facts, opts: Opts, lane: UOp | None, split: S
         r = pair.total.src[1]
         long = size_max(r) * cost.ELEMENT_BYTES >= cost.LONG_ROW_BYTES
         if pair.total in split and long and frozenset(facts.sig.loops) <= ranges_of(pair.total):
-            online = Online(r.arg[0], pair.maximum.src[1].arg[0])
-            return (*opts, online, Unroll(r.arg[0], cost.ONLINE_VECTORS * facts.lanes))
+            online = Online(r.arg.id, pair.maximum.src[1].arg.id)
+            return (*opts, online, Unroll(r.arg.id, cost.ONLINE_VECTORS * facts.lanes))
     return opts

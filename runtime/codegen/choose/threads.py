@@ -16,7 +16,7 @@ def parallelize(facts: Facts, opts: Opts) -> Opts:
     up to the blocked one where the others run inside of a block of the reduction."""
     order = order_of(facts, opts)
     if (block := chosen(opts, Block)) is not None:
-        blocked = next(i for i, r in enumerate(order) if r.arg[0] == block.axis)
+        blocked = next(i for i, r in enumerate(order) if r.arg.id == block.axis)
         return (*opts, Parallel(len(order) if chosen(opts, ReduceBlock) is None else blocked + 1))
     enough = cost.PIECES if chosen(opts, CacheRead) is None else cost.PACKED_PIECES
     repeated = {r for u in facts.sig.reduces for r in facts.sig.loops if r not in ranges_of(u)}
@@ -43,13 +43,13 @@ def run_in_order(facts: Facts, opts: Opts) -> Opts:
     along = [r for r in apart if facts.stored_along(r)]
     if along:
         r = along[-1]
-        opts = (*opts, Vectorize(r.arg[0], lanes))
+        opts = (*opts, Vectorize(r.arg.id, lanes))
         fits = (n for n in cost.IN_ORDER_VECTORS if size_max(r) // lanes >= 2 * n and size_max(r) % (n * lanes) == 0)
         if vectors := next(fits, 0):
-            opts = (*opts, Tile(r.arg[0], vectors * lanes))
+            opts = (*opts, Tile(r.arg.id, vectors * lanes))
     elif apart and apart[0] is sig.loops[0]:
         r = apart[0]
     else:
         return ()
-    moved = (Reorder(r.arg[0], sig.loops[0].arg[0]),) if r is not sig.loops[0] else ()
+    moved = (Reorder(r.arg.id, sig.loops[0].arg.id),) if r is not sig.loops[0] else ()
     return (*opts, *moved, Parallel(1))

@@ -56,8 +56,8 @@ def tile_rows_and_vectors(facts: Facts, opts: Opts, main: UOp, lane: UOp, accumu
             if time < least - 1e-9:
                 best, least = (rows, vectors), time
     rows, vectors = best
-    wide = (Tile(lane.arg[0], vectors * facts.lanes),) if vectors > 1 else ()
-    return (*opts, *wide, *(Tile(r.arg[0], m) for r, m in rows.items() if m > 1))
+    wide = (Tile(lane.arg.id, vectors * facts.lanes),) if vectors > 1 else ()
+    return (*opts, *wide, *(Tile(r.arg.id, m) for r, m in rows.items() if m > 1))
 
 
 def tileable_rows(facts: Facts, main: UOp, lane: UOp) -> list[UOp]:
@@ -74,7 +74,7 @@ def rows_of(facts: Facts, opts: Opts, main: UOp, lane: UOp) -> list[UOp]:
     """The loops that are a tile's rows."""
     free = tileable_rows(facts, main, lane)
     tiled = [o.axis for o in opts if isinstance(o, Tile)]
-    found = [next(r for r in free if r.arg[0] == axis) for axis in tiled if axis != lane.arg[0]]
+    found = [next(r for r in free if r.arg.id == axis) for axis in tiled if axis != lane.arg.id]
     return found or free[:1]
 
 
@@ -143,7 +143,7 @@ def tile_outputs_of_dot_product(facts: Facts, opts: Opts, main: UOp, accumulator
         at = facts.sig.loops.index
         area = lambda p: min(size_max(p[0]), tm) * min(size_max(p[1]), tn)  # noqa: E731
         m, n = max(pairs, key=lambda p: (area(p), at(p[0]) + at(p[1]), -at(p[0])))
-        return (*opts, Tile(m.arg[0], even_tile(size_max(m), tm)), Tile(n.arg[0], even_tile(size_max(n), tn)))
+        return (*opts, Tile(m.arg.id, even_tile(size_max(m), tm)), Tile(n.arg.id, even_tile(size_max(n), tn)))
     if not own:
         return opts
     large = largest_bytes(loads) >= cost.LARGE_BYTES
@@ -151,7 +151,7 @@ def tile_outputs_of_dot_product(facts: Facts, opts: Opts, main: UOp, accumulator
     if len(facts.sig.reduces) == 1 and large and long:
         return opts
     t = even_tile(size_max(own[-1]), cost.dot_positions(accumulators))
-    return (*opts, Tile(own[-1].arg[0], t)) if t > 1 else opts
+    return (*opts, Tile(own[-1].arg.id, t)) if t > 1 else opts
 
 
 def even_tile(size: int, most: int) -> int:
@@ -167,7 +167,7 @@ def tile_elementwise(facts: Facts, opts: Opts, lane: UOp) -> Opts:
     vectors at once."""
     crossing = [r for r in facts.sig.loops if r is not lane and size_max(r) > 1 and loaded_across(facts, r, lane)]
     if crossing and not facts.sig.reduces:
-        tall = Tile(crossing[-1].arg[0], min(facts.lanes, size_max(crossing[-1])))
+        tall = Tile(crossing[-1].arg.id, min(facts.lanes, size_max(crossing[-1])))
         return squares(facts, opts, lane, crossing[-1]) or (*opts, tall)
     return several_vectors(facts, opts, lane)
 
@@ -183,7 +183,7 @@ def several_vectors(facts: Facts, opts: Opts, lane: UOp) -> Opts:
     vectors = next((n for most, n in cost.VECTORS_OF_WORK if work <= most), 1)
     while vectors > 1 and size_max(lane) < vectors * facts.lanes:
         vectors //= 2
-    return (*opts, Tile(lane.arg[0], vectors * facts.lanes)) if vectors > 1 else opts
+    return (*opts, Tile(lane.arg.id, vectors * facts.lanes)) if vectors > 1 else opts
 
 
 def squares(facts: Facts, opts: Opts, lane: UOp, crossing: UOp) -> Opts | None:
@@ -193,17 +193,17 @@ def squares(facts: Facts, opts: Opts, lane: UOp, crossing: UOp) -> Opts | None:
     store = sig.stores[0]
     if len(sig.stores) > 1 or size_max(crossing) < lanes or size_max(lane) < cost.TURNED_LANE_VECTORS * lanes:
         return None
-    found: Opts = (Tile(crossing.arg[0], lanes), Tile(lane.arg[0], cost.TURNED_LINES * lanes))
+    found: Opts = (Tile(crossing.arg.id, lanes), Tile(lane.arg.id, cost.TURNED_LINES * lanes))
     if not whole_vectors(store, lane, lanes):
-        found = (*found, Align(lane.arg[0]))
-        if legal(sig, (Vectorize(lane.arg[0], lanes), *found)) is not None:
+        found = (*found, Align(lane.arg.id))
+        if legal(sig, (Vectorize(lane.arg.id, lanes), *found)) is not None:
             return None
     nbytes = volume(frozenset(sig.loops)) * store.src[1].dtype.itemsize
     if nbytes < cost.TRANSPOSED_BYTES or any(slot(u) == slot(store) for u in facts.loads):
         return (*opts, *found)
     found = (*found, NontemporalStore(slot(store)))
     inner = sig.loops.index(crossing) > sig.loops.index(lane)
-    return (*opts, *found) if inner else (*opts, Reorder(lane.arg[0], crossing.arg[0]), *found)
+    return (*opts, *found) if inner else (*opts, Reorder(lane.arg.id, crossing.arg.id), *found)
 
 
 def tile_results_side_by_side(facts: Facts, opts: Opts, lane: UOp) -> Opts:
@@ -218,7 +218,7 @@ def tile_results_side_by_side(facts: Facts, opts: Opts, lane: UOp) -> Opts:
     for r in sorted(facts.sig.loops, key=lambda r: strides[r] or 0):
         if r is not lane and strides[r] == side and is_fixed(r) and side * r.src[0].arg <= facts.lanes:
             side *= r.src[0].arg
-            tiles.append(Tile(r.arg[0], r.src[0].arg))
+            tiles.append(Tile(r.arg.id, r.src[0].arg))
     if strides[lane] == 1 or side < cost.LEAST_TURNED:
         return opts
     opts = (*without(opts, Tile), *tiles)
@@ -226,6 +226,6 @@ def tile_results_side_by_side(facts: Facts, opts: Opts, lane: UOp) -> Opts:
         return opts
     for u in facts.sig.reduces:
         for r in reversed(u.src[1:]) if volume(frozenset(u.src[1:])) <= facts.lanes else ():
-            if is_fixed(r) and chosen(opts, Unroll, r.arg[0]) is None:
-                opts = (*opts, Unroll(r.arg[0], r.src[0].arg))
+            if is_fixed(r) and chosen(opts, Unroll, r.arg.id) is None:
+                opts = (*opts, Unroll(r.arg.id, r.src[0].arg))
     return opts

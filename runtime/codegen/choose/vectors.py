@@ -21,7 +21,7 @@ def vectorize_loop(facts: Facts, opts: Opts, lane: UOp | None) -> Opts:
     """The loop with the cheapest accesses runs in vectors: of the main reduction, where an operand that is not
     contiguous along the loop is worth packing. None where one element at a time is as fast, or reductions are
     accumulated in lanes of their own."""
-    return opts if lane is None else (*opts, Vectorize(lane.arg[0], facts.lanes))
+    return opts if lane is None else (*opts, Vectorize(lane.arg.id, facts.lanes))
 
 
 def cheapest_loop(facts: Facts, opts: Opts, split: Split) -> UOp | None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from manygrad.runtime.codegen.emit.emission import INDEX, Emission
 from manygrad.runtime.codegen.emit.values import sum_of_terms, value
-from manygrad.runtime.codegen.loops.index import Index, Of
+from manygrad.runtime.codegen.loops.index import Index, Of, RowOf
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
@@ -50,10 +50,10 @@ def _here(e: Emission, x: Index) -> Inst:
 
 def _first_of_line(e: Emission, x: Index) -> Inst:
     """The first element of the row that stands at the beginning of a line."""
-    r, row = x.arg
+    of: RowOf = x.arg
     line = instruction(e, x.src[0])
-    with e.within(replace(e.scope, origin={**e.scope.origin, r: e.const(0)})):
-        a = e.scope.analysis.affine(e.sig.stores[0].src[0].src[1], dict(row))
+    with e.within(replace(e.scope, origin={**e.scope.origin, of.range: e.const(0)})):
+        a = e.scope.analysis.affine(e.sig.stores[0].src[0].src[1], dict(of.row))
         assert a is not None
         begin = e.add(sum_of_terms(e, a), e.const(a.constant))
     into = e.emit(Ops.MOD, INDEX, (begin, line), True)

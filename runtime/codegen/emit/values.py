@@ -12,13 +12,14 @@ from manygrad.runtime.codegen.affine import Affine, Atom, Position
 from manygrad.runtime.codegen.dots import is_dot
 from manygrad.runtime.codegen.emit.emission import INDEX, Emission
 from manygrad.runtime.codegen.lowered import Inst, Low
+from manygrad.runtime.codegen.transcendental import Lookup
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
-CUSTOM = {"round": Low.ROUND, "scale": Low.SCALE, "within": Low.WITHIN, "lookup": Low.LOOKUP}
+CUSTOM = {"round": Low.ROUND, "scale": Low.SCALE, "within": Low.WITHIN}
 
 
 def value(e: Emission, root: UOp, position: Position) -> Inst:
@@ -67,8 +68,9 @@ def combine(e: Emission, u: UOp, src: list[Inst]) -> Inst:
     if is_dot(u):
         return e.alu(Ops.MUL, u.dtype, *(e.alu(Ops.CAST, u.dtype, s) for s in src))
     if u.op is Ops.CUSTOM:
-        name, arg = u.arg if isinstance(u.arg, tuple) else (u.arg, None)
-        return e.alu(CUSTOM[name], u.dtype, *src, arg=arg)
+        if isinstance(u.arg, Lookup):
+            return e.alu(Low.LOOKUP, u.dtype, *src, arg=u.arg.values)
+        return e.alu(CUSTOM[u.arg], u.dtype, *src)
     if u.op is Ops.FMA:
         return e.alu(Low.FMA, u.dtype, *src)
     if u.op not in GroupOp.ELEMENTWISE:

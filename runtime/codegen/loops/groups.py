@@ -20,6 +20,7 @@ from manygrad.runtime.codegen.loops.tree import Barrier, Block, Copied, For, If,
 from manygrad.runtime.codegen.opts.cache_read import staged_values
 from manygrad.runtime.codegen.opts.cache_shared import part_size
 from manygrad.tensor.uop import symbolic as sym
+from manygrad.tensor.uop.args import RangeArg
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.rewrite import substitute
@@ -67,9 +68,9 @@ def _stage(t: Tiler, k: UOp, u: UOp, iterations: int, around: Around) -> Shared:
     if (known := t.local.shared.get(u)) is not None:
         return known
     nest = t.kernel.nest
-    number = 1 + max(r.arg[0] for r in (*nest.loops, *(r for w in t.kernel.sig.reduces for r in w.src[1:])))
+    number = 1 + max(r.arg.id for r in (*nest.loops, *(r for w in t.kernel.sig.reduces for r in w.src[1:])))
     depends = sorted((r for r in nest.loops if r in ranges_of(u)), key=lambda r: r is nest.lane)
-    own = {r: r.replace(arg=(number + i, r.arg[1])) for i, r in enumerate((k, *depends))}
+    own = {r: r.replace(arg=RangeArg(number + i, r.arg.kind)) for i, r in enumerate((k, *depends))}
     loops, pitch = list[SharedLoop](), 1
     for r in reversed(depends):
         loops.insert(0, SharedLoop(r, own[r], around.groups[r], part_size(nest, r), pitch))

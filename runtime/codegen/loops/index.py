@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
@@ -43,6 +43,13 @@ class Index:
     @property
     def is_condition(self) -> bool:
         return self.op in CONDITIONS or (self.op in (Ops.OR, Ops.AND) and self.src[0].is_condition)
+
+
+class RowOf(NamedTuple):
+    """The arg of a LINE: which row, and of which range its elements are."""
+
+    range: UOp
+    row: tuple[tuple[UOp, int], ...]  # where it is in the open tiles of the other loops
 
 
 CONDITIONS = frozenset((Ops.CMPLT, Ops.CMPEQ, Ops.CMPNE))

@@ -139,8 +139,8 @@ def _asked(kernel: Kernel, skipped: tuple[UOp, ...], r: UOp, around: Around) -> 
     found = []
     analysis, tile = kernel.analysis(around.lanes), kernel.nest.tile
     for c in compared(skipped):
-        out = {x: x.src[0].arg for x in ranges_of(c) if x.arg[1] == "reduce" and tile.get(x) == fixed_size(x)}
-        if r not in ranges_of(c) or any(x.arg[1] == "reduce" and x not in out for x in ranges_of(c)):
+        out = {x: x.src[0].arg for x in ranges_of(c) if x.arg.kind == "reduce" and tile.get(x) == fixed_size(x)}
+        if r not in ranges_of(c) or any(x.arg.kind == "reduce" and x not in out for x in ranges_of(c)):
             continue
         for at in itertools.product(*(range(n) for n in out.values())):
             for p in kernel.positions(ranges_of(c) - out.keys(), around.tiles, around.lanes):

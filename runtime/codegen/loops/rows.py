@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from manygrad.runtime.codegen.alignment import begins_anywhere, whole_vectors
 from manygrad.runtime.codegen.loops import index
-from manygrad.runtime.codegen.loops.index import Index, Of
+from manygrad.runtime.codegen.loops.index import Index, Of, RowOf
 from manygrad.runtime.codegen.loops.lanes import Kernel, Lanes
 from manygrad.runtime.codegen.loops.tiles import Around, Body, Tiler
 from manygrad.runtime.codegen.loops.tree import Node, Nodes, Ragged, Stored, Vectors
@@ -40,7 +40,7 @@ def each_row(t: Tiler, around: Around, body: Body) -> Nodes:
     found: list[Node] = []
     for row in t.kernel.positions(frozenset(nest.loops) - {r}, around.tiles, around.lanes):
         of_row = replace(around, lanes=lanes, row=tuple(row.items()))
-        first = Index(Of.LINE, (line,), (r, of_row.row))
+        first = Index(Of.LINE, (line,), RowOf(r, of_row.row))
         last = index.sub(size, index.mod(index.sub(size, first), line))
 
         def some(begin: Index, end: Index, around: Around) -> Node:

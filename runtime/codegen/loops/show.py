@@ -134,7 +134,7 @@ STRENGTH = {Ops.MUL: 3, Ops.IDIV: 3, Ops.MOD: 3, Ops.ADD: 2, Ops.SUB: 2, Ops.OR:
 
 def name(r: UOp) -> str:
     """A range, by the number that the Opts have for it."""
-    return f"{'k' if r.arg[1] == 'reduce' else 'r'}{r.arg[0]}"
+    return f"{'k' if r.arg.kind == 'reduce' else 'r'}{r.arg.id}"
 
 
 def text(x: Index) -> str:
@@ -147,7 +147,7 @@ def text(x: Index) -> str:
         case Of.SIZE | Of.ORIGIN:
             return f"{x.op.name.lower()}({name(x.arg)})"
         case Of.LINE:
-            return f"line({name(x.arg[0])})"
+            return f"line({name(x.arg.range)})"
         case Of.HERE:
             return text(x.src[0])
         case Ops.WHERE:

@@ -37,22 +37,22 @@ class Align(RangeOpt):
         one = len(sig.stores) == 1 and not sig.reduces and store.arg is None and len(store.src[0].src) < 3
         if r is not nest.lane or not one:
             return (
-                f"{cls(r.arg[0])}: not the vectorized loop of a kernel with one STORE, no condition on it and no REDUCE"
+                f"{cls(r.arg.id)}: not the vectorized loop of a kernel with one STORE, no condition on it and no REDUCE"
             )
         if not is_fixed(r) or r.src[0].arg < nest.tile[r] + nest.lanes or not _known_place(nest, store):
             return (
-                f"{cls(r.arg[0])}: the loop is short, or where a vector is stored is not known "
+                f"{cls(r.arg.id)}: the loop is short, or where a vector is stored is not known "
                 "but for a multiple of its length"
             )
-        return f"{cls(r.arg[0])}: not with a block" if nest.block else None
+        return f"{cls(r.arg.id)}: not with a block" if nest.block else None
 
     @classmethod
     def of(cls, nest: LoopNest) -> list[Opt]:
-        return [Align(nest.aligned.arg[0])] if nest.aligned is not None else []
+        return [Align(nest.aligned.arg.id)] if nest.aligned is not None else []
 
     @classmethod
     def neighbours(cls, search: Neighbourhood) -> Iterator[Opts]:
-        return search.toggled([Align(r.arg[0]) for r in search.sig.loops])
+        return search.toggled([Align(r.arg.id) for r in search.sig.loops])
 
 
 def _known_place(nest: LoopNest, store: UOp) -> bool:

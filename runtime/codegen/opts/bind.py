@@ -40,7 +40,7 @@ class Bind(RangeOpt):
     def illegal(cls, sig: Signature, mine: Sequence[Self], nest: LoopNest) -> str | None:
         if not nest.bound:
             return None
-        outside = [r.arg[0] for r in nest.bound if r not in nest.loops[: nest.parallel]]
+        outside = [r.arg.id for r in nest.bound if r not in nest.loops[: nest.parallel]]
         if outside:
             return f"loop {outside[0]} is not in the parallel loop, so no group runs its tiles"
         if len(nest.bound) > DIMS:
@@ -51,16 +51,16 @@ class Bind(RangeOpt):
 
     @classmethod
     def of(cls, nest: LoopNest) -> list[Opt]:
-        return [Bind(r.arg[0], n) for r, n in sorted(nest.bound.items(), key=lambda x: nest.loops.index(x[0]))]
+        return [Bind(r.arg.id, n) for r, n in sorted(nest.bound.items(), key=lambda x: nest.loops.index(x[0]))]
 
     @classmethod
     def neighbours(cls, search: Neighbourhood) -> Iterator[Opts]:
         if search.group_items <= 1:
             return
         for r in search.nest.loops[: search.nest.parallel][-2:]:
-            others = tuple(o for o in search.opts if not (isinstance(o, Bind) and o.axis == r.arg[0]))
+            others = tuple(o for o in search.opts if not (isinstance(o, Bind) and o.axis == r.arg.id))
             yield others
             taken = math.prod(o.items for o in others if isinstance(o, Bind))
             for n in SIZES:
                 if taken * n <= search.group_items:
-                    yield (*others, Bind(r.arg[0], n))
+                    yield (*others, Bind(r.arg.id, n))

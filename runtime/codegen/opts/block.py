@@ -49,7 +49,7 @@ class Block(RangeOpt):
 
     @classmethod
     def of(cls, nest: LoopNest) -> list[Opt]:
-        return [Block(r.arg[0], n) for r, n in nest.block.items()]
+        return [Block(r.arg.id, n) for r, n in nest.block.items()]
 
     @classmethod
     def neighbours(cls, search: Neighbourhood) -> Iterator[Opts]:
@@ -58,4 +58,4 @@ class Block(RangeOpt):
         everything = Parallel(len(search.sig.loops))
         for r in search.sig.loops:
             for n in SIZES:
-                yield (*without(search.opts, Block, Parallel), Block(r.arg[0], n), everything)
+                yield (*without(search.opts, Block, Parallel), Block(r.arg.id, n), everything)

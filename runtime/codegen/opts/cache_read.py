@@ -57,7 +57,7 @@ class CacheRead(RangeOpt):
 
     @classmethod
     def of(cls, nest: LoopNest) -> list[Opt]:
-        return [CacheRead(axis, slot) for slot, axis in sorted((slot, r.arg[0]) for r, slot in nest.staged)]
+        return [CacheRead(axis, slot) for slot, axis in sorted((slot, r.arg.id) for r, slot in nest.staged)]
 
     @classmethod
     def neighbours(cls, search: Neighbourhood) -> Iterator[Opts]:
@@ -66,12 +66,12 @@ class CacheRead(RangeOpt):
             others = tuple(o for o in search.opts if not (isinstance(o, CacheRead) and o.argument == slot))
             yield others
             for r in search.sig.loops:
-                yield (*others, CacheRead(r.arg[0], slot))
+                yield (*others, CacheRead(r.arg.id, slot))
 
 
 def _cannot_pack(nest: LoopNest, loop: UOp, slot: int, u: UOp, ranges: tuple[UOp, ...]) -> str | None:
     """Why the value `u` of argument `slot` cannot be packed at `loop`."""
-    argument, at = f"argument {slot} cannot be staged", f"argument {slot} cannot be staged at loop {loop.arg[0]}"
+    argument, at = f"argument {slot} cannot be staged", f"argument {slot} cannot be staged at loop {loop.arg.id}"
     outside = frozenset(nest.loops[: nest.loops.index(loop) + 1])
     blocked = next(iter(nest.block), None)
     if not all(map(is_fixed, ranges)):
@@ -80,11 +80,11 @@ def _cannot_pack(nest: LoopNest, loop: UOp, slot: int, u: UOp, ranges: tuple[UOp
         return f"{at}: it changes with a loop inside it, or not with this one"
     if loop is blocked and len(tiled_loops(nest, loop, u)) > 1:
         return (
-            f"argument {slot} cannot be staged at the blocked loop {loop.arg[0]}: "
+            f"argument {slot} cannot be staged at the blocked loop {loop.arg.id}: "
             "it changes within the tiles of other loops, too"
         )
     if blocked is not None and loop is not blocked and blocked in ranges_of(u):
-        return f"{at}: it changes with the blocked loop {blocked.arg[0]}"
+        return f"{at}: it changes with the blocked loop {blocked.arg.id}"
     if any(r in nest.reduce_lanes for r in ranges):
         return f"{argument}: a reduction over it has lanes of its own"
     mask = u.src[0].src[2:]

@@ -52,14 +52,14 @@ class CacheShared(RangeOpt):
             return "only the work items of a group share memory (bind)"
         for r in nest.loops[: nest.parallel]:
             if not is_fixed(r) or r.src[0].arg % (nest.tile_of(r) * nest.part_of(r)):
-                return f"loop {r.arg[0]} is not cut evenly into groups: some work items would miss a barrier"
+                return f"loop {r.arg.id} is not cut evenly into groups: some work items would miss a barrier"
         if len({(k, n) for k, _, n in nest.shared}) > 1:
             return "all that is shared is copied for the same iterations of one reduction"
         return next((why for k, slot, n in nest.shared if (why := _cannot_share(sig, nest, k, slot, n))), None)
 
     @classmethod
     def of(cls, nest: LoopNest) -> list[Opt]:
-        return [CacheShared(k.arg[0], slot, n) for k, slot, n in nest.shared]
+        return [CacheShared(k.arg.id, slot, n) for k, slot, n in nest.shared]
 
     @classmethod
     def neighbours(cls, search: Neighbourhood) -> Iterator[Opts]:
@@ -72,11 +72,11 @@ class CacheShared(RangeOpt):
             sizes = {o.iterations for o in others if isinstance(o, CacheShared)} or SIZES
             for k in search.reduced:
                 for n in sizes:
-                    yield (*others, CacheShared(k.arg[0], slot, n))
+                    yield (*others, CacheShared(k.arg.id, slot, n))
 
 
 def _cannot_share(sig: Signature, nest: LoopNest, k: UOp, slot: int, n: int) -> str | None:
-    at = f"argument {slot} cannot be shared along {k.arg[0]}"
+    at = f"argument {slot} cannot be shared along {k.arg.id}"
     if not is_fixed(k) or k.src[0].arg % n or n % nest.tile_of(k):
         return f"{at}: {n} iterations do not divide it, or its tile does not divide them"
     if k in nest.reduce_lanes or k in nest.dots or k in nest.skipped or any(k in pair for pair in nest.online):

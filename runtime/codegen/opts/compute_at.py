@@ -34,14 +34,14 @@ class ComputeAt(RangeOpt):
     def illegal(cls, sig: Signature, mine: Sequence[Self], nest: LoopNest) -> str | None:
         nbytes = 0
         for r, again in nest.kept:
-            it = cls(r.arg[0], again.arg[0])
+            it = cls(r.arg.id, again.arg.id)
             if nest.block:
                 return f"{it}: not with a block"
             if again in {a for a, _ in nest.kept} or [x for _, x in nest.kept].count(again) > 1:
-                return f"{it}: range {again.arg[0]} is part of another compute_at"
+                return f"{it}: range {again.arg.id} is part of another compute_at"
             kept = set(kept_values(sig, r, again).values())
             if not kept:
-                return f"nothing worth keeping is computed along range {r.arg[0]} and again along range {again.arg[0]}"
+                return f"nothing worth keeping is computed along range {r.arg.id} and again along range {again.arg.id}"
             if any(nest.lane in ranges_of(u) for u in kept):
                 return f"{it}: what is kept runs along the vectorized loop"
             nbytes += sum(kept_bytes(u, r, nest) for u in kept)
@@ -49,10 +49,10 @@ class ComputeAt(RangeOpt):
 
     @classmethod
     def of(cls, nest: LoopNest) -> list[Opt]:
-        return [ComputeAt(axis, again) for axis, again in sorted((r.arg[0], x.arg[0]) for r, x in nest.kept)]
+        return [ComputeAt(axis, again) for axis, again in sorted((r.arg.id, x.arg.id) for r, x in nest.kept)]
 
     @classmethod
     def neighbours(cls, search: Neighbourhood) -> Iterator[Opts]:
         others = (*search.reduced, *search.sig.loops)
         pairs = [(r, x) for r in search.reduced for x in others if x is not r and size_max(x) == size_max(r)]
-        return search.toggled([ComputeAt(r.arg[0], x.arg[0]) for r, x in pairs])
+        return search.toggled([ComputeAt(r.arg.id, x.arg.id) for r, x in pairs])

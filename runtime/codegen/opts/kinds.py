@@ -58,7 +58,7 @@ def loop_nest(sig: Signature, opts: Sequence[Opt]) -> LoopNest:
 @lru_cache(maxsize=16)
 def _loop_nest(sig: Signature, opts: Opts) -> LoopNest:
     """(Memoised: a list is chosen, checked and lowered one after the other.)"""
-    ranges = {u.arg[0]: u for u in sig.nodes if u.op is Ops.RANGE}
+    ranges = {u.arg.id: u for u in sig.nodes if u.op is Ops.RANGE}
     nest = LoopNest(sig.loops)
     for opt in sorted(opts, key=lambda o: _ORDER[type(o)]):
         nest = opt.apply(nest, ranges)
@@ -127,11 +127,11 @@ def sums(sig: Signature, opts: Sequence[Opt]) -> tuple[frozenset[tuple[int, int,
         for r in reversed(u.src[1:]):
             tile = nest.tile_of(r) if r is split or r not in own else 1
             if r is split or (tile > 1 and not whole):
-                order.add((r.arg[0], nest.reduce_lanes[r] if r is split else 1, tile))
+                order.add((r.arg.id, nest.reduce_lanes[r] if r is split else 1, tile))
             if any(one is r for one, _ in nest.online):
-                order.add((r.arg[0], -1, tile))
+                order.add((r.arg.id, -1, tile))
             if r in nest.dots and u.dtype.is_float:
-                order.add((r.arg[0], -nest.dots[r], 1))
+                order.add((r.arg.id, -nest.dots[r], 1))
             whole = whole and is_fixed(r) and tile >= r.src[0].arg
         found.append(frozenset(order))
     return tuple(found)

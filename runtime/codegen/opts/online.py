@@ -32,7 +32,7 @@ class Online(RangeOpt):
     @classmethod
     def illegal(cls, sig: Signature, mine: Sequence[Self], nest: LoopNest) -> str | None:
         for r, x in nest.online:
-            it = cls(r.arg[0], x.arg[0])
+            it = cls(r.arg.id, x.arg.id)
             if (pair := online_pair(sig, r, x)) is None:
                 return f"{it}: not a sum of exponentials below the maximum over the other range"
             kept = any(r in both or x in both for both in nest.kept)
@@ -42,9 +42,9 @@ class Online(RangeOpt):
 
     @classmethod
     def of(cls, nest: LoopNest) -> list[Opt]:
-        return [Online(axis, x) for axis, x in sorted((r.arg[0], x.arg[0]) for r, x in nest.online)]
+        return [Online(axis, x) for axis, x in sorted((r.arg.id, x.arg.id) for r, x in nest.online)]
 
     @classmethod
     def neighbours(cls, search: Neighbourhood) -> Iterator[Opts]:
         pairs = online_pairs(search.sig)
-        return search.toggled([Online(p.total.src[1].arg[0], p.maximum.src[1].arg[0]) for p in pairs])
+        return search.toggled([Online(p.total.src[1].arg.id, p.maximum.src[1].arg.id) for p in pairs])

@@ -81,8 +81,8 @@ class Opt:
         return self._of_kind("reduce", self.range_of(id, ranges))
 
     def _of_kind(self, kind: str, r: UOp) -> UOp:
-        if r.arg[1] != kind:
-            raise ValueError(f"{self} does not apply to a {r.arg[1]} range")
+        if r.arg.kind != kind:
+            raise ValueError(f"{self} does not apply to a {r.arg.kind} range")
         return r
 
 
@@ -117,7 +117,7 @@ class Neighbourhood:
     @property
     def scalar(self) -> Opts:
         """The list without vectors along a loop, and without what shaped that loop's tile."""
-        return self.opts if self.nest.lane is None else unshaped(self.opts, self.nest.lane.arg[0])
+        return self.opts if self.nest.lane is None else unshaped(self.opts, self.nest.lane.arg.id)
 
     def toggled(self, opts: Sequence[Opt]) -> Iterator[Opts]:
         """For each of `opts` the list without it, or with it."""

@@ -35,7 +35,7 @@ class Parallel(Opt):
     def illegal(cls, sig: Signature, mine: Sequence[Self], nest: LoopNest) -> str | None:
         for r in nest.loops[: nest.parallel]:
             if ranges_of(r.src[0]):
-                return f"the size of loop {r.arg[0]} is not known before the call, so it is not cut over the threads"
+                return f"the size of loop {r.arg.id} is not known before the call, so it is not cut over the threads"
         return None
 
     @classmethod

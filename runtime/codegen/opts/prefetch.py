@@ -33,15 +33,15 @@ class Prefetch(RangeOpt):
             if any(s == slot for _, s in nest.staged):
                 return f"argument {slot} is packed"
             if not any(nest.next_tile(u, r) for u in reads):
-                return f"argument {slot} is not read along range {r.arg[0]} and a loop around it"
+                return f"argument {slot} is not read along range {r.arg.id} and a loop around it"
         return None
 
     @classmethod
     def of(cls, nest: LoopNest) -> list[Opt]:
-        return [Prefetch(axis, slot) for axis, slot in sorted((r.arg[0], slot) for r, slot in nest.prefetched)]
+        return [Prefetch(axis, slot) for axis, slot in sorted((r.arg.id, slot) for r, slot in nest.prefetched)]
 
     @classmethod
     def neighbours(cls, search: Neighbourhood) -> Iterator[Opts]:
         read = sorted({u.src[0].src[0].arg for u in search.sig.nodes if u.op is Ops.LOAD})
         ranges = (*search.reduced, *search.sig.loops)
-        return search.toggled([Prefetch(r.arg[0], slot) for r in ranges for slot in read])
+        return search.toggled([Prefetch(r.arg.id, slot) for r in ranges for slot in read])

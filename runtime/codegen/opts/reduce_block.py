@@ -54,14 +54,14 @@ class ReduceBlock(RangeOpt):
         k, per = nest.reduce_block
         if not nest.block or not is_fixed(k) or per % nest.tile_of(k):
             return (
-                f"reduce_block({k.arg[0]}, {per}) needs a block, a fixed size, "
+                f"reduce_block({k.arg.id}, {per}) needs a block, a fixed size, "
                 f"and a multiple of the tile {nest.tile_of(k)}"
             )
         blocked, tiles = next(iter(nest.block.items()))
         group = [u for u in sig.reduces if blocked in ranges_of(u)]
         reason = _unlike(sig, group, nest, blocked, k)
         if reason is not None:
-            return f"reduce_block({k.arg[0]}): {reason}"
+            return f"reduce_block({k.arg.id}): {reason}"
         inner = nest.packed_in_blocks[1:]
         area = math.prod(nest.tile_of(r) for r in nest.loops)
         area *= math.prod(-(-x.src[0].arg // nest.tile_of(x)) for x in inner)
@@ -70,7 +70,7 @@ class ReduceBlock(RangeOpt):
 
     @classmethod
     def of(cls, nest: LoopNest) -> list[Opt]:
-        return [ReduceBlock(nest.reduce_block[0].arg[0], nest.reduce_block[1])] if nest.reduce_block is not None else []
+        return [ReduceBlock(nest.reduce_block[0].arg.id, nest.reduce_block[1])] if nest.reduce_block is not None else []
 
     @classmethod
     def neighbours(cls, search: Neighbourhood) -> Iterator[Opts]:
@@ -79,28 +79,28 @@ class ReduceBlock(RangeOpt):
         if chosen(search.opts, ReduceBlock) is None:
             for r in search.sig.loops:
                 for n in SIZES:
-                    some = (*without(search.opts, Block, Parallel), Block(r.arg[0], n), Parallel(1 + order.index(r)))
+                    some = (*without(search.opts, Block, Parallel), Block(r.arg.id, n), Parallel(1 + order.index(r)))
                     for k in search.reduced:
                         written = _written_out(search, k)
-                        yield (*some, ReduceBlock(k.arg[0], max(1, USUAL // written) * written))
+                        yield (*some, ReduceBlock(k.arg.id, max(1, USUAL // written) * written))
         if search.nest.block:
             bare = without(search.opts, ReduceBlock, Parallel)
             some = (*bare, Parallel(1 + order.index(next(iter(search.nest.block)))))
             yield (*bare, Parallel(len(search.sig.loops)))
             for k in search.reduced:
-                yield from ((*some, ReduceBlock(k.arg[0], n)) for n in ITERATIONS if n < size_max(k))
+                yield from ((*some, ReduceBlock(k.arg.id, n)) for n in ITERATIONS if n < size_max(k))
 
 
 def _unlike(sig: Signature, group: list[UOp], nest: LoopNest, blocked: UOp, k: UOp) -> str | None:
     """Why the REDUCEs over the blocked loop cannot be run in blocks of `k`."""
     if not group or any(u.src[1:] != group[0].src[1:] or u.dtype is not group[0].dtype for u in group):
-        return f"the REDUCEs over the blocked loop {blocked.arg[0]} must share their ranges and type"
+        return f"the REDUCEs over the blocked loop {blocked.arg.id} must share their ranges and type"
     if len({nest.lane in ranges_of(u) for u in group}) > 1:
         return "some of the REDUCEs run along the vectorized loop and some do not"
     if group[0].src[1] is not k:
-        return f"the outermost range of the reduction is {group[0].src[1].arg[0]}"
+        return f"the outermost range of the reduction is {group[0].src[1].arg.id}"
     if len(sig.reduces) > len(group):
-        return f"there are REDUCEs that do not depend on the blocked loop {blocked.arg[0]}"
+        return f"there are REDUCEs that do not depend on the blocked loop {blocked.arg.id}"
     if any(r in nest.reduce_lanes for r in group[0].src[1:]):
         return "the reduction has lanes of its own"
     inside = nest.packed_in_blocks
@@ -111,5 +111,5 @@ def _unlike(sig: Signature, group: list[UOp], nest: LoopNest, blocked: UOp, k: U
 
 def _written_out(search: Neighbourhood, k: UOp) -> int:
     """Iterations of `k` that are written out."""
-    unroll = chosen(search.opts, Unroll, k.arg[0])
+    unroll = chosen(search.opts, Unroll, k.arg.id)
     return unroll.times if unroll is not None else 1

@@ -29,7 +29,7 @@ class Reorder(RangeOpt):
     def apply(self, nest: LoopNest, ranges: Mapping[int, UOp]) -> LoopNest:
         r = self.loop(self.axis, ranges)
         others = [x for x in nest.loops if x is not r]
-        where = next((i for i, x in enumerate(others) if x.arg[0] == self.outside), None)
+        where = next((i for i, x in enumerate(others) if x.arg.id == self.outside), None)
         if where is None:
             raise ValueError(f"{self}: there is no other loop {self.outside}")
         return replace(nest, loops=(*others[:where], r, *others[where:]))
@@ -38,7 +38,7 @@ class Reorder(RangeOpt):
     def illegal(cls, sig: Signature, mine: Sequence[Self], nest: LoopNest) -> str | None:
         for i, r in enumerate(nest.loops):
             if not ranges_of(r.src[0]) <= frozenset(nest.loops[:i]):
-                return f"the size of loop {r.arg[0]} depends on a loop inside of it"
+                return f"the size of loop {r.arg.id} depends on a loop inside of it"
         return None
 
     @classmethod
@@ -47,7 +47,7 @@ class Reorder(RangeOpt):
         order = list(written)
         for i, r in enumerate(nest.loops):
             if order[i] is not r:
-                found.append(Reorder(r.arg[0], order[i].arg[0]))
+                found.append(Reorder(r.arg.id, order[i].arg.id))
                 order.remove(r)
                 order.insert(i, r)
         return found
@@ -57,9 +57,9 @@ class Reorder(RangeOpt):
         order = search.nest.loops
         for i, r in enumerate(order):
             for x in (*order[:i], *order[i + 2 :]):
-                yield _after_the_others(search.opts, Reorder(r.arg[0], x.arg[0]))
+                yield _after_the_others(search.opts, Reorder(r.arg.id, x.arg.id))
         if len(order) > 1:  # (the innermost place is reached by moving the last loop away from it)
-            yield _after_the_others(search.opts, Reorder(order[-1].arg[0], order[0].arg[0]))
+            yield _after_the_others(search.opts, Reorder(order[-1].arg.id, order[0].arg.id))
 
 
 def _after_the_others(opts: Opts, move: Reorder) -> Opts:

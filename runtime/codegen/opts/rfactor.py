@@ -43,16 +43,16 @@ class RFactor(RangeOpt):
         for r in nest.reduce_lanes:
             over = [u for u in sig.reduces if r in u.src[1:]]
             if any(x is not r and x in nest.reduce_lanes for u in over for x in u.src[1:]):
-                return f"lanes along range {r.arg[0]}: another range of that REDUCE has lanes already"
+                return f"lanes along range {r.arg.id}: another range of that REDUCE has lanes already"
             if any(r in ranges_of(v) for v in sig.reduces):
-                return f"lanes along range {r.arg[0]}: a REDUCE inside of it depends on it"
+                return f"lanes along range {r.arg.id}: a REDUCE inside of it depends on it"
             if nest.lane is not None and all(nest.lane in ranges_of(u) for u in over):
-                return f"lanes along range {r.arg[0]}: that REDUCE has lanes along loop {nest.lane.arg[0]} already"
+                return f"lanes along range {r.arg.id}: that REDUCE has lanes along loop {nest.lane.arg.id} already"
         return None
 
     @classmethod
     def of(cls, nest: LoopNest) -> list[Opt]:
-        return [RFactor(r.arg[0], n) for r, n in nest.reduce_lanes.items()]
+        return [RFactor(r.arg.id, n) for r, n in nest.reduce_lanes.items()]
 
     @classmethod
     def neighbours(cls, search: Neighbourhood) -> Iterator[Opts]:
@@ -61,7 +61,7 @@ class RFactor(RangeOpt):
         # in place of vectors along a loop, and of what needs them
         bare = tuple(o for o in search.scalar if not o.needs_lane)
         for r in search.reduced:
-            yield unshaped(search.opts, r.arg[0])
+            yield unshaped(search.opts, r.arg.id)
             for n in (search.lanes // 2, search.lanes, 2 * search.lanes):
-                yield (*unshaped(search.opts, r.arg[0]), RFactor(r.arg[0], n))
-                yield (*unshaped(bare, r.arg[0]), RFactor(r.arg[0], n))
+                yield (*unshaped(search.opts, r.arg.id), RFactor(r.arg.id, n))
+                yield (*unshaped(bare, r.arg.id), RFactor(r.arg.id, n))

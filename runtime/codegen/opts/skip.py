@@ -28,16 +28,16 @@ class Skip(RangeOpt):
     @classmethod
     def illegal(cls, sig: Signature, mine: Sequence[Self], nest: LoopNest) -> str | None:
         for o in mine:
-            if any(u.arg is not Ops.ADD for u in sig.reduces if o.axis in [x.arg[0] for x in u.src[1:]]):
+            if any(u.arg is not Ops.ADD for u in sig.reduces if o.axis in [x.arg.id for x in u.src[1:]]):
                 return f"{o}: what is masked out counts in a reduction that is no sum"
         return None
 
     @classmethod
     def of(cls, nest: LoopNest) -> list[Opt]:
-        return [Skip(axis) for axis in sorted(r.arg[0] for r in nest.skipped)]
+        return [Skip(axis) for axis in sorted(r.arg.id for r in nest.skipped)]
 
     @classmethod
     def neighbours(cls, search: Neighbourhood) -> Iterator[Opts]:
         for r in search.reduced:
-            yield without(search.opts, Skip, axis=r.arg[0])
-            yield (*without(search.opts, Skip, axis=r.arg[0]), Skip(r.arg[0]))
+            yield without(search.opts, Skip, axis=r.arg.id)
+            yield (*without(search.opts, Skip, axis=r.arg.id), Skip(r.arg.id))

@@ -44,7 +44,7 @@ class Tensorize(RangeOpt):
     @classmethod
     def illegal(cls, sig: Signature, mine: Sequence[Self], nest: LoopNest) -> str | None:
         for o in mine:
-            r = next(r for r in nest.dots if r.arg[0] == o.axis)
+            r = next(r for r in nest.dots if r.arg.id == o.axis)
             if nest.tile[r] % (each := o.terms * nest.reduce_lanes.get(r, 1)):
                 return (
                     f"the tile of range {o.axis} ({nest.tile[r]}) is no multiple of the {each} iterations in its lanes"
@@ -69,12 +69,12 @@ class Tensorize(RangeOpt):
 
     @classmethod
     def of(cls, nest: LoopNest) -> list[Opt]:
-        return [Tensorize(axis, n) for axis, n in sorted((r.arg[0], n) for r, n in nest.dots.items())]
+        return [Tensorize(axis, n) for axis, n in sorted((r.arg.id, n) for r, n in nest.dots.items())]
 
     @classmethod
     def neighbours(cls, search: Neighbourhood) -> Iterator[Opts]:
         for r in search.reduced:
-            yield without(search.opts, Tensorize, Unroll, axis=r.arg[0])
+            yield without(search.opts, Tensorize, Unroll, axis=r.arg.id)
             over = [u for u in search.sig.reduces if r in u.src[1:]]
             for n in {u.src[0].arg.terms for u in over if is_dot(u.src[0])}:
-                yield (*without(search.opts, Tensorize, Unroll, Skip, axis=r.arg[0]), Tensorize(r.arg[0], n))
+                yield (*without(search.opts, Tensorize, Unroll, Skip, axis=r.arg.id), Tensorize(r.arg.id, n))

@@ -40,12 +40,12 @@ class Tile(RangeOpt):
     def illegal(cls, sig: Signature, mine: Sequence[Self], nest: LoopNest) -> str | None:
         for r in nest.tile:
             if nest.tile[r] % nest.lanes_of(r):
-                return f"the tile of range {r.arg[0]} ({nest.tile[r]}) is no multiple of its {nest.lanes_of(r)} lanes"
+                return f"the tile of range {r.arg.id} ({nest.tile[r]}) is no multiple of its {nest.lanes_of(r)} lanes"
         return None
 
     @classmethod
     def of(cls, nest: LoopNest) -> list[Opt]:
-        tiled = {r.arg[0]: n for r, n in nest.tile.items() if r.arg[1] == "loop" and n != nest.lanes_of(r)}
+        tiled = {r.arg.id: n for r, n in nest.tile.items() if r.arg.kind == "loop" and n != nest.lanes_of(r)}
         return [Tile(axis, n) for axis, n in sorted(tiled.items())]
 
     @classmethod
@@ -54,4 +54,4 @@ class Tile(RangeOpt):
             at = search.nest.lanes_of(r)
             for n in VECTORS if at > 1 else ROWS:
                 if (n - 1) * at < size_max(r):
-                    yield (*without(search.opts, Tile, axis=r.arg[0]), Tile(r.arg[0], n * at))
+                    yield (*without(search.opts, Tile, axis=r.arg.id), Tile(r.arg.id, n * at))

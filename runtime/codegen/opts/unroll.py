@@ -40,9 +40,9 @@ class Unroll(RangeOpt):
     @classmethod
     def of(cls, nest: LoopNest) -> list[Opt]:
         written = {
-            r.arg[0]: n
+            r.arg.id: n
             for r, n in nest.tile.items()
-            if r.arg[1] == "reduce" and n != nest.lanes_of(r) * nest.dots.get(r, 1)
+            if r.arg.kind == "reduce" and n != nest.lanes_of(r) * nest.dots.get(r, 1)
         }
         return [Unroll(axis, n) for axis, n in sorted(written.items())]
 
@@ -51,4 +51,4 @@ class Unroll(RangeOpt):
         for r in search.reduced:
             at = search.nest.reduce_lanes.get(r, 1) * search.nest.dots.get(r, 1)
             for n in (*TIMES, size_max(r)) if size_max(r) <= SHORT else TIMES:
-                yield (*without(search.opts, Unroll, axis=r.arg[0]), Unroll(r.arg[0], n * at))
+                yield (*without(search.opts, Unroll, axis=r.arg.id), Unroll(r.arg.id, n * at))

@@ -34,7 +34,7 @@ class Vectorize(RangeOpt):
 
     @classmethod
     def of(cls, nest: LoopNest) -> list[Opt]:
-        return [Vectorize(nest.lane.arg[0], nest.lanes)] if nest.lane is not None and nest.lanes > 1 else []
+        return [Vectorize(nest.lane.arg.id, nest.lanes)] if nest.lane is not None and nest.lanes > 1 else []
 
     @classmethod
     def neighbours(cls, search: Neighbourhood) -> Iterator[Opts]:
@@ -42,6 +42,6 @@ class Vectorize(RangeOpt):
         yield search.scalar
         for r in search.sig.loops:
             if size_max(r) > 1:
-                bare = unshaped(search.scalar, r.arg[0])
+                bare = unshaped(search.scalar, r.arg.id)
                 for n in dict.fromkeys((search.lanes, search.lanes // 2, 2 * search.lanes)):
-                    yield (*bare, Vectorize(r.arg[0], n))
+                    yield (*bare, Vectorize(r.arg.id, n))

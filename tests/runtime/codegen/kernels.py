@@ -9,6 +9,7 @@ import numpy as np
 
 from manygrad.runtime.devices import get_device
 from manygrad.tensor.dtype import DType, dtypes
+from manygrad.tensor.uop.args import RangeArg
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
@@ -31,11 +32,11 @@ def mul(a: UOp, b: int | UOp) -> UOp:
 
 
 def loop(size: int | UOp, id: int) -> UOp:
-    return UOp(Ops.RANGE, dtypes.index, (I(size),), (id, "loop"))
+    return UOp(Ops.RANGE, dtypes.index, (I(size),), RangeArg(id, "loop"))
 
 
 def red(size: int | UOp, id: int) -> UOp:
-    return UOp(Ops.RANGE, dtypes.index, (I(size),), (id, "reduce"))
+    return UOp(Ops.RANGE, dtypes.index, (I(size),), RangeArg(id, "reduce"))
 
 
 def index(slot: int, dtype: DType, offset: int | UOp, valid: UOp | None = None) -> UOp:

@@ -12,6 +12,7 @@ from manygrad.runtime.devices import get_device
 from manygrad.runtime.devices.target import host_target
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.environment import Context
+from manygrad.tensor.uop.args import VarArg
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 from tests.runtime.codegen.kernels import (
@@ -417,7 +418,7 @@ def test_indices_as_values() -> None:
 
 @pytest.mark.parametrize("n", [1, 16, 17, 100])
 def test_symbolic_sizes(n: int) -> None:
-    v, w = UOp(Ops.DEFINE_VAR, dtypes.index, (), ("n", 1, 128)), UOp(Ops.DEFINE_VAR, dtypes.index, (), ("a", 1, 50))
+    v, w = (UOp(Ops.DEFINE_VAR, dtypes.index, (), VarArg(name, 1, most)) for name, most in (("n", 128), ("a", 50)))
     x = RNG.standard_normal(128 * 50).astype(np.float32)
     i, r = loop(w, 0), red(v, 1)
     row = sink(store(0, i, reduce(load(1, i.alu(Ops.MUL, v).alu(Ops.ADD, r)), r), i))
@@ -444,7 +445,7 @@ def test_symbolic_sizes(n: int) -> None:
 def test_a_symbolic_loop_of_packed_columns(n: int) -> None:
     """What is left of a loop whose size is known at run time goes vector by vector,
     each packed anew for every tile of rows."""
-    v = UOp(Ops.DEFINE_VAR, dtypes.index, (), ("n", 1, 200))
+    v = UOp(Ops.DEFINE_VAR, dtypes.index, (), VarArg("n", 1, 200))
     i, j, r = loop(150, 0), loop(v, 1), red(48, 2)
     product = reduce(load(1, add(mul(i, 48), r)).alu(Ops.MUL, load(2, add(mul(j, 48), r))), r)
     ast = sink(store(0, add(mul(i, 200), j), product, i, j))
@@ -456,7 +457,7 @@ def test_a_symbolic_loop_of_packed_columns(n: int) -> None:
 
 
 def test_variable_outside_its_bounds() -> None:
-    v = UOp(Ops.DEFINE_VAR, dtypes.index, (), ("n", 1, 8))
+    v = UOp(Ops.DEFINE_VAR, dtypes.index, (), VarArg("n", 1, 8))
     i = loop(v, 0)
     with pytest.raises(ValueError, match=r"n is 9, outside of its bounds 1\.\.8"):
         run(sink(store(0, i, load(1, i), i)), [np.zeros(16, np.float32)] * 2, (9,), "CPU")

@@ -31,6 +31,7 @@ from manygrad.runtime.codegen.loops.tree import (
     Tile,
 )
 from manygrad.runtime.codegen.opts import loop_nest
+from manygrad.tensor.uop.args import RangeArg
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 from tests.runtime.codegen.corpus import MACHINES
@@ -90,7 +91,7 @@ MUTATIONS: dict[str, tuple[type[Node], Callable[..., Nodes]]] = {
     "a number for a condition": (Store, lambda n: (If(index.const(1), (n,)),)),
     "an operand that nothing is packed for": (Pack, lambda n: (replace(n, stage=replace(n.stage, offset_bytes=-1)),)),
 }
-NOBODY = UOp(Ops.RANGE, gemm(2, 2, 2).src[0].src[2].dtype, gemm(2, 2, 2).src[0].src[2].src, (77, "reduce"))
+NOBODY = UOp(Ops.RANGE, gemm(2, 2, 2).src[0].src[2].dtype, gemm(2, 2, 2).src[0].src[2].src, RangeArg(77, "reduce"))
 
 
 def fresh(n: For, counter: int) -> For:

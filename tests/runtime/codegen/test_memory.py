@@ -295,7 +295,7 @@ def test_reductions_of_one_row_share_a_range() -> None:
     assert len(both) == 2 and both[0] is both[1] and first is r
     arrays = [np.zeros(8, np.float32), values(0, f32, 320), values(1, f32, 320)]
     opts = tuple(RFactor(x, 16) for x in (1, 2, 3))
-    together = tuple(o for o in opts if o.axis in (1, both[0].arg[0]))
+    together = tuple(o for o in opts if o.axis in (1, both[0].arg.id))
     np.testing.assert_array_equal(run_with(ast, arrays, together), run_with(ast, arrays, opts, simplify=False))
 
 
@@ -310,7 +310,7 @@ def test_a_sum_waits_for_one_that_goes_over_the_same_data() -> None:
     assert len(ranges) == 3 and len(set(ranges)) == 2
     arrays = [np.zeros(8, np.float32), values(0, f32, 320), values(1, f32, 320)]
     opts = tuple(RFactor(n, 16) for n in (1, 2, 3))
-    together = tuple(o for o in opts if o.axis in {u.arg[0] for u in ranges})
+    together = tuple(o for o in opts if o.axis in {u.arg.id for u in ranges})
     np.testing.assert_array_equal(run_with(ast, arrays, together), run_with(ast, arrays, opts, simplify=False))
 
 

@@ -13,7 +13,7 @@ from manygrad.runtime.codegen.opts import Tile
 from manygrad.runtime.codegen.passes import LEGAL, rewrite
 from manygrad.runtime.codegen.target import Machine
 from manygrad.tensor.dtype import dtypes
-from manygrad.tensor.uop import Ops, UOp, track
+from manygrad.tensor.uop import Ops, RangeArg, UOp, track
 from manygrad.tensor.uop.spec import verify
 
 MACHINE = Machine(vector_bytes=16, registers=16)
@@ -22,7 +22,7 @@ MACHINE = Machine(vector_bytes=16, registers=16)
 def exp_of(dtype: object) -> UOp:
     """A kernel: b[i * 2 + j] = exp(a[i * 2 + j])."""
     two = UOp.const(dtypes.index, 2)
-    i, j = (UOp(Ops.RANGE, dtypes.index, (two,), (n, "loop")) for n in range(2))
+    i, j = (UOp(Ops.RANGE, dtypes.index, (two,), RangeArg(n, "loop")) for n in range(2))
     at = i.alu(Ops.MUL, two).alu(Ops.ADD, j)
     out, load = (UOp(Ops.INDEX, dtype, (UOp(Ops.PARAM, dtype, (), n), at)) for n in range(2))  # type: ignore[arg-type]
     value = UOp(Ops.EXP, dtype, (UOp(Ops.LOAD, dtype, (load,)),))  # type: ignore[arg-type]

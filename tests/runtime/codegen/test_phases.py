@@ -99,7 +99,7 @@ def test_skip_with_any_tile(tiles: tuple[Opt, ...]) -> None:
         opts = (*tiles, Skip(4), Parallel(1))
         want = run(ast, data)[0]
         np.testing.assert_allclose(on_cpu(ast, data, opts, simplify=False), want, rtol=1e-4, atol=1e-5)
-        packed = (Vectorize(1, 16), Reorder(1, 0), CacheRead(signature(ast).loops[-1].arg[0], 1), *opts)
+        packed = (Vectorize(1, 16), Reorder(1, 0), CacheRead(signature(ast).loops[-1].arg.id, 1), *opts)
         if not any(o.kind == "vectorize" for o in tiles) and legal(signature(ast), packed) is None:
             np.testing.assert_allclose(on_cpu(ast, data, packed, simplify=False), want, rtol=1e-4, atol=1e-5)
 

@@ -134,14 +134,14 @@ def random_opts(draw: st.DrawFn, ast: UOp) -> tuple[Opt, ...]:
     for r in sig.loops:
         lanes = draw(st.sampled_from([2, 4, 16])) if r is lane else 1
         if lanes > 1:
-            opts.append(Vectorize(r.arg[0], lanes))
+            opts.append(Vectorize(r.arg.id, lanes))
         tile = lanes * draw(st.integers(1, 3))
         if tile > 1:
-            opts.append(Tile(r.arg[0], tile))
+            opts.append(Tile(r.arg.id, tile))
     for u in sig.reduces:
         for r in u.src[1:]:
             if draw(st.booleans()) and r is u.src[-1]:
-                opts.append(Unroll(r.arg[0], draw(st.sampled_from([2, 3]))))
+                opts.append(Unroll(r.arg.id, draw(st.sampled_from([2, 3]))))
     opts.append(Parallel(draw(st.integers(0, len(sig.loops)))))
     return tuple(opts)
 

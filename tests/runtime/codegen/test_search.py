@@ -24,6 +24,7 @@ from manygrad.runtime.devices.diskcache import DiskCache
 from manygrad.runtime.devices.target import host_target
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import Context
+from manygrad.tensor.uop.args import VarArg
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 from tests.opencl import OPENCL
@@ -190,7 +191,7 @@ def test_what_does_not_compile_is_counted(
 
 
 def test_buffers_cover_what_is_touched() -> None:
-    n = UOp(Ops.DEFINE_VAR, dtypes.index, (), ("n", 1, 30))
+    n = UOp(Ops.DEFINE_VAR, dtypes.index, (), VarArg("n", 1, 30))
     i, j = loop(n, 0), loop(16, 1)
     at = load(2, i, dtypes.int64).cast(dtypes.index)
     inside = I(0).alu(Ops.CMPLT, j)
@@ -212,7 +213,7 @@ def test_adding_stores_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_in_place_and_symbolic(quick: Path) -> None:
-    n = UOp(Ops.DEFINE_VAR, dtypes.index, (), ("n", 1, 3000))
+    n = UOp(Ops.DEFINE_VAR, dtypes.index, (), VarArg("n", 1, 3000))
     i, j = loop(n, 0), loop(17, 1)
     at = add(mul(i, 17), j)
     ast = sink(store(0, at, load(0, at).alu(Ops.SUB, load(1, j).alu(Ops.MUL, load(2, at))), i, j))

@@ -13,6 +13,7 @@ from manygrad.runtime.devices import get_device
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.nn import functional as F
 from manygrad.tensor.nn.optim import AdamW
+from manygrad.tensor.uop.args import VarArg
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 from tests.runtime.codegen.kernels import elementwise, f32, gemm, load, logsumexp, loop, run, sink, store
@@ -38,7 +39,7 @@ def memory(name: str) -> None:
 
 def kernels(name: str) -> None:
     rng = np.random.default_rng(0)
-    n = UOp(Ops.DEFINE_VAR, dtypes.index, (), ("n", 1, 100))
+    n = UOp(Ops.DEFINE_VAR, dtypes.index, (), VarArg("n", 1, 100))
     i = loop(n, 0)
     cases = [
         (elementwise(lambda a, b: a.alu(Ops.MUL, b).alu(Ops.EXP), [f32, f32], 70), [70, 70, 70], ()),

@@ -18,6 +18,7 @@ from manygrad.runtime.devices import Device, Devices, canonical, get_device
 from manygrad.runtime.devices.threads import team
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import Context
+from manygrad.tensor.uop.args import VarArg
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 from tests.runtime.codegen.kernels import (
@@ -170,7 +171,7 @@ def upload(device: Device, *arrays: np.ndarray) -> list:
 def test_graph(name: str) -> None:
     """Calls run in order, symbolic ones with the values given."""
     device = get_device(name)
-    n = UOp(Ops.DEFINE_VAR, dtypes.index, (), ("n", 1, 1000))
+    n = UOp(Ops.DEFINE_VAR, dtypes.index, (), VarArg("n", 1, 1000))
     i = loop(n, 0)
     grow = sink(store(0, i, load(0, i).alu(Ops.ADD, load(1, i)), i))
     double = elementwise(lambda a: a.alu(Ops.ADD, a), [f32], 1000)

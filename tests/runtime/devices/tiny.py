@@ -46,7 +46,7 @@ class TinyKernel:
     def __init__(self, prepared, ast, binary):
         self.name, self.opts, self.source = prepared.name, prepared.opts, prepared.code(render)
         self.flops, self.nbytes = estimate(ast)
-        self.names = [v.arg[0] for v in signature(ast).variables]
+        self.names = [v.arg.name for v in signature(ast).variables]
         self.counts = loop_nest(signature(prepared.ast), prepared.opts).counts
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         address = compiler().load(binary, [ENTRY])[ENTRY]

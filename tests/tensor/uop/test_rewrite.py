@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from manygrad.tensor.dtype import dtypes
-from manygrad.tensor.uop import GroupOp, Ops, PatternMatcher, UOp, UPat, graph_rewrite, rewrite
+from manygrad.tensor.uop import GroupOp, Ops, PatternMatcher, UOp, UPat, VarArg, graph_rewrite, rewrite
 from manygrad.tensor.uop import symbolic as sym
 
 i64 = dtypes.int64
@@ -16,7 +16,7 @@ def c(n: int) -> UOp:
 
 
 def v(name: str) -> UOp:
-    return UOp(Ops.DEFINE_VAR, i64, (), (name, 0, 100))
+    return UOp(Ops.DEFINE_VAR, i64, (), VarArg(name, 0, 100))
 
 
 x, y, z = v("x"), v("y"), v("z")

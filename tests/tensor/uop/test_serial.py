@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from manygrad import Tensor, Variable
 from manygrad.tensor.dtype import dtypes
-from manygrad.tensor.uop import BufferSpec, Ops, UOp
+from manygrad.tensor.uop import BufferSpec, Ops, UOp, VarArg
 from manygrad.tensor.uop.serial import NotStorable, decode, encode
 
 ARGS = st.recursive(
@@ -20,7 +20,7 @@ ARGS = st.recursive(
     | st.integers()
     | st.floats(allow_nan=False)
     | st.text(max_size=4)
-    | st.sampled_from([Ops.ADD, dtypes.half]),
+    | st.sampled_from([Ops.ADD, dtypes.half, VarArg("n", 1, 4)]),
     lambda inner: st.lists(inner, max_size=3).map(tuple),
     max_leaves=8,
 )
@@ -50,7 +50,8 @@ def test_a_graph_with_symbolic_shapes_comes_back() -> None:
 
 def test_equal_dims_of_two_variables_are_told_apart() -> None:
     one = UOp.const(dtypes.float32, 1.0)
-    a, b = (UOp(Ops.RESHAPE, dtypes.float32, (one,), (UOp(Ops.DEFINE_VAR, dtypes.index, (), (n, 1, 4)),)) for n in "ab")
+    dims = [UOp(Ops.DEFINE_VAR, dtypes.index, (), VarArg(n, 1, 4)) for n in "ab"]
+    a, b = (UOp(Ops.RESHAPE, dtypes.float32, (one,), (d,)) for d in dims)
     assert encode(a) != encode(b)
 
 

@@ -15,16 +15,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from manygrad.tensor.dtype import dtypes
-from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop import Ops, RangeArg, UOp
 from manygrad.tensor.uop import symbolic as sym
 
 Env = dict[UOp, int]
 Plain = Callable[[Env], int]
 
-R = [UOp(Ops.RANGE, dtypes.index, (sym.iconst(n),), (i, "loop")) for i, n in enumerate((2, 3, 5, 8))]
+R = [UOp(Ops.RANGE, dtypes.index, (sym.iconst(n),), RangeArg(i, "loop")) for i, n in enumerate((2, 3, 5, 8))]
 V = [sym.variable("n", 1, 6), sym.variable("m", 2, 4)]
 SIGNED = sym.variable("s", -7, 5)
-LEAVES = {**{r: range(r.src[0].arg) for r in R}, **{v: range(v.arg[1], v.arg[2] + 1) for v in (*V, SIGNED)}}
+LEAVES = {**{r: range(r.src[0].arg) for r in R}, **{v: range(v.arg.min, v.arg.max + 1) for v in (*V, SIGNED)}}
 
 PYTHON: dict[Ops, Callable[..., int]] = {
     Ops.ADD: lambda a, b: a + b,
@@ -167,7 +167,7 @@ def test_what_must_vanish_does() -> None:
     assert sym.floordiv(sym.add(sym.mul(j, 40), sym.add(sym.mul(k, 8), l)), 8) is sym.add(sym.mul(j, 5), k)
     assert sym.add(sym.mul(sym.floordiv(flat, 6), 6), sym.mod(flat, 6)) is flat
     assert sym.add(sym.mul(sym.floordiv(l, 4), 12), sym.mul(sym.mod(l, 4), 3)) is sym.mul(l, 3)
-    whole = UOp(Ops.RANGE, dtypes.index, (sym.iconst(24),), (9, "loop"))
+    whole = UOp(Ops.RANGE, dtypes.index, (sym.iconst(24),), RangeArg(9, "loop"))
     digits = [sym.mul(sym.mod(sym.floordiv(whole, n), d), n) for n, d in ((1, 2), (2, 3), (6, 2), (12, 2))]
     assert sym.add(sym.add(digits[2], digits[0]), digits[1]) is sym.mod(whole, 12)
     assert sym.add(sym.add(digits[3], digits[0]), sym.add(digits[1], digits[2])) is whole
@@ -179,7 +179,7 @@ def test_what_must_vanish_does() -> None:
 
 def test_symbolic_sizes_vanish_too() -> None:
     n = V[0]
-    r = UOp(Ops.RANGE, dtypes.index, (n,), (9, "loop"))
+    r = UOp(Ops.RANGE, dtypes.index, (n,), RangeArg(9, "loop"))
     flat = sym.add(sym.mul(j, n), r)
     assert sym.floordiv(flat, n) is j
     assert sym.mod(flat, n) is r

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from manygrad.tensor.dtype import dtypes
-from manygrad.tensor.uop import BufferSpec, Ops, UOp, toposort
+from manygrad.tensor.uop import BufferSpec, Ops, ReduceArg, ShardArg, UOp, toposort
 from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.show import show
 from manygrad.tensor.uop.uop import live_nodes
@@ -84,7 +84,7 @@ def test_deep_graphs_live_and_die(no_collection: None) -> None:
 
 def test_pickling_gives_the_same_node() -> None:
     x = buffer(-906, 2, 3)
-    u = UOp(Ops.REDUCE, f32, (x.alu(Ops.MUL, x),), (Ops.ADD, (1,))).cast(dtypes.bfloat16)
+    u = UOp(Ops.REDUCE, f32, (x.alu(Ops.MUL, x),), ReduceArg(Ops.ADD, (1,))).cast(dtypes.bfloat16)
     assert pickle.loads(pickle.dumps(u)) is u
     spec = BufferSpec(-907, (4, 4), f32, ("CPU:0", "CPU:1"), 0, (0, 2, 4))
     sharded = UOp(Ops.BUFFER, f32, (), spec)
@@ -95,13 +95,13 @@ def test_pickling_gives_the_same_node() -> None:
 
 PROGRAM = """
 from manygrad.tensor.dtype import dtypes
-from manygrad.tensor.uop import BufferSpec, Ops, UOp
+from manygrad.tensor.uop import BufferSpec, Ops, ReduceArg, UOp
 from manygrad.tensor.uop import symbolic as sym
 f32 = dtypes.float32
 x = UOp(Ops.BUFFER, f32, (), BufferSpec(-1, (4, 6), f32, "CPU:0"))
 n = sym.variable("n", 1, 9)
 u = UOp(Ops.SHRINK, f32, (x,), ((0, n), (0, 6)))
-u = UOp(Ops.REDUCE, f32, (u.alu(Ops.MUL, u),), (Ops.ADD, (1,)))
+u = UOp(Ops.REDUCE, f32, (u.alu(Ops.MUL, u),), ReduceArg(Ops.ADD, (1,)))
 tenth = UOp(Ops.RESHAPE, f32, (UOp.const(f32, 0.1),), (1, 1))
 u = u.alu(Ops.ADD, UOp(Ops.EXPAND, f32, (tenth,), (n, 1))).cast(dtypes.float16)
 """
@@ -151,7 +151,7 @@ def test_toposort_gives_sources_first_and_each_node_once() -> None:
         (Ops.PAD, ((1, 0), (0, 0), (2, 3)), (3, 3, 9)),
         (Ops.SHRINK, ((0, 1), (1, 3), (4, 4)), (1, 2, 0)),
         (Ops.FLIP, (True, False, True), (2, 3, 4)),
-        (Ops.REDUCE, (Ops.MAX, (0, 2)), (1, 3, 1)),
+        (Ops.REDUCE, ReduceArg(Ops.MAX, (0, 2)), (1, 3, 1)),
     ],
 )
 def test_shapes(op: Ops, arg: tuple, want: tuple[int, ...]) -> None:
@@ -160,7 +160,7 @@ def test_shapes(op: Ops, arg: tuple, want: tuple[int, ...]) -> None:
 
 def test_device_of_a_node_is_that_of_its_storage() -> None:
     x = buffer(-912, 4)
-    two = UOp(Ops.SHARD, f32, (x,), (("CPU:0", "CPU:1"), 0))
+    two = UOp(Ops.SHARD, f32, (x,), ShardArg(("CPU:0", "CPU:1"), 0))
     assert UOp.const(f32, 1.0).device is None
     assert UOp.const(f32, 1.0).alu(Ops.ADD, x).device == "CPU:0"
     assert UOp(Ops.COPY, f32, (x,), "CPU:1").device == "CPU:1"
@@ -169,7 +169,7 @@ def test_device_of_a_node_is_that_of_its_storage() -> None:
 
 def test_show_names_every_node_once() -> None:
     x = buffer(-913, 2, 3)
-    y = UOp(Ops.REDUCE, f32, (x.alu(Ops.MUL, x),), (Ops.ADD, (0,)))
+    y = UOp(Ops.REDUCE, f32, (x.alu(Ops.MUL, x),), ReduceArg(Ops.ADD, (0,)))
     assert show(y).splitlines() == [
         "%0 = BUFFER float32 (2, 3) [#-913 (2, 3) on CPU:0]",
         "%1 = MUL float32 (2, 3) %0 %0",

@@ -1,0 +1,142 @@
+"""The args of ops that have several parts.
+
+Each construction of a node hashes its arg to find out whether the node is there already. So what many nodes have is a
+NamedTuple, which hashes as fast as a tuple. It is also equal to the tuple of its parts: a node is always made with the
+type that `Ops` names, for the node of the same parts without it would be found in its place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, get_args
+
+from manygrad.tensor.dtype import DType
+from manygrad.tensor.uop.ops import Ops
+
+
+@dataclass(frozen=True)
+class BufferSpec:
+    """What a BUFFER is: a unique id (or PARAM slot), shape, type, and where it lives.
+
+    `device` is a name, or a tuple of names for a sharded buffer; then `axis` is the dim that is cut (None: replicated)
+    and `bounds` the n+1 cut positions along it.
+    """
+
+    uid: int
+    shape: tuple[Any, ...]
+    dtype: DType
+    device: str | tuple[str, ...]
+    axis: int | None = None
+    bounds: tuple[int, ...] = ()
+
+
+class VarArg(NamedTuple):
+    """A symbolic integer: min <= it <= max."""
+
+    name: str  # one variable of a graph has it
+    min: int
+    max: int
+
+
+class ReduceArg(NamedTuple):
+    """A reduction of the tensor graph; the dims that it goes over are kept as 1."""
+
+    op: Ops  # ADD, MUL or MAX
+    axes: tuple[int, ...]
+    blocks: int | None = None  # of a sum in blocks, whose order stays: how many its value has (`multi/lower_shards.py`)
+
+
+class CheckArg(NamedTuple):
+    """What an index has to be: low <= it < size, or the one that is spared."""
+
+    low: int
+    size: int
+    spared: int | None
+
+
+class ShardArg(NamedTuple):
+    """Where the parts of a value go."""
+
+    devices: tuple[str, ...]
+    axis: int | None  # the dim that is cut; None: each device has the whole value
+
+
+@dataclass(frozen=True)
+class Members:
+    """Who takes part in a collective."""
+
+    devices: tuple[str, ...]
+    mine: tuple[int, ...]  # the positions of this worker's devices
+    counts: tuple[int, ...]  # how many elements each of them gets
+    number: int  # the collective's place in the program: all workers run theirs in this order
+    line: str  # the user's
+
+
+class AllReduceArg(NamedTuple):
+    """The terms of all devices are summed up, or combined by another op; each has the result."""
+
+    op: Ops
+    size: int  # elements of each term, and of the result
+    members: Members
+
+
+class AllGatherArg(NamedTuple):
+    """The parts of all devices are joined."""
+
+    bounds: tuple[int, ...]  # n+1 places, in elements: what of the result is whose
+    members: Members
+
+
+class ReduceScatterArg(NamedTuple):
+    """As an all-reduce, but each device has its part of the result."""
+
+    op: Ops
+    bounds: tuple[int, ...]  # as of an all-gather
+    members: Members
+
+
+class AllToAllArg(NamedTuple):
+    """From parts of rows to parts of columns."""
+
+    rows: tuple[int, ...]  # n+1 places: which rows a device has before
+    columns: tuple[int, ...]  # n+1 places, in elements of a row: which columns it has then
+    members: Members
+
+
+class BroadcastArg(NamedTuple):
+    """What one device holds is sent to all."""
+
+    root: int  # the device's position
+    size: int  # elements
+    members: Members
+
+
+class SendArg(NamedTuple):
+    """From the first of two devices to the second."""
+
+    size: int  # elements
+    members: Members
+
+
+CollectiveArg = AllReduceArg | AllGatherArg | ReduceScatterArg | AllToAllArg | BroadcastArg | SendArg
+
+
+class RangeArg(NamedTuple):
+    """A loop of a kernel."""
+
+    id: int  # another for each RANGE of a kernel
+    kind: str  # "loop": it stores in each iteration; "reduce": a REDUCE is over it
+
+
+class ViewArg(NamedTuple):
+    """A part of a buffer."""
+
+    offset: int  # where it begins, in elements
+    shape: tuple[Any, ...]  # of as many elements, one after the other
+
+
+# what stands in graphs on disk (`tensor/uop/serial.py`)
+ARGS: tuple[type, ...] = (
+    *(BufferSpec, VarArg, ReduceArg, CheckArg, ShardArg, Members, RangeArg, ViewArg),
+    *get_args(CollectiveArg),
+)
