@@ -36,6 +36,10 @@ def _half(a: Any, k: int) -> Any:
     return a[k % a.shape[0] :] if a.ndim else a
 
 
+def _flat(a: Any, k: int) -> Any:
+    return a.reshape(-1)
+
+
 def _regrouped(a: Any, k: int) -> Any:
     n = int(np.prod(a.shape))
     d = [d for d in (1, 2, 3, 4) if n % d == 0][k % len([d for d in (1, 2, 3, 4) if n % d == 0])]
@@ -59,7 +63,7 @@ VIEWS: list[Callable[[Any, int], Any]] = [
     lambda a, k: a.T if a.ndim == 2 else a,
     lambda a, k: a[:: 1 + k % 3] if a.ndim else a,
     lambda a, k: a[..., ::-1] if a.ndim else a,
-    lambda a, k: a.reshape(-1),
+    _flat,
     _regrouped,
     lambda a, k: a.detach() if isinstance(a, Tensor) else a[...],
     lambda a, k: a.data if isinstance(a, Tensor) else a[...],
@@ -67,6 +71,7 @@ VIEWS: list[Callable[[Any, int], Any]] = [
     _bits,
     _bytes,
 ]
+RESHAPES = _flat, _regrouped
 COPIES: list[Callable[[Any], Any]] = [
     lambda a: a.clone() if isinstance(a, Tensor) else a.copy(),
     lambda a: a * 1,
@@ -138,6 +143,11 @@ def _planned(steps: list[tuple[str, int, int, int]], arrays: list[np.ndarray]) -
     return out
 
 
+def _is_whole(b: np.ndarray, a: np.ndarray) -> bool:
+    """Whether `b` is all of the memory that `a` is a view of."""
+    return a.base is not None and (b is a.base or b.base is a.base) and b.nbytes == a.base.nbytes
+
+
 def _step(kind: str, at: int, i: int, k: int, pool: list[np.ndarray]) -> Step:
     a = pool[at]
     v = CONSTANTS[str(a.dtype)][k % len(CONSTANTS[str(a.dtype)])]
@@ -146,6 +156,8 @@ def _step(kind: str, at: int, i: int, k: int, pool: list[np.ndarray]) -> Step:
         of = VIEWS[i % len(VIEWS)]
         if of in (_bits, _bytes) and (not number or not a.ndim or (of is _bytes and a.strides[-1] != 4)):
             of = _half
+        if of in RESHAPES and not a.flags.c_contiguous and not any(_is_whole(b, a) for b in pool):
+            of = _half  # a slice that nobody holds the whole of lies on its own (docs/pytorch.md): a view, no copy
         if a.ndim == 1 and not isinstance(of(a, k), np.ndarray):  # NumPy gives a number, no view
             return lambda pool, reads: pool.append(pool[at][k % a.shape[0] : k % a.shape[0] + 1].reshape(()))
         return lambda pool, reads: pool.append(of(pool[at], k))

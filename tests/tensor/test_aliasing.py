@@ -18,6 +18,9 @@ from hypothesis import strategies as st
 
 from manygrad import Context, Tensor, linalg, no_grad
 from manygrad.nn import functional as F
+from manygrad.runtime.buffer import Buffer
+from manygrad.runtime.storage import storage
+from manygrad.tensor.uop.shape import unviewed
 from tests.tensor.cases.case import Case, Sample
 from tests.tensor.test_ops import EVERY, MANYGRAD, as_type, flat
 
@@ -437,3 +440,21 @@ VIEWS: dict[str, Callable[[Tensor], Any]] = {
 def test_views(name: str) -> None:
     for how in ("stored", "lazy", "written"):
         assert "in" in aliases(VIEWS[name], [FLOAT], how), how
+
+
+def test_a_slice_that_nothing_else_refers_to_is_stored_by_itself() -> None:
+    """As `docs/pytorch.md` says: without the rest, so contiguous, and a reshape of it is a view. With the rest it is a
+    copy."""
+    for whole_is_held in (False, True):
+        y = Tensor(np.arange(24, dtype=np.float32).reshape(4, 6)) * 1
+        x = y[:, :2]
+        if whole_is_held:
+            y.realize()
+        else:
+            del y
+        x.realize()
+        buffer = storage(unviewed(x.uop))
+        assert isinstance(buffer, Buffer) and buffer.nbytes == (96 if whole_is_held else 32)
+        flat = x.reshape(-1)
+        x.fill_(7)
+        assert flat.tolist() == ([0, 1, 6, 7, 12, 13, 18, 19] if whole_is_held else [7] * 8)
