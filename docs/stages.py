@@ -22,6 +22,7 @@ from manygrad.tensor import gradient
 from manygrad.tensor.uop import Ops
 
 ROOT = Path(__file__).resolve().parents[1]
+INSTALLED = Path(inspect.getfile(schedule)).resolve().parents[1]  # the package may stand elsewhere, in the same folders
 PASSES: dict[str, tuple[ModuleType, Iterable[Any]]] = {
     "schedule": (schedule, schedule.PASSES),
     "codegen": (codegen, (*codegen.SIMPLIFY, *codegen.EXPRESS)),
@@ -56,7 +57,7 @@ def sentence(text: str | None) -> str:
 
 
 def file_of(thing: Any) -> str:
-    return str(Path(inspect.getfile(thing)).resolve().relative_to(ROOT))
+    return str(Path(inspect.getfile(thing)).resolve().relative_to(INSTALLED))
 
 
 def path_of_pass(stage: str, name: str) -> str:
@@ -70,8 +71,13 @@ def path_of_pass(stage: str, name: str) -> str:
 
 def spec_of(p: Any) -> str:
     """The name of the spec that holds after a pass of the schedule."""
-    if p.spec is not spec.graph_spec:
-        return "`KERNEL`, `LINEAR`"
+    others = {
+        spec.stores_spec: "`STORED`, `LINEAR`",
+        spec.items_spec: "`KERNEL`, `LINEAR`",
+        spec.linear_spec: "`LINEAR`",
+    }
+    if p.spec in others:
+        return others[p.spec]
     return next(f"`{name}`" for name, value in vars(spec).items() if value is spec.GRAPHS[p.name] and name.isupper())
 
 
