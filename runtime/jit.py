@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from bisect import bisect
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -34,7 +35,7 @@ from manygrad.tensor.lock import LOCK
 from manygrad.tensor.standin import part
 from manygrad.tensor.storage import LIVE, PENDING, TensorSet, assignments, is_stored
 from manygrad.tensor.tensor import Tensor
-from manygrad.tensor.uop import BufferSpec, Ops, UOp
+from manygrad.tensor.uop import BufferSpec, Ops, UOp, standing_on
 from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.views import memory
 
@@ -165,6 +166,7 @@ class TinyJit(Generic[T]):
         self.writes = False  # the function assigns inputs
         self.symbolic = False  # inputs have symbolic dims
         self.rebound: list[Tensor] = []  # results that have
+        self.assigned = TensorSet()  # by the first call
         self.constants: list[tuple[str, Any]] = []
         self.result: Any = None
 
@@ -231,6 +233,7 @@ class TinyJit(Generic[T]):
             state = {id(t): (t, t.uop) for t in LIVE if not is_stored(t.uop)}
             with assignments() as assigned:
                 out = self._run_plain(args, kwargs)
+            self.assigned = assigned
             again = {id(t) for t in assigned}
             written = [t for t, before in state.values() if t.uop is not before or id(t) in again]
             changed = [t for t in written if not is_stored(t.uop)]
@@ -238,8 +241,22 @@ class TinyJit(Generic[T]):
                 changed[0].realize(*changed[1:])
             return out
         if self.calls == 1:
+            self._compute_what_reads_state()
             return self._capture(args, kwargs, tensors, constants, var_vals)
         return self._replay(tensors, constants, var_vals)
+
+    def _compute_what_reads_state(self) -> None:
+        """Lazy values from before, of what the function overwrites, are computed before it is recorded: they keep the
+        value of their time, while what the function itself computes of its state, by an equal graph perhaps, is
+        computed in each replay."""
+        state = {memory(t.uop) for t in self.assigned}
+        self.assigned = TensorSet()
+        lazy = [t for t in LIVE if not is_stored(t.uop)]
+        readers = standing_on([t.uop for t in lazy], state.__contains__)
+        early = [t for t in lazy if t.uop in readers]
+        if early:
+            with suppress(Exception):  # (what cannot be computed is lost where it is overwritten)
+                early[0].realize(*early[1:])
 
     def _run_plain(self, args: Any, kwargs: Any) -> T:
         out = self.fn(*args, **kwargs)
