@@ -144,8 +144,10 @@ def _planned(steps: list[tuple[str, int, int, int]], arrays: list[np.ndarray]) -
 
 
 def _is_whole(b: np.ndarray, a: np.ndarray) -> bool:
-    """Whether `b` is all of the memory that `a` is a view of."""
-    return a.base is not None and (b is a.base or b.base is a.base) and b.nbytes == a.base.nbytes
+    """Whether `b` is all of the memory that `a` is a view of, in order."""
+    return (
+        a.base is not None and b.flags.c_contiguous and (b is a.base or b.base is a.base) and b.nbytes == a.base.nbytes
+    )
 
 
 def _step(kind: str, at: int, i: int, k: int, pool: list[np.ndarray]) -> Step:
@@ -157,7 +159,7 @@ def _step(kind: str, at: int, i: int, k: int, pool: list[np.ndarray]) -> Step:
         if of in (_bits, _bytes) and (not number or not a.ndim or (of is _bytes and a.strides[-1] != 4)):
             of = _half
         if of in RESHAPES and not a.flags.c_contiguous and not any(_is_whole(b, a) for b in pool):
-            of = _half  # a slice that nobody holds the whole of lies on its own (docs/pytorch.md): a view, no copy
+            of = _half  # a view that nobody holds the whole of lies on its own (docs/pytorch.md): a view, no copy
         if a.ndim == 1 and not isinstance(of(a, k), np.ndarray):  # NumPy gives a number, no view
             return lambda pool, reads: pool.append(pool[at][k % a.shape[0] : k % a.shape[0] + 1].reshape(()))
         return lambda pool, reads: pool.append(of(pool[at], k))
