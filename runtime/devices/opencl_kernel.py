@@ -170,11 +170,12 @@ class OpenCLKernel:
         """(total, per): the indices of the parallel loop, and how many of them a work item, or a group, runs."""
         own = driver()
         total = math.prod(-(-evaluate_int(n, variables) // step) for n, step in self.counts)
-        parts = own.units * (ITEMS_A_UNIT if own.is_cpu else GROUPS_A_UNIT * own.target.group)
-        if self.flops + self.nbytes <= SERIAL_WORK and own.is_cpu:
-            parts = 1
         if self.group:
             parts = total
+        elif self.flops + self.nbytes <= SERIAL_WORK and own.is_cpu:
+            parts = 1
+        else:
+            parts = own.units * (ITEMS_A_UNIT if own.is_cpu else GROUPS_A_UNIT * own.target.group)
         if self.scratch_bytes:
             parts = min(parts, max(1, SCRATCH_LIMIT_BYTES // (self.scratch_bytes * math.prod(self.group))))
         return total, max(1, -(-total // max(1, parts)))

@@ -90,7 +90,7 @@ class Printer(Arithmetic):
         arguments += ["const long total", "const long per"]
         item, items, before = scratch_of_item(program), items_of_group(program, target), list[str]()
         if item:
-            at = f"{self.item} * {item}" if self.local else f"({self.part} * {items} + {self.item}) * {item}L"
+            at = f"{self.item} * {item}" if self.local else f"(get_group_id(0) * {items} + {self.item}) * {item}L"
             if self.local:
                 size = item * items
                 before.append(f"__local uchar all_scratch[{size}] __attribute__((aligned({ITEM_ALIGNMENT})));")
@@ -102,7 +102,7 @@ class Printer(Arithmetic):
             size, aligned = program.shared_bytes, f"__attribute__((aligned({ITEM_ALIGNMENT})))"
             before.append(f"__local uchar shared[{size}] {aligned};")
         sizes = (*program.group, 1, 1, 1)[:3] if program.group else (target.group, 1, 1)
-        first = self.part if program.group else "get_global_id(0)"
+        first = f"get_{'group' if program.group else 'global'}_id(0)"
         head = [
             f"// {program.name}",
             f"{SCRATCH}{0 if self.local else item}",
@@ -125,11 +125,6 @@ class Printer(Arithmetic):
         for dim in reversed(range(len(sizes) - 1)):
             text = f"({text} * {sizes[dim]} + get_local_id({dim}))"
         return text
-
-    @property
-    def part(self) -> str:
-        """The number of this group."""
-        return "get_group_id(0)"
 
     @property
     def scratch_space(self) -> str:
