@@ -1,39 +1,62 @@
-"""Who chooses the algorithm: an α-β-γ model over (kind, nbytes, ranks, group), and nothing else.
+"""Who chooses the algorithm: an α-β-γ model over (kind, nbytes, ranks, group) and the link, and nothing else.
 
-Never the transport, the host or a measurement of this run: all ranks must choose the same, and a choice may not change
-between runs. Only algorithms of order `tree` are candidates, so even a change of the constants changes no bit.
-Terms: α a step's latency, o one message's handling, β a byte moved, γ a byte reduced. The constants are round numbers
-of shared memory on one host (see docs/benchmarks.md); over TCP all of them grow together, and the order hardly moves.
+All ranks must choose the same: so the link is the slowest one between workers, measured when they met, and agreed on
+(`transport/measure.py`). Only algorithms of order `tree` are candidates, so no choice changes a bit.
+Terms: α a step's latency, o one message's handling, β a byte moved, γ a byte reduced.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from manygrad.collectives.algorithms import ALGORITHMS
+from manygrad.multi.world import Link
 from manygrad.tensor.environment import COLLECTIVE
 
-STEP_S, MESSAGE_S, MOVE_S, REDUCE_S = 40e-6, 6e-6, 0.10e-9, 0.05e-9
-NEAR = 0.2  # what a message or a byte costs between the ranks of one worker, compared with between workers
+
+class Terms(NamedTuple):
+    """Seconds."""
+
+    step: float  # α
+    message: float  # o
+    byte: float  # β
 
 
-def cost_s(algorithm: str, kind: str, nbytes: int, ranks: int, group: int = 1) -> float:
+SHM = Terms(40e-6, 6e-6, 0.10e-9)  # round numbers of shared memory on one host [allreduce.py]
+WORKER = Terms(0.0, 1.2e-6, 0.02e-9)  # between the ranks of one worker
+ZMQ_MESSAGE_S = 30e-6  # [allreduce.py, TRANSPORT=zmq]
+REDUCED_S = 0.05e-9  # γ
+
+
+def terms_of(link: Link | None) -> Terms:
+    """Of what lies between workers."""
+    if link is None or link.route == "shm":
+        return SHM
+    return Terms(max(link.latency_s, SHM.step), ZMQ_MESSAGE_S, max(1 / link.bytes_per_s, SHM.byte))
+
+
+def cost_s(algorithm: str, kind: str, nbytes: int, ranks: int, group: int = 1, link: Link | None = None) -> float:
     """Predicted seconds of one collective over `nbytes` (the `count` of `Collective`, in bytes).
 
-    `group`: neighbouring ranks in one worker; they take turns, so their times add up.
+    `group`: neighbouring ranks in one worker, which take turns, or on one host, which share its link: so their times
+    add up.
     """
     p, lg = ranks, max(ranks - 1, 0).bit_length()
     part = nbytes * (p - 1) / p
+    far = terms_of(link)
+    near = SHM if link is not None and link.group > 1 else WORKER
     if p == 1:
-        return nbytes * MOVE_S
+        return nbytes * far.byte
     groups = p // group
     if algorithm == "hierarchical":
-        far = STEP_S + (groups - 1) * MESSAGE_S * group + nbytes * (groups - 1) / groups * MOVE_S
-        near = (group - 1) * MESSAGE_S * group * NEAR + nbytes * (group - 1) * MOVE_S * NEAR
-        return 2 * (far + near) + nbytes * group * REDUCE_S
+        across = far.step + (groups - 1) * far.message * group + nbytes * (groups - 1) / groups * far.byte
+        within = (group - 1) * near.message * group + nbytes * (group - 1) * near.byte
+        return 2 * (across + within) + nbytes * group * REDUCED_S
     steps: float
     messages: float
     moved: float
     reduced: float
-    reducing = REDUCE_S if kind in ("all_reduce", "reduce_scatter") else 0.0
+    reducing = REDUCED_S if kind in ("all_reduce", "reduce_scatter") else 0.0
     rounds = 2 if kind == "all_reduce" else 1
     steps, messages, moved, reduced = {
         "naive": (1, p - 1, nbytes * (p - 1), nbytes * (p - 1)),
@@ -45,13 +68,18 @@ def cost_s(algorithm: str, kind: str, nbytes: int, ranks: int, group: int = 1) -
         moved = nbytes * (p - 1) if algorithm == "direct" else nbytes * lg
     if kind == "send":
         steps, messages, moved = 1, 1, nbytes
-    if group > 1:  # of a rank's p-1 partners group-1 are near; all ranks of the worker share its link and its core
-        share = group * ((p - group) + (group - 1) * NEAR) / (p - 1)
-        messages, moved, reduced = messages * share, moved * share, reduced * group
-    return steps * STEP_S + messages * MESSAGE_S + moved * MOVE_S + reduced * reducing
+    if group == 1:
+        return steps * far.step + messages * far.message + moved * far.byte + reduced * reducing
+    inner, outer = group * (group - 1) / (p - 1), group * (p - group) / (p - 1)  # of a rank's p-1 partners
+    return (
+        steps * far.step
+        + messages * (outer * far.message + inner * near.message)
+        + moved * (outer * far.byte + inner * near.byte)
+        + reduced * group * reducing
+    )
 
 
-def choose(kind: str, nbytes: int, ranks: int, group: int = 1) -> str:
+def choose(kind: str, nbytes: int, ranks: int, group: int = 1, link: Link | None = None) -> str:
     """The algorithm's name. `COLLECTIVE` forces one wherever it can do this kind; an unknown name is a `ValueError`."""
     forced = COLLECTIVE.value
     if forced:
@@ -60,4 +88,23 @@ def choose(kind: str, nbytes: int, ranks: int, group: int = 1) -> str:
         if ALGORITHMS[forced].can(kind, ranks, group):
             return str(forced)
     candidates = [a.name for a in ALGORITHMS.values() if a.order == "tree" and a.can(kind, ranks, group)]
-    return min(candidates, key=lambda a: (cost_s(a, kind, nbytes, ranks, group), a))
+    return min(candidates, key=lambda a: (cost_s(a, kind, nbytes, ranks, group, link), a))
+
+
+PART_S = 5e-3  # a part of a long all-reduce takes so long on its link: many times what starting it costs
+MAX_PARTS = 32
+PART_ALIGN = 1024  # elements
+
+
+def parts_of(count: int, itemsize: int, ranks: int, link: Link) -> tuple[int, ...]:
+    """The n+1 places, in elements, where an all-reduce is cut. Shared memory moves nothing while processors compute, so
+    there it stays whole."""
+    if link.route == "shm" or ranks == 1:
+        return (0, count)
+    sent = 2 * (ranks - 1) / ranks * itemsize  # bytes of an element, over each rank's link
+    least = link.bytes_per_s * PART_S / sent
+    n = min(MAX_PARTS, int(count / least))
+    if n <= 1:
+        return (0, count)
+    size = -(-count // n // PART_ALIGN) * PART_ALIGN
+    return (*range(0, count, size), count)

@@ -119,6 +119,7 @@ def join(spec: dict[str, Any], channel: Any) -> Any:
         job=spec["job"],
         epoch=spec["epoch"],
     )
+    runtime.world.link = endpoint.link
     runtime.connect(endpoint, hooks_over(channel))
     channel.entered, channel.steps = lambda: runtime.communication.entered, steps_taken
     return endpoint

@@ -8,15 +8,25 @@ launcher replaces the fields by `world.join(...)` before the user's script start
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 from manygrad.tensor.engine import engine
+
+
+class Link(NamedTuple):
+    """What lies between workers, where it is slowest; all workers have the same figures."""
+
+    route: str  # "shm" or "zmq"
+    bytes_per_s: float = 0.0  # each way, as measured over zmq
+    latency_s: float = 0.0  # of a short message, likewise
+    group: int = 1  # so many neighbours in rank order reach each other over shared memory, and the others over zmq
 
 
 class World:
     """`rank` of `size` workers, each with `devices_per_node` devices of kind `device_kind`.
 
     `devices` are the global names in rank order, the tuple to `shard` over; `local_devices` are this worker's own.
+    `link`: the slowest one between two workers, where there are several.
     """
 
     def __init__(self) -> None:
@@ -24,6 +34,7 @@ class World:
         self.devices_per_node = 1
         self.device_kind = os.environ.get("DEVICE", "CPU").split(":")[0].upper()
         self.job, self.epoch = "local", 0
+        self.link: Link | None = None
 
     def join(
         self, *, rank: int, size: int, local_rank: int, local_size: int, devices_per_node: int, job: str, epoch: int

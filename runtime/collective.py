@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import time
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from manygrad.collectives.cost import choose
 from manygrad.collectives.execute import Prepared, prepare
 from manygrad.collectives.program import Collective
 from manygrad.multi.world import World
+from manygrad.runtime import profile
 from manygrad.runtime.buffer import Buffer, copy_buffer
 from manygrad.runtime.counters import GlobalCounters
 from manygrad.runtime.current import current
@@ -52,7 +54,7 @@ def prepared_of(
     found = prepared.get((c, dtype, mine, devices))
     if found is None:
         endpoint = runtime.communication.endpoint if world.size > 1 else None
-        program = build(choose(c.kind, c.count * _itemsize(dtype), c.ranks, c.group), c, mine)
+        program = build(choose(c.kind, c.count * _itemsize(dtype), c.ranks, c.group, world.link), c, mine)
         owner = [world.rank_of(d) for d in devices] if endpoint is not None else [0] * len(devices)
         found = prepared[c, dtype, mine, devices] = prepare(program, dtype, endpoint=endpoint, rank_to_worker=owner)
     return found
@@ -65,13 +67,16 @@ def _itemsize(dtype: str) -> int:
 
 
 def group_of(devices: tuple[str, ...], world: World) -> int:
-    """How many neighbours in `devices` are one worker's, where all workers hold equally many in a row; else 1."""
+    """How many neighbours in `devices` are on one host, or one worker's where hosts hold one worker each, if all hold
+    equally many in a row; else 1."""
     owners = [world.rank_of(d) for d in devices]
     size = owners.count(owners[0])
-    rows = [owners[i : i + size] for i in range(0, len(owners), size)]
-    return (
-        size if all(len(r) == size and len(set(r)) == 1 for r in rows) and len({r[0] for r in rows}) == len(rows) else 1
-    )
+    firsts = owners[::size]
+    if owners != [o for o in firsts for _ in range(size)] or len(set(firsts)) != len(firsts):
+        return 1
+    n = world.link.group if world.link is not None else 1
+    hosts = [firsts[i : i + n] for i in range(0, len(firsts), n)]
+    return size * n if all(h[0] % n == 0 and h == list(range(h[0], h[0] + n)) for h in hosts) else size
 
 
 def describe(what: UOp) -> tuple[Collective, str]:
@@ -126,9 +131,7 @@ class CollectiveItem(ExecItem):
         c, _ = describe(what)
         c = replace(c, group=group_of(members.devices, world))
         self.name = f"{c.kind} {c.count}"
-        self.key = int.from_bytes(
-            hashlib.blake2b(f"{plan} {members.number}".encode(), digest_size=8).digest(), "little"
-        )
+        self.key = int.from_bytes(hashlib.blake2b(f"{plan} {members.place}".encode(), digest_size=8).digest(), "little")
         self.text = self.communication.descriptions[self.key] = text_of(what)
         self.by_all = len({world.rank_of(d) for d in members.devices}) == world.size
         self.prepared = prepared_of(c, what.dtype.name, members.mine, members.devices, runtime)
@@ -148,16 +151,50 @@ class CollectiveItem(ExecItem):
             else {"line": self.line, "plan": self.text, "bytes sent": self.prepared.bytes_sent}
         )
 
+    @property
+    def crosses(self) -> bool:
+        """Whether other workers take part."""
+        return not self.idle and self.prepared.endpoint is not None
+
+    def count(self) -> None:
+        GlobalCounters.kernel_count += 1
+        if not self.idle:
+            GlobalCounters.net_bytes += self.prepared.bytes_sent
+
     def run(self, vars: Vars) -> None:
         if self.idle:
             return
-        n = len(self.mine)
+        self.count()
+        began = time.perf_counter()
+        self.communicate(vars)
+        GlobalCounters.net_wait_s += time.perf_counter() - began
+
+    def located(self) -> dict[int, dict[str, int]]:
+        """The addresses of each rank's `in` and `out`, found once."""
         if self.addresses is None:
+            n = len(self.mine)
             outs = [seen_by_host(b, self.staged_out) for b in self.buffers[:n]]
             ins = [seen_by_host(b, self.staged_in) for b in self.buffers[n:]]
             self.addresses = {r: {"in": _address(i), "out": _address(o)} for r, i, o in zip(self.mine, ins, outs)}
-        GlobalCounters.kernel_count += 1
-        GlobalCounters.net_bytes += self.prepared.bytes_sent
+        return self.addresses
+
+    def mover(self, buffer: Buffer) -> Callable[[Any], None] | None:
+        n = len(self.mine)
+        if self.idle or buffer.device.allocator.host is None or any((b.base or b) is buffer for b in self.buffers[:n]):
+            return None
+        addresses = self.located()
+        places = [(r, b.offset) for r, b in zip(self.mine, self.buffers[n:]) if (b.base or b) is buffer]
+
+        def move(to: Any) -> None:
+            address = buffer.device.address(to)
+            for rank, offset in places:
+                addresses[rank]["in"] = address + offset
+
+        return move
+
+    def communicate(self, vars: Vars) -> None:
+        """`run`, but for what only the thread that runs kernels may count."""
+        addresses = self.located()
         start = time.perf_counter()
         runs = self.communication.runs
         sequence = runs[self.key] = runs.get(self.key, 0) + 1
@@ -167,18 +204,19 @@ class CollectiveItem(ExecItem):
             self.communication.entered = (self.communication.entered[0] + 1, self.text)
         for b, staged in self.staged_in:
             copy_buffer(staged, b)
-        self.prepared.run(self.addresses, sequence, plan=self.key)
+        self.prepared.run(addresses, sequence, plan=self.key)
         for b, staged in self.staged_out:
             copy_buffer(b, staged)
+        end = time.perf_counter()
+        GlobalCounters.net_time_s += end - start
         if DEBUG >= 2:
-            report(
-                self.name,
-                self.buffers[0].device.name,
-                time.perf_counter() - start,
-                0,
-                2 * sum(b.nbytes for b in self.buffers),
-                self.line,
-            )
+            nbytes = 2 * sum(b.nbytes for b in self.buffers)
+            report(self.name, self.buffers[0].device.name, end - start, 0, nbytes, self.line)
+        if profile.active:
+            profile.record(self.lane, self.name, start, end, self.facts())
+
+    def run_profiled(self, vars: Vars) -> None:
+        self.run(vars)  # (told in `communicate`, also where that runs beside kernels)
 
 
 def seen_by_host(b: Buffer, staged: list[tuple[Buffer, Buffer]]) -> Buffer:

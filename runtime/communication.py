@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from manygrad.collectives.execute import Prepared
     from manygrad.collectives.transport import Endpoint
+    from manygrad.runtime.lanes import Lane
 
 
 class Hooks(NamedTuple):
@@ -36,6 +37,21 @@ class Communication:
     entered: tuple[int, str] = (0, "")
     compared: dict[int, int] = field(default_factory=dict)  # plan -> the last round in which its values were compared
     checks: int = 0  # calls of `assert_equal`
+    _lane: Lane | None = None
+
+    @property
+    def lane(self) -> Lane:
+        """In which collectives run beside kernels."""
+        if self._lane is None:
+            from manygrad.runtime.lanes import Lane
+
+            self._lane = Lane()
+        return self._lane
+
+    def drain(self) -> None:
+        """Waits for collectives that were started, when what was to follow has failed."""
+        if self._lane is not None:
+            self._lane.drain()
 
     def connect(self, endpoint: Endpoint, hooks: Hooks) -> None:
         """From now on there are other workers, reached through `endpoint`, and a launcher."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 class GlobalCounters:
     """`global_ops` flops, `global_mem` bytes touched by kernels, `mem_used` bytes held by buffers now, `net_bytes` sent
-    to other workers, `time_sum_s` only where kernels are timed (DEBUG=2), `steps` calls of a TinyJit and `updates`
+    to other workers, `net_time_s` seconds in which collectives ran, and `net_wait_s` those of them in which nothing was
+    computed meanwhile, `time_sum_s` only where kernels are timed (DEBUG=2), `steps` calls of a TinyJit and `updates`
     steps of an optimiser outside of a replay (not reset)."""
 
     kernel_count = 0
@@ -13,6 +14,8 @@ class GlobalCounters:
     global_mem = 0
     mem_used = 0
     net_bytes = 0
+    net_time_s = 0.0
+    net_wait_s = 0.0
     time_sum_s = 0.0
     steps = 0
     updates = 0
@@ -22,7 +25,7 @@ class GlobalCounters:
         """All counters but `mem_used` start again at 0."""
         c = GlobalCounters
         c.kernel_count = c.global_ops = c.global_mem = c.net_bytes = 0
-        c.time_sum_s = 0.0
+        c.time_sum_s = c.net_time_s = c.net_wait_s = 0.0
 
 
 def steps_taken() -> int:

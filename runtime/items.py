@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from manygrad.runtime import profile
 from manygrad.runtime.buffer import Buffer, copy_buffer
 from manygrad.runtime.codegen.describe import signature, size_max
 from manygrad.runtime.counters import GlobalCounters
+from manygrad.runtime.current import current
 from manygrad.runtime.devices import Device, Kernel, get_device
 from manygrad.runtime.devices.base import Graph
 from manygrad.runtime.devices.bounds import OutOfBoundsError
@@ -57,6 +58,11 @@ class ExecItem:
     def facts(self) -> dict[str, Any]:
         """What a profile says about it."""
         return {"line": self.line}
+
+    def mover(self, buffer: Buffer) -> Callable[[Any], None] | None:
+        """A function of the handle of other memory: it has the item read that instead of `buffer`, of which the item
+        reads all or parts. None where that cannot be."""
+        return None
 
     @property
     def written(self) -> list[Buffer]:
@@ -218,6 +224,9 @@ class GraphItem(ExecItem):
     def run_profiled(self, vars: Vars) -> None:
         self.run(vars)
 
+    def mover(self, buffer: Buffer) -> Callable[[Any], None] | None:
+        return self.call.mover(buffer.handle)
+
     def _count(self) -> None:
         c = GlobalCounters
         c.kernel_count += len(self.items)
@@ -236,12 +245,16 @@ class GraphItem(ExecItem):
 
 
 def run_items(items: Iterable[ExecItem], vars: Vars) -> None:
-    if profile.active:
-        for item in items:
-            item.run_profiled(vars)
-    else:
-        for item in items:
-            item.run(vars)
+    try:
+        if profile.active:
+            for item in items:
+                item.run_profiled(vars)
+        else:
+            for item in items:
+                item.run(vars)
+    except BaseException:
+        current().communication.drain()
+        raise
 
 
 @memo

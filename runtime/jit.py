@@ -26,6 +26,7 @@ import numpy as np
 from manygrad.runtime import profile
 from manygrad.runtime.buffer import Buffer, copy_buffer
 from manygrad.runtime.counters import GlobalCounters
+from manygrad.runtime.current import current
 from manygrad.runtime.items import ExecItem, GraphItem, KernelItem, Vars, run_items
 from manygrad.runtime.linear import Recording, capture
 from manygrad.runtime.storage import STORAGE, storage
@@ -309,7 +310,7 @@ class TinyJit(Generic[T]):
             if i.written:
                 t.assign(i.own).realize()
         out = _replaced(out, {id(t): i.own for i, (_, t) in zip(inputs, tensors)})
-        flat = [(i, v) for items, v in recorded for i in items]
+        flat = _beside_each_other([(i, v) for items, v in recorded for i in items])
         if not flat:
             raise JitError("the function computed nothing that could be captured; realize or return what it makes")
         items = batch_kernels(flat) if JIT.value == 1 and not var_vals else [i for i, _ in flat]
@@ -456,8 +457,20 @@ def _moves(i: Input, items: list[ExecItem], results: list[Tensor]) -> list[Calla
     if i.twin is not None or i.written or len(buffers) != 1 or any(i.own.uop in t.uop.toposort() for t in kept):
         return None
     readers = [item for item in items if any((b.base or b) is buffers[0] for b in item.buffers)]
-    found = [item.call.mover(buffers[0].handle) if isinstance(item, GraphItem) else None for item in readers]
+    found = [item.mover(buffers[0]) for item in readers]
     return None if None in found else [move for move in found if move is not None]
+
+
+def _beside_each_other(flat: list[tuple[ExecItem, Vars]]) -> list[tuple[ExecItem, Vars]]:
+    """A step may have been recorded in several realizes, each of which waits for its collectives at its end; a replay
+    need not."""
+    if current().communication.endpoint is None:
+        return flat
+    from manygrad.runtime.lanes import StartItem, in_order, overlapped
+
+    of = {id(i.item if isinstance(i, StartItem) else i): v for i, v in flat}
+    items = overlapped(in_order([i for i, _ in flat]))
+    return [(i, of.get(id(i.item if isinstance(i, StartItem) else i), {})) for i in items]
 
 
 def batch_kernels(flat: list[tuple[ExecItem, Vars]]) -> list[ExecItem]:

@@ -146,7 +146,13 @@ def compile_linear(linear: UOp, outside: list[UOp], plan: int = 0) -> list[ExecI
             print(f"{kernel.name}: {' '.join(map(repr, kernel.opts)) or 'as written'}")
             if DEBUG >= 4:
                 print(kernel.source)
-    return items
+    return _beside_each_other(items) if plan else items
+
+
+def _beside_each_other(items: list[ExecItem]) -> list[ExecItem]:
+    from manygrad.runtime.lanes import overlapped
+
+    return overlapped(items)
 
 
 def kernels_of(call: UOp) -> tuple[UOp, ...]:

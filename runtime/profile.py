@@ -3,9 +3,9 @@
     PROFILE=1 python train.py             writes profile.json when the program ends
     with manygrad.profile("step.json"):   writes what runs inside of it
 
-Lanes: steps, schedule (with its passes), compile (one a thread), kernels, copies and collectives (kernels and copies
-one a device). A trace's `pid` is the worker's rank, and its clock the host's time, so that the files of several workers
-can be loaded as one.
+Lanes: steps, schedule (with its passes), compile (one a thread), kernels, copies, waiting (for collectives) and
+collectives (kernels and copies one a device). A trace's `pid` is the worker's rank, and its clock the host's time, so
+that the files of several workers can be loaded as one.
 
 Whoever has an event to tell asks `if active` first: where nobody listens, that is all it costs.
 """
@@ -26,7 +26,7 @@ from manygrad.runtime.current import current
 from manygrad.tensor.environment import PROFILE
 from manygrad.tensor.uop import passes
 
-LANES = ("steps", "schedule", "compile", "kernels", "copies", "collectives")  # in the order shown
+LANES = ("steps", "schedule", "compile", "kernels", "copies", "waiting", "collectives")  # in the order shown
 FILE = "profile.json"
 MAX_EVENTS = 1_000_000
 

@@ -18,6 +18,7 @@ from manygrad.schedule.chain_kernels import chain_kernels
 from manygrad.schedule.clean import clean
 from manygrad.schedule.compute_in_parts import compute_in_parts
 from manygrad.schedule.copy_old_values import copy_old_values
+from manygrad.schedule.cut_collectives import cut_collectives
 from manygrad.schedule.drop_unread import drop_unread
 from manygrad.schedule.insert_stores import insert_stores
 from manygrad.schedule.limit_columns import limit_columns
@@ -70,7 +71,7 @@ def create_schedule(normal: UOp, me: World, schedules: Schedules, shared: int = 
     key: errors name the lines of collectives, and equal graphs may stand on different ones.
     """
     lines = tuple([LINE.get(u) for u in normal.toposort()]) if shared else ()
-    key = (normal, me.rank, me.size, shared, lines, SUM_BLOCKS.value)
+    key = (normal, me.rank, me.size, me.link, shared, lines, SUM_BLOCKS.value)
     found = schedules.find(key) if SCACHE else None
     if found is None:
         schedules.misses += 1
@@ -153,6 +154,7 @@ PASSES: tuple[Pass[Lowering], ...] = (
     Pass("rangeify", lambda items, to: rangeify(items, to.temps), items_spec),
     Pass("drop_unread", lambda items, _: drop_unread(items), items_spec),
     Pass("split_operands", lambda items, _: split_operands(items), items_spec),
+    Pass("cut_collectives", lambda items, to: cut_collectives(items, to.me.link), items_spec),
     Pass("order_items", lambda items, _: order_items(items), items_spec),
     Pass("merge_kernels", lambda items, _: merge_kernels(items), items_spec),
     Pass("chain_kernels", lambda items, _: chain_kernels(items), items_spec),

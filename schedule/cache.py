@@ -2,9 +2,9 @@
 them.
 
 An entry's key is a digest of the normalised graph with the user's lines (plans of collectives name them, so every rank
-must find the same ones), of the worker's rank and world size, and of the source code that schedules. Its value is the
-LINEAR with its calls' lines, and the keys of its kernels, which are the keys of their machine code. The store itself
-(`runtime`'s disk cache) is given by the Runtime. SPEC=1, DEBUG=4, TRACK_MATCH_STATS=1 and observers of the
+must find the same ones), of the worker's rank, world size and link, and of the source code that schedules. Its value is
+the LINEAR with its calls' lines, and the keys of its kernels, which are the keys of their machine code. The store
+itself (`runtime`'s disk cache) is given by the Runtime. SPEC=1, DEBUG=4, TRACK_MATCH_STATS=1 and observers of the
 passes want the schedule made, so then it is.
 """
 
@@ -76,7 +76,9 @@ class Schedules:
             graph = encode(normal, lambda u: LINE.get(u) or "")
         except NotStorable:
             return None
-        return hashlib.sha256(code_version() + f"{me.rank} {me.size} {SUM_BLOCKS.value} ".encode() + graph).digest()
+        return hashlib.sha256(
+            code_version() + f"{me.rank} {me.size} {me.link} {SUM_BLOCKS.value} ".encode() + graph
+        ).digest()
 
     def load(self, key: bytes) -> UOp | None:
         """The LINEAR under `key` on disk, its calls with their lines."""

@@ -1,8 +1,9 @@
 """order_items: a topological order of the calls that starts communication as early as it can, and frees memory early.
 
-Of the calls that are ready, those that lead to communication go first, then the one after which the fewest bytes of
-temporary buffers are alive, then the first in graph order. So a weight's gradient is computed as soon as what it reads
-is there, and the activation that it was the last to read is gone before the next one comes.
+Of the calls that are ready, those go first that lead to communication, to the earliest above all; then those that do
+not wait for any: they run while it is on its way. Of equals, the one after which the fewest bytes of temporary buffers
+are alive, then the first in graph order. So a weight's gradient is computed as soon as what it reads is there, and the
+activation that it was the last to read is gone before the next one comes.
 
 Edges: a read after the effects it names; a write after every read of the older value of what it writes (so that no
 assignment overtakes a reader); communication in program order. A cycle means that a value is needed both before and
@@ -19,6 +20,7 @@ from manygrad.schedule.items import Item
 from manygrad.schedule.nodes import indices
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
+from manygrad.tensor.uop.shape import numel
 
 
 class NoOrder(RuntimeError):
@@ -26,15 +28,17 @@ class NoOrder(RuntimeError):
 
 
 def order_items(items: list[Item]) -> list[Item]:
-    by_effect: dict[UOp, int] = {}
+    by_effect: dict[UOp, list[int]] = {}
     writers: dict[UOp, list[int]] = {}
     for i, item in enumerate(items):
-        by_effect[item.effect] = i  # the last item of an effect completes it
+        by_effect.setdefault(item.effect, []).append(i)
         for b in item.writes:
             writers.setdefault(b, []).append(i)
     for i, item in enumerate(items):
         for buffer, effects in item.reads:
-            done = {by_effect[e] for e in effects if e in by_effect} - {i}
+            done = {d for e in effects if e in by_effect for d in _completing(e, by_effect[e], item, buffer, items)} - {
+                i
+            }
             item.after |= done
             for w in writers.get(buffer, ()):
                 if w != i and w not in done and items[w].effect is not item.effect and items[w].effect not in effects:
@@ -43,7 +47,7 @@ def order_items(items: list[Item]) -> list[Item]:
     for i in range(1, len(items)):  # the two halves of a store through a temporary
         if items[i].effect is items[i - 1].effect:
             items[i].after.add(i - 1)
-    comm = sorted((i for i, item in enumerate(items) if item.is_comm), key=lambda i: items[i].what.arg.members.number)
+    comm = sorted((i for i, item in enumerate(items) if item.is_comm), key=lambda i: items[i].what.arg.members.place)
     for first, second in pairwise(
         comm
     ):  # in program order, the same on every worker: none waits in a collective that another has yet to reach
@@ -52,10 +56,10 @@ def order_items(items: list[Item]) -> list[Item]:
     for i, item in enumerate(items):
         for d in item.after:
             users[d].append(i)
-    urgent = _leads_to_communication(items)
+    urgency = _urgency(items, comm)
     waiting = [len(item.after) for item in items]
     alive = _Alive(items)
-    ready = [(not urgent[i], alive.growth(i), i) for i in range(len(items)) if waiting[i] == 0]
+    ready = [(urgency[i], alive.growth(i), i) for i in range(len(items)) if waiting[i] == 0]
     heapq.heapify(ready)
     out: list[int] = []
     ran = [False] * len(items)
@@ -69,7 +73,7 @@ def order_items(items: list[Item]) -> list[Item]:
             waiting[u] -= 1
         for u in {*users[i], *alive.run(i)}:
             if waiting[u] == 0 and not ran[u]:
-                heapq.heappush(ready, (not urgent[u], alive.growth(u), u))
+                heapq.heappush(ready, (urgency[u], alive.growth(u), u))
     if len(out) != len(items):
         stuck = sorted({items[i].line for i in range(len(items)) if waiting[i] > 0})
         raise NoOrder(
@@ -83,14 +87,28 @@ def order_items(items: list[Item]) -> list[Item]:
     return [items[i] for i in out]
 
 
+def _completing(effect: UOp, made_by: list[int], reader: Item, buffer: UOp, items: list[Item]) -> list[int]:
+    """Of the items of an effect, those that a reader of a buffer waits for: the last one, which completes it; where
+    parts of memory are sent or received by several, those of the parts that it reads."""
+    writes = [d for d in made_by if buffer in items[d].writes]
+    if not writes or not (reader.is_comm or any(items[d].is_comm for d in writes)):
+        return made_by[-1:]
+    return [d for d in writes if not apart(items[d], reader, buffer)]
+
+
 def apart(a: Item, b: Item, buffer: UOp) -> bool:
-    """Whether two kernels touch different parts of a buffer: one may write its part before the other reads its own."""
+    """Whether two calls touch different parts of a buffer: one may write its part before the other reads its own."""
     first, second = _extent(a, buffer), _extent(b, buffer)
     return first is not None and second is not None and (first[1] < second[0] or second[1] < first[0])
 
 
 def _extent(item: Item, buffer: UOp) -> tuple[int, int] | None:
-    """The first and last element of a buffer that a kernel can touch; None for what is no kernel."""
+    """The first and last element of a buffer that a call can touch; None where it may be all of it."""
+    if item.is_comm:
+        passed = [a for a in item.args if a is buffer or (a.op is Ops.VIEW and a.src[0] is buffer)]
+        if not passed or any(a is buffer for a in passed):
+            return None
+        return min(a.arg.offset for a in passed), max(a.arg.offset + numel(a.arg.shape) - 1 for a in passed)
     if item.what.op is not Ops.SINK:
         return None
     slots = {i for i, b in enumerate(item.args) if b is buffer}
@@ -126,12 +144,26 @@ class _Alive:
         return last
 
 
-def _leads_to_communication(items: list[Item]) -> list[bool]:
-    urgent = [item.is_comm for item in items]
-    todo = [i for i, u in enumerate(urgent) if u]
+def _urgency(items: list[Item], comm: list[int]) -> list[int]:
+    """The less, the sooner: the place of the first communication that a call leads to. Of those that lead to none, the
+    ones that wait for some come last."""
+    users: list[list[int]] = [[] for _ in items]
+    for i, item in enumerate(items):
+        for d in item.after:
+            users[d].append(i)
+    last = len(comm)
+    urgency = [last] * len(items)
+    for place, i in enumerate(comm):
+        todo = [i]
+        while todo:
+            j = todo.pop()
+            if urgency[j] == last:
+                urgency[j] = place
+                todo += items[j].after
+    todo = [u for i in comm for u in users[i]]
     while todo:
-        for d in items[todo.pop()].after:
-            if not urgent[d]:
-                urgent[d] = True
-                todo.append(d)
-    return urgent
+        j = todo.pop()
+        if urgency[j] == last:
+            urgency[j] = last + 1
+            todo += users[j]
+    return urgency

@@ -6,6 +6,9 @@ all its indices of an argument. Calls of one kernel on different parts of a buff
 parameters lie in one, share its code.
 
     w[r0 * 8 + r1 + 4096] of (w)      ==>  w[r0 * 8 + r1] of (VIEW(w, from 4096))
+
+Of a buffer that is sent or received as well, the part ends where the kernel's accesses do: so it is seen which kernels
+may run while another part of it travels.
 """
 
 from __future__ import annotations
@@ -23,13 +26,18 @@ from manygrad.tensor.uop.track import made_from
 
 
 def pass_parts(items: list[Item]) -> list[Item]:
-    return [_of_kernel(i) if i.what.op is Ops.SINK else _of_chain(i) if i.what.op is Ops.CHAIN else i for i in items]
+    travelling = frozenset(a.src[0] if a.op is Ops.VIEW else a for i in items if i.is_comm for a in i.args)
+    return [
+        _of_kernel(i, travelling) if i.what.op is Ops.SINK else _of_chain(i) if i.what.op is Ops.CHAIN else i
+        for i in items
+    ]
 
 
-def _of_kernel(item: Item) -> Item:
+def _of_kernel(item: Item, travelling: frozenset[UOp]) -> Item:
     offsets = _offsets(item.what, item.args)
-    args = [_part(b, offsets.get(slot, 0)) for slot, b in enumerate(item.args)]
-    if not offsets:
+    ends = {slot: _end(item.what, slot, b) for slot, b in enumerate(item.args) if b in travelling}
+    args = [_part(b, offsets.get(slot, 0), ends.get(slot)) for slot, b in enumerate(item.args)]
+    if args == item.args:
         return item
     what = _without(item.what, offsets)
     made_from(what, item.what, line=item.line)
@@ -85,7 +93,14 @@ def _without(kernel: UOp, offsets: dict[int, int]) -> UOp:
     return rebuild(kernel, earlier, sym.simplified) if offsets else kernel
 
 
-def _part(buffer: UOp, offset: int) -> UOp:
-    if not offset:
+def _end(kernel: UOp, slot: int, buffer: UOp) -> int:
+    """The element of an argument from which on the kernel uses nothing of it."""
+    return min(numel(buffer.shape), 1 + max(sym.bounds(u.src[1])[1] for u in indices(kernel) if u.src[0].arg == slot))
+
+
+def _part(buffer: UOp, offset: int, end: int | None = None) -> UOp:
+    whole = numel(buffer.shape)
+    count = (whole if end is None else end) - offset
+    if count == whole:
         return buffer
-    return UOp(Ops.VIEW, buffer.dtype, (buffer,), ViewArg(offset, (numel(buffer.shape) - offset,)))
+    return UOp(Ops.VIEW, buffer.dtype, (buffer,), ViewArg(offset, (count,)))

@@ -1,8 +1,9 @@
 """plan_memory: the calls become a LINEAR, whose temporary buffers share one block a device.
 
-Two buffers may overlap when no call needs both. Offsets are chosen largest-first into the lowest gap that is free over
-the buffer's life. Buffers from outside (PARAMs) are never reused. The temporaries of a CHAIN share a thread's memory
-likewise.
+Two buffers may overlap when no call needs both. What workers exchange is in flight until something uses the result:
+the memory is not given to what may run meanwhile. Offsets are chosen largest-first into the lowest gap that is free
+over the buffer's life. Buffers from outside (PARAMs) are never reused. The temporaries of a CHAIN share a thread's
+memory likewise.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from manygrad.schedule.buffers import is_temporary, nbytes_of
 from manygrad.schedule.items import Item
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.source import LINE
-from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.serial import register
 
 ALIGN = 64
@@ -85,10 +86,27 @@ def _call_of(item: Item) -> UOp:
     return call
 
 
+def _used(calls: list[UOp]) -> list[list[UOp]]:
+    """The buffers that each call needs, those in flight among them."""
+    used = [[a.src[0] if a.op is Ops.VIEW else a for a in call.src[1:]] for call in calls]
+    collectives = [i for i, call in enumerate(calls) if _leaves_the_worker(call.src[0])]
+    touched = [set(u) for u in used]
+    for i in collectives:  # (parts of one memory travel side by side)
+        touched[i] = set(calls[i].src[1:])
+    for at in collectives:
+        count = len(used[at]) // 2
+        results = {*used[at][:count], *calls[at].src[1 : 1 + count]}
+        ready = next((i for i in range(at + 1, len(calls)) if not results.isdisjoint(touched[i])), len(calls))
+        used[ready - 1] = used[ready - 1] + used[at]
+    return used
+
+
+def _leaves_the_worker(what: UOp) -> bool:
+    return what.op in GroupOp.COLLECTIVE and len(what.arg.members.mine) < len(what.arg.members.devices)
+
+
 def memory_plan(calls: list[UOp], reuse: bool = True) -> MemoryPlan:
-    lives = lives_of(
-        [[b for a in call.src[1:] if is_temporary(b := a.src[0] if a.op is Ops.VIEW else a)] for call in calls]
-    )
+    lives = lives_of([[b for b in used if is_temporary(b)] for used in _used(calls)])
     largest_first = sorted(lives, key=lambda b: (-nbytes_of(b), -b.arg.uid))
     devices = list(dict.fromkeys(b.arg.device for b in largest_first))
     plans = [place({b: nbytes_of(b) for b in largest_first if b.arg.device == d}, lives, reuse) for d in devices]

@@ -65,6 +65,7 @@ def _is_members(m: Any) -> bool:
         and are_ints(m.mine)
         and are_ints(m.counts)
         and len(m.mine) == len(m.counts)
+        and type(m.part) is int
     )
 
 

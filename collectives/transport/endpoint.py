@@ -35,7 +35,9 @@ from manygrad.collectives.errors import (
 from manygrad.collectives.transport import shm, wire
 from manygrad.collectives.transport import zmq as tcp
 from manygrad.collectives.transport.arena import Arena, RemoteArena
+from manygrad.collectives.transport.measure import measure
 from manygrad.collectives.transport.wire import MessageKey
+from manygrad.multi.world import Link
 from manygrad.native.sequence import Timespec
 from manygrad.tensor.environment import COLLECTIVE_TIMEOUT_S, TRANSPORT
 
@@ -105,6 +107,7 @@ class Endpoint:
         self.describe = describe or (lambda plan: "")
         self.bytes_sent = self.bytes_received = self.messages = self.dropped_stale = 0
         self.routes: dict[int, str] = {}
+        self.link: Link | None = None  # the slowest one of all workers, once they have met
         self._links: dict[int, shm.ShmLink | tcp.ZmqLink] = {}
         self._job = wire.job_hash(job)
         self._reason: str | None = None
@@ -147,6 +150,8 @@ class Endpoint:
         """
         with self._lock:
             self._connect(cards, deadline_s)
+            self.link = measure(self)
+            self.bytes_sent = self.bytes_received = self.messages = 0
 
     def _connect(self, cards: Sequence[dict[str, Any]], deadline_s: float) -> None:
         if len(cards) != self.size:

@@ -70,6 +70,11 @@ class Members:
     counts: tuple[int, ...]  # how many elements each of them gets
     number: int  # the collective's place in the program: all workers run theirs in this order
     line: str  # the user's
+    part: int = 0  # of a collective that was cut into several, which one: they run in this order
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.number, self.part
 
 
 class AllReduceArg(NamedTuple):

@@ -140,11 +140,12 @@ def stale(endpoint: Endpoint) -> int:
     if endpoint.rank == 0:
         endpoint.epoch -= 1
         old = np.full(8, 9, np.uint8)
+        link = endpoint._links[1]
+        number = link.out_number
         endpoint.send(1, MessageKey(0, 0, 0), old.ctypes.data, 8)
         endpoint.epoch += 1
-        link = endpoint._links[1]
         if link.route == "zmq":
-            link.out_number = 0  # a dropped message has no number in this epoch
+            link.out_number = number  # a dropped message has no number in this epoch
             link.unacked.clear()
         endpoint._outstanding.clear()
         endpoint.send(1, MessageKey(0, 0, 0), data.ctypes.data, 8)

@@ -23,6 +23,7 @@ from manygrad.collectives.program import (
     participants,
     split,
 )
+from manygrad.multi.world import Link
 from manygrad.tensor.environment import Context
 
 CASES = [(a.name, kind) for a in ALGORITHMS.values() for kind in a.kinds]
@@ -176,6 +177,18 @@ def test_choice() -> None:
         assert choose("broadcast", 256, 4) == "direct"  # ring cannot: the model chooses
     with Context(COLLECTIVE="rnig"), pytest.raises(ValueError, match="rnig"):
         choose("all_reduce", 256, 4)
+
+
+def test_the_link_decides_how_much_is_sent_at_once() -> None:
+    gigabit, hosts = Link("zmq", 1e8, 1e-4), Link("zmq", 1e8, 1e-4, group=4)
+    for link, largest in ((None, 1 << 17), (gigabit, 1 << 12)):  # what every rank reads whole
+        assert choose("all_reduce", largest, 4, link=link) == "naive"
+        assert choose("all_reduce", 64 * largest, 4, link=link) == "direct"
+    assert choose("all_reduce", 1 << 20, 8, group=4, link=hosts) == "hierarchical"
+    for nbytes in (1 << 10, 1 << 20, 1 << 30):
+        name = choose("all_reduce", nbytes, 64, link=gigabit)
+        slower = cost_s(name, "all_reduce", nbytes, 64, link=Link("zmq", 1e7, 1e-4))
+        assert cost_s(name, "all_reduce", nbytes, 64, link=gigabit) < slower
 
 
 def test_build_names_what_can() -> None:

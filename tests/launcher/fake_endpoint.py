@@ -7,6 +7,7 @@ from typing import Any
 
 class Endpoint:
     arena = None
+    link = None
 
     def __init__(self, *, rank: int, size: int, job: str, epoch: int, bind_host: str) -> None:
         self.rank, self.size, self.bytes_sent, self.reason = rank, size, 0, ""

@@ -92,7 +92,7 @@ class _Meeting(ExecItem):
     """A collective: it waits for the other ranks."""
 
     def __init__(self, call: UOp, buffers: list[Buffer], plan: int):
-        self.what, self.buffers, self.number = call.src[0], buffers, call.src[0].arg.members.number
+        self.what, self.buffers, self.place = call.src[0], buffers, call.src[0].arg.members.place
 
     def addresses(self) -> dict[int, dict[str, int]]:
         mine = self.what.arg.members.mine
@@ -140,8 +140,8 @@ def _in_lockstep(ranks: list[_Rank]) -> None:
         waiting = [(r, m) for r in ranks if (m := r.advance()) is not None]
         if not waiting:
             return
-        number = min(m.number for _, m in waiting)
-        met = [(r, m) for r, m in waiting if m.number == number]
+        place = min(m.place for _, m in waiting)
+        met = [(r, m) for r, m in waiting if m.place == place]
         what = met[0][1].what
         assert len(met) == (2 if what.op is Ops.SEND else len(ranks)), (
             f"{signature(what)}: only {len(met)} ranks come to it"

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from manygrad import Tensor, nn
-from manygrad.multi.world import World
+from manygrad.multi.world import Link, World
+from manygrad.runtime.collective import group_of
 from manygrad.runtime.current import use
 from manygrad.runtime.runtime import Runtime
 from manygrad.tensor.nn.state import get_parameters
@@ -257,3 +258,14 @@ def test_a_part_that_is_constant_is_sent_from_its_device() -> None:
     hidden = (x * y + y).sum(0).relu().scatter_add(0, Tensor(np.array([0, 0])).shard(TWO), y.reshape(-1))
     (gradient,) = (hidden * hidden).sum().gradient(x)
     assert gradient.numpy().tolist() == [[2 * 55 * 5.0], [2 * 55 * 7.0]]
+
+
+def test_a_host_is_a_group_of_neighbouring_ranks() -> None:
+    with workers(4, devices_per_node=2) as world:
+        devices = world.devices
+        assert group_of(devices, world) == 2
+        world.link = Link("zmq", 1e8, 1e-4, group=2)
+        assert group_of(devices, world) == 4 and group_of(devices[:4], world) == 4
+        assert group_of(devices[2:6], world) == 2  # of two hosts, a half each
+        assert group_of(devices[::2], world) == 2  # a device of each worker
+        assert group_of(devices[1:], world) == 1

@@ -1,0 +1,211 @@
+"""Lanes: collectives run in a thread of their own while kernels run, each from where it stands in the order.
+
+    k1  all_reduce(g)  k2  k3(g)      ==>      k1  start(all_reduce(g))  k2  wait(all_reduce(g))  k3(g)
+
+What runs before a collective in the order is done when it is started, as kernels of a CPU are done when they return. It
+is waited for before the first item that touches what it writes, or writes what it reads, and at the end. Collectives
+run one after the other, in their order. One that is waited for at once is run where it stands, as that costs less.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+from manygrad.runtime.buffer import Buffer
+from manygrad.runtime.collective import CollectiveItem
+from manygrad.runtime.counters import GlobalCounters
+from manygrad.runtime.items import CopyItem, ExecItem, KernelItem, Vars
+
+WORTH_S = 100e-6  # of computing beside a collective, from which on starting it in its thread pays
+FLOPS, BYTES = 50e9, 10e9  # a second, roughly, for that estimate
+LOOK_S = 1.0  # so often a wait looks whether the thread lives
+Work = Callable[[], None]
+
+
+class Lane:
+    """Runs what it is given in order, in a thread, which ends with it. For one caller at a time."""
+
+    def __init__(self) -> None:
+        self._done = _Done()
+        self._queue: SimpleQueue[Work | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._started = 0
+
+    def __del__(self) -> None:
+        self._queue.put(None)
+
+    def start(self, work: Work) -> int:
+        """Returns a number to `wait` for."""
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=_serve, args=(self._queue, self._done), name="manygrad-collectives", daemon=True
+            )
+            self._thread.start()
+        self._started += 1
+        self._queue.put(work)
+        return self._started
+
+    def wait(self, number: int) -> None:
+        """Until `number` has ended. Raises its error, or that of one before it. What runs has deadlines of its own."""
+        done = self._done
+        with done.changed:
+            while done.count < number:
+                if not done.changed.wait(LOOK_S) and not (self._thread and self._thread.is_alive()):
+                    raise RuntimeError("the thread of the collectives is gone")
+            if done.error is not None and done.failed <= number:
+                raise done.error
+
+    def drain(self) -> None:
+        """Until all has ended, well or not; errors are dropped."""
+        done = self._done
+        with done.changed:
+            while done.count < self._started and self._thread is not None and self._thread.is_alive():
+                done.changed.wait(LOOK_S)
+            done.error = None
+
+
+class _Done:
+    """How much of what was started has ended."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.count = 0
+        self.failed = 0  # the first that did
+        self.error: BaseException | None = None
+
+    def run(self, work: Work) -> None:
+        error: BaseException | None = None
+        if self.error is None:  # (what follows a collective that failed would be taken for it)
+            try:
+                work()
+            except BaseException as e:
+                error = e
+        with self.changed:
+            self.count += 1
+            if error is not None:
+                self.failed, self.error = self.count, error
+            self.changed.notify_all()
+
+
+def _serve(queue: SimpleQueue[Work | None], done: _Done) -> None:
+    while (work := queue.get()) is not None:
+        done.run(work)
+        del work
+
+
+class StartItem(ExecItem):
+    """Starts a collective."""
+
+    def __init__(self, item: CollectiveItem):
+        self.item, self.buffers, self.line, self.name = item, item.buffers, item.line, item.name
+        self.lane_of = item.communication.lane
+        self.number = 0
+
+    @property
+    def written(self) -> list[Buffer]:
+        return self.item.written
+
+    def mover(self, buffer: Buffer) -> Callable[[Any], None] | None:
+        return self.item.mover(buffer)
+
+    def run(self, vars: Vars) -> None:
+        self.item.count()
+        self.number = self.lane_of.start(lambda: self.item.communicate(vars))
+
+    def run_profiled(self, vars: Vars) -> None:
+        self.run(vars)  # (the collective tells of itself)
+
+
+class WaitItem(ExecItem):
+    """Waits for a collective that was started. It is what completes what the collective writes."""
+
+    lane = "waiting"
+
+    def __init__(self, started: StartItem):
+        self.started, self.buffers, self.line = started, started.buffers, started.line
+        self.name = f"wait for {started.name}"
+
+    @property
+    def written(self) -> list[Buffer]:
+        return self.started.written
+
+    def mover(self, buffer: Buffer) -> Callable[[Any], None] | None:
+        return _keep  # (it reads nothing itself)
+
+    def run(self, vars: Vars) -> None:
+        began = time.perf_counter()
+        self.started.lane_of.wait(self.started.number)
+        GlobalCounters.net_wait_s += time.perf_counter() - began
+
+
+def _keep(handle: Any) -> None:
+    pass
+
+
+def in_order(items: Sequence[ExecItem]) -> list[ExecItem]:
+    """The items as they were before `overlapped`."""
+    return [i.item if isinstance(i, StartItem) else i for i in items if not isinstance(i, WaitItem)]
+
+
+def overlapped(items: Sequence[ExecItem]) -> list[ExecItem]:
+    """The same work, with starts and waits."""
+    if not any(isinstance(i, CollectiveItem) for i in items):
+        return list(items)
+    touched = [_Touched(i) for i in items]
+    out: list[ExecItem] = []
+    flying: list[tuple[StartItem, _Touched]] = []
+    for at, item in enumerate(items):
+        met = max((k for k, (_, t) in enumerate(flying) if t.meets(touched[at])), default=-1)
+        if met >= 0:
+            out.append(WaitItem(flying[met][0]))
+            del flying[: met + 1]
+        if isinstance(item, CollectiveItem) and (flying or _is_worth(items, touched, at)):
+            flying.append((StartItem(item), touched[at]))
+            item = flying[-1][0]
+        out.append(item)
+    if flying:
+        out.append(WaitItem(flying[-1][0]))
+    return out
+
+
+def _is_worth(items: Sequence[ExecItem], touched: Sequence[_Touched], at: int) -> bool:
+    """Whether there is enough to compute before a collective has to be waited for."""
+    first = items[at]
+    if not isinstance(first, CollectiveItem) or not first.crosses:
+        return False
+    spent = 0.0
+    for item, t in zip(items[at + 1 :], touched[at + 1 :]):
+        if spent > WORTH_S or touched[at].meets(t):
+            break
+        if isinstance(item, KernelItem):
+            spent += item.kernel.flops / FLOPS + item.kernel.nbytes / BYTES
+        elif isinstance(item, CopyItem):
+            spent += item.buffers[0].nbytes / BYTES
+    return spent > WORTH_S
+
+
+class _Touched:
+    """The memory that an item reads and writes: (its id, first byte, end)."""
+
+    def __init__(self, item: ExecItem) -> None:
+        self.all = [_range(b) for b in item.buffers if b.nbytes]
+        self.written = [_range(b) for b in item.written if b.nbytes]
+
+    def meets(self, other: _Touched) -> bool:
+        """Whether the two items must not run at once."""
+        return _overlap(self.written, other.all) or _overlap(self.all, other.written)
+
+
+Range = tuple[int, int, int]
+
+
+def _range(b: Buffer) -> Range:
+    return id(b.base or b), b.offset, b.offset + b.nbytes
+
+
+def _overlap(these: list[Range], those: list[Range]) -> bool:
+    return any(x == y and a < d and c < b for x, a, b in these for y, c, d in those)

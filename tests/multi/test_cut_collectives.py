@@ -1,0 +1,105 @@
+"""A long all-reduce between hosts: cut into parts, which start while the rest is computed."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from manygrad import Tensor
+from manygrad.collectives.cost import MAX_PARTS, PART_ALIGN, PART_S, parts_of
+from manygrad.multi.world import Link, World
+from manygrad.tensor.uop import GroupOp, Ops, UOp
+from tests.multi.cluster import assert_same_collectives, lowered, run, workers
+
+FAST, SHM = Link("zmq", 2.0**40), Link("shm")
+
+
+def slow(nbytes: int, parts: int) -> Link:
+    """A link over which an all-reduce of 2 workers is cut into so many parts."""
+    return Link("zmq", nbytes / parts / PART_S)
+
+
+def gradients(world: World, sizes: tuple[int, ...] = (3, 96, 128, 64, 2)) -> Tensor:
+    """Of the weights of a few layers, one after the other in one tensor, as an optimiser holds them."""
+    rng = np.random.default_rng(0)
+    n = world.size
+    x = Tensor(rng.standard_normal((2 * n, sizes[0])).astype(np.float32)).shard(world.devices, axis=0)
+    weights = [
+        Tensor(rng.standard_normal((a, b)).astype(np.float32)).shard(world.devices).requires_grad_()
+        for a, b in itertools.pairwise(sizes)
+    ]
+    for w in weights:
+        x = (x @ w).tanh()
+    loss = x.sum()
+    found = loss.gradient(*weights)
+    return found[0].reshape(-1).cat(*[g.reshape(-1) for g in found[1:]])
+
+
+def reduced(linear: UOp) -> list[UOp]:
+    return [c for c in linear.src if c.src[0].op is Ops.ALLREDUCE]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_parts_have_the_bits_of_the_whole(size: int) -> None:
+    found = []
+    for link in (SHM, FAST, slow(4 * 20_000, 5)):
+        with workers(size) as world:
+            world.link = link
+            t = gradients(world)
+            linears = lowered([t])
+            assert_same_collectives(linears)
+            counts = {len(reduced(linear)) for linear in linears}
+            assert (counts == {1}) == (link in (SHM, FAST)), counts
+            (first, *others) = run([t])
+            parts = [p for p in first[0] if p is not None]
+            for other in others:
+                parts += [p for p in other[0] if p is not None]
+            assert len(parts) == size and all((p == parts[0]).all() for p in parts)
+            found.append(parts[0])
+    assert (found[0] == found[1]).all() and (found[0] == found[2]).all()
+
+
+def test_a_part_starts_as_soon_as_it_is_computed_from_the_last_layer_on() -> None:
+    with workers(2) as world:
+        world.link = slow(4 * 20_000, 5)
+        linear = lowered([gradients(world)])[0]
+        calls = reduced(linear)
+        offsets = [c.src[2].arg.offset for c in calls]
+        assert len(calls) > 3 and offsets == sorted(offsets, reverse=True)
+        assert [c.src[0].arg.members.part for c in calls] == list(range(len(calls)))
+        at = [linear.src.index(c) for c in calls]
+        between = [j for i, j in itertools.pairwise(at) if j > i + 1]
+        assert len(between) >= 2, at  # kernels run after a part and before the next one
+        source = calls[0].src[2].src[0]
+        for c, i in zip(calls, at):  # nothing of a part is written after it has started
+            begin = c.src[2].arg.offset
+            end = begin + c.src[2].arg.shape[0]
+            for k in linear.src[i:]:
+                if k.src[0].op is Ops.SINK and (v := k.src[1]).op is Ops.VIEW and v.src[0] is source:
+                    assert v.arg.offset >= end or v.arg.offset + v.arg.shape[0] <= begin
+
+
+def test_what_does_not_wait_for_communication_runs_before_what_does() -> None:
+    with workers(2) as world:
+        x = Tensor(np.ones((4, 8), np.float32)).shard(world.devices, axis=0)
+        total = x.sum(0).contiguous()
+        squares = [(x * k).exp().contiguous() for k in range(3)]
+        linear = lowered([total * 2, *squares])[0]
+        ops = [c.src[0].op for c in linear.src]
+        first = next(i for i, op in enumerate(ops) if op in GroupOp.COLLECTIVE)
+        result = linear.src[first].src[1]
+        readers = [i for i, c in enumerate(linear.src) if result in c.src[2:]]
+        assert readers and min(readers) == len(ops) - 1 and len(ops) - first >= 3, ops
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_bounds_cover_all_elements(ranks: int) -> None:
+    for count in (0, 1, PART_ALIGN, PART_ALIGN + 1, 10**6, 10**8):
+        for rate in (1e3, 1e7, 1e9, 1e12):
+            bounds = parts_of(count, 4, ranks, Link("zmq", rate))
+            assert bounds[0] == 0 and bounds[-1] == count and len(bounds) - 1 <= MAX_PARTS
+            assert count == 0 or all(a < b for a, b in itertools.pairwise(bounds))
+            assert all(b % PART_ALIGN == 0 for b in bounds[:-1])
+        assert parts_of(count, 4, ranks, SHM) == (0, count)

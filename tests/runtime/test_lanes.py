@@ -1,0 +1,203 @@
+"""Collectives beside kernels: what runs at once, what waits, and what a failure leaves."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from manygrad.launcher.api import launch
+from manygrad.runtime.buffer import Buffer
+from manygrad.runtime.collective import CollectiveItem
+from manygrad.runtime.communication import Communication
+from manygrad.runtime.current import use
+from manygrad.runtime.items import CopyItem, ExecItem, Vars, run_items
+from manygrad.runtime.lanes import Lane, StartItem, WaitItem, in_order, overlapped
+from manygrad.runtime.runtime import Runtime
+from manygrad.tensor.dtype import dtypes
+
+
+class Sent(CollectiveItem):
+    """Reads `source`, writes `target`, once it is let."""
+
+    def __init__(self, target: Buffer, source: Buffer, communication: Communication, fails: bool = False):
+        self.buffers, self.line, self.name, self.mine, self.idle = [target, source], "train.py:1", "sent", (0,), False
+        self.communication, self.fails = communication, fails
+        self.may, self.ran = threading.Event(), False
+
+    @property
+    def crosses(self) -> bool:
+        return True
+
+    def count(self) -> None:
+        pass
+
+    def communicate(self, vars: Vars) -> None:
+        assert self.may.wait(20)
+        if self.fails:
+            raise ValueError("the peer is gone")
+        self.ran = True
+
+
+class Call(ExecItem):
+    line = ""
+
+    def __init__(self, run: Any) -> None:
+        self.buffers, self.call = [], run
+
+    def run(self, vars: Vars) -> None:
+        self.call()
+
+
+MANY = 1 << 20
+
+
+def buffer(count: int = MANY) -> Buffer:
+    return Buffer("CPU", count, dtypes.float32)
+
+
+def kinds(items: list[ExecItem]) -> list[str]:
+    return [type(i).__name__.removesuffix("Item") for i in items]
+
+
+def test_a_collective_is_waited_for_before_its_memory_is_touched() -> None:
+    c = Communication()
+    a, b, d, e = buffer(), buffer(), buffer(), buffer()
+    items = [CopyItem(a, d, ""), Sent(b, a, c), CopyItem(e, d, ""), CopyItem(d, a, ""), CopyItem(e, b, "")]
+    assert kinds(overlapped(items)) == ["Copy", "Start", "Copy", "Copy", "Wait", "Copy"]
+    assert in_order(overlapped(items)) == items
+    overwritten = [Sent(b, a, c), CopyItem(e, d, ""), CopyItem(a, d, "")]
+    assert kinds(overlapped(overwritten)) == ["Start", "Copy", "Wait", "Copy"]
+    at_once = [Sent(b, a, c), CopyItem(e, b, "")]
+    assert kinds(overlapped(at_once)) == ["Sent", "Copy"]
+    little = [Sent(b, a, c), CopyItem(buffer(4), buffer(4), ""), CopyItem(e, b, "")]
+    assert kinds(overlapped(little)) == ["Sent", "Copy", "Copy"]
+
+
+def test_parts_of_one_memory_are_told_apart_and_collectives_keep_their_order() -> None:
+    c = Communication()
+    a, b, d = buffer(), buffer(), buffer()
+    half = MANY // 2
+    low, high = (
+        (x.view(half, dtypes.float32, 0) for x in (a, b)),
+        (x.view(half, dtypes.float32, 2 * MANY) for x in (a, b)),
+    )
+    (a0, b0), (a1, b1) = low, high
+    spare = d.view(half, dtypes.float32, 0)
+    first, second = Sent(b1, a1, c), Sent(b0, a0, c)
+    items = [first, CopyItem(a0, spare, ""), second, CopyItem(spare, b1, "")]
+    found = overlapped(items)
+    assert kinds(found) == ["Start", "Copy", "Start", "Wait", "Copy", "Wait"]
+    waits = [i.started.item for i in found if isinstance(i, WaitItem)]
+    assert waits == [first, second]
+
+
+def test_a_lane_runs_in_order_and_stops_at_a_failure() -> None:
+    lane, ran = Lane(), list[int]()
+
+    def fail() -> None:
+        raise ValueError("lost")
+
+    numbers = [lane.start(lambda i=i: ran.append(i)) for i in range(100)]  # type: ignore[misc]
+    lane.wait(numbers[-1])
+    assert ran == list(range(100))
+    good, bad, after = lane.start(lambda: ran.append(100)), lane.start(fail), lane.start(lambda: ran.append(101))
+    lane.wait(good)
+    for number in (bad, after):
+        with pytest.raises(ValueError, match="lost"):
+            lane.wait(number)
+    lane.drain()
+    assert ran == list(range(101))
+    lane.wait(lane.start(lambda: ran.append(102)))
+    assert ran[-1] == 102
+
+
+def test_the_thread_of_a_lane_ends_with_it() -> None:
+    lane = Lane()
+    lane.wait(lane.start(lambda: None))
+    thread = lane._thread
+    assert thread is not None and thread.is_alive()
+    del lane
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_after_a_failure_nothing_is_under_way() -> None:
+    with use(Runtime()) as runtime:
+        sent = Sent(buffer(), buffer(), runtime.communication)
+
+        def fail() -> None:
+            threading.Timer(0.2, sent.may.set).start()
+            raise IndexError("out of range")
+
+        start = StartItem(sent)
+        with pytest.raises(IndexError):
+            run_items([start, Call(fail), WaitItem(start)], {})
+        assert sent.ran
+        broken = Sent(buffer(), buffer(), runtime.communication, fails=True)
+        broken.may.set()
+        start = StartItem(broken)
+        with pytest.raises(ValueError, match="the peer is gone"):
+            run_items([start, WaitItem(start)], {})
+        sent.ran = False
+        start = StartItem(sent)
+        run_items([start, WaitItem(start)], {})
+        assert sent.ran
+
+
+def late_peer() -> tuple[int, int, list[float]]:
+    """Kernels that ended before the collective did, all kernels, and twice the sum."""
+    import time
+
+    import manygrad
+    from manygrad import Tensor, world
+    from manygrad.runtime.counters import GlobalCounters
+
+    x = Tensor(np.ones((world.size, 64), np.float32)).shard(world.devices, axis=0).realize()
+    own = [Tensor(np.ones((256, 256), np.float32)).realize() for _ in range(8)]
+    total = (x.sum(0) * 2).contiguous()
+    products = [(o @ o).contiguous() for o in own]
+    if world.rank == 1:
+        time.sleep(1)
+    GlobalCounters.reset()
+    with manygrad.profile() as p:
+        total.realize(*products)
+    (collective,) = [e for e in p.events if e.lane == "collectives"]
+    kernels = [e for e in p.events if e.lane.startswith("kernels")]
+    assert GlobalCounters.net_wait_s <= GlobalCounters.net_time_s + 0.1
+    return sum(e.end < collective.end for e in kernels), len(kernels), total.tolist()
+
+
+def test_products_run_while_a_peer_is_late(tmp_path: Path) -> None:
+    first, _ = launch(late_peer, nodes=2, run_dir=tmp_path / "run")
+    before, kernels, total = first
+    assert kernels >= 8 and before == kernels - 1, first  # only what reads the sum waits for it
+    assert total == [4.0] * 64
+
+
+def replays() -> tuple[list[float], bool]:
+    """How far sums of inputs that lie elsewhere at each call are off; whether inputs are read where they lie."""
+    from manygrad import Tensor, TinyJit, world
+
+    step = TinyJit(lambda x: x.sum(0))
+    rows = [np.arange(24, dtype=np.float32).reshape(2, 12) * (k + 1) for k in range(6)]
+    inputs = [Tensor(r).shard(world.devices, axis=0).realize() for r in rows]
+    found = [float((step(x).numpy() - r.sum(0)).sum()) for x, r in zip(inputs, rows)]
+    x, want = inputs[0], rows[0]
+    for _ in range(3):
+        x = step(x).reshape(1, 12).expand(2, 12).contiguous().shard(world.devices, axis=0)
+        want = np.repeat(want.sum(0, keepdims=True), 2, 0)
+        found.append(float((x.numpy() - want).sum()))
+    return found, all(i.moves is not None for i in step.inputs)
+
+
+@pytest.mark.parametrize("transport", ["shm", "zmq"])
+def test_a_replay_sends_an_input_from_where_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
+    monkeypatch.setenv("TRANSPORT", transport)
+    for differences, moved in launch(replays, nodes=2, run_dir=tmp_path / "run"):
+        assert differences == [0.0] * 9 and moved
