@@ -20,6 +20,7 @@ from typing import Any
 from manygrad.multi.placement import REPLICATE, Partial, Placement, Shard
 from manygrad.multi.rules import ANSWER, PLACEMENT, placements, settled
 from manygrad.multi.world import World
+from manygrad.tensor.dtype import DType, to_dtype
 from manygrad.tensor.source import LINE, inherit, line_of
 from manygrad.tensor.uop import GroupOp, Members, Ops, ReduceArg, UOp
 from manygrad.tensor.uop.args import (
@@ -103,11 +104,7 @@ class _Lowering:
         if isinstance(want, Partial):
             return self.as_terms(u, parts, devices, have, want)
         if isinstance(have, Partial):
-            return (
-                self.reduce_scatter(parts, have.op, want, devices, u)
-                if isinstance(want, Shard)
-                else self.all_reduce(parts, have.op, devices, u)
-            )
+            return self.summed(parts, have, want, devices, u)
         if isinstance(have, Shard) and isinstance(want, Shard) and have.axis != want.axis and len(devices) > 1:
             return self.all_to_all(parts, have, want, devices, u)
         if isinstance(have, Shard):
@@ -123,7 +120,7 @@ class _Lowering:
         mine = self.mine(devices)
         if isinstance(have, Shard):
             return tuple(among_zeros(x, have, i) for x, i in zip(parts, mine))
-        whole = self.all_reduce(parts, have.op, devices, u) if isinstance(have, Partial) else parts
+        whole = self.summed(parts, have, REPLICATE, devices, u) if isinstance(have, Partial) else parts
         zero = const_like(u, 0)
         return tuple(p if i == 0 else zero for i, p in zip(mine, whole))
 
@@ -153,6 +150,18 @@ class _Lowering:
         LINE[node] = line_of(at)
         self.run_by_all(node, devices)
         return tuple(UOp(Ops.MSELECT, x.dtype, (node,), k) for k, x in enumerate(parts))
+
+    def summed(self, parts: Local, have: Partial, want: Placement, devices: tuple[str, ...], at: UOp) -> Local:
+        """The sum that is due, whole or cut. In a half type each term is rounded before, and the sum, which is taken in
+        float32, once after: all devices have the same bits."""
+        wire = to_dtype(have.wire) if have.wire and len(devices) > 1 else at.dtype
+        terms = tuple(cast(x, wire) for x in parts)
+        out = (
+            self.reduce_scatter(terms, have.op, want, devices, at)
+            if isinstance(want, Shard)
+            else self.all_reduce(terms, have.op, devices, at)
+        )
+        return tuple(cast(x, at.dtype) for x in out)
 
     def all_reduce(self, parts: Local, op: Ops, devices: tuple[str, ...], at: UOp) -> Local:
         if len(devices) == 1:
@@ -334,6 +343,8 @@ class _Lowering:
 
 def local_node(u: UOp, src: tuple[UOp, ...], result: Placement, i: int) -> UOp:
     """Op `u` on device i's sources, its arg in local sizes."""
+    if u.op is Ops.WIRE:
+        return src[0]
     if u.op in (Ops.RESHAPE, Ops.EXPAND):
         shape = u.arg
         if isinstance(result, Shard):
@@ -528,3 +539,7 @@ def store_spec(u: UOp) -> tuple[int | None, tuple[int, ...]]:
     """(axis, bounds) of the buffer that will hold `u`."""
     p = settled(placements(u.toposort(lambda x: x not in PLACEMENT))[u])
     return (p.axis, p.bounds) if isinstance(p, Shard) else (None, ())
+
+
+def cast(x: UOp, dtype: DType) -> UOp:
+    return x if x.dtype is dtype else UOp(Ops.CAST, dtype, (x,))

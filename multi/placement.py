@@ -2,7 +2,8 @@
 
 `Shard(axis, bounds)`: device i holds [bounds[i], bounds[i+1]) of dim `axis`.
 `Replicate()`: each device holds all of it.
-`Partial(op)`: each device holds a term; the value is their sum (or max, product), and a collective is still due.
+`Partial(op, wire)`: each device holds a term; the value is their sum (or max, product), and a collective is still due,
+to which terms and result travel in the type `wire`, if one is named.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Replicate:
 @dataclass(frozen=True)
 class Partial:
     op: Ops
+    wire: str | None = None
 
 
 Placement = Shard | Replicate | Partial

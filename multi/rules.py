@@ -179,6 +179,12 @@ def cat(u: UOp, ps: list[Placement]) -> Answer:
     return ([cut] * len(ps), cut) if cut is not None else ([REPLICATE] * len(ps), REPLICATE)
 
 
+def wire(u: UOp, ps: list[Placement]) -> Answer:
+    """As the source; a sum that is due is said how to travel."""
+    p = ps[0]
+    return ps, Partial(p.op, u.arg) if isinstance(p, Partial) and p.op is Ops.ADD else p
+
+
 def keep(u: UOp, ps: list[Placement]) -> Answer:
     """As the source; a sum that is due is carried out."""
     p = ps[0]
@@ -205,6 +211,7 @@ RULES: dict[Ops, Any] = {
     Ops.CAT: cat,
     Ops.CONTIGUOUS: keep,
     Ops.DETACH: keep,
+    Ops.WIRE: wire,
     Ops.BARRIER: beside,
     Ops.CHECK: beside,
 }

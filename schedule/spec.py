@@ -131,7 +131,7 @@ CLEAN = without(GRAPH, Ops.DETACH, Ops.CUSTOM)
 
 PER_DEVICE = also(
     plus(
-        without(CLEAN, Ops.SHARD),
+        without(CLEAN, Ops.SHARD, Ops.WIRE),
         rule("a collective takes an MSTACK", GroupOp.COLLECTIVE,
              sources(1), LIKE_FIRST, kinds("an MSTACK as source", {Ops.MSTACK}), _COLLECTIVE),
         rule("MSTACK holds a value a device", Ops.MSTACK,

@@ -417,6 +417,7 @@ RULES: dict[Ops, Callable[[Any, UOp], Grads]] = {
     Ops.SCATTER: _scatter,
     Ops.CAT: _cat,
     Ops.CONTIGUOUS: lambda g, u: (g,),
+    Ops.WIRE: lambda g, u: (g,),
     Ops.COPY: _move_back,
     Ops.SHARD: _move_back,
     Ops.BARRIER: lambda g, u: (g, None),

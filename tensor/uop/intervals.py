@@ -17,7 +17,7 @@ BOUNDS: Table[Interval] = Table("bounds")
 BIG = 1 << 62  # of an index, and of what is no integer
 
 # values of the first source
-_SAME = GroupOp.VIEW | {Ops.CAST, Ops.DETACH, Ops.CUSTOM, Ops.CONTIGUOUS, Ops.BARRIER, Ops.SHARD, Ops.COPY}
+_SAME = GroupOp.VIEW | {Ops.CAST, Ops.DETACH, Ops.CUSTOM, Ops.WIRE, Ops.CONTIGUOUS, Ops.BARRIER, Ops.SHARD, Ops.COPY}
 _FOLLOWED = _SAME | {
     Ops.PAD,
     Ops.CHECK,

@@ -345,6 +345,8 @@ TENSOR = spec_of(
     rule("CHECK looks at an index", Ops.CHECK,
          sources(2), LIKE_FIRST, INTEGER, ("a word in memory", lambda u: is_buffer(u.src[1])),
          ("a CheckArg", lambda u: _is_check(u.arg))),
+    rule("WIRE says how a sum travels", Ops.WIRE,
+         *_MOVES, ("the name of a half type as arg", lambda u: u.arg in ("float16", "bfloat16"))),
     rule("BARRIER waits", Ops.BARRIER, sources(2), NO_ARG, VALUES, LIKE_FIRST),
     rule("COPY goes to a device", Ops.COPY, *_MOVES, A_NAME),
     rule("SHARD goes to several devices", Ops.SHARD, *_MOVES, ("a ShardArg, its axis a dim or None", _is_shard)),

@@ -144,6 +144,7 @@ def candidates() -> Iterator[UOp]:
     yield from (copy, UOp(Ops.BIND, index, (v, four)), UOp(Ops.RESULT, f32, (UOp(Ops.FUNCTION, void, (x,), body),), 0))
     yield from (UOp(Ops.DETACH, f32, (x,)), UOp(Ops.CUSTOM, f32, (x,), "a gradient"), UOp(Ops.BARRIER, f32, (x, x)))
     yield from (UOp(Ops.SHARD, f32, (x,), ShardArg(("CPU:0", "CPU:1"), None)), UOp(Ops.CONTIGUOUS, f32, (x,), 3))
+    yield UOp(Ops.WIRE, f32, (x,), "bfloat16")
     yield from (UOp(Ops.CHECK, i32, (n, n), CheckArg(0, 3, None)), UOp(Ops.REDUCE, f32, (load, k), Ops.MAX))
     for op, arg in COLLECTIVES.items():
         yield from (UOp(op, f32, (UOp(Ops.MSTACK, f32, (x, x)),), arg), UOp(op, f32, (), arg))

@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from manygrad.tensor.dtype import accumulate_dtype
+from manygrad.tensor.dtype import accumulate_dtype, to_dtype
 from manygrad.tensor.engine import engine
 from manygrad.tensor.nn.optim.flat import Flat, Layout, ParamGroup, scalar
 from manygrad.tensor.ops.differentiation import zero_grad
 from manygrad.tensor.tensor import Tensor
+from manygrad.tensor.uop import Ops
 
 Params = Iterable[Any]  # tensors, (name, tensor) pairs, or dicts with "params" and a group's own hyperparameters
 
 
 class Optimizer:
     """Base of all. A subclass names its states (PyTorch's names) and writes `update`.
+
+    `all_reduce_dtype` (of the optimiser or a group; None, bfloat16 or float16): gradients travel between devices in
+    that type, half the bytes of float32; each device's term is rounded to it, the sum is taken in float32 and rounded
+    once.
 
     A parameter without a gradient in a step is skipped. Inside a TinyJit step the learning rate is read from memory:
     `group["lr"] = 0.01` between two replays takes effect;
@@ -68,6 +73,11 @@ class Optimizer:
         for key in ("lr", "eps", "weight_decay", "momentum"):
             if isinstance(group.get(key), (int, float)) and not group[key] >= 0:
                 raise ValueError(f"{type(self).__name__}: {key} must not be negative, got {group[key]}")
+        wire = group.get("all_reduce_dtype")
+        if wire is not None and not to_dtype(wire).is_half:
+            raise ValueError(
+                f"{type(self).__name__}: all_reduce_dtype must be bfloat16, float16 or None, got {to_dtype(wire).name}"
+            )
         for b in group.get("betas", ()):
             if not isinstance(b, Tensor) and not 0 <= b < 1:
                 raise ValueError(f"{type(self).__name__}: betas must lie in [0, 1), got {group['betas']}")
@@ -131,6 +141,8 @@ class Optimizer:
             if f.params[0].grad is None:
                 continue
             grad = f.join([p.grad for p in f.params])  # type: ignore[misc]
+            if f.group.get("all_reduce_dtype") is not None:
+                grad = grad._op(Ops.WIRE, arg=to_dtype(f.group["all_reduce_dtype"]).name)
             for p, part in zip(f.params, f.split(grad)):
                 p.grad.replace(part)  # type: ignore[union-attr]
             f.step.assign(f.step + 1)
