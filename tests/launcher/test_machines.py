@@ -9,6 +9,7 @@ import secrets
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -238,4 +239,35 @@ def test_ctrl_c_leaves_nothing(cluster: RayOnMachines) -> None:
         run.until(run.run_dir.parent / f"there{r}")
     run.interrupt()
     assert run.wait().code == 130, run.err
+    cluster.nothing_is_left()
+
+
+def test_a_machine_that_is_cut_off_is_named(cluster: RayOnMachines) -> None:
+    """Within the time that is promised; what runs there ends by itself.
+    (The last test, as Ray may give the machine up.)"""
+    script = """
+        import time
+        from manygrad import Tensor, world
+        from pathlib import Path
+        import numpy as np
+        x = Tensor(np.ones((world.size, 8), np.float32)).shard(world.devices, axis=0)
+        while True:
+            x.sum(0).numpy()
+            Path(f"there{world.rank}").touch()
+            time.sleep(0.05)
+    """
+    run = cluster.launch(script, RECONNECT_TIMEOUT_S="3", HEARTBEAT_TIMEOUT_S="8")
+    for r in range(COUNT):
+        run.until(run.run_dir.parent / f"there{r}")
+    cluster.hosts.down(2)
+    try:
+        began = time.monotonic()
+        run.wait()
+        took_s = time.monotonic() - began
+        assert run.code == 1 and took_s < 40, (took_s, run.err)
+        (lost,) = [r["rank"] for r in run.report["ranks"] if r["host"] == "host2"]
+        assert f"rank {lost} failed: " in run.err and f"node {lost} (host2), rank {lost}" in run.err, run.err
+        assert "its host has not answered for 3 s (the knob is RECONNECT_TIMEOUT_S)" in run.err, run.err
+    finally:
+        cluster.hosts.up(2)
     cluster.nothing_is_left()
