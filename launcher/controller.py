@@ -381,7 +381,9 @@ class Controller:
         rank.step = event.step if event.step is not None else rank.step
         rank.failure = self._failure_of(event)
         if self.root is None and event.waited_for:
-            cause = self._unheard(now) if event.waited_for == "launcher" else self._late(rank, event)
+            cause = {"launcher": self._unheard, "peer": self._unreachable}.get(event.waited_for, self._late)(
+                rank, event
+            )
             if cause is not None:
                 rank.failure.consequence = True
                 self._fail(cause, now)
@@ -418,7 +420,14 @@ class Controller:
         title = f"it {did} {point}, where {ranks_text([waiting.rank])} waited until its deadline{why}"
         return Failure(late.rank, "late", title, 1, where=late.where, step=late.step)
 
-    def _unheard(self, now: float) -> Failure:
+    def _unreachable(self, waiting: Rank, event: Failed) -> Failure | None:
+        """The rank that `waiting` has lost, if all that is known is that; what it says itself comes before."""
+        lost = next((r for r in self.ranks if r.rank == event.peer), None)
+        if lost is None or lost.failure is not None or lost.state is State.EXITED:
+            return None
+        return Failure(lost.rank, "unreachable", event.message, 1, where=lost.where, step=lost.step, consequence=True)
+
+    def _unheard(self, waiting: Rank, event: Failed) -> Failure:
         """The ranks ended because they did not hear us."""
         why = f"it did not run for {self.absent_s:.0f} s (suspended?)" if self.absent_s else "the network was cut?"
         return Failure(None, "unheard", f"the ranks did not hear the launcher for {self.silent_s:g} s: {why}", 1)

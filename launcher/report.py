@@ -38,6 +38,10 @@ _NEXT = {
         "A rank that only needs longer (loading data, compiling) needs a larger COLLECTIVE_TIMEOUT_S; "
         "else see what it does at the line above."
     ),
+    "unreachable": (
+        "Its host, or the network between the two, is down, or a firewall closes its ports; `ping` from the one to the "
+        "other. The knob is RECONNECT_TIMEOUT_S."
+    ),
     "unheard": "The launcher may be suspended for HEARTBEAT_TIMEOUT_S; after that the ranks end by themselves.",
 }
 

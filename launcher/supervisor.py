@@ -103,7 +103,7 @@ class Supervisor:
             if not os.path.isdir(spec["cwd"]):
                 raise FileNotFoundError(
                     f"folder {spec['cwd']} does not exist on {socket.gethostname()}: "
-                    "start from a folder that all nodes share"
+                    "start from a folder that all nodes have"
                 )
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "manygrad.launcher.worker"],

@@ -243,6 +243,8 @@ def waited_in_vain(e: BaseException | None) -> tuple[str, int]:
         seen.add(id(e))
         if type(e).__name__ == "CollectiveTimeout":
             return "collective", int(getattr(e, "peer", -1))
+        if type(e).__name__ == "PeerLost":
+            return "peer", int(getattr(e, "peer", -1))
         if isinstance(e, PlanTimeout):
             return "plan", -1
         e = e.__cause__ or e.__context__

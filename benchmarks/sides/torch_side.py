@@ -77,7 +77,14 @@ def mlp() -> nn.Module:
 
 
 def trainer(
-    model: str, threads: int, compiled: bool = False, rank: int = 0, size: int = 1, port: int = 0
+    model: str,
+    threads: int,
+    compiled: bool = False,
+    rank: int = 0,
+    size: int = 1,
+    port: int = 0,
+    address: str = "127.0.0.1",
+    bucket_mb: float = 25.0,
 ) -> tuple[Callable[[np.ndarray, np.ndarray], float], int]:
     """A step that takes a global batch and gives its loss; and how many numbers are trained.
     With several workers DistributedDataParallel over Gloo."""
@@ -85,9 +92,9 @@ def trainer(
     net: nn.Module = {"conv": conv, "gpt": GPT, "resnet": resnet18}.get(model, mlp)()
     count = sum(p.numel() for p in net.parameters())
     if size > 1:
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
         dist.init_process_group("gloo", rank=rank, world_size=size)
-        net = nn.parallel.DistributedDataParallel(net)
+        net = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True)
     kind = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=True) if model == "gpt" else None
     optimizer = kind or torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, fused=True)
 

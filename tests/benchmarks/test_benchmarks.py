@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.hosts import hosts
+
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SMALLEST: dict[str, tuple[list[str], list[str]]] = {
     "gemm.py": (
@@ -32,6 +34,10 @@ SMALLEST: dict[str, tuple[list[str], list[str]]] = {
     "ops_vs_torch.py": (["cumsum"], ["Tensor.cumsum"]),
     "models_vs_torch.py": (["--models", "lstm", "--repeats", "2"], ["lstm", "ms ours"]),
     "train_step.py": (["--models", "mlp1", "--steps", "6", "--turn", "1"], ["mlp1", "tinygrad/ours", "ours MB"]),
+    "hosts.py": (
+        ["--models", "mlp", "--hosts", "2", "--links", "0,1000", "--steps", "2", "--turns", "1"],
+        ["mlp        2    1000", "ours/bound"],
+    ),
     "start_up.py": (["--model", "mlp1", "--sides", "ours,compile"], ["cold s", "warm s", "ours"]),
 }
 WITHOUT_TORCH = """
@@ -59,6 +65,9 @@ def run(name: str, options: list[str], folder: Path) -> str:
 @pytest.mark.parametrize("name", SMALLEST)
 def test_smallest_setting(name: str, tmp_path: Path) -> None:
     options, words = SMALLEST[name]
+    if name == "hosts.py":
+        with hosts(1):
+            pass  # or skipped
     printed = run(name, options, tmp_path)
     for w in words:
         assert w in printed, (w, printed)

@@ -309,6 +309,27 @@ def test_the_rank_that_did_not_come_is_the_cause() -> None:
     assert c.root.rank == 1 and c.root.where == "a.py:9 in load"
 
 
+def lost(r: int, peer: int) -> Failed:
+    text = f"rank {r} lost rank {peer}: its host has not answered"
+    return Failed(r, "PeerLost", text, "Traceback", "t.py:3 in f", 7, 1, True, "peer", peer)
+
+
+def test_a_rank_that_another_has_lost_is_the_cause() -> None:
+    """Unless it says more itself, before or after."""
+    c = running(3)
+    (abort,) = sent(c.handle(lost(0, peer=2), 1.0), "abort")
+    assert c.root is not None and (c.root.rank, c.root.kind) == (2, "unreachable")
+    assert abort.content["rank"] == 2 and "rank 0 lost rank 2: its host has not answered" in abort.content["reason"]
+    c.handle(lost(1, peer=0), 1.1)
+    assert c.root.rank == 2
+    c.handle(Exited(2, -9), 1.2)
+    assert c.root.rank == 2 and c.root.title == "killed by SIGKILL"
+    c = running(3)
+    c.handle(Exited(2, -9), 1.0)
+    c.handle(lost(0, peer=2), 1.1)
+    assert c.root is not None and c.root.title == "killed by SIGKILL"
+
+
 def test_a_rank_that_did_not_make_a_plan_is_the_cause() -> None:
     c = running(3)
     for r in (0, 2):

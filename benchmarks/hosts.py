@@ -1,0 +1,170 @@
+"""Training steps over several hosts with links of limited rate: ours, launched, and torch's DistributedDataParallel
+over Gloo.
+
+    python benchmarks/hosts.py [--models gpt,mlp] [--hosts 2,4] [--links 0,1000,200] [--steps 8] [--turns 3]
+
+The hosts are network namespaces on one switch (`tests/hosts.py`; root is needed), whose links carry `--links` Mbit/s
+each way (0: no limit). They share this machine's cores: each rank has cores // hosts threads, at least one. Models as
+in `train_step.py`; the global batch is the same for any number of hosts. Sides take turns in processes that stay.
+
+Printed, medians: milliseconds a step of ours; of torch with the best of `--buckets` (MB); of ours without
+communication, `alone` (as many processes at once, each with its rank's part of the batch); megabytes that a host sends
+a step, as its link counts them, and how long the link needs for these; then ours / max(alone, link), and torch / ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from sides.asking import put
+
+from tests.hosts import UNLIMITED, Hosts, NoHosts, network
+
+HERE = Path(__file__).resolve().parent
+WARM_UP = 5
+LIMIT_S = 300.0
+PORT = 29500
+ON_HOSTS = HERE.parent / "tests" / "launcher" / "on_hosts.py"
+
+
+class Ranks:
+    """The ranks of one side; `turn(steps)` gives the seconds of each rank's steps. Raises `RuntimeError`."""
+
+    def __init__(self, commands: list[list[str]], size: int, folder: Path, env: dict[str, str]) -> None:
+        self.size, self.folder, self.turns = size, folder, 0
+        self.said = (folder / "said").open("w+")
+        self.processes = [
+            subprocess.Popen(c, cwd=folder, env=os.environ | env, stdout=self.said, stderr=self.said) for c in commands
+        ]
+
+    def turn(self, steps: int) -> list[list[float]]:
+        put(self.folder / f"turn{self.turns}", str(steps))
+        answers = [self.folder / f"turn{self.turns}.{r}" for r in range(self.size)]
+        self.turns += 1
+        end = time.monotonic() + LIMIT_S
+        while not all(a.exists() for a in answers):
+            if time.monotonic() > end or any(p.poll() is not None for p in self.processes):
+                self.said.seek(0)
+                raise RuntimeError(f"no answer from {self.folder.name}:\n{self.said.read()[-3000:]}")
+            time.sleep(0.005)
+        return [json.loads(a.read_text()) for a in answers]
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        put(self.folder / f"turn{self.turns}", "0")
+        for p in self.processes:
+            try:
+                p.wait(10)
+            except subprocess.TimeoutExpired:
+                p.kill()
+                p.wait()
+        self.said.close()
+
+
+def sides(h: Hosts, model: str, buckets: list[str], folder: Path) -> dict[str, Ranks]:
+    """Each side's ranks, one a host: `ours`, `alone` and torch's buckets, if torch is there."""
+    size = len(h.names)
+    threads = str(max(1, len(os.sched_getaffinity(0)) // size))
+    env = {"THREADS": threads, "OMP_NUM_THREADS": threads, "TRANSPORT": "zmq", "GLOO_SOCKET_IFNAME": "eth0"}
+    python = [sys.executable, str(HERE / "sides" / "rank.py")]
+    found = {}
+
+    def place(name: str) -> tuple[list[str], Path]:
+        (folder / name).mkdir()
+        return [name.partition("-")[0], model, str(folder / name)], folder / name
+
+    what, where = place("ours")
+    hosts = ";".join(f"{a},{n}" for a, n in zip([h.addresses[0], *h.addresses], [h.names[0], *h.names]))
+    launcher = [sys.executable, "-P", str(ON_HOSTS), hosts, "--", python[1], "--nodes", str(size)]
+    found["ours"] = Ranks([[*h.prefixes[0], *launcher, "--", *what, "0", str(size)]], size, where, env)
+    what, where = place("alone")
+    ranks = [[*p, *python, *what, str(r), str(size)] for r, p in enumerate(h.prefixes)]
+    found["alone"] = Ranks(ranks, size, where, env)
+    for i, bucket in enumerate(buckets if importlib.util.find_spec("torch") else []):
+        what, where = place(f"torch-{bucket}")
+        rest = [threads, bucket, h.addresses[0], str(PORT + i)]
+        ranks = [[*p, *python, *what, str(r), str(size), *rest] for r, p in enumerate(h.prefixes)]
+        found[bucket] = Ranks(ranks, size, where, env)
+    return found
+
+
+def sent(h: Hosts) -> list[int]:
+    """Bytes that each host's link has carried away from it."""
+    shown = [subprocess.check_output(["ip", "-n", n, "-j", "-s", "link", "show", "eth0"]) for n in h.names]
+    return [json.loads(s)[0]["stats64"]["tx"]["bytes"] for s in shown]
+
+
+def measure(ranks: dict[str, Ranks], h: Hosts, steps: int, turns: int) -> tuple[dict[str, float], float]:
+    """Median seconds a step of each side, and bytes a step that the host sends in ours that sends most."""
+    times: dict[str, list[float]] = {side: [] for side in ranks}
+    nbytes = 0.0
+    for _ in range(turns):
+        for side, r in ranks.items():
+            r.turn(1)
+            before = sent(h)
+            found = r.turn(steps)
+            if side == "ours":
+                nbytes = max(b - a for a, b in zip(before, sent(h))) / steps
+            times[side] += [max(step) for step in zip(*found)]
+    return {side: statistics.median(t) for side, t in times.items()}, nbytes
+
+
+def row(model: str, count: int, mbit: float, seconds: dict[str, float], nbytes: float) -> str:
+    ours, alone = seconds.pop("ours"), seconds.pop("alone")
+    link = 8 * nbytes / (1e6 * mbit) if mbit else 0.0
+    bucket = min(seconds, key=lambda b: seconds[b], default="-")
+    other = seconds.get(bucket, float("nan"))
+    return (
+        f"{model:<6}{count:>6}{f'{mbit:g}' if mbit else '-':>8}{1e3 * ours:>10.1f}{1e3 * other:>10.1f}{bucket:>8}"
+        f"{1e3 * alone:>10.1f}{nbytes / 1e6:>9.2f}{1e3 * link:>9.1f}"
+        f"{ours / max(alone, link):>12.2f}{other / ours:>12.2f}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="gpt,mlp")
+    parser.add_argument("--hosts", default="2,4")
+    parser.add_argument("--links", default="0,1000,200", help="Mbit/s each way; 0: no limit")
+    parser.add_argument("--buckets", default="1,5,25", help="MB, DistributedDataParallel's")
+    parser.add_argument("--steps", type=int, default=8, help="of a turn")
+    parser.add_argument("--turns", type=int, default=3)
+    args = parser.parse_args()
+    print(
+        f"{'model':<6}{'hosts':>6}{'Mbit/s':>8}{'ours ms':>10}{'torch ms':>10}{'bucket':>8}"
+        f"{'alone ms':>10}{'MB sent':>9}{'link ms':>9}{'ours/bound':>12}{'torch/ours':>12}"
+    )
+    for model in args.models.split(","):
+        for count in map(int, args.hosts.split(",")):
+            with tempfile.TemporaryDirectory(prefix="mghosts-") as folder, network(count) as h, ExitStack() as stack:
+                ranks = sides(h, model, args.buckets.split(","), Path(folder))
+                for r in ranks.values():
+                    stack.enter_context(r)
+                for r in ranks.values():
+                    r.turn(WARM_UP)
+                for mbit in map(float, args.links.split(",")):
+                    for i in range(count):
+                        h.limit(i, 1e6 * mbit or UNLIMITED)
+                    print(row(model, count, mbit, *measure(ranks, h, args.steps, args.turns)), flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except NoHosts as e:
+        sys.exit(f"several hosts cannot be had here: {e}")

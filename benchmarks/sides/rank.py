@@ -1,0 +1,63 @@
+"""A rank of one side of `hosts.py`: `rank.py SIDE MODEL FOLDER RANK SIZE [THREADS BUCKET_MB ADDRESS PORT]`.
+
+It is asked for turns of steps through FOLDER (`asking.py`) and answers with the seconds of each. SIDE is `ours`
+(launched; the launcher says which rank), `alone` (ours on a rank's part of the batch, which tells nobody anything) or
+`torch`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path[0] = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+
+import numpy as np  # noqa: E402
+
+from sides.asking import asked, put  # noqa: E402
+from sides.data import batch  # noqa: E402
+
+Run = Callable[[np.ndarray, np.ndarray], float]
+
+
+def trainer(side: str, model: str, rank: int, size: int, rest: list[str]) -> tuple[int, Run]:
+    """Which rank this is, and its step on a global batch."""
+    if side == "torch":
+        from sides.torch_side import trainer as of_torch
+
+        threads, bucket_mb, address, port = rest
+        more = {"bucket_mb": float(bucket_mb), "address": address}
+        return rank, of_torch(model, int(threads), rank=rank, size=size, port=int(port), **more)[0]
+    from manygrad import world
+    from sides.ours import trainer as of_ours
+
+    run = of_ours(model)[0]
+    if side == "ours":
+        return world.rank, run
+    n = len(batch(model, 0)[0]) // size
+    return rank, lambda x, y: run(x[rank * n : (rank + 1) * n], y[rank * n : (rank + 1) * n])
+
+
+def main() -> None:
+    side, model, where, *numbers = sys.argv[1:6]
+    folder = Path(where)
+    rank, run = trainer(side, model, int(numbers[0]), int(numbers[1]), sys.argv[6:])
+    turn = step = 0
+    while count := asked(folder / f"turn{turn}"):
+        times = []
+        for _ in range(count):
+            data = batch(model, step % 8)
+            start = time.perf_counter()
+            run(*data)
+            times.append(time.perf_counter() - start)
+            step += 1
+        put(folder / f"turn{turn}.{rank}", json.dumps(times))
+        turn += 1
+
+
+if __name__ == "__main__":
+    main()
