@@ -50,7 +50,8 @@ class Channel:
         self.abort_reason: str | None = None
         self.abort_kind = ""
         self.on_abort: Callable[[str], None] = lambda reason: None
-        self.counters: Callable[[], int] = lambda: 0  # bytes sent so far
+        # bytes_sent, collective_ms and waited_ms so far
+        self.counters: Callable[[], dict[str, int]] = lambda: {"bytes_sent": 0}
         self.entered: Callable[[], tuple[int, str]] = lambda: (0, "")  # collectives entered so far, and the last
         self.steps: Callable[[], int] = lambda: 0  # training steps taken so far
         self.plans_made, self.plans_agreed, self.released = 0, 0, False
@@ -189,7 +190,7 @@ class Channel:
         sock.close()
 
     def _progress(self) -> bytes:
-        counters = {"step": self.step, "plans": self.plans_made, "bytes_sent": int(self.counters())}
+        counters = {"step": self.step, "plans": self.plans_made, **self.counters()}
         where = where_is(sys._current_frames().get(self._main or 0))
         return messages.encode("progress", **counters, **self.position(), where=where)
 

@@ -116,6 +116,8 @@ class Rank:
     cpu_ms: int = 0  # that the worker's process had used by then
     step: int | None = None
     bytes_sent: int = 0
+    collective_ms: int = 0
+    waited_ms: int = 0
     plans: int = 0
     plan_text: str = ""
     collectives: int = 0
@@ -257,7 +259,7 @@ class Controller:
             self.running_at = now
 
     def _on_progress(self, rank: Rank, event: Progress, before: State, now: float) -> None:
-        rank.step, rank.bytes_sent, rank.where = event.step, event.bytes_sent, event.where or rank.where
+        rank.step, rank.where = event.step, event.where or rank.where
         rank.worker = _heard(rank.worker, now)
         self._position(rank, event)
         if self.root is None:
@@ -321,6 +323,7 @@ class Controller:
     def _position(self, rank: Rank, event: Progress | Finished) -> None:
         if event.collectives >= rank.collectives:
             rank.collectives, rank.collective = event.collectives, event.collective
+        rank.bytes_sent, rank.collective_ms, rank.waited_ms = event.bytes_sent, event.collective_ms, event.waited_ms
 
     def _diverged(self, now: float) -> bool:
         """Fail the run if a rank waits for what another will never do."""

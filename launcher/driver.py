@@ -294,6 +294,9 @@ class Run:
                 1,
             )
 
+        if not text and (spent := report.communication(c)):
+            write(sys.stderr, f"launcher: {spent}\n")
+
         def after(moment: float) -> float:
             """Seconds from the beginning of the run to a moment of its clock."""
             return round(moment and at - self.began + self.clock.real(moment - began_at), 3)

@@ -53,7 +53,8 @@ class Started(Event):
 @dataclass(frozen=True)
 class Progress(Event):
     """Heartbeat with counters. `collectives`: how many it has entered; `collective` describes the last;
-    `where` is the main thread's line."""
+    `where` is the main thread's line. `collective_ms`: the time collectives have taken, `waited_ms` the part of it in
+    which the rank did nothing else."""
 
     step: int | None
     plans: int
@@ -61,6 +62,8 @@ class Progress(Event):
     collectives: int = 0
     collective: str = ""
     where: str = ""
+    collective_ms: int = 0
+    waited_ms: int = 0
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,9 @@ class Finished(Event):
 
     collectives: int = 0
     collective: str = ""
+    bytes_sent: int = 0
+    collective_ms: int = 0
+    waited_ms: int = 0
 
 
 @dataclass(frozen=True)

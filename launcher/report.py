@@ -122,6 +122,19 @@ def _next(root: Failure, logs: list[str]) -> str:
     return _NEXT.get(key) or f"the rank's whole output is in {logs[root.rank or 0]}"
 
 
+def communication(c: Controller) -> str:
+    """What communication has cost, by the rank that waited longest; empty where there was none."""
+    r = max(c.ranks, key=lambda r: r.waited_ms)
+    if not r.collectives:
+        return ""
+    sent = max(x.bytes_sent for x in c.ranks)
+    amount = f"{sent / 1e9:.2f} GB" if sent >= 1e9 else f"{sent / 1e6:.1f} MB"
+    return (
+        f"{r.collectives} collectives a rank, up to {amount} sent; {r.collective_ms / 1000:.1f} s, "
+        f"of which rank {r.rank} waited {r.waited_ms / 1000:.1f} s"
+    )
+
+
 def as_dict(c: Controller, logs: list[str], **more: Any) -> dict[str, Any]:
     """The content of `report.json`."""
 
@@ -149,7 +162,10 @@ def as_dict(c: Controller, logs: list[str], **more: Any) -> dict[str, Any]:
             "exit_code": r.exit_code,
             "step": r.step,
             "plans": r.plans,
+            "collectives": r.collectives,
             "bytes_sent": r.bytes_sent,
+            "collective_s": r.collective_ms / 1000,
+            "waited_s": r.waited_ms / 1000,
             "where": r.where,
             "failure": failure(r.failure),
             "log": log,

@@ -41,7 +41,7 @@ def main() -> int:
         channel.send("started")
         code = run_user_code(spec, payload, channel)
         if code == 0:
-            channel.send("finished", **channel.position())
+            channel.send("finished", **channel.position(), **channel.counters())
             channel.wait(lambda: channel.released, float("inf"), "the other ranks to finish")
     except BaseException as e:
         code = report_failure(e, spec, channel)
@@ -94,7 +94,7 @@ def join(spec: dict[str, Any], channel: Any) -> Any:
     endpoint = getattr(importlib.import_module(module), name)(
         rank=rank, size=size, job=spec["job"], epoch=spec["epoch"], bind_host=spec["bind_host"]
     )
-    channel.on_abort, channel.counters = endpoint.abort, lambda: endpoint.bytes_sent
+    channel.on_abort, channel.counters = endpoint.abort, lambda: counters(endpoint, runtime.communication)
     with socket.socket() as s:
         s.bind((spec["bind_host"], 0))
         port = s.getsockname()[1]
@@ -123,6 +123,15 @@ def join(spec: dict[str, Any], channel: Any) -> Any:
     runtime.connect(endpoint, hooks_over(channel))
     channel.entered, channel.steps = lambda: runtime.communication.entered, steps_taken
     return endpoint
+
+
+def counters(endpoint: Any, communication: Any) -> dict[str, int]:
+    """What communication has cost this rank so far."""
+    return {
+        "bytes_sent": int(endpoint.bytes_sent),
+        "collective_ms": int(1000 * communication.time_s),
+        "waited_ms": int(1000 * communication.waited_s),
+    }
 
 
 def run_user_code(spec: dict[str, Any], payload: bytes, channel: Any) -> int:

@@ -165,9 +165,13 @@ class CollectiveItem(ExecItem):
         if self.idle:
             return
         self.count()
-        began = time.perf_counter()
+        before = self.communication.time_s
         self.communicate(vars)
-        GlobalCounters.net_wait_s += time.perf_counter() - began
+        self.waited(self.communication.time_s - before)
+
+    def waited(self, seconds: float) -> None:
+        GlobalCounters.net_wait_s += seconds
+        self.communication.waited_s += seconds
 
     def located(self) -> dict[int, dict[str, int]]:
         """The addresses of each rank's `in` and `out`, found once."""
@@ -209,6 +213,7 @@ class CollectiveItem(ExecItem):
             copy_buffer(b, staged)
         end = time.perf_counter()
         GlobalCounters.net_time_s += end - start
+        self.communication.time_s += end - start
         if DEBUG >= 2:
             nbytes = 2 * sum(b.nbytes for b in self.buffers)
             report(self.name, self.buffers[0].device.name, end - start, 0, nbytes, self.line)

@@ -35,6 +35,8 @@ class Communication:
     # how many collectives of all workers this one has entered, and the text of the last; read from any thread. All
     # ranks enter the same ones in the same order, between the same plans; so the launcher finds a rank that does not
     entered: tuple[int, str] = (0, "")
+    time_s: float = 0.0  # that collectives have taken
+    waited_s: float = 0.0  # of it, in which nothing was computed
     compared: dict[int, int] = field(default_factory=dict)  # plan -> the last round in which its values were compared
     checks: int = 0  # calls of `assert_equal`
     _lane: Lane | None = None

@@ -17,7 +17,6 @@ from typing import Any
 
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.collective import CollectiveItem
-from manygrad.runtime.counters import GlobalCounters
 from manygrad.runtime.items import CopyItem, ExecItem, KernelItem, Vars
 
 WORTH_S = 100e-6  # of computing beside a collective, from which on starting it in its thread pays
@@ -139,7 +138,7 @@ class WaitItem(ExecItem):
     def run(self, vars: Vars) -> None:
         began = time.perf_counter()
         self.started.lane_of.wait(self.started.number)
-        GlobalCounters.net_wait_s += time.perf_counter() - began
+        self.started.item.waited(time.perf_counter() - began)
 
 
 def _keep(handle: Any) -> None:

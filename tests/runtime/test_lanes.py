@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -196,8 +197,11 @@ def replays() -> tuple[list[float], bool]:
 
 @pytest.mark.parametrize("transport", ["shm", "zmq"])
 def test_a_replay_sends_an_input_from_where_it_lies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TRANSPORT", transport)
     for differences, moved in launch(replays, nodes=2, run_dir=tmp_path / "run"):
         assert differences == [0.0] * 9 and moved
+    ranks = json.loads((tmp_path / "run" / "report.json").read_text())["ranks"]
+    assert all(r["collectives"] >= 9 and r["bytes_sent"] > 0 and r["collective_s"] >= 0 <= r["waited_s"] for r in ranks)
+    assert f"launcher: {ranks[0]['collectives']} collectives a rank, up to 0.0 MB sent;" in capfd.readouterr().err
