@@ -87,7 +87,7 @@ def launcher(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         path.write_text(textwrap.dedent(script))
         environ = (
             {k: v for k, v in os.environ.items() if not k.startswith(("MANYGRAD_", "RAY_"))}
-            | {"PYTHONPATH": HERE}
+            | {"PYTHONPATH": os.pathsep.join([HERE, *filter(None, [os.environ.get("PYTHONPATH")])])}
             | env
         )
         if not real_endpoint:
