@@ -79,6 +79,7 @@ class ZmqLink:
         self.owed = 0  # messages that have come whole since the peer was told
         self.heard = 0  # counts what came from the peer
         self.forged = 0  # frames in its name that did not open
+        self.repeated = 0  # frames that had come before
         self.hellos = set[int]()  # lanes on which the peer has said hello
         self.hello_in = self.hello_back = False
         self.was_up: set[int] = set()  # lanes that have been connected
@@ -125,10 +126,12 @@ class ZmqLink:
         h = frame.header
         if h.number < self.whole_below or h.number in self.whole:  # sent again, as its arrival was not heard of
             self.owed += 1
+            self.repeated += 1
             return True
         message = self.incoming.setdefault(h.number, Incoming())
         there = message.frames.get(h.offset)
         if h.offset in message.seen or (there is not None and self.open(frame=there, message=message)):
+            self.repeated += 1
             return True
         if self.arrived + h.length > self.told:
             if not self._genuine(frame):
