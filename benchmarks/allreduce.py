@@ -2,12 +2,18 @@
 
     python benchmarks/allreduce.py [--sizes 256,1K,...,256M] [--workers 2,4] [--transport shm|zmq]
                                   [--devices-per-node 1]
+    python benchmarks/allreduce.py --hosts 2,4 [--plain-links] [--rounds 3]
 
 `step`: what a training step pays, `TinyJit(lambda x: x.sum(0))` on a tensor with one row per device, sharded on axis 0.
 `bare`: the same collective as a prepared program, without tensors. Both run on workers started by `manygrad.launch`, as
 Gloo's `dist.all_reduce` runs on as many processes. A repeat is timed on every rank from a common start until its own
 end; of the ranks the slowest counts, of the repeats the median is printed, in microseconds. algbw = bytes / time of
 `step`; busbw = algbw * 2(p-1)/p for p devices. gloo/step and gloo/bare above 1: ours is faster.
+
+`--hosts 2,4`: between as many hosts, network namespaces of this machine (root, `ip`), in milliseconds of `step`: ours
+encrypted and with plain links, Gloo, and raw TCP sockets that move the same bytes and sum nothing
+(`sides/network.py`). The sides take turns, `--rounds` times; of all repeats the median. gloo/plain and raw/plain
+above 1: ours is faster; plain/encrypted: what is left of the speed with encryption.
 """
 
 from __future__ import annotations
@@ -18,12 +24,15 @@ import json
 import os
 import socket
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from sides import network
 
 SIZES = "256,1K,4K,16K,64K,256K,1M,4M,16M,64M,256M"
 BUDGET_S = 1.5  # for the repeats of one size on one side
@@ -127,13 +136,16 @@ def ours(sizes: list[int], most: int) -> list[dict[str, Any]]:
     return out
 
 
-def gloo(sizes: list[int], most: int, rank: int, size: int, port: int, threads: int) -> list[list[float]]:
-    """The same with torch, on this rank."""
+def gloo(
+    sizes: list[int], most: int, rank: int, size: int, port: int, threads: int, address: str = "127.0.0.1"
+) -> list[list[float]]:
+    """The same with torch, on this rank; rank 0 is at `address`."""
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(threads)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    interface = "lo" if address == "127.0.0.1" else "eth0"
+    os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port), GLOO_SOCKET_IFNAME=interface)
     dist.init_process_group("gloo", rank=rank, world_size=size)
     out = []
     for nbytes in sizes:
@@ -151,13 +163,58 @@ def run_gloo(sizes: list[int], most: int, size: int, threads: int) -> list[list[
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    base = [sys.executable, os.path.abspath(__file__), "--torch-worker", json.dumps([sizes, most, size, port, threads])]
-    processes = [subprocess.Popen([*base, str(r)], stdout=subprocess.PIPE, text=True) for r in range(size)]
-    try:
-        return [json.loads(p.communicate(timeout=900)[0]) for p in processes]
-    finally:
-        for p in processes:
-            p.kill()
+    return network.run_in([[]] * size, "gloo", [sizes, most, size, port, threads])
+
+
+def side(name: str, what: list[Any], rank: int) -> None:
+    """One process of a side: prints its times, or, where the launcher started it, writes them to its folder."""
+    if name == "ours":
+        from manygrad import world
+
+        sizes, most, folder = what
+        with open(os.path.join(folder, f"{world.rank}.json"), "w") as f:
+            json.dump(ours(sizes, most), f)
+    elif name == "gloo":
+        sizes, most, *rest = what
+        print(json.dumps(gloo(sizes, most, rank, *rest)))
+    else:
+        sizes, most, addresses = what
+        print(json.dumps(network.raw(sizes, most, rank, addresses, timed, repeats_for)))
+
+
+def between_hosts(count: int, sizes: list[int], most: int, rounds: int, plain_only: bool) -> None:
+    """Prints the table of `count` hosts."""
+    sys.path.append(network.ROOT)
+    from tests.hosts import hosts
+
+    have_torch = importlib.util.find_spec("torch") is not None
+    threads = max(1, (os.cpu_count() or 1) // count)
+    times: dict[str, list[list[float]]] = {}
+    with hosts(count) as h:
+        sides: dict[str, Callable[[], list[Any]]] = {
+            "plain": partial(network.run_ours, h.names, h.addresses, sizes, most, ["--plain-links"]),
+            "raw": partial(network.run_in, h.prefixes, "raw", [sizes, most, h.addresses]),
+        }
+        if not plain_only:
+            sides["encrypted"] = partial(network.run_ours, h.names, h.addresses, sizes, most, [])
+        if have_torch:
+            what = [sizes, most, count, network.PORT, threads, h.addresses[0]]
+            sides["gloo"] = partial(network.run_in, h.prefixes, "gloo", what)
+        for _ in range(rounds):
+            for name, run in sides.items():
+                ranks = run()
+                of_ranks = [[x["step"] if isinstance(x, dict) else x for x in r] for r in ranks]
+                for i, all_times in enumerate(zip(*of_ranks)):
+                    times.setdefault(name, [[] for _ in sizes])[i] += map(max, zip(*all_times))
+    nothing = float("nan")
+    for i, nbytes in enumerate(sizes):
+        ms = {name: statistics.median(t[i]) * 1e3 for name, t in times.items()}
+        encrypted, plain, other, sockets = (ms.get(k, nothing) for k in ("encrypted", "plain", "gloo", "raw"))
+        print(
+            f"{count:5d} {text_of(nbytes):>6} {encrypted:12.2f} {plain:9.2f} {other:9.2f} {sockets:9.2f} "
+            f"{other / plain:10.2f} {sockets / plain:9.2f} {plain / encrypted:15.2f}",
+            flush=True,
+        )
 
 
 def median_of_slowest(ranks: list[list[float]]) -> float:
@@ -175,17 +232,26 @@ def main() -> None:
     parser.add_argument(
         "--repeats", type=int, default=1000, help=f"at most; large sizes make as many as fit in {BUDGET_S} s"
     )
-    parser.add_argument("--torch-worker", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--hosts", default="", help="measure between so many hosts (network namespaces), as 2,4")
+    parser.add_argument("--plain-links", action="store_true", help="with --hosts: leave out ours encrypted")
+    parser.add_argument("--rounds", type=int, default=1, help="with --hosts: turns of each side")
+    parser.add_argument("--side", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.torch_worker:
-        sizes, most, size, port, threads = json.loads(args.torch_worker[0])
-        print(json.dumps(gloo(sizes, most, int(args.torch_worker[1]), size, port, threads)))
+    if args.side:
+        return side(args.side[0], json.loads(args.side[1]), int(args.side[2]))
+    sizes = [nbytes_of(s) for s in args.sizes.split(",")]
+    if args.hosts:
+        print(
+            f"{'hosts':>5} {'bytes':>6} {'encrypted ms':>12} {'plain ms':>9} {'gloo ms':>9} {'raw ms':>9} "
+            f"{'gloo/plain':>10} {'raw/plain':>9} {'plain/encrypted':>15}"
+        )
+        for count in map(int, args.hosts.split(",")):
+            between_hosts(count, sizes, args.repeats, args.rounds, args.plain_links)
         return
     from manygrad import launch
 
     if args.transport:
         os.environ["TRANSPORT"] = args.transport
-    sizes = [nbytes_of(s) for s in args.sizes.split(",")]
     have_torch = importlib.util.find_spec("torch") is not None
     print(
         f"{'workers':>7} {'bytes':>6} {'step us':>10} {'bare us':>10} {'gloo us':>10} {'algbw GB/s':>10} "

@@ -2,19 +2,24 @@
 
 `prepare` resolves, for one worker: which transfers cross workers (a send here or a receive there) and which are mere
 aliases; registers for buffers and slots; compiled reducers; message numbers. It also
+- cuts it in pieces of a frame, where workers of the world are on different hosts (`cut.py`);
 - moves every send up to where its data is ready, so that peers do not wait for our receives (a send never blocks, and
   the order of the messages to each peer stays);
+- moves every receive down to where its data is first read, and gives it back right after it was last read; what is
+  only copied comes into its place, where it comes over ZeroMQ;
 - puts a settle before a write to memory that was lent to another worker and since released.
 """
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from manygrad.collectives import reducers
+from manygrad.collectives.cut import cut
 from manygrad.collectives.program import Chunk, Copy, Program, Reduce, Slot, Source, Transfer
 from manygrad.collectives.transport.endpoint import Endpoint, MessageKey, Ticket
 from manygrad.native.memory import copy
@@ -24,7 +29,7 @@ ReducerFactory = Callable[[str, str, tuple[str, ...]], reducers.Reducer]
 CopyFn = Callable[[int, int, int], None]
 reduce_numpy = reducers.reducer_numpy
 
-_SEND, _RECEIVE, _ALIAS, _COPY, _REDUCE, _RELEASE, _SETTLE = range(7)
+_SEND, _RECEIVE, _INTO, _ALIAS, _COPY, _REDUCE, _RELEASE, _SETTLE = range(8)
 
 
 class Prepared:
@@ -72,6 +77,9 @@ class Prepared:
                 _, peer, r, nbytes, dtype, chunk = step
                 got = borrowed[r] = endpoint.receive(peer, MessageKey(plan, sequence, chunk), nbytes, dtype)  # type: ignore[union-attr]
                 reg[r] = got.addr
+            elif code == _INTO:
+                _, peer, r, offset, nbytes, dtype, chunk = step
+                endpoint.receive_into(peer, MessageKey(plan, sequence, chunk), reg[r] + offset, nbytes, dtype)  # type: ignore[union-attr]
             elif code == _REDUCE:
                 _, fn, r, offset, sources, count = step
                 fn(reg[r] + offset, [reg[s] + o for s, o in sources], count)
@@ -141,6 +149,8 @@ def prepare(
             f"the program holds ranks {foreign} of other workers; build it with only= the ranks of worker {here}"
         )
     element, partial = to_dtype(dtype), accumulate_dtype(to_dtype(dtype))
+    if endpoint is not None and endpoint.piece_nbytes:
+        program = cut(program, endpoint.piece_nbytes // max(element.itemsize, partial.itemsize))
     out = Prepared(plan, dtype, endpoint, copy_fn)
     partials = {(t.rank, t.name) for t in program.temps if t.partial}
     for t in program.temps:
@@ -156,12 +166,21 @@ def prepare(
             out.extents.append((r, out.registers[r, "in"], nin, out.registers[r, "out"], nout))
 
     slot_types: dict[tuple[int, str], Any] = {}
-    remote_slots: set[tuple[int, str]] = set()
+    senders: dict[tuple[int, str], int] = {}  # of the slots that come from other workers
+    awaited: dict[int, deque[tuple[tuple[int, str], tuple[Any, ...]]]] = {}  # by sender: receives not yet placed
+    read_at: dict[tuple[int, str], int] = {}  # of the slots received: the step that last read each
+    reads = Counter(
+        (i.rank, s.name)
+        for i in program.instrs
+        if isinstance(i, Copy | Reduce)
+        for s in _sources(i)
+        if isinstance(s, Slot)
+    )
     chunks: dict[tuple[int, int], int] = {}
     writes: dict[tuple[int, str], list[tuple[int, int, int]]] = {}  # buffer -> (start, end, position in steps)
     lent: dict[tuple[int, str], list[tuple[int, int, int]]] = {}  # buffer -> (start, end, send number)
     steps: list[tuple[float, int, tuple[Any, ...]]] = []  # (sort key, tie, step)
-    last_send = -1.0
+    last_send: dict[int, float] = {}  # by receiver
 
     def type_of(rank: int, buffer: str) -> Any:
         return partial if (rank, buffer) in partials else element
@@ -189,6 +208,35 @@ def prepare(
         found = [at for lo, hi, at in writes.get((rank, c.buffer), ()) if lo < c.end and c.offset < hi]
         return max(found) + 0.5 if found else -0.5
 
+    def receive_until(rank: int, slot: str) -> None:
+        """Receives what its sender sends up to `slot`, if it is still awaited."""
+        while (rank, slot) not in read_at:
+            found, step = awaited[senders[rank, slot]].popleft()
+            read_at[found] = len(steps)
+            emit(step)
+
+    def needed(rank: int, srcs: Sequence[Source]) -> None:
+        """Before a step that reads `srcs`: receives those that are still awaited."""
+        for s in srcs:
+            if isinstance(s, Slot) and (rank, s.name) in senders:
+                receive_until(rank, s.name)
+
+    def read(rank: int, srcs: Sequence[Source]) -> None:
+        """Takes note that the last step has read `srcs`."""
+        read_at.update({(rank, s.name): len(steps) - 1 for s in srcs if isinstance(s, Slot)})
+
+    def into_place(rank: int, s: Source) -> tuple[Any, ...] | None:
+        """The receive of a slot that is still awaited, comes over ZeroMQ and is read this once; the step is taken."""
+        if not isinstance(s, Slot) or (rank, s.name) in read_at or reads[rank, s.name] != 1:
+            return None
+        sender = senders.get((rank, s.name))
+        if sender is None or endpoint is None or endpoint.routes.get(sender) != "zmq":
+            return None
+        while awaited[sender][0][0] != (rank, s.name):
+            receive_until(*awaited[sender][0][0])
+        read_at[rank, s.name] = -1  # nothing is borrowed
+        return awaited[sender].popleft()[1]
+
     for i in program.instrs:
         if isinstance(i, Transfer):
             src_here, dst_here = i.src_rank in program.only, i.dst_rank in program.only
@@ -206,34 +254,51 @@ def prepare(
             chunk = chunks[pair] = chunks.get(pair, -1) + 1
             if src_here:
                 r, offset, _ = locate(i.src_rank, i.src)
-                last_send = max(last_send, ready(i.src_rank, i.src))
+                last_send[pair[1]] = max(last_send.get(pair[1], -1.0), ready(i.src_rank, i.src))
                 lent.setdefault((i.src_rank, i.src.buffer), []).append((i.src.offset, i.src.end, out.sends))
-                emit((_SEND, pair[1], r, offset, nbytes, d.name, chunk, out.sends), last_send)
+                emit((_SEND, pair[1], r, offset, nbytes, d.name, chunk, out.sends), last_send[pair[1]])
                 out.sends += 1
                 out.bytes_sent += nbytes
             else:
-                remote_slots.add((i.dst_rank, i.slot))
-                emit((_RECEIVE, pair[0], out.register(i.dst_rank, "slot " + i.slot), nbytes, d.name, chunk))
+                senders[i.dst_rank, i.slot] = pair[0]
+                step = (_RECEIVE, pair[0], out.register(i.dst_rank, "slot " + i.slot), nbytes, d.name, chunk)
+                awaited.setdefault(pair[0], deque()).append(((i.dst_rank, i.slot), step))
         elif isinstance(i, Reduce):
             located = [locate(i.rank, s) for s in i.srcs]
             dst_type = type_of(i.rank, i.dst.buffer)
             fn = reduce_fn(i.op, dst_type.name, tuple(d.name for _, _, d in located))
+            needed(i.rank, i.srcs)
             written(i.rank, i.dst)
             r, offset, _ = locate(i.rank, i.dst)
             emit((_REDUCE, fn, r, offset, tuple((s, o) for s, o, _ in located), i.dst.length))
+            read(i.rank, i.srcs)
         elif isinstance(i, Copy):
             s, o, d = locate(i.rank, i.src)
+            into = into_place(i.rank, i.src) if copy_fn is copy else None
+            if into is None:
+                needed(i.rank, (i.src,))
             written(i.rank, i.dst)
             r, offset, dst_type = locate(i.rank, i.dst)
             assert d is dst_type, f"copy between {d} and {dst_type}: {i}"
-            emit((_COPY, r, offset, s, o, i.dst.length * d.itemsize))
-        elif (i.rank, i.slot) in remote_slots:
-            remote_slots.discard((i.rank, i.slot))
-            emit((_RELEASE, out.register(i.rank, "slot " + i.slot)))
+            if into is not None:
+                emit((_INTO, into[1], r, offset, *into[3:]))
+            else:
+                emit((_COPY, r, offset, s, o, i.dst.length * d.itemsize))
+                read(i.rank, (i.src,))
+        elif (i.rank, i.slot) in senders:
+            receive_until(i.rank, i.slot)
+            at = read_at.pop((i.rank, i.slot))
+            del senders[i.rank, i.slot]
+            if at >= 0:
+                emit((_RELEASE, out.register(i.rank, "slot " + i.slot)), at + 0.75)
     steps.sort(key=lambda s: s[:2])
     out.steps = [s[2] for s in steps]
     out.messages = out.sends
     return out
+
+
+def _sources(i: Copy | Reduce) -> tuple[Source, ...]:
+    return i.srcs if isinstance(i, Reduce) else (i.src,)
 
 
 def _peer_type(buffer: str, partial: Any, element: Any) -> Any:

@@ -45,12 +45,16 @@ Source = Chunk | Slot
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """`dst_rank` borrows `src_rank`'s chunk as `slot`."""
+    """`dst_rank` borrows `src_rank`'s chunk as `slot`.
+
+    Neighbours in the program that have one `group` are read by one reduction: in pieces (`cut.py`) they go in turns.
+    """
 
     src_rank: int
     dst_rank: int
     src: Chunk
     slot: str
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +177,9 @@ class Program:
     temps: list[Temp] = field(default_factory=list)
 
     # The methods below append, and skip what is empty or concerns no rank of `only`.
-    def transfer(self, src_rank: int, dst_rank: int, src: Chunk, slot: str) -> Slot:
+    def transfer(self, src_rank: int, dst_rank: int, src: Chunk, slot: str, group: str = "") -> Slot:
         if src.length and (src_rank in self.only or dst_rank in self.only):
-            self.instrs.append(Transfer(src_rank, dst_rank, src, slot))
+            self.instrs.append(Transfer(src_rank, dst_rank, src, slot, group))
         return Slot(slot)
 
     def copy(self, rank: int, dst: Chunk, src: Source) -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from manygrad.tensor.environment import REGISTRY
+from manygrad.tensor.environment import MANYGRAD_PLAIN_LINKS, REGISTRY
 
 from . import report
 from .cluster import Cluster, Guard, Place
@@ -345,6 +345,8 @@ class Run:
             names = [p.host for p in hosts.values()]
             names = [n if names.count(n) == 1 else f"{n} ({p.ip})" for n, p in zip(names, hosts.values(), strict=True)]
             self._say(f"{job.nodes} nodes on {len(hosts)} hosts: {', '.join(names)}")
+            if job.plain_links or MANYGRAD_PLAIN_LINKS:
+                self._say("links between hosts are not encrypted (--plain-links)")
         self._say(f"logs in {self.run_dir}")
 
     def _say(self, text: str) -> None:
@@ -367,6 +369,8 @@ class Run:
             env["PROFILE"] = os.path.abspath(self.run_dir)
         if job.device:
             env["DEVICE"] = job.device
+        if job.plain_links:
+            env["MANYGRAD_PLAIN_LINKS"] = "1"
         env |= {
             MARK: job.id,
             "RANK": str(rank),

@@ -27,6 +27,7 @@ class Job:
     port: int = 0
     show_stdout: str = "0"  # "0", "all", "1,3"
     carry: list[str] = field(default_factory=list)  # names of more environment variables for the workers
+    plain_links: bool = False  # data between hosts is not encrypted
     endpoint: str = REAL_ENDPOINT
     quiet: bool = False
     clock_rate: float = 1.0  # seconds of the run's clock in one of the machine's (tests of long runs: more)

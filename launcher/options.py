@@ -52,13 +52,19 @@ def _ranks(text: str) -> str:
     return text.replace(" ", "")
 
 
+def _flag(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError("must be 0 or 1")
+    return text == "1"
+
+
 def _names(text: str) -> list[str]:
     return [n.strip() for n in text.split(",") if n.strip()]
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option `--name`; its environment variable is `MANYGRAD_NAME`."""
+    """One option `--name`; its environment variable is `MANYGRAD_NAME`. Without a `metavar` it takes no value."""
 
     name: str
     metavar: str
@@ -103,6 +109,12 @@ OPTIONS = (
     ),
     Option("env", "NAMES", _names, "more environment variables to carry to workers on other hosts, as A,B"),
     Option("port", "PORT", _port, "port of the control channel (default: chosen by the system)"),
+    Option(
+        "plain-links",
+        "",
+        _flag,
+        "for trusted networks: data between hosts is not encrypted; connections are authenticated all the same",
+    ),
 )
 _BY_NAME = {o.name: o for o in OPTIONS}
 
@@ -135,6 +147,7 @@ class Command:
             port=v.get("port", 0),
             show_stdout=v.get("log_ranks", "0"),
             carry=v.get("env", []),
+            plain_links=v.get("plain_links", False),
             endpoint=os.environ.get("MANYGRAD_ENDPOINT") or REAL_ENDPOINT,
             clock_rate=float(os.environ.get("MANYGRAD_CLOCK_RATE") or 1),
         )
@@ -162,7 +175,9 @@ def parse(argv: list[str], environ: dict[str, str]) -> Command:
         name, has_value, value = token.removeprefix("--").partition("=")
         option = _BY_NAME.get(name.replace("_", "-")) if token.startswith("--") else None
         if option is not None:
-            if not has_value:
+            if not has_value and not option.metavar:
+                value = "1"
+            elif not has_value:
                 if i >= len(argv):
                     raise UsageError(f"{token} needs a value: {token} {option.metavar}")
                 value, i = argv[i], i + 1

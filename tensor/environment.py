@@ -229,6 +229,13 @@ MANYGRAD_PORT = EnvVar(
     "launcher --port: port of the control channel; empty: chosen by the system",
     travels=False,
 )
+MANYGRAD_PLAIN_LINKS = EnvVar(
+    "MANYGRAD_PLAIN_LINKS",
+    0,
+    "flag",
+    "launcher --plain-links: data between hosts travels unencrypted, for networks that are trusted; connections are "
+    "authenticated all the same",
+)
 MANYGRAD_ENDPOINT = EnvVar(
     "MANYGRAD_ENDPOINT",
     "",

@@ -26,7 +26,7 @@ def borrow_all(p: Program, tag: str, piece: Callable[[int, int], Chunk]) -> Call
     n = p.collective.ranks
     for step in range(1, n):
         for src, dst in p.shifted(-step):
-            p.transfer(src, dst, piece(src, dst), f"{tag}{src}")
+            p.transfer(src, dst, piece(src, dst), f"{tag}{src}", group=tag)
     return lambda src: Slot(f"{tag}{src}")
 
 

@@ -53,7 +53,7 @@ def all_reduce(p: Program) -> None:
 
     for src in across:  # between the groups: everyone's partial sum of the part that dst finishes
         for dst in partners(src):
-            p.transfer(src, dst, part(dst % size, dst // size, "t0", ends[dst % size]), f"x{src // size}")
+            p.transfer(src, dst, part(dst % size, dst // size, "t0", ends[dst % size]), f"x{src // size}", "x")
     for r in across:
         l, g = r % size, r // size
         mine = part(l, g, "out")

@@ -30,7 +30,6 @@ from manygrad.collectives.errors import (
     PeerLost,
     PlanMismatch,
     TransportError,
-    WireError,
 )
 from manygrad.collectives.transport import shm, wire
 from manygrad.collectives.transport import zmq as tcp
@@ -38,6 +37,7 @@ from manygrad.collectives.transport.arena import Arena, RemoteArena
 from manygrad.collectives.transport.measure import measure
 from manygrad.collectives.transport.wire import MessageKey
 from manygrad.multi.world import Link
+from manygrad.native.memory import bytes_at, copy
 from manygrad.native.sequence import Timespec
 from manygrad.tensor.environment import COLLECTIVE_TIMEOUT_S, TRANSPORT
 
@@ -108,6 +108,7 @@ class Endpoint:
         self.bytes_sent = self.bytes_received = self.messages = self.dropped_stale = 0
         self.routes: dict[int, str] = {}
         self.link: Link | None = None  # the slowest one of all workers, once they have met
+        self.piece_nbytes = 0  # collectives are cut in messages of so many bytes, on all ranks alike; 0: they are not
         self._links: dict[int, shm.ShmLink | tcp.ZmqLink] = {}
         self._job = wire.job_hash(job)
         self._reason: str | None = None
@@ -136,6 +137,8 @@ class Endpoint:
             "host": self._hub.host,
             "addresses": self._hub.addresses,
             "curve": self._hub.public.decode() if self._hub.secure else "",
+            "sealed": self._hub.sealed,
+            "transport": TRANSPORT.value,
             "lock": self._hub.token.hex(),
             "pid": os.getpid(),
             "memfd": self.arena.fd,
@@ -213,6 +216,8 @@ class Endpoint:
             self.routes[r] = self._links[r].route
             if r in attached:
                 del self._hub.links[r]
+        if len({c["host"] for c in cards}) > 1 or any(c["transport"] == "zmq" for c in cards):
+            self.piece_nbytes = tcp.CHUNK  # (from the cards alone, which all ranks have)
         local = 1 + len(attached)
         self._spins = SPINS if local <= len(os.sched_getaffinity(0)) else 0
 
@@ -270,36 +275,56 @@ class Endpoint:
         self._compare(link.peer, h, key, nbytes, dtype_name)
         return Borrowed(addr, nbytes, lambda: link.release(number))
 
-    def _receive_zmq(self, link: tcp.ZmqLink, key: MessageKey, nbytes: int, dtype_name: str) -> Borrowed:
+    def receive_into(self, peer: int, key: MessageKey, addr: int, nbytes: int, dtype_name: str = "raw") -> None:
+        """As `receive`, into the `nbytes` at `addr`: what comes over ZeroMQ is put there frame by frame."""
+        with self._lock:
+            link = self._link(peer)
+            if isinstance(link, shm.ShmLink):
+                with self.receive(peer, key, nbytes, dtype_name) as got:
+                    copy(addr, got.addr, nbytes)
+                return
+            self._raise_aborted()
+            self._receive_zmq(link, key, nbytes, dtype_name, addr)
+            self.bytes_received += nbytes
+
+    def _receive_zmq(
+        self, link: tcp.ZmqLink, key: MessageKey, nbytes: int, dtype_name: str, addr: int | None = None
+    ) -> Borrowed:
         hub = self._hub
         number = hub.post(link, nbytes)
-        buffer: np.ndarray[Any, Any] | None = None
-        got, seen = 0, set()
+        place = None if addr is None or not nbytes else bytes_at(addr, nbytes)
+        pooled: np.ndarray[Any, Any] | None = None
 
         def look() -> Borrowed | None:
-            nonlocal buffer, got
+            nonlocal place, pooled
             message = link.incoming.get(number)
             if message is None:
                 return None
-            for h, frame in message.frames:
+            for frame in list(message.frames.values()):
+                h = frame.header
+                fits = h.total == nbytes
+                if place is None and h.length < h.total and fits:
+                    pooled = hub.buffer(nbytes)
+                    place = pooled
+                into = place[h.offset : h.offset + h.length] if place is not None and fits else None
+                if not link.open(frame, message, into):
+                    hub.dropped += 1
+                    continue
                 self._compare(link.peer, h, key, nbytes, dtype_name)
-                if h.length == nbytes:
-                    del link.incoming[number]
-                    addr, owner = tcp.frame_address(frame, nbytes)
-                    return Borrowed(addr, nbytes, lambda owner=owner: None)  # type: ignore[misc]
-                if h.offset in seen:
-                    raise WireError(f"rank {link.peer} sent byte {h.offset} of a message twice")
-                seen.add(h.offset)
-                if buffer is None:
-                    buffer = hub.buffer(nbytes)
-                buffer[h.offset : h.offset + h.length] = np.frombuffer(frame.buffer, np.uint8)
-                got += h.length
-            message.frames.clear()
-            if got < nbytes or buffer is None:
+                if place is not None or nbytes == 0:
+                    del message.frames[h.offset]
+                    message.seen.add(h.offset)
+            if message.arrived < nbytes or (nbytes == 0 and not message.seen):
                 return None
             del link.incoming[number]
-            full = buffer
-            return Borrowed(full.ctypes.data, nbytes, lambda: hub.give_back(full))
+            hub.pay(link)
+            if pooled is not None:
+                full = pooled
+                return Borrowed(full.ctypes.data, nbytes, lambda: hub.give_back(full))
+            if addr is not None:
+                return Borrowed(addr, nbytes, _nothing)
+            at, owner = tcp.frame_address(message.frames[0].payload if nbytes else b"")
+            return Borrowed(at, nbytes, lambda owner=owner: None)  # type: ignore[misc]
 
         return self._await_zmq(link, look, key, f"{nbytes} bytes (message {key.chunk})")
 
@@ -411,6 +436,8 @@ class Endpoint:
     def _give_up(
         self, link: shm.ShmLink | tcp.ZmqLink, lost: str | None, end: float, key: MessageKey, what: str
     ) -> None:
+        if isinstance(link, tcp.ZmqLink) and link.forged:
+            what += f" ({link.forged} frames in its name did not open: something between the hosts changes them)"
         if lost is not None:
             raise PeerLost(rank=self.rank, peer=link.peer, waited_for=self._named(what, key), evidence=lost)
         if time.monotonic() > end:

@@ -1,43 +1,43 @@
 """ZeroMQ over TCP, between hosts (and anywhere shared memory cannot be attached).
 
-Each endpoint binds LANES ROUTER sockets, on which it receives; to a peer it sends through LANES DEALER sockets, made at
-the first need. A message is cut into frames of CHUNK bytes, which alternate between the lanes; each frame is a header
-and a payload, sent from the caller's memory without a copy. A message of one frame is read from the frame's own memory;
-a longer one is put together in one buffer, frame by frame as they come.
+Each endpoint binds a control socket and LANES data sockets; to a peer it makes a lane to each of them at the first
+need. A message is cut into frames of CHUNK bytes, which alternate between the data lanes; each frame is a header and a
+payload. A message of one frame is read from the frame's own memory; a longer one is put together in one buffer, or in
+the place that it was asked for, frame by frame as they come.
 
 Flow control is in bytes: a receiver grants each sender WINDOW bytes beyond what it has asked for with `receive`, so the
-memory of unexpected messages is bounded, while an awaited message of any size gets through. A receiver acknowledges
-each message that has arrived; `flush` waits for that, which says more than ZeroMQ's tracker (that the kernel took the
-bytes), and makes closing with LINGER=0 safe.
+memory of unexpected messages is bounded, while an awaited message of any size gets through. A receiver tells up to
+which number all messages have arrived; `flush` waits for that, which says more than ZeroMQ's tracker (that the kernel
+took the bytes), and makes closing with LINGER=0 safe. Both travel in one header, on the control lane.
 
-A lane whose connection breaks is made anew by ZeroMQ. What it has swallowed is sent again: when a lane is back, every
-frame that went through it and is of a message not acknowledged yet, with a new hello, which is answered with the grant;
-the receiver drops what it has (`ZmqLink.new`). So nothing is lost and nothing comes twice. A peer is lost when nothing
-listens at its address any more (its process ended), or when its host does not answer for RECONNECT_TIMEOUT_S; a process
-that is only suspended still has the kernel's answer.
+Every connection is authenticated, and handshakes wait until the run's cards are known. Beyond loopback the control lane
+is CURVE with the keys of the cards, and frames on data lanes are sealed with keys of that handshake (`seal.py`), unless
+the links are plain (MANYGRAD_PLAIN_LINKS). A data lane, and on loopback the control lane, is let in by PLAIN, where a
+password costs nothing per message, each sender having its own (`password`). A message counts as the rank's that its
+connection has proved to be. A sealed frame is opened when its message is asked for: into its place, and never twice.
+Nothing is unpickled.
+
+A lane whose connection breaks is made anew by ZeroMQ. What it has swallowed is sent again: when a data lane is back,
+every frame that went through it and is of a message that has not arrived yet; on the control lane a new hello, which is
+answered with grant and arrivals. The receiver drops what it has. So nothing is lost and nothing comes twice. A peer is
+lost when nothing listens at its address any more (its process ended), or when its host does not answer for
+RECONNECT_TIMEOUT_S; a process that is only suspended still has the kernel's answer.
 
 All sockets are used under one lock by the thread that waits; there is no thread of our own. Progress is made in
-`send`, `receive` and `flush`. Every connection is authenticated, and handshakes wait until the run's cards are known:
-beyond loopback by CURVE with the keys of the cards; on loopback by PLAIN, where a password costs nothing per message,
-each sender having its own (`password`). A message counts as the rank's that its connection has proved to be. Nothing is
-unpickled.
+`send`, `receive` and `flush`.
 """
 
 from __future__ import annotations
 
 import ctypes
-import errno
 import hashlib
 import hmac
 import ipaddress
 import os
 import secrets
-import socket
 import struct
 import time
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -47,121 +47,27 @@ from zmq.utils.monitor import parse_monitor_message
 
 from manygrad.collectives.errors import WireError
 from manygrad.collectives.transport import wire
-from manygrad.tensor.environment import RECONNECT_TIMEOUT_S
+from manygrad.collectives.transport.link import WINDOW, Frame, Outgoing, ZmqLink
+from manygrad.collectives.transport.seal import COUNTER, TAG_NBYTES, Opener, Sealer, key_of
+from manygrad.native.memory import bytes_at
+from manygrad.tensor.environment import MANYGRAD_PLAIN_LINKS
 
-LANES = 2
-CHUNK = 2 << 20
-WINDOW = 64 << 20
-HIGH_WATER = 64
+LANES = 2  # of data; lane 0 is the control lane
+CHUNK = 1 << 20
+HIGH_WATER = 8  # frames
+LOOK_EVERY = 4  # while frames come in a row, only every so often at anything else
+OWED = 8  # messages that have come whole, until the sender is told in the middle of a stream
 COPIED_NBYTES = 64 << 10  # a payload below is copied, which takes less time than to tell when its memory is free again
 POOL_NBYTES = 256 << 20  # of receive buffers kept for reuse
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 500, 3000  # answered by ZeroMQ's own thread, however busy Python is
 CONNECT_TIMEOUT_MS = 1000  # then tried again: the system's own retries come ever later
-LOST_GRACE_S = 0.1  # data may still be on its way in another connection when one breaks
 _IDENTITY = struct.Struct("<cIHI")  # b"m", rank, lane, epoch
-_SETTLED_S = 1.0  # a process that is being killed may still listen for a moment after its connections broke
-_REFUSED_S = 0.4  # nothing listens at the peer's address for so long: its process has ended
-# between two looks whether the peer's host answers: while it does not, and while it does
-_PROBE_S, _PROBE_AGAIN_S = (0.1, 5.0)
-_SOCKETS = 2 * LANES  # of each peer: lanes and their monitors
+_AHEAD = 1 << 24  # messages that may have come and are not asked for
+_SOCKETS = 2 * (1 + LANES)  # of each peer: lanes and their monitors
 
 
 def is_loopback(host: str) -> bool:
     return ipaddress.ip_address(host).is_loopback
-
-
-@dataclass
-class _Outgoing:
-    """A message until it is acknowledged. `owner` keeps a copy of memory that is not the arena's:
-    it may be sent again."""
-
-    header: wire.Header
-    addr: int
-    owner: Any
-    offset: int = 0  # up to here it was handed to ZeroMQ
-    handed: bool = False  # all of it
-
-
-@dataclass
-class _Incoming:
-    """A message on its way in: frames not yet looked at, which have come, and how many bytes."""
-
-    frames: list[tuple[wire.Header, Any]] = field(default_factory=list)
-    offsets: set[int] = field(default_factory=set)
-    arrived: int = 0
-
-
-class ZmqLink:
-    """Both directions between this rank and one peer."""
-
-    route = "zmq"
-
-    def __init__(self, peer: int, card: dict[str, Any]):
-        self.peer, self.card = peer, card
-        self.lanes: list[zmq.Socket[bytes]] = []
-        self.monitors: list[zmq.Socket[bytes]] = []
-        self.queue: deque[_Outgoing] = deque()  # not all handed to ZeroMQ yet
-        # frames (message, offset) that a broken lane may have swallowed
-        self.again: deque[tuple[_Outgoing, int]] = deque()
-        self.out_number = self.in_number = 0
-        self.unacked: dict[int, _Outgoing] = {}
-        self.sent, self.granted = 0, WINDOW  # cumulative bytes out, and how many the peer allows
-        self.taken, self.told, self.arrived = 0, WINDOW, 0  # cumulative bytes asked for, granted, and come in
-        self.incoming: dict[int, _Incoming] = {}
-        self.whole_below, self.whole = 0, set[int]()  # numbers of messages that have come whole: all below, and these
-        self.heard = 0  # counts what came from the peer
-        self.hellos = set[int]()  # lanes on which the peer has said hello
-        self.hello_in = self.hello_back = False
-        self.was_up: set[int] = set()  # lanes that have been connected
-        self.down: dict[int, float] = {}  # lanes whose connection broke, and when
-        self.probe_at = self.refused_at = self.answered_at = 0.0
-        self.blocked: zmq.Socket[bytes] | None = None  # the lane at its high-water mark
-        self.lost_at, self.evidence = 0.0, ""
-
-    def lost(self) -> str | None:
-        if self.down and not self.lost_at:
-            self._probe(time.monotonic())
-        return self.evidence if self.lost_at and time.monotonic() > self.lost_at + LOST_GRACE_S else None
-
-    def lose(self, evidence: str) -> None:
-        if not self.lost_at:
-            self.lost_at, self.evidence = time.monotonic(), evidence
-
-    def _probe(self, now: float) -> None:
-        """A lane is down: does the peer's host answer, and does anything listen there?"""
-        if now < self.probe_at:
-            return
-        lane = min(self.down)
-        answer = reachable(self.card["addresses"][lane])
-        settled = answer == 0 and now - self.down[lane] > _SETTLED_S
-        self.probe_at = now + (_PROBE_AGAIN_S if settled else _PROBE_S)
-        if answer == errno.ECONNREFUSED:
-            self.refused_at = self.refused_at or now
-            if now - self.refused_at >= _REFUSED_S:
-                self.lose(f"nothing listens at {self.card['addresses'][lane]} any more (its process ended)")
-            return
-        self.refused_at = 0.0
-        if answer == 0:
-            self.answered_at = now
-        since = max(self.down[lane], self.answered_at)
-        if now - since > RECONNECT_TIMEOUT_S.value:
-            self.lose(
-                f"its connection broke, and its host has not answered for {RECONNECT_TIMEOUT_S.value:g} s (the knob is "
-                "RECONNECT_TIMEOUT_S)"
-            )
-
-    def new(self, h: wire.Header) -> bool:
-        """Takes note of a frame; whether it had not come before."""
-        if h.number < self.whole_below or h.number in self.whole:
-            return False
-        message = self.incoming.get(h.number)
-        return message is None or h.offset not in message.offsets
-
-    def came_whole(self, number: int) -> None:
-        self.whole.add(number)
-        while self.whole_below in self.whole:
-            self.whole.discard(self.whole_below)
-            self.whole_below += 1
 
 
 class ZmqHub:
@@ -178,26 +84,30 @@ class ZmqHub:
             )
         self.rank, self.size, self.job, self.epoch, self.host = rank, size, job, epoch, host
         self.secure = not loopback
+        self.sealed = self.secure and not MANYGRAD_PLAIN_LINKS
         self.context = zmq.Context()
         self.context.set(zmq.MAX_SOCKETS, max(1023, size * _SOCKETS + 64))
         self.token = secrets.token_bytes(16)
         self.links: dict[int, ZmqLink] = {}
-        self.allowed: dict[bytes, int] | None = None  # CURVE keys or passwords, and whose they are
-        self.dropped = 0
+        # (mechanism, CURVE key or password), and whose they are
+        self.allowed: dict[tuple[bytes, bytes], int] | None = None
+        self.dropped = self.in_a_row = 0
         self.pooled_nbytes = 0
         self.pool: dict[int, list[np.ndarray[Any, Any]]] = {}
         self.public, self.secret = zmq.curve_keypair()
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.poller = zmq.Poller()
         self.poller.register(self.wake_fd, zmq.POLLIN)
+        self.watched: set[zmq.Socket[bytes]] = set()  # lanes at their high-water mark, which are to have room again
         self.closed = False
         try:
             self.zap = self.context.socket(zmq.REP)
             self.zap.linger = 0
             self.zap.bind("inproc://zeromq.zap.01")
             self.poller.register(self.zap, zmq.POLLIN)
-            self.routers = [self._router() for _ in range(LANES)]
-            self.addresses = [r.getsockopt_string(zmq.LAST_ENDPOINT) for r in self.routers]
+            self.control = self._bound(zmq.ROUTER)
+            self.data = [self._bound(zmq.PULL) for _ in range(LANES)]
+            self.addresses = [s.getsockopt_string(zmq.LAST_ENDPOINT) for s in (self.control, *self.data)]
         except BaseException:
             self.close()
             raise
@@ -208,11 +118,12 @@ class ZmqHub:
         s.ipv6 = ":" in self.host
         return s
 
-    def _router(self) -> zmq.Socket[bytes]:
-        s = self._options(self.context.socket(zmq.ROUTER))
-        s.router_handover = 1
-        s.sndhwm = 0  # answers are small and as many as messages taken in; at a limit a ROUTER would drop them silently
-        if self.secure:
+    def _bound(self, kind: int) -> zmq.Socket[bytes]:
+        s = self._options(self.context.socket(kind))
+        if kind == zmq.ROUTER:
+            s.router_handover = 1
+            s.sndhwm = 0  # answers are small and few; at a limit a ROUTER would drop them silently
+        if kind == zmq.ROUTER and self.secure:
             s.curve_server, s.curve_secretkey, s.curve_publickey = 1, self.secret, self.public
         else:
             s.plain_server = True
@@ -229,23 +140,27 @@ class ZmqHub:
 
     def admit(self, cards: Sequence[dict[str, Any]]) -> None:
         """The cards of this run; until now handshakes have been waiting."""
+        self.allowed = {(b"PLAIN", password(self.token, r, self.rank)): r for r in range(self.size) if r != self.rank}
         if self.secure:
-            self.allowed = {z85.decode(c["curve"]): r for r, c in enumerate(cards) if r != self.rank and c.get("curve")}
-        else:
-            self.allowed = {password(self.token, r, self.rank): r for r in range(self.size) if r != self.rank}
+            keys = {r: c["curve"] for r, c in enumerate(cards) if r != self.rank and c.get("curve")}
+            self.allowed |= {(b"CURVE", z85.decode(key)): r for r, key in keys.items()}
 
     def connect(self, link: ZmqLink) -> None:
         """Makes the lanes to a peer, with a hello on each (once)."""
         if link.lanes:
             return
-        if self.secure != bool(link.card.get("curve")):
+        if (self.secure, self.sealed) != (bool(link.card.get("curve")), bool(link.card.get("sealed"))):
             raise WireError(
-                f"rank {link.peer} and this rank do not agree on encryption: one binds loopback, the other does not"
+                f"rank {link.peer} and this rank do not agree on encryption: one binds loopback, or has plain links "
+                "(MANYGRAD_PLAIN_LINKS), and the other does not"
             )
+        if self.sealed and link.sealer is None:
+            self._derive(link)
         for lane, address in enumerate(link.card["addresses"]):
-            s = self._options(self.context.socket(zmq.DEALER))
-            s.routing_id = _IDENTITY.pack(b"m", self.rank, lane, self.epoch)
-            if self.secure:
+            s = self._options(self.context.socket(zmq.PUSH if lane else zmq.DEALER))
+            if not lane:
+                s.routing_id = _IDENTITY.pack(b"m", self.rank, lane, self.epoch)
+            if self.secure and not lane:
                 s.curve_serverkey = link.card["curve"].encode()
                 s.curve_publickey, s.curve_secretkey = self.public, self.secret
             else:
@@ -262,22 +177,48 @@ class ZmqHub:
             link.monitors.append(monitor)
             s.connect_timeout = CONNECT_TIMEOUT_MS
             s.connect(address)
-            s.send(wire.pack(self._control(wire.HELLO)))
-            self.poller.register(s, zmq.POLLIN)
             link.lanes.append(s)
+            if not lane:
+                self.poller.register(s, zmq.POLLIN)
+            self._greet(link, lane)
+
+    def _derive(self, link: ZmqLink) -> None:
+        """The keys of both directions."""
+        secret, own, theirs = (z85.decode(k) for k in (self.secret, self.public, link.card["curve"]))
+        out, into = (
+            key_of(secret, theirs, self.job, self.epoch, *pair, own)
+            for pair in ((self.rank, link.peer), (link.peer, self.rank))
+        )
+        link.sealer, link.opener = Sealer(out), Opener(into)
+
+    def _greet(self, link: ZmqLink, lane: int) -> None:
+        """Says hello on a lane."""
+        header = self._control(wire.HELLO)._replace(chunk=lane)
+        try:
+            if lane:
+                self._hand(link, lane, header, b"")
+            else:
+                link.lanes[0].send(wire.pack(header), zmq.NOBLOCK)
+        except zmq.Again:
+            pass  # so much waits there that its arrival will bring the answer
 
     def _control(self, kind: int, number: int = 0, value: int = 0) -> wire.Header:
         return wire.Header(kind, self.job, self.epoch, self.rank, value, 0, 0, wire.RAW, number, 0, 0, 0)
 
-    def _reply(self, link: ZmqLink, kind: int, number: int = 0) -> None:
-        """Answers on the peer's lane 0, with the current grant;
+    def _reply(self, link: ZmqLink, kind: int) -> None:
+        """Tells the peer, on its control lane, the grant and what has arrived;
         dropped while that lane is not there (hello repeats it)."""
-        link.told = link.taken + WINDOW
-        header = wire.pack(self._control(kind, number, link.told))
+        link.told, link.owed = link.taken + WINDOW, 0
+        header = wire.pack(self._control(kind, link.whole_below, link.told))
         try:
-            self.routers[0].send_multipart([_IDENTITY.pack(b"m", link.peer, 0, self.epoch), header], zmq.NOBLOCK)
+            self.control.send_multipart([_IDENTITY.pack(b"m", link.peer, 0, self.epoch), header], zmq.NOBLOCK)
         except zmq.Again:
             link.lose("its answers pile up unread")
+
+    def pay(self, link: ZmqLink, all: bool = False) -> None:
+        """Tells the peer what has arrived: in the middle of a stream not every message."""
+        if link.owed and (all or link.owed >= OWED or not link.incoming):
+            self._reply(link, wire.ACK)
 
     # --- sending
 
@@ -290,7 +231,7 @@ class ZmqHub:
             owner = self.buffer(header.total)
             ctypes.memmove(owner.ctypes.data, addr, header.total)
             addr = owner.ctypes.data
-        item = link.unacked[number] = _Outgoing(header._replace(number=number), addr, owner)
+        item = link.unacked[number] = Outgoing(header._replace(number=number), addr, owner)
         link.queue.append(item)
         self.connect(link)
         self.push(link)
@@ -318,37 +259,50 @@ class ZmqHub:
                 item.handed = True
                 link.queue.popleft()
 
-    def _frame(self, link: ZmqLink, item: _Outgoing, offset: int) -> bool:
+    def _frame(self, link: ZmqLink, item: Outgoing, offset: int) -> bool:
         """Hands one frame to its lane, if that has room. The memory is read when ZeroMQ sends it."""
         length = min(CHUNK, item.header.total - offset)
-        lane: Any = link.lanes[offset // CHUNK % LANES]
-        try:
-            lane.send(wire.pack(item.header._replace(offset=offset, length=length)), zmq.SNDMORE | zmq.NOBLOCK)
-        except zmq.Again:
-            link.blocked = lane
-            return False
         payload: Any = b""
         if length and item.owner is not None:
             payload = memoryview(item.owner)[offset : offset + length]
         elif length:
-            payload = memoryview((ctypes.c_char * length).from_address(item.addr + offset))
-        lane.send(payload, copy=length < COPIED_NBYTES)
+            payload = memoryview(bytes_at(item.addr + offset, length))
+        header = item.header._replace(offset=offset, length=length)
+        try:
+            self._hand(link, _lane(item.header.number, offset), header, payload, item)
+        except zmq.Again:
+            link.blocked = link.lanes[_lane(item.header.number, offset)]
+            return False
         return True
+
+    def _hand(self, link: ZmqLink, lane: int, header: wire.Header, payload: Any, item: Outgoing | None = None) -> None:
+        """Hands a frame to a data lane, sealed where links are; `zmq.Again` where there is no room."""
+        s: Any = link.lanes[lane]
+        if link.sealer is None:
+            s.send(wire.pack(header), zmq.SNDMORE | zmq.NOBLOCK)
+            s.send(payload, copy=len(payload) < COPIED_NBYTES)
+            return
+        head, large = wire.pack(header) + link.sealer.next(), len(payload) >= COPIED_NBYTES
+        s.send(head, zmq.SNDMORE | zmq.NOBLOCK)
+        buffer: Any = self.buffer(CHUNK + TAG_NBYTES) if large else bytearray(len(payload) + TAG_NBYTES)
+        if large and item is not None:
+            item.sealed.append(buffer)
+        sealed = memoryview(buffer)[: len(payload) + TAG_NBYTES]
+        link.sealer.seal(head, payload, sealed)
+        s.send(sealed, copy=not large)
 
     def _lane_is_back(self, link: ZmqLink, lane: int) -> None:
         """The connection was made anew: says hello, and has all frames sent again
         that the old one may have swallowed."""
         link.down.pop(lane, None)
         link.refused_at = link.probe_at = 0.0
-        try:
-            link.lanes[lane].send(wire.pack(self._control(wire.HELLO)), zmq.NOBLOCK)
-        except zmq.Again:
-            pass  # so much waits there that its acknowledgements will bring the grant
+        self._greet(link, lane)
         waiting = {(item.header.number, offset) for item, offset in link.again}
         for item in link.unacked.values():
             handed = max(item.offset, 1) if item.handed else item.offset  # a message of no bytes has a frame, too
             for offset in range(0, handed, CHUNK):
-                if offset // CHUNK % LANES == lane and (item.header.number, offset) not in waiting:
+                number = item.header.number
+                if _lane(number, offset) == lane and (number, offset) not in waiting:
                     link.again.append((item, offset))
         self.push(link)
 
@@ -378,29 +332,49 @@ class ZmqHub:
             self.pool.setdefault(buffer.nbytes, []).append(buffer)
 
     def progress(self, timeout_s: float) -> None:
-        """Waits up to `timeout_s` for anything to happen, and handles it."""
+        """Handles what has come; where that is nothing, waits up to `timeout_s` for anything to happen."""
         for link in self.links.values():
             if link.queue or link.again:
                 self.push(link)
-            for s in link.lanes:
-                self.poller.modify(s, zmq.POLLIN | zmq.POLLOUT if s is link.blocked else zmq.POLLIN)
+        if self._drain():
+            timeout_s = 0.0
+            self.in_a_row += 1
+            if self.in_a_row % LOOK_EVERY:
+                for link in self.links.values():
+                    self.pay(link)
+                return
+        for link in self.links.values():
+            self.pay(link, all=timeout_s > 0)
+            room = {link.blocked} if link.blocked is not None else set()
+            for s in (self.watched & set(link.lanes)) ^ room:
+                self._watch_room(s, s in room)
         events = dict(self.poller.poll(int(timeout_s * 1000)))
         if self.wake_fd in events:
             os.eventfd_read(self.wake_fd)
         if self.zap in events:
             self._authenticate()
-        for router in self.routers:
-            if router in events:
-                self._drain(router)
+        if self.control in events:
+            self._greeted()
+        if any(s in events for s in self.data):
+            self._drain()
         for link in self.links.values():
             for lane, monitor in enumerate(link.monitors):
                 if monitor in events:
                     self._watch(link, lane, monitor)
-            for s in link.lanes:
-                if events.get(s, 0) & zmq.POLLIN:
-                    self._answers(link, s)
+            if link.lanes and events.get(link.lanes[0], 0) & zmq.POLLIN:
+                self._answers(link, link.lanes[0])
             if link.queue or link.again:
                 self.push(link)
+            self.pay(link)
+
+    def _watch_room(self, s: zmq.Socket[bytes], on: bool) -> None:
+        """Whether `progress` wakes when a lane has room again."""
+        if on:
+            self.watched.add(s)
+            self.poller.register(s, zmq.POLLOUT)
+        else:
+            self.watched.discard(s)
+            self.poller.unregister(s)
 
     def _accept(self, data: Any, link: ZmqLink | None, peer: int) -> wire.Header | None:
         """The header, if it is valid and of this job, epoch and peer; else counted as dropped."""
@@ -413,49 +387,72 @@ class ZmqHub:
             return None
         return h
 
-    def _drain(self, router: zmq.Socket[bytes]) -> None:
+    def _greeted(self) -> None:
+        """What peers say on the control socket: hello."""
         while True:
             try:
-                parts = router.recv_multipart(zmq.NOBLOCK, copy=False)
+                parts = self.control.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
             identity = bytes(parts[0].buffer)
-            if len(identity) != _IDENTITY.size or not 2 <= len(parts) <= 3:
+            if len(identity) != _IDENTITY.size or len(parts) != 2:
                 self.dropped += 1
                 continue
-            _, peer, lane, _ = _IDENTITY.unpack(identity)
-            if parts[1].get("User-Id") != str(peer):  # another's name on this connection
-                self.dropped += 1
-                continue
+            peer = _IDENTITY.unpack(identity)[1]
             link = self.links.get(peer)
-            h = self._accept(parts[1].buffer, link, peer)
-            if h is None or link is None:
+            h = self._accept(parts[1].buffer, link, peer) if parts[1].get("User-Id") == str(peer) else None
+            if h is None or link is None or h.kind != wire.HELLO:
+                self.dropped += h is not None or parts[1].get("User-Id") != str(peer)  # another's name, or no hello
                 continue
-            link.heard += 1
-            if h.kind == wire.HELLO:
-                link.hellos.add(lane)
-                # every lane was let in: the peer does not need us to be connected
-                link.hello_in = len(link.hellos) == LANES
-                if lane == 0:
-                    self._reply(link, wire.HELLO)
-            elif h.kind == wire.DATA:
-                payload = parts[2] if len(parts) == 3 else None
-                if payload is None or len(payload.buffer) != h.length or not h.number < link.in_number + (1 << 24):
+            self._hello(link, 0)
+            self._reply(link, wire.HELLO)
+
+    def _hello(self, link: ZmqLink, lane: int) -> None:
+        link.heard += 1
+        link.hellos.add(lane)
+        # every lane was let in: the peer does not need us to be connected
+        link.hello_in = len(link.hellos) == 1 + LANES
+
+    def _drain(self) -> bool:
+        """Takes the frames that have come on the data lanes; whether there were any."""
+        any_came = False
+        for s in self.data:
+            for _ in range(2 * HIGH_WATER):
+                try:
+                    parts = s.recv_multipart(zmq.NOBLOCK, copy=False)
+                except zmq.Again:
+                    break
+                any_came = True
+                if not self.take(str(parts[0].get("User-Id")), [p.buffer for p in parts]):
                     self.dropped += 1
-                elif not link.new(h):  # sent again; its acknowledgement may have been lost
-                    if h.number < link.whole_below or h.number in link.whole:
-                        self._reply(link, wire.ACK, h.number)
-                elif link.arrived + h.length > link.told:
-                    link.lose(f"it sent {link.arrived + h.length} bytes, but was granted {link.told}")
-                else:
-                    link.arrived += h.length
-                    message = link.incoming.setdefault(h.number, _Incoming())
-                    message.frames.append((h, payload))
-                    message.offsets.add(h.offset)
-                    message.arrived += h.length
-                    if message.arrived >= h.total:
-                        link.came_whole(h.number)
-                        self._reply(link, wire.ACK, h.number)
+        return any_came
+
+    def take(self, user: str, parts: Sequence[Any]) -> bool:
+        """A frame of a data lane, from the rank that `user` has proved to be; False where it is dropped."""
+        if len(parts) != 2:
+            return False
+        try:
+            h = wire.unpack(parts[0])
+        except WireError:
+            return False
+        link = self.links.get(h.source)
+        if link is None or user != str(h.source) or (h.job, h.epoch) != (self.job, self.epoch):
+            return False
+        if self.sealed and link.opener is None:  # its first frame comes before our first need
+            self._derive(link)
+        sealed = link.opener is not None
+        if len(parts[0]) != wire.SIZE + sealed * COUNTER.size or len(parts[1]) != h.length + sealed * TAG_NBYTES:
+            return False
+        if h.kind == wire.HELLO and 0 < h.chunk <= LANES and not h.length:
+            if link.opener is not None and not link.opener.open(parts[0], parts[1], bytearray()):
+                return False
+            self._hello(link, h.chunk)
+            return True
+        whole_frame = h.offset % CHUNK == 0 and h.length == min(CHUNK, h.total - h.offset)
+        if h.kind != wire.DATA or not whole_frame or h.number >= link.in_number + _AHEAD:
+            return False
+        link.heard += not sealed
+        return link.take(Frame(h, parts[0] if sealed else None, parts[1]))
 
     def _answers(self, link: ZmqLink, lane: zmq.Socket[bytes]) -> None:
         while True:
@@ -466,15 +463,18 @@ class ZmqHub:
             h = self._accept(parts[0], link, link.peer)
             if h is None:
                 continue
+            if h.number > link.out_number:
+                self.dropped += 1
+                continue
             link.heard += 1
             link.granted = max(link.granted, h.plan)
-            if h.kind == wire.ACK:
-                item = link.unacked.pop(h.number, None)
-                # (what is still on its way there has come before, and is dropped)
-                if item is not None and item.owner is not None:
-                    self.give_back(item.owner)
-            elif h.kind == wire.HELLO:
-                link.hello_back = True
+            link.hello_back |= h.kind == wire.HELLO
+            for number in range(link.acked_below, h.number):  # (what is still on its way there is dropped)
+                item = link.unacked.pop(number, None)
+                if item is not None:
+                    for buffer in item.sealed if item.owner is None else (*item.sealed, item.owner):
+                        self.give_back(buffer)
+            link.acked_below = max(link.acked_below, h.number)
 
     def _watch(self, link: ZmqLink, lane: int, monitor: zmq.Socket[bytes]) -> None:
         """Connection events of a lane."""
@@ -489,9 +489,8 @@ class ZmqHub:
                 link.was_up.add(lane)
                 link.down.pop(lane, None)
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                link.lose(
-                    f"it refused this worker's {'CURVE key' if self.secure else 'password'} (it belongs to another run)"
-                )
+                proof = "CURVE key" if self.secure and not lane else "password"
+                link.lose(f"it refused this worker's {proof} (it belongs to another run)")
             else:  # the connection broke, or could not be made
                 link.down.setdefault(lane, time.monotonic())
 
@@ -504,10 +503,7 @@ class ZmqHub:
                 )
             except zmq.Again:
                 return
-            proof = b""
-            if mechanism == (b"CURVE" if self.secure else b"PLAIN") and len(credentials) == (1 if self.secure else 2):
-                proof = credentials[-1]
-            rank = self.allowed.get(proof)
+            rank = self.allowed.get((mechanism, credentials[-1] if credentials else b""))
             if rank is not None:
                 status = [b"200", b"OK", b"%d" % rank, b""]
             else:
@@ -538,18 +534,14 @@ def password(token: bytes, source: int, target: int) -> bytes:
     return hmac.digest(token, b"%d to %d" % (source, target), hashlib.sha256).hex().encode()
 
 
-def reachable(address: str, timeout_s: float = 0.05) -> int:
-    """0 if the kernel at `tcp://host:port` takes connections, else the error number
-    (ECONNREFUSED: nothing listens there)."""
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    with socket.socket(socket.AF_INET6 if host.startswith("[") else socket.AF_INET) as s:
-        s.settimeout(timeout_s)
-        return s.connect_ex((host.strip("[]"), int(port)))
+def _lane(number: int, offset: int) -> int:
+    """The data lane of a frame."""
+    return 1 + (number + offset // CHUNK) % LANES
 
 
-def frame_address(frame: Any, nbytes: int) -> tuple[int, Any]:
+def frame_address(payload: Any) -> tuple[int, Any]:
     """`(address, owner)` of a received payload, at a multiple of 8: small frames may lie anywhere and are copied."""
-    array = np.frombuffer(frame.buffer, np.uint8) if nbytes else np.empty(8, np.uint8)
+    array = np.frombuffer(payload, np.uint8) if len(payload) else np.empty(8, np.uint8)
     if array.ctypes.data % 8:
         array = array.copy()
-    return array.ctypes.data, (array, frame)
+    return array.ctypes.data, array

@@ -39,9 +39,15 @@ def put(endpoint: Endpoint, array: np.ndarray[Any, Any]) -> int:
 
 
 def collective(
-    endpoint: Endpoint, cases: list[tuple[str, Collective, str]], ranks_per_worker: int = 1, runs: int = 1
+    endpoint: Endpoint,
+    cases: list[tuple[str, Collective, str]],
+    ranks_per_worker: int = 1,
+    runs: int = 1,
+    piece_nbytes: int | None = None,
 ) -> list[Any]:
     """Runs every case; the bytes of `out` of each local rank (a digest where long)."""
+    if piece_nbytes is not None:
+        endpoint.piece_nbytes = piece_nbytes
     results = []
     mine = range(endpoint.rank * ranks_per_worker, (endpoint.rank + 1) * ranks_per_worker)
     for n, (algorithm, c, dtype) in enumerate(cases):

@@ -72,8 +72,8 @@ def test_all_reduce_has_the_same_bits_everywhere(ranks: int) -> None:
                 assert g == w, (transport, case)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_every_kind_between_workers_equals_one_process(transport: str) -> None:
+@pytest.mark.parametrize("transport, piece_nbytes", [("shm", 0), ("shm", 100), ("zmq", None), ("zmq", 100)])
+def test_every_kind_between_workers_equals_one_process(transport: str, piece_nbytes: int | None) -> None:
     cases = []
     for ranks in (6,):
         for a in ALGORITHMS.values():
@@ -88,7 +88,7 @@ def test_every_kind_between_workers_equals_one_process(transport: str) -> None:
     want = collective(alone, cases, ranks_per_worker=6)
     alone.close()
     # two ranks a worker, run twice
-    got = results(run_workers(3, "collective", (cases, 2, 2), env={"TRANSPORT": transport}))
+    got = results(run_workers(3, "collective", (cases, 2, 2, piece_nbytes), env={"TRANSPORT": transport}))
     for n, case in enumerate(cases):
         assert [v for worker in got for v in worker[2 * n : 2 * n + 2]] == want[6 * n : 6 * n + 6], case
 

@@ -9,6 +9,7 @@ import pytest
 from manygrad.collectives.algorithms import ALGORITHMS, build
 from manygrad.collectives.checker import canonical, check
 from manygrad.collectives.cost import choose, cost_s
+from manygrad.collectives.cut import cut
 from manygrad.collectives.errors import ProgramError
 from manygrad.collectives.program import (
     Chunk,
@@ -48,9 +49,12 @@ def test_every_algorithm_is_proved(algorithm: str, kind: str) -> None:
         for c in variants(kind, ranks, group):
             whole = build(algorithm, c)
             check(whole)
+            for length in (1, 3):
+                check(cut(whole, length))
             for only in ({0}, {ranks - 1, ranks // 2}):
                 part = build(algorithm, c, only)
                 assert part.instrs == [i for i in whole.instrs if only & set(participants(i))]
+                assert cut(part, 3).instrs == [i for i in cut(whole, 3).instrs if only & set(participants(i))]
                 assert part.temps == [t for t in whole.temps if t.rank in only]
 
 

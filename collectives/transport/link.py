@@ -1,0 +1,191 @@
+"""What is known of one peer over ZeroMQ: messages on their way out and in, grants, arrivals, and whether it is lost."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import zmq
+
+from manygrad.collectives.transport import wire
+from manygrad.collectives.transport.seal import Opener, Sealer
+from manygrad.tensor.environment import RECONNECT_TIMEOUT_S
+
+WINDOW = 64 << 20
+EAGER_NBYTES = 16 << 10  # a sealed frame up to here is opened when it comes, as its place is soon copied to
+LOST_GRACE_S = 0.1  # data may still be on its way in another connection when one breaks
+_SETTLED_S = 1.0  # a process that is being killed may still listen for a moment after its connections broke
+_REFUSED_S = 0.4  # nothing listens at the peer's address for so long: its process has ended
+# between two looks whether the peer's host answers: while it does not, and while it does
+_PROBE_S, _PROBE_AGAIN_S = (0.1, 5.0)
+
+
+@dataclass
+class Outgoing:
+    """A message until it has arrived. `owner` keeps a copy of memory that is not the arena's: it may be sent again."""
+
+    header: wire.Header
+    addr: int
+    owner: Any
+    offset: int = 0  # up to here it was handed to ZeroMQ
+    handed: bool = False  # all of it
+    sealed: list[Any] = field(default_factory=list)  # buffers with its sealed frames
+
+
+@dataclass
+class Frame:
+    """A frame that has come. `head`: header and counter of one that is still sealed, else None."""
+
+    header: wire.Header
+    head: Any
+    payload: Any
+
+
+@dataclass
+class Incoming:
+    """A message on its way in: by offset the frames not yet looked at, those that were, and how many bytes are sure."""
+
+    frames: dict[int, Frame] = field(default_factory=dict)
+    seen: set[int] = field(default_factory=set)
+    arrived: int = 0
+
+
+class ZmqLink:
+    """Both directions between this rank and one peer."""
+
+    route = "zmq"
+
+    def __init__(self, peer: int, card: dict[str, Any]):
+        self.peer, self.card = peer, card
+        self.lanes: list[zmq.Socket[bytes]] = []  # control, then data
+        self.monitors: list[zmq.Socket[bytes]] = []
+        self.sealer: Sealer | None = None
+        self.opener: Opener | None = None
+        self.queue: deque[Outgoing] = deque()  # not all handed to ZeroMQ yet
+        # frames (message, offset) that a broken lane may have swallowed
+        self.again: deque[tuple[Outgoing, int]] = deque()
+        self.out_number = self.in_number = 0
+        self.unacked: dict[int, Outgoing] = {}
+        self.acked_below = 0
+        self.sent, self.granted = 0, WINDOW  # cumulative bytes out, and how many the peer allows
+        self.taken, self.told, self.arrived = 0, WINDOW, 0  # cumulative bytes asked for, granted, and come in
+        self.incoming: dict[int, Incoming] = {}
+        self.whole_below, self.whole = 0, set[int]()  # numbers of messages that have come whole: all below, and these
+        self.owed = 0  # messages that have come whole since the peer was told
+        self.heard = 0  # counts what came from the peer
+        self.forged = 0  # frames in its name that did not open
+        self.repeated = 0  # frames that had come before
+        self.hellos = set[int]()  # lanes on which the peer has said hello
+        self.hello_in = self.hello_back = False
+        self.was_up: set[int] = set()  # lanes that have been connected
+        self.down: dict[int, float] = {}  # lanes whose connection broke, and when
+        self.probe_at = self.refused_at = self.answered_at = 0.0
+        self.blocked: zmq.Socket[bytes] | None = None  # the lane at its high-water mark
+        self.lost_at, self.evidence = 0.0, ""
+
+    def lost(self) -> str | None:
+        if self.down and not self.lost_at:
+            self._probe(time.monotonic())
+        return self.evidence if self.lost_at and time.monotonic() > self.lost_at + LOST_GRACE_S else None
+
+    def lose(self, evidence: str) -> None:
+        if not self.lost_at:
+            self.lost_at, self.evidence = time.monotonic(), evidence
+
+    def _probe(self, now: float) -> None:
+        """A lane is down: does the peer's host answer, and does anything listen there?"""
+        if now < self.probe_at:
+            return
+        lane = min(self.down)
+        answer = reachable(self.card["addresses"][lane])
+        settled = answer == 0 and now - self.down[lane] > _SETTLED_S
+        self.probe_at = now + (_PROBE_AGAIN_S if settled else _PROBE_S)
+        if answer == errno.ECONNREFUSED:
+            self.refused_at = self.refused_at or now
+            if now - self.refused_at >= _REFUSED_S:
+                self.lose(f"nothing listens at {self.card['addresses'][lane]} any more (its process ended)")
+            return
+        self.refused_at = 0.0
+        if answer == 0:
+            self.answered_at = now
+        since = max(self.down[lane], self.answered_at)
+        if now - since > RECONNECT_TIMEOUT_S.value:
+            self.lose(
+                f"its connection broke, and its host has not answered for {RECONNECT_TIMEOUT_S.value:g} s (the knob is "
+                "RECONNECT_TIMEOUT_S)"
+            )
+
+    def take(self, frame: Frame) -> bool:
+        """Keeps a frame until its message is asked for; False where it is of no use (dropped, and counted by whoever
+        calls), or where it broke the rules and the link is lost."""
+        h = frame.header
+        if h.number < self.whole_below or h.number in self.whole:  # sent again, as its arrival was not heard of
+            self.owed += 1
+            self.repeated += 1
+            return True
+        message = self.incoming.setdefault(h.number, Incoming())
+        there = message.frames.get(h.offset)
+        if h.offset in message.seen or (there is not None and self.open(frame=there, message=message)):
+            self.repeated += 1
+            return True
+        if self.arrived + h.length > self.told:
+            if not self._genuine(frame):
+                return False
+            self.lose(f"it sent {self.arrived + h.length} bytes, but was granted {self.told}")
+            return True
+        self.arrived += h.length
+        message.frames[h.offset] = frame
+        if frame.head is None:
+            self._sure(message, h)
+            return True
+        return h.length > EAGER_NBYTES or self.open(frame, message)
+
+    def open(self, frame: Frame, message: Incoming, place: Any = None) -> bool:
+        """Opens a kept frame, in its own memory or into `place`; False, and it is forgotten, where it is forged."""
+        if frame.head is None:
+            if place is not None:
+                place[:] = np.frombuffer(frame.payload, np.uint8)
+            return True
+        h, head = frame.header, frame.head
+        into = frame.payload[: h.length] if place is None else place
+        assert self.opener is not None
+        if not self.opener.open(head, frame.payload, into):
+            del message.frames[h.offset]
+            self.arrived -= h.length
+            self.forged += 1
+            return False
+        frame.head, frame.payload = None, into
+        self.heard += 1
+        self._sure(message, h)
+        return True
+
+    def _genuine(self, frame: Frame) -> bool:
+        if frame.head is None:
+            return True
+        assert self.opener is not None
+        return self.opener.open(frame.head, frame.payload, frame.payload[: frame.header.length])
+
+    def _sure(self, message: Incoming, h: wire.Header) -> None:
+        """A frame that is the peer's without doubt."""
+        message.arrived += h.length
+        if message.arrived < h.total:
+            return
+        self.owed += 1
+        self.whole.add(h.number)
+        while self.whole_below in self.whole:
+            self.whole.discard(self.whole_below)
+            self.whole_below += 1
+
+
+def reachable(address: str, timeout_s: float = 0.05) -> int:
+    """0 if the kernel at `tcp://host:port` takes connections, else the error number
+    (ECONNREFUSED: nothing listens there)."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    with socket.socket(socket.AF_INET6 if host.startswith("[") else socket.AF_INET) as s:
+        s.settimeout(timeout_s)
+        return s.connect_ex((host.strip("[]"), int(port)))
