@@ -1,17 +1,20 @@
 """Random programs on the devices of several workers: lowered rank by rank, all ranks have the same list of collectives,
 and run in lockstep they give what the program gives on one device: forward and gradient, uneven and empty parts, values
-that one rank alone reads."""
+that one rank alone reads, all-reduces whole and in parts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from hypothesis import strategies as st
 
 from manygrad import Context, Tensor
+from manygrad.collectives import cost
 from manygrad.multi.lower_shards import store_spec
+from manygrad.multi.world import Link
 from tests.multi.cluster import run, workers
 from tests.multi.test_programs import UNARY
 
@@ -61,6 +64,7 @@ def programs(draw: st.DrawFn) -> Program:
         "axes": [draw(st.one_of(st.none(), st.integers(0, len(shape) - 1))) for _ in range(2)],
         "on one": draw(st.booleans()),
         "cut result": draw(st.booleans()),
+        "in parts": draw(st.booleans()),
     }
 
 
@@ -70,16 +74,18 @@ def compute(p: Program, x: Tensor, y: Tensor, put: Callable[[np.ndarray], Tensor
         if not out.ndim:
             out = out.reshape(1)
         out = UNARY[op][1](out) if op < len(UNARY) else BINARY[op - len(UNARY)][1](out, y, put)
-    return [out, *(out * out).sum().gradient(x, y), out.sum()]
+    gradients = (out * out).sum().gradient(x, y)
+    return [out, *gradients, out.sum(), gradients[0].reshape(-1).cat(gradients[1].reshape(-1))]
 
 
 def check(p: Program) -> None:
     rng = np.random.default_rng(0)
     arrays = [rng.uniform(0.2, 1.5, p["shape"]) for _ in range(2)]
-    with Context(DEVICE="PYTHON") as world:
+    with Context(DEVICE="PYTHON"), patch.object(cost, "PART_ALIGN", 1):
         want = [t.numpy() for t in compute(p, Tensor(arrays[0]), Tensor(arrays[1]), Tensor)]
         with workers(p["nodes"], p["devices per node"], "PYTHON") as world:
             devices = world.devices
+            world.link = Link("zmq", 1.0) if p["in parts"] else None  # each all-reduce in up to MAX_PARTS
             cut = [Tensor(a).shard(devices, axis) for a, axis in zip(arrays, p["axes"])]
             got = compute(p, *cut, lambda a: Tensor(a).shard(devices, 0 if a.ndim and p["cut result"] else None))
             if p["cut result"] and got[0].ndim:
