@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,8 @@ DRIVER = (
 )
 WIDEST_BYTES = 64  # vectors of 16 float32, the widest type of OpenCL C
 LOCAL_PART = 4  # of a device's local memory a group may take one part in so many, so that several groups fit
-OPTIONS = ("-cl-std=CL1.2", "-w")  # (generated code may compare a value with itself)
+LANGUAGE, SUBGROUP_LANGUAGE = "-cl-std=CL1.2", "-cl-std=CL3.0"
+OPTIONS = (LANGUAGE, "-w")  # (generated code may compare a value with itself)
 EXACT_DIVISION = "-cl-fp32-correctly-rounded-divide-sqrt"
 
 
@@ -85,6 +87,20 @@ def driver() -> Driver:
     return _opened[0]
 
 
+SUBGROUPS = {"cl_khr_subgroup_shuffle", "cl_intel_required_subgroup_size"}
+SUBGROUP_SIZES = 0x4108  # CL_DEVICE_SUB_GROUP_SIZES_INTEL, for which pyopencl has no name
+
+
+def subgroup_sizes(device: Any) -> tuple[int, ...]:
+    """Those that a kernel may demand; (): the work items of a subgroup exchange no values, or its size is unknown."""
+    if not set(device.extensions.split()) >= SUBGROUPS:
+        return ()
+    sizes, nbytes = (ctypes.c_size_t * 16)(), ctypes.c_size_t()
+    info = ctypes.CDLL(opencl()._cl.__file__).clGetDeviceInfo
+    given = ctypes.c_void_p(device.int_ptr), SUBGROUP_SIZES, ctypes.sizeof(sizes), sizes, ctypes.byref(nbytes)
+    return () if info(*given) else tuple(sorted(sizes[: nbytes.value // ctypes.sizeof(ctypes.c_size_t)]))
+
+
 def _open(number: int) -> Driver:
     cl, found = opencl(), devices()
     if not 0 <= number < len(found):
@@ -99,6 +115,7 @@ def _open(number: int) -> Driver:
     exact = device.single_fp_config & cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT
     units = max(1, device.max_compute_units)
     cache_bytes = int(device.global_mem_cache_size) or 1 << 18
+    subgroups = subgroup_sizes(device)
     return Driver(
         device,
         cl.Context([device]),
@@ -115,6 +132,7 @@ def _open(number: int) -> Driver:
             cores=cores() if is_cpu else units,
             group_items=int(device.max_work_group_size),
             shared_bytes=int(device.local_mem_size),
+            subgroup_items=max(subgroups, default=0),
         ),
-        Target(group, int(device.local_mem_size) // LOCAL_PART, bool(device.double_fp_config)),
+        Target(group, int(device.local_mem_size) // LOCAL_PART, bool(device.double_fp_config), subgroups),
     )
