@@ -25,6 +25,9 @@ DRIVER = (
     "ocl-icd-libopencl1 (runs on any processor), or install the one of your GPU's vendor; `clinfo -l` lists them"
 )
 WIDEST_BYTES = 64  # vectors of 16 float32, the widest type of OpenCL C
+# what a work item loads at once also where a device computes with scalars (a GPU, or a driver that makes vectors of
+# work items); less would hold no two float64
+LEAST_BYTES = 16
 LOCAL_PART = 4  # of a device's local memory a group may take one part in so many, so that several groups fit
 LANGUAGE, SUBGROUP_LANGUAGE = "-cl-std=CL1.2", "-cl-std=CL3.0"
 OPTIONS = (LANGUAGE, "-w")  # (generated code may compare a value with itself)
@@ -101,6 +104,10 @@ def subgroup_sizes(device: Any) -> tuple[int, ...]:
     return () if info(*given) else tuple(sorted(sizes[: nbytes.value // ctypes.sizeof(ctypes.c_size_t)]))
 
 
+def vector_bytes_of(device: Any) -> int:
+    return min(WIDEST_BYTES, max(LEAST_BYTES, 4 * int(device.preferred_vector_width_float)))
+
+
 def _open(number: int) -> Driver:
     cl, found = opencl(), devices()
     if not 0 <= number < len(found):
@@ -108,8 +115,7 @@ def _open(number: int) -> Driver:
         raise ValueError(f"OPENCL_DEVICE={number}: this machine has the OpenCL devices {names}")
     device = found[number]
     is_cpu = bool(device.type & cl.device_type.CPU)
-    lanes = max(1, device.preferred_vector_width_float)
-    vector_bytes = min(WIDEST_BYTES, 4 * lanes)
+    vector_bytes = vector_bytes_of(device)
     # (several items a group on a GPU: one alone would leave most of what executes it idle)
     group = 1 if is_cpu else min(64, device.max_work_group_size)
     exact = device.single_fp_config & cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT

@@ -13,7 +13,9 @@ from manygrad.runtime.devices.bounds import LOCAL, SHARED
 from manygrad.runtime.render.opencl import Printer, Target
 from manygrad.runtime.render.opencl_text import Value, memory_type
 
-INSIDE = """static int inside(long i, long size, int access, int slot, __global long* record) {
+# (a function of its own: a call for each lane is slow enough to compile)
+INSIDE = """__attribute__((noinline))
+static int inside(long i, long size, int access, int slot, __global long* record) {
   if (i >= 0 && i < size) return 1;
   if (atomic_cmpxchg((volatile __global int*)record, 0, access) == 0) {
     record[1] = slot; record[2] = i; record[3] = size;

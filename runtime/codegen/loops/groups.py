@@ -43,10 +43,12 @@ def grid(t: Tiler, counter: Index, number: dict[UOp, Index], around: Around, bod
         if i == len(loops):
             return body(around)
         r = loops[i]
-        own = t.one(r, tiles[r], around, lambda inner: opened(inner, i + 1))
         size = fixed_size(r)
-        even = size is not None and size % part_size(nest, r) == 0
-        return own if even or r not in items else (If(index.less(tiles[r], t.tiles_of(r)), own),)
+        is_even = r not in items or (size is not None and size % part_size(nest, r) == 0)
+        # (what a tile beyond the last one would read is read nowhere)
+        tile = tiles[r] if is_even else index.here(tiles[r])
+        own = t.one(r, tile, around, lambda inner: opened(inner, i + 1))
+        return own if is_even else (If(index.less(tiles[r], t.tiles_of(r)), own),)
 
     inside = opened(replace(around, groups=begins), 0)
     for dim, r in enumerate(reversed(items)):

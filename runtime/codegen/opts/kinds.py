@@ -115,8 +115,8 @@ def sums(sig: Signature, opts: Sequence[Opt]) -> tuple[frozenset[tuple[int, ...]
     """In which order each REDUCE is added up, as (range, lanes, iterations) of what matters: equal sums, equal bits.
 
     That is its range with `rfactor` (and whether it is `online`, or has `tensorize` of floats), unless it runs along
-    the vectorized loop; and the unrolling of a range around one that is not written out whole: two iterations of the
-    outer range alternate then. Of a range with `bind_reduce` its work items are a fourth number.
+    the vectorized loop; and the unrolling of a range around one that is not written out whole, and of those inside of
+    it: their iterations alternate with two of the outer range then. Of a range with `bind_reduce` its work items are a fourth number.
     """
     nest = loop_nest(sig, opts)
     found = []
@@ -124,11 +124,14 @@ def sums(sig: Signature, opts: Sequence[Opt]) -> tuple[frozenset[tuple[int, ...]
         own = [r for r in u.src[1:] if r in nest.reduce_lanes]
         split = own[0] if own and (nest.lane is None or nest.lane not in ranges_of(u)) else None
         order = set[tuple[int, ...]]()
-        whole = True  # all ranges inside of this one are written out
+        whole, inside = True, set[tuple[int, ...]]()  # whether all ranges inside of this one are written out; how far
         for r in reversed(u.src[1:]):
             tile = nest.tile_of(r) if r is split or r not in own else 1
-            if r is split or (tile > 1 and not whole):
-                order.add((r.arg.id, nest.reduce_lanes[r] if r is split else 1, tile))
+            if r is split:
+                order.add((r.arg.id, nest.reduce_lanes[r], tile))
+            elif tile > 1:
+                inside.add((r.arg.id, 1, tile))
+                order |= set() if whole else inside
             if r in nest.reduce_bound:
                 order.add((r.arg.id, 1, tile, nest.reduce_bound[r]))
             if any(one is r for one, _ in nest.online):

@@ -27,7 +27,7 @@ from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import Context
 from tests.opencl import OPENCL, needs_opencl
 from tests.runtime.codegen.kernels import add, elementwise, f32, gemm, load, loop, mul, run, sink, store
-from tests.runtime.codegen.test_groups import SHARED
+from tests.runtime.codegen.test_groups import SHARED, numbers
 from tests.runtime.codegen.test_opts import SETTINGS, close, families, products_of_bytes
 from tests.runtime.codegen.test_random import kernels
 
@@ -155,13 +155,18 @@ def test_a_buffer_one_element_short(device: str) -> None:
         own.free(h, a.nbytes - 4)
 
 
-@DEVICES
-@settings(SETTINGS, max_examples=12)
-@given(st.data())
-def test_right_kernels_pass(device: str, data: st.DataObject) -> None:
-    ast, arrays = data.draw(st.one_of(families(), kernels(), products_of_bytes()))
-    with Context(CACHE=0, CHECK_OOB=1):
-        close(run(ast, arrays, device=device)[0], run(ast, arrays)[0])
+@pytest.mark.parametrize(
+    ("device", "examples"), [("CPU", 40), pytest.param("OPENCL", 6, marks=needs_opencl)], ids=["CPU", "OPENCL"]
+)
+def test_right_kernels_pass(device: str, examples: int) -> None:
+    @settings(SETTINGS, max_examples=examples)
+    @given(st.data())
+    def passes(data: st.DataObject) -> None:
+        ast, arrays = data.draw(st.one_of(families(), kernels(), products_of_bytes()))
+        with Context(CACHE=0, CHECK_OOB=1):
+            close(run(ast, arrays, device=device)[0], run(ast, arrays)[0])
+
+    passes()
 
 
 @DEVICES
@@ -189,6 +194,18 @@ def test_groups_are_checked_up_to_their_barriers() -> None:
                     OutOfBoundsError, match=rf"element {size - 1} of argument {slot}, which has {size - 1}\."
                 ):
                     kernel(handles)
+
+
+@needs_opencl
+def test_groups_that_miss_tiles_read_nothing_beyond_the_last() -> None:
+    groups = (named("parallel", 2), named("bind", 0, 4), named("bind", 1, 8))
+    rng = np.random.default_rng(0)
+    for m, n, k in ((17, 2, 3), (5, 13, 2)):
+        arrays = [np.zeros((m, n), np.float32), rng.random((m, k), np.float32), rng.random((k, n), np.float32)]
+        short = (named("unroll", 2, k), *groups)  # no loop is between the group and what it reads
+        for opts in (short, (named("tile", 0, 2), *short), (named("vectorize", 1, 4), named("tile", 0, 3), *groups)):
+            with Context(CHECK_OOB=1, CACHE=0):
+                close(numbers(gemm(m, n, k), arrays, opts), run(gemm(m, n, k), arrays)[0])
 
 
 @needs_opencl
