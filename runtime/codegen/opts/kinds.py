@@ -116,7 +116,8 @@ def sums(sig: Signature, opts: Sequence[Opt]) -> tuple[frozenset[tuple[int, ...]
 
     That is its range with `rfactor` (and whether it is `online`, or has `tensorize` of floats), unless it runs along
     the vectorized loop; and the unrolling of a range around one that is not written out whole, and of those inside of
-    it: their iterations alternate with two of the outer range then. Of a range with `bind_reduce` its work items are a fourth number.
+    it: their iterations alternate with two of the outer range then. Of a range with `bind_reduce` its work items are a
+    fourth number.
     """
     nest = loop_nest(sig, opts)
     found = []
