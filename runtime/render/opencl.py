@@ -318,9 +318,9 @@ class Printer(Arithmetic):
             else:
                 at = self.address(x, self.names[offset][0], first)
                 if guard is None:
-                    text = self.loaded(x, at, n)
+                    text = self.loaded(at, n)
                 elif guard.lanes == 1:
-                    text = f"({self.names[guard][0]} ? {self.loaded(x, at, n)} : {self.zeros(x.dtype, n)})"
+                    text = f"({self.names[guard][0]} ? {self.loaded(at, n)} : {self.zeros(x.dtype, n)})"
                 elif guard.op is Low.FIRST:
                     text = self.first_loaded(x, at, n, guard.arg - first)
                 else:
@@ -332,7 +332,7 @@ class Printer(Arithmetic):
     def zeros(self, d: DType, n: int) -> str:
         return f"({vector(memory_type(d), n)})(0)"
 
-    def loaded(self, x: Inst, at: str, n: int) -> str:
+    def loaded(self, at: str, n: int) -> str:
         return f"*{at}" if n == 1 else f"vload{n}(0, {at})"
 
     def valued(self, d: DType, n: int, text: str) -> str:
@@ -346,12 +346,12 @@ class Printer(Arithmetic):
     def first_loaded(self, x: Inst, at: str, n: int, count: int) -> str:
         """The first `count` of a piece's lanes; 0 in the others."""
         if count >= n:
-            return self.loaded(x, at, n)
+            return self.loaded(at, n)
         if count <= 0:
             return self.zeros(x.dtype, n)
         parts, done = [], 0
         for m in pieces(count):
-            parts.append(self.loaded(x, f"({at} + {done})", m))
+            parts.append(self.loaded(f"({at} + {done})", m))
             done += m
         t = memory_type(x.dtype)
         return f"({vector(t, n)})({', '.join([*parts, *[f'({t})(0)'] * (n - count)])})"
