@@ -13,7 +13,7 @@ from manygrad.runtime.codegen.describe import signature
 from manygrad.runtime.codegen.loops.build import build
 from manygrad.runtime.codegen.loops.lanes import Kernel
 from manygrad.runtime.codegen.loops.show import show
-from manygrad.runtime.codegen.opts import legal, loop_nest, named
+from manygrad.runtime.codegen.opts import Opt, legal, loop_nest, named
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.codegen.target import Machine
 from manygrad.runtime.current import current
@@ -42,7 +42,9 @@ four vectors of 16; what is below is written out for each of them. `k2` is a ran
 
 On OPENCL each work item runs a part of the parallel loop, from its first index to its last, unless Opts bind loops to
 the work items of a group: then that loop is the grid, an index for each group, and its work items may share memory and
-wait for each other at barriers. Such lists are for GPUs: the search (`BEAM`) tries them there.
+wait for each other at barriers. A sum may also go across lanes, the work items of a subgroup (a warp): `for i in
+lane..512 by 32, lanes` gives each its iterations, and `across 32 lanes` says that their partial sums are combined. Such
+lists are for GPUs: the search (`BEAM`) tries them there.
 
 Three kernels follow, with the Opts that the heuristic gives them on two cores with AVX-512. The first tree is the
 kernel as written; after that, what each Opt changes of it.
@@ -111,12 +113,23 @@ BOUND = (
 )  # fmt: skip
 
 
-def groups() -> str:
-    machine = replace(OPENCL, group_items=1024, shared_bytes=48 << 10)
-    tree = show(prepare(kernel(product()), machine, BOUND).tree())
-    return f"\n## The product in groups, as for a GPU\n\n`{' '.join(map(repr, BOUND))}`\n\n```\n{tree}\n```\n"
+ACROSS = named("parallel", 1), named("bind", 0, 4), named("bind_reduce", 1, 32)
+
+
+def sum_of_rows() -> Tensor:
+    return Tensor(np.ones((512, 1000), np.float32)).realize().sum(1)
+
+
+def groups(title: str, make: Callable[[], Tensor], opts: tuple[Opt, ...]) -> str:
+    machine = replace(OPENCL, group_items=1024, shared_bytes=48 << 10, subgroup_items=32)
+    tree = show(prepare(kernel(make()), machine, opts).tree())
+    return f"\n## {title}\n\n`{' '.join(map(repr, opts))}`\n\n```\n{tree}\n```\n"
 
 
 def page() -> str:
     kernels = (s for title, (program, make) in KERNELS.items() for s in section(title, program, make))
-    return HEAD + "".join(kernels) + groups()
+    last = (
+        groups("The product in groups, as for a GPU", product, BOUND),
+        groups("Sums of rows, across lanes", sum_of_rows, ACROSS),
+    )
+    return HEAD + "".join(kernels) + "".join(last)

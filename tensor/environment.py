@@ -114,7 +114,8 @@ CHECK_OOB = EnvVar(
     "CHECK_OOB",
     0,
     "flag",
-    "CPU kernels check the index of every load and store; one outside of its buffer is not made, and is an error",
+    "kernels of CPU and OPENCL check the index of every load and store; one outside of its buffer is not made, and is "
+    "an error",
 )
 BEAM = EnvVar(
     "BEAM",

@@ -14,6 +14,7 @@ from manygrad.tensor.dtype import DType
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
+EXCHANGE_BYTES = 8  # of a value in shared memory, where work items exchange them through it
 SCRATCH_BYTES = 64 << 20  # address space of a thread's scratch memory; only what a kernel touches is ever backed
 
 
@@ -27,6 +28,8 @@ class Low(Enum):
     ITEM = auto()  # place of this work item along dimension arg of its group; arg None: its number in the group
     SHARED = auto()  # pointer into the memory that a group shares; arg byte offset
     BARRIER = auto()  # all work items of the group are here, and what they wrote to shared memory is seen
+    EXCHANGE = auto()  # src (value,): that of the work item whose place along dimension 0 differs in the bit arg;
+    # all work items of the group are here
     CONST = auto()  # arg; lanes > 1: all the same
     HERE = auto()  # the index arg, as the origin of a tile: what depends on it stays in its block
     LOOP = auto()  # src (begin, end); arg step; its value is the index

@@ -18,6 +18,7 @@ from manygrad.runtime.codegen.loops.show import show
 from manygrad.runtime.codegen.loops.spec import verify
 from manygrad.runtime.codegen.lowered import Program
 from manygrad.runtime.codegen.opts import Opt, legal, loop_nest
+from manygrad.runtime.codegen.opts.bind_reduce import exchanged_bytes
 from manygrad.runtime.codegen.opts.cache_shared import shared_bytes
 from manygrad.runtime.codegen.passes import rewrite
 from manygrad.runtime.codegen.target import Machine
@@ -84,7 +85,11 @@ def beyond(machine: Machine, ast: UOp, opts: tuple[Opt, ...]) -> str | None:
     nest = loop_nest(sig, opts)
     if math.prod(nest.group) > machine.group_items:
         return f"a group of {math.prod(nest.group)} work items; this machine has groups of {machine.group_items}"
-    if (nbytes := shared_bytes(sig, nest)) > machine.shared_bytes:
+    lanes = max(nest.reduce_bound.values(), default=1)
+    if lanes > machine.subgroup_items > 0:
+        return f"sums across {lanes} lanes; this machine's subgroups have {machine.subgroup_items}"
+    exchanged = 0 if machine.subgroup_items else exchanged_bytes(sig, nest)
+    if (nbytes := shared_bytes(sig, nest) + exchanged) > machine.shared_bytes:
         return f"{nbytes} bytes that a group shares; this machine has {machine.shared_bytes}"
     return None
 

@@ -22,6 +22,7 @@ class Machine:
     burst_bytes: int = 0  # what may be prefetched at once without holding up loads (0: little); measured, by processor
     group_items: int = 1  # work items that a group may have; 1: the device has no groups
     shared_bytes: int = 0  # of memory that they share
+    subgroup_items: int = 0  # work items that exchange values in registers (a warp); 0: through shared memory alone
     first_cache_bytes: int = 48 << 10  # a core's own first-level data cache; not read from the system
 
     @property

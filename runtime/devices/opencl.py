@@ -11,14 +11,22 @@ from collections.abc import Sequence
 
 from manygrad.runtime.codegen.opts import Opt
 from manygrad.runtime.devices.base import Allocator, Backend, Builder, Opened, Queue
-from manygrad.runtime.devices.compiled import KNOBS, Compiled, Renderer
+from manygrad.runtime.devices.compiled import KNOBS, Compiled
 from manygrad.runtime.devices.diskcache import DiskCache
 from manygrad.runtime.devices.loaded import LoadedKernels
 from manygrad.runtime.devices.opencl_driver import driver, opencl
 from manygrad.runtime.devices.opencl_graph import OpenCLGraph
-from manygrad.runtime.devices.opencl_kernel import Block, OpenCLKernel, Stream, compile_text, new_block, render, version
+from manygrad.runtime.devices.opencl_kernel import (
+    OPENCL_C,
+    Block,
+    OpenCLKernel,
+    Stream,
+    compile_text,
+    new_block,
+    version,
+)
 from manygrad.runtime.devices.together import compile_together
-from manygrad.tensor.environment import BEAM
+from manygrad.tensor.environment import BEAM, CHECK_OOB
 from manygrad.tensor.uop.uop import UOp
 
 # *** memory ***
@@ -39,6 +47,9 @@ def open_device(name: str) -> Opened:
             return new_block(stream, nbytes)
         except cl.Error as error:
             raise MemoryError(f"{name} cannot give {nbytes} bytes: {error}") from None
+
+    def sized(handle: Block, nbytes: int) -> None:
+        handle.nbytes = nbytes  # what is beyond is out of bounds
 
     def copyin(handle: Block, data: memoryview) -> None:
         if data.nbytes:
@@ -63,7 +74,8 @@ def open_device(name: str) -> Opened:
         if not ours:  # (what comes next in the other queue may write there)
             done.wait()
 
-    return Opened(Allocator(alloc, Block.part, copyin, copyout, copy=copy), Queue(OpenCLGraph, stream.queue.finish))
+    memory = Allocator(alloc, Block.part, copyin, copyout, sized=sized, copy=copy)
+    return Opened(memory, Queue(OpenCLGraph, stream.queue.finish))
 
 
 # *** kernels ***
@@ -78,9 +90,9 @@ def search(ast: UOp) -> tuple[Opt, ...] | None:
 
 COMPILED = Compiled(
     machine=lambda: driver().machine,
-    renderer=Renderer(render),
+    renderer=OPENCL_C,
     compile=compile_text,
-    load=OpenCLKernel,
+    load=lambda prepared, ast, binary: OpenCLKernel(prepared, ast, binary, bool(CHECK_OOB)),
     version=version,
     store=DiskCache("opencl"),
     search=search,

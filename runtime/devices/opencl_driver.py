@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +25,12 @@ DRIVER = (
     "ocl-icd-libopencl1 (runs on any processor), or install the one of your GPU's vendor; `clinfo -l` lists them"
 )
 WIDEST_BYTES = 64  # vectors of 16 float32, the widest type of OpenCL C
+# what a work item loads at once also where a device computes with scalars (a GPU, or a driver that makes vectors of
+# work items); less would hold no two float64
+LEAST_BYTES = 16
 LOCAL_PART = 4  # of a device's local memory a group may take one part in so many, so that several groups fit
-OPTIONS = ("-cl-std=CL1.2", "-w")  # (generated code may compare a value with itself)
+LANGUAGE, SUBGROUP_LANGUAGE = "-cl-std=CL1.2", "-cl-std=CL3.0"
+OPTIONS = (LANGUAGE, "-w")  # (generated code may compare a value with itself)
 EXACT_DIVISION = "-cl-fp32-correctly-rounded-divide-sqrt"
 
 
@@ -85,6 +90,24 @@ def driver() -> Driver:
     return _opened[0]
 
 
+SUBGROUPS = {"cl_khr_subgroup_shuffle", "cl_intel_required_subgroup_size"}
+SUBGROUP_SIZES = 0x4108  # CL_DEVICE_SUB_GROUP_SIZES_INTEL, for which pyopencl has no name
+
+
+def subgroup_sizes(device: Any) -> tuple[int, ...]:
+    """Those that a kernel may demand; (): the work items of a subgroup exchange no values, or its size is unknown."""
+    if not set(device.extensions.split()) >= SUBGROUPS:
+        return ()
+    sizes, nbytes = (ctypes.c_size_t * 16)(), ctypes.c_size_t()
+    info = ctypes.CDLL(opencl()._cl.__file__).clGetDeviceInfo
+    given = ctypes.c_void_p(device.int_ptr), SUBGROUP_SIZES, ctypes.sizeof(sizes), sizes, ctypes.byref(nbytes)
+    return () if info(*given) else tuple(sorted(sizes[: nbytes.value // ctypes.sizeof(ctypes.c_size_t)]))
+
+
+def vector_bytes_of(device: Any) -> int:
+    return min(WIDEST_BYTES, max(LEAST_BYTES, 4 * int(device.preferred_vector_width_float)))
+
+
 def _open(number: int) -> Driver:
     cl, found = opencl(), devices()
     if not 0 <= number < len(found):
@@ -92,13 +115,13 @@ def _open(number: int) -> Driver:
         raise ValueError(f"OPENCL_DEVICE={number}: this machine has the OpenCL devices {names}")
     device = found[number]
     is_cpu = bool(device.type & cl.device_type.CPU)
-    lanes = max(1, device.preferred_vector_width_float)
-    vector_bytes = min(WIDEST_BYTES, 4 * lanes)
+    vector_bytes = vector_bytes_of(device)
     # (several items a group on a GPU: one alone would leave most of what executes it idle)
     group = 1 if is_cpu else min(64, device.max_work_group_size)
     exact = device.single_fp_config & cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT
     units = max(1, device.max_compute_units)
     cache_bytes = int(device.global_mem_cache_size) or 1 << 18
+    subgroups = subgroup_sizes(device)
     return Driver(
         device,
         cl.Context([device]),
@@ -115,6 +138,7 @@ def _open(number: int) -> Driver:
             cores=cores() if is_cpu else units,
             group_items=int(device.max_work_group_size),
             shared_bytes=int(device.local_mem_size),
+            subgroup_items=max(subgroups, default=0),
         ),
-        Target(group, int(device.local_mem_size) // LOCAL_PART, bool(device.double_fp_config)),
+        Target(group, int(device.local_mem_size) // LOCAL_PART, bool(device.double_fp_config), subgroups),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -51,6 +52,8 @@ class OpenCLGraph:
                 stamps.append(time.perf_counter())
         for queue in self.queues:
             queue.flush()
+        for launch in itertools.chain.from_iterable(self.launches):
+            launch.check()
         return stamps if timed else None
 
     def finish(self) -> None:

@@ -17,9 +17,12 @@ from manygrad.runtime.codegen.describe import estimate, evaluate_int, signature
 from manygrad.runtime.codegen.lowered import Program
 from manygrad.runtime.codegen.opts import loop_nest
 from manygrad.runtime.codegen.pipeline import Prepared
+from manygrad.runtime.devices.bounds import WORDS, report
+from manygrad.runtime.devices.compiled import Renderer
 from manygrad.runtime.devices.diskcache import code_version
-from manygrad.runtime.devices.opencl_driver import driver, opencl
+from manygrad.runtime.devices.opencl_driver import LANGUAGE, SUBGROUP_LANGUAGE, driver, opencl
 from manygrad.runtime.render import opencl as renderer
+from manygrad.runtime.render.opencl_bounds import render_checked
 from manygrad.tensor.environment import CACHE
 from manygrad.tensor.uop.uop import UOp
 
@@ -77,6 +80,9 @@ def render(program: Program) -> str:
     return renderer.render(program, driver().target)
 
 
+OPENCL_C = Renderer(render, lambda program: render_checked(program, driver().target))
+
+
 def compile_text(text: str) -> bytes:
     """The driver's binary where that is kept on disk; else the text. (To make a binary a driver may compile for groups
     of any size, and once more for those that run: it takes its time.)"""
@@ -95,7 +101,8 @@ def packed(text: str, binary: bytes = b"") -> bytes:
 def build(text: str) -> Any:
     cl, own = opencl(), driver()
     try:
-        return cl.Program(own.context, text).build(options=list(own.options), cache_dir=False)
+        options = [SUBGROUP_LANGUAGE if o is LANGUAGE and renderer.SUBGROUPS in text else o for o in own.options]
+        return cl.Program(own.context, text).build(options=options, cache_dir=False)
     except cl.Error as error:
         name = text.partition("\n")[0].removeprefix("// ")
         raise RuntimeError(
@@ -118,26 +125,51 @@ def program_of(compiled: bytes) -> tuple[Any, int]:
     return opencl().Program(own.context, [own.device], [rest]).build(cache_dir=False), int(scratch_bytes)
 
 
+class Record:
+    """Where a bounds-checked kernel reports (`bounds.py`)."""
+
+    def __init__(self) -> None:
+        cl, flags = opencl(), opencl().mem_flags
+        hostbuf = np.zeros(WORDS, np.int64)
+        self.memory = cl.Buffer(driver().context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=hostbuf)
+
+    def check(self, name: str, queue: Any) -> None:
+        """Waits; raises OutOfBoundsError, and clears the record, if kernel `name` has reported."""
+        words = np.empty(WORDS, np.int64)
+        opencl().enqueue_copy(queue, words, self.memory, is_blocking=True)
+        if words[0]:
+            opencl().enqueue_copy(queue, self.memory, np.zeros(WORDS, np.int64), is_blocking=True)
+            report(name, words.tolist())
+
+
 @dataclass(frozen=True)
 class Launch:
     """A kernel whose arguments are set. `kept`: the memory that they name, which OpenCL does not keep alive."""
+
+    name: str
 
     kernel: Any
     size: tuple[int, ...]  # work items; (0,): none
     group: tuple[int, ...]
     kept: tuple[Any, ...]
     queue: Any  # of the device whose memory it is
+    record: Record | None = None
 
     def start(self) -> None:
         if self.size[0]:
             opencl().enqueue_nd_range_kernel(self.queue, self.kernel, self.size, self.group)
 
+    def check(self) -> None:
+        """Waits for a bounds-checked kernel. Raises OutOfBoundsError."""
+        if self.record is not None:
+            self.record.check(self.name, self.queue)
+
 
 class OpenCLKernel:
     """A loaded kernel. A call starts it; `launch` is for who starts it again and again (`opencl_graph.py`)."""
 
-    def __init__(self, prepared: Prepared, ast: UOp, compiled: bytes) -> None:
-        own = driver()
+    def __init__(self, prepared: Prepared, ast: UOp, compiled: bytes, checked: bool = False) -> None:
+        own, self.checked = driver(), checked
         self.name, self.opts, self.prepared = prepared.name, prepared.opts, prepared
         self.flops, self.nbytes = estimate(ast)
         sig = signature(prepared.ast)
@@ -147,7 +179,7 @@ class OpenCLKernel:
         self.bounds = tuple((v.arg.min, v.arg.max) for v in variables)
         nest = loop_nest(sig, prepared.opts)
         self.counts, self.group = nest.counts, nest.group
-        words = 16 * self.slots + 8 * len(self.names) + 24
+        words = 16 * self.slots + 8 * len(self.names) + 24 + (8 * self.slots + 8 if checked else 0)
         if words > own.parameter_bytes:
             raise NotImplementedError(
                 f"kernel {self.name} takes {self.slots} buffers, as arguments of {words} bytes; this OpenCL device "
@@ -160,7 +192,7 @@ class OpenCLKernel:
     @property
     def source(self) -> str:
         """The OpenCL C, made again on request: a kernel from the disk cache has only a binary."""
-        return self.prepared.code(render)
+        return self.prepared.code(OPENCL_C.of(self.checked))
 
     def fresh(self) -> Any:
         """The kernel, with arguments of its own."""
@@ -200,8 +232,11 @@ class OpenCLKernel:
             arguments.append(kept[-1])
         elif self.scratch_bytes:
             arguments.append(None)
+        record = Record() if self.checked else None
+        if record is not None:
+            arguments += [*(np.int64(h.nbytes) for h in used), record.memory]
         kernel.set_args(*arguments)
-        return Launch(kernel, size, group, tuple(kept), handles[0].stream.queue)
+        return Launch(self.name, kernel, size, group, tuple(kept), handles[0].stream.queue, record)
 
     def __call__(self, handles: Sequence[Block], vars: tuple[int, ...] = (), wait: bool = False) -> float | None:
         queue = handles[0].stream.queue
@@ -209,7 +244,9 @@ class OpenCLKernel:
             queue.finish()
         began = time.perf_counter()
         with self._lock:
-            self.launch(handles, vars, self._kernel).start()
+            launch = self.launch(handles, vars, self._kernel)
+            launch.start()
+        launch.check()
         if not wait:
             queue.flush()
             return None

@@ -7,7 +7,8 @@ the integer arguments, and how the parallel loop of `total` indices is cut: work
 as on every device it begins with the index up to which it was used in this call, 0 here.
 
 A program with groups of its own (`Program.group`) has an index of the parallel loop for each group; its work items wait
-for each other at barriers. In all others a work item needs no other one.
+for each other at barriers, and exchange values within subgroups of a size that the kernel demands, or else through
+memory that the group shares. In all others a work item needs no other one.
 
 before:  LOOP i: STORE(c, i, FMA(LOAD(a, i), LOAD(b, i), 1))   16 lanes
 after:   for (long v9 = begin; v9 < finish; v9 += 16) {
@@ -21,9 +22,10 @@ after:   for (long v9 = begin; v9 < finish; v9 += 16) {
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from math import prod
 
-from manygrad.runtime.codegen.lowered import Inst, Low, Program
+from manygrad.runtime.codegen.lowered import EXCHANGE_BYTES, Inst, Low, Program
 from manygrad.runtime.render.opencl_arithmetic import Arithmetic
 from manygrad.runtime.render.opencl_text import (
     WIDTHS,
@@ -41,6 +43,7 @@ from manygrad.tensor.uop.ops import Ops
 
 ENTRY = "run_part"
 SCRATCH = "// bytes of global scratch memory a work item: "  # the second line
+SUBGROUPS = "#pragma OPENCL EXTENSION cl_khr_subgroup_shuffle : enable"
 ITEM_ALIGNMENT = 128  # of each work item's scratch memory: that of the widest vector
 
 
@@ -52,6 +55,7 @@ class Target:
     group: int = 1
     local_bytes: int = 0
     double: bool = True
+    subgroups: tuple[int, ...] = ()  # sizes that a kernel may demand of its subgroups; (): these exchange nothing
 
 
 def scratch_of_item(program: Program) -> int:
@@ -63,23 +67,41 @@ def items_of_group(program: Program, target: Target) -> int:
     return prod(program.group) if program.group else target.group
 
 
+def subgroup_of(program: Program, target: Target) -> int:
+    """The least size of subgroups in which the program's work items can exchange values; 0: none, or they do not."""
+    lanes = max((2 * x.arg for x in program.insts if x.op is Low.EXCHANGE), default=0)
+    return next((n for n in target.subgroups if n >= lanes > 0), 0)
+
+
+def exchange_bytes(program: Program, target: Target) -> int:
+    """Of shared memory through which work items exchange values."""
+    runs = [list(xs) for op, xs in groupby(program.insts, lambda x: x.op) if op is Low.EXCHANGE]
+    values = 0 if subgroup_of(program, target) else max((sum(x.lanes for x in xs) for xs in runs), default=0)
+    return EXCHANGE_BYTES * values * items_of_group(program, target)
+
+
 def scratch_is_local(program: Program, target: Target) -> bool:
-    return scratch_of_item(program) * items_of_group(program, target) + program.shared_bytes <= target.local_bytes
+    shared = program.shared_bytes + exchange_bytes(program, target)
+    return scratch_of_item(program) * items_of_group(program, target) + shared <= target.local_bytes
 
 
 class Printer(Arithmetic):
     def __init__(self, program: Program, target: Target) -> None:
         super().__init__()
         self.program, self.target = program, target
-        self.local = scratch_is_local(program, target)
+        self.local, self.subgroup = scratch_is_local(program, target), subgroup_of(program, target)
         self.spaces: dict[Inst, str] = {}  # pointer -> its address space
 
     def run(self) -> str:
         program, target = self.program, self.target
-        for inst in program.insts:
-            found = self.inst(inst)
-            if found is not None:
-                self.names[inst] = found
+        for op, insts in groupby(program.insts, lambda x: x.op):
+            if op is Low.EXCHANGE:
+                self.exchange(list(insts))
+                continue
+            for inst in insts:
+                found = self.inst(inst)
+                if found is not None:
+                    self.names[inst] = found
         if self.double and not target.double:
             raise NotImplementedError(
                 f"kernel {program.name} computes in float64, which this OpenCL device does not have: "
@@ -98,9 +120,10 @@ class Printer(Arithmetic):
                 arguments.append("__global uchar* all_scratch")
             before.append(f"{self.scratch_space} uchar* scratch = all_scratch + {at};")
             before.append(f"*({self.scratch_space} long*)scratch = 0;")
-        if program.shared_bytes:
-            size, aligned = program.shared_bytes, f"__attribute__((aligned({ITEM_ALIGNMENT})))"
-            before.append(f"__local uchar shared[{size}] {aligned};")
+        arguments += self.more_arguments()
+        for name, size in (("shared", program.shared_bytes), ("exchanged", exchange_bytes(program, target))):
+            if size:
+                before.append(f"__local uchar {name}[{size}] __attribute__((aligned({ITEM_ALIGNMENT})));")
         sizes = (*program.group, 1, 1, 1)[:3] if program.group else (target.group, 1, 1)
         first = f"get_{'group' if program.group else 'global'}_id(0)"
         head = [
@@ -108,14 +131,19 @@ class Printer(Arithmetic):
             f"{SCRATCH}{0 if self.local else item}",
             "#pragma OPENCL FP_CONTRACT OFF",
             *(["#pragma OPENCL EXTENSION cl_khr_fp64 : enable"] if self.double else []),
+            *([SUBGROUPS] if self.subgroup else []),
             *self.helpers.values(),
             f"__kernel __attribute__((reqd_work_group_size({', '.join(map(str, sizes))})))",
+            *([f"__attribute__((intel_reqd_sub_group_size({self.subgroup})))"] if self.subgroup else []),
             f"void {ENTRY}({', '.join(arguments)}) {{",
             f"  const long begin = {first} * per, finish = min(begin + per, total);",
             "  if (begin >= finish) return;",
             *(f"  {line}" for line in before),
         ]
         return "\n".join([*head, *self.lines, "}", ""])
+
+    def more_arguments(self) -> list[str]:
+        return []
 
     @property
     def item(self) -> str:
@@ -215,6 +243,26 @@ class Printer(Arithmetic):
             raise NotImplementedError(f"{x.op.name} is an instruction of other machines (`Machine.scales`, `dots`)")
         return self.alu(x, src)
 
+    def exchange(self, insts: list[Inst]) -> None:
+        """Values of the work items whose places differ in a bit: all at once, as a barrier takes its time. Small types
+        are exchanged as int."""
+        found: dict[Inst, list[str]] = {x: [] for x in insts}
+        values = [(x, self.lane(x.src[0], i)) for x in insts for i in range(x.lanes)]
+        items = items_of_group(self.program, self.target)
+        types = {x: "int" if x.dtype.is_bool or x.dtype.itemsize < 4 else scalar_type(x.dtype) for x in insts}
+        at = [f"*(__local {types[x]}*)((__local long*)exchanged + {n * items} + " for n, (x, _) in enumerate(values)]
+        if not self.subgroup:
+            for place, (_, own) in zip(at, values):
+                self.line(f"{place}{self.item}) = {own};")
+            self.line("barrier(CLK_LOCAL_MEM_FENCE);")
+        for place, (x, own) in zip(at, values):
+            shuffled = f"sub_group_shuffle_xor(({types[x]})({own}), {x.arg}u)"
+            other = shuffled if self.subgroup else f"{place}({self.item} ^ {x.arg}))"
+            found[x].append(self.piece(x.dtype, 1, f"({scalar_type(x.dtype)})({other})"))
+        if not self.subgroup:
+            self.line("barrier(CLK_LOCAL_MEM_FENCE);")
+        self.names.update((x, self.joined(x.dtype, own)) for x, own in found.items())
+
     def pointer(self, x: Inst, space: str, at: str) -> Value:
         self.spaces[x] = space
         if x.dtype is dtypes.float64:
@@ -270,9 +318,9 @@ class Printer(Arithmetic):
             else:
                 at = self.address(x, self.names[offset][0], first)
                 if guard is None:
-                    text = self.loaded(x, at, n)
+                    text = self.loaded(at, n)
                 elif guard.lanes == 1:
-                    text = f"({self.names[guard][0]} ? {self.loaded(x, at, n)} : {self.zeros(x.dtype, n)})"
+                    text = f"({self.names[guard][0]} ? {self.loaded(at, n)} : {self.zeros(x.dtype, n)})"
                 elif guard.op is Low.FIRST:
                     text = self.first_loaded(x, at, n, guard.arg - first)
                 else:
@@ -284,7 +332,7 @@ class Printer(Arithmetic):
     def zeros(self, d: DType, n: int) -> str:
         return f"({vector(memory_type(d), n)})(0)"
 
-    def loaded(self, x: Inst, at: str, n: int) -> str:
+    def loaded(self, at: str, n: int) -> str:
         return f"*{at}" if n == 1 else f"vload{n}(0, {at})"
 
     def valued(self, d: DType, n: int, text: str) -> str:
@@ -298,12 +346,12 @@ class Printer(Arithmetic):
     def first_loaded(self, x: Inst, at: str, n: int, count: int) -> str:
         """The first `count` of a piece's lanes; 0 in the others."""
         if count >= n:
-            return self.loaded(x, at, n)
+            return self.loaded(at, n)
         if count <= 0:
             return self.zeros(x.dtype, n)
         parts, done = [], 0
         for m in pieces(count):
-            parts.append(self.loaded(x, f"({at} + {done})", m))
+            parts.append(self.loaded(f"({at} + {done})", m))
             done += m
         t = memory_type(x.dtype)
         return f"({vector(t, n)})({', '.join([*parts, *[f'({t})(0)'] * (n - count)])})"

@@ -15,6 +15,7 @@ from manygrad.runtime.codegen.affine import Position, TileAnalysis
 from manygrad.runtime.codegen.loops.build import Tree
 from manygrad.runtime.codegen.loops.index import Index
 from manygrad.runtime.codegen.loops.lanes import Lanes
+from manygrad.runtime.codegen.loops.tree import Prefetch
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import Ops
@@ -143,6 +144,7 @@ class Scope:
     block: Mapping[UOp, Inst] = field(default_factory=dict)  # range -> index of its block's first iteration
     # in a loop over single vectors: (the lane, index of the tile's first iteration, the vector's place in the tile)
     vector: tuple[UOp, Inst, Inst] | None = None
+    prefetches: tuple[Prefetch, ...] = ()  # those around
 
     @property
     def lane(self) -> UOp | None:

@@ -46,6 +46,7 @@ from manygrad.runtime.codegen.loops.tree import (
     Nodes,
     Online,
     Pack,
+    Prefetch,
     Ragged,
     Reduce,
     Scope,
@@ -200,6 +201,11 @@ def _vectors(e: Emission, n: Vectors) -> None:
         walk(e, n.body)
 
 
+def _prefetch(e: Emission, n: Prefetch) -> None:
+    with e.within(replace(e.scope, prefetches=(*e.scope.prefetches, n))):
+        walk(e, n.body)
+
+
 WALK: dict[type[Node], Callable[[Emission, Any], None]] = {
     For: _for,
     Scope: _scope,
@@ -216,5 +222,6 @@ WALK: dict[type[Node], Callable[[Emission, Any], None]] = {
     Online: _online,
     Holds: _holds,
     Vectors: _vectors,
+    Prefetch: _prefetch,
     Store: store,
 }

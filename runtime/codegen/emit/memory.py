@@ -52,11 +52,9 @@ def load(e: Emission, u: UOp, position: Position) -> Inst:
 
 
 def prefetch(e: Emission, u: UOp, pointer: Inst, a: Affine) -> None:
-    """Asks for what the load reads in the next tile of another loop, where the Opts say so."""
-    for r, slot in e.nest.prefetched:
-        if slot != pointer.arg or r not in e.scope.origin or (loop := e.nest.next_tile(u, r)) is None:
-            continue
-        ahead = sum(c for x, c in a.terms if x.expr is loop) * e.nest.tile.get(loop, 1)
+    """Asks for what the load reads in the next tile of another loop, where it is in a Prefetch of it."""
+    for p in e.scope.prefetches:
+        ahead = sum(c for x, c in a.terms if x.expr is p.ahead) * e.nest.tile_of(p.ahead) if u in p.loads else 0
         if ahead:
             e.emit(Low.PREFETCH, dtypes.void, (pointer, sum_of_terms(e, a)), a.constant + ahead, here=True)
 

@@ -1,7 +1,8 @@
 """Reductions: accumulators in registers for every position of the tile, folded at the end where they are vectors.
 
-Order: ascending in the ranges; with lanes, element k goes to partial sum k mod lanes, and those are folded pairwise.
-It does not depend on the tiles of the loops.
+Order: ascending in the ranges; with lanes, element k goes to partial sum k mod lanes, and those are folded pairwise; of
+what is dealt out to work items, each has a sum of its own, and those are folded pairwise, too. It does not depend on
+the tiles of the loops.
 
 A maximum of floats over a row takes the greater of a vector and an accumulator, which forgets NaNs, and remembers
 beside it in which lanes there was one: an instruction less than a maximum that is NaN where either is.
@@ -53,7 +54,7 @@ def reduce(e: Emission, node: Reduce, body: Callable[[], None]) -> None:
         body()
         e.adding.pop()
         if node.rest is None or node.rest.is_last:
-            finish(e, sums, node.split)
+            finish(e, sums, node.split, node.across)
         else:
             put_down(e, sums, node.rest)
 
@@ -115,18 +116,26 @@ def accumulate_tile(e: Emission, node: Reduce, sums: list[Accumulator]) -> None:
                             accumulate(e, acc, {**acc.position, **at}, part)
 
 
-def finish(e: Emission, sums: list[Accumulator], split: UOp | None) -> None:
-    """Folds the partial sums and makes the results known in the current block."""
-    for acc in sums:
-        u = acc.reduce
-        join = partial(greater, e) if acc.ordered is not None else partial(e.alu, u.arg, u.dtype)
-        found = [e.emit(Low.GET, u.dtype, (a,), None, a.lanes, here=True) for a in acc.parts]
-        result = folded(e, found, join, split is not None)
-        if acc.ordered is not None:
-            ordered = e.emit(Low.GET, dtypes.bool, (acc.ordered,), None, acc.ordered.lanes, here=True)
-            nan = e.emit(Low.ANY, dtypes.bool, (e.alu(Ops.NOT, dtypes.bool, ordered),))
-            result = e.alu(Ops.WHERE, u.dtype, nan, e.const(math.nan, u.dtype), result)
-        e.blocks[-1].values[key(e, u, acc.position)] = result
+def finish(e: Emission, sums: list[Accumulator], split: UOp | None, across: int) -> None:
+    """Folds the partial sums, then those of the work items, and makes the results known in the current block."""
+    results = [result_of(e, acc, split) for acc in sums]
+    for bit in range(across.bit_length() - 2, -1, -1):  # (all work items get the same sum)
+        others = [e.emit(Low.EXCHANGE, x.dtype, (x,), 1 << bit, x.lanes, here=True) for x in results]
+        results = [e.alu(acc.reduce.arg, x.dtype, x, y) for acc, x, y in zip(sums, results, others)]
+    for acc, result in zip(sums, results):
+        e.blocks[-1].values[key(e, acc.reduce, acc.position)] = result
+
+
+def result_of(e: Emission, acc: Accumulator, split: UOp | None) -> Inst:
+    u = acc.reduce
+    join = partial(greater, e) if acc.ordered is not None else partial(e.alu, u.arg, u.dtype)
+    found = [e.emit(Low.GET, u.dtype, (a,), None, a.lanes, here=True) for a in acc.parts]
+    result = folded(e, found, join, split is not None)
+    if acc.ordered is None:
+        return result
+    ordered = e.emit(Low.GET, dtypes.bool, (acc.ordered,), None, acc.ordered.lanes, here=True)
+    nan = e.emit(Low.ANY, dtypes.bool, (e.alu(Ops.NOT, dtypes.bool, ordered),))
+    return e.alu(Ops.WHERE, u.dtype, nan, e.const(math.nan, u.dtype), result)
 
 
 def folded(e: Emission, values: list[Inst], join: Callable[[Inst, Inst], Inst], lanes: bool) -> Inst:

@@ -27,12 +27,12 @@ def parallel(t: Tiler, around: Around, body: Body) -> Nodes:
     nest = t.kernel.nest
     loops = nest.loops[: nest.parallel]
     blocked = next(iter(nest.block), None)
-    if len(loops) == 1 and blocked is None and not nest.bound:
+    if len(loops) == 1 and blocked is None and not nest.group:
         first, *others = t.between(loops[0], BEGIN, FINISH, around, body)
         return (replace(first, kind=Kind.PARALLEL) if isinstance(first, For) else first, *others)
     counter = t.counters.new()
     number = _digits(t, counter, loops)
-    if nest.bound:
+    if nest.group:
         return grid(t, counter, {r: number[r] for r in loops}, around, body)
     inner = replace(around, changed={**around.changed, **_changed(t, counter, loops, number)})
     single = [r for r in loops if r is not blocked]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from manygrad.runtime.codegen.loops.blocks import parallel
+from manygrad.runtime.codegen.loops.index import FIRST_LANE
 from manygrad.runtime.codegen.loops.lanes import Kernel
 from manygrad.runtime.codegen.loops.local import Local
 from manygrad.runtime.codegen.loops.pack import pack
 from manygrad.runtime.codegen.loops.reduce import reduces
 from manygrad.runtime.codegen.loops.rows import each_row, has_rows
 from manygrad.runtime.codegen.loops.tiles import Around, Tiler
-from manygrad.runtime.codegen.loops.tree import Nodes, Store
+from manygrad.runtime.codegen.loops.tree import If, Nodes, Store
 from manygrad.runtime.codegen.online import online_pair
 from manygrad.tensor.uop.uop import UOp
 
@@ -38,7 +39,8 @@ def build(kernel: Kernel) -> Tree:
         return (*first, *nodes), inner
 
     def stores(around: Around) -> Nodes:
-        return (Store(around.row, around.stored),)
+        store = Store(around.row, around.stored)
+        return (If(FIRST_LANE, (store,)),) if nest.reduce_bound else (store,)
 
     def loops(around: Around, i: int) -> Nodes:
         if i == len(nest.loops):

@@ -3,6 +3,10 @@
 before:  parallel for (m by 4, n by 4): reduce over k: accumulate
 after:   grid for (m by 32, n by 32): group for m': group for n':
            reduce over k: for 16 of k: { share a[32 of m, 16 of k]; barrier; for k in 16: accumulate; barrier }
+
+A sum may also be dealt out to lanes, work items of one subgroup:
+
+after:   grid for (m, n): reduce over k, across 32 lanes: for k in lane..512 by 32: accumulate
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from dataclasses import replace
 from math import prod
 
 from manygrad.runtime.codegen.loops import index
-from manygrad.runtime.codegen.loops.index import BEGIN, FINISH, ITEM, Index
+from manygrad.runtime.codegen.loops.index import BEGIN, FINISH, FIRST_LANE, ITEM, LANE, Index
 from manygrad.runtime.codegen.loops.lanes import fixed_size
 from manygrad.runtime.codegen.loops.local import Shared, SharedLoop
 from manygrad.runtime.codegen.loops.tiles import Around, Body, Tiler
@@ -39,16 +43,30 @@ def grid(t: Tiler, counter: Index, number: dict[UOp, Index], around: Around, bod
         if i == len(loops):
             return body(around)
         r = loops[i]
-        own = t.one(r, tiles[r], around, lambda inner: opened(inner, i + 1))
         size = fixed_size(r)
-        even = size is not None and size % part_size(nest, r) == 0
-        return own if even or r not in items else (If(index.less(tiles[r], t.tiles_of(r)), own),)
+        is_even = r not in items or (size is not None and size % part_size(nest, r) == 0)
+        # (what a tile beyond the last one would read is read nowhere)
+        tile = tiles[r] if is_even else index.here(tiles[r])
+        own = t.one(r, tile, around, lambda inner: opened(inner, i + 1))
+        return own if is_even else (If(index.less(tiles[r], t.tiles_of(r)), own),)
 
     inside = opened(replace(around, groups=begins), 0)
     for dim, r in enumerate(reversed(items)):
-        one = index.const(nest.bound[r])
+        one, dim = index.const(nest.bound[r]), len(nest.group) - len(items) + dim
         inside = (For(items[r], index.const(0), one, 1, inside, Kind.GROUP, dim),)
     return (For(counter, BEGIN, FINISH, 1, inside, Kind.GRID),)
+
+
+def dealt_out(t: Tiler, k: UOp, around: Around, body: Body) -> Nodes:
+    """The loop over `k`, of which each lane runs every so many tiles; the first one what is no loop."""
+    lanes, found = t.kernel.nest.reduce_bound[k], list[Node]()
+    for n in t.loop(k, around, body):
+        if isinstance(n, For):
+            begin = index.add(n.begin, index.mul(LANE, n.step) if n.step > 1 else LANE)
+            found.append(replace(n, begin=begin, step=lanes * n.step, kind=Kind.LANES))
+        else:
+            found.append(If(FIRST_LANE, (n,)))
+    return tuple(found)
 
 
 def shared_along(t: Tiler, k: UOp, around: Around, inner: Callable[[Around], Nodes]) -> Nodes:

@@ -25,6 +25,7 @@ class Of(Enum):
     FINISH = "the one after the last"
     HELD = "up to which index this thread has run the kernel before: it holds what was packed for that"
     ITEM = "the number of this work item in its group"
+    LANE = "its place along the first dimension: among the lanes of the group's sums"
     LINE = "the first element of a row at the beginning of a cache line"
     HERE = "its source, which stays in this block with all that depends on it"
 
@@ -53,7 +54,7 @@ class RowOf(NamedTuple):
 
 
 CONDITIONS = frozenset((Ops.CMPLT, Ops.CMPEQ, Ops.CMPNE))
-BEGIN, FINISH, HELD, ITEM = Index(Of.BEGIN), Index(Of.FINISH), Index(Of.HELD), Index(Of.ITEM)
+BEGIN, FINISH, HELD, ITEM, LANE = map(Index, (Of.BEGIN, Of.FINISH, Of.HELD, Of.ITEM, Of.LANE))
 
 
 class Counters:
@@ -124,6 +125,9 @@ def either(a: Index, b: Index) -> Index:
 
 def both(a: Index, b: Index) -> Index:
     return Index(Ops.AND, (a, b))
+
+
+FIRST_LANE = equal(LANE, const(0))
 
 
 def choose(condition: Index, a: Index, b: Index) -> Index:

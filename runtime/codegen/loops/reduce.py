@@ -19,7 +19,7 @@ from manygrad.runtime.codegen.affine import Affine
 from manygrad.runtime.codegen.cost import EDGE_VERSIONS
 from manygrad.runtime.codegen.describe import conjuncts, factor_masks
 from manygrad.runtime.codegen.loops import index
-from manygrad.runtime.codegen.loops.groups import shared_along
+from manygrad.runtime.codegen.loops.groups import dealt_out, shared_along
 from manygrad.runtime.codegen.loops.index import Index
 from manygrad.runtime.codegen.loops.lanes import Kernel, fixed_size
 from manygrad.runtime.codegen.loops.tiles import Around, Tiler
@@ -77,15 +77,18 @@ def reduction(t: Tiler, group: tuple[UOp, ...], around: Around, rest: Rest | Non
     lanes, split = t.kernel.lanes_of(group, around.lanes)
     ranges = group[0].src[1:]
     skipped = masks(t.kernel, [u.src[0] for u in group], frozenset(ranges))
-    inner = replace(around, lanes=lanes, inside=frozenset(ranges))
+    inner = replace(around, lanes=lanes, inside=frozenset(ranges), added=tuple(u.src[0] for u in group))
     body = _by_place(t.kernel, skipped, inner, _loops(t, ranges, inner, Accumulate()))
-    return Reduce(group, lanes, split, skipped, body, rest)
+    across = max(t.kernel.nest.reduce_bound.get(r, 1) for r in ranges)
+    return Reduce(group, lanes, split, skipped, body, rest, across)
 
 
 def _online(t: Tiler, pair: Pair, around: Around) -> Online:
     lanes, _ = t.kernel.lanes_of((pair.total,), around.lanes)
     ranges = pair.total.src[1:]
-    body = _loops(t, ranges, replace(around, lanes=lanes, inside=frozenset(ranges)), Accumulate())
+    added = (pair.maximum.src[0], pair.total.src[0])
+    inner = replace(around, lanes=lanes, inside=frozenset(ranges), added=added)
+    body = _loops(t, ranges, inner, Accumulate())
     apart = reduction(t, (pair.maximum,), around), reduction(t, (pair.total,), around)
     return Online(pair, lanes, body, apart)
 
@@ -95,7 +98,8 @@ def _loops(t: Tiler, ranges: tuple[UOp, ...], around: Around, leaf: Node) -> Nod
         return (leaf,)
     if any(r is ranges[0] for r, *_ in t.kernel.nest.shared) and ranges[0] not in around.blocks:
         return shared_along(t, ranges[0], around, lambda inner: _loops(t, ranges, inner, leaf))
-    return t.loop(ranges[0], around, lambda inner: _loops(t, ranges[1:], inner, leaf))
+    loop = dealt_out if ranges[0] in t.kernel.nest.reduce_bound else Tiler.loop
+    return loop(t, ranges[0], around, lambda inner: _loops(t, ranges[1:], inner, leaf))
 
 
 def masks(kernel: Kernel, values: list[UOp], ranges: frozenset[UOp]) -> tuple[UOp, ...]:

@@ -22,6 +22,7 @@ from manygrad.runtime.codegen.loops.tree import (
     Online,
     Pack,
     Packing,
+    Prefetch,
     Ragged,
     Reduce,
     Scope,
@@ -65,9 +66,7 @@ def _line(tree: Tree, node: Node, lanes: Lanes) -> str:
             below = f", below {text(node.size)}" if node.size is not None else ""
             partial = ", the last one partial" if node.ragged is Ragged.FIXED else below
             what = f"{node.extent} from {text(node.origin)}{vectors}{partial}"
-            slots = [slot for r, slot in tree.kernel.nest.prefetched if r is node.range]
-            ahead = "".join(f", prefetching argument {slot}" for slot in slots)
-            return f"{name(node.range)} = {what}{ahead}:"
+            return f"{name(node.range)} = {what}:"
         case Block():
             return f"block of {name(node.range)} from {text(node.begin)}:"
         case If():
@@ -84,14 +83,17 @@ def _line(tree: Tree, node: Node, lanes: Lanes) -> str:
             return "copy"
         case Barrier():
             return "barrier"
+        case Prefetch():
+            return f"prefetch argument {node.argument}, a tile of {name(node.ahead)} ahead:"
         case Reduce():
             sums = ", ".join(f"{u.arg.name}({_read(u.src[0])})" for u in node.group)
             over = ", ".join(map(name, node.group[0].src[1:]))
             lanes_of = f" in lanes of {name(node.split)}" if node.split is not None else ""
             rest = "" if node.rest is None else f", from local[{node.rest.offset_bytes}..] on"
             rows = [k.offset_bytes for k in tree.local.kept.values() if {*k.owners} & {*node.group}]
+            across = f", across {node.across} lanes" if node.across > 1 else ""
             keep = "".join(f", keeping what it reads in local[{at}..]" for at in rows)
-            return f"reduce {sums} over {over}{lanes_of}{rest}{keep}:"
+            return f"reduce {sums} over {over}{lanes_of}{across}{rest}{keep}:"
         case Accumulate():
             return "accumulate"
         case Online():

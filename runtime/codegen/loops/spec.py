@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from manygrad.runtime.codegen.loops.build import Tree
-from manygrad.runtime.codegen.loops.index import Index, Of
+from manygrad.runtime.codegen.loops.index import FIRST_LANE, Index, Of
 from manygrad.runtime.codegen.loops.lanes import Kernel
+from manygrad.runtime.codegen.loops.prefetch import loads
 from manygrad.runtime.codegen.loops.show import name, text
 from manygrad.runtime.codegen.loops.tree import (
     Accumulate,
@@ -27,6 +28,7 @@ from manygrad.runtime.codegen.loops.tree import (
     Online,
     Pack,
     Packing,
+    Prefetch,
     Ragged,
     Reduce,
     Scope,
@@ -49,10 +51,13 @@ class Open:
     blocks: frozenset[UOp] = frozenset()
     computed: frozenset[UOp] = frozenset()  # REDUCEs
     reducing: tuple[UOp, ...] = ()  # ranges of the innermost Reduce
+    added: tuple[UOp, ...] = ()  # what it adds up
     packing: Packing | None = None
     kinds: frozenset[Kind] = frozenset()  # of the loops around
     is_uniform: bool = True  # whether all work items of the group get here
     sharing: Share | None = None
+    across: int = 1  # lanes that the innermost Reduce has
+    is_first_lane: bool = False
 
 
 Rule = tuple[str, type[Node], Callable[..., bool]]
@@ -63,6 +68,7 @@ RULES: list[Rule] = [
     ("only the outermost loop is a grid", For, lambda n, o: n.kind is not Kind.GRID or not o.counters),
     ("a group is inside of a grid", For, lambda n, o: n.kind is not Kind.GROUP or Kind.GRID in o.kinds),
     ("each dimension of a group is known", For, lambda n, o: n.kind is not Kind.GROUP or n.end.number is not None),
+    ("what is dealt out to lanes is a sum across them", For, lambda n, o: n.kind is not Kind.LANES or o.across > 1),
     ("a group gets to a barrier", Barrier, lambda n, o: Kind.GROUP in o.kinds and o.is_uniform and not o.sharing),
     ("a group shares memory", Share, lambda n, o: Kind.GROUP in o.kinds and o.is_uniform and not o.sharing),
     ("what is copied is what the loops around are for", Copied, lambda n, o: o.sharing and o.sharing.stage is n.stage),
@@ -78,15 +84,24 @@ RULES: list[Rule] = [
     ("an operand is packed in a tile, or a block, of its loop", Packing, lambda n, o: _placed(n, o)),
     ("what is packed is what the loops around are for", Pack, lambda n, o: o.packing and o.packing.stage is n.stage),
     ("all is open that is packed", Pack, lambda n, o: {n.stage.loop, *n.stage.ranges} <= o.tiles),
+    ("what is prefetched is loaded below", Prefetch, lambda n, o: bool(n.loads) and {*n.loads} <= {*_loaded(n, o)}),
+    ("it is of one argument", Prefetch, lambda n, o: {u.src[0].src[0].arg for u in n.loads} == {n.argument}),
+    (
+        "a loop around moves what is prefetched",
+        Prefetch,
+        lambda n, o: n.ahead in o.tiles & {*o.kernel.nest.loops} and all(n.ahead in ranges_of(u) for u in n.loads),
+    ),
     ("sums are over the same ranges", Reduce, lambda n, o: len({u.src[1:] for u in n.group}) == 1),
     ("all is open that sums depend on", Reduce, lambda n, o: all(ranges_of(u) <= o.tiles for u in n.group)),
     ("a sum is computed once in a tile", Reduce, lambda n, o: not o.computed & {*n.group}),
+    ("all lanes get to a sum across them", Reduce, lambda n, o: n.across == 1 or o.is_uniform),
     ("sums rest between blocks alone", Reduce, lambda n, o: n.rest is None or n.group[0].src[1] in o.blocks),
     ("the lanes of a sum are along one of its ranges", Reduce, lambda n, o: n.split in (None, *n.group[0].src[1:])),
     ("all is open that is added", Accumulate, lambda n, o: bool(o.reducing) and {*o.reducing} <= o.tiles),
     ("the pair is not computed yet", Online, lambda n, o: not o.computed & {n.pair.maximum, n.pair.total}),
     ("all loops are open around a store", Store, lambda n, o: {*o.kernel.nest.loops} <= o.tiles),
     ("all sums are known that are stored", Store, lambda n, o: {*o.kernel.sig.reduces} - _inner(o) <= o.computed),
+    ("one of the lanes stores", Store, lambda n, o: o.is_first_lane or not o.kernel.nest.reduce_bound),
     ("nothing is stored inside of a sum", Store, lambda n, o: not o.reducing and o.packing is None),
 ]
 
@@ -97,6 +112,10 @@ def verify(tree: Tree) -> None:
 
 def _placed(n: Packing, o: Open) -> bool:
     return n.stage.loop in o.tiles or (n.stage.loop in o.kernel.nest.block and n.stage.loop in o.blocks)
+
+
+def _loaded(n: Prefetch, o: Open) -> list[UOp]:
+    return loads(n.body, o.kernel.sig, o.added)
 
 
 def _inner(o: Open) -> set[UOp]:
@@ -121,7 +140,7 @@ def _inside(node: Node, o: Open) -> Open:
     """Verifies what is in a node; gives what is open after it."""
     match node:
         case For():
-            uniform = o.is_uniform and node.begin.op is not Of.ITEM
+            uniform = o.is_uniform and node.begin.op is not Of.ITEM and node.kind is not Kind.LANES
             inside = replace(o, counters=o.counters | {node.counter}, kinds=o.kinds | {node.kind}, is_uniform=uniform)
             _verify(node.body, inside)
         case Tile():
@@ -129,7 +148,8 @@ def _inside(node: Node, o: Open) -> Open:
         case Block():
             _verify(node.body, replace(o, blocks=o.blocks | {node.range}))
         case If():
-            known = [_verify(x, replace(o, is_uniform=False)) for x in (node.body, node.otherwise)]
+            first = replace(o, is_uniform=False, is_first_lane=o.is_first_lane or node.condition == FIRST_LANE)
+            known = [_verify(node.body, first), _verify(node.otherwise, replace(o, is_uniform=False))]
             return replace(o, computed=known[0] & known[1])
         case CacheRead():
             for part in node.parts:
@@ -139,13 +159,15 @@ def _inside(node: Node, o: Open) -> Open:
         case Packing():
             _verify(node.body, replace(o, packing=node))
         case Reduce():
-            _verify(node.body, replace(o, reducing=node.group[0].src[1:]))
+            added = tuple(u.src[0] for u in node.group)
+            _verify(node.body, replace(o, reducing=node.group[0].src[1:], added=added, across=node.across))
             if node.rest is None or node.rest.is_last:
                 return replace(o, computed=o.computed | {*node.group})
         case Online():
-            _verify(node.body, replace(o, reducing=node.pair.total.src[1:]))
+            added = (node.pair.maximum.src[0], node.pair.total.src[0])
+            _verify(node.body, replace(o, reducing=node.pair.total.src[1:], added=added))
             return replace(o, computed=_verify(node.otherwise, o))
-        case Scope() | Holds() | Vectors():
+        case Scope() | Holds() | Vectors() | Prefetch():
             return replace(o, computed=_verify(node.body, o))
     return o
 

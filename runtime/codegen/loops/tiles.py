@@ -13,6 +13,7 @@ from manygrad.runtime.codegen.loops import index
 from manygrad.runtime.codegen.loops.index import Counters, Index
 from manygrad.runtime.codegen.loops.lanes import Kernel, Lanes, fixed_size
 from manygrad.runtime.codegen.loops.local import Local
+from manygrad.runtime.codegen.loops.prefetch import prefetched
 from manygrad.runtime.codegen.loops.tree import For, If, Node, Nodes, Ragged, Scope, Stored, Tile
 from manygrad.tensor.uop.uop import UOp
 
@@ -33,6 +34,7 @@ class Around:
     blocks: Mapping[UOp, tuple[Index, int]] = field(default_factory=dict)  # reduce range -> (begin, size) of the block
     groups: Mapping[UOp, Index] = field(default_factory=dict)  # loop -> first iteration of the group's part
     packing: bool = False
+    added: tuple[UOp, ...] = ()  # what the innermost reduction adds up
     stored: Stored = Stored.ALL
     row: tuple[tuple[UOp, int], ...] = ()
 
@@ -55,7 +57,8 @@ class Tiler:
              size: Index | None = None, reach: int = 0) -> Node:  # fmt: skip
         inner = replace(around, tiles={**around.tiles, r: extent}, origins={**around.origins, r: origin})
         first, inner = self.opened(self, r, inner)
-        return Tile(r, origin, extent, (*first, *body(inner)), ragged, size, reach)
+        nodes = prefetched(self.kernel, r, inner.tiles, (*first, *body(inner)), inner.added)
+        return Tile(r, origin, extent, nodes, ragged, size, reach)
 
     def counted(self, r: UOp, begin: Index, end: Index, tile: int, around: Around, body: Body,
                 ragged: Ragged = Ragged.NO, size: Index | None = None, reach: int = 0) -> Node:  # fmt: skip

@@ -38,6 +38,7 @@ class Kind(Enum):
     PARALLEL = "parallel"  # cut over the threads: from this call's first index to its last
     GRID = "grid"  # cut over the groups of a device
     GROUP = "group"  # one iteration for each work item of a group, side by side
+    LANES = "lanes"  # dealt out to the work items of a subgroup: side by side, every so many iterations each
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,8 @@ class Rest(Node):
 @dataclass(frozen=True)
 class Reduce(Node):
     """REDUCEs over the same ranges, in accumulators for every position of the tiles around; `split`: the range of
-    which neighbouring iterations go to lanes of their own; `masks`: under which conditions they read anything."""
+    which neighbouring iterations go to lanes of their own; `masks`: under which conditions they read anything;
+    `across`: so many work items have partial sums, which are combined after the body."""
 
     group: tuple[UOp, ...]
     lanes: Lanes
@@ -162,6 +164,7 @@ class Reduce(Node):
     masks: tuple[UOp, ...]
     body: Nodes
     rest: Rest | None = None
+    across: int = 1
 
 
 @dataclass(frozen=True)
@@ -192,6 +195,16 @@ class Vectors(Node):
     """The body with other lanes."""
 
     lanes: Lanes
+    body: Nodes
+
+
+@dataclass(frozen=True)
+class Prefetch(Node):
+    """Beside each of `loads`, of an argument, what it will load in the next tile of the loop `ahead` is prefetched."""
+
+    argument: int
+    loads: tuple[UOp, ...]
+    ahead: UOp
     body: Nodes
 
 

@@ -10,6 +10,8 @@ the rest changes only when and where things are computed.
 """
 
 from manygrad.runtime.codegen.opts.align import Align
+from manygrad.runtime.codegen.opts.bind import Bind
+from manygrad.runtime.codegen.opts.bind_reduce import BindReduce
 from manygrad.runtime.codegen.opts.block import Block
 from manygrad.runtime.codegen.opts.cache_read import CacheRead
 from manygrad.runtime.codegen.opts.compute_at import ComputeAt
@@ -32,6 +34,8 @@ from manygrad.runtime.codegen.opts.vectorize import Vectorize
 __all__ = [
     "KINDS",
     "Align",
+    "Bind",
+    "BindReduce",
     "Block",
     "CacheRead",
     "ComputeAt",

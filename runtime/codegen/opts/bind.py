@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from manygrad.runtime.codegen.describe import Signature
-from manygrad.runtime.codegen.opts.nest import LoopNest
+from manygrad.runtime.codegen.opts.nest import LoopNest, is_fixed
 from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt
+from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
 SIZES = (8, 16, 32)
@@ -43,11 +45,9 @@ class Bind(RangeOpt):
         outside = [r.arg.id for r in nest.bound if r not in nest.loops[: nest.parallel]]
         if outside:
             return f"loop {outside[0]} is not in the parallel loop, so no group runs its tiles"
-        if len(nest.bound) > DIMS:
+        if len(nest.group) > DIMS:
             return f"a group has {DIMS} dimensions at most"
-        if nest.block or nest.staged or nest.aligned is not None or nest.streamed:
-            return "block, cache_read, align and nontemporal_store are about one thread's tiles, not about a group's"
-        return None
+        return of_one_thread(nest)
 
     @classmethod
     def of(cls, nest: LoopNest) -> list[Opt]:
@@ -64,3 +64,22 @@ class Bind(RangeOpt):
             for n in SIZES:
                 if taken * n <= search.group_items:
                     yield (*others, Bind(r.arg.id, n))
+
+
+def of_one_thread(nest: LoopNest) -> str | None:
+    """Why no group can run the nest."""
+    if nest.block or nest.staged or nest.aligned is not None or nest.streamed:
+        return "block, cache_read, align and nontemporal_store are about one thread's tiles, not about a group's"
+    return None
+
+
+def uneven(sig: Signature, nest: LoopNest) -> str | None:
+    """Why some work items of a group would not get to where all wait for each other."""
+    for r in nest.loops[: nest.parallel]:
+        step = nest.tile_of(r) * nest.part_of(r)
+        if step > 1 and (not is_fixed(r) or r.src[0].arg % step):
+            return f"loop {r.arg.id} is not cut evenly into groups: some work items would miss a barrier"
+    for r in (u for u in sig.nodes if u.op is Ops.RANGE):
+        if ranges_of(r.src[0]) & nest.bound.keys():
+            return f"the size of range {r.arg.id} differs within a group: some work items would miss a barrier"
+    return None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from manygrad.runtime.codegen.describe import Signature
-from manygrad.runtime.codegen.opts.bind import Bind
+from manygrad.runtime.codegen.opts.bind import Bind, uneven
 from manygrad.runtime.codegen.opts.cache_read import staged_values
 from manygrad.runtime.codegen.opts.nest import LoopNest, is_fixed
 from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt, at_least_one
@@ -50,9 +50,8 @@ class CacheShared(RangeOpt):
             return None
         if not nest.bound:
             return "only the work items of a group share memory (bind)"
-        for r in nest.loops[: nest.parallel]:
-            if not is_fixed(r) or r.src[0].arg % (nest.tile_of(r) * nest.part_of(r)):
-                return f"loop {r.arg.id} is not cut evenly into groups: some work items would miss a barrier"
+        if (reason := uneven(sig, nest)) is not None:
+            return reason
         if len({(k, n) for k, _, n in nest.shared}) > 1:
             return "all that is shared is copied for the same iterations of one reduction"
         return next((why for k, slot, n in nest.shared if (why := _cannot_share(sig, nest, k, slot, n))), None)

@@ -9,6 +9,7 @@ from functools import lru_cache
 from manygrad.runtime.codegen.describe import Signature
 from manygrad.runtime.codegen.opts.align import Align
 from manygrad.runtime.codegen.opts.bind import Bind
+from manygrad.runtime.codegen.opts.bind_reduce import BindReduce
 from manygrad.runtime.codegen.opts.block import Block
 from manygrad.runtime.codegen.opts.cache_read import CacheRead
 from manygrad.runtime.codegen.opts.cache_shared import CacheShared
@@ -34,7 +35,7 @@ from manygrad.tensor.uop.ranges import ranges_of
 KINDS: tuple[type[Opt], ...] = (
     Reorder, Vectorize, RFactor, Tile, Unroll, Tensorize, Skip, CacheRead, Block, ReduceBlock, ComputeAt, Online,
     Prefetch,
-    Align, NontemporalStore, Parallel, Bind, CacheShared,
+    Align, NontemporalStore, Parallel, Bind, BindReduce, CacheShared,
 )  # fmt: skip
 _ORDER = {kind: i for i, kind in enumerate(KINDS)}
 _BY_NAME = {kind.kind: kind for kind in KINDS}
@@ -110,24 +111,30 @@ def neighbours(
     return [x for x in found if sums_may_change or sums(sig, x) == sums(sig, here)]
 
 
-def sums(sig: Signature, opts: Sequence[Opt]) -> tuple[frozenset[tuple[int, int, int]], ...]:
+def sums(sig: Signature, opts: Sequence[Opt]) -> tuple[frozenset[tuple[int, ...]], ...]:
     """In which order each REDUCE is added up, as (range, lanes, iterations) of what matters: equal sums, equal bits.
 
     That is its range with `rfactor` (and whether it is `online`, or has `tensorize` of floats), unless it runs along
-    the vectorized loop; and the unrolling of a range around one that is not written out whole: two iterations of the
-    outer range alternate then.
+    the vectorized loop; and the unrolling of a range around one that is not written out whole, and of those inside of
+    it: their iterations alternate with two of the outer range then. Of a range with `bind_reduce` its work items are a
+    fourth number.
     """
     nest = loop_nest(sig, opts)
     found = []
     for u in sig.reduces:
         own = [r for r in u.src[1:] if r in nest.reduce_lanes]
         split = own[0] if own and (nest.lane is None or nest.lane not in ranges_of(u)) else None
-        order = set()
-        whole = True  # all ranges inside of this one are written out
+        order = set[tuple[int, ...]]()
+        whole, inside = True, set[tuple[int, ...]]()  # whether all ranges inside of this one are written out; how far
         for r in reversed(u.src[1:]):
             tile = nest.tile_of(r) if r is split or r not in own else 1
-            if r is split or (tile > 1 and not whole):
-                order.add((r.arg.id, nest.reduce_lanes[r] if r is split else 1, tile))
+            if r is split:
+                order.add((r.arg.id, nest.reduce_lanes[r], tile))
+            elif tile > 1:
+                inside.add((r.arg.id, 1, tile))
+                order |= set() if whole else inside
+            if r in nest.reduce_bound:
+                order.add((r.arg.id, 1, tile, nest.reduce_bound[r]))
             if any(one is r for one, _ in nest.online):
                 order.add((r.arg.id, -1, tile))
             if r in nest.dots and u.dtype.is_float:

@@ -23,6 +23,7 @@ class LoopNest:
     parallel: int = 0  # so many of the outermost loops are one loop that is cut over the threads
     block: Mapping[UOp, int] = field(default_factory=dict)  # loop -> tiles a block; one entry at most
     bound: Mapping[UOp, int] = field(default_factory=dict)  # loop -> work items of a group that run its tiles
+    reduce_bound: Mapping[UOp, int] = field(default_factory=dict)  # reduce range -> lanes that it is dealt out to
     shared: tuple[tuple[UOp, int, int], ...] = ()  # (reduce range, argument, iterations of it that a group copies)
     reduce_block: tuple[UOp, int] | None = None
     dots: Mapping[UOp, int] = field(default_factory=dict)  # reduce range -> iterations in a lane
@@ -60,8 +61,9 @@ class LoopNest:
 
     @property
     def group(self) -> tuple[int, ...]:
-        """Work items of a group, the innermost loop's first; (): there are no groups."""
-        return tuple(self.bound[r] for r in reversed(self.loops) if r in self.bound)
+        """Work items of a group: the lanes of its sums, then the innermost loop's first; (): there are no groups."""
+        lanes = tuple({*self.reduce_bound.values()})  # (one number)
+        return (*lanes, *(self.bound[r] for r in reversed(self.loops) if r in self.bound))
 
     @property
     def counts(self) -> tuple[tuple[UOp, int], ...]:

@@ -115,7 +115,7 @@ def canonical(program: Program) -> str:
     out: list[object] = [program.name, [(n.key, step) for n, step in program.parallel], program.scratch_bytes]
     for inst in (i for i in program.insts if i in needed):
         place = len(out) if inst.op in ORDERED else None
-        names[inst] = hashed((inst.op, inst.dtype, inst.lanes, [names[s] for s in inst.src], inst.arg, place))
+        names[inst] = hashed((inst.op.name, inst.dtype, inst.lanes, [names[s] for s in inst.src], inst.arg, place))
         if place is None:
             blocks[-1].append(names[inst])
             continue

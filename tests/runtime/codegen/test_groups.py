@@ -148,13 +148,13 @@ def test_the_spec_of_trees_knows_barriers_and_grids() -> None:
 # *** on OPENCL ***
 
 
-def numbers(ast: UOp, arrays: list[np.ndarray], opts: Opts) -> np.ndarray:
+def numbers(ast: UOp, arrays: list[np.ndarray], opts: Opts, vars: tuple[int, ...] = ()) -> np.ndarray:
     """What `ast` with `opts` makes of argument 0."""
     device = get_device("OPENCL")
     handles = [device.alloc(a.nbytes) for a in arrays]
     for h, a in zip(handles, arrays):
         device.copyin(h, memoryview(np.ascontiguousarray(a).reshape(-1).view(np.uint8)))
-    device.compile_with(ast, opts)(handles, (), wait=True)
+    device.compile_with(ast, opts)(handles, vars, wait=True)
     raw = np.empty(arrays[0].nbytes, np.uint8)
     device.copyout(memoryview(raw), handles[0])
     for h, a in zip(handles, arrays):

@@ -25,12 +25,14 @@ from manygrad.runtime.codegen.loops.tree import (
     Node,
     Nodes,
     Pack,
+    Prefetch,
     Reduce,
     Scope,
     Store,
     Tile,
 )
-from manygrad.runtime.codegen.opts import loop_nest
+from manygrad.runtime.codegen.opts import loop_nest, named
+from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.tensor.uop.args import RangeArg
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
@@ -41,8 +43,6 @@ from tests.runtime.codegen.test_random import kernels
 
 def trees(ast: UOp) -> Iterator[Tree]:
     """Those of the heuristic's Opts for several machines."""
-    from manygrad.runtime.codegen.pipeline import prepare
-
     for machine in MACHINES.values():
         prepared = prepare(ast, machine)
         sig = signature(prepared.ast)
@@ -89,6 +89,9 @@ MUTATIONS: dict[str, tuple[type[Node], Callable[..., Nodes]]] = {
     "a store inside of a sum": (Accumulate, lambda n: (n, Store())),
     "a tile added to no sum": (Store, lambda n: (Accumulate(), n)),
     "a number for a condition": (Store, lambda n: (If(index.const(1), (n,)),)),
+    "a prefetch of what is loaded elsewhere": (Prefetch, lambda n: (replace(n, body=()), *n.body)),
+    "a prefetch of another argument": (Prefetch, lambda n: (replace(n, argument=99),)),
+    "a prefetch along no loop around": (Prefetch, lambda n: (replace(n, ahead=NOBODY),)),
     "an operand that nothing is packed for": (Pack, lambda n: (replace(n, stage=replace(n.stage, offset_bytes=-1)),)),
 }
 NOBODY = UOp(Ops.RANGE, gemm(2, 2, 2).src[0].src[2].dtype, gemm(2, 2, 2).src[0].src[2].src, RangeArg(77, "reduce"))
@@ -101,9 +104,10 @@ def fresh(n: For, counter: int) -> For:
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_what_is_changed_does_not(name: str) -> None:
     kind, change = MUTATIONS[name]
-    tried = 0
+    tried, ahead = 0, (named("tile", 0, 2), named("prefetch", 2, 1))
+    prefetching = [prepare(gemm(6, 8, n), MACHINES["avx2"], ahead).tree() for n in (5, 7)]
     for ast in (gemm(256, 192, 250), logsumexp(33, 100)):
-        for tree in trees(ast):
+        for tree in [*trees(ast), *prefetching]:
             for number in range(100):
                 nodes, left = changed(tree.nodes, kind, change, number)
                 if left >= 0:

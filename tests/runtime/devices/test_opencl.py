@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,15 @@ import pytest
 
 from manygrad import Tensor, TinyJit
 from manygrad.runtime.codegen.lowered import Inst, Low, Program
+from manygrad.runtime.codegen.pipeline import prepare
+from manygrad.runtime.codegen.target import Machine
 from manygrad.runtime.devices import get_device, opencl_driver
-from manygrad.runtime.devices.opencl_driver import NoOpenCLError, driver
+from manygrad.runtime.devices.opencl_driver import NoOpenCLError, driver, vector_bytes_of
 from manygrad.runtime.devices.opencl_kernel import Block
 from manygrad.runtime.render.opencl import Target, global_scratch, render
 from manygrad.runtime.render.opencl_text import pieces
 from manygrad.tensor.dtype import dtypes
-from manygrad.tensor.environment import OPENCL_DEVICE
+from manygrad.tensor.environment import OPENCL_DEVICE, Context
 from manygrad.tensor.uop.ops import Ops
 from tests.opencl import needs_opencl
 from tests.runtime.codegen.kernels import elementwise, f32, gemm, run
@@ -253,3 +256,12 @@ def test_masks_loads_and_selections_are_vectors() -> None:
     x, y = np.arange(64, dtype=np.float32), np.arange(64, dtype=np.float32)[::-1].copy()
     ast = elementwise(lambda a, b: a.alu(Ops.CMPLT, b).alu(Ops.WHERE, a, b), [f32, f32], 64)
     assert (run(ast, [np.zeros_like(x), x, y], device="OPENCL")[0] == np.minimum(x, y)).all()
+
+
+@pytest.mark.parametrize(("lanes", "nbytes"), [(0, 16), (1, 16), (4, 16), (8, 32), (16, 64), (32, 64)])
+def test_a_device_of_scalars_has_vectors_all_the_same(lanes: int, nbytes: int) -> None:
+    """What the heuristic chooses for such a device is legal: its vectors hold two of each type at least."""
+    assert vector_bytes_of(SimpleNamespace(preferred_vector_width_float=lanes)) == nbytes
+    for d in (dtypes.float64, dtypes.int64, dtypes.float32):
+        with Context(SPEC=1):
+            prepare(gemm(24, 40, 33, dtype=d), Machine(nbytes, 16, group_items=256))
