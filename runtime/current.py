@@ -13,31 +13,31 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from manygrad.runtime.runtime import Runtime
 
-_current: Runtime | None = None
+_installed: list[Runtime] = []  # the last one is current
 
 
 def current() -> Runtime:
-    if _current is None:
+    if not _installed:
         raise RuntimeError("no Runtime: import the package `manygrad`, which makes one")
-    return _current
+    return _installed[-1]
 
 
 def install(runtime: Runtime) -> None:
     """From now on, the process's Runtime."""
-    global _current
-    _current = runtime
+    _installed.append(runtime)
 
 
 @contextmanager
 def use(runtime: Runtime) -> Iterator[Runtime]:
-    """The process works in `runtime` inside; afterwards, also after an error, in the one of before.
+    """The process works in `runtime` inside; afterwards, also after an error, in the one of before. Where threads do so
+    at once, all of them work in the one that came last, of those that are not left yet.
 
     >>> with use(Runtime()) as fresh: (Tensor([1.0]) + 1).numpy()
     >>> fresh.schedules.misses
     """
-    before = current()
-    install(runtime)
+    _installed.append(runtime)
     try:
         yield runtime
     finally:
-        install(before)
+        last = max(i for i, r in enumerate(_installed) if r is runtime)
+        del _installed[last]

@@ -16,7 +16,7 @@ NOT_PACKAGES = {"tests", "examples", "benchmarks", "docs", "build", "runs", "dis
 # what modules change while a program runs: the process's own. A worker's is its Runtime's (runtime/runtime.py)
 STATE = {
     "runtime/codegen/loops/tiles.py": {"NONE": "never changed"},
-    "runtime/current.py": {"_current": "which Runtime is current"},
+    "runtime/current.py": {"_installed": "which Runtime is current"},
     "runtime/linear.py": {"capture": "the TinyJit that records"},
     "runtime/profile.py": {"active": "who listens to events", "_NOTHING": "never changed"},
     "runtime/devices/opencl_driver.py": {"_opened": "the machine's driver"},

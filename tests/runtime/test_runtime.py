@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,25 @@ def test_use_restores_the_former_one() -> None:
     with pytest.raises(ZeroDivisionError), use(Runtime()):
         _ = 1 / 0
     assert first is current()
+
+
+def test_threads_that_leave_in_any_order_leave_the_former_one() -> None:
+    first, entered, left = current(), threading.Barrier(3), [threading.Event(), threading.Event()]
+
+    def work(leave: threading.Event) -> None:
+        with use(Runtime()):
+            entered.wait(20)
+            assert leave.wait(20)
+
+    threads = [threading.Thread(target=work, args=(e,)) for e in left]
+    for t in threads:
+        t.start()
+    entered.wait(20)
+    for t, e in zip(threads, left, strict=True):
+        assert current() is not first
+        e.set()
+        t.join(20)
+    assert current() is first
 
 
 @Context(SCACHE=1)
