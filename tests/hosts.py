@@ -45,6 +45,11 @@ class Hosts:
     def up(self, i: int) -> None:
         subprocess.run(["ip", "-n", self.names[i], *"link set eth0 up".split()], check=True)
 
+    def sent_nbytes(self, i: int) -> int:
+        """What host i has put on its link so far."""
+        path = "/sys/class/net/eth0/statistics/tx_bytes"
+        return int(subprocess.run([*self.prefixes[i], "cat", path], check=True, capture_output=True).stdout)
+
     def limit(self, i: int, bits_per_s: float = UNLIMITED, loss: float = 0.0) -> None:
         """Let host i's link carry at most so much, each way, and lose this part of the packets at random."""
         for namespace, interface in (self.names[i], "eth0"), (self.switch, f"port{i}"):

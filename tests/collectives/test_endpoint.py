@@ -215,9 +215,12 @@ def on(h: Hosts) -> dict[str, Any]:
     return {"options": lambda r: {"bind_host": h.addresses[r]}, "prefixes": h.prefixes}
 
 
-def test_zeromq_with_curve_between_two_hosts(two_hosts: Hosts) -> None:
-    cases = [("direct", Collective("all_reduce", 2, n), "float32") for n in (1, 1009, 1_000_003)]
-    found = run_workers(2, "collective", (cases,), {"TRANSPORT": "zmq"}, **on(two_hosts))
+@pytest.mark.parametrize("plain", [0, 1])
+def test_zeromq_between_two_hosts(two_hosts: Hosts, plain: int) -> None:
+    """Sealed, and with plain links; of one frame and of several."""
+    cases = [("direct", Collective("all_reduce", 2, n), "float32") for n in (1, 1009, 1_000_003, 3_000_001)]
+    env = {"TRANSPORT": "zmq", "MANYGRAD_PLAIN_LINKS": str(plain)}
+    found = run_workers(2, "collective", (cases,), env, **on(two_hosts))
     got = results(found)
     assert got[0] == got[1] and got[0][0] == oracle(cases[0][1], "float32")
 

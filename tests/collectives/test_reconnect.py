@@ -15,6 +15,7 @@ import pytest
 from manygrad.collectives import reducers
 from manygrad.collectives.errors import PeerLost
 from manygrad.collectives.transport import Endpoint, MessageKey
+from manygrad.collectives.transport import zmq as tcp
 from manygrad.native.memory import copy
 from manygrad.tensor.environment import Context
 from tests.hosts import Hosts
@@ -24,9 +25,14 @@ from collective_workers import Worker, run_workers  # isort: skip
 from test_endpoint import on, results, two_hosts  # noqa: F401 isort: skip
 
 
-@pytest.fixture
-def pair() -> Iterator[tuple[list[Endpoint], list[Proxy]]]:
-    """Two connected endpoints of this process with a proxy in front of every listener."""
+@pytest.fixture(params=[False, True], ids=["plain", "sealed"])
+def pair(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[list[Endpoint], list[Proxy]]]:
+    """Two connected endpoints of this process with a proxy in front of every listener;
+    their links as on loopback, or as between hosts."""
+    if request.param:
+        monkeypatch.setattr(tcp, "is_loopback", lambda host: False)
     ends = [Endpoint(r, 2, "t", 0, arena_bytes=1 << 28) for r in range(2)]
     cards = [e.card() for e in ends]
     proxies = []
@@ -48,7 +54,7 @@ def pair() -> Iterator[tuple[list[Endpoint], list[Proxy]]]:
             p.stop()
 
 
-def talk(end: Endpoint, seed: int, rounds: int, failures: list[BaseException]) -> None:
+def talk(end: Endpoint, seed: int, rounds: int, failures: list[BaseException], ended: list[int]) -> None:
     """Messages of random sizes both ways, several in flight, from and outside of the arena;
     checks every byte received."""
     sizes = np.random.default_rng(seed).choice([0, 8, 4096, 100_000, 5_000_000], rounds, p=[0.1, 0.3, 0.3, 0.2, 0.1])
@@ -80,13 +86,16 @@ def talk(end: Endpoint, seed: int, rounds: int, failures: list[BaseException]) -
                     end.arena.free(k - end.arena.base)
     except BaseException as e:
         failures.append(e)
+    ended.append(end.rank)
+    while len(ended) < 2 and not failures:  # the other may have been cut off from the word that its last has arrived
+        end._hub.progress(0.01)
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_connections_are_cut_again_and_again(pair: tuple[list[Endpoint], list[Proxy]], seed: int) -> None:
     ends, proxies = pair
-    failures: list[BaseException] = []
-    threads = [threading.Thread(target=talk, args=(e, seed, 240, failures)) for e in ends]
+    failures, ended = list[BaseException](), list[int]()
+    threads = [threading.Thread(target=talk, args=(e, seed, 240, failures, ended)) for e in ends]
     rng, cuts = random.Random(seed), 0
     for t in threads:
         t.start()
@@ -100,6 +109,7 @@ def test_connections_are_cut_again_and_again(pair: tuple[list[Endpoint], list[Pr
     for e in ends:
         link = e._hub.links[1 - e.rank]
         assert not link.incoming and not link.unacked and link.whole_below == link.in_number >= 240 and not link.whole
+        assert not link.forged and (link.opener is not None) == e._hub.sealed
 
 
 def test_a_peer_whose_listener_is_gone_is_lost_soon(pair: tuple[list[Endpoint], list[Proxy]]) -> None:

@@ -118,9 +118,12 @@ def test_a_slow_link_is_not_a_dead_one(tmp_path: Path) -> None:
             run.until(lambda: all((tmp_path / f"there{r}").exists() for r in range(2)))
             for i in range(3):
                 h.limit(i, 10e6)
+            before = [h.sent_nbytes(i) for i in (1, 2)]
             (tmp_path / "slow").touch()
             began = time.monotonic()
             assert run.process.wait(120) == 0, (tmp_path / "err").read_text()
             assert time.monotonic() - began > 8 * (8 << 20) / 10e6, "the link was not slow"
+            for i, b in zip((1, 2), before, strict=True):  # half of the terms, then half of the sums
+                assert 8 << 20 < h.sent_nbytes(i) - b < 1.2 * (8 << 20), "data was sent again"
         finally:
             run.close()
