@@ -132,7 +132,11 @@ def run_ours(names: list[str], addresses: list[str], sizes: list[int], most: int
         command += [BENCHMARK, "--nodes", str(len(names)), "--run-dir", os.path.join(folder, "run"), *options, "--"]
         command += ["--side", "ours", json.dumps([sizes, most, folder]), "0"]
         done = subprocess.run(
-            ["ip", "netns", "exec", names[0], *command], capture_output=True, text=True, timeout=LIMIT_S
+            ["ip", "netns", "exec", names[0], *command],
+            env={**os.environ, "TRANSPORT": "zmq"},  # (the hosts share this machine's memory)
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
         )
         if done.returncode:
             raise SystemExit(f"the launcher ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
