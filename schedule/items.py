@@ -26,3 +26,8 @@ class Item:
     @property
     def is_comm(self) -> bool:
         return self.what.op in GroupOp.COLLECTIVE
+
+
+def leaves_the_worker(what: UOp) -> bool:
+    """Whether what is called is a collective in which other workers take part."""
+    return what.op in GroupOp.COLLECTIVE and len(what.arg.members.mine) < len(what.arg.members.devices)

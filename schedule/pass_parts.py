@@ -7,8 +7,8 @@ parameters lie in one, share its code.
 
     w[r0 * 8 + r1 + 4096] of (w)      ==>  w[r0 * 8 + r1] of (VIEW(w, from 4096))
 
-Of a buffer that is sent or received as well, the part ends where the kernel's accesses do: so it is seen which kernels
-may run while another part of it travels.
+Of a buffer that workers send or receive as well, the part ends where the kernel's accesses do: so it is seen which
+kernels may run while another part of it travels.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from manygrad.schedule.chain import ChainSpec
-from manygrad.schedule.items import Item
+from manygrad.schedule.items import Item, leaves_the_worker
 from manygrad.schedule.nodes import indices
 from manygrad.tensor.uop import Ops, UOp, ViewArg
 from manygrad.tensor.uop import symbolic as sym
@@ -26,7 +26,9 @@ from manygrad.tensor.uop.track import made_from
 
 
 def pass_parts(items: list[Item]) -> list[Item]:
-    travelling = frozenset(a.src[0] if a.op is Ops.VIEW else a for i in items if i.is_comm for a in i.args)
+    travelling = frozenset(
+        a.src[0] if a.op is Ops.VIEW else a for i in items if leaves_the_worker(i.what) for a in i.args
+    )
     return [
         _of_kernel(i, travelling) if i.what.op is Ops.SINK else _of_chain(i) if i.what.op is Ops.CHAIN else i
         for i in items
@@ -100,7 +102,7 @@ def _end(kernel: UOp, slot: int, buffer: UOp) -> int:
 
 def _part(buffer: UOp, offset: int, end: int | None = None) -> UOp:
     whole = numel(buffer.shape)
-    count = (whole if end is None else end) - offset
+    count = max(1, (whole if end is None else end) - offset)  # (of accesses whose condition never holds, too)
     if count == whole:
         return buffer
     return UOp(Ops.VIEW, buffer.dtype, (buffer,), ViewArg(offset, (count,)))

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from manygrad.schedule.buffers import is_temporary, nbytes_of
-from manygrad.schedule.items import Item
+from manygrad.schedule.items import Item, leaves_the_worker
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.source import LINE
-from manygrad.tensor.uop import GroupOp, Ops, UOp
+from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.serial import register
 
 ALIGN = 64
@@ -89,7 +89,7 @@ def _call_of(item: Item) -> UOp:
 def _used(calls: list[UOp]) -> list[list[UOp]]:
     """The buffers that each call needs, those in flight among them."""
     used = [[a.src[0] if a.op is Ops.VIEW else a for a in call.src[1:]] for call in calls]
-    collectives = [i for i, call in enumerate(calls) if _leaves_the_worker(call.src[0])]
+    collectives = [i for i, call in enumerate(calls) if leaves_the_worker(call.src[0])]
     touched = [set(u) for u in used]
     for i in collectives:  # (parts of one memory travel side by side)
         touched[i] = set(calls[i].src[1:])
@@ -99,10 +99,6 @@ def _used(calls: list[UOp]) -> list[list[UOp]]:
         ready = next((i for i in range(at + 1, len(calls)) if not results.isdisjoint(touched[i])), len(calls))
         used[ready - 1] = used[ready - 1] + used[at]
     return used
-
-
-def _leaves_the_worker(what: UOp) -> bool:
-    return what.op in GroupOp.COLLECTIVE and len(what.arg.members.mine) < len(what.arg.members.devices)
 
 
 def memory_plan(calls: list[UOp], reuse: bool = True) -> MemoryPlan:

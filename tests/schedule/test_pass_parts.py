@@ -97,3 +97,12 @@ def test_a_looked_up_part_is_one_kernel_for_all() -> None:
     x, i = stored(12, 4), Tensor(np.array([1, 0])).realize()
     first, second = (kernels_of(x[n : n + 4][i] * 2) for n in (4, 8))
     assert first == second and constants(first[0]) == {0}
+
+
+def test_a_part_of_what_travels_is_never_empty() -> None:
+    """Nor where all accesses of a kernel lie outside, under a condition that never holds."""
+    from manygrad.schedule.pass_parts import _part
+
+    buffer = stored(12).uop
+    assert _part(buffer, 0, -6).arg == (0, (1,)) and _part(buffer, 8, 4).arg == (8, (1,))
+    assert _part(buffer, 2, 7).arg == (2, (5,)) and _part(buffer, 0, 12) is buffer
