@@ -77,6 +77,7 @@ def processes(h: Hosts, i: int) -> list[str]:
 
 
 def files(h: Hosts, i: int) -> list[str]:
-    """What lies in machine i's own folders."""
+    """What lies in machine i's own folders, but for those of Python, where it is run from there."""
     command = ["find", "/tmp", "/dev/shm", "-mindepth", "1", "-xdev"]
-    return subprocess.run([*h.prefixes[i], *command], capture_output=True, text=True).stdout.split()
+    found = subprocess.run([*h.prefixes[i], *command], capture_output=True, text=True).stdout.split()
+    return [f for f in found if not any(Path(p).is_relative_to(f) for p in _of_python())]
