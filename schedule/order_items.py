@@ -16,7 +16,7 @@ import heapq
 from itertools import pairwise
 
 from manygrad.schedule.buffers import is_temporary, nbytes_of
-from manygrad.schedule.items import Item
+from manygrad.schedule.items import Item, leaves_the_worker
 from manygrad.schedule.nodes import indices
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
@@ -91,7 +91,7 @@ def _completing(effect: UOp, made_by: list[int], reader: Item, buffer: UOp, item
     """Of the items of an effect, those that a reader of a buffer waits for: the last one, which completes it; where
     parts of memory are sent or received by several, those of the parts that it reads."""
     writes = [d for d in made_by if buffer in items[d].writes]
-    if not writes or not (reader.is_comm or any(items[d].is_comm for d in writes)):
+    if not writes or not any(leaves_the_worker(i.what) for i in (reader, *(items[d] for d in writes))):
         return made_by[-1:]
     return [d for d in writes if not apart(items[d], reader, buffer)]
 
