@@ -102,7 +102,8 @@ def _end(kernel: UOp, slot: int, buffer: UOp) -> int:
 
 def _part(buffer: UOp, offset: int, end: int | None = None) -> UOp:
     whole = numel(buffer.shape)
-    count = max(1, (whole if end is None else end) - offset)  # (of accesses whose condition never holds, too)
+    # (of accesses whose condition never holds, too, but of an empty buffer)
+    count = whole - offset if end is None or not whole else max(1, end - offset)
     if count == whole:
         return buffer
     return UOp(Ops.VIEW, buffer.dtype, (buffer,), ViewArg(offset, (count,)))

@@ -106,3 +106,5 @@ def test_a_part_of_what_travels_is_never_empty() -> None:
     buffer = stored(12).uop
     assert _part(buffer, 0, -6).arg == (0, (1,)) and _part(buffer, 8, 4).arg == (8, (1,))
     assert _part(buffer, 2, 7).arg == (2, (5,)) and _part(buffer, 0, 12) is buffer
+    empty = Tensor(np.zeros((0,), np.float32)).realize().uop
+    assert _part(empty, 0) is empty and _part(empty, 0, 0) is empty
