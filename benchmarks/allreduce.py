@@ -71,10 +71,11 @@ def ours(sizes: list[int], most: int) -> list[dict[str, Any]]:
     import numpy as np
 
     from manygrad import Tensor, TinyJit, values_may_differ, world
-    from manygrad.collectives import Collective, build, choose, prepare
+    from manygrad.collectives import Collective, build, choose, lower
+    from manygrad.collectives.wanted import group_of
     from manygrad.runtime.buffer import Buffer
-    from manygrad.runtime.collective import group_of
     from manygrad.runtime.current import current
+    from manygrad.runtime.exchange import Exchange
     from manygrad.tensor.dtype import dtypes
 
     n, devices, per_node = len(world.devices), world.devices, world.devices_per_node
@@ -85,28 +86,18 @@ def ours(sizes: list[int], most: int) -> list[dict[str, Any]]:
 
     def program(count: int, plan: int) -> Callable[[], None]:
         what = Collective("all_reduce", n, count, group=group)
-        made = prepare(
-            build(choose("all_reduce", 4 * count, n, group), what, mine),
-            "float32",
-            plan=plan,
-            endpoint=endpoint,
-            rank_to_worker=owner,
-        )
-        buffers = {
-            r: {
-                k: Buffer("CPU", count, dtypes.float32).copyin(np.full(count, r + 1.0, np.float32))
-                for k in ("in", "out")
-            }
+        program = build(choose("all_reduce", 4 * count, n, group, world.link), what, mine)
+        piece = world.link.piece_nbytes if world.link is not None else 0
+        body = lower(program, dtypes.float32, owner, {r: devices[r].partition("@")[0] for r in mine}, piece)
+        ends = [
+            Buffer("CPU", count, dtypes.float32).copyin(np.full(count, r + 1.0, np.float32))
+            for _ in ("out", "in")
             for r in mine
-        }
-        addresses = {r: {k: b.device.address(b.handle) for k, b in bs.items()} for r, bs in buffers.items()}
+        ]
+        temps = [Buffer(t.device, t.size, t.dtype) for t in body.temps]
+        made = Exchange(body.linear, [*ends, *temps], len(mine), endpoint)
         sequence = iter(range(1 << 60))
-
-        def run() -> None:
-            made.run(addresses, next(sequence))
-
-        run.buffers = buffers  # type: ignore[attr-defined]
-        return run
+        return lambda: made.run(plan, next(sequence))
 
     align = program(1, 0xA116)
     out = []

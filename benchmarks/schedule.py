@@ -40,8 +40,8 @@ def measure(workers: int, repeats: int, layers: int, dim: int, profile: int) -> 
 
     from manygrad import Tensor, schedule, world
     from manygrad.collectives import build, choose
+    from manygrad.collectives.wanted import describe
     from manygrad.runtime import engine
-    from manygrad.runtime.collective import describe
     from manygrad.tensor.nn.optim import AdamW
     from manygrad.tensor.nn.state import get_parameters
     from manygrad.tensor.uop import GroupOp, Ops, UOp, passes

@@ -5,14 +5,15 @@ From what is wanted to what runs:
     collective = Collective("all_reduce", ranks=4, count=1000)     # program.py: what
     name = choose("all_reduce", nbytes=4000, ranks=4)              # cost.py: by which algorithm
     program = build(name, collective, only={0})                    # algorithms/: this worker's instructions
-    prepared = prepare(program, "float32", ...)                    # execute.py: flat form, made once a plan
-    prepared.run({0: {"in": addr, "out": addr}}, sequence)         # every step; transport/ moves the bytes
+    body = lower(program, dtypes.float32, workers, devices)        # lower.py: its calls, kernels among them
+
+The runtime runs the calls every step (`runtime/exchange.py`); transport/ moves the bytes.
 """
 
 from manygrad.collectives.algorithms import ALGORITHMS, build
 from manygrad.collectives.cost import choose
 from manygrad.collectives.errors import CollectiveAborted, CollectiveError, CollectiveTimeout, PeerLost, PlanMismatch
-from manygrad.collectives.execute import Prepared, prepare, run_program
+from manygrad.collectives.lower import lower
 from manygrad.collectives.program import Collective, Program
 
 __all__ = [
@@ -23,10 +24,8 @@ __all__ = [
     "CollectiveTimeout",
     "PeerLost",
     "PlanMismatch",
-    "Prepared",
     "Program",
     "build",
     "choose",
-    "prepare",
-    "run_program",
+    "lower",
 ]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send")
-OPS = ("add", "mul", "max", "min")
+OPS = ("add", "mul", "max")
 
 
 @dataclass(frozen=True, slots=True)

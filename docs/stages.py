@@ -11,7 +11,10 @@ from types import ModuleType
 from typing import Any
 
 from manygrad import schedule
-from manygrad.collectives.algorithms import ALGORITHMS
+from manygrad.collectives.algorithms import ALGORITHMS, build
+from manygrad.collectives.lower import lower
+from manygrad.collectives.program import Collective
+from manygrad.collectives.show import show_calls
 from manygrad.launcher.controller import TRANSITIONS, State
 from manygrad.multi import rules as sharding
 from manygrad.runtime import linear
@@ -19,6 +22,7 @@ from manygrad.runtime.codegen import passes as codegen
 from manygrad.runtime.devices import BACKENDS
 from manygrad.schedule import fusion, spec
 from manygrad.tensor import gradient
+from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import Ops
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -159,6 +163,12 @@ def algorithms() -> str:
     return table(("algorithm", "file", "what it does", "collectives", "order of sums"), rows)
 
 
+def calls() -> str:
+    program = build("direct", Collective("all_reduce", ranks=2, count=3), {0})
+    body = lower(program, dtypes.float32, [0, 1], {0: "CPU:0"})
+    return "\n".join(["```", *show_calls(body.linear, 1), "```"])
+
+
 def transitions() -> str:
     """Those that lead to another state."""
     rows = []
@@ -194,6 +204,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "executors": executors,
     "backends": backends,
     "algorithms": algorithms,
+    "calls of an all-reduce": calls,
     "transitions": transitions,
     **{f"files of {folder}": partial(files, folder) for folder in FOLDERS},
 }

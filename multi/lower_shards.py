@@ -29,8 +29,8 @@ from manygrad.tensor.uop.args import (
     AllToAllArg,
     BroadcastArg,
     CollectiveArg,
+    PointToPointArg,
     ReduceScatterArg,
-    SendArg,
 )
 from manygrad.tensor.uop.rewrite import with_sources
 
@@ -304,7 +304,7 @@ class _Lowering:
         here = source if self.me.is_local(source) else target
         part = stored_on(reshape(x, (prod(x.shape),)), local_name(here))
         members = Members((source, target), (int(here is target),), (n if here is target else 0,), number, line_of(u))
-        node = UOp(Ops.SEND, u.dtype, (UOp(Ops.MSTACK, u.dtype, (part,)),), SendArg(n, members))
+        node = UOp(Ops.POINT_TO_POINT, u.dtype, (UOp(Ops.MSTACK, u.dtype, (part,)),), PointToPointArg(n, members))
         inherit(self.run_by_all(node, (source, target)), u)
         if here is source:
             return ELSEWHERE

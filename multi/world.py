@@ -20,6 +20,7 @@ class Link(NamedTuple):
     bytes_per_s: float = 0.0  # each way, as measured over zmq
     latency_s: float = 0.0  # of a short message, likewise
     group: int = 1  # so many neighbours in rank order reach each other over shared memory, and the others over zmq
+    piece_nbytes: int = 0  # collectives are cut in messages of so many bytes; 0: they are not
 
 
 class World:

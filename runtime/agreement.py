@@ -147,7 +147,7 @@ def values_may_differ() -> Iterator[None]:
 
 def text_of(linear: UOp) -> str:
     """The first collective, and how many more there are."""
-    from manygrad.runtime.collective import text_of as collective_text
+    from manygrad.collectives.wanted import text_of as collective_text
 
     world = current().world
     found = [
@@ -155,5 +155,5 @@ def text_of(linear: UOp) -> str:
         for c in linear.src
         if c.src[0].op in GroupOp.COLLECTIVE and spans_workers(c.src[0].arg.members.devices, world)
     ]
-    first = next(c for c in found if c.op is not Ops.SEND)
+    first = next(c for c in found if c.op is not Ops.POINT_TO_POINT)
     return collective_text(first) + (f", and {len(found) - 1} more" if len(found) > 1 else "")

@@ -111,14 +111,22 @@ def copy_buffer(dst: Buffer, src: Buffer) -> None:
     """dst = src across devices; directly where both are host memory, or of a kind that copies on its own."""
     if dst.nbytes != src.nbytes:
         raise ValueError(f"copy of {src.nbytes} bytes into {dst.nbytes} bytes")
-    if dst.nbytes == 0:
-        return
-    copy = dst.device.allocator.copy if dst.device.kind == src.device.kind else None
+    if dst.nbytes:
+        copy_memory(dst.device, dst.handle, src.device, src.handle, dst.nbytes)
+
+
+def copy_memory(to: Device, target: Any, at: Device, source: Any, nbytes: int) -> None:
+    """`copy_buffer` of handles."""
+    copy = to.allocator.copy if to.kind == at.kind else None
     if copy is not None:
-        copy(dst.handle, src.handle, dst.nbytes)
+        copy(target, source, nbytes)
         return
-    view = dst.device.as_numpy(dst.handle, dst.nbytes)
+    view, seen = to.as_numpy(target, nbytes), at.as_numpy(source, nbytes)
     if view is not None:
-        src.device.copyout(memoryview(view), src.handle)
+        at.copyout(memoryview(view), source)
+    elif seen is not None:
+        to.copyin(target, memoryview(seen))
     else:
-        dst.device.copyin(dst.handle, memoryview(src.copyout().view(np.uint8)))
+        data = np.empty(nbytes, np.uint8)
+        at.copyout(memoryview(data), source)
+        to.copyin(target, memoryview(data))

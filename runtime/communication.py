@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from manygrad.collectives.execute import Prepared
     from manygrad.collectives.transport import Endpoint
     from manygrad.runtime.lanes import Lane
 
@@ -28,8 +27,6 @@ class Hooks(NamedTuple):
 class Communication:
     endpoint: Endpoint | None = None  # connected with all other workers
     hooks: Hooks | None = None
-    # (collective, type, devices) -> program: they run one at a time, so equal ones share temporaries
-    prepared: dict[Any, Prepared] = field(default_factory=dict)
     descriptions: dict[int, str] = field(default_factory=dict)  # collective's key -> text, for errors of the transports
     runs: dict[int, int] = field(default_factory=dict)  # collective's key -> how often it has run
     # how many collectives of all workers this one has entered, and the text of the last; read from any thread. All

@@ -496,6 +496,10 @@ class RealizeEngine:
     def world(self) -> World:
         return current().world
 
+    def on_host(self, device: str) -> bool:
+        found = get_device(device)
+        return found.allocator.host is not None or found.kind == "NULL"  # (which has none)
+
     def sharding_axis(self, uop: UOp) -> int | None:
         return store_spec(uop)[0] if isinstance(uop.device, tuple) else None
 

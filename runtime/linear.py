@@ -21,6 +21,7 @@ from manygrad.runtime.items import (
     variable_names,
 )
 from manygrad.runtime.storage import storage
+from manygrad.schedule.items import kernels_of
 from manygrad.schedule.plan_memory import MemoryPlan
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import DEBUG
@@ -139,7 +140,7 @@ def compile_linear(linear: UOp, outside: list[UOp], plan: int = 0) -> list[ExecI
     items = []
     for call, passed in zip(linear.src, buffers):
         if DEBUG >= 3:
-            print(show(call.src[0]))
+            print(_shown(call.src[0]))
         items.append(pm_exec[call.src[0].op](call, passed, plan))
         for ast in kernels_of(call) if DEBUG >= 3 else ():
             kernel = passed[0].device.compile(ast)
@@ -149,16 +150,18 @@ def compile_linear(linear: UOp, outside: list[UOp], plan: int = 0) -> list[ExecI
     return _beside_each_other(items) if plan else items
 
 
+def _shown(what: UOp) -> str:
+    if what.op not in GroupOp.COLLECTIVE:
+        return show(what)
+    from manygrad.collectives.show import show_calls
+
+    return "\n  ".join([f"{what.op.name} {what.dtype.name}:", *show_calls(what.src[0], len(what.arg.members.mine))])
+
+
 def _beside_each_other(items: list[ExecItem]) -> list[ExecItem]:
     from manygrad.runtime.lanes import overlapped
 
     return overlapped(items)
-
-
-def kernels_of(call: UOp) -> tuple[UOp, ...]:
-    """The kernels that a CALL runs."""
-    what = call.src[0]
-    return what.src if what.op is Ops.CHAIN else (what,) if what.op is Ops.SINK else ()
 
 
 def run_linear(items: list[ExecItem], vars: Vars, left: Iterable[ExecItem] | None = None) -> None:

@@ -26,7 +26,7 @@ from manygrad.runtime.current import current
 from manygrad.tensor.environment import PROFILE
 from manygrad.tensor.uop import passes
 
-LANES = ("steps", "schedule", "compile", "kernels", "copies", "waiting", "collectives")  # in the order shown
+LANES = ("steps", "schedule", "compile", "kernels", "copies", "waiting", "collectives", "calls")  # in the order shown
 FILE = "profile.json"
 MAX_EVENTS = 1_000_000
 

@@ -23,6 +23,7 @@ from manygrad.schedule.drop_unread import drop_unread
 from manygrad.schedule.insert_stores import insert_stores
 from manygrad.schedule.limit_columns import limit_columns
 from manygrad.schedule.lower_checks import lower_checks
+from manygrad.schedule.lower_collectives import lower_collectives
 from manygrad.schedule.lower_storage import lower_storage
 from manygrad.schedule.merge_kernels import merge_kernels
 from manygrad.schedule.order_items import NoOrder, order_items
@@ -36,7 +37,7 @@ from manygrad.schedule.split_kernels import split_kernels
 from manygrad.schedule.split_operands import split_operands
 from manygrad.schedule.split_reductions import split_reductions
 from manygrad.schedule.split_updates import split_updates
-from manygrad.tensor.environment import DEBUG, SCACHE, SPEC, SUM_BLOCKS, TRACK_MATCH_STATS
+from manygrad.tensor.environment import COLLECTIVE, DEBUG, SCACHE, SPEC, SUM_BLOCKS, TRACK_MATCH_STATS
 from manygrad.tensor.source import LINE, forget_inherited, line_of
 from manygrad.tensor.uop import BufferSpec, Ops, UOp
 from manygrad.tensor.uop import symbolic as sym
@@ -71,7 +72,7 @@ def create_schedule(normal: UOp, me: World, schedules: Schedules, shared: int = 
     key: errors name the lines of collectives, and equal graphs may stand on different ones.
     """
     lines = tuple([LINE.get(u) for u in normal.toposort()]) if shared else ()
-    key = (normal, me.rank, me.size, me.link, shared, lines, SUM_BLOCKS.value)
+    key = (normal, me.rank, me.size, me.link, shared, lines, SUM_BLOCKS.value, COLLECTIVE.value)
     found = schedules.find(key) if SCACHE else None
     if found is None:
         schedules.misses += 1
@@ -160,6 +161,7 @@ PASSES: tuple[Pass[Lowering], ...] = (
     Pass("chain_kernels", lambda items, _: chain_kernels(items), items_spec),
     Pass("limit_columns", lambda items, _: limit_columns(items), items_spec),
     Pass("pass_parts", lambda items, _: pass_parts(items), items_spec),
+    Pass("lower_collectives", lambda items, to: lower_collectives(items, to.me, to.temps), items_spec),
     Pass("plan_memory", lambda items, _: plan_memory(items), linear_spec),
 )
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from manygrad.multi.world import World
+from manygrad.schedule.items import kernels_of
 from manygrad.schedule.plan import Plan
-from manygrad.tensor.environment import DEBUG, SPEC, SUM_BLOCKS, TRACK_MATCH_STATS
+from manygrad.tensor.environment import COLLECTIVE, DEBUG, SPEC, SUM_BLOCKS, TRACK_MATCH_STATS
 from manygrad.tensor.source import LINE
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.passes import observers
@@ -77,7 +78,7 @@ class Schedules:
         except NotStorable:
             return None
         return hashlib.sha256(
-            code_version() + f"{me.rank} {me.size} {me.link} {SUM_BLOCKS.value} ".encode() + graph
+            code_version() + f"{me.rank} {me.size} {me.link} {SUM_BLOCKS.value} {COLLECTIVE.value} ".encode() + graph
         ).digest()
 
     def load(self, key: bytes) -> UOp | None:
@@ -119,7 +120,4 @@ def code_version() -> bytes:
 
 
 def _kernels(linear: UOp) -> list[UOp]:
-    called = [call.src[0] for call in linear.src]
-    return list(
-        dict.fromkeys(k for what in called for k in (what.src if what.op is Ops.CHAIN else (what,)) if k.op is Ops.SINK)
-    )
+    return list(dict.fromkeys(k for call in linear.src for k in kernels_of(call)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from manygrad.tensor.source import line_of
-from manygrad.tensor.uop import GroupOp, UOp
+from manygrad.tensor.uop import GroupOp, Ops, UOp
 
 
 @dataclass
@@ -26,6 +26,14 @@ class Item:
     @property
     def is_comm(self) -> bool:
         return self.what.op in GroupOp.COLLECTIVE
+
+
+def kernels_of(call: UOp) -> tuple[UOp, ...]:
+    """The kernels that a CALL runs."""
+    what = call.src[0]
+    if what.op in GroupOp.COLLECTIVE:
+        return tuple(dict.fromkeys(k for body in what.src for inner in body.src for k in kernels_of(inner)))
+    return what.src if what.op is Ops.CHAIN else (what,) if what.op is Ops.SINK else ()
 
 
 def leaves_the_worker(what: UOp) -> bool:

@@ -95,7 +95,7 @@ def plan_of(normal: UOp, shared: int, linear: UOp, me: World) -> Plan | None:
     if not collectives and not cut:
         return None
     key = int.from_bytes(hashlib.sha256(encode(graph)).digest()[:8], "little") >> 1  # (a positive int64)
-    by_all = any(c.op is not Ops.SEND for c in collectives)
+    by_all = any(c.op is not Ops.POINT_TO_POINT for c in collectives)
     lines = tuple([LINE.get(u) for u in graph.toposort()[:OUTLINE_NODES]]) if by_all else ()
     return Plan(key, by_all, leaves, cut, graph, lines)
 

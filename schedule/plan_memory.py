@@ -94,7 +94,7 @@ def _used(calls: list[UOp]) -> list[list[UOp]]:
     for i in collectives:  # (parts of one memory travel side by side)
         touched[i] = set(calls[i].src[1:])
     for at in collectives:
-        count = len(used[at]) // 2
+        count = len(calls[at].src[0].arg.members.mine)
         results = {*used[at][:count], *calls[at].src[1 : 1 + count]}
         ready = next((i for i in range(at + 1, len(calls)) if not results.isdisjoint(touched[i])), len(calls))
         used[ready - 1] = used[ready - 1] + used[at]

@@ -11,14 +11,14 @@ from typing import Any
 from manygrad.schedule.chain import ChainSpec, Temporary
 from manygrad.schedule.items import Item
 from manygrad.tensor.dtype import dtypes
-from manygrad.tensor.uop import GroupOp, Members, Ops, RangeArg, UOp, ViewArg
+from manygrad.tensor.uop import GroupOp, Members, MessageArg, Ops, RangeArg, UOp, ViewArg
 from manygrad.tensor.uop.args import (
     AllGatherArg,
     AllReduceArg,
     AllToAllArg,
     BroadcastArg,
+    PointToPointArg,
     ReduceScatterArg,
-    SendArg,
 )
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.shape import is_buffer
@@ -82,7 +82,7 @@ def _is_what(op: Ops, arg: Any) -> bool:
             return are_ints(arg.rows) and are_ints(arg.columns)
         case Ops.BROADCAST, BroadcastArg():
             return type(arg.root) is type(arg.size) is int
-        case Ops.SEND, SendArg():
+        case Ops.POINT_TO_POINT, PointToPointArg():
             return type(arg.size) is int
     return False
 
@@ -110,9 +110,12 @@ def _ready(u: UOp) -> bool:
 
 
 def _has_arguments(u: UOp) -> bool:
-    """A result and a source of a COPY; as many results as sources of a collective."""
-    count = len(u.src) - 1
-    return count == 2 if u.src[0].op is Ops.COPY else count > 0 and count % 2 == 0
+    """A result and a source of a COPY; as many results as sources of a collective, and what its calls need besides."""
+    count, what = len(u.src) - 1, u.src[0]
+    if what.op is Ops.COPY:
+        return count == 2
+    ends = 2 * len(what.arg.members.mine)
+    return count >= ends if what.src else count == ends
 
 
 _CALLS: tuple[Need, ...] = (
@@ -122,8 +125,9 @@ _CALLS: tuple[Need, ...] = (
 )  # fmt: skip
 _CALLED = (
     rule("COPY is called", Ops.COPY, LEAF, A_VALUE, A_NAME),
-    rule("a collective is called", GroupOp.COLLECTIVE, LEAF, A_VALUE, _COLLECTIVE),
-)
+    rule("a collective is called, as it is or as a LINEAR of its calls", GroupOp.COLLECTIVE,
+         A_VALUE, _COLLECTIVE, sources(0, 1), kinds("a LINEAR as source", {Ops.LINEAR})),
+)  # fmt: skip
 
 GRAPH = without(TENSOR, Ops.BIND, Ops.FUNCTION, Ops.RESULT)
 
@@ -216,7 +220,23 @@ def _memory(u: UOp) -> bool:
     return all(is_buffer(a) or a.op is Ops.VIEW for a in u.src[1:])
 
 
+def _is_message(m: Any) -> bool:
+    return type(m) is MessageArg and type(m.peer) is int and type(m.number) is int
+
+
+def _are_messages(u: UOp) -> bool:
+    return type(u.arg) is tuple and len(u.arg) > 0 and all(map(_is_message, u.arg))
+
+
+def _is_given_memory(u: UOp) -> bool:
+    """One argument of a message; of a SETTLE one for each."""
+    what, count = u.src[0], len(u.src) - 1
+    return count == (len(what.arg) if what.op is Ops.SETTLE else 1)
+
+
 _MEMORY: Need = ("buffers, or VIEWs of them, as arguments", _memory)
+_MESSAGES = frozenset({Ops.SEND, Ops.RECEIVE, Ops.RELEASE, Ops.SETTLE})
+_IS_MESSAGE: Need = ("a SEND, RECEIVE, RELEASE or SETTLE first", lambda u: u.src[0].op in _MESSAGES)
 LINEAR: Spec = {
     **spec_of(
         *_CALLED,
@@ -227,6 +247,12 @@ LINEAR: Spec = {
              VOID, NO_ARG, at_least(2), ("a CHAIN first", lambda u: u.src[0].op is Ops.CHAIN), _MEMORY,
              ("arguments that its kernels are given", _are_given)),
         rule("CALL copies or communicates", Ops.CALL, *_CALLS, _MEMORY),
+        rule("CALL sends or receives", Ops.CALL,
+             VOID, NO_ARG, at_least(1), _IS_MESSAGE, ("an argument for each message", _is_given_memory), _MEMORY),
+        rule("SEND and RECEIVE are of a message", {Ops.SEND, Ops.RECEIVE},
+             LEAF, A_VALUE, ("a MessageArg", lambda u: _is_message(u.arg))),
+        rule("RELEASE is of an argument", Ops.RELEASE, LEAF, A_VALUE, NO_ARG),
+        rule("SETTLE is of messages", Ops.SETTLE, LEAF, VOID, ("a MessageArg for each message", _are_messages)),
         rule("VIEW is a part of memory", Ops.VIEW,
              sources(1), LIKE_FIRST, ("memory as source", lambda u: is_buffer(u.src[0])),
              ("a ViewArg", _is_part)),

@@ -49,6 +49,9 @@ class Engine(Protocol):
     def world(self) -> object:
         """Who this worker is (`multi/world.py`)."""
 
+    def on_host(self, device: str) -> bool:
+        """Whether the host sees the memory of a device of this worker."""
+
     def sharding_axis(self, uop: UOp) -> int | None:
         """The dim along which a value on several devices is cut."""
 

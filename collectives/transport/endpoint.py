@@ -153,7 +153,8 @@ class Endpoint:
         """
         with self._lock:
             self._connect(cards, deadline_s)
-            self.link = measure(self)
+            link = measure(self)
+            self.link = None if link is None else link._replace(piece_nbytes=self.piece_nbytes)
             self.bytes_sent = self.bytes_received = self.messages = 0
 
     def _connect(self, cards: Sequence[dict[str, Any]], deadline_s: float) -> None:

@@ -46,6 +46,7 @@ class HostAccess:
     as_numpy: Callable[[Any, int], np.ndarray]  # (handle, nbytes): the memory as a uint8 array, without a copy
     address: Callable[[Any], int]
     adopt: Callable[[np.ndarray], Any]  # the handle of a contiguous array's own memory
+    at: Callable[[int, int], Any]  # (address, nbytes): the handle of memory that somebody else keeps
 
 
 @dataclass(frozen=True)

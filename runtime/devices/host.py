@@ -70,4 +70,6 @@ def adopt(array: np.ndarray) -> Memory:
     return Memory(array.__array_interface__["data"][0], array.nbytes, array)
 
 
-HOST_MEMORY = Allocator(alloc, view, copyin, copyout, sized=sized, trim=trim, host=HostAccess(as_numpy, address, adopt))
+HOST_MEMORY = Allocator(
+    alloc, view, copyin, copyout, sized=sized, trim=trim, host=HostAccess(as_numpy, address, adopt, Memory)
+)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,9 @@ class NoOpenCLError(RuntimeError):
 
 def opencl() -> Any:
     """The package. Raises NoOpenCLError."""
+    # pocl's own cache of kernels ends a process when another one compiles the same kernel at that moment
+    # ("pocl_binary_get_kernels_metadata: Assertion"), as workers do; binaries are kept in ours
+    os.environ.setdefault("POCL_KERNEL_CACHE", "0")
     try:
         return importlib.import_module("pyopencl")
     except ImportError as error:

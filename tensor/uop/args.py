@@ -116,14 +116,21 @@ class BroadcastArg(NamedTuple):
     members: Members
 
 
-class SendArg(NamedTuple):
+class PointToPointArg(NamedTuple):
     """From the first of two devices to the second."""
 
     size: int  # elements
     members: Members
 
 
-CollectiveArg = AllReduceArg | AllGatherArg | ReduceScatterArg | AllToAllArg | BroadcastArg | SendArg
+CollectiveArg = AllReduceArg | AllGatherArg | ReduceScatterArg | AllToAllArg | BroadcastArg | PointToPointArg
+
+
+class MessageArg(NamedTuple):
+    """A message of a collective."""
+
+    peer: int  # the rank of the worker to which it goes, or from which it comes
+    number: int  # among those that go there, or come from there: they keep their order
 
 
 class RangeArg(NamedTuple):
@@ -142,6 +149,6 @@ class ViewArg(NamedTuple):
 
 # what stands in graphs on disk (`tensor/uop/serial.py`)
 ARGS: tuple[type, ...] = (
-    *(BufferSpec, VarArg, ReduceArg, CheckArg, ShardArg, Members, RangeArg, ViewArg),
+    *(BufferSpec, VarArg, ReduceArg, CheckArg, ShardArg, Members, MessageArg, RangeArg, ViewArg),
     *get_args(CollectiveArg),
 )

@@ -76,7 +76,7 @@ class Ops(Enum):
     REDUCESCATTER = auto()  # ReduceScatterArg: each device its part of the sum
     ALLTOALL = auto()  # AllToAllArg: from parts of rows to parts of columns
     BROADCAST = auto()  # BroadcastArg: the root's value on every device
-    SEND = auto()  # SendArg: from the first of two devices to the second
+    POINT_TO_POINT = auto()  # PointToPointArg: from the first of two devices to the second
     MSTACK = auto()  # n per-device values seen as one
     MSELECT = auto()  # value arg of an MSTACK
     STORE = auto()  # tensor graph: (target, value); kernel: (INDEX, value, *ranges)
@@ -95,6 +95,11 @@ class Ops(Enum):
     CHAIN = auto()
     VIEW = auto()  # (buffer,): a contiguous part, read in place; arg ViewArg
     LINEAR = auto()  # ordered CALLs
+    # what a collective's own CALLs call, beside COPY and kernels (`collectives/lower.py`)
+    SEND = auto()  # lends an argument to another worker; arg MessageArg
+    RECEIVE = auto()  # into an argument, or as one, where it is a BUFFER; arg MessageArg
+    RELEASE = auto()  # an argument that was received is not read any more
+    SETTLE = auto()  # waits until arguments that were sent may be written; arg a MessageArg for each
 
 
 class GroupOp:
@@ -108,4 +113,5 @@ class GroupOp:
     ELEMENTWISE = ALU | {Ops.CAST, Ops.BITCAST}
     COMPARE = frozenset({Ops.CMPLT, Ops.CMPNE, Ops.CMPEQ})
     COMMUTATIVE = frozenset({Ops.ADD, Ops.MUL, Ops.MAX, Ops.CMPNE, Ops.CMPEQ, Ops.AND, Ops.OR, Ops.XOR})
-    COLLECTIVE = frozenset({Ops.ALLREDUCE, Ops.ALLGATHER, Ops.REDUCESCATTER, Ops.ALLTOALL, Ops.BROADCAST, Ops.SEND})
+    COLLECTIVE = frozenset({Ops.ALLREDUCE, Ops.ALLGATHER, Ops.REDUCESCATTER, Ops.ALLTOALL, Ops.BROADCAST,
+                            Ops.POINT_TO_POINT})  # fmt: skip

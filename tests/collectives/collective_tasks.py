@@ -13,10 +13,13 @@ import numpy as np
 
 from manygrad.collectives.algorithms import build
 from manygrad.collectives.errors import CollectiveAborted
-from manygrad.collectives.execute import prepare
+from manygrad.collectives.lower import lower
 from manygrad.collectives.program import Collective
 from manygrad.collectives.transport import Endpoint, MessageKey
-from manygrad.tensor.dtype import to_dtype
+from manygrad.native.memory import bytes_at
+from manygrad.runtime.buffer import Buffer
+from manygrad.runtime.exchange import Exchange
+from manygrad.tensor.dtype import DType, to_dtype
 from manygrad.tensor.environment import COLLECTIVE_TIMEOUT_S, Context
 
 
@@ -38,6 +41,22 @@ def put(endpoint: Endpoint, array: np.ndarray[Any, Any]) -> int:
     return addr
 
 
+def buffer_at(endpoint: Endpoint, count: int, d: DType) -> Buffer:
+    """Elements in the arena."""
+    if not count:
+        return Buffer("CPU", 0, d)
+    addr = endpoint.arena.addr(endpoint.arena.alloc(count * d.itemsize))
+    made = Buffer.over("CPU", bytes_at(addr, count * d.itemsize).view(d.np), d)
+    assert made is not None
+    return made
+
+
+def free(endpoint: Endpoint, buffers: list[Buffer]) -> None:
+    for b in buffers:
+        if b.nbytes:
+            endpoint.arena.free(b.device.address(b.handle) - endpoint.arena.base)
+
+
 def collective(
     endpoint: Endpoint,
     cases: list[tuple[str, Collective, str]],
@@ -51,28 +70,25 @@ def collective(
     results = []
     mine = range(endpoint.rank * ranks_per_worker, (endpoint.rank + 1) * ranks_per_worker)
     for n, (algorithm, c, dtype) in enumerate(cases):
-        item = to_dtype(dtype).itemsize
+        d = to_dtype(dtype)
         only = [r for r in mine if r < c.ranks]
-        prepared = prepare(
-            build(algorithm, c, only), dtype, plan=n, endpoint=endpoint, rank_to_worker=lambda r: r // ranks_per_worker
-        )
-        offsets, addresses = [], {}
-        for r in only:
-            out = endpoint.arena.alloc(c.out_length(r) * item)
-            source = values(dtype, c.in_length(r), r)
-            where = put(endpoint, source)
-            offsets += [out, where - endpoint.arena.base]
-            addresses[r] = {"in": where, "out": endpoint.arena.addr(out)}
+        workers = [r // ranks_per_worker for r in range(c.ranks)]
+        names = {r: f"CPU:{i}" for i, r in enumerate(only)}
+        body = lower(build(algorithm, c, only), d, workers, names, endpoint.piece_nbytes)
+        outs = [buffer_at(endpoint, c.out_length(r), d) for r in only]
+        ins = [buffer_at(endpoint, c.in_length(r), d) for r in only]
+        for r, b in zip(only, ins):
+            b.copyin(values(dtype, c.in_length(r), r))
+        temps = [buffer_at(endpoint, t.size, t.dtype) for t in body.temps]
+        exchange = Exchange(body.linear, [*outs, *ins, *temps], len(only), endpoint)
         for sequence in range(runs):
-            for r in only:
-                ctypes.memset(addresses[r]["out"], 0xA5, c.out_length(r) * item)
-            prepared.run(addresses, sequence)
-        for r in only:
-            data = ctypes.string_at(addresses[r]["out"], c.out_length(r) * item)
+            for b in outs:
+                b.copyin(np.full(b.nbytes, 0xA5, np.uint8).view(d.np))
+            exchange.run(n, sequence)
+        for b in outs:
+            data = b.copyout().tobytes()
             results.append(data if len(data) < 4096 else hashlib.blake2b(data).hexdigest())
-        prepared.close()
-        for offset in offsets:
-            endpoint.arena.free(offset)
+        free(endpoint, [*outs, *ins, *temps])
     assert endpoint.arena.used_nbytes == 0
     return results
 
@@ -130,9 +146,10 @@ def diverge(endpoint: Endpoint, plan: int, count: int, dtype: str) -> None:
     """An all_reduce whose plan, length or type differs between ranks."""
     endpoint.describe = lambda p: f"train.py:{p}"
     c = Collective("all_reduce", endpoint.size, count)
-    prepared = prepare(build("direct", c, [endpoint.rank]), dtype, plan=plan, endpoint=endpoint)
-    where = [put(endpoint, np.zeros(count, to_dtype(dtype).np)) for _ in range(2)]
-    prepared.run({endpoint.rank: {"in": where[0], "out": where[1]}}, 0)
+    d = to_dtype(dtype)
+    body = lower(build("direct", c, [endpoint.rank]), d, range(c.ranks), {endpoint.rank: "CPU:0"})
+    ends = [buffer_at(endpoint, count, d).copyin(np.zeros(count, d.np)) for _ in range(2)]
+    Exchange(body.linear, ends, 1, endpoint).run(plan, 0)
 
 
 def agree(endpoint: Endpoint, value: int) -> None:

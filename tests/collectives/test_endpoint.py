@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manygrad.collectives import reducers
 from manygrad.collectives.algorithms import ALGORITHMS
 from manygrad.collectives.errors import CollectiveAborted, CollectiveTimeout, PeerLost, PlanMismatch
 from manygrad.collectives.program import Collective
@@ -24,6 +23,7 @@ from tests.hosts import Hosts, hosts
 
 from collective_tasks import collective, values  # isort: skip
 from collective_workers import Worker, run_workers  # isort: skip
+from oracle import reduce_arrays, view  # isort: skip
 
 TRANSPORTS = ["shm", "zmq"]
 ALL = os.environ.get("MANYGRAD_TESTS") == "all"  # every rank count, and 10 million elements: some minutes
@@ -47,7 +47,7 @@ def errors(found: list[tuple[str, Any]], kind: type, ranks: list[int]) -> list[A
 
 
 def oracle(c: Collective, dtype: str) -> bytes:
-    return reducers.reduce_arrays([values(dtype, c.count, r) for r in range(c.ranks)], c.op, to_dtype(dtype)).tobytes()
+    return reduce_arrays([values(dtype, c.count, r) for r in range(c.ranks)], c.op, to_dtype(dtype)).tobytes()
 
 
 def all_reduce_cases(ranks: int) -> list[tuple[str, Collective, str]]:
@@ -199,7 +199,7 @@ def test_a_peer_without_access_falls_back_to_zmq_on_both_sides() -> None:
     data = np.arange(10.0)
     a.send(1, MessageKey(0, 0, 0), data.ctypes.data, 80, "float64")
     with b.receive(0, MessageKey(0, 0, 0), 80, "float64") as got:
-        assert (reducers.view(got.addr, 10, "float64") == data).all()
+        assert (view(got.addr, 10, "float64") == data).all()
     a.close()
     b.close()
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 
 from manygrad.collectives.algorithms import ALGORITHMS, build
+from manygrad.collectives.check_calls import check_calls
 from manygrad.collectives.checker import canonical, check
 from manygrad.collectives.cost import choose, cost_s
 from manygrad.collectives.cut import cut
 from manygrad.collectives.errors import ProgramError
+from manygrad.collectives.lower import lower
 from manygrad.collectives.program import (
     Chunk,
     Collective,
@@ -25,7 +28,9 @@ from manygrad.collectives.program import (
     split,
 )
 from manygrad.multi.world import Link
+from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import Context
+from manygrad.tensor.uop import Ops
 
 CASES = [(a.name, kind) for a in ALGORITHMS.values() for kind in a.kinds]
 
@@ -40,6 +45,20 @@ def variants(kind: str, ranks: int, group: int = 1) -> list[Collective]:
     return found
 
 
+def prove_calls(algorithm: str, c: Collective) -> None:
+    """Of one rank a worker, and of the group in one; where the host sees the memory and where it does not."""
+    seen: dict[bool, Callable[[str], bool]] = {True: lambda d: True, False: lambda d: d == "CPU"}
+    for per_worker, piece, on_host in ((1, 0, True), (c.group, 6, False)):
+        workers = [r // per_worker for r in range(c.ranks)]
+        bodies = {}
+        for w in range(workers[-1] + 1):
+            own = tuple(r for r in range(c.ranks) if workers[r] == w)
+            names = {r: f"GPU:{r}" for r in own}
+            program = build(algorithm, c, own)
+            bodies[w] = lower(program, dtypes.float16, workers, names, piece, seen[on_host]), own
+        check_calls(c, bodies, algorithm)
+
+
 @pytest.mark.parametrize("algorithm, kind", CASES)
 def test_every_algorithm_is_proved(algorithm: str, kind: str) -> None:
     for ranks, group in [(r, g) for r in range(1, 18) for g in (1, 2, 4)]:
@@ -51,11 +70,40 @@ def test_every_algorithm_is_proved(algorithm: str, kind: str) -> None:
             check(whole)
             for length in (1, 3):
                 check(cut(whole, length))
+            if ranks <= 6 or (ranks in (8, 17) and c.count == 23):
+                prove_calls(algorithm, c)
             for only in ({0}, {ranks - 1, ranks // 2}):
                 part = build(algorithm, c, only)
                 assert part.instrs == [i for i in whole.instrs if only & set(participants(i))]
                 assert cut(part, 3).instrs == [i for i in cut(whole, 3).instrs if only & set(participants(i))]
                 assert part.temps == [t for t in whole.temps if t.rank in only]
+
+
+@pytest.mark.parametrize("algorithm", ["naive", "direct", "halving_doubling", "ring"])
+def test_without_any_one_call_the_proof_fails(algorithm: str) -> None:
+    c = Collective("all_reduce", 4, 9)
+    names = {r: f"CPU:{r}" for r in range(4)}
+    bodies = {r: (lower(build(algorithm, c, (r,)), dtypes.bfloat16, range(4), {r: names[r]}), (r,)) for r in range(4)}
+    check_calls(c, bodies, algorithm)
+    body, own = bodies[2]
+    for n, call in enumerate(body.linear.src):
+        less = body.linear.replace(src=body.linear.src[:n] + body.linear.src[n + 1 :])
+        with pytest.raises(ProgramError):
+            check_calls(c, {**bodies, 2: (body._replace(linear=less), own)}, algorithm)
+            pytest.fail(f"without call {n}, {call.src[0]!r}, all is well")
+
+
+def test_what_is_lent_is_not_written() -> None:
+    c = Collective("all_reduce", 2, 4)
+    bodies = {r: (lower(build("direct", c, (r,)), dtypes.float32, (0, 1), {r: "CPU"}), (r,)) for r in range(2)}
+    linear = bodies[0][0].linear
+    sent = [call.src[1] for call in linear.src if call.src[0].op is Ops.SEND]
+    again = next(call for call in linear.src if call.src[0].op is Ops.SINK)
+    assert again.src[1] in sent
+    at = next(i for i, call in enumerate(linear.src) if call.src[0].op is Ops.SEND and call.src[1] is again.src[1])
+    twice = linear.replace(src=(*linear.src[: at + 1], again, *linear.src[at + 1 :]))
+    with pytest.raises(ProgramError, match="of which a part is lent"):
+        check_calls(c, {**bodies, 0: (bodies[0][0]._replace(linear=twice), (0,))}, "direct")
 
 
 def test_work_of_one_rank_does_not_grow_beyond_the_steps() -> None:

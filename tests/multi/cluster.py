@@ -2,27 +2,30 @@
 and the ranks' calls are run in lockstep.
 
 At each collective all ranks must have come to the same one;
-it is then carried out by the program that real workers run.
+each then carries out its calls, as real workers do, in a thread of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 
 from manygrad import Tensor
-from manygrad.collectives.algorithms import build
-from manygrad.collectives.cost import choose
-from manygrad.collectives.execute import run_program
+from manygrad.collectives.transport.endpoint import Borrowed, Ticket
+from manygrad.collectives.transport.wire import MessageKey
 from manygrad.multi.world import World
+from manygrad.native.memory import bytes_at
 from manygrad.runtime.buffer import Buffer
-from manygrad.runtime.collective import describe
+from manygrad.runtime.collective import CollectiveItem
 from manygrad.runtime.current import current, use
-from manygrad.runtime.items import ExecItem, run_items
+from manygrad.runtime.items import run_items
 from manygrad.runtime.linear import compile_linear, pm_exec
 from manygrad.runtime.runtime import Runtime
 from manygrad.runtime.storage import STORAGE, storage
@@ -63,7 +66,7 @@ def collectives_of(linear: UOp) -> list[tuple[Any, ...]]:
 def assert_same_collectives(linears: list[UOp]) -> None:
     """Every rank has the collectives of all devices that rank 0 has, in its order;
     of sends it has those it takes part in."""
-    everyone = [[c for c in collectives_of(linear) if c[0] != "SEND"] for linear in linears]
+    everyone = [[c for c in collectives_of(linear) if c[0] != "POINT_TO_POINT"] for linear in linears]
     for rank, mine in enumerate(everyone):
         assert mine == everyone[0], f"rank {rank} runs {mine}\nrank 0 runs {everyone[0]}"
 
@@ -80,28 +83,48 @@ def run(tensors: list[Tensor]) -> list[list[Parts]]:
     targets = [e.src[0] for e in sink.src]
     words = list(current().faults.nodes.items())
     ranks = []
+    boxes: Any = defaultdict(SimpleQueue)
     for rank in range(current().world.size):
-        with use(runtime_of(rank)):
+        with use(runtime_of(rank)) as runtime:
+            runtime.communication.endpoint = Mail(rank, boxes)  # type: ignore[assignment]
             ranks.append(_Rank(sink, targets, words))
     assert_same_collectives([r.linear for r in ranks])
     _in_lockstep(ranks)
     return [[[None if b is None else b.copyout() for b in r.memory[t]] for t in targets] for r in ranks]
 
 
-class _Meeting(ExecItem):
+class Mail:
+    """The endpoint of one rank among others of this process: what is sent is copied, and waits for its receiver."""
+
+    def __init__(self, rank: int, boxes: dict[tuple[int, int], SimpleQueue[tuple[MessageKey, str, np.ndarray]]]):
+        self.rank, self.boxes = rank, boxes
+
+    def send(self, peer: int, key: MessageKey, addr: int, nbytes: int, dtype: str) -> Ticket:
+        self.boxes[self.rank, peer].put((key, dtype, bytes_at(addr, nbytes).copy()))
+        return Ticket(peer, 0, key)
+
+    def receive(self, peer: int, key: MessageKey, nbytes: int, dtype: str) -> Borrowed:
+        found, kind, data = self.boxes[peer, self.rank].get(timeout=20)
+        assert (found, kind, data.nbytes) == (key, dtype, nbytes), (found, kind, data.nbytes, key, dtype, nbytes)
+        return Borrowed(data.ctypes.data, nbytes, lambda held=data: None)
+
+    def receive_into(self, peer: int, key: MessageKey, addr: int, nbytes: int, dtype: str) -> None:
+        with self.receive(peer, key, nbytes, dtype) as got:
+            bytes_at(addr, nbytes)[:] = bytes_at(got.addr, nbytes)
+
+    def settle(self, ticket: Ticket) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
+
+class _Meeting(CollectiveItem):
     """A collective: it waits for the other ranks."""
 
     def __init__(self, call: UOp, buffers: list[Buffer], plan: int):
-        self.what, self.buffers, self.place = call.src[0], buffers, call.src[0].arg.members.place
-
-    def addresses(self) -> dict[int, dict[str, int]]:
-        mine = self.what.arg.members.mine
-        outs, ins = self.buffers[: len(mine)], self.buffers[len(mine) :]
-        return {r: {"in": _address(i), "out": _address(o)} for r, i, o in zip(mine, ins, outs)}
-
-
-def _address(b: Buffer) -> int:
-    return b.device.address(b.handle) if b.nbytes else 0
+        super().__init__(call.src[0], buffers, plan)
+        self.what, self.place = call.src[0], call.src[0].arg.members.place
 
 
 class _Rank:
@@ -136,6 +159,11 @@ class _Rank:
 
 
 def _in_lockstep(ranks: list[_Rank]) -> None:
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        _run_in_lockstep(ranks, pool)
+
+
+def _run_in_lockstep(ranks: list[_Rank], pool: ThreadPoolExecutor) -> None:
     while True:
         waiting = [(r, m) for r in ranks if (m := r.advance()) is not None]
         if not waiting:
@@ -143,11 +171,10 @@ def _in_lockstep(ranks: list[_Rank]) -> None:
         place = min(m.place for _, m in waiting)
         met = [(r, m) for r, m in waiting if m.place == place]
         what = met[0][1].what
-        assert len(met) == (2 if what.op is Ops.SEND else len(ranks)), (
+        assert len(met) == (2 if what.op is Ops.POINT_TO_POINT else len(ranks)), (
             f"{signature(what)}: only {len(met)} ranks come to it"
         )
-        c, _ = describe(what)
-        program = build(choose(c.kind, c.count * what.dtype.itemsize, c.ranks, 1), c, tuple(range(c.ranks)))
-        run_program(program, {k: a for _, m in met for k, a in m.addresses().items()}, what.dtype.name)
+        for done in [pool.submit(m.run, r.vars) for r, m in met]:
+            done.result()
         for r, _ in met:
             r.at += 1

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from manygrad import Tensor, nn
+from manygrad.collectives.wanted import group_of
 from manygrad.multi.world import Link, World
-from manygrad.runtime.collective import group_of
 from manygrad.runtime.current import use
 from manygrad.runtime.runtime import Runtime
 from manygrad.tensor.nn.state import get_parameters

@@ -230,8 +230,9 @@ def test_errors_name_devices_shapes_and_the_way_out() -> None:
         Tensor(A).shard(devices(2), 3)
 
 
-def scheduled_nodes(size: int) -> tuple[int, int]:
-    """(CALLs, nodes) of one worker's LINEAR of a training step over `size` workers on NULL."""
+def scheduled_nodes(size: int) -> tuple[int, int, int]:
+    """One worker's LINEAR of a training step over `size` workers on NULL: CALLs, nodes outside of the collectives' own
+    calls, and in them."""
     me = World()
     me.device_kind = "NULL"
     me.join(rank=0, size=size, local_rank=0, local_size=1, devices_per_node=1, job="test", epoch=0)
@@ -245,7 +246,8 @@ def scheduled_nodes(size: int) -> tuple[int, int]:
         grads = [p.grad for p in get_parameters(net)]
         stores = [UOp(Ops.STORE, dtypes.void, (_target(g), g.uop)) for g in grads if g is not None]
         linear = create_linear_with_vars(UOp(Ops.SINK, dtypes.void, tuple(stores)), me, runtime.schedules).linear
-        return len(linear.src), len(linear.toposort())
+        outside = len(linear.toposort(lambda u: u.op not in GroupOp.COLLECTIVE))
+        return len(linear.src), outside, len(linear.toposort()) - outside
 
 
 def _target(t: Tensor) -> UOp:
@@ -258,6 +260,7 @@ def test_a_workers_schedule_does_not_grow_with_the_world() -> None:
     small, large = scheduled_nodes(4), scheduled_nodes(1024)
     assert large[0] <= small[0] * 1.3
     assert large[1] <= small[1] * 1.3
+    assert large[2] <= small[2] * 5  # (the steps of an all-reduce: 2 lg size)
 
 
 # *** an optimiser keeps every placement ***

@@ -122,8 +122,7 @@ def test_collectives_and_their_counts_are_its_own() -> None:
                 np.testing.assert_array_equal(summed(), np.full(3, 4, np.float32))
     told = [(sum(r.communication.runs.values()), r.communication.entered[0]) for r in (a, b)]
     assert told == [(2, 2), (1, 1)]
-    (one,), (other,) = a.communication.prepared.values(), b.communication.prepared.values()
-    assert one is not other and a.communication.descriptions == b.communication.descriptions != {}
+    assert a.communication.descriptions == b.communication.descriptions != {}
 
 
 def test_a_replay_keeps_what_it_was_made_with() -> None:

@@ -1,4 +1,4 @@
-"""Collectives over devices whose memory the host does not see: they are staged through buffers of the CPU."""
+"""Collectives over devices whose memory the host does not see: messages pass through the CPU, sums do not."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ import pytest
 
 from manygrad import Tensor, TinyJit
 from manygrad.launcher.api import launch
+from manygrad.multi.world import World
+from manygrad.runtime.current import use
 from manygrad.runtime.devices import BACKENDS
+from manygrad.runtime.runtime import Runtime
 from manygrad.tensor.nn.optim import SGD
+from manygrad.tensor.uop import Ops, UOp
 from tests.opencl import OPENCL
+from tests.schedule.programs import scheduled
 
 X = np.random.default_rng(0).standard_normal((12, 6)).astype(np.float32)
 W = np.random.default_rng(1).standard_normal((6, 4)).astype(np.float32)
@@ -49,6 +54,28 @@ def test_training_on_several_devices_of_a_process(kind: str, cut: bool) -> None:
     got = train(tuple(f"{kind}:{i}" for i in range(3)), cut)
     np.testing.assert_allclose(got[0], want[0], rtol=1e-5)
     np.testing.assert_allclose(got[1], want[1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["TINY", OPENCL])
+@pytest.mark.parametrize("size", [1, 2])
+def test_sums_are_taken_on_the_device_that_holds_the_result(kind: str, size: int) -> None:
+    me = World()
+    me.device_kind = kind
+    me.join(rank=0, size=size, local_rank=0, local_size=1, devices_per_node=2, job="test", epoch=0)
+    with use(Runtime(world=me)):
+        x = Tensor(np.ones((4, 4096), np.float32)).shard(me.devices, axis=0)
+        linear = scheduled(x.sum(0)).linear
+    (what,) = [call.src[0] for call in linear.src if call.src[0].op is Ops.ALLREDUCE]
+    calls = what.src[0].src
+    sums = [call for call in calls if call.src[0].op is Ops.SINK]
+    assert sums and {device_of(a) for call in sums for a in call.src[1:]} == {f"{kind}:0", f"{kind}:1"}
+    assert all(len({device_of(a) for a in call.src[1:]}) == 1 for call in sums)
+    sent = [device_of(call.src[1]) for call in calls if call.src[0].op in (Ops.SEND, Ops.RECEIVE)]
+    assert set(sent) == ({"CPU"} if size > 1 else set())
+
+
+def device_of(u: UOp) -> str:
+    return (u.src[0] if u.op is Ops.VIEW else u).arg.device
 
 
 @pytest.mark.parametrize("kind", ["TINY", OPENCL])

@@ -27,10 +27,11 @@ from manygrad.tensor.uop.args import (
     BroadcastArg,
     CheckArg,
     CollectiveArg,
+    MessageArg,
+    PointToPointArg,
     RangeArg,
     ReduceArg,
     ReduceScatterArg,
-    SendArg,
     ShardArg,
     VarArg,
 )
@@ -153,6 +154,9 @@ def candidates() -> Iterator[UOp]:
         yield from (UOp(op, value.dtype, (value, value)) for op in GroupOp.BINARY - GroupOp.COMPARE)
         yield from (UOp(op, dtypes.bool, (value, value)) for op in GroupOp.COMPARE)
         yield from (UOp(Ops.FMA, value.dtype, (value,) * 3), UOp(Ops.BITCAST, dtypes.uint32, (value,)))
+    yield from BODY.src
+    for op, arg in COLLECTIVES.items():
+        yield from (sums := UOp(op, f32, (BODY,), arg), UOp(Ops.CALL, void, (sums, x, x, x, x, x)))
 
 
 MEMBERS = Members(("CPU:0", "CPU:1"), (0, 1), (6, 6), 1, "a line")
@@ -162,8 +166,23 @@ COLLECTIVES: dict[Ops, CollectiveArg] = {
     Ops.REDUCESCATTER: ReduceScatterArg(Ops.ADD, (0, 3, 6), MEMBERS),
     Ops.ALLTOALL: AllToAllArg((0, 1), (0, 1), MEMBERS),
     Ops.BROADCAST: BroadcastArg(0, 6, MEMBERS),
-    Ops.SEND: SendArg(6, MEMBERS),
+    Ops.POINT_TO_POINT: PointToPointArg(6, MEMBERS),
 }
+
+
+BODY = UOp(
+    Ops.LINEAR,
+    void,
+    tuple(
+        UOp(Ops.CALL, void, (what, x))
+        for what in (
+            UOp(Ops.SEND, f32, (), MessageArg(1, 0)),
+            UOp(Ops.RECEIVE, f32, (), MessageArg(1, 0)),
+            UOp(Ops.RELEASE, f32),
+            UOp(Ops.SETTLE, void, (), (MessageArg(1, 0),)),
+        )
+    ),
+)
 
 
 def _enter(stage: str) -> Any:

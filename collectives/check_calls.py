@@ -1,0 +1,206 @@
+"""Symbolic proof that the calls of all workers together carry a collective out.
+
+As `checker.py` does with a Program, but with what the workers run: each goes through its own calls, one after the
+other; a RECEIVE waits for its message, a SETTLE for the release of what was sent. Kernels are evaluated element by
+element. Refused, besides what has not the value of the postcondition:
+
+- workers that wait for each other; messages that nobody receives, of another length or type than was expected, or read
+  after their release; memory that is read before it is written;
+- a write to what was sent and has not been settled: its reader may not have come to it;
+- a sum that is rounded to a half type and then summed again.
+
+Cost: O(calls · length).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from manygrad.collectives.algorithms import ALGORITHMS
+from manygrad.collectives.checker import Expr, contributions, expected
+from manygrad.collectives.errors import ProgramError
+from manygrad.collectives.lower import Body
+from manygrad.collectives.program import Collective
+from manygrad.collectives.reduction import OPS
+from manygrad.tensor.dtype import DType, accumulate_dtype
+from manygrad.tensor.uop import MessageArg, Ops, UOp
+from manygrad.tensor.uop.shape import numel
+
+_NAMES = {op: name for name, op in OPS.items()}
+
+
+class Cell(NamedTuple):
+    value: Expr
+    is_rounded: bool = False  # a sum, in a half type
+
+
+class _Message:
+    def __init__(self, cells: list[Cell], dtype: DType) -> None:
+        self.cells, self.dtype, self.is_released = cells, dtype, False
+
+
+class _Worker:
+    """One worker's memory, by PARAM or BUFFER, and its way through its calls."""
+
+    def __init__(self, rank: int, body: Body, ranks: tuple[int, ...], c: Collective, mail: _Mail) -> None:
+        self.rank, self.body, self.ranks, self.mail = rank, body, ranks, mail
+        self.memory: dict[UOp, list[Cell | None]] = {}
+        self.sent: dict[MessageArg, tuple[_Message, UOp]] = {}
+        self.held: dict[UOp, _Message] = {}
+        self.done = 0  # calls
+        for u in body.linear.toposort(lambda u: u.op is not Ops.SINK):
+            if u.op is Ops.PARAM:
+                slot, count = u.arg.uid, numel(u.arg.shape)
+                if len(ranks) <= slot < 2 * len(ranks):
+                    r = ranks[slot - len(ranks)]
+                    self.memory[u] = [Cell(("in", r, i)) for i in range(count)]
+                else:
+                    self.memory[u] = [None] * count
+
+    def run(self) -> Iterator[str]:
+        """Gives what it waits for, as long as it does."""
+        for n, call in enumerate(self.body.linear.src):
+            try:
+                yield from self.step(call)
+            except ProgramError as e:
+                raise ProgramError(f"worker {self.rank}, call {n} ({call.src[0].op.name}): {e}") from None
+            self.done += 1
+        if self.sent or self.held:
+            raise ProgramError(
+                f"worker {self.rank} ends with {len(self.sent)} messages lent, {len(self.held)} borrowed"
+            )
+
+    def step(self, call: UOp) -> Iterator[str]:
+        what, *args = call.src
+        if what.op is Ops.SEND:
+            message = _Message(self.read(args[0]), args[0].dtype)
+            self.sent[what.arg] = message, args[0]
+            self.mail.send(self.rank, what.arg, message)
+        elif what.op is Ops.RECEIVE:
+            while (got := self.mail.receive(self.rank, what.arg)) is None:
+                yield f"message {what.arg.number} of worker {what.arg.peer}"
+            if (len(got.cells), got.dtype) != (numel(args[0].shape), args[0].dtype):
+                raise ProgramError(
+                    f"{len(got.cells)} {got.dtype.name} come, {args[0].shape} {args[0].dtype.name} expected"
+                )
+            if args[0].op is Ops.BUFFER:
+                self.held[args[0]] = got
+            else:
+                self.write(args[0], got.cells)
+                got.is_released = True
+        elif what.op is Ops.RELEASE:
+            if args[0] not in self.held:
+                raise ProgramError("releases a message that it does not hold")
+            self.held.pop(args[0]).is_released = True
+        elif what.op is Ops.SETTLE:
+            for m in what.arg:
+                if m not in self.sent:
+                    raise ProgramError(f"message {m.number} to worker {m.peer} was not sent")
+                while not self.sent[m][0].is_released:
+                    yield f"the release of message {m.number} to worker {m.peer}"
+                del self.sent[m]
+        elif what.op is Ops.COPY:
+            self.write(args[0], self.read(args[1]))
+        else:
+            self.reduce(what, args)
+
+    def reduce(self, kernel: UOp, args: list[UOp]) -> None:
+        (store,) = kernel.src
+        given = [self.read(a) for a in args[1:]]
+        self.write(args[0], [_rounded(_value(store.src[1], given, i), args[0]) for i in range(len(given[0]))])
+
+    def read(self, u: UOp) -> list[Cell]:
+        buffer, start = (u.src[0], u.arg.offset) if u.op is Ops.VIEW else (u, 0)
+        if buffer.op is Ops.BUFFER:
+            if buffer not in self.held:
+                raise ProgramError("reads a message that it does not hold (not received, or released)")
+            return self.held[buffer].cells
+        cells = self.memory[buffer][start : start + numel(u.shape)]
+        if None in cells or len(cells) != numel(u.shape):
+            raise ProgramError(f"reads what is not written, or beyond the end: {buffer.arg.uid}[{start}:]")
+        return cells  # type: ignore[return-value]
+
+    def write(self, u: UOp, cells: list[Cell]) -> None:
+        buffer, start = (u.src[0], u.arg.offset) if u.op is Ops.VIEW else (u, 0)
+        end = start + len(cells)
+        if len(self.ranks) <= buffer.arg.uid < 2 * len(self.ranks):
+            raise ProgramError("writes a source")
+        for _, lent in self.sent.values():
+            of, at = (lent.src[0], lent.arg.offset) if lent.op is Ops.VIEW else (lent, 0)
+            if of is buffer and at < end and start < at + numel(lent.shape):
+                raise ProgramError(f"writes {buffer.arg.uid}[{start}:{end}], of which a part is lent")
+        if end > len(self.memory[buffer]):
+            raise ProgramError(f"writes beyond the end: {buffer.arg.uid}[{start}:{end}]")
+        self.memory[buffer][start:end] = cells
+
+
+class _Mail:
+    """Messages on their way, in order."""
+
+    def __init__(self) -> None:
+        self.boxes: dict[tuple[int, int], deque[tuple[int, _Message]]] = {}
+
+    def send(self, rank: int, to: MessageArg, message: _Message) -> None:
+        self.boxes.setdefault((rank, to.peer), deque()).append((to.number, message))
+
+    def receive(self, rank: int, source: MessageArg) -> _Message | None:
+        box = self.boxes.get((source.peer, rank))
+        if not box:
+            return None
+        number, message = box.popleft()
+        if number != source.number:
+            raise ProgramError(f"message {number} of worker {source.peer} comes, {source.number} was expected")
+        return message
+
+
+def _value(u: UOp, given: list[list[Cell]], i: int) -> Cell:
+    """An element of what a kernel of `reduction.py` computes."""
+    if u.op is Ops.LOAD:
+        return given[u.src[0].src[0].arg - 1][i]
+    if u.op is Ops.CAST:
+        return _value(u.src[0], given, i)
+    if u.op not in _NAMES:
+        raise ProgramError(f"a kernel with {u.op.name} reduces nothing")
+    terms = [_value(s, given, i) for s in u.src]
+    if any(t.is_rounded for t in terms):
+        raise ProgramError("a sum that was rounded is summed again")
+    return Cell((_NAMES[u.op], *(t.value for t in terms)))
+
+
+def _rounded(cell: Cell, place: UOp) -> Cell:
+    is_half = accumulate_dtype(place.dtype) is not place.dtype
+    return cell._replace(is_rounded=is_half and cell.value[0] != "in")
+
+
+def check_calls(c: Collective, bodies: Mapping[int, tuple[Body, tuple[int, ...]]], algorithm: str) -> None:
+    """Proves the calls of all workers, each with its ranks, or raises `ProgramError` naming worker, call and values."""
+    mail = _Mail()
+    workers = [_Worker(w, body, ranks, c, mail) for w, (body, ranks) in bodies.items()]
+    running = {w: w.run() for w in workers}
+    while running:
+        before = sum(w.done for w in workers)
+        waiting = {w: why for w, calls in running.items() if (why := next(calls, None)) is not None}
+        if len(waiting) == len(running) and sum(w.done for w in workers) == before:
+            told = "; ".join(f"worker {w.rank} for {why}" for w, why in waiting.items())
+            raise ProgramError(f"the workers wait for each other: {told}")
+        running = {w: running[w] for w in waiting}
+    if any(mail.boxes.values()):
+        raise ProgramError("messages are left that nobody received")
+    for w in workers:
+        for slot, r in enumerate(w.ranks):
+            _check_result(c, r, next((m for u, m in w.memory.items() if u.arg.uid == slot), []), algorithm)
+
+
+def _check_result(c: Collective, rank: int, cells: list[Cell | None], algorithm: str) -> None:
+    wanted = expected(c, rank)
+    if len(cells) != len(wanted):
+        raise ProgramError(f"out of rank {rank} has {len(cells)} elements that are used, of {len(wanted)}")
+    for i, (cell, want) in enumerate(zip(cells, wanted)):
+        got = cell.value if cell is not None else None
+        same = (
+            got == want if ALGORITHMS[algorithm].order == "tree" else got and contributions(got) == contributions(want)
+        )
+        if not same:
+            raise ProgramError(f"{algorithm} {c.kind}: out[{i}] of rank {rank} is {got}, expected {want}")

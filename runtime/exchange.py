@@ -1,0 +1,190 @@
+"""Exchange: one worker's calls of a collective (`collectives/lower.py`), resolved to be run again and again.
+
+Each call becomes a step, a function without arguments, of memory found once: a place is a part of a buffer, with its
+handle for kernels and its address for messages. What a RECEIVE borrows has its place when it has come.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from manygrad.collectives.transport.endpoint import Borrowed, Endpoint, Ticket
+from manygrad.collectives.transport.wire import MessageKey
+from manygrad.native.memory import copy
+from manygrad.runtime import profile
+from manygrad.runtime.buffer import Buffer, copy_memory
+from manygrad.runtime.devices import Device, get_device
+from manygrad.tensor.uop import MessageArg, Ops, UOp
+from manygrad.tensor.uop.shape import numel
+
+Step = Callable[[], Any]
+
+
+class Place(NamedTuple):
+    """A part of a buffer, or, without one, what is borrowed."""
+
+    device: Device
+    nbytes: int
+    base: Buffer | None = None
+    offset: int = 0  # in bytes
+
+
+class Exchange:
+    """`run` carries the calls out. `buffers` are the LINEAR's arguments: with `ranks` ranks of this worker the results,
+    the sources, then temporaries."""
+
+    def __init__(self, body: UOp, buffers: Sequence[Buffer], ranks: int, endpoint: Endpoint | None) -> None:
+        self.buffers, self.ranks, self.endpoint = list(buffers), ranks, endpoint
+        self.numbers: dict[UOp, int] = {}  # of places
+        self.places: list[Place] = []
+        self.handles: list[Any] = []
+        self.addresses: list[int] = []  # of places that the host sees
+        self.borrowed: dict[int, Borrowed] = {}
+        self.tickets: dict[MessageArg, Ticket] = {}
+        self.plan = self.sequence = 0
+        self.is_bound = False
+        last = body.src[-1] if body.src else None
+        self.steps: list[tuple[str, Step]] = [
+            ("wait for readers", self._flush) if call is last and call.src[0].op is Ops.SETTLE else self._step(call)
+            for call in body.src
+        ]
+
+    def run(self, plan: int, sequence: int, lane: str = "calls of collectives") -> None:
+        """Once. `plan`: what all messages carry; `sequence` counts its runs. When it returns, all memory may be written
+        again. Raises the endpoint's errors."""
+        if not self.is_bound:
+            self._bind()
+        self.plan, self.sequence = plan, sequence
+        if profile.active:
+            for name, step in self.steps:
+                start = time.perf_counter()
+                step()
+                profile.record(lane, name, start, time.perf_counter(), {})
+            return
+        for _, step in self.steps:
+            step()
+
+    def move(self, buffer: Buffer, to: Any) -> None:
+        """From now on reads the memory `to` instead of that of a source's buffer."""
+        if not self.is_bound:
+            self._bind()
+        for n, p in enumerate(self.places):
+            if p.base is not None and (p.base.base or p.base) is buffer:
+                self._put(n, p, p.device.view(to, p.base.offset + p.offset, p.nbytes))
+
+    # --- memory
+
+    def _bind(self) -> None:
+        self._refuse_overlap()
+        for n, p in enumerate(self.places):
+            if p.base is not None:
+                self._put(n, p, p.device.view(p.base.handle, p.offset, p.nbytes))
+        self.is_bound = True
+
+    def _refuse_overlap(self) -> None:
+        for out in self.buffers[: self.ranks]:
+            for given in self.buffers[self.ranks : 2 * self.ranks]:
+                if (out.base or out) is (given.base or given) and out.nbytes and given.nbytes:
+                    if out.offset < given.offset + given.nbytes and given.offset < out.offset + out.nbytes:
+                        raise ValueError(
+                            f"{given} and {out} overlap; peers still read the one while the other is written"
+                        )
+
+    def _put(self, number: int, place: Place, handle: Any) -> None:
+        self.handles[number] = handle
+        if place.device.allocator.host is not None:
+            self.addresses[number] = place.device.address(handle)
+
+    def _place(self, u: UOp) -> int:
+        """The number of an argument of a call."""
+        found = self.numbers.get(u)
+        if found is None:
+            found = self.numbers[u] = len(self.places)
+            self.places.append(self._located(u))
+            self.handles.append(None)
+            self.addresses.append(0)
+        return found
+
+    def _located(self, u: UOp) -> Place:
+        buffer, first = (u.src[0], u.arg.offset) if u.op is Ops.VIEW else (u, 0)
+        nbytes = numel(u.shape) * u.dtype.itemsize
+        if buffer.op is Ops.BUFFER:
+            return Place(get_device(buffer.arg.device), nbytes)
+        base = self.buffers[buffer.arg.uid]
+        return Place(base.device, nbytes, base, first * u.dtype.itemsize)
+
+    # --- steps
+
+    def _step(self, call: UOp) -> tuple[str, Step]:
+        what, *args = call.src
+        at = [self._place(a) for a in args]
+        if what.op is Ops.SEND:
+            return f"send {self.places[at[0]].nbytes} to {what.arg.peer}", self._send(what, at[0])
+        if what.op is Ops.RECEIVE:
+            return f"receive {self.places[at[0]].nbytes} from {what.arg.peer}", self._receive(what, at[0])
+        if what.op is Ops.RELEASE:
+            return "release", lambda: self.borrowed.pop(at[0]).release()
+        if what.op is Ops.SETTLE:
+            return "wait for readers", self._settle(what.arg)
+        if what.op is Ops.COPY:
+            return f"copy {self.places[at[0]].nbytes}", self._copy(*at)
+        kernel = self.places[at[0]].device.compile(what)
+        handles = self.handles
+        return kernel.name, lambda: kernel([handles[n] for n in at])
+
+    def _endpoint(self) -> Endpoint:
+        if self.endpoint is None:
+            raise ValueError("a message goes to another worker, but there is no endpoint")
+        return self.endpoint
+
+    def _send(self, what: UOp, at: int) -> Step:
+        send, addresses, tickets, message = self._endpoint().send, self.addresses, self.tickets, what.arg
+        (peer, number), nbytes, dtype = message, self.places[at].nbytes, what.dtype.name
+
+        def step() -> None:
+            tickets[message] = send(peer, MessageKey(self.plan, self.sequence, number), addresses[at], nbytes, dtype)
+
+        return step
+
+    def _receive(self, what: UOp, at: int) -> Step:
+        endpoint, addresses, handles, borrowed = self._endpoint(), self.addresses, self.handles, self.borrowed
+        (peer, number), place, dtype = what.arg, self.places[at], what.dtype.name
+        nbytes, host = place.nbytes, place.device.allocator.host
+        if place.base is not None:
+            return lambda: endpoint.receive_into(
+                peer, MessageKey(self.plan, self.sequence, number), addresses[at], nbytes, dtype
+            )
+        assert host is not None, "a message is borrowed in memory that the host does not see"
+        handle_of = host.at
+
+        def step() -> None:
+            got = borrowed[at] = endpoint.receive(peer, MessageKey(self.plan, self.sequence, number), nbytes, dtype)
+            addresses[at], handles[at] = got.addr, handle_of(got.addr, nbytes)
+
+        return step
+
+    def _settle(self, messages: tuple[MessageArg, ...]) -> Step:
+        endpoint, tickets = self._endpoint(), self.tickets
+
+        def step() -> None:
+            for m in messages:
+                endpoint.settle(tickets[m])
+
+        return step
+
+    def _flush(self) -> None:
+        self._endpoint().flush()
+
+    def _copy(self, to: int, source: int) -> Step:
+        target, origin = self.places[to], self.places[source]
+        addresses, handles, nbytes = self.addresses, self.handles, target.nbytes
+        if target.device.allocator.host is not None and origin.device.allocator.host is not None:
+
+            def step() -> None:
+                if addresses[to] != addresses[source]:
+                    copy(addresses[to], addresses[source], nbytes)
+
+            return step
+        return lambda: copy_memory(target.device, handles[to], origin.device, handles[source], nbytes)
