@@ -82,7 +82,7 @@ class Team:
         addresses = link(team_ir(scratch_bytes), list(PROTOTYPES))
         for name, prototype in PROTOTYPES.items():
             setattr(self, name.removeprefix("team_"), prototype(addresses[name]))
-        self.chain_address = addresses["team_chain"]
+        self.chain_address, self.run_address = addresses["team_chain"], addresses["team_run"]
         self.native = futex.available()
         self.wanted, self.nbytes = wanted, scratch_bytes + CHAIN_BYTES
         self.lock = threading.Lock()

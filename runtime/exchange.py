@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 from manygrad.collectives.transport.endpoint import Borrowed, Endpoint, Ticket
 from manygrad.collectives.transport.wire import MessageKey
+from manygrad.native.exchange import table
 from manygrad.native.memory import copy
 from manygrad.runtime import profile
 from manygrad.runtime.buffer import Buffer, copy_memory
-from manygrad.runtime.devices import Device, get_device
+from manygrad.runtime.devices import Device, Kernel, get_device
+from manygrad.runtime.native_exchange import NativeRun, native_run
 from manygrad.tensor.uop import MessageArg, Ops, UOp
 from manygrad.tensor.uop.shape import numel
 
@@ -37,10 +39,15 @@ class Exchange:
 
     def __init__(self, body: UOp, buffers: Sequence[Buffer], ranks: int, endpoint: Endpoint | None) -> None:
         self.buffers, self.ranks, self.endpoint = list(buffers), ranks, endpoint
-        self.numbers: dict[UOp, int] = {}  # of places
-        self.places: list[Place] = []
-        self.handles: list[Any] = []
-        self.addresses: list[int] = []  # of places that the host sees
+        self.body = body
+        args = list(dict.fromkeys(a for call in body.src for a in call.src[1:]))
+        self.numbers = {a: n for n, a in enumerate(args)}  # of places
+        self.places = [self._located(a) for a in args]
+        self.handles: list[Any] = [None] * len(args)
+        self.spare = len(args)  # one address more, of a message that is copied into its place
+        self.addresses: Any = table(len(args) + 1)  # of places that the host sees
+        self.kernels: dict[UOp, Kernel] = {}
+        self.native: NativeRun | None = None
         self.borrowed: dict[int, Borrowed] = {}
         self.tickets: dict[MessageArg, Ticket] = {}
         self.plan = self.sequence = 0
@@ -57,14 +64,16 @@ class Exchange:
         if not self.is_bound:
             self._bind()
         self.plan, self.sequence = plan, sequence
+        done = self.native.run(plan, sequence) if self.native is not None and not profile.active else 0
         if profile.active:
             for name, step in self.steps:
                 start = time.perf_counter()
                 step()
                 profile.record(lane, name, start, time.perf_counter(), {})
             return
-        for _, step in self.steps:
-            step()
+        if done < len(self.steps):
+            for _, step in self.steps[done:]:
+                step()
 
     def move(self, buffer: Buffer, to: Any) -> None:
         """From now on reads the memory `to` instead of that of a source's buffer."""
@@ -73,6 +82,15 @@ class Exchange:
         for n, p in enumerate(self.places):
             if p.base is not None and (p.base.base or p.base) is buffer:
                 self._put(n, p, p.device.view(to, p.base.offset + p.offset, p.nbytes))
+        if self.native is not None and not self.native.may_send():
+            self.native = None
+
+    def lend(self, number: int, got: Borrowed) -> None:
+        """From now on a place is what has been borrowed."""
+        host = self.places[number].device.allocator.host
+        assert host is not None, "a message is borrowed in memory that the host does not see"
+        self.borrowed[number] = got
+        self.addresses[number], self.handles[number] = got.addr, host.at(got.addr, got.nbytes)
 
     # --- memory
 
@@ -82,6 +100,7 @@ class Exchange:
             if p.base is not None:
                 self._put(n, p, p.device.view(p.base.handle, p.offset, p.nbytes))
         self.is_bound = True
+        self.native = native_run(self, self.body)
 
     def _refuse_overlap(self) -> None:
         for out in self.buffers[: self.ranks]:
@@ -97,16 +116,6 @@ class Exchange:
         if place.device.allocator.host is not None:
             self.addresses[number] = place.device.address(handle)
 
-    def _place(self, u: UOp) -> int:
-        """The number of an argument of a call."""
-        found = self.numbers.get(u)
-        if found is None:
-            found = self.numbers[u] = len(self.places)
-            self.places.append(self._located(u))
-            self.handles.append(None)
-            self.addresses.append(0)
-        return found
-
     def _located(self, u: UOp) -> Place:
         buffer, first = (u.src[0], u.arg.offset) if u.op is Ops.VIEW else (u, 0)
         nbytes = numel(u.shape) * u.dtype.itemsize
@@ -119,7 +128,7 @@ class Exchange:
 
     def _step(self, call: UOp) -> tuple[str, Step]:
         what, *args = call.src
-        at = [self._place(a) for a in args]
+        at = [self.numbers[a] for a in args]
         if what.op is Ops.SEND:
             return f"send {self.places[at[0]].nbytes} to {what.arg.peer}", self._send(what, at[0])
         if what.op is Ops.RECEIVE:
@@ -130,7 +139,7 @@ class Exchange:
             return "wait for readers", self._settle(what.arg)
         if what.op is Ops.COPY:
             return f"copy {self.places[at[0]].nbytes}", self._copy(*at)
-        kernel = self.places[at[0]].device.compile(what)
+        kernel = self.kernels[what] = self.places[at[0]].device.compile(what)
         handles = self.handles
         return kernel.name, lambda: kernel([handles[n] for n in at])
 
@@ -149,21 +158,16 @@ class Exchange:
         return step
 
     def _receive(self, what: UOp, at: int) -> Step:
-        endpoint, addresses, handles, borrowed = self._endpoint(), self.addresses, self.handles, self.borrowed
+        endpoint, addresses = self._endpoint(), self.addresses
         (peer, number), place, dtype = what.arg, self.places[at], what.dtype.name
-        nbytes, host = place.nbytes, place.device.allocator.host
+        nbytes = place.nbytes
         if place.base is not None:
             return lambda: endpoint.receive_into(
                 peer, MessageKey(self.plan, self.sequence, number), addresses[at], nbytes, dtype
             )
-        assert host is not None, "a message is borrowed in memory that the host does not see"
-        handle_of = host.at
-
-        def step() -> None:
-            got = borrowed[at] = endpoint.receive(peer, MessageKey(self.plan, self.sequence, number), nbytes, dtype)
-            addresses[at], handles[at] = got.addr, handle_of(got.addr, nbytes)
-
-        return step
+        return lambda: self.lend(
+            at, endpoint.receive(peer, MessageKey(self.plan, self.sequence, number), nbytes, dtype)
+        )
 
     def _settle(self, messages: tuple[MessageArg, ...]) -> Step:
         endpoint, tickets = self._endpoint(), self.tickets

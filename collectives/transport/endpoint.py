@@ -37,6 +37,7 @@ from manygrad.collectives.transport.arena import Arena, RemoteArena
 from manygrad.collectives.transport.measure import measure
 from manygrad.collectives.transport.wire import MessageKey
 from manygrad.multi.world import Link
+from manygrad.native.exchange import RUN
 from manygrad.native.memory import bytes_at, copy
 from manygrad.native.sequence import Timespec
 from manygrad.tensor.environment import COLLECTIVE_TIMEOUT_S, TRANSPORT
@@ -238,17 +239,48 @@ class Endpoint:
         with self._lock:
             link = self._link(peer)
             self._raise_aborted()
-            code = wire.DTYPE_CODES[dtype_name]
-            header = wire.Header(wire.DATA, self._job, self.epoch, self.rank, *key, code, 0, nbytes, 0, 0)
+            header = self.header(self.rank, key, dtype_name, nbytes)._replace(length=0)
             if isinstance(link, shm.ShmLink):
                 number = link.send(header, addr)
             else:  # memory of others may be gone before ZeroMQ has sent it, if an error comes between: it is copied
                 number = self._hub.send(link, header, addr, copy=not self.arena.contains(addr, nbytes))
+            self.count(nbytes, True)
+            return self.outstanding(Ticket(peer, number, key))
+
+    def header(self, source: int, key: MessageKey, dtype_name: str, nbytes: int) -> wire.Header:
+        """Of a message of a rank, but for its number and where it lies."""
+        code = wire.DTYPE_CODES[dtype_name]
+        return wire.Header(wire.DATA, self._job, self.epoch, source, *key, code, 0, nbytes, 0, nbytes)
+
+    def outstanding(self, ticket: Ticket) -> Ticket:
+        """Notes what `flush` has to wait for."""
+        self._outstanding.append(ticket)
+        return ticket
+
+    def count(self, nbytes: int, sent: bool) -> None:
+        if sent:
             self.bytes_sent += nbytes
             self.messages += 1
-            ticket = Ticket(peer, number, key)
-            self._outstanding.append(ticket)
-            return ticket
+        else:
+            self.bytes_received += nbytes
+
+    # --- many messages by one native call
+
+    def shared_memory(self, peer: int) -> shm.ShmLink | None:
+        """The link to a peer of this host; None where the peer, or any other, is reached over ZeroMQ, which has to be
+        served while one waits."""
+        link = self._links.get(peer)
+        return link if isinstance(link, shm.ShmLink) and not self._hub.links else None
+
+    def run_native(self, run: Any, links: Sequence[shm.ShmLink]) -> int:
+        """Runs the calls of a table (`native/exchange.py`) with peers of this host; the number of the first that was
+        not carried out. It may be 0 for any reason: then the calls have to be made one by one."""
+        with self._lock:
+            self._raise_aborted()
+            if self._closed or any(link.queue for link in links):
+                return 0
+            run[RUN.index("SPINS")], run[RUN.index("LIMIT")] = self._spins, ctypes.addressof(self._tick)
+            return int(shm.native_exchange()(ctypes.addressof(run)))
 
     def receive(self, peer: int, key: MessageKey, nbytes: int, dtype_name: str = "raw") -> Borrowed:
         """Waits for the next message of `peer`, which must be `key` with `nbytes` of `dtype_name`.
@@ -261,7 +293,7 @@ class Endpoint:
             self._raise_aborted()
             receive: Any = self._receive_shm if isinstance(link, shm.ShmLink) else self._receive_zmq
             borrowed: Borrowed = receive(link, key, nbytes, dtype_name)
-            self.bytes_received += nbytes
+            self.count(nbytes, False)
             return borrowed
 
     def _receive_shm(self, link: shm.ShmLink, key: MessageKey, nbytes: int, dtype_name: str) -> Borrowed:
@@ -286,7 +318,7 @@ class Endpoint:
                 return
             self._raise_aborted()
             self._receive_zmq(link, key, nbytes, dtype_name, addr)
-            self.bytes_received += nbytes
+            self.count(nbytes, False)
 
     def _receive_zmq(
         self, link: tcp.ZmqLink, key: MessageKey, nbytes: int, dtype_name: str, addr: int | None = None

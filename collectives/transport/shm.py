@@ -23,10 +23,12 @@ import os
 import select
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 from manygrad.collectives.errors import WireError
 from manygrad.collectives.transport import wire
 from manygrad.collectives.transport.arena import PAGE, TOKEN_BYTES, Arena, RemoteArena, page_up
+from manygrad.native.exchange import LINK, exchange, table
 from manygrad.native.memory import copy
 from manygrad.native.sequence import ANY, REACHED, Timespec, functions
 
@@ -38,9 +40,16 @@ _SLOT_NBYTES = 128
 STRIDE = page_up(_SLOTS + RING * _SLOT_NBYTES)
 assert TOKEN_BYTES <= _BELL and wire.SIZE <= _SLOT_NBYTES
 
+_OUT_NUMBER, _IN_NUMBER = LINK.index("OUT_NUMBER"), LINK.index("IN_NUMBER")
+
 OPEN, CLOSED, ABORTED = 0, 1, 2
 _U32 = 0xFFFFFFFF
 _NO_LIMIT = ctypes.c_uint32(ANY)
+
+
+def native_exchange() -> Any:
+    """The function that runs the calls of a collective over such links (`native/exchange.py`)."""
+    return exchange(RING, _SLOT_NBYTES, wire.SIZE)
 
 
 def mailbox_nbytes(size: int) -> int:
@@ -82,7 +91,6 @@ class ShmLink:
         self.rank, self.peer, self.arena, self.remote, self.pid = rank, peer, arena, remote, pid
         self.mine, self.theirs = Mailbox(arena.mailbox), Mailbox(remote.mailbox)
         self.out, self.inn = self.theirs.pairs + rank * STRIDE, self.mine.pairs + peer * STRIDE
-        self.out_number = self.in_number = self.settled_below = 0
         self.queue: deque[_Queued] = deque()
         self.staged: dict[int, int] = {}  # number -> arena offset
         self.code_tail, self.code_ack = 2 * peer + 2, 2 * peer + 3
@@ -91,6 +99,35 @@ class ShmLink:
         self.poll = select.poll()
         self.poll.register(self.pidfd, select.POLLIN)
         self._fn = functions()
+        self.record = table(len(LINK))
+        words = {
+            **{"OUT_TAIL": self.out + _TAIL, "OUT_ACKS": self.out + _ACKS, "OUT_SLOTS": self.out + _SLOTS},
+            **{"THEIR_BELL": self.theirs.bell, "THEIR_INTEREST": self.theirs.interest},
+            **{"MY_TAIL": self.my_tail, "MY_ACK": self.my_ack},
+            **{"IN_TAIL": self.inn + _TAIL, "IN_ACKS": self.inn + _ACKS, "IN_SLOTS": self.inn + _SLOTS},
+            **{"MY_BELL": self.mine.bell, "MY_INTEREST": self.mine.interest},
+            **{"CODE_TAIL": self.code_tail, "CODE_ACK": self.code_ack},
+            **{"REMOTE_BASE": remote.base, "REMOTE_NBYTES": remote.nbytes},
+        }
+        for name, value in words.items():
+            self.record[LINK.index(name)] = value
+
+    # the numbers of the next message to the peer, and from it: native calls count them, too
+    @property
+    def out_number(self) -> int:
+        return int(self.record[_OUT_NUMBER])
+
+    @out_number.setter
+    def out_number(self, value: int) -> None:
+        self.record[_OUT_NUMBER] = value
+
+    @property
+    def in_number(self) -> int:
+        return int(self.record[_IN_NUMBER])
+
+    @in_number.setter
+    def in_number(self, value: int) -> None:
+        self.record[_IN_NUMBER] = value
 
     # --- agreeing on this link
 

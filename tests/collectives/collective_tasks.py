@@ -63,8 +63,11 @@ def collective(
     ranks_per_worker: int = 1,
     runs: int = 1,
     piece_nbytes: int | None = None,
+    late_s: float = 0.0,
+    is_native: bool | None = None,
 ) -> list[Any]:
-    """Runs every case; the bytes of `out` of each local rank (a digest where long)."""
+    """Runs every case; the bytes of `out` of each local rank (a digest where long). `late_s`: in turns each other rank
+    comes late; `is_native`: whether each case has to be one native call, or must not be."""
     if piece_nbytes is not None:
         endpoint.piece_nbytes = piece_nbytes
     results = []
@@ -84,7 +87,12 @@ def collective(
         for sequence in range(runs):
             for b in outs:
                 b.copyin(np.full(b.nbytes, 0xA5, np.uint8).view(d.np))
+            if late_s and (sequence + endpoint.rank) % 2:
+                time.sleep(late_s)
             exchange.run(n, sequence)
+            assert not exchange.borrowed and not endpoint._outstanding
+        if is_native is not None:
+            assert is_native == (exchange.native is not None)
         for b in outs:
             data = b.copyout().tobytes()
             results.append(data if len(data) < 4096 else hashlib.blake2b(data).hexdigest())

@@ -93,6 +93,26 @@ def test_every_kind_between_workers_equals_one_process(transport: str, piece_nby
         assert [v for worker in got for v in worker[2 * n : 2 * n + 2]] == want[6 * n : 6 * n + 6], case
 
 
+SMALL: list[tuple[str, Collective, str]] = [
+    *((name, Collective("all_reduce", 4, n), d) for name in TREE for n, d in ((1, "int8"), (77, "bfloat16"))),
+    ("direct", Collective("all_to_all", 4, 9), "float32"),
+    ("ring", Collective("all_gather", 4, 1000), "float64"),
+    ("halving_doubling", Collective("broadcast", 4, 3, root=2), "bool"),
+    ("direct", Collective("send", 4, 5, root=3, target=1), "uint16"),
+]
+
+
+@pytest.mark.parametrize("runs, late_s", [(300, 0.0), (3, 0.12)], ids=["often", "late"])
+def test_small_messages_of_one_host_are_sent_by_native_calls(runs: int, late_s: float) -> None:
+    """More runs than a ring holds messages; and with ranks that others wait for longer than a native call does."""
+    alone = Endpoint(0, 1, "alone", 0, arena_bytes=1 << 26)
+    want = collective(alone, SMALL, ranks_per_worker=4)
+    alone.close()
+    got = results(run_workers(4, "collective", (SMALL, 1, runs, None, late_s, True)))
+    for n, case in enumerate(SMALL):
+        assert [worker[n] for worker in got] == want[4 * n : 4 * n + 4], case
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("count, nbytes", [(5, 0), (300, 70_000), (1, 70_000_001)])
 def test_many_and_large_messages_in_flight(transport: str, count: int, nbytes: int) -> None:

@@ -159,8 +159,12 @@ def late_peer() -> tuple[int, int, list[float]]:
 
     x = Tensor(np.ones((world.size, 64), np.float32)).shard(world.devices, axis=0).realize()
     own = [Tensor(np.ones((256, 256), np.float32)).realize() for _ in range(8)]
-    total = (x.sum(0) * 2).contiguous()
-    products = [(o @ o).contiguous() for o in own]
+
+    def made() -> list[Tensor]:
+        return [(x.sum(0) * 2).contiguous(), *[(o @ o).contiguous() for o in own]]
+
+    Tensor.realize(*made())  # (compiled by then)
+    total, *products = made()
     if world.rank == 1:
         time.sleep(1)
     GlobalCounters.reset()

@@ -1,0 +1,57 @@
+"""The calls of a collective over shared memory as tables, for one native call to run (`ir/exchange.ll`).
+
+Python runs the same calls (`runtime/exchange.py`) and knows what to do when a peer is late, gone, or sends something
+else; the native run does what goes well, and says at which step it stopped. Words are 64-bit integers and addresses:
+
+| table | words |
+|---|---|
+| run | steps, their count, addresses of places, sequence, spins and limit of a wait, arena's address, team, scratch |
+| link | one peer's mailboxes, interest codes and arena, and the numbers of the next message out and in |
+| step | kind; link, place, header, number; the step of the message; or a kernel, its places and its loop |
+
+A header is that of `wire.py`, whose sequence, number and place are filled in.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+from manygrad.native import futex
+from manygrad.native.compiler import compiler
+from manygrad.native.processor import processor
+from manygrad.native.source import module, pause
+
+SEND, RECEIVE, RELEASE, SETTLE, COPY, KERNEL = range(6)
+RUN = ("STEPS", "STEP_COUNT", "PLACES", "SEQUENCE", "SPINS", "LIMIT", "ARENA", "TEAM", "SCRATCH")
+LINK = (
+    *("OUT_TAIL", "OUT_ACKS", "OUT_SLOTS", "THEIR_BELL", "THEIR_INTEREST", "MY_TAIL", "MY_ACK"),
+    *("IN_TAIL", "IN_ACKS", "IN_SLOTS", "MY_BELL", "MY_INTEREST", "CODE_TAIL", "CODE_ACK"),
+    *("REMOTE_BASE", "REMOTE_NBYTES", "OUT_NUMBER", "IN_NUMBER"),
+)
+STEP_WORDS = 8
+# words of a step; the same one has another meaning for another kind
+STEP = {
+    "KIND": 0,
+    **{"LINK": 1, "PLACE": 2, "HEADER": 3, "NUMBER": 4, "OF": 5, "NBYTES": 6},
+    **{"FUNCTION": 1, "BUFFERS": 2, "ARGS": 3, "COUNT": 4, "TOTAL": 5, "GRAIN": 6},
+}
+HEADER = {"AT_SEQUENCE": 4, "AT_NUMBER": 6, "AT_TOTAL": 7, "AT_OFFSET": 8}
+
+
+def table(words: int) -> Any:
+    return (ctypes.c_int64 * words)()
+
+
+@cache
+def exchange(ring: int, slot_nbytes: int, header_nbytes: int) -> Any:
+    """The function of a run's address. `ring`, a power of two, is how many messages a mailbox has slots for."""
+    text = module(
+        "futex", pause(processor().architecture), "sequence", "exchange",
+        **futex.constants(), **{name: i for i, name in enumerate(RUN)}, **{name: i for i, name in enumerate(LINK)},
+        **STEP, **HEADER, RING=ring, LAST_SLOT=ring - 1, BEFORE=ring - 1, SLOT_NBYTES=slot_nbytes,
+        HEADER_NBYTES=header_nbytes, STEP_WORDS=STEP_WORDS, SEND=SEND, RECEIVE=RECEIVE, RELEASE=RELEASE, SETTLE=SETTLE,
+        COPY=COPY, KERNEL=KERNEL,
+    )  # fmt: skip
+    return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(compiler().functions(text, ["exchange"])["exchange"])
