@@ -12,7 +12,7 @@ from typing import Any
 
 from manygrad import schedule
 from manygrad.collectives.algorithms import ALGORITHMS
-from manygrad.launcher.controller import TRANSITIONS, State
+from manygrad.launcher.ranks import TRANSITIONS, State
 from manygrad.multi import rules as sharding
 from manygrad.runtime import linear
 from manygrad.runtime.codegen import passes as codegen
