@@ -26,13 +26,12 @@ import socket
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from sides.data import batch
 from sides.process import Side, installed
+from sides.steps import seconds_of
 
 MODELS = ("mlp", "mlp1", "conv", "gpt", "resnet")
 SIDES = ("ours", "torch", "compile", "tinygrad")
@@ -91,13 +90,7 @@ def launched(model: str, steps: int) -> list[float]:
     from sides.ours import trainer
 
     run, _ = trainer(model)
-    times = []
-    for i in range(steps):
-        data = batch(model, i % 8)
-        start = time.perf_counter()
-        run(*data)
-        times.append(time.perf_counter() - start)
-    return times
+    return seconds_of(run, model, range(steps))
 
 
 def torch_worker(model: str, steps: int, size: int, port: int, threads: int, rank: int) -> list[float]:
@@ -106,12 +99,7 @@ def torch_worker(model: str, steps: int, size: int, port: int, threads: int, ran
     from sides.torch_side import trainer
 
     run, _ = trainer(model, threads, rank=rank, size=size, port=port)
-    times = []
-    for i in range(steps):
-        data = batch(model, i % 8)
-        start = time.perf_counter()
-        run(*data)
-        times.append(time.perf_counter() - start)
+    times = seconds_of(run, model, range(steps))
     dist.destroy_process_group()
     return times
 

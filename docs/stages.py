@@ -15,7 +15,7 @@ from manygrad.collectives.algorithms import ALGORITHMS, build
 from manygrad.collectives.lower import lower
 from manygrad.collectives.program import Collective
 from manygrad.collectives.show import show_calls
-from manygrad.launcher.controller import TRANSITIONS, State
+from manygrad.launcher.ranks import TRANSITIONS, State
 from manygrad.multi import rules as sharding
 from manygrad.runtime import linear
 from manygrad.runtime.codegen import passes as codegen

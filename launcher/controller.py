@@ -1,9 +1,9 @@
 """Decides how a run goes: events in, instructions out. No I/O, no clock, no threads; tested without any process.
 
-The life of a rank is one table (`TRANSITIONS`); an event that is not legal in a rank's state is counted and ignored, so
-that nothing a confused worker sends can harm the others. The first failure that is not itself the echo of another
-rank's failure is the root cause; it ends the run for everybody: told first (`abort`), SIGTERM after `grace_s`,
-then SIGKILL. A rank that waited in vain is such an echo: the rank that did not come is the root cause.
+The life of a rank is one table (`TRANSITIONS` in `ranks.py`); an event that is not legal in a rank's state is counted
+and ignored, so that nothing a confused worker sends can harm the others. The first failure that is not itself the echo
+of another rank's failure is the root cause; it ends the run for everybody: told first (`abort`), SIGTERM after
+`grace_s`, then SIGKILL. A rank that waited in vain is such an echo: the rank that did not come is the root cause.
 
 Everybody hears a heartbeat of everybody that matters to it: workers and supervisors say each second that they are
 there, and so do we (`Beat`). Progress is watched, not life alone: a worker whose process computes is not silent, even
@@ -13,12 +13,12 @@ when native code holds its interpreter.
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from . import compare
+from .causes import failure_of, failure_of_exit, finished_early, laggard, late, left_alone, unheard, unreachable
 from .errors import EXIT_INTERRUPTED, EXIT_TIMEOUT
+from .instructions import Beat, Done, Instruction, Kill, Send, Warn
 from .link import BEAT_S, SUSPENDED_S, Silence
 from .messages import (
     PROTOCOL,
@@ -39,130 +39,11 @@ from .messages import (
     Tick,
     Values,
 )
+from .ranks import TRANSITIONS, Failure, Rank, State, ranks_text, signal_name
 
 KILL_AFTER_TERM_S, GIVE_UP_S, CLOSE_S = 0.7, 0.6, 1.5
 APART_STEPS = 100  # of every rank without any communication: worth a warning
-QUIET_S = 3.0  # a rank that missed so many seconds of heartbeats may be what another waits for
 BUSY = 0.05  # of one core: a process that uses so much computes
-
-
-class State(Enum):
-    WAITING = "waiting"  # no process yet
-    SPAWNED = "spawned"  # the process runs
-    JOINED = "joined"  # its card is here
-    CONNECTING = "connecting"  # it has all cards
-    RUNNING = "running"  # in the user's script
-    FINISHED = "finished"  # the script ended well
-    FAILED = "failed"  # the script ended by an exception; the process is about to end
-    EXITED = "exited"  # the process is gone
-
-
-_ALIVE = (State.SPAWNED, State.JOINED, State.CONNECTING, State.RUNNING, State.FINISHED)
-TRANSITIONS: dict[tuple[State, type[Event]], State] = {
-    (State.WAITING, Spawned): State.SPAWNED,
-    (State.JOINED, Spawned): State.JOINED,  # two connections: the agent's word may come after the worker's
-    (State.CONNECTING, Spawned): State.CONNECTING,
-    (State.RUNNING, Spawned): State.RUNNING,
-    (State.FAILED, Spawned): State.FAILED,
-    (State.WAITING, Hello): State.JOINED,
-    (State.SPAWNED, Hello): State.JOINED,
-    (State.CONNECTING, Started): State.RUNNING,
-    (State.RUNNING, Plan): State.RUNNING,
-    (State.RUNNING, Values): State.RUNNING,
-    (State.RUNNING, Finished): State.FINISHED,
-    **{(s, Progress): s for s in (State.WAITING, *_ALIVE)},
-    **{(s, AgentBeat): s for s in State},
-    **{(s, Stopping): s for s in (State.WAITING, *_ALIVE)},
-    **{(s, Failed): State.FAILED for s in (State.WAITING, *_ALIVE)},
-    **{(s, Exited): State.EXITED for s in (State.WAITING, *_ALIVE, State.FAILED)},
-    **{(s, AgentLost): State.EXITED for s in (State.WAITING, *_ALIVE, State.FAILED)},
-    (State.EXITED, Closed): State.EXITED,
-    (State.EXITED, AgentLost): State.EXITED,
-    (State.EXITED, Failed): State.EXITED,  # the worker's last words may come after the agent's report of its end
-}
-
-
-@dataclass
-class Failure:
-    """What ended a rank or the run. `rank` is None for a time-out or an interrupt;
-    `code` is the exit code it stands for."""
-
-    rank: int | None
-    kind: str  # exception, exit, signal, lost, silent, late, plan, timeout, interrupt, protocol
-    title: str
-    code: int
-    traceback: str = ""
-    where: str = ""
-    step: int | None = None
-    consequence: bool = False
-
-
-@dataclass
-class Rank:
-    """What is known of one rank."""
-
-    rank: int
-    state: State = State.WAITING
-    host: str = ""
-    ip: str = ""
-    port: int = 0
-    pid: int = 0
-    agent_pid: int = 0
-    card: dict[str, Any] = field(default_factory=dict)
-    worker: Silence | None = None  # of the worker, since it runs; for how long we have heard nothing
-    agent: Silence | None = None  # of its supervisor
-    stopped: bool = False  # its process is stopped (SIGSTOP)
-    beat_at: float = 0.0  # of the supervisor's last heartbeat
-    cpu_ms: int = 0  # that the worker's process had used by then
-    step: int | None = None
-    bytes_sent: int = 0
-    collective_ms: int = 0
-    waited_ms: int = 0
-    plans: int = 0
-    plan_text: str = ""
-    collectives: int = 0
-    collective: str = ""
-    where: str = ""
-    failure: Failure | None = None
-    exit_code: int | None = None
-    closed: bool = False
-
-
-@dataclass(frozen=True)
-class Send:
-    """Send one message to the workers of these ranks."""
-
-    ranks: tuple[int, ...]
-    type: str
-    content: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Kill:
-    """Have the agents of these ranks send a signal to the worker's process group."""
-
-    ranks: tuple[int, ...]
-    signum: int
-
-
-@dataclass(frozen=True)
-class Done:
-    """The run is over: every process ended, or all time for it is up."""
-
-
-@dataclass(frozen=True)
-class Warn:
-    """Tell the user; the run goes on."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Beat:
-    """Tell all workers and supervisors that the launcher is there."""
-
-
-Instruction = Send | Kill | Beat | Done | Warn
 
 
 class Controller:
@@ -327,46 +208,10 @@ class Controller:
 
     def _diverged(self, now: float) -> bool:
         """Fail the run if a rank waits for what another will never do."""
-        return self._finished_early(now) or self._left_alone(now)
-
-    def _left_alone(self, now: float) -> bool:
-        """A rank is in a collective, and another, which has finished or waits in a plan, has not come to it.
-
-        All ranks enter the same collectives between the same plans, so that one never will.
-        """
-        ahead = max(self.ranks, key=lambda r: r.collectives)
-        for r in self.ranks:
-            waits = r.plans in self.open_plans
-            if r.collectives < ahead.collectives and (waits or r.state is State.FINISHED):
-                last = f", the last {r.collective}" if r.collective else ""
-                does = f"plan {r.plans}, {r.plan_text}" if waits else "the end of the script"
-                self._mismatch(
-                    r.rank,
-                    f"the ranks run different programs: rank {ahead.rank} is in collective {ahead.collectives}, "
-                    f"rank {r.rank} came to {'a plan' if waits else 'its end'} after {r.collectives}\n"
-                    f"  rank {ahead.rank}: {ahead.collective}\n  rank {r.rank}: {does}{last}",
-                    now,
-                )
-                return True
-        return False
-
-    def _finished_early(self, now: float) -> bool:
-        """Fail the run if a rank has finished its script while others wait in a plan that it will never make."""
-        for r in self.ranks:
-            waiting = [w for w in self.ranks if w.plans > r.plans]
-            if r.state is State.FINISHED and waiting:
-                w = waiting[0]
-                self._mismatch(
-                    r.rank,
-                    f"rank {r.rank} finished the script while {ranks_text([x.rank for x in waiting])} "
-                    f"wait{'s' if len(waiting) == 1 else ''} "
-                    f"in plan {w.plans}\n  rank {w.rank}: {w.plan_text}\n"
-                    f"  rank {r.rank}: made {r.plans} plan{'s' if r.plans != 1 else ''}"
-                    f"{', the last ' + r.plan_text if r.plan_text else ''}, and finished",
-                    now,
-                )
-                return True
-        return False
+        found = finished_early(self.ranks) or left_alone(self.ranks, self.open_plans)
+        if found is not None:
+            self._mismatch(*found, now)
+        return found is not None
 
     def _on_failed(self, rank: Rank, event: Failed, before: State, now: float) -> None:
         if before is State.EXITED:
@@ -376,101 +221,30 @@ class Controller:
                 and not rank.failure.traceback
                 and not self.term_sent
             ):
-                better = self._failure_of(event)
+                better = failure_of(event)
                 if self.root is rank.failure:
                     self.root = better
                 rank.failure = better
             return
         rank.step = event.step if event.step is not None else rank.step
-        rank.failure = self._failure_of(event)
+        rank.failure = failure_of(event)
         if self.root is None and event.waited_for:
-            cause = {"launcher": self._unheard, "peer": self._unreachable}.get(event.waited_for, self._late)(
-                rank, event
-            )
+            cause = self._cause_of_waiting(rank, event)
             if cause is not None:
                 rank.failure.consequence = True
                 self._fail(cause, now)
         self._fail(rank.failure, now)
 
-    def _late(self, waiting: Rank, event: Failed) -> Failure | None:
-        """Why `waiting` waited in vain: the rank that did not come to where it is, a stopped one first;
-        None if that is not known."""
-        others = [r for r in self.ranks if r is not waiting and r.failure is None and r.state is not State.EXITED]
-        mute = [r for r in others if r.stopped or (r.worker is not None and r.worker.seconds > QUIET_S)]
-        if event.waited_for == "plan":
-            behind, point = (
-                [r for r in others if r.plans < waiting.plans],
-                f"plan {waiting.plans} ({waiting.plan_text})",
-            )
-        else:
-            behind = [r for r in others if r.collectives < waiting.collectives]
-            point = f"collective {waiting.collectives} ({waiting.collective})"
-        peer = [r for r in others if r.rank == event.peer]
-        found = (
-            [r for r in mute if r in behind] or mute or sorted(behind, key=lambda r: (r.plans, r.collectives)) or peer
-        )
-        if not found:
-            return None
-        late = found[0]
-        did = "did not come to" if late in behind else "did not get through"
-        why = (
-            ", its process is stopped (SIGSTOP)"
-            if late.stopped
-            else ", it gives no sign of life"
-            if late in mute
-            else ""
-        )
-        title = f"it {did} {point}, where {ranks_text([waiting.rank])} waited until its deadline{why}"
-        return Failure(late.rank, "late", title, 1, where=late.where, step=late.step)
-
-    def _unreachable(self, waiting: Rank, event: Failed) -> Failure | None:
-        """The rank that `waiting` has lost, if all that is known is that; what it says itself comes before."""
-        lost = next((r for r in self.ranks if r.rank == event.peer), None)
-        if lost is None or lost.failure is not None or lost.state is State.EXITED:
-            return None
-        return Failure(lost.rank, "unreachable", event.message, 1, where=lost.where, step=lost.step, consequence=True)
-
-    def _unheard(self, waiting: Rank, event: Failed) -> Failure:
-        """The ranks ended because they did not hear us."""
-        why = f"it did not run for {self.absent_s:.0f} s (suspended?)" if self.absent_s else "the network was cut?"
-        return Failure(None, "unheard", f"the ranks did not hear the launcher for {self.silent_s:g} s: {why}", 1)
-
-    def _failure_of(self, event: Failed) -> Failure:
-        kind = "exit" if event.kind == "SystemExit" else "exception"
-        title = event.message if kind == "exit" else f"{event.kind}: {event.message}" if event.message else event.kind
-        return Failure(
-            event.rank, kind, title, event.code & 0xFF or 1, event.traceback, event.where, event.step, event.consequence
-        )
+    def _cause_of_waiting(self, waiting: Rank, event: Failed) -> Failure | None:
+        if event.waited_for == "launcher":
+            return unheard(self.absent_s, self.silent_s)
+        return unreachable(self.ranks, event) if event.waited_for == "peer" else late(self.ranks, waiting, event)
 
     def _on_exited(self, rank: Rank, event: Exited, before: State, now: float) -> None:
         rank.exit_code = event.code
         if rank.failure is not None or (before is State.FINISHED and event.code == 0 and self.root is None):
             return
-        if event.code < 0:
-            ours = self.term_sent and -event.code in (signal.SIGTERM, signal.SIGKILL)
-            rank.failure = Failure(
-                rank.rank,
-                "signal",
-                f"killed by {signal_name(-event.code)}",
-                128 - event.code,
-                step=rank.step,
-                consequence=ours,
-            )
-        else:
-            why = (
-                "after the script had finished"
-                if before is State.FINISHED
-                else "before it could report (os._exit, or a crash of the interpreter?)"
-            )
-            quiet = self.stopping_at > 0 and event.code in (0, 1)
-            rank.failure = Failure(
-                rank.rank,
-                "exit",
-                f"the process ended with code {event.code} {why}",
-                event.code or 1,
-                step=rank.step,
-                consequence=quiet,
-            )
+        rank.failure = failure_of_exit(rank, event, before, stopping=self.stopping_at > 0, killing=self.term_sent)
         self._fail(rank.failure, now)
 
     def _on_closed(self, rank: Rank, event: Closed, before: State, now: float) -> None:
@@ -547,23 +321,11 @@ class Controller:
                 )
                 self._fail(Failure(r.rank, "silent", title, 1, where=r.where, step=r.step), now)
 
-    def _laggard(self) -> str:
-        """`; rank 1 is behind the others, at train.py:9 in load`, if one is."""
-        alive = [r for r in self.ranks if r.state is State.RUNNING]
-        ahead = max((r.collectives for r in self.ranks), default=0)
-        behind = [r for r in alive if r.stopped or r.collectives < ahead or len(alive) < len(self.ranks)]
-        if not behind or len(behind) == len(self.ranks):
-            return ""
-        r = min(behind, key=lambda r: (not r.stopped, r.plans, r.collectives))
-        return f"; rank {r.rank} is {'stopped (SIGSTOP)' if r.stopped else 'behind the others'}" + (
-            f", at {r.where}" if r.where else ""
-        )
-
     def _on_time(self, now: float) -> None:
         """Deadlines of the run and of its end."""
         if self.root is None:
             if self.timeout_s is not None and now - self.started_at > self.timeout_s:
-                title = f"the run took longer than its time-out of {self.timeout_s:g} s{self._laggard()}"
+                title = f"the run took longer than its time-out of {self.timeout_s:g} s{laggard(self.ranks)}"
                 self._fail(Failure(None, "timeout", title, EXIT_TIMEOUT), now)
             elif not self.running_at and now - self.started_at > self.start_timeout_s:
                 missing = [r.rank for r in self.ranks if r.state in (State.WAITING, State.SPAWNED, State.CONNECTING)]
@@ -607,22 +369,3 @@ def _heard(silence: Silence | None, now: float) -> Silence:
     silence = silence or Silence(now)
     silence.heard(now)
     return silence
-
-
-def signal_name(signum: int) -> str:
-    """`SIGKILL` for 9."""
-    try:
-        return signal.Signals(signum).name
-    except ValueError:
-        return f"signal {signum}"
-
-
-def ranks_text(ranks: list[int]) -> str:
-    """`rank 3`, `ranks 0-2, 5`."""
-    ranks, runs = sorted(ranks), list[list[int]]()
-    for r in ranks:
-        if runs and r == runs[-1][1] + 1:
-            runs[-1][1] = r
-        else:
-            runs.append([r, r])
-    return f"rank{'s' if len(ranks) != 1 else ''} " + ", ".join(f"{a}-{b}" if b > a else f"{a}" for a, b in runs)

@@ -27,13 +27,15 @@ from manygrad.tensor.environment import MANYGRAD_PLAIN_LINKS, REGISTRY
 from . import report
 from .cluster import Cluster, Guard, Place
 from .control import ControlServer
-from .controller import Beat, Controller, Done, Instruction, Kill, Send, State, Warn
+from .controller import Controller
 from .errors import Infeasible, UsageError
+from .instructions import Beat, Done, Instruction, Kill, Send, Warn
 from .janitor import MARK, Janitor, adopt_orphans, collect_children, sweep
 from .job import Job
 from .link import Clock
 from .logs import Console, RankLogs, Terminal, make_run_directory, write
 from .messages import AgentLost, Event, Exited, Failed, Interrupt, Output, Spawned, Tick, readable
+from .ranks import State
 from .supervisor import SHARES
 
 TICK_S = 0.05

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO
 
-from .controller import ranks_text
+from .ranks import ranks_text
 
 WINDOW_S = 0.15
 BAR_EVERY_S = 5.0  # how often an unfinished bar shows where there is no terminal

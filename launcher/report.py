@@ -6,8 +6,9 @@ import json
 import os
 from typing import Any
 
-from .controller import Controller, Failure, Rank, ranks_text, signal_name
+from .controller import Controller
 from .messages import clip
+from .ranks import Failure, Rank, ranks_text, signal_name
 
 # characters of an exception that the report shows; the rest is in the rank's log
 MAX_TITLE, MAX_TRACEBACK = 2000, 20_000

@@ -26,6 +26,7 @@ from manygrad.schedule.lower_checks import lower_checks
 from manygrad.schedule.lower_collectives import lower_collectives
 from manygrad.schedule.lower_storage import lower_storage
 from manygrad.schedule.merge_kernels import merge_kernels
+from manygrad.schedule.merge_reductions import merge_reductions
 from manygrad.schedule.order_items import NoOrder, order_items
 from manygrad.schedule.pass_parts import pass_parts
 from manygrad.schedule.plan import Plan, plan_of, shared_first
@@ -142,6 +143,7 @@ class Lowering:
 
 PASSES: tuple[Pass[Lowering], ...] = (
     Pass("clean", lambda graph, _: clean(graph), graph_spec),
+    Pass("merge_reductions", lambda graph, _: merge_reductions(graph), graph_spec),
     Pass("lower_shards", lambda graph, to: lower_shards(graph, to.me), graph_spec),
     Pass("lower_checks", lambda graph, _: lower_checks(graph), graph_spec),
     Pass("simplify", lambda graph, _: simplify(graph), graph_spec),

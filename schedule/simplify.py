@@ -12,7 +12,7 @@ from typing import Any
 
 from manygrad.schedule.join import join_padded
 from manygrad.tensor.dtype import dtypes
-from manygrad.tensor.uop import GroupOp, Ops, PatternMatcher, ReduceArg, UOp, UPat, graph_rewrite
+from manygrad.tensor.uop import GroupOp, Ops, PatternMatcher, UOp, UPat, graph_rewrite
 from manygrad.tensor.uop.shape import is_buffer
 
 
@@ -112,15 +112,9 @@ def merge_movement(u: UOp) -> UOp | None:
     return None
 
 
-def merge_reduce(u: UOp) -> UOp | None:
-    """REDUCE(x) over dims of size 1 -> x; REDUCE(REDUCE(x, a), b) of one op -> REDUCE(x, a + b)."""
-    x = u.src[0]
-    if x.shape == u.shape and x.dtype is u.dtype:
-        return x
-    if x.op is Ops.REDUCE and x.arg.op is u.arg.op and x.arg.blocks is u.arg.blocks is None:  # (blocks keep order)
-        axes = tuple(sorted({*u.arg.axes, *x.arg.axes}))
-        return UOp(Ops.REDUCE, u.dtype, x.src, ReduceArg(u.arg.op, axes))
-    return None
+def drop_reduce(u: UOp) -> UOp | None:
+    """REDUCE(x) over dims of size 1 -> x."""
+    return same_shape(u.src[0], u)
 
 
 def same_device(u: UOp) -> UOp | None:
@@ -153,7 +147,7 @@ pm_simplify = PatternMatcher(
         (UPat(Ops.MSTACK, "u"), whole_buffers),
         (UPat(Ops.PAD, "u"), pad_empty),
         (UPat(GroupOp.MOVEMENT, "u"), merge_movement),
-        (UPat(Ops.REDUCE, "u"), merge_reduce),
+        (UPat(Ops.REDUCE, "u"), drop_reduce),
         (UPat(Ops.ADD, "u"), join_padded),
         (UPat(GroupOp.BINARY, "u"), fold_binary),
         (UPat(Ops.WHERE, "u"), fold_where),

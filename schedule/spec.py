@@ -271,6 +271,7 @@ LINEAR: Spec = {
 GRAPHS = {
     "number_buffers": GRAPH,
     "clean": CLEAN,
+    "merge_reductions": CLEAN,
     "lower_shards": PER_DEVICE,
     "lower_checks": UNCHECKED,
     "simplify": UNCHECKED,

@@ -28,7 +28,7 @@ def split_reduce(u: UOp) -> UOp | None:
     if not all(isinstance(d, int) for d in x.shape) or x.dtype.is_half:
         return None
     size = prod([x.shape[a] for a in axes])
-    if size < SPLIT_FROM or prod(u.shape) // (blocks or 1) > SPLIT_OUTPUTS:
+    if size < SPLIT_FROM:
         return None
     if (
         blocks is None
@@ -37,6 +37,8 @@ def split_reduce(u: UOp) -> UOp | None:
         and (row := row_of(size)) is not None
     ):
         return in_parts(u, op, (*x.shape[: axes[0]], size // row, row), axes[0], (axes[0] + 1,))
+    if prod(u.shape) // (blocks or 1) > SPLIT_OUTPUTS:
+        return None
     divisors = [
         (d, a) for a in axes for d in range(2, min(SPLIT_PARTS, x.shape[a]) + 1) if x.shape[a] % d == 0 and d < size
     ]

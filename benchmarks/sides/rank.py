@@ -10,18 +10,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 sys.path[0] = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 
-import numpy as np  # noqa: E402
 
 from sides.asking import asked, put  # noqa: E402
 from sides.data import batch  # noqa: E402
-
-Run = Callable[[np.ndarray, np.ndarray], float]
+from sides.steps import Run, seconds_of  # noqa: E402
 
 
 def trainer(side: str, model: str, rank: int, size: int, rest: list[str]) -> tuple[int, Run]:
@@ -48,13 +44,8 @@ def main() -> None:
     rank, run = trainer(side, model, int(numbers[0]), int(numbers[1]), sys.argv[6:])
     turn = step = 0
     while count := asked(folder / f"turn{turn}"):
-        times = []
-        for _ in range(count):
-            data = batch(model, step % 8)
-            start = time.perf_counter()
-            run(*data)
-            times.append(time.perf_counter() - start)
-            step += 1
+        times = seconds_of(run, model, range(step, step + count))
+        step += count
         put(folder / f"turn{turn}.{rank}", json.dumps(times))
         turn += 1
 

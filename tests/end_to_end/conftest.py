@@ -17,25 +17,17 @@ from typing import Any
 
 import pytest
 
+from tests.commands import Command
+
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 90
 
 
 @dataclass
-class Run:
-    """A started `launcher` command. `wait()` fills in `code`, `out`, `err`."""
+class Run(Command):
+    """A command on this machine."""
 
-    process: subprocess.Popen[str]
-    run_dir: Path
-    code: int = 0
-    out: str = ""
-    err: str = ""
     began: float = field(default_factory=time.monotonic)
-
-    def wait(self) -> Run:
-        self.out, self.err = self.process.communicate(timeout=LIMIT_S)
-        self.code = self.process.returncode
-        return self
 
     def wait_for_log(self, rank: int, text: str) -> None:
         """Until the rank's log has `text`."""
@@ -66,7 +58,7 @@ def command(tmp_path: Path) -> Iterator[Callable[..., Run]]:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        runs.append(Run(process, run_dir))
+        runs.append(Run(process, run_dir, LIMIT_S))
         return runs[-1]
 
     yield start

@@ -7,10 +7,11 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from tests.hosts import Hosts
+from tests.hosts import Hosts, hosts
 
 TRAIN = """
 import os, subprocess, sys, time
@@ -153,3 +154,14 @@ def _in_namespace(name: str) -> list[int]:
     return [
         int(p) for p in subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split()
     ]
+
+
+@contextmanager
+def training(tmp_path: Path, script: str = TRAIN, **env: str) -> Iterator[Outage]:
+    """A run over three hosts, the launcher on the first, which is closed at the end."""
+    with hosts(3) as h:
+        run = Outage(tmp_path, h, script, **env)
+        try:
+            yield run
+        finally:
+            run.close()

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.commands import Command
 from tests.hosts import Hosts
 from tests.machines import child_of, files, machines, processes
 
@@ -33,19 +34,8 @@ IDLE = re.compile(r"\d+ (ray::IDLE|.*/default_worker\.py )")
 
 
 @dataclass
-class Run:
-    """One run of the launcher on machine `host`: `wait()`, then `code`, `out`, `err`."""
-
-    process: subprocess.Popen[str]
-    run_dir: Path
-    code: int = 0
-    out: str = ""
-    err: str = ""
-
-    def wait(self) -> Run:
-        self.out, self.err = self.process.communicate(timeout=LIMIT_S)
-        self.code = self.process.returncode
-        return self
+class Run(Command):
+    """One run of the launcher on machine `host`."""
 
     def until(self, path: Path) -> None:
         """Until the run has made this file."""
@@ -111,7 +101,7 @@ class RayOnMachines:
         options = ["--address", self.address, "--nodes", str(len(self.hosts.names)), "--run-dir", "run"]
         command = [sys.executable, "-P", "-m", "manygrad.launcher.cli", *options, "--log-ranks", "all"]
         process = self.on(host, *command, "train.py", *args, folder=folder, **env)
-        self.runs.append(Run(process, folder / "run"))
+        self.runs.append(Run(process, folder / "run", LIMIT_S))
         return self.runs[-1]
 
     def nothing_is_left(self) -> None:

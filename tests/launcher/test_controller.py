@@ -9,18 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manygrad.launcher import report
-from manygrad.launcher.controller import (
-    TRANSITIONS,
-    Beat,
-    Controller,
-    Done,
-    Instruction,
-    Kill,
-    Send,
-    State,
-    Warn,
-    ranks_text,
-)
+from manygrad.launcher.controller import Controller
+from manygrad.launcher.instructions import Beat, Done, Instruction, Kill, Send, Warn
 from manygrad.launcher.messages import (
     PROTOCOL,
     AgentBeat,
@@ -39,6 +29,7 @@ from manygrad.launcher.messages import (
     Stopping,
     Tick,
 )
+from manygrad.launcher.ranks import TRANSITIONS, State, ranks_text
 
 
 def hello(r: int) -> Hello:

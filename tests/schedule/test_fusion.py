@@ -9,7 +9,7 @@ import pytest
 
 from manygrad import Tensor
 from manygrad.tensor.uop import Ops
-from tests.schedule.programs import kernels_of, reduce_ranges, stored
+from tests.schedule.programs import kernels_of, linear_of, reduce_ranges, stored
 
 INDEX = Tensor(np.array([[1, 0, 3], [2, 2, 1]])).realize()
 Program = Callable[[], Tensor | list[Tensor]]
@@ -62,6 +62,13 @@ AT_MOST: dict[str, tuple[int, Program]] = {
 def test_few_kernels(name: str) -> None:
     most, program = AT_MOST[name]
     assert 1 <= len(kernels_of(program())) <= most
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_product_of_joined_values_is_the_join_and_the_product(dim: int) -> None:
+    """Why it is not one kernel: docs/decisions/0007."""
+    w = stored(4 if dim == 0 else 8, 5)
+    assert len(kernels_of(Tensor.cat((stored(3, 4), stored(3, 4)), dim=dim) @ w)) == 2
 
 
 @pytest.mark.parametrize("depth", [2, 30, 400])
@@ -176,6 +183,7 @@ def test_the_gradient_of_an_embedding_is_one_scatter() -> None:
     assert w.grad is not None
     kernels = kernels_of(w.grad)
     assert len(kernels) == 2 and [k.src[0].arg for k in kernels] == [None, "add"]
+    assert len(linear_of(w.grad).src) == 3  # and the check of the indices
 
 
 def test_a_layer_forward_and_backward_stays_small() -> None:

@@ -9,11 +9,14 @@ import numpy as np
 
 from manygrad.runtime.devices import get_device
 from manygrad.tensor.dtype import DType, dtypes
+from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.args import RangeArg
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
 f32 = dtypes.float32
+RNG = np.random.default_rng(0)
+SIZES = (1, 3, 16, 17, 63, 1023)
 
 
 def I(value: int | UOp) -> UOp:  # noqa: E743
@@ -137,3 +140,35 @@ def run(ast: UOp, arrays: Sequence[np.ndarray], vars: tuple[int, ...] = (), devi
         out.append(raw.view(a.dtype).reshape(a.shape))
         dev.free(h, a.nbytes)
     return out
+
+
+def data(d: DType, *shape: int) -> np.ndarray:
+    """Values of both signs, with specials at the front for the floats."""
+    if d.is_bool:
+        return RNG.integers(0, 2, shape).astype(bool)
+    if d.is_int:
+        low, high = max(int(d.min), -(2**40)), min(int(d.max), 2**40)
+        return RNG.integers(low, high, shape, endpoint=True).astype(d.np)
+    out = (RNG.standard_normal(shape) * 4).astype(d.np)
+    flat = out.reshape(-1)
+    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, 2.5, -2.5]).astype(d.np)
+    flat[: min(flat.size // 2, 8)] = special[: min(flat.size // 2, 8)]
+    return out
+
+
+def same(got: np.ndarray, want: np.ndarray, rtol: float = 1e-5) -> None:
+    if got.dtype.kind in "biu":
+        np.testing.assert_array_equal(got, want)
+    else:
+        np.testing.assert_allclose(got.astype(np.float64), want.astype(np.float64), rtol=rtol, atol=rtol)
+
+
+def agree(ast: UOp, arrays: list[np.ndarray], vars: tuple[int, ...] = (), rtol: float = 1e-5) -> list[np.ndarray]:
+    """CPU with and without optimisation gives what PYTHON gives."""
+    want = run(ast, arrays, vars, "PYTHON")
+    for noopt in (0, 1):
+        with Context(NOOPT=noopt):
+            got = run(ast, arrays, vars, "CPU")
+        for g, w in zip(got, want):
+            same(g, w, rtol)
+    return want

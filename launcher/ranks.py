@@ -1,0 +1,127 @@
+"""The ranks of a run: what is known of each, the table of the legal steps of its life, and how it may have failed."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from .link import Silence
+from .messages import (
+    AgentBeat,
+    AgentLost,
+    Closed,
+    Event,
+    Exited,
+    Failed,
+    Finished,
+    Hello,
+    Plan,
+    Progress,
+    Spawned,
+    Started,
+    Stopping,
+    Values,
+)
+
+
+class State(Enum):
+    WAITING = "waiting"  # no process yet
+    SPAWNED = "spawned"  # the process runs
+    JOINED = "joined"  # its card is here
+    CONNECTING = "connecting"  # it has all cards
+    RUNNING = "running"  # in the user's script
+    FINISHED = "finished"  # the script ended well
+    FAILED = "failed"  # the script ended by an exception; the process is about to end
+    EXITED = "exited"  # the process is gone
+
+
+_ALIVE = (State.SPAWNED, State.JOINED, State.CONNECTING, State.RUNNING, State.FINISHED)
+TRANSITIONS: dict[tuple[State, type[Event]], State] = {
+    (State.WAITING, Spawned): State.SPAWNED,
+    (State.JOINED, Spawned): State.JOINED,  # two connections: the agent's word may come after the worker's
+    (State.CONNECTING, Spawned): State.CONNECTING,
+    (State.RUNNING, Spawned): State.RUNNING,
+    (State.FAILED, Spawned): State.FAILED,
+    (State.WAITING, Hello): State.JOINED,
+    (State.SPAWNED, Hello): State.JOINED,
+    (State.CONNECTING, Started): State.RUNNING,
+    (State.RUNNING, Plan): State.RUNNING,
+    (State.RUNNING, Values): State.RUNNING,
+    (State.RUNNING, Finished): State.FINISHED,
+    **{(s, Progress): s for s in (State.WAITING, *_ALIVE)},
+    **{(s, AgentBeat): s for s in State},
+    **{(s, Stopping): s for s in (State.WAITING, *_ALIVE)},
+    **{(s, Failed): State.FAILED for s in (State.WAITING, *_ALIVE)},
+    **{(s, Exited): State.EXITED for s in (State.WAITING, *_ALIVE, State.FAILED)},
+    **{(s, AgentLost): State.EXITED for s in (State.WAITING, *_ALIVE, State.FAILED)},
+    (State.EXITED, Closed): State.EXITED,
+    (State.EXITED, AgentLost): State.EXITED,
+    (State.EXITED, Failed): State.EXITED,  # the worker's last words may come after the agent's report of its end
+}
+
+
+@dataclass
+class Failure:
+    """What ended a rank or the run. `rank` is None for a time-out or an interrupt;
+    `code` is the exit code it stands for."""
+
+    rank: int | None
+    kind: str  # exception, exit, signal, lost, silent, late, plan, timeout, interrupt, protocol
+    title: str
+    code: int
+    traceback: str = ""
+    where: str = ""
+    step: int | None = None
+    consequence: bool = False
+
+
+@dataclass
+class Rank:
+    """What is known of one rank."""
+
+    rank: int
+    state: State = State.WAITING
+    host: str = ""
+    ip: str = ""
+    port: int = 0
+    pid: int = 0
+    agent_pid: int = 0
+    card: dict[str, Any] = field(default_factory=dict)
+    worker: Silence | None = None  # of the worker, since it runs; for how long we have heard nothing
+    agent: Silence | None = None  # of its supervisor
+    stopped: bool = False  # its process is stopped (SIGSTOP)
+    beat_at: float = 0.0  # of the supervisor's last heartbeat
+    cpu_ms: int = 0  # that the worker's process had used by then
+    step: int | None = None
+    bytes_sent: int = 0
+    collective_ms: int = 0
+    waited_ms: int = 0
+    plans: int = 0
+    plan_text: str = ""
+    collectives: int = 0
+    collective: str = ""
+    where: str = ""
+    failure: Failure | None = None
+    exit_code: int | None = None
+    closed: bool = False
+
+
+def signal_name(signum: int) -> str:
+    """`SIGKILL` for 9."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
+def ranks_text(ranks: list[int]) -> str:
+    """`rank 3`, `ranks 0-2, 5`."""
+    ranks, runs = sorted(ranks), list[list[int]]()
+    for r in ranks:
+        if runs and r == runs[-1][1] + 1:
+            runs[-1][1] = r
+        else:
+            runs.append([r, r])
+    return f"rank{'s' if len(ranks) != 1 else ''} " + ", ".join(f"{a}-{b}" if b > a else f"{a}" for a, b in runs)
