@@ -1,7 +1,7 @@
 """A language model that writes.
 
     python examples/llm/generate.py --model smollm2 --chat --prompt "Why is the sky blue?" --tokens 64
-    python examples/llm/generate.py --model model.gguf --prompt "Once upon a time"
+    python examples/llm/generate.py --model model.gguf --prompt "Once upon a time" --temperature 0.8 --top-p 0.95
     launcher examples/llm/generate.py --nodes 2 -- --model smollm2 --prompt "Once upon a time"
 
 Text goes to stdout as it is made, tokens a second to stderr.
@@ -12,10 +12,11 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from dataclasses import fields
 
 from load import load
 from tokenizer import TextStream
-from writer import BLOCKS, Writer
+from writer import BLOCKS, Choice, Writer
 
 from manygrad import Tensor, world
 
@@ -29,6 +30,12 @@ def options() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=64, help="at most so many")
     parser.add_argument("--stop", action="append", default=[], help="end before this text; may stand several times")
     parser.add_argument("--ignore-end", action="store_true", help="go on where the model would end")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0: always the likeliest token")
+    parser.add_argument("--top-k", type=int, help="of the k likeliest")
+    parser.add_argument("--top-p", type=float, help="of the fewest likeliest with the share p of the probability")
+    parser.add_argument("--min-p", type=float, help="of those with p times the probability of the likeliest")
+    parser.add_argument("--repetition-penalty", type=float, help="divides the logits of tokens that were there")
+    parser.add_argument("--seed", type=int, default=0, help="another one, another text")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="of weights")
     args = parser.parse_args()
     if args.tokens < 1:
@@ -52,12 +59,13 @@ def main() -> None:
         if len(ids) + args.tokens > context:
             raise ValueError(f"the prompt's {len(ids)} tokens and {args.tokens} more do not fit the model's context of "
                              f"{context}: a shorter prompt, or fewer --tokens")  # fmt: skip
+        length = room(len(ids) + args.tokens)
+        model.reserve(1, length)
+        choice = Choice(*(getattr(args, f.name) for f in fields(Choice)))
+        writer, stream = Writer(model, length, choice), TextStream(tokenizer, args.stop)
     except (ValueError, OSError) as error:
         raise SystemExit(f"generate.py: {error}") from None
-    length = room(len(ids) + args.tokens)
-    model.reserve(1, length)
     Tensor.realize(*model.parameters(), *model.buffers())
-    writer, stream = Writer(model, length), TextStream(tokenizer, args.stop)
 
     def show(piece: str) -> None:
         if world.rank == 0 and piece:

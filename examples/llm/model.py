@@ -80,7 +80,7 @@ class Attention(nn.Module):
         if c.score_cap:
             scores = (scores / c.score_cap).tanh() * c.score_cap
         if t > 1 or self.window:
-            scores = self._seen(x, position, t, end, group)._where(scores, float("-inf"))
+            scores = self._seen(x, position, t, end, group).where(scores, float("-inf"))
         y = scores.softmax(-1).matmul(values).reshape(b, c.kv_heads, group, t, c.head_dim)
         return self.o_proj(y.permute(0, 3, 1, 2, 4).reshape(b, t, c.heads * c.head_dim))
 

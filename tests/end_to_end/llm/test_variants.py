@@ -13,9 +13,9 @@ from config import from_json
 from load import load
 from model import Decoder
 from weights import Weights, read_folder
-from writer import Writer
+from writer import Choice, Writer
 
-from manygrad import Tensor, Variable
+from manygrad import Tensor, Variable, nn
 from manygrad.runtime.devices import get_device
 from manygrad.tensor.nn.state import safe_save
 from tests.end_to_end.llm.variants import TOKENS, VARIANTS, config, weight
@@ -144,6 +144,20 @@ def test_nothing_compiles_again_as_the_context_grows() -> None:
     for token in longer:
         assert token == reference(model, tokens)[-1].argmax()
         tokens.append(token)
+
+
+def test_chosen_tokens_are_those_of_sample() -> None:
+    """The penalty knows prompt and text, the noise where a text stands; a second text does not know the first."""
+    choice = Choice(0.9, top_k=20, top_p=0.95, min_p=0.01, repetition_penalty=1.4, seed=5)
+    writer = Writer(decoder("llama"), 64, choice)
+    for _ in range(2):
+        tokens = [*TOKENS[:5], writer.start(TOKENS[:5])]
+        while len(tokens) < 20:
+            tokens.append(writer.write(tokens[-1]))
+        for n in range(5, 20):
+            row = Tensor(reference(writer.model, tokens[:n])[-1:].astype(np.float32))
+            want = nn.sample(row, **vars(choice), history=Tensor([tokens[:n]]), draw=n - 1)
+            assert tokens[n] == want.item()
 
 
 def test_files_that_do_not_fit_say_what_is_wrong(tmp_path: Path) -> None:
