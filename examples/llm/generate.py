@@ -15,10 +15,11 @@ import time
 from dataclasses import fields
 
 from load import load
+from sharding import rules
 from tokenizer import TextStream
 from writer import BLOCKS, Choice, Writer
 
-from manygrad import Tensor, world
+from manygrad import Tensor, nn, world
 
 
 def options() -> argparse.Namespace:
@@ -61,6 +62,7 @@ def main() -> None:
                              f"{context}: a shorter prompt, or fewer --tokens")  # fmt: skip
         length = room(len(ids) + args.tokens)
         model.reserve(1, length)
+        nn.shard_rules(model, rules(model, world.devices), world.devices)
         choice = Choice(*(getattr(args, f.name) for f in fields(Choice)))
         writer, stream = Writer(model, length, choice), TextStream(tokenizer, args.stop)
     except (ValueError, OSError) as error:

@@ -34,6 +34,34 @@ def linear(give: Give, name: str, size: int, out: int) -> Linear:
     return Linear(give(f"{name}.weight", (out, size)), give(f"{name}.bias", (out,), optional=True))
 
 
+class Embedding(nn.Module):
+    """Rows of a table (vocabulary, dim), which may be cut along its rows over devices."""
+
+    def __init__(self, weight: Tensor):
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(b, t) -> (b, t, dim). Over several devices each looks into the groups of rows that it has, and the rows
+        found are added to zeros of the others: they travel, not the table."""
+        size, dim = self.weight.shape
+        groups = row_groups(size, self.weight.device)
+        if groups == 1:
+            return F.embedding(tokens, self.weight)
+        table = self.weight.unflatten(0, (groups, size // groups))
+        first = (tokens.arange(groups) * (size // groups)).reshape(groups, 1)
+        row = tokens.reshape(1, -1) - first
+        here = (row >= 0) & (row < size // groups)
+        at = here.where(row, 0).unsqueeze(-1).expand(groups, tokens.numel(), dim)
+        return here.unsqueeze(-1).where(table.gather(1, at), 0.0).sum(0).reshape(*tokens.shape, dim)
+
+
+def row_groups(rows: int, device: str | tuple[str, ...]) -> int:
+    """The smallest number of equal groups of rows that gives each of several devices one; 1 if that is many."""
+    if isinstance(device, str):
+        return 1
+    return next((n for n in range(len(device), 257) if rows % n == 0), 1)
+
+
 class Norm(nn.Module):
     """RMSNorm over the last dim."""
 
@@ -72,14 +100,15 @@ class Attention(nn.Module):
         k, v = (f(x).reshape(b, t, c.kv_heads, c.head_dim).transpose(1, 2) for f in (self.k_proj, self.v_proj))
         if c.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        end = position + t
-        self.cache[:, :, :, position:end] = Tensor.stack([rotate(k, table), v])
+        self.cache[:, :, :, position : position + t] = Tensor.stack([rotate(k, table), v])
+        # over several devices all keys there is room for: what is cut has no dims of symbolic size beside it
+        end = position + t if isinstance(self.cache.device, str) else self.cache.shape[3]
         keys, values = self.cache[0, :, :, :end], self.cache[1, :, :, :end]
         q = rotate(q, table).reshape(b, c.kv_heads, group * t, c.head_dim)  # the heads of a group share keys
         scores = q.matmul(keys.transpose(-1, -2)) * c.scale
         if c.score_cap:
             scores = (scores / c.score_cap).tanh() * c.score_cap
-        if t > 1 or self.window:
+        if t > 1 or self.window or isinstance(end, int):
             scores = self._seen(x, position, t, end, group).where(scores, float("-inf"))
         y = scores.softmax(-1).matmul(values).reshape(b, c.kv_heads, group, t, c.head_dim)
         return self.o_proj(y.permute(0, 3, 1, 2, 4).reshape(b, t, c.heads * c.head_dim))
@@ -133,7 +162,7 @@ class Decoder(nn.Module):
     def __init__(self, config: Config, give: Give):
         """`give(name, shape)` is asked for every parameter by Hugging Face's name, less `model.` in front."""
         c = self.config = config
-        self.embed_tokens = nn.Embedding.from_pretrained(give("embed_tokens.weight", (c.vocabulary, c.dim)))
+        self.embed_tokens = Embedding(give("embed_tokens.weight", (c.vocabulary, c.dim)))
         self.layers = [Layer(c, give, i) for i in range(c.layers)]
         self.norm = Norm(give, "norm", c.dim, c.norm_eps, c.norm_offset)
         head = give("lm_head.weight", (c.vocabulary, c.dim), optional=True)

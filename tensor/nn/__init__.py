@@ -56,6 +56,7 @@ from manygrad.tensor.nn.shape import (
     UpsamplingBilinear2d,
     UpsamplingNearest2d,
 )
+from manygrad.tensor.nn.sharding import shard_rules
 from manygrad.tensor.nn.transformer import (
     Transformer,
     TransformerDecoder,
@@ -89,5 +90,5 @@ __all__ = [  # noqa: RUF022
     "TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder", "TransformerEncoderLayer",
     "TripletMarginLoss", "TripletMarginWithDistanceLoss", "Unflatten", "Unfold", "UninitializedBuffer",
     "UninitializedParameter", "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d", "ZeroPad1d", "ZeroPad2d",
-    "ZeroPad3d", "data", "filter_logits", "functional", "init", "optim", "sample", "state", "utils",
+    "ZeroPad3d", "data", "filter_logits", "functional", "init", "optim", "sample", "shard_rules", "state", "utils",
 ]  # fmt: skip

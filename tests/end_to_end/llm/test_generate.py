@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizer import TextStream, Tokenizer, from_folder
@@ -54,6 +56,14 @@ def test_text_from_another_folder(folder: Path, tmp_path: Path) -> None:
     assert ended.stdout == "Eys\n" and "then 3 tokens" in ended.stderr
     said = generate(*given, "--prompt", "bc", "--chat", "--system", "a", where=tmp_path)
     assert said.stdout == generate(*given, "--prompt", "saubc", where=tmp_path).stdout
+
+
+def test_two_nodes_write_the_same_text_once(folder: Path, tmp_path: Path, command: Callable[..., Any]) -> None:
+    script = str(ROOT / "examples" / "llm" / "generate.py")
+    given = ["--model", str(folder), "--tokens", "12", "--ignore-end", "--prompt", "abc"]
+    for options, prefix in (("--nodes", "2"), "0:0: "), (("--devices-per-node", "4"), ""):
+        run = command(script, *options, "--", *given).wait()
+        assert run.code == 0 and run.out == f"{prefix}EysyYJfY\n", run.out + run.err
 
 
 def test_mistakes_are_told(folder: Path, tmp_path: Path) -> None:

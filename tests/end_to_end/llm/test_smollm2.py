@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from load import load
+from sharding import rules
 from tokenizer import TextStream
 from writer import Writer
 
-from manygrad import Tensor
+from manygrad import Tensor, nn
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "smollm2.json").read_text())
 
@@ -44,6 +45,20 @@ def test_logits_and_greedy_text_are_those_of_transformers(loaded: Any, told: dic
     assert tokens == told["tokens"]
     stream = TextStream(tokenizer)
     assert "".join(map(stream.add, tokens)) + stream.end() == tokenizer.decode(tokens)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_nine_heads_on_two_and_four_devices_write_the_same(smollm2: str, count: int) -> None:
+    devices, told = tuple(f"CPU:{i}" for i in range(count)), GOLDEN["prompts"][0]
+    model, _ = load(smollm2)
+    model.reserve(1, 256)
+    nn.shard_rules(model, rules(model, devices), devices)
+    Tensor.realize(*model.parameters(), *model.buffers())
+    writer = Writer(model, 256)
+    tokens = [writer.start(told["ids"])]
+    while len(tokens) < 12:
+        tokens.append(writer.write(tokens[-1]))
+    assert tokens == told["tokens"][:12]
 
 
 def test_text_becomes_the_tokens_of_transformers(loaded: Any) -> None:

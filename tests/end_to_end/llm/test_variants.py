@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from config import from_json
 from load import load
-from model import Decoder
+from model import Decoder, Embedding, row_groups
+from sharding import rules
 from weights import Weights, read_folder
 from writer import Choice, Writer
 
@@ -31,9 +32,11 @@ def give(shapes: dict[str, Any]) -> Any:
     )
 
 
-def decoder(variant: str, length: int = 64) -> Decoder:
+def decoder(variant: str, length: int = 64, devices: tuple[str, ...] = ()) -> Decoder:
     model = Decoder(from_json(config(variant)), give(GOLDEN[variant]["shapes"]))
     model.reserve(1, length)
+    if devices:
+        nn.shard_rules(model, rules(model, devices), devices)
     Tensor.realize(*model.parameters(), *model.buffers())
     return model
 
@@ -158,6 +161,32 @@ def test_chosen_tokens_are_those_of_sample() -> None:
             row = Tensor(reference(writer.model, tokens[:n])[-1:].astype(np.float32))
             want = nn.sample(row, **vars(choice), history=Tensor([tokens[:n]]), draw=n - 1)
             assert tokens[n] == want.item()
+
+
+@pytest.mark.parametrize("variant", ["llama_tied_biases", "qwen3"])
+def test_the_same_text_on_any_number_of_devices(variant: str) -> None:
+    """Three heads of keys, six of queries, 48 features and 61 words on 2 and 4 devices."""
+    chosen = {}
+    for n in (1, 2, 4):
+        model = decoder(variant, devices=tuple(f"CPU:{i}" for i in range(n)) if n > 1 else ())
+        for choice in (Choice(), Choice(1.1, top_p=0.9, repetition_penalty=1.2, seed=3)):
+            writer = Writer(model, 64, choice)
+            tokens = [writer.start(TOKENS[:5])]
+            while len(tokens) < 16:
+                tokens.append(writer.write(tokens[-1]))
+            assert chosen.setdefault(choice, tokens) == tokens, (n, choice)
+
+
+def test_a_table_that_is_cut_stays_where_it_is() -> None:
+    """60 rows in 2 groups, 61 in as many as there are rows; what travels is the rows that were asked for."""
+    devices = ("CPU:0", "CPU:1")
+    for rows, groups in ((60, 2), (61, 61), (263, 1)):
+        table = np.random.default_rng(rows).standard_normal((rows, 8)).astype(np.float32)
+        embedding = Embedding(Tensor(table))
+        assert row_groups(rows, devices) == groups
+        nn.shard_rules(embedding, {"weight": (0, groups) if groups > 1 else None}, devices)
+        tokens = np.array([[0, rows - 1, 7, rows // 2]])
+        np.testing.assert_array_equal(embedding(Tensor(tokens).shard(devices)).numpy(), table[tokens])
 
 
 def test_files_that_do_not_fit_say_what_is_wrong(tmp_path: Path) -> None:
