@@ -62,7 +62,8 @@ def main() -> None:
                              f"{context}: a shorter prompt, or fewer --tokens")  # fmt: skip
         length = room(len(ids) + args.tokens)
         model.reserve(1, length)
-        nn.shard_rules(model, rules(model, world.devices), world.devices)
+        if len(world.devices) > 1:
+            nn.shard_rules(model, rules(model, world.devices), world.devices)
         choice = Choice(*(getattr(args, f.name) for f in fields(Choice)))
         writer, stream = Writer(model, length, choice), TextStream(tokenizer, args.stop)
     except (ValueError, OSError) as error:

@@ -23,7 +23,13 @@ PARTS = {
     "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj", "post_ffw_norm": "post_feedforward_layernorm",
 }  # fmt: skip
-NOT_NEEDED = ("rope_freqs.weight", "rotary_emb.inv_freq")  # follow from the configuration
+NOT_NEEDED = (
+    "rope_freqs.weight",
+    "rotary_emb.inv_freq",
+    "pooler.dense.weight",
+    "pooler.dense.bias",
+    "embeddings.position_ids",
+)  # follow from the configuration, or are not used
 
 
 @dataclass(frozen=True)
@@ -93,15 +99,22 @@ def read_folder(path: Path, dtype: str) -> tuple[Config, Weights]:
                          "*.safetensors and tokenizer.json")  # fmt: skip
     told = json.loads((path / "config.json").read_text(encoding="utf-8"))
     c = from_json(told)
-    files = sorted(path.glob("*.safetensors"))
-    if not files:
-        raise ValueError(f"{path} has no *.safetensors file")
-    tensors = {}
-    for file in files:
-        for name, t in safe_load(file).items():
-            name = name.removeprefix("language_model.").removeprefix("model.").removeprefix("language_model.")
-            if not name.endswith(NOT_NEEDED):
-                tensors[name] = t
+    tensors = read_tensors(path, "language_model.", "model.", "language_model.")
     if told.get("tie_word_embeddings", c.gelu):
         tensors.pop("lm_head.weight", None)
     return c, Weights(tensors, dtype)
+
+
+def read_tensors(path: Path, *prefixes: str) -> dict[str, Tensor]:
+    """All tensors of a folder's safetensors files, lazily, by their names less the prefixes, in this order."""
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"{path} has no *.safetensors file")
+    found = {}
+    for file in files:
+        for name, t in safe_load(file).items():
+            for prefix in prefixes:
+                name = name.removeprefix(prefix)
+            if not name.endswith(NOT_NEEDED):
+                found[name] = t
+    return found

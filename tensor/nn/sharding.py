@@ -71,8 +71,6 @@ def _check(name: str, t: Tensor, rule: Any) -> None:
 
 
 def _placed(t: Tensor, rule: Rule, devices: Sequence[str]) -> Tensor:
-    if len(devices) == 1:
-        return t.to(devices[0])
     if not isinstance(rule, tuple):
         return t.shard(devices, rule)
     dim, parts = rule[0] % t.ndim, rule[1]

