@@ -49,7 +49,8 @@ class Config:
 def _known(family: str, where: str) -> str:
     family = {"gemma3_text": "gemma3"}.get(family, family)
     if family not in FAMILIES:
-        raise ValueError(f"{where} is a model of the kind {family!r}; known are {', '.join(FAMILIES)}")
+        hint = " (embed.py takes it)" if family == "bert" else ""
+        raise ValueError(f"{where} is of a model of the kind {family!r}{hint}; known are {', '.join(FAMILIES)}")
     return family
 
 
@@ -82,6 +83,10 @@ def from_gguf(metadata: Mapping[str, Any], vocabulary: int, divisors: tuple[floa
 
     dim, layers, heads = value("embedding_length"), value("block_count"), value("attention.head_count")
     head_dim = value("attention.key_length", dim // heads)
+    if value("rope.dimension_count", head_dim) != head_dim:
+        raise ValueError(
+            f"the GGUF file turns {value('rope.dimension_count')} of {head_dim} dims of a head; all are known"
+        )
     base, context = value("rope.freq_base", 10000.0), value("context_length")
     kind = value("rope.scaling.type", "none")
     factor, original = value("rope.scaling.factor", 1.0), value("rope.scaling.original_context_length", context)
@@ -157,6 +162,8 @@ def _scaling(told: Mapping[str, Any]) -> dict[str, Any]:
 
 def _rope(told: Mapping[str, Any], head_dim: int, context: int) -> Rope:
     kind = told.get("rope_type", "default")
+    if told.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError("config.json turns a part of a head's dims (partial_rotary_factor); all are known")
     if kind not in ("default", "linear", "llama3", "yarn"):
         raise ValueError(f"rope_type {kind!r} of config.json is not known; known are default, linear, llama3, yarn")
     return Rope(

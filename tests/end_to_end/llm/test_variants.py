@@ -197,7 +197,7 @@ def test_files_that_do_not_fit_say_what_is_wrong(tmp_path: Path) -> None:
     ]:
         with pytest.raises(ValueError, match=re.escape(message)):
             load(path)
-    with pytest.raises(ValueError, match="a model of the kind 'mamba'; known are llama, mistral"):
+    with pytest.raises(ValueError, match="of a model of the kind 'mamba'; known are llama, mistral"):
         from_json({"model_type": "mamba"})
     with pytest.raises(ValueError, match="config.json does not say 'hidden_size'"):
         from_json({"model_type": "llama"})
