@@ -16,7 +16,7 @@ from dataclasses import fields
 
 from load import load
 from sharding import rules
-from tokenizer import TextStream
+from stream import TextStream
 from writer import BLOCKS, Choice, Writer
 
 from manygrad import Tensor, nn, world
@@ -65,7 +65,7 @@ def main() -> None:
         if len(world.devices) > 1:
             nn.shard_rules(model, rules(model, world.devices), world.devices)
         choice = Choice(*(getattr(args, f.name) for f in fields(Choice)))
-        writer, stream = Writer(model, length, choice), TextStream(tokenizer, args.stop)
+        writer, stream = Writer(model, length, choice), TextStream(tokenizer, args.stop, ids)
     except (ValueError, OSError) as error:
         raise SystemExit(f"generate.py: {error}") from None
     Tensor.realize(*model.parameters(), *model.buffers())

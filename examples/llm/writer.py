@@ -87,6 +87,8 @@ class Writer:
 
     def write(self, token: int) -> int:
         """The token after `token`."""
+        if self.position == self.length:
+            raise ValueError(f"the room for {self.length} tokens is full")
         token = int(self._next([token], self.position, 0).item())
         self.position += 1
         return token

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizer import TextStream, Tokenizer, from_folder
+from stream import TextStream
+from tokenizer import Tokenizer, from_folder
 from tokenizers import Tokenizer as Words
 from tokenizers import decoders, models, pre_tokenizers
 

@@ -14,6 +14,7 @@ import tokenizer
 from config import from_gguf, from_json
 from model import Decoder
 from rope import Rope
+from stream import TextStream
 from weights import halves, read_gguf
 
 from manygrad import Tensor
@@ -129,3 +130,14 @@ def test_sentencepiece_tokens_are_those_of_sentencepiece() -> None:
     for text in told["texts"]:
         assert words.encode(text["text"]) == [1, *text["ids"]], text["text"]
         assert words.decode(text["ids"]) == text["text"]
+
+
+def test_text_goes_on_where_the_prompt_ends() -> None:
+    """SentencePiece takes the space before a first word away; a word that follows a prompt keeps it."""
+    told = json.loads((FOLDER / "sentencepiece.json").read_text())
+    metadata = {f"tokenizer.ggml.{k}": told[k] for k in ("tokens", "scores", "token_type")}
+    words = tokenizer.from_gguf({**metadata, "tokenizer.ggml.model": "llama"})
+    ids = words.encode("a rank of the world and a shard of it, on every node of the mesh")
+    for at in (1, 9, len(ids) - 2):
+        stream = TextStream(words, prompt=ids[:at])
+        assert words.decode(ids[:at]) + "".join(map(stream.add, ids[at:])) == words.decode(ids)

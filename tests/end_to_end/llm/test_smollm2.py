@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from load import load
 from sharding import rules
-from tokenizer import TextStream
+from stream import TextStream
 from writer import Writer
 
 from manygrad import Tensor, nn

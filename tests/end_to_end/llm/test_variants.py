@@ -211,3 +211,7 @@ def test_files_that_do_not_fit_say_what_is_wrong(tmp_path: Path) -> None:
         weights.check()
     with pytest.raises(ValueError, match="the prompt has 129 tokens, there is room for 128"):
         Writer(decoder("llama", 128), 128).start([1] * 129)
+    full = Writer(decoder("llama", 32), 32)
+    token = full.start([1] * 32)
+    with pytest.raises(ValueError, match="the room for 32 tokens is full"):
+        full.write(token)
