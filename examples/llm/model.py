@@ -1,0 +1,190 @@
+"""The decoders of Llama, SmolLM2, Mistral, Qwen 2 and 3, Gemma 1 to 3: one class, `Config` says which.
+
+Parameters have Hugging Face's names and shapes. Keys and values of the tokens so far are kept in the layers
+(`Decoder.reserve`) and written in place at a position that is a symbolic variable: one capture serves all positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from config import Config
+from rope import rotate
+
+from manygrad import Tensor, nn
+from manygrad.tensor.nn import functional as F
+
+Give = Callable[..., Tensor]  # give(name, shape): a parameter; with optional=True None where the file has none
+
+
+class Linear(nn.Module):
+    """x Wᵀ + b in the type of x, the weight (out, in) in its own."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias.float(), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.cast(x.dtype), self.bias)
+
+
+def linear(give: Give, name: str, size: int, out: int) -> Linear:
+    """The layer `name`; it has a bias where the file has one."""
+    return Linear(give(f"{name}.weight", (out, size)), give(f"{name}.bias", (out,), optional=True))
+
+
+class Embedding(nn.Module):
+    """Rows of a table (vocabulary, dim), which may be cut along its rows over devices."""
+
+    def __init__(self, weight: Tensor):
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(b, t) -> (b, t, dim). Over several devices each looks into the groups of rows that it has, and the rows
+        found are added to zeros of the others: they travel, not the table."""
+        size, dim = self.weight.shape
+        groups = row_groups(size, self.weight.device)
+        if groups == 1:
+            return F.embedding(tokens, self.weight)
+        table = self.weight.unflatten(0, (groups, size // groups))
+        first = (tokens.arange(groups) * (size // groups)).reshape(groups, 1)
+        row = tokens.reshape(1, -1) - first
+        here = (row >= 0) & (row < size // groups)
+        at = here.where(row, 0).unsqueeze(-1).expand(groups, tokens.numel(), dim)
+        return here.unsqueeze(-1).where(table.gather(1, at), 0.0).sum(0).reshape(*tokens.shape, dim)
+
+
+def row_groups(rows: int, device: str | tuple[str, ...]) -> int:
+    """The smallest number of equal groups of rows that gives each of several devices one; 1 if that is many."""
+    if isinstance(device, str):
+        return 1
+    return next((n for n in range(len(device), 257) if rows % n == 0), 1)
+
+
+class Norm(nn.Module):
+    """RMSNorm over the last dim."""
+
+    def __init__(self, give: Give, name: str, size: int, eps: float, offset: float):
+        weight = give(f"{name}.weight", (size,)).float()
+        self.weight = nn.Parameter(weight + offset if offset else weight, requires_grad=False)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    def __init__(self, c: Config, give: Give, layer: int):
+        name = f"layers.{layer}.self_attn"
+        queries, keys = c.heads * c.head_dim, c.kv_heads * c.head_dim
+        self.config, self.window, self.local = c, c.window_of(layer), c.windowed[layer]
+        self.q_proj = linear(give, f"{name}.q_proj", c.dim, queries)
+        self.k_proj = linear(give, f"{name}.k_proj", c.dim, keys)
+        self.v_proj = linear(give, f"{name}.v_proj", c.dim, keys)
+        self.o_proj = linear(give, f"{name}.o_proj", queries, c.dim)
+        if c.qk_norm:
+            self.q_norm = Norm(give, f"{name}.q_norm", c.head_dim, c.norm_eps, c.norm_offset)
+            self.k_norm = Norm(give, f"{name}.k_norm", c.head_dim, c.norm_eps, c.norm_offset)
+
+    def reserve(self, batch: int, length: int) -> None:
+        """Room for keys and values: (2, batch, kv_heads, length, head_dim)."""
+        c = self.config
+        self.cache = nn.Buffer(Tensor.zeros(2, batch, c.kv_heads, length, c.head_dim).contiguous(), persistent=False)
+
+    def forward(self, x: Tensor, position: Any, table: Tensor) -> Tensor:
+        """(b, t, dim), the first token at `position` -> the same."""
+        c, (b, t, _) = self.config, x.shape
+        group = c.heads // c.kv_heads
+        q = self.q_proj(x).reshape(b, t, c.kv_heads, group, c.head_dim).permute(0, 2, 3, 1, 4)
+        k, v = (f(x).reshape(b, t, c.kv_heads, c.head_dim).transpose(1, 2) for f in (self.k_proj, self.v_proj))
+        if c.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        self.cache[:, :, :, position : position + t] = Tensor.stack([rotate(k, table), v])
+        # over several devices all keys there is room for: what is cut has no dims of symbolic size beside it
+        end = position + t if isinstance(self.cache.device, str) else self.cache.shape[3]
+        keys, values = self.cache[0, :, :, :end], self.cache[1, :, :, :end]
+        q = rotate(q, table).reshape(b, c.kv_heads, group * t, c.head_dim)  # the heads of a group share keys
+        scores = q.matmul(keys.transpose(-1, -2)) * c.scale
+        if c.score_cap:
+            scores = (scores / c.score_cap).tanh() * c.score_cap
+        if t > 1 or self.window or isinstance(end, int):
+            scores = self._seen(x, position, t, end, group).where(scores, float("-inf"))
+        y = scores.softmax(-1).matmul(values).reshape(b, c.kv_heads, group, t, c.head_dim)
+        return self.o_proj(y.permute(0, 3, 1, 2, 4).reshape(b, t, c.heads * c.head_dim))
+
+    def _seen(self, x: Tensor, position: Any, t: int, end: Any, group: int) -> Tensor:
+        """(group · t, end): whether a query may see a key: one that is not after it, and inside the window."""
+        length = self.cache.shape[3]
+        key = x.arange(length)[:end].unsqueeze(0)
+        query = x.arange(t).repeat(group).unsqueeze(1) + position
+        seen = key <= query
+        return seen & (key > query - self.window) if self.window else seen
+
+
+class FeedForward(nn.Module):
+    def __init__(self, c: Config, give: Give, layer: int):
+        name, self.gelu = f"layers.{layer}.mlp", c.gelu
+        self.gate_proj = linear(give, f"{name}.gate_proj", c.dim, c.hidden)
+        self.up_proj = linear(give, f"{name}.up_proj", c.dim, c.hidden)
+        self.down_proj = linear(give, f"{name}.down_proj", c.hidden, c.dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.gate_proj(x)
+        gate = F.gelu(gate, approximate="tanh") if self.gelu else F.silu(gate)
+        return self.down_proj(gate * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    def __init__(self, c: Config, give: Give, layer: int):
+        def norm(name: str) -> Norm:
+            return Norm(give, f"layers.{layer}.{name}", c.dim, c.norm_eps, c.norm_offset)
+
+        self.post_norms = c.post_norms
+        self.input_layernorm, self.self_attn = norm("input_layernorm"), Attention(c, give, layer)
+        self.post_attention_layernorm, self.mlp = norm("post_attention_layernorm"), FeedForward(c, give, layer)
+        if c.post_norms:
+            self.pre_feedforward_layernorm = norm("pre_feedforward_layernorm")
+            self.post_feedforward_layernorm = norm("post_feedforward_layernorm")
+
+    def forward(self, x: Tensor, position: Any, table: Tensor) -> Tensor:
+        added = self.self_attn(self.input_layernorm(x), position, table)
+        if not self.post_norms:
+            x = x + added
+            return x + self.mlp(self.post_attention_layernorm(x))
+        x = x + self.post_attention_layernorm(added)
+        return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+
+
+class Decoder(nn.Module):
+    """Token numbers (b, t) to logits (b, vocabulary)."""
+
+    def __init__(self, config: Config, give: Give):
+        """`give(name, shape)` is asked for every parameter by Hugging Face's name, less `model.` in front."""
+        c = self.config = config
+        self.embed_tokens = Embedding(give("embed_tokens.weight", (c.vocabulary, c.dim)))
+        self.layers = [Layer(c, give, i) for i in range(c.layers)]
+        self.norm = Norm(give, "norm", c.dim, c.norm_eps, c.norm_offset)
+        head = give("lm_head.weight", (c.vocabulary, c.dim), optional=True)
+        self.lm_head = None if head is None else Linear(head, None)
+
+    def reserve(self, batch: int, length: int) -> None:
+        """Room for `length` tokens of `batch` texts."""
+        for layer in self.layers:
+            layer.self_attn.reserve(batch, length)
+        c = self.config
+        self.table = nn.Buffer(c.rope.table(length), persistent=False)
+        self.local_table = self.table if c.local_rope == c.rope else nn.Buffer(c.local_rope.table(length), False)
+
+    def forward(self, tokens: Tensor, position: Any, last: Any) -> Tensor:
+        """(b, t) tokens, the first at `position` -> (b, vocabulary): what follows token `last` of the t."""
+        end = position + tokens.shape[1]
+        table, local = self.table[:, position:end], self.local_table[:, position:end]
+        x = self.embed_tokens(tokens).float() * self.config.embedding_scale
+        for layer in self.layers:
+            x = layer(x, position, local if layer.self_attn.local else table)
+        x = self.norm(x[:, last])
+        head = self.embed_tokens if self.lm_head is None else self.lm_head  # (the embedding, where they are tied)
+        logits = F.linear(x, head.weight.cast(x.dtype))
+        cap = self.config.logit_cap
+        return (logits / cap).tanh() * cap if cap else logits

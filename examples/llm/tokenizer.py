@@ -1,0 +1,164 @@
+"""Text to token numbers and back, from GGUF's metadata or from tokenizer.json; chat templates.
+
+GGUF tells the words and how they are joined, not how text is split before that: `tokenizer.ggml.pre` names a known way
+(`SPLITS`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+try:
+    import tokenizers
+    from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+except ImportError:
+    raise SystemExit('the tokenizer comes with the package tokenizers: pip install ".[text]"') from None
+
+CONTROL, DEFINED = 3, 4  # kinds of tokens in GGUF
+ENDS = ("<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>", "</s>")
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def _split(digits: str) -> Any:
+    words = pre_tokenizers.Split(Regex(WORDS.format(digits=digits)), "isolated")
+    return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def _gpt2() -> Any:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+
+SPLITS: Mapping[str, Any] = {  # by tokenizer.ggml.pre
+    "gpt-2": _gpt2,
+    "smollm": lambda: pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()]),
+    "llama-bpe": lambda: _split(r"\p{N}{1,3}"),
+    "llama3": lambda: _split(r"\p{N}{1,3}"),
+    "qwen2": lambda: _split(r"\p{N}"),
+}
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    inner: tokenizers.Tokenizer
+    ends: frozenset[int]  # a text is over after one of these
+    bos: int | None = None  # what every text begins with, where `inner` does not add it
+    template: str | None = None
+    names: tuple[str, str] = ("", "")  # the tokens for begin and end, for templates
+
+    def encode(self, text: str) -> list[int]:
+        ids = self.inner.encode(text).ids
+        return ids if self.bos is None else [self.bos, *ids]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.inner.decode(list(ids), skip_special_tokens=True)
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Messages {"role": ..., "content": ...} as the model was taught them, up to where it answers."""
+        if self.template is None:
+            raise ValueError("this model has no chat template; give it a text to go on with, without --chat")
+        try:
+            from jinja2.sandbox import ImmutableSandboxedEnvironment
+        except ImportError:
+            raise SystemExit('chat templates need the package jinja2: pip install ".[text]"') from None
+
+        def refuse(message: str) -> None:
+            raise ValueError(f"the chat template refuses these messages: {message}")
+
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.globals["raise_exception"] = refuse
+        text = environment.from_string(self.template).render(
+            messages=messages, add_generation_prompt=True, bos_token=self.names[0], eos_token=self.names[1]
+        )
+        return self.inner.encode(text, add_special_tokens=False).ids
+
+
+def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer in a GGUF file's metadata."""
+
+    def value(key: str, default: Any = None) -> Any:
+        return metadata.get(f"tokenizer.ggml.{key}", default)
+
+    kind, words = value("model"), value("tokens")
+    if kind not in ("gpt2", "llama") or not words:
+        raise ValueError(f"the GGUF file has a tokenizer of the kind {kind!r}; known are gpt2 and llama")
+    inner = _bytes(words, value("merges", []), value("pre", "")) if kind == "gpt2" else _sentences(words, value)
+    kinds = value("token_type", [])
+    for flag in (True, False):
+        found = [w for w, k in zip(words, kinds) if k == (CONTROL if flag else DEFINED)]
+        inner.add_tokens([AddedToken(w, special=flag, normalized=False) for w in found])
+    bos, eos = value("bos_token_id"), value("eos_token_id")
+    adds = value("add_bos_token", kind == "llama" or value("pre") == "llama-bpe")
+    ends = {i for i in (eos, value("eot_token_id")) if i is not None} | {i for i, w in enumerate(words) if w in ENDS}
+    return Tokenizer(
+        inner, frozenset(ends), bos if adds else None, metadata.get("tokenizer.chat_template"),
+        ("" if bos is None else words[bos], "" if eos is None else words[eos]),
+    )  # fmt: skip
+
+
+def _bytes(words: Sequence[str], merges: Sequence[str], pre: str) -> tokenizers.Tokenizer:
+    """GPT-2's: pairs of bytes, joined in the order of `merges`."""
+    if pre not in SPLITS:
+        raise ValueError(f"text is split before {pre!r} (tokenizer.ggml.pre); known are {', '.join(SPLITS)}")
+    pairs = [(a, b) for a, _, b in (m.partition(" ") for m in merges)]
+    vocabulary = {w: i for i, w in enumerate(words)}
+    inner = tokenizers.Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=pre in ("llama-bpe", "llama3")))
+    inner.pre_tokenizer, inner.decoder = SPLITS[pre](), decoders.ByteLevel()
+    return inner
+
+
+def _sentences(words: Sequence[str], value: Any) -> tokenizers.Tokenizer:
+    """SentencePiece's: of all neighbours that make a word, the one of the highest score is joined first."""
+    scores, vocabulary = value("scores"), {w: i for i, w in enumerate(words)}
+    pairs = [
+        (scores[i], word[:at], word[at:])
+        for i, word in enumerate(words)
+        for at in range(1, len(word))
+        if word[:at] in vocabulary and word[at:] in vocabulary
+    ]
+    pairs.sort(key=lambda p: (-p[0], vocabulary[p[1]], vocabulary[p[2]]))
+    unknown = words[value("unknown_token_id", 0)]
+    merges = [(a, b) for _, a, b in pairs]
+    inner = tokenizers.Tokenizer(models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    prefix = value("add_space_prefix", True)
+    inner.normalizer = normalizers.Sequence(
+        [*([normalizers.Prepend("▁")] if prefix else []), normalizers.Replace(" ", "▁")]
+    )
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    inner.decoder = decoders.Sequence([*steps, *([decoders.Strip(" ", 1, 0)] if prefix else [])])
+    return inner
+
+
+def from_folder(path: Path) -> Tokenizer:
+    """tokenizer.json with what stands beside it."""
+    if not (path / "tokenizer.json").is_file():
+        raise ValueError(f"{path} has no tokenizer.json")
+    inner = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+    inner.no_padding()
+    inner.no_truncation()
+
+    def told(name: str) -> dict[str, Any]:
+        file = path / name
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+    settings, ends = told("tokenizer_config.json"), set()
+    for file in ("config.json", "generation_config.json"):
+        found = told(file).get("eos_token_id")
+        ends |= set(found if isinstance(found, list) else [] if found is None else [found])
+    ends |= {i for i in map(inner.token_to_id, ENDS) if i is not None}
+    template = settings.get("chat_template")
+    if template is None and (path / "chat_template.jinja").is_file():
+        template = (path / "chat_template.jinja").read_text(encoding="utf-8")
+    if isinstance(template, list):  # several, by name
+        template = next((t["template"] for t in template if t["name"] == "default"), None)
+    bos, eos = (t.get("content", "") if isinstance(t, dict) else t or ""
+                for t in (settings.get("bos_token"), settings.get("eos_token")))  # fmt: skip
+    return Tokenizer(inner, frozenset(ends), None, template, (bos, eos))

@@ -1,0 +1,94 @@
+"""Text after text: the prompt in blocks, then a token a step, each a replay of what was captured once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from model import Decoder
+
+from manygrad import Tensor, TinyJit, Variable, nn
+
+BLOCKS = (256, 32)  # tokens of the prompt at once: the first size that fits, the last one filled up
+
+
+def blocks(count: int) -> Iterator[tuple[int, int]]:
+    """`count` tokens as (begin, size of the block)."""
+    at = 0
+    while at < count:
+        size = next((b for b in BLOCKS if b <= count - at), BLOCKS[-1])
+        yield at, size
+        at += size
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How tokens are chosen (`nn.sample`): those that are None do not take part."""
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: int = 0
+
+
+class Writer:
+    """One text with a model whose room (`Decoder.reserve`) is `length` tokens, a multiple of the last of `BLOCKS`."""
+
+    def __init__(self, model: Decoder, length: int, choice: Choice = Choice()):
+        nn.sample(Tensor.zeros(1, 1), **vars(choice), history=self._none(choice, 1))  # says what is out of range
+        self.model, self.length = model, length
+        self.device = model.norm.weight.device
+        self.steps = {size: TinyJit(self._step) for size in (*BLOCKS, 1)}
+        # tensors, so that one capture serves all their values
+        given = {k: v for k, v in vars(choice).items() if v is not None and not (k == "temperature" and v == 0)}
+        self.choice = {k: Tensor(np.array(v)).to(self.device) for k, v in given.items()}
+        self.history = self._none(choice, length)
+        if self.history is not None:
+            self.history = self.history.to(self.device).contiguous().realize()
+
+    @staticmethod
+    def _none(choice: Choice, length: int) -> Tensor | None:
+        """The tokens so far, none: (1, length), −1 where there is none; only a penalty needs them."""
+        return None if choice.repetition_penalty is None else Tensor.full((1, length), -1)
+
+    def _step(self, tokens: Tensor, position: object, last: object, choice: dict[str, Tensor]) -> Tensor:
+        """(1, t) tokens at `position` -> (1, 1), the token that follows number `last` of them."""
+        if self.history is not None:
+            read = tokens.arange(tokens.shape[1]) <= last
+            self.history[:, position : position + tokens.shape[1]] = read.where(tokens, -1)
+        logits = self.model(tokens, position, last)
+        found = nn.sample(logits, **{"temperature": 0, **choice}, history=self.history, draw=position + last)
+        return found.unsqueeze(-1)
+
+    def _next(self, tokens: list[int], position: int, last: int) -> Tensor:
+        size = len(tokens)
+        at = Variable(f"position{size}", 0, self.length - size).bind(position)
+        until = Variable(f"last{size}", 0, size - 1).bind(last)
+        with Tensor.no_grad():
+            return self.steps[size](Tensor(np.array([tokens])).to(self.device), at, until, self.choice)
+
+    def start(self, prompt: Sequence[int]) -> int:
+        """Reads the prompt; the token that follows it."""
+        if not prompt:
+            raise ValueError("the prompt is empty: a model goes on from at least one token")
+        if len(prompt) > self.length:
+            raise ValueError(f"the prompt has {len(prompt)} tokens, there is room for {self.length}")
+        if self.history is not None:
+            self.history.assign(self.history.full_like(-1))
+        for at, size in blocks(len(prompt)):
+            part = list(prompt[at : at + size])
+            # what fills up is overwritten before it is read
+            token = self._next(part + [0] * (size - len(part)), at, len(part) - 1)
+        self.position = len(prompt)
+        return int(token.item())
+
+    def write(self, token: int) -> int:
+        """The token after `token`."""
+        if self.position == self.length:
+            raise ValueError(f"the room for {self.length} tokens is full")
+        token = int(self._next([token], self.position, 0).item())
+        self.position += 1
+        return token
