@@ -86,14 +86,22 @@ class CollectiveItem(ExecItem):
 
     def communicate(self, vars: Vars) -> None:
         """`run`, but for what only the thread that runs kernels may count."""
-        start = time.perf_counter()
+        self.begin(vars)
+        self.finish()
+
+    def begin(self, vars: Vars) -> None:
+        """Sends what may be sent while collectives before this one are carried out; `finish` does all else."""
         runs = self.communication.runs
         sequence = runs[self.key] = runs.get(self.key, 0) + 1
         if vars:  # ranks that bind a variable to different values are in different programs
             sequence |= zlib.crc32(repr(sorted(vars.items())).encode()) << 32
+        self.exchange.begin(self.key, sequence)
+
+    def finish(self) -> None:
+        start = time.perf_counter()
         if self.by_all:
             self.communication.entered = (self.communication.entered[0] + 1, self.text)
-        self.exchange.run(self.key, sequence)
+        self.exchange.finish()
         end = time.perf_counter()
         GlobalCounters.net_time_s += end - start
         self.communication.time_s += end - start

@@ -7,10 +7,12 @@ handle for kernels and its address for messages. What a RECEIVE borrows has its 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
-from manygrad.collectives.transport.endpoint import Borrowed, Endpoint, Ticket
+from manygrad.collectives.transport.endpoint import AHEAD_NBYTES, Borrowed, Endpoint, Ticket
 from manygrad.collectives.transport.wire import MessageKey
 from manygrad.native.exchange import table
 from manygrad.native.memory import copy
@@ -22,6 +24,7 @@ from manygrad.tensor.uop import MessageArg, Ops, UOp
 from manygrad.tensor.uop.shape import numel
 
 Step = Callable[[], Any]
+LANE = "calls of collectives"  # of a profile
 
 
 class Place(NamedTuple):
@@ -51,29 +54,47 @@ class Exchange:
         self.borrowed: dict[int, Borrowed] = {}
         self.tickets: dict[MessageArg, Ticket] = {}
         self.plan = self.sequence = 0
+        # how many messages go to each receiver on another host, and the number of this run's first: they are reserved
+        # in the order in which exchanges begin
+        sent = Counter(call.src[0].arg.peer for call in body.src if call.src[0].op is Ops.SEND)
+        self.reserved = {peer: count for peer, count in sent.items() if self._endpoint().may_reserve(peer)}
+        self.first: dict[int, int] = {}
+        self.ahead = self._sent_first()
         self.is_bound = False
-        last = body.src[-1] if body.src else None
-        self.steps: list[tuple[str, Step]] = [
-            ("wait for readers", self._flush) if call is last and call.src[0].op is Ops.SETTLE else self._step(call)
-            for call in body.src
-        ]
+        self.steps = list(map(self._step, body.src))
 
-    def run(self, plan: int, sequence: int, lane: str = "calls of collectives") -> None:
+    def run(self, plan: int, sequence: int) -> None:
         """Once. `plan`: what all messages carry; `sequence` counts its runs. When it returns, all memory may be written
         again. Raises the endpoint's errors."""
+        self.begin(plan, sequence)
+        self.finish()
+
+    def begin(self, plan: int, sequence: int) -> None:
+        """Sends what needs nothing from others, where that waits for nobody; it does not before `finish`, which has to
+        follow. Another exchange that began earlier may finish in between."""
         if not self.is_bound:
             self._bind()
         self.plan, self.sequence = plan, sequence
-        done = self.native.run(plan, sequence) if self.native is not None and not profile.active else 0
+        if self.reserved:
+            self.first = {peer: self._endpoint().reserve(peer, count) for peer, count in self.reserved.items()}
+            self._run(self.steps[: self.ahead])
+
+    def finish(self) -> None:
+        done = self.ahead
+        if self.native is not None and not profile.active:
+            done = self.native.run(self.plan, self.sequence)
+        if done < len(self.steps):
+            self._run(self.steps[done:])
+
+    def _run(self, steps: Sequence[tuple[str, Step]]) -> None:
         if profile.active:
-            for name, step in self.steps:
+            for name, step in steps:
                 start = time.perf_counter()
                 step()
-                profile.record(lane, name, start, time.perf_counter(), {})
+                profile.record(LANE, name, start, time.perf_counter(), {})
             return
-        if done < len(self.steps):
-            for _, step in self.steps[done:]:
-                step()
+        for _, step in steps:
+            step()
 
     def move(self, buffer: Buffer, to: Any) -> None:
         """From now on reads the memory `to` instead of that of a source's buffer."""
@@ -91,6 +112,17 @@ class Exchange:
         assert host is not None, "a message is borrowed in memory that the host does not see"
         self.borrowed[number] = got
         self.addresses[number], self.handles[number] = got.addr, host.at(got.addr, got.nbytes)
+
+    def _sent_first(self) -> int:
+        """How many sends stand first, which `begin` may send: between hosts, where messages are told apart by their
+        numbers, and as much as every receiver grants, whatever it is waiting for."""
+
+        def is_first(call: UOp) -> bool:
+            return call.src[0].op is Ops.SEND and call.src[0].arg.peer in self.reserved
+
+        first = list(takewhile(is_first, self.body.src))
+        nbytes = sum(self.places[self.numbers[call.src[1]]].nbytes for call in first)
+        return len(first) if nbytes <= AHEAD_NBYTES else 0
 
     # --- memory
 
@@ -153,7 +185,9 @@ class Exchange:
         (peer, number), nbytes, dtype = message, self.places[at].nbytes, what.dtype.name
 
         def step() -> None:
-            tickets[message] = send(peer, MessageKey(self.plan, self.sequence, number), addresses[at], nbytes, dtype)
+            key, first = MessageKey(self.plan, self.sequence, number), self.first.get(peer)
+            reserved = None if first is None else first + number
+            tickets[message] = send(peer, key, addresses[at], nbytes, dtype, reserved)
 
         return step
 
@@ -177,9 +211,6 @@ class Exchange:
                 endpoint.settle(tickets[m])
 
         return step
-
-    def _flush(self) -> None:
-        self._endpoint().flush()
 
     def _copy(self, to: int, source: int) -> Step:
         target, origin = self.places[to], self.places[source]

@@ -4,7 +4,8 @@
 
 What runs before a collective in the order is done when it is started, as kernels of a CPU are done when they return. It
 is waited for before the first item that touches what it writes, or writes what it reads, and at the end. Collectives
-run one after the other, in their order. One that is waited for at once is run where it stands, as that costs less.
+run one after the other, in their order; what the next one sends first goes out before the one before it is finished, so
+that a link does not idle between them. One that is waited for at once is run where it stands, as that costs less.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
-from typing import Any
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple, Protocol
 
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.collective import CollectiveItem
@@ -22,7 +24,13 @@ from manygrad.runtime.items import CopyItem, ExecItem, KernelItem, Vars
 WORTH_S = 100e-6  # of computing beside a collective, from which on starting it in its thread pays
 FLOPS, BYTES = 50e9, 10e9  # a second, roughly, for that estimate
 LOOK_S = 1.0  # so often a wait looks whether the thread lives
-Work = Callable[[], None]
+
+
+class Work(Protocol):
+    """`begin` waits for nobody; what was begun before is finished before."""
+
+    def begin(self) -> None: ...
+    def finish(self) -> None: ...
 
 
 class Lane:
@@ -76,11 +84,19 @@ class _Done:
         self.failed = 0  # the first that did
         self.error: BaseException | None = None
 
-    def run(self, work: Work) -> None:
-        error: BaseException | None = None
-        if self.error is None:  # (what follows a collective that failed would be taken for it)
+    def begin(self, work: Work) -> BaseException | None:
+        if self.error is None:
             try:
-                work()
+                work.begin()
+            except BaseException as e:
+                return e
+        return None
+
+    def finish(self, work: Work, error: BaseException | None) -> None:
+        """`error`: that of its beginning."""
+        if self.error is None and error is None:  # (what follows a collective that failed would be taken for it)
+            try:
+                work.finish()
             except BaseException as e:
                 error = e
         with self.changed:
@@ -91,9 +107,39 @@ class _Done:
 
 
 def _serve(queue: SimpleQueue[Work | None], done: _Done) -> None:
-    while (work := queue.get()) is not None:
-        done.run(work)
-        del work
+    work = queue.get()
+    while work is not None:
+        error = done.begin(work)
+        while work is not None:
+            following, failed = _at_hand(queue), None
+            if following is not None:
+                failed = done.begin(following)
+            done.finish(work, error)
+            work, error = following, failed
+        work = queue.get()
+
+
+def _at_hand(queue: SimpleQueue[Work | None]) -> Work | None:
+    """The next work, if it is there; the end of all stays in the queue."""
+    with suppress(Empty):
+        found = queue.get_nowait()
+        if found is None:
+            queue.put(None)
+        return found
+    return None
+
+
+class _Begun(NamedTuple):
+    """A collective with its variables."""
+
+    item: CollectiveItem
+    vars: Vars
+
+    def begin(self) -> None:
+        self.item.begin(self.vars)
+
+    def finish(self) -> None:
+        self.item.finish()
 
 
 class StartItem(ExecItem):
@@ -113,7 +159,7 @@ class StartItem(ExecItem):
 
     def run(self, vars: Vars) -> None:
         self.item.count()
-        self.number = self.lane_of.start(lambda: self.item.communicate(vars))
+        self.number = self.lane_of.start(_Begun(self.item, vars))
 
     def run_profiled(self, vars: Vars) -> None:
         self.run(vars)  # (the collective tells of itself)

@@ -34,6 +34,7 @@ from manygrad.collectives.errors import (
 from manygrad.collectives.transport import shm, wire
 from manygrad.collectives.transport import zmq as tcp
 from manygrad.collectives.transport.arena import Arena, RemoteArena
+from manygrad.collectives.transport.link import WINDOW
 from manygrad.collectives.transport.measure import measure
 from manygrad.collectives.transport.wire import MessageKey
 from manygrad.multi.world import Link
@@ -46,6 +47,7 @@ TICK_S = 0.05
 BUSY_TICK_S = 0.001  # in a wait on shared memory, where there are ZeroMQ peers to serve as well
 SPINS = 1500  # about 30 µs, only where every worker of the host has a core
 CLOSE_S = 2.0
+AHEAD_NBYTES = WINDOW // 4  # that are sent before what comes before them: less than is granted unasked
 EAGER_PEERS = 64  # up to so many ZeroMQ peers are connected at the start; more, at the first message
 _AGREE_PLAN = 0xA67EE
 _AGREE_NBYTES = 4096
@@ -116,7 +118,7 @@ class Endpoint:
         self._closed = False
         self._lock = RLock()  # held by whoever communicates
         self._ending = Lock()  # between abort and close
-        self._outstanding: list[Ticket] = []
+        self._outstanding: dict[tuple[int, int], Ticket] = {}  # what is not settled, by peer and number
         self._agreements = 0
         self._spins = 0
         self._tick = Timespec.of(TICK_S)
@@ -234,8 +236,25 @@ class Endpoint:
 
     # --- messages
 
-    def send(self, peer: int, key: MessageKey, addr: int, nbytes: int, dtype_name: str = "raw") -> Ticket:
-        """Lends `nbytes` at `addr` to `peer`; never blocks. The memory must stay as it is until `settle` or `flush`."""
+    def may_reserve(self, peer: int) -> bool:
+        """Whether messages to `peer` may come in another order than they are asked for: over ZeroMQ."""
+        return self.routes.get(peer) == "zmq"
+
+    def reserve(self, peer: int, count: int) -> int:
+        """The number of the first of the next `count` messages to `peer`, which are to be sent with these numbers, in
+        whatever order; the peer asks for them in the order of numbers. At most AHEAD_NBYTES that it has not asked for
+        may be on their way to it while others of lower numbers are yet to be sent."""
+        with self._lock:
+            link = self._link(peer)
+            assert isinstance(link, tcp.ZmqLink), "messages in shared memory keep their order"
+            link.out_number += count
+            return link.out_number - count
+
+    def send(
+        self, peer: int, key: MessageKey, addr: int, nbytes: int, dtype_name: str = "raw", number: int | None = None
+    ) -> Ticket:
+        """Lends `nbytes` at `addr` to `peer`; never blocks. The memory must stay as it is until `settle` or `flush`.
+        `number`: one that was reserved."""
         with self._lock:
             link = self._link(peer)
             self._raise_aborted()
@@ -243,7 +262,8 @@ class Endpoint:
             if isinstance(link, shm.ShmLink):
                 number = link.send(header, addr)
             else:  # memory of others may be gone before ZeroMQ has sent it, if an error comes between: it is copied
-                number = self._hub.send(link, header, addr, copy=not self.arena.contains(addr, nbytes))
+                number = self.reserve(peer, 1) if number is None else number
+                self._hub.send(link, header._replace(number=number), addr, not self.arena.contains(addr, nbytes))
             self.count(nbytes, True)
             return self.outstanding(Ticket(peer, number, key))
 
@@ -254,7 +274,7 @@ class Endpoint:
 
     def outstanding(self, ticket: Ticket) -> Ticket:
         """Notes what `flush` has to wait for."""
-        self._outstanding.append(ticket)
+        self._outstanding[ticket.peer, ticket.number] = ticket
         return ticket
 
     def count(self, nbytes: int, sent: bool) -> None:
@@ -366,6 +386,7 @@ class Endpoint:
         key = ticket.key
         with self._lock:
             link = self._link(ticket.peer)
+            self._outstanding.pop((ticket.peer, ticket.number), None)
             if isinstance(link, shm.ShmLink):
                 self._await_word(link, *link.ack_word(ticket.number), key, f"the release of message {key.chunk}")
                 link.settle(ticket.number)
@@ -376,9 +397,8 @@ class Endpoint:
     def flush(self) -> None:
         """Waits until everything sent since the last flush may be written again."""
         with self._lock:
-            for ticket in self._outstanding:
+            for ticket in list(self._outstanding.values()):
                 self.settle(ticket)
-            self._outstanding.clear()
 
     def agree(self, value: int, what: str) -> None:
         """Every rank calls this with the same 64-bit `value`,

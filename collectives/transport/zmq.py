@@ -221,26 +221,23 @@ class ZmqHub:
             link.lose("its answers pile up unread")
 
     def pay(self, link: ZmqLink, all: bool = False) -> None:
-        """Tells the peer what has arrived: in the middle of a stream not every message."""
-        if link.owed and (all or link.owed >= OWED or not link.incoming):
+        """Tells the peer what has arrived: in the middle of a stream that is waited for not every message."""
+        if link.owed and (all or link.owed >= OWED or not any(n < link.in_number for n in link.incoming)):
             self._reply(link, wire.ACK)
 
     # --- sending
 
-    def send(self, link: ZmqLink, header: wire.Header, addr: int, copy: bool) -> int:
-        """Queues a message; with `copy` ZeroMQ copies the bytes as it takes them. Returns its number."""
-        number = link.out_number
-        link.out_number += 1
+    def send(self, link: ZmqLink, header: wire.Header, addr: int, copy: bool) -> None:
+        """Queues a message; with `copy` ZeroMQ copies the bytes as it takes them."""
         owner = None
         if copy:  # and kept, as it may have to be sent again when that memory is not what it was
             owner = self.buffer(header.total)
             ctypes.memmove(owner.ctypes.data, addr, header.total)
             addr = owner.ctypes.data
-        item = link.unacked[number] = Outgoing(header._replace(number=number), addr, owner)
+        item = link.unacked[header.number] = Outgoing(header, addr, owner)
         link.queue.append(item)
         self.connect(link)
         self.push(link)
-        return number
 
     def push(self, link: ZmqLink) -> None:
         """Hands frames to ZeroMQ as far as grants and high-water marks allow."""

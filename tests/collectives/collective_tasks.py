@@ -101,6 +101,31 @@ def collective(
     return results
 
 
+def begun_ahead(endpoint: Endpoint, counts: list[int], rounds: int) -> int:
+    """Sums of these lengths, again and again, each of which this rank begins before or after the one before it is
+    finished, as it likes; how many elements came wrong."""
+    rng, n, wrong = np.random.default_rng(endpoint.rank), endpoint.size, 0
+    made = []
+    for count in counts:
+        body = lower(build("direct", Collective("all_reduce", n, count), [endpoint.rank]), to_dtype("int32"), range(n),
+                     {endpoint.rank: "CPU:0"}, endpoint.piece_nbytes)  # fmt: skip
+        out, given = (buffer_at(endpoint, count, to_dtype("int32")) for _ in range(2))
+        made.append((Exchange(body.linear, [out, given], 1, endpoint), out, given))
+    assert any(exchange.ahead for exchange, _, _ in made)
+    for sequence in range(rounds):
+        began = 0
+        for i, (exchange, out, _) in enumerate(made):
+            following = min(len(made), i + 1 + int(rng.integers(2)))
+            for j in range(began, following):
+                made[j][2].copyin(np.full(counts[j], sequence + j + endpoint.rank, np.int32))
+                made[j][0].begin(j, sequence)
+            began = following
+            exchange.finish()
+            wrong += int((out.copyout() != n * (sequence + i) + n * (n - 1) // 2).sum())
+    assert not endpoint._outstanding
+    return wrong
+
+
 def routes(endpoint: Endpoint) -> dict[int, str]:
     return endpoint.routes
 

@@ -113,6 +113,14 @@ def test_small_messages_of_one_host_are_sent_by_native_calls(runs: int, late_s: 
         assert [worker[n] for worker in got] == want[4 * n : 4 * n + 4], case
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_an_exchange_begins_before_the_one_before_it_is_finished(ranks: int) -> None:
+    """Whoever does so, and of messages of one frame or of several."""
+    counts = [5, 900, 3_000_000, 1, 700_000, 64, 2_000_000]
+    found = results(run_workers(ranks, "begun_ahead", (counts, 20), env={"TRANSPORT": "zmq"}))
+    assert found == [0] * ranks
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("count, nbytes", [(5, 0), (300, 70_000), (1, 70_000_001)])
 def test_many_and_large_messages_in_flight(transport: str, count: int, nbytes: int) -> None:

@@ -99,7 +99,13 @@ class Mail:
     def __init__(self, rank: int, boxes: dict[tuple[int, int], SimpleQueue[tuple[MessageKey, str, np.ndarray]]]):
         self.rank, self.boxes = rank, boxes
 
-    def send(self, peer: int, key: MessageKey, addr: int, nbytes: int, dtype: str) -> Ticket:
+    def may_reserve(self, peer: int) -> bool:
+        return False
+
+    def shared_memory(self, peer: int) -> None:
+        return None
+
+    def send(self, peer: int, key: MessageKey, addr: int, nbytes: int, dtype: str, number: int | None = None) -> Ticket:
         self.boxes[self.rank, peer].put((key, dtype, bytes_at(addr, nbytes).copy()))
         return Ticket(peer, 0, key)
 

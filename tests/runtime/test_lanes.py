@@ -36,7 +36,10 @@ class Sent(CollectiveItem):
     def count(self) -> None:
         pass
 
-    def communicate(self, vars: Vars) -> None:
+    def begin(self, vars: Vars) -> None:
+        pass
+
+    def finish(self) -> None:
         assert self.may.wait(20)
         if self.fails:
             raise ValueError("the peer is gone")
@@ -96,29 +99,57 @@ def test_parts_of_one_memory_are_told_apart_and_collectives_keep_their_order() -
     assert waits == [first, second]
 
 
-def test_a_lane_runs_in_order_and_stops_at_a_failure() -> None:
-    lane, ran = Lane(), list[int]()
+class Job:
+    """Notes when it begins and when it is finished, or fails at one of them."""
 
-    def fail() -> None:
-        raise ValueError("lost")
+    def __init__(self, ran: list[tuple[str, int]], number: int, fails: str = "", may: threading.Event | None = None):
+        self.ran, self.number, self.fails, self.may = ran, number, fails, may
 
-    numbers = [lane.start(lambda i=i: ran.append(i)) for i in range(100)]  # type: ignore[misc]
+    def begin(self) -> None:
+        self.note("begin")
+
+    def finish(self) -> None:
+        assert self.may is None or self.may.wait(20)
+        self.note("finish")
+
+    def note(self, what: str) -> None:
+        if what == self.fails:
+            raise ValueError("lost")
+        self.ran.append((what, self.number))
+
+
+@pytest.mark.parametrize("fails", ["begin", "finish"])
+def test_a_lane_runs_in_order_and_stops_at_a_failure(fails: str) -> None:
+    lane, ran = Lane(), list[tuple[str, int]]()
+    numbers = [lane.start(Job(ran, i)) for i in range(100)]
     lane.wait(numbers[-1])
-    assert ran == list(range(100))
-    good, bad, after = lane.start(lambda: ran.append(100)), lane.start(fail), lane.start(lambda: ran.append(101))
+    for what in ("begin", "finish"):
+        assert [i for found, i in ran if found == what] == list(range(100))
+    good, bad, after = (lane.start(Job(ran, i, fails if i == 101 else "")) for i in range(100, 103))
     lane.wait(good)
     for number in (bad, after):
         with pytest.raises(ValueError, match="lost"):
             lane.wait(number)
     lane.drain()
-    assert ran == list(range(101))
-    lane.wait(lane.start(lambda: ran.append(102)))
-    assert ran[-1] == 102
+    assert [i for what, i in ran if what == "finish"] == list(range(101))
+    lane.wait(lane.start(Job(ran, 103)))
+    assert ran[-1] == ("finish", 103)
+
+
+def test_the_next_one_begins_before_the_first_is_finished() -> None:
+    lane, ran, may = Lane(), list[tuple[str, int]](), threading.Event()
+    first = Job(ran, 0)
+    first.begin = lambda: (may.wait(20), first.note("begin"))  # type: ignore[method-assign, assignment]
+    for job in (first, Job(ran, 1), Job(ran, 2)):
+        last = lane.start(job)
+    may.set()  # (all three are there)
+    lane.wait(last)
+    assert ran == [("begin", 0), ("begin", 1), ("finish", 0), ("begin", 2), ("finish", 1), ("finish", 2)]
 
 
 def test_the_thread_of_a_lane_ends_with_it() -> None:
     lane = Lane()
-    lane.wait(lane.start(lambda: None))
+    lane.wait(lane.start(Job([], 0)))
     thread = lane._thread
     assert thread is not None and thread.is_alive()
     del lane
