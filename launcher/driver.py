@@ -24,7 +24,7 @@ from typing import Any
 
 from manygrad.tensor.environment import MANYGRAD_PLAIN_LINKS, REGISTRY
 
-from . import report
+from . import report, traces
 from .cluster import Cluster, Guard, Place
 from .control import ControlServer
 from .controller import Controller
@@ -323,7 +323,9 @@ class Run:
         trouble = self.logs.trouble()
         try:
             report.write_json(os.path.join(self.run_dir, "report.json"), details)
-        except OSError as e:
+            if os.environ.get("PROFILE") == "1" and (path := traces.join(self.run_dir)):
+                write(sys.stderr, f"launcher: the profile of all ranks is in {path}\n")
+        except (OSError, ValueError) as e:
             trouble = trouble or str(e)
         trouble = trouble or self.terminal.trouble
         if trouble:

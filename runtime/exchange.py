@@ -62,6 +62,11 @@ class Exchange:
         self.ahead = self._sent_first()
         self.is_bound = False
         self.steps = list(map(self._step, body.src))
+        self.messages = {
+            step: call.src[0]
+            for (_, step), call in zip(self.steps, body.src)
+            if call.src[0].op in (Ops.SEND, Ops.RECEIVE)
+        }
 
     def run(self, plan: int, sequence: int) -> None:
         """Once. `plan`: what all messages carry; `sequence` counts its runs. When it returns, all memory may be written
@@ -91,10 +96,18 @@ class Exchange:
             for name, step in steps:
                 start = time.perf_counter()
                 step()
-                profile.record(LANE, name, start, time.perf_counter(), {})
+                profile.record(LANE, name, start, time.perf_counter(), self._facts(step))
             return
         for _, step in steps:
             step()
+
+    def _facts(self, step: Step) -> dict[str, Any]:
+        """What a profile says of it: which message it is, the same on both ranks."""
+        if (what := self.messages.get(step)) is None:
+            return {}
+        (peer, number), here = what.arg, self._endpoint().rank
+        ends = (here, peer) if what.op is Ops.SEND else (peer, here)
+        return {"message": f"{self.plan:x}.{self.sequence}.{number} {ends[0]}->{ends[1]}"}
 
     def move(self, buffer: Buffer, to: Any) -> None:
         """From now on reads the memory `to` instead of that of a source's buffer."""

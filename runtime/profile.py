@@ -70,6 +70,8 @@ class Profile:
                 "ts": round((e.start + self.epoch) * 1e6, 3), "dur": round(max(0.0, e.end - e.start) * 1e6, 3),
                 "args": args,
             })  # fmt: skip
+            if "message" in args:
+                rows.append(_arrow(rows[-1]))
         return {"traceEvents": rows, "displayTimeUnit": "ms"}
 
     def write(self) -> str:
@@ -86,6 +88,16 @@ class Profile:
                 os.unlink(new)
             raise
         return path
+
+
+def _arrow(row: dict[str, Any]) -> dict[str, Any]:
+    """The end of an arrow at the event of a message: it leaves where that is sent, and comes in where it has been
+    received. Both have the message's text as their id, also in the traces of two ranks."""
+    leaves = row["name"].startswith("send")
+    end = {"name": "message", "cat": "message", "id": row["args"]["message"], "pid": row["pid"], "tid": row["tid"]}
+    return (
+        {**end, "ph": "s", "ts": row["ts"]} if leaves else {**end, "ph": "f", "bp": "e", "ts": row["ts"] + row["dur"]}
+    )
 
 
 def _meta(what: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
