@@ -18,6 +18,7 @@ import argparse
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -77,8 +78,8 @@ class Ranks:
         self.said.close()
 
 
-def sides(h: Hosts, model: str, buckets: list[str], folder: Path) -> dict[str, Ranks]:
-    """Each side's ranks, one a host: `ours`, `alone` and torch's buckets, if torch is there."""
+def sides(h: Hosts, model: str, buckets: list[str], folder: Path, traced: bool = False) -> dict[str, Ranks]:
+    """Each side's ranks, one a host: `ours`, `alone` and torch's buckets, if torch is there; `traced`: ours alone."""
     size = len(h.names)
     threads = str(max(1, len(os.sched_getaffinity(0)) // size))
     env = {"THREADS": threads, "OMP_NUM_THREADS": threads, "TRANSPORT": "zmq", "GLOO_SOCKET_IFNAME": "eth0"}
@@ -92,7 +93,10 @@ def sides(h: Hosts, model: str, buckets: list[str], folder: Path) -> dict[str, R
     what, where = place("ours")
     hosts = ";".join(f"{a},{n}" for a, n in zip([h.addresses[0], *h.addresses], [h.names[0], *h.names]))
     launcher = [sys.executable, "-P", str(ON_HOSTS), hosts, "--", python[1], "--nodes", str(size)]
-    found["ours"] = Ranks([[*h.prefixes[0], *launcher, "--", *what, "0", str(size)]], size, where, env)
+    own = env | {"PROFILE": "1"} if traced else env
+    found["ours"] = Ranks([[*h.prefixes[0], *launcher, "--", *what, "0", str(size)]], size, where, own)
+    if traced:
+        return found
     what, where = place("alone")
     ranks = [[*p, *python, *what, str(r), str(size)] for r, p in enumerate(h.prefixes)]
     found["alone"] = Ranks(ranks, size, where, env)
@@ -125,6 +129,17 @@ def measure(ranks: dict[str, Ranks], h: Hosts, steps: int, turns: int) -> tuple[
     return {side: statistics.median(t) for side, t in times.items()}, nbytes
 
 
+def trace(h: Hosts, model: str, folder: Path, mbit: float, steps: int, into: Path) -> None:
+    """Writes the trace of all ranks of ours."""
+    with sides(h, model, [], folder, traced=True)["ours"] as ours:
+        ours.turn(WARM_UP)
+        for i in range(len(h.names)):
+            h.limit(i, 1e6 * mbit or UNLIMITED)
+        ours.turn(steps)
+    (found,) = folder.rglob("profile.json")
+    shutil.copyfile(found, into)
+
+
 def row(model: str, count: int, mbit: float, seconds: dict[str, float], nbytes: float) -> str:
     ours, alone = seconds.pop("ours"), seconds.pop("alone")
     link = 8 * nbytes / (1e6 * mbit) if mbit else 0.0
@@ -145,7 +160,13 @@ def main() -> None:
     parser.add_argument("--buckets", default="1,5,25", help="MB, DistributedDataParallel's")
     parser.add_argument("--steps", type=int, default=8, help="of a turn")
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--trace", type=Path, help="only write the trace of ours: of the first model, count and link")
     args = parser.parse_args()
+    if args.trace:
+        count, mbit = int(args.hosts.split(",")[0]), float(args.links.split(",")[0])
+        with tempfile.TemporaryDirectory(prefix="mghosts-") as folder, network(count) as h:
+            trace(h, args.models.split(",")[0], Path(folder), mbit, args.steps, args.trace)
+        return
     print(
         f"{'model':<6}{'hosts':>6}{'Mbit/s':>8}{'ours ms':>10}{'torch ms':>10}{'bucket':>8}"
         f"{'alone ms':>10}{'MB sent':>9}{'link ms':>9}{'ours/bound':>12}{'torch/ours':>12}"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -12,12 +15,15 @@ import pytest
 from manygrad.launcher import traces
 from manygrad.launcher.api import launch
 
+PICTURE = Path(__file__).parents[2] / "docs" / "picture.py"
+
 
 def summed() -> list[float]:
-    from manygrad import Tensor, world
+    from manygrad import Tensor, TinyJit, world
 
     x = Tensor(np.arange(2 * world.size * 3, dtype=np.float32).reshape(2 * world.size, 3))
-    return x.shard(world.devices, axis=0).sum(0).tolist()
+    cut, step = x.shard(world.devices, axis=0).realize(), TinyJit(lambda x: x.sum(0))
+    return [step(cut) for _ in range(4)][-1].tolist()
 
 
 @pytest.mark.parametrize("transport", ["shm", "zmq"])
@@ -38,6 +44,10 @@ def test_a_run_leaves_one_trace_with_an_arrow_a_message(
         assert start["pid"] != come[name]["pid"] and start["ts"] <= come[name]["ts"], name
     calls = [e["name"] for e in events if e["ph"] == "X" and e["cat"] == "calls"]
     assert any(n.startswith("send 12 to") or n.startswith("send 4 to") for n in calls), calls
+    svg = tmp_path / "step.svg"
+    subprocess.run([sys.executable, str(PICTURE), str(whole), str(svg)], check=True, timeout=60)
+    drawn = ElementTree.fromstring(svg.read_text())
+    assert len(drawn.findall("{*}line")) >= 2 and len(drawn.findall("{*}rect")) > 10
 
 
 def test_traces_are_joined_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
