@@ -203,6 +203,9 @@ class NativeRun:
                 exchange.lend(n, Borrowed(exchange.addresses[n], nbytes, release))
             elif what.op is Ops.RELEASE:
                 del exchange.borrowed[exchange.numbers[call.src[1]]]
+            elif what.op is Ops.SETTLE:
+                for m in what.arg:
+                    e.settle(exchange.tickets[m])  # (it is: nothing is left to wait for)
 
 
 _PLAN = 3  # the word of a header

@@ -97,6 +97,7 @@ SMALL: list[tuple[str, Collective, str]] = [
     *((name, Collective("all_reduce", 4, n), d) for name in TREE for n, d in ((1, "int8"), (77, "bfloat16"))),
     ("direct", Collective("all_to_all", 4, 9), "float32"),
     ("ring", Collective("all_gather", 4, 1000), "float64"),
+    ("ring", Collective("all_reduce", 4, 1000), "float32"),
     ("halving_doubling", Collective("broadcast", 4, 3, root=2), "bool"),
     ("direct", Collective("send", 4, 5, root=3, target=1), "uint16"),
 ]
