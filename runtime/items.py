@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -210,12 +210,15 @@ class CopyItem(ExecItem):
 
 
 class GraphItem(ExecItem):
-    """exec_graph: a run of kernels as one native call, their handles and variables fixed."""
+    """exec_graph: a run of kernels as one native call, on fixed memory. Of their variables those `asked` for take the
+    values of each run, the others keep those of `vars`."""
 
     call: Graph
 
-    def __init__(self, items: list[KernelItem], vars: Vars):
-        self.items, self.line = items, items[0].line
+    def __init__(self, items: list[KernelItem], vars: Vars, asked: Collection[str] = ()):
+        self.items, self.line, self.vars = items, items[0].line, dict(vars)
+        self.asked = sorted({n for i in items for n in i.names if n in asked})
+        self.changing = [(n, i) for n, i in enumerate(items) if not set(self.asked).isdisjoint(i.names)]
         self.buffers = [b for i in items for b in i.buffers]
         device: Device = items[0].buffers[0].device
         self.call = device.graph([(i.kernel, [b.handle for b in i.buffers], i.values(vars)) for i in items])
@@ -233,8 +236,16 @@ class GraphItem(ExecItem):
         c.global_ops += self.flops
         c.global_mem += self.nbytes
 
+    def _bind(self, vars: Vars) -> None:
+        if any(vars[n] != self.vars[n] for n in self.asked):
+            now = self.vars | {n: vars[n] for n in self.asked}
+            self.call.bind([(n, i.values(now)) for n, i in self.changing])
+            self.vars = now
+
     def run(self, vars: Vars) -> None:
         self._count()
+        if self.asked:
+            self._bind(vars)
         if not (DEBUG >= 2 or profile.active):
             self.call()
             return

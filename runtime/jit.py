@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -313,7 +313,7 @@ class TinyJit(Generic[T]):
         flat = _beside_each_other([(i, v) for items, v in recorded for i in items])
         if not flat:
             raise JitError("the function computed nothing that could be captured; realize or return what it makes")
-        items = batch_kernels(flat) if JIT.value == 1 and not var_vals else [i for i, _ in flat]
+        items = batch_kernels(flat, var_vals) if JIT.value == 1 else [i for i, _ in flat]
         if DEBUG >= 1:
             print(f"JIT captured {len(flat)} calls as {len(items)}")
         results: list[tuple[str, Tensor]] = []
@@ -473,8 +473,9 @@ def _beside_each_other(flat: list[tuple[ExecItem, Vars]]) -> list[tuple[ExecItem
     return [(i, of.get(id(i.item if isinstance(i, StartItem) else i), {})) for i in items]
 
 
-def batch_kernels(flat: list[tuple[ExecItem, Vars]]) -> list[ExecItem]:
-    """Runs of kernels on one kind of device become graphs, a single one too: a graph reads inputs where they lie."""
+def batch_kernels(flat: list[tuple[ExecItem, Vars]], asked: Collection[str] = ()) -> list[ExecItem]:
+    """Runs of kernels on one kind of device become graphs, a single one too: a graph reads inputs where they lie.
+    `asked`: the variables whose values each replay gives."""
     out: list[ExecItem] = []
     run: list[KernelItem] = []
     vars: Vars = {}
@@ -482,24 +483,26 @@ def batch_kernels(flat: list[tuple[ExecItem, Vars]]) -> list[ExecItem]:
     def close() -> None:
         nonlocal run
         if run and not VALIDATE_WITH_CPU:
-            out.append(GraphItem(run, vars))
+            out.append(GraphItem(run, vars, asked))
         else:
             out.extend(run)
         run = []
 
+    def fits(item: ExecItem) -> bool:
+        return isinstance(item, KernelItem) and (
+            item.buffers[0].device.queue.binds or set(item.names).isdisjoint(asked)
+        )
+
     for item, v in flat:
-        if isinstance(item, KernelItem) and (
-            not run or (item.buffers[0].device.kind == run[0].buffers[0].device.kind and dict(v) == dict(vars))
-        ):
-            vars = v
-            run.append(item)
-        else:
+        if not fits(item):
             close()
-            if isinstance(item, KernelItem):
-                vars = v
-                run = [item]
-            else:
-                out.append(item)
+            out.append(item)
+            continue
+        assert isinstance(item, KernelItem)
+        if run and not (item.buffers[0].device.kind == run[0].buffers[0].device.kind and dict(v) == dict(vars)):
+            close()
+        vars = v
+        run.append(item)
     close()
     return out
 

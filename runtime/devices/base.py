@@ -118,13 +118,16 @@ Call = tuple[Kernel, Sequence[Any], tuple[int, ...]]
 
 
 class Graph(Protocol):
-    """Calls in order, their handles and variables fixed."""
+    """Calls in order, on fixed handles."""
 
     def __call__(self, timed: bool = False) -> list[float] | None:
         """Runs them; if `timed`, gives the times before each call and after the last (`time.perf_counter`'s)."""
 
     def wake(self) -> None:
         """A call is about to come: what takes its time to wake may begin."""
+
+    def bind(self, changed: Sequence[tuple[int, tuple[int, ...]]]) -> None:
+        """From now on the calls with these numbers have these variables. (Where `Queue.binds` says so.)"""
 
     def mover(self, handle: Any) -> Callable[[Any], None] | None:
         """A function that has the calls read another handle's memory, of the same size, in place of this one's; None:
@@ -137,6 +140,7 @@ class Queue:
 
     graph: Callable[[Sequence[Call]], Graph]
     synchronize: Callable[[], None] = _nothing  # waits until everything started has ended
+    binds: bool = True  # whether the variables of its graphs can be changed
 
 
 # *** a kind of device ***

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from manygrad.native.graph import Job, graph_table, room_for_stamps, seconds
-from manygrad.runtime.devices.cpu_kernel import TeamJob
+from manygrad.runtime.devices.cpu_kernel import CPUKernel, TeamJob
 from manygrad.runtime.devices.host import Memory
 from manygrad.runtime.devices.threads import team
+
+_TOTAL, _GRAIN = Job._fields.index("total"), Job._fields.index("grain")
 
 
 class CPUGraph:
@@ -25,6 +27,7 @@ class CPUGraph:
         ]
         self.shared = any(total > grain for *_, total, grain in self.kept)  # whether there is work for the team
         self.table = graph_table(rows)
+        self.variables = [v for _, v, *_ in self.kept]
         self.records = [r for job in dict.fromkeys(jobs) for r in job.records]
 
     def __call__(self, timed: bool = False) -> list[float] | None:
@@ -38,6 +41,16 @@ class CPUGraph:
     def wake(self) -> None:
         if self.shared:
             team().wake()
+
+    def bind(self, changed: Sequence[tuple[int, tuple[int, ...]]]) -> None:
+        found: dict[tuple[CPUKernel, tuple[int, ...]], tuple[int, int]] = {}  # (layers share their kernels)
+        for i, vars in changed:
+            kernel, numbers = self.calls[i][0], self.variables[i]
+            assert isinstance(kernel, CPUKernel) and numbers is not None, kernel
+            if (cut := found.get((kernel, vars))) is None:
+                cut = found[kernel, vars] = kernel.cut(vars)
+            numbers[:] = vars
+            self.table[len(Job._fields) * i + _TOTAL], self.table[len(Job._fields) * i + _GRAIN] = cut
 
     def mover(self, handle: Memory) -> Callable[[Memory], None]:
         begin, end = handle.address, handle.address + handle.nbytes

@@ -102,11 +102,14 @@ class CPUKernel:
             buffers = (ctypes.c_void_p * max(1, len(handles)))(*[h.address for h in handles])
         if not self.names:
             return buffers, None, *(self.fixed or (1, 1))
+        return buffers, (ctypes.c_int64 * len(vars))(*vars), *self.cut(vars)
+
+    def cut(self, vars: tuple[int, ...]) -> tuple[int, int]:
+        """(total, grain) with these variables. Raises ValueError where one is out of bounds."""
         for name, value, (lo, hi) in zip(self.names, vars, self.bounds):
             if not lo <= value <= hi:
                 raise ValueError(f"{self.name}: variable {name} is {value}, outside of its bounds {lo}..{hi}")
-        numbers = (ctypes.c_int64 * len(vars))(*vars)
-        return buffers, numbers, *(self.fixed or self.pieces(dict(zip(self.names, vars))))
+        return self.fixed or self.pieces(dict(zip(self.names, vars)))
 
     def __call__(self, handles: Sequence[Memory], vars: tuple[int, ...] = (), wait: bool = False) -> float | None:
         return run_on_team(self, handles, vars, wait)

@@ -25,6 +25,11 @@ class CallsInOrder:
     def wake(self) -> None:
         pass
 
+    def bind(self, changed: Sequence[tuple[int, tuple[int, ...]]]) -> None:
+        for i, vars in changed:
+            kernel, handles, _ = self.calls[i]
+            self.calls[i] = kernel, handles, vars
+
     def mover(self, handle: Any) -> Callable[[Any], None] | None:
         return None
 

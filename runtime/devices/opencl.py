@@ -75,7 +75,7 @@ def open_device(name: str) -> Opened:
             done.wait()
 
     memory = Allocator(alloc, Block.part, copyin, copyout, sized=sized, copy=copy)
-    return Opened(memory, Queue(OpenCLGraph, stream.queue.finish))
+    return Opened(memory, Queue(OpenCLGraph, stream.queue.finish, binds=False))
 
 
 # *** kernels ***

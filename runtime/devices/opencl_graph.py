@@ -63,6 +63,9 @@ class OpenCLGraph:
     def wake(self) -> None:
         pass
 
+    def bind(self, changed: Sequence[tuple[int, tuple[int, ...]]]) -> None:
+        raise NotImplementedError("how a launch is cut into work items follows from its variables")
+
     def mover(self, handle: Block) -> Callable[[Block], None]:
         begin, end = handle.offset, handle.offset + handle.nbytes
         found = [
