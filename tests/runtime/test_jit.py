@@ -10,7 +10,6 @@ import pytest
 from manygrad import Context, GlobalCounters, Tensor, TinyJit, Variable
 from manygrad.runtime.items import GraphItem
 from manygrad.runtime.jit import JitError
-from manygrad.tensor.uop import UOp
 
 
 def test_replay_gives_new_values_for_new_inputs() -> None:
@@ -449,30 +448,6 @@ def test_inputs_and_results_of_symbolic_shape() -> None:
             total, more = step(part, x)
             assert total.item() == 6 * np.arange(2.0 * k).sum() + 28
             assert more.sum().item() == 2 * np.arange(2.0 * k).sum() + 2 * k
-
-
-@pytest.mark.parametrize("device", ["CPU", "PYTHON"])
-def test_a_capture_with_variables_is_one_call(device: str) -> None:
-    """As a step that writes the next token's keys into a cache and reads those so far. A variable that the function
-    binds itself keeps its value."""
-    size = 4000 if device == "CPU" else 4  # (rows for several threads)
-    cache = Tensor.zeros(8, size, device=device).contiguous().realize()
-    want = np.zeros((8, size), np.float32)
-
-    @TinyJit
-    def step(row: Tensor, position: UOp) -> tuple[Tensor, Tensor]:
-        cache[position : position + 1] = row
-        own = Variable("own", 1, 8).bind(3)
-        return (cache[: position + 1] * 2).sum(0), cache[:own].amax(0)
-
-    v = Variable("position", 0, 7)
-    for k, position in enumerate((0, 1, 2, 3, 7, 0, 5)):
-        row = np.arange(size, dtype=np.float32)[None] * (k + 1)
-        want[position] = row
-        total, most = step(Tensor(row, device=device), v.bind(position))
-        np.testing.assert_array_equal(total.numpy(), 2 * want[: position + 1].sum(0))
-        np.testing.assert_array_equal(most.numpy(), want[:3].max(0))
-    assert [type(i).__name__ for i in step.items] == ["GraphItem"]
 
 
 def test_an_input_that_is_written_and_another_of_the_same_memory_are_an_error() -> None:
