@@ -87,6 +87,8 @@ class NativeRun:
         self._set("ARENA", endpoint.arena.base)
         self._set("TEAM", team().run_address)
         self.plan: int | None = None
+        self.messages = self._messages()
+        self.peers = list(links.values())
 
     def may_send(self) -> bool:
         """Whether all that is sent lies in the arena."""
@@ -101,7 +103,7 @@ class NativeRun:
                 header[_PLAN] = ctypes.c_int64(plan).value
         self._set("SEQUENCE", ctypes.c_int64(sequence).value)
         self._set("SCRATCH", team().ready())
-        stopped = self.endpoint.run_native(self.table, list(self.links.values()))
+        stopped = self.endpoint.run_native(self.table, self.peers)
         done = len(self.body.src) if stopped == len(self.rows) else self.calls[stopped]
         self._count(done)
         if done < len(self.body.src):
@@ -180,12 +182,19 @@ class NativeRun:
     def _number(self, step: int) -> int:
         return int(self.steps[step * STEP_WORDS + STEP["NUMBER"]])
 
+    def _messages(self) -> list[tuple[int, int, bool]]:
+        """(number of its call, bytes, whether it is sent) of each message."""
+        places, numbers = self.exchange.places, self.exchange.numbers
+        return [
+            (n, places[numbers[call.src[1]]].nbytes, call.src[0].op is Ops.SEND)
+            for n, call in enumerate(self.body.src)
+            if call.src[0].op in (Ops.SEND, Ops.RECEIVE)
+        ]
+
     def _count(self, done: int) -> None:
-        e, places = self.endpoint, self.exchange.places
-        for call in self.body.src[:done]:
-            if call.src[0].op in (Ops.SEND, Ops.RECEIVE):
-                nbytes = places[self.exchange.numbers[call.src[1]]].nbytes
-                e.count(nbytes, call.src[0].op is Ops.SEND)
+        for n, nbytes, sent in self.messages:
+            if n < done:
+                self.endpoint.count(nbytes, sent)
 
     def _hand_over(self, done: int, plan: int, sequence: int) -> None:
         """What the Exchange needs to go on after the first `done` calls: what it has sent, and what is borrowed."""
