@@ -13,6 +13,7 @@ from typing import Any
 
 from manygrad.native.processor import cores
 from manygrad.runtime.codegen.target import Machine
+from manygrad.runtime.devices.pocl import own_folder
 from manygrad.runtime.render.opencl import Target
 from manygrad.tensor.environment import OPENCL_DEVICE
 
@@ -54,7 +55,8 @@ def devices() -> list[Any]:
     """All OpenCL devices of this machine. Raises NoOpenCLError where there is none."""
     cl = opencl()
     try:
-        found = [d for p in cl.get_platforms() for d in p.get_devices()]
+        with own_folder():
+            found = [d for p in cl.get_platforms() for d in p.get_devices()]
     except cl.Error as error:
         raise NoOpenCLError(f"{DRIVER} ({error})") from None
     if not found:
