@@ -113,7 +113,7 @@ def ours(sizes: list[int], most: int) -> list[dict[str, Any]]:
         for _ in range(3):
             y = step(x)
         bare = program(count, 0xBA4E + plan)
-        result: dict[str, Any] = {"calls": [type(i).__name__ for i in step.items]}
+        result: dict[str, Any] = {"calls": [i.name for i in step.items]}
         for name, run in (("step", partial(step, x)), ("bare", bare)):
             first = timed(run, align, 3)
             with values_may_differ():  # each rank's row is its own time
@@ -262,7 +262,7 @@ def main() -> None:
                 f"{bandwidth:10.2f} {bandwidth * 2 * (p - 1) / p:10.2f} {other / step:9.2f} {other / bare:9.2f}",
                 flush=True,
             )
-            if mine[0][i]["calls"] != ["CollectiveItem"]:
+            if len(mine[0][i]["calls"]) != 1:
                 print(f"        a step made {', '.join(mine[0][i]['calls'])}: more than one collective")
 
 

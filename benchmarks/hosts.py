@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
@@ -129,12 +130,16 @@ def measure(ranks: dict[str, Ranks], h: Hosts, steps: int, turns: int) -> tuple[
     return {side: statistics.median(t) for side, t in times.items()}, nbytes
 
 
+def limit(h: Hosts, mbit: float) -> None:
+    for i in range(len(h.names)):
+        h.limit(i, 1e6 * mbit or UNLIMITED)
+
+
 def trace(h: Hosts, model: str, folder: Path, mbit: float, steps: int, into: Path) -> None:
     """Writes the trace of all ranks of ours."""
+    limit(h, mbit)
     with sides(h, model, [], folder, traced=True)["ours"] as ours:
         ours.turn(WARM_UP)
-        for i in range(len(h.names)):
-            h.limit(i, 1e6 * mbit or UNLIMITED)
         ours.turn(steps)
     (found,) = folder.rglob("profile.json")
     shutil.copyfile(found, into)
@@ -172,17 +177,15 @@ def main() -> None:
         f"{'alone ms':>10}{'MB sent':>9}{'link ms':>9}{'ours/bound':>12}{'torch/ours':>12}"
     )
     for model in args.models.split(","):
-        for count in map(int, args.hosts.split(",")):
+        for count, mbit in product(map(int, args.hosts.split(",")), map(float, args.links.split(","))):
             with tempfile.TemporaryDirectory(prefix="mghosts-") as folder, network(count) as h, ExitStack() as stack:
+                limit(h, mbit)  # (before the start: ours measures its links as it connects)
                 ranks = sides(h, model, args.buckets.split(","), Path(folder))
                 for r in ranks.values():
                     stack.enter_context(r)
                 for r in ranks.values():
                     r.turn(WARM_UP)
-                for mbit in map(float, args.links.split(",")):
-                    for i in range(count):
-                        h.limit(i, 1e6 * mbit or UNLIMITED)
-                    print(row(model, count, mbit, *measure(ranks, h, args.steps, args.turns)), flush=True)
+                print(row(model, count, mbit, *measure(ranks, h, args.steps, args.turns)), flush=True)
 
 
 if __name__ == "__main__":

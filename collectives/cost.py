@@ -91,8 +91,8 @@ def choose(kind: str, nbytes: int, ranks: int, group: int = 1, link: Link | None
     return min(candidates, key=lambda a: (cost_s(a, kind, nbytes, ranks, group, link), a))
 
 
-PART_S = 10e-3  # a part of a long all-reduce takes so long on its link: many times what starting it costs
-MAX_PARTS = 16
+PART_S = 5e-3  # a part of a long all-reduce takes so long on its link: several times what handling it costs
+MAX_PARTS = 32
 PART_ALIGN = 1024  # elements
 
 

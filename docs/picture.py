@@ -88,10 +88,11 @@ def bars(events: Iterable[Event], x: Any, top: float) -> list[str]:
 
 
 def arrows(events: Iterable[Event], begin: float, end: float, x: Any, y: Any) -> list[str]:
-    leave = {e["id"]: e for e in events if e["ph"] == "s" and begin <= e["ts"] <= end}
+    """Also of messages that leave before or come after, from or to the edge."""
+    leave = {e["id"]: e for e in events if e["ph"] == "s" and e["ts"] <= end}
     out = []
     for e in events:
-        if e["ph"] == "f" and e["id"] in leave and e["ts"] <= end:
+        if e["ph"] == "f" and e["id"] in leave and e["ts"] >= begin:
             s = leave[e["id"]]
             down = y(s["pid"], 0) < y(e["pid"], 0)
             start, stop = y(s["pid"], 2) + (ROW - 4 if down else 0), y(e["pid"], 2) + (0 if down else ROW - 4)

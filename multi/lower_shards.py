@@ -19,6 +19,7 @@ from typing import Any
 
 from manygrad.multi.placement import REPLICATE, Partial, Placement, Shard
 from manygrad.multi.rules import ANSWER, PLACEMENT, placements, settled
+from manygrad.multi.small_first import small_first
 from manygrad.multi.world import World
 from manygrad.tensor.dtype import DType, to_dtype
 from manygrad.tensor.source import LINE, inherit, line_of
@@ -530,7 +531,7 @@ def lower_shards(sink: UOp, me: World) -> UOp:
         return sink
     place = placements(order)
     low = _Lowering(me)
-    for u in order:
+    for u in small_first(order):
         low.lower(u, place)
     return low.one[sink]
 

@@ -41,20 +41,22 @@ def reshape(u: UOp, ps: list[Placement]) -> Answer:
     if not isinstance(p, Shard):
         return ps, p
     old, new = u.src[0].shape, u.arg
-    before = prod(old[: p.axis])
-    inner = prod(old[p.axis + 1 :])
-    at = 1
+    before, (inner, unknown) = factors(old[: p.axis]), factors(old[p.axis + 1 :])
     for i, d in enumerate(new):
-        if at == before and not (d == 1 and old[p.axis] != 1):
-            rest = prod(new[i + 1 :])
-            bounds = scaled(p.bounds, inner, rest) if rest else None
-            if bounds and bounds[-1] == d:
+        if factors(new[:i]) == before and not (isinstance(d, int) and d == 1 and old[p.axis] != 1):
+            rest, same = factors(new[i + 1 :])
+            bounds = scaled(p.bounds, inner, rest) if rest and same == unknown else None
+            if bounds and isinstance(d, int) and bounds[-1] == d:
                 return ps, Shard(i, bounds, scaled(p.blocks, inner, rest) or ())
             break
-        at *= d
-        if at > before:
-            break
     return [REPLICATE], REPLICATE
+
+
+def factors(dims: Sequence[Any]) -> tuple[int, tuple[UOp, ...]]:
+    """Of the product of dims: a number, and the symbolic ones, in one order."""
+    return prod(d for d in dims if isinstance(d, int)), tuple(
+        sorted((d for d in dims if not isinstance(d, int)), key=lambda d: d.key)
+    )
 
 
 @lru_cache(4096)  # every reshape of a step asks for the same few, and there are as many bounds as devices

@@ -1,4 +1,5 @@
-"""The calls of a collective over shared memory as tables, for one native call to run (`ir/exchange.ll`).
+"""The calls of a collective over shared memory as tables, for one native call to run (`ir/exchange.ll`); and graphs of
+kernels with such collectives between them, for one native call to run all of them (`ir/joined.ll`).
 
 Python runs the same calls (`runtime/exchange.py`) and knows what to do when a peer is late, gone, or sends something
 else; the native run does what goes well, and says at which step it stopped. Words are 64-bit integers and addresses:
@@ -8,6 +9,8 @@ else; the native run does what goes well, and says at which step it stopped. Wor
 | run | steps, their count, addresses of places, sequence, spins and limit of a wait, arena's address, team, scratch |
 | link | one peer's mailboxes, interest codes and arena, and the numbers of the next message out and in |
 | step | kind; link, place, header, number; the step of the message; or a kernel, its places and its loop |
+| all | rows, their count, the one at hand, scratch and so on for all; where the last one stopped; nanoseconds spent |
+| row | a graph's table and its jobs; or, with -1 jobs, a run and the address of the number of times it was run |
 
 A header is that of `wire.py`, whose sequence, number and place are filled in.
 """
@@ -16,11 +19,11 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
-from manygrad.native import futex
 from manygrad.native.compiler import compiler
 from manygrad.native.processor import processor
+from manygrad.native.sequence import constants
 from manygrad.native.source import module, pause
 
 SEND, RECEIVE, RELEASE, SETTLE, COPY, KERNEL = range(6)
@@ -30,6 +33,11 @@ LINK = (
     *("IN_TAIL", "IN_ACKS", "IN_SLOTS", "MY_BELL", "MY_INTEREST", "CODE_TAIL", "CODE_ACK"),
     *("REMOTE_BASE", "REMOTE_NBYTES", "OUT_NUMBER", "IN_NUMBER"),
 )
+ALL = (
+    *("ROWS", "ROW_COUNT", "AT", "STOPPED", "STOP", "GRAPH", "ALL_SCRATCH", "ALL_SPINS", "ALL_LIMIT", "VARIABLES"),
+    "SPENT",
+)
+ROW = ("TABLE", "JOBS", "COUNTER")
 STEP_WORDS = 8
 # words of a step; the same one has another meaning for another kind
 STEP = {
@@ -40,18 +48,25 @@ STEP = {
 HEADER = {"AT_SEQUENCE": 4, "AT_NUMBER": 6, "AT_TOTAL": 7, "AT_OFFSET": 8}
 
 
-def table(words: int) -> Any:
-    return (ctypes.c_int64 * words)()
+class Functions(NamedTuple):
+    """`exchange(run)` gives the step at which it stopped; `joined(all)` writes it, and the row, into its table."""
+
+    exchange: Any
+    joined: Any
 
 
 @cache
-def exchange(ring: int, slot_nbytes: int, header_nbytes: int) -> Any:
-    """The function of a run's address. `ring`, a power of two, is how many messages a mailbox has slots for."""
+def functions(ring: int, slot_nbytes: int, header_nbytes: int) -> Functions:
+    """`ring`, a power of two, is how many messages a mailbox has slots for."""
+    words = {name: i for names in (RUN, LINK, ALL, ROW) for i, name in enumerate(names)}
     text = module(
-        "futex", pause(processor().architecture), "sequence", "exchange",
-        **futex.constants(), **{name: i for i, name in enumerate(RUN)}, **{name: i for i, name in enumerate(LINK)},
-        **STEP, **HEADER, RING=ring, LAST_SLOT=ring - 1, BEFORE=ring - 1, SLOT_NBYTES=slot_nbytes,
-        HEADER_NBYTES=header_nbytes, STEP_WORDS=STEP_WORDS, SEND=SEND, RECEIVE=RECEIVE, RELEASE=RELEASE, SETTLE=SETTLE,
-        COPY=COPY, KERNEL=KERNEL,
+        "futex", pause(processor().architecture), "sequence", "exchange", "joined",
+        **constants(), **words, **STEP, **HEADER, RING=ring, LAST_SLOT=ring - 1, BEFORE=ring - 1,
+        SLOT_NBYTES=slot_nbytes, HEADER_NBYTES=header_nbytes, STEP_WORDS=STEP_WORDS, ROW_WORDS=len(ROW), SEND=SEND,
+        RECEIVE=RECEIVE, RELEASE=RELEASE, SETTLE=SETTLE, COPY=COPY, KERNEL=KERNEL,
     )  # fmt: skip
-    return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(compiler().functions(text, ["exchange"])["exchange"])
+    at = compiler().functions(text, Functions._fields)
+    return Functions(
+        ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(at["exchange"]),
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(at["joined"]),
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import numpy as np
 
@@ -21,3 +22,8 @@ def aligned(nbytes: int, alignment: int) -> tuple[np.ndarray, int]:
 def copy(dst: int, src: int, nbytes: int) -> None:
     """memcpy between addresses, without Python's lock."""
     ctypes.memmove(dst, src, nbytes)
+
+
+def table(words: int) -> Any:
+    """An array of 64-bit integers, all 0."""
+    return (ctypes.c_int64 * words)()

@@ -1,4 +1,4 @@
-"""Sequence words in shared memory: publish, and wait with a short spin and then a futex, always with a limit.
+"""Sequence words in shared memory: publish, and wait with a short spin, yields, and then a futex, always with a limit.
 
 A waiter sleeps on its own process's *doorbell* word. It first says in its *interest* word what it waits for (a code, or
 ANY), so that whoever bumps the doorbell makes the system call only when the waiter sleeps for just that. Both sides use
@@ -15,11 +15,21 @@ from typing import Any, NamedTuple
 
 from manygrad.native import futex
 from manygrad.native.compiler import compiler
+from manygrad.native.graph import clock
 from manygrad.native.processor import processor
 from manygrad.native.source import module, pause
 
 ANY, NOBODY = 0xFFFFFFFF, 0
 REACHED, NOT_YET = 0, 1
+# A waiter gives its core away so often before it sleeps, as the process it waits for may need that very core: four on
+# two cores hand a message round in 18 us instead of 72. One that took longer than YIELD_NS went to a process that
+# computes: then it sleeps, as sleepers are woken at once.
+YIELDS, YIELD_NS = 64, 50_000
+
+
+def constants() -> dict[str, int]:
+    """Those of `sequence.ll`, and of what it needs."""
+    return {**futex.constants(), "YIELDS": YIELDS, "YIELD_NS": YIELD_NS, "CLOCK": clock()}
 
 
 class Functions(NamedTuple):
@@ -41,7 +51,7 @@ def functions() -> Functions:
             f"shared-memory signalling needs Linux on {sorted(futex.SYSTEM_CALL)}, this is {platform.system()} on "
             f"{platform.machine()}; set TRANSPORT=zmq"
         )
-    text = module("futex", pause(processor().architecture), "sequence", **futex.constants())
+    text = module("futex", pause(processor().architecture), "sequence", **constants())
     at = compiler().functions(text, Functions._fields)
     p, u = ctypes.c_void_p, ctypes.c_uint32
     return Functions(

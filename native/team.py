@@ -83,6 +83,7 @@ class Team:
         for name, prototype in PROTOTYPES.items():
             setattr(self, name.removeprefix("team_"), prototype(addresses[name]))
         self.chain_address, self.run_address = addresses["team_chain"], addresses["team_run"]
+        self.graph_address = addresses["team_graph"]
         self.native = futex.available()
         self.wanted, self.nbytes = wanted, scratch_bytes + CHAIN_BYTES
         self.lock = threading.Lock()

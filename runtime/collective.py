@@ -42,6 +42,7 @@ class CollectiveItem(ExecItem):
         self.name = f"{c.kind} {c.count}"
         self.key = int.from_bytes(hashlib.blake2b(f"{plan} {members.place}".encode(), digest_size=8).digest(), "little")
         self.text = self.communication.descriptions[self.key] = text_of(what)
+        self.counter = self.communication.counter(self.key)
         self.by_all = len({world.rank_of(d) for d in members.devices}) == world.size
         endpoint = self.communication.endpoint if world.size > 1 else None
         self.exchange = Exchange(what.src[0], buffers, len(members.mine), endpoint)
@@ -62,6 +63,12 @@ class CollectiveItem(ExecItem):
         """Whether other workers take part."""
         return not self.idle and self.exchange.endpoint is not None
 
+    @property
+    def link_s(self) -> float:
+        """Seconds of sending over the link between hosts, roughly; 0 in shared memory."""
+        link = self.communication.endpoint.link if self.crosses and self.communication.endpoint is not None else None
+        return 0.0 if link is None or link.route == "shm" else link.latency_s + self.bytes_sent / link.bytes_per_s
+
     def count(self) -> None:
         GlobalCounters.kernel_count += 1
         if not self.idle:
@@ -71,13 +78,19 @@ class CollectiveItem(ExecItem):
         if self.idle:
             return
         self.count()
+        self.run_uncounted(vars)
+
+    def run_uncounted(self, vars: Vars) -> None:
         before = self.communication.time_s
         self.communicate(vars)
-        self.waited(self.communication.time_s - before)
+        self.communication.waited(self.communication.time_s - before)
 
-    def waited(self, seconds: float) -> None:
-        GlobalCounters.net_wait_s += seconds
-        self.communication.waited_s += seconds
+    def resume(self, vars: Vars, stopped: int) -> None:
+        """Goes on after a native call that began it and came to its step `stopped`."""
+        before = self.communication.time_s
+        self._finish(lambda: self.exchange.resume(self.key, int(self.counter[0]) | variables_word(vars), stopped))
+        self.settle()
+        self.communication.waited(self.communication.time_s - before)
 
     def mover(self, buffer: Buffer) -> Callable[[Any], None] | None:
         if self.idle or any((b.base or b) is buffer for b in self.written):
@@ -88,28 +101,41 @@ class CollectiveItem(ExecItem):
         """`run`, but for what only the thread that runs kernels may count."""
         self.begin(vars)
         self.finish()
+        self.settle()
 
     def begin(self, vars: Vars) -> None:
-        """Sends what may be sent while collectives before this one are carried out; `finish` does all else."""
-        runs = self.communication.runs
-        sequence = runs[self.key] = runs.get(self.key, 0) + 1
-        if vars:  # ranks that bind a variable to different values are in different programs
-            sequence |= zlib.crc32(repr(sorted(vars.items())).encode()) << 32
-        self.exchange.begin(self.key, sequence)
+        """Sends what may be sent while collectives before this one are carried out."""
+        self.counter[0] += 1
+        self.exchange.begin(self.key, int(self.counter[0]) | variables_word(vars))
 
     def finish(self) -> None:
+        """All else, until the results are there."""
+        self._finish(self.exchange.finish)
+
+    def _finish(self, carry_out: Callable[[], None]) -> None:
         start = time.perf_counter()
         if self.by_all:
-            self.communication.entered = (self.communication.entered[0] + 1, self.text)
-        self.exchange.finish()
+            self.communication.enter(self.text)
+        carry_out()
         end = time.perf_counter()
-        GlobalCounters.net_time_s += end - start
-        self.communication.time_s += end - start
+        self.communication.spent(end - start)
         if DEBUG >= 2:
             nbytes = 2 * sum(b.nbytes for b in self.buffers)
             report(self.name, self.buffers[0].device.name, end - start, 0, nbytes, self.line)
         if profile.active:
             profile.record(self.lane, self.name, start, end, self.facts())
 
+    def settle(self) -> None:
+        """Until all memory may be written again."""
+        start = time.perf_counter()
+        self.exchange.settle()
+        self.communication.spent(time.perf_counter() - start)
+
     def run_profiled(self, vars: Vars) -> None:
         self.run(vars)  # (told in `communicate`, also where that runs beside kernels)
+
+
+def variables_word(vars: Vars) -> int:
+    """What a sequence has besides the number of the run: ranks that bind a variable to different values are in
+    different programs."""
+    return zlib.crc32(repr(sorted(vars.items())).encode()) << 32 if vars else 0

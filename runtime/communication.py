@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from manygrad.native.memory import table
+from manygrad.runtime.counters import GlobalCounters
 
 if TYPE_CHECKING:
     from manygrad.collectives.transport import Endpoint
@@ -28,15 +31,39 @@ class Communication:
     endpoint: Endpoint | None = None  # connected with all other workers
     hooks: Hooks | None = None
     descriptions: dict[int, str] = field(default_factory=dict)  # collective's key -> text, for errors of the transports
-    runs: dict[int, int] = field(default_factory=dict)  # collective's key -> how often it has run
-    # how many collectives of all workers this one has entered, and the text of the last; read from any thread. All
-    # ranks enter the same ones in the same order, between the same plans; so the launcher finds a rank that does not
-    entered: tuple[int, str] = (0, "")
+    # collective's key -> how often it has run, a word that native calls add to
+    counters: dict[int, Any] = field(default_factory=dict)
+    _entered: tuple[int, str] = (0, "")
+    native: Callable[[], tuple[int, str]] | None = None  # `entered` while a native call enters several
     time_s: float = 0.0  # that collectives have taken
     waited_s: float = 0.0  # of it, in which nothing was computed
     compared: dict[int, int] = field(default_factory=dict)  # plan -> the last round in which its values were compared
     checks: int = 0  # calls of `assert_equal`
     _lane: Lane | None = None
+
+    @property
+    def entered(self) -> tuple[int, str]:
+        """How many collectives of all workers this one has entered, and the text of the last; read from any thread. All
+        ranks enter the same ones in the same order, between the same plans; so the launcher finds a rank that does
+        not."""
+        native = self.native
+        return self._entered if native is None else native()
+
+    def enter(self, text: str, times: int = 1) -> None:
+        self._entered = (self._entered[0] + times, text)
+
+    def counter(self, key: int) -> Any:
+        """How often the collective `key` has run."""
+        return self.counters.setdefault(key, table(1))
+
+    def spent(self, seconds: float) -> None:
+        GlobalCounters.net_time_s += seconds
+        self.time_s += seconds
+
+    def waited(self, seconds: float) -> None:
+        """Of what was spent, with nothing else to do."""
+        GlobalCounters.net_wait_s += seconds
+        self.waited_s += seconds
 
     @property
     def lane(self) -> Lane:

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from manygrad.collectives.transport.endpoint import AHEAD_NBYTES, Borrowed, Endpoint, Ticket
 from manygrad.collectives.transport.wire import MessageKey
-from manygrad.native.exchange import table
-from manygrad.native.memory import copy
+from manygrad.native.memory import copy, table
 from manygrad.runtime import profile
 from manygrad.runtime.buffer import Buffer, copy_memory
 from manygrad.runtime.devices import Device, Kernel, get_device
@@ -62,6 +61,9 @@ class Exchange:
         self.ahead = self._sent_first()
         self.is_bound = False
         self.steps = list(map(self._step, body.src))
+        self.done = 0  # steps of this run
+        # where nothing follows but waits for readers
+        self.settling = max((n for n, call in enumerate(body.src, 1) if call.src[0].op is not Ops.SETTLE), default=0)
         self.messages = {
             step: call.src[0]
             for (_, step), call in zip(self.steps, body.src)
@@ -73,10 +75,11 @@ class Exchange:
         again. Raises the endpoint's errors."""
         self.begin(plan, sequence)
         self.finish()
+        self.settle()
 
     def begin(self, plan: int, sequence: int) -> None:
-        """Sends what needs nothing from others, where that waits for nobody; it does not before `finish`, which has to
-        follow. Another exchange that began earlier may finish in between."""
+        """Sends what needs nothing from others, where that waits for nobody; it does not before `finish` and `settle`,
+        which have to follow. Another exchange that began earlier may finish in between."""
         if not self.is_bound:
             self._bind()
         self.plan, self.sequence = plan, sequence
@@ -85,11 +88,29 @@ class Exchange:
             self._run(self.steps[: self.ahead])
 
     def finish(self) -> None:
-        done = self.ahead
+        """Until the results are there."""
+        self.done = self.ahead
         if self.native is not None and not profile.active:
-            done = self.native.run(self.plan, self.sequence)
-        if done < len(self.steps):
-            self._run(self.steps[done:])
+            self.done = self.native.run(self.plan, self.sequence)
+        self._finish()
+
+    def resume(self, plan: int, sequence: int, stopped: int) -> None:
+        """All that is left of a run that a native call began and that came to its step `stopped`; `settle` has to
+        follow."""
+        assert self.native is not None
+        self.plan, self.sequence = plan, sequence
+        self.done = self.native.ended(stopped, plan, sequence)
+        self._finish()
+
+    def _finish(self) -> None:
+        if self.done < self.settling:
+            self._run(self.steps[self.done : self.settling])
+            self.done = self.settling
+
+    def settle(self) -> None:
+        """Until all memory may be written again."""
+        if self.done < len(self.steps):
+            self._run(self.steps[self.done :])
 
     def _run(self, steps: Sequence[tuple[str, Step]]) -> None:
         if profile.active:

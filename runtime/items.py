@@ -55,6 +55,9 @@ class ExecItem:
         self.run(vars)
         profile.record(self.lane, self.name, start, time.perf_counter(), self.facts())
 
+    def wake(self) -> None:
+        """It is about to run: what takes its time to wake may begin."""
+
     def facts(self) -> dict[str, Any]:
         """What a profile says about it."""
         return {"line": self.line}
@@ -230,22 +233,25 @@ class GraphItem(ExecItem):
     def mover(self, buffer: Buffer) -> Callable[[Any], None] | None:
         return self.call.mover(buffer.handle)
 
-    def _count(self) -> None:
+    def wake(self) -> None:
+        self.call.wake()
+
+    def count(self) -> None:
         c = GlobalCounters
         c.kernel_count += len(self.items)
         c.global_ops += self.flops
         c.global_mem += self.nbytes
 
-    def _bind(self, vars: Vars) -> None:
+    def bind(self, vars: Vars) -> None:
         if any(vars[n] != self.vars[n] for n in self.asked):
             now = self.vars | {n: vars[n] for n in self.asked}
             self.call.bind([(n, i.values(now)) for n, i in self.changing])
             self.vars = now
 
     def run(self, vars: Vars) -> None:
-        self._count()
+        self.count()
         if self.asked:
-            self._bind(vars)
+            self.bind(vars)
         if not (DEBUG >= 2 or profile.active):
             self.call()
             return

@@ -147,9 +147,11 @@ class Input:
     path: str
     signature: tuple[Any, ...]
     own: Tensor
+    kind: tuple[Any, ...] | None = None  # shape, dtype and device, where no dim is symbolic
     twin: int | None = None
     written: bool = False
     moves: list[Callable[[Any], None]] | None = None  # of the graphs that read it; None: it has to be copied
+    at: int = 0  # the address that these read; 0: not known
 
 
 class TinyJit(Generic[T]):
@@ -215,8 +217,8 @@ class TinyJit(Generic[T]):
             raise JitError(
                 "a TinyJit is called while another one is recording; call it outside, or leave the inner one out"
             )
-        if self.items and isinstance(self.items[0], GraphItem):
-            self.items[0].call.wake()
+        if self.items:
+            self.items[0].wake()
         tensors: list[tuple[str, Tensor]] = []
         variables: list[tuple[str, UOp]] = []
         constants: list[tuple[str, Any]] = []
@@ -290,7 +292,8 @@ class TinyJit(Generic[T]):
             for path, t in tensors:
                 twin = first.get(id(t))
                 own = inputs[twin].own if twin is not None else _stored(t).clone().realize()
-                inputs.append(Input(path, _signature(t), own, twin))
+                kind = None if _binds(t) else (t.shape, t.dtype, t.device)
+                inputs.append(Input(path, _signature(t), own, kind, twin))
                 first.setdefault(id(t), len(inputs) - 1)
                 t.uop = own.uop
             capture.append(recording)
@@ -313,7 +316,7 @@ class TinyJit(Generic[T]):
         flat = _beside_each_other([(i, v) for items, v in recorded for i in items])
         if not flat:
             raise JitError("the function computed nothing that could be captured; realize or return what it makes")
-        items = batch_kernels(flat, var_vals) if JIT.value == 1 else [i for i, _ in flat]
+        items = _joined(batch_kernels(flat, var_vals)) if JIT.value == 1 else [i for i, _ in flat]
         if DEBUG >= 1:
             print(f"JIT captured {len(flat)} calls as {len(items)}")
         results: list[tuple[str, Tensor]] = []
@@ -333,7 +336,7 @@ class TinyJit(Generic[T]):
         self.symbolic = any(_binds(i.own) for i in inputs)
         self.rebound = [t for _, t in results if _binds(t)]
         self.vars = {k: x for _, v in recorded for k, x in v.items()}
-        self.occupied = _joined(
+        self.occupied = _united(
             (_address(b), _address(b) + b.nbytes) for item, _ in flat for b in item.written if _address(b)
         )
         self.calls = 2  # (last: what fails before leaves no half of a capture)
@@ -375,7 +378,7 @@ class TinyJit(Generic[T]):
                     f"captured with a tensor as {i.path}, called with one as {path}; "
                     "pass the arguments in the same way, or make a second TinyJit"
                 )
-            if _signature(t) != i.signature:
+            if (t.shape, t.dtype, t.device) != i.kind and _signature(t) != i.signature:
                 was, now = (f"{shape} {dtype} on {device}" for shape, dtype, device in (i.signature, _signature(t)))
                 raise JitError(
                     f"{i.path} was captured as shape {was}, now it is {now}; pass the same kind of input, "
@@ -425,9 +428,12 @@ class TinyJit(Generic[T]):
         """Has the captured calls read `t`."""
         for dst, src in zip(_buffers(i.own), _buffers(t)):
             if i.moves is not None:
+                if i.at and _address(src) == i.at and dst is not src:  # it lies where the last one did
+                    continue
                 free = src.device is dst.device and not self._writes(src)
                 for move in i.moves:
                     move((src if free else dst).handle)
+                i.at = _address(src) if free else 0
                 if free:
                     continue
             if dst is not src:
@@ -438,7 +444,7 @@ def _address(b: Buffer) -> int:
     return getattr(b.handle, "address", 0) or 0
 
 
-def _joined(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def _united(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """The same addresses as disjoint intervals, ascending."""
     found: list[tuple[int, int]] = []
     for begin, end in sorted(intervals):
@@ -471,6 +477,15 @@ def _beside_each_other(flat: list[tuple[ExecItem, Vars]]) -> list[tuple[ExecItem
     of = {id(i.item if isinstance(i, StartItem) else i): v for i, v in flat}
     items = overlapped(in_order([i for i, _ in flat]))
     return [(i, of.get(id(i.item if isinstance(i, StartItem) else i), {})) for i in items]
+
+
+def _joined(items: list[ExecItem]) -> list[ExecItem]:
+    """With graphs and collectives as native calls, where there are other workers."""
+    if current().communication.endpoint is None:
+        return items
+    from manygrad.runtime.joined import joined
+
+    return joined(items)
 
 
 def batch_kernels(flat: list[tuple[ExecItem, Vars]], asked: Collection[str] = ()) -> list[ExecItem]:

@@ -2,10 +2,12 @@
 
     k1  all_reduce(g)  k2  k3(g)      ==>      k1  start(all_reduce(g))  k2  wait(all_reduce(g))  k3(g)
 
-What runs before a collective in the order is done when it is started, as kernels of a CPU are done when they return. It
-is waited for before the first item that touches what it writes, or writes what it reads, and at the end. Collectives
-run one after the other, in their order; what the next one sends first goes out before the one before it is finished, so
-that a link does not idle between them. One that is waited for at once is run where it stands, as that costs less.
+What runs before a collective in the order is done when it is started, as kernels of a CPU are done when they return.
+Its results are waited for before the first item that reads them; that others have read what it lends them, before the
+first item that writes what it touches, and at the end. Collectives run one after the other, in their order. So that a
+link does not idle between them, what the next one sends first goes out before the one before it is finished, and the
+next one goes on before the last word of others about the one before it has come. One that is waited for at once is run
+where it stands, as that costs less.
 """
 
 from __future__ import annotations
@@ -27,10 +29,12 @@ LOOK_S = 1.0  # so often a wait looks whether the thread lives
 
 
 class Work(Protocol):
-    """`begin` waits for nobody; what was begun before is finished before."""
+    """`begin` waits for nobody; after `finish` its results are there, after `settle` all its memory may be written
+    again. What was begun before is finished before, and settled before."""
 
     def begin(self) -> None: ...
     def finish(self) -> None: ...
+    def settle(self) -> None: ...
 
 
 class Lane:
@@ -56,11 +60,12 @@ class Lane:
         self._queue.put(work)
         return self._started
 
-    def wait(self, number: int) -> None:
-        """Until `number` has ended. Raises its error, or that of one before it. What runs has deadlines of its own."""
+    def wait(self, number: int, settled: bool = True) -> None:
+        """Until `number` is settled, or, without `settled`, its results are there. Raises its error, or that of one
+        before it. What runs has deadlines of its own."""
         done = self._done
         with done.changed:
-            while done.count < number:
+            while (done.settled if settled else done.finished) < number:
                 if not done.changed.wait(LOOK_S) and not (self._thread and self._thread.is_alive()):
                     raise RuntimeError("the thread of the collectives is gone")
             if done.error is not None and done.failed <= number:
@@ -70,17 +75,17 @@ class Lane:
         """Until all has ended, well or not; errors are dropped."""
         done = self._done
         with done.changed:
-            while done.count < self._started and self._thread is not None and self._thread.is_alive():
+            while done.settled < self._started and self._thread is not None and self._thread.is_alive():
                 done.changed.wait(LOOK_S)
             done.error = None
 
 
 class _Done:
-    """How much of what was started has ended."""
+    """How much of what was started has its results, and how much is settled."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.count = 0
+        self.finished = self.settled = 0
         self.failed = 0  # the first that did
         self.error: BaseException | None = None
 
@@ -94,29 +99,55 @@ class _Done:
 
     def finish(self, work: Work, error: BaseException | None) -> None:
         """`error`: that of its beginning."""
-        if self.error is None and error is None:  # (what follows a collective that failed would be taken for it)
-            try:
-                work.finish()
-            except BaseException as e:
-                error = e
+        number = self.finished + 1
+        error = error or self._failing(number, work.finish)
         with self.changed:
-            self.count += 1
-            if error is not None:
-                self.failed, self.error = self.count, error
-            self.changed.notify_all()
+            self.finished = number
+            self._note(number, error)
+
+    def settle(self, work: Work) -> None:
+        number = self.settled + 1
+        error = self._failing(number, work.settle)
+        with self.changed:
+            self.settled = number
+            self._note(number, error)
+
+    def _failing(self, number: int, step: Callable[[], None]) -> BaseException | None:
+        """The error of a step. From a failure on none is run: what follows would be taken for what failed."""
+        if self.error is None or number < self.failed:
+            try:
+                step()
+            except BaseException as e:
+                return e
+        return None
+
+    def _note(self, number: int, error: BaseException | None) -> None:
+        if error is not None and (self.error is None or number < self.failed):
+            self.failed, self.error = number, error
+        self.changed.notify_all()
 
 
 def _serve(queue: SimpleQueue[Work | None], done: _Done) -> None:
     work = queue.get()
     while work is not None:
-        error = done.begin(work)
+        error, before = done.begin(work), None
         while work is not None:
-            following, failed = _at_hand(queue), None
-            if following is not None:
-                failed = done.begin(following)
+            following, failed = _begun(queue, done)
             done.finish(work, error)
-            work, error = following, failed
+            if following is None:
+                following, failed = _begun(queue, done)
+            if before is not None:
+                done.settle(before)
+            before, work, error = work, following, failed
+        assert before is not None
+        done.settle(before)
         work = queue.get()
+
+
+def _begun(queue: SimpleQueue[Work | None], done: _Done) -> tuple[Work | None, BaseException | None]:
+    """The next work, if it is there, with the error of its beginning."""
+    work = _at_hand(queue)
+    return work, None if work is None else done.begin(work)
 
 
 def _at_hand(queue: SimpleQueue[Work | None]) -> Work | None:
@@ -140,6 +171,9 @@ class _Begun(NamedTuple):
 
     def finish(self) -> None:
         self.item.finish()
+
+    def settle(self) -> None:
+        self.item.settle()
 
 
 class StartItem(ExecItem):
@@ -166,13 +200,14 @@ class StartItem(ExecItem):
 
 
 class WaitItem(ExecItem):
-    """Waits for a collective that was started. It is what completes what the collective writes."""
+    """Waits for the results of a collective that was started, or until it is `settled`. It is what completes what the
+    collective writes."""
 
     lane = "waiting"
 
-    def __init__(self, started: StartItem):
-        self.started, self.buffers, self.line = started, started.buffers, started.line
-        self.name = f"wait for {started.name}"
+    def __init__(self, started: StartItem, settled: bool):
+        self.started, self.settled, self.buffers, self.line = started, settled, started.buffers, started.line
+        self.name = f"wait for {'readers of ' * settled}{started.name}"
 
     @property
     def written(self) -> list[Buffer]:
@@ -183,8 +218,8 @@ class WaitItem(ExecItem):
 
     def run(self, vars: Vars) -> None:
         began = time.perf_counter()
-        self.started.lane_of.wait(self.started.number)
-        self.started.item.waited(time.perf_counter() - began)
+        self.started.lane_of.wait(self.started.number, self.settled)
+        self.started.item.communication.waited(time.perf_counter() - began)
 
 
 def _keep(handle: Any) -> None:
@@ -203,22 +238,28 @@ def overlapped(items: Sequence[ExecItem]) -> list[ExecItem]:
     touched = [_Touched(i) for i in items]
     out: list[ExecItem] = []
     flying: list[tuple[StartItem, _Touched]] = []
+    finished = 0  # of those flying
     for at, item in enumerate(items):
-        met = max((k for k, (_, t) in enumerate(flying) if t.meets(touched[at])), default=-1)
-        if met >= 0:
-            out.append(WaitItem(flying[met][0]))
-            del flying[: met + 1]
+        settled = 1 + max((k for k, (_, t) in enumerate(flying) if touched[at].writes_of(t)), default=-1)
+        if settled:
+            out.append(WaitItem(flying[settled - 1][0], settled=True))
+            del flying[:settled]
+            finished = max(finished - settled, 0)
+        read = 1 + max((k for k, (_, t) in enumerate(flying) if t.writes_of(touched[at])), default=-1)
+        if read > finished:
+            out.append(WaitItem(flying[read - 1][0], settled=False))
+            finished = read
         if isinstance(item, CollectiveItem) and (flying or _is_worth(items, touched, at)):
             flying.append((StartItem(item), touched[at]))
             item = flying[-1][0]
         out.append(item)
     if flying:
-        out.append(WaitItem(flying[-1][0]))
+        out.append(WaitItem(flying[-1][0], settled=True))
     return out
 
 
 def _is_worth(items: Sequence[ExecItem], touched: Sequence[_Touched], at: int) -> bool:
-    """Whether there is enough to compute before a collective has to be waited for."""
+    """Whether there is enough to compute, or to send, before a collective has to be waited for."""
     first = items[at]
     if not isinstance(first, CollectiveItem) or not first.crosses:
         return False
@@ -226,7 +267,9 @@ def _is_worth(items: Sequence[ExecItem], touched: Sequence[_Touched], at: int) -
     for item, t in zip(items[at + 1 :], touched[at + 1 :]):
         if spent > WORTH_S or touched[at].meets(t):
             break
-        if isinstance(item, KernelItem):
+        if isinstance(item, CollectiveItem):  # what it sends goes out while the first one waits for its last word
+            spent += item.link_s
+        elif isinstance(item, KernelItem):
             spent += item.kernel.flops / FLOPS + item.kernel.nbytes / BYTES
         elif isinstance(item, CopyItem):
             spent += item.buffers[0].nbytes / BYTES
@@ -240,9 +283,13 @@ class _Touched:
         self.all = [_range(b) for b in item.buffers if b.nbytes]
         self.written = [_range(b) for b in item.written if b.nbytes]
 
+    def writes_of(self, other: _Touched) -> bool:
+        """Whether this one writes what the other one touches."""
+        return _overlap(self.written, other.all)
+
     def meets(self, other: _Touched) -> bool:
         """Whether the two items must not run at once."""
-        return _overlap(self.written, other.all) or _overlap(self.all, other.written)
+        return self.writes_of(other) or other.writes_of(self)
 
 
 Range = tuple[int, int, int]

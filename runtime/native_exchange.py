@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from manygrad.collectives.transport import wire
-from manygrad.collectives.transport.endpoint import Borrowed, Endpoint, Ticket
+from manygrad.collectives.transport.endpoint import Borrowed, Endpoint, Ticket, Traffic
 from manygrad.collectives.transport.shm import ShmLink
 from manygrad.collectives.transport.wire import MessageKey
 from manygrad.native.exchange import (
@@ -27,8 +27,8 @@ from manygrad.native.exchange import (
     SETTLE,
     STEP,
     STEP_WORDS,
-    table,
 )
+from manygrad.native.memory import table
 from manygrad.runtime.devices.cpu_kernel import CPUKernel
 from manygrad.runtime.devices.threads import team
 from manygrad.tensor.uop import MessageArg, Ops, UOp
@@ -46,7 +46,7 @@ def native_run(exchange: Exchange, body: UOp) -> NativeRun | None:
     peers = {c.src[0].arg.peer for c in body.src if c.src[0].op in (Ops.SEND, Ops.RECEIVE)}
     links = {peer: link for peer in peers if (link := endpoint.shared_memory(peer)) is not None}
     kernels = {u: k for u, k in exchange.kernels.items() if isinstance(k, CPUKernel) and k.record is None}
-    if len(links) < len(peers) or len(kernels) < len(exchange.kernels):
+    if not body.src or len(links) < len(peers) or len(kernels) < len(exchange.kernels):
         return None
     made = NativeRun(exchange, body, endpoint, links, kernels)
     return made if made.may_send() else None
@@ -88,6 +88,7 @@ class NativeRun:
         self._set("TEAM", team().run_address)
         self.plan: int | None = None
         self.messages = self._messages()
+        self.traffic = self._traffic(len(body.src))
         self.peers = list(links.values())
 
     def may_send(self) -> bool:
@@ -97,13 +98,20 @@ class NativeRun:
 
     def run(self, plan: int, sequence: int) -> int:
         """How many calls were carried out; of those the Exchange has what it needs to go on."""
+        self.carry(plan)
+        self._set("SEQUENCE", ctypes.c_int64(sequence).value)
+        self._set("SCRATCH", team().ready())
+        return self.ended(self.endpoint.run_native(self.table, self.peers), plan, sequence)
+
+    def carry(self, plan: int) -> None:
+        """From now on that is what all messages carry."""
         if plan != self.plan:
             self.plan = plan
             for header in self.headers:
                 header[_PLAN] = ctypes.c_int64(plan).value
-        self._set("SEQUENCE", ctypes.c_int64(sequence).value)
-        self._set("SCRATCH", team().ready())
-        stopped = self.endpoint.run_native(self.table, self.peers)
+
+    def ended(self, stopped: int, plan: int, sequence: int) -> int:
+        """As `run`, after a native call that came to step `stopped`."""
         done = len(self.body.src) if stopped == len(self.rows) else self.calls[stopped]
         self._count(done)
         if done < len(self.body.src):
@@ -192,9 +200,15 @@ class NativeRun:
         ]
 
     def _count(self, done: int) -> None:
-        for n, nbytes, sent in self.messages:
-            if n < done:
-                self.endpoint.count(nbytes, sent)
+        if done == len(self.body.src):
+            self.endpoint.add(self.traffic)
+        else:
+            self.endpoint.add(self._traffic(done))
+
+    def _traffic(self, calls: int) -> Traffic:
+        """Of the first so many."""
+        sent = [nbytes for n, nbytes, is_sent in self.messages if n < calls and is_sent]
+        return Traffic(sum(sent), sum(b for n, b, is_sent in self.messages if n < calls and not is_sent), len(sent))
 
     def _hand_over(self, done: int, plan: int, sequence: int) -> None:
         """What the Exchange needs to go on after the first `done` calls: what it has sent, and what is borrowed."""

@@ -1,9 +1,10 @@
 """order_items: a topological order of the calls that starts communication as early as it can, and frees memory early.
 
 Of the calls that are ready, those go first that lead to communication, to the earliest above all; then those that do
-not wait for any: they run while it is on its way. Of equals, the one after which the fewest bytes of temporary buffers
-are alive, then the first in graph order. So a weight's gradient is computed as soon as what it reads is there, and the
-activation that it was the last to read is gone before the next one comes.
+not wait for any: they run while it is on its way. Of equals, the one that lets go of the most bytes of temporary
+buffers; of those that let go of none, the one whose result is read first in graph order. So a weight's gradient is
+computed as soon as what it reads is there, the activation that it was the last to read is gone before the next one
+comes, and what each of many layers needs is made when its layer is next.
 
 Edges: a read after the effects it names; a write after every read of the older value of what it writes (so that no
 assignment overtakes a reader); communication in program order. A cycle means that a value is needed both before and
@@ -59,12 +60,18 @@ def order_items(items: list[Item]) -> list[Item]:
     urgency = _urgency(items, comm)
     waiting = [len(item.after) for item in items]
     alive = _Alive(items)
-    ready = [(urgency[i], alive.growth(i), i) for i in range(len(items)) if waiting[i] == 0]
+    first_user = [min(u, default=len(items)) for u in users]
+
+    def rank(i: int) -> tuple[int, int, int, int, int]:
+        growth = alive.growth(i)
+        return urgency[i], min(growth, 0), first_user[i] if growth > 0 else 0, growth, i
+
+    ready = [rank(i) for i in range(len(items)) if waiting[i] == 0]
     heapq.heapify(ready)
     out: list[int] = []
     ran = [False] * len(items)
     while ready:
-        _, _, i = heapq.heappop(ready)
+        i = heapq.heappop(ready)[-1]
         if ran[i]:
             continue  # an entry from before its growth shrank
         ran[i] = True
@@ -73,7 +80,7 @@ def order_items(items: list[Item]) -> list[Item]:
             waiting[u] -= 1
         for u in {*users[i], *alive.run(i)}:
             if waiting[u] == 0 and not ran[u]:
-                heapq.heappush(ready, (urgency[u], alive.growth(u), u))
+                heapq.heappush(ready, rank(u))
     if len(out) != len(items):
         stuck = sorted({items[i].line for i in range(len(items)) if waiting[i] > 0})
         raise NoOrder(

@@ -38,8 +38,8 @@ from manygrad.collectives.transport.link import WINDOW
 from manygrad.collectives.transport.measure import measure
 from manygrad.collectives.transport.wire import MessageKey
 from manygrad.multi.world import Link
-from manygrad.native.exchange import RUN
-from manygrad.native.memory import bytes_at, copy
+from manygrad.native.exchange import ALL, RUN
+from manygrad.native.memory import bytes_at, copy, table
 from manygrad.native.sequence import Timespec
 from manygrad.tensor.environment import COLLECTIVE_TIMEOUT_S, TRANSPORT
 
@@ -87,6 +87,14 @@ class Ticket(NamedTuple):
     key: MessageKey
 
 
+class Traffic(NamedTuple):
+    """Bytes sent and received, and messages sent."""
+
+    sent: int
+    received: int
+    messages: int
+
+
 class Endpoint:
     """See the module. `describe(plan)` gives the source line of a plan, for errors.
 
@@ -121,6 +129,7 @@ class Endpoint:
         self._outstanding: dict[tuple[int, int], Ticket] = {}  # what is not settled, by peer and number
         self._agreements = 0
         self._spins = 0
+        self._stop = table(1)  # not 0 from an abort on
         self._tick = Timespec.of(TICK_S)
         self._busy_tick = Timespec.of(BUSY_TICK_S)
         self.arena = Arena(arena_bytes, shm.mailbox_nbytes(size))
@@ -157,7 +166,8 @@ class Endpoint:
         with self._lock:
             self._connect(cards, deadline_s)
             link = measure(self)
-            self.link = None if link is None else link._replace(piece_nbytes=self.piece_nbytes)
+            self.link = link
+            self.piece_nbytes = 0 if link is None else link.piece_nbytes
             self.bytes_sent = self.bytes_received = self.messages = 0
 
     def _connect(self, cards: Sequence[dict[str, Any]], deadline_s: float) -> None:
@@ -220,8 +230,6 @@ class Endpoint:
             self.routes[r] = self._links[r].route
             if r in attached:
                 del self._hub.links[r]
-        if len({c["host"] for c in cards}) > 1 or any(c["transport"] == "zmq" for c in cards):
-            self.piece_nbytes = tcp.CHUNK  # (from the cards alone, which all ranks have)
         local = 1 + len(attached)
         self._spins = SPINS if local <= len(os.sched_getaffinity(0)) else 0
 
@@ -253,18 +261,20 @@ class Endpoint:
     def send(
         self, peer: int, key: MessageKey, addr: int, nbytes: int, dtype_name: str = "raw", number: int | None = None
     ) -> Ticket:
-        """Lends `nbytes` at `addr` to `peer`; never blocks. The memory must stay as it is until `settle` or `flush`.
-        `number`: one that was reserved."""
+        """Lends `nbytes` at `addr` to `peer`; never blocks. The memory must stay as it is until `settle` or `flush`,
+        which wait for nobody where the message was copied. `number`: one that was reserved."""
         with self._lock:
             link = self._link(peer)
             self._raise_aborted()
             header = self.header(self.rank, key, dtype_name, nbytes)._replace(length=0)
             if isinstance(link, shm.ShmLink):
                 number = link.send(header, addr)
-            else:  # memory of others may be gone before ZeroMQ has sent it, if an error comes between: it is copied
+            else:  # memory of others may be gone before ZeroMQ has sent it, if an error comes between: it is copied,
+                # as is what takes less time to copy than its receipt takes to come back
                 number = self.reserve(peer, 1) if number is None else number
-                self._hub.send(link, header._replace(number=number), addr, not self.arena.contains(addr, nbytes))
-            self.count(nbytes, True)
+                copied = nbytes <= tcp.COPIED_NBYTES or not self.arena.contains(addr, nbytes)
+                self._hub.send(link, header._replace(number=number), addr, copied)
+            self.add(Traffic(nbytes, 0, 1))
             return self.outstanding(Ticket(peer, number, key))
 
     def header(self, source: int, key: MessageKey, dtype_name: str, nbytes: int) -> wire.Header:
@@ -277,12 +287,10 @@ class Endpoint:
         self._outstanding[ticket.peer, ticket.number] = ticket
         return ticket
 
-    def count(self, nbytes: int, sent: bool) -> None:
-        if sent:
-            self.bytes_sent += nbytes
-            self.messages += 1
-        else:
-            self.bytes_received += nbytes
+    def add(self, traffic: Traffic) -> None:
+        self.bytes_sent += traffic.sent
+        self.bytes_received += traffic.received
+        self.messages += traffic.messages
 
     # --- many messages by one native call
 
@@ -296,11 +304,24 @@ class Endpoint:
         """Runs the calls of a table (`native/exchange.py`) with peers of this host; the number of the first that was
         not carried out. It may be 0 for any reason: then the calls have to be made one by one."""
         with self._lock:
-            self._raise_aborted()
-            if self._closed or any(link.queue for link in links):
+            if not self._may_run_native(links):
                 return 0
             run[RUN.index("SPINS")], run[RUN.index("LIMIT")] = self._spins, ctypes.addressof(self._tick)
-            return int(shm.native_exchange()(ctypes.addressof(run)))
+            return int(shm.native_functions().exchange(ctypes.addressof(run)))
+
+    def run_joined(self, all: Any, links: Sequence[shm.ShmLink]) -> None:
+        """As `run_native`, for graphs and collectives as one table, which tells where it stopped."""
+        with self._lock:
+            all[ALL.index("STOPPED")] = -1
+            if self._may_run_native(links):
+                all[ALL.index("ALL_SPINS")], all[ALL.index("ALL_LIMIT")] = self._spins, ctypes.addressof(self._tick)
+                all[ALL.index("STOP")] = ctypes.addressof(self._stop)
+                shm.native_functions().joined(ctypes.addressof(all))
+                self._raise_aborted()
+
+    def _may_run_native(self, links: Sequence[shm.ShmLink]) -> bool:
+        self._raise_aborted()
+        return not self._closed and not any(link.queue for link in links)
 
     def receive(self, peer: int, key: MessageKey, nbytes: int, dtype_name: str = "raw") -> Borrowed:
         """Waits for the next message of `peer`, which must be `key` with `nbytes` of `dtype_name`.
@@ -313,7 +334,7 @@ class Endpoint:
             self._raise_aborted()
             receive: Any = self._receive_shm if isinstance(link, shm.ShmLink) else self._receive_zmq
             borrowed: Borrowed = receive(link, key, nbytes, dtype_name)
-            self.count(nbytes, False)
+            self.add(Traffic(0, nbytes, 0))
             return borrowed
 
     def _receive_shm(self, link: shm.ShmLink, key: MessageKey, nbytes: int, dtype_name: str) -> Borrowed:
@@ -338,7 +359,7 @@ class Endpoint:
                 return
             self._raise_aborted()
             self._receive_zmq(link, key, nbytes, dtype_name, addr)
-            self.count(nbytes, False)
+            self.add(Traffic(0, nbytes, 0))
 
     def _receive_zmq(
         self, link: tcp.ZmqLink, key: MessageKey, nbytes: int, dtype_name: str, addr: int | None = None
@@ -390,9 +411,9 @@ class Endpoint:
             if isinstance(link, shm.ShmLink):
                 self._await_word(link, *link.ack_word(ticket.number), key, f"the release of message {key.chunk}")
                 link.settle(ticket.number)
-            elif ticket.number in link.unacked:
+            elif link.must_wait(ticket.number):
                 what = f"the receipt of message {key.chunk}"
-                self._await_zmq(link, lambda: ticket.number not in link.unacked or None, key, what)
+                self._await_zmq(link, lambda: not link.must_wait(ticket.number) or None, key, what)
 
     def flush(self) -> None:
         """Waits until everything sent since the last flush may be written again."""
@@ -537,6 +558,7 @@ class Endpoint:
         with self._ending:
             if self._reason is None:
                 self._reason = reason
+                self._stop[0] = 1
             if not self._closed:
                 self._mailbox.wake()
                 self._hub.wake()

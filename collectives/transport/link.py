@@ -17,6 +17,7 @@ from manygrad.collectives.transport.seal import Opener, Sealer
 from manygrad.tensor.environment import RECONNECT_TIMEOUT_S
 
 WINDOW = 64 << 20
+COPIES_NBYTES = 16 << 20  # of messages on their way, until one waits for their arrival
 EAGER_NBYTES = 16 << 10  # a sealed frame up to here is opened when it comes, as its place is soon copied to
 LOST_GRACE_S = 0.1  # data may still be on its way in another connection when one breaks
 _SETTLED_S = 1.0  # a process that is being killed may still listen for a moment after its connections broke
@@ -72,6 +73,7 @@ class ZmqLink:
         self.out_number = self.in_number = 0
         self.unacked: dict[int, Outgoing] = {}
         self.acked_below = 0
+        self.copied_nbytes = 0  # of messages that have a copy of their memory and have not arrived yet
         self.sent, self.granted = 0, WINDOW  # cumulative bytes out, and how many the peer allows
         self.taken, self.told, self.arrived = 0, WINDOW, 0  # cumulative bytes asked for, granted, and come in
         self.incoming: dict[int, Incoming] = {}
@@ -87,6 +89,15 @@ class ZmqLink:
         self.probe_at = self.refused_at = self.answered_at = 0.0
         self.blocked: zmq.Socket[bytes] | None = None  # the lane at its high-water mark
         self.lost_at, self.evidence = 0.0, ""
+
+    def must_wait(self, number: int) -> bool:
+        """Whether the memory of a message sent must stay as it is. Also where it was copied, but nobody else would see
+        to its going out, or too many copies are on their way."""
+        message = self.unacked.get(number)
+        if message is None:
+            return False
+        copied = message.owner is not None and message.handed
+        return not copied or bool(self.down) or self.copied_nbytes > COPIES_NBYTES
 
     def lost(self) -> str | None:
         if self.down and not self.lost_at:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from manygrad.collectives.transport.endpoint import Endpoint
 
 SHORT_NBYTES, LONG_NBYTES = 256 << 10, 4 << 20
+PIECE_S = 4e-3  # a message of a long transfer takes so long on its link: little of the whole, much against handling it
+PIECES = 64 << 10, 2 << 20  # bytes of it, at least and at most
 SHORT_S = 5e-3  # less than this says little: the longer message tells
 _PLAN = 0x11A9
 
@@ -80,7 +82,13 @@ def measure(endpoint: Endpoint) -> Link | None:
         seconds = meter.seconds(distance, nbytes)
     near = _neighbours(zmq, rank)
     group = near if meter.largest(near) == n - meter.largest(n - near) else 1
-    return Link("zmq", 2.0 ** round(math.log2(nbytes / seconds)), 2.0 ** round(math.log2(latency)), group)
+    rate = 2.0 ** round(math.log2(nbytes / seconds))
+    return Link("zmq", rate, 2.0 ** round(math.log2(latency)), group, piece_nbytes(rate))
+
+
+def piece_nbytes(bytes_per_s: float) -> int:
+    """How long the messages of long transfers are on such a link."""
+    return min(max(1 << int(math.log2(bytes_per_s * PIECE_S)), PIECES[0]), PIECES[1])
 
 
 def _neighbours(zmq: list[bool], rank: int) -> int:

@@ -23,13 +23,13 @@ import os
 import select
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
 
 from manygrad.collectives.errors import WireError
 from manygrad.collectives.transport import wire
 from manygrad.collectives.transport.arena import PAGE, TOKEN_BYTES, Arena, RemoteArena, page_up
-from manygrad.native.exchange import LINK, exchange, table
-from manygrad.native.memory import copy
+from manygrad.native import exchange
+from manygrad.native.exchange import LINK
+from manygrad.native.memory import copy, table
 from manygrad.native.sequence import ANY, REACHED, Timespec, functions
 
 RING = 128
@@ -47,9 +47,9 @@ _U32 = 0xFFFFFFFF
 _NO_LIMIT = ctypes.c_uint32(ANY)
 
 
-def native_exchange() -> Any:
-    """The function that runs the calls of a collective over such links (`native/exchange.py`)."""
-    return exchange(RING, _SLOT_NBYTES, wire.SIZE)
+def native_functions() -> exchange.Functions:
+    """Those that run collectives over such links."""
+    return exchange.functions(RING, _SLOT_NBYTES, wire.SIZE)
 
 
 def mailbox_nbytes(size: int) -> int:

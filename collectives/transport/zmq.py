@@ -7,8 +7,9 @@ the place that it was asked for, frame by frame as they come.
 
 Flow control is in bytes: a receiver grants each sender WINDOW bytes beyond what it has asked for with `receive`, so the
 memory of unexpected messages is bounded, while an awaited message of any size gets through. A receiver tells up to
-which number all messages have arrived; `flush` waits for that, which says more than ZeroMQ's tracker (that the kernel
-took the bytes), and makes closing with LINGER=0 safe. Both travel in one header, on the control lane.
+which number all messages have arrived; `settle` waits for that where a message was not copied, and `close` for all,
+which says more than ZeroMQ's tracker (that the kernel took the bytes), and makes closing with LINGER=0 safe. Both
+travel in one header, on the control lane.
 
 Every connection is authenticated, and handshakes wait until the run's cards are known. Beyond loopback the control lane
 is CURVE with the keys of the cards, and frames on data lanes are sealed with keys of that handshake (`seal.py`), unless
@@ -54,6 +55,7 @@ from manygrad.tensor.environment import MANYGRAD_PLAIN_LINKS
 
 LANES = 2  # of data; lane 0 is the control lane
 CHUNK = 2 << 20  # a frame's payload; a quarter of it costs a third more processor time a byte, twice it no less
+SENDING, RECEIVING = 1, 2  # the I/O threads of data lanes, as ZeroMQ's affinity has them: both ways at the same time
 HIGH_WATER = 8  # frames
 LOOK_EVERY = 4  # while frames come in a row, only every so often at anything else
 OWED = 8  # messages that have come whole, until the sender is told in the middle of a stream
@@ -88,7 +90,7 @@ class ZmqHub:
         self.rank, self.size, self.job, self.epoch, self.host = rank, size, job, epoch, host
         self.secure = not loopback
         self.sealed = self.secure and not MANYGRAD_PLAIN_LINKS
-        self.context = zmq.Context(io_threads=LANES)  # sending and receiving at the same time where cores are free
+        self.context = zmq.Context(io_threads=2)
         self.context.set(zmq.MAX_SOCKETS, max(1023, size * _SOCKETS + 64))
         self.token = secrets.token_bytes(16)
         self.links: dict[int, ZmqLink] = {}
@@ -121,6 +123,8 @@ class ZmqHub:
         s.tcp_keepalive, s.tcp_keepalive_cnt = 1, KEEPALIVES
         s.tcp_keepalive_idle = s.tcp_keepalive_intvl = KEEPALIVE_S
         s.ipv6 = ":" in self.host
+        if s.type in (zmq.PUSH, zmq.PULL):
+            s.affinity = SENDING if s.type == zmq.PUSH else RECEIVING
         return s
 
     def _bound(self, kind: int) -> zmq.Socket[bytes]:
@@ -234,6 +238,7 @@ class ZmqHub:
             owner = self.buffer(header.total)
             ctypes.memmove(owner.ctypes.data, addr, header.total)
             addr = owner.ctypes.data
+            link.copied_nbytes += header.total
         item = link.unacked[header.number] = Outgoing(header, addr, owner)
         link.queue.append(item)
         self.connect(link)
@@ -286,7 +291,8 @@ class ZmqHub:
             return
         head, large = wire.pack(header) + link.sealer.next(), len(payload) >= COPIED_NBYTES
         s.send(head, zmq.SNDMORE | zmq.NOBLOCK)
-        buffer: Any = self.buffer(CHUNK + TAG_NBYTES) if large else bytearray(len(payload) + TAG_NBYTES)
+        room = min(CHUNK, 1 << (len(payload) - 1).bit_length()) if large else len(payload)
+        buffer: Any = self.buffer(room + TAG_NBYTES) if large else bytearray(room + TAG_NBYTES)
         if large and item is not None:
             item.sealed.append(buffer)
         sealed = memoryview(buffer)[: len(payload) + TAG_NBYTES]
@@ -474,6 +480,7 @@ class ZmqHub:
             for number in range(link.acked_below, h.number):  # (what is still on its way there is dropped)
                 item = link.unacked.pop(number, None)
                 if item is not None:
+                    link.copied_nbytes -= item.header.total if item.owner is not None else 0
                     for buffer in item.sealed if item.owner is None else (*item.sealed, item.owner):
                         self.give_back(buffer)
             link.acked_below = max(link.acked_below, h.number)

@@ -1,5 +1,19 @@
 ; Sequence words in memory that processes share (`native/sequence.py` has the protocol). Needs futex.ll and pause.
 
+declare i32 @sched_yield()
+declare i32 @clock_gettime(i32, ptr)
+
+define internal i64 @nanoseconds() {
+  %at = alloca [2 x i64]
+  %told = call i32 @clock_gettime(i32 $CLOCK, ptr %at)
+  %s = load i64, ptr %at
+  %rest = getelementptr i64, ptr %at, i64 1
+  %ns = load i64, ptr %rest
+  %whole = mul i64 %s, 1000000000
+  %r = add i64 %whole, %ns
+  ret i64 %r
+}
+
 ; Sets the word, and rings the bell of who waits for it; the system call only if that one sleeps for just this %code, or
 ; for any (-1).
 define void @publish(ptr %word, i32 %value, ptr %bell, ptr %interest, i32 %code) {
@@ -43,7 +57,22 @@ again:
   call void @pause()
   %i2 = add i64 %i, 1
   %more = icmp slt i64 %i2, %spins
-  br i1 %more, label %spin, label %announce
+  br i1 %more, label %spin, label %yield
+yield:                                        ; another process may need this core to get there
+  %j = phi i64 [0, %again], [%j2, %lasted]
+  %some = icmp slt i64 %j, $YIELDS
+  br i1 %some, label %yielded, label %announce
+yielded:
+  %before = call i64 @nanoseconds()
+  %told = call i32 @sched_yield()
+  %after = call i64 @nanoseconds()
+  %j2 = add i64 %j, 1
+  %ok4 = call i1 @reached(ptr %word, i32 %target)
+  br i1 %ok4, label %done, label %lasted
+lasted:                                       ; who computes here keeps the core: who sleeps is woken sooner
+  %took = sub i64 %after, %before
+  %short = icmp slt i64 %took, $YIELD_NS
+  br i1 %short, label %yield, label %announce
 announce:                                     ; the interest is told before the bell and the word are read once more:
   store atomic i32 %code, ptr %interest seq_cst, align 4
   %seen = load atomic i32, ptr %bell seq_cst, align 4

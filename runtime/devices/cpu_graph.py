@@ -43,12 +43,10 @@ class CPUGraph:
             team().wake()
 
     def bind(self, changed: Sequence[tuple[int, tuple[int, ...]]]) -> None:
-        found: dict[tuple[CPUKernel, tuple[int, ...]], tuple[int, int]] = {}  # (layers share their kernels)
         for i, vars in changed:
             kernel, numbers = self.calls[i][0], self.variables[i]
             assert isinstance(kernel, CPUKernel) and numbers is not None, kernel
-            if (cut := found.get((kernel, vars))) is None:
-                cut = found[kernel, vars] = kernel.cut(vars)
+            cut = kernel.cut(vars)
             numbers[:] = vars
             self.table[len(Job._fields) * i + _TOTAL], self.table[len(Job._fields) * i + _GRAIN] = cut
 

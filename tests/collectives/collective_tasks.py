@@ -7,6 +7,7 @@ import hashlib
 import os
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,7 @@ def collective(
                 time.sleep(late_s)
             exchange.run(n, sequence)
             assert not exchange.borrowed and not endpoint._outstanding
-        if is_native is not None:
+        if is_native is not None and exchange.steps:
             assert is_native == (exchange.native is not None)
         for b in outs:
             data = b.copyout().tobytes()
@@ -103,7 +104,7 @@ def collective(
 
 def begun_ahead(endpoint: Endpoint, counts: list[int], rounds: int) -> int:
     """Sums of these lengths, again and again, each of which this rank begins before or after the one before it is
-    finished, as it likes; how many elements came wrong."""
+    finished, and settles before or after the one after it is, as it likes; how many elements came wrong."""
     rng, n, wrong = np.random.default_rng(endpoint.rank), endpoint.size, 0
     made = []
     for count in counts:
@@ -113,7 +114,7 @@ def begun_ahead(endpoint: Endpoint, counts: list[int], rounds: int) -> int:
         made.append((Exchange(body.linear, [out, given], 1, endpoint), out, given))
     assert any(exchange.ahead for exchange, _, _ in made)
     for sequence in range(rounds):
-        began = 0
+        began = settled = 0
         for i, (exchange, out, _) in enumerate(made):
             following = min(len(made), i + 1 + int(rng.integers(2)))
             for j in range(began, following):
@@ -122,8 +123,40 @@ def begun_ahead(endpoint: Endpoint, counts: list[int], rounds: int) -> int:
             began = following
             exchange.finish()
             wrong += int((out.copyout() != n * (sequence + i) + n * (n - 1) // 2).sum())
+            for j in range(settled, i + int(rng.integers(2))):
+                made[j][0].settle()
+                settled = j + 1
+        for exchange, _, _ in made[settled:]:
+            exchange.settle()
     assert not endpoint._outstanding
     return wrong
+
+
+def settled_at_once(endpoint: Endpoint, count: int, nbytes: int, folder: str) -> int:
+    """Worker 0 writes over each message that it has settled, and then does nothing for the endpoint until worker 1 has
+    all of them. How many came wrong."""
+    got_all = Path(folder) / "got_all"
+    at = endpoint.arena.alloc(nbytes)
+    memory = np.ctypeslib.as_array(ctypes.cast(endpoint.arena.addr(at), ctypes.POINTER(ctypes.c_uint8)), (nbytes,))
+    wrong = 0
+    for n in range(count):
+        key = MessageKey(7, 0, n)
+        if endpoint.rank == 0:
+            memory[:] = n % 251
+            endpoint.settle(endpoint.send(1, key, endpoint.arena.addr(at), nbytes))
+        else:
+            with endpoint.receive(0, key, nbytes) as got:
+                wrong += ctypes.string_at(got.addr, nbytes) != bytes([n % 251]) * nbytes
+    got_all.touch() if endpoint.rank else wait_for(got_all)
+    endpoint.arena.free(at)
+    return wrong
+
+
+def wait_for(path: Path) -> None:
+    end = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < end, f"{path} does not come"
+        time.sleep(0.01)
 
 
 def routes(endpoint: Endpoint) -> dict[int, str]:

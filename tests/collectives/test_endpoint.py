@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from manygrad.collectives.algorithms import ALGORITHMS
 from manygrad.collectives.errors import CollectiveAborted, CollectiveTimeout, PeerLost, PlanMismatch
 from manygrad.collectives.program import Collective
 from manygrad.collectives.transport import Endpoint, MessageKey
+from manygrad.collectives.transport.measure import piece_nbytes
 from manygrad.tensor.dtype import dtypes, to_dtype
 from manygrad.tensor.environment import Context
 from tests.hosts import Hosts, hosts
@@ -112,6 +114,16 @@ def test_small_messages_of_one_host_are_sent_by_native_calls(runs: int, late_s: 
     got = results(run_workers(4, "collective", (SMALL, 1, runs, None, late_s, True)))
     for n, case in enumerate(SMALL):
         assert [worker[n] for worker in got] == want[4 * n : 4 * n + 4], case
+
+
+def test_short_messages_are_free_and_on_their_way_when_they_are_settled(tmp_path: Path) -> None:
+    """Whatever the sender does then, and however many there are: more than may be copied at a time."""
+    wrong = results(run_workers(2, "settled_at_once", (500, 64 << 10, str(tmp_path)), env={"TRANSPORT": "zmq"}))
+    assert wrong == [0, 0]
+
+
+def test_messages_of_long_transfers_take_as_long_on_any_link() -> None:
+    assert [piece_nbytes(r) for r in (1e5, 25e6, 125e6, 1e9, 1e10)] == [n << 10 for n in (64, 64, 256, 2048, 2048)]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from manygrad import Tensor, nn
+from manygrad import Tensor, Variable, nn
 from manygrad.collectives.wanted import group_of
+from manygrad.multi.small_first import SMALL
 from manygrad.multi.world import Link, World
 from manygrad.runtime.current import use
 from manygrad.runtime.runtime import Runtime
@@ -260,6 +261,16 @@ def test_a_part_that_is_constant_is_sent_from_its_device() -> None:
     assert gradient.numpy().tolist() == [[2 * 55 * 5.0], [2 * 55 * 7.0]]
 
 
+def test_what_is_made_of_small_values_alone_is_sent_first() -> None:
+    """The count of a mean's terms does not wait for the terms; what is made of larger values keeps its order."""
+    x, y = cut(4, SMALL), cut(4)
+    total, count = (x * 2).sum(), (y != 0).sum()
+    for both in (total.exp() + count.exp(), count.exp() + total.exp()):
+        sent = [c for c in linear_of(both.contiguous()).src if c.src[0].op is Ops.ALLREDUCE]
+        numbers = {c.src[1].dtype: c.src[0].arg.members.number for c in sent}
+        assert sorted(numbers, key=numbers.__getitem__) == [count.dtype, total.dtype]
+
+
 def test_a_host_is_a_group_of_neighbouring_ranks() -> None:
     with workers(4, devices_per_node=2) as world:
         devices = world.devices
@@ -269,3 +280,21 @@ def test_a_host_is_a_group_of_neighbouring_ranks() -> None:
         assert group_of(devices[2:6], world) == 2  # of two hosts, a half each
         assert group_of(devices[::2], world) == 2  # a device of each worker
         assert group_of(devices[1:], world) == 1
+
+
+def test_dims_of_symbolic_size_beside_the_cut_one() -> None:
+    """Attention over as much of a cache as is written, heads cut over devices, sends nothing."""
+    n, rng = Variable("n", 1, 16), np.random.default_rng(0)
+    q, cache = rng.standard_normal((4, 1, 8)), rng.standard_normal((4, 16, 8))
+    query, keys = (Tensor(a.astype(np.float32)).shard(TWO, 0).contiguous().realize() for a in (q, cache))
+    weight = Tensor(cache[0].astype(np.float32)).shard(TWO, 1).contiguous().realize()
+    for k in (3, 16, 7):
+        seen = keys[:, : n.bind(k)]
+        scores = q @ cache[:, :k].transpose(0, 2, 1)
+        part = np.exp(scores - scores.max(-1, keepdims=True))
+        attended = (query @ seen.transpose(1, 2)).softmax(-1) @ seen
+        rows = attended[:1, 0] @ weight[: n.bind(k)].sum(0).reshape(8, 1)
+        assert communication(attended) == []
+        want = part / part.sum(-1, keepdims=True) @ cache[:, :k]
+        np.testing.assert_allclose(attended.numpy(), want, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(rows.numpy(), want[:1, 0] @ cache[0, :k].sum(0).reshape(8, 1), rtol=1e-4, atol=1e-4)

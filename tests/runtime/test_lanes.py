@@ -26,17 +26,24 @@ class Sent(CollectiveItem):
 
     def __init__(self, target: Buffer, source: Buffer, communication: Communication, fails: bool = False):
         self.buffers, self.line, self.name, self.mine, self.idle = [target, source], "train.py:1", "sent", (0,), False
-        self.communication, self.fails = communication, fails
+        self.communication, self.fails, self.slow = communication, fails, 0.0
         self.may, self.ran = threading.Event(), False
 
     @property
     def crosses(self) -> bool:
         return True
 
+    @property
+    def link_s(self) -> float:
+        return self.slow
+
     def count(self) -> None:
         pass
 
     def begin(self, vars: Vars) -> None:
+        pass
+
+    def settle(self) -> None:
         pass
 
     def finish(self) -> None:
@@ -71,12 +78,21 @@ def test_a_collective_is_waited_for_before_its_memory_is_touched() -> None:
     c = Communication()
     a, b, d, e = buffer(), buffer(), buffer(), buffer()
     items = [CopyItem(a, d, ""), Sent(b, a, c), CopyItem(e, d, ""), CopyItem(d, a, ""), CopyItem(e, b, "")]
-    assert kinds(overlapped(items)) == ["Copy", "Start", "Copy", "Copy", "Wait", "Copy"]
+    found = overlapped(items)
+    assert kinds(found) == ["Copy", "Start", "Copy", "Copy", "Wait", "Copy", "Wait"]
+    assert [i.settled for i in found if isinstance(i, WaitItem)] == [False, True]
     assert in_order(overlapped(items)) == items
     overwritten = [Sent(b, a, c), CopyItem(e, d, ""), CopyItem(a, d, "")]
-    assert kinds(overlapped(overwritten)) == ["Start", "Copy", "Wait", "Copy"]
+    found = overlapped(overwritten)
+    assert kinds(found) == ["Start", "Copy", "Wait", "Copy"] and found[2].settled  # type: ignore[attr-defined]
+    both = [Sent(b, a, c), CopyItem(e, d, ""), CopyItem(e, b, ""), CopyItem(b, d, ""), CopyItem(e, b, "")]
+    assert kinds(overlapped(both)) == ["Start", "Copy", "Wait", "Copy", "Wait", "Copy", "Copy"]
     at_once = [Sent(b, a, c), CopyItem(e, b, "")]
     assert kinds(overlapped(at_once)) == ["Sent", "Copy"]
+    following = Sent(d, e, c)
+    assert kinds(overlapped([Sent(b, a, c), following])) == ["Sent", "Sent"]
+    following.slow = 0.01
+    assert kinds(overlapped([Sent(b, a, c), following])) == ["Start", "Start", "Wait"]
     little = [Sent(b, a, c), CopyItem(buffer(4), buffer(4), ""), CopyItem(e, b, "")]
     assert kinds(overlapped(little)) == ["Sent", "Copy", "Copy"]
 
@@ -95,12 +111,12 @@ def test_parts_of_one_memory_are_told_apart_and_collectives_keep_their_order() -
     items = [first, CopyItem(a0, spare, ""), second, CopyItem(spare, b1, "")]
     found = overlapped(items)
     assert kinds(found) == ["Start", "Copy", "Start", "Wait", "Copy", "Wait"]
-    waits = [i.started.item for i in found if isinstance(i, WaitItem)]
-    assert waits == [first, second]
+    waits = [(i.started.item, i.settled) for i in found if isinstance(i, WaitItem)]
+    assert waits == [(first, False), (second, True)]
 
 
 class Job:
-    """Notes when it begins and when it is finished, or fails at one of them."""
+    """Notes when it begins and when it is finished and settled, or fails at one of them."""
 
     def __init__(self, ran: list[tuple[str, int]], number: int, fails: str = "", may: threading.Event | None = None):
         self.ran, self.number, self.fails, self.may = ran, number, fails, may
@@ -112,18 +128,21 @@ class Job:
         assert self.may is None or self.may.wait(20)
         self.note("finish")
 
+    def settle(self) -> None:
+        self.note("settle")
+
     def note(self, what: str) -> None:
         if what == self.fails:
             raise ValueError("lost")
         self.ran.append((what, self.number))
 
 
-@pytest.mark.parametrize("fails", ["begin", "finish"])
+@pytest.mark.parametrize("fails", ["begin", "finish", "settle"])
 def test_a_lane_runs_in_order_and_stops_at_a_failure(fails: str) -> None:
     lane, ran = Lane(), list[tuple[str, int]]()
     numbers = [lane.start(Job(ran, i)) for i in range(100)]
     lane.wait(numbers[-1])
-    for what in ("begin", "finish"):
+    for what in ("begin", "finish", "settle"):
         assert [i for found, i in ran if found == what] == list(range(100))
     good, bad, after = (lane.start(Job(ran, i, fails if i == 101 else "")) for i in range(100, 103))
     lane.wait(good)
@@ -131,9 +150,23 @@ def test_a_lane_runs_in_order_and_stops_at_a_failure(fails: str) -> None:
         with pytest.raises(ValueError, match="lost"):
             lane.wait(number)
     lane.drain()
-    assert [i for what, i in ran if what == "finish"] == list(range(101))
+    finished = [i for what, i in ran if what == "finish"]
+    assert finished[:101] == list(range(101)) and len(finished) <= (103 if fails == "settle" else 101)
+    assert [i for what, i in ran if what == "settle"] == list(range(101))
     lane.wait(lane.start(Job(ran, 103)))
-    assert ran[-1] == ("finish", 103)
+    assert ran[-1] == ("settle", 103)
+
+
+def test_results_are_there_before_others_have_read_what_is_lent() -> None:
+    lane, ran, may = Lane(), list[tuple[str, int]](), threading.Event()
+    first = Job(ran, 0)
+    first.settle = lambda: (may.wait(20), first.note("settle"))  # type: ignore[method-assign, assignment]
+    number = lane.start(first)
+    lane.wait(number, settled=False)
+    assert ran == [("begin", 0), ("finish", 0)]
+    may.set()
+    lane.wait(number)
+    assert ran[-1] == ("settle", 0)
 
 
 def test_the_next_one_begins_before_the_first_is_finished() -> None:
@@ -144,7 +177,8 @@ def test_the_next_one_begins_before_the_first_is_finished() -> None:
         last = lane.start(job)
     may.set()  # (all three are there)
     lane.wait(last)
-    assert ran == [("begin", 0), ("begin", 1), ("finish", 0), ("begin", 2), ("finish", 1), ("finish", 2)]
+    begun = [("begin", 0), ("begin", 1), ("finish", 0), ("begin", 2), ("finish", 1), ("settle", 0)]
+    assert ran == [*begun, ("finish", 2), ("settle", 1), ("settle", 2)]
 
 
 def test_the_thread_of_a_lane_ends_with_it() -> None:
@@ -167,16 +201,16 @@ def test_after_a_failure_nothing_is_under_way() -> None:
 
         start = StartItem(sent)
         with pytest.raises(IndexError):
-            run_items([start, Call(fail), WaitItem(start)], {})
+            run_items([start, Call(fail), WaitItem(start, True)], {})
         assert sent.ran
         broken = Sent(buffer(), buffer(), runtime.communication, fails=True)
         broken.may.set()
         start = StartItem(broken)
         with pytest.raises(ValueError, match="the peer is gone"):
-            run_items([start, WaitItem(start)], {})
+            run_items([start, WaitItem(start, True)], {})
         sent.ran = False
         start = StartItem(sent)
-        run_items([start, WaitItem(start)], {})
+        run_items([start, WaitItem(start, True)], {})
         assert sent.ran
 
 

@@ -56,6 +56,18 @@ def test_a_chain_of_products_too() -> None:
     assert t.numpy()[3, 3] == 2.0**10
 
 
+def test_what_each_layer_needs_is_made_when_its_layer_is_next() -> None:
+    """Two matrices a layer, of which the small ones would all fit before the first large one is made."""
+    small = [Tensor(np.ones((64, 64), np.float32)).realize() for _ in range(8)]
+    large = [Tensor(np.ones((64, 256), np.float32)).realize() for _ in range(8)]
+    x = Tensor(np.ones((32, 64), np.float32)).realize()
+    for a, b in zip(small, large):
+        y = x @ (a * 0.5).contiguous()
+        x = (y @ (b * 0.5).contiguous()).reshape(32, 4, 64).sum(1)
+    plan = linear_of(x).arg
+    assert sum(p.nbytes for p in plan.pools) < 2 * (64 * 64 + 64 * 256) * 4
+
+
 def test_what_is_needed_later_is_kept() -> None:
     """A backward pass reads every activation: they cannot share, but gradients reuse what is done with."""
     device, depth = get_device("CPU:6"), 8

@@ -1,0 +1,28 @@
+"""small_first: the order in which a program's nodes are lowered, from which its collectives have theirs.
+
+What is made of small values alone comes first, all else keeps its order:
+
+    loss = all_reduce(sum(losses)); n = all_reduce(count(targets)); ...  ==>  n = ...; loss = ...; ...
+
+All workers run collectives in one order, so one that could be sent at once waits for those before it. A small one is
+cheap to move and to hold, but others wait for its latency: it is over while what is large is being computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop.shape import numel
+
+SMALL = 1 << 14  # elements: microseconds to compute, and too little memory to matter
+LARGE = frozenset({Ops.STORE, Ops.FUNCTION})  # whatever they give: one keeps its place, the other may compute for long
+
+
+def small_first(order: Sequence[UOp]) -> list[UOp]:
+    """Takes and gives a topological order."""
+    small: set[UOp] = set()
+    for u in order:
+        if u.op not in LARGE and small.issuperset(u.src) and numel(u.shape) <= SMALL:
+            small.add(u)
+    return [u for u in order if u in small] + [u for u in order if u not in small]
