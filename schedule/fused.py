@@ -7,14 +7,20 @@ value would hold, down to what is stored by then. Only `Fused` changes, and only
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import NamedTuple
 
 from manygrad.schedule.rows import Rows
 from manygrad.schedule.work import CHEAP, NUMBERS, is_leaf, work
+from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.shape import numel
 
 TRANSPARENT = frozenset({Ops.RESHAPE, Ops.PERMUTE, Ops.FLIP})  # every element once, in another place
+SAME_AXES = GroupOp.ELEMENTWISE | {Ops.EXPAND}
+PURE = GroupOp.ELEMENTWISE | GroupOp.MOVEMENT
+NO_AXES: frozenset[int] = frozenset()
+BLOCK_TERMS = 64  # of a sum of bytes that stays in a sum of such sums
 SHAREABLE = GroupOp.ELEMENTWISE | TRANSPARENT | {Ops.REDUCE}  # what is worth storing for several readers
 
 
@@ -23,11 +29,14 @@ class GraphFacts:
     """`readers`: how many nodes read one. `feeds_reduce`: a REDUCE is reached without passing a store.
 
     `only_reduced`: movement ops from which, by others, nothing but REDUCEs are reached (a sum in blocks is to be made
-    as one without)."""
+    as one without). `summed`: of what REDUCEs take, elementwise or broadcast, the axes that all of them reduce.
+    `multiplied`: what is read for short sums of bytes alone."""
 
     readers: dict[UOp, int]
     feeds_reduce: frozenset[UOp]
     only_reduced: frozenset[UOp]
+    summed: dict[UOp, frozenset[int]]
+    multiplied: frozenset[UOp]
 
 
 def graph_facts(order: list[UOp]) -> GraphFacts:
@@ -38,13 +47,31 @@ def graph_facts(order: list[UOp]) -> GraphFacts:
             readers[s] = readers.get(s, 0) + 1
     feeds: set[UOp] = set()
     otherwise: set[UOp] = set()  # read by something that is neither a REDUCE nor leads to REDUCEs only
+    summed: dict[UOp, frozenset[int]] = {}
+    multiplied: dict[UOp, bool] = {}
     for u in reversed(order):
+        bytes_only = is_short_sum_of_bytes(u) if u.op is Ops.REDUCE else multiplied.get(u, False) and u.op in PURE
+        for s in u.src:
+            multiplied[s] = bytes_only and multiplied.get(s, True)
+        axes = frozenset(u.arg.axes) if u.op is Ops.REDUCE else _axes_below(u, summed.get(u, NO_AXES))
+        for s in u.src:
+            summed[s] = axes & summed.get(s, axes)
         if u.op is Ops.REDUCE or (u in feeds and not is_leaf(u) and u.op is not Ops.CONTIGUOUS):
             feeds.update(u.src)
         if not (u.op is Ops.REDUCE or (u.op in TRANSPARENT and u not in otherwise)):
             otherwise.update(u.src)
     only = frozenset(u for u in order if u.op in TRANSPARENT and u not in otherwise)
-    return GraphFacts(readers, frozenset(feeds), only)
+    return GraphFacts(readers, frozenset(feeds), only, summed, frozenset(u for u, found in multiplied.items() if found))
+
+
+def _axes_below(u: UOp, axes: frozenset[int]) -> frozenset[int]:
+    """The axes of `u` as axes of its sources; a RESHAPE is seen through where it brings or drops dims of size 1."""
+    if u.op in SAME_AXES or not axes or u.op is not Ops.RESHAPE:
+        return axes if u.op in SAME_AXES else NO_AXES
+    before, after = ([i for i, d in enumerate(x.shape) if d != 1] for x in (u.src[0], u))
+    if [u.src[0].shape[i] for i in before] != [u.shape[i] for i in after]:
+        return NO_AXES
+    return frozenset(b for b, a in zip(before, after) if a in axes)
 
 
 class Contents(NamedTuple):
@@ -120,6 +147,11 @@ class Fused:
                 if self.reduces(u) and u not in self.stored:
                     self.measure(u)
 
+    def only_bytes(self, u: UOp) -> bool:
+        """Whether the reductions in `u` are short sums of products of bytes, which processors have instructions for."""
+        inside = u.toposort(lambda x: self.reduces(x) and x.op is not Ops.REDUCE)
+        return all(is_short_sum_of_bytes(x) for x in inside if x.op is Ops.REDUCE and x not in self.stored)
+
     # *** ways to store ***
 
     def store(self, s: UOp, why: Stored) -> None:
@@ -185,6 +217,26 @@ class Fused:
 def is_contraction(u: UOp) -> bool:
     """A sum of products both of whose factors are used many times over."""
     return u.arg.op is Ops.ADD and u.src[0].op is Ops.MUL and all(_spread(f) >= 8 for f in u.src[0].src)
+
+
+def is_short_sum_of_bytes(u: UOp) -> bool:
+    """A sum of at most BLOCK_TERMS products of bytes in int32."""
+    product, terms = u.src[0], prod(u.src[0].shape[a] for a in u.arg.axes)
+    return (
+        u.arg.op is Ops.ADD
+        and u.dtype is dtypes.int32
+        and product.op is Ops.MUL
+        and all(_is_byte(s) for s in product.src)
+        and isinstance(terms, int)
+        and terms <= BLOCK_TERMS
+    )
+
+
+def _is_byte(u: UOp) -> bool:
+    """An integer that was a byte, before movement ops."""
+    while u.op in GroupOp.MOVEMENT:
+        u = u.src[0]
+    return u.op is Ops.CAST and u.src[0].dtype in (dtypes.int8, dtypes.uint8)
 
 
 def _spread(u: UOp) -> float:

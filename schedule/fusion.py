@@ -18,6 +18,8 @@ from manygrad.tensor.source import line_of
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.shape import numel
 
+DECODED = 60  # weighted ops that are rather done for each block of a sum than once and stored
+UNPACKED = 40  # weighted ops on bytes that are rather done for each tile of a product than once and stored
 MAX_LEAVES = 24  # buffers one kernel reads
 MAX_DEPTH = 120  # nested ops in one kernel
 EFFECTS = frozenset({Ops.STORE, Ops.CALL})
@@ -140,10 +142,12 @@ def smaller_contractions(u: UOp, fused: Fused) -> Iterable[UOp]:
 
 
 def reduction_below(u: UOp, fused: Fused) -> Iterable[UOp]:
-    """The levels of a reduction in blocks stay together, and those of a row that is given back to its elements."""
+    """The levels of a reduction in blocks stay together, those of a row that is given back to its elements, and sums of
+    bytes in blocks that have a scale each."""
     s = u.src[0]
     in_blocks = u.arg.blocks is not None and s.op is Ops.REDUCE and s not in fused.stored
-    return (s,) if fused.contents[s].reduces and not fused.rows.fuses_reduce(u) and not in_blocks else ()
+    stays = in_blocks or fused.rows.fuses_reduce(u) or fused.only_bytes(s)
+    return (s,) if fused.contents[s].reduces and not stays else ()
 
 
 def _repeats(u: UOp) -> bool:
@@ -162,7 +166,20 @@ def broadcast_work(u: UOp, fused: Fused) -> Iterable[UOp]:
     if held.reduces or not held.leaves or not _repeats(u) or numel(s.shape) <= 1:
         return ()
     limit = 0 if u in fused.facts.feeds_reduce else EXPENSIVE
+    if within_sum(u, fused):
+        limit = DECODED
+    if u in fused.facts.multiplied:
+        limit = UNPACKED
     return (s,) if work(s, fused.stored, limit) > limit else ()
+
+
+def within_sum(u: UOp, fused: Fused) -> bool:
+    """Whether the EXPAND repeats a value along the innermost dims of a sum alone: its loops make it once, outside of
+    these (the scale of a block of weights)."""
+    summed = fused.facts.summed.get(u, ())
+    sizes = list(zip(u.src[0].shape, u.shape))
+    first = next(a for a, (d, n) in enumerate(sizes) if d != n)
+    return all(d == 1 and (n == 1 or a in summed) for a, (d, n) in enumerate(sizes) if a >= first)
 
 
 def reduction_in_it(u: UOp, fused: Fused) -> Iterable[UOp]:

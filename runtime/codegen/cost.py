@@ -144,6 +144,11 @@ WIDE_TIME = 0.3
 # positions: of two loops side by side by the accumulators there are, for vectors along the reduction [gemm.py, NT of
 # few columns; b89f62e]
 DOT_TILES = {24: (8, 3), 16: (4, 4), 0: (3, 3)}
+# vectors: of a block of quantised weights that is written out, at most [inference.py]
+BLOCK_VECTORS = 32
+
+# columns: of a tile of a product of blocks of bytes; so many rows of packed weights share a vector [inference.py]
+BLOCK_COLUMNS = 16
 
 
 def fma_time(rows: float, vectors: int) -> float:
@@ -166,6 +171,12 @@ def load_ports_idle(rows: int, vectors: int) -> bool:
     """Whether the FMAs of a tile leave the load ports the time to prefetch its next rows [train_step.py, MLP;
     436745f]."""
     return vectors + 2 * rows <= vectors * rows
+
+
+def block_rows(machine: Machine, vectors: int) -> int:
+    """Rows of a tile, so many vectors wide, of blocks of bytes with scales: each has a block's sum and that of all,
+    and an unpacked block takes a third of the registers [inference.py]."""
+    return max(1, machine.accumulators // (3 * vectors))
 
 
 def dot_positions(accumulators: int) -> int:

@@ -14,6 +14,7 @@ there.)
 
 from __future__ import annotations
 
+from math import prod
 from typing import NamedTuple
 
 from manygrad.runtime.codegen.affine import TileAnalysis
@@ -21,6 +22,7 @@ from manygrad.runtime.codegen.cost import LEAST_DOT_TERMS
 from manygrad.runtime.codegen.describe import signature
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.args import RangeArg
+from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.rewrite import rebuild
@@ -33,16 +35,24 @@ LANE_BYTES = 4  # of each factor, side by side
 class Dot(NamedTuple):
     """An instruction that adds the products of what four bytes hold of type `left` by the same of type `right` to an
     int32 or float32, in vectors of `vector_bytes`; as the arg of a CUSTOM, one of the products, which may be added up
-    by it."""
+    by it. `words`: several instructions, by way of 16 bits; `most`: `left` is known not to be more than that."""
 
     left: DType
     right: DType
     vector_bytes: int
+    words: bool = False
+    most: int | None = None
 
     @property
     def terms(self) -> int:
         """Products that it adds up in a lane."""
         return LANE_BYTES // self.left.itemsize
+
+    def takes(self, x: UOp, y: UOp) -> bool:
+        """Whether it multiplies `x` by `y`, in any order."""
+        if {self.left, self.right} != {x.dtype, y.dtype}:
+            return False
+        return self.most is None or bounds(x if x.dtype is self.left else y)[1] <= self.most
 
 
 def is_dot(u: UOp) -> bool:
@@ -73,8 +83,8 @@ def use_dots(ast: UOp, dots: tuple[Dot, ...]) -> UOp:
         for x, y in sorted((found, found[::-1]), key=lambda pair: cost_of_sum(pair[1], u, last)):
             for flips in (False, True) if x.dtype in BYTES else (False,):
                 one = flipped(x) if flips else x
-                dot = next((d for d in dots if {d.left, d.right} == {one.dtype, y.dtype}), None)
-                ones = next((d for d in dots if y.dtype in (d.left, d.right)), None)
+                dot = next((d for d in dots if d.takes(one, y)), None)
+                ones = next((d for d in dots if y.dtype in (d.left, d.right) and d.takes(one_for(d, y), y)), None)
                 if dot is None or ones is None:
                     continue
                 product = UOp(Ops.REDUCE, u.dtype, (dotted(dot, one, y), *u.src[1:]), Ops.ADD)
@@ -82,8 +92,8 @@ def use_dots(ast: UOp, dots: tuple[Dot, ...]) -> UOp:
                     return product
                 own = {r: r.replace(arg=RangeArg(fresh + i, "reduce")) for i, r in enumerate(u.src[1:])}
                 fresh += len(own)
-                other = UOp.const(ones.right if ones.left is y.dtype else ones.left, 1)
-                total = UOp(Ops.REDUCE, u.dtype, (dotted(ones, other, rebuild(y, own.get)), *own.values()), Ops.ADD)
+                mine = rebuild(y, own.get)
+                total = UOp(Ops.REDUCE, u.dtype, (dotted(ones, one_for(ones, y), mine), *own.values()), Ops.ADD)
                 by = UOp.const(u.dtype, 128 if one.dtype is dtypes.uint8 else -128)
                 return product.alu(Ops.SUB, total.alu(Ops.MUL, by))
         return None
@@ -103,25 +113,48 @@ def factors(u: UOp) -> tuple[UOp, UOp] | None:
         len(u.src) > 2 or a is b or any(s.op is not Ops.LOAD or len(s.src[0].src) > 2 for s in (a, b))
     ):
         return None
-    ranges, inner = frozenset(u.src[1:]), u.src[-1].src[0]
+    ranges = frozenset(u.src[1:])
     shared = ranges <= ranges_of(a) and ranges <= ranges_of(b)
-    return (a, b) if shared and inner.op is Ops.CONST and inner.arg >= LEAST_DOT_TERMS else None
+    return (a, b) if shared and (least_terms(u.src[-1]) >= LEAST_DOT_TERMS or in_fours(u)) else None
+
+
+def least_terms(r: UOp) -> int:
+    """The iterations of a range, where they are fixed."""
+    size = r.src[0]
+    return size.arg if size.op is Ops.CONST else 0
+
+
+def in_fours(u: UOp) -> bool:
+    """Whether the innermost range of a sum of bytes is one of four that lie side by side in all that is read, and the
+    sum is long enough: a block of bytes."""
+    loads = [v for v in u.src[0].toposort() if v.op is Ops.LOAD]
+    whole = least_terms(u.src[-1]) == LANE_BYTES and prod(map(least_terms, u.src[1:])) >= LEAST_DOT_TERMS
+    return whole and u.dtype is dtypes.int32 and all(along(v, u.src[-1]) for v in loads)
+
+
+def along(load: UOp, r: UOp) -> bool:
+    """Whether a LOAD reads one element after the other along `r`."""
+    form = TileAnalysis({}, None, 1).affine(load.src[0].src[1], {})
+    return form is not None and {t.expr: c for t, c in form.terms}.get(r) == 1
 
 
 def cost_of_sum(y: UOp, u: UOp, last: UOp | None) -> int:
     """Which factor of `u` is better added up: one that lies along the reduction, and is read for all iterations of the
     last loop."""
-    analysis = TileAnalysis({}, None, 1)
-    forms = [analysis.affine(v.src[0].src[1], {}) for v in y.toposort() if v.op is Ops.LOAD]
-    along = all(f is not None and {t.expr: c for t, c in f.terms}.get(u.src[-1]) == 1 for f in forms)
+    in_order = all(along(v, u.src[-1]) for v in y.toposort() if v.op is Ops.LOAD)
     across = last in ranges_of(y)
-    return 0 if along and not across else 1 if across else 2
+    return 0 if in_order and not across else 1 if across else 2
 
 
 def flipped(x: UOp) -> UOp:
     """`x` moved by 128, as the other type of bytes."""
     other = dtypes.uint8 if x.dtype is dtypes.int8 else dtypes.int8
     return x.bitcast(other).alu(Ops.XOR, UOp.const(other, 128))
+
+
+def one_for(dot: Dot, y: UOp) -> UOp:
+    """The factor with which `dot` adds up `y`."""
+    return UOp.const(dot.right if dot.left is y.dtype else dot.left, 1)
 
 
 def dotted(dot: Dot, x: UOp, y: UOp) -> UOp:

@@ -70,6 +70,7 @@ class CPUKernel:
         self.staged = max(
             (plan.loops.index(r) + 1 for r, _ in plan.staged if r not in inner), default=0
         )  # loops up to the last that packs
+        self.last_cut: tuple[Any, tuple[int, int]] | None = None
         self.fixed = self.pieces({}) if all(n.op is Ops.CONST for n, _ in self.counts) else None
 
     @property
@@ -106,10 +107,15 @@ class CPUKernel:
 
     def cut(self, vars: tuple[int, ...]) -> tuple[int, int]:
         """(total, grain) with these variables. Raises ValueError where one is out of bounds."""
+        key, last = (vars, wanted_threads()), self.last_cut
+        if last is not None and last[0] == key:  # layers share their kernels, and have the same values
+            return last[1]
         for name, value, (lo, hi) in zip(self.names, vars, self.bounds):
             if not lo <= value <= hi:
                 raise ValueError(f"{self.name}: variable {name} is {value}, outside of its bounds {lo}..{hi}")
-        return self.fixed or self.pieces(dict(zip(self.names, vars)))
+        found = self.fixed or self.pieces(dict(zip(self.names, vars)))
+        self.last_cut = key, found
+        return found
 
     def __call__(self, handles: Sequence[Memory], vars: tuple[int, ...] = (), wait: bool = False) -> float | None:
         return run_on_team(self, handles, vars, wait)

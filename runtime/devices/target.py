@@ -12,6 +12,10 @@ from manygrad.tensor.dtype import dtypes
 
 # a softmax over rows of 4 KiB is a tenth faster where its first pass asks for the next row, if memory is busy
 ZEN_BURST_BYTES = 4 << 10
+AVX2_DOTS = (
+    Dot(dtypes.uint8, dtypes.int8, 32, words=True, most=127),
+    Dot(dtypes.uint8, dtypes.int8, 32, words=True),
+)
 
 
 @dataclass(frozen=True)
@@ -45,11 +49,13 @@ def machine_of(p: Processor, cores: int) -> Machine:
 
 
 def dot_products(p: Processor) -> tuple[Dot, ...]:
-    """The products of bytes that one instruction adds up: of AVX-512 VNNI, AVX-VNNI, or NEON; and of bfloat16: of
-    AVX-512 BF16."""
+    """The products of bytes that one instruction adds up, of AVX-512 VNNI, AVX-VNNI, or NEON, or a few of AVX2; and of
+    bfloat16: of AVX-512 BF16."""
     if p.has("avx512vnni", "avx512vl"):
         halves = (Dot(dtypes.bfloat16, dtypes.bfloat16, 64),) if p.has("avx512bf16") and llvm_version()[0] >= 20 else ()
         return (Dot(dtypes.uint8, dtypes.int8, 64), *halves)
     if p.has("avxvnni"):
         return (Dot(dtypes.uint8, dtypes.int8, 32),)
+    if p.has("avx2"):
+        return AVX2_DOTS
     return tuple(Dot(d, d, 16) for d in (dtypes.int8, dtypes.uint8)) if p.has("dotprod") else ()

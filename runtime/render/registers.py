@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from manygrad.runtime.codegen.dots import Dot
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.render.arithmetic import Arithmetic
 from manygrad.runtime.render.text import literal, scalar_type, vector
@@ -80,10 +81,34 @@ class Registers(Arithmetic):
         given, t = f"<{lanes} x i32>", f"<{lanes} x {scalar_type(x.dtype)}>"
         held = f"<{x.arg.terms * lanes} x {'bfloat' if x.arg.left is dtypes.bfloat16 else 'i8'}>"
         a, b, c = (self.let(f"bitcast {given} {v} to {to}") for v, to in ((a, held), (b, held), (c, t)))
+        if x.arg.words:
+            return self.dot_of_words(x.arg, lanes, a, b, c)
         found = self.call(
             DOTS[x.arg.left, x.arg.right].format(bits=32 * lanes), t, f"{t} {c}", f"{held} {a}", f"{held} {b}"
         )
         return self.let(f"bitcast {t} {found} to {given}")
+
+    def dot_of_words(self, dot: Dot, lanes: int, a: str, b: str, c: str) -> str:
+        """The same of uint8 by int8 with products of 16 bits, two of which are added up at a time: exact, for bytes are
+        widened, or, where `a` is small, two products of bytes fit 16 bits."""
+        sums, words, held = f"<{lanes} x i32>", f"<{2 * lanes} x i16>", f"<{4 * lanes} x i8>"
+        kind = "avx2" if lanes == 8 else "sse2"
+
+        def pairs(x: str, y: str) -> str:
+            return self.call(f"llvm.x86.{kind}.pmadd.wd", sums, f"{words} {x}", f"{words} {y}")
+
+        def word(value: int) -> str:
+            return f"<{', '.join([f'i16 {value}'] * (2 * lanes))}>"
+
+        if dot.most is not None:
+            name = f"llvm.x86.{'avx2.pmadd.ub.sw' if lanes == 8 else 'ssse3.pmadd.ub.sw.128'}"
+            products = self.call(name, words, f"{held} {a}", f"{held} {b}")
+            return self.let(f"add {sums} {c}, {pairs(products, word(1))}")
+        a, b = (self.let(f"bitcast {held} {v} to {words}") for v in (a, b))
+        first = self.let(f"and {words} {a}, {word(255)}"), self.let(f"shl {words} {b}, {word(8)}")
+        even = pairs(first[0], self.let(f"ashr {words} {first[1]}, {word(8)}"))
+        odd = pairs(self.let(f"lshr {words} {a}, {word(8)}"), self.let(f"ashr {words} {b}, {word(8)}"))
+        return self.let(f"add {sums} {self.let(f'add {sums} {c}, {even}')}, {odd}")
 
     def add_dots(self, x: Inst, a: str, b: str, c: str) -> str:
         t, bits = vector(scalar_type(x.dtype), x.lanes), vector("i32", x.lanes)

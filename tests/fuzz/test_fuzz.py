@@ -11,3 +11,9 @@ from tests.fuzz.runner import load, names, run_round
 def test_fuzzer(name: str) -> None:
     fuzzer = load(name)
     assert run_round(fuzzer, fuzzer.EXAMPLES, round_seed=12) >= fuzzer.EXAMPLES // 2
+
+
+def test_a_rank_whose_part_of_a_collective_is_nothing() -> None:
+    """One row on two workers: the second has nothing to send, to receive or to keep."""
+    program = {"shape": (1, 2), "ops": [3], "nodes": 2, "devices per node": 1, "axes": [None, 0]}
+    load("ranks").check({**program, "on one": False, "cut result": False, "in parts": False})

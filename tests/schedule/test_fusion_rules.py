@@ -83,6 +83,30 @@ def test_a_few_ops_on_a_shared_value_are_rather_done_again() -> None:
     assert [(u.op, s.rule, s.kernels) for u, s in found.items()] == [(Ops.REDUCE, "shared reduction", 3)]
 
 
+def test_what_belongs_to_a_block_of_a_sum_is_made_in_its_loops() -> None:
+    scale, x = stored(16, 4, 1) * 2 + 1, stored(16, 4, 8)
+    blocks = (x * scale).sum((1, 2))
+    assert not stores_of(blocks) and not stores_of((x * scale).reshape(1, 16, 4, 8).sum((2, 3)))
+    for other in ((x * scale).sum(1), (x * (stored(4, 1) * 2 + 1)).sum((1, 2))):
+        assert "broadcast work" in {found.rule for found in stores_of(other).values()}
+
+
+def test_short_sums_of_bytes_stay_in_a_sum_over_blocks_with_what_unpacks_them() -> None:
+    def sums(x: Tensor, w: Tensor) -> Tensor:
+        terms = x.shape[1] // 4
+        products = x.reshape(8, 1, 4, terms).cast("int32") * (w & 15).reshape(1, 16, 4, terms).cast("int32")
+        return products.sum(3, dtype="int32").float() * stored(1, 16, 4)
+
+    def zeros(rows: int, columns: int, kind: type) -> Tensor:
+        return Tensor(np.zeros((rows, columns), kind)).realize()
+
+    assert not stores_of(sums(zeros(8, 128, np.int8), zeros(16, 128, np.uint8)).sum(2))
+    rules = {s.rule for s in stores_of(sums(zeros(8, 128, np.int16), zeros(16, 128, np.uint8)).sum(2)).values()}
+    assert {"reduction of a reduction", "broadcast work"} == rules
+    long = sums(zeros(8, 1024, np.int8), zeros(16, 1024, np.uint8)).sum(2)
+    assert "reduction of a reduction" in {s.rule for s in stores_of(long).values()}
+
+
 def test_nothing_is_stored_in_one_kernel() -> None:
     assert not stores_of((stored(16, 8) @ stored(8, 16) + stored(16)).relu())
 

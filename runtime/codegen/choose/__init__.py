@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Concatenate, ParamSpec
 
 from manygrad.runtime.codegen.choose.blocks import sum_rows_in_turn
-from manygrad.runtime.codegen.choose.conditions import skip_masked, unroll_reduction
+from manygrad.runtime.codegen.choose.conditions import skip_masked, unroll_reduction, write_out_blocks
 from manygrad.runtime.codegen.choose.facts import Facts
 from manygrad.runtime.codegen.choose.memory import (
     limit_rows_of_tile,
@@ -41,6 +41,8 @@ from manygrad.runtime.codegen.choose.packing import (
 from manygrad.runtime.codegen.choose.reductions import (
     Split,
     accumulate_in_lanes,
+    blocks_of_bytes,
+    multiply_blocks_of_bytes,
     split_of,
     sum_exponentials_online,
     use_dot_instructions,
@@ -64,11 +66,13 @@ from manygrad.tensor.uop.uop import UOp
 # in the order in which they are made; of a product exactly one of those that pack
 DECISIONS: tuple[Callable[..., Opts], ...] = (
     run_in_order,
+    multiply_blocks_of_bytes,
     accumulate_in_lanes,
     vectorize_loop,
     use_dot_instructions,
     sum_exponentials_online,
     tile_outputs_of_dot_product,
+    write_out_blocks,
     tile_elementwise,
     tile_rows_and_vectors,
     pack_strided,
@@ -130,6 +134,10 @@ def decide(facts: Facts) -> Choice:
     if any(s.arg is not None for s in facts.sig.stores):
         choice.take(run_in_order)
         return choice
+    if (found := blocks_of_bytes(facts)) is not None:
+        choice.take(multiply_blocks_of_bytes, found)
+        choice.take(parallelize)
+        return choice
     split = split_of(facts)
     choice.take(accumulate_in_lanes, split)
     lane = cheapest_loop(facts, choice.opts, split)
@@ -166,6 +174,7 @@ def decide_tiles(choice: Choice, lane: UOp | None, split: Split) -> None:
     if lane is None or lane not in ranges_of(main):
         if main in split:
             choice.take(tile_outputs_of_dot_product, main, accumulators)
+            choice.take(write_out_blocks, split)
         if lane is not None:
             choice.take(tile_elementwise, lane)
     elif is_thin(facts, main, lane):

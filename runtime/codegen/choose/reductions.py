@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from manygrad.runtime.codegen import cost
-from manygrad.runtime.codegen.choose.facts import Facts
+from manygrad.runtime.codegen.choose.facts import Facts, reordered
 from manygrad.runtime.codegen.choose.operands import packs_across, packs_along_own_loop
 from manygrad.runtime.codegen.describe import size_max
 from manygrad.runtime.codegen.dots import is_dot
 from manygrad.runtime.codegen.online import online_pairs
-from manygrad.runtime.codegen.opts import Online, Opts, RFactor, Tensorize, Unroll
+from manygrad.runtime.codegen.opts import Online, Opts, RFactor, Tensorize, Tile, Unroll, Vectorize
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
@@ -74,4 +74,38 @@ def sum_exponentials_online(facts: Facts, opts: Opts, lane: UOp | None, split: S
         if pair.total in split and long and frozenset(facts.sig.loops) <= ranges_of(pair.total):
             online = Online(r.arg.id, pair.maximum.src[1].arg.id)
             return (*opts, online, Unroll(r.arg.id, cost.ONLINE_VECTORS * facts.lanes))
+    return opts
+
+
+def blocks_of_bytes(facts: Facts) -> UOp | None:
+    """Where a sum of bytes stands in a sum: the loop in whose vectors the bytes of its iterations follow each other
+    (the rows of packed weights)."""
+    main = facts.main
+    if main is None or not is_dot(main.src[0]) or not any(main in u.src[0].toposort() for u in facts.sig.reduces):
+        return None
+    terms = main.src[0].arg.terms
+    for r in reversed(facts.sig.loops):
+        strides = {facts.stride(v.src[0], r) for v in facts.loads_of[main] if r in ranges_of(v)}
+        if strides == {terms} and size_max(main.src[-1]) == terms and size_max(r) % facts.lanes == 0:
+            return r
+    return None
+
+
+def multiply_blocks_of_bytes(facts: Facts, opts: Opts, lane: UOp) -> Opts:
+    """A product of packed weights and of inputs in bytes, in blocks that have a scale each: the weights' rows, side by
+    side in memory, in vectors; a block is written out, four bytes an instruction. As many rows of inputs in a tile as
+    there are registers for, and all of them inside of the weights' rows, so that these come from memory once."""
+    sums = [u for u in facts.sig.reduces if is_dot(u.src[0])]
+    width = min(size_max(lane), cost.BLOCK_COLUMNS)
+    opts = (*opts, Vectorize(lane.arg.id, facts.lanes), Tile(lane.arg.id, width))
+    for u in sums:
+        *outer, last = u.src[1:]
+        opts = (*opts, Tensorize(last.arg.id, u.src[0].arg.terms), *(Unroll(r.arg.id, size_max(r)) for r in outer))
+    weights = [v for u in sums for v in facts.loads_of[u] if lane in ranges_of(v)]
+    columns = [r for r in facts.sig.loops if any(r in ranges_of(v) for v in weights)]
+    if rows := [r for r in facts.sig.loops if r not in columns]:
+        inside = [lane] if width == size_max(lane) else []
+        most = cost.block_rows(facts.machine, width // facts.lanes)
+        opts = reordered(facts, opts, [*(r for r in columns if r not in inside), *rows, *inside])
+        opts = (*opts, Tile(rows[-1].arg.id, min(size_max(rows[-1]), most)))
     return opts

@@ -39,6 +39,8 @@ def dot_operand(e: Emission, u: UOp, r: UOp, position: Position) -> Inst:
             return known
     if e.scope.lane is r or e.scope.lane not in ranges_of(u):
         found = side_by_side(e, u, r, position, e.scope.lanes if e.scope.lane is r else 1)
+    elif lanes_follow(e, u, r):
+        found = side_by_side(e, u, r, position, e.scope.lanes, whole=True)
     elif (square := transposed_operand(e, u, r, position)) is not None:
         found = square
     else:
@@ -47,18 +49,30 @@ def dot_operand(e: Emission, u: UOp, r: UOp, position: Position) -> Inst:
     return found
 
 
+def lanes_follow(e: Emission, u: UOp, r: UOp) -> bool:
+    """Whether what the next lane reads lies behind this one's iterations of `r`, in whole vectors."""
+    analysis, count = e.scope.analysis, e.nest.dots[r]
+    indices = [v.src[0].src[1] for v in u.toposort() if v.op is Ops.LOAD]
+    forms = [analysis.affine(i, {}) for i in indices]
+    return (
+        e.scope.lane not in e.scope.ragged
+        and all(f is not None and f.stride == count for f in forms)
+        and all(step_along(analysis, i, r) == 1 for i in indices)
+    )
+
+
 @contextmanager
-def lane_along(e: Emission, r: UOp, lanes: int) -> Iterator[None]:
-    """Vectors along `r`, which is of a fixed size, for the moment."""
+def lane_along(e: Emission, r: UOp, lanes: int, whole: bool) -> Iterator[None]:
+    """Vectors along `r`, which is of a fixed size, for the moment; `whole`: there is something in all lanes."""
     at = e.scope
     inner = e.with_lanes(Lanes(r, lanes, at.vectors.square, at.lane if at.along is not at.lane else None))
-    with e.within(replace(inner, ragged={**at.ragged, r: None})):  # (its tile need not fill them)
+    with e.within(inner if whole else replace(inner, ragged={**at.ragged, r: None})):  # (its tile need not fill them)
         yield
 
 
-def side_by_side(e: Emission, u: UOp, r: UOp, position: Position, count: int) -> Inst:
-    """`count` groups from `position` on, one after the other along `r`."""
-    with lane_along(e, r, e.nest.dots[r] * count):
+def side_by_side(e: Emission, u: UOp, r: UOp, position: Position, count: int, whole: bool = False) -> Inst:
+    """`count` groups from `position` on, one after the other along `r`, or, `whole`, those of the lanes."""
+    with lane_along(e, r, e.nest.dots[r] * count, whole):
         found = e.splat(value(e, u, position), e.scope.lanes)
         if u.op is not Ops.LOAD and (mask := ragged_mask(e, position)) is not None:
             found = e.alu(Ops.WHERE, u.dtype, mask, found, e.const(0, u.dtype))

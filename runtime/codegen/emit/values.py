@@ -6,6 +6,7 @@ depends on, in the block where it stands.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from manygrad.runtime.codegen.affine import Affine, Atom, Position
@@ -19,6 +20,7 @@ from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
+FOLDED = {Ops.CAST: int, Ops.MUL: operator.mul, Ops.ADD: operator.add}
 CUSTOM = {"round": Low.ROUND, "scale": Low.SCALE, "within": Low.WITHIN}
 
 
@@ -75,6 +77,11 @@ def combine(e: Emission, u: UOp, src: list[Inst]) -> Inst:
         return e.alu(Low.FMA, u.dtype, *src)
     if u.op not in GroupOp.ELEMENTWISE:
         _unknown(u)
+    known = all(s.op is Low.CONST and isinstance(s.arg, int) for s in src)
+    if u.op in FOLDED and u.dtype.is_int and known:  # (a shift by 4 · 1 is one by 4)
+        number = FOLDED[u.op](*(s.arg for s in src))
+        if isinstance(number, int) and u.dtype.min <= number <= u.dtype.max:
+            return e.const(number, u.dtype)
     return e.alu(u.op, u.dtype, *src, arg=_sign(u) if u.dtype is INDEX else None)
 
 

@@ -1,22 +1,24 @@
 """GGUF files (llama.cpp's): metadata, and tensors that may be quantised in blocks.
 
-A quantised tensor comes as a lazy value: its bytes are mapped and the formula of its blocks (`dequantize.py`) is a part
-of the graph, so a kernel that uses it reads the small numbers.
+A quantised tensor comes as a lazy value: its bytes are mapped and the formula of its blocks (`nn/quantized/blocks.py`)
+is a part of the graph, so a kernel that uses it reads the small numbers. Or it comes as a `QuantizedWeight`.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
 from itertools import pairwise
 from math import prod
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.engine import default_device, engine
-from manygrad.tensor.nn.state.dequantize import BLOCKS
+from manygrad.tensor.nn.quantized.blocks import BLOCKS
+from manygrad.tensor.nn.quantized.weight import QuantizedWeight
 from manygrad.tensor.tensor import Tensor
 
 PLAIN: dict[int, DType] = {
@@ -29,21 +31,34 @@ MAX_DIMS = 8
 
 
 class _Header:
-    """Reads values from the front of a file; never more than the file has."""
+    """Reads values from the front of a mapped file; never more than the file has."""
 
-    def __init__(self, f: BinaryIO, size: int):
-        self.f, self.size = f, size
+    def __init__(self, data: mmap.mmap):
+        self.data, self.size, self.at = data, len(data), 0
 
     def bytes(self, n: int) -> bytes:
-        if n > self.size - self.f.tell():
-            raise ValueError(f"it is truncated: {n} bytes wanted at byte {self.f.tell()} of {self.size}")
-        return self.f.read(n)
+        at, self.at = self.at, self.at + n
+        if self.at > self.size:
+            raise ValueError(f"it is truncated: {n} bytes wanted at byte {at} of {self.size}")
+        return self.data[at : self.at]
 
     def scalar(self, form: str) -> Any:
         return struct.unpack(form, self.bytes(struct.calcsize(form)))[0]
 
     def text(self) -> str:
         return self.bytes(self.scalar("<Q")).decode("utf-8")
+
+    def texts(self, count: int) -> list[str]:
+        """A vocabulary has a hundred thousand of them: in one loop."""
+        found, data, at, length_at = [], self.data, self.at, struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            begin = at + 8
+            at = begin + length_at(data, at)[0]
+            if at > self.size:
+                raise ValueError(f"it is truncated: {at - begin} bytes wanted at byte {begin} of {self.size}")
+            found.append(data[begin:at].decode())
+        self.at = at
+        return found
 
     def value(self, kind: int, depth: int = 0) -> Any:
         if kind in SCALARS:
@@ -59,19 +74,21 @@ class _Header:
             return list(struct.unpack(f"<{count}{form[1]}", raw))
         if count > self.size:
             raise ValueError(f"an array of {count} items in a file of {self.size} bytes")
-        return [self.value(inner, depth + 1) for _ in range(count)]
+        return self.texts(count) if inner == STRING else [self.value(inner, depth + 1) for _ in range(count)]
 
 
-def gguf_load(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """(metadata, tensors) of a GGUF file. Plain types come on `DISK:path`,
-    quantised ones as float32 on the default device, lazily.
+def gguf_load(path: str | os.PathLike[str], quantized: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(metadata, tensors) of a GGUF file. Plain types come on `DISK:path`, quantised ones as float32 on the default
+    device, lazily. With `quantized`, quantised matrices are QuantizedWeights whose blocks are on `DISK:path`.
 
     ValueError on a file that is truncated, overlaps itself, or has types that are not known.
     """
-    name, size = os.fspath(path), os.path.getsize(path)
+    name = os.fspath(path)
     try:
-        with open(path, "rb") as f:
-            metadata, entries = _read(_Header(f, size))
+        if not os.path.getsize(path):
+            raise ValueError("it is empty")
+        with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            metadata, entries = _read(_Header(data))
     except (ValueError, struct.error, UnicodeDecodeError, OverflowError, MemoryError) as error:
         raise ValueError(f"{name} cannot be read as a GGUF file: {error}") from None
     full = {n: e for n, e in entries.items() if prod(e[1])}
@@ -81,14 +98,16 @@ def gguf_load(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, T
         else []
     )
     tensors = dict(zip(full, map(Tensor, uops)))
-    out = {}
+    out: dict[str, Any] = {}
     for n, (kind, shape, _) in entries.items():
         if n not in tensors:
             out[n] = Tensor(np.empty(shape, PLAIN[kind].np if kind in PLAIN else np.float32))
+        elif kind in PLAIN:
+            out[n] = tensors[n]
+        elif quantized and len(shape) == 2:
+            out[n] = QuantizedWeight(tensors[n], BLOCKS[kind].name)
         else:
-            out[n] = (
-                tensors[n] if kind in PLAIN else BLOCKS[kind].values(tensors[n].to(default_device())).reshape(shape)
-            )
+            out[n] = BLOCKS[kind].values(tensors[n].to(default_device())).reshape(shape)
     return metadata, out
 
 
@@ -96,7 +115,8 @@ def _part(kind: int, shape: tuple[int, ...], at: int) -> tuple[DType, tuple[int,
     if kind in PLAIN:
         return PLAIN[kind], shape, at
     block = BLOCKS[kind]
-    return dtypes.uint8, (prod(shape) // block.size, block.nbytes), at
+    *rows, columns = shape or (1,)
+    return dtypes.uint8, (*rows, columns // block.size, block.nbytes), at
 
 
 def _read(h: _Header) -> tuple[dict[str, Any], dict[str, tuple[int, tuple[int, ...], int]]]:
@@ -126,7 +146,7 @@ def _read(h: _Header) -> tuple[dict[str, Any], dict[str, tuple[int, tuple[int, .
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment <= 0:
         raise ValueError(f"its alignment is {alignment!r}")
-    start = -(-h.f.tell() // alignment) * alignment
+    start = -(-h.at // alignment) * alignment
     return metadata, _placed(found, start, h.size)
 
 

@@ -126,6 +126,39 @@ def bytes_product(
     return sink(store(0, add(mul(i, n), j), value, i, j))
 
 
+def packed_product(m: int, groups: int, blocks: int, bits: int = 4) -> UOp:
+    """c[i, g, r] = sum over blocks b of s[g, b, r] * (sum over h, k, t of w[g, b, h, k, r, t] * x[i, b, h, k, t]), the
+    weights' rows r side by side: uint8 of 4 bits, h the half of a byte, or of 8; x int8, its 32 bytes in order."""
+    i, g, r = loop(m, 0), loop(groups, 1), loop(16, 2)
+    b, h, k, t = red(blocks, 3), red(2, 4), red(4, 5), red(4, 6)
+    block = add(mul(g, blocks), b)
+    if bits == 4:
+        byte = load(2, add(mul(block, 256), mul(k, 64), mul(r, 4), t), dtypes.uint8)
+        w = byte.alu(Ops.SHR, mul(h, 4).cast(dtypes.uint8)).alu(Ops.AND, UOp.const(dtypes.uint8, 15))
+    else:
+        w = load(2, add(mul(block, 512), mul(h, 256), mul(k, 64), mul(r, 4), t), dtypes.uint8)
+    x = load(1, add(mul(add(mul(i, blocks), b), 32), mul(h, 16), mul(k, 4), t), dtypes.int8)
+    inner = reduce(w.cast(dtypes.int32).alu(Ops.MUL, x.cast(dtypes.int32)), h, k, t)
+    value = reduce(load(3, add(mul(block, 16), r)).alu(Ops.MUL, inner.cast(f32)), b)
+    return sink(store(0, add(mul(i, groups * 16), mul(g, 16), r), value, i, g, r))
+
+
+def packed_arrays(m: int, groups: int, blocks: int, bits: int = 4) -> list[np.ndarray]:
+    """For it: bytes at the ends of their types, and scales by which results are exact."""
+    x = RNG.choice([-128, -127, 127, 1], (m, blocks, 32)).astype(np.int8)
+    w = RNG.choice([0, 255, 240, 15, 128], (groups, blocks, 2 if bits == 8 else 1, 4, 16, 4)).astype(np.uint8)
+    scale = RNG.choice([1.0, -2.0, 0.5], (groups, blocks, 16)).astype(np.float32)
+    return [np.zeros((m, groups * 16), np.float32), x, w, scale]
+
+
+def packed_result(x: np.ndarray, w: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    numbers = np.concatenate([w & 15, w >> 4], 2) if w.shape[2] == 1 else w
+    groups, blocks = w.shape[:2]
+    rows = numbers.transpose(0, 4, 1, 2, 3, 5).reshape(groups * 16, blocks, 32).astype(np.int64)
+    sums = np.einsum("ibk,nbk->inb", x.astype(np.int64), rows)
+    return (sums * scale.transpose(0, 2, 1).reshape(groups * 16, blocks)).sum(-1)
+
+
 def run(ast: UOp, arrays: Sequence[np.ndarray], vars: tuple[int, ...] = (), device: str = "PYTHON") -> list[np.ndarray]:
     """Runs `ast` on copies of `arrays`; gives them back as they are afterwards."""
     dev = get_device(device)

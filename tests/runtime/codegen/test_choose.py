@@ -33,6 +33,7 @@ from tests.runtime.codegen.kernels import (
     logsumexp,
     loop,
     mul,
+    packed_product,
     red,
     reduce,
     sink,
@@ -101,6 +102,17 @@ def columns_with_weights() -> UOp:
     return sink(store(0, add(mul(i, 256), n), reduce(w.alu(Ops.MUL, x), k), i, n))
 
 
+def row_by_blocks() -> UOp:
+    """out[n] = sum over blocks b, halves h, bytes i of x[b, h, i] * s[n, b] * (w[n, b, i] >> 4 h & 15)."""
+    n, b, h, i = loop(64, 0), red(18, 1), red(2, 2), red(16, 3)
+    block = add(mul(n, 18), b)
+    byte = load(2, add(mul(block, 16), i), dtypes.uint8)
+    by = mul(h, 4).cast(dtypes.uint8)
+    q = byte.alu(Ops.SHR, by).alu(Ops.AND, UOp.const(dtypes.uint8, 15)).cast(f32)
+    x = load(1, add(mul(b, 32), mul(h, 16), i))
+    return sink(store(0, n, reduce(x.alu(Ops.MUL, q.alu(Ops.MUL, load(3, block))), b, h, i), n))
+
+
 def convolution() -> UOp:
     """out[b, o, x] = sum over c, k of a[b, c, x + k - 1] * w[o, c, k], where x + k - 1 lies inside."""
     b, o, x, c, k = loop(8, 0), loop(64, 1), loop(8, 2), red(64, 3), red(3, 4)
@@ -125,6 +137,8 @@ KERNELS: dict[str, Callable[[], UOp]] = {
     "product of few columns": lambda: gemm(512, 64, 64),
     "product of few rows": lambda: gemm(4, 1024, 1024),
     "row by matrix": lambda: gemm(1, 256, 256, "NT"),
+    "row by quantised matrix": row_by_blocks,
+    "rows of bytes by a packed matrix": lambda: packed_product(64, 16, 18),
     "product of bfloat16": lambda: gemm(256, 256, 256, dtype=dtypes.bfloat16),
     "product of bytes": lambda: bytes_product(256, 256, 256),
     "convolution": convolution,

@@ -9,21 +9,38 @@ import pytest
 from manygrad import Tensor, TinyJit
 from manygrad.runtime.codegen.describe import signature
 from manygrad.runtime.codegen.dots import BYTES, Dot, is_dot, is_total, use_dots
-from manygrad.runtime.codegen.opts import CacheRead, RFactor, Tensorize
+from manygrad.runtime.codegen.opts import CacheRead, Reorder, RFactor, Tensorize, Tile, Unroll, Vectorize
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.codegen.target import Machine
+from manygrad.runtime.devices.target import AVX2_DOTS
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
-from tests.runtime.codegen.kernels import add, bytes_product, gemm, load, loop, mul, red, reduce, run, sink, store
+from tests.runtime.codegen.kernels import (
+    add,
+    bytes_product,
+    gemm,
+    load,
+    loop,
+    mul,
+    packed_arrays,
+    packed_product,
+    packed_result,
+    red,
+    reduce,
+    run,
+    sink,
+    store,
+)
 
 X86 = (Dot(dtypes.uint8, dtypes.int8, 64),)
+WORDS = AVX2_DOTS
 ARM = (Dot(dtypes.int8, dtypes.int8, 16), Dot(dtypes.uint8, dtypes.uint8, 16))
 PAIRS = [(a, b) for a in BYTES for b in BYTES]
 
 
-@pytest.mark.parametrize("dots", [X86, ARM], ids=["x86", "arm"])
+@pytest.mark.parametrize("dots", [X86, WORDS, ARM], ids=["x86", "avx2", "arm"])
 @pytest.mark.parametrize("types", PAIRS, ids=lambda p: f"{p[0].name} {p[1].name}")
 def test_in_the_types_that_the_machine_has(types: tuple[DType, DType], dots: tuple[Dot, ...]) -> None:
     """As it computes without, at the ends of both types;
@@ -48,6 +65,36 @@ def test_only_sums_of_products_of_bytes() -> None:
     for ast in (gemm(8, 8, 32), gemm(8, 8, 32, dtype=dtypes.int8), bytes_product(8, 8, 15)):
         assert use_dots(ast, X86) is ast
     assert use_dots(bytes_product(8, 8, 16), ()) is bytes_product(8, 8, 16)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("m", [1, 3, 8, 21])
+def test_blocks_of_bytes_with_scales(m: int, bits: int) -> None:
+    """Exact in the interpreter and on this machine: the sums of blocks, in int32, stand in the sum of all blocks."""
+    ast, arrays = packed_product(m, 3, 5, bits), packed_arrays(m, 3, 5, bits)
+    want = packed_result(*arrays[1:])
+    for device in ("PYTHON", "CPU"):
+        np.testing.assert_array_equal(run(ast, arrays, device=device)[0], want)
+
+
+@pytest.mark.parametrize("dots", [X86, WORDS, ARM, ()], ids=["x86", "avx2", "arm", "none"])
+def test_blocks_of_bytes_are_multiplied_where_the_machine_can(dots: tuple[Dot, ...]) -> None:
+    """Rows in vectors, blocks written out, weights read once for all rows of the other factor."""
+    machine = Machine(64 if dots == X86 else 32 if dots == WORDS else 16, 32, dots=dots)
+    opts = set(prepare(packed_product(64, 4, 5), machine).opts)
+    if dots:
+        assert {Tensorize(6, 4), Unroll(4, 2), Unroll(5, 4), Reorder(1, 0), Tile(2, 16)} <= opts
+        assert Vectorize(2, machine.vector_bytes // 4) in opts
+    else:
+        assert not any(o.kind == "tensorize" for o in opts)
+
+
+def test_small_numbers_are_multiplied_by_fewer_instructions() -> None:
+    def taken(ast: UOp) -> list[Dot]:
+        return [u.src[0].arg for u in signature(use_dots(ast, WORDS)).reduces if is_dot(u.src[0])]
+
+    assert taken(packed_product(1, 1, 2)) == [WORDS[0]]
+    assert taken(packed_product(1, 1, 2, bits=8)) == [WORDS[1]]
 
 
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
+from dataclasses import replace
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -13,9 +14,9 @@ from manygrad.native.compiler import Compiler
 from manygrad.native.processor import Processor
 from manygrad.runtime.codegen.dots import Dot
 from manygrad.runtime.codegen.opts import CacheRead, Tensorize, Vectorize
-from manygrad.runtime.codegen.pipeline import prepare
+from manygrad.runtime.codegen.pipeline import Prepared, prepare
 from manygrad.runtime.codegen.target import Machine
-from manygrad.runtime.devices.target import Target
+from manygrad.runtime.devices.target import AVX2_DOTS, Target
 from manygrad.runtime.render.llvm import ENTRY, render
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
@@ -29,6 +30,9 @@ from tests.runtime.codegen.kernels import (
     load,
     loop,
     mul,
+    packed_arrays,
+    packed_product,
+    packed_result,
     red,
     reduce,
     run,
@@ -37,6 +41,7 @@ from tests.runtime.codegen.kernels import (
 )
 
 AVX2 = Target(Processor("x86_64-unknown-linux-gnu", "haswell"), Machine(32, 16))
+AVX2_BYTES = replace(AVX2, machine=replace(AVX2.machine, dots=AVX2_DOTS))
 SSE = Target(Processor("x86_64-unknown-linux-gnu", "x86-64-v2"), Machine(16, 16))
 VNNI = Target(
     Processor("x86_64-unknown-linux-gnu", "alderlake"), Machine(32, 16, dots=(Dot(dtypes.uint8, dtypes.int8, 32),))
@@ -73,6 +78,18 @@ KERNELS = {
 }
 
 
+def call(compiler: Compiler, prepared: Prepared, arrays: list[np.ndarray]) -> None:
+    """Runs it here, on `arrays`."""
+    address = compiler.load(compiler.object_code(prepared.code(render)), [ENTRY])[ENTRY]
+    function = ctypes.CFUNCTYPE(
+        None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p
+    )(address)
+    buffers = (ctypes.c_void_p * len(arrays))(*[a.ctypes.data for a in arrays])
+    scratch = np.zeros(1 << 22, np.uint8)
+    total = int(np.prod([-(-n.arg // step) for n, step in prepared.program().parallel]))
+    function(ctypes.addressof(buffers), 0, 0, total, scratch.ctypes.data)
+
+
 @pytest.mark.parametrize("target", [AVX2, SSE, NEON], ids=lambda t: t.processor.cpu)
 @pytest.mark.parametrize("name", [*KERNELS, "gather"])
 def test_other_targets(target: Target, name: str) -> None:
@@ -84,7 +101,7 @@ def test_other_targets(target: Target, name: str) -> None:
         return
     ast, shapes, dtype = KERNELS[name]
     prepared = prepare(ast, target.machine)
-    code = compiler.object_code(prepared.code(render))
+    assert compiler.object_code(prepared.code(render))
     if (
         platform.machine() != "x86_64"
         or target is NEON
@@ -96,14 +113,7 @@ def test_other_targets(target: Target, name: str) -> None:
     rng = np.random.default_rng(0)
     arrays = [(rng.random(s) * 4 + 0.5).astype(dtype) for s in shapes]
     want = run(ast, arrays)[0].astype(np.float64)
-    address = compiler.load(code, [ENTRY])[ENTRY]
-    function = ctypes.CFUNCTYPE(
-        None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p
-    )(address)
-    buffers = (ctypes.c_void_p * len(arrays))(*[a.ctypes.data for a in arrays])
-    scratch = np.zeros(1 << 22, np.uint8)
-    total = int(np.prod([-(-n.arg // step) for n, step in prepared.program().parallel]))
-    function(ctypes.addressof(buffers), 0, 0, total, scratch.ctypes.data)
+    call(compiler, prepared, arrays)
     np.testing.assert_allclose(arrays[0].astype(np.float64), want, rtol=1e-2 if np.dtype(dtype).itemsize == 2 else 1e-5)
 
 
@@ -119,6 +129,25 @@ def test_products_of_bytes(target: Target, instruction: str, lanes: int | None) 
     prepared = prepare(bytes_product(33, 40, 50), target.machine, opts)
     assert Tensorize(2, 4) in prepared.opts
     assert instruction in Compiler(target.processor).machine.emit_assembly(llvm.parse_assembly(prepared.code(render)))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(
+    ("target", "instructions"),
+    [(VNNI, {4: "vpdpbusd", 8: "vpdpbusd"}), (AVX2_BYTES, {4: "vpmaddubsw", 8: "vpmaddwd"})],
+    ids=["alderlake", "haswell"],
+)
+def test_blocks_of_bytes(target: Target, instructions: dict[int, str], bits: int) -> None:
+    """By the instructions that there are, and exact."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    prepared, arrays = prepare(packed_product(5, 3, 4, bits), target.machine), packed_arrays(5, 3, 4, bits)
+    code = prepared.code(render)
+    compiler = Compiler(target.processor)
+    assert instructions[bits] in compiler.machine.emit_assembly(llvm.parse_assembly(code))
+    if target is AVX2_BYTES and platform.machine() == "x86_64" and llvm.get_host_cpu_features().get("avx2"):
+        call(compiler, prepared, arrays)
+        np.testing.assert_array_equal(arrays[0], packed_result(*arrays[1:]))
 
 
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN"])

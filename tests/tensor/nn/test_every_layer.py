@@ -25,6 +25,7 @@ EVERY = pytest.mark.parametrize("layer", LAYERS, ids=lambda c: c.id)
 # test_random_layers.py
 RANDOM = {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"}
 CHANGING = {name for name in nn.__all__ if name.startswith("Lazy")}  # test_lazy.py
+QUANTIZED = {"QuantizedWeight", "QuantizedLinear", "QuantizedEmbedding"}  # test_quantized.py
 # a container, a base class, or a stack of layers: test_module.py, test_recurrent.py, test_attention.py,
 # test_transformer.py
 WHOLE = {
@@ -37,7 +38,7 @@ WHOLE = {
 def test_no_layer_is_forgotten() -> None:
     kinds = {k: v for k, v in vars(nn).items() if isinstance(v, type) and issubclass(v, nn.Module)}
     tabled = {layer.name for layer in LAYERS}
-    assert set(kinds) - tabled - RANDOM - CHANGING - WHOLE == set()
+    assert set(kinds) - tabled - RANDOM - CHANGING - QUANTIZED - WHOLE == set()
     assert {k for k, v in kinds.items() if issubclass(v, Held)} - tabled == RANDOM
     assert len({layer.id for layer in LAYERS}) == len(LAYERS)
 

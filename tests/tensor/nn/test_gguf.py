@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import pytest
 
+from manygrad import Tensor, nn
 from manygrad.tensor.nn.state import gguf_load
 
 RNG = np.random.default_rng(0)
@@ -59,6 +60,22 @@ def test_quantised_blocks(name: str, tmp_path: Path) -> None:
     want = gguf.dequantize(raw, gguf.GGMLQuantizationType[name])
     assert got.shape == want.shape == (3, 512)
     np.testing.assert_allclose(got.numpy(), want, rtol=1e-6, atol=1e-6)
+
+
+def test_matrices_that_stay_quantised_share_the_files_pages(tmp_path: Path) -> None:
+    raw, path = blocks("Q4_1", 3, 64), tmp_path / "a.gguf"
+    write(path, {"w": (raw, "Q4_1"), "v": (np.ones(32, np.float32), None)})
+    tensors = gguf_load(path, quantized=True)[1]
+    w = tensors["w"]
+    assert isinstance(w, nn.QuantizedWeight) and w.shape == (3, 64) and w.kind == "q4_1"
+    assert isinstance(tensors["v"], Tensor)
+    np.testing.assert_array_equal(w.blocks.to("CPU").numpy().reshape(3, -1), raw)
+    shared = Tensor.from_dlpack(w.blocks)
+    at = path.read_bytes().index(raw[0].tobytes())
+    with open(path, "r+b") as f:
+        f.seek(at)
+        f.write(bytes([raw[0, 0] ^ 255]))
+    assert shared.device == "CPU:0" and int(shared.numpy()[0, 0, 0]) == raw[0, 0] ^ 255
 
 
 def test_plain_types_and_metadata(tmp_path: Path) -> None:

@@ -1,0 +1,165 @@
+"""GGUF's quantised blocks as numbers: each format is a formula over the bytes of its blocks.
+
+(..., blocks, bytes) uint8 -> (..., blocks, *dims) float32. `dims` are a block's elements in order, in the shape in
+which its bytes hold them: of two nibbles a byte (2, bytes). A sum over these dims reads bytes in vectors, and what
+belongs to a whole block, its scale, is decoded once a block.
+
+q are small integers packed in bytes, d and m a scale and an offset in float16; the K formats have 8 or 16 groups a
+block whose own scales are integers, times the block's d (layouts: ggml's ggml-common.h).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.ops.elementary import fma
+from manygrad.tensor.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class Block:
+    name: str
+    number: int  # ggml's, in GGUF files
+    nbytes: int
+    dims: tuple[int, ...]
+    values: Callable[[Tensor], Tensor]
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return prod(self.dims)
+
+    @property
+    def bits(self) -> float:
+        """An element's, with its share of the scales."""
+        return 8 * self.nbytes / self.size
+
+
+def half_bits(b: Tensor, at: int) -> Tensor:
+    """The float16 at bytes at, at + 1 of each block."""
+    low, high = b[..., at].cast(dtypes.uint16), b[..., at + 1].cast(dtypes.uint16)
+    return (low | high << 8).bitcast(dtypes.float16)
+
+
+def _half(b: Tensor, at: int, dims: int) -> Tensor:
+    """The same as (..., 1, ...) float32, beside so many dims of a block."""
+    return half_bits(b, at).cast(dtypes.float32).reshape(*b.shape[:-1], *(1,) * dims)
+
+
+def parts(b: Tensor, begin: int, end: int, rows: int, bits: int) -> Tensor:
+    """Bytes begin..end as (..., rows, 8 / bits, bytes / rows): part j of each byte is its bits j·bits.. and stands in
+    row j."""
+    x = b[..., begin:end].reshape(*b.shape[:-1], rows, 1, (end - begin) // rows)
+    return x >> (x.arange(8 // bits) * bits).cast(dtypes.uint8).reshape(-1, 1) & ((1 << bits) - 1)
+
+
+def nibbles(b: Tensor, at: int) -> Tensor:
+    """16 bytes: (2, 16) numbers, low halves first."""
+    return parts(b, at, at + 16, 1, 4).squeeze(-3)
+
+
+def fifth_bits(b: Tensor, at: int) -> Tensor:
+    """4 bytes: (2, 16) bits in order, each as 16 or 0."""
+    x = b[..., at : at + 4].unsqueeze(-1) >> b.arange(8).cast(dtypes.uint8) & 1
+    return x.reshape(*b.shape[:-1], 2, 16) << 4
+
+
+def _line(q: Tensor, d: Tensor, m: Tensor) -> Tensor:
+    """q · d + m, rounded once."""
+    return fma(q.float(), *(x._broadcast(q.shape) for x in (d, m)))
+
+
+def _q4_0(b: Tensor) -> Tensor:
+    return (nibbles(b, 2).float() - 8) * _half(b, 0, 2)
+
+
+def _q4_1(b: Tensor) -> Tensor:
+    return _line(nibbles(b, 4), _half(b, 0, 2), _half(b, 2, 2))
+
+
+def _q5_0(b: Tensor) -> Tensor:
+    return ((nibbles(b, 6) | fifth_bits(b, 2)).float() - 16) * _half(b, 0, 2)
+
+
+def _q5_1(b: Tensor) -> Tensor:
+    return _line(nibbles(b, 8) | fifth_bits(b, 4), _half(b, 0, 2), _half(b, 2, 2))
+
+
+def _q8_0(b: Tensor) -> Tensor:
+    return b[..., 2:34].bitcast(dtypes.int8).float() * _half(b, 0, 1)
+
+
+def _groups(x: Tensor, *dims: int) -> Tensor:
+    """Integers (..., groups), one for each of `dims`, beside their elements: float32."""
+    return x.reshape(*x.shape[:-1], *dims, 1).float()
+
+
+def _q2_k(b: Tensor) -> Tensor:
+    scales, dims = b[..., :16], (2, 4, 2)
+    q = parts(b, 16, 80, 2, 2).reshape(*b.shape[:-1], *dims, 16)
+    offset = _groups(scales >> 4, *dims) * _half(b, 82, 4)
+    return q.float() * (_groups(scales & 15, *dims) * _half(b, 80, 4)) - offset
+
+
+def sixteen_scales(b: Tensor) -> Tensor:
+    """Those of `q3_k`, 6 bits each: (..., 16)."""
+    low, high = parts(b, 96, 104, 1, 4), parts(b, 104, 108, 1, 2)
+    return low.reshape(*b.shape[:-1], 16) | high.reshape(*b.shape[:-1], 16) << 4
+
+
+def _q3_k(b: Tensor) -> Tensor:
+    scales = sixteen_scales(b)
+    missing = parts(b, 0, 32, 1, 1).reshape(*b.shape[:-1], 2, 4, 2, 16) ^ 1
+    q = parts(b, 32, 96, 2, 2).reshape(*b.shape[:-1], 2, 4, 2, 16)
+    return (q.float() - (missing << 2).float()) * ((_groups(scales, 2, 4, 2) - 32) * _half(b, 108, 4))
+
+
+def scales_and_offsets(b: Tensor, at: int) -> tuple[Tensor, Tensor]:
+    """12 bytes: 8 scales and 8 offsets of 6 bits. The later 4 of both share the last bytes, and have their highest bits
+    in those of the first 4."""
+    s, m, both = (b[..., i : i + 4] for i in (at, at + 4, at + 8))
+    scales = (s & 63).pad((0, 4)) | (both & 15 | s >> 2 & 48).pad((4, 0))
+    offsets = (m & 63).pad((0, 4)) | (both >> 4 | m >> 2 & 48).pad((4, 0))
+    return scales, offsets
+
+
+def _scaled(b: Tensor) -> tuple[Tensor, Tensor]:
+    """The same of `q4_k` and `q5_k`, times the block's own: (..., 4, 2, 1) each."""
+    scales, offsets = scales_and_offsets(b, 4)
+    return _groups(scales, 4, 2) * _half(b, 0, 3), _groups(offsets, 4, 2) * _half(b, 2, 3)
+
+
+def _q4_k(b: Tensor) -> Tensor:
+    scales, offsets = _scaled(b)
+    return parts(b, 16, 144, 4, 4).float() * scales - offsets
+
+
+def _q5_k(b: Tensor) -> Tensor:
+    scales, offsets = _scaled(b)
+    q = parts(b, 48, 176, 4, 4) | parts(b, 16, 48, 1, 1).reshape(*b.shape[:-1], 4, 2, 32) << 4
+    return q.float() * scales - offsets
+
+
+def _q6_k(b: Tensor) -> Tensor:
+    low, high = parts(b, 0, 128, 2, 4), parts(b, 128, 192, 2, 2)  # (2, 2, 64), (2, 4, 32)
+    q = low.reshape(*b.shape[:-1], 2, 4, 2, 16) | high.reshape(*b.shape[:-1], 2, 4, 2, 16) << 4
+    return (q.float() - 32) * (_groups(b[..., 192:208].bitcast(dtypes.int8), 2, 4, 2) * _half(b, 208, 4))
+
+
+FORMATS = (
+    Block("q4_0", 2, 18, (2, 16), _q4_0),
+    Block("q4_1", 3, 20, (2, 16), _q4_1),
+    Block("q5_0", 6, 22, (2, 16), _q5_0),
+    Block("q5_1", 7, 24, (2, 16), _q5_1),
+    Block("q8_0", 8, 34, (32,), _q8_0),
+    Block("q2_k", 10, 84, (2, 4, 2, 16), _q2_k),
+    Block("q3_k", 11, 110, (2, 4, 2, 16), _q3_k),
+    Block("q4_k", 12, 144, (4, 2, 32), _q4_k),
+    Block("q5_k", 13, 176, (4, 2, 32), _q5_k),
+    Block("q6_k", 14, 210, (2, 4, 2, 16), _q6_k),
+)
+BLOCKS = {f.number: f for f in FORMATS}
+NAMED = {f.name: f for f in FORMATS}
