@@ -4,7 +4,8 @@ The thread sends heartbeats with counters, forwards what the main thread queues,
 while the main thread computes or waits: `abort` first wakes every wait of the collectives, and if the main thread is
 still in the user's code a moment later, a signal raises `LaunchAborted` there. A driver that has gone away (nothing
 listens at its address any more), or has not been heard for `silent_s`, is an abort too, after which the process ends
-itself. A connection that breaks is made anew, and nothing is lost by that (`link.Session`).
+itself. Where the script has a handler for Ctrl-C, that of the launcher reaches it as a signal (`interrupt`).
+A connection that breaks is made anew, and nothing is lost by that (`link.Session`).
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ class Channel:
         os.set_blocking(self._wake_w, False)
         self._closing = False
         self._main = threading.main_thread().ident
+        self._no_handlers = (None, signal.SIG_DFL, signal.SIG_IGN, signal.getsignal(signal.SIGINT))
+        self._told_interrupt = False
         signal.signal(ABORT_SIGNAL, self._interrupt_main)
         self._thread = threading.Thread(target=self._serve, name="manygrad-control", daemon=True)
         self._thread.start()
@@ -168,7 +171,7 @@ class Channel:
                 message = messages.parse_object(body) if body else {"type": "beat"}
                 if message["type"] != "beat":
                     self._order(message)
-            if now >= next_beat:
+            if now >= next_beat or self.takes_interrupt != self._told_interrupt:
                 next_beat = now + BEAT_S
                 self._hand(sock, session.passing(self._progress()))
             while (due := session.next(now)) and self._hand(sock, due):
@@ -189,8 +192,15 @@ class Channel:
         sock.disable_monitor()
         sock.close()
 
+    @property
+    def takes_interrupt(self) -> bool:
+        """Whether the script has set a handler of its own for Ctrl-C."""
+        return self.in_user_code and signal.getsignal(signal.SIGINT) not in self._no_handlers
+
     def _progress(self) -> bytes:
+        self._told_interrupt = self.takes_interrupt
         counters = {"step": self.step, "plans": self.plans_made, **self.counters()}
+        counters["takes_interrupt"] = self._told_interrupt
         where = where_is(sys._current_frames().get(self._main or 0))
         return messages.encode("progress", **counters, **self.position(), where=where)
 
@@ -224,6 +234,8 @@ class Channel:
             elif kind == "release":
                 self.released = True
             self.changed.notify_all()
+        if kind == "interrupt" and self.takes_interrupt and self._main is not None:
+            signal.pthread_kill(self._main, signal.SIGINT)
         if kind == "abort" and self.abort_reason is None:
             self.send("stopping", where=where_is(sys._current_frames().get(self._main or 0)))
             self._abort(str(message["reason"]), str(message["kind"]))

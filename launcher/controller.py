@@ -4,6 +4,7 @@ The life of a rank is one table (`TRANSITIONS` in `ranks.py`); an event that is 
 and ignored, so that nothing a confused worker sends can harm the others. The first failure that is not itself the echo
 of another rank's failure is the root cause; it ends the run for everybody: told first (`abort`), SIGTERM after
 `grace_s`, then SIGKILL. A rank that waited in vain is such an echo: the rank that did not come is the root cause.
+Ctrl-C ends the run as a failure does, unless scripts have a handler for it: these hear of the first one.
 
 Everybody hears a heartbeat of everybody that matters to it: workers and supervisors say each second that they are
 there, and so do we (`Beat`). Progress is watched, not life alone: a worker whose process computes is not silent, even
@@ -75,6 +76,7 @@ class Controller:
         self.open_plans: dict[int, Plan] = {}
         self.values = compare.Comparisons(size)
         self.warned = False
+        self.interrupted = 0  # the signal that scripts were told of
         self.ignored = 0
         self._out: list[Instruction] = []
 
@@ -141,6 +143,7 @@ class Controller:
 
     def _on_progress(self, rank: Rank, event: Progress, before: State, now: float) -> None:
         rank.step, rank.where = event.step, event.where or rank.where
+        rank.takes_interrupt = event.takes_interrupt
         rank.worker = _heard(rank.worker, now)
         self._position(rank, event)
         if self.root is None:
@@ -228,6 +231,8 @@ class Controller:
             return
         rank.step = event.step if event.step is not None else rank.step
         rank.failure = failure_of(event)
+        if self.root is None and self.interrupted and event.kind == "KeyboardInterrupt":
+            self._fail(_interruption(self.interrupted), now)
         if self.root is None and event.waited_for:
             cause = self._cause_of_waiting(rank, event)
             if cause is not None:
@@ -266,17 +271,19 @@ class Controller:
     # ---- the run's end
 
     def _on_interrupt(self, event: Interrupt, now: float) -> None:
+        takers = [r.rank for r in self.ranks if r.state is State.RUNNING and r.takes_interrupt]
+        if self.root is None and takers and not self.interrupted:
+            self.interrupted = event.signum
+            self._out.append(Send(tuple(takers), "interrupt", {}))
+            text = f"{signal_name(event.signum)} goes to {ranks_text(takers)}, whose script ends by itself; "
+            self._out.append(Warn(text + "a second one ends the run at once"))
+            return
         if self.root is not None and self.root.kind == "interrupt" and not self.kill_sent:  # asked twice: at once
             self.term_sent = self.kill_sent = True
             self.stopping_at = now - self.grace_s - KILL_AFTER_TERM_S
             self._kill(signal.SIGKILL)
-        elif event.signum == signal.SIGINT:
-            self._fail(Failure(None, "interrupt", "interrupted by Ctrl-C", EXIT_INTERRUPTED), now)
         else:
-            self._fail(
-                Failure(None, "interrupt", f"the launcher received {signal_name(event.signum)}", 128 + event.signum),
-                now,
-            )
+            self._fail(_interruption(event.signum), now)
 
     def _mismatch(self, culprit: int, text: str, now: float) -> None:
         self._fail(Failure(culprit, "plan", f"PlanMismatch: {text}", 1), now)
@@ -362,6 +369,12 @@ class Controller:
         ranks = tuple(r.rank for r in self.ranks if r.state is not State.EXITED)
         if ranks:
             self._out.append(Kill(ranks, int(signum)))
+
+
+def _interruption(signum: int) -> Failure:
+    if signum == signal.SIGINT:
+        return Failure(None, "interrupt", "interrupted by Ctrl-C", EXIT_INTERRUPTED)
+    return Failure(None, "interrupt", f"the launcher received {signal_name(signum)}", 128 + signum)
 
 
 def _heard(silence: Silence | None, now: float) -> Silence:

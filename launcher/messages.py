@@ -13,7 +13,7 @@ from typing import Any
 
 from .errors import ProtocolError
 
-PROTOCOL = 3
+PROTOCOL = 4
 MAX_TEXT, MAX_MESSAGE = 1 << 17, 1 << 20
 
 
@@ -54,7 +54,7 @@ class Started(Event):
 class Progress(Event):
     """Heartbeat with counters. `collectives`: how many it has entered; `collective` describes the last;
     `where` is the main thread's line. `collective_ms`: the time collectives have taken, `waited_ms` the part of it in
-    which the rank did nothing else."""
+    which the rank did nothing else. `takes_interrupt`: the script has a handler of its own for Ctrl-C."""
 
     step: int | None
     plans: int
@@ -64,6 +64,7 @@ class Progress(Event):
     where: str = ""
     collective_ms: int = 0
     waited_ms: int = 0
+    takes_interrupt: bool = False
 
 
 @dataclass(frozen=True)

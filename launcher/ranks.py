@@ -98,6 +98,7 @@ class Rank:
     bytes_sent: int = 0
     collective_ms: int = 0
     waited_ms: int = 0
+    takes_interrupt: bool = False  # its script has a handler for Ctrl-C
     plans: int = 0
     plan_text: str = ""
     collectives: int = 0

@@ -28,6 +28,8 @@ def main() -> int:
     """The pipeline of one worker; returns its exit code."""
     spec, payload = read_spec()
     die_with(spec["agent_pid"])
+    # Ray starts processes with it blocked; ignored it stays, until the script has a handler (`Channel.takes_interrupt`)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     from .channel import Channel
     from .link import Clock
 

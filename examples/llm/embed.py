@@ -3,8 +3,9 @@
     python examples/llm/embed.py "A cat sits." "A kitten is sitting." "Shares fell."    # their cosines
     python examples/llm/embed.py --vectors - < lines.txt > vectors.jsonl
 
-Texts are sorted by length and computed in batches of a few lengths, each compiled once; the rows of a batch are cut
-over all devices (`launcher examples/llm/embed.py --nodes 2 -- ...`).
+Texts are sorted by length and computed in batches of a few lengths, each compiled once; a batch of long texts has fewer
+rows, so that what is between two layers stays in the caches. Rows are cut over all devices
+(`launcher examples/llm/embed.py --nodes 2 -- ...`).
 """
 
 from __future__ import annotations
@@ -20,20 +21,31 @@ from tokenizer import Tokenizer
 
 from manygrad import Tensor, TinyJit, nn, world
 
-LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # of batches: texts are filled up to the next one
+# of batches: texts are filled up to the next one
+LENGTHS = (*range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, 513, 64))
+FULL = 32  # tokens of a text, up to which a batch has all its rows
 
 
-def batches(lengths: Sequence[int], size: int) -> Iterator[tuple[list[int], int]]:
-    """Numbers of texts, `size` at most, with the tokens that their batch has: from the longest to the shortest."""
-    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    for begin in range(0, len(order), size):
-        rows = order[begin : begin + size]
-        longest = lengths[rows[0]]
-        yield rows, next((n for n in LENGTHS if n >= longest), longest)
+def height(length: int, size: int, devices: int = 1) -> int:
+    """Rows of a batch of this length, on each device as many: `size`, or those that make as many tokens as `size` rows
+    of `FULL` do."""
+    return max(min(size, size * FULL // length) // devices, 1) * devices
+
+
+def batches(lengths: Sequence[int], size: int, devices: int = 1) -> Iterator[tuple[list[int], int]]:
+    """Numbers of texts, `height` of them at most, with the tokens that their batch has: from the longest to the
+    shortest."""
+    order, begin = sorted(range(len(lengths)), key=lambda i: -lengths[i]), 0
+    while begin < len(order):
+        longest = lengths[order[begin]]
+        length = next((n for n in LENGTHS if n >= longest), longest)
+        rows = order[begin : begin + height(length, size, devices)]
+        yield rows, length
+        begin += len(rows)
 
 
 class Embedder:
-    """Texts with an encoder, `batch` at once."""
+    """Texts with an encoder, `batch` at once, of long ones fewer."""
 
     def __init__(self, model: Encoder, tokenizer: Tokenizer, batch: int = 32):
         self.model, self.tokenizer, self.batch = model, tokenizer, batch
@@ -48,8 +60,10 @@ class Embedder:
         """(texts, dim) float32."""
         ids = [self.ids(text) for text in texts]
         out = np.zeros((len(texts), self.model.config.dim), np.float32)
-        for rows, length in batches([len(row) for row in ids], self.batch):
-            tokens, lengths = np.zeros((self.batch, length), np.int64), np.ones(self.batch, np.int64)
+        devices = len(world.devices)
+        for rows, length in batches([len(row) for row in ids], self.batch, devices):
+            count = height(length, self.batch, devices)
+            tokens, lengths = np.zeros((count, length), np.int64), np.ones(count, np.int64)
             for at, row in enumerate(rows):
                 tokens[at, : len(ids[row])], lengths[at] = ids[row], len(ids[row])
             step = self.steps.setdefault(length, TinyJit(self.model))
@@ -64,7 +78,7 @@ def main() -> None:
     parser.add_argument("texts", nargs="+", help="texts, or - for one a line from stdin")
     parser.add_argument("--model", default="minilm", help="a folder with config.json, or minilm")
     parser.add_argument("--vectors", action="store_true", help="print a JSON list a text instead of cosines")
-    parser.add_argument("--batch", type=int, default=32, help="texts at once")
+    parser.add_argument("--batch", type=int, default=32, help=f"texts at once; beyond {FULL} tokens fewer")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="of weights")
     args = parser.parse_args()
     if args.batch < 1:

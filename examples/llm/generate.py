@@ -4,22 +4,26 @@
     python examples/llm/generate.py --model model.gguf --prompt "Once upon a time" --temperature 0.8 --top-p 0.95
     launcher examples/llm/generate.py --nodes 2 -- --model smollm2 --prompt "Once upon a time"
 
-Text goes to stdout as it is made, tokens a second to stderr.
+Text goes to stdout as it is made, tokens a second to stderr, on several nodes with the share that waits for others.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import time
 from dataclasses import fields
 
 from load import load
+from room import KINDS
 from sharding import rules
 from stream import TextStream
 from writer import BLOCKS, Choice, Writer
 
-from manygrad import Tensor, nn, world
+from manygrad import GlobalCounters, Tensor, nn, world
+
+GARBAGE = 200_000  # objects made before cycles are looked for: a graph has none, and is no smaller for being looked at
 
 
 def options() -> argparse.Namespace:
@@ -37,7 +41,17 @@ def options() -> argparse.Namespace:
     parser.add_argument("--min-p", type=float, help="of those with p times the probability of the likeliest")
     parser.add_argument("--repetition-penalty", type=float, help="divides the logits of tokens that were there")
     parser.add_argument("--seed", type=int, default=0, help="another one, another text")
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="of weights")
+    parser.add_argument(
+        "--dtype", choices=["quantized", "float32", "bfloat16", "float16"],
+        help="of weights: as a .gguf file has them (quantized, its default), or decoded; a folder's: float32",
+    )  # fmt: skip
+    parser.add_argument(
+        "--activations", default="float32", choices=["float32", "int8"],
+        help="what quantised weights are multiplied by: int8 rounds, 32 elements with a scale, and takes less time",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cache-dtype", default="float32", choices=KINDS, help="of the keys and values of tokens so far"
+    )
     args = parser.parse_args()
     if args.tokens < 1:
         parser.error(f"--tokens {args.tokens}: at least 1")
@@ -49,9 +63,10 @@ def options() -> argparse.Namespace:
 def main() -> None:
     args = options()
     began = time.perf_counter()
+    gc.set_threshold(GARBAGE)
     text = sys.stdin.read() if args.prompt == "-" else args.prompt
     try:
-        model, tokenizer = load(args.model, args.dtype)
+        model, tokenizer = load(args.model, args.dtype, args.activations)
         system = [{"role": "system", "content": args.system}] if args.system else []
         ids = tokenizer.chat([*system, {"role": "user", "content": text}]) if args.chat else tokenizer.encode(text)
         context = model.config.context
@@ -61,7 +76,7 @@ def main() -> None:
             raise ValueError(f"the prompt's {len(ids)} tokens and {args.tokens} more do not fit the model's context of "
                              f"{context}: a shorter prompt, or fewer --tokens")  # fmt: skip
         length = room(len(ids) + args.tokens)
-        model.reserve(1, length)
+        model.reserve(1, length, args.cache_dtype)
         if len(world.devices) > 1:
             nn.shard_rules(model, rules(model, world.devices), world.devices)
         choice = Choice(*(getattr(args, f.name) for f in fields(Choice)))
@@ -76,7 +91,7 @@ def main() -> None:
 
     loaded = time.perf_counter()
     token = writer.start(ids)
-    first, made = time.perf_counter(), 1
+    first, made, waited = time.perf_counter(), 1, GlobalCounters.net_wait_s
     while args.ignore_end or token not in tokenizer.ends:
         show(stream.add(token))
         if stream.stopped or made == args.tokens:
@@ -84,11 +99,13 @@ def main() -> None:
         token, made = writer.write(token), made + 1
     show(stream.end() + "\n")
     ended = time.perf_counter()
+    share = f", {(GlobalCounters.net_wait_s - waited) / (ended - first):.0%} of it waiting for other nodes"
+    share = share if world.size > 1 else ""
     if world.rank == 0:
         print(
             f"loaded in {loaded - began:.2f} s; prompt: {len(ids)} tokens in {first - loaded:.2f} s, "
             f"{len(ids) / (first - loaded):.0f} tokens/s; then {made - 1} tokens in {ended - first:.2f} s, "
-            f"{(made - 1) / (ended - first):.1f} tokens/s",
+            f"{(made - 1) / (ended - first):.1f} tokens/s{share}",
             file=sys.stderr,
         )
 

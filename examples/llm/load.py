@@ -30,13 +30,19 @@ def find(name: str) -> Path:
     return next(Path(spec.submodule_search_locations[0]).glob(pattern))
 
 
-def load(name: str, dtype: str = "float32") -> tuple[Decoder, Tokenizer]:
+def load(name: str, dtype: str | None = None, activations: str = "float32") -> tuple[Decoder, Tokenizer]:
+    """`dtype` None: a GGUF file's weights stay quantised where they are, those of a folder are decoded to float32.
+    `activations`: what products with quantised weights round their input to (float32, int8)."""
     path = find(name)
+    if activations != "float32" and (path.is_dir() or dtype not in (None, weights.QUANTIZED)):
+        raise ValueError(f"activations in {activations} are for quantised weights, and those of {path} are decoded")
     if path.is_dir():
-        config, given = weights.read_folder(path, dtype)
+        if dtype == weights.QUANTIZED:
+            raise ValueError(f"{path} has no quantised weights, a .gguf file may have them; give another --dtype")
+        config, given = weights.read_folder(path, dtype or "float32")
         words = tokenizer.from_folder(path)
     elif path.suffix == ".gguf":
-        config, given, metadata = weights.read_gguf(path, dtype)
+        config, given, metadata = weights.read_gguf(path, dtype or weights.QUANTIZED, activations)
         words = tokenizer.from_gguf(metadata)
     else:
         raise ValueError(

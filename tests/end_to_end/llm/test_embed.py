@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from embed import Embedder, batches
+from embed import Embedder, batches, height
 from encoder import from_json, load_encoder
 
 from manygrad import Tensor, nn
@@ -42,7 +42,9 @@ def test_vectors_are_those_of_transformers_in_any_order(embedder: Embedder) -> N
 def test_batches_are_of_like_lengths() -> None:
     lengths = [5, 200, 17, 6, 16, 700, 40]
     found = list(batches(lengths, 3))
-    assert found == [([5, 1, 6], 700), ([2, 4, 3], 32), ([0], 16)]
+    assert found == [([5], 700), ([1], 224), ([6, 2], 40), ([4, 3, 0], 16)]
+    assert [height(n, 32) for n in (8, 32, 40, 128, 512, 5000)] == [32, 32, 25, 8, 2, 1]
+    assert [height(n, 32, 4) for n in (8, 40, 512, 5000)] == [32, 24, 4, 4]  # as many on each device
 
 
 def run(*arguments: str, where: Path, text: str = "") -> subprocess.CompletedProcess[str]:

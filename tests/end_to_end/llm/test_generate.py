@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,28 +15,14 @@ from tokenizer import Tokenizer, from_folder
 from tokenizers import Tokenizer as Words
 from tokenizers import decoders, models, pre_tokenizers
 
-from manygrad import Tensor
-from manygrad.tensor.nn.state import safe_save
-from tests.end_to_end.llm.variants import config, weight
+from tests.end_to_end.llm.tiny import write_model
 
 ROOT = Path(__file__).parents[3]
-SHAPES = json.loads((Path(__file__).parent / "golden" / "variants.json").read_text())["llama"]["shapes"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of 61 words, one a letter, as Hugging Face's files have it."""
-    path = tmp_path_factory.mktemp("model")
-    (path / "config.json").write_text(json.dumps(config("llama")))
-    safe_save({n: Tensor(weight(n, tuple(s))) for n, s in SHAPES.items()}, path / "model.safetensors")
-    letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456"[:58]
-    words = Words(models.BPE({w: i for i, w in enumerate(["<pad>", "<s>", "</s>", *letters])}, []))
-    words.pre_tokenizer, words.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    words.add_special_tokens(["<pad>", "<s>", "</s>"])
-    words.save(str(path / "tokenizer.json"))
-    template = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% endfor %}"
-    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, "eos_token": "</s>"}))
-    return path
+    return write_model(tmp_path_factory.mktemp("model"))
 
 
 def generate(*arguments: str, where: Path, text: str = "") -> subprocess.CompletedProcess[str]:
@@ -65,6 +51,7 @@ def test_two_nodes_write_the_same_text_once(folder: Path, tmp_path: Path, comman
     for options, prefix in (("--nodes", "2"), "0:0: "), (("--devices-per-node", "4"), ""):
         run = command(script, *options, "--", *given).wait()
         assert run.code == 0 and run.out == f"{prefix}EysyYJfY\n", run.out + run.err
+        assert bool(re.search(r"tokens/s, \d+% of it waiting for other nodes", run.err)) == bool(prefix), run.err
 
 
 def test_mistakes_are_told(folder: Path, tmp_path: Path) -> None:
@@ -79,6 +66,7 @@ def test_mistakes_are_told(folder: Path, tmp_path: Path) -> None:
         ),
         (["--model", str(folder), "--prompt", "a", "--tokens", "0"], 2, "--tokens 0: at least 1"),
         (["--model", str(folder), "--prompt", "a", "--system", "b"], 2, "--system needs --chat"),
+        (["--model", str(folder), "--prompt", "a", "--activations", "int8"], 1, "int8 are for quantised weights"),
     ]:
         run = generate(*arguments, where=tmp_path)
         assert run.returncode == code and message in run.stderr and "Traceback" not in run.stderr, run.stderr

@@ -13,7 +13,7 @@ from sharding import rules
 from stream import TextStream
 from writer import Writer
 
-from manygrad import Tensor, nn
+from manygrad import Tensor, TinyJit, Variable, nn
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "smollm2.json").read_text())
 
@@ -45,6 +45,37 @@ def test_logits_and_greedy_text_are_those_of_transformers(loaded: Any, told: dic
     assert tokens == told["tokens"]
     stream = TextStream(tokenizer)
     assert "".join(map(stream.add, tokens)) + stream.end() == tokenizer.decode(tokens)
+
+
+def test_decoded_weights_give_the_same_logits(loaded: Any, smollm2: str) -> None:
+    quantised, tokenizer = loaded
+    decoded, _ = load(smollm2, "float32")
+    decoded.reserve(1, 256)
+    ids = tokenizer.encode(GOLDEN["prompts"][0]["prompt"])
+    for part in (ids, ids[:1]):  # a block of rows; one row, which reads the blocks
+        with Tensor.no_grad():
+            one, other = (m(Tensor([part]), 0, len(part) - 1).numpy() for m in (quantised, decoded))
+        np.testing.assert_allclose(one, other, atol=1e-3)
+
+
+def test_int8_activations_find_the_same_tokens_likely(loaded: Any, smollm2: str) -> None:
+    """The text that float32 activations write, token by token."""
+    exact, _ = loaded
+    rounding, _ = load(smollm2, activations="int8")
+    rounding.reserve(1, 256)
+    Tensor.realize(*rounding.buffers())
+    told = GOLDEN["prompts"][0]
+    ids, first = told["ids"] + told["tokens"][:24], len(told["ids"])
+
+    def chances(model: Any) -> np.ndarray:
+        """The logarithm of that of each token, after those before it."""
+        step = TinyJit(lambda last: model(Tensor([ids]), 0, last).log_softmax(-1).realize())
+        with Tensor.no_grad():
+            found = [step(Variable("last", 0, len(ids) - 1).bind(i - 1)).numpy()[0] for i in range(first, len(ids))]
+        return np.array([logarithms[i] for i, logarithms in zip(ids[first:], found)])
+
+    difference = chances(exact) - chances(rounding)
+    assert abs(difference.mean()) < 0.05 and np.abs(difference).max() < 0.5, difference
 
 
 def test_nine_heads_on_two_devices_write_the_same(smollm2: str) -> None:

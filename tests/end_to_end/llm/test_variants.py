@@ -32,9 +32,9 @@ def give(shapes: dict[str, Any]) -> Any:
     )
 
 
-def decoder(variant: str, length: int = 64, devices: tuple[str, ...] = ()) -> Decoder:
+def decoder(variant: str, length: int = 64, devices: tuple[str, ...] = (), kind: str = "float32") -> Decoder:
     model = Decoder(from_json(config(variant)), give(GOLDEN[variant]["shapes"]))
-    model.reserve(1, length)
+    model.reserve(1, length, kind)
     if devices:
         nn.shard_rules(model, rules(model, devices), devices)
     Tensor.realize(*model.parameters(), *model.buffers())

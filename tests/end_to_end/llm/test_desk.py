@@ -1,0 +1,124 @@
+"""Between the event loop and the model's loop: what waits, what goes, how it ends. No model, no sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import pytest
+from batch import Made, Request
+from server.desk import Desk, Given, Out, Vectors, Work
+from server.errors import ApiError
+from server.metrics import Metrics
+
+TEXT = Request((1,), 4)
+
+
+def with_desk(check: Callable[[Desk], Awaitable[None]], most: int = 3, wait_s: float = 60.0) -> Desk:
+    """`check` in an event loop, at a desk that is its own."""
+    desk = Desk(most, wait_s)
+
+    async def run() -> None:
+        desk.loop = asyncio.get_running_loop()
+        await asyncio.wait_for(check(desk), 10)
+
+    asyncio.run(run())
+    return desk
+
+
+async def next_of(out: Out) -> tuple[int, Given]:
+    return await asyncio.wait_for(out.get(), 5)
+
+
+def test_texts_wait_for_slots_in_their_order() -> None:
+    async def check(desk: Desk) -> None:
+        keys, out = desk.submit([TEXT, TEXT])
+        (third,), _ = desk.submit([TEXT])
+        with pytest.raises(ApiError, match="3 texts wait already") as full:
+            desk.submit([TEXT])
+        assert full.value.status == 429 and full.value.headers
+        assert desk.take(1, False) == Work(admit=((keys[0], TEXT),))
+        desk.leave([third])  # it has not begun
+        assert desk.take(1, True) == Work(admit=((keys[1], TEXT),), cancel=(third,))
+        desk.give([(keys[0], Made(keys[0], 5)), (keys[1], Made(keys[1], 6, "length"))])
+        assert [await next_of(out), await next_of(out)] == [
+            (keys[0], Made(keys[0], 5)), (keys[1], Made(keys[1], 6, "length"))
+        ]  # fmt: skip
+        desk.leave(keys)  # one has ended, the other one runs
+        assert desk.take(2, True) == Work(cancel=(keys[0],))
+        desk.give([(keys[0], Made(keys[0], 7))])  # (the step that ran meanwhile)
+        await asyncio.sleep(0)
+        assert out.empty() and not desk.outs
+
+    with_desk(check)
+
+
+def test_vectors_are_made_a_chunk_a_step() -> None:
+    async def check(desk: Desk) -> None:
+        keys, out = desk.submit([("a",), ("b",)])
+        assert desk.take(0, True).embed == ((keys[0], ("a",)),)
+        assert desk.take(0, True).embed == ((keys[1], ("b",)),)
+        found = Vectors(np.zeros((1, 2), np.float32), 3)
+        desk.give([(keys[1], found)])
+        assert await next_of(out) == (keys[1], found) and list(desk.outs) == [keys[0]]
+
+    with_desk(check)
+
+
+def test_who_waits_too_long_is_told() -> None:
+    async def check(desk: Desk) -> None:
+        _, out = desk.submit([TEXT])
+        time.sleep(0.02)
+        assert desk.take(0, True) == Work()
+        _, error = await next_of(out)
+        assert isinstance(error, ApiError) and (error.status, error.code) == (503, "queue_timeout")
+        assert not desk.outs and desk.take(1, True) == Work()
+
+    with_desk(check, wait_s=0.01)
+
+
+def test_draining_finishes_what_is_there() -> None:
+    async def check(desk: Desk) -> None:
+        (key,), _ = desk.submit([TEXT])
+        desk.drain(30)
+        with pytest.raises(ApiError, match="shutting down") as refused:
+            desk.submit([TEXT])
+        assert (refused.value.status, refused.value.code) == (503, "shutting_down")
+        assert desk.take(1, False) == Work(admit=((key, TEXT),))
+        assert not desk.take(1, True).stop
+        assert desk.take(1, False).stop
+        desk.drain(30)  # for a second time: at once
+        assert desk.take(1, True).stop
+
+    with_desk(check)
+
+
+def test_closing_tells_everybody_why() -> None:
+    async def check(desk: Desk) -> None:
+        (first, second), out = desk.submit([TEXT, TEXT])
+        desk.take(1, False)
+        desk.close("rank 1 was lost")
+        told = dict([await next_of(out), await next_of(out)])
+        assert all(isinstance(e, ApiError) and e.message == "rank 1 was lost" for e in told.values())
+        assert set(told) == {first, second} and desk.take(2, False).stop
+
+    with_desk(check)
+
+
+def test_metrics_are_what_prometheus_reads() -> None:
+    metrics = Metrics()
+    metrics.requests["/v1/completions", 200] += 2
+    for seconds in (0.001, 0.02, 0.02, 100.0):
+        metrics.between.add(seconds)
+    lines = metrics.text(running=1, waiting=2, slots=4).splitlines()
+    assert 'llm_requests_total{path="/v1/completions",status="200"} 2' in lines and "llm_texts_waiting 2" in lines
+    buckets = [line for line in lines if line.startswith("llm_between_tokens_seconds")]
+    assert buckets[0].endswith('{le="0.005"} 1') and buckets[2].endswith('{le="0.025"} 3')
+    assert buckets[-3:] == [
+        'llm_between_tokens_seconds_bucket{le="+Inf"} 4', "llm_between_tokens_seconds_sum 100.041",
+        "llm_between_tokens_seconds_count 4",
+    ]  # fmt: skip
+    kinds = [line.split()[2] for line in lines if line.startswith("# TYPE")]
+    assert len(kinds) == len(set(kinds)) and all(any(x.startswith(k) for x in lines) for k in kinds)

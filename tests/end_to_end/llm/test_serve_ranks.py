@@ -1,0 +1,111 @@
+"""The server on two nodes: the same texts as on one, and what its clients hear when a node is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import pytest
+
+if MISSING := [name for name in ("starlette", "uvicorn", "openai") if find_spec(name) is None]:
+    pytest.skip(f'the server\'s tests need {", ".join(MISSING)}: pip install ".[test]"', allow_module_level=True)
+
+import openai
+from batch import Request
+from server.desk import Work
+from server.ranks import decode, encode
+from writer import Choice
+
+from tests.end_to_end.llm.serving import LIMIT_S, SCRIPT, Served, serving
+from tests.end_to_end.llm.tiny import write_model
+
+
+def worker(served: Served, rank: int) -> psutil.Process:
+    """Of the job that listens at the server's port."""
+    known = {}
+    for process in psutil.process_iter():
+        if process.uids().real == os.getuid():
+            try:
+                known[process.pid] = process, process.environ()
+            except psutil.Error:
+                continue
+    (first,) = [e for p, e in known.values() if any(c.laddr.port == served.port for c in listening(p))]
+    job = first["MANYGRAD_JOB"]
+    (found,) = [p for p, e in known.values() if e.get("MANYGRAD_JOB") == job and e.get("RANK") == str(rank)]
+    return found
+
+
+def listening(process: psutil.Process) -> list[psutil._common.pconn]:
+    try:
+        return [c for c in process.net_connections("tcp4") if c.status == psutil.CONN_LISTEN]
+    except psutil.Error:
+        return []
+
+
+def test_two_nodes_write_the_same_texts_until_one_is_lost(tmp_path: Path) -> None:
+    model = write_model(tmp_path, context=65536)
+    launcher = [sys.executable, "-P", "-u", "-m", "manygrad.launcher.cli", "--nodes", "2"]
+    options = ["--model", str(model), "--name", "tiny", "--port", "0", "--slots", "2", "--room", "65536"]
+    with serving(*launcher, "--run-dir", str(tmp_path / "run"), str(SCRIPT), "--", *options) as served:
+        complete = served.client.completions.create
+        given = {"model": "tiny", "max_tokens": 12, "extra_body": {"ignore_eos": True}}
+        # a prompt that is longer than the first message to the other rank
+        for prompt, said in (("abc", "EysyYJfY"), ([3, 4, 5] * 400, None), ("abc", "EysyYJfY")):
+            one = complete(prompt=prompt, temperature=0, **given).choices[0]
+            assert one.finish_reason == "length" and said in (None, one.text)
+        drawn = {complete(prompt="abc", temperature=1, seed=3, **given).choices[0].text for _ in range(2)}
+        assert len(drawn) == 1
+
+        stream = complete(prompt="a", stream=True, **{**given, "max_tokens": 60000})
+        next(iter(stream))
+        heard = []
+
+        def ask() -> None:
+            try:
+                complete(prompt="a", **{**given, "max_tokens": 60000})
+            except openai.APIStatusError as error:
+                heard.append(error)
+
+        whole = threading.Thread(target=ask)
+        whole.start()
+        served.wait_for("llm_texts_running", 2)
+        worker(served, 1).kill()
+        with pytest.raises(openai.APIError, match="the model has stopped: .*rank 1"):
+            list(stream)
+        whole.join(LIMIT_S)
+        assert heard and heard[0].status_code == 503 and "rank 1" in heard[0].message
+        assert served.process.wait(LIMIT_S) == 137
+        served.reader.join(LIMIT_S)
+        assert "launcher: rank 1 failed" in "".join(served.out)
+
+
+def test_interrupt_finishes_what_runs_on_all_nodes(tmp_path: Path) -> None:
+    model = write_model(tmp_path, context=65536)
+    launcher = [sys.executable, "-P", "-u", "-m", "manygrad.launcher.cli", "--nodes", "2"]
+    options = ["--model", str(model), "--name", "tiny", "--port", "0", "--slots", "2", "--room", "8192"]
+    with serving(*launcher, "--run-dir", str(tmp_path / "run"), str(SCRIPT), "--", *options) as served:
+        complete = served.client.completions.create
+        given = {"model": "tiny", "prompt": "a", "temperature": 0, "extra_body": {"ignore_eos": True}}
+        whole = complete(max_tokens=4000, **given).choices[0].text
+        stream = complete(max_tokens=4000, stream=True, **given)
+        pieces = [next(iter(stream)).choices[0].text]
+        served.process.send_signal(signal.SIGINT)
+        with pytest.raises(openai.InternalServerError) as refused:
+            while True:  # until the signal has arrived
+                complete(max_tokens=1, **given)
+        assert refused.value.status_code == 503 and refused.value.body["code"] == "shutting_down"
+        pieces += [event.choices[0].text for event in stream]
+        assert "".join(pieces) == whole
+        assert served.process.wait(LIMIT_S) == 0, "".join(served.out)
+        assert "SIGINT goes to rank 0, whose script ends by itself" in "".join(served.out)
+
+
+def test_what_the_ranks_are_told() -> None:
+    request = Request((1, 2, 3), 5, Choice(0.1, 3, 0.30000000000000004, None, 1.1, 2**32 - 1), True)
+    for work in (Work(), Work(((7, request), (8, Request((1,), 1))), (1, 2), ((9, ('a"é🦙', "")),), True)):
+        assert decode(encode(work)) == work
