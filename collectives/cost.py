@@ -7,6 +7,7 @@ Terms: α a step's latency, o one message's handling, β a byte moved, γ a byte
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from manygrad.collectives.algorithms import ALGORITHMS
@@ -91,19 +92,19 @@ def choose(kind: str, nbytes: int, ranks: int, group: int = 1, link: Link | None
     return min(candidates, key=lambda a: (cost_s(a, kind, nbytes, ranks, group, link), a))
 
 
-PART_S = 5e-3  # a part of a long all-reduce takes so long on its link: several times what handling it costs
+PART_COST_S = 0.5e-3  # what one more part of a long all-reduce costs [allreduce.py, TRANSPORT=zmq, step against bare]
 MAX_PARTS = 32
 PART_ALIGN = 1024  # elements
 
 
 def parts_of(count: int, itemsize: int, ranks: int, link: Link) -> tuple[int, ...]:
-    """The n+1 places, in elements, where an all-reduce is cut. Shared memory moves nothing while processors compute, so
-    there it stays whole."""
+    """The n+1 places, in elements, where an all-reduce is cut. What is not hidden is the last part and what all parts
+    cost, seconds / n + n PART_COST_S: least at the square root of seconds / PART_COST_S. Shared memory moves nothing
+    while processors compute, so there it stays whole."""
     if link.route == "shm" or ranks == 1:
         return (0, count)
     sent = 2 * (ranks - 1) / ranks * itemsize  # bytes of an element, over each rank's link
-    least = link.bytes_per_s * PART_S / sent
-    n = min(MAX_PARTS, int(count / least))
+    n = min(MAX_PARTS, math.isqrt(int(count * sent / link.bytes_per_s / PART_COST_S)))
     if n <= 1:
         return (0, count)
     size = -(-count // n // PART_ALIGN) * PART_ALIGN

@@ -27,3 +27,15 @@ def copy(dst: int, src: int, nbytes: int) -> None:
 def table(words: int) -> Any:
     """An array of 64-bit integers, all 0."""
     return (ctypes.c_int64 * words)()
+
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of glibc's mallopt
+
+
+def keep_freed(largest: int, spare: int) -> None:
+    """From now on the C library keeps blocks up to `largest` bytes that are freed, `spare` bytes in each heap: given
+    back to the system, their pages would be cleared at the next use, which takes as long as a copy. Only glibc can."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for option, value in ((_MMAP_THRESHOLD, largest), (_TRIM_THRESHOLD, spare), (_TOP_PAD, spare // 2)):
+            mallopt(option, value)

@@ -487,8 +487,7 @@ class Endpoint:
             self._give_up(link, lost, end, key, what)
 
     def _await_zmq(self, link: tcp.ZmqLink, look: Callable[[], Any], key: MessageKey, what: str) -> Any:
-        end, heard = time.monotonic() + COLLECTIVE_TIMEOUT_S.value, link.heard
-        timeout = 0.0
+        end, heard, waited = time.monotonic() + COLLECTIVE_TIMEOUT_S.value, link.heard, False
         while True:
             found = look()
             if found is not None:
@@ -496,11 +495,11 @@ class Endpoint:
             self._raise_aborted()
             if link.heard != heard:  # a slow link is none that hangs
                 end, heard = time.monotonic() + COLLECTIVE_TIMEOUT_S.value, link.heard
-            if timeout:
+            if waited:
                 self._push_queued()
                 self._give_up(link, link.lost(), end, key, what)
-            self._hub.progress(timeout)
-            timeout = TICK_S
+            self._hub.progress(TICK_S)
+            waited = True
 
     def _push_queued(self) -> None:
         for link in self._links.values():
@@ -584,6 +583,7 @@ class Endpoint:
             self._lock.release()
 
     def _drain(self) -> None:
+        self._hub.pay_all()
         end = time.monotonic() + CLOSE_S
         while self._reason is None and time.monotonic() < end:
             if not any(link.unacked and not link.lost() for link in self._hub.links.values()):

@@ -18,6 +18,8 @@ from manygrad.tensor.environment import RECONNECT_TIMEOUT_S
 
 WINDOW = 64 << 20
 COPIES_NBYTES = 16 << 20  # of messages on their way, until one waits for their arrival
+# A message up to here is copied, which takes less time than to tell when its memory is free again
+COPIED_NBYTES = 64 << 10
 EAGER_NBYTES = 16 << 10  # a sealed frame up to here is opened when it comes, as its place is soon copied to
 LOST_GRACE_S = 0.1  # data may still be on its way in another connection when one breaks
 _SETTLED_S = 1.0  # a process that is being killed may still listen for a moment after its connections broke
@@ -79,6 +81,7 @@ class ZmqLink:
         self.incoming: dict[int, Incoming] = {}
         self.whole_below, self.whole = 0, set[int]()  # numbers of messages that have come whole: all below, and these
         self.owed = 0  # messages that have come whole since the peer was told
+        self.urgent = False  # it waits for that, as its memory must stay as it is
         self.heard = 0  # counts what came from the peer
         self.forged = 0  # frames in its name that did not open
         self.repeated = 0  # frames that had come before
@@ -137,6 +140,7 @@ class ZmqLink:
         h = frame.header
         if h.number < self.whole_below or h.number in self.whole:  # sent again, as its arrival was not heard of
             self.owed += 1
+            self.urgent = True
             self.repeated += 1
             return True
         message = self.incoming.setdefault(h.number, Incoming())
@@ -187,6 +191,7 @@ class ZmqLink:
         if message.arrived < h.total:
             return
         self.owed += 1
+        self.urgent |= h.total > COPIED_NBYTES
         self.whole.add(h.number)
         while self.whole_below in self.whole:
             self.whole.discard(self.whole_below)

@@ -7,9 +7,9 @@ the place that it was asked for, frame by frame as they come.
 
 Flow control is in bytes: a receiver grants each sender WINDOW bytes beyond what it has asked for with `receive`, so the
 memory of unexpected messages is bounded, while an awaited message of any size gets through. A receiver tells up to
-which number all messages have arrived; `settle` waits for that where a message was not copied, and `close` for all,
-which says more than ZeroMQ's tracker (that the kernel took the bytes), and makes closing with LINGER=0 safe. Both
-travel in one header, on the control lane.
+which number all messages have arrived, of those that the sender has copied only now and then. `settle` waits for that
+where a message was not copied, and `close` for all, which says more than ZeroMQ's tracker (that the kernel took the
+bytes), and makes closing with LINGER=0 safe. Both travel in one header, on the control lane.
 
 Every connection is authenticated, and handshakes wait until the run's cards are known. Beyond loopback the control lane
 is CURVE with the keys of the cards, and frames on data lanes are sealed with keys of that handshake (`seal.py`), unless
@@ -38,7 +38,7 @@ import os
 import secrets
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,9 +48,9 @@ from zmq.utils.monitor import parse_monitor_message
 
 from manygrad.collectives.errors import WireError
 from manygrad.collectives.transport import wire
-from manygrad.collectives.transport.link import WINDOW, Frame, Outgoing, ZmqLink
+from manygrad.collectives.transport.link import COPIED_NBYTES, WINDOW, Frame, Outgoing, ZmqLink
 from manygrad.collectives.transport.seal import COUNTER, TAG_NBYTES, Opener, Sealer, key_of
-from manygrad.native.memory import bytes_at
+from manygrad.native.memory import bytes_at, keep_freed
 from manygrad.tensor.environment import MANYGRAD_PLAIN_LINKS
 
 LANES = 2  # of data; lane 0 is the control lane
@@ -59,13 +59,15 @@ SENDING, RECEIVING = 1, 2  # the I/O threads of data lanes, as ZeroMQ's affinity
 HIGH_WATER = 8  # frames
 LOOK_EVERY = 4  # while frames come in a row, only every so often at anything else
 OWED = 8  # messages that have come whole, until the sender is told in the middle of a stream
-COPIED_NBYTES = 64 << 10  # a payload below is copied, which takes less time than to tell when its memory is free again
 POOL_NBYTES = 256 << 20  # of receive buffers kept for reuse
 # The system's own signs of life, not ZeroMQ's: its heartbeats queue behind data, so that on a slow link the answer of a
 # peer that lives comes too late. A connection has broken when the peer's kernel acknowledges nothing for so long
 UNACKNOWLEDGED_MS = 3000
 KEEPALIVE_S, KEEPALIVES = 1, 3
 CONNECT_TIMEOUT_MS = 1000  # then tried again: the system's own retries come ever later
+# (plain integers: Python's enumerations are slow to combine)
+_NOBLOCK, _MORE_FOLLOWS = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 _IDENTITY = struct.Struct("<cIHI")  # b"m", rank, lane, epoch
 _AHEAD = 1 << 24  # messages that may have come and are not asked for
 _SOCKETS = 2 * (1 + LANES)  # of each peer: lanes and their monitors
@@ -158,6 +160,7 @@ class ZmqHub:
         """Makes the lanes to a peer, with a hello on each (once)."""
         if link.lanes:
             return
+        keep_freed(2 * CHUNK, 2 * HIGH_WATER * LANES * CHUNK)  # ZeroMQ allocates memory for every frame that comes
         if (self.secure, self.sealed) != (bool(link.card.get("curve")), bool(link.card.get("sealed"))):
             raise WireError(
                 f"rank {link.peer} and this rank do not agree on encryption: one binds loopback, or has plain links "
@@ -217,7 +220,7 @@ class ZmqHub:
     def _reply(self, link: ZmqLink, kind: int) -> None:
         """Tells the peer, on its control lane, the grant and what has arrived;
         dropped while that lane is not there (hello repeats it)."""
-        link.told, link.owed = link.taken + WINDOW, 0
+        link.told, link.owed, link.urgent = link.taken + WINDOW, 0, False
         header = wire.pack(self._control(kind, link.whole_below, link.told))
         try:
             self.control.send_multipart([_IDENTITY.pack(b"m", link.peer, 0, self.epoch), header], zmq.NOBLOCK)
@@ -225,9 +228,17 @@ class ZmqHub:
             link.lose("its answers pile up unread")
 
     def pay(self, link: ZmqLink, all: bool = False) -> None:
-        """Tells the peer what has arrived: in the middle of a stream that is waited for not every message."""
-        if link.owed and (all or link.owed >= OWED or not any(n < link.in_number for n in link.incoming)):
+        """Tells the peer what has arrived, where it waits for that: in the middle of a stream that is waited for not
+        every message, and of those that it has copied only every `OWED`, or with `all` and `urgent`."""
+        waited_for = link.urgent and (all or not any(n < link.in_number for n in link.incoming))
+        if link.owed >= OWED or (link.owed and waited_for):
             self._reply(link, wire.ACK)
+
+    def pay_all(self) -> None:
+        """Tells every peer all that has arrived."""
+        for link in self.links.values():
+            if link.owed:
+                self._reply(link, wire.ACK)
 
     # --- sending
 
@@ -286,11 +297,11 @@ class ZmqHub:
         """Hands a frame to a data lane, sealed where links are; `zmq.Again` where there is no room."""
         s: Any = link.lanes[lane]
         if link.sealer is None:
-            s.send(wire.pack(header), zmq.SNDMORE | zmq.NOBLOCK)
+            s.send(wire.pack(header), _MORE_FOLLOWS)
             s.send(payload, copy=len(payload) < COPIED_NBYTES)
             return
         head, large = wire.pack(header) + link.sealer.next(), len(payload) >= COPIED_NBYTES
-        s.send(head, zmq.SNDMORE | zmq.NOBLOCK)
+        s.send(head, _MORE_FOLLOWS)
         room = min(CHUNK, 1 << (len(payload) - 1).bit_length()) if large else len(payload)
         buffer: Any = self.buffer(room + TAG_NBYTES) if large else bytearray(room + TAG_NBYTES)
         if large and item is not None:
@@ -369,7 +380,7 @@ class ZmqHub:
             for lane, monitor in enumerate(link.monitors):
                 if monitor in events:
                     self._watch(link, lane, monitor)
-            if link.lanes and events.get(link.lanes[0], 0) & zmq.POLLIN:
+            if link.lanes and events.get(link.lanes[0], 0) & _POLLIN:
                 self._answers(link, link.lanes[0])
             if link.queue or link.again:
                 self.push(link)
@@ -397,11 +408,7 @@ class ZmqHub:
 
     def _greeted(self) -> None:
         """What peers say on the control socket: hello."""
-        while True:
-            try:
-                parts = self.control.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
+        for parts in _received(self.control):
             identity = bytes(parts[0].buffer)
             if len(identity) != _IDENTITY.size or len(parts) != 2:
                 self.dropped += 1
@@ -425,11 +432,7 @@ class ZmqHub:
         """Takes the frames that have come on the data lanes; whether there were any."""
         any_came = False
         for s in self.data:
-            for _ in range(2 * HIGH_WATER):
-                try:
-                    parts = s.recv_multipart(zmq.NOBLOCK, copy=False)
-                except zmq.Again:
-                    break
+            for parts in _received(s, 2 * HIGH_WATER):
                 any_came = True
                 if not self.take(str(parts[0].get("User-Id")), [p.buffer for p in parts]):
                     self.dropped += 1
@@ -463,12 +466,8 @@ class ZmqHub:
         return link.take(Frame(h, parts[0] if sealed else None, parts[1]))
 
     def _answers(self, link: ZmqLink, lane: zmq.Socket[bytes]) -> None:
-        while True:
-            try:
-                parts = lane.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            h = self._accept(parts[0], link, link.peer)
+        for parts in _received(lane):
+            h = self._accept(parts[0].buffer, link, link.peer)
             if h is None:
                 continue
             if h.number > link.out_number:
@@ -541,6 +540,20 @@ def password(token: bytes, source: int, target: int) -> bytes:
     """What rank `source` shows rank `target`, whose secret is `token`;
     whoever takes `target`'s place learns nothing else by it."""
     return hmac.digest(token, b"%d to %d" % (source, target), hashlib.sha256).hex().encode()
+
+
+def _received(s: Any, most: int = 1 << 30) -> Iterator[list[Any]]:
+    """The messages that are there, `most` at most. It asks first: a receive that finds nothing raises an exception,
+    which takes longer than a receive."""
+    while most and s.get(_EVENTS) & _POLLIN:
+        try:
+            parts: list[Any] = [s.recv(_NOBLOCK, copy=False)]
+        except zmq.Again:  # its connection broke in the middle
+            return
+        while parts[-1].more:
+            parts.append(s.recv(_NOBLOCK, copy=False))
+        yield parts
+        most -= 1
 
 
 def _lane(number: int, offset: int) -> int:

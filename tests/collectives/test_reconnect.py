@@ -84,7 +84,8 @@ def talk(end: Endpoint, seed: int, rounds: int, failures: list[BaseException], e
             for k in kept:
                 if isinstance(k, int):
                     end.arena.free(k - end.arena.base)
-        while end._hub.links[peer].unacked and not failures:  # (flush waits for no message that was copied)
+        end._hub.pay_all()  # (as `close` does: nobody waits for the receipt of a message that was copied)
+        while end._hub.links[peer].unacked and not failures:
             end._hub.progress(0.01)
     except BaseException as e:
         failures.append(e)

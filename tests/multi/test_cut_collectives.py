@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from manygrad import Tensor
-from manygrad.collectives.cost import MAX_PARTS, PART_ALIGN, PART_S, parts_of
+from manygrad.collectives.cost import MAX_PARTS, PART_ALIGN, PART_COST_S, parts_of
 from manygrad.multi.world import Link, World
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from tests.multi.cluster import assert_same_collectives, lowered, run, workers
@@ -18,7 +18,7 @@ FAST, SHM = Link("zmq", 2.0**40), Link("shm")
 
 def slow(nbytes: int, parts: int) -> Link:
     """A link over which an all-reduce of 2 workers is cut into so many parts."""
-    return Link("zmq", nbytes / parts / PART_S)
+    return Link("zmq", nbytes / (parts**2 * PART_COST_S))
 
 
 def gradients(world: World, sizes: tuple[int, ...] = (3, 96, 128, 64, 2)) -> Tensor:
