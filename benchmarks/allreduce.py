@@ -1,4 +1,4 @@
-"""All-reduce of float32 sums, ours against torch's Gloo, on this machine in one run.
+"""All-reduce of float32 sums, ours against torch's Gloo and Open MPI, on this machine in one run.
 
     python benchmarks/allreduce.py [--sizes 256,1K,...,256M] [--workers 2,4] [--transport shm|zmq]
                                   [--devices-per-node 1]
@@ -6,9 +6,10 @@
 
 `step`: what a training step pays, `TinyJit(lambda x: x.sum(0))` on a tensor with one row per device, sharded on axis 0.
 `bare`: the same collective as a prepared program, without tensors. Both run on workers started by `manygrad.launch`, as
-Gloo's `dist.all_reduce` runs on as many processes. A repeat is timed on every rank from a common start until its own
-end; of the ranks the slowest counts, of the repeats the median is printed, in microseconds. algbw = bytes / time of
-`step`; busbw = algbw * 2(p-1)/p for p devices. gloo/step and gloo/bare above 1: ours is faster.
+Gloo's `dist.all_reduce` and Open MPI's (with the package mpi4py and `mpirun`) run on as many processes. A repeat is
+timed on every rank from a common start until its own end; of the ranks the slowest counts, of the repeats the median is
+printed, in microseconds. algbw = bytes / time of `step`; busbw = algbw * 2(p-1)/p for p devices. gloo/step and mpi/step
+above 1: ours is faster.
 
 `--hosts 2,4`: between as many hosts, network namespaces of this machine (root, `ip`), in milliseconds of `step`: ours
 encrypted and with plain links, Gloo, and raw TCP sockets that move the same bytes and sum nothing
@@ -32,7 +33,7 @@ from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from sides import network
+from sides import mpi, network
 
 SIZES = "256,1K,4K,16K,64K,256K,1M,4M,16M,64M,256M"
 BUDGET_S = 1.5  # for the repeats of one size on one side
@@ -168,6 +169,10 @@ def side(name: str, what: list[Any], rank: int) -> None:
     elif name == "gloo":
         sizes, most, *rest = what
         print(json.dumps(gloo(sizes, most, rank, *rest)))
+    elif name == "mpi":
+        of_ranks = mpi.measured(*what, timed, repeats_for)
+        if int(os.environ["OMPI_COMM_WORLD_RANK"]) == 0:
+            print(json.dumps(of_ranks))
     else:
         sizes, most, addresses = what
         print(json.dumps(network.raw(sizes, most, rank, addresses, timed, repeats_for)))
@@ -245,21 +250,23 @@ def main() -> None:
         os.environ["TRANSPORT"] = args.transport
     have_torch = importlib.util.find_spec("torch") is not None
     print(
-        f"{'workers':>7} {'bytes':>6} {'step us':>10} {'bare us':>10} {'gloo us':>10} {'algbw GB/s':>10} "
-        f"{'busbw GB/s':>10} {'gloo/step':>9} {'gloo/bare':>9}"
+        f"{'workers':>7} {'bytes':>6} {'step us':>10} {'bare us':>10} {'gloo us':>10} {'mpi us':>10} "
+        f"{'algbw GB/s':>10} {'busbw GB/s':>10} {'step/bare':>9} {'gloo/step':>9} {'mpi/step':>9}"
     )
     for workers in map(int, args.workers.split(",")):
         threads = max(1, (os.cpu_count() or 1) // workers)
         mine = launch(ours, sizes, args.repeats, nodes=workers, devices_per_node=args.devices_per_node)
         theirs = run_gloo(sizes, args.repeats, workers * args.devices_per_node, threads) if have_torch else None
         p = workers * args.devices_per_node
+        with_mpi = mpi.run(os.path.abspath(__file__), sizes, args.repeats, p) if mpi.there() else None
         for i, nbytes in enumerate(sizes):
             step, bare = (median_of_slowest([r[i][k] for r in mine]) for k in ("step", "bare"))
-            other = median_of_slowest([r[i] for r in theirs]) if theirs else float("nan")
+            other, third = (median_of_slowest([r[i] for r in x]) if x else float("nan") for x in (theirs, with_mpi))
             bandwidth = nbytes / step * 1e-9
             print(
                 f"{workers:7d} {text_of(nbytes):>6} {step * 1e6:10.1f} {bare * 1e6:10.1f} {other * 1e6:10.1f} "
-                f"{bandwidth:10.2f} {bandwidth * 2 * (p - 1) / p:10.2f} {other / step:9.2f} {other / bare:9.2f}",
+                f"{third * 1e6:10.1f} {bandwidth:10.2f} {bandwidth * 2 * (p - 1) / p:10.2f} {step / bare:9.2f} "
+                f"{other / step:9.2f} {third / step:9.2f}",
                 flush=True,
             )
             if len(mine[0][i]["calls"]) != 1:

@@ -6,6 +6,7 @@ Nothing else asks for these; what follows from them for generated code is in the
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,8 @@ import llvmlite.binding as llvm
 
 ALIASES = {"arm64": "aarch64", "amd64": "x86_64"}  # other names of an architecture
 SECOND_LEVEL_BYTES = 1 << 20  # of a cache, where the system does not tell
+COUNTED_FOR_S = 0.1
+_counted = (0.0, 1)  # until when the number of cores is used, and it
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,13 @@ def llvm_version() -> tuple[int, ...]:
 
 
 def cores() -> int:
-    """Those this process may use (which may change while it runs)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Those this process may use, which may change while it runs: asked anew when `COUNTED_FOR_S` have passed."""
+    global _counted
+    now = time.monotonic()
+    if now > _counted[0]:
+        count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        _counted = (now + COUNTED_FOR_S, count)
+    return _counted[1]
 
 
 def second_level_cache_bytes() -> int:

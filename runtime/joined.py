@@ -94,6 +94,7 @@ class JoinedItem(ExecItem):
         self.table[ALL.index("ROWS")] = ctypes.addressof(self.rows)
         self.table[ALL.index("ROW_COUNT")] = len(items)
         self.table[ALL.index("GRAPH")] = team().graph_address
+        self.endpoint.prepare_joined(self.table)
 
     @staticmethod
     def _row(item: Part) -> tuple[int, int, int]:
@@ -138,10 +139,9 @@ class JoinedItem(ExecItem):
         self._count()
         for graph in self.asked:
             graph.bind(vars)
-        self.table[AT] = 0
-        self.table[VARIABLES] = ctypes.c_int64(variables_word(vars)).value
+        self.table[AT] = begun = 0
+        self.table[VARIABLES] = ctypes.c_int64(variables_word(vars)).value if vars else 0
         self.table[SCRATCH] = team().ready()
-        begun = 0
         while begun < len(self.items):
             begun = self._run_native(begun)
             if begun < len(self.items):

@@ -45,6 +45,7 @@ from manygrad.tensor.environment import COLLECTIVE_TIMEOUT_S, TRANSPORT
 
 TICK_S = 0.05
 BUSY_TICK_S = 0.001  # in a wait on shared memory, where there are ZeroMQ peers to serve as well
+_STOPPED = ALL.index("STOPPED")
 SPINS = 1500  # about 30 µs, only where every worker of the host has a core
 CLOSE_S = 2.0
 AHEAD_NBYTES = WINDOW // 4  # that are sent before what comes before them: less than is granted unasked
@@ -129,6 +130,7 @@ class Endpoint:
         self._outstanding: dict[tuple[int, int], Ticket] = {}  # what is not settled, by peer and number
         self._agreements = 0
         self._spins = 0
+        self._joined: Callable[[int], None]
         self._stop = table(1)  # not 0 from an abort on
         self._tick = Timespec.of(TICK_S)
         self._busy_tick = Timespec.of(BUSY_TICK_S)
@@ -310,18 +312,27 @@ class Endpoint:
             return int(shm.native_functions().exchange(ctypes.addressof(run)))
 
     def run_joined(self, all: Any, links: Sequence[shm.ShmLink]) -> None:
-        """As `run_native`, for graphs and collectives as one table, which tells where it stopped."""
+        """As `run_native`, for graphs and collectives as one table, which tells where it stopped. It was given to
+        `prepare_joined` before."""
         with self._lock:
-            all[ALL.index("STOPPED")] = -1
-            if self._may_run_native(links):
-                all[ALL.index("ALL_SPINS")], all[ALL.index("ALL_LIMIT")] = self._spins, ctypes.addressof(self._tick)
-                all[ALL.index("STOP")] = ctypes.addressof(self._stop)
-                shm.native_functions().joined(ctypes.addressof(all))
-                self._raise_aborted()
+            if not self._may_run_native(links):
+                all[_STOPPED] = -1
+                return
+            self._joined(ctypes.addressof(all))
+            self._raise_aborted()
+
+    def prepare_joined(self, all: Any) -> None:
+        """Puts into a table what all its runs have alike."""
+        all[ALL.index("ALL_SPINS")], all[ALL.index("ALL_LIMIT")] = self._spins, ctypes.addressof(self._tick)
+        all[ALL.index("STOP")] = ctypes.addressof(self._stop)
+        self._joined = shm.native_functions().joined
 
     def _may_run_native(self, links: Sequence[shm.ShmLink]) -> bool:
         self._raise_aborted()
-        return not self._closed and not any(link.queue for link in links)
+        for link in links:
+            if link.queue:
+                return False
+        return not self._closed
 
     def receive(self, peer: int, key: MessageKey, nbytes: int, dtype_name: str = "raw") -> Borrowed:
         """Waits for the next message of `peer`, which must be `key` with `nbytes` of `dtype_name`.
