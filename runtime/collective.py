@@ -64,6 +64,11 @@ class CollectiveItem(ExecItem):
         return not self.idle and self.exchange.endpoint is not None
 
     @property
+    def ahead_nbytes(self) -> int:
+        """Of what `begin` sends."""
+        return 0 if self.idle else self.exchange.ahead_nbytes
+
+    @property
     def link_s(self) -> float:
         """Seconds of sending over the link between hosts, roughly; 0 in shared memory."""
         link = self.communication.endpoint.link if self.crosses and self.communication.endpoint is not None else None

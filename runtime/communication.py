@@ -71,7 +71,7 @@ class Communication:
         if self._lane is None:
             from manygrad.runtime.lanes import Lane
 
-            self._lane = Lane()
+            self._lane = Lane(self.endpoint)
         return self._lane
 
     def drain(self) -> None:

@@ -58,7 +58,7 @@ class Exchange:
         sent = Counter(call.src[0].arg.peer for call in body.src if call.src[0].op is Ops.SEND)
         self.reserved = {peer: count for peer, count in sent.items() if self._endpoint().may_reserve(peer)}
         self.first: dict[int, int] = {}
-        self.ahead = self._sent_first()
+        self.ahead, self.ahead_nbytes = self._sent_first()
         self.is_bound = False
         self.steps = list(map(self._step, body.src))
         self.done = 0  # steps of this run
@@ -147,16 +147,16 @@ class Exchange:
         self.borrowed[number] = got
         self.addresses[number], self.handles[number] = got.addr, host.at(got.addr, got.nbytes)
 
-    def _sent_first(self) -> int:
-        """How many sends stand first, which `begin` may send: between hosts, where messages are told apart by their
-        numbers, and as much as every receiver grants, whatever it is waiting for."""
+    def _sent_first(self) -> tuple[int, int]:
+        """How many sends stand first, which `begin` may send, and their bytes: between hosts, where messages are told
+        apart by their numbers, and as much as every receiver grants, whatever it is waiting for."""
 
         def is_first(call: UOp) -> bool:
             return call.src[0].op is Ops.SEND and call.src[0].arg.peer in self.reserved
 
         first = list(takewhile(is_first, self.body.src))
         nbytes = sum(self.places[self.numbers[call.src[1]]].nbytes for call in first)
-        return len(first) if nbytes <= AHEAD_NBYTES else 0
+        return (len(first), nbytes) if nbytes <= AHEAD_NBYTES else (0, 0)
 
     # --- memory
 

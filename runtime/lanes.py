@@ -5,23 +5,28 @@
 What runs before a collective in the order is done when it is started, as kernels of a CPU are done when they return.
 Its results are waited for before the first item that reads them; that others have read what it lends them, before the
 first item that writes what it touches, and at the end. Collectives run one after the other, in their order. So that a
-link does not idle between them, what the next one sends first goes out before the one before it is finished, and the
-next one goes on before the last word of others about the one before it has come. One that is waited for at once is run
-where it stands, as that costs less.
+link does not idle between them, what the next ones send first goes out as soon as they are started, while the one
+before them waits for others, and the next one goes on before the last word of others about the one before it has come.
+One that is waited for at once is run where it stands, as that costs less.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from manygrad.collectives.transport.endpoint import AHEAD_NBYTES
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.collective import CollectiveItem
 from manygrad.runtime.items import CopyItem, ExecItem, KernelItem, Vars
+
+if TYPE_CHECKING:
+    from manygrad.collectives.transport import Endpoint
 
 WORTH_S = 100e-6  # of computing beside a collective, from which on starting it in its thread pays
 FLOPS, BYTES = 50e9, 10e9  # a second, roughly, for that estimate
@@ -29,19 +34,23 @@ LOOK_S = 1.0  # so often a wait looks whether the thread lives
 
 
 class Work(Protocol):
-    """`begin` waits for nobody; after `finish` its results are there, after `settle` all its memory may be written
-    again. What was begun before is finished before, and settled before."""
+    """`begin` waits for nobody and sends `ahead_nbytes`; after `finish` its results are there, after `settle` all its
+    memory may be written again. What was begun before is finished before, and settled before."""
 
+    @property
+    def ahead_nbytes(self) -> int: ...
     def begin(self) -> None: ...
     def finish(self) -> None: ...
     def settle(self) -> None: ...
 
 
 class Lane:
-    """Runs what it is given in order, in a thread, which ends with it. For one caller at a time."""
+    """Runs what it is given in order, in a thread, which ends with it. For one caller at a time. `endpoint`: in whose
+    waits what has come meanwhile is begun."""
 
-    def __init__(self) -> None:
+    def __init__(self, endpoint: Endpoint | None = None) -> None:
         self._done = _Done()
+        self._endpoint = endpoint
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._started = 0
@@ -53,11 +62,16 @@ class Lane:
         """Returns a number to `wait` for."""
         if self._thread is None:
             self._thread = threading.Thread(
-                target=_serve, args=(self._queue, self._done), name="manygrad-collectives", daemon=True
+                target=_serve,
+                args=(self._queue, self._done, self._endpoint),
+                name="manygrad-collectives",
+                daemon=True,
             )
             self._thread.start()
         self._started += 1
         self._queue.put(work)
+        if self._endpoint is not None:
+            self._endpoint.wake()
         return self._started
 
     def wait(self, number: int, settled: bool = True) -> None:
@@ -127,27 +141,34 @@ class _Done:
         self.changed.notify_all()
 
 
-def _serve(queue: SimpleQueue[Work | None], done: _Done) -> None:
-    work = queue.get()
-    while work is not None:
-        error, before = done.begin(work), None
-        while work is not None:
-            following, failed = _begun(queue, done)
-            done.finish(work, error)
-            if following is None:
-                following, failed = _begun(queue, done)
-            if before is not None:
-                done.settle(before)
-            before, work, error = work, following, failed
-        assert before is not None
-        done.settle(before)
-        work = queue.get()
+def _serve(queue: SimpleQueue[Work | None], done: _Done, endpoint: Endpoint | None) -> None:
+    begun: deque[tuple[Work, BaseException | None]] = deque()  # with the error of its beginning
+    me = threading.get_ident()
 
+    def begin_more() -> None:
+        """What has come meanwhile, as far as it may be sent ahead. (Another thread's waits leave it to this one.)"""
+        if threading.get_ident() != me:
+            return
+        while sum(work.ahead_nbytes for work, _ in begun) <= AHEAD_NBYTES and (work := _at_hand(queue)) is not None:
+            begun.append((work, done.begin(work)))
 
-def _begun(queue: SimpleQueue[Work | None], done: _Done) -> tuple[Work | None, BaseException | None]:
-    """The next work, if it is there, with the error of its beginning."""
-    work = _at_hand(queue)
-    return work, None if work is None else done.begin(work)
+    if endpoint is not None:
+        endpoint.meanwhile = begin_more
+    unsettled: Work | None = None
+    while True:
+        finished: Work | None = None
+        if begun:
+            begin_more()
+            done.finish(*begun[0])
+            finished, _ = begun.popleft()
+            begin_more()
+        if unsettled is not None:
+            done.settle(unsettled)
+        unsettled = finished
+        if unsettled is None and not begun:  # (more may have been begun while it was settled)
+            if (work := queue.get()) is None:
+                return
+            begun.append((work, done.begin(work)))
 
 
 def _at_hand(queue: SimpleQueue[Work | None]) -> Work | None:
@@ -165,6 +186,10 @@ class _Begun(NamedTuple):
 
     item: CollectiveItem
     vars: Vars
+
+    @property
+    def ahead_nbytes(self) -> int:
+        return self.item.ahead_nbytes
 
     def begin(self) -> None:
         self.item.begin(self.vars)

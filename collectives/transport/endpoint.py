@@ -48,7 +48,9 @@ BUSY_TICK_S = 0.001  # in a wait on shared memory, where there are ZeroMQ peers 
 _STOPPED = ALL.index("STOPPED")
 SPINS = 1500  # about 30 µs, only where every worker of the host has a core
 CLOSE_S = 2.0
-AHEAD_NBYTES = WINDOW // 4  # that are sent before what comes before them: less than is granted unasked
+# That one collective sends before those before it are finished. All together send at most twice as much, which is less
+# than is granted unasked
+AHEAD_NBYTES = WINDOW // 4
 EAGER_PEERS = 64  # up to so many ZeroMQ peers are connected at the start; more, at the first message
 _AGREE_PLAN = 0xA67EE
 _AGREE_NBYTES = 4096
@@ -131,6 +133,8 @@ class Endpoint:
         self._agreements = 0
         self._spins = 0
         self._joined: Callable[[int], None]
+        # what a wait does when it is woken; it may send
+        self.meanwhile: Callable[[], None] = _nothing
         self._stop = table(1)  # not 0 from an abort on
         self._tick = Timespec.of(TICK_S)
         self._busy_tick = Timespec.of(BUSY_TICK_S)
@@ -252,8 +256,8 @@ class Endpoint:
 
     def reserve(self, peer: int, count: int) -> int:
         """The number of the first of the next `count` messages to `peer`, which are to be sent with these numbers, in
-        whatever order; the peer asks for them in the order of numbers. At most AHEAD_NBYTES that it has not asked for
-        may be on their way to it while others of lower numbers are yet to be sent."""
+        whatever order; the peer asks for them in the order of numbers. At most twice AHEAD_NBYTES that it has not asked
+        for may be on their way to it while others of lower numbers are yet to be sent."""
         with self._lock:
             link = self._link(peer)
             assert isinstance(link, tcp.ZmqLink), "messages in shared memory keep their order"
@@ -467,6 +471,11 @@ class Endpoint:
         if _value(low) != _value(high):
             raise PlanMismatch(rank=_rank(low), peer=_rank(high), mine=_text(low), theirs=_text(high))
 
+    def wake(self) -> None:
+        """Has a wait of another thread call `meanwhile`, if any peer is on another host."""
+        if self._hub.links:
+            self._hub.wake()
+
     # --- waiting
 
     def _link(self, peer: int) -> shm.ShmLink | tcp.ZmqLink:
@@ -491,6 +500,7 @@ class Endpoint:
             self._push_queued()
             if self._hub.links:
                 self._hub.progress(0)
+            self.meanwhile()
             lost = link.lost()  # looked up before the word: what the peer published before its end still counts
             if link.wait(word, target, code, 0, self._busy_tick if self._hub.links or lost else self._tick):
                 return
@@ -510,6 +520,7 @@ class Endpoint:
                 self._push_queued()
                 self._give_up(link, link.lost(), end, key, what)
             self._hub.progress(TICK_S)
+            self.meanwhile()
             waited = True
 
     def _push_queued(self) -> None:

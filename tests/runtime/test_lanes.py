@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from manygrad.collectives.transport.endpoint import AHEAD_NBYTES
 from manygrad.launcher.api import launch
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.collective import CollectiveItem
@@ -28,6 +31,10 @@ class Sent(CollectiveItem):
         self.buffers, self.line, self.name, self.mine, self.idle = [target, source], "train.py:1", "sent", (0,), False
         self.communication, self.fails, self.slow = communication, fails, 0.0
         self.may, self.ran = threading.Event(), False
+
+    @property
+    def ahead_nbytes(self) -> int:
+        return 0
 
     @property
     def crosses(self) -> bool:
@@ -120,6 +127,7 @@ class Job:
 
     def __init__(self, ran: list[tuple[str, int]], number: int, fails: str = "", may: threading.Event | None = None):
         self.ran, self.number, self.fails, self.may = ran, number, fails, may
+        self.ahead_nbytes = 0
 
     def begin(self) -> None:
         self.note("begin")
@@ -169,7 +177,7 @@ def test_results_are_there_before_others_have_read_what_is_lent() -> None:
     assert ran[-1] == ("settle", 0)
 
 
-def test_the_next_one_begins_before_the_first_is_finished() -> None:
+def test_the_next_ones_begin_before_the_first_is_finished() -> None:
     lane, ran, may = Lane(), list[tuple[str, int]](), threading.Event()
     first = Job(ran, 0)
     first.begin = lambda: (may.wait(20), first.note("begin"))  # type: ignore[method-assign, assignment]
@@ -177,8 +185,61 @@ def test_the_next_one_begins_before_the_first_is_finished() -> None:
         last = lane.start(job)
     may.set()  # (all three are there)
     lane.wait(last)
-    begun = [("begin", 0), ("begin", 1), ("finish", 0), ("begin", 2), ("finish", 1), ("settle", 0)]
-    assert ran == [*begun, ("finish", 2), ("settle", 1), ("settle", 2)]
+    begun = [("begin", i) for i in range(3)]
+    assert ran == [*begun, ("finish", 0), ("finish", 1), ("settle", 0), ("finish", 2), ("settle", 1), ("settle", 2)]
+
+
+def test_no_more_is_sent_ahead_than_is_granted() -> None:
+    lane, ran, may = Lane(), list[tuple[str, int]](), threading.Event()
+    jobs = [Job(ran, i) for i in range(5)]
+    jobs[0].begin = lambda: (may.wait(20), jobs[0].note("begin"))  # type: ignore[method-assign, assignment]
+    for job in jobs:
+        job.ahead_nbytes = AHEAD_NBYTES * 3 // 4
+        last = lane.start(job)
+    may.set()
+    lane.wait(last)
+    sent = most = 0
+    for what, _ in ran:
+        sent += {"begin": 1, "finish": -1}.get(what, 0)
+        most = max(most, sent)
+    assert most * AHEAD_NBYTES * 3 // 4 <= 2 * AHEAD_NBYTES and most == 2
+
+
+class Waits:
+    """In place of an endpoint, in whose waits `meanwhile` is called."""
+
+    def __init__(self) -> None:
+        self.meanwhile: Callable[[], None] = lambda: None
+        self.woken = threading.Event()
+
+    def wake(self) -> None:
+        self.woken.set()
+
+    def wait(self, until: Callable[[], bool]) -> None:
+        end = time.monotonic() + 20
+        while not until():
+            assert self.woken.wait(20) and time.monotonic() < end
+            self.meanwhile()
+
+
+@pytest.mark.parametrize("where", ["finish", "settle"])
+def test_what_is_started_while_one_waits_is_begun_at_once(where: str) -> None:
+    endpoint, ran = Waits(), list[tuple[str, int]]()
+    lane = Lane(endpoint)  # type: ignore[arg-type]
+    first, second = Job(ran, 0), Job(ran, 1)
+    waits = threading.Event()
+
+    def wait() -> None:
+        waits.set()
+        endpoint.wait(lambda: ("begin", 1) in ran)
+        first.note(where)
+
+    setattr(first, where, wait)
+    lane.start(first)
+    assert waits.wait(20)
+    lane.wait(lane.start(second))
+    assert ran.index(("begin", 1)) < ran.index((where, 0)) and ran[-1] == ("settle", 1)
+    assert lane.wait(lane.start(Job(ran, 2))) is None and ran[-1] == ("settle", 2)
 
 
 def test_the_thread_of_a_lane_ends_with_it() -> None:
