@@ -420,13 +420,14 @@ class RealizeEngine:
             lazy = [t for t in lazy if any(r.holds(t) for r in capture)]
         if not lazy:
             return
-        bases = [memory(t.uop) for t in lazy]
-        mapped = substitute(UOp(Ops.SINK, dtypes.void, tuple(bases)), becomes)
         held = [(r, t) for r in capture for t in lazy if r.holds(t)]
-        for t, base, u in zip(lazy, bases, mapped.src):
+        others = [t for t in lazy if id(t) not in own]
+        for t in lazy:
             if id(t) in own:
                 t.uop, t._storage = own[id(t)], None
-                continue
+        bases = [memory(t.uop) for t in others]
+        mapped = substitute(UOp(Ops.SINK, dtypes.void, tuple(bases)), becomes)
+        for t, base, u in zip(others, bases, mapped.src):
             if base in becomes and base.op is not Ops.AFTER:
                 u = UOp(Ops.CONTIGUOUS, base.dtype, (becomes[base],))
             if u is not base:

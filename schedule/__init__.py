@@ -46,6 +46,7 @@ from manygrad.tensor.uop.passes import Pass, run_passes, timed
 from manygrad.tensor.uop.track import history
 
 SHAPED = frozenset({Ops.BUFFER, Ops.RESHAPE, Ops.EXPAND, Ops.SHRINK})  # a symbolic dim may stand in their arg
+BOUND = SHAPED | {Ops.BIND}
 
 
 class Scheduled(NamedTuple):
@@ -204,13 +205,16 @@ class _Unbinding:
 
     def walk(self, root: UOp) -> UOp:
         done = self.done
-        for u in root.toposort(lambda u: u not in done):
+        for u in root.toposort(lambda u: u not in done) if done else root.toposort():
             if u in done:
+                continue
+            src = tuple([done[s] for s in u.src])
+            if u.op not in BOUND and src == u.src:
+                done[u] = u
                 continue
             if u.op is Ops.BIND:
                 done[u] = self.unbind(u)
                 continue
-            src = tuple(done[s] for s in u.src)
             arg = u.arg
             if u.op in SHAPED and u.op is not Ops.BUFFER and _has_uop(arg):
                 arg = self.of_arg(arg)

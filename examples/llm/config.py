@@ -35,6 +35,7 @@ class Config:
     norm_offset: float = 0.0  # what a norm's weight in the file lacks
     score_cap: float | None = None  # c · tanh(x / c) of the scores
     logit_cap: float | None = None
+    neighbours: bool = False  # dims 2i and 2i + 1 of a head are turned together, not i of both halves
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -106,6 +107,7 @@ def from_gguf(metadata: Mapping[str, Any], vocabulary: int, divisors: tuple[floa
         scale=scale, window=window, windowed=windowed if window else (False,) * layers,
         score_cap=metadata.get(f"{arch}.attn_logit_softcapping"),
         logit_cap=metadata.get(f"{arch}.final_logit_softcapping"),
+        neighbours=family == "llama",
         **_variants(family, dim),
     )  # fmt: skip
 

@@ -10,11 +10,11 @@ Text goes to stdout as it is made, tokens a second to stderr, on several nodes w
 from __future__ import annotations
 
 import argparse
-import gc
 import sys
 import time
 from dataclasses import fields
 
+import garbage  # noqa: F401  (the first one)
 from load import load
 from room import KINDS
 from sharding import rules
@@ -22,8 +22,6 @@ from stream import TextStream
 from writer import BLOCKS, Choice, Writer
 
 from manygrad import GlobalCounters, Tensor, nn, world
-
-GARBAGE = 200_000  # objects made before cycles are looked for: a graph has none, and is no smaller for being looked at
 
 
 def options() -> argparse.Namespace:
@@ -63,7 +61,6 @@ def options() -> argparse.Namespace:
 def main() -> None:
     args = options()
     began = time.perf_counter()
-    gc.set_threshold(GARBAGE)
     text = sys.stdin.read() if args.prompt == "-" else args.prompt
     try:
         model, tokenizer = load(args.model, args.dtype, args.activations)

@@ -117,9 +117,10 @@ class Attention(nn.Module):
         k, v = (f(x).reshape(b, t, c.kv_heads, c.head_dim).transpose(1, 2) for f in (self.k_proj, self.v_proj))
         if c.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        place.write(self.cache, Tensor.stack([rotate(k.unsqueeze(2), table).squeeze(2), v]))
+        place.write(self.cache, Tensor.stack([rotate(k.unsqueeze(2), table, c.neighbours).squeeze(2), v]))
         keys, values = place.read(self.cache)
-        q = rotate(q, table).reshape(b, c.kv_heads, group * t, c.head_dim)  # the heads of a group share keys
+        q = rotate(q, table, c.neighbours)
+        q = q.reshape(b, c.kv_heads, group * t, c.head_dim)  # the heads of a group share keys
         scores = q.matmul(keys.transpose(-1, -2)) * c.scale
         if c.score_cap:
             scores = (scores / c.score_cap).tanh() * c.score_cap

@@ -1,6 +1,7 @@
 """Rotary positions (Su et al., RoFormer, arXiv 2104.09864) and how they are stretched for longer contexts.
 
-Dim i of a head's first half and dim i of its second one are turned together by the angle position · frequency[i].
+Dim i of a head's first half and dim i of its second one are turned together by the angle position · frequency[i]; or,
+where a file's rows are so (`neighbours`), dims 2i and 2i + 1.
 """
 
 from __future__ import annotations
@@ -57,8 +58,13 @@ class Rope:
         return Tensor((np.stack([np.cos(angles), np.sin(angles)]) * size).astype(np.float32))
 
 
-def rotate(x: Tensor, table: Tensor) -> Tensor:
-    """x (..., t, head_dim) by the angles of its t positions, table (2, t, head_dim / 2)."""
-    a, b = x.chunk(2, dim=-1)
+def rotate(x: Tensor, table: Tensor, neighbours: bool = False) -> Tensor:
+    """x (..., t, head_dim) by the angles of its t positions, table (2, t, head_dim / 2). Of neighbours, too, the first
+    ones stand in the first half of what comes out."""
+    if neighbours:
+        pairs = x.unflatten(-1, (x.shape[-1] // 2, 2))
+        a, b = pairs[..., 0], pairs[..., 1]
+    else:
+        a, b = x.chunk(2, dim=-1)
     cos, sin = table[0], table[1]
     return (a * cos - b * sin).cat(b * cos + a * sin, dim=-1)

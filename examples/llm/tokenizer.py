@@ -90,27 +90,30 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     kind, words = value("model"), value("tokens")
     if kind not in ("gpt2", "llama") or not words:
         raise ValueError(f"the GGUF file has a tokenizer of the kind {kind!r}; known are gpt2 and llama")
-    inner = _bytes(words, value("merges", []), value("pre", "")) if kind == "gpt2" else _sentences(words, value)
-    kinds = value("token_type", [])
+    numbers = dict(zip(words, range(len(words))))
+    inner = _bytes(numbers, value("merges", []), value("pre", "")) if kind == "gpt2" else _sentences(words, value)
+    added = [(w, k) for w, k in zip(words, value("token_type", [])) if k in (CONTROL, DEFINED)]
     for flag in (True, False):
-        found = [w for w, k in zip(words, kinds) if k == (CONTROL if flag else DEFINED)]
+        found = [w for w, k in added if k == (CONTROL if flag else DEFINED)]
         inner.add_tokens([AddedToken(w, special=flag, normalized=False) for w in found])
     bos, eos = value("bos_token_id"), value("eos_token_id")
     adds = value("add_bos_token", kind == "llama" or value("pre") == "llama-bpe")
-    ends = {i for i in (eos, value("eot_token_id")) if i is not None} | {i for i, w in enumerate(words) if w in ENDS}
+    ends = {i for i in (eos, value("eot_token_id")) if i is not None} | {numbers[w] for w in ENDS if w in numbers}
     return Tokenizer(
         inner, frozenset(ends), bos if adds else None, metadata.get("tokenizer.chat_template"),
         ("" if bos is None else words[bos], "" if eos is None else words[eos]),
     )  # fmt: skip
 
 
-def _bytes(words: Sequence[str], merges: Sequence[str], pre: str) -> tokenizers.Tokenizer:
+def _bytes(numbers: dict[str, int], merges: Sequence[str], pre: str) -> tokenizers.Tokenizer:
     """GPT-2's: pairs of bytes, joined in the order of `merges`."""
     if pre not in SPLITS:
         raise ValueError(f"text is split before {pre!r} (tokenizer.ggml.pre); known are {', '.join(SPLITS)}")
-    pairs = [(a, b) for a, _, b in (m.partition(" ") for m in merges)]
-    vocabulary = {w: i for i, w in enumerate(words)}
-    inner = tokenizers.Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=pre in ("llama-bpe", "llama3")))
+    parts = " ".join(merges).split(" ") if merges else []  # (of tens of thousands; no space is in the words)
+    if len(parts) != 2 * len(merges):
+        raise ValueError("the GGUF file has merges that are not two words with a space between them")
+    pairs = list(zip(parts[::2], parts[1::2]))
+    inner = tokenizers.Tokenizer(models.BPE(numbers, pairs, ignore_merges=pre in ("llama-bpe", "llama3")))
     inner.pre_tokenizer, inner.decoder = SPLITS[pre](), decoders.ByteLevel()
     return inner
 

@@ -78,28 +78,16 @@ def read_gguf(path: Path, dtype: str, activations: str = "float32") -> tuple[Con
     for name, t in tensors.items():
         if name in NOT_NEEDED:
             continue
-        turned = c.family == "llama" and name.split(".")[-2] in ("attn_q", "attn_k")
-        heads = (c.heads if ".attn_q." in name else c.kv_heads) if turned else None
         if isinstance(t, nn.QuantizedWeight):
-            t = nn.QuantizedWeight(_placed(t.blocks, heads), t.kind, activations)
-        elif heads is not None:
-            t = halves(t.to(default_device()), heads)
+            t = nn.QuantizedWeight(_placed(t.blocks), t.kind, activations)
         named[_from_gguf(name, c)] = t
     return c, Weights(named, dtype), metadata
 
 
-def _placed(blocks: Tensor, heads: int | None) -> Tensor:
+def _placed(blocks: Tensor) -> Tensor:
     """Blocks of a mapped file where they are computed with: on one device that reads host memory, in the file's own
-    pages, unless their rows have another order there."""
-    if heads is not None:
-        return halves(blocks.to(default_device()).flatten(1), heads).reshape(blocks.shape)
+    pages."""
     return blocks.to(default_device()) if len(world.devices) > 1 else Tensor.from_dlpack(blocks)
-
-
-def halves(t: Tensor, heads: int) -> Tensor:
-    """Rows of q or k as Hugging Face has them. GGUF's llama turns neighbouring dims (2i, 2i + 1) of a head together,
-    `rope.rotate` dims i and i + head_dim / 2."""
-    return t.reshape(heads, t.shape[0] // heads // 2, 2, -1).transpose(1, 2).reshape(t.shape)
 
 
 def _from_gguf(name: str, c: Config) -> str:

@@ -25,6 +25,7 @@ T = TypeVar("T")
 _CLASSES: dict[str, type] = {}
 _BY_NAME = {op.name: op for op in Ops}
 _HEAD_BYTES = 4
+_SHAPES = frozenset({Ops.RESHAPE, Ops.EXPAND, Ops.PERMUTE, Ops.SHRINK})  # their args are tuples of ints and nodes
 
 
 class NotStorable(ValueError):
@@ -76,29 +77,37 @@ def _plain(x: Any, number: dict[UOp, int]) -> Any:
 def _order(root: UOp) -> dict[UOp, int]:
     """Nodes in the order in which they are written: sources and the nodes of an arg before their user."""
     number: dict[UOp, int] = {}
+    plain: set[Any] = set()  # args without nodes
     stack: list[UOp | None] = [root]
     path: list[UOp] = []
+    pop, push = stack.pop, stack.append
     while stack:
-        u = stack.pop()
+        u = pop()
         if u is None:
             u = path.pop()
-            number.setdefault(u, len(number))
+            if u not in number:
+                number[u] = len(number)
             continue
         if u in number:
             continue
-        below = list(u.src)
-        if isinstance(u.arg, (tuple, UOp, BufferSpec)):
-            _nodes_in(u.arg, below)
+        below, arg = u.src, u.arg
+        if arg is not None and arg not in plain:
+            found: list[UOp] = []
+            _nodes_in(arg, found)
+            if found:
+                below = (*below, *found)
+            else:
+                plain.add(arg)
         if below:
             path.append(u)
-            stack.append(None)
-            stack.extend([s for s in reversed(below) if s not in number])
+            push(None)
+            stack += below[::-1]
         else:
             number[u] = len(number)
     return number
 
 
-def encode(root: UOp, line: Callable[[UOp], str] = lambda u: "") -> bytes:
+def encode(root: UOp, line: Callable[[UOp], str] | None = None) -> bytes:
     """The graph below `root`, with `line(u)` beside each node. Raises NotStorable."""
     number = _order(root)
     ops: dict[Ops, int] = {}
@@ -108,23 +117,22 @@ def encode(root: UOp, line: Callable[[UOp], str] = lambda u: "") -> bytes:
     flat: list[int] = []
     dumps = json.JSONEncoder(separators=(",", ":")).encode
     shapes: dict[Any, int] = {}  # tuples of ints, many of which are alike
+    place = 0
     for u in number:
-        if u.arg is None:
+        op, given, src = u.op, u.arg, u.src
+        if given is None:
             arg = 0
-        elif (u.op is Ops.RESHAPE or u.op is Ops.EXPAND) and u.arg in shapes:
-            arg = shapes[u.arg]
+        elif op in _SHAPES:
+            found = shapes.get(given)
+            if found is None:
+                found = shapes[given] = args.setdefault(dumps(_plain(given, number)), len(args))
+            arg = found
         else:
-            arg = args.setdefault(dumps(_plain(u.arg, number)), len(args))
-            if u.op is Ops.RESHAPE or u.op is Ops.EXPAND:
-                shapes[u.arg] = arg
-        flat += (
-            ops.setdefault(u.op, len(ops)),
-            dtypes.setdefault(u.dtype, len(dtypes)),
-            arg,
-            lines.setdefault(line(u), len(lines)),
-            len(u.src),
-        )
-        flat += [number[s] for s in u.src]
+            arg = args.setdefault(dumps(_plain(given, number)), len(args))
+        if line is not None:
+            place = lines.setdefault(line(u), len(lines))
+        flat += (ops.setdefault(op, len(ops)), dtypes.setdefault(u.dtype, len(dtypes)), arg, place, len(src))
+        flat += [number[s] for s in src]
     names = dumps([[o.name for o in ops], [d.name for d in dtypes], list(lines)])
     head = f"[{names},[{','.join(args)}]]".encode()
     return len(head).to_bytes(_HEAD_BYTES, "little") + head + array("i", flat).tobytes()

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
-from manygrad.tensor.uop.walk import toposort
-
 if TYPE_CHECKING:
     from manygrad.tensor.uop.uop import UOp
 
@@ -77,17 +75,18 @@ class Inferred(Table[T]):
     def __call__(self, u: UOp) -> T:
         kept, rule = u._beside, self.rule
         if self not in kept:
-            for s in u.src:
-                if self not in s._beside:
-                    for x in toposort(u.src, self._is_open):
-                        if self not in x._beside:
-                            x._beside[self] = rule(x)
-                    break
+            stack = [s for s in u.src if self not in s._beside]
+            while stack:
+                x = stack[-1]
+                if self in x._beside:
+                    stack.pop()
+                elif missing := [s for s in x.src if self not in s._beside]:
+                    stack += missing
+                else:
+                    x._beside[self] = rule(x)
+                    stack.pop()
             kept[self] = rule(u)
         return cast(T, kept[self])
-
-    def _is_open(self, u: UOp) -> bool:
-        return self not in u._beside
 
 
 def memo(rule: Callable[[UOp], T]) -> Memo[T]:

@@ -12,11 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
+from typing import Any
 
 from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.grad_mode import set_grad_enabled
 from manygrad.tensor.ops.elementary import fma
+from manygrad.tensor.source import mark
 from manygrad.tensor.tensor import Tensor
+from manygrad.tensor.uop import BufferSpec, Ops, UOp
+from manygrad.tensor.uop.rewrite import substitute
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,17 @@ class Block:
     number: int  # ggml's, in GGUF files
     nbytes: int
     dims: tuple[int, ...]
-    values: Callable[[Tensor], Tensor]
+    formula: Callable[[Tensor], Tensor]
+
+    def values(self, blocks: Tensor) -> Tensor:
+        """(..., blocks, bytes) -> (..., blocks, *dims) float32. A model has hundreds of matrices of few shapes: for
+        blocks that lie on one device the formula is written down once a shape, which takes ten times as long as
+        putting a matrix into it."""
+        u = blocks.uop
+        if u.op is not Ops.BUFFER or not isinstance(u.device, str):
+            return self.formula(blocks)
+        given, graph = _graph(self.name, u.shape, u.device)
+        return blocks._new(mark(substitute(graph, {given: u})))
 
     @property
     def size(self) -> int:
@@ -163,3 +179,12 @@ FORMATS = (
 )
 BLOCKS = {f.number: f for f in FORMATS}
 NAMED = {f.name: f for f in FORMATS}
+
+
+@lru_cache(256)
+def _graph(name: str, shape: tuple[Any, ...], device: str) -> tuple[UOp, UOp]:
+    """(stands for the blocks, their values by the formula of a format). There are no gradients to be held back below
+    integers, so it is the same with and without them."""
+    given = UOp(Ops.PARAM, dtypes.uint8, (), BufferSpec(0, shape, dtypes.uint8, device))
+    with set_grad_enabled(True):
+        return given, NAMED[name].formula(Tensor(given)).uop

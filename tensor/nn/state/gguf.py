@@ -50,15 +50,20 @@ class _Header:
 
     def texts(self, count: int) -> list[str]:
         """A vocabulary has a hundred thousand of them: in one loop."""
-        found, data, at, length_at = [], self.data, self.at, struct.Struct("<Q").unpack_from
+        data, at, size, length_at = self.data, self.at, self.size, struct.Struct("<Q").unpack_from
+        found: list[bytes] = []
+        keep = found.append
         for _ in range(count):
             begin = at + 8
             at = begin + length_at(data, at)[0]
-            if at > self.size:
-                raise ValueError(f"it is truncated: {at - begin} bytes wanted at byte {begin} of {self.size}")
-            found.append(data[begin:at].decode())
+            if at > size:
+                raise ValueError(f"it is truncated: {at - begin} bytes wanted at byte {begin} of {size}")
+            keep(data[begin:at])
         self.at = at
-        return found
+        joined = b"\0".join(found)
+        if joined.count(b"\0") < count:  # decoded at once: no text holds what is between them
+            return joined.decode().split("\0") if count else []
+        return [text.decode() for text in found]
 
     def value(self, kind: int, depth: int = 0) -> Any:
         if kind in SCALARS:

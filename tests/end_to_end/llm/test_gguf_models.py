@@ -13,9 +13,9 @@ import pytest
 import tokenizer
 from config import from_gguf, from_json
 from model import Decoder
-from rope import Rope
+from rope import Rope, rotate
 from stream import TextStream
-from weights import halves, read_gguf
+from weights import read_gguf
 
 from manygrad import Tensor
 from tests.end_to_end.llm.variants import TOKENS, config, weight
@@ -87,10 +87,13 @@ def test_logits_of_a_gguf_file_are_those_of_transformers(variant: str, tmp_path:
     np.testing.assert_allclose(found[::7], GOLDEN[variant]["logits"][-1], atol=2e-4)
 
 
-def test_rows_of_heads_are_put_back() -> None:
-    t = np.arange(24 * 3, dtype=np.float32).reshape(24, 3)
-    for heads in (1, 3, 6):
-        np.testing.assert_array_equal(halves(Tensor(interleaved(t, heads)), heads).numpy(), t)
+def test_neighbours_are_turned_as_halves() -> None:
+    """GGUF has the rows of Llama's queries and keys so that dims 2i and 2i + 1 of a head belong together."""
+    x = np.random.default_rng(0).standard_normal((24, 5)).astype(np.float32)
+    for heads in (1, 3):
+        size, table = 24 // heads, Rope(24 // heads).table(5)
+        halves, pairs = (Tensor(t).unflatten(0, (heads, size)).transpose(1, 2) for t in (x, interleaved(x, heads)))
+        np.testing.assert_array_equal(rotate(pairs, table, True).numpy(), rotate(halves, table).numpy())
 
 
 def test_what_a_file_does_not_say_is_told() -> None:

@@ -42,6 +42,7 @@ def write(path: Path, tensors: dict[str, tuple[np.ndarray, str | None]]) -> None
     w.add_uint32("count", 5)
     w.add_array("numbers", [1, 2, 3])
     w.add_array("words", ["a", "bé"])
+    w.add_array("any words", ["", "a\0b", "é"])
     w.add_float32("rate", 1.5)
     w.add_bool("yes", True)
     for name, (a, kind) in tensors.items():
@@ -86,10 +87,11 @@ def test_plain_types_and_metadata(tmp_path: Path) -> None:
     }  # fmt: skip
     write(tmp_path / "a.gguf", arrays)
     metadata, tensors = gguf_load(tmp_path / "a.gguf")
-    assert {k: metadata[k] for k in ("count", "numbers", "words", "rate", "yes")} == {
+    assert {k: metadata[k] for k in ("count", "numbers", "words", "any words", "rate", "yes")} == {
         "count": 5,
         "numbers": [1, 2, 3],
         "words": ["a", "bé"],
+        "any words": ["", "a\0b", "é"],
         "rate": 1.5,
         "yes": True,
     }
