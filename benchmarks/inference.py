@@ -174,13 +174,14 @@ def ours_at_once(decoder: Any, words: Any, texts: int, tokens: int) -> Run:
     """A step of so many texts that have `tokens` each."""
     from steps import Steps
 
-    decoder.reserve(texts, ROOM)
+    decoder.reserve_pages(texts * ROOM, ROOM)
     Tensor.realize(*decoder.buffers())
     steps, ids = Steps(decoder, texts, ROOM), filled(words.encode(TEXT), tokens)
+    pages = np.arange(1, steps.pages + 1, dtype=np.int32).reshape(texts, steps.most)
     for at, token in enumerate(ids):
-        steps.step(np.full(texts, token), np.full(texts, at))
-    given = np.full(texts, ids[0]), np.full(texts, tokens)
-    return lambda: steps.draw(steps.step(*given), 0, {}, given[1])
+        steps.step(np.full(texts, token), np.full(texts, at), pages)
+    given = np.full(texts, ids[0]), np.full(texts, tokens), pages
+    return lambda: steps.draw(steps.step(*given), pages, {}, given[1])
 
 
 def llama_at_once(path: Any, texts: int, tokens: int) -> Run:

@@ -66,7 +66,7 @@ def offline(args: argparse.Namespace) -> list[float]:
     from manygrad import Tensor
 
     model, _ = load(args.model, "float32")  # (as serve.py has it)
-    model.reserve(args.slots, args.room)
+    model.reserve_pages(args.slots * args.room, args.room)
     Tensor.realize(*model.parameters(), *model.buffers())
     batch = Batch(Steps(model, args.slots, args.room))
     batch.warm_up()

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from pages import PAGE, Pages, pages_of
 from steps import Steps
 from writer import Choice, blocks
 
@@ -31,6 +32,11 @@ class Request:
     tokens: int  # at most so many more
     choice: Choice = LIKELIEST
     ignore_end: bool = False
+
+    @property
+    def pages(self) -> int:
+        """That it needs at most: of all its tokens but the last one, which nothing reads."""
+        return pages_of(len(self.ids) + self.tokens - 1)
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,7 @@ class Batch:
     def __init__(self, steps: Steps, ends: Collection[int] = ()):
         self.steps, self.ends = steps, ends
         self.texts: list[Text | None] = [None] * steps.slots
+        self.pages = Pages(steps.pages, steps.slots, steps.most)
         self.admitted = 0
         self.rows: tuple[Any, ...] = ()  # the numbers of the texts that `settings` are of
         self.settings: dict[str, Any] = {}
@@ -79,16 +86,21 @@ class Batch:
     def free(self) -> int:
         return len(self.texts) - self.busy
 
+    @property
+    def most(self) -> int:
+        """Tokens that a prompt and its text may have together."""
+        return min(self.steps.length, self.steps.pages * PAGE)
+
     def check(self, request: Request) -> None:
         """ValueError if there is no room for it, however long it waits."""
         if not request.ids:
             raise ValueError("the prompt is empty: a model goes on from at least one token")
         if request.tokens < 1:
             raise ValueError(f"{request.tokens} tokens were asked for: at least 1")
-        if len(request.ids) + request.tokens > self.steps.length:
+        if len(request.ids) + request.tokens > self.most:
             raise ValueError(
                 f"the prompt's {len(request.ids)} tokens and {request.tokens} more do not fit the room for "
-                f"{self.steps.length}: a shorter prompt, or fewer tokens"
+                f"{self.most}: a shorter prompt, or fewer tokens"
             )
 
     def admit(self, key: Key, request: Request) -> None:
@@ -96,14 +108,21 @@ class Batch:
         self.check(request)
         if not self.free:
             raise ValueError(f"all {len(self.texts)} slots are taken; wait for one, or make more")
+        if request.pages > self.pages.unpromised:
+            raise ValueError(f"it may need {request.pages} pages, and {self.pages.unpromised} are left; wait for them")
         given = {k: v for k, v in vars(request.choice).items() if v is not None}
         left = list(blocks(len(request.ids)))[::-1]
-        self.texts[self.texts.index(None)] = Text(key, request, self.admitted, given, left=left)
+        slot = self.texts.index(None)
+        self.texts[slot] = Text(key, request, self.admitted, given, left=left)
+        self.pages.promise(slot, request.pages)
         self.admitted += 1
 
     def cancel(self, key: Key) -> None:
-        """Frees the slot of a text; one that has ended already is none."""
-        self.texts = [None if t is not None and t.key == key else t for t in self.texts]
+        """Frees the slot and the pages of a text; one that has ended already has none."""
+        for slot, text in enumerate(self.texts):
+            if text is not None and text.key == key:
+                self.texts[slot] = None
+                self.pages.give_back(slot)
 
     def step(self) -> list[Made]:
         """What was written; the slots of texts that ended are free."""
@@ -123,12 +142,14 @@ class Batch:
         _, slot, text = min(waiting, key=lambda found: found[0])
         begin, size = text.left.pop()
         part = text.request.ids[begin : begin + size]
-        logits = self.steps.block(slot, [*part, *[0] * (size - len(part))], begin, len(part) - 1)
         text.position = begin + len(part)
+        self.pages.grow(slot, text.position)
+        row = self.pages.rows[slot]
+        logits = self.steps.block(row, [*part, *[0] * (size - len(part))], begin, len(part) - 1)
         if text.left:
             return []
         positions = np.array([text.position - 1])
-        (token,) = self.steps.draw(logits, slot, self.steps.settings([text.settings]), positions)
+        (token,) = self.steps.draw(logits, row[None], self.steps.settings([text.settings]), positions)
         return [self._made(text, token)]
 
     def _write(self) -> list[Made]:
@@ -137,11 +158,17 @@ class Batch:
             return []
         n = rounded(active[-1] + 1, len(self.texts))
         rows = self.texts[:n]
-        # a slot that has nothing to write writes at its next place, which is written again before it is read
+        for slot in active:
+            text = self.texts[slot]
+            assert text is not None
+            self.pages.grow(slot, text.position + 1)
+        # a slot that has nothing to write writes at its next place, which is written again before it is read, or
+        # in nobody's page
         tokens = np.array([t.token if t is not None else 0 for t in rows])
         positions = np.array([t.position if t is not None else 0 for t in rows])
         writing = [t if slot in active else None for slot, t in enumerate(rows)]
-        found = self.steps.draw(self.steps.step(tokens, positions), 0, self._settings(writing), positions)
+        pages = self.pages.rows[:n]
+        found = self.steps.draw(self.steps.step(tokens, positions, pages), pages, self._settings(writing), positions)
         made = []
         for slot in active:
             text = self.texts[slot]
@@ -172,11 +199,8 @@ class Batch:
         most = len(self.texts)
         if taken and rounded(len(taken), most) < rounded(taken[-1] + 1, most):
             source, target = taken[-1], self.texts.index(None)
-            text = self.texts[source]
-            assert text is not None
-            if text.position:
-                self.steps.move(source, target, text.position)
-            self.texts[source], self.texts[target] = None, text
+            self.texts[source], self.texts[target] = None, self.texts[source]
+            self.pages.move(source, target)
 
 
 def rounded(n: int, most: int) -> int:

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from config import Config
-from places import Block, Ends
+from pages import PAGE, pages_of
+from places import Block, Place
 from room import Room
 from rope import rotate
 
@@ -105,11 +106,11 @@ class Attention(nn.Module):
             self.q_norm = Norm(give, f"{name}.q_norm", c.head_dim, c.norm_eps, c.norm_offset)
             self.k_norm = Norm(give, f"{name}.k_norm", c.head_dim, c.norm_eps, c.norm_offset)
 
-    def reserve(self, batch: int, length: int, kind: str) -> None:
+    def reserve(self, pages: int, page: int, kind: str) -> None:
         """Room for keys and values."""
-        self.cache = Room(batch, self.config.kv_heads, length, self.config.head_dim, kind)
+        self.cache = Room(pages, self.config.kv_heads, page, self.config.head_dim, kind)
 
-    def forward(self, x: Tensor, place: Block | Ends, table: Tensor) -> Tensor:
+    def forward(self, x: Tensor, place: Place, table: Tensor) -> Tensor:
         """(b, t, dim), `table` turned for their places -> the same."""
         c, (b, t, _) = self.config, x.shape
         group = c.heads // c.kv_heads
@@ -118,17 +119,14 @@ class Attention(nn.Module):
         if c.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         place.write(self.cache, Tensor.stack([rotate(k.unsqueeze(2), table, c.neighbours).squeeze(2), v]))
-        keys, values = place.read(self.cache)
         q = rotate(q, table, c.neighbours)
         q = q.reshape(b, c.kv_heads, group * t, c.head_dim)  # the heads of a group share keys
-        scores = q.matmul(keys.transpose(-1, -2)) * c.scale
-        if c.score_cap:
-            scores = (scores / c.score_cap).tanh() * c.score_cap
-        seen = place.seen(keys, self.cache.length, group, self.window)
-        if seen is not None:
-            scores = seen.where(scores, float("-inf"))
-        y = scores.softmax(-1).matmul(values).reshape(b, c.kv_heads, group, t, c.head_dim)
+        y = place.attend(q, self.cache, self.window, self._score).reshape(b, c.kv_heads, group, t, c.head_dim)
         return self.o_proj(y.permute(0, 3, 1, 2, 4).reshape(b, t, c.heads * c.head_dim))
+
+    def _score(self, products: Tensor) -> Tensor:
+        scores, cap = products * self.config.scale, self.config.score_cap
+        return (scores / cap).tanh() * cap if cap else scores
 
 
 class FeedForward(nn.Module):
@@ -156,7 +154,7 @@ class Layer(nn.Module):
             self.pre_feedforward_layernorm = norm("pre_feedforward_layernorm")
             self.post_feedforward_layernorm = norm("post_feedforward_layernorm")
 
-    def forward(self, x: Tensor, place: Block | Ends, table: Tensor) -> Tensor:
+    def forward(self, x: Tensor, place: Place, table: Tensor) -> Tensor:
         added = self.self_attn(self.input_layernorm(x), place, table)
         if not self.post_norms:
             x = x + added
@@ -177,10 +175,18 @@ class Decoder(nn.Module):
         head = give("lm_head.weight", (c.vocabulary, c.dim), optional=True)
         self.lm_head = None if head is None else Linear(head, None)
 
-    def reserve(self, batch: int, length: int, kind: str = "float32") -> None:
-        """Room for `length` tokens of `batch` texts; `kind`: of keys and values (`room.KINDS`)."""
+    def reserve(self, texts: int, length: int, kind: str = "float32") -> None:
+        """Room for `length` tokens of each of `texts`, which are read and written together, each in one page; `kind`:
+        of keys and values (`room.KINDS`)."""
+        self._reserve(texts, length, length, kind)
+
+    def reserve_pages(self, tokens: int, length: int, kind: str = "float32") -> None:
+        """Room for so many tokens of all texts together, in pages (`pages.py`); each has `length` at most."""
+        self._reserve(1 + pages_of(tokens), PAGE, length, kind)  # (one is NOBODY's)
+
+    def _reserve(self, pages: int, page: int, length: int, kind: str) -> None:
         for layer in self.layers:
-            layer.self_attn.reserve(batch, length, kind)
+            layer.self_attn.reserve(pages, page, kind)
         c = self.config
         self.table = nn.Buffer(c.rope.table(length), persistent=False)
         self.local_table = self.table if c.local_rope == c.rope else nn.Buffer(c.local_rope.table(length), False)
@@ -189,7 +195,7 @@ class Decoder(nn.Module):
         """(b, t) tokens, the first at `position` -> (b, vocabulary): what follows token `last` of the t."""
         return self.at(tokens, Block(tokens.shape[1], position), last)
 
-    def at(self, tokens: Tensor, place: Block | Ends, last: Any) -> Tensor:
+    def at(self, tokens: Tensor, place: Place, last: Any) -> Tensor:
         """The same for tokens that stand at `place`."""
         table, local = place.turns(self.table), place.turns(self.local_table)
         x = self.embed_tokens(tokens).float() * self.config.embedding_scale

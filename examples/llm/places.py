@@ -1,74 +1,112 @@
-"""Where the tokens of a step stand in the room for keys and values: what they write there, and what they may see.
+"""Where the tokens of a step stand in the room for keys and values: what they write there, and what they see of it.
 
-Positions in a layer's `Room` are symbolic variables or tensors, so that one capture serves all of them.
+Positions and the numbers of pages in a layer's `Room` are symbolic variables or tensors, so that one capture serves all
+of them. `Block` is for texts that have a page each; those of `Part` and `Ends` have several, in any order.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from room import Room
 
 from manygrad import Tensor
 
+Score = Callable[[Tensor], Tensor]  # of products of queries and keys
+HIDDEN = float("-inf")
 
-class Block:
-    """t tokens one after another, the first at `position`: of all texts, or of the text in `slot` alone."""
 
-    def __init__(self, t: int, position: Any, slot: Any = None):
-        self.t, self.position, self.end = t, position, position + t
-        self.texts = slice(None) if slot is None else slice(slot, slot + 1)
-
+class Place(Protocol):
     def turns(self, table: Tensor) -> Tensor:
-        """A table of `Rope` at these positions: (2, t, head_dim / 2)."""
-        return table[:, self.position : self.end]
+        """A table of `Rope` (2, positions, head_dim / 2) at these positions: (2, ..., t, head_dim / 2)."""
 
     def write(self, cache: Room, found: Tensor) -> None:
         """`found` (2, b, kv_heads, t, head_dim) to its place."""
-        cache.write((slice(None), self.texts, slice(None), slice(self.position, self.end)), found)
 
-    def read(self, cache: Room) -> tuple[Tensor, Tensor]:
-        """Keys and values that there are so far, (b, kv_heads, end, head_dim)."""
-        there = self.texts, slice(None), slice(None, self.end)
-        return cache.read((0, *there)), cache.read((1, *there))
+    def attend(self, q: Tensor, cache: Room, window: int | None, score: Score) -> Tensor:
+        """q (b, kv_heads, group · t, head_dim) -> the same: what it sees of the values."""
 
-    def seen(self, keys: Tensor, length: int, group: int, window: int | None) -> Tensor | None:
-        """(group · t, end): whether a query may see a key: one that is not after it, and inside the window. None where
-        it may see all of them."""
-        end = keys.shape[2]
-        if self.t == 1 and not window and not isinstance(end, int):
-            return None
-        key = keys.arange(length)[:end].unsqueeze(0)
-        query = keys.arange(self.t).repeat(group).unsqueeze(1) + self.position
-        return inside(key, query, window)
+
+class Block:
+    """t tokens one after another, the first at `position`, of all texts."""
+
+    def __init__(self, t: int, position: Any):
+        self.t, self.position, self.end = t, position, position + t
+
+    def turns(self, table: Tensor) -> Tensor:
+        return table[:, self.position : self.end]
+
+    def write(self, cache: Room, found: Tensor) -> None:
+        cache.write((slice(None), slice(None), slice(None), slice(self.position, self.end)), found)
+
+    def attend(self, q: Tensor, cache: Room, window: int | None, score: Score) -> Tensor:
+        there = slice(None), slice(None), slice(None, self.end)
+        keys, values = cache.read((0, *there)), cache.read((1, *there))
+        scores = score(q.matmul(keys.transpose(-1, -2)))
+        if self.t > 1 or window or isinstance(self.end, int):  # (else it sees all that there is)
+            scores = seen(scores, cache.page, self.t, self.position, window)
+        return scores.softmax(-1).matmul(values)
+
+
+class Part:
+    """t tokens of one text, which fill pages: those from `first` on. `pages` (most,): the numbers of all of them."""
+
+    def __init__(self, t: int, page: int, first: Any, pages: Tensor):
+        self.t, self.position, self.here = t, first * page, pages[first : first + t // page]
+        self.length, self.end = pages.shape[0] * page, self.position + t
+        self.page = pages.unsqueeze(1).expand(pages.shape[0], page).flatten()[: self.end]  # of each token
+        self.row = pages.arange(page).repeat(pages.shape[0])[: self.end]  # in its page
+
+    def turns(self, table: Tensor) -> Tensor:
+        return table[:, self.position : self.end]
+
+    def write(self, cache: Room, found: Tensor) -> None:
+        cache.write((slice(None), self.here), found[:, 0].unflatten(2, (-1, cache.page)).transpose(1, 2))
+
+    def attend(self, q: Tensor, cache: Room, window: int | None, score: Score) -> Tensor:
+        """Its pages are copied to where they stand side by side: each is read by many tokens."""
+        keys, values = (cache.read((i, self.page, slice(None), self.row)).transpose(0, 1).contiguous() for i in (0, 1))
+        scores = seen(score(q.matmul(keys.transpose(-1, -2))), self.length, self.t, self.position, window)
+        return scores.softmax(-1).matmul(values)
 
 
 class Ends:
-    """One token each of the first n texts, at `positions` (n,), all of them before `end`."""
+    """One token each of n texts, at `positions` (n,), which are in the pages `here` (n,). `pages` (n, count): the
+    numbers of all pages of each, as many as the longest text has, `most` at most."""
 
-    def __init__(self, positions: Tensor, end: Any):
-        self.positions, self.end = positions, end
+    def __init__(self, positions: Tensor, here: Tensor, pages: Tensor, most: int):
+        self.positions, self.here, self.pages, self.most = positions, here, pages, most
 
     def turns(self, table: Tensor) -> Tensor:
         """(2, n, 1, 1, 1, head_dim / 2), a row a text."""
         return table[:, self.positions].reshape(2, self.positions.shape[0], 1, 1, 1, -1)
 
     def write(self, cache: Room, found: Tensor) -> None:
-        """`found` (2, n, kv_heads, 1, head_dim), each text's to its own place."""
-        texts = self.positions.arange(self.positions.shape[0])
-        cache.write((slice(None), texts, slice(None), self.positions), found.squeeze(3).transpose(0, 1))
+        where = slice(None), self.here, slice(None), self.positions % cache.page
+        cache.write(where, found.squeeze(3).transpose(0, 1))
 
-    def read(self, cache: Room) -> tuple[Tensor, Tensor]:
-        there = slice(None, self.positions.shape[0]), slice(None), slice(None, self.end)
-        return cache.read((0, *there)), cache.read((1, *there))
+    def attend(self, q: Tensor, cache: Room, window: int | None, score: Score) -> Tensor:
+        """Pages are read where they are: (n, pages, kv_heads, group, page), softmax over pages and what is in them."""
+        keys, values = cache.read((0, self.pages)).unsqueeze(3), cache.read((1, self.pages)).unsqueeze(3)
+        scores = score((keys * q.unsqueeze(1).unsqueeze(4)).sum(-1))
+        first = (q.arange(self.most) * cache.page)[: self.pages.shape[1]]
+        key = first[None, :, None, None, None] + q.arange(cache.page)
+        # (what stands behind a text's own end was left by another one)
+        scores = inside(key, self.positions.reshape(-1, 1, 1, 1, 1), window).where(scores, HIDDEN)
+        share = (scores - scores.amax((1, 4), keepdim=True)).exp()
+        share = share / share.sum((1, 4), keepdim=True)
+        return (share.unsqueeze(-1) * values).sum((1, 4))
 
-    def seen(self, keys: Tensor, length: int, group: int, window: int | None) -> Tensor:
-        """(n, 1, 1, end): what stands behind a text's own end was left by another text."""
-        key = keys.arange(length)[: keys.shape[2]]
-        return inside(key, self.positions.reshape(-1, 1, 1, 1), window)
+
+def seen(scores: Tensor, length: int, t: int, position: Any, window: int | None) -> Tensor:
+    """(..., group · t, end), end <= `length`: the scores of keys that one of t tokens from `position` on sees."""
+    group, end = scores.shape[-2] // t, scores.shape[-1]
+    query = scores.arange(t).repeat(group).unsqueeze(1) + position
+    return inside(scores.arange(length)[:end].unsqueeze(0), query, window).where(scores, HIDDEN)
 
 
 def inside(key: Tensor, query: Tensor, window: int | None) -> Tensor:
-    """Whether the key of a position is seen from the position of a query."""
-    seen = key <= query
-    return seen & (key > query - window) if window else seen
+    """Whether the key of a position is seen from the position of a query: not after it, and inside the window."""
+    found = key <= query
+    return found & (key > query - window) if window else found

@@ -1,7 +1,8 @@
 """The room for keys and values of a layer: what it keeps them in, and how they are put into it and read again.
 
-A room is indexed as (2, texts, kv_heads, length, head_dim): keys, values. As `int8` each row of head_dim elements has a
-scale, its largest element / 127: a quarter of the memory, an error of 0.4 % of that element at most.
+A room is indexed as (2, pages, kv_heads, page, head_dim): keys, values. Which pages a text has says `pages.py`, or it
+has one alone. As `int8` each row of head_dim elements has a scale, its largest element / 127: a quarter of the memory,
+an error of 0.4 % of that element at most.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ LARGEST = 127
 
 
 class Room(nn.Module):
-    def __init__(self, texts: int, heads: int, length: int, size: int, kind: str = "float32"):
-        self.length = length
-        self.values = nn.Buffer(Tensor.zeros(2, texts, heads, length, size, dtype=kind).contiguous(), persistent=False)
+    def __init__(self, pages: int, heads: int, page: int, size: int, kind: str = "float32"):
+        self.page = page  # tokens
+        self.values = nn.Buffer(Tensor.zeros(2, pages, heads, page, size, dtype=kind).contiguous(), persistent=False)
         self.scales = None
         if kind == "int8":
-            self.scales = nn.Buffer(Tensor.zeros(2, texts, heads, length, 1).contiguous(), persistent=False)
+            self.scales = nn.Buffer(Tensor.zeros(2, pages, heads, page, 1).contiguous(), persistent=False)
 
     def write(self, where: tuple[Any, ...], found: Tensor) -> None:
         """`found`, float32, to the elements at `where`, which leaves whole rows."""
@@ -35,9 +36,3 @@ class Room(nn.Module):
         """What was written there, as float32."""
         found = self.values[where].float()
         return found if self.scales is None else found * self.scales[where]
-
-    def move(self, source: Any, target: Any, end: Any) -> None:
-        """The first `end` tokens of a text to the place of another one, as they are."""
-        for kept in (self.values, self.scales):
-            if kept is not None:
-                kept[:, target : target + 1, :, :end] = kept[:, source : source + 1, :, :end]

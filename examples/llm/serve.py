@@ -55,6 +55,9 @@ def options() -> argparse.Namespace:
     parser.add_argument(
         "--room", type=int, default=1024, help="tokens of a prompt and its text, at most the model's context"
     )
+    parser.add_argument(
+        "--cache-tokens", type=int, help="for all texts together, 32 a page; without it as many as all --slots may have"
+    )
     parser.add_argument("--queue", type=int, default=256, help="texts that may wait for a slot")
     parser.add_argument("--queue-time", type=float, default=60.0, help="seconds that a text may wait for a slot")
     parser.add_argument("--time", type=float, default=600.0, help="seconds that an answer may take")
@@ -91,7 +94,7 @@ def main() -> None:
         raise SystemExit(f"serve.py: {error}") from None
     # every block of a prompt fits, the last one too
     room = -(-min(args.room, model.config.context) // BLOCKS[-1]) * BLOCKS[-1]
-    model.reserve(args.slots, room, args.cache_dtype)
+    model.reserve_pages(args.cache_tokens or args.slots * room, room, args.cache_dtype)
     if len(world.devices) > 1:
         nn.shard_rules(model, rules(model, world.devices), world.devices)
     Tensor.realize(*model.parameters(), *model.buffers())
@@ -105,9 +108,10 @@ def main() -> None:
     if listener is None:
         run(batch, embedder, Ranks(), None)
         return
-    desk = Desk(args.queue, args.queue_time)
+    desk = Desk(args.queue, args.queue_time, batch.pages.count)
     service = Service(
-        desk, tokenizer, args.name or args.model, min(room, model.config.context), args.slots, args.embed_model or "",
+        desk, tokenizer, args.name or args.model, min(batch.most, model.config.context), args.slots, batch.pages.count,
+        args.embed_model or "",
         Limits(args.body, args.body_time, args.time),
     )  # fmt: skip
     serve(service, listener, batch, embedder, args.drain)

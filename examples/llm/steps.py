@@ -1,8 +1,8 @@
 """What many texts at once need of a model: a block of one text's prompt, a token for each of several, and what is drawn
 from their logits, each a replay of what was captured once.
 
-The room for keys and values (`Decoder.reserve`) is cut into slots, one a text. A step computes the first n slots, n a
-power of two, so there are few captures, whatever texts come and go.
+Keys and values stand in pages (`pages.py`), and which ones are whose is an input of a step, a row of numbers a text. A
+step computes n texts, n a power of two, so there are few captures, whatever texts come and go.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from model import Decoder
-from places import Block, Ends
+from pages import NOBODY, PAGE, pages_of
+from places import Ends, Part
 from writer import BLOCKS
 
 from manygrad import Tensor, TinyJit, Variable, nn
@@ -27,45 +28,51 @@ KINDS = ((), ("temperature", "seed"), ("temperature", "seed", *FILTERS))  # each
 
 class Steps:
     def __init__(self, model: Decoder, slots: int, length: int):
-        """`model` has reserved `length` tokens for `slots` texts."""
-        self.model, self.slots, self.length = model, slots, length
+        """`model` has reserved pages for up to `slots` texts at once of `length` tokens at most."""
+        self.model, self.slots, self.length, self.most = model, slots, length, pages_of(length)
+        self.pages = model.layers[0].self_attn.cache.values.shape[1] - 1  # (without NOBODY's)
         self.device = model.norm.weight.device
-        # what stands in the slots, for penalties
-        self.history = self._put(np.zeros((slots, length), np.int64)).contiguous().realize()
+        # what stands in the pages, for penalties
+        self.history = self._put(np.zeros((1 + self.pages, PAGE), np.int64)).contiguous().realize()
         self.blocks: dict[int, TinyJit[Tensor]] = {}  # by size
         self.ends: dict[int, TinyJit[Tensor]] = {}  # by the number of texts
         self.draws: dict[tuple[int, tuple[str, ...]], TinyJit[Tensor]] = {}  # by the same, and by the settings
-        self.moves = TinyJit(self._move)
 
     def _put(self, values: np.ndarray) -> Tensor:
         return Tensor(values).to(self.device)
 
-    def block(self, slot: int, tokens: Sequence[int], position: int, last: int) -> Tensor:
-        """Reads tokens into a slot; the logits (1, vocabulary) after number `last` of them."""
+    def block(self, pages: np.ndarray, tokens: Sequence[int], position: int, last: int) -> Tensor:
+        """Reads tokens of the text with these `pages` (most,) from `position` on, where one begins; the logits
+        (1, vocabulary) after number `last` of them."""
         size = len(tokens)
-        at = Variable(f"position{size}", 0, self.length - size).bind(position)
-        to = Variable(f"slot{size}", 0, self.slots - 1).bind(slot)
+        first = Variable(f"page{size}", 0, (self.length - size) // PAGE).bind(position // PAGE)
         until = Variable(f"last{size}", 0, size - 1).bind(last)
         step = self.blocks.setdefault(size, TinyJit(self._block))
         with Tensor.no_grad():
-            return step(self._put(np.array([tokens])), at, to, until)
+            return step(self._put(np.array([tokens])), self._put(pages.copy()), first, until)
 
-    def _block(self, tokens: Tensor, position: object, slot: object, last: object) -> Tensor:
-        place = Block(tokens.shape[1], position, slot)
-        self.history[place.texts, position : place.end] = tokens
+    def _block(self, tokens: Tensor, pages: Tensor, first: object, last: object) -> Tensor:
+        place = Part(tokens.shape[1], PAGE, first, self._there(pages))
+        self.history[place.here] = tokens.reshape(-1, PAGE)
         return self.model.at(tokens, place, last)
 
-    def step(self, tokens: np.ndarray, positions: np.ndarray) -> Tensor:
-        """A token each of the first n slots at its position -> logits (n, vocabulary)."""
-        end = Variable("end", 1, self.length).bind(int(positions.max()) + 1)
-        step = self.ends.setdefault(len(tokens), TinyJit(self._step))
-        with Tensor.no_grad():
-            return step(self._put(np.stack([tokens, positions])), end)
+    def _there(self, pages: Tensor) -> Tensor:
+        """(Nothing to check then; made once, not by every kernel that looks there.)"""
+        return pages.clip(0, self.pages).contiguous()
 
-    def _step(self, given: Tensor, end: object) -> Tensor:
-        tokens, positions = given[0], given[1].clip(0, self.length - 1)  # (nothing to check then)
-        self.history[tokens.arange(tokens.shape[0]), positions] = tokens
-        return self.model.at(tokens.unsqueeze(1), Ends(positions, end), 0)
+    def step(self, tokens: np.ndarray, positions: np.ndarray, pages: np.ndarray) -> Tensor:
+        """A token each of n texts at its position, with the `pages` (n, most) -> logits (n, vocabulary)."""
+        count = Variable("pages", 1, self.most).bind(int(positions.max()) // PAGE + 1)
+        step = self.ends.setdefault(len(tokens), TinyJit(self._step))
+        here = pages[np.arange(len(tokens)), positions // PAGE]
+        with Tensor.no_grad():
+            return step(self._put(np.column_stack([tokens, positions, here, pages]).astype(np.int32)), count)
+
+    def _step(self, given: Tensor, count: object) -> Tensor:
+        tokens, positions, pages = given[:, 0], given[:, 1].clip(0, self.length - 1), self._there(given[:, 2:])
+        place = Ends(positions, pages[:, 0], pages[:, 1:][:, :count], self.most)
+        self.history[place.here, positions % PAGE] = tokens
+        return self.model.at(tokens.unsqueeze(1), place, 0)
 
     def settings(self, choices: Sequence[Mapping[str, float]]) -> dict[str, Tensor]:
         """Of a row each (those of `Choice`, without None), in as few combinations as serve all of them."""
@@ -82,46 +89,36 @@ class Steps:
             for name in sorted(names)
         }
 
-    def draw(self, logits: Tensor, slot: int, settings: Mapping[str, Tensor], positions: np.ndarray) -> list[int]:
-        """A token each of the slots from `slot` on, whose last tokens stand at `positions`."""
-        n = len(positions)
-        first = Variable(f"first{n}", 0, self.slots - n).bind(slot)
-        step = self.draws.setdefault((n, tuple(settings)), TinyJit(self._draw))
+    def draw(
+        self, logits: Tensor, pages: np.ndarray, settings: Mapping[str, Tensor], positions: np.ndarray
+    ) -> list[int]:
+        """A token each of n texts with the `pages` (n, most), whose last tokens stand at `positions`."""
+        step = self.draws.setdefault((len(positions), tuple(settings)), TinyJit(self._draw))
+        with_pages = [self._put(pages)] if PENALTY[0] in settings else []
         with Tensor.no_grad():
-            return step(logits, first, dict(settings), self._put(positions)).tolist()
+            return step(logits, dict(settings), self._put(positions), *with_pages).tolist()
 
-    def _draw(self, logits: Tensor, first: object, settings: dict[str, Tensor], positions: Tensor) -> Tensor:
+    def _draw(
+        self, logits: Tensor, settings: dict[str, Tensor], positions: Tensor, pages: Tensor | None = None
+    ) -> Tensor:
         history = None
-        if "repetition_penalty" in settings:
-            so_far = positions.arange(self.length) <= positions.unsqueeze(1)
-            history = so_far.where(self.history[first : first + positions.shape[0]], -1)
+        if pages is not None:
+            so_far = positions.arange(self.most * PAGE) <= positions.unsqueeze(1)
+            history = so_far.where(self.history[self._there(pages)].flatten(1), -1)
         return nn.sample(logits, **{"temperature": 0, "seed": 0, **settings}, history=history, draw=positions)
-
-    def move(self, source: int, target: int, end: int) -> None:
-        """The first `end` tokens of a slot to another one."""
-        slots = (Variable(name, 0, self.slots - 1).bind(at) for name, at in (("source", source), ("target", target)))
-        with Tensor.no_grad():
-            self.moves(*slots, Variable("moved", 1, self.length).bind(end))
-
-    def _move(self, source: object, target: object, end: object) -> Tensor:
-        for layer in self.model.layers:
-            layer.self_attn.cache.move(source, target, end)
-        self.history[target : target + 1, :end] = self.history[source : source + 1, :end]
-        return self.history
 
     def warm_up(self, sizes: Sequence[int]) -> None:
         """Captures all that there is for these numbers of texts, so that no text waits for it."""
+        pages = np.full((self.slots, self.most), NOBODY, np.int32)
         for _ in range(2):
             for size in BLOCKS:
                 if size <= self.length:
-                    self.block(0, [0] * size, 0, 0)
+                    self.block(pages[0], [0] * size, 0, 0)
             for n in sizes:
                 positions = np.zeros(n, np.int64)
-                logits = self.step(positions, positions)
+                logits = self.step(positions, positions, pages[:n])
                 for names in (*KINDS, *((*kind, *PENALTY) for kind in KINDS)):
-                    self.draw(logits, 0, self._settings([{}] * n, names), positions)
-            if self.slots > 1:
-                self.move(0, 1, 1)
+                    self.draw(logits, pages[:n], self._settings([{}] * n, names), positions)
 
 
 def kind_of(name: str) -> type:

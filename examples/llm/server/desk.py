@@ -49,15 +49,15 @@ class Waiting:
 
 
 class Desk:
-    def __init__(self, most: int, wait_s: float):
-        """`most` texts may wait for a slot, `wait_s` at most."""
+    def __init__(self, most: int, wait_s: float, pages: int = 0):
+        """`most` texts may wait for a slot and pages, of which there are `pages`, `wait_s` at most."""
         self.most, self.wait_s = most, wait_s
         self.changed = threading.Condition()
         self.state, self.cause = "open", ""
         self.waiting: deque[Waiting] = deque()
         self.gone: list[int] = []
         self.keys = 0
-        self.running = 0
+        self.running, self.free_pages = 0, pages
         self.until = float("inf")  # when draining ends
         self.outs: dict[int, Out] = {}  # of the event loop alone, as is:
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -96,8 +96,9 @@ class Desk:
 
     # the model's side
 
-    def take(self, free: int, busy: bool) -> Work:
-        """What there is to do; without any, and nothing to write, it comes after `IDLE_S`."""
+    def take(self, free: int, pages: int, busy: bool) -> Work:
+        """What there is to do, for `free` slots and so many `pages`; without any, and nothing to write, it comes after
+        `IDLE_S`. Texts begin in the order in which they came: one that needs many pages is not passed by others."""
         with self.changed:
             if not busy and not self.waiting and not self.gone and self.state == "open":
                 self.changed.wait(IDLE_S)
@@ -108,9 +109,11 @@ class Desk:
             for w in self.waiting:
                 if not isinstance(w.request, Request) and not embed:  # (one a step: others are being written)
                     embed.append((w.key, w.request))
-                elif isinstance(w.request, Request) and len(admit) < free:
+                elif isinstance(w.request, Request) and len(admit) < free and w.request.pages <= pages:
                     admit.append((w.key, w.request))
+                    pages -= w.request.pages
                 else:
+                    pages = 0 if isinstance(w.request, Request) else pages
                     held.append(w)
             self.waiting, cancel, self.gone = held, tuple(self.gone), []
             drained = self.state != "open" and not busy and not admit and not embed and not held
@@ -119,7 +122,9 @@ class Desk:
         return Work(tuple(admit), cancel, tuple(embed), stop)
 
     def _late(self) -> ApiError:
-        return ApiError(503, f"no slot became free in {self.wait_s:g} s; come back later", code="queue_timeout")
+        return ApiError(
+            503, f"no slot, or no pages, became free in {self.wait_s:g} s; come back later", code="queue_timeout"
+        )
 
     def give(self, found: Sequence[tuple[int, Given]]) -> None:
         if found and self.loop is not None:

@@ -14,7 +14,8 @@ from server.ranks import Ranks
 def run(batch: Batch, embedder: Embedder | None, ranks: Ranks, desk: Desk | None) -> None:
     """Until the desk is drained. `desk`: of rank 0, None elsewhere."""
     while True:
-        work = ranks.share(desk.take(batch.free, bool(batch.busy)) if desk is not None else Work())
+        free = batch.free, batch.pages.unpromised
+        work = ranks.share(desk.take(*free, bool(batch.busy)) if desk is not None else Work())
         for key in work.cancel:
             batch.cancel(key)
         for key, request in work.admit:
@@ -28,5 +29,5 @@ def run(batch: Batch, embedder: Embedder | None, ranks: Ranks, desk: Desk | None
                 desk.give([(key, Vectors(rows, sum(len(embedder.ids(t)) for t in texts)))])
         made = batch.step()
         if desk is not None:
-            desk.running = batch.busy
+            desk.running, desk.free_pages = batch.busy, len(batch.pages.free)
             desk.give([(m.key, m) for m in made])

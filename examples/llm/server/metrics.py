@@ -38,8 +38,8 @@ class Metrics:
     first: Histogram = field(default_factory=Histogram)
     between: Histogram = field(default_factory=Histogram)
 
-    def text(self, running: int, waiting: int, slots: int) -> str:
-        """`running` texts in `slots`, and `waiting` ones."""
+    def text(self, running: int, waiting: int, slots: int, pages: int, free: int) -> str:
+        """`running` texts in `slots`, and `waiting` ones; of the `pages` for keys and values `free` are in no text."""
         lines = ["# TYPE llm_requests_total counter", "# HELP llm_requests_total answers by path and status"]
         for (path, status), count in sorted(self.requests.items()):
             lines.append(f'llm_requests_total{{path="{path}",status="{status}"}} {count}')
@@ -47,8 +47,10 @@ class Metrics:
             ("llm_prompt_tokens_total", "counter", self.prompt_tokens, "tokens of prompts"),
             ("llm_written_tokens_total", "counter", self.written_tokens, "tokens that were written"),
             ("llm_texts_running", "gauge", running, "texts that are being written"),
-            ("llm_texts_waiting", "gauge", waiting, "texts that wait for a slot"),
+            ("llm_texts_waiting", "gauge", waiting, "texts that wait for a slot and pages"),
             ("llm_slots", "gauge", slots, "texts that can be written at once"),
+            ("llm_pages", "gauge", pages, "pages for keys and values of texts"),
+            ("llm_pages_free", "gauge", free, "pages that no text has"),
         ]:
             lines += [f"# TYPE {name} {kind}", f"# HELP {name} {meaning}", f"{name} {value}"]
         for name, histogram, meaning in [

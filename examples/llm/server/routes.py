@@ -43,6 +43,7 @@ class Service:
     model: str  # its name
     room: int  # tokens of a prompt and its text together
     slots: int
+    pages: int
     embedder: str = ""  # the name of the model for vectors; "": there is none
     limits: Limits = Limits()
     metrics: Metrics = field(default_factory=Metrics)
@@ -99,7 +100,8 @@ class Service:
         return JSONResponse({"status": "ok" if state == "open" else state}, 200 if state == "open" else 503)
 
     async def show_metrics(self, request: Request) -> Response:
-        text = self.metrics.text(self.desk.running, len(self.desk.waiting), self.slots)
+        desk = self.desk
+        text = self.metrics.text(desk.running, len(desk.waiting), self.slots, self.pages, desk.free_pages)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     @property

@@ -41,10 +41,15 @@ def alone(writer: Writer, request: Request) -> list[int]:
 
 
 def batch_of(
-    variant: str, slots: int, devices: tuple[str, ...] = (), ends: tuple[int, ...] = (), kind: str = "float32"
+    variant: str,
+    slots: int,
+    devices: tuple[str, ...] = (),
+    ends: tuple[int, ...] = (),
+    kind: str = "float32",
+    tokens: int = 0,
 ) -> Batch:
     model = decoder(variant)
-    model.reserve(slots, LENGTH, kind)
+    model.reserve_pages(tokens or slots * LENGTH, LENGTH, kind)
     if devices:
         nn.shard_rules(model, rules(model, devices), devices)
     Tensor.realize(*model.parameters(), *model.buffers())
@@ -56,7 +61,7 @@ def run(batch: Batch, asked: list[Request], rng: np.random.Generator, cancel: tu
     made: dict[int, list[Made]] = {i: [] for i in range(len(asked))}
     waiting, gone = list(range(len(asked))), set()
     while waiting or batch.busy:
-        while waiting and batch.free and rng.random() < 0.4:
+        while waiting and batch.free and asked[waiting[0]].pages <= batch.pages.unpromised and rng.random() < 0.4:
             batch.admit(waiting[0], asked[waiting.pop(0)])
         for i in cancel:
             if i not in waiting and i not in gone and rng.random() < 0.2:
@@ -65,6 +70,9 @@ def run(batch: Batch, asked: list[Request], rng: np.random.Generator, cancel: tu
         for m in batch.step():
             made[m.key].append(m)
             assert m.key not in gone
+        taken = [page for page in batch.pages.rows.flat if page]
+        assert sorted([*taken, *batch.pages.free]) == list(range(1, batch.steps.pages + 1))  # each has one owner
+    assert batch.pages.unpromised == len(batch.pages.free) == batch.steps.pages
     return made
 
 
@@ -76,7 +84,7 @@ def test_each_text_is_what_it_is_alone(variant: str, devices: int) -> None:
     model = decoder(variant, LENGTH)
     writers = {choice: Writer(model, LENGTH, choice) for choice in CHOICES}
     want = [alone(writers[r.choice], r) for r in asked]
-    batch = batch_of(variant, 4, names)
+    batch = batch_of(variant, 4, names, tokens=LENGTH + 32)  # (fewer pages than four long texts need)
     if devices == 1:
         batch.warm_up()
     compiled = len(get_device("CPU").kernels.kernels)
@@ -124,3 +132,11 @@ def test_what_does_not_fit_is_refused() -> None:
     batch.admit(0, Request((3,), 1))
     with pytest.raises(ValueError, match="all 1 slots are taken"):
         batch.admit(1, Request((3,), 1))
+    batch = batch_of("llama", 2, tokens=64)
+    with pytest.raises(ValueError, match="the prompt's 60 tokens and 5 more do not fit the room for 64"):
+        batch.admit(0, Request((3,) * 60, 5))
+    batch.admit(0, Request((3,) * 4, 30))
+    with pytest.raises(ValueError, match="it may need 1 pages, and 0 are left"):
+        batch.admit(1, Request((3,), 1))
+    batch.cancel(0)
+    batch.admit(1, Request((3,), 1))

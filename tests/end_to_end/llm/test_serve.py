@@ -119,6 +119,24 @@ def test_a_client_that_goes_away_frees_its_slot(served: Served) -> None:
     assert client.completions.create(prompt="abc", max_tokens=12, **GREEDY).choices[0].text == "EysyYJfY"
 
 
+def test_texts_wait_for_pages(folder: Path) -> None:
+    """Room for two texts of 64 tokens, slots for four: each is what it is alone, and all pages are given back."""
+    with serve(folder, "--slots", "4", "--room", "128", "--cache-tokens", "128") as served:
+        assert (served.gauge("llm_pages"), served.gauge("llm_pages_free")) == (4, 4)
+
+        def write(prompt: str) -> str:
+            return served.client.completions.create(prompt=prompt, max_tokens=61, **GREEDY).choices[0].text
+
+        alone = {prompt: write(prompt) for prompt in ("abc", "bcd", "cde")}
+        with ThreadPoolExecutor(8) as pool:
+            asked = [*alone] * 3
+            assert list(pool.map(write, asked)) == [alone[prompt] for prompt in asked]
+        served.wait_for("llm_texts_running", 0)
+        assert served.gauge("llm_pages_free") == 4
+        with pytest.raises(openai.BadRequestError, match="do not fit the room for 128"):
+            served.client.completions.create(prompt="abc", max_tokens=126, **GREEDY)
+
+
 def test_limits(served: Served) -> None:
     def code(status: int, body: bytes, **headers: str) -> str | None:
         found, answer = served.ask("/v1/completions", body, **headers)
