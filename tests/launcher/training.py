@@ -1,5 +1,5 @@
-"""A script for `test_same_bits.py`: trains a network whose gradients are long enough to be cut and overlapped, and writes
-a digest of what came of it to FILE, with collectives beside kernels and without: `training.py FILE`."""
+"""A script for `test_same_bits.py`: trains a network whose gradients are long enough to be cut and overlapped, and
+writes a digest of what came of it to FILE, with collectives beside kernels and without: `training.py FILE`."""
 
 from __future__ import annotations
 
