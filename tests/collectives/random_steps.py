@@ -25,7 +25,8 @@ def round_of(seed: int) -> int:
     n, devices = world.size, world.devices
     sizes = [rng.choice(SIZES) for _ in range(rng.randrange(1, 6))]
     work, twice = [rng.choice((0, 0, 64, 256)) for _ in sizes], [rng.random() < 0.3 for _ in sizes]
-    base = [np.random.default_rng(seed + i).integers(-8, 8, (n, size)).astype(np.float32) for i, size in enumerate(sizes)]
+    values = np.random.default_rng(seed)
+    base = [values.integers(-8, 8, (n, size)).astype(np.float32) for size in sizes]
     given = [Tensor(b).shard(devices, axis=0).realize() for b in base]
     square = {w: Tensor(np.eye(w, dtype=np.float32)).shard(devices).contiguous().realize() for w in set(work) if w}
 
