@@ -22,7 +22,7 @@ from tokenizer import Tokenizer
 from manygrad import Tensor, TinyJit, nn, world
 
 # of batches: texts are filled up to the next one
-LENGTHS = (*range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, 513, 64))
+LENGTHS = (*range(4, 64, 4), *range(64, 128, 8), *range(128, 256, 16), *range(256, 513, 32))
 FULL = 32  # tokens of a text, up to which a batch has all its rows
 
 
@@ -52,13 +52,17 @@ class Embedder:
         self.steps: dict[int, TinyJit[Tensor]] = {}  # by the tokens of a batch
 
     def ids(self, text: str) -> list[int]:
-        """At most as many as the model takes; the last one is the mark of the end."""
-        ids, most = self.tokenizer.encode(text), self.model.config.context
-        return ids if len(ids) <= most else [*ids[: most - 1], ids[-1]]
+        return self.all_ids([text])[0]
+
+    def all_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Of each at most as many as the model takes; the last one is the mark of the end."""
+        most = self.model.config.context
+        found = self.tokenizer.encode_all(texts)
+        return [ids if len(ids) <= most else [*ids[: most - 1], ids[-1]] for ids in found]
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
         """(texts, dim) float32."""
-        ids = [self.ids(text) for text in texts]
+        ids = self.all_ids(texts)
         out = np.zeros((len(texts), self.model.config.dim), np.float32)
         devices = len(world.devices)
         for rows, length in batches([len(row) for row in ids], self.batch, devices):

@@ -56,6 +56,11 @@ class Tokenizer:
         ids = self.inner.encode(text).ids
         return ids if self.bos is None else [self.bos, *ids]
 
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """As `encode`, of several texts on all cores."""
+        begin = [] if self.bos is None else [self.bos]
+        return [[*begin, *found.ids] for found in self.inner.encode_batch(list(texts))]
+
     def decode(self, ids: Sequence[int]) -> str:
         return self.inner.decode(list(ids), skip_special_tokens=True)
 
