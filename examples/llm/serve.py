@@ -15,7 +15,6 @@ import socket
 import threading
 import time
 from functools import partial
-from typing import Any
 
 from batch import Batch
 from embed import Embedder
@@ -86,6 +85,11 @@ def options() -> argparse.Namespace:
 
 def main() -> None:
     args = options()
+    desk = Desk(args.queue, args.queue_time)
+    if world.rank == 0:
+        # Ctrl-C of the launcher comes here, too, if it has heard in time that there is a handler: so it stands long
+        # before anybody may count on it (the other ranks hear of it by `Ranks`)
+        signal.signal(signal.SIGINT, lambda number, frame: interrupted(desk, args.drain))
     try:
         listener = listen(args.host, args.port) if world.rank == 0 else None
         model, tokenizer = load(args.model, args.dtype or DTYPES[args.activations], args.activations)
@@ -108,13 +112,19 @@ def main() -> None:
     if listener is None:
         run(batch, embedder, Ranks(), None)
         return
-    desk = Desk(args.queue, args.queue_time, batch.pages.count)
+    desk.free_pages = batch.pages.count
     service = Service(
         desk, tokenizer, args.name or args.model, min(batch.most, model.config.context), args.slots, batch.pages.count,
         args.embed_model or "",
         Limits(args.body, args.body_time, args.time),
     )  # fmt: skip
     serve(service, listener, batch, embedder, args.drain)
+
+
+def interrupted(desk: Desk, drain_s: float) -> None:
+    if desk.loop is None:  # nothing is served yet
+        raise KeyboardInterrupt
+    desk.drain(drain_s)
 
 
 def serve(service: Service, listener: socket.socket, batch: Batch, embedder: Embedder | None, drain_s: float) -> None:
@@ -139,12 +149,8 @@ def serve(service: Service, listener: socket.socket, batch: Batch, embedder: Emb
             raise SystemExit("serve.py: the web server did not start; what it wrote above says why")
         time.sleep(0.01)
 
-    def drain(number: int, frame: Any) -> None:
-        desk.drain(drain_s)
-
-    signal.signal(signal.SIGINT, drain)  # (the launcher's Ctrl-C comes here, too; the other ranks hear it by `Ranks`)
-    if world.size == 1:
-        signal.signal(signal.SIGTERM, drain)  # (else it is how the launcher ends what did not end by itself)
+    if world.size == 1:  # (else it is how the launcher ends what did not end by itself)
+        signal.signal(signal.SIGTERM, lambda number, frame: desk.drain(drain_s))
     host, port = listener.getsockname()[:2]
     print(f"listening on http://{host}:{port}", flush=True)
     cause = "the server is shutting down"
@@ -170,4 +176,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

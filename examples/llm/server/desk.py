@@ -49,15 +49,15 @@ class Waiting:
 
 
 class Desk:
-    def __init__(self, most: int, wait_s: float, pages: int = 0):
-        """`most` texts may wait for a slot and pages, of which there are `pages`, `wait_s` at most."""
+    def __init__(self, most: int, wait_s: float):
+        """`most` texts may wait for a slot and pages, `wait_s` at most."""
         self.most, self.wait_s = most, wait_s
         self.changed = threading.Condition()
         self.state, self.cause = "open", ""
         self.waiting: deque[Waiting] = deque()
         self.gone: list[int] = []
         self.keys = 0
-        self.running, self.free_pages = 0, pages
+        self.running = self.free_pages = 0
         self.until = float("inf")  # when draining ends
         self.outs: dict[int, Out] = {}  # of the event loop alone, as is:
         self.loop: asyncio.AbstractEventLoop | None = None

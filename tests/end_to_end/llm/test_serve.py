@@ -227,6 +227,12 @@ def test_interrupt_finishes_what_runs(folder: Path) -> None:
         assert served.process.wait(30) == 0, served.out
 
 
+def test_interrupt_right_after_listening(folder: Path) -> None:
+    with serve(folder, "--slots", "1", "--room", "128") as served:
+        served.process.send_signal(signal.SIGINT)
+        assert served.process.wait(LIMIT_S) == 0, served.out
+
+
 def test_smollm2_says_what_transformers_says(smollm2: str) -> None:
     told = next(t for t in GOLDEN["prompts"] if t["chat"])
     with serve(smollm2, "--slots", "1", "--room", "128") as served:

@@ -105,6 +105,15 @@ def test_interrupt_finishes_what_runs_on_all_nodes(tmp_path: Path) -> None:
         assert "SIGINT goes to rank 0, whose script ends by itself" in "".join(served.out)
 
 
+def test_interrupt_right_after_listening(tmp_path: Path) -> None:
+    model = write_model(tmp_path, context=1024)
+    launcher = [sys.executable, "-P", "-u", "-m", "manygrad.launcher.cli", "--nodes", "2"]
+    options = ["--model", str(model), "--port", "0", "--slots", "1", "--room", "128"]
+    with serving(*launcher, "--run-dir", str(tmp_path / "run"), str(SCRIPT), "--", *options) as served:
+        served.process.send_signal(signal.SIGINT)
+        assert served.process.wait(LIMIT_S) == 0, "".join(served.out)
+
+
 def test_what_the_ranks_are_told() -> None:
     request = Request((1, 2, 3), 5, Choice(0.1, 3, 0.30000000000000004, None, 1.1, 2**32 - 1), True)
     for work in (Work(), Work(((7, request), (8, Request((1,), 1))), (1, 2), ((9, ('a"é🦙', "")),), True)):

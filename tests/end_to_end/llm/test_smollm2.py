@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from writer import Writer
 
 from manygrad import Tensor, TinyJit, Variable, nn
 
+SCRIPT = Path(__file__).parents[3] / "examples" / "llm" / "generate.py"
+TOKENS = 8  # of texts that several devices write together
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "smollm2.json").read_text())
 
 
@@ -78,18 +81,30 @@ def test_int8_activations_find_the_same_tokens_likely(loaded: Any, smollm2: str)
     assert abs(difference.mean()) < 0.05 and np.abs(difference).max() < 0.5, difference
 
 
-def test_nine_heads_on_two_devices_write_the_same(smollm2: str) -> None:
-    """(more devices: test_variants.py)"""
-    devices, told = ("CPU:0", "CPU:1"), GOLDEN["prompts"][0]
+@pytest.mark.parametrize("count", [2, 4])
+def test_devices_write_the_same(smollm2: str, count: int) -> None:
+    """Three heads of keys, with nine of queries, on two devices and on four: one of them has none."""
+    devices, told = tuple(f"CPU:{i}" for i in range(count)), GOLDEN["prompts"][0]
     model, _ = load(smollm2)
     model.reserve(1, 256)
     nn.shard_rules(model, rules(model, devices), devices)
     Tensor.realize(*model.parameters(), *model.buffers())
     writer = Writer(model, 256)
     tokens = [writer.start(told["ids"])]
-    while len(tokens) < 12:
+    while len(tokens) < TOKENS:
         tokens.append(writer.write(tokens[-1]))
-    assert tokens == told["tokens"][:12]
+    assert tokens == told["tokens"][:TOKENS]
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_nodes_write_the_same(smollm2: str, count: int, command: Callable[..., Any]) -> None:
+    told = GOLDEN["prompts"][0]
+    given = ["--model", smollm2, "--prompt", told["prompt"], "--tokens", str(TOKENS), "--ignore-end"]
+    run = command(str(SCRIPT), "--nodes", str(count), "--", *given).wait()
+    _, tokenizer = load(smollm2)
+    stream = TextStream(tokenizer, prompt=told["ids"])
+    text = "".join(map(stream.add, told["tokens"][:TOKENS])) + stream.end()
+    assert run.code == 0 and run.out == f"0:0: {text}\n", run.out + run.err
 
 
 def test_text_becomes_the_tokens_of_transformers(loaded: Any) -> None:
