@@ -60,6 +60,16 @@ class World:
     def local_devices(self) -> tuple[str, ...]:
         return self.node_devices(self.rank)
 
+    def group(self, count: int) -> tuple[str, ...]:
+        """The devices of this worker's group, of `count` groups of neighbouring workers: to shard over where each group
+        has a replica of a model and values of its own, which the others do not build. Raises `ValueError` where the
+        groups would not be of one size."""
+        if count < 1 or self.size % count:
+            raise ValueError(f"{self.size} workers do not make {count} groups of one size")
+        members = self.size // count
+        first = self.rank - self.rank % members
+        return tuple(d for r in range(first, first + members) for d in self.node_devices(r))
+
     def is_local(self, device: str) -> bool:
         """Whether `device` (local or global name) belongs to this worker."""
         _, _, node = device.partition("@")

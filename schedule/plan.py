@@ -5,6 +5,9 @@ stands beside it. So a graph is told apart in effects that ranks share, which st
 the rest; the plan is a digest of the shared effects: ops, shapes, placements, constants, order. Lines are no part of
 it: two ranks may come to the same graph on different lines.
 
+A group of workers may have plans of its own, as replicas of a model have that is cut over each group: the others do not
+build such a graph. Its members are told apart by their messages, which carry the plan.
+
 `leaves` are the arguments that every rank must hold alike: values replicated over workers, and local values that are
 cut over them.
 """
@@ -31,7 +34,7 @@ class Plan:
     """What ranks have in common in one LINEAR. `key`: equal on all ranks that run the same program."""
 
     key: int
-    by_all: bool  # whether all workers communicate in it: not two in a send, nor none at all
+    by_all: bool  # whether all workers communicate in it: not a group of them, two in a send, or none at all
     leaves: tuple[int, ...]  # slots of the arguments that are replicated over workers
     cut: tuple[int, ...]  # slots of local arguments that are cut over workers
     graph: UOp  # the shared effects
@@ -95,7 +98,10 @@ def plan_of(normal: UOp, shared: int, linear: UOp, me: World) -> Plan | None:
     if not collectives and not cut:
         return None
     key = int.from_bytes(hashlib.sha256(encode(graph)).digest()[:8], "little") >> 1  # (a positive int64)
-    by_all = any(c.op is not Ops.POINT_TO_POINT for c in collectives)
+    by_all = any(
+        c.op is not Ops.POINT_TO_POINT and len({me.rank_of(d) for d in c.arg.members.devices}) == me.size
+        for c in collectives
+    )
     lines = tuple([LINE.get(u) for u in graph.toposort()[:OUTLINE_NODES]]) if by_all else ()
     return Plan(key, by_all, leaves, cut, graph, lines)
 
