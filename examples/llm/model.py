@@ -1,7 +1,8 @@
 """The decoders of Llama, SmolLM2, Mistral, Qwen 2 and 3, Gemma 1 to 3: one class, `Config` says which.
 
-Parameters have Hugging Face's names and shapes. Keys and values of the tokens so far are kept in the layers
-(`Decoder.reserve`) and written in place, where `places.py` says: one capture serves all positions.
+Parameters have Hugging Face's names and shapes; rows of queries and keys stand as the file has them
+(`Config.neighbours`). Keys and values of the tokens so far are kept in the layers (`Decoder.reserve`) and written in
+place, where `places.py` says: one capture serves all positions.
 """
 
 from __future__ import annotations
