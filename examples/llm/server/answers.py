@@ -7,9 +7,12 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from json.encoder import encode_basestring
 from typing import Any
 
 import numpy as np
+
+MARK = "the text of an event stands here"
 
 
 @dataclass
@@ -20,6 +23,7 @@ class Answer:
     model: str
     chat: bool
     created: int = field(default_factory=lambda: int(time.time()))
+    around: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)  # what stands around a text in its events
 
     def _head(self, part: bool) -> dict[str, Any]:
         name = ("chat.completion" + ".chunk" * part) if self.chat else "text_completion"
@@ -44,6 +48,16 @@ class Answer:
     def _part(self, index: int, said: dict[str, Any], reason: str | None) -> dict[str, Any]:
         choice = {"index": index, **said, "logprobs": None, "finish_reason": reason}
         return {**self._head(True), "choices": [choice]}
+
+    def event(self, index: int, text: str, reason: str = "") -> bytes:
+        """`piece` as an event: of a text that goes on nothing but the text itself is made anew."""
+        if reason or not text:
+            return event(self.piece(index, text, reason))
+        if index not in self.around:
+            before, _, after = event(self.piece(index, MARK)).rpartition(f'"{MARK}"'.encode())
+            self.around[index] = before, after
+        before, after = self.around[index]
+        return before + encode_basestring(text).encode() + after
 
     def last(self, usage: dict[str, int]) -> dict[str, Any]:
         return {**self._head(True), "choices": [], "usage": usage}

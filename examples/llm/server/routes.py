@@ -17,7 +17,7 @@ from server.errors import ApiError
 from server.fields import parse
 from server.metrics import Metrics
 from server.transport import Events, Gone, body_of, while_there
-from server.writing import Piece, Writing
+from server.writing import Writing
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -155,10 +155,10 @@ class Service:
             if answer.chat:
                 for i in range(len(writing.asked.requests)):
                     yield answers.event(answer.first(i))
-            yield self._event(answer, first)
+            yield answer.event(first.index, first.text, first.reason)
             try:
                 async for piece in pieces:
-                    yield self._event(answer, piece)
+                    yield answer.event(piece.index, piece.text, piece.reason)
             except ApiError as error:
                 yield answers.event(error.body())
                 return
@@ -167,9 +167,6 @@ class Service:
             yield answers.event("[DONE]")
 
         return Events(events(), writing.leave)
-
-    def _event(self, answer: answers.Answer, piece: Piece) -> bytes:
-        return answers.event(answer.piece(piece.index, piece.text, piece.reason))
 
     async def embeddings(self, request: Request) -> Response:
         given = parse(await body_of(request, self.limits.body, self.limits.body_s))

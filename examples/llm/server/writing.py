@@ -27,38 +27,35 @@ class Writing:
     """`async for piece in writing`; whoever stops before the end calls `leave`. `written` counts tokens."""
 
     def __init__(self, asked: Asked, desk: Desk, tokenizer: Tokenizer, metrics: Metrics, limit_s: float):
-        self.asked, self.desk, self.metrics, self.limit_s = asked, desk, metrics, limit_s
+        self.asked, self.desk, self.metrics = asked, desk, metrics
         self.began = time.monotonic()
         self.keys, self.out = desk.submit(asked.requests)
         self.streams = {
             key: (i, TextStream(tokenizer, asked.stops, request.ids))
             for i, (key, request) in enumerate(zip(self.keys, asked.requests))
         }
+        # one timer for all tokens; what it puts comes after those that are there already
+        loop = asyncio.get_running_loop()
+        self.late = loop.call_later(limit_s, self.out.put_nowait, (self.keys[0], too_late(limit_s)))
         self.last: dict[int, float] = {}  # when the last token of a text came
         self.written = 0
         metrics.prompt_tokens += asked.prompts
 
     def leave(self) -> None:
+        self.late.cancel()
         self.desk.leave(list(self.streams))
         self.streams = {}
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
         while self.streams:
-            try:
-                async with asyncio.timeout_at(asyncio.get_running_loop().time() + self._left()):
-                    key, found = await self.out.get()
-            except TimeoutError:
-                raise ApiError(408, f"the answer took longer than {self.limit_s:g} s; ask for fewer tokens",
-                               code="timeout") from None  # fmt: skip
+            key, found = await self.out.get()
             if isinstance(found, ApiError):
                 raise found
             if isinstance(found, Made) and key in self.streams:
                 piece = self._piece(key, found)
                 if piece.text or piece.reason:
                     yield piece
-
-    def _left(self) -> float:
-        return self.began + self.limit_s - time.monotonic()
+        self.late.cancel()
 
     def _piece(self, key: int, made: Made) -> Piece:
         now = time.monotonic()
@@ -78,3 +75,7 @@ class Writing:
         if reason:
             del self.streams[key]
         return Piece(index, text, reason)
+
+
+def too_late(limit_s: float) -> ApiError:
+    return ApiError(408, f"the answer took longer than {limit_s:g} s; ask for fewer tokens", code="timeout")

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 import pytest
 from batch import Made, Request
+from server.answers import Answer, event
 from server.desk import Desk, Given, Out, Vectors, Work
 from server.errors import ApiError
 from server.metrics import Metrics
@@ -136,3 +137,16 @@ def test_metrics_are_what_prometheus_reads() -> None:
     ]  # fmt: skip
     kinds = [line.split()[2] for line in lines if line.startswith("# TYPE")]
     assert len(kinds) == len(set(kinds)) and all(any(x.startswith(k) for x in lines) for k in kinds)
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_events_of_a_stream_are_what_json_makes_of_them(chat: bool) -> None:
+    answer = Answer("k", 'a "model"', chat)
+    for index, text, reason in [
+        (0, 'a"é\\\n\x00🦙</s>', ""),
+        (1, "b", ""),
+        (0, "", ""),
+        (0, " ", "stop"),
+        (1, "", "length"),
+    ]:
+        assert answer.event(index, text, reason) == event(answer.piece(index, text, reason))
