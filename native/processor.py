@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import llvmlite.binding as llvm
@@ -16,7 +16,6 @@ import llvmlite.binding as llvm
 ALIASES = {"arm64": "aarch64", "amd64": "x86_64"}  # other names of an architecture
 SECOND_LEVEL_BYTES = 1 << 20  # of a cache, where the system does not tell
 COUNTED_FOR_S = 0.1
-_counted = (0.0, 1)  # until when the number of cores is used, and it
 
 
 @dataclass(frozen=True)
@@ -53,13 +52,13 @@ def llvm_version() -> tuple[int, ...]:
 
 
 def cores() -> int:
-    """Those this process may use, which may change while it runs: asked anew when `COUNTED_FOR_S` have passed."""
-    global _counted
-    now = time.monotonic()
-    if now > _counted[0]:
-        count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        _counted = (now + COUNTED_FOR_S, count)
-    return _counted[1]
+    """Those this process may use, which may change while it runs: asked anew every `COUNTED_FOR_S`."""
+    return _cores(int(time.monotonic() / COUNTED_FOR_S))
+
+
+@lru_cache(1)
+def _cores(when: int) -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def second_level_cache_bytes() -> int:
