@@ -142,6 +142,8 @@ def decoded(tokens: int, prompt: int, repeats: int) -> None:
     for dtype in DECODED:
         found, words = load("smollm2", dtype)
         sides = {f"ours, {dtype}": ours(found, words, length)}
+        if dtype == "bfloat16":
+            sides["ours, bfloat16 x"] = ours(load("smollm2", dtype, dtype)[0], words, length)
         if with_torch:
             sides[f"transformers, {dtype}"] = transformers(found, words, dtype, length)
         nbytes = sum(t.numel() * t.dtype.itemsize for t in {id(p): p for p in found.parameters()}.values())

@@ -44,8 +44,9 @@ def options() -> argparse.Namespace:
         help="of weights: as a .gguf file has them (quantized, its default), or decoded; a folder's: float32",
     )  # fmt: skip
     parser.add_argument(
-        "--activations", default="float32", choices=["float32", "int8"],
-        help="what quantised weights are multiplied by: int8 rounds, 32 elements with a scale, and takes less time",
+        "--activations", default="float32", choices=["float32", "int8", "bfloat16"],
+        help="what weights are multiplied by: int8 (quantised ones) rounds, 32 elements with a scale, and takes less "
+        "time; bfloat16 (--dtype bfloat16) rounds to that, and takes less time for prompts",
     )  # fmt: skip
     parser.add_argument(
         "--cache-dtype", default="float32", choices=KINDS, help="of the keys and values of tokens so far"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tokenizer
 import weights
-from model import Decoder
+from model import Decoder, Linear
 from tokenizer import Tokenizer
 
 NAMES = {
@@ -32,9 +32,11 @@ def find(name: str) -> Path:
 
 def load(name: str, dtype: str | None = None, activations: str = "float32") -> tuple[Decoder, Tokenizer]:
     """`dtype` None: a GGUF file's weights stay quantised where they are, those of a folder are decoded to float32.
-    `activations`: what products with quantised weights round their input to (float32, int8)."""
+    `activations`: what products round their input to: int8 with quantised weights, bfloat16 with such weights."""
     path = find(name)
-    if activations != "float32" and (path.is_dir() or dtype not in (None, weights.QUANTIZED)):
+    if activations == "bfloat16" and dtype != "bfloat16":
+        raise ValueError("activations in bfloat16 are for weights in bfloat16: --dtype bfloat16")
+    if activations == "int8" and (path.is_dir() or dtype not in (None, weights.QUANTIZED)):
         raise ValueError(f"activations in {activations} are for quantised weights, and those of {path} are decoded")
     if path.is_dir():
         if dtype == weights.QUANTIZED:
@@ -50,4 +52,7 @@ def load(name: str, dtype: str | None = None, activations: str = "float32") -> t
         )
     model = Decoder(config, given)
     given.check()
+    for layer in model.modules():
+        if isinstance(layer, Linear):
+            layer.rounds = activations == "bfloat16"
     return model, words

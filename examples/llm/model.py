@@ -27,21 +27,26 @@ def frozen(weight: Tensor | nn.QuantizedWeight) -> Weight:
     return weight if isinstance(weight, nn.QuantizedWeight) else nn.Parameter(weight, requires_grad=False)
 
 
-def product(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+def product(x: Tensor, weight: Weight, bias: Tensor | None = None, rounds: bool = False) -> Tensor:
+    """`rounds`: to the type of the weight, before x is multiplied by it."""
     if isinstance(weight, nn.QuantizedWeight):
         return weight.linear(x, bias)
+    if rounds:  # (and kept: a product reads both as they are)
+        x = x.cast(weight.dtype).contiguous().cast(x.dtype)
     return F.linear(x, weight.cast(x.dtype), bias)
 
 
 class Linear(nn.Module):
-    """x Wᵀ + b in the type of x, the weight (out, in) in its own."""
+    """x Wᵀ + b in the type of x, the weight (out, in) in its own. `rounds`: see `product`."""
+
+    rounds = False
 
     def __init__(self, weight: Tensor | nn.QuantizedWeight, bias: Tensor | None):
         self.weight = frozen(weight)
         self.bias = None if bias is None else nn.Parameter(bias.float(), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return product(x, self.weight, self.bias)
+        return product(x, self.weight, self.bias, self.rounds)
 
 
 def linear(give: Give, name: str, size: int, out: int) -> Linear:

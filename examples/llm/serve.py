@@ -37,7 +37,7 @@ try:
 except ImportError as error:
     raise SystemExit(f'serve.py: {error}; it comes with pip install ".[serve]"') from None
 
-DTYPES = {"float32": "float32", "int8": "quantized"}  # of weights, by that of activations
+DTYPES = {"float32": "float32", "int8": "quantized", "bfloat16": "bfloat16"}  # of weights, by that of activations
 START_S = 30.0  # that the web server has
 
 
@@ -69,8 +69,9 @@ def options() -> argparse.Namespace:
         "time), which is the default with --activations int8",
     )  # fmt: skip
     parser.add_argument(
-        "--activations", default="float32", choices=["float32", "int8"],
-        help="what quantised weights are multiplied by: int8 rounds, 32 elements with a scale, and takes less time",
+        "--activations", default="float32", choices=["float32", "int8", "bfloat16"],
+        help="what weights are multiplied by: int8 (quantised ones) rounds, 32 elements with a scale, and takes less "
+        "time; bfloat16 (--dtype bfloat16) rounds to that, and takes less time for prompts",
     )  # fmt: skip
     parser.add_argument(
         "--cache-dtype", default="float32", choices=KINDS, help="of the keys and values of texts so far"

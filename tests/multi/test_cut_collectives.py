@@ -103,3 +103,17 @@ def test_bounds_cover_all_elements(ranks: int) -> None:
             assert count == 0 or all(a < b for a, b in itertools.pairwise(bounds))
             assert all(b % PART_ALIGN == 0 for b in bounds[:-1])
         assert parts_of(count, 4, ranks, SHM) == (0, count)
+
+
+def test_weights_of_later_layers_are_on_their_way_before_the_first_is_computed() -> None:
+    """They are cut along another dim than their products need: each is sent as soon as its memory is there."""
+    layers = 4
+    with workers(2) as world:
+        world.link = slow(4 * 64 * 64, 1)
+        x = Tensor.ones(4, 64).contiguous().shard(world.devices, axis=0)
+        for i in range(layers):
+            x = (x @ Tensor.full((64, 64), i + 1.0).contiguous().shard(world.devices, axis=0)).tanh()
+        calls = [c.src[0].op for c in lowered([x])[0].src]
+    sent = [i for i, op in enumerate(calls) if op is Ops.ALLTOALL]
+    assert len(sent) == layers
+    assert len(calls) - sent[-1] - 1 >= layers  # (the products, all of them after the last send)

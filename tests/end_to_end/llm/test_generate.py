@@ -67,6 +67,7 @@ def test_mistakes_are_told(folder: Path, tmp_path: Path) -> None:
         (["--model", str(folder), "--prompt", "a", "--tokens", "0"], 2, "--tokens 0: at least 1"),
         (["--model", str(folder), "--prompt", "a", "--system", "b"], 2, "--system needs --chat"),
         (["--model", str(folder), "--prompt", "a", "--activations", "int8"], 1, "int8 are for quantised weights"),
+        (["--model", str(folder), "--prompt", "a", "--activations", "bfloat16"], 1, "--dtype bfloat16"),
     ]:
         run = generate(*arguments, where=tmp_path)
         assert run.returncode == code and message in run.stderr and "Traceback" not in run.stderr, run.stderr

@@ -61,10 +61,13 @@ def test_decoded_weights_give_the_same_logits(loaded: Any, smollm2: str) -> None
         np.testing.assert_allclose(one, other, atol=1e-3)
 
 
-def test_int8_activations_find_the_same_tokens_likely(loaded: Any, smollm2: str) -> None:
+@pytest.mark.parametrize("dtype, activations", [(None, "int8"), ("bfloat16", "bfloat16")])
+def test_rounded_activations_find_the_same_tokens_likely(
+    loaded: Any, smollm2: str, dtype: str | None, activations: str
+) -> None:
     """The text that float32 activations write, token by token."""
     exact, _ = loaded
-    rounding, _ = load(smollm2, activations="int8")
+    rounding, _ = load(smollm2, dtype, activations)
     rounding.reserve(1, 256)
     Tensor.realize(*rounding.buffers())
     told = GOLDEN["prompts"][0]
