@@ -143,3 +143,16 @@ def test_a_symbolic_slice_has_no_gradient_but_what_is_beside_it_has() -> None:
         (x[: n(4)] ** 2).sum().backward()
     (x.detach()[: n(4)] * w).sum().backward()
     np.testing.assert_allclose(w.grad.numpy(), [A[:4].sum()])  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("size", [1, 4, 33])
+def test_a_stride_of_symbolic_size_in_a_vector(size: int) -> None:
+    """i // 192 · (p + 1) is the same in a vector of i, though neither factor is a constant."""
+    rng = np.random.default_rng(size)
+    base, b = rng.standard_normal((3, 64)).astype(np.float32), rng.standard_normal(576).astype(np.float32)
+    p = Variable("p", 1, 63).bind(size)
+    rows = (Tensor(base)[:, : p + 1] * 2).contiguous().realize()
+    found = rows[:, 0:1].expand(3, 192).reshape(576) * Tensor(b)
+    np.testing.assert_array_equal(found.numpy(), np.repeat(base[:, 0] * 2, 192) * b)
+    table = rows[:, 0:1].expand(3, 192) + Tensor(b).reshape(3, 192)  # the same in two dims
+    np.testing.assert_array_equal(table.numpy(), base[:, :1] * 2 + b.reshape(3, 192))

@@ -96,19 +96,20 @@ def index_value(e: Emission, u: UOp, position: Position) -> Inst | None:
     return None
 
 
-def scalar(e: Emission, u: UOp) -> Inst:
-    """An index expression at the tile's origin, lane 0."""
+def scalar(e: Emission, u: UOp, position: Position | None = None) -> Inst:
+    """An index expression at lane 0 of the tile's origin, or of a position in it."""
+    at = position or {}
     if u.op is Ops.RANGE:
-        return e.scope.origin[u]
+        return e.add(e.scope.origin[u], e.const(at.get(u, 0)))
     if (
         e.scope.lane is None
         or e.scope.lane not in ranges_of(u)
         or u.op not in (Ops.ADD, Ops.SUB, Ops.MUL, Ops.NEG, Ops.IDIV, Ops.MOD)
     ):
-        inst = value(e, u, {})
+        inst = value(e, u, at)
         assert inst.lanes == 1
         return inst
-    return e.emit(u.op, u.dtype, tuple(scalar(e, s) for s in u.src), _sign(u))
+    return e.emit(u.op, u.dtype, tuple(scalar(e, s, at) for s in u.src), _sign(u))
 
 
 def atom(e: Emission, atom: Atom) -> Inst:
@@ -117,7 +118,9 @@ def atom(e: Emission, atom: Atom) -> Inst:
         return e.scope.origin[u]
     if u in e.scope.analysis.normal:
         return e.emit(u.op, INDEX, tuple(scalar(e, s) for s in u.src), _sign(u))
-    inst = value(e, u, dict(atom.position))
+    position = dict(atom.position)
+    # (an atom is the same in all lanes, also where its parts, such as lane // 192, are vectors: one lane is enough)
+    inst = scalar(e, u, position) if e.scope.lane in ranges_of(u) else value(e, u, position)
     assert inst.lanes == 1, "an atom must not change with the lane"
     return inst if inst.dtype is INDEX else e.emit(Ops.CAST, INDEX, (inst,))
 
