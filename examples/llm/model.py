@@ -21,6 +21,7 @@ from manygrad.tensor.nn import functional as F
 
 Give = Callable[..., Any]  # give(name, shape): a parameter; with optional=True None where the file has none
 Weight = nn.Parameter | nn.QuantizedWeight
+ROUNDED_ROWS = 32  # from which on the type of the weight is the faster one
 
 
 def frozen(weight: Tensor | nn.QuantizedWeight) -> Weight:
@@ -28,10 +29,10 @@ def frozen(weight: Tensor | nn.QuantizedWeight) -> Weight:
 
 
 def product(x: Tensor, weight: Weight, bias: Tensor | None = None, rounds: bool = False) -> Tensor:
-    """`rounds`: to the type of the weight, before x is multiplied by it."""
+    """`rounds`: x to the type of the weight, where it has many rows: few take as long as reading the weight."""
     if isinstance(weight, nn.QuantizedWeight):
         return weight.linear(x, bias)
-    if rounds:  # (and kept: a product reads both as they are)
+    if rounds and x.numel() >= ROUNDED_ROWS * x.shape[-1]:  # (and kept: a product reads both as they are)
         x = x.cast(weight.dtype).contiguous().cast(x.dtype)
     return F.linear(x, weight.cast(x.dtype), bias)
 
