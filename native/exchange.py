@@ -9,8 +9,8 @@ else; the native run does what goes well, and says at which step it stopped. Wor
 | run | steps, their count, addresses of places, sequence, spins and limit of a wait, arena's address, team, scratch |
 | link | one peer's mailboxes, interest codes and arena, and the numbers of the next message out and in |
 | step | kind; link, place, header, number; the step of the message; or a kernel, its places and its loop |
-| all | rows, their count, the one at hand, scratch and so on for all; where the last one stopped; nanoseconds spent |
-| row | a graph's table and its jobs; or, with -1 jobs, a run and the address of the number of times it was run |
+| all | rows, their count, the one at hand; where the last one stopped; what all have alike; addresses of counters |
+| row | a graph's table and its jobs; or, with -1 jobs, a run, how often it ran, its text's number; what it counts |
 
 A header is that of `wire.py`, whose sequence, number and place are filled in.
 """
@@ -21,6 +21,7 @@ import ctypes
 from functools import cache
 from typing import Any, NamedTuple
 
+from manygrad.native.additions import AMOUNT_WORDS
 from manygrad.native.compiler import compiler
 from manygrad.native.processor import processor
 from manygrad.native.sequence import constants
@@ -35,9 +36,11 @@ LINK = (
 )
 ALL = (
     *("ROWS", "ROW_COUNT", "AT", "STOPPED", "STOP", "GRAPH", "ALL_SCRATCH", "ALL_SPINS", "ALL_LIMIT", "VARIABLES"),
-    "SPENT",
+    *("ENTERED", "SPENT_IN"),
 )
-ROW = ("TABLE", "JOBS", "COUNTER")
+ROW = ("TABLE", "JOBS", "COUNTER", "TEXT", "ADDITIONS", "ADDITION_COUNT")
+SPENT_COUNT = 4  # counters of seconds
+TEXT_BITS = 20  # of the number of a text, in the word that says what has been entered
 STEP_WORDS = 8
 # words of a step; the same one has another meaning for another kind
 STEP = {
@@ -60,10 +63,11 @@ def functions(ring: int, slot_nbytes: int, header_nbytes: int) -> Functions:
     """`ring`, a power of two, is how many messages a mailbox has slots for."""
     words = {name: i for names in (RUN, LINK, ALL, ROW) for i, name in enumerate(names)}
     text = module(
-        "futex", pause(processor().architecture), "sequence", "exchange", "joined",
+        "futex", "clock", pause(processor().architecture), "sequence", "words", "exchange", "additions", "joined",
         **constants(), **words, **STEP, **HEADER, RING=ring, LAST_SLOT=ring - 1, BEFORE=ring - 1,
         SLOT_NBYTES=slot_nbytes, HEADER_NBYTES=header_nbytes, STEP_WORDS=STEP_WORDS, ROW_WORDS=len(ROW), SEND=SEND,
-        RECEIVE=RECEIVE, RELEASE=RELEASE, SETTLE=SETTLE, COPY=COPY, KERNEL=KERNEL,
+        RECEIVE=RECEIVE, RELEASE=RELEASE, SETTLE=SETTLE, COPY=COPY, KERNEL=KERNEL, SPENT_COUNT=SPENT_COUNT,
+        TEXT_BITS=TEXT_BITS, AMOUNT_WORDS=AMOUNT_WORDS,
     )  # fmt: skip
     at = compiler().functions(text, Functions._fields)
     return Functions(

@@ -56,6 +56,11 @@ def cores() -> int:
     return _cores(int(time.monotonic() / COUNTED_FOR_S))
 
 
+def counted_until_ns() -> int:
+    """On the clock of time.monotonic."""
+    return int((int(time.monotonic() / COUNTED_FOR_S) + 1) * COUNTED_FOR_S * 1e9)
+
+
 @lru_cache(1)
 def _cores(when: int) -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

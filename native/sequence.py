@@ -51,7 +51,7 @@ def functions() -> Functions:
             f"shared-memory signalling needs Linux on {sorted(futex.SYSTEM_CALL)}, this is {platform.system()} on "
             f"{platform.machine()}; set TRANSPORT=zmq"
         )
-    text = module("futex", pause(processor().architecture), "sequence", **constants())
+    text = module("futex", "clock", pause(processor().architecture), "sequence", **constants())
     at = compiler().functions(text, Functions._fields)
     p, u = ctypes.c_void_p, ctypes.c_uint32
     return Functions(

@@ -43,7 +43,8 @@ class CollectiveItem(ExecItem):
         self.key = int.from_bytes(hashlib.blake2b(f"{plan} {members.place}".encode(), digest_size=8).digest(), "little")
         self.text = self.communication.descriptions[self.key] = text_of(what)
         self.counter = self.communication.counter(self.key)
-        self.by_all = len({world.rank_of(d) for d in members.devices}) == world.size
+        by_all = len({world.rank_of(d) for d in members.devices}) == world.size
+        self.text_number = self.communication.text_number(self.text) if by_all else -1  # of what all workers enter
         endpoint = self.communication.endpoint if world.size > 1 else None
         self.exchange = Exchange(what.src[0], buffers, len(members.mine), endpoint)
         self.bytes_sent = sent_nbytes(what.src[0])
@@ -93,7 +94,8 @@ class CollectiveItem(ExecItem):
     def resume(self, vars: Vars, stopped: int) -> None:
         """Goes on after a native call that began it and came to its step `stopped`."""
         before = self.communication.time_s
-        self._finish(lambda: self.exchange.resume(self.key, int(self.counter[0]) | variables_word(vars), stopped))
+        sequence = int(self.counter[0]) | variables_word(vars)
+        self._carry_out(lambda: self.exchange.resume(self.key, sequence, stopped))
         self.settle()
         self.communication.waited(self.communication.time_s - before)
 
@@ -115,13 +117,13 @@ class CollectiveItem(ExecItem):
 
     def finish(self) -> None:
         """All else, until the results are there."""
-        self._finish(self.exchange.finish)
+        if self.text_number >= 0:
+            self.communication.enter(self.text_number)
+        self._carry_out(self.exchange.finish)
 
-    def _finish(self, carry_out: Callable[[], None]) -> None:
+    def _carry_out(self, calls: Callable[[], None]) -> None:
         start = time.perf_counter()
-        if self.by_all:
-            self.communication.enter(self.text)
-        carry_out()
+        calls()
         end = time.perf_counter()
         self.communication.spent(end - start)
         if DEBUG >= 2:

@@ -5,10 +5,12 @@ A process alone has none of it: no endpoint, no launcher to ask.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from manygrad.native.exchange import TEXT_BITS
 from manygrad.native.memory import table
 from manygrad.runtime.counters import GlobalCounters
 
@@ -26,6 +28,14 @@ class Hooks(NamedTuple):
     compare_values: Callable[[str, list[tuple[int, str, str]]], None]
 
 
+class Times(ctypes.Structure):
+    """Seconds that collectives have taken, and those of them in which nothing was computed."""
+
+    _fields_ = [("all_s", ctypes.c_double), ("waited_s", ctypes.c_double)]
+    all_s: float
+    waited_s: float
+
+
 @dataclass
 class Communication:
     endpoint: Endpoint | None = None  # connected with all other workers
@@ -33,10 +43,11 @@ class Communication:
     descriptions: dict[int, str] = field(default_factory=dict)  # collective's key -> text, for errors of the transports
     # collective's key -> how often it has run, a word that native calls add to
     counters: dict[int, Any] = field(default_factory=dict)
-    _entered: tuple[int, str] = (0, "")
-    native: Callable[[], tuple[int, str]] | None = None  # `entered` while a native call enters several
-    time_s: float = 0.0  # that collectives have taken
-    waited_s: float = 0.0  # of it, in which nothing was computed
+    # one word, so that other threads read it at once: how many collectives have been entered, above TEXT_BITS bits of
+    # the number of the last one's text
+    entered_word: Any = field(default_factory=lambda: table(1), compare=False)
+    texts: dict[str, int] = field(default_factory=lambda: {"": 0})  # their numbers, in the order of these
+    times: Times = field(default_factory=Times, compare=False)
     compared: dict[int, int] = field(default_factory=dict)  # plan -> the last round in which its values were compared
     checks: int = 0  # calls of `assert_equal`
     _lane: Lane | None = None
@@ -46,24 +57,39 @@ class Communication:
         """How many collectives of all workers this one has entered, and the text of the last; read from any thread. All
         ranks enter the same ones in the same order, between the same plans; so the launcher finds a rank that does
         not."""
-        native = self.native
-        return self._entered if native is None else native()
+        word = self.entered_word[0]
+        return word >> TEXT_BITS, list(self.texts)[word & ((1 << TEXT_BITS) - 1)]
 
-    def enter(self, text: str, times: int = 1) -> None:
-        self._entered = (self._entered[0] + times, text)
+    def text_number(self, text: str) -> int:
+        """Of a collective's text; 0 of those that are too many."""
+        if len(self.texts) >> TEXT_BITS:
+            return self.texts.get(text, 0)
+        return self.texts.setdefault(text, len(self.texts))
+
+    def enter(self, number: int) -> None:
+        """A collective of all workers, by the number of its text."""
+        self.entered_word[0] = ((self.entered_word[0] >> TEXT_BITS) + 1) << TEXT_BITS | number
 
     def counter(self, key: int) -> Any:
         """How often the collective `key` has run."""
         return self.counters.setdefault(key, table(1))
 
+    @property
+    def time_s(self) -> float:
+        return self.times.all_s
+
+    @property
+    def waited_s(self) -> float:
+        return self.times.waited_s
+
     def spent(self, seconds: float) -> None:
         GlobalCounters.net_time_s += seconds
-        self.time_s += seconds
+        self.times.all_s += seconds
 
     def waited(self, seconds: float) -> None:
         """Of what was spent, with nothing else to do."""
         GlobalCounters.net_wait_s += seconds
-        self.waited_s += seconds
+        self.times.waited_s += seconds
 
     @property
     def lane(self) -> Lane:

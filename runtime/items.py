@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from manygrad.native.additions import Additions
+from manygrad.native.replay import NativeCall
 from manygrad.runtime import profile
 from manygrad.runtime.buffer import Buffer, copy_buffer
 from manygrad.runtime.codegen.describe import signature, size_max
-from manygrad.runtime.counters import GlobalCounters
+from manygrad.runtime.counters import Counters, GlobalCounters
 from manygrad.runtime.current import current
 from manygrad.runtime.devices import Device, Kernel, get_device
 from manygrad.runtime.devices.base import Graph
@@ -62,6 +64,15 @@ class ExecItem:
         """What a profile says about it."""
         return {"line": self.line}
 
+    def native_call(self, vars: Vars) -> tuple[NativeCall, Additions] | None:
+        """`run(vars)` as native code makes it in this thread, and what that counts besides; None where it needs
+        Python."""
+        return None
+
+    def go_on(self, vars: Vars) -> None:
+        """All that is left after a native call that stopped before its end."""
+        raise NotImplementedError
+
     def mover(self, buffer: Buffer) -> Callable[[Any], None] | None:
         """A function of the handle of other memory: it has the item read that instead of `buffer`, of which the item
         reads all or parts. None where that cannot be."""
@@ -108,8 +119,8 @@ class KernelItem(ExecItem):
 
     def _count(self) -> None:
         GlobalCounters.kernel_count += 1
-        GlobalCounters.global_ops += self.kernel.flops
-        GlobalCounters.global_mem += self.kernel.nbytes
+        GlobalCounters.ops += self.kernel.flops
+        GlobalCounters.mem += self.kernel.nbytes
 
     def run(self, vars: Vars) -> None:
         try:
@@ -233,14 +244,24 @@ class GraphItem(ExecItem):
     def mover(self, buffer: Buffer) -> Callable[[Any], None] | None:
         return self.call.mover(buffer.handle)
 
+    def native_call(self, vars: Vars) -> tuple[NativeCall, Additions] | None:
+        call = None if self.asked else self.call.native_call()
+        return None if call is None else (call, Additions(self.amounts))
+
+    @property
+    def amounts(self) -> list[tuple[Counters, str, float]]:
+        """What `count` counts."""
+        amounts = {"kernel_count": len(self.items), "ops": self.flops, "mem": self.nbytes}
+        return [(GlobalCounters, name, n) for name, n in amounts.items()]
+
     def wake(self) -> None:
         self.call.wake()
 
     def count(self) -> None:
         c = GlobalCounters
         c.kernel_count += len(self.items)
-        c.global_ops += self.flops
-        c.global_mem += self.nbytes
+        c.ops += self.flops
+        c.mem += self.nbytes
 
     def bind(self, vars: Vars) -> None:
         if any(vars[n] != self.vars[n] for n in self.asked):

@@ -24,7 +24,9 @@ from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 
+from manygrad.native.replay import STOPPED, Replay
 from manygrad.runtime import profile
+from manygrad.runtime.again import prepared
 from manygrad.runtime.buffer import Buffer, copy_buffer
 from manygrad.runtime.counters import GlobalCounters
 from manygrad.runtime.current import current
@@ -176,6 +178,8 @@ class TinyJit(Generic[T]):
         self.result: Any = None
         # what the last replay read in place, if its arguments were tensors, all of them read so, and nothing else
         self.last: list[weakref.ref[UOp]] | None = None
+        self.replay: Replay | None = None
+        self.again: Replay | None = None  # the same, where it is prepared for what `last` says
 
     def __get__(self, obj: Any, owner: Any = None) -> Any:
         """As a decorator of methods: one capture per instance."""
@@ -199,6 +203,13 @@ class TinyJit(Generic[T]):
         return self.calls >= 2
 
     def __call__(self, *args: Any, **kwargs: Any) -> T:
+        again = self.again
+        if again is not None and not kwargs:
+            with LOCK:
+                if done := again.call(*args):
+                    if done == STOPPED:
+                        self._go_on()
+                    return cast(T, self.result)
         GlobalCounters.steps += 1
         if not profile.active:
             if not self.calls:
@@ -228,7 +239,19 @@ class TinyJit(Generic[T]):
         self.items[0].wake()
         self._keep_old_values()
         run_items(self.items, self.vars)
+        if self.again is None or not self.again.holds():
+            assert self.last is not None
+            self.again = self.replay = prepared(self, self.last)
         return cast(T, self.result)
+
+    def _go_on(self) -> None:
+        """After a native call that stopped before its end."""
+        (item,) = self.items
+        try:
+            item.go_on(self.vars)
+        except BaseException:
+            current().communication.drain()
+            raise
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
         if not JIT:
@@ -266,7 +289,7 @@ class TinyJit(Generic[T]):
         if self.calls == 1:
             self._compute_what_reads_state()
             return self._capture(args, kwargs, tensors, constants, var_vals)
-        self.last = None  # (also where it fails)
+        self.last = self.again = None  # (also where it fails)
         out = self._replay(tensors, constants, var_vals)
         plain = len(tensors) == len(args) and not (kwargs or self.variables or self.writes or self.symbolic)
         in_place = plain and all(i.twin is None and i.in_place for i in self.inputs)

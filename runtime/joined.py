@@ -12,13 +12,14 @@ follows is a native call again. Joined are replays alone, of graphs of CPUs, wit
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any
 
-from manygrad.collectives.transport.endpoint import Traffic
-from manygrad.native.exchange import ALL, ROW
+from manygrad.native.additions import Additions, place
+from manygrad.native.exchange import ALL, ROW, SPENT_COUNT
 from manygrad.native.memory import table
+from manygrad.native.replay import NativeCall
 from manygrad.runtime import profile
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.collective import CollectiveItem, variables_word
@@ -29,7 +30,7 @@ from manygrad.runtime.items import ExecItem, GraphItem, Vars
 from manygrad.runtime.native_exchange import NativeRun
 from manygrad.tensor.environment import DEBUG
 
-AT, STOPPED, SPENT = ALL.index("AT"), ALL.index("STOPPED"), ALL.index("SPENT")
+AT, STOPPED = ALL.index("AT"), ALL.index("STOPPED")
 SCRATCH, VARIABLES = ALL.index("ALL_SCRATCH"), ALL.index("VARIABLES")
 
 Part = GraphItem | CollectiveItem
@@ -75,36 +76,47 @@ class JoinedItem(ExecItem):
         self.collectives = [i for i in items if isinstance(i, CollectiveItem)]
         self.name = f"{len(self.graphs)} graphs and {len(self.collectives)} collectives"
         self.communication = self.collectives[0].communication
-        # how many collectives of all workers stand before each item, and before the end; the text of the last one
-        of_all = [i.text if isinstance(i, CollectiveItem) and i.by_all else "" for i in items]
-        self.entered: list[int] = list(accumulate((bool(text) for text in of_all), initial=0))
-        self.texts: list[str] = list(accumulate(of_all, lambda last, text: text or last, initial=""))
-        self.before = 0  # how many had been entered before this run's first item
         natives = [n for i in items if (n := _native(i)) is not None]
         self.endpoint, self.is_native = natives[0].endpoint, True
-        self.kernels = sum(len(g.items) for g in self.graphs) + len(self.collectives)
-        self.flops, self.nbytes = sum(g.flops for g in self.graphs), sum(g.nbytes for g in self.graphs)
-        self.bytes_sent = sum(c.bytes_sent for c in self.collectives)
-        self.traffic = Traffic(*map(sum, zip(*(n.traffic for n in natives))))
         self.links = list({id(p): p for n in natives for p in n.peers}.values())
+        self.additions = [self._additions(i) for i in items]
         self.rows = table(len(ROW) * len(items))
         for i, item in enumerate(items):
-            self.rows[len(ROW) * i : len(ROW) * (i + 1)] = self._row(item)
+            self.rows[len(ROW) * i : len(ROW) * (i + 1)] = self._row(item, self.additions[i])
         self.table = table(len(ALL))
         self.table[ALL.index("ROWS")] = ctypes.addressof(self.rows)
         self.table[ALL.index("ROW_COUNT")] = len(items)
         self.table[ALL.index("GRAPH")] = team().graph_address
+        self.spent_in = table(SPENT_COUNT)
+        self.spent_in[:] = [place(c, name) for c, *names in self._times() for name in names]
+        self.table[ALL.index("SPENT_IN")] = ctypes.addressof(self.spent_in)
+        self.table[ALL.index("ENTERED")] = ctypes.addressof(self.communication.entered_word)
         self.endpoint.prepare_joined(self.table)
 
+    def _times(self) -> tuple[tuple[Any, str, str], tuple[Any, str, str]]:
+        """Counters of the seconds that native collectives take: nothing is computed meanwhile."""
+        return (GlobalCounters, "net_time_s", "net_wait_s"), (self.communication.times, "all_s", "waited_s")
+
+    def _additions(self, item: Part) -> Additions:
+        """What a native run of it counts."""
+        if isinstance(item, GraphItem):
+            return Additions(item.amounts)
+        native = _native(item)
+        assert native is not None
+        counts = {"kernel_count": 1, "net_bytes": item.bytes_sent}
+        traffic = [(self.endpoint.traffic, name, n) for name, n in native.traffic._asdict().items()]
+        return Additions([*((GlobalCounters, name, n) for name, n in counts.items()), *traffic])
+
     @staticmethod
-    def _row(item: Part) -> tuple[int, int, int]:
+    def _row(item: Part, additions: Additions) -> tuple[int, ...]:
+        counts = additions.address, additions.count
         if isinstance(item, GraphItem):
             assert isinstance(item.call, CPUGraph)
-            return ctypes.addressof(item.call.table), len(item.items), 0
+            return ctypes.addressof(item.call.table), len(item.items), 0, -1, *counts
         native = _native(item)
         assert native is not None
         native.carry(item.key)
-        return ctypes.addressof(native.table), -1, ctypes.addressof(item.counter)
+        return ctypes.addressof(native.table), -1, ctypes.addressof(item.counter), item.text_number, *counts
 
     @property
     def written(self) -> list[Buffer]:
@@ -136,64 +148,38 @@ class JoinedItem(ExecItem):
             for item in self.items:
                 item.run(vars)
             return
-        self._count()
         for graph in self.asked:
             graph.bind(vars)
-        self.table[AT] = begun = 0
+        self._for_this_thread(vars)
+        self.endpoint.run_joined(self.table, self.links)
+        self.go_on(vars)
+
+    def _for_this_thread(self, vars: Vars) -> None:
+        self.table[AT] = 0
         self.table[VARIABLES] = ctypes.c_int64(variables_word(vars)).value if vars else 0
         self.table[SCRATCH] = team().ready()
-        while begun < len(self.items):
-            begun = self._run_native(begun)
-            if begun < len(self.items):
-                self._by_python(self.items[begun], vars)
-                begun = self.table[AT] = begun + 1
 
-    def _count(self) -> None:
-        c = GlobalCounters
-        c.kernel_count += self.kernels
-        c.global_ops += self.flops
-        c.global_mem += self.nbytes
-        c.net_bytes += self.bytes_sent
-
-    def _run_native(self, first: int) -> int:
-        """From item `first` on; gives the item that it did not finish, if any."""
-        c = self.communication
-        self.table[SPENT] = 0
-        self.before = c.entered[0] - self.entered[first]
-        c.native = self._told
-        try:
-            self.endpoint.run_joined(self.table, self.links)
-        finally:
-            at = self._account(first)
-            c.native = None
-        return at
-
-    def _account(self, first: int) -> int:
-        """What a native call has done; the item at which it ended."""
-        c, at = self.communication, int(self.table[AT])
-        seconds = self.table[SPENT] * 1e-9
-        c.spent(seconds)
-        c.waited(seconds)
-        if at - first == len(self.items):
-            self.endpoint.add(self.traffic)
-        else:
-            for item in self.items[first:at]:
-                if (native := _native(item)) is not None:
-                    self.endpoint.add(native.traffic)
-        if times := self.entered[at] - self.entered[first]:
-            c.enter(self.texts[at], times)
-        return at
-
-    def _told(self) -> tuple[int, str]:
-        """What has been entered, while the native call runs."""
-        through = min(int(self.table[AT]) + 1, len(self.items))
-        return self.before + self.entered[through], self.texts[through]
+    def go_on(self, vars: Vars) -> None:
+        """After a native run, which may have stopped at an item: Python carries it out, and native code the next."""
+        while (at := int(self.table[AT])) < len(self.items):
+            self._by_python(self.items[at], vars)
+            self.table[AT] = at + 1
+            if at + 1 < len(self.items):
+                self.endpoint.run_joined(self.table, self.links)
 
     def _by_python(self, item: Part, vars: Vars) -> None:
         stopped = int(self.table[STOPPED])
-        if isinstance(item, GraphItem):
-            item.call()
-        elif stopped < 0:
-            item.run_uncounted(vars)
+        if stopped < 0:
+            item.run(vars)
         else:
+            assert isinstance(item, CollectiveItem)
+            item.count()
             item.resume(vars, stopped)
+
+    def native_call(self, vars: Vars) -> tuple[NativeCall, Additions] | None:
+        if self.asked or not self.is_native:
+            return None
+        self._for_this_thread(vars)
+        at = ctypes.addressof(self.table) + ctypes.sizeof(ctypes.c_int64) * AT
+        call, kept = self.endpoint.joined_call(self.table, self.links), (team().local.memory, self)
+        return dataclasses.replace(call, at=at, parts=len(self.items), kept=kept), Additions([])

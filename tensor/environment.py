@@ -60,8 +60,8 @@ class EnvVar:
 
 
 REGISTRY: dict[str, EnvVar] = {}
-_OVERRIDES: ContextVar[dict[str, Any] | None] = ContextVar("environment", default=None)
-_overridden = _OVERRIDES.get
+overridden: ContextVar[dict[str, Any] | None] = ContextVar("environment", default=None)  # by Contexts, by name
+_overridden = overridden.get
 
 DEBUG = EnvVar(
     "DEBUG",
@@ -276,13 +276,13 @@ class Context(ContextDecorator):
         return Context(**self.overrides)
 
     def __enter__(self) -> Context:
-        before = _OVERRIDES.get()
+        before = overridden.get()
         self.saved.append(before)
-        _OVERRIDES.set({**(before or {}), **self.overrides})
+        overridden.set({**(before or {}), **self.overrides})
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _OVERRIDES.set(self.saved.pop())
+        overridden.set(self.saved.pop())
 
 
 def markdown_table() -> str:

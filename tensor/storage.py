@@ -53,6 +53,11 @@ class TensorSet:
     def __init__(self) -> None:
         self._refs: dict[int, Callable[[], Tensor | None]] = {}
 
+    @property
+    def keys(self) -> dict[int, Callable[[], Tensor | None]]:
+        """One for each, which is never another dict; the last is the mark of who asked for the newest last."""
+        return self._refs
+
     def add(self, t: Tensor) -> None:
         key, refs = id(t), self._refs
         refs[key] = weakref.ref(t, lambda _: refs.pop(key, None))

@@ -40,6 +40,7 @@ from manygrad.collectives.transport.wire import MessageKey
 from manygrad.multi.world import Link
 from manygrad.native.exchange import ALL, RUN
 from manygrad.native.memory import bytes_at, copy, table
+from manygrad.native.replay import NativeCall
 from manygrad.native.sequence import Timespec
 from manygrad.tensor.environment import COLLECTIVE_TIMEOUT_S, TRANSPORT
 
@@ -98,6 +99,15 @@ class Traffic(NamedTuple):
     messages: int
 
 
+class Counts(ctypes.Structure):
+    """Traffic so far, in memory that native code adds to."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in Traffic._fields]
+    sent: int
+    received: int
+    messages: int
+
+
 class Endpoint:
     """See the module. `describe(plan)` gives the source line of a plan, for errors.
 
@@ -119,7 +129,7 @@ class Endpoint:
             raise ValueError(f"rank {rank} is outside 0..{size - 1}")
         self.rank, self.size, self.job, self.epoch = rank, size, job, epoch
         self.describe = describe or (lambda plan: "")
-        self.bytes_sent = self.bytes_received = self.messages = self.dropped_stale = 0
+        self.traffic, self.dropped_stale = Counts(), 0
         self.routes: dict[int, str] = {}
         self.link: Link | None = None  # the slowest one of all workers, once they have met
         self.piece_nbytes = 0  # collectives are cut in messages of so many bytes, on all ranks alike; 0: they are not
@@ -132,7 +142,7 @@ class Endpoint:
         self._outstanding: dict[tuple[int, int], Ticket] = {}  # what is not settled, by peer and number
         self._agreements = 0
         self._spins = 0
-        self._joined: Callable[[int], None]
+        self._joined: Any = None
         # what a wait does when it is woken; it may send
         self.meanwhile: Callable[[], None] = _nothing
         self._stop = table(1)  # not 0 from an abort on
@@ -174,7 +184,7 @@ class Endpoint:
             link = measure(self)
             self.link = link
             self.piece_nbytes = 0 if link is None else link.piece_nbytes
-            self.bytes_sent = self.bytes_received = self.messages = 0
+            self.traffic = Counts()
 
     def _connect(self, cards: Sequence[dict[str, Any]], deadline_s: float) -> None:
         if len(cards) != self.size:
@@ -294,9 +304,21 @@ class Endpoint:
         return ticket
 
     def add(self, traffic: Traffic) -> None:
-        self.bytes_sent += traffic.sent
-        self.bytes_received += traffic.received
-        self.messages += traffic.messages
+        self.traffic.sent += traffic.sent
+        self.traffic.received += traffic.received
+        self.traffic.messages += traffic.messages
+
+    @property
+    def bytes_sent(self) -> int:
+        return self.traffic.sent
+
+    @property
+    def bytes_received(self) -> int:
+        return self.traffic.received
+
+    @property
+    def messages(self) -> int:
+        return self.traffic.messages
 
     # --- many messages by one native call
 
@@ -330,6 +352,12 @@ class Endpoint:
         all[ALL.index("ALL_SPINS")], all[ALL.index("ALL_LIMIT")] = self._spins, ctypes.addressof(self._tick)
         all[ALL.index("STOP")] = ctypes.addressof(self._stop)
         self._joined = shm.native_functions().joined
+
+    def joined_call(self, all: Any, links: Sequence[shm.ShmLink]) -> NativeCall:
+        """`run_joined` as native code makes it; it stops at once where this endpoint has ended."""
+        function = ctypes.cast(self._joined, ctypes.c_void_p).value or 0
+        queues = tuple(link.queue for link in links)
+        return NativeCall(function, (ctypes.addressof(all), 0, 0, 0), lock=self._lock, empty=queues)
 
     def _may_run_native(self, links: Sequence[shm.ShmLink]) -> bool:
         self._raise_aborted()
@@ -593,7 +621,7 @@ class Endpoint:
             if not self._closed:
                 self._drain()
                 with self._ending:
-                    self._closed = True
+                    self._closed, self._stop[0] = True, 1
                 self._mailbox.mark(shm.CLOSED if self._reason is None else shm.ABORTED)
                 for link in self._links.values():
                     if isinstance(link, shm.ShmLink):

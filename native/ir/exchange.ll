@@ -1,26 +1,7 @@
 ; The calls of a collective over shared memory, one after the other, as long as each can be done at once or comes within
-; the limit of one wait; `native/exchange.py` makes the tables and has their words. Needs sequence.ll.
+; the limit of one wait; `native/exchange.py` makes the tables and has their words. Needs sequence.ll and words.ll.
 
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
-
-define internal ptr @field(ptr %table, i64 %i) alwaysinline {
-  %p = getelementptr i64, ptr %table, i64 %i
-  %at = load i64, ptr %p
-  %v = inttoptr i64 %at to ptr
-  ret ptr %v
-}
-
-define internal i64 @word(ptr %table, i64 %i) alwaysinline {
-  %p = getelementptr i64, ptr %table, i64 %i
-  %v = load i64, ptr %p
-  ret i64 %v
-}
-
-define internal void @put(ptr %table, i64 %i, i64 %v) alwaysinline {
-  %p = getelementptr i64, ptr %table, i64 %i
-  store i64 %v, ptr %p
-  ret void
-}
 
 ; The acknowledgement word of message %number among those that begin at %acks.
 define internal ptr @ack_of(ptr %acks, i64 %number) alwaysinline {

@@ -1,18 +1,6 @@
-; Sequence words in memory that processes share (`native/sequence.py` has the protocol). Needs futex.ll and pause.
+; Sequence words in memory that processes share (`native/sequence.py` has the protocol). Needs futex.ll, clock.ll and pause.
 
 declare i32 @sched_yield()
-declare i32 @clock_gettime(i32, ptr)
-
-define internal i64 @nanoseconds() {
-  %at = alloca [2 x i64]
-  %told = call i32 @clock_gettime(i32 $CLOCK, ptr %at)
-  %s = load i64, ptr %at
-  %rest = getelementptr i64, ptr %at, i64 1
-  %ns = load i64, ptr %rest
-  %whole = mul i64 %s, 1000000000
-  %r = add i64 %whole, %ns
-  ret i64 %r
-}
 
 ; Sets the word, and rings the bell of who waits for it; the system call only if that one sleeps for just this %code, or
 ; for any (-1).

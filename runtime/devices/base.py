@@ -26,6 +26,7 @@ from manygrad.tensor.uop.uop import UOp
 
 if TYPE_CHECKING:
     from manygrad.collectives.transport.arena import Arena
+    from manygrad.native.replay import NativeCall
     from manygrad.runtime.devices.loaded import LoadedKernels
 
 ALIGNMENT = 64
@@ -128,6 +129,9 @@ class Graph(Protocol):
 
     def bind(self, changed: Sequence[tuple[int, tuple[int, ...]]]) -> None:
         """From now on the calls with these numbers have these variables. (Where `Queue.binds` says so.)"""
+
+    def native_call(self) -> NativeCall | None:
+        """The call as native code would make it, for this thread; None where it needs Python."""
 
     def mover(self, handle: Any) -> Callable[[Any], None] | None:
         """A function that has the calls read another handle's memory, of the same size, in place of this one's; None:

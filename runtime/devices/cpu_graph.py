@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from manygrad.native.graph import Job, graph_table, room_for_stamps, seconds
+from manygrad.native.replay import NativeCall
 from manygrad.runtime.devices.cpu_kernel import CPUKernel, TeamJob
 from manygrad.runtime.devices.host import Memory
 from manygrad.runtime.devices.threads import team
@@ -37,6 +38,13 @@ class CPUGraph:
         for name, record in self.records:
             record.check(name)
         return None if stamps is None else seconds(stamps)
+
+    def native_call(self) -> NativeCall | None:
+        if self.records:
+            return None
+        native = team()
+        args = ctypes.addressof(self.table), len(self.kept), native.ready(), 0
+        return NativeCall(native.graph_address, args, kept=(native.local.memory, self))
 
     def wake(self) -> None:
         if self.shared:

@@ -30,6 +30,9 @@ class CallsInOrder:
             kernel, handles, _ = self.calls[i]
             self.calls[i] = kernel, handles, vars
 
+    def native_call(self) -> None:
+        return None
+
     def mover(self, handle: Any) -> Callable[[Any], None] | None:
         return None
 

@@ -66,6 +66,9 @@ class OpenCLGraph:
     def bind(self, changed: Sequence[tuple[int, tuple[int, ...]]]) -> None:
         raise NotImplementedError("how a launch is cut into work items follows from its variables")
 
+    def native_call(self) -> None:
+        return None
+
     def mover(self, handle: Block) -> Callable[[Block], None]:
         begin, end = handle.offset, handle.offset + handle.nbytes
         found = [

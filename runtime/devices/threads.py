@@ -22,10 +22,10 @@ def wanted_threads() -> int:
 
 @cache
 def team() -> Team:
-    return Team(_link, wanted_threads, SCRATCH_BYTES)
+    return Team(link, wanted_threads, SCRATCH_BYTES)
 
 
-def _link(ir: str, names: Sequence[str]) -> dict[str, int]:
+def link(ir: str, names: Sequence[str]) -> dict[str, int]:
     """As `Compiler.functions`, with the object code kept on disk."""
     key = hashlib.sha256(ir.encode() + version()).digest()
     code = OBJECTS.get(key)

@@ -37,7 +37,7 @@ def test_a_constant_that_is_not_given_is_an_error() -> None:
 def test_the_modules_compile_and_have_their_functions() -> None:
     compiler = Compiler()
     assert set(compiler.functions(team_ir(4096), list(PROTOTYPES))) == set(PROTOTYPES)
-    words = module("futex", pause(processor().architecture), "sequence", **constants())
+    words = module("futex", "clock", pause(processor().architecture), "sequence", **constants())
     assert all(compiler.functions(words, ["publish", "load", "wait"]).values())
 
 

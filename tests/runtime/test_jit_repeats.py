@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
+import sys
+import time
+from threading import Thread
 from typing import Any
 
 import numpy as np
 import pytest
 
-from manygrad import Tensor, TinyJit
+from manygrad import GlobalCounters, Tensor, TinyJit
+from manygrad.native.replay import DONE
 from manygrad.runtime import jit
 from manygrad.tensor.environment import Context
 
@@ -72,6 +77,98 @@ def test_memory_that_is_freed_is_not_taken_for_what_lies_there_later() -> None:
         gc.collect()
 
 
+def native(step: Any, *args: Tensor) -> bool:
+    """Whether native code alone makes this call; it is made."""
+    again = step.again
+    return again is not None and again.call(*args) == DONE
+
+
+def prepared(step: Any, *args: Tensor) -> Any:
+    for _ in range(5):
+        step(*args)
+    return step
+
+
+def test_native_code_makes_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, a = TinyJit(lambda x: x * 2), stored(values(0))
+    prepared(step, a)
+    assert native(step, a)
+    GlobalCounters.reset()
+    taken = GlobalCounters.steps
+    with monkeypatch.context() as m:
+        m.setattr(jit, "run_items", None)
+        if step.again.holds():
+            assert np.array_equal(step(a).numpy(), values(0) * 2)
+            assert (GlobalCounters.kernel_count, GlobalCounters.steps - taken) == (1, 1)
+            assert GlobalCounters.global_ops == 15 and GlobalCounters.global_mem == 2 * 15 * 4
+
+
+OTHERWISE = ["other", "none", "two", "number", "array", "view", "made", "pending", "context", "time"]
+
+
+@pytest.mark.parametrize("what", OTHERWISE)
+def test_native_code_makes_no_other_call(what: str) -> None:
+    step, a, b = TinyJit(lambda x: x * 2), stored(values(0)), stored(values(1))
+    out = prepared(step, a)(a)
+    if what == "made":
+        kept = out + 1  # noqa: F841  (lazy: it must keep its value)
+        assert not native(step, a)
+    elif what == "pending":
+        b.assign(a + 1)
+        assert not native(step, a)
+    elif what == "context":
+        with Context(DEBUG=0):
+            assert not native(step, a)
+    elif what == "time":
+        time.sleep(0.11)
+        assert not native(step, a) and not step.again.holds()
+    else:
+        args = {"other": (b,), "none": (), "two": (a, a), "number": (3,), "array": (values(0),), "view": (a[1:],)}
+        assert not native(step, *args[what])  # type: ignore[arg-type]
+
+
+def test_every_thread_has_its_turn() -> None:
+    """Each uses memory of its own thread; a thread that has ended leaves nothing that is used."""
+    step, a = TinyJit(lambda x: x @ x.T), stored(values(0))
+    want = values(0) @ values(0).T
+    found: list[bool] = []
+
+    def run() -> None:
+        for _ in range(300):
+            found.append(np.array_equal(step(a).numpy(), want))
+
+    prepared(step, a)
+    for _ in range(6):
+        threads = [Thread(target=run) for _ in range(2)]
+        for t in threads:
+            t.start()
+        run()
+        for t in threads:
+            t.join(60)
+    assert len(found) == 6 * 3 * 300 and all(found)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_fork_replays_alone() -> None:
+    step, a = TinyJit(lambda x: (x * 2).sum()), stored(np.ones((512, 512), np.float32))
+    prepared(step, a)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if all(step(a).item() == 2 * 512 * 512 for _ in range(50)) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert step(a).item() == 2 * 512 * 512
+
+
+def test_a_call_leaves_no_references() -> None:
+    step, a = TinyJit(lambda x: x + 1), stored(values(0))
+    prepared(step, a)
+    counts = [sys.getrefcount(x) for x in (a, a.uop, step.result, None)]
+    for _ in range(2000):
+        step(a)
+    after = [sys.getrefcount(x) for x in (a, a.uop, step.result, None)]
+    assert all(abs(y - x) < 50 for x, y in zip(counts, after))
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_random_calls_give_what_numpy_gives(seed: int) -> None:
     """Of two captures over the same tensors: other arguments, results passed back in, results read late, writes."""
@@ -113,7 +210,8 @@ def test_random_calls_give_what_numpy_gives(seed: int) -> None:
             last = (made, np.float32(3) * last[1] - arrays[j])
         else:
             with Context(JIT=int(rng.random() > 0.05)):
-                made = mix(tensors[i], tensors[j])
+                for _ in range(rng.choice([1, 1, 5])):
+                    made = mix(tensors[i], tensors[j])
             last = (made, arrays[i] * 3 - arrays[j])
             if rng.random() < 0.3:
                 late.append((made + 1, last[1] + 1))

@@ -55,6 +55,32 @@ def counted(step: Any, x: Tensor) -> tuple[Any, ...]:
     return (*(b - a for a, b in zip(before, now())), result)
 
 
+def repeats(late_s: float) -> tuple[int, int, float]:
+    """How many replays on the same memory, which native code makes alone, differ from those carried out item by item,
+    in results or counts; how many native code made; the steps that were counted, of 40."""
+    model, wrong, native = Model(), 0, 0
+    joined, single = TinyJit(model.__call__), TinyJit(model.__call__)
+    x = model.inputs[1]
+    for _ in range(4):
+        joined(x), single(x)
+    before = GlobalCounters.steps
+    for k in range(20):
+        if late_s and k % 2 == world.rank:
+            time.sleep(late_s)
+        native += joined.again is not None and joined.again.holds()
+        found = counted(joined, x)
+        with Context(JIT=2):
+            wanted = counted(single, x)
+        wrong += found != wanted
+    return wrong, native, GlobalCounters.steps - before
+
+
+@pytest.mark.parametrize("nodes, late_s", [(2, 0.0), (4, 0.0), (2, 0.06)])
+def test_replays_on_the_same_memory(tmp_path: Path, nodes: int, late_s: float) -> None:
+    for wrong, native, steps in launch(repeats, late_s, nodes=nodes, run_dir=tmp_path / "run"):
+        assert wrong == 0 and steps == 40 and (native > 3 or late_s)
+
+
 def steps(late_s: float) -> tuple[int, list[str], float]:
     """How many of the steps differ from those that are carried out item by item; the items; the greatest error."""
     model, wrong, error = Model(), 0, 0.0
