@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from manygrad.native.additions import Additions
-from manygrad.native.processor import counted_until_ns
 from manygrad.native.replay import Replay
 from manygrad.runtime import profile
 from manygrad.runtime.counters import GlobalCounters
-from manygrad.runtime.devices.threads import link
 from manygrad.runtime.linear import capture
 from manygrad.tensor.environment import DEBUG, overridden
 from manygrad.tensor.storage import LIVE, PENDING
@@ -32,6 +30,9 @@ def prepared(jit: TinyJit, last: Sequence[ref[UOp]]) -> Replay | None:
     native = items[0].native_call(vars) if len(items) == 1 and overridden.get() is None and not DEBUG >= 2 else None
     if native is None:
         return None
+    from manygrad.native.processor import counted_until_ns  # (they load the compiler, which has run by now)
+    from manygrad.runtime.devices.threads import link
+
     call, counts = native
     if replay is None:
         replay = Replay(link, "uop", overridden, LIVE.keys, id(jit))
