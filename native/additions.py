@@ -9,6 +9,7 @@ from typing import Any
 
 from manygrad.native.memory import table
 
+TEXT_BITS = 20  # of the number of a collective's text, below the count in the word that says what has been entered
 AMOUNT_WORDS = 3  # of a row: address of the counter, bits of the amount, whether they are floats
 
 

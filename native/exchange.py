@@ -21,7 +21,7 @@ import ctypes
 from functools import cache
 from typing import Any, NamedTuple
 
-from manygrad.native.additions import AMOUNT_WORDS
+from manygrad.native.additions import AMOUNT_WORDS, TEXT_BITS
 from manygrad.native.compiler import compiler
 from manygrad.native.processor import processor
 from manygrad.native.sequence import constants
@@ -40,7 +40,6 @@ ALL = (
 )
 ROW = ("TABLE", "JOBS", "COUNTER", "TEXT", "ADDITIONS", "ADDITION_COUNT")
 SPENT_COUNT = 4  # counters of seconds
-TEXT_BITS = 20  # of the number of a text, in the word that says what has been entered
 STEP_WORDS = 8
 # words of a step; the same one has another meaning for another kind
 STEP = {

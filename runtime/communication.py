@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from manygrad.native.exchange import TEXT_BITS
+from manygrad.native.additions import TEXT_BITS
 from manygrad.native.memory import table
 from manygrad.runtime.counters import GlobalCounters
 
