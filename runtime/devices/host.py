@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from manygrad.native.memory import aligned, bytes_at
+from manygrad.native.memory import aligned, bytes_at, copy
 from manygrad.runtime.devices.base import ALIGNMENT, Allocator, HostAccess
 
 PAGE_BYTES = 4096
@@ -50,12 +50,12 @@ def view(handle: Memory, offset_bytes: int, nbytes: int) -> Memory:
 
 def copyin(handle: Memory, data: memoryview) -> None:
     if data.nbytes:
-        bytes_at(handle.address, data.nbytes)[:] = np.frombuffer(data, dtype=np.uint8)
+        copy(handle.address, np.frombuffer(data, dtype=np.uint8).ctypes.data, data.nbytes)
 
 
 def copyout(data: memoryview, handle: Memory) -> None:
     if data.nbytes:
-        np.frombuffer(data, dtype=np.uint8)[:] = bytes_at(handle.address, data.nbytes)
+        copy(np.frombuffer(data, dtype=np.uint8).ctypes.data, handle.address, data.nbytes)
 
 
 def as_numpy(handle: Memory, nbytes: int) -> np.ndarray:
