@@ -270,7 +270,7 @@ KEPT_WORK = 6
 OPERATIONS = {Ops.EXP: 16, Ops.LOG: 16, Ops.SIN: 16, Ops.FDIV: 3, Ops.RECIP: 3, Ops.SQRT: 3}
 # rows: that are prefetched, in a tile at least [memory_bound.py, softmax; 9d04fae]
 LEAST_ROWS_HELD = 2
-# bytes: an output of at least this much has left the caches before it is read [memory_bound.py, copy; last cache of 32 MiB]
+# bytes: an output of at least this much has left the caches before it is read [memory_bound.py, copy; 32 MiB in all]
 STREAM_BYTES = 16 << 20
 # bytes: the same beside an update in place, whose lines stay in the caches instead [train_step.py, 1 sample; bc9bde6]
 RECORD_BYTES = 1 << 20
