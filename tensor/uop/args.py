@@ -83,6 +83,7 @@ class AllReduceArg(NamedTuple):
     op: Ops
     size: int  # elements of each term, and of the result
     members: Members
+    stored: bool = False  # the terms are in memory when the program starts, on all devices
 
 
 class AllGatherArg(NamedTuple):
