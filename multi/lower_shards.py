@@ -137,6 +137,7 @@ class _Lowering:
         arg: Callable[[Members], CollectiveArg],
         at: UOp,
         counts: list[int],
+        stored: bool = False,
     ) -> Local:
         """One node for all devices, its `arg` for those who take part; its result has `counts[k]` elements on this
         worker's k-th device."""
@@ -146,7 +147,7 @@ class _Lowering:
             op,
             parts[0].dtype,
             (UOp(Ops.MSTACK, parts[0].dtype, flat),),
-            arg(Members(devices, tuple(mine), tuple(counts), self.number(), line_of(at))),
+            arg(Members(devices, tuple(mine), tuple(counts), self.number(), line_of(at), stored=stored)),
         )
         LINE[node] = line_of(at)
         self.run_by_all(node, devices)
@@ -168,9 +169,8 @@ class _Lowering:
         if len(devices) == 1:
             return parts
         size = prod(at.shape)
-        stored = are_stored(at, len(devices))
-        arg = partial(AllReduceArg, op, size, stored=stored)
-        out = self.collective(Ops.ALLREDUCE, parts, devices, arg, at, [size] * len(parts))
+        arg, counts, stored = partial(AllReduceArg, op, size), [size] * len(parts), are_stored(at, len(devices))
+        out = self.collective(Ops.ALLREDUCE, parts, devices, arg, at, counts, stored)
         return tuple(reshape(x, at.shape) for x in out)
 
     def all_gather(self, parts: Local, p: Shard, shape: tuple[Any, ...], devices: tuple[str, ...], at: UOp) -> Local:

@@ -29,7 +29,7 @@ def cut_collectives(items: list[Item], link: Link | None) -> list[Item]:
 
 def _parts(item: Item, link: Link | None) -> list[Item]:
     arg = item.what.arg
-    if link is None or not isinstance(arg, AllReduceArg) or arg.stored:
+    if link is None or not isinstance(arg, AllReduceArg) or arg.members.stored:
         return [item]
     from manygrad.collectives.cost import parts_of  # (it loads the transports, which a worker alone has no use for)
 

@@ -34,7 +34,8 @@ from manygrad.collectives.errors import (
 from manygrad.collectives.transport import shm, wire
 from manygrad.collectives.transport import zmq as tcp
 from manygrad.collectives.transport.arena import Arena, RemoteArena
-from manygrad.collectives.transport.link import WINDOW
+from manygrad.collectives.transport.blocks import Block
+from manygrad.collectives.transport.link import COPIED_NBYTES, WINDOW
 from manygrad.collectives.transport.measure import measure
 from manygrad.collectives.transport.wire import MessageKey
 from manygrad.multi.world import Link
@@ -272,21 +273,21 @@ class Endpoint:
         with self._lock:
             link = self._link(peer)
             self._raise_aborted()
-            header = self.header(self.rank, key, dtype_name, nbytes)._replace(length=0)
             if isinstance(link, shm.ShmLink):
-                number = link.send(header, addr)
+                number = link.send(self.header(self.rank, key, dtype_name, nbytes)._replace(length=0), addr)
             else:  # memory of others may be gone before ZeroMQ has sent it, if an error comes between: it is copied,
                 # as is what takes less time to copy than its receipt takes to come back
                 number = self.reserve(peer, 1) if number is None else number
-                copied = nbytes <= tcp.COPIED_NBYTES or not self.arena.contains(addr, nbytes)
-                self._hub.send(link, header._replace(number=number), addr, copied)
-            self.add(Traffic(nbytes, 0, 1))
+                copied = nbytes <= COPIED_NBYTES or not self.arena.contains(addr, nbytes)
+                self._hub.send(link, self.header(self.rank, key, dtype_name, nbytes, number), addr, copied)
+            self.bytes_sent += nbytes
+            self.messages += 1
             return self.outstanding(Ticket(peer, number, key))
 
-    def header(self, source: int, key: MessageKey, dtype_name: str, nbytes: int) -> wire.Header:
-        """Of a message of a rank, but for its number and where it lies."""
+    def header(self, source: int, key: MessageKey, dtype_name: str, nbytes: int, number: int = 0) -> wire.Header:
+        """Of a message of a rank, but for where it lies."""
         code = wire.DTYPE_CODES[dtype_name]
-        return wire.Header(wire.DATA, self._job, self.epoch, source, *key, code, 0, nbytes, 0, nbytes)
+        return wire.Header(wire.DATA, self._job, self.epoch, source, *key, code, number, nbytes, 0, nbytes)
 
     def outstanding(self, ticket: Ticket) -> Ticket:
         """Notes what `flush` has to wait for."""
@@ -382,7 +383,7 @@ class Endpoint:
         hub = self._hub
         number = hub.post(link, nbytes)
         place = None if addr is None or not nbytes else bytes_at(addr, nbytes)
-        pooled: np.ndarray[Any, Any] | None = None
+        pooled: Block | None = None
 
         def look() -> Borrowed | None:
             nonlocal place, pooled
@@ -393,8 +394,8 @@ class Endpoint:
                 h = frame.header
                 fits = h.total == nbytes
                 if place is None and h.length < h.total and fits:
-                    pooled = hub.buffer(nbytes)
-                    place = pooled
+                    pooled = hub.blocks.take(nbytes)
+                    place = pooled.array
                 into = place[h.offset : h.offset + h.length] if place is not None and fits else None
                 if not link.open(frame, message, into):
                     hub.dropped += 1
@@ -409,7 +410,7 @@ class Endpoint:
             hub.pay(link)
             if pooled is not None:
                 full = pooled
-                return Borrowed(full.ctypes.data, nbytes, lambda: hub.give_back(full))
+                return Borrowed(full.addr, nbytes, lambda: hub.blocks.give_back(full))
             if addr is not None:
                 return Borrowed(addr, nbytes, _nothing)
             at, owner = tcp.frame_address(message.frames[0].payload if nbytes else b"")
