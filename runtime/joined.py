@@ -94,7 +94,7 @@ class JoinedItem(ExecItem):
         self.table[ALL.index("ROWS")] = ctypes.addressof(self.rows)
         self.table[ALL.index("ROW_COUNT")] = len(items)
         self.table[ALL.index("GRAPH")] = team().graph_address
-        self.endpoint.prepare_joined(self.table)
+        self.endpoint.native.prepare_joined(self.table)
 
     @staticmethod
     def _row(item: Part) -> tuple[int, int, int]:
@@ -162,7 +162,7 @@ class JoinedItem(ExecItem):
         self.before = c.entered[0] - self.entered[first]
         c.native = self._told
         try:
-            self.endpoint.run_joined(self.table, self.links)
+            self.endpoint.native.run_joined(self.table, self.links)
         finally:
             at = self._account(first)
             c.native = None
