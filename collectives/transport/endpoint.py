@@ -302,7 +302,7 @@ class Endpoint:
             self._waits.raise_aborted()
             receive: Any = self._receive_shm if isinstance(link, shm.ShmLink) else self._receive_zmq
             borrowed: Borrowed = receive(link, key, nbytes, dtype_name)
-            self.add(Traffic(0, nbytes, 0))
+            self.bytes_received += nbytes
             return borrowed
 
     def _receive_shm(self, link: shm.ShmLink, key: MessageKey, nbytes: int, dtype_name: str) -> Borrowed:
@@ -327,7 +327,7 @@ class Endpoint:
                 return
             self._waits.raise_aborted()
             self._receive_zmq(link, key, nbytes, dtype_name, addr)
-            self.add(Traffic(0, nbytes, 0))
+            self.bytes_received += nbytes
 
     def _receive_zmq(
         self, link: tcp.ZmqLink, key: MessageKey, nbytes: int, dtype_name: str, addr: int | None = None
