@@ -20,7 +20,7 @@ from manygrad.tensor.environment import RECONNECT_TIMEOUT_S
 WINDOW = 64 << 20
 COPIES_NBYTES = 16 << 20  # of copies and sealed frames on their way, until one waits for their arrival
 # A message up to here is copied, which takes less time than to tell when its memory is free again
-COPIED_NBYTES = 64 << 10
+COPIED_NBYTES = 256 << 10
 EAGER_NBYTES = 16 << 10  # a sealed frame up to here is opened when it comes, as its place is soon copied to
 LOST_GRACE_S = 0.1  # data may still be on its way in another connection when one breaks
 _SETTLED_S = 1.0  # a process that is being killed may still listen for a moment after its connections broke
