@@ -254,17 +254,19 @@ class ZmqHub:
     # --- sending
 
     def send(self, link: ZmqLink, header: wire.Header, addr: int, copy: bool) -> None:
-        """Queues a message of `header`, but for `offset` and `length`; with `copy` its memory may be written as soon as
-        it is handed to ZeroMQ. (What is sealed is copied by that.)"""
+        """Queues a message of `header`, but for `offset` and `length`; with `copy` its memory is not read later."""
         item = link.unacked[header.number] = Outgoing(header, addr, None)
-        if copy and link.sealer is None:
-            nbytes = header.total
+        self.connect(link)
+        nbytes = header.total
+        if copy and link.sealer is not None:  # (what is sealed is a copy)
+            for offset in range(0, max(nbytes, 1), CHUNK):
+                self._sealed(link, item, offset, min(CHUNK, nbytes - offset))
+        elif copy:
             item.copy = self.blocks.take(nbytes)
             ctypes.memmove(item.copy.addr, addr, nbytes)
             item.addr, item.kept_nbytes = item.copy.addr, nbytes
             link.kept_nbytes += nbytes
         link.queue.append(item)
-        self.connect(link)
         self.push(link)
 
     def push(self, link: ZmqLink) -> None:
@@ -306,8 +308,9 @@ class ZmqHub:
         head = wire.pack_frame(item.header, offset, length)
         if length < SHARED_NBYTES:
             return head, ctypes.string_at(item.addr + offset, length)
-        if item.copy is not None and length == item.copy.nbytes:
-            return head, item.copy.frame
+        if item.copy is not None:
+            whole = length == item.copy.nbytes
+            return head, item.copy.frame if whole else zmq.Frame(item.copy.array[offset : offset + length], copy=False)
         return head, self.blocks.frame(item.addr + offset, length)
 
     def _sealed(self, link: ZmqLink, item: Outgoing, offset: int, length: int) -> tuple[bytes, Any]:

@@ -116,6 +116,27 @@ def test_connections_are_cut_again_and_again(pair: tuple[list[Endpoint], list[Pr
         assert not link.forged and (link.opener is not None) == e._hub.sealed
 
 
+def test_memory_of_others_is_not_read_after_the_call(pair: tuple[list[Endpoint], list[Proxy]]) -> None:
+    """Also where nothing can be handed to ZeroMQ yet: whoever called may have lost it by an error."""
+    ends, _ = pair
+    sizes = [5_000_000, 8, 100_000, 0]
+    link = ends[0]._hub.links[1]
+    link.granted = 0  # nothing may go out
+    for i, nbytes in enumerate(sizes):
+        data = np.full(nbytes, 7, np.uint8)
+        ends[0].send(1, MessageKey(1, i, 0), data.ctypes.data, nbytes)
+        data[:] = 9
+    assert link.queue
+    link.granted = 64 << 20
+    ends[0]._hub.push(link)
+    for i, nbytes in enumerate(sizes):
+        other = threading.Thread(target=ends[0]._hub.progress, args=(0.2,))  # the rest goes out
+        other.start()
+        with ends[1].receive(0, MessageKey(1, i, 0), nbytes) as got:
+            assert (view(got.addr, nbytes, "uint8") == 7).all()
+        other.join()
+
+
 @pytest.mark.parametrize("pair", [True], indirect=True)
 def test_what_is_sealed_may_be_written_before_it_has_arrived(pair: tuple[list[Endpoint], list[Proxy]]) -> None:
     ends, proxies = pair
