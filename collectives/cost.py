@@ -92,19 +92,22 @@ def choose(kind: str, nbytes: int, ranks: int, group: int = 1, link: Link | None
     return min(candidates, key=lambda a: (cost_s(a, kind, nbytes, ranks, group, link), a))
 
 
-PART_COST_S = 0.5e-3  # what one more part of a long all-reduce costs [allreduce.py, TRANSPORT=zmq, step against bare]
+# what one more part of a long all-reduce costs two workers [allreduce.py, TRANSPORT=zmq, step against bare]; more have
+# more messages
+PART_COST_S = 0.5e-3
 MAX_PARTS = 32
 PART_ALIGN = 1024  # elements
 
 
 def parts_of(count: int, itemsize: int, ranks: int, link: Link) -> tuple[int, ...]:
     """The n+1 places, in elements, where an all-reduce is cut. What is not hidden is the last part and what all parts
-    cost, seconds / n + n PART_COST_S: least at the square root of seconds / PART_COST_S. Shared memory moves nothing
-    while processors compute, so there it stays whole."""
+    cost, seconds / n + n cost: least at the square root of seconds / cost. Shared memory moves nothing while processors
+    compute, so there it stays whole."""
     if link.route == "shm" or ranks == 1:
         return (0, count)
     sent = 2 * (ranks - 1) / ranks * itemsize  # bytes of an element, over each rank's link
-    n = min(MAX_PARTS, math.isqrt(int(count * sent / link.bytes_per_s / PART_COST_S)))
+    cost = PART_COST_S * (ranks - 1).bit_length()
+    n = min(MAX_PARTS, math.isqrt(int(count * sent / link.bytes_per_s / cost)))
     if n <= 1:
         return (0, count)
     size = -(-count // n // PART_ALIGN) * PART_ALIGN

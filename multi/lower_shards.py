@@ -137,6 +137,7 @@ class _Lowering:
         arg: Callable[[Members], CollectiveArg],
         at: UOp,
         counts: list[int],
+        stored: bool = False,
     ) -> Local:
         """One node for all devices, its `arg` for those who take part; its result has `counts[k]` elements on this
         worker's k-th device."""
@@ -146,7 +147,7 @@ class _Lowering:
             op,
             parts[0].dtype,
             (UOp(Ops.MSTACK, parts[0].dtype, flat),),
-            arg(Members(devices, tuple(mine), tuple(counts), self.number(), line_of(at))),
+            arg(Members(devices, tuple(mine), tuple(counts), self.number(), line_of(at), stored=stored)),
         )
         LINE[node] = line_of(at)
         self.run_by_all(node, devices)
@@ -168,7 +169,8 @@ class _Lowering:
         if len(devices) == 1:
             return parts
         size = prod(at.shape)
-        out = self.collective(Ops.ALLREDUCE, parts, devices, partial(AllReduceArg, op, size), at, [size] * len(parts))
+        arg, counts, stored = partial(AllReduceArg, op, size), [size] * len(parts), are_stored(at, len(devices))
+        out = self.collective(Ops.ALLREDUCE, parts, devices, arg, at, counts, stored)
         return tuple(reshape(x, at.shape) for x in out)
 
     def all_gather(self, parts: Local, p: Shard, shape: tuple[Any, ...], devices: tuple[str, ...], at: UOp) -> Local:
@@ -463,6 +465,18 @@ def in_tree(terms: Sequence[UOp | None]) -> UOp | None:
 
 def reshape(x: UOp, shape: tuple[Any, ...]) -> UOp:
     return x if x.shape == shape else UOp(Ops.RESHAPE, x.dtype, (x,), shape)
+
+
+def are_stored(u: UOp, devices: int) -> bool:
+    """Whether the terms of a sum over `devices` lie in memory: one row of a buffer on each. Told from the global graph,
+    so all workers say the same."""
+    while (
+        u.op in GroupOp.MOVEMENT
+        or u.op is Ops.WIRE
+        or (u.op is Ops.REDUCE and prod(u.src[0].shape[a] for a in u.arg.axes) == devices)
+    ):
+        u = u.src[0]
+    return u.op in (Ops.BUFFER, Ops.PARAM)
 
 
 def cut_shape(shape: tuple[Any, ...], p: Shard, i: int) -> tuple[Any, ...]:

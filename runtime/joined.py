@@ -91,7 +91,7 @@ class JoinedItem(ExecItem):
         self.spent_in[:] = [place(c, name) for c, *names in self._times() for name in names]
         self.table[ALL.index("SPENT_IN")] = ctypes.addressof(self.spent_in)
         self.table[ALL.index("ENTERED")] = ctypes.addressof(self.communication.entered_word)
-        self.endpoint.prepare_joined(self.table)
+        self.endpoint.native.prepare_joined(self.table)
 
     def _times(self) -> tuple[tuple[Any, str, str], tuple[Any, str, str]]:
         """Counters of the seconds that native collectives take: nothing is computed meanwhile."""
@@ -151,7 +151,7 @@ class JoinedItem(ExecItem):
         for graph in self.asked:
             graph.bind(vars)
         self._for_this_thread(vars)
-        self.endpoint.run_joined(self.table, self.links)
+        self.endpoint.native.run_joined(self.table, self.links)
         self.go_on(vars)
 
     def _for_this_thread(self, vars: Vars) -> None:
@@ -165,7 +165,7 @@ class JoinedItem(ExecItem):
             self._by_python(self.items[at], vars)
             self.table[AT] = at + 1
             if at + 1 < len(self.items):
-                self.endpoint.run_joined(self.table, self.links)
+                self.endpoint.native.run_joined(self.table, self.links)
 
     def _by_python(self, item: Part, vars: Vars) -> None:
         stopped = int(self.table[STOPPED])
@@ -181,5 +181,5 @@ class JoinedItem(ExecItem):
             return None
         self._for_this_thread(vars)
         at = ctypes.addressof(self.table) + ctypes.sizeof(ctypes.c_int64) * AT
-        call, kept = self.endpoint.joined_call(self.table, self.links), (team().local.memory, self)
+        call, kept = self.endpoint.native.joined_call(self.table, self.links), (team().local.memory, self)
         return dataclasses.replace(call, at=at, parts=len(self.items), kept=kept), Additions([])

@@ -101,7 +101,7 @@ class NativeRun:
         self.carry(plan)
         self._set("SEQUENCE", ctypes.c_int64(sequence).value)
         self._set("SCRATCH", team().ready())
-        return self.ended(self.endpoint.run_native(self.table, self.peers), plan, sequence)
+        return self.ended(self.endpoint.native.run(self.table, self.peers), plan, sequence)
 
     def carry(self, plan: int) -> None:
         """From now on that is what all messages carry."""

@@ -6,7 +6,8 @@ so it starts as soon as that is computed, and travels while the rest is.
     all_reduce(out, in) of 4n    ==>    all_reduce(out[3n:], in[3n:]), ..., all_reduce(out[:n], in[:n])
 
 The parameters of a model lie in their order, and so do their gradients, which are computed from the last layer to the
-first. How many parts there are follows from the size and the link alone, which are the same on every worker.
+first. How many parts there are follows from the size, the number of workers and the link alone, which are the same on
+every worker. What is in memory before the program starts has nothing to wait for and stays whole.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def cut_collectives(items: list[Item], link: Link | None) -> list[Item]:
 
 def _parts(item: Item, link: Link | None) -> list[Item]:
     arg = item.what.arg
-    if link is None or not isinstance(arg, AllReduceArg):
+    if link is None or not isinstance(arg, AllReduceArg) or arg.members.stored:
         return [item]
     from manygrad.collectives.cost import parts_of  # (it loads the transports, which a worker alone has no use for)
 

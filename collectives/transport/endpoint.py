@@ -8,8 +8,7 @@
     endpoint.flush()
 
 Messages of a directed pair arrive in the order sent; each receive says what it expects, and anything else is a
-`PlanMismatch`. One thread at a time communicates; `abort` may be called by any. Every wait has the deadline
-COLLECTIVE_TIMEOUT_S, watches the abort flag, and looks at least every 50 ms whether the peer still lives.
+`PlanMismatch`. One thread at a time communicates; `abort` may be called by any. How it waits: `waiting.py`.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ from threading import Lock, RLock
 from types import TracebackType
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from manygrad.collectives.errors import (
     CollectiveAborted,
     CollectiveTimeout,
@@ -34,27 +31,22 @@ from manygrad.collectives.errors import (
 from manygrad.collectives.transport import shm, wire
 from manygrad.collectives.transport import zmq as tcp
 from manygrad.collectives.transport.arena import Arena, RemoteArena
-from manygrad.collectives.transport.link import WINDOW
+from manygrad.collectives.transport.blocks import Block
+from manygrad.collectives.transport.link import COPIED_NBYTES, WINDOW
 from manygrad.collectives.transport.measure import measure
+from manygrad.collectives.transport.native_runs import NativeRuns
+from manygrad.collectives.transport.waiting import TICK_S, Waits
 from manygrad.collectives.transport.wire import MessageKey
 from manygrad.multi.world import Link
-from manygrad.native.exchange import ALL, RUN
-from manygrad.native.memory import bytes_at, copy, table
-from manygrad.native.replay import NativeCall
-from manygrad.native.sequence import Timespec
-from manygrad.tensor.environment import COLLECTIVE_TIMEOUT_S, TRANSPORT
+from manygrad.native.memory import bytes_at, copy
+from manygrad.tensor.environment import TRANSPORT
 
-TICK_S = 0.05
-BUSY_TICK_S = 0.001  # in a wait on shared memory, where there are ZeroMQ peers to serve as well
-_STOPPED = ALL.index("STOPPED")
 SPINS = 1500  # about 30 µs, only where every worker of the host has a core
 CLOSE_S = 2.0
 # That one collective sends before those before it are finished. All together send at most twice as much, which is less
 # than is granted unasked
 AHEAD_NBYTES = WINDOW // 4
 EAGER_PEERS = 64  # up to so many ZeroMQ peers are connected at the start; more, at the first message
-_AGREE_PLAN = 0xA67EE
-_AGREE_NBYTES = 4096
 
 
 class Borrowed:
@@ -135,19 +127,12 @@ class Endpoint:
         self.piece_nbytes = 0  # collectives are cut in messages of so many bytes, on all ranks alike; 0: they are not
         self._links: dict[int, shm.ShmLink | tcp.ZmqLink] = {}
         self._job = wire.job_hash(job)
-        self._reason: str | None = None
         self._closed = False
         self._lock = RLock()  # held by whoever communicates
         self._ending = Lock()  # between abort and close
         self._outstanding: dict[tuple[int, int], Ticket] = {}  # what is not settled, by peer and number
-        self._agreements = 0
-        self._spins = 0
-        self._joined: Any = None
         # what a wait does when it is woken; it may send
         self.meanwhile: Callable[[], None] = _nothing
-        self._stop = table(1)  # not 0 from an abort on
-        self._tick = Timespec.of(TICK_S)
-        self._busy_tick = Timespec.of(BUSY_TICK_S)
         self.arena = Arena(arena_bytes, shm.mailbox_nbytes(size))
         try:
             self._hub = tcp.ZmqHub(rank, size, self._job, epoch, bind_host)
@@ -155,6 +140,8 @@ class Endpoint:
             self.arena.close()
             raise
         self._mailbox = shm.Mailbox(self.arena.mailbox)
+        self._waits = Waits(rank, self._hub, self._links, lambda plan: self.describe(plan), lambda: self.meanwhile())
+        self.native = NativeRuns(self._lock, self._waits)
 
     # --- meeting
 
@@ -229,7 +216,7 @@ class Endpoint:
                 if link.lost() and r in over_tcp:
                     raise PeerLost(rank=self.rank, peer=r, waited_for="the first hello", evidence=link.lost())
             if waiting:
-                self._raise_aborted()
+                self._waits.raise_aborted()
                 if time.monotonic() > end:
                     raise CollectiveTimeout(
                         rank=self.rank,
@@ -247,7 +234,7 @@ class Endpoint:
             if r in attached:
                 del self._hub.links[r]
         local = 1 + len(attached)
-        self._spins = SPINS if local <= len(os.sched_getaffinity(0)) else 0
+        self._waits.spins = SPINS if local <= len(os.sched_getaffinity(0)) else 0
 
     def _attach(self, peer: int, card: dict[str, Any]) -> shm.ShmLink:
         token = bytes.fromhex(card["token"])
@@ -281,22 +268,22 @@ class Endpoint:
         which wait for nobody where the message was copied. `number`: one that was reserved."""
         with self._lock:
             link = self._link(peer)
-            self._raise_aborted()
-            header = self.header(self.rank, key, dtype_name, nbytes)._replace(length=0)
+            self._waits.raise_aborted()
             if isinstance(link, shm.ShmLink):
-                number = link.send(header, addr)
+                number = link.send(self.header(self.rank, key, dtype_name, nbytes)._replace(length=0), addr)
             else:  # memory of others may be gone before ZeroMQ has sent it, if an error comes between: it is copied,
                 # as is what takes less time to copy than its receipt takes to come back
                 number = self.reserve(peer, 1) if number is None else number
-                copied = nbytes <= tcp.COPIED_NBYTES or not self.arena.contains(addr, nbytes)
-                self._hub.send(link, header._replace(number=number), addr, copied)
-            self.add(Traffic(nbytes, 0, 1))
+                copied = nbytes <= COPIED_NBYTES or not self.arena.contains(addr, nbytes)
+                self._hub.send(link, self.header(self.rank, key, dtype_name, nbytes, number), addr, copied)
+            self.traffic.sent += nbytes
+            self.traffic.messages += 1
             return self.outstanding(Ticket(peer, number, key))
 
-    def header(self, source: int, key: MessageKey, dtype_name: str, nbytes: int) -> wire.Header:
-        """Of a message of a rank, but for its number and where it lies."""
+    def header(self, source: int, key: MessageKey, dtype_name: str, nbytes: int, number: int = 0) -> wire.Header:
+        """Of a message of a rank, but for where it lies."""
         code = wire.DTYPE_CODES[dtype_name]
-        return wire.Header(wire.DATA, self._job, self.epoch, source, *key, code, 0, nbytes, 0, nbytes)
+        return wire.Header(wire.DATA, self._job, self.epoch, source, *key, code, number, nbytes, 0, nbytes)
 
     def outstanding(self, ticket: Ticket) -> Ticket:
         """Notes what `flush` has to wait for."""
@@ -320,51 +307,11 @@ class Endpoint:
     def messages(self) -> int:
         return self.traffic.messages
 
-    # --- many messages by one native call
-
     def shared_memory(self, peer: int) -> shm.ShmLink | None:
         """The link to a peer of this host; None where the peer, or any other, is reached over ZeroMQ, which has to be
         served while one waits."""
         link = self._links.get(peer)
         return link if isinstance(link, shm.ShmLink) and not self._hub.links else None
-
-    def run_native(self, run: Any, links: Sequence[shm.ShmLink]) -> int:
-        """Runs the calls of a table (`native/exchange.py`) with peers of this host; the number of the first that was
-        not carried out. It may be 0 for any reason: then the calls have to be made one by one."""
-        with self._lock:
-            if not self._may_run_native(links):
-                return 0
-            run[RUN.index("SPINS")], run[RUN.index("LIMIT")] = self._spins, ctypes.addressof(self._tick)
-            return int(shm.native_functions().exchange(ctypes.addressof(run)))
-
-    def run_joined(self, all: Any, links: Sequence[shm.ShmLink]) -> None:
-        """As `run_native`, for graphs and collectives as one table, which tells where it stopped. It was given to
-        `prepare_joined` before."""
-        with self._lock:
-            if not self._may_run_native(links):
-                all[_STOPPED] = -1
-                return
-            self._joined(ctypes.addressof(all))
-            self._raise_aborted()
-
-    def prepare_joined(self, all: Any) -> None:
-        """Puts into a table what all its runs have alike."""
-        all[ALL.index("ALL_SPINS")], all[ALL.index("ALL_LIMIT")] = self._spins, ctypes.addressof(self._tick)
-        all[ALL.index("STOP")] = ctypes.addressof(self._stop)
-        self._joined = shm.native_functions().joined
-
-    def joined_call(self, all: Any, links: Sequence[shm.ShmLink]) -> NativeCall:
-        """`run_joined` as native code makes it; it stops at once where this endpoint has ended."""
-        function = ctypes.cast(self._joined, ctypes.c_void_p).value or 0
-        queues = tuple(link.queue for link in links)
-        return NativeCall(function, (ctypes.addressof(all), 0, 0, 0), lock=self._lock, empty=queues)
-
-    def _may_run_native(self, links: Sequence[shm.ShmLink]) -> bool:
-        self._raise_aborted()
-        for link in links:
-            if link.queue:
-                return False
-        return not self._closed
 
     def receive(self, peer: int, key: MessageKey, nbytes: int, dtype_name: str = "raw") -> Borrowed:
         """Waits for the next message of `peer`, which must be `key` with `nbytes` of `dtype_name`.
@@ -374,15 +321,15 @@ class Endpoint:
         """
         with self._lock:
             link = self._link(peer)
-            self._raise_aborted()
+            self._waits.raise_aborted()
             receive: Any = self._receive_shm if isinstance(link, shm.ShmLink) else self._receive_zmq
             borrowed: Borrowed = receive(link, key, nbytes, dtype_name)
-            self.add(Traffic(0, nbytes, 0))
+            self.traffic.received += nbytes
             return borrowed
 
     def _receive_shm(self, link: shm.ShmLink, key: MessageKey, nbytes: int, dtype_name: str) -> Borrowed:
         while True:
-            self._await_word(link, *link.tail_word(), key, f"{nbytes} bytes (message {key.chunk})")
+            self._waits.for_word(link, *link.tail_word(), key, f"{nbytes} bytes (message {key.chunk})")
             number = link.in_number
             h, addr = link.take()
             if h.epoch == self.epoch and h.job == self._job:
@@ -400,9 +347,9 @@ class Endpoint:
                 with self.receive(peer, key, nbytes, dtype_name) as got:
                     copy(addr, got.addr, nbytes)
                 return
-            self._raise_aborted()
+            self._waits.raise_aborted()
             self._receive_zmq(link, key, nbytes, dtype_name, addr)
-            self.add(Traffic(0, nbytes, 0))
+            self.traffic.received += nbytes
 
     def _receive_zmq(
         self, link: tcp.ZmqLink, key: MessageKey, nbytes: int, dtype_name: str, addr: int | None = None
@@ -410,7 +357,7 @@ class Endpoint:
         hub = self._hub
         number = hub.post(link, nbytes)
         place = None if addr is None or not nbytes else bytes_at(addr, nbytes)
-        pooled: np.ndarray[Any, Any] | None = None
+        pooled: Block | None = None
 
         def look() -> Borrowed | None:
             nonlocal place, pooled
@@ -421,8 +368,8 @@ class Endpoint:
                 h = frame.header
                 fits = h.total == nbytes
                 if place is None and h.length < h.total and fits:
-                    pooled = hub.buffer(nbytes)
-                    place = pooled
+                    pooled = hub.blocks.take(nbytes)
+                    place = pooled.array
                 into = place[h.offset : h.offset + h.length] if place is not None and fits else None
                 if not link.open(frame, message, into):
                     hub.dropped += 1
@@ -437,13 +384,13 @@ class Endpoint:
             hub.pay(link)
             if pooled is not None:
                 full = pooled
-                return Borrowed(full.ctypes.data, nbytes, lambda: hub.give_back(full))
+                return Borrowed(full.addr, nbytes, lambda: hub.blocks.give_back(full))
             if addr is not None:
                 return Borrowed(addr, nbytes, _nothing)
             at, owner = tcp.frame_address(message.frames[0].payload if nbytes else b"")
             return Borrowed(at, nbytes, lambda owner=owner: None)  # type: ignore[misc]
 
-        return self._await_zmq(link, look, key, f"{nbytes} bytes (message {key.chunk})")
+        return self._waits.for_frames(link, look, key, f"{nbytes} bytes (message {key.chunk})")
 
     def settle(self, ticket: Ticket) -> None:
         """Waits until the memory of one message may be written again."""
@@ -452,52 +399,17 @@ class Endpoint:
             link = self._link(ticket.peer)
             self._outstanding.pop((ticket.peer, ticket.number), None)
             if isinstance(link, shm.ShmLink):
-                self._await_word(link, *link.ack_word(ticket.number), key, f"the release of message {key.chunk}")
+                self._waits.for_word(link, *link.ack_word(ticket.number), key, f"the release of message {key.chunk}")
                 link.settle(ticket.number)
             elif link.must_wait(ticket.number):
                 what = f"the receipt of message {key.chunk}"
-                self._await_zmq(link, lambda: not link.must_wait(ticket.number) or None, key, what)
+                self._waits.for_frames(link, lambda: not link.must_wait(ticket.number) or None, key, what)
 
     def flush(self) -> None:
         """Waits until everything sent since the last flush may be written again."""
         with self._lock:
             for ticket in list(self._outstanding.values()):
                 self.settle(ticket)
-
-    def agree(self, value: int, what: str) -> None:
-        """Every rank calls this with the same 64-bit `value`,
-        or every rank raises `PlanMismatch` with two of the `what`s.
-
-        A dissemination all-gather of the least and the greatest value: ceil(lg size) messages of 4 KiB a rank. Called
-        once when a plan is first made, with the plan's hash and its source line.
-        """
-        with self._lock:
-            self._agree(value, what)
-
-    def _agree(self, value: int, what: str) -> None:
-        self._agreements += 1
-        text = what.encode()[: _AGREE_NBYTES // 2 - 32]
-        mine = np.zeros(_AGREE_NBYTES // 2, np.uint8)
-        record = value.to_bytes(8, "little") + self.rank.to_bytes(4, "little") + len(text).to_bytes(4, "little") + text
-        mine[: len(record)] = np.frombuffer(record, np.uint8)
-        low = high = mine.tobytes()
-        offset = self.arena.alloc(_AGREE_NBYTES)
-        addr = self.arena.addr(offset)
-        try:
-            for step in range((self.size - 1).bit_length()):
-                key = MessageKey(_AGREE_PLAN, self._agreements, step)
-                ctypes.memmove(addr, low + high, _AGREE_NBYTES)
-                ticket = self.send((self.rank + (1 << step)) % self.size, key, addr, _AGREE_NBYTES)
-                with self.receive((self.rank - (1 << step)) % self.size, key, _AGREE_NBYTES) as got:
-                    data = ctypes.string_at(got.addr, _AGREE_NBYTES)
-                self.settle(ticket)
-                for other in (data[: _AGREE_NBYTES // 2], data[_AGREE_NBYTES // 2 :]):
-                    low = min(low, other, key=_value)
-                    high = max(high, other, key=_value)
-        finally:
-            self.arena.free(offset)
-        if _value(low) != _value(high):
-            raise PlanMismatch(rank=_rank(low), peer=_rank(high), mine=_text(low), theirs=_text(high))
 
     def wake(self) -> None:
         """Has a wait of another thread call `meanwhile`, if any peer is on another host."""
@@ -508,75 +420,11 @@ class Endpoint:
 
     def _link(self, peer: int) -> shm.ShmLink | tcp.ZmqLink:
         if self._closed:
-            raise CollectiveAborted(rank=self.rank, reason=self._reason or "this endpoint is closed")
+            raise CollectiveAborted(rank=self.rank, reason=self._waits.reason or "this endpoint is closed")
         link = self._links.get(peer)
         if link is None:
             raise ValueError(f"rank {self.rank} has no connected peer {peer}; connect() first (size {self.size})")
         return link
-
-    def _await_word(self, link: shm.ShmLink, word: int, target: int, code: int, key: MessageKey, what: str) -> None:
-        """Waits for a word of shared memory, while everything else that is on its way goes on."""
-        if link.queue:
-            link.push()
-        if self._reason is None and link.wait(
-            word, target, code, self._spins, self._busy_tick if self._hub.links else self._tick
-        ):
-            return
-        end = time.monotonic() + COLLECTIVE_TIMEOUT_S.value
-        while True:
-            self._raise_aborted()
-            self._push_queued()
-            if self._hub.links:
-                self._hub.progress(0)
-            self.meanwhile()
-            lost = link.lost()  # looked up before the word: what the peer published before its end still counts
-            if link.wait(word, target, code, 0, self._busy_tick if self._hub.links or lost else self._tick):
-                return
-            self._raise_aborted()
-            self._give_up(link, lost, end, key, what)
-
-    def _await_zmq(self, link: tcp.ZmqLink, look: Callable[[], Any], key: MessageKey, what: str) -> Any:
-        end, heard, waited = time.monotonic() + COLLECTIVE_TIMEOUT_S.value, link.heard, False
-        while True:
-            found = look()
-            if found is not None:
-                return found
-            self._raise_aborted()
-            if link.heard != heard:  # a slow link is none that hangs
-                end, heard = time.monotonic() + COLLECTIVE_TIMEOUT_S.value, link.heard
-            if waited:
-                self._push_queued()
-                self._give_up(link, link.lost(), end, key, what)
-            self._hub.progress(TICK_S)
-            self.meanwhile()
-            waited = True
-
-    def _push_queued(self) -> None:
-        for link in self._links.values():
-            if link.queue and isinstance(link, shm.ShmLink):
-                link.push()
-
-    def _give_up(
-        self, link: shm.ShmLink | tcp.ZmqLink, lost: str | None, end: float, key: MessageKey, what: str
-    ) -> None:
-        if isinstance(link, tcp.ZmqLink) and link.forged:
-            what += f" ({link.forged} frames in its name did not open: something between the hosts changes them)"
-        if lost is not None:
-            raise PeerLost(rank=self.rank, peer=link.peer, waited_for=self._named(what, key), evidence=lost)
-        if time.monotonic() > end:
-            raise CollectiveTimeout(
-                rank=self.rank,
-                peer=link.peer,
-                plan=key.plan,
-                sequence=key.sequence,
-                waited_for=what,
-                timeout_s=float(COLLECTIVE_TIMEOUT_S.value),
-                where=self.describe(key.plan),
-            )
-
-    def _named(self, what: str, key: MessageKey) -> str:
-        where = self.describe(key.plan)
-        return f"{what} of plan {key.plan:#018x}, sequence {key.sequence}" + (f" [{where}]" if where else "")
 
     def _compare(self, peer: int, h: wire.Header, key: MessageKey, nbytes: int, dtype_name: str) -> None:
         if h.key == key and h.total == nbytes and h.dtype == wire.DTYPE_CODES[dtype_name]:
@@ -595,19 +443,13 @@ class Endpoint:
             theirs=text(h.key, h.total, wire.DTYPE_NAMES[h.dtype]),
         )
 
-    def _raise_aborted(self) -> None:
-        if self._reason is not None:
-            raise CollectiveAborted(rank=self.rank, reason=self._reason)
-
     # --- ending
 
     def abort(self, reason: str) -> None:
         """Ends every wait of this endpoint with `CollectiveAborted`, now and from now on. From any thread;
         the first wins."""
         with self._ending:
-            if self._reason is None:
-                self._reason = reason
-                self._stop[0] = 1
+            self._waits.abort(reason)
             if not self._closed:
                 self._mailbox.wake()
                 self._hub.wake()
@@ -621,8 +463,8 @@ class Endpoint:
             if not self._closed:
                 self._drain()
                 with self._ending:
-                    self._closed, self._stop[0] = True, 1
-                self._mailbox.mark(shm.CLOSED if self._reason is None else shm.ABORTED)
+                    self._closed, self._waits.stop[0] = True, 1
+                self._mailbox.mark(shm.CLOSED if self._waits.reason is None else shm.ABORTED)
                 for link in self._links.values():
                     if isinstance(link, shm.ShmLink):
                         link.close()
@@ -635,7 +477,7 @@ class Endpoint:
     def _drain(self) -> None:
         self._hub.pay_all()
         end = time.monotonic() + CLOSE_S
-        while self._reason is None and time.monotonic() < end:
+        while self._waits.reason is None and time.monotonic() < end:
             if not any(link.unacked and not link.lost() for link in self._hub.links.values()):
                 break
             self._hub.progress(0.01)
@@ -649,15 +491,3 @@ class Endpoint:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _value(record: bytes) -> int:
-    return int.from_bytes(record[:8], "little")
-
-
-def _rank(record: bytes) -> int:
-    return int.from_bytes(record[8:12], "little")
-
-
-def _text(record: bytes) -> str:
-    return record[16 : 16 + int.from_bytes(record[12:16], "little")].decode(errors="replace")

@@ -13,13 +13,14 @@ import numpy as np
 import zmq
 
 from manygrad.collectives.transport import wire
+from manygrad.collectives.transport.blocks import Block
 from manygrad.collectives.transport.seal import Opener, Sealer
 from manygrad.tensor.environment import RECONNECT_TIMEOUT_S
 
 WINDOW = 64 << 20
-COPIES_NBYTES = 16 << 20  # of messages on their way, until one waits for their arrival
+COPIES_NBYTES = 16 << 20  # of copies and sealed frames on their way, until one waits for their arrival
 # A message up to here is copied, which takes less time than to tell when its memory is free again
-COPIED_NBYTES = 64 << 10
+COPIED_NBYTES = 256 << 10
 EAGER_NBYTES = 16 << 10  # a sealed frame up to here is opened when it comes, as its place is soon copied to
 LOST_GRACE_S = 0.1  # data may still be on its way in another connection when one breaks
 _SETTLED_S = 1.0  # a process that is being killed may still listen for a moment after its connections broke
@@ -28,19 +29,20 @@ _REFUSED_S = 0.4  # nothing listens at the peer's address for so long: its proce
 _PROBE_S, _PROBE_AGAIN_S = (0.1, 5.0)
 
 
-@dataclass
+@dataclass(slots=True)
 class Outgoing:
-    """A message until it has arrived. `owner` keeps a copy of memory that is not the arena's: it may be sent again."""
+    """A message until it has arrived, as it may have to be sent again. `copy`: of its memory, if one was made."""
 
     header: wire.Header
     addr: int
-    owner: Any
+    copy: Block | None
     offset: int = 0  # up to here it was handed to ZeroMQ
     handed: bool = False  # all of it
-    sealed: list[Any] = field(default_factory=list)  # buffers with its sealed frames
+    sealed: dict[int, tuple[bytes, Block]] = field(default_factory=dict)  # its sealed frames, by offset: head, the rest
+    kept_nbytes: int = 0  # of copy and sealed frames
 
 
-@dataclass
+@dataclass(slots=True)
 class Frame:
     """A frame that has come. `head`: header and counter of one that is still sealed, else None."""
 
@@ -49,7 +51,7 @@ class Frame:
     payload: Any
 
 
-@dataclass
+@dataclass(slots=True)
 class Incoming:
     """A message on its way in: by offset the frames not yet looked at, those that were, and how many bytes are sure."""
 
@@ -75,12 +77,12 @@ class ZmqLink:
         self.out_number = self.in_number = 0
         self.unacked: dict[int, Outgoing] = {}
         self.acked_below = 0
-        self.copied_nbytes = 0  # of messages that have a copy of their memory and have not arrived yet
+        self.kept_nbytes = 0  # of copies and sealed frames of messages that have not arrived yet
         self.sent, self.granted = 0, WINDOW  # cumulative bytes out, and how many the peer allows
         self.taken, self.told, self.arrived = 0, WINDOW, 0  # cumulative bytes asked for, granted, and come in
         self.incoming: dict[int, Incoming] = {}
         self.whole_below, self.whole = 0, set[int]()  # numbers of messages that have come whole: all below, and these
-        self.owed = 0  # messages that have come whole since the peer was told
+        self.owed = self.owed_nbytes = 0  # messages that have come whole since the peer was told, and their bytes
         self.urgent = False  # it waits for that, as its memory must stay as it is
         self.heard = 0  # counts what came from the peer
         self.forged = 0  # frames in its name that did not open
@@ -94,13 +96,13 @@ class ZmqLink:
         self.lost_at, self.evidence = 0.0, ""
 
     def must_wait(self, number: int) -> bool:
-        """Whether the memory of a message sent must stay as it is. Also where it was copied, but nobody else would see
-        to its going out, or too many copies are on their way."""
+        """Whether the memory of a message sent must stay as it is. Also where it was copied or sealed, but nobody else
+        would see to its going out, or too many copies are on their way."""
         message = self.unacked.get(number)
         if message is None:
             return False
-        copied = message.owner is not None and message.handed
-        return not copied or bool(self.down) or self.copied_nbytes > COPIES_NBYTES
+        copied = message.handed and (message.copy is not None or self.sealer is not None)
+        return not copied or bool(self.down) or self.kept_nbytes > COPIES_NBYTES
 
     def lost(self) -> str | None:
         if self.down and not self.lost_at:
@@ -191,7 +193,8 @@ class ZmqLink:
         if message.arrived < h.total:
             return
         self.owed += 1
-        self.urgent |= h.total > COPIED_NBYTES
+        self.owed_nbytes += h.total
+        self.urgent |= h.total > COPIED_NBYTES and self.sealer is None
         self.whole.add(h.number)
         while self.whole_below in self.whole:
             self.whole.discard(self.whole_below)

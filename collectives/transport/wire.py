@@ -81,6 +81,11 @@ def pack(h: Header) -> bytes:
         raise WireError(f"header field out of range ({e}): {h}") from None
 
 
+def pack_frame(h: Header, offset: int, length: int) -> bytes:
+    """The bytes of the header of a part of the message `h`."""
+    return LAYOUT.pack(MAGIC, VERSION, *h[:-2], offset, length)
+
+
 def unpack(data: bytes | memoryview, shared: bool = False) -> Header:
     """The header in the first `SIZE` bytes of `data`, checked; raises `WireError`.
 

@@ -7,9 +7,9 @@ the place that it was asked for, frame by frame as they come.
 
 Flow control is in bytes: a receiver grants each sender WINDOW bytes beyond what it has asked for with `receive`, so the
 memory of unexpected messages is bounded, while an awaited message of any size gets through. A receiver tells up to
-which number all messages have arrived, of those that the sender has copied only now and then. `settle` waits for that
-where a message was not copied, and `close` for all, which says more than ZeroMQ's tracker (that the kernel took the
-bytes), and makes closing with LINGER=0 safe. Both travel in one header, on the control lane.
+which number all messages have arrived, of those that the sender has copied or sealed only now and then. `settle` waits
+for that where a message was neither, and `close` for all, which says more than ZeroMQ's tracker (that the kernel took
+the bytes), and makes closing with LINGER=0 safe. Both travel in one header, on the control lane.
 
 Every connection is authenticated, and handshakes wait until the run's cards are known. Beyond loopback the control lane
 is CURVE with the keys of the cards, and frames on data lanes are sealed with keys of that handshake (`seal.py`), unless
@@ -36,6 +36,7 @@ import hmac
 import ipaddress
 import os
 import secrets
+import select
 import struct
 import time
 from collections.abc import Iterator, Sequence
@@ -48,7 +49,8 @@ from zmq.utils.monitor import parse_monitor_message
 
 from manygrad.collectives.errors import WireError
 from manygrad.collectives.transport import wire
-from manygrad.collectives.transport.link import COPIED_NBYTES, WINDOW, Frame, Outgoing, ZmqLink
+from manygrad.collectives.transport.blocks import Blocks
+from manygrad.collectives.transport.link import COPIES_NBYTES, WINDOW, Frame, Outgoing, ZmqLink
 from manygrad.collectives.transport.seal import COUNTER, TAG_NBYTES, Opener, Sealer, key_of
 from manygrad.native.memory import bytes_at, keep_freed
 from manygrad.tensor.environment import MANYGRAD_PLAIN_LINKS
@@ -59,7 +61,8 @@ SENDING, RECEIVING = 1, 2  # the I/O threads of data lanes, as ZeroMQ's affinity
 HIGH_WATER = 8  # frames
 LOOK_EVERY = 4  # while frames come in a row, only every so often at anything else
 OWED = 8  # messages that have come whole, until the sender is told in the middle of a stream
-POOL_NBYTES = 256 << 20  # of receive buffers kept for reuse
+OWED_NBYTES = COPIES_NBYTES // 4  # likewise
+SHARED_NBYTES = 4 << 10  # from here on ZeroMQ reads memory where it lies; what is shorter it copies as fast
 # The system's own signs of life, not ZeroMQ's: its heartbeats queue behind data, so that on a slow link the answer of a
 # peer that lives comes too late. A connection has broken when the peer's kernel acknowledges nothing for so long
 UNACKNOWLEDGED_MS = 3000
@@ -99,21 +102,25 @@ class ZmqHub:
         # (mechanism, CURVE key or password), and whose they are
         self.allowed: dict[tuple[bytes, bytes], int] | None = None
         self.dropped = self.in_a_row = 0
-        self.pooled_nbytes = 0
-        self.pool: dict[int, list[np.ndarray[Any, Any]]] = {}
+        self.blocks = Blocks()
         self.public, self.secret = zmq.curve_keypair()
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.poller = zmq.Poller()
         self.poller.register(self.wake_fd, zmq.POLLIN)
+        # of what seldom happens: a look at each socket costs more than one at this for all
+        self.seldom = select.epoll()
+        self.seldom_fd = self.seldom.fileno()
+        self.poller.register(self.seldom_fd, zmq.POLLIN)
         self.watched: set[zmq.Socket[bytes]] = set()  # lanes at their high-water mark, which are to have room again
         self.closed = False
         try:
             self.zap = self.context.socket(zmq.REP)
             self.zap.linger = 0
             self.zap.bind("inproc://zeromq.zap.01")
-            self.poller.register(self.zap, zmq.POLLIN)
+            self.seldom.register(self.zap.FD, select.EPOLLIN)
             self.control = self._bound(zmq.ROUTER)
             self.data = [self._bound(zmq.PULL) for _ in range(LANES)]
+            self.lively: list[zmq.Socket[bytes]] = []  # those on which frames came last time
             self.addresses = [s.getsockopt_string(zmq.LAST_ENDPOINT) for s in (self.control, *self.data)]
         except BaseException:
             self.close()
@@ -185,7 +192,7 @@ class ZmqHub:
                 | zmq.EVENT_CLOSED
             )
             monitor = s.get_monitor_socket(events)
-            self.poller.register(monitor, zmq.POLLIN)
+            self.seldom.register(monitor.FD, select.EPOLLIN)
             link.monitors.append(monitor)
             s.connect_timeout = CONNECT_TIMEOUT_MS
             s.connect(address)
@@ -207,10 +214,14 @@ class ZmqHub:
         """Says hello on a lane."""
         header = self._control(wire.HELLO)._replace(chunk=lane)
         try:
-            if lane:
-                self._hand(link, lane, header, b"")
-            else:
+            if not lane:
                 link.lanes[0].send(wire.pack(header), zmq.NOBLOCK)
+            elif link.sealer is None:
+                self._hand(link.lanes[lane], wire.pack(header), b"")
+            else:
+                head, tag = wire.pack(header) + link.sealer.next(), bytearray(TAG_NBYTES)
+                link.sealer.seal(head, b"", tag)
+                self._hand(link.lanes[lane], head, tag)
         except zmq.Again:
             pass  # so much waits there that its arrival will bring the answer
 
@@ -220,7 +231,7 @@ class ZmqHub:
     def _reply(self, link: ZmqLink, kind: int) -> None:
         """Tells the peer, on its control lane, the grant and what has arrived;
         dropped while that lane is not there (hello repeats it)."""
-        link.told, link.owed, link.urgent = link.taken + WINDOW, 0, False
+        link.told, link.owed, link.owed_nbytes, link.urgent = link.taken + WINDOW, 0, 0, False
         header = wire.pack(self._control(kind, link.whole_below, link.told))
         try:
             self.control.send_multipart([_IDENTITY.pack(b"m", link.peer, 0, self.epoch), header], zmq.NOBLOCK)
@@ -229,9 +240,9 @@ class ZmqHub:
 
     def pay(self, link: ZmqLink, all: bool = False) -> None:
         """Tells the peer what has arrived, where it waits for that: in the middle of a stream that is waited for not
-        every message, and of those that it has copied only every `OWED`, or with `all` and `urgent`."""
+        every message, and of those that it has copied or sealed only every `OWED`, or with `all` and `urgent`."""
         waited_for = link.urgent and (all or not any(n < link.in_number for n in link.incoming))
-        if link.owed >= OWED or (link.owed and waited_for):
+        if link.owed >= OWED or link.owed_nbytes >= OWED_NBYTES or (link.owed and waited_for):
             self._reply(link, wire.ACK)
 
     def pay_all(self) -> None:
@@ -243,16 +254,19 @@ class ZmqHub:
     # --- sending
 
     def send(self, link: ZmqLink, header: wire.Header, addr: int, copy: bool) -> None:
-        """Queues a message; with `copy` ZeroMQ copies the bytes as it takes them."""
-        owner = None
-        if copy:  # and kept, as it may have to be sent again when that memory is not what it was
-            owner = self.buffer(header.total)
-            ctypes.memmove(owner.ctypes.data, addr, header.total)
-            addr = owner.ctypes.data
-            link.copied_nbytes += header.total
-        item = link.unacked[header.number] = Outgoing(header, addr, owner)
-        link.queue.append(item)
+        """Queues a message of `header`, but for `offset` and `length`; with `copy` its memory is not read later."""
+        item = link.unacked[header.number] = Outgoing(header, addr, None)
         self.connect(link)
+        nbytes = header.total
+        if copy and link.sealer is not None:  # (what is sealed is a copy)
+            for offset in range(0, max(nbytes, 1), CHUNK):
+                self._sealed(link, item, offset, min(CHUNK, nbytes - offset))
+        elif copy:
+            item.copy = self.blocks.take(nbytes)
+            ctypes.memmove(item.copy.addr, addr, nbytes)
+            item.addr, item.kept_nbytes = item.copy.addr, nbytes
+            link.kept_nbytes += nbytes
+        link.queue.append(item)
         self.push(link)
 
     def push(self, link: ZmqLink) -> None:
@@ -278,37 +292,47 @@ class ZmqHub:
                 link.queue.popleft()
 
     def _frame(self, link: ZmqLink, item: Outgoing, offset: int) -> bool:
-        """Hands one frame to its lane, if that has room. The memory is read when ZeroMQ sends it."""
+        """Hands one frame to its lane, if that has room."""
+        lane = _lane(item.header.number, offset)
         length = min(CHUNK, item.header.total - offset)
-        payload: Any = b""
-        if length and item.owner is not None:
-            payload = memoryview(item.owner)[offset : offset + length]
-        elif length:
-            payload = memoryview(bytes_at(item.addr + offset, length))
-        header = item.header._replace(offset=offset, length=length)
+        head, payload = (self._sealed if link.sealer is not None else self._plain)(link, item, offset, length)
         try:
-            self._hand(link, _lane(item.header.number, offset), header, payload, item)
+            self._hand(link.lanes[lane], head, payload)
         except zmq.Again:
-            link.blocked = link.lanes[_lane(item.header.number, offset)]
+            link.blocked = link.lanes[lane]
             return False
         return True
 
-    def _hand(self, link: ZmqLink, lane: int, header: wire.Header, payload: Any, item: Outgoing | None = None) -> None:
-        """Hands a frame to a data lane, sealed where links are; `zmq.Again` where there is no room."""
-        s: Any = link.lanes[lane]
-        if link.sealer is None:
-            s.send(wire.pack(header), _MORE_FOLLOWS)
-            s.send(payload, copy=len(payload) < COPIED_NBYTES)
-            return
-        head, large = wire.pack(header) + link.sealer.next(), len(payload) >= COPIED_NBYTES
-        s.send(head, _MORE_FOLLOWS)
-        room = min(CHUNK, 1 << (len(payload) - 1).bit_length()) if large else len(payload)
-        buffer: Any = self.buffer(room + TAG_NBYTES) if large else bytearray(room + TAG_NBYTES)
-        if large and item is not None:
-            item.sealed.append(buffer)
-        sealed = memoryview(buffer)[: len(payload) + TAG_NBYTES]
-        link.sealer.seal(head, payload, sealed)
-        s.send(sealed, copy=not large)
+    def _plain(self, link: ZmqLink, item: Outgoing, offset: int, length: int) -> tuple[bytes, Any]:
+        """Head and payload of a frame. The memory is read when ZeroMQ sends it."""
+        head = wire.pack_frame(item.header, offset, length)
+        if length < SHARED_NBYTES:
+            return head, ctypes.string_at(item.addr + offset, length)
+        if item.copy is not None:
+            whole = length == item.copy.nbytes
+            return head, item.copy.frame if whole else zmq.Frame(item.copy.array[offset : offset + length], copy=False)
+        return head, self.blocks.frame(item.addr + offset, length)
+
+    def _sealed(self, link: ZmqLink, item: Outgoing, offset: int, length: int) -> tuple[bytes, Any]:
+        """The same, sealed. It is kept: sent again it has to be the same bytes, as its memory may not be, and one nonce
+        must never seal two texts."""
+        found = item.sealed.get(offset)
+        if found is None:
+            assert link.sealer is not None
+            head = wire.pack_frame(item.header, offset, length) + link.sealer.next()
+            block = self.blocks.take(length + TAG_NBYTES)
+            payload = memoryview(bytes_at(item.addr + offset, length)) if length else b""
+            link.sealer.seal(head, payload, block.array)
+            found = item.sealed[offset] = head, block
+            item.kept_nbytes += block.nbytes
+            link.kept_nbytes += block.nbytes
+        head, block = found
+        return head, block.frame if length >= SHARED_NBYTES else block.array
+
+    def _hand(self, lane: Any, head: bytes, payload: Any) -> None:
+        """Hands a frame to a data lane; `zmq.Again` where there is no room."""
+        lane.send(head, _MORE_FOLLOWS)
+        lane.send(payload, 0, not isinstance(payload, zmq.Frame))
 
     def _lane_is_back(self, link: ZmqLink, lane: int) -> None:
         """The connection was made anew: says hello, and has all frames sent again
@@ -337,25 +361,12 @@ class ZmqHub:
             self._reply(link, wire.GRANT)
         return number
 
-    def buffer(self, nbytes: int) -> np.ndarray[Any, Any]:
-        """A buffer for a message, reused where one is free: the pages of a large one are there already."""
-        free = self.pool.get(nbytes)
-        if not free:
-            return np.empty(nbytes, np.uint8)
-        self.pooled_nbytes -= nbytes
-        return free.pop()
-
-    def give_back(self, buffer: np.ndarray[Any, Any]) -> None:
-        if self.pooled_nbytes + buffer.nbytes <= POOL_NBYTES:
-            self.pooled_nbytes += buffer.nbytes
-            self.pool.setdefault(buffer.nbytes, []).append(buffer)
-
     def progress(self, timeout_s: float) -> None:
         """Handles what has come; where that is nothing, waits up to `timeout_s` for anything to happen."""
         for link in self.links.values():
             if link.queue or link.again:
                 self.push(link)
-        if self._drain():
+        if self.lively and self._drain(self.lively):
             timeout_s = 0.0
             self.in_a_row += 1
             if self.in_a_row % LOOK_EVERY:
@@ -364,22 +375,23 @@ class ZmqHub:
                 return
         for link in self.links.values():
             self.pay(link, all=timeout_s > 0)
-            room = {link.blocked} if link.blocked is not None else set()
-            for s in (self.watched & set(link.lanes)) ^ room:
-                self._watch_room(s, s in room)
+            if self.watched or link.blocked is not None:
+                room = {link.blocked} if link.blocked is not None else set()
+                for s in (self.watched & set(link.lanes)) ^ room:
+                    self._watch_room(s, s in room)
         events = dict(self.poller.poll(int(timeout_s * 1000)))
         if self.wake_fd in events:
             os.eventfd_read(self.wake_fd)
-        if self.zap in events:
+        if self.seldom_fd in events:
             self._authenticate()
+            for link in self.links.values():
+                for lane, monitor in enumerate(link.monitors):
+                    self._watch(link, lane, monitor)
         if self.control in events:
             self._greeted()
-        if any(s in events for s in self.data):
-            self._drain()
+        if ready := [s for s in self.data if s in events]:
+            self._drain(ready, known=True)
         for link in self.links.values():
-            for lane, monitor in enumerate(link.monitors):
-                if monitor in events:
-                    self._watch(link, lane, monitor)
             if link.lanes and events.get(link.lanes[0], 0) & _POLLIN:
                 self._answers(link, link.lanes[0])
             if link.queue or link.again:
@@ -428,15 +440,16 @@ class ZmqHub:
         # every lane was let in: the peer does not need us to be connected
         link.hello_in = len(link.hellos) == 1 + LANES
 
-    def _drain(self) -> bool:
-        """Takes the frames that have come on the data lanes; whether there were any."""
-        any_came = False
-        for s in self.data:
-            for parts in _received(s, 2 * HIGH_WATER):
-                any_came = True
-                if not self.take(str(parts[0].get("User-Id")), [p.buffer for p in parts]):
+    def _drain(self, lanes: Sequence[zmq.Socket[bytes]], known: bool = False) -> bool:
+        """Takes the frames that have come on data lanes; whether there were any. `known`: there are on each."""
+        self.lively = []
+        for s in lanes:
+            for parts in _received(s, 2 * HIGH_WATER, known):
+                if not self.lively or self.lively[-1] is not s:
+                    self.lively.append(s)
+                if not self.take(parts[0].get("User-Id"), [p.buffer for p in parts]):
                     self.dropped += 1
-        return any_came
+        return bool(self.lively)
 
     def take(self, user: str, parts: Sequence[Any]) -> bool:
         """A frame of a data lane, from the rank that `user` has proved to be; False where it is dropped."""
@@ -479,9 +492,11 @@ class ZmqHub:
             for number in range(link.acked_below, h.number):  # (what is still on its way there is dropped)
                 item = link.unacked.pop(number, None)
                 if item is not None:
-                    link.copied_nbytes -= item.header.total if item.owner is not None else 0
-                    for buffer in item.sealed if item.owner is None else (*item.sealed, item.owner):
-                        self.give_back(buffer)
+                    link.kept_nbytes -= item.kept_nbytes
+                    if item.copy is not None:
+                        self.blocks.give_back(item.copy)
+                    for _, block in item.sealed.values():
+                        self.blocks.give_back(block)
             link.acked_below = max(link.acked_below, h.number)
 
     def _watch(self, link: ZmqLink, lane: int, monitor: zmq.Socket[bytes]) -> None:
@@ -533,6 +548,8 @@ class ZmqHub:
             for s in link.lanes:
                 s.disable_monitor()
         self.context.destroy(linger=0)
+        self.blocks.clear()
+        self.seldom.close()
         os.close(self.wake_fd)
 
 
@@ -542,10 +559,11 @@ def password(token: bytes, source: int, target: int) -> bytes:
     return hmac.digest(token, b"%d to %d" % (source, target), hashlib.sha256).hex().encode()
 
 
-def _received(s: Any, most: int = 1 << 30) -> Iterator[list[Any]]:
-    """The messages that are there, `most` at most. It asks first: a receive that finds nothing raises an exception,
-    which takes longer than a receive."""
-    while most and s.get(_EVENTS) & _POLLIN:
+def _received(s: Any, most: int = 1 << 30, known: bool = False) -> Iterator[list[Any]]:
+    """The messages that are there, `most` at most. It asks first, unless it is `known` that there is one: a receive
+    that finds nothing raises an exception, which takes longer than a receive."""
+    while most and (known or s.get(_EVENTS) & _POLLIN):
+        known = False
         try:
             parts: list[Any] = [s.recv(_NOBLOCK, copy=False)]
         except zmq.Again:  # its connection broke in the middle
@@ -563,7 +581,9 @@ def _lane(number: int, offset: int) -> int:
 
 def frame_address(payload: Any) -> tuple[int, Any]:
     """`(address, owner)` of a received payload, at a multiple of 8: small frames may lie anywhere and are copied."""
-    array = np.frombuffer(payload, np.uint8) if len(payload) else np.empty(8, np.uint8)
-    if array.ctypes.data % 8:
-        array = array.copy()
+    if len(payload) and not payload.readonly:
+        owner = ctypes.c_char.from_buffer(payload)  # (in a fifth of the time that an array takes)
+        if not (address := ctypes.addressof(owner)) % 8:
+            return address, owner
+    array = np.array(memoryview(payload)) if len(payload) else np.empty(8, np.uint8)
     return array.ctypes.data, array

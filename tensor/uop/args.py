@@ -71,6 +71,7 @@ class Members:
     number: int  # the collective's place in the program: all workers run theirs in this order
     line: str  # the user's
     part: int = 0  # of a collective that was cut into several, which one: they run in this order
+    stored: bool = False  # what it combines is in memory when the program starts, on all devices
 
     @property
     def place(self) -> tuple[int, int]:

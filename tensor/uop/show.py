@@ -38,7 +38,8 @@ def show_arg(x: Any) -> str:
         where = x.device if isinstance(x.device, str) else f"{len(x.device)} devices, axis {x.axis}"
         return f"#{x.uid} {tuple(x.shape)} on {where}"
     if isinstance(x, Members):
-        return f"no. {x.number} over {show_arg(x.devices)}, own {show_arg(x.mine)} get {show_arg(x.counts)}"
+        own = f"own {show_arg(x.mine)} get {show_arg(x.counts)}{', stored' if x.stored else ''}"
+        return f"no. {x.number} over {show_arg(x.devices)}, {own}"
     if isinstance(x, Ops):
         return x.name
     if isinstance(x, ReduceArg) and x.blocks is None:

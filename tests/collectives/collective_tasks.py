@@ -218,11 +218,6 @@ def diverge(endpoint: Endpoint, plan: int, count: int, dtype: str) -> None:
     Exchange(body.linear, ends, 1, endpoint).run(plan, 0)
 
 
-def agree(endpoint: Endpoint, value: int) -> None:
-    endpoint.agree(5, "the same everywhere")
-    endpoint.agree(value, f"model.py:{value}")
-
-
 def stale(endpoint: Endpoint) -> int:
     """Rank 0 sends a message of an older epoch first; rank 1 must not see it. How many it dropped."""
     data = np.arange(8, dtype=np.uint8)

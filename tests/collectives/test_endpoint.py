@@ -191,12 +191,6 @@ def test_divergent_plans_are_named(transport: str, args: list[tuple[Any, ...]]) 
         assert e.rank == r and f"train.py:{args[r][0]}" in e.mine and f"train.py:{args[1 - r][0]}" in e.theirs
 
 
-def test_agreement_names_two_lines_on_every_rank() -> None:
-    for e in errors(run_workers(5, "agree", lambda r: (7 if r != 3 else 8,)), PlanMismatch, [0, 1, 2, 3, 4]):
-        assert {e.mine, e.theirs} == {"model.py:7", "model.py:8"} and e.peer == 3
-    results(run_workers(3, "agree", (7,)))
-
-
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_messages_of_another_epoch_are_dropped(transport: str) -> None:
     assert results(run_workers(2, "stale", env={"TRANSPORT": transport})) == [0, 1]

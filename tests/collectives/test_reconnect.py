@@ -81,7 +81,8 @@ def talk(end: Endpoint, seed: int, rounds: int, failures: list[BaseException], e
                 with end.receive(peer, MessageKey(1, i, 0), int(sizes[i])) as got:
                     assert (view(got.addr, int(sizes[i]), "uint8") == values(peer, i)).all(), i
             end.flush()
-            for k in kept:
+            for i, k in zip(several, kept):  # what is sent again later is still what it was
+                view(k if isinstance(k, int) else k.ctypes.data, int(sizes[i]), "uint8")[:] = 0xEE
                 if isinstance(k, int):
                     end.arena.free(k - end.arena.base)
         end._hub.pay_all()  # (as `close` does: nobody waits for the receipt of a message that was copied)
@@ -113,6 +114,50 @@ def test_connections_are_cut_again_and_again(pair: tuple[list[Endpoint], list[Pr
         link = e._hub.links[1 - e.rank]
         assert not link.incoming and not link.unacked and link.whole_below == link.in_number >= 240 and not link.whole
         assert not link.forged and (link.opener is not None) == e._hub.sealed
+
+
+def test_memory_of_others_is_not_read_after_the_call(pair: tuple[list[Endpoint], list[Proxy]]) -> None:
+    """Also where nothing can be handed to ZeroMQ yet: whoever called may have lost it by an error."""
+    ends, _ = pair
+    sizes = [5_000_000, 8, 100_000, 0]
+    link = ends[0]._hub.links[1]
+    link.granted = 0  # nothing may go out
+    for i, nbytes in enumerate(sizes):
+        data = np.full(nbytes, 7, np.uint8)
+        ends[0].send(1, MessageKey(1, i, 0), data.ctypes.data, nbytes)
+        data[:] = 9
+    assert link.queue
+    link.granted = 64 << 20
+    ends[0]._hub.push(link)
+    for i, nbytes in enumerate(sizes):
+        other = threading.Thread(target=ends[0]._hub.progress, args=(0.2,))  # the rest goes out
+        other.start()
+        with ends[1].receive(0, MessageKey(1, i, 0), nbytes) as got:
+            assert (view(got.addr, nbytes, "uint8") == 7).all()
+        other.join()
+
+
+@pytest.mark.parametrize("pair", [True], indirect=True)
+def test_what_is_sealed_may_be_written_before_it_has_arrived(pair: tuple[list[Endpoint], list[Proxy]]) -> None:
+    ends, proxies = pair
+    nbytes = 3 << 20  # (two frames, one on each lane)
+    addr = ends[0].arena.addr(ends[0].arena.alloc(nbytes))
+    view(addr, nbytes, "uint8")[:] = 7
+    ticket = ends[0].send(1, MessageKey(1, 0, 0), addr, nbytes)
+    ends[0].settle(ticket)  # (nobody receives yet)
+    assert ends[0]._hub.links[1].unacked
+    view(addr, nbytes, "uint8")[:] = 9
+    for p in proxies:
+        p.cut()
+    other = threading.Thread(target=lambda: ends[0].receive(1, MessageKey(1, 1, 0), 8).release())
+    other.start()  # its waits have the frames sent again
+    with ends[1].receive(0, MessageKey(1, 0, 0), nbytes) as got:
+        assert (view(got.addr, nbytes, "uint8") == 7).all()
+    ends[1].send(0, MessageKey(1, 1, 0), addr, 8)
+    end = time.monotonic() + 20
+    while other.is_alive():
+        ends[1]._hub.progress(0.01)
+        assert time.monotonic() < end
 
 
 def test_a_peer_whose_listener_is_gone_is_lost_soon(pair: tuple[list[Endpoint], list[Proxy]]) -> None:

@@ -81,6 +81,16 @@ def test_a_part_starts_as_soon_as_it_is_computed_from_the_last_layer_on() -> Non
                     assert v.arg.offset >= end or v.arg.offset + v.arg.shape[0] <= begin
 
 
+@pytest.mark.parametrize("computed", [False, True])
+def test_what_is_in_memory_before_the_program_starts_stays_whole(computed: bool) -> None:
+    with workers(2) as world:
+        world.link = slow(4 * 20_000, 5)
+        x = Tensor(np.ones((2, 20_000), np.float32)).shard(world.devices, axis=0).realize()
+        linears = lowered([((x * 2).contiguous() if computed else x).sum(0)])
+        assert_same_collectives(linears)
+        assert (len(reduced(linears[0])) > 1) == computed
+
+
 def test_what_does_not_wait_for_communication_runs_before_what_does() -> None:
     with workers(2) as world:
         x = Tensor(np.ones((4, 8), np.float32)).shard(world.devices, axis=0)

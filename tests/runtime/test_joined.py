@@ -121,7 +121,7 @@ def stopped_everywhere() -> int:
     (item,) = step.items
     assert isinstance(item, JoinedItem)
     wrong, endpoint = 0, item.endpoint
-    run, stops = endpoint.run_joined, []
+    run, stops = endpoint.native.run_joined, []
 
     def stopping(table: Any, links: Any) -> None:
         """Ends before row `stop`, as if an earlier message were still queued there."""
@@ -131,7 +131,7 @@ def stopped_everywhere() -> int:
         run(table, links)
         table[1] = count
 
-    endpoint.run_joined = stopping  # type: ignore[method-assign]
+    endpoint.native.run_joined = stopping  # type: ignore[method-assign]
     for row in range(len(item.items)):
         for x, y in zip(model.inputs, want):
             stops[:] = [row]

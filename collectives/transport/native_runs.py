@@ -1,0 +1,62 @@
+"""Many messages of one host by one native call: of a collective, or of graphs and collectives as one table."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from manygrad.collectives.transport import shm
+from manygrad.collectives.transport.waiting import Waits
+from manygrad.native.exchange import ALL, RUN
+from manygrad.native.replay import NativeCall
+
+_STOPPED = ALL.index("STOPPED")
+
+
+class NativeRuns:
+    """Those of one endpoint, made under its `lock`."""
+
+    def __init__(self, lock: AbstractContextManager[bool], waits: Waits) -> None:
+        self.lock, self.waits, self.closed = lock, waits, False
+        self._joined: Any = None
+
+    def run(self, run: Any, links: Sequence[shm.ShmLink]) -> int:
+        """Runs the calls of a table (`native/exchange.py`) with peers of this host; the number of the first that was
+        not carried out. It may be 0 for any reason: then the calls have to be made one by one."""
+        with self.lock:
+            if not self._may_run(links):
+                return 0
+            run[RUN.index("SPINS")], run[RUN.index("LIMIT")] = self.waits.spins, ctypes.addressof(self.waits.tick)
+            return int(shm.native_functions().exchange(ctypes.addressof(run)))
+
+    def run_joined(self, all: Any, links: Sequence[shm.ShmLink]) -> None:
+        """As `run`, for graphs and collectives as one table, which tells where it stopped. It was given to
+        `prepare_joined` before."""
+        with self.lock:
+            if not self._may_run(links):
+                all[_STOPPED] = -1
+                return
+            self._joined(ctypes.addressof(all))
+            self.waits.raise_aborted()
+
+    def prepare_joined(self, all: Any) -> None:
+        """Puts into a table what all its runs have alike."""
+        waits = self.waits
+        all[ALL.index("ALL_SPINS")], all[ALL.index("ALL_LIMIT")] = waits.spins, ctypes.addressof(waits.tick)
+        all[ALL.index("STOP")] = ctypes.addressof(waits.stop)
+        self._joined = shm.native_functions().joined
+
+    def joined_call(self, all: Any, links: Sequence[shm.ShmLink]) -> NativeCall:
+        """`run_joined` as native code makes it; it stops at once where the endpoint has ended."""
+        function = ctypes.cast(self._joined, ctypes.c_void_p).value or 0
+        queues = tuple(link.queue for link in links)
+        return NativeCall(function, (ctypes.addressof(all), 0, 0, 0), lock=self.lock, empty=queues)
+
+    def _may_run(self, links: Sequence[shm.ShmLink]) -> bool:
+        self.waits.raise_aborted()
+        for link in links:
+            if link.queue:
+                return False
+        return not self.closed
