@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from manygrad.multi.finish_sums import finish_sums
 from manygrad.multi.lower_shards import lower_shards
 from manygrad.multi.world import World
 from manygrad.schedule.buffers import Temps
@@ -145,6 +146,7 @@ class Lowering:
 PASSES: tuple[Pass[Lowering], ...] = (
     Pass("clean", lambda graph, _: clean(graph), graph_spec),
     Pass("merge_reductions", lambda graph, _: merge_reductions(graph), graph_spec),
+    Pass("finish_sums", lambda graph, _: finish_sums(graph), graph_spec),
     Pass("lower_shards", lambda graph, to: lower_shards(graph, to.me), graph_spec),
     Pass("lower_checks", lambda graph, _: lower_checks(graph), graph_spec),
     Pass("simplify", lambda graph, _: simplify(graph), graph_spec),

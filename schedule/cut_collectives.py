@@ -18,7 +18,7 @@ from manygrad.multi.world import Link
 from manygrad.schedule.items import Item
 from manygrad.tensor.source import LINE
 from manygrad.tensor.uop import Ops, UOp, ViewArg
-from manygrad.tensor.uop.args import AllReduceArg
+from manygrad.tensor.uop.args import AllReduceArg, terms_dtype
 from manygrad.tensor.uop.track import made_from
 
 
@@ -32,7 +32,7 @@ def _parts(item: Item, link: Link | None) -> list[Item]:
         return [item]
     from manygrad.collectives.cost import parts_of  # (it loads the transports, which a worker alone has no use for)
 
-    bounds = parts_of(arg.size, item.what.dtype.itemsize, len(arg.members.devices), link)
+    bounds = parts_of(arg.size, terms_dtype(item.what).itemsize, len(arg.members.devices), link)
     if len(bounds) == 2:
         return [item]
     ranges = list(pairwise(bounds))[::-1]
@@ -41,7 +41,7 @@ def _parts(item: Item, link: Link | None) -> list[Item]:
 
 def _part(item: Item, arg: AllReduceArg, begin: int, end: int, number: int) -> Item:
     members = replace(arg.members, counts=(end - begin,) * len(arg.members.mine), part=number)
-    what = item.what.replace(arg=AllReduceArg(arg.op, end - begin, members))
+    what = item.what.replace(arg=arg._replace(size=end - begin, members=members))
     made_from(what, item.what, line=item.line)
     return replace(item, what=what, args=[_view(a, begin, end) for a in item.args], after=set())
 
