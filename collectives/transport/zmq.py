@@ -221,7 +221,8 @@ class ZmqHub:
         """Tells the peer, on its control lane, the grant and what has arrived;
         dropped while that lane is not there (hello repeats it). What came whole before a message of a lower number stays
         owed: it is told when that one has come."""
-        link.told, link.owed, link.urgent = link.taken + WINDOW, len(link.whole), link.urgent and bool(link.whole)
+        link.told, link.owed = link.taken + WINDOW, len(link.whole)
+        link.urgent = link.urgent and bool(link.whole)
         header = wire.pack(self._control(kind, link.whole_below, link.told))
         try:
             self.control.send_multipart([_IDENTITY.pack(b"m", link.peer, 0, self.epoch), header], zmq.NOBLOCK)
