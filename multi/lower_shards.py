@@ -19,7 +19,7 @@ from typing import Any
 
 from manygrad.multi.placement import REPLICATE, Partial, Placement, Shard
 from manygrad.multi.rules import ANSWER, PLACEMENT, placements, settled
-from manygrad.multi.small_first import small_first
+from manygrad.multi.small_first import last_first, small_first
 from manygrad.multi.world import World
 from manygrad.tensor.dtype import DType, to_dtype
 from manygrad.tensor.source import LINE, inherit, line_of
@@ -269,7 +269,8 @@ class _Lowering:
         elif u.op is Ops.FINISH:
             have = place[u.src[0]]
             assert isinstance(have, Partial)
-            self.loc[u] = self.summed(self.loc[u.src[0]], have, place[u], devices, u.src[0], u.arg.value)
+            finish = None if u.arg.value.op is Ops.PARAM else u.arg.value
+            self.loc[u] = self.summed(self.loc[u.src[0]], have, place[u], devices, u.src[0], finish)
         elif u.op is Ops.AFTER:
             effects = [self.loc[e] for e in u.src[1:]]
             self.loc[u] = tuple(u.replace(src=(x, *(e[k] for e in effects))) for k, x in enumerate(self.loc[u.src[0]]))
@@ -540,7 +541,7 @@ def const_like(u: UOp, value: int) -> UOp:
 
 def lower_shards(sink: UOp, me: World) -> UOp:
     """The pass; `me` says which devices are this worker's."""
-    order = sink.toposort()
+    order = last_first(sink)
     if not any(
         isinstance(u.device, tuple) or (isinstance(u.device, str) and "@" in u.device)
         for u in order

@@ -6,7 +6,8 @@ so it starts as soon as that is computed, and travels while the rest is.
     all_reduce(out, in) of 4n    ==>    all_reduce(out[3n:], in[3n:]), ..., all_reduce(out[:n], in[:n])
 
 The parameters of a model lie in their order, and so do their gradients, which are computed from the last layer to the
-first. How many parts there are follows from the size and the link alone, which are the same on every worker.
+first. How many parts there are follows from the size and the link alone, which are the same on every worker. What is
+scattered is cut before, where its terms are joined (`cut_sums.py`).
 """
 
 from __future__ import annotations

@@ -286,6 +286,7 @@ GRAPHS = {
     "clean": CLEAN,
     "merge_reductions": CLEAN,
     "finish_sums": FINISHED,
+    "cut_sums": FINISHED,
     "lower_shards": PER_DEVICE,
     "lower_checks": UNCHECKED,
     "simplify": UNCHECKED,
