@@ -3,6 +3,7 @@
     python benchmarks/allreduce.py [--sizes 256,1K,...,256M] [--workers 2,4] [--transport shm|zmq]
                                   [--devices-per-node 1]
     python benchmarks/allreduce.py --hosts 2,4 [--plain-links] [--rounds 3]
+    python benchmarks/allreduce.py --finished [--sizes 1M,16M,64M] [--workers 2]
 
 `step`: what a training step pays, `TinyJit(lambda x: x.sum(0))` on a tensor with one row per device, sharded on axis 0.
 `bare`: the same collective as a prepared program, without tensors. Both run on workers started by `manygrad.launch`, as
@@ -15,6 +16,10 @@ above 1: ours is faster.
 encrypted and with plain links, Gloo, and raw TCP sockets that move the same bytes and sum nothing
 (`sides/network.py`). The sides take turns, `--rounds` times; of all repeats the median. gloo/plain and raw/plain
 above 1: ours is faster; plain/encrypted: what is left of the speed with encryption.
+
+`--finished`: what is computed of the sum, by the kernels that sum (`multi/finish_sums.py`) and by a kernel after them:
+`x.sum(0) * 0.25` and `x.sum(0).cast("bfloat16")` beside the same of `x.sum(0).contiguous()`, in turns, in microseconds.
+apart/with above 1: as a part of the sum it is faster.
 """
 
 from __future__ import annotations
@@ -128,6 +133,63 @@ def ours(sizes: list[int], most: int) -> list[dict[str, Any]]:
     return out
 
 
+FINISHES = ("* 0.25", "bfloat16")
+
+
+def finished(sizes: list[int], most: int) -> list[dict[str, list[float]]]:
+    """Per size, the times on this rank of what is computed of a sum: `with` it, and `apart`."""
+    import numpy as np
+
+    from manygrad import Tensor, TinyJit, values_may_differ, world
+
+    n = len(world.devices)
+    one = Tensor(np.ones((n, 1), np.float32)).shard(world.devices, axis=0).contiguous().realize()
+    meet = TinyJit(lambda x: x.sum(0))
+    for _ in range(3):
+        meet(one)
+    out = []
+    for nbytes in sizes:
+        x = Tensor.ones(n, nbytes // 4).shard(world.devices, axis=0).contiguous().realize()
+        result = {}
+        for finish in FINISHES:
+            steps = {}
+            for name in ("with", "apart"):
+
+                @TinyJit
+                def step(x: Tensor, finish: str = finish, name: str = name) -> Tensor:
+                    total = x.sum(0) if name == "with" else x.sum(0).contiguous()
+                    return total * 0.25 if finish == "* 0.25" else total.cast("bfloat16")
+
+                for _ in range(3):
+                    y = step(x)
+                steps[name] = step
+            first = timed(partial(steps["apart"], x), partial(meet, one), 3)
+            with values_may_differ():
+                slowest = Tensor(np.full((n, 1), max(first), np.float32)).shard(world.devices, axis=0).max().item()
+            for name in ("with", "apart", "with", "apart"):
+                times = timed(partial(steps[name], x), partial(meet, one), repeats_for(float(slowest), most))
+                result[f"{name} {finish}"] = result.get(f"{name} {finish}", []) + times
+            del y, steps, step
+        out.append(result)
+    return out
+
+
+def print_finished(sizes: list[int], most: int, workers: list[int], devices_per_node: int) -> None:
+    from manygrad import launch
+
+    print(f"{'workers':>7} {'bytes':>6} {'of the sum':>10} {'with us':>10} {'apart us':>10} {'apart/with':>10}")
+    for count in workers:
+        ranks = launch(finished, sizes, most, nodes=count, devices_per_node=devices_per_node)
+        for i, nbytes in enumerate(sizes):
+            for finish in FINISHES:
+                beside, apart = (median_of_slowest([r[i][f"{k} {finish}"] for r in ranks]) for k in ("with", "apart"))
+                print(
+                    f"{count:7d} {text_of(nbytes):>6} {finish:>10} {beside * 1e6:10.1f} {apart * 1e6:10.1f} "
+                    f"{apart / beside:10.2f}",
+                    flush=True,
+                )
+
+
 def gloo(
     sizes: list[int], most: int, rank: int, size: int, port: int, threads: int, address: str = "127.0.0.1"
 ) -> list[list[float]]:
@@ -229,6 +291,7 @@ def main() -> None:
         "--repeats", type=int, default=1000, help=f"at most; large sizes make as many as fit in {BUDGET_S} s"
     )
     parser.add_argument("--hosts", default="", help="measure between so many hosts (network namespaces), as 2,4")
+    parser.add_argument("--finished", action="store_true", help="what is computed of a sum: with it, and apart")
     parser.add_argument("--plain-links", action="store_true", help="with --hosts: leave out ours encrypted")
     parser.add_argument("--rounds", type=int, default=1, help="with --hosts: turns of each side")
     parser.add_argument("--side", nargs=3, help=argparse.SUPPRESS)
@@ -248,6 +311,8 @@ def main() -> None:
 
     if args.transport:
         os.environ["TRANSPORT"] = args.transport
+    if args.finished:
+        return print_finished(sizes, args.repeats, [int(n) for n in args.workers.split(",")], args.devices_per_node)
     have_torch = importlib.util.find_spec("torch") is not None
     print(
         f"{'workers':>7} {'bytes':>6} {'step us':>10} {'bare us':>10} {'gloo us':>10} {'mpi us':>10} "

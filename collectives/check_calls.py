@@ -7,7 +7,7 @@ element. Refused, besides what has not the value of the postcondition:
 - workers that wait for each other; messages that nobody receives, of another length or type than was expected, or read
   after their release; memory that is read before it is written;
 - a write to what was sent and has not been settled: its reader may not have come to it;
-- a sum that is rounded to a half type and then summed again.
+- a sum that is rounded to a half type and then summed again; one that was finished, and results that were not.
 
 Cost: O(calls · length).
 """
@@ -34,6 +34,7 @@ _NAMES = {op: name for name, op in OPS.items()}
 class Cell(NamedTuple):
     value: Expr
     is_rounded: bool = False  # a sum, in a half type
+    is_finished: bool = False  # what is to be computed of the sum has been
 
 
 class _Message:
@@ -44,8 +45,10 @@ class _Message:
 class _Worker:
     """One worker's memory, by PARAM or BUFFER, and its way through its calls."""
 
-    def __init__(self, rank: int, body: Body, ranks: tuple[int, ...], c: Collective, mail: _Mail) -> None:
-        self.rank, self.body, self.ranks, self.mail = rank, body, ranks, mail
+    def __init__(
+        self, rank: int, body: Body, ranks: tuple[int, ...], c: Collective, mail: _Mail, finish: UOp | None
+    ) -> None:
+        self.rank, self.body, self.ranks, self.mail, self.finish = rank, body, ranks, mail, finish
         self.memory: dict[UOp, list[Cell | None]] = {}
         self.sent: dict[MessageArg, tuple[_Message, UOp]] = {}
         self.held: dict[UOp, _Message] = {}
@@ -109,7 +112,10 @@ class _Worker:
     def reduce(self, kernel: UOp, args: list[UOp]) -> None:
         (store,) = kernel.src
         given = [self.read(a) for a in args[1:]]
-        self.write(args[0], [_rounded(_value(store.src[1], given, i), args[0]) for i in range(len(given[0]))])
+        total = None if self.finish is None else _finished(store.src[1], self.finish)
+        value, is_finished = (store.src[1], False) if total is None else (total, True)
+        cells = [_value(value, given, i) for i in range(len(given[0]))]
+        self.write(args[0], [_rounded(c, value.dtype)._replace(is_finished=is_finished) for c in cells])
 
     def read(self, u: UOp) -> list[Cell]:
         buffer, start = (u.src[0], u.arg.offset) if u.op is Ops.VIEW else (u, 0)
@@ -164,20 +170,39 @@ def _value(u: UOp, given: list[list[Cell]], i: int) -> Cell:
     if u.op not in _NAMES:
         raise ProgramError(f"a kernel with {u.op.name} reduces nothing")
     terms = [_value(s, given, i) for s in u.src]
-    if any(t.is_rounded for t in terms):
-        raise ProgramError("a sum that was rounded is summed again")
+    if any(t.is_rounded or t.is_finished for t in terms):
+        raise ProgramError("a sum that was rounded, or finished, is summed again")
     return Cell((_NAMES[u.op], *(t.value for t in terms)))
 
 
-def _rounded(cell: Cell, place: UOp) -> Cell:
-    is_half = accumulate_dtype(place.dtype) is not place.dtype
+def _finished(value: UOp, finish: UOp) -> UOp | None:
+    """The sum of which `value` is what `finish` makes of it; None where it is nothing of the kind."""
+    sums: set[UOp] = set()
+
+    def same(u: UOp, f: UOp) -> bool:
+        if f.op is Ops.PARAM:
+            sums.add(u)
+            return u.dtype is f.dtype
+        return (u.op, u.dtype, u.arg, len(u.src)) == (f.op, f.dtype, f.arg, len(f.src)) and all(map(same, u.src, f.src))
+
+    return next(iter(sums)) if same(value, finish) and len(sums) == 1 else None
+
+
+def _rounded(cell: Cell, d: DType) -> Cell:
+    is_half = accumulate_dtype(d) is not d
     return cell._replace(is_rounded=is_half and cell.value[0] != "in")
 
 
-def check_calls(c: Collective, bodies: Mapping[int, tuple[Body, tuple[int, ...]]], algorithm: str) -> None:
-    """Proves the calls of all workers, each with its ranks, or raises `ProgramError` naming worker, call and values."""
+def check_calls(
+    c: Collective,
+    bodies: Mapping[int, tuple[Body, tuple[int, ...]]],
+    algorithm: str,
+    finish: UOp | None = None,
+) -> None:
+    """Proves the calls of all workers, each with its ranks, or raises `ProgramError` naming worker, call and values.
+    `finish`: what each result has to be of its sum."""
     mail = _Mail()
-    workers = [_Worker(w, body, ranks, c, mail) for w, (body, ranks) in bodies.items()]
+    workers = [_Worker(w, body, ranks, c, mail, finish) for w, (body, ranks) in bodies.items()]
     running = {w: w.run() for w in workers}
     while running:
         before = sum(w.done for w in workers)
@@ -190,10 +215,11 @@ def check_calls(c: Collective, bodies: Mapping[int, tuple[Body, tuple[int, ...]]
         raise ProgramError("messages are left that nobody received")
     for w in workers:
         for slot, r in enumerate(w.ranks):
-            _check_result(c, r, next((m for u, m in w.memory.items() if u.arg.uid == slot), []), algorithm)
+            cells = next((m for u, m in w.memory.items() if u.arg.uid == slot), [])
+            _check_result(c, r, cells, algorithm, finish is not None)
 
 
-def _check_result(c: Collective, rank: int, cells: list[Cell | None], algorithm: str) -> None:
+def _check_result(c: Collective, rank: int, cells: list[Cell | None], algorithm: str, is_finished: bool) -> None:
     wanted = expected(c, rank)
     if len(cells) != len(wanted):
         raise ProgramError(f"out of rank {rank} has {len(cells)} elements that are used, of {len(wanted)}")
@@ -204,3 +230,5 @@ def _check_result(c: Collective, rank: int, cells: list[Cell | None], algorithm:
         )
         if not same:
             raise ProgramError(f"{algorithm} {c.kind}: out[{i}] of rank {rank} is {got}, expected {want}")
+        if cell is not None and cell.is_finished is not is_finished:
+            raise ProgramError(f"{algorithm} {c.kind}: out[{i}] of rank {rank} is finished: {cell.is_finished}")

@@ -99,13 +99,13 @@ MAX_PARTS = 32
 PART_ALIGN = 1024  # elements
 
 
-def parts_of(count: int, itemsize: int, ranks: int, link: Link) -> tuple[int, ...]:
-    """The n+1 places, in elements, where an all-reduce is cut. What is not hidden is the last part and what all parts
-    cost, seconds / n + n cost: least at the square root of seconds / cost. Shared memory moves nothing while processors
-    compute, so there it stays whole."""
+def parts_of(count: int, itemsize: int, ranks: int, link: Link, rounds: int = 2) -> tuple[int, ...]:
+    """The n+1 places, in elements, where an all-reduce is cut, or, with one round, a reduce-scatter. What is not hidden
+    is the last part and what all parts cost, seconds / n + n cost: least at the square root of seconds / cost. Shared
+    memory moves nothing while processors compute, so there it stays whole."""
     if link.route == "shm" or ranks == 1:
         return (0, count)
-    sent = 2 * (ranks - 1) / ranks * itemsize  # bytes of an element, over each rank's link
+    sent = rounds * (ranks - 1) / ranks * itemsize  # bytes of an element, over each rank's link
     cost = PART_COST_S * (ranks - 1).bit_length()
     n = min(MAX_PARTS, math.isqrt(int(count * sent / link.bytes_per_s / cost)))
     if n <= 1:

@@ -35,6 +35,7 @@ from manygrad.collectives.wanted import describe, group_of
 from manygrad.multi.world import World
 from manygrad.tensor.dtype import DType, accumulate_dtype, dtypes
 from manygrad.tensor.uop import BufferSpec, MessageArg, Ops, UOp, ViewArg
+from manygrad.tensor.uop.args import finish_of, terms_dtype
 from manygrad.tensor.uop.shape import numel
 
 HOST = "CPU"  # whose memory messages pass through where the host does not see a device's
@@ -60,11 +61,12 @@ def lower_collective(what: UOp, world: World, on_host: Callable[[str], bool]) ->
     world. `on_host(device)`: whether the host sees its memory."""
     members = what.arg.members
     c = replace(describe(what)[0], group=group_of(members.devices, world))
-    name = choose(c.kind, c.count * what.dtype.itemsize, c.ranks, c.group, world.link)
+    dtype = terms_dtype(what)
+    name = choose(c.kind, c.count * dtype.itemsize, c.ranks, c.group, world.link)
     owners = [world.rank_of(d) if world.size > 1 else 0 for d in members.devices]
     own = {r: members.devices[r].partition("@")[0] for r in members.mine}
     piece = world.link.piece_nbytes if world.link is not None else 0
-    return lower(build(name, c, members.mine), what.dtype, owners, own, piece, on_host)
+    return lower(build(name, c, members.mine), dtype, owners, own, piece, on_host, finish_of(what.arg))
 
 
 def lower(
@@ -74,18 +76,22 @@ def lower(
     devices: Mapping[int, str],
     piece_nbytes: int = 0,
     on_host: Callable[[str], bool] = lambda device: True,
+    finish: UOp | None = None,
 ) -> Body:
     """The calls of the worker that holds the ranks of `program`, over elements of `dtype`.
 
     `workers`: which worker holds each rank; `devices`: of each rank of `program`, by its local name. Messages are of
-    `piece_nbytes` at most, on all workers alike; 0: of any length. Raises `ValueError` where the program is of ranks of
-    several workers.
+    `piece_nbytes` at most, on all workers alike; 0: of any length. `finish`: what results are of sums, over PARAM 0; of
+    no larger type than `dtype`. Raises `ValueError` where the program is of ranks of several workers, or of one rank
+    that sums nothing and has to finish it.
     """
+    if finish is not None and program.collective.ranks == 1:
+        raise ValueError("one rank sums nothing that it could finish")
     if len({workers[r] for r in program.only}) > 1:
         raise ValueError(f"the program holds ranks {sorted(program.only)}, of the workers {sorted(set(workers))}")
     if piece_nbytes:
         program = cut(program, piece_nbytes // max(dtype.itemsize, accumulate_dtype(dtype).itemsize))
-    return _Lowering(program, dtype, workers, devices, on_host).body()
+    return _Lowering(program, dtype, workers, devices, on_host, finish).body()
 
 
 def sent_nbytes(body: UOp) -> int:
@@ -112,16 +118,18 @@ class _Lowering:
         workers: Sequence[int],
         devices: Mapping[int, str],
         on_host: Callable[[str], bool],
+        finish: UOp | None,
     ) -> None:
         self.program, self.workers, self.devices, self.on_host = program, workers, devices, on_host
         self.element, self.partial = dtype, accumulate_dtype(dtype)
+        self.finish, self.result = finish, dtype if finish is None else finish.dtype
         self.calls: list[tuple[float, int, UOp]] = []
         self.temps: list[Temp] = []
         self.buffers: dict[tuple[int, str], UOp] = {}  # PARAMs by rank and name
         c, ranks = program.collective, sorted(program.only)
-        for name, length in (("out", c.out_length), ("in", c.in_length)):
+        for name, length, d in (("out", c.out_length, self.result), ("in", c.in_length, dtype)):
             for r in ranks:
-                self.buffers[r, name] = _param(len(self.buffers), length(r), dtype, devices[r])
+                self.buffers[r, name] = _param(len(self.buffers), length(r), d, devices[r])
         self.given = len(self.buffers)
         for t in program.temps:
             self.buffers[t.rank, t.name] = self.temp(t.length, self.partial if t.partial else dtype, devices[t.rank])
@@ -170,7 +178,9 @@ class _Lowering:
         elif i.src_rank in here:
             self.send(i, receiver)
         else:
-            d = self.element if i.src.buffer in ("in", "out") else self.partial  # (temporaries hold partial sums)
+            d = {"in": self.element, "out": self.result}.get(
+                i.src.buffer, self.partial
+            )  # (of temporaries: partial sums)
             self.lengths[i.dst_rank, i.slot] = i.src.length, d
             self.senders[i.dst_rank, i.slot] = sender
             message = MessageArg(sender, self.number(sender, receives=True))
@@ -196,7 +206,8 @@ class _Lowering:
         while len(sources) > GROUP:
             sources = [self.subtree(i, sources[k : k + GROUP]) for k in range(0, len(sources), GROUP)]
         self.written(i.rank, i.dst)
-        self.call_kernel(i, self.chunk(i.rank, i.dst), sources)
+        # (what is once in `out` is summed no more: `checker.py`)
+        self.call_kernel(i, self.chunk(i.rank, i.dst), sources, is_last=i.dst.buffer == "out")
         self.was_read(i.rank, i.srcs)
 
     def subtree(self, i: Reduce, sources: list[UOp]) -> UOp:
@@ -206,8 +217,10 @@ class _Lowering:
         self.call_kernel(i, total, sources)
         return total
 
-    def call_kernel(self, i: Reduce, target: UOp, sources: list[UOp]) -> None:
-        kernel = reduction(i.op, i.dst.length, target.dtype, [s.dtype for s in sources])
+    def call_kernel(self, i: Reduce, target: UOp, sources: list[UOp], is_last: bool = False) -> None:
+        finish = self.finish if is_last else None
+        d = target.dtype if finish is None else self.element
+        kernel = reduction(i.op, i.dst.length, d, [s.dtype for s in sources], finish)
         self.emit(_call(kernel, target, *sources))
 
     def copy(self, i: Copy) -> None:

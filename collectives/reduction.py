@@ -4,7 +4,8 @@ own code generation compiles.
     d[i] = (s0[i] + s1[i]) + (s2[i] + s3[i])
 
 The order is the balanced tree over the sources. Half types are widened to float32 and the sum is rounded once. For bool
-ADD and MAX are or, MUL is and. Every source is read once, the destination is written once.
+ADD and MAX are or, MUL is and. What else is computed of the sum (`finish`) is computed here. Every source is read once,
+the destination is written once.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from collections.abc import Sequence
 
 from manygrad.tensor.dtype import DType, accumulate_dtype, dtypes
 from manygrad.tensor.uop import Ops, RangeArg, UOp
+from manygrad.tensor.uop.rewrite import substitute
 
 GROUP = 16  # sources of one kernel; more are reduced in groups of so many, which are subtrees of the same tree
 OPS = {"add": Ops.ADD, "mul": Ops.MUL, "max": Ops.MAX}
 _OF_BOOLS = {"add": Ops.OR, "mul": Ops.AND, "max": Ops.OR}
 
 
-def reduction(op: str, length: int, target: DType, sources: Sequence[DType]) -> UOp:
-    """PARAM 0 becomes the reduction of PARAMs 1, 2, ..., of `length` elements each. `TypeError` for types that are not
-    summed in one type."""
+def reduction(op: str, length: int, target: DType, sources: Sequence[DType], finish: UOp | None = None) -> UOp:
+    """PARAM 0 becomes the reduction of PARAMs 1, 2, ..., of `length` elements each, rounded to `target`; or `finish` of
+    it, an expression over PARAM 0. `TypeError` for types that are not summed in one type."""
     widest = {accumulate_dtype(d) for d in (target, *sources)}
     if len(widest) != 1:
         raise TypeError(f"cannot reduce {[d.name for d in sources]} into {target.name}")
@@ -34,8 +36,10 @@ def reduction(op: str, length: int, target: DType, sources: Sequence[DType]) -> 
         return UOp(Ops.INDEX, d, (UOp(Ops.PARAM, d, (), slot), at))
 
     values = [_cast(UOp(Ops.LOAD, d, (place(i, d),)), wide) for i, d in enumerate(sources, 1)]
-    total = _tree(_OF_BOOLS[op] if wide.is_bool else OPS[op], values)
-    store = UOp(Ops.STORE, dtypes.void, (place(0, target), _cast(total, target), *loops))
+    total = _cast(_tree(_OF_BOOLS[op] if wide.is_bool else OPS[op], values), target)
+    if finish is not None:
+        total = substitute(finish, {UOp(Ops.PARAM, target, (), 0): total})
+    store = UOp(Ops.STORE, dtypes.void, (place(0, total.dtype), total, *loops))
     return UOp(Ops.SINK, dtypes.void, (store,))
 
 

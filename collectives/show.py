@@ -49,6 +49,8 @@ def _value(u: UOp, args: list[str]) -> str:
     """Of a kernel of `reduction.py`."""
     if u.op is Ops.LOAD:
         return args[u.src[0].src[0].arg]
+    if u.op is Ops.CONST:
+        return str(u.arg)
     if u.op is Ops.CAST:
         return f"{u.dtype.name}({_value(u.src[0], args)})"
     terms = [_value(s, args) for s in u.src]

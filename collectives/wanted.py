@@ -15,6 +15,7 @@ from manygrad.tensor.uop.args import (
     CollectiveArg,
     PointToPointArg,
     ReduceScatterArg,
+    terms_dtype,
 )
 
 OPS = {Ops.ADD: "add", Ops.MAX: "max", Ops.MUL: "mul"}
@@ -23,7 +24,7 @@ OPS = {Ops.ADD: "add", Ops.MAX: "max", Ops.MUL: "mul"}
 def describe(what: UOp) -> tuple[Collective, str]:
     """The Collective of a node, and its line of text."""
     arg: CollectiveArg = what.arg
-    n, dtype = len(arg.members.devices), what.dtype.name
+    n, dtype = len(arg.members.devices), terms_dtype(what).name
     match arg:
         case AllReduceArg(op, size):
             c = Collective("all_reduce", n, size, op=OPS[op])

@@ -19,7 +19,7 @@ from typing import Any
 
 from manygrad.multi.placement import REPLICATE, Partial, Placement, Shard
 from manygrad.multi.rules import ANSWER, PLACEMENT, placements, settled
-from manygrad.multi.small_first import small_first
+from manygrad.multi.small_first import last_first, small_first
 from manygrad.multi.world import World
 from manygrad.tensor.dtype import DType, to_dtype
 from manygrad.tensor.source import LINE, inherit, line_of
@@ -32,8 +32,9 @@ from manygrad.tensor.uop.args import (
     CollectiveArg,
     PointToPointArg,
     ReduceScatterArg,
+    finish_of,
 )
-from manygrad.tensor.uop.rewrite import with_sources
+from manygrad.tensor.uop.rewrite import substitute, with_sources
 
 Local = tuple[UOp, ...]  # one value a local device
 ELSEWHERE = UOp(Ops.MSTACK)  # stands for a value on another worker's device
@@ -143,34 +144,43 @@ class _Lowering:
         worker's k-th device."""
         mine = self.mine(devices)
         flat = tuple(stored_on(reshape(x, (prod(x.shape),)), local_name(devices[i])) for x, i in zip(parts, mine))
-        node = UOp(
-            op,
-            parts[0].dtype,
-            (UOp(Ops.MSTACK, parts[0].dtype, flat),),
-            arg(Members(devices, tuple(mine), tuple(counts), self.number(), line_of(at), stored=stored)),
-        )
+        what = arg(Members(devices, tuple(mine), tuple(counts), self.number(), line_of(at), stored=stored))
+        finish = finish_of(what)
+        dtype = parts[0].dtype if finish is None else finish.dtype
+        node = UOp(op, dtype, (UOp(Ops.MSTACK, parts[0].dtype, flat),), what)
         LINE[node] = line_of(at)
         self.run_by_all(node, devices)
-        return tuple(UOp(Ops.MSELECT, x.dtype, (node,), k) for k, x in enumerate(parts))
+        return tuple(UOp(Ops.MSELECT, dtype, (node,), k) for k in range(len(parts)))
 
-    def summed(self, parts: Local, have: Partial, want: Placement, devices: tuple[str, ...], at: UOp) -> Local:
+    def summed(
+        self,
+        parts: Local,
+        have: Partial,
+        want: Placement,
+        devices: tuple[str, ...],
+        at: UOp,
+        finish: UOp | None = None,
+    ) -> Local:
         """The sum that is due, whole or cut. In a half type each term is rounded before, and the sum, which is taken in
-        float32, once after: all devices have the same bits."""
+        float32, once after: all devices have the same bits. `finish`: what is then computed of it."""
         wire = to_dtype(have.wire) if have.wire and len(devices) > 1 else at.dtype
         terms = tuple(cast(x, wire) for x in parts)
+        if finish is not None and wire is not at.dtype:
+            total = UOp(Ops.PARAM, wire, (), 0)
+            finish = substitute(finish, {UOp(Ops.PARAM, at.dtype, (), 0): cast(total, at.dtype)})
         out = (
-            self.reduce_scatter(terms, have.op, want, devices, at)
+            self.reduce_scatter(terms, have.op, want, devices, at, finish)
             if isinstance(want, Shard)
-            else self.all_reduce(terms, have.op, devices, at)
+            else self.all_reduce(terms, have.op, devices, at, finish)
         )
-        return tuple(cast(x, at.dtype) for x in out)
+        return out if finish is not None else tuple(cast(x, at.dtype) for x in out)
 
-    def all_reduce(self, parts: Local, op: Ops, devices: tuple[str, ...], at: UOp) -> Local:
+    def all_reduce(self, parts: Local, op: Ops, devices: tuple[str, ...], at: UOp, finish: UOp | None = None) -> Local:
         if len(devices) == 1:
             return parts
         size = prod(at.shape)
-        arg, counts, stored = partial(AllReduceArg, op, size), [size] * len(parts), are_stored(at, len(devices))
-        out = self.collective(Ops.ALLREDUCE, parts, devices, arg, at, counts, stored)
+        arg, counts = partial(AllReduceArg, op, size, finish=finish), [size] * len(parts)
+        out = self.collective(Ops.ALLREDUCE, parts, devices, arg, at, counts, are_stored(at, len(devices)))
         return tuple(reshape(x, at.shape) for x in out)
 
     def all_gather(self, parts: Local, p: Shard, shape: tuple[Any, ...], devices: tuple[str, ...], at: UOp) -> Local:
@@ -194,7 +204,9 @@ class _Lowering:
             whole.append(join(pieces, p.axis))
         return tuple(whole)
 
-    def reduce_scatter(self, parts: Local, op: Ops, want: Shard, devices: tuple[str, ...], at: UOp) -> Local:
+    def reduce_scatter(
+        self, parts: Local, op: Ops, want: Shard, devices: tuple[str, ...], at: UOp, finish: UOp | None = None
+    ) -> Local:
         """Each device's slice of the sum: half of what an all-reduce moves."""
         if len(devices) == 1:
             return parts
@@ -203,7 +215,8 @@ class _Lowering:
         bounds = tuple(b * rest for b in want.bounds)
         packed = tuple(pack(x, want) for x in parts)
         counts = [bounds[i + 1] - bounds[i] for i in mine]
-        out = self.collective(Ops.REDUCESCATTER, packed, devices, partial(ReduceScatterArg, op, bounds), at, counts)
+        arg = partial(ReduceScatterArg, op, bounds, finish=finish)
+        out = self.collective(Ops.REDUCESCATTER, packed, devices, arg, at, counts)
         return tuple(reshape(x, cut_shape(at.shape, want, i)) for x, i in zip(out, mine))
 
     def all_to_all(self, parts: Local, have: Shard, want: Shard, devices: tuple[str, ...], at: UOp) -> Local:
@@ -254,6 +267,11 @@ class _Lowering:
             self.loc[u] = tuple(UOp(Ops.MSELECT, u.dtype, (u,), i) for i in self.mine(devices))
         elif u.op is Ops.SHARD:
             self.lower_shard(u, place)
+        elif u.op is Ops.FINISH:
+            have = place[u.src[0]]
+            assert isinstance(have, Partial)
+            finish = None if u.arg.value.op is Ops.PARAM else u.arg.value
+            self.loc[u] = self.summed(self.loc[u.src[0]], have, place[u], devices, u.src[0], finish)
         elif u.op is Ops.AFTER:
             effects = [self.loc[e] for e in u.src[1:]]
             self.loc[u] = tuple(u.replace(src=(x, *(e[k] for e in effects))) for k, x in enumerate(self.loc[u.src[0]]))
@@ -536,7 +554,7 @@ def const_like(u: UOp, value: int) -> UOp:
 
 def lower_shards(sink: UOp, me: World) -> UOp:
     """The pass; `me` says which devices are this worker's."""
-    order = sink.toposort()
+    order = last_first(sink)
     if not any(
         isinstance(u.device, tuple) or (isinstance(u.device, str) and "@" in u.device)
         for u in order

@@ -187,6 +187,11 @@ def wire(u: UOp, ps: list[Placement]) -> Answer:
     return ps, Partial(p.op, u.arg) if isinstance(p, Partial) and p.op is Ops.ADD else p
 
 
+def finish(u: UOp, ps: list[Placement]) -> Answer:
+    """Of a sum that is due: carried out, whole or cut as the arg says."""
+    return ps, REPLICATE if u.arg.axis is None else Shard.of(u.arg.axis, u.arg.bounds)
+
+
 def keep(u: UOp, ps: list[Placement]) -> Answer:
     """As the source; a sum that is due is carried out."""
     p = ps[0]
@@ -214,6 +219,7 @@ RULES: dict[Ops, Any] = {
     Ops.CONTIGUOUS: keep,
     Ops.DETACH: keep,
     Ops.WIRE: wire,
+    Ops.FINISH: finish,
     Ops.BARRIER: beside,
     Ops.CHECK: beside,
 }

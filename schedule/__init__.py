@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from manygrad.multi.finish_sums import finish_sums
 from manygrad.multi.lower_shards import lower_shards
 from manygrad.multi.world import World
 from manygrad.schedule.buffers import Temps
@@ -19,6 +20,7 @@ from manygrad.schedule.clean import clean
 from manygrad.schedule.compute_in_parts import compute_in_parts
 from manygrad.schedule.copy_old_values import copy_old_values
 from manygrad.schedule.cut_collectives import cut_collectives
+from manygrad.schedule.cut_sums import cut_sums
 from manygrad.schedule.drop_unread import drop_unread
 from manygrad.schedule.insert_stores import insert_stores
 from manygrad.schedule.limit_columns import limit_columns
@@ -145,6 +147,8 @@ class Lowering:
 PASSES: tuple[Pass[Lowering], ...] = (
     Pass("clean", lambda graph, _: clean(graph), graph_spec),
     Pass("merge_reductions", lambda graph, _: merge_reductions(graph), graph_spec),
+    Pass("finish_sums", lambda graph, _: finish_sums(graph), graph_spec),
+    Pass("cut_sums", lambda graph, to: cut_sums(graph, to.me.link), graph_spec),
     Pass("lower_shards", lambda graph, to: lower_shards(graph, to.me), graph_spec),
     Pass("lower_checks", lambda graph, _: lower_checks(graph), graph_spec),
     Pass("simplify", lambda graph, _: simplify(graph), graph_spec),

@@ -7,7 +7,8 @@ so it starts as soon as that is computed, and travels while the rest is.
 
 The parameters of a model lie in their order, and so do their gradients, which are computed from the last layer to the
 first. How many parts there are follows from the size, the number of workers and the link alone, which are the same on
-every worker. What is in memory before the program starts has nothing to wait for and stays whole.
+every worker. What is in memory before the program starts has nothing to wait for and stays whole. What is scattered is
+cut before, where its terms are joined (`cut_sums.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from manygrad.multi.world import Link
 from manygrad.schedule.items import Item
 from manygrad.tensor.source import LINE
 from manygrad.tensor.uop import Ops, UOp, ViewArg
-from manygrad.tensor.uop.args import AllReduceArg
+from manygrad.tensor.uop.args import AllReduceArg, terms_dtype
 from manygrad.tensor.uop.track import made_from
 
 
@@ -33,7 +34,7 @@ def _parts(item: Item, link: Link | None) -> list[Item]:
         return [item]
     from manygrad.collectives.cost import parts_of  # (it loads the transports, which a worker alone has no use for)
 
-    bounds = parts_of(arg.size, item.what.dtype.itemsize, len(arg.members.devices), link)
+    bounds = parts_of(arg.size, terms_dtype(item.what).itemsize, len(arg.members.devices), link)
     if len(bounds) == 2:
         return [item]
     ranges = list(pairwise(bounds))[::-1]
@@ -42,7 +43,7 @@ def _parts(item: Item, link: Link | None) -> list[Item]:
 
 def _part(item: Item, arg: AllReduceArg, begin: int, end: int, number: int) -> Item:
     members = replace(arg.members, counts=(end - begin,) * len(arg.members.mine), part=number)
-    what = item.what.replace(arg=AllReduceArg(arg.op, end - begin, members))
+    what = item.what.replace(arg=arg._replace(size=end - begin, members=members))
     made_from(what, item.what, line=item.line)
     return replace(item, what=what, args=[_view(a, begin, end) for a in item.args], after=set())
 

@@ -17,8 +17,10 @@ from manygrad.tensor.uop.args import (
     AllReduceArg,
     AllToAllArg,
     BroadcastArg,
+    FinishArg,
     PointToPointArg,
     ReduceScatterArg,
+    finish_of,
 )
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.shape import is_buffer
@@ -97,6 +99,10 @@ _COLLECTIVE: Need = (
     "the arg of its op, with its Members",
     lambda u: _is_what(u.op, u.arg) and _is_members(u.arg.members),
 )
+_RESULT: Need = (
+    "the dtype of its source, or of what the sum is finished to",
+    lambda u: u.dtype is (u.src[0].dtype if (f := finish_of(u.arg)) is None else f.dtype),
+)
 _OWN: Need = ("a number of one of its parts as arg", lambda u: type(u.arg) is int and 0 <= u.arg < _of_how_many(u))
 
 
@@ -133,11 +139,18 @@ GRAPH = without(TENSOR, Ops.BIND, Ops.FUNCTION, Ops.RESULT)
 
 CLEAN = without(GRAPH, Ops.DETACH, Ops.CUSTOM)
 
+FINISHED = plus(
+    CLEAN,
+    rule("FINISH is computed of a sum over devices", Ops.FINISH,
+         sources(1), VALUES, A_VALUE, ("a FinishArg of its dtype",
+         lambda u: isinstance(u.arg, FinishArg) and u.arg.value.dtype is u.dtype)),
+)  # fmt: skip
+
 PER_DEVICE = also(
     plus(
         without(CLEAN, Ops.SHARD, Ops.WIRE),
         rule("a collective takes an MSTACK", GroupOp.COLLECTIVE,
-             sources(1), LIKE_FIRST, kinds("an MSTACK as source", {Ops.MSTACK}), _COLLECTIVE),
+             sources(1), kinds("an MSTACK as source", {Ops.MSTACK}), _COLLECTIVE, _RESULT),
         rule("MSTACK holds a value a device", Ops.MSTACK,
              at_least(1), NO_ARG, VALUES, LIKE_FIRST,
              ("sources of its dtype", lambda u: all(s.dtype is u.dtype for s in u.src))),
@@ -272,6 +285,8 @@ GRAPHS = {
     "number_buffers": GRAPH,
     "clean": CLEAN,
     "merge_reductions": CLEAN,
+    "finish_sums": FINISHED,
+    "cut_sums": FINISHED,
     "lower_shards": PER_DEVICE,
     "lower_checks": UNCHECKED,
     "simplify": UNCHECKED,

@@ -230,8 +230,10 @@ class ZmqHub:
 
     def _reply(self, link: ZmqLink, kind: int) -> None:
         """Tells the peer, on its control lane, the grant and what has arrived;
-        dropped while that lane is not there (hello repeats it)."""
-        link.told, link.owed, link.owed_nbytes, link.urgent = link.taken + WINDOW, 0, 0, False
+        dropped while that lane is not there (hello repeats it). What came whole before a message of a lower number
+        stays owed: it is told when that one has come."""
+        link.told, link.owed, link.owed_nbytes = link.taken + WINDOW, len(link.whole), 0
+        link.urgent = link.urgent and bool(link.whole)
         header = wire.pack(self._control(kind, link.whole_below, link.told))
         try:
             self.control.send_multipart([_IDENTITY.pack(b"m", link.peer, 0, self.epoch), header], zmq.NOBLOCK)

@@ -8,10 +8,13 @@ type that `Ops` names, for the node of the same parts without it would be found 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from manygrad.tensor.dtype import DType
 from manygrad.tensor.uop.ops import Ops
+
+if TYPE_CHECKING:
+    from manygrad.tensor.uop.uop import UOp
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,14 @@ class ShardArg(NamedTuple):
     axis: int | None  # the dim that is cut; None: each device has the whole value
 
 
+class FinishArg(NamedTuple):
+    """What is computed of each element of a sum over devices."""
+
+    value: UOp  # over PARAM 0, the element
+    axis: int | None = None  # the dim along which the result is wanted cut; None: each device has all of it
+    bounds: tuple[int, ...] = ()  # n+1 places
+
+
 @dataclass(frozen=True)
 class Members:
     """Who takes part in a collective."""
@@ -84,6 +95,7 @@ class AllReduceArg(NamedTuple):
     op: Ops
     size: int  # elements of each term, and of the result
     members: Members
+    finish: UOp | None = None  # what the result is of each sum, which is PARAM 0; None: the sum itself
 
 
 class AllGatherArg(NamedTuple):
@@ -99,6 +111,7 @@ class ReduceScatterArg(NamedTuple):
     op: Ops
     bounds: tuple[int, ...]  # as of an all-gather
     members: Members
+    finish: UOp | None = None  # as of an all-reduce
 
 
 class AllToAllArg(NamedTuple):
@@ -127,6 +140,16 @@ class PointToPointArg(NamedTuple):
 CollectiveArg = AllReduceArg | AllGatherArg | ReduceScatterArg | AllToAllArg | BroadcastArg | PointToPointArg
 
 
+def finish_of(arg: CollectiveArg) -> UOp | None:
+    return arg.finish if isinstance(arg, AllReduceArg | ReduceScatterArg) else None
+
+
+def terms_dtype(what: UOp) -> DType:
+    """Of the elements that a collective is given."""
+    finish = finish_of(what.arg)
+    return what.dtype if finish is None else next(u.dtype for u in finish.toposort() if u.op is Ops.PARAM)
+
+
 class MessageArg(NamedTuple):
     """A message of a collective."""
 
@@ -150,6 +173,6 @@ class ViewArg(NamedTuple):
 
 # what stands in graphs on disk (`tensor/uop/serial.py`)
 ARGS: tuple[type, ...] = (
-    *(BufferSpec, VarArg, ReduceArg, CheckArg, ShardArg, Members, MessageArg, RangeArg, ViewArg),
+    *(BufferSpec, VarArg, ReduceArg, CheckArg, ShardArg, FinishArg, Members, MessageArg, RangeArg, ViewArg),
     *get_args(CollectiveArg),
 )

@@ -67,6 +67,7 @@ class Ops(Enum):
     # (x, word), arg CheckArg: x; where it runs the BUFFER word learns of an x < low or >= size that is not spared
     CHECK = auto()
     WIRE = auto()  # the same value; a sum over devices that is due in it is carried out in the type that its arg names
+    FINISH = auto()  # what is computed of each element of a sum over devices; arg FinishArg
     BARRIER = auto()  # (x, y): x, to be read once what y is computed from is there; never one with x
     COPY = auto()  # the value on device(s) arg
     SHARD = auto()  # the value cut, or replicated, over several devices; arg ShardArg

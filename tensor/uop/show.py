@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from manygrad.tensor.uop.args import BufferSpec, Members, ReduceArg
+from manygrad.tensor.uop.args import AllReduceArg, BufferSpec, FinishArg, Members, ReduceArg, ReduceScatterArg
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
@@ -21,6 +21,10 @@ def text_of_index(u: UOp) -> str:
         return str(u.arg.name)
     if u.op is Ops.BIND:
         return f"{u.src[0].arg.name}={u.src[1].arg}"
+    if u.op is Ops.PARAM:  # of what is made of a sum over devices
+        return "x"
+    if u.op is Ops.CAST:
+        return f"{u.dtype.name}({s[0]})"
     if u.op in _SIGN and len(s) == 2:
         return f"({s[0]}{_SIGN[u.op]}{s[1]})"
     if u.op is Ops.LOAD:
@@ -44,6 +48,8 @@ def show_arg(x: Any) -> str:
         return x.name
     if isinstance(x, ReduceArg) and x.blocks is None:
         return show_arg((x.op, x.axes))
+    if isinstance(x, AllReduceArg | ReduceScatterArg | FinishArg):  # (what is not there is not told)
+        return show_arg(tuple(y for y in x if y is not None and y != ()))
     if isinstance(x, tuple):
         return f"({', '.join(show_arg(y) for y in x[:8])}{', ...' if len(x) > 8 else ''})"
     return str(x)

@@ -15,6 +15,7 @@ from manygrad.runtime.current import use
 from manygrad.runtime.runtime import Runtime
 from manygrad.tensor.nn.state import get_parameters
 from manygrad.tensor.uop import GroupOp, Ops
+from manygrad.tensor.uop.args import terms_dtype
 from manygrad.tensor.uop.symbolic import linear
 from tests.multi.cluster import assert_same_collectives, collectives_of, lowered, run, workers
 from tests.schedule.programs import linear_of, scheduled
@@ -267,7 +268,7 @@ def test_what_is_made_of_small_values_alone_is_sent_first() -> None:
     total, count = (x * 2).sum(), (y != 0).sum()
     for both in (total.exp() + count.exp(), count.exp() + total.exp()):
         sent = [c for c in linear_of(both.contiguous()).src if c.src[0].op is Ops.ALLREDUCE]
-        numbers = {c.src[1].dtype: c.src[0].arg.members.number for c in sent}
+        numbers = {terms_dtype(c.src[0]): c.src[0].arg.members.number for c in sent}
         assert sorted(numbers, key=numbers.__getitem__) == [count.dtype, total.dtype]
 
 

@@ -127,3 +127,56 @@ def test_weights_of_later_layers_are_on_their_way_before_the_first_is_computed()
     sent = [i for i, op in enumerate(calls) if op is Ops.ALLTOALL]
     assert len(sent) == layers
     assert len(calls) - sent[-1] - 1 >= layers  # (the products, all of them after the last send)
+
+
+def scattered(world: World, finish: bool = False, layers: int = 6) -> Tensor:
+    """The gradients of cut weights as an optimiser joins them: a row for each device."""
+    rng = np.random.default_rng(0)
+    n = world.size
+    x = Tensor(rng.standard_normal((2 * n, 24)).astype(np.float32)).shard(world.devices, axis=0)
+    weights = [
+        Tensor(rng.standard_normal((24, 24)).astype(np.float32)).shard(world.devices).requires_grad_()
+        for _ in range(layers)
+    ]
+    for w in weights:
+        x = (x @ w).tanh()
+    rows = [g.reshape(n, -1) for g in x.sum().gradient(*weights)]
+    joined = rows[0].cat(*rows[1:], dim=1)
+    return ((joined * 0.5).cast("float16") if finish else joined).shard(world.devices, 0)
+
+
+@pytest.mark.parametrize("finish", [False, True])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_scattered_sum_of_joined_gradients_is_cut_between_them(size: int, finish: bool) -> None:
+    found = []
+    for link in (SHM, FAST, slow(2 * 6 * 24 * 24 * 4, 4)):
+        with workers(size) as world:
+            world.link = link
+            t = scattered(world, finish)
+            linears = lowered([t])
+            assert_same_collectives(linears)
+            sums = [c for c in linears[0].src if c.src[0].op is Ops.REDUCESCATTER]
+            assert (len(sums) > 1) == (link not in (SHM, FAST)), len(sums)
+            assert all((c.src[0].arg.finish is not None) == finish for c in sums)
+            found.append([p.tobytes() for rank in run([t]) for p in rank[0] if p is not None])
+    assert len(found[0]) == size and found[0] == found[1] == found[2]
+
+
+def test_the_gradient_of_the_last_layers_is_scattered_while_the_first_are_computed() -> None:
+    with workers(2) as world:
+        world.link = slow(2 * 6 * 24 * 24, 4)
+        linear = lowered([scattered(world)])[0]
+        at = [i for i, c in enumerate(linear.src) if c.src[0].op is Ops.REDUCESCATTER]
+        assert len(at) > 2 and all(b - a > 1 for a, b in itertools.pairwise(at)), at  # kernels run between them
+        numbers = [linear.src[i].src[0].arg.members.number for i in at]
+        assert numbers == sorted(numbers)
+
+
+def test_a_sum_of_one_value_and_a_gather_stay_whole() -> None:
+    with workers(2) as world:
+        world.link = slow(4 * 64 * 64, 6)
+        w = Tensor(np.ones((64, 64), np.float32)).shard(world.devices, 0)
+        x = Tensor(np.ones((2, 4096), np.float32)).shard(world.devices, 0)
+        total = x.sum(0).reshape(64, 64).shard(world.devices, 0)
+        ops = [c.src[0].op for c in lowered([total + w, w.shard(world.devices) * 2])[0].src]
+        assert ops.count(Ops.REDUCESCATTER) == 1 and ops.count(Ops.ALLGATHER) == 1

@@ -111,6 +111,10 @@ def sharded_loss_and_gradient() -> list[Tensor]:
     return [loss, w.grad]
 
 
+def mean_over_devices_in_bfloat16() -> list[Tensor]:
+    return [(sharded(2, 4).sum(0) * 0.5).cast("bfloat16")]
+
+
 def reshard_by_all_to_all() -> list[Tensor]:
     return [sharded(4, 6).T.contiguous() + sharded(6, 4)]
 
@@ -123,7 +127,7 @@ PROGRAMS: list[Callable[[], list[Tensor]]] = [
     matmul_bias_relu, softmax, gradient_of_linear, large_sum_in_two, embedding_is_a_gather, scatter_add,
     cat_of_computed, relu_of_cat, range_mask_collapses, padded_slices, assign_reversed, write_after_read,
     swap_without_copies, symbolic_slice, sharded_loss_and_gradient, reshard_by_all_to_all, gather_to_one_device,
-    chain_of_attention,
+    chain_of_attention, mean_over_devices_in_bfloat16,
 ]  # fmt: skip
 
 

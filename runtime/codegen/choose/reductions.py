@@ -57,12 +57,13 @@ def accumulate_in_lanes(facts: Facts, opts: Opts, split: Split) -> Opts:
 
 def use_dot_instructions(facts: Facts, opts: Opts, lane: UOp | None, split: Split) -> Opts:
     """Products of bytes are added up four at a time, of bfloat16 two, where the machine has an instruction for it:
-    along the range that is accumulated in lanes, or the innermost one."""
+    along the range that is accumulated in lanes, or the innermost one. Sums over one range share it."""
+    found: dict[Tensorize, None] = {}
     for u in facts.sig.reduces:
         product = len(facts.loads_of[u]) > 1 and (lane is None or lane in ranges_of(u))
         if is_dot(u.src[0]) and (u in split or product):
-            opts = (*opts, Tensorize(split.get(u, u.src[-1]).arg.id, u.src[0].arg.terms))
-    return opts
+            found[Tensorize(split.get(u, u.src[-1]).arg.id, u.src[0].arg.terms)] = None
+    return (*opts, *found)
 
 
 def sum_exponentials_online(facts: Facts, opts: Opts, lane: UOp | None, split: Split) -> Opts:

@@ -115,6 +115,35 @@ def test_products_of_bfloat16(layout: str, shape: tuple[int, int, int]) -> None:
         np.testing.assert_array_equal(got.astype(np.float32), want.astype(np.float32))
 
 
+def two_products(m: int, n: int, k: int, shares: bool = True) -> UOp:
+    """c[m, n] = (sum over k of a b) * (sum over k of a d); `shares`: over one range."""
+    i, j, r = loop(m, 0), loop(n, 1), red(k, 2)
+
+    def product(slot: int, r: UOp) -> UOp:
+        a, b = (load(1, add(mul(i, k), r), dtypes.bfloat16), load(slot, add(mul(j, k), r), dtypes.bfloat16))
+        return reduce(a.cast(dtypes.float32).alu(Ops.MUL, b.cast(dtypes.float32)), r)
+
+    value = product(2, r).alu(Ops.MUL, product(3, r if shares else red(k, 3)))
+    return sink(store(0, add(mul(i, n), j), value, i, j))
+
+
+@pytest.mark.parametrize("shares", [True, False])
+@pytest.mark.parametrize("shape", [(1, 1536, 576), (2, 96, 64), (8, 70, 33), (64, 48, 32)], ids=str)
+def test_two_products_of_bfloat16_over_one_range(shape: tuple[int, int, int], shares: bool) -> None:
+    """They are multiplied by one decision about the range. (There were two: it was said that the kernel cannot take
+    them, and it ran without any.)"""
+    m, n, k = shape
+    ast = two_products(m, n, k, shares)
+    machine = Machine(64, 32, 1 << 20, cores=2, dots=(Dot(dtypes.bfloat16, dtypes.bfloat16, 64),))
+    opts = prepare(ast, machine).opts
+    assert [o.kind for o in opts].count("tensorize") == 1 and len(opts) > 2
+    rng = np.random.default_rng(0)
+    a, b, d = (rng.integers(-3, 4, s).astype(dtypes.bfloat16.np) for s in ((m, k), (n, k), (n, k)))
+    want = (a.astype(np.float32) @ b.astype(np.float32).T) * (a.astype(np.float32) @ d.astype(np.float32).T)
+    got = run(ast, [np.zeros((m, n), np.float32), a, b, d], device="CPU")[0]
+    np.testing.assert_array_equal(got, want)
+
+
 def test_of_bfloat16_matrix_products_alone() -> None:
     """Not what is read under a condition, added up over several ranges, or squared; and their sums are in float32."""
     dots = (Dot(dtypes.bfloat16, dtypes.bfloat16, 64),)
