@@ -269,7 +269,7 @@ LINEAR: Spec = {
 
 # pass -> what it leaves
 GRAPHS = {
-    "number_buffers": GRAPH,
+    "normalize": GRAPH,
     "clean": CLEAN,
     "merge_reductions": CLEAN,
     "lower_shards": PER_DEVICE,
