@@ -1,6 +1,7 @@
 """What a server costs: many streaming clients against examples/llm/serve.py, beside the same batch without a server.
 
     python benchmarks/serving.py [--model smollm2] [--clients 64] [--slots 64] [--seconds 20] [--tokens 64]
+                                 [--activations int8]
     python benchmarks/serving.py --seconds 120 --only server    # how it holds: ends with 1 if a stream goes wrong
 
 Both sides write texts of `--tokens` tokens after prompts of `--prompt`, at temperature 0.8, as many at once as there
@@ -65,7 +66,7 @@ def offline(args: argparse.Namespace) -> list[float]:
 
     from manygrad import Tensor
 
-    model, _ = load(args.model, "float32")  # (as serve.py has it)
+    model, _ = load(args.model, None if args.activations == "int8" else "float32", args.activations)  # (as serve.py)
     model.reserve_pages(args.slots * args.room, args.room)
     Tensor.realize(*model.parameters(), *model.buffers())
     batch = Batch(Steps(model, args.slots, args.room))
@@ -99,32 +100,62 @@ def offline(args: argparse.Namespace) -> list[float]:
     return seen.row(began, began + args.seconds)
 
 
+class Stream(asyncio.Protocol):
+    """One text, to its end. (No reader of lines: the clients' time is the server's, whose cores they share.)"""
+
+    def __init__(self, request: bytes, seen: Seen):
+        self.request, self.seen = request, seen
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.rest = b""  # an event that has not come as a whole
+        self.last = self.asked = time.perf_counter()
+        self.begun = self.done = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        transport.write(self.request)
+
+    def data_received(self, data: bytes) -> None:
+        now = time.perf_counter()
+        *events, self.rest = (self.rest + data).split(b"\n\n")
+        for event in events:
+            begin = event.find(b"data: ")
+            if not self.begun:
+                self.begun = b" 200 " in event.split(b"\r\n", 1)[0]
+                if not self.begun:
+                    return self.fail(event.decode(errors="replace"))
+            if event.startswith(b'data: {"error"', begin):
+                return self.fail(event.decode(errors="replace"))
+            if event.startswith(b"data: {", begin):
+                part = self.seen.first if self.last == self.asked else self.seen.between
+                part.append((now, now - self.last))
+                self.last = now
+            elif event.startswith(b"data: [DONE]", begin):
+                self.done = True
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.done:
+            self.fail(f"the stream ended before its text: {self.rest!r}")
+        elif not self.ended.done():
+            self.seen.texts += 1
+            self.ended.set_result(None)
+
+    def fail(self, what: str) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(OSError(what))
+
+
 async def stream(port: int, number: int, args: argparse.Namespace, seen: Seen) -> None:
-    """One text, to its end."""
     given = {"prompt": prompt(number, args.prompt), "max_tokens": args.tokens, "temperature": 0.8, "seed": number}
     body = json.dumps({**given, "ignore_eos": True, "stream": True}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
-    last = asked = time.perf_counter()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    request = f"{head}\r\nconnection: close\r\n\r\n".encode() + body
+    transport, text = await asyncio.get_running_loop().create_connection(
+        lambda: Stream(request, seen), "127.0.0.1", port
+    )
     try:
-        writer.write(f"{head}\r\nconnection: close\r\n\r\n".encode() + body)
-        status = await reader.readline()
-        if b" 200 " not in status:
-            raise OSError(f"{status!r} {(await reader.read())!r}")
-        done = False
-        while line := await reader.readline():
-            if line.startswith(b'data: {"error"'):
-                raise OSError(line.decode())
-            if line.startswith(b"data: {"):
-                now = time.perf_counter()
-                (seen.first if last == asked else seen.between).append((now, now - last))
-                last = now
-            done |= line.startswith(b"data: [DONE]")
-        if not done:
-            raise OSError("the stream ended before its text")
-        seen.texts += 1
+        await text.ended
     finally:
-        writer.close()
+        transport.close()
 
 
 async def clients(port: int, args: argparse.Namespace) -> list[float]:
@@ -154,7 +185,7 @@ async def clients(port: int, args: argparse.Namespace) -> list[float]:
 
 def served(args: argparse.Namespace) -> list[float]:
     options = ["--model", args.model, "--port", "0", "--slots", str(args.slots), "--room", str(args.room),
-               "--queue", str(args.clients), "--drain", "0"]  # fmt: skip
+               "--queue", str(args.clients), "--drain", "0", "--activations", args.activations]  # fmt: skip
     command = [sys.executable, "-u", str(LLM / "serve.py"), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -184,6 +215,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="that each side is measured")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=16)
+    parser.add_argument("--activations", default="float32", choices=["float32", "int8"], help="as for serve.py")
     parser.add_argument("--only", choices=["batch", "server"])
     parser.add_argument("--offline", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -197,7 +229,7 @@ def main() -> None:
         rows["batch"] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=limit_s).stdout)
     if args.only != "batch":
         rows["server"] = served(args)
-    print(f"{args.model}: {args.clients} texts at once, {args.slots} slots, {args.seconds:g} s")
+    print(f"{args.model} x {args.activations}: {args.clients} texts at once, {args.slots} slots, {args.seconds:g} s")
     print(f"{'':8}{'tokens/s':>12}{'between p50':>14}{'p99':>10}{'first p50':>12}  (ms){'texts':>10}{'errors':>8}")
     for name, (rate, p50, p99, first, texts, errors) in rows.items():
         print(f"{name:8}{rate:12.1f}{p50:14.1f}{p99:10.1f}{first:12.1f}      {texts:10.0f}{errors:8.0f}")

@@ -17,9 +17,10 @@ from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.codegen.target import Machine
 from manygrad.runtime.current import use
 from manygrad.runtime.runtime import Runtime
-from manygrad.schedule import PASSES, Lowering, number_buffers
+from manygrad.schedule import normalize
 from manygrad.schedule.buffers import Temps
 from manygrad.schedule.items import Item
+from manygrad.schedule.lower import PASSES, Lowering
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.difference import Differences, difference
@@ -55,7 +56,7 @@ def tensor_graph(world: World) -> UOp:
     exec("\n".join(lines), names)
     w = names["w"]
     assert isinstance(w, Tensor)
-    return number_buffers(UOp(Ops.SINK, dtypes.void, (w.uop,)))[0]
+    return normalize(UOp(Ops.SINK, dtypes.void, (w.uop,))).graph
 
 
 def argument(u: UOp) -> str:

@@ -49,6 +49,14 @@ class Buffer:
                 GlobalCounters.mem_used += self.nbytes
         return self._handle
 
+    def clear(self) -> bool:
+        """Allocates it with all elements 0, if that can be had without writing them."""
+        if self._handle is None and self.base is None:
+            self._handle = self.device.memory.zeroed(self.nbytes)
+            GlobalCounters.mem_used += self.nbytes if self._handle is not None else 0
+            return self._handle is not None
+        return False
+
     def view(self, count: int, dtype: DType, offset: int) -> Buffer:
         base = self.base if self.base is not None else self
         return Buffer(self.device.name, count, dtype, base, self.offset + offset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -47,6 +48,11 @@ class ExecItem:
 
     lane = "kernels"  # of a profile
     name = ""
+
+    def allocate(self) -> None:
+        """Its buffers have memory from now on."""
+        for b in self.buffers:
+            _ = b.handle
 
     def run(self, vars: Vars) -> None:
         raise NotImplementedError
@@ -170,6 +176,31 @@ class KernelItem(ExecItem):
                     f"element {worst} is {a[worst]}, expected {b[worst]}; print its code with DEBUG=4, or run with "
                     "NOOPT=1 to see whether an optimisation is at fault"
                 )
+
+
+class ZeroItem(KernelItem):
+    """A kernel that writes zeros and nothing else. Memory that has not been allocated yet need not be written: room for
+    keys and values, say, takes as much as is used of it."""
+
+    cleared = False  # its buffers hold zeros since they were allocated
+
+    def allocate(self) -> None:
+        cleared = [b.clear() for b in self.buffers]
+        self.cleared = all(cleared)
+        super().allocate()
+
+    def _run(self, vars: Vars) -> None:
+        if self.cleared:
+            self.cleared = False
+            self._count()
+        else:
+            super()._run(vars)
+
+
+def writes_zeros(ast: UOp) -> bool:
+    """Whether a kernel AST stores nothing but 0 (and not −0)."""
+    values = [s.src[1] for s in ast.src]
+    return all(v.op is Ops.CONST and v.arg == 0 and math.copysign(1, v.arg) > 0 for v in values)
 
 
 class StagedKernelItem(ExecItem):

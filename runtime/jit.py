@@ -276,6 +276,7 @@ class TinyJit(Generic[T]):
             outside[0].realize(*outside[1:])
         if self.calls == 0:
             self.calls = 1
+            current().devices.trim()  # here preparations end: it needs none of what they left
             state = {id(t): (t, t.uop) for t in LIVE if not is_stored(t.uop)}
             with assignments() as assigned:
                 out = self._run_plain(args, kwargs)
@@ -371,8 +372,7 @@ class TinyJit(Generic[T]):
         _walk(out, "result", results, [], [])
         for i in inputs:
             i.moves = _moves(i, items, [t for _, t in results])
-        for device in {b.device for item, _ in flat for b in item.buffers}:
-            device.trim()  # a replay needs none of what the calls before it left
+        current().devices.trim()  # a replay needs none of what the calls before it left
         self.items, self.inputs, self.constants, self.result, self.variables = (
             items,
             inputs,

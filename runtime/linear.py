@@ -16,9 +16,11 @@ from manygrad.runtime.items import (
     KernelItem,
     StagedKernelItem,
     Vars,
+    ZeroItem,
     is_foreign,
     run_items,
     variable_names,
+    writes_zeros,
 )
 from manygrad.runtime.storage import storage
 from manygrad.schedule.items import kernels_of
@@ -94,7 +96,9 @@ def exec_kernel(call: UOp, buffers: list[Buffer], plan: int) -> ExecItem:
     ast = call.src[0]
     device = buffers[0].device
     kernel = device.compile(ast)
-    kind = StagedKernelItem if any(is_foreign(b, device) for b in buffers) else KernelItem
+    kind: type[KernelItem | StagedKernelItem] = ZeroItem if writes_zeros(ast) else KernelItem
+    if any(is_foreign(b, device) for b in buffers):
+        kind = StagedKernelItem
     return kind(ast, kernel, buffers, variable_names(ast), line_of(call))
 
 

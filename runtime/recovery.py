@@ -41,8 +41,7 @@ class Progress:
         self.unwritten = _written(items)
         self.last = last
         for item in items:
-            for b in item.buffers:
-                _ = b.handle  # allocated before anything runs: no memory is no half of a step
+            item.allocate()  # before anything runs: no memory is no half of a step
         left: Iterator[ExecItem] = iter(items)
         self.begun = True
         try:

@@ -6,15 +6,19 @@ must find the same ones), of the worker's rank, world size and link, and of the 
 the LINEAR with its calls' lines, and the keys of its kernels, which are the keys of their machine code. The store
 itself (`runtime`'s disk cache) is given by the Runtime. SPEC=1, DEBUG=4, TRACK_MATCH_STATS=1 and observers of the
 passes want the schedule made, so then it is.
+
+In memory a schedule is found by a digest, too, when it is asked for the second time, and by its graph from then on: a
+graph of thousands of nodes is not kept for what runs once, nor for a TinyJit, which asks twice.
 """
 
 from __future__ import annotations
 
 import hashlib
 import zlib
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from manygrad.multi.world import World
 from manygrad.schedule.items import kernels_of
@@ -23,14 +27,15 @@ from manygrad.tensor.environment import COLLECTIVE, DEBUG, SPEC, SUM_BLOCKS, TRA
 from manygrad.tensor.source import LINE
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.passes import observers
-from manygrad.tensor.uop.serial import NotStorable, decode, encode
+from manygrad.tensor.uop.serial import NotStorable, decode, encode, encoded
 from manygrad.tensor.uop.table import Table
 from manygrad.tensor.uop.uop import KEY
 
 PACKAGES = ("schedule", "multi", "collectives", "tensor/uop")
 FILES = ("tensor/dtype.py", "tensor/source.py")
-LIMIT = 4096  # schedules kept in memory; beyond, the oldest goes
+LIMIT = 4096  # schedules kept in memory by graph, and as many by digest
 _DIGEST_BYTES = 32
+T = TypeVar("T")
 
 
 class Store(Protocol):
@@ -47,6 +52,17 @@ class Schedule(NamedTuple):
     plan: Plan | None
 
 
+class Digests(NamedTuple):
+    graph: bytes  # of the graph alone
+    entry: bytes  # of its lines, too: the key on disk
+
+
+@dataclass(slots=True)
+class Known:
+    schedule: Schedule
+    found: bool = False  # by its digest
+
+
 class Schedules:
     """Those of one worker: in memory, and on disk where there is a `store`.
 
@@ -55,7 +71,8 @@ class Schedules:
 
     def __init__(self, store: Store | None = None) -> None:
         self.store = store
-        self.in_memory: dict[Any, Schedule] = {}
+        self.in_memory: dict[Any, Schedule] = {}  # by graph
+        self.by_digest: dict[Any, Known] = {}
         # of a traced body, by how many arguments it is called with
         self.bodies: Table[dict[int, Schedule]] = Table("bodies")
         self.hits, self.misses, self.loaded = 0, 0, 0
@@ -64,22 +81,35 @@ class Schedules:
         return self.in_memory.get(key)
 
     def keep(self, key: Any, schedule: Schedule) -> None:
-        if len(self.in_memory) >= LIMIT:
-            self.in_memory.pop(next(iter(self.in_memory)))
-        self.in_memory[key] = schedule
+        _add(self.in_memory, key, schedule)
 
-    def entry_key(self, normal: UOp, me: World) -> bytes | None:
-        """The key of a normalised graph's schedule on disk; None where there is no store, or the graph cannot be
-        written down."""
+    def find_again(self, digest: Any, key: Any) -> Schedule | None:
+        """By its digest; from the second time on it is found by `key`, its graph."""
+        known = self.by_digest.get(digest)
+        if known is None:
+            return None
+        if known.found:
+            self.keep(key, known.schedule)
+            del self.by_digest[digest]
+        known.found = True
+        return known.schedule
+
+    def keep_digest(self, digest: Any, schedule: Schedule) -> None:
+        _add(self.by_digest, digest, Known(schedule))
+
+    def digests(self, normal: UOp, me: World) -> Digests | None:
+        """Those of a normalised graph; None where there is no store, or the graph cannot be written down."""
         if self.store is None or SPEC or DEBUG >= 4 or TRACK_MATCH_STATS or observers:
             return None
         try:
-            graph = encode(normal, lambda u: LINE.get(u) or "")
+            graph, lines = encoded(normal, lambda u: LINE.get(u) or "")
         except NotStorable:
             return None
-        return hashlib.sha256(
-            code_version() + f"{me.rank} {me.size} {me.link} {SUM_BLOCKS.value} {COLLECTIVE.value} ".encode() + graph
-        ).digest()
+        worker = f"{me.rank} {me.size} {me.link} {SUM_BLOCKS.value} {COLLECTIVE.value} ".encode()
+        same = hashlib.sha256(code_version() + worker + graph)
+        entry = same.copy()
+        entry.update(lines)
+        return Digests(same.digest(), entry.digest())
 
     def load(self, key: bytes) -> UOp | None:
         """The LINEAR under `key` on disk, its calls with their lines."""
@@ -90,7 +120,7 @@ class Schedules:
         try:
             data = zlib.decompress(data)
             count = int.from_bytes(data[:4], "little")
-            linear, lines = decode(data[4 + count * _DIGEST_BYTES :])
+            linear, lines = decode(memoryview(data)[4 + count * _DIGEST_BYTES :])
         except Exception:  # whatever is in it
             return None  # of another program that writes the same folder: made again
         for node, line in lines:
@@ -107,6 +137,13 @@ class Schedules:
             return
         keys = [ast.key for ast in _kernels(linear)]
         self.store.put(key, zlib.compress(len(keys).to_bytes(4, "little") + b"".join(keys) + graph, 1))
+
+
+def _add(kept: dict[Any, T], key: Any, value: T) -> None:
+    """Where there are LIMIT, the oldest one goes."""
+    if len(kept) >= LIMIT:
+        kept.pop(next(iter(kept)))
+    kept[key] = value
 
 
 @cache

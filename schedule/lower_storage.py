@@ -9,7 +9,8 @@ several kernels build together, and what is copied or communicated, stands as AF
                                          ("set" likewise, which is written in order; "place" without an arg)
     COPY(x, d)               ==>  AFTER(t, CALL(COPY d, t, CONTIGUOUS(x)))
 
-A value that is itself an output is written straight into the output's buffer.
+A value that is itself an output is written straight into the output's buffer; a constant into each one that is to hold
+it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from manygrad.multi.lower_shards import local_name
 from manygrad.schedule.buffers import Temps, base_buffer, device_of, in_memory, unmoved
 from manygrad.schedule.index import contiguous_offset
 from manygrad.schedule.join import store_part
+from manygrad.schedule.simplify import constant
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.source import inherit
 from manygrad.tensor.uop import GroupOp, Members, Ops, UOp, ViewArg
@@ -43,6 +45,7 @@ def fresh_targets(sink: UOp, order: list[UOp]) -> dict[UOp, UOp]:
             and is_buffer(s.src[0])
             and s.src[0] not in read
             and s.src[1] not in out
+            and constant(s.src[1]) is None
             and not in_memory(unmoved(s.src[1]))
         ):
             out[s.src[1]] = s.src[0]

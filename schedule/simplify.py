@@ -134,6 +134,14 @@ def whole_buffers(u: UOp) -> UOp | None:
     return None if src == u.src else u.replace(src=src)
 
 
+def stored_constant(u: UOp) -> UOp | None:
+    """STORE(b, CONTIGUOUS(c)) of a constant -> STORE(b, c): what else stores it need not read it there."""
+    target, value, *rest = u.src
+    if value.op is not Ops.CONTIGUOUS or constant(value.src[0]) is None:
+        return None
+    return u.replace(src=(target, value.src[0], *rest))
+
+
 def is_whole_buffer(u: UOp) -> bool:
     while u.op is Ops.RESHAPE:
         u = u.src[0]
@@ -145,6 +153,7 @@ pm_simplify = PatternMatcher(
         (UPat(Ops.COPY, "u"), same_device),
         (UPat(Ops.CONTIGUOUS, "u"), lambda u: u.src[0] if u.src[0].op in (Ops.CONTIGUOUS, Ops.COPY) else None),
         (UPat(Ops.MSTACK, "u"), whole_buffers),
+        (UPat(Ops.STORE, "u"), stored_constant),
         (UPat(Ops.PAD, "u"), pad_empty),
         (UPat(GroupOp.MOVEMENT, "u"), merge_movement),
         (UPat(Ops.REDUCE, "u"), drop_reduce),

@@ -282,7 +282,7 @@ LINEAR: Spec = {
 
 # pass -> what it leaves
 GRAPHS = {
-    "number_buffers": GRAPH,
+    "normalize": GRAPH,
     "clean": CLEAN,
     "merge_reductions": CLEAN,
     "finish_sums": FINISHED,

@@ -1,6 +1,7 @@
 """Whether what is built now can be differentiated: `with no_grad():`.
 
-A value made while it is off stands behind a DETACH, so no later backward() goes through it. A mode is its thread's own
+A value made while it is off stands behind a DETACH, so no later backward() goes through it, unless it is made of such
+values and constants alone (`STOPPED`): a model's graph then has few of them. A mode is its thread's own
 (and its task's, in asyncio); a new thread starts with gradients.
 """
 
@@ -11,6 +12,29 @@ import inspect
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
+
+from manygrad.tensor.uop.ops import GroupOp, Ops
+from manygrad.tensor.uop.table import Slot
+from manygrad.tensor.uop.uop import UOp
+
+SAME_MEMORY = GroupOp.VIEW | {Ops.BITCAST, Ops.DETACH}
+PURE = GroupOp.ELEMENTWISE - SAME_MEMORY | {Ops.CONST, Ops.PAD, Ops.REDUCE, Ops.GATHER, Ops.CAT}
+
+STOPPED: Slot[bool] = Slot("stopped", "_stopped")
+
+
+@STOPPED.by
+def _stopped(u: UOp) -> bool:
+    """Whether no gradient goes below `u` or ends at it, whatever becomes a leaf: memory and views of it may, detached
+    ones too, and nodes that are made for it (`Tensor._become`)."""
+    if not u.dtype.is_float:
+        return True
+    if u.op is Ops.DETACH:
+        while u.op in SAME_MEMORY:
+            u = u.src[0]
+        return u.op in PURE
+    return (u.op in SAME_MEMORY or u.op in PURE) and all(STOPPED[s] for s in u.src)
+
 
 _enabled = ContextVar("grad mode", default=True)
 is_grad_enabled = _enabled.get

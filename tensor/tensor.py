@@ -15,7 +15,7 @@ import numpy as np
 from manygrad.tensor import storage
 from manygrad.tensor.dtype import DType, dtypes, to_dtype
 from manygrad.tensor.engine import default_device, engine
-from manygrad.tensor.grad_mode import is_grad_enabled
+from manygrad.tensor.grad_mode import STOPPED, is_grad_enabled
 from manygrad.tensor.lock import locked
 from manygrad.tensor.ops.activation import ActivationMixin
 from manygrad.tensor.ops.arithmetic import ArithmeticMixin
@@ -220,7 +220,7 @@ class Tensor(
     def _new(self, uop: UOp) -> Tensor:
         """A tensor of `uop` that inherits where deviceless values live, and, as a view of this one, its storage."""
         identity = storage.of_view(uop, self) if uop.op in STEPS else None
-        if not is_grad_enabled() and uop.dtype.is_float and uop.op is not Ops.DETACH:
+        if not is_grad_enabled() and not STOPPED(uop):
             uop = UOp(Ops.DETACH, uop.dtype, (uop,))
         t = Tensor.__new__(Tensor)
         t.uop, t._requires_grad, t._leaf, t.grad, t._device, t._storage = uop, None, None, None, self._device, identity

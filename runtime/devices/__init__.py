@@ -75,6 +75,11 @@ class Devices:
                 self._opened[name] = found
         return found
 
+    def trim(self) -> None:
+        """Gives freed memory back to the system."""
+        for device in {*self._opened.values()}:
+            device.trim()
+
 
 def get_device(name: str) -> Device:
     """That of the current Runtime."""

@@ -62,6 +62,7 @@ class Allocator:
     free: Callable[[Any, int], None] = _nothing  # (handle, nbytes): the default leaves it to Python's reference counts
     sized: Callable[[Any, int], None] = _nothing  # (handle, nbytes): from now on the block serves so many of its bytes
     trim: Callable[[], None] = _nothing  # gives back what it keeps itself; called after blocks were freed
+    zeroed: Callable[[int], Any] | None = None  # as `alloc`, all zeros, which take no memory until they are written
     # (to, from, nbytes): between devices of one kind, where the host does not see the memory; None: through the host
     copy: Callable[[Any, Any, int], None] | None = None
     host: HostAccess | None = None

@@ -43,7 +43,7 @@ def within(arena: Arena) -> Allocator:
     def free(handle: Memory, nbytes: int) -> None:
         arena.free(handle.address - base)
 
-    return replace(HOST_MEMORY, alloc=alloc, free=free)
+    return replace(HOST_MEMORY, alloc=alloc, free=free, zeroed=None)
 
 
 # *** kernels ***

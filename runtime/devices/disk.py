@@ -42,7 +42,9 @@ def no_kernels(ast: UOp) -> Kernel:
 def open_file(name: str) -> Opened:
     """A file is as long as its contents (alignment 1), and another allocation must see it as it is then (nothing is
     kept)."""
-    memory = replace(HOST_MEMORY, alloc=partial(map_file, name), trim=lambda: None, alignment=1, keep_bytes=0)
+    memory = replace(
+        HOST_MEMORY, alloc=partial(map_file, name), trim=lambda: None, zeroed=None, alignment=1, keep_bytes=0
+    )
     return Opened(memory, IN_ORDER)
 
 

@@ -4,6 +4,8 @@ written."""
 from __future__ import annotations
 
 import ctypes
+import mmap
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,7 @@ from manygrad.runtime.devices.base import ALIGNMENT, Allocator, HostAccess
 
 PAGE_BYTES = 4096
 PAGED_BYTES = 1 << 16  # memory of so many bytes begins at a page
+HUGE_BYTES = 1 << 22  # memory of so many is asked for in huge pages, as NumPy does
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +31,16 @@ class Memory:
 def alloc(nbytes: int) -> Memory:
     raw, address = aligned(nbytes, PAGE_BYTES if nbytes >= PAGED_BYTES else ALIGNMENT)
     return Memory(address, nbytes, raw)
+
+
+def zeroed(nbytes: int) -> Memory:
+    """Fresh pages: the system has them read as zeros, and provides one when it is written."""
+    pages = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if nbytes >= HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # (a kernel that has none)
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    raw = np.frombuffer(pages, np.uint8)
+    return Memory(raw.ctypes.data, nbytes, raw)
 
 
 def sized(handle: Memory, nbytes: int) -> None:
@@ -71,5 +84,12 @@ def adopt(array: np.ndarray) -> Memory:
 
 
 HOST_MEMORY = Allocator(
-    alloc, view, copyin, copyout, sized=sized, trim=trim, host=HostAccess(as_numpy, address, adopt, Memory)
+    alloc,
+    view,
+    copyin,
+    copyout,
+    sized=sized,
+    trim=trim,
+    zeroed=zeroed,
+    host=HostAccess(as_numpy, address, adopt, Memory),
 )

@@ -9,6 +9,7 @@ from typing import Any
 from manygrad.runtime.devices.base import Allocator
 
 LARGE_BYTES = 1 << 20
+ZEROED_BYTES = 1 << 16  # from which on a system call takes less time than writing them
 
 
 class Pool:
@@ -35,10 +36,23 @@ class Pool:
         if handle is None:
             handle = self._fresh(size)
         self.allocator.sized(handle, nbytes)
+        self._count(size)
+        return handle
+
+    def zeroed(self, nbytes: int) -> Any:
+        """As `alloc`, all zeros; None where the system would not give them for nothing: few, or a freed block fits."""
+        size = self.rounded(nbytes)
+        if self.allocator.zeroed is None or size < ZEROED_BYTES or self._blocks.get(size):
+            return None
+        handle = self.allocator.zeroed(size)
+        self.allocator.sized(handle, nbytes)
+        self._count(size)
+        return handle
+
+    def _count(self, size: int) -> None:
         with self._lock:
             self.allocated += size
             self.peak = max(self.peak, self.allocated)
-        return handle
 
     def _fresh(self, size: int) -> Any:
         if size >= LARGE_BYTES and self.cached:

@@ -1,7 +1,7 @@
 """Graphs as bytes, and back: for digests that hold in every process and for what is kept on disk.
 
-    encode(a + a * 2)  ==>  a JSON head (tables of ops, dtypes, args and lines)
-                           and a flat array of node numbers, sources first
+    encode(a + a * 2)  ==>  a JSON head (tables of ops, dtypes and args) and a flat array of node numbers, sources
+                           first; then a table of lines and the number of each node's
 
 Nothing is executed when it is read: an arg is None, a number, a text, an `Ops`, a `DType`, a node, a tuple of these, or
 one of the classes named to `register`. Two graphs have equal bytes exactly when they are the same graph (and, with
@@ -109,15 +109,20 @@ def _order(root: UOp) -> dict[UOp, int]:
 
 def encode(root: UOp, line: Callable[[UOp], str] | None = None) -> bytes:
     """The graph below `root`, with `line(u)` beside each node. Raises NotStorable."""
+    return b"".join(encoded(root, line))
+
+
+def encoded(root: UOp, line: Callable[[UOp], str] | None = None) -> tuple[bytes, bytes]:
+    """`encode` in two parts: the graph, and its lines. Equal graphs on other lines differ in the second alone."""
     number = _order(root)
     ops: dict[Ops, int] = {}
     dtypes: dict[DType, int] = {}
     args: dict[str, int] = {"null": 0}
     lines: dict[str, int] = {"": 0}
     flat: list[int] = []
+    places: list[int] = []
     dumps = json.JSONEncoder(separators=(",", ":")).encode
     shapes: dict[Any, int] = {}  # tuples of ints, many of which are alike
-    place = 0
     for u in number:
         op, given, src = u.op, u.arg, u.src
         if given is None:
@@ -130,38 +135,50 @@ def encode(root: UOp, line: Callable[[UOp], str] | None = None) -> bytes:
         else:
             arg = args.setdefault(dumps(_plain(given, number)), len(args))
         if line is not None:
-            place = lines.setdefault(line(u), len(lines))
-        flat += (ops.setdefault(op, len(ops)), dtypes.setdefault(u.dtype, len(dtypes)), arg, place, len(src))
+            places.append(lines.setdefault(line(u), len(lines)))
+        flat += (ops.setdefault(op, len(ops)), dtypes.setdefault(u.dtype, len(dtypes)), arg, len(src))
         flat += [number[s] for s in src]
-    names = dumps([[o.name for o in ops], [d.name for d in dtypes], list(lines)])
-    head = f"[{names},[{','.join(args)}]]".encode()
-    return len(head).to_bytes(_HEAD_BYTES, "little") + head + array("i", flat).tobytes()
+    names = dumps([[o.name for o in ops], [d.name for d in dtypes]])
+    graph = _part(f"[{names},[{','.join(args)}]]", flat)
+    return graph, _part(dumps(list(lines)), places)
 
 
-def decode(data: bytes) -> tuple[UOp, list[tuple[UOp, str]]]:
+def _part(head: str, numbers: list[int]) -> bytes:
+    """A text and numbers, after their lengths in bytes."""
+    text, flat = head.encode(), array("i", numbers).tobytes()
+    sizes = [len(x).to_bytes(_HEAD_BYTES, "little") for x in (text, flat)]
+    return b"".join([*sizes, text, flat])
+
+
+def _read(data: memoryview) -> tuple[Any, array[int], memoryview]:
+    """A part's text, as JSON, its numbers, and what follows it."""
+    begin = 2 * _HEAD_BYTES
+    middle = begin + int.from_bytes(data[:_HEAD_BYTES], "little")
+    end = middle + int.from_bytes(data[_HEAD_BYTES:begin], "little")
+    flat = array("i")
+    flat.frombytes(data[middle:end])
+    return json.loads(bytes(data[begin:middle])), flat, data[end:]
+
+
+def decode(data: bytes | memoryview) -> tuple[UOp, list[tuple[UOp, str]]]:
     """What `encode` wrote: the root, and (node, line) of the nodes that have one.
     Raises ValueError where it is anything else."""
-    size = _HEAD_BYTES + int.from_bytes(data[:_HEAD_BYTES], "little")
-    (op_names, dtype_names, lines), plain = json.loads(data[_HEAD_BYTES:size])
-    flat = array("i")
-    flat.frombytes(data[size:])
+    ((op_names, dtype_names), plain), flat, rest = _read(memoryview(data))
+    lines, places, _ = _read(rest)
     ops, dtypes = [_BY_NAME[o] for o in op_names], [to_dtype(d) for d in dtype_names]
     nodes: list[UOp] = []
-    with_line: list[tuple[UOp, str]] = []
     args: list[Any] = [None] * len(plain)
     known = [x is None for x in plain]
     at, end = 0, len(flat)
     while at < end:
-        op, dtype, arg, line, count = flat[at : at + 5]
-        at += 5
+        op, dtype, arg, count = flat[at : at + 4]
+        at += 4
         if not known[arg]:
             args[arg], known[arg] = _live(plain[arg], nodes), True
         node = UOp(ops[op], dtypes[dtype], tuple([nodes[i] for i in flat[at : at + count]]), args[arg])
         at += count
         nodes.append(node)
-        if line:
-            with_line.append((node, lines[line]))
-    return nodes[-1], with_line
+    return nodes[-1], [(node, lines[i]) for node, i in zip(nodes, places) if i]
 
 
 def _live(x: Any, nodes: list[UOp]) -> Any:

@@ -4,19 +4,34 @@
     @memo                                    a function of a node, computed once for each
     @inferred                                a property that follows from those of the sources
 
+Entries stand in a dict of the node; those that most nodes have, in a slot of the node (`Slot`): a fifth of the memory.
+
 No entry may hold its own node, which would then live until a garbage collection.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 if TYPE_CHECKING:
     from manygrad.tensor.uop.uop import UOp
 
 T = TypeVar("T")
+NOTHING: Any = MappingProxyType({})  # beside the many nodes that have no entry: a dict is as large as a node
+_FIRST = threading.Lock()  # held where a node gets its first one
+
+
+def _beside(u: UOp) -> Any:
+    """Where entries of `u` are put."""
+    if u._beside is NOTHING:
+        with _FIRST:
+            if u._beside is NOTHING:
+                u._beside = {}
+    return u._beside
 
 
 class Table(Generic[T]):
@@ -35,16 +50,16 @@ class Table(Generic[T]):
         return cast(T, u._beside[self])
 
     def __setitem__(self, u: UOp, value: T) -> None:
-        u._beside[self] = value
+        _beside(u)[self] = value
 
     def __contains__(self, u: UOp) -> bool:
         return self in u._beside
 
     def setdefault(self, u: UOp, value: T) -> T:
-        return cast(T, u._beside.setdefault(self, value))
+        return cast(T, _beside(u).setdefault(self, value))
 
     def pop(self, u: UOp) -> T | None:
-        return u._beside.pop(self, None)
+        return u._beside.pop(self) if self in u._beside else None
 
 
 class Memo(Table[T]):
@@ -56,10 +71,9 @@ class Memo(Table[T]):
         self.rule = rule
 
     def __call__(self, u: UOp) -> T:
-        kept = u._beside
-        if self not in kept:
-            kept[self] = self.rule(u)
-        return cast(T, kept[self])
+        if self not in u._beside:
+            _beside(u)[self] = self.rule(u)
+        return cast(T, u._beside[self])
 
 
 class Inferred(Table[T]):
@@ -73,8 +87,8 @@ class Inferred(Table[T]):
         return self
 
     def __call__(self, u: UOp) -> T:
-        kept, rule = u._beside, self.rule
-        if self not in kept:
+        rule = self.rule
+        if self not in u._beside:
             stack = [s for s in u.src if self not in s._beside]
             while stack:
                 x = stack[-1]
@@ -83,10 +97,60 @@ class Inferred(Table[T]):
                 elif missing := [s for s in x.src if self not in s._beside]:
                     stack += missing
                 else:
-                    x._beside[self] = rule(x)
+                    _beside(x)[self] = rule(x)
                     stack.pop()
-            kept[self] = rule(u)
-        return cast(T, kept[self])
+            _beside(u)[self] = rule(u)
+        return cast(T, u._beside[self])
+
+
+class Slot(Inferred[T]):
+    """A table whose entries are attributes of the nodes, called `attribute`."""
+
+    def __init__(self, name: str, attribute: str) -> None:
+        super().__init__(name)
+        self.attribute = attribute
+
+    def get(self, u: UOp) -> T | None:
+        return getattr(u, self.attribute, None)
+
+    def __getitem__(self, u: UOp) -> T:
+        if not hasattr(u, self.attribute):
+            raise KeyError(self)
+        return cast(T, getattr(u, self.attribute))
+
+    def __setitem__(self, u: UOp, value: T) -> None:
+        setattr(u, self.attribute, value)
+
+    def __contains__(self, u: UOp) -> bool:
+        return hasattr(u, self.attribute)
+
+    def setdefault(self, u: UOp, value: T) -> T:
+        if not hasattr(u, self.attribute):
+            setattr(u, self.attribute, value)
+        return cast(T, getattr(u, self.attribute))
+
+    def pop(self, u: UOp) -> T | None:
+        found = getattr(u, self.attribute, None)
+        if hasattr(u, self.attribute):
+            delattr(u, self.attribute)
+        return found
+
+    def __call__(self, u: UOp) -> T:
+        name = self.attribute
+        if not hasattr(u, name):
+            rule = self.rule
+            stack = [s for s in u.src if not hasattr(s, name)]
+            while stack:
+                x = stack[-1]
+                if hasattr(x, name):
+                    stack.pop()
+                elif missing := [s for s in x.src if not hasattr(s, name)]:
+                    stack += missing
+                else:
+                    setattr(x, name, rule(x))
+                    stack.pop()
+            setattr(u, name, rule(u))
+        return cast(T, getattr(u, name))
 
 
 def memo(rule: Callable[[UOp], T]) -> Memo[T]:

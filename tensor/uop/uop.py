@@ -16,7 +16,7 @@ from typing import Any
 
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import Ops
-from manygrad.tensor.uop.table import Inferred, inferred, memo
+from manygrad.tensor.uop.table import NOTHING, Slot, inferred, memo
 from manygrad.tensor.uop.walk import toposort
 
 
@@ -66,8 +66,8 @@ def _argkey(arg: Any) -> Any:
 
 
 # the two properties of every value, whose rules stand in `tensor.uop.shape`
-SHAPE: Inferred[tuple[Any, ...]] = Inferred("shape")
-DEVICE: Inferred[str | tuple[str, ...] | None] = Inferred("device")
+SHAPE: Slot[tuple[Any, ...]] = Slot("shape", "_shape")
+DEVICE: Slot[str | tuple[str, ...] | None] = Slot("device", "_device")
 
 
 @inferred
@@ -88,12 +88,16 @@ class UOp:
     Shape and device live in `tensor.uop.shape`; printing in `tensor.uop.show`.
     """
 
-    __slots__ = ("__weakref__", "_beside", "arg", "dtype", "op", "src")
+    __slots__ = ("__weakref__", "_beside", "_device", "_line", "_shape", "_stopped", "arg", "dtype", "op", "src")
     op: Ops
     dtype: DType
     src: tuple[UOp, ...]
     arg: Any
-    _beside: dict[Any, Any]  # entries of tables (`tensor/uop/table.py`), which alone look here
+    _beside: dict[Any, Any]  # entries of tables (`tensor/uop/table.py`), which alone look here and into these slots:
+    _shape: tuple[Any, ...]
+    _device: str | tuple[str, ...] | None
+    _line: str
+    _stopped: bool
 
     def __new__(cls, op: Ops, dtype: DType = dtypes.void, src: tuple[UOp, ...] = (), arg: Any = None) -> UOp:
         kind = type(arg)
@@ -104,7 +108,7 @@ class UOp:
             if node is not None:
                 return node
         self = object.__new__(cls)
-        self.op, self.dtype, self.src, self.arg, self._beside = op, dtype, src, arg, {}
+        self.op, self.dtype, self.src, self.arg, self._beside = op, dtype, src, arg, NOTHING
         new = _Ref(self, _forget)
         new.key = key
         ref = _TABLE.setdefault(key, new)  # (atomic)
@@ -151,14 +155,18 @@ class UOp:
     @property
     def shape(self) -> tuple[Any, ...]:
         """Dims of the value: ints, or index UOps where symbolic (`tensor.uop.shape`)."""
-        found = self._beside.get(SHAPE)
-        return found if found is not None else SHAPE(self)
+        try:
+            return self._shape
+        except AttributeError:
+            return SHAPE(self)
 
     @property
     def device(self) -> str | tuple[str, ...] | None:
         """Where the value lives; None for constants, a tuple of names when sharded (`tensor.uop.shape`)."""
-        found = self._beside.get(DEVICE)
-        return found if found is not None else DEVICE(self)
+        try:
+            return self._device
+        except AttributeError:
+            return DEVICE(self)
 
     # *** arithmetic of symbolic integers: bound variables and symbolic dims ***
 

@@ -48,6 +48,7 @@ def compute(which: list[int]) -> None:
 def forget() -> None:
     """As in a process that starts."""
     current().schedules.in_memory.clear()
+    current().schedules.by_digest.clear()
     get_device("CPU").kernels.kernels.clear()
 
 

@@ -14,6 +14,7 @@ from manygrad import schedule as scheduling
 from manygrad.runtime import engine, items, jit, linear
 from manygrad.runtime.devices import device as device_module
 from manygrad.runtime.devices import python as python_device
+from manygrad.schedule import lower as lowering
 from manygrad.tensor import function as functions
 from manygrad.tensor import gradient, storage
 from manygrad.tensor.ops import differentiation
@@ -22,11 +23,11 @@ EXAMPLES = 150
 N, STATES, STEPS = 4, 3, 11
 ERRORS = (ZeroDivisionError, MemoryError, KeyboardInterrupt)
 STAGES: list[tuple[Any, str]] = [
+    (scheduling, "normalize"),
+    (scheduling, "create_linear"),
     *(
-        (scheduling, n)
+        (lowering, n)
         for n in (
-            "strip_binds",
-            "number_buffers",
             "clean",
             "lower_shards",
             "lower_checks",
@@ -39,7 +40,7 @@ STAGES: list[tuple[Any, str]] = [
         )
     ),
     *(
-        (scheduling, n)
+        (lowering, n)
         for n in (
             "split_kernels",
             "rangeify",
@@ -48,7 +49,6 @@ STAGES: list[tuple[Any, str]] = [
             "chain_kernels",
             "pass_parts",
             "plan_memory",
-            "create_linear",
             "lower_sink_to_linear",
         )
     ),

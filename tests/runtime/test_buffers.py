@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manygrad import Context, GlobalCounters, Tensor
+from manygrad import Context, GlobalCounters, Tensor, TinyJit
 from manygrad.runtime.buffer import Buffer, copy_buffer
 from manygrad.runtime.devices import get_device
 from manygrad.tensor.dtype import dtypes
@@ -139,3 +139,44 @@ def test_a_lazy_reader_keeps_the_value_from_before_an_assignment() -> None:
     before = a * 10
     a.assign(a + 1).realize()
     assert before.tolist() == [10, 20] and a.tolist() == [2, 3]
+
+
+def anonymous_mb() -> float:
+    with open("/proc/self/status") as f:
+        return next(int(line.split()[1]) / 1024 for line in f if line.startswith("RssAnon"))
+
+
+@Context(VALIDATE_WITH_CPU=0)
+def test_zeros_take_memory_where_they_are_written() -> None:
+    rooms = [Tensor.zeros(4, 8 << 20).contiguous() for _ in range(2)]  # (two, which are one value)
+    before = anonymous_mb()
+    Tensor.realize(*rooms)
+    assert anonymous_mb() - before < 16
+    rooms[0][1, :4096] = 3.0
+    rooms[0].realize()
+    assert anonymous_mb() - before < 32
+    assert rooms[0].sum().item() == 3.0 * 4096 and rooms[1].sum().item() == 0
+    assert GlobalCounters.mem_used >= 2 * 4 * 4 * (8 << 20)
+
+
+def test_zeros_in_freed_memory_are_zeros() -> None:
+    for _ in range(3):
+        a = Tensor.ones(1 << 18).contiguous().realize()
+        del a
+        assert (Tensor.zeros(1 << 18).contiguous().realize().numpy() == 0).all()
+    x = Tensor(np.ones(1 << 18, np.float32)).realize()
+    x.assign(Tensor.zeros(1 << 18)).realize()
+    assert (x.numpy() == 0).all()
+    assert np.signbit(Tensor.full((1 << 18,), -0.0).contiguous().numpy()).all()
+
+
+def test_a_capture_writes_its_zeros_in_each_replay() -> None:
+    @TinyJit
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        zeros = Tensor.zeros(1 << 16).contiguous()
+        return zeros, x + 1
+
+    for i in range(4):
+        zeros, y = step(Tensor(np.full(4, i, np.float32)))
+        assert (zeros.numpy() == 0).all() and y.tolist() == [i + 1.0] * 4
+        zeros.assign(Tensor.ones(1 << 16)).realize()

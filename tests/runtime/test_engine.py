@@ -14,7 +14,7 @@ from manygrad import Context, GlobalCounters, Tensor, nn
 from manygrad.runtime.current import current
 from manygrad.runtime.devices import get_device
 from manygrad.runtime.linear import run_linear
-from manygrad.schedule import PASSES
+from manygrad.schedule.lower import PASSES
 from manygrad.tensor.environment import REGISTRY
 from manygrad.tensor.nn.state import get_parameters
 from manygrad.tensor.tensor import LIVE

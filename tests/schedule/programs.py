@@ -7,10 +7,11 @@ import numpy as np
 from manygrad import Tensor
 from manygrad.runtime.current import current
 from manygrad.runtime.engine import new_buffer
-from manygrad.schedule import PASSES, Lowering, Scheduled, create_linear_with_vars, number_buffers, strip_binds
+from manygrad.schedule import Scheduled, create_linear_with_vars, normalize
 from manygrad.schedule.buffers import Temps
 from manygrad.schedule.fused import Stored
 from manygrad.schedule.fusion import decide_stores
+from manygrad.schedule.lower import PASSES, Lowering
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.passes import run_passes
@@ -52,7 +53,7 @@ def kernels_of(tensors: Tensor | list[Tensor]) -> list[UOp]:
 
 def stores_of(tensors: Tensor | list[Tensor]) -> dict[UOp, Stored]:
     """The values that are stored between kernels, each with the rule that says so."""
-    graph, _ = number_buffers(strip_binds(sink_of(tensors))[0])
+    graph = normalize(sink_of(tensors)).graph
     before = PASSES[: [p.name for p in PASSES].index("insert_stores")]
     lowered: UOp = run_passes("schedule", before, graph, Lowering(current().world, Temps()))
     return decide_stores(lowered.toposort())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -11,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from manygrad import Context, Tensor, Variable
+from manygrad import Context, Tensor, TinyJit, Variable
 from manygrad.multi.world import World
 from manygrad.runtime.current import current
-from manygrad.schedule import create_linear, number_buffers, strip_binds
+from manygrad.schedule import create_linear, normalize
 from manygrad.schedule.cache import Schedules
 from manygrad.tensor import source
 from manygrad.tensor.source import LINE
@@ -32,7 +33,7 @@ def empty_cache(tmp_path: Path) -> Iterator[None]:
 
 
 def normal(*tensors: Tensor) -> UOp:
-    return number_buffers(strip_binds(sink_of(list(tensors)))[0])[0]
+    return normalize(sink_of(list(tensors))).graph
 
 
 def again(graph: UOp, me: World | None = None) -> tuple[UOp, bool]:
@@ -113,9 +114,9 @@ def test_a_damaged_entry_is_made_again(tmp_path: Path) -> None:
     graph = normal(stored(4) * 7.0)
     first, _ = again(graph)
     schedules = current().schedules
-    key = schedules.entry_key(graph, World())
-    assert key is not None and schedules.store is not None
-    schedules.store.put(key, b"of another program")
+    digests = schedules.digests(graph, World())
+    assert digests is not None and schedules.store is not None
+    schedules.store.put(digests.entry, b"of another program")
     second, loaded = again(graph)
     assert second is first and not loaded and again(graph)[1]
 
@@ -147,3 +148,35 @@ def test_a_second_start_neither_schedules_nor_compiles(tmp_path: Path) -> None:
     misses, loaded, compiled = map(int, said[0])
     assert misses > 0 and loaded == 0 and compiled > 0
     assert said[1] == [str(misses), str(misses), "0"]
+
+
+def test_a_graph_is_kept_from_its_third_use_on() -> None:
+    """What runs once, or as a TinyJit twice, leaves its schedule under a digest."""
+    schedules = Schedules(current().schedules.store)
+    graph = normal(stored(4) * 9.0 + 1)
+    kept = []
+    for _ in range(4):
+        create_linear(graph, World(), schedules)
+        kept.append((len(schedules.in_memory), len(schedules.by_digest)))
+    assert kept == [(0, 1), (0, 1), (1, 0), (1, 0)]
+    assert (schedules.misses, schedules.hits) == (1, 3)
+
+
+def test_nothing_holds_the_graph_of_a_capture() -> None:
+    w = Tensor(np.ones(8, np.float32)).realize()
+
+    @TinyJit
+    def step(x: Tensor) -> Tensor:
+        for i in range(200):
+            x = x * w + i
+        return x.sum()
+
+    before = alive()
+    for i in range(3):
+        assert step(Tensor(np.full(8, i, np.float32))).item() == 8 * i + 8 * 199 * 100
+    gc.collect()
+    assert alive() - before < 100 + 200 * 3, "(its kernel has an addition, a product and a constant for each)"
+
+
+def alive() -> int:
+    return sum(type(o) is UOp for o in gc.get_objects())

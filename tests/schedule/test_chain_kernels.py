@@ -99,13 +99,13 @@ def test_each_device_has_its_own() -> None:
 
 
 def test_a_chain_is_read_from_disk(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    from manygrad.schedule import create_linear, number_buffers, strip_binds
+    from manygrad.schedule import create_linear, normalize
     from manygrad.schedule.cache import Schedules
     from tests.schedule.programs import sink_of
 
     world, store = current().world, current().schedules.store
     with Context(SCACHE=1, SPEC=0, DEBUG=0, CACHE_DIR=str(tmp_path)):
-        graph = number_buffers(strip_binds(sink_of(chained(stored(N, D), stored(N, D), stored(N, D))))[0])[0]
+        graph = normalize(sink_of(chained(stored(N, D), stored(N, D), stored(N, D)))).graph
         first, again = create_linear(graph, world, Schedules(store)), Schedules(store)
         assert create_linear(graph, world, again) is first and again.loaded == 1
         assert first.src[0].src[0].op is Ops.CHAIN

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from manygrad import Context, Tensor, Variable, world
-from manygrad.schedule import lower_sink_to_linear, number_buffers, strip_binds
+from manygrad.schedule import normalize
+from manygrad.schedule.lower import lower_sink_to_linear
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.passes import observers
 from manygrad.tensor.uop.show import show
@@ -144,7 +145,7 @@ def text_of(program: Callable[[], list[Tensor]]) -> str:
             parts.append((f"after {name}", show(graph)))
 
     tensors = program()
-    graph, _ = number_buffers(strip_binds(sink_of(tensors))[0])
+    graph = normalize(sink_of(tensors)).graph
     parts.append(("tensor graph", show(graph)))
     observers.append(observe)
     try:

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manygrad import Tensor, world
-from manygrad.schedule import PASSES, lower_sink_to_linear, number_buffers, strip_binds
+from manygrad.schedule import normalize
 from manygrad.schedule.chain import ChainSpec
+from manygrad.schedule.lower import PASSES, lower_sink_to_linear
 from manygrad.schedule.spec import GRAPHS, KERNEL, LINEAR, graph_spec, linear_spec
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import SPEC, Context
@@ -210,7 +211,7 @@ def corpus() -> list[tuple[str, UOp]]:
         for program in PROGRAMS:
             sink = sink_of(program())
             add("", "", sink)
-            linear = lower_sink_to_linear(number_buffers(strip_binds(sink)[0])[0], world)
+            linear = lower_sink_to_linear(normalize(sink).graph, world)
             add("", "", linear)
     finally:
         passes.observers.remove(add)
@@ -290,7 +291,7 @@ def test_specs_are_on_in_tests_and_a_broken_pass_is_caught(monkeypatch: pytest.M
 
 
 def test_every_pass_has_a_spec() -> None:
-    assert {p.name for p in PASSES if p.spec is graph_spec} == GRAPHS.keys() - {"number_buffers"}
+    assert {p.name for p in PASSES if p.spec is graph_spec} == GRAPHS.keys() - {"normalize"}
 
 
 def test_passes_run_in_order() -> None:

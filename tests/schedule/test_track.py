@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from manygrad import Context, Tensor
-from manygrad.schedule import PASSES
+from manygrad.schedule.lower import PASSES
 from manygrad.tensor.uop import Ops, track
 from tests.schedule.programs import linear_of, stored
 

@@ -44,6 +44,34 @@ def test_no_grad() -> None:
     assert x.grad is not None and x.grad.tolist() == [2, 4, 6]
 
 
+def test_no_grad_detaches_where_values_come_in() -> None:
+    """A node for each of many operators would be half of a model's graph."""
+    x, w = leaf(1, 2, 3), Tensor([2.0, 3.0, 4.0]).realize()
+    with no_grad():
+        y = x * w
+        for i in range(20):
+            y = (y * 0.5 + i).reshape(3, 1).sin().reshape(3)
+    detached = [u for u in y.uop.toposort() if u.op is Ops.DETACH]
+    assert len(detached) == 1 and not y.requires_grad
+    (y * x).sum().backward()
+    assert x.grad is not None
+    np.testing.assert_allclose(x.grad.numpy(), y.numpy(), rtol=1e-6)
+
+
+def test_a_leaf_that_was_made_of_detached_memory_is_not_passed_in_no_grad() -> None:
+    w = Tensor([1.0, 2.0, 3.0, 4.0]).realize()
+    for make in (lambda: w.detach(), lambda: w.detach().reshape(2, 2), lambda: w.detach() * 2):
+        x = make()
+        x.requires_grad = True
+        with no_grad():
+            y = x * 3
+            z = y.reshape(4) + 1
+        assert not y.requires_grad and not z.requires_grad
+        ((z.reshape(*x.shape) + x) * x).sum().backward()
+        assert x.grad is not None
+        np.testing.assert_allclose(x.grad.numpy(), x.numpy() * 2 + x.numpy() * 3 + 1)
+
+
 def test_no_grad_as_a_decorator_and_set_grad_enabled() -> None:
     x = leaf(1, 2)
 
