@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
+from manygrad.schedule.index import dim_groups
 from manygrad.schedule.rows import Rows
 from manygrad.schedule.work import CHEAP, NUMBERS, is_leaf, work
 from manygrad.tensor.dtype import dtypes
@@ -65,13 +66,18 @@ def graph_facts(order: list[UOp]) -> GraphFacts:
 
 
 def _axes_below(u: UOp, axes: frozenset[int]) -> frozenset[int]:
-    """The axes of `u` as axes of its sources; a RESHAPE is seen through where it brings or drops dims of size 1."""
+    """The axes of `u` as axes of its sources; those of a RESHAPE's source become dims that are all among them, but for
+    dims of size 1."""
     if u.op in SAME_AXES or not axes or u.op is not Ops.RESHAPE:
         return axes if u.op in SAME_AXES else NO_AXES
-    before, after = ([i for i, d in enumerate(x.shape) if d != 1] for x in (u.src[0], u))
-    if [u.src[0].shape[i] for i in before] != [u.shape[i] for i in after]:
-        return NO_AXES
-    return frozenset(b for b, a in zip(before, after) if a in axes)
+    before, after = u.src[0].shape, u.shape
+    return frozenset(
+        axis
+        for sources, results in dim_groups(before, after)
+        if (larger := [a for a in results if after[a] != 1]) and axes.issuperset(larger)
+        for axis in sources
+        if before[axis] != 1
+    )
 
 
 class Contents(NamedTuple):

@@ -46,9 +46,14 @@ def _symbolic_offset(idx: Index, shape: tuple[Any, ...], stride: UOp) -> UOp:
     return out
 
 
-@lru_cache(4096)
-def _groups(shape: tuple[int, ...], into: tuple[int, ...]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+def dim_groups(shape: tuple[Any, ...], into: tuple[Any, ...]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Dims of `shape` and of `into` in the smallest groups that hold the same elements, from the outermost."""
+    plain = {*map(type, shape), *map(type, into)} <= {int}
+    return _int_groups(shape, into) if plain else _symbolic_groups(shape, into)
+
+
+@lru_cache(4096)
+def _int_groups(shape: tuple[int, ...], into: tuple[int, ...]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     out = []
     i = j = 0
     while i < len(shape) or j < len(into):
@@ -70,7 +75,7 @@ def _groups(shape: tuple[int, ...], into: tuple[int, ...]) -> list[tuple[tuple[i
 
 
 def _symbolic_groups(shape: tuple[Any, ...], into: tuple[Any, ...]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """`_groups` where dims are index expressions: products are compared as nodes."""
+    """Where dims are index expressions: products are compared as nodes."""
     out = []
     i = j = 0
     while i < len(shape) or j < len(into):
@@ -93,9 +98,8 @@ def _symbolic_groups(shape: tuple[Any, ...], into: tuple[Any, ...]) -> list[tupl
 
 def unflatten_index(idx: Index, shape: tuple[Any, ...], into: tuple[Any, ...]) -> Index:
     """Indices of `into` for indices of `shape` (same elements); dims are matched in the smallest groups that agree."""
-    plain = {*map(type, shape), *map(type, into)} <= {int}
     out: list[UOp] = []
-    for gi, gj in _groups(shape, into) if plain else _symbolic_groups(shape, into):
+    for gi, gj in dim_groups(shape, into):
         if len(gi) == 1 and len(gj) == 1:
             out.append(idx[gi[0]])
             continue

@@ -97,8 +97,8 @@ def write_out_blocks(facts: Facts, opts: Opts, split: Mapping[UOp, UOp]) -> Opts
 
 
 def block_of(facts: Facts, u: UOp, split: UOp) -> list[UOp]:
-    """The inner ranges of a REDUCE, the innermost of which runs in lanes, that are short, if something is read once for
-    all of them."""
+    """The inner ranges of a REDUCE, not all of them, the innermost of which runs in lanes, that are short, if something
+    is read once for all of them."""
     *outer, last = u.src[1:]
     loads = [ranges_of(v) for v in facts.loads_of[u]]
     if last is not split or not any(rs & {*outer} and last not in rs for rs in loads):
@@ -109,7 +109,7 @@ def block_of(facts: Facts, u: UOp, split: UOp) -> list[UOp]:
         if not is_fixed(r) or vectors > cost.BLOCK_VECTORS or (r is split and size_max(r) % facts.lanes):
             break
         inner.append(r)
-    return inner if len(inner) < len(u.src) - 1 else []
+    return inner[: len(outer)]
 
 
 def skip_masked(facts: Facts, opts: Opts, main: UOp, known: bool) -> Opts:

@@ -102,10 +102,10 @@ def columns_with_weights() -> UOp:
     return sink(store(0, add(mul(i, 256), n), reduce(w.alu(Ops.MUL, x), k), i, n))
 
 
-def row_by_blocks() -> UOp:
+def row_by_blocks(blocks: int) -> UOp:
     """out[n] = sum over blocks b, halves h, bytes i of x[b, h, i] * s[n, b] * (w[n, b, i] >> 4 h & 15)."""
-    n, b, h, i = loop(64, 0), red(18, 1), red(2, 2), red(16, 3)
-    block = add(mul(n, 18), b)
+    n, b, h, i = loop(64, 0), red(blocks, 1), red(2, 2), red(16, 3)
+    block = add(mul(n, blocks), b)
     byte = load(2, add(mul(block, 16), i), dtypes.uint8)
     by = mul(h, 4).cast(dtypes.uint8)
     q = byte.alu(Ops.SHR, by).alu(Ops.AND, UOp.const(dtypes.uint8, 15)).cast(f32)
@@ -137,7 +137,8 @@ KERNELS: dict[str, Callable[[], UOp]] = {
     "product of few columns": lambda: gemm(512, 64, 64),
     "product of few rows": lambda: gemm(4, 1024, 1024),
     "row by matrix": lambda: gemm(1, 256, 256, "NT"),
-    "row by quantised matrix": row_by_blocks,
+    "row by quantised matrix": lambda: row_by_blocks(18),
+    "row by quantised matrix, few blocks": lambda: row_by_blocks(6),
     "rows of bytes by a packed matrix": lambda: packed_product(64, 16, 18),
     "product of bfloat16": lambda: gemm(256, 256, 256, dtype=dtypes.bfloat16),
     "product of bytes": lambda: bytes_product(256, 256, 256),

@@ -196,6 +196,19 @@ def test_cut_over_devices_between_blocks(kind: str, devices: int, rule: int | tu
         np.testing.assert_allclose(want, x @ weight.T + bias, atol=0.5)
 
 
+@pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
+def test_cut_between_blocks_a_row_times_a_weight_stores_nothing_of_it(kind: Block) -> None:
+    """A kernel a device for what its blocks add to, one that adds these up (of several), and the all-reduce."""
+    devices = ("CPU:0", "CPU:1")
+    w, _ = weight(kind, 32, 4096)
+    w.blocks.shard_(devices, 1)
+    x = Tensor(normal(1, 4096)).shard(devices, 1).realize()
+    w.blocks.realize()
+    before = GlobalCounters.kernel_count
+    w.linear(x).realize()
+    assert GlobalCounters.kernel_count == before + 2 + 2 + 1
+
+
 def test_a_capture_reads_the_blocks_that_are_there_now() -> None:
     w, values = weight(FORMATS[1], 16, 64)
     w.blocks.realize()
