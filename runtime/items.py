@@ -297,7 +297,8 @@ class GraphItem(ExecItem):
     def bind(self, vars: Vars) -> None:
         if any(vars[n] != self.vars[n] for n in self.asked):
             now = self.vars | {n: vars[n] for n in self.asked}
-            self.call.bind([(n, i.values(now)) for n, i in self.changing])
+            values = {names: tuple(now[n] for n in names) for names in {i.names for _, i in self.changing}}
+            self.call.bind([(n, values[i.names]) for n, i in self.changing])
             self.vars = now
 
     def run(self, vars: Vars) -> None:

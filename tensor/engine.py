@@ -34,7 +34,9 @@ class Engine(Protocol):
         """BUFFERs on `DISK:path`, one for each (dtype, shape, offset in bytes)."""
 
     def to_numpy(self, buffer: UOp) -> np.ndarray:
-        """The contents of a realized BUFFER on one device (a copy)."""
+        """The contents of a realized BUFFER on one device, or of one of its copies (a copy)."""
+
+    def has_copy(self, buffer: UOp) -> bool: ...
 
     def share(self, buffer: UOp) -> np.ndarray | None:
         """The memory of a realized BUFFER on one device as an array that keeps it alive;

@@ -61,14 +61,20 @@ class Writer:
             self.history[:, position : position + tokens.shape[1]] = read.where(tokens, -1)
         logits = self.model(tokens, position, last)
         found = nn.sample(logits, **{"temperature": 0, **choice}, history=self.history, draw=position + last)
-        return found.unsqueeze(-1)
+        return found.unsqueeze(-1).cast(tokens.dtype)
 
-    def _next(self, tokens: list[int], position: int, last: int) -> Tensor:
-        size = len(tokens)
+    def _next(self, tokens: Tensor, position: int, last: int) -> int:
+        size = tokens.shape[1]
         at = Variable(f"position{size}", 0, self.length - size).bind(position)
         until = Variable(f"last{size}", 0, size - 1).bind(last)
         with Tensor.no_grad():
-            return self.steps[size](Tensor(np.array([tokens])).to(self.device), at, until, self.choice)
+            made = self.steps[size](tokens, at, until, self.choice)
+        token = int(made.item())
+        self.made = token, made
+        return token
+
+    def _there(self, tokens: list[int]) -> Tensor:
+        return Tensor(np.array([tokens])).to(self.device)
 
     def start(self, prompt: Sequence[int]) -> int:
         """Reads the prompt; the token that follows it."""
@@ -81,14 +87,15 @@ class Writer:
         for at, size in blocks(len(prompt)):
             part = list(prompt[at : at + size])
             # what fills up is overwritten before it is read
-            token = self._next(part + [0] * (size - len(part)), at, len(part) - 1)
+            token = self._next(self._there(part + [0] * (size - len(part))), at, len(part) - 1)
         self.position = len(prompt)
-        return int(token.item())
+        return token
 
     def write(self, token: int) -> int:
         """The token after `token`."""
         if self.position == self.length:
             raise ValueError(f"the room for {self.length} tokens is full")
-        token = int(self._next([token], self.position, 0).item())
+        made, there = self.made  # mostly it is the token that is asked for: then its tensor need not be made again
+        token = self._next(there if token == made else self._there([token]), self.position, 0)
         self.position += 1
         return token

@@ -56,7 +56,8 @@ class CPUGraph:
             assert isinstance(kernel, CPUKernel) and numbers is not None, kernel
             cut = kernel.cut(vars)
             numbers[:] = vars
-            self.table[len(Job._fields) * i + _TOTAL], self.table[len(Job._fields) * i + _GRAIN] = cut
+            if not kernel.fixed:
+                self.table[len(Job._fields) * i + _TOTAL], self.table[len(Job._fields) * i + _GRAIN] = cut
 
     def mover(self, handle: Memory) -> Callable[[Memory], None]:
         begin, end = handle.address, handle.address + handle.nbytes

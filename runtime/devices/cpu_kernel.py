@@ -107,8 +107,8 @@ class CPUKernel:
 
     def cut(self, vars: tuple[int, ...]) -> tuple[int, int]:
         """(total, grain) with these variables. Raises ValueError where one is out of bounds."""
-        key, last = (vars, wanted_threads()), self.last_cut
-        if last is not None and last[0] == key:  # layers share their kernels, and have the same values
+        key = vars, 0 if self.fixed else wanted_threads()
+        if (last := self.last_cut) is not None and last[0] == key:  # layers share their kernels, and have equal values
             return last[1]
         for name, value, (lo, hi) in zip(self.names, vars, self.bounds):
             if not lo <= value <= hi:
