@@ -78,6 +78,7 @@ def ours(sizes: list[int], most: int) -> list[dict[str, Any]]:
 
     from manygrad import Tensor, TinyJit, values_may_differ, world
     from manygrad.collectives import Collective, build, choose, lower
+    from manygrad.collectives.cost import message_nbytes
     from manygrad.collectives.wanted import group_of
     from manygrad.runtime.buffer import Buffer
     from manygrad.runtime.current import current
@@ -93,7 +94,7 @@ def ours(sizes: list[int], most: int) -> list[dict[str, Any]]:
     def program(count: int, plan: int) -> Callable[[], None]:
         what = Collective("all_reduce", n, count, group=group)
         program = build(choose("all_reduce", 4 * count, n, group, world.link), what, mine)
-        piece = world.link.piece_nbytes if world.link is not None else 0
+        piece = message_nbytes(4 * count, n, world.link)
         body = lower(program, dtypes.float32, owner, {r: devices[r].partition("@")[0] for r in mine}, piece)
         ends = [
             Buffer("CPU", count, dtypes.float32).copyin(np.full(count, r + 1.0, np.float32))

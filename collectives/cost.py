@@ -92,11 +92,22 @@ def choose(kind: str, nbytes: int, ranks: int, group: int = 1, link: Link | None
     return min(candidates, key=lambda a: (cost_s(a, kind, nbytes, ranks, group, link), a))
 
 
+LEAST_HALF_NBYTES = 1 << 20  # of a message, from which on it is two, the first of which is summed while the other comes
+
+
+def message_nbytes(nbytes: int, ranks: int, link: Link | None) -> int:
+    """How long messages of a collective of `nbytes` are at most; 0: of any length, as over shared memory."""
+    if link is None or not link.piece_nbytes:
+        return 0
+    return min(link.piece_nbytes, max(LEAST_HALF_NBYTES, -(-nbytes // ranks // 2 // ALIGN_NBYTES) * ALIGN_NBYTES))
+
+
 # what one more part of a long all-reduce costs two workers [allreduce.py, TRANSPORT=zmq, step against bare]; more have
 # more messages
 PART_COST_S = 0.5e-3
 MAX_PARTS = 32
 PART_ALIGN = 1024  # elements
+ALIGN_NBYTES = 4 * PART_ALIGN
 
 
 def parts_of(count: int, itemsize: int, ranks: int, link: Link, rounds: int = 2) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from manygrad.collectives.algorithms import build
-from manygrad.collectives.cost import choose
+from manygrad.collectives.cost import choose, message_nbytes
 from manygrad.collectives.cut import cut
 from manygrad.collectives.program import Chunk, Copy, Program, Reduce, Release, Slot, Source, Transfer
 from manygrad.collectives.reduction import GROUP, reduction
@@ -65,7 +65,7 @@ def lower_collective(what: UOp, world: World, on_host: Callable[[str], bool]) ->
     name = choose(c.kind, c.count * dtype.itemsize, c.ranks, c.group, world.link)
     owners = [world.rank_of(d) if world.size > 1 else 0 for d in members.devices]
     own = {r: members.devices[r].partition("@")[0] for r in members.mine}
-    piece = world.link.piece_nbytes if world.link is not None else 0
+    piece = message_nbytes(c.count * dtype.itemsize, c.ranks, world.link)
     return lower(build(name, c, members.mine), dtype, owners, own, piece, on_host, finish_of(what.arg))
 
 

@@ -12,6 +12,8 @@ keep the loops of its dims (`join.py`), and results that take more memory than w
 
 from __future__ import annotations
 
+from collections import Counter
+
 from manygrad.schedule.join import made_by_reduction
 from manygrad.schedule.simplify import broadcast, constant
 from manygrad.tensor.source import inherit
@@ -23,10 +25,7 @@ def compute_in_parts(sink: UOp) -> UOp:
     order = sink.toposort()
     if not any(u.op in GroupOp.ELEMENTWISE and _in_parts(u) for u in order):
         return sink
-    readers: dict[UOp, int] = {}
-    for u in order:
-        for s in u.src:
-            readers[s] = readers.get(s, 0) + 1
+    readers = Counter(s for u in order for s in u.src)
     done: dict[UOp, UOp] = {}
     for u in order:
         src = tuple([done[s] for s in u.src])

@@ -15,6 +15,7 @@ whole weight). Those of many layers are collectives of their own in any case, ea
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import accumulate, groupby
 from math import prod
 from typing import NamedTuple
@@ -43,10 +44,7 @@ def cut_sums(sink: UOp, link: Link | None) -> UOp:
     if not any(u.op in (Ops.SHARD, Ops.FINISH) and u.src[0].op is Ops.CAT for u in order):
         return sink
     place = placements(order)
-    readers: dict[UOp, int] = {}
-    for u in order:
-        for s in u.src:
-            readers[s] = readers.get(s, 0) + 1
+    readers = Counter(s for u in order for s in u.src)
     done: dict[UOp, UOp] = {}
     for u in order:
         node = with_sources(u, tuple([done[s] for s in u.src]))

@@ -12,6 +12,7 @@ one. A contraction, which reads elements many times over, and a sum of rows and 
 
 from __future__ import annotations
 
+from collections import Counter
 from math import prod
 
 from manygrad.schedule.split_reductions import SPLIT_FROM, lies_flat, row_of
@@ -28,10 +29,7 @@ def merge_reductions(sink: UOp) -> UOp:
     order = sink.toposort()
     if not any(u.op is Ops.REDUCE and _inner(u) is not None for u in order):
         return sink
-    readers: dict[UOp, int] = {}
-    for u in order:
-        for s in u.src:
-            readers[s] = readers.get(s, 0) + 1
+    readers = Counter(s for u in order for s in u.src)
     done: dict[UOp, UOp] = {}
     for u in order:
         node = with_sources(u, tuple([done[s] for s in u.src]))

@@ -10,7 +10,7 @@ import pytest
 from manygrad.collectives.algorithms import ALGORITHMS, build
 from manygrad.collectives.check_calls import check_calls
 from manygrad.collectives.checker import canonical, check
-from manygrad.collectives.cost import choose, cost_s
+from manygrad.collectives.cost import choose, cost_s, message_nbytes
 from manygrad.collectives.cut import cut
 from manygrad.collectives.errors import ProgramError
 from manygrad.collectives.lower import lower
@@ -112,6 +112,16 @@ def test_work_of_one_rank_does_not_grow_beyond_the_steps() -> None:
     part = build(choose("all_reduce", 40_000, 1024), c, {5})
     assert time.perf_counter() - start < 0.1
     assert sum(isinstance(i, Transfer) for i in part.instrs) == 2 * 2 * 10  # 2 lg p steps, each one way and the other
+
+
+def test_a_message_is_two_from_two_mebibytes_on() -> None:
+    link = Link("zmq", 1e9, 1e-4, piece_nbytes=2 << 20)
+    found = [message_nbytes(n << 20, 2, link) for n in (1, 4, 6, 8, 256)]
+    assert found == [n << 19 for n in (2, 2, 3, 4, 4)]
+    assert message_nbytes(16 << 20, 4, link) == 2 << 20
+    assert message_nbytes(5_000_001, 2, link) % 4096 == 0
+    assert message_nbytes(8 << 20, 2, link._replace(piece_nbytes=64 << 10)) == 64 << 10  # a slow link
+    assert message_nbytes(8 << 20, 2, Link("shm")) == message_nbytes(8 << 20, 2, None) == 0
 
 
 def test_split_and_canonical_tree() -> None:

@@ -149,7 +149,7 @@ def scattered(world: World, finish: bool = False, layers: int = 6) -> Tensor:
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_a_scattered_sum_of_joined_gradients_is_cut_between_them(size: int, finish: bool) -> None:
     found = []
-    for link in (SHM, FAST, slow(2 * 6 * 24 * 24 * 4, 4)):
+    for link in (SHM, FAST, slow(2 * 6 * 24 * 24 * 4, 8)):
         with workers(size) as world:
             world.link = link
             t = scattered(world, finish)
