@@ -19,7 +19,7 @@ import pytest
 from manygrad.collectives.errors import CollectiveTimeout, PlanMismatch
 from manygrad.collectives.transport import Endpoint, MessageKey, wire
 from manygrad.collectives.transport import zmq as tcp
-from manygrad.collectives.transport.link import WINDOW, Frame, ZmqLink
+from manygrad.collectives.transport.link import COPIED_NBYTES, WINDOW, Frame, ZmqLink
 from manygrad.collectives.transport.seal import COUNTER, TAG_NBYTES, Opener, Sealer, key_of
 from manygrad.tensor.environment import Context
 
@@ -240,8 +240,8 @@ def test_what_came_before_a_message_of_a_lower_number_is_told_when_that_one_has_
         del link.incoming[number]
         tcp.ZmqHub.pay(hub, link)
 
-    come(0, tcp.COPIED_NBYTES + 1)
-    come(2, tcp.COPIED_NBYTES + 1)
+    come(0, COPIED_NBYTES + 1)
+    come(2, COPIED_NBYTES + 1)
     come(1, 8)
     assert told == [1, 1, 3] and not link.owed and not link.urgent
 
