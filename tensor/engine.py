@@ -36,7 +36,8 @@ class Engine(Protocol):
     def to_numpy(self, buffer: UOp) -> np.ndarray:
         """The contents of a realized BUFFER on one device, or of one of its copies (a copy)."""
 
-    def has_copy(self, buffer: UOp) -> bool: ...
+    def has_copy(self, buffer: UOp) -> bool:
+        """Whether this worker has one of several copies of a realized BUFFER."""
 
     def share(self, buffer: UOp) -> np.ndarray | None:
         """The memory of a realized BUFFER on one device as an array that keeps it alive;
