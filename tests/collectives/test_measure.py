@@ -1,0 +1,36 @@
+"""What a link gives, measured while its workers start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from manygrad.collectives.transport import measure
+
+
+@pytest.mark.parametrize(
+    "bytes_per_s, rate, piece_nbytes",
+    [(25e6, 1 << 25, 128 << 10), (125e6, 1 << 27, 512 << 10), (4e9, 1 << 32, 2 << 20)],
+)
+@pytest.mark.parametrize("late", [(), (0,), (0, 1, 2)], ids=["never", "first", "but_once"])
+def test_late_workers_do_not_make_a_link_slow(
+    monkeypatch: pytest.MonkeyPatch, bytes_per_s: float, rate: float, piece_nbytes: int, late: tuple[int, ...]
+) -> None:
+    """As long as they come in time once of the times that a message is sent."""
+    now, sent = 0.0, dict[int, Iterator[int]]()
+
+    def exchange(meter: Any, distance: int, data: bytes | int) -> bytes:
+        nonlocal now
+        if not isinstance(data, int):
+            return data
+        number = next(sent.setdefault(data, iter(range(100))))
+        now += 300e-6 + data / bytes_per_s + 0.05 * (number in late)
+        return b""
+
+    monkeypatch.setattr(measure._Meter, "exchange", exchange)
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: now)
+    link = measure.measure(SimpleNamespace(size=2, rank=0, routes={1: "zmq"}))  # type: ignore[arg-type]
+    assert link is not None and (link.bytes_per_s, link.piece_nbytes) == (rate, piece_nbytes)
