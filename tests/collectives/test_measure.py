@@ -32,5 +32,5 @@ def test_late_workers_do_not_make_a_link_slow(
 
     monkeypatch.setattr(measure._Meter, "exchange", exchange)
     monkeypatch.setattr(measure.time, "perf_counter", lambda: now)
-    link = measure.measure(SimpleNamespace(size=2, rank=0, routes={1: "zmq"}))  # type: ignore[arg-type]
+    link = measure.measure(SimpleNamespace(size=2, rank=0, routes={1: "zmq"}))
     assert link is not None and (link.bytes_per_s, link.piece_nbytes) == (rate, piece_nbytes)

@@ -18,6 +18,7 @@ from tests.schedule.programs import linear_of
 
 X = np.random.default_rng(0).standard_normal((12, 40)).astype(np.float32)
 W = np.random.default_rng(1).standard_normal((40, 3)).astype(np.float32)
+SUMS = (Ops.ALLREDUCE, Ops.REDUCESCATTER)
 FOUR = tuple(f"CPU:{i}" for i in range(4))
 HALVES: dict[str, Any] = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 
@@ -86,6 +87,24 @@ def test_devices_stay_alike_over_steps(optimizer: Any) -> None:
         assert len(values) == 4 and all((v == values[0]).all() for v in values)
     assert losses[None] != losses["bfloat16"]
     assert np.allclose(losses[None], losses["bfloat16"], rtol=0.02) and losses[None][-1] < losses[None][0]
+
+
+@pytest.mark.parametrize("cuts", [(0, 1), (0, None), (None, None)], ids=["cut", "one_cut", "whole"])
+def test_sums_of_an_optimiser_travel_in_the_type(cuts: tuple[int | None, ...]) -> None:
+    """Of parameters that are cut, and of those that are whole."""
+    found = {}
+    for dtype in ("bfloat16", None):
+        first, second = (Tensor.ones(8, 8).shard(FOUR, cut).contiguous().realize().requires_grad_() for cut in cuts)
+        o = SGD([first, second], lr=0.01, all_reduce_dtype=dtype)
+        with Tensor.train():
+            (Tensor(X[:, :8]).shard(FOUR, 0) @ first @ second).square().sum().backward()
+            todo = o.schedule_step()
+        calls = [c.src[0] for c in linear_of(todo).src if c.src[0].op in SUMS]
+        found[dtype] = {(c.op, c.dtype.name) for c in calls}
+    ops = {op for op, _ in found[None]}
+    assert (
+        ops and found[None] == {(op, "float32") for op in ops} and found["bfloat16"] == {(op, "bfloat16") for op in ops}
+    )
 
 
 def test_other_types_are_refused() -> None:

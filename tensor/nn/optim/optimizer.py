@@ -140,9 +140,10 @@ class Optimizer:
         for f in self.flats:
             if f.params[0].grad is None:
                 continue
-            grad = f.join([p.grad for p in f.params])  # type: ignore[misc]
-            if f.group.get("all_reduce_dtype") is not None:
-                grad = grad._op(Ops.WIRE, arg=to_dtype(f.group["all_reduce_dtype"]).name)
+            grads: list[Tensor] = [p.grad for p in f.params]  # type: ignore[misc]
+            if f.group.get("all_reduce_dtype") is not None:  # (joining already places what is cut)
+                grads = [g._op(Ops.WIRE, arg=to_dtype(f.group["all_reduce_dtype"]).name) for g in grads]
+            grad = f.join(grads)
             for p, part in zip(f.params, f.split(grad)):
                 p.grad.replace(part)  # type: ignore[union-attr]
             f.step.assign(f.step + 1)
