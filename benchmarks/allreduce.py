@@ -89,11 +89,11 @@ def ours(sizes: list[int], most: int) -> list[dict[str, Any]]:
     endpoint = current().communication.endpoint
     owner = [i // per_node for i in range(n)]
     mine = range(world.rank * per_node, (world.rank + 1) * per_node)
-    group = group_of(devices, world)
+    group, shared = group_of(devices, world), world.link is None or world.link.route == "shm"
 
     def program(count: int, plan: int) -> Callable[[], None]:
         what = Collective("all_reduce", n, count, group=group)
-        program = build(choose("all_reduce", 4 * count, n, group, world.link), what, mine)
+        program = build(choose("all_reduce", 4 * count, n, group, world.link, shared), what, mine)
         piece = message_nbytes(4 * count, n, world.link)
         body = lower(program, dtypes.float32, owner, {r: devices[r].partition("@")[0] for r in mine}, piece)
         ends = [

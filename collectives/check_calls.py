@@ -6,7 +6,8 @@ element. Refused, besides what has not the value of the postcondition:
 
 - workers that wait for each other; messages that nobody receives, of another length or type than was expected, or read
   after their release; memory that is read before it is written;
-- a write to what was sent and has not been settled: its reader may not have come to it;
+- a write to what was sent and has not been settled: its reader may not have come to it; a read of what was sent to be
+  written; a read of what one is to write, or a write to what one is to read;
 - a sum that is rounded to a half type and then summed again; one that was finished, and results that were not.
 
 Cost: O(calls · length).
@@ -15,7 +16,7 @@ Cost: O(calls · length).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from manygrad.collectives.algorithms import ALGORITHMS
@@ -38,8 +39,10 @@ class Cell(NamedTuple):
 
 
 class _Message:
-    def __init__(self, cells: list[Cell], dtype: DType) -> None:
-        self.cells, self.dtype, self.is_released = cells, dtype, False
+    """Cells that are read; or, of `place` in the memory of its sender, that are written."""
+
+    def __init__(self, cells: list[Cell], dtype: DType, count: int, place: Callable[[list[Cell]], None] | None) -> None:
+        self.cells, self.dtype, self.count, self.place, self.is_released = cells, dtype, count, place, False
 
 
 class _Worker:
@@ -78,16 +81,21 @@ class _Worker:
     def step(self, call: UOp) -> Iterator[str]:
         what, *args = call.src
         if what.op is Ops.SEND:
-            message = _Message(self.read(args[0]), args[0].dtype)
-            self.sent[what.arg] = message, args[0]
+            view, count = args[0], numel(args[0].shape)
+            if what.arg.is_written:
+                self.refuse_lent(view, "lends to be written")
+                message = _Message([], view.dtype, count, lambda cells: self.put(view, cells))
+            else:
+                message = _Message(self.read(view), view.dtype, count, None)
+            self.sent[what.arg] = message, view
             self.mail.send(self.rank, what.arg, message)
         elif what.op is Ops.RECEIVE:
             while (got := self.mail.receive(self.rank, what.arg)) is None:
                 yield f"message {what.arg.number} of worker {what.arg.peer}"
-            if (len(got.cells), got.dtype) != (numel(args[0].shape), args[0].dtype):
-                raise ProgramError(
-                    f"{len(got.cells)} {got.dtype.name} come, {args[0].shape} {args[0].dtype.name} expected"
-                )
+            if (got.count, got.dtype) != (numel(args[0].shape), args[0].dtype):
+                raise ProgramError(f"{got.count} {got.dtype.name} come, {args[0].shape} {args[0].dtype.name} expected")
+            if (got.place is not None) is not what.arg.is_written:
+                raise ProgramError("one worker says that the message is to be written, the other that it is to be read")
             if args[0].op is Ops.BUFFER:
                 self.held[args[0]] = got
             else:
@@ -110,36 +118,60 @@ class _Worker:
             self.reduce(what, args)
 
     def reduce(self, kernel: UOp, args: list[UOp]) -> None:
-        (store,) = kernel.src
-        given = [self.read(a) for a in args[1:]]
+        store, targets = kernel.src[0], len(kernel.src)
+        if [s.src[0].src[0].arg for s in kernel.src] != list(range(targets)) or {s.src[1] for s in kernel.src} != {
+            store.src[1]
+        }:
+            raise ProgramError("a kernel stores something else in each of its targets")
+        given = {n: self.read(a) for n, a in enumerate(args[targets:], targets)}
         total = None if self.finish is None else _finished(store.src[1], self.finish)
         value, is_finished = (store.src[1], False) if total is None else (total, True)
-        cells = [_value(value, given, i) for i in range(len(given[0]))]
-        self.write(args[0], [_rounded(c, value.dtype)._replace(is_finished=is_finished) for c in cells])
+        cells = [_value(value, given, i) for i in range(len(given[targets]))]
+        for target in args[:targets]:
+            self.write(target, [_rounded(c, value.dtype)._replace(is_finished=is_finished) for c in cells])
 
     def read(self, u: UOp) -> list[Cell]:
         buffer, start = (u.src[0], u.arg.offset) if u.op is Ops.VIEW else (u, 0)
         if buffer.op is Ops.BUFFER:
             if buffer not in self.held:
                 raise ProgramError("reads a message that it does not hold (not received, or released)")
+            if self.held[buffer].place is not None:
+                raise ProgramError("reads what it is to write")
             return self.held[buffer].cells
+        self.refuse_lent(u, "reads", to_be_written=True)
         cells = self.memory[buffer][start : start + numel(u.shape)]
         if None in cells or len(cells) != numel(u.shape):
             raise ProgramError(f"reads what is not written, or beyond the end: {buffer.arg.uid}[{start}:]")
         return cells  # type: ignore[return-value]
 
     def write(self, u: UOp, cells: list[Cell]) -> None:
-        buffer, start = (u.src[0], u.arg.offset) if u.op is Ops.VIEW else (u, 0)
-        end = start + len(cells)
+        buffer = u.src[0] if u.op is Ops.VIEW else u
+        if buffer.op is Ops.BUFFER:
+            place = self.held[buffer].place if buffer in self.held else None
+            if place is None:
+                raise ProgramError("writes a message that it does not hold to be written")
+            return place(cells)
         if len(self.ranks) <= buffer.arg.uid < 2 * len(self.ranks):
             raise ProgramError("writes a source")
-        for _, lent in self.sent.values():
-            of, at = (lent.src[0], lent.arg.offset) if lent.op is Ops.VIEW else (lent, 0)
-            if of is buffer and at < end and start < at + numel(lent.shape):
-                raise ProgramError(f"writes {buffer.arg.uid}[{start}:{end}], of which a part is lent")
+        self.refuse_lent(u, "writes")
+        self.put(u, cells)
+
+    def put(self, u: UOp, cells: list[Cell]) -> None:
+        buffer, start = (u.src[0], u.arg.offset) if u.op is Ops.VIEW else (u, 0)
+        end = start + len(cells)
         if end > len(self.memory[buffer]):
             raise ProgramError(f"writes beyond the end: {buffer.arg.uid}[{start}:{end}]")
         self.memory[buffer][start:end] = cells
+
+    def refuse_lent(self, u: UOp, what: str, to_be_written: bool = False) -> None:
+        """`to_be_written`: of what is lent only that."""
+        buffer, start = (u.src[0], u.arg.offset) if u.op is Ops.VIEW else (u, 0)
+        end = start + numel(u.shape)
+        for message, lent in self.sent.values():
+            of, at = (lent.src[0], lent.arg.offset) if lent.op is Ops.VIEW else (lent, 0)
+            if of is buffer and at < end and start < at + numel(lent.shape):
+                if message.place is not None or not to_be_written:
+                    raise ProgramError(f"{what} {buffer.arg.uid}[{start}:{end}], of which a part is lent")
 
 
 class _Mail:
@@ -161,10 +193,10 @@ class _Mail:
         return message
 
 
-def _value(u: UOp, given: list[list[Cell]], i: int) -> Cell:
+def _value(u: UOp, given: dict[int, list[Cell]], i: int) -> Cell:
     """An element of what a kernel of `reduction.py` computes."""
     if u.op is Ops.LOAD:
-        return given[u.src[0].src[0].arg - 1][i]
+        return given[u.src[0].src[0].arg][i]
     if u.op is Ops.CAST:
         return _value(u.src[0], given, i)
     if u.op not in _NAMES:

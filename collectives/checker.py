@@ -6,6 +6,7 @@ element by element. Contributions are then compared as multisets (a double reduc
 
 - reading an element not written yet, out of bounds, or through a slot that was never borrowed or is already released;
 - writing an element that someone still borrows; writing `in`;
+- reading what another rank is to write, or writing what is borrowed to be read;
 - two borrows of one name at once; a slot never released;
 - rounding twice: reducing over an already reduced value from a buffer that does not hold partial sums.
 
@@ -15,7 +16,7 @@ Cost: O(instructions · length); meant for small counts, as every index pattern 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +70,10 @@ def expected(c: Collective, rank: int) -> list[Expr]:
 class _Borrow:
     src_rank: int
     chunk: Chunk
+    is_written: bool
+
+    def cells(self) -> Iterator[tuple[int, str, int]]:
+        return ((self.src_rank, self.chunk.buffer, k) for k in range(self.chunk.offset, self.chunk.end))
 
 
 class _Machine:
@@ -80,6 +85,7 @@ class _Machine:
         self.partial: set[tuple[int, str]] = set()
         self.borrows: dict[tuple[int, str], _Borrow] = {}
         self.lent: Counter[tuple[int, str, int]] = Counter()
+        self.places: Counter[tuple[int, str, int]] = Counter()  # those of what is lent that are to be written
         for r in range(c.ranks):
             self.memory[r, "in"] = [("in", r, i) for i in range(c.in_length(r))]
             self.memory[r, "out"] = [None] * c.out_length(r)
@@ -106,10 +112,15 @@ class _Machine:
                 raise ProgramError(
                     f"rank {rank} reads slot {s.name!r}, which it does not hold (never borrowed, or already released)"
                 )
-            rank, s = borrow.src_rank, borrow.chunk
+            if borrow.is_written:
+                raise ProgramError(f"rank {rank} reads slot {s.name!r}, which it is to write")
+            return self.cells(borrow.src_rank, borrow.chunk)
+        return self.cells(rank, s)
+
+    def cells(self, rank: int, s: Chunk) -> tuple[list[Expr], bool]:
         cells = self.bounds(rank, s)[s.offset : s.end]
         for i, e in enumerate(cells, s.offset):
-            if e is None:
+            if e is None or self.places[rank, s.buffer, i]:
                 raise ProgramError(f"rank {rank}'s {s.buffer}[{i}] is read before it is written")
         return cells, (rank, s.buffer) in self.partial  # type: ignore[return-value]
 
@@ -124,15 +135,28 @@ class _Machine:
                 raise ProgramError(f"rank {rank} overwrites {c.buffer}[{i}] while it is borrowed")
         cells[c.offset : c.end] = values
 
+    def put(self, rank: int, s: Slot, values: list[Expr]) -> None:
+        """Writes a borrowed place."""
+        borrow = self.borrows.get((rank, s.name))
+        if borrow is None or not borrow.is_written or borrow.chunk.length != len(values):
+            raise ProgramError(f"rank {rank} writes slot {s.name!r}, which is no place of {len(values)} elements")
+        self.memory[borrow.src_rank, borrow.chunk.buffer][borrow.chunk.offset : borrow.chunk.end] = values
+
     def step(self, i: Instr) -> None:
         if isinstance(i, Transfer):
             if i.src_rank == i.dst_rank:
                 raise ProgramError("a rank borrows from itself")
             if (i.dst_rank, i.slot) in self.borrows:
                 raise ProgramError(f"rank {i.dst_rank} already holds a slot {i.slot!r}")
-            self.read(i.src_rank, i.src)
-            self.borrows[i.dst_rank, i.slot] = _Borrow(i.src_rank, i.src)
-            self.lent.update((i.src_rank, i.src.buffer, k) for k in range(i.src.offset, i.src.end))
+            borrow = self.borrows[i.dst_rank, i.slot] = _Borrow(i.src_rank, i.src, i.is_written)
+            if not i.is_written:
+                self.read(i.src_rank, i.src)
+            else:
+                self.bounds(i.src_rank, i.src)
+                if any(self.lent[c] for c in borrow.cells()):
+                    raise ProgramError(f"rank {i.src_rank} lends {i.src} to be written, but it is lent already")
+                self.places.update(borrow.cells())
+            self.lent.update(borrow.cells())
         elif isinstance(i, Copy):
             self.write(i.rank, i.dst, self.read(i.rank, i.src)[0])
         elif isinstance(i, Reduce):
@@ -146,14 +170,17 @@ class _Machine:
                 columns.append(values)
             if len({len(v) for v in columns}) != 1:
                 raise ProgramError(f"sources of different lengths {[len(v) for v in columns]}")
-            self.write(i.rank, i.dst, [canonical(i.op, row) for row in zip(*columns)])
+            total = [canonical(i.op, row) for row in zip(*columns)]
+            self.write(i.rank, i.dst, total)
+            for s in i.copies:
+                self.put(i.rank, s, total)
         else:
-            borrow = self.borrows.pop((i.rank, i.slot), None)
-            if borrow is None:
+            if (i.rank, i.slot) not in self.borrows:
                 raise ProgramError(f"rank {i.rank} releases slot {i.slot!r}, which it does not hold")
-            self.lent.subtract(
-                (borrow.src_rank, borrow.chunk.buffer, k) for k in range(borrow.chunk.offset, borrow.chunk.end)
-            )
+            borrow = self.borrows.pop((i.rank, i.slot))
+            self.lent.subtract(borrow.cells())
+            if borrow.is_written:
+                self.places.subtract(borrow.cells())
 
 
 def check(program: Program, order: str | None = None) -> None:

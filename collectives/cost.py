@@ -23,7 +23,7 @@ class Terms(NamedTuple):
     byte: float  # β
 
 
-SHM = Terms(40e-6, 6e-6, 0.10e-9)  # round numbers of shared memory on one host [allreduce.py]
+SHM = Terms(3e-6, 1e-6, 0.10e-9)  # round numbers of shared memory on one host [allreduce.py]
 WORKER = Terms(0.0, 1.2e-6, 0.02e-9)  # between the ranks of one worker
 ZMQ_MESSAGE_S = 30e-6  # [allreduce.py, TRANSPORT=zmq]
 REDUCED_S = 0.05e-9  # γ
@@ -62,6 +62,7 @@ def cost_s(algorithm: str, kind: str, nbytes: int, ranks: int, group: int = 1, l
     steps, messages, moved, reduced = {
         "naive": (1, p - 1, nbytes * (p - 1), nbytes * (p - 1)),
         "direct": (rounds, rounds * (p - 1), rounds * part, part),
+        "put": (2, 2 * (p - 1), part, part),
         "halving_doubling": (rounds * lg, rounds * lg, rounds * part, part),
         "ring": (rounds * (p - 1), rounds * (p - 1), rounds * part, part),
     }[algorithm]
@@ -80,15 +81,19 @@ def cost_s(algorithm: str, kind: str, nbytes: int, ranks: int, group: int = 1, l
     )
 
 
-def choose(kind: str, nbytes: int, ranks: int, group: int = 1, link: Link | None = None) -> str:
-    """The algorithm's name. `COLLECTIVE` forces one wherever it can do this kind; an unknown name is a `ValueError`."""
+def choose(
+    kind: str, nbytes: int, ranks: int, group: int = 1, link: Link | None = None, share_memory: bool = False
+) -> str:
+    """The algorithm's name. `share_memory`: ranks may write each other's. `COLLECTIVE` forces one wherever it can do
+    this kind; an unknown name is a `ValueError`."""
     forced = COLLECTIVE.value
     if forced:
         if forced not in ALGORITHMS:
             raise ValueError(f"COLLECTIVE={forced!r} is no algorithm; known: {sorted(ALGORITHMS)}")
-        if ALGORITHMS[forced].can(kind, ranks, group):
+        if ALGORITHMS[forced].can(kind, ranks, group) and share_memory >= ALGORITHMS[forced].writes:
             return str(forced)
-    candidates = [a.name for a in ALGORITHMS.values() if a.order == "tree" and a.can(kind, ranks, group)]
+    able = [a for a in ALGORITHMS.values() if a.can(kind, ranks, group) and share_memory >= a.writes]
+    candidates = [a.name for a in able if a.order == "tree"]
     return min(candidates, key=lambda a: (cost_s(a, kind, nbytes, ranks, group, link), a))
 
 

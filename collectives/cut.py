@@ -51,7 +51,8 @@ def _cut(instr: Instr, length: int, pieces: dict[tuple[int, str], int]) -> Itera
     elif isinstance(instr, Reduce):
         for k in range(-(-instr.dst.length // length)):
             srcs = tuple(_source(s, k, length) for s in instr.srcs)
-            yield replace(instr, dst=_piece(instr.dst, k, length), srcs=srcs)
+            copies = tuple(Slot(_name(s.name, k)) for s in instr.copies)
+            yield replace(instr, dst=_piece(instr.dst, k, length), srcs=srcs, copies=copies)
     else:
         for k in range(pieces.pop((instr.rank, instr.slot))):
             yield replace(instr, slot=_name(instr.slot, k))

@@ -17,6 +17,9 @@ memory, messages pass through temporaries of the CPU, and what devices read of e
 Every send is moved up to where its data is ready, so that peers do not wait for our receives (a send never blocks, and
 the order of the messages to each peer stays); every receive down to where its data is first read, and it is released
 right after it was last read. What is only copied is received into its place.
+
+What is sent to be written (`put.py`) is a place of the result: the kernel that reduces stores there, too, and the
+SETTLE waits until it has.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from manygrad.collectives.reduction import GROUP, reduction
 from manygrad.collectives.wanted import describe, group_of
 from manygrad.multi.world import World
 from manygrad.tensor.dtype import DType, accumulate_dtype, dtypes
-from manygrad.tensor.uop import BufferSpec, MessageArg, Ops, UOp, ViewArg
+from manygrad.tensor.uop import BufferSpec, Members, MessageArg, Ops, UOp, ViewArg
 from manygrad.tensor.uop.args import finish_of, terms_dtype
 from manygrad.tensor.uop.shape import numel
 
@@ -62,7 +65,8 @@ def lower_collective(what: UOp, world: World, on_host: Callable[[str], bool]) ->
     members = what.arg.members
     c = replace(describe(what)[0], group=group_of(members.devices, world))
     dtype = terms_dtype(what)
-    name = choose(c.kind, c.count * dtype.itemsize, c.ranks, c.group, world.link)
+    shared = _share_memory(members, world, on_host)
+    name = choose(c.kind, c.count * dtype.itemsize, c.ranks, c.group, world.link, shared)
     owners = [world.rank_of(d) if world.size > 1 else 0 for d in members.devices]
     own = {r: members.devices[r].partition("@")[0] for r in members.mine}
     piece = message_nbytes(c.count * dtype.itemsize, c.ranks, world.link)
@@ -87,11 +91,22 @@ def lower(
     """
     if finish is not None and program.collective.ranks == 1:
         raise ValueError("one rank sums nothing that it could finish")
+    if any(isinstance(i, Transfer) and i.is_written for i in program.instrs) and not all(
+        map(on_host, devices.values())
+    ):
+        raise ValueError(f"{program.algorithm} writes memory of other ranks, which the host does not see")
     if len({workers[r] for r in program.only}) > 1:
         raise ValueError(f"the program holds ranks {sorted(program.only)}, of the workers {sorted(set(workers))}")
     if piece_nbytes:
         program = cut(program, piece_nbytes // max(dtype.itemsize, accumulate_dtype(dtype).itemsize))
     return _Lowering(program, dtype, workers, devices, on_host, finish).body()
+
+
+def _share_memory(members: Members, world: World, on_host: Callable[[str], bool]) -> bool:
+    """Whether ranks may write each other's memory; the same on all workers."""
+    kinds = {d.partition(":")[0] for d in members.devices}
+    own = members.devices[members.mine[0]].partition("@")[0]
+    return (world.link is None or world.link.route == "shm") and len(kinds) == 1 and on_host(own)
 
 
 def sent_nbytes(body: UOp) -> int:
@@ -183,13 +198,13 @@ class _Lowering:
             )  # (of temporaries: partial sums)
             self.lengths[i.dst_rank, i.slot] = i.src.length, d
             self.senders[i.dst_rank, i.slot] = sender
-            message = MessageArg(sender, self.number(sender, receives=True))
+            message = MessageArg(sender, self.number(sender, receives=True), i.is_written)
             self.awaited.setdefault(sender, deque()).append(((i.dst_rank, i.slot), message))
 
     def send(self, i: Transfer, receiver: int) -> None:
         view = self.chunk(i.src_rank, i.src)
         at = self.last_send[receiver] = max(self.last_send.get(receiver, -1.0), self.ready(i.src_rank, i.src))
-        message = MessageArg(receiver, self.number(receiver, receives=False))
+        message = MessageArg(receiver, self.number(receiver, receives=False), i.is_written)
         if self.on_host(self.devices[i.src_rank]):
             lent = _Lent(i.src.offset, i.src.end, message, view)
             self.lent.setdefault((i.src_rank, i.src.buffer), []).append(lent)
@@ -201,27 +216,28 @@ class _Lowering:
         self.emit(_call(UOp(Ops.SEND, view.dtype, (), message), view), at)
 
     def reduce(self, i: Reduce) -> None:
-        self.await_all(i.rank, i.srcs)
+        self.await_all(i.rank, (*i.copies, *i.srcs))
         sources = [self.source(i.rank, s) for s in i.srcs]
         while len(sources) > GROUP:
             sources = [self.subtree(i, sources[k : k + GROUP]) for k in range(0, len(sources), GROUP)]
         self.written(i.rank, i.dst)
         # (what is once in `out` is summed no more: `checker.py`)
-        self.call_kernel(i, self.chunk(i.rank, i.dst), sources, is_last=i.dst.buffer == "out")
-        self.was_read(i.rank, i.srcs)
+        targets = [self.chunk(i.rank, i.dst), *(self.slots[i.rank, s.name] for s in i.copies)]
+        self.call_kernel(i, targets, sources, is_last=i.dst.buffer == "out")
+        self.was_read(i.rank, (*i.srcs, *i.copies))
 
     def subtree(self, i: Reduce, sources: list[UOp]) -> UOp:
         if len(sources) == 1:
             return sources[0]
         total = self.temp(i.dst.length, self.partial, self.devices[i.rank])
-        self.call_kernel(i, total, sources)
+        self.call_kernel(i, [total], sources)
         return total
 
-    def call_kernel(self, i: Reduce, target: UOp, sources: list[UOp], is_last: bool = False) -> None:
+    def call_kernel(self, i: Reduce, targets: list[UOp], sources: list[UOp], is_last: bool = False) -> None:
         finish = self.finish if is_last else None
-        d = target.dtype if finish is None else self.element
-        kernel = reduction(i.op, i.dst.length, d, [s.dtype for s in sources], finish)
-        self.emit(_call(kernel, target, *sources))
+        d = targets[0].dtype if finish is None else self.element
+        kernel = reduction(i.op, i.dst.length, d, [s.dtype for s in sources], finish, len(targets) - 1)
+        self.emit(_call(kernel, *targets, *sources))
 
     def copy(self, i: Copy) -> None:
         key = (i.rank, i.src.name) if isinstance(i.src, Slot) else None

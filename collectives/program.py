@@ -7,12 +7,14 @@ deadlock. Algorithms build the projection directly (`only`), so that a worker's 
 Chunks are `(buffer, offset, length)` in elements. Each rank has the buffers `in` and `out` and numbered temporaries
 (`t0`, `t1`, ...; a `Temp` says how long, and whether it holds partial sums, which are float32 for the half types).
 A `Transfer` gives the destination a *borrowed read-only view* of the source's chunk, named by a slot; nothing is
-copied until a `Copy` or `Reduce` reads it, and the source must not write the chunk before the slot's `Release`.
+copied until a `Copy` or `Reduce` reads it, and the source must not write the chunk before the slot's `Release`. One
+that `is_written` gives a place instead: a `Reduce` of the destination writes it, and the source must neither read nor
+write it before the `Release`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -55,6 +57,7 @@ class Transfer:
     src: Chunk
     slot: str
     group: str = ""
+    is_written: bool = False  # by `dst_rank`
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +69,14 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """`dst = tree(op, srcs)` elementwise: a balanced tree over `srcs` in order, rounded once into `dst`'s type."""
+    """`dst = tree(op, srcs)` elementwise: a balanced tree over `srcs` in order, rounded once into `dst`'s type; the
+    same is written to `copies`, borrowed places."""
 
     rank: int
     dst: Chunk
     srcs: tuple[Source, ...]
     op: str = "add"
+    copies: tuple[Slot, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,18 +182,20 @@ class Program:
     temps: list[Temp] = field(default_factory=list)
 
     # The methods below append, and skip what is empty or concerns no rank of `only`.
-    def transfer(self, src_rank: int, dst_rank: int, src: Chunk, slot: str, group: str = "") -> Slot:
+    def transfer(
+        self, src_rank: int, dst_rank: int, src: Chunk, slot: str, group: str = "", is_written: bool = False
+    ) -> Slot:
         if src.length and (src_rank in self.only or dst_rank in self.only):
-            self.instrs.append(Transfer(src_rank, dst_rank, src, slot, group))
+            self.instrs.append(Transfer(src_rank, dst_rank, src, slot, group, is_written))
         return Slot(slot)
 
     def copy(self, rank: int, dst: Chunk, src: Source) -> None:
         if dst.length and rank in self.only:
             self.instrs.append(Copy(rank, dst, src))
 
-    def reduce(self, rank: int, dst: Chunk, srcs: list[Source]) -> None:
+    def reduce(self, rank: int, dst: Chunk, srcs: list[Source], copies: Sequence[Slot] = ()) -> None:
         if dst.length and rank in self.only:
-            self.instrs.append(Reduce(rank, dst, tuple(srcs), self.collective.op))
+            self.instrs.append(Reduce(rank, dst, tuple(srcs), self.collective.op, tuple(copies)))
 
     def release(self, rank: int, slot: Slot, length: int) -> None:
         if length and rank in self.only:
@@ -230,9 +237,10 @@ def show_source(s: Source) -> str:
 
 def show_instr(i: Instr) -> str:
     if isinstance(i, Transfer):
-        return f"{i.src_rank} -> {i.dst_rank}: {show_source(i.src)} as {i.slot}"
+        return f"{i.src_rank} -> {i.dst_rank}: {show_source(i.src)} as {i.slot}{', to be written' * i.is_written}"
     if isinstance(i, Copy):
         return f"{i.rank}: {show_source(i.dst)} = {show_source(i.src)}"
     if isinstance(i, Reduce):
-        return f"{i.rank}: {show_source(i.dst)} = {i.op}({', '.join(map(show_source, i.srcs))})"
+        targets = " = ".join([show_source(i.dst), *(s.name for s in i.copies)])
+        return f"{i.rank}: {targets} = {i.op}({', '.join(map(show_source, i.srcs))})"
     return f"{i.rank}: release {i.slot}"

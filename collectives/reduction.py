@@ -5,7 +5,7 @@ own code generation compiles.
 
 The order is the balanced tree over the sources. Half types are widened to float32 and the sum is rounded once. For bool
 ADD and MAX are or, MUL is and. What else is computed of the sum (`finish`) is computed here. Every source is read once,
-the destination is written once.
+every destination is written once.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ OPS = {"add": Ops.ADD, "mul": Ops.MUL, "max": Ops.MAX}
 _OF_BOOLS = {"add": Ops.OR, "mul": Ops.AND, "max": Ops.OR}
 
 
-def reduction(op: str, length: int, target: DType, sources: Sequence[DType], finish: UOp | None = None) -> UOp:
-    """PARAM 0 becomes the reduction of PARAMs 1, 2, ..., of `length` elements each, rounded to `target`; or `finish` of
-    it, an expression over PARAM 0. `TypeError` for types that are not summed in one type."""
+def reduction(
+    op: str, length: int, target: DType, sources: Sequence[DType], finish: UOp | None = None, copies: int = 0
+) -> UOp:
+    """PARAM 0, and so many `copies` after it, become the reduction of the PARAMs after them, of `length` elements each,
+    rounded to `target`; or `finish` of it, an expression over PARAM 0. `TypeError` for types that are not summed in one
+    type."""
     widest = {accumulate_dtype(d) for d in (target, *sources)}
     if len(widest) != 1:
         raise TypeError(f"cannot reduce {[d.name for d in sources]} into {target.name}")
@@ -35,12 +38,12 @@ def reduction(op: str, length: int, target: DType, sources: Sequence[DType], fin
     def place(slot: int, d: DType) -> UOp:
         return UOp(Ops.INDEX, d, (UOp(Ops.PARAM, d, (), slot), at))
 
-    values = [_cast(UOp(Ops.LOAD, d, (place(i, d),)), wide) for i, d in enumerate(sources, 1)]
+    values = [_cast(UOp(Ops.LOAD, d, (place(i, d),)), wide) for i, d in enumerate(sources, 1 + copies)]
     total = _cast(_tree(_OF_BOOLS[op] if wide.is_bool else OPS[op], values), target)
     if finish is not None:
         total = substitute(finish, {UOp(Ops.PARAM, target, (), 0): total})
-    store = UOp(Ops.STORE, dtypes.void, (place(0, total.dtype), total, *loops))
-    return UOp(Ops.SINK, dtypes.void, (store,))
+    stores = [UOp(Ops.STORE, dtypes.void, (place(i, total.dtype), total, *loops)) for i in range(1 + copies)]
+    return UOp(Ops.SINK, dtypes.void, tuple(stores))
 
 
 def _tree(op: Ops, values: Sequence[UOp]) -> UOp:

@@ -17,9 +17,9 @@ def show_calls(linear: UOp, ranks: int) -> list[str]:
 
 def _line(what: UOp, args: list[str], call: UOp) -> str:
     if what.op is Ops.SEND:
-        return f"SEND {args[0]} to {_message(what.arg)}"
+        return f"SEND {args[0]} to {_message(what.arg)}{', to be written' * what.arg.is_written}"
     if what.op is Ops.RECEIVE:
-        size = f"{numel(call.src[1].shape)} {call.src[1].dtype.name}"
+        size = f"{numel(call.src[1].shape)} {call.src[1].dtype.name}{', to be written' * what.arg.is_written}"
         return f"{args[0]} = RECEIVE from {_message(what.arg)}, {size}"
     if what.op is Ops.RELEASE:
         return f"RELEASE {args[0]}"
@@ -27,7 +27,7 @@ def _line(what: UOp, args: list[str], call: UOp) -> str:
         return f"SETTLE {'; '.join(map(_message, what.arg))}"
     if what.op is Ops.COPY:
         return f"{args[0]} = COPY {args[1]}"
-    return f"{args[0]} = {_value(what.src[0].src[1], args)}"
+    return f"{' = '.join(args[: len(what.src)])} = {_value(what.src[0].src[1], args)}"
 
 
 def _message(m: MessageArg) -> str:

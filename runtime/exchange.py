@@ -63,7 +63,8 @@ class Exchange:
         self.steps = list(map(self._step, body.src))
         self.done = 0  # steps of this run
         # where nothing follows but waits for readers
-        self.settling = max((n for n, call in enumerate(body.src, 1) if call.src[0].op is not Ops.SETTLE), default=0)
+        self.settling = max((n for n, call in enumerate(body.src, 1) if not _waits_for_readers(call.src[0])), default=0)
+        self.is_written = any(u.op is Ops.SEND and u.arg.is_written for u in (call.src[0] for call in body.src))
         self.messages = {
             step: call.src[0]
             for (_, step), call in zip(self.steps, body.src)
@@ -113,20 +114,25 @@ class Exchange:
             self._run(self.steps[self.done :])
 
     def _run(self, steps: Sequence[tuple[str, Step]]) -> None:
-        if profile.active:
+        try:
+            if not profile.active:
+                for _, step in steps:
+                    step()
+                return
             for name, step in steps:
                 start = time.perf_counter()
                 step()
                 profile.record(LANE, name, start, time.perf_counter(), self._facts(step))
-            return
-        for _, step in steps:
-            step()
+        except BaseException:
+            if self.is_written:
+                self._endpoint().arena.has_failed = True
+            raise
 
     def _facts(self, step: Step) -> dict[str, Any]:
         """What a profile says of it: which message it is, the same on both ranks."""
         if (what := self.messages.get(step)) is None:
             return {}
-        (peer, number), here = what.arg, self._endpoint().rank
+        (peer, number, _), here = what.arg, self._endpoint().rank
         ends = (here, peer) if what.op is Ops.SEND else (peer, here)
         return {"message": f"{self.plan:x}.{self.sequence}.{number} {ends[0]}->{ends[1]}"}
 
@@ -216,18 +222,18 @@ class Exchange:
 
     def _send(self, what: UOp, at: int) -> Step:
         send, addresses, tickets, message = self._endpoint().send, self.addresses, self.tickets, what.arg
-        (peer, number), nbytes, dtype = message, self.places[at].nbytes, what.dtype.name
+        (peer, number, is_written), nbytes, dtype = message, self.places[at].nbytes, what.dtype.name
 
         def step() -> None:
             key, first = MessageKey(self.plan, self.sequence, number), self.first.get(peer)
             reserved = None if first is None else first + number
-            tickets[message] = send(peer, key, addresses[at], nbytes, dtype, reserved)
+            tickets[message] = send(peer, key, addresses[at], nbytes, dtype, reserved, is_written)
 
         return step
 
     def _receive(self, what: UOp, at: int) -> Step:
         endpoint, addresses = self._endpoint(), self.addresses
-        (peer, number), place, dtype = what.arg, self.places[at], what.dtype.name
+        (peer, number, _), place, dtype = what.arg, self.places[at], what.dtype.name
         nbytes = place.nbytes
         if place.base is not None:
             return lambda: endpoint.receive_into(
@@ -257,3 +263,8 @@ class Exchange:
 
             return step
         return lambda: copy_memory(target.device, handles[to], origin.device, handles[source], nbytes)
+
+
+def _waits_for_readers(what: UOp) -> bool:
+    """Not for those who write."""
+    return what.op is Ops.SETTLE and not any(m.is_written for m in what.arg)

@@ -15,18 +15,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from manygrad.collectives.algorithms import direct, halving_doubling, hierarchical, naive, ring
+from manygrad.collectives.algorithms import direct, halving_doubling, hierarchical, naive, put, ring
 from manygrad.collectives.program import Collective, Program
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """`kinds[kind]` appends to an empty program; `supports(kind, ranks, group)` says for which rank counts."""
+    """`kinds[kind]` appends to an empty program; `supports(kind, ranks, group)` says for which rank counts. `writes`:
+    ranks write each other's memory."""
 
     name: str
     order: str
     kinds: Mapping[str, Callable[[Program], None]]
     supports: Callable[[str, int, int], bool] = lambda kind, ranks, group: True
+    writes: bool = False
 
     def can(self, kind: str, ranks: int, group: int = 1) -> bool:
         return kind in self.kinds and self.supports(kind, ranks, group)
@@ -37,6 +39,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     for a in (
         Algorithm("naive", "tree", naive.KINDS),
         Algorithm("direct", "tree", direct.KINDS),
+        Algorithm("put", "tree", put.KINDS, writes=True),
         Algorithm("halving_doubling", "tree", halving_doubling.KINDS, halving_doubling.supports),
         Algorithm("hierarchical", "tree", hierarchical.KINDS, hierarchical.supports),
         Algorithm("ring", "rotated", ring.KINDS),

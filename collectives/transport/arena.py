@@ -2,8 +2,8 @@
 
 `memfd_create` gives memory without a name: nothing can be left behind, however the process ends, and /dev/shm's size
 does not matter. The file is sparse and as large as the host's memory, so it never has to grow: pages cost nothing until
-touched. It starts with the mailbox (see `shm.py`), which peers map read-write; the rest they map read-only, through
-/proc/<pid>/fd/<fd>. A random token at its start proves that a peer has mapped the right file.
+touched. It starts with the mailbox (see `shm.py`); peers map all of it, through /proc/<pid>/fd/<fd>, and write
+to the rest where it was lent to be written. A random token at its start proves that a peer has mapped the right file.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _MAP_NORESERVE = 0x4000
 class Mapping:
     """`nbytes` of the file `fd` from `offset`, mapped at `addr` until `close()`."""
 
-    def __init__(self, fd: int, offset: int, nbytes: int, writable: bool):
-        prot = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    def __init__(self, fd: int, offset: int, nbytes: int):
+        prot = mmap.PROT_READ | mmap.PROT_WRITE
         addr = _libc.mmap(None, nbytes, prot, mmap.MAP_SHARED | _MAP_NORESERVE, fd, offset)
         if addr in (None, ctypes.c_void_p(-1).value):
             code = ctypes.get_errno()
@@ -119,7 +119,7 @@ class Arena:
         try:
             os.fchmod(self.fd, stat.S_IRUSR | stat.S_IWUSR)
             os.ftruncate(self.fd, self.mailbox_nbytes + self.nbytes)
-            self.mapping = Mapping(self.fd, 0, self.mailbox_nbytes + self.nbytes, writable=True)
+            self.mapping = Mapping(self.fd, 0, self.mailbox_nbytes + self.nbytes)
         except BaseException:
             os.close(self.fd)
             raise
@@ -127,6 +127,8 @@ class Arena:
         self.base = self.mapping.addr + self.mailbox_nbytes
         self._free, self._lock = FreeList(self.nbytes), Lock()
         self.used_nbytes = self.peak_nbytes = 0
+        # after a collective has failed nothing is given out twice: who was late may still write to what it was lent
+        self.has_failed = False
         ctypes.memmove(self.mailbox, self.token, TOKEN_BYTES)
 
     def alloc(self, nbytes: int, align: int = ALIGN) -> int:
@@ -155,6 +157,8 @@ class Arena:
     def free(self, offset: int) -> None:
         """Gives a block back. `ValueError` if `offset` is not allocated."""
         with self._lock:
+            if self.has_failed:
+                return
             nbytes = self._free.used.get(offset, 0)
             self._free.free(offset)
             self.used_nbytes -= nbytes
@@ -189,7 +193,7 @@ class Arena:
 
 
 class RemoteArena:
-    """A peer's arena: its mailbox part mapped read-write, its data read-only.
+    """A peer's arena: its mailbox part and its data.
 
     Raises `OSError` where it cannot be opened or is not the file that `token` belongs to: the peer is on another host,
     in another container, or another user's.
@@ -204,12 +208,12 @@ class RemoteArena:
             info = os.fstat(handle)
             if not stat.S_ISREG(info.st_mode) or info.st_size != mailbox_nbytes + nbytes or mailbox_nbytes < PAGE:
                 raise OSError(f"{path} has another size than its owner's card says")
-            self.head = Mapping(handle, 0, mailbox_nbytes, writable=True)
+            self.head = Mapping(handle, 0, mailbox_nbytes)
             if ctypes.string_at(self.head.addr, TOKEN_BYTES) != token:
                 self.head.close()
                 raise OSError(f"{path} carries another token than its owner's card")
             try:
-                self.data = Mapping(handle, mailbox_nbytes, nbytes, writable=False)
+                self.data = Mapping(handle, mailbox_nbytes, nbytes)
             except OSError:
                 self.head.close()
                 raise

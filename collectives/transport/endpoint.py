@@ -262,17 +262,27 @@ class Endpoint:
             return link.out_number - count
 
     def send(
-        self, peer: int, key: MessageKey, addr: int, nbytes: int, dtype_name: str = "raw", number: int | None = None
+        self,
+        peer: int,
+        key: MessageKey,
+        addr: int,
+        nbytes: int,
+        dtype_name: str = "raw",
+        number: int | None = None,
+        is_written: bool = False,
     ) -> Ticket:
         """Lends `nbytes` at `addr` to `peer`; never blocks. The memory must stay as it is until `settle` or `flush`,
-        which wait for nobody where the message was copied. `number`: one that was reserved."""
+        which wait for nobody where the message was copied. `number`: one that was reserved. `is_written`: the peer, of
+        this host, does not read but write there."""
         with self._lock:
             link = self._link(peer)
             self._waits.raise_aborted()
             if isinstance(link, shm.ShmLink):
-                number = link.send(self.header(self.rank, key, dtype_name, nbytes)._replace(length=0), addr)
+                header = self.header(self.rank, key, dtype_name, nbytes)._replace(length=0)
+                number = link.send(header, addr, is_written)
             else:  # memory of others may be gone before ZeroMQ has sent it, if an error comes between: it is copied,
                 # as is what takes less time to copy than its receipt takes to come back
+                assert not is_written, "only peers of this host write here"
                 number = self.reserve(peer, 1) if number is None else number
                 copied = nbytes <= COPIED_NBYTES or not self.arena.contains(addr, nbytes)
                 self._hub.send(link, self.header(self.rank, key, dtype_name, nbytes, number), addr, copied)
@@ -449,6 +459,7 @@ class Endpoint:
         """Ends every wait of this endpoint with `CollectiveAborted`, now and from now on. From any thread;
         the first wins."""
         with self._ending:
+            self.arena.has_failed = True
             self._waits.abort(reason)
             if not self._closed:
                 self._mailbox.wake()

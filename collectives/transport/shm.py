@@ -92,7 +92,8 @@ class ShmLink:
         self.mine, self.theirs = Mailbox(arena.mailbox), Mailbox(remote.mailbox)
         self.out, self.inn = self.theirs.pairs + rank * STRIDE, self.mine.pairs + peer * STRIDE
         self.queue: deque[_Queued] = deque()
-        self.staged: dict[int, int] = {}  # number -> arena offset
+        # number -> arena offset, and, where the peer writes there, whereto that goes: (address, bytes)
+        self.staged: dict[int, tuple[int, tuple[int, int] | None]] = {}
         self.code_tail, self.code_ack = 2 * peer + 2, 2 * peer + 3
         self.my_tail, self.my_ack = 2 * rank + 2, 2 * rank + 3
         self.pidfd = os.pidfd_open(pid)
@@ -141,15 +142,18 @@ class ShmLink:
 
     # --- sending
 
-    def send(self, header: wire.Header, addr: int) -> int:
-        """Lends `header.total` bytes at `addr`; returns the message's number, to `settle` later."""
+    def send(self, header: wire.Header, addr: int, is_written: bool) -> int:
+        """Lends `header.total` bytes at `addr`, which the peer reads or writes; returns the message's number, to
+        `settle` later."""
         number, nbytes = self.out_number, header.total
         self.out_number += 1
         if self.arena.contains(addr, max(nbytes, 1)):
             offset = addr - self.arena.base
         else:
-            offset = self.staged[number] = self.arena.alloc(nbytes)
-            copy(self.arena.addr(offset), addr, nbytes)
+            offset = self.arena.alloc(nbytes)
+            self.staged[number] = offset, (addr, nbytes) if is_written else None
+            if not is_written:
+                copy(self.arena.addr(offset), addr, nbytes)
         self.queue.append(_Queued(number, header._replace(number=number, offset=offset, length=nbytes)))
         self.push()
         return number
@@ -174,8 +178,10 @@ class ShmLink:
 
     def settle(self, number: int) -> None:
         """Called once `number` is released: its staging memory is free again."""
-        offset = self.staged.pop(number, None)
-        if offset is not None:
+        if number in self.staged:
+            offset, target = self.staged.pop(number)
+            if target is not None:
+                copy(target[0], self.arena.addr(offset), target[1])
             self.arena.free(offset)
 
     # --- receiving

@@ -155,6 +155,7 @@ class MessageArg(NamedTuple):
 
     peer: int  # the rank of the worker to which it goes, or from which it comes
     number: int  # among those that go there, or come from there: they keep their order
+    is_written: bool = False  # by who receives it, which reads nothing
 
 
 class RangeArg(NamedTuple):

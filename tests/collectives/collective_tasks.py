@@ -7,13 +7,14 @@ import hashlib
 import os
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from manygrad.collectives.algorithms import build
-from manygrad.collectives.errors import CollectiveAborted
+from manygrad.collectives.errors import CollectiveAborted, CollectiveTimeout
 from manygrad.collectives.lower import lower
 from manygrad.collectives.program import Collective
 from manygrad.collectives.transport import Endpoint, MessageKey
@@ -100,6 +101,48 @@ def collective(
         free(endpoint, [*outs, *ins, *temps])
     assert endpoint.arena.used_nbytes == 0
     return results
+
+
+def written_outside(endpoint: Endpoint, count: int, runs: int) -> int:
+    """Sums that others write, on every second rank to memory that they cannot see; how many elements came wrong."""
+    n, r, d = endpoint.size, endpoint.rank, to_dtype("int32")
+    body = lower(build("put", Collective("all_reduce", n, count), [r]), d, range(n), {r: "CPU:0"})
+    place = np.zeros(count, d.np)
+    out = buffer_at(endpoint, count, d) if r % 2 else Buffer.over("CPU", place, d)
+    given, wrong = buffer_at(endpoint, count, d), 0
+    assert out is not None
+    exchange = Exchange(body.linear, [out, given], 1, endpoint)
+    for sequence in range(runs):
+        given.copyin(np.arange(count, dtype=d.np) * (r + 1) + sequence)
+        exchange.run(1, sequence)
+        want = np.arange(count, dtype=d.np) * (n * (n + 1) // 2) + n * sequence
+        wrong += int((out.copyout() != want).sum())
+    assert not any(link.staged for link in endpoint._links.values())  # type: ignore[union-attr]
+    return wrong
+
+
+def late_writer(endpoint: Endpoint, count: int, timeout_s: float) -> int:
+    """Rank 1 comes when rank 0 has given up, and writes to what it was lent; how many elements of what rank 0 has made
+    in the meantime are not its own any more."""
+    n, r, d = endpoint.size, endpoint.rank, to_dtype("int32")
+    body = lower(build("put", Collective("all_reduce", n, count), [r]), d, range(n), {r: "CPU:0"})
+    out, given = buffer_at(endpoint, count, d), buffer_at(endpoint, count, d)
+    given.copyin(np.ones(count, d.np))
+    exchange = Exchange(body.linear, [out, given], 1, endpoint)
+    if r:
+        time.sleep(2 * timeout_s)
+    with suppress(CollectiveTimeout), Context(COLLECTIVE_TIMEOUT_S=timeout_s):
+        exchange.run(1, 0)
+        raise AssertionError(f"rank {r} has not missed the other one")
+    if r:
+        return 0
+    free(endpoint, [out, given])
+    made = [buffer_at(endpoint, count, d) for _ in range(2)]
+    for b in made:
+        b.copyin(np.full(count, 7, d.np))
+    endpoint.settle(endpoint.outstanding(next(iter(exchange.tickets.values()))))  # the other one has come
+    time.sleep(timeout_s)
+    return sum(int((b.copyout() != 7).sum()) for b in made)
 
 
 def begun_ahead(endpoint: Endpoint, counts: list[int], rounds: int) -> int:

@@ -55,7 +55,8 @@ def prove_calls(algorithm: str, c: Collective) -> None:
             own = tuple(r for r in range(c.ranks) if workers[r] == w)
             names = {r: f"GPU:{r}" for r in own}
             program = build(algorithm, c, own)
-            bodies[w] = lower(program, dtypes.float16, workers, names, piece, seen[on_host]), own
+            sees = seen[on_host or ALGORITHMS[algorithm].writes]
+            bodies[w] = lower(program, dtypes.float16, workers, names, piece, sees), own
         check_calls(c, bodies, algorithm)
 
 
@@ -79,7 +80,7 @@ def test_every_algorithm_is_proved(algorithm: str, kind: str) -> None:
                 assert part.temps == [t for t in whole.temps if t.rank in only]
 
 
-@pytest.mark.parametrize("algorithm", ["naive", "direct", "halving_doubling", "ring"])
+@pytest.mark.parametrize("algorithm", ["naive", "direct", "put", "halving_doubling", "ring"])
 def test_without_any_one_call_the_proof_fails(algorithm: str) -> None:
     c = Collective("all_reduce", 4, 9)
     names = {r: f"CPU:{r}" for r in range(4)}
@@ -234,6 +235,10 @@ def test_choice() -> None:
                 assert ALGORITHMS[name].order == "tree" and ALGORITHMS[name].can(kind, ranks)
                 assert cost_s(name, kind, nbytes, ranks) >= 0
     assert choose("all_reduce", 1 << 22, 8, group=2) == "hierarchical"
+    assert choose("all_reduce", 1 << 12, 4, share_memory=True) == "naive"
+    assert choose("all_reduce", 1 << 25, 4, share_memory=True) == "put"
+    with Context(COLLECTIVE="put"):
+        assert choose("all_reduce", 1 << 25, 4) == "direct"  # put cannot, between hosts
     with Context(COLLECTIVE="ring"):
         assert choose("all_reduce", 256, 4) == "ring"
         assert choose("broadcast", 256, 4) == "direct"  # ring cannot: the model chooses
@@ -243,7 +248,7 @@ def test_choice() -> None:
 
 def test_the_link_decides_how_much_is_sent_at_once() -> None:
     gigabit, hosts = Link("zmq", 1e8, 1e-4), Link("zmq", 1e8, 1e-4, group=4)
-    for link, largest in ((None, 1 << 17), (gigabit, 1 << 12)):  # what every rank reads whole
+    for link, largest in ((None, 1 << 13), (gigabit, 1 << 12)):  # what every rank reads whole
         assert choose("all_reduce", largest, 4, link=link) == "naive"
         assert choose("all_reduce", 64 * largest, 4, link=link) == "direct"
     assert choose("all_reduce", 1 << 20, 8, group=4, link=hosts) == "hierarchical"
@@ -254,7 +259,7 @@ def test_the_link_decides_how_much_is_sent_at_once() -> None:
 
 
 def test_build_names_what_can() -> None:
-    with pytest.raises(ValueError, match=r"use one of \['direct', 'naive', 'ring'\]"):
+    with pytest.raises(ValueError, match=r"use one of \['direct', 'naive', 'put', 'ring'\]"):
         build("halving_doubling", Collective("all_reduce", 3, 4))
     with pytest.raises(ValueError, match="unknown collective algorithm"):
         build("tree", Collective("all_reduce", 3, 4))

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from queue import SimpleQueue
+from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -94,10 +96,13 @@ def run(tensors: list[Tensor]) -> list[list[Parts]]:
 
 
 class Mail:
-    """The endpoint of one rank among others of this process: what is sent is copied, and waits for its receiver."""
+    """The endpoint of one rank among others of this process: what is sent is copied, and waits for its receiver; or, to
+    be written, it is lent until its receiver has."""
 
-    def __init__(self, rank: int, boxes: dict[tuple[int, int], SimpleQueue[tuple[MessageKey, str, np.ndarray]]]):
+    def __init__(self, rank: int, boxes: dict[tuple[int, int], SimpleQueue[tuple[MessageKey, str, np.ndarray, Event]]]):
         self.rank, self.boxes = rank, boxes
+        self.written: dict[int, Event] = {}
+        self.arena = SimpleNamespace(has_failed=False)
 
     def may_reserve(self, peer: int) -> bool:
         return False
@@ -105,21 +110,27 @@ class Mail:
     def shared_memory(self, peer: int) -> None:
         return None
 
-    def send(self, peer: int, key: MessageKey, addr: int, nbytes: int, dtype: str, number: int | None = None) -> Ticket:
-        self.boxes[self.rank, peer].put((key, dtype, bytes_at(addr, nbytes).copy()))
-        return Ticket(peer, 0, key)
+    def send(
+        self, peer: int, key: MessageKey, addr: int, nbytes: int, dtype: str, number: int | None, is_written: bool
+    ) -> Ticket:
+        data, done, n = bytes_at(addr, nbytes), Event(), len(self.written)
+        self.boxes[self.rank, peer].put((key, dtype, data if is_written else data.copy(), done))
+        self.written[n] = done
+        if not is_written:
+            done.set()
+        return Ticket(peer, n, key)
 
     def receive(self, peer: int, key: MessageKey, nbytes: int, dtype: str) -> Borrowed:
-        found, kind, data = self.boxes[peer, self.rank].get(timeout=20)
+        found, kind, data, done = self.boxes[peer, self.rank].get(timeout=20)
         assert (found, kind, data.nbytes) == (key, dtype, nbytes), (found, kind, data.nbytes, key, dtype, nbytes)
-        return Borrowed(data.ctypes.data, nbytes, lambda held=data: None)
+        return Borrowed(data.ctypes.data, nbytes, lambda held=data: done.set())
 
     def receive_into(self, peer: int, key: MessageKey, addr: int, nbytes: int, dtype: str) -> None:
         with self.receive(peer, key, nbytes, dtype) as got:
             bytes_at(addr, nbytes)[:] = bytes_at(got.addr, nbytes)
 
     def settle(self, ticket: Ticket) -> None:
-        pass
+        assert self.written[ticket.number].wait(20), ticket
 
     def flush(self) -> None:
         pass

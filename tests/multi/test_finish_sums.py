@@ -258,13 +258,13 @@ def test_the_calls_are_proved(kind: str, finish: UOp) -> None:
                 continue
             for count in (1, ranks - 1, 23):
                 c = Collective(kind, ranks, count, group=group)
-                for on_host, piece in ((True, 0), (False, 6)):
+                for on_host, piece in ((True, 0), (a.writes, 6)):
                     check_calls(c, bodies(a.name, c, finish, on_host, piece), a.name, finish)
 
 
 def test_what_is_not_finished_or_otherwise_is_refused() -> None:
     c = Collective("all_reduce", 4, 9)
-    for algorithm in ("naive", "direct", "halving_doubling", "ring"):
+    for algorithm in ("naive", "direct", "put", "halving_doubling", "ring"):
         done = bodies(algorithm, c, FINISHES[0], True, 0)
         plain = bodies(algorithm, c, None, True, 0)
         other = bodies(algorithm, c, body_of("float16", (Ops.MUL, 0.25)), True, 0)
