@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -12,6 +14,7 @@ from manygrad.native.source import module
 
 # a copy of so many bytes goes past the caches: one that the peers make at the same time fills them [allreduce.py]
 PAST_CACHES_NBYTES = 4 << 20
+SMALL_PAGES_NBYTES = 1 << 20  # a huge page begins at the next multiple of its size
 
 
 def bytes_at(address: int, nbytes: int) -> np.ndarray:
@@ -23,6 +26,18 @@ def aligned(nbytes: int, alignment: int) -> tuple[np.ndarray, int]:
     """(what keeps it alive, address) of fresh memory, which the system provides page by page as it is written."""
     raw = np.empty(nbytes + alignment, dtype=np.uint8)
     return raw, (raw.ctypes.data + alignment - 1) // alignment * alignment
+
+
+def mostly_unwritten(nbytes: int) -> tuple[np.ndarray, int]:
+    """As `aligned`, at a page, of memory of which mostly the beginning alone is written: that comes in small pages,
+    where huge ones (which NumPy asks for) would take 2 MiB for its first byte."""
+    pages = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if nbytes > SMALL_PAGES_NBYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # (a kernel that has none)
+            pages.madvise(mmap.MADV_NOHUGEPAGE, 0, SMALL_PAGES_NBYTES)
+            pages.madvise(mmap.MADV_HUGEPAGE, SMALL_PAGES_NBYTES, nbytes - SMALL_PAGES_NBYTES)
+    raw = np.frombuffer(pages, np.uint8)
+    return raw, raw.ctypes.data
 
 
 def copy(dst: int, src: int, nbytes: int) -> None:

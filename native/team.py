@@ -31,7 +31,7 @@ import numpy as np
 
 from manygrad.native import futex, graph
 from manygrad.native.chain import CHAIN_BYTES
-from manygrad.native.memory import aligned
+from manygrad.native.memory import mostly_unwritten
 from manygrad.native.processor import processor
 from manygrad.native.source import module, pause
 
@@ -39,7 +39,6 @@ MAX_THREADS = 256
 SPINS = 4000  # of an idle worker before it sleeps, of one pause instruction each: a few dozen microseconds
 AWAIT_SPINS = 1000  # of the caller before it sleeps until the last worker is out (which may need this very core)
 OPEN = 1 << 32  # in `ctl`: the job can be joined; below it, how many workers are inside
-PAGE_BYTES = 4096
 
 Link = Callable[[str, Sequence[str]], dict[str, int]]
 """`(IR text, names)`: compiles and loads a module for good, gives the addresses of its functions."""
@@ -70,7 +69,7 @@ class _Scratch(threading.local):
     """A calling thread's own scratch memory."""
 
     def __init__(self, nbytes: int) -> None:
-        self.memory, self.address = aligned(nbytes, PAGE_BYTES)
+        self.memory, self.address = mostly_unwritten(nbytes)
 
 
 class Team:
@@ -125,7 +124,7 @@ class Team:
 
     def _start(self, workers: int) -> None:
         for i in range(self.started, workers):
-            memory, address = aligned(self.nbytes, PAGE_BYTES)
+            memory, address = mostly_unwritten(self.nbytes)
             self.memories.append(memory)
             self.scratch(i, address)
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))  # signals are for Python's threads

@@ -7,8 +7,10 @@ GGUF tells the words and how they are joined, not how text is split before that:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -110,15 +112,34 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class _Pairs(Sequence[tuple[str, ...]]):
+    """Merges as pairs of words, each made when it is read: all at once they take more memory than what is made of
+    them."""
+
+    merges: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.merges)
+
+    def __getitem__(self, i: Any) -> Any:
+        return tuple(self.merges[i].split(" "))
+
+    def __iter__(self) -> Iterator[tuple[str, ...]]:
+        return map(itemgetter(0, 2), map(str.partition, self.merges, repeat(" ")))  # (no bytecode for each)
+
+
 def _bytes(numbers: dict[str, int], merges: Sequence[str], pre: str) -> tokenizers.Tokenizer:
     """GPT-2's: pairs of bytes, joined in the order of `merges`."""
     if pre not in SPLITS:
         raise ValueError(f"text is split before {pre!r} (tokenizer.ggml.pre); known are {', '.join(SPLITS)}")
-    parts = " ".join(merges).split(" ") if merges else []  # (of tens of thousands; no space is in the words)
-    if len(parts) != 2 * len(merges):
+    if not set(map(str.count, merges, repeat(" "))) <= {1}:
         raise ValueError("the GGUF file has merges that are not two words with a space between them")
-    pairs = list(zip(parts[::2], parts[1::2]))
-    inner = tokenizers.Tokenizer(models.BPE(numbers, pairs, ignore_merges=pre in ("llama-bpe", "llama3")))
+    try:
+        model = models.BPE(numbers, _Pairs(merges), ignore_merges=pre in ("llama-bpe", "llama3"))
+    except Exception as error:  # (the package has no kind of its own)
+        raise ValueError(f"the GGUF file's tokenizer cannot be made: {error}") from None
+    inner = tokenizers.Tokenizer(model)
     inner.pre_tokenizer, inner.decoder = SPLITS[pre](), decoders.ByteLevel()
     return inner
 

@@ -1,4 +1,7 @@
-"""From a kernel AST to generated code: simplify, legalize, choose, lower, render."""
+"""From a kernel AST to generated code: simplify, legalize, choose, lower, render.
+
+What lowers and renders is imported when code is made: a kernel whose binary is on disk needs neither.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,11 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from manygrad.runtime.codegen.choose import decide, plain
 from manygrad.runtime.codegen.choose.facts import Facts
 from manygrad.runtime.codegen.describe import kernel_name, signature
-from manygrad.runtime.codegen.emit.lower import emit
-from manygrad.runtime.codegen.loops.build import Tree, build
-from manygrad.runtime.codegen.loops.lanes import Kernel
-from manygrad.runtime.codegen.loops.show import show
-from manygrad.runtime.codegen.loops.spec import verify
 from manygrad.runtime.codegen.lowered import Program
 from manygrad.runtime.codegen.opts import Opt, legal, loop_nest
 from manygrad.runtime.codegen.opts.bind_reduce import exchanged_bytes
@@ -24,6 +23,9 @@ from manygrad.runtime.codegen.passes import rewrite
 from manygrad.runtime.codegen.target import Machine
 from manygrad.tensor.environment import DEBUG, NOOPT, SPEC
 from manygrad.tensor.uop.uop import UOp
+
+if TYPE_CHECKING:
+    from manygrad.runtime.codegen.loops.build import Tree
 
 
 @dataclass(frozen=True)
@@ -36,15 +38,24 @@ class Prepared:
 
     def tree(self) -> Tree:
         """Its loops."""
+        from manygrad.runtime.codegen.loops.build import build
+        from manygrad.runtime.codegen.loops.lanes import Kernel
+
         sig = signature(self.ast)
         tree = build(Kernel(sig, loop_nest(sig, self.opts)))
         if DEBUG >= 5:
+            from manygrad.runtime.codegen.loops.show import show
+
             print(f"{self.name}: {' '.join(map(repr, self.opts)) or 'as written'}\n{show(tree)}")
         if SPEC:
+            from manygrad.runtime.codegen.loops.spec import verify
+
             verify(tree)
         return tree
 
     def program(self) -> Program:
+        from manygrad.runtime.codegen.emit.lower import emit
+
         return emit(self.tree(), self.name)
 
     def code(self, render: Callable[[Program], str]) -> str:

@@ -23,7 +23,7 @@ from manygrad.runtime.devices.loaded import LoadedKernels
 from manygrad.runtime.devices.objects import OBJECTS, version
 from manygrad.runtime.devices.target import host_target
 from manygrad.runtime.devices.together import compile_together
-from manygrad.runtime.render.llvm import ENTRY
+from manygrad.runtime.render.text import ENTRY
 from manygrad.tensor.environment import BEAM, CHECK_OOB
 from manygrad.tensor.uop.uop import UOp
 

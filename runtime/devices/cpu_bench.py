@@ -15,7 +15,8 @@ from manygrad.runtime.devices.host import Memory
 from manygrad.runtime.devices.objects import version
 from manygrad.runtime.devices.target import host_target
 from manygrad.runtime.devices.threads import team, wanted_threads
-from manygrad.runtime.render.llvm import ENTRY, render
+from manygrad.runtime.render.llvm import render
+from manygrad.runtime.render.text import ENTRY
 from manygrad.tensor.uop.uop import UOp
 
 LEAST_WORK = 1 << 22  # operations + bytes of a kernel of which a part foretells the whole

@@ -9,20 +9,33 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from manygrad.runtime.codegen.describe import estimate, evaluate_int, signature
+from manygrad.runtime.codegen.lowered import Program
 from manygrad.runtime.codegen.opts import loop_nest
 from manygrad.runtime.codegen.pipeline import Prepared
 from manygrad.runtime.devices.bounds import Record
 from manygrad.runtime.devices.compiled import Renderer
 from manygrad.runtime.devices.host import Memory
 from manygrad.runtime.devices.threads import team, wanted_threads
-from manygrad.runtime.render.bounds import render_checked
-from manygrad.runtime.render.llvm import render
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
 SERIAL_WORK = 1 << 17  # operations + bytes up to which waking threads costs more than it saves
 PIECE_WORK = 1 << 16  # the least work worth a turn at the shared counter
-LLVM = Renderer(render, render_checked)
+
+
+def _rendered(program: Program) -> str:
+    from manygrad.runtime.render.llvm import render  # (as in `codegen/pipeline.py`: a kernel on disk needs none)
+
+    return render(program)
+
+
+def _checked(program: Program) -> str:
+    from manygrad.runtime.render.bounds import render_checked
+
+    return render_checked(program)
+
+
+LLVM = Renderer(_rendered, _checked)
 
 
 class TeamJob(Protocol):

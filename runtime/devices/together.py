@@ -19,15 +19,17 @@ import hashlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from manygrad.runtime import profile
 from manygrad.runtime.codegen.pipeline import Prepared, prepare
 from manygrad.runtime.devices.base import Kernel
 from manygrad.runtime.devices.compiled import Compiled
 from manygrad.tensor.uop.uop import UOp
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 Keep = Callable[[UOp, Kernel], None]
 """`(ast, kernel)`: puts it among the loaded kernels."""
@@ -56,6 +58,8 @@ def compile_together(compiled: Compiled[Any], asts: Iterable[UOp], keep: Keep) -
             keep(ast, compiled.load(prepared, ast, code))
     if not missing:
         return
+    from concurrent.futures import ThreadPoolExecutor  # (brings logging along)
+
     others: list[Missing] = []
     made: dict[bytes, bytes] = {}
     running: list[Future[None]] = []

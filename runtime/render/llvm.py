@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from manygrad.runtime.codegen.lowered import Inst, Low, Program
 from manygrad.runtime.render.registers import Registers
-from manygrad.runtime.render.text import literal, memory_type, scalar_type, splat, suffix, vector
+from manygrad.runtime.render.text import ENTRY, literal, memory_type, scalar_type, splat, suffix, vector
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 
-ENTRY = "kernel"
 SIGNATURE = "ptr noalias %buffers, ptr noalias %variables, i64 %begin, i64 %finish, ptr noalias %scratch"
 ZEROS_BYTES = 1024  # what an invalid load reads instead
 

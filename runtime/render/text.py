@@ -10,6 +10,7 @@ import numpy as np
 from manygrad.runtime.codegen.lowered import Inst
 from manygrad.tensor.dtype import DType, dtypes
 
+ENTRY = "kernel"  # the name of a kernel's function
 _FLOATS = {2: "half", 4: "float", 8: "double"}
 
 

@@ -112,8 +112,10 @@ def _column(name: str, value: Any, logits: Tensor) -> Any:
             )
         return value.unsqueeze(-1) if value.ndim else value
     least, most = RANGES[name]
-    if not least <= value <= most or (name in ("top_p", "repetition_penalty") and value == 0):
-        raise ValueError(f"sample: {name} = {value} lies outside {least}..{most}")
+    positive = name in ("top_p", "repetition_penalty")
+    if not least <= value <= most or (positive and value == 0):
+        more = "; it is more than 0" if positive else ""
+        raise ValueError(f"sample: {name} = {value} lies outside {least}..{most}{more}")
     return value
 
 

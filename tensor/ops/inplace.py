@@ -30,6 +30,14 @@ OPERATORS = {
 }  # fmt: skip
 
 
+def _comes_before(cls: type, name: str, other: str) -> bool:
+    """Whether the class that `name` is found in stands before that of `other`, or there is no other: what is made of
+    `name` is then not inherited."""
+    kinds = cls.__mro__
+    of_name, of_other = (next((i for i, k in enumerate(kinds) if n in k.__dict__), len(kinds)) for n in (name, other))
+    return of_name < of_other
+
+
 def _writing(name: str, f: Callable[..., Any]) -> Callable[..., Any]:
     @locked
     @wraps(f)
@@ -234,10 +242,11 @@ class InplaceMixin:
         super().__init_subclass__(**kwargs)
         for inplace, kind in InplaceMixin.__annotations__.items():
             name = inplace.removesuffix("_")
-            if hasattr(cls, name) and inplace not in cls.__dict__:
+            if _comes_before(cls, name, inplace):
                 setattr(cls, inplace, (_writing if kind == "Written" else _viewing)(name, getattr(cls, name)))
         for operator, name in OPERATORS.items():
-            setattr(cls, operator, getattr(cls, f"{name}_"))
+            if _comes_before(cls, f"{name}_", operator):
+                setattr(cls, operator, getattr(cls, f"{name}_"))
 
     def fill_(self: Tensor, value: Any) -> Tensor:
         """Every element becomes `value` (a number or 0-d tensor)."""

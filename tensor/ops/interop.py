@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import ctypes
-import html
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -178,6 +177,8 @@ class InteropMixin:
 
     def _repr_html_(self: Tensor) -> str:
         """One row for a notebook: shape, dtype, device, size, state."""
+        import html  # (two thousand names of characters)
+
         where = (
             self.device
             if isinstance(self.device, str)

@@ -62,3 +62,48 @@ def test_a_leaf_is_written_only_without_gradients() -> None:
 def test_every_listed_name_is_there() -> None:
     missing = [name for name in InplaceMixin.__annotations__ if not hasattr(Tensor, name)]
     assert all(not hasattr(Tensor, name.removesuffix("_")) for name in missing), missing
+
+
+class Doubling(Tensor):
+    def add(self, other: object, alpha: object = 1) -> Tensor:  # type: ignore[override]
+        return super().add(other, alpha=2)
+
+
+class Mixed:
+    def add(self, other: object, alpha: object = 1) -> object:
+        return Tensor.add(self, other, alpha=3)  # type: ignore[arg-type]
+
+
+def test_subclasses_inherit_what_is_in_place_and_make_what_they_change() -> None:
+    class Plain(Tensor):
+        pass
+
+    class Below(Doubling):
+        pass
+
+    class Beside(Mixed, Tensor):  # type: ignore[misc]
+        pass
+
+    class Own(Tensor):
+        def add_(self, other: object) -> Tensor:  # type: ignore[override]
+            return self.fill_(5)
+
+        def __isub__(self, other: object) -> Tensor:  # type: ignore[override, misc]
+            return self.fill_(6)
+
+    class BelowOwn(Own):
+        pass
+
+    assert not [n for n in vars(Plain) if n.endswith("_") and not n.startswith("__")]
+
+    def changed(kind: type[Tensor]) -> list[list[float]]:
+        in_place, operator, other = (kind([1.0]).realize() for _ in range(3))
+        in_place.add_(1)
+        operator += 1
+        other -= 1
+        return [t.tolist() for t in (in_place, operator, other)]
+
+    assert changed(Plain) == [[2], [2], [0]]
+    assert changed(Doubling) == changed(Below) == [[3], [3], [0]]
+    assert changed(Beside) == [[4], [4], [0]]
+    assert changed(Own) == changed(BelowOwn) == [[5], [5], [6]]

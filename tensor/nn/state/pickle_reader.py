@@ -6,7 +6,6 @@ allow-list `ALLOWED` mean something; any other is an error with its name.
 
 from __future__ import annotations
 
-import pickletools
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
@@ -145,6 +144,8 @@ class PickleReader:
         self.memo: dict[int, Any] = {}
 
     def read(self, stream: BinaryIO) -> Any:
+        import pickletools  # (a page of text for each opcode)
+
         for opcode, arg, _ in pickletools.genops(stream):
             if opcode.name == "STOP":
                 return self.stack.pop()

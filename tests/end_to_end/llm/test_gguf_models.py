@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,9 +121,33 @@ def test_what_a_file_does_not_say_is_told() -> None:
             {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.pre": "viking"},
             "text is split before 'viking'",
         ),
+        (byte_pairs(["a", "b", "ab"], ["a", "b a b"]), "merges that are not two words"),
+        (byte_pairs(["a", "b"], ["a c"]), "tokenizer cannot be made: .*out of vocabulary"),
     ]:
         with pytest.raises(ValueError, match=message):
             tokenizer.from_gguf(words)
+
+
+def byte_pairs(words: list[str], merges: list[str]) -> dict[str, Any]:
+    found = {"model": "gpt2", "pre": "gpt-2", "tokens": words, "merges": merges}
+    return {f"tokenizer.ggml.{k}": v for k, v in found.items()}
+
+
+def test_merges_of_a_tokenizer_are_not_all_made_at_once() -> None:
+    """(Python's memory; the tokenizer's own is not in it.)"""
+    letters = [chr(i) for i in range(0x100, 0x200)]
+    pairs = [(a, b) for a in letters[:200] for b in letters]
+    metadata = byte_pairs([*letters, *map("".join, pairs)], [" ".join(p) for p in pairs])
+    tokenizer.from_gguf(metadata)
+    tracemalloc.start()
+    try:
+        words = tokenizer.from_gguf(metadata)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    numbers = sys.getsizeof({w: i for i, w in enumerate(metadata["tokenizer.ggml.tokens"])}) + 32 * len(pairs)
+    assert peak < numbers + 16 * len(pairs)
+    assert words.encode(letters[7] + letters[9]) == words.inner.encode("".join((letters[7], letters[9]))).ids
 
 
 def test_sentencepiece_tokens_are_those_of_sentencepiece() -> None:

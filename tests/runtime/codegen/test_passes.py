@@ -10,11 +10,11 @@ from manygrad import Context
 from manygrad.runtime.codegen import pipeline
 from manygrad.runtime.codegen.choose.facts import Facts
 from manygrad.runtime.codegen.opts import Tile
-from manygrad.runtime.codegen.passes import LEGAL, rewrite
+from manygrad.runtime.codegen.passes import rewrite
+from manygrad.runtime.codegen.spec import kernel_spec
 from manygrad.runtime.codegen.target import Machine
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import Ops, RangeArg, UOp, track
-from manygrad.tensor.uop.spec import verify
 
 MACHINE = Machine(vector_bytes=16, registers=16)
 
@@ -32,8 +32,8 @@ def exp_of(dtype: object) -> UOp:
 @pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float16, dtypes.float64], ids=lambda d: d.name)
 def test_what_no_machine_has_is_not_legal_after_legalize(dtype: object) -> None:
     with pytest.raises(AssertionError, match="after pass 'legalize': .*EXP"):
-        verify(exp_of(dtype), LEGAL, "legalize")
-    verify(rewrite(exp_of(dtype), MACHINE).ast, LEGAL, "legalize")
+        kernel_spec(exp_of(dtype), "legal", "legalize")
+    kernel_spec(rewrite(exp_of(dtype), MACHINE).ast, "legal", "legalize")
 
 
 def test_the_passes_of_a_kernel_are_tracked() -> None:

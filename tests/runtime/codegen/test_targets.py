@@ -17,7 +17,8 @@ from manygrad.runtime.codegen.opts import CacheRead, Tensorize, Vectorize
 from manygrad.runtime.codegen.pipeline import Prepared, prepare
 from manygrad.runtime.codegen.target import Machine
 from manygrad.runtime.devices.target import AVX2_DOTS, Target
-from manygrad.runtime.render.llvm import ENTRY, render
+from manygrad.runtime.render.llvm import render
+from manygrad.runtime.render.text import ENTRY
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp

@@ -17,7 +17,8 @@ from manygrad.runtime.devices.compiled import Compiled, Renderer
 from manygrad.runtime.devices.diskcache import DiskCache
 from manygrad.runtime.devices.in_order import CallsInOrder
 from manygrad.runtime.devices.objects import version
-from manygrad.runtime.render.llvm import ENTRY, render
+from manygrad.runtime.render.llvm import render
+from manygrad.runtime.render.text import ENTRY
 
 
 class Stream(list):

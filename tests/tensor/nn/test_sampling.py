@@ -151,7 +151,7 @@ def test_what_is_wrong_is_said() -> None:
     x = Tensor.zeros(2, 8)
     for given, message in [
         ({"temperature": -1.0}, "temperature = -1.0 lies outside 0.0..inf"),
-        ({"top_p": 0.0}, "top_p = 0.0 lies outside"),
+        ({"top_p": 0.0}, "top_p = 0.0 lies outside 0.0..1.0; it is more than 0"),
         ({"top_p": 1.5}, r"top_p = 1.5 lies outside 0.0..1.0"),
         ({"top_k": -3}, "top_k = -3 lies outside"),
         ({"top_k": Tensor([1, 2, 3])}, r"top_k has shape \(3,\); one number \(\), or one a row \(2,\), is expected"),
