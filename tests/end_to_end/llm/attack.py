@@ -1,6 +1,6 @@
 """Requests that were changed on their way, by chance from a seed: values, nesting, characters, bytes, headers, lines.
 
-    python -m tests.end_to_end.llm.attack --count 1000 --model smollm2
+    python -m tests.end_to_end.llm.attack --count 1000 --model smollm2 --replicas 2
 
 Each begins as a valid request and is changed once or twice, so that some stay valid: those may be answered, all others
 have to be refused (4xx), and no answer may be 5xx. Afterwards the server answers a good request as it did before.
@@ -183,10 +183,15 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--replicas", type=int, default=1, help="each on a node of its own")
     args = parser.parse_args()
     options = ["--model", args.model, "--name", "tiny", "--embed-model", "minilm", "--port", "0", "--slots", "8",
                "--room", "256", "--body-time", "1", "--time", "20"]  # fmt: skip
-    with serving(sys.executable, "-u", str(SCRIPT), *options) as served:
+    command = [sys.executable, "-u", str(SCRIPT), *options]
+    if args.replicas > 1:
+        launcher = [sys.executable, "-P", "-u", "-m", "manygrad.launcher.cli", "--nodes", str(args.replicas)]
+        command = [*launcher, str(SCRIPT), "--", *options, "--replicas", str(args.replicas)]
+    with serving(*command) as served:
         given: dict[str, Any] = {"model": "tiny", "prompt": "Once upon", "max_tokens": 16, "temperature": 0}
         before = served.client.completions.create(**given).choices[0].text
         counts, bad = attacks(served, args.count, args.seed, 8)

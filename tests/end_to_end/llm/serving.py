@@ -57,7 +57,10 @@ class Served:
             connection.close()
 
     def gauge(self, name: str) -> float:
-        return float(re.search(rf"^{name} (\S+)$", self.ask("/metrics")[1], re.MULTILINE)[1])  # type: ignore[index]
+        text = self.ask("/metrics")[1]
+        found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+        assert found is not None, text
+        return float(found[1])
 
     def wait_for(self, name: str, value: float) -> None:
         """Until a gauge has the value."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from batch import Made, Request
 from server.answers import Answer, event
-from server.desk import Desk, Given, Out, Vectors, Work
+from server.desk import Desk, Given, Out, Report, Vectors, Work
 from server.errors import ApiError
 from server.metrics import Metrics
 
@@ -29,6 +29,12 @@ def with_desk(check: Callable[[Desk], Awaitable[None]], most: int = 3, wait_s: f
     return desk
 
 
+def take(desk: Desk, slots: int, pages: int, busy: bool) -> Work:
+    """With one replica."""
+    desk.hear([Report(running=int(busy), slots=slots, unpromised=pages, pages=pages)])
+    return desk.take()
+
+
 async def next_of(out: Out) -> tuple[int, Given]:
     return await asyncio.wait_for(out.get(), 5)
 
@@ -40,15 +46,15 @@ def test_texts_wait_for_slots_in_their_order() -> None:
         with pytest.raises(ApiError, match="3 texts wait already") as full:
             desk.submit([TEXT])
         assert full.value.status == 429 and full.value.headers
-        assert desk.take(1, 9, False) == Work(admit=((keys[0], TEXT),))
+        assert take(desk, 1, 9, False) == Work(admit=((0, keys[0], TEXT),))
         desk.leave([third])  # it has not begun
-        assert desk.take(1, 9, True) == Work(admit=((keys[1], TEXT),), cancel=(third,))
+        assert take(desk, 1, 9, True) == Work(admit=((0, keys[1], TEXT),), cancel=(third,))
         desk.give([(keys[0], Made(keys[0], 5)), (keys[1], Made(keys[1], 6, "length"))])
         assert [await next_of(out), await next_of(out)] == [
             (keys[0], Made(keys[0], 5)), (keys[1], Made(keys[1], 6, "length"))
         ]  # fmt: skip
         desk.leave(keys)  # one has ended, the other one runs
-        assert desk.take(2, 9, True) == Work(cancel=(keys[0],))
+        assert take(desk, 2, 9, True) == Work(cancel=(keys[0],))
         desk.give([(keys[0], Made(keys[0], 7))])  # (the step that ran meanwhile)
         await asyncio.sleep(0)
         assert out.empty() and not desk.outs
@@ -61,19 +67,45 @@ def test_texts_wait_for_pages_in_their_order() -> None:
         small, large = Request((1,), 32), Request((1,), 65)
         keys, _ = desk.submit([small, large, small])
         (vectors,), _ = desk.submit([("a",)])
-        work = desk.take(4, 2, True)  # the large one does not fit, and is not passed
-        assert work == Work(admit=((keys[0], small),), embed=((vectors, ("a",)),))
-        assert desk.take(4, 2, True) == Work()
-        assert desk.take(4, 4, True) == Work(admit=((keys[1], large), (keys[2], small)))
+        work = take(desk, 4, 2, True)  # the large one does not fit, and is not passed
+        assert work == Work(admit=((0, keys[0], small),), embed=((vectors, ("a",)),))
+        assert take(desk, 4, 2, True) == Work()
+        assert take(desk, 4, 4, True) == Work(admit=((0, keys[1], large), (0, keys[2], small)))
 
     with_desk(check, most=4)
+
+
+def test_a_text_goes_to_the_replica_with_most_room() -> None:
+    async def check(desk: Desk) -> None:
+        small, large = Request((1,), 32), Request((1,), 65)
+        keys, out = desk.submit([small, large, small, small, small])
+        made = Made(9, 5)
+        desk.hear([Report(slots=2, unpromised=9), Report((made,), 1, slots=3, unpromised=2), Report()])
+        work = desk.take()  # the large one has too many pages for the second, whose slots are more
+        assert [(replica, key) for replica, key, _ in work.admit] == list(zip((1, 0, 1, 0), keys))
+        assert desk.placed == {0: 2, 1: 2}
+        desk.hear([Report(slots=1, unpromised=1), Report(slots=1, unpromised=2), Report(running=2)])
+        assert desk.take().admit == ((1, keys[4], small),)  # (as many slots, more pages)
+        (left,), _ = desk.submit([large])
+        desk.hear([Report(slots=1, unpromised=2), Report(slots=9, unpromised=2), Report(running=2)])
+        assert desk.take() == Work()
+        desk.drain(30)
+        desk.hear([Report(slots=9, unpromised=9), Report(slots=9, unpromised=9, made=(Made(keys[1], 7),)), Report()])
+        assert await next_of(out) == (keys[1], Made(keys[1], 7))
+        assert desk.take() == Work(((0, left, large),))  # (the first of two that are alike)
+        desk.hear([Report(), Report(), Report(running=1)])
+        assert not desk.take().stop  # the last one writes
+        desk.hear([Report(), Report(), Report()])
+        assert desk.take().stop
+
+    with_desk(check, most=6)
 
 
 def test_vectors_are_made_a_chunk_a_step() -> None:
     async def check(desk: Desk) -> None:
         keys, out = desk.submit([("a",), ("b",)])
-        assert desk.take(0, 9, True).embed == ((keys[0], ("a",)),)
-        assert desk.take(0, 9, True).embed == ((keys[1], ("b",)),)
+        assert take(desk, 0, 9, True).embed == ((keys[0], ("a",)),)
+        assert take(desk, 0, 9, True).embed == ((keys[1], ("b",)),)
         found = Vectors(np.zeros((1, 2), np.float32), 3)
         desk.give([(keys[1], found)])
         assert await next_of(out) == (keys[1], found) and list(desk.outs) == [keys[0]]
@@ -85,10 +117,10 @@ def test_who_waits_too_long_is_told() -> None:
     async def check(desk: Desk) -> None:
         _, out = desk.submit([TEXT])
         time.sleep(0.02)
-        assert desk.take(0, 9, True) == Work()
+        assert take(desk, 0, 9, True) == Work()
         _, error = await next_of(out)
         assert isinstance(error, ApiError) and (error.status, error.code) == (503, "queue_timeout")
-        assert not desk.outs and desk.take(1, 9, True) == Work()
+        assert not desk.outs and take(desk, 1, 9, True) == Work()
 
     with_desk(check, wait_s=0.01)
 
@@ -100,11 +132,11 @@ def test_draining_finishes_what_is_there() -> None:
         with pytest.raises(ApiError, match="shutting down") as refused:
             desk.submit([TEXT])
         assert (refused.value.status, refused.value.code) == (503, "shutting_down")
-        assert desk.take(1, 9, False) == Work(admit=((key, TEXT),))
-        assert not desk.take(1, 9, True).stop
-        assert desk.take(1, 9, False).stop
+        assert take(desk, 1, 9, False) == Work(admit=((0, key, TEXT),))
+        assert not take(desk, 1, 9, True).stop
+        assert take(desk, 1, 9, False).stop
         desk.drain(30)  # for a second time: at once
-        assert desk.take(1, 9, True).stop
+        assert take(desk, 1, 9, True).stop
 
     with_desk(check)
 
@@ -112,11 +144,11 @@ def test_draining_finishes_what_is_there() -> None:
 def test_closing_tells_everybody_why() -> None:
     async def check(desk: Desk) -> None:
         (first, second), out = desk.submit([TEXT, TEXT])
-        desk.take(1, 9, False)
+        take(desk, 1, 9, False)
         desk.close("rank 1 was lost")
         told = dict([await next_of(out), await next_of(out)])
         assert all(isinstance(e, ApiError) and e.message == "rank 1 was lost" for e in told.values())
-        assert set(told) == {first, second} and desk.take(2, 9, False).stop
+        assert set(told) == {first, second} and take(desk, 2, 9, False).stop
 
     with_desk(check)
 
@@ -126,9 +158,12 @@ def test_metrics_are_what_prometheus_reads() -> None:
     metrics.requests["/v1/completions", 200] += 2
     for seconds in (0.001, 0.02, 0.02, 100.0):
         metrics.between.add(seconds)
-    lines = metrics.text(running=1, waiting=2, slots=4, pages=8, free=3).splitlines()
+    reports = [Report(running=1, pages=1), Report(running=3, pages=2)]
+    lines = metrics.text(reports, {1: 7}, waiting=2, slots=4, pages=8).splitlines()
     assert 'llm_requests_total{path="/v1/completions",status="200"} 2' in lines and "llm_texts_waiting 2" in lines
-    assert "llm_pages 8" in lines and "llm_pages_free 3" in lines
+    assert {"llm_pages 16", "llm_pages_free 3", "llm_slots 8", "llm_texts_running 4"} <= {*lines}
+    for name, values in (("running", (1, 3)), ("total", (0, 7))):
+        assert {f'llm_replica_texts_{name}{{replica="{i}"}} {value}' for i, value in enumerate(values)} <= {*lines}
     buckets = [line for line in lines if line.startswith("llm_between_tokens_seconds")]
     assert buckets[0].endswith('{le="0.005"} 1') and buckets[2].endswith('{le="0.025"} 3')
     assert buckets[-3:] == [

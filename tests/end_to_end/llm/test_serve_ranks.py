@@ -15,12 +15,15 @@ import pytest
 if MISSING := [name for name in ("starlette", "uvicorn", "openai") if find_spec(name) is None]:
     pytest.skip(f'the server\'s tests need {", ".join(MISSING)}: pip install ".[test]"', allow_module_level=True)
 
+import numpy as np
 import openai
-from batch import Request
-from server.desk import Work
-from server.ranks import decode, encode
+from batch import Made, Request
+from server.desk import Report, Work
+from server.ranks import SHORT, decode, decode_report, encode, encode_report, in_two
 from writer import Choice
 
+from manygrad import world
+from manygrad.launcher.api import launch
 from tests.end_to_end.llm.serving import LIMIT_S, SCRIPT, Served, serving
 from tests.end_to_end.llm.tiny import write_model
 
@@ -116,5 +119,45 @@ def test_interrupt_right_after_listening(tmp_path: Path) -> None:
 
 def test_what_the_ranks_are_told() -> None:
     request = Request((1, 2, 3), 5, Choice(0.1, 3, 0.30000000000000004, None, 1.1, 2**32 - 1), True)
-    for work in (Work(), Work(((7, request), (8, Request((1,), 1))), (1, 2), ((9, ('a"é🦙', "")),), True)):
+    for work in (Work(), Work(((0, 7, request), (1, 8, Request((1,), 1))), (1, 2), ((9, ('a"é🦙', "")),), True)):
         assert decode(encode(work)) == work
+    for report in (Report(), Report((Made(7, 8), Made(9, 2**31, "stop")), 1, 2, 3, 4)):
+        assert decode_report(encode_report(report)) == report
+
+
+@pytest.mark.parametrize("size", [0, 1, SHORT - 5, SHORT - 4, SHORT - 3, 2 * SHORT, 2 * SHORT + 1, 9999])
+def test_long_messages_are_two(size: int) -> None:
+    lengths = []
+
+    def exchange(rows: np.ndarray) -> np.ndarray:
+        lengths.append(rows.shape)
+        return rows
+
+    sent = [b"\1" * 3, b"\2" * size, b""]
+    assert in_two(sent, exchange) == sent
+    assert len(lengths) == 1 + (size > SHORT - 4) and lengths[0] == (3, SHORT)
+
+
+def tell(replicas: int) -> int:
+    """All ranks tell each other this and that; how many first ranks heard what all said."""
+    sys.path.insert(0, str(SCRIPT.parent))
+    from server.ranks import Ranks
+
+    ranks, heard = Ranks(replicas), 0
+    for count in (0, 3, 200, 1, 900, 900, 0):
+        # (of one replica the message is long at times)
+        reports = [
+            Report(tuple(Made(i, r) for i in range(count if r == replicas - 1 else 2)), r) for r in range(replicas)
+        ]
+        found = ranks.gather(reports[ranks.replica])
+        assert found == (reports if ranks.is_first else [reports[ranks.replica]])
+        work = Work(tuple((r, r, Request((1,) * count, 3)) for r in range(replicas)))
+        assert ranks.share(work if world.rank == 0 else Work()) == work
+        heard += ranks.is_first
+    return heard
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_first_ranks_hear_of_all_replicas(tmp_path: Path, replicas: int) -> None:
+    heard = launch(tell, replicas, nodes=4, run_dir=tmp_path / "run")
+    assert heard == [7 if rank % (4 // replicas) == 0 else 0 for rank in range(4)]
