@@ -25,7 +25,7 @@ from tests.hosts import Hosts, hosts
 
 from collective_tasks import collective, values  # isort: skip
 from collective_workers import Worker, run_workers  # isort: skip
-from oracle import reduce_arrays, view  # isort: skip
+from tests.collectives.oracle import reduce_arrays, view
 
 TRANSPORTS = ["shm", "zmq"]
 ALL = os.environ.get("MANYGRAD_TESTS") == "all"  # every rank count, and 10 million elements: some minutes

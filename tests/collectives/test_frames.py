@@ -22,8 +22,7 @@ from manygrad.collectives.transport import zmq as tcp
 from manygrad.collectives.transport.link import COPIED_NBYTES, WINDOW, Frame, ZmqLink
 from manygrad.collectives.transport.seal import COUNTER, TAG_NBYTES, Opener, Sealer, key_of
 from manygrad.tensor.environment import Context
-
-from oracle import view  # isort: skip
+from tests.collectives.oracle import view
 
 Parts = list[Any]
 SIZES = [0, 8, 4096, 40_000, tcp.CHUNK, tcp.CHUNK + 8]

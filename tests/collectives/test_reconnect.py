@@ -21,7 +21,8 @@ from tests.hosts import Hosts
 from tests.proxy import Proxy
 
 from collective_workers import Worker, run_workers  # isort: skip
-from oracle import view  # isort: skip
+from tests.collectives.oracle import view
+
 from test_endpoint import on, results, two_hosts  # noqa: F401 isort: skip
 
 

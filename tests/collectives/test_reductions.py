@@ -17,7 +17,7 @@ from manygrad.runtime.exchange import Exchange
 from manygrad.tensor.dtype import DType, dtypes, to_dtype
 
 from collective_tasks import values  # isort: skip
-from oracle import reduce_arrays  # isort: skip
+from tests.collectives.oracle import reduce_arrays
 
 NAMES = [d.name for d in dtypes.all]
 

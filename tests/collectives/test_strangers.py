@@ -15,8 +15,7 @@ import zmq
 from manygrad.collectives.transport import Endpoint, MessageKey, wire
 from manygrad.collectives.transport.zmq import _IDENTITY, password
 from manygrad.tensor.environment import Context
-
-from oracle import view  # isort: skip
+from tests.collectives.oracle import view
 
 
 @pytest.fixture
