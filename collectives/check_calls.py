@@ -119,9 +119,7 @@ class _Worker:
 
     def reduce(self, kernel: UOp, args: list[UOp]) -> None:
         store, targets = kernel.src[0], len(kernel.src)
-        if [s.src[0].src[0].arg for s in kernel.src] != list(range(targets)) or {s.src[1] for s in kernel.src} != {
-            store.src[1]
-        }:
+        if [(s.src[0].src[0].arg, s.src[1]) for s in kernel.src] != [(n, store.src[1]) for n in range(targets)]:
             raise ProgramError("a kernel stores something else in each of its targets")
         given = {n: self.read(a) for n, a in enumerate(args[targets:], targets)}
         total = None if self.finish is None else _finished(store.src[1], self.finish)

@@ -33,6 +33,7 @@ from manygrad.collectives.program import (
     Source,
     Transfer,
     show_instr,
+    show_source,
 )
 
 Expr = tuple[Any, ...]  # ("in", rank, index) or (op, left, right)
@@ -154,7 +155,9 @@ class _Machine:
             else:
                 self.bounds(i.src_rank, i.src)
                 if any(self.lent[c] for c in borrow.cells()):
-                    raise ProgramError(f"rank {i.src_rank} lends {i.src} to be written, but it is lent already")
+                    raise ProgramError(
+                        f"rank {i.src_rank} lends {show_source(i.src)} to be written, but it is lent already"
+                    )
                 self.places.update(borrow.cells())
             self.lent.update(borrow.cells())
         elif isinstance(i, Copy):

@@ -105,8 +105,8 @@ def lower(
 def _share_memory(members: Members, world: World, on_host: Callable[[str], bool]) -> bool:
     """Whether ranks may write each other's memory; the same on all workers."""
     kinds = {d.partition(":")[0] for d in members.devices}
-    own = members.devices[members.mine[0]].partition("@")[0]
-    return (world.link is None or world.link.route == "shm") and len(kinds) == 1 and on_host(own)
+    seen = all(on_host(members.devices[r].partition("@")[0]) for r in members.mine)
+    return (world.link is None or world.link.route == "shm") and len(kinds) == 1 and seen
 
 
 def sent_nbytes(body: UOp) -> int:

@@ -1,8 +1,9 @@
 """Direct exchange by writing (a one-sided put): who sums a piece writes it to everybody.
 
 Rank r reads piece r of everyone's input, as in `direct`, and its one kernel stores the sum in everyone's result, which
-the others lend to be written. Over n bytes and p ranks a rank reads n and writes n: `direct`, where a reduced piece is
-written, read, and written again, moves n(p−1)/p more of each. For ranks that write each other's memory, on one host.
+the others lend to be written. Over n bytes and p ranks a rank reads n and writes n; one of `direct`, where others read
+a reduced piece to copy it, reads n(p−1)/p more, and waits once more for everybody. For ranks that write each other's
+memory, on one host.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ class Arena:
         return offset
 
     def free(self, offset: int) -> None:
-        """Gives a block back. `ValueError` if `offset` is not allocated."""
+        """Gives a block back, or, after a failure, nothing. `ValueError` if `offset` is not allocated."""
         with self._lock:
             if self.has_failed:
                 return
