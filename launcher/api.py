@@ -28,8 +28,7 @@ def launch(
     of the workers' devices ("OPENCL"; "": as DEVICE says). Raises `LaunchError` with the failure report if a rank
     fails, `Infeasible` if the nodes do not fit, `ValueError` for bad arguments.
     """
-    import cloudpickle
-
+    from . import pickled
     from .driver import run
     from .options import kind_of_device
 
@@ -45,7 +44,7 @@ def launch(
     if timeout is not None and not timeout > 0:
         raise ValueError(f"launch: timeout must be a positive number of seconds, got {timeout!r}")
     try:
-        payload = cloudpickle.dumps((fn, args, kwargs))
+        payload = pickled.dumps((fn, args, kwargs))
     except Exception as e:
         raise TypeError(
             f"launch: the function or its arguments cannot be pickled: {e}; create such objects inside the function"
@@ -67,4 +66,4 @@ def launch(
         raise KeyboardInterrupt(outcome.report)
     if outcome.exit_code:
         raise LaunchError(outcome.report, outcome.exit_code, outcome.rank, outcome.details)
-    return [cloudpickle.loads(r) for r in outcome.results]
+    return [pickled.loads(r) for r in outcome.results]

@@ -181,12 +181,12 @@ def run_script(kind: str, target: str, args: list[str]) -> None:
 
 def call_function(payload: bytes, spec: dict[str, Any]) -> None:
     """Call the pickled function and write its pickled result to the agent's pipe."""
-    import cloudpickle
+    from . import pickled
 
-    fn, args, kwargs = cloudpickle.loads(payload)  # from the driver through the agent, not from a socket of ours
+    fn, args, kwargs = pickled.loads(payload)  # from the driver through the agent, not from a socket of ours
     result = fn(*args, **kwargs)
     try:
-        data = cloudpickle.dumps(result)
+        data = pickled.dumps(result)
     except Exception as e:
         raise TypeError(
             f"launch: rank {spec['rank']} returned a {type(result).__name__} that cannot be pickled: {e}; "
