@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from manygrad.runtime.devices import Device, Kernel, get_device
 from manygrad.runtime.devices.base import Graph
 from manygrad.runtime.devices.bounds import OutOfBoundsError
 from manygrad.runtime.devices.chain import written
+from manygrad.runtime.devices.numbers import Variables
 from manygrad.tensor.environment import DEBUG, VALIDATE_WITH_CPU
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.table import memo
@@ -255,18 +256,18 @@ class CopyItem(ExecItem):
 
 
 class GraphItem(ExecItem):
-    """exec_graph: a run of kernels as one native call, on fixed memory. Of their variables those `asked` for take the
-    values of each run, the others keep those of `vars`."""
+    """exec_graph: a run of kernels as one native call, on fixed memory. Of their variables those that are asked for
+    take the values of each run."""
 
     call: Graph
 
-    def __init__(self, items: list[KernelItem], vars: Vars, asked: Collection[str] = ()):
-        self.items, self.line, self.vars = items, items[0].line, dict(vars)
-        self.asked = sorted({n for i in items for n in i.names if n in asked})
-        self.changing = [(n, i) for n, i in enumerate(items) if not set(self.asked).isdisjoint(i.names)]
+    def __init__(self, items: list[KernelItem], variables: Variables):
+        self.items, self.line, self.variables = items, items[0].line, variables
+        self.asked = any(n in variables.asked for i in items for n in i.names)
         self.buffers = [b for i in items for b in i.buffers]
         device: Device = items[0].buffers[0].device
-        self.call = device.graph([(i.kernel, [b.handle for b in i.buffers], i.values(vars)) for i in items])
+        calls = [(i.kernel, [b.handle for b in i.buffers], variables.numbers(i.names)) for i in items]
+        self.call = device.graph(calls)
         self.flops, self.nbytes = sum(i.kernel.flops for i in items), sum(i.kernel.nbytes for i in items)
 
     def run_profiled(self, vars: Vars) -> None:
@@ -294,17 +295,10 @@ class GraphItem(ExecItem):
         c.ops += self.flops
         c.mem += self.nbytes
 
-    def bind(self, vars: Vars) -> None:
-        if any(vars[n] != self.vars[n] for n in self.asked):
-            now = self.vars | {n: vars[n] for n in self.asked}
-            values = {names: tuple(now[n] for n in names) for names in {i.names for _, i in self.changing}}
-            self.call.bind([(n, values[i.names]) for n, i in self.changing])
-            self.vars = now
-
     def run(self, vars: Vars) -> None:
         self.count()
         if self.asked:
-            self.bind(vars)
+            self.variables.set(vars)
         if not (DEBUG >= 2 or profile.active):
             self.call()
             return

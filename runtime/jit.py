@@ -30,6 +30,7 @@ from manygrad.runtime.again import prepared
 from manygrad.runtime.buffer import Buffer, copy_buffer
 from manygrad.runtime.counters import GlobalCounters
 from manygrad.runtime.current import current
+from manygrad.runtime.devices.numbers import Variables
 from manygrad.runtime.items import ExecItem, GraphItem, KernelItem, Vars, run_items
 from manygrad.runtime.linear import Recording, capture
 from manygrad.runtime.storage import STORAGE, storage
@@ -547,11 +548,13 @@ def batch_kernels(flat: list[tuple[ExecItem, Vars]], asked: Collection[str] = ()
     out: list[ExecItem] = []
     run: list[KernelItem] = []
     vars: Vars = {}
+    variables: dict[frozenset[tuple[str, int]], Variables] = {}
 
     def close() -> None:
         nonlocal run
         if run and not VALIDATE_WITH_CPU:
-            out.append(GraphItem(run, vars, asked))
+            known = variables.setdefault(frozenset(vars.items()), Variables(vars, asked))
+            out.append(GraphItem(run, known))
         else:
             out.extend(run)
         run = []

@@ -72,7 +72,7 @@ class JoinedItem(ExecItem):
         self.items = list(items)
         self.line, self.buffers = items[0].line, [b for i in items for b in i.buffers]
         self.graphs = [i for i in items if isinstance(i, GraphItem)]
-        self.asked = [g for g in self.graphs if g.asked]
+        self.asked = list({id(g.variables): g.variables for g in self.graphs if g.asked}.values())
         self.collectives = [i for i in items if isinstance(i, CollectiveItem)]
         self.name = f"{len(self.graphs)} graphs and {len(self.collectives)} collectives"
         self.communication = self.collectives[0].communication
@@ -128,11 +128,13 @@ class JoinedItem(ExecItem):
         moves = [m for m in found if m is not None]
         if len(moves) < len(found):
             return None
+        moved = any(isinstance(i, CollectiveItem) for i in readers)
 
         def move(to: Any) -> None:
             for m in moves:
                 m(to)
-            self.is_native = all(_native(c) is not None for c in self.collectives)
+            if moved:  # (a collective is native where its memory is shared)
+                self.is_native = all(_native(c) is not None for c in self.collectives)
 
         return move
 
@@ -148,8 +150,8 @@ class JoinedItem(ExecItem):
             for item in self.items:
                 item.run(vars)
             return
-        for graph in self.asked:
-            graph.bind(vars)
+        for variables in self.asked:
+            variables.set(vars)
         self._for_this_thread(vars)
         self.endpoint.native.run_joined(self.table, self.links)
         self.go_on(vars)

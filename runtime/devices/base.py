@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from manygrad.runtime.codegen.opts import Opt
+from manygrad.runtime.devices.numbers import Numbers
 from manygrad.tensor.uop.uop import UOp
 
 if TYPE_CHECKING:
@@ -116,20 +117,17 @@ class Builder:
 
 # *** running ***
 
-Call = tuple[Kernel, Sequence[Any], tuple[int, ...]]
+Call = tuple[Kernel, Sequence[Any], Numbers]
 
 
 class Graph(Protocol):
-    """Calls in order, on fixed handles."""
+    """Calls in order, on fixed handles. Their variables have the values of each run (where `Queue.binds` says so)."""
 
     def __call__(self, timed: bool = False) -> list[float] | None:
         """Runs them; if `timed`, gives the times before each call and after the last (`time.perf_counter`'s)."""
 
     def wake(self) -> None:
         """A call is about to come: what takes its time to wake may begin."""
-
-    def bind(self, changed: Sequence[tuple[int, tuple[int, ...]]]) -> None:
-        """From now on the calls with these numbers have these variables. (Where `Queue.binds` says so.)"""
 
     def native_call(self) -> NativeCall | None:
         """The call as native code would make it, for this thread; None where it needs Python."""

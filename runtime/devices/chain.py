@@ -12,7 +12,7 @@ from typing import Any
 
 from manygrad.runtime.codegen.describe import signature
 from manygrad.runtime.codegen.opts import Opt
-from manygrad.runtime.devices.base import Call, Kernel
+from manygrad.runtime.devices.base import Kernel
 from manygrad.schedule.chain import ChainSpec
 from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import Ops
@@ -32,7 +32,7 @@ class Chained:
         self.variables = block_variables(ast)
         self.name, self.flops, self.nbytes = chain_name(ast), flops_of(ast, kernels), bytes_of(ast)
 
-    def calls(self, handles: Sequence[Any]) -> Iterator[Call]:
+    def calls(self, handles: Sequence[Any]) -> Iterator[tuple[Kernel, list[Any], tuple[int, ...]]]:
         """What one call of it is."""
         given = [[handles[i] for i in own] for own in self.spec.slots]
         for block in range(self.spec.blocks):

@@ -10,6 +10,7 @@ from manygrad.native.graph import Job, graph_table, room_for_stamps, seconds
 from manygrad.native.replay import NativeCall
 from manygrad.runtime.devices.cpu_kernel import CPUKernel, TeamJob
 from manygrad.runtime.devices.host import Memory
+from manygrad.runtime.devices.numbers import Numbers
 from manygrad.runtime.devices.threads import team
 
 _TOTAL, _GRAIN = Job._fields.index("total"), Job._fields.index("grain")
@@ -18,17 +19,18 @@ _TOTAL, _GRAIN = Job._fields.index("total"), Job._fields.index("grain")
 class CPUGraph:
     """One native call that runs a table of kernels."""
 
-    def __init__(self, calls: Sequence[tuple[Any, Sequence[Memory], tuple[int, ...]]]) -> None:
+    def __init__(self, calls: Sequence[tuple[Any, Sequence[Memory], Numbers]]) -> None:
         jobs: list[TeamJob] = [kernel for kernel, _, _ in calls]
         self.calls = [(job, list(handles)) for job, (_, handles, _) in zip(jobs, calls)]  # keeps code and memory alive
-        self.kept = [job.arguments(handles, vars) for job, (_, handles, vars) in zip(jobs, calls)]
+        given = [job.arguments(handles, numbers.values) for job, (_, handles, numbers) in zip(jobs, calls)]
         rows = [
-            Job(job.address, ctypes.addressof(b), 0 if v is None else ctypes.addressof(v), total, grain)
-            for job, (b, v, total, grain) in zip(jobs, self.kept)
+            Job(job.address, ctypes.addressof(b), ctypes.addressof(n.array) if n.values else 0, total, grain)
+            for job, (b, _, total, grain), (*_, n) in zip(jobs, given, calls)
         ]
-        self.shared = any(total > grain for *_, total, grain in self.kept)  # whether there is work for the team
+        self.shared = any(total > grain for *_, total, grain in given)  # whether there is work for the team
         self.table = graph_table(rows)
-        self.variables = [v for _, v, *_ in self.kept]
+        self.kept = [(words, numbers.array) for (words, *_), (*_, numbers) in zip(given, calls)]
+        self._follow([numbers for *_, numbers in calls])
         self.records = [r for job in dict.fromkeys(jobs) for r in job.records]
 
     def __call__(self, timed: bool = False) -> list[float] | None:
@@ -50,20 +52,22 @@ class CPUGraph:
         if self.shared:
             team().wake()
 
-    def bind(self, changed: Sequence[tuple[int, tuple[int, ...]]]) -> None:
-        for i, vars in changed:
-            kernel, numbers = self.calls[i][0], self.variables[i]
-            assert isinstance(kernel, CPUKernel) and numbers is not None, kernel
-            cut = kernel.cut(vars)
-            numbers[:] = vars
-            if not kernel.fixed:
-                self.table[len(Job._fields) * i + _TOTAL], self.table[len(Job._fields) * i + _GRAIN] = cut
+    def _follow(self, numbers: Sequence[Numbers]) -> None:
+        """Other values of its variables: they are checked, and loops as long as a variable says are cut anew."""
+        for i, ((kernel, _), own) in enumerate(zip(self.calls, numbers)):
+            if own.values:
+                assert isinstance(kernel, CPUKernel), kernel
+                own.checks[kernel] = kernel.cut
+                if not kernel.fixed:
+                    loops = own.changes.setdefault(kernel, Loops(kernel))
+                    assert isinstance(loops, Loops)
+                    loops.places.append((self.table, len(Job._fields) * i))
 
     def mover(self, handle: Memory) -> Callable[[Memory], None]:
         begin, end = handle.address, handle.address + handle.nbytes
         places = [
             (words, i, w - begin)
-            for words, *_ in self.kept
+            for words, _ in self.kept
             for i, w in enumerate(words)
             if w is not None and begin <= w < end
         ]
@@ -73,3 +77,16 @@ class CPUGraph:
                 words[i] = to.address + offset
 
         return move
+
+
+class Loops:
+    """The parallel loops of a kernel's calls in all graphs of a capture, where a variable says how long they are."""
+
+    def __init__(self, kernel: CPUKernel) -> None:
+        self.kernel = kernel
+        self.places: list[tuple[Any, int]] = []  # (a graph's table, a call's row there)
+
+    def __call__(self, values: tuple[int, ...]) -> None:
+        total, grain = self.kernel.cut(values)
+        for table, row in self.places:
+            table[row + _TOTAL], table[row + _GRAIN] = total, grain

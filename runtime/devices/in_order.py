@@ -13,22 +13,17 @@ class CallsInOrder:
     """A Graph of any kind of kernel."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
-        self.calls = [(kernel, list(handles), tuple(vars)) for kernel, handles, vars in calls]
+        self.calls = [(kernel, list(handles), numbers) for kernel, handles, numbers in calls]
 
     def __call__(self, timed: bool = False) -> list[float] | None:
         stamps = [time.perf_counter()]
-        for kernel, handles, vars in self.calls:
-            kernel(handles, vars, wait=timed)
+        for kernel, handles, numbers in self.calls:
+            kernel(handles, numbers.values, wait=timed)
             stamps.append(time.perf_counter())
         return stamps if timed else None
 
     def wake(self) -> None:
         pass
-
-    def bind(self, changed: Sequence[tuple[int, tuple[int, ...]]]) -> None:
-        for i, vars in changed:
-            kernel, handles, _ = self.calls[i]
-            self.calls[i] = kernel, handles, vars
 
     def native_call(self) -> None:
         return None

@@ -11,18 +11,19 @@ import numpy as np
 
 from manygrad.runtime.devices.base import Call
 from manygrad.runtime.devices.chain import Chained
+from manygrad.runtime.devices.numbers import Numbers
 from manygrad.runtime.devices.opencl_kernel import Block, Launch, OpenCLKernel
 
 
 def kernels_of(call: Call) -> Iterator[tuple[OpenCLKernel, Sequence[Block], tuple[int, ...]]]:
     """Those of a chain one after the other, block by block, as `Chained` says."""
-    kernel, handles, vars = call
+    kernel, handles, numbers = call
     if isinstance(kernel, Chained):
-        for part in kernel.calls(handles):
-            yield from kernels_of(part)
+        for part, own, vars in kernel.calls(handles):
+            yield from kernels_of((part, own, Numbers(vars)))
     else:
         assert isinstance(kernel, OpenCLKernel), kernel
-        yield kernel, handles, vars
+        yield kernel, handles, numbers.values
 
 
 class OpenCLGraph:
@@ -62,9 +63,6 @@ class OpenCLGraph:
 
     def wake(self) -> None:
         pass
-
-    def bind(self, changed: Sequence[tuple[int, tuple[int, ...]]]) -> None:
-        raise NotImplementedError("how a launch is cut into work items follows from its variables")
 
     def native_call(self) -> None:
         return None

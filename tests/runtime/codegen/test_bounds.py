@@ -22,6 +22,7 @@ from manygrad.runtime.codegen.pipeline import Prepared
 from manygrad.runtime.devices import get_device
 from manygrad.runtime.devices.base import Kernel
 from manygrad.runtime.devices.bounds import OutOfBoundsError
+from manygrad.runtime.devices.numbers import Numbers
 from manygrad.runtime.items import KernelItem
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import Context
@@ -144,7 +145,7 @@ def test_a_buffer_one_element_short(device: str) -> None:
     with Context(CHECK_OOB=1):
         kernel = own.compile(ast)
         handles = [own.alloc(a.nbytes - 4) for a in arrays]
-        graph = own.graph([(kernel, handles, ())])
+        graph = own.graph([(kernel, handles, Numbers())])
         for _ in range(2):
             with pytest.raises(OutOfBoundsError, match="kernel r_300_64_70"):
                 graph()

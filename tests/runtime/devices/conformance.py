@@ -10,6 +10,7 @@ import pytest
 
 from manygrad import Context, Tensor, TinyJit, Variable
 from manygrad.runtime.devices import get_device
+from manygrad.runtime.devices.numbers import Numbers
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.nn import functional as F
 from manygrad.tensor.nn.optim import AdamW
@@ -59,7 +60,7 @@ def graphs(name: str) -> None:
     double = device.compile(elementwise(lambda a: a.alu(Ops.ADD, a), [f32], 100))
     a, b = device.alloc(400), device.alloc(400)
     device.copyin(a, memoryview(np.ones(100, np.float32)).cast("B"))
-    steps = device.graph([(double, [b, a], ()), (double, [a, b], ())])
+    steps = device.graph([(double, [b, a], Numbers()), (double, [a, b], Numbers())])
     steps()
     stamps = steps(timed=True)
     device.synchronize()

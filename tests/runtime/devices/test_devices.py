@@ -15,6 +15,7 @@ import pytest
 
 from manygrad.native.compiler import leave_memory
 from manygrad.runtime.devices import Device, Devices, canonical, get_device
+from manygrad.runtime.devices.numbers import Numbers
 from manygrad.runtime.devices.threads import team
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import Context
@@ -115,7 +116,7 @@ def test_null_computes_nothing() -> None:
     out = bytearray(b"abc")
     device.copyout(memoryview(out), None)
     assert out == bytes(3)
-    device.graph([(kernel, [None] * 3, ())])()
+    device.graph([(kernel, [None] * 3, Numbers())])()
 
 
 def test_disk(tmp_path: Path) -> None:
@@ -177,9 +178,9 @@ def test_graph(name: str) -> None:
     double = elementwise(lambda a: a.alu(Ops.ADD, a), [f32], 1000)
     a, b, c = upload(device, np.zeros(1000, np.float32), np.ones(1000, np.float32), np.zeros(1000, np.float32))
     steps = [
-        (device.compile(grow), [a, b], (1000,)),
-        (device.compile(double), [c, a], ()),
-        (device.compile(grow), [a, c], (500,)),
+        (device.compile(grow), [a, b], Numbers((1000,))),
+        (device.compile(double), [c, a], Numbers()),
+        (device.compile(grow), [a, c], Numbers((500,))),
     ]
     replay = device.graph(steps)
     replay()

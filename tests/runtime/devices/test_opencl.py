@@ -16,6 +16,7 @@ from manygrad.runtime.codegen.lowered import Inst, Low, Program
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.codegen.target import Machine
 from manygrad.runtime.devices import get_device, opencl_driver
+from manygrad.runtime.devices.numbers import Numbers
 from manygrad.runtime.devices.opencl_driver import NoOpenCLError, driver, vector_bytes_of
 from manygrad.runtime.devices.opencl_kernel import Block
 from manygrad.runtime.render.opencl import Target, global_scratch, render
@@ -151,7 +152,7 @@ def test_a_graph_can_be_moved_to_other_memory() -> None:
 
     a, b, out = block(1), block(5), block(0)
     half = device.view(a, 32, 32)
-    graph = device.graph([(double, [out, half], ())])
+    graph = device.graph([(double, [out, half], Numbers())])
     move = graph.mover(a)
     assert move is not None
     move(b)
