@@ -7,9 +7,10 @@ The hosts are network namespaces on one switch (`tests/hosts.py`; root is needed
 each way (0: no limit). They share this machine's cores: each rank has cores // hosts threads, at least one. Models as
 in `train_step.py`; the global batch is the same for any number of hosts. Sides take turns in processes that stay.
 
-Printed, medians: milliseconds a step of ours; of torch with the best of `--buckets` (MB); of ours without
-communication, `alone` (as many processes at once, each with its rank's part of the batch); megabytes that a host sends
-a step, as its link counts them, and how long the link needs for these; then ours / max(alone, link), and torch / ours.
+Printed, medians of the ranks' means (who is ahead in one step waits in the next): milliseconds a step of ours; of
+torch with the best of `--buckets` (MB); of ours without communication, `alone` (as many processes at once, each with
+its rank's part of the batch); megabytes that a host sends a step, as its link counts them, and how long the link
+needs for these; then ours / max(alone, link), and torch / ours.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Ranks:
             if time.monotonic() > end or any(p.poll() is not None for p in self.processes):
                 self.said.seek(0)
                 raise RuntimeError(f"no answer from {self.folder.name}:\n{self.said.read()[-3000:]}")
-            time.sleep(0.005)
+            time.sleep(0.02)  # (it is the ranks' processors that look)
         return [json.loads(a.read_text()) for a in answers]
 
     def __enter__(self) -> Ranks:
@@ -126,7 +127,7 @@ def measure(ranks: dict[str, Ranks], h: Hosts, steps: int, turns: int) -> tuple[
             found = r.turn(steps)
             if side == "ours":
                 nbytes = max(b - a for a, b in zip(before, sent(h))) / steps
-            times[side] += [max(step) for step in zip(*found)]
+            times[side] += [statistics.mean(step) for step in zip(*found)]
     return {side: statistics.median(t) for side, t in times.items()}, nbytes
 
 

@@ -131,6 +131,8 @@ def part_held(condition: UOp) -> float:
 
 def evaluate_int(expr: UOp, variables: Mapping[Any, int]) -> int:
     """The value of an integer expression or a condition; `variables`: of its variables by name, of its ranges."""
+    if expr.op is Ops.CONST:
+        return int(expr.arg)
     values: dict[UOp, int] = {}
     for u in expr.toposort():
         values[u] = _EVALUATE[u.op](u, variables, *(values[s] for s in u.src))

@@ -16,7 +16,8 @@ class Numbers:
     def __init__(self, values: tuple[int, ...] = ()) -> None:
         self.values = values
         self.array = (ctypes.c_int64 * len(values))(*values)
-        # by kernel: what raises ValueError where values are outside of its bounds, and what else follows from them
+        # by bounds of the variables: what raises ValueError where values are outside of them; by kernel: what else
+        # follows from the values
         self.checks: dict[Any, Callable[[tuple[int, ...]], Any]] = {}
         self.changes: dict[Any, Callable[[tuple[int, ...]], None]] = {}
 
