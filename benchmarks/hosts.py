@@ -8,9 +8,10 @@ each way (0: no limit). They share this machine's cores: each rank has cores // 
 in `train_step.py`; the global batch is the same for any number of hosts. Sides take turns in processes that stay.
 
 Printed, medians of the ranks' means (who is ahead in one step waits in the next): milliseconds a step of ours; of
-torch with the best of `--buckets` (MB); of ours without communication, `alone` (as many processes at once, each with
-its rank's part of the batch); megabytes that a host sends a step, as its link counts them, and how long the link
-needs for these; then ours / max(alone, link), and torch / ours.
+ours with parameters that are cut over the hosts, `cut`: gathered in the forward pass, their gradients scattered in
+the backward one; of torch with the best of `--buckets` (MB); of ours without communication, `alone` (as many
+processes at once, each with its rank's part of the batch); megabytes that a host sends a step, as its link counts
+them, and how long the link needs for these; then ours and `cut` / max(alone, link), and torch / ours.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ class Ranks:
 
 
 def sides(h: Hosts, model: str, buckets: list[str], folder: Path, traced: bool = False) -> dict[str, Ranks]:
-    """Each side's ranks, one a host: `ours`, `alone` and torch's buckets, if torch is there; `traced`: ours alone."""
+    """Each side's ranks, one a host: `ours`, `cut`, `alone` and torch's buckets, if torch is there; `traced`: ours
+    alone."""
     size = len(h.names)
     threads = str(max(1, len(os.sched_getaffinity(0)) // size))
     env = {"THREADS": threads, "OMP_NUM_THREADS": threads, "TRANSPORT": "zmq", "GLOO_SOCKET_IFNAME": "eth0"}
@@ -92,11 +94,12 @@ def sides(h: Hosts, model: str, buckets: list[str], folder: Path, traced: bool =
         (folder / name).mkdir()
         return [name.partition("-")[0], model, str(folder / name)], folder / name
 
-    what, where = place("ours")
     hosts = ";".join(f"{a},{n}" for a, n in zip([h.addresses[0], *h.addresses], [h.names[0], *h.names]))
     launcher = [sys.executable, "-P", str(ON_HOSTS), hosts, "--", python[1], "--nodes", str(size)]
-    own = env | {"PROFILE": "1"} if traced else env
-    found["ours"] = Ranks([[*h.prefixes[0], *launcher, "--", *what, "0", str(size)]], size, where, own)
+    for side in ("ours",) if traced else ("ours", "cut"):
+        what, where = place(side)
+        own = env | {"PROFILE": "1"} if traced else env
+        found[side] = Ranks([[*h.prefixes[0], *launcher, "--", *what, "0", str(size)]], size, where, own)
     if traced:
         return found
     what, where = place("alone")
@@ -147,14 +150,15 @@ def trace(h: Hosts, model: str, folder: Path, mbit: float, steps: int, into: Pat
 
 
 def row(model: str, count: int, mbit: float, seconds: dict[str, float], nbytes: float) -> str:
-    ours, alone = seconds.pop("ours"), seconds.pop("alone")
+    ours, cut, alone = (seconds.pop(side) for side in ("ours", "cut", "alone"))
     link = 8 * nbytes / (1e6 * mbit) if mbit else 0.0
     bucket = min(seconds, key=lambda b: seconds[b], default="-")
     other = seconds.get(bucket, float("nan"))
     return (
-        f"{model:<6}{count:>6}{f'{mbit:g}' if mbit else '-':>8}{1e3 * ours:>10.1f}{1e3 * other:>10.1f}{bucket:>8}"
+        f"{model:<6}{count:>6}{f'{mbit:g}' if mbit else '-':>8}{1e3 * ours:>10.1f}{1e3 * cut:>10.1f}"
+        f"{1e3 * other:>10.1f}{bucket:>8}"
         f"{1e3 * alone:>10.1f}{nbytes / 1e6:>9.2f}{1e3 * link:>9.1f}"
-        f"{ours / max(alone, link):>12.2f}{other / ours:>12.2f}"
+        f"{ours / max(alone, link):>12.2f}{cut / max(alone, link):>11.2f}{other / ours:>12.2f}"
     )
 
 
@@ -174,8 +178,8 @@ def main() -> None:
             trace(h, args.models.split(",")[0], Path(folder), mbit, args.steps, args.trace)
         return
     print(
-        f"{'model':<6}{'hosts':>6}{'Mbit/s':>8}{'ours ms':>10}{'torch ms':>10}{'bucket':>8}"
-        f"{'alone ms':>10}{'MB sent':>9}{'link ms':>9}{'ours/bound':>12}{'torch/ours':>12}"
+        f"{'model':<6}{'hosts':>6}{'Mbit/s':>8}{'ours ms':>10}{'cut ms':>10}{'torch ms':>10}{'bucket':>8}"
+        f"{'alone ms':>10}{'MB sent':>9}{'link ms':>9}{'ours/bound':>12}{'cut/bound':>11}{'torch/ours':>12}"
     )
     for model in args.models.split(","):
         for count, mbit in product(map(int, args.hosts.split(",")), map(float, args.links.split(","))):

@@ -19,7 +19,7 @@ from typing import Any
 
 from manygrad.multi.placement import REPLICATE, Partial, Placement, Shard
 from manygrad.multi.rules import ANSWER, PLACEMENT, placements, settled
-from manygrad.multi.small_first import last_first, small_first
+from manygrad.multi.small_first import early_first, small_first
 from manygrad.multi.world import World
 from manygrad.tensor.dtype import DType, to_dtype
 from manygrad.tensor.source import LINE, inherit, line_of
@@ -35,8 +35,10 @@ from manygrad.tensor.uop.args import (
     finish_of,
 )
 from manygrad.tensor.uop.rewrite import substitute, with_sources
+from manygrad.tensor.uop.shape import numel
 
 Local = tuple[UOp, ...]  # one value a local device
+MOVES = (Ops.RESHAPE, Ops.PERMUTE, Ops.EXPAND)
 ELSEWHERE = UOp(Ops.MSTACK)  # stands for a value on another worker's device
 
 
@@ -107,13 +109,29 @@ class _Lowering:
             return self.as_terms(u, parts, devices, have, want)
         if isinstance(have, Partial):
             return self.summed(parts, have, want, devices, u)
-        if isinstance(have, Shard) and isinstance(want, Shard) and have.axis != want.axis and len(devices) > 1:
-            return self.all_to_all(parts, have, want, devices, u)
         if isinstance(have, Shard):
-            whole = self.all_gather(parts, have, u.shape, devices, u)
+            whole = self.gathered_before(u, devices, want)
+            if whole is None and isinstance(want, Shard) and have.axis != want.axis and len(devices) > 1:
+                return self.all_to_all(parts, have, want, devices, u)
+            whole = whole or self.all_gather(parts, have, u.shape, devices, u)
             return self.cut(whole, want, mine) if isinstance(want, Shard) else whole
         assert isinstance(want, Shard)
         return self.cut(parts, want, mine)
+
+    def gathered_before(self, u: UOp, devices: tuple[str, ...], want: Placement) -> Local | None:
+        """All of `u` on each device, where `u` is a smaller value that was moved and expanded and it takes less to
+        gather that: weights that are cut along their outputs, for rows that are cut."""
+        moves, small = [], u
+        while small.op in MOVES or (small.op is Ops.CAST and small.src[0].dtype.itemsize <= small.dtype.itemsize):
+            moves.append(small)
+            small = small.src[0]
+        pieces = len(devices) if isinstance(want, Shard) else 1  # (of the other, each device gets a piece)
+        if numel(small.shape) * pieces >= numel(u.shape) or not isinstance(PLACEMENT[small], Shard):
+            return None
+        parts = self.at(small, devices, PLACEMENT[small], REPLICATE)
+        for m in reversed(moves):
+            parts = tuple(inherit(UOp(m.op, m.dtype, (x,), m.arg), m) for x in parts)
+        return parts
 
     def as_terms(self, u: UOp, parts: Local, devices: tuple[str, ...], have: Placement, want: Partial) -> Local:
         """A term of a sum on each device, without communication: its slice among zeros, or the value on the first,
@@ -554,7 +572,7 @@ def const_like(u: UOp, value: int) -> UOp:
 
 def lower_shards(sink: UOp, me: World) -> UOp:
     """The pass; `me` says which devices are this worker's."""
-    order = last_first(sink)
+    order = early_first(sink)
     if not any(
         isinstance(u.device, tuple) or (isinstance(u.device, str) and "@" in u.device)
         for u in order

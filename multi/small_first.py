@@ -19,22 +19,17 @@ SMALL = 1 << 14  # elements: microseconds to compute, and too little memory to m
 LARGE = frozenset({Ops.STORE, Ops.FUNCTION})  # whatever they give: one keeps its place, the other may compute for long
 
 
-def last_first(sink: UOp) -> list[UOp]:
-    """A topological order in which of the sums of a CAT (`schedule/cut_sums.py`) the last comes first: gradients lie in
-    the order of the parameters, and are computed from the last layer to the first."""
-    done: dict[UOp, None] = {}
-    if not any(map(_is_cut_sum, order := sink.toposort())):
+def early_first(sink: UOp) -> list[UOp]:
+    """A topological order. Where sums are cut (`schedule/cut_sums.py`), nodes stand by how many steps lead to them, and
+    so collectives as they can begin: gradients lie in the order of the parameters, but are computed from the last layer
+    to the first, and some by themselves."""
+    order = sink.toposort()
+    if not any(map(_is_cut_sum, order)):
         return order
-    todo: list[tuple[UOp, bool]] = [(sink, False)]
-    while todo:
-        u, ready = todo.pop()
-        if ready:
-            done[u] = None
-        elif u not in done:
-            todo.append((u, True))
-            below = u.src if _is_cut_sum(u) else u.src[::-1]
-            todo += [(s, False) for s in below if s not in done]
-    return list(done)
+    steps: dict[UOp, int] = {}
+    for u in order:
+        steps[u] = 1 + max((steps[s] for s in u.src), default=0)
+    return sorted(order, key=steps.__getitem__)
 
 
 def _is_cut_sum(u: UOp) -> bool:

@@ -37,8 +37,9 @@ class Conv:
         return self.out(self.c2(x).relu().max_pool2d(2).flatten(1))
 
 
-def training(model: str) -> tuple[Callable[[Tensor, Tensor], Tensor], list[Tensor], Any]:
-    """The loss of a batch, what is trained, and the optimiser. Over all devices of `manygrad.world`."""
+def training(model: str, cut: bool = False) -> tuple[Callable[[Tensor, Tensor], Tensor], list[Tensor], Any]:
+    """The loss of a batch, what is trained, and the optimiser. Over all devices of `manygrad.world`, where each has a
+    copy of the parameters, or a part of each (`cut`)."""
     net = {
         "conv": Conv,
         "gpt": lambda: GPT(TOKENS, CONTEXT, LAYERS, HEADS, DIM),
@@ -47,7 +48,7 @@ def training(model: str) -> tuple[Callable[[Tensor, Tensor], Tensor], list[Tenso
     parameters = get_parameters(net)
     if len(world.devices) > 1:
         for p in parameters:
-            p.shard_(world.devices)
+            p.shard_(world.devices, axis=0 if cut else None)
     trained = [p for p in parameters if p.requires_grad]
 
     def loss_of(x: Tensor, y: Tensor) -> Tensor:
@@ -57,9 +58,9 @@ def training(model: str) -> tuple[Callable[[Tensor, Tensor], Tensor], list[Tenso
     return loss_of, trained, AdamW(trained, lr=1e-3) if model == "gpt" else SGD(trained, lr=0.01, momentum=0.9)
 
 
-def trainer(model: str) -> tuple[Callable[[np.ndarray, np.ndarray], float], int]:
+def trainer(model: str, cut: bool = False) -> tuple[Callable[[np.ndarray, np.ndarray], float], int]:
     """A step that takes a global batch and gives its loss; and how many numbers are trained."""
-    loss_of, trained, optimizer = training(model)
+    loss_of, trained, optimizer = training(model, cut)
 
     @TinyJit
     def step(x: Tensor, y: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """A rank of one side of `hosts.py`: `rank.py SIDE MODEL FOLDER RANK SIZE [THREADS BUCKET_MB ADDRESS PORT]`.
 
-It is asked for turns of steps through FOLDER (`asking.py`) and answers with the seconds of each. SIDE is `ours`
-(launched; the launcher says which rank), `alone` (ours on a rank's part of the batch, which tells nobody anything) or
-`torch`.
+It is asked for turns of steps through FOLDER (`asking.py`) and answers with the seconds of each. SIDE is `ours` or,
+with parameters that are cut over the ranks, `cut` (launched; the launcher says which rank), `alone` (ours on a rank's
+part of the batch, which tells nobody anything) or `torch`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def trainer(side: str, model: str, rank: int, size: int, rest: list[str]) -> tup
     from manygrad import world
     from sides.ours import trainer as of_ours
 
-    run = of_ours(model)[0]
-    if side == "ours":
+    run = of_ours(model, cut=side == "cut")[0]
+    if side in ("ours", "cut"):
         return world.rank, run
     n = len(batch(model, 0)[0]) // size
     return rank, lambda x, y: run(x[rank * n : (rank + 1) * n], y[rank * n : (rank + 1) * n])

@@ -124,7 +124,7 @@ def test_weights_of_later_layers_are_on_their_way_before_the_first_is_computed()
         for i in range(layers):
             x = (x @ Tensor.full((64, 64), i + 1.0).contiguous().shard(world.devices, axis=0)).tanh()
         calls = [c.src[0].op for c in lowered([x])[0].src]
-    sent = [i for i, op in enumerate(calls) if op is Ops.ALLTOALL]
+    sent = [i for i, op in enumerate(calls) if op is Ops.ALLGATHER]
     assert len(sent) == layers
     assert len(calls) - sent[-1] - 1 >= layers  # (the products, all of them after the last send)
 
@@ -170,6 +170,27 @@ def test_the_gradient_of_the_last_layers_is_scattered_while_the_first_are_comput
         assert len(at) > 2 and all(b - a > 1 for a, b in itertools.pairwise(at)), at  # kernels run between them
         numbers = [linear.src[i].src[0].arg.members.number for i in at]
         assert numbers == sorted(numbers)
+
+
+def test_sums_are_scattered_in_the_order_in_which_they_are_computed() -> None:
+    """Whatever the order of the parameters, and with what they are joined: what is first in the model comes with the
+    gradients of the first layers, at the end."""
+    with workers(2) as world:
+        world.link = slow(2 * 6 * 24 * 24, 4)
+        rng = np.random.default_rng(0)
+        x = Tensor(rng.standard_normal((8, 24)).astype(np.float32)).shard(world.devices, axis=0)
+        shapes = [(24,), *[(24, 24)] * 6, (24, 7)]
+        first, *weights, last = [
+            Tensor(rng.standard_normal(s).astype(np.float32)).shard(world.devices).requires_grad_() for s in shapes
+        ]
+        x = x + first
+        for w in weights:
+            x = (x @ w).tanh()
+        of_first, *rows, of_last = (x @ last).sum().gradient(first, *weights, last)
+        joined = rows[0].reshape(2, -1).cat(*(r.reshape(2, -1) for r in rows[1:]), dim=1)
+        linear = lowered([g.shard(world.devices, 0) for g in (of_first, joined, of_last)])[0]
+        sums = [c.src[0].arg.bounds[-1] for c in linear.src if c.src[0].op is Ops.REDUCESCATTER]
+        assert len(sums) > 4 and sums[0] == 24 * 7 and 24 in sums[-2:], sums
 
 
 def test_a_sum_of_one_value_and_a_gather_stay_whole() -> None:

@@ -24,6 +24,7 @@ from manygrad.tensor.nn.optim import SGD, AdamW
 from manygrad.tensor.nn.state import get_parameters
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.shape import unviewed
+from tests.multi.cluster import lowered, workers
 from tests.schedule.programs import linear_of
 
 RANDOM = np.random.RandomState(3)
@@ -111,6 +112,29 @@ def test_more_devices_than_rows_leave_empty_shards(n: int) -> None:
     np.testing.assert_array_equal((t * 2).numpy(), x * 2)
     np.testing.assert_allclose(t.sum(0).numpy(), x.sum(0), rtol=1e-6)
     np.testing.assert_allclose(t.amax(0).numpy(), x.max(0))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_cut_weights_are_gathered_before_they_are_expanded(axis: int, kind: str) -> None:
+    """Once for a step of rows that are cut, however the weights are: not their products with every row."""
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((2 * 16, 6)).astype(np.float32), rng.standard_normal((10, 6)).astype(np.float32)
+
+    def step(x: Tensor, w: Tensor) -> list[Tensor]:
+        y = (x @ w.float().T).tanh()
+        return [y, *(y @ w.float()).square().sum().gradient(w)]
+
+    want = step(Tensor(x), Tensor(w, dtype=kind, requires_grad=True))
+    with workers(2) as world:
+        cut = Tensor(w, dtype=kind).shard(world.devices, axis).contiguous().realize().requires_grad_()
+        got = step(Tensor(x).shard(world.devices, axis=0), cut)
+        found = [c.src[0] for c in lowered(got)[0].src]
+        gathers = [c.arg.bounds[-1] for c in found if c.op is Ops.ALLGATHER]
+        assert gathers == [60] and Ops.ALLTOALL not in [c.op for c in found]
+    cut = Tensor(w, dtype=kind).shard(devices(2), axis).contiguous().realize().requires_grad_()
+    for a, b in zip(step(Tensor(x).shard(devices(2), axis=0), cut), want, strict=True):
+        np.testing.assert_allclose(a.float().numpy(), b.float().numpy(), rtol=1e-2 if kind == "bfloat16" else 1e-5)
 
 
 def test_every_change_of_placement_keeps_the_values() -> None:
