@@ -22,8 +22,6 @@ class Numbers:
         self.changes: dict[Any, Callable[[tuple[int, ...]], None]] = {}
 
     def set(self, values: tuple[int, ...]) -> None:
-        for check in self.checks.values():
-            check(values)
         self.values = values
         self.array[:] = list(values)
         for change in self.changes.values():
@@ -45,11 +43,18 @@ class Variables:
         return found
 
     def set(self, vars: Mapping[str, int]) -> None:
-        """Raises ValueError where a value is outside of the bounds of a kernel's variable."""
+        """Raises ValueError where a value is outside of the bounds of a kernel's variable, and changes nothing then."""
         changed = {n: vars[n] for n in self.asked if vars[n] != self.vars[n]}
         if changed:
             now = self.vars | changed
-            for names, numbers in self._numbers.items():
-                if not changed.keys().isdisjoint(names):
-                    numbers.set(tuple(now[n] for n in names))
+            found = [
+                (numbers, tuple(now[n] for n in names))
+                for names, numbers in self._numbers.items()
+                if not changed.keys().isdisjoint(names)
+            ]
+            for numbers, values in found:
+                for check in numbers.checks.values():
+                    check(values)
+            for numbers, values in found:
+                numbers.set(values)
             self.vars = now

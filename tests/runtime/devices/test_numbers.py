@@ -41,3 +41,8 @@ def test_calls_of_many_graphs_follow() -> None:
     with pytest.raises(ValueError, match="variable n is 1000001, outside of its bounds"):
         variables.set({"n": 1_000_001})
     assert counts() == [700_001, 299_999] and numbers.values == (700_001,)
+    narrow = variables.numbers(("other", "n"))
+    narrow.checks["a kernel of both"] = lambda values: one_more.cut((values[1] + 999_990,))
+    with pytest.raises(ValueError, match="variable n is 1000011"):
+        variables.set({"n": 21})  # the other kernel would take it
+    assert counts() == [700_001, 299_999] and narrow.values == (5, 700_001)
