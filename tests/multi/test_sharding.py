@@ -174,13 +174,14 @@ class Net:
 
 @pytest.mark.parametrize("optimizer", [SGD, AdamW])
 def test_training_gives_the_same_bits_on_1_2_4_8_devices(optimizer: Any) -> None:
+    """With copies of the parameters on all devices, and with parameters of which each has a part."""
     x, y = RANDOM.randn(32, 8).astype(np.float32), RANDOM.randint(0, 4, 32)
     curves, weights = [], []
-    for n in (1, 2, 4, 8):
+    for n, axis in ((1, None), (2, None), (4, None), (8, None), (2, 0), (4, 0), (8, 0)):
         Tensor.manual_seed(5)
         net = Net()
         for p in get_parameters(net):
-            p.shard_(devices(n))
+            p.shard_(devices(n), axis)
         opt = optimizer(get_parameters(net), lr=0.05)
         losses = []
         with Tensor.train():
