@@ -81,35 +81,41 @@ class Ranks:
         self.said.close()
 
 
-def sides(h: Hosts, model: str, buckets: list[str], folder: Path, traced: bool = False) -> dict[str, Ranks]:
-    """Each side's ranks, one a host: `ours`, `cut`, `alone` and torch's buckets, if torch is there; `traced`: ours
-    alone."""
+def sides(
+    h: Hosts, model: str, buckets: list[str], folder: Path, stack: ExitStack, traced: str = ""
+) -> dict[str, Ranks]:
+    """Each side's ranks, one a host: `ours`, `cut`, `alone` and torch's buckets, if torch is there; `traced`: the only
+    one. They start and warm up one side after the other: ours measures its links when it connects."""
     size = len(h.names)
     threads = str(max(1, len(os.sched_getaffinity(0)) // size))
     env = {"THREADS": threads, "OMP_NUM_THREADS": threads, "TRANSPORT": "zmq", "GLOO_SOCKET_IFNAME": "eth0"}
     python = [sys.executable, str(HERE / "sides" / "rank.py")]
-    found = {}
+    found: dict[str, Ranks] = {}
 
     def place(name: str) -> tuple[list[str], Path]:
         (folder / name).mkdir()
         return [name.partition("-")[0], model, str(folder / name)], folder / name
 
+    def start(name: str, commands: list[list[str]], where: Path, env: dict[str, str]) -> None:
+        found[name] = stack.enter_context(Ranks(commands, size, where, env))
+        found[name].turn(WARM_UP)
+
     hosts = ";".join(f"{a},{n}" for a, n in zip([h.addresses[0], *h.addresses], [h.names[0], *h.names]))
     launcher = [sys.executable, "-P", str(ON_HOSTS), hosts, "--", python[1], "--nodes", str(size)]
-    for side in ("ours",) if traced else ("ours", "cut"):
+    for side in (traced,) if traced else ("ours", "cut"):
         what, where = place(side)
         own = env | {"PROFILE": "1"} if traced else env
-        found[side] = Ranks([[*h.prefixes[0], *launcher, "--", *what, "0", str(size)]], size, where, own)
+        start(side, [[*h.prefixes[0], *launcher, "--", *what, "0", str(size)]], where, own)
     if traced:
         return found
     what, where = place("alone")
     ranks = [[*p, *python, *what, str(r), str(size)] for r, p in enumerate(h.prefixes)]
-    found["alone"] = Ranks(ranks, size, where, env)
+    start("alone", ranks, where, env)
     for i, bucket in enumerate(buckets if importlib.util.find_spec("torch") else []):
         what, where = place(f"torch-{bucket}")
         rest = [threads, bucket, h.addresses[0], str(PORT + i)]
         ranks = [[*p, *python, *what, str(r), str(size), *rest] for r, p in enumerate(h.prefixes)]
-        found[bucket] = Ranks(ranks, size, where, env)
+        start(bucket, ranks, where, env)
     return found
 
 
@@ -139,12 +145,11 @@ def limit(h: Hosts, mbit: float) -> None:
         h.limit(i, 1e6 * mbit or UNLIMITED)
 
 
-def trace(h: Hosts, model: str, folder: Path, mbit: float, steps: int, into: Path) -> None:
-    """Writes the trace of all ranks of ours."""
+def trace(h: Hosts, model: str, side: str, folder: Path, mbit: float, steps: int, into: Path) -> None:
+    """Writes the trace of all ranks of a side of ours."""
     limit(h, mbit)
-    with sides(h, model, [], folder, traced=True)["ours"] as ours:
-        ours.turn(WARM_UP)
-        ours.turn(steps)
+    with ExitStack() as stack:
+        sides(h, model, [], folder, stack, traced=side)[side].turn(steps)
     (found,) = folder.rglob("profile.json")
     shutil.copyfile(found, into)
 
@@ -170,12 +175,13 @@ def main() -> None:
     parser.add_argument("--buckets", default="1,5,25", help="MB, DistributedDataParallel's")
     parser.add_argument("--steps", type=int, default=8, help="of a turn")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--trace", type=Path, help="only write the trace of ours: of the first model, count and link")
+    parser.add_argument("--trace", type=Path, help="only write a trace of ours: of the first model, count and link")
+    parser.add_argument("--traced", default="ours", choices=["ours", "cut"])
     args = parser.parse_args()
     if args.trace:
         count, mbit = int(args.hosts.split(",")[0]), float(args.links.split(",")[0])
         with tempfile.TemporaryDirectory(prefix="mghosts-") as folder, network(count) as h:
-            trace(h, args.models.split(",")[0], Path(folder), mbit, args.steps, args.trace)
+            trace(h, args.models.split(",")[0], args.traced, Path(folder), mbit, args.steps, args.trace)
         return
     print(
         f"{'model':<6}{'hosts':>6}{'Mbit/s':>8}{'ours ms':>10}{'cut ms':>10}{'torch ms':>10}{'bucket':>8}"
@@ -185,11 +191,7 @@ def main() -> None:
         for count, mbit in product(map(int, args.hosts.split(",")), map(float, args.links.split(","))):
             with tempfile.TemporaryDirectory(prefix="mghosts-") as folder, network(count) as h, ExitStack() as stack:
                 limit(h, mbit)  # (before the start: ours measures its links as it connects)
-                ranks = sides(h, model, args.buckets.split(","), Path(folder))
-                for r in ranks.values():
-                    stack.enter_context(r)
-                for r in ranks.values():
-                    r.turn(WARM_UP)
+                ranks = sides(h, model, args.buckets.split(","), Path(folder), stack)
                 print(row(model, count, mbit, *measure(ranks, h, args.steps, args.turns)), flush=True)
 
 

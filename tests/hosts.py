@@ -21,6 +21,8 @@ UNLIMITED = 100e9  # bits a second, where a link has a limit of something else
 QUEUE_S = 0.02  # of data waits before a link, as in the ports of a switch; what comes then is dropped
 QUEUE_NBYTES = 256 << 10  # waits at least: packets here are up to 64 KiB long, as between a system and its network card
 BURST_NBYTES = 64 << 10  # pass at once after a pause
+CONGESTION_CONTROL = "cubic"  # of TCP
+_CONTROL_FILE = "/proc/sys/net/ipv4/tcp_congestion_control"
 
 _count = itertools.count()
 
@@ -107,6 +109,8 @@ def network(count: int) -> Iterator[Hosts]:
             _run("ip", "-n", n, *f"addr add {net}.{i + 1}/24 dev eth0".split())
             _run("ip", "-n", n, *"link set eth0 up".split())
             _run("ip", "-n", n, *"link set lo up".split())
+            # Linux's own choice, whatever this machine's is: how much of a slow link one connection gets hangs on it
+            _run("ip", "netns", "exec", n, "sh", "-c", f"echo {CONGESTION_CONTROL} >{_CONTROL_FILE}")
         yield Hosts(
             switch, names, [f"{net}.{i + 1}" for i in range(count)], [["ip", "netns", "exec", n] for n in names]
         )
