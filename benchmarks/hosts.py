@@ -10,8 +10,9 @@ in `train_step.py`; the global batch is the same for any number of hosts. Sides 
 Printed, medians of the ranks' means (who is ahead in one step waits in the next): milliseconds a step of ours; of
 ours with parameters that are cut over the hosts, `cut`: gathered in the forward pass, their gradients scattered in
 the backward one; of torch with the best of `--buckets` (MB); of ours without communication, `alone` (as many
-processes at once, each with its rank's part of the batch); megabytes that a host sends a step, as its link counts
-them, and how long the link needs for these; then ours and `cut` / max(alone, link), and torch / ours.
+processes at once, each with its rank's part of the batch), and of that beside plain TCP sockets, which move as many
+bytes from a third of the step on, `sockets`; megabytes that a host sends a step, as its link counts them, and how long
+the link needs for these; then ours and `cut` / max(alone, link), ours / sockets, and torch / ours.
 """
 
 from __future__ import annotations
@@ -84,8 +85,8 @@ class Ranks:
 def sides(
     h: Hosts, model: str, buckets: list[str], folder: Path, stack: ExitStack, traced: str = ""
 ) -> dict[str, Ranks]:
-    """Each side's ranks, one a host: `ours`, `cut`, `alone` and torch's buckets, if torch is there; `traced`: the only
-    one. They start and warm up one side after the other: ours measures its links when it connects."""
+    """Each side's ranks, one a host: `ours`, `cut`, `alone`, `sockets` and torch's buckets, if torch is there, or only
+    what is `traced`. One side after the other starts and warms up: ours measures its links when it connects."""
     size = len(h.names)
     threads = str(max(1, len(os.sched_getaffinity(0)) // size))
     env = {"THREADS": threads, "OMP_NUM_THREADS": threads, "TRANSPORT": "zmq", "GLOO_SOCKET_IFNAME": "eth0"}
@@ -111,9 +112,16 @@ def sides(
     what, where = place("alone")
     ranks = [[*p, *python, *what, str(r), str(size)] for r, p in enumerate(h.prefixes)]
     start("alone", ranks, where, env)
+    what, where = place("sockets")
+    before = sent(h)
+    found["ours"].turn(WARM_UP)
+    nbytes = max(b - a for a, b in zip(before, sent(h))) // WARM_UP
+    ring = zip(h.prefixes, h.addresses, [*h.addresses[1:], h.addresses[0]])
+    ranks = [[*p, *python, *what, str(r), str(size), str(nbytes), a, n, str(PORT)] for r, (p, a, n) in enumerate(ring)]
+    start("sockets", ranks, where, env)
     for i, bucket in enumerate(buckets if importlib.util.find_spec("torch") else []):
         what, where = place(f"torch-{bucket}")
-        rest = [threads, bucket, h.addresses[0], str(PORT + i)]
+        rest = [threads, bucket, h.addresses[0], str(PORT + 1 + i)]
         ranks = [[*p, *python, *what, str(r), str(size), *rest] for r, p in enumerate(h.prefixes)]
         start(bucket, ranks, where, env)
     return found
@@ -155,15 +163,15 @@ def trace(h: Hosts, model: str, side: str, folder: Path, mbit: float, steps: int
 
 
 def row(model: str, count: int, mbit: float, seconds: dict[str, float], nbytes: float) -> str:
-    ours, cut, alone = (seconds.pop(side) for side in ("ours", "cut", "alone"))
+    ours, cut, alone, sockets = (seconds.pop(side) for side in ("ours", "cut", "alone", "sockets"))
     link = 8 * nbytes / (1e6 * mbit) if mbit else 0.0
     bucket = min(seconds, key=lambda b: seconds[b], default="-")
     other = seconds.get(bucket, float("nan"))
     return (
         f"{model:<6}{count:>6}{f'{mbit:g}' if mbit else '-':>8}{1e3 * ours:>10.1f}{1e3 * cut:>10.1f}"
         f"{1e3 * other:>10.1f}{bucket:>8}"
-        f"{1e3 * alone:>10.1f}{nbytes / 1e6:>9.2f}{1e3 * link:>9.1f}"
-        f"{ours / max(alone, link):>12.2f}{cut / max(alone, link):>11.2f}{other / ours:>12.2f}"
+        f"{1e3 * alone:>10.1f}{1e3 * sockets:>12.1f}{nbytes / 1e6:>9.2f}{1e3 * link:>9.1f}"
+        f"{ours / max(alone, link):>12.2f}{cut / max(alone, link):>11.2f}{ours / sockets:>14.2f}{other / ours:>12.2f}"
     )
 
 
@@ -185,7 +193,8 @@ def main() -> None:
         return
     print(
         f"{'model':<6}{'hosts':>6}{'Mbit/s':>8}{'ours ms':>10}{'cut ms':>10}{'torch ms':>10}{'bucket':>8}"
-        f"{'alone ms':>10}{'MB sent':>9}{'link ms':>9}{'ours/bound':>12}{'cut/bound':>11}{'torch/ours':>12}"
+        f"{'alone ms':>10}{'sockets ms':>12}{'MB sent':>9}{'link ms':>9}"
+        f"{'ours/bound':>12}{'cut/bound':>11}{'ours/sockets':>14}{'torch/ours':>12}"
     )
     for model in args.models.split(","):
         for count, mbit in product(map(int, args.hosts.split(",")), map(float, args.links.split(","))):

@@ -1,8 +1,9 @@
-"""A rank of one side of `hosts.py`: `rank.py SIDE MODEL FOLDER RANK SIZE [THREADS BUCKET_MB ADDRESS PORT]`.
+"""A rank of one side of `hosts.py`: `rank.py SIDE MODEL FOLDER RANK SIZE ...`, of torch with `THREADS BUCKET_MB ADDRESS
+PORT`, of sockets with `NBYTES ADDRESS NEXT PORT`.
 
 It is asked for turns of steps through FOLDER (`asking.py`) and answers with the seconds of each. SIDE is `ours` or,
 with parameters that are cut over the ranks, `cut` (launched; the launcher says which rank), `alone` (ours on a rank's
-part of the batch, which tells nobody anything) or `torch`.
+part of the batch, which tells nobody anything), `sockets` (that beside plain sockets: `sockets.py`) or `torch`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import json
 import os
 import sys
 from pathlib import Path
+
+import numpy as np
 
 sys.path[0] = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 
@@ -35,7 +38,16 @@ def trainer(side: str, model: str, rank: int, size: int, rest: list[str]) -> tup
     if side in ("ours", "cut"):
         return world.rank, run
     n = len(batch(model, 0)[0]) // size
-    return rank, lambda x, y: run(x[rank * n : (rank + 1) * n], y[rank * n : (rank + 1) * n])
+
+    def alone(x: np.ndarray, y: np.ndarray) -> float:
+        return run(x[rank * n : (rank + 1) * n], y[rank * n : (rank + 1) * n])
+
+    if side == "sockets":
+        from sides.sockets import beside
+
+        nbytes, own, following, port = rest
+        return rank, beside(alone, model, int(nbytes), own, following, int(port))
+    return rank, alone
 
 
 def main() -> None:
