@@ -11,6 +11,7 @@ import math
 from typing import NamedTuple
 
 from manygrad.collectives.algorithms import ALGORITHMS
+from manygrad.collectives.transport.measure import PIECES
 from manygrad.multi.world import Link
 from manygrad.tensor.environment import COLLECTIVE
 
@@ -104,7 +105,17 @@ def message_nbytes(nbytes: int, ranks: int, link: Link | None) -> int:
     """How long messages of a collective of `nbytes` are at most; 0: of any length, as over shared memory."""
     if link is None or not link.piece_nbytes:
         return 0
-    return min(link.piece_nbytes, max(LEAST_HALF_NBYTES, -(-nbytes // ranks // 2 // ALIGN_NBYTES) * ALIGN_NBYTES))
+    part = -(-nbytes // ranks)
+    most = min(link.piece_nbytes, max(LEAST_HALF_NBYTES, _aligned(part // 2)))
+    if part <= most:
+        return most
+    pieces = -(-(part - most // 4) // most)  # all as long: a short rest takes as long to handle as a whole one
+    even = _aligned(-(-part // pieces))
+    return even if even <= PIECES[1] else most
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGN_NBYTES) * ALIGN_NBYTES
 
 
 # what one more part of a long all-reduce costs two workers [allreduce.py, TRANSPORT=zmq, step against bare]; more have

@@ -81,8 +81,10 @@ class ZmqLink:
         self.sent, self.granted = 0, WINDOW  # cumulative bytes out, and how many the peer allows
         self.taken, self.told, self.arrived = 0, WINDOW, 0  # cumulative bytes asked for, granted, and come in
         self.incoming: dict[int, Incoming] = {}
-        self.whole_below, self.whole = 0, set[int]()  # numbers of messages that have come whole: all below, and these
-        self.owed = self.owed_nbytes = 0  # messages that have come whole since the peer was told, and their bytes
+        # numbers of messages that have come whole: all below, and these, with their bytes
+        self.whole_below, self.whole = 0, dict[int, int]()
+        # messages that the peer can be told of, that all below have come, and has not been; and their bytes
+        self.owed = self.owed_nbytes = 0
         self.urgent = False  # it waits for that, as its memory must stay as it is
         self.heard = 0  # counts what came from the peer
         self.forged = 0  # frames in its name that did not open
@@ -192,13 +194,12 @@ class ZmqLink:
         message.arrived += h.length
         if message.arrived < h.total:
             return
-        self.owed += 1
-        self.owed_nbytes += h.total
         self.urgent |= h.total > COPIED_NBYTES and self.sealer is None
-        self.whole.add(h.number)
-        while self.whole_below in self.whole:
-            self.whole.discard(self.whole_below)
+        self.whole[h.number] = h.total
+        while (nbytes := self.whole.pop(self.whole_below, None)) is not None:
             self.whole_below += 1
+            self.owed += 1
+            self.owed_nbytes += nbytes
 
 
 def reachable(address: str, timeout_s: float = 0.05) -> int:

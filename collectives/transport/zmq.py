@@ -231,8 +231,8 @@ class ZmqHub:
     def _reply(self, link: ZmqLink, kind: int) -> None:
         """Tells the peer, on its control lane, the grant and what has arrived;
         dropped while that lane is not there (hello repeats it). What came whole before a message of a lower number
-        stays owed: it is told when that one has come."""
-        link.told, link.owed, link.owed_nbytes = link.taken + WINDOW, len(link.whole), 0
+        is told when that one has come."""
+        link.told, link.owed, link.owed_nbytes = link.taken + WINDOW, 0, 0
         link.urgent = link.urgent and bool(link.whole)
         header = wire.pack(self._control(kind, link.whole_below, link.told))
         try:

@@ -122,6 +122,8 @@ def test_a_message_is_two_from_two_mebibytes_on() -> None:
     assert message_nbytes(16 << 20, 4, link) == 2 << 20
     assert message_nbytes(5_000_001, 2, link) % 4096 == 0
     assert message_nbytes(8 << 20, 2, link._replace(piece_nbytes=64 << 10)) == 64 << 10  # a slow link
+    assert message_nbytes(540_672, 4, link._replace(piece_nbytes=1 << 17)) == 540_672 // 4  # not 128 KiB, and 4 KiB
+    assert message_nbytes(600_000, 2, link._replace(piece_nbytes=1 << 17)) == 102_400  # three alike
     assert message_nbytes(8 << 20, 2, Link("shm")) == message_nbytes(8 << 20, 2, None) == 0
 
 
