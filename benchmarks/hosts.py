@@ -204,8 +204,13 @@ def main() -> None:
                 print(row(model, count, mbit, *measure(ranks, h, args.steps, args.turns)), flush=True)
 
 
+def end(signum: int, frame: object) -> None:
+    signal.signal(signum, signal.SIG_IGN)  # (a second one would end the removal of the hosts)
+    sys.exit(128 + signum)
+
+
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))  # the hosts go, too
+    signal.signal(signal.SIGTERM, end)
     try:
         main()
     except NoHosts as e:
