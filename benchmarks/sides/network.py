@@ -27,6 +27,18 @@ BYTES_AT_ONCE = 1 << 20
 LIMIT_S = 900
 
 
+def connected(address: str, port: int) -> socket.socket:
+    """To whoever listens there soon. Raises `OSError`."""
+    end = time.monotonic() + 30
+    while True:
+        try:
+            return socket.create_connection((address, port))
+        except ConnectionRefusedError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.01)
+
+
 class Raw:
     """`CONNECTIONS` connections to every peer, and what one all-reduce moves over them."""
 
@@ -35,20 +47,10 @@ class Raw:
         self.sockets: list[socket.socket] = []
         with socket.create_server((addresses[rank], PORT + rank), backlog=64) as listener:
             for peer in range(rank):
-                self.sockets += [self._connected(addresses[peer], PORT + peer) for _ in range(CONNECTIONS)]
+                self.sockets += [connected(addresses[peer], PORT + peer) for _ in range(CONNECTIONS)]
             self.sockets += [listener.accept()[0] for _ in range((self.size - 1 - rank) * CONNECTIONS)]
         for s in self.sockets:
             s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    def _connected(self, address: str, port: int) -> socket.socket:
-        end = time.monotonic() + 30
-        while True:
-            try:
-                return socket.create_connection((address, port))
-            except ConnectionRefusedError:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(0.01)
 
     def barrier(self) -> None:
         self.largest(0)

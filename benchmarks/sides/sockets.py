@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import socket
 import statistics
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from sides.data import batch
+from sides.network import connected
 from sides.steps import Run
 
 PIECE_NBYTES = 512 << 10
@@ -29,7 +30,7 @@ def beside(run: Run, model: str, nbytes: int, own: str, following: str, port: in
     forward_s = FORWARD * statistics.median(times[3:])  # (the first ones compile)
     with socket.create_server((own, port)) as server:
         server.settimeout(TIMEOUT_S)
-        out = _connected(following, port)
+        out = connected(following, port)
         into, _ = server.accept()
     for s in (out, into):
         s.settimeout(TIMEOUT_S)
@@ -49,24 +50,13 @@ def beside(run: Run, model: str, nbytes: int, own: str, following: str, port: in
                 raise ConnectionError("the rank before this one has gone")
             left -= got
 
+    pool = ThreadPoolExecutor(2)
+
     def step(x: np.ndarray, y: np.ndarray) -> float:
-        threads = [threading.Thread(target=send), threading.Thread(target=receive)]
-        for t in threads:
-            t.start()
+        moving = [pool.submit(send), pool.submit(receive)]
         loss = run(x, y)
-        for t in threads:
-            t.join()
+        for m in moving:
+            m.result()
         return loss
 
     return step
-
-
-def _connected(host: str, port: int) -> socket.socket:
-    end = time.monotonic() + TIMEOUT_S
-    while True:
-        try:
-            return socket.create_connection((host, port))
-        except ConnectionRefusedError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.05)
