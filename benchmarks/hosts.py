@@ -194,14 +194,14 @@ def main() -> None:
     print(
         f"{'model':<6}{'hosts':>6}{'Mbit/s':>8}{'ours ms':>10}{'cut ms':>10}{'torch ms':>10}{'bucket':>8}"
         f"{'alone ms':>10}{'sockets ms':>12}{'MB sent':>9}{'link ms':>9}"
-        f"{'ours/bound':>12}{'cut/bound':>11}{'ours/sockets':>14}{'torch/ours':>12}"
+        f"{'ours/bound':>12}{'cut/bound':>11}{'ours/sockets':>14}{'torch/ours':>12}  TCP"
     )
     for model in args.models.split(","):
         for count, mbit in product(map(int, args.hosts.split(",")), map(float, args.links.split(","))):
             with tempfile.TemporaryDirectory(prefix="mghosts-") as folder, network(count) as h, ExitStack() as stack:
                 limit(h, mbit)  # (before the start: ours measures its links as it connects)
                 ranks = sides(h, model, args.buckets.split(","), Path(folder), stack)
-                print(row(model, count, mbit, *measure(ranks, h, args.steps, args.turns)), flush=True)
+                print(row(model, count, mbit, *measure(ranks, h, args.steps, args.turns)), f" {h.congestion_control}", flush=True)
 
 
 def end(signum: int, frame: object) -> None:

@@ -115,6 +115,10 @@ class CollectiveItem(ExecItem):
         self.counter[0] += 1
         self.exchange.begin(self.key, int(self.counter[0]) | variables_word(vars))
 
+    def advance(self) -> None:
+        """Goes on, after `begin`, as far as what has come allows."""
+        self.exchange.advance()
+
     def finish(self) -> None:
         """All else, until the results are there."""
         if self.text_number >= 0:

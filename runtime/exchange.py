@@ -53,14 +53,15 @@ class Exchange:
         self.borrowed: dict[int, Borrowed] = {}
         self.tickets: dict[MessageArg, Ticket] = {}
         self.plan = self.sequence = 0
-        # how many messages go to each receiver on another host, and the number of this run's first: they are reserved
-        # in the order in which exchanges begin
-        sent = Counter(call.src[0].arg.peer for call in body.src if call.src[0].op is Ops.SEND)
-        self.reserved = {peer: count for peer, count in sent.items() if self._endpoint().may_reserve(peer)}
+        # how many messages go to each worker of another host, and come from it, and the numbers of this run's first ones:
+        # they are reserved in the order in which exchanges begin
+        self.reserved, self.expected = self._messages(Ops.SEND), self._messages(Ops.RECEIVE)
         self.first: dict[int, int] = {}
+        self.first_in: dict[int, int] = {}
         self.ahead, self.ahead_nbytes = self._sent_first()
         self.is_bound = False
         self.steps = list(map(self._step, body.src))
+        self.waits_for = [self._ready(call) for call in body.src]
         self.done = 0  # steps of this run
         # where nothing follows but waits for readers
         self.settling = max((n for n, call in enumerate(body.src, 1) if not _waits_for_readers(call.src[0])), default=0)
@@ -83,17 +84,24 @@ class Exchange:
         which have to follow. Another exchange that began earlier may finish in between."""
         if not self.is_bound:
             self._bind()
-        self.plan, self.sequence = plan, sequence
-        if self.reserved:
-            self.first = {peer: self._endpoint().reserve(peer, count) for peer, count in self.reserved.items()}
-            self._run(self.steps[: self.ahead])
+        self.plan, self.sequence, self.done = plan, sequence, 0
+        if self.reserved or self.expected:
+            endpoint = self._endpoint()
+            self.first = {peer: endpoint.reserve(peer, count) for peer, count in self.reserved.items()}
+            self.first_in = {peer: endpoint.expect(peer, count) for peer, count in self.expected.items()}
+            self._run(self.ahead)
+
+    def advance(self) -> None:
+        """Goes on as far as what has come allows, between `begin` and `finish`: where all of it is between hosts."""
+        if self.reserved or self.expected:
+            while self.done < self.settling and (ready := self.waits_for[self.done]) is not None and ready():
+                self._run(self.done + 1)
 
     def finish(self) -> None:
         """Until the results are there."""
-        self.done = self.ahead
         if self.native is not None and not profile.active:
             self.done = self.native.run(self.plan, self.sequence)
-        self._finish()
+        self._run(self.settling)
 
     def resume(self, plan: int, sequence: int, stopped: int) -> None:
         """All that is left of a run that a native call began and that came to its step `stopped`; `settle` has to
@@ -101,25 +109,21 @@ class Exchange:
         assert self.native is not None
         self.plan, self.sequence = plan, sequence
         self.done = self.native.ended(stopped, plan, sequence)
-        self._finish()
-
-    def _finish(self) -> None:
-        if self.done < self.settling:
-            self._run(self.steps[self.done : self.settling])
-            self.done = self.settling
+        self._run(self.settling)
 
     def settle(self) -> None:
         """Until all memory may be written again."""
-        if self.done < len(self.steps):
-            self._run(self.steps[self.done :])
+        self._run(len(self.steps))
 
-    def _run(self, steps: Sequence[tuple[str, Step]]) -> None:
+    def _run(self, end: int) -> None:
+        """The steps up to `end` that have not been run."""
         try:
-            if not profile.active:
-                for _, step in steps:
+            while self.done < end:
+                name, step = self.steps[self.done]
+                self.done += 1
+                if not profile.active:
                     step()
-                return
-            for name, step in steps:
+                    continue
                 start = time.perf_counter()
                 step()
                 profile.record(LANE, name, start, time.perf_counter(), self._facts(step))
@@ -215,6 +219,22 @@ class Exchange:
         handles = self.handles
         return kernel.name, lambda: kernel([handles[n] for n in at])
 
+    def _ready(self, call: UOp) -> Callable[[], bool] | None:
+        """Says whether a step would wait for nobody now; None where that cannot be told."""
+        what, *args = call.src
+        if what.op is Ops.SETTLE or (what.op is Ops.RECEIVE and what.arg.peer not in self.expected):
+            return None
+        if what.op is not Ops.RECEIVE:
+            return _at_once
+        (peer, number, _), nbytes = what.arg, self.places[self.numbers[args[0]]].nbytes
+        has_come = self._endpoint().has_come
+        return lambda: has_come(peer, self.first_in[peer] + number, nbytes)
+
+    def _messages(self, kind: Ops) -> dict[int, int]:
+        """How many go to each worker of another host, or come from it."""
+        count = Counter(call.src[0].arg.peer for call in self.body.src if call.src[0].op is kind)
+        return {peer: n for peer, n in count.items() if self._endpoint().may_reserve(peer)}
+
     def _endpoint(self) -> Endpoint:
         if self.endpoint is None:
             raise ValueError("a message goes to another worker, but there is no endpoint")
@@ -235,13 +255,24 @@ class Exchange:
         endpoint, addresses = self._endpoint(), self.addresses
         (peer, number, _), place, dtype = what.arg, self.places[at], what.dtype.name
         nbytes = place.nbytes
+
+        def message() -> tuple[MessageKey, int | None]:
+            first = self.first_in.get(peer)
+            return MessageKey(self.plan, self.sequence, number), None if first is None else first + number
+
         if place.base is not None:
-            return lambda: endpoint.receive_into(
-                peer, MessageKey(self.plan, self.sequence, number), addresses[at], nbytes, dtype
-            )
-        return lambda: self.lend(
-            at, endpoint.receive(peer, MessageKey(self.plan, self.sequence, number), nbytes, dtype)
-        )
+
+            def into_place() -> None:
+                key, expected = message()
+                endpoint.receive_into(peer, key, addresses[at], nbytes, dtype, expected)
+
+            return into_place
+
+        def borrow() -> None:
+            key, expected = message()
+            self.lend(at, endpoint.receive(peer, key, nbytes, dtype, expected))
+
+        return borrow
 
     def _settle(self, messages: tuple[MessageArg, ...]) -> Step:
         endpoint, tickets = self._endpoint(), self.tickets
@@ -263,6 +294,10 @@ class Exchange:
 
             return step
         return lambda: copy_memory(target.device, handles[to], origin.device, handles[source], nbytes)
+
+
+def _at_once() -> bool:
+    return True
 
 
 def _waits_for_readers(what: UOp) -> bool:

@@ -6,7 +6,8 @@ What runs before a collective in the order is done when it is started, as kernel
 Its results are waited for before the first item that reads them; that others have read what it lends them, before the
 first item that writes what it touches, and at the end. Collectives run one after the other, in their order. So that a
 link does not idle between them, what the next ones send first goes out as soon as they are started, while the one
-before them waits for others, and the next one goes on before the last word of others about the one before it has come.
+before them waits for others; they go on with what has come for them meanwhile; and the next one goes on before the last
+word of others about the one before it has come.
 One that is waited for at once is run where it stands, as that costs less.
 """
 
@@ -17,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -34,12 +36,14 @@ LOOK_S = 1.0  # so often a wait looks whether the thread lives
 
 
 class Work(Protocol):
-    """`begin` waits for nobody and sends `ahead_nbytes`; after `finish` its results are there, after `settle` all its
-    memory may be written again. What was begun before is finished before, and settled before."""
+    """`begin` waits for nobody and sends `ahead_nbytes`; `advance` goes on as far as that waits for nobody; after
+    `finish` its results are there, after `settle` all its memory may be written again. What was begun before is finished
+    before, and settled before."""
 
     @property
     def ahead_nbytes(self) -> int: ...
     def begin(self) -> None: ...
+    def advance(self) -> None: ...
     def finish(self) -> None: ...
     def settle(self) -> None: ...
 
@@ -94,6 +98,14 @@ class Lane:
             done.error = None
 
 
+@dataclass(slots=True)
+class _Ahead:
+    """What was begun and is not finished; `error`: why it went no further."""
+
+    work: Work
+    error: BaseException | None = None
+
+
 class _Done:
     """How much of what was started has its results, and how much is settled."""
 
@@ -103,18 +115,17 @@ class _Done:
         self.failed = 0  # the first that did
         self.error: BaseException | None = None
 
-    def begin(self, work: Work) -> BaseException | None:
-        if self.error is None:
+    def ahead(self, begun: _Ahead, step: Callable[[], None]) -> None:
+        """A step of what is not finished next; its error is kept until that is."""
+        if self.error is None and begun.error is None:
             try:
-                work.begin()
+                step()
             except BaseException as e:
-                return e
-        return None
+                begun.error = e
 
-    def finish(self, work: Work, error: BaseException | None) -> None:
-        """`error`: that of its beginning."""
+    def finish(self, begun: _Ahead) -> None:
         number = self.finished + 1
-        error = error or self._failing(number, work.finish)
+        error = begun.error or self._failing(number, begun.work.finish)
         with self.changed:
             self.finished = number
             self._note(number, error)
@@ -142,33 +153,46 @@ class _Done:
 
 
 def _serve(queue: SimpleQueue[Work | None], done: _Done, endpoint: Endpoint | None) -> None:
-    begun: deque[tuple[Work, BaseException | None]] = deque()  # with the error of its beginning
-    me = threading.get_ident()
+    begun: deque[_Ahead] = deque()  # and not finished
+    finishing: _Ahead | None = None  # the first of them, while that goes on
+    me, is_going_on = threading.get_ident(), False
 
-    def begin_more() -> None:
-        """What has come meanwhile, as far as it may be sent ahead. (Another thread's waits leave it to this one.)"""
-        if threading.get_ident() != me:
+    def begin(work: Work) -> None:
+        begun.append(_Ahead(work))
+        done.ahead(begun[-1], work.begin)
+
+    def go_on() -> None:
+        """Begins what has been started meanwhile, as far as it may be sent ahead, and has what was begun go on. (Another
+        thread's waits leave it to this one.)"""
+        nonlocal is_going_on
+        if threading.get_ident() != me or is_going_on:  # (what goes on may have to wait after all)
             return
-        while sum(work.ahead_nbytes for work, _ in begun) <= AHEAD_NBYTES and (work := _at_hand(queue)) is not None:
-            begun.append((work, done.begin(work)))
+        is_going_on = True
+        while sum(b.work.ahead_nbytes for b in begun) <= AHEAD_NBYTES and (work := _at_hand(queue)) is not None:
+            begin(work)
+        for b in list(begun):
+            if b is not finishing:
+                done.ahead(b, b.work.advance)
+        is_going_on = False
 
     if endpoint is not None:
-        endpoint.meanwhile = begin_more
+        endpoint.meanwhile = go_on
     unsettled: Work | None = None
     while True:
         finished: Work | None = None
         if begun:
-            begin_more()
-            done.finish(*begun[0])
-            finished, _ = begun.popleft()
-            begin_more()
+            go_on()
+            finishing = begun[0]
+            done.finish(finishing)
+            finished, finishing = begun.popleft().work, None
+            go_on()
         if unsettled is not None:
             done.settle(unsettled)
         unsettled = finished
         if unsettled is None and not begun:  # (more may have been begun while it was settled)
             if (work := queue.get()) is None:
                 return
-            begun.append((work, done.begin(work)))
+            begin(work)
 
 
 def _at_hand(queue: SimpleQueue[Work | None]) -> Work | None:
@@ -193,6 +217,9 @@ class _Begun(NamedTuple):
 
     def begin(self) -> None:
         self.item.begin(self.vars)
+
+    def advance(self) -> None:
+        self.item.advance()
 
     def finish(self) -> None:
         self.item.finish()

@@ -7,8 +7,8 @@
     with endpoint.receive(1, MessageKey(plan, 0, 0), nbytes, "float32") as borrowed: ...
     endpoint.flush()
 
-Messages of a directed pair arrive in the order sent; each receive says what it expects, and anything else is a
-`PlanMismatch`. One thread at a time communicates; `abort` may be called by any. How it waits: `waiting.py`.
+Messages of a directed pair are numbered in the order sent, or in that in which they were reserved and expected; each
+receive says what it expects, and anything else is a `PlanMismatch`. One thread at a time communicates; `abort` may be called by any. How it waits: `waiting.py`.
 """
 
 from __future__ import annotations
@@ -253,13 +253,27 @@ class Endpoint:
 
     def reserve(self, peer: int, count: int) -> int:
         """The number of the first of the next `count` messages to `peer`, which are to be sent with these numbers, in
-        whatever order; the peer asks for them in the order of numbers. At most twice AHEAD_NBYTES that it has not asked
-        for may be on their way to it while others of lower numbers are yet to be sent."""
+        whatever order. Those of lower numbers go first, where several wait for the link: so what the peer waits for is
+        not behind what it has no room for."""
         with self._lock:
             link = self._link(peer)
             assert isinstance(link, tcp.ZmqLink), "messages in shared memory keep their order"
             link.out_number += count
             return link.out_number - count
+
+    def expect(self, peer: int, count: int) -> int:
+        """The number of the first of the next `count` messages of `peer`, which may be asked for in whatever order."""
+        with self._lock:
+            link = self._link(peer)
+            assert isinstance(link, tcp.ZmqLink), "messages in shared memory keep their order"
+            link.in_number += count
+            return link.in_number - count
+
+    def has_come(self, peer: int, number: int, nbytes: int) -> bool:
+        """Whether a message that was expected is there, so that asking for it does not wait."""
+        with self._lock:
+            link = self._link(peer)
+            return isinstance(link, tcp.ZmqLink) and link.has_come(number, nbytes)
 
     def send(
         self,
@@ -323,8 +337,11 @@ class Endpoint:
         link = self._links.get(peer)
         return link if isinstance(link, shm.ShmLink) and not self._hub.links else None
 
-    def receive(self, peer: int, key: MessageKey, nbytes: int, dtype_name: str = "raw") -> Borrowed:
-        """Waits for the next message of `peer`, which must be `key` with `nbytes` of `dtype_name`.
+    def receive(
+        self, peer: int, key: MessageKey, nbytes: int, dtype_name: str = "raw", number: int | None = None
+    ) -> Borrowed:
+        """Waits for the next message of `peer`, or for that of a `number` that was expected, which must be `key` with
+        `nbytes` of `dtype_name`.
 
         The bytes are read where they lie (the peer's memory, or the received frame), at a multiple of the item size.
         Raises `PlanMismatch`, `CollectiveTimeout`, `PeerLost`, `CollectiveAborted`.
@@ -332,8 +349,10 @@ class Endpoint:
         with self._lock:
             link = self._link(peer)
             self._waits.raise_aborted()
-            receive: Any = self._receive_shm if isinstance(link, shm.ShmLink) else self._receive_zmq
-            borrowed: Borrowed = receive(link, key, nbytes, dtype_name)
+            if isinstance(link, shm.ShmLink):
+                borrowed = self._receive_shm(link, key, nbytes, dtype_name)
+            else:
+                borrowed = self._receive_zmq(link, key, nbytes, dtype_name, number)
             self.traffic.received += nbytes
             return borrowed
 
@@ -349,7 +368,15 @@ class Endpoint:
         self._compare(link.peer, h, key, nbytes, dtype_name)
         return Borrowed(addr, nbytes, lambda: link.release(number))
 
-    def receive_into(self, peer: int, key: MessageKey, addr: int, nbytes: int, dtype_name: str = "raw") -> None:
+    def receive_into(
+        self,
+        peer: int,
+        key: MessageKey,
+        addr: int,
+        nbytes: int,
+        dtype_name: str = "raw",
+        number: int | None = None,
+    ) -> None:
         """As `receive`, into the `nbytes` at `addr`: what comes over ZeroMQ is put there frame by frame."""
         with self._lock:
             link = self._link(peer)
@@ -358,14 +385,21 @@ class Endpoint:
                     copy(addr, got.addr, nbytes)
                 return
             self._waits.raise_aborted()
-            self._receive_zmq(link, key, nbytes, dtype_name, addr)
+            self._receive_zmq(link, key, nbytes, dtype_name, number, addr)
             self.traffic.received += nbytes
 
     def _receive_zmq(
-        self, link: tcp.ZmqLink, key: MessageKey, nbytes: int, dtype_name: str, addr: int | None = None
+        self,
+        link: tcp.ZmqLink,
+        key: MessageKey,
+        nbytes: int,
+        dtype_name: str,
+        expected: int | None = None,
+        addr: int | None = None,
     ) -> Borrowed:
         hub = self._hub
-        number = hub.post(link, nbytes)
+        number = self.expect(link.peer, 1) if expected is None else expected
+        hub.post(link, nbytes)
         place = None if addr is None or not nbytes else bytes_at(addr, nbytes)
         pooled: Block | None = None
 

@@ -53,11 +53,13 @@ class Frame:
 
 @dataclass(slots=True)
 class Incoming:
-    """A message on its way in: by offset the frames not yet looked at, those that were, and how many bytes are sure."""
+    """A message on its way in: by offset the frames not yet looked at, those that were, how many bytes are sure, and
+    how many have come."""
 
     frames: dict[int, Frame] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
     arrived: int = 0
+    there: int = 0
 
 
 class ZmqLink:
@@ -71,7 +73,9 @@ class ZmqLink:
         self.monitors: list[zmq.Socket[bytes]] = []
         self.sealer: Sealer | None = None
         self.opener: Opener | None = None
-        self.queue: deque[Outgoing] = deque()  # not all handed to ZeroMQ yet
+        # (number, message), a heap: not all handed to ZeroMQ yet. What earlier collectives send goes before what later
+        # ones have sent ahead
+        self.queue: list[tuple[int, Outgoing]] = []
         # frames (message, offset) that a broken lane may have swallowed
         self.again: deque[tuple[Outgoing, int]] = deque()
         self.out_number = self.in_number = 0
@@ -105,6 +109,11 @@ class ZmqLink:
             return False
         copied = message.handed and (message.copy is not None or self.sealer is not None)
         return not copied or bool(self.down) or self.kept_nbytes > COPIES_NBYTES
+
+    def has_come(self, number: int, nbytes: int) -> bool:
+        """Whether all frames of a message that was not asked for yet are there, so that asking for it hardly waits."""
+        message = self.incoming.get(number)
+        return message is not None and message.there >= nbytes
 
     def lost(self) -> str | None:
         if self.down and not self.lost_at:
@@ -158,6 +167,7 @@ class ZmqLink:
             self.lose(f"it sent {self.arrived + h.length} bytes, but was granted {self.told}")
             return True
         self.arrived += h.length
+        message.there += h.length
         message.frames[h.offset] = frame
         if frame.head is None:
             self._sure(message, h)
@@ -176,6 +186,7 @@ class ZmqLink:
         if not self.opener.open(head, frame.payload, into):
             del message.frames[h.offset]
             self.arrived -= h.length
+            message.there -= h.length
             self.forged += 1
             return False
         frame.head, frame.payload = None, into

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import heapq
 import hmac
 import ipaddress
 import os
@@ -268,7 +269,7 @@ class ZmqHub:
             ctypes.memmove(item.copy.addr, addr, nbytes)
             item.addr, item.kept_nbytes = item.copy.addr, nbytes
             link.kept_nbytes += nbytes
-        link.queue.append(item)
+        heapq.heappush(link.queue, (header.number, item))
         self.push(link)
 
     def push(self, link: ZmqLink) -> None:
@@ -282,7 +283,7 @@ class ZmqHub:
                 return
             link.again.popleft()
         while link.queue:
-            item = link.queue[0]
+            _, item = link.queue[0]
             total = item.header.total
             length = min(CHUNK, total - item.offset)
             if link.sent + length > link.granted or not self._frame(link, item, item.offset):
@@ -291,7 +292,7 @@ class ZmqHub:
             item.offset += length
             if item.offset >= total:
                 item.handed = True
-                link.queue.popleft()
+                heapq.heappop(link.queue)
 
     def _frame(self, link: ZmqLink, item: Outgoing, offset: int) -> bool:
         """Hands one frame to its lane, if that has room."""
@@ -353,15 +354,12 @@ class ZmqHub:
 
     # --- receiving
 
-    def post(self, link: ZmqLink, nbytes: int) -> int:
-        """Asks for the next message, of `nbytes`; its number. Grants the sender what it needs."""
+    def post(self, link: ZmqLink, nbytes: int) -> None:
+        """Asks for a message of `nbytes`. Grants the sender what it needs."""
         self.connect(link)
-        number = link.in_number
-        link.in_number += 1
         link.taken += nbytes
         if link.taken > link.told or link.taken + WINDOW - link.told >= WINDOW // 4:
             self._reply(link, wire.GRANT)
-        return number
 
     def progress(self, timeout_s: float) -> None:
         """Handles what has come; where that is nothing, waits up to `timeout_s` for anything to happen."""

@@ -146,8 +146,9 @@ def late_writer(endpoint: Endpoint, count: int, timeout_s: float) -> int:
 
 
 def begun_ahead(endpoint: Endpoint, counts: list[int], rounds: int) -> int:
-    """Sums of these lengths, again and again, each of which this rank begins before or after the one before it is
-    finished, and settles before or after the one after it is, as it likes; how many elements came wrong."""
+    """Sums of these lengths, again and again, each of which this rank begins before or after some before it are
+    finished, goes on with while it waits for those, and settles before or after the one after it is, as it likes; how
+    many elements came wrong."""
     rng, n, wrong = np.random.default_rng(endpoint.rank), endpoint.size, 0
     made = []
     for count in counts:
@@ -156,22 +157,27 @@ def begun_ahead(endpoint: Endpoint, counts: list[int], rounds: int) -> int:
         out, given = (buffer_at(endpoint, count, to_dtype("int32")) for _ in range(2))
         made.append((Exchange(body.linear, [out, given], 1, endpoint), out, given))
     assert any(exchange.ahead for exchange, _, _ in made)
+    went_on = 0
     for sequence in range(rounds):
         began = settled = 0
         for i, (exchange, out, _) in enumerate(made):
-            following = min(len(made), i + 1 + int(rng.integers(2)))
+            following = max(began, min(len(made), i + 1 + int(rng.integers(4))))
             for j in range(began, following):
                 made[j][2].copyin(np.full(counts[j], sequence + j + endpoint.rank, np.int32))
                 made[j][0].begin(j, sequence)
             began = following
+            ahead = [e for e, _, _ in made[i + 1 : began]] * int(rng.integers(2))
+            endpoint.meanwhile = lambda ahead=ahead: [e.advance() for e in ahead]  # type: ignore[misc]
             exchange.finish()
+            went_on += sum(e.done > e.ahead for e in ahead)
             wrong += int((out.copyout() != n * (sequence + i) + n * (n - 1) // 2).sum())
             for j in range(settled, i + int(rng.integers(2))):
                 made[j][0].settle()
                 settled = j + 1
+        endpoint.meanwhile = lambda: None
         for exchange, _, _ in made[settled:]:
             exchange.settle()
-    assert not endpoint._outstanding
+    assert not endpoint._outstanding and went_on
     return wrong
 
 

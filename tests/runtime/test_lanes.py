@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,9 @@ class Sent(CollectiveItem):
         pass
 
     def begin(self, vars: Vars) -> None:
+        pass
+
+    def advance(self) -> None:
         pass
 
     def settle(self) -> None:
@@ -131,6 +135,9 @@ class Job:
 
     def begin(self) -> None:
         self.note("begin")
+
+    def advance(self) -> None:
+        pass
 
     def finish(self) -> None:
         assert self.may is None or self.may.wait(20)
@@ -240,6 +247,45 @@ def test_what_is_started_while_one_waits_is_begun_at_once(where: str) -> None:
     lane.wait(lane.start(second))
     assert ran.index(("begin", 1)) < ran.index((where, 0)) and ran[-1] == ("settle", 1)
     assert lane.wait(lane.start(Job(ran, 2))) is None and ran[-1] == ("settle", 2)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("where", ["finish", "settle"])
+def test_what_was_begun_goes_on_while_one_before_it_waits(where: str, fails: bool) -> None:
+    """Its error is kept until it is its turn; and a wait within goes on with nothing."""
+    endpoint, ran = Waits(), list[tuple[str, int]]()
+    lane = Lane(endpoint)  # type: ignore[arg-type]
+    jobs = [Job(ran, i, "advance" if fails and i == 2 else "") for i in range(4)]
+
+    def advance(job: Job) -> None:
+        if ("advance", job.number) not in ran:
+            endpoint.meanwhile()
+            job.note("advance")
+
+    def wait() -> None:
+        waits.set()
+        endpoint.wait(lambda: ("begin", 3) in ran)
+        endpoint.meanwhile()
+        jobs[0].note(where)
+
+    waits = threading.Event()
+    setattr(jobs[0], where, wait)
+    for job in jobs:
+        job.advance = partial(advance, job)  # type: ignore[method-assign]
+    numbers = [lane.start(jobs[0])]
+    assert waits.wait(20)
+    numbers += [lane.start(job) for job in jobs[1:]]
+    lane.wait(numbers[1])
+    assert ran.index(("advance", 1)) < ran.index((where, 0))
+    if fails:
+        with pytest.raises(ValueError, match="lost"):
+            lane.wait(numbers[3])
+        lane.drain()
+        assert ("finish", 2) not in ran and ("finish", 1) in ran and ("settle", 1) in ran
+    else:
+        lane.wait(numbers[3])
+        assert [i for what, i in ran if what == "finish"] == [0, 1, 2, 3]
+        assert ran.index(("advance", 2)) < ran.index((where, 0))
 
 
 def test_the_thread_of_a_lane_ends_with_it() -> None:
