@@ -201,7 +201,11 @@ def main() -> None:
             with tempfile.TemporaryDirectory(prefix="mghosts-") as folder, network(count) as h, ExitStack() as stack:
                 limit(h, mbit)  # (before the start: ours measures its links as it connects)
                 ranks = sides(h, model, args.buckets.split(","), Path(folder), stack)
-                print(row(model, count, mbit, *measure(ranks, h, args.steps, args.turns)), f" {h.congestion_control}", flush=True)
+                print(
+                    row(model, count, mbit, *measure(ranks, h, args.steps, args.turns)),
+                    f" {h.congestion_control}",
+                    flush=True,
+                )
 
 
 def end(signum: int, frame: object) -> None:

@@ -53,8 +53,8 @@ class Exchange:
         self.borrowed: dict[int, Borrowed] = {}
         self.tickets: dict[MessageArg, Ticket] = {}
         self.plan = self.sequence = 0
-        # how many messages go to each worker of another host, and come from it, and the numbers of this run's first ones:
-        # they are reserved in the order in which exchanges begin
+        # how many messages go to each worker of another host, and come from it, and the numbers of this run's first
+        # ones: they are reserved in the order in which exchanges begin
         self.reserved, self.expected = self._messages(Ops.SEND), self._messages(Ops.RECEIVE)
         self.first: dict[int, int] = {}
         self.first_in: dict[int, int] = {}

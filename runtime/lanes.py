@@ -37,8 +37,8 @@ LOOK_S = 1.0  # so often a wait looks whether the thread lives
 
 class Work(Protocol):
     """`begin` waits for nobody and sends `ahead_nbytes`; `advance` goes on as far as that waits for nobody; after
-    `finish` its results are there, after `settle` all its memory may be written again. What was begun before is finished
-    before, and settled before."""
+    `finish` its results are there, after `settle` all its memory may be written again. What was begun before is
+    finished before, and settled before."""
 
     @property
     def ahead_nbytes(self) -> int: ...
@@ -162,8 +162,8 @@ def _serve(queue: SimpleQueue[Work | None], done: _Done, endpoint: Endpoint | No
         done.ahead(begun[-1], work.begin)
 
     def go_on() -> None:
-        """Begins what has been started meanwhile, as far as it may be sent ahead, and has what was begun go on. (Another
-        thread's waits leave it to this one.)"""
+        """Begins what has been started meanwhile, as far as it may be sent ahead, and has what was begun go on.
+        (Another thread's waits leave it to this one.)"""
         nonlocal is_going_on
         if threading.get_ident() != me or is_going_on:  # (what goes on may have to wait after all)
             return

@@ -8,7 +8,8 @@
     endpoint.flush()
 
 Messages of a directed pair are numbered in the order sent, or in that in which they were reserved and expected; each
-receive says what it expects, and anything else is a `PlanMismatch`. One thread at a time communicates; `abort` may be called by any. How it waits: `waiting.py`.
+receive says what it expects, and anything else is a `PlanMismatch`. One thread at a time communicates; `abort` may be
+called by any. How it waits: `waiting.py`.
 """
 
 from __future__ import annotations
