@@ -31,7 +31,7 @@ from collections.abc import Callable
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from sides.process import Side, installed
-from sides.steps import seconds_of
+from sides.steps import batches, seconds_of
 
 MODELS = ("mlp", "mlp1", "conv", "gpt", "resnet")
 SIDES = ("ours", "torch", "compile", "tinygrad")
@@ -90,7 +90,7 @@ def launched(model: str, steps: int) -> list[float]:
     from sides.ours import trainer
 
     run, _ = trainer(model)
-    return seconds_of(run, model, range(steps))
+    return seconds_of(run, batches(model, range(steps)))
 
 
 def torch_worker(model: str, steps: int, size: int, port: int, threads: int, rank: int) -> list[float]:
@@ -99,7 +99,7 @@ def torch_worker(model: str, steps: int, size: int, port: int, threads: int, ran
     from sides.torch_side import trainer
 
     run, _ = trainer(model, threads, rank=rank, size=size, port=port)
-    times = seconds_of(run, model, range(steps))
+    times = seconds_of(run, batches(model, range(steps)))
     dist.destroy_process_group()
     return times
 

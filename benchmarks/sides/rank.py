@@ -20,7 +20,7 @@ sys.path[0] = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 
 from sides.asking import asked, put  # noqa: E402
 from sides.data import batch  # noqa: E402
-from sides.steps import Run, seconds_of  # noqa: E402
+from sides.steps import Run, batches, seconds_of  # noqa: E402
 
 
 def trainer(side: str, model: str, rank: int, size: int, rest: list[str]) -> tuple[int, Run]:
@@ -56,7 +56,9 @@ def main() -> None:
     rank, run = trainer(side, model, int(numbers[0]), int(numbers[1]), sys.argv[6:])
     turn = step = 0
     while count := asked(folder / f"turn{turn}"):
-        times = seconds_of(run, model, range(step, step + count))
+        # (made first, as making one takes a processor from another rank's step)
+        given = list(batches(model, range(step, step + count)))
+        times = seconds_of(run, given)
         step += count
         put(folder / f"turn{turn}.{rank}", json.dumps(times))
         turn += 1

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
 from sides.data import batch
 
 BATCHES = 8  # different ones
+Batch = tuple[np.ndarray, np.ndarray]
 Run = Callable[[np.ndarray, np.ndarray], float]
 
 
-def seconds_of(run: Run, model: str, steps: Iterable[int]) -> list[float]:
-    """How long each of these steps takes; making its batch does not count."""
+def batches(model: str, steps: Iterable[int]) -> Iterator[Batch]:
+    return (batch(model, step % BATCHES) for step in steps)
+
+
+def seconds_of(run: Run, each: Iterable[Batch]) -> list[float]:
+    """How long the step on each of these batches takes; making one does not count."""
     times = []
-    for step in steps:
-        data = batch(model, step % BATCHES)
+    for data in each:
         start = time.perf_counter()
         run(*data)
         times.append(time.perf_counter() - start)
