@@ -8,6 +8,9 @@ A machine multiplies bytes of some types only (x86: uint8 by int8). A factor of 
 its highest bit, and 128 times the sum of the other factor is taken away again: sums of int32 wrap around, so this is
 exact for all values. The sum has a range of its own, so that it is made once for all that shares the factor.
 
+Where a machine adds up two products of bytes in 16 bits (AVX2), a short sum of small numbers stays in 16 bits to its
+end, and is widened once (`fits_words`): the weights of a block of 32, of 4 bits each, by bytes.
+
 Of bfloat16 these are matrix products alone: plain reads, added up in float32 over one range. (Denormals count as 0
 there.)
 """
@@ -35,7 +38,8 @@ LANE_BYTES = 4  # of each factor, side by side
 class Dot(NamedTuple):
     """An instruction that adds the products of what four bytes hold of type `left` by the same of type `right` to an
     int32 or float32, in vectors of `vector_bytes`; as the arg of a CUSTOM, one of the products, which may be added up
-    by it. `words`: several instructions, by way of 16 bits; `most`: `left` is known not to be more than that."""
+    by it. `words`: several instructions, by way of 16 bits; `most`: what is of type `left` is known not to be more than
+    that (of a machine's: must not be more)."""
 
     left: DType
     right: DType
@@ -47,6 +51,14 @@ class Dot(NamedTuple):
     def terms(self) -> int:
         """Products that it adds up in a lane."""
         return LANE_BYTES // self.left.itemsize
+
+    @property
+    def words_most(self) -> int:
+        """How many of it add up to what fits 16 bits, whatever the bytes are: each adds two products there."""
+        if not self.words or self.most is None:
+            return 0
+        largest = 2 * self.most * -int(self.right.min)
+        return int(dtypes.int16.max) // largest if largest else 0
 
     def takes(self, x: UOp, y: UOp) -> bool:
         """Whether it multiplies `x` by `y`, in any order."""
@@ -66,6 +78,13 @@ def is_product(u: UOp) -> bool:
 def is_total(u: UOp) -> bool:
     """A REDUCE that adds up a single factor."""
     return is_dot(u.src[0]) and any(s.op is Ops.CONST for s in u.src[0].src)
+
+
+def fits_words(u: UOp, tensorized: UOp) -> bool:
+    """Whether all that a REDUCE adds up, four iterations of `tensorized` at a time, fits 16 bits."""
+    sizes = [least_terms(r) for r in u.src[1:] if r is not tensorized]
+    count = prod(sizes) * -(-least_terms(tensorized) // LANE_BYTES)
+    return is_dot(u.src[0]) and 0 < count <= u.src[0].arg.words_most
 
 
 def use_dots(ast: UOp, dots: tuple[Dot, ...]) -> UOp:
@@ -158,9 +177,7 @@ def one_for(dot: Dot, y: UOp) -> UOp:
 
 
 def dotted(dot: Dot, x: UOp, y: UOp) -> UOp:
-    return UOp(
-        Ops.CUSTOM,
-        dtypes.float32 if x.dtype.is_float else dtypes.int32,
-        (x, y) if (x.dtype, y.dtype) == (dot.left, dot.right) else (y, x),
-        dot,
-    )
+    src = (x, y) if (x.dtype, y.dtype) == (dot.left, dot.right) else (y, x)
+    if dot.most is not None:
+        dot = dot._replace(most=bounds(src[0])[1])
+    return UOp(Ops.CUSTOM, dtypes.float32 if x.dtype.is_float else dtypes.int32, src, dot)

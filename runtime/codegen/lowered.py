@@ -58,6 +58,9 @@ class Low(Enum):
     # src (a, b, c), a and b of int32: to each lane of c the products of what the four bytes in a and in b hold; arg
     # the Dot: their types
     DOT = auto()
+    # as DOT, for a Dot of `words`; but a lane of c holds two int16, to each of which two of the four products are added
+    DOT_WORDS = auto()
+    SUM_WORDS = auto()  # src (a,): the sum of the two int16 that each lane holds: int32
     # only where the machine has it (`Machine.scales`):
     SCALE = auto()  # src (a, n): a * 2**floor(n), rounded once
     WITHIN = auto()  # src (a, b): a where |a| <= b, else b with the sign of a; b where a is NaN

@@ -96,8 +96,10 @@ class Printer(Registers):
                 )
             case Low.SCALE | Low.WITHIN | Low.LOOKUP:
                 return self.in_registers(x, x.lanes, list(src))
-            case Low.DOT:
+            case Low.DOT | Low.DOT_WORDS:
                 return self.add_dots(x, *src)
+            case Low.SUM_WORDS:
+                return self.in_registers(x, x.lanes, list(src))
             case Low.ROUND:
                 return self.call(f"llvm.roundeven.{suffix(scalar_type(x.dtype), x.lanes)}", t, f"{t} {src[0]}")
             case Low.LOAD:

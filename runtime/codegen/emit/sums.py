@@ -1,5 +1,8 @@
 """Reductions: accumulators in registers for every position of the tile, folded at the end where they are vectors.
 
+A sum that fits 16 bits (`Reduce.words`) is held in them, two a lane, which are added up at its end: a machine that adds
+two products in 16 bits need not widen each pair.
+
 Order: ascending in the ranges; with lanes, element k goes to partial sum k mod lanes, and those are folded pairwise; of
 what is dealt out to work items, each has a sum of its own, and those are folded pairwise, too. It does not depend on
 the tiles of the loops.
@@ -44,6 +47,7 @@ class Accumulator:
     position: dict[UOp, int]
     parts: list[Inst]
     ordered: Inst | None = None  # of a MAX of floats: the lanes in which no NaN has been; None: the parts tell
+    words: bool = False  # two sums of 16 bits a lane
 
 
 def reduce(e: Emission, node: Reduce, body: Callable[[], None]) -> None:
@@ -76,7 +80,7 @@ def accumulators(e: Emission, node: Reduce) -> list[Accumulator]:
         identity = e.const(u.dtype.const(IDENTITY[u.arg](u.dtype)), u.dtype, lanes)
         start = identity if node.rest is None else picked_up(e, node.rest, i * lanes, identity)
         if not found or found[-1].reduce is not u or found[-1].position != position:
-            found.append(Accumulator(u, position, []))
+            found.append(Accumulator(u, position, [], words=node.words))
         found[-1].parts.append(e.emit(Low.ACC, u.dtype, (start,), None, lanes, here=True))
     if node.rest is None and node.split is not None and len(found) <= MASK_REGISTERS:
         true = e.const(True, dtypes.bool, lanes)
@@ -130,6 +134,8 @@ def result_of(e: Emission, acc: Accumulator, split: UOp | None) -> Inst:
     u = acc.reduce
     join = partial(greater, e) if acc.ordered is not None else partial(e.alu, u.arg, u.dtype)
     found = [e.emit(Low.GET, u.dtype, (a,), None, a.lanes, here=True) for a in acc.parts]
+    if acc.words:
+        found = [e.emit(Low.SUM_WORDS, u.dtype, (x,), u.src[0].arg, x.lanes, here=True) for x in found]
     result = folded(e, found, join, split is not None)
     if acc.ordered is None:
         return result
@@ -162,7 +168,8 @@ def accumulate(e: Emission, accumulator: Accumulator, position: dict[UOp, int], 
     v = u.src[0]
     if (r := next((r for r in u.src[1:] if r in e.nest.dots), None)) is not None:
         a, b = (e.splat(dot_operand(e, s, r, position), acc.lanes) for s in v.src)
-        new = e.emit(Low.DOT, u.dtype, (a, b, old), v.arg, acc.lanes, here=True)
+        dot = Low.DOT_WORDS if accumulator.words else Low.DOT
+        new = e.emit(dot, u.dtype, (a, b, old), v.arg, acc.lanes, here=True)
         e.emit(Low.SET, dtypes.void, (acc, new), here=True)
         return
     if u.arg is Ops.ADD and is_product(v) and u.dtype.is_float:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from manygrad.runtime.codegen.affine import Affine
 from manygrad.runtime.codegen.cost import EDGE_VERSIONS
 from manygrad.runtime.codegen.describe import conjuncts, factor_masks
+from manygrad.runtime.codegen.dots import fits_words
 from manygrad.runtime.codegen.loops import index
 from manygrad.runtime.codegen.loops.groups import dealt_out, shared_along
 from manygrad.runtime.codegen.loops.index import Index
@@ -80,7 +81,14 @@ def reduction(t: Tiler, group: tuple[UOp, ...], around: Around, rest: Rest | Non
     inner = replace(around, lanes=lanes, inside=frozenset(ranges), added=tuple(u.src[0] for u in group))
     body = _by_place(t.kernel, skipped, inner, _loops(t, ranges, inner, Accumulate()))
     across = max(t.kernel.nest.reduce_bound.get(r, 1) for r in ranges)
-    return Reduce(group, lanes, split, skipped, body, rest, across)
+    words = rest is None and split is None and across == 1 and all(_in_words(t.kernel, u) for u in group)
+    return Reduce(group, lanes, split, skipped, body, rest, across, words)
+
+
+def _in_words(kernel: Kernel, u: UOp) -> bool:
+    """Whether a sum is one of products that an instruction adds up, and of so few and small ones that it fits 16
+    bits."""
+    return any(fits_words(u, r) for r in u.src[1:] if r in kernel.nest.dots)
 
 
 def _online(t: Tiler, pair: Pair, around: Around) -> Online:

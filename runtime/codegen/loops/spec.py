@@ -95,6 +95,11 @@ RULES: list[Rule] = [
     ("all is open that sums depend on", Reduce, lambda n, o: all(ranges_of(u) <= o.tiles for u in n.group)),
     ("a sum is computed once in a tile", Reduce, lambda n, o: not o.computed & {*n.group}),
     ("all lanes get to a sum across them", Reduce, lambda n, o: n.across == 1 or o.is_uniform),
+    (
+        "what is held in 16 bits is a whole sum",
+        Reduce,
+        lambda n, o: not n.words or (n.rest, n.split, n.across) == (None, None, 1),
+    ),
     ("sums rest between blocks alone", Reduce, lambda n, o: n.rest is None or n.group[0].src[1] in o.blocks),
     ("the lanes of a sum are along one of its ranges", Reduce, lambda n, o: n.split in (None, *n.group[0].src[1:])),
     ("all is open that is added", Accumulate, lambda n, o: bool(o.reducing) and {*o.reducing} <= o.tiles),

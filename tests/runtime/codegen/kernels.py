@@ -126,6 +126,15 @@ def bytes_product(
     return sink(store(0, add(mul(i, n), j), value, i, j))
 
 
+def small_product(m: int, n: int, k: int, most: int) -> UOp:
+    """c[m, n] = sum over k of (w[k, n] & most) * x[m, k]; w uint8, x int8, c int32."""
+    i, j, r = loop(m, 0), loop(n, 1), red(k, 2)
+    w = load(2, add(mul(r, n), j), dtypes.uint8).alu(Ops.AND, UOp.const(dtypes.uint8, most))
+    x = load(1, add(mul(i, k), r), dtypes.int8)
+    product = w.cast(dtypes.int32).alu(Ops.MUL, x.cast(dtypes.int32))
+    return sink(store(0, add(mul(i, n), j), reduce(product, r), i, j))
+
+
 def packed_product(m: int, groups: int, blocks: int, bits: int = 4) -> UOp:
     """c[i, g, r] = sum over blocks b of s[g, b, r] * (sum over h, k, t of w[g, b, h, k, r, t] * x[i, b, h, k, t]), the
     weights' rows r side by side: uint8 of 4 bits, h the half of a byte, or of 8; x int8, its 32 bytes in order."""

@@ -9,7 +9,8 @@ import pytest
 from manygrad import Tensor, TinyJit
 from manygrad.runtime.codegen.describe import signature
 from manygrad.runtime.codegen.dots import BYTES, Dot, is_dot, is_total, use_dots
-from manygrad.runtime.codegen.opts import CacheRead, Reorder, RFactor, Tensorize, Tile, Unroll, Vectorize
+from manygrad.runtime.codegen.loops.show import show
+from manygrad.runtime.codegen.opts import CacheRead, Opts, Reorder, RFactor, Tensorize, Tile, Unroll, Vectorize
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.codegen.target import Machine
 from manygrad.runtime.devices.target import AVX2_DOTS
@@ -31,6 +32,7 @@ from tests.runtime.codegen.kernels import (
     reduce,
     run,
     sink,
+    small_product,
     store,
 )
 
@@ -93,8 +95,34 @@ def test_small_numbers_are_multiplied_by_fewer_instructions() -> None:
     def taken(ast: UOp) -> list[Dot]:
         return [u.src[0].arg for u in signature(use_dots(ast, WORDS)).reduces if is_dot(u.src[0])]
 
-    assert taken(packed_product(1, 1, 2)) == [WORDS[0]]
+    assert taken(packed_product(1, 1, 2)) == [WORDS[0]._replace(most=15)]
     assert taken(packed_product(1, 1, 2, bits=8)) == [WORDS[1]]
+
+
+@pytest.mark.parametrize("most", [0, 1, 3, 7, 15, 31, 63, 127])
+def test_so_many_sums_of_two_products_fit_16_bits(most: int) -> None:
+    """Those of the largest numbers do, and one more would not."""
+    count, largest = WORDS[0]._replace(most=most).words_most, 2 * most * 128
+    assert count * largest <= 32767 < (count + 1) * largest if most else count == 0
+    assert WORDS[1].words_most == 0 and X86[0].words_most == 0
+
+
+@pytest.mark.parametrize(("most", "terms"), [(15, 32), (31, 16), (7, 72), (3, 168), (1, 508)])
+def test_sums_that_fit_16_bits_stay_in_them(most: int, terms: int) -> None:
+    """Up to the last term for which that is certain, in whatever pieces the sum is made, but in one; elsewhere not."""
+    machine = Machine(32, 16, dots=WORDS)
+    column = (Vectorize(1, 8), Tensorize(2, 4))
+
+    def held(ast: UOp, opts: Opts | None = column) -> bool:
+        return " in 16 bits" in show(prepare(ast, machine, opts).tree())
+
+    assert all(held(small_product(4, 16, k, most)) for k in (terms, max(16, terms - 1)))
+    assert held(small_product(4, 16, terms, most), (*column, Unroll(2, 8)))
+    assert not held(small_product(4, 16, terms + 1, most))
+    assert not held(small_product(4, 16, terms, most), (Vectorize(1, 8),))
+    assert not held(small_product(4, 16, terms, most), (RFactor(2, 8), Tensorize(2, 4)))
+    assert not held(small_product(4, 16, terms, 2 * most + 1)) and not held(small_product(4, 16, 16, 255))
+    assert " in 16 bits" not in show(prepare(small_product(4, 16, terms, most), Machine(64, 32, dots=X86)).tree())
 
 
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])

@@ -13,7 +13,7 @@ import pytest
 from manygrad.native.compiler import Compiler
 from manygrad.native.processor import Processor
 from manygrad.runtime.codegen.dots import Dot
-from manygrad.runtime.codegen.opts import CacheRead, Tensorize, Vectorize
+from manygrad.runtime.codegen.opts import CacheRead, RFactor, Tensorize, Tile, Unroll, Vectorize
 from manygrad.runtime.codegen.pipeline import Prepared, prepare
 from manygrad.runtime.codegen.target import Machine
 from manygrad.runtime.devices.target import AVX2_DOTS, Target
@@ -38,6 +38,7 @@ from tests.runtime.codegen.kernels import (
     reduce,
     run,
     sink,
+    small_product,
     store,
 )
 
@@ -91,6 +92,10 @@ def call(compiler: Compiler, prepared: Prepared, arrays: list[np.ndarray]) -> No
     function(ctypes.addressof(buffers), 0, 0, total, scratch.ctypes.data)
 
 
+def runs_avx2() -> bool:
+    return platform.machine() == "x86_64" and bool(llvm.get_host_cpu_features().get("avx2"))
+
+
 @pytest.mark.parametrize("target", [AVX2, SSE, NEON], ids=lambda t: t.processor.cpu)
 @pytest.mark.parametrize("name", [*KERNELS, "gather"])
 def test_other_targets(target: Target, name: str) -> None:
@@ -103,11 +108,7 @@ def test_other_targets(target: Target, name: str) -> None:
     ast, shapes, dtype = KERNELS[name]
     prepared = prepare(ast, target.machine)
     assert compiler.object_code(prepared.code(render))
-    if (
-        platform.machine() != "x86_64"
-        or target is NEON
-        or (target is AVX2 and not llvm.get_host_cpu_features().get("avx2"))
-    ):
+    if platform.machine() != "x86_64" or target is NEON or (target is AVX2 and not runs_avx2()):
         return
     if target is SSE and name != "max int8":
         return  # without the processor's FMA and half conversions these would call a library
@@ -146,9 +147,48 @@ def test_blocks_of_bytes(target: Target, instructions: dict[int, str], bits: int
     code = prepared.code(render)
     compiler = Compiler(target.processor)
     assert instructions[bits] in compiler.machine.emit_assembly(llvm.parse_assembly(code))
-    if target is AVX2_BYTES and platform.machine() == "x86_64" and llvm.get_host_cpu_features().get("avx2"):
+    if target is AVX2_BYTES and runs_avx2():
         call(compiler, prepared, arrays)
         np.testing.assert_array_equal(arrays[0], packed_result(*arrays[1:]))
+
+
+@pytest.mark.parametrize("rows", [1, 4, 5, 23])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_blocks_at_the_ends_of_their_types(bits: int, rows: int) -> None:
+    """The largest weights by the largest and the smallest inputs, in whole blocks: nothing wraps around in 16 bits."""
+    prepared = prepare(packed_product(rows, 2, 3, bits), AVX2_BYTES.machine)
+    arrays = packed_arrays(rows, 2, 3, bits)
+    for x, w in ((127, 255), (-127, 255), (-128, 255), (-128, 0)):
+        arrays[0][:], arrays[1][:], arrays[2][:] = 0, x, w
+        if runs_avx2():
+            call(Compiler(AVX2.processor), prepared, arrays)
+            np.testing.assert_array_equal(arrays[0], packed_result(*arrays[1:]))
+
+
+@pytest.mark.parametrize(
+    ("most", "k"), [(15, 32), (15, 30), (15, 33), (15, 64), (31, 16), (31, 20), (127, 16), (255, 16)]
+)
+@pytest.mark.parametrize("opts", [None, "column", "narrow", "wide", "written out", "lanes"])
+def test_sums_of_small_numbers(opts: str | None, most: int, k: int) -> None:
+    """Exact at the ends of their types, in vectors of any width, also where the sums do not fit 16 bits."""
+    given = {
+        None: None, "column": (Vectorize(1, 8), Tensorize(2, 4)), "narrow": (Vectorize(1, 2), Tensorize(2, 4)),
+        "wide": (Vectorize(1, 16), Tensorize(2, 4), Tile(0, 2)), "lanes": (RFactor(2, 8), Tensorize(2, 4)),
+        "written out": (Vectorize(1, 4), Tensorize(2, 4), Unroll(2, 8)),
+    }[opts]  # fmt: skip
+    m, n, rng = 5, 24, np.random.default_rng(0)
+    prepared = prepare(small_product(m, n, k, most), AVX2_BYTES.machine, given)
+    compiler = Compiler(AVX2.processor)
+    assert compiler.object_code(prepared.code(render))
+    x, w = np.full((m, k), -128, np.int8), np.full((k, n), 255, np.uint8)
+    x[1], x[2], x[3] = 127, rng.integers(-128, 128, k), rng.choice([-128, 127], k)
+    w[:, 1], w[:, 2:9], w[:, 9:] = 0, rng.integers(0, 256, (k, 7)), rng.choice([0, 255], (k, n - 9), p=[0.1, 0.9])
+    arrays = [np.zeros((m, n), np.int32), x, w]
+    want = x.astype(np.int32) @ (w & most).astype(np.int32)
+    np.testing.assert_array_equal(run(small_product(m, n, k, most), arrays)[0], want)
+    if runs_avx2():
+        call(compiler, prepared, arrays)
+        np.testing.assert_array_equal(arrays[0], want)
 
 
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN"])
