@@ -173,10 +173,16 @@ def load_ports_idle(rows: int, vectors: int) -> bool:
     return vectors + 2 * rows <= vectors * rows
 
 
-def block_rows(machine: Machine, vectors: int) -> int:
+def block_rows(machine: Machine, vectors: int, words: bool) -> int:
     """Rows of a tile, so many vectors wide, of blocks of bytes with scales: each has a block's sum and that of all,
-    and an unpacked block takes a third of the registers [inference.py]."""
-    return max(1, machine.accumulators // (3 * vectors))
+    and an unpacked block takes a third of the registers; `words`: where several instructions multiply, there is time
+    for the sums of all to wait in memory while a block's are made [inference.py, AVX2]."""
+    return max(1, machine.accumulators * (2 if words else 1) // (3 * vectors))
+
+
+def block_overflows(machine: Machine, vectors: int) -> bool:
+    """Whether a block that is unpacked to so many vectors leaves registers for nothing else [inference.py, AVX2]."""
+    return vectors > machine.accumulators
 
 
 def dot_positions(accumulators: int) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from manygrad.runtime.codegen import cost
 from manygrad.runtime.codegen.choose.facts import Facts, reordered
 from manygrad.runtime.codegen.choose.operands import packs_across, packs_along_own_loop
-from manygrad.runtime.codegen.describe import size_max
+from manygrad.runtime.codegen.describe import size_max, volume
 from manygrad.runtime.codegen.dots import is_dot
 from manygrad.runtime.codegen.online import online_pairs
 from manygrad.runtime.codegen.opts import Online, Opts, RFactor, Tensorize, Tile, Unroll, Vectorize
@@ -94,19 +94,33 @@ def blocks_of_bytes(facts: Facts) -> UOp | None:
 
 def multiply_blocks_of_bytes(facts: Facts, opts: Opts, lane: UOp) -> Opts:
     """A product of packed weights and of inputs in bytes, in blocks that have a scale each: the weights' rows, side by
-    side in memory, in vectors; a block is written out, four bytes an instruction. As many rows of inputs in a tile as
-    there are registers for, and all of them inside of the weights' rows, so that these come from memory once."""
+    side in memory, in vectors; a block is written out, four bytes an instruction, or as much of it as stays in
+    registers for all rows. As many rows of inputs in a tile as there are registers for, and all of them inside of the
+    weights' rows, so that these come from memory once."""
     sums = [u for u in facts.sig.reduces if is_dot(u.src[0])]
     width = min(size_max(lane), cost.BLOCK_COLUMNS)
     opts = (*opts, Vectorize(lane.arg.id, facts.lanes), Tile(lane.arg.id, width))
-    for u in sums:
-        *outer, last = u.src[1:]
-        opts = (*opts, Tensorize(last.arg.id, u.src[0].arg.terms), *(Unroll(r.arg.id, size_max(r)) for r in outer))
     weights = [v for u in sums for v in facts.loads_of[u] if lane in ranges_of(v)]
     columns = [r for r in facts.sig.loops if any(r in ranges_of(v) for v in weights)]
-    if rows := [r for r in facts.sig.loops if r not in columns]:
+    rows = [r for r in facts.sig.loops if r not in columns]
+    for u in sums:
+        *outer, last = u.src[1:]
+        whole = outer[:-1] if rows and unpacked_in_turn(facts, u, lane, width // facts.lanes) else outer
+        opts = (*opts, Tensorize(last.arg.id, u.src[0].arg.terms), *(Unroll(r.arg.id, size_max(r)) for r in whole))
+    if rows:
         inside = [lane] if width == size_max(lane) else []
-        most = cost.block_rows(facts.machine, width // facts.lanes)
+        most = cost.block_rows(facts.machine, width // facts.lanes, any(u.src[0].arg.words for u in sums))
         opts = reordered(facts, opts, [*(r for r in columns if r not in inside), *rows, *inside])
         opts = (*opts, Tile(rows[-1].arg.id, min(size_max(rows[-1]), most)))
     return opts
+
+
+def unpacked_in_turn(facts: Facts, u: UOp, lane: UOp, vectors: int) -> bool:
+    """Whether a block's sum is better a loop, for several rows to share what is unpacked: written out, it overflows the
+    registers, and each iteration has weights of its own (else they would be shifted by what is only known when it
+    runs). Where several instructions multiply; of one, with 16 registers, nothing was measured."""
+    *outer, _ = u.src[1:]
+    weights = [v for v in facts.loads_of[u] if lane in ranges_of(v)]
+    unpacked = vectors * volume(frozenset(outer))
+    own = bool(outer) and all(outer[-1] in ranges_of(v) for v in weights)
+    return u.src[0].arg.words and own and cost.block_overflows(facts.machine, unpacked)

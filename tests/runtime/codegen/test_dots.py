@@ -125,6 +125,18 @@ def test_sums_that_fit_16_bits_stay_in_them(most: int, terms: int) -> None:
     assert " in 16 bits" not in show(prepare(small_product(4, 16, terms, most), Machine(64, 32, dots=X86)).tree())
 
 
+def test_blocks_of_small_numbers_are_a_loop_for_several_rows() -> None:
+    """Unpacked, a block of two vectors a step overflows 16 registers; of one row nothing is held."""
+    machine = Machine(32, 16, dots=WORDS)
+    for bits, whole in ((4, {Unroll(4, 2)}), (8, set())):
+        opts = prepare(packed_product(64, 4, 5, bits), machine).opts
+        assert {Tile(0, 4), Tile(2, 16)} <= set(opts) and {o for o in opts if o.kind == "unroll"} == whole
+    one = prepare(packed_product(1, 4, 5), machine)
+    assert {Unroll(4, 2), Unroll(5, 4)} <= set(one.opts) and " in 16 bits" in show(one.tree())
+    single = Machine(32, 16, dots=(Dot(dtypes.uint8, dtypes.int8, 32),))  # one instruction: AVX-VNNI
+    assert {Tile(0, 2), Unroll(4, 2), Unroll(5, 4)} <= set(prepare(packed_product(64, 4, 5), single).opts)
+
+
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize("shape", [(40, 70, 200), (64, 64, 64), (1, 40, 33), (7, 5, 16), (130, 257, 511)], ids=str)
 def test_products_of_bfloat16(layout: str, shape: tuple[int, int, int]) -> None:

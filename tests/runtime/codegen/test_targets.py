@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
+import re
 from dataclasses import replace
 
 import llvmlite.binding as llvm
@@ -189,6 +190,15 @@ def test_sums_of_small_numbers(opts: str | None, most: int, k: int) -> None:
     if runs_avx2():
         call(compiler, prepared, arrays)
         np.testing.assert_array_equal(arrays[0], want)
+
+
+def test_a_block_of_small_numbers_is_widened_once() -> None:
+    """Four rows by two vectors: 16 products for each two groups of four numbers of a block, added up in 16 bits, and
+    then one instruction for each sum to widen it. Of larger numbers each product is widened."""
+    code = prepare(packed_product(4, 2, 3), AVX2_BYTES.machine).code(render)
+    text = Compiler(AVX2.processor).machine.emit_assembly(llvm.parse_assembly(code))
+    counts = {name: len(re.findall(rf"\b{name}\b", text)) for name in ("vpmaddubsw", "vpaddw", "vpmaddwd", "vpaddd")}
+    assert counts == {"vpmaddubsw": 16, "vpaddw": 16, "vpmaddwd": 8, "vpaddd": 0}
 
 
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN"])
