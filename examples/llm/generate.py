@@ -49,8 +49,9 @@ def options() -> argparse.Namespace:
         "time; bfloat16 (--dtype bfloat16) rounds to that, and takes less time for prompts",
     )  # fmt: skip
     parser.add_argument(
-        "--cache-dtype", default="float32", choices=KINDS, help="of the keys and values of tokens so far"
-    )
+        "--cache-dtype", choices=KINDS,
+        help="of the keys and values of tokens so far (default: bfloat16 with --activations bfloat16, else float32)",
+    )  # fmt: skip
     args = parser.parse_args()
     if args.tokens < 1:
         parser.error(f"--tokens {args.tokens}: at least 1")

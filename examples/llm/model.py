@@ -13,7 +13,7 @@ from typing import Any
 from config import Config
 from pages import PAGE, pages_of
 from places import Block, Place
-from room import Room
+from room import ROUNDED_ROWS, Room
 from rope import rotate
 
 from manygrad import Tensor, nn
@@ -21,7 +21,6 @@ from manygrad.tensor.nn import functional as F
 
 Give = Callable[..., Any]  # give(name, shape): a parameter; with optional=True None where the file has none
 Weight = nn.Parameter | nn.QuantizedWeight
-ROUNDED_ROWS = 32  # from which on the type of the weight is the faster one
 
 
 def frozen(weight: Tensor | nn.QuantizedWeight) -> Weight:
@@ -115,7 +114,7 @@ class Attention(nn.Module):
 
     def reserve(self, pages: int, page: int, kind: str) -> None:
         """Room for keys and values."""
-        self.cache = Room(pages, self.config.kv_heads, page, self.config.head_dim, kind)
+        self.cache = Room(pages, self.config.kv_heads, page, self.config.head_dim, kind, self.q_proj.rounds)
 
     def forward(self, x: Tensor, place: Place, table: Tensor) -> Tensor:
         """(b, t, dim), `table` turned for their places -> the same."""
@@ -182,16 +181,17 @@ class Decoder(nn.Module):
         head = give("lm_head.weight", (c.vocabulary, c.dim), optional=True)
         self.lm_head = None if head is None else Linear(head, None)
 
-    def reserve(self, texts: int, length: int, kind: str = "float32") -> None:
+    def reserve(self, texts: int, length: int, kind: str | None = None) -> None:
         """Room for `length` tokens of each of `texts`, which are read and written together, each in one page; `kind`:
-        of keys and values (`room.KINDS`)."""
+        of keys and values (`room.KINDS`); None: what products' inputs are rounded to, else float32."""
         self._reserve(texts, length, length, kind)
 
-    def reserve_pages(self, tokens: int, length: int, kind: str = "float32") -> None:
+    def reserve_pages(self, tokens: int, length: int, kind: str | None = None) -> None:
         """Room for so many tokens of all texts together, in pages (`pages.py`); each has `length` at most."""
         self._reserve(1 + pages_of(tokens), PAGE, length, kind)  # (one is NOBODY's)
 
-    def _reserve(self, pages: int, page: int, length: int, kind: str) -> None:
+    def _reserve(self, pages: int, page: int, length: int, kind: str | None) -> None:
+        kind = kind or ("bfloat16" if self.layers[0].self_attn.q_proj.rounds else "float32")
         for layer in self.layers:
             layer.self_attn.reserve(pages, page, kind)
         c = self.config

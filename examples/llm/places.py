@@ -43,10 +43,11 @@ class Block:
     def attend(self, q: Tensor, cache: Room, window: int | None, score: Score) -> Tensor:
         there = slice(None), slice(None), slice(None, self.end)
         keys, values = cache.read((0, *there)), cache.read((1, *there))
-        scores = score(q.matmul(keys.transpose(-1, -2)))
+        scores = score(cache.rounded(q).matmul(keys.transpose(-1, -2)))
         if self.t > 1 or window or isinstance(self.end, int):  # (else it sees all that there is)
             scores = seen(scores, cache.page, self.t, self.position, window)
-        return scores.softmax(-1).matmul(values)
+        y = cache.rounded(scores.softmax(-1)).matmul(values)
+        return y.contiguous() if cache.rounds else y  # (rounded as one with the product, it would be none)
 
 
 class Part:

@@ -13,15 +13,22 @@ from manygrad import Tensor, nn
 
 KINDS = ("float32", "bfloat16", "float16", "int8")
 LARGEST = 127
+ROUNDED_ROWS = 32  # from which on a product takes less time of inputs that are rounded to the other's type
 
 
 class Room(nn.Module):
-    def __init__(self, pages: int, heads: int, page: int, size: int, kind: str = "float32"):
-        self.page = page  # tokens
+    def __init__(self, pages: int, heads: int, page: int, size: int, kind: str = "float32", rounds: bool = False):
+        self.page, self.rounds = page, rounds  # tokens; whether the model rounds what it multiplies
         self.values = nn.Buffer(Tensor.zeros(2, pages, heads, page, size, dtype=kind).contiguous(), persistent=False)
         self.scales = None
         if kind == "int8":
             self.scales = nn.Buffer(Tensor.zeros(2, pages, heads, page, 1).contiguous(), persistent=False)
+
+    def rounded(self, x: Tensor) -> Tensor:
+        """What is multiplied by what was read, float32, rounded to its type where the model rounds products' inputs and
+        x has many rows."""
+        rounds = self.rounds and self.values.dtype.is_half and x.shape[-2] >= ROUNDED_ROWS
+        return x.cast(self.values.dtype).contiguous().cast(x.dtype) if rounds else x
 
     def write(self, where: tuple[Any, ...], found: Tensor) -> None:
         """`found`, float32, to the elements at `where`, which leaves whole rows."""

@@ -81,8 +81,9 @@ def options() -> argparse.Namespace:
         "time; bfloat16 (--dtype bfloat16) rounds to that, and takes less time for prompts",
     )  # fmt: skip
     parser.add_argument(
-        "--cache-dtype", default="float32", choices=KINDS, help="of the keys and values of texts so far"
-    )
+        "--cache-dtype", choices=KINDS,
+        help="of the keys and values of texts so far (default: bfloat16 with --activations bfloat16, else float32)",
+    )  # fmt: skip
     args = parser.parse_args()
     for name, value in vars(args).items():
         least = 0 if name in ("port", "drain") or isinstance(value, float) else 1

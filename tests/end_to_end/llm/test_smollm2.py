@@ -69,6 +69,8 @@ def test_rounded_activations_find_the_same_tokens_likely(
     exact, _ = loaded
     rounding, _ = load(smollm2, dtype, activations)
     rounding.reserve(1, 256)
+    kept = rounding.layers[0].self_attn.cache.values.dtype.name
+    assert kept == ("bfloat16" if activations == "bfloat16" else "float32")
     Tensor.realize(*rounding.buffers())
     told = GOLDEN["prompts"][0]
     ids, first = told["ids"] + told["tokens"][:24], len(told["ids"])
