@@ -113,11 +113,12 @@ class CollectiveItem(ExecItem):
     def begin(self, vars: Vars) -> None:
         """Sends what may be sent while collectives before this one are carried out."""
         self.counter[0] += 1
-        self.exchange.begin(self.key, int(self.counter[0]) | variables_word(vars))
+        sequence = int(self.counter[0]) | variables_word(vars)
+        self.communication.spend(lambda: self.exchange.begin(self.key, sequence))
 
     def advance(self) -> None:
         """Goes on, after `begin`, as far as what has come allows."""
-        self.exchange.advance()
+        self.communication.spend(self.exchange.advance)
 
     def finish(self) -> None:
         """All else, until the results are there."""
@@ -127,9 +128,8 @@ class CollectiveItem(ExecItem):
 
     def _carry_out(self, calls: Callable[[], None]) -> None:
         start = time.perf_counter()
-        calls()
+        self.communication.spend(calls)
         end = time.perf_counter()
-        self.communication.spent(end - start)
         if DEBUG >= 2:
             nbytes = 2 * sum(b.nbytes for b in self.buffers)
             report(self.name, self.buffers[0].device.name, end - start, 0, nbytes, self.line)
@@ -138,9 +138,7 @@ class CollectiveItem(ExecItem):
 
     def settle(self) -> None:
         """Until all memory may be written again."""
-        start = time.perf_counter()
-        self.exchange.settle()
-        self.communication.spent(time.perf_counter() - start)
+        self.communication.spend(self.exchange.settle)
 
     def run_profiled(self, vars: Vars) -> None:
         self.run(vars)  # (told in `communicate`, also where that runs beside kernels)

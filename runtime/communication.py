@@ -6,6 +6,7 @@ A process alone has none of it: no endpoint, no launcher to ask.
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -51,6 +52,7 @@ class Communication:
     compared: dict[int, int] = field(default_factory=dict)  # plan -> the last round in which its values were compared
     checks: int = 0  # calls of `assert_equal`
     _lane: Lane | None = None
+    _spending: bool = False
 
     @property
     def entered(self) -> tuple[int, str]:
@@ -82,9 +84,18 @@ class Communication:
     def waited_s(self) -> float:
         return self.times.waited_s
 
-    def spent(self, seconds: float) -> None:
-        GlobalCounters.net_time_s += seconds
-        self.times.all_s += seconds
+    def spend(self, step: Callable[[], None]) -> None:
+        """Runs what communicates and counts its time. What runs in the waits of another step is in that one's time."""
+        if self._spending:
+            return step()
+        self._spending, start = True, time.perf_counter()
+        try:
+            step()
+        finally:
+            self._spending = False
+            seconds = time.perf_counter() - start
+            GlobalCounters.net_time_s += seconds
+            self.times.all_s += seconds
 
     def waited(self, seconds: float) -> None:
         """Of what was spent, with nothing else to do."""

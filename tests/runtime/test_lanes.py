@@ -381,3 +381,19 @@ def test_a_replay_sends_an_input_from_where_it_lies(
     ranks = json.loads((tmp_path / "run" / "report.json").read_text())["ranks"]
     assert all(r["collectives"] >= 9 and r["bytes_sent"] > 0 and r["collective_s"] >= 0 <= r["waited_s"] for r in ranks)
     assert f"launcher: {ranks[0]['collectives']} collectives a rank, up to 0.0 MB sent;" in capfd.readouterr().err
+
+
+def test_what_runs_in_the_waits_of_a_collective_is_in_its_time() -> None:
+    communication, inner = Communication(), 0.02
+
+    def step() -> None:
+        communication.spend(lambda: time.sleep(inner))
+
+    began = time.perf_counter()
+    communication.spend(step)
+    assert inner <= communication.time_s <= time.perf_counter() - began
+    with pytest.raises(ValueError):
+        communication.spend(lambda: [][:].index(0))
+    before = communication.time_s
+    step()
+    assert communication.time_s >= before + inner
