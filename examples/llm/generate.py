@@ -27,7 +27,9 @@ from manygrad import GlobalCounters, Tensor, nn, world
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="A language model goes on with a text, or answers with --chat.")
     parser.add_argument("--model", default="smollm2", help="a .gguf file, a folder with config.json, or smollm2")
-    parser.add_argument("--prompt", required=True, help="what to go on with, or to answer; - reads it from stdin")
+    parser.add_argument(
+        "--prompt", required=True, help="what to go on with, or to answer; - reads it from stdin (not under launcher)"
+    )
     parser.add_argument("--chat", action="store_true", help="the prompt is a message, in the model's chat template")
     parser.add_argument("--system", help="with --chat: a message before it that tells the model what it is")
     parser.add_argument("--tokens", type=int, default=64, help="at most so many")
@@ -69,6 +71,8 @@ def main() -> None:
         system = [{"role": "system", "content": args.system}] if args.system else []
         ids = tokenizer.chat([*system, {"role": "user", "content": text}]) if args.chat else tokenizer.encode(text)
         context = model.config.context
+        if not ids and args.prompt == "-" and world.size > 1:
+            raise ValueError("standard input does not reach the workers of a launcher: give the text with --prompt")
         if not ids:
             raise ValueError("the prompt is empty, and this model needs a token to go on from")
         if len(ids) + args.tokens > context:

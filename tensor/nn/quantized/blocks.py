@@ -5,7 +5,8 @@ which its bytes hold them: of two nibbles a byte (2, bytes). A sum over these di
 belongs to a whole block, its scale, is decoded once a block.
 
 q are small integers packed in bytes, d and m a scale and an offset in float16; the K formats have 8 or 16 groups a
-block whose own scales are integers, times the block's d (layouts: ggml's ggml-common.h).
+block whose own scales are integers, times the block's d (layouts: ggml's ggml-common.h). Of IQ4 and MXFP4 a nibble is
+the number of a value in a table.
 """
 
 from __future__ import annotations
@@ -165,6 +166,48 @@ def _q6_k(b: Tensor) -> Tensor:
     return (q.float() - 32) * (_groups(b[..., 192:208].bitcast(dtypes.int8), 2, 4, 2) * _half(b, 208, 4))
 
 
+# of IQ4_NL and IQ4_XS, closer together near 0, as weights are
+UNEVEN = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+# of MXFP4, twice those of a float of 4 bits (2 of exponent, 1 of mantissa): OCP Microscaling Formats (MX) 1.0
+FLOAT4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+
+
+def looked_up(q: Tensor, table: tuple[int, ...]) -> Tensor:
+    """The int8 of a table at each number, chosen bit by bit: a choice is made in registers, a table is read."""
+    found: list[Tensor] = [q.full_like(v & 255) for v in table]  # (as bytes)
+    bit = 0
+    while len(found) > 1:
+        is_set = (q >> bit & 1).ne(0)
+        found = [is_set._where(high, low) for low, high in zip(found[::2], found[1::2])]
+        bit += 1
+    return found[0].bitcast(dtypes.int8)
+
+
+def power_of_two(e: Tensor) -> Tensor:
+    """2**(e - 128) of a byte, half of MX's scale, as the values of its table are doubled: float32."""
+    e = e.cast(dtypes.uint32)
+    small = (e.ne(0)._where(2, 1) << 21).cast(dtypes.uint32)  # (no exponent is so small)
+    return (e < 2)._where(small, (e - 1) << 23).bitcast(dtypes.float32)
+
+
+def scales_of_six(b: Tensor) -> Tensor:
+    """Those of `iq4_xs`, of which the highest two bits stand apart: (..., 8) int8."""
+    low, high = (x.reshape(*b.shape[:-1], 8) for x in (parts(b, 4, 8, 4, 4), parts(b, 2, 4, 2, 2)))
+    return (low | high << 4).cast(dtypes.int8) - 32
+
+
+def _iq4_nl(b: Tensor) -> Tensor:
+    return looked_up(nibbles(b, 2), UNEVEN).float() * _half(b, 0, 2)
+
+
+def _iq4_xs(b: Tensor) -> Tensor:
+    return looked_up(parts(b, 8, 136, 8, 4), UNEVEN).float() * (_groups(scales_of_six(b), 8, 1) * _half(b, 0, 3))
+
+
+def _mxfp4(b: Tensor) -> Tensor:
+    return looked_up(nibbles(b, 1), FLOAT4).float() * power_of_two(b[..., 0]).reshape(*b.shape[:-1], 1, 1)
+
+
 FORMATS = (
     Block("q4_0", 2, 18, (2, 16), _q4_0),
     Block("q4_1", 3, 20, (2, 16), _q4_1),
@@ -176,6 +219,9 @@ FORMATS = (
     Block("q4_k", 12, 144, (4, 2, 32), _q4_k),
     Block("q5_k", 13, 176, (4, 2, 32), _q5_k),
     Block("q6_k", 14, 210, (2, 4, 2, 16), _q6_k),
+    Block("iq4_nl", 20, 18, (2, 16), _iq4_nl),
+    Block("iq4_xs", 23, 136, (8, 2, 16), _iq4_xs),
+    Block("mxfp4", 39, 17, (2, 16), _mxfp4),
 )
 BLOCKS = {f.number: f for f in FORMATS}
 NAMED = {f.name: f for f in FORMATS}

@@ -61,22 +61,52 @@ def _q4_1(x: np.ndarray) -> np.ndarray:
     return np.concatenate([_halves(d), _halves(low), _pairs(q.reshape(-1, 2, 16))], -1)
 
 
+def _with_fifths(q: np.ndarray) -> list[np.ndarray]:
+    """(n, 32) numbers below 32: their highest bits, 4 bytes, and the rest, 16."""
+    return [np.packbits(q >> 4, axis=-1, bitorder="little"), _pairs((q & 15).reshape(-1, 2, 16))]
+
+
+def _q5_0(x: np.ndarray) -> np.ndarray:
+    d = _extreme(x) / -16
+    q = np.trunc(x * _inverse(d) + 16.5).clip(0, 31).astype(np.uint8)
+    return np.concatenate([_halves(d), *_with_fifths(q)], -1)
+
+
+def _q5_1(x: np.ndarray) -> np.ndarray:
+    low = x.min(-1, keepdims=True)
+    d = (x.max(-1, keepdims=True) - low) / 31
+    q = np.trunc((x - low) * _inverse(d) + 0.5).clip(0, 31).astype(np.uint8)
+    return np.concatenate([_halves(d), _halves(low), *_with_fifths(q)], -1)
+
+
 def _sixths(x: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
     """(n, groups), none negative, as a float16 a row, (n, 1) in float32, times integers up to `most`."""
     d = (x.max(-1, keepdims=True) / most).astype(np.float16).astype(np.float32)
     return d, np.rint(x * _inverse(d)).clip(0, most)
 
 
-def _q4_k(x: np.ndarray) -> np.ndarray:
+def _in_eight_groups(x: np.ndarray, most: int) -> tuple[list[np.ndarray], np.ndarray]:
+    """The scales of a block of `q4_k` or `q5_k`, as it has them, and its numbers up to `most`, (n, 8, 32)."""
     groups = x.reshape(-1, 8, 32)
     low = np.minimum(groups.min(-1), 0)
-    d, scales = _sixths((groups.max(-1) - low) / 15, 63)
+    d, scales = _sixths((groups.max(-1) - low) / most, 63)
     m, offsets = _sixths(-low, 63)
     scale, offset = (d * scales)[..., None], (m * offsets)[..., None]
-    q = np.rint((groups + offset) * _inverse(scale)).clip(0, 15).astype(np.uint8)
+    q = np.rint((groups + offset) * _inverse(scale)).clip(0, most).astype(np.uint8)
     s, o = scales.astype(np.uint8), offsets.astype(np.uint8)
     packed = [s[:, :4] | s[:, 4:] >> 4 << 6, o[:, :4] | o[:, 4:] >> 4 << 6, s[:, 4:] & 15 | (o[:, 4:] & 15) << 4]
-    return np.concatenate([_halves(d), _halves(m), *packed, _pairs(q.reshape(-1, 4, 2, 32)).reshape(-1, 128)], -1)
+    return [_halves(d), _halves(m), *packed], q
+
+
+def _q4_k(x: np.ndarray) -> np.ndarray:
+    scales, q = _in_eight_groups(x, 15)
+    return np.concatenate([*scales, _pairs(q.reshape(-1, 4, 2, 32)).reshape(-1, 128)], -1)
+
+
+def _q5_k(x: np.ndarray) -> np.ndarray:
+    scales, q = _in_eight_groups(x, 31)
+    high = np.packbits(q >> 4, axis=1, bitorder="little")[:, 0]  # bit g of byte i is of number i of group g
+    return np.concatenate([*scales, high, _pairs((q & 15).reshape(-1, 4, 2, 32)).reshape(-1, 128)], -1)
 
 
 def _q6_k(x: np.ndarray) -> np.ndarray:
@@ -93,5 +123,6 @@ def _q6_k(x: np.ndarray) -> np.ndarray:
 
 
 ENCODERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "q8_0": _q8_0, "q4_0": _q4_0, "q4_1": _q4_1, "q4_k": _q4_k, "q6_k": _q6_k,
+    "q8_0": _q8_0, "q4_0": _q4_0, "q4_1": _q4_1, "q5_0": _q5_0, "q5_1": _q5_1, "q4_k": _q4_k, "q5_k": _q5_k,
+    "q6_k": _q6_k,
 }  # fmt: skip

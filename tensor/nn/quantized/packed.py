@@ -20,12 +20,17 @@ from manygrad.tensor.nn.module import Module
 from manygrad.tensor.nn.parameter import Buffer
 from manygrad.tensor.nn.quantized.activations import GROUP, Rounded
 from manygrad.tensor.nn.quantized.blocks import (
+    FLOAT4,
     NAMED,
+    UNEVEN,
     fifth_bits,
     half_bits,
+    looked_up,
     nibbles,
     parts,
+    power_of_two,
     scales_and_offsets,
+    scales_of_six,
     sixteen_scales,
 )
 from manygrad.tensor.tensor import Tensor
@@ -82,6 +87,11 @@ def _q6_k(b: Tensor) -> Tensor:
     return low.reshape(*b.shape[:-1], 2, 128) | high.reshape(*b.shape[:-1], 2, 128) << 4
 
 
+def _table(take: Take, table: tuple[int, ...]) -> Take:
+    """Values of a table, kept as bytes."""
+    return _flat(lambda b: looked_up(take(b), table).bitcast(dtypes.uint8) ^ 128)
+
+
 PACKINGS = {
     "q4_0": Packing((4,), _flat(lambda b: nibbles(b, 2)), (_d(0),), zero=8),
     "q4_1": Packing((4,), _flat(lambda b: nibbles(b, 4)), (_d(0),), (_d(2),)),
@@ -96,6 +106,9 @@ PACKINGS = {
     "q4_k": Packing((4,), _flat(lambda b: parts(b, 16, 144, 4, 4)), (_d(0), _six_bits(0)), (_minus(2), _six_bits(1))),
     "q5_k": Packing((4, 1), _flat(_q5_k), (_d(0), _six_bits(0)), (_minus(2), _six_bits(1))),
     "q6_k": Packing((4, 2), _flat(_q6_k), (_d(208), lambda b: b[..., 192:208].bitcast(dtypes.int8)), zero=32),
+    "iq4_nl": Packing((8,), _table(lambda b: nibbles(b, 2), UNEVEN), (_d(0),), zero=128),
+    "iq4_xs": Packing((8,), _table(lambda b: parts(b, 8, 136, 8, 4), UNEVEN), (_d(0), scales_of_six), zero=128),
+    "mxfp4": Packing((8,), _table(lambda b: nibbles(b, 1), FLOAT4), (lambda b: power_of_two(b[..., :1]),), zero=128),
 }  # fmt: skip
 
 

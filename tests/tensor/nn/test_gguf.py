@@ -25,7 +25,11 @@ SCALES = {
     "Q4_K": (0, 2),
     "Q5_K": (0, 2),
     "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+    "MXFP4": (),
 }
+EXPONENTS = {"MXFP4": (0, 120, 134)}  # at a byte: from, to
 
 
 def blocks(name: str, rows: int, columns: int) -> np.ndarray:
@@ -34,6 +38,9 @@ def blocks(name: str, rows: int, columns: int) -> np.ndarray:
     raw = RNG.integers(0, 256, (rows, columns // size, nbytes)).astype(np.uint8)
     for at in SCALES[name]:
         raw[..., at : at + 2] = RNG.standard_normal((rows, columns // size, 1)).astype(np.float16).view(np.uint8)
+    if name in EXPONENTS:
+        at, low, high = EXPONENTS[name]
+        raw[..., at] = RNG.integers(low, high, raw.shape[:2])
     return raw.reshape(rows, -1)
 
 

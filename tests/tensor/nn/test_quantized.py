@@ -15,7 +15,16 @@ from tests.tensor.nn.test_gguf import blocks
 
 RNG = np.random.default_rng(0)
 # of standard normal weights: the root of the mean square error; what docs/inference.md says
-ERRORS = {"q8_0": 0.006, "q6_k": 0.02, "q4_k": 0.085, "q4_1": 0.085, "q4_0": 0.095}
+ERRORS = {
+    "q8_0": 0.006,
+    "q6_k": 0.02,
+    "q5_k": 0.042,
+    "q5_1": 0.042,
+    "q5_0": 0.048,
+    "q4_k": 0.085,
+    "q4_1": 0.085,
+    "q4_0": 0.095,
+}
 
 
 def weight(kind: Block, rows: int, columns: int) -> tuple[nn.QuantizedWeight, np.ndarray]:
@@ -235,6 +244,16 @@ def test_what_does_not_fit_is_told() -> None:
 
 def test_bits_a_weight() -> None:
     assert {f.name: f.bits for f in FORMATS if f.name in ERRORS} == {
-        "q8_0": 8.5, "q6_k": 6.5625, "q4_k": 4.5, "q4_1": 5.0, "q4_0": 4.5,
+        "q8_0": 8.5, "q6_k": 6.5625, "q5_k": 5.5, "q5_1": 6.0, "q5_0": 5.5, "q4_k": 4.5, "q4_1": 5.0, "q4_0": 4.5,
     }  # fmt: skip
     assert all(math.prod(f.dims) == f.size in (32, 256) for f in FORMATS)
+
+
+def test_every_exponent_of_mxfp4() -> None:
+    """Also those of the smallest numbers, which have less of them, and of the largest."""
+    raw = np.full((256, 17), 0x21, np.uint8)
+    raw[:, 0] = np.arange(256)
+    w = nn.QuantizedWeight(Tensor(raw.reshape(256, 1, 17)), "mxfp4")
+    with np.errstate(over="ignore"):
+        want = gguf.dequantize(raw, gguf.GGMLQuantizationType.MXFP4)
+    np.testing.assert_array_equal(w.dequantize().numpy(), want)
