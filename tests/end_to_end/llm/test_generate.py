@@ -52,6 +52,8 @@ def test_two_nodes_write_the_same_text_once(folder: Path, tmp_path: Path, comman
         run = command(script, *options, "--", *given).wait()
         assert run.code == 0 and run.out == f"{prefix}EysyYJfY\n", run.out + run.err
         assert bool(re.search(r"tokens/s, \d+% of it waiting for other nodes", run.err)) == bool(prefix), run.err
+    run = command(script, "--nodes", "2", "--", *given[:-1], "-").wait()
+    assert run.code == 1 and "standard input does not reach the workers" in run.err, run.out + run.err
 
 
 def test_mistakes_are_told(folder: Path, tmp_path: Path) -> None:
