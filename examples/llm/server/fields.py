@@ -56,7 +56,7 @@ class Fields:
             return default
         # (a whole number may be larger than any float)
         if isinstance(x, bool) or not isinstance(x, (int, float)) or (isinstance(x, float) and not math.isfinite(x)):
-            raise self.wrong(name, f"a number is expected, not {kind(x)}")
+            raise self.wrong(name, f"a number is expected, not {x if isinstance(x, float) else kind(x)}")
         if not least <= x <= most or (above and x == least):
             told = f"{str(x)[:32]} lies outside {least}..{most}"
             raise self.wrong(name, told + (f", without {least}" if above else ""))
