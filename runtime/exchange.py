@@ -92,7 +92,7 @@ class Exchange:
             self._run(self.ahead)
 
     def advance(self) -> None:
-        """Goes on as far as what has come allows, between `begin` and `finish`: where all of it is between hosts."""
+        """Goes on between hosts as far as what has come allows, between `begin` and `finish`."""
         if self.reserved or self.expected:
             while self.done < self.settling and (ready := self.waits_for[self.done]) is not None and ready():
                 self._run(self.done + 1)
@@ -220,12 +220,15 @@ class Exchange:
         return kernel.name, lambda: kernel([handles[n] for n in at])
 
     def _ready(self, call: UOp) -> Callable[[], bool] | None:
-        """Says whether a step would wait for nobody now; None where that cannot be told."""
+        """Says whether a step may run now, before exchanges that began earlier have ended, and waits for nobody; None
+        where it may not, or that cannot be told: messages in shared memory keep their order."""
         what, *args = call.src
-        if what.op is Ops.SETTLE or (what.op is Ops.RECEIVE and what.arg.peer not in self.expected):
+        if what.op is Ops.SETTLE or (what.op is Ops.SEND and what.arg.peer not in self.reserved):
             return None
         if what.op is not Ops.RECEIVE:
             return _at_once
+        if what.arg.peer not in self.expected:
+            return None
         (peer, number, _), nbytes = what.arg, self.places[self.numbers[args[0]]].nbytes
         has_come = self._endpoint().has_come
         return lambda: has_come(peer, self.first_in[peer] + number, nbytes)
