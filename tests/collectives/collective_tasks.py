@@ -145,18 +145,32 @@ def late_writer(endpoint: Endpoint, count: int, timeout_s: float) -> int:
     return sum(int((b.copyout() != 7).sum()) for b in made)
 
 
-def begun_ahead(endpoint: Endpoint, counts: list[int], rounds: int) -> int:
+def move_apart(endpoint: Endpoint) -> None:
+    """WORKERS_A_HOST: so many neighbours share memory, as if the others were on other hosts."""
+    count, attach = int(os.environ.get("WORKERS_A_HOST", "0")), endpoint._attach
+
+    def attached(peer: int, card: dict[str, Any]) -> Any:
+        if count and peer // count != endpoint.rank // count:
+            raise OSError("it is on another host")
+        return attach(peer, card)
+
+    endpoint._attach = attached  # type: ignore[method-assign]
+
+
+def begun_ahead(endpoint: Endpoint, counts: list[int], rounds: int, algorithm: str = "direct", group: int = 1) -> int:
     """Sums of these lengths, again and again, each of which this rank begins before or after some before it are
     finished, goes on with while it waits for those, and settles before or after the one after it is, as it likes; how
     many elements came wrong."""
     rng, n, wrong = np.random.default_rng(endpoint.rank), endpoint.size, 0
     made = []
     for count in counts:
-        body = lower(build("direct", Collective("all_reduce", n, count), [endpoint.rank]), to_dtype("int32"), range(n),
-                     {endpoint.rank: "CPU:0"}, endpoint.piece_nbytes)  # fmt: skip
+        program = build(algorithm, Collective("all_reduce", n, count, group=group), [endpoint.rank])
+        body = lower(program, to_dtype("int32"), range(n), {endpoint.rank: "CPU:0"}, endpoint.piece_nbytes)
+        temps = [buffer_at(endpoint, t.size, t.dtype) for t in body.temps]
         out, given = (buffer_at(endpoint, count, to_dtype("int32")) for _ in range(2))
-        made.append((Exchange(body.linear, [out, given], 1, endpoint), out, given))
-    assert any(exchange.ahead for exchange, _, _ in made)
+        made.append((Exchange(body.linear, [out, given, *temps], 1, endpoint), out, given))
+    apart = set(endpoint.routes.values()) == {"zmq"}
+    assert not apart or any(exchange.ahead for exchange, _, _ in made)
     went_on = 0
     for sequence in range(rounds):
         began = settled = 0
@@ -177,7 +191,7 @@ def begun_ahead(endpoint: Endpoint, counts: list[int], rounds: int) -> int:
         endpoint.meanwhile = lambda: None
         for exchange, _, _ in made[settled:]:
             exchange.settle()
-    assert not endpoint._outstanding and went_on
+    assert not endpoint._outstanding and (went_on or not apart)
     return wrong
 
 

@@ -31,6 +31,7 @@ endpoint = None
 try:
     name, args, rank, size, options = hear()
     endpoint = Endpoint(rank, size, "test", 3, arena_bytes=1 << 28, **options)
+    collective_tasks.move_apart(endpoint)
     say("card", endpoint.card())
     endpoint.connect(hear(), 20)
     say("result", getattr(collective_tasks, name)(endpoint, *args))

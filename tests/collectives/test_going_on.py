@@ -1,4 +1,4 @@
-"""How far a collective goes before those that began earlier have ended, on an endpoint that notes what is asked of it."""
+"""How far a collective goes before those that began earlier have ended, on an endpoint that notes what it is asked."""
 
 from __future__ import annotations
 
