@@ -120,13 +120,16 @@ class Mail:
             done.set()
         return Ticket(peer, n, key)
 
-    def receive(self, peer: int, key: MessageKey, nbytes: int, dtype: str) -> Borrowed:
+    def receive(self, peer: int, key: MessageKey, nbytes: int, dtype: str, number: int | None = None) -> Borrowed:
+        assert number is None, "messages keep their order here"
         found, kind, data, done = self.boxes[peer, self.rank].get(timeout=20)
         assert (found, kind, data.nbytes) == (key, dtype, nbytes), (found, kind, data.nbytes, key, dtype, nbytes)
         return Borrowed(data.ctypes.data, nbytes, lambda held=data: done.set())
 
-    def receive_into(self, peer: int, key: MessageKey, addr: int, nbytes: int, dtype: str) -> None:
-        with self.receive(peer, key, nbytes, dtype) as got:
+    def receive_into(
+        self, peer: int, key: MessageKey, addr: int, nbytes: int, dtype: str, number: int | None = None
+    ) -> None:
+        with self.receive(peer, key, nbytes, dtype, number) as got:
             bytes_at(addr, nbytes)[:] = bytes_at(got.addr, nbytes)
 
     def settle(self, ticket: Ticket) -> None:
