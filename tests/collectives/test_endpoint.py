@@ -151,7 +151,7 @@ def test_an_exchange_begins_before_the_one_before_it_is_finished(ranks: int) -> 
 def test_an_exchange_goes_on_between_hosts_and_waits_its_turn_on_its_own(algorithm: str, group: int) -> None:
     """Two hosts of two workers each."""
     counts = [64, 900, 3_000_000, 4, 700_000, 2_000_000]
-    found = results(run_workers(4, "begun_ahead", (counts, 20, algorithm, group), env={"WORKERS_A_HOST": "2"}))
+    found = results(run_workers(4, "begun_ahead", (counts, 8, algorithm, group), env={"WORKERS_A_HOST": "2"}))
     assert found == [0] * 4
 
 
