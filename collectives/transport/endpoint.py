@@ -400,6 +400,7 @@ class Endpoint:
     ) -> Borrowed:
         hub = self._hub
         number = self.expect(link.peer, 1) if expected is None else expected
+        link.asking.add(number)
         hub.post(link, nbytes)
         place = None if addr is None or not nbytes else bytes_at(addr, nbytes)
         pooled: Block | None = None
@@ -426,6 +427,7 @@ class Endpoint:
             if message.arrived < nbytes or (nbytes == 0 and not message.seen):
                 return None
             del link.incoming[number]
+            link.asking.discard(number)
             hub.pay(link)
             if pooled is not None:
                 full = pooled

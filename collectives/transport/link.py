@@ -85,6 +85,7 @@ class ZmqLink:
         self.sent, self.granted = 0, WINDOW  # cumulative bytes out, and how many the peer allows
         self.taken, self.told, self.arrived = 0, WINDOW, 0  # cumulative bytes asked for, granted, and come in
         self.incoming: dict[int, Incoming] = {}
+        self.asking = set[int]()  # numbers of messages that are waited for
         # numbers of messages that have come whole: all below, and these, with their bytes
         self.whole_below, self.whole = 0, dict[int, int]()
         # messages that the peer can be told of, that all below have come, and has not been; and their bytes

@@ -244,7 +244,7 @@ class ZmqHub:
     def pay(self, link: ZmqLink, all: bool = False) -> None:
         """Tells the peer what has arrived, where it waits for that: in the middle of a stream that is waited for not
         every message, and of those that it has copied or sealed only every `OWED`, or with `all` and `urgent`."""
-        waited_for = link.urgent and (all or not any(n < link.in_number for n in link.incoming))
+        waited_for = link.urgent and (all or link.asking.isdisjoint(link.incoming))
         if link.owed >= OWED or link.owed_nbytes >= OWED_NBYTES or (link.owed and waited_for):
             self._reply(link, wire.ACK)
 
