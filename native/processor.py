@@ -5,7 +5,9 @@ Nothing else asks for these; what follows from them for generated code is in the
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 import time
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -16,6 +18,8 @@ import llvmlite.binding as llvm
 ALIASES = {"arm64": "aarch64", "amd64": "x86_64"}  # other names of an architecture
 SECOND_LEVEL_BYTES = 1 << 20  # of a cache, where the system does not tell
 COUNTED_FOR_S = 0.1
+# of Linux on x86_64: arch_prctl, ARCH_REQ_XCOMP_PERM, and the state of AMX's registers
+ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,15 @@ class Processor:
 def processor() -> Processor:
     """This machine's."""
     return Processor(llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
+
+
+@cache
+def matrix_unit() -> bool:
+    """Has the system let this process use AMX's registers, in all its threads, and says whether it does: on Linux a
+    process asks for their 8 KiB of state."""
+    if sys.platform != "linux" or processor().architecture != "x86_64":
+        return False
+    return bool(ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA) == 0)
 
 
 def llvm_version() -> tuple[int, ...]:

@@ -144,6 +144,9 @@ WIDE_TIME = 0.3
 # positions: of two loops side by side by the accumulators there are, for vectors along the reduction [gemm.py, NT of
 # few columns; b89f62e]
 DOT_TILES = {24: (8, 3), 16: (4, 4), 0: (3, 3)}
+# times: that what an instruction of a matrix unit adds up may be less than it could; else vectors are used
+# [inference.py, decoded]
+MATRIX_SHARE = 2
 # vectors: of a block of quantised weights that is written out, at most [inference.py]
 BLOCK_VECTORS = 32
 

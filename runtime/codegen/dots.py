@@ -39,13 +39,15 @@ class Dot(NamedTuple):
     """An instruction that adds the products of what four bytes hold of type `left` by the same of type `right` to an
     int32 or float32, in vectors of `vector_bytes`; as the arg of a CUSTOM, one of the products, which may be added up
     by it. `words`: several instructions, by way of 16 bits; `most`: what is of type `left` is known not to be more than
-    that (of a machine's: must not be more)."""
+    that (of a machine's: must not be more). `rows`: of a matrix unit, which multiplies up to so many rows of one factor
+    by a vector's lanes of the other in one instruction, of each as much as a vector holds; 1: there is none."""
 
     left: DType
     right: DType
     vector_bytes: int
     words: bool = False
     most: int | None = None
+    rows: int = 1
 
     @property
     def terms(self) -> int:
@@ -153,8 +155,15 @@ def in_fours(u: UOp) -> bool:
 
 def along(load: UOp, r: UOp) -> bool:
     """Whether a LOAD reads one element after the other along `r`."""
+    return step_of(load, r) == 1
+
+
+def step_of(load: UOp, r: UOp) -> int | None:
+    """How many elements a LOAD moves on by with each iteration of `r`; None: not always by as many."""
     form = TileAnalysis({}, None, 1).affine(load.src[0].src[1], {})
-    return form is not None and {t.expr: c for t, c in form.terms}.get(r) == 1
+    if form is None or any(r in ranges_of(t.expr) for t, _ in form.terms if t.expr is not r):
+        return None
+    return {t.expr: c for t, c in form.terms}.get(r, 0)
 
 
 def cost_of_sum(y: UOp, u: UOp, last: UOp | None) -> int:

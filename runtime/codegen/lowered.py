@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 from manygrad.tensor.dtype import DType
 from manygrad.tensor.uop.ops import Ops
@@ -61,10 +61,27 @@ class Low(Enum):
     # as DOT, for a Dot of `words`; but a lane of c holds two int16, to each of which two of the four products are added
     DOT_WORDS = auto()
     SUM_WORDS = auto()  # src (a,): the sum of the two int16 that each lane holds: int32
+    # only where the machine has a matrix unit (`Dot.rows`); registers of it have numbers, and change nothing else:
+    MATRIX_SHAPES = auto()  # arg: of each register (rows, bytes of a row); all of them are 0 then
+    MATRIX_ZERO = auto()  # arg: a register
+    MATRIX_LOAD = auto()  # src (pointer, offset); arg a Square
+    MATRIX_STORE = auto()  # the same
+    MATRIX_DOT = auto()  # arg (sums, left, right, Dot): registers; `right` has a row for each group of a lane
     # only where the machine has it (`Machine.scales`):
     SCALE = auto()  # src (a, n): a * 2**floor(n), rounded once
     WITHIN = auto()  # src (a, b): a where |a| <= b, else b with the sign of a; b where a is NaN
     LOOKUP = auto()  # src (a,): the number of arg, a table of 32, that the lowest bits of a are
+
+
+class Square(NamedTuple):
+    """Memory of a matrix unit's register, from the pointer's element `constant` on: `rows` of `width` elements, `step`
+    elements apart."""
+
+    register: int
+    constant: int
+    step: int
+    rows: int
+    width: int
 
 
 @dataclass(eq=False, slots=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from manygrad.native.processor import Processor, cores, llvm_version, processor, second_level_cache_bytes
+from manygrad.native.processor import Processor, cores, llvm_version, matrix_unit, processor, second_level_cache_bytes
 from manygrad.runtime.codegen.dots import Dot
 from manygrad.runtime.codegen.target import Machine
 from manygrad.tensor.dtype import dtypes
 
 # a softmax over rows of 4 KiB is a tenth faster where its first pass asks for the next row, if memory is busy
 ZEN_BURST_BYTES = 4 << 10
+AMX_ROWS = 16
 AVX2_DOTS = (
     Dot(dtypes.uint8, dtypes.int8, 32, words=True, most=127),
     Dot(dtypes.uint8, dtypes.int8, 32, words=True),
@@ -50,9 +51,11 @@ def machine_of(p: Processor, cores: int) -> Machine:
 
 def dot_products(p: Processor) -> tuple[Dot, ...]:
     """The products of bytes that one instruction adds up, of AVX-512 VNNI, AVX-VNNI, or NEON, or a few of AVX2; and of
-    bfloat16: of AVX-512 BF16."""
+    bfloat16: of AVX-512 BF16, and of AMX where the system lets this process use it."""
     if p.has("avx512vnni", "avx512vl"):
-        halves = (Dot(dtypes.bfloat16, dtypes.bfloat16, 64),) if p.has("avx512bf16") and llvm_version()[0] >= 20 else ()
+        rows = AMX_ROWS if p.has("amx-tile", "amx-bf16") and matrix_unit() else 1
+        bf16 = p.has("avx512bf16") and llvm_version()[0] >= 20
+        halves = (Dot(dtypes.bfloat16, dtypes.bfloat16, 64, rows=rows),) if bf16 else ()
         return (Dot(dtypes.uint8, dtypes.int8, 64), *halves)
     if p.has("avxvnni"):
         return (Dot(dtypes.uint8, dtypes.int8, 32),)

@@ -7,9 +7,10 @@ after:   i < 0 or i >= size -> report, return;  the same for every lane of the m
 
 from __future__ import annotations
 
-from manygrad.runtime.codegen.lowered import Inst, Low, Program
+from manygrad.runtime.codegen.lowered import Inst, Low, Program, Square
 from manygrad.runtime.render.llvm import Printer
 from manygrad.runtime.render.text import splat, vector
+from manygrad.tensor.dtype import DType
 
 FAULT = """define internal void @fault(ptr %record, i64 %access, i64 %slot, i64 %index, i64 %size) noinline cold {
   %pair = cmpxchg ptr %record, i64 0, i64 %access acq_rel monotonic
@@ -40,9 +41,13 @@ class CheckedPrinter(Printer):
 
     def inst(self, x: Inst) -> str | None:
         if x.op is Low.LOAD:
-            self.check(x, x.src[0], x.src[1], x.src[2] if len(x.src) == 3 else None, x.lanes, 1)
+            self.check_all(x, x.dtype, x.src[2] if len(x.src) == 3 else None, x.lanes, 1)
         elif x.op in (Low.STORE, Low.STREAM):
-            self.check(x, x.src[0], x.src[1], x.src[3] if len(x.src) == 4 else None, x.src[2].lanes, 2)
+            self.check_all(x, x.src[2].dtype, x.src[3] if len(x.src) == 4 else None, x.src[2].lanes, 2)
+        elif x.op in (Low.MATRIX_LOAD, Low.MATRIX_STORE):
+            square: Square = x.arg
+            for element in (0, square.step * (square.rows - 1) + square.width - 1):
+                self.check(x.src[0], x.src[1], None, 1, 1 if x.op is Low.MATRIX_LOAD else 2, square.constant + element)
         found = super().inst(x)
         if x.op is Low.PARAM:
             at = self.let(f"getelementptr i64, ptr %buffers, i64 {self.program.slots + x.arg}")
@@ -50,17 +55,21 @@ class CheckedPrinter(Printer):
             self.sizes[x] = self.let(f"udiv i64 {nbytes}, {x.dtype.itemsize}")
         return found
 
-    def check(self, x: Inst, pointer: Inst, offset: Inst, guard: Inst | None, lanes: int, access: int) -> None:
+    def check_all(self, x: Inst, dtype: DType, guard: Inst | None, lanes: int, access: int) -> None:
+        """The access of `x`, of values of type `dtype`: groups of bytes are 4 elements."""
+        each_of = dtype.itemsize // x.src[0].dtype.itemsize
+        self.check(x.src[0], x.src[1], guard, lanes, access, x.arg + each_of - 1, each_of)
+
+    def check(
+        self, pointer: Inst, offset: Inst, guard: Inst | None, lanes: int, access: int, last: int, each_of: int = 1
+    ) -> None:
+        """The element `last` beyond `offset`, and those that are `each_of` further for each lane."""
         slot = pointer.arg if pointer.op is Low.PARAM else -1
         size = (
             self.sizes[pointer]
             if pointer.op is Low.PARAM
             else str((self.program.scratch_bytes - pointer.arg) // pointer.dtype.itemsize)
         )
-        each_of = (
-            x.dtype if access == 1 else x.src[2].dtype
-        ).itemsize // pointer.dtype.itemsize  # elements: groups of bytes are 4
-        last = x.arg + each_of - 1
         if lanes == 1:
             index = self.let(f"add i64 {self.names[offset]}, {last}")
             bad = self.let(f"icmp uge i64 {index}, {size}")

@@ -10,13 +10,16 @@ saturate.
 
 from __future__ import annotations
 
-from manygrad.runtime.codegen.lowered import Inst, Low, Program
+import struct
+
+from manygrad.runtime.codegen.lowered import Inst, Low, Program, Square
 from manygrad.runtime.render.registers import Registers
 from manygrad.runtime.render.text import ENTRY, literal, memory_type, scalar_type, splat, suffix, vector
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 
 SIGNATURE = "ptr noalias %buffers, ptr noalias %variables, i64 %begin, i64 %finish, ptr noalias %scratch"
+MATRIX_DOTS = {(dtypes.bfloat16, dtypes.bfloat16): "llvm.x86.tdpbf16ps"}
 ZEROS_BYTES = 1024  # what an invalid load reads instead
 
 
@@ -27,6 +30,7 @@ class Printer(Registers):
         self.entry: list[str] = []  # stack slots
         self.open: list[tuple[str, Inst, str]] = []  # (label, LOOP or IF, label of the block before)
         self.streamed = {x.src[0] for x in program.insts if x.op is Low.STREAM}
+        self.shapes: dict[tuple[tuple[int, int], ...], str] = {}  # of a matrix unit's registers -> their constant
         self.aligned: dict[Inst, str] = {}  # PARAM -> whether its address is a multiple of 64 bytes
 
     def run(self) -> str:
@@ -36,9 +40,11 @@ class Printer(Registers):
                 self.names[inst] = found
         zeros = f"@zeros = private unnamed_addr constant [{ZEROS_BYTES} x i8] zeroinitializer, align 64"
         last = ["  fence seq_cst"] if self.aligned else []  # stores past the caches are not ordered otherwise
+        if self.shapes:
+            self.call("llvm.x86.tilerelease", "void")
         body = "\n".join(["entry:", *self.entry, *self.lines, *last, "  ret void"])
         return "\n".join([
-            f"; {self.program.name}", zeros, *self.declared,
+            f"; {self.program.name}", zeros, *self.shapes.values(), *self.declared,
             f"define void @{ENTRY}({SIGNATURE}) #0 {{", body, "}",
             'attributes #0 = { nounwind "no-trapping-math"="true" "prefer-vector-width"="512" '
             '"min-legal-vector-width"="512" }', "",
@@ -113,6 +119,19 @@ class Printer(Registers):
             case Low.PREFETCH:
                 at = self.address(self.names[x.src[0]], x.src[1], x.arg, memory_type(x.src[0].dtype))
                 self.call("llvm.prefetch.p0", "void", f"ptr {at}", "i32 0", "i32 3", "i32 1")
+                return None
+            case Low.MATRIX_SHAPES:
+                self.shape_matrices(x)
+                return None
+            case Low.MATRIX_ZERO:
+                self.call("llvm.x86.tilezero", "void", f"i8 {x.arg}")
+                return None
+            case Low.MATRIX_LOAD | Low.MATRIX_STORE:
+                self.move_matrix(x)
+                return None
+            case Low.MATRIX_DOT:
+                *registers, dot = x.arg
+                self.call(MATRIX_DOTS[dot.left, dot.right], "void", *(f"i8 {r}" for r in registers))
                 return None
             case Low.ACC:
                 slot = "%" + self.fresh("acc")
@@ -231,6 +250,26 @@ class Printer(Registers):
         if x.dtype.is_bool:
             return self.let(f"icmp ne {t} {found}, {splat('0', e, n)}")
         return found
+
+    # *** matrices (AMX) ***
+
+    def shape_matrices(self, x: Inst) -> None:
+        if x.arg not in self.shapes:
+            name = f"@shapes.{len(self.shapes)}"
+            nbytes, rows = [0] * 16, [0] * 16
+            for register, (count, width) in enumerate(x.arg):
+                nbytes[register], rows[register] = width, count
+            held = bytes([1, *[0] * 15]) + struct.pack("<16H", *nbytes) + bytes(rows)
+            text = ", ".join(f"i8 {b}" for b in held)
+            self.shapes[x.arg] = f"{name} = private unnamed_addr constant [64 x i8] [{text}], align 64"
+        self.call("llvm.x86.ldtilecfg", "void", f"ptr @shapes.{list(self.shapes).index(x.arg)}")
+
+    def move_matrix(self, x: Inst) -> None:
+        pointer, offset = x.src
+        square: Square = x.arg
+        at = self.address(self.names[pointer], offset, square.constant, memory_type(pointer.dtype))
+        name = "llvm.x86.tileloadd64" if x.op is Low.MATRIX_LOAD else "llvm.x86.tilestored64"
+        self.call(name, "void", f"i8 {square.register}", f"ptr {at}", f"i64 {square.step * pointer.dtype.itemsize}")
 
     def store(self, x: Inst) -> None:
         pointer, offset, value = x.src[0], x.src[1], x.src[2]

@@ -7,6 +7,7 @@ the list so far, which gives the list with what it decides. What they weigh is i
     reductions  what is accumulated in lanes            vectors     which loop is vectorized
     conditions  what masks leave out                    tiles       what stands in registers at once
     operands    what can be packed                      packing     which operand stays in a cache
+    matrices    what a matrix unit multiplies
     blocks      how much runs before the next           memory      what is kept, prefetched, streamed
     threads     what is cut over the threads
 """
@@ -20,6 +21,7 @@ from typing import Concatenate, ParamSpec
 from manygrad.runtime.codegen.choose.blocks import sum_rows_in_turn
 from manygrad.runtime.codegen.choose.conditions import skip_masked, unroll_reduction, write_out_blocks
 from manygrad.runtime.codegen.choose.facts import Facts
+from manygrad.runtime.codegen.choose.matrices import fits_matrix_unit, lane_of_matrices, single_row, use_matrix_unit
 from manygrad.runtime.codegen.choose.memory import (
     limit_rows_of_tile,
     prefetch_rows,
@@ -76,6 +78,7 @@ DECISIONS: tuple[Callable[..., Opts], ...] = (
     tile_elementwise,
     tile_rows_and_vectors,
     pack_strided,
+    use_matrix_unit,
     read_columns_in_place,
     split_columns_over_threads,
     keep_rows_in_cache,
@@ -140,7 +143,7 @@ def decide(facts: Facts) -> Choice:
         return choice
     split = split_of(facts)
     choice.take(accumulate_in_lanes, split)
-    lane = cheapest_loop(facts, choice.opts, split)
+    lane = lane_of_matrices(facts, split) or cheapest_loop(facts, choice.opts, split)
     choice.take(vectorize_loop, lane)
     choice.take(use_dot_instructions, lane, split)
     choice.take(sum_exponentials_online, lane, split)
@@ -191,8 +194,12 @@ def decide_product(choice: Choice, main: UOp, lane: UOp, accumulators: int, shar
     facts = choice.facts
     choice.take(tile_rows_and_vectors, main, lane, accumulators)
     rows = rows_of(facts, choice.opts, main, lane)
-    product = product_of(facts, choice.opts, main, lane, rows)
-    if product is None:
+    product = product_of(facts, choice.opts, main, lane, rows) if rows else single_row(facts, choice.opts, main, lane)
+    if product is not None and fits_matrix_unit(facts, product):
+        choice.take(use_matrix_unit, product)
+        choice.take(keep_columns_in_cache, product)
+        return False
+    if product is None or not rows:
         choice.take(pack_strided, main, lane)
         if not rows:
             choice.take(sum_rows_in_turn, main, lane, sharing)

@@ -70,7 +70,7 @@ def part_done(main: UOp, lane: UOp, tiles: dict[UOp, int], vectors: int) -> tupl
 def unroll_reduction(facts: Facts, opts: Opts, main: UOp, lanes_along: frozenset[UOp], known: bool) -> Opts:
     """Short inner ranges of the main reduction (the taps of a filter) are written out, so that conditions and addresses
     are known. Where a tile knows its conditions (`known`), few more than those that they depend on: each is code for
-    every position. Not what is accumulated in lanes (`lanes_along`)."""
+    every position. Not what is accumulated in lanes (`lanes_along`), or is written out already."""
     area = math.prod(tile_of(opts, r) for r in facts.sig.loops if r in ranges_of(main))
     if chosen(opts, Vectorize) is not None:
         area //= facts.lanes
@@ -79,7 +79,9 @@ def unroll_reduction(facts: Facts, opts: Opts, main: UOp, lanes_along: frozenset
     for r in short_inner_ranges(main, area):
         area *= r.src[0].arg
         decides = any(r in ranges_of(c) for c in tiled + phased)
-        if r in lanes_along or (tiled and area > cost.KNOWN_BODY and not decides):
+        if r in lanes_along or chosen(opts, Unroll, r.arg.id) is not None:
+            break
+        if tiled and area > cost.KNOWN_BODY and not decides:
             break
         opts = (*opts, Unroll(r.arg.id, r.src[0].arg))
     return opts

@@ -17,7 +17,7 @@ from manygrad.runtime.codegen.choose.operands import can_pack, rows_apart
 from manygrad.runtime.codegen.choose.vectors import product_time
 from manygrad.runtime.codegen.describe import size_max, volume
 from manygrad.runtime.codegen.dots import is_dot
-from manygrad.runtime.codegen.opts import CacheRead, Opts, Prefetch, Tensorize
+from manygrad.runtime.codegen.opts import CacheRead, Matrix, Opts, Prefetch, Tensorize
 from manygrad.runtime.codegen.opts.opt import chosen
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
@@ -122,7 +122,7 @@ def keep_columns_in_cache(facts: Facts, opts: Opts, p: Product) -> Opts:
     halves = p.rows.dtype.is_half and not is_dot(p.main.src[0])
     # groups of rows that lie apart would be joined again and again
     groups = is_dot(p.main.src[0]) and facts.stride(p.rows.src[0], p.main.src[-1]) != 1
-    pack_rows = can_pack_rows(facts, opts, p) and (masked or halves or groups)
+    pack_rows = (masked or halves or groups) and can_pack_rows(facts, opts, p)
     row: Opts = (CacheRead(p.inner[-1].arg.id, slot(p.rows)),) if pack_rows else prefetched_rows(facts, opts, p)
     blocks = block_of_panels(facts, opts, p.main, p.lane) if not within else ()
     order = [*outer, p.lane, *within, *p.inner, *p.after]
@@ -152,7 +152,10 @@ def product_knows_conditions(facts: Facts, opts: Opts, p: Product) -> bool:
 
 def prefetched_rows(facts: Facts, opts: Opts, p: Product) -> tuple[Prefetch, ...]:
     """The next tile's rows are prefetched while this one's are read: each row is on other pages, where the processor
-    does not look ahead by itself. For tiles whose FMAs leave the load ports the time."""
+    does not look ahead by itself. For tiles whose FMAs leave the load ports the time; not for a matrix unit, which
+    loads rows in squares."""
+    if chosen(opts, Matrix) is not None:
+        return ()
     k, vectors = p.main.src[-1], tile_of(opts, p.lane) // facts.lanes
     rows = math.prod(tile_of(opts, r) for r in p.row_loops)
     plain = len(p.main.src) == 2 and not is_masked(p.rows) and facts.stride(p.rows.src[0], k) == 1

@@ -7,6 +7,7 @@ from manygrad.runtime.codegen.emit.emission import INDEX, Emission
 from manygrad.runtime.codegen.emit.values import sum_of_terms
 from manygrad.runtime.codegen.loops.local import Kept, Stage
 from manygrad.runtime.codegen.lowered import Inst, Low
+from manygrad.runtime.codegen.opts.matrix import matrices, matrix_rows
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
@@ -20,8 +21,22 @@ def held(e: Emission, u: UOp, position: Position) -> Inst | None:
         lanes = e.scope.lanes if again[1] is e.scope.lane else 1
         # in this block: the contents change with every tile of the loops around
         return e.emit(Low.LOAD, u.dtype, (pointer, offset), constant, lanes, here=True)
+    if u in e.local.matrices and u not in e.waiting and u not in e.running:
+        pointer, constant = matrix_sum_at(e, u, position)
+        return e.emit(Low.LOAD, u.dtype, (pointer, e.const(0)), constant, e.scope.lanes, here=True)
     stage = e.local.stages.get(u)
     return _packed(e, stage, position) if stage is not None and u in e.packed else None
+
+
+def matrix_sum_at(e: Emission, u: UOp, position: Position) -> tuple[Inst, int]:
+    """(pointer, constant) of a sum that came out of a matrix unit: square after square, those side by side first."""
+    dot, rows = u.src[0].arg, matrix_rows(e.nest, u)
+    lanes, (_, vectors) = dot.vector_bytes // u.dtype.itemsize, matrices(e.nest, u)
+    assert e.scope.lane is not None
+    row, vector = position.get(rows, 0) if rows is not None else 0, position.get(e.scope.lane, 0) // lanes
+    square = row // dot.rows * vectors + vector
+    pointer = e.emit(Low.SCRATCH, u.dtype, (), e.local.matrices[u])
+    return pointer, (square * dot.rows + row % dot.rows) * lanes
 
 
 def keep(e: Emission, u: UOp, position: Position, value: Inst) -> None:

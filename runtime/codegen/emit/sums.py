@@ -28,6 +28,7 @@ from manygrad.runtime.codegen.emit.dot_operands import dot_operand
 from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.indices import instruction
 from manygrad.runtime.codegen.emit.masks import apart, unless_masked
+from manygrad.runtime.codegen.emit.matrices import reduce_matrices
 from manygrad.runtime.codegen.emit.values import key, ragged_mask, value
 from manygrad.runtime.codegen.loops.tree import Reduce, Rest
 from manygrad.runtime.codegen.lowered import Inst, Low
@@ -52,6 +53,9 @@ class Accumulator:
 
 def reduce(e: Emission, node: Reduce, body: Callable[[], None]) -> None:
     """Accumulators around the loops of `body`, which has each tile added; then the results are known."""
+    if node.matrix:
+        reduce_matrices(e, node, body)
+        return
     with e.within(e.with_lanes(node.lanes)) if node.lanes != e.scope.vectors else nullcontext():
         sums = accumulators(e, node)
         e.adding.append(lambda: accumulate_tile(e, node, sums))

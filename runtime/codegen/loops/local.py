@@ -1,4 +1,5 @@
-"""What lies where in a thread's local memory: operands that are packed there, rows that are kept, sums that rest."""
+"""What lies where in a thread's local memory: operands that are packed there, rows that are kept, sums that rest, sums
+of a matrix unit."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from manygrad.runtime.codegen.keep import kept_bytes, kept_rows, kept_values, pi
 from manygrad.runtime.codegen.loops.index import Index
 from manygrad.runtime.codegen.loops.lanes import Kernel
 from manygrad.runtime.codegen.opts.cache_read import stage_rows, stage_sizes, staged_values, tiled_loops
+from manygrad.runtime.codegen.opts.matrix import matrices
 from manygrad.tensor.uop.uop import UOp
 
 HEADER_BYTES = 64  # where a thread keeps up to which index it has run the kernel (0: not yet), so what it holds packed
@@ -80,6 +82,7 @@ class Local:
         self.kept: dict[UOp, Kept] = {}  # expression along its reduce range
         self.again: dict[UOp, tuple[Kept, UOp]] = {}  # the same along another range, and that range
         self._sums: int | None = None
+        self.matrices: dict[UOp, int] = {}  # REDUCE -> where its sums lie that come out of a matrix unit, in bytes
         self.shared_bytes = 0
         self.shared: dict[UOp, Shared] = {}  # by what is read
         if kernel.nest.staged:
@@ -88,6 +91,10 @@ class Local:
             self._stage(kernel, r, slot)
         for r, again in kernel.nest.kept:
             self._keep(kernel, r, again)
+        for u in kernel.sig.reduces:
+            if kernel.nest.matrix in u.src[1:]:
+                rows, vectors = matrices(kernel.nest, u)
+                self.matrices[u] = self.reserve(rows * vectors * u.src[0].arg.rows * u.src[0].arg.vector_bytes)
 
     def reserve(self, nbytes: int) -> int:
         """Its offset in bytes."""

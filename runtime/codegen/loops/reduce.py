@@ -82,7 +82,7 @@ def reduction(t: Tiler, group: tuple[UOp, ...], around: Around, rest: Rest | Non
     body = _by_place(t.kernel, skipped, inner, _loops(t, ranges, inner, Accumulate()))
     across = max(t.kernel.nest.reduce_bound.get(r, 1) for r in ranges)
     words = rest is None and split is None and across == 1 and all(_in_words(t.kernel, u) for u in group)
-    return Reduce(group, lanes, split, skipped, body, rest, across, words)
+    return Reduce(group, lanes, split, skipped, body, rest, across, words, t.kernel.nest.matrix in ranges)
 
 
 def _in_words(kernel: Kernel, u: UOp) -> bool:

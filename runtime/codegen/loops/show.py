@@ -93,8 +93,8 @@ def _line(tree: Tree, node: Node, lanes: Lanes) -> str:
             rows = [k.offset_bytes for k in tree.local.kept.values() if {*k.owners} & {*node.group}]
             across = f", across {node.across} lanes" if node.across > 1 else ""
             keep = "".join(f", keeping what it reads in local[{at}..]" for at in rows)
-            words = " in 16 bits" if node.words else ""
-            return f"reduce {sums} over {over}{words}{lanes_of}{across}{rest}{keep}:"
+            how = " in 16 bits" if node.words else " in matrices" if node.matrix else ""
+            return f"reduce {sums} over {over}{how}{lanes_of}{across}{rest}{keep}:"
         case Accumulate():
             return "accumulate"
         case Online():

@@ -100,6 +100,11 @@ RULES: list[Rule] = [
         Reduce,
         lambda n, o: not n.words or (n.rest, n.split, n.across) == (None, None, 1),
     ),
+    (
+        "a matrix unit has whole sums of all that is read",
+        Reduce,
+        lambda n, o: not n.matrix or (n.rest, n.split, n.across, n.masks) == (None, None, 1, ()),
+    ),
     ("sums rest between blocks alone", Reduce, lambda n, o: n.rest is None or n.group[0].src[1] in o.blocks),
     ("the lanes of a sum are along one of its ranges", Reduce, lambda n, o: n.split in (None, *n.group[0].src[1:])),
     ("all is open that is added", Accumulate, lambda n, o: bool(o.reducing) and {*o.reducing} <= o.tiles),

@@ -157,7 +157,8 @@ class Reduce(Node):
     """REDUCEs over the same ranges, in accumulators for every position of the tiles around; `split`: the range of
     which neighbouring iterations go to lanes of their own; `masks`: under which conditions they read anything;
     `across`: so many work items have partial sums, which are combined after the body; `words`: the accumulators hold
-    two sums of 16 bits a lane, which are added up after the body."""
+    two sums of 16 bits a lane, which are added up after the body; `matrix`: a matrix unit has them, and
+    they lie in local memory after the body."""
 
     group: tuple[UOp, ...]
     lanes: Lanes
@@ -167,6 +168,7 @@ class Reduce(Node):
     rest: Rest | None = None
     across: int = 1
     words: bool = False
+    matrix: bool = False
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from manygrad.runtime.codegen.opts.block import Block
 from manygrad.runtime.codegen.opts.cache_read import CacheRead
 from manygrad.runtime.codegen.opts.compute_at import ComputeAt
 from manygrad.runtime.codegen.opts.kinds import KINDS, canonical, legal, loop_nest, named, neighbours, sums
+from manygrad.runtime.codegen.opts.matrix import Matrix
 from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.runtime.codegen.opts.nontemporal_store import NontemporalStore
 from manygrad.runtime.codegen.opts.online import Online
@@ -40,6 +41,7 @@ __all__ = [
     "CacheRead",
     "ComputeAt",
     "LoopNest",
+    "Matrix",
     "NontemporalStore",
     "Online",
     "Opt",

@@ -15,6 +15,7 @@ from manygrad.runtime.codegen.opts.cache_read import CacheRead
 from manygrad.runtime.codegen.opts.cache_shared import CacheShared
 from manygrad.runtime.codegen.opts.compute_at import ComputeAt
 from manygrad.runtime.codegen.opts.in_order import out_of_order
+from manygrad.runtime.codegen.opts.matrix import Matrix
 from manygrad.runtime.codegen.opts.nest import LoopNest, is_fixed
 from manygrad.runtime.codegen.opts.nontemporal_store import NontemporalStore
 from manygrad.runtime.codegen.opts.online import Online
@@ -33,8 +34,8 @@ from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
 
 KINDS: tuple[type[Opt], ...] = (
-    Reorder, Vectorize, RFactor, Tile, Unroll, Tensorize, Skip, CacheRead, Block, ReduceBlock, ComputeAt, Online,
-    Prefetch,
+    Reorder, Vectorize, RFactor, Tile, Unroll, Tensorize, Matrix, Skip, CacheRead, Block, ReduceBlock, ComputeAt,
+    Online, Prefetch,
     Align, NontemporalStore, Parallel, Bind, BindReduce, CacheShared,
 )  # fmt: skip
 _ORDER = {kind: i for i, kind in enumerate(KINDS)}
@@ -114,7 +115,8 @@ def neighbours(
 def sums(sig: Signature, opts: Sequence[Opt]) -> tuple[frozenset[tuple[int, ...]], ...]:
     """In which order each REDUCE is added up, as (range, lanes, iterations) of what matters: equal sums, equal bits.
 
-    That is its range with `rfactor` (and whether it is `online`, or has `tensorize` of floats), unless it runs along
+    That is its range with `rfactor` (and whether it is `online`, or has `tensorize` of floats, and in
+    tiles of what size a matrix unit takes those), unless it runs along
     the vectorized loop; and the unrolling of a range around one that is not written out whole, and of those inside of
     it: their iterations alternate with two of the outer range then. Of a range with `bind_reduce` its work items are a
     fourth number.
@@ -138,7 +140,7 @@ def sums(sig: Signature, opts: Sequence[Opt]) -> tuple[frozenset[tuple[int, ...]
             if any(one is r for one, _ in nest.online):
                 order.add((r.arg.id, -1, tile))
             if r in nest.dots and u.dtype.is_float:
-                order.add((r.arg.id, -nest.dots[r], 1))
+                order.add((r.arg.id, -nest.dots[r], tile if r is nest.matrix else 1))
             whole = whole and is_fixed(r) and tile >= r.src[0].arg
         found.append(frozenset(order))
     return tuple(found)

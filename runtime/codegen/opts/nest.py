@@ -27,6 +27,7 @@ class LoopNest:
     shared: tuple[tuple[UOp, int, int], ...] = ()  # (reduce range, argument, iterations of it that a group copies)
     reduce_block: tuple[UOp, int] | None = None
     dots: Mapping[UOp, int] = field(default_factory=dict)  # reduce range -> iterations in a lane
+    matrix: UOp | None = None  # the one of those along which a matrix unit adds up
     skipped: frozenset[UOp] = frozenset()  # reduce ranges
     staged: tuple[tuple[UOp, int], ...] = ()  # (loop, argument)
     kept: tuple[tuple[UOp, UOp], ...] = ()  # (reduce range, where the same is computed again)

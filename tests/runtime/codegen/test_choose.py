@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,7 @@ MACHINE = Machine(
     dots=(Dot(dtypes.uint8, dtypes.int8, 64),),
     burst_bytes=4 << 10,
 )
+AMX = replace(MACHINE, dots=(*MACHINE.dots, Dot(dtypes.bfloat16, dtypes.bfloat16, 64, rows=16)))
 
 
 def scatter() -> UOp:
@@ -141,6 +143,7 @@ KERNELS: dict[str, Callable[[], UOp]] = {
     "row by quantised matrix, few blocks": lambda: row_by_blocks(6),
     "rows of bytes by a packed matrix": lambda: packed_product(64, 16, 18),
     "product of bfloat16": lambda: gemm(256, 256, 256, dtype=dtypes.bfloat16),
+    "product of bfloat16 in matrices": lambda: gemm(256, 256, 256, "NT", dtypes.bfloat16),
     "product of bytes": lambda: bytes_product(256, 256, 256),
     "convolution": convolution,
     "columns with weights": columns_with_weights,
@@ -148,8 +151,12 @@ KERNELS: dict[str, Callable[[], UOp]] = {
 }
 
 
+def machine_for(name: str) -> Machine:
+    return AMX if "matrices" in name else MACHINE
+
+
 def text() -> str:
-    return "\n\n".join(f"{name}\n{explain(make(), MACHINE)}" for name, make in KERNELS.items()) + "\n"
+    return "\n\n".join(f"{name}\n{explain(make(), machine_for(name))}" for name, make in KERNELS.items()) + "\n"
 
 
 def test_the_choices_are_as_reviewed() -> None:
@@ -161,18 +168,19 @@ def test_every_decision_is_shown() -> None:
     shown = {line.split()[0] for line in GOLDEN.read_text().splitlines() if line}
     assert [d.__name__ for d in DECISIONS if d.__name__ not in shown] == []
     order = [d.__name__ for d in DECISIONS]
-    for make in KERNELS.values():
-        kernel = rewrite(make(), MACHINE)
-        made = [name for name, _ in decide(Facts(kernel.ast, MACHINE, kernel.written)).steps]
+    for kind, make in KERNELS.items():
+        kernel = rewrite(make(), machine_for(kind))
+        made = [name for name, _ in decide(Facts(kernel.ast, machine_for(kind), kernel.written)).steps]
         assert made == sorted(made, key=order.index)
 
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_what_is_chosen_is_what_is_checked_and_lowered(name: str) -> None:
-    kernel = rewrite(KERNELS[name](), MACHINE)
-    opts = choose(kernel.ast, MACHINE, kernel.written)
+    machine = machine_for(name)
+    kernel = rewrite(KERNELS[name](), machine)
+    opts = choose(kernel.ast, machine, kernel.written)
     assert legal(signature(kernel.ast), opts) is None
-    prepared = prepare(KERNELS[name](), MACHINE)
+    prepared = prepare(KERNELS[name](), machine)
     assert (prepared.ast, prepared.opts) == (kernel.ast, opts)
 
 

@@ -1,0 +1,74 @@
+"""What a matrix unit multiplies, where the machine has one."""
+
+from __future__ import annotations
+
+from manygrad.runtime.codegen import cost
+from manygrad.runtime.codegen.choose.facts import Facts, is_masked
+from manygrad.runtime.codegen.choose.operands import can_pack
+from manygrad.runtime.codegen.choose.packing import Product, loops_stored_closer
+from manygrad.runtime.codegen.choose.reductions import Split
+from manygrad.runtime.codegen.describe import size_max
+from manygrad.runtime.codegen.dots import is_dot, step_of
+from manygrad.runtime.codegen.opts import Matrix, Opts, Tile, Unroll
+from manygrad.runtime.codegen.opts.matrix import SQUARES, most_terms
+from manygrad.runtime.codegen.opts.nest import is_fixed
+from manygrad.runtime.codegen.opts.opt import without
+from manygrad.tensor.uop.ranges import ranges_of
+from manygrad.tensor.uop.uop import UOp
+
+
+def lane_of_matrices(facts: Facts, split: Split) -> UOp | None:
+    """The loop of a product with vectors along which a matrix unit reads the other factor as it lies, along the
+    reduction; if it may be either, that along which results are stored."""
+    main = facts.main
+    if main is None or main in split or not multiplies_matrices(facts, main):
+        return None
+    for r in sorted((r for r in facts.sig.loops if size_max(r) > 1), key=facts.stored_along, reverse=True):
+        others = [u for u in facts.loads_of[main] if r not in ranges_of(u)]
+        if len(others) == 1 and r in ranges_of(main) and step_of(others[0], main.src[-1]) == 1:
+            return r
+    return None
+
+
+def fits_matrix_unit(facts: Facts, p: Product) -> bool:
+    """Whether a product's rows lie as a matrix unit reads them, and it can take the reduction evenly. Not by how many
+    rows there are: a batch of any size, however it is cut, is added up in the same order."""
+    u, k = p.main, p.main.src[-1]
+    if not multiplies_matrices(facts, u) or is_masked(p.rows) or loops_stored_closer(facts, p):
+        return False
+    in_place = step_of(p.rows, k) == 1 and all(step_of(p.rows, r) for r in p.row_loops)
+    return len(p.row_loops) <= 1 and in_place and terms_at_once(u) * cost.MATRIX_SHARE >= most_terms(u.src[0].arg)
+
+
+def multiplies_matrices(facts: Facts, u: UOp) -> bool:
+    """Whether the machine has a matrix unit for the products that a REDUCE adds up over a range of a fixed size."""
+    unit = is_dot(u.src[0]) and u.src[0].arg.rows > 1
+    return unit and len(facts.sig.reduces) == 1 and len(u.src) == 2 and is_fixed(u.src[-1])
+
+
+def single_row(facts: Facts, opts: Opts, main: UOp, lane: UOp) -> Product | None:
+    """A product of one row, as of a batch of one."""
+    if not multiplies_matrices(facts, main):
+        return None
+    columns = [u for u in facts.loads_of[main] if lane in ranges_of(u)]
+    rows = [u for u in facts.loads_of[main] if lane not in ranges_of(u)]
+    if len(columns) != 1 or len(rows) != 1 or not can_pack(facts, opts, columns[0], main, lane):
+        return None
+    outer = [r for r in facts.sig.loops if r in ranges_of(main) and r is not lane]
+    after = [r for r in facts.sig.loops if r not in ranges_of(main)]
+    return Product(main, lane, [], columns[0], rows[0], [], outer, after)
+
+
+def use_matrix_unit(facts: Facts, opts: Opts, p: Product) -> Opts:
+    """Squares of rows by vectors of sums, two by two, so that each that is loaded is multiplied twice; as much of the
+    reduction as an instruction adds up."""
+    k, high, wide = p.main.src[-1], SQUARES * p.main.src[0].arg.rows, SQUARES * facts.lanes
+    columns = (Tile(p.lane.arg.id, wide),) if size_max(p.lane) > facts.lanes else ()
+    rows = [Tile(r.arg.id, min(high, size_max(r))) for r in p.row_loops]
+    return (*without(opts, Tile), *columns, *rows, Unroll(k.arg.id, terms_at_once(p.main)), Matrix(k.arg.id))
+
+
+def terms_at_once(u: UOp) -> int:
+    """Iterations of the reduction that an instruction adds up: the most that cut it evenly."""
+    size, dot = size_max(u.src[-1]), u.src[0].arg
+    return max((n for n in range(dot.terms, most_terms(dot) + 1, dot.terms) if size % n == 0), default=0)

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+from manygrad.runtime.codegen.describe import Signature
+from manygrad.runtime.codegen.dots import LANE_BYTES, Dot, is_dot, step_of
+from manygrad.runtime.codegen.opts.nest import LoopNest
+from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt, without
+from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.ranges import ranges_of
+from manygrad.tensor.uop.uop import UOp
+
+SQUARES = 2  # of each factor that a tile has at most, and so SQUARES**2 of sums: eight registers
+
+
+@dataclass(frozen=True, repr=False)
+class Matrix(RangeOpt):
+    """The products of a tile's rows by its vectors, along a tile of the reduction, are instructions of a matrix unit
+    (AMX): each adds those of 16 rows by a vector's lanes by as many groups of `tensorize`.
+
+    The kernel's one REDUCE over the range, which has no other; of the factors one is packed along the vectorized loop
+    (`cache_read`), the other lies contiguously along the reduction, its rows at a fixed distance. The range's tile cuts
+    it evenly.
+
+    before:  for k in 64 by 2: for i in 16: s[i] = dot(a[i, k:k+2], b[k:k+2, n:n+16], s[i])
+    after:   for k in 64 by 32: s[0:16] += a[0:16, k:k+32] @ b[k:k+32, n:n+16]           # matrix(k)
+    """
+
+    kind = "matrix"
+    changes_sums = True
+    needs_lane = True
+
+    @property
+    def unique(self) -> str:
+        return self.kind
+
+    def apply(self, nest: LoopNest, ranges: Mapping[int, UOp]) -> LoopNest:
+        return replace(nest, matrix=self.reduced(self.axis, ranges))
+
+    @classmethod
+    def illegal(cls, sig: Signature, mine: Sequence[Self], nest: LoopNest) -> str | None:
+        k = nest.matrix
+        if k is None:
+            return None
+        over = [u for u in sig.reduces if k in u.src[1:]]
+        if k not in nest.dots or len(over) != 1 or not is_dot(over[0].src[0]) or over[0].src[1:] != (k,):
+            return f"matrix({k.arg.id}): not of one sum of products over the range alone, tensorized"
+        (u,), dot = over, over[0].src[0].arg
+        if dot.rows == 1 or nest.lane not in ranges_of(u) or nest.lanes * LANE_BYTES != dot.vector_bytes:
+            return f"matrix({k.arg.id}): the machine has no such unit, or the vectors are not its"
+        if nest.reduce_block is not None or nest.reduce_lanes or nest.online or nest.kept or nest.bound:
+            return f"matrix({k.arg.id}): its sums do not rest, and are not cut"
+        if k.src[0].arg % nest.tile_of(k) or nest.tile_of(k) > most_terms(dot):
+            return f"matrix({k.arg.id}): the range's tile cuts it evenly, into at most {most_terms(dot)} iterations"
+        rows = [r for r in nest.loops if r is not nest.lane and r in ranges_of(u) and nest.tile_of(r) > 1]
+        if len(rows) > 1 or any(n > SQUARES for n in matrices(nest, u)):
+            return f"matrix({k.arg.id}): a tile is at most {SQUARES} squares high, of one loop, and {SQUARES} wide"
+        return _wrong_factors(nest, k, u, rows)
+
+    @classmethod
+    def of(cls, nest: LoopNest) -> list[Opt]:
+        return [] if nest.matrix is None else [Matrix(nest.matrix.arg.id)]
+
+    @classmethod
+    def neighbours(cls, search: Neighbourhood) -> Iterator[Opts]:
+        if search.sums:
+            yield without(search.opts, Matrix)
+            for r in search.nest.dots:
+                yield (*without(search.opts, Matrix), Matrix(r.arg.id))
+
+
+def _wrong_factors(nest: LoopNest, k: UOp, u: UOp, rows: list[UOp]) -> str | None:
+    """Why its factors are not as a matrix unit reads them."""
+    packed = {slot: loop for loop, slot in nest.staged}
+    columns = [s for s in u.src[0].src if nest.lane in ranges_of(s)]
+    others = [s for s in u.src[0].src if nest.lane not in ranges_of(s)]
+    if len(columns) != 1 or any(s.op is not Ops.LOAD for s in u.src[0].src):
+        return f"matrix({k.arg.id}): not one factor along the vectorized loop, and one beside it, each read as it is"
+    if packed.get(columns[0].src[0].src[0].arg) is not nest.lane or any(r in ranges_of(columns[0]) for r in rows):
+        return f"matrix({k.arg.id}): the factor along the vectorized loop is not packed at it, for all rows"
+    (other,) = others
+    if other.src[0].src[0].arg in packed or len(other.src[0].src) > 2 or step_of(other, k) != 1:
+        return f"matrix({k.arg.id}): the other factor is not read in place, one element after the other along the range"
+    if any(not step_of(other, r) for r in rows):
+        return f"matrix({k.arg.id}): the rows of the other factor are not at a fixed distance"
+    return None
+
+
+def most_terms(dot: Dot) -> int:
+    """Iterations of a reduction that one instruction adds up, at most."""
+    return dot.terms * dot.vector_bytes // LANE_BYTES
+
+
+def matrix_rows(nest: LoopNest, u: UOp) -> UOp | None:
+    """The loop whose tile is the rows of the sums `u`; None: there is one row."""
+    return next((r for r in nest.loops if r is not nest.lane and r in ranges_of(u) and nest.tile_of(r) > 1), None)
+
+
+def matrices(nest: LoopNest, u: UOp) -> tuple[int, int]:
+    """How many squares of sums a tile is high and wide."""
+    rows = matrix_rows(nest, u)
+    high = nest.tile_of(rows) if rows is not None else 1
+    assert nest.lane is not None
+    return -(-high // u.src[0].arg.rows), -(-max(nest.tile_of(nest.lane), nest.lanes) // nest.lanes)
