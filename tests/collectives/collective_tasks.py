@@ -145,18 +145,6 @@ def late_writer(endpoint: Endpoint, count: int, timeout_s: float) -> int:
     return sum(int((b.copyout() != 7).sum()) for b in made)
 
 
-def move_apart(endpoint: Endpoint) -> None:
-    """WORKERS_A_HOST: so many neighbours share memory, as if the others were on other hosts."""
-    count, attach = int(os.environ.get("WORKERS_A_HOST", "0")), endpoint._attach
-
-    def attached(peer: int, card: dict[str, Any]) -> Any:
-        if count and peer // count != endpoint.rank // count:
-            raise OSError("it is on another host")
-        return attach(peer, card)
-
-    endpoint._attach = attached  # type: ignore[method-assign]
-
-
 def begun_ahead(endpoint: Endpoint, counts: list[int], rounds: int, algorithm: str = "direct", group: int = 1) -> int:
     """Sums of these lengths, again and again, each of which this rank begins before or after some before it are
     finished, goes on with while it waits for those, and settles before or after the one after it is, as it likes; how

@@ -26,12 +26,11 @@ def say(kind, value):
 def hear():
     n, = struct.unpack("<Q", sys.stdin.buffer.read(8)); return pickle.loads(sys.stdin.buffer.read(n))
 import collective_tasks
-from manygrad.collectives.transport import Endpoint
+from apart import Apart
 endpoint = None
 try:
     name, args, rank, size, options = hear()
-    endpoint = Endpoint(rank, size, "test", 3, arena_bytes=1 << 28, **options)
-    collective_tasks.move_apart(endpoint)
+    endpoint = Apart(rank, size, "test", 3, arena_bytes=1 << 28, **options)
     say("card", endpoint.card())
     endpoint.connect(hear(), 20)
     say("result", getattr(collective_tasks, name)(endpoint, *args))

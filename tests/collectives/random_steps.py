@@ -2,6 +2,9 @@
 replayed, while now and then a rank is slow. All values are small integers, so that sums are exact.
 
     TRANSPORT=zmq python -m tests.collectives.random_steps --minutes 5 --nodes 3
+    python -m tests.collectives.random_steps --minutes 5 --nodes 4 --pairs
+
+`--pairs`: two and two share memory, between them there is ZeroMQ.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ import numpy as np
 
 from manygrad import Tensor, TinyJit, values_may_differ, world
 from manygrad.launcher.api import launch
+from manygrad.launcher.job import REAL_ENDPOINT
 
+PAIRS = "tests.collectives.apart:Pairs"
 SIZES = (1, 7, 64, 1000, 16 << 10, 100_003, 1 << 18, 1 << 20, 3 << 20)
 
 
@@ -83,8 +88,10 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1)
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--pairs", action="store_true")
     args = parser.parse_args()
-    found = launch(partial(steps, 1 << 30, 60 * args.minutes, args.seed), nodes=args.nodes)
+    endpoint = PAIRS if args.pairs else REAL_ENDPOINT
+    found = launch(partial(steps, 1 << 30, 60 * args.minutes, args.seed), nodes=args.nodes, endpoint=endpoint)
     print(f"{found[0]} sums on {args.nodes} workers, all right (seed {args.seed})")
 
 

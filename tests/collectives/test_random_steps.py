@@ -7,11 +7,15 @@ from functools import partial
 import pytest
 
 from manygrad.launcher.api import launch
-from tests.collectives.random_steps import steps
+from manygrad.launcher.job import REAL_ENDPOINT
+from tests.collectives.random_steps import PAIRS, steps
 
 
-@pytest.mark.parametrize("nodes, transport", [(3, "zmq"), (2, "shm")])
+@pytest.mark.parametrize("nodes, transport", [(3, "zmq"), (2, "shm"), (4, "pairs")])
 def test_random_steps_are_right(nodes: int, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRANSPORT", transport)
-    found = launch(partial(steps, 8, 600.0, 17), nodes=nodes)
+    """`pairs`: two and two share memory, with ZeroMQ between them."""
+    if transport != "pairs":
+        monkeypatch.setenv("TRANSPORT", transport)
+    endpoint = PAIRS if transport == "pairs" else REAL_ENDPOINT
+    found = launch(partial(steps, 8, 600.0, 17), nodes=nodes, endpoint=endpoint)
     assert found[0] >= 8 and len(set(found)) == 1
