@@ -195,7 +195,7 @@ def decide_product(choice: Choice, main: UOp, lane: UOp, accumulators: int, shar
     choice.take(tile_rows_and_vectors, main, lane, accumulators)
     rows = rows_of(facts, choice.opts, main, lane)
     product = product_of(facts, choice.opts, main, lane, rows) if rows else single_row(facts, choice.opts, main, lane)
-    if product is not None and fits_matrix_unit(facts, product):
+    if product is not None and fits_matrix_unit(facts, choice.opts, product):
         choice.take(use_matrix_unit, product)
         choice.take(keep_columns_in_cache, product)
         return False

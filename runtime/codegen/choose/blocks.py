@@ -15,9 +15,9 @@ from manygrad.runtime.codegen.choose.facts import (
 from manygrad.runtime.codegen.choose.operands import panel_overflows
 from manygrad.runtime.codegen.describe import size_max, volume
 from manygrad.runtime.codegen.dots import is_total
-from manygrad.runtime.codegen.opts import Block, Opts, ReduceBlock, Tile
+from manygrad.runtime.codegen.opts import Block, Opts, ReduceBlock, Tensorize, Tile
 from manygrad.runtime.codegen.opts.nest import is_fixed
-from manygrad.runtime.codegen.opts.opt import without
+from manygrad.runtime.codegen.opts.opt import chosen, without
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
@@ -27,10 +27,18 @@ def even(count: int, most: int) -> int:
     return -(-count // -(-count // most))
 
 
-def block(facts: Facts, opts: Opts, main: UOp, r: UOp, nbytes: int, wanted: int) -> Opts:
-    """About as many tiles of `r` as fit `nbytes`, at most those wanted, all blocks about the same."""
+def even_part(opts: Opts, k: UOp, most: int) -> int:
+    """The size of parts of a reduction of at most `most` iterations, all about the same, of whole groups where an
+    instruction adds up several."""
+    grouped = chosen(opts, Tensorize, k.arg.id)
+    terms = grouped.terms if grouped is not None else 1
+    return even(-(-size_max(k) // terms), max(1, most // terms)) * terms
+
+
+def block(facts: Facts, opts: Opts, main: UOp, r: UOp, nbytes: int, wanted: int, least: int = 0) -> Opts:
+    """About as many tiles of `r` as fit `nbytes`, or `least`, at most those wanted, all blocks about the same."""
     each = volume(frozenset(main.src[1:])) * tile_of(opts, r) * cost.ELEMENT_BYTES
-    most = min(nbytes // each, wanted)
+    most = min(max(nbytes // each, least), wanted)
     tiles = even(tiles_along(opts, r, size_max(r)), most) if most else 0
     fixed = facts.fixed_loops and ranges_of(main) >= frozenset(facts.sig.loops)
     if tiles < 2 or not fixed or sum(not is_total(u) for u in facts.sig.reduces) > 1:
@@ -45,19 +53,19 @@ def block_of_rows(facts: Facts, opts: Opts, main: UOp, r: UOp) -> Opts:
     return block(facts, opts, main, r, cost.resting_rows_bytes(facts.machine), wanted)
 
 
-def block_of_panels(facts: Facts, opts: Opts, main: UOp, lane: UOp) -> Opts:
-    """As many panels of columns as rest in the cache, a block for every core (none where the rows lie in it anyhow, and
-    what is stored would not, one by one); of a panel that is larger, as much of the reduction at a time."""
+def block_of_panels(facts: Facts, opts: Opts, main: UOp, lane: UOp, least: int = 0) -> Opts:
+    """As many panels of columns as rest in the cache, or `least`, a block for every core (none where the rows lie in it
+    anyhow, and what is stored would not, one by one); of a panel that is larger, as much of the reduction at a time."""
     nbytes, tile = cost.panel_bytes(facts.machine), tile_of(opts, lane)
     if any(is_total(u) and lane in ranges_of(u) for u in facts.sig.reduces):
         return ()  # a block would add it up for each tile of rows
     if panel_overflows(facts, main, tile):
         k, each = main.src[1], volume(frozenset(main.src[2:])) * tile * cost.ELEMENT_BYTES
-        return (Block(lane.arg.id, 1), ReduceBlock(k.arg.id, even(size_max(k), max(1, nbytes // each))))
+        return (Block(lane.arg.id, 1), ReduceBlock(k.arg.id, even_part(opts, k, nbytes // each)))
     rows = min(touched(u) for u in facts.loads_of[main] if lane not in ranges_of(u)) * cost.ELEMENT_BYTES
     if not facts.stored_along(lane) and rows <= cost.near_bytes(facts.machine):
         return ()
-    return block(facts, opts, main, lane, nbytes, -(-size_max(lane) // (tile * facts.machine.cores)))
+    return block(facts, opts, main, lane, nbytes, -(-size_max(lane) // (tile * facts.machine.cores)), least)
 
 
 def blocked_reduction(facts: Facts, opts: Opts, main: UOp, r: UOp, inside: list[UOp]) -> Opts:
@@ -74,7 +82,7 @@ def blocked_reduction(facts: Facts, opts: Opts, main: UOp, r: UOp, inside: list[
     if not fixed or size < cost.LEAST_BLOCK_ROWS or sums > machine.cache_bytes or short:
         return ()
     most = min(cost.BLOCK_TERMS, cost.block_elements(machine) // size) * size_max(k) // length
-    per = even(size_max(k), most) if most >= cost.LEAST_BLOCK_TERMS else 0
+    per = even_part(opts, k, most) if most >= cost.LEAST_BLOCK_TERMS else 0
     return (Block(r.arg.id, tiles), ReduceBlock(k.arg.id, per)) if 0 < per < size_max(k) else ()
 
 

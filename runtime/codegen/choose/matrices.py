@@ -5,7 +5,7 @@ from __future__ import annotations
 from manygrad.runtime.codegen import cost
 from manygrad.runtime.codegen.choose.facts import Facts, is_masked
 from manygrad.runtime.codegen.choose.operands import can_pack
-from manygrad.runtime.codegen.choose.packing import Product, loops_stored_closer
+from manygrad.runtime.codegen.choose.packing import Product, can_pack_rows, loops_stored_closer
 from manygrad.runtime.codegen.choose.reductions import Split
 from manygrad.runtime.codegen.describe import size_max
 from manygrad.runtime.codegen.dots import is_dot, step_of
@@ -19,25 +19,28 @@ from manygrad.tensor.uop.uop import UOp
 
 def lane_of_matrices(facts: Facts, split: Split) -> UOp | None:
     """The loop of a product with vectors along which a matrix unit reads the other factor as it lies, along the
-    reduction; if it may be either, that along which results are stored."""
+    reduction; if there is none, or it may be either, that along which results are stored."""
     main = facts.main
     if main is None or main in split or not multiplies_matrices(facts, main):
         return None
-    for r in sorted((r for r in facts.sig.loops if size_max(r) > 1), key=facts.stored_along, reverse=True):
-        others = [u for u in facts.loads_of[main] if r not in ranges_of(u)]
-        if len(others) == 1 and r in ranges_of(main) and step_of(others[0], main.src[-1]) == 1:
-            return r
-    return None
+    found = [r for r in facts.sig.loops if size_max(r) > 1 and r in ranges_of(main)]
+    others = {r: [u for u in facts.loads_of[main] if r not in ranges_of(u)] for r in found}
+    single = [r for r in sorted(found, key=facts.stored_along, reverse=True) if len(others[r]) == 1]
+    return next((r for r in single if step_of(others[r][0], main.src[-1]) == 1), next(iter(single), None))
 
 
-def fits_matrix_unit(facts: Facts, p: Product) -> bool:
-    """Whether a product's rows lie as a matrix unit reads them, and it can take the reduction evenly. Not by how many
-    rows there are: a batch of any size, however it is cut, is added up in the same order."""
+def fits_matrix_unit(facts: Facts, opts: Opts, p: Product) -> bool:
+    """Whether a product's rows lie as a matrix unit reads them, or can be packed so, and it can take the reduction
+    evenly. Not by how many rows there are: a batch of any size, however it is cut, is added up in the same order."""
     u, k = p.main, p.main.src[-1]
     if not multiplies_matrices(facts, u) or is_masked(p.rows) or loops_stored_closer(facts, p):
         return False
-    in_place = step_of(p.rows, k) == 1 and all(step_of(p.rows, r) for r in p.row_loops)
-    return len(p.row_loops) <= 1 and in_place and terms_at_once(u) * cost.MATRIX_SHARE >= most_terms(u.src[0].arg)
+    if len(p.row_loops) > 1 or terms_at_once(u) * cost.MATRIX_SHARE < most_terms(u.src[0].arg):
+        return False
+    if step_of(p.rows, k) == 1:
+        return all(step_of(p.rows, r) for r in p.row_loops)
+    turned = all(step_of(p.rows, r) == 1 and is_fixed(r) for r in p.row_loops)
+    return bool(p.row_loops) and turned and can_pack_rows(facts, opts, p)
 
 
 def multiplies_matrices(facts: Facts, u: UOp) -> bool:

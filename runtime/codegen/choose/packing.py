@@ -124,7 +124,8 @@ def keep_columns_in_cache(facts: Facts, opts: Opts, p: Product) -> Opts:
     groups = is_dot(p.main.src[0]) and facts.stride(p.rows.src[0], p.main.src[-1]) != 1
     pack_rows = (masked or halves or groups) and can_pack_rows(facts, opts, p)
     row: Opts = (CacheRead(p.inner[-1].arg.id, slot(p.rows)),) if pack_rows else prefetched_rows(facts, opts, p)
-    blocks = block_of_panels(facts, opts, p.main, p.lane) if not within else ()
+    least = cost.TURNED_PANELS if pack_rows and chosen(opts, Matrix) is not None else 0
+    blocks = block_of_panels(facts, opts, p.main, p.lane, least) if not within else ()
     order = [*outer, p.lane, *within, *p.inner, *p.after]
     return (*reordered(facts, opts, order), CacheRead(panel.arg.id, slot(p.columns)), *row, *blocks)
 

@@ -123,12 +123,17 @@ def _add(e: Emission, tile: _Squares) -> None:
 
 
 def _load_rows(e: Emission, tile: _Squares, load: UOp, i: int) -> None:
-    a = e.scope.analysis.affine(load.src[0].src[1], tile.position(e, i, 0))
-    step = 0 if tile.rows is None else step_of(load, tile.rows)
-    assert a is not None and step is not None
-    square = Square(tile.left(i), a.constant, step, tile.height_of(i), e.nest.tile_of(tile.u.src[1]))
-    src = argument(e, load.src[0].src[0]), sum_of_terms(e, a)
-    e.emit(Low.MATRIX_LOAD, dtypes.void, src, square, here=True)
+    if (stage := e.local.stages.get(load)) is not None:
+        pointer, offset, constant, _ = packed_at(e, stage, tile.position(e, i, 0))
+        step: int | None = stage.pitches[stage.loop]
+    else:
+        a = e.scope.analysis.affine(load.src[0].src[1], tile.position(e, i, 0))
+        assert a is not None
+        pointer, offset, constant = argument(e, load.src[0].src[0]), sum_of_terms(e, a), a.constant
+        step = 0 if tile.rows is None else step_of(load, tile.rows)
+    assert step is not None
+    square = Square(tile.left(i), constant, step, tile.height_of(i), e.nest.tile_of(tile.u.src[1]))
+    e.emit(Low.MATRIX_LOAD, dtypes.void, (pointer, offset), square, here=True)
 
 
 def _load_columns(e: Emission, tile: _Squares, load: UOp, j: int) -> None:

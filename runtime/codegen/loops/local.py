@@ -12,7 +12,8 @@ from manygrad.runtime.codegen.keep import kept_bytes, kept_rows, kept_values, pi
 from manygrad.runtime.codegen.loops.index import Index
 from manygrad.runtime.codegen.loops.lanes import Kernel
 from manygrad.runtime.codegen.opts.cache_read import stage_rows, stage_sizes, staged_values, tiled_loops
-from manygrad.runtime.codegen.opts.matrix import matrices
+from manygrad.runtime.codegen.opts.matrix import matrices, turned_rows
+from manygrad.runtime.codegen.target import LINE_BYTES
 from manygrad.tensor.uop.uop import UOp
 
 HEADER_BYTES = 64  # where a thread keeps up to which index it has run the kernel (0: not yet), so what it holds packed
@@ -23,7 +24,9 @@ class Stage:
     """A value packed into local memory at every tile of `loop`: element [i of `ranges`..., position in the tile].
 
     The position is that in the tiles of all loops up to `loop` on which the value depends, in nested order. Of a
-    blocked loop: [tile in the block, i of `ranges`..., position in the tile].
+    blocked loop: [tile in the block, i of `ranges`..., position in the tile]. `turned`: [position in the tile, i of the
+    one range], rows for a matrix unit, a cache line further apart than they are long, as many of them would meet in one
+    set of the first cache.
     """
 
     value: UOp
@@ -35,6 +38,7 @@ class Stage:
     blocked: tuple[UOp, int] | None
     pitches: Mapping[UOp, int]  # elements from one position in a loop's tile to the next
     offset_bytes: int
+    turned: bool
     grouped: UOp | None  # the one of `ranges` whose iterations are packed in groups, each as one element of their size
 
 
@@ -130,8 +134,11 @@ class Local:
             row = index_sum(tuple(steps.items()), 0)
             blocked = next(((r, c) for (r, c), n in zip(steps.items(), sizes) if n < r.src[0].arg), None)
             rows = stage_rows(nest, loop, sizes)
-            offset = self.reserve(rows * pitch // each * nest.block.get(loop, 1) * u.dtype.itemsize)
-            self.stages[u] = Stage(u, loop, ranges, row, rows, blocked, pitches, offset, grouped)
+            nbytes = rows * pitch // each * nest.block.get(loop, 1) * u.dtype.itemsize
+            if turned := any(turned_rows(nest, v, u) for v in kernel.sig.reduces):
+                pitches, row = {loop: rows + LINE_BYTES // u.dtype.itemsize}, ranges[0]
+                nbytes = nest.tile.get(loop, 1) * pitches[loop] * u.dtype.itemsize
+            self.stages[u] = Stage(u, loop, ranges, row, rows, blocked, pitches, self.reserve(nbytes), turned, grouped)
 
     def _keep(self, kernel: Kernel, r: UOp, again: UOp) -> None:
         sig, nest = kernel.sig, kernel.nest

@@ -21,8 +21,8 @@ class Matrix(RangeOpt):
     (AMX): each adds those of 16 rows by a vector's lanes by as many groups of `tensorize`.
 
     The kernel's one REDUCE over the range, which has no other; of the factors one is packed along the vectorized loop
-    (`cache_read`), the other lies contiguously along the reduction, its rows at a fixed distance. The range's tile cuts
-    it evenly.
+    (`cache_read`), the other lies contiguously along the reduction, its rows at a fixed distance, or is packed so along
+    them, one after the other. The range's tile cuts it evenly.
 
     before:  for k in 64 by 2: for i in 16: s[i] = dot(a[i, k:k+2], b[k:k+2, n:n+16], s[i])
     after:   for k in 64 by 32: s[0:16] += a[0:16, k:k+32] @ b[k:k+32, n:n+16]           # matrix(k)
@@ -81,10 +81,13 @@ def _wrong_factors(nest: LoopNest, k: UOp, u: UOp, rows: list[UOp]) -> str | Non
     if packed.get(columns[0].src[0].src[0].arg) is not nest.lane or any(r in ranges_of(columns[0]) for r in rows):
         return f"matrix({k.arg.id}): the factor along the vectorized loop is not packed at it, for all rows"
     (other,) = others
-    if other.src[0].src[0].arg in packed or len(other.src[0].src) > 2 or step_of(other, k) != 1:
-        return f"matrix({k.arg.id}): the other factor is not read in place, one element after the other along the range"
-    if any(not step_of(other, r) for r in rows):
-        return f"matrix({k.arg.id}): the rows of the other factor are not at a fixed distance"
+    if len(other.src[0].src) > 2:
+        return f"matrix({k.arg.id}): the other factor is read under a condition"
+    if (loop := packed.get(other.src[0].src[0].arg)) is not None:
+        if [loop] != rows or step_of(other, loop) != 1 or loop.src[0].op is not Ops.CONST:
+            return f"matrix({k.arg.id}): the other factor is not packed along its rows, of a fixed number side by side"
+    elif step_of(other, k) != 1 or any(not step_of(other, r) for r in rows):
+        return f"matrix({k.arg.id}): the other factor does not lie along the range, its rows at a fixed distance"
     return None
 
 
@@ -96,6 +99,12 @@ def most_terms(dot: Dot) -> int:
 def matrix_rows(nest: LoopNest, u: UOp) -> UOp | None:
     """The loop whose tile is the rows of the sums `u`; None: there is one row."""
     return next((r for r in nest.loops if r is not nest.lane and r in ranges_of(u) and nest.tile_of(r) > 1), None)
+
+
+def turned_rows(nest: LoopNest, u: UOp, value: UOp) -> bool:
+    """Whether `value`, which is packed, is the rows of the sums `u` of a matrix unit: they are packed one after the
+    other."""
+    return nest.matrix in u.src[1:] and value in u.src[0].src and nest.lane not in ranges_of(value)
 
 
 def matrices(nest: LoopNest, u: UOp) -> tuple[int, int]:

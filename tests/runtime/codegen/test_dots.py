@@ -220,6 +220,17 @@ def test_what_the_heuristic_makes_of_them() -> None:
     assert not any(o.kind == "tensorize" for o in without.opts) and len(signature(without.ast).reduces) == 1
 
 
+@pytest.mark.parametrize("dtype", [dtypes.bfloat16, dtypes.int8], ids=lambda d: d.name)
+@pytest.mark.parametrize("shape", [(576, 1536, 512), (2048, 2048, 2048), (96, 1000, 8190), (1536, 576, 511)], ids=str)
+def test_long_products_of_rows_that_lie_apart(shape: tuple[int, int, int], dtype: DType) -> None:
+    """They are cut into parts of whole groups. (Into parts of 103 iterations: it was said that the kernel cannot take
+    them, and it ran without any.)"""
+    m, n, k = shape
+    machine = Machine(64, 32, 1 << 20, cores=2, dots=(*X86, Dot(dtypes.bfloat16, dtypes.bfloat16, 64)))
+    ast = gemm(m, n, k, "TN", dtype) if dtype.is_float else bytes_product(m, n, k, "TN", (dtype, dtype))
+    assert {"tensorize", "cache_read"} <= {o.kind for o in prepare(ast, machine).opts}
+
+
 @pytest.mark.parametrize("shape", [(1, 70, 200), (33, 70, 200), (64, 64, 64), (5, 3, 17)], ids=str)
 def test_a_product_with_its_scale_is_one_exact_kernel(shape: tuple[int, int, int]) -> None:
     m, n, k = shape

@@ -16,6 +16,7 @@ from manygrad.runtime.codegen.dots import Dot, step_of
 from manygrad.runtime.codegen.loops.show import show
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.codegen.opts import (
+    Block,
     CacheRead,
     Matrix,
     Opts,
@@ -78,9 +79,24 @@ def test_by_the_pattern_alone_not_by_the_size_of_the_batch() -> None:
         assert all("matrix" in kinds(product(64, n, 64, layout)) for n in (5, 16, 50, 96))
     assert "matrix" in kinds(product(1, 96, 64, "NN"))
     assert {"rfactor"} <= kinds(product(1, 96, 64, "NT")) and "matrix" not in kinds(product(1, 96, 64, "NT"))
-    assert "matrix" not in kinds(product(64, 96, 64, "TN"))
-    # columns of the result side by side in vectors where it is the other factor that lies along the reduction
+    # rows of the result in vectors where it is the other factor that lies along the reduction
     assert {Vectorize(0, 16), Matrix(2)} <= set(prepare(product(64, 50, 64, "TT"), AMX).opts)
+
+
+def test_rows_that_lie_apart_along_the_reduction_are_packed_one_after_the_other() -> None:
+    """A gradient of weights: both factors are packed, in blocks of columns, so that rows are turned for several."""
+    prepared = prepare(product(512, 512, 1024, "TN"), AMX)
+    assert {CacheRead(0, 1), CacheRead(1, 2), Matrix(2), Block(1, 8)} <= set(prepared.opts)
+    assert "block" not in kinds(product(512, 512, 8192))  # rows that lie in place need none
+    (stage,) = (s for s in prepared.tree().local.stages.values() if s.turned)
+    assert stage.pitches == {stage.loop: 1024 + 32} and stage.row is stage.ranges[0]
+
+
+def test_not_the_product_of_a_matrix_by_itself() -> None:
+    """Whose one argument would have to be packed in two ways."""
+    i, j, r = loop(64, 0), loop(64, 1), red(64, 2)
+    a, b = (load(1, add(mul(r, 64), x), BF16).cast(dtypes.float32) for x in (i, j))
+    assert "matrix" not in kinds(sink(store(0, add(mul(i, 64), j), reduce(a.alu(Ops.MUL, b), r), i, j)))
 
 
 def test_not_without_a_unit_nor_of_other_types() -> None:
@@ -109,8 +125,8 @@ REFUSED: list[tuple[UOp, Opts, str]] = [
     (product(64, 64, 48), GOOD, "cuts it evenly"),
     (product(64, 64, 128), (*GOOD[:2], Unroll(2, 64), *GOOD[3:]), "into at most 32"),
     (product(64, 64, 64), (Vectorize(1, 8), *GOOD[1:]), "the vectors are not its"),
-    (product(64, 64, 64, "TN"), GOOD, "not read in place"),
-    (product(64, 64, 64), (*GOOD, CacheRead(0, 1)), "not read in place"),
+    (product(64, 64, 64, "TN"), GOOD, "does not lie along the range"),
+    (product(64, 64, 64), (*GOOD, CacheRead(0, 1)), "not packed along its rows"),
     (gemm(64, 64, 64, "NT"), GOOD, "tensorize"),
 ]
 
