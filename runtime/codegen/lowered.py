@@ -66,7 +66,8 @@ class Low(Enum):
     MATRIX_ZERO = auto()  # arg: a register
     MATRIX_LOAD = auto()  # src (pointer, offset); arg a Square
     MATRIX_STORE = auto()  # the same
-    MATRIX_DOT = auto()  # arg (sums, left, right, Dot): registers; `right` has a row for each group of a lane
+    # arg (sums, rows, columns, type of rows, of columns): registers; that of columns has a row for each group of a lane
+    MATRIX_DOT = auto()
     # only where the machine has it (`Machine.scales`):
     SCALE = auto()  # src (a, n): a * 2**floor(n), rounded once
     WITHIN = auto()  # src (a, b): a where |a| <= b, else b with the sign of a; b where a is NaN

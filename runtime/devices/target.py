@@ -49,14 +49,18 @@ def machine_of(p: Processor, cores: int) -> Machine:
     return Machine(vector, registers, cache_bytes, scales, cores, dots=dots, burst_bytes=burst)
 
 
+def _rows(p: Processor, feature: str) -> int:
+    """Of a matrix unit that multiplies such types."""
+    return AMX_ROWS if p.has("amx-tile", feature) and matrix_unit() else 1
+
+
 def dot_products(p: Processor) -> tuple[Dot, ...]:
     """The products of bytes that one instruction adds up, of AVX-512 VNNI, AVX-VNNI, or NEON, or a few of AVX2; and of
-    bfloat16: of AVX-512 BF16, and of AMX where the system lets this process use it."""
+    bfloat16: of AVX-512 BF16. Also of AMX, where the system lets this process use it."""
     if p.has("avx512vnni", "avx512vl"):
-        rows = AMX_ROWS if p.has("amx-tile", "amx-bf16") and matrix_unit() else 1
         bf16 = p.has("avx512bf16") and llvm_version()[0] >= 20
-        halves = (Dot(dtypes.bfloat16, dtypes.bfloat16, 64, rows=rows),) if bf16 else ()
-        return (Dot(dtypes.uint8, dtypes.int8, 64), *halves)
+        halves = (Dot(dtypes.bfloat16, dtypes.bfloat16, 64, rows=_rows(p, "amx-bf16")),) if bf16 else ()
+        return (Dot(dtypes.uint8, dtypes.int8, 64, rows=_rows(p, "amx-int8")), *halves)
     if p.has("avxvnni"):
         return (Dot(dtypes.uint8, dtypes.int8, 32),)
     if p.has("avx2"):

@@ -19,7 +19,11 @@ from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 
 SIGNATURE = "ptr noalias %buffers, ptr noalias %variables, i64 %begin, i64 %finish, ptr noalias %scratch"
-MATRIX_DOTS = {(dtypes.bfloat16, dtypes.bfloat16): "llvm.x86.tdpbf16ps"}
+MATRIX_DOTS = {  # rows, columns
+    (dtypes.bfloat16, dtypes.bfloat16): "llvm.x86.tdpbf16ps",
+    (dtypes.int8, dtypes.uint8): "llvm.x86.tdpbsud",
+    (dtypes.uint8, dtypes.int8): "llvm.x86.tdpbusd",
+}
 ZEROS_BYTES = 1024  # what an invalid load reads instead
 
 
@@ -130,8 +134,8 @@ class Printer(Registers):
                 self.move_matrix(x)
                 return None
             case Low.MATRIX_DOT:
-                *registers, dot = x.arg
-                self.call(MATRIX_DOTS[dot.left, dot.right], "void", *(f"i8 {r}" for r in registers))
+                *registers, rows, columns = x.arg
+                self.call(MATRIX_DOTS[rows, columns], "void", *(f"i8 {r}" for r in registers))
                 return None
             case Low.ACC:
                 slot = "%" + self.fresh("acc")

@@ -8,7 +8,7 @@ from manygrad.runtime.codegen.choose.operands import can_pack
 from manygrad.runtime.codegen.choose.packing import Product, can_pack_rows, loops_stored_closer
 from manygrad.runtime.codegen.choose.reductions import Split
 from manygrad.runtime.codegen.describe import size_max
-from manygrad.runtime.codegen.dots import is_dot, step_of
+from manygrad.runtime.codegen.dots import is_dot, is_total, step_of
 from manygrad.runtime.codegen.opts import Matrix, Opts, Tile, Unroll
 from manygrad.runtime.codegen.opts.matrix import SQUARES, most_terms
 from manygrad.runtime.codegen.opts.nest import is_fixed
@@ -33,20 +33,21 @@ def fits_matrix_unit(facts: Facts, opts: Opts, p: Product) -> bool:
     """Whether a product's rows lie as a matrix unit reads them, or can be packed so, and it can take the reduction
     evenly. Not by how many rows there are: a batch of any size, however it is cut, is added up in the same order."""
     u, k = p.main, p.main.src[-1]
-    if not multiplies_matrices(facts, u) or is_masked(p.rows) or loops_stored_closer(facts, p):
+    if not multiplies_matrices(facts, u) or is_masked(p.rows) or is_masked(p.columns) or loops_stored_closer(facts, p):
         return False
     if len(p.row_loops) > 1 or terms_at_once(u) * cost.MATRIX_SHARE < most_terms(u.src[0].arg):
         return False
     if step_of(p.rows, k) == 1:
-        return all(step_of(p.rows, r) for r in p.row_loops)
+        return p.rows in u.src[0].src and all(step_of(p.rows, r) for r in p.row_loops)
     turned = all(step_of(p.rows, r) == 1 and is_fixed(r) for r in p.row_loops)
     return bool(p.row_loops) and turned and can_pack_rows(facts, opts, p)
 
 
 def multiplies_matrices(facts: Facts, u: UOp) -> bool:
     """Whether the machine has a matrix unit for the products that a REDUCE adds up over a range of a fixed size."""
-    unit = is_dot(u.src[0]) and u.src[0].arg.rows > 1
-    return unit and len(facts.sig.reduces) == 1 and len(u.src) == 2 and is_fixed(u.src[-1])
+    unit = is_dot(u.src[0]) and u.src[0].arg.rows > 1 and not is_total(u)
+    alone = [v for v in facts.sig.reduces if not is_total(v)] == [u]
+    return unit and alone and len(u.src) == 2 and is_fixed(u.src[-1])
 
 
 def single_row(facts: Facts, opts: Opts, main: UOp, lane: UOp) -> Product | None:

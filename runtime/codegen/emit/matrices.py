@@ -119,7 +119,7 @@ def _add(e: Emission, tile: _Squares) -> None:
             if i == 0:
                 _load_columns(e, tile, columns, j)
             registers = tile.sums(i, j), tile.left(i), tile.right(j)
-            e.emit(Low.MATRIX_DOT, dtypes.void, (), (*registers, tile.dot), here=True)
+            e.emit(Low.MATRIX_DOT, dtypes.void, (), (*registers, rows.dtype, columns.dtype), here=True)
 
 
 def _load_rows(e: Emission, tile: _Squares, load: UOp, i: int) -> None:

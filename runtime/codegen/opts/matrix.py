@@ -6,7 +6,7 @@ from typing import Self
 
 from manygrad.runtime.codegen.describe import Signature
 from manygrad.runtime.codegen.dots import LANE_BYTES, Dot, is_dot, step_of
-from manygrad.runtime.codegen.opts.nest import LoopNest
+from manygrad.runtime.codegen.opts.nest import LoopNest, is_fixed
 from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt, without
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
@@ -50,7 +50,7 @@ class Matrix(RangeOpt):
         (u,), dot = over, over[0].src[0].arg
         if dot.rows == 1 or nest.lane not in ranges_of(u) or nest.lanes * LANE_BYTES != dot.vector_bytes:
             return f"matrix({k.arg.id}): the machine has no such unit, or the vectors are not its"
-        if nest.reduce_block is not None or nest.reduce_lanes or nest.online or nest.kept or nest.bound:
+        if nest.reduce_block is not None or k in nest.reduce_lanes or nest.online or nest.kept or nest.bound:
             return f"matrix({k.arg.id}): its sums do not rest, and are not cut"
         if k.src[0].arg % nest.tile_of(k) or nest.tile_of(k) > most_terms(dot):
             return f"matrix({k.arg.id}): the range's tile cuts it evenly, into at most {most_terms(dot)} iterations"
@@ -73,21 +73,23 @@ class Matrix(RangeOpt):
 
 def _wrong_factors(nest: LoopNest, k: UOp, u: UOp, rows: list[UOp]) -> str | None:
     """Why its factors are not as a matrix unit reads them."""
-    packed = {slot: loop for loop, slot in nest.staged}
+    packed, of = {slot: loop for loop, slot in nest.staged}, f"matrix({k.arg.id})"
     columns = [s for s in u.src[0].src if nest.lane in ranges_of(s)]
-    others = [s for s in u.src[0].src if nest.lane not in ranges_of(s)]
-    if len(columns) != 1 or any(s.op is not Ops.LOAD for s in u.src[0].src):
-        return f"matrix({k.arg.id}): not one factor along the vectorized loop, and one beside it, each read as it is"
-    if packed.get(columns[0].src[0].src[0].arg) is not nest.lane or any(r in ranges_of(columns[0]) for r in rows):
-        return f"matrix({k.arg.id}): the factor along the vectorized loop is not packed at it, for all rows"
-    (other,) = others
-    if len(other.src[0].src) > 2:
-        return f"matrix({k.arg.id}): the other factor is read under a condition"
-    if (loop := packed.get(other.src[0].src[0].arg)) is not None:
-        if [loop] != rows or step_of(other, loop) != 1 or loop.src[0].op is not Ops.CONST:
-            return f"matrix({k.arg.id}): the other factor is not packed along its rows, of a fixed number side by side"
-    elif step_of(other, k) != 1 or any(not step_of(other, r) for r in rows):
-        return f"matrix({k.arg.id}): the other factor does not lie along the range, its rows at a fixed distance"
+    if len(columns) != 1:
+        return f"{of}: not one factor along the vectorized loop, and one beside it"
+    loads = [
+        [v for v in s.toposort() if v.op is Ops.LOAD] for s in sorted(u.src[0].src, key=lambda s: s not in columns)
+    ]
+    if any(len(found) != 1 or len(found[0].src[0].src) > 2 for found in loads):
+        return f"{of}: a factor is not one value that is read, or is read under a condition"
+    ((column,), (row,)) = loads
+    if packed.get(column.src[0].src[0].arg) is not nest.lane or any(r in ranges_of(column) for r in rows):
+        return f"{of}: the factor along the vectorized loop is not packed at it, for all rows"
+    if (loop := packed.get(row.src[0].src[0].arg)) is not None:
+        if [loop] != rows or step_of(row, loop) != 1 or not is_fixed(loop):
+            return f"{of}: the other factor is not packed along its rows, of a fixed number side by side"
+    elif row not in u.src[0].src or step_of(row, k) != 1 or any(not step_of(row, r) for r in rows):
+        return f"{of}: the other factor does not lie along the range, its rows at a fixed distance"
     return None
 
 

@@ -1,5 +1,5 @@
-"""Products of bfloat16 on a matrix unit: what takes it, in which shapes, and that it adds up a row the same way
-whatever is beside it."""
+"""Products of bfloat16 and bytes on a matrix unit: what takes it, in which shapes, and that it adds up a row the
+same way whatever is beside it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.codegen.target import Machine
 from manygrad.runtime.devices.target import AMX_ROWS, dot_products, host_target
 from manygrad.runtime.render.llvm import render
-from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.dtype import dtypes, to_dtype
 from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
-from tests.runtime.codegen.kernels import add, gemm, load, loop, mul, red, reduce, run, sink, store
+from tests.runtime.codegen.kernels import add, bytes_product, gemm, load, loop, mul, red, reduce, run, sink, store
 
 BF16 = dtypes.bfloat16
 AMX = Machine(64, 32, 2 << 20, cores=2, dots=(Dot(BF16, BF16, 64, rows=AMX_ROWS),))
@@ -110,8 +110,27 @@ def test_the_unit_is_one_of_a_processor_that_has_it_and_a_system_that_lets_it_be
     features = "+avx512vnni,+avx512vl,+avx512bf16"
     plain = Processor("x86_64-unknown-linux-gnu", "znver4", features)
     assert [d.rows for d in dot_products(plain)] == [1, 1]
-    other = [d.rows for d in dot_products(Processor(plain.triple, "sapphirerapids", f"{features},+amx-tile,+amx-bf16"))]
-    assert other == [1, AMX_ROWS if matrix_unit() else 1]
+    there = AMX_ROWS if matrix_unit() else 1
+    for more, rows in (("bf16", [1, there]), ("int8", [there, 1])):
+        found = dot_products(Processor(plain.triple, "sapphirerapids", f"{features},+amx-tile,+amx-{more}"))
+        assert [d.rows for d in found] == rows
+
+
+BYTES_UNIT = Machine(64, 32, 2 << 20, cores=2, dots=(Dot(dtypes.uint8, dtypes.int8, 64, rows=AMX_ROWS),))
+
+
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("types", [("int8", "int8"), ("uint8", "int8"), ("uint8", "uint8")], ids=" ".join)
+def test_of_bytes_of_any_types(layout: str, types: tuple[str, str]) -> None:
+    """A factor that is moved by 128 is packed, and the other one's sum stands beside the product."""
+    ast = bytes_product(64, 96, 128, layout, (to_dtype(types[0]), to_dtype(types[1])))
+    assert {Tensorize(2, 4), Unroll(2, 64), Matrix(2)} <= set(prepare(ast, BYTES_UNIT).opts)
+
+
+def test_not_of_bytes_that_are_read_under_a_condition() -> None:
+    types = (dtypes.int8, dtypes.int8)
+    for m in (1, 64):
+        assert "matrix" not in kinds(bytes_product(m, 96, 128, "NT", types, padded=True), BYTES_UNIT)
 
 
 # *** what is refused ***
@@ -195,6 +214,22 @@ def test_code_for_it() -> None:
 
 
 # *** what it computes ***
+
+
+@needs_unit
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("types", [("int8", "int8"), ("int8", "uint8"), ("uint8", "uint8")], ids=" ".join)
+def test_bytes_are_exact_at_the_ends_of_their_types(layout: str, types: tuple[str, str]) -> None:
+    left, right = (to_dtype(t) for t in types)
+    rng = np.random.default_rng(0)
+    for m, n, k in ((64, 64, 64), (1, 40, 48), (17, 33, 200), (50, 129, 96)):
+        a, b = (rng.choice([d.min, d.max, 0, 1], s).astype(d.np) for d, s in ((left, (m, k)), (right, (k, n))))
+        given = [x.T.copy() if letter == "T" else x for x, letter in zip((a, b), layout)]
+        ast = bytes_product(m, n, k, layout, (left, right))
+        for checks in (0, 1):
+            with Context(CHECK_OOB=checks):
+                got = run(ast, [np.zeros((m, n), np.int32), *given], device="CPU")[0]
+            np.testing.assert_array_equal(got, a.astype(np.int32) @ b.astype(np.int32))
 
 
 @needs_unit
