@@ -8,7 +8,7 @@ from manygrad.runtime.codegen.choose.operands import can_pack
 from manygrad.runtime.codegen.choose.packing import Product, can_pack_rows, loops_stored_closer
 from manygrad.runtime.codegen.choose.reductions import Split
 from manygrad.runtime.codegen.describe import size_max
-from manygrad.runtime.codegen.dots import is_dot, is_total, step_of
+from manygrad.runtime.codegen.dots import LANE_BYTES, is_dot, is_total, step_of
 from manygrad.runtime.codegen.opts import Matrix, Opts, Tile, Unroll
 from manygrad.runtime.codegen.opts.matrix import SQUARES, most_terms
 from manygrad.runtime.codegen.opts.nest import is_fixed
@@ -19,11 +19,13 @@ from manygrad.tensor.uop.uop import UOp
 
 def lane_of_matrices(facts: Facts, split: Split) -> UOp | None:
     """The loop of a product with vectors along which a matrix unit reads the other factor as it lies, along the
-    reduction; if there is none, or it may be either, that along which results are stored."""
+    reduction; if there is none, or it may be either, that along which results are stored. Not one of those that are
+    accumulated in lanes of their own."""
     main = facts.main
     if main is None or main in split or not multiplies_matrices(facts, main):
         return None
-    found = [r for r in facts.sig.loops if size_max(r) > 1 and r in ranges_of(main)]
+    taken = {r for v in split for r in ranges_of(v)}
+    found = [r for r in facts.sig.loops if size_max(r) > 1 and r in ranges_of(main) and r not in taken]
     others = {r: [u for u in facts.loads_of[main] if r not in ranges_of(u)] for r in found}
     single = [r for r in sorted(found, key=facts.stored_along, reverse=True) if len(others[r]) == 1]
     return next((r for r in single if step_of(others[r][0], main.src[-1]) == 1), next(iter(single), None))
@@ -44,8 +46,10 @@ def fits_matrix_unit(facts: Facts, opts: Opts, p: Product) -> bool:
 
 
 def multiplies_matrices(facts: Facts, u: UOp) -> bool:
-    """Whether the machine has a matrix unit for the products that a REDUCE adds up over a range of a fixed size."""
+    """Whether the machine has a matrix unit for the products that a REDUCE adds up over a range of a fixed size. Its
+    vectors are the kernel's: not where something wider is computed."""
     unit = is_dot(u.src[0]) and u.src[0].arg.rows > 1 and not is_total(u)
+    unit = unit and facts.lanes * LANE_BYTES == u.src[0].arg.vector_bytes
     alone = [v for v in facts.sig.reduces if not is_total(v)] == [u]
     return unit and alone and len(u.src) == 2 and is_fixed(u.src[-1])
 

@@ -127,10 +127,28 @@ def test_of_bytes_of_any_types(layout: str, types: tuple[str, str]) -> None:
     assert {Tensorize(2, 4), Unroll(2, 64), Matrix(2)} <= set(prepare(ast, BYTES_UNIT).opts)
 
 
+def test_not_along_rows_whose_own_sum_has_lanes() -> None:
+    """Of every second byte by two rows of bytes, of which one is moved by 128, and the other one added up."""
+    j, r = loop(2, 0), red(16, 1)
+    a, b = load(1, mul(r, 2), dtypes.uint8), load(2, add(mul(j, 16), r), dtypes.uint8)
+    for x, y in ((a, b), (b, a)):
+        ast = sink(store(0, j, reduce(x.cast(dtypes.int32).alu(Ops.MUL, y.cast(dtypes.int32)), r), j))
+        assert "matrix" not in kinds(ast, BYTES_UNIT)
+
+
 def test_not_of_bytes_that_are_read_under_a_condition() -> None:
     types = (dtypes.int8, dtypes.int8)
     for m in (1, 64):
         assert "matrix" not in kinds(bytes_product(m, 96, 128, "NT", types, padded=True), BYTES_UNIT)
+
+
+def test_not_where_something_wider_is_computed() -> None:
+    """The sum of a product of bytes over its columns, in int64: vectors have half as many lanes."""
+    i, j, r = loop(64, 0), loop(96, 1), red(128, 2)
+    a, b = load(1, add(mul(i, 128), r), dtypes.int8), load(2, add(mul(r, 96), j), dtypes.int8)
+    total = reduce(a.cast(dtypes.int32).alu(Ops.MUL, b.cast(dtypes.int32)), r).cast(dtypes.int64)
+    ast = sink(store(0, add(mul(i, 96), j), total, i, j))
+    assert "matrix" not in kinds(ast, BYTES_UNIT) and "tensorize" in kinds(ast, BYTES_UNIT)
 
 
 # *** what is refused ***
