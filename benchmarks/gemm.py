@@ -111,6 +111,7 @@ def cases(kinds: list[str], sizes: list[int]) -> Iterator[Case]:
                 for layout in ("NN", "NT")
             )
             yield from (Case((n, n, n), layout, stored="i8") for layout in ("NN", "NT"))
+            yield from (Case(s, "TN", stored="bf16") for s in ((n, n, n), (n, n, 8 * n)))
 
 
 def ours(case: Case, arrays: list[np.ndarray]) -> tuple[Run, Run]:

@@ -45,9 +45,9 @@ COUNT = """
 import socket, sys
 back = 0
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+    s.settimeout(float(sys.argv[3]))
     for _ in range(int(sys.argv[2])):
         s.sendto(b"datagram", (sys.argv[1], 5000))
-        s.settimeout(0.02)
         try:
             back += s.recv(100) == b"datagram"
         except TimeoutError:
@@ -80,12 +80,12 @@ class Receiver:
         """How long so many bytes take from host 0."""
         return float(self._ask(SEND, nbytes))
 
-    def echoed(self, count: int) -> int:
-        """How many datagrams of so many come back to host 0."""
-        return int(self._ask(COUNT, count))
+    def echoed(self, count: int, timeout_s: float) -> int:
+        """How many datagrams of so many come back to host 0, each waited for so long."""
+        return int(self._ask(COUNT, count, timeout_s))
 
-    def _ask(self, program: str, number: int) -> str:
-        command = python(self.hosts, 0, program, self.hosts.addresses[1], str(number))
+    def _ask(self, program: str, *numbers: float) -> str:
+        command = python(self.hosts, 0, program, self.hosts.addresses[1], *map(str, numbers))
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -114,9 +114,11 @@ def test_a_link_carries_what_its_limit_says(limited: int) -> None:
 def test_a_link_loses_packets() -> None:
     """Datagrams, as nothing asks for them again: TCP gives up a connection whose first packets are lost too often."""
     with hosts(2) as h, Receiver(h, ECHO) as r:
-        assert r.echoed(1) == 1, "the hosts know each other's addresses now, so that none of ARP's packets is missed"
+        assert r.echoed(1, timeout_s=20) == 1, (
+            "the hosts know each other's addresses now, so that none of ARP's packets is missed"
+        )
         h.limit(0, loss=0.2)
-        assert 300 < r.echoed(600) < 468  # of 600 * 0.8 * 0.8 = 384, seven standard deviations or more
+        assert 300 < r.echoed(600, timeout_s=0.05) < 468  # of 600 * 0.8 * 0.8 = 384, seven standard deviations or more
         assert lost(h, h.names[0], "eth0") > 0 and lost(h, h.switch, "port0") > 0
 
 

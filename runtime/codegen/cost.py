@@ -145,10 +145,10 @@ WIDE_TIME = 0.3
 # few columns; b89f62e]
 DOT_TILES = {24: (8, 3), 16: (4, 4), 0: (3, 3)}
 # times: that what an instruction of a matrix unit adds up may be less than it could; else vectors are used
-# [inference.py, decoded]
+# [no benchmark]
 MATRIX_SHARE = 2
 # panels: of columns, at least, for which rows are turned once, for a matrix unit; they may rest in the third cache
-# [gemm.py, TN --dtype bfloat16]
+# [gemm.py, TN of bfloat16]
 TURNED_PANELS = 8
 # vectors: of a block of quantised weights that is written out, at most [inference.py]
 BLOCK_VECTORS = 32

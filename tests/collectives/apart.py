@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from manygrad.collectives.transport.endpoint import Endpoint
@@ -21,4 +22,10 @@ class Apart(Endpoint):
 
 
 class Pairs(Apart):
+    """Of more than two workers."""
+
     workers_a_host = 2
+
+    def connect(self, cards: Sequence[dict[str, Any]], deadline_s: float = 30.0) -> None:
+        super().connect(cards, deadline_s)
+        assert {*self.routes.values()} == {"shm", "zmq"}, self.routes

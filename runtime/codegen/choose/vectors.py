@@ -20,8 +20,8 @@ from manygrad.tensor.uop.uop import UOp
 def vectorize_loop(facts: Facts, opts: Opts, lane: UOp | None) -> Opts:
     """The loop with the cheapest accesses runs in vectors: of the main reduction, where an operand that is not
     contiguous along the loop is worth packing; of a product for a matrix unit the one beside which it reads the other
-    operand as it lies. None where one element at a time is as fast, or reductions are
-    accumulated in lanes of their own."""
+    operand as it lies. None where one element at a time is as fast, or reductions are accumulated in lanes of their
+    own."""
     return opts if lane is None else (*opts, Vectorize(lane.arg.id, facts.lanes))
 
 

@@ -115,11 +115,10 @@ def neighbours(
 def sums(sig: Signature, opts: Sequence[Opt]) -> tuple[frozenset[tuple[int, ...]], ...]:
     """In which order each REDUCE is added up, as (range, lanes, iterations) of what matters: equal sums, equal bits.
 
-    That is its range with `rfactor` (and whether it is `online`, or has `tensorize` of floats, and in
-    tiles of what size a matrix unit takes those), unless it runs along
-    the vectorized loop; and the unrolling of a range around one that is not written out whole, and of those inside of
-    it: their iterations alternate with two of the outer range then. Of a range with `bind_reduce` its work items are a
-    fourth number.
+    That is its range with `rfactor` (and whether it is `online`, or has `tensorize` of floats, and in tiles of what
+    size a matrix unit takes those), unless it runs along the vectorized loop; and the unrolling of a range around one
+    that is not written out whole, and of those inside of it: their iterations alternate with two of the outer range
+    then. Of a range with `bind_reduce` its work items are a fourth number.
     """
     nest = loop_nest(sig, opts)
     found = []

@@ -86,8 +86,8 @@ def _wrong_factors(nest: LoopNest, k: UOp, u: UOp, rows: list[UOp]) -> str | Non
     if packed.get(column.src[0].src[0].arg) is not nest.lane or any(r in ranges_of(column) for r in rows):
         return f"{of}: the factor along the vectorized loop is not packed at it, for all rows"
     if (loop := packed.get(row.src[0].src[0].arg)) is not None:
-        if [loop] != rows or step_of(row, loop) != 1 or not is_fixed(loop):
-            return f"{of}: the other factor is not packed along its rows, of a fixed number side by side"
+        if [loop] != rows or step_of(row, loop) != 1 or not is_fixed(loop) or loop in nest.block:
+            return f"{of}: the other factor is not packed along its rows, of a fixed number side by side, tile by tile"
     elif row not in u.src[0].src or step_of(row, k) != 1 or any(not step_of(row, r) for r in rows):
         return f"{of}: the other factor does not lie along the range, its rows at a fixed distance"
     return None

@@ -164,6 +164,7 @@ REFUSED: list[tuple[UOp, Opts, str]] = [
     (product(64, 64, 64), (Vectorize(1, 8), *GOOD[1:]), "the vectors are not its"),
     (product(64, 64, 64, "TN"), GOOD, "does not lie along the range"),
     (product(64, 64, 64), (*GOOD, CacheRead(0, 1)), "not packed along its rows"),
+    (product(64, 64, 64, "TN"), (*GOOD, Tile(0, 16), CacheRead(0, 1), Block(0, 2)), "tile by tile"),
     (gemm(64, 64, 64, "NT"), GOOD, "tensorize"),
 ]
 
