@@ -42,6 +42,8 @@ from manygrad.tensor.storage import LIVE, PENDING, TensorSet, assignments, is_st
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import BufferSpec, Ops, UOp, standing_on
 from manygrad.tensor.uop.rewrite import substitute
+from manygrad.tensor.uop.show import text_of_index
+from manygrad.tensor.uop.symbolic import evaluate
 from manygrad.tensor.uop.views import memory
 
 T = TypeVar("T")
@@ -86,7 +88,29 @@ def _signature(t: Tensor) -> tuple[Any, ...]:
 
 def _binds(t: Tensor) -> list[UOp]:
     """The variables with their values in the shape of `t`."""
-    return [u for d in t.shape if isinstance(d, UOp) for u in d.toposort() if u.op is Ops.BIND]
+    return [u for d in t.shape if isinstance(d, UOp) for u in _binds_of(d)]
+
+
+def _binds_of(u: UOp) -> list[UOp]:
+    """The variables with their values in a size or an index."""
+    return [u] if u.op is Ops.BIND else [x for x in u.toposort() if x.op is Ops.BIND]
+
+
+def _number(u: UOp, values: dict[str, int]) -> int:
+    """What an expression is with other values of its variables."""
+    return evaluate(substitute(u, {b: b.src[0] for b in _binds_of(u)}), values)
+
+
+def _bound_values(binds: Iterable[UOp]) -> dict[str, int]:
+    """The value of each variable by its name."""
+    found: dict[str, int] = {}
+    for b in binds:
+        name, value = b.src[0].arg.name, b.src[1].arg
+        if found.setdefault(name, value) != value:
+            raise JitError(
+                f"the variable {name!r} is bound to {found[name]} and to {value} in one call; give them two names"
+            )
+    return found
 
 
 def _with_dims(t: Tensor, values: dict[str, int]) -> Tensor:
@@ -176,6 +200,7 @@ class TinyJit(Generic[T]):
         self.rebound: list[Tensor] = []  # results that have
         self.assigned = TensorSet()  # by the first call
         self.constants: list[tuple[str, Any]] = []
+        self.numbers: list[tuple[str, UOp]] = []  # arguments made of variables
         self.result: Any = None
         # what the last replay read in place, if its arguments were tensors, all of them read so, and nothing else
         self.last: list[weakref.ref[UOp]] | None = None
@@ -269,9 +294,10 @@ class TinyJit(Generic[T]):
         _walk(args, "argument", tensors, variables, constants)
         if kwargs:
             _walk(kwargs, "argument", tensors, variables, constants)
-        var_vals = {v.src[0].arg.name: v.src[1].arg for _, v in variables if v.op is Ops.BIND} if variables else {}
+        binds = [b for _, v in variables for b in _binds_of(v)]
         if self.symbolic or self.calls < 2:
-            var_vals |= {v.src[0].arg.name: v.src[1].arg for _, t in tensors for v in _binds(t)}
+            binds += [b for _, t in tensors for b in _binds(t)]
+        var_vals = _bound_values(binds) if binds else {}
         outside = [*PENDING.mine(), *[t for _, t in tensors if t.uop.op is not Ops.BUFFER]]
         if outside:
             outside[0].realize(*outside[1:])
@@ -290,9 +316,11 @@ class TinyJit(Generic[T]):
             return out
         if self.calls == 1:
             self._compute_what_reads_state()
-            return self._capture(args, kwargs, tensors, constants, var_vals)
+            out = self._capture(args, kwargs, tensors, constants, var_vals)
+            self.numbers = variables
+            return out
         self.last = self.again = None  # (also where it fails)
-        out = self._replay(tensors, constants, var_vals)
+        out = self._replay(tensors, constants, variables, var_vals)
         plain = len(tensors) == len(args) and not (kwargs or self.variables or self.writes or self.symbolic)
         in_place = plain and all(i.twin is None and i.in_place for i in self.inputs)
         self.last = [weakref.ref(t.uop) for _, t in tensors] if in_place else None
@@ -413,7 +441,11 @@ class TinyJit(Generic[T]):
         return u in STORAGE and not self.overwritten.isdisjoint(map(_memory, _buffers_of(u)))
 
     def _replay(
-        self, tensors: list[tuple[str, Tensor]], constants: list[tuple[str, Any]], var_vals: dict[str, int]
+        self,
+        tensors: list[tuple[str, Tensor]],
+        constants: list[tuple[str, Any]],
+        numbers: list[tuple[str, UOp]],
+        var_vals: dict[str, int],
     ) -> T:
         if len(tensors) != len(self.inputs):
             raise JitError(
@@ -424,6 +456,8 @@ class TinyJit(Generic[T]):
             self._check_constants(constants)
         if var_vals.keys() != self.variables.keys():
             raise JitError(f"captured with the variables {sorted(self.variables)}, called with {sorted(var_vals)}")
+        if numbers or self.numbers:
+            self._check_numbers(numbers, var_vals)
         for i, (path, t) in zip(self.inputs, tensors):
             if path != i.path:
                 raise JitError(
@@ -467,6 +501,21 @@ class TinyJit(Generic[T]):
                 f"an argument that is not a tensor changed since capture: {', '.join(changed) or constants}; "
                 "its value is part of the capture: pass a Tensor or a bound Variable, or reset()"
             )
+
+    def _check_numbers(self, now: list[tuple[str, UOp]], values: dict[str, int]) -> None:
+        """A replay has the variables' new values, and what was captured makes its arguments of them."""
+        if len(now) != len(self.numbers):
+            raise JitError(
+                f"captured with {len(self.numbers)} arguments made of variables, called with {len(now)}; "
+                "make a second TinyJit for it"
+            )
+        for (p, a), (q, b) in zip(self.numbers, now):
+            same = a.src[0] is b.src[0] if a.op is b.op is Ops.BIND else _number(a, values) == evaluate(b, {})
+            if p != q or not same:
+                raise JitError(
+                    f"{p} was captured as {text_of_index(a)}, now {q} is {text_of_index(b)}: "
+                    "make it of the same variables in the same way, or make a second TinyJit"
+                )
 
     def _writes(self, b: Buffer) -> bool:
         """Whether the captured calls write where `b` lies."""
