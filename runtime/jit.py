@@ -96,21 +96,25 @@ def _binds_of(u: UOp) -> list[UOp]:
     return [u] if u.op is Ops.BIND else [x for x in u.toposort() if x.op is Ops.BIND]
 
 
-def _number(u: UOp, values: dict[str, int]) -> int:
-    """What an expression is with other values of its variables."""
-    return evaluate(substitute(u, {b: b.src[0] for b in _binds_of(u)}), values)
+def _unbound(u: UOp) -> UOp:
+    return u.src[0] if u.op is Ops.BIND else substitute(u, {b: b.src[0] for b in _binds_of(u)})
 
 
-def _bound_values(binds: Iterable[UOp]) -> dict[str, int]:
-    """The value of each variable by its name."""
-    found: dict[str, int] = {}
+def _bound_values(binds: Iterable[UOp]) -> dict[UOp, int]:
+    """The value of each variable."""
+    found: dict[UOp, int] = {}
     for b in binds:
-        name, value = b.src[0].arg.name, b.src[1].arg
-        if found.setdefault(name, value) != value:
+        variable, value = b.src[0], b.src[1].arg
+        if found.setdefault(variable, value) != value:
             raise JitError(
-                f"the variable {name!r} is bound to {found[name]} and to {value} in one call; give them two names"
+                f"the variable {variable.arg.name!r} is bound to {found[variable]} and to {value} in one call; "
+                "give them two names"
             )
     return found
+
+
+def _listed(variables: Iterable[UOp]) -> str:
+    return ", ".join(sorted(f"{v.arg.name} ({v.arg.min} to {v.arg.max})" for v in variables)) or "none"
 
 
 def _with_dims(t: Tensor, values: dict[str, int]) -> Tensor:
@@ -200,7 +204,8 @@ class TinyJit(Generic[T]):
         self.rebound: list[Tensor] = []  # results that have
         self.assigned = TensorSet()  # by the first call
         self.constants: list[tuple[str, Any]] = []
-        self.numbers: list[tuple[str, UOp]] = []  # arguments made of variables
+        self.variables: frozenset[UOp] = frozenset()
+        self.numbers: list[tuple[str, UOp]] = []  # arguments made of them
         self.result: Any = None
         # what the last replay read in place, if its arguments were tensors, all of them read so, and nothing else
         self.last: list[weakref.ref[UOp]] | None = None
@@ -297,7 +302,8 @@ class TinyJit(Generic[T]):
         binds = [b for _, v in variables for b in _binds_of(v)]
         if self.symbolic or self.calls < 2:
             binds += [b for _, t in tensors for b in _binds(t)]
-        var_vals = _bound_values(binds) if binds else {}
+        bound = _bound_values(binds) if binds else {}
+        var_vals = {v.arg.name: value for v, value in bound.items()}
         outside = [*PENDING.mine(), *[t for _, t in tensors if t.uop.op is not Ops.BUFFER]]
         if outside:
             outside[0].realize(*outside[1:])
@@ -317,9 +323,15 @@ class TinyJit(Generic[T]):
         if self.calls == 1:
             self._compute_what_reads_state()
             out = self._capture(args, kwargs, tensors, constants, var_vals)
-            self.numbers = variables
+            self.variables = frozenset(bound)
+            self.numbers = [(path, _unbound(u)) for path, u in variables]
             return out
         self.last = self.again = None  # (also where it fails)
+        if bound.keys() != self.variables:
+            raise JitError(
+                f"captured with the variables {_listed(self.variables)}, called with {_listed(bound)}; "
+                "pass the same ones, or make a second TinyJit"
+            )
         out = self._replay(tensors, constants, variables, var_vals)
         plain = len(tensors) == len(args) and not (kwargs or self.variables or self.writes or self.symbolic)
         in_place = plain and all(i.twin is None and i.in_place for i in self.inputs)
@@ -402,13 +414,7 @@ class TinyJit(Generic[T]):
         for i in inputs:
             i.moves = _moves(i, items, [t for _, t in results])
         current().devices.trim()  # a replay needs none of what the calls before it left
-        self.items, self.inputs, self.constants, self.result, self.variables = (
-            items,
-            inputs,
-            constants,
-            out,
-            dict(var_vals),
-        )
+        self.items, self.inputs, self.constants, self.result = items, inputs, constants, out
         self.writes = any(i.written for i in inputs)
         self.symbolic = any(_binds(i.own) for i in inputs)
         self.rebound = [t for _, t in results if _binds(t)]
@@ -454,8 +460,6 @@ class TinyJit(Generic[T]):
             )
         if constants or self.constants:
             self._check_constants(constants)
-        if var_vals.keys() != self.variables.keys():
-            raise JitError(f"captured with the variables {sorted(self.variables)}, called with {sorted(var_vals)}")
         if numbers or self.numbers:
             self._check_numbers(numbers, var_vals)
         for i, (path, t) in zip(self.inputs, tensors):
@@ -510,7 +514,7 @@ class TinyJit(Generic[T]):
                 "make a second TinyJit for it"
             )
         for (p, a), (q, b) in zip(self.numbers, now):
-            same = a.src[0] is b.src[0] if a.op is b.op is Ops.BIND else _number(a, values) == evaluate(b, {})
+            same = (b.op is Ops.BIND and b.src[0] is a) or evaluate(a, values) == evaluate(b, {})
             if p != q or not same:
                 raise JitError(
                     f"{p} was captured as {text_of_index(a)}, now {q} is {text_of_index(b)}: "
