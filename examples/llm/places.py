@@ -15,6 +15,7 @@ from manygrad import Tensor
 
 Score = Callable[[Tensor], Tensor]  # of products of queries and keys
 HIDDEN = float("-inf")
+AT_ONCE = 128  # tokens whose scores are computed together: the first ones read no keys that only later ones see
 
 
 class Place(Protocol):
@@ -28,8 +29,8 @@ class Place(Protocol):
         """q (b, kv_heads, group · t, head_dim) -> the same: what it sees of the values."""
 
 
-class Block:
-    """t tokens one after another, the first at `position`, of all texts."""
+class Run:
+    """t tokens one after another, the first at `position`."""
 
     def __init__(self, t: int, position: Any):
         self.t, self.position, self.end = t, position, position + t
@@ -37,39 +38,53 @@ class Block:
     def turns(self, table: Tensor) -> Tensor:
         return table[:, self.position : self.end]
 
+    def attend_to(
+        self, keys: Tensor, values: Tensor, q: Tensor, length: int, cache: Room, window: int | None, score: Score
+    ) -> Tensor:
+        """What they see of keys and values (..., kv_heads, end, head_dim), end <= `length`; some at a time."""
+        parts, group = [], q.shape[2] // self.t
+        for begin in range(0, self.t, AT_ONCE):
+            count = min(AT_ONCE, self.t - begin)
+            end = self.position + begin + count
+            part = q.unflatten(2, (group, self.t))[:, :, :, begin : begin + count].flatten(2, 3)
+            scores = score(cache.rounded(part).matmul(keys[..., :end, :].transpose(-1, -2)))
+            query = q.arange(count).repeat(group).unsqueeze(1) + (self.position + begin)
+            scores = inside(q.arange(length)[:end].unsqueeze(0), query, window).where(scores, HIDDEN)
+            parts.append(mean_of(values[..., :end, :], scores, cache).unflatten(2, (group, count)))
+        return Tensor.cat(*parts, dim=3).flatten(2, 3)
+
+
+class Block(Run):
+    """Of all texts, in a page each."""
+
     def write(self, cache: Room, found: Tensor) -> None:
         cache.write((slice(None), slice(None), slice(None), slice(self.position, self.end)), found)
 
     def attend(self, q: Tensor, cache: Room, window: int | None, score: Score) -> Tensor:
         there = slice(None), slice(None), slice(None, self.end)
         keys, values = cache.read((0, *there)), cache.read((1, *there))
-        scores = score(cache.rounded(q).matmul(keys.transpose(-1, -2)))
-        if self.t > 1 or window or isinstance(self.end, int):  # (else it sees all that there is)
-            scores = seen(scores, cache.page, self.t, self.position, window)
-        y = cache.rounded(scores.softmax(-1)).matmul(values)
-        return y.contiguous() if cache.rounds else y  # (rounded as one with the product, it would be none)
+        if self.t > 1 or window or isinstance(self.end, int):
+            return self.attend_to(keys, values, q, cache.page, cache, window, score)
+        return mean_of(values, score(q.matmul(keys.transpose(-1, -2))), cache)  # (it sees all that there is)
 
 
-class Part:
-    """t tokens of one text, which fill pages: those from `first` on. `pages` (most,): the numbers of all of them."""
+class Part(Run):
+    """Of one text, which fill pages: those from `first` on. `pages` (most,): the numbers of all of them."""
 
     def __init__(self, t: int, page: int, first: Any, pages: Tensor):
-        self.t, self.position, self.here = t, first * page, pages[first : first + t // page]
-        self.length, self.end = pages.shape[0] * page, self.position + t
+        super().__init__(t, first * page)
+        self.here, self.length = pages[first : first + t // page], pages.shape[0] * page
         self.page = pages.unsqueeze(1).expand(pages.shape[0], page).flatten()[: self.end]  # of each token
         self.row = pages.arange(page).repeat(pages.shape[0])[: self.end]  # in its page
-
-    def turns(self, table: Tensor) -> Tensor:
-        return table[:, self.position : self.end]
 
     def write(self, cache: Room, found: Tensor) -> None:
         cache.write((slice(None), self.here), found[:, 0].unflatten(2, (-1, cache.page)).transpose(1, 2))
 
     def attend(self, q: Tensor, cache: Room, window: int | None, score: Score) -> Tensor:
         """Its pages are copied to where they stand side by side: each is read by many tokens."""
-        keys, values = (cache.read((i, self.page, slice(None), self.row)).transpose(0, 1).contiguous() for i in (0, 1))
-        scores = seen(score(q.matmul(keys.transpose(-1, -2))), self.length, self.t, self.position, window)
-        return scores.softmax(-1).matmul(values)
+        there = self.page, slice(None), self.row
+        keys, values = (cache.read((i, *there), lambda x: x.transpose(0, 1).contiguous()) for i in (0, 1))
+        return self.attend_to(keys, values, q, self.length, cache, window, score)
 
 
 class Ends:
@@ -100,11 +115,10 @@ class Ends:
         return (share.unsqueeze(-1) * values).sum((1, 4))
 
 
-def seen(scores: Tensor, length: int, t: int, position: Any, window: int | None) -> Tensor:
-    """(..., group · t, end), end <= `length`: the scores of keys that one of t tokens from `position` on sees."""
-    group, end = scores.shape[-2] // t, scores.shape[-1]
-    query = scores.arange(t).repeat(group).unsqueeze(1) + position
-    return inside(scores.arange(length)[:end].unsqueeze(0), query, window).where(scores, HIDDEN)
+def mean_of(values: Tensor, scores: Tensor, cache: Room) -> Tensor:
+    """Weighted by the softmax of their scores (..., rows, number of values)."""
+    found = cache.rounded(scores.softmax(-1)).matmul(values)
+    return found.contiguous() if cache.rounds else found  # (rounded as one with the product, it would be none)
 
 
 def inside(key: Tensor, query: Tensor, window: int | None) -> Tensor:

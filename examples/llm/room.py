@@ -7,6 +7,7 @@ an error of 0.4 % of that element at most.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from manygrad import Tensor, nn
@@ -39,7 +40,7 @@ class Room(nn.Module):
         self.values[where] = (found / (scale == 0).where(1, scale)).round().cast("int8")
         self.scales[where] = scale
 
-    def read(self, where: tuple[Any, ...]) -> Tensor:
-        """What was written there, as float32."""
-        found = self.values[where].float()
-        return found if self.scales is None else found * self.scales[where]
+    def read(self, where: tuple[Any, ...], arranged: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
+        """What was written there, as float32, `arranged` before it becomes that."""
+        found = arranged(self.values[where]).float()
+        return found if self.scales is None else found * arranged(self.scales[where])

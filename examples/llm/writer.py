@@ -10,7 +10,7 @@ from model import Decoder
 
 from manygrad import Tensor, TinyJit, Variable, nn
 
-BLOCKS = (256, 32)  # tokens of the prompt at once: the first size that fits, the last one filled up
+BLOCKS = (512, 256, 32)  # tokens of the prompt at once: the first size that fits, the last one filled up
 
 
 def blocks(count: int) -> Iterator[tuple[int, int]]:
@@ -65,7 +65,8 @@ class Writer:
 
     def _next(self, tokens: Tensor, position: int, last: int) -> int:
         size = tokens.shape[1]
-        at = Variable(f"position{size}", 0, self.length - size).bind(position)
+        step = BLOCKS[-1] if size > 1 else 1  # (of whole groups of keys, which a processor may add up at once)
+        at = step * Variable(f"position{size}", 0, (self.length - size) // step).bind(position // step)
         until = Variable(f"last{size}", 0, size - 1).bind(last)
         with Tensor.no_grad():
             made = self.steps[size](tokens, at, until, self.choice)

@@ -62,6 +62,22 @@ def size_max(r: UOp) -> int:
     return max(1, bounds(r.src[0])[1])
 
 
+def size_factor(r: UOp) -> int:
+    """What the number of iterations of a RANGE is known to be a multiple of: itself, where it is fixed."""
+    return _factor(r.src[0])
+
+
+def _factor(u: UOp) -> int:
+    match u.op:
+        case Ops.CONST:
+            return int(u.arg)
+        case Ops.MUL:
+            return _factor(u.src[0]) * _factor(u.src[1])
+        case Ops.ADD | Ops.SUB:
+            return math.gcd(_factor(u.src[0]), _factor(u.src[1]))
+    return 1
+
+
 def conjuncts(condition: UOp) -> list[UOp]:
     """The conditions that all must hold."""
     return [c for s in condition.src for c in conjuncts(s)] if condition.op is Ops.AND else [condition]

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from manygrad.runtime.codegen.affine import TileAnalysis
 from manygrad.runtime.codegen.cost import LEAST_DOT_TERMS
-from manygrad.runtime.codegen.describe import signature
+from manygrad.runtime.codegen.describe import signature, size_factor
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.args import RangeArg
 from manygrad.tensor.uop.intervals import bounds
@@ -136,7 +136,7 @@ def factors(u: UOp) -> tuple[UOp, UOp] | None:
         return None
     ranges = frozenset(u.src[1:])
     shared = ranges <= ranges_of(a) and ranges <= ranges_of(b)
-    return (a, b) if shared and (least_terms(u.src[-1]) >= LEAST_DOT_TERMS or in_fours(u)) else None
+    return (a, b) if shared and (size_factor(u.src[-1]) >= LEAST_DOT_TERMS or in_fours(u)) else None
 
 
 def least_terms(r: UOp) -> int:
@@ -164,6 +164,25 @@ def step_of(load: UOp, r: UOp) -> int | None:
     if form is None or any(r in ranges_of(t.expr) for t, _ in form.terms if t.expr is not r):
         return None
     return {t.expr: c for t, c in form.terms}.get(r, 0)
+
+
+def row_step(load: UOp, r: UOp) -> UOp | None:
+    """The same, also where only variables say how many."""
+    step = step_of(load, r)
+    return _slope(load.src[0].src[1], r) if step is None else UOp.const(dtypes.index, step)
+
+
+def _slope(u: UOp, r: UOp) -> UOp | None:
+    """The number by which `r` is multiplied in an index, without ranges."""
+    if u is r:
+        return UOp.const(dtypes.index, 1)
+    within = [s for s in u.src if r in ranges_of(s)]
+    if len(within) != 1 or u.op not in (Ops.ADD, Ops.MUL) or (found := _slope(within[0], r)) is None:
+        return None
+    if u.op is Ops.ADD:
+        return found
+    by = next(s for s in u.src if s is not within[0])
+    return None if ranges_of(by) else found.alu(Ops.MUL, by)
 
 
 def cost_of_sum(y: UOp, u: UOp, last: UOp | None) -> int:

@@ -64,8 +64,8 @@ class Low(Enum):
     # only where the machine has a matrix unit (`Dot.rows`); registers of it have numbers, and change nothing else:
     MATRIX_SHAPES = auto()  # arg: of each register (rows, bytes of a row); all of them are 0 then
     MATRIX_ZERO = auto()  # arg: a register
-    MATRIX_LOAD = auto()  # src (pointer, offset); arg a Square
-    MATRIX_STORE = auto()  # the same
+    MATRIX_LOAD = auto()  # src (pointer, offset), or (pointer, offset, step); arg a Square
+    MATRIX_STORE = auto()  # src (pointer, offset)
     # arg (sums, rows, columns, type of rows, of columns): registers; that of columns has a row for each group of a lane
     MATRIX_DOT = auto()
     # only where the machine has it (`Machine.scales`):
@@ -76,7 +76,7 @@ class Low(Enum):
 
 class Square(NamedTuple):
     """Memory of a matrix unit's register, from the pointer's element `constant` on: `rows` of `width` elements, `step`
-    elements apart."""
+    elements apart (0 where an instruction says it)."""
 
     register: int
     constant: int

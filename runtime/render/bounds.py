@@ -46,8 +46,12 @@ class CheckedPrinter(Printer):
             self.check_all(x, x.src[2].dtype, x.src[3] if len(x.src) == 4 else None, x.src[2].lanes, 2)
         elif x.op in (Low.MATRIX_LOAD, Low.MATRIX_STORE):
             square: Square = x.arg
-            for element in (0, square.step * (square.rows - 1) + square.width - 1):
-                self.check(x.src[0], x.src[1], None, 1, 1 if x.op is Low.MATRIX_LOAD else 2, square.constant + element)
+            access, last = 1 if x.op is Low.MATRIX_LOAD else 2, square.constant + square.width - 1
+            more = str(square.step * (square.rows - 1))
+            for step in x.src[2:]:
+                more = self.let(f"mul i64 {self.names[step]}, {square.rows - 1}")
+            self.check(x.src[0], x.src[1], None, 1, access, square.constant)
+            self.check(x.src[0], x.src[1], None, 1, access, last, more=more)
         found = super().inst(x)
         if x.op is Low.PARAM:
             at = self.let(f"getelementptr i64, ptr %buffers, i64 {self.program.slots + x.arg}")
@@ -61,9 +65,18 @@ class CheckedPrinter(Printer):
         self.check(x.src[0], x.src[1], guard, lanes, access, x.arg + each_of - 1, each_of)
 
     def check(
-        self, pointer: Inst, offset: Inst, guard: Inst | None, lanes: int, access: int, last: int, each_of: int = 1
+        self,
+        pointer: Inst,
+        offset: Inst,
+        guard: Inst | None,
+        lanes: int,
+        access: int,
+        last: int,
+        each_of: int = 1,
+        more: str = "0",
     ) -> None:
-        """The element `last` beyond `offset`, and those that are `each_of` further for each lane."""
+        """The element `last` (of one lane, and `more`) beyond `offset`, and those that are `each_of` further for each
+        lane."""
         slot = pointer.arg if pointer.op is Low.PARAM else -1
         size = (
             self.sizes[pointer]
@@ -72,6 +85,7 @@ class CheckedPrinter(Printer):
         )
         if lanes == 1:
             index = self.let(f"add i64 {self.names[offset]}, {last}")
+            index = index if more == "0" else self.let(f"add i64 {index}, {more}")
             bad = self.let(f"icmp uge i64 {index}, {size}")
             if guard is not None:
                 bad = self.let(f"and i1 {bad}, {self.names[guard]}")

@@ -269,11 +269,14 @@ class Printer(Registers):
         self.call("llvm.x86.ldtilecfg", "void", f"ptr @shapes.{list(self.shapes).index(x.arg)}")
 
     def move_matrix(self, x: Inst) -> None:
-        pointer, offset = x.src
+        pointer, offset, *steps = x.src
         square: Square = x.arg
         at = self.address(self.names[pointer], offset, square.constant, memory_type(pointer.dtype))
         name = "llvm.x86.tileloadd64" if x.op is Low.MATRIX_LOAD else "llvm.x86.tilestored64"
-        self.call(name, "void", f"i8 {square.register}", f"ptr {at}", f"i64 {square.step * pointer.dtype.itemsize}")
+        nbytes = str(square.step * pointer.dtype.itemsize)
+        for step in steps:
+            nbytes = self.let(f"mul i64 {self.names[step]}, {pointer.dtype.itemsize}")
+        self.call(name, "void", f"i8 {square.register}", f"ptr {at}", f"i64 {nbytes}")
 
     def store(self, x: Inst) -> None:
         pointer, offset, value = x.src[0], x.src[1], x.src[2]

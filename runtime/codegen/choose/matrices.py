@@ -7,8 +7,8 @@ from manygrad.runtime.codegen.choose.facts import Facts, is_masked
 from manygrad.runtime.codegen.choose.operands import can_pack
 from manygrad.runtime.codegen.choose.packing import Product, can_pack_rows, loops_stored_closer
 from manygrad.runtime.codegen.choose.reductions import Split
-from manygrad.runtime.codegen.describe import size_max
-from manygrad.runtime.codegen.dots import LANE_BYTES, is_dot, is_total, step_of
+from manygrad.runtime.codegen.describe import size_factor, size_max
+from manygrad.runtime.codegen.dots import LANE_BYTES, is_dot, is_total, row_step, step_of
 from manygrad.runtime.codegen.opts import Matrix, Opts, Tile, Unroll
 from manygrad.runtime.codegen.opts.matrix import SQUARES, most_terms
 from manygrad.runtime.codegen.opts.nest import is_fixed
@@ -40,18 +40,18 @@ def fits_matrix_unit(facts: Facts, opts: Opts, p: Product) -> bool:
     if len(p.row_loops) > 1 or terms_at_once(u) * cost.MATRIX_SHARE < most_terms(u.src[0].arg):
         return False
     if step_of(p.rows, k) == 1:
-        return p.rows in u.src[0].src and all(step_of(p.rows, r) for r in p.row_loops)
+        return p.rows in u.src[0].src and all(row_step(p.rows, r) is not None for r in p.row_loops)
     turned = all(step_of(p.rows, r) == 1 and is_fixed(r) for r in p.row_loops)
     return bool(p.row_loops) and turned and can_pack_rows(facts, opts, p)
 
 
 def multiplies_matrices(facts: Facts, u: UOp) -> bool:
-    """Whether the machine has a matrix unit for the products that a REDUCE adds up over a range of a fixed size. Its
-    vectors are the kernel's: not where something wider is computed."""
+    """Whether the machine has a matrix unit for the products that a REDUCE adds up over a range. Its vectors are the
+    kernel's: not where something wider is computed."""
     unit = is_dot(u.src[0]) and u.src[0].arg.rows > 1 and not is_total(u)
     unit = unit and facts.lanes * LANE_BYTES == u.src[0].arg.vector_bytes
     alone = [v for v in facts.sig.reduces if not is_total(v)] == [u]
-    return unit and alone and len(u.src) == 2 and is_fixed(u.src[-1])
+    return unit and alone and len(u.src) == 2
 
 
 def single_row(facts: Facts, opts: Opts, main: UOp, lane: UOp) -> Product | None:
@@ -78,5 +78,5 @@ def use_matrix_unit(facts: Facts, opts: Opts, p: Product) -> Opts:
 
 def terms_at_once(u: UOp) -> int:
     """Iterations of the reduction that an instruction adds up: the most that cut it evenly."""
-    size, dot = size_max(u.src[-1]), u.src[0].arg
+    size, dot = size_factor(u.src[-1]), u.src[0].arg
     return max((n for n in range(dot.terms, most_terms(dot) + 1, dot.terms) if size % n == 0), default=0)

@@ -8,21 +8,23 @@ from manygrad.runtime.codegen import cost
 from manygrad.runtime.codegen.choose.conditions import conditions
 from manygrad.runtime.codegen.choose.facts import Facts, is_masked, slot, touched_bytes
 from manygrad.runtime.codegen.describe import part_held, size_max, volume
-from manygrad.runtime.codegen.dots import is_total
+from manygrad.runtime.codegen.dots import is_dot, is_total
 from manygrad.runtime.codegen.opts import Opts, RFactor
-from manygrad.runtime.codegen.opts.nest import is_fixed
+from manygrad.runtime.codegen.opts.nest import in_whole_tiles, is_fixed
 from manygrad.runtime.codegen.opts.opt import chosen
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
 
 def can_pack(facts: Facts, opts: Opts, load: UOp, main: UOp, loop: UOp) -> bool:
-    """Whether `load` can be packed at `loop`: it fits a thread's local memory, depends on fixed sizes only, and is the
-    only read of that argument in any reduction."""
+    """Whether `load` can be packed at `loop`: it fits a thread's local memory, depends on fixed sizes only (or on one
+    that the groups of an instruction cut evenly), and is the only read of that argument in any reduction."""
     depends, reduced = ranges_of(load), ranges_of(load) & frozenset(main.src[1:])
     if panel_overflows(facts, main, facts.lanes):
         reduced -= {main.src[1]}
-    if loop not in depends or not all(map(is_fixed, reduced)):
+    terms = main.src[0].arg.terms if is_dot(main.src[0]) else 0
+    even = bool(terms) and len(main.src) == 2 and in_whole_tiles(main.src[1], terms)
+    if loop not in depends or not (even or all(map(is_fixed, reduced))):
         return False
     if any(chosen(opts, RFactor, r.arg.id) is not None for r in depends):
         return False

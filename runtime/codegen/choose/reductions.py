@@ -16,6 +16,7 @@ from manygrad.runtime.codegen.describe import size_max, volume
 from manygrad.runtime.codegen.dots import is_dot
 from manygrad.runtime.codegen.online import online_pairs
 from manygrad.runtime.codegen.opts import Online, Opts, RFactor, Tensorize, Tile, Unroll, Vectorize
+from manygrad.runtime.codegen.opts.nest import in_whole_tiles, is_fixed
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
@@ -57,12 +58,15 @@ def accumulate_in_lanes(facts: Facts, opts: Opts, split: Split) -> Opts:
 
 def use_dot_instructions(facts: Facts, opts: Opts, lane: UOp | None, split: Split) -> Opts:
     """Products of bytes are added up four at a time, of bfloat16 two, where the machine has an instruction for it:
-    along the range that is accumulated in lanes, or the innermost one. Sums over one range share it."""
+    along the range that is accumulated in lanes, or the innermost one, if that leaves no rest where only a variable
+    says how long it is. Sums over one range share it."""
     found: dict[Tensorize, None] = {}
     for u in facts.sig.reduces:
         product = len(facts.loads_of[u]) > 1 and (lane is None or lane in ranges_of(u))
         if is_dot(u.src[0]) and (u in split or product):
-            found[Tensorize(split.get(u, u.src[-1]).arg.id, u.src[0].arg.terms)] = None
+            r, terms = split.get(u, u.src[-1]), u.src[0].arg.terms
+            if is_fixed(r) or in_whole_tiles(r, terms * (facts.lanes if u in split else 1)):
+                found[Tensorize(r.arg.id, terms)] = None
     return (*opts, *found)
 
 

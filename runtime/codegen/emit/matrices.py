@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from manygrad.runtime.codegen.dots import Dot, step_of
+from manygrad.runtime.codegen.dots import Dot, row_step
 from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.local import matrix_sum_at, packed_at
 from manygrad.runtime.codegen.emit.memory import argument
-from manygrad.runtime.codegen.emit.values import sum_of_terms
+from manygrad.runtime.codegen.emit.values import sum_of_terms, value
 from manygrad.runtime.codegen.loops.tree import Reduce
 from manygrad.runtime.codegen.lowered import Low, Square
 from manygrad.runtime.codegen.opts.matrix import SQUARES, matrix_rows
@@ -125,15 +125,17 @@ def _add(e: Emission, tile: _Squares) -> None:
 def _load_rows(e: Emission, tile: _Squares, load: UOp, i: int) -> None:
     if (stage := e.local.stages.get(load)) is not None:
         pointer, offset, constant, _ = packed_at(e, stage, tile.position(e, i, 0))
-        step: int | None = stage.pitches[stage.loop]
+        step = e.const(stage.pitches[stage.loop])
     else:
         a = e.scope.analysis.affine(load.src[0].src[1], tile.position(e, i, 0))
         assert a is not None
         pointer, offset, constant = argument(e, load.src[0].src[0]), sum_of_terms(e, a), a.constant
-        step = 0 if tile.rows is None else step_of(load, tile.rows)
-    assert step is not None
-    square = Square(tile.left(i), constant, step, tile.height_of(i), e.nest.tile_of(tile.u.src[1]))
-    e.emit(Low.MATRIX_LOAD, dtypes.void, (pointer, offset), square, here=True)
+        by = UOp.const(dtypes.index, 0) if tile.rows is None else row_step(load, tile.rows)
+        assert by is not None
+        step = value(e, by, {})
+    known = step.op is Low.CONST
+    square = Square(tile.left(i), constant, step.arg if known else 0, tile.height_of(i), e.nest.tile_of(tile.u.src[1]))
+    e.emit(Low.MATRIX_LOAD, dtypes.void, (pointer, offset, *(() if known else (step,))), square, here=True)
 
 
 def _load_columns(e: Emission, tile: _Squares, load: UOp, j: int) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from manygrad.runtime.codegen.affine import TileAnalysis
 from manygrad.runtime.codegen.describe import Signature
-from manygrad.runtime.codegen.opts.nest import LoopNest, is_fixed
+from manygrad.runtime.codegen.opts.nest import LoopNest, in_whole_tiles, is_fixed
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
@@ -47,7 +47,8 @@ class Kernel:
         whole = {r for r, t in tiles.items() if is_fixed(r) and r.src[0].arg <= t and r is not lanes.square}
         for r, t in tiles.items():
             alone = lanes.begins or lanes.count
-            aligned[r] = t if is_fixed(r) and r is not lanes.singly else alone if r is lane else 1
+            even = is_fixed(r) or in_whole_tiles(r, t)
+            aligned[r] = t if even and r is not lanes.singly else alone if r is lane else 1
             if r in self.nest.reduce_lanes and r is not lane:  # a REDUCE with other lanes runs it singly
                 aligned[r] = 1
                 whole.discard(r)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from manygrad.runtime.codegen.affine import index_sum
+from manygrad.runtime.codegen.describe import size_max
 from manygrad.runtime.codegen.keep import kept_bytes, kept_rows, kept_values, pitch
 from manygrad.runtime.codegen.loops.index import Index
 from manygrad.runtime.codegen.loops.lanes import Kernel
@@ -132,7 +133,7 @@ class Local:
             shares = [each if r is grouped else 1 for r in ranges]
             steps = {r: math.prod(sizes[i + 1 :]) * pitch // math.prod(shares[i:]) for i, r in enumerate(ranges)}
             row = index_sum(tuple(steps.items()), 0)
-            blocked = next(((r, c) for (r, c), n in zip(steps.items(), sizes) if n < r.src[0].arg), None)
+            blocked = next(((r, c) for (r, c), n in zip(steps.items(), sizes) if n < size_max(r)), None)
             rows = stage_rows(nest, loop, sizes)
             nbytes = rows * pitch // each * nest.block.get(loop, 1) * u.dtype.itemsize
             if turned := any(turned_rows(nest, v, u) for v in kernel.sig.reduces):

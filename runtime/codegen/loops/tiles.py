@@ -15,6 +15,7 @@ from manygrad.runtime.codegen.loops.lanes import Kernel, Lanes, fixed_size
 from manygrad.runtime.codegen.loops.local import Local
 from manygrad.runtime.codegen.loops.prefetch import prefetched
 from manygrad.runtime.codegen.loops.tree import For, If, Node, Nodes, Ragged, Scope, Stored, Tile
+from manygrad.runtime.codegen.opts.nest import in_whole_tiles
 from manygrad.tensor.uop.uop import UOp
 
 NONE: Mapping[UOp, Index] = {}
@@ -78,6 +79,8 @@ class Tiler:
         size, tile = fixed_size(r), self.kernel.tile_of(r, around.lanes)
         if size is not None:
             return index.const(size // tile * tile)
+        if in_whole_tiles(r, tile):
+            return index.size(r)
         return index.sub(index.size(r), index.mod(index.size(r), index.const(tile)))
 
     def tiles_of(self, r: UOp, per: int = 1) -> Index:
@@ -107,7 +110,8 @@ class Tiler:
             return self.aligned(r, index.const(0), index.size(r), around, body)
         if size is None:
             all_whole = self.counted(r, index.const(0), self.whole_of(r, around), tile, around, body)
-            return (all_whole, *((self.rest(r, self.whole_of(r, around), around, body),) if tile > 1 else ()))
+            even = in_whole_tiles(r, tile)
+            return (all_whole, *(() if even else (self.rest(r, self.whole_of(r, around), around, body),)))
         begin, size = around.blocks.get(r, (index.const(0), size))
         whole = size // tile * tile
         found: list[Node] = []
@@ -125,7 +129,7 @@ class Tiler:
         if r is self.kernel.nest.aligned:
             return self.aligned(r, index.mul(begin, tile), index.mul(end, tile), around, body)
         first, last = (index.mul(x, tile) if tile > 1 else x for x in (begin, end))
-        if tile == 1 or (size is not None and size % tile == 0):
+        if in_whole_tiles(r, tile):
             return (self.counted(r, first, last, tile, around, body),)
         whole = self.whole_of(r, around)
         beyond = index.less(whole, last)
@@ -140,7 +144,7 @@ class Tiler:
         if r is self.kernel.nest.aligned:
             return self.between(r, number, index.add(number, index.const(1)), around, body)
         origin = index.mul(number, tile) if tile > 1 else number
-        if tile == 1 or (size is not None and size % tile == 0):
+        if in_whole_tiles(r, tile):
             return (Scope((self.tile(r, origin, tile, around, body),)),)
         if size is not None and size < tile:
             return (self.rest(r, origin, around, body),)

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from manygrad.runtime.codegen.describe import Signature
+from manygrad.runtime.codegen.describe import Signature, size_max
 from manygrad.runtime.codegen.dots import is_dot, is_total
 from manygrad.runtime.codegen.lowered import SCRATCH_BYTES
-from manygrad.runtime.codegen.opts.nest import LoopNest, is_fixed
+from manygrad.runtime.codegen.opts.nest import LoopNest, in_whole_tiles, is_fixed
 from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt
 from manygrad.runtime.codegen.target import LINE_BYTES
 from manygrad.tensor.uop.ops import Ops
@@ -21,8 +21,8 @@ class CacheRead(RangeOpt):
     """What the reductions read of an argument in one tile of the loop (of a blocked loop: in a block) is packed into
     local memory, contiguous and converted.
 
-    What is read depends on that loop, on no loop inside it, and on fixed sizes; the kernel does not write it; it fits
-    `SCRATCH_BYTES`.
+    What is read depends on that loop, on no loop inside it, and on reductions of fixed sizes, or one that its tiles cut
+    evenly; the kernel does not write it; it fits `SCRATCH_BYTES`.
 
     before:  for n in 512 by 64: for m: for k: c[m, n..n+63] += a[m, k] * b[k*512 + n .. n+63] after:   for n in 512 by
     64: { for k: local[k*64 ..] = b[k*512 + n ..] }; for m: for k: .. a[m, k] * local[k*64 ..]   # cache_read(n, b)
@@ -74,8 +74,8 @@ def _cannot_pack(nest: LoopNest, loop: UOp, slot: int, u: UOp, ranges: tuple[UOp
     argument, at = f"argument {slot} cannot be staged", f"argument {slot} cannot be staged at loop {loop.arg.id}"
     outside = frozenset(nest.loops[: nest.loops.index(loop) + 1])
     blocked = next(iter(nest.block), None)
-    if not all(map(is_fixed, ranges)):
-        return f"{argument}: the size of a reduction over it is not fixed"
+    if not all(is_fixed(r) or (len(ranges) == 1 and in_whole_tiles(r, nest.tile_of(r))) for r in ranges):
+        return f"{argument}: the size of a reduction over it is not fixed, and may leave a rest of its tiles"
     if loop not in ranges_of(u) or not ranges_of(u) <= outside | frozenset(ranges):
         return f"{at}: it changes with a loop inside it, or not with this one"
     if loop is blocked and len(tiled_loops(nest, loop, u)) > 1:
@@ -113,8 +113,9 @@ def staged_values(sig: Signature, slot: int) -> list[tuple[UOp, tuple[UOp, ...]]
 
 
 def stage_sizes(nest: LoopNest, loop: UOp, ranges: tuple[UOp, ...]) -> list[int]:
-    """How many iterations of `ranges` are packed at a time at `loop`, those of one lane of a dot product whole."""
-    sizes = {r: r.src[0].arg for r in ranges}
+    """How many iterations of `ranges` are packed at a time at `loop`, at most, those of one lane of a dot product
+    whole."""
+    sizes = {r: size_max(r) for r in ranges}
     if nest.reduce_block is not None and nest.reduce_block[0] in sizes and loop in nest.packed_in_blocks:
         sizes[nest.reduce_block[0]] = min(nest.reduce_block[1], sizes[nest.reduce_block[0]])
     return [-(-n // nest.dots.get(r, 1)) * nest.dots.get(r, 1) for r, n in sizes.items()]

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from manygrad.runtime.codegen.describe import Signature
-from manygrad.runtime.codegen.dots import LANE_BYTES, Dot, is_dot, step_of
-from manygrad.runtime.codegen.opts.nest import LoopNest, is_fixed
+from manygrad.runtime.codegen.dots import LANE_BYTES, Dot, is_dot, row_step, step_of
+from manygrad.runtime.codegen.opts.nest import LoopNest, in_whole_tiles, is_fixed
 from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt, without
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
@@ -52,7 +52,7 @@ class Matrix(RangeOpt):
             return f"matrix({k.arg.id}): the machine has no such unit, or the vectors are not its"
         if nest.reduce_block is not None or k in nest.reduce_lanes or nest.online or nest.kept or nest.bound:
             return f"matrix({k.arg.id}): its sums do not rest, and are not cut"
-        if k.src[0].arg % nest.tile_of(k) or nest.tile_of(k) > most_terms(dot):
+        if not in_whole_tiles(k, nest.tile_of(k)) or nest.tile_of(k) > most_terms(dot):
             return f"matrix({k.arg.id}): the range's tile cuts it evenly, into at most {most_terms(dot)} iterations"
         rows = [r for r in nest.loops if r is not nest.lane and r in ranges_of(u) and nest.tile_of(r) > 1]
         if len(rows) > 1 or any(n > SQUARES for n in matrices(nest, u)):
@@ -88,7 +88,7 @@ def _wrong_factors(nest: LoopNest, k: UOp, u: UOp, rows: list[UOp]) -> str | Non
     if (loop := packed.get(row.src[0].src[0].arg)) is not None:
         if [loop] != rows or step_of(row, loop) != 1 or not is_fixed(loop) or loop in nest.block:
             return f"{of}: the other factor is not packed along its rows, of a fixed number side by side, tile by tile"
-    elif row not in u.src[0].src or step_of(row, k) != 1 or any(not step_of(row, r) for r in rows):
+    elif row not in u.src[0].src or step_of(row, k) != 1 or any(row_step(row, r) is None for r in rows):
         return f"{of}: the other factor does not lie along the range, its rows at a fixed distance"
     return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from manygrad.runtime.codegen.describe import size_factor
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
@@ -75,3 +76,8 @@ class LoopNest:
 def is_fixed(r: UOp) -> bool:
     """Whether the size of a range is a constant."""
     return r.src[0].op is Ops.CONST
+
+
+def in_whole_tiles(r: UOp, tile: int) -> bool:
+    """Whether tiles of so many iterations cut a range evenly, whatever its size."""
+    return size_factor(r) % tile == 0

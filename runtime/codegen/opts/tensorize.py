@@ -6,7 +6,7 @@ from typing import Self
 
 from manygrad.runtime.codegen.describe import Signature
 from manygrad.runtime.codegen.dots import is_dot
-from manygrad.runtime.codegen.opts.nest import LoopNest, is_fixed
+from manygrad.runtime.codegen.opts.nest import LoopNest, in_whole_tiles, is_fixed
 from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt, without
 from manygrad.runtime.codegen.opts.skip import Skip
 from manygrad.runtime.codegen.opts.unroll import Unroll
@@ -20,8 +20,8 @@ class Tensorize(RangeOpt):
     """`terms` neighbouring iterations of a sum of products in one lane (4 of bytes, 2 of bfloat16): one instruction
     multiplies and adds them.
 
-    All REDUCEs over the range are such sums, in a form that the machine has (`dots.py`); a fixed size, no `skip`; its
-    tile a multiple.
+    All REDUCEs over the range are such sums, in a form that the machine has (`dots.py`); a fixed size, or one that its
+    tiles cut evenly; no `skip`; its tile a multiple.
 
     before:  for k in 64: s += int32(a[k]) * int32(b[k])
     after:   for k in 64 by 4: s = dot(a[k:k+4], b[k:k+4], s)           # tensorize(k, 4)
@@ -57,8 +57,8 @@ class Tensorize(RangeOpt):
                 )
             if any(o.terms != u.src[0].arg.terms for u in over):
                 return f"{o}: an instruction adds up {over[0].src[0].arg.terms} products"
-            if not is_fixed(r):
-                return f"{o}: the size of the range is not fixed"
+            if not is_fixed(r) and not in_whole_tiles(r, nest.tile[r]):
+                return f"{o}: the size of the range is not fixed, and may leave a rest of its tiles"
             if any(r in ranges_of(v) for v in sig.reduces) or any(
                 x in nest.dots for u in over for x in u.src[1:] if x is not r
             ):

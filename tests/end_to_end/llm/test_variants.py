@@ -12,7 +12,9 @@ import pytest
 from config import from_json
 from load import load
 from model import Decoder, Embedding, row_groups
+from pages import Pages
 from sharding import rules
+from steps import Steps
 from weights import Weights, read_folder
 from writer import Choice, Writer
 
@@ -110,6 +112,31 @@ def test_logits_are_those_of_transformers_and_of_numpy_in_blocks_of_any_size(var
     np.testing.assert_allclose(want[::3, ::7], told, atol=2e-4)
     for sizes in ([1] * 40, [16, 1, 1, 8, 13, 1]):
         np.testing.assert_allclose(logits(model, sizes), want[np.cumsum(sizes) - 1], atol=2e-4)
+
+
+@pytest.mark.parametrize("variant", ["llama", "gemma2"])
+def test_long_prompts_are_read_some_tokens_at_a_time(variant: str) -> None:
+    """From the beginning and after others, in one page and in several, behind other texts' pages."""
+    tokens = np.random.default_rng(0).integers(3, 61, 600).tolist()
+    model, paged = decoder(variant, 640), decoder(variant)
+    want = reference(model, tokens)
+    paged.reserve_pages(1300, 640)
+    steps, pages = Steps(paged, 2, 640), Pages(40, 2, 20)
+    for slot in range(2):
+        pages.promise(slot, 20)
+    for at, size in ((0, 512), (512, 32), (544, 32), (0, 256), (256, 256)):
+        given = tokens[at : at + size]
+        for slot in range(2):
+            pages.grow(slot, max(at + size, sum(map(len, pages.held)) // 2))
+        position = 32 * Variable(f"at{size}", 0, (640 - size) // 32).bind(at // 32)
+        with Tensor.no_grad():
+            alone = model(Tensor([given]), position, size - 1).numpy()[0]
+        np.testing.assert_allclose(alone, want[at + size - 1], atol=2e-4)
+        found = steps.block(pages.rows[1], given, at, size - 1).numpy()[0]
+        np.testing.assert_allclose(found, want[at + size - 1], atol=2e-4)
+    writer = Writer(model, 640)
+    assert writer.start(tokens) == want[599].argmax()
+    assert writer.write(tokens[-1]) == reference(model, [*tokens, tokens[-1]])[-1].argmax()
 
 
 def test_a_folder_of_hugging_face_loads(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from manygrad.runtime.devices import get_device
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.environment import Context
-from manygrad.tensor.uop.args import RangeArg
+from manygrad.tensor.uop.args import RangeArg, VarArg
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
@@ -71,10 +71,15 @@ def elementwise(f: Callable[..., UOp], inputs: Sequence[DType], size: int) -> UO
     return sink(store(0, i, f(*(load(n + 1, i, d) for n, d in enumerate(inputs))), i))
 
 
+def count(step: int, most: int) -> UOp:
+    """A number that only a variable says: `step` times as much."""
+    return mul(UOp(Ops.DEFINE_VAR, dtypes.index, (), VarArg("n", 1, most)), step)
+
+
 def gemm(
     m: int,
     n: int,
-    k: int,
+    k: int | UOp,
     layout: str = "NN",
     dtype: DType = f32,
     epilogue: Callable[[UOp, UOp, UOp], UOp] | None = None,

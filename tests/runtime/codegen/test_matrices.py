@@ -12,7 +12,8 @@ import pytest
 from manygrad import Tensor
 from manygrad.native.compiler import Compiler
 from manygrad.native.processor import Processor, matrix_unit
-from manygrad.runtime.codegen.dots import Dot, step_of
+from manygrad.runtime.codegen.describe import size_factor
+from manygrad.runtime.codegen.dots import Dot, row_step, step_of
 from manygrad.runtime.codegen.loops.show import show
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.codegen.opts import (
@@ -33,9 +34,24 @@ from manygrad.runtime.devices.target import AMX_ROWS, dot_products, host_target
 from manygrad.runtime.render.llvm import render
 from manygrad.tensor.dtype import dtypes, to_dtype
 from manygrad.tensor.environment import Context
+from manygrad.tensor.uop.args import VarArg
 from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.symbolic import evaluate
 from manygrad.tensor.uop.uop import UOp
-from tests.runtime.codegen.kernels import add, bytes_product, gemm, load, loop, mul, red, reduce, run, sink, store
+from tests.runtime.codegen.kernels import (
+    add,
+    bytes_product,
+    count,
+    gemm,
+    load,
+    loop,
+    mul,
+    red,
+    reduce,
+    run,
+    sink,
+    store,
+)
 
 BF16 = dtypes.bfloat16
 AMX = Machine(64, 32, 2 << 20, cores=2, dots=(Dot(BF16, BF16, 64, rows=AMX_ROWS),))
@@ -44,7 +60,7 @@ needs_unit = pytest.mark.skipif(
 )
 
 
-def product(m: int, n: int, k: int, layout: str = "NT") -> UOp:
+def product(m: int, n: int, k: int | UOp, layout: str = "NT") -> UOp:
     return gemm(m, n, k, layout, BF16)
 
 
@@ -90,6 +106,26 @@ def test_rows_that_lie_apart_along_the_reduction_are_packed_one_after_the_other(
     assert "block" not in kinds(product(512, 512, 8192))  # rows that lie in place need none
     (stage,) = (s for s in prepared.tree().local.stages.values() if s.turned)
     assert stage.pitches == {stage.loop: 1024 + 32} and stage.row is stage.ranges[0]
+
+
+@pytest.mark.parametrize(("step", "terms"), [(32, 32), (64, 32), (16, 16), (48, 24)])
+@pytest.mark.parametrize("layout", ["NN", "NT"])
+def test_of_a_number_of_terms_that_only_a_variable_says(step: int, terms: int, layout: str) -> None:
+    """Where it is a multiple of what an instruction adds up; as attention over tokens so far. No code for a rest."""
+    prepared = prepare(product(64, 64, count(step, 16), layout), AMX)
+    assert {Tensorize(2, 2), Unroll(2, terms), Matrix(2), CacheRead(1, 2)} <= set(prepared.opts)
+    assert show(prepared.tree()).count("over k2") == 1
+
+
+@pytest.mark.parametrize("step", [1, 4, 15])
+def test_not_where_it_may_leave_a_rest(step: int) -> None:
+    assert "matrix" not in kinds(product(64, 64, count(step, 64)))
+
+
+def test_sums_in_lanes_take_an_instruction_where_all_lanes_have_as_many_terms() -> None:
+    found = {step: kinds(product(1, 96, count(step, 8), "NT")) for step in (16, 32, 48, 64)}
+    assert all("rfactor" in k for k in found.values())
+    assert [step for step, k in found.items() if "tensorize" in k] == [32, 64]
 
 
 def test_not_the_product_of_a_matrix_by_itself() -> None:
@@ -166,6 +202,7 @@ REFUSED: list[tuple[UOp, Opts, str]] = [
     (product(64, 64, 64), (*GOOD, CacheRead(0, 1)), "not packed along its rows"),
     (product(64, 64, 64, "TN"), (*GOOD, Tile(0, 16), CacheRead(0, 1), Block(0, 2)), "tile by tile"),
     (gemm(64, 64, 64, "NT"), GOOD, "tensorize"),
+    (product(64, 64, count(16, 8)), GOOD, "may leave a rest of its tiles"),
 ]
 
 
@@ -192,6 +229,23 @@ def test_steps_of_a_load() -> None:
     assert (step_of(at, i), step_of(at, k), step_of(at, loop(3, 7))) == (64, 1, 0)
     halved = load(1, add(mul(i.alu(Ops.IDIV, UOp.const(dtypes.index, 2)), 64), k))
     assert step_of(halved, i) is None and step_of(halved, k) == 1
+
+
+def test_steps_of_a_load_that_only_a_variable_says() -> None:
+    i, j, k, n = loop(8, 0), loop(8, 1), red(64, 2), count(32, 4)
+    at = load(1, add(mul(i, n), mul(add(j, 3), mul(n, 2)), k))
+    assert step_of(at, i) is None
+    found = [row_step(at, r) for r in (i, j, k)]
+    assert None not in found
+    assert [evaluate(u, {"n": 3}) for u in found] == [96, 192, 1]
+    both = load(1, add(mul(i, n), mul(mul(i, n), i)))
+    assert row_step(both, i) is None and row_step(load(1, i.alu(Ops.MOD, n)), i) is None
+
+
+def test_what_a_size_is_a_multiple_of() -> None:
+    n, m = count(32, 4), UOp(Ops.DEFINE_VAR, dtypes.index, (), VarArg("m", 1, 9))
+    sizes = [UOp.const(dtypes.index, 12), n, m, add(n, 48), add(n, m), mul(mul(m, 6), n), n.alu(Ops.SUB, mul(m, 12))]
+    assert [size_factor(red(u, 0)) for u in sizes] == [12, 32, 1, 16, 1, 192, 4]
 
 
 # *** its instructions ***
@@ -227,8 +281,8 @@ def test_code_for_it() -> None:
     llvm.initialize_all_asmprinters()
     target = Processor("x86_64-unknown-linux-gnu", "sapphirerapids", "+amx-tile,+amx-bf16")
     text = prepare(product(64, 64, 64), AMX).code(render)
-    for name, count in ("ldtilecfg", 1), ("tilerelease", 1), ("tdpbf16ps", 4), ("tileloadd64", 4), ("tilestored64", 4):
-        assert len(re.findall(rf"call void @llvm\.x86\.{name}\(", text)) == count, name
+    for name, times in ("ldtilecfg", 1), ("tilerelease", 1), ("tdpbf16ps", 4), ("tileloadd64", 4), ("tilestored64", 4):
+        assert len(re.findall(rf"call void @llvm\.x86\.{name}\(", text)) == times, name
     assert Compiler(target).object_code(text)
 
 
@@ -271,6 +325,30 @@ def test_it_adds_up_what_numpy_does(layout: str, shape: tuple[int, int, int]) ->
         with Context(CHECK_OOB=checks):
             got = run(product(m, n, k, layout), [np.zeros((m, n), BF16.np), *given], device="CPU")[0]
         np.testing.assert_array_equal(got.astype(np.float32), want.astype(np.float32))
+
+
+@needs_unit
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("shape", [(64, 64), (2, 5), (17, 33), (70, 48)], ids=str)
+def test_it_adds_up_as_many_terms_as_a_variable_says(layout: str, shape: tuple[int, int]) -> None:
+    """Rows of the factors lie as far apart as there are terms."""
+    (m, n), rng = shape, np.random.default_rng(0)
+    ast = product(m, n, count(32, 7), layout)
+    for times in (1, 2, 7):
+        a, b = (rng.integers(-3, 4, s).astype(BF16.np) for s in ((m, 32 * times), (32 * times, n)))
+        given = [x.T.copy() if letter == "T" else x for x, letter in zip((a, b), layout)]
+        for checks in (0, 1):
+            with Context(CHECK_OOB=checks):
+                got = run(ast, [np.zeros((m, n), BF16.np), *given], (times,), "CPU")[0]
+            want = (a.astype(np.float32) @ b.astype(np.float32)).astype(BF16.np)
+            np.testing.assert_array_equal(got.astype(np.float32), want.astype(np.float32))
+
+
+@needs_unit
+def test_a_read_past_the_end_is_found_where_only_a_variable_says_how_far_rows_lie_apart() -> None:
+    arrays = [np.zeros(s, BF16.np) for s in ((32, 32), (32, 64), (96, 32))]
+    with Context(CHECK_OOB=1), pytest.raises(IndexError, match="argument 1"):
+        run(product(32, 32, count(32, 7)), arrays, (3,), "CPU")
 
 
 @needs_unit
