@@ -31,9 +31,14 @@ def product(x: Tensor, weight: Weight, bias: Tensor | None = None, rounds: bool 
     """`rounds`: x to the type of the weight, where it has many rows: few take as long as reading the weight."""
     if isinstance(weight, nn.QuantizedWeight):
         return weight.linear(x, bias)
-    if rounds and x.numel() >= ROUNDED_ROWS * x.shape[-1]:  # (and kept: a product reads both as they are)
-        x = x.cast(weight.dtype).contiguous().cast(x.dtype)
-    return F.linear(x, weight.cast(x.dtype), bias)
+    return F.linear(rounded(x, weight) if rounds else x, weight.cast(x.dtype), bias)
+
+
+def rounded(x: Tensor, weight: Weight) -> Tensor:
+    """To the type of a weight and back, where x has many rows; kept as that: a product reads both as they are."""
+    if x.numel() < ROUNDED_ROWS * x.shape[-1]:
+        return x
+    return x.cast(weight.dtype).contiguous().cast(x.dtype)
 
 
 class Linear(nn.Module):
@@ -145,6 +150,8 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         gate = self.gate_proj(x)
         gate = F.gelu(gate, approximate="tanh") if self.gelu else F.silu(gate)
+        if self.gate_proj.rounds:  # (fewer bytes to the next product)
+            gate = rounded(gate, self.gate_proj.weight)
         return self.down_proj(gate * self.up_proj(x))
 
 

@@ -10,12 +10,11 @@ from manygrad.native.compiler import compiler
 from manygrad.native.memory import aligned, bytes_at
 from manygrad.runtime.codegen.pipeline import Prepared
 from manygrad.runtime.devices.bench import Bench
-from manygrad.runtime.devices.cpu_kernel import CPUKernel
+from manygrad.runtime.devices.cpu_kernel import LLVM, CPUKernel
 from manygrad.runtime.devices.host import Memory
 from manygrad.runtime.devices.objects import version
 from manygrad.runtime.devices.target import host_target
 from manygrad.runtime.devices.threads import team, wanted_threads
-from manygrad.runtime.render.llvm import render
 from manygrad.runtime.render.text import ENTRY
 from manygrad.tensor.uop.uop import UOp
 
@@ -66,7 +65,7 @@ class CPUCandidate:
 BENCH = Bench(
     machine=lambda: host_target().machine,
     key=lambda: f"{wanted_threads()}".encode() + version(),
-    render=render,
+    render=LLVM.render,
     load=CPUCandidate,
     memory=CPUScratch,
 )

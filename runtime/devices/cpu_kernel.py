@@ -15,6 +15,7 @@ from manygrad.runtime.codegen.pipeline import Prepared
 from manygrad.runtime.devices.bounds import Record
 from manygrad.runtime.devices.compiled import Renderer
 from manygrad.runtime.devices.host import Memory
+from manygrad.runtime.devices.target import host_target
 from manygrad.runtime.devices.threads import team, wanted_threads
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
@@ -26,13 +27,13 @@ PIECE_WORK = 1 << 16  # the least work worth a turn at the shared counter
 def _rendered(program: Program) -> str:
     from manygrad.runtime.render.llvm import render  # (as in `codegen/pipeline.py`: a kernel on disk needs none)
 
-    return render(program)
+    return render(program, host_target().rounds_bfloat16)
 
 
 def _checked(program: Program) -> str:
     from manygrad.runtime.render.bounds import render_checked
 
-    return render_checked(program)
+    return render_checked(program, host_target().rounds_bfloat16)
 
 
 LLVM = Renderer(_rendered, _checked)

@@ -25,6 +25,11 @@ class Target:
     machine: Machine
 
     @property
+    def rounds_bfloat16(self) -> bool:
+        """Whether one instruction rounds float32 to bfloat16, and another one tells where it does not as we do."""
+        return has_bfloat16(self.processor) and self.processor.has("avx512dq")
+
+    @property
     def key(self) -> bytes:
         """What generated code on disk depends on besides the kernel."""
         return f"{self.processor.key} {self.machine}".encode()
@@ -54,12 +59,16 @@ def _rows(p: Processor, feature: str) -> int:
     return AMX_ROWS if p.has("amx-tile", feature) and matrix_unit() else 1
 
 
+def has_bfloat16(p: Processor) -> bool:
+    """AVX-512's instructions for it, in processor and compiler."""
+    return p.has("avx512bf16", "avx512vl") and llvm_version()[0] >= 20
+
+
 def dot_products(p: Processor) -> tuple[Dot, ...]:
     """The products of bytes that one instruction adds up, of AVX-512 VNNI, AVX-VNNI, or NEON, or a few of AVX2; and of
     bfloat16: of AVX-512 BF16. Also of AMX, where the system lets this process use it."""
     if p.has("avx512vnni", "avx512vl"):
-        bf16 = p.has("avx512bf16") and llvm_version()[0] >= 20
-        halves = (Dot(dtypes.bfloat16, dtypes.bfloat16, 64, rows=_rows(p, "amx-bf16")),) if bf16 else ()
+        halves = (Dot(dtypes.bfloat16, dtypes.bfloat16, 64, rows=_rows(p, "amx-bf16")),) if has_bfloat16(p) else ()
         return (Dot(dtypes.uint8, dtypes.int8, 64, rows=_rows(p, "amx-int8")), *halves)
     if p.has("avxvnni"):
         return (Dot(dtypes.uint8, dtypes.int8, 32),)

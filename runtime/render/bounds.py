@@ -32,8 +32,8 @@ FAR = str(2**63 - 1)
 
 
 class CheckedPrinter(Printer):
-    def __init__(self, program: Program) -> None:
-        super().__init__(program)
+    def __init__(self, program: Program, rounds_bfloat16: bool = False) -> None:
+        super().__init__(program, rounds_bfloat16)
         self.sizes: dict[Inst, str] = {}  # PARAM -> elements
 
     def run(self) -> str:
@@ -122,6 +122,6 @@ class CheckedPrinter(Printer):
         return self.let(f"shufflevector {wide} {one}, {wide} poison, <{lanes} x i32> zeroinitializer")
 
 
-def render_checked(program: Program) -> str:
+def render_checked(program: Program, rounds_bfloat16: bool = False) -> str:
     """The LLVM IR of a program that checks its accesses."""
-    return CheckedPrinter(program).run()
+    return CheckedPrinter(program, rounds_bfloat16).run()

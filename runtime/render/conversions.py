@@ -7,6 +7,8 @@ from manygrad.tensor.dtype import DType, dtypes
 
 
 class Converter(Writer):
+    rounds_bfloat16 = False  # whether the processor has an instruction for it (AVX-512 BF16)
+
     def cast(self, text: str, a: DType, b: DType, n: int) -> str:
         """Conversion of `n` lanes from type `a` to `b`."""
         if a is b or (a.itemsize == b.itemsize and a.is_int and b.is_int):
@@ -41,6 +43,8 @@ class Converter(Writer):
         if a.is_float:
             if a.is_half:
                 return self.cast(self.cast(text, a, dtypes.float32, n), dtypes.float32, b, n)
+            if b.itemsize <= 2:
+                return self.to_narrow(text, a, b, n)
             name = (
                 f"llvm.fpto{'u' if b.is_unsigned else 's'}i.sat.{suffix(scalar_type(b), n)}.{suffix(scalar_type(a), n)}"
             )
@@ -49,8 +53,48 @@ class Converter(Writer):
             return self.let(f"trunc {ta} {text} to {tb}")
         return self.let(f"{'zext' if a.is_unsigned or a.is_bool else 'sext'} {ta} {text} to {tb}")
 
+    def to_narrow(self, text: str, a: DType, b: DType, n: int) -> str:
+        """To an integer whose ends are numbers of the float's type, too; NaN gives 0."""
+        t, i = vector(scalar_type(a), n), vector("i32", n)
+        inside = text
+        for order, end in ("olt", b.max), ("ogt", b.min):
+            limit = splat(literal(end, a), scalar_type(a), n)
+            better = self.let(f"fcmp {order} {t} {inside}, {limit}")
+            inside = self.let(f"select {vector('i1', n)} {better}, {t} {inside}, {t} {limit}")
+        whole = self.let(f"fptosi {t} {inside} to {i}")
+        number = self.let(f"fcmp ord {t} {text}, {text}")
+        found = self.let(f"select {vector('i1', n)} {number}, {i} {whole}, {i} {splat('0', 'i32', n)}")
+        return self.let(f"trunc {i} {found} to {vector(scalar_type(b), n)}")
+
     def to_bfloat16(self, text: str, n: int) -> str:
-        """Round to nearest even on the bits; NaN stays a (quiet) NaN."""
+        """Round to nearest even; NaN stays a (quiet) NaN."""
+        if not self.rounds_bfloat16 or n not in (16, 32):
+            return self.bits_to_bfloat16(text, n)
+        found, subnormal = self.registers_to_bfloat16(text, n)
+        label, before = self.fresh("subnormal"), self.label
+        self.line(f"br i1 {subnormal}, label %{label}, label %{label}.end")
+        self.start(label)
+        exact = self.bits_to_bfloat16(text, n)
+        self.line(f"br label %{label}.end")
+        self.start(f"{label}.end")
+        return self.let(f"phi {vector('i16', n)} [ {found}, %{before} ], [ {exact}, %{label} ]")
+
+    def registers_to_bfloat16(self, text: str, n: int) -> tuple[str, str]:
+        """One instruction for one register or for two, and whether it made zeros of subnormal numbers."""
+        f, parts = vector("float", 16), [text]
+        if n == 32:
+            orders = (", ".join(f"i32 {k}" for k in range(first, first + 16)) for first in (0, 16))
+            parts = [
+                self.let(f"shufflevector <32 x float> {text}, <32 x float> poison, <16 x i32> <{o}>") for o in orders
+            ]
+        name = "llvm.x86.avx512bf16.cvtne" + ("ps2bf16.512" if n == 16 else "2ps2bf16.512")
+        found = self.call(name, f"<{n} x bfloat>", *(f"{f} {x}" for x in parts[::-1]))
+        masks = [self.call("llvm.x86.avx512.fpclass.ps.512", "<16 x i1>", f"{f} {x}", "i32 32") for x in parts]
+        some = masks[0] if n == 16 else self.let(f"or <16 x i1> {masks[0]}, {masks[1]}")
+        bits = self.let(f"bitcast <16 x i1> {some} to i16")
+        return self.let(f"bitcast <{n} x bfloat> {found} to <{n} x i16>"), self.let(f"icmp ne i16 {bits}, 0")
+
+    def bits_to_bfloat16(self, text: str, n: int) -> str:
         f, i = vector("float", n), vector("i32", n)
         c = lambda v: splat(str(v), "i32", n)  # noqa: E731
         bits = self.let(f"bitcast {f} {text} to {i}")

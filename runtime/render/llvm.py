@@ -11,10 +11,12 @@ saturate.
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 from manygrad.runtime.codegen.lowered import Inst, Low, Program, Square
 from manygrad.runtime.render.registers import Registers
 from manygrad.runtime.render.text import ENTRY, literal, memory_type, scalar_type, splat, suffix, vector
+from manygrad.runtime.render.wide_stores import with_wide_stores
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 
@@ -28,9 +30,10 @@ ZEROS_BYTES = 1024  # what an invalid load reads instead
 
 
 class Printer(Registers):
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, rounds_bfloat16: bool = False) -> None:
         super().__init__()
-        self.program = program
+        self.rounds_bfloat16 = rounds_bfloat16
+        self.program = replace(program, insts=with_wide_stores(program.insts))
         self.entry: list[str] = []  # stack slots
         self.open: list[tuple[str, Inst, str]] = []  # (label, LOOP or IF, label of the block before)
         self.streamed = {x.src[0] for x in program.insts if x.op is Low.STREAM}
@@ -344,6 +347,6 @@ def _moves(offset: Inst) -> bool:
     return not (offset.op in (Low.CONST, Low.HERE) and offset.arg == 0 and offset.lanes == 1)
 
 
-def render(program: Program) -> str:
-    """The LLVM IR of a program."""
-    return Printer(program).run()
+def render(program: Program, rounds_bfloat16: bool = False) -> str:
+    """The LLVM IR of a program. `rounds_bfloat16`: for a processor that has an instruction for it."""
+    return Printer(program, rounds_bfloat16).run()

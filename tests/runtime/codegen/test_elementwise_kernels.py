@@ -95,6 +95,30 @@ def test_cast(a: DType) -> None:
     agree(ast, [*(np.zeros(60, b.np) for b in dtypes.all), x], rtol=0)
 
 
+NARROW = (dtypes.bfloat16, dtypes.float16, dtypes.int8, dtypes.uint8, dtypes.int16, dtypes.uint16)
+
+
+@pytest.mark.parametrize("b", NARROW, ids=lambda d: d.name)
+def test_cast_in_whole_registers(b: DType) -> None:
+    """Any bits; and numbers around the type's ends, in registers with subnormal ones among them and without any."""
+    bits = RNG.integers(0, 2**32, 2048, np.uint32).view(np.float32)
+    ends = np.array([b.min, b.max] if b.is_int else [-3e38, 3e38], np.float32)
+    near = (ends[:, None] + np.linspace(-2, 2, 256, dtype=np.float32)).ravel()
+    subnormal = RNG.integers(0, 2**23, 512, np.uint32) | RNG.integers(0, 2, 512, np.uint32) << np.uint32(31)
+    few = RNG.standard_normal(512).astype(np.float32)
+    few[::40] = subnormal.view(np.float32)[::40]
+    tie = (RNG.integers(0, 2**15, 512, np.uint32) << np.uint32(16) | np.uint32(0x8000)).view(np.float32)
+    x = np.concatenate([bits, near, subnormal.view(np.float32), few, tie, RNG.standard_normal(77).astype(np.float32)])
+    i = loop(len(x), 0)
+    for value in (load(1, i).cast(b), load(1, i).alu(Ops.MUL, load(1, i)).cast(b)):
+        (got, _) = agree(sink(store(0, i, value, i)), [np.zeros(len(x), b.np), x], rtol=0)
+    if b is dtypes.bfloat16:
+        got = run(sink(store(0, i, load(1, i).cast(b), i)), [np.zeros(len(x), b.np), x], device="CPU")[0]
+        some = ~np.isnan(x)
+        np.testing.assert_array_equal(got.view(np.uint16)[some], x.astype(b.np).view(np.uint16)[some])
+        assert np.isnan(got.astype(np.float32)[~some]).all()
+
+
 def test_float64_rounds_once_to_float16() -> None:
     x = (1 + np.arange(256) / 256.0 + 2.0**-40 * RNG.integers(-1, 2, 256)) * 2.0 ** RNG.integers(-16, 15, 256)
     i = loop(256, 0)
