@@ -13,7 +13,7 @@ from manygrad.native.additions import Additions
 from manygrad.native.replay import NativeCall
 from manygrad.runtime import profile
 from manygrad.runtime.buffer import Buffer, copy_buffer
-from manygrad.runtime.codegen.describe import signature, size_max
+from manygrad.runtime.codegen.describe import estimate_at, signature, size_max
 from manygrad.runtime.counters import Counters, GlobalCounters
 from manygrad.runtime.current import current
 from manygrad.runtime.devices import Device, Kernel, get_device
@@ -142,15 +142,18 @@ class KernelItem(ExecItem):
             self._run_validated(handles, vars)
         elif DEBUG >= 2 or profile.active:
             seconds = self.kernel(handles, self.values(vars), wait=True) or 0.0
-            self.tell(time.perf_counter() - seconds, seconds)
+            self.tell(time.perf_counter() - seconds, seconds, vars)
         else:
             self.kernel(handles, self.values(vars))
 
-    def tell(self, start: float, seconds: float) -> None:
+    def tell(self, start: float, seconds: float, vars: Vars) -> None:
         """The line of DEBUG=2, the event of a profile."""
         kernel, device = self.kernel, self.buffers[0].device.name
         if DEBUG >= 2:
-            report(kernel.name, device, seconds, kernel.flops, kernel.nbytes, self.line)
+            flops, nbytes = kernel.flops, kernel.nbytes
+            if self.names and self.ast.op is Ops.SINK:  # (these are of the largest sizes)
+                flops, nbytes = estimate_at(self.ast, tuple((n, vars[n]) for n in self.names))
+            report(kernel.name, device, seconds, flops, nbytes, self.line)
         if profile.active:
             profile.record(f"kernels {device}", kernel.name, start, start + seconds, self.facts())
 
@@ -305,7 +308,7 @@ class GraphItem(ExecItem):
         stamps = self.call(timed=True)  # each kernel's time, from the native call itself
         assert stamps is not None
         for item, start, end in zip(self.items, stamps, stamps[1:]):
-            item.tell(start, end - start)
+            item.tell(start, end - start, vars)
 
 
 def run_items(items: Iterable[ExecItem], vars: Vars) -> None:

@@ -13,6 +13,7 @@ from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.ranges import ranges_of
+from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.table import memo
 from manygrad.tensor.uop.uop import UOp
 
@@ -122,6 +123,13 @@ def estimate(ast: UOp) -> tuple[int, int]:
         key = (u.src[0].arg, u in stored)
         reads[key] = max(reads.get(key, 0), touched * u.src[0].dtype.itemsize)
     return flops, sum(reads.values())
+
+
+@lru_cache(1024)
+def estimate_at(ast: UOp, values: tuple[tuple[str, int], ...]) -> tuple[int, int]:
+    """The same with these values of its variables."""
+    known = {v: UOp.const(v.dtype, n) for v in signature(ast).variables for name, n in values if v.arg.name == name}
+    return estimate(substitute(ast, known))
 
 
 def kernel_name(ast: UOp) -> str:

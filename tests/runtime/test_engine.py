@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from manygrad import Context, GlobalCounters, Tensor, nn
+from manygrad import Context, GlobalCounters, Tensor, TinyJit, Variable, nn
 from manygrad.runtime.current import current
 from manygrad.runtime.devices import get_device
 from manygrad.runtime.linear import run_linear
@@ -195,6 +195,20 @@ def test_debug_2_is_one_line_a_kernel_or_copy(capsys: pytest.CaptureFixture[str]
     lines = [x for x in capsys.readouterr().out.splitlines() if not x.startswith("compiled ")]
     assert len(lines) >= 3 and all(LINE.match(line) for line in lines[:-1]), lines
     assert "copy 14884 CPU:0 -> CPU:1" in lines[-1] and "test_engine.py:" in lines[-1]
+
+
+def test_debug_2_tells_the_work_of_this_call_where_variables_say_how_much_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr("manygrad.runtime.items.report", lambda *a: told.append((a[3], a[4])))
+    x, v = ones(64, 64), Variable("rows", 1, 64)
+    step = TinyJit(lambda n: (x[:n] * 2).contiguous())
+    with Context(DEBUG=2):
+        for rows in (3, 64, 10, 5):  # (as it is, recorded, replayed)
+            told.clear()
+            step(v.bind(rows))
+            assert told == [(64 * rows, 2 * 256 * rows)]
 
 
 def test_debug_4_shows_the_code_and_5_the_passes(capsys: pytest.CaptureFixture[str]) -> None:
