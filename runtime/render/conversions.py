@@ -43,18 +43,14 @@ class Converter(Writer):
         if a.is_float:
             if a.is_half:
                 return self.cast(self.cast(text, a, dtypes.float32, n), dtypes.float32, b, n)
-            if b.itemsize <= 2:
-                return self.to_narrow(text, a, b, n)
-            name = (
-                f"llvm.fpto{'u' if b.is_unsigned else 's'}i.sat.{suffix(scalar_type(b), n)}.{suffix(scalar_type(a), n)}"
-            )
-            return self.call(name, tb, f"{ta} {text}")
+            return self.to_narrow(text, a, b, n) if b.itemsize <= 2 else self.to_wide(text, a, b, n)
         if b.itemsize * 8 < (1 if a.is_bool else a.itemsize * 8):
             return self.let(f"trunc {ta} {text} to {tb}")
         return self.let(f"{'zext' if a.is_unsigned or a.is_bool else 'sext'} {ta} {text} to {tb}")
 
     def to_narrow(self, text: str, a: DType, b: DType, n: int) -> str:
-        """To an integer whose ends are numbers of the float's type, too; NaN gives 0."""
+        """Towards zero, at most to the ends of an integer type, which are numbers of the float's, too; NaN gives 0.
+        (LLVM's own conversion that saturates goes lane by lane.)"""
         t, i = vector(scalar_type(a), n), vector("i32", n)
         inside = text
         for order, end in ("olt", b.max), ("ogt", b.min):
@@ -65,6 +61,25 @@ class Converter(Writer):
         number = self.let(f"fcmp ord {t} {text}, {text}")
         found = self.let(f"select {vector('i1', n)} {number}, {i} {whole}, {i} {splat('0', 'i32', n)}")
         return self.let(f"trunc {i} {found} to {vector(scalar_type(b), n)}")
+
+    def to_wide(self, text: str, a: DType, b: DType, n: int) -> str:
+        """To an integer whose largest number may be none of the float's type, but the next one is."""
+        t, mask = vector(scalar_type(a), n), vector("i1", n)
+        wide = scalar_type(b)
+        i = vector(wide, n)
+
+        def choose(condition: str, yes: str, no: str, of: str = i) -> str:
+            return self.let(f"select {mask} {condition}, {of} {yes}, {of} {no}")
+
+        least, beyond = (splat(literal(end, a), scalar_type(a), n) for end in (int(b.min), int(b.max) + 1))
+        above = self.let(f"fcmp oge {t} {text}, {beyond}")
+        bounded = [self.let(f"fcmp {x} {t} {text}, {end}") for x, end in (("oge", least), ("olt", beyond))]
+        inside = self.let(f"and {mask} {bounded[0]}, {bounded[1]}")
+        safe = choose(inside, text, splat(literal(0, a), scalar_type(a), n), t)
+        whole = self.let(f"fpto{'u' if b.is_unsigned else 's'}i {t} {safe} to {i}")
+        number = self.let(f"fcmp ord {t} {text}, {text}")
+        ends = choose(above, splat(str(int(b.max)), wide, n), splat(str(int(b.min)), wide, n))
+        return choose(inside, whole, choose(number, ends, splat("0", wide, n)))
 
     def to_bfloat16(self, text: str, n: int) -> str:
         """Round to nearest even; NaN stays a (quiet) NaN."""

@@ -95,25 +95,30 @@ def test_cast(a: DType) -> None:
     agree(ast, [*(np.zeros(60, b.np) for b in dtypes.all), x], rtol=0)
 
 
-NARROW = (dtypes.bfloat16, dtypes.float16, dtypes.int8, dtypes.uint8, dtypes.int16, dtypes.uint16)
+ROUNDED = (dtypes.bfloat16, dtypes.float16, *(d for d in dtypes.all if d.is_int))
 
 
-@pytest.mark.parametrize("b", NARROW, ids=lambda d: d.name)
-def test_cast_in_whole_registers(b: DType) -> None:
+@pytest.mark.parametrize("b", ROUNDED, ids=lambda d: d.name)
+@pytest.mark.parametrize("a", [dtypes.float32, dtypes.float64], ids=lambda d: d.name)
+def test_cast_in_whole_registers(a: DType, b: DType) -> None:
     """Any bits; and numbers around the type's ends, in registers with subnormal ones among them and without any."""
-    bits = RNG.integers(0, 2**32, 2048, np.uint32).view(np.float32)
-    ends = np.array([b.min, b.max] if b.is_int else [-3e38, 3e38], np.float32)
-    near = (ends[:, None] + np.linspace(-2, 2, 256, dtype=np.float32)).ravel()
+    words = np.uint32 if a is dtypes.float32 else np.uint64
+    bits = RNG.integers(0, np.iinfo(words).max, 2048, words).view(a.np)
+    ends = np.array([b.min, b.max] if b.is_int else [-3e38, 3e38], a.np)
+    near = (ends[:, None] + np.linspace(-2, 2, 256, dtype=a.np)).ravel()
+    steps = np.concatenate([ends, *(np.nextafter(ends, np.array(way, a.np)) for way in (-np.inf, np.inf))])
     subnormal = RNG.integers(0, 2**23, 512, np.uint32) | RNG.integers(0, 2, 512, np.uint32) << np.uint32(31)
-    few = RNG.standard_normal(512).astype(np.float32)
-    few[::40] = subnormal.view(np.float32)[::40]
-    tie = (RNG.integers(0, 2**15, 512, np.uint32) << np.uint32(16) | np.uint32(0x8000)).view(np.float32)
-    x = np.concatenate([bits, near, subnormal.view(np.float32), few, tie, RNG.standard_normal(77).astype(np.float32)])
+    subnormal = subnormal.view(np.float32).astype(a.np)
+    few = RNG.standard_normal(512).astype(a.np)
+    few[::40] = subnormal[::40]
+    tie = (RNG.integers(0, 2**15, 512, np.uint32) << np.uint32(16) | np.uint32(0x8000)).view(np.float32).astype(a.np)
+    x = np.concatenate([bits, near, steps, subnormal, few, tie, RNG.standard_normal(77).astype(a.np)])
     i = loop(len(x), 0)
-    for value in (load(1, i).cast(b), load(1, i).alu(Ops.MUL, load(1, i)).cast(b)):
-        (got, _) = agree(sink(store(0, i, value, i)), [np.zeros(len(x), b.np), x], rtol=0)
+    read = load(1, i, a)
+    for value in (read.cast(b), read.alu(Ops.MUL, read).cast(b)):
+        agree(sink(store(0, i, value, i)), [np.zeros(len(x), b.np), x], rtol=0)
     if b is dtypes.bfloat16:
-        got = run(sink(store(0, i, load(1, i).cast(b), i)), [np.zeros(len(x), b.np), x], device="CPU")[0]
+        got = run(sink(store(0, i, read.cast(b), i)), [np.zeros(len(x), b.np), x], device="CPU")[0]
         some = ~np.isnan(x)
         np.testing.assert_array_equal(got.view(np.uint16)[some], x.astype(b.np).view(np.uint16)[some])
         assert np.isnan(got.astype(np.float32)[~some]).all()
