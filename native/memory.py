@@ -14,6 +14,7 @@ from manygrad.native.source import module
 
 # a copy of so many bytes goes past the caches: one that the peers make at the same time fills them [allreduce.py]
 PAST_CACHES_NBYTES = 4 << 20
+SHORT_NBYTES = 1 << 16  # a copy of so many takes a few microseconds
 SMALL_PAGES_NBYTES = 1 << 20  # a huge page begins at the next multiple of its size
 
 
@@ -40,10 +41,18 @@ def mostly_unwritten(nbytes: int) -> tuple[np.ndarray, int]:
     return raw, raw.ctypes.data
 
 
+# (it keeps Python's lock: why, `native/team.py` says)
+_short_copy = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
+    ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
+)
+
+
 def copy(dst: int, src: int, nbytes: int) -> None:
-    """memcpy between addresses, without Python's lock. A large one goes past the caches (`ir/copy.ll`), at up to twice
-    the speed of the C library's, which does so from about the size of the last cache on."""
-    if nbytes < PAST_CACHES_NBYTES:
+    """memcpy between addresses, a long one without Python's lock. A large one goes past the caches (`ir/copy.ll`), at
+    up to twice the speed of the C library's, which does so from about the size of the last cache on."""
+    if nbytes < SHORT_NBYTES:
+        _short_copy(dst, src, nbytes)
+    elif nbytes < PAST_CACHES_NBYTES:
         ctypes.memmove(dst, src, nbytes)
     else:
         _past_caches()(dst, src, nbytes)

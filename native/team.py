@@ -12,6 +12,10 @@ shortly, then sleep on `seq` (`wake` has them spin again: a job is about to come
 of `ctl`, until the last one inside wakes it. When the team is busy (another Python thread runs a kernel), the caller
 works alone.
 
+`short_run` and `short_graph` keep Python's lock, for a few microseconds of work among much more of Python. A thread
+that gives that lock away for a moment and takes it back, again and again, would keep every other Python thread waiting:
+whenever one has been woken the lock is taken, and it begins its wait anew.
+
 A thread's scratch memory begins with the index up to which it has run the kernel in this job, 0 before: a kernel packs
 nothing anew for a part of the loop that goes on where what this thread has packed is still right.
 
@@ -44,10 +48,12 @@ Link = Callable[[str, Sequence[str]], dict[str, int]]
 """`(IR text, names)`: compiles and loads a module for good, gives the addresses of its functions."""
 
 _P, _N = ctypes.c_void_p, ctypes.c_int64
+RUN = _P, _P, _P, _N, _N, _P
+GRAPH = _P, _N, _P, _P
 PROTOTYPES: dict[str, Any] = {
-    "team_run": ctypes.CFUNCTYPE(None, _P, _P, _P, _N, _N, _P),
+    "team_run": ctypes.CFUNCTYPE(None, *RUN),
     "team_chain": ctypes.CFUNCTYPE(None, _P, _P, _N, _N, _P),
-    "team_graph": ctypes.CFUNCTYPE(None, _P, _N, _P, _P),
+    "team_graph": ctypes.CFUNCTYPE(None, *GRAPH),
     "team_wake": ctypes.CFUNCTYPE(None),
     "team_start": ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.c_int32),
     "team_limit": ctypes.CFUNCTYPE(None, ctypes.c_int32),
@@ -81,6 +87,8 @@ class Team:
         addresses = link(team_ir(scratch_bytes), list(PROTOTYPES))
         for name, prototype in PROTOTYPES.items():
             setattr(self, name.removeprefix("team_"), prototype(addresses[name]))
+        self.short_run = ctypes.PYFUNCTYPE(None, *RUN)(addresses["team_run"])
+        self.short_graph = ctypes.PYFUNCTYPE(None, *GRAPH)(addresses["team_graph"])
         self.chain_address, self.run_address = addresses["team_chain"], addresses["team_run"]
         self.graph_address = addresses["team_graph"]
         self.native = futex.available()
@@ -94,6 +102,8 @@ class Team:
             os.register_at_fork(after_in_child=self.after_fork)
 
     run: Any
+    short_run: Any
+    short_graph: Any
     chain: Any
     graph: Any
     wake: Any

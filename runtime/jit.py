@@ -83,7 +83,24 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _signature(t: Tensor) -> tuple[Any, ...]:
-    return (tuple(d if isinstance(d, int) else str(d) for d in t.shape), t.dtype.name, t.device)
+    return (tuple(d if isinstance(d, int) else str(d) for d in t.shape), t.dtype.name, t.device, _cut(t))
+
+
+def _cut(t: Tensor) -> tuple[int | None, tuple[int, ...]] | None:
+    """Of a tensor on several devices: the dim that is cut, and where."""
+    if not isinstance(t.device, tuple):
+        return None
+    spec = t.uop.arg
+    return (spec.axis, spec.bounds) if isinstance(spec, BufferSpec) else engine().store_spec(t.uop)
+
+
+def _text(shape: Any, dtype: str, device: Any, cut: tuple[int | None, tuple[int, ...]] | None) -> str:
+    axis, bounds = cut or (None, ())
+    if axis is not None:
+        where = f", cut along axis {axis} at {', '.join(map(str, bounds[1:-1]))}"
+    else:
+        where = "" if cut is None else ", a copy on each"
+    return f"{shape} {dtype} on {device}{where}"
 
 
 def _binds(t: Tensor) -> list[UOp]:
@@ -179,19 +196,21 @@ class Input:
     path: str
     signature: tuple[Any, ...]
     own: Tensor
-    kind: tuple[Any, ...] | None = None  # shape, dtype and device, where no dim is symbolic
+    kind: tuple[Any, ...] | None = None  # shape, dtype, device and cut, where no dim is symbolic
     twin: int | None = None
     written: bool = False
     moves: list[Callable[[Any], None]] | None = None  # of the graphs that read it; None: it has to be copied
     at: int = 0  # the address that these read; 0: not known
-    in_place: bool = False  # the last call's was read where it lies
+    in_place: bool = False  # the last call's was read where it lies, and was no copy of a view
 
 
 class TinyJit(Generic[T]):
     """`step = TinyJit(step)`, or as a decorator. Positional and keyword Tensors (also nested in lists, tuples, dicts)
     are inputs; bound variables may change their value from call to call; other arguments must stay as they were.
 
-    Everything the function changes must be realized by it or be returned; returned tensors are realized.
+    Everything the function changes must be realized by it or be returned; returned tensors are realized. A tensor that
+    is an argument of the second call, which is captured, is that argument wherever the function uses it: state that the
+    function has without being given it is not to be passed.
     """
 
     def __init__(self, fn: Callable[..., T]):
@@ -382,7 +401,7 @@ class TinyJit(Generic[T]):
             for path, t in tensors:
                 twin = first.get(id(t))
                 own = inputs[twin].own if twin is not None else _stored(t).clone().realize()
-                kind = None if _binds(t) else (t.shape, t.dtype, t.device)
+                kind = None if _binds(t) else (t.shape, t.dtype, t.device, _cut(t))
                 inputs.append(Input(path, _signature(t), own, kind, twin))
                 first.setdefault(id(t), len(inputs) - 1)
                 t.uop = own.uop
@@ -468,8 +487,8 @@ class TinyJit(Generic[T]):
                     f"captured with a tensor as {i.path}, called with one as {path}; "
                     "pass the arguments in the same way, or make a second TinyJit"
                 )
-            if (t.shape, t.dtype, t.device) != i.kind and _signature(t) != i.signature:
-                was, now = (f"{shape} {dtype} on {device}" for shape, dtype, device in (i.signature, _signature(t)))
+            if (t.shape, t.dtype, t.device, _cut(t)) != i.kind and _signature(t) != i.signature:
+                was, now = _text(*i.signature), _text(*_signature(t))
                 raise JitError(
                     f"{i.path} was captured as shape {was}, now it is {now}; pass the same kind of input, "
                     "or make a second TinyJit"
@@ -481,12 +500,20 @@ class TinyJit(Generic[T]):
                 )
         if self.writes:
             _refuse_shared_memory(self.inputs, tensors)
-        for i, (_, t) in zip(self.inputs, tensors):
-            if i.twin is None:
-                self._pass(i, _stored(t))
+            for i, (path, t) in zip(self.inputs, tensors):
+                if i.written and self._overwrites(memory(t.uop)):
+                    raise JitError(
+                        f"{path} is assigned by the function, and lies where the function writes something else, a "
+                        "result perhaps; pass a clone()"
+                    )
+        passed = [(i, t, _stored(t)) for i, (_, t) in zip(self.inputs, tensors) if i.twin is None]
+        for i, t, stored in passed:
+            self._pass(i, stored)
+            i.in_place &= stored is t
         vars = {**self.vars, **var_vals} if var_vals else self.vars
         self._keep_old_values()
         run_items(self.items, vars)
+        del passed  # (a copy of a view is read where it lies)
         for i, (_, t) in zip(self.inputs, tensors):
             if i.written:
                 t.assign(i.own).realize()

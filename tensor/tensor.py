@@ -212,8 +212,8 @@ class Tensor(
             self.uop = self.uop.cast(want)
         if target is not None and self.device != target and self.uop.device is not None:
             self.uop = self.to(target).uop
-        self.requires_grad = requires_grad
         LIVE.add(self)
+        self.requires_grad = requires_grad
 
     # *** how operators make new tensors ***
 

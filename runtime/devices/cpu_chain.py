@@ -26,6 +26,7 @@ class CPUChain:
         self.spec, self.kernels = ast.arg, tuple(kernels)
         self.variables = block_variables(ast)
         self.name, self.flops, self.nbytes = chain_name(ast), flops_of(ast, kernels), bytes_of(ast)
+        self.work = self.flops + self.nbytes
         self.address = team().chain_address
         self.records = tuple(r for k in kernels for r in k.records)
         begin = temporaries_at(sum(len(own) * 2 + 1 for own in self.spec.slots))

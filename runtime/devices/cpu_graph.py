@@ -8,7 +8,7 @@ from typing import Any
 
 from manygrad.native.graph import Job, graph_table, room_for_stamps, seconds
 from manygrad.native.replay import NativeCall
-from manygrad.runtime.devices.cpu_kernel import CPUKernel, TeamJob
+from manygrad.runtime.devices.cpu_kernel import SERIAL_WORK, CPUKernel, TeamJob
 from manygrad.runtime.devices.host import Memory
 from manygrad.runtime.devices.numbers import Numbers
 from manygrad.runtime.devices.threads import team
@@ -28,6 +28,7 @@ class CPUGraph:
             for job, (b, _, total, grain), (*_, n) in zip(jobs, given, calls)
         ]
         self.shared = any(total > grain for *_, total, grain in given)  # whether there is work for the team
+        self.short = sum(job.work for job in jobs) <= SERIAL_WORK
         self.table = graph_table(rows)
         self.kept = [(words, numbers.array) for (words, *_), (*_, numbers) in zip(given, calls)]
         self._follow([numbers for *_, numbers in calls])
@@ -36,7 +37,8 @@ class CPUGraph:
     def __call__(self, timed: bool = False) -> list[float] | None:
         count, native = len(self.kept), team()
         stamps = room_for_stamps(count) if timed else None
-        native.graph(self.table, count, native.ready(), stamps)
+        run = native.short_graph if self.short else native.graph
+        run(self.table, count, native.ready(), stamps)
         for name, record in self.records:
             record.check(name)
         return None if stamps is None else seconds(stamps)

@@ -44,6 +44,7 @@ class TeamJob(Protocol):
     record)."""
 
     address: int
+    work: int  # operations + bytes
 
     @property
     def records(self) -> tuple[tuple[str, Record], ...]: ...
@@ -58,7 +59,8 @@ def run_on_team(job: TeamJob, handles: Sequence[Memory], vars: tuple[int, ...], 
     native = team()
     scratch = native.ready()
     began = time.perf_counter() if wait else 0.0
-    native.run(job.address, buffers, numbers, total, grain, scratch)
+    run = native.short_run if job.work <= SERIAL_WORK else native.run
+    run(job.address, buffers, numbers, total, grain, scratch)
     seconds = time.perf_counter() - began if wait else None
     for name, record in job.records:
         record.check(name)
@@ -71,6 +73,7 @@ class CPUKernel:
     def __init__(self, prepared: Prepared, ast: UOp, address: int, checked: bool = False) -> None:
         self.name, self.opts = prepared.name, prepared.opts
         self.flops, self.nbytes = estimate(ast)
+        self.work = self.flops + self.nbytes
         self.prepared, self.address = prepared, address
         self.record = Record() if checked else None  # where a bounds-checked kernel reports
         self.records = () if self.record is None else ((self.name, self.record),)
@@ -96,10 +99,9 @@ class CPUKernel:
         """(total, grain) of the parallel loop."""
         counts = [-(-evaluate_int(n, variables) // step) for n, step in self.counts]
         total = math.prod(counts)
-        work = self.flops + self.nbytes
-        if work <= SERIAL_WORK or total <= 1:
+        if self.work <= SERIAL_WORK or total <= 1:
             return max(1, total), max(1, total)
-        smallest = -(-PIECE_WORK * total // work)
+        smallest = -(-PIECE_WORK * total // self.work)
         wanted = 4 * wanted_threads()
         if self.staged:  # what is packed serves a run of indices: as few cuts within one as keep the threads busy
             run = math.prod(counts[self.staged :])

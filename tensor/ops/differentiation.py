@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from manygrad.tensor import grad_mode
 from manygrad.tensor.gradient import compute_gradients, with_history
 from manygrad.tensor.lock import locked
-from manygrad.tensor.storage import Storage, is_stored, sharing
+from manygrad.tensor.storage import LIVE, Storage, is_stored, sharing
 from manygrad.tensor.stored import HISTORY
 from manygrad.tensor.uop import Ops, UOp
 
@@ -42,7 +42,7 @@ class DifferentiationMixin:
         """Whether this is a leaf to train, or was computed from one."""
         if self._requires_grad or not self.dtype.is_float:
             return bool(self._requires_grad)
-        leaves = {t.uop for t in _live() if t._requires_grad}
+        leaves = {t.uop for t in LIVE if t._requires_grad}
         return any(
             u in leaves or u in HISTORY
             for u in self.uop.toposort(lambda u: u.op is not Ops.DETACH)
@@ -77,6 +77,7 @@ class DifferentiationMixin:
             self._leaf = next(_leaves)
             uop = UOp(Ops.CONTIGUOUS, uop.dtype, (uop,), self._leaf)
         self.uop, self._storage = uop, storage
+        LIVE.renew(self)
 
     def detach(self: Tensor) -> Tensor:
         """The same value, through which no gradient flows; of a stored tensor, the same storage."""
@@ -154,8 +155,8 @@ class DifferentiationMixin:
                 )
             if not self.dtype.is_float:
                 raise TypeError(f"backward() needs a float tensor, this one is {self.dtype.name}")
-        trained = [t for t in _live() if t._requires_grad]
-        wanted = [t for t in _live() if t._requires_grad or t._retains] if inputs is None else list(inputs)
+        trained = [t for t in LIVE if t._requires_grad]
+        wanted = [t for t in LIVE if t._requires_grad or t._retains] if inputs is None else list(inputs)
         root, now, stored = with_history(self.uop, trained)
         flowing = set(root.toposort(lambda u: u.op is not Ops.DETACH))
         reached = [t for t in wanted if now.get(t.uop) in flowing]
@@ -213,11 +214,5 @@ def zero_grad(t: Tensor, set_to_none: bool) -> None:
             t.grad._overwrite(0.0)
 
 
-def _live() -> Any:
-    from manygrad.tensor.tensor import LIVE
-
-    return LIVE
-
-
 def _hooks(now: dict[UOp, UOp]) -> dict[UOp, list[Any]]:
-    return {now[t.uop]: list(t._hooks) for t in _live() if t._hooks and t.uop in now}
+    return {now[t.uop]: list(t._hooks) for t in LIVE if t._hooks and t.uop in now}

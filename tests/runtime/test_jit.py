@@ -469,6 +469,33 @@ def test_an_input_that_is_written_and_another_of_the_same_memory_are_an_error() 
     assert step(a, a.flip(0)).tolist() == [12.0, 12.0]  # (a copy)
 
 
+def test_an_argument_that_is_cut_in_another_way_is_an_error() -> None:
+    devices, values = ("CPU:0", "CPU:1"), np.arange(16, dtype=np.float32).reshape(4, 4)
+    step = TinyJit(lambda x: x * 2 + 1)
+    for axis in (0, 0, -2):
+        np.testing.assert_array_equal(step(Tensor(values).shard(devices, axis)).numpy(), values * 2 + 1)
+    for other, now in ((1, "cut along axis 1 at 2"), (None, "a copy on each")):
+        with pytest.raises(JitError, match=rf"float32 on .*, cut along axis 0 at 2, now .*, {now}; pass the same kind"):
+            step(Tensor(values).shard(devices, other))
+    np.testing.assert_array_equal(step(Tensor(values + 1).shard(devices, 0)).numpy(), values * 2 + 3)
+
+
+def test_a_result_that_is_passed_where_the_function_writes_is_an_error() -> None:
+    """It returns it again: what is written to it as an argument would be there in place of the new result."""
+
+    def f(a: Tensor, b: Tensor) -> Tensor:
+        x = a + 2 * b
+        a.assign(b + 1)
+        return x
+
+    step = TinyJit(f)
+    a, b = Tensor([1.0]).realize(), Tensor([5.0]).realize()
+    assert [step(a, b).item() for _ in range(4)] == [11, 16, 16, 16]
+    with pytest.raises(JitError, match=r"argument\[0\] is assigned by the function, and lies .* pass a clone"):
+        step(step(a, b), b)
+    assert step(step(a, b).clone(), b).item() == 26 and a.item() == 6
+
+
 @pytest.mark.parametrize("devices", [None, ("CPU:0", "CPU:1")])
 def test_what_is_made_of_state_or_results_between_calls_keeps_its_value(devices: tuple[str, str] | None) -> None:
     """Lazy values: nothing of them is computed before the end, and a replay writes what they read."""

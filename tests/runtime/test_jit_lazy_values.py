@@ -49,3 +49,26 @@ def test_a_lazy_copy_of_what_the_step_stores_elsewhere() -> None:
             twice, _ = step(Tensor([float(n)]).realize())
             assert twice.tolist() == [2, 4, 6, 8, 10, 12]
             assert other.tolist() == ([1, 2, 3, 4, 5, 6] if n == 0 else [0] * 6)
+
+
+def test_an_older_tensor_that_takes_a_result_in_keeps_its_value() -> None:
+    """Nothing of it is in memory yet, so `+=` makes it a new value: of an old tensor."""
+    total, first = Tensor.zeros(4).contiguous(), Tensor(np.ones(4, np.float32)).realize()
+    step = TinyJit(lambda a, b: (a + 2 * b) * 0.5 + 1)
+    result = Tensor(np.full(4, 2, np.float32)).realize()
+    for n in range(4):
+        result = step(first, result)
+        if n == 2:
+            total += result
+    assert total.tolist() == [6.5] * 4 and result.tolist() == [8] * 4
+
+
+def test_a_view_that_is_passed_is_read_before_its_memory_is_used_again() -> None:
+    """A lazy value of the last result is computed when the next call has its arguments: not where they lie."""
+    view = Tensor(np.arange(8, dtype=np.float32))[::2]
+    step = TinyJit(lambda a: a * 0.5 + 1)
+    held = []
+    for _ in range(5):
+        held.append(step(view) * 2 + 1)
+        assert step.result.tolist() == [1, 2, 3, 4] if step.captured else True
+    assert [h.tolist() for h in held] == [[3, 5, 7, 9]] * 5

@@ -118,7 +118,8 @@ def test_a_capture_holds_one_threads_calls() -> None:
     finally:
         stop.set()
         other.join()
-    assert ran
+    # its kernels take a microsecond: were Python's lock free so long only, we would wait for it for seconds
+    assert 0 < len(ran) < 10_000
 
 
 def test_an_argument_of_a_trace_is_what_it_was_to_other_threads() -> None:
