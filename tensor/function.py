@@ -29,7 +29,6 @@ from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.engine import engine
 from manygrad.tensor.gradient import NoGradient, flow_back
 from manygrad.tensor.lock import locked
-from manygrad.tensor.ops.random import seeding
 from manygrad.tensor.standin import part
 from manygrad.tensor.storage import LIVE, MEMORY, PENDING, assignments, is_stored, memory, place, start
 from manygrad.tensor.stored import LOST, ORIGIN
@@ -63,7 +62,7 @@ class function:
         found = _Arguments((args, kwargs))
         if found.symbolic:  # a symbolic dim may have another value next time: traced as it stands
             return self.fn(*args, **kwargs)
-        key = (tuple(found.key), Tensor.training, grad_mode.is_grad_enabled(), seeding())
+        key = (tuple(found.key), Tensor.training, grad_mode.is_grad_enabled())
         traces = self.traces.setdefault(key, [])
         for trace in traces:
             if trace.fits():

@@ -37,53 +37,68 @@ class _Generator:
 
 
 class _Thread(threading.local):
-    """The draw counter of a thread: a tensor, so that a replayed JIT step draws fresh numbers. Each place that draws
-    has a copy, so that none waits for another, and every draw moves all of them on: what is drawn does not depend on
-    where, nor twice the same. Each thread draws from a sequence of its own; that of the first one (`number` 0) follows
-    from the seed alone."""
+    """The draw counter of a thread: a tensor, so that a replayed JIT step draws fresh numbers; and so is what the seed
+    makes of its keys, so that a replay follows `manual_seed`. Each place that draws has a copy, so that none waits for
+    another, and every draw moves all of them on: what is drawn does not depend on where, nor twice the same. Each
+    thread draws from a sequence of its own; that of the first one (`number` 0) follows from the seed alone."""
 
     seeded = -1
-    number = 0
-    counters: dict[Any, Any]
+    salt = 0
+
+    def __init__(self) -> None:
+        self.counters: dict[Any, Tensor] = {}
+        self.salts: dict[Any, Tensor] = {}
 
     def up_to_date(self) -> _Thread:
         if self.seeded != _Generator.seeded:
-            self.seeded, self.counters = _Generator.seeded, {}
-            self.number = 0 if threading.current_thread() is threading.main_thread() else next(_Generator.threads) + 1
+            self.seeded = _Generator.seeded
+            number = 0 if threading.current_thread() is threading.main_thread() else next(_Generator.threads) + 1
+            self.salt = (_Generator.seed * 0xC2B2AE35 + number * 0x9E3779B1 + 0x27D4EB2F) & 0xFFFFFFFF
+            self.forget_lost()
+            for tensors, value in ((self.counters, 0), (self.salts, self.salt)):
+                for t in tensors.values():
+                    t.assign(value)
         return self
+
+    def forget_lost(self) -> None:
+        """What was made in a trace that failed."""
+        for place in [p for p, c in self.counters.items() if c.uop in LOST or self.salts[p].uop in LOST]:
+            del self.counters[place], self.salts[place]
+
+    def at(self, device: Any) -> tuple[Tensor, Tensor]:
+        """The counter and the salt there."""
+        if device not in self.counters:
+            for tensors, value in ((self.counters, 0), (self.salts, self.salt)):
+                tensors[device] = _copied(next(iter(tensors.values())), device) if tensors else _word(value, device)
+        return self.counters[device], self.salts[device]
+
+
+def _word(value: int, device: Any) -> Tensor:
+    from manygrad.tensor.tensor import Tensor
+
+    t = Tensor([value], dtype=dtypes.uint32, device=device if isinstance(device, str) else None)
+    return (t if isinstance(device, str) else t.to(device)).contiguous().realize()
+
+
+def _copied(first: Tensor, device: Any) -> Tensor:
+    t = (first.to(default_device()) if isinstance(first.device, tuple) else first).to(device).contiguous()
+    store(t)
+    return t
 
 
 _thread = _Thread()
 
 
-def seeding() -> tuple[int, int]:
-    """The seed, and how often it was set."""
-    return _Generator.seed, _Generator.seeded
-
-
 @locked
-def _next_stream(device: Any) -> Tensor:
-    from manygrad.tensor.tensor import Tensor
-
-    counters = _thread.up_to_date().counters
-    for place in [p for p, c in counters.items() if c.uop in LOST and len(counters) > 1]:
-        del counters[place]  # (made in a trace that failed)
-    counter = counters.get(device)
-    if counter is None and counters:
-        first = next(iter(counters.values()))
-        counter = (first.to(default_device()) if isinstance(first.device, tuple) else first).to(device).contiguous()
-        store(counter)
-        counters[device] = counter
-    if counter is None:
-        counter = Tensor([0], dtype=dtypes.uint32, device=device if isinstance(device, str) else None)
-        if not isinstance(device, str):
-            counter = counter.to(device)
-        counter = counter.contiguous().realize()
-        counters[device] = counter
+def _next_key(device: Any) -> Tensor:
+    state = _thread.up_to_date()
+    if len(state.counters) > 1:
+        state.forget_lost()
+    counter, salt = state.at(device)
     stream = (counter + 1).contiguous()  # stored: a later draw moves the counter on
-    for c in counters.values():
+    for c in state.counters.values():
         c.assign(stream if c is counter else c + 1)
-    return stream
+    return stream * 0x85EBCA6B ^ salt
 
 
 def philox(counter: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,11 +114,14 @@ def philox(counter: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
 
 class RandomMixin:
     @staticmethod
+    @locked
     def manual_seed(seed: int = 0) -> None:
-        """Start the generator again; the same on every rank gives the same numbers everywhere."""
+        """Start the generator again; the same on every rank gives the same numbers everywhere. A TinyJit's replays in
+        this thread follow it, too."""
         _Generator.seed = int(seed) & 0xFFFFFFFF
         _Generator.seeded += 1
         _Generator.threads = itertools.count()
+        _thread.up_to_date()
 
     @staticmethod
     def initial_seed() -> int:
@@ -115,10 +133,7 @@ class RandomMixin:
         from manygrad.tensor.tensor import Tensor, _canonical
 
         where = _canonical(device) if device is not None else default_device()
-        stream = _next_stream(where)
-        key = stream * 0x85EBCA6B ^ (
-            (_Generator.seed * 0xC2B2AE35 + _thread.number * 0x9E3779B1 + 0x27D4EB2F) & 0xFFFFFFFF
-        )
+        key = _next_key(where)
         index = Tensor.arange(count, device=where if isinstance(where, str) else None).cast(dtypes.uint32)
         return philox(index, key)[0]
 

@@ -15,7 +15,7 @@ from manygrad.runtime.jit import JitError
 EXAMPLES = 60
 N = 4
 DEVICES = ("CPU:0", "CPU:1")
-BODIES = ("add", "state", "part", "copy", "argument", "inner", "number", "view")
+BODIES = ("add", "state", "part", "copy", "argument", "inner", "number", "view", "random")
 ARGUMENTS = ("first", "second", "result", "lazy", "view", "fresh")
 BETWEEN = ("write", "part", "hold", "hold state", "read", "replace", "forget", "step", "realize", "write state")
 REFUSED = "is the same memory", "were one tensor at capture", "writes something else", "was captured as shape"
@@ -79,6 +79,8 @@ class Side:
                 x = (x + self.total).realize() if self.realize else x + self.total
             elif part == "number":
                 x = x * n
+            elif part == "random":
+                x = x + x.rand_like()
             else:
                 x = x.flip(0) + self.state[:1]
         return x
@@ -121,6 +123,7 @@ class Side:
         return [t.numpy() for t in (self.result, self.state, self.total, self.first, self.second, *self.held)]
 
     def call(self, which: int, kinds: tuple[str, str], k: int) -> None:
+        Tensor.manual_seed(k)
         number = [self.number.bind(1 + k % N)] if "number" in self.bodies[which] else []
         self.result = self.steps[which](*(self.argument(kind, k) for kind in kinds), *number)
         self.result.realize(*self.own)  # (a graph has one value for a variable)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -467,6 +468,21 @@ def test_an_input_that_is_written_and_another_of_the_same_memory_are_an_error() 
         step(a, a[::-1])
     assert a.tolist() == [4.0, 5.0] and step(a, b).tolist() == [10.0, 12.0]
     assert step(a, a.flip(0)).tolist() == [12.0, 12.0]  # (a copy)
+
+
+@pytest.mark.parametrize("devices", [None, ("CPU:0", "CPU:1")])
+def test_replays_follow_a_new_seed(devices: tuple[str, str] | None) -> None:
+    x = Tensor(np.zeros(6, np.float32))
+    x = (x if devices is None else x.shard(devices, 0)).realize()
+    step = TinyJit(lambda x: x + x.rand_like())
+
+    def drawn(seed: int, f: Any) -> list[list[float]]:
+        Tensor.manual_seed(seed)
+        return [f(x).tolist() for _ in range(4)]
+
+    first, second = ([drawn(seed, f) for seed in (5, 5, 6, 5)] for f in (step, lambda x: x + x.rand_like()))
+    assert first == second
+    assert first[0] == first[1] == first[3] != first[2] and len({tuple(r) for r in first[0]}) == 4
 
 
 def test_an_argument_that_is_cut_in_another_way_is_an_error() -> None:
