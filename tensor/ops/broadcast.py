@@ -60,7 +60,7 @@ class BroadcastMixin:
         if isinstance(other, (bool, int, float)):
             kind = dtype or result_type(self, other)
             x = self if self.dtype is kind else self.cast(kind)
-            y = x._new(_everywhere(UOp.const(kind, other), x.shape))
+            y = x._new(everywhere(UOp.const(kind, other), x.shape))
             return (y, x) if reverse else (x, y)
         if not isinstance(other, Tensor):
             if isinstance(other, UOp):
@@ -96,7 +96,7 @@ class BroadcastMixin:
         return self if self.dtype.is_float else self.cast(dtypes.default_float)
 
 
-def _everywhere(u: UOp, shape: tuple[Any, ...]) -> UOp:
+def everywhere(u: UOp, shape: tuple[Any, ...]) -> UOp:
     """A scalar as each element of `shape`."""
     ones = (1,) * len(shape)
     flat = UOp(Ops.RESHAPE, u.dtype, (u,), ones) if shape else u

@@ -17,9 +17,12 @@ from manygrad.tensor import environment as env
 from manygrad.tensor.dtype import DType, dtypes, to_dtype
 from manygrad.tensor.engine import default_device
 from manygrad.tensor.lock import locked
+from manygrad.tensor.ops.broadcast import everywhere
 from manygrad.tensor.ops.creation import _shape
+from manygrad.tensor.source import mark
 from manygrad.tensor.storage import store
 from manygrad.tensor.stored import LOST
+from manygrad.tensor.uop import Ops, UOp
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
@@ -103,13 +106,24 @@ def _next_key(device: Any) -> Tensor:
 
 def philox(counter: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """Two 32-bit words per 64-bit (counter low, counter high = 0) and 32-bit key."""
-    lo, hi = counter, counter * 0
+    counter, key = counter._pair(key, dtype=dtypes.uint32)
+
+    def number(value: int, dtype: DType = dtypes.uint32) -> UOp:
+        return everywhere(UOp.const(dtype, value), counter.shape)
+
+    def alu(op: Ops, x: UOp, y: UOp) -> UOp:
+        return UOp(op, x.dtype, (x, y))
+
+    def cast(x: UOp, dtype: DType) -> UOp:
+        return UOp(Ops.CAST, dtype, (x,))
+
+    lo, hi = counter.uop, number(0)
     for i in range(10):
-        product = lo.cast(dtypes.uint64) * 0xD256D193
-        top = (product >> 32).cast(dtypes.uint32)
-        round_key = key + ((0x9E3779B9 * i) & 0xFFFFFFFF)
-        lo, hi = top ^ round_key ^ hi, product.cast(dtypes.uint32)
-    return lo, hi
+        product = alu(Ops.MUL, cast(lo, dtypes.uint64), number(0xD256D193, dtypes.uint64))
+        top = cast(alu(Ops.SHR, product, number(32, dtypes.uint64)), dtypes.uint32)
+        round_key = alu(Ops.ADD, key.uop, number((0x9E3779B9 * i) & 0xFFFFFFFF))
+        lo, hi = alu(Ops.XOR, alu(Ops.XOR, top, round_key), hi), cast(product, dtypes.uint32)
+    return counter._new(mark(lo)), counter._new(mark(hi))
 
 
 class RandomMixin:
