@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from manygrad.runtime.codegen.dots import Dot
-from manygrad.runtime.codegen.transcendental import Lookup
+from manygrad.runtime.codegen.transcendental import SELDOM, Lookup
 from manygrad.schedule.spec import KERNEL
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.spec import FLOAT, LIKE_FIRST, Spec, also, plus, rule, sources, verify, without
@@ -20,6 +20,10 @@ _SMALL = ("within", "scale", "round")  # what a renderer has beside the ops
 _INSTRUCTIONS = (
     rule("CUSTOM is an instruction of floats", Ops.CUSTOM,
          sources(1, 2), FLOAT, LIKE_FIRST, ("its name as arg", lambda u: u.arg in _SMALL)),
+    rule("CUSTOM is one of two values", Ops.CUSTOM,
+         sources(4), FLOAT,
+         ("a condition, two values of its type and what the second is made of",
+          lambda u: u.arg == SELDOM and u.src[0].dtype.is_bool and u.src[1].dtype is u.src[3].dtype is u.dtype)),
     rule("CUSTOM looks up", Ops.CUSTOM,
          sources(1), FLOAT, LIKE_FIRST,
          ("a Lookup as arg", lambda u: isinstance(u.arg, Lookup) and all(type(v) is float for v in u.arg.values))),

@@ -2,8 +2,8 @@
 
 Over the full range, with infinities, NaN and denormals. Sources of the kernels: Cephes (float32; EXP's polynomials are
 our own), FDLIBM (float64, Sun Microsystems 1993). The range reduction of SIN is by Cody and Waite for moderate
-arguments; for large ones the product x * 2/pi is formed exactly, 24 bits of 2/pi at a time, and its multiples of 4 are
-dropped (after Payne and Hanek).
+arguments; for large ones, in a branch, the product x * 2/pi is formed exactly, 24 bits of 2/pi at a time, and its
+multiples of 4 are dropped (after Payne and Hanek).
 """
 
 from __future__ import annotations
@@ -187,7 +187,12 @@ TWO_OVER_PI = int(
     16,
 )
 TWO_OVER_PI_BITS = 1152
-PI_OVER_2 = (1.5707963267948966, 6.123233995736766e-17, -1.4973849048591833e-33)
+PI_OVER_2 = {  # as a sum
+    f32: (1.57079637050628662109375, -4.37113882867379149e-8, -1.71512451306160767e-15),
+    f64: (1.5707963267948966, 6.123233995736766e-17, -1.4973849048591833e-33),
+}
+MODERATE = {f32: 2.0**16, f64: 2.0**28}  # up to here the products of n and what pi/2 is a sum of lose nothing
+SELDOM = "seldom"
 
 
 def _round(x: UOp) -> UOp:
@@ -226,34 +231,46 @@ def _quadrant_of_large(x: UOp, significant_bits: int) -> tuple[UOp, UOp, UOp]:
 
 def sin(x: UOp) -> UOp:
     d = x.dtype
-    wide = x.cast(f64)
+    mask = c(INT[d], int(_bits(math.inf, d)) | ((1 << FRACTION_BITS[d]) - 1))
+    magnitude = x.bitcast(INT[d]).alu(Ops.AND, mask).bitcast(d)
+    return seldom(less(c(d, MODERATE[d]), magnitude), _sin_of_moderate(x), x, _sin_of_large(x))
+
+
+def seldom(condition: UOp, usual: UOp, x: UOp, unusual: UOp) -> UOp:
+    """`where(condition, unusual, usual)`. What is `unusual`, made of `x` alone, is computed only where a lane needs
+    it."""
+    return UOp(Ops.CUSTOM, usual.dtype, (condition, usual, x, unusual), SELDOM)
+
+
+def _sin_of_moderate(x: UOp) -> UOp:
+    """r = x - n * pi/2 in extended precision."""
+    d = x.dtype
+    n, k = nearest(x, 2.0 / math.pi)
+    r = x
+    for part in PI_OVER_2[d]:
+        r = fma(n, -part, r)
+    return where(x.alu(Ops.CMPEQ, c(d, 0.0)), x, _sin_in_quadrant(r, k))  # -0.0
+
+
+def _sin_of_large(x: UOp) -> UOp:
+    d, wide = x.dtype, x.cast(f64)
     negative = less(wide, 0.0)
     a = where(negative, wide.alu(Ops.NEG), wide)
-    # moderate: r = a - n * pi/2 in extended precision
-    n, _ = nearest(where(less(a, 2.0**30), a, 0.0), 2.0 / math.pi)
-    r = fma(n, -PI_OVER_2[1], fma(n, -PI_OVER_2[0], a))
-    if d is f64:
-        r = fma(n, -PI_OVER_2[2], r)
-    n_large, f, g = _quadrant_of_large(a, 24 if d is f32 else 53)
-    large = less(c(f64, 2.0**28), a)
-    n = where(large, n_large, n)
-    r = where(large, fma(f, PI_OVER_2[0], fma(f, PI_OVER_2[1], mul(g, PI_OVER_2[0]))), r)
-    n = sub(n, mul(_round(mul(n, 0.25)), 4.0))  # -2..2
-    odd = n.alu(Ops.CMPEQ, c(f64, 1.0)).alu(Ops.OR, n.alu(Ops.CMPEQ, c(f64, -1.0)))
-    turned = (
-        n.alu(Ops.CMPEQ, c(f64, -1.0))
-        .alu(Ops.OR, n.alu(Ops.CMPEQ, c(f64, 2.0)))
-        .alu(Ops.OR, n.alu(Ops.CMPEQ, c(f64, -2.0)))
-    )
-    r = r.cast(d)
+    n, f, g = _quadrant_of_large(a, 24 if d is f32 else 53)
+    half_pi = PI_OVER_2[f64]
+    r = fma(f, half_pi[0], fma(f, half_pi[1], mul(g, half_pi[0])))
+    found = _sin_in_quadrant(r.cast(d), n.cast(INT[d]))
+    found = where(negative, found.alu(Ops.NEG), found)
+    return where(a.alu(Ops.CMPEQ, c(f64, math.inf)), math.nan, found)
+
+
+def _sin_in_quadrant(r: UOp, k: UOp) -> UOp:
+    """sin(r + k * pi/2), |r| <= pi/4 or little more."""
+    d, i = r.dtype, k.dtype
     z = mul(r, r)
     if d is f32:
         s = fma(mul(r, z), polynomial(z, -1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1), r)
-        k = fma(
-            mul(z, z),
-            polynomial(z, 2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2),
-            fma(z, -0.5, 1.0),
-        )
+        even = polynomial(z, 2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
     else:
         s = fma(
             mul(r, z),
@@ -268,24 +285,19 @@ def sin(x: UOp) -> UOp:
             ),
             r,
         )
-        k = fma(
-            mul(z, z),
-            polynomial(
-                z,
-                -1.13596475577881948265e-11,
-                2.08757232129817482790e-09,
-                -2.75573143513906633035e-07,
-                2.48015872894767294178e-05,
-                -1.38888888888741095749e-03,
-                4.16666666666666019037e-02,
-            ),
-            fma(z, -0.5, 1.0),
+        even = polynomial(
+            z,
+            -1.13596475577881948265e-11,
+            2.08757232129817482790e-09,
+            -2.75573143513906633035e-07,
+            2.48015872894767294178e-05,
+            -1.38888888888741095749e-03,
+            4.16666666666666019037e-02,
         )
-    found = where(odd, k, s)
-    flip = turned.alu(Ops.XOR, negative)
-    found = where(flip, found.alu(Ops.NEG), found)
-    found = where(x.alu(Ops.CMPEQ, c(d, 0.0)), x, found)  # -0.0
-    return where(a.alu(Ops.CMPEQ, c(f64, math.inf)), math.nan, found)
+    cosine = fma(mul(z, z), even, fma(z, -0.5, 1.0))
+    odd = k.alu(Ops.AND, c(i, 1)).alu(Ops.CMPNE, c(i, 0))
+    sign = k.alu(Ops.AND, c(i, 2)).alu(Ops.SHL, c(i, d.bits - 2))
+    return where(odd, cosine, s).bitcast(INT[d]).alu(Ops.XOR, sign).bitcast(d)
 
 
 EXPANSIONS: dict[Ops, Callable[[UOp, bool], UOp]] = {

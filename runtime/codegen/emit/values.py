@@ -13,7 +13,7 @@ from manygrad.runtime.codegen.affine import Affine, Atom, Position
 from manygrad.runtime.codegen.dots import is_dot
 from manygrad.runtime.codegen.emit.emission import INDEX, Emission
 from manygrad.runtime.codegen.lowered import Inst, Low
-from manygrad.runtime.codegen.transcendental import Lookup
+from manygrad.runtime.codegen.transcendental import SELDOM, Lookup
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import GroupOp, Ops
@@ -34,11 +34,14 @@ def value(e: Emission, root: UOp, position: Position) -> Inst:
             continue
         inst = e.leaf(e, u, position)
         if inst is None:
-            missing = [s for s in u.src if find(e, s, position) is None]
+            seldom = u.op is Ops.CUSTOM and u.arg == SELDOM
+            needed = u.src[:-1] if seldom else u.src
+            missing = [s for s in needed if find(e, s, position) is None]
             if missing:
                 stack.extend(missing)
                 continue
-            inst = combine(e, u, [find(e, s, position) for s in u.src])  # type: ignore[misc]
+            src: list[Inst] = [find(e, s, position) for s in needed]  # type: ignore[misc]
+            inst = branch_of_few(e, u, *src) if seldom else combine(e, u, src)
         e.computed(e, u, position, inst)
         remember(e, u, position, inst)
         stack.pop()
@@ -70,6 +73,9 @@ def combine(e: Emission, u: UOp, src: list[Inst]) -> Inst:
     if is_dot(u):
         return e.alu(Ops.MUL, u.dtype, *(e.alu(Ops.CAST, u.dtype, s) for s in src))
     if u.op is Ops.CUSTOM:
+        if u.arg == SELDOM:
+            condition, usual, _, unusual = src
+            return e.alu(Ops.WHERE, u.dtype, condition, unusual, usual)
         if isinstance(u.arg, Lookup):
             return e.alu(Low.LOOKUP, u.dtype, *src, arg=u.arg.values)
         return e.alu(CUSTOM[u.arg], u.dtype, *src)
@@ -83,6 +89,27 @@ def combine(e: Emission, u: UOp, src: list[Inst]) -> Inst:
         if isinstance(number, int) and u.dtype.min <= number <= u.dtype.max:
             return e.const(number, u.dtype)
     return e.alu(u.op, u.dtype, *src, arg=_sign(u) if u.dtype is INDEX else None)
+
+
+def branch_of_few(e: Emission, u: UOp, condition: Inst, usual: Inst, x: Inst) -> Inst:
+    """See `seldom`: a branch, taken where any lane needs it, in the block of the values that it depends on."""
+    lanes, depth = max(i.lanes for i in (condition, usual, x)), max(i.depth for i in (condition, usual, x))
+    inner = e.blocks[depth + 1 :]
+    del e.blocks[depth + 1 :]
+    condition, usual, x = (e.splat(i, lanes) for i in (condition, usual, x))
+    found, given = (e.emit(Low.ACC, i.dtype, (i,), None, lanes, here=True) for i in (usual, x))
+    e.open(Low.IF, (condition if lanes == 1 else e.emit(Low.ANY, dtypes.bool, (condition,)),))
+    # (read again in the branch: what is made of it then stands there, too)
+    known = {u.src[2]: e.emit(Low.GET, x.dtype, (given,), None, lanes, here=True)}
+    for w in u.src[3].toposort(lambda w: w is not u.src[2]):
+        if w not in known:
+            known[w] = e.const(w.arg, w.dtype) if w.op is Ops.CONST else combine(e, w, [known[s] for s in w.src])
+    chosen = e.alu(Ops.WHERE, u.dtype, condition, known[u.src[3]], usual)
+    e.emit(Low.SET, dtypes.void, (found, chosen), here=True)
+    e.close()
+    result = e.emit(Low.GET, u.dtype, (found,), None, lanes, here=True)
+    e.blocks.extend(inner)
+    return result
 
 
 def index_value(e: Emission, u: UOp, position: Position) -> Inst | None:

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from manygrad.runtime.codegen.legalize import legalize
+from manygrad.runtime.codegen.lowered import Low
+from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.devices.target import host_target
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import Ops
@@ -241,3 +243,21 @@ def test_transcendentals_of_float64(op: Ops) -> None:
     with np.errstate(all="ignore"):
         want = {Ops.EXP: np.exp, Ops.LOG: np.log, Ops.SIN: np.sin}[op](x)
     np.testing.assert_allclose(got, want, rtol=2e-15, atol=0)
+
+
+@pytest.mark.parametrize("d", [f32, dtypes.float64], ids=lambda d: d.name)
+def test_what_large_arguments_of_sin_need_stands_in_a_branch(d: DType) -> None:
+    x = np.linspace(-50, 50, 1000).astype(d.np)
+    x[[3, 500, 999]] = 1e9, -(2.0**70), np.inf
+    with np.errstate(all="ignore"):
+        want = np.sin(x.astype(np.float64))
+    kernel = elementwise(lambda a: a.alu(Ops.SIN), [d], len(x))
+    got = run(kernel, [np.zeros_like(x), x], device="CPU")[0]
+    np.testing.assert_allclose(got, want, rtol=0, atol=4 * np.finfo(d.np).eps)
+    insts = prepare(kernel, host_target().machine).program().insts
+    depth, rounds = 0, []
+    for i in insts:
+        depth += (i.op is Low.IF) - (i.op is Low.END and depth > 0)
+        if i.op is Low.ROUND:
+            rounds.append(depth)
+    assert len(rounds) > 10 and 0 not in rounds
