@@ -172,6 +172,8 @@ def can_join(group: Group, item: Item, apart: bool) -> bool:
         return False
     if not (goes_along(group, item) if reductions(item.what) else _shares(group, item, out)):
         return False
+    if group.reduces and any(u.op is Ops.LOAD for p in place for u in p.below()):
+        return False  # (a store at places that are read goes one by one, and so would the reduction)
     in_parts = group.in_parts | ({out} if out in written else set())
     for b, places in reads_of(item.what, item.args).items():
         if b in in_parts or (b in written and places != {written[b].src[0].src[1:]}):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from math import prod
 from typing import Any
 
 from manygrad.runtime.codegen.describe import signature
@@ -16,6 +17,7 @@ from manygrad.runtime.devices.base import Kernel
 from manygrad.schedule.chain import ChainSpec
 from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
 
@@ -68,9 +70,10 @@ def bytes_of(ast: UOp) -> int:
         stored = {s.src[0] for s in kernel.src}
         for u in signature(kernel).nodes:
             if u.op is Ops.INDEX and (i := own[u.src[0].arg]) not in temps:
-                lo, hi = bounds(u.src[1])
+                lo, hi = bounds(u.src[1])  # (of a place that is read: of its type)
+                times = ast.arg.blocks * prod(bounds(r)[1] + 1 for r in ranges_of(u.src[1]))
                 key = (i, u in stored)
-                found[key] = max(found.get(key, 0), (hi - lo + 1) * u.src[0].dtype.itemsize)
+                found[key] = max(found.get(key, 0), min(hi - lo + 1, times) * u.src[0].dtype.itemsize)
     return sum(found.values())
 
 

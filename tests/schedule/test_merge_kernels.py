@@ -66,6 +66,15 @@ def test_a_temporary_read_elsewhere_stays_a_boundary() -> None:
     np.testing.assert_array_equal((y * 2 + y.T).numpy(), (x.numpy() + 1) * 2 + x.numpy().T + 1)
 
 
+def test_what_is_counted_is_no_place_to_write_to_in_the_same_kernel() -> None:
+    """Such a store goes one by one, and the count would, too."""
+    x = Tensor(np.arange(2048, dtype=np.uint32).reshape(32, 64)[:, ::-1].copy()).realize()
+    order = x.argsort(1)
+    (counting,) = (k for k in kernels_of(order) if any(u.op is Ops.REDUCE for u in k.toposort()))
+    assert all(u.op is not Ops.REDUCE for s in counting.src for p in s.src[0].src[1:] for u in p.toposort())
+    np.testing.assert_array_equal(order.numpy(), np.broadcast_to(np.arange(64)[::-1], (32, 64)))
+
+
 def test_what_reads_a_product_at_the_same_place_is_computed_with_it() -> None:
     rng = np.random.default_rng(0)
     x, w = (Tensor(rng.normal(size=s).astype(np.float32)).realize() for s in ((6, 5), (5, 7)))
