@@ -135,7 +135,10 @@ class RandomMixin:
         _Generator.seed = int(seed) & 0xFFFFFFFF
         _Generator.seeded += 1
         _Generator.threads = itertools.count()
-        _thread.up_to_date()
+        state = _thread.up_to_date()
+        written = [*state.counters.values(), *state.salts.values()]
+        if written:
+            written[0].realize(*written[1:])
 
     @staticmethod
     def initial_seed() -> int:
