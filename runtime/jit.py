@@ -3,7 +3,7 @@
 The first call runs as it is (and lets state such as optimiser buffers come to be), the second is recorded, later ones
 are replayed: inputs are read where they lie, or copied into the captured input buffers, runs of kernels go out as one
 native call, and what the function returned is returned again, holding the new values. Guards raise when inputs change
-shape, dtype or device.
+shape, dtype, device or where they are cut.
 
 The captured input buffers are the capture's own, so that the caller may free or overwrite what it passed; an input that
 the function writes is written back. A replay reads an input in place (`Input.moves`) where only native calls read it,

@@ -15,7 +15,7 @@ from typing import Any
 
 from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.sums import folded, greater
-from manygrad.runtime.codegen.emit.values import combine, key, ragged_mask, value
+from manygrad.runtime.codegen.emit.values import key, ragged_mask, value, value_of
 from manygrad.runtime.codegen.loops.tree import Online
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.codegen.online import Pair
@@ -90,11 +90,7 @@ def add_tile(e: Emission, pair: Pair, position: dict[UOp, int], largest: Inst, t
 
 def scale(e: Emission, pair: Pair, old: Inst, new: Inst) -> Inst:
     """exp(old - new), as the sum computes it."""
-    known = {pair.below: e.alu(Ops.SUB, old.dtype, old, new)}
-    for u in pair.total.src[0].toposort(lambda u: u is not pair.below):
-        if u not in known:
-            known[u] = e.const(u.arg, u.dtype) if u.op is Ops.CONST else combine(e, u, [known[s] for s in u.src])
-    return known[pair.total.src[0]]
+    return value_of(e, pair.total.src[0], pair.below, e.alu(Ops.SUB, old.dtype, old, new))
 
 
 def is_finite(e: Emission, x: Inst) -> Inst:

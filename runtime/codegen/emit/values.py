@@ -100,16 +100,22 @@ def branch_of_few(e: Emission, u: UOp, condition: Inst, usual: Inst, x: Inst) ->
     found, given = (e.emit(Low.ACC, i.dtype, (i,), None, lanes, here=True) for i in (usual, x))
     e.open(Low.IF, (condition if lanes == 1 else e.emit(Low.ANY, dtypes.bool, (condition,)),))
     # (read again in the branch: what is made of it then stands there, too)
-    known = {u.src[2]: e.emit(Low.GET, x.dtype, (given,), None, lanes, here=True)}
-    for w in u.src[3].toposort(lambda w: w is not u.src[2]):
-        if w not in known:
-            known[w] = e.const(w.arg, w.dtype) if w.op is Ops.CONST else combine(e, w, [known[s] for s in w.src])
-    chosen = e.alu(Ops.WHERE, u.dtype, condition, known[u.src[3]], usual)
+    unusual = value_of(e, u.src[3], u.src[2], e.emit(Low.GET, x.dtype, (given,), None, lanes, here=True))
+    chosen = e.alu(Ops.WHERE, u.dtype, condition, unusual, usual)
     e.emit(Low.SET, dtypes.void, (found, chosen), here=True)
     e.close()
     result = e.emit(Low.GET, u.dtype, (found,), None, lanes, here=True)
     e.blocks.extend(inner)
     return result
+
+
+def value_of(e: Emission, root: UOp, x: UOp, inst: Inst) -> Inst:
+    """The value of `root`, which is made of `x` and constants, where that of `x` is `inst`."""
+    known = {x: inst}
+    for u in root.toposort(lambda u: u is not x):
+        if u not in known:
+            known[u] = e.const(u.arg, u.dtype) if u.op is Ops.CONST else combine(e, u, [known[s] for s in u.src])
+    return known[root]
 
 
 def index_value(e: Emission, u: UOp, position: Position) -> Inst | None:
