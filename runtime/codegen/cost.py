@@ -282,6 +282,16 @@ KEPT_WORK = 6
 OPERATIONS = {Ops.EXP: 16, Ops.LOG: 16, Ops.SIN: 16, Ops.FDIV: 3, Ops.RECIP: 3, Ops.SQRT: 3}
 # rows: that are prefetched, in a tile at least [memory_bound.py, softmax; 9d04fae]
 LEAST_ROWS_HELD = 2
+# bytes: ahead of what is read in order, at least [inference.py]
+AHEAD_BYTES = 4096
+# bytes: of a tile's rows, at most, for the next tile's to be asked for; longer rows are read ahead each [inference.py]
+TILE_AHEAD_BYTES = 16 << 10
+# bytes: of an array that is read so; a smaller one rests in the first caches [inference.py]
+AHEAD_OF_BYTES = 64 << 10
+# bytes: of a piece of it that an iteration of the outermost loop reads, at most [inference.py]
+PIECE_BYTES = 64 << 10
+# uses: of an element, at most; more leave the processor the time to fetch the next [inference.py]
+AHEAD_USES = 32
 # bytes: an output of at least this much has left the caches before it is read [memory_bound.py, copy; 32 MiB in all]
 STREAM_BYTES = 16 << 20
 # bytes: the same beside an update in place, whose lines stay in the caches instead [train_step.py, 1 sample; bc9bde6]

@@ -25,6 +25,7 @@ from manygrad.runtime.codegen.choose.matrices import fits_matrix_unit, lane_of_m
 from manygrad.runtime.codegen.choose.memory import (
     limit_rows_of_tile,
     prefetch_rows,
+    read_ahead,
     reuse_row_values,
     row_passes,
     stream_results,
@@ -91,6 +92,7 @@ DECISIONS: tuple[Callable[..., Opts], ...] = (
     reuse_row_values,
     prefetch_rows,
     limit_rows_of_tile,
+    read_ahead,
     stream_results,
 )
 P = ParamSpec("P")
@@ -140,6 +142,7 @@ def decide(facts: Facts) -> Choice:
     if (found := blocks_of_bytes(facts)) is not None:
         choice.take(multiply_blocks_of_bytes, found)
         choice.take(parallelize)
+        choice.take(read_ahead)
         return choice
     split = split_of(facts)
     choice.take(accumulate_in_lanes, split)
@@ -156,6 +159,7 @@ def decide(facts: Facts) -> Choice:
     passes = row_passes(facts, choice.opts)
     choice.take(prefetch_rows, passes)
     choice.take(limit_rows_of_tile, passes)
+    choice.take(read_ahead)
     choice.take(stream_results)
     return choice
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from manygrad.runtime.codegen import cost
 from manygrad.runtime.codegen.alignment import begins_anywhere, whole_vectors
-from manygrad.runtime.codegen.choose.facts import Facts, order_of, slot, tile_of
+from manygrad.runtime.codegen.choose.facts import Facts, largest_bytes, order_of, slot, tile_of, touched
 from manygrad.runtime.codegen.describe import size_max, volume
 from manygrad.runtime.codegen.dots import is_total
 from manygrad.runtime.codegen.keep import kept_values
@@ -18,14 +18,18 @@ from manygrad.runtime.codegen.opts import (
     NontemporalStore,
     Opts,
     Prefetch,
+    ReadAhead,
     RFactor,
     Tile,
     Vectorize,
     loop_nest,
 )
 from manygrad.runtime.codegen.opts.opt import chosen
+from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
+from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.uop import UOp
 
 Passes = dict[int, list[UOp]]  # argument -> the ranges along which passes read its rows, and do not keep them, in order
@@ -83,6 +87,26 @@ def limit_rows_of_tile(facts: Facts, opts: Opts, passes: Passes) -> Opts:
     return tuple(fewer if o is tile else o for o in opts if o is not tile or fewer.size > 1)
 
 
+def read_ahead(facts: Facts, opts: Opts) -> Opts:
+    """What a reduction reads in order, a piece an iteration of the outermost loop, is asked for before it is reached:
+    a processor looks ahead less far than memory is away where something is computed of what it reads. Rows that a tile
+    reads side by side are followed by the next tile's."""
+    sig, order = facts.sig, order_of(facts, opts)
+    if not order or facts.main is None or facts.machine.group_items > 1:
+        return opts
+    rows = tile_of(opts, order[0])
+    taken = {o.argument for o in opts if isinstance(o, CacheRead | Prefetch)} | set(map(slot, sig.stores))
+    for number in sorted(set(map(slot, facts.loads)) - taken):
+        loads = [u for u in facts.loads if slot(u) == number]
+        often = volume(ranges_of(facts.main) | {*facts.main.src[1:]}) // max(map(touched, loads))
+        if largest_bytes(loads) < cost.AHEAD_OF_BYTES or often > cost.AHEAD_USES:
+            continue
+        if (piece := max(piece_bytes(u, order[0], rows) for u in loads)) <= cost.PIECE_BYTES:
+            pieces = -(-cost.AHEAD_BYTES // piece) if rows > 1 and piece <= cost.TILE_AHEAD_BYTES else 0
+            opts = (*opts, ReadAhead(number, pieces * piece or cost.AHEAD_BYTES))
+    return opts
+
+
 def stream_results(facts: Facts, opts: Opts) -> Opts:
     """Large outputs go past the caches: their lines are not read before they are written. So do smaller ones of a
     kernel that updates other memory in place: a gradient kept for the record beside the parameters' update."""
@@ -102,6 +126,16 @@ def stream_results(facts: Facts, opts: Opts) -> Opts:
     if not past and large.keys() == written.keys() and begins_anywhere(sig, nest):
         past = set(large)
     return (*opts, *map(NontemporalStore, sorted(past - set(nest.streamed))))
+
+
+# *** what is read in order ***
+
+
+def piece_bytes(load: UOp, outer: UOp, tile: int) -> int:
+    """Bytes between the first and the last that a tile of the outermost loop reads."""
+    first = outer.replace(src=(UOp.const(dtypes.index, min(tile, size_max(outer))),))
+    low, high = bounds(substitute(load.src[0].src[1], {outer: first}))
+    return (high - low + 1) * load.dtype.itemsize
 
 
 # *** rows ***

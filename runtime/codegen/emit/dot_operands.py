@@ -74,7 +74,8 @@ def side_by_side(e: Emission, u: UOp, r: UOp, position: Position, count: int, wh
     """`count` groups from `position` on, one after the other along `r`, or, `whole`, those of the lanes."""
     with lane_along(e, r, e.nest.dots[r] * count, whole):
         found = e.splat(value(e, u, position), e.scope.lanes)
-        if u.op is not Ops.LOAD and (mask := ragged_mask(e, position)) is not None:
+        in_order = u.op is Ops.LOAD and step_along(e.scope.analysis, u.src[0].src[1], r) == 1  # (reads 0 beyond)
+        if not in_order and (mask := ragged_mask(e, position)) is not None:
             found = e.alu(Ops.WHERE, u.dtype, mask, found, e.const(0, u.dtype))
     return e.emit(Ops.BITCAST, dtypes.int32, (found,), None, count)
 

@@ -7,6 +7,7 @@ from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.values import find, ragged_mask, remember, sum_of_terms, value
 from manygrad.runtime.codegen.loops.lanes import step_along
 from manygrad.runtime.codegen.lowered import Inst, Low
+from manygrad.runtime.codegen.target import LINE_BYTES
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
@@ -52,7 +53,13 @@ def load(e: Emission, u: UOp, position: Position) -> Inst:
 
 
 def prefetch(e: Emission, u: UOp, pointer: Inst, a: Affine) -> None:
-    """Asks for what the load reads in the next tile of another loop, where it is in a Prefetch of it."""
+    """Asks for what the load reads in the next tile of another loop, where it is in a Prefetch of it, and for what lies
+    ahead of it (`ReadAhead`): once for all loads of a line."""
+    for slot, nbytes in e.nest.read_ahead:
+        if pointer.arg == slot:
+            size = u.dtype.itemsize
+            lines = (a.constant * size + nbytes) // LINE_BYTES * LINE_BYTES
+            e.emit(Low.PREFETCH, dtypes.void, (pointer, sum_of_terms(e, a)), lines // size)
     for p in e.scope.prefetches:
         ahead = sum(c for x, c in a.terms if x.expr is p.ahead) * e.nest.tile_of(p.ahead) if u in p.loads else 0
         if ahead:

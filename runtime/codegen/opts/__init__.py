@@ -23,6 +23,7 @@ from manygrad.runtime.codegen.opts.online import Online
 from manygrad.runtime.codegen.opts.opt import Opt, Opts
 from manygrad.runtime.codegen.opts.parallel import Parallel
 from manygrad.runtime.codegen.opts.prefetch import Prefetch
+from manygrad.runtime.codegen.opts.read_ahead import ReadAhead
 from manygrad.runtime.codegen.opts.reduce_block import ReduceBlock
 from manygrad.runtime.codegen.opts.reorder import Reorder
 from manygrad.runtime.codegen.opts.rfactor import RFactor
@@ -49,6 +50,7 @@ __all__ = [
     "Parallel",
     "Prefetch",
     "RFactor",
+    "ReadAhead",
     "ReduceBlock",
     "Reorder",
     "Skip",

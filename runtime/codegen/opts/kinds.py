@@ -22,6 +22,7 @@ from manygrad.runtime.codegen.opts.online import Online
 from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts
 from manygrad.runtime.codegen.opts.parallel import Parallel
 from manygrad.runtime.codegen.opts.prefetch import Prefetch
+from manygrad.runtime.codegen.opts.read_ahead import ReadAhead
 from manygrad.runtime.codegen.opts.reduce_block import ReduceBlock
 from manygrad.runtime.codegen.opts.reorder import Reorder
 from manygrad.runtime.codegen.opts.rfactor import RFactor
@@ -35,7 +36,7 @@ from manygrad.tensor.uop.ranges import ranges_of
 
 KINDS: tuple[type[Opt], ...] = (
     Reorder, Vectorize, RFactor, Tile, Unroll, Tensorize, Matrix, Skip, CacheRead, Block, ReduceBlock, ComputeAt,
-    Online, Prefetch,
+    Online, Prefetch, ReadAhead,
     Align, NontemporalStore, Parallel, Bind, BindReduce, CacheShared,
 )  # fmt: skip
 _ORDER = {kind: i for i, kind in enumerate(KINDS)}

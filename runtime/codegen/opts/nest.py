@@ -34,6 +34,7 @@ class LoopNest:
     kept: tuple[tuple[UOp, UOp], ...] = ()  # (reduce range, where the same is computed again)
     online: tuple[tuple[UOp, UOp], ...] = ()  # (reduce range of the sum, of the maximum)
     prefetched: tuple[tuple[UOp, int], ...] = ()  # (range, argument)
+    read_ahead: tuple[tuple[int, int], ...] = ()  # (argument, bytes)
     aligned: UOp | None = None  # the loop of vectors that begin where what they store is aligned
     streamed: tuple[int, ...] = ()  # arguments
 
@@ -53,7 +54,7 @@ class LoopNest:
     @property
     def packed_in_blocks(self) -> tuple[UOp, ...]:
         """Loops at which only a block of a blocked reduction is packed: the blocked one and those inside of it."""
-        if self.reduce_block is None:
+        if self.reduce_block is None or not self.block:
             return ()
         return self.loops[self.loops.index(next(iter(self.block))) :]
 

@@ -13,7 +13,7 @@ from manygrad.runtime.codegen.loops.show import show
 from manygrad.runtime.codegen.opts import CacheRead, Opts, Reorder, RFactor, Tensorize, Tile, Unroll, Vectorize
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.codegen.target import Machine
-from manygrad.runtime.devices.target import AVX2_DOTS
+from manygrad.runtime.devices.target import AVX2_DOTS, host_target
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.ops import Ops
@@ -35,6 +35,7 @@ from tests.runtime.codegen.kernels import (
     small_product,
     store,
 )
+from tests.runtime.codegen.test_opts import run_with
 
 X86 = (Dot(dtypes.uint8, dtypes.int8, 64),)
 WORDS = AVX2_DOTS
@@ -153,6 +154,28 @@ def test_products_of_bfloat16(layout: str, shape: tuple[int, int, int]) -> None:
         checked = run(gemm(m, n, k, layout, dtypes.bfloat16), arrays, device="CPU")[0]
     for got in (run(gemm(m, n, k, layout, dtypes.bfloat16), arrays, device="CPU")[0], checked):
         np.testing.assert_array_equal(got.astype(np.float32), want.astype(np.float32))
+
+
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("d", [dtypes.bfloat16, dtypes.int8], ids=str)
+@pytest.mark.parametrize("k", [17, 40, 67])
+def test_products_in_single_lanes(layout: str, d: DType, k: int) -> None:
+    """What is added up beyond the last of an odd number is 0, also where both factors lie apart along the sum."""
+    rng, terms = np.random.default_rng(0), 4 // d.itemsize
+    kind = np.int32 if d.is_int else np.float32
+    ast = bytes_product(3, 5, k, layout, (d, d)) if d.is_int else gemm(3, 5, k, layout, d)
+    a, b = (rng.integers(-3, 4, (k, n)).astype(d.np) for n in (3, 5))
+    if d.is_float:
+        a[-1, 0] = np.inf
+    with np.errstate(all="ignore"):
+        want = (a.T.astype(kind) @ b.astype(kind)).astype(np.int32 if d.is_int else d.np)
+    try:
+        prepare(ast, host_target().machine, (Tensorize(2, terms),))
+    except ValueError as error:
+        pytest.skip(f"this machine has no such instruction: {error}")
+    given = [a.copy() if layout[0] == "T" else a.T.copy(), b.T.copy() if layout[1] == "T" else b]
+    got = run_with(ast, [np.zeros_like(want), *given], (Tensorize(2, terms),))
+    np.testing.assert_array_equal(got.astype(kind), want.astype(kind))
 
 
 def two_products(m: int, n: int, k: int, shares: bool = True) -> UOp:

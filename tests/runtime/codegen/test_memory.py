@@ -22,6 +22,7 @@ from manygrad.runtime.codegen.opts import (
     Opt,
     Parallel,
     Prefetch,
+    ReadAhead,
     Reorder,
     RFactor,
     Tile,
@@ -40,7 +41,7 @@ from manygrad.tensor.uop.uop import UOp
 from tests.runtime.codegen.kernels import add, f32, gemm, load, loop, mul, red, reduce, sink, store
 from tests.runtime.codegen.test_opts import run_with, softmax_gradient, values
 
-MEMORY = ("compute_at", "prefetch", "nontemporal_store")
+MEMORY = ("compute_at", "prefetch", "read_ahead", "nontemporal_store")
 LANES = host_target().machine.vector_bytes // 4
 
 
@@ -143,6 +144,31 @@ def test_rows_of_a_product_are_asked_for_a_tile_ahead() -> None:
     ahead = [x for x in program(gemm(m, n, k), opts).insts if x.op is Low.PREFETCH]
     assert {x.src[0].arg for x in ahead} == {1}
     assert sorted({x.arg for x in ahead}) == [k * row for row in (4, 5, 6, 7)]
+
+
+def rows_sum(rows: int, columns: int, d: DType = f32) -> UOp:
+    i, k = loop(rows, 0), red(columns, 1)
+    value = load(1, add(mul(i, columns), k), d)
+    return sink(store(0, i, reduce(value if d is f32 else value.cast(f32), k), i))
+
+
+def test_a_line_is_read_ahead_once() -> None:
+    opts = (RFactor(1, 16), Unroll(1, 64), Tile(0, 2), ReadAhead(1, 4096))
+    ahead = [x for x in program(rows_sum(8, 256), opts).insts if x.op is Low.PREFETCH]
+    assert sorted(x.arg for x in ahead) == [256 * row + 1024 + 16 * line for row in (0, 1) for line in range(4)]
+    halves = [x for x in program(rows_sum(8, 256, dtypes.bfloat16), opts).insts if x.op is Low.PREFETCH]
+    assert sorted(x.arg for x in halves) == [256 * row + 2048 + 32 * line for row in (0, 1) for line in range(2)]
+
+
+def test_what_is_read_in_order_is_read_ahead() -> None:
+    """Not what rests in the first caches, not columns, not what many rows read again. Of rows side by side the next
+    tile's, of long ones further on in each."""
+    wide = Machine(vector_bytes=64, registers=32, cores=2)
+    ahead = lambda ast: [o for o in prepare(ast, wide).opts if o.kind == "read_ahead"]  # noqa: E731
+    assert ahead(rows_sum(64, 1024)) == [ReadAhead(1, 16 << 10)] and ahead(rows_sum(64, 2048)) == [ReadAhead(1, 4096)]
+    assert ahead(rows_sum(64, 200)) == []
+    assert ahead(gemm(1, 512, 1024, "NT")) == [ReadAhead(2, 16 << 10)]
+    assert ahead(gemm(1, 512, 1024, "NN")) == [] and ahead(gemm(256, 512, 1024, "NT")) == []
 
 
 def test_stream_writes_whole_aligned_vectors() -> None:
