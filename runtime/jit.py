@@ -2,8 +2,8 @@
 
 The first call runs as it is (and lets state such as optimiser buffers come to be), the second is recorded, later ones
 are replayed: inputs are read where they lie, or copied into the captured input buffers, runs of kernels go out as one
-native call, and what the function returned is returned again, holding the new values. Guards raise when inputs change
-shape, dtype, device or where they are cut.
+native call, and what the function returned is returned again, holding the new values. Arguments that do not fit what
+was captured raise (`arguments.py`).
 
 The captured input buffers are the capture's own, so that the caller may free or overwrite what it passed; an input that
 the function writes is written back. A replay reads an input in place (`Input.moves`) where only native calls read it,
@@ -19,14 +19,28 @@ import weakref
 from bisect import bisect
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
-
-import numpy as np
 
 from manygrad.native.replay import STOPPED, Replay
 from manygrad.runtime import profile
 from manygrad.runtime.again import prepared
+from manygrad.runtime.arguments import (
+    Input,
+    JitError,
+    binds,
+    binds_of,
+    bound_values,
+    check_constants,
+    check_inputs,
+    check_numbers,
+    cut_of,
+    listed,
+    refuse_shared_memory,
+    signature,
+    unbound,
+    walk,
+    with_dims,
+)
 from manygrad.runtime.buffer import Buffer, copy_buffer
 from manygrad.runtime.counters import GlobalCounters
 from manygrad.runtime.current import current
@@ -40,122 +54,10 @@ from manygrad.tensor.lock import LOCK
 from manygrad.tensor.standin import part
 from manygrad.tensor.storage import LIVE, PENDING, TensorSet, assignments, is_stored
 from manygrad.tensor.tensor import Tensor
-from manygrad.tensor.uop import BufferSpec, Ops, UOp, standing_on
-from manygrad.tensor.uop.rewrite import substitute
-from manygrad.tensor.uop.show import text_of_index
-from manygrad.tensor.uop.symbolic import evaluate
+from manygrad.tensor.uop import Ops, UOp, standing_on
 from manygrad.tensor.uop.views import memory
 
 T = TypeVar("T")
-
-
-class JitError(RuntimeError):
-    """Inputs that do not fit what was captured."""
-
-
-def _walk(
-    x: Any,
-    path: str,
-    found: list[tuple[str, Tensor]],
-    variables: list[tuple[str, UOp]],
-    constants: list[tuple[str, Any]],
-) -> None:
-    if isinstance(x, Tensor):
-        found.append((path, x))
-    elif isinstance(x, UOp):
-        variables.append((path, x))
-    elif isinstance(x, (list, tuple)):
-        for i, y in enumerate(x):
-            _walk(y, f"{path}[{i}]", found, variables, constants)
-    elif isinstance(x, dict):
-        for k in sorted(x, key=str):  # (in whichever order they are given)
-            _walk(x[k], f"{path}[{k!r}]", found, variables, constants)
-    elif isinstance(x, np.ndarray):
-        raise JitError(f"{path} is a NumPy array: its values would become a part of the capture; pass a Tensor")
-    else:
-        constants.append((path, x))
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Whether a captured argument that is no tensor is still what it was: an equal number or text,
-    or the same object."""
-    return a is b or (type(a) is type(b) and isinstance(a, (int, float, str, bytes, np.generic)) and bool(a == b))
-
-
-def _signature(t: Tensor) -> tuple[Any, ...]:
-    return (tuple(d if isinstance(d, int) else str(d) for d in t.shape), t.dtype.name, t.device, _cut(t))
-
-
-def _cut(t: Tensor) -> tuple[int | None, tuple[int, ...]] | None:
-    """Of a tensor on several devices: the dim that is cut, and where."""
-    if not isinstance(t.device, tuple):
-        return None
-    spec = t.uop.arg
-    return (spec.axis, spec.bounds) if isinstance(spec, BufferSpec) else engine().store_spec(t.uop)
-
-
-def _text(shape: Any, dtype: str, device: Any, cut: tuple[int | None, tuple[int, ...]] | None) -> str:
-    axis, bounds = cut or (None, ())
-    if axis is not None:
-        where = f", cut along axis {axis} at {', '.join(map(str, bounds[1:-1]))}"
-    else:
-        where = "" if cut is None else ", a copy on each"
-    return f"{shape} {dtype} on {device}{where}"
-
-
-def _binds(t: Tensor) -> list[UOp]:
-    """The variables with their values in the shape of `t`."""
-    return [u for d in t.shape if isinstance(d, UOp) for u in _binds_of(d)]
-
-
-def _binds_of(u: UOp) -> list[UOp]:
-    """The variables with their values in a size or an index."""
-    return [u] if u.op is Ops.BIND else [x for x in u.toposort() if x.op is Ops.BIND]
-
-
-def _unbound(u: UOp) -> UOp:
-    return u.src[0] if u.op is Ops.BIND else substitute(u, {b: b.src[0] for b in _binds_of(u)})
-
-
-def _bound_values(binds: Iterable[UOp]) -> dict[UOp, int]:
-    """The value of each variable."""
-    found: dict[UOp, int] = {}
-    for b in binds:
-        variable, value = b.src[0], b.src[1].arg
-        if found.setdefault(variable, value) != value:
-            raise JitError(
-                f"the variable {variable.arg.name!r} is bound to {found[variable]} and to {value} in one call; "
-                "give them two names"
-            )
-    return found
-
-
-def _listed(variables: Iterable[UOp]) -> str:
-    return ", ".join(sorted(f"{v.arg.name} ({v.arg.min} to {v.arg.max})" for v in variables)) or "none"
-
-
-def _with_dims(t: Tensor, values: dict[str, int]) -> Tensor:
-    """A stored tensor, its symbolic dims at other values."""
-    old = t.uop.arg
-    now = {
-        u: UOp(Ops.BIND, u.dtype, (u.src[0], u.src[1].replace(arg=values.get(u.src[0].arg.name, u.src[1].arg))))
-        for u in _binds(t)
-    }
-    shape = tuple(substitute(d, now) if isinstance(d, UOp) else d for d in old.shape)
-    u = UOp(Ops.BUFFER, t.dtype, (), BufferSpec(old.uid, shape, old.dtype, old.device, old.axis, old.bounds))
-    STORAGE[u] = storage(t.uop)
-    return t._new(u)
-
-
-def _refuse_shared_memory(inputs: list[Input], tensors: list[tuple[str, Tensor]]) -> None:
-    """An input that is written must not be another one's memory, too: each is captured on its own."""
-    for i, (_, t) in zip(inputs, tensors):
-        for j, (_, x) in zip(inputs, tensors) if i.written else ():
-            if j is not i and (j.twin is None or inputs[j.twin] is not i) and memory(x.uop) is memory(t.uop):
-                raise JitError(
-                    f"{i.path} is assigned by the function, and {j.path} is the same memory; "
-                    "pass a clone() of one of them"
-                )
 
 
 def _buffers(t: Tensor) -> list[Buffer]:
@@ -186,22 +88,6 @@ def _replaced(x: Any, by: dict[int, Tensor]) -> Any:
         items = [_replaced(y, by) for y in x]
         return type(x)(*items) if hasattr(x, "_fields") else type(x)(items)
     return {k: _replaced(y, by) for k, y in x.items()} if isinstance(x, dict) else x
-
-
-@dataclass
-class Input:
-    """One tensor argument of a capture. `twin`: the earlier argument that was the same tensor;
-    `written`: the function assigns it."""
-
-    path: str
-    signature: tuple[Any, ...]
-    own: Tensor
-    kind: tuple[Any, ...] | None = None  # shape, dtype, device and cut, where no dim is symbolic
-    twin: int | None = None
-    written: bool = False
-    moves: list[Callable[[Any], None]] | None = None  # of the graphs that read it; None: it has to be copied
-    at: int = 0  # the address that these read; 0: not known
-    in_place: bool = False  # the last call's was read where it lies, and was no copy of a view
 
 
 class TinyJit(Generic[T]):
@@ -315,13 +201,13 @@ class TinyJit(Generic[T]):
         tensors: list[tuple[str, Tensor]] = []
         variables: list[tuple[str, UOp]] = []
         constants: list[tuple[str, Any]] = []
-        _walk(args, "argument", tensors, variables, constants)
+        walk(args, "argument", tensors, variables, constants)
         if kwargs:
-            _walk(kwargs, "argument", tensors, variables, constants)
-        binds = [b for _, v in variables for b in _binds_of(v)]
+            walk(kwargs, "argument", tensors, variables, constants)
+        given = [b for _, v in variables for b in binds_of(v)]
         if self.symbolic or self.calls < 2:
-            binds += [b for _, t in tensors for b in _binds(t)]
-        bound = _bound_values(binds) if binds else {}
+            given += [b for _, t in tensors for b in binds(t)]
+        bound = bound_values(given) if given else {}
         var_vals = {v.arg.name: value for v, value in bound.items()}
         outside = [*PENDING.mine(), *[t for _, t in tensors if t.uop.op is not Ops.BUFFER]]
         if outside:
@@ -343,12 +229,12 @@ class TinyJit(Generic[T]):
             self._compute_what_reads_state()
             out = self._capture(args, kwargs, tensors, constants, var_vals)
             self.variables = frozenset(bound)
-            self.numbers = [(path, _unbound(u)) for path, u in variables]
+            self.numbers = [(path, unbound(u)) for path, u in variables]
             return out
         self.last = self.again = None  # (also where it fails)
         if bound.keys() != self.variables:
             raise JitError(
-                f"captured with the variables {_listed(self.variables)}, called with {_listed(bound)}; "
+                f"captured with the variables {listed(self.variables)}, called with {listed(bound)}; "
                 "pass the same ones, or make a second TinyJit"
             )
         out = self._replay(tensors, constants, variables, var_vals)
@@ -377,7 +263,7 @@ class TinyJit(Generic[T]):
 
     def _realize(self, out: Any) -> None:
         found: list[tuple[str, Tensor]] = []
-        _walk(out, "result", found, [], [])
+        walk(out, "result", found, [], [])
         pending = PENDING.mine()
         tensors = [t for _, t in found] + pending
         if tensors:
@@ -401,8 +287,8 @@ class TinyJit(Generic[T]):
             for path, t in tensors:
                 twin = first.get(id(t))
                 own = inputs[twin].own if twin is not None else _stored(t).clone().realize()
-                kind = None if _binds(t) else (t.shape, t.dtype, t.device, _cut(t))
-                inputs.append(Input(path, _signature(t), own, kind, twin))
+                kind = None if binds(t) else (t.shape, t.dtype, t.device, cut_of(t))
+                inputs.append(Input(path, signature(t), own, kind, twin))
                 first.setdefault(id(t), len(inputs) - 1)
                 t.uop = own.uop
             capture.append(recording)
@@ -417,7 +303,7 @@ class TinyJit(Generic[T]):
         written = {id(b) for b in self.overwritten}
         for i in inputs:
             i.written = i.twin is None and any(id(b) in written for b in _buffers(i.own))
-        _refuse_shared_memory(inputs, tensors)
+        refuse_shared_memory(inputs, tensors)
         for i, (_, t) in zip(inputs, tensors):
             if i.written:
                 t.assign(i.own).realize()
@@ -429,14 +315,14 @@ class TinyJit(Generic[T]):
         if DEBUG >= 1:
             print(f"JIT captured {len(flat)} calls as {len(items)}")
         results: list[tuple[str, Tensor]] = []
-        _walk(out, "result", results, [], [])
+        walk(out, "result", results, [], [])
         for i in inputs:
             i.moves = _moves(i, items, [t for _, t in results])
         current().devices.trim()  # a replay needs none of what the calls before it left
         self.items, self.inputs, self.constants, self.result = items, inputs, constants, out
         self.writes = any(i.written for i in inputs)
-        self.symbolic = any(_binds(i.own) for i in inputs)
-        self.rebound = [t for _, t in results if _binds(t)]
+        self.symbolic = any(binds(i.own) for i in inputs)
+        self.rebound = [t for _, t in results if binds(t)]
         self.vars = {k: x for _, v in recorded for k, x in v.items()}
         self.occupied = _united(
             (_address(b), _address(b) + b.nbytes) for item, _ in flat for b in item.written if _address(b)
@@ -472,34 +358,13 @@ class TinyJit(Generic[T]):
         numbers: list[tuple[str, UOp]],
         var_vals: dict[str, int],
     ) -> T:
-        if len(tensors) != len(self.inputs):
-            raise JitError(
-                f"captured with {len(self.inputs)} input tensors, called with {len(tensors)}; "
-                "make a second TinyJit for it"
-            )
+        check_inputs(self.inputs, tensors)
         if constants or self.constants:
-            self._check_constants(constants)
+            check_constants(self.constants, constants)
         if numbers or self.numbers:
-            self._check_numbers(numbers, var_vals)
-        for i, (path, t) in zip(self.inputs, tensors):
-            if path != i.path:
-                raise JitError(
-                    f"captured with a tensor as {i.path}, called with one as {path}; "
-                    "pass the arguments in the same way, or make a second TinyJit"
-                )
-            if (t.shape, t.dtype, t.device, _cut(t)) != i.kind and _signature(t) != i.signature:
-                was, now = _text(*i.signature), _text(*_signature(t))
-                raise JitError(
-                    f"{i.path} was captured as shape {was}, now it is {now}; pass the same kind of input, "
-                    "or make a second TinyJit"
-                )
-            if i.twin is not None and t.uop is not tensors[i.twin][1].uop:
-                raise JitError(
-                    f"{i.path} and {self.inputs[i.twin].path} were one tensor at capture, now they are two; "
-                    "make a second TinyJit for it"
-                )
+            check_numbers(self.numbers, numbers, var_vals)
         if self.writes:
-            _refuse_shared_memory(self.inputs, tensors)
+            refuse_shared_memory(self.inputs, tensors)
             for i, (path, t) in zip(self.inputs, tensors):
                 if i.written and self._overwrites(memory(t.uop)):
                     raise JitError(
@@ -518,35 +383,10 @@ class TinyJit(Generic[T]):
             if i.written:
                 t.assign(i.own).realize()
         return (
-            _replaced(self.result, {id(t): _with_dims(t, var_vals) for t in self.rebound})
+            _replaced(self.result, {id(t): with_dims(t, var_vals) for t in self.rebound})
             if self.rebound
             else self.result
         )
-
-    def _check_constants(self, constants: list[tuple[str, Any]]) -> None:
-        changed = [
-            f"{p} from {a!r} to {b!r}" for (p, a), (q, b) in zip(self.constants, constants) if p != q or not _same(a, b)
-        ]
-        if changed or len(constants) != len(self.constants):
-            raise JitError(
-                f"an argument that is not a tensor changed since capture: {', '.join(changed) or constants}; "
-                "its value is part of the capture: pass a Tensor or a bound Variable, or reset()"
-            )
-
-    def _check_numbers(self, now: list[tuple[str, UOp]], values: dict[str, int]) -> None:
-        """A replay has the variables' new values, and what was captured makes its arguments of them."""
-        if len(now) != len(self.numbers):
-            raise JitError(
-                f"captured with {len(self.numbers)} arguments made of variables, called with {len(now)}; "
-                "make a second TinyJit for it"
-            )
-        for (p, a), (q, b) in zip(self.numbers, now):
-            same = (b.op is Ops.BIND and b.src[0] is a) or evaluate(a, values) == evaluate(b, {})
-            if p != q or not same:
-                raise JitError(
-                    f"{p} was captured as {text_of_index(a)}, now {q} is {text_of_index(b)}: "
-                    "make it of the same variables in the same way, or make a second TinyJit"
-                )
 
     def _writes(self, b: Buffer) -> bool:
         """Whether the captured calls write where `b` lies."""
