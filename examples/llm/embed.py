@@ -14,6 +14,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 from encoder import Encoder, load_encoder
@@ -23,6 +24,7 @@ from manygrad import Tensor, TinyJit, nn, world
 
 # of batches: texts are filled up to the next one
 LENGTHS = (*range(4, 64, 4), *range(64, 128, 8), *range(128, 256, 16), *range(256, 513, 32))
+Text: TypeAlias = str | tuple[int, ...]  # or its tokens, the model's marks of begin and end with them
 FULL = 32  # tokens of a text, up to which a batch has all its rows
 
 
@@ -45,22 +47,23 @@ def batches(lengths: Sequence[int], size: int, devices: int = 1) -> Iterator[tup
 
 
 class Embedder:
-    """Texts with an encoder, `batch` at once, of long ones fewer."""
+    """Texts, or their tokens, with an encoder, `batch` at once, of long ones fewer."""
 
     def __init__(self, model: Encoder, tokenizer: Tokenizer, batch: int = 32):
         self.model, self.tokenizer, self.batch = model, tokenizer, batch
         self.steps: dict[int, TinyJit[Tensor]] = {}  # by the tokens of a batch
 
-    def ids(self, text: str) -> list[int]:
+    def ids(self, text: Text) -> list[int]:
         return self.all_ids([text])[0]
 
-    def all_ids(self, texts: Sequence[str]) -> list[list[int]]:
+    def all_ids(self, texts: Sequence[Text]) -> list[list[int]]:
         """Of each at most as many as the model takes; the last one is the mark of the end."""
         most = self.model.config.context
-        found = self.tokenizer.encode_all(texts)
+        encoded = iter(self.tokenizer.encode_all([t for t in texts if isinstance(t, str)]))
+        found = [next(encoded) if isinstance(t, str) else [*t] for t in texts]
         return [ids if len(ids) <= most else [*ids[: most - 1], ids[-1]] for ids in found]
 
-    def __call__(self, texts: Sequence[str]) -> np.ndarray:
+    def __call__(self, texts: Sequence[Text]) -> np.ndarray:
         """(texts, dim) float32."""
         ids = self.all_ids(texts)
         out = np.zeros((len(texts), self.model.config.dim), np.float32)

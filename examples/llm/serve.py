@@ -131,7 +131,7 @@ def main() -> None:
     desk.reports = [report(batch, [])] * args.replicas
     service = Service(
         desk, tokenizer, args.name or args.model, min(batch.most, model.config.context), args.slots, batch.pages.count,
-        args.embed_model or "",
+        args.embed_model or "", None if encoder is None else encoder[1],
         Limits(args.body, args.body_time, args.time),
     )  # fmt: skip
     serve(service, listener, partial(run, batch, embedder, ranks, desk), args.drain)

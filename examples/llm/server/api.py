@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from batch import Request
+from embed import Text
 from server.errors import ApiError
 from server.fields import Fields, kind
 from tokenizer import Tokenizer
@@ -84,26 +85,32 @@ def _model(f: Fields, name: str) -> None:
 
 
 def _prompts(f: Fields, tokenizer: Tokenizer) -> list[list[int]]:
-    """A text, a list of texts, a list of token numbers, or a list of such lists."""
-    x = f.take("prompt")
-    rows = x if isinstance(x, list) and not (x and all(type(i) is int for i in x)) else [x]
-    if not rows or len(rows) > TEXTS:
-        raise f.wrong("prompt", f"one to {TEXTS} prompts are expected, not {len(rows)}")
-    return [_ids(f, row, tokenizer) for row in rows]
-
-
-def _ids(f: Fields, x: Any, tokenizer: Tokenizer) -> list[int]:
-    if isinstance(x, str):
-        ids = tokenizer.encode(f.unicode("prompt", x))
-    elif isinstance(x, list) and all(type(i) is int for i in x):
-        ids, size = x, tokenizer.inner.get_vocab_size()
-        if not all(0 <= i < size for i in ids):
-            raise f.wrong("prompt", f"token numbers are 0 to {size - 1}")
-    else:
-        raise f.wrong("prompt", f"a text or a list of token numbers is expected, not {kind(x)}")
-    if not ids:
+    """The tokens of each."""
+    found = _texts(f, "prompt", TEXTS, tokenizer)
+    prompts = [tokenizer.encode(x) if isinstance(x, str) else list(x) for x in found]
+    if not all(prompts):
         raise f.wrong("prompt", "it is empty: a model goes on from at least one token")
-    return ids
+    return prompts
+
+
+def _texts(f: Fields, name: str, most: int, tokenizer: Tokenizer) -> list[Text]:
+    """A text, a list of texts, a list of token numbers, or a list of such lists: one to `most`."""
+    x = f.take(name)
+    rows = x if isinstance(x, list) and not (x and all(type(i) is int for i in x)) else [x]
+    if not rows or len(rows) > most:
+        raise f.wrong(name, f"one to {most} texts are expected, not {len(rows)}")
+    return [_text(f, name, row, tokenizer) for row in rows]
+
+
+def _text(f: Fields, name: str, x: Any, tokenizer: Tokenizer) -> Text:
+    if isinstance(x, str):
+        return f.unicode(name, x)
+    if not isinstance(x, list) or not all(type(i) is int for i in x):
+        raise f.wrong(name, f"a text or a list of token numbers is expected, not {kind(x)}")
+    size = tokenizer.inner.get_vocab_size()
+    if not all(0 <= i < size for i in x):
+        raise f.wrong(name, f"token numbers are 0 to {size - 1}")
+    return tuple(x)
 
 
 def _messages(f: Fields, tokenizer: Tokenizer) -> list[int]:
@@ -151,16 +158,13 @@ def _stops(f: Fields) -> tuple[str, ...]:
     return tuple(f.unicode("stop", s) for s in found)
 
 
-def embedding(given: Mapping[str, Any], model: str) -> tuple[list[str], bool]:
+def embedding(given: Mapping[str, Any], model: str, tokenizer: Tokenizer) -> tuple[list[Text], bool]:
     """Of /v1/embeddings: (texts, whether vectors are wanted as base64)."""
     f = Fields(given)
     _model(f, model)
-    x = f.take("input")
-    texts = [x] if isinstance(x, str) else x
-    if not isinstance(texts, list) or not all(isinstance(t, str) and t for t in texts) or not texts:
-        raise f.wrong("input", "a text, or a list of texts, none of them empty, is expected")
-    if len(texts) > INPUTS:
-        raise f.wrong("input", f"{len(texts)} texts; {INPUTS} at most")
+    texts = _texts(f, "input", INPUTS, tokenizer)
+    if not all(texts):
+        raise f.wrong("input", "a text is empty")
     coding = f.text("encoding_format", "float")
     if coding not in ("float", "base64"):
         raise f.wrong("encoding_format", "float or base64 is expected")
@@ -168,4 +172,4 @@ def embedding(given: Mapping[str, Any], model: str) -> tuple[list[str], bool]:
     for name in IGNORED:
         f.take(name)
     f.done()
-    return [f.unicode("input", t) for t in texts], coding == "base64"
+    return texts, coding == "base64"

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from batch import Made, Request
+from embed import Text
 from server.errors import ApiError
 
 IDLE_S = 1.0  # the other ranks hear from the model's loop at least this often
@@ -27,7 +28,7 @@ class Work:
 
     admit: tuple[tuple[int, int, Request], ...] = ()  # (which replica writes it, key, what)
     cancel: tuple[int, ...] = ()
-    embed: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    embed: tuple[tuple[int, tuple[Text, ...]], ...] = ()
     stop: bool = False
 
 
@@ -55,7 +56,7 @@ Out = asyncio.Queue[tuple[int, Given]]
 @dataclass(eq=False)
 class Waiting:
     key: int
-    request: Request | tuple[str, ...]  # a text to write, or texts to make vectors of
+    request: Request | tuple[Text, ...]  # a text to write, or texts to make vectors of
     since: float = field(default_factory=time.monotonic)
 
 
@@ -76,7 +77,7 @@ class Desk:
 
     # the event loop's side
 
-    def submit(self, requests: Sequence[Request | tuple[str, ...]]) -> tuple[list[int], Out]:
+    def submit(self, requests: Sequence[Request | tuple[Text, ...]]) -> tuple[list[int], Out]:
         """(a key each, where what they become is put); the caller gives the keys back (`leave`)."""
         out: Out = asyncio.Queue()
         with self.changed:

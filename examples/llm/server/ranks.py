@@ -90,7 +90,7 @@ def decode(message: bytes) -> Work:
         (replica, key, Request(**{**r, "ids": tuple(r["ids"]), "choice": Choice(**r["choice"])}))
         for replica, key, r in told["admit"]
     ]
-    embed = [(key, tuple(texts)) for key, texts in told["embed"]]
+    embed = [(key, tuple(t if isinstance(t, str) else tuple(t) for t in texts)) for key, texts in told["embed"]]
     return Work(tuple(admit), tuple(told["cancel"]), tuple(embed), told["stop"])
 
 

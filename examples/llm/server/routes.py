@@ -45,6 +45,7 @@ class Service:
     slots: int  # of a replica
     pages: int  # likewise
     embedder: str = ""  # the name of the model for vectors; "": there is none
+    embed_tokenizer: Tokenizer | None = None  # that model's
     limits: Limits = Limits()
     metrics: Metrics = field(default_factory=Metrics)
     created: int = field(default_factory=lambda: int(time.time()))
@@ -170,9 +171,9 @@ class Service:
 
     async def embeddings(self, request: Request) -> Response:
         given = parse(await body_of(request, self.limits.body, self.limits.body_s))
-        if not self.embedder:
+        if self.embed_tokenizer is None:
             raise ApiError(501, "this server has no model for vectors; start it with --embed-model minilm")
-        texts, coded = api.embedding(given, self.embedder)
+        texts, coded = api.embedding(given, self.embedder, self.embed_tokenizer)
         keys, out = self.desk.submit([tuple(texts[i : i + CHUNK]) for i in range(0, len(texts), CHUNK)])
 
         async def collect() -> dict[int, Vectors]:

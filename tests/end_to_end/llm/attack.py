@@ -49,7 +49,7 @@ def valid(draw: random.Random) -> tuple[str, dict[str, Any]]:
         "stream": draw.random() < 0.3, "stream_options": {"include_usage": True}, "logit_bias": {}, "user": "u",
     }  # fmt: skip
     if draw.random() < 0.1:
-        return "/v1/embeddings", {"model": "minilm", "input": ["a", "b"], "encoding_format": "float"}
+        return "/v1/embeddings", {"model": "minilm", "input": ["a", "b", [101, 102]], "encoding_format": "float"}
     if draw.random() < 0.5:
         parts = [{"type": "text", "text": "b"}]
         body["messages"] = [{"role": "system", "content": "a"}, {"role": "user", "content": parts}]

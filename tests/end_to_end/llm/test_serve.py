@@ -20,6 +20,7 @@ if MISSING := [name for name in ("starlette", "uvicorn", "openai") if find_spec(
     pytest.skip(f'the server\'s tests need {", ".join(MISSING)}: pip install ".[test]"', allow_module_level=True)
 
 import openai
+from encoder import load_encoder
 from load import load
 
 from tests.end_to_end.llm import browser
@@ -258,7 +259,14 @@ def test_vectors(served: Served, minilm: str) -> None:
     told = served.client.embeddings.create(model=minilm, input=texts[2], encoding_format="float").data[0].embedding
     like, unlike = (sum(a * b for a, b in zip(rows[0], row)) for row in rows[1:])
     assert like > 0.6 > 0.2 > unlike and max(abs(a - b) for a, b in zip(told, rows[2])) < 1e-5
-    assert served.ask("/v1/embeddings", b'{"input": [1]}')[0] == 400
+    tokens = load_encoder(minilm)[1].encode_all(texts)
+    numbered = served.client.embeddings.create(model=minilm, input=tokens).data
+    assert all(abs(a - b) < 1e-5 for d, row in zip(numbered, rows, strict=True) for a, b in zip(d.embedding, row))
+    (one,) = served.client.embeddings.create(model=minilm, input=tokens[0]).data
+    assert max(abs(a - b) for a, b in zip(one.embedding, rows[0])) < 1e-5
+    for wrong in (b"[[]]", b'""', b"[-1]", b"[99999999]", b"[[1], 2]", b"[true]", b"[[1.5]]", b"[]", b"null", b"{}"):
+        status, answer = served.ask("/v1/embeddings", b'{"input": %b}' % wrong)
+        assert status == 400 and answer["error"]["param"] == "input", (wrong, answer)
 
 
 @pytest.mark.skipif(browser.PROGRAM is None, reason="needs a browser: apt-get install chromium")

@@ -119,7 +119,10 @@ def test_interrupt_right_after_listening(tmp_path: Path) -> None:
 
 def test_what_the_ranks_are_told() -> None:
     request = Request((1, 2, 3), 5, Choice(0.1, 3, 0.30000000000000004, None, 1.1, 2**32 - 1), True)
-    for work in (Work(), Work(((0, 7, request), (1, 8, Request((1,), 1))), (1, 2), ((9, ('a"é🦙', "")),), True)):
+    for work in (
+        Work(),
+        Work(((0, 7, request), (1, 8, Request((1,), 1))), (1, 2), ((9, ('a"é🦙', "", (101, 102))),), True),
+    ):
         assert decode(encode(work)) == work
     for report in (Report(), Report((Made(7, 8), Made(9, 2**31, "stop")), 1, 2, 3, 4)):
         assert decode_report(encode_report(report)) == report
