@@ -86,6 +86,8 @@ def layers(floats: nn.Linear) -> Iterator[tuple[str, Callable[[Tensor], Tensor],
             layer = nn.Linear(columns, rows, bias=False)
             layer.weight = floats.weight
             made = nn.quantize(layer, kind, activations)
+            if made is layer:
+                continue  # (its rows are not whole blocks of this format)
             Tensor.realize(*made.buffers())
             yield f"{kind} x {activations}", made, made.weight.blocks.numel()
     halves = floats.weight.cast("bfloat16").contiguous().realize()

@@ -15,8 +15,8 @@ DISTANCES = (1 << 10, 1 << 12)  # that the search tries
 
 @dataclass(frozen=True, repr=False)
 class ReadAhead(Opt):
-    """What lies `nbytes` beyond each place that is read of the argument is prefetched, a cache line once. The argument
-    is read in order, or else nothing of it is read soon; it is not packed.
+    """Beside what is loaded of the argument, what lies `nbytes` further is prefetched, each cache line once. That helps
+    where it is read in order. It is not packed.
 
     before:  for m: for k: s += a[m, k]                          (the processor looks ahead within a page, or not)
     after:   for m: for k: { prefetch a[m, k + 1024]; s += a[m, k] }          # read_ahead(a, 4096), of float32
