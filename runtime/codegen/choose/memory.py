@@ -94,16 +94,17 @@ def read_ahead(facts: Facts, opts: Opts) -> Opts:
     sig, order = facts.sig, order_of(facts, opts)
     if not order or facts.main is None or facts.machine.group_items > 1:
         return opts
-    rows = tile_of(opts, order[0])
+    rows, terms = tile_of(opts, order[0]), volume(ranges_of(facts.main) | {*facts.main.src[1:]})
     taken = {o.argument for o in opts if isinstance(o, CacheRead | Prefetch)} | set(map(slot, sig.stores))
     for number in sorted(set(map(slot, facts.loads)) - taken):
         loads = [u for u in facts.loads if slot(u) == number]
-        often = volume(ranges_of(facts.main) | {*facts.main.src[1:]}) // max(map(touched, loads))
-        if largest_bytes(loads) < cost.AHEAD_OF_BYTES or often > cost.AHEAD_USES:
+        if largest_bytes(loads) < cost.AHEAD_OF_BYTES or terms > cost.AHEAD_USES * max(map(touched, loads)):
             continue
-        if (piece := max(piece_bytes(u, order[0], rows) for u in loads)) <= cost.PIECE_BYTES:
-            pieces = -(-cost.AHEAD_BYTES // piece) if rows > 1 and piece <= cost.TILE_AHEAD_BYTES else 0
-            opts = (*opts, ReadAhead(number, pieces * piece or cost.AHEAD_BYTES))
+        piece = max(piece_bytes(u, order[0], rows) for u in loads)
+        if rows > 1 and piece <= cost.TILE_AHEAD_BYTES:
+            opts = (*opts, ReadAhead(number, -(-cost.AHEAD_BYTES // piece) * piece))
+        elif piece <= cost.PIECE_BYTES:
+            opts = (*opts, ReadAhead(number, cost.AHEAD_BYTES))
     return opts
 
 
