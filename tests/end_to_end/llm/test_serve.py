@@ -218,11 +218,12 @@ def test_interrupt_finishes_what_runs(folder: Path) -> None:
         stream = client.completions.create(prompt="a", stream=True, max_tokens=900, **GREEDY)
         pieces = [next(iter(stream)).choices[0].text]
         served.process.send_signal(signal.SIGINT)
+        while (health := served.ask("/health")) == (200, {"status": "ok"}):
+            pass  # until the signal has arrived; a text asked for before would wait for the one slot
+        assert health == (503, {"status": "draining"})
         with pytest.raises(openai.InternalServerError) as refused:
-            while True:  # until the signal has arrived
-                client.completions.create(prompt="a", max_tokens=1, **GREEDY)
+            client.completions.create(prompt="a", max_tokens=1, **GREEDY)
         assert refused.value.status_code == 503 and refused.value.body["code"] == "shutting_down"
-        assert served.ask("/health") == (503, {"status": "draining"})
         pieces += [e.choices[0].text for e in stream]
         assert "".join(pieces) == whole
         assert served.process.wait(30) == 0, served.out
