@@ -1,10 +1,13 @@
 """Matrix products: ours against NumPy, and torch where installed, all in one run.
 
-    python benchmarks/gemm.py [--sizes 256,512,1024] [--kinds square,batched,epilogue,types] [--repeats 20] [--cpu-time]
+    python benchmarks/gemm.py [--sizes 256,512,1024] [--kinds square,rows,batched,epilogue,types] [--repeats 20]
+                              [--cpu-time]
 
 Prints GFLOPS of each side and our ratio to the best of the others:
 
 - `square`: the layouts NN, NT and TN (T: that operand is stored transposed);
+- `rows`: few rows by large weights, as inference has them (`x @ w.T`; w has 16 x the largest of `--sizes` rows, 128 MiB
+  and more if that is not given);
 - `batched`: many small products at once, as attention has them;
 - `epilogue`: a layer of a transformer with what follows it: bias, relu and residual;
   bias and gelu (exact, and by tanh);
@@ -92,6 +95,9 @@ class Case(NamedTuple):
 def cases(kinds: list[str], sizes: list[int]) -> Iterator[Case]:
     if "square" in kinds:
         yield from (Case((n, n, n), layout) for n in sizes for layout in ("NN", "NT", "TN"))
+    if "rows" in kinds:
+        weights = (16 * max(sizes), max(sizes)), (32 * max(sizes), max(sizes) // 4)
+        yield from (Case((m, *w), "NT") for w in weights for m in (2, 4, 8, 16, 24, 32, 64))
     if "batched" in kinds:
         yield from (
             Case(s, layout, b)
@@ -207,7 +213,9 @@ def expected(case: Case, arrays: list[np.ndarray]) -> np.ndarray:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default="256,512,1000,1023,1024,2048", help="of square products, comma-separated")
-    parser.add_argument("--kinds", default="square,batched,epilogue,types", help="of the products, comma-separated")
+    parser.add_argument(
+        "--kinds", default="square,rows,batched,epilogue,types", help="of the products, comma-separated"
+    )
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--cpu-time", action="store_true")
     options = parser.parse_args()

@@ -73,8 +73,13 @@ def access_time(stride: int | None, turned: bool, lanes: int) -> float:
 
 # FMAs: to pack a vector of what lies along the reduction, in squares turned by shuffles [gemm.py, NT; eea109e]
 PACK_TIME = 6
+# FMAs: the same where it comes from memory, which nothing but packing waits for [gemm.py, NT of 24 rows]
+PACK_MEMORY_TIME = 16
 # FMAs: to pack a vector of what lies along neither, element by element [conv.py, gradient of the weights; eea109e]
 PACK_APART_TIME = 48
+# FMAs: to turn a vector of what lies along the reduction in registers where it is used, by each round of shuffles
+# [gemm.py, NT of 4 and of 8 rows]
+TURN_TIME = 1
 # vectors: of a panel, before its width is known [conv.py --image 224; fc43351]
 PANEL_VECTORS = 4
 # FMAs: to store a vector across its lanes, where whole vectors lie side by side in a tile [conv.py; 33a4610]
@@ -91,9 +96,16 @@ TURNED_HALF = 8
 LEAST_TURNED = 3
 
 
-def pack_time(along_reduction: bool, uses: int) -> float:
+def pack_time(along_reduction: bool, from_memory: bool, uses: int) -> float:
     """FMAs that packing an operand adds to each FMA, of which a packed vector serves `uses`."""
-    return (PACK_TIME if along_reduction else PACK_APART_TIME) / uses
+    if not along_reduction:
+        return PACK_APART_TIME / uses
+    return (PACK_MEMORY_TIME if from_memory else PACK_TIME) / uses
+
+
+def turn_time(lanes: int, uses: int) -> float:
+    """FMAs that turning an operand in registers adds to each FMA, of which a turned vector serves `uses`."""
+    return TURN_TIME * (lanes.bit_length() - 1) / uses
 
 
 def store_time(step: int | None, side: int, lanes: int) -> int:
@@ -286,6 +298,8 @@ LEAST_ROWS_HELD = 2
 AHEAD_BYTES = 4096
 # bytes: of a tile's rows, at most, for the next tile's to be asked for; longer rows are read ahead each [inference.py]
 TILE_AHEAD_BYTES = 16 << 10
+# bytes: the same of a product's tile [gemm.py, NT of 4 to 32 rows]
+PRODUCT_AHEAD_BYTES = 256 << 10
 # bytes: of an array that is read so; a smaller one rests in the first caches [inference.py]
 AHEAD_OF_BYTES = 64 << 10
 # bytes: of a piece of it that an iteration of the outermost loop reads, at most [inference.py]

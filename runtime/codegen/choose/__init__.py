@@ -40,6 +40,7 @@ from manygrad.runtime.codegen.choose.packing import (
     product_of,
     read_columns_in_place,
     split_columns_over_threads,
+    turn_columns,
 )
 from manygrad.runtime.codegen.choose.reductions import (
     Split,
@@ -80,6 +81,7 @@ DECISIONS: tuple[Callable[..., Opts], ...] = (
     tile_rows_and_vectors,
     pack_strided,
     use_matrix_unit,
+    turn_columns,
     read_columns_in_place,
     split_columns_over_threads,
     keep_rows_in_cache,

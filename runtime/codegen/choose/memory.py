@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from manygrad.runtime.codegen import cost
 from manygrad.runtime.codegen.alignment import begins_anywhere, whole_vectors
-from manygrad.runtime.codegen.choose.facts import Facts, largest_bytes, order_of, slot, tile_of, touched
+from manygrad.runtime.codegen.choose.facts import Facts, largest_bytes, order_of, slot, tile_of, tiles_along, touched
 from manygrad.runtime.codegen.describe import size_max, volume
 from manygrad.runtime.codegen.dots import is_total
 from manygrad.runtime.codegen.keep import kept_values
@@ -21,10 +21,12 @@ from manygrad.runtime.codegen.opts import (
     ReadAhead,
     RFactor,
     Tile,
+    Unroll,
     Vectorize,
     loop_nest,
 )
 from manygrad.runtime.codegen.opts.opt import chosen
+from manygrad.runtime.codegen.target import LINE_BYTES
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import Ops
@@ -88,21 +90,28 @@ def limit_rows_of_tile(facts: Facts, opts: Opts, passes: Passes) -> Opts:
 
 
 def read_ahead(facts: Facts, opts: Opts) -> Opts:
-    """What a reduction reads in order, a piece an iteration of the outermost loop, is asked for before it is reached:
-    a processor looks ahead less far than memory is away where something is computed of what it reads. Rows that a tile
-    reads side by side are followed by the next tile's."""
-    sig, order = facts.sig, order_of(facts, opts)
-    if not order or facts.main is None or facts.machine.group_items > 1:
+    """What a reduction reads in order, a piece a tile of the outermost loop, is asked for before it is reached: a
+    processor looks ahead less far than memory is away where something is computed of what it reads. Rows that a tile
+    reads side by side are followed by the next tile's. Of rows that a product reads element by element, a line is
+    written out, for it to be asked for once."""
+    sig, main = facts.sig, facts.main
+    outer = next((r for r in order_of(facts, opts) if tiles_along(opts, r, size_max(r)) > 1), None)
+    if outer is None or main is None or facts.machine.group_items > 1:
         return opts
-    rows, terms = tile_of(opts, order[0]), volume(ranges_of(facts.main) | {*facts.main.src[1:]})
+    vector, k = chosen(opts, Vectorize), main.src[-1]
+    product = vector is not None and any(r.arg.id == vector.axis for r in ranges_of(main)) and len(main.src) == 2
+    written_out = chosen(opts, Unroll, k.arg.id) is not None
+    rows, terms = tile_of(opts, outer), volume(ranges_of(main) | {*main.src[1:]})
     taken = {o.argument for o in opts if isinstance(o, CacheRead | Prefetch)} | set(map(slot, sig.stores))
     for number in sorted(set(map(slot, facts.loads)) - taken):
         loads = [u for u in facts.loads if slot(u) == number]
         if largest_bytes(loads) < cost.AHEAD_OF_BYTES or terms > cost.AHEAD_USES * max(map(touched, loads)):
             continue
-        piece = max(piece_bytes(u, order[0], rows) for u in loads)
-        if rows > 1 and piece <= cost.TILE_AHEAD_BYTES:
+        piece = max(piece_bytes(u, outer, rows) for u in loads)
+        if rows > 1 and piece <= (cost.PRODUCT_AHEAD_BYTES if product else cost.TILE_AHEAD_BYTES):
             opts = (*opts, ReadAhead(number, -(-cost.AHEAD_BYTES // piece) * piece))
+            if product and not written_out and all(facts.stride(u.src[0], k) == 1 for u in loads):
+                opts = (*opts, Unroll(k.arg.id, LINE_BYTES // loads[0].dtype.itemsize))
         elif piece <= cost.PIECE_BYTES:
             opts = (*opts, ReadAhead(number, cost.AHEAD_BYTES))
     return opts

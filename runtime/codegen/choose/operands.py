@@ -44,6 +44,18 @@ def panel_overflows(facts: Facts, main: UOp, columns: int) -> bool:
     return nbytes > cost.panel_bytes(facts.machine) and ranges_of(main) >= frozenset(facts.sig.loops)
 
 
+def can_turn(facts: Facts, load: UOp, main: UOp, lane: UOp) -> bool:
+    """Whether squares of `load` can be turned in registers where they are used, instead of packed: they lie along the
+    reduction, and a tile has all rows that they are used for."""
+    if len(main.src) > 2 or len(facts.sig.reduces) > 1 or is_masked(load) or is_dot(main.src[0]):
+        return False
+    (k,) = main.src[1:]
+    rows = volume(ranges_of(main) - ranges_of(load))
+    whole = is_fixed(lane) and is_fixed(k) and size_max(k) >= facts.lanes and facts.stride(load.src[0], k) == 1
+    words = facts.lanes > 1 and load.dtype.itemsize * facts.lanes == facts.machine.vector_bytes
+    return whole and words and rows <= min(facts.machine.accumulators, cost.TILE_ROWS)
+
+
 def packs_across(facts: Facts, u: UOp) -> bool:
     """A product both of whose operands are contiguous along the reduction (a @ b.T): whether one can be packed across
     it, for many rows. Then no partial sums need be folded, and the operands are read in one stream."""

@@ -13,12 +13,12 @@ from manygrad.runtime.codegen import cost
 from manygrad.runtime.codegen.choose.blocks import block_of_panels, block_of_rows, blocked_reduction
 from manygrad.runtime.codegen.choose.conditions import knows_conditions
 from manygrad.runtime.codegen.choose.facts import Facts, is_masked, order_of, reordered, slot, tile_of
-from manygrad.runtime.codegen.choose.operands import can_pack, rows_apart
+from manygrad.runtime.codegen.choose.operands import can_pack, can_turn, rows_apart
 from manygrad.runtime.codegen.choose.vectors import product_time
 from manygrad.runtime.codegen.describe import size_max, volume
 from manygrad.runtime.codegen.dots import is_dot
-from manygrad.runtime.codegen.opts import CacheRead, Matrix, Opts, Prefetch, Tensorize
-from manygrad.runtime.codegen.opts.opt import chosen
+from manygrad.runtime.codegen.opts import CacheRead, Matrix, Opts, Prefetch, Tensorize, Tile, Unroll
+from manygrad.runtime.codegen.opts.opt import chosen, without
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
@@ -66,7 +66,10 @@ Packing = Callable[[Facts, Opts, Product], Opts]
 
 def packing(facts: Facts, opts: Opts, p: Product) -> Packing:
     """Which decision a product takes."""
-    if not strided(facts, p.main, p.lane):
+    if strided(facts, p.main, p.lane):
+        if can_turn(facts, p.columns, p.main, p.lane) and not p.after:
+            return turn_columns
+    else:
         if columns_fit_first_cache(facts, p):
             return read_columns_in_place
         if volume(frozenset(p.inner)) < cost.SHARED_BY_ROWS:
@@ -96,6 +99,15 @@ def read_columns_in_place(facts: Facts, opts: Opts, p: Product) -> Opts:
 def split_columns_over_threads(facts: Facts, opts: Opts, p: Product) -> Opts:
     """Too few rows for packing to pay: columns are read as they lie, by each thread its own."""
     return reordered(facts, opts, [*p.outer, p.lane, *p.inner, *p.after])
+
+
+def turn_columns(facts: Facts, opts: Opts, p: Product) -> Opts:
+    """Columns that lie along the reduction (a @ b.T), for so few rows that a tile has them all: nothing would be read
+    from a panel again, so squares of columns are turned in registers as they come."""
+    (k,) = p.main.src[1:]
+    tiles = [Tile(r.arg.id, size_max(r)) for r in p.inner if size_max(r) > 1]
+    opts = reordered(facts, without(opts, Tile), [*p.outer, p.lane, *p.inner])
+    return (*opts, Tile(p.lane.arg.id, facts.lanes), *tiles, Unroll(k.arg.id, facts.lanes))
 
 
 def keep_rows_in_cache(facts: Facts, opts: Opts, p: Product) -> Opts:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from manygrad.runtime.codegen import cost
 from manygrad.runtime.codegen.choose.facts import Facts, touched, touched_bytes
-from manygrad.runtime.codegen.choose.operands import can_pack, row_loops
+from manygrad.runtime.codegen.choose.operands import can_pack, can_turn, row_loops
 from manygrad.runtime.codegen.choose.reductions import Split
 from manygrad.runtime.codegen.describe import size_max, volume
 from manygrad.runtime.codegen.dots import is_product
@@ -84,7 +84,11 @@ def product_time(facts: Facts, opts: Opts, main: UOp, r: UOp) -> float | None:
         uses = volume(ranges_of(main) - ranges_of(u))
         if uses < 2 or not product or not can_pack(facts, opts, u, main, r):
             return None
-        time += cost.pack_time(any(facts.stride(u.src[0], k) == 1 for k in main.src[1:]), uses)
+        along = any(facts.stride(u.src[0], k) == 1 for k in main.src[1:])
+        # (the other operand would be packed instead, and this one read once, by one tile with all of that)
+        once = uses <= cost.PANEL_VECTORS * facts.lanes and touched_bytes(u) > facts.machine.cache_bytes
+        packed = cost.pack_time(along, once, uses)
+        time += min(packed, cost.turn_time(facts.lanes, uses)) if can_turn(facts, u, main, r) else packed
     for u in loads:
         time += reread_time(facts, u, main, r) if r not in ranges_of(u) else 0.0
     scattered = max(result_time(facts, s, main, r) for s in facts.sig.stores)

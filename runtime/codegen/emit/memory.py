@@ -55,15 +55,19 @@ def load(e: Emission, u: UOp, position: Position) -> Inst:
 def prefetch(e: Emission, u: UOp, pointer: Inst, a: Affine) -> None:
     """Asks for what the load reads in the next tile of another loop, where it is in a Prefetch of it, and for what lies
     ahead of it (`ReadAhead`): once for all loads of a line."""
+    prefetch_ahead(e, u, pointer, a)
+    for p in e.scope.prefetches:
+        ahead = sum(c for x, c in a.terms if x.expr is p.ahead) * e.nest.tile_of(p.ahead) if u in p.loads else 0
+        if ahead:
+            e.emit(Low.PREFETCH, dtypes.void, (pointer, sum_of_terms(e, a)), a.constant + ahead, here=True)
+
+
+def prefetch_ahead(e: Emission, u: UOp, pointer: Inst, a: Affine) -> None:
     for slot, nbytes in e.nest.read_ahead:
         if pointer.arg == slot:
             size = u.dtype.itemsize
             lines = (a.constant * size + nbytes) // LINE_BYTES * LINE_BYTES
             e.emit(Low.PREFETCH, dtypes.void, (pointer, sum_of_terms(e, a)), lines // size)
-    for p in e.scope.prefetches:
-        ahead = sum(c for x, c in a.terms if x.expr is p.ahead) * e.nest.tile_of(p.ahead) if u in p.loads else 0
-        if ahead:
-            e.emit(Low.PREFETCH, dtypes.void, (pointer, sum_of_terms(e, a)), a.constant + ahead, here=True)
 
 
 def window_load(e: Emission, u: UOp, pointer: Inst, a: Affine, valid: Inst | None, mask: Inst | None) -> Inst | None:
@@ -127,7 +131,10 @@ def transposed_load(e: Emission, u: UOp, pointer: Inst, a: Affine, position: Pos
         return None
     base = sum_of_terms(e, a)
     guard = () if count == n else (e.emit(Low.FIRST, dtypes.bool, (), count, n),)
-    rows = [e.emit(Low.LOAD, u.dtype, (pointer, base, *guard), constant + a.stride * lane, n) for lane in range(active)]
+    starts = [constant + a.stride * lane for lane in range(active)]
+    for start in starts:
+        prefetch_ahead(e, u, pointer, a._replace(constant=start))
+    rows = [e.emit(Low.LOAD, u.dtype, (pointer, base, *guard), start, n) for start in starts]
     rows += [e.const(0, u.dtype, n)] * (n - active)
     for j, column in enumerate(transpose(e, rows)[:count]):
         remember(e, u, {**position, along: first + j}, column)

@@ -138,6 +138,8 @@ KERNELS: dict[str, Callable[[], UOp]] = {
     "product, a transposed": lambda: gemm(1024, 1024, 1024, "TN"),
     "product of few columns": lambda: gemm(512, 64, 64),
     "product of few rows": lambda: gemm(4, 1024, 1024),
+    "product of few rows, b transposed": lambda: gemm(4, 1024, 1024, "NT"),
+    "product of a vector of rows, b transposed": lambda: gemm(16, 1024, 1024, "NT"),
     "row by matrix": lambda: gemm(1, 256, 256, "NT"),
     "row by quantised matrix": lambda: row_by_blocks(18),
     "row by quantised matrix, few blocks": lambda: row_by_blocks(6),

@@ -39,6 +39,18 @@ def test_gemm(layout: str, shape: tuple[int, int, int]) -> None:
     agree(gemm(m, n, k, layout), [np.zeros((m, n), np.float32), *stored], rtol=1e-4)
 
 
+@pytest.mark.parametrize("d", [f32, dtypes.float64, dtypes.int32, dtypes.bfloat16], ids=lambda d: d.name)
+@pytest.mark.parametrize("columns, terms", [(70, 67), (16, 16), (33, 100), (300, 1030)])
+def test_a_row_has_the_same_bits_among_any_number(columns: int, terms: int, d: DType) -> None:
+    """a @ b.T of one row more or less: b is turned in registers, or a or b is packed."""
+    a, b = (data(d, n, terms) if d.is_int else RNG.standard_normal((n, terms)).astype(d.np) for n in (70, columns))
+    want = run(gemm(70, columns, terms, "NT", d), [np.zeros((70, columns), d.np), a, b])[0]
+    same(want, run(gemm(70, columns, terms, "NT", d), [np.zeros_like(want), a, b], (), "PYTHON")[0], 1e-2)
+    for rows in (2, 3, 5, 8, 12, 13, 16, 17, 24, 40, 64):
+        got = run(gemm(rows, columns, terms, "NT", d), [np.zeros((rows, columns), d.np), a[:rows], b])[0]
+        np.testing.assert_array_equal(got.view(np.uint8), want[:rows].view(np.uint8), f"{rows} rows")
+
+
 @pytest.mark.parametrize(
     "d",
     [dtypes.float64, dtypes.float16, dtypes.bfloat16, dtypes.int32, dtypes.int8, dtypes.uint64],
