@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from manygrad.schedule.fused import TRANSPARENT, Fused, Stored, graph_facts
+from manygrad.schedule.fused import NO_AXES, TRANSPARENT, Fused, Stored, graph_facts
 from manygrad.schedule.work import CHEAP, EXPENSIVE, GATHERED, is_leaf, work
 from manygrad.tensor.source import line_of
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.shape import numel
 
-DECODED = 60  # weighted ops that are rather done for each block of a sum than once and stored
+DECODED = 60  # weighted ops that are rather done for each block of a sum, or of what is read, than once and stored
+DECODED_FOR = 16  # rows of a product that decode what is read in its kernel: a few tiles
 UNPACKED = 40  # weighted ops on bytes that are rather done for each tile of a product than once and stored
 MAX_LEAVES = 24  # buffers one kernel reads
 MAX_DEPTH = 120  # nested ops in one kernel
@@ -166,7 +167,7 @@ def broadcast_work(u: UOp, fused: Fused) -> Iterable[UOp]:
     if held.reduces or not held.leaves or not _repeats(u) or numel(s.shape) <= 1:
         return ()
     limit = 0 if u in fused.facts.feeds_reduce else EXPENSIVE
-    if within_sum(u, fused):
+    if within_sum(u, fused) or decoded_for_few(u, fused):
         limit = DECODED
     if u in fused.facts.multiplied:
         limit = UNPACKED
@@ -180,6 +181,19 @@ def within_sum(u: UOp, fused: Fused) -> bool:
     sizes = list(zip(u.src[0].shape, u.shape))
     first = next(a for a, (d, n) in enumerate(sizes) if d != n)
     return all(d == 1 and (n == 1 or a in summed) for a, (d, n) in enumerate(sizes) if a >= first)
+
+
+def decoded_for_few(u: UOp, fused: Fused) -> bool:
+    """Whether the EXPAND repeats, for few rows of a product, what is decoded from at most half the bytes with something
+    that belongs to a block of it (quantised weights): its kernel reads these, and a tile decodes for all rows that it
+    has."""
+    s, summed = u.src[0], fused.facts.summed.get(u, NO_AXES)
+    rows = [n for a, (d, n) in enumerate(zip(s.shape, u.shape)) if d != n and a not in summed]
+    read = sum(numel(x.shape) * x.dtype.itemsize for x in fused.contents[s].leaves)
+    if not summed or 2 * read > numel(s.shape) * s.dtype.itemsize or numel(tuple(rows)) > DECODED_FOR:
+        return False
+    inside = s.toposort(lambda x: not is_leaf(x) and x not in fused.stored)
+    return any(x.op is Ops.EXPAND and _repeats(x) and within_sum(x, fused) for x in inside)
 
 
 def reduction_in_it(u: UOp, fused: Fused) -> Iterable[UOp]:

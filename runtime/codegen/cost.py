@@ -165,6 +165,11 @@ TURNED_PANELS = 8
 # vectors: of a block of quantised weights that is written out, at most [inference.py]
 BLOCK_VECTORS = 32
 
+# rows: of a tile that are multiplied by a block, by the accumulators there are [inference.py, 8 rows]
+BLOCK_TILE_ROWS = {16: 8, 0: 4}
+# FMAs: of the body of such a tile, with two columns; more do not find all that is unpacked in registers
+# [inference.py, 8 rows]
+BLOCK_TILE_BODY = 64
 # columns: of a tile of a product of blocks of bytes; so many rows of packed weights share a vector [inference.py]
 BLOCK_COLUMNS = 16
 

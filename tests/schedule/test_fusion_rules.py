@@ -91,6 +91,17 @@ def test_what_belongs_to_a_block_of_a_sum_is_made_in_its_loops() -> None:
         assert "broadcast work" in {found.rule for found in stores_of(other).values()}
 
 
+def test_quantised_weights_are_decoded_in_a_product_of_few_rows() -> None:
+    def product(rows: int, kind: type, scaled: bool = True) -> Tensor:
+        w = Tensor(np.zeros((32, 4, 8), kind)).realize().float()
+        w = w * stored(32, 4, 1) if scaled else w * 2 + 1
+        return (stored(rows, 1, 4, 8) * w.unsqueeze(0)).sum((2, 3))
+
+    assert not stores_of(product(16, np.int8))
+    for other in (product(17, np.int8), product(16, np.float32), product(16, np.int8, scaled=False)):
+        assert "broadcast work" in {found.rule for found in stores_of(other).values()}
+
+
 def test_short_sums_of_bytes_stay_in_a_sum_over_blocks_with_what_unpacks_them() -> None:
     def sums(x: Tensor, w: Tensor) -> Tensor:
         terms = x.shape[1] // 4

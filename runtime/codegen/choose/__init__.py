@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Concatenate, ParamSpec
 
 from manygrad.runtime.codegen.choose.blocks import sum_rows_in_turn
-from manygrad.runtime.codegen.choose.conditions import skip_masked, unroll_reduction, write_out_blocks
+from manygrad.runtime.codegen.choose.conditions import skip_masked, unroll_reduction
 from manygrad.runtime.codegen.choose.facts import Facts
 from manygrad.runtime.codegen.choose.matrices import fits_matrix_unit, lane_of_matrices, single_row, use_matrix_unit
 from manygrad.runtime.codegen.choose.memory import (
@@ -58,6 +58,7 @@ from manygrad.runtime.codegen.choose.tiles import (
     tile_outputs_of_dot_product,
     tile_results_side_by_side,
     tile_rows_and_vectors,
+    write_out_blocks,
 )
 from manygrad.runtime.codegen.choose.vectors import cheapest_loop, vectorize_loop
 from manygrad.runtime.codegen.describe import signature
@@ -183,7 +184,7 @@ def decide_tiles(choice: Choice, lane: UOp | None, split: Split) -> None:
     if lane is None or lane not in ranges_of(main):
         if main in split:
             choice.take(tile_outputs_of_dot_product, main, accumulators)
-            choice.take(write_out_blocks, split)
+            choice.take(write_out_blocks, split, accumulators)
         if lane is not None:
             choice.take(tile_elementwise, lane)
     elif is_thin(facts, main, lane):

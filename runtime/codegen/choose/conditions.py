@@ -6,13 +6,12 @@ A tile may be made such that it knows its conditions: then iterations are skippe
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from functools import lru_cache
 
 from manygrad.runtime.codegen import cost
 from manygrad.runtime.codegen.choose.facts import Facts, tile_of
 from manygrad.runtime.codegen.describe import conjuncts, factor_masks, part_held, size_max
-from manygrad.runtime.codegen.opts import Opts, Skip, Tile, Unroll, Vectorize
+from manygrad.runtime.codegen.opts import Opts, Skip, Unroll, Vectorize
 from manygrad.runtime.codegen.opts.nest import is_fixed
 from manygrad.runtime.codegen.opts.opt import chosen
 from manygrad.tensor.uop.ops import Ops
@@ -85,33 +84,6 @@ def unroll_reduction(facts: Facts, opts: Opts, main: UOp, lanes_along: frozenset
             break
         opts = (*opts, Unroll(r.arg.id, r.src[0].arg))
     return opts
-
-
-def write_out_blocks(facts: Facts, opts: Opts, split: Mapping[UOp, UOp]) -> Opts:
-    """Sums in lanes over blocks that have something of their own (the scale of quantised weights): all of a block, as
-    far as it is short, is written out, so that vectors are unpacked by known shifts and the block's own is there for
-    all of them; one output at a time, as the blocks lie in memory."""
-    for u, along in split.items():
-        if inner := block_of(facts, u, along):
-            opts = tuple(o for o in opts if not isinstance(o, Tile))
-            opts = (*opts, *(Unroll(r.arg.id, size_max(r)) for r in inner if chosen(opts, Unroll, r.arg.id) is None))
-    return opts
-
-
-def block_of(facts: Facts, u: UOp, split: UOp) -> list[UOp]:
-    """The inner ranges of a REDUCE, not all of them, the innermost of which runs in lanes, that are short, if something
-    is read once for all of them."""
-    *outer, last = u.src[1:]
-    loads = [ranges_of(v) for v in facts.loads_of[u]]
-    if last is not split or not any(rs & {*outer} and last not in rs for rs in loads):
-        return []
-    vectors, inner = 1, list[UOp]()
-    for r in reversed(u.src[1:]):
-        vectors *= size_max(r) // facts.lanes if r is split else size_max(r)
-        if not is_fixed(r) or vectors > cost.BLOCK_VECTORS or (r is split and size_max(r) % facts.lanes):
-            break
-        inner.append(r)
-    return inner[: len(outer)]
 
 
 def skip_masked(facts: Facts, opts: Opts, main: UOp, known: bool) -> Opts:

@@ -98,9 +98,8 @@ def read_ahead(facts: Facts, opts: Opts) -> Opts:
     outer = next((r for r in order_of(facts, opts) if tiles_along(opts, r, size_max(r)) > 1), None)
     if outer is None or main is None or facts.machine.group_items > 1:
         return opts
-    vector, k = chosen(opts, Vectorize), main.src[-1]
+    vector = chosen(opts, Vectorize)
     product = vector is not None and any(r.arg.id == vector.axis for r in ranges_of(main)) and len(main.src) == 2
-    written_out = chosen(opts, Unroll, k.arg.id) is not None
     rows, terms = tile_of(opts, outer), volume(ranges_of(main) | {*main.src[1:]})
     taken = {o.argument for o in opts if isinstance(o, CacheRead | Prefetch)} | set(map(slot, sig.stores))
     for number in sorted(set(map(slot, facts.loads)) - taken):
@@ -110,8 +109,9 @@ def read_ahead(facts: Facts, opts: Opts) -> Opts:
         piece = max(piece_bytes(u, outer, rows) for u in loads)
         if rows > 1 and piece <= (cost.PRODUCT_AHEAD_BYTES if product else cost.TILE_AHEAD_BYTES):
             opts = (*opts, ReadAhead(number, -(-cost.AHEAD_BYTES // piece) * piece))
-            if product and not written_out and all(facts.stride(u.src[0], k) == 1 for u in loads):
-                opts = (*opts, Unroll(k.arg.id, LINE_BYTES // loads[0].dtype.itemsize))
+            along = {r for u in sig.reduces for r in u.src[1:] if any(facts.stride(v.src[0], r) == 1 for v in loads)}
+            lines = [Unroll(r.arg.id, LINE_BYTES // loads[0].dtype.itemsize) for r in along if product]
+            opts = (*opts, *(o for o in lines if chosen(opts, Unroll, o.axis) is None))
         elif piece <= cost.PIECE_BYTES:
             opts = (*opts, ReadAhead(number, cost.AHEAD_BYTES))
     return opts
@@ -165,7 +165,7 @@ def row_passes(facts: Facts, opts: Opts) -> Passes:
         if u.op is Ops.LOAD and outer in ranges_of(u) and len(ranges_of(u)) == 2:
             along.setdefault(slot(u), set()).update(ranges_of(u) - {outer})
     packed = {o.argument for o in opts if isinstance(o, CacheRead)}
-    order = [*(w.src[1] for w in sig.reduces if len(w.src) == 2 and not is_total(w)), *loops[1:]]
+    order = [*dict.fromkeys(w.src[1] for w in sig.reduces if len(w.src) == 2 and not is_total(w)), *loops[1:]]
     found: Passes = {}
     for number in sorted(along.keys() - packed):
         turns = [r for r in order if r in along[number]]

@@ -46,14 +46,19 @@ def panel_overflows(facts: Facts, main: UOp, columns: int) -> bool:
 
 def can_turn(facts: Facts, load: UOp, main: UOp, lane: UOp) -> bool:
     """Whether squares of `load` can be turned in registers where they are used, instead of packed: they lie along the
-    reduction, and a tile has all rows that they are used for."""
-    if len(main.src) > 2 or len(facts.sig.reduces) > 1 or is_masked(load) or is_dot(main.src[0]):
+    reduction, and a tile has all rows that they are used for. So must those of other products in the kernel."""
+    rows = volume(ranges_of(main) - ranges_of(load)) * len(facts.sig.reduces)
+    if rows > min(facts.machine.accumulators, cost.TILE_ROWS) or facts.lanes == 1 or not is_fixed(lane):
         return False
-    (k,) = main.src[1:]
-    rows = volume(ranges_of(main) - ranges_of(load))
-    whole = is_fixed(lane) and is_fixed(k) and size_max(k) >= facts.lanes and facts.stride(load.src[0], k) == 1
-    words = facts.lanes > 1 and load.dtype.itemsize * facts.lanes == facts.machine.vector_bytes
-    return whole and words and rows <= min(facts.machine.accumulators, cost.TILE_ROWS)
+    for u in facts.sig.reduces:
+        k = u.src[1]
+        if len(u.src) > 2 or not is_fixed(k) or size_max(k) < facts.lanes or is_dot(u.src[0]):
+            return False
+        across = [v for v in facts.loads_of[u] if facts.stride(v.src[0], lane) not in (0, 1)]
+        words = all(v.dtype.itemsize * facts.lanes == facts.machine.vector_bytes for v in across)
+        if not words or any(is_masked(v) or facts.stride(v.src[0], k) != 1 for v in across):
+            return False
+    return ranges_of(main) == ranges_of(facts.sig.reduces[-1]) or len(facts.sig.reduces) == 1
 
 
 def packs_across(facts: Facts, u: UOp) -> bool:

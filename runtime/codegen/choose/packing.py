@@ -104,10 +104,10 @@ def split_columns_over_threads(facts: Facts, opts: Opts, p: Product) -> Opts:
 def turn_columns(facts: Facts, opts: Opts, p: Product) -> Opts:
     """Columns that lie along the reduction (a @ b.T), for so few rows that a tile has them all: nothing would be read
     from a panel again, so squares of columns are turned in registers as they come."""
-    (k,) = p.main.src[1:]
     tiles = [Tile(r.arg.id, size_max(r)) for r in p.inner if size_max(r) > 1]
     opts = reordered(facts, without(opts, Tile), [*p.outer, p.lane, *p.inner])
-    return (*opts, Tile(p.lane.arg.id, facts.lanes), *tiles, Unroll(k.arg.id, facts.lanes))
+    squares = [Unroll(k.arg.id, facts.lanes) for k in dict.fromkeys(u.src[1] for u in facts.sig.reduces)]
+    return (*opts, Tile(p.lane.arg.id, facts.lanes), *tiles, *squares)
 
 
 def keep_rows_in_cache(facts: Facts, opts: Opts, p: Product) -> Opts:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from manygrad.runtime.codegen import cost
 from manygrad.runtime.codegen.alignment import whole_vectors
 from manygrad.runtime.codegen.choose.conditions import conditions, part_done
-from manygrad.runtime.codegen.choose.facts import Facts, largest_bytes, slot
+from manygrad.runtime.codegen.choose.facts import Facts, largest_bytes, reordered, slot
 from manygrad.runtime.codegen.choose.operands import panel_overflows, row_loops, rows_apart
 from manygrad.runtime.codegen.choose.vectors import result_time
 from manygrad.runtime.codegen.describe import part_held, size_max, volume
@@ -152,6 +152,50 @@ def tile_outputs_of_dot_product(facts: Facts, opts: Opts, main: UOp, accumulator
         return opts
     t = even_tile(size_max(own[-1]), cost.dot_positions(accumulators))
     return (*opts, Tile(own[-1].arg.id, t)) if t > 1 else opts
+
+
+def write_out_blocks(facts: Facts, opts: Opts, split: Mapping[UOp, UOp], accumulators: int) -> Opts:
+    """Sums in lanes over blocks that have something of their own (the scale of quantised weights): all of a block, as
+    far as it is short, is written out, so that vectors are unpacked by known shifts and the block's own is there for
+    all of them. One output at a time, as the blocks lie in memory; of several rows a tile, for which they are unpacked
+    once."""
+    for u, along in split.items():
+        if inner := block_of(facts, u, along):
+            opts = tile_rows_of_blocks(facts, without(opts, Tile), u, inner, accumulators)
+            opts = (*opts, *(Unroll(r.arg.id, size_max(r)) for r in inner if chosen(opts, Unroll, r.arg.id) is None))
+    return opts
+
+
+def tile_rows_of_blocks(facts: Facts, opts: Opts, u: UOp, inner: list[UOp], accumulators: int) -> Opts:
+    """The rows are the loops on which nothing depends that is read once a block; they run inside of the others."""
+    own = [v for v in facts.loads_of[u] if not ranges_of(v) & {*inner}]
+    order = [r for r in facts.sig.loops if r in ranges_of(u)]
+    rows = [r for r in order if not any(r in ranges_of(v) for v in own) and size_max(r) > 1]
+    columns = [r for r in order if r not in rows]
+    if not rows or not columns:
+        return opts
+    most = next(n for least, n in cost.BLOCK_TILE_ROWS.items() if accumulators >= least)
+    m = even_tile(size_max(rows[-1]), most)
+    vectors = m * volume(frozenset(inner)) // facts.lanes
+    n = 2 if 2 * vectors <= cost.BLOCK_TILE_BODY and 2 * m <= accumulators else 1
+    tiles = [Tile(r.arg.id, size) for r, size in ((rows[-1], m), (columns[-1], n)) if size > 1]
+    return (*reordered(facts, opts, [*columns, *rows]), *tiles)
+
+
+def block_of(facts: Facts, u: UOp, split: UOp) -> list[UOp]:
+    """The inner ranges of a REDUCE, not all of them, the innermost of which runs in lanes, that are short, if something
+    is read once for all of them."""
+    *outer, last = u.src[1:]
+    loads = [ranges_of(v) for v in facts.loads_of[u]]
+    if last is not split or not any(rs & {*outer} and last not in rs for rs in loads):
+        return []
+    vectors, inner = 1, list[UOp]()
+    for r in reversed(u.src[1:]):
+        vectors *= size_max(r) // facts.lanes if r is split else size_max(r)
+        if not is_fixed(r) or vectors > cost.BLOCK_VECTORS or (r is split and size_max(r) % facts.lanes):
+            break
+        inner.append(r)
+    return inner[: len(outer)]
 
 
 def even_tile(size: int, most: int) -> int:

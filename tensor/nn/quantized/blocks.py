@@ -79,9 +79,10 @@ def nibbles(b: Tensor, at: int) -> Tensor:
 
 
 def fifth_bits(b: Tensor, at: int) -> Tensor:
-    """4 bytes: (2, 16) bits in order, each as 16 or 0."""
-    x = b[..., at : at + 4].unsqueeze(-1) >> b.arange(8).cast(dtypes.uint8) & 1
-    return x.reshape(*b.shape[:-1], 2, 16) << 4
+    """4 bytes: (2, 16) bits in order, each as 16 or 0: of two bytes at once, which a vector of bits has in common."""
+    x = b[..., at : at + 4].cast(dtypes.uint32).reshape(*b.shape[:-1], 2, 2)
+    word = (x[..., :1] | x[..., 1:] << 8).expand(*b.shape[:-1], 2, 16)
+    return ((word >> b.arange(16).cast(dtypes.uint32) & 1) << 4).cast(dtypes.uint8)
 
 
 def _line(q: Tensor, d: Tensor, m: Tensor) -> Tensor:

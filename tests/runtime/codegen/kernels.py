@@ -95,6 +95,14 @@ def gemm(
     return sink(store(0, add(mul(im, n), jn), value, im, jn))
 
 
+def two_products(m: int, n: int, k: int) -> UOp:
+    """c[m, n] = (a @ b.T) * (a @ d.T), both sums over the same range."""
+    im, jn, rk = loop(m, 0), loop(n, 1), red(k, 2)
+    a, b, d = load(1, add(mul(im, k), rk)), load(2, add(mul(jn, k), rk)), load(3, add(mul(jn, k), rk))
+    sums = [reduce(a.alu(Ops.MUL, v), rk) for v in (b, d)]
+    return sink(store(0, add(mul(im, n), jn), sums[0].alu(Ops.MUL, sums[1]), im, jn))
+
+
 def logsumexp(m: int, n: int, guarded: bool = False, d: DType = f32) -> UOp:
     """`guarded`: 0 is taken in place of a maximum that is not finite, as `Tensor.logsumexp` does."""
     i, k, j = loop(m, 0), red(n, 1), red(n, 2)

@@ -39,6 +39,7 @@ from tests.runtime.codegen.kernels import (
     reduce,
     sink,
     store,
+    two_products,
 )
 
 GOLDEN = Path(__file__).parent / "golden" / "choices.txt"
@@ -140,6 +141,8 @@ KERNELS: dict[str, Callable[[], UOp]] = {
     "product of few rows": lambda: gemm(4, 1024, 1024),
     "product of few rows, b transposed": lambda: gemm(4, 1024, 1024, "NT"),
     "product of a vector of rows, b transposed": lambda: gemm(16, 1024, 1024, "NT"),
+    "two products of few rows": lambda: two_products(4, 1024, 1024),
+    "two products of a vector of rows": lambda: two_products(16, 1024, 1024),
     "row by matrix": lambda: gemm(1, 256, 256, "NT"),
     "row by quantised matrix": lambda: row_by_blocks(18),
     "row by quantised matrix, few blocks": lambda: row_by_blocks(6),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -25,6 +27,7 @@ from tests.runtime.codegen.kernels import (
     same,
     sink,
     store,
+    two_products,
 )
 
 
@@ -49,6 +52,17 @@ def test_a_row_has_the_same_bits_among_any_number(columns: int, terms: int, d: D
     for rows in (2, 3, 5, 8, 12, 13, 16, 17, 24, 40, 64):
         got = run(gemm(rows, columns, terms, "NT", d), [np.zeros((rows, columns), d.np), a[:rows], b])[0]
         np.testing.assert_array_equal(got.view(np.uint8), want[:rows].view(np.uint8), f"{rows} rows")
+
+
+def test_a_row_of_two_products_has_the_same_bits_among_any_number() -> None:
+    a, b, d = (RNG.standard_normal((n, 100)).astype(np.float32) for n in (70, 300, 300))
+    want = run(two_products(70, 300, 100), [np.zeros((70, 300), np.float32), a, b, d])[0]
+    same(want, (a @ b.T) * (a @ d.T), 1e-3)
+    for rows in (2, 3, 5, 8, 9, 12, 16, 17, 40):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            got = run(two_products(rows, 300, 100), [np.zeros((rows, 300), np.float32), a[:rows], b, d])[0]
+        np.testing.assert_array_equal(got, want[:rows], f"{rows} rows")
 
 
 @pytest.mark.parametrize(

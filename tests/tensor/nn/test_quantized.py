@@ -52,13 +52,17 @@ def test_products_and_rows_of_every_format(kind: Block) -> None:
 
 
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
-def test_a_row_times_a_weight_is_one_kernel_that_reads_the_blocks(kind: Block) -> None:
-    w, _ = weight(kind, 32, 256)
-    x = Tensor(normal(1, 256)).realize()
+def test_few_rows_times_a_weight_are_one_kernel_that_reads_the_blocks(kind: Block) -> None:
+    w, _ = weight(kind, 33, 256)
+    x = normal(16, 256)
     w.blocks.realize()
-    before = GlobalCounters.kernel_count
-    w.linear(x).realize()
-    assert GlobalCounters.kernel_count == before + 1
+    alone = [w.linear(Tensor(row)).numpy() for row in x]
+    for rows in (1, 2, 5, 8, 11, 16):
+        given = Tensor(x[:rows]).realize()
+        before = GlobalCounters.kernel_count
+        out = w.linear(given).realize()
+        assert GlobalCounters.kernel_count == before + 1
+        np.testing.assert_array_equal(out.numpy(), np.stack(alone[:rows]), f"a row alone and among {rows}")
 
 
 @pytest.mark.parametrize("kind", ERRORS)
