@@ -52,13 +52,15 @@ def can_turn(facts: Facts, load: UOp, main: UOp, lane: UOp) -> bool:
         return False
     for u in facts.sig.reduces:
         k = u.src[1]
-        if len(u.src) > 2 or not is_fixed(k) or size_max(k) < facts.lanes or is_dot(u.src[0]):
+        if len(u.src) > 2 or ranges_of(u) != ranges_of(main) or is_dot(u.src[0]):
+            return False
+        if not is_fixed(k) or size_max(k) < facts.lanes:
             return False
         across = [v for v in facts.loads_of[u] if facts.stride(v.src[0], lane) not in (0, 1)]
         words = all(v.dtype.itemsize * facts.lanes == facts.machine.vector_bytes for v in across)
         if not words or any(is_masked(v) or facts.stride(v.src[0], k) != 1 for v in across):
             return False
-    return ranges_of(main) == ranges_of(facts.sig.reduces[-1]) or len(facts.sig.reduces) == 1
+    return True
 
 
 def packs_across(facts: Facts, u: UOp) -> bool:
