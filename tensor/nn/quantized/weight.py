@@ -13,7 +13,6 @@ from manygrad.tensor.ops.elementary import with_gradient
 from manygrad.tensor.tensor import Tensor
 
 ACTIVATIONS = ("float32", "int8")
-FEW_ROWS = 16  # of a product: its kernel decodes the weights, in at most half the time of decoding the matrix first
 
 
 class QuantizedWeight(Module):
@@ -25,6 +24,8 @@ class QuantizedWeight(Module):
     scale, and bytes are multiplied, as memory brings them; for that the blocks are also kept in another order
     (`packed.py`), which is cut as they are. Gradients are those of the exact product.
     """
+
+    FEW_ROWS = 16  # of a product: its kernel decodes the weights, in at most half the time of decoding the matrix first
 
     def __init__(self, blocks: Tensor, kind: str, activations: str = "float32"):
         if kind not in NAMED:
@@ -64,7 +65,7 @@ class QuantizedWeight(Module):
         count = prod(x.shape[:-1])
         if self.packed is not None and isinstance(count, int) and count:
             out = self._rounded_product(x.float().reshape(count, columns)).reshape(*x.shape[:-1], rows)
-        elif not isinstance(count, int) or not 1 <= count <= FEW_ROWS:
+        elif not isinstance(count, int) or not 1 <= count <= self.FEW_ROWS:
             out = x.float().matmul(self.dequantize().transpose(0, 1))
         else:
             dims = (self.blocks.shape[1], *self.format.dims)
