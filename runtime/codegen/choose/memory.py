@@ -109,11 +109,19 @@ def read_ahead(facts: Facts, opts: Opts) -> Opts:
         piece = max(piece_bytes(u, outer, rows) for u in loads)
         if rows > 1 and piece <= (cost.PRODUCT_AHEAD_BYTES if product else cost.TILE_AHEAD_BYTES):
             opts = (*opts, ReadAhead(number, -(-cost.AHEAD_BYTES // piece) * piece))
-            along = {r for u in sig.reduces for r in u.src[1:] if any(facts.stride(v.src[0], r) == 1 for v in loads)}
-            lines = [Unroll(r.arg.id, LINE_BYTES // loads[0].dtype.itemsize) for r in along if product]
-            opts = (*opts, *(o for o in lines if chosen(opts, Unroll, o.axis) is None))
+            opts = line_written_out(facts, opts, loads) if product else opts
         elif piece <= cost.PIECE_BYTES:
             opts = (*opts, ReadAhead(number, cost.AHEAD_BYTES))
+    return opts
+
+
+def line_written_out(facts: Facts, opts: Opts, loads: list[UOp]) -> Opts:
+    """A line's iterations of each sum that runs along `loads`: of one range that is not in lanes, so that its order
+    stays."""
+    for k in dict.fromkeys(u.src[1] for u in facts.sig.reduces if len(u.src) == 2):
+        taken = chosen(opts, Unroll, k.arg.id) or chosen(opts, RFactor, k.arg.id)
+        if taken is None and any(facts.stride(v.src[0], k) == 1 for v in loads):
+            opts = (*opts, Unroll(k.arg.id, LINE_BYTES // loads[0].dtype.itemsize))
     return opts
 
 

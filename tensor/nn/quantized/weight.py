@@ -25,7 +25,9 @@ class QuantizedWeight(Module):
     (`packed.py`), which is cut as they are. Gradients are those of the exact product.
     """
 
-    FEW_ROWS = 16  # of a product: its kernel decodes the weights, in at most half the time of decoding the matrix first
+    # of a product: its kernel decodes the weights, sooner than the matrix is decoded by itself (as many as
+    # `schedule/fusion.py` takes into a kernel, which a test asks for)
+    FEW_ROWS = 16
 
     def __init__(self, blocks: Tensor, kind: str, activations: str = "float32"):
         if kind not in NAMED:
