@@ -18,7 +18,7 @@ It is decided over the graph of all devices, so all workers decide alike.
 from __future__ import annotations
 
 from manygrad.multi.placement import Partial, Placement, Shard
-from manygrad.multi.rules import ANSWER, placements
+from manygrad.multi.rules import RULES, answer, placement
 from manygrad.tensor.dtype import to_dtype
 from manygrad.tensor.source import inherit
 from manygrad.tensor.uop import GroupOp, Ops, UOp
@@ -35,8 +35,7 @@ def finish_sums(sink: UOp) -> UOp:
     order = sink.toposort()
     if not any(type(u.device) is tuple for u in order if u.op is Ops.PARAM or u.op is Ops.SHARD):
         return sink
-    place = placements(order)
-    found = expressions(order, place)
+    found = expressions(order)
     if not found:
         return sink
     readers: dict[UOp, set[UOp]] = {}
@@ -46,12 +45,12 @@ def finish_sums(sink: UOp) -> UOp:
     finished: dict[UOp, UOp] = {}  # the end of an expression -> its sum
     cuts: dict[UOp, Shard | None] = {}
     for s, members in found.items():
-        moved = moved_nbytes(s, place[s])
+        moved = moved_nbytes(s, placement(s))
         last_first = [u for u in reversed(members) if ends(s, u, members, readers)]
         end = min(last_first, key=lambda u: u.dtype.itemsize, default=None)
         if end is None or end.dtype.itemsize > moved:
             continue
-        cuts[end] = cut = cut_of(end, readers.get(end, set()), place)
+        cuts[end] = cut = cut_of(end, readers.get(end, set()))
         if cut is not None or end.dtype.itemsize < moved or is_stored(end, readers):
             finished[end] = s
     if not finished:
@@ -68,19 +67,19 @@ def finish_sums(sink: UOp) -> UOp:
     return done[sink]
 
 
-def expressions(order: list[UOp], place: dict[UOp, Placement]) -> dict[UOp, list[UOp]]:
+def expressions(order: list[UOp]) -> dict[UOp, list[UOp]]:
     """Of each sum that is due, the nodes that are computed of it and numbers alone, in order."""
     of: dict[UOp, UOp] = {}  # node -> its sum
     found: dict[UOp, list[UOp]] = {}
     for u in order:
         if u.op not in GroupOp.ELEMENTWISE or type(u.device) is not tuple or len(u.device) == 1:
             continue
-        if isinstance(place[u], Partial):
+        if isinstance(placement(u), Partial):
             continue
         sums = {of.get(s, s) for s in u.src if not is_number(s)}
         if len(sums) == 1:
             (s,) = sums
-            if isinstance(place[s], Partial) and s.shape == u.shape:
+            if isinstance(placement(s), Partial) and s.shape == u.shape:
                 of[u] = s
                 found.setdefault(s, []).append(u)
     return found
@@ -110,17 +109,17 @@ def is_stored(end: UOp, readers: dict[UOp, set[UOp]]) -> bool:
     return any(r.op in STORES or (r.op is Ops.RESHAPE and is_stored(r, readers)) for r in readers.get(end, ()))
 
 
-def cut_of(end: UOp, readers: set[UOp], place: dict[UOp, Placement]) -> Shard | None:
+def cut_of(end: UOp, readers: set[UOp]) -> Shard | None:
     """How the one that reads the result wants it, if it wants it cut."""
     if len(readers) != 1:
         return None
     (reader,) = readers
     if reader.op is Ops.SHARD and reader.arg.devices == end.device:
-        want = place[reader]
+        want = placement(reader)
         return want if isinstance(want, Shard) else None
-    if reader not in ANSWER:
+    if reader.op not in RULES or type(reader.device) is not tuple:
         return None
-    wants = {w for x, w in zip(reader.src, ANSWER[reader][0]) if x is end}
+    wants = {w for x, w in zip(reader.src, answer(reader)[0]) if x is end}
     (first, *others) = wants
     return first if isinstance(first, Shard) and not others else None
 

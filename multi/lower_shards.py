@@ -18,7 +18,7 @@ from math import gcd, prod
 from typing import Any
 
 from manygrad.multi.placement import REPLICATE, Partial, Placement, Shard
-from manygrad.multi.rules import ANSWER, PLACEMENT, placements, settled
+from manygrad.multi.rules import answer, placement, settled
 from manygrad.multi.small_first import early_first, small_first
 from manygrad.multi.world import World
 from manygrad.tensor.dtype import DType, to_dtype
@@ -126,9 +126,9 @@ class _Lowering:
             moves.append(small)
             small = small.src[0]
         pieces = len(devices) if isinstance(want, Shard) else 1  # (of the other, each device gets a piece)
-        if numel(small.shape) * pieces >= numel(u.shape) or not isinstance(PLACEMENT[small], Shard):
+        if numel(small.shape) * pieces >= numel(u.shape) or not isinstance(placement(small), Shard):
             return None
-        parts = self.at(small, devices, PLACEMENT[small], REPLICATE)
+        parts = self.at(small, devices, placement(small), REPLICATE)
         for m in reversed(moves):
             parts = tuple(inherit(UOp(m.op, m.dtype, (x,), m.arg), m) for x in parts)
         return parts
@@ -259,17 +259,17 @@ class _Lowering:
 
     # *** nodes ***
 
-    def lower(self, u: UOp, place: dict[UOp, Placement]) -> None:
+    def lower(self, u: UOp) -> None:
         devices = u.device
         if u.op is Ops.SINK:
             own = [x for s in u.src for x in (self.loc[s] if s in self.loc else (self.one[s],))]
             self.one[u] = u.replace(src=tuple(x for x in own if x is not ELSEWHERE) + tuple(self.shared))
         elif u.op is Ops.STORE and isinstance(u.src[0].device, tuple):
-            want = settled(place[u.src[0]])
+            want = settled(placement(u.src[0]))
             base = u.src[0]
             while base.op in GroupOp.MOVEMENT or base.op is Ops.AFTER:
                 base = base.src[0]
-            cut = place[base]
+            cut = placement(base)
             if isinstance(cut, Shard) and not isinstance(want, Shard):
                 raise ValueError(
                     f"assignment into a part of dim {cut.axis}, along which the tensor of shape {base.shape} is cut "
@@ -277,27 +277,27 @@ class _Lowering:
                     "or bring it to one device first"
                 )
             targets = self.loc[u.src[0]]
-            values = self.at(u.src[1], u.src[0].device, place[u.src[1]], want)
+            values = self.at(u.src[1], u.src[0].device, placement(u.src[1]), want)
             self.loc[u] = tuple(inherit(UOp(Ops.STORE, u.dtype, (t, v), u.arg), u) for t, v in zip(targets, values))
         elif not isinstance(devices, tuple):
-            self.lower_single(u, place)
+            self.lower_single(u)
         elif u.op in (Ops.BUFFER, Ops.PARAM):
             self.loc[u] = tuple(UOp(Ops.MSELECT, u.dtype, (u,), i) for i in self.mine(devices))
         elif u.op is Ops.SHARD:
-            self.lower_shard(u, place)
+            self.lower_shard(u)
         elif u.op is Ops.FINISH:
-            have = place[u.src[0]]
+            have = placement(u.src[0])
             assert isinstance(have, Partial)
             finish = None if u.arg.value.op is Ops.PARAM else u.arg.value
-            self.loc[u] = self.summed(self.loc[u.src[0]], have, place[u], devices, u.src[0], finish)
+            self.loc[u] = self.summed(self.loc[u.src[0]], have, placement(u), devices, u.src[0], finish)
         elif u.op is Ops.AFTER:
             effects = [self.loc[e] for e in u.src[1:]]
             self.loc[u] = tuple(u.replace(src=(x, *(e[k] for e in effects))) for k, x in enumerate(self.loc[u.src[0]]))
         else:
-            wants, result = ANSWER[u]
-            loc = self.loc
+            wants, result = answer(u)
+            loc, places = self.loc, [placement(s) for s in u.src]
             parts = [
-                loc[s] if w is place[s] and s in loc else self.at(s, devices, place[s], w) for s, w in zip(u.src, wants)
+                loc[s] if w is p and s in loc else self.at(s, devices, p, w) for s, w, p in zip(u.src, wants, places)
             ]
             make: Callable[[UOp, Local, Placement, int], UOp] = local_node
             if (
@@ -312,12 +312,12 @@ class _Lowering:
                 [inherit(make(u, tuple([p[k] for p in parts]), result, i), u) for k, i in enumerate(self.mine(devices))]
             )
 
-    def lower_single(self, u: UOp, place: dict[UOp, Placement]) -> None:
+    def lower_single(self, u: UOp) -> None:
         """A node on one device or none: kept where the device is this worker's;
         a copy between workers is a collective."""
         source = u.src[0].device if u.op is Ops.COPY else None
         if isinstance(source, tuple):
-            whole = self.at(u.src[0], source, place[u.src[0]], REPLICATE)
+            whole = self.at(u.src[0], source, placement(u.src[0]), REPLICATE)
             self.one[u] = inherit(on(whole[0], local_name(u.arg)), u) if self.me.is_local(u.arg) else ELSEWHERE
         elif source is not None and "@" in source and "@" not in u.arg:
             self.one[u] = self.broadcast(u, source)
@@ -360,9 +360,9 @@ class _Lowering:
         self.run_by_all(inherit(node, u), devices)
         return reshape(UOp(Ops.MSELECT, u.dtype, (node,), 0), u.shape)
 
-    def lower_shard(self, u: UOp, place: dict[UOp, Placement]) -> None:
+    def lower_shard(self, u: UOp) -> None:
         devices = u.arg.devices
-        want = place[u]
+        want = placement(u)
         src = u.src[0]
         if isinstance(src.device, str) and "@" in src.device and self.me.size > 1:
             raise ValueError(
@@ -370,7 +370,7 @@ class _Lowering:
                 f".to({local_name(src.device)!r}) ({line_of(u)})"
             )
         if isinstance(src.device, tuple):
-            self.loc[u] = self.at(src, devices, place[src], want)
+            self.loc[u] = self.at(src, devices, placement(src), want)
             return
         x = self.one[src]
         out = []
@@ -579,16 +579,15 @@ def lower_shards(sink: UOp, me: World) -> UOp:
         if u.op in (Ops.BUFFER, Ops.PARAM, Ops.SHARD, Ops.COPY)
     ):
         return sink
-    place = placements(order)
     low = _Lowering(me)
     for u in small_first(order):
-        low.lower(u, place)
+        low.lower(u)
     return low.one[sink]
 
 
 def store_spec(u: UOp) -> tuple[int | None, tuple[int, ...]]:
     """(axis, bounds) of the buffer that will hold `u`."""
-    p = settled(placements(u.toposort(lambda x: x not in PLACEMENT))[u])
+    p = settled(placement(u))
     return (p.axis, p.bounds) if isinstance(p, Shard) else (None, ())
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from manygrad.multi.placement import REPLICATE, Partial, Placement, Replicate, Shard
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.shape import numel
-from manygrad.tensor.uop.table import Table
+from manygrad.tensor.uop.table import inferred, memo
 
 Answer = tuple[Sequence[Placement], Placement]
 
@@ -40,16 +40,24 @@ def reshape(u: UOp, ps: list[Placement]) -> Answer:
     p = ps[0]
     if not isinstance(p, Shard):
         return ps, p
-    old, new = u.src[0].shape, u.arg
-    before, (inner, unknown) = factors(old[: p.axis]), factors(old[p.axis + 1 :])
+    found = reshaped(p.axis, p.bounds, p.blocks, u.src[0].shape, u.arg)
+    return ([REPLICATE], REPLICATE) if found is None else (ps, found)
+
+
+@lru_cache(4096)  # layers of one kind ask for the same
+def reshaped(
+    axis: int, bounds: tuple[int, ...], blocks: tuple[int, ...], old: tuple[Any, ...], new: tuple[Any, ...]
+) -> Shard | None:
+    """How a Shard lies in the shape `new`; None where it does not."""
+    before, (inner, unknown) = factors(old[:axis]), factors(old[axis + 1 :])
     for i, d in enumerate(new):
-        if factors(new[:i]) == before and not (isinstance(d, int) and d == 1 and old[p.axis] != 1):
+        if factors(new[:i]) == before and not (isinstance(d, int) and d == 1 and old[axis] != 1):
             rest, same = factors(new[i + 1 :])
-            bounds = scaled(p.bounds, inner, rest) if rest and same == unknown else None
-            if bounds and isinstance(d, int) and bounds[-1] == d:
-                return ps, Shard(i, bounds, scaled(p.blocks, inner, rest) or ())
+            cuts = scaled(bounds, inner, rest) if rest and same == unknown else None
+            if cuts and isinstance(d, int) and cuts[-1] == d:
+                return Shard(i, cuts, scaled(blocks, inner, rest) or ())
             break
-    return [REPLICATE], REPLICATE
+    return None
 
 
 def factors(dims: Sequence[Any]) -> tuple[int, tuple[UOp, ...]]:
@@ -59,7 +67,6 @@ def factors(dims: Sequence[Any]) -> tuple[int, tuple[UOp, ...]]:
     )
 
 
-@lru_cache(4096)  # every reshape of a step asks for the same few, and there are as many bounds as devices
 def scaled(bounds: tuple[int, ...], factor: int, divisor: int) -> tuple[int, ...] | None:
     """bounds * factor / divisor, where all of them divide."""
     if any(b * factor % divisor for b in bounds):
@@ -225,35 +232,28 @@ RULES: dict[Ops, Any] = {
 }
 
 
-PLACEMENT: Table[Placement] = Table("placement")
-ANSWER: Table[Answer] = Table("answer")  # of the rule of a node on several devices
+@inferred
+def placement(u: UOp) -> Placement:
+    """How a node on several devices lies; Replicate for nodes on one device."""
+    if not isinstance(u.device, tuple) or u.op in (Ops.STORE, Ops.SINK, Ops.FUNCTION):
+        return REPLICATE
+    if u.op in (Ops.BUFFER, Ops.PARAM):
+        return REPLICATE if u.arg.axis is None else Shard.of(u.arg.axis, u.arg.bounds)
+    if u.op is Ops.SHARD:
+        axis = u.arg.axis
+        return REPLICATE if axis is None else Shard.even(axis, u.src[0].shape[axis], len(u.arg.devices))
+    if u.op is Ops.RESULT:
+        return settled(placement(u.src[0].arg.src[u.arg]))
+    if u.op in (Ops.AFTER, Ops.CUSTOM):
+        return placement[u.src[0]]
+    return answer(u)[1]
 
 
-def placements(order: list[UOp]) -> dict[UOp, Placement]:
-    """The placement of every node on several devices, sources first; nodes on one device are Replicate."""
-    out: dict[UOp, Placement] = {}
-    for u in order:
-        known = PLACEMENT.get(u)
-        if known is not None:
-            out[u] = known
-            continue
-        p: Placement = REPLICATE
-        if isinstance(u.device, tuple):
-            if u.op in (Ops.BUFFER, Ops.PARAM):
-                p = REPLICATE if u.arg.axis is None else Shard.of(u.arg.axis, u.arg.bounds)
-            elif u.op is Ops.SHARD:
-                axis = u.arg.axis
-                p = REPLICATE if axis is None else Shard.even(axis, u.src[0].shape[axis], len(u.arg.devices))
-            elif u.op is Ops.RESULT:
-                body = u.src[0].arg
-                p = settled(placements(body.toposort())[body.src[u.arg]])
-            elif u.op in (Ops.AFTER, Ops.CUSTOM):
-                p = out[u.src[0]]
-            elif u.op not in (Ops.STORE, Ops.SINK, Ops.FUNCTION):
-                ANSWER[u] = answer = RULES[u.op](u, [out[s] for s in u.src])
-                p = answer[1]
-        PLACEMENT[u] = out[u] = p
-    return out
+@memo
+def answer(u: UOp) -> Answer:
+    """Of the rule of a node on several devices."""
+    found: Answer = RULES[u.op](u, [placement(s) for s in u.src])
+    return found
 
 
 def settled(p: Placement) -> Shard | Replicate:

@@ -72,12 +72,10 @@ class World:
 
     def is_local(self, device: str) -> bool:
         """Whether `device` (local or global name) belongs to this worker."""
-        _, _, node = device.partition("@")
-        return node == "" or int(node) == self.rank
+        return self.rank_of(device) == self.rank
 
     def rank_of(self, device: str) -> int:
-        _, _, node = device.partition("@")
-        return int(node) if node else self.rank
+        return rank_of(device, self.rank)
 
     def __reduce__(self) -> Any:
         """`manygrad.world` in a function sent to workers (`manygrad.launch`) is the worker's own there,
@@ -89,6 +87,12 @@ class World:
             f"World(rank={self.rank}, size={self.size}, "
             f"devices={self.devices if self.size <= 4 else f'{len(self.devices)} devices'})"
         )
+
+
+def rank_of(device: str, own: int) -> int:
+    """Of the worker that has `device`, as the worker `own` names it."""
+    _, _, node = device.partition("@")
+    return int(node) if node else own
 
 
 def own() -> World:

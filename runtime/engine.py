@@ -25,7 +25,7 @@ from manygrad.runtime.recovery import Progress, assigned, drop, lost, settle
 from manygrad.runtime.storage import STORAGE, storage
 from manygrad.schedule import as_param, create_linear_with_vars, create_schedule
 from manygrad.schedule.cache import Schedule
-from manygrad.schedule.plan import shared_first, shared_nodes
+from manygrad.schedule.plan import is_shared, shared_first
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.engine import default_device
 from manygrad.tensor.lock import locked
@@ -334,16 +334,16 @@ class RealizeEngine:
         if world.size == 1 or not waiting:
             return waiting
         asked = {id(t) for t in tensors}
-        lazy = [t.uop for t in LIVE if t.uop.op is not Ops.BUFFER]
-        shared = shared_nodes([*lazy, *(t.uop for t in tensors)], world)
-        # before assignments that wait
-        read = set(toposort([u for u in lazy if u in shared], lambda u: u.op is not Ops.AFTER))
         rest = [t for t in waiting if id(t) not in asked]
-        alone = [t for t in rest if t.uop not in shared and read.isdisjoint(a.src[0] for a in _assignments(t.uop))]
+        alone = [t for t in rest if not is_shared(t.uop, world)]
+        if alone:
+            lazy = [t.uop for t in LIVE if t.uop.op is not Ops.BUFFER and is_shared(t.uop, world)]
+            read = set(toposort(lazy, lambda u: u.op is not Ops.AFTER))  # before assignments that wait
+            alone = [t for t in alone if read.isdisjoint(a.src[0] for a in _assignments(t.uop))]
         if alone:
             self.realize(alone, pending=False)
             rest = [t for t in rest if memory(t.uop).op is Ops.AFTER]
-        return rest if any(t.uop in shared for t in tensors) else []
+        return rest if any(is_shared(t.uop, world) for t in tensors) else []
 
     def new_buffer(self, uop: UOp, device: str | tuple[str, ...]) -> UOp:
         return new_buffer(uop, device)

@@ -20,8 +20,8 @@ from itertools import accumulate, groupby
 from math import prod
 from typing import NamedTuple
 
-from manygrad.multi.placement import Partial, Placement, Shard
-from manygrad.multi.rules import placements
+from manygrad.multi.placement import Partial, Shard
+from manygrad.multi.rules import placement
 from manygrad.multi.world import Link
 from manygrad.tensor.source import inherit
 from manygrad.tensor.uop import Ops, UOp
@@ -43,12 +43,11 @@ def cut_sums(sink: UOp, link: Link | None) -> UOp:
     order = sink.toposort()
     if not any(u.op in (Ops.SHARD, Ops.FINISH) and u.src[0].op is Ops.CAT for u in order):
         return sink
-    place = placements(order)
     readers = Counter(s for u in order for s in u.src)
     done: dict[UOp, UOp] = {}
     for u in order:
         node = with_sources(u, tuple([done[s] for s in u.src]))
-        due = due_of(u, place)
+        due = due_of(u)
         if due is not None and readers[due.joined] == 1:
             node = _in_groups(due, node.src[0], link) or node
             if node.op is Ops.CAT:
@@ -57,14 +56,14 @@ def cut_sums(sink: UOp, link: Link | None) -> UOp:
     return done[sink]
 
 
-def due_of(u: UOp, place: dict[UOp, Placement]) -> Due | None:
+def due_of(u: UOp) -> Due | None:
     """What `u` brings to a cut, where these are joined terms on several devices, which are cut along another dim."""
     if u.op not in (Ops.SHARD, Ops.FINISH) or u.src[0].op is not Ops.CAT:
         return None
     joined = u.src[0]
-    if type(joined.device) is not tuple or len(joined.device) == 1 or not isinstance(place[joined], Partial):
+    if type(joined.device) is not tuple or len(joined.device) == 1 or not isinstance(placement(joined), Partial):
         return None
-    arg, want = u.arg, place[u]
+    arg, want = u.arg, placement(u)
     if u.op is Ops.SHARD:
         if u.arg.devices != joined.device or not isinstance(want, Shard):
             return None

@@ -16,15 +16,17 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cache, lru_cache
 
 from manygrad.multi.placement import Replicate
-from manygrad.multi.rules import placements
-from manygrad.multi.world import World
+from manygrad.multi.rules import placement
+from manygrad.multi.world import World, rank_of
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.source import LINE
-from manygrad.tensor.uop import GroupOp, Ops, UOp, standing_on
+from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.serial import encode
 from manygrad.tensor.uop.show import show_arg
+from manygrad.tensor.uop.table import Inferred
 
 OUTLINE_NODES = 20_000  # of a larger graph the first so many are told
 
@@ -47,42 +49,60 @@ class Plan:
         for u, own in zip(reversed(order), reversed(self.lines)):
             line[u] = own = own or line.get(u, "")
             for s in u.src:
-                line.setdefault(s, own)
-        told = [(u, "None" if u.arg is None else show_arg(u.arg)) for u in order]
-        return "\n".join([f"{line[u]}\t{u.op.name} {u.dtype.name} {show_arg(u.shape)} {arg}" for u, arg in told])
+                if s not in line:
+                    line[s] = own
+        told: dict[object, str] = {}  # (layers of one kind have the same)
+        out = []
+        for u in order:
+            alike = (u.op, u.dtype, u.shape, repr(u.arg) if isinstance(u.arg, (bool, int, float)) else u.arg)
+            text = told.get(alike)
+            if text is None:
+                text = told[alike] = f"{u.op.name} {u.dtype.name} {show_arg(u.shape)} {show_arg(u.arg)}"
+            out.append(f"{line[u]}\t{text}")
+        return "\n".join(out)
 
 
 def spans_workers(device: object, me: World) -> bool:
     """Whether `device` is a tuple with devices of several workers."""
-    if not isinstance(device, tuple):
-        return False
-    first = me.rank_of(device[0])
-    return me.rank_of(device[-1]) != first or any(me.rank_of(d) != first for d in device)
+    return isinstance(device, tuple) and _spans(device, me.rank)
 
 
-def shared_nodes(roots: list[UOp], me: World) -> set[UOp]:
-    """The nodes for which workers may have to communicate: cut over several of them (or summed, or copied between
+@lru_cache(1024)
+def _spans(devices: tuple[str, ...], rank: int) -> bool:
+    return len({rank_of(d, rank) for d in devices}) > 1
+
+
+def is_shared(u: UOp, me: World) -> bool:
+    """Whether workers may have to communicate for it: it is cut over several of them (or summed, or copied between
     them), or made from such."""
-    sink = UOp(Ops.SINK, dtypes.void, tuple(roots))
-    place = placements(sink.toposort())
+    return _shared_on(me.rank)(u)
 
-    def is_shared(u: UOp) -> bool:
-        if u.op is Ops.COPY and isinstance(u.src[0].device, str):
-            return "@" in u.src[0].device and ("@" not in u.arg or me.rank_of(u.src[0].device) != me.rank_of(u.arg))
+
+@cache
+def _shared_on(rank: int) -> Inferred[bool]:
+    """`is_shared` as the worker `rank` sees it."""
+    shared: Inferred[bool] = Inferred(f"shared on {rank}")
+
+    def communicates(u: UOp) -> bool:
+        if u.op is Ops.COPY and isinstance(source := u.src[0].device, str):
+            return "@" in source and ("@" not in u.arg or rank_of(source, rank) != rank_of(u.arg, rank))
         if u.op is Ops.FUNCTION:
-            return any(spans_workers(s.device, me) for s in u.src)
-        return isinstance(u.device, tuple) and not isinstance(place[u], Replicate) and spans_workers(u.device, me)
+            return any(isinstance(s.device, tuple) and _spans(s.device, rank) for s in u.src)
+        return isinstance(u.device, tuple) and _spans(u.device, rank) and not isinstance(placement(u), Replicate)
 
-    return standing_on([sink], is_shared)
+    @shared.by
+    def rule(u: UOp) -> bool:
+        return any(shared[s] for s in u.src) or communicates(u)
+
+    return shared
 
 
 def shared_first(sink: UOp, me: World) -> tuple[UOp, int]:
     """The SINK with the effects that ranks share first, and how many these are."""
     if me.size == 1:
         return sink, 0
-    shared = shared_nodes(list(sink.src), me)
-    first = [s for s in sink.src if s in shared]
-    return sink.replace(src=(*first, *(s for s in sink.src if s not in shared))), len(first)
+    first = [s for s in sink.src if is_shared(s, me)]
+    return sink.replace(src=(*first, *(s for s in sink.src if not is_shared(s, me)))), len(first)
 
 
 def plan_of(normal: UOp, shared: int, linear: UOp, me: World) -> Plan | None:

@@ -12,10 +12,9 @@ the number of a value in a table.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
-from typing import Any
 
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.grad_mode import set_grad_enabled
@@ -36,12 +35,12 @@ class Block:
 
     def values(self, blocks: Tensor) -> Tensor:
         """(..., blocks, bytes) -> (..., blocks, *dims) float32. A model has hundreds of matrices of few shapes: for
-        blocks that lie on one device the formula is written down once a shape, which takes ten times as long as
-        putting a matrix into it."""
+        blocks in memory the formula is written down once a shape and place, which takes ten times as long as putting
+        a matrix into it."""
         u = blocks.uop
-        if u.op is not Ops.BUFFER or not isinstance(u.device, str):
+        if u.op is not Ops.BUFFER:
             return self.formula(blocks)
-        given, graph = _graph(self.name, u.shape, u.device)
+        given, graph = _graph(self.name, replace(u.arg, uid=0))
         return blocks._new(mark(substitute(graph, {given: u})))
 
     @property
@@ -229,9 +228,9 @@ NAMED = {f.name: f for f in FORMATS}
 
 
 @lru_cache(256)
-def _graph(name: str, shape: tuple[Any, ...], device: str) -> tuple[UOp, UOp]:
+def _graph(name: str, blocks: BufferSpec) -> tuple[UOp, UOp]:
     """(stands for the blocks, their values by the formula of a format). There are no gradients to be held back below
     integers, so it is the same with and without them."""
-    given = UOp(Ops.PARAM, dtypes.uint8, (), BufferSpec(0, shape, dtypes.uint8, device))
+    given = UOp(Ops.PARAM, dtypes.uint8, (), blocks)
     with set_grad_enabled(True):
         return given, NAMED[name].formula(Tensor(given)).uop
