@@ -14,6 +14,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 assert not any(m.partition(".")[0] == "manygrad" for m in sys.modules), "manygrad was imported before tests/conftest.py"
 
@@ -28,6 +29,21 @@ from hypothesis import settings  # noqa: E402
 
 settings.register_profile("manygrad", deadline=None, derandomize=True, database=None, print_blob=False)
 settings.load_profile("manygrad")
+
+
+# tests that start processes of their own, which have deadlines: never two of them at once
+STARTS_PROCESSES = ("benchmarks", "collectives", "end_to_end", "fuzz", "launcher", "multi", "runtime/test_", "test_")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Under `pytest -n 2 --dist loadgroup` a file's tests run in one process, those that start processes all in the
+    same one."""
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    tests = Path(__file__).parent
+    for item in items:
+        file = item.path.relative_to(tests).as_posix()
+        item.add_marker(pytest.mark.xdist_group("processes" if file.startswith(STARTS_PROCESSES) else file))
 
 
 @pytest.fixture
