@@ -3,7 +3,7 @@
 The first call runs as it is (and lets state such as optimiser buffers come to be), the second is recorded, later ones
 are replayed: inputs are read where they lie, or copied into the captured input buffers, runs of kernels go out as one
 native call, and what the function returned is returned again, holding the new values. Arguments that do not fit what
-was captured raise (`arguments.py`).
+was captured raise (`arguments.py`). With `warmup=0` the first call is recorded already, unless it makes state.
 
 The captured input buffers are the capture's own, so that the caller may free or overwrite what it passed; an input that
 the function writes is written back. A replay reads an input in place (`Input.moves`) where only native calls read it,
@@ -97,17 +97,23 @@ class TinyJit(Generic[T]):
     Everything the function changes must be realized by it or be returned; returned tensors are realized. A tensor that
     is an argument of the second call, which is captured, is that argument wherever the function uses it: state that the
     function has without being given it is not to be passed.
+
+    `warmup`: how many calls run as they are before one is captured, 1 or 0. With 0 the first one is captured, for
+    functions whose state is in memory already; where it turns out that the call made state (a tensor that it wrote,
+    that is no result and lives on), it was a call that ran as it is, and the second one is captured.
     """
 
-    def __init__(self, fn: Callable[..., T]):
-        self.fn = fn
-        self.calls = 0
+    def __init__(self, fn: Callable[..., T], warmup: int = 1):
+        if warmup not in (0, 1):
+            raise ValueError(f"TinyJit: warmup is 1 or 0, the calls that run as they are, not {warmup!r}")
+        self.fn, self.warmup = fn, warmup
+        self.calls = 1 - warmup
         self.items: list[ExecItem] = []
         self.inputs: list[Input] = []
         self.writes = False  # the function assigns inputs
         self.symbolic = False  # inputs have symbolic dims
         self.rebound: list[Tensor] = []  # results that have
-        self.assigned = TensorSet()  # by the first call
+        self.assigned: TensorSet | None = TensorSet() if warmup else None  # by the first call, if there was one
         self.constants: list[tuple[str, Any]] = []
         self.variables: frozenset[UOp] = frozenset()
         self.numbers: list[tuple[str, UOp]] = []  # arguments made of them
@@ -123,7 +129,7 @@ class TinyJit(Generic[T]):
             return self
         name = f"_jit_{self.fn.__name__}"
         if name not in obj.__dict__:
-            obj.__dict__[name] = TinyJit(self.fn.__get__(obj))
+            obj.__dict__[name] = TinyJit(self.fn.__get__(obj), self.warmup)
         return obj.__dict__[name]
 
     def __del__(self, live: TensorSet = LIVE) -> None:
@@ -132,7 +138,7 @@ class TinyJit(Generic[T]):
     def reset(self) -> None:
         """Forget the capture."""
         LIVE.forget(self)
-        self.__init__(self.fn)  # type: ignore[misc]
+        self.__init__(self.fn, self.warmup)  # type: ignore[misc]
 
     @property
     def captured(self) -> bool:
@@ -226,8 +232,9 @@ class TinyJit(Generic[T]):
                 changed[0].realize(*changed[1:])
             return out
         if self.calls == 1:
+            is_first = self.assigned is None
             self._compute_what_reads_state()
-            out = self._capture(args, kwargs, tensors, constants, var_vals)
+            out = self._capture(args, kwargs, tensors, constants, var_vals, is_first)
             self.variables = frozenset(bound)
             self.numbers = [(path, unbound(u)) for path, u in variables]
             return out
@@ -247,10 +254,12 @@ class TinyJit(Generic[T]):
         """Lazy values from before, of what the function overwrites, are computed before it is recorded: they keep the
         value of their time, while what the function itself computes of its state, by an equal graph perhaps, is
         computed in each replay."""
-        state = {memory(t.uop) for t in self.assigned}
-        self.assigned = TensorSet()
+        state = None if self.assigned is None else {memory(t.uop) for t in self.assigned}
+        self.assigned = None if self.assigned is None else TensorSet()
         lazy = [t for t in LIVE if not is_stored(t.uop)]
-        readers = standing_on([t.uop for t in lazy], state.__contains__)
+        # (without a call before it is not known what is assigned)
+        reads = (lambda u: u.op is Ops.BUFFER) if state is None else state.__contains__
+        readers = standing_on([t.uop for t in lazy], reads)
         early = [t for t in lazy if t.uop in readers]
         if early:
             with suppress(Exception):  # (what cannot be computed is lost where it is overwritten)
@@ -276,7 +285,9 @@ class TinyJit(Generic[T]):
         tensors: list[tuple[str, Tensor]],
         constants: list[tuple[str, Any]],
         var_vals: dict[str, int],
+        is_first: bool,
     ) -> T:
+        known = {memory(t.uop) for t in LIVE if is_stored(t.uop)} if is_first else set()
         recording = Recording(t for t in LIVE if not is_stored(t.uop))
         recorded = recording.taken
         inputs: list[Input] = []
@@ -292,8 +303,9 @@ class TinyJit(Generic[T]):
                 first.setdefault(id(t), len(inputs) - 1)
                 t.uop = own.uop
             capture.append(recording)
-            out = self.fn(*args, **kwargs)
-            self._realize(out)
+            with assignments() as assigned:
+                out = self.fn(*args, **kwargs)
+                self._realize(out)
         finally:
             capture.clear()
             for _, t in tensors:
@@ -307,6 +319,12 @@ class TinyJit(Generic[T]):
         for i, (_, t) in zip(inputs, tensors):
             if i.written:
                 t.assign(i.own).realize()
+        if is_first and self._made_state(known, assigned, out, inputs):
+            self.assigned = assigned
+            lazy = [t for t in assigned if not is_stored(t.uop)]
+            if lazy:
+                lazy[0].realize(*lazy[1:])
+            return out
         out = _replaced(out, {id(t): i.own for i, (_, t) in zip(inputs, tensors)})
         flat = _beside_each_other([(i, v) for items, v in recorded for i in items])
         if not flat:
@@ -329,6 +347,17 @@ class TinyJit(Generic[T]):
         )
         self.calls = 2  # (last: what fails before leaves no half of a capture)
         return out
+
+    def _made_state(self, known: set[UOp], assigned: TensorSet, out: Any, inputs: list[Input]) -> bool:
+        """Whether a tensor lives on in memory that is not `known` from before, and that a replay would write again, or
+        was assigned: an optimiser's buffer, say, which a replay would begin with zeros each time."""
+        if any(memory(t.uop) not in known for t in assigned if all(t is not i.own for i in inputs)):
+            return True
+        results: list[tuple[str, Tensor]] = []
+        walk(out, "result", results, [], [])
+        expected = {id(t) for _, t in results} | {id(i.own) for i in inputs}
+        made = [t for t in LIVE if id(t) not in expected and is_stored(t.uop) and memory(t.uop) not in known]
+        return any(self._overwrites(memory(t.uop)) for t in made)
 
     def _keep_old_values(self) -> None:
         """What was made lazily of the state or of a result (`total = total + step(x)`), and is not computed yet,

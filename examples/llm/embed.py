@@ -73,7 +73,7 @@ class Embedder:
             tokens, lengths = np.zeros((count, length), np.int64), np.ones(count, np.int64)
             for at, row in enumerate(rows):
                 tokens[at, : len(ids[row])], lengths[at] = ids[row], len(ids[row])
-            step = self.steps.setdefault(length, TinyJit(self.model))
+            step = self.steps.setdefault(length, TinyJit(self.model, warmup=0))
             with Tensor.no_grad():
                 found = step(*(Tensor(a).shard(world.devices, axis=0) for a in (tokens, lengths)))
             out[rows] = found.numpy()[: len(rows)]

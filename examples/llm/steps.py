@@ -47,7 +47,7 @@ class Steps:
         size = len(tokens)
         first = Variable(f"page{size}", 0, (self.length - size) // PAGE).bind(position // PAGE)
         until = Variable(f"last{size}", 0, size - 1).bind(last)
-        step = self.blocks.setdefault(size, TinyJit(self._block))
+        step = self.blocks.setdefault(size, TinyJit(self._block, warmup=0))
         with Tensor.no_grad():
             return step(self._put(np.array([tokens])), self._put(pages.copy()), first, until)
 
@@ -63,7 +63,7 @@ class Steps:
     def step(self, tokens: np.ndarray, positions: np.ndarray, pages: np.ndarray) -> Tensor:
         """A token each of n texts at its position, with the `pages` (n, most) -> logits (n, vocabulary)."""
         count = Variable("pages", 1, self.most).bind(int(positions.max()) // PAGE + 1)
-        step = self.ends.setdefault(len(tokens), TinyJit(self._step))
+        step = self.ends.setdefault(len(tokens), TinyJit(self._step, warmup=0))
         here = pages[np.arange(len(tokens)), positions // PAGE]
         with Tensor.no_grad():
             return step(self._put(np.column_stack([tokens, positions, here, pages]).astype(np.int32)), count)
@@ -93,7 +93,7 @@ class Steps:
         self, logits: Tensor, pages: np.ndarray, settings: Mapping[str, Tensor], positions: np.ndarray
     ) -> list[int]:
         """A token each of n texts with the `pages` (n, most), whose last tokens stand at `positions`."""
-        step = self.draws.setdefault((len(positions), tuple(settings)), TinyJit(self._draw))
+        step = self.draws.setdefault((len(positions), tuple(settings)), TinyJit(self._draw, warmup=0))
         with_pages = [self._put(pages)] if PENALTY[0] in settings else []
         with Tensor.no_grad():
             return step(logits, dict(settings), self._put(positions), *with_pages).tolist()
@@ -110,15 +110,14 @@ class Steps:
     def warm_up(self, sizes: Sequence[int]) -> None:
         """Captures all that there is for these numbers of texts, so that no text waits for it."""
         pages = np.full((self.slots, self.most), NOBODY, np.int32)
-        for _ in range(2):
-            for size in BLOCKS:
-                if size <= self.length:
-                    self.block(pages[0], [0] * size, 0, 0)
-            for n in sizes:
-                positions = np.zeros(n, np.int64)
-                logits = self.step(positions, positions, pages[:n])
-                for names in (*KINDS, *((*kind, *PENALTY) for kind in KINDS)):
-                    self.draw(logits, pages[:n], self._settings([{}] * n, names), positions)
+        for size in BLOCKS:
+            if size <= self.length:
+                self.block(pages[0], [0] * size, 0, 0)
+        for n in sizes:
+            positions = np.zeros(n, np.int64)
+            logits = self.step(positions, positions, pages[:n])
+            for names in (*KINDS, *((*kind, *PENALTY) for kind in KINDS)):
+                self.draw(logits, pages[:n], self._settings([{}] * n, names), positions)
 
 
 def kind_of(name: str) -> type:

@@ -41,7 +41,7 @@ class Writer:
         nn.sample(Tensor.zeros(1, 1), **vars(choice), history=self._none(choice, 1))  # says what is out of range
         self.model, self.length = model, length
         self.device = model.norm.weight.device
-        self.steps = {size: TinyJit(self._step) for size in (*BLOCKS, 1)}
+        self.steps = {size: TinyJit(self._step, warmup=0) for size in (*BLOCKS, 1)}
         # tensors, so that one capture serves all their values
         given = {k: v for k, v in vars(choice).items() if v is not None and not (k == "temperature" and v == 0)}
         self.choice = {k: Tensor(np.array(v)).to(self.device) for k, v in given.items()}

@@ -460,3 +460,88 @@ def test_a_constant_that_is_assigned_an_equal_one_is_state() -> None:
         assert run(Tensor([float(n)])).tolist() == [n + 1]
         seen.append((a.tolist(), b.tolist()))
     assert seen == [([0, 0], [1, 1]), *[([1, 1], [1, 1])] * 3]
+
+
+def test_without_a_warm_up_the_first_call_is_captured() -> None:
+    state, calls = Tensor(np.zeros(3, np.float32)).realize(), []
+
+    def step(x: Tensor, written: Tensor) -> tuple[Tensor, Tensor]:
+        calls.append(1)
+        state.assign(state + x)
+        written.assign(written * 2)
+        return state * 1, x
+
+    jit = TinyJit(step, warmup=0)
+    for again in (1, 2):
+        before, written = state * 10, Tensor(np.ones(3, np.float32)).realize()  # (of the state as it is)
+        start = state.numpy()[0]
+        for i in range(1, 5):
+            x = Tensor(np.full(3, i, np.float32)).realize()
+            out, same = jit(x, written)
+            np.testing.assert_array_equal(out.numpy(), np.full(3, start + sum(range(i + 1))))
+            np.testing.assert_array_equal(same.numpy(), np.full(3, i))
+            np.testing.assert_array_equal(written.numpy(), np.full(3, 2**i))
+        np.testing.assert_array_equal(before.numpy(), np.full(3, 10 * start))
+        assert len(calls) == again
+        jit.reset()
+    with pytest.raises(ValueError, match="warmup is 1 or 0"):
+        TinyJit(step, warmup=2)
+
+
+@pytest.mark.parametrize("devices", [None, ("CPU:0", "CPU:1")])
+def test_a_first_call_that_makes_state_is_a_warm_up_after_all(devices: tuple[str, str] | None) -> None:
+    """Else each replay would begin with moments of zero."""
+
+    def train(warmup: int | None) -> tuple[list[float], np.ndarray, int]:
+        w = Tensor(np.arange(6, dtype=np.float32).reshape(2, 3))
+        w = (w if devices is None else w.shard(devices)).realize()
+        w.requires_grad = True
+        moment: list[Tensor] = []
+        calls = []
+
+        def step(x: Tensor) -> tuple[Tensor, Tensor]:
+            calls.append(1)
+            if not moment:
+                moment.append(w.zeros_like())
+            (g,) = ((w * x).square().sum()).gradient(w)
+            moment[0].assign(moment[0] * 0.9 + g)
+            w.assign(w - moment[0] * 0.01)
+            return w.sum(), x
+
+        jit = step if warmup is None else TinyJit(step, warmup=warmup)
+        losses = []
+        for i in range(5):
+            x = Tensor(np.full((2, 3), 1 + i, np.float32))
+            x = (x if devices is None else x.shard(devices)).realize()
+            loss, same = jit(x)
+            assert same.numpy()[0, 0] == 1 + i
+            losses.append(loss.item())
+        return losses, w.numpy(), len(calls)
+
+    plain, at_once, warm = train(None), train(0), train(1)
+    for got in (at_once, warm):
+        np.testing.assert_allclose(got[0], plain[0], rtol=1e-6)
+        np.testing.assert_allclose(got[1], plain[1], rtol=1e-6)
+        assert got[2] == 2
+
+
+def test_a_first_capture_that_failed_can_be_tried_again() -> None:
+    total = Tensor(np.zeros(2, np.float32)).realize()
+    made: list[Tensor] = []
+    fails = [True]
+
+    def step(x: Tensor) -> Tensor:
+        if fails.pop() if fails else False:
+            raise OSError("no data")
+        if not made:
+            made.append(x.zeros_like())
+        made[0].assign(made[0] + x)
+        total.assign(total + made[0])
+        return total * 1
+
+    jit = TinyJit(step, warmup=0)
+    x = Tensor(np.ones(2, np.float32)).realize()
+    with pytest.raises(OSError, match="no data"):
+        jit(x)
+    for want in (1.0, 3.0, 6.0, 10.0, 15.0):
+        np.testing.assert_array_equal(jit(x).numpy(), [want, want])
