@@ -451,6 +451,7 @@ def _in_slices(wait: Callable[..., int]) -> Callable[..., int]:
             except Exception:
                 if time.monotonic() > until:
                     raise
+                time.sleep(0.01)  # (it may have failed at once)
 
     return in_slices
 

@@ -95,7 +95,7 @@ class TinyJit(Generic[T]):
     are inputs; bound variables may change their value from call to call; other arguments must stay as they were.
 
     Everything the function changes must be realized by it or be returned; returned tensors are realized. A tensor that
-    is an argument of the second call, which is captured, is that argument wherever the function uses it: state that the
+    is an argument of the call that is captured is that argument wherever the function uses it: state that the
     function has without being given it is not to be passed.
 
     `warmup`: how many calls run as they are before one is captured, 1 or 0. With 0 the first one is captured, for
@@ -254,12 +254,12 @@ class TinyJit(Generic[T]):
         """Lazy values from before, of what the function overwrites, are computed before it is recorded: they keep the
         value of their time, while what the function itself computes of its state, by an equal graph perhaps, is
         computed in each replay."""
-        state = None if self.assigned is None else {memory(t.uop) for t in self.assigned}
-        self.assigned = None if self.assigned is None else TensorSet()
+        is_known = self.assigned is not None  # without a call before it is not
+        state = set() if self.assigned is None else {memory(t.uop) for t in self.assigned}
+        if is_known:
+            self.assigned = TensorSet()
         lazy = [t for t in LIVE if not is_stored(t.uop)]
-        # (without a call before it is not known what is assigned)
-        reads = (lambda u: u.op is Ops.BUFFER) if state is None else state.__contains__
-        readers = standing_on([t.uop for t in lazy], reads)
+        readers = standing_on([t.uop for t in lazy], lambda u: u in state if is_known else u.op is Ops.BUFFER)
         early = [t for t in lazy if t.uop in readers]
         if early:
             with suppress(Exception):  # (what cannot be computed is lost where it is overwritten)

@@ -531,7 +531,8 @@ def test_a_first_capture_that_failed_can_be_tried_again() -> None:
     fails = [True]
 
     def step(x: Tensor) -> Tensor:
-        if fails.pop() if fails else False:
+        if fails:
+            fails.pop()
             raise OSError("no data")
         if not made:
             made.append(x.zeros_like())
