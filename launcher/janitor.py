@@ -18,6 +18,8 @@ import sys
 import time
 
 MARK = "MANYGRAD_JOB"
+KERNEL_THREAD = 0x200000  # Linux's PF_KTHREAD
+STARTING_S = 30.0  # a process that has no environment after so long has been given none
 
 
 def marked_processes(job: str, folder: str) -> list[int]:
@@ -26,27 +28,39 @@ def marked_processes(job: str, folder: str) -> list[int]:
     They carry the mark in their environment; or are a Ray process (whose title overwrites the environment) with a file
     open in the job's folder; or descend from such a process.
     """
+    return _look(job, folder)[0]
+
+
+def _look(job: str, folder: str) -> tuple[list[int], list[int]]:
+    """`marked_processes`, and those of which it is not known yet: while a process is in the system's `exec`, nobody can
+    read its environment."""
     mark, inside, me = f"{MARK}={job}".encode(), folder + "/", os.getpid()
-    parents, found = dict[int, int](), set[int]()
+    parents, found, starting = dict[int, int](), set[int](), list[int]()
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
         if not name.isdigit() or int(name) == me:
             continue
         pid = int(name)
         try:
-            state, parent = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[:2]
-            if state == b"Z":
+            stat = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+            if stat[0] == b"Z":
                 continue
-            parents[pid] = int(parent)
+            parents[pid] = int(stat[1])
             ray = _read(f"/proc/{pid}/cmdline").startswith(b"ray::")
-            if mark in _read(f"/proc/{pid}/environ").split(b"\0") or (
-                ray and any(p.startswith(inside) for p in _open_files(pid))
-            ):
+            environment = _read(f"/proc/{pid}/environ")
+            if mark in environment.split(b"\0") or (ray and any(p.startswith(inside) for p in _open_files(pid))):
                 found.add(pid)
+            elif not environment and not int(stat[6]) & KERNEL_THREAD and _age_s(int(stat[19])) < STARTING_S:
+                starting.append(pid)
         except OSError:
             pass  # gone, or not ours
     while more := {p for p, parent in parents.items() if parent in found and p not in found}:
         found |= more
-    return sorted(found)
+    return sorted(found), starting
+
+
+def _age_s(started: int) -> float:
+    """Of a process that was forked so many ticks after the system was started."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
 
 
 def _read(path: str) -> bytes:
@@ -67,13 +81,13 @@ def _open_files(pid: int) -> list[str]:
 def sweep(job: str, folder: str, within_s: float = 2.0) -> None:
     """Kill what is left of the job on this host and remove its folder and its shared memory."""
     until, seen = time.monotonic() + within_s, set[int]()
-    while pids := marked_processes(job, folder):
-        for pid in pids:
+    while any(look := _look(job, folder)):
+        for pid in look[0]:
             try:
                 os.kill(pid, signal.SIGKILL)
             except OSError:
                 pass
-        seen |= set(pids)
+        seen |= set(look[0])
         if time.monotonic() > until:
             break
         time.sleep(0.01)

@@ -1,0 +1,51 @@
+"""What a sweep finds, where processes come and go."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from manygrad.launcher import janitor
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked for in /proc")
+
+
+@linux
+@pytest.mark.parametrize("shown", [0, 1, 3])
+def test_a_process_that_is_being_started_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: int
+) -> None:
+    """While a process is in the system's `exec`, its environment reads as empty: seen of 60 in 7,500 that start."""
+    job, read, looks = f"sweep{os.getpid()}", janitor._read, [0]
+    child = subprocess.Popen(["sleep", "60"], env={**os.environ, janitor.MARK: job})
+
+    def in_exec(path: str) -> bytes:
+        if path == f"/proc/{child.pid}/environ":
+            looks[0] += 1
+            return b"" if looks[0] <= shown else read(path)
+        return read(path)
+
+    monkeypatch.setattr(janitor, "_read", in_exec)
+    janitor.sweep(job, str(tmp_path / "folder"))
+    assert not os.path.exists(f"/proc/{child.pid}") and looks[0] > shown
+    child.wait()  # (collected by the sweep)
+
+
+@linux
+def test_a_process_without_environment_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has been given none; and it is not ours."""
+    child = subprocess.Popen(["sleep", "60"], env={})
+    try:
+        time.sleep(0.2)
+        monkeypatch.setattr(janitor, "STARTING_S", 0.1)
+        began = time.monotonic()
+        janitor.sweep(f"sweep{os.getpid()}", str(tmp_path / "folder"))
+        assert time.monotonic() - began < 1.0 and child.poll() is None
+    finally:
+        child.kill()
+        child.wait()
