@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from zlib import crc32
 
 assert not any(m.partition(".")[0] == "manygrad" for m in sys.modules), "manygrad was imported before tests/conftest.py"
 
@@ -24,6 +25,7 @@ if "CACHE_DIR" not in os.environ:
     atexit.register(shutil.rmtree, os.environ["CACHE_DIR"], ignore_errors=True)
     os.environ.setdefault("POCL_CACHE_DIR", os.path.join(os.environ["CACHE_DIR"], "pocl"))  # an OpenCL driver's own
 
+import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
@@ -53,6 +55,15 @@ def no_collection() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def numbers_of_its_own(request: pytest.FixtureRequest) -> None:
+    """What a test draws from its module's RNG does not depend on the tests before it: it is the same alone, in another
+    order, and in one of several processes."""
+    rng = getattr(getattr(request, "module", None), "RNG", None)
+    if isinstance(rng, np.random.Generator):
+        rng.bit_generator.state = np.random.default_rng(crc32(request.node.nodeid.encode())).bit_generator.state
 
 
 @pytest.fixture(autouse=True)
