@@ -205,9 +205,10 @@ class Decoder(nn.Module):
         self.table = nn.Buffer(c.rope.table(length), persistent=False)
         self.local_table = self.table if c.local_rope == c.rope else nn.Buffer(c.local_rope.table(length), False)
 
-    def forward(self, tokens: Tensor, position: Any, last: Any) -> Tensor:
-        """(b, t) tokens, the first at `position` -> (b, vocabulary): what follows token `last` of the t."""
-        return self.at(tokens, Block(tokens.shape[1], position), last)
+    def forward(self, tokens: Tensor, position: Any, last: Any, begin: Any = 0) -> Tensor:
+        """(b, t) tokens, the first at `position` -> (b, vocabulary): what follows token `last` of the t. `begin`: a
+        window shows nothing before it (`places.bound`)."""
+        return self.at(tokens, Block(tokens.shape[1], position, begin), last)
 
     def at(self, tokens: Tensor, place: Place, last: Any) -> Tensor:
         """The same for tokens that stand at `place`."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from model import Decoder
 from pages import NOBODY, PAGE, pages_of
-from places import Ends, Part
+from places import Ends, Part, bound
 from writer import BLOCKS
 
 from manygrad import Tensor, TinyJit, Variable, nn
@@ -30,6 +31,10 @@ class Steps:
     def __init__(self, model: Decoder, slots: int, length: int):
         """`model` has reserved pages for up to `slots` texts at once of `length` tokens at most."""
         self.model, self.slots, self.length, self.most = model, slots, length, pages_of(length)
+        self.window = model.config.window
+        # pages that a window may show a token, where these are fewer than all
+        self.near = 0 if self.window is None else 1 + pages_of(self.window - 1)
+        self.near = self.near if self.near < self.most else 0
         self.pages = model.layers[0].self_attn.cache.values.shape[1] - 1  # (without NOBODY's)
         self.device = model.norm.weight.device
         # what stands in the pages, for penalties
@@ -45,14 +50,14 @@ class Steps:
         """Reads tokens of the text with these `pages` (most,) from `position` on, where one begins; the logits
         (1, vocabulary) after number `last` of them."""
         size = len(tokens)
-        first = Variable(f"page{size}", 0, (self.length - size) // PAGE).bind(position // PAGE)
+        at, begin = bound(position, PAGE, self.length - size, self.window, str(size))
         until = Variable(f"last{size}", 0, size - 1).bind(last)
         step = self.blocks.setdefault(size, TinyJit(self._block, warmup=0))
         with Tensor.no_grad():
-            return step(self._put(np.array([tokens])), self._put(pages.copy()), first, until)
+            return step(self._put(np.array([tokens])), self._put(pages.copy()), at, begin, until)
 
-    def _block(self, tokens: Tensor, pages: Tensor, first: object, last: object) -> Tensor:
-        place = Part(tokens.shape[1], PAGE, first, self._there(pages))
+    def _block(self, tokens: Tensor, pages: Tensor, position: Any, begin: Any, last: Any) -> Tensor:
+        place = Part(tokens.shape[1], position, begin, PAGE, self._there(pages))
         self.history[place.here] = tokens.reshape(-1, PAGE)
         return self.model.at(tokens, place, last)
 
@@ -64,13 +69,23 @@ class Steps:
         """A token each of n texts at its position, with the `pages` (n, most) -> logits (n, vocabulary)."""
         count = Variable("pages", 1, self.most).bind(int(positions.max()) // PAGE + 1)
         step = self.ends.setdefault(len(tokens), TinyJit(self._step, warmup=0))
-        here = pages[np.arange(len(tokens)), positions // PAGE]
+        row = np.arange(len(tokens))
+        given = [tokens, positions, pages[row, positions // PAGE], pages]
+        near = None
+        if self.near:
+            assert self.window is not None
+            first = np.maximum(positions - self.window + 1, 0) // PAGE
+            near = Variable("near", 1, self.near).bind(int((positions // PAGE - first).max()) + 1)
+            shown = np.minimum(first[:, None] + np.arange(self.near), self.most - 1)  # (what is beyond is hidden)
+            given += [pages[row[:, None], shown], first]
         with Tensor.no_grad():
-            return step(self._put(np.column_stack([tokens, positions, here, pages]).astype(np.int32)), count)
+            return step(self._put(np.column_stack(given).astype(np.int32)), count, near)
 
-    def _step(self, given: Tensor, count: object) -> Tensor:
+    def _step(self, given: Tensor, count: Any, near: Any) -> Tensor:
         tokens, positions, pages = given[:, 0], given[:, 1].clip(0, self.length - 1), self._there(given[:, 2:])
-        place = Ends(positions, pages[:, 0], pages[:, 1:][:, :count], self.most)
+        table, rest = pages[:, 1 : 1 + self.most], pages[:, 1 + self.most :]
+        shown = (rest[:, :near], given[:, -1:], self.near) if self.near else None
+        place = Ends(positions, pages[:, 0], table[:, :count], self.most, shown)
         self.history[place.here, positions % PAGE] = tokens
         return self.model.at(tokens.unsqueeze(1), place, 0)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from model import Decoder
+from places import bound
 
 from manygrad import Tensor, TinyJit, Variable, nn
 
@@ -54,22 +56,22 @@ class Writer:
         """The tokens so far, none: (1, length), −1 where there is none; only a penalty needs them."""
         return None if choice.repetition_penalty is None else Tensor.full((1, length), -1)
 
-    def _step(self, tokens: Tensor, position: object, last: object, choice: dict[str, Tensor]) -> Tensor:
+    def _step(self, tokens: Tensor, position: Any, last: Any, begin: Any, choice: dict[str, Tensor]) -> Tensor:
         """(1, t) tokens at `position` -> (1, 1), the token that follows number `last` of them."""
         if self.history is not None:
             read = tokens.arange(tokens.shape[1]) <= last
             self.history[:, position : position + tokens.shape[1]] = read.where(tokens, -1)
-        logits = self.model(tokens, position, last)
+        logits = self.model(tokens, position, last, begin)
         found = nn.sample(logits, **{"temperature": 0, **choice}, history=self.history, draw=position + last)
         return found.unsqueeze(-1).cast(tokens.dtype)
 
     def _next(self, tokens: Tensor, position: int, last: int) -> int:
         size = tokens.shape[1]
-        step = BLOCKS[-1] if size > 1 else 1  # (of whole groups of keys, which a processor may add up at once)
-        at = step * Variable(f"position{size}", 0, (self.length - size) // step).bind(position // step)
+        unit = BLOCKS[-1] if size > 1 else 1  # (whole groups of keys, which a processor may add up at once)
+        at, begin = bound(position, unit, self.length - size, self.model.config.window, str(size))
         until = Variable(f"last{size}", 0, size - 1).bind(last)
         with Tensor.no_grad():
-            made = self.steps[size](tokens, at, until, self.choice)
+            made = self.steps[size](tokens, at, until, begin, self.choice)
         token = int(made.item())
         self.made = token, made
         return token

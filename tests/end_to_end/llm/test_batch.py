@@ -14,7 +14,7 @@ from writer import Choice, Writer
 from manygrad import Tensor, nn
 from manygrad.runtime.devices import get_device
 from manygrad.runtime.items import GraphItem
-from tests.end_to_end.llm.test_variants import decoder
+from tests.end_to_end.llm.test_variants import decoder, reference
 from tests.end_to_end.llm.variants import TOKENS
 
 LENGTH = 128
@@ -98,6 +98,23 @@ def test_each_text_is_what_it_is_alone(variant: str, devices: int) -> None:
         assert len(get_device("CPU").kernels.kernels) == compiled
         captures = [*batch.steps.ends.values(), *batch.steps.blocks.values(), *batch.steps.draws.values()]
         assert {type(item) for capture in captures for item in capture.items} == {GraphItem}
+
+
+@pytest.mark.parametrize("window", [1, 33, 70, 500])
+def test_what_a_window_shows_where_texts_grow_past_it(window: int) -> None:
+    """A token sees its window alone, in one page and in several; blocks of 32 begin within it."""
+    model = decoder("gemma3", LENGTH, sliding_window=window)
+    writer, asked = Writer(model, LENGTH), [Request(tuple(TOKENS * 2), 40), Request(tuple(TOKENS[:3]), 125)]
+    want = [alone(writer, r) for r in asked]
+    for request, made in zip(asked, want):
+        tokens = [*request.ids, *made]
+        found = reference(model, tokens)[len(request.ids) - 1 : -1].argmax(-1)
+        assert found.tolist() == made
+    paged = decoder("gemma3", sliding_window=window)
+    paged.reserve_pages(2 * LENGTH, LENGTH)
+    batch = Batch(Steps(paged, 2, LENGTH))
+    made = run(batch, asked, np.random.default_rng(0))
+    assert [[m.token for m in row] for row in made.values()] == want
 
 
 def test_a_text_ends_with_a_mark_of_the_end_and_its_slot_is_free() -> None:

@@ -34,8 +34,11 @@ def give(shapes: dict[str, Any]) -> Any:
     )
 
 
-def decoder(variant: str, length: int = 64, devices: tuple[str, ...] = (), kind: str = "float32") -> Decoder:
-    model = Decoder(from_json(config(variant)), give(GOLDEN[variant]["shapes"]))
+def decoder(
+    variant: str, length: int = 64, devices: tuple[str, ...] = (), kind: str = "float32", **told: Any
+) -> Decoder:
+    """`told`: other values of config.json."""
+    model = Decoder(from_json({**config(variant), **told}), give(GOLDEN[variant]["shapes"]))
     model.reserve(1, length, kind)
     if devices:
         nn.shard_rules(model, rules(model, devices), devices)
