@@ -88,7 +88,11 @@ def filter_logits(
         least = _threshold(keys, None, count)
     if top_p is not None:
         mass = x.exp() if least is None else (keys >= least)._where(x.exp(), 0.0)
-        least = _threshold(keys, mass, mass.sum(-1, keepdim=True) * _column("top_p", top_p, logits))
+        share = _column("top_p", top_p, logits)
+        share = (share < 1)._where(share, math.inf) if isinstance(share, Tensor) else share if share < 1 else math.inf
+        # 0 where no sum is as much: of a share of 1, or by rounding
+        likeliest = _threshold(keys, mass, mass.sum(-1, keepdim=True) * share)
+        least = likeliest if least is None else likeliest.maximum(least)
     kept = None if least is None else keys >= least
     if min_p is not None:
         share = _column("min_p", min_p, logits)

@@ -23,6 +23,8 @@ CHOICES = (
     Choice(0.9, seed=3),
     Choice(1.2, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.3, seed=4),
     Choice(repetition_penalty=1.4),
+    Choice(1.5, top_k=2, seed=5),  # (no top_p: neither has its row)
+    Choice(1.5, top_k=2, top_p=1.0, seed=5),
 )
 
 

@@ -77,6 +77,28 @@ def test_each_row_may_have_its_own_parameters() -> None:
     )
 
 
+@pytest.mark.parametrize("as_tensors", [False, True])
+@pytest.mark.parametrize("top_p", [1.0, 0.99999994, 0.9999999])
+def test_top_k_holds_where_top_p_leaves_all(top_p: float, as_tensors: bool) -> None:
+    """The terms of a sum that is compared to a share of 1 are added up in another order than the sum itself."""
+    x = RNG.standard_normal((100, 90)).astype(np.float32)
+    given = {"top_k": Tensor([5] * 100), "top_p": Tensor([top_p] * 100)} if as_tensors else {"top_k": 5, "top_p": top_p}
+    kept = np.isfinite(nn.filter_logits(Tensor(x), **given).numpy())
+    likeliest = np.argsort(-x, axis=-1)[:, :5]
+    assert (kept.sum(-1) <= 5).all() and np.take_along_axis(kept, likeliest[:, :4], -1).all()
+    alone = np.isfinite(nn.filter_logits(Tensor(x), top_p=Tensor([top_p] * 100) if as_tensors else top_p).numpy())
+    assert (alone.sum(-1) > 80).all() and (top_p < 1 or alone.all())
+
+
+def test_rows_without_a_setting_are_as_if_there_were_none() -> None:
+    """`inf` for top_p, 0 for top_k and min_p: rows of several users, of whom each has settings of their own."""
+    x = (RNG.standard_normal((3, 90)) * 2).astype(np.float32)
+    rows = {"top_k": [5, 0, 0], "top_p": [np.inf, 0.6, np.inf], "min_p": [0.0, 0.0, 0.3]}
+    got = np.isfinite(nn.filter_logits(Tensor(x), **{k: Tensor(np.array(v)) for k, v in rows.items()}).numpy())
+    for i, alone in enumerate(({"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.3})):
+        np.testing.assert_array_equal(got[i], np.isfinite(nn.filter_logits(Tensor(x[i]), **alone).numpy()))
+
+
 def test_temperature_0_is_greedy() -> None:
     x = RNG.standard_normal((2, 5, 70)).astype(np.float32)
     x[0, 0, 8] = x[0, 0].max() + 1
