@@ -34,7 +34,11 @@ settings.load_profile("manygrad")
 
 
 # tests that start processes of their own, which have deadlines: never two of them at once
-STARTS_PROCESSES = ("benchmarks", "collectives", "end_to_end", "fuzz", "launcher", "multi", "runtime/test_", "test_")
+STARTS_PROCESSES = (
+    *("benchmarks", "collectives/test_endpoint", "collectives/test_going_on", "collectives/test_r", "launcher"),
+    *("end_to_end/test_", "end_to_end/llm/test_embed", "end_to_end/llm/test_generate", "end_to_end/llm/test_serve"),
+    *("multi/test_groups", "runtime/test_", "test_"),
+)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -45,7 +49,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     tests = Path(__file__).parent
     for item in items:
         file = item.path.relative_to(tests).as_posix()
-        item.add_marker(pytest.mark.xdist_group("processes" if file.startswith(STARTS_PROCESSES) else file))
+        starts = file.startswith(STARTS_PROCESSES) or "command" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("processes" if starts else file))
 
 
 @pytest.fixture
