@@ -81,13 +81,16 @@ def _open_files(pid: int) -> list[str]:
 def sweep(job: str, folder: str, within_s: float = 2.0) -> None:
     """Kill what is left of the job on this host and remove its folder and its shared memory."""
     until, seen = time.monotonic() + within_s, set[int]()
-    while any(look := _look(job, folder)):
-        for pid in look[0]:
+    while True:
+        pids, starting = _look(job, folder)
+        if not pids and not starting:
+            break
+        for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
             except OSError:
                 pass
-        seen |= set(look[0])
+        seen |= set(pids)
         if time.monotonic() > until:
             break
         time.sleep(0.01)

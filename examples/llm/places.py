@@ -80,7 +80,7 @@ class Block(Run):
     def attend(self, q: Tensor, cache: Room, window: int | None, score: Score) -> Tensor:
         there = slice(None), slice(None), self.seen(window)
         keys, values = cache.read((0, *there)), cache.read((1, *there))
-        hidden = window and isinstance(self.begin, int) and cache.page > window
+        hidden = window and isinstance(self.begin, int) and cache.page > window  # (read from the first one on)
         if self.t > 1 or hidden or isinstance(self.end, int):
             return self.attend_to(keys, values, q, cache.page, cache, window, score)
         return mean_of(values, score(q.matmul(keys.transpose(-1, -2))), cache)  # (it sees all that there is)

@@ -31,10 +31,9 @@ class Steps:
     def __init__(self, model: Decoder, slots: int, length: int):
         """`model` has reserved pages for up to `slots` texts at once of `length` tokens at most."""
         self.model, self.slots, self.length, self.most = model, slots, length, pages_of(length)
-        self.window = model.config.window
-        # pages that a window may show a token, where these are fewer than all
-        self.near = 0 if self.window is None else 1 + pages_of(self.window - 1)
-        self.near = self.near if self.near < self.most else 0
+        window = model.config.window
+        self.near = self.most if window is None else 1 + pages_of(window - 1)  # pages that it may show a token
+        self.window = window if self.near < self.most else None  # where it hides any
         self.pages = model.layers[0].self_attn.cache.values.shape[1] - 1  # (without NOBODY's)
         self.device = model.norm.weight.device
         # what stands in the pages, for penalties
@@ -72,8 +71,7 @@ class Steps:
         row = np.arange(len(tokens))
         given = [tokens, positions, pages[row, positions // PAGE], pages]
         near = None
-        if self.near:
-            assert self.window is not None
+        if self.window is not None:
             first = np.maximum(positions - self.window + 1, 0) // PAGE
             near = Variable("near", 1, self.near).bind(int((positions // PAGE - first).max()) + 1)
             shown = np.minimum(first[:, None] + np.arange(self.near), self.most - 1)  # (what is beyond is hidden)
@@ -84,7 +82,7 @@ class Steps:
     def _step(self, given: Tensor, count: Any, near: Any) -> Tensor:
         tokens, positions, pages = given[:, 0], given[:, 1].clip(0, self.length - 1), self._there(given[:, 2:])
         table, rest = pages[:, 1 : 1 + self.most], pages[:, 1 + self.most :]
-        shown = (rest[:, :near], given[:, -1:], self.near) if self.near else None
+        shown = (rest[:, :near], given[:, -1:], self.near) if self.window is not None else None
         place = Ends(positions, pages[:, 0], table[:, :count], self.most, shown)
         self.history[place.here, positions % PAGE] = tokens
         return self.model.at(tokens.unsqueeze(1), place, 0)

@@ -86,10 +86,11 @@ def filter_logits(
         all_of = logits.shape[-1]
         count = ((count > 0) & (count < all_of))._where(count, all_of) if isinstance(count, Tensor) else count or all_of
         least = _threshold(keys, None, count)
-    if top_p is not None:
+    share = None if top_p is None else _column("top_p", top_p, logits)
+    if isinstance(share, Tensor):
+        share = (share < 1)._where(share, math.inf)
+    if share is not None and (isinstance(share, Tensor) or share < 1):
         mass = x.exp() if least is None else (keys >= least)._where(x.exp(), 0.0)
-        share = _column("top_p", top_p, logits)
-        share = (share < 1)._where(share, math.inf) if isinstance(share, Tensor) else share if share < 1 else math.inf
         # 0 where no sum is as much: of a share of 1, or by rounding
         likeliest = _threshold(keys, mass, mass.sum(-1, keepdim=True) * share)
         least = likeliest if least is None else likeliest.maximum(least)

@@ -20,7 +20,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked
 def test_a_process_that_is_being_started_is_not_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: int
 ) -> None:
-    """While a process is in the system's `exec`, its environment reads as empty: seen of 60 in 7,500 that start."""
+    """While a process is in the system's `exec`, its environment reads as empty: in 61 of 7,549 looks."""
     job, read, looks = f"sweep{os.getpid()}", janitor._read, [0]
     child = subprocess.Popen(["sleep", "60"], env={**os.environ, janitor.MARK: job})
 
