@@ -48,7 +48,7 @@ def can_turn(facts: Facts, load: UOp, main: UOp, lane: UOp) -> bool:
     """Whether squares of `load` can be turned in registers where they are used, instead of packed: they lie along the
     reduction, and a tile has all rows that they are used for. So must those of other products in the kernel."""
     rows = volume(ranges_of(main) - ranges_of(load)) * len(facts.sig.reduces)
-    if rows > min(facts.machine.accumulators, cost.TILE_ROWS) or facts.lanes == 1 or not is_fixed(lane):
+    if rows > min(facts.machine.accumulators, cost.TILE_ROWS) or facts.lanes == 1:
         return False
     for u in facts.sig.reduces:
         k = u.src[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from manygrad.runtime.codegen.affine import Affine, Position
 from manygrad.runtime.codegen.emit.emission import Emission
-from manygrad.runtime.codegen.emit.values import find, ragged_mask, remember, sum_of_terms, value
+from manygrad.runtime.codegen.emit.values import find, lanes_left, ragged_mask, remember, sum_of_terms, value
 from manygrad.runtime.codegen.loops.lanes import step_along
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.codegen.target import LINE_BYTES
@@ -42,8 +42,8 @@ def load(e: Emission, u: UOp, position: Position) -> Inst:
         return window
     if a is not None and len(index.src) == 2 and (between := load_between(e, u, position)) is not None:
         return between
-    if a is not None and len(index.src) == 2 and (mask is None or mask.op is Low.FIRST):
-        column = transposed_load(e, u, pointer, a, position, e.scope.lanes if mask is None else mask.arg)
+    if a is not None and len(index.src) == 2:
+        column = transposed_load(e, u, pointer, a, position, rows_within(e, mask, position))
         if column is not None:
             return column
     offset = e.splat(value(e, index.src[1], position), e.scope.lanes)
@@ -102,11 +102,24 @@ def load_between(e: Emission, u: UOp, position: Position) -> Inst | None:
     return e.emit(Low.SHUFFLE, u.dtype, (first, second), tuple(range(shift, shift + n)), n)
 
 
-def transposed_load(e: Emission, u: UOp, pointer: Inst, a: Affine, position: Position, active: int) -> Inst | None:
+def rows_within(e: Emission, mask: Inst | None, position: Position) -> list[tuple[Inst, ...]]:
+    """For each lane that may be within the range of lanes: under which condition it is, () where it always is."""
+    if mask is None:
+        return [()] * e.scope.lanes
+    if mask.op is Low.FIRST:
+        return [()] * mask.arg
+    assert e.scope.lane is not None
+    at, left = position.get(e.scope.lane, 0), lanes_left(e)
+    return [(e.alu(Ops.CMPLT, dtypes.bool, e.const(at + lane), left),) for lane in range(e.scope.lanes)]
+
+
+def transposed_load(
+    e: Emission, u: UOp, pointer: Inst, a: Affine, position: Position, within: list[tuple[Inst, ...]]
+) -> Inst | None:
     """A strided load where another range of the tile runs contiguously: a square is loaded along that and
     transposed.
 
-    All the square's vectors are remembered; this is the one at `position`. Lanes from `active` on are not read.
+    All the square's vectors are remembered; this is the one at `position`. A lane is read where it is `within`.
     """
     n = e.scope.lanes
     square = [
@@ -130,12 +143,15 @@ def transposed_load(e: Emission, u: UOp, pointer: Inst, a: Affine, position: Pos
     ):
         return None
     base = sum_of_terms(e, a)
-    guard = () if count == n else (e.emit(Low.FIRST, dtypes.bool, (), count, n),)
-    starts = [constant + a.stride * lane for lane in range(active)]
-    for start in starts:
+    some = None if count == n else e.emit(Low.FIRST, dtypes.bool, (), count, n)
+    rows = []
+    for lane, inside in enumerate(within):
+        start = constant + a.stride * lane
         prefetch_ahead(e, u, pointer, a._replace(constant=start))
-    rows = [e.emit(Low.LOAD, u.dtype, (pointer, base, *guard), start, n) for start in starts]
-    rows += [e.const(0, u.dtype, n)] * (n - active)
+        guard = e.conjunction(some, *inside)
+        src = (pointer, base, *(() if guard is None else (e.splat(guard, n),)))
+        rows.append(e.emit(Low.LOAD, u.dtype, src, start, n))
+    rows += [e.const(0, u.dtype, n)] * (n - len(within))
     for j, column in enumerate(transpose(e, rows)[:count]):
         remember(e, u, {**position, along: first + j}, column)
     return find(e, u, position)

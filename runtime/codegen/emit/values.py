@@ -210,9 +210,16 @@ def ragged_mask(e: Emission, position: Position) -> Inst | None:
     if size is None:
         active = e.scope.tile[e.scope.lane] + e.scope.reach - at
         return None if active >= e.scope.lanes else e.emit(Low.FIRST, dtypes.bool, (), active, e.scope.lanes)
-    left = e.emit(Ops.SUB, INDEX, (size, e.scope.origin[e.scope.lane]))
+    left = lanes_left(e)
     left = left if at == 0 else e.add(left, e.const(-at))
     return e.alu(Ops.CMPLT, dtypes.bool, iota(e), left)
+
+
+def lanes_left(e: Emission) -> Inst:
+    """How many iterations of the lanes' range there are from the tile's first one on, of a size known when it runs."""
+    size = e.scope.ragged[e.scope.lane] if e.scope.lane is not None else None
+    assert e.scope.lane is not None and size is not None
+    return e.emit(Ops.SUB, INDEX, (size, e.scope.origin[e.scope.lane]))
 
 
 def _sign(u: UOp) -> bool | None:

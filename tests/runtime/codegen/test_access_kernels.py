@@ -7,6 +7,7 @@ import pytest
 
 from manygrad.runtime.devices import get_device
 from manygrad.tensor.dtype import DType, dtypes
+from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.args import VarArg
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
@@ -157,6 +158,28 @@ def test_a_symbolic_loop_of_packed_columns(n: int) -> None:
     a, b = RNG.standard_normal((150, 48)).astype(np.float32), RNG.standard_normal((200, 48)).astype(np.float32)
     got = agree(ast, [np.zeros((150, 200), np.float32), a, b], (n,), rtol=1e-4)[0]
     same(got[:, :n], a @ b[:n].T, 1e-4)
+    assert (got[:, n:] == 0).all()
+
+
+@pytest.mark.parametrize("rows", [2, 3, 12])
+@pytest.mark.parametrize("n", [1, 15, 16, 17, 90, 200])
+def test_a_symbolic_loop_of_turned_columns(rows: int, n: int) -> None:
+    """Of a last square, which may not be whole, rows are read that are there; a row's bits are those of packing."""
+    v = UOp(Ops.DEFINE_VAR, dtypes.index, (), VarArg("n", 1, 200))
+
+    def queries_by_keys(count: int) -> UOp:
+        i, j, r = loop(count, 0), loop(v, 1), red(48, 2)
+        product = reduce(load(1, add(mul(i, 48), r)).alu(Ops.MUL, load(2, add(mul(j, 48), r))), r)
+        return sink(store(0, add(mul(i, 200), j), product, i, j))
+
+    assert not any(o.kind == "cache_read" for o in get_device("CPU").compile(queries_by_keys(rows)).opts)
+    a, b = RNG.standard_normal((70, 48)).astype(np.float32), RNG.standard_normal((n, 48)).astype(np.float32)
+    arrays = [np.zeros((rows, 200), np.float32), a[:rows], b]
+    agree(queries_by_keys(rows), arrays, (n,), rtol=1e-4)
+    with Context(CHECK_OOB=1):
+        got = run(queries_by_keys(rows), arrays, (n,), "CPU")[0]
+    want = run(queries_by_keys(70), [np.zeros((70, 200), np.float32), a, b], (n,), "CPU")[0]
+    np.testing.assert_array_equal(got, want[:rows])
     assert (got[:, n:] == 0).all()
 
 

@@ -3,6 +3,8 @@ chosen where they are worth it."""
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -205,6 +207,26 @@ def test_two_products_of_bfloat16_over_one_range(shape: tuple[int, int, int], sh
     want = (a.astype(np.float32) @ b.astype(np.float32).T) * (a.astype(np.float32) @ d.astype(np.float32).T)
     got = run(ast, [np.zeros((m, n), np.float32), a, b, d], device="CPU")[0]
     np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("shape", [(1, 40, 32), (4, 100, 100), (20, 33, 64)], ids=str)
+def test_a_range_that_another_sum_goes_over_too(shape: tuple[int, int, int]) -> None:
+    """(x + 1) @ b.T beside x @ b.T: x + 1 is no plain read, so the range that both share is not cut into pairs. (It
+    was: it was said that the kernel cannot take it.)"""
+    m, n, k = shape
+    i, j, r = loop(m, 0), loop(n, 1), red(k, 2)
+    a, b = load(1, add(mul(i, k), r), dtypes.bfloat16), load(2, add(mul(j, k), r), dtypes.bfloat16)
+    more = a.alu(Ops.ADD, UOp.const(dtypes.bfloat16, 1))
+    sums = [reduce(x.cast(dtypes.float32).alu(Ops.MUL, b.cast(dtypes.float32)), r) for x in (a, more)]
+    ast = sink(store(0, add(mul(i, n), j), sums[0].alu(Ops.ADD, sums[1]), i, j))
+    machine = Machine(64, 32, 1 << 20, cores=2, dots=(Dot(dtypes.bfloat16, dtypes.bfloat16, 64),))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not any(o.kind == "tensorize" for o in prepare(ast, machine).opts)
+    rng = np.random.default_rng(0)
+    x, y = (rng.integers(-3, 4, s).astype(dtypes.bfloat16.np) for s in ((m, k), (n, k)))
+    got = run(ast, [np.zeros((m, n), np.float32), x, y], device="CPU")[0]
+    np.testing.assert_array_equal(got, (2 * x.astype(np.float32) + 1) @ y.astype(np.float32).T)
 
 
 def test_of_bfloat16_matrix_products_alone() -> None:
