@@ -11,8 +11,11 @@ if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
 
 
-def result_type(x: Tensor | bool | int | float, y: Tensor | bool | int | float) -> DType:
-    """PyTorch's rule: a Python number, and a 0-d tensor beside one with dims, only raise the category."""
+def result_type(x: Tensor | bool | int | float, y: Tensor | bool | int | float | UOp) -> DType:
+    """PyTorch's rule: a Python number, and a 0-d tensor beside one with dims, only raise the category. A size with a
+    Variable in it counts as a whole number."""
+    if isinstance(y, UOp):
+        return result_type(x, 1)
     if isinstance(x, (bool, int, float)):
         if not isinstance(y, (bool, int, float)):
             return result_type(y, x)
@@ -64,6 +67,7 @@ class BroadcastMixin:
             return (y, x) if reverse else (x, y)
         if not isinstance(other, Tensor):
             if isinstance(other, UOp):
+                dtype = dtype or result_type(self, other)
                 other = self._new(UOp(Ops.CAST, dtypes.int64, (other,)))
             else:
                 other = Tensor(other, device=self.device if isinstance(self.device, str) else None)

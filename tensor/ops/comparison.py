@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.ops.broadcast import result_type
-from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop import Ops
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
@@ -26,11 +26,11 @@ class ComparisonMixin:
         return self._binary(Ops.CMPNE, other)
 
     def le(self: Tensor, other: Any) -> Tensor:
-        kind = result_type(self, other) if not isinstance(other, UOp) else self.dtype
+        kind = result_type(self, other)
         return self.lt(other) | self.eq(other) if kind.is_float else self.gt(other).logical_not()
 
     def ge(self: Tensor, other: Any) -> Tensor:
-        kind = result_type(self, other) if not isinstance(other, UOp) else self.dtype
+        kind = result_type(self, other)
         return self.gt(other) | self.eq(other) if kind.is_float else self.lt(other).logical_not()
 
     less, greater, less_equal, greater_equal, not_equal = lt, gt, le, ge, ne

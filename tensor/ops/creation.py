@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import DType, dtypes, to_dtype
 from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop.show import text_of_index
+from manygrad.tensor.uop.symbolic import vmax, vmin
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
@@ -91,9 +93,16 @@ class CreationMixin:
     def arange(
         start: float, end: float | None = None, step: float = 1, dtype: DType | str | None = None, device: Any = None
     ) -> Tensor:
-        """start, start + step, ... below end (PyTorch's rule for count and type)."""
+        """start, start + step, ... below end (PyTorch's rule for count and type). Of whole numbers with step 1, the end
+        may be a size with a Variable in it."""
         if end is None:
             start, end = 0, start
+        if isinstance(end, UOp) and step == 1 and isinstance(start, int):
+            if vmin(end) < start:
+                raise ValueError(f"arange: the end {text_of_index(end)} can be {vmin(end)}, below the start {start}")
+            from manygrad.tensor.tensor import Tensor
+
+            return Tensor.arange(start, vmax(end), 1, dtype, device)._take(0, 0, end - start)
         if step == 0:
             raise ValueError("arange: step is 0")
         whole = all(isinstance(v, int) for v in (start, end, step))

@@ -27,7 +27,7 @@ class InteropMixin:
         """The values as a NumPy array (a copy); a sharded tensor is gathered."""
         t = self
         if any(not isinstance(d, int) for d in t.shape):
-            raise ValueError(f"numpy() needs a shape of numbers, not {t.shape}; shrink or bind the symbolic dim first")
+            raise ValueError(f"numpy() needs a shape of numbers, not {_dims(t.shape)}; shrink the symbolic dims first")
         if t.numel() == 0:
             return np.empty(t.shape, t.dtype.np)
         with LOCK:

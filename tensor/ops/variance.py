@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from manygrad.tensor.dtype import DType, accumulate_dtype, dtypes
 from manygrad.tensor.ops.elementary import with_gradient
 from manygrad.tensor.ops.reduction import Dims
+from manygrad.tensor.uop import UOp
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
@@ -22,6 +23,8 @@ class VarianceMixin:
             raise TypeError(f"mean needs a float tensor, not {self.dtype.name}; cast with .float() first")
         n = self._count(dim)
         acc = self.cast(accumulate_dtype(self.dtype)).sum(dim, keepdim)
+        if isinstance(n, UOp):
+            return (acc / n).cast(self.dtype)
         return (acc * (1.0 / n if n else math.nan)).cast(self.dtype)
 
     def nanmean(self: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: DType | str | None = None) -> Tensor:
@@ -85,7 +88,10 @@ class VarianceMixin:
         x, axes, n = self.cast(accumulate_dtype(self.dtype)), self._axes(dim), self._count(dim)
         mean = x.mean(axes, keepdim=True) if axes else x
         total = (x - mean).square().sum(axes, keepdim) if axes else x * 0
-        out = total * (1.0 / (n - off)) if n > off else total / 0.0
+        if isinstance(n, UOp):
+            out = total / (self._const_like(-off, total.dtype) + n).maximum(0)
+        else:
+            out = total * (1.0 / (n - off)) if n > off else total / 0.0
         return out.cast(self.dtype), (mean if keepdim else mean._without(axes)).cast(self.dtype)
 
     def cov(

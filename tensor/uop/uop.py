@@ -197,6 +197,18 @@ class UOp:
     def __neg__(self) -> Any:
         return self * -1
 
+    def _no_number(self, *_: object) -> Any:
+        from manygrad.tensor.uop.show import text_of_index
+
+        raise TypeError(
+            f"{text_of_index(self)} is known when the program runs, and what is asked for here needs a number while it "
+            "is built; a size with a Variable in it takes +, -, *, // and % and bounds slices: cut such a dim to a "
+            "number first, or reduce over it (sum, mean, amax, softmax)"
+        )
+
+    __truediv__ = __rtruediv__ = __rfloordiv__ = __rmod__ = _no_number
+    __lt__ = __le__ = __gt__ = __ge__ = __int__ = __float__ = _no_number
+
     # *** construction of constants and ALU nodes ***
 
     @staticmethod
@@ -220,6 +232,8 @@ def _symbolic(name: str, a: UOp, b: UOp | int) -> Any:
     """`a` op `b` for symbolic integers: an int where it is constant."""
     from manygrad.tensor.uop import symbolic
 
+    if hasattr(b, "uop"):
+        return NotImplemented  # a tensor does it
     if a.dtype is not dtypes.index or not isinstance(b, (UOp, int)):
         raise TypeError(
             f"{name} of {a!r} and {type(b).__name__}: only symbolic integers have arithmetic; tensors are `Tensor`s"

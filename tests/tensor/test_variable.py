@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from manygrad import GlobalCounters, Tensor, TinyJit, Variable
+from manygrad import GlobalCounters, Tensor, TinyJit, Variable, nn
 from manygrad.runtime.current import current
 from manygrad.runtime.devices import get_device
 
@@ -38,6 +38,45 @@ def test_slices_and_reductions(t: Tensor, k: int) -> None:
     ]:
         if want is not None:
             np.testing.assert_allclose(got.numpy(), want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("k", [1, 2, 7, 10])
+def test_what_counts_along_a_symbolic_dim(t: Tensor, k: int) -> None:
+    """Means, variances, positions, scans and triangles, also of a capture that is replayed with other sizes."""
+    x = Tensor(np.random.default_rng(2).permutation(A.ravel()).reshape(A.shape)).realize()
+    of_columns = {
+        "mean": lambda p: p.mean(0),
+        "var": lambda p: p.var(0),
+        "biased": lambda p: p.std(0, correction=0),
+        "max": lambda p: p.max(0).values,
+        "last": lambda p: p.max(0).indices,
+        "argmin": lambda p: p.argmin(0),
+        "cumsum": lambda p: p.cumsum(0).sum(0),
+        "arange": lambda p: Tensor.arange(2, p.shape[0] + 2).sum(),
+        "tril": lambda p: p.tril().sum(1, keepdim=True).sum(0),
+        "count": lambda p: p.shape[0] * p.sum(0) - p.shape[0],
+        "normal": lambda p: nn.functional.layer_norm(p.T, (p.shape[0],)).square().sum(1),
+    }
+    a = x.numpy()[:k].astype(np.float64)
+    want = {
+        "mean": a.mean(0),
+        "var": a.var(0, ddof=1) if k > 1 else np.full(6, np.nan),
+        "biased": a.std(0),
+        "max": a.max(0),
+        "last": a.argmax(0),
+        "argmin": a.argmin(0),
+        "cumsum": a.cumsum(0).sum(0),
+        "arange": np.arange(2, k + 2).sum(),
+        "tril": np.tril(a).sum(1, keepdims=True).sum(0),
+        "count": k * a.sum(0) - k,
+        "normal": ((a - a.mean(0)) ** 2 / (a.var(0) + 1e-5)).sum(0),
+    }
+    for name, fn in of_columns.items():
+        step = TinyJit(lambda k, fn=fn: fn(x[:k]).realize())
+        for other in (3, 5, k):
+            got = step(n(other))
+        np.testing.assert_allclose(got.numpy(), want[name], rtol=1e-5, err_msg=name)
+        np.testing.assert_allclose(fn(x[: n(k)]).numpy(), want[name], rtol=1e-5, err_msg=name)
 
 
 def test_an_element_and_a_number(t: Tensor) -> None:
@@ -126,6 +165,13 @@ def test_what_needs_numbers_says_so(t: Tensor) -> None:
         t[: Variable("big", 1, 99).bind(5)]
     with pytest.raises(ValueError, match=r"can reach outside \[0, 10\]: it covers -1\.\.8"):
         t[Variable("low", -1, 7).bind(0)]
+    with pytest.raises(ValueError, match=r"numpy\(\) needs a shape of numbers, not \[n=3, 6\]; shrink"):
+        part.numpy()
+    for refused in (lambda: part.sort(0), lambda: part.topk(2, 0), lambda: part.split(2), lambda: int(part.shape[0])):
+        with pytest.raises(TypeError, match=r"n=3 is known when the program runs.*cut such a dim to a number first"):
+            refused()
+    with pytest.raises(ValueError, match=r"arange: the end \(n=3\+-2\) can be -1, below the start 0"):
+        Tensor.arange(n(3) - 2)
 
 
 def test_dims_of_equal_variables_fit_and_others_do_not(t: Tensor) -> None:
