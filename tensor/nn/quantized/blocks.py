@@ -5,8 +5,9 @@ which its bytes hold them: of two nibbles a byte (2, bytes). A sum over these di
 belongs to a whole block, its scale, is decoded once a block.
 
 q are small integers packed in bytes, d and m a scale and an offset in float16; the K formats have 8 or 16 groups a
-block whose own scales are integers, times the block's d (layouts: ggml's ggml-common.h). Of IQ4 and MXFP4 a nibble is
-the number of a value in a table.
+block whose own scales are integers, times the block's d (layouts: ggml's ggml-common.h). Of IQ4, MXFP4 and NVFP4 a
+nibble is the number of a value in a table; of IQ1, IQ2 and IQ3 a number is a row of 4 or 8 values, and signs stand
+apart (`grid_formats.py`). TQ are numbers of -1, 0 and 1.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from math import prod
 
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.grad_mode import set_grad_enabled
+from manygrad.tensor.nn.quantized.bits import fifth_bits, half_bits, nibbles, parts
+from manygrad.tensor.nn.quantized.grid_formats import GRID_FORMATS
 from manygrad.tensor.ops.elementary import fma
 from manygrad.tensor.source import mark
 from manygrad.tensor.tensor import Tensor
@@ -54,34 +57,9 @@ class Block:
         return 8 * self.nbytes / self.size
 
 
-def half_bits(b: Tensor, at: int) -> Tensor:
-    """The float16 at bytes at, at + 1 of each block."""
-    low, high = b[..., at].cast(dtypes.uint16), b[..., at + 1].cast(dtypes.uint16)
-    return (low | high << 8).bitcast(dtypes.float16)
-
-
 def _half(b: Tensor, at: int, dims: int) -> Tensor:
     """The same as (..., 1, ...) float32, beside so many dims of a block."""
     return half_bits(b, at).cast(dtypes.float32).reshape(*b.shape[:-1], *(1,) * dims)
-
-
-def parts(b: Tensor, begin: int, end: int, rows: int, bits: int) -> Tensor:
-    """Bytes begin..end as (..., rows, 8 / bits, bytes / rows): part j of each byte is its bits j·bits.. and stands in
-    row j."""
-    x = b[..., begin:end].reshape(*b.shape[:-1], rows, 1, (end - begin) // rows)
-    return x >> (x.arange(8 // bits) * bits).cast(dtypes.uint8).reshape(-1, 1) & ((1 << bits) - 1)
-
-
-def nibbles(b: Tensor, at: int) -> Tensor:
-    """16 bytes: (2, 16) numbers, low halves first."""
-    return parts(b, at, at + 16, 1, 4).squeeze(-3)
-
-
-def fifth_bits(b: Tensor, at: int) -> Tensor:
-    """4 bytes: (2, 16) bits in order, each as 16 or 0: of two bytes at once, which a vector of bits has in common."""
-    x = b[..., at : at + 4].cast(dtypes.uint32).reshape(*b.shape[:-1], 2, 2)
-    word = (x[..., :1] | x[..., 1:] << 8).expand(*b.shape[:-1], 2, 16)
-    return ((word >> b.arange(16).cast(dtypes.uint32) & 1) << 4).cast(dtypes.uint8)
 
 
 def _line(q: Tensor, d: Tensor, m: Tensor) -> Tensor:
@@ -168,7 +146,7 @@ def _q6_k(b: Tensor) -> Tensor:
 
 # of IQ4_NL and IQ4_XS, closer together near 0, as weights are
 UNEVEN = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-# of MXFP4, twice those of a float of 4 bits (2 of exponent, 1 of mantissa): OCP Microscaling Formats (MX) 1.0
+# of MXFP4 and NVFP4, twice those of a float of 4 bits (2 of exponent, 1 of mantissa): OCP Microscaling Formats (MX) 1.0
 FLOAT4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
@@ -208,6 +186,43 @@ def _mxfp4(b: Tensor) -> Tensor:
     return looked_up(nibbles(b, 1), FLOAT4).float() * power_of_two(b[..., 0]).reshape(*b.shape[:-1], 1, 1)
 
 
+def four_scales(b: Tensor) -> Tensor:
+    """Those of `nvfp4`, halved, floats of 4 bits of exponent and 3 of mantissa, of which NaN counts as 0: (..., 4)
+    float32. As the bits of a float16 behind its highest one they are 2**8 too small."""
+    e = b[..., :4]
+    return e.ne(127)._where(((e & 127).cast(dtypes.uint16) << 7).bitcast(dtypes.float16).float() * 2.0**7, 0.0)
+
+
+def _nvfp4(b: Tensor) -> Tensor:
+    return looked_up(parts(b, 4, 36, 4, 4), FLOAT4).float() * _groups(four_scales(b), 4, 1)
+
+
+def trits(b: Tensor) -> Tensor:
+    """The numbers of `tq1_0`, 0 to 2, in order: (..., 256) uint8. A byte holds five of them, of the last four bytes
+    four, as a fraction of 256 in base 3."""
+    found = []
+    for begin, end, count, at in ((0, 32, 5, 0), (32, 48, 5, 160), (48, 52, 4, 240)):
+        each = b[..., begin:end].unsqueeze(-2).expand(*b.shape[:-1], count, end - begin).cast(dtypes.uint16)
+        powers = looked_up(each.arange(count).cast(dtypes.uint8), (1, 3, 9, 27, 81, 0, 0, 0))
+        trit = ((each * powers.cast(dtypes.uint16).unsqueeze(-1) & 255) * 3 >> 8).cast(dtypes.uint8)
+        size = count * (end - begin)
+        found.append(trit.reshape(*b.shape[:-1], size).pad((at, 256 - at - size)))
+    return found[0] | found[1] | found[2]
+
+
+def twos(b: Tensor) -> Tensor:
+    """The numbers of `tq2_0`, 0 to 2: (..., 2, 4, 32)."""
+    return parts(b, 0, 64, 2, 2)
+
+
+def _tq1_0(b: Tensor) -> Tensor:
+    return (trits(b).float() - 1) * _half(b, 52, 1)
+
+
+def _tq2_0(b: Tensor) -> Tensor:
+    return (twos(b).float() - 1) * _half(b, 64, 3)
+
+
 FORMATS = (
     Block("q4_0", 2, 18, (2, 16), _q4_0),
     Block("q4_1", 3, 20, (2, 16), _q4_1),
@@ -219,9 +234,19 @@ FORMATS = (
     Block("q4_k", 12, 144, (4, 2, 32), _q4_k),
     Block("q5_k", 13, 176, (4, 2, 32), _q5_k),
     Block("q6_k", 14, 210, (2, 4, 2, 16), _q6_k),
+    Block("iq2_xxs", 16, 66, (8, 4, 8), GRID_FORMATS["iq2_xxs"].values),
+    Block("iq2_xs", 17, 74, (16, 2, 8), GRID_FORMATS["iq2_xs"].values),
+    Block("iq3_xxs", 18, 98, (8, 4, 8), GRID_FORMATS["iq3_xxs"].values),
+    Block("iq1_s", 19, 50, (8, 4, 8), GRID_FORMATS["iq1_s"].values),
     Block("iq4_nl", 20, 18, (2, 16), _iq4_nl),
+    Block("iq3_s", 21, 110, (8, 4, 8), GRID_FORMATS["iq3_s"].values),
+    Block("iq2_s", 22, 82, (16, 2, 8), GRID_FORMATS["iq2_s"].values),
     Block("iq4_xs", 23, 136, (8, 2, 16), _iq4_xs),
+    Block("iq1_m", 29, 56, (16, 2, 8), GRID_FORMATS["iq1_m"].values),
+    Block("tq1_0", 34, 54, (256,), _tq1_0),
+    Block("tq2_0", 35, 66, (2, 4, 32), _tq2_0),
     Block("mxfp4", 39, 17, (2, 16), _mxfp4),
+    Block("nvfp4", 40, 36, (4, 2, 8), _nvfp4),
 )
 BLOCKS = {f.number: f for f in FORMATS}
 NAMED = {f.name: f for f in FORMATS}

@@ -19,20 +19,21 @@ from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.nn.module import Module
 from manygrad.tensor.nn.parameter import Buffer
 from manygrad.tensor.nn.quantized.activations import GROUP, Rounded
+from manygrad.tensor.nn.quantized.bits import fifth_bits, half_bits, nibbles, parts
 from manygrad.tensor.nn.quantized.blocks import (
     FLOAT4,
     NAMED,
     UNEVEN,
-    fifth_bits,
-    half_bits,
+    four_scales,
     looked_up,
-    nibbles,
-    parts,
     power_of_two,
     scales_and_offsets,
     scales_of_six,
     sixteen_scales,
+    trits,
+    twos,
 )
+from manygrad.tensor.nn.quantized.grid_formats import GRID_FORMATS, GridFormat
 from manygrad.tensor.tensor import Tensor
 
 ROWS = 16  # side by side: the 32-bit lanes of the widest vectors
@@ -92,6 +93,11 @@ def _table(take: Take, table: tuple[int, ...]) -> Take:
     return _flat(lambda b: looked_up(take(b), table).bitcast(dtypes.uint8) ^ 128)
 
 
+def _of_grid(f: GridFormat) -> Packing:
+    numbers = _flat(lambda b: f.numbers(b).bitcast(dtypes.uint8) ^ 128)
+    return Packing((8,), numbers, (f.block_scale, f.scales), zero=128)
+
+
 PACKINGS = {
     "q4_0": Packing((4,), _flat(lambda b: nibbles(b, 2)), (_d(0),), zero=8),
     "q4_1": Packing((4,), _flat(lambda b: nibbles(b, 4)), (_d(0),), (_d(2),)),
@@ -108,7 +114,11 @@ PACKINGS = {
     "q6_k": Packing((4, 2), _flat(_q6_k), (_d(208), lambda b: b[..., 192:208].bitcast(dtypes.int8)), zero=32),
     "iq4_nl": Packing((8,), _table(lambda b: nibbles(b, 2), UNEVEN), (_d(0),), zero=128),
     "iq4_xs": Packing((8,), _table(lambda b: parts(b, 8, 136, 8, 4), UNEVEN), (_d(0), scales_of_six), zero=128),
+    "tq1_0": Packing((2,), trits, (_d(52),), zero=1),
+    "tq2_0": Packing((2,), _flat(twos), (_d(64),), zero=1),
+    **{name: _of_grid(f) for name, f in GRID_FORMATS.items()},
     "mxfp4": Packing((8,), _table(lambda b: nibbles(b, 1), FLOAT4), (lambda b: power_of_two(b[..., :1]),), zero=128),
+    "nvfp4": Packing((8,), _table(lambda b: parts(b, 4, 36, 4, 4), FLOAT4), (four_scales,), zero=128),
 }  # fmt: skip
 
 

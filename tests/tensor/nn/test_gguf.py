@@ -27,9 +27,19 @@ SCALES = {
     "Q6_K": (208,),
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
+    "IQ1_S": (0,),
+    "IQ1_M": (),
+    "IQ2_XXS": (0,),
+    "IQ2_XS": (0,),
+    "IQ2_S": (0,),
+    "IQ3_XXS": (0,),
+    "IQ3_S": (0,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
     "MXFP4": (),
+    "NVFP4": (),
 }
-EXPONENTS = {"MXFP4": (0, 120, 134)}  # at a byte: from, to
+EXPONENTS = {"MXFP4": (0, 120, 134), "IQ1_M": (55, 0x30, 0x40)}  # at a byte: from, to
 
 
 def blocks(name: str, rows: int, columns: int) -> np.ndarray:
