@@ -34,7 +34,7 @@ from manygrad.runtime.devices.threads import team, wanted_threads
 INNER = 4096  # multiply-adds of each accumulator in one index
 COPY_BYTES = 96 << 20
 LEAST_S = 2e-3  # a run of the multiply-adds is made at least so long
-RUNS = 7
+RUNS = 31  # over a tenth of a second: a processor may be away for one, and of two threads be one
 
 
 class Peaks(NamedTuple):

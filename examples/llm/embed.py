@@ -3,9 +3,8 @@
     python examples/llm/embed.py "A cat sits." "A kitten is sitting." "Shares fell."    # their cosines
     python examples/llm/embed.py --vectors - < lines.txt > vectors.jsonl
 
-Texts are sorted by length and computed in batches of a few lengths, each compiled once; a batch of long texts has fewer
-rows, so that what is between two layers stays in the caches. Rows are cut over all devices
-(`launcher examples/llm/embed.py --nodes 2 -- ...`).
+Texts of like lengths stand one after another in rows of a few hundred tokens (`packing.py`), of which each device has
+one (`launcher examples/llm/embed.py --nodes 2 -- ...`); a step is compiled once for each length.
 """
 
 from __future__ import annotations
@@ -13,45 +12,27 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 from encoder import Encoder, load_encoder
+from packing import batches
 from tokenizer import Tokenizer
 
 from manygrad import Tensor, TinyJit, nn, world
 
-# of batches: texts are filled up to the next one
-LENGTHS = (*range(4, 64, 4), *range(64, 128, 8), *range(128, 256, 16), *range(256, 513, 32))
 Text: TypeAlias = str | tuple[int, ...]  # or its tokens, the model's marks of begin and end with them
-FULL = 32  # tokens of a text, up to which a batch has all its rows
-
-
-def height(length: int, size: int, devices: int = 1) -> int:
-    """Rows of a batch of this length, on each device as many: `size`, or those that make as many tokens as `size` rows
-    of `FULL` do."""
-    return max(min(size, size * FULL // length) // devices, 1) * devices
-
-
-def batches(lengths: Sequence[int], size: int, devices: int = 1) -> Iterator[tuple[list[int], int]]:
-    """Numbers of texts, `height` of them at most, with the tokens that their batch has: from the longest to the
-    shortest."""
-    order, begin = sorted(range(len(lengths)), key=lambda i: -lengths[i]), 0
-    while begin < len(order):
-        longest = lengths[order[begin]]
-        length = next((n for n in LENGTHS if n >= longest), longest)
-        rows = order[begin : begin + height(length, size, devices)]
-        yield rows, length
-        begin += len(rows)
+USUAL = 32  # tokens of a text
 
 
 class Embedder:
-    """Texts, or their tokens, with an encoder, `batch` at once, of long ones fewer."""
+    """Texts, or their tokens, with an encoder: as many at once as `batch` usual ones have tokens."""
 
     def __init__(self, model: Encoder, tokenizer: Tokenizer, batch: int = 32):
         self.model, self.tokenizer, self.batch = model, tokenizer, batch
-        self.steps: dict[int, TinyJit[Tensor]] = {}  # by the tokens of a batch
+        self.steps: dict[tuple[int, int], TinyJit[Tensor]] = {}  # by the tokens of a row, and of its longest text
 
     def ids(self, text: Text) -> list[int]:
         return self.all_ids([text])[0]
@@ -67,16 +48,14 @@ class Embedder:
         """(texts, dim) float32."""
         ids = self.all_ids(texts)
         out = np.zeros((len(texts), self.model.config.dim), np.float32)
-        devices = len(world.devices)
-        for rows, length in batches([len(row) for row in ids], self.batch, devices):
-            count = height(length, self.batch, devices)
-            tokens, lengths = np.zeros((count, length), np.int64), np.ones(count, np.int64)
-            for at, row in enumerate(rows):
-                tokens[at, : len(ids[row])], lengths[at] = ids[row], len(ids[row])
-            step = self.steps.setdefault(length, TinyJit(self.model, warmup=0))
+        for batch in batches([len(row) for row in ids], self.batch * USUAL, len(world.devices)):
+            step = self.steps.setdefault(
+                (batch.room, batch.width), TinyJit(partial(self.model, width=batch.width), warmup=0)
+            )
             with Tensor.no_grad():
-                found = step(*(Tensor(a).shard(world.devices, axis=0) for a in (tokens, lengths)))
-            out[rows] = found.numpy()[: len(rows)]
+                found = step(*(Tensor(a).shard(world.devices, axis=0) for a in batch.packed(ids))).numpy()
+            for row, texts in zip(found, batch.rows):
+                out[texts] = row[: len(texts)]
         return out
 
 
@@ -85,7 +64,7 @@ def main() -> None:
     parser.add_argument("texts", nargs="+", help="texts, or - for one a line from stdin")
     parser.add_argument("--model", default="minilm", help="a folder with config.json, or minilm")
     parser.add_argument("--vectors", action="store_true", help="print a JSON list a text instead of cosines")
-    parser.add_argument("--batch", type=int, default=32, help=f"texts at once; beyond {FULL} tokens fewer")
+    parser.add_argument("--batch", type=int, default=32, help=f"texts of {USUAL} tokens at once")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="of weights")
     args = parser.parse_args()
     if args.batch < 1:

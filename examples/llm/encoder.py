@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizer
 import weights
@@ -65,6 +65,25 @@ class LayerNorm(nn.Module):
         return F.layer_norm(x, (x.shape[-1],), self.weight, self.bias, self.eps)
 
 
+class Texts(NamedTuple):
+    """Where texts are in rows of tokens (`packing.py`)."""
+
+    seen: Tensor  # (rows, texts, width): which tokens are there
+    at: Tensor  # (rows, texts * width): each one's number in its row
+    back: Tensor  # (rows, tokens): the other way round
+
+    def apart(self, x: Tensor) -> Tensor:
+        """(rows, tokens, dim) -> (rows, texts * width, dim)."""
+        return _taken(x, self.at)
+
+    def together(self, x: Tensor) -> Tensor:
+        return _taken(x, self.back)
+
+
+def _taken(x: Tensor, at: Tensor) -> Tensor:
+    return x.gather(1, at.unsqueeze(-1).expand(*at.shape, x.shape[-1])).contiguous()
+
+
 class EncoderLayer(nn.Module):
     def __init__(self, c: EncoderConfig, give: Give, name: str):
         self.heads, self.gelu = c.heads, c.gelu
@@ -78,15 +97,16 @@ class EncoderLayer(nn.Module):
         self.down = linear(give, f"{name}.output.dense", c.hidden, c.dim)
         self.norm = LayerNorm(give, f"{name}.output.LayerNorm", c)
 
-    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
-        """(b, t, dim), seen (b, t): which tokens are there."""
-        b, t, dim = x.shape
+    def forward(self, x: Tensor, texts: Texts) -> Tensor:
+        """(rows, tokens, dim) -> the same."""
+        rows, _, dim = x.shape
         q, k, v = (
-            f(x).reshape(b, t, self.heads, dim // self.heads).transpose(1, 2)
+            texts.apart(f(x)).reshape(rows, *texts.seen.shape[1:], self.heads, dim // self.heads).transpose(2, 3)
             for f in (self.query, self.key, self.value)
         )
-        y = F.scaled_dot_product_attention(q, k, v, seen.reshape(b, 1, 1, t))
-        x = self.attended_norm(x + self.attended(y.transpose(1, 2).reshape(b, t, dim)))
+        y = F.scaled_dot_product_attention(q, k, v, texts.seen.unsqueeze(2).unsqueeze(2))
+        y = texts.together(y.transpose(2, 3).reshape(rows, -1, dim))
+        x = self.attended_norm(x + self.attended(y))
         return self.norm(x + self.down(F.gelu(self.up(x), approximate=self.gelu)))
 
 
@@ -102,14 +122,19 @@ class Encoder(nn.Module):
         self.norm = LayerNorm(give, f"{top}.LayerNorm", c)
         self.layers = [EncoderLayer(c, give, f"encoder.layer.{i}") for i in range(c.layers)]
 
-    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """tokens (b, t), of which the first `lengths` (b,) are there -> (b, dim), each of length 1."""
-        t = tokens.shape[1]
-        seen = tokens.arange(t).unsqueeze(0) < lengths.unsqueeze(1)
-        x = self.norm(F.embedding(tokens, self.words).float() + self.places[:t])
+    def forward(
+        self, tokens: Tensor, places: Tensor, back: Tensor, begins: Tensor, lengths: Tensor, width: int
+    ) -> Tensor:
+        """What `packing.py` says of texts of at most `width` tokens -> (rows, texts, dim), each of length 1."""
+        count = tokens.arange(width)
+        seen = count < lengths.unsqueeze(-1)
+        at = (begins.unsqueeze(-1) + count).clamp(0, tokens.shape[1] - 1).flatten(1)
+        texts = Texts(seen, at.contiguous(), back.clamp(0, at.shape[1] - 1).contiguous())
+        x = self.norm(F.embedding(tokens, self.words).float() + F.embedding(places, self.places))
         for layer in self.layers:
-            x = layer(x, seen)
-        mean = seen.unsqueeze(-1).where(x, 0.0).sum(1) / lengths.unsqueeze(1)
+            x = layer(x, texts)
+        each = texts.apart(x).reshape(*seen.shape, x.shape[-1])
+        mean = seen.unsqueeze(-1).where(each, 0.0).sum(2) / lengths.unsqueeze(-1)
         return F.normalize(mean, dim=-1, eps=1e-12)
 
 
