@@ -33,8 +33,9 @@ def marked_processes(job: str, folder: str) -> list[int]:
 
 def _look(job: str, folder: str) -> tuple[list[int], list[int]]:
     """`marked_processes`, and those of which it is not known yet: while a process is in the system's `exec`, nobody can
-    read its environment."""
+    read its environment; and before, forked from the caller, it has the caller's."""
     mark, inside, me = f"{MARK}={job}".encode(), folder + "/", os.getpid()
+    mine = _read(f"/proc/{me}/cmdline") if os.path.isdir("/proc") else b""
     parents, found, starting = dict[int, int](), set[int](), list[int]()
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
         if not name.isdigit() or int(name) == me:
@@ -45,11 +46,13 @@ def _look(job: str, folder: str) -> tuple[list[int], list[int]]:
             if stat[0] == b"Z":
                 continue
             parents[pid] = int(stat[1])
-            ray = _read(f"/proc/{pid}/cmdline").startswith(b"ray::")
-            environment = _read(f"/proc/{pid}/environ")
+            command, environment = _read(f"/proc/{pid}/cmdline"), _read(f"/proc/{pid}/environ")
+            ray = command.startswith(b"ray::")
+            in_exec = not environment and not int(stat[6]) & KERNEL_THREAD
+            before_exec = parents[pid] == me and command == mine
             if mark in environment.split(b"\0") or (ray and any(p.startswith(inside) for p in _open_files(pid))):
                 found.add(pid)
-            elif not environment and not int(stat[6]) & KERNEL_THREAD and _age_s(int(stat[19])) < STARTING_S:
+            elif (in_exec or before_exec) and _age_s(int(stat[19])) < STARTING_S:
                 starting.append(pid)
         except OSError:
             pass  # gone, or not ours

@@ -71,7 +71,8 @@ def cut_of(t: Tensor) -> tuple[int | None, tuple[int, ...]] | None:
 def described(shape: Any, dtype: str, device: Any, cut: tuple[int | None, tuple[int, ...]] | None) -> str:
     axis, bounds = cut or (None, ())
     if axis is not None:
-        where = f", cut along axis {axis} at {', '.join(map(str, bounds[1:-1]))}"
+        inner = bounds[1:-1]  # (of a single device there are none)
+        where = f", cut along axis {axis}" + (f" at {', '.join(map(str, inner))}" if inner else "")
     else:
         where = "" if cut is None else ", a copy on each"
     return f"{shape} {dtype} on {device}{where}"

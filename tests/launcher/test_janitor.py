@@ -49,3 +49,21 @@ def test_a_process_without_environment_is_not_waited_for(tmp_path: Path, monkeyp
     finally:
         child.kill()
         child.wait()
+
+
+@linux
+def test_a_process_that_is_forked_and_not_yet_executed_is_not_missed(tmp_path: Path) -> None:
+    """Until its `exec` it has this process's environment, in which there is no mark; an interrupt may come between."""
+    script = f"""
+import os, sys, time
+from manygrad.launcher import janitor
+job = f"sweep{{os.getpid()}}"
+child = os.fork()
+if not child:
+    time.sleep(0.3)
+    os.execve("/bin/sleep", ["sleep", "60"], {{janitor.MARK: job}})
+janitor.sweep(job, {str(tmp_path / "folder")!r})
+print(os.path.exists(f"/proc/{{child}}"))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20)
+    assert (done.stdout, done.stderr) == ("False\n", "")

@@ -16,8 +16,8 @@ from manygrad.tensor.tensor import Tensor
 
 
 def _from_grid(name: str, index: Tensor) -> Tensor:
-    """(...,) numbers of rows -> (..., width) int8. (A number that says itself that there is such a row is not looked
-    at before.)"""
+    """(...,) numbers of rows -> (..., width) int8. The mask says that there is a row of each number: none is checked
+    then."""
     table = grid(name, index.device)
     return table[index if index.dtype is dtypes.uint8 else index & (table.shape[0] - 1)]
 
@@ -117,16 +117,16 @@ class GridFormat:
         return q.float() * scale.reshape(*scale.shape, 1, 1)
 
 
-def _first(b: Tensor) -> Tensor:
+def _leading_half(b: Tensor) -> Tensor:
     return half_bits(b, 0)
 
 
 GRID_FORMATS = {
-    "iq2_xxs": GridFormat(_iq2_xxs, 1 / 8, _first),
-    "iq2_xs": GridFormat(_iq2_xs, 1 / 8, _first),
-    "iq2_s": GridFormat(_iq2_s, 1 / 8, _first),
-    "iq3_xxs": GridFormat(_iq3_xxs, 1 / 4, _first),
-    "iq3_s": GridFormat(_iq3_s, 1, _first),
-    "iq1_s": GridFormat(_iq1_s, 1 / 8, _first),
+    "iq2_xxs": GridFormat(_iq2_xxs, 1 / 8, _leading_half),
+    "iq2_xs": GridFormat(_iq2_xs, 1 / 8, _leading_half),
+    "iq2_s": GridFormat(_iq2_s, 1 / 8, _leading_half),
+    "iq3_xxs": GridFormat(_iq3_xxs, 1 / 4, _leading_half),
+    "iq3_s": GridFormat(_iq3_s, 1, _leading_half),
+    "iq1_s": GridFormat(_iq1_s, 1 / 8, _leading_half),
     "iq1_m": GridFormat(_iq1_m, 1 / 8, _scale_in_four),
 }
