@@ -13,7 +13,7 @@ printed, in microseconds. algbw = bytes / time of `step`; busbw = algbw * 2(p-1)
 above 1: ours is faster.
 
 `--hosts 2,4`: between as many hosts, network namespaces of this machine (root, `ip`), in milliseconds of `step`: ours
-encrypted and with plain links, Gloo, and raw TCP sockets that move the same bytes and sum nothing
+encrypted and with plain links, Gloo, and raw TCP sockets and ZeroMQ's, that move the same bytes and sum nothing
 (`sides/network.py`). The sides take turns, `--rounds` times; of all repeats the median. gloo/plain and raw/plain
 above 1: ours is faster; plain/encrypted: what is left of the speed with encryption.
 
@@ -238,7 +238,8 @@ def side(name: str, what: list[Any], rank: int) -> None:
             print(json.dumps(of_ranks))
     else:
         sizes, most, addresses = what
-        print(json.dumps(network.raw(sizes, most, rank, addresses, timed, repeats_for)))
+        kind = network.Zmq if name == "zmq" else network.Raw
+        print(json.dumps(network.moved(kind, sizes, most, rank, addresses, timed, repeats_for)))
 
 
 def between_hosts(count: int, sizes: list[int], most: int, rounds: int, plain_only: bool) -> None:
@@ -253,6 +254,7 @@ def between_hosts(count: int, sizes: list[int], most: int, rounds: int, plain_on
         sides: dict[str, Callable[[], list[Any]]] = {
             "plain": partial(network.run_ours, h.names, h.addresses, sizes, most, ["--plain-links"]),
             "raw": partial(network.run_in, h.prefixes, "raw", [sizes, most, h.addresses]),
+            "zmq": partial(network.run_in, h.prefixes, "zmq", [sizes, most, h.addresses]),
         }
         if not plain_only:
             sides["encrypted"] = partial(network.run_ours, h.names, h.addresses, sizes, most, [])
@@ -268,10 +270,13 @@ def between_hosts(count: int, sizes: list[int], most: int, rounds: int, plain_on
     nothing = float("nan")
     for i, nbytes in enumerate(sizes):
         ms = {name: statistics.median(t[i]) * 1e3 for name, t in times.items()}
-        encrypted, plain, other, sockets = (ms.get(k, nothing) for k in ("encrypted", "plain", "gloo", "raw"))
+        encrypted, plain, other, sockets, carrier = (
+            ms.get(k, nothing) for k in ("encrypted", "plain", "gloo", "raw", "zmq")
+        )
         print(
             f"{count:5d} {text_of(nbytes):>6} {encrypted:12.2f} {plain:9.2f} {other:9.2f} {sockets:9.2f} "
-            f"{other / plain:10.2f} {sockets / plain:9.2f} {plain / encrypted:15.2f}",
+            f"{carrier:9.2f} {other / plain:10.2f} {sockets / plain:9.2f} {carrier / plain:9.2f} "
+            f"{plain / encrypted:15.2f}",
             flush=True,
         )
 
@@ -303,7 +308,7 @@ def main() -> None:
     if args.hosts:
         print(
             f"{'hosts':>5} {'bytes':>6} {'encrypted ms':>12} {'plain ms':>9} {'gloo ms':>9} {'raw ms':>9} "
-            f"{'gloo/plain':>10} {'raw/plain':>9} {'plain/encrypted':>15}"
+            f"{'zmq ms':>9} {'gloo/plain':>10} {'raw/plain':>9} {'zmq/plain':>9} {'plain/encrypted':>15}"
         )
         for count in map(int, args.hosts.split(",")):
             between_hosts(count, sizes, args.repeats, args.rounds, args.plain_links)

@@ -4,6 +4,8 @@ ours    `allreduce.py` under the launcher (`tests/launcher/on_hosts.py`), encryp
 gloo    torch's, over TCP between the same namespaces
 raw     what TCP itself needs for the same bytes: every process sends 2/p of the array to each peer and receives as
         much of it, both at once, on two connections a pair, into its place; nothing is summed
+zmq     what ZeroMQ needs for the same bytes: as many pairs of its sockets, messages of 1 MiB, which stay where ZeroMQ
+        has put them; ours, whose carrier it is, also brings them to their place and sums them
 """
 
 from __future__ import annotations
@@ -95,7 +97,53 @@ class Raw:
                     poll.unregister(fd)
 
 
-def raw(
+class Zmq:
+    """The same over pairs of ZeroMQ's sockets."""
+
+    def __init__(self, rank: int, addresses: list[str]):
+        import zmq
+
+        self.size, self.context = len(addresses), zmq.Context()
+        self.sockets: list[zmq.Socket[bytes]] = []
+        for peer in range(self.size):
+            for c in range(CONNECTIONS) if peer != rank else ():
+                s = self.context.socket(zmq.PAIR)
+                port = PORT + 100 + max(peer, rank) * CONNECTIONS + c
+                if peer < rank:
+                    s.connect(f"tcp://{addresses[peer]}:{port}")
+                else:
+                    s.bind(f"tcp://{addresses[rank]}:{port}")
+                self.sockets.append(s)
+        self.poller = zmq.Poller()
+        for s in self.sockets:
+            s.rcvtimeo = LIMIT_S * 1000
+            self.poller.register(s, zmq.POLLIN)
+
+    def barrier(self) -> None:
+        self.largest(0)
+
+    def largest(self, value: int) -> int:
+        for s in self.sockets[::CONNECTIONS]:
+            s.send(value.to_bytes(8, "little"))
+        return max(value, *(int.from_bytes(s.recv(), "little") for s in self.sockets[::CONNECTIONS]))
+
+    def move(self, out: memoryview, into: memoryview) -> None:
+        share = max(1, 2 * len(out) // self.size // CONNECTIONS)
+        for i, s in enumerate(self.sockets):
+            start = i * share % max(1, len(out) - share + 1)
+            for at in range(0, share, BYTES_AT_ONCE):
+                s.send(out[start + at : start + min(at + BYTES_AT_ONCE, share)], copy=False)
+        left = dict.fromkeys(self.sockets, share)
+        while left:
+            for s, _ in self.poller.poll(LIMIT_S * 1000):
+                if s in left:  # (what comes after belongs to the barrier)
+                    left[s] -= len(s.recv(copy=False).buffer)
+                    if not left[s]:
+                        del left[s]
+
+
+def moved(
+    kind: type[Raw] | type[Zmq],
     sizes: list[int],
     most: int,
     rank: int,
@@ -104,7 +152,7 @@ def raw(
     repeats_for: Callable[..., Any],
 ) -> list[list[float]]:
     """Per size, the times of this rank."""
-    links, out = Raw(rank, addresses), []
+    links, out = kind(rank, addresses), []
     for nbytes in sizes:
         source, place = memoryview(bytearray(nbytes)), memoryview(bytearray(nbytes))
         first = timed(lambda: links.move(source, place), links.barrier, 3)  # noqa: B023
