@@ -14,8 +14,8 @@ above 1: ours is faster.
 
 `--hosts 2,4`: between as many hosts, network namespaces of this machine (root, `ip`), in milliseconds of `step`: ours
 encrypted and with plain links, Gloo, and raw TCP sockets and ZeroMQ's, that move the same bytes and sum nothing
-(`sides/network.py`). The sides take turns, `--rounds` times; of all repeats the median. gloo/plain and raw/plain
-above 1: ours is faster; plain/encrypted: what is left of the speed with encryption.
+(`sides/network.py`). The sides take turns, `--rounds` times; of all repeats the median. gloo/plain, raw/plain and
+zmq/plain above 1: ours is faster; plain/encrypted: what is left of the speed with encryption.
 
 `--finished`: what is computed of the sum, by the kernels that sum (`multi/finish_sums.py`) and by a kernel after them:
 `x.sum(0) * 0.25` and `x.sum(0).cast("bfloat16")` beside the same of `x.sum(0).contiguous()`, in turns, in microseconds.

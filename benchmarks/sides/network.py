@@ -135,7 +135,9 @@ class Zmq:
                 s.send(out[start + at : start + min(at + BYTES_AT_ONCE, share)], copy=False)
         left = dict.fromkeys(self.sockets, share)
         while left:
-            for s, _ in self.poller.poll(LIMIT_S * 1000):
+            if not (ready := self.poller.poll(LIMIT_S * 1000)):
+                raise TimeoutError(f"nothing has come for {LIMIT_S} s")
+            for s, _ in ready:
                 if s in left:  # (what comes after belongs to the barrier)
                     left[s] -= len(s.recv(copy=False).buffer)
                     if not left[s]:

@@ -59,9 +59,9 @@ class Batch(NamedTuple):
 
 def batches(lengths: Sequence[int], room: int, devices: int = 1) -> Iterator[Batch]:
     """All texts, from the longest on, `room` tokens on each device at once, or what one text has."""
-    left = sorted((n, i) for i, n in enumerate(lengths))
+    left, total = sorted((n, i) for i, n in enumerate(lengths)), sum(lengths)
     while left:
-        longest, total = left[-1][0], sum(n for n, _ in left)
+        longest = left[-1][0]
         width = next((w for w in WIDTHS if w >= longest), longest)
         few = room // SMALL
         batch = Batch([[] for _ in range(devices)], max(few if total <= few * devices else room, width), width)
@@ -74,4 +74,5 @@ def batches(lengths: Sequence[int], room: int, devices: int = 1) -> Iterator[Bat
             n, text = left.pop(at)
             batch.rows[d].append(text)
             free[d] -= n
+            total -= n
         yield batch

@@ -43,7 +43,7 @@ def load(e: Emission, u: UOp, position: Position) -> Inst:
     if a is not None and len(index.src) == 2 and (between := load_between(e, u, position)) is not None:
         return between
     if a is not None and len(index.src) == 2:
-        column = transposed_load(e, u, pointer, a, position, rows_within(e, mask, position))
+        column = transposed_load(e, u, pointer, a, position, mask)
         if column is not None:
             return column
     offset = e.splat(value(e, index.src[1], position), e.scope.lanes)
@@ -114,12 +114,12 @@ def rows_within(e: Emission, mask: Inst | None, position: Position) -> list[tupl
 
 
 def transposed_load(
-    e: Emission, u: UOp, pointer: Inst, a: Affine, position: Position, within: list[tuple[Inst, ...]]
+    e: Emission, u: UOp, pointer: Inst, a: Affine, position: Position, mask: Inst | None
 ) -> Inst | None:
     """A strided load where another range of the tile runs contiguously: a square is loaded along that and
     transposed.
 
-    All the square's vectors are remembered; this is the one at `position`. A lane is read where it is `within`.
+    All the square's vectors are remembered; this is the one at `position`. A lane is read where `mask` has it.
     """
     n = e.scope.lanes
     square = [
@@ -144,7 +144,7 @@ def transposed_load(
         return None
     base = sum_of_terms(e, a)
     some = None if count == n else e.emit(Low.FIRST, dtypes.bool, (), count, n)
-    rows = []
+    within, rows = rows_within(e, mask, position), []
     for lane, inside in enumerate(within):
         start = constant + a.stride * lane
         prefetch_ahead(e, u, pointer, a._replace(constant=start))

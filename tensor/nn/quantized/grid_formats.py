@@ -43,7 +43,7 @@ def _iq2_xxs(b: Tensor) -> tuple[Tensor, Tensor]:
 def _iq2_xs(b: Tensor) -> tuple[Tensor, Tensor]:
     """(numbers (..., 16, 2, 8) int8, scales (..., 16))."""
     q = words(b[..., 2:66], 2).reshape(*b.shape[:-1], 16, 2)
-    return _signed(_from_grid("iq2_xs", q & 511), _eight_signs(q >> 9)), two_nibbles(b, 66, 74)
+    return _signed(_from_grid("iq2_xs", q), _eight_signs(q >> 9)), two_nibbles(b, 66, 74)
 
 
 def _iq2_s(b: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,6 +71,7 @@ def _iq3_s(b: Tensor) -> tuple[Tensor, Tensor]:
 def _iq1_s(b: Tensor) -> tuple[Tensor, Tensor]:
     """(eight times the numbers (..., 8, 4, 8) int8, scales (..., 8))."""
     more = words(b[..., 34:50], 2)
+    # (the bytes are expanded, not the word: work on an index that is expanded afterwards would be a kernel of its own)
     each = words(b[..., 34:50].reshape(*b.shape[:-1], 8, 1, 2).expand(*b.shape[:-1], 8, 4, 2), 2).squeeze(-1)
     rows = b[..., 2:34].reshape(*b.shape[:-1], 8, 4) | (each >> (each.arange(4) * 3).cast(each.dtype) & 7) << 8
     return _moved(_from_grid("iq1", rows), (more >> 15).unsqueeze(-1)), more >> 12 & 7
