@@ -2,6 +2,7 @@
 over Gloo.
 
     python benchmarks/hosts.py [--models gpt,mlp] [--hosts 2,4] [--links 0,1000,200] [--steps 8] [--turns 3]
+        [--tcp cubic]
 
 The hosts are network namespaces on one switch (`tests/hosts.py`; root is needed), whose links carry `--links` Mbit/s
 each way (0: no limit). They share this machine's cores: each rank has cores // hosts threads, at least one. Models as
@@ -37,7 +38,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from sides.asking import put
 
-from tests.hosts import UNLIMITED, Hosts, NoHosts, network
+from tests.hosts import CONGESTION_CONTROL, UNLIMITED, Hosts, NoHosts, network
 
 HERE = Path(__file__).resolve().parent
 WARM_UP = 5
@@ -183,12 +184,13 @@ def main() -> None:
     parser.add_argument("--buckets", default="1,5,25", help="MB, DistributedDataParallel's")
     parser.add_argument("--steps", type=int, default=8, help="of a turn")
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--tcp", default=CONGESTION_CONTROL, help="congestion control of the hosts' TCP")
     parser.add_argument("--trace", type=Path, help="only write a trace of ours: of the first model, count and link")
     parser.add_argument("--traced", default="ours", choices=["ours", "cut"])
     args = parser.parse_args()
     if args.trace:
         count, mbit = int(args.hosts.split(",")[0]), float(args.links.split(",")[0])
-        with tempfile.TemporaryDirectory(prefix="mghosts-") as folder, network(count) as h:
+        with tempfile.TemporaryDirectory(prefix="mghosts-") as folder, network(count, args.tcp) as h:
             trace(h, args.models.split(",")[0], args.traced, Path(folder), mbit, args.steps, args.trace)
         return
     print(
@@ -198,12 +200,16 @@ def main() -> None:
     )
     for model in args.models.split(","):
         for count, mbit in product(map(int, args.hosts.split(",")), map(float, args.links.split(","))):
-            with tempfile.TemporaryDirectory(prefix="mghosts-") as folder, network(count) as h, ExitStack() as stack:
+            with (
+                tempfile.TemporaryDirectory(prefix="mghosts-") as folder,
+                network(count, args.tcp) as h,
+                ExitStack() as stack,
+            ):
                 limit(h, mbit)  # (before the start: ours measures its links as it connects)
                 ranks = sides(h, model, args.buckets.split(","), Path(folder), stack)
                 print(
                     row(model, count, mbit, *measure(ranks, h, args.steps, args.turns)),
-                    f" {h.congestion_control}",
+                    f" {args.tcp}",
                     flush=True,
                 )
 

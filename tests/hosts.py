@@ -21,8 +21,7 @@ UNLIMITED = 100e9  # bits a second, where a link has a limit of something else
 QUEUE_S = 0.02  # of data waits before a link, as in the ports of a switch; what comes then is dropped
 QUEUE_NBYTES = 256 << 10  # waits at least: packets here are up to 64 KiB long, as between a system and its network card
 BURST_NBYTES = 64 << 10  # pass at once after a pause
-CONGESTION_CONTROL = "cubic"  # of TCP, where it may be chosen
-_CONTROL_FILE = "/proc/sys/net/ipv4/tcp_congestion_control"
+CONGESTION_CONTROL = "cubic"  # of TCP: Linux's own choice; how much of a slow link one connection gets hangs on it
 
 _count = itertools.count()
 
@@ -39,7 +38,6 @@ class Hosts:
     names: list[str]  # the hosts' namespaces
     addresses: list[str]
     prefixes: list[list[str]]
-    congestion_control: str  # of their TCP
 
     def down(self, i: int) -> None:
         """Take host i's link down: it reaches nobody, nobody reaches it, the others go on."""
@@ -91,16 +89,10 @@ def _run(*command: str) -> None:
         raise NoHosts(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
-def _choose_control(prefix: list[str]) -> str:
-    """Linux's own choice, whatever this machine's is, as how much of a slow link one connection gets hangs on it; where
-    the machine lets only its own administrator choose that one (tcp_allowed_congestion_control), its own. The name."""
-    subprocess.run([*prefix, "sh", "-c", f"echo {CONGESTION_CONTROL} >{_CONTROL_FILE}"], capture_output=True)
-    return subprocess.check_output([*prefix, "cat", _CONTROL_FILE], text=True).strip()
-
-
 @contextmanager
-def network(count: int) -> Iterator[Hosts]:
-    """`count` hosts in a network of their own, gone afterwards. Raises `NoHosts`."""
+def network(count: int, congestion_control: str = CONGESTION_CONTROL) -> Iterator[Hosts]:
+    """`count` hosts in a network of their own, gone afterwards, whatever this machine's TCP has for congestion control.
+    Raises `NoHosts`."""
     if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None:
         raise NoHosts("network namespaces need root and the commands `ip` and `tc`")
     tag = f"mg{os.getpid()}-{next(_count)}"
@@ -117,9 +109,11 @@ def network(count: int) -> Iterator[Hosts]:
             _run("ip", "-n", n, *f"addr add {net}.{i + 1}/24 dev eth0".split())
             _run("ip", "-n", n, *"link set eth0 up".split())
             _run("ip", "-n", n, *"link set lo up".split())
+            # (of the route: a namespace's default may only be one that tcp_allowed_congestion_control has)
+            route = f"route change {net}.0/24 dev eth0 proto kernel scope link src {net}.{i + 1}"
+            _run("ip", "-n", n, *route.split(), "congctl", congestion_control)
         prefixes = [["ip", "netns", "exec", n] for n in names]
-        control = {_choose_control(p) for p in prefixes}.pop()
-        yield Hosts(switch, names, [f"{net}.{i + 1}" for i in range(count)], prefixes, control)
+        yield Hosts(switch, names, [f"{net}.{i + 1}" for i in range(count)], prefixes)
     finally:
         for n in (switch, *names):
             subprocess.run(["ip", "netns", "del", n], capture_output=True)
