@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO
 
 
 @contextmanager
 def written_at_once(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file to write to; it takes the place of `path` when it is whole and on disk, so an old one stays until then."""
-    fd, temporary = tempfile.mkstemp(dir=os.path.dirname(os.path.abspath(path)), prefix=".saving-")
+    """A file to write to; it takes the place of `path` when it is whole and on disk, so an old one stays until then.
+    It gets the old one's permissions, else those of any new file; a link goes on pointing to it. What is there and is
+    no file (/dev/null) is written as it is."""
+    path = os.path.realpath(path)
+    old = os.stat(path) if os.path.exists(path) else None
+    if old is not None and not stat.S_ISREG(old.st_mode):
+        with open(path, "w+b") as f:
+            yield f
+        return
+    temporary = os.path.join(os.path.dirname(path), f".saving-{secrets.token_hex(8)}")
     try:
-        with os.fdopen(fd, "w+b") as f:
+        with open(temporary, "x+b") as f:
+            if old is not None:
+                os.fchmod(f.fileno(), stat.S_IMODE(old.st_mode))
             yield f
             f.flush()
             os.fsync(f.fileno())
         os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
+    except BaseException as e:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+        # (the error of a full disk names no file)
+        if isinstance(e, OSError) and e.filename in (None, temporary) and e.filename2 is None:
+            e.filename = path
+            e.add_note("it was not saved" + (", the file that was there is as it was" if old is not None else ""))
         raise
 
 

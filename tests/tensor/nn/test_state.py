@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 import struct
 from pathlib import Path
 
@@ -152,6 +154,42 @@ def test_saving_over_a_file_keeps_it_whole_on_failure(tmp_path: Path) -> None:
         safe_save({"x": Tensor([2.0]), "y": object()}, path)  # type: ignore[dict-item]
     assert safe_load(path)["x"].tolist() == [1.0]
     assert os.listdir(tmp_path) == ["m"]
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "state.safetensors"
+    safe_save({"a": Tensor([1.0])}, path)
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left on device: '.*state.safetensors'") as e:
+        safe_save({"a": Tensor([2.0])}, path)
+    assert e.value.__notes__ == ["it was not saved, the file that was there is as it was"]
+    with pytest.raises(OSError, match="other") as e:
+        safe_save({"a": Tensor([2.0])}, tmp_path / "other")
+    assert e.value.__notes__ == ["it was not saved"]
+    assert safe_load(path)["a"].to("CPU").tolist() == [1.0] and os.listdir(tmp_path) == [path.name]
+
+
+def test_a_saved_file_has_the_permissions_of_any_other(tmp_path: Path) -> None:
+    (tmp_path / "any").write_bytes(b"")
+    path, link = tmp_path / "state.safetensors", tmp_path / "link"
+    safe_save({"a": Tensor([1.0])}, path)
+    assert path.stat().st_mode == (tmp_path / "any").stat().st_mode
+    path.chmod(0o640)
+    link.symlink_to(path)
+    safe_save({"a": Tensor([2.0])}, link)
+    assert link.is_symlink() and stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert safe_load(path)["a"].to("CPU").tolist() == [2.0]
+
+
+def test_a_device_is_written_and_stays(tmp_path: Path) -> None:
+    safe_save({"a": Tensor([1.0])}, os.devnull)
+    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        safe_save({"a": Tensor([1.0])}, tmp_path / "nowhere" / "a")
 
 
 def test_saving_over_the_file_that_was_loaded(tmp_path: Path) -> None:
