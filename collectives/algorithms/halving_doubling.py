@@ -56,6 +56,39 @@ def all_reduce(p: Program) -> None:
             p.release(dst, slot, chunk.length)
 
 
+def reduce_scatter(p: Program) -> None:
+    """Halves as all_reduce does, but that each step keeps the pieces whose number has the step's bit as the rank has
+    it: the one that is left is the rank's own. They do not lie side by side, so each is a transfer of its own."""
+    n, pieces = p.collective.ranks, p.collective.pieces
+    if n == 1:
+        return p.copy(0, Chunk("out", 0, pieces[0][1]), Chunk("in", *pieces[0]))
+    steps = n.bit_length() - 1
+
+    def where(rank: int, step: int, piece: int) -> Chunk:
+        """The partial sum of a piece that `rank` holds before `step`."""
+        if step == 0:
+            return Chunk("in", *pieces[piece])
+        if step == steps:
+            return Chunk("out", 0, pieces[piece][1])
+        return Chunk(f"t{step}", sum(pieces[q][1] for q in held(rank, step) if q < piece), pieces[piece][1])
+
+    def held(rank: int, step: int) -> range:
+        return range(rank % (1 << step), n, 1 << step)
+
+    for k in range(steps):
+        for src, dst in p.swapped(1 << k):
+            for piece in held(dst, k + 1):
+                p.transfer(src, dst, where(src, k, piece), f"h{k}p{piece}", group=f"h{k}")
+        for r in sorted(p.only):
+            if k < steps - 1:
+                p.temp(r, f"t{k + 1}", sum(pieces[q][1] for q in held(r, k + 1)))
+            for piece in held(r, k + 1):
+                dst_chunk, slot = where(r, k + 1, piece), Slot(f"h{k}p{piece}")
+                srcs: list[Source] = [where(r, k, piece), slot]
+                p.reduce(r, dst_chunk, srcs[::-1] if r >> k & 1 else srcs)
+                p.release(r, slot, dst_chunk.length)
+
+
 def all_gather(p: Program) -> None:
     n, pieces = p.collective.ranks, p.collective.pieces
     for r in sorted(p.only):
@@ -85,4 +118,9 @@ def broadcast(p: Program) -> None:
         step *= 2
 
 
-KINDS = {"all_reduce": all_reduce, "all_gather": all_gather, "broadcast": broadcast}
+KINDS = {
+    "all_reduce": all_reduce,
+    "reduce_scatter": reduce_scatter,
+    "all_gather": all_gather,
+    "broadcast": broadcast,
+}

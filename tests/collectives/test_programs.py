@@ -255,8 +255,8 @@ def test_the_link_decides_how_much_is_sent_at_once() -> None:
     assert choose("all_reduce", 1 << 19, 4) == "direct"
     # hosts send to one other at a time, where there is an algorithm for so many that does
     for nbytes, ranks, by in ((1 << 18, 4, "halving_doubling"), (1 << 18, 3, "direct")):
-        assert choose("all_reduce", nbytes, ranks, link=gigabit) == by
-    assert choose("all_gather", 1 << 18, 4, link=gigabit) == "direct"
+        for kind in ("all_reduce", "reduce_scatter", "all_gather"):
+            assert choose(kind, nbytes, ranks, link=gigabit) == by
     assert choose("all_reduce", 1 << 20, 8, group=4, link=hosts) == "hierarchical"
     for nbytes in (1 << 10, 1 << 20, 1 << 30):
         name = choose("all_reduce", nbytes, 64, link=gigabit)
