@@ -65,7 +65,7 @@ STAGES: list[tuple[Any, str]] = [
     (engine.RealizeEngine, "_remember"),
     (engine.RealizeEngine, "_replace"),
     (jit, "_stored"),
-    (jit, "_walk"),
+    (jit, "walk"),
     (jit, "_moves"),
     (jit, "batch_kernels"),
     (jit, "run_items"),

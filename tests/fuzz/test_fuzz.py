@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.fuzz.failures import STAGES
 from tests.fuzz.runner import load, names, run_round
 
 
@@ -11,6 +12,10 @@ from tests.fuzz.runner import load, names, run_round
 def test_fuzzer(name: str) -> None:
     fuzzer = load(name)
     assert run_round(fuzzer, fuzzer.EXAMPLES, round_seed=12) >= fuzzer.EXAMPLES // 2
+
+
+def test_every_stage_that_may_fail_is_there() -> None:
+    assert not [f"{owner.__name__}.{name}" for owner, name in STAGES if name not in vars(owner)]
 
 
 def test_a_rank_whose_part_of_a_collective_is_nothing() -> None:
