@@ -28,9 +28,8 @@ SHM = Terms(3e-6, 1e-6, 0.10e-9)  # round numbers of shared memory on one host [
 WORKER = Terms(0.0, 1.2e-6, 0.02e-9)  # between the ranks of one worker
 ZMQ_MESSAGE_S = 30e-6  # [allreduce.py, TRANSPORT=zmq]
 REDUCED_S = 0.05e-9  # γ
-# what is sent takes longer by so much where several hosts send to each at once, and a switch drops what its port cannot
-# take: 1.05 to 1.1 with TCP's cubic, 1.9 with BBR [hosts.py, mlp, 4 hosts, 200 Mbit/s, COLLECTIVE=direct and
-# halving_doubling]
+# what is sent takes longer by so much where several hosts send to each at once: 1.05 to 1.1 with TCP's cubic, 1.9 with
+# BBR [hosts.py, mlp, 4 hosts, 200 Mbit/s, COLLECTIVE=direct and halving_doubling]
 CROWDED = 1.2
 
 
@@ -68,13 +67,11 @@ def cost_s(algorithm: str, kind: str, nbytes: int, ranks: int, group: int = 1, l
         "naive": (1, p - 1, nbytes * (p - 1), nbytes * (p - 1)),
         "direct": (rounds, rounds * (p - 1), rounds * part, part),
         "put": (2, 2 * (p - 1), part, part),
-        "halving_doubling": (rounds * lg, rounds * lg, rounds * part, part),
+        "halving_doubling": (rounds * lg, p - 1 if kind == "reduce_scatter" else rounds * lg, rounds * part, part),
         "ring": (rounds * (p - 1), rounds * (p - 1), rounds * part, part),
     }[algorithm]
     if kind == "broadcast":  # the root's link carries every copy, or the tree's depth is paid
         moved = nbytes * (p - 1) if algorithm == "direct" else nbytes * lg
-    if algorithm == "halving_doubling" and kind == "reduce_scatter":
-        messages = p - 1  # a piece each
     crowded = algorithm == "direct" and kind in ("all_reduce", "reduce_scatter", "all_gather") and groups > 2
     if crowded and link is not None and link.route == "zmq":
         moved *= CROWDED

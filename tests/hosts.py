@@ -44,6 +44,7 @@ class Hosts:
         subprocess.run(["ip", "-n", self.names[i], *"link set eth0 down".split()], check=True)
 
     def up(self, i: int) -> None:
+        """Up again, with a route that says nothing of congestion control: new connections have the machine's own."""
         subprocess.run(["ip", "-n", self.names[i], *"link set eth0 up".split()], check=True)
 
     def sent_nbytes(self, i: int) -> int:

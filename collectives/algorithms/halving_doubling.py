@@ -2,7 +2,8 @@
 
 all_reduce: 2 lg p (α+o) + 2n(p−1)/p·β + n(p−1)/p·γ. Partners at distance 1, 2, 4, ... halve the range that each of them
 is responsible for; as the nearest ranks are added first, the sum of each element is the balanced tree over rank
-numbers. The same way back gathers. The steps, and so a worker's work, grow with lg p: cheap for 1,024 ranks.
+numbers. The same way back gathers. The steps, and so a worker's work, grow with lg p: cheap for 1,024 ranks. A
+reduce-scatter has lg p steps and p−1 messages, a piece each. In each step a rank has one partner.
 """
 
 from __future__ import annotations
