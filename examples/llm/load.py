@@ -7,6 +7,7 @@ from pathlib import Path
 
 import tokenizer
 import weights
+from heads import share_heads
 from model import Decoder, Linear
 from tokenizer import Tokenizer
 
@@ -46,7 +47,7 @@ def load(
     """`dtype` None: a GGUF file's weights stay quantised where they are, those of a folder are decoded to float32.
     `activations`: what products round their input to: int8 with quantised weights, bfloat16 with such weights.
     `devices`: where the model is going to be; None: on all there are."""
-    path = find(name)
+    path, count = find(name), len(world.devices if devices is None else devices)
     if activations == "bfloat16" and dtype != "bfloat16":
         raise ValueError("activations in bfloat16 are for weights in bfloat16: --dtype bfloat16")
     if activations == "int8" and (path.is_dir() or dtype not in (None, weights.QUANTIZED)):
@@ -57,9 +58,7 @@ def load(
         config, given = weights.read_folder(path, dtype or "float32")
         words = tokenizer.from_folder(path)
     elif path.suffix == ".gguf":
-        config, given, metadata = weights.read_gguf(
-            path, dtype or weights.QUANTIZED, activations, len(world.devices if devices is None else devices) > 1
-        )
+        config, given, metadata = weights.read_gguf(path, dtype or weights.QUANTIZED, activations, count > 1)
         words = tokenizer.from_gguf(metadata)
     else:
         raise ValueError(
@@ -67,6 +66,7 @@ def load(
         )
     model = Decoder(config, given)
     given.check()
+    share_heads(model, count)
     for layer in model.modules():
         if isinstance(layer, Linear):
             layer.rounds = activations == "bfloat16"

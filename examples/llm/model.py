@@ -104,11 +104,28 @@ class Norm(nn.Module):
         return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
 
 
+class Heads(nn.Module):
+    """How heads of queries stand beside the heads of keys that they share: `group` to each of `keys`, in `units` equal
+    parts, between which devices may be cut."""
+
+    def __init__(self, keys: int, group: int, units: int):
+        self.keys, self.group, self.units = keys, group, units
+
+    def grouped(self, q: Tensor) -> Tensor:
+        """(b, t, queries, head_dim) -> (b, t, keys, group, head_dim)."""
+        return q.unflatten(2, (self.keys, self.group))
+
+    def ungrouped(self, y: Tensor) -> Tensor:
+        """And back."""
+        return y.flatten(2, 3)
+
+
 class Attention(nn.Module):
     def __init__(self, c: Config, give: Give, layer: int):
         name = f"layers.{layer}.self_attn"
         queries, keys = c.heads * c.head_dim, c.kv_heads * c.head_dim
         self.config, self.window, self.local = c, c.window_of(layer), c.windowed[layer]
+        self.heads = Heads(c.kv_heads, c.heads // c.kv_heads, c.kv_heads)
         self.q_proj = linear(give, f"{name}.q_proj", c.dim, queries)
         self.k_proj = linear(give, f"{name}.k_proj", c.dim, keys)
         self.v_proj = linear(give, f"{name}.v_proj", c.dim, keys)
@@ -119,21 +136,19 @@ class Attention(nn.Module):
 
     def reserve(self, pages: int, page: int, kind: str) -> None:
         """Room for keys and values."""
-        self.cache = Room(pages, self.config.kv_heads, page, self.config.head_dim, kind, self.q_proj.rounds)
+        self.cache = Room(pages, self.heads.keys, page, self.config.head_dim, kind, self.q_proj.rounds)
 
     def forward(self, x: Tensor, place: Place, table: Tensor) -> Tensor:
         """(b, t, dim), `table` turned for their places -> the same."""
-        c, (b, t, _) = self.config, x.shape
-        group = c.heads // c.kv_heads
-        q = self.q_proj(x).reshape(b, t, c.kv_heads, group, c.head_dim).permute(0, 2, 3, 1, 4)
-        k, v = (f(x).reshape(b, t, c.kv_heads, c.head_dim).transpose(1, 2) for f in (self.k_proj, self.v_proj))
+        c, (b, t, _), (keys, group) = self.config, x.shape, (self.heads.keys, self.heads.group)
+        q, k, v = (f(x).reshape(b, t, -1, c.head_dim) for f in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = self.heads.grouped(q).permute(0, 2, 3, 1, 4), k.transpose(1, 2), v.transpose(1, 2)
         if c.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         place.write(self.cache, Tensor.stack([rotate(k.unsqueeze(2), table, c.neighbours).squeeze(2), v]))
-        q = rotate(q, table, c.neighbours)
-        q = q.reshape(b, c.kv_heads, group * t, c.head_dim)  # the heads of a group share keys
-        y = place.attend(q, self.cache, self.window, self._score).reshape(b, c.kv_heads, group, t, c.head_dim)
-        return self.o_proj(y.permute(0, 3, 1, 2, 4).reshape(b, t, c.heads * c.head_dim))
+        q = rotate(q, table, c.neighbours).reshape(b, keys, group * t, c.head_dim)  # the heads of a group share keys
+        y = place.attend(q, self.cache, self.window, self._score).reshape(b, keys, group, t, c.head_dim)
+        return self.o_proj(self.heads.ungrouped(y.permute(0, 3, 1, 2, 4)).flatten(2))
 
     def _score(self, products: Tensor) -> Tensor:
         scores, cap = products * self.config.scale, self.config.score_cap

@@ -1,8 +1,8 @@
 """How a decoder is cut over devices (tensor parallelism): rules for `nn.shard_rules`.
 
 Heads of keys with the queries that they serve, hidden features, and rows of the vocabulary are cut; a layer then has
-two all-reduces of (tokens, dim). Heads are never cut in two, however many devices there are, nor are the blocks of
-quantised weights: hidden features are cut between those of `down_proj`.
+two all-reduces of (tokens, dim). Heads are never cut in two, however many devices there are (`heads.py`: some may have
+the same one), nor are the blocks of quantised weights: hidden features are cut between those of `down_proj`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Rule = int | tuple[int, int] | None
 
 
 def rules(model: Decoder, devices: tuple[str, ...]) -> dict[str, Rule]:
-    heads, rows = model.config.kv_heads, row_groups(model.config.vocabulary, devices)
+    heads, rows = model.layers[0].self_attn.heads.units, row_groups(model.config.vocabulary, devices)
     hidden: Rule = 0
     down = [layer.mlp.down_proj.weight for layer in model.layers]
     if quantised := [w.format.size for w in down if isinstance(w, nn.QuantizedWeight)]:
@@ -35,5 +35,5 @@ def rules(model: Decoder, devices: tuple[str, ...]) -> dict[str, Rule]:
 
 
 def _is_cut_by_heads(weight: Weight, heads: int) -> bool:
-    """Whether no block of the weight's rows belongs to two heads of keys (else it is on every device)."""
+    """Whether no block of the weight's rows belongs to two of the parts that heads are (else it is on every device)."""
     return not isinstance(weight, nn.QuantizedWeight) or weight.blocks.shape[1] % heads == 0

@@ -7,6 +7,7 @@ from itertools import cycle
 import numpy as np
 import pytest
 from batch import Batch, Made, Request
+from heads import share_heads
 from sharding import rules
 from steps import Steps
 from writer import Choice, Writer
@@ -51,6 +52,7 @@ def batch_of(
     tokens: int = 0,
 ) -> Batch:
     model = decoder(variant)
+    share_heads(model, len(devices) or 1)
     model.reserve_pages(tokens or slots * LENGTH, LENGTH, kind)
     if devices:
         nn.shard_rules(model, rules(model, devices), devices)

@@ -88,9 +88,9 @@ def test_rounded_activations_find_the_same_tokens_likely(
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_devices_write_the_same(smollm2: str, count: int) -> None:
-    """Three heads of keys, with nine of queries, on two devices and on four: one of them has none."""
+    """Three heads of keys, with nine of queries: two devices share one of them, of four one has none."""
     devices, told = tuple(f"CPU:{i}" for i in range(count)), GOLDEN["prompts"][0]
-    model, _ = load(smollm2)
+    model, _ = load(smollm2, devices=devices)
     model.reserve(1, 256)
     nn.shard_rules(model, rules(model, devices), devices)
     Tensor.realize(*model.parameters(), *model.buffers())

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from config import from_json
+from heads import share_heads
 from load import load
 from model import Decoder, Embedding, row_groups
 from pages import Pages
@@ -39,6 +40,7 @@ def decoder(
 ) -> Decoder:
     """`told`: other values of config.json."""
     model = Decoder(from_json({**config(variant), **told}), give(GOLDEN[variant]["shapes"]))
+    share_heads(model, len(devices) or 1)
     model.reserve(1, length, kind)
     if devices:
         nn.shard_rules(model, rules(model, devices), devices)
@@ -103,7 +105,8 @@ def logits(model: Decoder, sizes: list[int]) -> np.ndarray:
     with Tensor.no_grad():
         for size in sizes:
             position = Variable(f"at{size}", 0, 64 - size).bind(at)
-            out.append(model(Tensor([TOKENS[at : at + size]]), position, size - 1).numpy()[0])
+            tokens = Tensor([TOKENS[at : at + size]]).to(model.table.device)
+            out.append(model(tokens, position, size - 1).numpy()[0])
             at += size
     return np.array(out)
 
