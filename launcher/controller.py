@@ -154,7 +154,8 @@ class Controller:
         """Ranks that train without ever communicating train a model each; warn once."""
         if self.warned or len(self.ranks) == 1:
             return
-        if all((r.step or 0) >= APART_STEPS and not r.collectives and not r.plans for r in self.ranks):
+        # (what groups of ranks do among themselves is in the bytes alone)
+        if all((r.step or 0) >= APART_STEPS and not (r.collectives or r.plans or r.bytes_sent) for r in self.ranks):
             self.warned = True
             self._out.append(
                 Warn(

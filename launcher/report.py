@@ -124,14 +124,16 @@ def _next(root: Failure, logs: list[str]) -> str:
 
 
 def communication(c: Controller) -> str:
-    """What communication has cost, by the rank that waited longest; empty where there was none."""
+    """What communication has cost, by the rank that waited longest; empty where there was none. Collectives of a group
+    are in bytes and seconds, and not in the number: that is of those in which ranks are compared."""
     r = max(c.ranks, key=lambda r: r.waited_ms)
-    if not r.collectives:
-        return ""
     sent = max(x.bytes_sent for x in c.ranks)
+    if not r.collectives and not sent:
+        return ""
     amount = f"{sent / 1e9:.2f} GB" if sent >= 1e9 else f"{sent / 1e6:.1f} MB"
+    which = f"{r.collectives} collectives of all ranks" if r.collectives else "collectives of groups of ranks"
     return (
-        f"{r.collectives} collectives a rank, up to {amount} sent; {r.collective_ms / 1000:.1f} s, "
+        f"{which}, up to {amount} sent; {r.collective_ms / 1000:.1f} s, "
         f"of which rank {r.rank} waited {r.waited_ms / 1000:.1f} s"
     )
 

@@ -431,6 +431,16 @@ def test_ranks_that_train_apart_get_one_warning() -> None:
     together = running(2)
     for r in range(2):
         assert not [i for i in together.handle(Progress(r, 500, 1, 0, 500, "all_reduce"), 1.0) if isinstance(i, Warn)]
+    assert report.communication(c) == ""
+
+
+def test_ranks_of_a_group_do_not_train_apart() -> None:
+    """Nobody but they counts their collectives, which have bytes and take time."""
+    c = running(2)
+    for r in range(2):
+        assert not [i for i in c.handle(Progress(r, 500, 0, 2_000_000, collective_ms=1500), 1.0) if isinstance(i, Warn)]
+    told = "collectives of groups of ranks, up to 2.0 MB sent; 1.5 s, of which rank 0 waited 0.0 s"
+    assert report.communication(c) == told
 
 
 def test_a_long_text_does_not_bury_the_report() -> None:

@@ -380,7 +380,7 @@ def test_a_replay_sends_an_input_from_where_it_lies(
         assert differences == [0.0] * 9 and moved
     ranks = json.loads((tmp_path / "run" / "report.json").read_text())["ranks"]
     assert all(r["collectives"] >= 9 and r["bytes_sent"] > 0 and r["collective_s"] >= 0 <= r["waited_s"] for r in ranks)
-    assert f"launcher: {ranks[0]['collectives']} collectives a rank, up to 0.0 MB sent;" in capfd.readouterr().err
+    assert f"launcher: {ranks[0]['collectives']} collectives of all ranks, up to 0.0 MB sent;" in capfd.readouterr().err
 
 
 def test_what_runs_in_the_waits_of_a_collective_is_in_its_time() -> None:
