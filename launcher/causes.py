@@ -13,6 +13,7 @@ from .messages import Exited, Failed
 from .ranks import Failure, Rank, State, ranks_text, signal_name
 
 QUIET_S = 3.0  # a rank that missed so many seconds of heartbeats may be what another waits for
+ALONE_S = 5.0  # what a rank sent before its end has come by then, or at least some more of it
 Difference = tuple[int, str]  # the rank that runs another program, and how it shows
 
 
@@ -32,6 +33,23 @@ def left_alone(ranks: Sequence[Rank], open_plans: Container[int]) -> Difference 
                 f"the ranks run different programs: rank {ahead.rank} is in collective {ahead.collectives}, "
                 f"rank {r.rank} came to {'a plan' if waits else 'its end'} after {r.collectives}\n"
                 f"  rank {ahead.rank}: {ahead.collective}\n  rank {r.rank}: {does}{last}",
+            )
+    return None
+
+
+def left_by_peer(ranks: Sequence[Rank], open_plans: Container[int], now: float) -> Difference | None:
+    """A rank of a group waits for another one, which has finished or waits in a plan of all ranks: what groups do among
+    themselves nobody else counts."""
+    for w in ranks:
+        if w.state is not State.RUNNING or not 0 <= w.waits_for < len(ranks) or w.waits_s < ALONE_S:
+            continue
+        r = ranks[w.waits_for]
+        waits = r.plans in open_plans
+        if (waits or r.state is State.FINISHED) and now - r.stands_since > ALONE_S:
+            does = f"came to plan {r.plans}, {r.plan_text}," if waits else "finished the script"
+            return (
+                r.rank,
+                f"rank {r.rank} {does} while rank {w.rank} waits for it\n  rank {w.rank}: {w.waits_in}",
             )
     return None
 

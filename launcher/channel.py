@@ -55,6 +55,9 @@ class Channel:
         self.counters: Callable[[], dict[str, int]] = lambda: {"bytes_sent": 0}
         self.entered: Callable[[], tuple[int, str]] = lambda: (0, "")  # collectives entered so far, and the last
         self.steps: Callable[[], int] = lambda: 0  # training steps taken so far
+        # the rank that it waits for, how many seconds already, and where
+        self.waiting: Callable[[], tuple[int, float, str] | None] = lambda: None
+        self.meanwhile: Callable[[], None] = lambda: None  # about every second while the main thread waits here
         self.plans_made, self.plans_agreed, self.released = 0, 0, False
         self.in_user_code = False
         self.changed = threading.Condition()
@@ -91,6 +94,7 @@ class Channel:
                 if left <= 0:
                     raise PlanTimeout(f"waited {deadline_s:g} s for {what}")
                 self.changed.wait(min(left, 1.0))
+                self.meanwhile()
 
     def check(self) -> None:
         """Raise if the run is over."""
@@ -199,10 +203,15 @@ class Channel:
 
     def _progress(self) -> bytes:
         self._told_interrupt = self.takes_interrupt
-        counters = {"step": self.step, "plans": self.plans_made, **self.counters()}
+        counters: dict[str, Any] = {"step": self.step, "plans": self.plans_made, **self.counters()}
         counters["takes_interrupt"] = self._told_interrupt
-        where = where_is(sys._current_frames().get(self._main or 0))
-        return messages.encode("progress", **counters, **self.position(), where=where)
+        if (wait := self.waiting()) is not None:
+            counters |= {"waits_for": wait[0], "waits_ms": int(1000 * wait[1]), "waits_in": wait[2]}
+        return messages.encode("progress", **counters, **self.position(), where=self._where())
+
+    def _where(self) -> str:
+        """The main thread's line; none once the script has ended."""
+        return where_is(sys._current_frames().get(self._main or 0)) if self.in_user_code else ""
 
     def _hand(self, sock: zmq.Socket[bytes], frames: tuple[bytes, bytes]) -> bool:
         try:
@@ -237,7 +246,7 @@ class Channel:
         if kind == "interrupt" and self.takes_interrupt and self._main is not None:
             signal.pthread_kill(self._main, signal.SIGINT)
         if kind == "abort" and self.abort_reason is None:
-            self.send("stopping", where=where_is(sys._current_frames().get(self._main or 0)))
+            self.send("stopping", where=self._where())
             self._abort(str(message["reason"]), str(message["kind"]))
 
     def _abort(self, reason: str, kind: str) -> None:

@@ -17,7 +17,17 @@ import signal
 from typing import Any
 
 from . import compare
-from .causes import failure_of, failure_of_exit, finished_early, laggard, late, left_alone, unheard, unreachable
+from .causes import (
+    failure_of,
+    failure_of_exit,
+    finished_early,
+    laggard,
+    late,
+    left_alone,
+    left_by_peer,
+    unheard,
+    unreachable,
+)
 from .errors import EXIT_INTERRUPTED, EXIT_TIMEOUT
 from .instructions import Beat, Done, Instruction, Kill, Send, Warn
 from .link import BEAT_S, SUSPENDED_S, Silence
@@ -144,6 +154,7 @@ class Controller:
     def _on_progress(self, rank: Rank, event: Progress, before: State, now: float) -> None:
         rank.step, rank.where = event.step, event.where or rank.where
         rank.takes_interrupt = event.takes_interrupt
+        rank.waits_for, rank.waits_s, rank.waits_in = event.waits_for, event.waits_ms / 1000, event.waits_in
         rank.worker = _heard(rank.worker, now)
         self._position(rank, event)
         if self.root is None:
@@ -177,7 +188,7 @@ class Controller:
             return self._fail(
                 Failure(rank.rank, "protocol", f"rank {rank.rank} sent plan {event.n} after plan {rank.plans}", 1), now
             )
-        rank.plans, rank.plan_text = event.n, event.description
+        rank.plans, rank.plan_text, rank.stands_since = event.n, event.description, now
         rank.collectives = max(rank.collectives, event.collectives)
         first = self.open_plans.setdefault(event.n, event)
         if first.hash != event.hash:
@@ -201,6 +212,7 @@ class Controller:
             self._mismatch(rank.rank, differs, now)
 
     def _on_finished(self, rank: Rank, event: Finished, before: State, now: float) -> None:
+        rank.stands_since = now
         self._position(rank, event)
         if self.root is None and not self._diverged(now) and all(r.state is State.FINISHED for r in self.ranks):
             self._send("release")
@@ -212,7 +224,11 @@ class Controller:
 
     def _diverged(self, now: float) -> bool:
         """Fail the run if a rank waits for what another will never do."""
-        found = finished_early(self.ranks) or left_alone(self.ranks, self.open_plans)
+        found = (
+            finished_early(self.ranks)
+            or left_alone(self.ranks, self.open_plans)
+            or left_by_peer(self.ranks, self.open_plans, now)
+        )
         if found is not None:
             self._mismatch(*found, now)
         return found is not None

@@ -13,7 +13,7 @@ from typing import Any
 
 from .errors import ProtocolError
 
-PROTOCOL = 4
+PROTOCOL = 5
 MAX_TEXT, MAX_MESSAGE = 1 << 17, 1 << 20
 
 
@@ -54,7 +54,8 @@ class Started(Event):
 class Progress(Event):
     """Heartbeat with counters. `collectives`: how many it has entered; `collective` describes the last;
     `where` is the main thread's line. `collective_ms`: the time collectives have taken, `waited_ms` the part of it in
-    which the rank did nothing else. `takes_interrupt`: the script has a handler of its own for Ctrl-C."""
+    which the rank did nothing else. `takes_interrupt`: the script has a handler of its own for Ctrl-C. `waits_for`: the
+    rank of which it needs something that does not come, since `waits_ms`, in the collective `waits_in`."""
 
     step: int | None
     plans: int
@@ -65,6 +66,9 @@ class Progress(Event):
     collective_ms: int = 0
     waited_ms: int = 0
     takes_interrupt: bool = False
+    waits_for: int = -1
+    waits_ms: int = 0
+    waits_in: str = ""
 
 
 @dataclass(frozen=True)

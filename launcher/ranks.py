@@ -99,6 +99,10 @@ class Rank:
     collective_ms: int = 0
     waited_ms: int = 0
     takes_interrupt: bool = False  # its script has a handler for Ctrl-C
+    waits_for: int = -1  # the rank of which it needs something in a collective, `waits_in`, that does not come
+    waits_s: float = 0.0
+    waits_in: str = ""
+    stands_since: float = 0.0  # when it came to its last plan, or to its end
     plans: int = 0
     plan_text: str = ""
     collectives: int = 0

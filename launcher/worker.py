@@ -97,6 +97,7 @@ def join(spec: dict[str, Any], channel: Any) -> Any:
         rank=rank, size=size, job=spec["job"], epoch=spec["epoch"], bind_host=spec["bind_host"]
     )
     channel.on_abort, channel.counters = endpoint.abort, lambda: counters(endpoint, runtime.communication)
+    channel.waiting, channel.meanwhile = endpoint.waiting, endpoint.keep_going
     with socket.socket() as s:
         s.bind((spec["bind_host"], 0))
         port = s.getsockname()[1]

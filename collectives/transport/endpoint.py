@@ -458,6 +458,22 @@ class Endpoint:
             for ticket in list(self._outstanding.values()):
                 self.settle(ticket)
 
+    def waiting(self) -> tuple[int, float, str] | None:
+        """From any thread: the peer that this endpoint waits for right now, for how many seconds nothing has come of
+        it, and the source line."""
+        wait = self._waits.now
+        return wait and (wait.peer, time.monotonic() - wait.since, self.describe(wait.plan))
+
+    def keep_going(self) -> None:
+        """What was sent goes on its way, again where a connection has broken meanwhile. For a rank that communicates no
+        more, every now and then until its peers do not either."""
+        if self._hub.links and self._lock.acquire(blocking=False):
+            try:
+                if not self._closed and self._waits.reason is None:
+                    self._hub.progress(0)
+            finally:
+                self._lock.release()
+
     def wake(self) -> None:
         """Has a wait of another thread call `meanwhile`, if any peer is on another host."""
         if self._hub.links:

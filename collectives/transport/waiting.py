@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from manygrad.collectives.errors import CollectiveAborted, CollectiveTimeout, PeerLost
 from manygrad.collectives.transport import shm
@@ -22,6 +22,14 @@ from manygrad.tensor.environment import COLLECTIVE_TIMEOUT_S
 
 TICK_S = 0.05
 BUSY_TICK_S = 0.001  # in a wait on shared memory, where there are ZeroMQ peers to serve as well
+
+
+class Wait(NamedTuple):
+    """For a peer: since when (`time.monotonic()`) nothing has come of it, and in which plan."""
+
+    peer: int
+    since: float
+    plan: int
 
 
 class Waits:
@@ -37,6 +45,7 @@ class Waits:
         meanwhile: Callable[[], None],
     ) -> None:
         self.rank, self.hub, self.links, self.describe, self.meanwhile = rank, hub, links, describe, meanwhile
+        self.now: Wait | None = None  # read by other threads
         self.reason: str | None = None  # of an abort
         self.stop = table(1)  # not 0 from an abort on
         self.spins = 0  # of a wait on shared memory, before it sleeps
@@ -51,38 +60,46 @@ class Waits:
             word, target, code, self.spins, self.busy_tick if hub.links else self.tick
         ):
             return
-        end = time.monotonic() + COLLECTIVE_TIMEOUT_S.value
-        while True:
-            self.raise_aborted()
-            self._push_queued()
-            if hub.links:
-                hub.progress(0)
-            self.meanwhile()
-            lost = link.lost()  # looked up before the word: what the peer published before its end still counts
-            if link.wait(word, target, code, 0, self.busy_tick if hub.links or lost else self.tick):
-                return
-            self.raise_aborted()
-            self._give_up(link, lost, end, key, what)
+        began = time.monotonic()
+        self.now = Wait(link.peer, began, key.plan)
+        try:
+            while True:
+                self.raise_aborted()
+                self._push_queued()
+                if hub.links:
+                    hub.progress(0)
+                self.meanwhile()
+                lost = link.lost()  # looked up before the word: what the peer published before its end still counts
+                if link.wait(word, target, code, 0, self.busy_tick if hub.links or lost else self.tick):
+                    return
+                self.raise_aborted()
+                self._give_up(link, lost, began, key, what)
+        finally:
+            self.now = None
 
     def for_frames(self, link: ZmqLink, look: Callable[[], Any], key: MessageKey, what: str) -> Any:
         """Until `look` finds something, which is looked at again whenever anything has come."""
         found = look()
         if found is not None:
             return found
-        end, heard, waited = time.monotonic() + COLLECTIVE_TIMEOUT_S.value, link.heard, False
-        while True:
-            self.raise_aborted()
-            if link.heard != heard:  # a slow link is none that hangs
-                end, heard = time.monotonic() + COLLECTIVE_TIMEOUT_S.value, link.heard
-            if waited:
-                self._push_queued()
-                self._give_up(link, link.lost(), end, key, what)
-            self.hub.progress(TICK_S)
-            self.meanwhile()
-            waited = True
-            found = look()
-            if found is not None:
-                return found
+        since, heard, waited = time.monotonic(), link.heard, False
+        try:
+            while True:
+                self.raise_aborted()
+                if link.heard != heard or link.down:  # a slow link is none that hangs, nor is one that is made anew
+                    since, heard = time.monotonic(), link.heard
+                if waited:
+                    self._push_queued()
+                    self._give_up(link, link.lost(), since, key, what)
+                    self.now = Wait(link.peer, since, key.plan)
+                self.hub.progress(TICK_S)
+                self.meanwhile()
+                waited = True
+                found = look()
+                if found is not None:
+                    return found
+        finally:
+            self.now = None
 
     def raise_aborted(self) -> None:
         if self.reason is not None:
@@ -99,12 +116,12 @@ class Waits:
             if link.queue and isinstance(link, shm.ShmLink):
                 link.push()
 
-    def _give_up(self, link: shm.ShmLink | ZmqLink, lost: str | None, end: float, key: MessageKey, what: str) -> None:
+    def _give_up(self, link: shm.ShmLink | ZmqLink, lost: str | None, since: float, key: MessageKey, what: str) -> None:
         if isinstance(link, ZmqLink) and link.forged:
             what += f" ({link.forged} frames in its name did not open: something between the hosts changes them)"
         if lost is not None:
             raise PeerLost(rank=self.rank, peer=link.peer, waited_for=self._named(what, key), evidence=lost)
-        if time.monotonic() > end:
+        if time.monotonic() > since + COLLECTIVE_TIMEOUT_S.value:
             raise CollectiveTimeout(
                 rank=self.rank,
                 peer=link.peer,

@@ -93,7 +93,8 @@ def talk(end: Endpoint, seed: int, rounds: int, failures: list[BaseException], e
         failures.append(e)
     ended.append(end.rank)
     while len(ended) < 2 and not failures:  # the other may have been cut off from the word that its last has arrived
-        end._hub.progress(0.01)
+        end.keep_going()
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -159,6 +160,51 @@ def test_what_is_sealed_may_be_written_before_it_has_arrived(pair: tuple[list[En
     while other.is_alive():
         ends[1]._hub.progress(0.01)
         assert time.monotonic() < end
+
+
+def test_what_a_rank_sent_last_is_sent_again_after_its_end(pair: tuple[list[Endpoint], list[Proxy]]) -> None:
+    """It waits for nothing any more: its script has ended, and others still read."""
+    ends, proxies = pair
+    nbytes, count = 200_000, 20
+    data, over = np.full(nbytes, 7, np.uint8), threading.Event()
+
+    def at_the_end() -> None:
+        while not over.wait(0.01):
+            ends[0].keep_going()
+
+    ended = threading.Thread(target=at_the_end)
+    for i in range(count):
+        ends[0].send(1, MessageKey(1, i, 0), data.ctypes.data, nbytes)
+    for p in proxies:
+        p.cut()
+    ended.start()
+    try:
+        for i in range(count):
+            with ends[1].receive(0, MessageKey(1, i, 0), nbytes) as got:
+                assert (view(got.addr, nbytes, "uint8") == 7).all(), i
+    finally:
+        over.set()
+        ended.join()
+
+
+def test_a_wait_says_for_whom_and_since_when(pair: tuple[list[Endpoint], list[Proxy]]) -> None:
+    ends, _ = pair
+    ends[1].describe = lambda plan: f"line {plan}"
+    assert ends[1].waiting() is None
+    other = threading.Thread(target=lambda: ends[1].receive(0, MessageKey(5, 0, 0), 8).release())
+    other.start()
+    until = time.monotonic() + 20
+    while (found := ends[1].waiting()) is None or found[1] < 0.2:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert found[0] == 0 and found[2] == "line 5"
+    data = np.zeros(8, np.uint8)
+    ends[0].send(1, MessageKey(5, 0, 0), data.ctypes.data, 8)
+    while other.is_alive():
+        ends[0].keep_going()
+        time.sleep(0.01)
+        assert time.monotonic() < until
+    assert ends[1].waiting() is None
 
 
 def test_a_peer_whose_listener_is_gone_is_lost_soon(pair: tuple[list[Endpoint], list[Proxy]]) -> None:

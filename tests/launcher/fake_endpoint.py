@@ -21,5 +21,11 @@ class Endpoint:
     def abort(self, reason: str) -> None:
         self.reason = reason
 
+    def waiting(self) -> None:
+        return None
+
+    def keep_going(self) -> None:
+        pass
+
     def close(self) -> None:
         pass

@@ -166,6 +166,24 @@ def test_a_rank_finishes_while_others_wait_in_a_plan(finished_first: bool) -> No
     )
 
 
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_rank_waits_for_one_of_its_group_that_will_not_come(finished: bool) -> None:
+    """It finished, or waits in a plan of all ranks; collectives of groups are not counted."""
+    c = running(3)
+    other = Finished(2) if finished else Plan(2, 1, "ab", "a sum at t.py:9")
+    waits = {"waits_for": 2, "waits_in": "all_reduce over 2 devices at t.py:5"}
+    assert c.handle(other, 10.0) is not None and c.root is None
+    for now, ms in ((11.0, 9_000), (14.9, 12_900), (16.0, 1_000)):  # what it sent may still be on its way
+        c.handle(Progress(1, 5, 0, 1000, waits_ms=ms, **waits), now)
+        assert c.root is None
+    c.handle(Progress(1, 5, 0, 1000, waits_ms=9_000, waits_for=99), 17.0)
+    assert c.root is None
+    c.handle(Progress(1, 5, 0, 1000, waits_ms=7_000, **waits), 18.0)
+    assert c.root is not None and c.root.rank == 2
+    does = "finished the script" if finished else "came to plan 1, a sum at t.py:9,"
+    assert f"rank 2 {does} while rank 1 waits for it" in c.root.title and "over 2 devices at t.py:5" in c.root.title
+
+
 def test_limits() -> None:
     c = Controller(2, 0.0, timeout_s=5.0)
     assert sent(c.handle(Tick(), 5.1), "abort") and c.exit_code == 124

@@ -69,3 +69,21 @@ def apart() -> None:
 def test_members_that_run_different_programs_are_told() -> None:
     with pytest.raises(LaunchError, match="PlanMismatch"):
         launch(apart, nodes=4)
+
+
+def leaves_its_group(how: str) -> None:
+    devices = world.group(2)
+    step = TinyJit(lambda x: x.sum(0).realize())
+    for i in range(10 if world.rank != 3 else 7):
+        step(Tensor(np.full((4, 8), i, np.float32)).shard(devices, axis=0).realize())
+    if how == "a plan":
+        with values_may_differ():
+            Tensor(np.ones((4, 6), np.float32)).shard(world.devices, axis=0).sum(0).realize()
+
+
+@pytest.mark.parametrize("how", ["the end", "a plan"])
+def test_a_rank_that_leaves_its_group_is_named(how: str) -> None:
+    """It has ended, or is where all ranks are to come, while the other one of its group waits for it."""
+    does = "finished the script" if how == "the end" else "came to plan 1, .*"
+    with pytest.raises(LaunchError, match=f"rank 3 {does} while rank 2 waits for it"):
+        launch(leaves_its_group, how, nodes=4)
