@@ -201,9 +201,16 @@ def test_ctrl_c_at_the_very_start(launcher: Launcher, after_s: float) -> None:
     assert run.code == 130 and "Traceback" not in run.err, (run.code, run.err)
     assert "SIGINT before the workers had started" in run.err
     assert not run.run_dir.exists()
-    assert not [
-        f for f in set(os.listdir("/tmp")) - before if f.startswith("mg-") and marked_processes(f[3:], f"/tmp/{f}")
-    ]
+    new = [f for f in set(os.listdir("/tmp")) - before if f.startswith("mg-")]
+    left = {f: [_described(p) for p in marked_processes(f[3:], f"/tmp/{f}")] for f in new}
+    assert not any(left.values()), left
+
+
+def _described(pid: int) -> str:
+    try:
+        return str(psutil.Process(pid).as_dict(["pid", "ppid", "status", "create_time", "cmdline"]))
+    except psutil.NoSuchProcess:
+        return f"{pid}, which has ended since"
 
 
 @pytest.mark.parametrize("victim", ["gcs_server", "raylet"])
