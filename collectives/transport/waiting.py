@@ -61,10 +61,10 @@ class Waits:
         ):
             return
         began = time.monotonic()
-        self.now = Wait(link.peer, began, key.plan)
         try:
             while True:
                 self.raise_aborted()
+                self.now = Wait(link.peer, began, key.plan)  # (`meanwhile` may have waited itself)
                 self._push_queued()
                 if hub.links:
                     hub.progress(0)
