@@ -15,11 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 from manygrad.tensor.environment import MANYGRAD_PLAIN_LINKS, REGISTRY
@@ -30,6 +26,7 @@ from .control import ControlServer
 from .controller import Controller
 from .errors import Infeasible, UsageError
 from .instructions import Beat, Done, Instruction, Kill, Send, Warn
+from .interrupts import START_FAILED, Signals, StartFailed, StartInterrupted
 from .janitor import MARK, Janitor, adopt_orphans, collect_children, sweep
 from .job import Job
 from .link import Clock
@@ -41,7 +38,6 @@ from .supervisor import SHARES
 TICK_S = 0.05
 LOST_EVERY_S = 0.5
 START_FAILED_S = 2.0  # how long Ray's client may take to notice that its Ray has ended
-START_FAILED = signal.SIGRTMIN + 6
 
 
 @dataclass
@@ -54,75 +50,6 @@ class Outcome:
     run_dir: str
     details: dict[str, Any] = field(default_factory=dict)
     results: list[bytes] = field(default_factory=list)
-
-
-class StartInterrupted(BaseException):
-    """A signal came before the ranks were supervised."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(signum)
-        self.signum = signum
-
-
-class StartFailed(BaseException):
-    """Our Ray has died before the ranks were supervised. Not an `Exception`: Ray would try again."""
-
-
-class Signals:
-    """Ctrl-C and SIGTERM as values: queued, for the run while it is supervised and for `check` before;
-    raised within `raising`."""
-
-    def __init__(self, last: bool = False) -> None:
-        self.last = last
-        self.queue: deque[int] = deque()
-        self.saved = dict[int, Any]()
-        self.failed = ""  # why the start failed, if it did
-        self.supervised = False  # the run has its loop
-        self._raising = False
-
-    def __enter__(self) -> Signals:
-        if threading.current_thread() is threading.main_thread():
-            for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, START_FAILED):
-                self.saved[s] = signal.signal(s, self._take)
-        return self
-
-    def again(self) -> None:
-        """Put the handlers back in place (Ray sets its own when it starts)."""
-        for s in self.saved:
-            signal.signal(s, self._take)
-
-    @contextmanager
-    def raising(self) -> Iterator[None]:
-        """Within it a signal is raised where it finds us: Ray takes its time."""
-        self.check()
-        self._raising = True
-        try:
-            yield
-        except Exception:
-            self.check()  # it may be what came of it
-            raise
-        finally:
-            self._raising = False
-            self.again()
-        self.check()  # what was raised where nothing can be raised (in a destructor, say)
-
-    def check(self) -> None:
-        """Raise what has come before the run is supervised."""
-        if self.failed:
-            raise StartFailed(self.failed)
-        if self.queue:
-            raise StartInterrupted(self.queue[0])
-
-    def _take(self, signum: int, frame: FrameType | None) -> None:
-        if signum != START_FAILED:
-            self.queue.append(signum)
-        if self._raising:
-            self._raising = False
-            self.check()
-
-    def __exit__(self, *exc: object) -> None:
-        for s, handler in self.saved.items() if not self.last else ():
-            signal.signal(s, handler if handler is not None else signal.SIG_DFL)
 
 
 def run(job: Job, *, last: bool = False) -> Outcome:
