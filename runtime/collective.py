@@ -116,9 +116,9 @@ class CollectiveItem(ExecItem):
         sequence = int(self.counter[0]) | variables_word(vars)
         self.communication.spend(lambda: self.exchange.begin(self.key, sequence))
 
-    def advance(self) -> None:
-        """Goes on, after `begin`, as far as what has come allows."""
-        self.communication.spend(self.exchange.advance)
+    def advance(self) -> Callable[[], bool] | None:
+        """Goes on, after `begin`, as far as what has come allows; returns what says that more has come."""
+        return self.communication.spend(self.exchange.advance)
 
     def finish(self) -> None:
         """All else, until the results are there."""

@@ -9,7 +9,7 @@ import ctypes
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from manygrad.native.additions import TEXT_BITS
 from manygrad.native.memory import table
@@ -18,6 +18,8 @@ from manygrad.runtime.counters import GlobalCounters
 if TYPE_CHECKING:
     from manygrad.collectives.transport import Endpoint
     from manygrad.runtime.lanes import Lane
+
+T = TypeVar("T")
 
 
 class Hooks(NamedTuple):
@@ -84,13 +86,13 @@ class Communication:
     def waited_s(self) -> float:
         return self.times.waited_s
 
-    def spend(self, step: Callable[[], None]) -> None:
+    def spend(self, step: Callable[[], T]) -> T:
         """Runs what communicates and counts its time. What runs in the waits of another step is in that one's time."""
         if self._spending:
             return step()
         self._spending, start = True, time.perf_counter()
         try:
-            step()
+            return step()
         finally:
             self._spending = False
             seconds = time.perf_counter() - start

@@ -88,14 +88,20 @@ class Exchange:
         if self.reserved or self.expected:
             endpoint = self._endpoint()
             self.first = {peer: endpoint.reserve(peer, count) for peer, count in self.reserved.items()}
-            self.first_in = {peer: endpoint.expect(peer, count) for peer, count in self.expected.items()}
+            self.first_in.update({peer: endpoint.expect(peer, count) for peer, count in self.expected.items()})
             self._run(self.ahead)
 
-    def advance(self) -> None:
-        """Goes on between hosts as far as what has come allows, between `begin` and `finish`."""
-        if self.reserved or self.expected:
-            while self.done < self.settling and (ready := self.waits_for[self.done]) is not None and ready():
-                self._run(self.done + 1)
+    def advance(self) -> Callable[[], bool] | None:
+        """Goes on between hosts as far as what has come allows, between `begin` and `finish`. Returns what says that it
+        can go on again; None where it cannot before `finish`."""
+        if not self.reserved and not self.expected:
+            return None
+        while self.done < self.settling:
+            ready = self.waits_for[self.done]
+            if ready is None or not ready():
+                return ready
+            self._run(self.done + 1)
+        return None
 
     def finish(self) -> None:
         """Until the results are there."""
@@ -230,8 +236,13 @@ class Exchange:
         if what.arg.peer not in self.expected:
             return None
         (peer, number, _), nbytes = what.arg, self.places[self.numbers[args[0]]].nbytes
-        has_come = self._endpoint().has_come
-        return lambda: has_come(peer, self.first_in[peer] + number, nbytes)
+        incoming, first = self._endpoint().incoming(peer), self.first_in
+
+        def has_come() -> bool:
+            message = incoming.get(first[peer] + number)
+            return message is not None and message.there >= nbytes
+
+        return has_come
 
     def _messages(self, kind: Ops) -> dict[int, int]:
         """How many go to each worker of another host, or come from it."""

@@ -36,14 +36,14 @@ LOOK_S = 1.0  # so often a wait looks whether the thread lives
 
 
 class Work(Protocol):
-    """`begin` waits for nobody and sends `ahead_nbytes`; `advance` goes on as far as that waits for nobody; after
-    `finish` its results are there, after `settle` all its memory may be written again. What was begun before is
-    finished before, and settled before."""
+    """`begin` waits for nobody and sends `ahead_nbytes`; `advance` goes on as far as that waits for nobody, and returns
+    what says that it can go on again, or None where only `finish` can; after `finish` its results are there, after
+    `settle` all its memory may be written again. What was begun before is finished before, and settled before."""
 
     @property
     def ahead_nbytes(self) -> int: ...
     def begin(self) -> None: ...
-    def advance(self) -> None: ...
+    def advance(self) -> Callable[[], bool] | None: ...
     def finish(self) -> None: ...
     def settle(self) -> None: ...
 
@@ -100,9 +100,11 @@ class Lane:
 
 @dataclass(slots=True)
 class _Ahead:
-    """What was begun and is not finished; `error`: why it went no further."""
+    """What was begun and is not finished. `may_advance` is asked whenever anything has come; `error`: why it went no
+    further."""
 
     work: Work
+    may_advance: Callable[[], bool] | None = None
     error: BaseException | None = None
 
 
@@ -115,11 +117,14 @@ class _Done:
         self.failed = 0  # the first that did
         self.error: BaseException | None = None
 
-    def ahead(self, begun: _Ahead, step: Callable[[], None]) -> None:
+    def ahead(self, begun: _Ahead, first: bool = False) -> None:
         """A step of what is not finished next; its error is kept until that is."""
+        begun.may_advance = None
         if self.error is None and begun.error is None:
             try:
-                step()
+                if first:
+                    begun.work.begin()
+                begun.may_advance = begun.work.advance()
             except BaseException as e:
                 begun.error = e
 
@@ -154,12 +159,15 @@ class _Done:
 
 def _serve(queue: SimpleQueue[Work | None], done: _Done, endpoint: Endpoint | None) -> None:
     begun: deque[_Ahead] = deque()  # and not finished
+    ahead_nbytes = 0  # of all these
     finishing: _Ahead | None = None  # the first of them, while that goes on
     me, is_going_on = threading.get_ident(), False
 
     def begin(work: Work) -> None:
+        nonlocal ahead_nbytes
+        ahead_nbytes += work.ahead_nbytes
         begun.append(_Ahead(work))
-        done.ahead(begun[-1], work.begin)
+        done.ahead(begun[-1], first=True)
 
     def go_on() -> None:
         """Begins what has been started meanwhile, as far as it may be sent ahead, and has what was begun go on.
@@ -168,11 +176,11 @@ def _serve(queue: SimpleQueue[Work | None], done: _Done, endpoint: Endpoint | No
         if threading.get_ident() != me or is_going_on:  # (what goes on may have to wait after all)
             return
         is_going_on = True
-        while sum(b.work.ahead_nbytes for b in begun) <= AHEAD_NBYTES and (work := _at_hand(queue)) is not None:
-            begin(work)
         for b in list(begun):
-            if b is not finishing:
-                done.ahead(b, b.work.advance)
+            if b is not finishing and b.may_advance is not None and b.may_advance():
+                done.ahead(b)
+        while ahead_nbytes <= AHEAD_NBYTES and (work := _at_hand(queue)) is not None:
+            begin(work)
         is_going_on = False
 
     if endpoint is not None:
@@ -185,6 +193,7 @@ def _serve(queue: SimpleQueue[Work | None], done: _Done, endpoint: Endpoint | No
             finishing = begun[0]
             done.finish(finishing)
             finished, finishing = begun.popleft().work, None
+            ahead_nbytes -= finished.ahead_nbytes
             go_on()
         if unsettled is not None:
             done.settle(unsettled)
@@ -218,8 +227,8 @@ class _Begun(NamedTuple):
     def begin(self) -> None:
         self.item.begin(self.vars)
 
-    def advance(self) -> None:
-        self.item.advance()
+    def advance(self) -> Callable[[], bool] | None:
+        return self.item.advance()
 
     def finish(self) -> None:
         self.item.finish()

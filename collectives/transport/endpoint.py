@@ -17,7 +17,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock, RLock
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ from manygrad.collectives.transport import shm, wire
 from manygrad.collectives.transport import zmq as tcp
 from manygrad.collectives.transport.arena import Arena, RemoteArena
 from manygrad.collectives.transport.blocks import Block
-from manygrad.collectives.transport.link import COPIED_NBYTES, WINDOW
+from manygrad.collectives.transport.link import COPIED_NBYTES, WINDOW, Incoming
 from manygrad.collectives.transport.measure import measure
 from manygrad.collectives.transport.native_runs import NativeRuns
 from manygrad.collectives.transport.waiting import TICK_S, Waits
@@ -270,11 +270,12 @@ class Endpoint:
             link.in_number += count
             return link.in_number - count
 
-    def has_come(self, peer: int, number: int, nbytes: int) -> bool:
-        """Whether a message that was expected is there, so that asking for it does not wait."""
-        with self._lock:
-            link = self._link(peer)
-            return isinstance(link, tcp.ZmqLink) and link.has_come(number, nbytes)
+    def incoming(self, peer: int) -> Mapping[int, Incoming]:
+        """By its number each message of `peer` of which something is there and that was not received yet. Receiving one
+        that is there does not wait."""
+        link = self._link(peer)
+        assert isinstance(link, tcp.ZmqLink), "messages in shared memory keep their order"
+        return link.incoming
 
     def send(
         self,

@@ -111,11 +111,6 @@ class ZmqLink:
         copied = message.handed and (message.copy is not None or self.sealer is not None)
         return not copied or bool(self.down) or self.kept_nbytes > COPIES_NBYTES
 
-    def has_come(self, number: int, nbytes: int) -> bool:
-        """Whether all frames of a message that was not asked for yet are there, so that asking for it hardly waits."""
-        message = self.incoming.get(number)
-        return message is not None and message.there >= nbytes
-
     def lost(self) -> str | None:
         if self.down and not self.lost_at:
             self._probe(time.monotonic())
