@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 TAG_NBYTES = 16
 COUNTER = struct.Struct("<Q")
-_NONCE = struct.Struct("<4xQ")
+_ZEROS = bytes(4)
 _INFO = struct.Struct("<18sQIII")  # of which protocol; job, epoch, source, target
 
 
@@ -77,4 +77,5 @@ class Opener:
 
 
 def _nonce(head: Any) -> bytes:
-    return _NONCE.pack(COUNTER.unpack_from(head, len(head) - COUNTER.size)[0])
+    """12 bytes: four of 0, then the counter."""
+    return _ZEROS + bytes(head[-COUNTER.size :])

@@ -248,6 +248,11 @@ class ZmqHub:
         if link.owed >= OWED or link.owed_nbytes >= OWED_NBYTES or (link.owed and waited_for):
             self._reply(link, wire.ACK)
 
+    def pay_waiting(self, all: bool = False) -> None:
+        for link in self.links.values():
+            if link.owed:
+                self.pay(link, all)
+
     def pay_all(self) -> None:
         """Tells every peer all that has arrived."""
         for link in self.links.values():
@@ -370,11 +375,10 @@ class ZmqHub:
             timeout_s = 0.0
             self.in_a_row += 1
             if self.in_a_row % LOOK_EVERY:
-                for link in self.links.values():
-                    self.pay(link)
+                self.pay_waiting()
                 return
+        self.pay_waiting(all=timeout_s > 0)
         for link in self.links.values():
-            self.pay(link, all=timeout_s > 0)
             if self.watched or link.blocked is not None:
                 room = {link.blocked} if link.blocked is not None else set()
                 for s in (self.watched & set(link.lanes)) ^ room:
@@ -396,7 +400,7 @@ class ZmqHub:
                 self._answers(link, link.lanes[0])
             if link.queue or link.again:
                 self.push(link)
-            self.pay(link)
+        self.pay_waiting()
 
     def _watch_room(self, s: zmq.Socket[bytes], on: bool) -> None:
         """Whether `progress` wakes when a lane has room again."""
