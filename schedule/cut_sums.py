@@ -72,11 +72,11 @@ def due_of(u: UOp) -> Due | None:
 
 
 def _in_groups(due: Due, joined: UOp, link: Link) -> UOp | None:
-    from manygrad.collectives.cost import parts_of  # (it loads the transports, which a worker alone has no use for)
+    from manygrad.collectives.cost import count_of_parts  # (it loads the transports, which one worker does not use)
 
     assert type(joined.device) is tuple
     total, itemsize = prod(joined.shape), joined.dtype.itemsize
-    count = len(parts_of(total, itemsize, len(joined.device), link, rounds=1)) - 1
+    count = count_of_parts(total * itemsize, len(joined.device), link, rounds=1)
     begins = accumulate((prod(s.shape) for s in joined.src), initial=0)
     groups = groupby(zip(joined.src, begins), lambda term: term[1] * count // max(total, 1))
     found = [tuple(s for s, _ in group) for _, group in groups]

@@ -115,6 +115,17 @@ def test_bounds_cover_all_elements(ranks: int) -> None:
         assert parts_of(count, 4, ranks, SHM) == (0, count)
 
 
+@pytest.mark.parametrize("n, halvings", [(1, 0), (2, 1), (4, 2), (8, 3), (20, 3)])
+def test_what_is_sent_last_is_short(n: int, halvings: int) -> None:
+    """Parts are sent from the last to the first."""
+    count = n * 64 * PART_ALIGN
+    bounds = parts_of(count, 4, 2, slow(4 * count, n))
+    widths = [b - a for a, b in itertools.pairwise(bounds)]
+    assert widths[0] << halvings == count // -(-n // 2) and sorted(widths[:-2]) == widths[:-2]
+    assert len(widths) == -(-n // 2) + halvings + (n >= 8)
+    assert n < 8 or widths[-1] < widths[-3]
+
+
 def test_weights_of_later_layers_are_on_their_way_before_the_first_is_computed() -> None:
     """They are cut along another dim than their products need: each is sent as soon as its memory is there."""
     layers = 4
