@@ -53,7 +53,7 @@ def training(model: str, cut: bool = False) -> tuple[Callable[[Tensor, Tensor], 
 
     def loss_of(x: Tensor, y: Tensor) -> Tensor:
         out = net(x)
-        return out.reshape(-1, out.shape[-1]).cross_entropy(y.reshape(-1))
+        return out.reshape(-1, out.shape[-1]).cross_entropy(y.reshape(-1), ignore_index=None)
 
     return loss_of, trained, AdamW(trained, lr=1e-3) if model == "gpt" else SGD(trained, lr=0.01, momentum=0.9)
 

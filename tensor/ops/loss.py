@@ -122,13 +122,16 @@ def _weighted(
 
 
 def cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None,
-                  ignore_index: int = -100, reduce: bool | None = None, reduction: str = "mean",
+                  ignore_index: int | None = -100, reduce: bool | None = None, reduction: str = "mean",
                   label_smoothing: float = 0.0) -> Tensor:  # fmt: skip
     """Logits (C,), (N, C) or (N, C, ...) against class numbers (), (N,) or (N, ...),
     or probabilities of the logits' shape.
 
     `weight` (C,) scales the classes. The mean is over the weights of the classes that count;
     for probabilities over N · ....
+
+    `ignore_index`: targets that do not count; None: all do. Then the mean divides by a number known beforehand, where
+    else workers that each have a part of the targets wait for one another before the backward pass.
     """
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"label_smoothing is in [0, 1], not {label_smoothing}")
@@ -143,7 +146,8 @@ def cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, s
     loss, w, counted = _picked("cross_entropy", logp, target, d, weight, ignore_index)
     if label_smoothing:
         spread = -(logp if weight is None else logp * _along(weight, d, logp.ndim)).sum(d)
-        loss = loss * (1 - label_smoothing) + counted._where(spread, 0.0) * (label_smoothing / n)
+        spread = spread if counted is None else counted._where(spread, 0.0)
+        loss = loss * (1 - label_smoothing) + spread * (label_smoothing / n)
     return _reduced(loss, reduction, size_average, reduce, w)
 
 
@@ -177,9 +181,10 @@ def _soft_cross_entropy(
 
 
 def nll_loss(input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None,
-             ignore_index: int = -100, reduce: bool | None = None, reduction: str = "mean") -> Tensor:  # fmt: skip
+             ignore_index: int | None = -100, reduce: bool | None = None,
+             reduction: str = "mean") -> Tensor:  # fmt: skip
     """−input[class] · weight[class], for log-probabilities (C,), (N, C) or (N, C, ...) and class numbers (), (N,)
-    or (N, ...)."""
+    or (N, ...). `ignore_index` as in `cross_entropy`."""
     _check_classes("nll_loss", input, target)
     loss, w, _ = _picked("nll_loss", input, target, 0 if input.ndim == 1 else 1, weight, ignore_index)
     return _reduced(loss, reduction, size_average, reduce, w)
@@ -198,19 +203,24 @@ def _along(weight: Tensor, d: int, ndim: int) -> Tensor:
 
 
 def _picked(
-    name: str, logp: Tensor, target: Tensor, d: int, weight: Tensor | None, ignore_index: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(−logp[target] · weight[target], weight[target], whether it counts); 0 where the target is `ignore_index`."""
+    name: str, logp: Tensor, target: Tensor, d: int, weight: Tensor | None, ignore_index: int | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """(−logp[target] · weight[target], weight[target], whether it counts); 0 where the target is `ignore_index`. None
+    for what is 1 everywhere."""
     n: Any = logp.shape[d]
     if weight is not None and weight.shape != (n,):
         raise ValueError(f"weight has shape {weight.shape}, expected ({n},): one for each class")
     target = checked(target, f"{name}: class", n, logp, spared=ignore_index)
     hit = target.unsqueeze(d).eq(_along(logp.arange(n), d, logp.ndim).cast(target.dtype))
-    counted = target.ne(ignore_index)
-    loss = counted._where(-hit._where(logp, 0.0).sum(d), 0.0)
+    loss = -hit._where(logp, 0.0).sum(d)
+    counted = None if ignore_index is None else target.ne(ignore_index)
+    if counted is not None:
+        loss = counted._where(loss, 0.0)
     if weight is None:
         return loss, counted, counted
-    w = counted._where(hit._where(_along(weight, d, logp.ndim), 0.0).sum(d), 0.0)
+    w = hit._where(_along(weight, d, logp.ndim), 0.0).sum(d)
+    if counted is not None:
+        w = counted._where(w, 0.0)
     return loss * w, w, counted
 
 

@@ -172,8 +172,9 @@ class Net:
         return self.b(self.norm(self.a(x)).relu())
 
 
+@pytest.mark.parametrize("ignored", [-100, None])
 @pytest.mark.parametrize("optimizer", [SGD, AdamW])
-def test_training_gives_the_same_bits_on_1_2_4_8_devices(optimizer: Any) -> None:
+def test_training_gives_the_same_bits_on_1_2_4_8_devices(optimizer: Any, ignored: int | None) -> None:
     """With copies of the parameters on all devices, and with parameters of which each has a part."""
     x, y = RANDOM.randn(32, 8).astype(np.float32), RANDOM.randint(0, 4, 32)
     curves, weights = [], []
@@ -187,7 +188,8 @@ def test_training_gives_the_same_bits_on_1_2_4_8_devices(optimizer: Any) -> None
         with Tensor.train():
             for _ in range(6):
                 opt.zero_grad()
-                loss = net(Tensor(x).shard(devices(n), 0)).cross_entropy(Tensor(y).shard(devices(n), 0))
+                targets = Tensor(y).shard(devices(n), 0)
+                loss = net(Tensor(x).shard(devices(n), 0)).cross_entropy(targets, ignore_index=ignored)
                 loss.backward()
                 opt.step()
                 losses.append(loss.item())
@@ -255,9 +257,8 @@ def test_errors_name_devices_shapes_and_the_way_out() -> None:
         Tensor(A).shard(devices(2), 3)
 
 
-def scheduled_nodes(size: int) -> tuple[int, int, int]:
-    """One worker's LINEAR of a training step over `size` workers on NULL: CALLs, nodes outside of the collectives' own
-    calls, and in them."""
+def scheduled(size: int, ignored: int | None = -100) -> UOp:
+    """One worker's LINEAR of a training step over `size` workers on NULL."""
     me = World()
     me.device_kind = "NULL"
     me.join(rank=0, size=size, local_rank=0, local_size=1, devices_per_node=1, job="test", epoch=0)
@@ -267,12 +268,24 @@ def scheduled_nodes(size: int) -> tuple[int, int, int]:
             p.shard_(me.devices)
         x = Tensor.ones(size, 8).shard(me.devices, 0)
         y = Tensor.zeros(size, dtype="int64").shard(me.devices, 0)
-        net(x).cross_entropy(y).backward()
+        net(x).cross_entropy(y, ignore_index=ignored).backward()
         grads = [p.grad for p in get_parameters(net)]
         stores = [UOp(Ops.STORE, dtypes.void, (_target(g), g.uop)) for g in grads if g is not None]
-        linear = create_linear_with_vars(UOp(Ops.SINK, dtypes.void, tuple(stores)), me, runtime.schedules).linear
-        outside = len(linear.toposort(lambda u: u.op not in GroupOp.COLLECTIVE))
-        return len(linear.src), outside, len(linear.toposort()) - outside
+        return create_linear_with_vars(UOp(Ops.SINK, dtypes.void, tuple(stores)), me, runtime.schedules).linear
+
+
+def scheduled_nodes(size: int) -> tuple[int, int, int]:
+    """Of that, CALLs, nodes outside of the collectives' own calls, and in them."""
+    linear = scheduled(size)
+    outside = len(linear.toposort(lambda u: u.op not in GroupOp.COLLECTIVE))
+    return len(linear.src), outside, len(linear.toposort()) - outside
+
+
+def test_gradients_wait_for_the_targets_of_others_only_where_some_may_not_count() -> None:
+    counted, known = (
+        [call.src[0].op in GroupOp.COLLECTIVE for call in scheduled(2, ignored).src] for ignored in (-100, None)
+    )
+    assert sum(counted) == sum(known) + 1 and counted.index(True) < known.index(True), (counted, known)
 
 
 def _target(t: Tensor) -> UOp:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 from manygrad import Context, Tensor
+from manygrad.tensor.nn import functional as F
 from manygrad.tensor.ops.error_function import FAR, normal_tail
 from tests.tensor.oracle import check, numbers
 
@@ -99,6 +101,19 @@ def test_losses_of_the_half_types_keep_the_type_and_count_beyond_its_range() -> 
     x, y = Tensor(np.zeros((n, 2), np.float16), device="CPU"), Tensor(np.zeros(n, np.int64), device="CPU")
     loss = x.cross_entropy(y)
     assert loss.dtype.name == "float16" and loss.item() == pytest.approx(math.log(2), rel=1e-3)
+
+
+@pytest.mark.parametrize("loss", [F.cross_entropy, F.nll_loss])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_all_targets_count_without_an_ignored_one(loss: Any, weighted: bool, reduction: str) -> None:
+    x, y = Tensor(X).log_softmax(1), Tensor(np.arange(len(X)) % X.shape[1])
+    weight = Tensor(np.arange(1.0, X.shape[1] + 1)) if weighted else None
+    for more in ({}, {"label_smoothing": 0.3}) if loss is F.cross_entropy else ({},):
+        want, got = (loss(x, y, weight, ignore_index=i, reduction=reduction, **more) for i in (-100, None))
+        check(got, want.numpy())
+    with pytest.raises(IndexError, match="class -100 "):
+        loss(x, y * 0 - 100, ignore_index=None).item()
 
 
 def test_errors_of_losses() -> None:
