@@ -272,7 +272,7 @@ class Endpoint:
 
     def incoming(self, peer: int) -> Mapping[int, Incoming]:
         """By its number each message of `peer` of which something is there and that was not received yet. Receiving one
-        that is there does not wait."""
+        of which all is `there` hardly waits."""
         link = self._link(peer)
         assert isinstance(link, tcp.ZmqLink), "messages in shared memory keep their order"
         return link.incoming

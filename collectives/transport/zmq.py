@@ -249,6 +249,7 @@ class ZmqHub:
             self._reply(link, wire.ACK)
 
     def pay_waiting(self, all: bool = False) -> None:
+        """`pay` for every peer that has sent something since it was told."""
         for link in self.links.values():
             if link.owed:
                 self.pay(link, all)

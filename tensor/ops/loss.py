@@ -154,7 +154,8 @@ def cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, s
 def linear_cross_entropy(input: Tensor, linear_weight: Tensor, target: Tensor, *, linear_bias: Tensor | None = None,
                          weight: Tensor | None = None, reduction: str = "mean", ignore_index: int | None = None,
                          label_smoothing: float = 0.0, options: Any = None) -> Tensor:  # fmt: skip
-    """cross_entropy of the logits linear(input, linear_weight, linear_bias), linear_weight (C, in_features)."""
+    """cross_entropy of the logits linear(input, linear_weight, linear_bias), linear_weight (C, in_features). Without
+    `ignore_index` it is -100."""
     if linear_weight.ndim != 2:
         raise ValueError(
             f"linear_cross_entropy: linear_weight has shape {linear_weight.shape}, expected (classes, in_features)"
