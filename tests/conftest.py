@@ -42,6 +42,7 @@ STARTS_PROCESSES = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in this hook, too
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Under `pytest -n 2 --dist loadgroup` a file's tests run in one process, those that start processes all in the
     same one."""

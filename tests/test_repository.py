@@ -11,6 +11,8 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 NOT_PACKAGES = {"tests", "examples", "benchmarks", "docs", "build", "runs", "dist"}
 # what modules change while a program runs: the process's own. A worker's is its Runtime's (runtime/runtime.py)
@@ -176,3 +178,15 @@ def test_a_module_has_two_names_and_is_one() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_tests_that_start_processes_run_in_one(request: pytest.FixtureRequest) -> None:
+    """Under `-n 2 --dist loadgroup` they have deadlines, and look for what is left behind. xdist writes the group
+    behind a test's name."""
+    if getattr(request.config.option, "loadgroup", False):
+        assert request.node.nodeid.endswith("@processes"), "pytest-xdist has not read the groups of conftest.py"
+        return
+    command = [sys.executable, "-m", "pytest", "-n", "1", "--dist", "loadgroup", request.node.nodeid]
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    found = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120)
+    assert found.returncode == 0, found.stdout

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from manygrad.launcher.janitor import marked_processes
@@ -29,6 +30,7 @@ class Run:
 
     process: subprocess.Popen[str]
     run_dir: Path
+    mark: str  # in the environment of all that the command starts
     began: float = field(default_factory=time.monotonic)
     code: int = 0
     out: str = ""
@@ -50,6 +52,17 @@ class Run:
             assert self.process.poll() is None, self.process.communicate()
             time.sleep(0.02)
         raise AssertionError(f"no {text!r} in {path}")
+
+    def still_there(self) -> list[str]:
+        """What the command has started, known from its first moment on (its job's id is not)."""
+        found = []
+        for p in psutil.process_iter():
+            try:
+                if p.environ().get("STARTED_IN") == self.mark:
+                    found.append(str(p.as_dict(["pid", "ppid", "status", "create_time", "cmdline"])))
+            except psutil.Error:
+                pass  # it has ended, or is not ours
+        return found
 
     @property
     def report(self) -> dict[str, Any]:
@@ -88,6 +101,7 @@ def launcher(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         environ = (
             {k: v for k, v in os.environ.items() if not k.startswith(("MANYGRAD_", "RAY_"))}
             | {"PYTHONPATH": os.pathsep.join([HERE, *filter(None, [os.environ.get("PYTHONPATH")])])}
+            | {"STARTED_IN": (mark := f"{tmp_path}/{len(runs)}")}
             | env
         )
         if not real_endpoint:
@@ -105,7 +119,7 @@ def launcher(tmp_path: Path) -> Iterator[Callable[..., Run]]:
             start_new_session=True,
             preexec_fn=_with_ctrl_c,
         )
-        runs.append(Run(process, run_dir))
+        runs.append(Run(process, run_dir, mark))
         return runs[-1]
 
     yield start
