@@ -21,6 +21,7 @@ from manygrad.tensor.uop.shape import numel
 DECODED = 60  # weighted ops that are rather done for each block of a sum, or of what is read, than once and stored
 DECODED_FOR = 16  # rows of a product that decode what is read in its kernel: a few tiles
 UNPACKED = 40  # weighted ops on bytes that are rather done for each tile of a product than once and stored
+BLOCK_ROWS = 2048  # of all blocks of a sum: a panel of a product's columns of so many rows stays in the second cache
 MAX_LEAVES = 24  # buffers one kernel reads
 MAX_DEPTH = 120  # nested ops in one kernel
 EFFECTS = frozenset({Ops.STORE, Ops.CALL})
@@ -143,12 +144,26 @@ def smaller_contractions(u: UOp, fused: Fused) -> Iterable[UOp]:
 
 
 def reduction_below(u: UOp, fused: Fused) -> Iterable[UOp]:
-    """The levels of a reduction in blocks stay together, those of a row that is given back to its elements, and sums of
-    bytes in blocks that have a scale each."""
+    """Sums of blocks that need not be stored stay together, those of a row that is given back to its elements, and sums
+    of bytes in blocks that have a scale each."""
     s = u.src[0]
-    in_blocks = u.arg.blocks is not None and s.op is Ops.REDUCE and s not in fused.stored
-    stays = in_blocks or fused.rows.fuses_reduce(u) or fused.only_bytes(s)
+    stays = sums_blocks(u, fused) or fused.rows.fuses_reduce(u) or fused.only_bytes(s)
     return (s,) if fused.contents[s].reduces and not stays else ()
+
+
+def sums_blocks(u: UOp, fused: Fused) -> bool:
+    """Whether the REDUCE adds up blocks that need not be stored: sums of blocks, or those of so few rows that what a
+    tile reads of all of them stays in a cache."""
+    s = u.src[0]
+    if u.arg.blocks is None or s in fused.stored:
+        return False
+    if s.op is Ops.REDUCE:
+        return True
+    rows = s.src[0] if s.op is Ops.RESHAPE else s
+    if rows.op is not Ops.REDUCE or rows.arg.blocks is None or rows in fused.stored:
+        return False
+    known = all(isinstance(d, int) for d in rows.src[0].shape)
+    return known and numel(rows.src[0].shape) * rows.arg.blocks <= BLOCK_ROWS * numel(rows.shape)
 
 
 def _repeats(u: UOp) -> bool:

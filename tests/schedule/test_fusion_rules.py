@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from manygrad import Context, Tensor
-from manygrad.schedule.fusion import LIMITS, MAX_DEPTH, MAX_LEAVES, RULES, RULES_OF, SHARED, WHY
+from manygrad.schedule.fusion import BLOCK_ROWS, LIMITS, MAX_DEPTH, MAX_LEAVES, RULES, RULES_OF, SHARED, WHY
 from manygrad.tensor.uop import Ops
 from tests.schedule.programs import kernels_of, stored, stores_of
 
@@ -116,6 +116,18 @@ def test_short_sums_of_bytes_stay_in_a_sum_over_blocks_with_what_unpacks_them() 
     assert {"reduction of a reduction", "broadcast work"} == rules
     long = sums(zeros(8, 1024, np.int8), zeros(16, 1024, np.uint8)).sum(2)
     assert "reduction of a reduction" in {s.rule for s in stores_of(long).values()}
+
+
+def test_blocks_of_a_sum_of_few_rows_are_added_in_its_kernel() -> None:
+    """Over two devices, where each has four of the eight blocks."""
+
+    def product(rows: int) -> Tensor:
+        x, y = (Tensor.zeros(rows, n).contiguous().shard(("CPU:0", "CPU:1"), 0).realize() for n in (3, 5))
+        return x.T @ y
+
+    rule = "reduction of a reduction"
+    assert rule not in {found.rule for found in stores_of(product(2 * BLOCK_ROWS)).values()}
+    assert rule in {found.rule for found in stores_of(product(2 * BLOCK_ROWS + 8)).values()}
 
 
 def test_nothing_is_stored_in_one_kernel() -> None:
