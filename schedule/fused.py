@@ -221,8 +221,9 @@ class Fused:
 
 
 def is_contraction(u: UOp) -> bool:
-    """A sum of products both of whose factors are used many times over."""
-    return u.arg.op is Ops.ADD and u.src[0].op is Ops.MUL and all(_spread(f) >= 8 for f in u.src[0].src)
+    """A sum of products both of whose factors are used many times over; its rows may be seen as blocks."""
+    product = u.src[0].src[0] if u.src[0].op is Ops.RESHAPE else u.src[0]
+    return u.arg.op is Ops.ADD and product.op is Ops.MUL and all(_spread(f) >= 8 for f in product.src)
 
 
 def is_short_sum_of_bytes(u: UOp) -> bool:

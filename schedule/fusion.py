@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from manygrad.schedule.fused import NO_AXES, TRANSPARENT, Fused, Stored, graph_facts
+from manygrad.schedule.fused import NO_AXES, TRANSPARENT, Fused, Stored, graph_facts, is_contraction
 from manygrad.schedule.work import CHEAP, EXPENSIVE, GATHERED, is_leaf, work
 from manygrad.tensor.source import line_of
 from manygrad.tensor.uop import GroupOp, Ops, UOp
@@ -21,7 +21,7 @@ from manygrad.tensor.uop.shape import numel
 DECODED = 60  # weighted ops that are rather done for each block of a sum, or of what is read, than once and stored
 DECODED_FOR = 16  # rows of a product that decode what is read in its kernel: a few tiles
 UNPACKED = 40  # weighted ops on bytes that are rather done for each tile of a product than once and stored
-BLOCK_ROWS = 2048  # of all blocks of a sum: a panel of a product's columns of so many rows stays in the second cache
+BLOCK_ROWS = 2048  # of a product's blocks: a panel of its columns of so many rows stays in the second cache
 MAX_LEAVES = 24  # buffers one kernel reads
 MAX_DEPTH = 120  # nested ops in one kernel
 EFFECTS = frozenset({Ops.STORE, Ops.CALL})
@@ -152,15 +152,15 @@ def reduction_below(u: UOp, fused: Fused) -> Iterable[UOp]:
 
 
 def sums_blocks(u: UOp, fused: Fused) -> bool:
-    """Whether the REDUCE adds up blocks that need not be stored: sums of blocks, or those of so few rows that what a
-    tile reads of all of them stays in a cache."""
+    """Whether the REDUCE adds up blocks that need not be stored: sums of blocks, or of a product so few rows that what
+    a tile reads of all of them stays in a cache."""
     s = u.src[0]
     if u.arg.blocks is None or s in fused.stored:
         return False
     if s.op is Ops.REDUCE:
         return True
     rows = s.src[0] if s.op is Ops.RESHAPE else s
-    if rows.op is not Ops.REDUCE or rows.arg.blocks is None or rows in fused.stored:
+    if rows in fused.stored or rows.op is not Ops.REDUCE or rows.arg.blocks is None or not is_contraction(rows):
         return False
     known = all(isinstance(d, int) for d in rows.src[0].shape)
     return known and numel(rows.src[0].shape) * rows.arg.blocks <= BLOCK_ROWS * numel(rows.shape)

@@ -118,11 +118,11 @@ def test_short_sums_of_bytes_stay_in_a_sum_over_blocks_with_what_unpacks_them() 
     assert "reduction of a reduction" in {s.rule for s in stores_of(long).values()}
 
 
-def test_blocks_of_a_sum_of_few_rows_are_added_in_its_kernel() -> None:
+def test_blocks_of_a_product_of_few_rows_are_added_in_its_kernel() -> None:
     """Over two devices, where each has four of the eight blocks."""
 
     def product(rows: int) -> Tensor:
-        x, y = (Tensor.zeros(rows, n).contiguous().shard(("CPU:0", "CPU:1"), 0).realize() for n in (3, 5))
+        x, y = (Tensor.zeros(rows, n).contiguous().shard(("CPU:0", "CPU:1"), 0).realize() for n in (16, 8))
         return x.T @ y
 
     rule = "reduction of a reduction"

@@ -37,11 +37,11 @@ def even_part(opts: Opts, k: UOp, most: int) -> int:
 
 def block(facts: Facts, opts: Opts, main: UOp, r: UOp, nbytes: int, wanted: int, least: int = 0) -> Opts:
     """About as many tiles of `r` as fit `nbytes`, or `least`, at most those wanted, all blocks about the same."""
-    each = volume(frozenset(main.src[1:])) * tile_of(opts, r) * cost.ELEMENT_BYTES
+    each = volume(facts.reduced(main)) * tile_of(opts, r) * cost.ELEMENT_BYTES
     most = min(max(nbytes // each, least), wanted)
     tiles = even(tiles_along(opts, r, size_max(r)), most) if most else 0
     fixed = facts.fixed_loops and ranges_of(main) >= frozenset(facts.sig.loops)
-    if tiles < 2 or not fixed or sum(not is_total(u) for u in facts.sig.reduces) > 1:
+    if tiles < 2 or not fixed or sum(not is_total(u) for u in facts.sig.reduces) > len(facts.levels(main)):
         return ()
     return (Block(r.arg.id, tiles),)
 

@@ -57,6 +57,17 @@ class Facts:
         """The REDUCE with the most iterations."""
         return max(self.sig.reduces, key=lambda u: volume(ranges_of(u) | frozenset(u.src[1:])), default=None)
 
+    def levels(self, main: UOp) -> tuple[UOp, ...]:
+        """`main` and the REDUCEs that add up nothing but it: sums of blocks, of their sums, and so on."""
+        found = [main]
+        while outer := [u for u in self.sig.reduces if u.src[0] is found[-1]]:
+            found.append(outer[0])
+        return tuple(found)
+
+    def reduced(self, main: UOp) -> frozenset[UOp]:
+        """The ranges over which `main` and its levels run."""
+        return frozenset(r for u in self.levels(main) for r in u.src[1:])
+
     @cached_property
     def fixed_loops(self) -> bool:
         """Whether the sizes of all loops are constants."""

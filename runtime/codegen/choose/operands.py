@@ -101,7 +101,7 @@ def rows_apart(facts: Facts, main: UOp, r: UOp) -> bool:
     step = facts.stride(rows[0].src[0], main.src[-1]) if len(rows) == 1 else 1
     if step is None or step in (0, 1) or is_masked(rows[0]):
         return False
-    nbytes = volume(frozenset(main.src[1:])) * abs(step) * rows[0].dtype.itemsize
+    nbytes = volume(facts.reduced(main)) * abs(step) * rows[0].dtype.itemsize
     return nbytes > cost.near_bytes(facts.machine)
 
 

@@ -144,7 +144,7 @@ def keep_columns_in_cache(facts: Facts, opts: Opts, p: Product) -> Opts:
 
 def columns_fit_first_cache(facts: Facts, p: Product) -> bool:
     """Whether all columns that a row meets are few, and read as they lie."""
-    nbytes = volume(frozenset((*p.main.src[1:], p.lane))) * p.columns.dtype.itemsize
+    nbytes = volume(facts.reduced(p.main) | {p.lane}) * p.columns.dtype.itemsize
     plain = not is_masked(p.columns) and not p.columns.dtype.is_half
     return nbytes <= cost.columns_bytes(facts.machine) and plain
 

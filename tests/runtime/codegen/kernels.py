@@ -95,6 +95,17 @@ def gemm(
     return sink(store(0, add(mul(im, n), jn), value, im, jn))
 
 
+def gemm_in_blocks(m: int, n: int, k: int, levels: int = 2) -> UOp:
+    """c[m, n] = a.T b, the sum over k taken in 2 ** levels blocks of rows, which are added in pairs, and these."""
+    im, jn, rk = loop(m, 0), loop(n, 1), red(k, 2 + levels)
+    halves = [red(2, 2 + i) for i in range(levels)]
+    row = add(*(mul(h, k << levels - 1 - i) for i, h in enumerate(halves)), rk)
+    value = reduce(load(1, add(mul(row, m), im)).alu(Ops.MUL, load(2, add(mul(row, n), jn))), rk)
+    for h in reversed(halves):
+        value = reduce(value, h)
+    return sink(store(0, add(mul(im, n), jn), value, im, jn))
+
+
 def two_products(m: int, n: int, k: int) -> UOp:
     """c[m, n] = (a @ b.T) * (a @ d.T), both sums over the same range."""
     im, jn, rk = loop(m, 0), loop(n, 1), red(k, 2)

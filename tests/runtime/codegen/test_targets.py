@@ -29,6 +29,7 @@ from tests.runtime.codegen.kernels import (
     elementwise,
     f32,
     gemm,
+    gemm_in_blocks,
     load,
     loop,
     mul,
@@ -73,6 +74,7 @@ def gather(n: int) -> UOp:
 KERNELS = {
     "gemm": (gemm(33, 40, 50), [(33, 40), (33, 50), (50, 40)], np.float32),
     "gemm NT": (gemm(33, 40, 50, "NT"), [(33, 40), (33, 50), (40, 50)], np.float32),
+    "gemm in blocks": (gemm_in_blocks(33, 40, 13), [(33, 40), (52, 33), (52, 40)], np.float32),
     "gemm bf16": (gemm(20, 40, 50, dtype=dtypes.bfloat16), [(20, 40), (20, 50), (50, 40)], dtypes.bfloat16.np),
     "softmax": (softmax(7, 45), [(7, 45), (7, 45)], np.float32),
     "max int8": (elementwise(lambda a, b: a.alu(Ops.MAX, b), [dtypes.int8] * 2, 77), [77, 77, 77], np.int8),
