@@ -209,7 +209,7 @@ class _Lowering:
         bounds = tuple(b * rest for b in p.bounds)
         counts = [bounds[-1]] * len(parts)
         out = self.collective(Ops.ALLGATHER, parts, devices, partial(AllGatherArg, bounds), at, counts)
-        if prod(shape[: p.axis]) == 1:
+        if prod(shape[: p.axis]) == 1 or not p.bounds[-1]:
             return tuple(reshape(x, shape) for x in out)
         whole = []
         for x in out:

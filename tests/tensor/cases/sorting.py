@@ -197,8 +197,9 @@ def counted(weights: bool):
 
 def binned(draw: Draw) -> Sample:
     x = array(draw, shapes(draw, empty=False))
-    if draw(st.booleans()):
-        return Sample((x,), (draw(st.integers(1, 5)),))
+    if draw(st.booleans()):  # (a number alone lies in the middle, which must not be an edge)
+        bins = st.sampled_from([1, 3, 5]) if x.size == 1 else st.integers(1, 5)
+        return Sample((x,), (draw(bins),))
     return Sample((np.round(x * 8) / 8 + 0.01,), (draw(st.integers(1, 5)),), {"min": -2, "max": 3})  # not at an edge
 
 
