@@ -285,7 +285,7 @@ def test_a_kernel_that_fails_leaves_its_inputs_and_runs_again(monkeypatch: pytes
     def broken(self: object, ast: object) -> None:
         raise MemoryError("no room")
 
-    with monkeypatch.context() as m, Context(CACHE=0):
+    with monkeypatch.context() as m:
         m.setattr(device, "compile", broken)
         with pytest.raises(MemoryError, match="no room"):
             t.realize()
@@ -296,7 +296,7 @@ def test_a_kernel_that_fails_leaves_its_inputs_and_runs_again(monkeypatch: pytes
 def test_an_assignment_that_could_not_be_compiled_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     x = ones(3)
     x.assign(x + 5.125)
-    with monkeypatch.context() as m, Context(CACHE=0):
+    with monkeypatch.context() as m:
         m.setattr(type(get_device("CPU")), "compile", lambda self, ast: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             (x * 1.0).realize()
