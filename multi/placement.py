@@ -9,10 +9,9 @@ to which terms and result travel in the type `wire`, if one is named.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from manygrad.tensor.environment import SUM_BLOCKS
-from manygrad.tensor.uop import Ops
+from manygrad.tensor.uop import Ops, even_bounds
 
 
 @dataclass(frozen=True)
@@ -48,10 +47,3 @@ class Partial:
 
 Placement = Shard | Replicate | Partial
 REPLICATE = Replicate()
-
-
-@lru_cache(4096)
-def even_bounds(size: int, n: int) -> tuple[int, ...]:
-    """n parts whose sizes differ by one at most: 10 over 4 -> 0, 3, 5, 8, 10.
-    A cut into 2n parts has the positions of a cut into n."""
-    return tuple(-(-i * size // n) for i in range(n + 1))

@@ -240,8 +240,10 @@ def placement(u: UOp) -> Placement:
     if u.op in (Ops.BUFFER, Ops.PARAM):
         return REPLICATE if u.arg.axis is None else Shard.of(u.arg.axis, u.arg.bounds)
     if u.op is Ops.SHARD:
-        axis = u.arg.axis
-        return REPLICATE if axis is None else Shard.even(axis, u.src[0].shape[axis], len(u.arg.devices))
+        axis, bounds = u.arg.axis, u.arg.bounds
+        if axis is None or bounds:
+            return REPLICATE if axis is None else Shard.of(axis, bounds)
+        return Shard.even(axis, u.src[0].shape[axis], len(u.arg.devices))
     if u.op is Ops.RESULT:
         return settled(placement(u.src[0].arg.src[u.arg]))
     if u.op in (Ops.AFTER, Ops.CUSTOM):

@@ -82,7 +82,7 @@ from manygrad.tensor.source import mark
 from manygrad.tensor.storage import LIVE as LIVE
 from manygrad.tensor.storage import PENDING as PENDING
 from manygrad.tensor.storage import Storage
-from manygrad.tensor.uop import GroupOp, Ops, ShardArg, UOp, VarArg
+from manygrad.tensor.uop import GroupOp, Ops, ShardArg, UOp, VarArg, even_bounds
 from manygrad.tensor.uop.symbolic import variable
 from manygrad.tensor.uop.views import STEPS, memory, overlaps
 
@@ -300,7 +300,7 @@ class Tensor(
         anew = None if not self._is_stored else anew
         if not self._is_stored and len(storage.sharing(self)) == 1:  # the value simply becomes this tensor's
             if isinstance(self.device, tuple):  # it stays where and as it is cut
-                x = x.shard(self.device, engine().sharding_axis(self.uop))
+                x = x._shard_like(self)
             elif x.uop.device is None:
                 x._device = self._device
             # (what lies in memory is another's)
@@ -381,6 +381,16 @@ class Tensor(
             if engine().sharding_axis(self.uop) == axis:
                 return self
         return self._new(mark(UOp(Ops.SHARD, self.dtype, (self.uop,), ShardArg(names, axis))))
+
+    def _shard_like(self, other: Tensor) -> Tensor:
+        """On the devices of `other`, which has the same shape, and cut where that is."""
+        devices, (axis, bounds) = other.device, engine().store_spec(other.uop)
+        assert isinstance(devices, tuple)
+        moves = self.device == devices and engine().store_spec(self.uop) != (axis, bounds)
+        if axis is None or not (moves or isinstance(self.device, str)):
+            return self.shard(devices, axis)  # (or an error about other devices)
+        uneven = () if bounds == even_bounds(bounds[-1], len(bounds) - 1) else bounds
+        return self._new(mark(UOp(Ops.SHARD, self.dtype, (self.uop,), ShardArg(devices, axis, uneven))))
 
     @locked
     def shard_(self, devices: Sequence[str], axis: int | None = None) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from math import prod
 
-from manygrad.tensor.engine import engine
 from manygrad.tensor.tensor import Tensor
 
 
@@ -27,7 +26,7 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
 def _set(tensor: Tensor, value: Tensor) -> Tensor:
     value = value.detach().cast(tensor.dtype)
     if isinstance(tensor.device, tuple):
-        value = value.shard(tensor.device, engine().sharding_axis(tensor.uop))
+        value = value._broadcast(tensor.shape)._shard_like(tensor)
     elif value.device != tensor.device:
         value = value.to(tensor.device)
     return tensor.assign(value._broadcast(tensor.shape))

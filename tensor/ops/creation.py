@@ -137,9 +137,7 @@ class CreationMixin:
     def full_like(self: Tensor, value: bool | int | float, dtype: DType | str | None = None) -> Tensor:
         t = self._new(UOp.const(to_dtype(dtype) if dtype is not None else self.dtype, value))._broadcast(self.shape)
         if isinstance(self.device, tuple):
-            from manygrad.tensor.engine import engine
-
-            return t.shard(self.device, engine().sharding_axis(self.uop))
+            return t._shard_like(self)
         return t
 
     def zeros_like(self: Tensor, dtype: DType | str | None = None) -> Tensor:

@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import dtypes
-from manygrad.tensor.engine import engine
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
@@ -15,8 +14,7 @@ if TYPE_CHECKING:
 class DistributionsMixin:
     def _placed_like(self: Tensor, t: Tensor) -> Tensor:
         """`t`, of self's shape and on its devices, cut as self is: each device then computes its own part only."""
-        axis = engine().sharding_axis(self.uop) if isinstance(self.device, tuple) else None
-        return t if axis is None else t.shard(self.device, axis)
+        return t._shard_like(self) if isinstance(self.device, tuple) else t
 
     def rand_like(self: Tensor, dtype: Any = None) -> Tensor:
         return self._placed_like(self.rand(*self.shape, dtype=dtype or self.dtype, device=self.device))

@@ -18,6 +18,7 @@ from manygrad.tensor.uop.args import (
     ShardArg,
     VarArg,
     ViewArg,
+    even_bounds,
 )
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.rewrite import PatternMatcher, UPat, graph_rewrite
@@ -46,6 +47,7 @@ __all__ = [
     "UPat",
     "VarArg",
     "ViewArg",
+    "even_bounds",
     "graph_rewrite",
     "standing_on",
     "toposort",

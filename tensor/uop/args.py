@@ -8,6 +8,7 @@ type that `Ops` names, for the node of the same parts without it would be found 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from manygrad.tensor.dtype import DType
@@ -62,6 +63,14 @@ class ShardArg(NamedTuple):
 
     devices: tuple[str, ...]
     axis: int | None  # the dim that is cut; None: each device has the whole value
+    bounds: tuple[int, ...] = ()  # of the parts, n+1 places; (): `even_bounds`
+
+
+@lru_cache(4096)
+def even_bounds(size: int, n: int) -> tuple[int, ...]:
+    """n parts whose sizes differ by one at most: 10 over 4 -> 0, 3, 5, 8, 10.
+    A cut into 2n parts has the positions of a cut into n."""
+    return tuple(-(-i * size // n) for i in range(n + 1))
 
 
 class FinishArg(NamedTuple):

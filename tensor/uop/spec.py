@@ -274,6 +274,14 @@ def _is_shard(u: UOp) -> bool:
     )
 
 
+def _has_bounds(u: UOp) -> bool:
+    devices, axis, bounds = u.arg
+    if bounds == () or axis is None or not are_ints(bounds):
+        return bool(bounds == ())
+    ends = (bounds[0], bounds[-1]) == (0, u.src[0].shape[axis])
+    return ends and len(bounds) == len(devices) + 1 and list(bounds) == sorted(bounds)
+
+
 def _as_many(u: UOp) -> bool:
     a, b = u.src[0].shape, u.arg
     return not {*map(type, a), *map(type, b)} <= {int} or prod(a) == prod(b)
@@ -349,7 +357,8 @@ TENSOR = spec_of(
          *_MOVES, ("the name of a half type as arg", lambda u: u.arg in ("float16", "bfloat16"))),
     rule("BARRIER waits", Ops.BARRIER, sources(2), NO_ARG, VALUES, LIKE_FIRST),
     rule("COPY goes to a device", Ops.COPY, *_MOVES, A_NAME),
-    rule("SHARD goes to several devices", Ops.SHARD, *_MOVES, ("a ShardArg, its axis a dim or None", _is_shard)),
+    rule("SHARD goes to several devices", Ops.SHARD, *_MOVES,
+         ("a ShardArg, its axis a dim or None", _is_shard), ("bounds of its parts, or none", _has_bounds)),
     rule("STORE writes memory", Ops.STORE, NO_ARG, *STORES),
     rule("AFTER waits for effects", Ops.AFTER,
          at_least(2), NO_ARG, A_VALUE, LIKE_FIRST, ("memory first", lambda u: is_place(u.src[0])), EFFECTS_LAST),

@@ -11,7 +11,7 @@ import pytest
 
 from manygrad import Context, Tensor, nn
 from manygrad.multi.lower_shards import groups_of, store_spec
-from manygrad.multi.placement import REPLICATE, Partial, Shard, even_bounds
+from manygrad.multi.placement import REPLICATE, Partial, Shard
 from manygrad.multi.rules import placement
 from manygrad.multi.world import World
 from manygrad.runtime.current import use
@@ -22,7 +22,7 @@ from manygrad.schedule import create_linear_with_vars
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.nn.optim import SGD, AdamW
 from manygrad.tensor.nn.state import get_parameters
-from manygrad.tensor.uop import GroupOp, Ops, UOp
+from manygrad.tensor.uop import GroupOp, Ops, UOp, even_bounds
 from manygrad.tensor.uop.shape import unviewed
 from tests.multi.cluster import lowered, workers
 from tests.schedule.programs import linear_of

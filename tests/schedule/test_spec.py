@@ -90,6 +90,8 @@ BROKEN = [
     ("tensor", "effects as sources", UOp(Ops.SINK, void, (x,))),
     ("tensor", "its number", UOp(Ops.RESULT, f32, (UOp(Ops.FUNCTION, void, (x,), body),), 1)),
     ("tensor", "a BufferSpec", UOp(Ops.BUFFER, i32, (), x.arg)),
+    ("tensor", "bounds of its parts", UOp(Ops.SHARD, f32, (x,), ShardArg(("CPU:0", "CPU:1"), 0, (0, 9)))),
+    ("tensor", "bounds of its parts", UOp(Ops.SHARD, f32, (x,), ShardArg(("CPU:0", "CPU:1"), None, (0, 1, 4)))),
     ("clean", "no rule", UOp(Ops.DETACH, f32, (x,))),
     ("lower_shards", "no rule", UOp(Ops.SHARD, f32, (x,), ShardArg(("CPU:0",), None))),
     ("lower_shards", "a number of one of its parts", UOp(Ops.MSELECT, f32, (two,), 2)),

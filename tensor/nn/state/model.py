@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from manygrad.tensor.engine import default_device, engine
+from manygrad.tensor.engine import default_device
 from manygrad.tensor.nn import walk
 from manygrad.tensor.nn.parameter import Buffer
 from manygrad.tensor.tensor import Tensor
@@ -48,9 +48,7 @@ def load_state_dict(model: Any, state: dict[str, Tensor], strict: bool = True) -
         if new.device != t.device:
             if isinstance(new.device, str) and new.device.startswith("DISK"):
                 new = new.to(default_device())
-            new = (
-                new.shard(t.device, engine().sharding_axis(t.uop)) if isinstance(t.device, tuple) else new.to(t.device)
-            )
+            new = new._shard_like(t) if isinstance(t.device, tuple) else new.to(t.device)
         new = new.detach().cast(t.dtype)
         if t.is_realized:
             t.assign(new)

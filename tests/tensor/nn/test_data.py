@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from manygrad import Tensor
-from manygrad.multi.placement import even_bounds
 from manygrad.tensor.nn.data import (
     ConcatDataset,
     DataLoader,
@@ -28,6 +27,7 @@ from manygrad.tensor.nn.data import (
     default_collate,
     random_split,
 )
+from manygrad.tensor.uop import even_bounds
 
 X = np.arange(23, dtype=np.float32)
 

@@ -75,6 +75,26 @@ def test_dims_are_cut_between_parts(devices: int) -> None:
         assert (axis is None) == (not any(part in name for part in ("heads", "out.w", "up", "down.w", "seen"))), name
 
 
+@pytest.mark.parametrize("computed", [False, True])
+def test_new_values_are_cut_between_the_same_parts(computed: bool) -> None:
+    """Those of a file, of an initialisation, and what is made like a parameter, as an optimiser's state is."""
+    new = np.arange(72, dtype=np.float32).reshape(18, 4)
+    model = nn.shard_rules(nn.Linear(4, 18, bias=False), {"weight": (0, 3)}, DEVICES[:2])
+    if computed:
+        model.weight.realize()
+    model.load_state_dict({"weight": Tensor(new)})
+    made = [model.weight, model.weight.zeros_like(), model.weight.rand_like()]
+    assert [engine().store_spec(t.uop) for t in made] == [(0, (0, 12, 18))] * 3
+    np.testing.assert_array_equal(model.weight.numpy(), new)
+    nn.init.constant_(model.weight, 3.0)
+    assert engine().store_spec(model.weight.uop) == (0, (0, 12, 18))
+    np.testing.assert_array_equal(model.weight.numpy(), np.full((18, 4), 3, np.float32))
+    even = Tensor(new).shard(DEVICES[:2], 0)
+    model.load_state_dict({"weight": even})  # (rows that another device holds are sent to it)
+    assert engine().store_spec(model.weight.uop) == (0, (0, 12, 18))
+    np.testing.assert_array_equal(model.weight.numpy(), new)
+
+
 def test_one_device_and_a_file_that_is_not_read_yet(tmp_path: Path) -> None:
     values = np.arange(48, dtype=np.float32).reshape(12, 4)
     safe_save({"weight": Tensor(values)}, tmp_path / "file.safetensors")
