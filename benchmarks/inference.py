@@ -235,11 +235,13 @@ def ours(decoder: Any, words: Any, length: int) -> Side:
         ids = filled(words.encode(TEXT), before + count)
         if not before:
             return lambda: writer.start(ids)
-        writer.start(ids[:before])
+        token = writer.start(ids[:before])
 
         def step() -> int:
+            nonlocal token
             writer.position = before
-            return writer.write(ids[before])
+            token = writer.write(token)  # (what it drew itself, as in a text: what a host makes all ranks compare)
+            return token
 
         return step
 
