@@ -131,7 +131,8 @@ def row_tiles(main: UOp, free: list[UOp], most: int) -> Iterator[tuple[dict[UOp,
 
 def tile_outputs_of_dot_product(facts: Facts, opts: Opts, main: UOp, accumulators: int) -> Opts:
     """A reduction in lanes along itself: the accumulators of several outputs side by side, so that what is loaded
-    serves more than one; of large rows one at a time, as they lie in memory."""
+    serves more than one (of a matrix in blocks those of its rows, which have the same block of the other operand);
+    of large rows one at a time, as they lie in memory."""
     own = [r for r in facts.sig.loops if r in ranges_of(main) and size_max(r) > 1]
     loads = facts.loads_of[main]
 
@@ -150,8 +151,9 @@ def tile_outputs_of_dot_product(facts: Facts, opts: Opts, main: UOp, accumulator
     long = size_max(main.src[-1]) * cost.ELEMENT_BYTES >= cost.LONG_ROW_BYTES
     if len(facts.sig.reduces) == 1 and large and long:
         return opts
-    t = even_tile(size_max(own[-1]), cost.dot_positions(accumulators))
-    return (*opts, Tile(own[-1].arg.id, t)) if t > 1 else opts
+    shared = [r for r in own if any(r not in ranges_of(u) for u in loads)] or own
+    t = even_tile(size_max(shared[-1]), cost.dot_positions(accumulators))
+    return (*opts, Tile(shared[-1].arg.id, t)) if t > 1 else opts
 
 
 def write_out_blocks(facts: Facts, opts: Opts, split: Mapping[UOp, UOp], accumulators: int) -> Opts:

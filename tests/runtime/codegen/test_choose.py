@@ -106,6 +106,13 @@ def columns_with_weights() -> UOp:
     return sink(store(0, add(mul(i, 256), n), reduce(w.alu(Ops.MUL, x), k), i, n))
 
 
+def row_by_matrix_in_blocks() -> UOp:
+    """out[n, b] = sum over k of x[b, k] * w[n, b, k]: a product with a weight whose columns are cut over devices."""
+    n, b, k = loop(576, 0), loop(4, 1), red(192, 2)
+    x, w = load(1, add(mul(b, 192), k)), load(2, add(mul(n, 768), mul(b, 192), k))
+    return sink(store(0, add(mul(n, 4), b), reduce(x.alu(Ops.MUL, w), k), n, b))
+
+
 def row_by_blocks(blocks: int) -> UOp:
     """out[n] = sum over blocks b, halves h, bytes i of x[b, h, i] * s[n, b] * (w[n, b, i] >> 4 h & 15)."""
     n, b, h, i = loop(64, 0), red(blocks, 1), red(2, 2), red(16, 3)
@@ -146,6 +153,7 @@ KERNELS: dict[str, Callable[[], UOp]] = {
     "two products of few rows": lambda: two_products(4, 1024, 1024),
     "two products of a vector of rows": lambda: two_products(16, 1024, 1024),
     "row by matrix": lambda: gemm(1, 256, 256, "NT"),
+    "row by matrix, in blocks": row_by_matrix_in_blocks,
     "row by quantised matrix": lambda: row_by_blocks(18),
     "row by quantised matrix, few blocks": lambda: row_by_blocks(6),
     "rows of bytes by a packed matrix": lambda: packed_product(64, 16, 18),
