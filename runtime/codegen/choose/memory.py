@@ -20,11 +20,13 @@ from manygrad.runtime.codegen.opts import (
     Prefetch,
     ReadAhead,
     RFactor,
+    Tensorize,
     Tile,
     Unroll,
     Vectorize,
     loop_nest,
 )
+from manygrad.runtime.codegen.opts.nest import is_fixed
 from manygrad.runtime.codegen.opts.opt import chosen
 from manygrad.runtime.codegen.target import LINE_BYTES
 from manygrad.tensor.dtype import dtypes
@@ -120,6 +122,8 @@ def line_written_out(facts: Facts, opts: Opts, loads: list[UOp]) -> Opts:
     stays."""
     for k in dict.fromkeys(u.src[1] for u in facts.sig.reduces if len(u.src) == 2):
         taken = chosen(opts, Unroll, k.arg.id) or chosen(opts, RFactor, k.arg.id)
+        if chosen(opts, Tensorize, k.arg.id) is not None and not is_fixed(k):
+            continue  # (its terms must leave no rest, which more of them together may)
         if taken is None and any(facts.stride(v.src[0], k) == 1 for v in loads):
             opts = (*opts, Unroll(k.arg.id, LINE_BYTES // loads[0].dtype.itemsize))
     return opts

@@ -20,6 +20,7 @@ from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
+from tests.fuzz.products import check
 from tests.runtime.codegen.kernels import (
     add,
     bytes_product,
@@ -290,3 +291,11 @@ def test_a_product_with_its_scale_is_one_exact_kernel(shape: tuple[int, int, int
     np.testing.assert_array_equal(
         result.numpy(), (x.astype(np.int32) @ w.T.astype(np.int32)).astype(np.float32) * scale
     )
+
+
+def test_a_line_of_symbolic_length_is_not_written_out() -> None:
+    """Its terms, four an instruction, are known to leave no rest; 64 of them together are not."""
+    check(
+        {"shape": (64, 2, 512), "types": ("int8", "int8"), "layout": "NN", "batch": (2,), "devices": 1, "step": 16,
+         "made": False, "then": "nothing", "seed": 0}
+    )  # fmt: skip
