@@ -45,7 +45,7 @@ def load_state_dict(model: Any, state: dict[str, Tensor], strict: bool = True) -
     if wrong:
         raise ValueError(f"load_state_dict: {'; '.join(wrong)}")
     for t, new in pairs.values():
-        if new.device != t.device:
+        if new.device != t.device or isinstance(t.device, tuple):
             if isinstance(new.device, str) and new.device.startswith("DISK"):
                 new = new.to(default_device())
             new = new._shard_like(t) if isinstance(t.device, tuple) else new.to(t.device)
