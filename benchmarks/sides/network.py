@@ -46,11 +46,18 @@ class Raw:
 
     def __init__(self, rank: int, addresses: list[str]):
         self.size = len(addresses)
-        self.sockets: list[socket.socket] = []
+        found: dict[bytes, socket.socket] = {}  # by who has made it, and which of a pair it is
         with socket.create_server((addresses[rank], PORT + rank), backlog=64) as listener:
+            listener.settimeout(LIMIT_S)
             for peer in range(rank):
-                self.sockets += [connected(addresses[peer], PORT + peer) for _ in range(CONNECTIONS)]
-            self.sockets += [listener.accept()[0] for _ in range((self.size - 1 - rank) * CONNECTIONS)]
+                for c in range(CONNECTIONS):
+                    s = found[bytes([peer, c])] = connected(addresses[peer], PORT + peer)
+                    s.sendall(bytes([rank, c]))
+            for _ in range((self.size - 1 - rank) * CONNECTIONS):  # (they come in any order)
+                s = listener.accept()[0]
+                s.settimeout(LIMIT_S)
+                found[s.recv(2, socket.MSG_WAITALL)] = s
+        self.sockets = [found[which] for which in sorted(found)]
         for s in self.sockets:
             s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -61,7 +68,7 @@ class Raw:
         """The largest of every process's values, told on the first connection of each pair."""
         values = [value]
         for s in self.sockets:
-            s.setblocking(True)
+            s.settimeout(LIMIT_S)
         for s in self.sockets[::CONNECTIONS]:
             s.sendall(value.to_bytes(8, "little"))
         for s in self.sockets[::CONNECTIONS]:
@@ -79,7 +86,9 @@ class Raw:
             s.setblocking(False)
             poll.register(fd, select.POLLIN | select.POLLOUT)
         while left_out or left_in:
-            for fd, event in poll.poll():
+            if not (ready := poll.poll(LIMIT_S * 1000)):
+                raise TimeoutError(f"nothing has come for {LIMIT_S} s")
+            for fd, event in ready:
                 if event & select.POLLIN and fd in left_in:
                     at = start[fd] + share - left_in[fd]
                     left_in[fd] -= by_fd[fd].recv_into(into[at : at + min(left_in[fd], BYTES_AT_ONCE)])
