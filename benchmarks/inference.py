@@ -240,7 +240,7 @@ def ours(decoder: Any, words: Any, length: int) -> Side:
         def step() -> int:
             nonlocal token
             writer.position = before
-            token = writer.write(token)  # (what it drew itself, as in a text: what a host makes all ranks compare)
+            token = writer.write(token)  # (what it drew itself, as in a text: what a host makes has to be moved)
             return token
 
         return step

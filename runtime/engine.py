@@ -30,7 +30,7 @@ from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.engine import default_device
 from manygrad.tensor.lock import locked
 from manygrad.tensor.source import LINE, line_of, mark
-from manygrad.tensor.storage import LIVE, MEMORY, PENDING, Storage
+from manygrad.tensor.storage import LIVE, MEMORY, PENDING, TRAINED, Storage, unrealized
 from manygrad.tensor.stored import HISTORY, ORIGIN, WRITTEN
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import BufferSpec, Ops, UOp, standing_on, toposort
@@ -373,7 +373,7 @@ class RealizeEngine:
 
     def _trained(self, roots: Iterable[UOp]) -> set[UOp]:
         """The nodes below `roots` through which a gradient flows to a live tensor that requires one."""
-        leaves = {t.uop for t in LIVE if t._requires_grad}
+        leaves = {t.uop for t in TRAINED}
         return standing_on(roots, lambda u: u in leaves or u in HISTORY, Ops.DETACH) if leaves else set()
 
     def _kept(self, effects: list[UOp], overwritten: set[UOp]) -> list[UOp]:
@@ -400,7 +400,7 @@ class RealizeEngine:
                 ORIGIN.pop(buffer)
                 WRITTEN[buffer] = self.clock
         trained = self._trained(computed)
-        leaves = {t.uop for t in LIVE if t._requires_grad}
+        leaves = {t.uop for t in TRAINED}
         values = [u for u in computed if u in trained and u not in leaves and u.dtype.is_float]
         if not values:
             return
@@ -415,7 +415,7 @@ class RealizeEngine:
         """Live tensors see what has been computed as storage. An equal tensor that was not asked for, or a view of one,
         reads a lazy copy of it: the storage may be assigned.
         """
-        lazy = [t for t in LIVE if t.uop.op is not Ops.BUFFER]
+        lazy = unrealized()
         if any(r.is_paused for r in capture):  # what the step makes computes it itself, in each replay
             lazy = [t for t in lazy if any(r.holds(t) for r in capture)]
         if not lazy:

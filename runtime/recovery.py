@@ -15,7 +15,7 @@ from manygrad.runtime.items import ExecItem, Vars
 from manygrad.runtime.linear import run_linear
 from manygrad.runtime.storage import STORAGE
 from manygrad.tensor.source import line_of
-from manygrad.tensor.storage import LIVE, PENDING
+from manygrad.tensor.storage import PENDING, unrealized
 from manygrad.tensor.stored import HISTORY, LOST, ORIGIN, WRITTEN
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops, UOp, standing_on
@@ -92,7 +92,7 @@ def lost(t: Tensor, why: str, new_buffer: NewBuffer) -> None:
 
 def drop(failed: dict[UOp, str], new_buffer: NewBuffer) -> None:
     """Takes back the assignments `failed` (with the reasons), and those that read or follow them."""
-    lazy = [t for t in LIVE if t.uop.op is not Ops.BUFFER]
+    lazy = unrealized()
     touched = standing_on([t.uop for t in lazy], failed.__contains__)
     if not touched:
         return
@@ -146,7 +146,7 @@ def settle(
         HISTORY.pop(b)
         ORIGIN.pop(b)
         WRITTEN[b] = clock
-    lazy = [t for t in LIVE if t.uop.op is not Ops.BUFFER]
+    lazy = unrealized()
     gone = standing_on([t.uop for t in lazy], is_gone, is_done)
     carried_out = {u: assigned(u) for t in lazy for u in t.uop.toposort() if is_done(u)}
     cut = False

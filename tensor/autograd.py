@@ -10,7 +10,8 @@ from manygrad.tensor.grad_mode import no_grad
 from manygrad.tensor.gradient import CustomGrad, Grads, NoGradient, compute_gradients
 from manygrad.tensor.lock import locked
 from manygrad.tensor.recompute import behind, stored
-from manygrad.tensor.tensor import LIVE, Tensor
+from manygrad.tensor.storage import TRAINED
+from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.rewrite import substitute
 
@@ -188,7 +189,7 @@ def checkpoint(
 
 def _checkpointed(out: Tensor, entries: tuple[UOp, ...]) -> Tensor:
     below = set(out.uop.toposort(lambda u: u not in entries))
-    leaves = tuple(dict.fromkeys(t.uop for t in LIVE if t._requires_grad and t.uop in below and t.uop not in entries))
+    leaves = tuple(dict.fromkeys(t.uop for t in TRAINED if t.uop in below and t.uop not in entries))
     return out._new(UOp(Ops.CUSTOM, out.dtype, (out.uop, *entries, *leaves), _Checkpoint(len(entries))))
 
 

@@ -63,8 +63,9 @@ class TensorSet:
         refs[key] = weakref.ref(t, lambda _: refs.pop(key, None))
 
     def renew(self, t: Tensor) -> None:
-        """As if inserted now."""
-        self._refs[id(t)] = self._refs.pop(id(t))
+        """As if inserted now, if it is there."""
+        if (ref := self._refs.pop(id(t), None)) is not None:
+            self._refs[id(t)] = ref
 
     def discard(self, t: Tensor) -> None:
         self._refs.pop(id(t), None)
@@ -87,7 +88,7 @@ class TensorSet:
         self._refs.pop(id(mark), None)
 
     def __iter__(self) -> Iterator[Tensor]:
-        return (t for r in list(self._refs.values()) if (t := r()) is not None)
+        return iter([t for r in list(self._refs.values()) if (t := r()) is not None])
 
     def __len__(self) -> int:
         return len(self._refs)
@@ -112,6 +113,7 @@ class PendingSet(TensorSet):
 
 
 LIVE = TensorSet()
+TRAINED = TensorSet()  # leaves whose gradient is asked for
 PENDING = PendingSet()  # assigned, not yet realized
 
 
@@ -162,6 +164,12 @@ def is_stored(u: UOp) -> bool:
     return memory(u).op in MEMORY
 
 
+def unrealized() -> list[Tensor]:
+    """The live tensors that are not memory, nor an unchanged part of it: every realize looks for them."""
+    buffer = Ops.BUFFER
+    return [t for t in LIVE if t.uop.op is not buffer]
+
+
 def sharing(t: Tensor) -> list[Tensor]:
     """The live tensors whose memory is, or will be, that of `t`; `t` among them."""
     base = memory(t.uop)
@@ -178,6 +186,7 @@ def move(tensors: list[Tensor], base: UOp, new: UOp, pending: bool) -> None:
     for s, u in [(s, rebased(s.uop, base, new)) for s in tensors]:
         s.uop, s._leaf = u, None
         LIVE.renew(s)
+        TRAINED.renew(s)
         if pending:
             PENDING.add(s)
 
@@ -304,6 +313,7 @@ def _keep_copies(base: UOp) -> None:
 __all__ = [
     "LIVE",
     "PENDING",
+    "TRAINED",
     "PendingSet",
     "Storage",
     "TensorSet",
@@ -316,5 +326,6 @@ __all__ = [
     "sharing",
     "start",
     "store",
+    "unrealized",
     "write",
 ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from manygrad.tensor import grad_mode
 from manygrad.tensor.gradient import compute_gradients, with_history
 from manygrad.tensor.lock import locked
-from manygrad.tensor.storage import LIVE, Storage, is_stored, sharing
+from manygrad.tensor.storage import LIVE, TRAINED, Storage, is_stored, sharing
 from manygrad.tensor.stored import HISTORY
 from manygrad.tensor.uop import Ops, UOp
 
@@ -42,7 +42,7 @@ class DifferentiationMixin:
         """Whether this is a leaf to train, or was computed from one."""
         if self._requires_grad or not self.dtype.is_float:
             return bool(self._requires_grad)
-        leaves = {t.uop for t in LIVE if t._requires_grad}
+        leaves = {t.uop for t in TRAINED}
         return any(
             u in leaves or u in HISTORY
             for u in self.uop.toposort(lambda u: u.op is not Ops.DETACH)
@@ -57,7 +57,10 @@ class DifferentiationMixin:
         changed = bool(flag) and not self._requires_grad
         self._requires_grad = flag
         if changed:
+            TRAINED.add(self)
             self._become(self.uop, self._storage)
+        elif not flag:
+            TRAINED.discard(self)
 
     def requires_grad_(self: Tensor, requires_grad: bool = True) -> Tensor:
         self.requires_grad = requires_grad
@@ -78,6 +81,7 @@ class DifferentiationMixin:
             uop = UOp(Ops.CONTIGUOUS, uop.dtype, (uop,), self._leaf)
         self.uop, self._storage = uop, storage
         LIVE.renew(self)
+        TRAINED.renew(self)
 
     def detach(self: Tensor) -> Tensor:
         """The same value, through which no gradient flows; of a stored tensor, the same storage."""
@@ -86,6 +90,7 @@ class DifferentiationMixin:
     @locked
     def detach_(self: Tensor) -> Tensor:
         self._requires_grad = None
+        TRAINED.discard(self)
         self.uop = self.detach().uop
         return self
 
@@ -155,7 +160,7 @@ class DifferentiationMixin:
                 )
             if not self.dtype.is_float:
                 raise TypeError(f"backward() needs a float tensor, this one is {self.dtype.name}")
-        trained = [t for t in LIVE if t._requires_grad]
+        trained = list(TRAINED)
         wanted = [t for t in LIVE if t._requires_grad or t._retains] if inputs is None else list(inputs)
         root, now, stored = with_history(self.uop, trained)
         flowing = set(root.toposort(lambda u: u.op is not Ops.DETACH))

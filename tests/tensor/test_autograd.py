@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import random
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from manygrad import (
 from manygrad.runtime.current import current
 from manygrad.schedule import create_linear_with_vars
 from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.storage import LIVE, TRAINED
 from manygrad.tensor.uop import Ops, UOp
 
 
@@ -113,6 +116,32 @@ def test_requires_grad_of_what_is_computed() -> None:
     assert not (x > 1).requires_grad and not Tensor([1.0]).requires_grad
     with pytest.raises(TypeError, match="only float tensors can require a gradient"):
         Tensor([1, 2]).requires_grad_()
+
+
+def test_the_set_of_leaves_is_those_that_require_a_gradient() -> None:
+    """In the order in which all live tensors stand: ranks add up gradients in it."""
+    rng, tensors = random.Random(5), [Tensor([1.0, float(i)]) for i in range(6)]
+    copies = list[Tensor]()
+    for _ in range(200):
+        t = rng.choice(tensors)
+        what = rng.randrange(7)
+        if what == 0:
+            t.requires_grad = rng.choice([True, False, None])
+        elif what == 1:
+            t.detach_()
+        elif what == 2:
+            t.data = Tensor([3.0, 4.0])
+        elif what == 3:
+            t.realize()
+        elif what == 4:
+            copies.append(copy.deepcopy(t))
+        elif what == 5:
+            (t * 2).sum().item()
+        elif copies:
+            copies.pop(0)
+        leaves = [u for u in LIVE if u._requires_grad]
+        assert list(map(id, TRAINED)) == list(map(id, leaves))
+        assert all(u.is_leaf and u.requires_grad for u in leaves)
 
 
 def test_detach_shares_storage() -> None:

@@ -19,7 +19,8 @@ import numpy as np
 from manygrad.tensor.dtype import accumulate_dtype, dtypes
 from manygrad.tensor.engine import engine
 from manygrad.tensor.lock import locked
-from manygrad.tensor.tensor import LIVE, Tensor
+from manygrad.tensor.storage import unrealized
+from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.shape import unviewed
@@ -172,7 +173,7 @@ class Flat:
         """Each parameter becomes its part of the flat buffer, also where a tensor that is not computed yet reads it."""
         parts = self.split(self.flat)
         moved = {p.uop: part.uop for p, part in zip(self.params, parts) if unviewed(p.uop).op is Ops.BUFFER}
-        lazy = [t for t in LIVE if t.uop.op is not Ops.BUFFER]
+        lazy = unrealized()
         graph = substitute(UOp(Ops.SINK, dtypes.void, tuple(t.uop for t in lazy)), moved)
         for t, u in zip(lazy, graph.src):
             t.uop = u
