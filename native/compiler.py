@@ -6,8 +6,9 @@ Kernels, reductions of collectives, the thread team and the waiting on sequence 
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,34 @@ from manygrad.native.processor import Processor, processor
 MADV_DONTNEED = 4
 
 
+LIBRARIES = 256  # of one JIT: LLVM forgets a library's code, and only with the JIT its name and its tables
+
+
+class Linked:
+    """The functions of an object file, by name, loaded for as long as this lives. Not even the end of the interpreter
+    unloads them: threads may be running them."""
+
+    def __init__(self, jit: Any, tracker: Any) -> None:
+        self._jit, self._tracker = jit, tracker
+
+    def __getitem__(self, name: str) -> int:
+        return int(self._tracker[name])
+
+    def __del__(
+        self,
+        ended: Callable[[], bool] = sys.is_finalizing,
+        keep: Callable[[Any], object] = ctypes.pythonapi.Py_IncRef,
+        reference: Callable[[Any], Any] = ctypes.py_object,
+    ) -> None:
+        if ended():
+            keep(reference(self._tracker))
+            keep(reference(self._jit))
+        else:
+            self._tracker.close()  # (before the JIT that it is of)
+
+
 class Compiler:
-    """Compiles for a processor, by default this machine's, and keeps what it loaded for the life of the process
-    (threads may be running it)."""
+    """Compiles for a processor, by default this machine's, and loads what it compiled."""
 
     def __init__(self, target: Processor | None = None) -> None:
         llvm.initialize_native_target()
@@ -30,8 +56,8 @@ class Compiler:
         self.machine = self.target_machine()  # one for all kernels: to make it costs as much as to compile a small one
         self.jit: Any = None
         self.lock = threading.Lock()
-        self.count = self.compiled = 0  # libraries that were linked; texts that were compiled
-        self.keep: list[Any] = []
+        self.count = self.compiled = 0  # libraries of this JIT; texts that were compiled
+        self.keep: list[Linked] = []
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.keep))  # not even the end of the interpreter unloads code
 
     def target_machine(self) -> Any:
@@ -55,22 +81,21 @@ class Compiler:
         return self.machine.emit_object(module)
 
     def load(self, code: bytes, names: Sequence[str]) -> dict[str, int]:
-        """The addresses of the functions `names` of an object file, which stays loaded."""
+        """The addresses of the functions `names` of an object file, which stays loaded for good."""
         linked = self.link(code, names)
         self.keep.append(linked)
         return {name: linked[name] for name in names}
 
-    def link(self, code: bytes, names: Sequence[str]) -> Any:
-        """The functions of an object file, by name, loaded for as long as the result lives."""
+    def link(self, code: bytes, names: Sequence[str]) -> Linked:
         with self.lock:
-            if self.jit is None:
+            if self.jit is None or self.count == LIBRARIES:
                 self.jit = llvm.create_lljit_compiler(self.target_machine(), use_jit_link=True, suppress_errors=False)
-                self.keep.append(self.jit)
+                self.count = 0
             self.count += 1
             library = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
             for name in names:
                 library.export_symbol(name)
-            return library.link(self.jit, f"manygrad{self.count}")
+            return Linked(self.jit, library.link(self.jit, f"manygrad{self.count}"))
 
     def functions(self, ir: str, names: Sequence[str]) -> dict[str, int]:
         """The addresses of the functions `names` of IR text, compiled and loaded for good."""

@@ -50,7 +50,7 @@ def within(arena: Arena) -> Allocator:
 
 
 def load(prepared: Prepared, ast: UOp, binary: bytes) -> CPUKernel:
-    return CPUKernel(prepared, ast, compiler().load(binary, [ENTRY])[ENTRY], bool(CHECK_OOB))
+    return CPUKernel(prepared, ast, compiler().link(binary, [ENTRY]), bool(CHECK_OOB))
 
 
 def search(ast: UOp) -> tuple[Opt, ...] | None:

@@ -36,11 +36,10 @@ class CPUScratch:
 
 
 class CPUCandidate:
-    """A Candidate. `keep`: what keeps its code loaded."""
+    """A Candidate."""
 
     def __init__(self, prepared: Prepared, ast: UOp, code: str) -> None:
-        self.keep = compiler().link(compiler().object_code(code), [ENTRY])
-        self.kernel = CPUKernel(prepared, ast, self.keep[ENTRY])
+        self.kernel = CPUKernel(prepared, ast, compiler().link(compiler().object_code(code), [ENTRY]))
 
     def run(self, handles: Sequence[Any], vars: tuple[int, ...], count: int = 1) -> float:
         buffers, numbers, total, grain = self.kernel.arguments(handles, vars)

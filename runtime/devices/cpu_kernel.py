@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from manygrad.native.compiler import Linked
 from manygrad.runtime.codegen.describe import estimate, evaluate_int, signature
 from manygrad.runtime.codegen.lowered import Program
 from manygrad.runtime.codegen.opts import loop_nest
@@ -17,6 +18,7 @@ from manygrad.runtime.devices.compiled import Renderer
 from manygrad.runtime.devices.host import Memory
 from manygrad.runtime.devices.target import host_target
 from manygrad.runtime.devices.threads import team, wanted_threads
+from manygrad.runtime.render.text import ENTRY
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
@@ -68,13 +70,14 @@ def run_on_team(job: TeamJob, handles: Sequence[Memory], vars: tuple[int, ...], 
 
 
 class CPUKernel:
-    """A loaded kernel: `address` of its function, and how its parallel loop is cut."""
+    """A loaded kernel: `address` of its function, and how its parallel loop is cut. Its code,
+    `linked`, stays loaded as long as it lives: who has the address keeps the kernel."""
 
-    def __init__(self, prepared: Prepared, ast: UOp, address: int, checked: bool = False) -> None:
+    def __init__(self, prepared: Prepared, ast: UOp, linked: Linked, checked: bool = False) -> None:
         self.name, self.opts = prepared.name, prepared.opts
         self.flops, self.nbytes = estimate(ast)
         self.work = self.flops + self.nbytes
-        self.prepared, self.address = prepared, address
+        self.prepared, self.linked, self.address = prepared, linked, linked[ENTRY]
         self.record = Record() if checked else None  # where a bounds-checked kernel reports
         self.records = () if self.record is None else ((self.name, self.record),)
         sig = signature(prepared.ast)

@@ -14,9 +14,12 @@ from manygrad.tensor.environment import REGISTRY
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
+LIMIT = 4096  # kernels kept for whoever asks next; what runs one keeps it, too
+
 
 class LoadedKernels:
-    """A kernel is built once, also where several threads ask for it."""
+    """A kernel is built once, also where several threads ask for it. Where there are LIMIT, the oldest one goes: a
+    program whose every step has another shape, or another number in it, makes kernels without end."""
 
     def __init__(self, builder: Builder) -> None:
         self.builder = builder
@@ -36,7 +39,8 @@ class LoadedKernels:
             building = self._building.setdefault(key, threading.Lock())
         with building:
             if (found := self.kernels.get(key)) is None:
-                found = self.kernels[key] = self._build(ast)
+                found = self._build(ast)
+                self._add(key, found)
         self._building.pop(key, None)
         return found
 
@@ -59,4 +63,11 @@ class LoadedKernels:
 
     def keep(self, ast: UOp, kernel: Kernel) -> None:
         """For `get` to find."""
-        self.kernels.setdefault(self.key(ast), kernel)
+        if (key := self.key(ast)) not in self.kernels:
+            self._add(key, kernel)
+
+    def _add(self, key: tuple[Any, ...], kernel: Kernel) -> None:
+        with self._lock:
+            while len(self.kernels) >= LIMIT:
+                del self.kernels[next(iter(self.kernels))]
+            self.kernels[key] = kernel
