@@ -18,17 +18,15 @@ import llvmlite.binding as llvm
 from manygrad.native.processor import Processor, processor
 
 MADV_DONTNEED = 4
-
-
 LIBRARIES = 256  # of one JIT: LLVM forgets a library's code, and only with the JIT its name and its tables
 
 
 class Linked:
     """The functions of an object file, by name, loaded for as long as this lives. Not even the end of the interpreter
-    unloads them: threads may be running them."""
+    unloads them: threads may be running them. (`tracker` is LLVM's; it unloads when it goes, and holds their JIT.)"""
 
-    def __init__(self, jit: Any, tracker: Any) -> None:
-        self._jit, self._tracker = jit, tracker
+    def __init__(self, tracker: Any) -> None:
+        self._tracker = tracker
 
     def __getitem__(self, name: str) -> int:
         return int(self._tracker[name])
@@ -41,9 +39,6 @@ class Linked:
     ) -> None:
         if ended():
             keep(reference(self._tracker))
-            keep(reference(self._jit))
-        else:
-            self._tracker.close()  # (before the JIT that it is of)
 
 
 class Compiler:
@@ -58,7 +53,6 @@ class Compiler:
         self.lock = threading.Lock()
         self.count = self.compiled = 0  # libraries of this JIT; texts that were compiled
         self.keep: list[Linked] = []
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.keep))  # not even the end of the interpreter unloads code
 
     def target_machine(self) -> Any:
         t = llvm.Target.from_triple(self.target.triple)
@@ -95,7 +89,7 @@ class Compiler:
             library = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
             for name in names:
                 library.export_symbol(name)
-            return Linked(self.jit, library.link(self.jit, f"manygrad{self.count}"))
+            return Linked(library.link(self.jit, f"manygrad{self.count}"))
 
     def functions(self, ir: str, names: Sequence[str]) -> dict[str, int]:
         """The addresses of the functions `names` of IR text, compiled and loaded for good."""

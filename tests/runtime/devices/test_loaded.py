@@ -41,9 +41,9 @@ def test_kernels_of_other_numbers_go() -> None:
     kernels, libraries, jits = (live(k) for k in (CPUKernel, native.Linked, native.llvm.orcjit.LLJIT))
     for n in range(6 * KEPT):
         assert scaled(x, 100.5 + n) == 276 * (100.5 + n)
-    few = 2  # more or less, as they are spread over JITs and caches
-    assert live(CPUKernel) <= kernels + few and live(native.Linked) <= libraries + few
-    assert live(native.llvm.orcjit.LLJIT) <= jits + few
+    spread = 2  # more or less of them, over JITs and caches
+    assert live(CPUKernel) <= kernels + spread and live(native.Linked) <= libraries + spread
+    assert live(native.llvm.orcjit.LLJIT) <= jits + spread
 
 
 def test_what_runs_a_kernel_keeps_it() -> None:
