@@ -165,6 +165,8 @@ TURNED_PANELS = 8
 # vectors: of a block of quantised weights that is written out, at most [inference.py]
 BLOCK_VECTORS = 32
 
+# iterations: of the reduction of a product that are written out, where nothing asks for more [gemm.py, NT 512x576x1536]
+PRODUCT_UNROLL = 2
 # rows: of a tile that are multiplied by a block, by the accumulators there are [inference.py, 8 rows]
 BLOCK_TILE_ROWS = {16: 8, 0: 4}
 # FMAs: of the body of such a tile, with two columns; more do not find all that is unpacked in registers
@@ -221,6 +223,9 @@ SCRATCH_PANEL_BYTES = 16 << 20
 SHARED_BY_ROWS = 32
 # vectors: of a row, from which the next one is prefetched [train_step.py, MLP; 436745f]
 PREFETCH_VECTORS = 4
+# tiles: that blocks would hold if the last one were whole, at most, by those there are; threads share whole blocks
+# [gemm.py, NT 512x576x576]
+UNEVEN_BLOCKS = 1.06
 # blocks: of resting rows at least, where there are rows enough [gemm.py, TN; c3cf44d]
 BLOCKS = 16
 # pieces: into which what is blocked falls at least, on one core, too [gemm.py, TN; c3cf44d]

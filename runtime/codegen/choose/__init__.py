@@ -41,6 +41,7 @@ from manygrad.runtime.codegen.choose.packing import (
     read_columns_in_place,
     split_columns_over_threads,
     turn_columns,
+    unroll_product,
 )
 from manygrad.runtime.codegen.choose.reductions import (
     Split,
@@ -87,6 +88,7 @@ DECISIONS: tuple[Callable[..., Opts], ...] = (
     split_columns_over_threads,
     keep_rows_in_cache,
     keep_columns_in_cache,
+    unroll_product,
     sum_rows_in_turn,
     unroll_reduction,
     skip_masked,
@@ -216,4 +218,5 @@ def decide_product(choice: Choice, main: UOp, lane: UOp, accumulators: int, shar
         facts, choice.opts, product
     )
     choice.take(decision, product)
+    choice.take(unroll_product, product)
     return known

@@ -27,6 +27,13 @@ def even(count: int, most: int) -> int:
     return -(-count // -(-count // most))
 
 
+def fitting(count: int, most: int) -> int:
+    """The largest blocks of at most `most` of `count` tiles that leave the last one hardly smaller: threads share
+    blocks as if all were alike."""
+    alike = (n for n in range(min(count, most), 1, -1) if -(-count // n) * n <= cost.UNEVEN_BLOCKS * count)
+    return next(alike, 1)
+
+
 def even_part(opts: Opts, k: UOp, most: int) -> int:
     """The size of parts of a reduction of at most `most` iterations, all about the same, of whole groups where an
     instruction adds up several."""
@@ -36,10 +43,11 @@ def even_part(opts: Opts, k: UOp, most: int) -> int:
 
 
 def block(facts: Facts, opts: Opts, main: UOp, r: UOp, nbytes: int, wanted: int, least: int = 0) -> Opts:
-    """About as many tiles of `r` as fit `nbytes`, or `least`, at most those wanted, all blocks about the same."""
+    """About as many tiles of `r` as fit `nbytes`, or `least`, at most those wanted, in blocks that are
+    about the same."""
     each = volume(facts.reduced(main)) * tile_of(opts, r) * cost.ELEMENT_BYTES
     most = min(max(nbytes // each, least), wanted)
-    tiles = even(tiles_along(opts, r, size_max(r)), most) if most else 0
+    tiles = fitting(tiles_along(opts, r, size_max(r)), most)
     fixed = facts.fixed_loops and ranges_of(main) >= frozenset(facts.sig.loops)
     if tiles < 2 or not fixed or sum(not is_total(u) for u in facts.sig.reduces) > len(facts.levels(main)):
         return ()

@@ -27,7 +27,7 @@ from manygrad.runtime.codegen.opts import (
     loop_nest,
 )
 from manygrad.runtime.codegen.opts.nest import is_fixed
-from manygrad.runtime.codegen.opts.opt import chosen
+from manygrad.runtime.codegen.opts.opt import chosen, without
 from manygrad.runtime.codegen.target import LINE_BYTES
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.intervals import bounds
@@ -121,11 +121,12 @@ def line_written_out(facts: Facts, opts: Opts, loads: list[UOp]) -> Opts:
     """A line's iterations of each sum that runs along `loads`: of one range that is not in lanes, so that its order
     stays."""
     for k in dict.fromkeys(u.src[1] for u in facts.sig.reduces if len(u.src) == 2):
-        taken = chosen(opts, Unroll, k.arg.id) or chosen(opts, RFactor, k.arg.id)
+        unrolled, in_lanes = chosen(opts, Unroll, k.arg.id), chosen(opts, RFactor, k.arg.id)
+        taken = in_lanes is not None or (unrolled is not None and unrolled.times > cost.PRODUCT_UNROLL)
         if chosen(opts, Tensorize, k.arg.id) is not None and not is_fixed(k):
             continue  # (its terms must leave no rest, which more of them together may)
-        if taken is None and any(facts.stride(v.src[0], k) == 1 for v in loads):
-            opts = (*opts, Unroll(k.arg.id, LINE_BYTES // loads[0].dtype.itemsize))
+        if not taken and any(facts.stride(v.src[0], k) == 1 for v in loads):
+            opts = (*without(opts, Unroll, axis=k.arg.id), Unroll(k.arg.id, LINE_BYTES // loads[0].dtype.itemsize))
     return opts
 
 

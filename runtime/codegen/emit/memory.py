@@ -59,15 +59,18 @@ def prefetch(e: Emission, u: UOp, pointer: Inst, a: Affine) -> None:
     for p in e.scope.prefetches:
         ahead = sum(c for x, c in a.terms if x.expr is p.ahead) * e.nest.tile_of(p.ahead) if u in p.loads else 0
         if ahead:
-            e.emit(Low.PREFETCH, dtypes.void, (pointer, sum_of_terms(e, a)), a.constant + ahead, here=True)
+            _ask_for_line(e, u, pointer, a, a.constant + ahead)
 
 
 def prefetch_ahead(e: Emission, u: UOp, pointer: Inst, a: Affine) -> None:
     for slot, nbytes in e.nest.read_ahead:
         if pointer.arg == slot:
-            size = u.dtype.itemsize
-            lines = (a.constant * size + nbytes) // LINE_BYTES * LINE_BYTES
-            e.emit(Low.PREFETCH, dtypes.void, (pointer, sum_of_terms(e, a)), lines // size)
+            _ask_for_line(e, u, pointer, a, a.constant + nbytes // u.dtype.itemsize)
+
+
+def _ask_for_line(e: Emission, u: UOp, pointer: Inst, a: Affine, constant: int) -> None:
+    line = LINE_BYTES // u.dtype.itemsize
+    e.emit(Low.PREFETCH, dtypes.void, (pointer, sum_of_terms(e, a)), constant // line * line)
 
 
 def window_load(e: Emission, u: UOp, pointer: Inst, a: Affine, valid: Inst | None, mask: Inst | None) -> Inst | None:
