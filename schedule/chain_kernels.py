@@ -42,7 +42,7 @@ SAVED_BYTES = 1 << 18  # the least bytes of temporaries that are worth a chain
 WIDE = 2  # a temporary counts as large if it has so many times the bytes of whatever its kernel reads
 MIN_BLOCKS = 16  # enough pieces for many threads
 MIN_ROWS, FEW_ROWS, MAX_ROWS = 16, 32, 128  # enough for register tiles; few however long they are; more gain nothing
-AGAIN = 16  # bytes that every block reads again, for each byte of its temporaries
+AGAIN = 8  # bytes that every block reads again, for each byte of its temporaries
 
 
 @dataclass(frozen=True)

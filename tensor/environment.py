@@ -124,6 +124,13 @@ BEAM = EnvVar(
     "search the optimisations of each kernel (of CPU, OPENCL) by measuring, this many kept a round; winners stay on "
     "disk. 0: the heuristic's alone",
 )
+FLOAT32_PARTS = EnvVar(
+    "FLOAT32_PARTS",
+    1,
+    "flag",
+    "products of float32 on a matrix unit (AMX), each number as the sum of three of bfloat16, as exact as float32; "
+    "0: by FMAs alone",
+)
 BEAM_SPLIT = EnvVar(
     "BEAM_SPLIT",
     0,

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 # bytes: of an element that is packed or summed, for half types are converted to float32 [no benchmark]
 ELEMENT_BYTES = 4
+# bytes: ahead of a row that is packed in squares, its next ones are asked for [gemm.py, NT 512x576x576]
+PACK_AHEAD_BYTES = 256
+# bytes: of an element of float32 that is packed in parts of bfloat16 [no benchmark]
+PARTS_BYTES = 6
 # bytes: of the vectors that pack along a loop which is not the vectorised one: a cache line [gemm.py, TN]
 PACK_BYTES = 64
 
@@ -162,6 +166,16 @@ MATRIX_SHARE = 2
 # panels: of columns, at least, for which rows are turned once, for a matrix unit; they may rest in the third cache
 # [gemm.py, TN of bfloat16]
 TURNED_PANELS = 8
+# panels: the same where rows are packed in parts of bfloat16 [gemm.py, NT 512x576x1536]
+PARTS_PANELS = 4
+# panels: if so many rest in the cache whole, no more are better [gemm.py, NT 512x1536x576]
+ENOUGH_PARTS_PANELS = 6
+# panels: the same at most, where a part of the reduction is packed at a time [gemm.py, NT 512x1024x4096]
+MOST_PARTS_PANELS = 12
+# iterations: of the reduction in such a part at least [gemm.py, NT 1024x384x1536]
+LEAST_PARTS_TERMS = 256
+# bytes: of sums that rest between such parts, at most [no benchmark]
+RESTING_SUMS_BYTES = 16 << 20
 # vectors: of a block of quantised weights that is written out, at most [inference.py]
 BLOCK_VECTORS = 32
 

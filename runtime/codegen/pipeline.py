@@ -8,20 +8,22 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from manygrad.runtime.codegen.choose import decide, plain
+from manygrad.runtime.codegen.choose import Choice, decide, plain
 from manygrad.runtime.codegen.choose.facts import Facts
 from manygrad.runtime.codegen.describe import kernel_name, signature
+from manygrad.runtime.codegen.dots import is_dot
+from manygrad.runtime.codegen.legalize import Legalized
 from manygrad.runtime.codegen.lowered import Program
-from manygrad.runtime.codegen.opts import Opt, legal, loop_nest
+from manygrad.runtime.codegen.opts import Matrix, Opt, legal, loop_nest
 from manygrad.runtime.codegen.opts.bind_reduce import exchanged_bytes
 from manygrad.runtime.codegen.opts.cache_shared import shared_bytes
 from manygrad.runtime.codegen.passes import rewrite
 from manygrad.runtime.codegen.target import Machine
-from manygrad.tensor.environment import DEBUG, NOOPT, SPEC
+from manygrad.tensor.environment import DEBUG, FLOAT32_PARTS, NOOPT, SPEC
 from manygrad.tensor.uop.uop import UOp
 
 if TYPE_CHECKING:
@@ -71,14 +73,13 @@ def rendered(prepared: Prepared, render: Callable[[Program], str]) -> str:
 
 def prepare(ast: UOp, machine: Machine, opts: tuple[Opt, ...] | None = None, simplify: bool = True) -> Prepared:
     """The rewritten kernel with `opts`, or those chosen for it. Raises ValueError for `opts` that it cannot take."""
-    kernel, name, taken = rewrite(ast, machine, simplify), kernel_name(ast), opts
-    if taken is None and NOOPT:
-        taken = plain(kernel.ast)
-    elif taken is None:
-        choice = decide(Facts(kernel.ast, machine, kernel.written))
-        taken = choice.opts
-        if DEBUG >= 4:
-            print(f"{name}, by runtime/codegen/choose:\n{choice.explained()}")
+    kernel, name = rewrite(ast, machine if FLOAT32_PARTS else without_parts(machine), simplify), kernel_name(ast)
+    taken, choice = _taken(kernel, machine, opts)
+    if not takes_parts(kernel.ast, taken):
+        kernel = rewrite(ast, without_parts(machine), simplify)
+        taken, choice = _taken(kernel, machine, opts)
+    if choice is not None and DEBUG >= 4:
+        print(f"{name}, by runtime/codegen/choose:\n{choice.explained()}")
     reason = legal(signature(kernel.ast), taken) or beyond(machine, kernel.ast, taken)
     if reason is not None and opts is not None:
         raise ValueError(f"{name} cannot be optimised by {list(taken)}: {reason}")
@@ -88,6 +89,25 @@ def prepare(ast: UOp, machine: Machine, opts: tuple[Opt, ...] | None = None, sim
         warnings.warn(f"{message} (until then it runs without)", RuntimeWarning, stacklevel=2)
         taken = plain(kernel.ast)
     return Prepared(name, kernel.ast, taken)
+
+
+def _taken(kernel: Legalized, machine: Machine, opts: tuple[Opt, ...] | None) -> tuple[tuple[Opt, ...], Choice | None]:
+    """The Opts of a kernel, and how they were chosen where they are not given."""
+    if opts is not None or NOOPT:
+        return plain(kernel.ast) if opts is None else opts, None
+    choice = decide(Facts(kernel.ast, machine, kernel.written))
+    return choice.opts, choice
+
+
+def takes_parts(ast: UOp, opts: tuple[Opt, ...]) -> bool:
+    """Whether a kernel can be run by `opts` as it has been rewritten: products in parts are of a matrix unit alone."""
+    in_parts = any(is_dot(u.src[0]) and u.src[0].arg.in_parts for u in signature(ast).reduces)
+    return not in_parts or any(isinstance(o, Matrix) for o in opts)
+
+
+def without_parts(machine: Machine) -> Machine:
+    """A machine like it that multiplies no float32 in parts."""
+    return replace(machine, dots=tuple(d for d in machine.dots if not d.in_parts))
 
 
 def beyond(machine: Machine, ast: UOp, opts: tuple[Opt, ...]) -> str | None:
@@ -108,4 +128,7 @@ def beyond(machine: Machine, ast: UOp, opts: tuple[Opt, ...]) -> str | None:
 def explain(ast: UOp, machine: Machine) -> str:
     """Which decision gives which Opt of a kernel, a line each (DEBUG=4 prints it for every kernel)."""
     kernel = rewrite(ast, machine)
-    return decide(Facts(kernel.ast, machine, kernel.written)).explained()
+    choice = decide(Facts(kernel.ast, machine, kernel.written))
+    if takes_parts(kernel.ast, choice.opts):
+        return choice.explained()
+    return explain(ast, without_parts(machine))

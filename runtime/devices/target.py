@@ -68,8 +68,10 @@ def dot_products(p: Processor) -> tuple[Dot, ...]:
     """The products of bytes that one instruction adds up, of AVX-512 VNNI, AVX-VNNI, or NEON, or a few of AVX2; and of
     bfloat16: of AVX-512 BF16. Also of AMX, where the system lets this process use it."""
     if p.has("avx512vnni", "avx512vl"):
-        halves = (Dot(dtypes.bfloat16, dtypes.bfloat16, 64, rows=_rows(p, "amx-bf16")),) if has_bfloat16(p) else ()
-        return (Dot(dtypes.uint8, dtypes.int8, 64, rows=_rows(p, "amx-int8")), *halves)
+        rows = _rows(p, "amx-bf16")
+        halves = (Dot(dtypes.bfloat16, dtypes.bfloat16, 64, rows=rows),) if has_bfloat16(p) else ()
+        parts = (Dot(dtypes.float32, dtypes.float32, 64, rows=rows),) if rows > 1 else ()
+        return (Dot(dtypes.uint8, dtypes.int8, 64, rows=_rows(p, "amx-int8")), *halves, *parts)
     if p.has("avxvnni"):
         return (Dot(dtypes.uint8, dtypes.int8, 32),)
     if p.has("avx2"):

@@ -28,7 +28,7 @@ from manygrad.runtime.codegen.search import Found, beam_search
 from manygrad.runtime.devices.bench import Bench, Candidate, Scratch
 from manygrad.runtime.devices.diskcache import DiskCache
 from manygrad.tensor.dtype import DType, dtypes
-from manygrad.tensor.environment import BEAM, BEAM_SPLIT, CHECK_OOB, DEBUG
+from manygrad.tensor.environment import BEAM, BEAM_SPLIT, CHECK_OOB, DEBUG, FLOAT32_PARTS
 from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.rewrite import rebuild
@@ -57,7 +57,7 @@ def tuned(ast: UOp, bench: Bench) -> Opts | None:
     sig = signature(prepared.ast)
     if not searchable(sig) or sum(estimate(ast)) < SMALL_WORK:
         return None
-    settings = f"{BEAM.value} {BEAM_SPLIT.value} "
+    settings = f"{BEAM.value} {BEAM_SPLIT.value} {FLOAT32_PARTS.value} "
     key = hashlib.sha256(ast.key + settings.encode() + bench.key()).digest()
     if (known := _stored(key, sig)) is not None or CHECK_OOB:
         return known

@@ -14,8 +14,8 @@ from manygrad.runtime.codegen.choose.facts import (
 )
 from manygrad.runtime.codegen.choose.operands import panel_overflows
 from manygrad.runtime.codegen.describe import size_max, volume
-from manygrad.runtime.codegen.dots import is_total
-from manygrad.runtime.codegen.opts import Block, Opts, ReduceBlock, Tensorize, Tile
+from manygrad.runtime.codegen.dots import is_dot, is_total
+from manygrad.runtime.codegen.opts import Block, Opts, ReduceBlock, Tensorize, Tile, Unroll
 from manygrad.runtime.codegen.opts.nest import is_fixed
 from manygrad.runtime.codegen.opts.opt import chosen, without
 from manygrad.tensor.uop.ranges import ranges_of
@@ -65,6 +65,10 @@ def block_of_panels(facts: Facts, opts: Opts, main: UOp, lane: UOp, least: int =
     """As many panels of columns as rest in the cache, or `least`, a block for every core (none where the rows lie in it
     anyhow, and what is stored would not, one by one); of a panel that is larger, as much of the reduction at a time."""
     nbytes, tile = cost.panel_bytes(facts.machine), tile_of(opts, lane)
+    if is_dot(main.src[0]) and main.src[0].arg.in_parts:
+        nbytes = nbytes * cost.ELEMENT_BYTES // cost.PARTS_BYTES
+        if found := block_of_parts(facts, opts, main, lane, nbytes // (tile * cost.ELEMENT_BYTES)):
+            return found
     if any(is_total(u) and lane in ranges_of(u) for u in facts.sig.reduces):
         return ()  # a block would add it up for each tile of rows
     if panel_overflows(facts, main, tile):
@@ -74,6 +78,23 @@ def block_of_panels(facts: Facts, opts: Opts, main: UOp, lane: UOp, least: int =
     if not facts.stored_along(lane) and rows <= cost.near_bytes(facts.machine):
         return ()
     return block(facts, opts, main, lane, nbytes, -(-size_max(lane) // (tile * facts.machine.cores)), least)
+
+
+def block_of_parts(facts: Facts, opts: Opts, main: UOp, lane: UOp, rows: int) -> Opts:
+    """Of a product whose rows are packed in parts of bfloat16, where too few panels to pack them for rest in the cache
+    (of which it holds `rows` in all): enough panels, as many for every core, and some of the reduction at a time."""
+    k, unrolled = main.src[1], chosen(opts, Unroll, main.src[1].arg.id)
+    panels, cores = tiles_along(opts, lane, size_max(lane)), facts.machine.cores
+    most = range(cost.MOST_PARTS_PANELS, cost.PARTS_PANELS - 1, -1)
+    alike = (n for n in most if -(-panels // (n * cores)) * n * cores <= cost.UNEVEN_BLOCKS * panels)
+    wide, loops = next(alike, 0), frozenset(facts.sig.loops)
+    if unrolled is None or not wide or rows >= cost.ENOUGH_PARTS_PANELS * size_max(k) or not ranges_of(main) >= loops:
+        return ()
+    if wide * volume(loops) // panels * cost.ELEMENT_BYTES > cost.RESTING_SUMS_BYTES:
+        return ()
+    units = even(size_max(k) // unrolled.times, max(1, rows // (wide * unrolled.times)))
+    per = units * unrolled.times
+    return (Block(lane.arg.id, wide), ReduceBlock(k.arg.id, per)) if cost.LEAST_PARTS_TERMS <= per < size_max(k) else ()
 
 
 def blocked_reduction(facts: Facts, opts: Opts, main: UOp, r: UOp, inside: list[UOp]) -> Opts:

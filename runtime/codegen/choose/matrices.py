@@ -9,7 +9,7 @@ from manygrad.runtime.codegen.choose.packing import Product, can_pack_rows, loop
 from manygrad.runtime.codegen.choose.reductions import Split
 from manygrad.runtime.codegen.describe import size_factor, size_max
 from manygrad.runtime.codegen.dots import LANE_BYTES, is_dot, is_total, row_step, step_of
-from manygrad.runtime.codegen.opts import Matrix, Opts, Tile, Unroll
+from manygrad.runtime.codegen.opts import Matrix, Opts, Tensorize, Tile, Unroll
 from manygrad.runtime.codegen.opts.matrix import SQUARES, most_terms
 from manygrad.runtime.codegen.opts.nest import is_fixed
 from manygrad.runtime.codegen.opts.opt import without
@@ -39,9 +39,10 @@ def fits_matrix_unit(facts: Facts, opts: Opts, p: Product) -> bool:
         return False
     if len(p.row_loops) > 1 or terms_at_once(u) * cost.MATRIX_SHARE < most_terms(u.src[0].arg):
         return False
-    if step_of(p.rows, k) == 1:
+    in_parts = u.src[0].arg.in_parts
+    if step_of(p.rows, k) == 1 and not in_parts:
         return p.rows in u.src[0].src and all(row_step(p.rows, r) is not None for r in p.row_loops)
-    turned = all(step_of(p.rows, r) == 1 and is_fixed(r) for r in p.row_loops)
+    turned = all((step_of(p.rows, r) == 1 or in_parts) and is_fixed(r) for r in p.row_loops)
     return bool(p.row_loops) and turned and can_pack_rows(facts, opts, p)
 
 
@@ -72,11 +73,15 @@ def use_matrix_unit(facts: Facts, opts: Opts, p: Product) -> Opts:
     reduction as an instruction adds up."""
     k, high, wide = p.main.src[-1], SQUARES * p.main.src[0].arg.rows, SQUARES * facts.lanes
     columns = (Tile(p.lane.arg.id, wide),) if size_max(p.lane) > facts.lanes else ()
-    rows = [Tile(r.arg.id, min(high, size_max(r))) for r in p.row_loops]
-    return (*without(opts, Tile), *columns, *rows, Unroll(k.arg.id, terms_at_once(p.main)), Matrix(k.arg.id))
+    each = p.main.src[0].arg.rows if p.main.src[0].arg.in_parts else 1  # (sums that rest are whole squares)
+    rows = [Tile(r.arg.id, min(high, -(-size_max(r) // each) * each)) for r in p.row_loops]
+    terms = Unroll(k.arg.id, terms_at_once(p.main)), Tensorize(k.arg.id, p.main.src[0].arg.terms), Matrix(k.arg.id)
+    return (*without(opts, Tile, Tensorize), *columns, *rows, *terms)
 
 
 def terms_at_once(u: UOp) -> int:
     """Iterations of the reduction that an instruction adds up: the most that cut it evenly."""
     size, dot = size_factor(u.src[-1]), u.src[0].arg
+    if dot.in_parts:  # (vectors of groups are halves of these)
+        return next((n for n in (most_terms(dot), most_terms(dot) // 2) if size % n == 0), 0)
     return max((n for n in range(dot.terms, most_terms(dot) + 1, dot.terms) if size % n == 0), default=0)

@@ -133,10 +133,13 @@ def keep_columns_in_cache(facts: Facts, opts: Opts, p: Product) -> Opts:
     masked = is_masked(p.rows) and not product_knows_conditions(facts, opts, p)
     halves = p.rows.dtype.is_half and not is_dot(p.main.src[0])
     # groups of rows that lie apart would be joined again and again
-    groups = is_dot(p.main.src[0]) and facts.stride(p.rows.src[0], p.main.src[-1]) != 1
+    dot = p.main.src[0].arg if is_dot(p.main.src[0]) else None
+    groups = dot is not None and (dot.in_parts or facts.stride(p.rows.src[0], p.main.src[-1]) != 1)
     pack_rows = (masked or halves or groups) and can_pack_rows(facts, opts, p)
     row: Opts = (CacheRead(p.inner[-1].arg.id, slot(p.rows)),) if pack_rows else prefetched_rows(facts, opts, p)
-    least = cost.TURNED_PANELS if pack_rows and chosen(opts, Matrix) is not None else 0
+    least = 0
+    if pack_rows and chosen(opts, Matrix) is not None:
+        least = cost.PARTS_PANELS if dot is not None and dot.in_parts else cost.TURNED_PANELS
     blocks = block_of_panels(facts, opts, p.main, p.lane, least) if not within else ()
     order = [*outer, p.lane, *within, *p.inner, *p.after]
     return (*reordered(facts, opts, order), CacheRead(panel.arg.id, slot(p.columns)), *row, *blocks)

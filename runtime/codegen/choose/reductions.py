@@ -63,7 +63,7 @@ def use_dot_instructions(facts: Facts, opts: Opts, lane: UOp | None, split: Spli
     found: dict[Tensorize, None] = {}
     for u in facts.sig.reduces:
         product = len(facts.loads_of[u]) > 1 and (lane is None or lane in ranges_of(u))
-        if is_dot(u.src[0]) and (u in split or product):
+        if is_dot(u.src[0]) and (u in split or product) and not u.src[0].arg.in_parts:
             r, terms = split.get(u, u.src[-1]), u.src[0].arg.terms
             shared = all(is_dot(v.src[0]) and v.src[0].arg.terms == terms for v in facts.sig.reduces if r in v.src[1:])
             if shared and (is_fixed(r) or in_whole_tiles(r, terms * (facts.lanes if u in split else 1))):

@@ -5,17 +5,19 @@ before:  ACC += CAST(a[k]) * CAST(b[k, lane])                      for each k
 after:   DOT(ACC, SPLAT(a[k .. k+3]), [b[k .. k+3, lane] in each lane])      for each fourth k
 
 What lies apart along the reduction is joined by shifts; where they lie side by side along it, but the lanes apart, they
-are loaded in a square of int32s, which is transposed. What is packed is packed so.
+are loaded in a square of int32s, which is transposed. What is packed is packed so. Of float32 each number is packed as
+three of bfloat16.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
 from manygrad.runtime.codegen.affine import Position
-from manygrad.runtime.codegen.dots import LANE_BYTES
+from manygrad.runtime.codegen.dots import LANE_BYTES, parts_of
 from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.local import held
 from manygrad.runtime.codegen.emit.memory import transpose
@@ -116,3 +118,43 @@ def transposed_operand(e: Emission, u: UOp, r: UOp, position: Position) -> Inst 
     for i, column in enumerate(columns):
         e.blocks[column.depth].values[(*key(e, u, {**position, r: first + count * i}), LANE_BYTES)] = column
     return columns[(position.get(r, 0) - first) // count]
+
+
+def dot_operand_parts(e: Emission, u: UOp, r: UOp, position: Position) -> list[Inst]:
+    """As `dot_operand`, of float32: the parts of bfloat16, the largest first. A group has an iteration of the first
+    half of what an instruction adds up and one of the second half, so that groups along `r` are joined from vectors."""
+    unit, at = e.nest.tile_of(r), position.get(r, 0)
+    first = at // unit * unit + at % unit // e.nest.dots[r]
+    return joined_parts(
+        e, parts_of(u), *(value(e, u, {**position, r: i}) for i in (first, first + unit // e.nest.dots[r]))
+    )
+
+
+def joined_parts(e: Emission, count: int, x: Inst, y: Inst) -> list[Inst]:
+    """So many of `x` in the lower halves of int32, those of `y` in the upper ones."""
+    found = []
+    for low, high in itertools.islice(zip(parts(e, x), parts(e, y)), count):
+        low = e.alu(Ops.SHR, low.dtype, low, e.const(16, low.dtype))
+        found.append(e.alu(Ops.BITCAST, dtypes.int32, e.alu(Ops.OR, low.dtype, low, high)))
+    return found
+
+
+def parts(e: Emission, x: Inst) -> Iterator[Inst]:
+    """The three numbers of bfloat16 whose sum a float32 is, as the upper halves of uint32: the first 8 bits of it, the
+    next ones, rounded, and what is left. Of what is not finite the first one is the number itself (of a signalling NaN
+    that only its last 16 bits tell from an infinite number, that)."""
+    word = dtypes.uint32
+
+    def bits(x: Inst) -> Inst:
+        return e.alu(Ops.BITCAST, word, x)
+
+    def upper(x: Inst) -> Inst:
+        return e.alu(Ops.AND, word, x, e.const(0xFFFF0000, word))
+
+    def rest(x: Inst, part: Inst) -> Inst:
+        return e.alu(Ops.SUB, dtypes.float32, x, e.alu(Ops.BITCAST, dtypes.float32, part))
+
+    yield (first := upper(bits(x)))
+    x = rest(x, first)
+    yield (second := upper(e.alu(Ops.ADD, word, bits(x), e.const(0x8000, word))))
+    yield upper(bits(rest(x, second)))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from manygrad.runtime.codegen.affine import Position
 from manygrad.runtime.codegen.emit.emission import INDEX, Emission
+from manygrad.runtime.codegen.emit.indices import instruction
 from manygrad.runtime.codegen.emit.values import sum_of_terms
 from manygrad.runtime.codegen.loops.local import Kept, Stage
+from manygrad.runtime.codegen.loops.tree import Rest
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.codegen.opts.matrix import matrices, matrix_rows
 from manygrad.tensor.dtype import dtypes
@@ -60,9 +62,10 @@ def _row_at(e: Emission, u: UOp, kept: Kept, along: UOp, position: Position) -> 
 
 def packed_at(e: Emission, stage: Stage, position: Position) -> tuple[Inst, Inst, int, int]:
     """(pointer, offset, constant, lanes) of an element of a stage."""
-    at, a = e.scope, e.scope.analysis.affine(stage.row, position)
+    beside = {r: i for r, i in position.items() if r not in stage.pitches}
+    at, a = e.scope, e.scope.analysis.affine(stage.row, beside)
     assert a is not None and a.stride == 0
-    pointer = e.emit(Low.SCRATCH, stage.value.dtype, (), stage.offset_bytes)
+    pointer = e.emit(Low.SCRATCH, stage.dtype, (), stage.offset_bytes)
     offset, origin = sum_of_terms(e, a), at.origin[stage.loop]
     if stage.blocked is not None:
         k, step = stage.blocked
@@ -85,3 +88,12 @@ def _packed(e: Emission, stage: Stage, position: Position) -> Inst:
         offset = e.emit(Ops.ADD, INDEX, (offset, e.const(0)), here=True)
     dtype = stage.value.dtype if stage.grouped is None else dtypes.int32
     return e.emit(Low.LOAD, dtype, (pointer, offset), constant, lanes)
+
+
+def picked_up(e: Emission, rest: Rest, offset: int, identity: Inst) -> Inst:
+    """The sum that rested, or the identity before the first block."""
+    dtype, lanes = identity.dtype, identity.lanes
+    sums = e.emit(Low.SCRATCH, dtype, (), rest.offset_bytes)
+    rested = e.emit(Low.LOAD, dtype, (sums, instruction(e, rest.at)), offset, lanes, here=True)
+    begun = e.splat(instruction(e, rest.begun), lanes)
+    return e.emit(Ops.WHERE, dtype, (begun, rested, identity), None, lanes, here=True)

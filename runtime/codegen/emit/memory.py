@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from manygrad.runtime.codegen.affine import Affine, Position
+from manygrad.runtime.codegen.cost import PACK_AHEAD_BYTES
 from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.values import find, lanes_left, ragged_mask, remember, sum_of_terms, value
 from manygrad.runtime.codegen.loops.lanes import step_along
@@ -151,6 +152,8 @@ def transposed_load(
     for lane, inside in enumerate(within):
         start = constant + a.stride * lane
         prefetch_ahead(e, u, pointer, a._replace(constant=start))
+        if along is e.scope.vectors.square:  # (what is packed: its rows lie on pages of their own)
+            _ask_for_line(e, u, pointer, a, start + PACK_AHEAD_BYTES // u.dtype.itemsize)
         guard = e.conjunction(some, *inside)
         src = (pointer, base, *(() if guard is None else (e.splat(guard, n),)))
         rows.append(e.emit(Low.LOAD, u.dtype, src, start, n))

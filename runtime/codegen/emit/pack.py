@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from manygrad.runtime.codegen.affine import Position
-from manygrad.runtime.codegen.emit.dot_operands import dot_operand
+from manygrad.runtime.codegen.emit.dot_operands import dot_operand, dot_operand_parts, joined_parts, lane_along
 from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.local import packed_at
 from manygrad.runtime.codegen.emit.masks import unless_masked
 from manygrad.runtime.codegen.emit.memory import transpose
 from manygrad.runtime.codegen.emit.values import ragged_mask, value
 from manygrad.runtime.codegen.loops.local import Stage
+from manygrad.runtime.codegen.loops.pack import lies_along
 from manygrad.runtime.codegen.loops.reduce import masks
-from manygrad.runtime.codegen.lowered import Low
+from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.tensor.dtype import dtypes
 
 
@@ -23,7 +24,7 @@ def pack(e: Emission, stage: Stage) -> None:
     # (a tile need not fill borrowed vectors)
     with e.within(replace(at, ragged={**at.ragged, stage.loop: None}) if borrowed else at):
         if stage.turned:
-            _pack_rows(e, stage)
+            (_pack_rows_in_place if lies_along(e.kernel, stage) else _pack_rows)(e, stage)
             return
         skipped = masks(e.kernel, [stage.value], frozenset(stage.ranges))
         for outer in e.positions(frozenset(stage.ranges)):
@@ -46,18 +47,43 @@ def _pack_rows(e: Emission, stage: Stage) -> None:
         begin = first.get(m, 0)
         for i in range(0, len(groups), n):
             part = groups[i : i + n]
-            vectors = [e.splat(dot_operand(e, stage.value, k, {m: begin, k: at}), n) for at in part]
-            vectors += [e.const(0, dtypes.int32, n)] * (n - len(part))
+            found = [_packed(e, stage, {m: begin, k: at}) for at in part]
             guard = () if len(part) == n else (e.emit(Low.FIRST, dtypes.bool, (), len(part), n),)
-            for row, found in enumerate(transpose(e, vectors)[: e.scope.tile[m] - begin]):
-                pointer, offset, constant, _ = packed_at(e, stage, {m: begin + row, k: part[0]})
-                e.emit(Low.STORE, dtypes.void, (pointer, offset, found, *guard), constant, n, here=True)
+            for i, groups_of in enumerate(zip(*found)):
+                vectors = [e.splat(x, n) for x in groups_of] + [e.const(0, dtypes.int32, n)] * (n - len(part))
+                for row, turned in enumerate(transpose(e, vectors)[: e.scope.tile[m] - begin]):
+                    pointer, offset, constant, _ = packed_at(e, stage, {m: begin + row, k: part[0]})
+                    src = (pointer, offset, turned, *guard)
+                    e.emit(Low.STORE, dtypes.void, src, constant + i * stage.part, n, here=True)
+
+
+def _pack_rows_in_place(e: Emission, stage: Stage) -> None:
+    """The same, of what lies along the reduction and is packed in parts: row by row, vectors along the reduction."""
+    m, (k,) = stage.loop, stage.ranges
+    n = e.scope.tile[k] // e.nest.dots[k]
+    for row in range(e.scope.tile[m]):
+        with lane_along(e, k, n, whole=True):
+            halves = [e.splat(value(e, stage.value, {m: row, k: begin}), n) for begin in (0, n)]
+        pointer, offset, constant, _ = packed_at(e, stage, {m: row, k: 0})
+        for i, found in enumerate(joined_parts(e, stage.parts, *halves)):
+            src = (pointer, offset, found)
+            e.emit(Low.STORE, dtypes.void, src, constant + i * stage.part, n, here=True)
+
+
+def _packed(e: Emission, stage: Stage, position: Position) -> list[Inst]:
+    """What is packed of the value at a position: of a group along the reduction, of each of its parts."""
+    u, k = stage.value, stage.grouped
+    if k is None:
+        return [value(e, u, position)]
+    if u.dtype is dtypes.float32:
+        return dot_operand_parts(e, u, k, position)
+    return [dot_operand(e, u, k, position)]
 
 
 def _pack_vector(e: Emission, stage: Stage, position: Position, borrowed: bool) -> None:
     pointer, offset, constant, lanes = packed_at(e, stage, position)
-    u = stage.value
-    found = value(e, u, position) if stage.grouped is None else dot_operand(e, u, stage.grouped, position)
     mask = ragged_mask(e, position) if borrowed else None
     guard = () if mask is None else (mask,)
-    e.emit(Low.STORE, dtypes.void, (pointer, offset, e.splat(found, lanes), *guard), constant, lanes, here=True)
+    for i, found in enumerate(_packed(e, stage, position)):
+        src = (pointer, offset, e.splat(found, lanes), *guard)
+        e.emit(Low.STORE, dtypes.void, src, constant + i * stage.part, lanes, here=True)

@@ -27,6 +27,7 @@ from manygrad.runtime.codegen.dots import is_product
 from manygrad.runtime.codegen.emit.dot_operands import dot_operand
 from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.indices import instruction
+from manygrad.runtime.codegen.emit.local import picked_up
 from manygrad.runtime.codegen.emit.masks import apart, unless_masked
 from manygrad.runtime.codegen.emit.matrices import reduce_matrices
 from manygrad.runtime.codegen.emit.values import key, ragged_mask, value
@@ -92,15 +93,6 @@ def accumulators(e: Emission, node: Reduce) -> list[Accumulator]:
             if acc.reduce.arg is Ops.MAX and acc.reduce.dtype.is_float:
                 acc.ordered = e.emit(Low.ACC, dtypes.bool, (true,), None, lanes, here=True)
     return found
-
-
-def picked_up(e: Emission, rest: Rest, offset: int, identity: Inst) -> Inst:
-    """The sum that rested, or the identity before the first block."""
-    dtype, lanes = identity.dtype, identity.lanes
-    sums = e.emit(Low.SCRATCH, dtype, (), rest.offset_bytes)
-    rested = e.emit(Low.LOAD, dtype, (sums, instruction(e, rest.at)), offset, lanes, here=True)
-    begun = e.splat(instruction(e, rest.begun), lanes)
-    return e.emit(Ops.WHERE, dtype, (begun, rested, identity), None, lanes, here=True)
 
 
 def put_down(e: Emission, sums: list[Accumulator], rest: Rest) -> None:

@@ -12,9 +12,15 @@ from manygrad.runtime.codegen.describe import size_max
 from manygrad.runtime.codegen.keep import kept_bytes, kept_rows, kept_values, pitch
 from manygrad.runtime.codegen.loops.index import Index
 from manygrad.runtime.codegen.loops.lanes import Kernel
-from manygrad.runtime.codegen.opts.cache_read import stage_rows, stage_sizes, staged_values, tiled_loops
+from manygrad.runtime.codegen.opts.cache_read import (
+    packed_as,
+    stage_rows,
+    stage_sizes,
+    staged_values,
+    tiled_loops,
+)
 from manygrad.runtime.codegen.opts.matrix import matrices, turned_rows
-from manygrad.runtime.codegen.target import LINE_BYTES
+from manygrad.tensor.dtype import DType
 from manygrad.tensor.uop.uop import UOp
 
 HEADER_BYTES = 64  # where a thread keeps up to which index it has run the kernel (0: not yet), so what it holds packed
@@ -25,9 +31,9 @@ class Stage:
     """A value packed into local memory at every tile of `loop`: element [i of `ranges`..., position in the tile].
 
     The position is that in the tiles of all loops up to `loop` on which the value depends, in nested order. Of a
-    blocked loop: [tile in the block, i of `ranges`..., position in the tile]. `turned`: [position in the tile, i of the
-    one range], rows for a matrix unit, a cache line further apart than they are long, as many of them would meet in one
-    set of the first cache.
+    blocked loop: [tile in the block, i of `ranges`..., position in the tile]. `turned`: rows for a matrix unit, as it
+    reads them: [tile of the one range, position in the tile, iteration in the range's tile]. Of an element that is
+    packed in parts all first ones of the loop's tile come before the second ones.
     """
 
     value: UOp
@@ -41,6 +47,9 @@ class Stage:
     offset_bytes: int
     turned: bool
     grouped: UOp | None  # the one of `ranges` whose iterations are packed in groups, each as one element of their size
+    dtype: DType  # of what is packed: of the value, or of its parts
+    parts: int  # that an element has
+    part: int  # elements from one part to the next
 
 
 @dataclass(frozen=True)
@@ -125,21 +134,28 @@ class Local:
             sizes = stage_sizes(nest, loop, ranges)
             grouped = next((r for r in ranges if r in nest.dots), None)
             each = nest.dots[grouped] if grouped is not None else 1
+            parts, dtype = packed_as(nest, u, ranges)
             pitches, pitch = {}, each
             for r in reversed(tiled_loops(nest, loop, u)):
                 pitches[r] = pitch
                 pitch *= nest.tile.get(r, 1)
+            part, pitch = pitch, pitch * parts
             # (the iterations of a group lie side by side in its element)
             shares = [each if r is grouped else 1 for r in ranges]
             steps = {r: math.prod(sizes[i + 1 :]) * pitch // math.prod(shares[i:]) for i, r in enumerate(ranges)}
+            if turned := any(turned_rows(nest, v, u) for v in kernel.sig.reduces):
+                steps = {ranges[0]: parts * nest.tile_of(loop)}
             row = index_sum(tuple(steps.items()), 0)
             blocked = next(((r, c) for (r, c), n in zip(steps.items(), sizes) if n < size_max(r)), None)
             rows = stage_rows(nest, loop, sizes)
-            nbytes = rows * pitch // each * nest.block.get(loop, 1) * u.dtype.itemsize
-            if turned := any(turned_rows(nest, v, u) for v in kernel.sig.reduces):
-                pitches, row = {loop: rows + LINE_BYTES // u.dtype.itemsize}, ranges[0]
-                nbytes = nest.tile.get(loop, 1) * pitches[loop] * u.dtype.itemsize
-            self.stages[u] = Stage(u, loop, ranges, row, rows, blocked, pitches, self.reserve(nbytes), turned, grouped)
+            nbytes = rows * pitch // each * nest.block.get(loop, 1) * dtype.itemsize
+            if turned:
+                (k,) = ranges
+                pitches, part = {loop: nest.tile_of(k), k: 1}, nest.tile_of(k) * nest.tile_of(loop)
+            at = self.reserve(nbytes)
+            self.stages[u] = Stage(
+                u, loop, ranges, row, rows * parts, blocked, pitches, at, turned, grouped, dtype, parts, part
+            )
 
     def _keep(self, kernel: Kernel, r: UOp, again: UOp) -> None:
         sig, nest = kernel.sig, kernel.nest

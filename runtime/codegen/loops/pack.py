@@ -62,6 +62,8 @@ def packing_lanes(kernel: Kernel, stage: Stage, around: Lanes) -> Lanes:
     """Vectors along the loop, also where another one is vectorised, if the operand is contiguous along it or in
     squares."""
     u, nest, lanes = stage.value, kernel.nest, Lanes(around.range, around.count)
+    if stage.turned and lies_along(kernel, stage):
+        return lanes
     tile = nest.tile.get(stage.loop, 1)
     if lanes.range not in stage.pitches and fixed_size(stage.loop) is not None and tile > 1:
         itemsize = u.dtype.itemsize if stage.grouped is None else LANE_BYTES
@@ -82,6 +84,12 @@ def packing_lanes(kernel: Kernel, stage: Stage, around: Lanes) -> Lanes:
         if a is not None and single is not None and single.offsets(lanes.count) == a.offsets(lanes.count):
             return alone
     return lanes
+
+
+def lies_along(kernel: Kernel, stage: Stage) -> bool:
+    """Whether what is packed lies along its one range."""
+    load = [v.src[0] for v in stage.value.toposort() if v.op is Ops.LOAD][-1]
+    return step_along(kernel.analysis(Lanes()), load.src[1], stage.ranges[0]) == 1
 
 
 def _vectors(t: Tiler, stage: Stage, around: Around) -> Nodes:

@@ -101,9 +101,9 @@ RULES: list[Rule] = [
         lambda n, o: not n.words or (n.rest, n.split, n.across) == (None, None, 1),
     ),
     (
-        "a matrix unit has whole sums of all that is read",
+        "a matrix unit sums all that is read, in one sum",
         Reduce,
-        lambda n, o: not n.matrix or (n.rest, n.split, n.across, n.masks) == (None, None, 1, ()),
+        lambda n, o: not n.matrix or (n.split, n.across, n.masks) == (None, 1, ()),
     ),
     ("sums rest between blocks alone", Reduce, lambda n, o: n.rest is None or n.group[0].src[1] in o.blocks),
     ("the lanes of a sum are along one of its ranges", Reduce, lambda n, o: n.split in (None, *n.group[0].src[1:])),

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from manygrad.runtime.codegen.describe import Signature, size_max
-from manygrad.runtime.codegen.dots import is_dot, is_total
+from manygrad.runtime.codegen.dots import is_dot, is_total, parts_of
 from manygrad.runtime.codegen.lowered import SCRATCH_BYTES
 from manygrad.runtime.codegen.opts.nest import LoopNest, in_whole_tiles, is_fixed
 from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt
 from manygrad.runtime.codegen.target import LINE_BYTES
+from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
@@ -52,7 +53,8 @@ class CacheRead(RangeOpt):
                     return reason
                 elements = stage_rows(nest, loop, stage_sizes(nest, loop, ranges)) * nest.block.get(loop, 1)
                 elements *= math.prod(nest.tile_of(r) for r in tiled_loops(nest, loop, u))
-                nbytes += -(-elements * u.dtype.itemsize // LINE_BYTES) * LINE_BYTES
+                parts, dtype = packed_as(nest, u, ranges)
+                nbytes += -(-elements * parts * dtype.itemsize // LINE_BYTES) * LINE_BYTES
         return f"{nbytes} bytes of local memory, of {SCRATCH_BYTES // 2}" if nbytes > SCRATCH_BYTES // 2 else None
 
     @classmethod
@@ -110,6 +112,13 @@ def staged_values(sig: Signature, slot: int) -> list[tuple[UOp, tuple[UOp, ...]]
             bytes_of.setdefault(v, []).append(s)
     values = list(dict.fromkeys(v for u in sig.nodes if u in inside for v in bytes_of.get(u, [casts.get(u, u)])))
     return [(u, tuple(r for r in reduced if r in ranges_of(u))) for u in values]
+
+
+def packed_as(nest: LoopNest, u: UOp, ranges: tuple[UOp, ...]) -> tuple[int, DType]:
+    """As how many numbers an element of `u` is packed, and of which type."""
+    if u.dtype is dtypes.float32 and any(r in nest.dots for r in ranges):
+        return parts_of(u), dtypes.bfloat16
+    return 1, u.dtype
 
 
 def stage_sizes(nest: LoopNest, loop: UOp, ranges: tuple[UOp, ...]) -> list[int]:

@@ -50,13 +50,15 @@ class Matrix(RangeOpt):
         (u,), dot = over, over[0].src[0].arg
         if dot.rows == 1 or nest.lane not in ranges_of(u) or nest.lanes * LANE_BYTES != dot.vector_bytes:
             return f"matrix({k.arg.id}): the machine has no such unit, or the vectors are not its"
-        if nest.reduce_block is not None or k in nest.reduce_lanes or nest.online or nest.kept or nest.bound:
-            return f"matrix({k.arg.id}): its sums do not rest, and are not cut"
+        if k in nest.reduce_lanes or nest.online or nest.kept or nest.bound:
+            return f"matrix({k.arg.id}): its sums are not cut"
         if not in_whole_tiles(k, nest.tile_of(k)) or nest.tile_of(k) > most_terms(dot):
             return f"matrix({k.arg.id}): the range's tile cuts it evenly, into at most {most_terms(dot)} iterations"
         rows = [r for r in nest.loops if r is not nest.lane and r in ranges_of(u) and nest.tile_of(r) > 1]
         if len(rows) > 1 or any(n > SQUARES for n in matrices(nest, u)):
             return f"matrix({k.arg.id}): a tile is at most {SQUARES} squares high, of one loop, and {SQUARES} wide"
+        if nest.reduce_block is not None and (not rows or nest.tile_of(rows[0]) % dot.rows):
+            return f"matrix({k.arg.id}): only sums of whole squares rest between blocks of the reduction"
         return _wrong_factors(nest, k, u, rows)
 
     @classmethod
@@ -85,10 +87,12 @@ def _wrong_factors(nest: LoopNest, k: UOp, u: UOp, rows: list[UOp]) -> str | Non
     ((column,), (row,)) = loads
     if packed.get(column.src[0].src[0].arg) is not nest.lane or any(r in ranges_of(column) for r in rows):
         return f"{of}: the factor along the vectorized loop is not packed at it, for all rows"
+    in_parts = u.src[0].arg.in_parts
     if (loop := packed.get(row.src[0].src[0].arg)) is not None:
-        if [loop] != rows or step_of(row, loop) != 1 or not is_fixed(loop) or loop in nest.block:
+        lies = step_of(row, loop) == 1 or (in_parts and step_of(row, k) == 1)
+        if [loop] != rows or not lies or not is_fixed(loop) or loop in nest.block:
             return f"{of}: the other factor is not packed along its rows, of a fixed number side by side, tile by tile"
-    elif row not in u.src[0].src or step_of(row, k) != 1 or any(row_step(row, r) is None for r in rows):
+    elif in_parts or row not in u.src[0].src or step_of(row, k) != 1 or any(row_step(row, r) is None for r in rows):
         return f"{of}: the other factor does not lie along the range, its rows at a fixed distance"
     return None
 
