@@ -18,7 +18,7 @@ A matrix unit that multiplies bfloat16 alone multiplies float32, too: a number i
 bits each, exactly, and of the nine products of two numbers' parts the six that a float32 could hold are added up. The
 error is below that of float32's own sums. (What is below 2**-126 counts as 0, of the parts, too, so numbers below about
 2**-110 have fewer bits.) What has been converted from a half type has fewer parts. Which products take it follows from
-how the factors lie, and from their sizes only in that a product has at least a square of rows and of columns.
+how the factors lie, and from their sizes only in that there are rows and columns enough to pack them for.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ BYTES = (dtypes.int8, dtypes.uint8)
 LANE_BYTES = 4  # of each factor, side by side
 # of bfloat16, of which a number of float32 is the sum that has been one of that type
 PARTS = {dtypes.float32: 3, dtypes.float16: 2, dtypes.bfloat16: 1}
-PARTS_TERMS = 32  # of a sum at least, which is multiplied in parts
-PARTS_MOST_TERMS = 1 << 14  # and at most: a panel of it lies in memory
+PARTS_ROWS = 128  # of either factor at least; for fewer FMAs take less time than packing the other one
+PARTS_MOST_TERMS = 1 << 14  # of a sum that is multiplied in parts: a panel of it lies in memory
 
 
 class Dot(NamedTuple):
@@ -64,6 +64,11 @@ class Dot(NamedTuple):
     def terms(self) -> int:
         """Products that it adds up in a lane."""
         return LANE_BYTES // (dtypes.bfloat16 if self.in_parts else self.left).itemsize
+
+    @property
+    def most_terms(self) -> int:
+        """Products that an instruction of a matrix unit adds up, at most."""
+        return self.terms * self.vector_bytes // LANE_BYTES
 
     @property
     def in_parts(self) -> bool:
@@ -170,8 +175,8 @@ def factors(u: UOp) -> tuple[UOp, UOp] | None:
 
 def is_product_in_parts(ast: UOp, dot: Dot) -> bool:
     """Whether a kernel is a product of float32, which may have been of a half type, that is worth multiplying in parts:
-    plain reads of fixed sizes, each along the reduction or along a loop of its own, with at least a square of each and
-    a reduction that is cut evenly. (What is packed is read at least as often as a square is high.)"""
+    plain reads of fixed sizes, each along the reduction or along a loop of its own, and whole instructions of
+    the reduction."""
     sig = signature(ast)
     if len(sig.reduces) != 1 or not all(least_terms(r) for r in sig.loops):
         return False
@@ -183,11 +188,11 @@ def is_product_in_parts(ast: UOp, dot: Dot) -> bool:
     if any(v.op is not Ops.LOAD or v.dtype not in PARTS or len(v.src[0].src) > 2 for v in loads):
         return False
     a, b = loads
-    if not PARTS_TERMS <= least_terms(k) <= PARTS_MOST_TERMS or least_terms(k) % (dot.vector_bytes // LANE_BYTES):
+    if not 0 < least_terms(k) <= PARTS_MOST_TERMS or least_terms(k) % dot.most_terms:
         return False
     for mine, other in ((a, b), (b, a)):
         own = [r for r in sig.loops if r in ranges_of(mine) and r not in ranges_of(other)]
-        if k not in ranges_of(mine) or prod(map(least_terms, own)) < dot.rows:
+        if k not in ranges_of(mine) or prod(map(least_terms, own)) < PARTS_ROWS:
             return False
         if len(own) != 1 or not any(along(mine, r) for r in (k, *own)):
             return False

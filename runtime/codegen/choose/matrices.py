@@ -10,7 +10,7 @@ from manygrad.runtime.codegen.choose.reductions import Split
 from manygrad.runtime.codegen.describe import size_factor, size_max
 from manygrad.runtime.codegen.dots import LANE_BYTES, is_dot, is_total, row_step, step_of
 from manygrad.runtime.codegen.opts import Matrix, Opts, Tensorize, Tile, Unroll
-from manygrad.runtime.codegen.opts.matrix import SQUARES, most_terms
+from manygrad.runtime.codegen.opts.matrix import SQUARES
 from manygrad.runtime.codegen.opts.nest import is_fixed
 from manygrad.runtime.codegen.opts.opt import without
 from manygrad.tensor.uop.ranges import ranges_of
@@ -37,7 +37,7 @@ def fits_matrix_unit(facts: Facts, opts: Opts, p: Product) -> bool:
     u, k = p.main, p.main.src[-1]
     if not multiplies_matrices(facts, u) or is_masked(p.rows) or is_masked(p.columns) or loops_stored_closer(facts, p):
         return False
-    if len(p.row_loops) > 1 or terms_at_once(u) * cost.MATRIX_SHARE < most_terms(u.src[0].arg):
+    if len(p.row_loops) > 1 or terms_at_once(u) * cost.MATRIX_SHARE < u.src[0].arg.most_terms:
         return False
     in_parts = u.src[0].arg.in_parts
     if step_of(p.rows, k) == 1 and not in_parts:
@@ -82,6 +82,4 @@ def use_matrix_unit(facts: Facts, opts: Opts, p: Product) -> Opts:
 def terms_at_once(u: UOp) -> int:
     """Iterations of the reduction that an instruction adds up: the most that cut it evenly."""
     size, dot = size_factor(u.src[-1]), u.src[0].arg
-    if dot.in_parts:  # (vectors of groups are halves of these)
-        return next((n for n in (most_terms(dot), most_terms(dot) // 2) if size % n == 0), 0)
-    return max((n for n in range(dot.terms, most_terms(dot) + 1, dot.terms) if size % n == 0), default=0)
+    return max((n for n in range(dot.terms, dot.most_terms + 1, dot.terms) if size % n == 0), default=0)

@@ -102,7 +102,7 @@ def reduce_matrices(e: Emission, node: Reduce, body: Callable[[], None]) -> None
     e.emit(Low.MATRIX_SHAPES, dtypes.void, (), usual)  # once, where the kernel begins
     if mine != usual:
         e.emit(Low.MATRIX_SHAPES, dtypes.void, (), mine, here=True)
-    products = products_of(e, u)
+    products = _products(e, u)
     if node.rest is None:
         _zero(e, tile)
     else:
@@ -114,13 +114,7 @@ def reduce_matrices(e: Emission, node: Reduce, body: Callable[[], None]) -> None
         _move(e, tile, Low.MATRIX_STORE)
     if len(products) > 1:
         e.open(Low.IF, (_any_not_finite(e, tile),))
-        _zero(e, tile)
-        _sum(e, tile, products[:-1], body)
-        _move(e, tile, Low.MATRIX_STORE)
-        _drop_not_finite(e, tile, node.rest)
-        _move(e, tile, Low.MATRIX_LOAD)
-        _sum(e, tile, products[-1:], body)
-        _move(e, tile, Low.MATRIX_STORE)
+        _sum_again(e, tile, products, body, node.rest)
         e.close()
     if not last:
         _move(e, tile, Low.MATRIX_STORE, node.rest)
@@ -133,7 +127,7 @@ def _covers(usual: Shapes, mine: Shapes) -> bool:
     return all(m in (u, (0, 0)) for u, m in zip(usual, mine))
 
 
-def products_of(e: Emission, u: UOp) -> Products:
+def _products(e: Emission, u: UOp) -> Products:
     """The products that the sums `u` are of: one of what the factors are, or those of their parts."""
     if not u.src[0].arg.in_parts:
         return ((0, 0),)
@@ -153,6 +147,17 @@ def _sum(e: Emission, tile: _Squares, products: Products, body: Callable[[], Non
     e.adding.append(lambda: _add(e, tile, products))
     body()
     e.adding.pop()
+
+
+def _sum_again(e: Emission, tile: _Squares, products: Products, body: Callable[[], None], rest: Rest | None) -> None:
+    """The sums of a tile of which some are not finite, in the registers and in local memory."""
+    _zero(e, tile)
+    _sum(e, tile, products[:-1], body)
+    _move(e, tile, Low.MATRIX_STORE)
+    _drop_not_finite(e, tile, rest)
+    _move(e, tile, Low.MATRIX_LOAD)
+    _sum(e, tile, products[-1:], body)
+    _move(e, tile, Low.MATRIX_STORE)
 
 
 def _zero(e: Emission, tile: _Squares) -> None:

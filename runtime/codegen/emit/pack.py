@@ -24,7 +24,7 @@ def pack(e: Emission, stage: Stage) -> None:
     # (a tile need not fill borrowed vectors)
     with e.within(replace(at, ragged={**at.ragged, stage.loop: None}) if borrowed else at):
         if stage.turned:
-            (_pack_rows_in_place if lies_along(e.kernel, stage) else _pack_rows)(e, stage)
+            (_pack_rows_along if lies_along(e.kernel, stage) else _pack_rows)(e, stage)
             return
         skipped = masks(e.kernel, [stage.value], frozenset(stage.ranges))
         for outer in e.positions(frozenset(stage.ranges)):
@@ -49,15 +49,15 @@ def _pack_rows(e: Emission, stage: Stage) -> None:
             part = groups[i : i + n]
             found = [_packed(e, stage, {m: begin, k: at}) for at in part]
             guard = () if len(part) == n else (e.emit(Low.FIRST, dtypes.bool, (), len(part), n),)
-            for i, groups_of in enumerate(zip(*found)):
-                vectors = [e.splat(x, n) for x in groups_of] + [e.const(0, dtypes.int32, n)] * (n - len(part))
+            for number, columns in enumerate(zip(*found)):
+                vectors = [e.splat(x, n) for x in columns] + [e.const(0, dtypes.int32, n)] * (n - len(part))
                 for row, turned in enumerate(transpose(e, vectors)[: e.scope.tile[m] - begin]):
                     pointer, offset, constant, _ = packed_at(e, stage, {m: begin + row, k: part[0]})
                     src = (pointer, offset, turned, *guard)
-                    e.emit(Low.STORE, dtypes.void, src, constant + i * stage.part, n, here=True)
+                    e.emit(Low.STORE, dtypes.void, src, constant + number * stage.part, n, here=True)
 
 
-def _pack_rows_in_place(e: Emission, stage: Stage) -> None:
+def _pack_rows_along(e: Emission, stage: Stage) -> None:
     """The same, of what lies along the reduction and is packed in parts: row by row, vectors along the reduction."""
     m, (k,) = stage.loop, stage.ranges
     n = e.scope.tile[k] // e.nest.dots[k]
@@ -65,9 +65,9 @@ def _pack_rows_in_place(e: Emission, stage: Stage) -> None:
         with lane_along(e, k, n, whole=True):
             halves = [e.splat(value(e, stage.value, {m: row, k: begin}), n) for begin in (0, n)]
         pointer, offset, constant, _ = packed_at(e, stage, {m: row, k: 0})
-        for i, found in enumerate(joined_parts(e, stage.parts, *halves)):
+        for number, found in enumerate(joined_parts(e, stage.parts, *halves)):
             src = (pointer, offset, found)
-            e.emit(Low.STORE, dtypes.void, src, constant + i * stage.part, n, here=True)
+            e.emit(Low.STORE, dtypes.void, src, constant + number * stage.part, n, here=True)
 
 
 def _packed(e: Emission, stage: Stage, position: Position) -> list[Inst]:
@@ -84,6 +84,6 @@ def _pack_vector(e: Emission, stage: Stage, position: Position, borrowed: bool) 
     pointer, offset, constant, lanes = packed_at(e, stage, position)
     mask = ragged_mask(e, position) if borrowed else None
     guard = () if mask is None else (mask,)
-    for i, found in enumerate(_packed(e, stage, position)):
+    for number, found in enumerate(_packed(e, stage, position)):
         src = (pointer, offset, e.splat(found, lanes), *guard)
-        e.emit(Low.STORE, dtypes.void, src, constant + i * stage.part, lanes, here=True)
+        e.emit(Low.STORE, dtypes.void, src, constant + number * stage.part, lanes, here=True)

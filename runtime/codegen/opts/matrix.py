@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from manygrad.runtime.codegen.describe import Signature
-from manygrad.runtime.codegen.dots import LANE_BYTES, Dot, is_dot, row_step, step_of
+from manygrad.runtime.codegen.dots import LANE_BYTES, is_dot, row_step, step_of
 from manygrad.runtime.codegen.opts.nest import LoopNest, in_whole_tiles, is_fixed
 from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt, without
 from manygrad.tensor.uop.ops import Ops
@@ -52,8 +52,8 @@ class Matrix(RangeOpt):
             return f"matrix({k.arg.id}): the machine has no such unit, or the vectors are not its"
         if k in nest.reduce_lanes or nest.online or nest.kept or nest.bound:
             return f"matrix({k.arg.id}): its sums are not cut"
-        if not in_whole_tiles(k, nest.tile_of(k)) or nest.tile_of(k) > most_terms(dot):
-            return f"matrix({k.arg.id}): the range's tile cuts it evenly, into at most {most_terms(dot)} iterations"
+        if not in_whole_tiles(k, nest.tile_of(k)) or nest.tile_of(k) > dot.most_terms:
+            return f"matrix({k.arg.id}): the range's tile cuts it evenly, into at most {dot.most_terms} iterations"
         rows = [r for r in nest.loops if r is not nest.lane and r in ranges_of(u) and nest.tile_of(r) > 1]
         if len(rows) > 1 or any(n > SQUARES for n in matrices(nest, u)):
             return f"matrix({k.arg.id}): a tile is at most {SQUARES} squares high, of one loop, and {SQUARES} wide"
@@ -95,11 +95,6 @@ def _wrong_factors(nest: LoopNest, k: UOp, u: UOp, rows: list[UOp]) -> str | Non
     elif in_parts or row not in u.src[0].src or step_of(row, k) != 1 or any(row_step(row, r) is None for r in rows):
         return f"{of}: the other factor does not lie along the range, its rows at a fixed distance"
     return None
-
-
-def most_terms(dot: Dot) -> int:
-    """Iterations of a reduction that one instruction adds up, at most."""
-    return dot.terms * dot.vector_bytes // LANE_BYTES
 
 
 def matrix_rows(nest: LoopNest, u: UOp) -> UOp | None:
