@@ -24,6 +24,7 @@ from manygrad.runtime.codegen.loops.tree import CacheRead, For, If, Nodes, Pack,
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
+ROWS_WRITTEN_OUT = 8  # of those that lie along the reduction and are packed for a matrix unit
 Tiles = Callable[[Around, Body], Nodes]  # all the tiles of a block
 
 
@@ -93,9 +94,14 @@ def lies_along(kernel: Kernel, stage: Stage) -> bool:
 
 
 def _vectors(t: Tiler, stage: Stage, around: Around) -> Nodes:
-    """The tile, in squares one vector after the other: transposing a square is much code."""
+    """The tile, in squares one vector after the other: transposing a square is much code. So are many rows."""
     r, n = around.lanes.range, around.lanes.count
-    if around.lanes.singly is None or r is None or around.tiles[r] == n or around.tiles[r] % n:
+    if stage.turned and lies_along(t.kernel, stage):
+        r = stage.loop
+        n = next(n for n in (ROWS_WRITTEN_OUT, ROWS_WRITTEN_OUT // 2, 2, 1) if around.tiles[r] % n == 0)
+    elif around.lanes.singly is None:
+        return (Pack(stage),)
+    if r is None or around.tiles[r] == n or around.tiles[r] % n:
         return (Pack(stage),)
     counter = t.counters.new()
     one = Tile(r, index.add(index.origin(r), counter), n, (Pack(stage),), vector=counter)
