@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 ELEMENT_BYTES = 4
 # bytes: ahead of a row that is packed in squares, its next ones are asked for [gemm.py, NT 512x576x576]
 PACK_AHEAD_BYTES = 256
+# rows: of either factor at least, for a product in parts; for fewer, FMAs take less time than packing [gemm.py, NT]
+LEAST_PARTS_ROWS = 128
+# terms: of such a product at most, as a panel of them lies in memory [no benchmark]
+MOST_PARTS_TERMS = 1 << 14
 # bytes: of an element of float32 that is packed in parts of bfloat16 [no benchmark]
 PARTS_BYTES = 6
 # bytes: of the vectors that pack along a loop which is not the vectorised one: a cache line [gemm.py, TN]

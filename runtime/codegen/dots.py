@@ -27,7 +27,7 @@ from math import prod
 from typing import NamedTuple
 
 from manygrad.runtime.codegen.affine import TileAnalysis
-from manygrad.runtime.codegen.cost import LEAST_DOT_TERMS
+from manygrad.runtime.codegen.cost import LEAST_DOT_TERMS, LEAST_PARTS_ROWS, MOST_PARTS_TERMS
 from manygrad.runtime.codegen.describe import signature, size_factor
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.args import RangeArg
@@ -41,8 +41,6 @@ BYTES = (dtypes.int8, dtypes.uint8)
 LANE_BYTES = 4  # of each factor, side by side
 # of bfloat16, of which a number of float32 is the sum that has been one of that type
 PARTS = {dtypes.float32: 3, dtypes.float16: 2, dtypes.bfloat16: 1}
-PARTS_ROWS = 128  # of either factor at least; for fewer FMAs take less time than packing the other one
-PARTS_MOST_TERMS = 1 << 14  # of a sum that is multiplied in parts: a panel of it lies in memory
 
 
 class Dot(NamedTuple):
@@ -188,11 +186,11 @@ def is_product_in_parts(ast: UOp, dot: Dot) -> bool:
     if any(v.op is not Ops.LOAD or v.dtype not in PARTS or len(v.src[0].src) > 2 for v in loads):
         return False
     a, b = loads
-    if not 0 < least_terms(k) <= PARTS_MOST_TERMS or least_terms(k) % dot.most_terms:
+    if not 0 < least_terms(k) <= MOST_PARTS_TERMS or least_terms(k) % dot.most_terms:
         return False
     for mine, other in ((a, b), (b, a)):
         own = [r for r in sig.loops if r in ranges_of(mine) and r not in ranges_of(other)]
-        if k not in ranges_of(mine) or prod(map(least_terms, own)) < PARTS_ROWS:
+        if k not in ranges_of(mine) or prod(map(least_terms, own)) < LEAST_PARTS_ROWS:
             return False
         if len(own) != 1 or not any(along(mine, r) for r in (k, *own)):
             return False

@@ -127,7 +127,7 @@ def beyond(machine: Machine, ast: UOp, opts: tuple[Opt, ...]) -> str | None:
 
 def explain(ast: UOp, machine: Machine) -> str:
     """Which decision gives which Opt of a kernel, a line each (DEBUG=4 prints it for every kernel)."""
-    kernel = rewrite(ast, machine)
+    kernel = rewrite(ast, machine if FLOAT32_PARTS else without_parts(machine))
     choice = decide(Facts(kernel.ast, machine, kernel.written))
     if takes_parts(kernel.ast, choice.opts):
         return choice.explained()
