@@ -58,7 +58,12 @@ class Prepared:
     def program(self) -> Program:
         from manygrad.runtime.codegen.emit.lower import emit
 
-        return emit(self.tree(), self.name)
+        program = emit(self.tree(), self.name)
+        if SPEC:
+            from manygrad.runtime.codegen.emit.spec import verify
+
+            verify(program)
+        return program
 
     def code(self, render: Callable[[Program], str]) -> str:
         """The generated code; from the source cache when it was made before."""

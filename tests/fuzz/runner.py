@@ -19,7 +19,7 @@ from types import ModuleType
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-NOT_FUZZERS = {"__main__", "runner", "test_fuzz"}
+NOT_FUZZERS = {"__main__", "runner", "test_fuzz", "test_planted"}
 ROUND = 200  # programs between two looks at the clock
 
 
@@ -31,7 +31,7 @@ def load(name: str) -> ModuleType:
     return importlib.import_module(f"tests.fuzz.{name}")
 
 
-def run_round(fuzzer: ModuleType, examples: int, round_seed: int) -> int:
+def run_round(fuzzer: ModuleType, examples: int, round_seed: int, shrink: bool = True) -> int:
     """Checks `examples` random programs; returns how many ran to their end."""
     ran = 0
 
@@ -42,7 +42,7 @@ def run_round(fuzzer: ModuleType, examples: int, round_seed: int) -> int:
         database=None,
         derandomize=False,
         print_blob=False,
-        phases=(Phase.generate, Phase.shrink),
+        phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
         suppress_health_check=list(HealthCheck),
     )
     @given(fuzzer.programs())

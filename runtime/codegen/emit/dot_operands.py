@@ -36,9 +36,8 @@ def dot_operand(e: Emission, u: UOp, r: UOp, position: Position) -> Inst:
     if (packed := held(e, u, position)) is not None:
         return packed
     at = (*key(e, u, position), LANE_BYTES)
-    for block in reversed(e.blocks):
-        if (known := block.values.get(at)) is not None:
-            return known
+    if (known := e.find(u, at)) is not None:
+        return known
     if e.scope.lane is r or e.scope.lane not in ranges_of(u):
         found = side_by_side(e, u, r, position, e.scope.lanes if e.scope.lane is r else 1)
     elif lanes_follow(e, u, r):
@@ -47,7 +46,7 @@ def dot_operand(e: Emission, u: UOp, r: UOp, position: Position) -> Inst:
         found = square
     else:
         found = joined(e, u, r, position)
-    e.blocks[found.depth].values[at] = found
+    e.remember(u, at, found)
     return found
 
 
@@ -116,7 +115,7 @@ def transposed_operand(e: Emission, u: UOp, r: UOp, position: Position) -> Inst 
     rows += [e.const(0, dtypes.int32, n)] * (n - active)
     columns = transpose(e, rows)
     for i, column in enumerate(columns):
-        e.blocks[column.depth].values[(*key(e, u, {**position, r: first + count * i}), LANE_BYTES)] = column
+        e.remember(u, (*key(e, u, {**position, r: first + count * i}), LANE_BYTES), column)
     return columns[(position.get(r, 0) - first) // count]
 
 

@@ -2,6 +2,14 @@
 
 An instruction goes into the outermost open block in which its sources are known, and an equal one is emitted once: so
 loop-invariant code moves out and common subexpressions are shared while the code is being made.
+
+That an expression *has* the value of an instruction holds for less than that: for the tiles that are open, and under
+the conditions that are known. A value is remembered in the innermost block of those that say so:
+
+    for i0 in 0..32 by 32:   the mask of lanes 16..31 is known to be true: a constant, an instruction of block 0
+    r0 = 19 from 32:         here the mask is not true, so what holds above must not be found
+
+With SPEC each value that is found is compared with what is open then (`Basis`).
 """
 
 from __future__ import annotations
@@ -14,11 +22,13 @@ from typing import Any
 from manygrad.runtime.codegen.affine import Position, TileAnalysis
 from manygrad.runtime.codegen.loops.build import Tree
 from manygrad.runtime.codegen.loops.index import Index
-from manygrad.runtime.codegen.loops.lanes import Lanes
+from manygrad.runtime.codegen.loops.lanes import Lanes, fixed_size
 from manygrad.runtime.codegen.loops.tree import Prefetch
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.tensor.dtype import DType, dtypes
+from manygrad.tensor.environment import SPEC
 from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
 INDEX = dtypes.index
@@ -32,6 +42,16 @@ class Block:
         self.insts: list[Inst] = []
         self.known: dict[Any, Inst] = {}  # (op, dtype, lanes, src, arg) -> the same instruction
         self.values: dict[Any, Inst] = {}  # (expression, position) -> its value
+        self.bases: dict[Any, Basis] = {}  # with SPEC: of each of these
+
+
+@dataclass(frozen=True, eq=False)
+class Basis:
+    """What was open where a value was computed: the block of the innermost conditions that were known, and of the
+    ranges that it depends on where their tiles began (None: a range that is one tile, which was not open yet)."""
+
+    conditions: Block
+    origins: tuple[tuple[UOp, Inst | None], ...]
 
 
 class Instructions:
@@ -39,8 +59,9 @@ class Instructions:
 
     def __init__(self) -> None:
         self.blocks: list[Block] = [Block()]
-        # the block that loads are not moved out of: only under its condition is there something to read
-        self.reads_from = 0
+        # the number of the innermost block in which conditions are known: loads are not moved out of it, as only under
+        # them is there something to read
+        self.conditions_from = 0
 
     def emit(
         self,
@@ -54,7 +75,7 @@ class Instructions:
         """The instruction, in the outermost block where its sources are known; `here`: a new one in this block."""
         depth = len(self.blocks) - 1 if here else max((s.depth for s in src), default=0)
         if op is Low.LOAD:
-            depth = max(depth, self.reads_from)
+            depth = max(depth, self.conditions_from)
         block = self.blocks[depth]
         key = (op, dtype, lanes, src, _key(arg))
         if not here and (found := block.known.get(key)) is not None:
@@ -100,6 +121,13 @@ class Instructions:
 
     # *** blocks ***
 
+    @contextmanager
+    def conditions(self) -> Iterator[None]:
+        """The innermost block has conditions that are known in it alone."""
+        before, self.conditions_from = self.conditions_from, len(self.blocks) - 1
+        yield
+        self.conditions_from = before
+
     def open(self, op: Low | None = None, src: tuple[Inst, ...] = (), arg: Any = None) -> Inst | None:
         """A new innermost block: a LOOP, whose index is given, an IF, or (None) one that is no block of the program."""
         dtype = INDEX if op is Low.LOOP else dtypes.void
@@ -137,6 +165,7 @@ class Scope:
     analysis: TileAnalysis
     along: UOp | Inst | None  # what binds the lane: its range, or a loop over the vectors of its tile
     origin: Mapping[UOp, Inst] = field(default_factory=dict)  # range -> index of the tile's first iteration
+    opened: Mapping[UOp, int] = field(default_factory=dict)  # range -> the number of the block that its tile stands in
     tile: Mapping[UOp, int] = field(default_factory=dict)  # range -> iterations in the tile
     # range whose last vector is partial -> its size, if only known at run time
     ragged: Mapping[UOp, Inst | None] = field(default_factory=dict)
@@ -180,12 +209,50 @@ class Emission(Instructions):
         yield
         self.scope = before
 
+    def with_tile(self, r: UOp, origin: Inst) -> Scope:
+        """The scope with a tile of `r` that begins at `origin` and stands in the innermost block."""
+        at = self.scope
+        return replace(at, origin={**at.origin, r: origin}, opened={**at.opened, r: len(self.blocks) - 1})
+
     def with_lanes(self, lanes: Lanes) -> Scope:
         return replace(self.scope, vectors=lanes, analysis=self.kernel.analysis(lanes), along=lanes.range)
 
     def positions(self, ranges: frozenset[UOp]) -> Iterator[dict[UOp, int]]:
         """The tile positions along `ranges`, in order, the lane's innermost; along that, one a vector."""
         return self.kernel.positions(ranges, self.scope.tile, self.scope.vectors)
+
+    # *** values ***
+
+    def find(self, u: UOp, key: Any) -> Inst | None:
+        """The value of `u` that is remembered under `key`, if one is known here."""
+        for block in reversed(self.blocks):
+            found = block.values.get(key)
+            if found is not None:
+                if SPEC:
+                    self._verify(u, found, block.bases[key])
+                return found
+        return None
+
+    def remember(self, u: UOp, key: Any, inst: Inst) -> None:
+        """In the block of its value, or where its ranges' tiles were opened, or where conditions are known that it may
+        rest on, whichever is the innermost."""
+        opened = self.scope.opened
+        depth = max(inst.depth, self.conditions_from, *(opened.get(r, 0) for r in ranges_of(u)))
+        block = self.blocks[depth]
+        block.values[key] = inst
+        if SPEC:
+            origins = tuple((r, self.scope.origin.get(r)) for r in ranges_of(u))
+            block.bases[key] = Basis(self.blocks[self.conditions_from], origins)
+
+    def _verify(self, u: UOp, found: Inst, basis: Basis) -> None:
+        if basis.conditions not in self.blocks:
+            raise AssertionError(
+                f"emission: the value of {u.op.name} rests on conditions that do not hold here: {found}"
+            )
+        for r, origin in basis.origins:
+            is_whole = origin is None and r in self.scope.tile and self.scope.tile[r] == fixed_size(r)
+            if self.scope.origin.get(r) is not origin and not is_whole:
+                raise AssertionError(f"emission: the value of {u.op.name} is of another tile of {r.arg}: {found}")
 
 
 def _key(arg: Any) -> Any:

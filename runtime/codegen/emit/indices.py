@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from manygrad.runtime.codegen.emit.emission import INDEX, Emission
 from manygrad.runtime.codegen.emit.values import sum_of_terms, value
 from manygrad.runtime.codegen.loops.index import Index, Of, RowOf
@@ -54,9 +52,11 @@ def _first_of_line(e: Emission, x: Index) -> Inst:
     """The first element of the row that stands at the beginning of a line."""
     of: RowOf = x.arg
     line = instruction(e, x.src[0])
-    with e.within(replace(e.scope, origin={**e.scope.origin, of.range: e.const(0)})):
+    e.open()
+    with e.within(e.with_tile(of.range, e.const(0))):
         a = e.scope.analysis.affine(e.sig.stores[0].src[0].src[1], dict(of.row))
         assert a is not None
         begin = e.add(sum_of_terms(e, a), e.const(a.constant))
+    e.close()
     into = e.emit(Ops.MOD, INDEX, (begin, line), True)
     return e.emit(Ops.MOD, INDEX, (e.emit(Ops.SUB, INDEX, (line, into)), line), True)

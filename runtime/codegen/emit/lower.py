@@ -29,7 +29,7 @@ from manygrad.runtime.codegen.emit.pack import pack
 from manygrad.runtime.codegen.emit.shared import copy, shared
 from manygrad.runtime.codegen.emit.stores import store
 from manygrad.runtime.codegen.emit.sums import reduce
-from manygrad.runtime.codegen.emit.values import index_value, key
+from manygrad.runtime.codegen.emit.values import index_value, remember
 from manygrad.runtime.codegen.loops.build import Tree, build
 from manygrad.runtime.codegen.loops.lanes import Kernel, Lanes
 from manygrad.runtime.codegen.loops.tree import (
@@ -139,7 +139,7 @@ def _if(e: Emission, n: If) -> None:
 def _tile(e: Emission, n: Tile) -> None:
     r, at = n.range, e.scope
     origin = instruction(e, n.origin)
-    inner = replace(at, origin={**at.origin, r: origin}, tile={**at.tile, r: n.extent}, reach=n.reach or at.reach)
+    inner = replace(e.with_tile(r, origin), tile={**at.tile, r: n.extent}, reach=n.reach or at.reach)
     if n.ragged is not Ragged.NO:
         inner = replace(inner, ragged={**at.ragged, r: None if n.size is None else instruction(e, n.size)})
     if n.vector is not None:
@@ -189,11 +189,10 @@ def _online(e: Emission, n: Online) -> None:
 
 
 def _holds(e: Emission, n: Holds) -> None:
-    around, e.reads_from = e.reads_from, len(e.blocks) - 1
-    for condition, position, true in n.facts:
-        e.blocks[-1].values[key(e, condition, dict(position))] = e.const(true, dtypes.bool)
-    walk(e, n.body)
-    e.reads_from = around
+    with e.conditions():
+        for condition, position, true in n.facts:
+            remember(e, condition, dict(position), e.const(true, dtypes.bool))
+        walk(e, n.body)
 
 
 def _vectors(e: Emission, n: Vectors) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from manygrad.runtime.codegen.affine import Affine, Position
 from manygrad.runtime.codegen.describe import conjuncts
 from manygrad.runtime.codegen.emit.emission import Emission
-from manygrad.runtime.codegen.emit.values import find, key, value
+from manygrad.runtime.codegen.emit.values import find, remember, value
 from manygrad.runtime.codegen.loops.reduce import compared
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.tensor.dtype import dtypes
@@ -34,18 +34,15 @@ def unless_masked(e: Emission, masks: tuple[UOp, ...], at: dict[UOp, int]) -> It
         yield True
         return
     e.open(Low.IF, (condition,))
-    around, e.reads_from = e.reads_from, len(e.blocks) - 1
-    known = e.blocks[-1].values  # what is known now is not asked again
-    for c in needed:
-        known.update(
-            (key(e, c, {**p, **at}), e.const(True, dtypes.bool)) for p in e.positions(ranges_of(c) - at.keys())
-        )
-    for m in masks:
-        for p in e.positions(ranges_of(m) - at.keys()):
-            left = e.conjunction(*(value(e, c, {**p, **at}) for c in conjuncts(m)))
-            known[key(e, m, {**p, **at})] = left or e.const(True, dtypes.bool)
-    yield True
-    e.reads_from = around
+    with e.conditions():  # what is known now is not asked again
+        for c in needed:
+            for p in e.positions(ranges_of(c) - at.keys()):
+                remember(e, c, {**p, **at}, e.const(True, dtypes.bool))
+        for m in masks:
+            for p in e.positions(ranges_of(m) - at.keys()):
+                left = e.conjunction(*(value(e, c, {**p, **at}) for c in conjuncts(m)))
+                remember(e, m, {**p, **at}, left or e.const(True, dtypes.bool))
+        yield True
     e.close()
 
 

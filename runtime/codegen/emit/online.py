@@ -11,11 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.sums import folded, greater
-from manygrad.runtime.codegen.emit.values import key, ragged_mask, value, value_of
+from manygrad.runtime.codegen.emit.values import ragged_mask, remember, value, value_of
 from manygrad.runtime.codegen.loops.tree import Online
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.codegen.online import Pair
@@ -29,23 +28,23 @@ LOWEST = {dtypes.float32: -3.4028234663852886e38, dtypes.float64: -1.79769313486
 
 def online(e: Emission, node: Online, body: Callable[[], None], otherwise: Callable[[], None]) -> None:
     results = one_pass(e, node, body)
-    variables = {at: e.emit(Low.ACC, found.dtype, (found,), here=True) for at, found in results.items()}
-    good = e.conjunction(*(is_finite(e, found) for found in results.values()))
+    variables = [(u, at, e.emit(Low.ACC, found.dtype, (found,), here=True)) for u, at, found in results]
+    good = e.conjunction(*(is_finite(e, found) for *_, found in results))
     assert good is not None
     e.open(Low.IF, (e.alu(Ops.NOT, dtypes.bool, good),))
     otherwise()
-    for at, acc in variables.items():
-        e.emit(Low.SET, dtypes.void, (acc, e.blocks[-1].values[at]), here=True)
+    for u, at, acc in variables:
+        e.emit(Low.SET, dtypes.void, (acc, value(e, u, at)), here=True)
     e.close()
-    for at, acc in variables.items():
-        e.blocks[-1].values[at] = e.emit(Low.GET, acc.dtype, (acc,), here=True)
+    for u, at, acc in variables:
+        remember(e, u, at, e.emit(Low.GET, acc.dtype, (acc,), here=True))
 
 
-def one_pass(e: Emission, node: Online, body: Callable[[], None]) -> dict[Any, Inst]:
-    """The results, by their keys at each tile position."""
+def one_pass(e: Emission, node: Online, body: Callable[[], None]) -> list[tuple[UOp, dict[UOp, int], Inst]]:
+    """The results at each tile position."""
     pair = node.pair
     u, w, d = pair.maximum, pair.total, pair.maximum.dtype
-    results = {}
+    results = []
     with e.within(e.with_lanes(node.lanes)):
         lanes, positions = node.lanes.count, list(e.positions(ranges_of(w)))
         start = [e.const(v, d, lanes) for v in (LOWEST[d], 0.0)]
@@ -62,28 +61,30 @@ def one_pass(e: Emission, node: Online, body: Callable[[], None]) -> dict[Any, I
             largest, total = (e.emit(Low.GET, d, (acc,), None, lanes, here=True) for acc in accumulators)
             top = folded(e, [largest], partial(greater, e), True)
             scaled = e.alu(Ops.MUL, d, total, scale(e, pair, largest, top))
-            results[key(e, u, position)] = top
-            results[key(e, w, position)] = folded(e, [scaled], partial(e.alu, Ops.ADD, d), True)
+            results.append((u, position, top))
+            results.append((w, position, folded(e, [scaled], partial(e.alu, Ops.ADD, d), True)))
     return results
 
 
 def add_tile(e: Emission, pair: Pair, position: dict[UOp, int], largest: Inst, total: Inst) -> None:
     """What is in the current tile of the row, added to the accumulators."""
-    w, (x, maximum), values = pair.total, pair.below.src, e.blocks[-1].values
+    w, (x, maximum) = pair.total, pair.below.src
     places = [{**position, **at} for at in e.positions(frozenset(w.src[1:]))]
     new = old = e.emit(Low.GET, w.dtype, (largest,), None, largest.lanes, here=True)
     for at in places:
         found = e.splat(value(e, x, at), largest.lanes)
         if (mask := ragged_mask(e, at)) is not None:
             lowest = e.const(LOWEST[w.dtype], w.dtype)
-            found = values[key(e, x, at)] = e.alu(Ops.WHERE, w.dtype, mask, found, lowest)
+            found = e.alu(Ops.WHERE, w.dtype, mask, found, lowest)
+            remember(e, x, at, found)
         new = greater(e, found, new)
     added = e.emit(Low.GET, w.dtype, (total,), None, total.lanes, here=True)
     added = e.alu(Ops.MUL, w.dtype, added, scale(e, pair, old, new))
-    values[key(e, maximum, position)] = new
+    e.open()  # for the moment the maximum is the running one
+    remember(e, maximum, position, new)
     for at in places:
         added = e.alu(Ops.ADD, w.dtype, added, value(e, w.src[0], at))
-    del values[key(e, maximum, position)]
+    e.close()
     e.emit(Low.SET, dtypes.void, (largest, new), here=True)
     e.emit(Low.SET, dtypes.void, (total, added), here=True)
 

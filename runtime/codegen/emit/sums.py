@@ -30,7 +30,7 @@ from manygrad.runtime.codegen.emit.indices import instruction
 from manygrad.runtime.codegen.emit.local import picked_up
 from manygrad.runtime.codegen.emit.masks import apart, unless_masked
 from manygrad.runtime.codegen.emit.matrices import reduce_matrices
-from manygrad.runtime.codegen.emit.values import key, ragged_mask, value
+from manygrad.runtime.codegen.emit.values import ragged_mask, remember, value
 from manygrad.runtime.codegen.loops.tree import Reduce, Rest
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.tensor.dtype import dtypes
@@ -123,7 +123,7 @@ def finish(e: Emission, sums: list[Accumulator], split: UOp | None, across: int)
         others = [e.emit(Low.EXCHANGE, x.dtype, (x,), 1 << bit, x.lanes, here=True) for x in results]
         results = [e.alu(acc.reduce.arg, x.dtype, x, y) for acc, x, y in zip(sums, results, others)]
     for acc, result in zip(sums, results):
-        e.blocks[-1].values[key(e, acc.reduce, acc.position)] = result
+        remember(e, acc.reduce, acc.position, result)
 
 
 def result_of(e: Emission, acc: Accumulator, split: UOp | None) -> Inst:

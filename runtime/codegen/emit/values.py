@@ -1,7 +1,7 @@
 """Values of expressions at a position of the open tiles: arithmetic and indices.
 
 A value is a scalar where all lanes agree and a vector elsewhere. Each is remembered under what of the position it
-depends on, in the block where it stands.
+depends on, in the block in which it holds (`Emission.remember`).
 """
 
 from __future__ import annotations
@@ -51,17 +51,11 @@ def value(e: Emission, root: UOp, position: Position) -> Inst:
 
 
 def find(e: Emission, u: UOp, position: Position) -> Inst | None:
-    at = key(e, u, position)
-    for block in reversed(e.blocks):
-        found = block.values.get(at)
-        if found is not None:
-            return found
-    return None
+    return e.find(u, key(e, u, position))
 
 
-def remember(e: Emission, u: UOp, position: Position, inst: Inst) -> Inst:
-    e.blocks[inst.depth].values[key(e, u, position)] = inst
-    return inst
+def remember(e: Emission, u: UOp, position: Position, inst: Inst) -> None:
+    e.remember(u, key(e, u, position), inst)
 
 
 def key(e: Emission, u: UOp, position: Position) -> tuple[Atom, UOp | Inst | None]:
