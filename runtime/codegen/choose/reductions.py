@@ -59,14 +59,16 @@ def accumulate_in_lanes(facts: Facts, opts: Opts, split: Split) -> Opts:
 def use_dot_instructions(facts: Facts, opts: Opts, lane: UOp | None, split: Split) -> Opts:
     """Products of bytes are added up four at a time, of bfloat16 two, where the machine has an instruction for it:
     along the range that is accumulated in lanes, or the innermost one, if that leaves no rest where only a variable
-    says how long it is. Sums over one range share it, or, where one of them is of something else, none takes it."""
+    says how long it is. Sums over one range share it, or, where one of them is of something else, none takes it; nor
+    does one over a range that another sum inside of it depends on."""
     found: dict[Tensorize, None] = {}
     for u in facts.sig.reduces:
         product = len(facts.loads_of[u]) > 1 and (lane is None or lane in ranges_of(u))
         if is_dot(u.src[0]) and (u in split or product) and not u.src[0].arg.in_parts:
             r, terms = split.get(u, u.src[-1]), u.src[0].arg.terms
             shared = all(is_dot(v.src[0]) and v.src[0].arg.terms == terms for v in facts.sig.reduces if r in v.src[1:])
-            if shared and (is_fixed(r) or in_whole_tiles(r, terms * (facts.lanes if u in split else 1))):
+            alone = not any(r in ranges_of(v) for v in facts.sig.reduces)
+            if shared and alone and (is_fixed(r) or in_whole_tiles(r, terms * (facts.lanes if u in split else 1))):
                 found[Tensorize(r.arg.id, terms)] = None
     return (*opts, *found)
 

@@ -299,3 +299,12 @@ def test_a_line_of_symbolic_length_is_not_written_out() -> None:
         {"shape": (64, 2, 512), "types": ("int8", "int8"), "layout": "NN", "batch": (2,), "devices": 1, "step": 16,
          "made": False, "then": "nothing", "seed": 0}
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("k", "n"), [(2, 16), (4, 33), (17, 64)])
+def test_a_sum_of_bytes_inside_of_another(k: int, n: int) -> None:
+    """In one kernel only the inner one takes four terms an instruction: it depends on the range of the outer one."""
+    rng = np.random.default_rng(4)
+    x, a, b = (rng.integers(0, 4, s).astype(np.uint8) for s in (k, (n, k), (1, n)))
+    got = Tensor(x) @ Tensor(a).T @ Tensor(b).T
+    np.testing.assert_array_equal(got.numpy(), x @ a.T @ b.T)
