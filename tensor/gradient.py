@@ -15,7 +15,6 @@ from manygrad.tensor.stored import HISTORY, WRITTEN
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.shape import numel
-from manygrad.tensor.uop.show import text_of_index
 from manygrad.tensor.uop.symbolic import to_sint
 
 if TYPE_CHECKING:
@@ -288,17 +287,16 @@ def _expand(g: Tensor, u: UOp) -> Grads:
 def _shrink(g: Tensor, u: UOp) -> Grads:
     """Zeros around it, where the source was cut off."""
     pads = []
-    for (b, e), d in zip(u.arg, u.src[0].shape):
-        if not all(isinstance(v, int) for v in (b, e, d)):
-            if b == 0 and e is d:
-                pads.append((0, 0))
-                continue
-            text = ", ".join(str(v) if isinstance(v, int) else text_of_index(v) for v in (b, e))
-            raise NotImplementedError(
-                f"a slice with symbolic bounds [{text}) has no gradient; detach() what it is cut from, "
-                "or mask with where(...)"
-            )
-        pads.append((b, d - e))
+    for dim, ((before, _), size) in enumerate(zip(u.arg, u.src[0].shape)):
+        after = size - (before + g.shape[dim])
+        if isinstance(before, int) and isinstance(after, int):
+            pads.append((before, after))
+            continue
+        pads.append((0, 0))
+        around = [
+            g._const_like(0, g.dtype)._broadcast((*g.shape[:dim], n, *g.shape[dim + 1 :])) for n in (before, after)
+        ]
+        g = around[0].cat(g, around[1], dim=dim)
     return (g._op(Ops.PAD, tuple(pads)),)
 
 
@@ -367,7 +365,11 @@ def _scatter_mul(g: Tensor, u: UOp) -> Grads:
 
 def _cat(g: Tensor, u: UOp) -> Grads:
     """Its parts."""
-    return tuple(g.split([s.shape[u.arg] for s in u.src], u.arg))
+    parts, begin = [], 0
+    for s in u.src:
+        parts.append(g._take(u.arg, begin, begin + s.shape[u.arg]))
+        begin = begin + s.shape[u.arg]
+    return tuple(parts)
 
 
 def _move_back(g: Tensor, u: UOp) -> Grads:

@@ -99,11 +99,11 @@ class CPUKernel:
         return self.prepared.code(LLVM.of(self.record is not None))
 
     def pieces(self, variables: dict[str, int]) -> tuple[int, int]:
-        """(total, grain) of the parallel loop."""
-        counts = [-(-evaluate_int(n, variables) // step) for n, step in self.counts]
+        """(total, grain) of the parallel loop; 0 where a variable leaves nothing of one of its loops."""
+        counts = [max(0, -(-evaluate_int(n, variables) // step)) for n, step in self.counts]
         total = math.prod(counts)
         if self.work <= SERIAL_WORK or total <= 1:
-            return max(1, total), max(1, total)
+            return total, max(1, total)
         smallest = -(-PIECE_WORK * total // self.work)
         wanted = 4 * wanted_threads()
         if self.staged:  # what is packed serves a run of indices: as few cuts within one as keep the threads busy

@@ -201,7 +201,7 @@ class OpenCLKernel:
     def grid(self, variables: dict[str, int]) -> tuple[int, int]:
         """(total, per): the indices of the parallel loop, and how many of them a work item, or a group, runs."""
         own = driver()
-        total = math.prod(-(-evaluate_int(n, variables) // step) for n, step in self.counts)
+        total = math.prod(max(0, -(-evaluate_int(n, variables) // step)) for n, step in self.counts)
         if self.group:
             parts = total
         elif self.flops + self.nbytes <= SERIAL_WORK and own.is_cpu:

@@ -209,7 +209,7 @@ class PythonKernel:
             if largest <= BLOCK_ELEMENTS:
                 break
             step[r] = max(1, step[r] * BLOCK_ELEMENTS // largest)
-        cuts = [range(0, sizes[r], step[r]) for r in self.sig.loops]
+        cuts = [range(0, sizes[r], max(1, step[r])) for r in self.sig.loops]
         for start in itertools.product(*cuts):
             begin = {**dict.fromkeys(sizes, 0), **dict(zip(self.sig.loops, start))}
             yield begin, {r: min(step[r], sizes[r] - begin[r]) for r in sizes}

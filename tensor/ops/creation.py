@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from manygrad.tensor.dtype import DType, dtypes, to_dtype
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.show import text_of_index
-from manygrad.tensor.uop.symbolic import vmax, vmin
+from manygrad.tensor.uop.symbolic import spread, vmax, vmin
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
@@ -98,8 +98,8 @@ class CreationMixin:
         if end is None:
             start, end = 0, start
         if isinstance(end, UOp) and step == 1 and isinstance(start, int):
-            if vmin(end) < start:
-                raise ValueError(f"arange: the end {text_of_index(end)} can be {vmin(end)}, below the start {start}")
+            if (least := vmin(spread(end))) < start:
+                raise ValueError(f"arange: the end {text_of_index(end)} can be {least}, below the start {start}")
             from manygrad.tensor.tensor import Tensor
 
             return Tensor.arange(start, vmax(end), 1, dtype, device)._take(0, 0, end - start)

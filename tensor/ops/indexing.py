@@ -19,7 +19,8 @@ from manygrad.tensor.source import mark
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.shape import numel
-from manygrad.tensor.uop.symbolic import add, as_index, to_sint
+from manygrad.tensor.uop.show import text_of_index, text_of_shape
+from manygrad.tensor.uop.symbolic import add, as_index, maximum, minimum, to_sint, vmin
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
@@ -95,15 +96,8 @@ class IndexingMixin:
                 bounds.append((begin, end))
                 steps.append(step)
                 layout.append("keep")
-            elif _is_sym(x):
-                bounds.append((x, to_sint(add(as_index(x), 1)) if x.op is not Ops.BIND else _plus(x, 1)))
-                steps.append(1)
-                layout.append("drop")
-            elif isinstance(x, int) or hasattr(x, "__index__"):
-                i = x.__index__()
-                if isinstance(size, int) and not -size <= i < size:
-                    raise IndexError(f"index {i} is outside dim {len(bounds)} of size {size}, shape {self.shape}")
-                i = i + size if i < 0 else i
+            elif _is_sym(x) or isinstance(x, int) or hasattr(x, "__index__"):
+                i = self._place(x if _is_sym(x) else x.__index__(), len(bounds))
                 bounds.append((i, i + 1))
                 steps.append(1)
                 layout.append("drop")
@@ -133,6 +127,22 @@ class IndexingMixin:
                 shape += [next(dims) for _ in range(x.ndim if x.dtype.is_bool else 1)]
         return t.reshape(tuple(shape)), tensors
 
+    def _place(self: Tensor, i: Any, dim: int) -> Any:
+        """An index of one place of `dim`, counted from its beginning; IndexError where it can be outside."""
+        size = self.shape[dim]
+        if isinstance(i, int) and isinstance(size, int):
+            if not -size <= i < size:
+                raise IndexError(f"index {i} is outside dim {dim} of size {size}, shape {self.shape}")
+            return i + size if i < 0 else i
+        place = size + i if isinstance(i, int) and i < 0 else i
+        if vmin(as_index(place)) < 0 or vmin(as_index(size - as_index(place))) < 1:
+            shown = i if isinstance(i, int) else text_of_index(i)
+            raise IndexError(
+                f"index {shown} can be outside dim {dim} of shape {text_of_shape(self.shape)}, for some values of its "
+                "variables; narrow their ranges, or take a slice, which ends where the dim does"
+            )
+        return place
+
     def _listed_index(self: Tensor, x: Any) -> Tensor:
         """A list or array of positions, or of booleans, as a tensor where this one is."""
         from manygrad.tensor.tensor import Tensor
@@ -159,7 +169,9 @@ class IndexingMixin:
         if _is_sym(x.start) or _is_sym(x.stop) or not isinstance(size, int):
             if step != 1:
                 raise ValueError("a slice with symbolic bounds needs step 1")
-            return 0 if x.start is None else x.start, size if x.stop is None else x.stop, 1
+            begin = 0 if x.start is None else _within(x.start, size)
+            end = size if x.stop is None else _within(x.stop, size)
+            return begin, to_sint(maximum(as_index(end), begin)), 1
         begin, end, _ = slice(x.start, x.stop, step).indices(size)
         if step < 0:
             return (end + 1, begin + 1, step) if end < begin else (0, 0, 1)
@@ -274,6 +286,14 @@ class IndexingMixin:
             storage.write(view, v, anew)
 
 
+def _within(x: Any, size: Any) -> Any:
+    """A bound of a slice as Python takes it, of a dim whose size or bound is symbolic: negative numbers count from the
+    end, and what is beyond either end is that end."""
+    if not _is_sym(x) and x.__index__() < 0:
+        return to_sint(maximum(add(as_index(size), x.__index__()), 0))
+    return to_sint(minimum(as_index(x), size))
+
+
 def _inverse(order: list[int]) -> list[int]:
     return sorted(range(len(order)), key=order.__getitem__)
 
@@ -299,8 +319,3 @@ def _fitted(value: Tensor, shape: tuple[Any, ...]) -> Tensor:
     ):
         raise ValueError(f"cannot write a value of shape {value.shape} where the index selects {shape}")
     return value.reshape(value.shape[extra:])._broadcast(shape)
-
-
-def _plus(x: UOp, n: int) -> UOp:
-    """A bound variable plus n, still carrying its value."""
-    return UOp(Ops.ADD, dtypes.index, (x, UOp(Ops.CONST, dtypes.index, (), n)))

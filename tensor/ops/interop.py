@@ -15,6 +15,7 @@ from manygrad.tensor.dtype import DType, dtypes, to_dtype
 from manygrad.tensor.engine import default_device, engine
 from manygrad.tensor.lock import LOCK, locked
 from manygrad.tensor.uop import GroupOp, Ops
+from manygrad.tensor.uop.show import text_of_shape
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
@@ -27,7 +28,9 @@ class InteropMixin:
         """The values as a NumPy array (a copy); a sharded tensor is gathered."""
         t = self
         if any(not isinstance(d, int) for d in t.shape):
-            raise ValueError(f"numpy() needs a shape of numbers, not {_dims(t.shape)}; shrink the symbolic dims first")
+            raise ValueError(
+                f"numpy() needs a shape of numbers, not {text_of_shape(t.shape)}; shrink the symbolic dims first"
+            )
         if t.numel() == 0:
             return np.empty(t.shape, t.dtype.np)
         with LOCK:
@@ -171,7 +174,7 @@ class InteropMixin:
         where = self.device if isinstance(self.device, str) else f"{len(self.device)} devices"
         grad = ", requires_grad" if self._requires_grad else ""
         return (
-            f"<Tensor {_dims(self.shape)} {self.dtype.name} on {where}, "
+            f"<Tensor {text_of_shape(self.shape)} {self.dtype.name} on {where}, "
             f"{'realized' if self.is_realized else 'lazy'}{grad}>"
         )
 
@@ -185,7 +188,7 @@ class InteropMixin:
             else ", ".join(self.device[:4]) + (", …" if len(self.device) > 4 else "")
         )
         cells = (
-            _dims(self.shape),
+            text_of_shape(self.shape),
             self.dtype.name,
             where,
             f"{self.nbytes:,} bytes",
@@ -204,12 +207,6 @@ class InteropMixin:
 
     def __reduce__(self: Tensor) -> Any:
         return _unpickle, (self.numpy(), self.dtype.name, self._requires_grad)
-
-
-def _dims(shape: tuple[Any, ...]) -> str:
-    from manygrad.tensor.uop.show import text_of_index
-
-    return "[" + ", ".join(str(d) if isinstance(d, int) else text_of_index(d) for d in shape) + "]"
 
 
 def _unpickle(array: np.ndarray, dtype: str, requires_grad: bool | None) -> Tensor:

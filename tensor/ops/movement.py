@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import DType
 from manygrad.tensor.uop import GroupOp, Ops, UOp
-from manygrad.tensor.uop.show import text_of_index
-from manygrad.tensor.uop.symbolic import as_index, to_sint, vmax, vmin
+from manygrad.tensor.uop.show import text_of_index, text_of_shape
+from manygrad.tensor.uop.symbolic import as_index, floordiv, iconst, mod, product, to_sint, vmax, vmin
 from manygrad.tensor.uop.views import COPIED, STRIDED
 
 if TYPE_CHECKING:
@@ -42,25 +42,39 @@ class MovementMixin:
             ints = [d for d in new if isinstance(d, int)]
             if ints.count(-1) > 1 or any(d < -1 for d in ints):
                 raise ValueError(f"reshape to {tuple(new)}: at most one dim can be -1 and none below")
-            symbolic = [d for d in new if not isinstance(d, int)]
-            mine = [d for d in self.shape if not isinstance(d, int)]
-            known = prod(d for d in ints if d != -1)
-            total = prod(d for d in self.shape if isinstance(d, int))
-            if symbolic == mine and known and total % known == 0:
-                new[new.index(-1)] = total // known
-            else:
-                raise ValueError(f"reshape {self.shape} to {tuple(new)}: {total} elements do not divide by {known}")
+            new[new.index(-1)] = self._missing_dim(new)
         out = tuple(new)
         if out == self.shape:
             return self
-        if all(isinstance(d, int) for d in (*out, *self.shape)):
-            if prod(out) != prod(self.shape):
-                raise ValueError(f"reshape {self.shape} to {out}: {prod(self.shape)} elements are not {prod(out)}")
-        elif [d for d in out if not isinstance(d, int)] != [d for d in self.shape if not isinstance(d, int)] or prod(
-            d for d in out if isinstance(d, int)
-        ) != prod(d for d in self.shape if isinstance(d, int)):
-            raise ValueError(f"reshape {self.shape} to {out}: symbolic dims must be kept as they are")
+        plain = all(isinstance(d, int) for d in (*out, *self.shape))
+        if plain and prod(out) != prod(self.shape):
+            raise ValueError(f"reshape {self.shape} to {out}: {prod(self.shape)} elements are not {prod(out)}")
+        if not plain and (have := product(self.shape)) is not (want := product(out)):
+            raise ValueError(
+                f"reshape {text_of_shape(self.shape)} to {text_of_shape(out)}: {text_of_index(have)} elements are not "
+                f"{text_of_index(want)}"
+            )
         return self._new(UOp(Ops.RESHAPE, self.dtype, (self.uop,), out))
+
+    def _missing_dim(self: Tensor, new: list[Any]) -> Any:
+        """What -1 stands for in a new shape. Symbolic dims that both shapes have are left out: they divide evenly."""
+        given, mine = [d for d in new if not (isinstance(d, int) and d == -1)], list(self.shape)
+        if all(isinstance(d, int) for d in (*given, *mine)):
+            known, total = prod(given), prod(mine)
+            if known and total % known == 0:
+                return total // known
+            raise ValueError(f"reshape {self.shape} to {tuple(new)}: {total} elements do not divide by {known}")
+        for d in [d for d in given if not isinstance(d, int)]:
+            if d in mine:
+                given.remove(d)
+                mine.remove(d)
+        count, all_of = product(tuple(given)), product(tuple(mine))
+        if count.op is Ops.CONST and count.arg and mod(all_of, count) is iconst(0):
+            return to_sint(floordiv(all_of, count))
+        raise ValueError(
+            f"reshape {text_of_shape(self.shape)} to {text_of_shape(tuple(new))}: {text_of_index(all_of)} elements do "
+            f"not divide by {text_of_index(count)}"
+        )
 
     def view(self: Tensor, *shape: Any) -> Tensor:
         """reshape; with a dtype the same bits as that type: the last dim grows or shrinks with the width."""

@@ -28,7 +28,7 @@ class SlicingMixin:
         return (
             self._take(d, begin, begin + length)
             if isinstance(begin, int)
-            else self[(slice(None),) * d + (slice(begin, _after(begin, length)),)]
+            else self[(slice(None),) * d + (slice(begin, begin + length),)]
         )
 
     def narrow_copy(self: Tensor, dim: int, start: Any, length: int) -> Tensor:
@@ -80,9 +80,3 @@ class SlicingMixin:
         at = self.arange(n)
         hit = (at >= begin) & (at < stop) & ((at - begin) % step).eq(0)
         return hit._along(d, self.ndim)._where(wide, self)
-
-
-def _after(begin: Any, length: int) -> Any:
-    from manygrad.tensor.ops.indexing import _plus
-
-    return _plus(begin, length)

@@ -99,9 +99,17 @@ class SortingMixin:
         """Keys (.., n) to the positions (.., n) that sort the last dim stably, or to the first `k` of them."""
         *lead, n = self.shape
         k = n if k is None else k
+        if not all(isinstance(d, int) for d in self.shape):
+            return self.reshape(-1, n).contiguous()._first_of_symbolic(k).reshape(*lead, k)
         if n <= 1 or self.numel() == 0:
             return self._const_like(0, dtypes.int64)._broadcast((*lead, k))
         return self.reshape(-1, n).contiguous()._first(k).reshape(*lead, k)
+
+    def _first_of_symbolic(self: Tensor, k: Any) -> Tensor:
+        """`_first` of rows whose size is known when the program runs: at each place stands the element that so many
+        come before."""
+        hit = self._ranks().unsqueeze(1).eq(self.arange(k)._along(1, 3))
+        return (hit * self.arange(self.shape[1])).sum(2)
 
     def _first(self: Tensor, k: int) -> Tensor:
         rows, n = self.shape

@@ -32,6 +32,10 @@ def text_of_index(u: UOp) -> str:
     return f"{u.op.name.lower()}({', '.join(s)})"
 
 
+def text_of_shape(shape: tuple[Any, ...]) -> str:
+    return "[" + ", ".join(str(d) if isinstance(d, int) else text_of_index(d) for d in shape) + "]"
+
+
 _SIGN = {Ops.ADD: "+", Ops.MUL: "*", Ops.IDIV: "//", Ops.MOD: "%", Ops.CMPLT: "<", Ops.AND: "&"}
 
 

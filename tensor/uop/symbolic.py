@@ -245,6 +245,56 @@ def mod(a: UOp, b: UOp | int) -> UOp:
     return UOp(Ops.MOD, dtypes.index, (a, b))
 
 
+def maximum(a: UOp, b: UOp | int) -> UOp:
+    """The larger one, where that can be told; else a MAX."""
+    b = as_index(b)
+    if _at_least(a, b):
+        return a
+    return b if _at_least(b, a) else UOp(Ops.MAX, dtypes.index, tuple(sorted((a, b), key=_order)))
+
+
+def minimum(a: UOp, b: UOp | int) -> UOp:
+    """The smaller one; where it cannot be told, -MAX(-a, -b)."""
+    b = as_index(b)
+    if _at_least(b, a):
+        return a
+    return b if _at_least(a, b) else mul(maximum(mul(a, -1), mul(b, -1)), -1)
+
+
+def spread(u: UOp) -> UOp:
+    """A sum with a larger or smaller one of two in it as the larger or smaller one of two sums, whose bounds are
+    closer: those of v - max(v - 3, 0) are -4..8, of min(3, v) 1..3."""
+    terms, _ = linear(u)
+    chosen = [(t, k) for t, k in terms.items() if t.op is Ops.MAX and k in (1, -1)]
+    if not chosen:
+        return u
+    for t, k in chosen:
+        rest = add(u, mul(t, -k))
+        x, y = (add(rest, mul(s, k)) for s in t.src)
+        if x.op is Ops.CONST or y.op is Ops.CONST:
+            break
+    return (maximum if k == 1 else minimum)(spread(x), spread(y))
+
+
+def _at_least(a: UOp, b: UOp) -> bool:
+    """Whether a >= b holds for certain."""
+    if vmin(add(a, mul(b, -1))) >= 0:
+        return True
+    if b.op is Ops.IDIV and b.src[1].op is Ops.CONST and vmin(b.src[0]) >= 0:
+        return _at_least(a, b.src[0])
+    if b.op is Ops.MAX:
+        return all(_at_least(a, x) for x in b.src)
+    return a.op is Ops.MAX and any(_at_least(x, b) for x in a.src)
+
+
+def product(shape: tuple[Any, ...]) -> UOp:
+    """How many elements a shape has."""
+    out = iconst(1)
+    for d in shape:
+        out = mul(out, as_index(d))
+    return out
+
+
 def _below(a: UOp, b: UOp) -> bool:
     """Whether a < b holds for certain (b symbolic)."""
     if vmax(a) < vmin(b):
@@ -324,6 +374,8 @@ def simplified(x: UOp, src: tuple[UOp, ...]) -> UOp:
             return floordiv(src[0], src[1])
         if x.op is Ops.MOD:
             return mod(src[0], src[1])
+        if x.op is Ops.MAX:
+            return maximum(src[0], src[1])
     if x.op is Ops.CMPLT and src[0].dtype is dtypes.index:
         return lt(src[0], src[1])
     if x.op is Ops.AND and x.dtype is dtypes.bool:
