@@ -18,8 +18,9 @@ from manygrad.tensor.uop import Ops, even_bounds
 class Shard:
     axis: int
     bounds: tuple[int, ...]
-    # where the dim is cut into the blocks that sums are taken in; (): unknown
-    blocks: tuple[int, ...] = field(default=(), compare=False)
+    # the size of the dim when it was cut as `Tensor.shard` cuts, of which each element has become as many as fit since;
+    # 0: it was cut otherwise
+    origin: int = field(default=0, compare=False)
 
     @staticmethod
     def even(axis: int, size: int, devices: int) -> Shard:
@@ -28,10 +29,20 @@ class Shard:
 
     @staticmethod
     def of(axis: int, bounds: tuple[int, ...]) -> Shard:
-        """Cut at `bounds`; if these are even, sums are taken in SUM_BLOCKS even blocks,
-        whatever the number of devices."""
-        known = SUM_BLOCKS.value % (len(bounds) - 1) == 0 and bounds == even_bounds(bounds[-1], len(bounds) - 1)
-        return Shard(axis, bounds, even_bounds(bounds[-1], SUM_BLOCKS.value) if known else ())
+        """Cut at `bounds`."""
+        return Shard(axis, bounds, bounds[-1] if bounds == even_bounds(bounds[-1], len(bounds) - 1) else 0)
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """Where the dim is cut into the blocks that sums are taken in: SUM_BLOCKS even ones of what was cut, whatever
+        the number of devices; (): in none."""
+        total, devices, count = self.bounds[-1], len(self.bounds) - 1, SUM_BLOCKS.value
+        if not self.origin or count % devices:
+            return ()
+        cuts = [b * total for b in even_bounds(self.origin, count)]
+        if any(c % self.origin for c in cuts):
+            return even_bounds(total, count) if self.bounds == even_bounds(total, devices) else ()
+        return tuple([c // self.origin for c in cuts])
 
 
 @dataclass(frozen=True)

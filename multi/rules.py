@@ -40,13 +40,13 @@ def reshape(u: UOp, ps: list[Placement]) -> Answer:
     p = ps[0]
     if not isinstance(p, Shard):
         return ps, p
-    found = reshaped(p.axis, p.bounds, p.blocks, u.src[0].shape, u.arg)
+    found = reshaped(p.axis, p.bounds, p.origin, u.src[0].shape, u.arg)
     return ([REPLICATE], REPLICATE) if found is None else (ps, found)
 
 
 @lru_cache(4096)  # layers of one kind ask for the same
 def reshaped(
-    axis: int, bounds: tuple[int, ...], blocks: tuple[int, ...], old: tuple[Any, ...], new: tuple[Any, ...]
+    axis: int, bounds: tuple[int, ...], origin: int, old: tuple[Any, ...], new: tuple[Any, ...]
 ) -> Shard | None:
     """How a Shard lies in the shape `new`; None where it does not."""
     before, (inner, unknown) = factors(old[:axis]), factors(old[axis + 1 :])
@@ -55,7 +55,7 @@ def reshaped(
             rest, same = factors(new[i + 1 :])
             cuts = scaled(bounds, inner, rest) if rest and same == unknown else None
             if cuts and isinstance(d, int) and cuts[-1] == d:
-                return Shard(i, cuts, scaled(blocks, inner, rest) or ())
+                return Shard(i, cuts, origin)
             break
     return None
 
@@ -77,7 +77,7 @@ def scaled(bounds: tuple[int, ...], factor: int, divisor: int) -> tuple[int, ...
 def permute(u: UOp, ps: list[Placement]) -> Answer:
     """Cut along the same dim, at its new place."""
     p = ps[0]
-    return (ps, Shard(u.arg.index(p.axis), p.bounds, p.blocks)) if isinstance(p, Shard) else (ps, p)
+    return (ps, Shard(u.arg.index(p.axis), p.bounds, p.origin)) if isinstance(p, Shard) else (ps, p)
 
 
 def expand(u: UOp, ps: list[Placement]) -> Answer:
@@ -121,12 +121,13 @@ def gather(u: UOp, ps: list[Placement]) -> Answer:
     if isinstance(x, Shard) and x.axis < k:
         rows = counted_axis(u.src[1 + x.axis])
         if rows is not None and u.src[1].shape[rows] == x.bounds[-1]:
-            return [x] + [Shard(rows, x.bounds)] * k, Shard(rows, x.bounds)
+            cut = Shard(rows, x.bounds, x.origin)
+            return [x] + [cut] * k, cut
     index = next((p for p in ps[1:] if isinstance(p, Shard)), None)
     if index is not None:
         return [REPLICATE] + [index] * k, index
     if isinstance(x, Shard) and x.axis >= k:
-        return [x] + [REPLICATE] * k, Shard(n + x.axis - k, x.bounds)
+        return [x] + [REPLICATE] * k, Shard(n + x.axis - k, x.bounds, x.origin)
     return [REPLICATE] * (k + 1), REPLICATE
 
 
@@ -141,22 +142,24 @@ def scatter(u: UOp, ps: list[Placement]) -> Answer:
         if rows is not None and u.src[2].shape[rows] == u.src[0].shape[j]:
             cut = next(
                 (
-                    p.bounds
+                    p
                     for p, axis in [(ps[0], j), *((p, rows) for p in ps[1:])]
                     if isinstance(p, Shard) and p.axis == axis
                 ),
                 None,
             )
             if cut is not None:
-                return [Shard(j, cut)] + [Shard(rows, cut)] * (k + 1), Shard(j, cut)
+                row = Shard(rows, cut.bounds, cut.origin)
+                base = Shard(j, cut.bounds, cut.origin)
+                return [base] + [row] * (k + 1), base
     if isinstance(value, Shard) and value.axis < n and u.arg == "add":
         return [Partial(Ops.ADD), *[value] * (k + 1)], Partial(Ops.ADD)
     if isinstance(ps[1], Shard) and ps[1].axis >= n:
-        base = Shard(k + ps[1].axis - n, ps[1].bounds)
+        base = Shard(k + ps[1].axis - n, ps[1].bounds, ps[1].origin)
         return [base, ps[1]] + [REPLICATE] * k, base
     if isinstance(ps[0], Shard):
         p = ps[0]
-        return [p, REPLICATE if p.axis < k else Shard(n + p.axis - k, p.bounds)] + [REPLICATE] * k, p
+        return [p, REPLICATE if p.axis < k else Shard(n + p.axis - k, p.bounds, p.origin)] + [REPLICATE] * k, p
     return [REPLICATE] * len(ps), REPLICATE
 
 

@@ -2,7 +2,7 @@
 them.
 
 An entry's key is a digest of the normalised graph with the user's lines (plans of collectives name them, so every rank
-must find the same ones), of the worker's rank, world size and link, and of the source code that schedules. Its value is
+must find the same ones), of the worker's rank, world size and link, and of our code (`tensor/code.py`). Its value is
 the LINEAR with its calls' lines, and the keys of its kernels, which are the keys of their machine code. The store
 itself (`runtime`'s disk cache) is given by the Runtime. SPEC=1, DEBUG=4, TRACK_MATCH_STATS=1 and observers of the
 passes want the schedule made, so then it is.
@@ -16,13 +16,12 @@ from __future__ import annotations
 import hashlib
 import zlib
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from manygrad.multi.world import World
 from manygrad.schedule.items import kernels_of
 from manygrad.schedule.plan import Plan
+from manygrad.tensor.code import code_version
 from manygrad.tensor.environment import COLLECTIVE, DEBUG, SPEC, SUM_BLOCKS, TRACK_MATCH_STATS
 from manygrad.tensor.source import LINE
 from manygrad.tensor.uop import Ops, UOp
@@ -31,8 +30,6 @@ from manygrad.tensor.uop.serial import NotStorable, decode, encode, encoded
 from manygrad.tensor.uop.table import Table
 from manygrad.tensor.uop.uop import KEY
 
-PACKAGES = ("schedule", "multi", "collectives", "tensor/uop")
-FILES = ("tensor/dtype.py", "tensor/source.py")
 LIMIT = 4096  # schedules kept in memory by graph, and as many by digest
 _DIGEST_BYTES = 32
 T = TypeVar("T")
@@ -144,16 +141,6 @@ def _add(kept: dict[Any, T], key: Any, value: T) -> None:
     if len(kept) >= LIMIT:
         kept.pop(next(iter(kept)))
     kept[key] = value
-
-
-@cache
-def code_version() -> bytes:
-    """A digest of the source that makes schedules: a change of it leaves old entries unused."""
-    root = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    for path in (*(p for folder in PACKAGES for p in sorted((root / folder).glob("*.py"))), *(root / f for f in FILES)):
-        digest.update(path.name.encode() + path.read_bytes())
-    return digest.digest()
 
 
 def _kernels(linear: UOp) -> list[UOp]:

@@ -167,13 +167,3 @@ class DiskCache:
             total -= size
             if total <= limit * 0.8:
                 return
-
-
-def code_version(*packages: str) -> bytes:
-    """A digest of the source files of `packages` (folders of manygrad): a change of them makes old entries unused."""
-    digest = hashlib.sha256()
-    root = Path(__file__).parents[2]
-    for package in packages:
-        for file in sorted(f for f in (root / package).rglob("*") if f.suffix in (".py", ".ll")):
-            digest.update(file.name.encode() + file.read_bytes())
-    return digest.digest()

@@ -19,10 +19,10 @@ from manygrad.runtime.codegen.opts import loop_nest
 from manygrad.runtime.codegen.pipeline import Prepared
 from manygrad.runtime.devices.bounds import WORDS, report
 from manygrad.runtime.devices.compiled import Renderer
-from manygrad.runtime.devices.diskcache import code_version
 from manygrad.runtime.devices.opencl_driver import LANGUAGE, SUBGROUP_LANGUAGE, driver, opencl
 from manygrad.runtime.render import opencl as renderer
 from manygrad.runtime.render.opencl_bounds import render_checked
+from manygrad.tensor.code import code_version
 from manygrad.tensor.environment import CACHE
 from manygrad.tensor.uop.uop import UOp
 
@@ -113,7 +113,7 @@ def build(text: str) -> Any:
 @cache
 def version() -> bytes:
     """What compiled code and search results on disk depend on besides the kernel."""
-    return code_version("runtime/codegen", "runtime/render", "runtime/devices") + driver().key
+    return code_version() + driver().key
 
 
 def program_of(compiled: bytes) -> tuple[Any, int]:

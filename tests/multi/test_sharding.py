@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -435,6 +436,23 @@ def test_a_sum_has_the_same_bits_on_every_count_that_is_the_blocks_over_a_power_
     assert all(f == found[0] for f in found)
 
 
+def test_the_number_of_blocks_holds_where_the_graph_lives_on() -> None:
+    """It is asked for when a sum is lowered: what is kept beside nodes depends on them alone."""
+    x = Tensor(RANDOM.randn(64, 5).astype(np.float32)).shard(devices(2), 0)
+    y = x.reshape(8, 8, 5).permute(1, 0, 2) * 3
+    total = y.sum((0, 1))
+
+    def bits(blocks: int, t: Tensor) -> bytes:
+        with Context(SUM_BLOCKS=blocks):
+            return (t + 0).numpy().tobytes()  # (a new tensor of the same graph)
+
+    eight, two = bits(8, total), bits(2, total)
+    fresh = x.reshape(8, 8, 5).permute(1, 0, 2) * 3
+    del y, total
+    gc.collect()
+    assert bits(2, fresh.sum((0, 1))) == two != eight
+
+
 def test_where_blocks_are_cut() -> None:
     assert Shard.even(0, 21, 4) == Shard(0, (0, 6, 11, 16, 21)) and Shard.even(0, 21, 4).blocks == Shard.even(
         0, 21, 1
@@ -445,3 +463,7 @@ def test_where_blocks_are_cut() -> None:
         and groups_of((0, 2, 4, 6, 8)) == 4
     )
     assert Shard.even(0, 21, 3).blocks == ()  # 8 is no multiple of 3
+    # each of 21 rows is ten elements now, and the other way round
+    assert Shard(0, (0, 110, 210), 21).blocks == (0, 30, 60, 80, 110, 140, 160, 190, 210)
+    # (12 rows in 8 blocks cut none of these 4)
+    assert Shard(0, (0, 2, 4), 12).blocks == Shard.even(0, 4, 2).blocks
