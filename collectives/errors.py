@@ -45,6 +45,14 @@ class CollectiveAborted(CollectiveError):
         return f"rank {self.fields['rank']}: communication was aborted: {self.fields['reason']}"
 
 
+class NoRank(CollectiveAborted):
+    """This process takes part in no collective any more: its rank has ended, or it is a forked child of one. Fields:
+    rank, reason."""
+
+    def message(self) -> str:
+        return f"this process does not communicate as rank {self.fields['rank']}: {self.fields['reason']}"
+
+
 class PlanMismatch(CollectiveError):
     """Ranks run different programs. Fields: rank, peer, mine, theirs (descriptions of what each one runs)."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Container, Sequence
 
-from .messages import Exited, Failed
+from .messages import Event, Exited, Failed, Plan
 from .ranks import Failure, Rank, State, ranks_text, signal_name
 
 QUIET_S = 3.0  # a rank that missed so many seconds of heartbeats may be what another waits for
@@ -113,6 +113,19 @@ def unheard(absent_s: float, silent_s: float) -> Failure:
     """The ranks ended because they did not hear us, who may have been suspended for `absent_s`."""
     why = f"it did not run for {absent_s:.0f} s (suspended?)" if absent_s else "the network was cut?"
     return Failure(None, "unheard", f"the ranks did not hear the launcher for {silent_s:g} s: {why}", 1)
+
+
+def unfit(rank: Rank, event: Event) -> Failure:
+    """Of an event that the rank's state leaves no room for."""
+    what = type(event).__name__
+    if isinstance(event, Plan) and rank.state is State.FINISHED:
+        title = (
+            f"it makes plan {event.n} ({event.description}) after its script, its threads and its exit handlers have "
+            "ended: a daemon thread does, for which nobody waits; let the script join it"
+        )
+    else:
+        title = f"its {what} does not fit, it is {rank.state.value}"
+    return Failure(rank.rank, "protocol", title, 1, where=rank.where, step=rank.step)
 
 
 def failure_of(event: Failed) -> Failure:

@@ -59,7 +59,9 @@ class Channel:
         self.waiting: Callable[[], tuple[int, float, str] | None] = lambda: None
         self.meanwhile: Callable[[], None] = lambda: None  # about every second while the main thread waits here
         self.plans_made, self.plans_agreed, self.released = 0, 0, False
-        self.in_user_code = False
+        self.in_user_code = False  # in the script, its threads, or its exit handlers
+        self.in_script = False  # the main thread is there, where it may be interrupted
+        self.has_failed = False  # the driver was told
         self.changed = threading.Condition()
         self._outbox: deque[bytes] = deque()
         self._session = Session()
@@ -77,6 +79,12 @@ class Channel:
         """Queue one message for the driver."""
         self._outbox.append(messages.encode(kind, **content))
         self._wake()
+
+    def fail(self, **content: Any) -> None:
+        """Tell the driver how this rank has failed. What its threads wait for will not come."""
+        self.has_failed = True
+        self.send("failed", **content)
+        self.on_abort(f"this rank has failed: {content['kind']}")
 
     def position(self) -> dict[str, Any]:
         """Where this rank is in its sequence of collectives."""
@@ -106,10 +114,18 @@ class Channel:
         return cls(self.abort_reason)
 
     def close(self, flush_s: float = 1.0) -> None:
-        """Send what is queued and stop the thread."""
+        """Send what is queued and stop the thread. Daemon threads that wait here wait no more."""
+        with self.changed:
+            self.abort_reason = self.abort_reason or "this rank has ended"
+            self.changed.notify_all()
         self._closing = True
         self._wake()
         self._thread.join(flush_s + 1.0)
+
+    def leave_to_parent(self) -> None:
+        """In a forked child, where nothing of this runs: the connection, and the run's orders, are the parent's."""
+        self.in_user_code = self.in_script = False
+        self.changed = threading.Condition()
 
     # ---- the thread
 
@@ -190,7 +206,7 @@ class Channel:
                 self._look_for_the_driver(broken.gone(now), silence.look(now))
             if self.abort_reason is not None:
                 aborted_at = aborted_at or now
-                if self.in_user_code and now - aborted_at > NUDGE_S and now - nudged > 1.0 and self._main is not None:
+                if self.in_script and now - aborted_at > NUDGE_S and now - nudged > 1.0 and self._main is not None:
                     nudged = now
                     signal.pthread_kill(self._main, ABORT_SIGNAL)
         sock.disable_monitor()
@@ -210,8 +226,11 @@ class Channel:
         return messages.encode("progress", **counters, **self.position(), where=self._where())
 
     def _where(self) -> str:
-        """The main thread's line; none once the script has ended."""
-        return where_is(sys._current_frames().get(self._main or 0)) if self.in_user_code else ""
+        """The main thread's line; where the script has ended, that of a thread that is waited for."""
+        if not self.in_user_code:
+            return ""
+        left = [t.ident for t in threading.enumerate() if not t.daemon and t.ident != self._main and not self.in_script]
+        return where_is(sys._current_frames().get((left[0] if left else self._main) or 0))
 
     def _hand(self, sock: zmq.Socket[bytes], frames: tuple[bytes, bytes]) -> bool:
         try:
@@ -259,7 +278,7 @@ class Channel:
             traceback.print_exc()
 
     def _interrupt_main(self, signum: int, frame: FrameType | None) -> None:
-        if self.in_user_code and self.abort_reason is not None:
+        if self.in_script and self.abort_reason is not None:
             raise self.abort_error()
 
 

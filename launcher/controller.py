@@ -1,9 +1,10 @@
 """Decides how a run goes: events in, instructions out. No I/O, no clock, no threads; tested without any process.
 
-The life of a rank is one table (`TRANSITIONS` in `ranks.py`); an event that is not legal in a rank's state is counted
-and ignored, so that nothing a confused worker sends can harm the others. The first failure that is not itself the echo
-of another rank's failure is the root cause; it ends the run for everybody: told first (`abort`), SIGTERM after
-`grace_s`, then SIGKILL. A rank that waited in vain is such an echo: the rank that did not come is the root cause.
+The life of a rank is one table (`TRANSITIONS` in `ranks.py`); an event that is not legal in a rank's state fails the
+run: others may wait for what a confused worker does. Once the run is over such events are late, and ignored. The first
+failure that is not itself the echo of another rank's failure is the root cause; it ends the run for everybody: told
+first (`abort`), SIGTERM after `grace_s`, then SIGKILL. A rank that waited in vain is such an echo: the rank that did
+not come is the root cause.
 Ctrl-C ends the run as a failure does, unless scripts have a handler for it: these hear of the first one.
 
 Everybody hears a heartbeat of everybody that matters to it: workers and supervisors say each second that they are
@@ -25,6 +26,7 @@ from .causes import (
     late,
     left_alone,
     left_by_peer,
+    unfit,
     unheard,
     unreachable,
 )
@@ -88,6 +90,7 @@ class Controller:
         self.warned = False
         self.interrupted = 0  # the signal that scripts were told of
         self.ignored = 0
+        self.released = False  # all ranks have finished, and may go
         self._out: list[Instruction] = []
 
     @property
@@ -107,6 +110,8 @@ class Controller:
             after = TRANSITIONS.get((rank.state, type(event)))
             if after is None:
                 self.ignored += 1
+                if self.root is None and not self.released:
+                    self._fail(unfit(rank, event), now)
             else:
                 before, rank.state = rank.state, after
                 getattr(self, f"_on_{type(event).__name__.lower()}")(rank, event, before, now)
@@ -215,6 +220,7 @@ class Controller:
         rank.stands_since = now
         self._position(rank, event)
         if self.root is None and not self._diverged(now) and all(r.state is State.FINISHED for r in self.ranks):
+            self.released = True
             self._send("release")
 
     def _position(self, rank: Rank, event: Progress | Finished) -> None:

@@ -122,7 +122,7 @@ class Stopping(Event):
 
 @dataclass(frozen=True)
 class Finished(Event):
-    """The script ended well, after `collectives`, the last described;
+    """The script, its threads and its exit handlers ended, after `collectives`, the last described;
     the worker keeps its connections until all have finished."""
 
     collectives: int = 0

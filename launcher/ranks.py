@@ -31,8 +31,8 @@ class State(Enum):
     SPAWNED = "spawned"  # the process runs
     JOINED = "joined"  # its card is here
     CONNECTING = "connecting"  # it has all cards
-    RUNNING = "running"  # in the user's script
-    FINISHED = "finished"  # the script ended well
+    RUNNING = "running"  # in the user's script, its threads or its exit handlers
+    FINISHED = "finished"  # all of it ended well
     FAILED = "failed"  # the script ended by an exception; the process is about to end
     EXITED = "exited"  # the process is gone
 
@@ -43,6 +43,7 @@ TRANSITIONS: dict[tuple[State, type[Event]], State] = {
     (State.JOINED, Spawned): State.JOINED,  # two connections: the agent's word may come after the worker's
     (State.CONNECTING, Spawned): State.CONNECTING,
     (State.RUNNING, Spawned): State.RUNNING,
+    (State.FINISHED, Spawned): State.FINISHED,
     (State.FAILED, Spawned): State.FAILED,
     (State.WAITING, Hello): State.JOINED,
     (State.SPAWNED, Hello): State.JOINED,

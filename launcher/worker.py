@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -34,27 +35,35 @@ def main() -> int:
     from .link import Clock
 
     channel = Channel(spec["control"], spec["rank"], spec["curve"], spec["silent_s"], Clock(spec["clock_rate"]))
-    # the last of all: threads and handlers that the script leaves to its end may take their time
-    atexit.register(channel.close)
-    code = 1
-    endpoint: Any = None
+    # registered first, it is called last: threads and handlers that the script leaves to its end belong to the run
+    atexit.register(finish, spec, channel)
+    me = os.getpid()
     try:
-        endpoint = join(spec, channel)
+        join(spec, channel)
         channel.send("started")
-        code = run_user_code(spec, payload, channel)
-        if code == 0:
+        return run_user_code(spec, payload, channel)
+    except BaseException as e:
+        if os.getpid() != me:  # a forked child, which ends as Python's do
+            raise
+        return report_failure(e, spec, channel)
+
+
+def finish(spec: dict[str, Any], channel: Any) -> None:
+    """The last exit handler: this rank has nothing left to do, and waits for the others, unless it has failed."""
+    from manygrad.runtime.current import current
+
+    channel.in_user_code = False
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        gc.collect()  # what destructors of the script's objects do belongs to the run, too
+        if not channel.has_failed:
             channel.send("finished", **channel.position(), **channel.counters())
             channel.wait(lambda: channel.released, float("inf"), "the other ranks to finish")
     except BaseException as e:
-        code = report_failure(e, spec, channel)
+        report_failure(e, spec, channel)
     finally:
-        channel.in_user_code = False
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if endpoint is not None:
-            endpoint.close()
-        if code:
-            channel.close()
-    return code
+        current().end()
+        channel.close()
 
 
 def read_spec() -> tuple[dict[str, Any], bytes]:
@@ -81,8 +90,8 @@ def die_with(agent_pid: int) -> None:
         raise SystemExit("the supervisor is gone")
 
 
-def join(spec: dict[str, Any], channel: Any) -> Any:
-    """Rendezvous: tell the driver this rank's card, wait for everyone's, connect. Returns the endpoint."""
+def join(spec: dict[str, Any], channel: Any) -> None:
+    """Rendezvous: tell the driver this rank's card, wait for everyone's, connect."""
     from manygrad.runtime.counters import steps_taken
     from manygrad.runtime.current import current
 
@@ -125,7 +134,13 @@ def join(spec: dict[str, Any], channel: Any) -> Any:
     runtime.world.link = endpoint.link
     runtime.connect(endpoint, hooks_over(channel))
     channel.entered, channel.steps = lambda: runtime.communication.entered, steps_taken
-    return endpoint
+
+    def become_child() -> None:
+        atexit.unregister(finish)
+        channel.leave_to_parent()
+        runtime.become_child()
+
+    os.register_at_fork(after_in_child=become_child)
 
 
 def counters(endpoint: Any, communication: Any) -> dict[str, int]:
@@ -139,7 +154,7 @@ def counters(endpoint: Any, communication: Any) -> dict[str, int]:
 
 def run_user_code(spec: dict[str, Any], payload: bytes, channel: Any) -> int:
     """Run the script, module or function in the main thread; returns 0, or the code of its `sys.exit`."""
-    channel.in_user_code = True
+    me, channel.in_user_code, channel.in_script = os.getpid(), True, True
     try:
         channel.check()
         if spec["kind"] == "function":
@@ -147,11 +162,12 @@ def run_user_code(spec: dict[str, Any], payload: bytes, channel: Any) -> int:
         else:
             run_script(spec["kind"], spec["target"], spec["args"])
     except SystemExit as e:
-        channel.in_user_code = False
+        channel.in_script = False
+        if os.getpid() != me:
+            raise
         code = exit_code_of(e)
         if code:
-            channel.send(
-                "failed",
+            channel.fail(
                 kind="SystemExit",
                 message=f"sys.exit({e.code!r})",
                 traceback="",
@@ -164,7 +180,7 @@ def run_user_code(spec: dict[str, Any], payload: bytes, channel: Any) -> int:
                 print(e.code, file=sys.stderr)
         return code
     finally:
-        channel.in_user_code = False
+        channel.in_script = False
     return 0
 
 
@@ -206,15 +222,14 @@ def exit_code_of(e: SystemExit) -> int:
 
 def report_failure(e: BaseException, spec: dict[str, Any], channel: Any) -> int:
     """Send the driver the exception that ended this rank; its traceback starts at the user's code."""
-    channel.in_user_code = False
+    channel.in_script = False
     code = exit_code_of(e) if isinstance(e, SystemExit) else 1
     tb = strip_runner(e.__traceback__)
     text = text_of(e, tb)
     waited_for, peer = (
         waited_in_vain(e) if channel.abort_reason is None else ("launcher" * (channel.abort_kind == "gone"), -1)
     )
-    channel.send(
-        "failed",
+    channel.fail(
         kind=type(e).__name__,
         message=message_of(e),
         traceback=text,

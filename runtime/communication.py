@@ -122,3 +122,12 @@ class Communication:
         """From now on there are other workers, reached through `endpoint`, and a launcher."""
         self.endpoint, self.hooks = endpoint, hooks
         endpoint.describe = lambda key: self.descriptions.get(key, "")
+
+    def leave(self, why: str) -> None:
+        """From now on this process makes no plans with others; who asks for one gets `NoRank`, as from the endpoint."""
+        from manygrad.collectives.errors import NoRank
+
+        def refuse(*_: Any) -> Any:
+            raise NoRank(rank=self.endpoint.rank if self.endpoint is not None else 0, reason=why)
+
+        self.hooks = Hooks(refuse, refuse)

@@ -58,6 +58,13 @@ from manygrad.tensor.uop import Ops, UOp, standing_on
 from manygrad.tensor.uop.views import memory
 
 T = TypeVar("T")
+_made: weakref.WeakSet[TinyJit[Any]] = weakref.WeakSet()
+
+
+def forget_captures() -> None:
+    """Of all TinyJits: what they have captured cannot be replayed any more."""
+    for jit in list(_made):
+        jit.reset()
 
 
 def _buffers(t: Tensor) -> list[Buffer]:
@@ -106,6 +113,7 @@ class TinyJit(Generic[T]):
     def __init__(self, fn: Callable[..., T], warmup: int = 1):
         if warmup not in (0, 1):
             raise ValueError(f"TinyJit: warmup is 1 or 0, the calls that run as they are, not {warmup!r}")
+        _made.add(self)
         self.fn, self.warmup = fn, warmup
         self.calls = 1 - warmup
         self.items: list[ExecItem] = []

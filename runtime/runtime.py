@@ -11,6 +11,7 @@ registries, such as that of environment variables; context variables; who watche
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,10 @@ from manygrad.runtime.current import install
 from manygrad.runtime.devices import Devices
 from manygrad.runtime.devices.diskcache import DiskCache
 from manygrad.runtime.faults import Faults
+from manygrad.runtime.storage import lose
 from manygrad.schedule.cache import Schedules
+from manygrad.tensor.storage import LIVE
+from manygrad.tensor.uop import toposort
 
 if TYPE_CHECKING:
     from manygrad.collectives.transport import Endpoint
@@ -42,6 +46,31 @@ class Runtime:
         them in place."""
         self.communication.connect(endpoint, hooks)
         self.devices = Devices(endpoint.arena)
+
+    def end(self) -> None:
+        """This rank has ended: what needs no other worker can go on, as in a destructor."""
+        if (endpoint := self.communication.endpoint) is not None:
+            endpoint.close("its script, its threads and its exit handlers have ended; read what is needed before")
+            self.communication.leave(endpoint.why_closed)
+
+    def become_child(self) -> None:
+        """In a forked child, which is no rank: it can compute with tensors of its own, in memory of its own. What the
+        parent's tensors hold lies where the parent, and its peers, go on writing."""
+        from manygrad.runtime.jit import forget_captures
+
+        endpoint = self.communication.endpoint
+        assert endpoint is not None
+        who = f"process {os.getpid()} was forked from rank {endpoint.rank}, and a child is no rank"
+        arena = endpoint.arena
+        endpoint.leave_to_parent(f"{who}; leave to the rank, or to a thread of it, what needs other ranks")
+        self.communication.leave(endpoint.why_closed)
+        self.devices, self.faults = Devices(), Faults()
+        forget_captures()
+        lose(
+            toposort([t.uop for t in LIVE]),
+            lambda handle: getattr(handle, "owner", None) is arena,
+            f"the value is the parent's: {who}; give it the array (`.numpy()`), read before the fork, or use a thread",
+        )
 
 
 own = Runtime(schedules=Schedules(DiskCache("schedules")))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.current import current
 from manygrad.tensor.stored import LOST
@@ -30,3 +33,13 @@ def storage(u: UOp) -> Buffer | list[Buffer | None]:
             ]
         STORAGE[u] = found
     return found
+
+
+def lose(nodes: Iterable[UOp], is_gone: Callable[[Any], bool], why: str) -> None:
+    """Values are lost of which memory is gone, as told by its handle."""
+    for u in nodes:
+        found = STORAGE.get(u)
+        parts = found if isinstance(found, list) else [found]
+        if any(b is not None and b.is_allocated and is_gone(b.handle) for b in parts):
+            LOST[u] = why
+            STORAGE.pop(u)

@@ -19,6 +19,7 @@ NOT_PACKAGES = {"tests", "examples", "benchmarks", "docs", "build", "runs", "dis
 STATE = {
     "runtime/codegen/loops/tiles.py": {"NONE": "never changed"},
     "runtime/current.py": {"_installed": "which Runtime is current"},
+    "runtime/jit.py": {"_made": "live TinyJits, which a forked child has to forget"},
     "runtime/linear.py": {"capture": "the TinyJit that records"},
     "runtime/profile.py": {"active": "who listens to events", "_NOTHING": "never changed"},
     "runtime/devices/opencl_driver.py": {"_opened": "the machine's driver"},

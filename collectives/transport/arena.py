@@ -4,6 +4,7 @@
 does not matter. The file is sparse and as large as the host's memory, so it never has to grow: pages cost nothing until
 touched. It starts with the mailbox (see `shm.py`); peers map all of it, through /proc/<pid>/fd/<fd>, and write
 to the rest where it was lent to be written. A random token at its start proves that a peer has mapped the right file.
+It is unmapped with the last reference: all that lies in it refers to it, and may be used when communication has ended.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import mmap
 import os
 import secrets
 import stat
+import sys
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from itertools import islice
 from threading import Lock
 
@@ -29,24 +32,36 @@ _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-_MAP_NORESERVE = 0x4000
+_MAP_NORESERVE, _MAP_FIXED = 0x4000, 0x10
 
 
 class Mapping:
-    """`nbytes` of the file `fd` from `offset`, mapped at `addr` until `close()`."""
+    """`nbytes` of the file `fd` from `offset`, mapped at `addr` until `close()`, or until nothing refers to it."""
 
     def __init__(self, fd: int, offset: int, nbytes: int):
+        self.addr, self.nbytes = 0, nbytes
+        self.addr = self._map(fd, offset, mmap.MAP_SHARED)
+
+    def _map(self, fd: int, offset: int, flags: int) -> int:
         prot = mmap.PROT_READ | mmap.PROT_WRITE
-        addr = _libc.mmap(None, nbytes, prot, mmap.MAP_SHARED | _MAP_NORESERVE, fd, offset)
+        addr = _libc.mmap(self.addr or None, self.nbytes, prot, flags | _MAP_NORESERVE, fd, offset)
         if addr in (None, ctypes.c_void_p(-1).value):
             code = ctypes.get_errno()
-            raise OSError(code, f"mapping {nbytes} bytes: {os.strerror(code)}")
-        self.addr, self.nbytes = addr, nbytes
+            raise OSError(code, f"mapping {self.nbytes} bytes: {os.strerror(code)}")
+        return int(addr)
+
+    def keep_apart(self, fd: int, offset: int) -> None:
+        """From now on what is written here is seen by nobody else."""
+        self._map(fd, offset, mmap.MAP_PRIVATE | _MAP_FIXED)
 
     def close(self) -> None:
         if self.addr:
             _libc.munmap(self.addr, self.nbytes)
             self.addr = 0
+
+    def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not ends():  # (at the end of a process destructors run in any order)
+            self.close()
 
 
 def page_up(nbytes: int) -> int:
@@ -116,13 +131,9 @@ class Arena:
         self.mailbox_nbytes = page_up(mailbox_nbytes)
         self.token = secrets.token_bytes(TOKEN_BYTES)
         self.fd = os.memfd_create("manygrad-arena", os.MFD_CLOEXEC)
-        try:
-            os.fchmod(self.fd, stat.S_IRUSR | stat.S_IWUSR)
-            os.ftruncate(self.fd, self.mailbox_nbytes + self.nbytes)
-            self.mapping = Mapping(self.fd, 0, self.mailbox_nbytes + self.nbytes)
-        except BaseException:
-            os.close(self.fd)
-            raise
+        os.fchmod(self.fd, stat.S_IRUSR | stat.S_IWUSR)
+        os.ftruncate(self.fd, self.mailbox_nbytes + self.nbytes)
+        self.mapping = Mapping(self.fd, 0, self.mailbox_nbytes + self.nbytes)
         self.mailbox = self.mapping.addr
         self.base = self.mapping.addr + self.mailbox_nbytes
         self._free, self._lock = FreeList(self.nbytes), Lock()
@@ -140,8 +151,6 @@ class Arena:
             raise ValueError(f"nbytes must be ≥ 0 and align a power of two, got nbytes={nbytes}, align={align}")
         rounded = max(-(-nbytes // ALIGN) * ALIGN, ALIGN)
         with self._lock:
-            if not self.fd_open:
-                raise ValueError("the arena is closed")
             offset = self._free.alloc(rounded, max(align, ALIGN))
             if offset is None:
                 largest = self._free.by_size[-1][0] if self._free.by_size else 0
@@ -180,16 +189,13 @@ class Arena:
         """Whether all of `addr..addr+nbytes` lies in the data part."""
         return self.base <= addr and addr + nbytes <= self.base + self.nbytes
 
-    @property
-    def fd_open(self) -> bool:
-        return self.fd >= 0
+    def keep_apart(self) -> None:
+        """In a forked child: what it writes must not be seen by those whose memory this is."""
+        self.mapping.keep_apart(self.fd, 0)
 
-    def close(self) -> None:
-        """Unmaps and closes; addresses into the arena are invalid from now on. May be called again."""
-        if self.fd >= 0:
-            fd, self.fd = self.fd, -1
-            self.mapping.close()
-            os.close(fd)
+    def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not ends() and hasattr(self, "fd"):
+            os.close(self.fd)
 
 
 class RemoteArena:

@@ -23,8 +23,8 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from manygrad.collectives.errors import (
-    CollectiveAborted,
     CollectiveTimeout,
+    NoRank,
     PeerLost,
     PlanMismatch,
     TransportError,
@@ -129,17 +129,14 @@ class Endpoint:
         self._links: dict[int, shm.ShmLink | tcp.ZmqLink] = {}
         self._job = wire.job_hash(job)
         self._closed = False
+        self.why_closed = "this endpoint is closed"
         self._lock = RLock()  # held by whoever communicates
         self._ending = Lock()  # between abort and close
         self._outstanding: dict[tuple[int, int], Ticket] = {}  # what is not settled, by peer and number
         # what a wait does when it is woken; it may send
         self.meanwhile: Callable[[], None] = _nothing
         self.arena = Arena(arena_bytes, shm.mailbox_nbytes(size))
-        try:
-            self._hub = tcp.ZmqHub(rank, size, self._job, epoch, bind_host)
-        except BaseException:
-            self.arena.close()
-            raise
+        self._hub = tcp.ZmqHub(rank, size, self._job, epoch, bind_host)
         self._mailbox = shm.Mailbox(self.arena.mailbox)
         self._waits = Waits(rank, self._hub, self._links, lambda plan: self.describe(plan), lambda: self.meanwhile())
         self.native = NativeRuns(self._lock, self._waits)
@@ -484,7 +481,7 @@ class Endpoint:
 
     def _link(self, peer: int) -> shm.ShmLink | tcp.ZmqLink:
         if self._closed:
-            raise CollectiveAborted(rank=self.rank, reason=self._waits.reason or "this endpoint is closed")
+            raise NoRank(rank=self.rank, reason=self.why_closed)
         link = self._links.get(peer)
         if link is None:
             raise ValueError(f"rank {self.rank} has no connected peer {peer}; connect() first (size {self.size})")
@@ -519,8 +516,9 @@ class Endpoint:
                 self._mailbox.wake()
                 self._hub.wake()
 
-    def close(self) -> None:
-        """Lets what was sent arrive (2 s at most, and not after an abort), then gives up all memory and sockets."""
+    def close(self, why: str = "") -> None:
+        """Lets what was sent arrive (2 s at most, and not after an abort), then gives up all sockets; the arena stays
+        for what lies in it. From now on who communicates gets `NoRank`, which says `why`."""
         if not self._lock.acquire(timeout=0.01):  # another thread is waiting: end its wait first
             self.abort("this endpoint is being closed")
             self._lock.acquire()
@@ -528,16 +526,27 @@ class Endpoint:
             if not self._closed:
                 self._drain()
                 with self._ending:
-                    self._closed, self._waits.stop[0] = True, 1
+                    self._end(self._waits.reason or why)
                 self._mailbox.mark(shm.CLOSED if self._waits.reason is None else shm.ABORTED)
                 for link in self._links.values():
                     if isinstance(link, shm.ShmLink):
                         link.close()
                 self._hub.close()
                 self._links.clear()
-                self.arena.close()
         finally:
             self._lock.release()
+
+    def leave_to_parent(self, why: str) -> None:
+        """In a forked child: all this is its parent's. From now on who communicates here gets `NoRank`, which says
+        `why`, and nothing that is written here is seen by others."""
+        self._lock._at_fork_reinit()  # type: ignore[attr-defined]  # (a thread that held it is not in the child)
+        self._end(why)
+        self.arena.keep_apart()
+
+    def _end(self, why: str) -> None:
+        self._closed = self.native.closed = True
+        self._waits.stop[0] = 1
+        self.why_closed = why or self.why_closed
 
     def _drain(self) -> None:
         self._hub.pay_all()

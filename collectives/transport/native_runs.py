@@ -19,7 +19,8 @@ class NativeRuns:
     """Those of one endpoint, made under its `lock`."""
 
     def __init__(self, lock: AbstractContextManager[bool], waits: Waits) -> None:
-        self.lock, self.waits, self.closed = lock, waits, False
+        self.lock, self.waits = lock, waits
+        self.closed = False  # set by the endpoint's end
         self._joined: Any = None
 
     def run(self, run: Any, links: Sequence[shm.ShmLink]) -> int:

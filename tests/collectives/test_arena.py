@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import threading
 
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 
 from manygrad.collectives.errors import ArenaFull
 from manygrad.collectives.transport.arena import PAGE, Arena, FreeList, RemoteArena, default_nbytes
+from manygrad.collectives.transport.endpoint import Endpoint
+from manygrad.runtime.devices import Devices
 
 SIZE = 1 << 16
 
@@ -38,7 +41,7 @@ def test_blocks_never_overlap_and_space_comes_back(script: list[tuple[int, int, 
     assert free.starts == {0: SIZE} and free.by_size == [(SIZE, 0)]
 
 
-def test_arena_memory_errors_and_close() -> None:
+def test_arena_memory_and_errors() -> None:
     arena = Arena(1 << 20)
     a = arena.alloc(100)
     assert arena.addr(a) % 64 == 0 and arena.contains(arena.addr(a), 100) and not arena.contains(arena.base - 1)
@@ -54,16 +57,45 @@ def test_arena_memory_errors_and_close() -> None:
     assert arena.used_nbytes == 0 and arena.peak_nbytes == 128
     assert arena.trim() == 1 << 20
     assert ctypes.string_at(arena.addr(0), 4) == bytes(4)
-    arena.close()
-    arena.close()
-    with pytest.raises(ValueError, match="closed"):
-        arena.alloc(1)
+
+
+def mapped() -> int:
+    with open("/proc/self/maps") as maps:
+        return sum("manygrad-arena" in line for line in maps)
+
+
+def test_it_is_there_as_long_as_something_lies_in_it() -> None:
+    before = mapped()
+    endpoint = Endpoint(0, 1, "alone", 0, arena_bytes=1 << 20)
+    device = Devices(endpoint.arena).get("CPU")
+    handle = device.alloc(8)
+    endpoint.close()
+    del endpoint
+    gc.collect()
+    device.copyin(handle, memoryview(b"12345678"))
+    del device
+    gc.collect()
+    assert ctypes.string_at(handle.address, 8) == b"12345678" and mapped() > before
+    del handle
+    gc.collect()
+    assert mapped() == before
+
+
+def test_what_a_child_writes_is_its_own() -> None:
+    arena = Arena(1 << 20)
+    at = arena.addr(arena.alloc(8))
+    ctypes.memmove(at, b"parent's", 8)
+    if (child := os.fork()) == 0:
+        arena.keep_apart()
+        seen = ctypes.string_at(at, 8)
+        ctypes.memmove(at, b"child's.", 8)
+        os._exit(0 if seen == b"parent's" and ctypes.string_at(at, 8) == b"child's." else 1)
+    assert os.waitpid(child, 0)[1] == 0 and ctypes.string_at(at, 8) == b"parent's"
 
 
 def test_the_default_is_sparse() -> None:
     arena = Arena()
     assert arena.nbytes >= default_nbytes() and os.fstat(arena.fd).st_blocks * 512 < 1 << 20
-    arena.close()
 
 
 def test_threads() -> None:
@@ -79,7 +111,6 @@ def test_threads() -> None:
     for t in threads:
         t.join()
     assert arena.used_nbytes == 0 and arena.alloc(1 << 20) == 0
-    arena.close()
 
 
 def test_a_peer_maps_only_the_right_file() -> None:
@@ -99,4 +130,3 @@ def test_a_peer_maps_only_the_right_file() -> None:
     ):
         with pytest.raises(OSError):
             RemoteArena(*wrong)
-    arena.close()

@@ -10,7 +10,7 @@ class Endpoint:
     link = None
 
     def __init__(self, *, rank: int, size: int, job: str, epoch: int, bind_host: str) -> None:
-        self.rank, self.size, self.bytes_sent, self.reason = rank, size, 0, ""
+        self.rank, self.size, self.bytes_sent, self.reason, self.why_closed = rank, size, 0, "", ""
 
     def card(self) -> dict[str, Any]:
         return {"rank": self.rank}
@@ -27,5 +27,8 @@ class Endpoint:
     def keep_going(self) -> None:
         pass
 
-    def close(self) -> None:
-        pass
+    def close(self, why: str) -> None:
+        self.why_closed = why
+
+    def leave_to_parent(self, why: str) -> None:
+        self.why_closed = why

@@ -232,6 +232,26 @@ def test_an_interrupt_goes_to_scripts_that_handle_it(ending: str) -> None:
     assert c.done and c.exit_code == 0
 
 
+def test_what_fits_no_state_is_an_error_that_is_shown() -> None:
+    c = running(2)
+    c.handle(Finished(1), 1.0)
+    out = c.handle(Plan(1, 1, "1", "all_reduce at train.py:9"), 1.1)
+    assert sent(out, "abort") and c.root is not None and c.root.rank == 1 and c.exit_code == 1
+    assert "makes plan 1 (all_reduce at train.py:9) after its script, its threads" in c.root.title
+    c = running(2)
+    c.handle(Started(0), 1.0)
+    assert c.root is not None and "its Started does not fit, it is running" in c.root.title
+
+
+def test_what_comes_when_all_may_go_is_late() -> None:
+    c = running(2)
+    c.handle(Finished(1), 1.0)
+    assert sent(c.handle(Finished(0), 1.0), "release")
+    for event in (Plan(1, 1, "1", "p"), Exited(1, 0), Progress(1, None, 0, 0), Exited(0, 0), Closed(0), Closed(1)):
+        c.handle(event, 1.1)
+    assert c.done and c.exit_code == 0
+
+
 def test_the_table_leads_out_of_every_state() -> None:
     for state in State:
         if state is not State.EXITED:
