@@ -286,14 +286,14 @@ class Module:
         return {k: t for k, t in walk.tensors(self, prefix) if getattr(t, "persistent", True)}
 
     def load_state_dict(self, state_dict: dict[str, Tensor], strict: bool = True, assign: bool = False) -> LoadResult:
-        """Copies the tensors in. KeyError lists the names that are missing or not known here (strict),
-        ValueError the shapes that differ."""
+        """Copies the tensors in, or with `assign` takes them as they are (`state.load_state_dict`). KeyError lists the
+        names that are missing or not known here (strict), ValueError the shapes that differ."""
         from manygrad.tensor.nn.state import load_state_dict
 
         for path, m in list(self.named_modules()):
             m._before_load(state_dict, f"{path}." if path else "")
         own = self.state_dict()
-        load_state_dict(self, state_dict, strict)
+        load_state_dict(self, state_dict, strict, assign)
         return LoadResult([k for k in own if k not in state_dict], [k for k in state_dict if k not in own])
 
     # *** how it reads ***

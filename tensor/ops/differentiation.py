@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from manygrad.tensor import grad_mode
 from manygrad.tensor.gradient import compute_gradients, with_history
 from manygrad.tensor.lock import locked
-from manygrad.tensor.storage import LIVE, TRAINED, Storage, is_stored, sharing
+from manygrad.tensor.storage import LIVE, TRAINED, Storage, is_stored
 from manygrad.tensor.stored import HISTORY
 from manygrad.tensor.uop import Ops, UOp
 
@@ -101,6 +101,7 @@ class DifferentiationMixin:
     @data.setter
     def data(self: Tensor, value: Tensor) -> None:
         new = value.detach()
+        self._device = new._device
         self._become(new.uop, new._identity())
 
     # *** hooks ***
@@ -209,11 +210,9 @@ class DifferentiationMixin:
 @locked
 def zero_grad(t: Tensor, set_to_none: bool) -> None:
     """What an optimizer's and a module's `zero_grad` do to a parameter: `.grad` is None, or zeros where it lies,
-    so that its views show them."""
+    so that its views and a captured step show them."""
     if set_to_none or t.grad is None:
         t.grad = None
-    elif len(sharing(t.grad)) == 1:
-        t.grad.replace(t.grad.zeros_like())
     else:
         with grad_mode.no_grad():
             t.grad._overwrite(0.0)

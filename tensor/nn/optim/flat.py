@@ -194,6 +194,26 @@ class Flat:
         t = self.split(self.state[name])[at].contiguous().realize()
         return t if t.device == param.device else t.to(param.device)
 
+    def load(self, entries: list[dict[str, Any]], initial: dict[str, float]) -> list[Tensor]:
+        """The state of each parameter, `entries`, is written where a captured step reads it; what an entry lacks begins
+        anew, as do all without any. Returns what must be realized."""
+        for name, t in self.state.items():
+            start = initial.get(name, 0.0)
+            t.assign(self.join([self._laid(e.get(name, start), p) for e, p in zip(entries, self.params)]))
+        for name, t in self.scalars.items():
+            t.assign(float(entries[0].get(name, initial.get(name, 0.0))))
+        self.fresh = not entries[0]
+        return [*self.state.values(), *self.scalars.values()]
+
+    def _laid(self, value: Tensor | float, param: Tensor) -> Tensor:
+        """A value for a parameter's state, in its shape and placement."""
+        if not isinstance(value, Tensor):
+            return param.detach().full_like(value).cast(self.flat.dtype)
+        new = value.detach().cast(self.flat.dtype).reshape(param.shape)
+        if isinstance(param.device, tuple) and isinstance(new.device, str):
+            return new.shard(param.device, None)
+        return new.to(param.device)
+
     # *** what updates are written with ***
 
     def __getitem__(self, key: str) -> Any:

@@ -7,10 +7,12 @@ from typing import Any
 
 from manygrad.tensor.dtype import accumulate_dtype, to_dtype
 from manygrad.tensor.engine import engine
-from manygrad.tensor.nn.optim.flat import Flat, Layout, ParamGroup, scalar
+from manygrad.tensor.nn.optim.flat import Flat, Layout, ParamGroup
 from manygrad.tensor.ops.differentiation import zero_grad
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops
+
+HOW = ("foreach", "capturable", "differentiable", "fused")  # PyTorch runs its kernels; ours are always fused
 
 Params = Iterable[Any]  # tensors, (name, tensor) pairs, or dicts with "params" and a group's own hyperparameters
 
@@ -31,10 +33,7 @@ class Optimizer:
     initial: dict[str, float] = {}
 
     def __init__(self, params: Params, defaults: dict[str, Any]):
-        # how PyTorch runs its kernels; ours are always fused
-        for name in ("foreach", "capturable", "differentiable", "fused"):
-            defaults.pop(name, None)
-        self.defaults = defaults
+        self.defaults = {k: v for k, v in defaults.items() if k not in HOW}
         self.param_groups: list[ParamGroup] = []
         self.flats: list[Flat] = []
         given = list(params) if not isinstance(params, Tensor) else []
@@ -197,63 +196,74 @@ class Optimizer:
         return {"state": dict(sorted(state.items())), "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over hyperparameters and states, also those of torch.optim for the same parameters."""
+        """Takes over hyperparameters and states, also those of torch.optim for the same parameters. They are written
+        into the memory of the states that are there, so a step that a TinyJit captured goes on with them; only where
+        parameters have taken different numbers of steps do they get storage of their own."""
         groups = state_dict["param_groups"]
         mine, theirs = [len(g["params"]) for g in self.param_groups], [len(g["params"]) for g in groups]
         if mine != theirs:
             raise ValueError(
                 f"load_state_dict: the parameter groups have {mine} parameters here and {theirs} in the state"
             )
-        for g, new in zip(self.param_groups, groups):
+        loaded = [
+            ParamGroup({**g, **{k: v for k, v in new.items() if k not in HOW}, "params": g["params"]})
+            for g, new in zip(self.param_groups, groups)
+        ]
+        states = {int(i): entry for i, entry in state_dict["state"].items()}
+        entries: dict[int, dict[str, Any]] = {}
+        for g, new in zip(loaded, groups):
+            self.check(g)
+            for i, p in zip(new["params"], g["params"]):
+                if entry := self._checked(states.get(i, {}), i, p, g):
+                    entries[id(p)] = entry
+        for g, new in zip(self.param_groups, loaded):
             g.update({k: v for k, v in new.items() if k != "params"})
-        numbers = {i: p for g, new in zip(self.param_groups, groups) for i, p in zip(new["params"], g["params"])}
-        self.flats = []
-        for i, entry in state_dict["state"].items():
-            p = numbers[int(i)]
-            group = next(g for g in self.param_groups if any(q is p for q in g["params"]))
-            names = self.states_of(group)
-            wrong = [k for k in names if k in entry and tuple(entry[k].shape) != tuple(p.shape)]
-            if wrong:
-                raise ValueError(
-                    f"load_state_dict: {wrong} of parameter {i} have the shape {tuple(entry[wrong[0]].shape)}, "
-                    f"the parameter {p.shape}"
-                )
-            p.realize()
-            f = Flat([p], group, names, self.initial_of(group), {})
-            for k, v in entry.items():
-                value = v if isinstance(v, Tensor) else Tensor(v)
-                if k in names:
-                    new = value.detach().cast(f.state[k].dtype).reshape(p.shape)
-                    new = (
-                        new.shard(p.device, None)
-                        if isinstance(p.device, tuple) and isinstance(new.device, str)
-                        else new.to(p.device)
-                    )
-                    f.state[k].assign(f.join([new])).realize()
-                elif value.numel() == 1:
-                    f.scalars[k] = scalar(float(value.item()), p.device)
-            f.fresh = False
-            self.flats.append(f)
-        self._merge()
-
-    def _merge(self) -> None:
-        """Loaded parameters of one kind and count of steps share storage again."""
-        old = {id(p): f for f in self.flats for p in f.params}
+        self.flats = [f for f in self.flats if self._keeps(f, entries)]
+        placed = {id(p) for f in self.flats for p in f.params}
         todo: dict[Any, list[Tensor]] = {}
-        owner: dict[Any, ParamGroup] = {}
         for number, group in enumerate(self.param_groups):
             for p in group["params"]:
-                if id(p) in old:
-                    key = (
-                        number,
-                        p.dtype,
-                        p.device,
-                        Layout.of(p),
-                        tuple(t.item() for t in old[id(p)].scalars.values()),
-                    )
+                if id(p) in entries and id(p) not in placed:
+                    p.realize()
+                    key = (number, p.dtype, p.device, Layout.of(p), self._counts(entries[id(p)], group))
                     todo.setdefault(key, []).append(p)
-                    owner[key] = group
-        self.flats = [
-            Flat(ps, owner[key], self.states_of(owner[key]), self.initial_of(owner[key]), old)
-            for key, ps in todo.items()
+        for (number, *_), params in todo.items():
+            group = self.param_groups[number]
+            self.flats.append(Flat(params, group, self.states_of(group), self.initial_of(group), {}))
+        written = [
+            t for f in self.flats for t in f.load([entries.get(id(p), {}) for p in f.params], self.initial_of(f.group))
         ]
+        if written:
+            written[0].realize(*written[1:])
+
+    def _checked(self, entry: dict[str, Any], number: Any, p: Tensor, group: ParamGroup) -> dict[str, Any]:
+        """A parameter's state as tensors and numbers, without what this optimiser does not keep. ValueError where
+        something that it needs is missing or has another shape."""
+        entry = {k: v for k, v in entry.items() if v is not None}  # (PyTorch's None: no step yet)
+        names = self.states_of(group)
+        if entry and not entry.keys() >= {*names}:
+            raise ValueError(
+                f"load_state_dict: the state of parameter {number} has {sorted(entry)}, {type(self).__name__} keeps "
+                f"{list(names)}; it is another optimiser's"
+            )
+        wrong = [k for k in names if k in entry and tuple(entry[k].shape) != tuple(p.shape)]
+        if wrong:
+            raise ValueError(
+                f"load_state_dict: {wrong} of parameter {number} have the shape {tuple(entry[wrong[0]].shape)}, "
+                f"the parameter {p.shape}"
+            )
+        kept = {k: Tensor(v) for k, v in entry.items() if k in (*names, *self._numbers_of(group))}
+        return {k: t if k in names else float(t.item()) for k, t in kept.items()}
+
+    def _numbers_of(self, group: ParamGroup) -> tuple[str, ...]:
+        return ("step", *(k for k in self.initial_of(group) if k not in self.states_of(group)))
+
+    def _counts(self, entry: dict[str, Any], group: ParamGroup) -> tuple[float, ...]:
+        """What is one number for all parameters that share storage: the count of steps, ..."""
+        return tuple(entry.get(k, self.initial_of(group).get(k, 0.0)) for k in self._numbers_of(group))
+
+    def _keeps(self, f: Flat, entries: dict[int, dict[str, Any]]) -> bool:
+        """Whether what is loaded fits in the storage that is there."""
+        found = [entries.get(id(p), {}) for p in f.params]
+        together = len({(bool(e), self._counts(e, f.group)) for e in found}) == 1
+        return together and f.is_attached() and set(f.state) == set(self.states_of(f.group))

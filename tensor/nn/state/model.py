@@ -26,9 +26,11 @@ def get_parameters(obj: Any) -> list[Tensor]:
     return list({id(t): t for t in found}.values())
 
 
-def load_state_dict(model: Any, state: dict[str, Tensor], strict: bool = True) -> None:
-    """Copies `state` into the model's tensors of the same names. KeyError lists what is missing or left over (strict),
-    ValueError names the tensors whose shapes differ; then nothing is loaded."""
+def load_state_dict(model: Any, state: dict[str, Tensor], strict: bool = True, assign: bool = False) -> None:
+    """Copies `state` into the model's tensors of the same names, in their memory: a step that a TinyJit captured reads
+    the new values. With `assign` they become those tensors instead, of their types, on their devices and in their
+    memory, which a step captured before does not read. KeyError lists what is missing or left over (strict), ValueError
+    names the tensors whose shapes differ; then nothing is loaded."""
     own = get_state_dict(model)
     missing, extra = sorted(set(own) - set(state)), sorted(set(state) - set(own))
     if strict and (missing or extra):
@@ -45,15 +47,14 @@ def load_state_dict(model: Any, state: dict[str, Tensor], strict: bool = True) -
     if wrong:
         raise ValueError(f"load_state_dict: {'; '.join(wrong)}")
     for t, new in pairs.values():
+        if assign:
+            t.data = new
+            continue
         if new.device != t.device or isinstance(t.device, tuple):
             if isinstance(new.device, str) and new.device.startswith("DISK"):
                 new = new.to(default_device())
             new = new._shard_like(t) if isinstance(t.device, tuple) else new.to(t.device)
-        new = new.detach().cast(t.dtype)
-        if t.is_realized:
-            t.assign(new)
-        else:
-            t.replace(new.clone())
-    loaded = [t for t, _ in pairs.values()]
+        t.assign(new.detach().cast(t.dtype))
+    loaded = [] if assign else [t for t, _ in pairs.values()]
     if loaded:
         loaded[0].realize(*loaded[1:])

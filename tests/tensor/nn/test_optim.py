@@ -444,6 +444,63 @@ def test_state_goes_to_a_dict_and_back(name: str) -> None:
         make([Tensor([1.0])]).load_state_dict(state)
 
 
+@pytest.mark.parametrize("name", ["sgd momentum", "adamw", "amsgrad", "nadam", "adagrad", "rmsprop"])
+def test_a_captured_step_goes_on_with_the_state_that_was_loaded(name: str) -> None:
+    make, _ = CASES[name]
+    params = [Tensor(np.asarray(RNG.standard_normal(s), np.float32)) for s in SHAPES]
+    optimiser = make(params)
+
+    @TinyJit
+    def step(at: Tensor) -> Tensor:
+        optimiser.zero_grad()
+        loss = loss_of([p - at for p in params], np.ones(len(SHAPES)))
+        loss.backward()
+        optimiser.step()
+        return loss
+
+    ats = [Tensor(float(a)).contiguous().realize() for a in RNG.standard_normal(4)]
+    values, empty = [p.clone().realize() for p in params], optimiser.state_dict()
+    first = [step(at).item() for at in ats]
+    later, state = [p.clone().realize() for p in params], optimiser.state_dict()
+    second = [step(at).item() for at in ats]
+    for start, loaded, want in ((later, state, second), (values, empty, first), (later, state, second)):
+        for p, v in zip(params, start):
+            p.assign(v)
+        optimiser.load_state_dict(loaded)
+        np.testing.assert_allclose([step(at).item() for at in ats], want, rtol=1e-6)
+
+
+def test_gradients_of_a_captured_step_are_set_to_zero_where_they_lie() -> None:
+    w = nn.Parameter(Tensor([1.0, 2.0]))
+
+    @TinyJit
+    def add_gradient(x: Tensor) -> Tensor | None:
+        (w * x).sum().backward()
+        return w.grad
+
+    for _ in range(3):
+        add_gradient(Tensor([1.0, 3.0]))
+    SGD([w]).zero_grad(set_to_none=False)
+    assert w.grad is not None and w.grad.tolist() == [0.0, 0.0]
+    add_gradient(Tensor([1.0, 3.0]))
+    assert w.grad.tolist() == [1.0, 3.0]
+
+
+def test_what_cannot_be_loaded_changes_nothing() -> None:
+    w = nn.Parameter(Tensor([1.0, 2.0]))
+    adam, sgd_ = Adam([w], lr=0.5), SGD([w], lr=0.25, momentum=0.9)
+    for optimiser in (adam, sgd_):
+        w.grad = Tensor([1.0, 1.0])
+        optimiser.step()
+    with pytest.raises(ValueError, match=r"parameter 0 has \['momentum_buffer', 'step'\], Adam keeps \['exp_avg'"):
+        adam.load_state_dict(sgd_.state_dict())
+    state = adam.state_dict()
+    state["state"][0]["exp_avg"] = Tensor.zeros(3)
+    with pytest.raises(ValueError, match=r"\['exp_avg'\] of parameter 0 have the shape \(3,\), the parameter \(2,\)"):
+        adam.load_state_dict(state)
+    assert adam.param_groups[0]["lr"] == 0.5 and adam.state[w]["step"].item() == 1
+
+
 def test_closure_and_zero_grad() -> None:
     w = nn.Parameter(Tensor([2.0]))
     optimiser = SGD(iter([w]), lr=0.5)

@@ -15,7 +15,8 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manygrad import Tensor, dtypes, nn
+from manygrad import Tensor, TinyJit, dtypes, nn
+from manygrad.tensor.nn import optim
 from manygrad.tensor.nn.state import get_parameters, get_state_dict, load_state_dict, safe_load, safe_save
 
 
@@ -78,6 +79,52 @@ def test_a_shape_that_differs_loads_nothing_at_all() -> None:
     with pytest.raises(ValueError, match="bias has shape"):
         load_state_dict(model, {"weight": Tensor.zeros(2, 2), "bias": Tensor.zeros(3)})
     assert model.weight.tolist() == before
+
+
+def test_loading_is_seen_by_a_captured_step() -> None:
+    """An optimiser keeps all parameters in one buffer: every one of them is written there, not the first alone."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    optimiser = optim.Adam(model.parameters(), lr=0.1)
+    x, y = Tensor.randn(8, 3).realize(), Tensor.ones(8, 1).realize()
+
+    @TinyJit
+    def step() -> Tensor:
+        optimiser.zero_grad()
+        loss = ((model(x) - y) ** 2).mean()
+        loss.backward()
+        optimiser.step()
+        return loss
+
+    for _ in range(3):
+        step()
+    best, state = {k: t.clone().realize() for k, t in model.state_dict().items()}, optimiser.state_dict()
+    losses = [step().item() for _ in range(4)]
+    for load in (model.load_state_dict, lambda values: load_state_dict(model, values)):
+        load(best)
+        optimiser.load_state_dict(state)
+        for p, t in zip(model.parameters(), best.values()):
+            np.testing.assert_array_equal(p.numpy(), t.numpy())
+        assert [step().item() for _ in range(4)] == losses
+
+
+def test_loaded_values_are_copies_also_of_lazy_ones() -> None:
+    model = nn.BatchNorm1d(2)
+    state = {k: (t * 1 + 1).detach() for k, t in model.state_dict().items()}
+    model.load_state_dict(state)
+    for t in model.state_dict().values():
+        t.assign(7).realize()
+    assert [t.tolist() for t in state.values()] == [[2.0, 2.0], [1.0, 1.0], [1.0, 1.0], [2.0, 2.0], 1]
+
+
+def test_assigning_takes_types_and_memory() -> None:
+    model = nn.Linear(2, 2)
+    weight, bias = Tensor.ones(2, 2, dtype="bfloat16").realize(), Tensor.zeros(2, dtype="float64").realize()
+    before = model.weight
+    model.load_state_dict({"weight": weight, "bias": bias}, assign=True)
+    assert model.weight is before and model.weight.requires_grad and isinstance(model.bias, nn.Parameter)
+    assert [p.dtype.name for p in model.parameters()] == ["bfloat16", "float64"]
+    weight.assign(3).realize()
+    assert model.weight.tolist() == [[3.0, 3.0], [3.0, 3.0]]
 
 
 # *** safetensors ***
