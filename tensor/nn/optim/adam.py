@@ -20,7 +20,7 @@ class Adam(Optimizer):
                  decoupled_weight_decay: bool = False, **how: Any):  # fmt: skip
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
                                   "amsgrad": amsgrad, "maximize": maximize,
-                                  "decoupled_weight_decay": decoupled_weight_decay, **how})  # fmt: skip
+                                  "decoupled_weight_decay": decoupled_weight_decay}, **how)  # fmt: skip
 
     def states_of(self, group: ParamGroup) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
@@ -48,5 +48,5 @@ class AdamW(Adam):
     def __init__(self, params: Params, lr: float = 0.001, betas: Betas = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 0.01, amsgrad: bool = False, *, maximize: bool = False, **how: Any):  # fmt: skip
         super().__init__(
-            params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, **{**how, "decoupled_weight_decay": True}
+            params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, decoupled_weight_decay=True, **how
         )

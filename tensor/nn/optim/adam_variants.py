@@ -29,7 +29,7 @@ class Adamax(Optimizer):
         **how: Any,
     ):
         super().__init__(
-            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize, **how}
+            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}, **how
         )
 
     def update(self, f: Flat, w: Tensor, g: Tensor, s: dict[str, Tensor]) -> None:
@@ -66,7 +66,7 @@ class NAdam(_Decayed):
                  maximize: bool = False, **how: Any):  # fmt: skip
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
                                   "momentum_decay": momentum_decay, "decoupled_weight_decay": decoupled_weight_decay,
-                                  "maximize": maximize, **how})  # fmt: skip
+                                  "maximize": maximize}, **how)  # fmt: skip
 
     def update(self, f: Flat, w: Tensor, g: Tensor, s: dict[str, Tensor]) -> None:
         w, g, m, v = self.averages(f, w, g, s)
@@ -94,8 +94,8 @@ class RAdam(_Decayed):
                 "weight_decay": weight_decay,
                 "decoupled_weight_decay": decoupled_weight_decay,
                 "maximize": maximize,
-                **how,
             },
+            **how,
         )
 
     def update(self, f: Flat, w: Tensor, g: Tensor, s: dict[str, Tensor]) -> None:

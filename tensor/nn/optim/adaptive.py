@@ -24,7 +24,7 @@ class Adagrad(Optimizer):
                  **how: Any):  # fmt: skip
         super().__init__(params, {"lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay,
                                   "initial_accumulator_value": initial_accumulator_value, "eps": eps,
-                                  "maximize": maximize, **how})  # fmt: skip
+                                  "maximize": maximize}, **how)  # fmt: skip
 
     def initial_of(self, group: ParamGroup) -> dict[str, float]:
         return {"sum": group["initial_accumulator_value"]}
@@ -53,8 +53,8 @@ class RMSprop(Optimizer):
                 "momentum": momentum,
                 "centered": centered,
                 "maximize": maximize,
-                **how,
             },
+            **how,
         )
 
     def states_of(self, group: ParamGroup) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ class Adadelta(Optimizer):
         **how: Any,
     ):
         super().__init__(
-            params, {"lr": lr, "rho": rho, "eps": eps, "weight_decay": weight_decay, "maximize": maximize, **how}
+            params, {"lr": lr, "rho": rho, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}, **how
         )
 
     def update(self, f: Flat, w: Tensor, g: Tensor, s: dict[str, Tensor]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from manygrad.tensor.nn.optim.checking import check_count, check_number
 from manygrad.tensor.nn.optim.flat import Flat, ParamGroup
 from manygrad.tensor.nn.optim.optimizer import Optimizer, Params
 from manygrad.tensor.tensor import Tensor
@@ -28,6 +29,11 @@ class Muon(Optimizer):
 
     def check(self, group: ParamGroup) -> None:
         super().check(group)
+        check_count("Muon", "ns_steps", group["ns_steps"])
+        for i, c in enumerate(group["ns_coefficients"]):
+            check_number("Muon", f"ns_coefficients[{i}]", c, -math.inf)
+        if len(group["ns_coefficients"]) != 3:
+            raise ValueError(f"Muon: ns_coefficients are three numbers, got {group['ns_coefficients']!r}")
         wrong = [p.shape for p in group["params"] if p.ndim != 2]
         if wrong:
             raise ValueError(f"Muon trains matrices only, not {wrong[0]}; give the other parameters to AdamW")

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
+from math import inf
 from typing import Any
 
 from manygrad.tensor.dtype import accumulate_dtype, to_dtype
 from manygrad.tensor.engine import engine
+from manygrad.tensor.nn.optim.checking import check_names, check_number
 from manygrad.tensor.nn.optim.flat import Flat, Layout, ParamGroup
 from manygrad.tensor.ops.differentiation import zero_grad
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops
 
 HOW = ("foreach", "capturable", "differentiable", "fused")  # PyTorch runs its kernels; ours are always fused
+
+LABELS = ("initial_lr", "name", "param_names")  # of a group, besides hyperparameters
+RANGES = {
+    "lr": (0, inf), "eps": (0, inf), "weight_decay": (0, inf), "momentum": (0, inf), "lr_decay": (0, inf),
+    "initial_accumulator_value": (0, inf), "momentum_decay": (0, inf), "tcoef": (0, inf), "alpha": (0, 1),
+    "rho": (0, 1), "dampening": (-inf, inf),
+}  # fmt: skip
 
 Params = Iterable[Any]  # tensors, (name, tensor) pairs, or dicts with "params" and a group's own hyperparameters
 
@@ -32,54 +42,91 @@ class Optimizer:
     states: tuple[str, ...] = ()
     initial: dict[str, float] = {}
 
-    def __init__(self, params: Params, defaults: dict[str, Any]):
-        self.defaults = {k: v for k, v in defaults.items() if k not in HOW}
+    def __init__(self, params: Params, defaults: dict[str, Any], **how: Any):
+        """`how`: what every optimiser takes, `all_reduce_dtype` and PyTorch's `foreach`, `capturable`, ..., which mean
+        nothing here."""
+        owner = type(self).__name__
+        check_names(owner, how, {*defaults, *HOW, "all_reduce_dtype"})
+        self.defaults = {**defaults, **{k: v for k, v in how.items() if k not in HOW}}
         self.param_groups: list[ParamGroup] = []
         self.flats: list[Flat] = []
-        given = list(params) if not isinstance(params, Tensor) else []
+        if isinstance(params, Tensor):
+            raise TypeError(f"{owner} takes a list of parameters, not one tensor; write [parameter]")
+        given = _listed(owner, params)
         if not given:
             raise ValueError(
-                "the optimiser got an empty list of parameters"
-                if not isinstance(params, Tensor)
-                else "the optimiser takes a list of parameters, not one tensor"
+                f"{owner}: the optimiser got an empty list of parameters; a generator such as model.parameters() is "
+                "empty once it was read"
             )
         for g in given if isinstance(given[0], dict) else [{"params": given}]:
             self.add_param_group(g)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds {"params": [...], "lr": ...}; what is not given has the optimiser's defaults."""
+        owner = type(self).__name__
+        if not isinstance(param_group, dict) or "params" not in param_group:
+            raise TypeError(f'{owner}: a parameter group is a dict with "params", not {param_group!r}')
+        check_names(
+            f"a parameter group of {owner}", param_group, {*self.defaults, "all_reduce_dtype", *HOW, *LABELS, "params"},
+            "; labels of your own can be set later: optimizer.param_groups[0]['label'] = ...",
+        )  # fmt: skip
         given = param_group["params"]
-        items = [given] if isinstance(given, Tensor) else list(given)
-        found = [p[1] if isinstance(p, tuple) else p for p in items]
+        items = [given] if isinstance(given, Tensor) else _listed(owner, given)
+        named = [p for p in items if isinstance(p, tuple)]
+        if named and len(named) < len(items):
+            raise ValueError(
+                f"{owner}: {len(named)} of {len(items)} parameters have names; give all of them one, or none"
+            )
+        if self.param_groups and items and bool(named) != ("param_names" in self.param_groups[0]):
+            raise ValueError(f"{owner}: either the parameters of all groups have names, or none have")
         seen = {id(p) for g in self.param_groups for p in g["params"]}
-        params: dict[int, Tensor] = {}
-        for p in found:
+        params: dict[int, tuple[str | None, Tensor]] = {}
+        for item in items:
+            name, p = item if isinstance(item, tuple) else (None, item)
             if not isinstance(p, Tensor):
-                raise TypeError(f"an optimiser trains tensors, not {type(p).__name__}")
+                raise TypeError(f"{owner}: an optimiser trains tensors, not {type(p).__name__}")
             if not p.dtype.is_float:
-                raise TypeError(f"a parameter of {p.dtype.name} cannot be trained; parameters are floats")
+                raise TypeError(f"{owner}: a parameter of {p.dtype.name} cannot be trained; parameters are floats")
             if id(p) in seen:
-                raise ValueError(f"a parameter of shape {p.shape} is in two parameter groups")
+                raise ValueError(f"{owner}: a parameter of shape {p.shape} is in two parameter groups")
+            if p._requires_grad is None and p.requires_grad:
+                raise ValueError(
+                    f"{owner}: a tensor of shape {p.shape} is computed from others that require a gradient, and cannot "
+                    "be trained itself; give the optimiser those, or detach() it first"
+                )
+            params[id(p)] = name, p
+        if len(params) < len(items):
+            warnings.warn(
+                f"{owner}: {len(items) - len(params)} parameters of a group are given twice; each takes one step",
+                stacklevel=4,
+            )
+        group = ParamGroup(
+            {**self.defaults, **{k: v for k, v in param_group.items() if k not in HOW},
+             "params": [p for _, p in params.values()]}
+        )  # fmt: skip
+        if named:
+            group["param_names"] = [name for name, _ in params.values()]
+        self.check(group)
+        for _, p in params.values():
             if p._requires_grad is None:
                 p.requires_grad = True
-            params[id(p)] = p
-        group = ParamGroup({**self.defaults, **param_group, "params": list(params.values())})
-        self.check(group)
         self.param_groups.append(group)
 
     def check(self, group: ParamGroup) -> None:
-        """ValueError on hyperparameters that make no sense."""
-        for key in ("lr", "eps", "weight_decay", "momentum"):
-            if isinstance(group.get(key), (int, float)) and not group[key] >= 0:
-                raise ValueError(f"{type(self).__name__}: {key} must not be negative, got {group[key]}")
+        """ValueError or TypeError on hyperparameters that make no sense."""
+        owner = type(self).__name__
+        for key, (low, high) in RANGES.items():
+            if key in group:
+                check_number(owner, key, group[key], low, high)
         wire = group.get("all_reduce_dtype")
         if wire is not None and not to_dtype(wire).is_half:
-            raise ValueError(
-                f"{type(self).__name__}: all_reduce_dtype must be bfloat16, float16 or None, got {to_dtype(wire).name}"
-            )
-        for b in group.get("betas", ()):
-            if not isinstance(b, Tensor) and not 0 <= b < 1:
-                raise ValueError(f"{type(self).__name__}: betas must lie in [0, 1), got {group['betas']}")
+            raise ValueError(f"{owner}: all_reduce_dtype must be bfloat16, float16 or None, got {to_dtype(wire).name}")
+        if "betas" in group:
+            betas = group["betas"]
+            if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+                raise TypeError(f"{owner}: betas are two numbers, got {betas!r}")
+            for i, b in enumerate(betas):
+                check_number(owner, f"betas[{i}]", b, 0, 1, below=True)
 
     @property
     def params(self) -> list[Tensor]:
@@ -267,3 +314,14 @@ class Optimizer:
         found = [entries.get(id(p), {}) for p in f.params]
         together = len({(bool(e), self._counts(e, f.group)) for e in found}) == 1
         return together and f.is_attached() and set(f.state) == set(self.states_of(f.group))
+
+
+def _listed(owner: str, params: Any) -> list[Any]:
+    """The parameters in their order, which is the same in every run and on every worker."""
+    if isinstance(params, (set, frozenset)):
+        raise TypeError(f"{owner}: a set has no order that all runs and workers share; give the parameters as a list")
+    if isinstance(params, dict) or not isinstance(params, Iterable):
+        raise TypeError(
+            f"{owner} takes a list of parameters, of (name, parameter) or of groups, not a {type(params).__name__}"
+        )
+    return list(params)

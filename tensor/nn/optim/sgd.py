@@ -24,8 +24,8 @@ class SGD(Optimizer):
                 "weight_decay": weight_decay,
                 "nesterov": nesterov,
                 "maximize": maximize,
-                **how,
             },
+            **how,
         )
 
     def check(self, group: ParamGroup) -> None:

@@ -135,7 +135,7 @@ def test_plateau() -> None:
         scheduler.step(Tensor(loss))
         rates.append(o.param_groups[0]["lr"])
     assert rates == [0.1, 0.1, 0.1, 0.05, 0.05, 0.05, 0.03, 0.03, 0.03, 0.03]
-    with pytest.raises(ValueError, match="factor must be below 1"):
+    with pytest.raises(ValueError, match=r"factor must lie in \[0, 1\), got 1.0"):
         lrs.ReduceLROnPlateau(o, factor=1.0)
 
 
@@ -153,3 +153,72 @@ def test_errors() -> None:
         lrs.StepLR(3, 1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="2 parameter groups need as many functions, got 3"):
         lrs.LambdaLR(o, [lambda t: 1.0] * 3)
+
+
+# what is refused, and with which words
+REFUSED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
+    ("StepLR", {"step_size": 0}, ValueError, "step_size must be at least 1, got 0"),
+    ("StepLR", {"step_size": 2.5}, TypeError, "step_size is a whole number, not 2.5"),
+    ("StepLR", {"step_size": 2, "gamma": -1}, ValueError, "gamma must not be negative"),
+    ("StepLR", {"step_size": 2, "gama": 0.5}, TypeError, "gama"),
+    ("MultiStepLR", {"milestones": [3, "5"]}, TypeError, "a milestone is a whole number"),
+    ("ExponentialLR", {"gamma": None}, TypeError, "gamma is a number, not None"),
+    ("ConstantLR", {"factor": 1.5}, ValueError, r"factor must lie in \[0, 1\], got 1.5"),
+    ("ConstantLR", {"total_iters": 0}, ValueError, "total_iters must be at least 1"),
+    ("LinearLR", {"start_factor": 0.0}, ValueError, "start_factor must not be 0"),
+    ("LinearLR", {"end_factor": -0.1}, ValueError, "end_factor must lie in"),
+    ("LinearLR", {"total_iters": 0}, ValueError, "total_iters must be at least 1"),
+    ("PolynomialLR", {"total_iters": 0}, ValueError, "total_iters must be at least 1"),
+    ("CosineAnnealingLR", {"T_max": 0}, ValueError, "T_max must be at least 1"),
+    ("CosineAnnealingLR", {"T_max": "5"}, TypeError, "T_max is a number"),
+    ("CosineAnnealingWarmRestarts", {"T_0": 2.5}, TypeError, "T_0 is a whole number"),
+    ("CosineAnnealingWarmRestarts", {"T_0": 2, "T_mult": 0}, ValueError, "T_mult must be at least 1"),
+    ("LambdaLR", {"lr_lambda": 0.5}, TypeError, "lr_lambda is a function"),
+    ("MultiplicativeLR", {"lr_lambda": [None, None]}, TypeError, "lr_lambda is a function"),
+    ("OneCycleLR", {"max_lr": 0.1}, ValueError, "give total_steps, or epochs and steps_per_epoch"),
+    ("OneCycleLR", {"max_lr": 0.1, "total_steps": 0}, ValueError, "total_steps must be at least 1"),
+    ("OneCycleLR", {"max_lr": 0.1, "epochs": 2, "steps_per_epoch": 0.5}, TypeError, "steps_per_epoch is a whole"),
+    ("OneCycleLR", {"max_lr": [0.1], "total_steps": 9}, ValueError, "2 parameter groups need as many max_lr"),
+    ("OneCycleLR", {"max_lr": -0.1, "total_steps": 9}, ValueError, "max_lr must not be negative"),
+    ("OneCycleLR", {"max_lr": 0.1, "total_steps": 9, "pct_start": 1.5}, ValueError, "pct_start must lie in"),
+    ("OneCycleLR", {"max_lr": 0.1, "total_steps": 9, "anneal_strategy": "cosine"}, ValueError, "anneal_strategy is"),
+    ("OneCycleLR", {"max_lr": 0.1, "total_steps": 9, "div_factor": 0}, ValueError, "div_factor must be positive"),
+    ("CyclicLR", {"base_lr": 0.1, "max_lr": 0.5, "mode": "square"}, ValueError, "mode is"),
+    ("CyclicLR", {"base_lr": 0.1, "max_lr": 0.5, "step_size_up": 0}, ValueError, "step_size_up must be at least 1"),
+    ("CyclicLR", {"base_lr": [0.1] * 3, "max_lr": 0.5}, ValueError, "2 parameter groups need as many base_lr"),
+    ("ReduceLROnPlateau", {"factor": -0.5}, ValueError, "factor must lie in"),
+    ("ReduceLROnPlateau", {"patience": -1}, ValueError, "patience must not be negative"),
+    ("ReduceLROnPlateau", {"mode": "low"}, ValueError, "mode is"),
+    ("ReduceLROnPlateau", {"min_lr": [0.0]}, ValueError, "2 parameter groups need as many min_lr"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name,arguments,error,words", REFUSED)
+def test_bad_arguments(name: str, arguments: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        getattr(lrs, name)(optimiser(momentum=0.9), **arguments)
+
+
+@pytest.mark.parametrize("name,arguments,error,words", REFUSED)
+def test_all_take_optimisers_only(name: str, arguments: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        getattr(lrs, name)([Tensor([0.0])], **arguments)
+
+
+def test_schedules_made_of_schedules_take_what_they_can_step() -> None:
+    o = optimiser()
+    step, plateau = lrs.StepLR(o, 2), lrs.ReduceLROnPlateau(o)
+    for make in (lambda: lrs.SequentialLR(o, [step, plateau], [3]), lambda: lrs.ChainedScheduler([step, plateau])):
+        with pytest.raises(TypeError, match="takes schedulers whose step.. needs nothing, not ReduceLROnPlateau"):
+            make()
+    with pytest.raises(ValueError, match=r"milestones rise, got \[5, 3\]"):
+        lrs.SequentialLR(o, [step, step, step], [5, 3])
+    with pytest.raises(ValueError, match="must have the same optimiser"):
+        lrs.ChainedScheduler([step, lrs.StepLR(optimiser(), 2)])
+
+
+def test_the_state_of_another_schedule() -> None:
+    o = optimiser()
+    step, cosine = lrs.StepLR(o, 2), lrs.CosineAnnealingLR(o, 5)
+    with pytest.raises(ValueError, match="StepLR: the state lacks gamma, step_size and has T_max"):
+        step.load_state_dict(cosine.state_dict())

@@ -195,7 +195,8 @@ def test_the_learning_rate_can_change_between_steps() -> None:
 def test_types_and_shared_parameters() -> None:
     """Parameters of two types make two groups; one that is given twice is stepped once."""
     a, b = Tensor([1.0, 2.0], requires_grad=True), Tensor(np.float64([3.0]), requires_grad=True)
-    optimiser = SGD([a, b, a], lr=0.1)
+    with pytest.warns(UserWarning, match="SGD: 1 parameters of a group are given twice; each takes one step"):
+        optimiser = SGD([a, b, a], lr=0.1)
     with Tensor.train():
         ((a * a).sum() + (b * b).sum()).backward()
         optimiser.step()
@@ -309,11 +310,7 @@ def test_loading_and_moving_parameters_between_steps() -> None:
         np.testing.assert_allclose(w.numpy(), [-0.175, -0.175], rtol=1e-6)
 
 
-def test_errors() -> None:
-    with pytest.raises(ValueError, match="empty list of parameters"):
-        SGD([])
-    with pytest.raises(TypeError, match="a parameter of int64 cannot be trained"):
-        SGD([Tensor([1])])
+def test_a_step_without_gradients_changes_nothing() -> None:
     w, v = Tensor([1.0], requires_grad=True), Tensor([1.0], requires_grad=True)
     optimiser = SGD([w, v])
     with Tensor.train():
@@ -321,6 +318,91 @@ def test_errors() -> None:
         (w * v).sum().backward()
         optimiser.step()
         assert w.item() == v.item() == pytest.approx(0.999)
+
+
+W, V = Tensor([1.0], requires_grad=True), Tensor([2.0], requires_grad=True)
+# what is refused, and with which words
+REFUSED: list[tuple[Callable[..., Optimizer], Any, dict[str, Any], type[Exception], str]] = [
+    (SGD, [W], {"learning_rate": 0.1}, TypeError, "SGD has no argument 'learning_rate'; did you mean 'lr'?"),
+    (SGD, [W], {"momentun": 0.9}, TypeError, "did you mean 'momentum'?"),
+    (Adam, [W], {"beta": (0.9, 0.99)}, TypeError, "did you mean 'betas'?"),
+    (Adam, [W], {"wd": 0.1}, TypeError, "did you mean 'weight_decay'?"),
+    (AdamW, [W], {"decoupled_weight_decay": False}, TypeError, "decoupled_weight_decay"),
+    (Adam, [W], {"nesterov": True}, TypeError, "has no argument 'nesterov'; it takes all_reduce_dtype, amsgrad, betas"),
+    (optim.Muon, [W], {"lr_": 0.1}, TypeError, "lr_"),
+    (SGD, [{"params": [W], "learning_rate": 0.1}], {}, TypeError, "group of SGD has no argument 'learning_rate'; did"),
+    (SGD, [{"params": [W], "head": True}], {}, TypeError, r"has no argument 'head'; it takes .*\['label'\] = \.\.\."),
+    (SGD, [{"parameters": [W]}], {}, TypeError, 'a parameter group is a dict with "params"'),
+    (SGD, [{"params": [W]}, V], {}, TypeError, 'a parameter group is a dict with "params"'),
+    (SGD, {W, V}, {}, TypeError, "a set has no order that all runs and workers share"),
+    (SGD, [{"params": {W, V}}], {}, TypeError, "a set has no order"),
+    (SGD, {"weight": W}, {}, TypeError, "not a dict"),
+    (SGD, W, {}, TypeError, r"takes a list of parameters, not one tensor; write \[parameter\]"),
+    (SGD, 3, {}, TypeError, "not a int"),
+    (SGD, [], {}, ValueError, "empty list of parameters"),
+    (SGD, iter([]), {}, ValueError, r"model.parameters\(\) is empty once it was read"),
+    (SGD, [W, 1.0], {}, TypeError, "an optimiser trains tensors, not float"),
+    (SGD, [Tensor([1])], {}, TypeError, "a parameter of int64 cannot be trained"),
+    (SGD, [W * 2], {}, ValueError, "is computed from others that require a gradient"),
+    (SGD, [("w", W), V], {}, ValueError, "1 of 2 parameters have names"),
+    (SGD, [{"params": [("w", W)]}, {"params": [V]}], {}, ValueError, "of all groups have names, or none have"),
+    (SGD, [{"params": [W]}, {"params": [V, W]}], {}, ValueError, "is in two parameter groups"),
+    (SGD, [W], {"lr": -0.1}, ValueError, "lr must not be negative, got -0.1"),
+    (SGD, [W], {"lr": float("nan")}, ValueError, "lr must not be negative, got nan"),
+    (SGD, [W], {"lr": "0.1"}, TypeError, "lr is a number, not '0.1' of type str"),
+    (SGD, [W], {"lr": None}, TypeError, "lr is a number, not None"),
+    (SGD, [W], {"lr": [0.1]}, TypeError, "lr is a number"),
+    (SGD, [W], {"lr": Tensor([0.1, 0.2])}, ValueError, r"lr is one number, not a tensor of shape \(2,\)"),
+    (SGD, [W], {"momentum": -0.5}, ValueError, "momentum must not be negative"),
+    (SGD, [W], {"weight_decay": -1}, ValueError, "weight_decay must not be negative"),
+    (SGD, [W], {"nesterov": True}, ValueError, "nesterov needs a momentum and no dampening"),
+    (Adam, [W], {"betas": (1.0, 0.0)}, ValueError, r"betas\[0\] must lie in \[0, 1\), got 1.0"),
+    (Adam, [W], {"betas": (0.0, 1.0)}, ValueError, r"betas\[1\] must lie in"),
+    (Adam, [W], {"betas": (-0.1, 0.9)}, ValueError, r"betas\[0\] must lie in"),
+    (Adam, [W], {"betas": 0.9}, TypeError, "betas are two numbers, got 0.9"),
+    (Adam, [W], {"betas": (0.9,)}, TypeError, "betas are two numbers"),
+    (Adam, [W], {"betas": (0.9, "0.99")}, TypeError, r"betas\[1\] is a number"),
+    (Adam, [W], {"eps": -1e-8}, ValueError, "eps must not be negative"),
+    (Adam, [W], {"weight_decay": -1}, ValueError, "weight_decay must not be negative"),
+    (optim.Adamax, [W], {"betas": (0.0, 1.0)}, ValueError, r"betas\[1\] must lie in"),
+    (optim.NAdam, [W], {"momentum_decay": -0.2}, ValueError, "momentum_decay must not be negative"),
+    (optim.RAdam, [W], {"betas": (1.0, 0.0)}, ValueError, r"betas\[0\] must lie in"),
+    (optim.Adagrad, [W], {"lr_decay": -0.5}, ValueError, "lr_decay must not be negative"),
+    (optim.Adagrad, [W], {"initial_accumulator_value": -1}, ValueError, "initial_accumulator_value must not be"),
+    (optim.Adadelta, [W], {"rho": 1.1}, ValueError, r"rho must lie in \[0, 1\], got 1.1"),
+    (optim.RMSprop, [W], {"alpha": -0.1}, ValueError, "alpha must lie in"),
+    (optim.RMSprop, [W], {"momentum": -1.0}, ValueError, "momentum must not be negative"),
+    (optim.Muon, [Tensor.ones(2, 2)], {"ns_steps": 0}, ValueError, "ns_steps must be at least 1"),
+    (optim.Muon, [Tensor.ones(2, 2)], {"ns_coefficients": (1.0, 2.0)}, ValueError, "ns_coefficients are three numbers"),
+    (optim.Muon, [Tensor.ones(2, 2)], {"adjust_lr_fn": "arbitrary"}, ValueError, "adjust_lr_fn is None"),
+    (optim.LARS, [W], {"tcoef": -1}, ValueError, "tcoef must not be negative"),
+    (optim.LAMB, [W], {"betas": (0.9, 2)}, ValueError, r"betas\[1\] must lie in"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make,params,arguments,error,words", REFUSED)
+def test_bad_arguments(
+    make: Callable[..., Optimizer], params: Any, arguments: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        make(params, **arguments)
+
+
+def test_what_pytorch_passes_on_how_its_kernels_run_is_taken() -> None:
+    for make in (
+        SGD,
+        Adam,
+        AdamW,
+        optim.Adamax,
+        optim.NAdam,
+        optim.RAdam,
+        optim.Adagrad,
+        optim.RMSprop,
+        optim.Adadelta,
+    ):
+        group = make([W], foreach=True, differentiable=False).param_groups[0]  # type: ignore[operator]
+        assert "foreach" not in group and "differentiable" not in group
+    assert SGD([{"params": [W], "name": "head"}, {"params": []}]).param_groups[0]["name"] == "head"
 
 
 @pytest.mark.parametrize("name", ["sgd nesterov", "adamw", "nadam", "lamb", "lars"])
@@ -384,7 +466,7 @@ def test_a_parameter_without_a_gradient_is_skipped_and_keeps_its_own_count() -> 
 
 def test_parameter_groups_and_the_rate_inside_a_replay() -> None:
     a, b = nn.Parameter(Tensor([1.0])), nn.Parameter(Tensor([1.0]))
-    optimiser = SGD([{"params": [a]}, {"params": [("name", b)], "lr": 1.0}], lr=0.5)
+    optimiser = SGD([{"params": [("a", a)]}, {"params": [("b", b)], "lr": 1.0}], lr=0.5)
     assert [g["lr"] for g in optimiser.param_groups] == [0.5, 1.0]
 
     @TinyJit
@@ -398,15 +480,14 @@ def test_parameter_groups_and_the_rate_inside_a_replay() -> None:
         step(Tensor([1.0]))
         want -= [rate, 1.0]
         np.testing.assert_allclose([a.item(), b.item()], want)
-    optimiser.add_param_group({"params": Tensor([1.0]), "lr": 0.1})
+    optimiser.add_param_group({"params": [("c", Tensor([1.0]))], "lr": 0.1})
+    assert [g["param_names"] for g in optimiser.param_groups] == [["a"], ["b"], ["c"]]
     assert len(optimiser.params) == 3
     with pytest.raises(ValueError, match="is in two parameter groups"):
-        optimiser.add_param_group({"params": [a]})
+        optimiser.add_param_group({"params": [("a", a)]})
     for bad in ({"lr": -1.0}, {"momentum": -0.1}, {"nesterov": True}):
         with pytest.raises(ValueError, match="SGD:"):
             SGD([a], **bad)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="betas must lie"):
-        Adam([a], betas=(0.9, 1.0))
 
 
 @pytest.mark.parametrize("name", ["sgd momentum", "adam", "amsgrad", "nadam", "rmsprop"])

@@ -5,7 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from manygrad.tensor.nn.optim.checking import check_count
 from manygrad.tensor.nn.optim.optimizer import Optimizer
+
+
+def check_optimizer(owner: str, optimizer: Any) -> None:
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"{owner} takes an optimiser, not {type(optimizer).__name__}")
 
 
 class LRScheduler:
@@ -13,8 +19,8 @@ class LRScheduler:
     (from the first ones)."""
 
     def __init__(self, optimizer: Optimizer, last_epoch: int = -1):
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"{type(self).__name__} takes an optimiser, not {type(optimizer).__name__}")
+        check_optimizer(type(self).__name__, optimizer)
+        check_count(type(self).__name__, "last_epoch", last_epoch, -1)
         self.optimizer, self.last_epoch = optimizer, last_epoch
         for g in optimizer.param_groups:
             if last_epoch == -1:
@@ -60,4 +66,15 @@ class LRScheduler:
         return {k: v for k, v in vars(self).items() if k != "optimizer" and not callable(v)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        check_state(self, state_dict)
         vars(self).update(state_dict)
+
+
+def check_state(scheduler: Any, state_dict: dict[str, Any]) -> None:
+    """ValueError on the state of another schedule."""
+    missing = sorted(scheduler.state_dict().keys() - state_dict.keys())
+    if missing:
+        raise ValueError(
+            f"{type(scheduler).__name__}: the state lacks {', '.join(missing)} and has "
+            f"{', '.join(sorted(state_dict))}; it is another schedule's"
+        )

@@ -5,13 +5,19 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Any
 
-from manygrad.tensor.nn.optim.lr_scheduler.base import LRScheduler
+from manygrad.tensor.nn.optim.checking import check_count
+from manygrad.tensor.nn.optim.lr_scheduler.base import LRScheduler, check_state
 from manygrad.tensor.nn.optim.optimizer import Optimizer
 
 
 def _same_optimizer(name: str, schedulers: list[Any], optimizer: Optimizer | None) -> Optimizer:
     if not schedulers:
         raise ValueError(f"{name}: no schedulers")
+    for s in schedulers:
+        if not isinstance(s, LRScheduler):
+            raise TypeError(
+                f"{name} takes schedulers whose step() needs nothing, not {type(s).__name__}; step that one itself"
+            )
     optimizer = optimizer or schedulers[0].optimizer
     if any(s.optimizer is not optimizer for s in schedulers):
         raise ValueError(f"{name}: all schedulers must have the same optimiser")
@@ -28,6 +34,7 @@ class _Composed(LRScheduler):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        check_state(self, state_dict)
         vars(self).update({k: v for k, v in state_dict.items() if k != "_schedulers"})
         for s, state in zip(self._schedulers, state_dict["_schedulers"]):
             s.load_state_dict(state)
@@ -44,6 +51,10 @@ class SequentialLR(_Composed):
             raise ValueError(
                 f"SequentialLR: {len(schedulers)} schedulers need {len(schedulers) - 1} milestones, got {milestones}"
             )
+        for m in milestones:
+            check_count("SequentialLR", "a milestone", m)
+        if sorted(milestones) != list(milestones):
+            raise ValueError(f"SequentialLR: milestones rise, got {milestones}")
         self._schedulers, self._milestones, self.last_epoch = schedulers, milestones, last_epoch + 1
         for g in optimizer.param_groups:  # what the constructors of the schedulers did is undone
             g["lr"] = g["initial_lr"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from manygrad.tensor.nn.optim.checking import check_count, check_number
 from manygrad.tensor.nn.optim.lr_scheduler.base import LRScheduler
 from manygrad.tensor.nn.optim.optimizer import Optimizer
 
@@ -12,6 +13,8 @@ class CosineAnnealingLR(LRScheduler):
     """From the first rate to eta_min in T_max steps, and back again."""
 
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1):
+        check_number("CosineAnnealingLR", "T_max", T_max, 1)
+        check_number("CosineAnnealingLR", "eta_min", eta_min)
         self.T_max, self.eta_min = T_max, eta_min
         super().__init__(optimizer, last_epoch)
 
@@ -37,10 +40,9 @@ class CosineAnnealingWarmRestarts(LRScheduler):
     `step(epoch)` takes fractions."""
 
     def __init__(self, optimizer: Optimizer, T_0: int, T_mult: int = 1, eta_min: float = 0.0, last_epoch: int = -1):
-        if T_0 <= 0 or T_mult < 1:
-            raise ValueError(
-                f"CosineAnnealingWarmRestarts: T_0 must be positive and T_mult at least 1, got {T_0} and {T_mult}"
-            )
+        check_count("CosineAnnealingWarmRestarts", "T_0", T_0)
+        check_count("CosineAnnealingWarmRestarts", "T_mult", T_mult)
+        check_number("CosineAnnealingWarmRestarts", "eta_min", eta_min)
         self.T_0, self.T_mult, self.eta_min = T_0, T_mult, eta_min
         super().__init__(optimizer, last_epoch)
 

@@ -6,14 +6,18 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from manygrad.tensor.nn.optim.lr_scheduler.base import LRScheduler
+from manygrad.tensor.nn.optim.checking import check_count, check_number
+from manygrad.tensor.nn.optim.lr_scheduler.base import LRScheduler, check_optimizer
 from manygrad.tensor.nn.optim.optimizer import Optimizer
 
 
-def _per_group(optimizer: Optimizer, value: float | list[float]) -> list[float]:
+def _per_group(owner: str, name: str, optimizer: Optimizer, value: float | list[float]) -> list[float]:
+    check_optimizer(owner, optimizer)
     values = list(value) if isinstance(value, (list, tuple)) else [value] * len(optimizer.param_groups)
     if len(values) != len(optimizer.param_groups):
-        raise ValueError(f"{len(optimizer.param_groups)} parameter groups need as many values, got {values}")
+        raise ValueError(f"{owner}: {len(optimizer.param_groups)} parameter groups need as many {name}, got {values}")
+    for v in values:
+        check_number(owner, name, v)
     return values
 
 
@@ -57,8 +61,23 @@ class OneCycleLR(_Cycling):
             raise ValueError("OneCycleLR: give total_steps, or epochs and steps_per_epoch")
         if anneal_strategy not in ("cos", "linear"):
             raise ValueError(f'OneCycleLR: anneal_strategy is "cos" or "linear", not {anneal_strategy!r}')
-        if not 0 <= pct_start <= 1:
-            raise ValueError(f"OneCycleLR: pct_start must lie in [0, 1], got {pct_start}")
+        check_number("OneCycleLR", "pct_start", pct_start, 0, 1)
+        counts = (
+            {"total_steps": total_steps}
+            if total_steps is not None
+            else {"epochs": epochs, "steps_per_epoch": steps_per_epoch}
+        )
+        for name, n in counts.items():
+            check_count("OneCycleLR", name, n)
+        tops = _per_group("OneCycleLR", "max_lr", optimizer, max_lr)
+        lows, highs = (
+            _per_group("OneCycleLR", name, optimizer, m)
+            for name, m in (("base_momentum", base_momentum), ("max_momentum", max_momentum))
+        )
+        for name, n in (("div_factor", div_factor), ("final_div_factor", final_div_factor)):
+            check_number("OneCycleLR", name, n)
+            if n == 0:
+                raise ValueError(f"OneCycleLR: {name} must be positive, got {n}")
         self.total_steps = total_steps if total_steps is not None else epochs * steps_per_epoch  # type: ignore[operator]
         self.anneal_strategy, self.cycle_momentum = anneal_strategy, cycle_momentum
         up = float(pct_start * self.total_steps) - 1
@@ -74,12 +93,10 @@ class OneCycleLR(_Cycling):
             ]
         self._begin(optimizer)
         if last_epoch == -1:
-            for g, top in zip(optimizer.param_groups, _per_group(optimizer, max_lr)):
+            for g, top in zip(optimizer.param_groups, tops):
                 g.update(initial_lr=top / div_factor, max_lr=top, min_lr=top / div_factor / final_div_factor)
             if cycle_momentum:
-                for g, low, high in zip(
-                    optimizer.param_groups, _per_group(optimizer, base_momentum), _per_group(optimizer, max_momentum)
-                ):
+                for g, low, high in zip(optimizer.param_groups, lows, highs):
                     g.update(base_momentum=low, max_momentum=high)
         super().__init__(optimizer, last_epoch)
 
@@ -116,19 +133,23 @@ class CyclicLR(_Cycling):
                  max_momentum: float | list[float] = 0.9, last_epoch: int = -1):  # fmt: skip
         if mode not in ("triangular", "triangular2", "exp_range") and scale_fn is None:
             raise ValueError(f'CyclicLR: mode is "triangular", "triangular2" or "exp_range", not {mode!r}')
+        for name, size in (("step_size_up", step_size_up), ("step_size_down", step_size_down)):
+            if size is not None:
+                check_number("CyclicLR", name, size, 1)
+        check_number("CyclicLR", "gamma", gamma)
         self.total_size = step_size_up + (step_size_up if step_size_down is None else step_size_down)
         self.step_ratio, self.mode, self.gamma = step_size_up / self.total_size, mode, gamma
         self.scale_fn, self.scale_mode = (
             scale_fn,
             scale_mode if scale_fn is not None else "iterations" if mode == "exp_range" else "cycle",
         )
-        self.max_lrs, self.cycle_momentum = _per_group(optimizer, max_lr), cycle_momentum
+        self.max_lrs, self.cycle_momentum = _per_group("CyclicLR", "max_lr", optimizer, max_lr), cycle_momentum
         self.base_momentums, self.max_momentums = (
-            _per_group(optimizer, base_momentum),
-            _per_group(optimizer, max_momentum),
+            _per_group("CyclicLR", "base_momentum", optimizer, base_momentum),
+            _per_group("CyclicLR", "max_momentum", optimizer, max_momentum),
         )
         self._begin(optimizer)
-        for g, low in zip(optimizer.param_groups, _per_group(optimizer, base_lr)):
+        for g, low in zip(optimizer.param_groups, _per_group("CyclicLR", "base_lr", optimizer, base_lr)):
             if last_epoch == -1:
                 g["lr"] = g["initial_lr"] = low
         super().__init__(optimizer, last_epoch)

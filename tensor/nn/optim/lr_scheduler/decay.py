@@ -6,7 +6,8 @@ from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any
 
-from manygrad.tensor.nn.optim.lr_scheduler.base import LRScheduler
+from manygrad.tensor.nn.optim.checking import check_count, check_number
+from manygrad.tensor.nn.optim.lr_scheduler.base import LRScheduler, check_optimizer
 from manygrad.tensor.nn.optim.optimizer import Optimizer
 
 Rule = Callable[[int], float]
@@ -26,6 +27,8 @@ class StepLR(_Product):
     """Times gamma every step_size steps."""
 
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1):
+        check_count("StepLR", "step_size", step_size)
+        check_number("StepLR", "gamma", gamma)
         self.step_size, self.gamma = step_size, gamma
         super().__init__(optimizer, last_epoch)
 
@@ -40,6 +43,9 @@ class MultiStepLR(_Product):
     """Times gamma at each milestone."""
 
     def __init__(self, optimizer: Optimizer, milestones: list[int], gamma: float = 0.1, last_epoch: int = -1):
+        for m in milestones:
+            check_count("MultiStepLR", "a milestone", m, 0)
+        check_number("MultiStepLR", "gamma", gamma)
         self.milestones, self.gamma = sorted(milestones), gamma
         super().__init__(optimizer, last_epoch)
 
@@ -54,6 +60,7 @@ class ExponentialLR(_Product):
     """Times gamma every step."""
 
     def __init__(self, optimizer: Optimizer, gamma: float, last_epoch: int = -1):
+        check_number("ExponentialLR", "gamma", gamma)
         self.gamma = gamma
         super().__init__(optimizer, last_epoch)
 
@@ -68,8 +75,8 @@ class ConstantLR(LRScheduler):
     """Times `factor` until step total_iters."""
 
     def __init__(self, optimizer: Optimizer, factor: float = 1 / 3, total_iters: int = 5, last_epoch: int = -1):
-        if not 0 <= factor <= 1:
-            raise ValueError(f"ConstantLR: factor must lie in [0, 1], got {factor}")
+        check_number("ConstantLR", "factor", factor, 0, 1)
+        check_number("ConstantLR", "total_iters", total_iters, 1)
         self.factor, self.total_iters = factor, total_iters
         super().__init__(optimizer, last_epoch)
 
@@ -94,11 +101,11 @@ class LinearLR(LRScheduler):
         total_iters: int = 5,
         last_epoch: int = -1,
     ):
-        if not 0 < start_factor <= 1 or not 0 <= end_factor <= 1:
-            raise ValueError(
-                "LinearLR: start_factor must lie in (0, 1] and end_factor in [0, 1], "
-                f"got {start_factor} and {end_factor}"
-            )
+        check_number("LinearLR", "start_factor", start_factor, 0, 1)
+        check_number("LinearLR", "end_factor", end_factor, 0, 1)
+        check_number("LinearLR", "total_iters", total_iters, 1)
+        if start_factor == 0:
+            raise ValueError("LinearLR: start_factor must not be 0, each rate is computed from the one before")
         self.start_factor, self.end_factor, self.total_iters = start_factor, end_factor, total_iters
         super().__init__(optimizer, last_epoch)
 
@@ -119,6 +126,8 @@ class PolynomialLR(LRScheduler):
     """Down to 0 in total_iters steps, as (1 − t / total_iters)^power."""
 
     def __init__(self, optimizer: Optimizer, total_iters: int = 5, power: float = 1.0, last_epoch: int = -1):
+        check_number("PolynomialLR", "total_iters", total_iters, 1)
+        check_number("PolynomialLR", "power", power)
         self.total_iters, self.power = total_iters, power
         super().__init__(optimizer, last_epoch)
 
@@ -134,10 +143,16 @@ class PolynomialLR(LRScheduler):
         ]
 
 
-def _rules(optimizer: Optimizer, rules: Rule | list[Rule]) -> list[Rule]:
+def _rules(owner: str, optimizer: Optimizer, rules: Rule | list[Rule]) -> list[Rule]:
+    check_optimizer(owner, optimizer)
     found = list(rules) if isinstance(rules, (list, tuple)) else [rules] * len(optimizer.param_groups)
     if len(found) != len(optimizer.param_groups):
-        raise ValueError(f"{len(optimizer.param_groups)} parameter groups need as many functions, got {len(found)}")
+        raise ValueError(
+            f"{owner}: {len(optimizer.param_groups)} parameter groups need as many functions, got {len(found)}"
+        )
+    for rule in found:
+        if not callable(rule):
+            raise TypeError(f"{owner}: lr_lambda is a function of the step's number, not {rule!r}")
     return found
 
 
@@ -145,7 +160,7 @@ class LambdaLR(LRScheduler):
     """The first rate times lr_lambda(step)."""
 
     def __init__(self, optimizer: Optimizer, lr_lambda: Rule | list[Rule], last_epoch: int = -1):
-        self.lr_lambdas = _rules(optimizer, lr_lambda)
+        self.lr_lambdas = _rules("LambdaLR", optimizer, lr_lambda)
         super().__init__(optimizer, last_epoch)
 
     def closed_form(self) -> list[float]:
@@ -159,7 +174,7 @@ class MultiplicativeLR(LRScheduler):
     """The last rate times lr_lambda(step)."""
 
     def __init__(self, optimizer: Optimizer, lr_lambda: Rule | list[Rule], last_epoch: int = -1):
-        self.lr_lambdas = _rules(optimizer, lr_lambda)
+        self.lr_lambdas = _rules("MultiplicativeLR", optimizer, lr_lambda)
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float]:

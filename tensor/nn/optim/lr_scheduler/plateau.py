@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from manygrad.tensor.nn.optim.checking import check_number
+from manygrad.tensor.nn.optim.lr_scheduler.base import check_optimizer, check_state
 from manygrad.tensor.nn.optim.optimizer import Optimizer
 
 
@@ -15,8 +17,10 @@ class ReduceLROnPlateau:
     def __init__(self, optimizer: Optimizer, mode: str = "min", factor: float = 0.1, patience: int = 10,
                  threshold: float = 1e-4, threshold_mode: str = "rel", cooldown: int = 0,
                  min_lr: float | list[float] = 0, eps: float = 1e-8):  # fmt: skip
-        if factor >= 1:
-            raise ValueError(f"ReduceLROnPlateau: factor must be below 1, got {factor}")
+        check_optimizer("ReduceLROnPlateau", optimizer)
+        check_number("ReduceLROnPlateau", "factor", factor, 0, 1, below=True)
+        for name, value in (("patience", patience), ("threshold", threshold), ("cooldown", cooldown), ("eps", eps)):
+            check_number("ReduceLROnPlateau", name, value)
         if mode not in ("min", "max") or threshold_mode not in ("rel", "abs"):
             raise ValueError(
                 'ReduceLROnPlateau: mode is "min" or "max" and threshold_mode "rel" or "abs", '
@@ -37,6 +41,8 @@ class ReduceLROnPlateau:
                 f"ReduceLROnPlateau: {len(optimizer.param_groups)} parameter groups need as many min_lr, "
                 f"got {self.min_lrs}"
             )
+        for low in self.min_lrs:
+            check_number("ReduceLROnPlateau", "min_lr", low)
         self.best = math.inf if mode == "min" else -math.inf
         self.num_bad_epochs, self.cooldown_counter, self.last_epoch = 0, 0, 0
         self._last_lr = [float(g["lr"]) for g in optimizer.param_groups]
@@ -71,4 +77,5 @@ class ReduceLROnPlateau:
         return {k: v for k, v in vars(self).items() if k != "optimizer"}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        check_state(self, state_dict)
         vars(self).update(state_dict)
