@@ -7,8 +7,11 @@ dicts), found by `walk.py` when they are asked for. So a subclass needs not call
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
 
 from manygrad.tensor.dtype import DType, dtypes, to_dtype
 from manygrad.tensor.nn import walk
@@ -159,6 +162,23 @@ class Module:
         return found
 
     # *** adding to it ***
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As in PyTorch: where a parameter is, no plain value is put, which would not be trained or saved; a tensor in
+        place of a buffer is that buffer from now on."""
+        old = self.__dict__.get(name)
+        if isinstance(old, Tensor) and value is not old:
+            if isinstance(value, Tensor) and isinstance(old, Buffer) and not isinstance(value, (Buffer, Parameter)):
+                value = Buffer(value, old.persistent)
+            kind = "buffer" if isinstance(old, Buffer) else "parameter" if walk.is_parameter(old) else ""
+            fits = isinstance(value, (Buffer, Parameter)) or (kind == "parameter" and walk.is_parameter(value))
+            if kind and not fits and isinstance(value, (Tensor, np.ndarray, numbers.Number)):
+                raise TypeError(
+                    f"cannot assign a {type(value).__name__} as the {kind} {name!r} of {type(self).__name__}; to keep "
+                    f"the {kind}, write its values: `with no_grad(): module.{name}.copy_(...)`; to have another one: "
+                    f"`module.{name} = nn.{kind.capitalize()}(...)`"
+                )
+        super().__setattr__(name, value)
 
     def _check_name(self, kind: str, name: Any) -> None:
         if not isinstance(name, str) or not name or "." in name:

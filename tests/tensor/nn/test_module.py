@@ -144,6 +144,34 @@ def test_registering() -> None:
         m(1)
 
 
+@pytest.mark.parametrize("value", [Tensor.ones(2, 3), np.ones((2, 3)), 1.0], ids=["tensor", "array", "number"])
+def test_no_plain_value_takes_a_parameters_place(value: Any) -> None:
+    """It would be used, but not trained, saved or moved."""
+    layer = nn.Linear(3, 2)
+    before = layer.weight
+    with pytest.raises(TypeError, match=r"cannot assign a \w+ as the parameter 'weight' of Linear; .* nn.Parameter"):
+        layer.weight = value
+    assert layer.weight is before
+    layer.weight = nn.Parameter(Tensor.ones(2, 3))
+    layer.bias = None
+    assert [name for name, _ in layer.named_parameters()] == ["weight"]
+    layer.weight = Tensor.ones(2, 3, requires_grad=True)
+    assert [name for name, _ in layer.named_parameters()] == ["weight"]
+    layer.weight.requires_grad_(False)
+    layer.note = value  # what was no parameter is a value as before
+
+
+def test_a_tensor_in_a_buffers_place_is_the_buffer() -> None:
+    norm = nn.BatchNorm1d(2)
+    norm.register_buffer("mask", Tensor.zeros(2), persistent=False)
+    norm.running_mean = norm.running_mean * 0.5 + 1.0
+    norm.mask = Tensor.ones(2)
+    assert [name for name, _ in norm.named_buffers()] == ["running_mean", "running_var", "num_batches_tracked", "mask"]
+    assert norm.state_dict()["running_mean"].tolist() == [1.0, 1.0] and "mask" not in norm.state_dict()
+    with pytest.raises(TypeError, match="cannot assign a float as the buffer 'running_mean' of BatchNorm1d"):
+        norm.running_mean = 0.5
+
+
 def test_apply_requires_grad_zero_grad() -> None:
     net, seen = Net(), []
     net.apply(lambda m: seen.append(type(m).__name__))
