@@ -1,7 +1,9 @@
 """The command line of `launcher`: one table of options, read from arguments and from environment variables.
 
 Options are understood before and after the script, with dashes or underscores, as `--nodes 4` or `--nodes=4`. What
-follows the script and is not the launcher's goes to the script, and so does everything after `--`.
+follows the script and is not the launcher's goes to the script, and so does everything after `--`. But what reads like
+one of the launcher's options (`--node 4`) and stands before `--` is an error that says which: as the script's it would
+start one process without a word.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from manygrad.tensor.environment import REGISTRY
 
 from .errors import UsageError
 from .job import REAL_ENDPOINT, Job
@@ -117,6 +121,16 @@ OPTIONS = (
     ),
 )
 _BY_NAME = {o.name: o for o in OPTIONS}
+# what other launchers (torchrun, mpirun, accelerate) call the number of processes
+_MEANT = dict.fromkeys(("nnodes", "num-nodes", "nproc-per-node", "num-processes", "np", "nprocs"), "nodes")
+
+
+def _near(text: str) -> str:
+    """The option whose name is all but this one, or none."""
+    name = text.lower().replace("_", "-")
+    # (0.8 is that of one letter of five)
+    close = difflib.get_close_matches(name, _BY_NAME, 1, 0.81)
+    return _MEANT.get(name) or (close[0] if close else "")
 
 
 @dataclass
@@ -159,6 +173,10 @@ def parse(argv: list[str], environ: dict[str, str]) -> Command:
     for o in OPTIONS:
         if environ.get(o.env):
             values[o.field] = _value(o, environ[o.env], o.env)
+    for variable in environ:
+        if variable.startswith("MANYGRAD_") and variable not in REGISTRY:
+            if near := _near(variable.removeprefix("MANYGRAD_")):
+                raise UsageError(f"nothing reads {variable}; did you mean {_BY_NAME[near].env}?")
     kind, target, args, i = "script", "", list[str](), 0
     while i < len(argv):
         token = argv[i]
@@ -178,11 +196,17 @@ def parse(argv: list[str], environ: dict[str, str]) -> Command:
             if not has_value and not option.metavar:
                 value = "1"
             elif not has_value:
-                if i >= len(argv):
+                if i >= len(argv) or argv[i].startswith("--"):
                     raise UsageError(f"{token} needs a value: {token} {option.metavar}")
                 value, i = argv[i], i + 1
             values[option.field] = _value(option, value, token.partition("=")[0])
         elif target:
+            near = _near(name.lstrip("-")) if token.startswith("-") else ""
+            if near:
+                raise UsageError(
+                    f"{token} is no option of the launcher; did you mean --{near}? An option of {target} with that "
+                    f"name goes after `--`: launcher {target} -- {token}"
+                )
             args.append(token)
         elif token in ("-h", "--help"):
             return Command("help")
@@ -230,7 +254,8 @@ def help_text() -> str:
         f"  {'-h, --help':<{width}} show this (before the script)",
         "",
         "Each option can be set by an environment variable: --run-dir is MANYGRAD_RUN_DIR, and so on.",
-        "Other options after the script, and all after `--`, go to the script.",
+        "Other options after the script, and all after `--`, go to the script; what reads like one of these",
+        "options (--node 4) is an error unless it stands after `--`.",
         "",
         "exit codes: 0 all ranks succeeded; else the first failing rank's own, 128+signal if it was killed;",
         "  2 usage, 69 more nodes than fit, 124 time-out, 130 Ctrl-C, 143 SIGTERM",

@@ -80,9 +80,34 @@ def test_every_option_is_in_the_registry_and_in_the_help() -> None:
         (["t.py", "--device", "GPU"], {}, "--device 'GPU': must be one of CPU, OPENCL, PYTHON, NULL"),
         (["t.py", "--device", "DISK"], {}, "must be one of CPU"),
         (["-m"], {}, "-m needs a module"),
+        (["t.py", "--run-dir", "--nodes", "4"], {}, "--run-dir needs a value: --run-dir DIR"),
+        (["t.py"], {"MANYGRAD_NODE": "4"}, "nothing reads MANYGRAD_NODE; did you mean MANYGRAD_NODES?"),
     ],
 )
 def test_what_is_refused(argv: list[str], environ: dict[str, str], words: str) -> None:
     with pytest.raises(UsageError) as e:
         parse(argv, environ)
     assert words in str(e.value) and e.value.exit_code == 2
+
+
+@pytest.mark.parametrize("token, meant", [
+    ("--node", "nodes"), ("--node=4", "nodes"), ("-nodes", "nodes"), ("--Nodes", "nodes"), ("--nnodes", "nodes"),
+    ("--nproc_per_node=4", "nodes"), ("--num-processes", "nodes"), ("-np", "nodes"),
+    ("--device-per-node", "devices-per-node"),
+    ("--devices_per_nodes", "devices-per-node"), ("--time-out", "timeout"), ("--adress", "address"),
+    ("--log-rank", "log-ranks"), ("--rundir", "run-dir"), ("--plain-link", "plain-links"),
+    ("--start_time_out", "start-timeout"),
+])  # fmt: skip
+def test_what_reads_like_an_option_is_not_the_scripts_unless_it_says_so(token: str, meant: str) -> None:
+    """`launcher first.py --node 4` ran one process, and the script, which reads no arguments, never told."""
+    with pytest.raises(UsageError, match=rf"is no option of the launcher; did you mean --{meant}\? .* after `--`"):
+        parse(["t.py", token, "4"], {})
+    assert parse(["t.py", "--", token, "4"], {}).args == [token, "4"]
+
+
+@pytest.mark.parametrize("token", [
+    "--epochs", "--lr", "--batch-size", "--model", "--modes", "--seed", "--workers", "--num-workers", "--steps",
+    "--start", "--log", "--time", "--report", "--notes", "--path", "-n", "-p", "--eval", "--save-dir", "--resume", "-v",
+])  # fmt: skip
+def test_common_options_of_scripts_stay_theirs(token: str) -> None:
+    assert parse(["t.py", token, "4"], {}).args == [token, "4"]
