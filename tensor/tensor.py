@@ -339,7 +339,8 @@ class Tensor(
         """`x.to(device)`, `x.to(dtype)`, `x.to(device, dtype)`, `x.to(other)`: the value on a device, in a type,
         or as another tensor.
 
-        A tuple of devices replicates it over them. `non_blocking` and `memory_format` are accepted and change nothing;
+        A tuple of devices replicates it over them; what is on them already, cut perhaps, stays as it is
+        (`shard(devices)` makes whole copies of what is cut). `non_blocking` and `memory_format` are accepted and change nothing;
         `copy=True` makes a clone.
         """
         device, dtype, copy = _place_and_type(args, kwargs)
@@ -350,7 +351,7 @@ class Tensor(
     def _to_device(self, device: str | tuple[str, ...]) -> Tensor:
         target = _canonical(device)
         if isinstance(target, tuple):
-            return self.shard(target)
+            return self if self.uop.device == target else self.shard(target)
         if self.device == target:
             return self
         if self.uop.device is None:

@@ -263,8 +263,8 @@ class Module:
         """A layer whose tensors are not made yet makes them as large as those under `prefix`."""
 
     def to(self: M, *args: Any, **kwargs: Any) -> M:
-        """`to(device)`, `to(dtype)`, `to(device, dtype)` or `to(tensor)`; a tuple of devices puts a copy on each.
-        In place; types of floats only."""
+        """`to(device)`, `to(dtype)`, `to(device, dtype)` or `to(tensor)`; a tuple of devices puts a copy on each,
+        but of what is on them already, cut perhaps. In place; types of floats only."""
         device, dtype = kwargs.pop("device", None), kwargs.pop("dtype", None)
         kwargs.pop("non_blocking", None)
         if kwargs:

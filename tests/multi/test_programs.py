@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manygrad import Context, Tensor, Variable, dtypes
+from manygrad import Context, Tensor, Variable, dtypes, nn
+from manygrad.tensor.engine import engine
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -107,6 +108,22 @@ def test_half_types_are_added_in_float32_over_devices() -> None:
     """4 x 1024 ones: adding 1 to 2048 in float16 gives 2048."""
     a = np.ones((4, 1024), np.float16)
     assert Tensor(a).shard(devices(4, "CPU"), 0).sum().item() == 4096
+
+
+def test_what_is_cut_over_devices_stays_cut_when_it_is_brought_to_them() -> None:
+    """`x.to(world.devices)` of a batch must not make a whole copy of it on each; `shard(devices)` says that."""
+    t = Tensor(np.arange(10.0)).shard(devices(3), 0)
+    assert t.to(devices(3)) is t and current_axis(t) == 0
+    assert t.to(t) is t and current_axis(t.to(devices(3), "float32")) == 0
+    assert current_axis(t.shard(devices(3))) is None
+    layer = nn.Linear(4, 6)
+    nn.shard_rules(layer, {"weight": 0}, devices(3))
+    layer.to(devices(3))
+    assert current_axis(layer.weight) == 0
+
+
+def current_axis(t: Tensor) -> int | None:  # (None: whole copies)
+    return engine().sharding_axis(t.uop)
 
 
 def test_replicate_to_and_back() -> None:
