@@ -340,7 +340,7 @@ class Tensor(
         or as another tensor.
 
         A tuple of devices replicates it over them; what is on them already, cut perhaps, stays as it is
-        (`shard(devices)` makes whole copies of what is cut). `non_blocking` and `memory_format` are accepted and change nothing;
+        (`shard(devices)` makes whole copies of what is cut). `non_blocking` and `memory_format` change nothing;
         `copy=True` makes a clone.
         """
         device, dtype, copy = _place_and_type(args, kwargs)

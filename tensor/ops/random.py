@@ -92,6 +92,11 @@ def _copied(first: Tensor, device: Any) -> Tensor:
 _thread = _Thread()
 
 
+def has_drawn() -> bool:
+    """Whether this thread has drawn numbers."""
+    return _thread.seeded != _Thread.seeded
+
+
 @locked
 def _next_key(device: Any) -> Tensor:
     state = _thread.up_to_date()

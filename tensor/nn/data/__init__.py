@@ -4,6 +4,7 @@ from manygrad.tensor.nn.data.collate import default_collate
 from manygrad.tensor.nn.data.dataset import ConcatDataset, Dataset, Subset, TensorDataset, TokenDataset, random_split
 from manygrad.tensor.nn.data.images import ImageFolder, read_image
 from manygrad.tensor.nn.data.loader import DataLoader
+from manygrad.tensor.nn.data.randomness import rng
 
 __all__ = [
     "ConcatDataset",
@@ -16,4 +17,5 @@ __all__ = [
     "default_collate",
     "random_split",
     "read_image",
+    "rng",
 ]

@@ -9,6 +9,7 @@ epoch is smaller if the dataset does not divide (a mean over it is a mean over i
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from manygrad.tensor.engine import engine
 from manygrad.tensor.nn.data.collate import default_collate, mapped
 from manygrad.tensor.nn.data.dataset import Dataset, TensorDataset
 from manygrad.tensor.nn.data.prefetch import prefetched
+from manygrad.tensor.nn.data.randomness import draws, sample
 from manygrad.tensor.tensor import Tensor
 
 
@@ -27,7 +29,10 @@ class DataLoader:
     `devices`: a batch is one tensor of global shape, sharded over them along dim 0 (`manygrad.world.devices`: over all
     workers), of which each worker reads only its own rows. None: this worker's rows, on the default device. `rank`,
     `world`: which part this worker reads, by default its own. `num_workers` threads load up to `prefetch` batches
-    ahead; 0 loads when asked. `state_dict()` says which batch comes next; it holds for any number of workers.
+    ahead; 0 loads when asked. Each `iter()` begins an epoch, the next one after a `break` or an error as well; after
+    `load_state_dict` the first one goes on where the state was taken. `state_dict()` says which batch comes next; it
+    holds for any number of workers. A dataset that draws random numbers takes them from `nn.data.rng()`: they are the
+    same ones in every run; one that draws them from somewhere else is loaded by one thread, so that their order is.
     """
 
     def __init__(self, dataset: Dataset, batch_size: int = 1, shuffle: bool = False, seed: int = 0,
@@ -55,6 +60,8 @@ class DataLoader:
             raise ValueError(f"DataLoader: {len(self.devices)} devices do not divide among {self.world} workers")
         self.collate_fn, self.num_workers, self.prefetch, self.timeout_s = collate_fn, num_workers, prefetch, timeout_s
         self.epoch = self.position = 0  # of the batch that comes next
+        self._begin = (0, 0)  # where the next iterator begins
+        self._in_turn: bool | None = None  # whether the dataset is loaded by one thread; None: not known yet
 
     def __len__(self) -> int:
         """Batches of an epoch."""
@@ -73,20 +80,20 @@ class DataLoader:
         return range(-(-self.rank * own * size // parts), -(-(self.rank + 1) * own * size // parts))
 
     def __iter__(self) -> Iterator[Any]:
-        """From the next batch to the end of its epoch."""
-        order, first = self.order(self.epoch), self.position
+        """One epoch, or what is left of the one of a state that was loaded."""
+        self.epoch, self.position = self._begin
+        self._begin = (self.epoch + 1, 0)
+        return self._batches(self.epoch, self.position)
+
+    def _batches(self, epoch: int, first: int) -> Iterator[Any]:
+        order = self.order(epoch)
         count = max(len(self) - first, 0)
 
         def load(i: int) -> tuple[int, Any]:
             rows = order[(first + i) * self.batch_size :][: self.batch_size]
-            return len(rows), self._read(rows[self.part(len(rows)).start : self.part(len(rows)).stop], rows)
+            return len(rows), self._read(rows[self.part(len(rows)).start : self.part(len(rows)).stop], rows, epoch)
 
-        batches = (
-            map(load, range(count))
-            if self.num_workers == 0
-            else prefetched(count, load, self.num_workers, self.prefetch, self.timeout_s)
-        )
-        epoch = self.epoch
+        batches = self._loaded(count, load)
         try:
             for i, (size, batch) in enumerate(batches):
                 self.epoch, self.position = (epoch, first + i + 1) if i + 1 < count else (epoch + 1, 0)
@@ -94,22 +101,55 @@ class DataLoader:
             if count == 0:
                 self.epoch, self.position = epoch + 1, 0
         finally:
-            if isinstance(batches, Generator):
-                batches.close()
+            batches.close()
 
-    def _read(self, rows: np.ndarray, batch: np.ndarray) -> Any:
+    def _loaded(self, count: int, load: Callable[[int], Any]) -> Generator[Any, None, None]:
+        """load(0), load(1), ..., by as many threads as there are to be."""
+        if self.num_workers == 0:
+            yield from map(load, range(count))
+            return
+        begun = 0
+        if self.num_workers > 1 and self._in_turn is None and count:  # (nothing else runs while this one is loaded)
+            observed = lambda i: draws(lambda: load(i), self.dataset, self.collate_fn)  # noqa: E731
+            ((value, self._in_turn),) = prefetched(1, observed, 1, 1, self.timeout_s)
+            if self._in_turn:
+                warnings.warn(
+                    "DataLoader: the dataset draws from a random generator that threads share, so one thread loads it, "
+                    f"not {self.num_workers}, and runs can be repeated; draw from nn.data.rng() to load it with all",
+                    stacklevel=4,
+                )
+            yield value
+            begun = 1
+        threads = 1 if self._in_turn else self.num_workers
+        yield from prefetched(count - begun, lambda i: load(i + begun), threads, self.prefetch, self.timeout_s)
+
+    def _read(self, rows: np.ndarray, batch: np.ndarray, epoch: int) -> Any:
         """The samples `rows`, collated; of an empty part the arrays have no rows."""
         if isinstance(self.dataset, TensorDataset) and self.collate_fn is default_collate:
             return self.dataset.rows(rows)
-        wanted = rows if len(rows) else batch[:1]
+        wanted = (rows if len(rows) else batch[:1]).tolist()
         try:
-            many = getattr(self.dataset, "__getitems__", None)
-            samples = many(wanted.tolist()) if many is not None else [self.dataset[int(i)] for i in wanted]
-            out = self.collate_fn(samples)
+            with sample(self.seed, epoch, wanted[0]):
+                many = getattr(self.dataset, "__getitems__", None)
+                return self._collated(many(wanted) if many is not None else self._each(wanted, epoch), len(rows))
         except Exception as error:
-            error.add_note(f"while loading the samples {wanted[:8].tolist()}{'...' if len(wanted) > 8 else ''}")
+            error.add_note(f"while loading the samples {wanted[:8]}{'...' if len(wanted) > 8 else ''}")
+            if isinstance(error, StopIteration):  # (which a loop takes for the end of the epoch)
+                raise RuntimeError(
+                    "the dataset raised StopIteration; of a sample that is not there raise an IndexError"
+                ) from error
             raise
-        return out if len(rows) else mapped(out, lambda a: a[:0])
+
+    def _each(self, rows: list[int], epoch: int) -> list[Any]:
+        found = []
+        for i in rows:
+            with sample(self.seed, epoch, i):
+                found.append(self.dataset[i])
+        return found
+
+    def _collated(self, samples: list[Any], size: int) -> Any:
+        out = self.collate_fn(samples)
+        return out if size else mapped(out, lambda a: a[:0])
 
     def _placed(self, batch: Any, size: int) -> Any:
         if self.devices is None:
@@ -154,7 +194,7 @@ class DataLoader:
                 f"DataLoader: epoch {state['epoch']}, position {state['position']} is outside epochs of {len(self)} "
                 "batches"
             )
-        self.epoch, self.position = int(state["epoch"]), int(state["position"])
+        self.epoch, self.position = self._begin = int(state["epoch"]), int(state["position"])
 
     def __repr__(self) -> str:
         return (

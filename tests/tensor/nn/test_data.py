@@ -3,8 +3,10 @@ and what they say when they fail."""
 
 from __future__ import annotations
 
+import random
 import threading
 import time
+import warnings
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from manygrad.tensor.nn.data import (
     TokenDataset,
     default_collate,
     random_split,
+    rng,
 )
 from manygrad.tensor.uop import even_bounds
 
@@ -125,6 +128,121 @@ def test_going_on_where_another_loader_stopped(threads: int) -> None:
         assert got == want
     with pytest.raises(ValueError, match="batch_size is 5 here, 4 in the state"):
         DataLoader(TensorDataset(X), 5, shuffle=True, seed=1).load_state_dict(whole.state_dict())
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3])
+def test_each_loop_begins_an_epoch(threads: int) -> None:
+    """After a break, an error, and beside another one: from its first batch on, in the order of the next epoch."""
+    make = lambda: DataLoader(TensorDataset(X), 4, shuffle=True, seed=1, num_workers=threads)  # noqa: E731
+    whole = make()
+    epochs = [rows(whole) for _ in range(4)]
+    loader = make()
+    for batch in loader:
+        assert batch[0].tolist() == epochs[0][0]
+        break
+    with pytest.raises(ZeroDivisionError):
+        for i, batch in enumerate(loader):
+            assert batch[0].tolist() == epochs[1][i]
+            1 / (i - 2)
+    assert loader.state_dict()["epoch"] == 1 and loader.state_dict()["position"] == 3
+    assert [(a[0].tolist(), b[0].tolist()) for a, b in zip(loader, loader)] == list(zip(epochs[2], epochs[3]))
+    again = make()
+    again.load_state_dict({**loader.state_dict(), "epoch": 1, "position": 3})
+    assert [rows(again), rows(again)] == [epochs[1][3:], epochs[2]]
+    wait_for_threads()
+
+
+class Noisy(Squares):
+    """Sample i with noise from `draw`."""
+
+    def __init__(self, draw: Any):
+        super().__init__(40)
+        self.draw = draw
+
+    def __getitem__(self, i: int) -> Any:
+        time.sleep(0.001 * (i % 3))
+        return np.float32(i + self.draw())
+
+
+def own_generator() -> Any:
+    generator = np.random.default_rng(0)
+    return Noisy(lambda: generator.random())
+
+
+def numpys_generator() -> Any:
+    np.random.seed(0)
+    return Noisy(lambda: np.random.rand())
+
+
+def pythons_generator() -> Any:
+    random.seed(0)
+    return Noisy(random.random)
+
+
+def manygrads_generator() -> Any:
+    Tensor.manual_seed(0)
+    return Noisy(lambda: Tensor.rand(1).item())
+
+
+class Attribute:
+    def __init__(self) -> None:
+        self.generator = random.Random(3)
+
+    def __call__(self) -> float:
+        return self.generator.random()
+
+
+@pytest.mark.parametrize(
+    "make", [own_generator, numpys_generator, pythons_generator, manygrads_generator, lambda: Noisy(Attribute())]
+)
+def test_augmentation_from_a_generator_that_threads_share_can_be_repeated(make: Any) -> None:
+    runs = []
+    for threads in (1, 3, 3, 3):
+        loader = DataLoader(make(), 2, num_workers=threads)
+        if threads == 1:
+            runs.append([batch.tolist() for batch in loader])
+            continue
+        with pytest.warns(UserWarning, match=r"one thread loads it, not 3, .* draw from nn.data.rng\(\)"):
+            runs.append([batch.tolist() for batch in loader])
+        runs[-1] += [batch.tolist() for batch in loader]
+    assert runs[1] == runs[2] == runs[3]
+    if make is not manygrads_generator:
+        assert runs[0] == runs[1][:20]
+    wait_for_threads()
+
+
+def test_augmentation_by_the_samples_own_generator_is_the_same_on_any_number_of_threads_and_workers() -> None:
+    whole = DataLoader(Noisy(lambda: rng().random()), 4, True, seed=3, num_workers=0)
+    epochs = [[batch.tolist() for batch in whole] for _ in range(2)]
+    assert epochs[0] != epochs[1]
+    for threads in (1, 3):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            loaders = [
+                DataLoader(Noisy(lambda: rng().random()), 4, True, seed=3, num_workers=threads, rank=r, world=2)
+                for r in range(2)
+            ]
+            for epoch in epochs:
+                assert [a.tolist() + b.tolist() for a, b in zip(*loaders)] == epoch
+    with pytest.raises(RuntimeError, match="is for a dataset's __getitem__ while a DataLoader reads it"):
+        rng()
+
+
+@pytest.mark.parametrize("threads", [0, 1, 2])
+@pytest.mark.parametrize("where", ["sample", "collate"])
+def test_stop_iteration_in_a_dataset_is_no_end_of_the_epoch(threads: int, where: str) -> None:
+    class Ends(Squares):
+        def __getitem__(self, i: int) -> Any:
+            if where == "sample" and i == 4:
+                raise StopIteration
+            return i
+
+    def collate(samples: list[Any]) -> Any:
+        return next(iter(())) if 4 in samples else samples
+
+    with pytest.raises(RuntimeError, match="the dataset raised StopIteration") as caught:
+        list(DataLoader(Ends(), 2, num_workers=threads, collate_fn=collate))
+    assert caught.value.__cause__.__notes__ == ["while loading the samples [4, 5]"]
 
 
 def test_collating() -> None:
