@@ -154,17 +154,25 @@ class _FunctionGrad(CustomGrad):
         finally:
             self.ctx._saved = before
         found = found if isinstance(found, tuple) else (found,)
-        if len(found) != len(self.is_tensor):
+        count = len(self.is_tensor)
+        if len(found) < count or any(f is not None for f in found[count:]):  # (more Nones are as good, as in PyTorch)
             raise RuntimeError(
-                f"{self.name}.backward returned {len(found)} gradients for {len(self.is_tensor)} arguments of forward; "
+                f"{self.name}.backward returned {len(found)} gradients for {count} arguments of forward; "
                 "return None where there is none"
             )
+        for k, (f, is_tensor) in enumerate(zip(found, self.is_tensor)):
+            if f is not None and not (is_tensor and isinstance(f, Tensor)):
+                raise RuntimeError(
+                    f"{self.name}.backward returned a {type(f).__name__} as gradient {k}, of an argument of forward "
+                    f"that is {'a' if is_tensor else 'no'} Tensor; a gradient is a Tensor, or None"
+                )
         wanted = [f for f, is_tensor in zip(found, self.is_tensor) if is_tensor]
         for f, s in zip(wanted, u.src[1:]):
             if f is not None and f.shape != s.shape:
                 raise RuntimeError(
                     f"{self.name}.backward returned a gradient of shape {f.shape} for an argument of shape {s.shape}"
                 )
+        wanted = [f if f is None or f.dtype is s.dtype else f.cast(s.dtype) for f, s in zip(wanted, u.src[1:])]
         return (None, *wanted, *(None for _ in saved))
 
 

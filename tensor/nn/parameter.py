@@ -9,26 +9,15 @@ from manygrad.tensor.dtype import DType
 from manygrad.tensor.tensor import Tensor
 
 
-class _Owned(Tensor):
-    """A tensor whose copies (deepcopy, pickle) stay of its class; results of operators are plain tensors."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        t = super().__deepcopy__(memo)
-        t.__class__ = type(self)
-        return t
-
-    def __reduce__(self) -> Any:
-        return _rebuild, (type(self), self.numpy(), self.dtype.name, self._requires_grad)
-
-
-class Parameter(_Owned):
-    """A tensor that `Module.parameters()` finds: `self.weight = nn.Parameter(Tensor.zeros(3, 4))`."""
+class Parameter(Tensor):
+    """A tensor that `Module.parameters()` finds: `self.weight = nn.Parameter(Tensor.zeros(3, 4))`. Copies of it are
+    parameters, results of operators plain tensors."""
 
     def __init__(self, data: Any, requires_grad: bool = True, device: Any = None, dtype: DType | str | None = None):
         super().__init__(data, device, dtype, requires_grad)
 
 
-class Buffer(_Owned):
+class Buffer(Tensor):
     """A tensor that is saved with the module but not trained: a running mean, a mask.
     `persistent=False`: not saved either."""
 
@@ -37,11 +26,6 @@ class Buffer(_Owned):
     def __init__(self, data: Any, persistent: bool = True, device: Any = None, dtype: DType | str | None = None):
         super().__init__(data, device, dtype, False)
         self.persistent = persistent
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        t = super().__deepcopy__(memo)
-        t.persistent = self.persistent  # type: ignore[attr-defined]
-        return t
 
 
 class UninitializedParameter:
@@ -53,9 +37,3 @@ class UninitializedParameter:
 
 class UninitializedBuffer(UninitializedParameter):
     """Stands where a lazy module's buffer will be."""
-
-
-def _rebuild(kind: type[_Owned], array: Any, dtype: str, requires_grad: bool | None) -> Tensor:
-    t = Tensor(array, dtype=dtype, requires_grad=requires_grad)
-    t.__class__ = kind
-    return t

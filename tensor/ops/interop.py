@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,11 @@ from manygrad.tensor.uop.show import text_of_shape
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
+
+# what a tensor itself is, and hooks; other attributes are the user's
+OWN = frozenset(
+    ("uop", "grad", "_device", "_requires_grad", "_leaf", "_storage", "_hooks", "_accumulated_hooks", "_retains")
+)
 
 
 class InteropMixin:
@@ -199,20 +205,55 @@ class InteropMixin:
 
     # *** copies ***
 
+    def __copy__(self: Tensor) -> Tensor:
+        """Another tensor of the same storage, placed as this one, without its gradient."""
+        from manygrad.tensor.tensor import Tensor
+
+        if self.is_leaf:
+            self._store()
+        return self._as_copied(Tensor(self), self._attributes())
+
     def __deepcopy__(self: Tensor, memo: dict[int, Any]) -> Tensor:
+        """A copy placed as this one, with a copy of its gradient."""
+        if not self.is_leaf:
+            raise RuntimeError(
+                f"deepcopy of a tensor of shape {self.shape} that was computed from others that require a gradient: a "
+                "copy would lose that; copy x.detach(), or use x.clone(), through which gradients flow"
+            )
         t = self.detach().clone().realize()
-        t.requires_grad = self._requires_grad
         memo[id(self)] = t
-        return t
+        t.grad = None if self.grad is None else copy.deepcopy(self.grad.detach(), memo)
+        return self._as_copied(t, copy.deepcopy(self._attributes(), memo))
 
     def __reduce__(self: Tensor) -> Any:
-        return _unpickle, (self.numpy(), self.dtype.name, self._requires_grad)
+        """Values come back on the default device, whatever devices the process has that reads them."""
+        return _unpickle_as, (type(self), self.numpy(), self.dtype.name, self._requires_grad, self._attributes())
+
+    def _attributes(self: Tensor) -> dict[str, Any]:
+        """What the user has set on this tensor."""
+        return {k: v for k, v in vars(self).items() if k not in OWN}
+
+    def _as_copied(self: Tensor, t: Tensor, attributes: dict[str, Any]) -> Tensor:
+        t.__class__ = type(self)
+        t.requires_grad = self._requires_grad
+        vars(t).update(attributes)
+        return t
 
 
 def _unpickle(array: np.ndarray, dtype: str, requires_grad: bool | None) -> Tensor:
+    """(Tensors that were pickled before subclasses and attributes were kept name this function.)"""
     from manygrad.tensor.tensor import Tensor
 
     return Tensor(array, dtype=dtype, requires_grad=requires_grad)
+
+
+def _unpickle_as(
+    kind: type[Tensor], array: np.ndarray, dtype: str, requires_grad: bool | None, attributes: dict[str, Any]
+) -> Tensor:
+    t = _unpickle(array, dtype, requires_grad)
+    t.__class__ = kind
+    vars(t).update(attributes)
+    return t
 
 
 def to_array(data: Any, dtype: DType | None) -> np.ndarray:

@@ -336,6 +336,14 @@ def test_functions_that_are_wrong() -> None:
     x = leaf(1, 2)
     with pytest.raises(RuntimeError, match=r"Wrong\.backward returned 1 gradients for 2 arguments"):
         Wrong.apply(x, x).sum().backward()
+    Wrong.backward = staticmethod(lambda ctx, g: (g, None, g))  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match=r"Wrong\.backward returned 3 gradients for 2 arguments"):
+        Wrong.apply(x, x).sum().backward()
+    Wrong.backward = staticmethod(lambda ctx, g: (g, 1.0))  # type: ignore[method-assign]
+    with pytest.raises(
+        RuntimeError, match=r"returned a float as gradient 1, of an argument of forward that is a Tensor"
+    ):
+        Wrong.apply(x, x).sum().backward()
     Wrong.backward = staticmethod(lambda ctx, g: (g.sum(), None))  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match=r"shape \(\) for an argument of shape \(2,\)"):
         Wrong.apply(x, x).sum().backward()

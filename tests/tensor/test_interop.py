@@ -12,7 +12,8 @@ import weakref
 import numpy as np
 import pytest
 
-from manygrad import Context, GlobalCounters, Tensor, dtypes
+from manygrad import Context, GlobalCounters, Tensor, dtypes, nn
+from manygrad.tensor.engine import engine
 
 
 @pytest.mark.parametrize("kind", ["bool", "int8", "int64", "uint8", "uint32", "float16", "float32", "float64"])
@@ -109,6 +110,42 @@ def test_printing_computes_nothing() -> None:
     assert "2 devices" in repr(s) and "CPU:0, CPU:1" in s._repr_html_()
     assert GlobalCounters.kernel_count == before
     assert f"{Tensor(1.5):.2f}" == "1.50"
+
+
+COPIES = {"copy": copy.copy, "deepcopy": copy.deepcopy, "pickle": lambda t: pickle.loads(pickle.dumps(t))}
+
+
+@pytest.mark.parametrize("kind", COPIES)
+def test_copies_keep_class_place_and_what_was_set_on_them(kind: str) -> None:
+    copied, devices = COPIES[kind], ("CPU:0", "CPU:1")
+    place = (lambda t: ("CPU:0", None)) if kind == "pickle" else lambda t: (t.device, engine().sharding_axis(t.uop))
+    for t in (
+        nn.Parameter(Tensor([1.0, 2.0, 3.0]).shard(devices, 0)),
+        nn.Parameter(Tensor([1.0, 2.0, 3.0]), requires_grad=False),
+        nn.Buffer(Tensor([1.0, 2.0, 3.0], device="CPU:1"), persistent=False),
+        Tensor([1.0, 2.0, 3.0]).shard(devices),
+        Tensor([0.5, 1.0, 1.5]) * 2,
+    ):
+        t.note = {"of": "the user"}  # type: ignore[attr-defined]
+        c = copied(t)
+        assert type(c) is type(t) and c is not t and c.tolist() == [1.0, 2.0, 3.0]
+        assert (c.requires_grad, getattr(c, "persistent", 0)) == (t.requires_grad, getattr(t, "persistent", 0))
+        assert c.note == t.note and (c.device, engine().sharding_axis(c.uop)) == place(t)  # type: ignore[attr-defined]
+        t.assign(0.0).realize()
+        assert c.tolist() == ([0.0, 0.0, 0.0] if kind == "copy" else [1.0, 2.0, 3.0])  # a shallow copy shares memory
+
+
+def test_a_deep_copy_has_a_copy_of_the_gradient() -> None:
+    model = nn.Linear(2, 1)
+    model(Tensor([[1.0, 2.0]])).square().sum().backward()
+    other = copy.deepcopy(model)
+    assert other.weight.grad is not model.weight.grad and other.weight.grad.tolist() == model.weight.grad.tolist()  # type: ignore[union-attr]
+    model.weight.grad.assign(0.0).realize()  # type: ignore[union-attr]
+    assert other.weight.grad.tolist() != [[0.0, 0.0]]  # type: ignore[union-attr]
+    assert copy.deepcopy(nn.Linear(2, 1)).weight.grad is None
+    with pytest.raises(RuntimeError, match=r"deepcopy of a tensor of shape \(1, 2\) that was computed from others"):
+        copy.deepcopy(model.weight * 2)
+    assert copy.deepcopy((model.weight * 2).detach()).requires_grad is False
 
 
 def test_pickling_and_deepcopy() -> None:

@@ -1,8 +1,8 @@
 """Random numbers in datasets: how a run draws the same ones again however many threads load.
 
-A generator that several threads share gives its numbers to whoever comes first. So a sample has one of its own, `rng()`, which
-follows from the loader's seed, the epoch and the sample's row: the same on any number of threads and workers. A dataset
-that draws from another one is loaded by one thread, batch after batch (`draws`).
+A generator that several threads share gives its numbers to whoever comes first. So a sample has one of its own
+(`rng`), which follows from the loader's seed, the epoch and the sample's row: the same on any number of threads and
+workers. A dataset that draws from another one is loaded by one thread, batch after batch (`draws`).
 """
 
 from __future__ import annotations

@@ -50,6 +50,10 @@ class ParamGroup(dict[str, Any]):
         for k, v in dict(*args, **kwargs).items():
             self[k] = v
 
+    def __reduce__(self) -> Any:
+        now = {k: self.current(k) if k == "lr" else v for k, v in self.items()}
+        return _group, (now, self.variable)
+
     def value(self, key: str, device: Any, i: int = 0) -> Any:
         """A hyperparameter for the kernels on `device`: a float, or a (1,) tensor if it is variable;
         of a tuple, its i-th."""
@@ -67,6 +71,12 @@ class ParamGroup(dict[str, Any]):
     def current(self, key: str) -> Any:
         """The value in memory, which a captured step may have changed."""
         return next((float(t.item()) for (name, _, _), t in self._scalars.items() if name == key), self[key])
+
+
+def _group(values: dict[str, Any], variable: set[str]) -> ParamGroup:
+    group = ParamGroup(values)
+    group.variable = set(variable)
+    return group
 
 
 @dataclass(frozen=True)

@@ -265,6 +265,10 @@ class Optimizer:
                     entries[id(p)] = entry
         for g, new in zip(self.param_groups, loaded):
             g.update({k: v for k, v in new.items() if k != "params"})
+        self._load(entries)
+
+    def _load(self, entries: dict[int, dict[str, Any]]) -> None:
+        """The states by parameter."""
         self.flats = [f for f in self.flats if self._keeps(f, entries)]
         placed = {id(p) for f in self.flats for p in f.params}
         todo: dict[Any, list[Tensor]] = {}
@@ -282,6 +286,24 @@ class Optimizer:
         ]
         if written:
             written[0].realize(*written[1:])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copied and pickled by its parameters' states, which are laid in one buffer again where it comes to be."""
+        return {**vars(self), "flats": self.state_dict()["state"]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.flats, params = [], self.params
+        group = {id(p): g for g in self.param_groups for p in g["params"]}
+        self._load(
+            {id(params[i]): self._checked(e, i, params[i], group[id(params[i])]) for i, e in state["flats"].items()}
+        )
+
+    def __copy__(self) -> Optimizer:
+        """Shares parameters and states, as any object's copy."""
+        other = type(self).__new__(type(self))
+        vars(other).update(vars(self))
+        return other
 
     def _checked(self, entry: dict[str, Any], number: Any, p: Tensor, group: ParamGroup) -> dict[str, Any]:
         """A parameter's state as tensors and numbers, without what this optimiser does not keep. ValueError where

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.tensor import Tensor
@@ -20,19 +21,12 @@ def get_total_norm(tensors: Iterable[Tensor], norm_type: float = 2.0, error_if_n
     if not parts:
         return Tensor(0.0)
     norm_type = float(norm_type)
-    each = [
-        p.abs().amax()
-        if norm_type == math.inf
-        else p.square().sum()
-        if norm_type == 2
-        else (p.abs() ** norm_type).sum()
-        for p in parts
-    ]
-    total = each[0]
-    for e in each[1:]:
-        e = e if e.device == total.device else e.to(total.device)
-        total = total.maximum(e) if norm_type == math.inf else total + e
-    total = total if norm_type == math.inf else total.sqrt() if norm_type == 2 else total ** (1 / norm_type)
+    of_part, together, root = _norm(norm_type)
+    total = of_part(parts[0])
+    for p in parts[1:]:
+        e = of_part(p)
+        total = together(total, e if e.device == total.device else e.to(total.device))
+    total = root(total)
     if error_if_nonfinite and not math.isfinite(float(total.item())):
         raise RuntimeError(
             f"the gradients' norm of order {norm_type} is {total.item()}; look for a loss that overflows, or pass "
@@ -41,8 +35,31 @@ def get_total_norm(tensors: Iterable[Tensor], norm_type: float = 2.0, error_if_n
     return total
 
 
+def _norm(p: float) -> tuple[Any, Any, Any]:
+    """(what is computed of a tensor, how two of them become one, and the norm of all)."""
+    if math.isnan(p):
+        raise ValueError("norm_type is a number or inf, not nan")
+    if math.isinf(p):
+        return (
+            (lambda t: t.abs().amax(), Tensor.maximum, _same)
+            if p > 0
+            else (lambda t: t.abs().amin(), Tensor.minimum, _same)
+        )
+    if p == 0:  # PyTorch's: the number of tensors that are not all 0
+        return lambda t: (t != 0).any().cast(t.dtype), Tensor.add, _same
+    if p == 2:
+        return lambda t: t.square().sum(), Tensor.add, Tensor.sqrt
+    return lambda t: (t.abs() ** p).sum(), Tensor.add, lambda total: total ** (1 / p)
+
+
+def _same(total: Tensor) -> Tensor:
+    return total
+
+
 def clip_grads_with_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, total_norm: Tensor) -> None:
     """Gradients times min(1, max_norm / (total_norm + 1e-6))."""
+    if not isinstance(max_norm, Tensor) and not max_norm >= 0:
+        raise ValueError(f"clip_grad_norm_: max_norm must not be negative, got {max_norm}")
     factor = (max_norm / (total_norm + 1e-6)).minimum(1.0)
     for p in _with_gradient(parameters):
         g = p.grad
@@ -63,6 +80,8 @@ def clip_grad_norm_(
 
 def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
     """Clamps every element of every gradient to ±clip_value."""
+    if not clip_value >= 0:
+        raise ValueError(f"clip_grad_value_: clip_value must not be negative, got {clip_value}")
     for p in _with_gradient(parameters):
         assert p.grad is not None
         p.grad = p.grad.maximum(-clip_value).minimum(clip_value)

@@ -108,6 +108,25 @@ def test_clip_grad_norm(p: float, shard: bool) -> None:
     np.testing.assert_array_equal(params[0].grad.numpy(), grads[0])  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("shard", [False, True])
+def test_clip_grad_norm_of_orders_that_are_no_powers(shard: bool) -> None:
+    """-inf: the smallest of all; 0: as in PyTorch the number of gradients that are not all 0."""
+    for p, total in ((-math.inf, 0.25), (0, 2.0), (-1, 1 / (12 / 3 + 5 / 0.25))):
+        params, _ = gradients(shard)
+        for q, row in zip(params, ([[3.0] * 4] * 3, [0.25] * 5, 0.0)):
+            q.grad.assign(Tensor(row).shard(q.device, 0 if q.ndim else None) if shard else Tensor(row))  # type: ignore[union-attr]
+        some = params if p == 0 else params[:2]
+        assert utils.clip_grad_norm_(some, 0.125, p).item() == pytest.approx(total, rel=1e-6)
+        factor = min(1.0, 0.125 / (total + 1e-6))
+        np.testing.assert_allclose(params[1].grad.numpy(), [0.25 * factor] * 5, rtol=1e-6)  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match="not nan"):
+        utils.clip_grad_norm_(params, 1.0, math.nan)
+    with pytest.raises(ValueError, match="max_norm must not be negative, got -1.0"):
+        utils.clip_grad_norm_(params, -1.0)
+    with pytest.raises(ValueError, match="clip_value must not be negative, got -1"):
+        utils.clip_grad_value_(params, -1)
+
+
 def test_clip_grad_value_and_nonfinite() -> None:
     params, grads = gradients()
     params.append(weight(2))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -565,6 +567,52 @@ def test_gradients_of_a_captured_step_are_set_to_zero_where_they_lie() -> None:
     assert w.grad is not None and w.grad.tolist() == [0.0, 0.0]
     add_gradient(Tensor([1.0, 3.0]))
     assert w.grad.tolist() == [1.0, 3.0]
+
+
+def pickled(x: Any) -> Any:
+    return pickle.loads(pickle.dumps(x))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+@pytest.mark.parametrize("name", ["sgd momentum", "adamw", "amsgrad", "nadam", "adagrad"])
+def test_copies_take_the_same_steps(name: str, copied: Callable[[Any], Any]) -> None:
+    make, _ = CASES[name]
+    params = [Tensor(np.asarray(RNG.standard_normal(s), np.float32)) for s in SHAPES]
+    optimiser = make(params)
+    schedule = optim.lr_scheduler.ExponentialLR(optimiser, 0.5)
+    grads = [[np.asarray(RNG.standard_normal(s), np.float32) for s in SHAPES] for _ in range(4)]
+
+    def run(optimiser: Optimizer, schedule: Any, params: list[Tensor], rows: list[list[np.ndarray]]) -> None:
+        for row in rows:
+            for p, g in zip(params, row):
+                p.grad = Tensor(g)
+            optimiser.step()
+            schedule.step()
+
+    run(optimiser, schedule, params, grads[:2])
+    # (parameters come along, and are the same ones in all)
+    again, its_schedule, its_params = copied((optimiser, schedule, params))
+    assert its_schedule.optimizer is again and all(p is q for p, q in zip(again.params, its_params))
+    run(optimiser, schedule, params, grads[2:])
+    run(again, its_schedule, its_params, grads[2:])
+    for p, q in zip(params, its_params):
+        assert p is not q
+        np.testing.assert_array_equal(p.numpy(), q.numpy())
+    assert again.param_groups[0]["lr"] == optimiser.param_groups[0]["lr"]
+
+
+def test_copies_of_sharded_state_keep_its_place() -> None:
+    devices = ("CPU:0", "CPU:1")
+    w = Tensor(np.arange(6, dtype=np.float32).reshape(2, 3)).shard(devices, 1).contiguous().realize()
+    optimiser = Adam([w], lr=0.1)
+    w.grad = Tensor.ones(2, 3).shard(devices, 1)
+    optimiser.step()
+    again, v = copy.deepcopy((optimiser, w))
+    assert v.device == devices and again.flats[0].device == devices
+    for o, p in ((optimiser, w), (again, v)):
+        p.grad = Tensor.full((2, 3), 2.0).shard(devices, 1)
+        o.step()
+    np.testing.assert_array_equal(w.numpy(), v.numpy())
 
 
 def test_what_cannot_be_loaded_changes_nothing() -> None:
