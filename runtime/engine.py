@@ -24,7 +24,9 @@ from manygrad.runtime.linear import capture, compile_linear
 from manygrad.runtime.recovery import Progress, assigned, drop, lost, settle
 from manygrad.runtime.storage import STORAGE, storage
 from manygrad.schedule import as_param, create_linear_with_vars, create_schedule
+from manygrad.schedule.buffers import unmoved
 from manygrad.schedule.cache import Schedule
+from manygrad.schedule.index import contiguous_offset
 from manygrad.schedule.plan import is_shared, shared_first
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.engine import default_device
@@ -452,13 +454,31 @@ class RealizeEngine:
         """BUFFERs on `DISK:path`, one for each (dtype, shape, offset in bytes);
         the file is mapped once, nothing is read yet."""
         device = f"DISK:{path}"
-        whole = Buffer(device, os.path.getsize(path), dtypes.uint8)
+        ends = [offset + prod(shape) * dtype.itemsize for dtype, shape, offset in parts]
+        whole = Buffer(device, max(os.path.getsize(path) if os.path.exists(path) else 0, *ends), dtypes.uint8)
         out = []
         for dtype, shape, offset in parts:
             u = UOp(Ops.BUFFER, dtype, (), BufferSpec(next(_uids), shape, dtype, device))
             STORAGE[u] = whole.view(prod(shape), dtype, offset)
             out.append(u)
         return out
+
+    def part_of_file(self, uop: UOp, dtype: DType, shape: tuple[int, ...]) -> UOp | None:
+        base, device = unmoved(uop), uop.device
+        if (
+            base.op is not Ops.BUFFER
+            or not uop.shape
+            or not all(isinstance(d, int) and d for d in (*uop.shape, *base.shape))
+        ):
+            return None
+        offset = 0 if uop is base else contiguous_offset(uop, base)
+        if offset is None:
+            return None
+        u = UOp(Ops.BUFFER, dtype, (), BufferSpec(next(_uids), shape, dtype, device))
+        found = storage(base)
+        assert isinstance(found, Buffer)
+        STORAGE[u] = found.view(prod(shape), dtype, offset * uop.dtype.itemsize)
+        return u
 
     @locked
     def to_numpy(self, buffer: UOp) -> np.ndarray:

@@ -8,6 +8,7 @@ several kernels build together, and what is copied or communicated, stands as AF
     STORE(x, SCATTER(x, v, i) add)  ==>  STORE(GATHER(x, i), v, "add")
                                          ("set" likewise, which is written in order; "place" without an arg)
     COPY(x, d)               ==>  AFTER(t, CALL(COPY d, t, CONTIGUOUS(x)))
+    STORE(t, COPY(x, DISK))  ==>  CALL(COPY DISK, t, CONTIGUOUS(x))
 
 A value that is itself an output is written straight into the output's buffer; a constant into each one that is to hold
 it.
@@ -81,6 +82,8 @@ def lower_storage(sink: UOp, temps: Temps) -> UOp:
             node = _lower_collective(u, src[0], temps, received)
         elif u.op is Ops.MSELECT and src[0].op is Ops.MSTACK:
             node = src[0].src[u.arg]
+        elif u.op is Ops.STORE and u.src[1].op is Ops.COPY and _is_file(u.src[1]):
+            node = _copied_into_file(node, u.src[1], done[u.src[1].src[0]])
         elif u.op is Ops.STORE and u.src[1].op is Ops.SCATTER and u.src[1].src[0] is u.src[0]:
             node = _store_in_place(u, done)
         elif u.op is Ops.STORE and fresh.get(u.src[1]) is u.src[0]:
@@ -131,6 +134,19 @@ def _lower_copy(u: UOp, src: tuple[UOp, ...], target: UOp) -> UOp:
         return _stored_on(src[0], target)
     call = UOp(Ops.CALL, dtypes.void, (UOp(Ops.COPY, u.dtype, (), u.arg), target, _readable(src[0])))
     return UOp(Ops.AFTER, u.dtype, (target, inherit(call, u)))
+
+
+def _is_file(copy: UOp) -> bool:
+    return isinstance(copy.arg, str) and copy.arg.startswith("DISK")
+
+
+def _copied_into_file(store: UOp, copy: UOp, value: UOp) -> UOp:
+    """A copy of `value` that is stored on DISK goes where it belongs, if that is one piece: no kernel could bring it
+    there."""
+    target = _readable(store.src[0])
+    if target.op is Ops.CONTIGUOUS:
+        return store
+    return inherit(UOp(Ops.CALL, dtypes.void, (copy.replace(src=()), target, _readable(value))), store)
 
 
 def _readable(u: UOp) -> UOp:

@@ -31,7 +31,11 @@ class Engine(Protocol):
         """A BUFFER for the value of `uop`, which takes no memory before something is stored in it."""
 
     def map_file(self, path: str, parts: list[tuple[DType, tuple[int, ...], int]]) -> list[UOp]:
-        """BUFFERs on `DISK:path`, one for each (dtype, shape, offset in bytes)."""
+        """BUFFERs on `DISK:path`, one for each (dtype, shape, offset in bytes). A file that is too short is made longer
+        when they are used."""
+
+    def part_of_file(self, uop: UOp, dtype: DType, shape: tuple[int, ...]) -> UOp | None:
+        """The memory of `uop`, which is on DISK, as a BUFFER of another type; None where it is not one piece of it."""
 
     def to_numpy(self, buffer: UOp) -> np.ndarray:
         """The contents of a realized BUFFER on one device, or of one of its copies (a copy)."""

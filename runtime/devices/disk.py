@@ -35,7 +35,8 @@ def map_file(name: str, nbytes: int) -> Memory:
 
 def no_kernels(ast: UOp) -> Kernel:
     raise NotImplementedError(
-        "DISK is storage and runs no kernels: copy the tensor to a computing device first, for example .to('CPU')"
+        "DISK is storage and runs no kernels: copy the tensor to a computing device first, for example .to('CPU'), and "
+        "what was computed there to the file, with .to('DISK:/path')"
     )
 
 

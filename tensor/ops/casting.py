@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import DType, dtypes, to_dtype
+from manygrad.tensor.engine import engine
 from manygrad.tensor.ops.float8 import from_float8, to_float8
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.views import OTHER_WIDTH
@@ -31,6 +32,8 @@ class CastingMixin:
         if d is self.dtype:
             return self
         have, want = self.dtype.itemsize, d.itemsize
+        if isinstance(self.device, str) and self.device.startswith("DISK"):
+            return self._part_of_file(d)
         if have == want:
             return self._op(Ops.BITCAST, dtype=d)
         if not self.ndim:
@@ -51,6 +54,18 @@ class CastingMixin:
             )
         parts = self.bitcast(narrow).reshape(*lead, n // (want // have), want // have).cast(wide) << shifts
         return self._as_bits(parts._reduce(Ops.ADD, -1, False).bitcast(d))
+
+    def _part_of_file(self: Tensor, d: DType) -> Tensor:
+        """`bitcast` of what is on DISK, where no kernel runs: the same part of the file."""
+        *lead, n = self.shape or (1,)
+        nbytes = n * self.dtype.itemsize
+        found = engine().part_of_file(self.uop, d, (*lead, nbytes // d.itemsize))
+        if found is None or nbytes % d.itemsize:
+            raise ValueError(
+                f"bitcast of {self.shape} {self.dtype.name} on {self.device} to {d.name}: on DISK that takes a piece "
+                "of the file in order whose last dim is whole elements; copy it to a computing device first: .to('CPU')"
+            )
+        return self._new(found)
 
     def _as_bits(self: Tensor, computed: Tensor) -> Tensor:
         """`computed`, which has the bits of this tensor in elements of another width, as a view of it."""

@@ -61,9 +61,16 @@ class CreationMixin:
         from manygrad.tensor.tensor import Tensor
 
         kind, size = to_dtype(dtype), os.path.getsize(path)
-        dims = ((size - offset) // kind.itemsize,) if shape is None else tuple(shape)
+        if not 0 <= offset <= size:
+            raise ValueError(f"from_file: offset {offset} is outside {path}, which has {size} bytes")
+        if shape is None and (size - offset) % kind.itemsize:
+            raise ValueError(
+                f"from_file: {path} has {size - offset} bytes from offset {offset} on, no whole number of {kind.name}; "
+                "give the shape that is wanted"
+            )
+        dims = ((size - offset) // kind.itemsize,) if shape is None else _shape((shape,))
         need = offset + math.prod(dims) * kind.itemsize
-        if offset < 0 or need > size:
+        if need > size:
             raise ValueError(f"from_file: {dims} {kind.name} at offset {offset} ends at byte {need}, {path} has {size}")
         return Tensor(engine().map_file(os.path.abspath(path), [(kind, dims, offset)])[0])
 
@@ -85,8 +92,13 @@ class CreationMixin:
 
     @staticmethod
     def empty(*shape: Any, dtype: DType | str | None = None, device: Any = None) -> Tensor:
+        """Zeros; on `DISK:path` what the file holds, which is made as long as that."""
+        from manygrad.tensor.engine import engine
         from manygrad.tensor.tensor import Tensor
 
+        if isinstance(device, str) and device.upper().startswith("DISK"):
+            path, kind = engine().canonical(device).partition(":")[2], to_dtype(dtype or dtypes.default_float)
+            return Tensor(engine().map_file(path, [(kind, _shape(shape), 0)])[0])
         return Tensor.zeros(*shape, dtype=dtype, device=device)
 
     @staticmethod

@@ -47,7 +47,11 @@ class InteropMixin:
     def _whole(self: Tensor) -> Tensor:
         """Computed and stored as one buffer on one device of this worker: itself where that is so."""
         t = self
-        if isinstance(t.device, tuple) or "@" in t.device:
+        if (
+            isinstance(t.device, tuple)
+            or "@" in t.device
+            or (t.device.startswith("DISK") and t.uop.op is not Ops.BUFFER)
+        ):
             t = t.to(engine().canonical(default_device()))
         u = t.uop
         if u.op is Ops.BUFFER:

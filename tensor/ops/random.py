@@ -70,6 +70,10 @@ class _Thread(threading.local):
 
     def at(self, device: Any) -> tuple[Tensor, Tensor]:
         """The counter and the salt there."""
+        if isinstance(device, str) and device.startswith("DISK"):  # (they would be written into the file)
+            raise ValueError(
+                f"random numbers cannot be drawn on {device}; draw them on the CPU and copy: .to({device!r})"
+            )
         if device not in self.counters:
             for tensors, value in ((self.counters, 0), (self.salts, self.salt)):
                 tensors[device] = _copied(next(iter(tensors.values())), device) if tensors else _word(value, device)
