@@ -50,7 +50,7 @@ def ours(folder: Path, batch: int) -> Embed:
     model, tokenizer = load_encoder(str(folder))
     nn.shard_rules(model, {}, world.devices)
     Tensor.realize(*model.parameters())
-    return Embedder(model, tokenizer, batch)
+    return Embedder(model, tokenizer, batch, cut=True)
 
 
 def torch_side(folder: Path, batch: int) -> Embed:

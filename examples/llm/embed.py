@@ -30,18 +30,26 @@ USUAL = 32  # tokens of a text
 class Embedder:
     """Texts, or their tokens, with an encoder: as many at once as `batch` usual ones have tokens."""
 
-    def __init__(self, model: Encoder, tokenizer: Tokenizer, batch: int = 32):
-        self.model, self.tokenizer, self.batch = model, tokenizer, batch
+    def __init__(self, model: Encoder, tokenizer: Tokenizer, batch: int = 32, cut: bool = False):
+        """`cut`: of texts longer than the model takes the end is left out; without it they are a ValueError."""
+        self.model, self.tokenizer, self.batch, self.cut = model, tokenizer, batch, cut
         self.steps: dict[tuple[int, int], TinyJit[Tensor]] = {}  # by the tokens of a row, and of its longest text
 
     def ids(self, text: Text) -> list[int]:
         return self.all_ids([text])[0]
 
     def all_ids(self, texts: Sequence[Text]) -> list[list[int]]:
-        """Of each at most as many as the model takes; the last one is the mark of the end."""
+        """Of each at most as many as the model takes; the last one is the mark of the end. ValueError of longer ones,
+        unless they are to be cut."""
         most = self.model.config.context
         encoded = iter(self.tokenizer.encode_all([t for t in texts if isinstance(t, str)]))
         found = [next(encoded) if isinstance(t, str) else [*t] for t in texts]
+        longer = [i for i, ids in enumerate(found) if len(ids) > most]
+        if longer and not self.cut:
+            raise ValueError(
+                f"{len(longer)} of {len(found)} texts are longer than the model's {most} tokens: number "
+                f"{longer[0] + 1} has {len(found[longer[0]])}; cut them, or make vectors of their parts"
+            )
         return [ids if len(ids) <= most else [*ids[: most - 1], ids[-1]] for ids in found]
 
     def __call__(self, texts: Sequence[Text]) -> np.ndarray:
@@ -65,6 +73,7 @@ def main() -> None:
     parser.add_argument("--model", default="minilm", help="a folder with config.json, or minilm")
     parser.add_argument("--vectors", action="store_true", help="print a JSON list a text instead of cosines")
     parser.add_argument("--batch", type=int, default=32, help=f"texts of {USUAL} tokens at once")
+    parser.add_argument("--cut", action="store_true", help="leave out what longer texts have beyond the model's tokens")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="of weights")
     args = parser.parse_args()
     if args.batch < 1:
@@ -78,7 +87,10 @@ def main() -> None:
         raise SystemExit(f"embed.py: {error}") from None
     nn.shard_rules(model, {}, world.devices)  # a copy on each device
     Tensor.realize(*model.parameters())
-    found = Embedder(model, tokenizer, args.batch)(texts)
+    try:
+        found = Embedder(model, tokenizer, args.batch, args.cut)(texts)
+    except ValueError as error:
+        raise SystemExit(f"embed.py: {error} (--cut leaves out their ends)") from None
     if world.rank != 0:
         return
     for text, row in zip(texts, found.tolist() if args.vectors else found @ found.T):

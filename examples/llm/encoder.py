@@ -29,7 +29,7 @@ class EncoderConfig:
     layers: int
     heads: int
     hidden: int
-    context: int  # tokens of a text; longer ones are cut off
+    context: int  # tokens of a text, at most
     norm_eps: float
     gelu: str
 

@@ -68,6 +68,10 @@ def options() -> argparse.Namespace:
     parser.add_argument("--time", type=float, default=600.0, help="seconds that an answer may take")
     parser.add_argument("--body", type=int, default=1 << 20, help="bytes of a request")
     parser.add_argument("--body-time", type=float, default=10.0, help="seconds in which a request has to arrive")
+    parser.add_argument(
+        "--origin", action="append", default=[], help="pages from there may ask, as https://example.org, or * from "
+        "anywhere; may stand several times (CORS; without it browsers let no page of another site)",
+    )  # fmt: skip
     parser.add_argument("--drain", type=float, default=30.0, help="seconds that running texts have after Ctrl-C")
     parser.add_argument(
         "--dtype", choices=["quantized", "float32", "bfloat16", "float16"],
@@ -84,6 +88,9 @@ def options() -> argparse.Namespace:
         help="of the keys and values of texts so far (default: bfloat16 with --activations bfloat16, else float32)",
     )  # fmt: skip
     args = parser.parse_args()
+    for origin in args.origin:
+        if origin != "*" and (not origin.startswith(("http://", "https://")) or origin.count("/") != 2):
+            parser.error(f"--origin {origin}: * or a page's scheme and host, as https://example.org")
     for name, value in vars(args).items():
         least = 0 if name in ("port", "drain") or isinstance(value, float) else 1
         if isinstance(value, (int, float)) and value < least:
@@ -132,7 +139,8 @@ def main() -> None:
     service = Service(
         desk, tokenizer, args.name or args.model, min(batch.most, model.config.context), args.slots, batch.pages.count,
         args.embed_model or "", None if encoder is None else encoder[1],
-        Limits(args.body, args.body_time, args.time),
+        0 if encoder is None else encoder[0].config.context, Limits(args.body, args.body_time, args.time),
+        origins=args.origin,
     )  # fmt: skip
     serve(service, listener, partial(run, batch, embedder, ranks, desk), args.drain)
 

@@ -22,7 +22,7 @@ class TextStream:
         text = self.tokenizer.decode(self.ids)
         if text.endswith("�"):  # a part of a character
             return ""
-        self.held += text[len(self.shown) :]
+        self.held += _beyond(self.shown, text)
         self.shown = text
         if len(self.ids) > 16:
             self.ids = self.ids[-8:]
@@ -40,6 +40,16 @@ class TextStream:
         return text
 
     def end(self) -> str:
-        """What was held back."""
-        text, self.held = self.held, ""
+        """What was held back, a part of a character as the mark that stands for it."""
+        rest = self.tokenizer.decode(self.ids)
+        text, self.held = self.held + _beyond(self.shown, rest), ""
+        self.shown = rest
         return text
+
+
+def _beyond(shown: str, text: str) -> str:
+    """What `text` has more. What was shown, of a prompt, may end inside a character, which is a mark until the last of
+    its tokens is there."""
+    if text.startswith(shown):
+        return text[len(shown) :]
+    return text[next((i for i, (a, b) in enumerate(zip(shown, text)) if a != b), min(len(shown), len(text))) :]

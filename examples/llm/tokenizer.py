@@ -20,6 +20,7 @@ try:
 except ImportError:
     raise SystemExit('the tokenizer comes with the package tokenizers: pip install ".[text]"') from None
 
+LETTERS, SLACK = 16, 16  # of a token: few have more; tokens that a word which is cut may have more than whole
 CONTROL, DEFINED = 3, 4  # kinds of tokens in GGUF
 ENDS = ("<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>", "</s>")
 WORDS = (
@@ -54,38 +55,42 @@ class Tokenizer:
     template: str | None = None
     names: tuple[str, str] = ("", "")  # the tokens for begin and end, for templates
 
-    def encode(self, text: str) -> list[int]:
-        ids = self.inner.encode(text).ids
+    def encode(self, text: str, most: int | None = None) -> list[int]:
+        """The tokens of a text; of one that has more than `most`, more than `most` of them: whoever asks will refuse
+        it, and need not wait for the others."""
+        ids = self.inner.encode(self._begin(text, most)).ids
         return ids if self.bos is None else [self.bos, *ids]
 
-    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_all(self, texts: Sequence[str], most: int | None = None) -> list[list[int]]:
         """As `encode`, of several texts on all cores."""
         begin = [] if self.bos is None else [self.bos]
-        return [[*begin, *found.ids] for found in self.inner.encode_batch(list(texts))]
+        return [[*begin, *found.ids] for found in self.inner.encode_batch([self._begin(t, most) for t in texts])]
+
+    def _begin(self, text: str, most: int | None) -> str:
+        """`text`, or a beginning of it that has more than `most` tokens already."""
+        if most is not None:
+            size = LETTERS * (most + SLACK)
+            while size < len(text):
+                # (where it is cut, there may be a few more than the whole text has)
+                if len(self.inner.encode(text[:size], add_special_tokens=False).ids) > most + SLACK:
+                    return text[:size]
+                size *= 4
+        return text
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.inner.decode(list(ids), skip_special_tokens=True)
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Messages {"role": ..., "content": ...} as the model was taught them, up to where it answers."""
+    def chat(self, messages: Sequence[Mapping[str, str]], most: int | None = None) -> list[int]:
+        """Messages {"role": ..., "content": ...} as the model was taught them, up to where it answers; `most` as for
+        `encode`."""
         if self.template is None:
             raise ValueError("this model has no chat template; give it a text to go on with, without --chat")
         try:
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
+            from template import render
         except ImportError:
             raise SystemExit('chat templates need the package jinja2: pip install ".[text]"') from None
-
-        def refuse(message: str) -> None:
-            raise ValueError(f"the chat template refuses these messages: {message}")
-
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.globals["raise_exception"] = refuse
-        text = environment.from_string(self.template).render(
-            messages=messages, add_generation_prompt=True, bos_token=self.names[0], eos_token=self.names[1]
-        )
-        return self.inner.encode(text, add_special_tokens=False).ids
+        text = render(self.template, messages, *self.names)
+        return self.inner.encode(self._begin(text, most), add_special_tokens=False).ids
 
 
 def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:

@@ -44,7 +44,7 @@ def writing(given: Mapping[str, Any], chat: bool, model: str, tokenizer: Tokeniz
     """Of /v1/completions or /v1/chat/completions; `room`: tokens of a prompt and its text together."""
     f = Fields(given)
     _model(f, model)
-    prompts = [_messages(f, tokenizer)] if chat else _prompts(f, tokenizer)
+    prompts = [_messages(f, tokenizer, room)] if chat else _prompts(f, tokenizer, room)
     n, longest = f.integer("n", 1, TEXTS, 1), max(map(len, prompts))
     for name, allowed in {**OFF, "best_of": (n,)}.items():
         f.only(name, *allowed)
@@ -52,12 +52,16 @@ def writing(given: Mapping[str, Any], chat: bool, model: str, tokenizer: Tokeniz
     most = f.integer("max_completion_tokens", 1, 2**31, most) if chat else most
     tokens = most if most is not None else max(room - longest, 1) if chat else 16
     if longest + tokens > room:
-        told = f"the prompt's {longest} tokens and {tokens} more do not fit the room for {room}"
+        count = longest if longest <= room else f"more than {room}"
+        told = f"the prompt's {count} tokens and {tokens} more do not fit the room for {room}"
         name = "messages" if chat else "prompt"
         raise ApiError(400, f"{told}: a shorter prompt, or fewer max_tokens", name, "context_length_exceeded")
+    top_k, top_p = f.integer("top_k", -1, 2**31), f.number("top_p", 0, 1)
+    top_k = None if top_k in (-1, 0) else top_k  # (both are said for: all)
+    top_k, top_p = (1, None) if top_p == 0 else (top_k, top_p)  # (the fewest that have any share: the likeliest)
     choice = Choice(
-        f.number("temperature", 0, 100, 1.0), f.integer("top_k", 0, 2**31), f.number("top_p", 0, 1, above=True),
-        f.number("min_p", 0, 1), f.number("repetition_penalty", 0, 100, above=True),
+        f.number("temperature", 0, 100, 1.0), top_k, top_p, f.number("min_p", 0, 1),
+        f.number("repetition_penalty", 0, 100, above=True),
         f.integer("seed", -(2**63), 2**63 - 1, secrets.randbelow(WORD)),
     )  # fmt: skip
     stream, end, stops = f.flag("stream"), f.flag("ignore_eos"), _stops(f)
@@ -84,10 +88,10 @@ def _model(f: Fields, name: str) -> None:
         raise ApiError(404, f"there is no model {asked[:64]!r} here, but {name!r}", "model", "model_not_found")
 
 
-def _prompts(f: Fields, tokenizer: Tokenizer) -> list[list[int]]:
+def _prompts(f: Fields, tokenizer: Tokenizer, room: int) -> list[list[int]]:
     """The tokens of each."""
     found = _texts(f, "prompt", TEXTS, tokenizer)
-    prompts = [tokenizer.encode(x) if isinstance(x, str) else list(x) for x in found]
+    prompts = [tokenizer.encode(x, room) if isinstance(x, str) else list(x) for x in found]
     if not all(prompts):
         raise f.wrong("prompt", "it is empty: a model goes on from at least one token")
     return prompts
@@ -113,7 +117,7 @@ def _text(f: Fields, name: str, x: Any, tokenizer: Tokenizer) -> Text:
     return tuple(x)
 
 
-def _messages(f: Fields, tokenizer: Tokenizer) -> list[int]:
+def _messages(f: Fields, tokenizer: Tokenizer, room: int) -> list[int]:
     x = f.take("messages")
     if not isinstance(x, list) or not x:
         raise f.wrong("messages", "a list of messages is expected")
@@ -127,10 +131,11 @@ def _messages(f: Fields, tokenizer: Tokenizer) -> list[int]:
             raise m.wrong("role", f"one of {', '.join(ROLES)} is expected")
         messages.append({"role": ROLES[role], "content": _content(m)})
         m.take("name")
-        m.only("refusal")
+        m.take("annotations")  # (of an answer that is sent back, as are:)
+        m.only("tool_calls", [])
         m.done()
     try:
-        return tokenizer.chat(messages)
+        return tokenizer.chat(messages, room)
     except Exception as error:  # whatever the model's own template makes of these messages
         raise f.wrong("messages", str(error)[:200]) from None
 
@@ -158,8 +163,10 @@ def _stops(f: Fields) -> tuple[str, ...]:
     return tuple(f.unicode("stop", s) for s in found)
 
 
-def embedding(given: Mapping[str, Any], model: str, tokenizer: Tokenizer) -> tuple[list[Text], bool]:
-    """Of /v1/embeddings: (texts, whether vectors are wanted as base64)."""
+def embedding(
+    given: Mapping[str, Any], model: str, tokenizer: Tokenizer, room: int
+) -> tuple[list[tuple[int, ...]], bool]:
+    """Of /v1/embeddings: (the tokens of texts, each at most `room`; whether vectors are wanted as base64)."""
     f = Fields(given)
     _model(f, model)
     texts = _texts(f, "input", INPUTS, tokenizer)
@@ -172,4 +179,12 @@ def embedding(given: Mapping[str, Any], model: str, tokenizer: Tokenizer) -> tup
     for name in IGNORED:
         f.take(name)
     f.done()
-    return texts, coding == "base64"
+    encoded = iter(tokenizer.encode_all([t for t in texts if isinstance(t, str)], room))
+    found = [tuple(next(encoded)) if isinstance(t, str) else t for t in texts]
+    longer = [i for i, ids in enumerate(found) if len(ids) > room]
+    if longer:
+        raise ApiError(
+            400, f"input[{longer[0]}] has more than the model's {room} tokens: make vectors of its parts", "input",
+            "context_length_exceeded",
+        )  # fmt: skip
+    return found, coding == "base64"

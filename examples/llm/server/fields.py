@@ -109,6 +109,6 @@ class Fields:
             )
 
     def done(self) -> None:
-        left = sorted(self.given.keys() - self.asked)
+        left = sorted(k for k in self.given.keys() - self.asked if self.given[k] is not None)  # (null: not given)
         if left:
             raise self.wrong(left[0][:64], "this server knows no such field")

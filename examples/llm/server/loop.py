@@ -32,7 +32,7 @@ def run(batch: Batch, embedder: Embedder | None, ranks: Ranks, desk: Desk | None
             assert embedder is not None
             rows = embedder(texts)
             if desk is not None:
-                desk.give([(key, Vectors(rows, sum(len(embedder.ids(t)) for t in texts)))])
+                desk.give([(key, Vectors(rows, sum(map(len, texts))))])
         made = batch.step()
 
 

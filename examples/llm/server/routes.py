@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,8 @@ from server.transport import Events, Gone, body_of, while_there
 from server.writing import Writing
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -46,8 +48,10 @@ class Service:
     pages: int  # likewise
     embedder: str = ""  # the name of the model for vectors; "": there is none
     embed_tokenizer: Tokenizer | None = None  # that model's
+    embed_room: int = 0  # tokens of a text that it takes
     limits: Limits = Limits()
     metrics: Metrics = field(default_factory=Metrics)
+    origins: Sequence[str] = ()  # of pages elsewhere that may ask
     created: int = field(default_factory=lambda: int(time.time()))
 
     def application(self) -> Starlette:
@@ -64,6 +68,10 @@ class Service:
                 Route("/v1/models", self.models), Route("/v1/models/{name:path}", self.one_model),
                 post("/v1/completions", self.completions), post("/v1/chat/completions", self.chat),
                 post("/v1/embeddings", self.embeddings),
+            ],
+            middleware=[
+                Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+                for origins in [list(self.origins)] if origins
             ],
             lifespan=asynccontextmanager(starting),
             exception_handlers={
@@ -173,7 +181,9 @@ class Service:
         given = parse(await body_of(request, self.limits.body, self.limits.body_s))
         if self.embed_tokenizer is None:
             raise ApiError(501, "this server has no model for vectors; start it with --embed-model minilm")
-        texts, coded = api.embedding(given, self.embedder, self.embed_tokenizer)
+        texts, coded = await asyncio.to_thread(
+            api.embedding, given, self.embedder, self.embed_tokenizer, self.embed_room
+        )
         keys, out = self.desk.submit([tuple(texts[i : i + CHUNK]) for i in range(0, len(texts), CHUNK)])
 
         async def collect() -> dict[int, Vectors]:

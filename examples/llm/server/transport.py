@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from server.errors import ApiError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 T = TypeVar("T")
@@ -34,6 +34,8 @@ async def body_of(request: Request, most: int, within_s: float) -> bytes:
                 found += part
                 if len(found) > most:
                     raise too_long
+    except ClientDisconnect:
+        raise Gone from None
     except TimeoutError:
         raise ApiError(408, f"the body did not arrive in {within_s:g} s", code="timeout") from None
     return bytes(found)

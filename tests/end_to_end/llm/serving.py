@@ -62,6 +62,20 @@ class Served:
         assert found is not None, text
         return float(found[1])
 
+    def gauge_or_zero(self, name: str) -> float:
+        return self.gauge(name) if name in self.ask("/metrics")[1] else 0.0
+
+    def headers(self, method: str, path: str, body: bytes | None, **headers: str) -> dict[str, str]:
+        """Those of the answer."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
+        try:
+            connection.request(method, path, body, {"content-type": "application/json", **headers})
+            answer = connection.getresponse()
+            answer.read()
+            return {k.lower(): v for k, v in answer.getheaders()}
+        finally:
+            connection.close()
+
     def wait_for(self, name: str, value: float) -> None:
         """Until a gauge has the value."""
         until = time.monotonic() + LIMIT_S

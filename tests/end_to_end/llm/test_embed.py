@@ -26,7 +26,7 @@ def embedder(minilm: str) -> Embedder:
     model, tokenizer = load_encoder(minilm)
     nn.shard_rules(model, {}, ("CPU:0",))
     Tensor.realize(*model.parameters())
-    return Embedder(model, tokenizer, 3)
+    return Embedder(model, tokenizer, 3, cut=True)
 
 
 def test_vectors_are_those_of_transformers_in_any_order(embedder: Embedder) -> None:
@@ -86,6 +86,17 @@ def test_a_user_sees_cosines_or_vectors(minilm: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(rows, want @ want.T, atol=2e-3)
     vectors = run("--vectors", "--batch", "3", "-", where=tmp_path, text="\n".join(texts))
     np.testing.assert_allclose([json.loads(line) for line in vectors.stdout.splitlines()], want, atol=1e-4)
+
+
+def test_texts_longer_than_the_model_takes_are_not_cut_without_a_word(minilm: str, tmp_path: Path) -> None:
+    long = "word " * 300
+    failed = run("a", long, where=tmp_path)
+    assert failed.returncode == 1 and "Traceback" not in failed.stderr
+    assert "1 of 2 texts are longer than the model's 256 tokens: number 2 has 302;" in failed.stderr
+    assert "(--cut leaves out their ends)" in failed.stderr
+    shown = run("--cut", "--vectors", long, "word " * 254, where=tmp_path)
+    one, two = (np.array(json.loads(line)) for line in shown.stdout.splitlines())
+    np.testing.assert_allclose(one, two, atol=1e-5)
 
 
 def test_two_devices_give_the_same(minilm: str, command: Callable[..., Any]) -> None:

@@ -7,8 +7,10 @@ import random
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -175,6 +177,71 @@ def test_limits(served: Served) -> None:
     served.wait_for("llm_texts_running", 0)
 
 
+def head(length: int | str, path: str = "completions") -> bytes:
+    size = f"transfer-encoding: {length}" if isinstance(length, str) else f"content-length: {length}"
+    return f"POST /v1/{path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n{size}\r\n\r\n".encode()
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions", "embeddings"])
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_client_that_leaves_within_its_body_leaves_no_traceback(served: Served, path: str, reset: bool) -> None:
+    before = served.gauge_or_zero(f'llm_requests_total{{path="/v1/{path}",status="499"}}')
+    with socket.create_connection(("127.0.0.1", served.port)) as half:
+        half.sendall(head(100, path) + b'{"prompt"')
+        if reset:
+            half.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    until = time.monotonic() + LIMIT_S
+    while served.gauge_or_zero(f'llm_requests_total{{path="/v1/{path}",status="499"}}') == before:
+        assert time.monotonic() < until and served.process.poll() is None
+        time.sleep(0.02)
+    assert not any("Traceback" in line or "Exception" in line for line in served.out), served.out
+
+
+def test_bodies_in_parts_of_a_byte_hold_nobody_up(served: Served) -> None:
+    """Each of them costs as much as a part of 64 KiB."""
+    parts = b"1\r\na\r\n" * 190_000
+    with ThreadPoolExecutor(8) as pool:
+
+        def send(_: int) -> bytes:
+            with socket.create_connection(("127.0.0.1", served.port), timeout=LIMIT_S) as slow:
+                try:
+                    slow.sendall(head("chunked") + parts)
+                    return slow.recv(4096)
+                except ConnectionError:  # (closed before all was sent)
+                    return b""
+
+        sent = [pool.submit(send, i) for i in range(8)]
+        longest = 0.0
+        while not all(s.done() for s in sent):
+            began = time.monotonic()
+            assert served.ask("/health")[0] == 200
+            longest = max(longest, time.monotonic() - began)
+        assert all(s.result()[:12] in (b"HTTP/1.1 400", b"") for s in sent) and longest < 3
+    # in parts of a usual size it is read
+    body = json.dumps({"prompt": "abc", "max_tokens": 12, "temperature": 0, "ignore_eos": True}).encode() + b" " * 9000
+    with socket.create_connection(("127.0.0.1", served.port), timeout=LIMIT_S) as usual:
+        usual.sendall(head("chunked") + b"".join(b"%x\r\n%b\r\n" % (1, body[i : i + 1]) for i in range(1000)))
+        usual.sendall(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body) - 1000, body[1000:]))
+        assert b" 200 OK" in usual.recv(4096)
+
+
+def test_pages_of_other_sites(folder: Path, served: Served) -> None:
+    """None may ask, unless it is told; then its browser's question before the request is answered, too."""
+    body = b'{"prompt": "abc", "max_tokens": 1}'
+    assert "access-control-allow-origin" not in served.headers("POST", "/v1/completions", body, origin="https://a.org")
+    with serve(folder, "--slots", "1", "--room", "128", "--origin", "https://a.org") as open_to:
+        found = open_to.headers("POST", "/v1/completions", body, origin="https://a.org")
+        assert found["access-control-allow-origin"] == "https://a.org"
+        asked = {
+            "access-control-request-method": "POST",
+            "access-control-request-headers": "authorization,content-type",
+        }
+        found = open_to.headers("OPTIONS", "/v1/chat/completions", None, origin="https://a.org", **asked)
+        assert found["access-control-allow-origin"] == "https://a.org"
+        assert "authorization" in found["access-control-allow-headers"].lower()
+        assert "access-control-allow-origin" not in open_to.headers("GET", "/v1/models", None, origin="https://b.org")
+
+
 def test_requests_with_a_mistake_are_refused(served: Served) -> None:
     draw = random.Random(7)
     for _ in range(100):
@@ -248,6 +315,7 @@ def test_mistakes_are_told(served: Served, folder: Path, tmp_path: Path) -> None
         (["--model", "nowhere", "--port", "0"], 1, "serve.py: there is no file or folder 'nowhere'"),
         (["--model", str(folder), "--port", str(served.port)], 1, "Address already in use; choose another one, or 0"),
         (["--slots", "0"], 2, "--slots 0: at least 1"),
+        (["--origin", "example.org"], 2, "--origin example.org: * or a page's scheme and host"),
     ]:
         run = subprocess.run([sys.executable, str(SCRIPT), *options], cwd=tmp_path, capture_output=True, text=True,
                              timeout=LIMIT_S)  # fmt: skip
@@ -265,6 +333,8 @@ def test_vectors(served: Served, minilm: str) -> None:
     assert all(abs(a - b) < 1e-5 for d, row in zip(numbered, rows, strict=True) for a, b in zip(d.embedding, row))
     (one,) = served.client.embeddings.create(model=minilm, input=tokens[0]).data
     assert max(abs(a - b) for a, b in zip(one.embedding, rows[0])) < 1e-5
+    with pytest.raises(openai.BadRequestError, match=r"input\[1\] has more than the model's 256 tokens"):
+        served.client.embeddings.create(model=minilm, input=["a", "word " * 300])
     for wrong in (b"[[]]", b'""', b"[-1]", b"[99999999]", b"[[1], 2]", b"[true]", b"[[1.5]]", b"[]", b"null", b"{}"):
         status, answer = served.ask("/v1/embeddings", b'{"input": %b}' % wrong)
         assert status == 400 and answer["error"]["param"] == "input", (wrong, answer)
