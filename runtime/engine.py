@@ -466,7 +466,8 @@ class RealizeEngine:
     def part_of_file(self, uop: UOp, dtype: DType, shape: tuple[int, ...]) -> UOp | None:
         base, device = unmoved(uop), uop.device
         if (
-            base.op is not Ops.BUFFER
+            not isinstance(device, str)
+            or base.op is not Ops.BUFFER
             or not uop.shape
             or not all(isinstance(d, int) and d for d in (*uop.shape, *base.shape))
         ):

@@ -151,7 +151,8 @@ def _asked(kernel: Kernel, skipped: tuple[UOp, ...], r: UOp, around: Around) -> 
     found = []
     analysis, tile = kernel.analysis(around.lanes), kernel.nest.tile
     for c in compared(skipped):
-        out = {x: x.src[0].arg for x in ranges_of(c) if x.arg.kind == "reduce" and tile.get(x) == fixed_size(x)}
+        sizes = {x: fixed_size(x) for x in ranges_of(c) if x.arg.kind == "reduce"}
+        out = {x: n for x, n in sizes.items() if n is not None and n == tile.get(x)}
         if r not in ranges_of(c) or any(x.arg.kind == "reduce" and x not in out for x in ranges_of(c)):
             continue
         for at in itertools.product(*(range(n) for n in out.values())):

@@ -53,7 +53,7 @@ def sample(seed: int, epoch: int, row: int) -> Iterator[None]:
 def draws(load: Callable[[], Any], *where: Any) -> tuple[Any, bool]:
     """(what `load` gives, whether it draws from a generator that threads share): that of `random` or of `np.random`, of
     this thread for `Tensor.rand`, or one that the objects `where` refer to."""
-    found = [np.random.mtrand._rand, random._inst, *_generators(where, set(), 0)]  # type: ignore[attr-defined]
+    found = [np.random.mtrand._rand, random._inst, *_generators(where, set(), 0)]
     before = [_state(g) for g in found]
     out = load()
     return out, has_drawn() or before != [_state(g) for g in found]

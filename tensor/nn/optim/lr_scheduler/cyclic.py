@@ -74,10 +74,10 @@ class OneCycleLR(_Cycling):
             _per_group("OneCycleLR", name, optimizer, m)
             for name, m in (("base_momentum", base_momentum), ("max_momentum", max_momentum))
         )
-        for name, n in (("div_factor", div_factor), ("final_div_factor", final_div_factor)):
-            check_number("OneCycleLR", name, n)
-            if n == 0:
-                raise ValueError(f"OneCycleLR: {name} must be positive, got {n}")
+        for name, factor in (("div_factor", div_factor), ("final_div_factor", final_div_factor)):
+            check_number("OneCycleLR", name, factor)
+            if factor == 0:
+                raise ValueError(f"OneCycleLR: {name} must be positive, got {factor}")
         self.total_steps = total_steps if total_steps is not None else epochs * steps_per_epoch  # type: ignore[operator]
         self.anneal_strategy, self.cycle_momentum = anneal_strategy, cycle_momentum
         up = float(pct_start * self.total_steps) - 1
