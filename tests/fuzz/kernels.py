@@ -22,19 +22,21 @@ from manygrad import Context, Tensor
 from manygrad.runtime.codegen.describe import signature
 from manygrad.runtime.codegen.dots import Dot
 from manygrad.runtime.codegen.opts import Opts, neighbours
-from manygrad.runtime.codegen.pipeline import prepare
+from manygrad.runtime.codegen.pipeline import beyond, prepare
 from manygrad.runtime.codegen.target import Machine
-from manygrad.runtime.devices import get_device
+from manygrad.runtime.devices import Device, get_device
 from manygrad.runtime.devices.chain import Chained
 from manygrad.runtime.devices.compiled import Compiled
 from manygrad.runtime.devices.cpu import COMPILED
 from manygrad.runtime.devices.cpu_kernel import CPUKernel
 from manygrad.runtime.devices.host import Memory
+from manygrad.runtime.devices.opencl_driver import driver
 from manygrad.runtime.devices.target import AVX2_DOTS, host_target
 from manygrad.runtime.items import KernelItem
 from manygrad.tensor.dtype import DType
 from manygrad.tensor.nn import functional as F
 from manygrad.tensor.uop import Ops, UOp
+from tests.opencl import MISSING
 
 EXAMPLES = 25
 SIZES = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 40, 47, 48, 49, 51, 63, 64, 65, 97, 127, 128, 130)
@@ -44,6 +46,7 @@ TYPES = ("float32", "float32", "float32", "float64", "bfloat16", "float16", "int
 EXACT = {"float64": 1 << 40, "float32": 1 << 24, "float16": 1 << 11, "bfloat16": 1 << 8}  # whole numbers up to which
 POISON = 0xFF  # NaN in every type of floats, -1 or the greatest number in the others
 ZONE_BYTES = 1 << 12  # of poison on both sides of a buffer
+OPENCL_EVERY = 6  # kernels, one runs on OPENCL, too, where there is a driver (which compiles for long)
 Program = dict[str, Any]
 
 
@@ -403,30 +406,60 @@ class Guarded:
         )
 
 
+Run = Callable[[list[Guarded], tuple[int, ...]], None]
+
+
 def random_opts(ast: UOp, machine: Machine, rng: random.Random) -> Opts:
     prepared = prepare(ast, machine)
     sig, opts = signature(prepared.ast), prepared.opts
+    lanes, items = machine.vector_bytes // 4, machine.group_items
     for _ in range(rng.randint(1, 4)):
-        near = neighbours(sig, opts, machine.vector_bytes // 4, sums_may_change=True)
+        near = neighbours(sig, opts, lanes, sums_may_change=True, group_items=items)
+        near = [x for x in near if beyond(machine, prepared.ast, x) is None]
         opts = rng.choice(near) if near else opts
     return opts
 
 
-def variants(ast: UOp, rng: random.Random) -> Iterator[tuple[str, CPUKernel]]:
+def on_host(kernel: Any) -> Run:
+    return lambda given, values: kernel([g.memory for g in given], values)
+
+
+def on_device(device: Device, kernel: Any) -> Run:
+    """On memory of the device's own, poison included."""
+
+    def run(given: list[Guarded], values: tuple[int, ...]) -> None:
+        handles = [device.alloc(g.raw.nbytes) for g in given]
+        for h, g in zip(handles, given):
+            device.copyin(h, memoryview(g.raw))
+        kernel([device.view(h, g.begin, g.end - g.begin) for h, g in zip(handles, given)], values)
+        for h, g in zip(handles, given):
+            device.copyout(memoryview(g.raw), h)
+            device.free(h, g.raw.nbytes)
+
+    return run
+
+
+def variants(ast: UOp, rng: random.Random) -> Iterator[tuple[str, Run]]:
     """The kernel as it is made for some machines, as chosen and under random Opts, with and without checks."""
     for machine in machines():
-        name = f"vectors of {machine.vector_bytes} bytes"
         for opts in (None, random_opts(ast, machine, rng)):
             checked = rng.randrange(3) == 0
             with Context(CACHE=0, CHECK_OOB=int(checked)):
                 kernel = kernels_for(machine).build_with(ast, opts)
             cut = ""
-            if kernel.fixed is not None and (total := kernel.fixed[0]) >= 1:
+            if kernel.fixed is not None and kernel.fixed[0] >= 1:
                 kernel.work = 1 << 30
                 total, _ = kernel.pieces({})
                 kernel.fixed = (total, rng.randint(1, total))
                 cut = f", cut by {kernel.fixed[1]} of {total}"
-            yield f"{name}, {list(kernel.opts)}{', checked' if checked else ''}{cut}", kernel
+            name = f"vectors of {machine.vector_bytes} bytes, {list(kernel.opts)}{', checked' if checked else ''}{cut}"
+            yield name, on_host(kernel)
+    if not MISSING and rng.randrange(OPENCL_EVERY) == 0:
+        device = get_device("OPENCL")
+        opts = random_opts(ast, driver().machine, rng) if rng.randrange(2) else None
+        with Context(CACHE=0):
+            kernel = device.compile_with(ast, opts)
+        yield f"OPENCL, {list(kernel.opts)}", on_device(device, kernel)
 
 
 class Watch:
@@ -440,12 +473,11 @@ class Watch:
         asts = item.ast.src if item.ast.op is Ops.CHAIN else (item.ast,)
         oracle = [get_device("PYTHON").compile(a) for a in asts]
         wanted = [Guarded(x) for x in before]
-        kernel = Chained(item.ast, oracle) if item.ast.op is Ops.CHAIN else oracle[0]
-        kernel([g.memory for g in wanted], values)
+        on_host(Chained(item.ast, oracle) if item.ast.op is Ops.CHAIN else oracle[0])(wanted, values)
         self.kernels += len(asts)
-        self.compare("as it is run", item, item.kernel, before, values, wanted)
-        for name, variant in variants(item.ast, self.rng) if item.ast.op is Ops.SINK else ():
-            self.compare(name, item, variant, before, values, wanted)
+        self.compare("as it is run", item, on_host(item.kernel), before, values, wanted)
+        for name, run in variants(item.ast, self.rng) if item.ast.op is Ops.SINK else ():
+            self.compare(name, item, run, before, values, wanted)
         for b, g in zip(item.buffers, wanted):
             b.copyin(g.bytes.view(b.dtype.np))
 
@@ -453,14 +485,14 @@ class Watch:
         self,
         name: str,
         item: KernelItem,
-        kernel: Any,
+        run: Run,
         before: list[np.ndarray],
         values: tuple[int, ...],
         wanted: list[Guarded],
     ) -> None:
         given = [Guarded(x) for x in before]
         try:
-            kernel([g.memory for g in given], values)
+            run(given, values)
             for g in given:
                 g.verify()
             for slot in sorted({*range(len(given))} - temporaries(item)):
