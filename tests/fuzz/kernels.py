@@ -9,6 +9,7 @@ with every index checked; it has to leave what the interpreter `PYTHON` leaves, 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -48,6 +49,7 @@ POISON = 0xFF  # NaN in every type of floats, -1 or the greatest number in the o
 ZONE_BYTES = 1 << 12  # of poison on both sides of a buffer
 OPENCL_EVERY = 6  # kernels, one runs on OPENCL, too, where there is a driver (which compiles for long)
 Program = dict[str, Any]
+COUNTS: Counter[str] = Counter()  # what has been run, which the runner prints
 
 
 @st.composite
@@ -332,6 +334,21 @@ def product(v: Value, n: Numbers) -> Value | None:
 
 
 @step
+def pooling(v: Value, n: Numbers) -> Value | None:
+    if not v.dtype.is_float or v.array.ndim > 3:
+        return None
+    x = v.array.reshape((1, 1, *v.array.shape)[-3:])
+    size, step_, dilation = n.of((2, 3, 5, 8)), n.of((1, 2, 3, 8)), n.of((1, 1, 2, 7))
+    padding = min(n.of(AMOUNTS), size // 2)
+    length = x.shape[2] + 2 * padding - dilation * (size - 1)
+    if length < 1:
+        return None
+    wide = np.pad(x, ((0, 0), (0, 0), (padding, padding)), constant_values=-(10**6))
+    want = np.max([wide[:, :, k * dilation : k * dilation + length : step_] for k in range(size)], 0)
+    return Value(F.max_pool1d(v.tensor.reshape(x.shape), size, step_, padding, dilation), want)
+
+
+@step
 def convolution(v: Value, n: Numbers) -> Value | None:
     if not v.dtype.is_float or v.array.ndim > 2:
         return None
@@ -475,6 +492,7 @@ class Watch:
         wanted = [Guarded(x) for x in before]
         on_host(Chained(item.ast, oracle) if item.ast.op is Ops.CHAIN else oracle[0])(wanted, values)
         self.kernels += len(asts)
+        COUNTS["kernels"] += len(asts)
         self.compare("as it is run", item, on_host(item.kernel), before, values, wanted)
         for name, run in variants(item.ast, self.rng) if item.ast.op is Ops.SINK else ():
             self.compare(name, item, run, before, values, wanted)
@@ -491,6 +509,7 @@ class Watch:
         wanted: list[Guarded],
     ) -> None:
         given = [Guarded(x) for x in before]
+        COUNTS["ways to run them"] += 1
         try:
             run(given, values)
             for g in given:

@@ -71,7 +71,8 @@ def main(argv: list[str] | None = None) -> int:
         try:
             while True:
                 ran += run_round(fuzzer, ROUND, round_seed)
-                print(f"{name}: {ran} programs, round {round_seed}", flush=True)
+                counts = "".join(f", {n} {what}" for what, n in getattr(fuzzer, "COUNTS", {}).items())
+                print(f"{name}: {ran} programs{counts}, round {round_seed}", flush=True)
                 round_seed += 1
                 if time.monotonic() >= until:
                     break
