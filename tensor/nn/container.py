@@ -3,6 +3,7 @@ or the keys."""
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -107,6 +108,16 @@ class ModuleList(_List):
     def __init__(self, modules: Iterable[Module] | None = None):
         self.extend(modules or [])
 
+    def _wrapped(self, value: Any) -> Any:
+        return _no_value("ModuleList", value)
+
+
+def _no_value(owner: str, value: Any) -> Any:
+    """TypeError on what can be no module. (Functions, and objects with tensors, can.)"""
+    if isinstance(value, (Tensor, numbers.Number, str, bytes)):
+        raise TypeError(f"{owner} holds modules, not a {type(value).__name__}; parameters go into a ParameterList")
+    return value
+
 
 class ParameterList(_List):
     """A list whose parameters are found; other tensors become parameters."""
@@ -170,6 +181,9 @@ class ModuleDict(_Dict):
 
     def __init__(self, modules: Any = None):
         self.update(modules or {})
+
+    def _wrapped(self, value: Any) -> Any:
+        return _no_value("ModuleDict", value)
 
 
 class ParameterDict(_Dict):

@@ -55,6 +55,8 @@ class Bilinear(Module):
         dtype: Any = None,
     ):
         self.in1_features, self.in2_features, self.out_features = in1_features, in2_features, out_features
+        if in1_features < 1:
+            raise ValueError(f"Bilinear: in1_features must be positive, got {in1_features}")
         bound = 1 / math.sqrt(in1_features)
         self.weight = uniform((out_features, in1_features, in2_features), bound, device, dtype)
         self.bias = uniform((out_features,), bound, device, dtype) if bias else None

@@ -223,8 +223,10 @@ class GroupNorm(Module):
         *,
         bias: bool = True,
     ):
-        if num_channels % num_groups:
-            raise ValueError(f"GroupNorm: num_channels {num_channels} must be a multiple of num_groups {num_groups}")
+        if num_groups < 1 or num_channels % num_groups:
+            raise ValueError(
+                f"GroupNorm: num_channels {num_channels} must be a multiple of num_groups {num_groups}, 1 or more"
+            )
         self.num_groups, self.num_channels, self.eps, self.affine = num_groups, num_channels, eps, affine
         self.weight, self.bias = _affine((num_channels,), affine, bias, device, dtype)
 

@@ -105,11 +105,24 @@ FRACTIONAL: dict[str, Any] = {
 }
 
 
-class FractionalMaxPool2d(Held, of="fractional_max_pool2d", show="kernel_size", **FRACTIONAL):
+class _Fractional(Held):
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        name, size, ratio = type(self).__name__, self.output_size, self.output_ratio  # type: ignore[attr-defined]
+        if (size is None) == (ratio is None):
+            raise ValueError(
+                f"{name}: give output_size or output_ratio, not {'both' if size is not None else 'neither'}"
+            )
+        ratios = ratio if isinstance(ratio, (tuple, list)) else (ratio,)
+        if ratio is not None and not all(0 < r < 1 for r in ratios):
+            raise ValueError(f"{name}: output_ratio must lie between 0 and 1, got {ratio}")
+
+
+class FractionalMaxPool2d(_Fractional, of="fractional_max_pool2d", show="kernel_size", **FRACTIONAL):
     """The largest of windows at random, uneven steps."""
 
 
-class FractionalMaxPool3d(Held, of="fractional_max_pool3d", show="kernel_size", **FRACTIONAL):
+class FractionalMaxPool3d(_Fractional, of="fractional_max_pool3d", show="kernel_size", **FRACTIONAL):
     """The largest of windows at random, uneven steps."""
 
 

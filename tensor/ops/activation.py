@@ -85,6 +85,8 @@ class ActivationMixin:
 
     def rrelu(self: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Tensor:
         """leaky_relu, in training with a slope drawn for each element, else with the mean slope."""
+        if not lower <= upper:
+            raise ValueError(f"rrelu: lower must not be above upper, got {lower} and {upper}")
         if not training:
             return self.leaky_relu((lower + upper) / 2)
         slope = self.detach().rand_like() * (upper - lower) + lower
@@ -98,6 +100,8 @@ class ActivationMixin:
         return self.elu(SELU_ALPHA) * SELU_SCALE
 
     def celu(self: Tensor, alpha: float = 1.0) -> Tensor:
+        if alpha == 0:
+            raise ValueError("celu: alpha must not be 0, it divides")
         return (self > 0)._where(self, (self.clamp(max=0) / alpha).expm1() * alpha)
 
     def glu(self: Tensor, dim: int = -1) -> Tensor:

@@ -115,6 +115,8 @@ class NormalizationMixin:
             raise ValueError(
                 f"batch_norm in training needs more than 1 value per channel, the input has shape {self.shape}"
             )
+        if not eps > 0:
+            raise ValueError(f"batch_norm in training needs a positive eps, got {eps}")
         out, mean, var = x._standardized(dims, eps, w, b)
         _track(running_mean, mean.reshape(-1), momentum)
         _track(running_var, var.reshape(-1) * (n / (n - 1)), momentum)

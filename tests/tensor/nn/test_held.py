@@ -40,6 +40,8 @@ INPUTS = {
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda c: c.__name__)
 def test_the_function_takes_the_arguments(layer: Any) -> None:
     required = {k: GIVEN[k] for k, p in layer._signature.parameters.items() if p.default is REQUIRED}
+    if "output_ratio" in layer._signature.parameters:  # (or output_size)
+        required["output_ratio"] = 0.5
     module = layer(**required)
     function = getattr(F, module._function)
     count = next((n for k, n in INPUTS.items() if k in layer.__name__), 1)

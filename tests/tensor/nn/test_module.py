@@ -287,6 +287,9 @@ def test_containers() -> None:
         and items.pop() is b
         and len(items + [a]) == 2
     )
+    for make in (lambda: nn.ModuleList([3]), lambda: items.append(Tensor.ones(2)), lambda: nn.ModuleDict({"a": "b"})):
+        with pytest.raises(TypeError, match=r"Module\w+ holds modules, not a \w+; parameters go into a ParameterList"):
+            make()
     with pytest.raises(IndexError, match="index 5 is outside a ModuleList of 1"):
         items[5]
     table = nn.ModuleDict({"x": a})
