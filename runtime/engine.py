@@ -465,6 +465,7 @@ class RealizeEngine:
 
     def part_of_file(self, uop: UOp, dtype: DType, shape: tuple[int, ...]) -> UOp | None:
         base, device = unmoved(uop), uop.device
+        assert device is not None
         if (
             not isinstance(device, str)
             or base.op is not Ops.BUFFER

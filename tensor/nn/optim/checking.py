@@ -18,7 +18,7 @@ def check_number(owner: str, name: str, value: Any, low: float = 0.0, high: floa
             raise ValueError(f"{owner}: {name} is one number, not a tensor of shape {value.shape}")
     elif not isinstance(value, numbers.Real):
         raise TypeError(f"{owner}: {name} is a number, not {value!r} of type {type(value).__name__}")
-    elif not (low <= (x := float(value)) and (x < high if below else x <= high)):
+    elif not low <= float(value) <= high or (below and value == high):
         between = f"lie in [{low:g}, {high:g}{')' if below else ']'}"
         must = between if high < inf else f"be at least {low:g}" if low else "not be negative"
         raise ValueError(f"{owner}: {name} must {must}, got {value}")
