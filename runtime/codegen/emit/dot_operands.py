@@ -66,7 +66,7 @@ def lanes_follow(e: Emission, u: UOp, r: UOp) -> bool:
 def lane_along(e: Emission, r: UOp, lanes: int, whole: bool) -> Iterator[None]:
     """Vectors along `r`, which is of a fixed size, for the moment; `whole`: there is something in all lanes."""
     at = e.scope
-    inner = e.with_lanes(Lanes(r, lanes, at.vectors.square, at.lane if at.along is not at.lane else None))
+    inner = e.with_lanes(Lanes(r, lanes, at.vectors.square, at.vectors.singly))
     with e.within(inner if whole else replace(inner, ragged={**at.ragged, r: None})):  # (its tile need not fill them)
         yield
 

@@ -46,6 +46,7 @@ class Kernel:
         tiles, lane = self.nest.tile, lanes.range
         whole = {r for r, t in tiles.items() if is_fixed(r) and r.src[0].arg <= t and r is not lanes.square}
         for r, t in tiles.items():
+            t = self.tile_of(r, lanes) if r is lanes.square else t
             alone = lanes.begins or lanes.count
             even = is_fixed(r) or in_whole_tiles(r, t)
             aligned[r] = t if even and r is not lanes.singly else alone if r is lane else 1

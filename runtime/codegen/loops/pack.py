@@ -64,23 +64,25 @@ def packing_lanes(kernel: Kernel, stage: Stage, around: Lanes) -> Lanes:
     squares."""
     u, nest, lanes = stage.value, kernel.nest, Lanes(around.range, around.count)
     if stage.turned and lies_along(kernel, stage):
-        return lanes
+        return replace(lanes, singly=stage.loop)  # (some rows of the tile after the others)
     tile = nest.tile.get(stage.loop, 1)
     if lanes.range not in stage.pitches and fixed_size(stage.loop) is not None and tile > 1:
         itemsize = u.dtype.itemsize if stage.grouped is None else LANE_BYTES
         lanes = Lanes(stage.loop, min(1 << (tile - 1).bit_length(), PACK_BYTES // itemsize))
     if lanes.range not in stage.pitches:
         return lanes
+    r = lanes.range
+    assert r is not None
     load = [v.src[0] for v in u.toposort() if v.op is Ops.LOAD][-1]
     a = kernel.analysis(lanes).affine(load.src[1], {})
     square = None
     if a is not None and a.stride != 1:
-        square = next((r for r in stage.ranges if step_along(kernel.analysis(lanes), load.src[1], r) == 1), None)
+        square = next((k for k in stage.ranges if step_along(kernel.analysis(lanes), load.src[1], k) == 1), None)
         lanes = replace(lanes, square=square)
     if lanes.range is not nest.lane and square is None and (a is None or a.stride != 1):
         return Lanes(around.range, around.count)
-    if square is not None and len(load.src) == 2:
-        alone = replace(lanes, singly=lanes.range)
+    if square is not None and len(load.src) == 2 and kernel.tile_of(r, lanes) % lanes.count == 0:
+        alone = replace(lanes, singly=r)
         single = kernel.analysis(alone).affine(load.src[1], {})
         if a is not None and single is not None and single.offsets(lanes.count) == a.offsets(lanes.count):
             return alone

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import gcd
 
 from manygrad.runtime.codegen.loops.build import Tree
 from manygrad.runtime.codegen.loops.index import FIRST_LANE, Index, Of
-from manygrad.runtime.codegen.loops.lanes import Kernel
+from manygrad.runtime.codegen.loops.lanes import Kernel, Lanes, fixed_size
 from manygrad.runtime.codegen.loops.prefetch import loads
 from manygrad.runtime.codegen.loops.show import name, text
 from manygrad.runtime.codegen.loops.tree import (
@@ -37,7 +38,9 @@ from manygrad.runtime.codegen.loops.tree import (
     Tile,
     Vectors,
 )
+from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
+from manygrad.tensor.uop.symbolic import linear
 from manygrad.tensor.uop.uop import UOp
 
 
@@ -58,6 +61,9 @@ class Open:
     sharing: Share | None = None
     across: int = 1  # lanes that the innermost Reduce has
     is_first_lane: bool = False
+    lanes: Lanes = field(default_factory=Lanes)
+    steps: Mapping[Index, int] = field(default_factory=dict)  # loop's counter -> what it is a multiple of (0: it is 0)
+    begins: Mapping[UOp, int] = field(default_factory=dict)  # range -> what its open tile's first iteration is so
 
 
 Rule = tuple[str, type[Node], Callable[..., bool]]
@@ -117,7 +123,7 @@ RULES: list[Rule] = [
 
 
 def verify(tree: Tree) -> None:
-    _verify(tree.nodes, Open(tree.kernel))
+    _verify(tree.nodes, Open(tree.kernel, lanes=tree.kernel.lanes))
 
 
 def _placed(n: Packing, o: Open) -> bool:
@@ -151,10 +157,16 @@ def _inside(node: Node, o: Open) -> Open:
     match node:
         case For():
             uniform = o.is_uniform and node.begin.op is not Of.ITEM and node.kind is not Kind.LANES
-            inside = replace(o, counters=o.counters | {node.counter}, kinds=o.kinds | {node.kind}, is_uniform=uniform)
+            steps = {**o.steps, node.counter: gcd(_multiple(node.begin, o), node.step)}
+            inside = replace(
+                o, counters=o.counters | {node.counter}, kinds=o.kinds | {node.kind}, is_uniform=uniform, steps=steps
+            )
             _verify(node.body, inside)
         case Tile():
-            _verify(node.body, replace(o, tiles=o.tiles | {node.range}))
+            begins = {**o.begins, node.range: _multiple(node.origin, o)}
+            inside = replace(o, tiles=o.tiles | {node.range}, begins=begins)
+            _verify_begins(node, inside, (node.range,))
+            _verify(node.body, inside)
         case Block():
             _verify(node.body, replace(o, blocks=o.blocks | {node.range}))
         case If():
@@ -165,26 +177,83 @@ def _inside(node: Node, o: Open) -> Open:
             for part in node.parts:
                 _verify((part,), o)
         case Share():
-            _verify(node.body, replace(o, sharing=node))
+            _verify(node.body, _with_lanes(node, replace(o, sharing=node), Lanes()))
         case Packing():
-            _verify(node.body, replace(o, packing=node))
+            _verify(node.body, _with_lanes(node, replace(o, packing=node), node.lanes))
         case Reduce():
             added = tuple(u.src[0] for u in node.group)
-            _verify(node.body, replace(o, reducing=node.group[0].src[1:], added=added, across=node.across))
+            inside = replace(o, reducing=node.group[0].src[1:], added=added, across=node.across)
+            _verify(node.body, _with_lanes(node, inside, node.lanes))
             if node.rest is None or node.rest.is_last:
                 return replace(o, computed=o.computed | {*node.group})
         case Online():
             added = (node.pair.maximum.src[0], node.pair.total.src[0])
-            _verify(node.body, replace(o, reducing=node.pair.total.src[1:], added=added))
+            inside = replace(o, reducing=node.pair.total.src[1:], added=added)
+            _verify(node.body, _with_lanes(node, inside, node.lanes))
             return replace(o, computed=_verify(node.otherwise, o))
-        case Scope() | Holds() | Vectors() | Prefetch():
+        case Vectors():
+            return replace(o, computed=_verify(node.body, _with_lanes(node, o, node.lanes)))
+        case Scope() | Holds() | Prefetch():
             return replace(o, computed=_verify(node.body, o))
     return o
 
 
+def _with_lanes(node: Node, o: Open, lanes: Lanes) -> Open:
+    inside = replace(o, lanes=lanes)
+    _verify_begins(node, inside, tuple(o.begins))
+    return inside
+
+
+def _verify_begins(node: Node, o: Open, ranges: tuple[UOp, ...]) -> None:
+    """Tiles begin where the analysis of index expressions takes them to begin."""
+    analysis = o.kernel.analysis(o.lanes)
+    for r in ranges:
+        begin, size = o.begins[r], fixed_size(r)
+        if begin == 0 or (size is not None and begin >= size):  # (within the range it is 0)
+            continue
+        every = analysis.aligned.get(r, 1)
+        if r in analysis.whole or begin % every:
+            where = "at 0 alone" if r in analysis.whole else f"at multiples of {every}"
+            raise AssertionError(
+                f"loop tree: a tile begins where index expressions take it to: {name(r)} begins at multiples of "
+                f"{begin}, they take it to begin {where}: {_named(node)}"
+            )
+
+
+def _multiple(x: Index, o: Open) -> int:
+    """A number that the value of an Index is a multiple of; 0: it is 0."""
+    if (n := x.number) is not None:
+        return abs(n)
+    match x.op:
+        case Of.COUNTER:
+            return o.steps.get(x, 1)
+        case Of.ORIGIN:
+            return o.begins.get(x.arg, 1)
+        case Of.HERE:
+            return _multiple(x.src[0], o)
+        case Of.SIZE:
+            return _multiple_of_size(x.arg.src[0])
+        case Ops.SUB if x.src[1].op is Ops.MOD and x.src[1].src[0] == x.src[0]:  # x - x % n
+            return _multiple(x.src[1].src[1], o)
+        case Ops.ADD | Ops.SUB:
+            return gcd(_multiple(x.src[0], o), _multiple(x.src[1], o))
+        case Ops.MUL:
+            return _multiple(x.src[0], o) * _multiple(x.src[1], o)
+        case Ops.MOD:
+            return gcd(_multiple(x.src[0], o), _multiple(x.src[1], o))
+        case Ops.WHERE:
+            return gcd(_multiple(x.src[1], o), _multiple(x.src[2], o))
+    return 1
+
+
+def _multiple_of_size(u: UOp) -> int:
+    terms, constant = linear(u)
+    return gcd(constant, *terms.values())
+
+
 def _indices(node: Node) -> Iterator[Index]:
-    for field in ("begin", "end", "origin", "size", "condition"):
-        if isinstance(x := getattr(node, field, None), Index):
+    for part in ("begin", "end", "origin", "size", "condition"):
+        if isinstance(x := getattr(node, part, None), Index):
             yield x
     if isinstance(node, Reduce) and node.rest is not None:
         yield from (node.rest.at, node.rest.begun)

@@ -10,16 +10,20 @@ import numpy as np
 import pytest
 
 from manygrad import Tensor
+from manygrad.runtime.codegen.affine import TileAnalysis
 from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.spec import verify
+from manygrad.runtime.codegen.loops.lanes import Kernel, Lanes
 from manygrad.runtime.codegen.lowered import Inst, Low, Program
+from manygrad.runtime.codegen.opts import CacheRead, Tile, Unroll, Vectorize
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.devices.target import host_target
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.nn import functional as F
 from manygrad.tensor.uop import Ops, UOp
-from tests.runtime.codegen.kernels import I, add, loop, mul, red, reduce, sink, store
+from tests.runtime.codegen.kernels import I, add, loop, mul, red, reduce, run, sink, store
 from tests.runtime.codegen.kernels import load as load_of
+from tests.runtime.codegen.test_opts import run_with
 
 RNG = np.random.default_rng(0)
 
@@ -67,7 +71,42 @@ def test_transposed_convolution(d: str) -> None:
     np.testing.assert_array_equal(F.conv_transpose1d(Tensor(x), Tensor(w), stride=2, dilation=9).numpy(), want)
 
 
+def turned_product(m: int, n: int, k: int, shift: int) -> UOp:
+    """c = a @ b.T, where b's columns are rolled by `shift` in each block of 32."""
+    i, j, r = loop(m, 0), loop(n, 1), red(k, 2)
+    column = add(mul(r.alu(Ops.IDIV, I(32)), 32), add(r, shift).alu(Ops.MOD, I(32)))
+    value = load_of(1, add(mul(i, k), r)).alu(Ops.MUL, load_of(2, add(mul(j, k), column)))
+    return sink(store(0, add(mul(i, n), j), reduce(value, r), i, j))
+
+
+@pytest.mark.parametrize("unroll", [1, 2, 16, 32, 64])
+@pytest.mark.parametrize("shift", [1, 8, 16])
+def test_squares_of_a_reduction_that_is_unrolled_further(shift: int, unroll: int) -> None:
+    """An operand is packed in squares of 16 iterations, of which the unrolled loop takes 32: where the column wraps
+    around is known of the latter alone."""
+    ast = turned_product(12, 64, 64, shift)
+    arrays = [np.zeros((12, 64), np.float32), *(RNG.integers(-3, 4, s).astype(np.float32) for s in (12 * 64, 64 * 64))]
+    opts = (Vectorize(1, 16), Tile(1, 32), Tile(0, 4), CacheRead(1, 2), *((Unroll(2, unroll),) * (unroll > 1)))
+    np.testing.assert_array_equal(run_with(ast, arrays, opts), run(ast, arrays)[0])
+
+
 # *** SPEC ***
+
+
+def test_a_tile_that_begins_elsewhere_than_index_expressions_take_it_to() -> None:
+    """What was wrong with squares: their tiles of 16 were taken to begin at multiples of 32."""
+
+    def without_squares(kernel: Kernel, lanes: Lanes) -> TileAnalysis:
+        return analysis_of(kernel, replace(lanes, square=None))
+
+    analysis_of = Kernel._analysis
+    opts = (Vectorize(1, 16), Tile(1, 32), Tile(0, 4), CacheRead(1, 2), Unroll(2, 32))
+    prepare(turned_product(12, 64, 64, 8), MACHINE, opts).tree()
+    with (
+        patch.object(Kernel, "_analysis", without_squares),
+        pytest.raises(AssertionError, match="begins at multiples of 16, they take it to begin at multiples of 32"),
+    ):
+        prepare(turned_product(12, 64, 64, 8), MACHINE, opts).tree()
 
 
 def padded_sum() -> UOp:
