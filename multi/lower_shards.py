@@ -300,14 +300,11 @@ class _Lowering:
                 loc[s] if w is p and s in loc else self.at(s, devices, p, w) for s, w, p in zip(u.src, wants, places)
             ]
             make: Callable[[UOp, Local, Placement, int], UOp] = local_node
-            if (
-                u.op is Ops.REDUCE
-                and isinstance(wants[0], Shard)
-                and isinstance(result, Partial)
-                and u.dtype.is_float
-                and u.arg.op is Ops.ADD
-            ):
-                make = block_reducer(wants[0], len(devices)) or local_node
+            if u.op in (Ops.REDUCE, Ops.SCATTER) and isinstance(result, Partial) and u.dtype.is_float:
+                cut = wants[0] if u.op is Ops.REDUCE else wants[1]
+                assert isinstance(cut, Shard)
+                if result.op in (Ops.ADD, Ops.MUL) and (mine := blocks_of(cut, len(devices))):
+                    make = block_reducer(cut, mine) if u.op is Ops.REDUCE else block_scatterer(cut, mine)
             self.loc[u] = tuple(
                 [inherit(make(u, tuple([p[k] for p in parts]), result, i), u) for k, i in enumerate(self.mine(devices))]
             )
@@ -415,8 +412,37 @@ def local_rows(u: UOp, src: tuple[UOp, ...], begin: int) -> tuple[UOp, ...]:
     return (*src[:cut], UOp(Ops.SUB, src[cut].dtype, (src[cut], start)), *src[cut + 1 :])
 
 
-def block_reducer(p: Shard, ranks: int) -> Callable[[UOp, Local, Placement, int], UOp] | None:
-    """A sum over the cut dim in an order that follows from global positions, not from the number of devices.
+def blocks_of(p: Shard, ranks: int) -> int:
+    """How many of the blocks that sums over the cut dim are taken in each device holds; 0 where these are no whole
+    subtree of the tree in which the blocks are added."""
+    blocks = len(p.blocks) - 1
+    mine = blocks // ranks
+    if blocks < 1 or (ranks > 1 and mine & (mine - 1)) or p.bounds != p.blocks[::mine] or not p.bounds[-1]:
+        return 0
+    return mine
+
+
+def block_scatterer(p: Shard, mine: int) -> Callable[[UOp, Local, Placement, int], UOp]:
+    """Values added at their places in the order of a sum over the cut dim (`block_reducer`): each block in a table of
+    its own, that of the first block over the base, and the tables in a tree."""
+
+    def scatter(u: UOp, src: Local, result: Placement, i: int) -> UOp:
+        base, *rows = src
+        tables: list[UOp | None] = []
+        for a, b in pairwise(p.blocks[i * mine : (i + 1) * mine + 1]):
+            part = [shrink(x, p.axis, a - p.bounds[i], b - p.bounds[i]) for x in rows]
+            start = const_like(u, 0) if tables else base
+            tables.append(u.replace(src=(start, *part)) if a < b else None if tables else start)
+        total = in_tree(tables, Ops.ADD)
+        assert total is not None
+        return total
+
+    return scatter
+
+
+def block_reducer(p: Shard, mine: int) -> Callable[[UOp, Local, Placement, int], UOp]:
+    """A sum (or product) over the cut dim in an order that follows from global positions, not from the number of
+    devices, each of which holds `mine` blocks.
 
     The dim is seen as SUM_BLOCKS blocks, cut where so many devices would be cut; each block is reduced on its own, then
     blocks are added in a tree that is split at the largest power of two. Devices hold whole subtrees where they are
@@ -428,11 +454,7 @@ def block_reducer(p: Shard, ranks: int) -> Callable[[UOp, Local, Placement, int]
 
         REDUCE(x, (12, n))  ==>  x as (4, 3, n):  tree(REDUCE(x[:, :2]) + REDUCE(x[:, 2:]))
     """
-    blocks = len(p.blocks) - 1
-    mine = blocks // ranks
-    if blocks < 1 or (ranks > 1 and mine & (mine - 1)) or p.bounds != p.blocks[::mine] or not p.bounds[-1]:
-        return None
-    in_group = blocks // groups_of(p.blocks)
+    in_group = (len(p.blocks) - 1) // groups_of(p.blocks)
     cuts = p.blocks[: in_group + 1]
 
     def reduce(u: UOp, src: Local, result: Placement, i: int) -> UOp:
@@ -447,19 +469,16 @@ def block_reducer(p: Shard, ranks: int) -> Callable[[UOp, Local, Placement, int]
             reduce_rows(u, op, shrink(x, p.axis + 1, a - cuts[first], b - cuts[first]), inner, mine)
             for a, b in pairwise(cuts[first : first + held + 1])
         ]
-        # one row alone is stored: a product would else be added unrounded
-        if own > 1 or sum(s is not None for s in sums) > 1:
-            sums = [
-                UOp(Ops.CONTIGUOUS, s.dtype, (s,))
-                if s is not None and prod(s.src[0].shape[a] for a in inner) == 1
-                else s
-                for s in sums
-            ]
-        y = in_tree(sums)
+        if (
+            own > 1
+        ):  # (of what is added in a tree of REDUCEs one row alone, if it is a product, is rounded as others are)
+            sums = [rounded(s) if s is not None and prod(s.src[0].shape[a] for a in inner) == 1 else s for s in sums]
+        y = in_tree(sums, op)
         if y is None:
-            return broadcast(UOp.const(u.dtype, 0), tuple(1 if a in axes else d for a, d in enumerate(src[0].shape)))
+            none = UOp.const(u.dtype, 0 if op is Ops.ADD else 1)
+            return broadcast(none, tuple(1 if a in axes else d for a, d in enumerate(src[0].shape)))
         if own & (own - 1):
-            y = in_tree([shrink(y, p.axis, k, k + 1) for k in range(own)])
+            y = in_tree([shrink(y, p.axis, k, k + 1) for k in range(own)], op)
             assert y is not None
         else:  # the levels of the tree nest in one kernel
             levels = own.bit_length() - 1
@@ -472,11 +491,13 @@ def block_reducer(p: Shard, ranks: int) -> Callable[[UOp, Local, Placement, int]
 
 
 def groups_of(blocks: tuple[int, ...]) -> int:
-    """Into how many equal groups, cut alike, the blocks of a dim fall: (0, 2, 3, 5, 6) -> 2."""
+    """Into how many equal groups, cut alike, the blocks of a dim fall: (0, 2, 3, 5, 6) -> 2. Groups are whole
+    subtrees: of a power of two of blocks, or of all."""
     n, size = len(blocks) - 1, blocks[-1]
     for groups in range(gcd(n, size), 1, -1):
         if (
             n % groups == 0
+            and not n // groups & (n // groups - 1)
             and size % groups == 0
             and all(blocks[k + n // groups] - blocks[k] == size // groups for k in range(n + 1 - n // groups))
         ):
@@ -489,14 +510,20 @@ def reduce_rows(u: UOp, op: Ops, x: UOp, axes: tuple[int, ...], blocks: int) -> 
     return None if 0 in x.shape else UOp(Ops.REDUCE, u.dtype, (x,), ReduceArg(op, axes, blocks))
 
 
-def in_tree(terms: Sequence[UOp | None]) -> UOp | None:
-    """The sum as the collectives take it over ranks: split at the largest power of two below the number of terms;
-    None is no term."""
+def rounded(u: UOp) -> UOp:
+    """`u` as if it had been stored: a sum over it adds rounded products."""
+    bits = to_dtype(f"int{8 * u.dtype.itemsize}")
+    return UOp(Ops.BITCAST, u.dtype, (UOp(Ops.BITCAST, bits, (u,)),))
+
+
+def in_tree(terms: Sequence[UOp | None], op: Ops) -> UOp | None:
+    """The sum (or product) as the collectives take it over ranks: split at the largest power of two below the number of
+    terms; None is no term."""
     if len(terms) == 1:
         return terms[0]
     half = 1 << ((len(terms) - 1).bit_length() - 1)
-    a, b = in_tree(terms[:half]), in_tree(terms[half:])
-    return UOp(Ops.ADD, a.dtype, (a, b)) if a is not None and b is not None else a or b
+    a, b = in_tree(terms[:half], op), in_tree(terms[half:], op)
+    return UOp(op, a.dtype, (a, b)) if a is not None and b is not None else a or b
 
 
 def reshape(x: UOp, shape: tuple[Any, ...]) -> UOp:

@@ -36,13 +36,11 @@ class Shard:
     def blocks(self) -> tuple[int, ...]:
         """Where the dim is cut into the blocks that sums are taken in: SUM_BLOCKS even ones of what was cut, whatever
         the number of devices; (): in none."""
-        total, devices, count = self.bounds[-1], len(self.bounds) - 1, SUM_BLOCKS.value
-        if not self.origin or count % devices:
+        total, count = self.bounds[-1], SUM_BLOCKS.value
+        if not self.origin or count % (len(self.bounds) - 1):
             return ()
         cuts = [b * total for b in even_bounds(self.origin, count)]
-        if any(c % self.origin for c in cuts):
-            return even_bounds(total, count) if self.bounds == even_bounds(total, devices) else ()
-        return tuple([c // self.origin for c in cuts])
+        return () if any(c % self.origin for c in cuts) else tuple([c // self.origin for c in cuts])
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from manygrad.tensor.uop.shape import numel
 from manygrad.tensor.uop.table import inferred, memo
 
 Answer = tuple[Sequence[Placement], Placement]
+MANY = 8  # values for an element of the base: from there on tables of so many blocks are no larger than the values
 
 
 def elementwise(u: UOp, ps: list[Placement]) -> Answer:
@@ -133,7 +134,8 @@ def gather(u: UOp, ps: list[Placement]) -> Answer:
 
 def scatter(u: UOp, ps: list[Placement]) -> Answer:
     """Row by row: base, values and indices are cut alike. Adding: each device scatters its own values, the terms are
-    then summed. Else on whole values, each device into its part of the base; what is outside of a part is not written.
+    then summed; floats, whose order counts, so only where they are many, and else column by column. Else on whole
+    values, each device into its part of the base; what is outside of a part is not written.
     """
     k, n = len(u.src) - 2, len(u.src[2].shape)
     value = next((p for p in ps[1:] if isinstance(p, Shard)), None)
@@ -153,7 +155,9 @@ def scatter(u: UOp, ps: list[Placement]) -> Answer:
                 base = Shard(j, cut.bounds, cut.origin)
                 return [base] + [row] * (k + 1), base
     if isinstance(value, Shard) and value.axis < n and u.arg == "add":
-        return [Partial(Ops.ADD), *[value] * (k + 1)], Partial(Ops.ADD)
+        if not u.dtype.is_float or numel(u.src[1].shape) >= MANY * numel(u.shape):
+            return [Partial(Ops.ADD), *[value] * (k + 1)], Partial(Ops.ADD)
+        return by_columns(u)
     if isinstance(ps[1], Shard) and ps[1].axis >= n:
         base = Shard(k + ps[1].axis - n, ps[1].bounds, ps[1].origin)
         return [base, ps[1]] + [REPLICATE] * k, base
@@ -161,6 +165,25 @@ def scatter(u: UOp, ps: list[Placement]) -> Answer:
         p = ps[0]
         return [p, REPLICATE if p.axis < k else Shard(n + p.axis - k, p.bounds, p.origin)] + [REPLICATE] * k, p
     return [REPLICATE] * len(ps), REPLICATE
+
+
+def by_columns(u: UOp) -> Answer:
+    """A SCATTER of which each device does some columns, for all rows in their order: what does not depend on the place
+    of a row, the longest such dim. What moves are the values once, from cut along rows to cut along columns, and the
+    result once; terms, which are as large as the result, would move twice."""
+    n, indices, devices = len(u.src[2].shape), u.src[2:], len(u.device)
+    of_value = u.src[1].shape
+    columns = [(n + a, len(indices) + a, False) for a in range(len(of_value) - n)]
+    for j, i in enumerate(indices):
+        axis = counted_axis(i)
+        if axis is not None and of_value[axis] == u.shape[j]:
+            columns.append((axis, j, True))
+    sized = [(of_value[c[0]], c) for c in columns if isinstance(of_value[c[0]], int) and of_value[c[0]] >= devices]
+    if not sized:
+        return [REPLICATE] * len(u.src), REPLICATE
+    size, (axis, at, in_indices) = max(sized, key=lambda s: s[0])
+    base, value = Shard.even(at, size, devices), Shard.even(axis, size, devices)
+    return [base, value, *[value if in_indices else REPLICATE] * len(indices)], base
 
 
 def counted_axis(index: UOp) -> int | None:

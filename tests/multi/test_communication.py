@@ -203,13 +203,13 @@ def test_devices_of_others_are_refused(four_workers: World) -> None:
 def test_a_sum_that_one_device_uses_is_run_by_all() -> None:
     with workers(2) as world:
         d = world.devices
-        x, v = Tensor(np.ones((4, 5), np.float32)).shard(d, 0), Tensor(np.ones(4, np.float32)).shard(d, 0)
-        out = x.sum(0).relu().scatter_add(0, Tensor(np.arange(4)).shard(d, 0), v)
+        x, v = Tensor(np.ones((4, 5), np.float32)).shard(d, 0), Tensor(np.ones(40, np.float32)).shard(d, 0)
+        out = x.sum(0).relu().scatter_add(0, Tensor(np.arange(40) % 4).shard(d, 0), v)
         linears = lowered([out])
         assert_same_collectives(linears)
         assert [c[0] for c in collectives_of(linears[1])] == ["ALLREDUCE", "ALLREDUCE"]
         for rank in range(2):
-            np.testing.assert_array_equal(run([out])[rank][0][rank], [5, 5, 5, 5, 4])
+            np.testing.assert_array_equal(run([out])[rank][0][rank], [14, 14, 14, 14, 4])
 
 
 def test_a_value_for_one_device_is_computed_by_all() -> None:

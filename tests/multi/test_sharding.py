@@ -465,5 +465,5 @@ def test_where_blocks_are_cut() -> None:
     assert Shard.even(0, 21, 3).blocks == ()  # 8 is no multiple of 3
     # each of 21 rows is ten elements now, and the other way round
     assert Shard(0, (0, 110, 210), 21).blocks == (0, 30, 60, 80, 110, 140, 160, 190, 210)
-    # (12 rows in 8 blocks cut none of these 4)
-    assert Shard(0, (0, 2, 4), 12).blocks == Shard.even(0, 4, 2).blocks
+    assert Shard(0, (0, 2, 4), 12).blocks == ()  # where 12 rows are cut into 8 blocks lies within these 4
+    assert groups_of(even_bounds(50, 24)) == 1  # (two groups of 12 blocks are no subtrees of 24)
