@@ -16,6 +16,7 @@ from .options import Command, help_text, parse
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code (and ends the process itself after a run on workers)."""
+    open_standard_streams()
     try:
         command = parse(sys.argv[1:] if argv is None else argv, dict(os.environ))
         if command.kind == "help":
@@ -28,6 +29,16 @@ def main(argv: list[str] | None = None) -> int:
     except (UsageError, Infeasible) as e:
         print(f"launcher: {e}", file=sys.stderr)
         return e.exit_code
+
+
+def open_standard_streams() -> None:
+    """A stream that was closed (`2>&-`) goes nowhere: what is opened next would take its number, and be written to."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 def check_target(command: Command) -> None:

@@ -14,14 +14,16 @@ import importlib
 import logging
 import os
 import queue
+import resource
 import secrets
 import select
+import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +33,7 @@ from .janitor import MARK
 from .job import Job
 
 WORKER_MIB = 192  # memory that the smallest worker and its agent need
+LEAST_FILES = 256  # that a process of Ray has open, and some more
 _QUIET = {
     "RAY_DEDUP_LOGS": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -109,6 +112,7 @@ class Cluster:
             ray = self._attach()
         else:
             check_memory(self.job.nodes)
+            check_surroundings()
             ray = self._start_local()
         if not self.started_ray:
             self._check_fits(ray)
@@ -476,29 +480,45 @@ class Guard(threading.Thread):
     def __init__(self, ended: Callable[[str], None]) -> None:
         super().__init__(name="manygrad-guard", daemon=True)
         self.ended, self.done = ended, threading.Event()
+        self.seen: dict[int, tuple[str, int]] = {}  # by id: name, and a descriptor that tells of its end
 
     def run(self) -> None:
-        seen: dict[int, str] = {}
-        while not self.done.wait(self.EVERY_S):
-            there = ray_processes()
-            gone = [(pid, name) for pid, name in seen.items() if pid not in there]
-            gone += [(pid, name) for pid, (name, alive) in there.items() if not alive]
-            if gone and not self.done.is_set():
-                pid, name = gone[0]
-                self.ended(
-                    f"Ray's {name} (process {pid}) ended while the run was starting; start it again "
-                    "(on a very busy machine Ray's processes give up waiting for each other after 30 s)"
-                )
-                return
-            seen.update({pid: name for pid, (name, _) in there.items()})
+        try:
+            while not self.done.is_set():
+                for pid, name in ray_processes().items():
+                    if pid not in self.seen:
+                        with suppress(OSError):  # (one that has just ended is gone)
+                            self.seen[pid] = name, os.pidfd_open(pid)
+                descriptors = {fd: pid for pid, (_, fd) in self.seen.items()}
+                ended = select.select(list(descriptors), [], [], self.EVERY_S)[0]
+                if ended and not self.done.is_set():
+                    self._tell(descriptors[ended[0]])
+                    return
+        finally:
+            for _, fd in self.seen.values():
+                os.close(fd)
+
+    def _tell(self, pid: int) -> None:
+        for other, (name, _) in self.seen.items():
+            if name == "raylet" and other != pid:
+                # it ends with its agents, and with it Ray's client, which is this process, before it could say why
+                with suppress(ProcessLookupError):
+                    os.kill(other, signal.SIGSTOP)
+        self.ended(
+            f"Ray's {self.seen[pid][0]} (process {pid}) ended while the run was starting; start it again "
+            "(on a very busy machine Ray's processes give up waiting for each other after 30 s)"
+        )
 
     def stop(self) -> None:
         self.done.set()
 
 
-def ray_processes() -> dict[int, tuple[str, bool]]:
-    """The children of this process that are Ray's GCS or raylet, by their ids: (name, whether it lives)."""
-    found, me = dict[int, tuple[str, bool]](), os.getpid()
+AGENTS = {b"dashboard/agent.py": "DashboardAgent", b"runtime_env/agent/main.py": "RuntimeEnvAgent"}
+
+
+def ray_processes() -> dict[int, str]:
+    """The GCS and the raylet that are children of this process, and the agents that are the raylet's: names by id."""
+    parents, names = dict[int, int](), dict[int, str]()
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
         if not name.isdigit():
             continue
@@ -507,11 +527,35 @@ def ray_processes() -> dict[int, tuple[str, bool]]:
                 head, _, tail = f.read().rpartition(b")")
         except OSError:
             continue
-        state, parent = tail.split()[:2]
-        command = head.partition(b"(")[2]
-        if int(parent) == me and command in (b"gcs_server", b"raylet"):
-            found[int(name)] = command.decode(), state != b"Z"
+        parents[int(name)], names[int(name)] = int(tail.split()[1]), head.partition(b"(")[2].decode(errors="replace")
+    me = os.getpid()
+    found = {p: names[p] for p, parent in parents.items() if parent == me and names[p] in ("gcs_server", "raylet")}
+    for p, parent in parents.items():
+        if found.get(parent) == "raylet":
+            line = b""
+            with suppress(OSError), open(f"/proc/{p}/cmdline", "rb") as f:
+                line = f.read()
+            for path, agent in AGENTS.items():
+                if path in line or agent.encode() in line:
+                    found[p] = agent
     return found
+
+
+def check_surroundings() -> None:
+    """Refuse what Ray would not start in, and would not say."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if files != resource.RLIM_INFINITY and files < LEAST_FILES:
+        raise Infeasible(
+            f"a process may open {files} files here (`ulimit -n`), of which Ray needs more: at least {LEAST_FILES}, "
+            "better 8192"
+        )
+    if sys.flags.optimize > 1:
+        raise Infeasible(
+            "Python runs without docstrings (PYTHONOPTIMIZE=2, -OO), and Ray does not start without them; use "
+            "PYTHONOPTIMIZE=1"
+        )
+    if os.path.isdir("/dev/shm") and not os.access("/dev/shm", os.W_OK):
+        raise Infeasible("/dev/shm cannot be written, where Ray keeps its objects; mount it for writing")
 
 
 def check_memory(nodes: int) -> None:

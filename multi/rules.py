@@ -171,6 +171,7 @@ def by_columns(u: UOp) -> Answer:
     """A SCATTER of which each device does some columns, for all rows in their order: what does not depend on the place
     of a row, the longest such dim. What moves are the values once, from cut along rows to cut along columns, and the
     result once; terms, which are as large as the result, would move twice."""
+    assert isinstance(u.device, tuple)
     n, indices, devices = len(u.src[2].shape), u.src[2:], len(u.device)
     of_value = u.src[1].shape
     columns = [(n + a, len(indices) + a, False) for a in range(len(of_value) - n)]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import resource
 import secrets
 import stat
 import sys
@@ -47,7 +48,13 @@ class Mapping:
         addr = _libc.mmap(self.addr or None, self.nbytes, prot, flags | _MAP_NORESERVE, fd, offset)
         if addr in (None, ctypes.c_void_p(-1).value):
             code = ctypes.get_errno()
-            raise OSError(code, f"mapping {self.nbytes} bytes: {os.strerror(code)}")
+            limit, hint = resource.getrlimit(resource.RLIMIT_AS)[0], ""
+            if limit != resource.RLIM_INFINITY:
+                hint = (
+                    f"; the address space is limited to {limit} bytes (`ulimit -v`), and workers map as much as the "
+                    "host has memory, of which they take what they use: set `ulimit -v unlimited`"
+                )
+            raise OSError(code, f"mapping {self.nbytes} bytes: {os.strerror(code)}{hint}")
         return int(addr)
 
     def keep_apart(self, fd: int, offset: int) -> None:
