@@ -23,7 +23,7 @@ from manygrad.tensor.storage import unrealized
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.rewrite import substitute
-from manygrad.tensor.uop.shape import unviewed
+from manygrad.tensor.uop.views import memory
 
 
 class ParamGroup(dict[str, Any]):
@@ -111,7 +111,8 @@ class Layout:
         return (rows[0].cat(*rows[1:], dim=1) if len(rows) > 1 else rows[0]).shard(params[0].device, 0)
 
     def split(self, joined: Tensor, params: list[Tensor]) -> list[Tensor]:
-        """The parts of a buffer in the shapes of the parameters: views."""
+        """The parts of a buffer in the shapes of the parameters: views. Of what is cut, the rows of a part do not lie
+        together in the whole, but on each device they do: writing to such a part has to write there, too."""
         at, out = 0, []
         for p in params:
             n = prod(p.shape) // (self.rows or 1)
@@ -120,7 +121,8 @@ class Layout:
             else:
                 axis = cut_of(p)[0] or 0
                 first = (p.shape[axis], *(d for i, d in enumerate(p.shape) if i != axis))
-                out.append(joined.shrink((None, (at, at + n))).reshape(first).movedim(0, axis))
+                part = joined.shrink((None, (at, at + n))).reshape(first).movedim(0, axis)
+                out.append(part if memory(part.uop) is memory(joined.uop) else joined._strided(part))
             at += n
         return out
 
@@ -182,7 +184,7 @@ class Flat:
     def move_in(self) -> None:
         """Each parameter becomes its part of the flat buffer, also where a tensor that is not computed yet reads it."""
         parts = self.split(self.flat)
-        moved = {p.uop: part.uop for p, part in zip(self.params, parts) if unviewed(p.uop).op is Ops.BUFFER}
+        moved = {p.uop: part.uop for p, part in zip(self.params, parts) if memory(p.uop).op is Ops.BUFFER}
         lazy = unrealized()
         graph = substitute(UOp(Ops.SINK, dtypes.void, tuple(t.uop for t in lazy)), moved)
         for t, u in zip(lazy, graph.src):
@@ -196,7 +198,7 @@ class Flat:
             p.uop = part.uop
 
     def is_attached(self) -> bool:
-        return all(unviewed(p.uop) is self.flat.uop for p in self.params)
+        return all(memory(p.uop) is self.flat.uop for p in self.params)
 
     def part(self, name: str, param: Tensor) -> Tensor:
         """A parameter's part of a state."""

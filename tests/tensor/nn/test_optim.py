@@ -601,6 +601,32 @@ def test_copies_take_the_same_steps(name: str, copied: Callable[[Any], Any]) -> 
     assert again.param_groups[0]["lr"] == optimiser.param_groups[0]["lr"]
 
 
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_parameters_that_share_storage_are_written_in_place(axis: int | None) -> None:
+    """Each is a part of the flat buffer, also where it is cut over devices: writing to one, or to a part of it, leaves
+    it there, and the others as they are."""
+    devices = ("CPU:0", "CPU:1")
+    arrays = [np.arange(8, dtype=np.float32).reshape(2, 4), np.arange(12, dtype=np.float32).reshape(4, 3)[:, :2].copy()]
+    params = [Tensor(a).shard(devices, axis).contiguous().realize() for a in arrays]
+    optimiser = SGD(params, lr=0.5)
+    for p in params:
+        p.grad = p.zeros_like()
+    optimiser.step()
+    (flat,) = optimiser.flats
+    params[1].assign(Tensor(arrays[1] + 100).shard(devices, axis))
+    assert flat.is_attached()
+    with Tensor.no_grad():
+        params[0].copy_(Tensor(arrays[0] * 2))
+        params[1][1:3] = 7.0
+    arrays = [arrays[0] * 2, arrays[1] + 100]
+    arrays[1][1:3] = 7
+    Tensor.realize(*params)
+    assert flat.is_attached() and optimiser.flats == [flat]
+    for p, part, a in zip(params, flat.split(flat.flat), arrays):
+        np.testing.assert_array_equal(p.numpy(), a)
+        np.testing.assert_array_equal(part.numpy(), a)
+
+
 def test_copies_of_sharded_state_keep_its_place() -> None:
     devices = ("CPU:0", "CPU:1")
     w = Tensor(np.arange(6, dtype=np.float32).reshape(2, 3)).shard(devices, 1).contiguous().realize()

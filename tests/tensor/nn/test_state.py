@@ -8,6 +8,7 @@ import os
 import stat
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,11 +82,28 @@ def test_a_shape_that_differs_loads_nothing_at_all() -> None:
     assert model.weight.tolist() == before
 
 
-def test_loading_is_seen_by_a_captured_step() -> None:
-    """An optimiser keeps all parameters in one buffer: every one of them is written there, not the first alone."""
-    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+DEVICES = ("CPU:0", "CPU:1")
+RULES: dict[str, Any] = {  # how a model lies on two devices, if it does
+    "one device": None,
+    "copies": {},
+    "rows": {"*.weight": 0, "*.bias": 0},
+    "columns": {"*.weight": 1, "*.bias": 0},
+    "unevenly": {"0.weight": (0, 3), "2.weight": 1},
+}
+
+
+@pytest.mark.parametrize("lies", RULES)
+def test_loading_is_seen_by_a_captured_step(lies: str) -> None:
+    """An optimiser keeps all parameters in one buffer: every one of them is written there, not the first alone, also
+    where it is no view with strides of the whole buffer, but on each device alone."""
+    Tensor.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    x, y = Tensor.randn(8, 4), Tensor.ones(8, 2)
+    if RULES[lies] is not None:
+        nn.shard_rules(model, RULES[lies], DEVICES)
+        x, y = x.shard(DEVICES, 0), y.shard(DEVICES, 0)
     optimiser = optim.Adam(model.parameters(), lr=0.1)
-    x, y = Tensor.randn(8, 3).realize(), Tensor.ones(8, 1).realize()
+    x.realize(y)
 
     @TinyJit
     def step() -> Tensor:
@@ -97,7 +115,7 @@ def test_loading_is_seen_by_a_captured_step() -> None:
 
     for _ in range(3):
         step()
-    best, state = {k: t.clone().realize() for k, t in model.state_dict().items()}, optimiser.state_dict()
+    best, state = {k: Tensor(t.numpy()) for k, t in model.state_dict().items()}, optimiser.state_dict()
     losses = [step().item() for _ in range(4)]
     for load in (model.load_state_dict, lambda values: load_state_dict(model, values)):
         load(best)
