@@ -17,7 +17,7 @@ def default_collate(samples: Sequence[Any]) -> Any:
     if isinstance(first, Tensor):
         samples = [s.numpy() for s in samples]
         first = samples[0]
-    if isinstance(first, (np.ndarray, np.generic)):
+    if any(isinstance(s, (np.ndarray, np.generic)) for s in samples):
         shapes = {np.shape(s) for s in samples}
         if len(shapes) > 1:
             raise ValueError(
@@ -26,10 +26,15 @@ def default_collate(samples: Sequence[Any]) -> Any:
             )
         return np.stack([np.asarray(s) for s in samples])
     if isinstance(first, (bool, int, float)):
-        return np.array(
-            samples, dtype=np.bool_ if isinstance(first, bool) else np.int64 if isinstance(first, int) else np.float64
-        )
+        kinds = {type(s) for s in samples}
+        if not kinds <= {bool, int, float}:
+            raise ValueError(f"the samples of a batch are {sorted(k.__name__ for k in kinds)}; make them all numbers")
+        return np.array(samples, dtype=np.float64 if float in kinds else np.int64 if int in kinds else np.bool_)
     if isinstance(first, dict):
+        if any(s.keys() != first.keys() for s in samples):
+            raise ValueError(
+                f"the samples of a batch have the keys {sorted({tuple(s) for s in samples})}; all need the same"
+            )
         return {k: default_collate([s[k] for s in samples]) for k in first}
     if isinstance(first, (tuple, list)):
         if any(len(s) != len(first) for s in samples):

@@ -120,9 +120,10 @@ def random_split(dataset: Dataset, lengths: Sequence[int | float], seed: int = 0
         counts = [int(n * x) for x in lengths]
         for i in range(n - sum(counts)):
             counts[i % len(counts)] += 1
-    if sum(counts) != n:
+    if sum(counts) != n or min(counts, default=0) < 0:
         raise ValueError(
-            f"random_split: the lengths {list(lengths)} add up to {sum(counts)}, the dataset has {n} samples"
+            f"random_split: the lengths {list(lengths)} add up to {sum(counts)}, the dataset has {n} samples; "
+            "lengths are 0 or more, or shares that add up to 1"
         )
     order = np.random.default_rng(seed).permutation(n).tolist()
     ends = list(accumulate(counts))

@@ -39,6 +39,18 @@ class DataLoader:
                  drop_last: bool = False, *, devices: Sequence[str] | None = None, rank: int | None = None,
                  world: int | None = None, collate_fn: Callable[[list[Any]], Any] = default_collate,
                  num_workers: int = 1, prefetch: int = 2, timeout_s: float = 120.0):  # fmt: skip
+        for name, value in (
+            ("batch_size", batch_size),
+            ("num_workers", num_workers),
+            ("prefetch", prefetch),
+            ("seed", seed),
+        ):
+            if not isinstance(value, (int, np.integer)):
+                raise TypeError(f"DataLoader: {name} is a whole number, not {value!r}")
+        if seed < 0 or not timeout_s > 0:
+            raise ValueError(
+                f"DataLoader: seed must not be negative and timeout_s positive, got {seed} and {timeout_s}"
+            )
         own_rank, own_world = engine().workers()
         self.rank, self.world = own_rank if rank is None else rank, own_world if world is None else world
         if batch_size < 1 or num_workers < 0 or prefetch < 1:

@@ -259,6 +259,13 @@ def test_collating() -> None:
     )
     with pytest.raises(ValueError, match=r"have the shapes \[\(1,\), \(2,\)\]"):
         default_collate([np.zeros(1), np.zeros(2)])
+    for values, dtype in (([1, 2.5], np.float64), ([True, 2], np.int64), ([True, 0.5], np.float64)):
+        assert default_collate(values).tolist() == values and default_collate(values).dtype == dtype
+    assert default_collate([1.5, np.float32(2.5)]).tolist() == [1.5, 2.5]
+    with pytest.raises(ValueError, match=r"are \['NoneType', 'int'\]; make them all numbers"):
+        default_collate([1, None])
+    with pytest.raises(ValueError, match=r"have the keys \[\('a',\), \('a', 'b'\)\]"):
+        default_collate([{"a": 1}, {"a": 1, "b": 2}])
     lists = DataLoader(Squares(), 4, collate_fn=lambda samples: len(samples))
     assert list(lists) == [4, 4, 2]
 
@@ -330,6 +337,8 @@ def test_datasets(tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match="add up to 9, the dataset has 10"):
         random_split(Squares(), [4, 5])
+    with pytest.raises(ValueError, match="lengths are 0 or more"):
+        random_split(Squares(), [-1, 11])
     with pytest.raises(ValueError, match="arrays of one common length"):
         TensorDataset(X, X[:3])
     with pytest.raises(ValueError, match="11 tokens are too few for a context of 11"):
@@ -364,4 +373,10 @@ def test_arguments() -> None:
         {"devices": ["CPU:0"] * 3, "rank": 0, "world": 2},
     ):
         with pytest.raises(ValueError, match="DataLoader:"):
+            DataLoader(Squares(), **bad)  # type: ignore[arg-type]
+    for bad in ({"seed": -1}, {"timeout_s": 0}):
+        with pytest.raises(ValueError, match="seed must not be negative and timeout_s positive"):
+            DataLoader(Squares(), **bad)  # type: ignore[arg-type]
+    for bad in ({"batch_size": 2.5}, {"batch_size": None}, {"num_workers": "2"}, {"seed": None}):
+        with pytest.raises(TypeError, match=r"DataLoader: \w+ is a whole number, not"):
             DataLoader(Squares(), **bad)  # type: ignore[arg-type]
