@@ -63,12 +63,17 @@ class Context:
     def __init__(self) -> None:
         self._saved: tuple[Tensor, ...] = ()
         self._silent: tuple[Tensor, ...] = ()
+        self._zeros = True
 
     def save_for_backward(self, *tensors: Tensor) -> None:
         self._saved = tensors
 
     def mark_non_differentiable(self, *outputs: Tensor) -> None:
         self._silent = outputs
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """False: `backward` gets None, not zeros, for an output that nothing flowed back to."""
+        self._zeros = value
 
     @property
     def saved_tensors(self) -> tuple[Tensor, ...]:
@@ -92,7 +97,8 @@ class Function:
     y = Cube.apply(x)
 
     `backward` gets one gradient for each output and returns one, or None, for each argument of `forward`. Of several
-    outputs each is differentiated on its own, the gradients of the others being 0.
+    outputs each is differentiated on its own, the gradients of the others being 0. A gradient of the gradient sees how
+    saved arguments and outputs came to be; whatever else is saved counts as a constant.
     """
 
     @staticmethod
@@ -117,38 +123,47 @@ class Function:
                 "it returns a Tensor or a tuple of Tensors"
             )
         silent = {id(t) for t in ctx._silent}
-        made = tuple(
-            o if id(o) in silent or not o.dtype.is_float else cls._output(ctx, outputs, i, args, inputs)
+        grads = [
+            None if id(o) in silent or not o.dtype.is_float else _FunctionGrad(cls, ctx, outputs, i, args)
             for i, o in enumerate(outputs)
-        )
-        return made if isinstance(result, tuple) else made[0]
-
-    @classmethod
-    def _output(
-        cls, ctx: Context, outputs: tuple[Tensor, ...], i: int, args: tuple[Any, ...], inputs: list[Tensor]
-    ) -> Tensor:
-        src = (outputs[i].uop, *(t.uop for t in inputs), *(t.uop for t in ctx._saved))
-        return outputs[i]._new(UOp(Ops.CUSTOM, outputs[i].dtype, src, _FunctionGrad(cls, ctx, outputs, i, args)))
+        ]
+        below = (*(t.uop for t in inputs), *(t.uop for t in ctx._saved))
+        made = []
+        for o, grad in zip(outputs, grads):
+            if grad is not None:
+                grad.siblings = [next((g for x, g in zip(outputs, grads) if x is t), None) for t in ctx._saved]
+            made.append(o if grad is None else o._new(UOp(Ops.CUSTOM, o.dtype, (o.uop, *below), grad)))
+        return tuple(made) if isinstance(result, tuple) else made[0]
 
 
 class _FunctionGrad(CustomGrad):
-    """Output `i` of one application; its node's sources are (output, *tensor arguments, *saved tensors)."""
+    """Output `i` of one application; its node's sources are (output, *tensor arguments, *saved tensors).
+
+    `siblings`: for each saved tensor that is an output, what is the arg of that output's node.
+    """
+
+    siblings: list[_FunctionGrad | None]
 
     def __init__(self, cls: type[Function], ctx: Context, outputs: tuple[Tensor, ...], i: int, args: tuple[Any, ...]):
         super().__init__(cls.__name__, next(_numbers), cls.backward)
         self.ctx, self.i = ctx, i
         self.kinds = [(o.shape, o.dtype) for o in outputs]
-        # saved tensors that are this output
-        self.own = [k for k, t in enumerate(ctx._saved) if any(t is o for o in outputs[i : i + 1])]
         self.is_tensor = [isinstance(a, Tensor) for a in args]
 
+    def inputs(self, u: UOp) -> tuple[UOp, ...]:
+        return u.src[1 : 1 + sum(self.is_tensor)]
+
     def gradients(self, g: Tensor, u: UOp) -> Grads:
-        count = sum(self.is_tensor)
-        saved = [g._new(u if k in self.own else s) for k, s in enumerate(u.src[1 + count :])]
+        # a saved output with how it came to be: the node that `apply` made of it
+        saved = [
+            g._new(s if grad is None else UOp(Ops.CUSTOM, s.dtype, (s, *u.src[1:]), grad))
+            for s, grad in zip(u.src[1 + sum(self.is_tensor) :], self.siblings)
+        ]
         self.ctx._saved, before = tuple(saved), self.ctx._saved
         try:
             starts = [
-                g if k == self.i else Tensor.zeros(*shape, dtype=dtype) for k, (shape, dtype) in enumerate(self.kinds)
+                g if k == self.i else Tensor.zeros(*shape, dtype=dtype) if self.ctx._zeros else None
+                for k, (shape, dtype) in enumerate(self.kinds)
             ]
             found = self.fn(self.ctx, *starts)
         finally:
@@ -167,7 +182,7 @@ class _FunctionGrad(CustomGrad):
                     f"that is {'a' if is_tensor else 'no'} Tensor; a gradient is a Tensor, or None"
                 )
         wanted = [f for f, is_tensor in zip(found, self.is_tensor) if is_tensor]
-        for f, s in zip(wanted, u.src[1:]):
+        for f, s in zip(wanted, self.inputs(u)):
             if f is not None and f.shape != s.shape:
                 raise RuntimeError(
                     f"{self.name}.backward returned a gradient of shape {f.shape} for an argument of shape {s.shape}"

@@ -72,12 +72,26 @@ class DType:
             return 1
         return (1 << (self.itemsize * 8)) - 1 if self.kind == "u" else (1 << (self.itemsize * 8 - 1)) - 1
 
+    def array(self, values: np.ndarray) -> np.ndarray:
+        """A NumPy array in this type; what is too large for `float8_e4m3fn`, which has no infinity, becomes its
+        largest number, as everywhere here."""
+        if self.name == "float8_e4m3fn" and values.dtype != self.np:
+            values = np.clip(values, -448, 448)
+        return values.astype(self.np)
+
+    def fits(self, value: Any) -> Any:
+        """A number that a user gives for this type; ValueError for an integer that it does not hold. (Of unsigned types
+        negative numbers count from the end, as in PyTorch.)"""
+        if self.kind in "iu" and not (-self.max if self.kind == "u" else self.min) <= value <= self.max:
+            raise ValueError(f"{self.name} does not hold {value}, only {self.min} to {self.max}; pass another dtype")
+        return value
+
     def const(self, value: Any) -> Any:
         """`value` as this type holds it: a Python bool, int (wrapped) or float (rounded)."""
         if self.is_bool:
             return bool(value)
         if self.is_float:
-            return float(value) if self.itemsize == 8 else float(np.asarray(value, dtype=np.float64).astype(self.np))
+            return float(value) if self.itemsize == 8 else float(self.array(np.asarray(value, dtype=np.float64)))
         value = int(value)
         if self.kind == "x":
             return value

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.source import LINE, line_of
 from manygrad.tensor.stored import HISTORY, WRITTEN
-from manygrad.tensor.uop import GroupOp, Ops, UOp
+from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.shape import numel
 from manygrad.tensor.uop.symbolic import to_sint
@@ -20,7 +20,7 @@ from manygrad.tensor.uop.symbolic import to_sint
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
 
-Grads = tuple["Tensor | NoGradient | None", ...]
+Grads = tuple["Tensor | NoGradient | Flat | None", ...]
 Hooks = dict[UOp, list[Callable[["Tensor"], "Tensor | None"]]]
 _NONE: set[UOp] = set()
 
@@ -41,6 +41,14 @@ class NoGradient:
         )
 
 
+class Flat:
+    """In place of a gradient of zeros, which costs nothing: where a step or a constant has no slope, but depends on its
+    source. (None: it does not.)"""
+
+
+FLAT = Flat()
+
+
 class CustomGrad:
     """A user's backward: `fn(grad, *inputs) -> gradients`. Equal by (name, params), so equal nodes intern."""
 
@@ -55,6 +63,10 @@ class CustomGrad:
 
     def __repr__(self) -> str:
         return f"{self.name}{self.params}"
+
+    def inputs(self, u: UOp) -> tuple[UOp, ...]:
+        """The sources of the node `u` that a gradient can reach."""
+        return u.src[1:]
 
     def gradients(self, g: Tensor, u: UOp) -> Grads:
         """What reaches each source of the node `u`, given what reached it."""
@@ -109,9 +121,12 @@ def flow_back(
     for root, start in starts:
         grads[root] = Tensor(start) if root not in grads else grads[root] + Tensor(start)
     of_results: dict[UOp, dict[int, Tensor]] = {}  # FUNCTION -> what reached its results
+    flat: set[UOp] = set()  # what zeros reach
 
-    def arrives(u: UOp, s: UOp, piece: Tensor | NoGradient) -> None:
-        if not isinstance(piece, NoGradient):
+    def arrives(u: UOp, s: UOp, piece: Tensor | NoGradient | Flat) -> None:
+        if isinstance(piece, Flat):
+            flat.add(s)
+        elif not isinstance(piece, NoGradient):
             assert piece.shape == s.shape, f"gradient of {u.op}: {piece.shape} for a source of {s.shape}"
             grads[s] = piece if s not in grads else grads[s] + piece
         elif unknown is None:
@@ -129,6 +144,8 @@ def flow_back(
             for s, gs in zip(u.src, gradients_of_call(u, of_results[u])):
                 if gs is not None and s in needed:
                     arrives(u, s, gs)
+        if g is None and u in flat and u not in of_results and u not in leaves:
+            flat.update(s for s in _differentiable(u) if s in needed)
         if g is None or u not in needed:
             continue
         for hook in (hooks or {}).get(u, ()):
@@ -148,7 +165,36 @@ def flow_back(
         for s, piece in zip(u.src, rule(g, u)):
             if piece is not None and s in needed and s.dtype.is_float:
                 arrives(u, s, piece)
-    return {t: grads[t].uop for t in targets if t in grads and not (unknown and t in unknown)}
+    zeros = {t: _t(t).zeros_like() for t in flat & targets if t not in grads}
+    return {
+        t: g.uop for t in targets if (g := grads.get(t, zeros.get(t))) is not None and not (unknown and t in unknown)
+    }
+
+
+def carries(u: UOp) -> bool:
+    """Whether a gradient can go through `u`: not through what is detached, whole numbers and truths."""
+    return u.op is not Ops.DETACH and not (u.dtype.is_int or u.dtype.is_bool)
+
+
+def _differentiable(u: UOp) -> tuple[UOp, ...]:
+    """The sources through which the value of `u` can have a gradient."""
+    if not carries(u):
+        return ()
+    return u.arg.inputs(u) if u.op is Ops.CUSTOM and isinstance(u.arg, CustomGrad) else u.src
+
+
+def pullback(f: Callable[..., Tensor], g: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """Σ g · d f(*inputs) / d(input) for each input; they count as independent, even if they are one node."""
+    apart = [
+        t._new(UOp(Ops.CUSTOM, t.dtype, (t.uop, t.uop), CustomGrad("input", i, _same))) for i, t in enumerate(inputs)
+    ]
+    nodes = {t.uop for t in apart}
+    found = flow_back([(f(*apart).uop, g.uop)], nodes, nodes)
+    return tuple(t._new(found[t.uop]) if t.uop in found else t.zeros_like() for t in apart)
+
+
+def _same(g: Tensor, _: Tensor) -> tuple[Tensor]:
+    return (g,)
 
 
 def _flow_through_writes(g: Tensor, u: UOp, needed: set[UOp], grads: dict[UOp, Tensor]) -> None:
@@ -241,24 +287,16 @@ def _t(u: UOp) -> Tensor:
 
 
 def _max(g: Tensor, u: UOp) -> Grads:
-    """To the larger one; where both are equal half to each, or nothing if one is a constant (relu at 0)."""
+    """To the larger one, half to each where both are equal; where one is NaN to both, as the result is."""
     a, b = _t(u.src[0]), _t(u.src[1])
-    if u.src[1].op is Ops.CONST or (u.src[1].op in GroupOp.MOVEMENT and _base(u.src[1]).op is Ops.CONST):
-        return (b < _t(u))._where(
-            g, 0.0
-        ), None  # relu-like: nothing at the tie; of the result, so that the operand need not be kept
-    tie = a.eq(b)._where(g * 0.5, 0.0)
-    return (b < a)._where(g, tie), (a < b)._where(g, tie)
-
-
-def _base(u: UOp) -> UOp:
-    while u.op in GroupOp.MOVEMENT:
-        u = u.src[0]
-    return u
+    either = a.eq(b)._where(g * 0.5, g)
+    return (a < b)._where(0.0, either), (b < a)._where(0.0, either)
 
 
 def _reduce(g: Tensor, u: UOp) -> Grads:
     """A sum's to all terms alike; a maximum's in equal parts to all that attain it; a product's times the others."""
+    from manygrad.tensor.products import reduced
+
     op, axes = u.arg.op, u.arg.axes
     x = u.src[0]
     wide = g._broadcast(x.shape)
@@ -266,12 +304,9 @@ def _reduce(g: Tensor, u: UOp) -> Grads:
         return (wide,)
     t, out = _t(x), _t(u)
     if op is Ops.MAX:
-        hit = t.eq(out._broadcast(x.shape)).cast(x.dtype)
+        hit = (t.eq(out._broadcast(x.shape)) | t.isnan()).cast(x.dtype)
         return (wide * (hit / hit.sum(axes, keepdim=True)),)
-    zero = t.eq(0)  # MUL: the product of the others, where elements are 0 too
-    zeros, rest = zero.sum(axes, keepdim=True), zero._where(1.0, t)
-    others = rest._reduce(Ops.MUL, axes, True)
-    return (wide * zero._where(zeros.eq(1)._where(others, 0.0), zeros.eq(0)._where(others / rest, 0.0)),)
+    return (reduced(g, t, axes),)
 
 
 def _expand(g: Tensor, u: UOp) -> Grads:
@@ -316,7 +351,9 @@ def _scatter(g: Tensor, u: UOp) -> Grads:
     if u.arg == "max":
         return _scatter_max(g, u)
     if u.arg == "mul":
-        return _scatter_mul(g, u)
+        from manygrad.tensor.products import scattered
+
+        return scattered(g, _t(u.src[0]), _t(u.src[1]), [_t(i) for i in u.src[2:]])
     zero = _t(UOp.const(g.dtype, 0.0))._broadcast(u.src[1].shape)
     base = g._new(UOp(Ops.SCATTER, g.dtype, (g.uop, zero.uop, *u.src[2:]), "place"))
     return base, value if u.arg == "place" else _stays(g, u)._where(value, 0.0)
@@ -344,23 +381,6 @@ def _scatter_max(g: Tensor, u: UOp) -> Grads:
     mine, theirs = base.eq(_t(u)).cast(g.dtype), v.eq(read(_t(u))).cast(g.dtype)
     share = g / mine._scatter_at(theirs, indices, "add").maximum(1)
     return mine * share, theirs * read(share)
-
-
-def _scatter_mul(g: Tensor, u: UOp) -> Grads:
-    """For each factor the product of the others at its place, right where factors are 0."""
-    base, v, indices = _t(u.src[0]), _t(u.src[1]), [_t(i) for i in u.src[2:]]
-
-    def read(x: Tensor) -> Tensor:
-        return x._new(UOp(Ops.GATHER, x.dtype, (x.uop, *u.src[2:])))
-
-    zero, full = v.eq(0), base.eq(0)
-    # of what is not 0
-    product = full._where(1.0, base).cast(v.dtype)._scatter_at(zero._where(1.0, v).cast(v.dtype), indices, "mul")
-    zeros = full.cast(g.dtype)._scatter_at(zero.cast(g.dtype), indices, "add")
-    others = read(zeros) - zero.cast(g.dtype)
-    rest = others.eq(0)._where(read(product) / zero._where(1.0, v), 0.0).cast(g.dtype)
-    ones = base.ones_like()._scatter_at(v, indices, "mul")
-    return g * ones, read(g) * rest
 
 
 def _cat(g: Tensor, u: UOp) -> Grads:
@@ -400,7 +420,7 @@ RULES: dict[Ops, Callable[[Any, UOp], Grads]] = {
     Ops.EXP: lambda g, u: (g * _t(u),),
     Ops.LOG: lambda g, u: (g / _t(u.src[0]),),
     Ops.SIN: lambda g, u: (g * _t(u.src[0]).cos(),),
-    Ops.TRUNC: lambda g, u: (None,),
+    Ops.TRUNC: lambda g, u: (FLAT,),
     Ops.CMPLT: lambda g, u: (None, None),
     Ops.CMPEQ: lambda g, u: (None, None),
     Ops.CMPNE: lambda g, u: (None, None),

@@ -185,7 +185,7 @@ class Tensor(
         self._requires_grad: bool | None = None
         self._leaf: int | None = None
         self._storage: Storage | None = None
-        self.grad: Tensor | None = None
+        self._grad: Tensor | None = None
         target = _canonical(device) if device is not None else None
         single: str | tuple[str, ...] = target if isinstance(target, str) else default_device()
         if isinstance(data, Tensor):
@@ -201,7 +201,7 @@ class Tensor(
                 if isinstance(data, int)
                 else dtypes.default_float
             )
-            self.uop = UOp.const(kind, data)
+            self.uop = UOp.const(kind, kind.fits(data))
         else:
             array = to_array(data, want)
             self.uop = engine().from_numpy(
@@ -223,7 +223,7 @@ class Tensor(
         if not is_grad_enabled() and not STOPPED(uop):
             uop = UOp(Ops.DETACH, uop.dtype, (uop,))
         t = Tensor.__new__(Tensor)
-        t.uop, t._requires_grad, t._leaf, t.grad, t._device, t._storage = uop, None, None, None, self._device, identity
+        t.uop, t._requires_grad, t._leaf, t._grad, t._device, t._storage = uop, None, None, None, self._device, identity
         LIVE.add(t)
         return t
 
@@ -267,8 +267,8 @@ class Tensor(
             engine().realize(missing, pending=False)
 
     @locked
-    def assign(self, value: Tensor | float) -> Tensor:
-        """Overwrite this tensor's storage with `value` (broadcast to its shape), lazily.
+    def assign(self, value: Any) -> Tensor:
+        """Overwrite the storage with `value` (a tensor, number, array or list, broadcast to the shape), lazily.
 
         Views (reshape, permute, slices, detach, ...) share the storage of what they were made of, computed or not:
         writing through one shows in all. What was computed before keeps the values it was computed from. Of a tensor in
@@ -276,10 +276,15 @@ class Tensor(
         """
         return self._overwrite(value, anew=False)
 
-    def _overwrite(self, value: Tensor | float, anew: bool | None = None) -> Tensor:
+    def _overwrite(self, value: Any, anew: bool | None = None) -> Tensor:
         """`assign`; `anew`: what is in memory, too, is made anew where it has a gradient
         (None: where backward() needs it)."""
-        x = value if isinstance(value, Tensor) else self._new(UOp.const(self.dtype, value))
+        if isinstance(value, (bool, int, float)):
+            x = self._new(UOp.const(self.dtype, self.dtype.fits(value)))
+        elif isinstance(value, Tensor):
+            x = value
+        else:
+            x = Tensor(value, device=self.device if isinstance(self.device, str) else None).to(self.device)
         if x.dtype is not self.dtype:
             x = x.cast(self.dtype)
         if x.shape != self.shape:

@@ -8,6 +8,7 @@ tournament (a sweep) meet every pair; convergence is quadratic, so the number of
 from __future__ import annotations
 
 from manygrad.tensor.autograd import Context, Function
+from manygrad.tensor.dtype import finfo
 from manygrad.tensor.linalg.qr import qr
 from manygrad.tensor.linalg.steps import floats, repeat, square
 from manygrad.tensor.tensor import Tensor
@@ -73,24 +74,27 @@ class _SVD(Function):
         else:
             v, s, u = _tall(a.mT)
         ctx.save_for_backward(u, s, v)
+        ctx.set_materialize_grads(False)
         return u, s, v
 
     @staticmethod
-    def backward(ctx: Context, gu: Tensor, gs: Tensor, gv: Tensor) -> Tensor:
+    def backward(ctx: Context, gu: Tensor | None, gs: Tensor | None, gv: Tensor | None) -> Tensor:
         u, s, v = ctx.saved_tensors
+        if gs is not None:  # (of equal values, and of zeros, too)
+            return (u * gs.unsqueeze(-2)) @ v.mT
         k = s.shape[-1]
         eye = Tensor.eye(k, dtype=s.dtype, device=s.device)
         gap = s.unsqueeze(-2).square() - s.unsqueeze(-1).square()
         f = (eye > 0)._where(0.0, 1.0 / (eye > 0)._where(1.0, gap))
         inverse = 1.0 / s
-        ju, jv = u.mT @ gu, v.mT @ gv
-        core = (f * (ju - ju.mT)) * s.unsqueeze(-2) + s.unsqueeze(-1) * (f * (jv - jv.mT)) + gs.diag_embed()
-        out = u @ core @ v.mT
-        if u.shape[-2] > k:
-            out = out + ((gu - u @ ju) * inverse.unsqueeze(-2)) @ v.mT
-        if v.shape[-2] > k:
-            out = out + (u * inverse.unsqueeze(-2)) @ (gv - v @ jv).mT
-        return out
+        if gu is not None:
+            ju = u.mT @ gu
+            out = u @ ((f * (ju - ju.mT)) * s.unsqueeze(-2)) @ v.mT
+            return out + ((gu - u @ ju) * inverse.unsqueeze(-2)) @ v.mT if u.shape[-2] > k else out
+        assert gv is not None
+        jv = v.mT @ gv
+        out = u @ (s.unsqueeze(-1) * (f * (jv - jv.mT))) @ v.mT
+        return out + (u * inverse.unsqueeze(-2)) @ (gv - v @ jv).mT if v.shape[-2] > k else out
 
 
 def svd(a: Tensor, full_matrices: bool = True) -> tuple[Tensor, Tensor, Tensor]:
@@ -117,16 +121,19 @@ class _Eigh(Function):
         _, s, v = _tall(a + eye * shift)
         values, vectors = (s - shift.squeeze(-1)).flip(-1), v.flip(-1)
         ctx.save_for_backward(values, vectors)
+        ctx.set_materialize_grads(False)
         return values, vectors
 
     @staticmethod
-    def backward(ctx: Context, gs: Tensor, gv: Tensor) -> Tensor:
+    def backward(ctx: Context, gs: Tensor | None, gv: Tensor | None) -> Tensor:
         s, v = ctx.saved_tensors
+        if gv is None:  # (of equal values, too)
+            assert gs is not None
+            return (v * gs.unsqueeze(-2)) @ v.mT
         eye = Tensor.eye(s.shape[-1], dtype=s.dtype, device=s.device)
         gap = s.unsqueeze(-2) - s.unsqueeze(-1)
         f = (eye > 0)._where(0.0, 1.0 / (eye > 0)._where(1.0, gap))
-        inner = f * (v.mT @ gv) + gs.diag_embed()
-        out = v @ inner @ v.mT
+        out = v @ (f * (v.mT @ gv)) @ v.mT
         return (out + out.mT) * 0.5
 
 
@@ -135,8 +142,28 @@ def eigh(a: Tensor) -> tuple[Tensor, Tensor]:
     return _Eigh.apply(square("eigh", a))
 
 
-def pinv(a: Tensor, rcond: float = 1e-15) -> Tensor:
-    """The Moore–Penrose inverse of (..., m, n); singular values up to rcond times the largest count as 0."""
-    u, s, v = _SVD.apply(floats("pinv", a))
-    small = s <= s[..., :1] * rcond
-    return (v * small._where(0.0, 1.0 / small._where(1.0, s)).unsqueeze(-2)) @ u.mT
+class _Pinv(Function):
+    """The gradient, where the rank stays: Golub and Pereyra, "The differentiation of pseudo-inverses and nonlinear
+    least squares problems whose variables separate", 1973."""
+
+    @staticmethod
+    def forward(ctx: Context, a: Tensor, rcond: float) -> Tensor:
+        u, s, v = _SVD.apply(a)
+        small = s <= s[..., :1] * rcond
+        out = (v * small._where(0.0, 1.0 / small._where(1.0, s)).unsqueeze(-2)) @ u.mT
+        ctx.save_for_backward(a, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Context, g: Tensor) -> tuple[Tensor, None]:
+        a, p = ctx.saved_tensors
+        left, right = p @ p.mT @ g, g @ p.mT @ p  # (..., n, m)
+        rows, columns = left - left @ a @ p, right - p @ a @ right
+        return rows.mT + columns.mT - p.mT @ g @ p.mT, None
+
+
+def pinv(a: Tensor, rcond: float | None = None) -> Tensor:
+    """The Moore–Penrose inverse of (..., m, n); singular values up to rcond times the largest count as 0
+    (None: max(m, n) times the type's eps, which rounding makes of one)."""
+    m, n = floats("pinv", a).shape[-2:]
+    return _Pinv.apply(a, max(m, n) * finfo(a.dtype).eps if rcond is None else rcond)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from manygrad.tensor.autograd import Context, Function
+from manygrad.tensor.dtype import finfo
 from manygrad.tensor.linalg.steps import repeat, square
 from manygrad.tensor.linalg.triangular import lower_inverse, upper_inverse
+from manygrad.tensor.ops.elementary import without_slope
 from manygrad.tensor.tensor import Tensor
 
 
@@ -63,8 +65,11 @@ class _LU(Function):
 
 def _solve(a: Tensor, b: Tensor) -> Tensor:
     packed, perm, _ = lu_packed(a)
-    n = a.shape[-1]
-    rows = b._gather_along(-2, perm.unsqueeze(-1).expand((*b.shape[:-2], n, b.shape[-1])))
+    return _solve_packed(packed, perm, b)
+
+
+def _solve_packed(packed: Tensor, perm: Tensor, b: Tensor) -> Tensor:
+    rows = b._gather_along(-2, perm.unsqueeze(-1).expand(b.shape))
     return upper_inverse(packed) @ (lower_inverse(packed, unit=True) @ rows)
 
 
@@ -112,15 +117,58 @@ class _LogDet(Function):
 class _Det(Function):
     @staticmethod
     def forward(ctx: Context, a: Tensor) -> Tensor:
+        ctx.save_for_backward(a)
         packed, _, swaps = lu_packed(a)
-        out = packed.diagonal(0, -2, -1).prod(-1) * (1 - 2 * (swaps % 2)).cast(a.dtype)
-        ctx.save_for_backward(a, out)
-        return out
+        return packed.diagonal(0, -2, -1).prod(-1) * _parity(swaps, a)
 
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> Tensor:
-        a, out = ctx.saved_tensors
-        return (g * out).unsqueeze(-1).unsqueeze(-1) * inv(a).mT
+        (a,) = ctx.saved_tensors
+        return g.unsqueeze(-1).unsqueeze(-1) * _Cofactors.apply(a)
+
+
+class _Cofactors(Function):
+    """det(a) · a⁻ᵀ, which singular matrices have, too.
+
+    Pivots that are 0 count as rounding errors of the largest one: the inverse grows as the determinant falls, and the
+    product is that of the matrix up to rounding. The gradient is that of a polynomial in the elements. Where a is
+    U diag(s) Vᵀ its part for Uᵀ da V = e is, up to the sign of det(U) det(V), in row i and column j −eⱼᵢ times the
+    product of the other values than i and j, on the diagonal the sum over k of eₖₖ times those other than i and k.
+    """
+
+    @staticmethod
+    def forward(ctx: Context, a: Tensor) -> Tensor:
+        ctx.save_for_backward(a)
+        packed, perm, swaps = lu_packed(a)
+        pivots = packed.diagonal(0, -2, -1)
+        least = pivots.abs().amax(-1, keepdim=True) * finfo(a.dtype).eps if a.numel() else pivots
+        least = least.eq(0)._where(finfo(a.dtype).eps, least)
+        shift = pivots.eq(0)._where(least, 0.0)
+        packed = packed + shift.diag_embed()
+        det = packed.diagonal(0, -2, -1).prod(-1) * _parity(swaps, a)
+        eye = Tensor.eye(a.shape[-1], dtype=a.dtype, device=a.device)._broadcast(a.shape)
+        return det.unsqueeze(-1).unsqueeze(-1) * _solve_packed(packed, perm, eye).mT
+
+    @staticmethod
+    def backward(ctx: Context, g: Tensor) -> Tensor:
+        from manygrad.tensor.linalg.jacobi import svd
+
+        (a,) = ctx.saved_tensors
+        n = a.shape[-1]
+        u, s, vt = svd(a, full_matrices=False)
+        own = Tensor.eye(n, dtype="bool", device=a.device)
+        left_out = own.unsqueeze(0) | own.unsqueeze(1)  # (i, j, k): k is i or j
+        product = left_out._where(1.0, s.unsqueeze(-2).unsqueeze(-2)).prod(-1)
+        e = u.mT @ g @ vt.mT
+        pairs = own._where(0.0, product)
+        diagonal = (pairs * e.diagonal(0, -2, -1).unsqueeze(-2)).sum(-1)
+        inner = diagonal.diag_embed() - e.mT * pairs
+        return (det(u) * det(vt)).detach().unsqueeze(-1).unsqueeze(-1) * (u @ inner @ vt)
+
+
+def _parity(swaps: Tensor, a: Tensor) -> Tensor:
+    """1 where a number of swaps is even, else −1."""
+    return (1 - 2 * (swaps % 2)).cast(a.dtype)
 
 
 def inv(a: Tensor) -> Tensor:
@@ -145,15 +193,15 @@ def solve(a: Tensor, b: Tensor) -> Tensor:
 
 
 def det(a: Tensor) -> Tensor:
-    """Determinants of (..., n, n); the gradient takes them to be regular."""
+    """Determinants of (..., n, n)."""
     return _Det.apply(square("det", a))
 
 
 def slogdet(a: Tensor) -> tuple[Tensor, Tensor]:
     """(sign, log|det|)."""
     packed, _, swaps = lu_packed(square("slogdet", a))
-    sign = packed.diagonal(0, -2, -1).sign().prod(-1) * (1 - 2 * (swaps % 2)).cast(a.dtype)
-    return sign.detach(), _LogDet.apply(a)
+    sign = packed.diagonal(0, -2, -1).sign().prod(-1) * _parity(swaps, a)
+    return without_slope(sign.detach(), a), _LogDet.apply(a)
 
 
 def lu(a: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from manygrad.tensor.linalg.lu import inv
 from manygrad.tensor.linalg.steps import square
+from manygrad.tensor.ops.elementary import without_slope
 from manygrad.tensor.tensor import Tensor
 
 DEGREE = {"float32": 8, "float64": 14}  # of the Taylor polynomial, exact to rounding where the norm is at most 1/2
@@ -23,9 +24,9 @@ def matrix_power(a: Tensor, n: int) -> Tensor:
             out = a if out is None else out @ a
         n >>= 1
         a = a @ a if n else a
-    return (
-        out if out is not None else Tensor.eye(a.shape[-1], dtype=a.dtype, device=a.device)._broadcast(a.shape).clone()
-    )
+    if out is not None:
+        return out
+    return without_slope(Tensor.eye(a.shape[-1], dtype=a.dtype, device=a.device)._broadcast(a.shape).clone(), a)
 
 
 def matrix_exp(a: Tensor) -> Tensor:

@@ -58,7 +58,11 @@ class ActivationMixin:
     # *** rectifiers ***
 
     def relu(self: Tensor) -> Tensor:
-        return self.maximum(0)
+        """x where positive, else 0; the gradient at 0 is 0."""
+        if not self.dtype.is_float:
+            return self.maximum(0)
+        # by the result, so that the operand need not be kept
+        return with_gradient(self.maximum(0), "relu", None, lambda g, x: (x.relu().eq(0)._where(0.0, g),), self)
 
     def relu6(self: Tensor) -> Tensor:
         return self.hardtanh(0, 6)
@@ -163,6 +167,8 @@ class ActivationMixin:
 
     def hardtanh(self: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
         """x clamped to [min_val, max_val]; the gradient is 0 at the limits."""
+        if min_val > max_val:
+            raise ValueError(f"hardtanh: min_val {min_val} is above max_val {max_val}; swap them")
         low, high = self._const_like(min_val, self.dtype), self._const_like(max_val, self.dtype)
         return (self > low)._where((self < high)._where(self, high), self.isnan()._where(self, low))
 

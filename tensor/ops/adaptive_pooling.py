@@ -7,6 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.ops.convolution import Pair, numbers
+from manygrad.tensor.ops.pooling import largest
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
@@ -91,7 +92,7 @@ def _largest_of_parts(
         x = valid._where(x, x.dtype.min).cast(x.dtype)
     k = len(lead)
     x = x.permute(*range(k), *[k + 2 * i for i in range(n)], *[k + 2 * i + 1 for i in range(n)])
-    values = x.amax(tuple(range(-n, 0)))
+    values = largest(x, n)
     if not return_indices:
         return values
     rest = x.flatten(-n).detach().argmax(-1)
@@ -112,7 +113,7 @@ def _adaptive_max(name: str, x: Tensor, n: int, output_size: Any, return_indices
     widths = [max((-(-(i + 1) * s // o) - i * s // o for i in range(o)), default=1) for o, s in zip(outs, sizes)]
     window = _even(x, outs)
     if window is not None and not return_indices:
-        return x._pool(window, window, (1,) * n).amax(tuple(range(-n, 0)))
+        return largest(x._pool(window, window, (1,) * n), n)
     return _largest_of_parts(x, starts, [e - b for b, e in zip(starts, ends)], widths, return_indices)
 
 

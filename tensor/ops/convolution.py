@@ -22,12 +22,15 @@ def _pair(x: Pair, n: int = 2) -> tuple[int, ...]:
 
 
 def numbers(x: Pair, n: int, name: str) -> tuple[int, ...]:
-    """One number for all spatial dims, or one for each."""
+    """One number for all spatial dims, or one for each: from 1, paddings and the sizes of outputs from 0."""
     out = _pair(x, n)
     if len(out) == 1:
         out = out * n
     if len(out) != n or any(not isinstance(v, int) for v in out):
         raise ValueError(f"{name} is a whole number or {n} of them, not {x!r}")
+    least = 0 if "padding" in name or "output" in name else 1
+    if any(v < least for v in out):
+        raise ValueError(f"{name} is at least {least}, not {x!r}")
     return out
 
 

@@ -46,7 +46,7 @@ class CreationMixin:
             if isinstance(value, int)
             else dtypes.default_float
         )
-        t = _make(UOp.const(kind, value), device)._broadcast(
+        t = _make(UOp.const(kind, kind.fits(value)), device)._broadcast(
             _shape((shape,) if isinstance(shape, int) else tuple(shape))
         )
         t.requires_grad = requires_grad
@@ -107,20 +107,24 @@ class CreationMixin:
     ) -> Tensor:
         """start, start + step, ... below end (PyTorch's rule for count and type). Of whole numbers with step 1, the end
         may be a size with a Variable in it."""
+        from manygrad.tensor.tensor import Tensor
+
         if end is None:
             start, end = 0, start
         if isinstance(end, UOp) and step == 1 and isinstance(start, int):
             if (least := vmin(spread(end))) < start:
                 raise ValueError(f"arange: the end {text_of_index(end)} can be {least}, below the start {start}")
-            from manygrad.tensor.tensor import Tensor
-
             return Tensor.arange(start, vmax(end), 1, dtype, device)._take(0, 0, end - start)
         if step == 0:
             raise ValueError("arange: step is 0")
         whole = all(isinstance(v, int) for v in (start, end, step))
         kind = to_dtype(dtype) if dtype is not None else dtypes.int64 if whole else dtypes.default_float
+        if kind is dtypes.int64 and not whole:  # as PyTorch does: of the numbers without their fractions
+            return Tensor.arange(int(start), int(end), int(step), kind, device)
         n = max(0, math.ceil((end - start) / step))
         t = _make(UOp(Ops.IOTA, dtypes.int64, (), n), device)
+        if kind.is_int and not whole:  # (of a smaller type as many as with them)
+            start, step, whole = int(start), int(step), True
         if not whole:
             return (t.cast(dtypes.float64) * float(step) + float(start)).cast(kind)
         if step != 1:
@@ -140,6 +144,8 @@ class CreationMixin:
     def eye(n: int, m: int | None = None, dtype: DType | str | None = None, device: Any = None) -> Tensor:
         from manygrad.tensor.tensor import Tensor
 
+        if n < 0 or (m is not None and m < 0):
+            raise ValueError(f"eye: sizes are not negative, got {n} and {m}")
         rows, cols = (
             Tensor.arange(n, device=device).unsqueeze(1),
             Tensor.arange(n if m is None else m, device=device).unsqueeze(0),
@@ -147,7 +153,8 @@ class CreationMixin:
         return rows.eq(cols).cast(to_dtype(dtype) if dtype is not None else dtypes.default_float)
 
     def full_like(self: Tensor, value: bool | int | float, dtype: DType | str | None = None) -> Tensor:
-        t = self._new(UOp.const(to_dtype(dtype) if dtype is not None else self.dtype, value))._broadcast(self.shape)
+        kind = to_dtype(dtype) if dtype is not None else self.dtype
+        t = self._new(UOp.const(kind, kind.fits(value)))._broadcast(self.shape)
         if isinstance(self.device, tuple):
             return t._shard_like(self)
         return t

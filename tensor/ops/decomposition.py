@@ -55,7 +55,7 @@ class DecompositionMixin:
     def inverse(self: Tensor) -> Tensor:
         return _linalg().inv(self)
 
-    def pinverse(self: Tensor, rcond: float = 1e-15) -> Tensor:
+    def pinverse(self: Tensor, rcond: float | None = None) -> Tensor:
         return _linalg().pinv(self, rcond)
 
     def solve(self: Tensor, B: Tensor) -> Tensor:
@@ -118,18 +118,23 @@ class DecompositionMixin:
         return (first[0] * first[1] - second[0] * second[1]).movedim(-1, d)
 
     def tensordot(self: Tensor, other: Tensor, dims: Any = 2) -> Tensor:
-        """Σ over pairs of dims: a number n (the last n of self with the first n of other), or two lists."""
+        """Σ over pairs of dims: a number n (the last n of self with the first n of other), or two lists. A dim of 1
+        broadcasts to the other one."""
         mine, theirs = (
             (list(range(self.ndim - dims, self.ndim)), list(range(dims)))
             if isinstance(dims, int)
             else ([self._dim(d) for d in dims[0]], [other._dim(d) for d in dims[1]])
         )
         keep, rest = [d for d in range(self.ndim) if d not in mine], [d for d in range(other.ndim) if d not in theirs]
-        sizes = [self.shape[d] for d in mine]
-        if sizes != [other.shape[d] for d in theirs]:
+        x, y = self, other
+        for i, j in zip(mine, theirs):  # (of a dim that broadcasts, the other one is summed up)
+            if 1 in (x.shape[i], y.shape[j]) and x.shape[i] != y.shape[j]:
+                x, y = (x, y.sum(j, keepdim=True)) if x.shape[i] == 1 else (x.sum(i, keepdim=True), y)
+        sizes = [x.shape[d] for d in mine]
+        if len(mine) != len(theirs) or sizes != [y.shape[d] for d in theirs]:
             raise ValueError(f"tensordot: dims {mine} of {self.shape} and {theirs} of {other.shape} differ in size")
-        a = self.permute(*keep, *mine).reshape(prod(self.shape[d] for d in keep), prod(sizes))
-        b = other.permute(*theirs, *rest).reshape(prod(sizes), prod(other.shape[d] for d in rest))
+        a = x.permute(*keep, *mine).reshape(prod(self.shape[d] for d in keep), prod(sizes))
+        b = y.permute(*theirs, *rest).reshape(prod(sizes), prod(other.shape[d] for d in rest))
         return (a @ b).reshape(tuple(self.shape[d] for d in keep) + tuple(other.shape[d] for d in rest))
 
 

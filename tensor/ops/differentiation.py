@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor import grad_mode
-from manygrad.tensor.gradient import compute_gradients, with_history
+from manygrad.tensor.gradient import carries, compute_gradients, with_history
 from manygrad.tensor.lock import locked
 from manygrad.tensor.storage import LIVE, TRAINED, Storage, is_stored
 from manygrad.tensor.stored import HISTORY
@@ -35,6 +35,25 @@ class DifferentiationMixin:
     _leaf: int | None
     _hooks: list[Callable[[Tensor], Tensor | None]] | None = None
     _accumulated_hooks: list[Callable[[Tensor], None]] | None = None
+    _grad: Tensor | None
+
+    @property
+    def grad(self: Tensor) -> Tensor | None:
+        """What backward() has added up for this tensor so far."""
+        return self._grad
+
+    @grad.setter
+    def grad(self: Tensor, value: Tensor | None) -> None:
+        from manygrad.tensor.tensor import Tensor
+
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(f"grad is a Tensor or None, not {type(value).__name__}")
+        if value is not None and (value.shape, value.dtype) != (self.shape, self.dtype):
+            raise ValueError(
+                f"grad: a gradient of {value.shape} {value.dtype.name} does not fit a tensor of {self.shape} "
+                f"{self.dtype.name}; both are the same"
+            )
+        self._grad = value
 
     @property
     @locked
@@ -43,11 +62,7 @@ class DifferentiationMixin:
         if self._requires_grad or not self.dtype.is_float:
             return bool(self._requires_grad)
         leaves = {t.uop for t in TRAINED}
-        return any(
-            u in leaves or u in HISTORY
-            for u in self.uop.toposort(lambda u: u.op is not Ops.DETACH)
-            if u.op is not Ops.DETACH
-        )
+        return any((u in leaves or u in HISTORY) and carries(u) for u in self.uop.toposort(carries))
 
     @requires_grad.setter
     @locked
@@ -164,10 +179,13 @@ class DifferentiationMixin:
         trained = list(TRAINED)
         wanted = [t for t in LIVE if t._requires_grad or t._retains] if inputs is None else list(inputs)
         root, now, stored = with_history(self.uop, trained)
-        flowing = set(root.toposort(lambda u: u.op is not Ops.DETACH))
+        flowing = set(root.toposort(carries))
         reached = [t for t in wanted if now.get(t.uop) in flowing]
         if not reached:
-            raise RuntimeError("backward(): no tensor with requires_grad=True stands below this one")
+            raise RuntimeError(
+                "backward(): no tensor with requires_grad=True stands below this one: "
+                "it does not depend on any, or through whole numbers, truths or detach() only"
+            )
         grads = compute_gradients(
             root, self._start(gradient), {now[t.uop] for t in reached}, stored, {t.uop for t in trained}, _hooks(now)
         )
@@ -198,8 +216,16 @@ class DifferentiationMixin:
 
     def _start(self: Tensor, gradient: Tensor | None) -> UOp:
         """d(self)/d(self): ones, or what the caller gives."""
-        start = self._new(UOp.const(self.dtype, 1.0)) if gradient is None else gradient.cast(self.dtype)
-        return (start if start.shape == self.shape else start.expand(self.shape)).uop
+        if gradient is not None and gradient.shape != self.shape:
+            raise ValueError(
+                f"a gradient of shape {gradient.shape} does not fit the tensor it is of, {self.shape}; "
+                "pass one of that shape, such as gradient.expand(...)"
+            )
+        return (
+            self._new(UOp.const(self.dtype, 1.0))._broadcast(self.shape)
+            if gradient is None
+            else gradient.cast(self.dtype)
+        ).uop
 
     @staticmethod
     def no_grad() -> grad_mode.no_grad:

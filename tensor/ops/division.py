@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.ops.broadcast import result_type
-from manygrad.tensor.ops.elementary import with_gradient
+from manygrad.tensor.ops.elementary import with_gradient, without_slope
 from manygrad.tensor.uop import Ops
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ class DivisionMixin:
             x, y = self._floats(other)
             return x._op(Ops.FDIV, None, y)
         if rounding_mode == "floor":
-            return self.floor_divide(other)
+            x, y = self._pair(other)
+            return without_slope(x.floor_divide(y), x, y)
         if rounding_mode == "trunc":
             kind = result_type(self, other)
             return self._binary(Ops.FDIV, other).trunc() if kind.is_float else self._binary(Ops.IDIV, other)

@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from manygrad.tensor.ops.elementary import without_slope
+
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
 
@@ -55,7 +57,11 @@ def _drop_channels(name: str, x: Tensor, spatial: int, p: float, training: bool 
 def _drop(name: str, x: Tensor, shape: tuple[Any, ...], p: float, training: bool | None, inplace: bool) -> Tensor:
     if not _active(name, x, p, training):
         return x
-    out = x.zeros_like() if p == 1 else _kept(x, shape, p)._where(x * (1.0 / (1.0 - p)), 0.0).cast(x.dtype)
+    out = (
+        without_slope(x.zeros_like(), x)
+        if p == 1
+        else _kept(x, shape, p)._where(x * (1.0 / (1.0 - p)), 0.0).cast(x.dtype)
+    )
     return x.assign(out) if inplace else out
 
 
@@ -75,7 +81,7 @@ def _alpha_drop(name: str, x: Tensor, shape: tuple[Any, ...], p: float, training
     if not _active(name, x, p, training):
         return x
     if p == 1:
-        return x.zeros_like()
+        return without_slope(x.zeros_like(), x)
     a = 1 / math.sqrt((1 - p) * (1 + p * _ALPHA**2))
     out = (_kept(x, shape, p)._where(x, _ALPHA) * a - a * _ALPHA * p).cast(x.dtype)
     return x.assign(out) if inplace else out

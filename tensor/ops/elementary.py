@@ -8,7 +8,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import dtypes
-from manygrad.tensor.gradient import CustomGrad
+from manygrad.tensor.gradient import FLAT, CustomGrad, pullback
 from manygrad.tensor.uop import Ops, UOp
 
 if TYPE_CHECKING:
@@ -22,6 +22,18 @@ def with_gradient(out: Tensor, name: str, params: Any, backward: Callable[..., A
     `params` must tell apart all backward functions of this name.
     """
     return out._new(UOp(Ops.CUSTOM, out.dtype, (out.uop, *(t.uop for t in inputs)), CustomGrad(name, params, backward)))
+
+
+def differentiated_as(out: Tensor, name: str, params: Any, f: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """`out`, the value of `f(*inputs)` computed with less work, with the gradient of that expression."""
+    return with_gradient(out, name, params, lambda g, *inputs: pullback(f, g, *inputs), *inputs)
+
+
+def without_slope(out: Tensor, *inputs: Tensor) -> Tensor:
+    """`out`, whose gradient to `inputs` is zeros: it depends on them in steps, or only in its shape."""
+    if not out.dtype.is_float:
+        return out
+    return with_gradient(out, "without_slope", len(inputs), lambda g, *inputs: (FLAT,) * len(inputs), *inputs)
 
 
 def elementary(

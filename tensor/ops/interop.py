@@ -275,6 +275,9 @@ def to_array(data: Any, dtype: DType | None) -> np.ndarray:
             array = np.array(_numbers(data) if not isinstance(data, range) else list(data))
         except ValueError as error:
             raise ValueError(f"cannot make a tensor of this nested list: its rows differ in length ({error})") from None
+        if array.dtype.kind in "iu" and array.size and (dtype or dtypes.int64).is_int:
+            for extreme in (array.min(), array.max()):
+                (dtype or dtypes.int64).fits(int(extreme))
         if dtype is None and (array.dtype == np.float64 or array.size == 0):
             array = array.astype(np.float32)
     else:
@@ -286,7 +289,7 @@ def to_array(data: Any, dtype: DType | None) -> np.ndarray:
             ) from None
     if array.dtype == object:
         raise TypeError("cannot make a tensor of Python objects; pass numbers")
-    return array if dtype is None else array.astype(dtype.np)
+    return array if dtype is None else dtype.array(array)
 
 
 def _numbers(data: Any) -> Any:

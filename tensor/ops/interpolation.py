@@ -263,8 +263,11 @@ def _bordered(place: Tensor, size: int, padding_mode: str, align_corners: bool) 
         span = high - low
         if span <= 0:
             return place * 0
-        away = (place - low).abs()
+        away = place - low
+        away = (away < 0)._where(-away, away)
         extra = away.fmod(span)
         flips = (away / span).floor()
         place = (flips.fmod(2.0).eq(0))._where(extra + low, span - extra + low)
-    return place if padding_mode == "zeros" else place.clamp(0, size - 1)
+    return (
+        place if padding_mode == "zeros" else place.hardtanh(0, size - 1)
+    )  # (no gradient at the border, as in PyTorch)

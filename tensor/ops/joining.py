@@ -6,6 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import promote
+from manygrad.tensor.gradient import FLAT
+from manygrad.tensor.ops.elementary import with_gradient
 from manygrad.tensor.uop import Ops, UOp
 
 if TYPE_CHECKING:
@@ -31,6 +33,13 @@ def one_dtype(tensors: list[Tensor]) -> list[Tensor]:
     return [t.cast(kind) for t in tensors]
 
 
+def _also_of(joined: Tensor, empty: list[Tensor]) -> Tensor:
+    """`joined`, which has a gradient, of zeros, to those that add nothing to it, too."""
+    if not empty:
+        return joined
+    return with_gradient(joined, "joined", len(empty), lambda g, _, *rest: (g, *(FLAT,) * len(rest)), joined, *empty)
+
+
 class JoiningMixin:
     def cat(self: Any, *others: Any, dim: int = 0) -> Tensor:
         """Joined along `dim`; all other dims equal. Tensors of shape (0,) add nothing, whatever the others' dims."""
@@ -49,15 +58,16 @@ class JoiningMixin:
                     f"cat along dim {d}: {t.shape} does not fit {parts[0].shape}; all other dims must be equal"
                 )
         filled = [t for t in parts if not (isinstance(t.shape[d], int) and t.shape[d] == 0)] or parts[:1]
+        empty = [t for t in tensors if t.dtype.is_float and not any(t is f for f in filled)]
         if len(filled) == 1:
-            return filled[0]._copied()
+            return _also_of(filled[0]._copied(), empty)
         devices = {t.uop.device for t in filled if t.uop.device is not None}
         if len(devices) > 1:
             raise ValueError(
                 f"cat: the tensors are on different devices {sorted(map(str, devices))}; move them with .to(...) first"
             )
         first = next((t for t in filled if t.uop.device is not None), filled[0])
-        return first._new(UOp(Ops.CAT, first.dtype, tuple(t.uop for t in filled), d))
+        return _also_of(first._new(UOp(Ops.CAT, first.dtype, tuple(t.uop for t in filled), d)), empty)
 
     concat = cat
     concatenate = cat

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import contraction_dtype
 from manygrad.tensor.ops.broadcast import broadcast_shape, result_type
+from manygrad.tensor.ops.elementary import without_slope
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
@@ -130,5 +131,5 @@ def _of_rank(name: str, t: Tensor, rank: int) -> Tensor:
 def _plus(x: Tensor, product: Tensor, beta: Any, alpha: Any) -> Tensor:
     scaled = product if alpha == 1 else product * alpha
     if beta == 0:  # (what x holds does not matter then, not even NaN)
-        return scaled._broadcast(broadcast_shape(x.shape, scaled.shape))
+        return without_slope(scaled._broadcast(broadcast_shape(x.shape, scaled.shape)), x)
     return (x if beta == 1 else x * beta) + scaled

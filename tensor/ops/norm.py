@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import DType, accumulate_dtype
-from manygrad.tensor.ops.elementary import with_gradient
+from manygrad.tensor.ops.elementary import with_gradient, without_slope
 from manygrad.tensor.ops.reduction import Dims
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _nuclear_norm(x: Tensor, dim: Dims, keepdim: bool) -> Tensor:
 def _power_norm(x: Tensor, p: float, axes: tuple[int, ...]) -> Tensor:
     """The dims are kept."""
     if p == 0:
-        return x.ne(0).cast(x.dtype).sum(axes, keepdim=True)
+        return without_slope(x.ne(0).cast(x.dtype).sum(axes, keepdim=True), x)
     a = x.abs()
     if not axes:
         return a
@@ -80,7 +80,9 @@ def _power_norm(x: Tensor, p: float, axes: tuple[int, ...]) -> Tensor:
 
     def backward(g: Tensor, x: Tensor) -> tuple[Any]:
         size = _power_norm(x, p, axes)
-        slope = x / size if p == 2 else x.sign() * (x.abs() / size).pow(p - 1)
-        return ((size.eq(0) | x.eq(0))._where(0.0, g * slope),)
+        none = x.eq(0)
+        size = size.eq(0)._where(1.0, size)
+        slope = x / size if p == 2 else x.sign() * (none._where(1.0, x.abs()) / size).pow(p - 1)
+        return (none._where(0.0, g * slope),)
 
     return with_gradient(out, "norm", (p, axes), backward, x)

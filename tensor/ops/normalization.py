@@ -118,6 +118,8 @@ class NormalizationMixin:
         if not eps > 0:
             raise ValueError(f"batch_norm in training needs a positive eps, got {eps}")
         out, mean, var = x._standardized(dims, eps, w, b)
+        if n == 0:  # an empty batch says nothing about the data
+            return out.cast(self.dtype)
         _track(running_mean, mean.reshape(-1), momentum)
         _track(running_var, var.reshape(-1) * (n / (n - 1)), momentum)
         return out.cast(self.dtype)
@@ -135,8 +137,9 @@ class NormalizationMixin:
         x = self.cast(accumulate_dtype(self.dtype))
         n = prod(self.shape[2:])
         out, mean, var = x._standardized(tuple(range(2, self.ndim)), eps)
-        _track(running_mean, mean.reshape(self.shape[:2]).mean(0), momentum)
-        _track(running_var, var.reshape(self.shape[:2]).mean(0) * (n / (n - 1)), momentum)
+        if self.numel():
+            _track(running_mean, mean.reshape(self.shape[:2]).mean(0), momentum)
+            _track(running_var, var.reshape(self.shape[:2]).mean(0) * (n / (n - 1)), momentum)
         w, b = (None if t is None else _per_channel(t, self.ndim) for t in (weight, bias))
         return _scaled(out, w, b).cast(self.dtype)
 

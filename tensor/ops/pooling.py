@@ -6,7 +6,9 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.ops.convolution import Pair, numbers
+from manygrad.tensor.ops.elementary import with_gradient
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
@@ -150,8 +152,24 @@ def _max_pool(
 ) -> Any:
     w = _Windows(name, x, n, kernel, stride, padding, dilation, ceil_mode)
     windows = w.of(x, x.dtype.min)
-    values = windows.amax(tuple(range(-n, 0)))
+    values = largest(windows, n)
     return (values, w.positions(windows.flatten(-n).detach().argmax(-1))) if return_indices else values
+
+
+def largest(windows: Tensor, n: int) -> Tensor:
+    """The largest over the last `n` dims; of equal ones the first has the gradient."""
+    dims, kernel = tuple(range(-n, 0)), windows.shape[-n:]
+    values = windows.amax(dims)
+    if not windows.dtype.is_float:
+        return values
+
+    def backward(g: Tensor, windows: Tensor) -> tuple[Tensor]:
+        value, g = (t.reshape((*t.shape, *(1,) * n)) for t in (largest(windows, n), g))
+        order = windows.arange(prod(kernel)).cast(dtypes.int32).reshape(kernel)
+        found = (windows.eq(value) | windows.isnan())._where(-order, -prod(kernel))
+        return (order.eq(-found.amax(dims, keepdim=True))._where(g, 0.0),)
+
+    return with_gradient(values, "max_pool", (n, kernel), backward, windows)
 
 
 def max_pool1d(
@@ -247,8 +265,16 @@ def _max_unpool(
         else tuple(output_size)[-n:]
     )
     lead = x.shape[:-n]
-    zeros = x.new_zeros((*lead, prod(outs)))
-    return zeros.scatter(-1, indices.flatten(-n), x.flatten(-n)).reshape((*lead, *outs))
+    at, values = indices.flatten(-n), x.flatten(-n)
+    out = x.new_zeros((*lead, prod(outs))).scatter(-1, at, values)
+
+    # of values for one place, which max_pool took from it, each has the gradient
+    def backward(g: Tensor, values: Tensor, at: Tensor) -> tuple[Tensor, None]:
+        return g._gather_along(-1, at), None
+
+    if x.dtype.is_float:
+        out = with_gradient(out, "max_unpool", None, backward, values, at)
+    return out.reshape((*lead, *outs))
 
 
 def max_unpool1d(

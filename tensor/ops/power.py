@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from manygrad.tensor.dtype import DType, dtypes
+from manygrad.tensor.dtype import DType, accumulate_dtype, dtypes
 from manygrad.tensor.ops.broadcast import result_type
-from manygrad.tensor.ops.elementary import with_gradient
+from manygrad.tensor.ops.elementary import with_gradient, without_slope
 from manygrad.tensor.uop import Ops
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ class PowerMixin:
         x, y = self._pair(exponent)
         if not x.dtype.is_float:
             return x._integer_power(y)
-        return with_gradient(x._float_power(y), "pow", None, _pow_gradient, x, y)
+        kind, wide = x.dtype, accumulate_dtype(x.dtype)
+        x, y = x.cast(wide), y.cast(wide)
+        return with_gradient(x._float_power(y), "pow", None, _pow_gradient, x, y).cast(kind)
 
     def float_power(self: Tensor, exponent: Any) -> Tensor:
         """x ** exponent in float64."""
@@ -55,8 +57,10 @@ class PowerMixin:
 
     def _power_by_products(self: Tensor, n: int, dtype: DType) -> Tensor:
         x = self.cast(dtype)
+        if n > 2:
+            x = x.cast(accumulate_dtype(dtype))
         if n == 0:
-            return x.ones_like()
+            return without_slope(x.ones_like(), x)
         if n == 1:
             return x._copied() if x is self else x
         out: Tensor | None = None
@@ -66,7 +70,7 @@ class PowerMixin:
             n >>= 1
             x = x * x if n else x
         assert out is not None
-        return out
+        return out.cast(dtype)
 
     def _integer_power(self: Tensor, exponent: Tensor) -> Tensor:
         """By squaring, exact modulo 2**bits; a negative exponent gives 0, but ±1 for the bases 1 and −1

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import DType, accumulate_dtype, dtypes, to_dtype
-from manygrad.tensor.ops.elementary import with_gradient
+from manygrad.tensor.ops.elementary import with_gradient, without_slope
 from manygrad.tensor.source import mark
 from manygrad.tensor.uop import Ops, ReduceArg, UOp
 
@@ -32,7 +33,8 @@ class ReductionMixin:
         work = tuple(a for a in axes if not (isinstance(t.shape[a], int) and t.shape[a] == 1))
         if any(isinstance(d, int) and d == 0 for d in t.shape):
             kept = tuple(1 if i in axes else d for i, d in enumerate(t.shape))
-            t = t._new(UOp.const(t.dtype, {Ops.ADD: 0, Ops.MUL: 1, Ops.MAX: t.dtype.min}[op]))._broadcast(kept)
+            nothing = t._new(UOp.const(t.dtype, {Ops.ADD: 0, Ops.MUL: 1, Ops.MAX: t.dtype.min}[op]))._broadcast(kept)
+            t = without_slope(nothing, t)
         elif work:
             t = t._new(mark(UOp(Ops.REDUCE, t.dtype, (t.uop,), ReduceArg(op, work))))
         else:
@@ -91,7 +93,7 @@ class ReductionMixin:
 
         def backward(g: Tensor, x: Tensor) -> tuple[Tensor]:
             total = x.logsumexp(axes, keepdim=True)
-            return (g * (x - total.isfinite()._where(total, 0.0)).exp(),)
+            return (g * (x - total.eq(-math.inf)._where(0.0, total)).exp(),)
 
         out = with_gradient(out, "logsumexp", axes, backward, x)
         return out if keepdim else out._without(axes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from manygrad.tensor.dtype import DType, dtypes
-from manygrad.tensor.gradient import NoGradient
+from manygrad.tensor.gradient import FLAT, NoGradient
 from manygrad.tensor.ops.elementary import with_gradient
 
 if TYPE_CHECKING:
@@ -26,8 +26,10 @@ def bits_of(x: Tensor) -> Tensor:
 
 
 def magnitude(x: Tensor) -> Tensor:
-    """|x|, of NaN too, by its bits; without a gradient."""
-    return (bits_of(x) & int(INT[x.dtype.itemsize].max)).bitcast(x.dtype)
+    """|x|, of NaN too, by its bits; the gradient is that of x, or of −x where the sign is minus, at ±0 too: what is the
+    same of x and −x has the derivatives of the half where x lies."""
+    out = (bits_of(x) & int(INT[x.dtype.itemsize].max)).bitcast(x.dtype)
+    return with_gradient(out, "magnitude", None, lambda g, x: (x.signbit()._where(-g, g),), x)
 
 
 def exponent_bias(d: DType) -> int:
@@ -71,7 +73,7 @@ class RepresentationMixin:
             out,
             "copysign",
             None,
-            lambda g, x, y: (x.eq(0)._where(0.0, x.signbit().eq(y.signbit())._where(g, -g)), None),
+            lambda g, x, y: (x.eq(0)._where(0.0, x.signbit().eq(y.signbit())._where(g, -g)), FLAT),
             x,
             y,
         )

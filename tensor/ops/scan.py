@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from manygrad.tensor.dtype import DType, accumulate_dtype, dtypes, to_dtype
 from manygrad.tensor.ops.elementary import with_gradient
 from manygrad.tensor.ops.extremum import ValuesAndIndices
+from manygrad.tensor.products import running
 from manygrad.tensor.uop import Ops
 
 if TYPE_CHECKING:
@@ -111,12 +112,15 @@ class ScanMixin:
     def diff(
         self: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None, append: Tensor | None = None
     ) -> Tensor:
-        """x[i + 1] − x[i] along `dim`, n times; of bools whether they differ."""
+        """x[i + 1] − x[i] along `dim`, n times, of what `prepend` and `append` add to it, too (if n is not 0); of bools
+        whether they differ."""
         if not self.ndim:
             raise ValueError("diff needs at least 1 dim")
         if n < 0:
             raise ValueError(f"diff: n is at least 0, not {n}")
         d = self._dim(dim)
+        if n == 0:
+            return self._copied()
         parts = [t for t in (prepend, self, append) if t is not None]
         x = parts[0].cat(*parts[1:], dim=d) if len(parts) > 1 else self
         for _ in range(min(n, x.shape[d])):
@@ -138,7 +142,7 @@ def _cumprod_gradient(g: Tensor, x: Tensor, d: int) -> Tensor:
     whole, without = x.cumprod(d), first._where(1.0, x).cumprod(d)
     after = _backwards(g * whole, d, lambda t: t.cumsum(d))
     at = _backwards(g * without, d, lambda t: t.cumsum(d))
-    return zeros.eq(0)._where(after / x.eq(0)._where(1.0, x), first._where(at, 0.0))
+    return running(zeros.eq(0)._where(after / x.eq(0)._where(1.0, x), first._where(at, 0.0)), g, x, d)
 
 
 def _running(self: Tensor, dim: int, smallest: bool) -> ValuesAndIndices:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from manygrad.tensor.ops.elementary import with_gradient
+from manygrad.tensor.ops.elementary import with_gradient, without_slope
 from manygrad.tensor.uop import Ops
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class SignMixin:
         """−1, 0 or 1; 0 for NaN."""
         if self.dtype.is_bool:
             return self
-        return (self > 0).cast(self.dtype) - (self < 0).cast(self.dtype)
+        return without_slope((self > 0).cast(self.dtype) - (self < 0).cast(self.dtype), self)
 
     def heaviside(self: Tensor, values: Tensor) -> Tensor:
         """0 where x < 0, 1 where x > 0, `values` where x is 0; 0 for NaN."""

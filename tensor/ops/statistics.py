@@ -6,12 +6,19 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.ops.elementary import with_gradient
 from manygrad.tensor.ops.extremum import ValuesAndIndices
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
 
 INTERPOLATIONS = ("linear", "lower", "higher", "midpoint", "nearest")
+
+
+def _equal_share(g: Tensor, x: Tensor, value: Tensor) -> tuple[Tensor, None]:
+    """To all that are the value in equal parts."""
+    hit = (x.eq(value) | (x.isnan() & value.isnan())).cast(g.dtype)
+    return g * hit / hit.sum(), None
 
 
 class StatisticsMixin:
@@ -28,7 +35,8 @@ class StatisticsMixin:
             flat = self.flatten()
             if flat.shape[0] == 0:
                 return self._const_like(math.nan if self.dtype.is_float else self.dtype.min, self.dtype)
-            return flat._middle(name, 0, False, skip).values
+            value = flat._middle(name, 0, False, skip).values
+            return with_gradient(value, name, None, _equal_share, flat, value) if self.dtype.is_float else value
         d = self._dim(dim)
         if not self.ndim:
             return ValuesAndIndices(self._copied(), self._const_like(0, dtypes.int64))
@@ -79,6 +87,8 @@ class StatisticsMixin:
         many = hasattr(q, "uop")
         if not many and not 0 <= q <= 1:
             raise ValueError(f"{name}: q is in [0, 1], not {q}")
+        if many and q.dtype is not self.dtype:
+            raise TypeError(f"{name}: q is {q.dtype.name}, the tensor {self.dtype.name}; cast one")
         if many and q.ndim > 1:
             raise ValueError(f"{name}: q is a number or of 1 dim, not of shape {q.shape}")
         d = 0 if dim is None else self._dim(dim)
@@ -86,16 +96,19 @@ class StatisticsMixin:
         x._needs_values(name, d)
         n: Any = x.shape[d]
         x = x._gather_along(d, x.argsort(d)).transpose(d, -1)  # sorted along the last dim
+        inside = ((q >= 0) & (q <= 1)).reshape(-1) if many else None
         parts = q.reshape(-1).double() if many else x._const_like(float(q), dtypes.float64).reshape(1)
         numbers = n - x.isnan().sum(-1, keepdim=True)
         last = (numbers - 1).clamp(min=0) if skip else (numbers * 0 + (n - 1))
-        place = parts * last.double()  # (..., k)
+        place = parts.clamp(0, 1) * last.double()  # (..., k)
         low, high = place.floor(), place.ceil()
         if interpolation in ("lower", "higher", "nearest"):
             out = x._gather_along(-1, {"lower": low, "higher": high, "nearest": place.round()}[interpolation].long())
         else:
             a, b = x._gather_along(-1, low.long()), x._gather_along(-1, high.long())
             out = a.lerp(b, (place - low).cast(x.dtype) if interpolation == "linear" else 0.5)
+        if inside is not None:  # (what lies outside is no part)
+            out = inside._where(out, math.nan)
         if not skip:
             out = numbers.eq(n)._where(out, math.nan)
         out = out.transpose(d, -1).unsqueeze(0).transpose(0, d + 1)  # the k quantiles first, the dim itself of size 1

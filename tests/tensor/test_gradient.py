@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manygrad import Context, GlobalCounters, Tensor, dtypes
+from manygrad import Context, GlobalCounters, Tensor, autograd, dtypes, linalg
+from manygrad.nn import functional as F
 from manygrad.tensor.ops.elementary import fma
 from tests.tensor.oracle import check, finite_difference, numbers
 
@@ -412,6 +414,136 @@ def test_a_tie_of_max_shares_the_gradient_and_relu_has_none_at_zero() -> None:
     assert z.grad.tolist() == [0.0, 1.0]  # type: ignore[union-attr]
 
 
+NAN, INF = float("nan"), float("inf")
+# (function, input, gradient of the sum): torch's at ties, limits, NaN and infinities
+AT_EDGES: dict[str, tuple[Fn, Any, Any]] = {
+    "maximum(number)": (lambda x: x.maximum(0), [0.0, 1.0, -1.0], [0.5, 1, 0]),
+    "minimum(number)": (lambda x: x.minimum(0), [0.0, 1.0, -1.0], [0.5, 0, 1]),
+    "maximum, NaN": (lambda x: x.maximum(0), [NAN, 1.0], [1, 1]),
+    "relu": (lambda x: x.relu(), [0.0, 1.0, -1.0], [0, 1, 0]),
+    "amax": (lambda x: x.amax(), [2.0, 2.0, 1.0], [0.5, 0.5, 0]),
+    "max, NaN": (lambda x: x.max(), [1.0, NAN, 2.0], [0, 1, 0]),
+    "max_pool1d": (lambda x: F.max_pool1d(x, 2), [[[1.0, 1, 2, 2, 0, 3]]], [[[1, 0, 1, 0, 0, 1]]]),
+    "max_pool1d, NaN": (lambda x: F.max_pool1d(x, 3, 1), [[[1.0, NAN, 2, 2, 0, 3]]], [[[0, 2, 1, 0, 0, 1]]]),
+    "max_pool2d": (lambda x: F.max_pool2d(x, 2), [[[1.0, 1], [1, 1]]], [[[1, 0], [0, 0]]]),
+    "adaptive_max_pool1d": (lambda x: F.adaptive_max_pool1d(x, 2), [[[1.0, 1, 2, 2]]], [[[1, 0, 1, 0]]]),
+    "adaptive_max_pool1d, uneven": (lambda x: F.adaptive_max_pool1d(x, 2), [[[1.0, 1, 1]]], [[[1, 1, 0]]]),
+    "max_unpool1d": (lambda x: F.max_unpool1d(x, Tensor([[[1, 1]]]), 2), [[[3.0, 3]]], [[[1, 1]]]),
+    "median": (lambda x: x.median(), [1.0, 2, 2, 2, 5], [0, 1 / 3, 1 / 3, 1 / 3, 0]),
+    "median, NaN": (lambda x: x.median(), [1.0, NAN, NAN], [0, 0.5, 0.5]),
+    "nanmedian": (lambda x: x.nanmedian(), [1.0, 2, 2, NAN], [0, 0.5, 0.5, 0]),
+    "logsumexp, inf": (lambda x: x.logsumexp(0), [INF, 1.0], [NAN, 0]),
+    "logsumexp, NaN": (lambda x: x.logsumexp(0), [NAN, 1.0], [NAN, NAN]),
+    "logsumexp, -inf": (lambda x: x.logsumexp(0), [-INF, 1.0], [0, 1]),
+    "norm(p=0)": (lambda x: x.norm(0), [0.0, 2.0], [0, 0]),
+    "norm at 0": (lambda x: x.norm(), [0.0, 0.0], [0, 0]),
+    "nuclear norm at 0": (lambda x: x.norm("nuc"), [[0.0, 0], [0, 0]], [[1, 0], [0, 1]]),
+    "det, rank 1": (lambda x: x.det(), [[1.0, 2], [2, 4]], [[4, -2], [-2, 1]]),
+    "det, rank 2": (lambda x: x.det(), [[0.0, 1, 0], [0, 2, 0], [0, 0, 3]], [[6, 0, 0], [-3, 0, 0], [0, 0, 0]]),
+    "det, rank 0": (lambda x: x.det(), [[0.0, 0], [0, 0]], [[0, 0], [0, 0]]),
+    "eigenvalues that are equal": (
+        lambda x: linalg.eigh(x)[0] * Tensor(np.array([2.0, 2.0])), [[3.0, 0], [0, 3]], [[2, 0], [0, 2]]),
+    "singular values that are equal": (lambda x: x.svd().S, [[3.0, 0], [0, 3]], [[1, 0], [0, 1]]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AT_EDGES)
+def test_at_edges(name: str) -> None:
+    f, x, want = AT_EDGES[name]
+    (g,) = f(t := Tensor(np.array(x))).sum().gradient(t)
+    np.testing.assert_allclose(g.numpy(), np.array(want, float), atol=1e-14)
+
+
+@pytest.mark.parametrize("align", [True, False])
+@pytest.mark.parametrize("mode", ["border", "reflection"])
+def test_a_sample_at_the_limit_of_the_input_does_not_move(mode: str, align: bool) -> None:
+    """As in PyTorch: beyond the limit it does not either. In between, with align_corners, it moves by (2 − 1) / 2."""
+    image = Tensor(np.array([[[[1.0, 2], [3, 4]]]]))
+
+    def slope(place: float) -> list[float]:
+        grid = Tensor(np.full((1, 1, 1, 2), place))
+        return (
+            F.grid_sample(image, grid, padding_mode=mode, align_corners=align)
+            .sum()
+            .gradient(grid)[0]
+            .flatten()
+            .tolist()
+        )
+
+    for limit in (1.0, -1.0) if align else (0.5, -0.5):
+        assert slope(limit) == [0, 0]
+    np.testing.assert_allclose(slope(0.25), [0.5, 1] if align else [1, 2])
+
+
+BY_HAND: dict[str, tuple[Fn, Any, Any]] = {  # of the sum, by the input; from paper
+    "gelu": (lambda x: x.gelu(), [0.0, 0.5], [0.7978845608, 0.6161143219]),
+    "gelu, float32": (lambda x: x.float().gelu(), [0.0, 0.5], [0.7978845608, 0.6161143219]),
+    "gelu, tanh": (lambda x: x.gelu("tanh"), [0.0], [0.7978845608]),
+    "prod of one 0": (lambda x: x.prod(), [0.0, 2.0, 3.0], [5, 3, 2]),  # Σ over j of the product of the others
+    "prod of two 0": (lambda x: x.prod(), [0.0, 0.0, 3.0], [3, 3, 0]),
+    "prod of three 0": (lambda x: x.prod(), [0.0, 0.0, 0.0], [0, 0, 0]),
+    "cumprod": (lambda x: x.cumprod(0), [0.0, 2.0, 3.0], [6, 4, 2]),
+    "scatter_reduce(prod)": (
+        lambda x: Tensor(np.ones(1)).scatter_reduce(0, Tensor([0, 0, 0]), x, "prod"), [0.0, 2.0, 3.0], [5, 3, 2]),
+    "index_reduce(prod)": (
+        lambda x: Tensor(np.ones(1)).index_reduce(0, Tensor([0, 0]), x, "prod"), [0.0, 0.0], [1, 1]),
+    "det": (lambda x: x.det(), [[1.0, 2], [3, 4]], [[1, -1], [-1, 1]]),
+    "det, rank 1": (lambda x: x.det(), [[1.0, 2], [2, 4]], [[1, -1], [-1, 1]]),
+    "det, rank 0": (lambda x: x.det(), [[0.0, 0], [0, 0]], [[1, -1], [-1, 1]]),
+    "the squares of eigenvalues": (
+        lambda x: linalg.eigh((x + x.mT) / 2)[0].square(), [[2.0, 1], [1, 0]], [[2, 2], [2, 2]]),
+    "the squares of singular values": (lambda x: x.svd().S.square(), [[2.0, 1], [0.5, 3]], [[2, 2], [2, 2]]),
+    "R'R": (lambda x: (lambda r: r.mT @ r)(x.qr()[1]), [[2.0, 1], [0.5, 3]], [[4, 4], [4, 4]]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_second_derivatives(name: str) -> None:
+    f, x, want = BY_HAND[name]
+    t = Tensor(np.array(x))
+    (g,) = f(t).sum().gradient(t)
+    (gg,) = g.sum().gradient(t)
+    np.testing.assert_allclose(gg.numpy(), np.array(want, float), atol=1e-5 if "float32" in name else 1e-9)
+
+
+def test_a_gradient_of_a_gradient_sees_all_saved_outputs() -> None:
+    class Both(autograd.Function):
+        """x² and x³; the gradient of each is written with the other."""
+
+        @staticmethod
+        def forward(ctx: autograd.Context, x: Tensor) -> tuple[Tensor, Tensor]:
+            two, three = x * x, x * x * x
+            ctx.save_for_backward(x, two, three)
+            return two, three
+
+        @staticmethod
+        def backward(ctx: autograd.Context, g2: Tensor, g3: Tensor) -> Tensor:
+            _, two, three = ctx.saved_tensors
+            return g2 * 2 * three / two + g3 * 3 * two
+
+    x = Tensor([2.0, 3.0], requires_grad=True)
+    for i, want in ((0, [2, 2]), (1, [12, 18])):
+        (g,) = Both.apply(x)[i].sum().gradient(x)
+        np.testing.assert_allclose(g.sum().gradient(x)[0].numpy(), want, rtol=1e-5)
+
+
+def test_what_is_no_gradient_of_a_tensor_is_refused() -> None:
+    w = Tensor([[1.0, 2.0]], requires_grad=True)
+    for wrong in (Tensor([1.0, 2.0]), Tensor([[1.0]]), Tensor([[1, 2]])):
+        with pytest.raises(ValueError, match=r"does not fit a tensor of \(1, 2\) float32"):
+            w.grad = wrong
+    with pytest.raises(TypeError, match="grad is a Tensor or None, not float"):
+        w.grad = 1.0  # type: ignore[assignment]
+    w.grad = Tensor([[3.0, 4.0]])
+    (w * 2).sum().backward()
+    assert w.grad.tolist() == [[5, 6]]
+    for shape in ((2,), (1, 1), ()):
+        with pytest.raises(ValueError, match="does not fit the tensor it is of"):
+            (w * 2).backward(Tensor.ones(*shape))
+        with pytest.raises(ValueError, match="does not fit the tensor it is of"):
+            autograd.grad(w * 2, w, Tensor.ones(*shape))
+
+
 def test_errors() -> None:
     x = Tensor([1.0, 2.0], requires_grad=True)
     with pytest.raises(
@@ -420,7 +552,7 @@ def test_errors() -> None:
         x.backward()
     with pytest.raises(TypeError, match=r"backward\(\) needs a float tensor, this one is int64"):
         x.cast("int64").sum().backward()
-    with pytest.raises(ValueError, match=r"expand \(3,\) to \(2,\)"):
+    with pytest.raises(ValueError, match=r"a gradient of shape \(3,\) does not fit the tensor it is of, \(2,\)"):
         x.backward(Tensor([1.0, 2.0, 3.0]))
 
 

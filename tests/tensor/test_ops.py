@@ -26,6 +26,10 @@ CASES: list[Case] = [
 ]
 EVERY = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 DIFFERENTIABLE = pytest.mark.parametrize("case", [c for c in CASES if c.grad], ids=lambda c: c.name)
+# (the second derivative of 14 products and 16 squarings takes the interpreter minutes; benchmarks/opinfo.py has it)
+TWICE = pytest.mark.parametrize(
+    "case", [c for c in CASES if c.grad and c.op != "Tensor.matrix_exp"], ids=lambda c: c.name
+)
 ZERO_BY_DEFINITION = {"functional.embedding[padding_idx]"}  # the padding row gets none
 NOT_COMPARED = pytest.mark.parametrize(
     "case", [c for c in CASES if not c.grad and c.name not in ZERO_BY_DEFINITION], ids=lambda c: c.name
@@ -100,6 +104,45 @@ def test_gradient(case: Case, data: st.DataObject) -> None:
         for i, g in zip(trained, got):
             assert (g.shape, g.dtype) == (arrays[i].shape, dtypes.float64)
             np.testing.assert_allclose(g.numpy(), differences(oracle, arrays, i, weights), rtol=1e-5, atol=1e-5)
+
+
+@TWICE
+@settings(max_examples=2)
+@given(data=st.data())
+def test_gradient_of_the_gradient(case: Case, data: st.DataObject) -> None:
+    """Along one direction, against the difference of two first gradients, in float64; or the operator refuses."""
+    sample = case.samples(data.draw)
+    arrays = [np.asarray(a.astype(np.float64)) if a.dtype.kind == "f" else a for a in sample.arrays]
+    trained = [i for i, a in enumerate(arrays) if a.dtype.kind == "f" and a.size]
+    rng = np.random.default_rng(0)
+    pushes, moves = ([np.asarray(rng.uniform(0.5, 1.5, arrays[i].shape)) for i in trained] for _ in range(2))
+
+    def slope(step: float) -> tuple[Tensor, list[Tensor]]:
+        """Σ push · d(sum(result * weight)) / d(array) at arrays + step · move, and the arrays."""
+        moved = {i: np.asarray(arrays[i] + step * m) for i, m in zip(trained, moves)}
+        tensors = [Tensor(moved.get(i, a), requires_grad=i in moved) for i, a in enumerate(arrays)]
+        results = [r for r in flat(case.run(MANYGRAD, tensors, sample)) if isinstance(r, Tensor) and r.dtype.is_float]
+        weights = np.random.default_rng(1)
+        loss = sum(
+            ((r * Tensor(np.asarray(weights.uniform(0.5, 1.5, r.shape)))).sum() for r in results),
+            Tensor(0.0, dtype="float64"),
+        )
+        leaves = [tensors[i] for i in trained]
+        parts = ((g * Tensor(p)).sum() for g, p in zip(loss.gradient(*leaves), pushes))
+        return sum(parts, Tensor(0.0, dtype="float64")), leaves
+
+    if not trained:
+        return
+    with Context(DEVICE="PYTHON"):
+        here, leaves = slope(0.0)
+        try:
+            second = here.gradient(*leaves)
+        except NotImplementedError as e:
+            assert "no gradient" in str(e)
+            return
+        got = sum(float((g.numpy() * m).sum()) for g, m in zip(second, moves))
+        want = (slope(h := 1e-5)[0].item() - slope(-h)[0].item()) / (2 * h)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
 @NOT_COMPARED
