@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import Ops
 
 if TYPE_CHECKING:
@@ -36,7 +37,9 @@ class ArithmeticMixin:
         return x.sub(y)
 
     def square(self: Tensor) -> Tensor:
-        return self * self
+        """x²; of bools int64."""
+        x = self.cast(dtypes.int64) if self.dtype.is_bool else self
+        return x * x
 
     def reciprocal(self: Tensor) -> Tensor:
         return self._float()._op(Ops.RECIP)

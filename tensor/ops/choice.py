@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import dtypes, finfo
@@ -11,6 +13,26 @@ from manygrad.tensor.uop import Ops, UOp
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
+
+
+def _is_condition(x: Any) -> bool:
+    return hasattr(x, "uop") and bool(x.dtype.is_bool)
+
+
+class _Where:
+    """A method that the class has with the condition first: of two bool tensors only the way of the call says which is
+    the condition."""
+
+    def __init__(self, method: Callable[..., Any]):
+        self.method = self.__wrapped__ = method
+        self.__doc__, self.__name__ = method.__doc__, method.__name__
+
+    def __get__(self, tensor: Any, kind: Any = None) -> Callable[..., Any]:
+        return self._of_class if tensor is None else MethodType(self.method, tensor)
+
+    def _of_class(self, condition: Any, x: Any, other: Any) -> Any:
+        """`Tensor.where(condition, x, other)`; of a tensor that is no condition, its method."""
+        return condition._where(x, other) if _is_condition(condition) else self.method(condition, x, other)
 
 
 class ChoiceMixin:
@@ -26,7 +48,12 @@ class ChoiceMixin:
         else:
             first = self._new(
                 UOp.const(
-                    dtypes.default_float if isinstance(x, float) or isinstance(y, float) else dtypes.default_int, x
+                    dtypes.default_float
+                    if isinstance(x, float) or isinstance(y, float)
+                    else dtypes.bool
+                    if isinstance(x, bool) and isinstance(y, bool)
+                    else dtypes.default_int,
+                    x,
                 )
             )
             a, b = first._pair(y)
@@ -39,17 +66,14 @@ class ChoiceMixin:
                 )
         return cond._op(Ops.WHERE, None, a, b, dtype=a.dtype)
 
+    @_Where
     def where(self: Tensor, condition: Any, other: Any) -> Tensor:
         """`x.where(condition, other)`: x where the condition (a bool tensor) holds, else `other`, as in PyTorch.
 
         With anything but a bool tensor as its first argument, self is the condition: `condition.where(x, other)`,
-        as in tinygrad.
+        as in tinygrad. `Tensor.where(condition, x, other)` is torch.where.
         """
-        from manygrad.tensor.tensor import Tensor
-
-        if isinstance(condition, Tensor) and condition.dtype.is_bool:
-            return condition._where(self, other)
-        return self._where(condition, other)
+        return condition._where(self, other) if _is_condition(condition) else self._where(condition, other)
 
     def where_not(self: Tensor, cond: Tensor, value: Any) -> Tensor:
         """`value` where `cond` holds, else self."""

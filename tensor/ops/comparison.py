@@ -59,6 +59,8 @@ class ComparisonMixin:
         """|x − y| <= atol + rtol·|y|, or both are the same infinity (with equal_nan: both NaN)."""
         if self.dtype is not other.dtype:
             raise TypeError(f"isclose: {self.dtype.name} and {other.dtype.name} differ; cast one")
+        if rtol < 0 or atol < 0:
+            raise ValueError(f"isclose: rtol and atol are not negative, got {rtol} and {atol}")
         x, y = self._pair(other)
         if x.dtype.is_bool:
             return x.eq(y)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from manygrad.tensor.dtype import dtypes
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
 class Histogram(NamedTuple):
     hist: Tensor
     bin_edges: Tensor
+
+
+def _of_range(low: Tensor, high: Tensor, counts: Tensor) -> Tensor:
+    """Counts, NaN where the data's range, which is known when they are computed, is not finite."""
+    return (low.isfinite() & high.isfinite())._where(counts, math.nan).cast(counts.dtype)
 
 
 class CountingMixin:
@@ -135,6 +141,8 @@ class CountingMixin:
                 raise ValueError(
                     f"{name}: the range ({range[0]}, {range[1]}) is empty; the second number must not be smaller"
                 )
+            if not all(math.isfinite(r) for r in range):
+                raise ValueError(f"{name}: the range {tuple(range)} is not finite")
             low, high = (self._const_like(float(r), self.dtype) for r in range)
         elif self.numel():
             low, high = self.detach().amin(), self.detach().amax()
@@ -152,7 +160,7 @@ class CountingMixin:
         at = ((self - low) * bins / (high - low)).floor().cast(dtypes.int64).minimum(bins - 1)
         inside = (self >= low) & (self <= high)
         value = self._const_like(1, self.dtype)._broadcast(self.shape) if weight is None else weight
-        return base._scatter_at(value, [inside._where(at, bins)], "add")
+        return _of_range(low, high, base._scatter_at(value, [inside._where(at, bins)], "add"))
 
     def histogram(
         self: Tensor,
@@ -171,7 +179,8 @@ class CountingMixin:
         w = self._const_like(1, self.dtype)._broadcast(x.shape) if weight is None else weight.flatten().cast(self.dtype)
         if isinstance(bins, int):
             low, high = x._range_of("histogram", bins, range)
-            edges = low + (high - low) * (self.arange(bins + 1).cast(self.dtype) / bins)
+            place = self.arange(bins + 1).cast(self.dtype) / bins
+            edges = place.eq(1)._where(high, low + (high - low) * place)  # (the last is the maximum, unrounded)
             count = bins
         else:
             edges, count = bins.cast(self.dtype), bins.shape[0] - 1
@@ -181,6 +190,8 @@ class CountingMixin:
             at = edges.contiguous().searchsorted(x, right=True) - 1
             at = x.eq(edges._take(0, count, count + 1))._where(count - 1, at)  # the last edge belongs to the last bin
             hist = base._scatter_at(w, [(at < 0)._where(count, at)], "add")
+            if isinstance(bins, int):
+                hist = _of_range(low, high, hist)
         if density:
             hist = hist / (hist.sum() * (edges._take(0, 1, count + 1) - edges._take(0, 0, count)))
         return Histogram(hist, edges)

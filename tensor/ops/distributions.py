@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.ops.checking import checked
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
@@ -40,7 +41,8 @@ class DistributionsMixin:
         (m, n) -> (m, num_samples).
 
         With replacement by searching uniform numbers in the running sum; without by the largest of weight-scaled
-        exponential keys (Efraimidis and Spirakis, 2006).
+        exponential keys (Efraimidis and Spirakis, 2006). Weights that are negative or not finite, or of which fewer are
+        above 0 than are needed, are an IndexError when a value is read next.
         """
         if self.ndim not in (1, 2) or not self.dtype.is_float:
             raise ValueError(f"multinomial: expected float weights (n,) or (m, n), got {self.shape} {self.dtype.name}")
@@ -49,17 +51,27 @@ class DistributionsMixin:
             raise ValueError(
                 f"multinomial: {num_samples} samples of {n} without replacement; pass replacement=True, or 1..{n}"
             )
+        sound = ((self >= 0) & (self < math.inf)).all(-1, keepdim=True)
+        sound = sound & ((self > 0).sum(-1, keepdim=True) >= (1 if replacement else num_samples))
         if replacement:
             sums = self.cast(dtypes.float64).cumsum(-1)
             u = self.rand(*self.shape[:-1], num_samples, device=self.device).cast(dtypes.float64) * sums[..., -1:]
-            return (sums.unsqueeze(-2) <= u.unsqueeze(-1)).cast(dtypes.int64).sum(-1).clamp(max=n - 1)
-        keys = (1 - self.rand_like(dtypes.float32)).log() / self
-        return (self > 0)._where(keys, -math.inf).topk(num_samples, -1)[1]
+            drawn = (sums.unsqueeze(-2) <= u.unsqueeze(-1)).cast(dtypes.int64).sum(-1).clamp(max=n - 1)
+        else:
+            keys = (1 - self.rand_like(dtypes.float32)).log() / self
+            drawn = (self > 0)._where(keys, -math.inf).topk(num_samples, -1)[1]
+        what = "multinomial: of weights that are negative, not finite, or too few of them above 0, position"
+        return checked(sound._where(drawn, n), what, n, self)
 
     # *** in place: self's shape, type and place, new values ***
 
     def _filled_with(self: Tensor, t: Tensor) -> Tensor:
         return self.assign(t.cast(self.dtype))
+
+    def _of_floats(self: Tensor, name: str) -> Tensor:
+        if not self.dtype.is_float:
+            raise TypeError(f"{name} draws floats, this tensor is of {self.dtype.name}; random_ draws whole numbers")
+        return self
 
     def _unit(self: Tensor) -> Tensor:
         """Uniform on [0, 1), float32 or wider, where self is."""
@@ -68,22 +80,22 @@ class DistributionsMixin:
     def uniform_(self: Tensor, from_: float = 0.0, to: float = 1.0) -> Tensor:
         if from_ > to:
             raise ValueError(f"uniform_: the range [{from_}, {to}) is empty")
-        return self._filled_with(self._unit() * (to - from_) + from_)
+        return self._of_floats("uniform_")._filled_with(self._unit() * (to - from_) + from_)
 
     def normal_(self: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
         if std < 0:
             raise ValueError(f"normal_: the standard deviation must not be negative, got {std}")
-        return self._filled_with(self.randn_like(dtypes.float32) * std + mean)
+        return self._of_floats("normal_")._filled_with(self.randn_like(dtypes.float32) * std + mean)
 
     def log_normal_(self: Tensor, mean: float = 1.0, std: float = 2.0) -> Tensor:
-        return self._filled_with((self.randn_like(dtypes.float32) * std + mean).exp())
+        return self._of_floats("log_normal_")._filled_with((self.randn_like(dtypes.float32) * std + mean).exp())
 
     def exponential_(self: Tensor, lambd: float = 1.0) -> Tensor:
         """Density lambd · exp(−lambd · x)."""
-        return self._filled_with(-(1 - self._unit()).log() / lambd)
+        return self._of_floats("exponential_")._filled_with(-(1 - self._unit()).log() / lambd)
 
     def cauchy_(self: Tensor, median: float = 0.0, sigma: float = 1.0) -> Tensor:
-        return self._filled_with(((self._unit() - 0.5) * math.pi).tan() * sigma + median)
+        return self._of_floats("cauchy_")._filled_with(((self._unit() - 0.5) * math.pi).tan() * sigma + median)
 
     def geometric_(self: Tensor, p: float) -> Tensor:
         """The number of trials up to the first success, from 1."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from manygrad.tensor.dtype import dtypes
+
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
 
@@ -51,7 +53,8 @@ class EinsumMixin:
             total = lined if total is None else total * lined
         assert total is not None
         extra = tuple(range(len(out), len(order)))
-        return total.sum(extra, dtype=total.dtype) if extra else total
+        kind = dtypes.int64 if total.dtype.is_bool else total.dtype
+        return total.sum(extra, dtype=kind) if extra else total
 
 
 def _spelled(formula: str, name: str, t: Tensor, dots: list[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.ops.broadcast import broadcast_shape
 from manygrad.tensor.ops.movement import _flat, _is_one
 
@@ -52,4 +53,5 @@ class ExpandingMixin:
             raise ValueError(f"sum_to_size: {want} does not broadcast to {self.shape}")
         kept = tuple(i + lead for i, w in enumerate(want) if _is_one(w) and not _is_one(self.shape[i + lead]))
         dims = (*range(lead), *kept)
-        return (self.sum(dims, keepdim=True, dtype=self.dtype) if dims else self).reshape(want)
+        kind = dtypes.int64 if self.dtype.is_bool else self.dtype
+        return (self.sum(dims, keepdim=True, dtype=kind) if dims else self.cast(kind)).reshape(want)

@@ -38,8 +38,9 @@ class GatheringMixin:
     def _gather_along(self: Tensor, dim: int, index: Tensor) -> Tensor:
         """`gather` of positions that exist."""
         d = self._dim(dim)
-        if self.ndim == 0:
-            return self.reshape(1)._gather_along(0, index.reshape(1)).reshape(())
+        if (self.ndim, index.ndim) in ((0, 0), (0, 1), (1, 0)):  # a tensor without dims is as one of (1,)
+            out = self.reshape(-1)._gather({0: index.reshape(-1)})
+            return out.reshape(index.shape)
         if index.numel() == 0 and index.ndim == self.ndim:
             return self.flatten()._take(0, 0, 0).reshape(index.shape)
         return self._gather(self._picks("gather", d, index))

@@ -48,6 +48,8 @@ class IndexingMixin:
         dim of the view."""
         from manygrad.tensor.tensor import Tensor
 
+        if isinstance(index, list) and any(x is None or x is Ellipsis or isinstance(x, slice) for x in index):
+            index = tuple(index)  # (no list of positions)
         items = list(index) if isinstance(index, tuple) else [index]
         items = [
             self._listed_index(x)

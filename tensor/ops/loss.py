@@ -270,7 +270,7 @@ def kl_div(
     "batchmean" divides the sum by the batch."""
     value = target.exp() * (target - input) if log_target else target.xlogy(target) - target * input
     if reduction == "batchmean" and size_average is None and reduce is None:
-        return value.sum() / input.shape[0]
+        return value.sum() / (input.shape[0] if input.ndim else 1)
     return _reduced(value, reduction, size_average, reduce)
 
 
@@ -290,16 +290,18 @@ def gaussian_nll_loss(
 ) -> Tensor:
     """(log v + (x − y)² / v) / 2 with v = max(var, eps), whose gradient passes the max; `full` adds log(2π) / 2."""
     if not hasattr(var, "uop"):
+        if var < 0:
+            raise ValueError(f"gaussian_nll_loss: a variance is not negative, got {var}")
         var = input.ones_like() * var
     if var.shape != input.shape:
         if var.shape == input.shape[:-1]:
             var = var.unsqueeze(-1)
-        elif not (var.ndim == input.ndim and var.shape[:-1] == input.shape[:-1] and var.shape[-1] == 1) and var.ndim:
+        elif var.ndim and not (var.ndim == input.ndim and all(v in (1, n) for v, n in zip(var.shape, input.shape))):
             raise ValueError(
                 f"gaussian_nll_loss: var has shape {var.shape}, the input {input.shape}; "
-                "the same, or without or with 1 as the last dim"
+                "the same, with 1 for some dims, or without the last dim"
             )
-    v = var + (var.clamp(min=eps) - var).detach()
+    v = (var < 0)._where(math.nan, var + (var.clamp(min=eps) - var).detach())  # (no variance is negative)
     value = 0.5 * (v.log() + (input - target).square() / v)
     return _reduced(value + 0.5 * math.log(2 * math.pi) if full else value, reduction)
 
@@ -331,6 +333,11 @@ def margin_ranking_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: 
                         size_average: bool | None = None, reduce: bool | None = None,
                         reduction: str = "mean") -> Tensor:  # fmt: skip
     """max(0, −y (x1 − x2) + margin)."""
+    if not input1.ndim == input2.ndim == target.ndim:
+        raise ValueError(
+            "margin_ranking_loss: the inputs and the target have equally many dims, "
+            f"not {input1.shape}, {input2.shape} and {target.shape}"
+        )
     return _reduced((margin - target * (input1 - input2)).clamp(min=0), reduction, size_average, reduce)
 
 
@@ -361,6 +368,10 @@ def multi_margin_loss(input: Tensor, target: Tensor, p: int = 1, margin: float =
     if p not in (1, 2):
         raise ValueError(f"multi_margin_loss: p is 1 or 2, not {p}")
     n: Any = input.shape[-1]
+    if not target.dtype.is_int:
+        raise TypeError(f"multi_margin_loss: targets are class numbers (integers), not {target.dtype.name}")
+    if weight is not None and weight.shape != (n,):
+        raise ValueError(f"multi_margin_loss: weight has shape {weight.shape}, expected ({n},): one for each class")
     hit = checked(target, "multi_margin_loss: class", n, input).unsqueeze(-1).eq(input.arange(n).cast(target.dtype))
     right = hit._where(input, 0.0).sum(-1, keepdim=True)
     value = (margin - right + input).clamp(min=0)
@@ -418,6 +429,11 @@ def triplet_margin_with_distance_loss(anchor: Tensor, positive: Tensor, negative
     """triplet_margin_loss with a distance of one's own (default: pairwise_distance)."""
     if margin <= 0:
         raise ValueError(f"triplet_margin_loss: margin is above 0, not {margin}")
+    if not anchor.ndim == positive.ndim == negative.ndim:
+        raise ValueError(
+            "triplet_margin_loss: anchor, positive and negative have equally many dims, "
+            f"not {anchor.shape}, {positive.shape} and {negative.shape}"
+        )
     distance = distance_function or pairwise_distance
     near, far = distance(anchor, positive), distance(anchor, negative)
     if swap:

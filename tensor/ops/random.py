@@ -56,7 +56,8 @@ class _Thread(threading.local):
         if self.seeded != _Generator.seeded:
             self.seeded = _Generator.seeded
             number = 0 if threading.current_thread() is threading.main_thread() else next(_Generator.threads) + 1
-            self.salt = (_Generator.seed * 0xC2B2AE35 + number * 0x9E3779B1 + 0x27D4EB2F) & 0xFFFFFFFF
+            low, high = _Generator.seed & 0xFFFFFFFF, _Generator.seed >> 32
+            self.salt = (low * 0xC2B2AE35 + high * 0x85EBCA77 + number * 0x9E3779B1 + 0x27D4EB2F) & 0xFFFFFFFF
             self.forget_lost()
             for tensors, value in ((self.counters, 0), (self.salts, self.salt)):
                 for t in tensors.values():
@@ -139,9 +140,11 @@ class RandomMixin:
     @staticmethod
     @locked
     def manual_seed(seed: int = 0) -> None:
-        """Start the generator again; the same on every rank gives the same numbers everywhere. A TinyJit's replays in
-        this thread follow it, too."""
-        _Generator.seed = int(seed) & 0xFFFFFFFF
+        """Start the generator again, with a seed of 64 bits (a negative one counts from 2**64); the same on every rank
+        gives the same numbers everywhere. A TinyJit's replays in this thread follow it, too."""
+        if not -(1 << 63) <= int(seed) < 1 << 64:
+            raise ValueError(f"manual_seed: the seed has 64 bits, from -2**63 to 2**64 - 1, not {seed}")
+        _Generator.seed = int(seed) & 0xFFFFFFFFFFFFFFFF
         _Generator.seeded += 1
         _Generator.threads = itertools.count()
         state = _thread.up_to_date()
@@ -156,12 +159,17 @@ class RandomMixin:
     @staticmethod
     def _random_bits(count: int, device: Any) -> Tensor:
         """uint32 words of shape (count,)."""
+        return RandomMixin._random_words(count, device)[0]
+
+    @staticmethod
+    def _random_words(count: int, device: Any) -> tuple[Tensor, Tensor]:
+        """Twice uint32 words of shape (count,)."""
         from manygrad.tensor.tensor import Tensor, _canonical
 
         where = _canonical(device) if device is not None else default_device()
         key = _next_key(where)
         index = Tensor.arange(count, device=where if isinstance(where, str) else None).cast(dtypes.uint32)
-        return philox(index, key)[0]
+        return philox(index, key)
 
     @staticmethod
     def rand(
@@ -171,6 +179,8 @@ class RandomMixin:
         from manygrad.tensor.tensor import Tensor
 
         dims, kind = _shape(shape), to_dtype(dtype) if dtype is not None else dtypes.default_float
+        if not kind.is_float:
+            raise TypeError(f"rand draws floats, not {kind.name}; randint draws integers")
         bits = Tensor._random_bits(prod(dims), device)
         # as many as the type holds: the largest, 1 - 2^-digits, does not round to 1
         digits = _DIGITS.get(kind.name, 24)
@@ -188,8 +198,18 @@ class RandomMixin:
         device: Any = None,
         requires_grad: bool | None = None,
     ) -> Tensor:
+        """Uniform on [low, high); of whole numbers in an integer type."""
         from manygrad.tensor.tensor import Tensor
 
+        kind = to_dtype(dtype) if dtype is not None else dtypes.default_float
+        if not low <= high:
+            raise ValueError(f"uniform: the range [{low}, {high}) is empty; low must not be above high")
+        if kind.is_int:
+            if int(low) != low or int(high) != high:
+                raise ValueError(f"uniform: {kind.name} has no bounds {low} and {high}; pass whole numbers")
+            return Tensor.randint(*shape, low=int(low), high=int(high), dtype=kind, device=device)
+        if not kind.is_float:
+            raise TypeError(f"uniform draws floats or integers, not {kind.name}; use rand(...) < p")
         t = Tensor.rand(*shape, dtype=dtype, device=device) * (high - low) + low
         t.requires_grad = requires_grad
         return t
@@ -201,6 +221,8 @@ class RandomMixin:
         """Standard normal (Box–Muller)."""
         from manygrad.tensor.tensor import Tensor
 
+        if dtype is not None and not to_dtype(dtype).is_float:
+            raise TypeError(f"randn draws floats, not {to_dtype(dtype).name}; randint draws integers")
         u, v = Tensor.rand(*shape, device=device), Tensor.rand(*shape, device=device)
         t = ((1 - u).log() * -2).sqrt() * (v * (2 * math.pi)).cos()
         t = t.cast(to_dtype(dtype) if dtype is not None else dtypes.default_float)
@@ -216,10 +238,21 @@ class RandomMixin:
 
         if high <= low:
             raise ValueError(f"randint: the range [{low}, {high}) is empty")
-        dims = _shape(shape)
-        bits = Tensor._random_bits(prod(dims), device).cast(dtypes.uint64)
-        t = ((bits * (high - low)) >> 32).cast(dtypes.int64) + low
-        return t.cast(to_dtype(dtype) if dtype is not None else dtypes.int64).reshape(dims)
+        kind = to_dtype(dtype) if dtype is not None else dtypes.int64
+        counted = dtypes.int64 if kind.is_float else kind
+        if low < counted.min or high - 1 > counted.max:
+            raise ValueError(
+                f"randint: {kind.name} holds {counted.min} to {counted.max}, which does not cover [{low}, {high})"
+            )
+        dims, span = _shape(shape), high - low
+        bits, more = (word.cast(dtypes.uint64) for word in Tensor._random_words(prod(dims), device))
+        if span <= 1 << 32:
+            t = (bits * span) >> 32
+        else:  # as PyTorch does: so wide a range is drawn a little unevenly
+            t = bits << 32 | more
+            t = t % span if span < 1 << 64 else t
+        wide = dtypes.uint64 if counted is dtypes.uint64 else dtypes.int64
+        return (t.cast(wide) + low).cast(kind).reshape(dims)
 
     @staticmethod
     def randperm(n: int, device: Any = None) -> Tensor:

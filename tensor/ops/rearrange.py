@@ -61,7 +61,7 @@ def _groups(formula: str, side: str) -> list[list[str]]:
     """`a (b c) 1` as [[a], [b, c], []]."""
     out: list[list[str]] = []
     for text in re.findall(r"\([^()]*\)|[^\s()]+|[()]", side):
-        if text in "()":
+        if text in ("(", ")"):
             raise ValueError(f"rearrange {formula!r}: parentheses do not match")
         if text == "...":
             out.append(ELLIPSIS)

@@ -97,10 +97,13 @@ class VarianceMixin:
     def cov(
         self: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
     ) -> Tensor:
-        """(variables, observations) -> their covariances; of one variable (observations,) its variance. `fweights`
-        count observations, `aweights` weigh them."""
+        """(variables, observations) -> their covariances; of one variable its variance, without dims. `fweights`
+        count observations, `aweights` weigh them; NaN where a weight is negative or all are 0."""
         if self.ndim > 2:
             raise ValueError(f"cov needs at most 2 dims (variables, observations), this tensor has shape {self.shape}")
+        for name, t, kind in (("fweights", fweights, "integers"), ("aweights", aweights, "floats")):
+            if t is not None and not (t.dtype.is_int if kind == "integers" else t.dtype.is_float):
+                raise TypeError(f"cov: {name} are {kind}, not {t.dtype.name}")
         x = self._float().reshape(1, -1) if self.ndim < 2 else self._float()
         n: Any = x.shape[1]
         w = fweights if aweights is None else aweights if fweights is None else fweights * aweights
@@ -111,12 +114,13 @@ class VarianceMixin:
             centred = x - mean
             out = centred.matmul(centred.T) / norm
         else:
-            w = w.cast(x.dtype)
+            sound = (w >= 0).all()  # (what no weight can be is not taken for one)
+            w = sound._where(w.cast(x.dtype), math.nan).cast(x.dtype)
             total = w.sum()
             centred = x - (x * w).sum(1, keepdim=True) / total
-            spread = total - correction * (total if aweights is None else (w * aweights).sum() / total)
-            out = centred.matmul((centred * w).T) / spread.clamp(min=0)
-        return out.reshape(()) if self.ndim < 2 else out
+            lost = 1 if aweights is None else (w * aweights.cast(x.dtype)).sum() / total
+            out = centred.matmul((centred * w).T) / (total - correction * lost).clamp(min=0)
+        return out.reshape(()) if x.shape[0] == 1 else out
 
     def corrcoef(self: Tensor) -> Tensor:
         """cov scaled to 1 on its diagonal."""

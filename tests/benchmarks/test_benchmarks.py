@@ -38,6 +38,7 @@ SMALLEST: dict[str, tuple[list[str], list[str]]] = {
     "embeddings.py": (["--texts", "4", "--batch", "2", "--repeats", "1"], ["MiniLM: 4 texts", "torch   -", "ours"]),
     "opencl.py": (["--size", "64", "--elements", "2000", "--repeats", "2"], ["OPENCL"]),
     "ops_vs_torch.py": (["cumsum"], ["Tensor.cumsum"]),
+    "opinfo.py": (["cumsum"], ["torch is not installed"]),
     "models_vs_torch.py": (["--models", "lstm", "--repeats", "2"], ["lstm", "ms ours"]),
     "train_step.py": (["--models", "mlp1", "--steps", "6", "--turn", "1"], ["mlp1", "tinygrad/ours", "ours MB"]),
     "hosts.py": (

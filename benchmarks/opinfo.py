@@ -1,0 +1,351 @@
+"""PyTorch's own database of operators (OpInfo: sample inputs, derivatives, inputs that are errors) run on manygrad.
+
+pip install torch==2.13.0 expecttest      # CPU build; for this comparison only
+python benchmarks/opinfo.py                          # all; exit code 1 where a value is wrong
+python benchmarks/opinfo.py cumsum norm              # operators whose name holds one of the words
+python benchmarks/opinfo.py --checks float64 second  # some of: a dtype, first, second, errors
+python benchmarks/opinfo.py --samples 30 --part 0/2  # inputs an operator and check; every second operator
+
+A row says for each check how many inputs agree with torch, and below it each that does not: *wrong* where a value, a
+shape or a type differs, *taken* where torch refuses the input and manygrad gives a value. What manygrad refuses is
+counted only: an error says so. Complex, sparse, quantised and nested tensors and what is drawn at random are set aside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import importlib.util
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.dirname(os.path.dirname(HERE)))
+
+from manygrad import Tensor, dtypes, linalg, nn  # noqa: E402
+
+KINDS = ("float32", "float64", "int64", "bool", "bfloat16", "float16")
+CHECKS = (*KINDS, "first", "second", "errors")
+TOLERANCE = {"float32": 2e-5, "float64": 1e-9, "bfloat16": 1e-2, "float16": 2e-3, "first": 1e-6, "second": 1e-5}
+SET_ASIDE = ("sparse.", "fft.", "masked.", "_segment", "to_sparse", "stft", "istft", "jiterator", "complex", "real",
+    "imag", "view_as", "resize_", "nested", "torch.ops.", "signal.", "polar", "sgn", "conj", "resolve_", "chalf",
+    "cfloat", "cdouble", "_chunk_cat", "_unsafe", "_upsample", "_native", "_softmax_backward", "_batch_norm",
+    "native_", "empty", "new_empty", "uniform", "normal", "rand", "bernoulli", "multinomial", "dropout", "exponential",
+    "cauchy", "geometric", "rrelu", "fractional_max_pool", "item", "tolist", "svd_lowrank", "pca_lowrank",
+    "_flash_attention", "_efficient_attention", "equal", "feature_alpha_dropout", "alpha_dropout",
+    "multi_head_attention_forward", "broadcast_shapes")  # fmt: skip
+OTHER_NAMES = {"special.expit": "sigmoid", "special.psi": "digamma", "special.gammaln": "lgamma"}
+# whose samples are for another call than the one of that name
+OTHER_CALLS = (
+    "linalg.pinv.singular",
+    "gradient",
+    "nn.functional.embedding",
+    "nn.functional.embedding_bag",
+    "nn.functional.triplet_margin_with_distance_loss",
+    "as_strided.partial_views",
+    "T",
+    "H",
+    "mT",
+    "mH",
+    "__getitem__",
+)
+# where torch's value or gradient is another one, and why ours stands
+KNOWN = {
+    ("cholesky_inverse", "first"): "torch has a gradient above the diagonal, too, which is not read",
+    ("cholesky_inverse", "second"): "as the first",
+    ("cholesky_solve", "first"): "torch has a gradient above the diagonal, too, which is not read",
+    ("cholesky_solve", "second"): "as the first",
+    ("as_strided_scatter", "first"): "torch's fails its own gradcheck where the view overlaps itself or covers all",
+    ("nn.functional.ctc_loss", "first"): "torch's holds for the output of log_softmax only",
+    ("nn.functional.soft_margin_loss", "float16"): "torch's overflows",
+    **{(name, kind): "which of equal values an index names is open"
+       for name in ("kthvalue", "topk", "sort", "argsort", "msort", "median", "mode")
+       for kind in ("int64", "bool", "bfloat16", "float16", "float32")},
+}  # fmt: skip
+
+
+@dataclass
+class Outcome:
+    """Of one operator and check: how many inputs agree, are refused here, and what is wrong."""
+
+    good: int = 0
+    refused: collections.Counter[str] = field(default_factory=collections.Counter)
+    wrong: list[str] = field(default_factory=list)
+
+
+def find(name: str) -> Any:
+    """The function here that has the operator's name, or None."""
+    space, _, short = name.rpartition(".")
+    if space == "nn.functional":
+        return getattr(nn.functional, short, None)
+    if space == "linalg":
+        return getattr(linalg, short, None)
+    if name == "where":  # (the sample's first tensor is the value)
+        return lambda x, condition, other: x.where(condition, other)
+    return getattr(Tensor, OTHER_NAMES.get(name, short), None) if space in ("", "special") else None
+
+
+def ours(x: Any, leaves: list[Tensor] | None = None) -> Any:
+    """A torch input as one of manygrad's; tensors that require a gradient are noted in `leaves`."""
+    import torch
+
+    if isinstance(x, torch.Tensor):
+        if x.dtype is torch.bfloat16:
+            t = Tensor(x.detach().float().numpy()).cast("bfloat16")
+        else:
+            t = Tensor(np.array(x.detach().resolve_conj().numpy()))
+        if leaves is not None and x.requires_grad:
+            t = t.realize() if t.numel() else t
+            t.requires_grad = True
+            leaves.append(t)
+        return t
+    if isinstance(x, (list, tuple)):
+        made = [ours(y, leaves) for y in x]
+        return type(x)(made) if type(x) in (list, tuple, torch.Size) else tuple(made)
+    if isinstance(x, dict):
+        return {k: ours(v, leaves) for k, v in x.items()}
+    if isinstance(x, torch.dtype):
+        return getattr(dtypes, str(x).removeprefix("torch."))
+    if isinstance(x, torch.device):
+        return None
+    return x
+
+
+def tensors(x: Any) -> list[Any]:
+    """The tensors of a torch input, in the order in which `ours` notes them."""
+    import torch
+
+    if isinstance(x, torch.Tensor):
+        return [x]
+    return [t for y in (x.values() if isinstance(x, dict) else x) for t in tensors(y)] if isinstance(
+        x, (list, tuple, dict)
+    ) else []  # fmt: skip
+
+
+def flat(x: Any) -> list[Any]:
+    return [z for y in x for z in flat(y)] if isinstance(x, (tuple, list)) else [x]
+
+
+def array(x: Any) -> np.ndarray:
+    if isinstance(x, Tensor):
+        return (x.float() if x.dtype in (dtypes.bfloat16, *dtypes.fp8s) else x).numpy()
+    return (x.detach().float() if str(x.dtype) == "torch.bfloat16" else x.detach()).resolve_neg().numpy()
+
+
+def difference(got: Any, want: Any, tolerance: float, exact_type: bool = True) -> str:
+    """What differs between a result here and torch's; nothing: ""."""
+    if not hasattr(want, "dtype"):
+        value = got.item() if isinstance(got, Tensor) else got
+        return "" if value == want or (value != value and want != want) else f"{value}, torch {want}"
+    if not isinstance(got, Tensor):
+        return f"{type(got).__name__}, torch a tensor"
+    if tuple(got.shape) != tuple(want.shape):
+        return f"shape {tuple(got.shape)}, torch {tuple(want.shape)}"
+    if exact_type and got.dtype.name != str(want.dtype).removeprefix("torch."):
+        return f"{got.dtype.name}, torch {want.dtype}"
+    a, b = array(got), array(want)
+    if a.dtype.kind not in "f" or b.dtype.kind not in "f":
+        return "" if np.array_equal(a, b) else f"{short(a)}, torch {short(b)}"
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    special = ~np.isfinite(a) | ~np.isfinite(b)
+    if not np.array_equal(a[special], b[special], equal_nan=True):
+        at = np.flatnonzero(special & ~((a == b) | (np.isnan(a) & np.isnan(b))))[0]
+        return f"{a.flat[at]} at {at}, torch {b.flat[at]}"
+    a, b = a[~special], b[~special]
+    if not a.size:
+        return ""
+    gap = np.abs(a - b) / max(1.0, float(np.abs(b).max()))
+    at = int(gap.argmax())
+    return "" if gap[at] <= tolerance else f"{a[at]:.6g}, torch {b[at]:.6g} (off by {gap[at]:.1e})"
+
+
+def short(a: np.ndarray) -> str:
+    return " ".join(str(a.reshape(-1)[:8]).split())
+
+
+def told(error: Exception) -> str:
+    first = str(error).splitlines()[0] if str(error) else ""
+    return f"{type(error).__name__}: {first}"
+
+
+def describe(sample: Any) -> str:
+    def text(x: Any) -> str:
+        if hasattr(x, "dtype") and hasattr(x, "shape"):
+            return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}" + (
+                f"={short(array(x))}" if x.numel() == 1 else ""
+            )
+        if isinstance(x, (list, tuple)):
+            return "(" + ", ".join(map(text, x)) + ")"
+        return str(x)
+
+    parts = [text(sample.input), *map(text, sample.args), *(f"{k}={text(v)}" for k, v in sample.kwargs.items())]
+    return ", ".join(parts)[:160]
+
+
+def same(results: list[Any], wants: list[Any], tolerance: float) -> str:
+    if len(results) != len(wants):
+        return f"{len(results)} results, torch {len(wants)}"
+    return next((d for g, w in zip(results, wants) if (d := difference(g, w, tolerance))), "")
+
+
+def processed(sample: Any, result: Any) -> Any:
+    """Of results that are not unique what is (OpInfo knows)."""
+    return sample.output_process_fn_grad(result) if sample.output_process_fn_grad is not None else result
+
+
+def values(op: Any, here: Any, sample: Any, kind: str) -> str:
+    want = flat(processed(sample, op(sample.input, *sample.args, **sample.kwargs)))
+    got = flat(processed(sample, here(ours(sample.input), *ours(sample.args), **ours(sample.kwargs))))
+    return same(got, want, TOLERANCE.get(kind, TOLERANCE["float32"]))
+
+
+def derivatives(op: Any, here: Any, sample: Any, second: bool) -> str | None:
+    """None: torch has none."""
+    import torch
+
+    rng = np.random.default_rng(0)
+    inputs = [t for t in tensors([sample.input, list(sample.args), sample.kwargs]) if t.requires_grad]
+    want = [
+        t for t in flat(processed(sample, op(sample.input, *sample.args, **sample.kwargs)))
+        if isinstance(t, torch.Tensor) and t.requires_grad and t.dtype.is_floating_point
+    ]  # fmt: skip
+    if not inputs or not want:
+        return None
+    weights = [rng.uniform(0.5, 1.5, tuple(t.shape)) for t in want]
+    total = sum((w * torch.tensor(k)).sum() for w, k in zip(want, weights))
+    slopes = torch.autograd.grad(total, inputs, create_graph=second, allow_unused=True)
+    pushes = [rng.uniform(0.5, 1.5, tuple(t.shape)) for t in inputs]
+    if second:
+        parts = [(g * torch.tensor(p)).sum() for g, p in zip(slopes, pushes) if g is not None and g.requires_grad]
+        if not parts:
+            return None
+        slopes = torch.autograd.grad(sum(parts), inputs, allow_unused=True)
+    leaves: list[Tensor] = []
+    made = (ours(sample.input, leaves), ours(sample.args, leaves), ours(sample.kwargs, leaves))
+    result = flat(processed(sample, here(made[0], *made[1], **made[2])))
+    got = [t for t in result if isinstance(t, Tensor) and t.dtype.is_float and t.requires_grad]
+    if len(got) != len(want):
+        return f"{len(got)} results with a gradient, torch {len(want)}"
+    outcome = sum(((t * Tensor(k)).sum() for t, k in zip(got, weights)), Tensor(0.0, dtype="float64"))
+    mine = outcome.gradient(*leaves)
+    if second:
+        inner = sum(((g * Tensor(p)).sum() for g, p in zip(mine, pushes)), Tensor(0.0, dtype="float64"))
+        mine = inner.gradient(*leaves)
+    slopes = [torch.zeros_like(t) if g is None else g for g, t in zip(slopes, inputs)]
+    return same(mine, slopes, TOLERANCE["second" if second else "first"])
+
+
+def samples_of(op: Any, check: str, limit: int) -> Iterator[Any]:
+    """At most `limit` sample inputs, from all over the list that torch has."""
+    import torch
+
+    derivative = check in ("first", "second")
+    kind = torch.float64 if derivative else getattr(torch, check)
+    found = list(op.sample_inputs("cpu", kind, requires_grad=derivative))
+    step = max(1, len(found) / limit)
+    yield from (found[int(i * step)] for i in range(min(limit, len(found))))
+
+
+def run(op: Any, here: Any, check: str, limit: int) -> Outcome | None:
+    """None: torch does not have the operator in this type."""
+    import torch
+
+    out = Outcome()
+    if check == "errors":
+        if op.error_inputs_func is None:
+            return None
+        for bad in op.error_inputs("cpu"):
+            s = bad.sample_input
+            try:
+                op(s.input, *s.args, **s.kwargs)
+                continue
+            except Exception:  # (torch refuses it, as it says)
+                pass
+            try:
+                for r in flat(here(ours(s.input), *ours(s.args), **ours(s.kwargs))):
+                    if isinstance(r, Tensor):
+                        r.numpy()
+                out.wrong.append(f"taken: {describe(s)}; torch: {str(bad.error_regex)[:80]}")
+            except Exception:
+                out.good += 1
+        return out
+    kind = "float64" if check in ("first", "second") else check
+    if getattr(torch, kind) not in op.dtypes or (kind != check and not op.supports_autograd):
+        return None
+    if (check == "second" and not op.supports_gradgrad) or (op.name, check) in KNOWN:
+        return None
+    for sample in samples_of(op, check, limit):
+        given = tensors([sample.input, list(sample.args), sample.kwargs])
+        drawn = sample.kwargs.get("dropout_p") or sample.kwargs.get("p", 0) if "attention" in op.name else 0
+        if drawn or any(t.is_sparse or t.is_complex() for t in given):
+            continue
+        try:
+            differs = (
+                values(op, here, sample, check) if kind == check else derivatives(op, here, sample, check == "second")
+            )
+        except Exception as error:
+            out.refused[told(error)] += 1
+            continue
+        if differs is None:
+            continue
+        if differs:
+            out.wrong.append(f"{describe(sample)}: {differs}")
+        else:
+            out.good += 1
+    return out
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--checks", nargs="+", default=CHECKS, choices=CHECKS)
+    parser.add_argument("--samples", type=int, default=12)
+    parser.add_argument("--part", default="0/1")
+    parser.add_argument("--refusals", action="store_true", help="list what is refused here, too")
+    arguments = parser.parse_args()
+    if importlib.util.find_spec("torch") is None:
+        print("torch is not installed, there is nothing to compare with")
+        return 0
+    warnings.simplefilter("ignore")
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    part, parts = map(int, arguments.part.split("/"))
+    chosen = [
+        op for op in op_db
+        if not any(op.name.removeprefix("nn.functional.").startswith(w) for w in SET_ASIDE)
+        and not {op.name, f"{op.name}.{op.variant_test_name}"} & set(OTHER_CALLS)
+        and (not arguments.words or any(w in op.name for w in arguments.words))
+    ]  # fmt: skip
+    absent, wrong, good, refused = [], 0, 0, 0
+    for op in chosen[part::parts]:
+        here = find(op.name)
+        if here is None:
+            absent.append(op.name)
+            continue
+        cells, lines = [], []
+        for check in arguments.checks:
+            outcome = run(op, here, check, arguments.samples)
+            if outcome is None:
+                continue
+            good, wrong, refused = good + outcome.good, wrong + len(outcome.wrong), refused + sum(
+                outcome.refused.values()
+            )  # fmt: skip
+            cells.append(f"{check} {outcome.good}" + (f"+{n} refused" if (n := sum(outcome.refused.values())) else ""))
+            lines += [f"    {check}: {line}" for line in outcome.wrong]
+            if arguments.refusals:
+                lines += [f"    {check}: {n} refused: {why[:200]}" for why, n in outcome.refused.items()]
+        name = f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
+        print("\n".join([f"{name:<48} {', '.join(cells)}", *lines]), flush=True)
+    print(f"\nNot here: {', '.join(dict.fromkeys(absent))}")
+    print(f"{good} inputs agree, {refused} are refused here, {wrong} are wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
