@@ -62,6 +62,7 @@ class Open:
     across: int = 1  # lanes that the innermost Reduce has
     is_first_lane: bool = False
     lanes: Lanes = field(default_factory=Lanes)
+    block: Nodes = ()  # what the innermost block holds
     steps: Mapping[Index, int] = field(default_factory=dict)  # loop's counter -> what it is a multiple of (0: it is 0)
     begins: Mapping[UOp, int] = field(default_factory=dict)  # range -> what its open tile's first iteration is so
 
@@ -118,6 +119,7 @@ RULES: list[Rule] = [
     ("all loops are open around a store", Store, lambda n, o: {*o.kernel.nest.loops} <= o.tiles),
     ("all sums are known that are stored", Store, lambda n, o: {*o.kernel.sig.reduces} - _inner(o) <= o.computed),
     ("one of the lanes stores", Store, lambda n, o: o.is_first_lane or not o.kernel.nest.reduce_bound),
+    ("conditions are known in a block of their own", Holds, lambda n, o: o.block == (n,)),
     ("nothing is stored inside of a sum", Store, lambda n, o: not o.reducing and o.packing is None),
 ]
 
@@ -159,7 +161,12 @@ def _inside(node: Node, o: Open) -> Open:
             uniform = o.is_uniform and node.begin.op is not Of.ITEM and node.kind is not Kind.LANES
             steps = {**o.steps, node.counter: gcd(_multiple(node.begin, o), node.step)}
             inside = replace(
-                o, counters=o.counters | {node.counter}, kinds=o.kinds | {node.kind}, is_uniform=uniform, steps=steps
+                o,
+                counters=o.counters | {node.counter},
+                kinds=o.kinds | {node.kind},
+                is_uniform=uniform,
+                steps=steps,
+                block=(),
             )
             _verify(node.body, inside)
         case Tile():
@@ -170,8 +177,9 @@ def _inside(node: Node, o: Open) -> Open:
         case Block():
             _verify(node.body, replace(o, blocks=o.blocks | {node.range}))
         case If():
-            first = replace(o, is_uniform=False, is_first_lane=o.is_first_lane or node.condition == FIRST_LANE)
-            known = [_verify(node.body, first), _verify(node.otherwise, replace(o, is_uniform=False))]
+            inside = replace(o, is_uniform=False)
+            first = replace(inside, is_first_lane=o.is_first_lane or node.condition == FIRST_LANE, block=node.body)
+            known = [_verify(node.body, first), _verify(node.otherwise, replace(inside, block=node.otherwise))]
             return replace(o, computed=known[0] & known[1])
         case CacheRead():
             for part in node.parts:
@@ -193,7 +201,9 @@ def _inside(node: Node, o: Open) -> Open:
             return replace(o, computed=_verify(node.otherwise, o))
         case Vectors():
             return replace(o, computed=_verify(node.body, _with_lanes(node, o, node.lanes)))
-        case Scope() | Holds() | Prefetch():
+        case Scope():
+            return replace(o, computed=_verify(node.body, replace(o, block=node.body)))
+        case Holds() | Prefetch():
             return replace(o, computed=_verify(node.body, o))
     return o
 
