@@ -30,7 +30,7 @@ from manygrad.tensor.uop.serial import NotStorable, decode, encode, encoded
 from manygrad.tensor.uop.table import Table
 from manygrad.tensor.uop.uop import KEY
 
-LIMIT = 4096  # schedules kept in memory by graph, and as many by digest
+LIMIT = 1024  # schedules kept in memory by graph, and as many by digest
 _DIGEST_BYTES = 32
 T = TypeVar("T")
 

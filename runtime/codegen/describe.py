@@ -98,7 +98,7 @@ def volume(ranges: frozenset[UOp]) -> int:
     return math.prod(size_max(r) for r in ranges)
 
 
-@lru_cache(4096)
+@lru_cache(1024)
 def estimate(ast: UOp) -> tuple[int, int]:
     """(floating and integer operations, bytes touched), symbolic sizes at their maximum, offsets' arithmetic left
     out."""
@@ -140,7 +140,7 @@ def kernel_name(ast: UOp) -> str:
     return "_".join(["r" if sig.reduces else "e", *map(str, sizes), ast.key.hex()[:6]])
 
 
-@lru_cache(4096)
+@lru_cache(1024)
 def part_held(condition: UOp) -> float:
     """In what part of its ranges' iterations a condition on indices holds; 1 where they are too many to try, or data
     decides."""

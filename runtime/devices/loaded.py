@@ -14,12 +14,12 @@ from manygrad.tensor.environment import REGISTRY
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
-LIMIT = 4096  # kernels kept for whoever asks next; what runs one keeps it, too
+LIMIT = 1024  # kernels, of 50 to 70 KB each, kept for whoever asks next; what runs one keeps it, too
 
 
 class LoadedKernels:
-    """A kernel is built once, also where several threads ask for it. Where there are LIMIT, the oldest one goes: a
-    program whose every step has another shape, or another number in it, makes kernels without end."""
+    """A kernel is built once, also where several threads ask for it. Where there are LIMIT, the one asked for least
+    recently goes: a program whose every step has another shape, or another number in it, makes kernels without end."""
 
     def __init__(self, builder: Builder) -> None:
         self.builder = builder
@@ -34,6 +34,8 @@ class LoadedKernels:
         """The kernel of `ast`, a SINK or a CHAIN; built if it is not loaded."""
         key = self.key(ast)
         if (found := self.kernels.get(key)) is not None:
+            if len(self.kernels) > LIMIT // 2:  # (in most programs none has to go)
+                self._renew(key)
             return found
         with self._lock:
             building = self._building.setdefault(key, threading.Lock())
@@ -65,6 +67,11 @@ class LoadedKernels:
         """For `get` to find."""
         if (key := self.key(ast)) not in self.kernels:
             self._add(key, kernel)
+
+    def _renew(self, key: tuple[Any, ...]) -> None:
+        with self._lock:
+            if (kernel := self.kernels.pop(key, None)) is not None:
+                self.kernels[key] = kernel
 
     def _add(self, key: tuple[Any, ...], kernel: Kernel) -> None:
         with self._lock:
