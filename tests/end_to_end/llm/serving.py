@@ -88,7 +88,7 @@ class Served:
 def serving(*command: str, stop: int = signal.SIGINT) -> Iterator[Served]:
     """`command` with --port 0; it has to end by itself, with 0 and with all its processes, after `stop`."""
     process = subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    watch = threading.Timer(2 * LIMIT_S, process.kill)
+    watch = threading.Timer(5 * LIMIT_S, process.kill)  # (a module's tests share one, on a machine that others use)
     watch.start()
     served, children = Served(process), list[psutil.Process]()
     try:

@@ -170,7 +170,9 @@ def test_limits(served: Served) -> None:
             return 200
 
         # four are written until time is up, six wait for a slot, no other one may wait
-        found = sorted(pool.map(status, range(12)))
+        first = [pool.submit(status, i) for i in range(4)]
+        served.wait_for("llm_texts_running", 4)
+        found = sorted([*pool.map(status, range(8)), *(f.result() for f in first)])
     assert found == [408] * 4 + [429] * 2 + [503] * 6
     with pytest.raises(openai.APIError, match="longer than 4 s"):
         list(client.completions.create(prompt="a", stream=True, n=4, **LONG))
