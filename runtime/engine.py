@@ -33,7 +33,7 @@ from manygrad.tensor.engine import default_device
 from manygrad.tensor.lock import locked
 from manygrad.tensor.source import LINE, line_of, mark
 from manygrad.tensor.storage import LIVE, MEMORY, PENDING, TRAINED, Storage, unrealized
-from manygrad.tensor.stored import HISTORY, ORIGIN, WRITTEN
+from manygrad.tensor.stored import HISTORY, LOST, ORIGIN, WRITTEN
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import BufferSpec, Ops, UOp, standing_on, toposort
 from manygrad.tensor.uop.rewrite import substitute
@@ -551,6 +551,11 @@ class RealizeEngine:
     @locked
     def lose(self, t: Tensor, why: str) -> None:
         lost(t, why, new_buffer)
+
+    @locked
+    def spoil(self, buffer: UOp, why: str) -> None:
+        STORAGE.pop(buffer)
+        LOST[buffer] = why
 
 
 def synchronize(device: str | None = None) -> None:

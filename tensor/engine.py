@@ -80,6 +80,9 @@ class Engine(Protocol):
     def lose(self, t: Tensor, why: str) -> None:
         """From now on whoever reads `t` gets an error."""
 
+    def spoil(self, buffer: UOp, why: str) -> None:
+        """From now on whoever reads this memory, or what is made of it, gets an error."""
+
 
 _engine: Engine | None = None
 

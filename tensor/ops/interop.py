@@ -15,15 +15,17 @@ import numpy as np
 from manygrad.tensor.dtype import DType, dtypes, to_dtype
 from manygrad.tensor.engine import default_device, engine
 from manygrad.tensor.lock import LOCK, locked
-from manygrad.tensor.uop import GroupOp, Ops
+from manygrad.tensor.stored import HISTORY
+from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.show import text_of_shape
+from manygrad.tensor.uop.views import memory
 
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
 
 # what a tensor itself is, and hooks; other attributes are the user's
 OWN = frozenset(
-    ("uop", "grad", "_device", "_requires_grad", "_leaf", "_storage", "_hooks", "_accumulated_hooks", "_retains")
+    ("uop", "_grad", "_device", "_requires_grad", "_leaf", "_storage", "_hooks", "_accumulated_hooks", "_retains")
 )
 
 
@@ -40,8 +42,24 @@ class InteropMixin:
         if t.numel() == 0:
             return np.empty(t.shape, t.dtype.np)
         with LOCK:
-            copied = t.uop.op is Ops.BUFFER and engine().has_copy(t.uop)  # then one of the copies is read where it lies
-            return engine().to_numpy((t.realize() if copied else self._whole()).uop)
+            u, (graph, _) = t.uop, HISTORY.get(t.uop) or (None, 0)
+            copied = u.op is Ops.BUFFER and engine().has_copy(u)  # then one of the copies is read where it lies
+            try:
+                return engine().to_numpy((t.realize() if copied else self._whole()).uop)
+            except IndexError as error:
+                self._spoil(u if graph is None else graph, error)
+                raise
+
+    def _spoil(self: Tensor, graph: UOp, error: IndexError) -> None:
+        """What `graph` computed with an index that was out of range is no value: a second read does not show it.
+        (Memory that was written at valid places only keeps what it holds.)"""
+        if memory(graph).op is not Ops.AFTER and any(x.op is Ops.CHECK for x in graph.toposort()):
+            why = f"{error}; this tensor was computed with it and has no value"
+            base = memory(self.uop)
+            if base.op is Ops.BUFFER:
+                engine().spoil(base, why)
+            else:
+                engine().lose(self, why)
 
     @locked
     def _whole(self: Tensor) -> Tensor:

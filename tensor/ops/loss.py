@@ -91,9 +91,10 @@ def smooth_l1_loss(
     """d² / (2 beta) where d = |x − y| < beta, else d − beta / 2."""
     if beta < 0:
         raise ValueError(f"smooth_l1_loss: beta is at least 0, not {beta}")
-    d = (input - target).abs()
+    difference = input - target
+    d = difference.abs()
     return _reduced(
-        d if beta == 0 else (d < beta)._where(d.square() * (0.5 / beta), d - 0.5 * beta),
+        d if beta == 0 else (d < beta)._where(difference.square() * (0.5 / beta), d - 0.5 * beta),
         reduction,
         size_average,
         reduce,
@@ -106,8 +107,10 @@ def huber_loss(
     """d² / 2 where d = |x − y| <= delta, else delta · (d − delta / 2)."""
     if delta <= 0:
         raise ValueError(f"huber_loss: delta is above 0, not {delta}")
-    d = (input - target).abs()
-    return _weighted((d <= delta)._where(d.square() * 0.5, (d - 0.5 * delta) * delta), weight, reduction, None, None)
+    difference = input - target
+    d = difference.abs()
+    loss = (d <= delta)._where(difference.square() * 0.5, (d - 0.5 * delta) * delta)
+    return _weighted(loss, weight, reduction, None, None)
 
 
 def _weighted(

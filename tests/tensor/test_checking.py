@@ -92,6 +92,30 @@ def test_each_operator(name: str) -> None:
         use(ints(0, high + 1, 1, dtype="int32").cast("int16")).numpy()
 
 
+def test_what_was_computed_with_it_has_no_value_afterwards_either() -> None:
+    t, i = table(N, 2), ints(0, N, 1)
+    x = t[i]
+    y = x * 2
+    for _ in range(3):
+        with pytest.raises((IndexError, RuntimeError), match=f"index {N} is out of range"):
+            x.numpy()
+    for _ in range(2):
+        with pytest.raises((IndexError, RuntimeError), match=f"index {N} is out of range"):
+            y.tolist()
+    with pytest.raises(RuntimeError, match="this tensor was computed with it and has no value"):
+        (x + 1).numpy()
+    unrelated = t * 2
+    z = t[i].realize()
+    with pytest.raises(IndexError):
+        unrelated.numpy()  # (told once, at the next read)
+    assert unrelated[0].tolist() == [2, 4] and z.shape == (3, 2)
+    w = table(N, 2).requires_grad_()
+    with pytest.raises(IndexError):
+        (stored := w[i].realize()).numpy()
+    with pytest.raises(RuntimeError, match="has no value"):
+        stored.numpy()
+
+
 def test_in_a_gradient() -> None:
     w = table(N, 2).requires_grad_()
     F.embedding(ints(1, N), w).sum().backward()

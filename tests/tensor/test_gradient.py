@@ -479,6 +479,8 @@ BY_HAND: dict[str, tuple[Fn, Any, Any]] = {  # of the sum, by the input; from pa
     "gelu": (lambda x: x.gelu(), [0.0, 0.5], [0.7978845608, 0.6161143219]),
     "gelu, float32": (lambda x: x.float().gelu(), [0.0, 0.5], [0.7978845608, 0.6161143219]),
     "gelu, tanh": (lambda x: x.gelu("tanh"), [0.0], [0.7978845608]),
+    "huber_loss of equal numbers": (lambda x: F.huber_loss(x, Tensor([0.0, 3.0]).double(), "sum"), [0.0, 0.0], [1, 0]),
+    "smooth_l1_loss of equal numbers": (lambda x: F.smooth_l1_loss(x, x.detach(), reduction="sum"), [0.5], [1]),
     "prod of one 0": (lambda x: x.prod(), [0.0, 2.0, 3.0], [5, 3, 2]),  # Σ over j of the product of the others
     "prod of two 0": (lambda x: x.prod(), [0.0, 0.0, 3.0], [3, 3, 0]),
     "prod of three 0": (lambda x: x.prod(), [0.0, 0.0, 0.0], [0, 0, 0]),
