@@ -142,7 +142,7 @@ def test_gradient_of_the_gradient(case: Case, data: st.DataObject) -> None:
             assert "no gradient" in str(e)
             return
         for i, g, move in zip(trained, second, moves):
-            want = (slope(i, h := 1e-5)[0].item() - slope(i, -h)[0].item()) / (2 * h)
+            want = (slope(i, h := 1e-7)[0].item() - slope(i, -h)[0].item()) / (2 * h)
             np.testing.assert_allclose((g.numpy() * move).sum(), want, rtol=1e-4, atol=1e-4)
 
 
