@@ -5,9 +5,11 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from manygrad.tensor.nn import functional as F
 from manygrad.tensor.nn.held import Held
 from manygrad.tensor.nn.linear import Linear
 from manygrad.tensor.nn.module import Module
+from manygrad.tensor.nn.parameter import Buffer
 from manygrad.tensor.tensor import Tensor
 
 # PyTorch's old pair of arguments, kept in place; `reduction` says the same
@@ -143,15 +145,21 @@ class LinearCrossEntropyLoss(Module):
     def __init__(self, in_features: int, num_classes: int, *, out_features: tuple[int, ...] = (), bias: bool = False,
                  device: Any = None, dtype: Any = None, reduction: str = "mean", weight: Tensor | None = None,
                  ignore_index: int | None = None, label_smoothing: float = 0.0, options: Any = None):  # fmt: skip
+        if weight is not None and weight.shape != (num_classes,):
+            raise ValueError(
+                f"LinearCrossEntropyLoss: weight has shape {weight.shape}, there are {num_classes} classes"
+            )
         self.num_classes, self.out_features = num_classes, tuple(out_features)
         self.linear = Linear(in_features, prod(self.out_features) * num_classes, bias, device, dtype)
-        self.loss = CrossEntropyLoss(
-            weight, None, -100 if ignore_index is None else ignore_index, None, reduction, label_smoothing
-        )
+        self.weight = None if weight is None else Buffer(weight)
+        self.ignore_index = -100 if ignore_index is None else ignore_index
+        self.reduction, self.label_smoothing = reduction, label_smoothing
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         logits = self.linear(input)
-        return self.loss(
-            logits.reshape(*logits.shape[:-1], self.num_classes, *self.out_features) if self.out_features else logits,
-            target,
-        )
+        if self.out_features:
+            logits = logits.reshape(*logits.shape[:-1], self.num_classes, *self.out_features)
+        return F.cross_entropy(
+            logits, target, self.weight, ignore_index=self.ignore_index, reduction=self.reduction,
+            label_smoothing=self.label_smoothing,
+        )  # fmt: skip

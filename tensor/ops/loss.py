@@ -140,6 +140,10 @@ def cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, s
         raise ValueError(f"label_smoothing is in [0, 1], not {label_smoothing}")
     d = 0 if input.ndim == 1 else 1
     if input.ndim and target.dtype.is_float and target.shape == input.shape:
+        if ignore_index is not None and ignore_index >= 0:
+            raise ValueError(
+                f"cross_entropy: ignore_index {ignore_index} is for class numbers; probabilities all count"
+            )
         return _soft_cross_entropy(
             input.log_softmax(d), target, d, weight, _reduction(reduction, size_average, reduce), label_smoothing
         )

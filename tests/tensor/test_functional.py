@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manygrad import Context, Tensor
+from manygrad import Context, Tensor, nn
 from manygrad.tensor.nn import functional as F
 from manygrad.tensor.ops.error_function import FAR, normal_tail
 from tests.tensor.oracle import check, numbers
@@ -116,8 +116,17 @@ def test_all_targets_count_without_an_ignored_one(loss: Any, weighted: bool, red
         loss(x, y * 0 - 100, ignore_index=None).item()
 
 
+def test_names_of_the_loss_with_a_layer_of_its_own() -> None:
+    loss = nn.LinearCrossEntropyLoss(3, 4, weight=Tensor.ones(4), bias=True)
+    assert list(loss.state_dict()) == ["weight", "linear.weight", "linear.bias"]
+    with pytest.raises(ValueError, match=r"weight has shape \(3,\), there are 4 classes"):
+        nn.LinearCrossEntropyLoss(3, 4, weight=Tensor.ones(3))
+
+
 def test_errors_of_losses() -> None:
     x = Tensor(np.zeros((5, 4)))
+    with pytest.raises(ValueError, match="ignore_index 2 is for class numbers; probabilities all count"):
+        x.cross_entropy(Tensor(np.full((5, 4), 0.25)), ignore_index=2)
     with pytest.raises(
         ValueError, match=r"cross_entropy: an input of shape \(5, 4\) needs targets of shape \(5,\), got \(4,\)"
     ):
