@@ -29,7 +29,7 @@ def pdist(input: Tensor, p: float = 2.0) -> Tensor:
         raise ValueError(f"pdist needs a matrix, the input has shape {input.shape}")
     n = input.shape[0]
     if n < 2:
-        return input.new_zeros(0) if hasattr(input, "new_zeros") else input.reshape(-1)._take(0, 0, 0)
+        return input.reshape(-1)._take(0, 0, 0)
     k = input.arange(n * (n - 1) // 2)
     b = 2 * n - 1  # row i starts at i·(2n − 1 − i) / 2
     i = ((b - (b * b - 8 * k.cast(dtypes.float64)).sqrt()) * 0.5).floor().cast(dtypes.int64)
