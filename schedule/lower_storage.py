@@ -82,14 +82,14 @@ def lower_storage(sink: UOp, temps: Temps) -> UOp:
             node = _lower_collective(u, src[0], temps, received)
         elif u.op is Ops.MSELECT and src[0].op is Ops.MSTACK:
             node = src[0].src[u.arg]
-        elif u.op is Ops.STORE and u.src[1].op is Ops.COPY and _is_file(u.src[1]):
-            node = _copied_into_file(node, u.src[1], done[u.src[1].src[0]])
         elif u.op is Ops.STORE and u.src[1].op is Ops.SCATTER and u.src[1].src[0] is u.src[0]:
             node = _store_in_place(u, done)
         elif u.op is Ops.STORE and fresh.get(u.src[1]) is u.src[0]:
             node = src[1]
             while node.op is Ops.RESHAPE:
                 node = node.src[0]
+        elif u.op is Ops.STORE and u.src[1].op is Ops.COPY and _is_file(u.src[1]):
+            node = _copied_into_file(node, u.src[1], done[u.src[1].src[0]])
         if u in fresh and base_buffer(node) is not fresh[u]:
             value = node.src[0] if node.op is Ops.CONTIGUOUS else node
             made = base_buffer(value) is fresh[u]

@@ -39,6 +39,7 @@ SMALLEST: dict[str, tuple[list[str], list[str]]] = {
     "opencl.py": (["--size", "64", "--elements", "2000", "--repeats", "2"], ["OPENCL"]),
     "ops_vs_torch.py": (["cumsum"], ["Tensor.cumsum"]),
     "opinfo.py": (["cumsum"], ["torch is not installed"]),
+    "suites_vs_torch.py": (["nn.Linear"], ["torch is not installed"]),
     "models_vs_torch.py": (["--models", "lstm", "--repeats", "2"], ["lstm", "ms ours"]),
     "train_step.py": (["--models", "mlp1", "--steps", "6", "--turn", "1"], ["mlp1", "tinygrad/ours", "ours MB"]),
     "hosts.py": (
