@@ -62,6 +62,7 @@ class Instructions:
         # the number of the innermost block in which conditions are known: loads are not moved out of it, as only under
         # them is there something to read
         self.conditions_from = 0
+        self.is_verified = bool(SPEC)  # (asked once: values are looked up all the time)
 
     def emit(
         self,
@@ -228,7 +229,7 @@ class Emission(Instructions):
         for block in reversed(self.blocks):
             found = block.values.get(key)
             if found is not None:
-                if SPEC:
+                if self.is_verified:
                     self._verify(u, found, block.bases[key])
                 return found
         return None
@@ -240,7 +241,7 @@ class Emission(Instructions):
         depth = max(inst.depth, self.conditions_from, *(opened.get(r, 0) for r in ranges_of(u)))
         block = self.blocks[depth]
         block.values[key] = inst
-        if SPEC:
+        if self.is_verified:
             origins = tuple((r, self.scope.origin.get(r)) for r in ranges_of(u))
             block.bases[key] = Basis(self.blocks[self.conditions_from], origins)
 
