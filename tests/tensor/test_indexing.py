@@ -188,15 +188,13 @@ def test_lists_arrays_and_whole_tensors_are_indices() -> None:
 
 
 def test_positions_outside_read_no_value_and_write_nothing() -> None:
-    """An index tensor's values are not known when the graph is built. What was computed with them stays an error; memory
-    that was written at valid places too keeps what it holds."""
+    """An index tensor's values are not known when the graph is built. What was computed with them stays an error;
+    memory that was written at valid places too keeps what it holds."""
     t = Tensor([1.0, 2.0, 3.0])
     read = t[Tensor([0, 3, -4, 2])]
     with pytest.raises(IndexError, match="out of range"):
         read.tolist()
-    with pytest.raises(
-        RuntimeError, match="index -4 is out of range.*this tensor was computed with it and has no value"
-    ):
+    with pytest.raises(RuntimeError, match="index -4 is out of range.*computed with it and has no value"):
         read.tolist()
     t[Tensor([1, 7])] = 9.0
     with pytest.raises(IndexError, match="index 7 is out of range"):
