@@ -45,6 +45,7 @@ AMOUNTS = (0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64)
 MOST = 6000  # elements of a value
 TYPES = ("float32", "float32", "float32", "float64", "bfloat16", "float16", "int32", "int64", "int8", "uint8", "bool")
 EXACT = {"float64": 1 << 40, "float32": 1 << 24, "float16": 1 << 11, "bfloat16": 1 << 8}  # whole numbers up to which
+OFTEN = ("pad", "total") * 4  # steps whose chains have the most masks that hold in a part of a loop only
 POISON = 0xFF  # NaN in every type of floats, -1 or the greatest number in the others
 ZONE_BYTES = 1 << 12  # of poison on both sides of a buffer
 OPENCL_EVERY = 6  # kernels, one runs on OPENCL, too, where there is a driver (which compiles for long)
@@ -55,7 +56,7 @@ COUNTS: Counter[str] = Counter()  # what has been run, which the runner prints
 @st.composite
 def programs(draw: st.DrawFn) -> Program:
     number = st.integers(0, 999)
-    steps = st.tuples(st.sampled_from(sorted(STEPS)), number, number, number)
+    steps = st.tuples(st.sampled_from([*sorted(STEPS), *OFTEN]), number, number, number)
     return {
         "shape": tuple(draw(st.lists(st.sampled_from(SIZES), min_size=1, max_size=3))),
         "type": draw(st.sampled_from(TYPES)),
