@@ -4,8 +4,7 @@ Write ordinary lazy-tensor code; `launcher train.py --nodes 4` runs it on four w
 `manygrad.world` says which one this is.
 """
 
-import sys
-
+from manygrad import autograd, linalg, nn
 from manygrad.launcher.api import launch
 from manygrad.runtime.agreement import values_may_differ
 from manygrad.runtime.counters import GlobalCounters
@@ -15,7 +14,6 @@ from manygrad.runtime.profile import profile
 from manygrad.runtime.profile import profile_program as _profile_program
 from manygrad.runtime.replicas import assert_equal, broadcast_
 from manygrad.runtime.runtime import own as _own_runtime
-from manygrad.tensor import autograd, linalg, nn
 from manygrad.tensor.dtype import can_cast, dtypes, finfo, iinfo
 from manygrad.tensor.dtype import promote as promote_types
 from manygrad.tensor.engine import register as _register
@@ -28,12 +26,6 @@ from manygrad.tensor.tensor import Tensor, Variable
 _register(RealizeEngine())
 world = _own_runtime.world
 
-# `import manygrad.nn.functional as F`: the import system looks for that name in `sys.modules`, and a package of its own
-# would hold second copies of all modules below. Only names that begin with `manygrad.` are added.
-for _name in [
-    n for n in sys.modules if n.startswith(("manygrad.tensor.nn", "manygrad.tensor.linalg", "manygrad.tensor.autograd"))
-]:
-    sys.modules[_name.replace("manygrad.tensor.", "manygrad.")] = sys.modules[_name]
 _profile_program()
 
 __version__ = "0.1.0"

@@ -22,8 +22,8 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from sides.turns import Run, measure
 
 from manygrad import Tensor, TinyJit, nn
-from manygrad.tensor.nn.functional import cross_entropy
-from manygrad.tensor.nn.optim import SGD
+from manygrad.nn.functional import cross_entropy
+from manygrad.nn.optim import SGD
 
 
 def tiny(count: int) -> Run:

@@ -38,8 +38,8 @@ from sides import first_token as first
 from sides.turns import Run, measure
 
 from manygrad import Tensor, TinyJit, launch, nn, world
-from manygrad.tensor.nn import functional as F
-from manygrad.tensor.nn.quantized.encode import ENCODERS
+from manygrad.nn import functional as F
+from manygrad.nn.quantized.encode import ENCODERS
 
 EXAMPLES = sys.path[0]
 CORES = len(os.sched_getaffinity(0))

@@ -26,8 +26,8 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from sides.turns import Run, measure
 
 from manygrad import Tensor, TinyJit
-from manygrad.tensor.nn.functional import cross_entropy, embedding
-from manygrad.tensor.nn.optim import AdamW
+from manygrad.nn.functional import cross_entropy, embedding
+from manygrad.nn.optim import AdamW
 
 COLUMNS = 1024
 VOCABULARY, WIDTH = 8192, 256  # of the embedding

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from manygrad import Tensor, TinyJit, nn
-from manygrad.tensor.nn import functional as F
+from manygrad.nn import functional as F
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "examples"))
 import gpt2

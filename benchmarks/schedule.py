@@ -41,9 +41,9 @@ def measure(workers: int, repeats: int, layers: int, dim: int, profile: int) -> 
     from manygrad import Tensor, schedule, world
     from manygrad.collectives import build, choose
     from manygrad.collectives.wanted import describe
+    from manygrad.nn.optim import AdamW
+    from manygrad.nn.state import get_parameters
     from manygrad.runtime import engine
-    from manygrad.tensor.nn.optim import AdamW
-    from manygrad.tensor.nn.state import get_parameters
     from manygrad.tensor.uop import GroupOp, Ops, UOp, passes
 
     world.join(rank=0, size=workers, local_rank=0, local_size=1, devices_per_node=1, job="null", epoch=0)

@@ -17,9 +17,9 @@ import tempfile
 import numpy as np
 
 from manygrad import Tensor, TinyJit, Variable, nn, world
-from manygrad.tensor.nn import functional as F
-from manygrad.tensor.nn.data import DataLoader, TokenDataset
-from manygrad.tensor.nn.state import safe_load, safe_save
+from manygrad.nn import functional as F
+from manygrad.nn.data import DataLoader, TokenDataset
+from manygrad.nn.state import safe_load, safe_save
 
 TEXT = (
     b"to shard or not to shard, that is the reduction: whether a ring is nobler than a tree of halves and doubles. "

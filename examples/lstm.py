@@ -9,8 +9,8 @@ import argparse
 import numpy as np
 
 from manygrad import Tensor, TinyJit, nn, world
-from manygrad.tensor.nn import functional as F
-from manygrad.tensor.nn.data import DataLoader, TokenDataset
+from manygrad.nn import functional as F
+from manygrad.nn.data import DataLoader, TokenDataset
 
 TEXT = (
     "to shard or not to shard, that is the reduction: whether a ring is nobler than a tree of halves and doubles. " * 40

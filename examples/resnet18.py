@@ -11,9 +11,9 @@ import argparse
 import numpy as np
 
 from manygrad import Tensor, TinyJit, nn, world
-from manygrad.tensor.nn import functional as F
-from manygrad.tensor.nn.data import DataLoader, TensorDataset
-from manygrad.tensor.nn.state import safe_load, torch_load
+from manygrad.nn import functional as F
+from manygrad.nn.data import DataLoader, TensorDataset
+from manygrad.nn.state import safe_load, torch_load
 
 
 class BasicBlock(nn.Module):

@@ -13,8 +13,8 @@ import time
 import numpy as np
 
 from manygrad import GlobalCounters, Tensor, TinyJit, nn, world
-from manygrad.tensor.nn.optim import AdamW
-from manygrad.tensor.nn.state import get_parameters
+from manygrad.nn.optim import AdamW
+from manygrad.nn.state import get_parameters
 
 
 def default_text() -> str:

@@ -18,8 +18,8 @@ import time
 import numpy as np
 
 from manygrad import GlobalCounters, Tensor, TinyJit, nn, world
-from manygrad.tensor.nn.optim import SGD
-from manygrad.tensor.nn.state import get_parameters, get_state_dict
+from manygrad.nn.optim import SGD
+from manygrad.nn.state import get_parameters, get_state_dict
 
 
 def load_digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

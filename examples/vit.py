@@ -9,7 +9,7 @@ import argparse
 import numpy as np
 
 from manygrad import Tensor, TinyJit, nn, world
-from manygrad.tensor.nn.data import DataLoader, TensorDataset
+from manygrad.nn.data import DataLoader, TensorDataset
 
 
 class ViT(nn.Module):

@@ -7,7 +7,7 @@ import os
 import re
 from typing import Any
 
-from tests.tensor.nn.test_every_layer import LAYERS
+from tests.nn.test_every_layer import LAYERS
 from tests.tensor.test_ops import CASES
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -47,7 +47,7 @@ def test_what_is_missing_has_a_reason_and_nothing_else_has_one() -> None:
 
 
 def test_every_operator_that_is_here_is_tested() -> None:
-    """By a case of tests/tensor/cases, a layer of tests/tensor/nn/layers, by name elsewhere, or, of what works in
+    """By a case of tests/tensor/cases, a layer of tests/nn/layers, by name elsewhere, or, of what works in
     place, with the operator that it is made of."""
     in_cases = {c.op for c in CASES} | {f"nn.{layer.name}" for layer in LAYERS}
     words = words_in_tests()

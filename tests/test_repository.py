@@ -168,19 +168,6 @@ def test_import_is_quick_and_leaves_ray_alone() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_module_has_two_names_and_is_one() -> None:
-    code = (
-        "import sys, manygrad, manygrad.nn.functional as F, manygrad.linalg\n"
-        "from manygrad.nn.data import DataLoader\nfrom manygrad.tensor.nn.data import DataLoader as Same\n"
-        "assert DataLoader is Same\n"
-        "twice = [n for n in sys.modules if n.startswith('manygrad.nn') and sys.modules[n] is not "
-        "sys.modules.get(n.replace('manygrad.', 'manygrad.tensor.', 1))]\n"
-        "assert not twice, twice"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-
-
 def test_tests_that_start_processes_run_in_one(request: pytest.FixtureRequest) -> None:
     """Under `-n 2 --dist loadgroup` they have deadlines, and look for what is left behind. xdist writes the group
     behind a test's name."""

@@ -15,8 +15,8 @@ from resnet18 import resnet18
 from train_gpt import GPT
 
 from manygrad import Tensor, TinyJit, nn, world
-from manygrad.tensor.nn.optim import SGD, AdamW
-from manygrad.tensor.nn.state import get_parameters
+from manygrad.nn.optim import SGD, AdamW
+from manygrad.nn.state import get_parameters
 from sides.data import CONTEXT, DIM, HEADS, LAYERS, TOKENS
 
 

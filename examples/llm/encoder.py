@@ -17,7 +17,7 @@ from model import Give, linear
 from tokenizer import Tokenizer
 
 from manygrad import Tensor, nn
-from manygrad.tensor.nn import functional as F
+from manygrad.nn import functional as F
 
 ACTIVATIONS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}  # to F.gelu's approximation
 

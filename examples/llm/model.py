@@ -17,7 +17,7 @@ from room import ROUNDED_ROWS, Room
 from rope import rotate
 
 from manygrad import Tensor, nn
-from manygrad.tensor.nn import functional as F
+from manygrad.nn import functional as F
 
 Give = Callable[..., Any]  # give(name, shape): a parameter; with optional=True None where the file has none
 Weight = nn.Parameter | nn.QuantizedWeight

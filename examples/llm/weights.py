@@ -13,8 +13,8 @@ from typing import Any
 from config import Config, from_gguf, from_json
 
 from manygrad import Tensor, nn
+from manygrad.nn.state import gguf_load, safe_load
 from manygrad.tensor.engine import default_device
-from manygrad.tensor.nn.state import gguf_load, safe_load
 
 ENDS = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head"}
 PARTS = {

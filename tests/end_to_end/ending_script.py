@@ -17,7 +17,7 @@ import time
 import numpy as np
 
 from manygrad import Tensor, TinyJit, world
-from manygrad.tensor.nn.state import safe_load, safe_save
+from manygrad.nn.state import safe_load, safe_save
 
 PLAN = json.loads(sys.argv[1])
 ME = os.getpid()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from manygrad import Tensor
-from manygrad.tensor.nn.state import safe_load, safe_save
+from manygrad.nn.state import safe_load, safe_save
 
 SUM = "from manygrad import Tensor\nprint((Tensor.arange(1000).float() * 3 + 1).sum().item())\n"
 

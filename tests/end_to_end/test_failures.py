@@ -25,8 +25,8 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot im
 TRAIN = """
 import numpy as np
 from manygrad import Tensor, TinyJit, nn, world
-from manygrad.tensor.nn.optim import SGD
-from manygrad.tensor.nn.state import get_parameters
+from manygrad.nn.optim import SGD
+from manygrad.nn.state import get_parameters
 
 model = nn.Linear(64, 8)
 for p in get_parameters(model):

@@ -20,6 +20,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from manygrad import Context, Tensor
+from manygrad.nn import functional as F
 from manygrad.runtime.codegen.describe import signature
 from manygrad.runtime.codegen.dots import Dot
 from manygrad.runtime.codegen.opts import Opts, neighbours
@@ -35,7 +36,6 @@ from manygrad.runtime.devices.opencl_driver import driver
 from manygrad.runtime.devices.target import AVX2_DOTS, host_target
 from manygrad.runtime.items import KernelItem
 from manygrad.tensor.dtype import DType
-from manygrad.tensor.nn import functional as F
 from manygrad.tensor.uop import Ops, UOp
 from tests.opencl import MISSING
 

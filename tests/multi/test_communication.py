@@ -11,9 +11,9 @@ from manygrad import Tensor, Variable, nn
 from manygrad.collectives.wanted import group_of
 from manygrad.multi.small_first import SMALL
 from manygrad.multi.world import Link, World
+from manygrad.nn.state import get_parameters
 from manygrad.runtime.current import use
 from manygrad.runtime.runtime import Runtime
-from manygrad.tensor.nn.state import get_parameters
 from manygrad.tensor.uop import GroupOp, Ops
 from manygrad.tensor.uop.args import terms_dtype
 from manygrad.tensor.uop.symbolic import linear

@@ -20,8 +20,8 @@ from manygrad.collectives.lower import lower
 from manygrad.collectives.program import Collective
 from manygrad.collectives.wanted import text_of
 from manygrad.multi.world import Link
+from manygrad.nn.optim import SGD
 from manygrad.tensor.dtype import dtypes, to_dtype
-from manygrad.tensor.nn.optim import SGD
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from tests.multi.cluster import assert_same_collectives, lowered, run, workers
 from tests.multi.test_cut_collectives import slow

@@ -15,14 +15,14 @@ from manygrad.multi.lower_shards import groups_of, store_spec
 from manygrad.multi.placement import REPLICATE, Partial, Shard
 from manygrad.multi.rules import placement
 from manygrad.multi.world import World
+from manygrad.nn.optim import SGD, AdamW
+from manygrad.nn.state import get_parameters
 from manygrad.runtime.current import use
 from manygrad.runtime.engine import RealizeEngine
 from manygrad.runtime.runtime import Runtime
 from manygrad.runtime.storage import storage
 from manygrad.schedule import create_linear_with_vars
 from manygrad.tensor.dtype import dtypes
-from manygrad.tensor.nn.optim import SGD, AdamW
-from manygrad.tensor.nn.state import get_parameters
 from manygrad.tensor.uop import GroupOp, Ops, UOp, even_bounds
 from manygrad.tensor.uop.shape import unviewed
 from tests.multi.cluster import lowered, workers

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from manygrad import Tensor
+from manygrad.nn.optim import SGD, AdamW
 from manygrad.runtime.storage import storage
-from manygrad.tensor.nn.optim import SGD, AdamW
 from manygrad.tensor.uop import GroupOp, Ops
 from tests.multi.cluster import assert_same_collectives, lowered, run, workers
 from tests.schedule.programs import linear_of

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from manygrad import Context, GlobalCounters, Tensor, TinyJit, Variable, nn
+from manygrad.nn.state import get_parameters
 from manygrad.runtime.current import current
 from manygrad.runtime.devices import get_device
 from manygrad.runtime.linear import run_linear
 from manygrad.schedule.lower import PASSES
 from manygrad.tensor.environment import REGISTRY
-from manygrad.tensor.nn.state import get_parameters
 from manygrad.tensor.tensor import LIVE
 from manygrad.tensor.uop.uop import live_nodes
 

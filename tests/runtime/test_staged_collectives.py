@@ -11,10 +11,10 @@ import pytest
 from manygrad import Tensor, TinyJit
 from manygrad.launcher.api import launch
 from manygrad.multi.world import World
+from manygrad.nn.optim import SGD
 from manygrad.runtime.current import use
 from manygrad.runtime.devices import BACKENDS
 from manygrad.runtime.runtime import Runtime
-from manygrad.tensor.nn.optim import SGD
 from manygrad.tensor.uop import Ops, UOp
 from tests.opencl import OPENCL
 from tests.schedule.programs import scheduled

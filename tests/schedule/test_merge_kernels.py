@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from manygrad import Context, Tensor, TinyJit, world
+from manygrad.nn.optim import AdamW
 from manygrad.schedule import normalize
 from manygrad.schedule.lower import lower_sink_to_linear
 from manygrad.schedule.rows import ROW
-from manygrad.tensor.nn.optim import AdamW
 from manygrad.tensor.uop import Ops
 from tests.schedule.programs import kernels_of, linear_of, sink_of, stored
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from manygrad import Tensor, TinyJit, nn
-from manygrad.tensor.nn.optim import SGD, AdamW
+from manygrad.nn.optim import SGD, AdamW
 from manygrad.tensor.uop import Ops, UOp
 from tests.schedule.programs import linear_of
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manygrad import Tensor, TinyJit, Variable, function
+from manygrad.nn import functional as F
 from manygrad.runtime import faults
 from manygrad.runtime.current import current
-from manygrad.tensor.nn import functional as F
 from manygrad.tensor.uop import Ops
 from manygrad.tensor.uop.intervals import bounds
 from tests.schedule.programs import sink_of

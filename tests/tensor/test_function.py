@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from manygrad import GlobalCounters, Tensor, TinyJit, Variable, autograd, function, nn, no_grad
+from manygrad.nn.optim import SGD
 from manygrad.runtime.current import current
-from manygrad.tensor.nn.optim import SGD
 
 RNG = np.random.default_rng(0)
 

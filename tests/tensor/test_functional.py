@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from manygrad import Context, Tensor, nn
-from manygrad.tensor.nn import functional as F
+from manygrad.nn import functional as F
 from manygrad.tensor.ops.error_function import FAR, normal_tail
 from tests.tensor.oracle import check, numbers
 

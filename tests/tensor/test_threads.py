@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from manygrad import Context, Tensor, TinyJit, function, is_grad_enabled, nn, no_grad
+from manygrad.nn.data import DataLoader
+from manygrad.nn.optim import SGD
 from manygrad.tensor.environment import DEVICE
-from manygrad.tensor.nn.data import DataLoader
-from manygrad.tensor.nn.optim import SGD
 
 
 def in_thread(f: Callable[[], object]) -> None:

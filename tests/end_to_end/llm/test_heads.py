@@ -8,8 +8,8 @@ from heads import SharedHeads, share_heads, shares
 from sharding import rules
 
 from manygrad import Tensor, nn
-from manygrad.tensor.nn.quantized.blocks import NAMED
-from manygrad.tensor.nn.quantized.encode import encode
+from manygrad.nn.quantized.blocks import NAMED
+from manygrad.nn.quantized.encode import encode
 from tests.end_to_end.llm.test_variants import decoder, logits
 
 FEW_KEYS = {"num_attention_heads": 14, "num_key_value_heads": 2}  # as Qwen2.5-0.5B

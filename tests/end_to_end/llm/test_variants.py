@@ -20,8 +20,8 @@ from weights import Weights, read_folder
 from writer import Choice, Writer
 
 from manygrad import Tensor, Variable, nn
+from manygrad.nn.state import safe_save
 from manygrad.runtime.devices import get_device
-from manygrad.tensor.nn.state import safe_save
 from tests.end_to_end.llm.variants import TOKENS, VARIANTS, config, weight
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "variants.json").read_text())

@@ -8,7 +8,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from manygrad import Tensor
-from manygrad.tensor.nn.state import safe_save
+from manygrad.nn.state import safe_save
 from tests.end_to_end.llm.variants import config, weight
 
 SHAPES = json.loads((Path(__file__).parent / "golden" / "variants.json").read_text())["llama"]["shapes"]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from manygrad import Tensor
+from manygrad.nn import functional as F
 from manygrad.runtime.codegen.affine import TileAnalysis
 from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.spec import verify
@@ -19,7 +20,6 @@ from manygrad.runtime.codegen.opts import CacheRead, Tile, Unroll, Vectorize
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.devices.target import host_target
 from manygrad.tensor.dtype import dtypes
-from manygrad.tensor.nn import functional as F
 from manygrad.tensor.uop import Ops, UOp
 from tests.runtime.codegen.kernels import I, add, loop, mul, red, reduce, run, sink, store
 from tests.runtime.codegen.kernels import load as load_of

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from manygrad import Context, Tensor, TinyJit, Variable
+from manygrad.nn import functional as F
+from manygrad.nn.optim import AdamW
 from manygrad.runtime.devices import get_device
 from manygrad.runtime.devices.numbers import Numbers
 from manygrad.tensor.dtype import DType, dtypes
-from manygrad.tensor.nn import functional as F
-from manygrad.tensor.nn.optim import AdamW
 from manygrad.tensor.uop.args import VarArg
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp

@@ -1,0 +1,5 @@
+"""`manygrad.autograd`: what a program differentiates with besides `backward()`; it stands in `tensor/autograd.py`."""
+
+from manygrad.tensor.autograd import Context, Function, checkpoint, grad
+
+__all__ = ["Context", "Function", "checkpoint", "grad"]
