@@ -27,8 +27,8 @@ class TextModel(nn.Module):
         self.head = nn.Linear(hidden, vocabulary)
 
     def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        out, state = self.lstm(self.embedding(x), state)
-        return self.head(out), state
+        out, after = self.lstm(self.embedding(x), state)
+        return self.head(out), after
 
 
 def main() -> None:
@@ -85,7 +85,7 @@ def main() -> None:
     with Tensor.no_grad():
         for _ in range(args.write):
             x, h, c = (t.clone().realize() for t in following(x, h, c))
-            written += characters[x.item()]
+            written += characters[int(x.item())]
     if world.rank == 0:
         print(f"it writes: {written!r}")
         print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")

@@ -89,11 +89,12 @@ def main() -> None:
 
     shard = lambda a: Tensor(a).shard(world.devices, axis=0)  # noqa: E731
     order = np.random.RandomState(1)
+    permutation = order.permutation(len(train_x))
     losses = []
     start = shown = time.perf_counter()
     with Tensor.train():
         for i in range(total):
-            if i % per_epoch == 0:
+            if i and i % per_epoch == 0:
                 permutation = order.permutation(len(train_x))
             rows = permutation[i % per_epoch * args.batch :][: args.batch]
             losses.append(step(shard(shifted(train_x[rows], order)), shard(train_y[rows])).item())

@@ -6,7 +6,7 @@ A name whose method on `Tensor` has the same signature is that method.
 from __future__ import annotations
 
 from manygrad.tensor.dtype import DType
-from manygrad.tensor.ops.adaptive_pooling import (  # noqa: F401
+from manygrad.tensor.ops.adaptive_pooling import (
     adaptive_avg_pool1d,
     adaptive_avg_pool2d,
     adaptive_avg_pool3d,
@@ -21,14 +21,14 @@ from manygrad.tensor.ops.adaptive_pooling import (  # noqa: F401
     fractional_max_pool3d,
     fractional_max_pool3d_with_indices,
 )
-from manygrad.tensor.ops.attention import multi_head_attention_forward, scaled_dot_product_attention  # noqa: F401
-from manygrad.tensor.ops.convolution import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d  # noqa: F401
-from manygrad.tensor.ops.ctc import ctc_loss  # noqa: F401
-from manygrad.tensor.ops.distance import cosine_similarity, pairwise_distance, pdist  # noqa: F401
-from manygrad.tensor.ops.dropout import alpha_dropout, dropout, dropout1d, dropout2d, dropout3d, feature_alpha_dropout  # noqa: F401
-from manygrad.tensor.ops.embedding import embedding, embedding_bag  # noqa: F401
+from manygrad.tensor.ops.attention import multi_head_attention_forward, scaled_dot_product_attention
+from manygrad.tensor.ops.convolution import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
+from manygrad.tensor.ops.ctc import ctc_loss
+from manygrad.tensor.ops.distance import cosine_similarity, pairwise_distance, pdist
+from manygrad.tensor.ops.dropout import alpha_dropout, dropout, dropout1d, dropout2d, dropout3d, feature_alpha_dropout
+from manygrad.tensor.ops.embedding import embedding, embedding_bag
 from manygrad.tensor.ops.inplace import refuse_leaf
-from manygrad.tensor.ops.interpolation import (  # noqa: F401
+from manygrad.tensor.ops.interpolation import (
     affine_grid,
     grid_sample,
     interpolate,
@@ -36,7 +36,7 @@ from manygrad.tensor.ops.interpolation import (  # noqa: F401
     upsample_bilinear,
     upsample_nearest,
 )
-from manygrad.tensor.ops.loss import (  # noqa: F401
+from manygrad.tensor.ops.loss import (
     binary_cross_entropy,
     binary_cross_entropy_with_logits,
     cosine_embedding_loss,
@@ -59,7 +59,7 @@ from manygrad.tensor.ops.loss import (  # noqa: F401
     triplet_margin_loss,
     triplet_margin_with_distance_loss,
 )
-from manygrad.tensor.ops.pooling import (  # noqa: F401
+from manygrad.tensor.ops.pooling import (
     avg_pool1d,
     avg_pool2d,
     avg_pool3d,
@@ -76,8 +76,32 @@ from manygrad.tensor.ops.pooling import (  # noqa: F401
     max_unpool2d,
     max_unpool3d,
 )
-from manygrad.tensor.ops.shuffling import bilinear, channel_shuffle, fold, pixel_shuffle, pixel_unshuffle, unfold  # noqa: F401
+from manygrad.tensor.ops.shuffling import bilinear, channel_shuffle, fold, pixel_shuffle, pixel_unshuffle, unfold
 from manygrad.tensor.tensor import Tensor
+
+__all__ = [
+    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d",
+    "adaptive_max_pool1d_with_indices", "adaptive_max_pool2d", "adaptive_max_pool2d_with_indices",
+    "adaptive_max_pool3d", "adaptive_max_pool3d_with_indices", "affine_grid", "alpha_dropout", "avg_pool1d",
+    "avg_pool2d", "avg_pool3d", "batch_norm", "bilinear", "binary_cross_entropy", "binary_cross_entropy_with_logits",
+    "celu", "celu_", "channel_shuffle", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
+    "conv_transpose3d", "cosine_embedding_loss", "cosine_similarity", "cross_entropy", "ctc_loss", "dropout",
+    "dropout1d", "dropout2d", "dropout3d", "elu", "elu_", "embedding", "embedding_bag", "feature_alpha_dropout",
+    "fold", "fractional_max_pool2d", "fractional_max_pool2d_with_indices", "fractional_max_pool3d",
+    "fractional_max_pool3d_with_indices", "gaussian_nll_loss", "gelu", "glu", "grid_sample", "group_norm",
+    "gumbel_softmax", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "hardtanh_", "hinge_embedding_loss",
+    "huber_loss", "instance_norm", "interpolate", "kl_div", "l1_loss", "layer_norm", "leaky_relu", "leaky_relu_",
+    "linear", "linear_cross_entropy", "local_response_norm", "log_softmax", "logsigmoid", "lp_pool1d", "lp_pool2d",
+    "lp_pool3d", "margin_ranking_loss", "max_pool1d", "max_pool1d_with_indices", "max_pool2d",
+    "max_pool2d_with_indices", "max_pool3d", "max_pool3d_with_indices", "max_unpool1d", "max_unpool2d", "max_unpool3d",
+    "mish", "mse_loss", "multi_head_attention_forward", "multi_margin_loss", "multilabel_margin_loss",
+    "multilabel_soft_margin_loss", "nll_loss", "normalize", "one_hot", "pad", "pairwise_distance", "pdist",
+    "pixel_shuffle", "pixel_unshuffle", "poisson_nll_loss", "prelu", "relu", "relu6", "relu_", "rms_norm", "rrelu",
+    "rrelu_", "scaled_dot_product_attention", "selu", "selu_", "sigmoid", "silu", "smooth_l1_loss", "soft_margin_loss",
+    "softmax", "softmin", "softplus", "softshrink", "softsign", "tanh", "tanhshrink", "threshold", "threshold_",
+    "triplet_margin_loss", "triplet_margin_with_distance_loss", "unfold", "upsample", "upsample_bilinear",
+    "upsample_nearest",
+]  # fmt: skip
 
 # *** activations ***
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 from manygrad.nn.optim.flat import Flat, ParamGroup
-from manygrad.nn.optim.optimizer import Optimizer, Params
+from manygrad.nn.optim.optimizer import CommonOptions, Optimizer, Params
 from manygrad.tensor.tensor import Tensor
 
 Betas = tuple[float, float]
@@ -17,7 +17,7 @@ class Adam(Optimizer):
 
     def __init__(self, params: Params, lr: float = 0.001, betas: Betas = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 0.0, amsgrad: bool = False, *, maximize: bool = False,
-                 decoupled_weight_decay: bool = False, **how: Any):  # fmt: skip
+                 decoupled_weight_decay: bool = False, **how: Unpack[CommonOptions]):  # fmt: skip
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
                                   "amsgrad": amsgrad, "maximize": maximize,
                                   "decoupled_weight_decay": decoupled_weight_decay}, **how)  # fmt: skip
@@ -46,7 +46,8 @@ class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2019)."""
 
     def __init__(self, params: Params, lr: float = 0.001, betas: Betas = (0.9, 0.999), eps: float = 1e-8,
-                 weight_decay: float = 0.01, amsgrad: bool = False, *, maximize: bool = False, **how: Any):  # fmt: skip
+                 weight_decay: float = 0.01, amsgrad: bool = False, *, maximize: bool = False,
+                 **how: Unpack[CommonOptions]):  # fmt: skip
         super().__init__(
             params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, decoupled_weight_decay=True, **how
         )

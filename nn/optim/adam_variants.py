@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Unpack
 
 from manygrad.nn.optim.adam import Betas
 from manygrad.nn.optim.adaptive import decayed
 from manygrad.nn.optim.flat import Flat
-from manygrad.nn.optim.optimizer import Optimizer, Params
+from manygrad.nn.optim.optimizer import CommonOptions, Optimizer, Params
 from manygrad.tensor.tensor import Tensor
 
 
@@ -26,7 +26,7 @@ class Adamax(Optimizer):
         weight_decay: float = 0.0,
         *,
         maximize: bool = False,
-        **how: Any,
+        **how: Unpack[CommonOptions],
     ):
         super().__init__(
             params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}, **how
@@ -63,7 +63,7 @@ class NAdam(_Decayed):
 
     def __init__(self, params: Params, lr: float = 0.002, betas: Betas = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 0.0, momentum_decay: float = 0.004, decoupled_weight_decay: bool = False, *,
-                 maximize: bool = False, **how: Any):  # fmt: skip
+                 maximize: bool = False, **how: Unpack[CommonOptions]):  # fmt: skip
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
                                   "momentum_decay": momentum_decay, "decoupled_weight_decay": decoupled_weight_decay,
                                   "maximize": maximize}, **how)  # fmt: skip
@@ -84,7 +84,7 @@ class RAdam(_Decayed):
 
     def __init__(self, params: Params, lr: float = 0.001, betas: Betas = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 0.0, decoupled_weight_decay: bool = False, *, maximize: bool = False,
-                 **how: Any):  # fmt: skip
+                 **how: Unpack[CommonOptions]):  # fmt: skip
         super().__init__(
             params,
             {

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 from manygrad.nn.optim.flat import Flat, ParamGroup
-from manygrad.nn.optim.optimizer import Optimizer, Params
+from manygrad.nn.optim.optimizer import CommonOptions, Optimizer, Params
 from manygrad.tensor.tensor import Tensor
 
 
@@ -21,7 +21,7 @@ class Adagrad(Optimizer):
 
     def __init__(self, params: Params, lr: float = 0.01, lr_decay: float = 0.0, weight_decay: float = 0.0,
                  initial_accumulator_value: float = 0.0, eps: float = 1e-10, *, maximize: bool = False,
-                 **how: Any):  # fmt: skip
+                 **how: Unpack[CommonOptions]):  # fmt: skip
         super().__init__(params, {"lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay,
                                   "initial_accumulator_value": initial_accumulator_value, "eps": eps,
                                   "maximize": maximize}, **how)  # fmt: skip
@@ -42,7 +42,7 @@ class RMSprop(Optimizer):
 
     def __init__(self, params: Params, lr: float = 0.01, alpha: float = 0.99, eps: float = 1e-8,
                  weight_decay: float = 0.0, momentum: float = 0.0, centered: bool = False, *, maximize: bool = False,
-                 **how: Any):  # fmt: skip
+                 **how: Unpack[CommonOptions]):  # fmt: skip
         super().__init__(
             params,
             {
@@ -93,7 +93,7 @@ class Adadelta(Optimizer):
         weight_decay: float = 0.0,
         *,
         maximize: bool = False,
-        **how: Any,
+        **how: Unpack[CommonOptions],
     ):
         super().__init__(
             params, {"lr": lr, "rho": rho, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}, **how

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 from manygrad.nn.optim.adam import Betas
 from manygrad.nn.optim.flat import Flat, ParamGroup
-from manygrad.nn.optim.optimizer import Optimizer, Params
+from manygrad.nn.optim.optimizer import CommonOptions, Optimizer, Params
 from manygrad.tensor.tensor import Tensor
 
 
@@ -63,7 +63,7 @@ class LAMB(Optimizer):
         weight_decay: float = 0.0,
         *,
         maximize: bool = False,
-        **how: Any,
+        **how: Unpack[CommonOptions],
     ):
         super().__init__(
             params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}, **how

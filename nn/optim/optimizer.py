@@ -5,17 +5,28 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable
 from math import inf
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from manygrad.nn.optim.checking import check_names, check_number
 from manygrad.nn.optim.flat import Flat, Layout, ParamGroup
-from manygrad.tensor.dtype import accumulate_dtype, to_dtype
+from manygrad.tensor.dtype import DType, accumulate_dtype, to_dtype
 from manygrad.tensor.engine import engine
 from manygrad.tensor.ops.differentiation import zero_grad
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops
 
-HOW = ("foreach", "capturable", "differentiable", "fused")  # PyTorch runs its kernels; ours are always fused
+
+class CommonOptions(TypedDict, total=False):
+    """What every optimiser takes. All but the first say how PyTorch runs its kernels; ours are always fused."""
+
+    all_reduce_dtype: DType | str | None
+    foreach: bool | None
+    capturable: bool
+    differentiable: bool
+    fused: bool | None
+
+
+HOW = CommonOptions.__annotations__.keys() - {"all_reduce_dtype"}  # they mean nothing here
 
 LABELS = ("initial_lr", "name", "param_names")  # of a group, besides hyperparameters
 RANGES = {
@@ -42,7 +53,7 @@ class Optimizer:
     states: tuple[str, ...] = ()
     initial: dict[str, float] = {}
 
-    def __init__(self, params: Params, defaults: dict[str, Any], **how: Any):
+    def __init__(self, params: Params, defaults: dict[str, Any], **how: Unpack[CommonOptions]):
         """`how`: what every optimiser takes, `all_reduce_dtype` and PyTorch's `foreach`, `capturable`, ..., which mean
         nothing here."""
         owner = type(self).__name__

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 from manygrad.nn.optim.flat import Flat, ParamGroup
-from manygrad.nn.optim.optimizer import Optimizer, Params
+from manygrad.nn.optim.optimizer import CommonOptions, Optimizer, Params
 from manygrad.tensor.tensor import Tensor
 
 
@@ -14,7 +14,8 @@ class SGD(Optimizer):
     The first v is g."""
 
     def __init__(self, params: Params, lr: float = 0.001, momentum: float = 0.0, dampening: float = 0.0,
-                 weight_decay: float = 0.0, nesterov: bool = False, *, maximize: bool = False, **how: Any):  # fmt: skip
+                 weight_decay: float = 0.0, nesterov: bool = False, *, maximize: bool = False,
+                 **how: Unpack[CommonOptions]):  # fmt: skip
         super().__init__(
             params,
             {
