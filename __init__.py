@@ -6,13 +6,13 @@ Write ordinary lazy-tensor code; `launcher train.py --nodes 4` runs it on four w
 
 from manygrad import autograd, linalg, nn
 from manygrad.launcher.api import launch
-from manygrad.runtime.agreement import values_may_differ
-from manygrad.runtime.counters import GlobalCounters
-from manygrad.runtime.engine import RealizeEngine
-from manygrad.runtime.jit import TinyJit
-from manygrad.runtime.profile import profile
-from manygrad.runtime.profile import profile_program as _profile_program
-from manygrad.runtime.replicas import assert_equal, broadcast_
+from manygrad.runtime.agreement.agreement import values_may_differ
+from manygrad.runtime.agreement.replicas import assert_equal, broadcast_
+from manygrad.runtime.engine.realize import RealizeEngine
+from manygrad.runtime.jit.tiny_jit import TinyJit
+from manygrad.runtime.profile.counters import GlobalCounters
+from manygrad.runtime.profile.profile import profile
+from manygrad.runtime.profile.profile import profile_program as _profile_program
 from manygrad.runtime.runtime import own as _own_runtime
 from manygrad.tensor.dtype import can_cast, dtypes, finfo, iinfo
 from manygrad.tensor.dtype import promote as promote_types

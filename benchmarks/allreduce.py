@@ -82,7 +82,7 @@ def ours(sizes: list[int], most: int) -> list[dict[str, Any]]:
     from manygrad.collectives.wanted import group_of
     from manygrad.runtime.buffer import Buffer
     from manygrad.runtime.current import current
-    from manygrad.runtime.exchange import Exchange
+    from manygrad.runtime.exchange.exchange import Exchange
     from manygrad.tensor.dtype import dtypes
 
     n, devices, per_node = len(world.devices), world.devices, world.devices_per_node

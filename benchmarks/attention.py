@@ -23,7 +23,7 @@ from sides.turns import samples
 
 from manygrad import Tensor, TinyJit
 from manygrad.runtime.devices import get_device
-from manygrad.runtime.devices.threads import wanted_threads
+from manygrad.runtime.devices.cpu.threads import wanted_threads
 from manygrad.tensor.autograd import grad
 
 

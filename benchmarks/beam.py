@@ -17,7 +17,7 @@ from collections.abc import Callable
 import numpy as np
 
 from manygrad import Tensor, TinyJit
-from manygrad.runtime.devices import tune
+from manygrad.runtime.devices.tune import tune
 from manygrad.tensor.environment import Context
 
 RNG = np.random.default_rng(0)

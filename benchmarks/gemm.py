@@ -45,7 +45,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from sides.turns import Run, samples
 
 from manygrad import Tensor, TinyJit
-from manygrad.runtime.items import run_items
+from manygrad.runtime.executors.items import run_items
 
 HOPELESS = 6.0  # times the fastest way's first run
 STORED = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "i8": "int8"}

@@ -43,7 +43,7 @@ def measure(workers: int, repeats: int, layers: int, dim: int, profile: int) -> 
     from manygrad.collectives.wanted import describe
     from manygrad.nn.optim import AdamW
     from manygrad.nn.state import get_parameters
-    from manygrad.runtime import engine
+    from manygrad.runtime.engine import realize as engine
     from manygrad.tensor.uop import GroupOp, Ops, UOp, passes
 
     world.join(rank=0, size=workers, local_rank=0, local_size=1, devices_per_node=1, job="null", epoch=0)
@@ -140,7 +140,7 @@ def alone(side: str, repeats: int) -> dict[str, float]:
     if side == "ours":
         from sides.ours import Tensor, training
 
-        from manygrad.runtime import engine
+        from manygrad.runtime.engine import realize as engine
 
         engine.create_linear_with_vars = timed(engine.create_linear_with_vars)  # type: ignore[assignment]
         training_mode = Tensor.train()

@@ -7,7 +7,7 @@ From what is wanted to what runs:
     program = build(name, collective, only={0})                    # algorithms/: this worker's instructions
     body = lower(program, dtypes.float32, workers, devices)        # lower.py: its calls, kernels among them
 
-The runtime runs the calls every step (`runtime/exchange.py`); transport/ moves the bytes.
+The runtime runs the calls every step (`runtime/exchange/exchange.py`); transport/ moves the bytes.
 """
 
 from manygrad.collectives.algorithms import ALGORITHMS, build

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from manygrad import Tensor
-from manygrad.runtime.codegen.describe import signature
+from manygrad.runtime.codegen.analysis.describe import signature
 from manygrad.runtime.codegen.loops.build import build
 from manygrad.runtime.codegen.loops.lanes import Kernel
 from manygrad.runtime.codegen.loops.show import show

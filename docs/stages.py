@@ -17,9 +17,9 @@ from manygrad.collectives.program import Collective
 from manygrad.collectives.show import show_calls
 from manygrad.launcher.ranks import TRANSITIONS, State
 from manygrad.multi import rules as sharding
-from manygrad.runtime import linear
-from manygrad.runtime.codegen import passes as codegen
+from manygrad.runtime.codegen.kernel import passes as codegen
 from manygrad.runtime.devices import BACKENDS
+from manygrad.runtime.engine import linear
 from manygrad.schedule import fusion, spec
 from manygrad.schedule import lower as lowering
 from manygrad.tensor import gradient

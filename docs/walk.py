@@ -11,7 +11,7 @@ import numpy as np
 
 from manygrad import Tensor
 from manygrad.multi.world import World
-from manygrad.runtime.codegen import passes as codegen
+from manygrad.runtime.codegen.kernel import passes as codegen
 from manygrad.runtime.codegen.loops.show import show as show_tree
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.codegen.target import Machine

@@ -1,16 +1,15 @@
 """The worker's side of the plan check: all ranks must make the same communication plans in the same order.
 
-The Runtime of a worker has these functions as its hooks (`runtime/communication.py`); the engine calls `check_plan`
-when a plan is first made. It costs one message and one answer per new plan, nothing on replays. The driver compares
-(`controller.py`).
-"""
+The Runtime of a worker has these functions as its hooks (`runtime/exchange/communication.py`); the engine calls
+`check_plan` when a plan is first made. It costs one message and one answer per new plan, nothing on replays. The driver
+compares (`controller.py`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 
-from manygrad.runtime.communication import Hooks
+from manygrad.runtime.exchange.communication import Hooks
 from manygrad.tensor.environment import REGISTRY
 
 from .channel import Channel

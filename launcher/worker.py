@@ -92,8 +92,8 @@ def die_with(agent_pid: int) -> None:
 
 def join(spec: dict[str, Any], channel: Any) -> None:
     """Rendezvous: tell the driver this rank's card, wait for everyone's, connect."""
-    from manygrad.runtime.counters import steps_taken
     from manygrad.runtime.current import current
+    from manygrad.runtime.profile.counters import steps_taken
 
     from .messages import PROTOCOL
     from .plans import hooks_over

@@ -1,8 +1,9 @@
 """The calls of a collective over shared memory as tables, for one native call to run (`ir/exchange.ll`); and graphs of
 kernels with such collectives between them, for one native call to run all of them (`ir/joined.ll`).
 
-Python runs the same calls (`runtime/exchange.py`) and knows what to do when a peer is late, gone, or sends something
-else; the native run does what goes well, and says at which step it stopped. Words are 64-bit integers and addresses:
+Python runs the same calls (`runtime/exchange/exchange.py`) and knows what to do when a peer is late, gone, or sends
+something else; the native run does what goes well, and says at which step it stopped. Words are 64-bit integers and
+addresses:
 
 | table | words |
 |---|---|

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from manygrad.runtime.counters import GlobalCounters
 from manygrad.runtime.devices import Device, get_device
+from manygrad.runtime.profile.counters import GlobalCounters
 from manygrad.tensor.dtype import DType
 
 

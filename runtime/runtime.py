@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from manygrad.multi.world import World
-from manygrad.runtime.communication import Communication, Hooks
 from manygrad.runtime.current import install
 from manygrad.runtime.devices import Devices
-from manygrad.runtime.devices.diskcache import DiskCache
+from manygrad.runtime.devices.compile.diskcache import DiskCache
+from manygrad.runtime.exchange.communication import Communication, Hooks
 from manygrad.runtime.faults import Faults
 from manygrad.runtime.storage import lose
 from manygrad.schedule.cache import Schedules
@@ -56,7 +56,7 @@ class Runtime:
     def become_child(self) -> None:
         """In a forked child, which is no rank: it can compute with tensors of its own, in memory of its own. What the
         parent's tensors hold lies where the parent, and its peers, go on writing."""
-        from manygrad.runtime.jit import forget_captures
+        from manygrad.runtime.jit.tiny_jit import forget_captures
 
         endpoint = self.communication.endpoint
         assert endpoint is not None

@@ -15,11 +15,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = (
     *("tensor/uop", "multi", "collectives", "schedule"),
-    *("runtime/codegen", "runtime/render", "runtime/devices", "native"),
+    *("runtime/codegen", "runtime/devices", "native"),
 )
 FILES = (
     *("tensor/code.py", "tensor/dtype.py", "tensor/engine.py", "tensor/environment.py", "tensor/source.py"),
-    *("runtime/current.py", "runtime/profile.py"),
+    *("runtime/current.py", "runtime/profile/profile.py"),
 )
 KINDS = (".py", ".ll")
 

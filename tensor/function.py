@@ -9,9 +9,10 @@ Each call is then one FUNCTION node over the actual arguments, with a RESULT nod
 
     FUNCTION(args; body = SINK(results over PARAMs));  RESULT(FUNCTION; i)
 
-Its gradient is a FUNCTION too. When the graph is run, each body is lowered once (`runtime/functions.py`), and the
-arguments and results are stored: a call is a fusion boundary. Where an argument requires a gradient the body has more
-results than the user sees: the reductions (matmuls, sums) that its gradient reads, so that they are not computed again.
+Its gradient is a FUNCTION too. When the graph is run, each body is lowered once (`runtime/engine/functions.py`), and
+the arguments and results are stored: a call is a fusion boundary. Where an argument requires a gradient the body has
+more results than the user sees: the reductions (matmuls, sums) that its gradient reads, so that they are not computed
+again.
 
 A body takes its arguments for apart from each other and from what is outside. Where the function writes to one of which
 another argument, or a tensor that it refers to, is a view (`w` and `w[0]`), that call runs as it is written.

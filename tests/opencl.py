@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from manygrad.runtime.devices.opencl_driver import NoOpenCLError, devices
+from manygrad.runtime.devices.opencl.driver import NoOpenCLError, devices
 
 
 def missing() -> str:

@@ -1,8 +1,9 @@
 """Quantised weights packed for products with inputs of int8: what bounds a product is then memory, not unpacking.
 
 16 rows stand side by side, so that a vector holds four bytes of each, which one instruction multiplies and adds up
-(`runtime/codegen/dots.py`), and so that a vector of scales belongs to a vector of sums. Bits and scales are those of
-GGUF's blocks; a number's bits lie in planes of 4, 2 or 1 bits, and every 32 numbers of a row are unpacked alike:
+(`runtime/codegen/kernel/dots.py`), and so that a vector of scales belongs to a vector of sums. Bits and scales are
+those of GGUF's blocks; a number's bits lie in planes of 4, 2 or 1 bits, and every 32 numbers of a row are unpacked
+alike:
 
     plane of w bits: (rows / 16, groups of 32, w, 16, 4) uint8; bits p·w.. of byte (k, t) are of number p·4w + 4k + t
 

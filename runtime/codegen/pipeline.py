@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from manygrad.runtime.codegen.analysis.describe import kernel_name, signature
 from manygrad.runtime.codegen.choose import Choice, decide, plain
 from manygrad.runtime.codegen.choose.facts import Facts
-from manygrad.runtime.codegen.describe import kernel_name, signature
-from manygrad.runtime.codegen.dots import is_dot
-from manygrad.runtime.codegen.legalize import Legalized
+from manygrad.runtime.codegen.kernel.dots import is_dot
+from manygrad.runtime.codegen.kernel.legalize import Legalized
+from manygrad.runtime.codegen.kernel.passes import rewrite
 from manygrad.runtime.codegen.lowered import Program
 from manygrad.runtime.codegen.opts import Matrix, Opt, legal, loop_nest
 from manygrad.runtime.codegen.opts.bind_reduce import exchanged_bytes
 from manygrad.runtime.codegen.opts.cache_shared import shared_bytes
-from manygrad.runtime.codegen.passes import rewrite
 from manygrad.runtime.codegen.target import Machine
 from manygrad.tensor.environment import DEBUG, FLOAT32_PARTS, NOOPT, SPEC
 from manygrad.tensor.uop.uop import UOp

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from manygrad.runtime.codegen.dots import Dot
+from manygrad.runtime.codegen.kernel.dots import Dot
 
 LINE_BYTES = 64  # of a cache line
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from manygrad.runtime.current import current
 from manygrad.runtime.devices.base import Backend, Kernel
+from manygrad.runtime.devices.compile.loaded import LoadedKernels
 from manygrad.runtime.devices.device import Device
-from manygrad.runtime.devices.loaded import LoadedKernels
 
 if TYPE_CHECKING:
     from manygrad.collectives.transport.arena import Arena
@@ -20,8 +20,8 @@ __all__ = ["Device", "Devices", "Kernel", "canonical", "get_device"]
 
 # kind -> module, whose BACKEND names the parts; it is imported when a device of the kind is first asked for
 BACKENDS = {
-    "CPU": "manygrad.runtime.devices.cpu",
-    "OPENCL": "manygrad.runtime.devices.opencl",
+    "CPU": "manygrad.runtime.devices.cpu.backend",
+    "OPENCL": "manygrad.runtime.devices.opencl.backend",
     "PYTHON": "manygrad.runtime.devices.python",
     "NULL": "manygrad.runtime.devices.null",
     "DISK": "manygrad.runtime.devices.disk",

@@ -28,7 +28,7 @@ from manygrad.tensor.uop.uop import UOp
 if TYPE_CHECKING:
     from manygrad.collectives.transport.arena import Arena
     from manygrad.native.replay import NativeCall
-    from manygrad.runtime.devices.loaded import LoadedKernels
+    from manygrad.runtime.devices.compile.loaded import LoadedKernels
 
 ALIGNMENT = 64
 KEEP_BYTES = 2 << 30  # freed memory kept for reuse, per device; above it, the largest blocks are given back

@@ -9,7 +9,7 @@ import numpy as np
 
 from manygrad.runtime.codegen.opts import Opt
 from manygrad.runtime.devices.base import Backend, Call, Graph, Kernel
-from manygrad.runtime.devices.loaded import LoadedKernels
+from manygrad.runtime.devices.compile.loaded import LoadedKernels
 from manygrad.runtime.devices.pool import Pool
 from manygrad.tensor.uop.uop import UOp
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from manygrad.runtime.codegen.describe import estimate, kernel_name
+from manygrad.runtime.codegen.analysis.describe import estimate, kernel_name
 from manygrad.runtime.codegen.opts import Opt
 from manygrad.runtime.devices.base import Allocator, Backend, Builder, Opened
 from manygrad.runtime.devices.in_order import IN_ORDER

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from manygrad.native.memory import bytes_at
-from manygrad.runtime.codegen.describe import (
+from manygrad.runtime.codegen.analysis.describe import (
     Signature,
     estimate,
     evaluate_int,

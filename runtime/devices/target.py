@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from manygrad.native.processor import Processor, cores, llvm_version, matrix_unit, processor, second_level_cache_bytes
-from manygrad.runtime.codegen.dots import Dot
+from manygrad.runtime.codegen.kernel.dots import Dot
 from manygrad.runtime.codegen.target import Machine
 from manygrad.tensor.dtype import dtypes
 

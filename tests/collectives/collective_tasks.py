@@ -20,7 +20,7 @@ from manygrad.collectives.program import Collective
 from manygrad.collectives.transport import Endpoint, MessageKey
 from manygrad.native.memory import bytes_at
 from manygrad.runtime.buffer import Buffer
-from manygrad.runtime.exchange import Exchange
+from manygrad.runtime.exchange.exchange import Exchange
 from manygrad.tensor.dtype import DType, to_dtype
 from manygrad.tensor.environment import COLLECTIVE_TIMEOUT_S, Context
 

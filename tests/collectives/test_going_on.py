@@ -15,7 +15,7 @@ from manygrad.collectives.transport.endpoint import Borrowed, Ticket
 from manygrad.collectives.transport.link import Incoming
 from manygrad.collectives.transport.wire import MessageKey
 from manygrad.runtime.buffer import Buffer
-from manygrad.runtime.exchange import Exchange
+from manygrad.runtime.exchange.exchange import Exchange
 from manygrad.tensor.dtype import dtypes
 
 RANKS, COUNT = 4, 8

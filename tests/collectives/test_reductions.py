@@ -13,7 +13,7 @@ from manygrad.collectives.program import Collective
 from manygrad.collectives.reduction import reduction
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.devices import get_device
-from manygrad.runtime.exchange import Exchange
+from manygrad.runtime.exchange.exchange import Exchange
 from manygrad.tensor.dtype import DType, dtypes, to_dtype
 
 from collective_tasks import values  # isort: skip

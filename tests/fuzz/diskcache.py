@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from manygrad import Context, Tensor
 from manygrad.runtime.current import current
-from manygrad.runtime.devices import diskcache, get_device
+from manygrad.runtime.devices import get_device
+from manygrad.runtime.devices.compile import diskcache
 
 EXAMPLES = 40
 DAMAGES = ("swap", "copy", "cut", "flip", "extend", "empty", "folder", "remove", "temporary")

@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 
 from manygrad import Context, Tensor, TinyJit, Variable, function
 from manygrad import schedule as scheduling
-from manygrad.runtime import engine, items, jit, linear
 from manygrad.runtime.devices import device as device_module
 from manygrad.runtime.devices import python as python_device
+from manygrad.runtime.engine import linear
+from manygrad.runtime.engine import realize as engine
+from manygrad.runtime.executors import items
+from manygrad.runtime.jit import tiny_jit as jit
 from manygrad.schedule import lower as lowering
 from manygrad.tensor import function as functions
 from manygrad.tensor import gradient, storage

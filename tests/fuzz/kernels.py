@@ -21,20 +21,20 @@ from hypothesis import strategies as st
 
 from manygrad import Context, Tensor
 from manygrad.nn import functional as F
-from manygrad.runtime.codegen.describe import signature
-from manygrad.runtime.codegen.dots import Dot
+from manygrad.runtime.codegen.analysis.describe import signature
+from manygrad.runtime.codegen.kernel.dots import Dot
 from manygrad.runtime.codegen.opts import Opts, neighbours
 from manygrad.runtime.codegen.pipeline import beyond, prepare
 from manygrad.runtime.codegen.target import Machine
 from manygrad.runtime.devices import Device, get_device
-from manygrad.runtime.devices.chain import Chained
-from manygrad.runtime.devices.compiled import Compiled
-from manygrad.runtime.devices.cpu import COMPILED
-from manygrad.runtime.devices.cpu_kernel import CPUKernel
+from manygrad.runtime.devices.compile.chain import Chained
+from manygrad.runtime.devices.compile.compiled import Compiled
+from manygrad.runtime.devices.cpu.backend import COMPILED
+from manygrad.runtime.devices.cpu.kernel import CPUKernel
 from manygrad.runtime.devices.host import Memory
-from manygrad.runtime.devices.opencl_driver import driver
+from manygrad.runtime.devices.opencl.driver import driver
 from manygrad.runtime.devices.target import AVX2_DOTS, host_target
-from manygrad.runtime.items import KernelItem
+from manygrad.runtime.executors.items import KernelItem
 from manygrad.tensor.dtype import DType
 from manygrad.tensor.uop import Ops, UOp
 from tests.opencl import MISSING

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from manygrad import Context
-from manygrad.runtime.codegen.affine import TileAnalysis
+from manygrad.runtime.codegen.analysis.affine import TileAnalysis
 from manygrad.runtime.codegen.emit import memory, stores, sums
 from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.loops.tiles import Tiler

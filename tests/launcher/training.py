@@ -13,8 +13,8 @@ import numpy as np
 from manygrad import Tensor, TinyJit, nn, world
 from manygrad.nn.optim import AdamW
 from manygrad.nn.state import get_parameters
-from manygrad.runtime import lanes
 from manygrad.runtime.current import current
+from manygrad.runtime.executors import lanes
 
 STEPS, ROWS = 5, 64
 

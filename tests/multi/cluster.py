@@ -25,10 +25,10 @@ from manygrad.collectives.transport.wire import MessageKey
 from manygrad.multi.world import World
 from manygrad.native.memory import bytes_at
 from manygrad.runtime.buffer import Buffer
-from manygrad.runtime.collective import CollectiveItem
 from manygrad.runtime.current import current, use
-from manygrad.runtime.items import run_items
-from manygrad.runtime.linear import compile_linear, pm_exec
+from manygrad.runtime.engine.linear import compile_linear, pm_exec
+from manygrad.runtime.executors.collective import CollectiveItem
+from manygrad.runtime.executors.items import run_items
 from manygrad.runtime.runtime import Runtime
 from manygrad.runtime.storage import STORAGE, storage
 from manygrad.schedule import create_linear_with_vars

@@ -18,7 +18,7 @@ from manygrad.multi.world import World
 from manygrad.nn.optim import SGD, AdamW
 from manygrad.nn.state import get_parameters
 from manygrad.runtime.current import use
-from manygrad.runtime.engine import RealizeEngine
+from manygrad.runtime.engine.realize import RealizeEngine
 from manygrad.runtime.runtime import Runtime
 from manygrad.runtime.storage import storage
 from manygrad.schedule import create_linear_with_vars
@@ -290,7 +290,7 @@ def test_gradients_wait_for_the_targets_of_others_only_where_some_may_not_count(
 
 
 def _target(t: Tensor) -> UOp:
-    from manygrad.runtime.engine import new_buffer
+    from manygrad.runtime.engine.realize import new_buffer
 
     return new_buffer(t.uop, t.uop.device)  # type: ignore[arg-type]
 

@@ -14,13 +14,13 @@ import pytest
 import manygrad
 from manygrad import Context, Tensor, TinyJit
 from manygrad.multi.world import World
-from manygrad.runtime.agreement import Agreement
+from manygrad.runtime.agreement.agreement import Agreement
 from manygrad.runtime.buffer import Buffer
-from manygrad.runtime.collective import CollectiveItem
-from manygrad.runtime.communication import Communication, Hooks
 from manygrad.runtime.current import current, use
 from manygrad.runtime.devices import get_device
-from manygrad.runtime.linear import storage
+from manygrad.runtime.engine.linear import storage
+from manygrad.runtime.exchange.communication import Communication, Hooks
+from manygrad.runtime.executors.collective import CollectiveItem
 from manygrad.runtime.runtime import Runtime
 from manygrad.schedule.plan import Plan
 from manygrad.tensor.uop import Ops, UOp

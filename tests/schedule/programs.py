@@ -6,7 +6,7 @@ import numpy as np
 
 from manygrad import Tensor
 from manygrad.runtime.current import current
-from manygrad.runtime.engine import new_buffer
+from manygrad.runtime.engine.realize import new_buffer
 from manygrad.schedule import Scheduled, create_linear_with_vars, normalize
 from manygrad.schedule.buffers import Temps
 from manygrad.schedule.fused import Stored

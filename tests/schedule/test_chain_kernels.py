@@ -144,7 +144,7 @@ def test_small_ones_are_left_alone() -> None:
 
 
 def sizes_at(u: UOp, block: int) -> int:
-    from manygrad.runtime.codegen.describe import evaluate_int
+    from manygrad.runtime.codegen.analysis.describe import evaluate_int
 
     return evaluate_int(u, {"block": block})
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manygrad import Context, Tensor, TinyJit, dtypes
-from manygrad.runtime.counters import GlobalCounters
+from manygrad.runtime.profile.counters import GlobalCounters
 from manygrad.tensor.uop import Ops
 from tests.tensor.oracle import check
 

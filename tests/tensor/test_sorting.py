@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from manygrad import Tensor, TinyJit, dtypes
-from manygrad.runtime.counters import GlobalCounters
+from manygrad.runtime.profile.counters import GlobalCounters
 from manygrad.tensor.ops import sorting
 
 

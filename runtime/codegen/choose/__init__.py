@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Concatenate, ParamSpec
 
+from manygrad.runtime.codegen.analysis.describe import signature
 from manygrad.runtime.codegen.choose.blocks import sum_rows_in_turn
 from manygrad.runtime.codegen.choose.conditions import skip_masked, unroll_reduction
 from manygrad.runtime.codegen.choose.facts import Facts
@@ -62,7 +63,6 @@ from manygrad.runtime.codegen.choose.tiles import (
     write_out_blocks,
 )
 from manygrad.runtime.codegen.choose.vectors import cheapest_loop, vectorize_loop
-from manygrad.runtime.codegen.describe import signature
 from manygrad.runtime.codegen.opts import Online, Opts, Parallel
 from manygrad.runtime.codegen.opts.opt import chosen
 from manygrad.runtime.codegen.target import Machine

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from manygrad.runtime.codegen.affine import TileAnalysis
+from manygrad.runtime.codegen.analysis.affine import TileAnalysis
+from manygrad.runtime.codegen.analysis.describe import Signature, signature, volume
 from manygrad.runtime.codegen.cost import ELEMENT_BYTES
-from manygrad.runtime.codegen.describe import Signature, signature, volume
-from manygrad.runtime.codegen.legalize import as_written
+from manygrad.runtime.codegen.kernel.legalize import as_written
 from manygrad.runtime.codegen.opts import Opts, Reorder, Tile, Vectorize
 from manygrad.runtime.codegen.opts.opt import chosen
 from manygrad.runtime.codegen.target import Machine

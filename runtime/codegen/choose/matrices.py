@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from manygrad.runtime.codegen import cost
+from manygrad.runtime.codegen.analysis.describe import size_factor, size_max
 from manygrad.runtime.codegen.choose.facts import Facts, is_masked
 from manygrad.runtime.codegen.choose.operands import can_pack
 from manygrad.runtime.codegen.choose.packing import Product, can_pack_rows, loops_stored_closer
 from manygrad.runtime.codegen.choose.reductions import Split
-from manygrad.runtime.codegen.describe import size_factor, size_max
-from manygrad.runtime.codegen.dots import LANE_BYTES, is_dot, is_total, row_step, step_of
+from manygrad.runtime.codegen.kernel.dots import LANE_BYTES, is_dot, is_total, row_step, step_of
 from manygrad.runtime.codegen.opts import Matrix, Opts, Tensorize, Tile, Unroll
 from manygrad.runtime.codegen.opts.matrix import SQUARES
 from manygrad.runtime.codegen.opts.nest import is_fixed

@@ -6,11 +6,11 @@ None of them changes a bit of the result.
 from __future__ import annotations
 
 from manygrad.runtime.codegen import cost
-from manygrad.runtime.codegen.alignment import begins_anywhere, whole_vectors
+from manygrad.runtime.codegen.analysis.alignment import begins_anywhere, whole_vectors
+from manygrad.runtime.codegen.analysis.describe import size_max, volume
 from manygrad.runtime.codegen.choose.facts import Facts, largest_bytes, order_of, slot, tile_of, tiles_along, touched
-from manygrad.runtime.codegen.describe import size_max, volume
-from manygrad.runtime.codegen.dots import is_total
-from manygrad.runtime.codegen.keep import kept_values
+from manygrad.runtime.codegen.kernel.dots import is_total
+from manygrad.runtime.codegen.kernel.keep import kept_values
 from manygrad.runtime.codegen.opts import (
     Block,
     CacheRead,

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from manygrad.runtime.codegen import cost
+from manygrad.runtime.codegen.analysis.describe import size_factor, size_max, volume
 from manygrad.runtime.codegen.choose.blocks import block_of_panels, block_of_rows, blocked_reduction
 from manygrad.runtime.codegen.choose.conditions import knows_conditions
 from manygrad.runtime.codegen.choose.facts import Facts, is_masked, order_of, reordered, slot, tile_of
 from manygrad.runtime.codegen.choose.operands import can_pack, can_turn, rows_apart
 from manygrad.runtime.codegen.choose.vectors import product_time
-from manygrad.runtime.codegen.describe import size_factor, size_max, volume
-from manygrad.runtime.codegen.dots import is_dot
+from manygrad.runtime.codegen.kernel.dots import is_dot
 from manygrad.runtime.codegen.opts import CacheRead, Matrix, Opts, Prefetch, ReduceBlock, Tensorize, Tile, Unroll
 from manygrad.runtime.codegen.opts.opt import chosen, without
 from manygrad.tensor.uop.ranges import ranges_of

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from manygrad.runtime.codegen import cost
+from manygrad.runtime.codegen.analysis.describe import size_max
 from manygrad.runtime.codegen.choose.facts import Facts, order_of, tiles_along
-from manygrad.runtime.codegen.describe import size_max
 from manygrad.runtime.codegen.opts import Block, CacheRead, Opts, Parallel, ReduceBlock, Reorder, Tile, Vectorize
 from manygrad.runtime.codegen.opts.in_order import injective
 from manygrad.runtime.codegen.opts.opt import chosen

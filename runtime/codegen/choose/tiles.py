@@ -7,13 +7,13 @@ import math
 from collections.abc import Iterator, Mapping
 
 from manygrad.runtime.codegen import cost
-from manygrad.runtime.codegen.alignment import whole_vectors
+from manygrad.runtime.codegen.analysis.alignment import whole_vectors
+from manygrad.runtime.codegen.analysis.describe import part_held, size_max, volume
 from manygrad.runtime.codegen.choose.conditions import conditions, part_done
 from manygrad.runtime.codegen.choose.facts import Facts, largest_bytes, reordered, slot
 from manygrad.runtime.codegen.choose.operands import panel_overflows, row_loops, rows_apart
 from manygrad.runtime.codegen.choose.vectors import result_time
-from manygrad.runtime.codegen.describe import part_held, size_max, volume
-from manygrad.runtime.codegen.dots import is_product
+from manygrad.runtime.codegen.kernel.dots import is_product
 from manygrad.runtime.codegen.opts import (
     Align,
     NontemporalStore,

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 
 from manygrad.runtime.codegen import cost
+from manygrad.runtime.codegen.analysis.describe import size_max, volume
 from manygrad.runtime.codegen.choose.facts import Facts, touched, touched_bytes
 from manygrad.runtime.codegen.choose.operands import can_pack, can_turn, row_loops
 from manygrad.runtime.codegen.choose.reductions import Split
-from manygrad.runtime.codegen.describe import size_max, volume
-from manygrad.runtime.codegen.dots import is_product
+from manygrad.runtime.codegen.kernel.dots import is_product
 from manygrad.runtime.codegen.opts import Opts, Vectorize
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.ranges import ranges_of

@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from manygrad.runtime.codegen.affine import Position
-from manygrad.runtime.codegen.dots import LANE_BYTES, parts_of
+from manygrad.runtime.codegen.analysis.affine import Position
 from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.local import held
 from manygrad.runtime.codegen.emit.memory import transpose
 from manygrad.runtime.codegen.emit.values import key, ragged_mask, value
+from manygrad.runtime.codegen.kernel.dots import LANE_BYTES, parts_of
 from manygrad.runtime.codegen.loops.lanes import Lanes, step_along
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.tensor.dtype import dtypes

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from manygrad.runtime.codegen.affine import Position, TileAnalysis
+from manygrad.runtime.codegen.analysis.affine import Position, TileAnalysis
 from manygrad.runtime.codegen.loops.build import Tree
 from manygrad.runtime.codegen.loops.index import Index
 from manygrad.runtime.codegen.loops.lanes import Lanes, fixed_size

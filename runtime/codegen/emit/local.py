@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from manygrad.runtime.codegen.affine import Position
+from manygrad.runtime.codegen.analysis.affine import Position
 from manygrad.runtime.codegen.emit.emission import INDEX, Emission
 from manygrad.runtime.codegen.emit.indices import instruction
 from manygrad.runtime.codegen.emit.values import sum_of_terms

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from manygrad.runtime.codegen.affine import Position
-from manygrad.runtime.codegen.describe import kernel_name, signature
+from manygrad.runtime.codegen.analysis.affine import Position
+from manygrad.runtime.codegen.analysis.describe import kernel_name, signature
 from manygrad.runtime.codegen.emit.emission import INDEX, Emission
 from manygrad.runtime.codegen.emit.indices import instruction
 from manygrad.runtime.codegen.emit.local import held, keep

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from manygrad.runtime.codegen.affine import Affine, Position
-from manygrad.runtime.codegen.describe import conjuncts
+from manygrad.runtime.codegen.analysis.affine import Affine, Position
+from manygrad.runtime.codegen.analysis.describe import conjuncts
 from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.values import find, remember, value
 from manygrad.runtime.codegen.loops.reduce import compared

@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from manygrad.runtime.codegen.dots import LANE_BYTES, Dot, parts_of, products_of_parts, row_step
 from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.indices import instruction
 from manygrad.runtime.codegen.emit.local import matrix_sum_at, packed_at, picked_up
 from manygrad.runtime.codegen.emit.memory import argument
 from manygrad.runtime.codegen.emit.values import sum_of_terms, value
+from manygrad.runtime.codegen.kernel.dots import LANE_BYTES, Dot, parts_of, products_of_parts, row_step
 from manygrad.runtime.codegen.loops.tree import Reduce, Rest
 from manygrad.runtime.codegen.lowered import Inst, Low, Square
 from manygrad.runtime.codegen.opts.matrix import SQUARES, matrix_rows

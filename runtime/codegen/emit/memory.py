@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from manygrad.runtime.codegen.affine import Affine, Position
+from manygrad.runtime.codegen.analysis.affine import Affine, Position
 from manygrad.runtime.codegen.cost import PACK_AHEAD_BYTES
 from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.values import find, lanes_left, ragged_mask, remember, sum_of_terms, value

@@ -15,9 +15,9 @@ from functools import partial
 from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.sums import folded, greater
 from manygrad.runtime.codegen.emit.values import ragged_mask, remember, value, value_of
+from manygrad.runtime.codegen.kernel.online import Pair
 from manygrad.runtime.codegen.loops.tree import Online
 from manygrad.runtime.codegen.lowered import Inst, Low
-from manygrad.runtime.codegen.online import Pair
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of

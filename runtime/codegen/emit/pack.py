@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from manygrad.runtime.codegen.affine import Position
+from manygrad.runtime.codegen.analysis.affine import Position
 from manygrad.runtime.codegen.emit.dot_operands import dot_operand, dot_operand_parts, joined_parts, lane_along
 from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.local import packed_at

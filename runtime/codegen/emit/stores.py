@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from manygrad.runtime.codegen.affine import Affine, Position
+from manygrad.runtime.codegen.analysis.affine import Affine, Position
 from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.memory import argument
 from manygrad.runtime.codegen.emit.transposed import runs_of_stores, store_transposed

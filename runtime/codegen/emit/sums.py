@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from manygrad.runtime.codegen.cost import MASK_REGISTERS
-from manygrad.runtime.codegen.dots import is_product
 from manygrad.runtime.codegen.emit.dot_operands import dot_operand
 from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.indices import instruction
@@ -31,6 +30,7 @@ from manygrad.runtime.codegen.emit.local import picked_up
 from manygrad.runtime.codegen.emit.masks import apart, unless_masked
 from manygrad.runtime.codegen.emit.matrices import reduce_matrices
 from manygrad.runtime.codegen.emit.values import ragged_mask, remember, value
+from manygrad.runtime.codegen.kernel.dots import is_product
 from manygrad.runtime.codegen.loops.tree import Reduce, Rest
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.tensor.dtype import dtypes

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from typing import NamedTuple
 
-from manygrad.runtime.codegen.affine import Affine
+from manygrad.runtime.codegen.analysis.affine import Affine
 from manygrad.runtime.codegen.cost import LEAST_TURNED
 from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.memory import argument

@@ -9,11 +9,11 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from manygrad.runtime.codegen.affine import Affine, Atom, Position
-from manygrad.runtime.codegen.dots import is_dot
+from manygrad.runtime.codegen.analysis.affine import Affine, Atom, Position
 from manygrad.runtime.codegen.emit.emission import INDEX, Emission
+from manygrad.runtime.codegen.kernel.dots import is_dot
+from manygrad.runtime.codegen.kernel.transcendental import SELDOM, Lookup
 from manygrad.runtime.codegen.lowered import Inst, Low
-from manygrad.runtime.codegen.transcendental import SELDOM, Lookup
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import GroupOp, Ops

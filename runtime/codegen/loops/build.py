@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from manygrad.runtime.codegen.kernel.online import online_pair
 from manygrad.runtime.codegen.loops.blocks import parallel
 from manygrad.runtime.codegen.loops.index import FIRST_LANE
 from manygrad.runtime.codegen.loops.lanes import Kernel
@@ -13,7 +14,6 @@ from manygrad.runtime.codegen.loops.reduce import reduces
 from manygrad.runtime.codegen.loops.rows import each_row, has_rows
 from manygrad.runtime.codegen.loops.tiles import Around, Tiler
 from manygrad.runtime.codegen.loops.tree import If, Nodes, Store
-from manygrad.runtime.codegen.online import online_pair
 from manygrad.tensor.uop.uop import UOp
 
 

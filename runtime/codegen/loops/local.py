@@ -7,9 +7,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from manygrad.runtime.codegen.affine import index_sum
-from manygrad.runtime.codegen.describe import size_max
-from manygrad.runtime.codegen.keep import kept_bytes, kept_rows, kept_values, pitch
+from manygrad.runtime.codegen.analysis.affine import index_sum
+from manygrad.runtime.codegen.analysis.describe import size_max
+from manygrad.runtime.codegen.kernel.keep import kept_bytes, kept_rows, kept_values, pitch
 from manygrad.runtime.codegen.loops.index import Index
 from manygrad.runtime.codegen.loops.lanes import Kernel
 from manygrad.runtime.codegen.opts.cache_read import (

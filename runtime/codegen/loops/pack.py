@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from manygrad.runtime.codegen.cost import PACK_BYTES
-from manygrad.runtime.codegen.dots import LANE_BYTES
+from manygrad.runtime.codegen.kernel.dots import LANE_BYTES
 from manygrad.runtime.codegen.loops import index
 from manygrad.runtime.codegen.loops.lanes import Kernel, Lanes, fixed_size, step_along
 from manygrad.runtime.codegen.loops.local import Stage

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
-from manygrad.runtime.codegen.describe import Signature
+from manygrad.runtime.codegen.analysis.describe import Signature
 from manygrad.runtime.codegen.loops.lanes import Kernel
 from manygrad.runtime.codegen.loops.tree import Accumulate, Nodes, Online, Pack, Prefetch, Reduce, Store
 from manygrad.tensor.uop.ops import Ops

@@ -15,17 +15,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from manygrad.runtime.codegen.affine import Affine
+from manygrad.runtime.codegen.analysis.affine import Affine
+from manygrad.runtime.codegen.analysis.describe import conjuncts, factor_masks
 from manygrad.runtime.codegen.cost import EDGE_VERSIONS
-from manygrad.runtime.codegen.describe import conjuncts, factor_masks
-from manygrad.runtime.codegen.dots import fits_words
+from manygrad.runtime.codegen.kernel.dots import fits_words
+from manygrad.runtime.codegen.kernel.online import Pair
 from manygrad.runtime.codegen.loops import index
 from manygrad.runtime.codegen.loops.groups import dealt_out, shared_along
 from manygrad.runtime.codegen.loops.index import Index
 from manygrad.runtime.codegen.loops.lanes import Kernel, fixed_size
 from manygrad.runtime.codegen.loops.tiles import Around, Tiler
 from manygrad.runtime.codegen.loops.tree import Accumulate, Holds, If, Node, Nodes, Online, Reduce, Rest, Scope
-from manygrad.runtime.codegen.online import Pair
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.ranges import ranges_of

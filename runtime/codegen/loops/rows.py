@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from manygrad.runtime.codegen.alignment import begins_anywhere, whole_vectors
+from manygrad.runtime.codegen.analysis.alignment import begins_anywhere, whole_vectors
 from manygrad.runtime.codegen.loops import index
 from manygrad.runtime.codegen.loops.index import Index, Of, RowOf
 from manygrad.runtime.codegen.loops.lanes import Kernel, Lanes

@@ -19,10 +19,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from manygrad.runtime.codegen.kernel.online import Pair
 from manygrad.runtime.codegen.loops.index import Index
 from manygrad.runtime.codegen.loops.lanes import Lanes
 from manygrad.runtime.codegen.loops.local import Shared, Stage
-from manygrad.runtime.codegen.online import Pair
 from manygrad.tensor.uop.uop import UOp
 
 

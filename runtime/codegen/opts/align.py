@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from manygrad.runtime.codegen.affine import TileAnalysis
-from manygrad.runtime.codegen.describe import Signature
+from manygrad.runtime.codegen.analysis.affine import TileAnalysis
+from manygrad.runtime.codegen.analysis.describe import Signature
 from manygrad.runtime.codegen.opts.nest import LoopNest, is_fixed
 from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt
 from manygrad.tensor.uop.uop import UOp

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from manygrad.runtime.codegen.describe import Signature
+from manygrad.runtime.codegen.analysis.describe import Signature
 from manygrad.runtime.codegen.lowered import EXCHANGE_BYTES
 from manygrad.runtime.codegen.opts.bind import DIMS, of_one_thread, uneven
 from manygrad.runtime.codegen.opts.nest import LoopNest

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from manygrad.runtime.codegen.describe import Signature
+from manygrad.runtime.codegen.analysis.describe import Signature
 from manygrad.runtime.codegen.opts.bind import Bind, uneven
 from manygrad.runtime.codegen.opts.cache_read import staged_values
 from manygrad.runtime.codegen.opts.nest import LoopNest, is_fixed

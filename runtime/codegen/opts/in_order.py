@@ -7,8 +7,8 @@ threads, or moved past others.
 
 from __future__ import annotations
 
-from manygrad.runtime.codegen.affine import TileAnalysis
-from manygrad.runtime.codegen.describe import Signature, conjuncts, size_max
+from manygrad.runtime.codegen.analysis.affine import TileAnalysis
+from manygrad.runtime.codegen.analysis.describe import Signature, conjuncts, size_max
 from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import Ops

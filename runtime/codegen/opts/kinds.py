@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from manygrad.runtime.codegen.describe import Signature
+from manygrad.runtime.codegen.analysis.describe import Signature
 from manygrad.runtime.codegen.opts.align import Align
 from manygrad.runtime.codegen.opts.bind import Bind
 from manygrad.runtime.codegen.opts.bind_reduce import BindReduce

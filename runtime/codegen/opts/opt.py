@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar, Self, TypeVar
 
-from manygrad.runtime.codegen.describe import Signature
+from manygrad.runtime.codegen.analysis.describe import Signature
 from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.tensor.uop.uop import UOp
 

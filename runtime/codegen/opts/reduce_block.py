@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from manygrad.runtime.codegen.describe import Signature, size_max
+from manygrad.runtime.codegen.analysis.describe import Signature, size_max
 from manygrad.runtime.codegen.lowered import SCRATCH_BYTES
 from manygrad.runtime.codegen.opts.block import SIZES, Block
 from manygrad.runtime.codegen.opts.nest import LoopNest, is_fixed

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from manygrad.runtime.codegen.describe import size_max
+from manygrad.runtime.codegen.analysis.describe import size_max
 from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt, lanes_are_wrong, unshaped
 from manygrad.tensor.uop.uop import UOp

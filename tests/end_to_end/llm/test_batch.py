@@ -14,7 +14,7 @@ from writer import Choice, Writer
 
 from manygrad import Tensor, nn
 from manygrad.runtime.devices import get_device
-from manygrad.runtime.items import GraphItem
+from manygrad.runtime.executors.items import GraphItem
 from tests.end_to_end.llm.test_variants import decoder, reference
 from tests.end_to_end.llm.variants import TOKENS
 

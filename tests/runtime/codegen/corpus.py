@@ -25,8 +25,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from manygrad.runtime.codegen.describe import signature
-from manygrad.runtime.codegen.dots import Dot
+from manygrad.runtime.codegen.analysis.describe import signature
+from manygrad.runtime.codegen.kernel.dots import Dot
 from manygrad.runtime.codegen.lowered import Inst, Low, Program, show
 from manygrad.runtime.codegen.opts import Opt, Opts, named, neighbours
 from manygrad.runtime.codegen.pipeline import prepare
@@ -62,7 +62,7 @@ def collect(folder: Path, command: list[str]) -> None:
 
 
 def record(folder: Path) -> None:
-    from manygrad.runtime.devices import compiled, together
+    from manygrad.runtime.devices.compile import compiled, together
 
     found: dict[bytes, bytes] = {}
 

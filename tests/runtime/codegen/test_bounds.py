@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 from manygrad import Tensor
 from manygrad.runtime.buffer import Buffer
-from manygrad.runtime.codegen.describe import kernel_name
+from manygrad.runtime.codegen.analysis.describe import kernel_name
 from manygrad.runtime.codegen.emit.emission import INDEX, Instructions
 from manygrad.runtime.codegen.lowered import Inst, Low, Program
 from manygrad.runtime.codegen.opts import named
 from manygrad.runtime.codegen.pipeline import Prepared
 from manygrad.runtime.devices import get_device
 from manygrad.runtime.devices.base import Kernel
-from manygrad.runtime.devices.bounds import OutOfBoundsError
+from manygrad.runtime.devices.compile.bounds import OutOfBoundsError
 from manygrad.runtime.devices.numbers import Numbers
-from manygrad.runtime.items import KernelItem
+from manygrad.runtime.executors.items import KernelItem
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import Context
 from tests.opencl import OPENCL, needs_opencl

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from manygrad import Tensor, TinyJit
-from manygrad.runtime.codegen.describe import signature
-from manygrad.runtime.codegen.dots import BYTES, Dot, is_dot, is_total, use_dots
+from manygrad.runtime.codegen.analysis.describe import signature
+from manygrad.runtime.codegen.kernel.dots import BYTES, Dot, is_dot, is_total, use_dots
 from manygrad.runtime.codegen.loops.show import show
 from manygrad.runtime.codegen.opts import CacheRead, Opts, Reorder, RFactor, Tensorize, Tile, Unroll, Vectorize
 from manygrad.runtime.codegen.pipeline import prepare

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from manygrad.runtime.codegen.legalize import legalize
+from manygrad.runtime.codegen.kernel.legalize import legalize
 from manygrad.runtime.codegen.lowered import Low
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.devices.target import host_target

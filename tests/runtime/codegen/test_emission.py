@@ -11,7 +11,7 @@ import pytest
 
 from manygrad import Tensor
 from manygrad.nn import functional as F
-from manygrad.runtime.codegen.affine import TileAnalysis
+from manygrad.runtime.codegen.analysis.affine import TileAnalysis
 from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.spec import verify
 from manygrad.runtime.codegen.loops.lanes import Kernel, Lanes

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manygrad.runtime.codegen.describe import signature
+from manygrad.runtime.codegen.analysis.describe import signature
 from manygrad.runtime.codegen.loops.build import Tree
 from manygrad.runtime.codegen.loops.index import const, less
 from manygrad.runtime.codegen.loops.show import show

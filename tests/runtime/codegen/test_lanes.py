@@ -11,15 +11,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from manygrad.runtime.codegen.describe import signature
+from manygrad.runtime.codegen.analysis.describe import signature
 from manygrad.runtime.codegen.loops.index import const, less
 from manygrad.runtime.codegen.loops.show import show
 from manygrad.runtime.codegen.loops.spec import verify
 from manygrad.runtime.codegen.loops.tree import For, If, Kind, Node, Reduce
 from manygrad.runtime.codegen.opts import Opts, canonical, legal, named, neighbours, sums
 from manygrad.runtime.codegen.pipeline import prepare
+from manygrad.runtime.codegen.render.opencl.printer import Target, render
 from manygrad.runtime.codegen.target import Machine
-from manygrad.runtime.render.opencl import Target, render
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.args import VarArg

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manygrad.runtime.codegen.describe import signature
+from manygrad.runtime.codegen.analysis.describe import signature
 from manygrad.runtime.codegen.loops import index
 from manygrad.runtime.codegen.loops.build import Tree, build
 from manygrad.runtime.codegen.loops.index import Index

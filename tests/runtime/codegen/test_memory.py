@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from manygrad.runtime.codegen.analysis.describe import signature
 from manygrad.runtime.codegen.choose import choose
-from manygrad.runtime.codegen.collapse import collapse
 from manygrad.runtime.codegen.cost import RECORD_BYTES, STREAM_BYTES
-from manygrad.runtime.codegen.describe import signature
 from manygrad.runtime.codegen.emit.lower import lower
-from manygrad.runtime.codegen.legalize import legalize
+from manygrad.runtime.codegen.kernel.collapse import collapse
+from manygrad.runtime.codegen.kernel.legalize import legalize
 from manygrad.runtime.codegen.lowered import Low, Program
 from manygrad.runtime.codegen.opts import (
     Align,

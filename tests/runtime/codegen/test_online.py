@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from manygrad.runtime.codegen.describe import signature
-from manygrad.runtime.codegen.online import online_pairs
+from manygrad.runtime.codegen.analysis.describe import signature
+from manygrad.runtime.codegen.kernel.online import online_pairs
 from manygrad.runtime.codegen.opts import Online, Opt, RFactor, Unroll, Vectorize, legal, neighbours
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.devices.target import host_target

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from manygrad import Tensor
-from manygrad.runtime.codegen.describe import signature
-from manygrad.runtime.codegen.dots import BYTES, Dot, use_dots
+from manygrad.runtime.codegen.analysis.describe import signature
+from manygrad.runtime.codegen.kernel.dots import BYTES, Dot, use_dots
 from manygrad.runtime.codegen.opts import (
     KINDS,
     Align,

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from manygrad import Tensor
-from manygrad.runtime.codegen.describe import signature
-from manygrad.runtime.codegen.dots import Dot, is_dot
+from manygrad.runtime.codegen.analysis.describe import signature
+from manygrad.runtime.codegen.kernel.dots import Dot, is_dot
 from manygrad.runtime.codegen.loops.local import Stage
 from manygrad.runtime.codegen.loops.show import show
 from manygrad.runtime.codegen.opts import (

@@ -9,9 +9,9 @@ import pytest
 from manygrad import Context
 from manygrad.runtime.codegen import pipeline
 from manygrad.runtime.codegen.choose.facts import Facts
+from manygrad.runtime.codegen.kernel.passes import rewrite
+from manygrad.runtime.codegen.kernel.spec import kernel_spec
 from manygrad.runtime.codegen.opts import Tile
-from manygrad.runtime.codegen.passes import rewrite
-from manygrad.runtime.codegen.spec import kernel_spec
 from manygrad.runtime.codegen.target import Machine
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import Ops, RangeArg, UOp, track

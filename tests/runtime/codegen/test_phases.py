@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from manygrad.runtime.codegen.describe import part_held, signature
+from manygrad.runtime.codegen.analysis.describe import part_held, signature
 from manygrad.runtime.codegen.emit.lower import lower
+from manygrad.runtime.codegen.kernel.split_phases import phased_loops, split_phases
 from manygrad.runtime.codegen.lowered import Low
 from manygrad.runtime.codegen.opts import (
     Block,
@@ -22,7 +23,6 @@ from manygrad.runtime.codegen.opts import (
     legal,
     loop_nest,
 )
-from manygrad.runtime.codegen.phases import phased_loops, split_phases
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.codegen.target import Machine
 from manygrad.runtime.devices import get_device

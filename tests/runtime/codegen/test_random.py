@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from manygrad.runtime.codegen.describe import signature
+from manygrad.runtime.codegen.analysis.describe import signature
 from manygrad.runtime.codegen.opts import (
     Block,
     CacheRead,

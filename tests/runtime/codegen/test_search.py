@@ -14,14 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from manygrad.runtime.codegen.describe import signature
+from manygrad.runtime.codegen.analysis.describe import signature
 from manygrad.runtime.codegen.opts import CacheRead, Opts, Parallel, Tile, Unroll
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.codegen.search import beam_search
-from manygrad.runtime.devices import get_device, tune
-from manygrad.runtime.devices.cpu_bench import BENCH
-from manygrad.runtime.devices.diskcache import DiskCache
+from manygrad.runtime.devices import get_device
+from manygrad.runtime.devices.compile.diskcache import DiskCache
+from manygrad.runtime.devices.cpu.bench import BENCH
 from manygrad.runtime.devices.target import host_target
+from manygrad.runtime.devices.tune import tune
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.args import VarArg
@@ -226,8 +227,8 @@ def test_in_place_and_symbolic(quick: Path) -> None:
 
 SCRIPT = """
 import numpy as np
-from manygrad.runtime.devices import tune
-from manygrad.runtime.devices.cpu_bench import BENCH
+from manygrad.runtime.devices.tune import tune
+from manygrad.runtime.devices.cpu.bench import BENCH
 from tests.runtime.codegen.kernels import gemm
 tune.neighbours = lambda *args, real=tune.neighbours: real(*args)[::8]
 print(tune.tuned(gemm(40, 48, 50), BENCH))

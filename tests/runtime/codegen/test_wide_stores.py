@@ -9,8 +9,8 @@ import pytest
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.codegen.opts import Opts, Tile, Vectorize
 from manygrad.runtime.codegen.pipeline import prepare
+from manygrad.runtime.codegen.render.llvm.wide_stores import with_wide_stores
 from manygrad.runtime.codegen.target import Machine
-from manygrad.runtime.render.wide_stores import with_wide_stores
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp

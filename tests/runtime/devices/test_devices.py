@@ -15,8 +15,8 @@ import pytest
 
 from manygrad.native.compiler import leave_memory
 from manygrad.runtime.devices import Device, Devices, canonical, get_device
+from manygrad.runtime.devices.cpu.threads import team
 from manygrad.runtime.devices.numbers import Numbers
-from manygrad.runtime.devices.threads import team
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.args import VarArg

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from manygrad.runtime.devices import get_device
-from manygrad.runtime.devices.diskcache import DiskCache
+from manygrad.runtime.devices.compile.diskcache import DiskCache
 from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.ops import Ops
 from tests.runtime.codegen.kernels import elementwise, f32, run

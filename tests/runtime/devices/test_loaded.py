@@ -12,9 +12,9 @@ import pytest
 
 from manygrad import Tensor, TinyJit
 from manygrad.native import compiler as native
-from manygrad.runtime.devices import loaded
 from manygrad.runtime.devices.base import Builder
-from manygrad.runtime.devices.cpu_kernel import CPUKernel
+from manygrad.runtime.devices.compile import loaded
+from manygrad.runtime.devices.cpu.kernel import CPUKernel
 from manygrad.schedule import cache
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import Ops, UOp

@@ -16,11 +16,12 @@ import pytest
 
 from manygrad import Context
 from manygrad.native.compiler import Compiler
-from manygrad.runtime.devices import get_device, together
-from manygrad.runtime.devices.cpu import COMPILED
-from manygrad.runtime.devices.diskcache import DiskCache
-from manygrad.runtime.devices.objects import OBJECTS
-from manygrad.runtime.devices.threads import team
+from manygrad.runtime.devices import get_device
+from manygrad.runtime.devices.compile import together
+from manygrad.runtime.devices.compile.diskcache import DiskCache
+from manygrad.runtime.devices.cpu.backend import COMPILED
+from manygrad.runtime.devices.cpu.objects import OBJECTS
+from manygrad.runtime.devices.cpu.threads import team
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 from tests.runtime.codegen.kernels import elementwise, f32, run
@@ -143,7 +144,7 @@ def test_a_claim_is_one_holders(tmp_path: Path) -> None:
 
 HOLDER = """
 import sys
-from manygrad.runtime.devices.diskcache import DiskCache
+from manygrad.runtime.devices.compile.diskcache import DiskCache
 claim = DiskCache("test").claim(bytes(range(32)))
 print("held" if claim else "refused", flush=True)
 sys.stdin.read()

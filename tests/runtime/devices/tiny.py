@@ -8,17 +8,17 @@ import numpy as np
 
 from manygrad.native.compiler import compiler
 from manygrad.native.memory import aligned, bytes_at
-from manygrad.runtime.codegen.describe import estimate, evaluate_int, signature
+from manygrad.runtime.codegen.analysis.describe import estimate, evaluate_int, signature
 from manygrad.runtime.codegen.lowered import SCRATCH_BYTES
 from manygrad.runtime.codegen.opts import loop_nest
+from manygrad.runtime.codegen.render.llvm.printer import render
+from manygrad.runtime.codegen.render.llvm.text import ENTRY
 from manygrad.runtime.codegen.target import Machine
 from manygrad.runtime.devices.base import Allocator, Backend, Builder, Opened, Queue
-from manygrad.runtime.devices.compiled import Compiled, Renderer
-from manygrad.runtime.devices.diskcache import DiskCache
+from manygrad.runtime.devices.compile.compiled import Compiled, Renderer
+from manygrad.runtime.devices.compile.diskcache import DiskCache
+from manygrad.runtime.devices.cpu.objects import version
 from manygrad.runtime.devices.in_order import CallsInOrder
-from manygrad.runtime.devices.objects import version
-from manygrad.runtime.render.llvm import render
-from manygrad.runtime.render.text import ENTRY
 
 
 class Stream(list):

@@ -1,0 +1,275 @@
+"""Sums of products of bytes and of bfloat16, in the form in which a processor adds up four or two of them in one
+instruction.
+
+before:  REDUCE(ADD, MUL(CAST.int32(a), CAST.int32(b)), k)                               a, b: int8
+after:   REDUCE(ADD, CUSTOM[Dot](XOR(b, 128), a), k) - 128 * REDUCE(ADD, CUSTOM[Dot](1, a), l)
+
+A machine multiplies bytes of some types only (x86: uint8 by int8). A factor of another one is moved by 128, which flips
+its highest bit, and 128 times the sum of the other factor is taken away again: sums of int32 wrap around, so this is
+exact for all values. The sum has a range of its own, so that it is made once for all that shares the factor.
+
+Where a machine adds up two products of bytes in 16 bits (AVX2), a short sum of small numbers stays in 16 bits to its
+end, and is widened once (`fits_words`): the weights of a block of 32, of 4 bits each, by bytes.
+
+Of bfloat16 these are matrix products alone: plain reads, added up in float32 over one range. (Denormals count as 0
+there.)
+
+A matrix unit that multiplies bfloat16 alone multiplies float32, too: a number is the sum of three of bfloat16, of 8
+bits each, exactly, and of the nine products of two numbers' parts the six that a float32 could hold are added up. The
+error is below that of float32's own sums. (What is below 2**-126 counts as 0, of the parts, too, so numbers below about
+2**-110 have fewer bits.) What has been converted from a half type has fewer parts. Which products take it follows from
+how the factors lie, and from their sizes only in that there are rows and columns enough to pack them for.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import NamedTuple
+
+from manygrad.runtime.codegen.analysis.affine import TileAnalysis
+from manygrad.runtime.codegen.analysis.describe import signature, size_factor
+from manygrad.runtime.codegen.cost import LEAST_DOT_TERMS, LEAST_PARTS_ROWS, MOST_PARTS_TERMS
+from manygrad.tensor.dtype import DType, dtypes
+from manygrad.tensor.uop.args import RangeArg
+from manygrad.tensor.uop.intervals import bounds
+from manygrad.tensor.uop.ops import Ops
+from manygrad.tensor.uop.ranges import ranges_of
+from manygrad.tensor.uop.rewrite import rebuild
+from manygrad.tensor.uop.uop import UOp
+
+BYTES = (dtypes.int8, dtypes.uint8)
+LANE_BYTES = 4  # of each factor, side by side
+# of bfloat16, of which a number of float32 is the sum that has been one of that type
+PARTS = {dtypes.float32: 3, dtypes.float16: 2, dtypes.bfloat16: 1}
+
+
+class Dot(NamedTuple):
+    """An instruction that adds the products of what four bytes hold of type `left` by the same of type `right` to an
+    int32 or float32, in vectors of `vector_bytes`; as the arg of a CUSTOM, one of the products, which may be added up
+    by it. `words`: several instructions, by way of 16 bits; `most`: what is of type `left` is known not to be more than
+    that (of a machine's: must not be more). `rows`: of a matrix unit, which multiplies up to so many rows of one factor
+    by a vector's lanes of the other in one instruction, of each as much as a vector holds; 1: there is none. Factors of
+    float32 are multiplied in parts, by a matrix unit alone."""
+
+    left: DType
+    right: DType
+    vector_bytes: int
+    words: bool = False
+    most: int | None = None
+    rows: int = 1
+
+    @property
+    def terms(self) -> int:
+        """Products that it adds up in a lane."""
+        return LANE_BYTES // (dtypes.bfloat16 if self.in_parts else self.left).itemsize
+
+    @property
+    def most_terms(self) -> int:
+        """Products that an instruction of a matrix unit adds up, at most."""
+        return self.terms * self.vector_bytes // LANE_BYTES
+
+    @property
+    def in_parts(self) -> bool:
+        return self.left is dtypes.float32
+
+    @property
+    def words_most(self) -> int:
+        """How many of it add up to what fits 16 bits, whatever the bytes are: each adds two products there."""
+        if not self.words or self.most is None:
+            return 0
+        largest = 2 * self.most * -int(self.right.min)
+        return int(dtypes.int16.max) // largest if largest else 0
+
+    def takes(self, x: UOp, y: UOp) -> bool:
+        """Whether it multiplies `x` by `y`, in any order."""
+        if {self.left, self.right} != {x.dtype, y.dtype}:
+            return False
+        return self.most is None or bounds(x if x.dtype is self.left else y)[1] <= self.most
+
+
+def parts_of(factor: UOp) -> int:
+    """As the sum of how many numbers a factor of float32 is multiplied."""
+    return PARTS[factor.src[0].dtype if factor.op is Ops.CAST else factor.dtype]
+
+
+def products_of_parts(left: int, right: int) -> tuple[tuple[int, int], ...]:
+    """Which of so many parts of two factors are multiplied, the smallest products first, those of the largest parts
+    last: one after the other has a part in common with it. (Part 0 is the largest one.)"""
+    path = ((0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0))
+    return tuple((i, j) for i, j in path if i < left and j < right)
+
+
+def is_dot(u: UOp) -> bool:
+    return u.op is Ops.CUSTOM and isinstance(u.arg, Dot)
+
+
+def is_product(u: UOp) -> bool:
+    return u.op is Ops.MUL or is_dot(u)
+
+
+def is_total(u: UOp) -> bool:
+    """A REDUCE that adds up a single factor."""
+    return is_dot(u.src[0]) and any(s.op is Ops.CONST for s in u.src[0].src)
+
+
+def fits_words(u: UOp, tensorized: UOp) -> bool:
+    """Whether all that a REDUCE adds up, four iterations of `tensorized` at a time, fits 16 bits."""
+    sizes = [least_terms(r) for r in u.src[1:] if r is not tensorized]
+    count = prod(sizes) * -(-least_terms(tensorized) // LANE_BYTES)
+    return is_dot(u.src[0]) and 0 < count <= u.src[0].arg.words_most
+
+
+def use_dots(ast: UOp, dots: tuple[Dot, ...]) -> UOp:
+    """The kernel with products as `dots` has them, where they are added up."""
+    if (dot := next((d for d in dots if d.in_parts), None)) is not None and is_product_in_parts(ast, dot):
+        return rebuild(ast, lambda u: _in_parts(u, dot))
+    if not dots or not any(factors(u) for u in signature(ast).reduces):
+        return ast
+    last = signature(ast).loops[-1] if signature(ast).loops else None
+    fresh = 1 + max(u.arg.id for u in signature(ast).nodes if u.op is Ops.RANGE)
+
+    def change(u: UOp) -> UOp | None:
+        nonlocal fresh
+        found = factors(u)
+        if found is None:
+            return None
+        for x, y in sorted((found, found[::-1]), key=lambda pair: cost_of_sum(pair[1], u, last)):
+            for flips in (False, True) if x.dtype in BYTES else (False,):
+                one = flipped(x) if flips else x
+                dot = next((d for d in dots if d.takes(one, y)), None)
+                ones = next((d for d in dots if y.dtype in (d.left, d.right) and d.takes(one_for(d, y), y)), None)
+                if dot is None or ones is None:
+                    continue
+                product = UOp(Ops.REDUCE, u.dtype, (dotted(dot, one, y), *u.src[1:]), Ops.ADD)
+                if not flips:
+                    return product
+                own = {r: r.replace(arg=RangeArg(fresh + i, "reduce")) for i, r in enumerate(u.src[1:])}
+                fresh += len(own)
+                mine = rebuild(y, own.get)
+                total = UOp(Ops.REDUCE, u.dtype, (dotted(ones, one_for(ones, y), mine), *own.values()), Ops.ADD)
+                by = UOp.const(u.dtype, 128 if one.dtype is dtypes.uint8 else -128)
+                return product.alu(Ops.SUB, total.alu(Ops.MUL, by))
+        return None
+
+    return rebuild(ast, change)
+
+
+def factors(u: UOp) -> tuple[UOp, UOp] | None:
+    """The bytes that a REDUCE multiplies and adds up in an int32, or the bfloat16 of a matrix product."""
+    types = {dtypes.int32: BYTES, dtypes.float32: (dtypes.bfloat16,)}.get(u.dtype, ())
+    if u.op is not Ops.REDUCE or u.arg is not Ops.ADD or u.src[0].op is not Ops.MUL:
+        return None
+    if any(s.op is not Ops.CAST or s.src[0].dtype not in types for s in u.src[0].src):
+        return None
+    a, b = (s.src[0] for s in u.src[0].src)
+    if a.dtype is dtypes.bfloat16 and (
+        len(u.src) > 2 or a is b or any(s.op is not Ops.LOAD or len(s.src[0].src) > 2 for s in (a, b))
+    ):
+        return None
+    ranges = frozenset(u.src[1:])
+    shared = ranges <= ranges_of(a) and ranges <= ranges_of(b)
+    return (a, b) if shared and (size_factor(u.src[-1]) >= LEAST_DOT_TERMS or in_fours(u)) else None
+
+
+def is_product_in_parts(ast: UOp, dot: Dot) -> bool:
+    """Whether a kernel is a product of float32, which may have been of a half type, that is worth multiplying in parts:
+    plain reads of fixed sizes, each along the reduction or along a loop of its own, and whole instructions of
+    the reduction."""
+    sig = signature(ast)
+    if len(sig.reduces) != 1 or not all(least_terms(r) for r in sig.loops):
+        return False
+    (u,) = sig.reduces
+    product = u.arg is Ops.ADD and u.dtype is dtypes.float32 and len(u.src) == 2 and u.src[0].op is Ops.MUL
+    if not product or factors(u) is not None:
+        return False
+    loads, k = [s.src[0] if s.op is Ops.CAST else s for s in u.src[0].src], u.src[1]
+    if any(v.op is not Ops.LOAD or v.dtype not in PARTS or len(v.src[0].src) > 2 for v in loads):
+        return False
+    a, b = loads
+    if not 0 < least_terms(k) <= MOST_PARTS_TERMS or least_terms(k) % dot.most_terms:
+        return False
+    for mine, other in ((a, b), (b, a)):
+        own = [r for r in sig.loops if r in ranges_of(mine) and r not in ranges_of(other)]
+        if k not in ranges_of(mine) or prod(map(least_terms, own)) < LEAST_PARTS_ROWS:
+            return False
+        if len(own) != 1 or not any(along(mine, r) for r in (k, *own)):
+            return False
+    return True
+
+
+def _in_parts(u: UOp, dot: Dot) -> UOp | None:
+    if u.op is not Ops.REDUCE:
+        return None
+    return UOp(Ops.REDUCE, u.dtype, (UOp(Ops.CUSTOM, u.dtype, u.src[0].src, dot), *u.src[1:]), Ops.ADD)
+
+
+def least_terms(r: UOp) -> int:
+    """The iterations of a range, where they are fixed."""
+    size = r.src[0]
+    return size.arg if size.op is Ops.CONST else 0
+
+
+def in_fours(u: UOp) -> bool:
+    """Whether the innermost range of a sum of bytes is one of four that lie side by side in all that is read, and the
+    sum is long enough: a block of bytes."""
+    loads = [v for v in u.src[0].toposort() if v.op is Ops.LOAD]
+    whole = least_terms(u.src[-1]) == LANE_BYTES and prod(map(least_terms, u.src[1:])) >= LEAST_DOT_TERMS
+    return whole and u.dtype is dtypes.int32 and all(along(v, u.src[-1]) for v in loads)
+
+
+def along(load: UOp, r: UOp) -> bool:
+    """Whether a LOAD reads one element after the other along `r`."""
+    return step_of(load, r) == 1
+
+
+def step_of(load: UOp, r: UOp) -> int | None:
+    """How many elements a LOAD moves on by with each iteration of `r`; None: not always by as many."""
+    form = TileAnalysis({}, None, 1).affine(load.src[0].src[1], {})
+    if form is None or any(r in ranges_of(t.expr) for t, _ in form.terms if t.expr is not r):
+        return None
+    return {t.expr: c for t, c in form.terms}.get(r, 0)
+
+
+def row_step(load: UOp, r: UOp) -> UOp | None:
+    """The same, also where only variables say how many."""
+    step = step_of(load, r)
+    return _slope(load.src[0].src[1], r) if step is None else UOp.const(dtypes.index, step)
+
+
+def _slope(u: UOp, r: UOp) -> UOp | None:
+    """The number by which `r` is multiplied in an index, without ranges."""
+    if u is r:
+        return UOp.const(dtypes.index, 1)
+    within = [s for s in u.src if r in ranges_of(s)]
+    if len(within) != 1 or u.op not in (Ops.ADD, Ops.MUL) or (found := _slope(within[0], r)) is None:
+        return None
+    if u.op is Ops.ADD:
+        return found
+    by = next(s for s in u.src if s is not within[0])
+    return None if ranges_of(by) else found.alu(Ops.MUL, by)
+
+
+def cost_of_sum(y: UOp, u: UOp, last: UOp | None) -> int:
+    """Which factor of `u` is better added up: one that lies along the reduction, and is read for all iterations of the
+    last loop."""
+    in_order = all(along(v, u.src[-1]) for v in y.toposort() if v.op is Ops.LOAD)
+    across = last in ranges_of(y)
+    return 0 if in_order and not across else 1 if across else 2
+
+
+def flipped(x: UOp) -> UOp:
+    """`x` moved by 128, as the other type of bytes."""
+    other = dtypes.uint8 if x.dtype is dtypes.int8 else dtypes.int8
+    return x.bitcast(other).alu(Ops.XOR, UOp.const(other, 128))
+
+
+def one_for(dot: Dot, y: UOp) -> UOp:
+    """The factor with which `dot` adds up `y`."""
+    return UOp.const(dot.right if dot.left is y.dtype else dot.left, 1)
+
+
+def dotted(dot: Dot, x: UOp, y: UOp) -> UOp:
+    src = (x, y) if (x.dtype, y.dtype) == (dot.left, dot.right) else (y, x)
+    if dot.most is not None:
+        dot = dot._replace(most=bounds(src[0])[1])
+    return UOp(Ops.CUSTOM, dtypes.float32 if x.dtype.is_float else dtypes.int32, src, dot)

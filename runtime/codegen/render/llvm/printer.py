@@ -1,0 +1,352 @@
+"""Prints a lowered program as LLVM IR text, one instruction at a time.
+
+The function is `void kernel(ptr buffers, ptr variables, i64 begin, i64 finish, ptr scratch)`; a kernel's own name
+stands in the first line alone, so that equal code is equal text from there on. `scratch` begins with the index up to
+which this thread has run it in this call (0: not yet). bfloat16 is held as its
+bits in an i16; bool is i1 in registers and one byte in memory. Accumulators are stack slots that `sroa` makes
+registers. Nothing is undefined here: division by zero gives 0, shifts by too much give 0 (or the sign), conversions
+saturate.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+
+from manygrad.runtime.codegen.lowered import Inst, Low, Program, Square
+from manygrad.runtime.codegen.render.llvm.registers import Registers
+from manygrad.runtime.codegen.render.llvm.text import ENTRY, literal, memory_type, scalar_type, splat, suffix, vector
+from manygrad.runtime.codegen.render.llvm.wide_stores import with_wide_stores
+from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.uop.ops import Ops
+
+SIGNATURE = "ptr noalias %buffers, ptr noalias %variables, i64 %begin, i64 %finish, ptr noalias %scratch"
+MATRIX_DOTS = {  # rows, columns
+    (dtypes.bfloat16, dtypes.bfloat16): "llvm.x86.tdpbf16ps",
+    (dtypes.int8, dtypes.uint8): "llvm.x86.tdpbsud",
+    (dtypes.uint8, dtypes.int8): "llvm.x86.tdpbusd",
+}
+ZEROS_BYTES = 1024  # what an invalid load reads instead
+
+
+class Printer(Registers):
+    def __init__(self, program: Program, rounds_bfloat16: bool = False) -> None:
+        super().__init__()
+        self.rounds_bfloat16 = rounds_bfloat16
+        self.program = replace(program, insts=with_wide_stores(program.insts))
+        self.entry: list[str] = []  # stack slots
+        self.open: list[tuple[str, Inst, str]] = []  # (label, LOOP or IF, label of the block before)
+        self.streamed = {x.src[0] for x in program.insts if x.op is Low.STREAM}
+        self.shapes: dict[tuple[tuple[int, int], ...], str] = {}  # of a matrix unit's registers -> their constant
+        self.aligned: dict[Inst, str] = {}  # PARAM -> whether its address is a multiple of 64 bytes
+
+    def run(self) -> str:
+        for inst in self.program.insts:
+            found = self.inst(inst)
+            if found is not None:
+                self.names[inst] = found
+        zeros = f"@zeros = private unnamed_addr constant [{ZEROS_BYTES} x i8] zeroinitializer, align 64"
+        last = ["  fence seq_cst"] if self.aligned else []  # stores past the caches are not ordered otherwise
+        if self.shapes:
+            self.call("llvm.x86.tilerelease", "void")
+        body = "\n".join(["entry:", *self.entry, *self.lines, *last, "  ret void"])
+        return "\n".join([
+            f"; {self.program.name}", zeros, *self.shapes.values(), *self.declared,
+            f"define void @{ENTRY}({SIGNATURE}) #0 {{", body, "}",
+            'attributes #0 = { nounwind "no-trapping-math"="true" "prefer-vector-width"="512" '
+            '"min-legal-vector-width"="512" }', "",
+        ])  # fmt: skip
+
+    # *** instructions ***
+
+    def inst(self, x: Inst) -> str | None:
+        t = vector(scalar_type(x.dtype), x.lanes) if x.dtype is not dtypes.void else "void"
+        src = [self.names[s] for s in x.src if s in self.names]
+        match x.op:
+            case Low.PARAM:
+                at = self.let(f"getelementptr ptr, ptr %buffers, i64 {x.arg}")
+                pointer = self.let(f"load ptr, ptr {at}, align 8")
+                if x in self.streamed:
+                    whole = self.let(f"ptrtoint ptr {pointer} to i64")
+                    rest = self.let(f"and i64 {whole}, 63")
+                    self.aligned[x] = self.let(f"icmp eq i64 {rest}, 0")
+                return pointer
+            case Low.SCRATCH:
+                return self.let(f"getelementptr i8, ptr %scratch, i64 {x.arg}")
+            case Low.VAR:
+                at = self.let(f"getelementptr i64, ptr %variables, i64 {x.arg}")
+                return self.let(f"load i64, ptr {at}, align 8")
+            case Low.BEGIN:
+                return "%begin"
+            case Low.FINISH:
+                return "%finish"
+            case Low.CONST | Low.HERE:
+                return splat(literal(x.arg, x.dtype), scalar_type(x.dtype), x.lanes)
+            case Low.IOTA:
+                return "<" + ", ".join(f"i64 {i}" for i in range(x.lanes)) + ">"
+            case Low.TABLE:
+                return "<" + ", ".join(f"i64 {i}" for i in x.arg) + ">"
+            case Low.FIRST:
+                return "<" + ", ".join(f"i1 {'true' if i < x.arg else 'false'}" for i in range(x.lanes)) + ">"
+            case Low.SPLAT:
+                e = scalar_type(x.dtype)
+                one = self.let(f"insertelement {t} poison, {e} {src[0]}, i64 0")
+                return self.let(f"shufflevector {t} {one}, {t} poison, <{x.lanes} x i32> zeroinitializer")
+            case Low.SHUFFLE:
+                order = ", ".join(f"i32 {i}" for i in x.arg)
+                return self.let(
+                    f"shufflevector {self.typed(x.src[0])}, {self.typed(x.src[1])}, <{x.lanes} x i32> <{order}>"
+                )
+            case Low.HALVES:
+                return self.half(x, src[0])
+            case Low.EXTRACT:
+                return self.let(f"extractelement {self.typed(x.src[0])}, i64 {x.arg}")
+            case Low.ANY:
+                return self.call(f"llvm.vector.reduce.or.v{x.src[0].lanes}i1", "i1", self.typed(x.src[0]))
+            case Low.FMA:
+                return self.call(
+                    f"llvm.fma.{suffix(scalar_type(x.dtype), x.lanes)}", t, *(self.typed(s) for s in x.src)
+                )
+            case Low.SCALE | Low.WITHIN | Low.LOOKUP:
+                return self.in_registers(x, x.lanes, list(src))
+            case Low.DOT | Low.DOT_WORDS:
+                return self.add_dots(x, *src)
+            case Low.SUM_WORDS:
+                return self.in_registers(x, x.lanes, list(src))
+            case Low.ROUND:
+                return self.call(f"llvm.roundeven.{suffix(scalar_type(x.dtype), x.lanes)}", t, f"{t} {src[0]}")
+            case Low.LOAD:
+                return self.load(x)
+            case Low.STORE:
+                self.store(x)
+                return None
+            case Low.STREAM:
+                self.stream(x)
+                return None
+            case Low.PREFETCH:
+                at = self.address(self.names[x.src[0]], x.src[1], x.arg, memory_type(x.src[0].dtype))
+                self.call("llvm.prefetch.p0", "void", f"ptr {at}", "i32 0", "i32 3", "i32 1")
+                return None
+            case Low.MATRIX_SHAPES:
+                self.shape_matrices(x)
+                return None
+            case Low.MATRIX_ZERO:
+                self.call("llvm.x86.tilezero", "void", f"i8 {x.arg}")
+                return None
+            case Low.MATRIX_LOAD | Low.MATRIX_STORE:
+                self.move_matrix(x)
+                return None
+            case Low.MATRIX_DOT:
+                *registers, rows, columns = x.arg
+                self.call(MATRIX_DOTS[rows, columns], "void", *(f"i8 {r}" for r in registers))
+                return None
+            case Low.ACC:
+                slot = "%" + self.fresh("acc")
+                self.entry.append(f"  {slot} = alloca {t}, align 64")
+                self.line(f"store {t} {src[0]}, ptr {slot}, align 64")
+                return slot
+            case Low.GET:
+                return self.let(f"load {t}, ptr {src[0]}, align 64")
+            case Low.SET:
+                self.line(f"store {self.typed(x.src[1])}, ptr {src[0]}, align 64")
+                return None
+            case Low.LOOP:
+                return self.loop(x)
+            case Low.IF:
+                label = self.fresh("if")
+                self.line(f"br i1 {src[0]}, label %{label}.then, label %{label}.else")
+                self.open.append((label, x, "then"))
+                self.start(f"{label}.then")
+                return None
+            case Low.ELSE:
+                label, begin, _ = self.open.pop()
+                self.line(f"br label %{label}.end")
+                self.start(f"{label}.else")
+                self.open.append((label, begin, "else"))
+                return None
+            case Low.END:
+                self.end()
+                return None
+        assert isinstance(x.op, Ops)
+        return self.alu(x, t, src)
+
+    def half(self, x: Inst, vec: str) -> str:
+        e, n = scalar_type(x.dtype), x.lanes
+        wide = f"<{2 * n} x {e}>"
+        if n == 1:
+            return self.let(f"extractelement {wide} {vec}, i64 {x.arg}")
+        order = ", ".join(f"i32 {x.arg * n + i}" for i in range(n))
+        return self.let(f"shufflevector {wide} {vec}, {wide} poison, <{n} x i32> <{order}>")
+
+    def loop(self, x: Inst) -> str:
+        label, before = self.fresh("loop"), self.label
+        begin, end = (self.names[s] for s in x.src)
+        if x.src[0].op is Low.CONST and x.src[1].op is Low.CONST and x.src[0].arg < x.src[1].arg:
+            self.line(f"br label %{label}")
+        else:
+            some = self.let(f"icmp slt i64 {begin}, {end}")
+            self.line(f"br i1 {some}, label %{label}, label %{label}.end")
+        self.start(label)
+        self.line(f"%{label}.i = phi i64 [ {begin}, %{before} ], [ %{label}.next, %{label}.latch ]")
+        self.open.append((label, x, before))
+        return f"%{label}.i"
+
+    def end(self) -> None:
+        label, begin, state = self.open.pop()
+        if begin.op is Low.IF:
+            self.line(f"br label %{label}.end")
+            if state == "then":
+                self.start(f"{label}.else")
+                self.line(f"br label %{label}.end")
+            self.start(f"{label}.end")
+            return
+        self.line(f"br label %{label}.latch")
+        self.start(f"{label}.latch")
+        self.line(f"%{label}.next = add nuw nsw i64 %{label}.i, {begin.arg}")
+        more = self.let(f"icmp slt i64 %{label}.next, {self.names[begin.src[1]]}")
+        self.line(f"br i1 {more}, label %{label}, label %{label}.end")
+        self.start(f"{label}.end")
+
+    # *** memory ***
+
+    def address(self, pointer: str, offset: Inst, constant: int, element: str) -> str:
+        at = (
+            self.let(f"getelementptr inbounds {element}, ptr {pointer}, {self.typed(offset)}")
+            if _moves(offset)
+            else pointer
+        )
+        if constant == 0:
+            return at
+        return self.let(f"getelementptr inbounds {element}, ptr {at}, i64 {constant}")
+
+    def load(self, x: Inst) -> str:
+        pointer, offset = x.src[0], x.src[1]
+        guard = x.src[2] if len(x.src) == 3 else None
+        e, n = memory_type(x.dtype), x.lanes
+        t, align = vector(e, n), pointer.dtype.itemsize
+        element = memory_type(pointer.dtype)
+        if offset.lanes > 1:
+            at = self.address(self.names[pointer], offset, x.arg, element)
+            mask = self.names[guard] if guard is not None else splat("true", "i1", n)
+            zero = splat("0" if e.startswith("i") else literal(0.0, x.dtype), e, n)
+            found = self.call(
+                f"llvm.masked.gather.{suffix(e, n)}.v{n}p0",
+                t,
+                f"<{n} x ptr> {at}",
+                f"i32 {align}",
+                f"<{n} x i1> {mask}",
+                f"{t} {zero}",
+            )
+        elif guard is not None and guard.lanes > 1:
+            at = self.address(self.names[pointer], offset, x.arg, element)
+            zero = splat("0" if e.startswith("i") else literal(0.0, x.dtype), e, n)
+            found = self.call(
+                f"llvm.masked.load.{suffix(e, n)}.p0",
+                t,
+                f"ptr {at}",
+                f"i32 {align}",
+                f"<{n} x i1> {self.names[guard]}",
+                f"{t} {zero}",
+            )
+        else:
+            at = self.address(self.names[pointer], offset, x.arg, element)
+            if guard is not None:
+                assert n * x.dtype.itemsize <= ZEROS_BYTES
+                at = self.let(f"select i1 {self.names[guard]}, ptr {at}, ptr @zeros")
+            found = self.let(f"load {t}, ptr {at}, align {align}")
+        if x.dtype.is_bool:
+            return self.let(f"icmp ne {t} {found}, {splat('0', e, n)}")
+        return found
+
+    # *** matrices (AMX) ***
+
+    def shape_matrices(self, x: Inst) -> None:
+        if x.arg not in self.shapes:
+            name = f"@shapes.{len(self.shapes)}"
+            nbytes, rows = [0] * 16, [0] * 16
+            for register, (count, width) in enumerate(x.arg):
+                nbytes[register], rows[register] = width, count
+            held = bytes([1, *[0] * 15]) + struct.pack("<16H", *nbytes) + bytes(rows)
+            text = ", ".join(f"i8 {b}" for b in held)
+            self.shapes[x.arg] = f"{name} = private unnamed_addr constant [64 x i8] [{text}], align 64"
+        self.call("llvm.x86.ldtilecfg", "void", f"ptr @shapes.{list(self.shapes).index(x.arg)}")
+
+    def move_matrix(self, x: Inst) -> None:
+        pointer, offset, *steps = x.src
+        square: Square = x.arg
+        at = self.address(self.names[pointer], offset, square.constant, memory_type(pointer.dtype))
+        name = "llvm.x86.tileloadd64" if x.op is Low.MATRIX_LOAD else "llvm.x86.tilestored64"
+        nbytes = str(square.step * pointer.dtype.itemsize)
+        for step in steps:
+            nbytes = self.let(f"mul i64 {self.names[step]}, {pointer.dtype.itemsize}")
+        self.call(name, "void", f"i8 {square.register}", f"ptr {at}", f"i64 {nbytes}")
+
+    def store(self, x: Inst) -> None:
+        pointer, offset, value = x.src[0], x.src[1], x.src[2]
+        guard = x.src[3] if len(x.src) == 4 else None
+        e, n = memory_type(x.dtype if x.dtype is not dtypes.void else value.dtype), value.lanes
+        t, align = vector(e, n), pointer.dtype.itemsize
+        text = self.names[value]
+        if value.dtype.is_bool:
+            text = self.let(f"zext {vector('i1', n)} {text} to {t}")
+        at = self.address(self.names[pointer], offset, x.arg, memory_type(pointer.dtype))
+        if offset.lanes > 1:
+            mask = self.names[guard] if guard is not None else splat("true", "i1", n)
+            self.call(
+                f"llvm.masked.scatter.{suffix(e, n)}.v{n}p0",
+                "void",
+                f"{t} {text}",
+                f"<{n} x ptr> {at}",
+                f"i32 {align}",
+                f"<{n} x i1> {mask}",
+            )
+        elif guard is not None and guard.op is Low.FIRST and guard.arg == 1:
+            # (a masked store of one known lane is a plain one; LLVM 22 forgets a
+            # truncation of its value: 8 bytes for an i32)
+            one = self.let(f"extractelement {t} {text}, i64 0")
+            self.line(f"store {e} {one}, ptr {at}, align {align}")
+        elif guard is not None and guard.lanes > 1:
+            self.call(
+                f"llvm.masked.store.{suffix(e, n)}.p0",
+                "void",
+                f"{t} {text}",
+                f"ptr {at}",
+                f"i32 {align}",
+                f"<{n} x i1> {self.names[guard]}",
+            )
+        elif guard is not None:
+            label = self.fresh("store")
+            self.line(f"br i1 {self.names[guard]}, label %{label}, label %{label}.end")
+            self.start(label)
+            self.line(f"store {t} {text}, ptr {at}, align {align}")
+            self.line(f"br label %{label}.end")
+            self.start(f"{label}.end")
+        else:
+            self.line(f"store {t} {text}, ptr {at}, align {align}")
+
+    def stream(self, x: Inst) -> None:
+        """Past the caches where the buffer begins at a cache line, else as any store."""
+        pointer, offset, value = x.src
+        e, n, align = memory_type(value.dtype), value.lanes, value.lanes * value.dtype.itemsize
+        if value.dtype.is_bool or align not in (16, 32, 64):
+            self.store(x)
+            return
+        at = self.address(self.names[pointer], offset, x.arg, e)
+        text, label = f"store {vector(e, n)} {self.names[value]}, ptr {at}, align", self.fresh("stream")
+        self.line(f"br i1 {self.aligned[pointer]}, label %{label}, label %{label}.plain")
+        self.start(label)
+        self.line(f"{text} {align}, !nontemporal !{{i32 1}}")
+        self.line(f"br label %{label}.end")
+        self.start(f"{label}.plain")
+        self.line(f"{text} {value.dtype.itemsize}")
+        self.line(f"br label %{label}.end")
+        self.start(f"{label}.end")
+
+
+def _moves(offset: Inst) -> bool:
+    return not (offset.op in (Low.CONST, Low.HERE) and offset.arg == 0 and offset.lanes == 1)
+
+
+def render(program: Program, rounds_bfloat16: bool = False) -> str:
+    """The LLVM IR of a program. `rounds_bfloat16`: for a processor that has an instruction for it."""
+    return Printer(program, rounds_bfloat16).run()

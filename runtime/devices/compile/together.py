@@ -1,0 +1,134 @@
+"""compile_together: the kernels of one LINEAR, so that none is made twice and processors do not wait.
+
+Precondition: kernel ASTs, each once. Postcondition: all of them are loaded.
+
+What is on disk is loaded first. Of the rest, this thread generates one kernel's code after the other, while a second
+one has LLVM compile those before and loads them (LLVM does not hold Python's lock; llvmlite lets one thread in at a
+time, so more would not help). It gets Python's lock back soon whenever a call of LLVM ends: SWITCH_S. Kernels that
+differ in nothing but their sizes may have the same code, as copies do: that is compiled once.
+
+Before a kernel is made it is claimed on disk: where another process of this host has the claim, the next kernel's turn
+comes, and the other one's result is read at the end. Workers that start together from an empty cache so share the work.
+A claim ends with its process, and nobody waits for one longer than CLAIM_WAIT_S: then the kernel is made here, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from manygrad.runtime.codegen.pipeline import Prepared, prepare
+from manygrad.runtime.devices.base import Kernel
+from manygrad.runtime.devices.compile.compiled import Compiled
+from manygrad.runtime.profile import profile
+from manygrad.tensor.uop.uop import UOp
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+Keep = Callable[[UOp, Kernel], None]
+"""`(ast, kernel)`: puts it among the loaded kernels."""
+
+CLAIM_WAIT_S = 30.0
+POLL_S = 0.005
+SWITCH_S = 2e-4
+AHEAD = 4  # kernels whose code is generated and that wait for LLVM: few, so that other processes find some to claim
+
+
+class Missing(NamedTuple):
+    ast: UOp
+    prepared: Prepared
+    key: bytes
+
+
+def compile_together(compiled: Compiled[Any], asts: Iterable[UOp], keep: Keep) -> None:
+    missing, store = [], compiled.store
+    for ast in asts:
+        prepared = prepare(ast, compiled.machine())
+        key = compiled.key(prepared, ast)
+        code = store.get(key)
+        if code is None:
+            missing.append(Missing(ast, prepared, key))
+        else:
+            keep(ast, compiled.load(prepared, ast, code))
+    if not missing:
+        return
+    from concurrent.futures import ThreadPoolExecutor  # (brings logging along)
+
+    others: list[Missing] = []
+    made: dict[bytes, bytes] = {}
+    running: list[Future[None]] = []
+    with _switching(SWITCH_S), ThreadPoolExecutor(1, thread_name_prefix="llvm") as llvm:
+        for m in missing:
+            if len(running) == AHEAD:
+                running.pop(0).result()
+            claim = store.claim(m.key)
+            if claim is None:
+                others.append(m)
+                continue
+            with contextlib.ExitStack() as claims:
+                claims.enter_context(claim)
+                code = store.get(m.key)
+                if code is not None:  # made since we looked
+                    keep(m.ast, compiled.load(m.prepared, m.ast, code))
+                    continue
+                start = time.perf_counter()
+                text = compiled.text(m.prepared)
+                if profile.active:
+                    profile.record(
+                        "compile",
+                        f"code of {m.prepared.name}",
+                        start,
+                        time.perf_counter(),
+                        {"opts": list(map(repr, m.prepared.opts))},
+                    )
+                running.append(llvm.submit(copy_context().run, _build, compiled, keep, m, text, made, claims.pop_all()))
+        for job in running:
+            job.result()
+    for m in others:
+        keep(m.ast, compiled.load(m.prepared, m.ast, _from_other(compiled, m)))
+
+
+@contextlib.contextmanager
+def _switching(seconds: float) -> Iterator[None]:
+    """How long a thread that waits for Python's lock lets another one run, at most."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(min(seconds, before))
+    try:
+        yield
+    finally:
+        if before > seconds:  # (else another thread that compiles is the one to set it back)
+            sys.setswitchinterval(before)
+
+
+def _build(
+    compiled: Compiled[Any], keep: Keep, m: Missing, text: str, made: dict[bytes, bytes], claim: contextlib.ExitStack
+) -> None:
+    """`made`: code by the digest of what follows the first line of its text."""
+    with claim:
+        start = time.perf_counter()
+        same = hashlib.sha256(text.partition("\n")[2].encode()).digest()
+        code = made[same] = compiled.make(m.prepared, m.key, text, made.get(same))
+        if profile.active:
+            profile.record(profile.compile_lane(), m.prepared.name, start, time.perf_counter(), {"bytes": len(code)})
+    keep(m.ast, compiled.load(m.prepared, m.ast, code))
+
+
+def _from_other(compiled: Compiled[Any], m: Missing) -> bytes:
+    """The code that another process is making; made here once it gave up, or took too long."""
+    deadline = time.monotonic() + CLAIM_WAIT_S
+    while time.monotonic() < deadline:
+        code = compiled.store.get(m.key)
+        if code is not None:
+            return code
+        claim = compiled.store.claim(m.key)
+        if claim is not None:
+            with claim:
+                return compiled.store.get(m.key) or compiled.make(m.prepared, m.key, compiled.text(m.prepared))
+        time.sleep(POLL_S)
+    return compiled.make(m.prepared, m.key, compiled.text(m.prepared))

@@ -1,0 +1,85 @@
+"""Many OpenCL kernels by one call: their arguments are set once, a call only starts them."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from manygrad.runtime.devices.base import Call
+from manygrad.runtime.devices.compile.chain import Chained
+from manygrad.runtime.devices.numbers import Numbers
+from manygrad.runtime.devices.opencl.kernel import Block, Launch, OpenCLKernel
+
+
+def kernels_of(call: Call) -> Iterator[tuple[OpenCLKernel, Sequence[Block], tuple[int, ...]]]:
+    """Those of a chain one after the other, block by block, as `Chained` says."""
+    kernel, handles, numbers = call
+    if isinstance(kernel, Chained):
+        for part, own, vars in kernel.calls(handles):
+            yield from kernels_of((part, own, Numbers(vars)))
+    else:
+        assert isinstance(kernel, OpenCLKernel), kernel
+        yield kernel, handles, numbers.values
+
+
+class OpenCLGraph:
+    """A Graph. `launches`: of each call, the kernels that it starts, each in the queue of its own device."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self.launches: list[list[Launch]] = []
+        self.places: list[tuple[Any, int, Block]] = []  # (kernel, number of an argument, the handle that it is)
+        for call in calls:
+            launches = []
+            for kernel, handles, vars in kernels_of(call):
+                own = kernel.fresh()
+                launches.append(kernel.launch(handles, vars, own))
+                self.places += ((own, 2 * i, h) for i, h in enumerate(handles[: kernel.slots]))
+            self.launches.append(launches)
+        self.queues = list(dict.fromkeys(launch.queue for launches in self.launches for launch in launches))
+
+    def __call__(self, timed: bool = False) -> list[float] | None:
+        if timed:
+            self.finish()
+        stamps = [time.perf_counter()]
+        for launches in self.launches:
+            for launch in launches:
+                launch.start()
+            if timed:
+                self.finish()
+                stamps.append(time.perf_counter())
+        for queue in self.queues:
+            queue.flush()
+        for launch in itertools.chain.from_iterable(self.launches):
+            launch.check()
+        return stamps if timed else None
+
+    def finish(self) -> None:
+        for queue in self.queues:
+            queue.finish()
+
+    def wake(self) -> None:
+        pass
+
+    def native_call(self) -> None:
+        return None
+
+    def mover(self, handle: Block) -> Callable[[Block], None]:
+        begin, end = handle.offset, handle.offset + handle.nbytes
+        found = [
+            (kernel, number, h.offset - begin)
+            for kernel, number, h in self.places
+            if h.memory is handle.memory and begin <= h.offset < end
+        ]
+        kept: list[Block] = []
+
+        def move(to: Block) -> None:
+            kept[:] = [to]  # (OpenCL does not keep alive what arguments name)
+            for kernel, number, offset in found:
+                kernel.set_arg(number, to.memory)
+                kernel.set_arg(number + 1, np.int64(to.offset + offset))
+
+        return move
