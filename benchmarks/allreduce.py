@@ -120,7 +120,7 @@ def ours(sizes: list[int], most: int) -> list[dict[str, Any]]:
         for _ in range(3):
             y = step(x)
         bare = program(count, 0xBA4E + plan)
-        result: dict[str, Any] = {"link": str(world.link), "calls": [i.name for i in step.items]}
+        result: dict[str, Any] = {"link": str(world.link), "calls": [i.name for i in step.captured.items]}
         for name, run in (("step", partial(step, x)), ("bare", bare)):
             first = timed(run, align, 3)
             with values_may_differ():  # each rank's row is its own time

@@ -138,7 +138,7 @@ def ours(case: Case, arrays: list[np.ndarray]) -> tuple[Run, Run]:
     step = TinyJit(lambda: product().realize())
     step()
     result = step()
-    return lambda: run_items(step.items, {}), lambda: result.float().numpy()
+    return lambda: run_items(step.captured.items, {}), lambda: result.float().numpy()
 
 
 def numpy_side(case: Case, arrays: list[np.ndarray]) -> Run | None:

@@ -141,7 +141,7 @@ def test_a_replay_keeps_what_it_was_made_with() -> None:
     with use(Runtime()) as captured:
         for _ in range(3):
             step(x)
-    assert any(isinstance(i, CollectiveItem) for i in step.items)
+    assert any(isinstance(i, CollectiveItem) for i in step.captured.items)
     before = runs(captured)
     with use(Runtime()) as other:
         step(x)

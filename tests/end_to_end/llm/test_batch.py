@@ -101,7 +101,7 @@ def test_each_text_is_what_it_is_alone(variant: str, devices: int) -> None:
     if devices == 1:
         assert len(get_device("CPU").kernels.kernels) == compiled
         captures = [*batch.steps.ends.values(), *batch.steps.blocks.values(), *batch.steps.draws.values()]
-        assert {type(item) for capture in captures for item in capture.items} == {GraphItem}
+        assert {type(item) for capture in captures for item in capture.captured.items} == {GraphItem}
 
 
 @pytest.mark.parametrize("window", [1, 33, 70, 500])

@@ -287,7 +287,7 @@ def test_a_product_with_its_scale_is_one_exact_kernel(shape: tuple[int, int, int
     step = TinyJit(lambda: ((tx.int() @ tw.int().T).float() * ts).realize())
     step()
     result = step()
-    assert len(step.items) == 1
+    assert len(step.captured.items) == 1
     np.testing.assert_array_equal(
         result.numpy(), (x.astype(np.int32) @ w.T.astype(np.int32)).astype(np.float32) * scale
     )

@@ -98,7 +98,7 @@ def steps(late_s: float) -> tuple[int, list[str], float]:
     with profile():
         wrong += joined(model.inputs[1]).numpy().tobytes() != single(model.inputs[1]).numpy().tobytes()
     assert current().communication.waited_s > late_s  # (in turns, six times)
-    return wrong, [type(i).__name__ for i in joined.items], error
+    return wrong, [type(i).__name__ for i in joined.captured.items], error
 
 
 @pytest.mark.parametrize("nodes", [2, 4])
@@ -118,7 +118,7 @@ def stopped_everywhere() -> int:
     model = Model()
     step = TinyJit(model.__call__)
     want = [step(x).numpy().tobytes() for x in model.inputs]
-    (item,) = step.items
+    (item,) = step.captured.items
     assert isinstance(item, JoinedItem)
     wrong, endpoint = 0, item.endpoint
     run, stops = endpoint.native.run_joined, []
@@ -158,7 +158,7 @@ def with_variable(differs: bool) -> list[Any]:
         np.testing.assert_array_equal(
             found[-1], model(Tensor(x.numpy()[:k]).shard(world.devices).sum(0, keepdim=True)).numpy()
         )
-    assert [type(i) for i in step.items] == [JoinedItem]
+    assert [type(i) for i in step.captured.items] == [JoinedItem]
     if differs:
         step(x, n.bind(4 + world.rank))
     return found

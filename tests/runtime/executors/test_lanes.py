@@ -380,7 +380,7 @@ def replays() -> tuple[list[float], bool]:
         x = step(x).reshape(1, 12).expand(2, 12).contiguous().shard(world.devices, axis=0)
         want = np.repeat(want.sum(0, keepdims=True), 2, 0)
         found.append(float((x.numpy() - want).sum()))
-    return found, all(i.moves is not None for i in step.inputs)
+    return found, all(i.moves is not None for i in step.captured.inputs)
 
 
 @pytest.mark.parametrize("transport", ["shm", "zmq"])

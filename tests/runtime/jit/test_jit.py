@@ -373,7 +373,7 @@ def test_what_only_a_capture_overwrites_is_no_part_of_the_step() -> None:
     step(one)
     old = state * 100 + other
     step(one)
-    assert len(step.items) == 1
+    assert len(step.captured.items) == 1
     assert old.numpy().tolist() == [205.0] * 3
     for _ in range(3):
         step(one)

@@ -20,8 +20,8 @@ def test_an_input_is_read_in_place() -> None:
     arrays = [np.arange(i, i + 64, dtype=np.float32) for i in range(5)]
     for a in arrays:
         np.testing.assert_array_equal(f(Tensor.from_numpy(a)).numpy(), (a[::-1] + 1) * 2 + a.sum())
-    assert f.inputs[0].moves is not None
-    np.testing.assert_array_equal(f.inputs[0].own.numpy(), arrays[1])  # since the capture nothing was copied
+    assert f.captured.inputs[0].moves is not None
+    np.testing.assert_array_equal(f.captured.inputs[0].own.numpy(), arrays[1])  # since the capture nothing was copied
 
 
 def test_an_input_in_memory_that_the_step_writes_is_copied() -> None:
@@ -61,7 +61,7 @@ def test_what_was_made_of_an_input_and_lives_on_holds_the_last_one() -> None:
 
     for i in range(4):
         f(Tensor(np.full(16, i, np.float32)))
-    assert f.inputs[0].moves is None
+    assert f.captured.inputs[0].moves is None
     assert set(np.unique(kept[-1].numpy())) == {3.0}
 
 

@@ -70,5 +70,5 @@ def test_a_view_that_is_passed_is_read_before_its_memory_is_used_again() -> None
     held = []
     for _ in range(5):
         held.append(step(view) * 2 + 1)
-        assert step.result.tolist() == [1, 2, 3, 4] if step.captured else True
+        assert step.captured.result.tolist() == [1, 2, 3, 4] if step.captured else True
     assert [h.tolist() for h in held] == [[3, 5, 7, 9]] * 5

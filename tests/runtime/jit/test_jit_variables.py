@@ -31,7 +31,7 @@ def test_a_capture_with_variables_is_one_call(device: str) -> None:
         total, most = step(Tensor(row, device=device), v.bind(position))
         np.testing.assert_array_equal(total.numpy(), 2 * want[: position + 1].sum(0))
         np.testing.assert_array_equal(most.numpy(), want[:3].max(0))
-    assert [type(i).__name__ for i in step.items] == ["GraphItem"]
+    assert [type(i).__name__ for i in step.captured.items] == ["GraphItem"]
 
 
 def test_an_argument_may_be_an_expression_of_variables() -> None:

@@ -1,0 +1,200 @@
+"""Captured: the calls that a recording became, made again with other arguments."""
+
+from __future__ import annotations
+
+import weakref
+from bisect import bisect
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar, cast
+
+from manygrad.native.replay import Replay
+from manygrad.runtime.buffer import Buffer, copy_buffer
+from manygrad.runtime.current import current
+from manygrad.runtime.executors.items import ExecItem, run_items
+from manygrad.runtime.jit.arguments import (
+    Input,
+    JitError,
+    binds,
+    check_constants,
+    check_inputs,
+    check_numbers,
+    refuse_shared_memory,
+    unbound,
+    with_dims,
+)
+from manygrad.runtime.jit.batch import batch_kernels, beside_each_other, joined_calls
+from manygrad.runtime.jit.memory import address, buffers_of, stored, united
+from manygrad.runtime.jit.native_replay import prepared
+from manygrad.runtime.jit.recording import Named, Recorded, overwrites, tensors_of
+from manygrad.tensor.engine import engine
+from manygrad.tensor.environment import DEBUG, JIT
+from manygrad.tensor.storage import LIVE, TensorSet, is_stored
+from manygrad.tensor.tensor import Tensor
+from manygrad.tensor.uop import Ops, UOp
+from manygrad.tensor.uop.views import memory
+
+T = TypeVar("T")
+Constants = list[tuple[str, Any]]  # arguments that are neither tensors nor variables, each with the path to it
+Numbers = list[tuple[str, UOp]]  # arguments made of variables, each with the path to it
+
+
+class Captured(Generic[T]):
+    """A capture. `result` is what the function returned, and holds the values of the last replay."""
+
+    def __init__(
+        self, recorded: Recorded, tensors: Named, constants: Constants, numbers: Numbers, bound: Mapping[UOp, int]
+    ) -> None:
+        """`tensors`, `constants`, `numbers`: the arguments of the call that was recorded; `bound`: its variables."""
+        self.inputs, self.constants = recorded.inputs, constants
+        self.variables = frozenset(bound)
+        self.numbers = [(path, unbound(u)) for path, u in numbers]
+        self.overwritten = recorded.overwritten
+        self.result: T = replaced(recorded.out, {id(t): i.own for i, (_, t) in zip(self.inputs, tensors)})
+        calls = beside_each_other([(i, v) for items, v in recorded.calls for i in items])
+        if not calls:
+            raise JitError("the function computed nothing that could be captured; realize or return what it makes")
+        names = [v.arg.name for v in bound]
+        self.items = joined_calls(batch_kernels(calls, names)) if JIT.value == 1 else [i for i, _ in calls]
+        if DEBUG >= 1:
+            print(f"JIT captured {len(calls)} calls as {len(self.items)}")
+        results = [t for _, t in tensors_of(self.result)]
+        for i in self.inputs:
+            i.moves = moves_of(i, self.items, results)
+        self.writes = any(i.written for i in self.inputs)  # the function assigns inputs
+        self.symbolic = any(binds(i.own) for i in self.inputs)  # inputs have symbolic dims
+        self.rebound = [t for t in results if binds(t)]  # results that have
+        self.vars = {k: x for _, v in recorded.calls for k, x in v.items()}
+        self.occupied = united((address(b), address(b) + b.nbytes) for i, _ in calls for b in i.written if address(b))
+        # what the last replay read in place, if its arguments were tensors, all of them read so, and nothing else
+        self.last: list[weakref.ref[UOp]] | None = None
+        self.native: Replay | None = None  # the replay without Python, once there was one
+        current().devices.trim()  # a replay needs none of what the calls before it left
+
+    def __del__(self, live: TensorSet = LIVE) -> None:
+        live.forget(self)
+
+    def replay(self, tensors: Named, constants: Constants, numbers: Numbers, bound: Mapping[UOp, int]) -> T:
+        """The calls, for these arguments."""
+        var_vals = {v.arg.name: value for v, value in bound.items()}
+        check_inputs(self.inputs, tensors)
+        if constants or self.constants:
+            check_constants(self.constants, constants)
+        if numbers or self.numbers:
+            check_numbers(self.numbers, numbers, var_vals)
+        if self.writes:
+            self._refuse_results(tensors)
+        passed = [(i, t, stored(t)) for i, (_, t) in zip(self.inputs, tensors) if i.twin is None]
+        for i, t, whole in passed:
+            self._pass(i, whole)
+            i.in_place &= whole is t
+        self._keep_old_values()
+        run_items(self.items, {**self.vars, **var_vals} if var_vals else self.vars)
+        del passed  # (a copy of a view is read where it lies)
+        for i, (_, t) in zip(self.inputs, tensors):
+            if i.written:
+                t.assign(i.own).realize()
+        if not self.rebound:
+            return self.result
+        return cast(T, replaced(self.result, {id(t): with_dims(t, var_vals) for t in self.rebound}))
+
+    def remember(self, tensors: Named) -> None:
+        """After a replay whose arguments were these tensors and nothing else: whether it read them in place."""
+        plain = not (self.variables or self.writes or self.symbolic)
+        in_place = plain and all(i.twin is None and i.in_place for i in self.inputs)
+        self.last = [weakref.ref(t.uop) for _, t in tensors] if in_place else None
+
+    def replay_in_place(self) -> T:
+        """The calls, for what the last replay read."""
+        self.items[0].wake()
+        self._keep_old_values()
+        run_items(self.items, self.vars)
+        return self.result
+
+    def prepare(self) -> Replay | None:
+        """The native replay of what the last one read, None where that needs Python."""
+        assert self.last is not None
+        self.native = prepared(self.items, self.vars, self.native, self.last, id(self))
+        return self.native
+
+    def go_on(self) -> None:
+        """Makes the rest of the calls in Python after a native replay that stopped before its end."""
+        (item,) = self.items
+        try:
+            item.go_on(self.vars)
+        except BaseException:
+            current().communication.drain()
+            raise
+
+    def _refuse_results(self, tensors: Named) -> None:
+        refuse_shared_memory(self.inputs, tensors)
+        for i, (path, t) in zip(self.inputs, tensors):
+            if i.written and overwrites(self.overwritten, memory(t.uop)):
+                raise JitError(
+                    f"{path} is assigned by the function, and lies where the function writes something else, a "
+                    "result perhaps; pass a clone()"
+                )
+
+    def _keep_old_values(self) -> None:
+        """What was made lazily of the state or of a result (`total = total + step(x)`), and is not computed yet,
+        must not see what is written now."""
+        made = LIVE.newer(self)
+        if not made:
+            return
+        lazy = [t for t in made if not is_stored(t.uop)]
+        reads = lambda t: any(u.op is Ops.BUFFER and overwrites(self.overwritten, u) for u in t.uop.toposort())  # noqa: E731
+        for t in [t for t in lazy if reads(t)]:
+            try:
+                t.realize()
+            except Exception as e:  # it must not fail the step: whoever reads it gets the error
+                engine().lose(
+                    t,
+                    f"a value of shape {t.shape} could not be computed when a TinyJit overwrote what it reads "
+                    f"({type(e).__name__}: {e}), and is lost",
+                )
+
+    def _writes(self, b: Buffer) -> bool:
+        """Whether the calls write where `b` lies."""
+        begin = address(b)
+        if not begin:
+            return True  # (not known where it lies)
+        i = bisect(self.occupied, (begin + b.nbytes, 0))  # those before begin before `b` ends
+        return i > 0 and self.occupied[i - 1][1] > begin
+
+    def _pass(self, i: Input, t: Tensor) -> None:
+        """Has the calls read `t`."""
+        i.in_place = True
+        for dst, src in zip(buffers_of(i.own.uop), buffers_of(t.uop)):
+            if i.moves is not None:
+                if i.at and address(src) == i.at and dst is not src:  # it lies where the last one did
+                    continue
+                free = src.device is dst.device and not self._writes(src)
+                for move in i.moves:
+                    move((src if free else dst).handle)
+                i.at = address(src) if free else 0
+                if free:
+                    continue
+            if dst is not src:
+                i.in_place = False
+                copy_buffer(dst, src)
+
+
+def replaced(x: Any, by: dict[int, Tensor]) -> Any:
+    """A result with tensors replaced by identity."""
+    if isinstance(x, Tensor):
+        return by.get(id(x), x)
+    if isinstance(x, (list, tuple)):
+        items = [replaced(y, by) for y in x]
+        return type(x)(*items) if hasattr(x, "_fields") else type(x)(items)
+    return {k: replaced(y, by) for k, y in x.items()} if isinstance(x, dict) else x
+
+
+def moves_of(i: Input, items: list[ExecItem], results: list[Tensor]) -> list[Callable[[Any], None]] | None:
+    """What has each item read other memory in place of the input's own; None where one cannot, or where the input is a
+    result, or a tensor was made of it that is still alive."""
+    buffers = buffers_of(i.own.uop)
+    kept = [*results, *(t for t in LIVE if t is not i.own)]
+    if i.twin is not None or i.written or len(buffers) != 1 or any(i.own.uop in t.uop.toposort() for t in kept):
+        return None
+    readers = [item for item in items if any((b.base or b) is buffers[0] for b in item.buffers)]
+    found = [item.mover(buffers[0]) for item in readers]
+    return None if None in found else [move for move in found if move is not None]

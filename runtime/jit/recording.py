@@ -1,0 +1,96 @@
+"""Recording: one call of a function, with inputs of the capture's own in place of its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from manygrad.runtime.buffer import Buffer
+from manygrad.runtime.engine.linear import Recording, capture
+from manygrad.runtime.executors.items import ExecItem, Vars
+from manygrad.runtime.jit.arguments import Input, binds, cut_of, refuse_shared_memory, signature, walk
+from manygrad.runtime.jit.memory import buffers_of, stored, whole
+from manygrad.runtime.storage import STORAGE
+from manygrad.tensor.standin import part
+from manygrad.tensor.storage import LIVE, PENDING, TensorSet, assignments, is_stored
+from manygrad.tensor.tensor import Tensor
+from manygrad.tensor.uop import UOp
+from manygrad.tensor.uop.views import memory
+
+Named = list[tuple[str, Tensor]]  # tensors, each with the path to it
+
+
+def realize_all(out: Any) -> None:
+    """Computes the tensors of a result, and this thread's assignments."""
+    found = tensors_of(out)
+    tensors = [t for _, t in found] + PENDING.mine()
+    if tensors:
+        tensors[0].realize(*tensors[1:])
+
+
+def tensors_of(out: Any) -> Named:
+    """The tensors of a result, each with the path to it."""
+    found: Named = []
+    walk(out, "result", found, [], [])
+    return found
+
+
+@dataclass
+class Recorded:
+    """What a call of the function did, and returned."""
+
+    out: Any
+    inputs: list[Input]
+    calls: list[tuple[list[ExecItem], Vars]]
+    assigned: TensorSet  # by the function
+    overwritten: set[Buffer]
+
+    def made_state(self, known: set[UOp]) -> bool:
+        """Whether a tensor lives on in memory that is not `known` from before, and that a replay would write again, or
+        was assigned: an optimiser's buffer, say, which a replay would begin with zeros each time."""
+        if any(memory(t.uop) not in known for t in self.assigned if all(t is not i.own for i in self.inputs)):
+            return True
+        expected = {id(t) for _, t in tensors_of(self.out)} | {id(i.own) for i in self.inputs}
+        made = [t for t in LIVE if id(t) not in expected and is_stored(t.uop) and memory(t.uop) not in known]
+        return any(overwrites(self.overwritten, memory(t.uop)) for t in made)
+
+
+def overwrites(overwritten: set[Buffer], u: UOp) -> bool:
+    """Whether what is overwritten is the memory of a BUFFER, if it has any (that of a lost value has not)."""
+    return u in STORAGE and not overwritten.isdisjoint(map(whole, buffers_of(u)))
+
+
+def record(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Named) -> Recorded:
+    """Calls the function. `tensors` are those of its arguments."""
+    recording = Recording(t for t in LIVE if not is_stored(t.uop))
+    inputs: list[Input] = []
+    join = part(t for _, t in tensors)
+    before = {id(t): t.uop for _, t in tensors}
+    first: dict[int, int] = {}
+    try:
+        for path, t in tensors:
+            twin = first.get(id(t))
+            own = inputs[twin].own if twin is not None else stored(t).clone().realize()
+            kind = None if binds(t) else (t.shape, t.dtype, t.device, cut_of(t))
+            inputs.append(Input(path, signature(t), own, kind, twin))
+            first.setdefault(id(t), len(inputs) - 1)
+            t.uop = own.uop
+        capture.append(recording)
+        with assignments() as assigned:
+            out = fn(*args, **kwargs)
+            realize_all(out)
+    finally:
+        capture.clear()
+        for _, t in tensors:
+            t.uop = before[id(t)]
+        join()
+    overwritten = {whole(b) for items, _ in recording.taken for item in items for b in item.written}
+    written = {id(b) for b in overwritten}
+    for i in inputs:
+        i.written = i.twin is None and any(id(b) in written for b in buffers_of(i.own.uop))
+    refuse_shared_memory(inputs, tensors)
+    for i, (_, t) in zip(inputs, tensors):
+        if i.written:
+            t.assign(i.own).realize()
+    return Recorded(out, inputs, recording.taken, assigned, overwritten)
