@@ -16,7 +16,7 @@ from manygrad.runtime.devices import python as python_device
 from manygrad.runtime.engine import linear
 from manygrad.runtime.engine import realize as engine
 from manygrad.runtime.executors import items
-from manygrad.runtime.jit import tiny_jit as jit
+from manygrad.runtime.jit import captured, recording, tiny_jit
 from manygrad.schedule import lower as lowering
 from manygrad.tensor import function as functions
 from manygrad.tensor import gradient, storage
@@ -67,11 +67,12 @@ STAGES: list[tuple[Any, str]] = [
     (engine.RealizeEngine, "_needed"),
     (engine.RealizeEngine, "_remember"),
     (engine.RealizeEngine, "_replace"),
-    (jit, "_stored"),
-    (jit, "walk"),
-    (jit, "_moves"),
-    (jit, "batch_kernels"),
-    (jit, "run_items"),
+    (recording, "stored"),
+    (captured, "stored"),
+    (tiny_jit, "walk"),
+    (captured, "moves_of"),
+    (captured, "batch_kernels"),
+    (captured, "run_items"),
     (functions, "_structure"),
     (functions, "_read_by_gradient"),
     (functions, "gradients_of_call"),

@@ -128,7 +128,7 @@ def test_two_replicas_write_the_texts_of_one_process_until_a_node_is_lost(
 
 
 def test_interrupt_finishes_what_both_replicas_write(model: Path, tmp_path: Path) -> None:
-    with replicas(model, tmp_path, 2, "--slots", "1", "--room", "4096") as served:
+    with replicas(model, tmp_path, 2, "--slots", "2", "--room", "4096") as served:
         complete = served.client.completions.create
         given = {
             "model": "tiny",

@@ -156,7 +156,7 @@ def test_kernels_are_batched_and_counted() -> None:
     x = Tensor(np.zeros(3, np.float32))
     for _ in range(3):
         f(x)
-    assert len(f.items) == 1
+    assert len(f.captured.items) == 1
     before = GlobalCounters.kernel_count
     assert f(x).numpy().tolist() == [5.0] * 3
     assert GlobalCounters.kernel_count - before == 5
@@ -335,7 +335,7 @@ def test_without_native_graphs_it_gives_the_same() -> None:
         f = TinyJit(lambda a: ((a + 1).contiguous() * 2).contiguous())
         for i in range(4):
             assert f(Tensor([1.0 * i])).item() == 2.0 * (i + 1)
-        assert len(f.items) == 2
+        assert len(f.captured.items) == 2
 
 
 def test_a_capture_keeps_its_memory_and_gives_it_back() -> None:

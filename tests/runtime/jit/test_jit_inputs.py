@@ -48,7 +48,7 @@ def test_a_result_that_is_the_input_holds_the_last_one() -> None:
         a = np.full(16, i, np.float32)
         same, other, third = f(Tensor.from_numpy(a))
         assert (same.tolist(), other.tolist(), third.tolist()) == ([i] * 16, [2 * (i + 1)] * 16, [3 * i] * 16)
-    assert isinstance(f.items[0], GraphItem)
+    assert isinstance(f.captured.items[0], GraphItem)
 
 
 def test_what_was_made_of_an_input_and_lives_on_holds_the_last_one() -> None:

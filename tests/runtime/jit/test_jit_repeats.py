@@ -16,7 +16,7 @@ import pytest
 
 from manygrad import GlobalCounters, Tensor, TinyJit
 from manygrad.native.replay import DONE
-from manygrad.runtime.jit import tiny_jit as jit
+from manygrad.runtime.jit import captured as captures
 from manygrad.tensor.environment import Context
 
 
@@ -34,7 +34,7 @@ def test_the_same_tensors_are_passed_once(monkeypatch: pytest.MonkeyPatch) -> No
     for _ in range(3):
         step(a, b)
     passed: list[Any] = []
-    monkeypatch.setattr(TinyJit, "_pass", lambda self, i, t: passed.append(t))
+    monkeypatch.setattr(captures.Captured, "_pass", lambda self, i, t: passed.append(t))
     for _ in range(4):
         step(a, b)
     assert not passed
@@ -63,7 +63,7 @@ def test_a_replay_that_fails_leaves_nothing_to_repeat(monkeypatch: pytest.Monkey
         raise RuntimeError("a kernel failed")
 
     with monkeypatch.context() as m:
-        m.setattr(jit, "run_items", fail)
+        m.setattr(captures, "run_items", fail)
         with pytest.raises(RuntimeError, match="a kernel failed"):
             step(b)
     assert np.array_equal(step(a).numpy(), values(0) + 1)
@@ -101,7 +101,7 @@ def test_native_code_makes_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     GlobalCounters.reset()
     taken = GlobalCounters.steps
     with monkeypatch.context() as m:
-        m.setattr(jit, "run_items", None)
+        m.setattr(captures, "run_items", None)
         if step.again.holds():
             assert np.array_equal(step(a).numpy(), values(0) * 2)
             assert (GlobalCounters.kernel_count, GlobalCounters.steps - taken) == (1, 1)

@@ -79,7 +79,7 @@ def test_kernels_of_a_native_graph_have_their_own_times() -> None:
     x = Tensor(np.ones((16, 16), np.float32)).realize()
     for _ in range(3):
         step(x)
-    (graph,) = step.items
+    (graph,) = step.captured.items
     with manygrad.profile() as p:
         out = step(x)
     kernels = [e for e in p.events if e.lane == "kernels CPU:0"]
