@@ -114,9 +114,14 @@ class IndexingMixin:
         for i, s in enumerate(abs(s) for s in steps):
             if s > 1:
                 t = t._every(i, s)
+        return t._laid_out(layout)
+
+    def _laid_out(self: Tensor, layout: list[Any]) -> tuple[Tensor, dict[int, Tensor]]:
+        """The dims as `layout` says, an entry for each item of an index: "new" adds a dim of size 1, "drop" drops the
+        next one, "keep" keeps it, a tensor keeps those that it covers. Returned with the tensors, by first dim."""
         shape: list[Any] = []
         tensors: dict[int, Tensor] = {}
-        dims = iter(t.shape)
+        dims = iter(self.shape)
         for x in layout:
             if isinstance(x, str):
                 d = 1 if x == "new" else next(dims)
@@ -127,7 +132,7 @@ class IndexingMixin:
             else:
                 tensors[len(shape)] = x
                 shape += [next(dims) for _ in range(x.ndim if x.dtype.is_bool else 1)]
-        return t.reshape(tuple(shape)), tensors
+        return self.reshape(tuple(shape)), tensors
 
     def _place(self: Tensor, i: Any, dim: int) -> Any:
         """An index of one place of `dim`, counted from its beginning; IndexError where it can be outside."""

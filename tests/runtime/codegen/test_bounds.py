@@ -49,7 +49,7 @@ class HandMade(Prepared):
 
 def by_hand(device: str, e: Instructions, scratch_bytes: int = 0) -> Kernel:
     """The kernel of what was emitted in `e`."""
-    compiled = import_module(f"manygrad.runtime.devices.{device.lower()}").COMPILED
+    compiled = import_module(f"manygrad.runtime.devices.{device.lower()}.backend").COMPILED
     name = kernel_name(COPY)
     program = Program(name, tuple(e.blocks[0].insts), (), 2, (), scratch_bytes)
     with Context(CACHE=0, CHECK_OOB=1):

@@ -63,23 +63,6 @@ class Printer(Registers):
         t = vector(scalar_type(x.dtype), x.lanes) if x.dtype is not dtypes.void else "void"
         src = [self.names[s] for s in x.src if s in self.names]
         match x.op:
-            case Low.PARAM:
-                at = self.let(f"getelementptr ptr, ptr %buffers, i64 {x.arg}")
-                pointer = self.let(f"load ptr, ptr {at}, align 8")
-                if x in self.streamed:
-                    whole = self.let(f"ptrtoint ptr {pointer} to i64")
-                    rest = self.let(f"and i64 {whole}, 63")
-                    self.aligned[x] = self.let(f"icmp eq i64 {rest}, 0")
-                return pointer
-            case Low.SCRATCH:
-                return self.let(f"getelementptr i8, ptr %scratch, i64 {x.arg}")
-            case Low.VAR:
-                at = self.let(f"getelementptr i64, ptr %variables, i64 {x.arg}")
-                return self.let(f"load i64, ptr {at}, align 8")
-            case Low.BEGIN:
-                return "%begin"
-            case Low.FINISH:
-                return "%finish"
             case Low.CONST | Low.HERE:
                 return splat(literal(x.arg, x.dtype), scalar_type(x.dtype), x.lanes)
             case Low.IOTA:
@@ -127,19 +110,43 @@ class Printer(Registers):
                 at = self.address(self.names[x.src[0]], x.src[1], x.arg, memory_type(x.src[0].dtype))
                 self.call("llvm.prefetch.p0", "void", f"ptr {at}", "i32 0", "i32 3", "i32 1")
                 return None
-            case Low.MATRIX_SHAPES:
-                self.shape_matrices(x)
+            case Low.MATRIX_SHAPES | Low.MATRIX_ZERO | Low.MATRIX_LOAD | Low.MATRIX_STORE | Low.MATRIX_DOT:
+                self.matrix(x)
                 return None
-            case Low.MATRIX_ZERO:
-                self.call("llvm.x86.tilezero", "void", f"i8 {x.arg}")
+            case Low.PARAM | Low.SCRATCH | Low.VAR | Low.BEGIN | Low.FINISH:
+                return self.argument(x)
+            case Low.ACC | Low.GET | Low.SET:
+                return self.accumulator(x, t, src)
+            case Low.LOOP:
+                return self.loop(x)
+            case Low.IF | Low.ELSE | Low.END:
+                self.branch(x, src)
                 return None
-            case Low.MATRIX_LOAD | Low.MATRIX_STORE:
-                self.move_matrix(x)
-                return None
-            case Low.MATRIX_DOT:
-                *registers, rows, columns = x.arg
-                self.call(MATRIX_DOTS[rows, columns], "void", *(f"i8 {r}" for r in registers))
-                return None
+        assert isinstance(x.op, Ops)
+        return self.alu(x, t, src)
+
+    def argument(self, x: Inst) -> str:
+        """What the kernel is given: memory, variables, and the part of the parallel loop."""
+        match x.op:
+            case Low.PARAM:
+                at = self.let(f"getelementptr ptr, ptr %buffers, i64 {x.arg}")
+                pointer = self.let(f"load ptr, ptr {at}, align 8")
+                if x in self.streamed:
+                    whole = self.let(f"ptrtoint ptr {pointer} to i64")
+                    rest = self.let(f"and i64 {whole}, 63")
+                    self.aligned[x] = self.let(f"icmp eq i64 {rest}, 0")
+                return pointer
+            case Low.SCRATCH:
+                return self.let(f"getelementptr i8, ptr %scratch, i64 {x.arg}")
+            case Low.VAR:
+                at = self.let(f"getelementptr i64, ptr %variables, i64 {x.arg}")
+                return self.let(f"load i64, ptr {at}, align 8")
+            case Low.BEGIN:
+                return "%begin"
+        return "%finish"
+
+    def accumulator(self, x: Inst, t: str, src: list[str]) -> str | None:
+        match x.op:
             case Low.ACC:
                 slot = "%" + self.fresh("acc")
                 self.entry.append(f"  {slot} = alloca {t}, align 64")
@@ -147,28 +154,35 @@ class Printer(Registers):
                 return slot
             case Low.GET:
                 return self.let(f"load {t}, ptr {src[0]}, align 64")
-            case Low.SET:
-                self.line(f"store {self.typed(x.src[1])}, ptr {src[0]}, align 64")
-                return None
-            case Low.LOOP:
-                return self.loop(x)
+        self.line(f"store {self.typed(x.src[1])}, ptr {src[0]}, align 64")
+        return None
+
+    def branch(self, x: Inst, src: list[str]) -> None:
+        match x.op:
             case Low.IF:
                 label = self.fresh("if")
                 self.line(f"br i1 {src[0]}, label %{label}.then, label %{label}.else")
                 self.open.append((label, x, "then"))
                 self.start(f"{label}.then")
-                return None
             case Low.ELSE:
                 label, begin, _ = self.open.pop()
                 self.line(f"br label %{label}.end")
                 self.start(f"{label}.else")
                 self.open.append((label, begin, "else"))
-                return None
             case Low.END:
                 self.end()
-                return None
-        assert isinstance(x.op, Ops)
-        return self.alu(x, t, src)
+
+    def matrix(self, x: Inst) -> None:
+        match x.op:
+            case Low.MATRIX_SHAPES:
+                self.shape_matrices(x)
+            case Low.MATRIX_ZERO:
+                self.call("llvm.x86.tilezero", "void", f"i8 {x.arg}")
+            case Low.MATRIX_LOAD | Low.MATRIX_STORE:
+                self.move_matrix(x)
+            case Low.MATRIX_DOT:
+                *registers, rows, columns = x.arg
+                self.call(MATRIX_DOTS[rows, columns], "void", *(f"i8 {r}" for r in registers))
 
     def half(self, x: Inst, vec: str) -> str:
         e, n = scalar_type(x.dtype), x.lanes

@@ -220,6 +220,15 @@ class Printer(Arithmetic):
                 for name, own in zip(*src):
                     self.line(f"{name} = {own};")
                 return None
+            case Low.LOOP | Low.IF | Low.ELSE | Low.END:
+                return self.control(x, src)
+        if not isinstance(x.op, Ops):
+            raise NotImplementedError(f"{x.op.name} is an instruction of other machines (`Machine.scales`, `dots`)")
+        return self.alu(x, src)
+
+    def control(self, x: Inst, src: list[Value]) -> Value | None:
+        """Opens or closes a block; of a loop its index."""
+        match x.op:
             case Low.LOOP:
                 name = self.fresh()
                 (begin,), (end,) = src
@@ -229,19 +238,14 @@ class Printer(Arithmetic):
             case Low.IF:
                 self.line(f"if ({src[0][0]}) {{")
                 self.depth += 1
-                return None
             case Low.ELSE:
                 self.depth -= 1
                 self.line("} else {")
                 self.depth += 1
-                return None
             case Low.END:
                 self.depth -= 1
                 self.line("}")
-                return None
-        if not isinstance(x.op, Ops):
-            raise NotImplementedError(f"{x.op.name} is an instruction of other machines (`Machine.scales`, `dots`)")
-        return self.alu(x, src)
+        return None
 
     def exchange(self, insts: list[Inst]) -> None:
         """Values of the work items whose places differ in a bit: all at once, as a barrier takes its time. Small types
