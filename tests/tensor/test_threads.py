@@ -114,7 +114,7 @@ def test_a_capture_holds_one_threads_calls() -> None:
             step = TinyJit(lambda t: (t * 2).contiguous() + 1)
             for i in range(4):
                 assert step(Tensor([float(i)]).realize()).item() == 2 * i + 1
-            assert sum(len(getattr(i, "items", [i])) for i in step.items) == 2
+            assert sum(len(getattr(i, "items", [i])) for i in step.captured.items) == 2
     finally:
         stop.set()
         other.join()
