@@ -83,7 +83,7 @@ def test_a_replay_runs_it_with_other_kernels_in_one_native_call() -> None:
     for _ in range(4):
         got = step(*(Tensor(a).realize() for a in arrays)).numpy()
         np.testing.assert_array_equal(got, want)
-    assert len(step.items) == 1
+    assert len(step.captured.items) == 1
 
 
 def test_each_device_has_its_own() -> None:
