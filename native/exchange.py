@@ -51,7 +51,7 @@ STEP = {
 HEADER = {"AT_SEQUENCE": 4, "AT_NUMBER": 6, "AT_TOTAL": 7, "AT_OFFSET": 8}
 
 
-class Functions(NamedTuple):
+class ExchangeFunctions(NamedTuple):
     """`exchange(run)` gives the step at which it stopped; `joined(all)` writes it, and the row, into its table."""
 
     exchange: Any
@@ -59,7 +59,7 @@ class Functions(NamedTuple):
 
 
 @cache
-def functions(ring: int, slot_nbytes: int, header_nbytes: int) -> Functions:
+def functions(ring: int, slot_nbytes: int, header_nbytes: int) -> ExchangeFunctions:
     """`ring`, a power of two, is how many messages a mailbox has slots for."""
     words = {name: i for names in (RUN, LINK, ALL, ROW) for i, name in enumerate(names)}
     text = module(
@@ -69,8 +69,8 @@ def functions(ring: int, slot_nbytes: int, header_nbytes: int) -> Functions:
         RECEIVE=RECEIVE, RELEASE=RELEASE, SETTLE=SETTLE, COPY=COPY, KERNEL=KERNEL, SPENT_COUNT=SPENT_COUNT,
         TEXT_BITS=TEXT_BITS, AMOUNT_WORDS=AMOUNT_WORDS,
     )  # fmt: skip
-    at = compiler().functions(text, Functions._fields)
-    return Functions(
+    at = compiler().functions(text, ExchangeFunctions._fields)
+    return ExchangeFunctions(
         ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(at["exchange"]),
         ctypes.CFUNCTYPE(None, ctypes.c_void_p)(at["joined"]),
     )

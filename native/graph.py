@@ -14,7 +14,7 @@ def clock() -> int:
     return CLOCKS.get(sys.platform, 1)
 
 
-class Job(NamedTuple):
+class KernelCall(NamedTuple):
     """Addresses of a kernel's function, its array of pointers and that of its variables (0: none); its loop."""
 
     function: int
@@ -24,8 +24,8 @@ class Job(NamedTuple):
     grain: int
 
 
-def graph_table(jobs: Sequence[Job]) -> Any:
-    return (ctypes.c_int64 * (len(Job._fields) * len(jobs) or 1))(*[x for job in jobs for x in job])
+def graph_table(jobs: Sequence[KernelCall]) -> Any:
+    return (ctypes.c_int64 * (len(KernelCall._fields) * len(jobs) or 1))(*[x for job in jobs for x in job])
 
 
 def room_for_stamps(jobs: int) -> Any:

@@ -32,7 +32,7 @@ def constants() -> dict[str, int]:
     return {**futex.constants(), "YIELDS": YIELDS, "YIELD_NS": YIELD_NS, "CLOCK": clock()}
 
 
-class Functions(NamedTuple):
+class SequenceFunctions(NamedTuple):
     """Addresses and unsigned 32-bit numbers; `limit` is the address of a `Timespec`.
 
     `publish(word, value, bell, interest, code)`, `load(word)`, `wait(word, target, bell, interest, code, spins, limit)`
@@ -44,7 +44,7 @@ class Functions(NamedTuple):
 
 
 @cache
-def functions() -> Functions:
+def functions() -> SequenceFunctions:
     """Compiled on first use. Raises `OSError` off Linux."""
     if not futex.available():
         raise OSError(
@@ -52,9 +52,9 @@ def functions() -> Functions:
             f"{platform.machine()}; set TRANSPORT=zmq"
         )
     text = module("futex", "clock", pause(processor().architecture), "sequence", **constants())
-    at = compiler().functions(text, Functions._fields)
+    at = compiler().functions(text, SequenceFunctions._fields)
     p, u = ctypes.c_void_p, ctypes.c_uint32
-    return Functions(
+    return SequenceFunctions(
         ctypes.CFUNCTYPE(None, p, u, p, p, u)(at["publish"]),
         ctypes.CFUNCTYPE(u, p)(at["load"]),
         ctypes.CFUNCTYPE(u, p, u, p, p, u, ctypes.c_int64, p)(at["wait"]),

@@ -12,7 +12,7 @@ from manygrad.nn.parameter import Parameter
 from manygrad.tensor.tensor import Tensor
 
 
-class _Held(Module):
+class _Container(Module):
     """Items by attribute name, in order of insertion."""
 
     def _items(self) -> dict[str, Any]:
@@ -22,7 +22,7 @@ class _Held(Module):
         return len(self._items())
 
 
-class _List(_Held):
+class _List(_Container):
     def _index(self, i: Any) -> int:
         n = len(self)
         at = i.__index__()
@@ -129,7 +129,7 @@ class ParameterList(_List):
         return Parameter(value) if isinstance(value, Tensor) and not isinstance(value, Parameter) else value
 
 
-class _Dict(_Held):
+class _Dict(_Container):
     def __getitem__(self, key: str) -> Any:
         items = self._items()
         if key not in items:

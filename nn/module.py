@@ -16,6 +16,7 @@ import numpy as np
 from manygrad.nn import walk
 from manygrad.nn.parameter import Buffer, Parameter
 from manygrad.tensor.dtype import DType, dtypes, to_dtype
+from manygrad.tensor.hooks import RemovableHandle
 from manygrad.tensor.ops.differentiation import zero_grad
 from manygrad.tensor.tensor import Tensor
 
@@ -27,23 +28,6 @@ class LoadResult(NamedTuple):
 
     missing_keys: list[str]
     unexpected_keys: list[str]
-
-
-class RemovableHandle:
-    """Returned by the hook methods; `remove()` takes the hook off again."""
-
-    def __init__(self, hooks: dict[int, Any], hook: Any):
-        self.hooks, self.id = hooks, max(hooks, default=-1) + 1
-        hooks[self.id] = hook
-
-    def remove(self) -> None:
-        self.hooks.pop(self.id, None)
-
-    def __enter__(self) -> RemovableHandle:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.remove()
 
 
 class Module:

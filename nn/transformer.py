@@ -32,7 +32,7 @@ def _copies(layer: Module, n: int) -> ModuleList:
     return ModuleList([copy.deepcopy(layer) for _ in range(n)])
 
 
-class _Layer(Module):
+class _TransformerLayer(Module):
     """The parts that encoder and decoder layers share."""
 
     def _build(self, d_model: int, nhead: int, dim_feedforward: int, dropout: float, activation: Activation, eps: float,
@@ -62,7 +62,7 @@ class _Layer(Module):
         return self.linear2(self.dropout(self.activation(self.linear1(x))))
 
 
-class TransformerEncoderLayer(_Layer):
+class TransformerEncoderLayer(_TransformerLayer):
     """Self-attention, then two linear layers, each with a residual and a layer norm."""
 
     self_attn: MultiheadAttention
@@ -96,7 +96,7 @@ class TransformerEncoderLayer(_Layer):
         return self._around(self._around(src, 1, attend), 2, self._feed_forward)
 
 
-class TransformerDecoderLayer(_Layer):
+class TransformerDecoderLayer(_TransformerLayer):
     """Self-attention, attention to `memory`, then two linear layers."""
 
     self_attn: MultiheadAttention

@@ -92,7 +92,7 @@ class Buffer:
         raw = self.device.as_numpy(self.handle, self.nbytes)
         if raw is None:
             return None
-        held = _Held(raw, self)
+        held = _BufferArray(raw, self)
         return np.asarray(held).view(self.dtype.np)
 
     def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -108,7 +108,7 @@ class Buffer:
         )
 
 
-class _Held:
+class _BufferArray:
     """An array interface that keeps a Buffer alive."""
 
     def __init__(self, raw: np.ndarray, buffer: Buffer):

@@ -35,7 +35,7 @@ _DIGEST_BYTES = 32
 T = TypeVar("T")
 
 
-class Store(Protocol):
+class ByteStore(Protocol):
     """Bytes by key, kept across processes; `get` gives None for what is not there."""
 
     def get(self, key: bytes) -> bytes | None: ...
@@ -66,7 +66,7 @@ class Schedules:
     Counts: `hits` were found in memory, `misses` were not; of those, `loaded` were found on disk.
     """
 
-    def __init__(self, store: Store | None = None) -> None:
+    def __init__(self, store: ByteStore | None = None) -> None:
         self.store = store
         self.in_memory: dict[Any, Schedule] = {}  # by graph
         self.by_digest: dict[Any, Known] = {}

@@ -14,13 +14,13 @@ from contextvars import ContextVar
 from typing import Any
 
 from manygrad.tensor.uop.ops import GroupOp, Ops
-from manygrad.tensor.uop.table import Slot
+from manygrad.tensor.uop.table import AttributeTable
 from manygrad.tensor.uop.uop import UOp
 
 SAME_MEMORY = GroupOp.VIEW | {Ops.BITCAST, Ops.DETACH}
 PURE = GroupOp.ELEMENTWISE - SAME_MEMORY | {Ops.CONST, Ops.PAD, Ops.REDUCE, Ops.GATHER, Ops.CAT}
 
-STOPPED: Slot[bool] = Slot("stopped", "_stopped")
+STOPPED: AttributeTable[bool] = AttributeTable("stopped", "_stopped")
 
 
 @STOPPED.by

@@ -20,7 +20,7 @@ from manygrad.tensor.uop.symbolic import to_sint
 if TYPE_CHECKING:
     from manygrad.tensor.tensor import Tensor
 
-Grads = tuple["Tensor | NoGradient | Flat | None", ...]
+Grads = tuple["Tensor | NoGradient | ZeroGradient | None", ...]
 Hooks = dict[UOp, list[Callable[["Tensor"], "Tensor | None"]]]
 _NONE: set[UOp] = set()
 
@@ -41,12 +41,12 @@ class NoGradient:
         )
 
 
-class Flat:
+class ZeroGradient:
     """In place of a gradient of zeros, which costs nothing: where a step or a constant has no slope, but depends on its
     source. (None: it does not.)"""
 
 
-FLAT = Flat()
+FLAT = ZeroGradient()
 
 
 class CustomGrad:
@@ -123,8 +123,8 @@ def flow_back(
     of_results: dict[UOp, dict[int, Tensor]] = {}  # FUNCTION -> what reached its results
     flat: set[UOp] = set()  # what zeros reach
 
-    def arrives(u: UOp, s: UOp, piece: Tensor | NoGradient | Flat) -> None:
-        if isinstance(piece, Flat):
+    def arrives(u: UOp, s: UOp, piece: Tensor | NoGradient | ZeroGradient) -> None:
+        if isinstance(piece, ZeroGradient):
             flat.add(s)
         elif not isinstance(piece, NoGradient):
             assert piece.shape == s.shape, f"gradient of {u.op}: {piece.shape} for a source of {s.shape}"

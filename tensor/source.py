@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from manygrad.tensor.uop.table import Slot, Table
+from manygrad.tensor.uop.table import AttributeTable, Table
 from manygrad.tensor.uop.uop import UOp
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -22,7 +22,7 @@ _OWN = tuple(
 _shown: dict[str, str] = {}  # of each file seen: how it is called in a line, nothing where its lines are not the user's
 
 
-LINE: Slot[str] = Slot("line", "_line")  # where the user wrote it
+LINE: AttributeTable[str] = AttributeTable("line", "_line")  # where the user wrote it
 
 
 def user_line() -> str:

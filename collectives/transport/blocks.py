@@ -18,7 +18,7 @@ POOL_NBYTES = 256 << 20  # of blocks kept for reuse
 FRAMES = 4096  # kept
 
 
-class Block:
+class SharedBlock:
     """`nbytes` at `addr`."""
 
     __slots__ = ("_frame", "addr", "array", "nbytes")
@@ -39,19 +39,19 @@ class Blocks:
     """Of one endpoint."""
 
     def __init__(self) -> None:
-        self.free: dict[int, list[Block]] = {}
+        self.free: dict[int, list[SharedBlock]] = {}
         self.free_nbytes = 0
         self.frames: dict[tuple[int, int], zmq.Frame] = {}
 
-    def take(self, nbytes: int) -> Block:
+    def take(self, nbytes: int) -> SharedBlock:
         """One to write: the pages of a large one that was used before are there already."""
         free = self.free.get(nbytes)
         if not free:
-            return Block(nbytes)
+            return SharedBlock(nbytes)
         self.free_nbytes -= nbytes
         return free.pop()
 
-    def give_back(self, block: Block) -> None:
+    def give_back(self, block: SharedBlock) -> None:
         if self.free_nbytes + block.nbytes > POOL_NBYTES:  # of sizes that are not used any more, it may be
             self.free.clear()
             self.free_nbytes = 0

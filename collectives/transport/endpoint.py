@@ -32,7 +32,7 @@ from manygrad.collectives.errors import (
 from manygrad.collectives.transport import shm, wire
 from manygrad.collectives.transport import zmq as tcp
 from manygrad.collectives.transport.arena import Arena, RemoteArena
-from manygrad.collectives.transport.blocks import Block
+from manygrad.collectives.transport.blocks import SharedBlock
 from manygrad.collectives.transport.link import COPIED_NBYTES, WINDOW, Incoming
 from manygrad.collectives.transport.measure import measure
 from manygrad.collectives.transport.native_runs import NativeRuns
@@ -401,7 +401,7 @@ class Endpoint:
         link.asking.add(number)
         hub.post(link, nbytes)
         place = None if addr is None or not nbytes else bytes_at(addr, nbytes)
-        pooled: Block | None = None
+        pooled: SharedBlock | None = None
 
         def look() -> Borrowed | None:
             nonlocal place, pooled

@@ -13,7 +13,7 @@ import numpy as np
 import zmq
 
 from manygrad.collectives.transport import wire
-from manygrad.collectives.transport.blocks import Block
+from manygrad.collectives.transport.blocks import SharedBlock
 from manygrad.collectives.transport.seal import Opener, Sealer
 from manygrad.tensor.environment import RECONNECT_TIMEOUT_S
 
@@ -35,10 +35,12 @@ class Outgoing:
 
     header: wire.Header
     addr: int
-    copy: Block | None
+    copy: SharedBlock | None
     offset: int = 0  # up to here it was handed to ZeroMQ
     handed: bool = False  # all of it
-    sealed: dict[int, tuple[bytes, Block]] = field(default_factory=dict)  # its sealed frames, by offset: head, the rest
+    sealed: dict[int, tuple[bytes, SharedBlock]] = field(
+        default_factory=dict
+    )  # its sealed frames, by offset: head, the rest
     kept_nbytes: int = 0  # of copy and sealed frames
 
 

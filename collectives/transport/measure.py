@@ -9,15 +9,13 @@ from __future__ import annotations
 import ctypes
 import math
 import time
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 import numpy as np
 
 from manygrad.collectives.transport.wire import MessageKey
 from manygrad.multi.world import Link
-
-if TYPE_CHECKING:
-    from manygrad.collectives.transport.endpoint import Endpoint
 
 SHORT_NBYTES, LONG_NBYTES = 256 << 10, 4 << 20
 PIECE_S = 4e-3  # a message of a long transfer takes so long on its link: little of the whole, much against handling it
@@ -27,8 +25,25 @@ TRIES = 4  # the fastest counts: workers that are starting keep each other from 
 _PLAN = 0x11A9
 
 
+class Sized(Protocol):
+    @property
+    def addr(self) -> int: ...
+
+
+class Peer(Protocol):
+    """What measuring needs of a worker's endpoint."""
+
+    rank: int
+    size: int
+    routes: dict[int, str]
+
+    def send(self, peer: int, key: MessageKey, addr: int, nbytes: int) -> object: ...
+    def receive(self, peer: int, key: MessageKey, nbytes: int) -> AbstractContextManager[Sized]: ...
+    def flush(self) -> object: ...
+
+
 class _Meter:
-    def __init__(self, endpoint: Endpoint):
+    def __init__(self, endpoint: Peer):
         self.endpoint, self.sent = endpoint, 0
         self.data = np.zeros(LONG_NBYTES, np.uint8)  # (pages that nothing writes take no memory)
 
@@ -66,7 +81,7 @@ class _Meter:
         return min(times) / 1e9
 
 
-def measure(endpoint: Endpoint) -> Link | None:
+def measure(endpoint: Peer) -> Link | None:
     """None where there is nobody else. Takes 10 to 150 ms over ZeroMQ, some messages over shared memory."""
     n, rank = endpoint.size, endpoint.rank
     if n == 1:

@@ -47,7 +47,7 @@ _U32 = 0xFFFFFFFF
 _NO_LIMIT = ctypes.c_uint32(ANY)
 
 
-def native_functions() -> exchange.Functions:
+def native_functions() -> exchange.ExchangeFunctions:
     """Those that run collectives over such links."""
     return exchange.functions(RING, _SLOT_NBYTES, wire.SIZE)
 

@@ -29,7 +29,7 @@ from manygrad.tensor.uop.rewrite import substitute
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockFormat:
     name: str
     number: int  # ggml's, in GGUF files
     nbytes: int
@@ -224,29 +224,29 @@ def _tq2_0(b: Tensor) -> Tensor:
 
 
 FORMATS = (
-    Block("q4_0", 2, 18, (2, 16), _q4_0),
-    Block("q4_1", 3, 20, (2, 16), _q4_1),
-    Block("q5_0", 6, 22, (2, 16), _q5_0),
-    Block("q5_1", 7, 24, (2, 16), _q5_1),
-    Block("q8_0", 8, 34, (32,), _q8_0),
-    Block("q2_k", 10, 84, (2, 4, 2, 16), _q2_k),
-    Block("q3_k", 11, 110, (2, 4, 2, 16), _q3_k),
-    Block("q4_k", 12, 144, (4, 2, 32), _q4_k),
-    Block("q5_k", 13, 176, (4, 2, 32), _q5_k),
-    Block("q6_k", 14, 210, (2, 4, 2, 16), _q6_k),
-    Block("iq2_xxs", 16, 66, (8, 4, 8), GRID_FORMATS["iq2_xxs"].values),
-    Block("iq2_xs", 17, 74, (16, 2, 8), GRID_FORMATS["iq2_xs"].values),
-    Block("iq3_xxs", 18, 98, (8, 4, 8), GRID_FORMATS["iq3_xxs"].values),
-    Block("iq1_s", 19, 50, (8, 4, 8), GRID_FORMATS["iq1_s"].values),
-    Block("iq4_nl", 20, 18, (2, 16), _iq4_nl),
-    Block("iq3_s", 21, 110, (8, 4, 8), GRID_FORMATS["iq3_s"].values),
-    Block("iq2_s", 22, 82, (16, 2, 8), GRID_FORMATS["iq2_s"].values),
-    Block("iq4_xs", 23, 136, (8, 2, 16), _iq4_xs),
-    Block("iq1_m", 29, 56, (16, 2, 8), GRID_FORMATS["iq1_m"].values),
-    Block("tq1_0", 34, 54, (256,), _tq1_0),
-    Block("tq2_0", 35, 66, (2, 4, 32), _tq2_0),
-    Block("mxfp4", 39, 17, (2, 16), _mxfp4),
-    Block("nvfp4", 40, 36, (4, 2, 8), _nvfp4),
+    BlockFormat("q4_0", 2, 18, (2, 16), _q4_0),
+    BlockFormat("q4_1", 3, 20, (2, 16), _q4_1),
+    BlockFormat("q5_0", 6, 22, (2, 16), _q5_0),
+    BlockFormat("q5_1", 7, 24, (2, 16), _q5_1),
+    BlockFormat("q8_0", 8, 34, (32,), _q8_0),
+    BlockFormat("q2_k", 10, 84, (2, 4, 2, 16), _q2_k),
+    BlockFormat("q3_k", 11, 110, (2, 4, 2, 16), _q3_k),
+    BlockFormat("q4_k", 12, 144, (4, 2, 32), _q4_k),
+    BlockFormat("q5_k", 13, 176, (4, 2, 32), _q5_k),
+    BlockFormat("q6_k", 14, 210, (2, 4, 2, 16), _q6_k),
+    BlockFormat("iq2_xxs", 16, 66, (8, 4, 8), GRID_FORMATS["iq2_xxs"].values),
+    BlockFormat("iq2_xs", 17, 74, (16, 2, 8), GRID_FORMATS["iq2_xs"].values),
+    BlockFormat("iq3_xxs", 18, 98, (8, 4, 8), GRID_FORMATS["iq3_xxs"].values),
+    BlockFormat("iq1_s", 19, 50, (8, 4, 8), GRID_FORMATS["iq1_s"].values),
+    BlockFormat("iq4_nl", 20, 18, (2, 16), _iq4_nl),
+    BlockFormat("iq3_s", 21, 110, (8, 4, 8), GRID_FORMATS["iq3_s"].values),
+    BlockFormat("iq2_s", 22, 82, (16, 2, 8), GRID_FORMATS["iq2_s"].values),
+    BlockFormat("iq4_xs", 23, 136, (8, 2, 16), _iq4_xs),
+    BlockFormat("iq1_m", 29, 56, (16, 2, 8), GRID_FORMATS["iq1_m"].values),
+    BlockFormat("tq1_0", 34, 54, (256,), _tq1_0),
+    BlockFormat("tq2_0", 35, 66, (2, 4, 32), _tq2_0),
+    BlockFormat("mxfp4", 39, 17, (2, 16), _mxfp4),
+    BlockFormat("nvfp4", 40, 36, (4, 2, 8), _nvfp4),
 )
 BLOCKS = {f.number: f for f in FORMATS}
 NAMED = {f.name: f for f in FORMATS}

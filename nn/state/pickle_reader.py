@@ -1,6 +1,6 @@
 """Reads a pickle of tensors opcode by opcode, without running what it contains.
 
-Containers, numbers and text come as they are, tensors as `View`s of `Storage`s. Of the globals only those of the
+Containers, numbers and text come as they are, tensors as `View`s of `FileStorage`s. Of the globals only those of the
 allow-list `ALLOWED` mean something; any other is an error with its name.
 """
 
@@ -39,7 +39,7 @@ class Global:
 
 
 @dataclass(frozen=True)
-class Storage:
+class FileStorage:
     """`count` elements of `dtype`, called `key` in the file."""
 
     key: str
@@ -51,7 +51,7 @@ class Storage:
 class View:
     """A tensor to be: a strided view of a storage, offsets and strides in elements."""
 
-    storage: Storage
+    storage: FileStorage
     dtype: DType
     offset: int
     shape: tuple[int, ...]
@@ -75,7 +75,7 @@ def _rebuild_tensor_v3(
 
 
 def _view(storage: Any, dtype: Any, offset: Any, shape: Any, strides: Any) -> View:
-    if not isinstance(storage, Storage):
+    if not isinstance(storage, FileStorage):
         raise ValueError(f"a tensor is built from {type(storage).__name__}, not from a storage")
     dims, steps = _ints("a tensor's shape", shape), _ints("a tensor's strides", strides)
     if len(dims) != len(steps) or type(offset) is not int or offset < 0:
@@ -122,7 +122,7 @@ def _find(module: str, name: str) -> Any:
     if module == "torch" and name in DTYPES:
         return DTYPES[name]
     if (module in ("torch", "torch.storage")) and name in STORAGES:
-        return Storage("", STORAGES[name], 0)
+        return FileStorage("", STORAGES[name], 0)
     found = Global(module, name)
     if str(found) not in ALLOWED:
         raise ValueError(
@@ -138,7 +138,7 @@ _MARK = object()
 class PickleReader:
     """Interprets one pickle of `stream`; `storage(persistent id)` finds storages."""
 
-    def __init__(self, storage: Callable[[Any], Storage]):
+    def __init__(self, storage: Callable[[Any], FileStorage]):
         self.storage = storage
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}

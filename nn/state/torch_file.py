@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from manygrad.nn.state.files import replaced
-from manygrad.nn.state.pickle_reader import PickleReader, Storage, View
+from manygrad.nn.state.pickle_reader import FileStorage, PickleReader, View
 from manygrad.tensor.dtype import DType
 from manygrad.tensor.engine import default_device, engine
 from manygrad.tensor.tensor import Tensor
@@ -106,11 +106,11 @@ def _read_zip(f: BinaryIO) -> tuple[Any, dict[str, tuple[int, int]]]:
     return root, places
 
 
-def _zip_storage(saved: Any) -> Storage:
+def _zip_storage(saved: Any) -> FileStorage:
     kind, dtype, key, _, count = saved
-    if kind != "storage" or not isinstance(dtype, Storage) or type(count) is not int or count < 0:
+    if kind != "storage" or not isinstance(dtype, FileStorage) or type(count) is not int or count < 0:
         raise ValueError(f"a persistent id {saved!r} is not of a storage")
-    return Storage(str(key), dtype.dtype, count)
+    return FileStorage(str(key), dtype.dtype, count)
 
 
 def _read_legacy(f: BinaryIO) -> tuple[Any, dict[str, tuple[int, int]]]:
@@ -123,9 +123,9 @@ def _read_legacy(f: BinaryIO) -> tuple[Any, dict[str, tuple[int, int]]]:
     system = PickleReader(_zip_storage).read(f)
     if isinstance(system, dict) and system.get("little_endian") is False:
         raise ValueError("its byte order is big-endian")
-    storages: dict[str, Storage] = {}
+    storages: dict[str, FileStorage] = {}
 
-    def storage(saved: Any) -> Storage:
+    def storage(saved: Any) -> FileStorage:
         if (
             not isinstance(saved, tuple)
             or len(saved) < 5

@@ -11,12 +11,8 @@ known to move with it. What a processor has (vectors, registers, caches) is no c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from manygrad.runtime.codegen.target import Machine
 from manygrad.tensor.uop.ops import Ops
-
-if TYPE_CHECKING:
-    from manygrad.runtime.codegen.target import Machine
 
 # bytes: of an element that is packed or summed, for half types are converted to float32 [no benchmark]
 ELEMENT_BYTES = 4

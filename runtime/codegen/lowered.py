@@ -102,7 +102,7 @@ class Inst:
 
 
 @dataclass(frozen=True)
-class Program:
+class LoweredProgram:
     """A lowered kernel. It runs indices [begin, end) of the parallel loop, of `count(...)` in all."""
 
     name: str
@@ -115,7 +115,7 @@ class Program:
     shared_bytes: int = 0
 
 
-def show(program: Program) -> str:
+def show(program: LoweredProgram) -> str:
     """The program as readable text, one instruction a line."""
     names: dict[Inst, str] = {}
     lines, indent = [f"{program.name}: parallel {[(str(n.arg), s) for n, s in program.parallel]}"], 1

@@ -18,7 +18,7 @@ from manygrad.runtime.codegen.choose.facts import Facts
 from manygrad.runtime.codegen.kernel.dots import is_dot
 from manygrad.runtime.codegen.kernel.legalize import Legalized
 from manygrad.runtime.codegen.kernel.passes import rewrite
-from manygrad.runtime.codegen.lowered import Program
+from manygrad.runtime.codegen.lowered import LoweredProgram
 from manygrad.runtime.codegen.opts import Matrix, Opt, legal, loop_nest
 from manygrad.runtime.codegen.opts.bind_reduce import exchanged_bytes
 from manygrad.runtime.codegen.opts.cache_shared import shared_bytes
@@ -41,10 +41,10 @@ class Prepared:
     def tree(self) -> Tree:
         """Its loops."""
         from manygrad.runtime.codegen.loops.build import build
-        from manygrad.runtime.codegen.loops.lanes import Kernel
+        from manygrad.runtime.codegen.loops.lanes import KernelContext
 
         sig = signature(self.ast)
-        tree = build(Kernel(sig, loop_nest(sig, self.opts)))
+        tree = build(KernelContext(sig, loop_nest(sig, self.opts)))
         if DEBUG >= 5:
             from manygrad.runtime.codegen.loops.show import show
 
@@ -55,7 +55,7 @@ class Prepared:
             verify(tree)
         return tree
 
-    def program(self) -> Program:
+    def program(self) -> LoweredProgram:
         from manygrad.runtime.codegen.emit.lower import emit
 
         program = emit(self.tree(), self.name)
@@ -65,14 +65,14 @@ class Prepared:
             verify(program)
         return program
 
-    def code(self, render: Callable[[Program], str]) -> str:
+    def code(self, render: Callable[[LoweredProgram], str]) -> str:
         """The generated code; from the source cache when it was made before."""
         return rendered(self, render)
 
 
 @lru_cache(maxsize=16)
-def rendered(prepared: Prepared, render: Callable[[Program], str]) -> str:
-    """The source cache: kernel AST and opts -> code (for several compilations, DEBUG=4 and `Kernel.source`)."""
+def rendered(prepared: Prepared, render: Callable[[LoweredProgram], str]) -> str:
+    """The source cache: kernel AST and opts -> code (for several compilations, DEBUG=4 and `KernelContext.source`)."""
     return render(prepared.program())
 
 

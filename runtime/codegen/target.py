@@ -3,10 +3,58 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from manygrad.runtime.codegen.kernel.dots import Dot
+from manygrad.tensor.dtype import DType, dtypes
+from manygrad.tensor.uop.intervals import bounds
+from manygrad.tensor.uop.uop import UOp
 
 LINE_BYTES = 64  # of a cache line
+LANE_BYTES = 4  # of each factor of a dot product, side by side
+
+
+class Dot(NamedTuple):
+    """An instruction that adds the products of what four bytes hold of type `left` by the same of type `right` to an
+    int32 or float32, in vectors of `vector_bytes`; as the arg of a CUSTOM, one of the products, which may be added up
+    by it. `words`: several instructions, by way of 16 bits; `most`: what is of type `left` is known not to be more than
+    that (of a machine's: must not be more). `rows`: of a matrix unit, which multiplies up to so many rows of one factor
+    by a vector's lanes of the other in one instruction, of each as much as a vector holds; 1: there is none. Factors of
+    float32 are multiplied in parts, by a matrix unit alone."""
+
+    left: DType
+    right: DType
+    vector_bytes: int
+    words: bool = False
+    most: int | None = None
+    rows: int = 1
+
+    @property
+    def terms(self) -> int:
+        """Products that it adds up in a lane."""
+        return LANE_BYTES // (dtypes.bfloat16 if self.in_parts else self.left).itemsize
+
+    @property
+    def most_terms(self) -> int:
+        """Products that an instruction of a matrix unit adds up, at most."""
+        return self.terms * self.vector_bytes // LANE_BYTES
+
+    @property
+    def in_parts(self) -> bool:
+        return self.left is dtypes.float32
+
+    @property
+    def words_most(self) -> int:
+        """How many of it add up to what fits 16 bits, whatever the bytes are: each adds two products there."""
+        if not self.words or self.most is None:
+            return 0
+        largest = 2 * self.most * -int(self.right.min)
+        return int(dtypes.int16.max) // largest if largest else 0
+
+    def takes(self, x: UOp, y: UOp) -> bool:
+        """Whether it multiplies `x` by `y`, in any order."""
+        if {self.left, self.right} != {x.dtype, y.dtype}:
+            return False
+        return self.most is None or bounds(x if x.dtype is self.left else y)[1] <= self.most
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from manygrad.native.processor import Processor, cores, llvm_version, matrix_unit, processor, second_level_cache_bytes
-from manygrad.runtime.codegen.kernel.dots import Dot
-from manygrad.runtime.codegen.target import Machine
+from manygrad.runtime.codegen.target import Dot, Machine
 from manygrad.tensor.dtype import dtypes
 
 # a softmax over rows of 4 KiB is a tenth faster where its first pass asks for the next row, if memory is busy

@@ -47,7 +47,7 @@ def run_functions(sink: UOp, new_buffer: NewBuffer, run: Run, run_body: RunBody)
             return sink
         on_call = standing_on([sink], lambda u: u.op is Ops.FUNCTION)
         first = [c for c in calls if not any(s in on_call for s in c.src)]
-        layer = _Layer(order, first, on_call)
+        layer = _CallLayer(order, first, on_call)
         effects: list[UOp] = []
         becomes: dict[UOp, UOp] = {}
         for b in layer.read_before_written:
@@ -141,7 +141,7 @@ def _rest(sink: UOp, becomes: dict[UOp, UOp]) -> UOp:
     )
 
 
-class _Layer:
+class _CallLayer:
     """What must be computed before the calls `first`: the arguments, and the values that later parts read too."""
 
     def __init__(self, order: list[UOp], first: list[UOp], on_call: set[UOp]):

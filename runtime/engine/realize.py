@@ -19,7 +19,7 @@ from manygrad.runtime.devices import canonical as local_canonical
 from manygrad.runtime.devices import get_device
 from manygrad.runtime.engine.functions import has_functions, run_functions
 from manygrad.runtime.engine.linear import capture, compile_linear
-from manygrad.runtime.engine.recovery import Progress, assigned, drop, lost, settle
+from manygrad.runtime.engine.recovery import RealizeProgress, assigned, drop, lost, settle
 from manygrad.runtime.executors.items import ExecItem, Vars
 from manygrad.runtime.profile.counters import GlobalCounters
 from manygrad.runtime.storage import STORAGE, storage
@@ -190,7 +190,7 @@ class RealizeEngine:
         if all(t.uop.op is Ops.BUFFER for t in (*waiting, *tensors)):
             return
         self._keep_out_of_capture([*waiting, *tensors])
-        progress = Progress()
+        progress = RealizeProgress()
         try:
             self._realize([*waiting, *tensors], progress)
         except Exception as error:
@@ -215,7 +215,7 @@ class RealizeEngine:
                     with recording.paused(), suppress(Exception):
                         self.realize(early, pending=False)
 
-    def _realize(self, wanted: list[Tensor], progress: Progress) -> None:
+    def _realize(self, wanted: list[Tensor], progress: RealizeProgress) -> None:
         todo, overwritten = self._needed(wanted)
         effects: list[UOp] = []
         becomes: dict[UOp, UOp] = {}
@@ -315,13 +315,13 @@ class RealizeEngine:
         for t in (*also, *waiting):  # each can be done, not all at once: a variable with two values, too little memory
             together = self._needed([t])[0]
             try:
-                self._realize([t], Progress())
+                self._realize([t], RealizeProgress())
             except Exception as e:
                 after = {u for x in together if (u := _read_at(x.uop)).op is Ops.AFTER}
                 if after:
                     drop(dict.fromkeys(after, f"{type(e).__name__}: {e}"), new_buffer)
                     errors.append(_noted(e, t))
-        self._realize(tensors, Progress())
+        self._realize(tensors, RealizeProgress())
         if errors:
             raise errors[0]
 

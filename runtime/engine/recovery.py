@@ -25,7 +25,7 @@ from manygrad.tensor.uop.views import memory, rebased
 NewBuffer = Callable[[UOp, str | tuple[str, ...]], UOp]
 
 
-class Progress:
+class RealizeProgress:
     """How far a realize has come: the memory written, and the memory that was still to be written when it failed."""
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ def _take_back(t: Tensor, bad: set[UOp]) -> bool:
 
 
 def settle(
-    sink: UOp, own: dict[int, UOp], overwritten: set[UOp], progress: Progress, clock: int, new_buffer: NewBuffer
+    sink: UOp, own: dict[int, UOp], overwritten: set[UOp], progress: RealizeProgress, clock: int, new_buffer: NewBuffer
 ) -> bool:
     """After a failure on the way: what has been written is what tensors hold; what has not been begun goes on waiting.
     Whether an assignment may have been lost in the middle.

@@ -26,7 +26,7 @@ Step = Callable[[], Any]
 LANE = "calls of collectives"  # of a profile
 
 
-class Place(NamedTuple):
+class BufferPart(NamedTuple):
     """A part of a buffer, or, without one, what is borrowed."""
 
     device: Device
@@ -193,18 +193,18 @@ class Exchange:
                             f"{given} and {out} overlap; peers still read the one while the other is written"
                         )
 
-    def _put(self, number: int, place: Place, handle: Any) -> None:
+    def _put(self, number: int, place: BufferPart, handle: Any) -> None:
         self.handles[number] = handle
         if place.device.allocator.host is not None:
             self.addresses[number] = place.device.address(handle)
 
-    def _located(self, u: UOp) -> Place:
+    def _located(self, u: UOp) -> BufferPart:
         buffer, first = (u.src[0], u.arg.offset) if u.op is Ops.VIEW else (u, 0)
         nbytes = numel(u.shape) * u.dtype.itemsize
         if buffer.op is Ops.BUFFER:
-            return Place(get_device(buffer.arg.device), nbytes)
+            return BufferPart(get_device(buffer.arg.device), nbytes)
         base = self.buffers[buffer.arg.uid]
-        return Place(base.device, nbytes, base, first * u.dtype.itemsize)
+        return BufferPart(base.device, nbytes, base, first * u.dtype.itemsize)
 
     # --- steps
 

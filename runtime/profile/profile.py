@@ -31,7 +31,7 @@ FILE = "profile.json"
 MAX_EVENTS = 1_000_000
 
 
-class Event(NamedTuple):
+class TraceEvent(NamedTuple):
     """`start` and `end` are of `time.perf_counter`; `args` a dict,
     or a function that makes it when the trace is written."""
 
@@ -47,7 +47,7 @@ class Profile:
 
     def __init__(self, path: str = "") -> None:
         self.path = path
-        self.events: list[Event] = []
+        self.events: list[TraceEvent] = []
         self.dropped = 0  # events beyond MAX_EVENTS
         self.epoch = time.time() - time.perf_counter()
 
@@ -114,7 +114,7 @@ def record(
     lane: str, name: str, start: float, end: float, args: dict[str, Any] | Callable[[], dict[str, Any]] = _NOTHING
 ) -> None:
     """Tells everyone who listens now of an event."""
-    event = Event(lane, name, start, end, args)
+    event = TraceEvent(lane, name, start, end, args)
     for p in active:
         if len(p.events) < MAX_EVENTS:
             p.events.append(event)

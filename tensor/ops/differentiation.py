@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor import grad_mode
 from manygrad.tensor.gradient import carries, compute_gradients, with_history
+from manygrad.tensor.hooks import RemovableHandle
 from manygrad.tensor.lock import locked
 from manygrad.tensor.storage import LIVE, TRAINED, Storage, is_stored
 from manygrad.tensor.stored import HISTORY
@@ -19,22 +20,11 @@ if TYPE_CHECKING:
 _leaves = itertools.count(1)
 
 
-class RemovableHandle:
-    """What registering a hook returns: `remove()` takes it away again."""
-
-    def __init__(self, hooks: list[Any], hook: Any):
-        self.hooks, self.hook = hooks, hook
-
-    def remove(self) -> None:
-        if self.hook in self.hooks:
-            self.hooks.remove(self.hook)
-
-
 class DifferentiationMixin:
     _requires_grad: bool | None
     _leaf: int | None
-    _hooks: list[Callable[[Tensor], Tensor | None]] | None = None
-    _accumulated_hooks: list[Callable[[Tensor], None]] | None = None
+    _hooks: dict[int, Callable[[Tensor], Tensor | None]] | None = None
+    _accumulated_hooks: dict[int, Callable[[Tensor], None]] | None = None
     _grad: Tensor | None
 
     @property
@@ -129,16 +119,14 @@ class DifferentiationMixin:
             raise RuntimeError(
                 "register_hook: this tensor does not require a gradient, nothing it is computed from does"
             )
-        self._hooks = self._hooks or []
-        self._hooks.append(hook)
+        self._hooks = self._hooks or {}
         return RemovableHandle(self._hooks, hook)
 
     def register_post_accumulate_grad_hook(self: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
         """`hook(tensor)` is called after backward() has added to this leaf's `.grad`."""
         if not self._requires_grad:
             raise RuntimeError("register_post_accumulate_grad_hook: only a leaf with requires_grad=True gets a .grad")
-        self._accumulated_hooks = self._accumulated_hooks or []
-        self._accumulated_hooks.append(hook)
+        self._accumulated_hooks = self._accumulated_hooks or {}
         return RemovableHandle(self._accumulated_hooks, hook)
 
     _retains = False
@@ -197,7 +185,7 @@ class DifferentiationMixin:
                     t.grad = new
                 else:
                     t.grad.assign(t.grad + new)  # in place, as in PyTorch: who holds it sees the sum
-                for hook in list(t._accumulated_hooks or ()):
+                for hook in list((t._accumulated_hooks or {}).values()):
                     hook(t)
         return self
 
@@ -245,4 +233,4 @@ def zero_grad(t: Tensor, set_to_none: bool) -> None:
 
 
 def _hooks(now: dict[UOp, UOp]) -> dict[UOp, list[Any]]:
-    return {now[t.uop]: list(t._hooks) for t in LIVE if t._hooks and t.uop in now}
+    return {now[t.uop]: list(t._hooks.values()) for t in LIVE if t._hooks and t.uop in now}

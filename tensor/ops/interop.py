@@ -377,10 +377,10 @@ def _writable(array: np.ndarray) -> np.ndarray:
     """NumPy marks unversioned capsules read-only, though the protocol shares them for writing."""
     interface = dict(array.__array_interface__)
     interface["data"] = (interface["data"][0], False)
-    return np.asarray(_Held(interface, array))
+    return np.asarray(_OwnedArray(interface, array))
 
 
-class _Held:
+class _OwnedArray:
     """An array interface that keeps the owner of its memory alive."""
 
     def __init__(self, interface: dict[str, Any], owner: Any):

@@ -4,7 +4,8 @@
     @memo                                    a function of a node, computed once for each
     @inferred                                a property that follows from those of the sources
 
-Entries stand in a dict of the node; those that most nodes have, in a slot of the node (`Slot`): a fifth of the memory.
+Entries stand in a dict of the node; those that most nodes have, in a slot of the node (`AttributeTable`): a fifth of
+the memory.
 
 No entry may hold its own node, which would then live until a garbage collection.
 """
@@ -103,7 +104,7 @@ class Inferred(Table[T]):
         return cast(T, u._beside[self])
 
 
-class Slot(Inferred[T]):
+class AttributeTable(Inferred[T]):
     """A table whose entries are attributes of the nodes, called `attribute`."""
 
     def __init__(self, name: str, attribute: str) -> None:

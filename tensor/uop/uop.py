@@ -16,7 +16,7 @@ from typing import Any
 
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.uop.ops import Ops
-from manygrad.tensor.uop.table import NOTHING, Slot, inferred, memo
+from manygrad.tensor.uop.table import NOTHING, AttributeTable, inferred, memo
 from manygrad.tensor.uop.walk import toposort
 
 
@@ -66,8 +66,8 @@ def _argkey(arg: Any) -> Any:
 
 
 # the two properties of every value, whose rules stand in `tensor.uop.shape`
-SHAPE: Slot[tuple[Any, ...]] = Slot("shape", "_shape")
-DEVICE: Slot[str | tuple[str, ...] | None] = Slot("device", "_device")
+SHAPE: AttributeTable[tuple[Any, ...]] = AttributeTable("shape", "_shape")
+DEVICE: AttributeTable[str | tuple[str, ...] | None] = AttributeTable("device", "_device")
 
 
 @inferred

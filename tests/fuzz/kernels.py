@@ -22,10 +22,9 @@ from hypothesis import strategies as st
 from manygrad import Context, Tensor
 from manygrad.nn import functional as F
 from manygrad.runtime.codegen.analysis.describe import signature
-from manygrad.runtime.codegen.kernel.dots import Dot
 from manygrad.runtime.codegen.opts import Opts, neighbours
 from manygrad.runtime.codegen.pipeline import beyond, prepare
-from manygrad.runtime.codegen.target import Machine
+from manygrad.runtime.codegen.target import Dot, Machine
 from manygrad.runtime.devices import Device, get_device
 from manygrad.runtime.devices.compile.chain import Chained
 from manygrad.runtime.devices.compile.compiled import Compiled

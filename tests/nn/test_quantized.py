@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from manygrad import GlobalCounters, Tensor, TinyJit, nn
-from manygrad.nn.quantized.blocks import FORMATS, Block
+from manygrad.nn.quantized.blocks import FORMATS, BlockFormat
 from manygrad.nn.quantized.grid_formats import GRID_FORMATS
 from tests.nn.test_gguf import blocks
 
@@ -28,7 +28,7 @@ ERRORS = {
 }
 
 
-def weight(kind: Block, rows: int, columns: int) -> tuple[nn.QuantizedWeight, np.ndarray]:
+def weight(kind: BlockFormat, rows: int, columns: int) -> tuple[nn.QuantizedWeight, np.ndarray]:
     """Random blocks, and what they are in float32."""
     raw = blocks(kind.name.upper(), rows, columns)
     values = gguf.dequantize(raw, gguf.GGMLQuantizationType(kind.number))
@@ -40,7 +40,7 @@ def normal(*shape: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
-def test_products_and_rows_of_every_format(kind: Block) -> None:
+def test_products_and_rows_of_every_format(kind: BlockFormat) -> None:
     w, values = weight(kind, 48, 512)
     assert w.shape == (48, 512)
     np.testing.assert_allclose(w.dequantize().numpy(), values, rtol=1e-5, atol=1e-5)
@@ -53,7 +53,7 @@ def test_products_and_rows_of_every_format(kind: Block) -> None:
 
 
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
-def test_few_rows_times_a_weight_are_one_kernel_that_reads_the_blocks(kind: Block) -> None:
+def test_few_rows_times_a_weight_are_one_kernel_that_reads_the_blocks(kind: BlockFormat) -> None:
     w, _ = weight(kind, 49, 256)
     x = normal(16, 256)
     w.blocks.realize()
@@ -126,7 +126,7 @@ def rounded(x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
-def test_int8_activations_of_every_format(kind: Block) -> None:
+def test_int8_activations_of_every_format(kind: BlockFormat) -> None:
     """Rounded inputs times the weights' own numbers: so exact that what rounding costs is all that is left. Rows that
     are no multiple of 16, and inputs of zeros, too."""
     w, values = weight(kind, 43, 512)
@@ -146,7 +146,7 @@ def test_int8_activations_of_every_format(kind: Block) -> None:
 
 
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
-def test_int8_activations_take_three_small_kernels_and_a_product(kind: Block) -> None:
+def test_int8_activations_take_three_small_kernels_and_a_product(kind: BlockFormat) -> None:
     """Scales, numbers and their sums; nothing of the weights is stored unpacked, for many rows neither."""
     w = nn.QuantizedWeight(weight(kind, 32, 512)[0].blocks, kind.name, "int8")
     Tensor.realize(*w.buffers())
@@ -213,7 +213,7 @@ def test_cut_over_devices_between_blocks(kind: str, devices: int, rule: int | tu
 
 
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
-def test_cut_between_blocks_a_row_times_a_weight_stores_nothing_of_it(kind: Block) -> None:
+def test_cut_between_blocks_a_row_times_a_weight_stores_nothing_of_it(kind: BlockFormat) -> None:
     """A kernel a device for what its blocks add to, one that adds these up (of several), and the all-reduce; the table
     of a format that has one is copied to the second device."""
     devices = ("CPU:0", "CPU:1")

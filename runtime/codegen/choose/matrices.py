@@ -6,13 +6,14 @@ from manygrad.runtime.codegen import cost
 from manygrad.runtime.codegen.analysis.describe import size_factor, size_max
 from manygrad.runtime.codegen.choose.facts import Facts, is_masked
 from manygrad.runtime.codegen.choose.operands import can_pack
-from manygrad.runtime.codegen.choose.packing import Product, can_pack_rows, loops_stored_closer
+from manygrad.runtime.codegen.choose.packing import ProductTile, can_pack_rows, loops_stored_closer
 from manygrad.runtime.codegen.choose.reductions import Split
-from manygrad.runtime.codegen.kernel.dots import LANE_BYTES, is_dot, is_total, row_step, step_of
+from manygrad.runtime.codegen.kernel.dots import is_dot, is_total, row_step, step_of
 from manygrad.runtime.codegen.opts import Matrix, Opts, Tensorize, Tile, Unroll
 from manygrad.runtime.codegen.opts.matrix import SQUARES
 from manygrad.runtime.codegen.opts.nest import is_fixed
 from manygrad.runtime.codegen.opts.opt import without
+from manygrad.runtime.codegen.target import LANE_BYTES
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
@@ -31,7 +32,7 @@ def lane_of_matrices(facts: Facts, split: Split) -> UOp | None:
     return next((r for r in single if step_of(others[r][0], main.src[-1]) == 1), next(iter(single), None))
 
 
-def fits_matrix_unit(facts: Facts, opts: Opts, p: Product) -> bool:
+def fits_matrix_unit(facts: Facts, opts: Opts, p: ProductTile) -> bool:
     """Whether a product's rows lie as a matrix unit reads them, or can be packed so, and it can take the reduction
     evenly. Not by how many rows there are: a batch of any size, however it is cut, is added up in the same order."""
     u, k = p.main, p.main.src[-1]
@@ -55,7 +56,7 @@ def multiplies_matrices(facts: Facts, u: UOp) -> bool:
     return unit and alone and len(u.src) == 2
 
 
-def single_row(facts: Facts, opts: Opts, main: UOp, lane: UOp) -> Product | None:
+def single_row(facts: Facts, opts: Opts, main: UOp, lane: UOp) -> ProductTile | None:
     """A product of one row, as of a batch of one."""
     if not multiplies_matrices(facts, main):
         return None
@@ -65,10 +66,10 @@ def single_row(facts: Facts, opts: Opts, main: UOp, lane: UOp) -> Product | None
         return None
     outer = [r for r in facts.sig.loops if r in ranges_of(main) and r is not lane]
     after = [r for r in facts.sig.loops if r not in ranges_of(main)]
-    return Product(main, lane, [], columns[0], rows[0], [], outer, after)
+    return ProductTile(main, lane, [], columns[0], rows[0], [], outer, after)
 
 
-def use_matrix_unit(facts: Facts, opts: Opts, p: Product) -> Opts:
+def use_matrix_unit(facts: Facts, opts: Opts, p: ProductTile) -> Opts:
     """Squares of rows by vectors of sums, two by two, so that each that is loaded is multiplied twice; as much of the
     reduction as an instruction adds up."""
     k, high, wide = p.main.src[-1], SQUARES * p.main.src[0].arg.rows, SQUARES * facts.lanes

@@ -24,7 +24,7 @@ from manygrad.tensor.uop.uop import UOp
 
 
 @dataclass(frozen=True)
-class Product:
+class ProductTile:
     """A sum of products along a vectorized loop, its tile chosen, one operand of which has columns and one rows."""
 
     main: UOp
@@ -42,7 +42,7 @@ def strided(facts: Facts, main: UOp, lane: UOp) -> list[UOp]:
     return [u for u in facts.loads_of[main] if facts.stride(u.src[0], lane) not in (0, 1)]
 
 
-def product_of(facts: Facts, opts: Opts, main: UOp, lane: UOp, row_loops: list[UOp]) -> Product | None:
+def product_of(facts: Facts, opts: Opts, main: UOp, lane: UOp, row_loops: list[UOp]) -> ProductTile | None:
     """None: there are no rows, more than one operand has rows or columns, the columns cannot be packed, or what must be
     packed is not worth it."""
     if strided(facts, main, lane) and product_time(facts, opts, main, lane) is None:
@@ -58,13 +58,13 @@ def product_of(facts: Facts, opts: Opts, main: UOp, lane: UOp, row_loops: list[U
     inner = [*alone, *sorted(row_loops, key=order.index)]
     outer = [r for r in order if r in ranges_of(main) and r is not lane and r not in inner]
     after = [r for r in order if r not in ranges_of(main)]
-    return Product(main, lane, row_loops, columns[0], rows[0], inner, outer, after)
+    return ProductTile(main, lane, row_loops, columns[0], rows[0], inner, outer, after)
 
 
-Packing = Callable[[Facts, Opts, Product], Opts]
+Packing = Callable[[Facts, Opts, ProductTile], Opts]
 
 
-def packing(facts: Facts, opts: Opts, p: Product) -> Packing:
+def packing(facts: Facts, opts: Opts, p: ProductTile) -> Packing:
     """Which decision a product takes."""
     if strided(facts, p.main, p.lane):
         if can_turn(facts, p.columns, p.main, p.lane) and not p.after:
@@ -91,17 +91,17 @@ def pack_strided(facts: Facts, opts: Opts, main: UOp, lane: UOp) -> Opts:
     return (*opts, *(CacheRead(lane.arg.id, slot(u)) for u in must))
 
 
-def read_columns_in_place(facts: Facts, opts: Opts, p: Product) -> Opts:
+def read_columns_in_place(facts: Facts, opts: Opts, p: ProductTile) -> Opts:
     """All columns that a row meets fit the first cache: nothing is packed."""
     return (*opts, *prefetched_rows(facts, opts, p))
 
 
-def split_columns_over_threads(facts: Facts, opts: Opts, p: Product) -> Opts:
+def split_columns_over_threads(facts: Facts, opts: Opts, p: ProductTile) -> Opts:
     """Too few rows for packing to pay: columns are read as they lie, by each thread its own."""
     return reordered(facts, opts, [*p.outer, p.lane, *p.inner, *p.after])
 
 
-def turn_columns(facts: Facts, opts: Opts, p: Product) -> Opts:
+def turn_columns(facts: Facts, opts: Opts, p: ProductTile) -> Opts:
     """Columns that lie along the reduction (a @ b.T), for so few rows that a tile has them all: nothing would be read
     from a panel again, so squares of columns are turned in registers as they come."""
     tiles = [Tile(r.arg.id, size_max(r)) for r in p.inner if size_max(r) > 1]
@@ -110,7 +110,7 @@ def turn_columns(facts: Facts, opts: Opts, p: Product) -> Opts:
     return (*opts, Tile(p.lane.arg.id, facts.lanes), *tiles, *squares)
 
 
-def keep_rows_in_cache(facts: Facts, opts: Opts, p: Product) -> Opts:
+def keep_rows_in_cache(facts: Facts, opts: Opts, p: ProductTile) -> Opts:
     """Rows that are pages apart along the reduction (a.T @ b): a block of them is packed and stays in the cache, for
     all columns. Of a long reduction both are packed some iterations at a time, the shorter one by every thread."""
     last = p.inner[-1]
@@ -123,7 +123,7 @@ def keep_rows_in_cache(facts: Facts, opts: Opts, p: Product) -> Opts:
     return (*reordered(facts, opts, [*p.outer, *inner, *p.after]), *packed, *blocks)
 
 
-def keep_columns_in_cache(facts: Facts, opts: Opts, p: Product) -> Opts:
+def keep_columns_in_cache(facts: Facts, opts: Opts, p: ProductTile) -> Opts:
     """The columns stay in the cache, packed, in a block of panels that half of it holds, for all rows (a @ b, a @ b.T,
     convolutions). Rows that are read under conditions, converted, or joined again and again are packed, too; others are
     prefetched."""
@@ -145,7 +145,7 @@ def keep_columns_in_cache(facts: Facts, opts: Opts, p: Product) -> Opts:
     return (*reordered(facts, opts, order), CacheRead(panel.arg.id, slot(p.columns)), *row, *blocks)
 
 
-def unroll_product(facts: Facts, opts: Opts, p: Product) -> Opts:
+def unroll_product(facts: Facts, opts: Opts, p: ProductTile) -> Opts:
     """Some iterations of the reduction at once, if that leaves no rest: the loop itself takes a tenth of what the FMAs
     of one do."""
     k, n = p.main.src[-1], cost.PRODUCT_UNROLL
@@ -156,14 +156,14 @@ def unroll_product(facts: Facts, opts: Opts, p: Product) -> Opts:
     return (*opts, Unroll(k.arg.id, n))
 
 
-def columns_fit_first_cache(facts: Facts, p: Product) -> bool:
+def columns_fit_first_cache(facts: Facts, p: ProductTile) -> bool:
     """Whether all columns that a row meets are few, and read as they lie."""
     nbytes = volume(facts.reduced(p.main) | {p.lane}) * p.columns.dtype.itemsize
     plain = not is_masked(p.columns) and not p.columns.dtype.is_half
     return nbytes <= cost.columns_bytes(facts.machine) and plain
 
 
-def can_pack_rows(facts: Facts, opts: Opts, p: Product) -> bool:
+def can_pack_rows(facts: Facts, opts: Opts, p: ProductTile) -> bool:
     """Of what a condition leaves out along the reduction, groups for a dot instruction are not packed: all four would
     have to be asked."""
     mask = ranges_of(p.rows.src[0].src[2]) if is_masked(p.rows) else frozenset()
@@ -172,12 +172,12 @@ def can_pack_rows(facts: Facts, opts: Opts, p: Product) -> bool:
     return can_pack(facts, opts, p.rows, p.main, p.inner[-1]) and slot(p.rows) != slot(p.columns)
 
 
-def product_knows_conditions(facts: Facts, opts: Opts, p: Product) -> bool:
+def product_knows_conditions(facts: Facts, opts: Opts, p: ProductTile) -> bool:
     rows = {r: tile_of(opts, r) for r in p.row_loops}
     return knows_conditions(p.main, p.lane, rows, -(-tile_of(opts, p.lane) // facts.lanes))
 
 
-def prefetched_rows(facts: Facts, opts: Opts, p: Product) -> tuple[Prefetch, ...]:
+def prefetched_rows(facts: Facts, opts: Opts, p: ProductTile) -> tuple[Prefetch, ...]:
     """The next tile's rows are prefetched while this one's are read: each row is on other pages, where the processor
     does not look ahead by itself. For tiles whose FMAs leave the load ports the time; not for a matrix unit, which
     loads rows in squares."""
@@ -191,7 +191,7 @@ def prefetched_rows(facts: Facts, opts: Opts, p: Product) -> tuple[Prefetch, ...
     return (Prefetch(k.arg.id, slot(p.rows)),) if prefetches else ()
 
 
-def loops_stored_closer(facts: Facts, p: Product) -> list[UOp]:
+def loops_stored_closer(facts: Facts, p: ProductTile) -> list[UOp]:
     """Loops that only move the columns and whose results lie between those of the lane: they run inside of it, so that
     what is stored side by side is stored soon after each other."""
 

@@ -21,9 +21,10 @@ from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.local import held
 from manygrad.runtime.codegen.emit.memory import transpose
 from manygrad.runtime.codegen.emit.values import key, ragged_mask, value
-from manygrad.runtime.codegen.kernel.dots import LANE_BYTES, parts_of
+from manygrad.runtime.codegen.kernel.dots import parts_of
 from manygrad.runtime.codegen.loops.lanes import Lanes, step_along
 from manygrad.runtime.codegen.lowered import Inst, Low
+from manygrad.runtime.codegen.target import LANE_BYTES
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of

@@ -23,7 +23,7 @@ from manygrad.runtime.codegen.analysis.affine import Position, TileAnalysis
 from manygrad.runtime.codegen.loops.build import Tree
 from manygrad.runtime.codegen.loops.index import Index
 from manygrad.runtime.codegen.loops.lanes import Lanes, fixed_size
-from manygrad.runtime.codegen.loops.tree import Prefetch
+from manygrad.runtime.codegen.loops.tree import PrefetchLoads
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.environment import SPEC
@@ -34,7 +34,7 @@ from manygrad.tensor.uop.uop import UOp
 INDEX = dtypes.index
 
 
-class Block:
+class OpenBlock:
     """An open block: what was emitted in it, and what is known there."""
 
     def __init__(self, begin: Inst | None = None) -> None:
@@ -50,7 +50,7 @@ class Basis:
     """What was open where a value was computed: the block of the innermost conditions that were known, and of the
     ranges that it depends on where their tiles began (None: a range that is one tile, which was not open yet)."""
 
-    conditions: Block
+    conditions: OpenBlock
     origins: tuple[tuple[UOp, Inst | None], ...]
 
 
@@ -58,7 +58,7 @@ class Instructions:
     """Nested blocks that are being written."""
 
     def __init__(self) -> None:
-        self.blocks: list[Block] = [Block()]
+        self.blocks: list[OpenBlock] = [OpenBlock()]
         # the number of the innermost block in which conditions are known: loads are not moved out of it, as only under
         # them is there something to read
         self.conditions_from = 0
@@ -133,7 +133,7 @@ class Instructions:
         """A new innermost block: a LOOP, whose index is given, an IF, or (None) one that is no block of the program."""
         dtype = INDEX if op is Low.LOOP else dtypes.void
         begin = None if op is None else Inst(op, dtype, 1, src, arg, len(self.blocks))
-        self.blocks.append(Block(begin))
+        self.blocks.append(OpenBlock(begin))
         return begin
 
     def close(self) -> None:
@@ -159,7 +159,7 @@ class Instructions:
 
 
 @dataclass(frozen=True, eq=False)
-class Scope:
+class OpenTiles:
     """The tiles that are open, and which of their ranges stands in the lanes."""
 
     vectors: Lanes
@@ -174,7 +174,7 @@ class Scope:
     block: Mapping[UOp, Inst] = field(default_factory=dict)  # range -> index of its block's first iteration
     # in a loop over single vectors: (the lane, index of the tile's first iteration, the vector's place in the tile)
     vector: tuple[UOp, Inst, Inst] | None = None
-    prefetches: tuple[Prefetch, ...] = ()  # those around
+    prefetches: tuple[PrefetchLoads, ...] = ()  # those around
 
     @property
     def lane(self) -> UOp | None:
@@ -197,7 +197,7 @@ class Emission(Instructions):
         self.kernel, self.local, self.leaf, self.computed = tree.kernel, tree.local, leaf, computed
         self.nest, self.sig = tree.kernel.nest, tree.kernel.sig
         lanes = tree.kernel.lanes
-        self.scope = Scope(lanes, tree.kernel.analysis(lanes), lanes.range)
+        self.scope = OpenTiles(lanes, tree.kernel.analysis(lanes), lanes.range)
         self.counters: dict[Index, Inst] = {}
         self.packed: set[UOp] = set()  # what local memory holds of the open tiles
         self.waiting = set(self.sig.reduces)  # REDUCEs that are not computed yet in the open tiles
@@ -205,17 +205,17 @@ class Emission(Instructions):
         self.adding: list[Callable[[], None]] = []  # adds the open tile to what the innermost of these reduces
 
     @contextmanager
-    def within(self, scope: Scope) -> Iterator[None]:
+    def within(self, scope: OpenTiles) -> Iterator[None]:
         before, self.scope = self.scope, scope
         yield
         self.scope = before
 
-    def with_tile(self, r: UOp, origin: Inst) -> Scope:
+    def with_tile(self, r: UOp, origin: Inst) -> OpenTiles:
         """The scope with a tile of `r` that begins at `origin` and stands in the innermost block."""
         at = self.scope
         return replace(at, origin={**at.origin, r: origin}, opened={**at.opened, r: len(self.blocks) - 1})
 
-    def with_lanes(self, lanes: Lanes) -> Scope:
+    def with_lanes(self, lanes: Lanes) -> OpenTiles:
         return replace(self.scope, vectors=lanes, analysis=self.kernel.analysis(lanes), along=lanes.range)
 
     def positions(self, ranges: frozenset[UOp]) -> Iterator[dict[UOp, int]]:

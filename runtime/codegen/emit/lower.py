@@ -31,47 +31,47 @@ from manygrad.runtime.codegen.emit.stores import store
 from manygrad.runtime.codegen.emit.sums import reduce
 from manygrad.runtime.codegen.emit.values import index_value, remember
 from manygrad.runtime.codegen.loops.build import Tree, build
-from manygrad.runtime.codegen.loops.lanes import Kernel, Lanes
+from manygrad.runtime.codegen.loops.lanes import KernelContext, Lanes
 from manygrad.runtime.codegen.loops.tree import (
     Accumulate,
     Barrier,
-    Block,
-    CacheRead,
-    Copied,
+    BlockLoop,
+    CopyElement,
     For,
     Holds,
     If,
     Kind,
     Node,
     Nodes,
-    Online,
+    OnlineReduce,
     Pack,
-    Prefetch,
+    PackStage,
+    PrefetchLoads,
     Ragged,
-    Reduce,
+    ReduceLoop,
     Scope,
     Share,
     Store,
-    Tile,
+    TileLoop,
     Vectors,
 )
-from manygrad.runtime.codegen.lowered import Inst, Low, Program
+from manygrad.runtime.codegen.lowered import Inst, Low, LoweredProgram
 from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
 
-def lower(ast: UOp, nest: LoopNest, name: str | None = None) -> Program:
+def lower(ast: UOp, nest: LoopNest, name: str | None = None) -> LoweredProgram:
     """The program of `ast` of the loops in `nest`."""
-    return emit(build(Kernel(signature(ast), nest)), name or kernel_name(ast))
+    return emit(build(KernelContext(signature(ast), nest)), name or kernel_name(ast))
 
 
-def emit(tree: Tree, name: str) -> Program:
+def emit(tree: Tree, name: str) -> LoweredProgram:
     e = Emission(tree, leaf, keep)
     walk(e, tree.nodes)
     sig = e.sig
-    return Program(
+    return LoweredProgram(
         name,
         tuple(e.blocks[0].insts),
         sig.variables,
@@ -136,7 +136,7 @@ def _if(e: Emission, n: If) -> None:
     e.close()
 
 
-def _tile(e: Emission, n: Tile) -> None:
+def _tile(e: Emission, n: TileLoop) -> None:
     r, at = n.range, e.scope
     origin = instruction(e, n.origin)
     inner = replace(e.with_tile(r, origin), tile={**at.tile, r: n.extent}, reach=n.reach or at.reach)
@@ -151,12 +151,12 @@ def _tile(e: Emission, n: Tile) -> None:
     e.waiting = waiting
 
 
-def _block(e: Emission, n: Block) -> None:
+def _block(e: Emission, n: BlockLoop) -> None:
     with e.within(replace(e.scope, block={**e.scope.block, n.range: instruction(e, n.begin)})):
         walk(e, n.body)
 
 
-def _cache_read(e: Emission, n: CacheRead) -> None:
+def _cache_read(e: Emission, n: PackStage) -> None:
     for part in n.parts:
         e.packed.discard(part.stage.value)
         with e.within(e.with_lanes(part.lanes)):
@@ -175,14 +175,14 @@ def _barrier(e: Emission, n: Barrier) -> None:
     e.emit(Low.BARRIER, dtypes.void, (), here=True)
 
 
-def _reduce(e: Emission, n: Reduce) -> None:
+def _reduce(e: Emission, n: ReduceLoop) -> None:
     e.waiting.difference_update(n.group)
     e.running.update(n.group)
     reduce(e, n, lambda: walk(e, n.body))
     e.running.difference_update(n.group)
 
 
-def _online(e: Emission, n: Online) -> None:
+def _online(e: Emission, n: OnlineReduce) -> None:
     both = (n.pair.maximum, n.pair.total)
     e.waiting.difference_update(both)
     online(e, n, lambda: walk(e, n.body), lambda: walk(e, n.otherwise))
@@ -200,7 +200,7 @@ def _vectors(e: Emission, n: Vectors) -> None:
         walk(e, n.body)
 
 
-def _prefetch(e: Emission, n: Prefetch) -> None:
+def _prefetch(e: Emission, n: PrefetchLoads) -> None:
     with e.within(replace(e.scope, prefetches=(*e.scope.prefetches, n))):
         walk(e, n.body)
 
@@ -209,18 +209,18 @@ WALK: dict[type[Node], Callable[[Emission, Any], None]] = {
     For: _for,
     Scope: _scope,
     If: _if,
-    Tile: _tile,
-    Block: _block,
-    CacheRead: _cache_read,
+    TileLoop: _tile,
+    BlockLoop: _block,
+    PackStage: _cache_read,
     Pack: lambda e, n: pack(e, n.stage),
     Share: _share,
-    Copied: lambda e, n: copy(e, n.stage),
+    CopyElement: lambda e, n: copy(e, n.stage),
     Barrier: _barrier,
-    Reduce: _reduce,
+    ReduceLoop: _reduce,
     Accumulate: lambda e, n: e.adding[-1](),
-    Online: _online,
+    OnlineReduce: _online,
     Holds: _holds,
     Vectors: _vectors,
-    Prefetch: _prefetch,
+    PrefetchLoads: _prefetch,
     Store: store,
 }

@@ -22,10 +22,11 @@ from manygrad.runtime.codegen.emit.indices import instruction
 from manygrad.runtime.codegen.emit.local import matrix_sum_at, packed_at, picked_up
 from manygrad.runtime.codegen.emit.memory import argument
 from manygrad.runtime.codegen.emit.values import sum_of_terms, value
-from manygrad.runtime.codegen.kernel.dots import LANE_BYTES, Dot, parts_of, products_of_parts, row_step
-from manygrad.runtime.codegen.loops.tree import Reduce, Rest
+from manygrad.runtime.codegen.kernel.dots import parts_of, products_of_parts, row_step
+from manygrad.runtime.codegen.loops.tree import ReduceLoop, Rest
 from manygrad.runtime.codegen.lowered import Inst, Low, Square
 from manygrad.runtime.codegen.opts.matrix import SQUARES, matrix_rows
+from manygrad.runtime.codegen.target import LANE_BYTES, Dot
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
@@ -87,7 +88,7 @@ class _Squares(NamedTuple):
         return [(i, j) for i in range(self.high) for j in range(self.wide)]
 
 
-def reduce_matrices(e: Emission, node: Reduce, body: Callable[[], None]) -> None:
+def reduce_matrices(e: Emission, node: ReduceLoop, body: Callable[[], None]) -> None:
     """The sums of the open tile, around the loops of `body`; then local memory has them."""
     (u,), (k,) = node.group, node.group[0].src[1:]
     lane, rows = e.scope.lane, matrix_rows(e.nest, u)

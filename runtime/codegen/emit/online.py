@@ -16,7 +16,7 @@ from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.sums import folded, greater
 from manygrad.runtime.codegen.emit.values import ragged_mask, remember, value, value_of
 from manygrad.runtime.codegen.kernel.online import Pair
-from manygrad.runtime.codegen.loops.tree import Online
+from manygrad.runtime.codegen.loops.tree import OnlineReduce
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
@@ -26,7 +26,7 @@ from manygrad.tensor.uop.uop import UOp
 LOWEST = {dtypes.float32: -3.4028234663852886e38, dtypes.float64: -1.7976931348623157e308}
 
 
-def online(e: Emission, node: Online, body: Callable[[], None], otherwise: Callable[[], None]) -> None:
+def online(e: Emission, node: OnlineReduce, body: Callable[[], None], otherwise: Callable[[], None]) -> None:
     results = one_pass(e, node, body)
     variables = [(u, at, e.emit(Low.ACC, found.dtype, (found,), here=True)) for u, at, found in results]
     good = e.conjunction(*(is_finite(e, found) for *_, found in results))
@@ -40,7 +40,7 @@ def online(e: Emission, node: Online, body: Callable[[], None], otherwise: Calla
         remember(e, u, at, e.emit(Low.GET, acc.dtype, (acc,), here=True))
 
 
-def one_pass(e: Emission, node: Online, body: Callable[[], None]) -> list[tuple[UOp, dict[UOp, int], Inst]]:
+def one_pass(e: Emission, node: OnlineReduce, body: Callable[[], None]) -> list[tuple[UOp, dict[UOp, int], Inst]]:
     """The results at each tile position."""
     pair = node.pair
     u, w, d = pair.maximum, pair.total, pair.maximum.dtype

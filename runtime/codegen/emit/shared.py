@@ -6,14 +6,14 @@ from manygrad.runtime.codegen.analysis.affine import Position
 from manygrad.runtime.codegen.emit.emission import INDEX, Emission
 from manygrad.runtime.codegen.emit.indices import instruction
 from manygrad.runtime.codegen.emit.values import value
-from manygrad.runtime.codegen.loops.local import Shared
+from manygrad.runtime.codegen.loops.local import GroupStage
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
 
-def copy(e: Emission, stage: Shared) -> None:
+def copy(e: Emission, stage: GroupStage) -> None:
     """The element of the open tiles, of one iteration each."""
     steps = [(stage.k_source, stage.k, e.scope.block[stage.k], stage.row)]
     steps += [(x.source, x.loop, instruction(e, x.begin), x.pitch) for x in stage.loops]
@@ -36,7 +36,7 @@ def shared(e: Emission, u: UOp, position: Position) -> Inst | None:
     return e.emit(Low.LOAD, u.dtype, (_memory(e, stage), offset), constant, lanes, here=True)
 
 
-def _memory(e: Emission, stage: Shared) -> Inst:
+def _memory(e: Emission, stage: GroupStage) -> Inst:
     return e.emit(Low.SHARED, stage.value.dtype, (), stage.offset_bytes)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from manygrad.runtime.codegen.lowered import Inst, Low, Program
+from manygrad.runtime.codegen.lowered import Inst, Low, LoweredProgram
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import GroupOp, Ops
 
@@ -70,7 +70,7 @@ def _rules_of(op: Ops | Low) -> list[tuple[str, Callable[[Inst], bool]]]:
     return [(name, holds) for name, ops, holds in RULES if op in ops]
 
 
-def verify(program: Program) -> None:
+def verify(program: LoweredProgram) -> None:
     known: list[set[Inst]] = [set()]  # of each open block, what stands before in it
     for x in program.insts:
         if x.op in (Low.ELSE, Low.END):

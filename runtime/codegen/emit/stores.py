@@ -9,7 +9,7 @@ from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.memory import argument
 from manygrad.runtime.codegen.emit.transposed import runs_of_stores, store_transposed
 from manygrad.runtime.codegen.emit.values import ragged_mask, sum_of_terms, value
-from manygrad.runtime.codegen.loops.tree import Store, Stored
+from manygrad.runtime.codegen.loops.tree import Store, StorePart
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
@@ -82,7 +82,7 @@ def streams(e: Emission, node: Store, u: UOp, a: Affine) -> bool:
         return False
     at = e.scope
     whole = at.analysis.alignment(a.terms) % at.lanes == 0 and a.constant % at.lanes == 0
-    return node.stored is Stored.LINES or whole
+    return node.stored is StorePart.LINES or whole
 
 
 def moved(e: Emission, node: Store, position: Position) -> tuple[Position, Inst | None] | None:
@@ -92,7 +92,7 @@ def moved(e: Emission, node: Store, position: Position) -> tuple[Position, Inst 
     form = e.scope.analysis.affine(e.sig.stores[0].src[0].src[1], position)
     assert lane is not None and form is not None
     shift = -form.constant % n
-    if node.stored is Stored.BEFORE:
+    if node.stored is StorePart.BEFORE:
         return (position, e.emit(Low.FIRST, dtypes.bool, (), shift, n)) if shift else None
     position = {**position, lane: position.get(lane, 0) + shift}
     inside = position[lane] < e.scope.tile[lane] + e.scope.reach

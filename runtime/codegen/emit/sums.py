@@ -1,7 +1,7 @@
 """Reductions: accumulators in registers for every position of the tile, folded at the end where they are vectors.
 
-A sum that fits 16 bits (`Reduce.words`) is held in them, two a lane, which are added up at its end: a machine that adds
-two products in 16 bits need not widen each pair.
+A sum that fits 16 bits (`ReduceLoop.words`) is held in them, two a lane, which are added up at its end: a machine that
+adds two products in 16 bits need not widen each pair.
 
 Order: ascending in the ranges; with lanes, element k goes to partial sum k mod lanes, and those are folded pairwise; of
 what is dealt out to work items, each has a sum of its own, and those are folded pairwise, too. It does not depend on
@@ -31,7 +31,7 @@ from manygrad.runtime.codegen.emit.masks import apart, unless_masked
 from manygrad.runtime.codegen.emit.matrices import reduce_matrices
 from manygrad.runtime.codegen.emit.values import ragged_mask, remember, value
 from manygrad.runtime.codegen.kernel.dots import is_product
-from manygrad.runtime.codegen.loops.tree import Reduce, Rest
+from manygrad.runtime.codegen.loops.tree import ReduceLoop, Rest
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
@@ -52,7 +52,7 @@ class Accumulator:
     words: bool = False  # two sums of 16 bits a lane
 
 
-def reduce(e: Emission, node: Reduce, body: Callable[[], None]) -> None:
+def reduce(e: Emission, node: ReduceLoop, body: Callable[[], None]) -> None:
     """Accumulators around the loops of `body`, which has each tile added; then the results are known."""
     if node.matrix:
         reduce_matrices(e, node, body)
@@ -68,7 +68,7 @@ def reduce(e: Emission, node: Reduce, body: Callable[[], None]) -> None:
             put_down(e, sums, node.rest)
 
 
-def parts(e: Emission, node: Reduce) -> Iterator[tuple[UOp, dict[UOp, int]]]:
+def parts(e: Emission, node: ReduceLoop) -> Iterator[tuple[UOp, dict[UOp, int]]]:
     """(REDUCE, tile position) of every partial sum."""
     step = e.kernel.step_of(node.split, node.lanes) if node.split is not None else 1
     count = e.nest.tile[node.split] // step if node.split is not None else 1
@@ -78,7 +78,7 @@ def parts(e: Emission, node: Reduce) -> Iterator[tuple[UOp, dict[UOp, int]]]:
                 yield u, position
 
 
-def accumulators(e: Emission, node: Reduce) -> list[Accumulator]:
+def accumulators(e: Emission, node: ReduceLoop) -> list[Accumulator]:
     """New accumulators, set to the identity, or to the sums that rested."""
     lanes, found = node.lanes.count, list[Accumulator]()
     for i, (u, position) in enumerate(parts(e, node)):
@@ -103,7 +103,7 @@ def put_down(e: Emission, sums: list[Accumulator], rest: Rest) -> None:
         e.emit(Low.STORE, dtypes.void, src, i * acc.lanes, acc.lanes, here=True)
 
 
-def accumulate_tile(e: Emission, node: Reduce, sums: list[Accumulator]) -> None:
+def accumulate_tile(e: Emission, node: ReduceLoop, sums: list[Accumulator]) -> None:
     """All positions of the tile along the reduction."""
     split, step = node.split, e.kernel.step_of(node.split, node.lanes) if node.split is not None else 1
     for at in e.positions(frozenset(node.group[0].src[1:])):

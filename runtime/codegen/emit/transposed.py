@@ -20,7 +20,7 @@ from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.uop import UOp
 
 
-class Run(NamedTuple):
+class StoreRun(NamedTuple):
     """Tile positions that are stored side by side."""
 
     form: Affine  # of the first one's index
@@ -28,7 +28,7 @@ class Run(NamedTuple):
     active: int  # lanes that are stored
 
 
-def runs_of_stores(e: Emission) -> tuple[list[Run], list[dict[UOp, int]]]:
+def runs_of_stores(e: Emission) -> tuple[list[StoreRun], list[dict[UOp, int]]]:
     """The runs of the kernel's only STORE, and the positions that are in none."""
     positions = list(e.positions(frozenset(e.nest.loops)))
     u = e.sig.stores[0]
@@ -57,7 +57,7 @@ def runs_of_stores(e: Emission) -> tuple[list[Run], list[dict[UOp, int]]]:
             some = [x for _, x in side]
             while len(some) >= LEAST_TURNED:
                 count = min(chunk(len(some)), e.scope.lanes)
-                runs.append(Run(some[0][0], [p for _, p in some[:count]], active))  # type: ignore[arg-type]
+                runs.append(StoreRun(some[0][0], [p for _, p in some[:count]], active))  # type: ignore[arg-type]
                 some = some[count:]
             rest += [p for _, p in some]
     return runs, rest
@@ -69,7 +69,7 @@ def chunk(count: int) -> int:
     return count if 4 * count >= 3 * above else above // 2
 
 
-def store_transposed(e: Emission, u: UOp, run: Run) -> None:
+def store_transposed(e: Emission, u: UOp, run: StoreRun) -> None:
     """Rounds of interleaving the first half of all vectors with the second: then each lane's values lie side by
     side."""
     n, count = e.scope.lanes, len(run.positions)

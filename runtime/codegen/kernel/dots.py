@@ -24,12 +24,12 @@ how the factors lie, and from their sizes only in that there are rows and column
 from __future__ import annotations
 
 from math import prod
-from typing import NamedTuple
 
 from manygrad.runtime.codegen.analysis.affine import TileAnalysis
 from manygrad.runtime.codegen.analysis.describe import signature, size_factor
 from manygrad.runtime.codegen.cost import LEAST_DOT_TERMS, LEAST_PARTS_ROWS, MOST_PARTS_TERMS
-from manygrad.tensor.dtype import DType, dtypes
+from manygrad.runtime.codegen.target import LANE_BYTES, Dot
+from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.args import RangeArg
 from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import Ops
@@ -38,53 +38,8 @@ from manygrad.tensor.uop.rewrite import rebuild
 from manygrad.tensor.uop.uop import UOp
 
 BYTES = (dtypes.int8, dtypes.uint8)
-LANE_BYTES = 4  # of each factor, side by side
 # of bfloat16, of which a number of float32 is the sum that has been one of that type
 PARTS = {dtypes.float32: 3, dtypes.float16: 2, dtypes.bfloat16: 1}
-
-
-class Dot(NamedTuple):
-    """An instruction that adds the products of what four bytes hold of type `left` by the same of type `right` to an
-    int32 or float32, in vectors of `vector_bytes`; as the arg of a CUSTOM, one of the products, which may be added up
-    by it. `words`: several instructions, by way of 16 bits; `most`: what is of type `left` is known not to be more than
-    that (of a machine's: must not be more). `rows`: of a matrix unit, which multiplies up to so many rows of one factor
-    by a vector's lanes of the other in one instruction, of each as much as a vector holds; 1: there is none. Factors of
-    float32 are multiplied in parts, by a matrix unit alone."""
-
-    left: DType
-    right: DType
-    vector_bytes: int
-    words: bool = False
-    most: int | None = None
-    rows: int = 1
-
-    @property
-    def terms(self) -> int:
-        """Products that it adds up in a lane."""
-        return LANE_BYTES // (dtypes.bfloat16 if self.in_parts else self.left).itemsize
-
-    @property
-    def most_terms(self) -> int:
-        """Products that an instruction of a matrix unit adds up, at most."""
-        return self.terms * self.vector_bytes // LANE_BYTES
-
-    @property
-    def in_parts(self) -> bool:
-        return self.left is dtypes.float32
-
-    @property
-    def words_most(self) -> int:
-        """How many of it add up to what fits 16 bits, whatever the bytes are: each adds two products there."""
-        if not self.words or self.most is None:
-            return 0
-        largest = 2 * self.most * -int(self.right.min)
-        return int(dtypes.int16.max) // largest if largest else 0
-
-    def takes(self, x: UOp, y: UOp) -> bool:
-        """Whether it multiplies `x` by `y`, in any order."""
-        if {self.left, self.right} != {x.dtype, y.dtype}:
-            return False
-        return self.most is None or bounds(x if x.dtype is self.left else y)[1] <= self.most
 
 
 def parts_of(factor: UOp) -> int:

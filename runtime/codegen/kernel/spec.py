@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from manygrad.runtime.codegen.kernel.dots import Dot
 from manygrad.runtime.codegen.kernel.transcendental import SELDOM, Lookup
+from manygrad.runtime.codegen.target import Dot
 from manygrad.schedule.spec import KERNEL
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.spec import FLOAT, LIKE_FIRST, Spec, also, plus, rule, sources, verify, without

@@ -17,7 +17,7 @@ from manygrad.runtime.codegen.loops.lanes import fixed_size
 from manygrad.runtime.codegen.loops.pack import pack
 from manygrad.runtime.codegen.loops.reduce import reduction
 from manygrad.runtime.codegen.loops.tiles import Around, Body, Tiler
-from manygrad.runtime.codegen.loops.tree import Block, For, Kind, Node, Nodes, Rest
+from manygrad.runtime.codegen.loops.tree import BlockLoop, For, Kind, Node, Nodes, Rest
 from manygrad.tensor.uop.ranges import ranges_of
 from manygrad.tensor.uop.uop import UOp
 
@@ -127,7 +127,7 @@ class _Blocks:
         """The block around `body`; what it needs for all of a reduction is packed."""
         is_whole = self.t.kernel.nest.reduce_block is None
         first = pack(self.t, self.r, around, self.between) if is_whole else ()
-        return (Block(self.r, self.first, (*first, *body(around))),)
+        return (BlockLoop(self.r, self.first, (*first, *body(around))),)
 
     def tiles(self, around: Around, body: Body) -> Nodes:
         """Its tiles, inside of all other loops."""
@@ -161,7 +161,7 @@ class _Blocks:
             def share(around: Around) -> Nodes:
                 return (reduction(t, group, around, rest), *(body(around) if is_last else ()))
 
-            return Block(k, origin, (*pack(t, r, inner, self.between), *tiles(inner, share)))
+            return BlockLoop(k, origin, (*pack(t, r, inner, self.between), *tiles(inner, share)))
 
         size = fixed_size(k)
         assert size is not None

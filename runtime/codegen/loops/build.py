@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from manygrad.runtime.codegen.kernel.online import online_pair
 from manygrad.runtime.codegen.loops.blocks import parallel
 from manygrad.runtime.codegen.loops.index import FIRST_LANE
-from manygrad.runtime.codegen.loops.lanes import Kernel
+from manygrad.runtime.codegen.loops.lanes import KernelContext
 from manygrad.runtime.codegen.loops.local import Local
 from manygrad.runtime.codegen.loops.pack import pack
 from manygrad.runtime.codegen.loops.reduce import reduces
@@ -21,12 +21,12 @@ from manygrad.tensor.uop.uop import UOp
 class Tree:
     """The loops of a kernel, and what lies in the local memory that they use."""
 
-    kernel: Kernel
+    kernel: KernelContext
     local: Local
     nodes: Nodes
 
 
-def build(kernel: Kernel) -> Tree:
+def build(kernel: KernelContext) -> Tree:
     nest, sig = kernel.nest, kernel.sig
     pairs = {p.maximum: p for r, x in nest.online if (p := online_pair(sig, r, x)) is not None}
     rows = has_rows(kernel)

@@ -18,9 +18,20 @@ from math import prod
 from manygrad.runtime.codegen.loops import index
 from manygrad.runtime.codegen.loops.index import BEGIN, FINISH, FIRST_LANE, ITEM, LANE, Index
 from manygrad.runtime.codegen.loops.lanes import fixed_size
-from manygrad.runtime.codegen.loops.local import Shared, SharedLoop
+from manygrad.runtime.codegen.loops.local import GroupStage, SharedLoop
 from manygrad.runtime.codegen.loops.tiles import Around, Body, Tiler
-from manygrad.runtime.codegen.loops.tree import Barrier, Block, Copied, For, If, Kind, Node, Nodes, Share, Tile
+from manygrad.runtime.codegen.loops.tree import (
+    Barrier,
+    BlockLoop,
+    CopyElement,
+    For,
+    If,
+    Kind,
+    Node,
+    Nodes,
+    Share,
+    TileLoop,
+)
 from manygrad.runtime.codegen.opts.cache_read import staged_values
 from manygrad.runtime.codegen.opts.cache_shared import part_size
 from manygrad.tensor.uop import symbolic as sym
@@ -78,11 +89,11 @@ def shared_along(t: Tiler, k: UOp, around: Around, inner: Callable[[Around], Nod
     stages = [_stage(t, k, u, iterations, around) for slot in slots for u, _ in staged_values(t.kernel.sig, slot)]
     copies = tuple(Share(s, (_copy(t, s, counter),)) for s in stages)
     rest = inner(replace(around, blocks={**around.blocks, k: (counter, iterations)}))
-    block = Block(k, counter, (*copies, Barrier(), *rest, Barrier()))
+    block = BlockLoop(k, counter, (*copies, Barrier(), *rest, Barrier()))
     return (For(counter, index.const(0), index.const(size), iterations, (block,)),)
 
 
-def _stage(t: Tiler, k: UOp, u: UOp, iterations: int, around: Around) -> Shared:
+def _stage(t: Tiler, k: UOp, u: UOp, iterations: int, around: Around) -> GroupStage:
     if (known := t.local.shared.get(u)) is not None:
         return known
     nest = t.kernel.nest
@@ -94,23 +105,23 @@ def _stage(t: Tiler, k: UOp, u: UOp, iterations: int, around: Around) -> Shared:
         loops.insert(0, SharedLoop(r, own[r], around.groups[r], part_size(nest, r), pitch))
         pitch *= part_size(nest, r)
     offset = t.local.share(iterations * pitch * u.dtype.itemsize)
-    stage = Shared(u, substitute(u, own), k, own[k], iterations, pitch, tuple(loops), offset)
+    stage = GroupStage(u, substitute(u, own), k, own[k], iterations, pitch, tuple(loops), offset)
     t.local.shared[u] = stage
     return stage
 
 
-def _copy(t: Tiler, stage: Shared, block: Index) -> Node:
+def _copy(t: Tiler, stage: GroupStage, block: Index) -> Node:
     """Every element once, what lies side by side in the argument by neighbouring work items."""
     counter = t.counters.new()
     places = [(stage.k_source, block, stage.iterations), *((x.source, x.begin, x.size) for x in stage.loops)]
     load = next(v for v in stage.value.toposort() if v.op is Ops.LOAD)
     if sym.linear(load.src[0].src[1])[0].get(stage.k) == 1:
         places = [*places[1:], places[0]]
-    body: Nodes = (Copied(stage),)
+    body: Nodes = (CopyElement(stage),)
     below, count = 1, stage.iterations * stage.row
     for source, begin, size in reversed(places):
         place = index.div(counter, index.const(below)) if below > 1 else counter
         below *= size
         place = index.mod(place, index.const(size)) if below < count else place
-        body = (Tile(source, index.add(begin, place), 1, body),)
+        body = (TileLoop(source, index.add(begin, place), 1, body),)
     return For(counter, ITEM, index.const(count), prod(t.kernel.nest.group), body)

@@ -57,7 +57,7 @@ CONDITIONS = frozenset((Ops.CMPLT, Ops.CMPEQ, Ops.CMPNE))
 BEGIN, FINISH, HELD, ITEM, LANE = map(Index, (Of.BEGIN, Of.FINISH, Of.HELD, Of.ITEM, Of.LANE))
 
 
-class Counters:
+class Numbering:
     """Numbers for the loops of one tree."""
 
     def __init__(self) -> None:

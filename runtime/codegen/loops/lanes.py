@@ -25,7 +25,7 @@ class Lanes:
     begins: int = 0  # which begin at any multiple of this (0: of their lanes)
 
 
-class Kernel:
+class KernelContext:
     """What building and emission ask of one kernel: its expressions, its nest, an analysis for each choice of lanes."""
 
     def __init__(self, sig: Signature, nest: LoopNest) -> None:

@@ -11,7 +11,7 @@ from manygrad.runtime.codegen.analysis.affine import index_sum
 from manygrad.runtime.codegen.analysis.describe import size_max
 from manygrad.runtime.codegen.kernel.keep import kept_bytes, kept_rows, kept_values, pitch
 from manygrad.runtime.codegen.loops.index import Index
-from manygrad.runtime.codegen.loops.lanes import Kernel
+from manygrad.runtime.codegen.loops.lanes import KernelContext
 from manygrad.runtime.codegen.opts.cache_read import (
     packed_as,
     stage_rows,
@@ -64,7 +64,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Shared:
+class GroupStage:
     """A value in the memory that a group shares: element [i of the block of `k`, place in the group's part of each
     loop]. `source` is the value along ranges of its own, with which a work item copies what any of them reads."""
 
@@ -90,7 +90,7 @@ class SharedLoop:
 class Local:
     """The local memory of one kernel, and what its groups share."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: KernelContext) -> None:
         self.nbytes = 0
         self.stages: dict[UOp, Stage] = {}  # by what is packed
         self.kept: dict[UOp, Kept] = {}  # expression along its reduce range
@@ -98,7 +98,7 @@ class Local:
         self._sums: int | None = None
         self.matrices: dict[UOp, int] = {}  # REDUCE -> where its sums lie that come out of a matrix unit, in bytes
         self.shared_bytes = 0
-        self.shared: dict[UOp, Shared] = {}  # by what is read
+        self.shared: dict[UOp, GroupStage] = {}  # by what is read
         if kernel.nest.staged:
             self.reserve(HEADER_BYTES)
         for r, slot in kernel.nest.staged:
@@ -128,7 +128,7 @@ class Local:
         self.shared_bytes += -(-nbytes // 64) * 64
         return offset
 
-    def _stage(self, kernel: Kernel, loop: UOp, slot: int) -> None:
+    def _stage(self, kernel: KernelContext, loop: UOp, slot: int) -> None:
         nest = kernel.nest
         for u, ranges in staged_values(kernel.sig, slot):
             sizes = stage_sizes(nest, loop, ranges)
@@ -157,7 +157,7 @@ class Local:
                 u, loop, ranges, row, rows * parts, blocked, pitches, at, turned, grouped, dtype, parts, part
             )
 
-    def _keep(self, kernel: Kernel, r: UOp, again: UOp) -> None:
+    def _keep(self, kernel: KernelContext, r: UOp, again: UOp) -> None:
         sig, nest = kernel.sig, kernel.nest
         over = [w for w in sig.reduces if w.src[1:] == (r,)]
         for v, u in kept_values(sig, r, again).items():

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from manygrad.runtime.codegen.cost import PACK_BYTES
-from manygrad.runtime.codegen.kernel.dots import LANE_BYTES
 from manygrad.runtime.codegen.loops import index
-from manygrad.runtime.codegen.loops.lanes import Kernel, Lanes, fixed_size, step_along
+from manygrad.runtime.codegen.loops.lanes import KernelContext, Lanes, fixed_size, step_along
 from manygrad.runtime.codegen.loops.local import Stage
 from manygrad.runtime.codegen.loops.tiles import Around, Body, Tiler
-from manygrad.runtime.codegen.loops.tree import CacheRead, For, If, Nodes, Pack, Packing, Tile
+from manygrad.runtime.codegen.loops.tree import For, If, Nodes, Pack, PackLoop, PackStage, TileLoop
+from manygrad.runtime.codegen.target import LANE_BYTES
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
@@ -34,12 +34,12 @@ def pack(t: Tiler, loop: UOp, around: Around, tiles: Tiles | None = None) -> Nod
     stages = [s for s in t.local.stages.values() if s.loop is loop]
     if not stages or (loop in t.kernel.nest.block and tiles is None):
         return ()
-    read = CacheRead(tuple(_packing(t, s, around, tiles) for s in stages))
+    read = PackStage(tuple(_packing(t, s, around, tiles) for s in stages))
     changed = around.changed.get(loop)
     return (read,) if changed is None else (If(changed, (read,)),)
 
 
-def _packing(t: Tiler, stage: Stage, around: Around, tiles: Tiles | None) -> Packing:
+def _packing(t: Tiler, stage: Stage, around: Around, tiles: Tiles | None) -> PackLoop:
     lanes = packing_lanes(t.kernel, stage, around.lanes)
     inner = replace(around, lanes=lanes, packing=True)
 
@@ -56,10 +56,10 @@ def _packing(t: Tiler, stage: Stage, around: Around, tiles: Tiles | None) -> Pac
         body = tiles(inner, ranges)
     else:  # what lies side by side is read together
         body = ranges(inner, 0, tiles)
-    return Packing(stage, lanes, body)
+    return PackLoop(stage, lanes, body)
 
 
-def packing_lanes(kernel: Kernel, stage: Stage, around: Lanes) -> Lanes:
+def packing_lanes(kernel: KernelContext, stage: Stage, around: Lanes) -> Lanes:
     """Vectors along the loop, also where another one is vectorised, if the operand is contiguous along it or in
     squares."""
     u, nest, lanes = stage.value, kernel.nest, Lanes(around.range, around.count)
@@ -89,7 +89,7 @@ def packing_lanes(kernel: Kernel, stage: Stage, around: Lanes) -> Lanes:
     return lanes
 
 
-def lies_along(kernel: Kernel, stage: Stage) -> bool:
+def lies_along(kernel: KernelContext, stage: Stage) -> bool:
     """Whether what is packed lies along its one range."""
     load = [v.src[0] for v in stage.value.toposort() if v.op is Ops.LOAD][-1]
     return step_along(kernel.analysis(Lanes()), load.src[1], stage.ranges[0]) == 1
@@ -106,5 +106,5 @@ def _vectors(t: Tiler, stage: Stage, around: Around) -> Nodes:
     if r is None or around.tiles[r] == n or around.tiles[r] % n:
         return (Pack(stage),)
     counter = t.counters.new()
-    one = Tile(r, index.add(index.origin(r), counter), n, (Pack(stage),), vector=counter)
+    one = TileLoop(r, index.add(index.origin(r), counter), n, (Pack(stage),), vector=counter)
     return (For(counter, index.const(0), index.const(around.tiles[r]), n, (one,)),)

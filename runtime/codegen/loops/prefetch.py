@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 
 from manygrad.runtime.codegen.analysis.describe import Signature
-from manygrad.runtime.codegen.loops.lanes import Kernel
-from manygrad.runtime.codegen.loops.tree import Accumulate, Nodes, Online, Pack, Prefetch, Reduce, Store
+from manygrad.runtime.codegen.loops.lanes import KernelContext
+from manygrad.runtime.codegen.loops.tree import Accumulate, Nodes, OnlineReduce, Pack, PrefetchLoads, ReduceLoop, Store
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.uop import UOp
 
 
-def prefetched(kernel: Kernel, r: UOp, tiles: Collection[UOp], body: Nodes, added: Iterable[UOp]) -> Nodes:
+def prefetched(kernel: KernelContext, r: UOp, tiles: Collection[UOp], body: Nodes, added: Iterable[UOp]) -> Nodes:
     """The body of a tile of `r`, in the nodes of what is prefetched since it is open; `tiles`: the ranges that are;
     `added`: what the innermost reduction around adds up."""
     for x, slot in reversed(kernel.nest.prefetched):
@@ -25,7 +25,7 @@ def prefetched(kernel: Kernel, r: UOp, tiles: Collection[UOp], body: Nodes, adde
             if loop is not None and loop in tiles and r in (x, loop):
                 ahead.setdefault(loop, []).append(u)
         for loop, own in reversed(ahead.items()):
-            body = (Prefetch(slot, tuple(own), loop, body),)
+            body = (PrefetchLoads(slot, tuple(own), loop, body),)
     return body
 
 
@@ -40,9 +40,9 @@ def _computed(nodes: Nodes, sig: Signature, added: Iterable[UOp]) -> Iterator[UO
         match node:
             case Accumulate():
                 yield from added
-            case Reduce():
+            case ReduceLoop():
                 inner = [u.src[0] for u in node.group]
-            case Online():
+            case OnlineReduce():
                 inner = [node.pair.maximum.src[0], node.pair.total.src[0]]
             case Pack():
                 yield node.stage.value

@@ -23,9 +23,19 @@ from manygrad.runtime.codegen.kernel.online import Pair
 from manygrad.runtime.codegen.loops import index
 from manygrad.runtime.codegen.loops.groups import dealt_out, shared_along
 from manygrad.runtime.codegen.loops.index import Index
-from manygrad.runtime.codegen.loops.lanes import Kernel, fixed_size
+from manygrad.runtime.codegen.loops.lanes import KernelContext, fixed_size
 from manygrad.runtime.codegen.loops.tiles import Around, Tiler
-from manygrad.runtime.codegen.loops.tree import Accumulate, Holds, If, Node, Nodes, Online, Reduce, Rest, Scope
+from manygrad.runtime.codegen.loops.tree import (
+    Accumulate,
+    Holds,
+    If,
+    Node,
+    Nodes,
+    OnlineReduce,
+    ReduceLoop,
+    Rest,
+    Scope,
+)
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import GroupOp, Ops
 from manygrad.tensor.uop.ranges import ranges_of
@@ -74,7 +84,7 @@ def _inner_done(u: UOp, around: Around) -> bool:
     )
 
 
-def reduction(t: Tiler, group: tuple[UOp, ...], around: Around, rest: Rest | None = None) -> Reduce:
+def reduction(t: Tiler, group: tuple[UOp, ...], around: Around, rest: Rest | None = None) -> ReduceLoop:
     lanes, split = t.kernel.lanes_of(group, around.lanes)
     ranges = group[0].src[1:]
     skipped = masks(t.kernel, [u.src[0] for u in group], frozenset(ranges))
@@ -82,23 +92,23 @@ def reduction(t: Tiler, group: tuple[UOp, ...], around: Around, rest: Rest | Non
     body = _by_place(t.kernel, skipped, inner, _loops(t, ranges, inner, Accumulate()))
     across = max(t.kernel.nest.reduce_bound.get(r, 1) for r in ranges)
     words = rest is None and split is None and across == 1 and all(_in_words(t.kernel, u) for u in group)
-    return Reduce(group, lanes, split, skipped, body, rest, across, words, t.kernel.nest.matrix in ranges)
+    return ReduceLoop(group, lanes, split, skipped, body, rest, across, words, t.kernel.nest.matrix in ranges)
 
 
-def _in_words(kernel: Kernel, u: UOp) -> bool:
+def _in_words(kernel: KernelContext, u: UOp) -> bool:
     """Whether a sum is one of products that an instruction adds up, and of so few and small ones that it fits 16
     bits."""
     return any(fits_words(u, r) for r in u.src[1:] if r in kernel.nest.dots)
 
 
-def _online(t: Tiler, pair: Pair, around: Around) -> Online:
+def _online(t: Tiler, pair: Pair, around: Around) -> OnlineReduce:
     lanes, _ = t.kernel.lanes_of((pair.total,), around.lanes)
     ranges = pair.total.src[1:]
     added = (pair.maximum.src[0], pair.total.src[0])
     inner = replace(around, lanes=lanes, inside=frozenset(ranges), added=added)
     body = _loops(t, ranges, inner, Accumulate())
     apart = reduction(t, (pair.maximum,), around), reduction(t, (pair.total,), around)
-    return Online(pair, lanes, body, apart)
+    return OnlineReduce(pair, lanes, body, apart)
 
 
 def _loops(t: Tiler, ranges: tuple[UOp, ...], around: Around, leaf: Node) -> Nodes:
@@ -110,7 +120,7 @@ def _loops(t: Tiler, ranges: tuple[UOp, ...], around: Around, leaf: Node) -> Nod
     return loop(t, ranges[0], around, lambda inner: _loops(t, ranges[1:], inner, leaf))
 
 
-def masks(kernel: Kernel, values: list[UOp], ranges: frozenset[UOp]) -> tuple[UOp, ...]:
+def masks(kernel: KernelContext, values: list[UOp], ranges: frozenset[UOp]) -> tuple[UOp, ...]:
     """Under which conditions the factors of products are read, if one of `ranges` is skipped and they are the same for
     all `values`: without any of them nothing is added."""
     if not kernel.nest.skipped & ranges:
@@ -122,7 +132,7 @@ def masks(kernel: Kernel, values: list[UOp], ranges: frozenset[UOp]) -> tuple[UO
 # *** versions ***
 
 
-class Asked(NamedTuple):
+class TileCondition(NamedTuple):
     """A condition at a tile position which is known once it is known where the tile of one loop begins."""
 
     condition: UOp
@@ -135,7 +145,7 @@ class Asked(NamedTuple):
         return value < 0 if self.condition.op is Ops.CMPLT else (value == 0) == (self.condition.op is Ops.CMPEQ)
 
 
-def _by_place(kernel: Kernel, skipped: tuple[UOp, ...], around: Around, body: Nodes) -> Nodes:
+def _by_place(kernel: KernelContext, skipped: tuple[UOp, ...], around: Around, body: Nodes) -> Nodes:
     """`body` in versions that know which of the masks hold at the positions of the tile that is open."""
     for r in reversed(kernel.nest.loops):
         if around.tiles.get(r, 1) > 1 and r.src[0].op is Ops.CONST and (asked := _asked(kernel, skipped, r, around)):
@@ -146,7 +156,7 @@ def _by_place(kernel: Kernel, skipped: tuple[UOp, ...], around: Around, body: No
     return body
 
 
-def _asked(kernel: Kernel, skipped: tuple[UOp, ...], r: UOp, around: Around) -> list[Asked]:
+def _asked(kernel: KernelContext, skipped: tuple[UOp, ...], r: UOp, around: Around) -> list[TileCondition]:
     """What is asked at run time of the tile of `r` alone."""
     found = []
     analysis, tile = kernel.analysis(around.lanes), kernel.nest.tile
@@ -160,7 +170,7 @@ def _asked(kernel: Kernel, skipped: tuple[UOp, ...], r: UOp, around: Around) -> 
                 position = {**p, **dict(zip(out, at))}
                 form = analysis.compare(c, position)
                 if isinstance(form, Affine) and [x.expr for x, _ in form.terms] == [r]:
-                    found.append(Asked(c, tuple(position.items()), form))
+                    found.append(TileCondition(c, tuple(position.items()), form))
     return found
 
 
@@ -176,7 +186,9 @@ def _begins(r: UOp, around: Around) -> list[int]:
     return list(range(0, r.src[0].arg - extent + 1, extent)) if only is None else [only]
 
 
-def _versions(origin: Index, asked: list[Asked], places: list[tuple[int, tuple[bool, ...]]], body: Nodes) -> Nodes:
+def _versions(
+    origin: Index, asked: list[TileCondition], places: list[tuple[int, tuple[bool, ...]]], body: Nodes
+) -> Nodes:
     """`body` for tiles that begin at up to the last of each group of `places`, each with what holds there."""
     (last, holds), *others = places
     known = Holds(tuple((a.condition, a.position, true) for a, true in zip(asked, holds)), body)

@@ -14,13 +14,13 @@ from dataclasses import replace
 from manygrad.runtime.codegen.analysis.alignment import begins_anywhere, whole_vectors
 from manygrad.runtime.codegen.loops import index
 from manygrad.runtime.codegen.loops.index import Index, Of, RowOf
-from manygrad.runtime.codegen.loops.lanes import Kernel, Lanes
+from manygrad.runtime.codegen.loops.lanes import KernelContext, Lanes
 from manygrad.runtime.codegen.loops.tiles import Around, Body, Tiler
-from manygrad.runtime.codegen.loops.tree import Node, Nodes, Ragged, Stored, Vectors
+from manygrad.runtime.codegen.loops.tree import Node, Nodes, Ragged, StorePart, Vectors
 from manygrad.runtime.codegen.target import LINE_BYTES
 
 
-def has_rows(kernel: Kernel) -> bool:
+def has_rows(kernel: KernelContext) -> bool:
     """Whether the kernel's rows are stored so."""
     nest, stores = kernel.nest, kernel.sig.stores
     return (
@@ -47,6 +47,6 @@ def each_row(t: Tiler, around: Around, body: Body) -> Nodes:
             return t.counted(r, begin, end, nest.lanes, around, body, Ragged.SIZE, end)
 
         found.append(some(index.const(0), first, of_row))
-        found.append(t.counted(r, first, last, nest.lanes, replace(of_row, stored=Stored.LINES), body))
+        found.append(t.counted(r, first, last, nest.lanes, replace(of_row, stored=StorePart.LINES), body))
         found.append(some(last, size, of_row))
     return (Vectors(lanes, tuple(found)),)

@@ -10,26 +10,26 @@ from manygrad.runtime.codegen.loops.lanes import Lanes, fixed_size
 from manygrad.runtime.codegen.loops.tree import (
     Accumulate,
     Barrier,
-    Block,
-    CacheRead,
-    Copied,
+    BlockLoop,
+    CopyElement,
     For,
     Holds,
     If,
     Kind,
     Node,
     Nodes,
-    Online,
+    OnlineReduce,
     Pack,
-    Packing,
-    Prefetch,
+    PackLoop,
+    PackStage,
+    PrefetchLoads,
     Ragged,
-    Reduce,
+    ReduceLoop,
     Scope,
     Share,
     Store,
-    Stored,
-    Tile,
+    StorePart,
+    TileLoop,
     Vectors,
 )
 from manygrad.tensor.uop.ops import Ops
@@ -46,8 +46,8 @@ def _lines(tree: Tree, nodes: Nodes, lanes: Lanes) -> Iterator[str]:
             yield from _lines(tree, node.body, lanes)
             continue
         yield _line(tree, node, lanes)
-        inner = node.lanes if isinstance(node, (Reduce, Online, Packing, Vectors)) else lanes
-        body: Nodes = node.parts if isinstance(node, CacheRead) else getattr(node, "body", ())
+        inner = node.lanes if isinstance(node, (ReduceLoop, OnlineReduce, PackLoop, Vectors)) else lanes
+        body: Nodes = node.parts if isinstance(node, PackStage) else getattr(node, "body", ())
         yield from (f"  {line}" for line in _lines(tree, body, inner))
         if otherwise := getattr(node, "otherwise", ()):
             yield "else:"
@@ -60,32 +60,32 @@ def _line(tree: Tree, node: Node, lanes: Lanes) -> str:
             kind = "" if node.kind is Kind.SERIAL else f", {node.kind.value}"
             by = "" if node.step == 1 else f" by {node.step}"
             return f"for {text(node.counter)} in {text(node.begin)}..{text(node.end)}{by}{kind}:"
-        case Tile():
+        case TileLoop():
             count = tree.kernel.step_of(node.range, lanes)
             vectors = f" in vectors of {count}" if count > 1 else ""
             below = f", below {text(node.size)}" if node.size is not None else ""
             partial = ", the last one partial" if node.ragged is Ragged.FIXED else below
             what = f"{node.extent} from {text(node.origin)}{vectors}{partial}"
             return f"{name(node.range)} = {what}:"
-        case Block():
+        case BlockLoop():
             return f"block of {name(node.range)} from {text(node.begin)}:"
         case If():
             return f"if {text(node.condition)}:"
-        case CacheRead():
+        case PackStage():
             return "cache_read:"
-        case Packing():
+        case PackLoop():
             return f"local[{node.stage.offset_bytes}..] = {_read(node.stage.value)}:"
         case Pack():
             return "pack"
         case Share():
             return f"shared[{node.stage.offset_bytes}..] = {_read(node.stage.value)}:"
-        case Copied():
+        case CopyElement():
             return "copy"
         case Barrier():
             return "barrier"
-        case Prefetch():
+        case PrefetchLoads():
             return f"prefetch argument {node.argument}, a tile of {name(node.ahead)} ahead:"
-        case Reduce():
+        case ReduceLoop():
             sums = ", ".join(f"{u.arg.name}({_read(u.src[0])})" for u in node.group)
             over = ", ".join(map(name, node.group[0].src[1:]))
             lanes_of = f" in lanes of {name(node.split)}" if node.split is not None else ""
@@ -97,7 +97,7 @@ def _line(tree: Tree, node: Node, lanes: Lanes) -> str:
             return f"reduce {sums} over {over}{how}{lanes_of}{across}{rest}{keep}:"
         case Accumulate():
             return "accumulate"
-        case Online():
+        case OnlineReduce():
             return f"online maximum and sum over {name(node.pair.total.src[1])}, where finite:"
         case Holds():
             return f"with {sum(true for *_, true in node.facts)} of {len(node.facts)} masks true:"
@@ -105,7 +105,7 @@ def _line(tree: Tree, node: Node, lanes: Lanes) -> str:
             assert node.lanes.range is not None
             return f"vectors of {name(node.lanes.range)} from anywhere:"
         case Store():
-            which = {Stored.ALL: "", Stored.BEFORE: " up to the first line", Stored.LINES: " in whole lines"}
+            which = {StorePart.ALL: "", StorePart.BEFORE: " up to the first line", StorePart.LINES: " in whole lines"}
             to = ", ".join(str(s.src[0].src[0].arg) for s in tree.kernel.sig.stores)
             return f"store argument {to}{which[node.stored]}"
     raise AssertionError(f"no line for {node}")

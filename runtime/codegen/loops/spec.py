@@ -11,31 +11,31 @@ from math import gcd
 
 from manygrad.runtime.codegen.loops.build import Tree
 from manygrad.runtime.codegen.loops.index import FIRST_LANE, Index, Of
-from manygrad.runtime.codegen.loops.lanes import Kernel, Lanes, fixed_size
+from manygrad.runtime.codegen.loops.lanes import KernelContext, Lanes, fixed_size
 from manygrad.runtime.codegen.loops.prefetch import loads
 from manygrad.runtime.codegen.loops.show import name, text
 from manygrad.runtime.codegen.loops.tree import (
     Accumulate,
     Barrier,
-    Block,
-    CacheRead,
-    Copied,
+    BlockLoop,
+    CopyElement,
     For,
     Holds,
     If,
     Kind,
     Node,
     Nodes,
-    Online,
+    OnlineReduce,
     Pack,
-    Packing,
-    Prefetch,
+    PackLoop,
+    PackStage,
+    PrefetchLoads,
     Ragged,
-    Reduce,
+    ReduceLoop,
     Scope,
     Share,
     Store,
-    Tile,
+    TileLoop,
     Vectors,
 )
 from manygrad.tensor.uop.ops import Ops
@@ -48,14 +48,14 @@ from manygrad.tensor.uop.uop import UOp
 class Open:
     """What is open around a node, and what was computed before it."""
 
-    kernel: Kernel
+    kernel: KernelContext
     counters: frozenset[Index] = frozenset()
     tiles: frozenset[UOp] = frozenset()
     blocks: frozenset[UOp] = frozenset()
     computed: frozenset[UOp] = frozenset()  # REDUCEs
     reducing: tuple[UOp, ...] = ()  # ranges of the innermost Reduce
     added: tuple[UOp, ...] = ()  # what it adds up
-    packing: Packing | None = None
+    packing: PackLoop | None = None
     kinds: frozenset[Kind] = frozenset()  # of the loops around
     is_uniform: bool = True  # whether all work items of the group get here
     sharing: Share | None = None
@@ -78,44 +78,60 @@ RULES: list[Rule] = [
     ("what is dealt out to lanes is a sum across them", For, lambda n, o: n.kind is not Kind.LANES or o.across > 1),
     ("a group gets to a barrier", Barrier, lambda n, o: Kind.GROUP in o.kinds and o.is_uniform and not o.sharing),
     ("a group shares memory", Share, lambda n, o: Kind.GROUP in o.kinds and o.is_uniform and not o.sharing),
-    ("what is copied is what the loops around are for", Copied, lambda n, o: o.sharing and o.sharing.stage is n.stage),
-    ("all is open that is copied", Copied, lambda n, o: ranges_of(n.stage.source) <= o.tiles),
-    ("a tile has at least one iteration", Tile, lambda n, o: n.extent >= 1),
-    ("a range has one tile at a time", Tile, lambda n, o: (n.range in o.tiles) == (n.vector is not None)),
-    ("a tile of loops is not inside a sum", Tile, lambda n, o: n.range not in o.kernel.nest.loops or not o.reducing),
-    ("only a size makes a tile ragged by size", Tile, lambda n, o: (n.size is not None) == (n.ragged is Ragged.SIZE)),
-    ("what goes on beyond a tile is aligned", Tile, lambda n, o: not n.reach or n.range is o.kernel.nest.aligned),
+    (
+        "what is copied is what the loops around are for",
+        CopyElement,
+        lambda n, o: o.sharing and o.sharing.stage is n.stage,
+    ),
+    ("all is open that is copied", CopyElement, lambda n, o: ranges_of(n.stage.source) <= o.tiles),
+    ("a tile has at least one iteration", TileLoop, lambda n, o: n.extent >= 1),
+    ("a range has one tile at a time", TileLoop, lambda n, o: (n.range in o.tiles) == (n.vector is not None)),
+    (
+        "a tile of loops is not inside a sum",
+        TileLoop,
+        lambda n, o: n.range not in o.kernel.nest.loops or not o.reducing,
+    ),
+    (
+        "only a size makes a tile ragged by size",
+        TileLoop,
+        lambda n, o: (n.size is not None) == (n.ragged is Ragged.SIZE),
+    ),
+    ("what goes on beyond a tile is aligned", TileLoop, lambda n, o: not n.reach or n.range is o.kernel.nest.aligned),
     ("a condition is one", If, lambda n, o: n.condition.is_condition),
-    ("a block is not inside its range's tile", Block, lambda n, o: n.range not in o.tiles),
-    ("operands are packed outside of packing", CacheRead, lambda n, o: o.packing is None and bool(n.parts)),
-    ("an operand is packed in a tile, or a block, of its loop", Packing, lambda n, o: _placed(n, o)),
+    ("a block is not inside its range's tile", BlockLoop, lambda n, o: n.range not in o.tiles),
+    ("operands are packed outside of packing", PackStage, lambda n, o: o.packing is None and bool(n.parts)),
+    ("an operand is packed in a tile, or a block, of its loop", PackLoop, lambda n, o: _placed(n, o)),
     ("what is packed is what the loops around are for", Pack, lambda n, o: o.packing and o.packing.stage is n.stage),
     ("all is open that is packed", Pack, lambda n, o: {n.stage.loop, *n.stage.ranges} <= o.tiles),
-    ("what is prefetched is loaded below", Prefetch, lambda n, o: bool(n.loads) and {*n.loads} <= {*_loaded(n, o)}),
-    ("it is of one argument", Prefetch, lambda n, o: {u.src[0].src[0].arg for u in n.loads} == {n.argument}),
+    (
+        "what is prefetched is loaded below",
+        PrefetchLoads,
+        lambda n, o: bool(n.loads) and {*n.loads} <= {*_loaded(n, o)},
+    ),
+    ("it is of one argument", PrefetchLoads, lambda n, o: {u.src[0].src[0].arg for u in n.loads} == {n.argument}),
     (
         "a loop around moves what is prefetched",
-        Prefetch,
+        PrefetchLoads,
         lambda n, o: n.ahead in o.tiles & {*o.kernel.nest.loops} and all(n.ahead in ranges_of(u) for u in n.loads),
     ),
-    ("sums are over the same ranges", Reduce, lambda n, o: len({u.src[1:] for u in n.group}) == 1),
-    ("all is open that sums depend on", Reduce, lambda n, o: all(ranges_of(u) <= o.tiles for u in n.group)),
-    ("a sum is computed once in a tile", Reduce, lambda n, o: not o.computed & {*n.group}),
-    ("all lanes get to a sum across them", Reduce, lambda n, o: n.across == 1 or o.is_uniform),
+    ("sums are over the same ranges", ReduceLoop, lambda n, o: len({u.src[1:] for u in n.group}) == 1),
+    ("all is open that sums depend on", ReduceLoop, lambda n, o: all(ranges_of(u) <= o.tiles for u in n.group)),
+    ("a sum is computed once in a tile", ReduceLoop, lambda n, o: not o.computed & {*n.group}),
+    ("all lanes get to a sum across them", ReduceLoop, lambda n, o: n.across == 1 or o.is_uniform),
     (
         "what is held in 16 bits is a whole sum",
-        Reduce,
+        ReduceLoop,
         lambda n, o: not n.words or (n.rest, n.split, n.across) == (None, None, 1),
     ),
     (
         "a matrix unit sums all that is read, in one sum",
-        Reduce,
+        ReduceLoop,
         lambda n, o: not n.matrix or (n.split, n.across, n.masks) == (None, 1, ()),
     ),
-    ("sums rest between blocks alone", Reduce, lambda n, o: n.rest is None or n.group[0].src[1] in o.blocks),
-    ("the lanes of a sum are along one of its ranges", Reduce, lambda n, o: n.split in (None, *n.group[0].src[1:])),
+    ("sums rest between blocks alone", ReduceLoop, lambda n, o: n.rest is None or n.group[0].src[1] in o.blocks),
+    ("the lanes of a sum are along one of its ranges", ReduceLoop, lambda n, o: n.split in (None, *n.group[0].src[1:])),
     ("all is open that is added", Accumulate, lambda n, o: bool(o.reducing) and {*o.reducing} <= o.tiles),
-    ("the pair is not computed yet", Online, lambda n, o: not o.computed & {n.pair.maximum, n.pair.total}),
+    ("the pair is not computed yet", OnlineReduce, lambda n, o: not o.computed & {n.pair.maximum, n.pair.total}),
     ("all loops are open around a store", Store, lambda n, o: {*o.kernel.nest.loops} <= o.tiles),
     ("all sums are known that are stored", Store, lambda n, o: {*o.kernel.sig.reduces} - _inner(o) <= o.computed),
     ("one of the lanes stores", Store, lambda n, o: o.is_first_lane or not o.kernel.nest.reduce_bound),
@@ -128,11 +144,11 @@ def verify(tree: Tree) -> None:
     _verify(tree.nodes, Open(tree.kernel, lanes=tree.kernel.lanes))
 
 
-def _placed(n: Packing, o: Open) -> bool:
+def _placed(n: PackLoop, o: Open) -> bool:
     return n.stage.loop in o.tiles or (n.stage.loop in o.kernel.nest.block and n.stage.loop in o.blocks)
 
 
-def _loaded(n: Prefetch, o: Open) -> list[UOp]:
+def _loaded(n: PrefetchLoads, o: Open) -> list[UOp]:
     return loads(n.body, o.kernel.sig, o.added)
 
 
@@ -169,32 +185,32 @@ def _inside(node: Node, o: Open) -> Open:
                 block=(),
             )
             _verify(node.body, inside)
-        case Tile():
+        case TileLoop():
             begins = {**o.begins, node.range: _multiple(node.origin, o)}
             inside = replace(o, tiles=o.tiles | {node.range}, begins=begins)
             _verify_begins(node, inside, (node.range,))
             _verify(node.body, inside)
-        case Block():
+        case BlockLoop():
             _verify(node.body, replace(o, blocks=o.blocks | {node.range}))
         case If():
             inside = replace(o, is_uniform=False)
             first = replace(inside, is_first_lane=o.is_first_lane or node.condition == FIRST_LANE, block=node.body)
             known = [_verify(node.body, first), _verify(node.otherwise, replace(inside, block=node.otherwise))]
             return replace(o, computed=known[0] & known[1])
-        case CacheRead():
+        case PackStage():
             for part in node.parts:
                 _verify((part,), o)
         case Share():
             _verify(node.body, _with_lanes(node, replace(o, sharing=node), Lanes()))
-        case Packing():
+        case PackLoop():
             _verify(node.body, _with_lanes(node, replace(o, packing=node), node.lanes))
-        case Reduce():
+        case ReduceLoop():
             added = tuple(u.src[0] for u in node.group)
             inside = replace(o, reducing=node.group[0].src[1:], added=added, across=node.across)
             _verify(node.body, _with_lanes(node, inside, node.lanes))
             if node.rest is None or node.rest.is_last:
                 return replace(o, computed=o.computed | {*node.group})
-        case Online():
+        case OnlineReduce():
             added = (node.pair.maximum.src[0], node.pair.total.src[0])
             inside = replace(o, reducing=node.pair.total.src[1:], added=added)
             _verify(node.body, _with_lanes(node, inside, node.lanes))
@@ -203,7 +219,7 @@ def _inside(node: Node, o: Open) -> Open:
             return replace(o, computed=_verify(node.body, _with_lanes(node, o, node.lanes)))
         case Scope():
             return replace(o, computed=_verify(node.body, replace(o, block=node.body)))
-        case Holds() | Prefetch():
+        case Holds() | PrefetchLoads():
             return replace(o, computed=_verify(node.body, o))
     return o
 
@@ -265,7 +281,7 @@ def _indices(node: Node) -> Iterator[Index]:
     for part in ("begin", "end", "origin", "size", "condition"):
         if isinstance(x := getattr(node, part, None), Index):
             yield x
-    if isinstance(node, Reduce) and node.rest is not None:
+    if isinstance(node, ReduceLoop) and node.rest is not None:
         yield from (node.rest.at, node.rest.begun)
 
 
@@ -279,9 +295,9 @@ def _verify_index(x: Index, node: Node, o: Open) -> None:
 
 
 def _named(node: Node) -> str:
-    if isinstance(node, Tile):
+    if isinstance(node, TileLoop):
         return f"Tile of {name(node.range)}"
-    if isinstance(node, Reduce):
+    if isinstance(node, ReduceLoop):
         over = ", ".join(map(name, node.group[0].src[1:]))
         return f"Reduce of {', '.join(u.arg.name for u in node.group)} over {over}"
     return type(node).__name__

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from manygrad.runtime.codegen.loops import index
-from manygrad.runtime.codegen.loops.index import Counters, Index
-from manygrad.runtime.codegen.loops.lanes import Kernel, Lanes, fixed_size
+from manygrad.runtime.codegen.loops.index import Index, Numbering
+from manygrad.runtime.codegen.loops.lanes import KernelContext, Lanes, fixed_size
 from manygrad.runtime.codegen.loops.local import Local
 from manygrad.runtime.codegen.loops.prefetch import prefetched
-from manygrad.runtime.codegen.loops.tree import For, If, Node, Nodes, Ragged, Scope, Stored, Tile
+from manygrad.runtime.codegen.loops.tree import For, If, Node, Nodes, Ragged, Scope, StorePart, TileLoop
 from manygrad.runtime.codegen.opts.nest import in_whole_tiles
 from manygrad.tensor.uop.uop import UOp
 
@@ -36,7 +36,7 @@ class Around:
     groups: Mapping[UOp, Index] = field(default_factory=dict)  # loop -> first iteration of the group's part
     packing: bool = False
     added: tuple[UOp, ...] = ()  # what the innermost reduction adds up
-    stored: Stored = Stored.ALL
+    stored: StorePart = StorePart.ALL
     row: tuple[tuple[UOp, int], ...] = ()
 
 
@@ -47,10 +47,10 @@ Body = Callable[[Around], Nodes]
 class Tiler:
     """`opened` says what is done first in a tile that has just been opened: (nodes, what is around the rest)."""
 
-    kernel: Kernel
+    kernel: KernelContext
     local: Local
     opened: Callable[[Tiler, UOp, Around], tuple[Nodes, Around]]
-    counters: Counters = field(default_factory=Counters)
+    counters: Numbering = field(default_factory=Numbering)
 
     # *** one tile, one loop ***
 
@@ -59,7 +59,7 @@ class Tiler:
         inner = replace(around, tiles={**around.tiles, r: extent}, origins={**around.origins, r: origin})
         first, inner = self.opened(self, r, inner)
         nodes = prefetched(self.kernel, r, inner.tiles, (*first, *body(inner)), inner.added)
-        return Tile(r, origin, extent, nodes, ragged, size, reach)
+        return TileLoop(r, origin, extent, nodes, ragged, size, reach)
 
     def counted(self, r: UOp, begin: Index, end: Index, tile: int, around: Around, body: Body,
                 ragged: Ragged = Ragged.NO, size: Index | None = None, reach: int = 0) -> Node:  # fmt: skip
@@ -171,7 +171,7 @@ class Tiler:
             at = index.here(index.const(origin))
             return If(condition, (self.tile(r, at, extent, around, body, Ragged.FIXED),))
 
-        head = under(index.less(first, index.const(1)), 0, n, replace(around, stored=Stored.BEFORE))
+        head = under(index.less(first, index.const(1)), 0, n, replace(around, stored=StorePart.BEFORE))
         end = index.choose(index.less(last, index.const(whole)), last, index.const(whole))
         moved = self.counted(r, first, end, tile, around, body, Ragged.FIXED, None, n - 1)
         return head, moved, under(index.less(index.const(size - 1), last), whole, size - whole, around)

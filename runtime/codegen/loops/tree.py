@@ -22,7 +22,7 @@ from enum import Enum
 from manygrad.runtime.codegen.kernel.online import Pair
 from manygrad.runtime.codegen.loops.index import Index
 from manygrad.runtime.codegen.loops.lanes import Lanes
-from manygrad.runtime.codegen.loops.local import Shared, Stage
+from manygrad.runtime.codegen.loops.local import GroupStage, Stage
 from manygrad.tensor.uop.uop import UOp
 
 
@@ -77,7 +77,7 @@ class Ragged(Enum):
 
 
 @dataclass(frozen=True)
-class Tile(Node):
+class TileLoop(Node):
     """`extent` iterations of `range` from `origin` on."""
 
     range: UOp
@@ -91,7 +91,7 @@ class Tile(Node):
 
 
 @dataclass(frozen=True)
-class Block(Node):
+class BlockLoop(Node):
     """Some tiles of a range, of which local memory holds what is packed; `begin`: the first iteration."""
 
     range: UOp
@@ -100,7 +100,7 @@ class Block(Node):
 
 
 @dataclass(frozen=True)
-class Packing(Node):
+class PackLoop(Node):
     """One value of a CacheRead: the loops that fill its stage, with Pack inside."""
 
     stage: Stage
@@ -109,10 +109,10 @@ class Packing(Node):
 
 
 @dataclass(frozen=True)
-class CacheRead(Node):
+class PackStage(Node):
     """Packs operands into local memory: what is below reads them there."""
 
-    parts: tuple[Packing, ...]
+    parts: tuple[PackLoop, ...]
 
 
 @dataclass(frozen=True)
@@ -126,15 +126,15 @@ class Pack(Node):
 class Share(Node):
     """The loops in which the work items of a group copy what they share, with Copied inside."""
 
-    stage: Shared
+    stage: GroupStage
     body: Nodes
 
 
 @dataclass(frozen=True)
-class Copied(Node):
+class CopyElement(Node):
     """One element of what is shared."""
 
-    stage: Shared
+    stage: GroupStage
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Rest(Node):
 
 
 @dataclass(frozen=True)
-class Reduce(Node):
+class ReduceLoop(Node):
     """REDUCEs over the same ranges, in accumulators for every position of the tiles around; `split`: the range of
     which neighbouring iterations go to lanes of their own; `masks`: under which conditions they read anything;
     `across`: so many work items have partial sums, which are combined after the body; `words`: the accumulators hold
@@ -177,13 +177,13 @@ class Accumulate(Node):
 
 
 @dataclass(frozen=True)
-class Online(Node):
+class OnlineReduce(Node):
     """A maximum and a sum of exponentials below it in one pass; two where they are not finite."""
 
     pair: Pair
     lanes: Lanes
     body: Nodes
-    otherwise: tuple[Reduce, Reduce]
+    otherwise: tuple[ReduceLoop, ReduceLoop]
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class Vectors(Node):
 
 
 @dataclass(frozen=True)
-class Prefetch(Node):
+class PrefetchLoads(Node):
     """Beside each of `loads`, of an argument, what it will load in the next tile of the loop `ahead` is prefetched."""
 
     argument: int
@@ -212,7 +212,7 @@ class Prefetch(Node):
     body: Nodes
 
 
-class Stored(Enum):
+class StorePart(Enum):
     """Which vectors of the tile a Store writes, where its loop begins at cache lines."""
 
     ALL = 0
@@ -225,4 +225,4 @@ class Store(Node):
     """The STOREs of the kernel, at every position of the tiles, or at those of one `row`."""
 
     row: tuple[tuple[UOp, int], ...] = ()
-    stored: Stored = Stored.ALL
+    stored: StorePart = StorePart.ALL

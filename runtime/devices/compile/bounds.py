@@ -25,7 +25,7 @@ class OutOfBoundsError(IndexError):
     """A kernel's load or store lies outside of its buffer; it was not made, and the kernel's outputs are incomplete."""
 
 
-class Record:
+class BoundsRecord:
     """A record in host memory. The first violation stays."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from manygrad.runtime.codegen.lowered import Program
+from manygrad.runtime.codegen.lowered import LoweredProgram
 from manygrad.runtime.codegen.opts import Opt
 from manygrad.runtime.codegen.pipeline import Prepared, prepare
 from manygrad.runtime.codegen.target import Machine
@@ -28,10 +28,10 @@ KNOBS = ("NOOPT", "CHECK_OOB", "BEAM", "BEAM_SPLIT", "FLOAT32_PARTS")  # what `C
 class Renderer:
     """Prints the instructions of a kernel in a language. `checked`: with a test of every index (CHECK_OOB=1)."""
 
-    render: Callable[[Program], str]
-    checked: Callable[[Program], str] | None = None
+    render: Callable[[LoweredProgram], str]
+    checked: Callable[[LoweredProgram], str] | None = None
 
-    def of(self, checked: bool) -> Callable[[Program], str]:
+    def of(self, checked: bool) -> Callable[[LoweredProgram], str]:
         return self.checked if checked and self.checked is not None else self.render
 
 

@@ -6,14 +6,14 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from manygrad.native.graph import Job, graph_table, room_for_stamps, seconds
+from manygrad.native.graph import KernelCall, graph_table, room_for_stamps, seconds
 from manygrad.native.replay import NativeCall
 from manygrad.runtime.devices.cpu.kernel import SERIAL_WORK, CPUKernel, TeamJob
 from manygrad.runtime.devices.cpu.threads import team
 from manygrad.runtime.devices.host import Memory
 from manygrad.runtime.devices.numbers import Numbers
 
-_TOTAL, _GRAIN = Job._fields.index("total"), Job._fields.index("grain")
+_TOTAL, _GRAIN = KernelCall._fields.index("total"), KernelCall._fields.index("grain")
 
 
 class CPUGraph:
@@ -24,7 +24,7 @@ class CPUGraph:
         self.calls = [(job, list(handles)) for job, (_, handles, _) in zip(jobs, calls)]  # keeps code and memory alive
         given = [job.arguments(handles, numbers.values) for job, (_, handles, numbers) in zip(jobs, calls)]
         rows = [
-            Job(job.address, ctypes.addressof(b), ctypes.addressof(n.array) if n.values else 0, total, grain)
+            KernelCall(job.address, ctypes.addressof(b), ctypes.addressof(n.array) if n.values else 0, total, grain)
             for job, (b, _, total, grain), (*_, n) in zip(jobs, given, calls)
         ]
         self.shared = any(total > grain for *_, total, grain in given)  # whether there is work for the team
@@ -63,7 +63,7 @@ class CPUGraph:
                 if not kernel.fixed:
                     loops = own.changes.setdefault(kernel, Loops(kernel))
                     assert isinstance(loops, Loops)
-                    loops.places.append((self.table, len(Job._fields) * i))
+                    loops.places.append((self.table, len(KernelCall._fields) * i))
 
     def mover(self, handle: Memory) -> Callable[[Memory], None]:
         begin, end = handle.address, handle.address + handle.nbytes

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 from manygrad.native.compiler import Linked
 from manygrad.runtime.codegen.analysis.describe import estimate, evaluate_int, signature
-from manygrad.runtime.codegen.lowered import Program
+from manygrad.runtime.codegen.lowered import LoweredProgram
 from manygrad.runtime.codegen.opts import loop_nest
 from manygrad.runtime.codegen.pipeline import Prepared
 from manygrad.runtime.codegen.render.llvm.text import ENTRY
-from manygrad.runtime.devices.compile.bounds import Record
+from manygrad.runtime.devices.compile.bounds import BoundsRecord
 from manygrad.runtime.devices.compile.compiled import Renderer
 from manygrad.runtime.devices.cpu.threads import team, wanted_threads
 from manygrad.runtime.devices.host import Memory
@@ -26,7 +26,7 @@ SERIAL_WORK = 1 << 17  # operations + bytes up to which waking threads costs mor
 PIECE_WORK = 1 << 16  # the least work worth a turn at the shared counter
 
 
-def _rendered(program: Program) -> str:
+def _rendered(program: LoweredProgram) -> str:
     from manygrad.runtime.codegen.render.llvm.printer import (
         render,  # (as in `codegen/pipeline.py`: a kernel on disk needs none)
     )
@@ -34,7 +34,7 @@ def _rendered(program: Program) -> str:
     return render(program, host_target().rounds_bfloat16)
 
 
-def _checked(program: Program) -> str:
+def _checked(program: LoweredProgram) -> str:
     from manygrad.runtime.codegen.render.llvm.bounds import render_checked
 
     return render_checked(program, host_target().rounds_bfloat16)
@@ -51,7 +51,7 @@ class TeamJob(Protocol):
     work: int  # operations + bytes
 
     @property
-    def records(self) -> tuple[tuple[str, Record], ...]: ...
+    def records(self) -> tuple[tuple[str, BoundsRecord], ...]: ...
 
     def arguments(self, handles: Sequence[Memory], vars: tuple[int, ...]) -> tuple[Any, Any, int, int]:
         """(buffers, variables, total, grain), the first two as C arrays."""
@@ -80,7 +80,7 @@ class CPUKernel:
         self.flops, self.nbytes = estimate(ast)
         self.work = self.flops + self.nbytes
         self.prepared, self.linked, self.address = prepared, linked, linked[ENTRY]
-        self.record = Record() if checked else None  # where a bounds-checked kernel reports
+        self.record = BoundsRecord() if checked else None  # where a bounds-checked kernel reports
         self.records = () if self.record is None else ((self.name, self.record),)
         sig = signature(prepared.ast)
         plan = loop_nest(sig, prepared.opts)

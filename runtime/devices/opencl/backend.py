@@ -19,7 +19,7 @@ from manygrad.runtime.devices.opencl.driver import driver, opencl
 from manygrad.runtime.devices.opencl.graph import OpenCLGraph
 from manygrad.runtime.devices.opencl.kernel import (
     OPENCL_C,
-    Block,
+    MemorySlice,
     OpenCLKernel,
     Stream,
     compile_text,
@@ -36,7 +36,7 @@ def open_device(name: str) -> Opened:
     driver()  # (its errors say what to install)
     stream = Stream()
 
-    def alloc(nbytes: int) -> Block:
+    def alloc(nbytes: int) -> MemorySlice:
         cl, own = opencl(), driver()
         if nbytes > own.largest_bytes:
             raise MemoryError(
@@ -48,18 +48,18 @@ def open_device(name: str) -> Opened:
         except cl.Error as error:
             raise MemoryError(f"{name} cannot give {nbytes} bytes: {error}") from None
 
-    def sized(handle: Block, nbytes: int) -> None:
+    def sized(handle: MemorySlice, nbytes: int) -> None:
         handle.nbytes = nbytes  # what is beyond is out of bounds
 
-    def copyin(handle: Block, data: memoryview) -> None:
+    def copyin(handle: MemorySlice, data: memoryview) -> None:
         if data.nbytes:
             opencl().enqueue_copy(stream.queue, handle.memory, data, dst_offset=handle.offset, is_blocking=True)
 
-    def copyout(data: memoryview, handle: Block) -> None:
+    def copyout(data: memoryview, handle: MemorySlice) -> None:
         if data.nbytes:
             opencl().enqueue_copy(stream.queue, data, handle.memory, src_offset=handle.offset, is_blocking=True)
 
-    def copy(to: Block, start: Block, nbytes: int) -> None:
+    def copy(to: MemorySlice, start: MemorySlice, nbytes: int) -> None:
         ours = to.stream is start.stream
         if not ours:
             start.stream.queue.finish()
@@ -74,7 +74,7 @@ def open_device(name: str) -> Opened:
         if not ours:  # (what comes next in the other queue may write there)
             done.wait()
 
-    memory = Allocator(alloc, Block.part, copyin, copyout, sized=sized, copy=copy)
+    memory = Allocator(alloc, MemorySlice.part, copyin, copyout, sized=sized, copy=copy)
     return Opened(memory, Queue(OpenCLGraph, stream.queue.finish, binds=False))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from manygrad.native.processor import cores
-from manygrad.runtime.codegen.render.opencl.printer import Target
+from manygrad.runtime.codegen.render.opencl.printer import OpenCLTarget
 from manygrad.runtime.codegen.target import Machine
 from manygrad.runtime.devices.opencl.pocl import own_folder
 from manygrad.tensor.environment import OPENCL_DEVICE
@@ -76,7 +76,7 @@ class Driver:
     parameter_bytes: int  # of all arguments of a kernel
     options: tuple[str, ...]
     machine: Machine
-    target: Target
+    target: OpenCLTarget
 
     @property
     def key(self) -> bytes:
@@ -146,5 +146,5 @@ def _open(number: int) -> Driver:
             shared_bytes=int(device.local_mem_size),
             subgroup_items=max(subgroups, default=0),
         ),
-        Target(group, int(device.local_mem_size) // LOCAL_PART, bool(device.double_fp_config), subgroups),
+        OpenCLTarget(group, int(device.local_mem_size) // LOCAL_PART, bool(device.double_fp_config), subgroups),
     )

@@ -12,10 +12,10 @@ import numpy as np
 from manygrad.runtime.devices.base import Call
 from manygrad.runtime.devices.compile.chain import Chained
 from manygrad.runtime.devices.numbers import Numbers
-from manygrad.runtime.devices.opencl.kernel import Block, Launch, OpenCLKernel
+from manygrad.runtime.devices.opencl.kernel import Launch, MemorySlice, OpenCLKernel
 
 
-def kernels_of(call: Call) -> Iterator[tuple[OpenCLKernel, Sequence[Block], tuple[int, ...]]]:
+def kernels_of(call: Call) -> Iterator[tuple[OpenCLKernel, Sequence[MemorySlice], tuple[int, ...]]]:
     """Those of a chain one after the other, block by block, as `Chained` says."""
     kernel, handles, numbers = call
     if isinstance(kernel, Chained):
@@ -31,7 +31,7 @@ class OpenCLGraph:
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self.launches: list[list[Launch]] = []
-        self.places: list[tuple[Any, int, Block]] = []  # (kernel, number of an argument, the handle that it is)
+        self.places: list[tuple[Any, int, MemorySlice]] = []  # (kernel, number of an argument, the handle that it is)
         for call in calls:
             launches = []
             for kernel, handles, vars in kernels_of(call):
@@ -67,16 +67,16 @@ class OpenCLGraph:
     def native_call(self) -> None:
         return None
 
-    def mover(self, handle: Block) -> Callable[[Block], None]:
+    def mover(self, handle: MemorySlice) -> Callable[[MemorySlice], None]:
         begin, end = handle.offset, handle.offset + handle.nbytes
         found = [
             (kernel, number, h.offset - begin)
             for kernel, number, h in self.places
             if h.memory is handle.memory and begin <= h.offset < end
         ]
-        kept: list[Block] = []
+        kept: list[MemorySlice] = []
 
-        def move(to: Block) -> None:
+        def move(to: MemorySlice) -> None:
             kept[:] = [to]  # (OpenCL does not keep alive what arguments name)
             for kernel, number, offset in found:
                 kernel.set_arg(number, to.memory)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from manygrad.runtime.codegen.analysis.describe import estimate, evaluate_int, signature
-from manygrad.runtime.codegen.lowered import Program
+from manygrad.runtime.codegen.lowered import LoweredProgram
 from manygrad.runtime.codegen.opts import loop_nest
 from manygrad.runtime.codegen.pipeline import Prepared
 from manygrad.runtime.codegen.render.opencl import printer as renderer
@@ -48,7 +48,7 @@ class Stream:
 
 
 @dataclass(eq=False)
-class Block:
+class MemorySlice:
     """`nbytes` from `offset` on in a memory object. A handle knows its device's stream, so that a kernel shared by all
     devices runs on the right one."""
 
@@ -58,25 +58,25 @@ class Block:
     address: int  # no two memory objects have a number in common: who overlaps with whom (TinyJit asks)
     offset: int = 0
 
-    def part(self, offset_bytes: int, nbytes: int) -> Block:
+    def part(self, offset_bytes: int, nbytes: int) -> MemorySlice:
         assert 0 <= offset_bytes and offset_bytes + nbytes <= self.nbytes, (
             f"view of bytes {offset_bytes}..{offset_bytes + nbytes} of {self.nbytes}"
         )
-        return Block(self.stream, self.memory, nbytes, self.address + offset_bytes, self.offset + offset_bytes)
+        return MemorySlice(self.stream, self.memory, nbytes, self.address + offset_bytes, self.offset + offset_bytes)
 
 
 _addresses = itertools.count(1)
 ADDRESS_STEP = 1 << 48  # more than any memory object has
 
 
-def new_block(stream: Stream, nbytes: int) -> Block:
+def new_block(stream: Stream, nbytes: int) -> MemorySlice:
     """Fresh memory; its contents are undefined. Raises pyopencl's errors."""
     cl = opencl()
     memory = cl.Buffer(driver().context, cl.mem_flags.READ_WRITE, nbytes)
-    return Block(stream, memory, nbytes, next(_addresses) * ADDRESS_STEP)
+    return MemorySlice(stream, memory, nbytes, next(_addresses) * ADDRESS_STEP)
 
 
-def render(program: Program) -> str:
+def render(program: LoweredProgram) -> str:
     return renderer.render(program, driver().target)
 
 
@@ -125,7 +125,7 @@ def program_of(compiled: bytes) -> tuple[Any, int]:
     return opencl().Program(own.context, [own.device], [rest]).build(cache_dir=False), int(scratch_bytes)
 
 
-class Record:
+class DeviceBoundsRecord:
     """Where a bounds-checked kernel reports (`bounds.py`)."""
 
     def __init__(self) -> None:
@@ -153,7 +153,7 @@ class Launch:
     group: tuple[int, ...]
     kept: tuple[Any, ...]
     queue: Any  # of the device whose memory it is
-    record: Record | None = None
+    record: DeviceBoundsRecord | None = None
 
     def start(self) -> None:
         if self.size[0]:
@@ -212,7 +212,7 @@ class OpenCLKernel:
             parts = min(parts, max(1, SCRATCH_LIMIT_BYTES // (self.scratch_bytes * math.prod(self.group))))
         return total, max(1, -(-total // max(1, parts)))
 
-    def launch(self, handles: Sequence[Block], vars: tuple[int, ...], kernel: Any) -> Launch:
+    def launch(self, handles: Sequence[MemorySlice], vars: tuple[int, ...], kernel: Any) -> Launch:
         """Sets the arguments of `kernel`, one of `fresh()`."""
         assert len(handles) >= self.slots and len(vars) == len(self.names), (
             f"{self.name} takes {self.slots} buffers and the variables {self.names}, not {len(handles)} and {vars}"
@@ -232,13 +232,13 @@ class OpenCLKernel:
             arguments.append(kept[-1])
         elif self.scratch_bytes:
             arguments.append(None)
-        record = Record() if self.checked else None
+        record = DeviceBoundsRecord() if self.checked else None
         if record is not None:
             arguments += [*(np.int64(h.nbytes) for h in used), record.memory]
         kernel.set_args(*arguments)
         return Launch(self.name, kernel, size, group, tuple(kept), handles[0].stream.queue, record)
 
-    def __call__(self, handles: Sequence[Block], vars: tuple[int, ...] = (), wait: bool = False) -> float | None:
+    def __call__(self, handles: Sequence[MemorySlice], vars: tuple[int, ...] = (), wait: bool = False) -> float | None:
         queue = handles[0].stream.queue
         if wait:
             queue.finish()

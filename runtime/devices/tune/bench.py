@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from manygrad.runtime.codegen.lowered import Program
+from manygrad.runtime.codegen.lowered import LoweredProgram
 from manygrad.runtime.codegen.pipeline import Prepared
 from manygrad.runtime.codegen.target import Machine
 from manygrad.tensor.uop.uop import UOp
@@ -42,7 +42,7 @@ class Candidate(Protocol):
 class Bench:
     machine: Callable[[], Machine]
     key: Callable[[], bytes]  # what a winner depends on besides the kernel and the search's settings
-    render: Callable[[Program], str]
+    render: Callable[[LoweredProgram], str]
     load: Callable[[Prepared, UOp, str], Candidate]  # (prepared, ast, its code); RuntimeError: it does not compile
     memory: Callable[[int], Scratch]  # of so many bytes
     first_is_slow: bool = False  # whether the driver finishes a kernel when it is first run

@@ -26,11 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from manygrad.runtime.codegen.analysis.describe import signature
-from manygrad.runtime.codegen.kernel.dots import Dot
-from manygrad.runtime.codegen.lowered import Inst, Low, Program, show
+from manygrad.runtime.codegen.lowered import Inst, Low, LoweredProgram, show
 from manygrad.runtime.codegen.opts import Opt, Opts, named, neighbours
 from manygrad.runtime.codegen.pipeline import prepare
-from manygrad.runtime.codegen.target import Machine
+from manygrad.runtime.codegen.target import Dot, Machine
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.serial import NotStorable, decode, encode
 from manygrad.tensor.uop.uop import UOp
@@ -99,7 +98,7 @@ def digest(ast: UOp, machine: Machine, opts: Opts | None) -> tuple[Opts, str]:
     return prepared.opts, canonical(prepared.program())
 
 
-def canonical(program: Program) -> str:
+def canonical(program: LoweredProgram) -> str:
     """A digest in which only what has an effect, or sees one, has a place in its block: the order of mere arithmetic is
     the compiler's, and what nothing reads is gone."""
 

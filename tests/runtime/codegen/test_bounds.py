@@ -16,7 +16,7 @@ from manygrad import Tensor
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.codegen.analysis.describe import kernel_name
 from manygrad.runtime.codegen.emit.emission import INDEX, Instructions
-from manygrad.runtime.codegen.lowered import Inst, Low, Program
+from manygrad.runtime.codegen.lowered import Inst, Low, LoweredProgram
 from manygrad.runtime.codegen.opts import named
 from manygrad.runtime.codegen.pipeline import Prepared
 from manygrad.runtime.devices import get_device
@@ -40,9 +40,9 @@ COPY = elementwise(lambda a: a, [f32], 20)  # what the hand-made programs preten
 class HandMade(Prepared):
     """A kernel whose lowered program is given."""
 
-    made: Program | None = None
+    made: LoweredProgram | None = None
 
-    def program(self) -> Program:
+    def program(self) -> LoweredProgram:
         assert self.made is not None
         return self.made
 
@@ -51,7 +51,7 @@ def by_hand(device: str, e: Instructions, scratch_bytes: int = 0) -> Kernel:
     """The kernel of what was emitted in `e`."""
     compiled = import_module(f"manygrad.runtime.devices.{device.lower()}.backend").COMPILED
     name = kernel_name(COPY)
-    program = Program(name, tuple(e.blocks[0].insts), (), 2, (), scratch_bytes)
+    program = LoweredProgram(name, tuple(e.blocks[0].insts), (), 2, (), scratch_bytes)
     with Context(CACHE=0, CHECK_OOB=1):
         return compiled.finish(HandMade(name, COPY, (), program), COPY)
 

@@ -15,11 +15,10 @@ import pytest
 from manygrad.runtime.codegen import cost
 from manygrad.runtime.codegen.analysis.describe import signature
 from manygrad.runtime.codegen.choose import DECISIONS, Facts, choose, decide
-from manygrad.runtime.codegen.kernel.dots import Dot
 from manygrad.runtime.codegen.kernel.legalize import as_written, legalize
 from manygrad.runtime.codegen.opts import legal
 from manygrad.runtime.codegen.pipeline import explain, prepare, rewrite
-from manygrad.runtime.codegen.target import Machine
+from manygrad.runtime.codegen.target import Dot, Machine
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.environment import Context
 from manygrad.tensor.uop.ops import Ops

@@ -10,11 +10,11 @@ import pytest
 
 from manygrad import Tensor, TinyJit
 from manygrad.runtime.codegen.analysis.describe import signature
-from manygrad.runtime.codegen.kernel.dots import BYTES, Dot, is_dot, is_total, use_dots
+from manygrad.runtime.codegen.kernel.dots import BYTES, is_dot, is_total, use_dots
 from manygrad.runtime.codegen.loops.show import show
 from manygrad.runtime.codegen.opts import CacheRead, Opts, Reorder, RFactor, Tensorize, Tile, Unroll, Vectorize
 from manygrad.runtime.codegen.pipeline import prepare
-from manygrad.runtime.codegen.target import Machine
+from manygrad.runtime.codegen.target import Dot, Machine
 from manygrad.runtime.devices.target import AVX2_DOTS, host_target
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.environment import Context

@@ -14,8 +14,8 @@ from manygrad.nn import functional as F
 from manygrad.runtime.codegen.analysis.affine import TileAnalysis
 from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.emit.spec import verify
-from manygrad.runtime.codegen.loops.lanes import Kernel, Lanes
-from manygrad.runtime.codegen.lowered import Inst, Low, Program
+from manygrad.runtime.codegen.loops.lanes import KernelContext, Lanes
+from manygrad.runtime.codegen.lowered import Inst, Low, LoweredProgram
 from manygrad.runtime.codegen.opts import CacheRead, Tile, Unroll, Vectorize
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.devices.target import host_target
@@ -96,14 +96,14 @@ def test_squares_of_a_reduction_that_is_unrolled_further(shift: int, unroll: int
 def test_a_tile_that_begins_elsewhere_than_index_expressions_take_it_to() -> None:
     """What was wrong with squares: their tiles of 16 were taken to begin at multiples of 32."""
 
-    def without_squares(kernel: Kernel, lanes: Lanes) -> TileAnalysis:
+    def without_squares(kernel: KernelContext, lanes: Lanes) -> TileAnalysis:
         return analysis_of(kernel, replace(lanes, square=None))
 
-    analysis_of = Kernel._analysis
+    analysis_of = KernelContext._analysis
     opts = (Vectorize(1, 16), Tile(1, 32), Tile(0, 4), CacheRead(1, 2), Unroll(2, 32))
     prepare(turned_product(12, 64, 64, 8), MACHINE, opts).tree()
     with (
-        patch.object(Kernel, "_analysis", without_squares),
+        patch.object(KernelContext, "_analysis", without_squares),
         pytest.raises(AssertionError, match="begins at multiples of 16, they take it to begin at multiples of 32"),
     ):
         prepare(turned_product(12, 64, 64, 8), MACHINE, opts).tree()
@@ -144,7 +144,7 @@ def inst(op: Ops | Low, *src: Inst, dtype: Any = dtypes.index, arg: Any = None, 
 
 def wrong(*insts: Inst) -> str:
     with pytest.raises(AssertionError) as error:
-        verify(Program("k", insts, (), 1, ()))
+        verify(LoweredProgram("k", insts, (), 1, ()))
     return str(error.value)
 
 
@@ -154,7 +154,7 @@ def test_rules_of_instructions() -> None:
     begin, end = inst(Low.LOOP, zero, ten, arg=1), inst(Low.END, dtype=dtypes.void)
     found = inst(Low.LOAD, pointer, begin, dtype=dtypes.float32, arg=0)
     write = inst(Low.STORE, pointer, begin, found, dtype=dtypes.void, arg=0)
-    verify(Program("k", (zero, ten, pointer, begin, found, write, end), (), 1, ()))
+    verify(LoweredProgram("k", (zero, ten, pointer, begin, found, write, end), (), 1, ()))
 
     assert "stands before" in wrong(zero, ten, pointer, begin, write, found, end)
     assert "stands before" in wrong(zero, ten, pointer, begin, found, end, write)  # of a block that has ended

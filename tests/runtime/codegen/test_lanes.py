@@ -15,10 +15,10 @@ from manygrad.runtime.codegen.analysis.describe import signature
 from manygrad.runtime.codegen.loops.index import const, less
 from manygrad.runtime.codegen.loops.show import show
 from manygrad.runtime.codegen.loops.spec import verify
-from manygrad.runtime.codegen.loops.tree import For, If, Kind, Node, Reduce
+from manygrad.runtime.codegen.loops.tree import For, If, Kind, Node, ReduceLoop
 from manygrad.runtime.codegen.opts import Opts, canonical, legal, named, neighbours, sums
 from manygrad.runtime.codegen.pipeline import prepare
-from manygrad.runtime.codegen.render.opencl.printer import Target, render
+from manygrad.runtime.codegen.render.opencl.printer import OpenCLTarget, render
 from manygrad.runtime.codegen.target import Machine
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.environment import Context
@@ -77,8 +77,8 @@ def test_the_spec_of_trees_knows_lanes() -> None:
     tree = prepare(rows(24, 100), MACHINE, lanes(8, ("parallel", 1))).tree()
     some = less(const(0), const(1))
     broken: list[tuple[type[Node], Callable[..., Node], str]] = [
-        (Reduce, lambda n: If(some, (n,)), "all lanes get to a sum across them"),
-        (Reduce, lambda n: replace(n, across=1), "what is dealt out to lanes is a sum across them"),
+        (ReduceLoop, lambda n: If(some, (n,)), "all lanes get to a sum across them"),
+        (ReduceLoop, lambda n: replace(n, across=1), "what is dealt out to lanes is a sum across them"),
         (If, lambda n: n.body[0], "one of the lanes stores"),
         (For, lambda n: replace(n, kind=Kind.LANES), "what is dealt out to lanes is a sum across them"),
     ]
@@ -143,10 +143,10 @@ def test_it_is_another_order_of_the_sum() -> None:
 def test_subgroups_exchange_values_in_registers() -> None:
     """The least size that holds the lanes is demanded; without any, values go through memory that the group shares."""
     program = prepare(rows(24, 100), MACHINE, (*BOUND, *lanes(16))).program()
-    shuffled = render(program, Target(subgroups=(8, 16, 32)))
+    shuffled = render(program, OpenCLTarget(subgroups=(8, 16, 32)))
     assert "intel_reqd_sub_group_size(16)" in shuffled and shuffled.count("sub_group_shuffle_xor") == 4
     assert "barrier(" not in shuffled and "__local" not in shuffled
-    for target in (Target(), Target(subgroups=(4, 8))):
+    for target in (OpenCLTarget(), OpenCLTarget(subgroups=(4, 8))):
         through_memory = render(program, target)
         assert "sub_group" not in through_memory and through_memory.count("barrier(") == 8
         assert "__local uchar exchanged[512]" in through_memory  # of 64 work items

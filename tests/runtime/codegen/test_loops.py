@@ -14,7 +14,7 @@ from manygrad.runtime.codegen.analysis.describe import signature
 from manygrad.runtime.codegen.loops import index
 from manygrad.runtime.codegen.loops.build import Tree, build
 from manygrad.runtime.codegen.loops.index import Index
-from manygrad.runtime.codegen.loops.lanes import Kernel
+from manygrad.runtime.codegen.loops.lanes import KernelContext
 from manygrad.runtime.codegen.loops.show import show, text
 from manygrad.runtime.codegen.loops.spec import verify
 from manygrad.runtime.codegen.loops.tree import (
@@ -25,11 +25,11 @@ from manygrad.runtime.codegen.loops.tree import (
     Node,
     Nodes,
     Pack,
-    Prefetch,
-    Reduce,
+    PrefetchLoads,
+    ReduceLoop,
     Scope,
     Store,
-    Tile,
+    TileLoop,
 )
 from manygrad.runtime.codegen.opts import loop_nest, named
 from manygrad.runtime.codegen.pipeline import prepare
@@ -46,7 +46,7 @@ def trees(ast: UOp) -> Iterator[Tree]:
     for machine in MACHINES.values():
         prepared = prepare(ast, machine)
         sig = signature(prepared.ast)
-        yield build(Kernel(sig, loop_nest(sig, prepared.opts)))
+        yield build(KernelContext(sig, loop_nest(sig, prepared.opts)))
 
 
 @given(kernels())
@@ -75,23 +75,23 @@ def changed(nodes: Nodes, kind: type[Node], change: Callable[[Node], Nodes], num
 
 
 MUTATIONS: dict[str, tuple[type[Node], Callable[..., Nodes]]] = {
-    "a tile that is not bound": (Tile, lambda n: n.body),
-    "a tile of nothing": (Tile, lambda n: (replace(n, extent=0),)),
-    "a tile inside of itself": (Tile, lambda n: (replace(n, body=(replace(n, vector=None),)),)),
-    "a ragged tile without a size": (Tile, lambda n: (replace(n, size=None if n.size else index.const(3)),)),
+    "a tile that is not bound": (TileLoop, lambda n: n.body),
+    "a tile of nothing": (TileLoop, lambda n: (replace(n, extent=0),)),
+    "a tile inside of itself": (TileLoop, lambda n: (replace(n, body=(replace(n, vector=None),)),)),
+    "a ragged tile without a size": (TileLoop, lambda n: (replace(n, size=None if n.size else index.const(3)),)),
     "a loop that does not move": (For, lambda n: (replace(n, step=0),)),
     "a counter that no loop has": (For, lambda n: (replace(n, counter=Index(n.counter.op, (), 10**6)),)),
     "a counter of two loops": (For, lambda n: (replace(n, body=(replace(n, kind=Kind.SERIAL),)),)),
     "a loop of threads in a loop": (For, lambda n: (replace(n, kind=Kind.SERIAL, body=(fresh(n, 10**6),)),)),
-    "a sum that is missing": (Reduce, lambda n: ()),
-    "a sum that is computed twice": (Reduce, lambda n: (n, n)),
-    "a sum of other ranges": (Reduce, lambda n: (replace(n, split=NOBODY),)),
+    "a sum that is missing": (ReduceLoop, lambda n: ()),
+    "a sum that is computed twice": (ReduceLoop, lambda n: (n, n)),
+    "a sum of other ranges": (ReduceLoop, lambda n: (replace(n, split=NOBODY),)),
     "a store inside of a sum": (Accumulate, lambda n: (n, Store())),
     "a tile added to no sum": (Store, lambda n: (Accumulate(), n)),
     "a number for a condition": (Store, lambda n: (If(index.const(1), (n,)),)),
-    "a prefetch of what is loaded elsewhere": (Prefetch, lambda n: (replace(n, body=()), *n.body)),
-    "a prefetch of another argument": (Prefetch, lambda n: (replace(n, argument=99),)),
-    "a prefetch along no loop around": (Prefetch, lambda n: (replace(n, ahead=NOBODY),)),
+    "a prefetch of what is loaded elsewhere": (PrefetchLoads, lambda n: (replace(n, body=()), *n.body)),
+    "a prefetch of another argument": (PrefetchLoads, lambda n: (replace(n, argument=99),)),
+    "a prefetch along no loop around": (PrefetchLoads, lambda n: (replace(n, ahead=NOBODY),)),
     "an operand that nothing is packed for": (Pack, lambda n: (replace(n, stage=replace(n.stage, offset_bytes=-1)),)),
 }
 NOBODY = UOp(Ops.RANGE, gemm(2, 2, 2).src[0].src[2].dtype, gemm(2, 2, 2).src[0].src[2].src, RangeArg(77, "reduce"))

@@ -13,7 +13,7 @@ from manygrad import Tensor
 from manygrad.native.compiler import Compiler
 from manygrad.native.processor import Processor, matrix_unit
 from manygrad.runtime.codegen.analysis.describe import size_factor
-from manygrad.runtime.codegen.kernel.dots import Dot, row_step, step_of
+from manygrad.runtime.codegen.kernel.dots import row_step, step_of
 from manygrad.runtime.codegen.loops.show import show
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.codegen.opts import (
@@ -30,7 +30,7 @@ from manygrad.runtime.codegen.opts import (
 )
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.codegen.render.llvm.printer import render
-from manygrad.runtime.codegen.target import Machine
+from manygrad.runtime.codegen.target import Dot, Machine
 from manygrad.runtime.devices.target import AMX_ROWS, dot_products, host_target
 from manygrad.tensor.dtype import dtypes, to_dtype
 from manygrad.tensor.environment import Context

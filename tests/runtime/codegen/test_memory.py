@@ -13,7 +13,7 @@ from manygrad.runtime.codegen.cost import RECORD_BYTES, STREAM_BYTES
 from manygrad.runtime.codegen.emit.lower import lower
 from manygrad.runtime.codegen.kernel.collapse import collapse
 from manygrad.runtime.codegen.kernel.legalize import legalize
-from manygrad.runtime.codegen.lowered import Low, Program
+from manygrad.runtime.codegen.lowered import Low, LoweredProgram
 from manygrad.runtime.codegen.opts import (
     Align,
     CacheRead,
@@ -57,12 +57,12 @@ def double(n: int) -> UOp:
     return sink(store(0, i, load(1, i).alu(Ops.ADD, load(1, i)), i))
 
 
-def program(ast: UOp, opts: tuple[Opt, ...]) -> Program:
+def program(ast: UOp, opts: tuple[Opt, ...]) -> LoweredProgram:
     prepared = prepare(ast, host_target().machine, opts)
     return lower(prepared.ast, loop_nest(signature(prepared.ast), opts))
 
 
-def count(p: Program, op: Low, local: bool) -> int:
+def count(p: LoweredProgram, op: Low, local: bool) -> int:
     return sum(x.op is op and (x.src[0].op is Low.SCRATCH) == local for x in p.insts)
 
 

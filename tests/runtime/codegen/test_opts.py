@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from manygrad import Tensor
 from manygrad.runtime.codegen.analysis.describe import signature
-from manygrad.runtime.codegen.kernel.dots import BYTES, Dot, use_dots
+from manygrad.runtime.codegen.kernel.dots import BYTES, use_dots
 from manygrad.runtime.codegen.opts import (
     KINDS,
     Align,
@@ -41,6 +41,7 @@ from manygrad.runtime.codegen.opts import (
     sums,
 )
 from manygrad.runtime.codegen.pipeline import prepare
+from manygrad.runtime.codegen.target import Dot
 from manygrad.runtime.devices import get_device
 from manygrad.runtime.devices.target import host_target
 from manygrad.tensor.dtype import DType, dtypes

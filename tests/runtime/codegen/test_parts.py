@@ -8,7 +8,7 @@ import pytest
 
 from manygrad import Tensor
 from manygrad.runtime.codegen.analysis.describe import signature
-from manygrad.runtime.codegen.kernel.dots import Dot, is_dot
+from manygrad.runtime.codegen.kernel.dots import is_dot
 from manygrad.runtime.codegen.loops.local import Stage
 from manygrad.runtime.codegen.loops.show import show
 from manygrad.runtime.codegen.opts import (
@@ -23,7 +23,7 @@ from manygrad.runtime.codegen.opts import (
     legal,
 )
 from manygrad.runtime.codegen.pipeline import explain, prepare
-from manygrad.runtime.codegen.target import Machine
+from manygrad.runtime.codegen.target import Dot, Machine
 from manygrad.runtime.devices.target import AMX_ROWS, host_target
 from manygrad.tensor.dtype import DType, dtypes, to_dtype
 from manygrad.tensor.environment import Context

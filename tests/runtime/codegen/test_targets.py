@@ -13,12 +13,11 @@ import pytest
 
 from manygrad.native.compiler import Compiler
 from manygrad.native.processor import Processor
-from manygrad.runtime.codegen.kernel.dots import Dot
 from manygrad.runtime.codegen.opts import CacheRead, RFactor, Tensorize, Tile, Unroll, Vectorize
 from manygrad.runtime.codegen.pipeline import Prepared, prepare
 from manygrad.runtime.codegen.render.llvm.printer import render
 from manygrad.runtime.codegen.render.llvm.text import ENTRY
-from manygrad.runtime.codegen.target import Machine
+from manygrad.runtime.codegen.target import Dot, Machine
 from manygrad.runtime.devices.target import AVX2_DOTS, Target
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from manygrad import Tensor, TinyJit
-from manygrad.runtime.codegen.lowered import Inst, Low, Program
+from manygrad.runtime.codegen.lowered import Inst, Low, LoweredProgram
 from manygrad.runtime.codegen.pipeline import prepare
-from manygrad.runtime.codegen.render.opencl.printer import Target, global_scratch, render
+from manygrad.runtime.codegen.render.opencl.printer import OpenCLTarget, global_scratch, render
 from manygrad.runtime.codegen.render.opencl.text import pieces
 from manygrad.runtime.codegen.target import Machine
 from manygrad.runtime.devices import get_device
 from manygrad.runtime.devices.numbers import Numbers
 from manygrad.runtime.devices.opencl import driver as opencl_driver
 from manygrad.runtime.devices.opencl.driver import NoOpenCLError, driver, vector_bytes_of
-from manygrad.runtime.devices.opencl.kernel import Block
+from manygrad.runtime.devices.opencl.kernel import MemorySlice
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import OPENCL_DEVICE, Context
 from manygrad.tensor.uop.ops import Ops
@@ -98,7 +98,7 @@ def test_float64_where_the_device_has_none(monkeypatch: pytest.MonkeyPatch) -> N
     ast = elementwise(lambda a: a.alu(Ops.ADD, a), [dtypes.float64], 10)
     program = get_device("OPENCL").compile(ast).prepared.program()  # type: ignore[attr-defined]
     with pytest.raises(NotImplementedError, match=r"computes in float64.*cast to float32"):
-        render(program, Target(double=False))
+        render(program, OpenCLTarget(double=False))
 
 
 @needs_opencl
@@ -146,7 +146,7 @@ def test_a_graph_can_be_moved_to_other_memory() -> None:
     device = get_device("OPENCL:3")
     double = device.compile(elementwise(lambda a: a.alu(Ops.ADD, a), [f32], 8))
 
-    def block(value: float) -> Block:
+    def block(value: float) -> MemorySlice:
         found = device.alloc(64)
         device.copyin(found, memoryview(np.full(16, value, np.float32)).cast("B"))
         return found  # type: ignore[no-any-return]
@@ -186,7 +186,7 @@ def test_the_key_of_compiled_code_has_the_driver() -> None:
         platform, name, version, driver_version = Platform, "D", "2", "7.3"
 
     machine = opencl_driver.Machine(64, 32)
-    old = opencl_driver.Driver(Device, None, True, 2, 1, 1, (), machine, Target())
+    old = opencl_driver.Driver(Device, None, True, 2, 1, 1, (), machine, OpenCLTarget())
     assert b"7.3" in old.key
     Device.driver_version = "7.4"
     assert b"7.4" in old.key and b"7.3" not in old.key
@@ -196,7 +196,7 @@ def test_pieces_of_a_value() -> None:
     assert pieces(16) == (16,) and pieces(64) == (16,) * 4 and pieces(27) == (16, 8, 2, 1) and pieces(1) == (1,)
 
 
-def program_of(lanes: int, scratch_bytes: int = 0) -> Program:
+def program_of(lanes: int, scratch_bytes: int = 0) -> LoweredProgram:
     """Stores the first 5 of `lanes` numbers, each one more than that of twice its place, from scratch or not."""
     insts: list[Inst] = []
 
@@ -219,7 +219,7 @@ def program_of(lanes: int, scratch_bytes: int = 0) -> Program:
     turned = emit(Low.SHUFFLE, f32, more, more, arg=tuple(range(lanes))[::-1], lanes=lanes)
     mask = emit(Low.FIRST, dtypes.bool, arg=lanes - 2, lanes=lanes)
     emit(Low.STORE, dtypes.void, out, zero, turned, mask, arg=0, lanes=lanes)
-    return Program("test", tuple(insts), (), 2, (), scratch_bytes)
+    return LoweredProgram("test", tuple(insts), (), 2, (), scratch_bytes)
 
 
 @needs_opencl
@@ -228,7 +228,7 @@ def program_of(lanes: int, scratch_bytes: int = 0) -> Program:
 def test_values_of_any_number_of_lanes_and_scratch_memory(lanes: int, local: bool | None) -> None:
     import pyopencl as cl
 
-    target = Target(local_bytes=1 << 14 if local else 0)
+    target = OpenCLTarget(local_bytes=1 << 14 if local else 0)
     text = render(program_of(lanes, 0 if local is None else 64 + 4 * lanes), target)
     assert ("__local uchar all_scratch" in text) == bool(local) and (global_scratch(text) > 0) == (local is False)
     context, queue = driver().context, cl.CommandQueue(driver().context)

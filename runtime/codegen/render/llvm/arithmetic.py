@@ -11,7 +11,7 @@ from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import GroupOp, Ops
 
 
-class Arithmetic(Converter):
+class LLVMArithmetic(Converter):
     def alu(self, x: Inst, t: str, src: list[str]) -> str:
         assert isinstance(x.op, Ops)
         d, n = x.src[0].dtype, x.lanes

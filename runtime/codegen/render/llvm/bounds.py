@@ -7,8 +7,8 @@ after:   i < 0 or i >= size -> report, return;  the same for every lane of the m
 
 from __future__ import annotations
 
-from manygrad.runtime.codegen.lowered import Inst, Low, Program, Square
-from manygrad.runtime.codegen.render.llvm.printer import Printer
+from manygrad.runtime.codegen.lowered import Inst, Low, LoweredProgram, Square
+from manygrad.runtime.codegen.render.llvm.printer import LLVMPrinter
 from manygrad.runtime.codegen.render.llvm.text import splat, vector
 from manygrad.tensor.dtype import DType
 
@@ -31,8 +31,8 @@ done:
 FAR = str(2**63 - 1)
 
 
-class CheckedPrinter(Printer):
-    def __init__(self, program: Program, rounds_bfloat16: bool = False) -> None:
+class CheckedLLVMPrinter(LLVMPrinter):
+    def __init__(self, program: LoweredProgram, rounds_bfloat16: bool = False) -> None:
         super().__init__(program, rounds_bfloat16)
         self.sizes: dict[Inst, str] = {}  # PARAM -> elements
 
@@ -122,6 +122,6 @@ class CheckedPrinter(Printer):
         return self.let(f"shufflevector {wide} {one}, {wide} poison, <{lanes} x i32> zeroinitializer")
 
 
-def render_checked(program: Program, rounds_bfloat16: bool = False) -> str:
+def render_checked(program: LoweredProgram, rounds_bfloat16: bool = False) -> str:
     """The LLVM IR of a program that checks its accesses."""
-    return CheckedPrinter(program, rounds_bfloat16).run()
+    return CheckedLLVMPrinter(program, rounds_bfloat16).run()

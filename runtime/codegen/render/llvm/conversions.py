@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from manygrad.runtime.codegen.render.llvm.text import Writer, literal, scalar_type, splat, suffix, vector
+from manygrad.runtime.codegen.render.llvm.text import LLVMWriter, literal, scalar_type, splat, suffix, vector
 from manygrad.tensor.dtype import DType, dtypes
 
 
-class Converter(Writer):
+class Converter(LLVMWriter):
     rounds_bfloat16 = False  # whether the processor has an instruction for it (AVX-512 BF16)
 
     def cast(self, text: str, a: DType, b: DType, n: int) -> str:

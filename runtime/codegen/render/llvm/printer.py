@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from dataclasses import replace
 
-from manygrad.runtime.codegen.lowered import Inst, Low, Program, Square
+from manygrad.runtime.codegen.lowered import Inst, Low, LoweredProgram, Square
 from manygrad.runtime.codegen.render.llvm.registers import Registers
 from manygrad.runtime.codegen.render.llvm.text import ENTRY, literal, memory_type, scalar_type, splat, suffix, vector
 from manygrad.runtime.codegen.render.llvm.wide_stores import with_wide_stores
@@ -29,8 +29,8 @@ MATRIX_DOTS = {  # rows, columns
 ZEROS_BYTES = 1024  # what an invalid load reads instead
 
 
-class Printer(Registers):
-    def __init__(self, program: Program, rounds_bfloat16: bool = False) -> None:
+class LLVMPrinter(Registers):
+    def __init__(self, program: LoweredProgram, rounds_bfloat16: bool = False) -> None:
         super().__init__()
         self.rounds_bfloat16 = rounds_bfloat16
         self.program = replace(program, insts=with_wide_stores(program.insts))
@@ -361,6 +361,6 @@ def _moves(offset: Inst) -> bool:
     return not (offset.op in (Low.CONST, Low.HERE) and offset.arg == 0 and offset.lanes == 1)
 
 
-def render(program: Program, rounds_bfloat16: bool = False) -> str:
+def render(program: LoweredProgram, rounds_bfloat16: bool = False) -> str:
     """The LLVM IR of a program. `rounds_bfloat16`: for a processor that has an instruction for it."""
-    return Printer(program, rounds_bfloat16).run()
+    return LLVMPrinter(program, rounds_bfloat16).run()

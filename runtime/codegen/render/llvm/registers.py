@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from manygrad.runtime.codegen.kernel.dots import Dot
 from manygrad.runtime.codegen.lowered import Inst, Low
-from manygrad.runtime.codegen.render.llvm.arithmetic import Arithmetic
+from manygrad.runtime.codegen.render.llvm.arithmetic import LLVMArithmetic
 from manygrad.runtime.codegen.render.llvm.text import literal, scalar_type, vector
+from manygrad.runtime.codegen.target import Dot
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.ops import Ops
 
@@ -19,7 +19,7 @@ DOTS = {
 }
 
 
-class Registers(Arithmetic):
+class Registers(LLVMArithmetic):
     def in_registers(self, x: Inst, n: int, values: list[str]) -> str:
         """Fewer lanes than fill the smallest register are filled up, more than the largest one takes go in pieces."""
         bytewise = x.op in (Low.DOT, Low.DOT_WORDS, Low.SUM_WORDS)

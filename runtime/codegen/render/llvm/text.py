@@ -51,7 +51,7 @@ def splat(text: str, t: str, lanes: int) -> str:
     return text if lanes == 1 else "<" + ", ".join([f"{t} {text}"] * lanes) + ">"
 
 
-class Writer:
+class LLVMWriter:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.declared: dict[str, None] = {}

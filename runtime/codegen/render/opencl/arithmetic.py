@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from manygrad.runtime.codegen.lowered import Inst, Low
 from manygrad.runtime.codegen.render.opencl.text import (
+    OpenCLWriter,
     Value,
-    Writer,
     constant,
     integer,
     mask_size,
@@ -30,7 +30,7 @@ FLOAT = {Ops.ADD: "+", Ops.SUB: "-", Ops.MUL: "*", Ops.FDIV: "/"}
 COMPARE = {Ops.CMPLT: "<", Ops.CMPEQ: "==", Ops.CMPNE: "!="}
 
 
-class Arithmetic(Writer):
+class OpenCLArithmetic(OpenCLWriter):
     def alu(self, x: Inst, src: list[Value]) -> Value:
         assert isinstance(x.op, Ops)
         if x.op is Ops.BITCAST:

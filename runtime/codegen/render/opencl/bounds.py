@@ -8,8 +8,8 @@ after:   const float v3 = (inside(i, s1 / 4, 1, 1, record) ? p1[i] : 0); ... and
 
 from __future__ import annotations
 
-from manygrad.runtime.codegen.lowered import Inst, Low, Program
-from manygrad.runtime.codegen.render.opencl.printer import Printer, Target
+from manygrad.runtime.codegen.lowered import Inst, Low, LoweredProgram
+from manygrad.runtime.codegen.render.opencl.printer import OpenCLPrinter, OpenCLTarget
 from manygrad.runtime.codegen.render.opencl.text import Value, memory_type
 from manygrad.runtime.devices.compile.bounds import LOCAL, SHARED
 
@@ -24,7 +24,7 @@ static int inside(long i, long size, int access, int slot, __global long* record
 }"""
 
 
-class CheckedPrinter(Printer):
+class CheckedOpenCLPrinter(OpenCLPrinter):
     def more_arguments(self) -> list[str]:
         self.helpers["inside"] = INSIDE
         return [*(f"const long s{i}" for i in range(self.program.slots)), "__global long* record"]
@@ -60,6 +60,6 @@ class CheckedPrinter(Printer):
         return inside, f"{self.names[pointer][0]}[{index}]"
 
 
-def render_checked(program: Program, target: Target) -> str:
+def render_checked(program: LoweredProgram, target: OpenCLTarget) -> str:
     """The OpenCL C of a program that checks its accesses."""
-    return CheckedPrinter(program, target).run()
+    return CheckedOpenCLPrinter(program, target).run()

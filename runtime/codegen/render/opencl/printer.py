@@ -6,9 +6,9 @@ the integer arguments, and how the parallel loop of `total` indices is cut: work
 `per` of them. Scratch memory is local where the device has room for it, else `scratch` has a part for each work item;
 as on every device it begins with the index up to which it was used in this call, 0 here.
 
-A program with groups of its own (`Program.group`) has an index of the parallel loop for each group; its work items wait
-for each other at barriers, and exchange values within subgroups of a size that the kernel demands, or else through
-memory that the group shares. In all others a work item needs no other one.
+A program with groups of its own (`LoweredProgram.group`) has an index of the parallel loop for each group; its work
+items wait for each other at barriers, and exchange values within subgroups of a size that the kernel demands, or else
+through memory that the group shares. In all others a work item needs no other one.
 
 before:  LOOP i: STORE(c, i, FMA(LOAD(a, i), LOAD(b, i), 1))   16 lanes
 after:   for (long v9 = begin; v9 < finish; v9 += 16) {
@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from math import prod
 
-from manygrad.runtime.codegen.lowered import EXCHANGE_BYTES, Inst, Low, Program
-from manygrad.runtime.codegen.render.opencl.arithmetic import Arithmetic
+from manygrad.runtime.codegen.lowered import EXCHANGE_BYTES, Inst, Low, LoweredProgram
+from manygrad.runtime.codegen.render.opencl.arithmetic import OpenCLArithmetic
 from manygrad.runtime.codegen.render.opencl.text import (
     WIDTHS,
     Value,
@@ -48,7 +48,7 @@ ITEM_ALIGNMENT = 128  # of each work item's scratch memory: that of the widest v
 
 
 @dataclass(frozen=True)
-class Target:
+class OpenCLTarget:
     """What the code depends on besides the program. `group`: work items of a group; `local_bytes`: memory that a group
     may use as scratch memory."""
 
@@ -58,35 +58,35 @@ class Target:
     subgroups: tuple[int, ...] = ()  # sizes that a kernel may demand of its subgroups; (): these exchange nothing
 
 
-def scratch_of_item(program: Program) -> int:
+def scratch_of_item(program: LoweredProgram) -> int:
     """Bytes that one work item has."""
     return -(-program.scratch_bytes // ITEM_ALIGNMENT) * ITEM_ALIGNMENT
 
 
-def items_of_group(program: Program, target: Target) -> int:
+def items_of_group(program: LoweredProgram, target: OpenCLTarget) -> int:
     return prod(program.group) if program.group else target.group
 
 
-def subgroup_of(program: Program, target: Target) -> int:
+def subgroup_of(program: LoweredProgram, target: OpenCLTarget) -> int:
     """The least size of subgroups in which the program's work items can exchange values; 0: none, or they do not."""
     lanes = max((2 * x.arg for x in program.insts if x.op is Low.EXCHANGE), default=0)
     return next((n for n in target.subgroups if n >= lanes > 0), 0)
 
 
-def exchange_bytes(program: Program, target: Target) -> int:
+def exchange_bytes(program: LoweredProgram, target: OpenCLTarget) -> int:
     """Of shared memory through which work items exchange values."""
     runs = [list(xs) for op, xs in groupby(program.insts, lambda x: x.op) if op is Low.EXCHANGE]
     values = 0 if subgroup_of(program, target) else max((sum(x.lanes for x in xs) for xs in runs), default=0)
     return EXCHANGE_BYTES * values * items_of_group(program, target)
 
 
-def scratch_is_local(program: Program, target: Target) -> bool:
+def scratch_is_local(program: LoweredProgram, target: OpenCLTarget) -> bool:
     shared = program.shared_bytes + exchange_bytes(program, target)
     return scratch_of_item(program) * items_of_group(program, target) + shared <= target.local_bytes
 
 
-class Printer(Arithmetic):
-    def __init__(self, program: Program, target: Target) -> None:
+class OpenCLPrinter(OpenCLArithmetic):
+    def __init__(self, program: LoweredProgram, target: OpenCLTarget) -> None:
         super().__init__()
         self.program, self.target = program, target
         self.local, self.subgroup = scratch_is_local(program, target), subgroup_of(program, target)
@@ -444,9 +444,9 @@ class Printer(Arithmetic):
             self.line(f"{only}*{self.address(x, self.lane(offset, first + i))} = {one};")
 
 
-def render(program: Program, target: Target) -> str:
+def render(program: LoweredProgram, target: OpenCLTarget) -> str:
     """The OpenCL C of a program."""
-    return Printer(program, target).run()
+    return OpenCLPrinter(program, target).run()
 
 
 def global_scratch(text: str) -> int:

@@ -101,7 +101,7 @@ def constant(value: Any, d: DType, lanes: int) -> str:
     return f"({vector(scalar_type(d), lanes)})({literal(value, d)})"
 
 
-class Writer:
+class OpenCLWriter:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.names: dict[Inst, Value] = {}

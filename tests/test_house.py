@@ -1,0 +1,163 @@
+"""How the code is laid out: names that stand once, sizes of functions and classes, and imports without circles."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LINES, METHODS, ATTRIBUTES = 80, 25, 15
+# class names that stand twice, and why
+TWICE = {
+    "Buffer": "PyTorch's name for a buffer of a module, and the memory of a device",
+    "Context": "PyTorch's argument of Function.forward, and tinygrad's settings for a block of code",
+    **dict.fromkeys(("Kernel", "Plan", "Pool", "Rule"), "of the schedule, and of who runs what it made"),
+    **dict.fromkeys(("Temp", "_Lowering"), "of a collective's program, and of lowering"),
+    **dict.fromkeys(("PlanMismatch",), "of one rank, and of the launcher that compares ranks"),
+}
+# classes with more methods or attributes than that, and why
+LARGE = {
+    "collectives/lower.py:_Lowering": "the state of one lowering",
+    "collectives/transport/endpoint.py:Endpoint": "all that a worker says to others goes through it",
+    "collectives/transport/link.py:ZmqLink": "a reliable session: both directions, numbers, credits",
+    "collectives/transport/shm.py:ShmLink": "both directions of a link",
+    "collectives/transport/zmq.py:ZmqHub": "the sockets and timers of all links",
+    "launcher/channel.py:Channel": "both directions, and what is waited for",
+    "launcher/controller.py:Controller": "a handler for each kind of event",
+    "launcher/driver.py:Run": "a run's parts, made and ended together",
+    "launcher/job.py:Job": "the launcher's options",
+    "launcher/ranks.py:Rank": "what is known of a rank",
+    "native/team.py:Team": "words that native code reads",
+    "nn/attention.py:MultiheadAttention": "PyTorch's parameters",
+    "nn/data/loader.py:DataLoader": "PyTorch's options",
+    "nn/module.py:Module": "PyTorch's methods",
+    "runtime/codegen/loops/spec.py:Open": "what holds at a place of the tree",
+    "runtime/codegen/opts/nest.py:LoopNest": "what each kind of Opt decided",
+    "runtime/codegen/render/opencl/printer.py:OpenCLPrinter": "a method for each family of instructions",
+    "runtime/devices/cpu/kernel.py:CPUKernel": "words that native code reads",
+    "runtime/engine/realize.py:RealizeEngine": "what tensors ask of an engine",
+    "runtime/exchange/exchange.py:Exchange": "a run of a collective, resolved",
+    "runtime/exchange/native_exchange.py:NativeRun": "words that native code reads",
+    "tensor/ops/activation.py:ActivationMixin": "PyTorch's functions",
+    "tensor/ops/inplace.py:InplaceMixin": "PyTorch's functions",
+    "tensor/ops/interop.py:InteropMixin": "Python's and NumPy's protocols",
+    "tensor/ops/operators.py:OperatorsMixin": "Python's operators",
+    "tensor/ops/properties.py:PropertiesMixin": "PyTorch's properties",
+}
+# circles of imports, by the folders of their modules, and why
+CIRCLES = {
+    ("runtime",): "`current()` gives the Runtime, whose parts ask for it",
+    ("tensor",): "Tensor has its functions from mixins, whose annotations name it",
+}
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """The package's files, by path; examples, tests, docs and benchmarks are none of it."""
+    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, timeout=60).stdout
+    paths = listed.split() or [str(p.relative_to(ROOT)) for p in ROOT.rglob("*.py")]
+    outside = ("tests/", "docs/", "benchmarks/", "examples/", "build/", ".")
+    found = {p: ast.parse((ROOT / p).read_text()) for p in paths if not p.startswith(outside) and (ROOT / p).exists()}
+    assert len(found) > 400
+    return found
+
+
+def of_kind(kind: type[ast.AST] | tuple[type[ast.AST], ...]) -> Iterator[tuple[str, ast.AST]]:
+    return ((path, node) for path, tree in modules().items() for node in ast.walk(tree) if isinstance(node, kind))
+
+
+def test_a_class_name_stands_once() -> None:
+    found: dict[str, list[str]] = defaultdict(list)
+    for path, node in of_kind(ast.ClassDef):
+        assert isinstance(node, ast.ClassDef)
+        found[node.name].append(path)
+    assert {name: paths for name, paths in found.items() if len(paths) > 1 and name not in TWICE} == {}
+    assert [name for name in TWICE if len(found[name]) < 2] == []
+
+
+def test_functions_fit_on_a_page() -> None:
+    long = []
+    for path, node in of_kind((ast.FunctionDef, ast.AsyncFunctionDef)):
+        assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None
+        if (lines := node.end_lineno - node.lineno + 1) > LINES:
+            long.append(f"{path}: {node.name} has {lines} lines")
+    assert long == []
+
+
+def attributes(node: ast.ClassDef) -> set[str]:
+    """Fields of the class, and what its methods assign to `self`."""
+    fields = {x.target.id for x in node.body if isinstance(x, ast.AnnAssign) and isinstance(x.target, ast.Name)}
+    assigned = {
+        x.attr
+        for x in ast.walk(node)
+        if isinstance(x, ast.Attribute) and isinstance(x.ctx, ast.Store) and ast.unparse(x.value) == "self"
+    }
+    return fields | assigned
+
+
+def test_classes_are_small_or_say_why() -> None:
+    large = {}
+    for path, node in of_kind(ast.ClassDef):
+        assert isinstance(node, ast.ClassDef)
+        methods = sum(isinstance(x, ast.FunctionDef | ast.AsyncFunctionDef) for x in node.body)
+        if methods > METHODS or len(attributes(node)) > ATTRIBUTES:
+            large[f"{path}:{node.name}"] = f"{methods} methods, {len(attributes(node))} attributes"
+    assert {k: v for k, v in large.items() if k not in LARGE} == {}
+    assert [k for k in LARGE if k not in large] == [], "no longer large: take these off the list"
+
+
+def imports() -> dict[str, set[str]]:
+    """For each module those that it imports when it is loaded, or for its annotations (TYPE_CHECKING)."""
+    names = {("manygrad/" + p).removesuffix(".py").removesuffix("/__init__").replace("/", "."): p for p in modules()}
+    found: dict[str, set[str]] = {name: set() for name in names}
+
+    def visit(module: str, node: ast.AST) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ImportFrom):
+                base = child.module or ""
+                if child.level:
+                    package = module if names[module].endswith("__init__.py") else module.rpartition(".")[0]
+                    above = package.split(".")[: len(package.split(".")) - child.level + 1]
+                    base = ".".join([*above, *([base] if base else [])])
+                for a in child.names:
+                    found[module] |= {n for n in (f"{base}.{a.name}", base) if n in names and n != module}
+                    if f"{base}.{a.name}" in names:  # a module of a package: of the package itself it wants nothing
+                        found[module].discard(base)
+            elif isinstance(child, ast.Import):
+                found[module] |= {a.name for a in child.names if a.name in names}
+            elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                visit(module, child)
+
+    for name, path in names.items():
+        visit(name, modules()[path])
+    return found
+
+
+def circles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """Sets of modules of which each can be reached from each other one."""
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        todo = [start]
+        while todo:
+            for n in graph[todo.pop()] - seen:
+                seen.add(n)
+                todo.append(n)
+        return seen
+
+    all_reached = {n: reached(n) for n in graph}
+    found: list[set[str]] = []
+    for n, others in all_reached.items():
+        if n in others and not any(n in c for c in found):
+            found.append({m for m in others if n in all_reached[m]})
+    return found
+
+
+def test_imports_have_no_circles() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [{"a", "b", "c"}]
+    unknown = [sorted(c) for c in circles(imports()) if tuple(sorted({n.split(".")[1] for n in c})) not in CIRCLES]
+    assert unknown == []
