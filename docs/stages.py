@@ -22,6 +22,7 @@ from manygrad.runtime.devices import BACKENDS
 from manygrad.runtime.engine import linear
 from manygrad.schedule import fusion, spec
 from manygrad.schedule import lower as lowering
+from manygrad.schedule.order_spec import order_spec
 from manygrad.tensor import gradient
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import Ops
@@ -79,6 +80,7 @@ def spec_of(p: Any) -> str:
     others = {
         spec.stores_spec: "`STORED`, `LINEAR`",
         spec.items_spec: "`KERNEL`, `LINEAR`",
+        order_spec: "`KERNEL`, `LINEAR`, edges (`order_spec`)",
         spec.linear_spec: "`LINEAR`",
     }
     if p.spec in others:

@@ -19,13 +19,13 @@ for every block.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
 from manygrad.schedule.buffers import is_temporary, nbytes_of
 from manygrad.schedule.chain import ChainSpec, Temporary
-from manygrad.schedule.items import Item
+from manygrad.schedule.items import Item, edges_of
 from manygrad.schedule.limit_columns import ALIGN, limits_of
 from manygrad.schedule.nodes import indices, reductions
 from manygrad.schedule.plan_memory import lives_of, place
@@ -78,16 +78,22 @@ def chain_kernels(items: list[Item]) -> list[Item]:
             else:
                 left.append(t)
         waiting = left
-    made: dict[int, Item] = {}  # by the position of the last kernel
-    gone: set[int] = set()
+    made: dict[object, Item] = {}  # by the key of the last kernel
+    runs: dict[object, list[Item]] = {}  # likewise: the kernels
+    joined: dict[object, object] = {}
     for chain in {c.members: c for c in chain_of.values()}.values():
         rows = _rows(items, chain)
         if rows is not None:
-            gone.update(chain.members)
             item = _masked(items, chain, rows) or _chained(items, chain, rows)
-            made_from(item.what, *(items[i].what for i in chain.members), line=item.line)
-            made[chain.members[-1]] = item
-    return [made.get(i, item) for i, item in enumerate(items) if i in made or i not in gone]
+            runs[item.key] = kernels = [items[i] for i in chain.members]
+            joined.update((k.key, item.key) for k in kernels)
+            made_from(item.what, *(k.what for k in kernels), line=item.line)
+            made[item.key] = item
+    return [
+        replace(made.get(item.key, item), after=edges_of(runs.get(item.key, [item]), joined))
+        for item in items
+        if joined.get(item.key, item.key) is item.key
+    ]
 
 
 def _large(items: list[Item], writers: dict[UOp, list[int]]) -> list[UOp]:
@@ -166,18 +172,10 @@ def _loops(item: Item) -> tuple[UOp, ...]:
 
 
 def _can_wait(items: list[Item], members: tuple[int, ...]) -> bool:
-    """Whether the kernels before the last can run as late as that: nothing between uses what they write, or writes what
-    they use."""
-    wrote: set[UOp] = set()
-    used: set[UOp] = set()
-    for i in range(members[0], members[-1]):
-        writes, reads = items[i].writes, [b for b, _ in items[i].reads]
-        if i in members:
-            wrote.update(writes)
-            used.update(writes, reads)
-        elif not wrote.isdisjoint((*writes, *reads)) or not used.isdisjoint(writes):
-            return False
-    return True
+    """Whether the kernels before the last can run as late as that: nothing between comes after any of them."""
+    keys = {items[i].key for i in members}
+    between = (items[i] for i in range(members[0], members[-1]) if i not in members)
+    return all(keys.isdisjoint(item.after) for item in between)
 
 
 def _step(kernels: Sequence[Item], buffer: UOp, outer: int) -> int | None:
@@ -272,7 +270,14 @@ def _chained(items: list[Item], chain: Chain, rows: int) -> Item:
     )
     writes = dict.fromkeys(b for k in kernels for b in k.writes if b not in part)
     reads = dict.fromkeys(r for k in kernels for r in k.reads if r[0] not in part)
-    return Item(kernels[-1].effect, UOp(Ops.CHAIN, dtypes.void, cut, spec), args, list(writes), list(reads))
+    return replace(
+        kernels[-1],
+        effects=tuple(dict.fromkeys(e for k in reversed(kernels) for e in k.effects)),
+        what=UOp(Ops.CHAIN, dtypes.void, cut, spec),
+        args=args,
+        writes=list(writes),
+        reads=list(reads),
+    )
 
 
 def _largest_first(chain: Chain) -> list[UOp]:

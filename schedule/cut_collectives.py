@@ -45,7 +45,7 @@ def _part(item: Item, arg: AllReduceArg, begin: int, end: int, number: int) -> I
     members = replace(arg.members, counts=(end - begin,) * len(arg.members.mine), part=number)
     what = item.what.replace(arg=arg._replace(size=end - begin, members=members))
     made_from(what, item.what, line=item.line)
-    return replace(item, what=what, args=[_view(a, begin, end) for a in item.args], after=set())
+    return replace(item, what=what, args=[_view(a, begin, end) for a in item.args], key=object())
 
 
 def _view(buffer: UOp, begin: int, end: int) -> UOp:

@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from manygrad.tensor.source import line_of
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 
 
-@dataclass
+@dataclass(frozen=True)
 class Item:
-    """One CALL in the making. `reads` are (buffer, effects that must have happened); `writes` its buffers."""
+    """One CALL in the making.
 
-    effect: UOp
+    `effects`: the graph's STOREs and CALLs that it carries out, first the one whose line errors name. `writes`: its
+    buffers. `reads`: (buffer, effects that must have happened). `after`: keys of the items that come before it, from
+    `order_items` on. A pass that changes an item keeps its key; one that joins items redirects the edges to them.
+    """
+
+    effects: tuple[UOp, ...]
     what: UOp
     args: list[UOp]
     writes: list[UOp]
     reads: list[tuple[UOp, frozenset[UOp]]]
-    after: set[int] = field(default_factory=set)
+    after: tuple[object, ...] = ()
+    key: object = field(default_factory=object, repr=False, compare=False)
 
     @property
     def line(self) -> str:
-        return line_of(self.effect)
+        return line_of(self.effects[0])
 
     @property
     def is_comm(self) -> bool:
         return self.what.op in GroupOp.COLLECTIVE
+
+
+def edges_of(members: Sequence[Item], joined: Mapping[object, object]) -> tuple[object, ...]:
+    """What the item comes after that `members` become; `joined`: key of an item -> key of the one it has become."""
+    own = {m.key for m in members}
+    return tuple(dict.fromkeys(joined.get(a, a) for m in members for a in m.after if a not in own))
 
 
 def kernels_of(call: UOp) -> tuple[UOp, ...]:

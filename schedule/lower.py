@@ -27,6 +27,7 @@ from manygrad.schedule.lower_storage import lower_storage
 from manygrad.schedule.merge_kernels import merge_kernels
 from manygrad.schedule.merge_reductions import merge_reductions
 from manygrad.schedule.order_items import NoOrder, order_items
+from manygrad.schedule.order_spec import order_spec
 from manygrad.schedule.pass_parts import pass_parts
 from manygrad.schedule.plan_memory import plan_memory
 from manygrad.schedule.rangeify import rangeify
@@ -96,11 +97,11 @@ PASSES: tuple[Pass[Lowering], ...] = (
     Pass("drop_unread", lambda items, _: drop_unread(items), items_spec),
     Pass("split_operands", lambda items, _: split_operands(items), items_spec),
     Pass("cut_collectives", lambda items, to: cut_collectives(items, to.me.link), items_spec),
-    Pass("order_items", lambda items, _: order_items(items), items_spec),
-    Pass("merge_kernels", lambda items, _: merge_kernels(items), items_spec),
-    Pass("chain_kernels", lambda items, _: chain_kernels(items), items_spec),
-    Pass("limit_columns", lambda items, _: limit_columns(items), items_spec),
-    Pass("pass_parts", lambda items, _: pass_parts(items), items_spec),
-    Pass("lower_collectives", lambda items, to: lower_collectives(items, to.me, to.temps), items_spec),
+    Pass("order_items", lambda items, _: order_items(items), order_spec),
+    Pass("merge_kernels", lambda items, _: merge_kernels(items), order_spec),
+    Pass("chain_kernels", lambda items, _: chain_kernels(items), order_spec),
+    Pass("limit_columns", lambda items, _: limit_columns(items), order_spec),
+    Pass("pass_parts", lambda items, _: pass_parts(items), order_spec),
+    Pass("lower_collectives", lambda items, to: lower_collectives(items, to.me, to.temps), order_spec),
     Pass("plan_memory", lambda items, _: plan_memory(items), linear_spec),
 )

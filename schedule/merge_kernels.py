@@ -1,6 +1,6 @@
 """merge_kernels: kernels join those over the same loops that read the same data, or that compute what they read.
 
-Precondition: items in order, each with the positions that it comes after. Postcondition: the same effects from
+Precondition: items in order, each with the items that it comes after. Postcondition: the same effects from
 fewer items; a value that one kernel stored and a merged one read is taken from the register, not from memory; a
 temporary that nothing else reads is not stored any more.
 
@@ -18,12 +18,12 @@ over a row that fits the cache. Contractions, whose operands are used many times
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from manygrad.schedule.buffers import is_temporary
 from manygrad.schedule.domain import domain_of
-from manygrad.schedule.items import Item
+from manygrad.schedule.items import Item, edges_of
 from manygrad.schedule.nodes import reductions
 from manygrad.schedule.rows import ROW
 from manygrad.tensor.dtype import dtypes
@@ -69,7 +69,7 @@ class Group:
 
 def merge_kernels(items: list[Item]) -> list[Item]:
     groups: list[Group] = []
-    group_of: list[Group] = []
+    group_of: dict[object, Group] = {}  # by the key of an item
     open_groups: dict[tuple[UOp, ...], list[Group]] = {}
     users: dict[UOp, list[Group]] = {}  # buffer -> the groups that touch it, one entry an item
     overtaken = False  # a group moved behind one that waits for it: places alone do not tell any more who can wait
@@ -99,14 +99,18 @@ def merge_kernels(items: list[Item]) -> list[Item]:
             found.items.append(item)
         if loops is not None:
             join(found, item)
-        group_of.append(found)
+        group_of[item.key] = found
         for b in item.args:
             users.setdefault(b.src[0] if b.op is Ops.VIEW else b, []).append(found)
         for d in item.after:
             if group_of[d] is not found:
                 group_of[d].awaited = True
                 found.after.append(group_of[d])
-    return [g.items[0] if len(g.items) == 1 else merged(g, users) for g in in_order(groups)]
+    joined = {key: g.items[0].key for key, g in group_of.items()}
+    return [
+        replace(g.items[0] if len(g.items) == 1 else merged(g, users), after=edges_of(g.items, joined))
+        for g in in_order(groups)
+    ]
 
 
 def waits(group: Group, before: Group) -> bool:
@@ -257,4 +261,11 @@ def merged(group: Group, users: dict[UOp, list[Group]]) -> Item:
     what = substitute(sink, params)
     made_from(what, *(item.what for item in group.items), line=first.line)
     reads = [r for item in group.items for r in item.reads if r[0] not in written or item is first]
-    return Item(first.effect, what, [group.args[i] for i in used], needed, list(dict.fromkeys(reads)))
+    return replace(
+        first,
+        effects=tuple(dict.fromkeys(e for item in group.items for e in item.effects)),
+        what=what,
+        args=[group.args[i] for i in used],
+        writes=needed,
+        reads=list(dict.fromkeys(reads)),
+    )

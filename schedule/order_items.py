@@ -14,14 +14,14 @@ after an assignment: `NoOrder`, and the schedule is made anew with copies of old
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from manygrad.schedule.buffers import is_temporary, nbytes_of
 from manygrad.schedule.items import Item, leaves_the_worker
-from manygrad.schedule.nodes import indices
-from manygrad.tensor.uop import Ops, UOp
-from manygrad.tensor.uop import symbolic as sym
-from manygrad.tensor.uop.shape import numel
+from manygrad.schedule.touched import apart
+from manygrad.tensor.uop import UOp
 
 
 class NoOrder(RuntimeError):
@@ -29,36 +29,56 @@ class NoOrder(RuntimeError):
 
 
 def order_items(items: list[Item]) -> list[Item]:
+    # in program order, the same on every worker: none waits in a collective that another has yet to reach
+    comm = sorted((i for i, item in enumerate(items) if item.is_comm), key=lambda i: items[i].what.arg.members.place)
+    after = _edges(items, comm)
+    out = _in_order(items, after, comm)
+    if len(out) != len(items):
+        stuck = sorted({items[i].line for i in set(range(len(items))).difference(out)})
+        raise NoOrder(
+            "an assignment and its readers wait for each other: "
+            "a kernel needs a tensor both before and after it is assigned "
+            f"(lines {', '.join(stuck)}); read the old value into its own storage first: old = t.clone()"
+        )
+    place = {i: at for at, i in enumerate(out)}
+    edges = [tuple(items[d].key for d in sorted(before, key=place.__getitem__)) for before in after]
+    return [replace(items[i], after=edges[i]) for i in out]
+
+
+def _edges(items: list[Item], comm: list[int]) -> list[set[int]]:
+    """For each item the positions of those that it comes after."""
+    after: list[set[int]] = [set() for _ in items]
     by_effect: dict[UOp, list[int]] = {}
     writers: dict[UOp, list[int]] = {}
     for i, item in enumerate(items):
-        by_effect.setdefault(item.effect, []).append(i)
+        for e in item.effects:
+            by_effect.setdefault(e, []).append(i)
         for b in item.writes:
             writers.setdefault(b, []).append(i)
     for i, item in enumerate(items):
         for buffer, effects in item.reads:
-            done = {d for e in effects if e in by_effect for d in _completing(e, by_effect[e], item, buffer, items)} - {
-                i
-            }
-            item.after |= done
+            done = {d for e in effects if e in by_effect for d in _completing(e, by_effect[e], item, buffer, items)}
+            after[i] |= done - {i}
             for w in writers.get(buffer, ()):
-                if w != i and w not in done and items[w].effect is not item.effect and items[w].effect not in effects:
+                if w != i and w not in done and effects.union(item.effects).isdisjoint(items[w].effects):
                     if not apart(items[w], item, buffer):
-                        items[w].after.add(i)
-    for i in range(1, len(items)):  # the two halves of a store through a temporary
-        if items[i].effect is items[i - 1].effect:
-            items[i].after.add(i - 1)
-    comm = sorted((i for i, item in enumerate(items) if item.is_comm), key=lambda i: items[i].what.arg.members.place)
-    for first, second in pairwise(
-        comm
-    ):  # in program order, the same on every worker: none waits in a collective that another has yet to reach
-        items[second].after.add(first)
+                        after[w].add(i)
+    for (i, first), (j, second) in pairwise(enumerate(items)):  # the two halves of a store through a temporary
+        if first.effects == second.effects:
+            after[j].add(i)
+    for i, j in pairwise(comm):
+        after[j].add(i)
+    return after
+
+
+def _in_order(items: list[Item], after: Sequence[set[int]], comm: list[int]) -> list[int]:
+    """The positions of the items as they run; without those that wait for each other."""
     users: list[list[int]] = [[] for _ in items]
-    for i, item in enumerate(items):
-        for d in item.after:
+    for i, before in enumerate(after):
+        for d in before:
             users[d].append(i)
-    urgency = _urgency(items, comm)
-    waiting = [len(item.after) for item in items]
+    urgency = _urgency(after, users, comm)
+    waiting = list(map(len, after))
     alive = _Alive(items)
     first_user = [min(u, default=len(items)) for u in users]
 
@@ -81,17 +101,7 @@ def order_items(items: list[Item]) -> list[Item]:
         for u in {*users[i], *alive.run(i)}:
             if waiting[u] == 0 and not ran[u]:
                 heapq.heappush(ready, rank(u))
-    if len(out) != len(items):
-        stuck = sorted({items[i].line for i in range(len(items)) if waiting[i] > 0})
-        raise NoOrder(
-            "an assignment and its readers wait for each other: "
-            "a kernel needs a tensor both before and after it is assigned "
-            f"(lines {', '.join(stuck)}); read the old value into its own storage first: old = t.clone()"
-        )
-    place = {i: at for at, i in enumerate(out)}
-    for item in items:
-        item.after = {place[d] for d in item.after}
-    return [items[i] for i in out]
+    return out
 
 
 def _completing(effect: UOp, made_by: list[int], reader: Item, buffer: UOp, items: list[Item]) -> list[int]:
@@ -101,26 +111,6 @@ def _completing(effect: UOp, made_by: list[int], reader: Item, buffer: UOp, item
     if not writes or not any(leaves_the_worker(i.what) for i in (reader, *(items[d] for d in writes))):
         return made_by[-1:]
     return [d for d in writes if not apart(items[d], reader, buffer)]
-
-
-def apart(a: Item, b: Item, buffer: UOp) -> bool:
-    """Whether two calls touch different parts of a buffer: one may write its part before the other reads its own."""
-    first, second = _extent(a, buffer), _extent(b, buffer)
-    return first is not None and second is not None and (first[1] < second[0] or second[1] < first[0])
-
-
-def _extent(item: Item, buffer: UOp) -> tuple[int, int] | None:
-    """The first and last element of a buffer that a call can touch; None where it may be all of it."""
-    if item.is_comm:
-        passed = [a for a in item.args if a is buffer or (a.op is Ops.VIEW and a.src[0] is buffer)]
-        if not passed or any(a is buffer for a in passed):
-            return None
-        return min(a.arg.offset for a in passed), max(a.arg.offset + numel(a.arg.shape) - 1 for a in passed)
-    if item.what.op is not Ops.SINK:
-        return None
-    slots = {i for i, b in enumerate(item.args) if b is buffer}
-    touched = [sym.bounds(u.src[1]) for u in indices(item.what) if u.src[0].arg in slots]
-    return (min(lo for lo, _ in touched), max(hi for _, hi in touched)) if touched else None
 
 
 class _Alive:
@@ -151,22 +141,18 @@ class _Alive:
         return last
 
 
-def _urgency(items: list[Item], comm: list[int]) -> list[int]:
+def _urgency(after: Sequence[set[int]], users: Sequence[list[int]], comm: list[int]) -> list[int]:
     """The less, the sooner: the place of the first communication that a call leads to. Of those that lead to none, the
     ones that wait for some come last."""
-    users: list[list[int]] = [[] for _ in items]
-    for i, item in enumerate(items):
-        for d in item.after:
-            users[d].append(i)
     last = len(comm)
-    urgency = [last] * len(items)
+    urgency = [last] * len(after)
     for place, i in enumerate(comm):
         todo = [i]
         while todo:
             j = todo.pop()
             if urgency[j] == last:
                 urgency[j] = place
-                todo += items[j].after
+                todo += after[j]
     todo = [u for i in comm for u in users[i]]
     while todo:
         j = todo.pop()

@@ -36,7 +36,7 @@ def rangeify(items: list[Item], temps: Temps) -> list[Item]:
             out.append(item)
             continue
         store = item.what
-        first = _kernel_item(store, item.effect, known)
+        first = _kernel_item(store, item.effects, known)
         if not any(b is first.args[0] for b, _ in first.reads) or not writes_what_it_reads(first.what):
             out.append(first)
             continue
@@ -44,17 +44,17 @@ def rangeify(items: list[Item], temps: Temps) -> list[Item]:
         temp = temps.new(value.shape, value.dtype, base_buffer(target).device)
         filled = UOp(Ops.STORE, dtypes.void, (temp, value))
         emptied = UOp(Ops.STORE, dtypes.void, (target, UOp(Ops.AFTER, value.dtype, (temp, filled))), store.arg)
-        out += [_kernel_item(filled, filled, known), _kernel_item(emptied, item.effect, known)]
+        out += [_kernel_item(filled, (filled,), known), _kernel_item(emptied, item.effects, known)]
     return out
 
 
-def _kernel_item(store: UOp, effect: UOp, known: Known) -> Item:
+def _kernel_item(store: UOp, effects: tuple[UOp, ...], known: Known) -> Item:
     ast, args, reads = kernel_once(store, known)
     made_from(ast, store)
     after = [(base_buffer(r), happened(r)) for r in reads]
-    if effects := happened(store.src[0]):  # a store into an assigned buffer comes after those assignments
-        after.append((base_buffer(store.src[0]), effects))
-    return Item(effect, ast, args, [args[0]], after)
+    if earlier := happened(store.src[0]):  # a store into an assigned buffer comes after those assignments
+        after.append((base_buffer(store.src[0]), earlier))
+    return Item(effects, ast, args, [args[0]], after)
 
 
 class Kernel:
