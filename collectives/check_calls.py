@@ -17,19 +17,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 from manygrad.collectives.algorithms import ALGORITHMS
 from manygrad.collectives.checker import Expr, contributions, expected
 from manygrad.collectives.errors import ProgramError
-from manygrad.collectives.lower import Body
+from manygrad.collectives.lower import Body, Choice
 from manygrad.collectives.program import Collective
-from manygrad.collectives.reduction import OPS
+from manygrad.collectives.reduction import op_for
 from manygrad.tensor.dtype import DType, accumulate_dtype
 from manygrad.tensor.uop import MessageArg, Ops, UOp
 from manygrad.tensor.uop.shape import numel
 
-_NAMES = {op: name for name, op in OPS.items()}
+MOST = 1 << 12  # elements of all ranks
 
 
 class Cell(NamedTuple):
@@ -51,7 +52,7 @@ class _Worker:
     def __init__(
         self, rank: int, body: Body, ranks: tuple[int, ...], c: Collective, mail: _Mail, finish: UOp | None
     ) -> None:
-        self.rank, self.body, self.ranks, self.mail, self.finish = rank, body, ranks, mail, finish
+        self.rank, self.body, self.ranks, self.op, self.mail, self.finish = rank, body, ranks, c.op, mail, finish
         self.memory: dict[UOp, list[Cell | None]] = {}
         self.sent: dict[MessageArg, tuple[_Message, UOp]] = {}
         self.held: dict[UOp, _Message] = {}
@@ -124,7 +125,7 @@ class _Worker:
         given = {n: self.read(a) for n, a in enumerate(args[targets:], targets)}
         total = None if self.finish is None else _finished(store.src[1], self.finish)
         value, is_finished = (store.src[1], False) if total is None else (total, True)
-        cells = [_value(value, given, i) for i in range(len(given[targets]))]
+        cells = [_value(value, given, i, self.op) for i in range(len(given[targets]))]
         for target in args[:targets]:
             self.write(target, [_rounded(c, value.dtype)._replace(is_finished=is_finished) for c in cells])
 
@@ -191,18 +192,18 @@ class _Mail:
         return message
 
 
-def _value(u: UOp, given: dict[int, list[Cell]], i: int) -> Cell:
-    """An element of what a kernel of `reduction.py` computes."""
+def _value(u: UOp, given: dict[int, list[Cell]], i: int, op: str) -> Cell:
+    """An element of what a kernel of `reduction.py` for `op` computes."""
     if u.op is Ops.LOAD:
         return given[u.src[0].src[0].arg][i]
     if u.op is Ops.CAST:
-        return _value(u.src[0], given, i)
-    if u.op not in _NAMES:
-        raise ProgramError(f"a kernel with {u.op.name} reduces nothing")
-    terms = [_value(s, given, i) for s in u.src]
+        return _value(u.src[0], given, i, op)
+    if u.op is not op_for(op, u.dtype):
+        raise ProgramError(f"a kernel with {u.op.name} does not {op}")
+    terms = [_value(s, given, i, op) for s in u.src]
     if any(t.is_rounded or t.is_finished for t in terms):
         raise ProgramError("a sum that was rounded, or finished, is summed again")
-    return Cell((_NAMES[u.op], *(t.value for t in terms)))
+    return Cell((op, *(t.value for t in terms)))
 
 
 def _finished(value: UOp, finish: UOp) -> UOp | None:
@@ -221,6 +222,17 @@ def _finished(value: UOp, finish: UOp) -> UOp | None:
 def _rounded(cell: Cell, d: DType) -> Cell:
     is_half = accumulate_dtype(d) is not d
     return cell._replace(is_rounded=is_half and cell.value[0] != "in")
+
+
+@lru_cache(maxsize=256)
+def prove(choice: Choice, on_host: Callable[[str], bool]) -> None:
+    """Proves the calls of all workers for a collective that they carry out as chosen; of more than MOST elements it
+    proves nothing, for that takes longer than the program."""
+    c = choice.collective
+    if c.ranks * c.count <= MOST:
+        ranks = {w: choice.ranks_of(w) for w in sorted(set(choice.owners))}
+        bodies = {w: (choice.body(own, on_host), own) for w, own in ranks.items()}
+        check_calls(c, bodies, choice.algorithm, choice.finish)
 
 
 def check_calls(

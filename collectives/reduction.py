@@ -21,6 +21,11 @@ OPS = {"add": Ops.ADD, "mul": Ops.MUL, "max": Ops.MAX}
 _OF_BOOLS = {"add": Ops.OR, "mul": Ops.AND, "max": Ops.OR}
 
 
+def op_for(op: str, dtype: DType) -> Ops:
+    """The op that reduces values of a type."""
+    return _OF_BOOLS[op] if dtype.is_bool else OPS[op]
+
+
 def reduction(
     op: str, length: int, target: DType, sources: Sequence[DType], finish: UOp | None = None, copies: int = 0
 ) -> UOp:
@@ -39,7 +44,7 @@ def reduction(
         return UOp(Ops.INDEX, d, (UOp(Ops.PARAM, d, (), slot), at))
 
     values = [_cast(UOp(Ops.LOAD, d, (place(i, d),)), wide) for i, d in enumerate(sources, 1 + copies)]
-    total = _cast(_tree(_OF_BOOLS[op] if wide.is_bool else OPS[op], values), target)
+    total = _cast(_tree(op_for(op, wide), values), target)
     if finish is not None:
         total = substitute(finish, {UOp(Ops.PARAM, target, (), 0): total})
     stores = [UOp(Ops.STORE, dtypes.void, (place(i, total.dtype), total, *loops)) for i in range(1 + copies)]

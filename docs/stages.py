@@ -192,6 +192,7 @@ def files(folder: str) -> str:
 
 FOLDERS = (
     "collectives",
+    "collectives/lower",
     "collectives/transport",
     "launcher",
     "runtime",

@@ -7,7 +7,8 @@ these calls.
     all_reduce (out, in)    ==>    all_reduce of (SEND in[2:3]; s = RECEIVE; out[0:2] = in[0:2] + s; ...) (out, in)
 
 The calls are over PARAMs: equal collectives of one program share them, and their kernels. By which algorithm and in
-which messages follows from the size and the links alone, which are the same on every worker (`collectives/lower.py`).
+which messages follows from the size and the links alone, which are the same on every worker (`collectives/lower`).
+With SPEC=1 the calls of all workers are proved to carry it out.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from manygrad.multi.world import World
 from manygrad.schedule.buffers import Temps
 from manygrad.schedule.items import Item
 from manygrad.tensor.engine import engine
+from manygrad.tensor.environment import SPEC
 from manygrad.tensor.uop import UOp
 from manygrad.tensor.uop.track import made_from
 
@@ -40,10 +42,15 @@ def _lowered(item: Item, me: World, temps: Temps, bodies: dict[Any, Body]) -> It
 
 
 def _body(what: UOp, me: World, bodies: dict[Any, Body]) -> Body:
-    from manygrad.collectives.lower import lower_collective  # (a worker alone has no use for it)
+    from manygrad.collectives.lower import choose_for  # (a worker alone has no use for it)
 
     arg = what.arg
     key = (what.op, what.dtype, arg._replace(members=(arg.members.devices, arg.members.mine)))
     if key not in bodies:
-        bodies[key] = lower_collective(what, me, engine().on_host)
+        choice = choose_for(what, me, engine().on_host)
+        bodies[key] = choice.body(arg.members.mine, engine().on_host)
+        if SPEC:
+            from manygrad.collectives.check_calls import prove
+
+            prove(choice, engine().on_host)
     return bodies[key]

@@ -1,4 +1,4 @@
-"""Exchange: one worker's calls of a collective (`collectives/lower.py`), resolved to be run again and again.
+"""Exchange: one worker's calls of a collective (`collectives/lower`), resolved to be run again and again.
 
 Each call becomes a step, a function without arguments, of memory found once: a place is a part of a buffer, with its
 handle for kernels and its address for messages. What a RECEIVE borrows has its place when it has come.

@@ -96,7 +96,7 @@ class Ops(Enum):
     CHAIN = auto()
     VIEW = auto()  # (buffer,): a contiguous part, read in place; arg ViewArg
     LINEAR = auto()  # ordered CALLs
-    # what a collective's own CALLs call, beside COPY and kernels (`collectives/lower.py`)
+    # what a collective's own CALLs call, beside COPY and kernels (`collectives/lower`)
     SEND = auto()  # lends an argument to another worker; arg MessageArg
     RECEIVE = auto()  # into an argument, or as one, where it is a BUFFER; arg MessageArg
     RELEASE = auto()  # an argument that was received is not read any more

@@ -1,0 +1,48 @@
+"""The calls in the making, each with the place at which it runs."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+from manygrad.tensor.dtype import dtypes
+from manygrad.tensor.uop import Ops, UOp
+
+
+class Phase(IntEnum):
+    """What runs with a call that is made: itself, then the sends that waited for it, then what it was the last to
+    read is released."""
+
+    ITSELF = 0
+    SENDS = 1
+    RELEASES = 2
+
+
+class Place(NamedTuple):
+    """Where a call runs: with the call that was made as number `step`; -1 is before all."""
+
+    step: int
+    phase: Phase
+
+
+class Calls:
+    """Calls in the order in which they were made, which is that of those at one place."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[Place, UOp]] = []
+
+    @property
+    def step(self) -> int:
+        """The number of the next call."""
+        return len(self.made)
+
+    def add(self, what: UOp, *args: UOp, at: Place | None = None) -> None:
+        call = UOp(Ops.CALL, dtypes.void, (what, *args))
+        self.made.append((at or Place(self.step, Phase.ITSELF), call))
+
+    def copy(self, target: UOp, source: UOp, device: str, at: Place | None = None) -> None:
+        self.add(UOp(Ops.COPY, target.dtype, (), device), target, source, at=at)
+
+    def linear(self) -> UOp:
+        calls = [call for _, call in sorted(self.made, key=lambda made: made[0])]
+        return UOp(Ops.LINEAR, dtypes.void, tuple(calls))
