@@ -23,7 +23,7 @@ from typing import NamedTuple
 from manygrad.collectives.algorithms import ALGORITHMS
 from manygrad.collectives.checker import Expr, contributions, expected
 from manygrad.collectives.errors import ProgramError
-from manygrad.collectives.lower import Body, Choice
+from manygrad.collectives.lower import Body, CollectiveChoice
 from manygrad.collectives.program import Collective
 from manygrad.collectives.reduction import op_for
 from manygrad.tensor.dtype import DType, accumulate_dtype
@@ -225,7 +225,7 @@ def _rounded(cell: Cell, d: DType) -> Cell:
 
 
 @lru_cache(maxsize=256)
-def prove(choice: Choice, on_host: Callable[[str], bool]) -> None:
+def prove(choice: CollectiveChoice, on_host: Callable[[str], bool]) -> None:
     """Proves the calls of all workers for a collective that they carry out as chosen; of more than MOST elements it
     proves nothing, for that takes longer than the program."""
     c = choice.collective

@@ -184,8 +184,8 @@ def transitions() -> str:
     return table(("state of a rank", "event: the next state"), rows)
 
 
-def files(folder: str) -> str:
-    paths = sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / folder).glob("*.py"))
+def files(*folders: str) -> str:
+    paths = [p.relative_to(ROOT).as_posix() for folder in folders for p in sorted((ROOT / folder).glob("*.py"))]
     rows = ((f"`{p}`", docstring(p)) for p in paths if not p.endswith("__init__.py"))
     return table(("file", "what it holds"), rows)
 
@@ -195,10 +195,10 @@ FOLDERS = (
     "collectives/lower",
     "collectives/transport",
     "launcher",
-    "runtime",
     "runtime/codegen/loops",
     "runtime/codegen/emit",
 )
+RUNTIME = ("", "/engine", "/jit", "/executors", "/exchange", "/agreement", "/profile")
 TABLES: dict[str, Callable[[], str]] = {
     "passes of the schedule": schedule_passes,
     "passes of a kernel": codegen_passes,
@@ -210,6 +210,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "algorithms": algorithms,
     "calls of an all-reduce": calls,
     "transitions": transitions,
+    "files of runtime": partial(files, *(f"runtime{room}" for room in RUNTIME)),
     **{f"files of {folder}": partial(files, folder) for folder in FOLDERS},
 }
 

@@ -16,12 +16,10 @@ TWICE = {
     "Buffer": "PyTorch's name for a buffer of a module, and the memory of a device",
     "Context": "PyTorch's argument of Function.forward, and tinygrad's settings for a block of code",
     **dict.fromkeys(("Kernel", "Plan", "Pool", "Rule"), "of the schedule, and of who runs what it made"),
-    **dict.fromkeys(("Temp", "_Lowering"), "of a collective's program, and of lowering"),
     **dict.fromkeys(("PlanMismatch",), "of one rank, and of the launcher that compares ranks"),
 }
 # classes with more methods or attributes than that, and why
 LARGE = {
-    "collectives/lower.py:_Lowering": "the state of one lowering",
     "collectives/transport/endpoint.py:Endpoint": "all that a worker says to others goes through it",
     "collectives/transport/link.py:ZmqLink": "a reliable session: both directions, numbers, credits",
     "collectives/transport/shm.py:ShmLink": "both directions of a link",

@@ -33,7 +33,7 @@ from manygrad.collectives.algorithms import build
 from manygrad.collectives.cost import choose, message_nbytes
 from manygrad.collectives.cut import cut
 from manygrad.collectives.lower.calls import Calls
-from manygrad.collectives.lower.memory import Memory, Scratch, device_of
+from manygrad.collectives.lower.memory import CallMemory, CallTemporary, device_of
 from manygrad.collectives.lower.received import Received
 from manygrad.collectives.lower.sent import Sent
 from manygrad.collectives.program import Collective, Copy, Program, Reduce, Slot, Source, Transfer
@@ -50,11 +50,11 @@ class Body(NamedTuple):
     """One worker's calls, over PARAMs: each rank's `out`, each rank's `in`, `temps`."""
 
     linear: UOp
-    temps: tuple[Scratch, ...]
+    temps: tuple[CallTemporary, ...]
 
 
 @dataclass(frozen=True)
-class Choice:
+class CollectiveChoice:
     """How a collective is carried out, on which all workers agree: by which algorithm, over elements of which type, in
     messages of how many bytes at most (0: of any length), and what results are of sums. `owners`: the worker that holds
     each rank; `devices`: its device, by its local name."""
@@ -77,14 +77,14 @@ class Choice:
         return lower(program, self.dtype, self.owners, devices, self.piece_nbytes, on_host, self.finish)
 
 
-def choose_for(what: UOp, world: World, on_host: Callable[[str], bool]) -> Choice:
+def choose_for(what: UOp, world: World, on_host: Callable[[str], bool]) -> CollectiveChoice:
     """How a collective of the graph is cheapest on the links of the world. `on_host(device)`: whether the host sees its
     memory."""
     members = what.arg.members
     c = replace(describe(what)[0], group=group_of(members.devices, world))
     dtype = terms_dtype(what)
     shared = _share_memory(members, world, on_host)
-    return Choice(
+    return CollectiveChoice(
         choose(c.kind, c.count * dtype.itemsize, c.ranks, c.group, world.link, shared),
         c,
         dtype,
@@ -121,7 +121,7 @@ def lower(
         raise ValueError(f"the program holds ranks {sorted(program.only)}, of the workers {sorted(set(workers))}")
     if piece_nbytes:
         program = cut(program, piece_nbytes // max(dtype.itemsize, accumulate_dtype(dtype).itemsize))
-    return _Lowering(program, dtype, workers, devices, on_host, finish).body()
+    return _WorkerLowering(program, dtype, workers, devices, on_host, finish).body()
 
 
 def _share_memory(members: Members, world: World, on_host: Callable[[str], bool]) -> bool:
@@ -135,7 +135,7 @@ def sent_nbytes(body: UOp) -> int:
     return sum(numel(call.src[1].shape) * call.src[1].dtype.itemsize for call in body.src if call.src[0].op is Ops.SEND)
 
 
-class _Lowering:
+class _WorkerLowering:
     """One worker's way through the instructions of its program."""
 
     def __init__(
@@ -150,7 +150,7 @@ class _Lowering:
         self.program, self.workers, self.devices, self.on_host = program, workers, devices, on_host
         self.finish = finish
         self.calls = Calls()
-        self.memory = Memory(program, dtype, dtype if finish is None else finish.dtype, devices)
+        self.memory = CallMemory(program, dtype, dtype if finish is None else finish.dtype, devices)
         self.sent = Sent(self.calls, self.memory, on_host)
         self.received = Received(self.calls, self.memory, on_host)
         self.reads = _reads(program)

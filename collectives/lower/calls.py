@@ -18,7 +18,7 @@ class Phase(IntEnum):
     RELEASES = 2
 
 
-class Place(NamedTuple):
+class CallPlace(NamedTuple):
     """Where a call runs: with the call that was made as number `step`; -1 is before all."""
 
     step: int
@@ -29,18 +29,18 @@ class Calls:
     """Calls in the order in which they were made, which is that of those at one place."""
 
     def __init__(self) -> None:
-        self.made: list[tuple[Place, UOp]] = []
+        self.made: list[tuple[CallPlace, UOp]] = []
 
     @property
     def step(self) -> int:
         """The number of the next call."""
         return len(self.made)
 
-    def add(self, what: UOp, *args: UOp, at: Place | None = None) -> None:
+    def add(self, what: UOp, *args: UOp, at: CallPlace | None = None) -> None:
         call = UOp(Ops.CALL, dtypes.void, (what, *args))
-        self.made.append((at or Place(self.step, Phase.ITSELF), call))
+        self.made.append((at or CallPlace(self.step, Phase.ITSELF), call))
 
-    def copy(self, target: UOp, source: UOp, device: str, at: Place | None = None) -> None:
+    def copy(self, target: UOp, source: UOp, device: str, at: CallPlace | None = None) -> None:
         self.add(UOp(Ops.COPY, target.dtype, (), device), target, source, at=at)
 
     def linear(self) -> UOp:

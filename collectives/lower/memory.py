@@ -12,7 +12,7 @@ from manygrad.tensor.uop import BufferSpec, Ops, UOp, ViewArg
 HOST = "CPU"  # whose memory messages pass through where the host does not see a device's
 
 
-class Scratch(NamedTuple):
+class CallTemporary(NamedTuple):
     """A temporary that the calls are given."""
 
     size: int  # elements
@@ -20,12 +20,12 @@ class Scratch(NamedTuple):
     device: str
 
 
-class Memory:
+class CallMemory:
     """`element`: the type of what is reduced; `partial`: of partial sums; `result`: of results."""
 
     def __init__(self, program: Program, element: DType, result: DType, devices: Mapping[int, str]) -> None:
         self.element, self.partial, self.result = element, accumulate_dtype(element), result
-        self.temps: list[Scratch] = []
+        self.temps: list[CallTemporary] = []
         self.buffers: dict[tuple[int, str], UOp] = {}  # by rank and name
         c, ranks = program.collective, sorted(program.only)
         for name, length in (("out", c.out_length), ("in", c.in_length)):
@@ -40,7 +40,7 @@ class Memory:
         return {"in": self.element, "out": self.result}.get(buffer, self.partial)
 
     def temp(self, count: int, dtype: DType, device: str) -> UOp:
-        self.temps.append(Scratch(count, dtype, device))
+        self.temps.append(CallTemporary(count, dtype, device))
         return _param(self.given + len(self.temps) - 1, count, dtype, device)
 
     def chunk(self, rank: int, c: Chunk) -> UOp:

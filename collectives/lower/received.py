@@ -6,8 +6,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from manygrad.collectives.lower.calls import Calls, Phase, Place
-from manygrad.collectives.lower.memory import HOST, Memory
+from manygrad.collectives.lower.calls import CallPlace, Calls, Phase
+from manygrad.collectives.lower.memory import HOST, CallMemory
 from manygrad.collectives.program import Slot, Source
 from manygrad.tensor.dtype import DType
 from manygrad.tensor.uop import BufferSpec, MessageArg, Ops, UOp
@@ -28,7 +28,7 @@ class Received:
     """`slots`: what is read as each slot; `expected`: those that are not received yet, and `awaited` the same by
     sender, in their order; `last_read`: the step of the last read of what is borrowed."""
 
-    def __init__(self, calls: Calls, memory: Memory, on_host: Callable[[str], bool]) -> None:
+    def __init__(self, calls: Calls, memory: CallMemory, on_host: Callable[[str], bool]) -> None:
         self.calls, self.memory, self.on_host = calls, memory, on_host
         self.numbers: Counter[int] = Counter()  # of messages, by sender
         self.slots: dict[Key, UOp] = {}
@@ -89,4 +89,4 @@ class Received:
         self.receive_until(key)
         if (step := self.last_read.pop(key, None)) is not None:
             lent = self.slots[key]
-            self.calls.add(UOp(Ops.RELEASE, lent.dtype), lent, at=Place(step, Phase.RELEASES))
+            self.calls.add(UOp(Ops.RELEASE, lent.dtype), lent, at=CallPlace(step, Phase.RELEASES))

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from manygrad.collectives.lower.calls import Calls, Phase, Place
-from manygrad.collectives.lower.memory import HOST, Memory
+from manygrad.collectives.lower.calls import CallPlace, Calls, Phase
+from manygrad.collectives.lower.memory import HOST, CallMemory
 from manygrad.collectives.program import Chunk, Transfer
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import MessageArg, Ops, UOp
@@ -25,18 +25,18 @@ class Sent:
     """`loans`: what is sent and not settled, in order; `last`: by receiver, the place of the last send; `writes`: the
     parts of each rank's buffers that were written, each with its step."""
 
-    def __init__(self, calls: Calls, memory: Memory, on_host: Callable[[str], bool]) -> None:
+    def __init__(self, calls: Calls, memory: CallMemory, on_host: Callable[[str], bool]) -> None:
         self.calls, self.memory, self.on_host = calls, memory, on_host
         self.numbers: Counter[int] = Counter()  # of messages, by receiver
         self.loans: dict[MessageArg, Loan] = {}
-        self.last: dict[int, Place] = {}
+        self.last: dict[int, CallPlace] = {}
         self.writes: dict[tuple[int, str], list[tuple[Chunk, int]]] = {}
 
     def send(self, i: Transfer, receiver: int, device: str) -> None:
         """Right after the last write to any part of what is sent, and after the receiver's message before."""
         view = self.memory.chunk(i.src_rank, i.src)
         steps = [step for c, step in self.writes.get((i.src_rank, i.src.buffer), ()) if _overlap(c, i.src)]
-        ready = Place(max(steps, default=-1), Phase.SENDS)
+        ready = CallPlace(max(steps, default=-1), Phase.SENDS)
         at = self.last[receiver] = max(self.last.get(receiver, ready), ready)
         message = MessageArg(receiver, self.numbers[receiver], i.is_written)
         self.numbers[receiver] += 1
