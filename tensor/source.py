@@ -15,7 +15,14 @@ from manygrad.tensor.uop.uop import UOp
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _OWN = tuple(
-    _PACKAGE + part for part in ("tensor", "multi", "schedule", "runtime", "collectives", "launcher", "__init__.py")
+    _PACKAGE + part
+    for part in (
+        *(
+            f"{folder}{os.sep}"
+            for folder in ("tensor", "nn", "multi", "schedule", "runtime", "collectives", "launcher")
+        ),
+        *("__init__.py", "autograd.py", "linalg.py"),
+    )
 )
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from manygrad.tensor.source import _OWN
+
 ROOT = Path(__file__).resolve().parent.parent
 LINES, METHODS, ATTRIBUTES = 80, 25, 15
 # class names that stand twice, and why
@@ -159,3 +161,11 @@ def test_imports_have_no_circles() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [{"a", "b", "c"}]
     unknown = [sorted(c) for c in circles(imports()) if tuple(sorted({n.split(".")[1] for n in c})) not in CIRCLES]
     assert unknown == []
+
+
+def test_lines_of_the_package_are_not_the_users() -> None:
+    """A folder or file of the package whose lines count as a user's would be named in errors in place of the script."""
+    users = {p for p in modules() if not str(ROOT / p).startswith(_OWN) and not p.startswith("native/")}
+    assert users == set()
+    for outside in ("examples/train_gpt.py", "tests/test_house.py", "train.py", "nn_train.py"):
+        assert not str(ROOT / outside).startswith(_OWN), outside
