@@ -126,10 +126,10 @@ def gradient_rules() -> str:
 def sharding_rules() -> str:
     by_rule: dict[Callable[..., Any], list[str]] = {}
     for op, rule in sharding.RULES.items():
-        by_rule.setdefault(rule, []).append(op.name)
+        by_rule.setdefault(rule.place, []).append(op.name)
     rows = []
     for rule, ops in by_rule.items():
-        of = "all elementwise ops" if rule is sharding.elementwise else ", ".join(f"`{op}`" for op in ops)
+        of = "all elementwise ops" if rule is sharding.RULES[Ops.ADD].place else ", ".join(f"`{op}`" for op in ops)
         rows.append((f"`{rule.__name__}`", of, sentence(rule.__doc__)))
     return table(("rule", "ops", "what it says"), rows)
 

@@ -16,7 +16,7 @@ it.
 
 from __future__ import annotations
 
-from manygrad.multi.lower_shards import local_name
+from manygrad.multi.local import local_name
 from manygrad.schedule.buffers import Temps, base_buffer, device_of, in_memory, unmoved
 from manygrad.schedule.index import contiguous_offset
 from manygrad.schedule.join import store_part

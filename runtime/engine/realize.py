@@ -10,7 +10,7 @@ from math import prod
 
 import numpy as np
 
-from manygrad.multi.lower_shards import store_spec
+from manygrad.multi.rules import store_spec
 from manygrad.multi.world import World
 from manygrad.runtime.agreement.agreement import begin
 from manygrad.runtime.buffer import Buffer

@@ -47,7 +47,7 @@ class ReduceArg(NamedTuple):
 
     op: Ops  # ADD, MUL or MAX
     axes: tuple[int, ...]
-    blocks: int | None = None  # of a sum in blocks, whose order stays: how many its value has (`multi/lower_shards.py`)
+    blocks: int | None = None  # of a sum in blocks, whose order stays: how many its value has (`multi/rules/reduce.py`)
 
 
 class CheckArg(NamedTuple):

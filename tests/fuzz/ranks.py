@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from manygrad import Context, Tensor
 from manygrad.collectives import cost
-from manygrad.multi.lower_shards import store_spec
+from manygrad.multi.rules import store_spec
 from manygrad.multi.world import Link
 from tests.multi.cluster import run, workers
 from tests.multi.test_programs import UNARY

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from manygrad import Context, Tensor, nn
-from manygrad.multi.lower_shards import groups_of, store_spec
 from manygrad.multi.placement import REPLICATE, Partial, Shard
-from manygrad.multi.rules import placement
+from manygrad.multi.rules import placement, store_spec
+from manygrad.multi.rules.reduce import groups_of
 from manygrad.multi.world import World
 from manygrad.nn.optim import SGD, AdamW
 from manygrad.nn.state import get_parameters
