@@ -17,13 +17,15 @@ It is decided over the graph of all devices, so all workers decide alike.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from manygrad.multi.placement import Partial, Placement, Shard
 from manygrad.multi.rules import RULES, answer, placement
 from manygrad.tensor.dtype import to_dtype
 from manygrad.tensor.source import inherit
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.args import FinishArg
-from manygrad.tensor.uop.rewrite import with_sources
+from manygrad.tensor.uop.rewrite import PatternMatcher, UPat, rewrite_once, substitute
 from manygrad.tensor.uop.shape import unviewed
 from manygrad.tensor.uop.track import made_from
 
@@ -55,16 +57,19 @@ def finish_sums(sink: UOp) -> UOp:
             finished[end] = s
     if not finished:
         return sink
-    done: dict[UOp, UOp] = {}
-    for u in order:
-        if u in finished:
-            s, cut = finished[u], cuts[u]
-            arg = FinishArg(expression(s, u), *((cut.axis, cut.bounds) if cut is not None else (None, ())))
-            done[u] = inherit(UOp(Ops.FINISH, u.dtype, (done[s],), arg), u)
-            made_from(done[u], u)
-        else:
-            done[u] = with_sources(u, tuple([done[s] for s in u.src]))
-    return done[sink]
+    return rewrite_once(sink, _RULES, (finished, cuts))
+
+
+def _finish(
+    u: UOp, old: UOp, done: Mapping[UOp, UOp], ctx: tuple[Mapping[UOp, UOp], Mapping[UOp, Shard | None]]
+) -> UOp | None:
+    finished, cuts = ctx
+    if old not in finished:
+        return None
+    s, cut = finished[old], cuts[old]
+    arg = FinishArg(expression(s, old), *((cut.axis, cut.bounds) if cut is not None else (None, ())))
+    made_from(new := inherit(UOp(Ops.FINISH, old.dtype, (done[s],), arg), old), old)
+    return new
 
 
 def expressions(order: list[UOp]) -> dict[UOp, list[UOp]]:
@@ -126,9 +131,9 @@ def cut_of(end: UOp, readers: set[UOp]) -> Shard | None:
 
 def expression(s: UOp, end: UOp) -> UOp:
     """`end` of one element of `s`, which is PARAM 0."""
-    done = {s: UOp(Ops.PARAM, s.dtype, (), 0)}
-    for u in end.toposort(lambda u: u is not s):
-        if u not in done and u.op in GroupOp.ELEMENTWISE:
-            src = [done[x] if x in done else UOp.const(x.dtype, unviewed(x).arg) for x in u.src]
-            done[u] = UOp(u.op, u.dtype, tuple(src), u.arg)
-    return done[end]
+    leaves = (x for x in end.toposort(lambda u: u is not s and u.op in GroupOp.ELEMENTWISE))
+    numbers = {x: UOp.const(x.dtype, unviewed(x).arg) for x in leaves if x is not s and x.op not in GroupOp.ELEMENTWISE}
+    return substitute(end, {s: UOp(Ops.PARAM, s.dtype, (), 0), **numbers})
+
+
+_RULES = PatternMatcher([(UPat(GroupOp.ELEMENTWISE, "u"), _finish)])

@@ -18,7 +18,7 @@ from manygrad.schedule.join import made_by_reduction
 from manygrad.schedule.simplify import broadcast, constant
 from manygrad.tensor.source import inherit
 from manygrad.tensor.uop import GroupOp, Ops, UOp
-from manygrad.tensor.uop.rewrite import with_sources
+from manygrad.tensor.uop.rewrite import PatternMatcher, UPat, rewrite_once
 
 
 def compute_in_parts(sink: UOp) -> UOp:
@@ -26,14 +26,11 @@ def compute_in_parts(sink: UOp) -> UOp:
     if not any(u.op in GroupOp.ELEMENTWISE and _in_parts(u) for u in order):
         return sink
     readers = Counter(s for u in order for s in u.src)
-    done: dict[UOp, UOp] = {}
-    for u in order:
-        src = tuple([done[s] for s in u.src])
-        node = with_sources(u, src)
-        if u.op in GroupOp.ELEMENTWISE and all(readers[s] == 1 for s, new in zip(u.src, src) if new.op is Ops.CAT):
-            node = _in_parts(node) or node
-        done[u] = node
-    return done[sink]
+    return rewrite_once(sink, _RULES, readers)
+
+
+def _compute(u: UOp, old: UOp, ctx: Counter[UOp]) -> UOp | None:
+    return _in_parts(u) if all(ctx[s] == 1 for s, new in zip(old.src, u.src) if new.op is Ops.CAT) else None
 
 
 def _in_parts(u: UOp) -> UOp | None:
@@ -51,3 +48,6 @@ def _in_parts(u: UOp) -> UOp | None:
         return inherit(u.replace(src=src), u)
 
     return inherit(UOp(Ops.CAT, u.dtype, tuple(of(part) for part in cat.src), cat.arg), u)
+
+
+_RULES = PatternMatcher([(UPat(GroupOp.ELEMENTWISE, "u"), _compute)])

@@ -26,7 +26,7 @@ from manygrad.multi.world import Link
 from manygrad.tensor.source import inherit
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.args import FinishArg
-from manygrad.tensor.uop.rewrite import with_sources
+from manygrad.tensor.uop.rewrite import PatternMatcher, UPat, rewrite_once
 from manygrad.tensor.uop.track import made_from
 
 
@@ -44,16 +44,16 @@ def cut_sums(sink: UOp, link: Link | None) -> UOp:
     if not any(u.op in (Ops.SHARD, Ops.FINISH) and u.src[0].op is Ops.CAT for u in order):
         return sink
     readers = Counter(s for u in order for s in u.src)
-    done: dict[UOp, UOp] = {}
-    for u in order:
-        node = with_sources(u, tuple([done[s] for s in u.src]))
-        due = due_of(u)
-        if due is not None and readers[due.joined] == 1:
-            node = _in_groups(due, node.src[0], link) or node
-            if node.op is Ops.CAT:
-                made_from(inherit(node, u), u)
-        done[u] = node
-    return done[sink]
+    return rewrite_once(sink, _RULES, (readers, link))
+
+
+def _cut(u: UOp, old: UOp, ctx: tuple[Counter[UOp], Link]) -> UOp | None:
+    readers, link = ctx
+    due = due_of(old)
+    found = _in_groups(due, u.src[0], link) if due is not None and readers[due.joined] == 1 else None
+    if found is not None:
+        made_from(inherit(found, old), old)
+    return found
 
 
 def due_of(u: UOp) -> Due | None:
@@ -90,3 +90,6 @@ def _in_groups(due: Due, joined: UOp, link: Link) -> UOp | None:
         for own in found
     ]
     return UOp(Ops.CAT, due.arg.value.dtype, tuple(sums), joined.arg)
+
+
+_RULES = PatternMatcher([(UPat((Ops.SHARD, Ops.FINISH), "u"), _cut)])

@@ -9,13 +9,16 @@ is left.
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple
+
 from manygrad.schedule.buffers import Temps, base_buffer, device_of, is_temporary
 from manygrad.schedule.fusion import decide_stores, explain
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import DEBUG
 from manygrad.tensor.source import LINE, line_of
 from manygrad.tensor.uop import Ops, UOp
-from manygrad.tensor.uop.rewrite import with_sources
+from manygrad.tensor.uop.rewrite import PatternMatcher, UPat, rewrite_once
 from manygrad.tensor.uop.track import made_from
 
 
@@ -24,25 +27,32 @@ def insert_stores(sink: UOp, temps: Temps) -> UOp:
     stored = decide_stores(order)
     if DEBUG >= 4 and stored:
         print(explain(stored))
-    done: dict[UOp, UOp] = {}
-    for u in order:
-        src = tuple([done[s] for s in u.src])
-        node = u if src == u.src else with_sources(u, src)
-        if u.op is Ops.BARRIER:
-            effects = effects_below(src[1])
-            node = UOp(Ops.AFTER, u.dtype, (src[0], *effects)) if effects else src[0]
-        if u in stored:
-            value = node.src[0] if node.op is Ops.CONTIGUOUS else node
-            if not (node.op is Ops.CONTIGUOUS and value.op is Ops.AFTER and is_temporary(base_buffer(value))):
-                temp = temps.new(u.shape, u.dtype, device_of(u, sink))
-                store = UOp(Ops.STORE, dtypes.void, (temp, value))
-                LINE.setdefault(store, line_of(u))
-                node = UOp(Ops.AFTER, u.dtype, (temp, store))
-            else:
-                node = value
-            made_from(node, u)
-        done[u] = node
-    return done[sink]
+    return rewrite_once(sink, _RULES, _Inserting(sink, stored.keys(), temps))
+
+
+class _Inserting(NamedTuple):
+    sink: UOp
+    stored: AbstractSet[UOp]
+    temps: Temps
+
+
+def _store(u: UOp, old: UOp, ctx: _Inserting) -> UOp | None:
+    """A value that is to be stored, in a buffer of its own unless it lies in a temporary one."""
+    if old not in ctx.stored:
+        return None
+    value = u.src[0] if u.op is Ops.CONTIGUOUS else _barrier(u) if u.op is Ops.BARRIER else u
+    if u.op is not Ops.CONTIGUOUS or value.op is not Ops.AFTER or not is_temporary(base_buffer(value)):
+        temp = ctx.temps.new(old.shape, old.dtype, device_of(old, ctx.sink))
+        store = UOp(Ops.STORE, dtypes.void, (temp, value))
+        LINE.setdefault(store, line_of(old))
+        value = UOp(Ops.AFTER, old.dtype, (temp, store))
+    made_from(value, old)
+    return value
+
+
+def _barrier(u: UOp) -> UOp:
+    effects = effects_below(u.src[1])
+    return UOp(Ops.AFTER, u.dtype, (u.src[0], *effects)) if effects else u.src[0]
 
 
 def effects_below(u: UOp) -> list[UOp]:
@@ -50,3 +60,6 @@ def effects_below(u: UOp) -> list[UOp]:
     return list(
         dict.fromkeys(e for x in u.toposort(lambda x: x.op is not Ops.AFTER) if x.op is Ops.AFTER for e in x.src[1:])
     )
+
+
+_RULES = PatternMatcher([(UPat(name="u"), _store), (UPat(Ops.BARRIER, "u"), _barrier)])

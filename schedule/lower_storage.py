@@ -16,6 +16,9 @@ it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 from manygrad.multi.local import local_name
 from manygrad.schedule.buffers import Temps, base_buffer, device_of, in_memory, unmoved
 from manygrad.schedule.index import contiguous_offset
@@ -23,8 +26,8 @@ from manygrad.schedule.join import store_part
 from manygrad.schedule.simplify import constant
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.source import inherit
-from manygrad.tensor.uop import GroupOp, Members, Ops, UOp, ViewArg
-from manygrad.tensor.uop.rewrite import with_sources
+from manygrad.tensor.uop import GroupOp, Ops, UOp, ViewArg
+from manygrad.tensor.uop.rewrite import PatternMatcher, UPat, rewrite_once
 from manygrad.tensor.uop.shape import is_buffer
 from manygrad.tensor.uop.track import made_from
 
@@ -56,48 +59,66 @@ def fresh_targets(sink: UOp, order: list[UOp]) -> dict[UOp, UOp]:
     return out
 
 
+def _unreshaped(u: UOp) -> UOp:
+    while u.op is Ops.RESHAPE:
+        u = u.src[0]
+    return u
+
+
 def received_into(fresh: dict[UOp, UOp]) -> dict[UOp, UOp]:
     """MSELECT of a collective -> the output's buffer that it, or a reshape of it, is stored in."""
     out: dict[UOp, UOp] = {}
     for value, buffer in fresh.items():
-        while value.op is Ops.RESHAPE:
-            value = value.src[0]
+        value = _unreshaped(value)
         if value.op is Ops.MSELECT and value.src[0].op in GroupOp.COLLECTIVE:
             out.setdefault(value, buffer)
     return out
 
 
+class _Storage(NamedTuple):
+    sink: UOp
+    temps: Temps
+    fresh: dict[UOp, UOp]
+    received: dict[UOp, UOp]
+
+
 def lower_storage(sink: UOp, temps: Temps) -> UOp:
-    order = sink.toposort()
-    fresh = fresh_targets(sink, order)
-    received = received_into(fresh)
-    done: dict[UOp, UOp] = {}
-    for u in order:
-        src = tuple([done[s] for s in u.src])
-        node = u if src == u.src else with_sources(u, src)
-        if u.op in (Ops.CAT, Ops.SCATTER, Ops.COPY):
-            target = fresh.get(u) or temps.new(u.shape, u.dtype, u.arg if u.op is Ops.COPY else device_of(u, sink))
-            node = LOWER[u.op](u, src, target)
-        elif u.op in GroupOp.COLLECTIVE:
-            node = _lower_collective(u, src[0], temps, received)
-        elif u.op is Ops.MSELECT and src[0].op is Ops.MSTACK:
-            node = src[0].src[u.arg]
-        elif u.op is Ops.STORE and u.src[1].op is Ops.SCATTER and u.src[1].src[0] is u.src[0]:
-            node = _store_in_place(u, done)
-        elif u.op is Ops.STORE and fresh.get(u.src[1]) is u.src[0]:
-            node = src[1]
-            while node.op is Ops.RESHAPE:
-                node = node.src[0]
-        elif u.op is Ops.STORE and u.src[1].op is Ops.COPY and _is_file(u.src[1]):
-            node = _copied_into_file(node, u.src[1], done[u.src[1].src[0]])
-        if u in fresh and base_buffer(node) is not fresh[u]:
-            value = node.src[0] if node.op is Ops.CONTIGUOUS else node
-            made = base_buffer(value) is fresh[u]
-            node = value if made else UOp(Ops.AFTER, u.dtype, (fresh[u], _store(fresh[u], value)))
-        if u.op in LOWER or u.op in GroupOp.COLLECTIVE or u in fresh:
-            made_from(node, u)
-        done[u] = node
-    return done[sink]
+    fresh = fresh_targets(sink, sink.toposort())
+    return rewrite_once(sink, _OUTPUTS, _Storage(sink, temps, fresh, received_into(fresh)))
+
+
+def _output(u: UOp, old: UOp, done: Mapping[UOp, UOp], ctx: _Storage) -> UOp:
+    """The node as effects; of an output, in the output's buffer."""
+    node = _RULES.rewrite(u, ctx, old=old, done=done) or u
+    target = ctx.fresh.get(old)
+    if target is not None and base_buffer(node) is not target:
+        value = node.src[0] if node.op is Ops.CONTIGUOUS else node
+        made = base_buffer(value) is target
+        node = value if made else UOp(Ops.AFTER, old.dtype, (target, _store(target, value)))
+    if old.op in LOWER or old.op in GroupOp.COLLECTIVE or target is not None:
+        made_from(node, old)
+    return node
+
+
+def _lower_value(u: UOp, old: UOp, ctx: _Storage) -> UOp:
+    device = old.arg if old.op is Ops.COPY else device_of(old, ctx.sink)
+    return LOWER[old.op](old, u.src, ctx.fresh.get(old) or ctx.temps.new(old.shape, old.dtype, device))
+
+
+def _select(u: UOp) -> UOp | None:
+    return u.src[0].src[u.arg] if u.src[0].op is Ops.MSTACK else None
+
+
+def _lower_store(u: UOp, old: UOp, done: Mapping[UOp, UOp], ctx: _Storage) -> UOp | None:
+    """Of what is scattered into its target, built in it, or copied into a file."""
+    target, value = old.src
+    if value.op is Ops.SCATTER and value.src[0] is target:
+        return _store_in_place(old, done)
+    if ctx.fresh.get(value) is target:
+        return _unreshaped(u.src[1])
+    if value.op is Ops.COPY and _is_file(value):
+        return _copied_into_file(u, value, done[value.src[0]])
+    return None
 
 
 def _lower_cat(u: UOp, src: tuple[UOp, ...], target: UOp) -> UOp:
@@ -117,7 +138,7 @@ def _lower_scatter(u: UOp, src: tuple[UOp, ...], target: UOp) -> UOp:
     return UOp(Ops.AFTER, u.dtype, (start, UOp(Ops.STORE, dtypes.void, (place, src[1]), _how(u))))
 
 
-def _store_in_place(u: UOp, done: dict[UOp, UOp]) -> UOp:
+def _store_in_place(u: UOp, done: Mapping[UOp, UOp]) -> UOp:
     """STORE(x, SCATTER(x, v, i)): only what the indices name is written, x is not copied."""
     target, value, *indices = (done[s] for s in u.src[1].src)
     place = UOp(Ops.GATHER, u.src[1].dtype, (target, *indices))
@@ -167,20 +188,20 @@ def _readable(u: UOp) -> UOp:
     return UOp(Ops.CONTIGUOUS, u.dtype, (value,))
 
 
-def _lower_collective(u: UOp, stack: UOp, temps: Temps, received: dict[UOp, UOp]) -> UOp:
+def _lower_collective(u: UOp, old: UOp, ctx: _Storage) -> UOp:
     """One CALL for all of this worker's devices: (what, *results, *inputs); an MSTACK of the flat results.
 
     A result that is itself an output is received straight into the output's buffer.
     """
-    members: Members = u.arg.members
+    stack, members = u.src[0], u.arg.members
     outs, own = [], []
     for k, (x, n, i) in enumerate(zip(stack.src, members.counts, members.mine)):
         device = x.device or local_name(members.devices[i])  # (a part that turned out to be constant has none)
-        target = received.get(UOp(Ops.MSELECT, u.dtype, (u,), k))
-        outs.append(temps.new((n,), u.dtype, device) if target is None else target)
-        own.append(_readable(x) if x.device is not None else _stored_on(x, temps.new(x.shape, x.dtype, device)))
+        target = ctx.received.get(UOp(Ops.MSELECT, u.dtype, (old,), k))
+        outs.append(ctx.temps.new((n,), u.dtype, device) if target is None else target)
+        own.append(_readable(x) if x.device is not None else _stored_on(x, ctx.temps.new(x.shape, x.dtype, device)))
     call = UOp(Ops.CALL, dtypes.void, (UOp(u.op, u.dtype, (), u.arg), *outs, *own))
-    inherit(call, u)
+    inherit(call, old)
     values = [UOp(Ops.AFTER, u.dtype, (o, call)) for o in outs]
     return UOp(
         Ops.MSTACK,
@@ -200,3 +221,12 @@ def _store(target: UOp, value: UOp) -> UOp:
 
 
 LOWER = {Ops.CAT: _lower_cat, Ops.SCATTER: _lower_scatter, Ops.COPY: _lower_copy}
+_RULES = PatternMatcher(
+    [
+        (UPat(LOWER, "u"), _lower_value),
+        (UPat(GroupOp.COLLECTIVE, "u"), _lower_collective),
+        (UPat(Ops.MSELECT, "u"), _select),
+        (UPat(Ops.STORE, "u"), _lower_store),
+    ]
+)
+_OUTPUTS = PatternMatcher([(UPat(name="u"), _output)])

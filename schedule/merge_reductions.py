@@ -18,7 +18,7 @@ from math import prod
 from manygrad.schedule.split_reductions import SPLIT_FROM, lies_flat, row_of
 from manygrad.tensor.source import inherit
 from manygrad.tensor.uop import Ops, ReduceArg, UOp
-from manygrad.tensor.uop.rewrite import with_sources
+from manygrad.tensor.uop.rewrite import PatternMatcher, UPat, rewrite_once
 
 ONE_CHAIN = (
     1 << 12
@@ -30,13 +30,11 @@ def merge_reductions(sink: UOp) -> UOp:
     if not any(u.op is Ops.REDUCE and _inner(u) is not None for u in order):
         return sink
     readers = Counter(s for u in order for s in u.src)
-    done: dict[UOp, UOp] = {}
-    for u in order:
-        node = with_sources(u, tuple([done[s] for s in u.src]))
-        if u.op is Ops.REDUCE and all(readers[x] == 1 for x in _reshaped(u.src[0])):
-            node = _merged(node) or node
-        done[u] = node
-    return done[sink]
+    return rewrite_once(sink, _RULES, readers)
+
+
+def _merge(u: UOp, old: UOp, ctx: Counter[UOp]) -> UOp | None:
+    return _merged(u) if all(ctx[x] == 1 for x in _reshaped(old.src[0])) else None
 
 
 def _reshaped(x: UOp) -> list[UOp]:
@@ -87,3 +85,6 @@ def _cut_inside(u: UOp) -> bool:
     """Whether `u` is memory that is cut along another dim than the first: how far a part runs on in memory, and with
     it the order of a sum, would depend on the number of devices."""
     return u.op in (Ops.PARAM, Ops.BUFFER) and bool(u.arg.axis)
+
+
+_RULES = PatternMatcher([(UPat(Ops.REDUCE, "u"), _merge)])

@@ -16,13 +16,15 @@ one kernel, too.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from manygrad.schedule.buffers import base_buffer
 from manygrad.schedule.work import EXPENSIVE, is_leaf, work
+from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.source import inherit
 from manygrad.tensor.uop import GroupOp, Ops, UOp
-from manygrad.tensor.uop.rewrite import with_sources
+from manygrad.tensor.uop.rewrite import PatternMatcher, UPat, rewrite_once, substitute, with_sources
 from manygrad.tensor.uop.shape import is_buffer, numel
 
 MOSTLY = 0.75  # of the elements of all parts
@@ -32,20 +34,28 @@ def split_updates(sink: UOp) -> UOp:
     order = sink.toposort()
     if not any(_parts(u) and _is_cheap(u) for u in order):
         return sink
-    done: dict[UOp, UOp] = {}
-    pieces: dict[UOp, tuple[UOp, ...]] = {}  # STORE -> those it became
-    split: set[UOp] = set()  # what such an update left in memory
-    for u in order:
-        src = tuple(e for s in u.src for e in pieces.get(s, (done[s],)))
-        node = with_sources(u, src)
-        if u.op is Ops.AFTER and any(s in pieces for s in u.src):
-            split.add(node)
-        if u.op is Ops.STORE and u.arg is None and is_buffer(u.src[0]) and len(u.src[0].shape) == 1:
-            joined = _joined_below(node.src[1], split)
-            if joined is not None and not _wait_for_each_other(joined, u.src[0]):
-                pieces[u] = tuple(_piece(node, part) for part in _parts(joined))
-        done[u] = node
-    return done[sink]
+    return rewrite_once(sink, _RULES, set(), _over_pieces)
+
+
+def _over_pieces(u: UOp, src: tuple[UOp, ...]) -> UOp:
+    """`u` with the pieces of a STORE, a SINK of them, in its place."""
+    return with_sources(u, tuple(e for s in src for e in (s.src if s.op is Ops.SINK else (s,))))
+
+
+def _split(u: UOp, ctx: set[UOp]) -> UOp | None:
+    """SINK of a STORE for each part."""
+    if u.arg is not None or not is_buffer(u.src[0]) or len(u.src[0].shape) != 1:
+        return None
+    joined = _joined_below(u.src[1], ctx)
+    if joined is None or _wait_for_each_other(joined, u.src[0]):
+        return None
+    return UOp(Ops.SINK, dtypes.void, tuple(_piece(u, part) for part in _parts(joined)))
+
+
+def _left(u: UOp, old: UOp, done: Mapping[UOp, UOp], ctx: set[UOp]) -> None:
+    """Takes note of what a split update leaves in memory."""
+    if any(done[s].op is Ops.SINK for s in old.src):
+        ctx.add(u)
 
 
 def _parts(u: UOp) -> tuple[UOp, ...]:
@@ -160,7 +170,9 @@ def _piece(store: UOp, part: UOp) -> UOp:
         view = UOp(Ops.SHRINK, u.dtype, (u,), (cut,))
         return view if view.shape == shape else UOp(Ops.RESHAPE, u.dtype, (view,), shape)
 
-    done: dict[UOp, UOp] = {}
-    for u in store.src[1].toposort(lambda u: u.op in GroupOp.ELEMENTWISE):
-        done[u] = u.replace(src=tuple(done[s] for s in u.src)) if u.op in GroupOp.ELEMENTWISE else of(u)
-    return inherit(store.replace(src=(at(store.src[0]), done[store.src[1]])), store)
+    below = store.src[1].toposort(lambda u: u.op in GroupOp.ELEMENTWISE)
+    leaves = {u: of(u) for u in below if u.op not in GroupOp.ELEMENTWISE}
+    return inherit(store.replace(src=(at(store.src[0]), substitute(store.src[1], leaves))), store)
+
+
+_RULES = PatternMatcher([(UPat(Ops.STORE, "u"), _split), (UPat(Ops.AFTER, "u"), _left)])

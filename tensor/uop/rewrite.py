@@ -2,7 +2,8 @@
 
 A `UPat` names what a node must look like; named parts are passed to the rule's function by keyword. A rule gives the
 replacement, or None for "does not apply". `graph_rewrite` runs sources first and repeats on what a rule returned, to
-the fixed point.
+the fixed point; `rewrite_once` does not look at what rules make. Besides named parts a function may ask for `ctx`, and
+under `rewrite_once` for `old`, the node as it was, and `done`, what has become of nodes.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class UPat:
 
 
 Rule = tuple[UPat, Callable[..., UOp | None]]
+_ASKED = frozenset({"ctx", "old", "done"})
 
 
 class PatternMatcher:
@@ -68,29 +70,39 @@ class PatternMatcher:
 
     def __init__(self, rules: list[Rule]):
         self.rules = rules
-        self.table: dict[Ops, list[tuple[UPat, Callable[..., UOp | None], bool, bool]]] = {op: [] for op in Ops}
+        self.table: dict[Ops, list[tuple[UPat, Callable[..., UOp | None], frozenset[str], bool]]] = {
+            op: [] for op in Ops
+        }
         for pat, fn in rules:
             parameters = list(inspect.signature(fn).parameters)
             # the op says it all
             plain = parameters == [pat.name] and pat.src is None and pat.arg is None and pat.dtype is None
             for op in pat.ops if pat.ops is not None else Ops:
-                self.table[op].append((pat, fn, "ctx" in parameters, plain))
+                self.table[op].append((pat, fn, _ASKED.intersection(parameters), plain))
 
     def __add__(self, other: PatternMatcher) -> PatternMatcher:
         return PatternMatcher(self.rules + other.rules)
 
     def rewrite(
-        self, u: UOp, ctx: Any = None, tell: Callable[[Callable[..., UOp | None], UOp, UOp], None] | None = None
+        self,
+        u: UOp,
+        ctx: Any = None,
+        tell: Callable[[Callable[..., UOp | None], UOp, UOp], None] | None = None,
+        **more: Any,
     ) -> UOp | None:
         """The first rule's answer that is a different node, or None; `tell` is told of it (rule, before, after)."""
-        for pat, fn, wants_ctx, plain in self.table[u.op]:
+        for pat, fn, asked, plain in self.table[u.op]:
             if plain:
                 out = fn(u)
             else:
                 bound: dict[str, UOp] = {}
                 if not pat.match(u, bound):
                     continue
-                out = fn(ctx=ctx, **bound) if wants_ctx else fn(**bound)
+                if asked:
+                    given = {"ctx": ctx, **more}
+                    out = fn(**bound, **{name: given[name] for name in asked})
+                else:
+                    out = fn(**bound)
             if out is not None and out is not u:
                 if tell is not None:
                     tell(fn, u, out)
@@ -138,6 +150,17 @@ def graph_rewrite(root: UOp, pm: PatternMatcher, ctx: Any = None, over: Over | N
         else:
             stack.pop()
             done[of] = done[made]
+    return done[root]
+
+
+def rewrite_once(root: UOp, pm: PatternMatcher, ctx: Any = None, over: Over = with_sources) -> UOp:
+    """`root` with each node, sources first and once, replaced by what the first rule that applies makes of it over what
+    its sources have become."""
+    done: dict[UOp, UOp] = {}
+    for u in root.toposort():
+        node = over(u, tuple([done[s] for s in u.src]))
+        new = pm.rewrite(node, ctx, old=u, done=done) if pm.table[node.op] else None
+        done[u] = node if new is None else new
     return done[root]
 
 

@@ -9,12 +9,15 @@ Then whole tiles of x' agree on what is read, and the rest can be skipped (`opts
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from manygrad.runtime.codegen.analysis.affine import TileAnalysis
 from manygrad.runtime.codegen.analysis.describe import Signature, conjuncts, signature
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop.args import RangeArg
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
+from manygrad.tensor.uop.rewrite import PatternMatcher, UPat, rewrite_once
 from manygrad.tensor.uop.symbolic import simplified
 from manygrad.tensor.uop.uop import UOp
 
@@ -54,14 +57,19 @@ def split_phases(ast: UOp) -> UOp:
     for i, (r, period) in enumerate(phased.items()):
         phase = UOp(Ops.RANGE, dtypes.index, (const(period),), RangeArg(number + 1 + i, "loop"))
         parts[r] = (phase, r.replace(src=(const(r.src[0].arg // period),)))
-    done: dict[UOp, UOp] = {}
-    for u in sig.nodes:
-        if u in parts:
-            phase, rest = parts[u]
-            done[u] = rest.alu(Ops.MUL, const(phased[u])).alu(Ops.ADD, phase)
-        elif u.op is Ops.STORE:
-            loops = [x for r in u.src[2:] for x in parts.get(r, (done[r],))]
-            done[u] = u.replace(src=(done[u.src[0]], done[u.src[1]], *loops))
-        else:
-            done[u] = simplified(u, tuple(done[s] for s in u.src))
-    return done[ast]
+    at = {r: rest.alu(Ops.MUL, const(phased[r])).alu(Ops.ADD, phase) for r, (phase, rest) in parts.items()}
+    return rewrite_once(ast, _RULES, (parts, at), simplified)
+
+
+def _at_phase(u: UOp, ctx: tuple[Mapping[UOp, tuple[UOp, UOp]], Mapping[UOp, UOp]]) -> UOp | None:
+    return ctx[1].get(u)
+
+
+def _loops_of_both(
+    u: UOp, old: UOp, done: Mapping[UOp, UOp], ctx: tuple[Mapping[UOp, tuple[UOp, UOp]], Mapping[UOp, UOp]]
+) -> UOp:
+    """STORE that ends both loops instead of the one."""
+    return u.replace(src=(*u.src[:2], *(x for r in old.src[2:] for x in ctx[0].get(r, (done[r],)))))
+
+
+_RULES = PatternMatcher([(UPat(Ops.RANGE, "u"), _at_phase), (UPat(Ops.STORE, "u"), _loops_of_both)])

@@ -7,6 +7,7 @@ import pytest
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import GroupOp, Ops, PatternMatcher, UOp, UPat, VarArg, graph_rewrite, rewrite
 from manygrad.tensor.uop import symbolic as sym
+from manygrad.tensor.uop.rewrite import rewrite_once
 
 i64 = dtypes.int64
 
@@ -124,3 +125,25 @@ def test_every_op_has_one_group_of_arity() -> None:
     groups = (GroupOp.UNARY, GroupOp.BINARY, GroupOp.TERNARY, GroupOp.MOVEMENT)
     assert all(sum(op in g for g in groups) <= 1 for op in Ops)
     assert GroupOp.COMMUTATIVE < GroupOp.BINARY and GroupOp.COMPARE < GroupOp.BINARY
+
+
+def test_once_each_node_is_seen_with_what_it_was_and_what_has_become_of_others() -> None:
+    def double(u: UOp, old: UOp, done: dict[UOp, UOp], ctx: list[UOp]) -> UOp:
+        ctx.append(old)
+        assert u.src == tuple(done[s] for s in old.src)
+        return u.alu(Ops.MUL, c(2))
+
+    seen: list[UOp] = []
+    pm = PatternMatcher([(UPat(Ops.ADD, "u"), double)])
+    inner = x.alu(Ops.ADD, y)
+    out = rewrite_once(inner.alu(Ops.ADD, z), pm, seen)
+    assert seen == [inner, inner.alu(Ops.ADD, z)]
+    assert out is inner.alu(Ops.MUL, c(2)).alu(Ops.ADD, z).alu(Ops.MUL, c(2))  # what a rule makes is not looked at
+
+
+def test_once_through_a_deep_graph() -> None:
+    u = x
+    for _ in range(100_000):
+        u = u.alu(Ops.NEG)
+    out = rewrite_once(u, PatternMatcher([(UPat(Ops.NEG, "u"), lambda u: u.src[0])]))
+    assert out is x
