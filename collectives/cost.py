@@ -34,7 +34,7 @@ CROWDED = 1.2
 
 
 def terms_of(link: Link | None) -> Terms:
-    """Of what lies between workers."""
+    """Figures of the link between workers."""
     if link is None or link.route == "shm":
         return SHM
     return Terms(max(link.latency_s, SHM.step), ZMQ_MESSAGE_S, max(1 / link.bytes_per_s, SHM.byte))

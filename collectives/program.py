@@ -102,7 +102,7 @@ class Temp:
 
 @dataclass(frozen=True)
 class Collective:
-    """What is to be done, before any algorithm is chosen.
+    """The task, before any algorithm is chosen.
 
     | kind | `in` of rank r | `out` of rank r |
     |---|---|---|

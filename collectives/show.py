@@ -10,8 +10,8 @@ _SIGNS = {Ops.ADD: "+", Ops.MUL: "*", Ops.OR: "|", Ops.AND: "&"}
 
 
 def show_calls(linear: UOp, ranks: int) -> list[str]:
-    """Of a worker with so many ranks: `out0` is the result of the first, `in0` its source, `t0` a temporary, `m1` a
-    message that is borrowed."""
+    """A line for each call of a worker with so many ranks: `out0` is the result of the first, `in0` its source, `t0` a
+    temporary, `m1` a message that is borrowed."""
     return [_line(call.src[0], [_name(a, ranks) for a in call.src[1:]], call) for call in linear.src]
 
 
@@ -46,7 +46,7 @@ def _name(u: UOp, ranks: int) -> str:
 
 
 def _value(u: UOp, args: list[str]) -> str:
-    """Of a kernel of `reduction.py`."""
+    """A kernel of `reduction.py` as text."""
     if u.op is Ops.LOAD:
         return args[u.src[0].src[0].arg]
     if u.op is Ops.CONST:

@@ -1,4 +1,4 @@
-"""What a collective of the graph asks for: its `Collective`, its line of text, how its ranks are grouped."""
+"""Description of a collective of the graph: its `Collective`, its line of text, how its ranks are grouped."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def _finish(
 
 
 def expressions(order: list[UOp]) -> dict[UOp, list[UOp]]:
-    """Of each sum that is due, the nodes that are computed of it and numbers alone, in order."""
+    """For each sum that is due, the nodes that are computed of it and numbers alone, in order."""
     of: dict[UOp, UOp] = {}  # node -> its sum
     found: dict[UOp, list[UOp]] = {}
     for u in order:
@@ -95,7 +95,7 @@ def is_number(u: UOp) -> bool:
 
 
 def moved_nbytes(s: UOp, p: Placement) -> int:
-    """Of an element of a sum."""
+    """Bytes that an element of a sum takes when it travels."""
     assert isinstance(p, Partial)
     return min(s.dtype.itemsize, to_dtype(p.wire).itemsize if p.wire else s.dtype.itemsize)
 

@@ -17,7 +17,7 @@ from manygrad.multi.local import local_name, on
 from manygrad.multi.placement import REPLICATE, Partial, Shard
 from manygrad.multi.reshard import ELSEWHERE, Local, Resharding
 from manygrad.multi.rules import RULES, answer, placement, settled
-from manygrad.multi.rules.rule import Part
+from manygrad.multi.rules.rule import LocalPart
 from manygrad.multi.small_first import early_first, small_first
 from manygrad.multi.world import World
 from manygrad.tensor.source import inherit, line_of
@@ -52,7 +52,7 @@ def _by_rule(u: UOp, low: Resharding) -> Local:
     assert isinstance(devices, tuple)
     parts = [low.at(s, devices, placement(s), want) for s, want in zip(u.src, wants)]
     return tuple(
-        inherit(lower(u, tuple(p[k] for p in parts), Part(i, len(devices), wants, result)), u)
+        inherit(lower(u, tuple(p[k] for p in parts), LocalPart(i, len(devices), wants, result)), u)
         for k, i in enumerate(low.mine(devices))
     )
 

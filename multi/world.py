@@ -14,7 +14,7 @@ from manygrad.tensor.engine import engine
 
 
 class Link(NamedTuple):
-    """What lies between workers, where it is slowest; all workers have the same figures."""
+    """The slowest connection between workers; all workers have the same figures."""
 
     route: str  # "shm" or "zmq"
     bytes_per_s: float = 0.0  # each way, as measured over zmq
@@ -90,7 +90,7 @@ class World:
 
 
 def rank_of(device: str, own: int) -> int:
-    """Of the worker that has `device`, as the worker `own` names it."""
+    """Rank of the worker that owns `device`, as the worker `own` names it."""
     _, _, node = device.partition("@")
     return int(node) if node else own
 

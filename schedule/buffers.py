@@ -1,4 +1,4 @@
-"""What passes ask of the memory that a value is, or stands on, and the temporary buffers that they make."""
+"""The memory that a value is, or stands on, as passes ask for it, and the temporary buffers that they make."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def base_buffer(u: UOp) -> UOp:
 
 
 def unmoved(u: UOp) -> UOp:
-    """What movement ops stand on."""
+    """The value that movement ops stand on."""
     while u.op in GroupOp.MOVEMENT:
         u = u.src[0]
     return u

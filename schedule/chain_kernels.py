@@ -121,7 +121,7 @@ def _bytes_at(index: UOp) -> int:
 
 
 def _element_for_element(item: Item) -> set[UOp]:
-    """What a contraction adds to, or multiplies with, at the elements that it stores (a bias of all scores)."""
+    """Buffers that a contraction adds, or multiplies with, at the elements that it stores (a bias of all scores)."""
     if not reductions(item.what):
         return set()
     stored = {s.src[0].src[1] for s in item.what.src}
@@ -285,7 +285,7 @@ def _largest_first(chain: Chain) -> list[UOp]:
 
 
 def _apart(nbytes: int) -> int:
-    """What a block of so many bytes takes: never a multiple of 4 KiB, where stores would hold up loads."""
+    """Bytes that a block of so many takes: never a multiple of 4 KiB, where stores would hold up loads."""
     return -(-nbytes // 4096) * 4096 + 576
 
 

@@ -57,7 +57,7 @@ def _cut(u: UOp, old: UOp, ctx: tuple[Counter[UOp], Link]) -> UOp | None:
 
 
 def due_of(u: UOp) -> Due | None:
-    """What `u` brings to a cut, where these are joined terms on several devices, which are cut along another dim."""
+    """The joined terms on several devices that `u` cuts along another dim; None where it does nothing of the kind."""
     if u.op not in (Ops.SHARD, Ops.FINISH) or u.src[0].op is not Ops.CAT:
         return None
     joined = u.src[0]

@@ -1,5 +1,5 @@
-"""What the reductions of a kernel go over, for the question whether another kernel's go over the same: then one pass
-serves both.
+"""The elements that the reductions of a kernel go over: where another kernel's go over the same, one pass serves
+both.
 
 s[i] = sum(x[i, k], k)  and  d[i] = sum(x[i, j] * y[i, j], j)      both go over x[i, #0]
 """

@@ -81,7 +81,7 @@ def _axes_below(u: UOp, axes: frozenset[int]) -> frozenset[int]:
 
 
 class Contents(NamedTuple):
-    """Of the kernel that computes a value: whether it reduces, the buffers it reads, its depth, its contractions."""
+    """The kernel that computes a value: whether it reduces, the buffers it reads, its depth, its contractions."""
 
     reduces: bool
     leaves: frozenset[UOp]
@@ -90,7 +90,7 @@ class Contents(NamedTuple):
     stored: int  # how many values were stored when this was found: by more, there may be less in it
 
 
-class Stored(NamedTuple):
+class StoredValue(NamedTuple):
     """Why a value is stored: the rule's name, the node at which it held, and, where known, how many kernels read it."""
 
     rule: str
@@ -104,7 +104,7 @@ _NONE: frozenset[UOp] = frozenset()
 class Fused:
     def __init__(self, facts: GraphFacts) -> None:
         self.facts = facts
-        self.stored: dict[UOp, Stored] = {}
+        self.stored: dict[UOp, StoredValue] = {}
         self.contents: dict[UOp, Contents] = {}
         self.rows = Rows()
 
@@ -160,11 +160,11 @@ class Fused:
 
     # *** ways to store ***
 
-    def store(self, s: UOp, why: Stored) -> None:
+    def store(self, s: UOp, why: StoredValue) -> None:
         self.stored.setdefault(s, why)
         self.contents[s] = Contents(False, frozenset((s,)), 0, _NONE, len(self.stored))
 
-    def store_below(self, s: UOp, why: Stored) -> None:
+    def store_below(self, s: UOp, why: StoredValue) -> None:
         """The value under movement ops: zeros around it are not worth memory, nor is a part beside the whole."""
         top, path = s, []
         while not is_leaf(s) and (
@@ -178,15 +178,15 @@ class Fused:
             self.measure(x)
         self.refresh(top)
 
-    def store_parts(self, s: UOp, why: Stored) -> None:
-        """What a value that is reduced is made of, so that it holds no reduction any more."""
+    def store_parts(self, s: UOp, why: StoredValue) -> None:
+        """Sources of a value that is reduced, so that it holds no reduction any more."""
         for part in self.shared_below(s):
             if not self._store_statistics(part, why):
                 self.store_below(part, why)
         self.refresh(s)
 
-    def _store_statistics(self, s: UOp, why: Stored) -> bool:
-        """Of a value made of one array and of statistics of its rows, these, which are few; the rest is done again."""
+    def _store_statistics(self, s: UOp, why: StoredValue) -> bool:
+        """The statistics, which are few, of a value made of them and of one array by rows; the rest is done again."""
         found = self.rows.statistics(s, self.stored)
         large = sum(numel(x.shape) * 2 >= numel(s.shape) for x in self.contents[s].leaves)
         if not found or large > 1 or work(s, {*self.stored, *found}, CHEAP) > CHEAP:
@@ -199,7 +199,7 @@ class Fused:
         return True
 
     def shared_below(self, s: UOp) -> tuple[UOp, ...]:
-        """What to store of a value that reduces: the lowest values above the reductions that others read, else `s`."""
+        """Values to store below one that reduces: the lowest above the reductions that others read, else `s`."""
         readers = self.facts.readers
         best, u = (s,), s
         while u.op is not Ops.REDUCE and u.op in GroupOp.ELEMENTWISE | TRANSPARENT:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from manygrad.schedule.fused import NO_AXES, TRANSPARENT, Fused, Stored, graph_facts, is_contraction
+from manygrad.schedule.fused import NO_AXES, TRANSPARENT, Fused, StoredValue, graph_facts, is_contraction
 from manygrad.schedule.work import CHEAP, EXPENSIVE, GATHERED, is_leaf, work
 from manygrad.tensor.source import line_of
 from manygrad.tensor.uop import GroupOp, Ops, UOp
@@ -35,19 +35,19 @@ class Rule(NamedTuple):
     why: str
     ops: frozenset[Ops]
     values: Callable[[UOp, Fused], Iterable[UOp]]
-    way: Callable[[Fused, UOp, Stored], None]
+    way: Callable[[Fused, UOp, StoredValue], None]
 
 
 class SharedRule(NamedTuple):
-    """Of a value that several kernels read: where `when` holds, it is stored, or, with `stores` False, it is not."""
+    """A value that several kernels read is stored where `when` holds, or, with `stores` False, is not."""
 
     name: str
     why: str
-    when: Callable[[Shared, Fused], bool]
+    when: Callable[[SharedValue, Fused], bool]
     stores: bool = True
 
 
-class Shared(NamedTuple):
+class SharedValue(NamedTuple):
     """A value, how many kernels read it, and how many of the buffers it is made of are about as large."""
 
     value: UOp
@@ -55,7 +55,7 @@ class Shared(NamedTuple):
     large: int
 
 
-def decide_stores(order: list[UOp]) -> dict[UOp, Stored]:
+def decide_stores(order: list[UOp]) -> dict[UOp, StoredValue]:
     """`order`: the nodes of the graph, sources first."""
     fused = Fused(graph_facts(order))
     for u in order:
@@ -80,7 +80,7 @@ def decide_stores(order: list[UOp]) -> dict[UOp, Stored]:
 def _apply(rules: Iterable[Rule], u: UOp, fused: Fused) -> None:
     for rule in rules:
         for value in rule.values(u, fused):
-            rule.way(fused, value, Stored(rule.name, u))
+            rule.way(fused, value, StoredValue(rule.name, u))
 
 
 def _store_shared(order: list[UOp], fused: Fused) -> None:
@@ -97,10 +97,10 @@ def _store_shared(order: list[UOp], fused: Fused) -> None:
             mine = {u}
         elif len(mine) > 1 and u.op not in GroupOp.MOVEMENT:
             large = sum(1 for x in fused.contents[u].leaves if numel(x.shape) * 2 >= numel(u.shape))
-            shared = Shared(u, len(mine), large)
+            shared = SharedValue(u, len(mine), large)
             rule = next((r for r in SHARED if r.when(shared, fused)), None)
             if rule is not None and rule.stores:
-                fused.stored[u] = Stored(rule.name, u, len(mine))
+                fused.stored[u] = StoredValue(rule.name, u, len(mine))
                 mine = {u}
         for s in sources:
             kernels.setdefault(s, set()).update(mine)
@@ -276,13 +276,13 @@ LIMITS = (
 # *** what several kernels read ***
 
 
-def near_another(v: Shared, fused: Fused) -> bool:
+def near_another(v: SharedValue, fused: Fused) -> bool:
     lower = fused.shared_below(v.value) if fused.reduces(v.value) else (v.value,)
     alone = len(lower) == 1 and lower[0] is not v.value
     return alone and work(v.value, fused.stored, CHEAP, lower[0]) <= CHEAP
 
 
-def is_expensive(v: Shared, fused: Fused) -> bool:
+def is_expensive(v: SharedValue, fused: Fused) -> bool:
     return v.large > 0 and work(v.value, fused.stored, EXPENSIVE) > EXPENSIVE
 
 
@@ -302,12 +302,12 @@ SHARED = (
 WHY = {r.name: r.why for r in (*RULES, *LIMITS, *SHARED)}
 
 
-def explain(stored: dict[UOp, Stored]) -> str:
+def explain(stored: dict[UOp, StoredValue]) -> str:
     """A line for each stored value: shape, type, bytes to write, the user's line, the rule, and what reads it."""
     return "\n".join(_explained(u, found) for u, found in stored.items())
 
 
-def _explained(u: UOp, found: Stored) -> str:
+def _explained(u: UOp, found: StoredValue) -> str:
     count = numel(u.shape)
     nbytes = f"{count * u.dtype.itemsize:,} bytes" if isinstance(count, int) else "bytes not known"
     reader = f"; read by {found.kernels} kernels" if found.kernels else ""

@@ -56,7 +56,7 @@ def _barrier(u: UOp) -> UOp:
 
 
 def effects_below(u: UOp) -> list[UOp]:
-    """What must have happened before an expression over stored values can be computed."""
+    """Effects that must have happened before an expression over stored values can be computed."""
     return list(
         dict.fromkeys(e for x in u.toposort(lambda x: x.op is not Ops.AFTER) if x.op is Ops.AFTER for e in x.src[1:])
     )

@@ -36,7 +36,7 @@ class Item:
 
 
 def edges_of(members: Sequence[Item], joined: Mapping[object, object]) -> tuple[object, ...]:
-    """What the item comes after that `members` become; `joined`: key of an item -> key of the one it has become."""
+    """Edges of the item that `members` become; `joined`: key of an item -> key of the one it has become."""
     own = {m.key for m in members}
     return tuple(dict.fromkeys(joined.get(a, a) for m in members for a in m.after if a not in own))
 

@@ -70,7 +70,7 @@ def _explained(call: UOp) -> str:
 
 @dataclass(frozen=True)
 class Lowering:
-    """What the passes of one schedule are told besides the graph: which devices are this worker's, where temporaries
+    """Setting of the passes of one schedule: which devices are this worker's, where temporaries
     are numbered, and whether older values are copied, as there is no order otherwise."""
 
     me: World

@@ -110,7 +110,7 @@ def _select(u: UOp) -> UOp | None:
 
 
 def _lower_store(u: UOp, old: UOp, done: Mapping[UOp, UOp], ctx: _Storage) -> UOp | None:
-    """Of what is scattered into its target, built in it, or copied into a file."""
+    """STORE of a value that is scattered into its target, built in it, or copied into a file."""
     target, value = old.src
     if value.op is Ops.SCATTER and value.src[0] is target:
         return _store_in_place(old, done)

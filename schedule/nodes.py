@@ -1,4 +1,4 @@
-"""What is asked of a kernel again and again while it is decided what runs together, found once."""
+"""Lists of a kernel's nodes, found once: the decisions what runs together ask for them again and again."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def _in_order(items: list[Item], after: Sequence[set[int]], comm: list[int]) -> 
 
 
 def _completing(effect: UOp, made_by: list[int], reader: Item, buffer: UOp, items: list[Item]) -> list[int]:
-    """Of the items of an effect, those that a reader of a buffer waits for: the last one, which completes it; where
+    """The items of an effect that a reader of a buffer waits for: the last one, which completes it; where
     parts of memory are sent or received by several, those of the parts that it reads."""
     writes = [d for d in made_by if buffer in items[d].writes]
     if not writes or not any(leaves_the_worker(i.what) for i in (reader, *(items[d] for d in writes))):

@@ -1,5 +1,5 @@
-"""What items keep to from `order_items` on: every edge is to an earlier item of the list, and of two items one of which
-writes what the other reads, there is a way along edges from the later to the earlier one.
+"""Spec of the order of items, from `order_items` on: every edge is to an earlier item of the list, and where one item
+writes what another reads, there is a way along edges from the later to the earlier one.
 
     w: STORE(b);  r reads b after w    ==>    w stands before r, and r comes after it, at once or by way of others
 """

@@ -33,7 +33,7 @@ OUTLINE_NODES = 20_000  # of a larger graph the first so many are told
 
 @dataclass(frozen=True)
 class Plan:
-    """What ranks have in common in one LINEAR. `key`: equal on all ranks that run the same program."""
+    """The part of one LINEAR that ranks have in common. `key`: equal on all ranks that run the same program."""
 
     key: int
     by_all: bool  # whether all workers communicate in it: not a group of them, two in a send, or none at all

@@ -25,7 +25,7 @@ Life = tuple[int, int]  # the first and the last step in which something is used
 
 
 @register
-class Pool(NamedTuple):
+class MemoryPool(NamedTuple):
     """A block of memory."""
 
     device: str
@@ -33,7 +33,7 @@ class Pool(NamedTuple):
 
 
 @register
-class Placed(NamedTuple):
+class PlacedBuffer(NamedTuple):
     """Where a temporary buffer lies."""
 
     uid: int  # the buffer's
@@ -47,8 +47,8 @@ class Placed(NamedTuple):
 class MemoryPlan:
     """The arg of a LINEAR: a pool a device, and its temporary buffers by their uids."""
 
-    pools: tuple[Pool, ...]
-    buffers: tuple[Placed, ...]
+    pools: tuple[MemoryPool, ...]
+    buffers: tuple[PlacedBuffer, ...]
 
 
 def lives_of(steps: list[list[Key]]) -> dict[Key, Life]:
@@ -106,5 +106,7 @@ def memory_plan(calls: list[UOp], reuse: bool = True) -> MemoryPlan:
     largest_first = sorted(lives, key=lambda b: (-nbytes_of(b), -b.arg.uid))
     devices = list(dict.fromkeys(b.arg.device for b in largest_first))
     plans = [place({b: nbytes_of(b) for b in largest_first if b.arg.device == d}, lives, reuse) for d in devices]
-    buffers = (Placed(b.arg.uid, i, at, nbytes_of(b)) for i, (found, _) in enumerate(plans) for b, at in found.items())
-    return MemoryPlan(tuple(Pool(d, total) for d, (_, total) in zip(devices, plans)), tuple(sorted(buffers)))
+    buffers = (
+        PlacedBuffer(b.arg.uid, i, at, nbytes_of(b)) for i, (found, _) in enumerate(plans) for b, at in found.items()
+    )
+    return MemoryPlan(tuple(MemoryPool(d, total) for d, (_, total) in zip(devices, plans)), tuple(sorted(buffers)))

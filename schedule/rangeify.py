@@ -57,7 +57,7 @@ def _kernel_item(store: UOp, effects: tuple[UOp, ...], known: Known) -> Item:
     return Item(effects, ast, args, [args[0]], after)
 
 
-class Kernel:
+class KernelBuilder:
     """Builds one kernel: numbers its arguments and ranges, and lowers values to expressions."""
 
     def __init__(self) -> None:
@@ -344,7 +344,7 @@ def natural_loops(target: UOp, value: UOp) -> tuple[UOp, UOp]:
 
 def kernel_of(store: UOp) -> tuple[UOp, list[UOp], list[UOp]]:
     """(kernel AST, argument buffers by slot, the buffer nodes it reads) for one STORE."""
-    k = Kernel()
+    k = KernelBuilder()
     target, value = natural_loops(*store.src)
     idx = k.loops(value.shape)
     base = base_buffer(target)
@@ -378,7 +378,7 @@ def kernel_once(store: UOp, known: Known) -> tuple[UOp, list[UOp], list[UOp]]:
 
 
 def form_of(store: UOp) -> tuple[tuple[Any, ...], list[UOp]]:
-    """What a kernel is made from, without which buffers it is about: each node below `store` (its place in the list
+    """The kernel's origin, without which buffers it is about: each node below `store` (its place in the list
     stands for it) down to memory, of which only shape and type matter. Equal forms give one kernel AST; nodes at equal
     places play equal parts.
     """

@@ -23,7 +23,7 @@ MIXED: Row = ((), ())
 
 
 class Rows:
-    """What is known of every node while stores are decided, sources first."""
+    """Facts about every node while stores are decided, sources first."""
 
     def __init__(self) -> None:
         self.statistic: dict[UOp, Row] = {}  # elementwise made of reductions of one kind of row, not yet broadcast

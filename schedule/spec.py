@@ -1,4 +1,4 @@
-"""What the graph may hold after each pass of the schedule, and what kernels and the LINEAR may hold: rules by op.
+"""Specs of the graph after each pass of the schedule, of kernels, and of the LINEAR: rules by op.
 
 Each spec is the one before it less the ops that its pass lowers, and with the forms that they became.
 """

@@ -228,7 +228,7 @@ class _WorkerLowering:
         return self.received.is_awaited(key) and self.reads[key] == 1
 
     def source(self, rank: int, s: Source, copied: bool = False) -> UOp:
-        """What a call of `rank` reads: of memory of another device that it does not see, a copy."""
+        """Memory that a call of `rank` reads: a copy of that of another device, which it does not see."""
         view = self.received.slots[rank, s.name] if isinstance(s, Slot) else self.memory.chunk(rank, s)
         mine, theirs = self.devices[rank], device_of(view)
         if copied or mine == theirs or (self.on_host(mine) and self.on_host(theirs)):

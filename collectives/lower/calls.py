@@ -10,8 +10,8 @@ from manygrad.tensor.uop import Ops, UOp
 
 
 class Phase(IntEnum):
-    """What runs with a call that is made: itself, then the sends that waited for it, then what it was the last to
-    read is released."""
+    """Order of the calls at one step: the call that was made, then the sends that waited for it, then the releases of
+    messages that it was the last to read."""
 
     ITSELF = 0
     SENDS = 1

@@ -1,4 +1,4 @@
-"""What a worker receives: as late as it is needed, borrowed until it was last read."""
+"""Messages that a worker receives: as late as they are needed, borrowed until they were last read."""
 
 from __future__ import annotations
 

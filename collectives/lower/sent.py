@@ -1,4 +1,4 @@
-"""What a worker sends: as soon as it is ready, and lent until it is settled."""
+"""Messages that a worker sends: as soon as they are ready, and lent until they are settled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from manygrad.tensor.uop import MessageArg, Ops, UOp
 
 
 class Loan(NamedTuple):
-    """What a message reads until it is settled: `chunk` of a rank, or a copy of it that nobody writes (None)."""
+    """Memory that a message reads until it is settled: `chunk` of a rank, or a copy of it that nobody writes (None)."""
 
     view: UOp
     rank: int

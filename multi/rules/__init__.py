@@ -11,28 +11,28 @@ from manygrad.multi.rules.elementwise import beside, elementwise, keep, unmarked
 from manygrad.multi.rules.indexing import gather, local_gather, local_scatter, scatter
 from manygrad.multi.rules.movement import cat, expand, flip, local_shape, local_shrink, pad_or_shrink, permute, reshape
 from manygrad.multi.rules.reduce import finish, local_reduce, reduce
-from manygrad.multi.rules.rule import Answer, Rule
+from manygrad.multi.rules.rule import Answer, ShardingRule
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 from manygrad.tensor.uop.table import inferred, memo
 
-RULES: dict[Ops, Rule] = {
-    **dict.fromkeys(GroupOp.ELEMENTWISE, Rule(elementwise)),
-    Ops.RESHAPE: Rule(reshape, local_shape),
-    Ops.PERMUTE: Rule(permute),
-    Ops.EXPAND: Rule(expand, local_shape),
-    Ops.PAD: Rule(pad_or_shrink),
-    Ops.SHRINK: Rule(pad_or_shrink, local_shrink),
-    Ops.FLIP: Rule(flip),
-    Ops.REDUCE: Rule(reduce, local_reduce),
-    Ops.GATHER: Rule(gather, local_gather),
-    Ops.SCATTER: Rule(scatter, local_scatter),
-    Ops.CAT: Rule(cat),
-    Ops.CONTIGUOUS: Rule(keep),
-    Ops.DETACH: Rule(keep),
-    Ops.WIRE: Rule(wire, unmarked),
-    Ops.FINISH: Rule(finish),
-    Ops.BARRIER: Rule(beside),
-    Ops.CHECK: Rule(beside),
+RULES: dict[Ops, ShardingRule] = {
+    **dict.fromkeys(GroupOp.ELEMENTWISE, ShardingRule(elementwise)),
+    Ops.RESHAPE: ShardingRule(reshape, local_shape),
+    Ops.PERMUTE: ShardingRule(permute),
+    Ops.EXPAND: ShardingRule(expand, local_shape),
+    Ops.PAD: ShardingRule(pad_or_shrink),
+    Ops.SHRINK: ShardingRule(pad_or_shrink, local_shrink),
+    Ops.FLIP: ShardingRule(flip),
+    Ops.REDUCE: ShardingRule(reduce, local_reduce),
+    Ops.GATHER: ShardingRule(gather, local_gather),
+    Ops.SCATTER: ShardingRule(scatter, local_scatter),
+    Ops.CAT: ShardingRule(cat),
+    Ops.CONTIGUOUS: ShardingRule(keep),
+    Ops.DETACH: ShardingRule(keep),
+    Ops.WIRE: ShardingRule(wire, unmarked),
+    Ops.FINISH: ShardingRule(finish),
+    Ops.BARRIER: ShardingRule(beside),
+    Ops.CHECK: ShardingRule(beside),
 }
 
 

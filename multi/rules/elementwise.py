@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from manygrad.multi.placement import REPLICATE, Partial, Placement, Shard
-from manygrad.multi.rules.rule import Answer, Part
+from manygrad.multi.rules.rule import Answer, LocalPart
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.shape import numel
 
@@ -30,7 +30,7 @@ def wire(u: UOp, ps: list[Placement]) -> Answer:
     return ps, Partial(p.op, u.arg) if isinstance(p, Partial) and p.op is Ops.ADD else p
 
 
-def unmarked(u: UOp, src: tuple[UOp, ...], part: Part) -> UOp:
+def unmarked(u: UOp, src: tuple[UOp, ...], part: LocalPart) -> UOp:
     """The marker's source: how a sum travels is known from its placement."""
     return src[0]
 

@@ -8,7 +8,7 @@ from math import prod
 from manygrad.multi.local import broadcast, const_like, shrink
 from manygrad.multi.placement import REPLICATE, Partial, Placement, Shard
 from manygrad.multi.rules.reduce import held_blocks, in_tree
-from manygrad.multi.rules.rule import Answer, Part
+from manygrad.multi.rules.rule import Answer, LocalPart
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.shape import numel
 
@@ -109,12 +109,12 @@ def counted_axis(index: UOp) -> int | None:
     return axis
 
 
-def local_gather(u: UOp, src: tuple[UOp, ...], part: Part) -> UOp:
+def local_gather(u: UOp, src: tuple[UOp, ...], part: LocalPart) -> UOp:
     """GATHER from the device's part."""
     return u.replace(src=local_rows(u, src, part))
 
 
-def local_scatter(u: UOp, src: tuple[UOp, ...], part: Part) -> UOp:
+def local_scatter(u: UOp, src: tuple[UOp, ...], part: LocalPart) -> UOp:
     """SCATTER into the device's part; or a term of the sum, its values added in blocks as REDUCE adds."""
     cut = part.wants[1]
     if isinstance(cut, Shard) and (mine := held_blocks(u, Ops.ADD, cut, part)):
@@ -122,7 +122,7 @@ def local_scatter(u: UOp, src: tuple[UOp, ...], part: Part) -> UOp:
     return u.replace(src=local_rows(u, src, part))
 
 
-def local_rows(u: UOp, src: tuple[UOp, ...], part: Part) -> tuple[UOp, ...]:
+def local_rows(u: UOp, src: tuple[UOp, ...], part: LocalPart) -> tuple[UOp, ...]:
     """The sources of a GATHER or SCATTER with the index of a cut dim counted from where this
     device's part begins."""
     begin = part.result.bounds[part.i] if isinstance(part.result, Shard) else 0

@@ -9,7 +9,7 @@ from typing import Any
 
 from manygrad.multi.local import cut_shape
 from manygrad.multi.placement import REPLICATE, Partial, Placement, Shard
-from manygrad.multi.rules.rule import Answer, Part
+from manygrad.multi.rules.rule import Answer, LocalPart
 from manygrad.tensor.uop import Ops, UOp
 
 
@@ -39,7 +39,7 @@ def reshaped(
 
 
 def factors(dims: Sequence[Any]) -> tuple[int, tuple[UOp, ...]]:
-    """Of the product of dims: a number, and the symbolic ones, in one order."""
+    """Factors of the product of dims: a number, and the symbolic ones, in one order."""
     return prod(d for d in dims if isinstance(d, int)), tuple(
         sorted((d for d in dims if not isinstance(d, int)), key=lambda d: d.key)
     )
@@ -66,7 +66,7 @@ def expand(u: UOp, ps: list[Placement]) -> Answer:
     return [REPLICATE], REPLICATE
 
 
-def local_shape(u: UOp, src: tuple[UOp, ...], part: Part) -> UOp:
+def local_shape(u: UOp, src: tuple[UOp, ...], part: LocalPart) -> UOp:
     """RESHAPE or EXPAND to the shape of the device's part."""
     shape = cut_shape(u.arg, part.result, part.i) if isinstance(part.result, Shard) else u.arg
     return UOp(u.op, u.dtype, src, shape)
@@ -82,7 +82,7 @@ def pad_or_shrink(u: UOp, ps: list[Placement]) -> Answer:
     return [REPLICATE], REPLICATE
 
 
-def local_shrink(u: UOp, src: tuple[UOp, ...], part: Part) -> UOp:
+def local_shrink(u: UOp, src: tuple[UOp, ...], part: LocalPart) -> UOp:
     """SHRINK of other dims than the cut one, of which the device's part stays whole."""
     p = part.result
     if not isinstance(p, Shard):

@@ -9,7 +9,7 @@ from math import gcd, prod
 
 from manygrad.multi.local import broadcast, reshape, shrink
 from manygrad.multi.placement import REPLICATE, Partial, Placement, Shard
-from manygrad.multi.rules.rule import Answer, Part
+from manygrad.multi.rules.rule import Answer, LocalPart
 from manygrad.tensor.dtype import to_dtype
 from manygrad.tensor.uop import Ops, ReduceArg, UOp
 
@@ -23,11 +23,11 @@ def reduce(u: UOp, ps: list[Placement]) -> Answer:
 
 
 def finish(u: UOp, ps: list[Placement]) -> Answer:
-    """Of a sum that is due: carried out, whole or cut as the arg says."""
+    """A sum that is due is carried out, whole or cut as the arg says."""
     return ps, REPLICATE if u.arg.axis is None else Shard.of(u.arg.axis, u.arg.bounds)
 
 
-def local_reduce(u: UOp, src: tuple[UOp, ...], part: Part) -> UOp:
+def local_reduce(u: UOp, src: tuple[UOp, ...], part: LocalPart) -> UOp:
     """A term of the sum; of no elements, what changes no sum."""
     cut = part.wants[0]
     if isinstance(cut, Shard) and (mine := held_blocks(u, u.arg.op, cut, part)):
@@ -43,7 +43,7 @@ def _reduced(x: UOp, axes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(1 if a in axes else d for a, d in enumerate(x.shape))
 
 
-def held_blocks(u: UOp, op: Ops, cut: Shard, part: Part) -> int:
+def held_blocks(u: UOp, op: Ops, cut: Shard, part: LocalPart) -> int:
     """How many blocks a device holds of the dim along which floats are summed or multiplied; 0 where the order of terms
     does not count, or there are no blocks."""
     due = isinstance(part.result, Partial) and u.dtype.is_float and op in (Ops.ADD, Ops.MUL)

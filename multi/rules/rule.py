@@ -11,8 +11,8 @@ from manygrad.tensor.uop import UOp
 Answer = tuple[Sequence[Placement], Placement]
 
 
-class Part(NamedTuple):
-    """What device `i` of `devices` does of a node whose sources lie as `wants` and whose result as `result`."""
+class LocalPart(NamedTuple):
+    """Device `i` of `devices`, in a node whose sources lie as `wants` and whose result as `result`."""
 
     i: int
     devices: int
@@ -20,14 +20,14 @@ class Part(NamedTuple):
     result: Placement
 
 
-def same(u: UOp, src: tuple[UOp, ...], part: Part) -> UOp:
+def same(u: UOp, src: tuple[UOp, ...], part: LocalPart) -> UOp:
     """The op itself, on the sources' parts."""
     return u.replace(src=src)
 
 
-class Rule(NamedTuple):
+class ShardingRule(NamedTuple):
     """`place(u, placements of its sources)`: the placement wanted of each source, and that of the result. `lower(u,
     parts of its sources, part)`: the node of one device."""
 
     place: Callable[[UOp, list[Placement]], Answer]
-    lower: Callable[[UOp, tuple[UOp, ...], Part], UOp] = same
+    lower: Callable[[UOp, tuple[UOp, ...], LocalPart], UOp] = same

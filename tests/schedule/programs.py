@@ -9,7 +9,7 @@ from manygrad.runtime.current import current
 from manygrad.runtime.engine.realize import new_buffer
 from manygrad.schedule import Scheduled, create_linear_with_vars, normalize
 from manygrad.schedule.buffers import Temps
-from manygrad.schedule.fused import Stored
+from manygrad.schedule.fused import StoredValue
 from manygrad.schedule.fusion import decide_stores
 from manygrad.schedule.lower import PASSES, Lowering
 from manygrad.tensor.dtype import dtypes
@@ -51,7 +51,7 @@ def kernels_of(tensors: Tensor | list[Tensor]) -> list[UOp]:
     return calls
 
 
-def stores_of(tensors: Tensor | list[Tensor]) -> dict[UOp, Stored]:
+def stores_of(tensors: Tensor | list[Tensor]) -> dict[UOp, StoredValue]:
     """The values that are stored between kernels, each with the rule that says so."""
     graph = normalize(sink_of(tensors)).graph
     before = PASSES[: [p.name for p in PASSES].index("insert_stores")]
