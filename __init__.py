@@ -4,8 +4,10 @@ Write ordinary lazy-tensor code; `launcher train.py --nodes 4` runs it on four w
 `manygrad.world` says which one this is.
 """
 
+from manygrad.launcher.api import launch  # first of all: the launcher takes Ctrl-C from here on
+
+# isort: split
 from manygrad import autograd, linalg, nn
-from manygrad.launcher.api import launch
 from manygrad.runtime.agreement.agreement import values_may_differ
 from manygrad.runtime.agreement.replicas import assert_equal, broadcast_
 from manygrad.runtime.engine.realize import RealizeEngine

@@ -20,9 +20,10 @@ from manygrad.multi import rules as sharding
 from manygrad.runtime.codegen.kernel import passes as codegen
 from manygrad.runtime.devices import BACKENDS
 from manygrad.runtime.engine import linear
-from manygrad.schedule import fusion, spec
 from manygrad.schedule import lower as lowering
-from manygrad.schedule.order_spec import order_spec
+from manygrad.schedule import spec
+from manygrad.schedule.order.order_spec import order_spec
+from manygrad.schedule.stores import fusion
 from manygrad.tensor import gradient
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import Ops

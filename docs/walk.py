@@ -18,8 +18,8 @@ from manygrad.runtime.codegen.target import Machine
 from manygrad.runtime.current import use
 from manygrad.runtime.runtime import Runtime
 from manygrad.schedule import normalize
-from manygrad.schedule.buffers import Temps
-from manygrad.schedule.items import Item
+from manygrad.schedule.facts.buffers import Temps
+from manygrad.schedule.facts.items import Item
 from manygrad.schedule.lower import PASSES, Lowering
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import Ops, UOp

@@ -20,9 +20,9 @@ LARGE = frozenset({Ops.STORE, Ops.FUNCTION})  # whatever they give: one keeps it
 
 
 def early_first(sink: UOp) -> list[UOp]:
-    """A topological order. Where sums are cut (`schedule/cut_sums.py`), nodes stand by how many steps lead to them, and
-    so collectives as they can begin: gradients lie in the order of the parameters, but are computed from the last layer
-    to the first, and some by themselves."""
+    """A topological order. Where sums are cut (`schedule/graph/cut_sums.py`), nodes stand by how many steps lead to
+    them, and so collectives as they can begin: gradients lie in the order of the parameters, but are computed from the
+    last layer to the first, and some by themselves."""
     order = sink.toposort()
     if not any(map(_is_cut_sum, order)):
         return order

@@ -1,9 +1,8 @@
 """Words in which kernels say that an index was out of range; looked at whenever a value is read.
 
 Each place in a program that checks an index has a word on each device, 0 as long as all is well
-(`schedule/lower_checks.py` says what else it can hold). A read costs a comparison of these words with zeros, whatever
-ran before it: a replayed step reports like any other.
-"""
+(`schedule/graph/lower_checks.py` says what else it can hold). A read costs a comparison of these words with zeros,
+whatever ran before it: a replayed step reports like any other."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ import numpy as np
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.current import current
 from manygrad.runtime.storage import STORAGE
-from manygrad.schedule.lower_checks import index_of
+from manygrad.schedule.graph.lower_checks import index_of
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import BufferSpec, Ops, UOp
 

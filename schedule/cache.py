@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from manygrad.multi.world import World
-from manygrad.schedule.items import kernels_of
+from manygrad.schedule.facts.items import kernels_of
 from manygrad.schedule.plan import Plan
 from manygrad.tensor.code import code_version
 from manygrad.tensor.environment import COLLECTIVE, DEBUG, SPEC, SUM_BLOCKS, TRACK_MATCH_STATS

@@ -11,32 +11,32 @@ from dataclasses import dataclass
 from manygrad.multi.finish_sums import finish_sums
 from manygrad.multi.lower_shards import lower_shards
 from manygrad.multi.world import World
-from manygrad.schedule.buffers import Temps
-from manygrad.schedule.chain_kernels import chain_kernels
-from manygrad.schedule.clean import clean
-from manygrad.schedule.compute_in_parts import compute_in_parts
-from manygrad.schedule.copy_old_values import copy_old_values
-from manygrad.schedule.cut_collectives import cut_collectives
-from manygrad.schedule.cut_sums import cut_sums
-from manygrad.schedule.drop_unread import drop_unread
-from manygrad.schedule.insert_stores import insert_stores
-from manygrad.schedule.limit_columns import limit_columns
-from manygrad.schedule.lower_checks import lower_checks
-from manygrad.schedule.lower_collectives import lower_collectives
-from manygrad.schedule.lower_storage import lower_storage
-from manygrad.schedule.merge_kernels import merge_kernels
-from manygrad.schedule.merge_reductions import merge_reductions
-from manygrad.schedule.order_items import NoOrder, order_items
-from manygrad.schedule.order_spec import order_spec
-from manygrad.schedule.pass_parts import pass_parts
-from manygrad.schedule.plan_memory import plan_memory
-from manygrad.schedule.rangeify import rangeify
-from manygrad.schedule.simplify import simplify
+from manygrad.schedule.facts.buffers import Temps
+from manygrad.schedule.graph.clean import clean
+from manygrad.schedule.graph.compute_in_parts import compute_in_parts
+from manygrad.schedule.graph.cut_sums import cut_sums
+from manygrad.schedule.graph.lower_checks import lower_checks
+from manygrad.schedule.graph.merge_reductions import merge_reductions
+from manygrad.schedule.graph.simplify import simplify
+from manygrad.schedule.graph.split_reductions import split_reductions
+from manygrad.schedule.kernels.chain_kernels import chain_kernels
+from manygrad.schedule.kernels.limit_columns import limit_columns
+from manygrad.schedule.kernels.merge_kernels import merge_kernels
+from manygrad.schedule.kernels.pass_parts import pass_parts
+from manygrad.schedule.kernels.rangeify import rangeify
+from manygrad.schedule.kernels.split_operands import split_operands
+from manygrad.schedule.order.cut_collectives import cut_collectives
+from manygrad.schedule.order.drop_unread import drop_unread
+from manygrad.schedule.order.lower_collectives import lower_collectives
+from manygrad.schedule.order.order_items import NoOrder, order_items
+from manygrad.schedule.order.order_spec import order_spec
+from manygrad.schedule.order.plan_memory import plan_memory
 from manygrad.schedule.spec import graph_spec, items_spec, linear_spec, stores_spec
-from manygrad.schedule.split_kernels import split_kernels
-from manygrad.schedule.split_operands import split_operands
-from manygrad.schedule.split_reductions import split_reductions
-from manygrad.schedule.split_updates import split_updates
+from manygrad.schedule.stores.copy_old_values import copy_old_values
+from manygrad.schedule.stores.insert_stores import insert_stores
+from manygrad.schedule.stores.lower_storage import lower_storage
+from manygrad.schedule.stores.split_kernels import split_kernels
+from manygrad.schedule.stores.split_updates import split_updates
 from manygrad.tensor.environment import DEBUG, SPEC, TRACK_MATCH_STATS
 from manygrad.tensor.source import forget_inherited, line_of
 from manygrad.tensor.uop import UOp

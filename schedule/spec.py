@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from manygrad.schedule.chain import ChainSpec, Temporary
-from manygrad.schedule.items import Item
+from manygrad.schedule.facts.chain import ChainSpec, Temporary
+from manygrad.schedule.facts.items import Item
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import GroupOp, Members, MessageArg, Ops, RangeArg, UOp, ViewArg
 from manygrad.tensor.uop.args import (

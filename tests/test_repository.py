@@ -109,9 +109,9 @@ def test_links_between_pages_lead_somewhere() -> None:
                 assert (page.parent / target).exists(), f"{page} links to {target}"
 
 
-# `schedule/fusion.py`, `docs/stages/`; not `/tmp/x.py`
+# `schedule/stores/fusion.py`, `docs/stages/`; not `/tmp/x.py`
 MENTIONED = re.compile(r"`((?:[\w.-]+/)+(?:[\w-]+\.(?:py|md|ll|txt))?)`")
-# `RULES`, `LIMITS` and `Shared.value` in `schedule/fusion.py`
+# `RULES`, `LIMITS` and `Shared.value` in `schedule/stores/fusion.py`
 DEFINED = re.compile(r"((?:`[\w.]+`(?:, | and ))*`[\w.]+`) in `([\w/]+\.py)`")
 
 

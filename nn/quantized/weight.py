@@ -26,7 +26,7 @@ class QuantizedWeight(Module):
     """
 
     # of a product: its kernel decodes the weights, sooner than the matrix is decoded by itself (as many as
-    # `schedule/fusion.py` takes into a kernel, which a test asks for)
+    # `schedule/stores/fusion.py` takes into a kernel, which a test asks for)
     FEW_ROWS = 16
 
     def __init__(self, blocks: Tensor, kind: str, activations: str = "float32"):

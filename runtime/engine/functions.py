@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.storage import STORAGE, storage
-from manygrad.schedule.index import contiguous_offset
+from manygrad.schedule.facts.index import contiguous_offset
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import BufferSpec, GroupOp, Ops, UOp, standing_on, toposort
 from manygrad.tensor.uop.rewrite import substitute

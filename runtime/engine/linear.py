@@ -23,8 +23,8 @@ from manygrad.runtime.executors.items import (
     writes_zeros,
 )
 from manygrad.runtime.storage import storage
-from manygrad.schedule.items import kernels_of
-from manygrad.schedule.plan_memory import MemoryPlan
+from manygrad.schedule.facts.items import kernels_of
+from manygrad.schedule.order.plan_memory import MemoryPlan
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import DEBUG
 from manygrad.tensor.source import line_of

@@ -24,9 +24,9 @@ from manygrad.runtime.executors.items import ExecItem, Vars
 from manygrad.runtime.profile.counters import GlobalCounters
 from manygrad.runtime.storage import STORAGE, storage
 from manygrad.schedule import as_param, create_linear_with_vars, create_schedule
-from manygrad.schedule.buffers import unmoved
 from manygrad.schedule.cache import Schedule
-from manygrad.schedule.index import contiguous_offset
+from manygrad.schedule.facts.buffers import unmoved
+from manygrad.schedule.facts.index import contiguous_offset
 from manygrad.schedule.plan import is_shared, shared_first
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.engine import default_device

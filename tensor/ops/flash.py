@@ -3,7 +3,7 @@
 After Dao, FlashAttention-2 (arXiv 2307.08691). Forward leaves out and, for each query, the logarithm of its weights'
 sum; backward makes the weights from those, once by queries, for their gradient, and once by keys, for the gradients of
 keys and values. Each of the three is a few contractions over rows that share one dim, which the scheduler runs a block
-of rows at a time (`schedule/chain_kernels.py`), so that no array of queries x keys is ever in memory. Many keys
+of rows at a time (`schedule/kernels/chain_kernels.py`), so that no array of queries x keys is ever in memory. Many keys
 (queries) are gone over in parts, whose outcomes are joined by their largest scores. Where that array is no larger than
 keys and values, as with short sequences, backward makes it once, for all three. It is written in tensors: shards,
 types and gradients of gradients follow.

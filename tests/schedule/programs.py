@@ -8,10 +8,10 @@ from manygrad import Tensor
 from manygrad.runtime.current import current
 from manygrad.runtime.engine.realize import new_buffer
 from manygrad.schedule import Scheduled, create_linear_with_vars, normalize
-from manygrad.schedule.buffers import Temps
-from manygrad.schedule.fused import StoredValue
-from manygrad.schedule.fusion import decide_stores
+from manygrad.schedule.facts.buffers import Temps
+from manygrad.schedule.facts.fused import StoredValue
 from manygrad.schedule.lower import PASSES, Lowering
+from manygrad.schedule.stores.fusion import decide_stores
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.passes import run_passes

@@ -132,7 +132,7 @@ compile = Compiler.object_code
 Compiler.object_code = lambda self, ir: (made.append(1), compile(self, ir))[1]
 x = Tensor(np.ones((5, 4), np.float32)).realize()
 ((x @ x.T).softmax() + 1).realize()
-stages = ["schedule.lower", "codegen.loops.build", "codegen.emit.lower", "render.llvm"]
+stages = ["schedule.lower", "codegen.loops.build", "codegen.emit.lower", "render.llvm.printer"]
 imported = sum(name.endswith(tuple(stages)) for name in sys.modules)
 specs = sum(name.startswith("manygrad.") and name.endswith(".spec") for name in sys.modules)
 print(current().schedules.misses, current().schedules.loaded, len(made), imported, specs)

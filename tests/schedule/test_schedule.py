@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from manygrad import Context, Tensor, nn
 from manygrad.runtime.current import current
-from manygrad.schedule.items import Item
-from manygrad.schedule.order_items import order_items
+from manygrad.schedule.facts.items import Item
+from manygrad.schedule.order.order_items import order_items
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import SPEC
 from manygrad.tensor.source import LINE

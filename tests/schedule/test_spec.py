@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from manygrad import Tensor, world
 from manygrad.schedule import normalize
-from manygrad.schedule.chain import ChainSpec
+from manygrad.schedule.facts.chain import ChainSpec
 from manygrad.schedule.lower import PASSES, lower_sink_to_linear
 from manygrad.schedule.spec import GRAPHS, KERNEL, LINEAR, graph_spec, linear_spec
 from manygrad.tensor.dtype import dtypes
@@ -282,7 +282,7 @@ def test_verify_raises_nothing_but_assertion_errors(data: st.DataObject) -> None
 
 def test_specs_are_on_in_tests_and_a_broken_pass_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     assert SPEC
-    simplify = importlib.import_module("manygrad.schedule.simplify")  # (the package has a function of that name)
+    simplify = importlib.import_module("manygrad.schedule.graph.simplify")  # (the package has a function of that name)
     broken = PatternMatcher([(UPat(Ops.ADD, "u"), lambda u: UOp(Ops.DETACH, u.dtype, (u.src[0],)))])
     monkeypatch.setattr(simplify, "pm_simplify", broken)
     with pytest.raises(AssertionError, match=r"after pass 'simplify': UOp\(DETACH.* no rule of this stage"):

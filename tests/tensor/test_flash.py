@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 from typing import Any
 
@@ -10,15 +9,14 @@ import numpy as np
 import pytest
 
 from manygrad import Tensor, TinyJit
-from manygrad.schedule.buffers import nbytes_of
+from manygrad.schedule.facts.buffers import nbytes_of
+from manygrad.schedule.kernels import chain_kernels
 from manygrad.tensor.autograd import grad
 from manygrad.tensor.environment import Context
 from manygrad.tensor.ops import flash
 from manygrad.tensor.uop import Ops, UOp
 from manygrad.tensor.uop.shape import numel
 from tests.schedule.programs import linear_of
-
-chain_kernels = importlib.import_module("manygrad.schedule.chain_kernels")  # (the package has a function of that name)
 
 RNG = np.random.default_rng(0)
 # batch, heads of keys, queries' per key's, L, S, E, Ev

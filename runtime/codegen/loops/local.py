@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from manygrad.runtime.codegen.analysis.affine import index_sum
 from manygrad.runtime.codegen.analysis.describe import size_max
-from manygrad.runtime.codegen.kernel.keep import kept_bytes, kept_rows, kept_values, pitch
 from manygrad.runtime.codegen.loops.index import Index
 from manygrad.runtime.codegen.loops.lanes import KernelContext
 from manygrad.runtime.codegen.opts.cache_read import (
@@ -19,6 +18,7 @@ from manygrad.runtime.codegen.opts.cache_read import (
     staged_values,
     tiled_loops,
 )
+from manygrad.runtime.codegen.opts.keep import kept_bytes, kept_rows, kept_values, pitch
 from manygrad.runtime.codegen.opts.matrix import matrices, turned_rows
 from manygrad.tensor.dtype import DType
 from manygrad.tensor.uop.uop import UOp

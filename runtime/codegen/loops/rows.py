@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from manygrad.runtime.codegen.analysis.alignment import begins_anywhere, whole_vectors
 from manygrad.runtime.codegen.loops import index
 from manygrad.runtime.codegen.loops.index import Index, Of, RowOf
 from manygrad.runtime.codegen.loops.lanes import KernelContext, Lanes
 from manygrad.runtime.codegen.loops.tiles import Around, Body, Tiler
 from manygrad.runtime.codegen.loops.tree import Node, Nodes, Ragged, StorePart, Vectors
+from manygrad.runtime.codegen.opts.alignment import begins_anywhere, whole_vectors
 from manygrad.runtime.codegen.target import LINE_BYTES
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from manygrad.runtime.codegen.analysis.describe import Signature, size_max
-from manygrad.runtime.codegen.kernel.keep import kept_bytes, kept_values
 from manygrad.runtime.codegen.lowered import SCRATCH_BYTES
+from manygrad.runtime.codegen.opts.keep import kept_bytes, kept_values
 from manygrad.runtime.codegen.opts.nest import LoopNest
 from manygrad.runtime.codegen.opts.opt import Neighbourhood, Opt, Opts, RangeOpt
 from manygrad.tensor.uop.ranges import ranges_of

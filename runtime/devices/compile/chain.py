@@ -14,7 +14,7 @@ from typing import Any
 from manygrad.runtime.codegen.analysis.describe import signature
 from manygrad.runtime.codegen.opts import Opt
 from manygrad.runtime.devices.base import Kernel
-from manygrad.schedule.chain import ChainSpec
+from manygrad.schedule.facts.chain import ChainSpec
 from manygrad.tensor.uop.intervals import bounds
 from manygrad.tensor.uop.ops import Ops
 from manygrad.tensor.uop.ranges import ranges_of
