@@ -116,7 +116,7 @@ def unheard(absent_s: float, silent_s: float) -> Failure:
 
 
 def unfit(rank: Rank, event: Event) -> Failure:
-    """Of an event that the rank's state leaves no room for."""
+    """Failure of a rank whose state leaves no room for the event."""
     what = type(event).__name__
     if isinstance(event, Plan) and rank.state is State.FINISHED:
         title = (
@@ -129,7 +129,7 @@ def unfit(rank: Rank, event: Event) -> Failure:
 
 
 def failure_of(event: Failed) -> Failure:
-    """What a rank says of its own end."""
+    """Failure that a rank reports of itself."""
     kind = "exit" if event.kind == "SystemExit" else "exception"
     title = event.message if kind == "exit" else f"{event.kind}: {event.message}" if event.message else event.kind
     return Failure(
@@ -138,7 +138,8 @@ def failure_of(event: Failed) -> Failure:
 
 
 def failure_of_exit(rank: Rank, event: Exited, before: State, *, stopping: bool, killing: bool) -> Failure:
-    """Of a process that has ended without a word. `stopping`: the run was over already; `killing`: SIGTERM was sent."""
+    """Failure of a process that has ended without a word. `stopping`: the run was over already; `killing`: SIGTERM was
+    sent."""
     if event.code < 0:
         ours = killing and -event.code in (signal.SIGTERM, signal.SIGKILL)
         return Failure(

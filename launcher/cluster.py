@@ -320,7 +320,7 @@ class Cluster:
         return out, trouble
 
     def results(self, timeout_s: float = 60.0) -> list[bytes]:
-        """What the function returned, by rank; for a run that succeeded.
+        """Results of the function, by rank; for a run that succeeded.
         Raises `RuntimeError` if Ray, which brings it from other hosts, is gone."""
         if self.started_ray:
             found = []

@@ -33,7 +33,7 @@ def pack(outline: str, limit: int) -> str:
 
 
 def unpack(packed: str) -> str:
-    """What `pack` was given; nothing of what is no packed outline."""
+    """The text that `pack` was given; empty for what is no packed outline."""
     try:
         return zlib.decompressobj().decompress(base64.b85decode(packed), UNPACKED).decode("utf-8", "replace")
     except (ValueError, binascii.Error, zlib.error):
@@ -59,7 +59,7 @@ def _node(line: str) -> str:
 
 
 def plans_differ(n: int, ranks: tuple[int, int], descriptions: tuple[str, str], outlines: tuple[str, str]) -> str:
-    """What to tell about the `n`-th plans of two ranks."""
+    """Text about the `n`-th plans of two ranks."""
     text = f"the ranks run different programs: plan {n} differs"
     text += "".join(f"\n  rank {r}: {d}" for r, d in zip(ranks, descriptions))
     found = first_difference(*outlines)

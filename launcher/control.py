@@ -74,7 +74,7 @@ class ControlServer:
         self.router.setsockopt(zmq.ZAP_DOMAIN, b"manygrad")
 
     def curve(self, rank: int) -> dict[str, str]:
-        """What rank `rank` needs to connect."""
+        """Keys with which rank `rank` connects."""
         return self.keys[rank]
 
     def receive(self, timeout_s: float) -> list[Event]:

@@ -1,4 +1,4 @@
-"""What the controller tells the driver to do."""
+"""Instructions of the controller to the driver."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Signals:
             self.check()
 
     def _raised_in_vain(self, raised: sys.UnraisableHookArgs) -> None:
-        """What was raised where Python lets nothing out is raised again a moment later."""
+        """Raises again, a moment later, what was raised where Python lets nothing out."""
         if not issubclass(raised.exc_type, StartInterrupted | StartFailed):
             self._hook(raised)
         elif threading.current_thread() is threading.main_thread():

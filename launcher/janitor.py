@@ -62,7 +62,7 @@ def _look(job: str, folder: str) -> tuple[list[int], list[int]]:
 
 
 def _age_s(started: int) -> float:
-    """Of a process that was forked so many ticks after the system was started."""
+    """Age of a process that was forked so many ticks after the system was started."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
 
 

@@ -1,4 +1,4 @@
-"""What is to be run: the one description that the command line and `launch()` both make and the driver takes."""
+"""A job: the one description that the command line and `launch()` both make and the driver takes."""
 
 from __future__ import annotations
 

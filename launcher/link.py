@@ -1,4 +1,4 @@
-"""What both ends of the control channel share: conversations that outlive a broken connection,
+"""The part that both ends of the control channel share: conversations that outlive a broken connection,
 and deadlines of silence.
 
 Pure: bytes, numbers and times in, bytes and decisions out; no sockets, no clock. Standard library only, because the
@@ -75,7 +75,8 @@ class Session:
         return HEAD.pack(0, self.got), body
 
     def take(self, head: bytes, body: bytes, now: float) -> bytes | None:
-        """What came from the other side; its body if that is to be acted on. Raises ValueError for a malformed head."""
+        """Takes a message of the other side; gives its body if that is to be acted on. Raises ValueError for a
+        malformed head."""
         if len(head) != HEAD.size:
             raise ValueError(f"the head of a message has {HEAD.size} bytes, got {len(head)}")
         number, acked = HEAD.unpack(head)

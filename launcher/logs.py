@@ -1,4 +1,4 @@
-"""What the user sees of the ranks' output, and the files that keep all of it.
+"""The ranks' output: what the user sees of it, and the files that keep all of it.
 
 `LineMerger` and `Console` are pure (text and times in, text out). Console rules: rank 0's stdout and everyone's
 stderr, one `node:rank:` prefix a line, lines that several ranks print within `WINDOW_S` merged into one
@@ -182,7 +182,7 @@ class RankLogs:
                 data.clear()
 
     def trouble(self) -> str:
-        """What is missing from the files, if anything."""
+        """Tells what is missing from the files, if anything."""
         gone = [p for p in self.paths if not os.path.exists(p)]
         return self.error or (f"{gone[0]} was deleted" if gone else "")
 
@@ -197,7 +197,7 @@ class RankLogs:
                 self.error = self.error or str(e)
 
     def remove(self) -> None:
-        """Of a run that never began."""
+        """Removes the files of a run that never began."""
         for p in self.paths:
             try:
                 os.unlink(p)

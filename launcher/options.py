@@ -238,7 +238,7 @@ def _value(option: Option, text: str, source: str) -> Any:
 
 
 def help_text() -> str:
-    """What `launcher --help` prints."""
+    """Text of `launcher --help`."""
     lines = [
         "usage: launcher SCRIPT [options] [-- script args]",
         "       launcher -m MODULE [options] [-- script args]",

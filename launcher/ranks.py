@@ -65,7 +65,7 @@ TRANSITIONS: dict[tuple[State, type[Event]], State] = {
 
 @dataclass
 class Failure:
-    """What ended a rank or the run. `rank` is None for a time-out or an interrupt;
+    """Cause of the end of a rank or of the run. `rank` is None for a time-out or an interrupt;
     `code` is the exit code it stands for."""
 
     rank: int | None
@@ -80,7 +80,7 @@ class Failure:
 
 @dataclass
 class Rank:
-    """What is known of one rank."""
+    """State of one rank."""
 
     rank: int
     state: State = State.WAITING

@@ -124,7 +124,7 @@ def _next(root: Failure, logs: list[str]) -> str:
 
 
 def communication(c: Controller) -> str:
-    """What communication has cost, by the rank that waited longest; empty where there was none. Collectives of a group
+    """Cost of communication, by the rank that waited longest; empty where there was none. Collectives of a group
     are in bytes and seconds, and not in the number: that is of those in which ranks are compared."""
     r = max(c.ranks, key=lambda r: r.waited_ms)
     sent = max(x.bytes_sent for x in c.ranks)

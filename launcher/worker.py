@@ -1,4 +1,4 @@
-"""What runs in a worker process: join the other ranks, run the user's script or function as rank r, report the end.
+"""A worker process: join the other ranks, run the user's script or function as rank r, report the end.
 
 Started by the supervisor as `python -m manygrad.launcher.worker` with its spec (one line of JSON) on standard input,
 followed by the pickled function if there is one. Never imports Ray.
@@ -144,7 +144,7 @@ def join(spec: dict[str, Any], channel: Any) -> None:
 
 
 def counters(endpoint: Any, communication: Any) -> dict[str, int]:
-    """What communication has cost this rank so far."""
+    """Cost of communication to this rank so far."""
     return {
         "bytes_sent": int(endpoint.bytes_sent),
         "collective_ms": int(1000 * communication.time_s),
@@ -263,7 +263,7 @@ def text_of(e: BaseException, tb: TracebackType | None) -> str:
 
 
 def waited_in_vain(e: BaseException | None) -> tuple[str, int]:
-    """What the exception, or one it was raised from, had waited for until its deadline:
+    """Names what the exception, or one it was raised from, had waited for until its deadline:
     `Failed.waited_for` and `.peer`."""
     seen: set[int] = set()
     while e is not None and id(e) not in seen:

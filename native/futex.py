@@ -18,5 +18,5 @@ def available() -> bool:
 
 
 def constants() -> dict[str, int]:
-    """Those that `ir/futex.ll` and what calls its functions use."""
+    """Constants of `ir/futex.ll` and of what calls its functions."""
     return {"FUTEX": SYSTEM_CALL.get(processor().architecture, 0), "SHARED": SHARED, "PRIVATE": PRIVATE}

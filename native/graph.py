@@ -29,10 +29,10 @@ def graph_table(jobs: Sequence[KernelCall]) -> Any:
 
 
 def room_for_stamps(jobs: int) -> Any:
-    """Of the times before each job and after the last."""
+    """Memory for the times before each call and after the last."""
     return (ctypes.c_int64 * (2 * jobs + 2))()
 
 
 def seconds(stamps: Any) -> list[float]:
-    """Those that were noted, in seconds of `time.perf_counter`."""
+    """Times that were noted, in seconds of `time.perf_counter`."""
     return [stamps[i] + stamps[i + 1] * 1e-9 for i in range(0, len(stamps), 2)]

@@ -24,7 +24,7 @@ ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18
 
 @dataclass(frozen=True)
 class Processor:
-    """What LLVM makes code for. `features`: as LLVM takes them, `+avx2,-avx512f`."""
+    """The processor that LLVM makes code for. `features`: as LLVM takes them, `+avx2,-avx512f`."""
 
     triple: str
     cpu: str
@@ -41,7 +41,7 @@ class Processor:
 
     @property
     def key(self) -> str:
-        """What machine code on disk depends on: the processor, and LLVM's version."""
+        """Key of machine code on disk: the processor, and LLVM's version."""
         return f"{self.triple} {self.cpu} {self.features} {'.'.join(map(str, llvm.llvm_version_info))}"
 
 
@@ -65,7 +65,8 @@ def llvm_version() -> tuple[int, ...]:
 
 
 def cores() -> int:
-    """Those this process may use, which may change while it runs: asked anew every `COUNTED_FOR_S`."""
+    """Count of the cores that this process may use, which may change while it runs: asked anew every
+    `COUNTED_FOR_S`."""
     return _cores(int(time.monotonic() / COUNTED_FOR_S))
 
 
@@ -80,7 +81,7 @@ def _cores(when: int) -> int:
 
 
 def second_level_cache_bytes() -> int:
-    """Of a core's own second-level cache."""
+    """Size of a core's own second-level cache."""
     try:
         text = Path("/sys/devices/system/cpu/cpu0/cache/index2/size").read_text().strip()
         return int(text.removesuffix("K")) << 10

@@ -28,7 +28,7 @@ YIELDS, YIELD_NS = 64, 50_000
 
 
 def constants() -> dict[str, int]:
-    """Those of `sequence.ll`, and of what it needs."""
+    """Constants of `sequence.ll`, and of what it needs."""
     return {**futex.constants(), "YIELDS": YIELDS, "YIELD_NS": YIELD_NS, "CLOCK": clock()}
 
 

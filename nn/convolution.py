@@ -25,7 +25,7 @@ def tuple_of(x: Any, n: int) -> tuple[int, ...]:
 
 
 class _Convolution(Module):
-    """What both kinds hold; weight (a, b / groups, *kernel), uniform in ±1/√(b / groups · window)."""
+    """The parameters of both kinds; weight (a, b / groups, *kernel), uniform in ±1/√(b / groups · window)."""
 
     dims: int
     transposed = False

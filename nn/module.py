@@ -24,7 +24,7 @@ M = TypeVar("M", bound="Module")
 
 
 class LoadResult(NamedTuple):
-    """What `load_state_dict(strict=False)` could not match."""
+    """Keys that `load_state_dict(strict=False)` could not match."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]
@@ -303,7 +303,7 @@ class Module:
     # *** how it reads ***
 
     def extra_repr(self) -> str:
-        """What stands in the brackets of repr()."""
+        """Text in the brackets of repr()."""
         return ""
 
     def __repr__(self) -> str:

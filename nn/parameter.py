@@ -1,4 +1,4 @@
-"""What a module owns: parameters (trained), buffers (kept and saved, not trained)
+"""Tensors that a module owns: parameters (trained), buffers (kept and saved, not trained)
 and those that get their shape at the first call."""
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ OTHERS = Site("index", 0, -1, "?")
 
 
 class _Words:
-    """Those of one device."""
+    """Words of one device."""
 
     def __init__(self, device: str) -> None:
         self.buffer = Buffer(device, WORDS, dtypes.int64).copyin(np.zeros(WORDS, np.int64))

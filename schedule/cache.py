@@ -61,7 +61,7 @@ class Known:
 
 
 class Schedules:
-    """Those of one worker: in memory, and on disk where there is a `store`.
+    """Schedules of one worker: in memory, and on disk where there is a `store`.
 
     Counts: `hits` were found in memory, `misses` were not; of those, `loaded` were found on disk.
     """
@@ -95,7 +95,7 @@ class Schedules:
         _add(self.by_digest, digest, Known(schedule))
 
     def digests(self, normal: UOp, me: World) -> Digests | None:
-        """Those of a normalised graph; None where there is no store, or the graph cannot be written down."""
+        """Digests of a normalised graph; None where there is no store, or the graph cannot be written down."""
         if self.store is None or SPEC or DEBUG >= 4 or TRACK_MATCH_STATS or observers:
             return None
         try:

@@ -1,4 +1,4 @@
-"""What a user differentiates with besides `backward()`: `grad`, custom functions, activation checkpoints."""
+"""Differentiation besides `backward()`: `grad`, custom functions, activation checkpoints."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def grad(outputs: Tensor | Sequence[Tensor], inputs: Tensor | Sequence[Tensor], 
 
 
 class Context:
-    """What `forward` leaves for `backward`: saved tensors, and any attribute."""
+    """State that `forward` leaves for `backward`: saved tensors, and any attribute."""
 
     needs_input_grad: tuple[bool, ...] = ()
 

@@ -34,7 +34,7 @@ def files(root: Path = ROOT) -> Iterator[str]:
 
 
 def digest_of(root: Path) -> bytes:
-    """Of the code under `root`."""
+    """Digest of the code under `root`."""
     found = hashlib.sha256()
     for name in files(root):
         with open(root / name, "rb") as f:
@@ -45,5 +45,5 @@ def digest_of(root: Path) -> bytes:
 
 @cache
 def code_version() -> bytes:
-    """That of the code which runs here."""
+    """Version of the code that runs here."""
     return digest_of(ROOT)

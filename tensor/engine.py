@@ -1,4 +1,4 @@
-"""What `Tensor` needs from the stages that run it; the root `__init__` registers what has it.
+"""The stages that run a graph, as `Tensor` needs them; the root `__init__` registers what has it.
 
 `tensor/` does not import the schedule or the runtime: it talks to them through this interface. An engine holds nothing
 of a worker's: it looks that up in the current Runtime (`runtime/current.py`), so there is one engine a process.

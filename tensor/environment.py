@@ -279,7 +279,7 @@ class Context(ContextDecorator):
         self.saved: list[dict[str, Any] | None] = []
 
     def _recreate_cm(self) -> Context:
-        """Of a decorated function, for each call."""
+        """Context of a decorated function, for each call."""
         return Context(**self.overrides)
 
     def __enter__(self) -> Context:

@@ -141,7 +141,7 @@ def _lies_in(u: UOp) -> UOp:
 
 
 def _storage(u: UOp, t: Tensor | None) -> Any:
-    """What tensors that share memory have in common."""
+    """Storage that tensors which share memory have in common."""
     base = _lies_in(u)
     return base if base.op in MEMORY else (base, id(t if t is None or t._storage is None else t._storage.own()))
 
@@ -388,7 +388,7 @@ def _realize_parts() -> None:
 
 
 def _lazy(tensors: list[Tensor]) -> list[Tensor]:
-    """Those that are not in memory, or, inside another trace, parts of what is none's value."""
+    """Tensors that are not in memory, or, inside another trace, parts of what is none's value."""
     wholes = {t.uop for t in tensors}
     return [
         t
@@ -421,7 +421,7 @@ def _stand_ins(lazy: list[Tensor]) -> dict[UOp, UOp]:
 
 
 def _written(u: UOp, done: dict[UOp, UOp]) -> UOp:
-    """What an assignment leaves in memory, as a value."""
+    """Value that an assignment leaves in memory."""
     before, store = u.src
     target, value = store.src
     if target is before:
@@ -434,7 +434,7 @@ def _written(u: UOp, done: dict[UOp, UOp]) -> UOp:
 
 
 def _assignments(u: UOp, before: UOp) -> list[UOp]:
-    """Those to the memory of `u` that were made since it was `before`."""
+    """Assignments to the memory of `u` that were made since it was `before`."""
     found, base, end = [], memory(u), memory(before)
     while base.op is Ops.AFTER and base is not end:
         found.append(base)
@@ -497,7 +497,7 @@ _GRADIENTS: Table[dict[str, tuple[UOp, list[int], list[int], dict[int, NoGradien
 
 
 def gradients_of_call(call: UOp, grads: dict[int, Tensor]) -> list[Tensor | NoGradient | None]:
-    """What reaches each source of a FUNCTION, given what reached its results: another FUNCTION, of the same sources,
+    """Gradients of the sources of a FUNCTION, given what reached its results: another FUNCTION, of the same sources,
     the results that the gradient reads, and the gradients that arrived."""
     body: UOp = call.arg
     n, results = len(call.src), body.src

@@ -69,7 +69,7 @@ class CustomGrad:
         return u.src[1:]
 
     def gradients(self, g: Tensor, u: UOp) -> Grads:
-        """What reaches each source of the node `u`, given what reached it."""
+        """Gradients of the sources of the node `u`, given what reached it."""
         return (None, *self.fn(g, *(_t(s) for s in u.src[1:])))
 
 

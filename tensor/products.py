@@ -66,7 +66,7 @@ class Product:
 
 
 def reduced(g: Tensor, x: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """What reaches `x` where g reached its product over `axes`, which are kept: g times the product of the others."""
+    """Gradient of `x` where g is that of its product over `axes`, which are kept: g times the product of the others."""
     zero = x.eq(0)
     zeros, rest = zero.sum(axes, keepdim=True), zero._where(1.0, x)
     product = rest._reduce(Ops.MUL, axes, True)
@@ -76,7 +76,7 @@ def reduced(g: Tensor, x: Tensor, axes: tuple[int, ...]) -> Tensor:
 
 
 def scattered(g: Tensor, base: Tensor, v: Tensor, indices: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """What reaches `base` and `v` where g reached base._scatter_at(v, indices, "mul"):
+    """Gradients of `base` and `v` where g is that of base._scatter_at(v, indices, "mul"):
     times the product of the others at the same place."""
 
     def read(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a tensor is to one thread while that traces or captures; to all others it stays what it was.
+"""Values of tensors for one thread while that traces or captures; to all others it stays what it was.
 
 An argument of a traced function is a PARAM to it, and the very tensor may be read by other threads meanwhile. So for
 that time it is of a subclass that looks who asks; plain tensors pay nothing for it.

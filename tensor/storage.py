@@ -71,7 +71,7 @@ class TensorSet:
         self._refs.pop(id(t), None)
 
     def newer(self, mark: object) -> list[Tensor]:
-        """Those inserted since the last call with this object, which is held by whoever asks; all at the first."""
+        """Tensors inserted since the last call with this object, which is held by whoever asks; all at the first."""
         while True:
             try:
                 if next(reversed(self._refs), None) == id(mark):
@@ -140,7 +140,7 @@ class Storage:
 
 
 def identity(t: Tensor) -> Storage:
-    """What `t` has in common with its views; two threads that make one each have the same.
+    """Storage that `t` has in common with its views; two threads that make one each have the same.
     (Not under `LOCK`: building a graph waits for none.)"""
     if t._storage is None:
         with _naming:

@@ -1,4 +1,4 @@
-"""What is known of a stored value beside its BUFFER, or of memory that is to become one."""
+"""Facts about a stored value beside its BUFFER, or of memory that is to become one."""
 
 from __future__ import annotations
 

@@ -319,7 +319,7 @@ class Tensor(
         return storage.is_stored(self.uop)
 
     def _identity(self) -> Storage:
-        """What this tensor has in common with its views."""
+        """Storage that this tensor has in common with its views."""
         return storage.identity(self)
 
     @locked

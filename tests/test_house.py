@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterator
@@ -108,6 +109,17 @@ def test_classes_are_small_or_say_why() -> None:
             large[f"{path}:{node.name}"] = f"{methods} methods, {len(attributes(node))} attributes"
     assert {k: v for k, v in large.items() if k not in LARGE} == {}
     assert [k for k in LARGE if k not in large] == [], "no longer large: take these off the list"
+
+
+def test_docstrings_begin_with_what_they_are_about() -> None:
+    """No sentence without a subject, as "Of one device" or "That of the worker" is."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    odd = []
+    for path, node in of_kind(kinds):
+        assert isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if re.match(r"(Of|That of|Those of|Those that)\b", ast.get_docstring(node) or ""):
+            odd.append(f"{path}: {getattr(node, 'name', 'the file')}")
+    assert odd == []
 
 
 def imports() -> dict[str, set[str]]:

@@ -36,7 +36,7 @@ class SharedBlock:
 
 
 class Blocks:
-    """Of one endpoint."""
+    """The shared blocks of one endpoint."""
 
     def __init__(self) -> None:
         self.free: dict[int, list[SharedBlock]] = {}

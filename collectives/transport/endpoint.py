@@ -144,7 +144,7 @@ class Endpoint:
     # --- meeting
 
     def card(self) -> dict[str, Any]:
-        """What the peers need to know to reach this endpoint; JSON-able. The token is a secret of the run."""
+        """Address and token with which peers reach this endpoint; JSON-able. The token is a secret of the run."""
         return {
             "rank": self.rank,
             "host": self._hub.host,
@@ -304,7 +304,7 @@ class Endpoint:
             return self.outstanding(Ticket(peer, number, key))
 
     def header(self, source: int, key: MessageKey, dtype_name: str, nbytes: int, number: int = 0) -> wire.Header:
-        """Of a message of a rank, but for where it lies."""
+        """Header of a message of a rank, but for where it lies."""
         code = wire.DTYPE_CODES[dtype_name]
         return wire.Header(wire.DATA, self._job, self.epoch, source, *key, code, number, nbytes, 0, nbytes)
 
@@ -463,7 +463,7 @@ class Endpoint:
         return wait and (wait.peer, time.monotonic() - wait.since, self.describe(wait.plan))
 
     def keep_going(self) -> None:
-        """What was sent goes on its way, again where a connection has broken meanwhile. For a rank that communicates no
+        """Sends on what is on its way, again where a connection has broken meanwhile. For a rank that communicates no
         more, every now and then until its peers do not either."""
         if self._hub.links and self._lock.acquire(blocking=False):
             try:

@@ -1,4 +1,5 @@
-"""What is known of one peer over ZeroMQ: messages on their way out and in, grants, arrivals, and whether it is lost."""
+"""State of the link to one peer over ZeroMQ: messages on their way out and in, grants, arrivals, and whether it is
+lost."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Sized(Protocol):
 
 
 class Peer(Protocol):
-    """What measuring needs of a worker's endpoint."""
+    """The part of a worker's endpoint that measuring needs."""
 
     rank: int
     size: int
@@ -63,7 +63,7 @@ class _Meter:
         return head
 
     def largest(self, value: int) -> int:
-        """That of all workers: after ceil(log2 size) exchanges each has heard of everyone."""
+        """Largest `value` of all workers: after ceil(log2 size) exchanges each has heard of everyone."""
         step = 1
         while step < self.endpoint.size:
             value = max(value, int.from_bytes(self.exchange(step, value.to_bytes(8, "little")), "little"))
@@ -71,7 +71,7 @@ class _Meter:
         return value
 
     def seconds(self, distance: int, nbytes: int) -> float:
-        """Of the fastest of `TRIES`, in each of which the slowest worker counts: to one that begins late, what it is
+        """Best of `TRIES` runs; a run takes as long as its slowest worker: to one that begins late, what it is
         sent seems to take no time."""
         times = []
         for _ in range(TRIES):

@@ -16,7 +16,7 @@ _STOPPED = ALL.index("STOPPED")
 
 
 class NativeRuns:
-    """Those of one endpoint, made under its `lock`."""
+    """Native runs of one endpoint, made under its `lock`."""
 
     def __init__(self, lock: AbstractContextManager[bool], waits: Waits) -> None:
         self.lock, self.waits = lock, waits

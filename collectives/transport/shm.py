@@ -48,7 +48,7 @@ _NO_LIMIT = ctypes.c_uint32(ANY)
 
 
 def native_functions() -> exchange.ExchangeFunctions:
-    """Those that run collectives over such links."""
+    """Native functions that run collectives over such links."""
     return exchange.functions(RING, _SLOT_NBYTES, wire.SIZE)
 
 
@@ -221,7 +221,7 @@ class ShmLink:
         )
 
     def lost(self) -> str | None:
-        """What shows that the peer is gone, or None."""
+        """Evidence that the peer is gone, or None."""
         if self.poll.poll(0):
             return f"its process {self.pid} ended"
         state = self.theirs.state

@@ -33,7 +33,7 @@ class Wait(NamedTuple):
 
 
 class Waits:
-    """Those of one endpoint. `describe(plan)`: its source line; `meanwhile`: what is done when a wait is woken, which
+    """Waits of one endpoint. `describe(plan)`: its source line; `meanwhile`: what is done when a wait is woken, which
     may send."""
 
     def __init__(

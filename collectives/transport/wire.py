@@ -40,7 +40,7 @@ ITEMSIZES = {code: dtypes.all[code].itemsize if code != RAW else 1 for code in D
 
 
 class MessageKey(NamedTuple):
-    """What a message is: the 64-bit hash of its plan, the plan's running number, the message's number within it."""
+    """Identity of a message: the 64-bit hash of its plan, the plan's running number, the message's number within it."""
 
     plan: int
     sequence: int

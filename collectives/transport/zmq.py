@@ -424,7 +424,7 @@ class ZmqHub:
         return h
 
     def _greeted(self) -> None:
-        """What peers say on the control socket: hello."""
+        """Takes what peers say on the control socket: hello."""
         for parts in _received(self.control):
             identity = bytes(parts[0].buffer)
             if len(identity) != _IDENTITY.size or len(parts) != 2:
@@ -559,7 +559,7 @@ class ZmqHub:
 
 
 def password(token: bytes, source: int, target: int) -> bytes:
-    """What rank `source` shows rank `target`, whose secret is `token`;
+    """Password that rank `source` shows rank `target`, whose secret is `token`;
     whoever takes `target`'s place learns nothing else by it."""
     return hmac.digest(token, b"%d to %d" % (source, target), hashlib.sha256).hex().encode()
 

@@ -66,7 +66,7 @@ def _state(g: Any) -> bytes:
 
 
 def _generators(x: Any, seen: set[int], depth: int) -> Iterator[Any]:
-    """Those that `x` refers to: in attributes, short lists and dicts, and in what its functions refer to."""
+    """Generators that `x` refers to: in attributes, short lists and dicts, and in what its functions refer to."""
     if isinstance(x, GENERATORS):
         yield x
     if id(x) in seen or depth > DEPTH or isinstance(x, (type, ModuleType, np.ndarray, Tensor, str, bytes, *GENERATORS)):

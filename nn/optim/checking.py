@@ -1,4 +1,5 @@
-"""What optimisers and schedules are given: numbers in the range that makes sense, and keywords that mean something."""
+"""Checks of what optimisers and schedules are given: numbers in the range that makes sense, and keywords that mean
+something."""
 
 from __future__ import annotations
 

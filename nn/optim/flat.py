@@ -178,7 +178,7 @@ class Flat:
         return self.layout.join(values, self.params)
 
     def split(self, joined: Tensor) -> list[Tensor]:
-        """Of what is laid like the parameters, each one's part in its shape."""
+        """Parts of a tensor that is laid like the parameters, each in its parameter's shape."""
         return self.layout.split(joined, self.params)
 
     def move_in(self) -> None:

@@ -17,7 +17,7 @@ from manygrad.tensor.uop import Ops
 
 
 class CommonOptions(TypedDict, total=False):
-    """What every optimiser takes. All but the first say how PyTorch runs its kernels; ours are always fused."""
+    """Options that every optimiser takes. All but the first say how PyTorch runs its kernels; ours are always fused."""
 
     all_reduce_dtype: DType | str | None
     foreach: bool | None
@@ -187,7 +187,7 @@ class Optimizer:
         return self.states
 
     def initial_of(self, group: ParamGroup) -> dict[str, float]:
-        """What a state starts as, where it is not 0; and numbers that the update keeps besides the count of steps."""
+        """First values of states, where it is not 0; and numbers that the update keeps besides the count of steps."""
         return self.initial
 
     def schedule_step(self) -> list[Tensor]:
@@ -339,7 +339,7 @@ class Optimizer:
         return ("step", *(k for k in self.initial_of(group) if k not in self.states_of(group)))
 
     def _counts(self, entry: dict[str, Any], group: ParamGroup) -> tuple[float, ...]:
-        """What is one number for all parameters that share storage: the count of steps, ..."""
+        """Numbers that all parameters that share storage have in common: the count of steps, ..."""
         return tuple(entry.get(k, self.initial_of(group).get(k, 0.0)) for k in self._numbers_of(group))
 
     def _keeps(self, f: Flat, entries: dict[int, dict[str, Any]]) -> bool:

@@ -20,7 +20,7 @@ class Rounded(NamedTuple):
     integers: Tensor  # the numbers as float32, not stored
 
     def sums(self, pieces: int) -> Tensor:
-        """Of the numbers, each group's in so many pieces: (count, groups, pieces) int32."""
+        """Sums of the numbers, each group's in so many pieces: (count, groups, pieces) int32."""
         count, groups, size = self.integers.shape
         x = self.integers if pieces == 1 else self.integers.reshape(count, groups, pieces, size // pieces)
         return x.sum(-1).cast(dtypes.int32).contiguous()

@@ -100,7 +100,7 @@ def _q2_k(b: Tensor) -> Tensor:
 
 
 def sixteen_scales(b: Tensor) -> Tensor:
-    """Those of `q3_k`, 6 bits each: (..., 16)."""
+    """Scales of `q3_k`, 6 bits each: (..., 16)."""
     low, high = parts(b, 96, 104, 1, 4), parts(b, 104, 108, 1, 2)
     return low.reshape(*b.shape[:-1], 16) | high.reshape(*b.shape[:-1], 16) << 4
 
@@ -169,7 +169,7 @@ def power_of_two(e: Tensor) -> Tensor:
 
 
 def scales_of_six(b: Tensor) -> Tensor:
-    """Those of `iq4_xs`, of which the highest two bits stand apart: (..., 8) int8."""
+    """Scales of `iq4_xs`, of which the highest two bits stand apart: (..., 8) int8."""
     low, high = (x.reshape(*b.shape[:-1], 8) for x in (parts(b, 4, 8, 4, 4), parts(b, 2, 4, 2, 2)))
     return (low | high << 4).cast(dtypes.int8) - 32
 
@@ -187,7 +187,7 @@ def _mxfp4(b: Tensor) -> Tensor:
 
 
 def four_scales(b: Tensor) -> Tensor:
-    """Those of `nvfp4`, halved, floats of 4 bits of exponent and 3 of mantissa, of which NaN counts as 0: (..., 4)
+    """Scales of `nvfp4`, halved, floats of 4 bits of exponent and 3 of mantissa, of which NaN counts as 0: (..., 4)
     float32. As the bits of a float16 behind its highest one they are 2**8 too small."""
     e = b[..., :4]
     return e.ne(127)._where(((e & 127).cast(dtypes.uint16) << 7).bitcast(dtypes.float16).float() * 2.0**7, 0.0)

@@ -45,7 +45,8 @@ Take = Callable[[Tensor], Tensor]  # bytes of blocks (rows, blocks, bytes) -> (r
 
 @dataclass(frozen=True)
 class Packing:
-    """What is taken from a format's blocks: `numbers`, uint8 in order; factors of the scale and of the offset."""
+    """The parts that are taken from a format's blocks: `numbers`, uint8 in order; factors of the scale and of the
+    offset."""
 
     bits: tuple[int, ...]  # of the planes, from the lowest
     numbers: Take
@@ -188,7 +189,7 @@ def _factor(factors: list[Buffer], shape: tuple[int, ...]) -> Tensor:
 
 
 def _dims(pieces: int) -> tuple[int, ...]:
-    """Of a group of 32: its pieces, and the numbers of one."""
+    """Shape of a group of 32: its pieces, and the numbers of one."""
     return (1, 2, 2, 2, BYTES) if pieces == 1 else (2, 2, 2, BYTES)
 
 

@@ -1,4 +1,4 @@
-"""What the file formats share."""
+"""Helpers that the file formats share."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ ALLOWED: dict[str, Callable[..., Any]] = {
 
 
 def _find(module: str, name: str) -> Any:
-    """What a global of the pickle stands for: a storage or element type, or a function of the allow-list."""
+    """The object that a global of the pickle stands for: a storage or element type, or a function of the allow-list."""
     if module == "torch" and name in DTYPES:
         return DTYPES[name]
     if (module in ("torch", "torch.storage")) and name in STORAGES:

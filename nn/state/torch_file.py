@@ -26,7 +26,7 @@ LEGACY_MAGIC, LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 
 
 def torch_load(path: str | os.PathLike[str]) -> Any:
-    """What torch.save wrote: a state dict, or containers with tensors in them. Nothing in the file is executed.
+    """Reads what torch.save wrote: a state dict, or containers with tensors in them. Nothing in the file is executed.
 
     ValueError on a file that is truncated, compressed, malformed, or needs a global that is not of tensors.
     """

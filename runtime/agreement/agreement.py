@@ -33,7 +33,7 @@ COLUMNS = 1024  # of a digest: sums of 8-byte words down so many columns, and al
 
 
 def digest(buffer: Buffer) -> str:
-    """Of the bits, whatever they mean; one pass over memory."""
+    """Digest of the bits, whatever they mean; one pass over memory."""
     raw = buffer.as_numpy()
     data = np.ascontiguousarray(buffer.copyout() if raw is None else raw).reshape(-1).view(np.uint8)
     rows = len(data) // (8 * COLUMNS)

@@ -1,4 +1,4 @@
-"""What code generation has to know of a machine. Who reads it from the system: `runtime/devices/target.py`."""
+"""Machines, as code generation knows them. Who reads it from the system: `runtime/devices/target.py`."""
 
 from __future__ import annotations
 

@@ -50,13 +50,14 @@ def canonical(name: str) -> str:
 
 @cache
 def _kind(kind: str) -> tuple[Backend, LoadedKernels]:
-    """What all devices of a kind share, whoever's they are: kernels are loaded once a process."""
+    """The backend and the kernels that all devices of a kind share, whoever's they are: kernels are loaded once a
+    process."""
     backend: Backend = importlib.import_module(BACKENDS[kind]).BACKEND
     return backend, LoadedKernels(backend.builder)
 
 
 class Devices:
-    """Those that one worker has opened; with an `arena`, the memory of its CPUs comes from there."""
+    """Devices that one worker has opened; with an `arena`, the memory of its CPUs comes from there."""
 
     def __init__(self, arena: Arena | None = None) -> None:
         self.arena = arena
@@ -82,5 +83,5 @@ class Devices:
 
 
 def get_device(name: str) -> Device:
-    """That of the current Runtime."""
+    """Device of the current Runtime, by name."""
     return current().devices.get(name)

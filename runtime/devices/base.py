@@ -1,4 +1,4 @@
-"""What a device is composed of. A backend names these parts; it inherits nothing.
+"""The parts of a device. A backend names these parts; it inherits nothing.
 
 | part | answers |
 |---|---|
@@ -43,7 +43,7 @@ def _nothing(*_: Any) -> None:
 
 @dataclass(frozen=True)
 class HostAccess:
-    """Of memory that the host reads and writes where it lies."""
+    """Access to memory that the host reads and writes where it lies."""
 
     as_numpy: Callable[[Any, int], np.ndarray]  # (handle, nbytes): the memory as a uint8 array, without a copy
     address: Callable[[Any], int]
@@ -139,7 +139,7 @@ class Graph(Protocol):
 
 @dataclass(frozen=True)
 class Queue:
-    """Of one device: kernels run in the order in which they were called."""
+    """Queue of one device: kernels run in the order in which they were called."""
 
     graph: Callable[[Sequence[Call]], Graph]
     synchronize: Callable[[], None] = _nothing  # waits until everything started has ended

@@ -44,7 +44,7 @@ def zeroed(nbytes: int) -> Memory:
 
 
 def sized(handle: Memory, nbytes: int) -> None:
-    """What is beyond `nbytes` is out of bounds."""
+    """Puts what is beyond `nbytes` out of bounds."""
     handle.nbytes = nbytes
 
 

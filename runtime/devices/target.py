@@ -1,4 +1,4 @@
-"""What code is made for: the processor, and what code generation has to know of it."""
+"""The target of code: the processor, and what code generation has to know of it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Target:
 
     @property
     def key(self) -> bytes:
-        """What generated code on disk depends on besides the kernel."""
+        """Key of generated code on disk besides the kernel."""
         return f"{self.processor.key} {self.machine}".encode()
 
 
@@ -41,7 +41,7 @@ def host_target() -> Target:
 
 
 def machine_of(p: Processor, cores: int) -> Machine:
-    """What follows from a processor's features; the cache is this machine's."""
+    """Machine that follows from a processor's features; the cache is this machine's."""
     dots, cache_bytes = dot_products(p), second_level_cache_bytes()
     burst = ZEN_BURST_BYTES if p.cpu.startswith("znver") else 0
     if p.has("avx512f"):
@@ -54,7 +54,7 @@ def machine_of(p: Processor, cores: int) -> Machine:
 
 
 def _rows(p: Processor, feature: str) -> int:
-    """Of a matrix unit that multiplies such types."""
+    """Rows of a tile register for this element type."""
     return AMX_ROWS if p.has("amx-tile", feature) and matrix_unit() else 1
 
 

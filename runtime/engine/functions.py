@@ -131,7 +131,8 @@ def _call(c: UOp, placed: dict[UOp, UOp], becomes: dict[UOp, UOp], new_buffer: N
 
 
 def _rest(sink: UOp, becomes: dict[UOp, UOp]) -> UOp:
-    """What has yet to be done. Where a STORE writes a view, that is memory, also where a copy of it was an argument."""
+    """The graph of what has yet to be done. Where a STORE writes a view, that is memory, also where a copy of it was an
+    argument."""
     written = {v for u in sink.toposort() if u.op is Ops.STORE for v in _views(u.src[0])}
     rest = substitute(sink, {u: b for u, b in becomes.items() if u not in written})
     return UOp(
@@ -142,7 +143,8 @@ def _rest(sink: UOp, becomes: dict[UOp, UOp]) -> UOp:
 
 
 class _CallLayer:
-    """What must be computed before the calls `first`: the arguments, and the values that later parts read too."""
+    """Values that must be computed before the calls `first`: the arguments, and the values that later parts read
+    too."""
 
     def __init__(self, order: list[UOp], first: list[UOp], on_call: set[UOp]):
         arguments = list(dict.fromkeys(a for c in first for a in c.src))

@@ -35,7 +35,7 @@ from manygrad.tensor.uop.show import show
 
 
 class Recording:
-    """What a JIT records. `outside`: tensors from before that are not computed; if a step that is recorded is about to
+    """Recording of a JIT. `outside`: tensors from before that are not computed; if a step that is recorded is about to
     overwrite what one of them reads, it is computed first, and that is no part of the step."""
 
     def __init__(self, outside: Iterable[Tensor]) -> None:

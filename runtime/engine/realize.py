@@ -73,7 +73,7 @@ def _compiled(sink: UOp, agree: bool) -> tuple[list[ExecItem], Vars]:
 
 
 def _executors(schedule: Schedule, buffers: list[UOp], agree: bool) -> list[ExecItem]:
-    """Those of a schedule, on whose plan (with `agree`) all ranks have agreed."""
+    """Executors of a schedule, on whose plan (with `agree`) all ranks have agreed."""
     agreement = begin(schedule.plan, schedule.linear, buffers) if agree else None
     items = compile_linear(schedule.linear, buffers, schedule.plan.key if schedule.plan else 0)
     if agreement is not None:
@@ -159,7 +159,7 @@ def _failure(effect: UOp) -> Exception | None:
 
 
 def _failing(waiting: list[Tensor]) -> tuple[dict[UOp, str], list[Exception]]:
-    """Of the assignments of each tensor the first that cannot be carried out, and why; the errors to raise."""
+    """First assignment of each tensor that cannot be carried out, and why; the errors to raise."""
     failed: dict[UOp, str] = {}
     errors: list[Exception] = []
     for t in waiting:
@@ -261,7 +261,7 @@ class RealizeEngine:
     def _commit(
         self, todo: list[Tensor], sink: UOp, becomes: dict[UOp, UOp], own: dict[int, UOp], overwritten: set[UOp]
     ) -> None:
-        """What has been computed is storage from now on."""
+        """Makes what has been computed storage from now on."""
         computed = {u: b for u, b in becomes.items() if u.op is not Ops.AFTER}
         for u in sink.toposort():
             if u.op is Ops.AFTER:

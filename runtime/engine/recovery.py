@@ -1,4 +1,4 @@
-"""What a failed realize leaves behind: the process as it was, less what caused the failure.
+"""State after a failed realize: the process as it was, less what caused the failure.
 
 Before anything ran, an assignment that cannot be carried out is dropped, and its tensor keeps the value it had
 (`drop`). Once kernels ran, memory has changed: what they wrote is what tensors hold from then on (`settle`). A value

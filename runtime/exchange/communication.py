@@ -65,7 +65,7 @@ class Communication:
         return word >> TEXT_BITS, list(self.texts)[word & ((1 << TEXT_BITS) - 1)]
 
     def text_number(self, text: str) -> int:
-        """Of a collective's text; 0 of those that are too many."""
+        """Number of a collective's text; 0 for those that are too many."""
         if len(self.texts) >> TEXT_BITS:
             return self.texts.get(text, 0)
         return self.texts.setdefault(text, len(self.texts))
@@ -100,7 +100,7 @@ class Communication:
             self.times.all_s += seconds
 
     def waited(self, seconds: float) -> None:
-        """Of what was spent, with nothing else to do."""
+        """Adds to the time spent waiting with nothing else to do."""
         GlobalCounters.net_wait_s += seconds
         self.times.waited_s += seconds
 

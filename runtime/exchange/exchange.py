@@ -139,7 +139,7 @@ class Exchange:
             raise
 
     def _facts(self, step: Step) -> dict[str, Any]:
-        """What a profile says of it: which message it is, the same on both ranks."""
+        """Facts for a profile: which message it is, the same on both ranks."""
         if (what := self.messages.get(step)) is None:
             return {}
         (peer, number, _), here = what.arg, self._endpoint().rank

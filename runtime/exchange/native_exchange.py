@@ -206,12 +206,13 @@ class NativeRun:
             self.endpoint.add(self._traffic(done))
 
     def _traffic(self, calls: int) -> Traffic:
-        """Of the first so many."""
+        """Traffic of the first so many calls."""
         sent = [nbytes for n, nbytes, is_sent in self.messages if n < calls and is_sent]
         return Traffic(sum(sent), sum(b for n, b, is_sent in self.messages if n < calls and not is_sent), len(sent))
 
     def _hand_over(self, done: int, plan: int, sequence: int) -> None:
-        """What the Exchange needs to go on after the first `done` calls: what it has sent, and what is borrowed."""
+        """Tells the Exchange what it needs to go on after the first `done` calls: what it has sent, and what is
+        borrowed."""
         e, exchange = self.endpoint, self.exchange
         for call in self.body.src[:done]:
             what = call.src[0]

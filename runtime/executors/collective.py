@@ -66,7 +66,7 @@ class CollectiveItem(ExecItem):
 
     @property
     def ahead_nbytes(self) -> int:
-        """Of what `begin` sends."""
+        """Bytes that `begin` sends."""
         return 0 if self.idle else self.exchange.ahead_nbytes
 
     @property
@@ -145,6 +145,6 @@ class CollectiveItem(ExecItem):
 
 
 def variables_word(vars: Vars) -> int:
-    """What a sequence has besides the number of the run: ranks that bind a variable to different values are in
+    """The word of a sequence besides the number of the run: ranks that bind a variable to different values are in
     different programs."""
     return zlib.crc32(repr(sorted(vars.items())).encode()) << 32 if vars else 0

@@ -68,7 +68,7 @@ class ExecItem:
         """It is about to run: what takes its time to wake may begin."""
 
     def facts(self) -> dict[str, Any]:
-        """What a profile says about it."""
+        """Facts for a profile."""
         return {"line": self.line}
 
     def native_call(self, vars: Vars) -> tuple[NativeCall, Additions] | None:
@@ -285,7 +285,7 @@ class GraphItem(ExecItem):
 
     @property
     def amounts(self) -> list[tuple[Counters, str, float]]:
-        """What `count` counts."""
+        """Amounts that `count` counts."""
         amounts = {"kernel_count": len(self.items), "ops": self.flops, "mem": self.nbytes}
         return [(GlobalCounters, name, n) for name, n in amounts.items()]
 

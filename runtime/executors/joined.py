@@ -98,7 +98,7 @@ class JoinedItem(ExecItem):
         return (GlobalCounters, "net_time_s", "net_wait_s"), (self.communication.times, "all_s", "waited_s")
 
     def _additions(self, item: Part) -> Additions:
-        """What a native run of it counts."""
+        """Amounts that a native run of it counts."""
         if isinstance(item, GraphItem):
             return Additions(item.amounts)
         native = _native(item)

@@ -100,8 +100,8 @@ class Lane:
 
 @dataclass(slots=True)
 class _Ahead:
-    """What was begun and is not finished. `may_advance` is asked whenever anything has come; `error`: why it went no
-    further."""
+    """Work that was begun and is not finished. `may_advance` is asked whenever anything has come; `error`: why it went
+    no further."""
 
     work: Work
     may_advance: Callable[[], bool] | None = None

@@ -61,7 +61,7 @@ def signature(t: Tensor) -> tuple[Any, ...]:
 
 
 def cut_of(t: Tensor) -> tuple[int | None, tuple[int, ...]] | None:
-    """Of a tensor on several devices: the dim that is cut, and where."""
+    """The dim in which a tensor on several devices is cut, and where."""
     if not isinstance(t.device, tuple):
         return None
     spec = t.uop.arg

@@ -1,4 +1,4 @@
-"""What was recorded, as fewer calls: runs of kernels as graphs, graphs and collectives beside each other."""
+"""Makes fewer calls of what was recorded: runs of kernels as graphs, graphs and collectives beside each other."""
 
 from __future__ import annotations
 

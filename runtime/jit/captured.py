@@ -189,8 +189,8 @@ def replaced(x: Any, by: dict[int, Tensor]) -> Any:
 
 
 def moves_of(i: Input, items: list[ExecItem], results: list[Tensor]) -> list[Callable[[Any], None]] | None:
-    """What has each item read other memory in place of the input's own; None where one cannot, or where the input is a
-    result, or a tensor was made of it that is still alive."""
+    """Functions that have each item read other memory in place of the input's own; None where one cannot, or where the
+    input is a result, or a tensor was made of it that is still alive."""
     buffers = buffers_of(i.own.uop)
     kept = [*results, *(t for t in LIVE if t is not i.own)]
     if i.twin is not None or i.written or len(buffers) != 1 or any(i.own.uop in t.uop.toposort() for t in kept):

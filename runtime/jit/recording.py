@@ -38,7 +38,7 @@ def tensors_of(out: Any) -> Named:
 
 @dataclass
 class Recorded:
-    """What a call of the function did, and returned."""
+    """Effects and result of one call of the function."""
 
     out: Any
     inputs: list[Input]

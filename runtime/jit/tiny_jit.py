@@ -40,7 +40,7 @@ _made: weakref.WeakSet[TinyJit[Any]] = weakref.WeakSet()
 
 
 def forget_captures() -> None:
-    """What all TinyJits have captured cannot be replayed any more."""
+    """Forgets the captures of all TinyJits, which cannot be replayed any more."""
     for jit in list(_made):
         jit.reset()
 

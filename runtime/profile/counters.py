@@ -1,4 +1,4 @@
-"""What this process has run so far. Estimates of flops and bytes, not hardware counts.
+"""Counts of what this process has run so far. Estimates of flops and bytes, not hardware counts.
 
 They stand in memory of their own, so that a native replay adds to them without Python (`native/additions.py`).
 """
@@ -50,5 +50,5 @@ GlobalCounters = Counters()
 
 
 def steps_taken() -> int:
-    """What failure reports call the step."""
+    """Number that failure reports give for the step."""
     return max(GlobalCounters.steps, GlobalCounters.updates)

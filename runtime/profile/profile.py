@@ -1,4 +1,4 @@
-"""What ran when: events of a process as a Chrome trace (chrome://tracing, ui.perfetto.dev).
+"""A profile: events of a process as a Chrome trace (chrome://tracing, ui.perfetto.dev).
 
     PROFILE=1 python train.py             writes profile.json when the program ends
     with manygrad.profile("step.json"):   writes what runs inside of it

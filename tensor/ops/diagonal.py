@@ -32,7 +32,7 @@ class DiagonalMixin:
         return a, b
 
     def diag(self: Tensor, diagonal: int = 0) -> Tensor:
-        """Of a vector the matrix with it on a diagonal, of a matrix its diagonal."""
+        """Matrix with a vector on a diagonal, or the diagonal of a matrix."""
         if self.ndim not in (1, 2):
             raise ValueError(f"diag is for 1 or 2 dims, not {self.shape}; use diagonal or diag_embed")
         return self.diag_embed(diagonal) if self.ndim == 1 else self.diagonal(diagonal)._copied()

@@ -1,4 +1,5 @@
-"""What requires a gradient, how gradients are asked for, and hooks on them. The rules are in `tensor/gradient.py`."""
+"""Which tensors require a gradient, how gradients are asked for, and hooks on them. The rules are in
+`tensor/gradient.py`."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ class DifferentiationMixin:
 
     @property
     def grad(self: Tensor) -> Tensor | None:
-        """What backward() has added up for this tensor so far."""
+        """Gradient that backward() has added up for this tensor so far."""
         return self._grad
 
     @grad.setter
@@ -223,8 +224,8 @@ class DifferentiationMixin:
 
 @locked
 def zero_grad(t: Tensor, set_to_none: bool) -> None:
-    """What an optimizer's and a module's `zero_grad` do to a parameter: `.grad` is None, or zeros where it lies,
-    so that its views and a captured step show them."""
+    """Forgets the gradient of one parameter, for `zero_grad` of optimizers and modules: `.grad` is None, or zeros where
+    it lies, so that its views and a captured step show them."""
     if set_to_none or t.grad is None:
         t.grad = None
     else:

@@ -94,7 +94,7 @@ class DivisionMixin:
 
 
 def _euclid_steps(bits: int) -> int:
-    """Of Euclid's algorithm for two numbers of `bits` (Lamé: consecutive Fibonacci
+    """Steps of Euclid's algorithm for two numbers of `bits` (Lamé: consecutive Fibonacci
     numbers take the longest), made even."""
     a, b, steps = 1, 2, 1
     while b < 1 << bits:

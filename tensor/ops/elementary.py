@@ -1,4 +1,4 @@
-"""What functions of floats share: ints become floats, halves compute in float32 and round once,
+"""Rules that functions of floats share: ints become floats, halves compute in float32 and round once,
 derivatives may be given."""
 
 from __future__ import annotations

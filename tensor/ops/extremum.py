@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ValuesAndIndices(NamedTuple):
-    """What `x.max(dim)` and its like give."""
+    """Result of `x.max(dim)` and its like."""
 
     values: Tensor
     indices: Tensor

@@ -76,7 +76,7 @@ def _partial(
 
 
 def _join(a: Partial, b: Partial) -> Partial:
-    """Of the keys of both."""
+    """Partial result over the keys of both."""
     (top_a, total_a, out_a), (top_b, total_b, out_b) = (tuple(x.contiguous() for x in y) for y in (a, b))
     top = top_a.maximum(top_b)
     of_a, of_b = ((t - _finite(top)).exp() for t in (top_a, top_b))

@@ -252,7 +252,7 @@ class InteropMixin:
         return _unpickle_as, (type(self), self.numpy(), self.dtype.name, self._requires_grad, self._attributes())
 
     def _attributes(self: Tensor) -> dict[str, Any]:
-        """What the user has set on this tensor."""
+        """Attributes that the user has set on this tensor."""
         return {k: v for k, v in vars(self).items() if k not in OWN}
 
     def _as_copied(self: Tensor, t: Tensor, attributes: dict[str, Any]) -> Tensor:
@@ -279,7 +279,7 @@ def _unpickle_as(
 
 
 def to_array(data: Any, dtype: DType | None) -> np.ndarray:
-    """What `Tensor(data)` copies, as an array: bytes, arrays, torch tensors, (nested) lists."""
+    """Array of what `Tensor(data)` copies: bytes, arrays, torch tensors, (nested) lists."""
     if isinstance(data, (bytes, bytearray)):
         return np.frombuffer(data, dtype=dtype.np if dtype else np.uint8)
     if isinstance(data, np.ndarray):
@@ -350,7 +350,7 @@ def _retyped(capsule: Any, code: int, bits: int) -> Any:
 
 
 class _Capsule:
-    """What `np.from_dlpack` asks for a capsule."""
+    """The object that `np.from_dlpack` asks for a capsule."""
 
     def __init__(self, capsule: Any):
         self.capsule = capsule

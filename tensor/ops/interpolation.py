@@ -113,7 +113,7 @@ def _linear(x: Tensor, d: int, out: int, ratio: float, align_corners: bool) -> T
 
 
 def _cubic_weights(t: Tensor) -> list[Tensor]:
-    """Of the elements at −1, 0, 1, 2 around a place t past element 0."""
+    """Weights of the elements at −1, 0, 1, 2 around a place t past element 0."""
     a = CUBIC_A
 
     def near(x: Tensor) -> Tensor:

@@ -57,7 +57,8 @@ class MovementMixin:
         return self._new(UOp(Ops.RESHAPE, self.dtype, (self.uop,), out))
 
     def _missing_dim(self: Tensor, new: list[Any]) -> Any:
-        """What -1 stands for in a new shape. Symbolic dims that both shapes have are left out: they divide evenly."""
+        """Size that -1 stands for in a new shape. Symbolic dims that both shapes have are left out: they divide
+        evenly."""
         given, mine = [d for d in new if not (isinstance(d, int) and d == -1)], list(self.shape)
         if all(isinstance(d, int) for d in (*given, *mine)):
             known, total = prod(given), prod(mine)

@@ -1,4 +1,4 @@
-"""What a tensor is: sizes, type, place. Nothing here computes."""
+"""Properties of a tensor: sizes, type, place. Nothing here computes."""
 
 from __future__ import annotations
 

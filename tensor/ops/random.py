@@ -65,7 +65,7 @@ class _Thread(threading.local):
         return self
 
     def forget_lost(self) -> None:
-        """What was made in a trace that failed."""
+        """Forgets states that were made in a trace that failed."""
         for place in [p for p, c in self.counters.items() if c.uop in LOST or self.salts[p].uop in LOST]:
             del self.counters[place], self.salts[place]
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BufferSpec:
-    """What a BUFFER is: a unique id (or PARAM slot), shape, type, and where it lives.
+    """Identity of a BUFFER: a unique id (or PARAM slot), shape, type, and where it lives.
 
     `device` is a name, or a tuple of names for a sharded buffer; then `axis` is the dim that is cut (None: replicated)
     and `bounds` the n+1 cut positions along it.
@@ -51,7 +51,7 @@ class ReduceArg(NamedTuple):
 
 
 class CheckArg(NamedTuple):
-    """What an index has to be: low <= it < size, or the one that is spared."""
+    """Bounds of an index: low <= it < size, or the one that is spared."""
 
     low: int
     size: int
@@ -74,7 +74,7 @@ def even_bounds(size: int, n: int) -> tuple[int, ...]:
 
 
 class FinishArg(NamedTuple):
-    """What is computed of each element of a sum over devices."""
+    """Computation on each element of a sum over devices."""
 
     value: UOp  # over PARAM 0, the element
     axis: int | None = None  # the dim along which the result is wanted cut; None: each device has all of it
@@ -132,7 +132,7 @@ class AllToAllArg(NamedTuple):
 
 
 class BroadcastArg(NamedTuple):
-    """What one device holds is sent to all."""
+    """Sends what one device holds to all."""
 
     root: int  # the device's position
     size: int  # elements
@@ -154,7 +154,7 @@ def finish_of(arg: CollectiveArg) -> UOp | None:
 
 
 def terms_dtype(what: UOp) -> DType:
-    """Of the elements that a collective is given."""
+    """Type of the elements that a collective is given."""
     finish = finish_of(what.arg)
     return what.dtype if finish is None else next(u.dtype for u in finish.toposort() if u.op is Ops.PARAM)
 

@@ -1,4 +1,4 @@
-"""What a pass changed in a graph: the nodes that are gone (-) and those that are new (+), a line each.
+"""Changes of a graph by a pass: the nodes that are gone (-) and those that are new (+), a line each.
 
 A node is numbered when it first appears and keeps its number from graph to graph. A node that was there before is not
 printed. One whose sources, shape or arg are others now is printed twice, with the number of the node it stands for:
@@ -46,7 +46,7 @@ class Differences:
 
 
 def difference(before: UOp, after: UOp) -> str:
-    """What is in one of two graphs only; `before` is numbered as `show` does."""
+    """Lines of what is in one of two graphs only; `before` is numbered as `show` does."""
     graphs = Differences()
     graphs.show(before)
     return graphs.show(after)

@@ -113,7 +113,7 @@ def _of(u: UOp) -> Interval | None:
 
 
 def _chosen(u: UOp) -> Interval:
-    """Of a WHERE: of both values, or of the smaller or larger of two."""
+    """Interval of a WHERE: of both values, or of the smaller or larger of two."""
     condition, x, y = u.src
     (a, b), (c, d) = BOUNDS[x], BOUNDS[y]
     if condition.op is Ops.CMPLT and {*condition.src} == {x, y}:

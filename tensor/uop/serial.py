@@ -161,7 +161,7 @@ def _read(data: memoryview) -> tuple[Any, array[int], memoryview]:
 
 
 def decode(data: bytes | memoryview) -> tuple[UOp, list[tuple[UOp, str]]]:
-    """What `encode` wrote: the root, and (node, line) of the nodes that have one.
+    """Reads what `encode` wrote: the root, and (node, line) of the nodes that have one.
     Raises ValueError where it is anything else."""
     ((op_names, dtype_names), plain), flat, rest = _read(memoryview(data))
     lines, places, _ = _read(rest)

@@ -120,7 +120,7 @@ def is_buffer(u: UOp) -> bool:
 
 
 def unviewed(u: UOp) -> UOp:
-    """What views, detached ones too, stand on."""
+    """The node that views, detached ones too, stand on."""
     while u.op in GroupOp.VIEW or u.op is Ops.DETACH:
         u = u.src[0]
     return u

@@ -1,4 +1,4 @@
-"""What a graph may hold: for each op the forms that are legal, and nothing else. Checked with SPEC=1 after every pass.
+"""Spec of a graph: for each op the forms that are legal, and nothing else. Checked with SPEC=1 after every pass.
 
 A `Rule` is one form of some ops: a row of needs, each of which may rely on the ones before it. A node is legal where
 all needs of one rule of its op hold. A violation names the pass, the node, and the rules that came nearest, each with

@@ -1,4 +1,4 @@
-"""What is found out about nodes, or kept beside them: a typed table for each thing, whose entries go with their nodes.
+"""Facts about nodes, found out or kept beside them: a typed table for each thing, whose entries go with their nodes.
 
     LINE = Table[str]("line")                LINE[u] = "train.py:7"; LINE.get(u)
     @memo                                    a function of a node, computed once for each

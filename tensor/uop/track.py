@@ -51,7 +51,7 @@ def outline(u: UOp) -> str:
 
 @contextmanager
 def tracked(name: str) -> Iterator[None]:
-    """What is rewritten inside, in this thread, is of pass `name`, and kept."""
+    """Attributes what is rewritten inside, in this thread, to pass `name`, and kept."""
     if not source.heirs:
         source.heirs.append(_inherited)
     token = _PASS.set(name)
@@ -73,7 +73,7 @@ def _record(rule: str, before: UOp, after: UOp, line: str = "") -> None:
 
 
 def matches() -> Callable[[Callable[..., UOp | None], UOp, UOp], None] | None:
-    """What is to be told of each match (the rule's function, before, after); None where nobody wants to know."""
+    """The function that is told of each match (the rule's function, before, after); None where nobody wants to know."""
     return _matched if _PASS.get() is not None else None
 
 

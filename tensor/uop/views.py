@@ -1,4 +1,4 @@
-"""What a view is a view of, read off the graph: which node's memory a value lies in,
+"""The base of a view, read off the graph: which node's memory a value lies in,
 and how a view is put on another base.
 
 PyTorch's rules decide: reshapes that keep strides, permute, expand, slices, detach and `view(dtype)` are views; a
@@ -62,7 +62,7 @@ COPIED, OTHER_WIDTH, STRIDED = Copied(), OtherWidth(), Strided()
 
 
 def below(u: UOp) -> UOp | None:
-    """What `u` is a view of, one step down; None where it is a value of its own."""
+    """The node that `u` is a view of, one step down; None where it is a value of its own."""
     op = u.op
     if op in GroupOp.VIEW or op is Ops.DETACH or op is Ops.BITCAST:
         return u.src[0]

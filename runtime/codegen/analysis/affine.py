@@ -43,7 +43,7 @@ class Affine(NamedTuple):
         return not self.stride and not self.table
 
     def offsets(self, lanes: int) -> tuple[int, ...]:
-        """What each lane adds to the value of the atoms and the constant."""
+        """Amount that each lane adds to the value of the atoms and the constant."""
         return self.table or tuple(self.stride * i for i in range(lanes))
 
 
@@ -107,7 +107,7 @@ class TileAnalysis:
         return Atom(u, tuple((r, p) for r in touches if (p := position.get(r, 0))) if touches else ())
 
     def alignment(self, terms: tuple[tuple[Atom, int], ...]) -> int:
-        """What the sum of `terms` is a multiple of (0: it is 0)."""
+        """Number that the sum of `terms` is a multiple of (0: it is 0)."""
         g = 0
         for atom, c in terms:
             u = atom.expr

@@ -1,4 +1,4 @@
-"""What a kernel AST says about itself: its loops, arguments, bounds, a name, and an estimate of its work."""
+"""Facts that a kernel AST tells about itself: its loops, arguments, bounds, a name, and an estimate of its work."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def size_max(r: UOp) -> int:
 
 
 def size_factor(r: UOp) -> int:
-    """What the number of iterations of a RANGE is known to be a multiple of: itself, where it is fixed."""
+    """Number of which the iterations of a RANGE are known to be a multiple: itself, where it is fixed."""
     return _factor(r.src[0])
 
 

@@ -170,8 +170,8 @@ def decide(facts: Facts) -> Choice:
 
 
 def decide_tiles(choice: Choice, lane: UOp | None, split: Split) -> None:
-    """What stands in registers and in caches: by whether the main reduction runs along the vectorized loop, in lanes of
-    its own, or beside it."""
+    """Decides what stands in registers and in caches: by whether the main reduction runs along the vectorized loop, in
+    lanes of its own, or beside it."""
     facts = choice.facts
     main, reduces = facts.main, facts.sig.reduces
     if main is None or not ranges_of(main) & frozenset(facts.sig.loops):

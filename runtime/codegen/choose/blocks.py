@@ -81,8 +81,8 @@ def block_of_panels(facts: Facts, opts: Opts, main: UOp, lane: UOp, least: int =
 
 
 def block_of_parts(facts: Facts, opts: Opts, main: UOp, lane: UOp, rows: int) -> Opts:
-    """Of a product whose rows are packed in parts of bfloat16, where too few panels to pack them for rest in the cache
-    (of which it holds `rows` in all): enough panels, as many for every core, and some of the reduction at a time."""
+    """Blocks of a product whose rows are packed in parts of bfloat16, where too few panels to pack them for rest in the
+    cache (which holds `rows` of them): enough panels, as many for every core, and some of the reduction at a time."""
     k, unrolled = main.src[1], chosen(opts, Unroll, main.src[1].arg.id)
     panels, cores = tiles_along(opts, lane, size_max(lane)), facts.machine.cores
     most = range(cost.MOST_PARTS_PANELS, cost.PARTS_PANELS - 1, -1)

@@ -1,4 +1,4 @@
-"""What conditions leave out of a product: padding, strides.
+"""Conditions that leave parts of a product out: padding, strides.
 
 A tile may be made such that it knows its conditions: then iterations are skipped, and operands are read where they lie.
 """
@@ -53,7 +53,7 @@ def knows_conditions(main: UOp, lane: UOp, tiles: dict[UOp, int], vectors: int) 
 
 
 def part_done(main: UOp, lane: UOp, tiles: dict[UOp, int], vectors: int) -> tuple[float, float]:
-    """What part of a tile is computed, and of the whole product; or 1 and what it costs to pack what is read under
+    """The computed part of a tile, and of the whole product; or 1 and what it costs to pack what is read under
     conditions."""
     found = conditions(main)
     if not found:

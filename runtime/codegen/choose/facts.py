@@ -1,4 +1,4 @@
-"""What the decisions ask of a kernel and of the machine: strides, what is read, which reduction matters."""
+"""Facts that the decisions ask of a kernel and of the machine: strides, what is read, which reduction matters."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Facts:
         return all(self.stride(s.src[0], r) == 1 for s in self.sig.stores)
 
     def term(self, u: UOp) -> UOp:
-        """What a REDUCE joins, as it was written."""
+        """The term that a REDUCE joins, as it was written."""
         term = self.written.get(u, u).src[0]
         return self.written.get(term, term)
 

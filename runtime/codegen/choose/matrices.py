@@ -1,4 +1,4 @@
-"""What a matrix unit multiplies, where the machine has one."""
+"""Products of a matrix unit, where the machine has one."""
 
 from __future__ import annotations
 

@@ -61,8 +61,8 @@ def reuse_row_values(facts: Facts, opts: Opts) -> Opts:
 
 
 def prefetch_rows(facts: Facts, opts: Opts, passes: Passes) -> Opts:
-    """Of rows that several passes go over, a late pass over each prefetches the next tile's, each pass one row: memory
-    is busy all the time. So does the only pass where it goes row by row. Where a row is a burst that a core can wait
+    """A late pass over rows that several passes go over prefetches the next tile's, each pass one row: memory is busy
+    all the time. So does the only pass where it goes row by row. Where a row is a burst that a core can wait
     for, of an array that no cache holds, the first pass over each prefetches the next row, which comes in while the
     others compute."""
     early = in_bursts(facts, opts, passes)

@@ -1,4 +1,4 @@
-"""What the operands of a product are like: whether one can be packed, is worth it, and stays in a cache."""
+"""Properties of a product's operands: whether one can be packed, is worth it, and stays in a cache."""
 
 from __future__ import annotations
 

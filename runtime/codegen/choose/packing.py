@@ -164,7 +164,7 @@ def columns_fit_first_cache(facts: Facts, p: ProductTile) -> bool:
 
 
 def can_pack_rows(facts: Facts, opts: Opts, p: ProductTile) -> bool:
-    """Of what a condition leaves out along the reduction, groups for a dot instruction are not packed: all four would
+    """Groups for a dot instruction are not packed of what a condition leaves out along the reduction: all four would
     have to be asked."""
     mask = ranges_of(p.rows.src[0].src[2]) if is_masked(p.rows) else frozenset()
     if any(r in mask and chosen(opts, Tensorize, r.arg.id) is not None for r in p.main.src[1:]):

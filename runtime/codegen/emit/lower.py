@@ -84,7 +84,7 @@ def emit(tree: Tree, name: str) -> LoweredProgram:
 
 
 def leaf(e: Emission, u: UOp, position: Position) -> Inst | None:
-    """What needs more than the values of its sources; None for plain arithmetic."""
+    """Lowers what needs more than the values of its sources; None for plain arithmetic."""
     if (found := held(e, u, position)) is not None or (found := shared(e, u, position)) is not None:
         return found
     match u.op:

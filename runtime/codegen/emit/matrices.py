@@ -68,7 +68,7 @@ class _Squares(NamedTuple):
         return min(self.dot.rows, self.height - i * self.dot.rows)
 
     def position(self, e: Emission, i: int, j: int) -> dict[UOp, int]:
-        """Of the first sum of a square."""
+        """Position of the first sum of a square."""
         assert e.scope.lane is not None
         row = {} if self.rows is None else {self.rows: i * self.dot.rows}
         return {**row, e.scope.lane: j * e.scope.lanes}

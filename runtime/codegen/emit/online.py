@@ -67,7 +67,7 @@ def one_pass(e: Emission, node: OnlineReduce, body: Callable[[], None]) -> list[
 
 
 def add_tile(e: Emission, pair: Pair, position: dict[UOp, int], largest: Inst, total: Inst) -> None:
-    """What is in the current tile of the row, added to the accumulators."""
+    """Adds the current tile of the row to the accumulators."""
     w, (x, maximum) = pair.total, pair.below.src
     places = [{**position, **at} for at in e.positions(frozenset(w.src[1:]))]
     new = old = e.emit(Low.GET, w.dtype, (largest,), None, largest.lanes, here=True)

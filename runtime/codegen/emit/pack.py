@@ -71,7 +71,7 @@ def _pack_rows_along(e: Emission, stage: Stage) -> None:
 
 
 def _packed(e: Emission, stage: Stage, position: Position) -> list[Inst]:
-    """What is packed of the value at a position: of a group along the reduction, of each of its parts."""
+    """Elements that are packed of the value at a position: of a group along the reduction, of each of its parts."""
     u, k = stage.value, stage.grouped
     if k is None:
         return [value(e, u, position)]

@@ -41,7 +41,7 @@ def _memory(e: Emission, stage: GroupStage) -> Inst:
 
 
 def _offset(e: Emission, places: list[tuple[Inst, Inst, int]]) -> Inst:
-    """Of what lies `pitch` elements apart from iteration to iteration, since `begin`."""
+    """Offset of what lies `pitch` elements apart from iteration to iteration, since `begin`."""
     total = e.const(0)
     for origin, begin, pitch in places:
         place = e.emit(Ops.SUB, INDEX, (origin, begin))

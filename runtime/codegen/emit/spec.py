@@ -1,4 +1,4 @@
-"""What a list of instructions must be, whatever it computes.
+"""Spec of a list of instructions, whatever it computes.
 
 `verify` walks it once and raises AssertionError, which names the rule and the instruction. That a value may be used
 where it is used, `Emission.find` checks while the list is made.

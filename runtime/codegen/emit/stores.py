@@ -86,8 +86,8 @@ def streams(e: Emission, node: Store, u: UOp, a: Affine) -> bool:
 
 
 def moved(e: Emission, node: Store, position: Position) -> tuple[Position, Inst | None] | None:
-    """Of vectors that begin at lines: where the one at `position` is stored, and which lanes of it, if not all; None:
-    none."""
+    """Where the vector at `position` is stored, if vectors begin at lines, and which lanes of it, if not all; None: it
+    is not stored."""
     lane, n = e.scope.lane, e.scope.lanes
     form = e.scope.analysis.affine(e.sig.stores[0].src[0].src[1], position)
     assert lane is not None and form is not None

@@ -59,7 +59,7 @@ def remember(e: Emission, u: UOp, position: Position, inst: Inst) -> None:
 
 
 def key(e: Emission, u: UOp, position: Position) -> tuple[Atom, UOp | Inst | None]:
-    """What a value is remembered under: vectors along one range are not those along another."""
+    """Key under which a value is remembered: vectors along one range are not those along another."""
     return e.scope.analysis.at(u, position), e.scope.along if e.scope.lane in ranges_of(u) else None
 
 
@@ -169,7 +169,7 @@ def affine_value(e: Emission, a: Affine) -> Inst:
 
 
 def ramp(e: Emission, a: Affine) -> Inst:
-    """What each lane adds."""
+    """The vector of what each lane adds."""
     if a.table or a.stride != 1:
         return e.emit(Low.TABLE, INDEX, (), a.offsets(e.scope.lanes), e.scope.lanes)
     return iota(e)

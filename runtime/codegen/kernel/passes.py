@@ -19,7 +19,7 @@ from manygrad.tensor.uop.uop import UOp
 
 @dataclass(frozen=True)
 class Rewriting:
-    """What the passes of one kernel are told, and what they tell: which operations stood where others do now."""
+    """State of the passes of one kernel: which operations stood where others do now."""
 
     machine: Machine
     written: dict[UOp, UOp] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What a kernel AST may hold after each of its rewrites (`passes.py`): what the schedule makes, and what they add."""
+"""Spec of a kernel AST after each of its rewrites (`passes.py`): what the schedule makes, and what they add."""
 
 from __future__ import annotations
 

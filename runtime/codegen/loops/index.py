@@ -15,7 +15,7 @@ from manygrad.tensor.uop.uop import UOp
 
 
 class Of(Enum):
-    """What an Index begins from."""
+    """Kinds of a beginning of an Index."""
 
     CONST = "a number"
     COUNTER = "the counter of a loop around"

@@ -26,7 +26,7 @@ class Lanes:
 
 
 class KernelContext:
-    """What building and emission ask of one kernel: its expressions, its nest, an analysis for each choice of lanes."""
+    """The kernel as building and emission see it: its expressions, its nest, an analysis for each choice of lanes."""
 
     def __init__(self, sig: Signature, nest: LoopNest) -> None:
         self.sig, self.nest = sig, nest
@@ -61,12 +61,12 @@ class KernelContext:
 
     @property
     def lanes(self) -> Lanes:
-        """Those of the loops."""
+        """Lanes of the loops."""
         return Lanes(self.nest.lane, self.nest.lanes if self.nest.lane is not None else 1)
 
     def lanes_of(self, group: tuple[UOp, ...], lanes: Lanes) -> tuple[Lanes, UOp | None]:
-        """Of REDUCEs that share their ranges: along the range of `lanes` where they depend on it, else along one of
-        their own, which is given, too."""
+        """Lanes of REDUCEs that share their ranges: along the range of `lanes` where they depend on it, else along one
+        of their own, which is given, too."""
         if lanes.range is not None and lanes.range in ranges_of(group[0]):
             return lanes, None
         split = next((r for r in group[0].src[1:] if r in self.nest.reduce_lanes), None)

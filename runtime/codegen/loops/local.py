@@ -1,4 +1,4 @@
-"""What lies where in a thread's local memory: operands that are packed there, rows that are kept, sums that rest, sums
+"""Layout of a thread's local memory: operands that are packed there, rows that are kept, sums that rest, sums
 of a matrix unit."""
 
 from __future__ import annotations

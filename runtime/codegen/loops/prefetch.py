@@ -1,4 +1,4 @@
-"""What a tile's loads prefetch: the same, a tile further along a loop around.
+"""Prefetches of a tile's loads: the same, a tile further along a loop around.
 
 before:  for m: for k: { tile k: accumulate a[m, k] }
 after:   for m: for k: { tile k: prefetch a, a tile of m ahead: accumulate a[m, k] }

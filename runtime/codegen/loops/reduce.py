@@ -157,7 +157,7 @@ def _by_place(kernel: KernelContext, skipped: tuple[UOp, ...], around: Around, b
 
 
 def _asked(kernel: KernelContext, skipped: tuple[UOp, ...], r: UOp, around: Around) -> list[TileCondition]:
-    """What is asked at run time of the tile of `r` alone."""
+    """Conditions that are asked at run time of the tile of `r` alone."""
     found = []
     analysis, tile = kernel.analysis(around.lanes), kernel.nest.tile
     for c in compared(skipped):

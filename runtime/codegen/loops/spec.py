@@ -1,4 +1,4 @@
-"""What a loop tree must be for its instructions to mean what the kernel means.
+"""Spec of a loop tree: its instructions mean what the kernel means.
 
 `verify` walks it with what is open around each node, and raises AssertionError, which names the rule and the node.
 """
@@ -46,7 +46,7 @@ from manygrad.tensor.uop.uop import UOp
 
 @dataclass(frozen=True)
 class Open:
-    """What is open around a node, and what was computed before it."""
+    """State at a node: what is open around it, and what was computed before it."""
 
     kernel: KernelContext
     counters: frozenset[Index] = frozenset()
@@ -159,7 +159,7 @@ def _inner(o: Open) -> set[UOp]:
 
 
 def _verify(nodes: Nodes, o: Open) -> frozenset[UOp]:
-    """What has been computed after `nodes`."""
+    """Values that have been computed after `nodes`."""
     for node in nodes:
         for rule, kind, holds in RULES:
             if isinstance(node, kind) and not holds(node, o):

@@ -23,7 +23,7 @@ NONE: Mapping[UOp, Index] = {}
 
 @dataclass(frozen=True)
 class Around:
-    """What is open around a node that is being built."""
+    """State around a node that is being built."""
 
     lanes: Lanes
     tiles: Mapping[UOp, int] = field(default_factory=dict)  # range -> extent of its tile, the outermost first
@@ -91,8 +91,8 @@ class Tiler:
         return index.div(index.add(index.size(r), index.const(step - 1)), index.const(step))
 
     def rest(self, r: UOp, begin: Index, around: Around, body: Body) -> Node:
-        """What whole tiles leave of `r`: one smaller tile, or, where its size is not known, vectors or single
-        iterations."""
+        """The remainder that whole tiles leave of `r`: one smaller tile, or, where its size is not known, vectors or
+        single iterations."""
         size, tile = fixed_size(r), self.kernel.tile_of(r, around.lanes)
         if size is not None:
             return self.once(r, index.const(size // tile * tile), size % tile, around, body)

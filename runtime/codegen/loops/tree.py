@@ -56,7 +56,7 @@ class For(Node):
 
 @dataclass(frozen=True)
 class Scope(Node):
-    """What is computed in it, and depends on an Index that is `here`, stays in it."""
+    """A scope: what is computed in it, and depends on an Index that is `here`, stays in it."""
 
     body: Nodes
 

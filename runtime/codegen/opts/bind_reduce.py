@@ -73,7 +73,7 @@ class BindReduce(RangeOpt):
 
 
 def exchanged_bytes(sig: Signature, nest: LoopNest) -> int:
-    """Of shared memory through which the lanes exchange all sums of a tile, where they have no other way."""
+    """Bytes of shared memory through which the lanes exchange all sums of a tile, where they have no other way."""
     across = [u for u in sig.reduces if any(r in nest.reduce_bound for r in u.src[1:])]
     sums = sum(math.prod(nest.tile_of(r) for r in ranges_of(u)) for u in across)
     return sums * math.prod(nest.group) * EXCHANGE_BYTES

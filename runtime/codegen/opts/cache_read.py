@@ -100,8 +100,8 @@ def _cannot_pack(nest: LoopNest, loop: UOp, slot: int, u: UOp, ranges: tuple[UOp
 
 
 def staged_values(sig: Signature, slot: int) -> list[tuple[UOp, tuple[UOp, ...]]]:
-    """What REDUCEs read of argument `slot` (a conversion, or a factor of bytes, rather than its LOAD), each with its
-    reduce ranges, outer first."""
+    """Values that REDUCEs read of argument `slot` (a conversion, or a factor of bytes, rather than its LOAD), each with
+    its reduce ranges, outer first."""
     casts = {s: u for u in sig.nodes for s in u.src if u.op is Ops.CAST and u.dtype.is_float and s.op is Ops.LOAD}
     products = [u for u in sig.reduces if not is_total(u)]
     inside = {v for u in products for v in u.src[0].toposort() if v.op is Ops.LOAD and v.src[0].src[0].arg == slot}

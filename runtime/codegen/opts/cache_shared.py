@@ -98,7 +98,7 @@ def _cannot_share(sig: Signature, nest: LoopNest, k: UOp, slot: int, n: int) -> 
 
 
 def shared_bytes(sig: Signature, nest: LoopNest) -> int:
-    """Of the memory that a group shares."""
+    """Bytes of the memory that a group shares."""
     return sum(
         -(-math.prod((n, *(part_size(nest, r) for r in ranges_of(u) - {k}))) * u.dtype.itemsize // 64) * 64
         for k, slot, n in nest.shared

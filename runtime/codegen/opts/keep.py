@@ -1,4 +1,4 @@
-"""What a row's reduction computes of each element, kept for where the same is computed again.
+"""Values that a row's reduction computes of each element, kept for where the same is computed again.
 
 before:  s = REDUCE(ADD, exp(x[i, k] - m), k);  y[i, j] = exp(x[i, j] - m) / s
 after:   LOOP k: { e = exp(x[i, k] - m); local[k] = e; s += e };  LOOP j: y[i, j] = local[j] / s

@@ -1,4 +1,4 @@
-"""What an Opt is: one named decision about how a kernel's loop nest is run, which a heuristic or a search picks.
+"""An Opt: one named decision about how a kernel's loop nest is run, which a heuristic or a search picks.
 
 A kind is a frozen dataclass in a file of its own. It says what it means (its docstring), how it changes the nest
 (`apply`), where it is not legal and why (`illegal`), and which lists the search tries next (`neighbours`). The kinds
@@ -39,7 +39,7 @@ class Opt:
 
     @property
     def unique(self) -> Hashable:
-        """What a list may hold one of; None: any number."""
+        """Key of which a list may hold one Opt; None: any number."""
         return (self.kind, *self.values)
 
     def wrong(self) -> str | None:

@@ -35,7 +35,7 @@ class Chained:
         self.name, self.flops, self.nbytes = chain_name(ast), flops_of(ast, kernels), bytes_of(ast)
 
     def calls(self, handles: Sequence[Any]) -> Iterator[tuple[Kernel, list[Any], tuple[int, ...]]]:
-        """What one call of it is."""
+        """Calls of kernels that one call of it is."""
         given = [[handles[i] for i in own] for own in self.spec.slots]
         for block in range(self.spec.blocks):
             for kernel, own, variables in zip(self.kernels, given, self.variables):
@@ -53,7 +53,7 @@ def chain_name(ast: UOp) -> str:
 
 
 def block_variables(ast: UOp) -> tuple[tuple[int, ...], ...]:
-    """Of each kernel, its variable, the number of the block, at first; a kernel that is alike for all blocks has
+    """Variables of each kernel: the number of the block, at first; a kernel that is alike for all blocks has
     none."""
     return tuple((0,) if signature(k).variables else () for k in ast.src)
 

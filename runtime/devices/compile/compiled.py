@@ -64,7 +64,7 @@ class Compiled(Generic[K]):
         return self.load(prepared, ast, binary)
 
     def key(self, prepared: Prepared, ast: UOp) -> bytes:
-        """Of a kernel's binary on disk."""
+        """Key of a kernel's binary on disk."""
         checked = "True" if CHECK_OOB else ""
         return hashlib.sha256(ast.key + f"{prepared.opts}{checked}".encode() + self.version()).digest()
 

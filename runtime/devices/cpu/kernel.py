@@ -44,7 +44,7 @@ LLVM = Renderer(_rendered, _checked)
 
 
 class TeamJob(Protocol):
-    """What the team can run: a function at `address`, whose bounds-checked kernels report to `records`: (name,
+    """A job for the team: a function at `address`, whose bounds-checked kernels report to `records`: (name,
     record)."""
 
     address: int

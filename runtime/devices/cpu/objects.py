@@ -13,5 +13,5 @@ OBJECTS = DiskCache("kernels")
 
 @cache
 def version() -> bytes:
-    """What compiled code and search results on disk depend on besides the kernel: our code and the machine."""
+    """Version of compiled code and search results on disk besides the kernel: our code and the machine."""
     return code_version() + host_target().key

@@ -80,7 +80,7 @@ class Driver:
 
     @property
     def key(self) -> bytes:
-        """What compiled code depends on besides the kernel."""
+        """Key of compiled code besides the kernel."""
         d = self.device
         about = (d.platform.name, d.platform.version, d.name, d.version, d.driver_version, self.options, self.target)
         return f"{about} {self.machine}".encode()
@@ -90,7 +90,7 @@ _opened: list[Driver] = []  # the process's only one: memory and queues belong t
 
 
 def driver() -> Driver:
-    """That of OPENCL_DEVICE. Raises NoOpenCLError, or ValueError for a number that no device has."""
+    """Driver of OPENCL_DEVICE. Raises NoOpenCLError, or ValueError for a number that no device has."""
     if not _opened:
         _opened.append(_open(int(OPENCL_DEVICE.value)))
     return _opened[0]
@@ -101,7 +101,8 @@ SUBGROUP_SIZES = 0x4108  # CL_DEVICE_SUB_GROUP_SIZES_INTEL, for which pyopencl h
 
 
 def subgroup_sizes(device: Any) -> tuple[int, ...]:
-    """Those that a kernel may demand; (): the work items of a subgroup exchange no values, or its size is unknown."""
+    """Sizes of subgroups that a kernel may demand; (): the work items of a subgroup exchange no values, or its size is
+    unknown."""
     if not set(device.extensions.split()) >= SUBGROUPS:
         return ()
     sizes, nbytes = (ctypes.c_size_t * 16)(), ctypes.c_size_t()

@@ -16,7 +16,7 @@ from manygrad.runtime.devices.opencl.kernel import Launch, MemorySlice, OpenCLKe
 
 
 def kernels_of(call: Call) -> Iterator[tuple[OpenCLKernel, Sequence[MemorySlice], tuple[int, ...]]]:
-    """Those of a chain one after the other, block by block, as `Chained` says."""
+    """Kernels of a chain one after the other, block by block, as `Chained` says."""
     kernel, handles, numbers = call
     if isinstance(kernel, Chained):
         for part, own, vars in kernel.calls(handles):

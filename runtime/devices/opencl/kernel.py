@@ -93,7 +93,7 @@ def compile_text(text: str) -> bytes:
 
 
 def packed(text: str, binary: bytes = b"") -> bytes:
-    """What `program_of` takes: a binary, or text."""
+    """Bytes for `program_of`: a binary, or text."""
     head = np.array([renderer.global_scratch(text), len(binary)], np.int64).tobytes()
     return head + (binary or text.encode())
 
@@ -112,7 +112,7 @@ def build(text: str) -> Any:
 
 @cache
 def version() -> bytes:
-    """What compiled code and search results on disk depend on besides the kernel."""
+    """Version of compiled code and search results on disk besides the kernel."""
     return code_version() + driver().key
 
 

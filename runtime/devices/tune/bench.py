@@ -1,5 +1,5 @@
-"""What a kind of device lends to the search for its kernels' optimisations (`tune.py`): memory, and kernels that are
-timed."""
+"""Parts that a kind of device lends to the search for its kernels' optimisations (`tune.py`): memory, and kernels that
+are timed."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def _random(d: DType, count: int, rng: np.random.Generator) -> np.ndarray:
 
 @dataclass
 class Tally:
-    """What became of the lists tried."""
+    """Counts of what became of the lists tried."""
 
     tried: int = 0
     failed: int = 0  # did not compile

@@ -126,7 +126,7 @@ class LLVMPrinter(Registers):
         return self.alu(x, t, src)
 
     def argument(self, x: Inst) -> str:
-        """What the kernel is given: memory, variables, and the part of the parallel loop."""
+        """Arguments of the kernel: memory, variables, and the part of the parallel loop."""
         match x.op:
             case Low.PARAM:
                 at = self.let(f"getelementptr ptr, ptr %buffers, i64 {x.arg}")

@@ -144,7 +144,7 @@ class Registers(LLVMArithmetic):
 
 
 def _types(lanes: int) -> tuple[str, str, str]:
-    """Of so many int32, and of the int16 and bytes that they hold."""
+    """Types of so many int32, and of the int16 and bytes that they hold."""
     return f"<{lanes} x i32>", f"<{2 * lanes} x i16>", f"<{4 * lanes} x i8>"
 
 

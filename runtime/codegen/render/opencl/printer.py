@@ -49,8 +49,8 @@ ITEM_ALIGNMENT = 128  # of each work item's scratch memory: that of the widest v
 
 @dataclass(frozen=True)
 class OpenCLTarget:
-    """What the code depends on besides the program. `group`: work items of a group; `local_bytes`: memory that a group
-    may use as scratch memory."""
+    """The parameters of the code besides the program. `group`: work items of a group; `local_bytes`: memory that a
+    group may use as scratch memory."""
 
     group: int = 1
     local_bytes: int = 0
@@ -74,7 +74,7 @@ def subgroup_of(program: LoweredProgram, target: OpenCLTarget) -> int:
 
 
 def exchange_bytes(program: LoweredProgram, target: OpenCLTarget) -> int:
-    """Of shared memory through which work items exchange values."""
+    """Bytes of shared memory through which work items exchange values."""
     runs = [list(xs) for op, xs in groupby(program.insts, lambda x: x.op) if op is Low.EXCHANGE]
     values = 0 if subgroup_of(program, target) else max((sum(x.lanes for x in xs) for xs in runs), default=0)
     return EXCHANGE_BYTES * values * items_of_group(program, target)
@@ -301,7 +301,7 @@ class OpenCLPrinter(OpenCLArithmetic):
     # *** memory ***
 
     def address(self, x: Inst, offset: str, more: int = 0) -> str:
-        """Of the element at `offset`, of those that LOAD or STORE `x` counts."""
+        """Address of the element at `offset`, of those that LOAD or STORE `x` counts."""
         terms = [self.names[x.src[0]][0]]
         first = x.src[1]
         if not (first.op in (Low.CONST, Low.HERE) and first.arg == 0 and first.lanes == 1):

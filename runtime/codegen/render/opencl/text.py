@@ -43,7 +43,7 @@ def integer(itemsize: int, unsigned: bool = False) -> str:
 
 
 def scalar_type(d: DType) -> str:
-    """Of a value."""
+    """Type of a value."""
     if d.is_bool:
         return "int"
     if d.is_float:
@@ -52,7 +52,7 @@ def scalar_type(d: DType) -> str:
 
 
 def memory_type(d: DType) -> str:
-    """Of an element in memory."""
+    """Type of an element in memory."""
     return "uchar" if d.is_bool else scalar_type(d)
 
 
@@ -131,7 +131,7 @@ class OpenCLWriter:
     # *** masks ***
 
     def mask(self, text: str, size: int, lanes: int) -> str:
-        """What a comparison of lanes of `size` bytes gives, as a bool."""
+        """Result of a comparison of lanes of `size` bytes gives, as a bool."""
         return text if lanes == 1 or size == 4 else f"convert_int{lanes}({text})"
 
     def sized(self, mask: str, size: int, lanes: int) -> str:
