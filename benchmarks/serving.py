@@ -1,4 +1,4 @@
-"""What a server costs: many streaming clients against examples/llm/serve.py, beside the same batch without a server.
+"""What a server costs: many streaming clients against manygrad.llm.serve, beside the same batch without a server.
 
     python benchmarks/serving.py [--model smollm2] [--clients 64] [--slots 64] [--seconds 20] [--tokens 64]
                                  [--activations int8]
@@ -25,11 +25,9 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
-LLM = Path(__file__).resolve().parents[1] / "examples" / "llm"
 START_S, WARM_S, END_S = 300.0, 120.0, 30.0
 
 
@@ -58,13 +56,11 @@ def prompt(number: int, size: int) -> list[int]:
 
 def offline(args: argparse.Namespace) -> list[float]:
     """The batch alone, in this process."""
-    sys.path.insert(0, str(LLM))
-    from batch import Batch, Request
-    from load import dtype_for, load
-    from steps import Steps
-    from writer import Choice
-
     from manygrad import Tensor
+    from manygrad.llm.engine.batch import Batch, Request
+    from manygrad.llm.engine.steps import Steps
+    from manygrad.llm.engine.writer import SamplingParams
+    from manygrad.llm.load import dtype_for, load
 
     model, _ = load(args.model, dtype_for(args.slots, args.activations), args.activations)
     model.reserve_pages(args.slots * args.room, args.room)
@@ -81,7 +77,9 @@ def offline(args: argparse.Namespace) -> list[float]:
         while waiting and batch.free:
             texts += 1
             client[texts] = waiting.pop(0)
-            given = Request(tuple(prompt(texts, args.prompt)), args.tokens, Choice(0.8, seed=texts), ignore_end=True)
+            given = Request(
+                tuple(prompt(texts, args.prompt)), args.tokens, SamplingParams(0.8, seed=texts), ignore_end=True
+            )
             batch.admit(texts, given)
         made = batch.step()
         now = time.perf_counter()
@@ -186,7 +184,7 @@ async def clients(port: int, args: argparse.Namespace) -> list[float]:
 def served(args: argparse.Namespace) -> list[float]:
     options = ["--model", args.model, "--port", "0", "--slots", str(args.slots), "--room", str(args.room),
                "--queue", str(args.clients), "--drain", "0", "--activations", args.activations]  # fmt: skip
-    command = [sys.executable, "-u", str(LLM / "serve.py"), *options]
+    command = [sys.executable, "-u", "-m", "manygrad.llm.serve", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         watch = threading.Timer(START_S, process.kill)  # (its output then ends)
@@ -208,14 +206,14 @@ def served(args: argparse.Namespace) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2", help="as for serve.py")
+    parser.add_argument("--model", default="smollm2", help="as for the server")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--room", type=int, default=256, help="tokens of a prompt and its text")
     parser.add_argument("--seconds", type=float, default=20.0, help="that each side is measured")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=16)
-    parser.add_argument("--activations", default="float32", choices=["float32", "int8"], help="as for serve.py")
+    parser.add_argument("--activations", default="float32", choices=["float32", "int8"], help="as for the server")
     parser.add_argument("--only", choices=["batch", "server"])
     parser.add_argument("--offline", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -19,7 +19,7 @@ _OWN = tuple(
     for part in (
         *(
             f"{folder}{os.sep}"
-            for folder in ("tensor", "nn", "multi", "schedule", "runtime", "collectives", "launcher")
+            for folder in ("tensor", "nn", "multi", "schedule", "runtime", "collectives", "launcher", "llm")
         ),
         *("__init__.py", "autograd.py", "linalg.py"),
     )

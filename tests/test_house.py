@@ -32,6 +32,7 @@ LARGE = {
     "launcher/driver.py:Run": "a run's parts, made and ended together",
     "launcher/job.py:Job": "the launcher's options",
     "launcher/ranks.py:Rank": "what is known of a rank",
+    "llm/config.py:Config": "the sizes and variants that files name",
     "native/team.py:Team": "words that native code reads",
     "nn/attention.py:MultiheadAttention": "PyTorch's parameters",
     "nn/data/loader.py:DataLoader": "PyTorch's options",

@@ -1,5 +1,5 @@
-"""From the start of a process to a text's first token, and the memory that it takes until its end: ours (generate.py)
-and llama.cpp, each in fresh processes that find their caches, and their bytecode, warm.
+"""From the start of a process to a text's first token, and the memory that it takes until its end: ours
+(manygrad.llm.generate) and llama.cpp, each in fresh processes that find their caches, and their bytecode, warm.
 
 Memory is what belongs to the process alone (RssAnon), at its highest: the file's mapped pages are not in it.
 """
@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from threading import Thread
 
-GENERATE = Path(__file__).resolve().parents[2] / "examples" / "llm" / "generate.py"
 LIMIT_S, LOOK_S = 300.0, 0.002
 LLAMA = """
 import sys, llama_cpp
@@ -31,8 +30,8 @@ for _ in range(tokens):
 
 
 def ours(text: str, tokens: int) -> list[str]:
-    return [sys.executable, str(GENERATE), "--model", "smollm2", "--prompt", text, "--tokens", str(tokens),
-            "--ignore-end"]  # fmt: skip
+    return [sys.executable, "-m", "manygrad.llm.generate", "--model", "smollm2", "--prompt", text,
+            "--tokens", str(tokens), "--ignore-end"]  # fmt: skip
 
 
 def llama(path: Path, threads: int, text: str, tokens: int) -> list[str]:

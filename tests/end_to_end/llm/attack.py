@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from tests.end_to_end.llm.serving import SCRIPT, Served, serving
+from tests.end_to_end.llm.serving import PROGRAM, Served, serving
 
 ANSWER_S = 60.0
 HUGE = {"@huge": "9" * 400, "@longer": "-" + "7" * 5000, "@power": "1e999", "@small": "1e-999", "@zero": "-0"}
@@ -187,10 +187,10 @@ def main() -> None:
     args = parser.parse_args()
     options = ["--model", args.model, "--name", "tiny", "--embed-model", "minilm", "--port", "0", "--slots", "8",
                "--room", "256", "--body-time", "1", "--time", "20"]  # fmt: skip
-    command = [sys.executable, "-u", str(SCRIPT), *options]
+    command = [sys.executable, "-u", *PROGRAM, *options]
     if args.replicas > 1:
         launcher = [sys.executable, "-P", "-u", "-m", "manygrad.launcher.cli", "--nodes", str(args.replicas)]
-        command = [*launcher, str(SCRIPT), "--", *options, "--replicas", str(args.replicas)]
+        command = [*launcher, *PROGRAM, "--", *options, "--replicas", str(args.replicas)]
     with serving(*command) as served:
         given: dict[str, Any] = {"model": "tiny", "prompt": "Once upon", "max_tokens": 16, "temperature": 0}
         before = served.client.completions.create(**given).choices[0].text

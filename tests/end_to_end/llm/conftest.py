@@ -1,21 +1,19 @@
-"""The modules of examples/llm, and its models, which come as packages."""
+"""The packages that manygrad.llm needs, and its models, which come as packages."""
 
 from __future__ import annotations
 
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "llm"))
 MISSING = [name for name in ("tokenizers", "jinja2", "gguf") if find_spec(name) is None]
 
 
 class WithoutPackages(pytest.Module):
     def collect(self) -> Any:
-        pytest.skip(f'examples/llm needs {", ".join(MISSING)}: pip install ".[test]"', allow_module_level=True)
+        pytest.skip(f'manygrad.llm needs {", ".join(MISSING)}: pip install ".[test]"', allow_module_level=True)
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: Any) -> pytest.Module | None:

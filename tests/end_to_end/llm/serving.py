@@ -18,7 +18,7 @@ from typing import Any
 import openai
 import psutil
 
-SCRIPT = Path(__file__).parents[3] / "examples" / "llm" / "serve.py"
+PROGRAM = ("-m", "manygrad.llm.serve")
 LIMIT_S = 60.0
 
 
@@ -108,4 +108,4 @@ def serving(*command: str, stop: int = signal.SIGINT) -> Iterator[Served]:
 
 
 def serve(model: Path | str, *options: str) -> Any:
-    return serving(sys.executable, "-u", str(SCRIPT), "--model", str(model), "--name", "tiny", "--port", "0", *options)
+    return serving(sys.executable, "-u", *PROGRAM, "--model", str(model), "--name", "tiny", "--port", "0", *options)

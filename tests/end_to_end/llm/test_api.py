@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server import api
-from server.errors import ApiError
-from tokenizer import Tokenizer, from_folder
 
+from manygrad.llm.serve import api
+from manygrad.llm.serve.errors import ApiError
+from manygrad.llm.tokenizer import Tokenizer, from_folder
 from tests.end_to_end.llm.tiny import write_model
 
 ROOM = 64
@@ -21,7 +21,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return from_folder(write_model(tmp_path_factory.mktemp("model")))
 
 
-def asked(tokenizer: Tokenizer, chat: bool = False, **given: Any) -> api.Asked:
+def asked(tokenizer: Tokenizer, chat: bool = False, **given: Any) -> api.ApiRequest:
     start = {"messages": [{"role": "user", "content": "ab"}]} if chat else {"prompt": "ab"}
     return api.writing({**start, "max_tokens": 2, **given}, chat, "tiny", tokenizer, ROOM)
 
@@ -124,7 +124,7 @@ def test_texts_longer_than_the_encoder_takes_are_refused(tokenizer: Tokenizer) -
 
 
 def test_a_long_text_has_the_tokens_that_it_has(smollm2: str) -> None:
-    from load import load
+    from manygrad.llm.load import load
 
     tokenizer = load(smollm2)[1]
     text = "It was the best of times, it was the worst of times. " * 400

@@ -6,13 +6,13 @@ from itertools import cycle
 
 import numpy as np
 import pytest
-from batch import Batch, Made, Request
-from heads import share_heads
-from sharding import rules
-from steps import Steps
-from writer import Choice, Writer
 
 from manygrad import Tensor, nn
+from manygrad.llm.engine.batch import Batch, Request, SampledToken
+from manygrad.llm.engine.steps import Steps
+from manygrad.llm.engine.writer import SamplingParams, Writer
+from manygrad.llm.sharding import rules
+from manygrad.llm.shared_heads import share_heads
 from manygrad.runtime.devices import get_device
 from manygrad.runtime.executors.items import GraphItem
 from tests.end_to_end.llm.test_variants import decoder, reference
@@ -20,16 +20,16 @@ from tests.end_to_end.llm.variants import TOKENS
 
 LENGTH = 128
 CHOICES = (
-    Choice(),
-    Choice(0.9, seed=3),
-    Choice(1.2, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.3, seed=4),
-    Choice(repetition_penalty=1.4),
-    Choice(1.5, top_k=2, seed=5),  # (no top_p: neither has its row)
-    Choice(1.5, top_k=2, top_p=1.0, seed=5),
+    SamplingParams(),
+    SamplingParams(0.9, seed=3),
+    SamplingParams(1.2, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.3, seed=4),
+    SamplingParams(repetition_penalty=1.4),
+    SamplingParams(1.5, top_k=2, seed=5),  # (no top_p: neither has its row)
+    SamplingParams(1.5, top_k=2, top_p=1.0, seed=5),
 )
 
 
-def requests(count: int, choices: tuple[Choice, ...], rng: np.random.Generator) -> list[Request]:
+def requests(count: int, choices: tuple[SamplingParams, ...], rng: np.random.Generator) -> list[Request]:
     return [
         Request(tuple(rng.integers(3, 61, rng.integers(1, 70)).tolist()), int(rng.integers(1, 30)), choice)
         for _, choice in zip(range(count), cycle(choices))
@@ -62,7 +62,7 @@ def batch_of(
 
 def run(batch: Batch, asked: list[Request], rng: np.random.Generator, cancel: tuple[int, ...] = ()) -> dict[int, list]:
     """What was made of each, where texts arrive, and those of `cancel` go, at random moments."""
-    made: dict[int, list[Made]] = {i: [] for i in range(len(asked))}
+    made: dict[int, list[SampledToken]] = {i: [] for i in range(len(asked))}
     waiting, gone = list(range(len(asked))), set()
     while waiting or batch.busy:
         while waiting and batch.free and asked[waiting[0]].pages <= batch.pages.unpromised and rng.random() < 0.4:
@@ -130,13 +130,13 @@ def test_a_text_ends_with_a_mark_of_the_end_and_its_slot_is_free() -> None:
     batch.ends = {written[at]}
     batch.admit("b", free)
     ended = [m for _ in range(at + 1) for m in batch.step()]
-    assert [m.token for m in ended] == written[: at + 1] and ended[-1] == Made("b", written[at], "stop")
+    assert [m.token for m in ended] == written[: at + 1] and ended[-1] == SampledToken("b", written[at], "stop")
     assert not batch.busy and not batch.step()
     batch.admit("c", Request(free.ids, 20, ignore_end=True))
     assert [m.token for _ in range(20) for m in batch.step()] == written
     drawn = []
     for key in ("c", "d"):  # a key may come again, with other settings
-        batch.admit(key, Request(free.ids, 20, Choice(1.0, seed=1), ignore_end=True))
+        batch.admit(key, Request(free.ids, 20, SamplingParams(1.0, seed=1), ignore_end=True))
         drawn.append([m.token for _ in range(20) for m in batch.step()])
     assert drawn[0] == drawn[1] != written
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from embed import Embedder
-from encoder import from_json, load_encoder
-from packing import WIDTHS, batches
 
 from manygrad import Tensor, nn
+from manygrad.llm.embedder import Embedder
+from manygrad.llm.encoder import from_json, load_encoder
+from manygrad.llm.packing import WIDTHS, batches
 
-ROOT = Path(__file__).parents[3]
+PROGRAM = ("-m", "manygrad.llm.embed")
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "minilm.json").read_text())
 
 
@@ -71,9 +71,8 @@ def test_every_text_is_in_one_batch_that_is_nearly_full(room: int, devices: int)
 
 
 def run(*arguments: str, where: Path, text: str = "") -> subprocess.CompletedProcess[str]:
-    script = str(ROOT / "examples" / "llm" / "embed.py")
     return subprocess.run(
-        [sys.executable, script, *arguments], cwd=where, input=text, text=True, capture_output=True, timeout=90
+        [sys.executable, *PROGRAM, *arguments], cwd=where, input=text, text=True, capture_output=True, timeout=90
     )
 
 
@@ -101,8 +100,8 @@ def test_texts_longer_than_the_model_takes_are_not_cut_without_a_word(minilm: st
 
 def test_two_devices_give_the_same(minilm: str, command: Callable[..., Any]) -> None:
     """Three rows over two devices."""
-    script, texts = str(ROOT / "examples" / "llm" / "embed.py"), [told["text"] for told in GOLDEN[:3]]
-    done = command(script, "--devices-per-node", "2", "--", "--vectors", "--batch", "3", *texts).wait()
+    texts = [told["text"] for told in GOLDEN[:3]]
+    done = command(*PROGRAM, "--devices-per-node", "2", "--", "--vectors", "--batch", "3", *texts).wait()
     assert done.code == 0, done.err
     want = [told["vector"] for told in GOLDEN[:3]]
     np.testing.assert_allclose([json.loads(line) for line in done.out.splitlines()], want, atol=1e-4)

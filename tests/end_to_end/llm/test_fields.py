@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
-from server.errors import ApiError
-from server.fields import Fields
+
+from manygrad.llm.serve.errors import ApiError
+from manygrad.llm.serve.fields import Fields
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""examples/llm/generate.py as a user runs it: from another folder, with text, with mistakes."""
+"""manygrad.llm.generate as a user runs it: from another folder, with text, with mistakes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stream import TextStream
-from tokenizer import Tokenizer, from_folder
 from tokenizers import Tokenizer as Words
 from tokenizers import decoders, models, pre_tokenizers
 
+from manygrad.llm.stream import TextStream
+from manygrad.llm.tokenizer import Tokenizer, from_folder
 from tests.end_to_end.llm.tiny import write_model
 
-ROOT = Path(__file__).parents[3]
+PROGRAM = ("-m", "manygrad.llm.generate")
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +26,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def generate(*arguments: str, where: Path, text: str = "") -> subprocess.CompletedProcess[str]:
-    script = str(ROOT / "examples" / "llm" / "generate.py")
     return subprocess.run(
-        [sys.executable, script, *arguments], cwd=where, input=text, text=True, capture_output=True, timeout=90
+        [sys.executable, *PROGRAM, *arguments], cwd=where, input=text, text=True, capture_output=True, timeout=90
     )
 
 
@@ -46,13 +45,12 @@ def test_text_from_another_folder(folder: Path, tmp_path: Path) -> None:
 
 
 def test_two_nodes_write_the_same_text_once(folder: Path, tmp_path: Path, command: Callable[..., Any]) -> None:
-    script = str(ROOT / "examples" / "llm" / "generate.py")
     given = ["--model", str(folder), "--tokens", "12", "--ignore-end", "--prompt", "abc"]
     for options, prefix in (("--nodes", "2"), "0:0: "), (("--devices-per-node", "4"), ""):
-        run = command(script, *options, "--", *given).wait()
+        run = command(*PROGRAM, *options, "--", *given).wait()
         assert run.code == 0 and run.out == f"{prefix}EysyYJfY\n", run.out + run.err
         assert bool(re.search(r"tokens/s, \d+% of it waiting for other nodes", run.err)) == bool(prefix), run.err
-    run = command(script, "--nodes", "2", "--", *given[:-1], "-").wait()
+    run = command(*PROGRAM, "--nodes", "2", "--", *given[:-1], "-").wait()
     assert run.code == 1 and "standard input does not reach the workers" in run.err, run.out + run.err
 
 

@@ -12,14 +12,14 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-import tokenizer
-from config import from_gguf, from_json
-from model import Decoder
-from rope import Rope, rotate
-from stream import TextStream
-from weights import read_gguf
 
 from manygrad import Tensor
+from manygrad.llm import tokenizer
+from manygrad.llm.config import from_gguf, from_json
+from manygrad.llm.model import Decoder
+from manygrad.llm.rope import Rope, rotate
+from manygrad.llm.stream import TextStream
+from manygrad.llm.weights import read_gguf
 from tests.end_to_end.llm.variants import TOKENS, config, weight
 
 FOLDER = Path(__file__).parent / "golden"

@@ -1,4 +1,4 @@
-"""examples/llm/serve.py with OpenAI's own client: what it answers, what it refuses, and how it ends."""
+"""manygrad.llm.serve with OpenAI's own client: what it answers, what it refuses, and how it ends."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if MISSING := [name for name in ("starlette", "uvicorn", "openai") if find_spec(
     pytest.skip(f'the server\'s tests need {", ".join(MISSING)}: pip install ".[test]"', allow_module_level=True)
 
 import openai
-from encoder import load_encoder
-from load import load
 
+from manygrad.llm.encoder import load_encoder
+from manygrad.llm.load import load
 from tests.end_to_end.llm import browser
 from tests.end_to_end.llm.attack import attacks
 from tests.end_to_end.llm.mistakes import mutated
-from tests.end_to_end.llm.serving import LIMIT_S, SCRIPT, Served, serve
+from tests.end_to_end.llm.serving import LIMIT_S, PROGRAM, Served, serve
 from tests.end_to_end.llm.tiny import write_model
 
 GREEDY = {"model": "tiny", "temperature": 0, "extra_body": {"ignore_eos": True}}
@@ -319,7 +319,7 @@ def test_mistakes_are_told(served: Served, folder: Path, tmp_path: Path) -> None
         (["--slots", "0"], 2, "--slots 0: at least 1"),
         (["--origin", "example.org"], 2, "--origin example.org: * or a page's scheme and host"),
     ]:
-        run = subprocess.run([sys.executable, str(SCRIPT), *options], cwd=tmp_path, capture_output=True, text=True,
+        run = subprocess.run([sys.executable, *PROGRAM, *options], cwd=tmp_path, capture_output=True, text=True,
                              timeout=LIMIT_S)  # fmt: skip
         assert run.returncode == code and message in run.stderr and "Traceback" not in run.stderr, run.stderr
 

@@ -17,14 +17,14 @@ if MISSING := [name for name in ("starlette", "uvicorn", "openai") if find_spec(
 
 import numpy as np
 import openai
-from batch import Made, Request
-from server.desk import Report, Work
-from server.ranks import SHORT, decode, decode_report, encode, encode_report, in_two
-from writer import Choice
 
 from manygrad import world
 from manygrad.launcher.api import launch
-from tests.end_to_end.llm.serving import LIMIT_S, SCRIPT, Served, serving
+from manygrad.llm.engine.batch import Request, SampledToken
+from manygrad.llm.engine.writer import SamplingParams
+from manygrad.llm.serve.ranks import SHORT, decode, decode_report, encode, encode_report, in_two
+from manygrad.llm.serve.scheduler import Report, StepWork
+from tests.end_to_end.llm.serving import LIMIT_S, PROGRAM, Served, serving
 from tests.end_to_end.llm.tiny import write_model
 
 
@@ -54,7 +54,7 @@ def test_two_nodes_write_the_same_texts_until_one_is_lost(tmp_path: Path) -> Non
     model = write_model(tmp_path, context=65536)
     launcher = [sys.executable, "-P", "-u", "-m", "manygrad.launcher.cli", "--nodes", "2"]
     options = ["--model", str(model), "--name", "tiny", "--port", "0", "--slots", "2", "--room", "65536"]
-    with serving(*launcher, "--run-dir", str(tmp_path / "run"), str(SCRIPT), "--", *options) as served:
+    with serving(*launcher, "--run-dir", str(tmp_path / "run"), *PROGRAM, "--", *options) as served:
         complete = served.client.completions.create
         given = {"model": "tiny", "max_tokens": 12, "extra_body": {"ignore_eos": True}}
         # a prompt that is longer than the first message to the other rank
@@ -91,7 +91,7 @@ def test_interrupt_finishes_what_runs_on_all_nodes(tmp_path: Path) -> None:
     model = write_model(tmp_path, context=65536)
     launcher = [sys.executable, "-P", "-u", "-m", "manygrad.launcher.cli", "--nodes", "2"]
     options = ["--model", str(model), "--name", "tiny", "--port", "0", "--slots", "2", "--room", "8192"]
-    with serving(*launcher, "--run-dir", str(tmp_path / "run"), str(SCRIPT), "--", *options) as served:
+    with serving(*launcher, "--run-dir", str(tmp_path / "run"), *PROGRAM, "--", *options) as served:
         complete = served.client.completions.create
         given = {"model": "tiny", "prompt": "a", "temperature": 0, "extra_body": {"ignore_eos": True}}
         whole = complete(max_tokens=2000, **given).choices[0].text
@@ -112,19 +112,19 @@ def test_interrupt_right_after_listening(tmp_path: Path) -> None:
     model = write_model(tmp_path, context=1024)
     launcher = [sys.executable, "-P", "-u", "-m", "manygrad.launcher.cli", "--nodes", "2"]
     options = ["--model", str(model), "--port", "0", "--slots", "1", "--room", "128"]
-    with serving(*launcher, "--run-dir", str(tmp_path / "run"), str(SCRIPT), "--", *options) as served:
+    with serving(*launcher, "--run-dir", str(tmp_path / "run"), *PROGRAM, "--", *options) as served:
         served.process.send_signal(signal.SIGINT)
         assert served.process.wait(LIMIT_S) == 0, "".join(served.out)
 
 
 def test_what_the_ranks_are_told() -> None:
-    request = Request((1, 2, 3), 5, Choice(0.1, 3, 0.30000000000000004, None, 1.1, 2**32 - 1), True)
+    request = Request((1, 2, 3), 5, SamplingParams(0.1, 3, 0.30000000000000004, None, 1.1, 2**32 - 1), True)
     for work in (
-        Work(),
-        Work(((0, 7, request), (1, 8, Request((1,), 1))), (1, 2), ((9, ('a"é🦙', "", (101, 102))),), True),
+        StepWork(),
+        StepWork(((0, 7, request), (1, 8, Request((1,), 1))), (1, 2), ((9, ('a"é🦙', "", (101, 102))),), True),
     ):
         assert decode(encode(work)) == work
-    for report in (Report(), Report((Made(7, 8), Made(9, 2**31, "stop")), 1, 2, 3, 4)):
+    for report in (Report(), Report((SampledToken(7, 8), SampledToken(9, 2**31, "stop")), 1, 2, 3, 4)):
         assert decode_report(encode_report(report)) == report
 
 
@@ -143,19 +143,19 @@ def test_long_messages_are_two(size: int) -> None:
 
 def tell(replicas: int) -> int:
     """All ranks tell each other this and that; how many first ranks heard what all said."""
-    sys.path.insert(0, str(SCRIPT.parent))
-    from server.ranks import Ranks
+    from manygrad.llm.serve.ranks import Ranks
 
     ranks, heard = Ranks(replicas), 0
     for count in (0, 3, 200, 1, 900, 900, 0):
         # (of one replica the message is long at times)
         reports = [
-            Report(tuple(Made(i, r) for i in range(count if r == replicas - 1 else 2)), r) for r in range(replicas)
+            Report(tuple(SampledToken(i, r) for i in range(count if r == replicas - 1 else 2)), r)
+            for r in range(replicas)
         ]
         found = ranks.gather(reports[ranks.replica])
         assert found == (reports if ranks.is_first else [reports[ranks.replica]])
-        work = Work(tuple((r, r, Request((1,) * count, 3)) for r in range(replicas)))
-        assert ranks.share(work if world.rank == 0 else Work()) == work
+        work = StepWork(tuple((r, r, Request((1,) * count, 3)) for r in range(replicas)))
+        assert ranks.share(work if world.rank == 0 else StepWork()) == work
         heard += ranks.is_first
     return heard
 

@@ -20,10 +20,10 @@ if MISSING := [name for name in ("starlette", "uvicorn", "openai") if find_spec(
     pytest.skip(f'the server\'s tests need {", ".join(MISSING)}: pip install ".[test]"', allow_module_level=True)
 
 import openai
-from load import load
 
+from manygrad.llm.load import load
 from tests.end_to_end.llm.attack import attacks
-from tests.end_to_end.llm.serving import LIMIT_S, SCRIPT, Served, serve, serving
+from tests.end_to_end.llm.serving import LIMIT_S, PROGRAM, Served, serve, serving
 from tests.end_to_end.llm.test_serve_ranks import worker
 from tests.end_to_end.llm.tiny import write_model
 
@@ -42,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def replicas(model: Path | str, tmp_path: Path, nodes: int, *options: str) -> Iterator[Served]:
-    told = [str(SCRIPT), "--", "--model", str(model), "--name", "tiny", "--port", "0", "--replicas", "2", *options]
+    told = [*PROGRAM, "--", "--model", str(model), "--name", "tiny", "--port", "0", "--replicas", "2", *options]
     with serving(*LAUNCHER, "--nodes", str(nodes), "--run-dir", str(tmp_path / "run"), *told) as served:
         yield served
 
@@ -179,7 +179,7 @@ def test_replicas_on_a_node_each_share_the_pages_of_the_file(smollm2: str, tmp_p
 
 
 def test_nodes_that_do_not_make_so_many_replicas(model: Path, tmp_path: Path) -> None:
-    script = [str(SCRIPT), "--model", str(model), "--replicas"]
+    script = [*PROGRAM, "--model", str(model), "--replicas"]
     alone = subprocess.run([sys.executable, *script, "2"], capture_output=True, text=True, timeout=LIMIT_S)
     message = (
         "--replicas {}: the nodes are {}, which is no multiple of it; launcher --nodes {} makes groups of one size"

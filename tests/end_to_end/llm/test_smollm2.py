@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from load import load
-from sharding import rules
-from stream import TextStream
-from writer import Writer
 
 from manygrad import Tensor, TinyJit, Variable, nn
+from manygrad.llm.engine.writer import Writer
+from manygrad.llm.load import load
+from manygrad.llm.sharding import rules
+from manygrad.llm.stream import TextStream
 
-SCRIPT = Path(__file__).parents[3] / "examples" / "llm" / "generate.py"
 TOKENS = 8  # of texts that several devices write together
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "smollm2.json").read_text())
 
@@ -105,7 +104,7 @@ def test_devices_write_the_same(smollm2: str, count: int) -> None:
 def test_nodes_write_the_same(smollm2: str, count: int, command: Callable[..., Any]) -> None:
     told = GOLDEN["prompts"][0]
     given = ["--model", smollm2, "--prompt", told["prompt"], "--tokens", str(TOKENS), "--ignore-end"]
-    run = command(str(SCRIPT), "--nodes", str(count), "--", *given).wait()
+    run = command("-m", "manygrad.llm.generate", "--nodes", str(count), "--", *given).wait()
     _, tokenizer = load(smollm2)
     stream = TextStream(tokenizer, prompt=told["ids"])
     text = "".join(map(stream.add, told["tokens"][:TOKENS])) + stream.end()

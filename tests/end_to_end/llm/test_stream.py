@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from stream import TextStream
-from tokenizer import Tokenizer, from_folder
 
+from manygrad.llm.stream import TextStream
+from manygrad.llm.tokenizer import Tokenizer, from_folder
 from tests.end_to_end.llm.tiny import write_model
 
 

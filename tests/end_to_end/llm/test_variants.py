@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from config import from_json
-from heads import share_heads
-from load import load
-from model import Decoder, Embedding, row_groups
-from pages import Pages
-from sharding import rules
-from steps import Steps
-from weights import Weights, read_folder
-from writer import Choice, Writer
 
 from manygrad import Tensor, Variable, nn
+from manygrad.llm.config import from_json
+from manygrad.llm.engine.steps import Steps
+from manygrad.llm.engine.writer import SamplingParams, Writer
+from manygrad.llm.load import load
+from manygrad.llm.model import Decoder, TokenEmbedding, row_groups
+from manygrad.llm.pages import Pages
+from manygrad.llm.sharding import rules
+from manygrad.llm.shared_heads import share_heads
+from manygrad.llm.weights import Weights, read_folder
 from manygrad.nn.state import safe_save
 from manygrad.runtime.devices import get_device
 from tests.end_to_end.llm.variants import TOKENS, VARIANTS, config, weight
@@ -184,7 +184,7 @@ def test_nothing_compiles_again_as_the_context_grows() -> None:
 
 def test_chosen_tokens_are_those_of_sample() -> None:
     """The penalty knows prompt and text, the noise where a text stands; a second text does not know the first."""
-    choice = Choice(0.9, top_k=20, top_p=0.95, min_p=0.01, repetition_penalty=1.4, seed=5)
+    choice = SamplingParams(0.9, top_k=20, top_p=0.95, min_p=0.01, repetition_penalty=1.4, seed=5)
     writer = Writer(decoder("llama"), 64, choice)
     for _ in range(2):
         tokens = [*TOKENS[:5], writer.start(TOKENS[:5])]
@@ -202,7 +202,7 @@ def test_the_same_text_on_any_number_of_devices(variant: str) -> None:
     chosen = {}
     for n in (1, 2, 4):
         model = decoder(variant, devices=tuple(f"CPU:{i}" for i in range(n)) if n > 1 else ())
-        for choice in (Choice(), Choice(1.1, top_p=0.9, repetition_penalty=1.2, seed=3)):
+        for choice in (SamplingParams(), SamplingParams(1.1, top_p=0.9, repetition_penalty=1.2, seed=3)):
             writer = Writer(model, 64, choice)
             tokens = [writer.start(TOKENS[:5])]
             while len(tokens) < 16:
@@ -215,7 +215,7 @@ def test_a_table_that_is_cut_stays_where_it_is() -> None:
     devices = ("CPU:0", "CPU:1")
     for rows, groups in ((60, 2), (61, 61), (263, 1)):
         table = np.random.default_rng(rows).standard_normal((rows, 8)).astype(np.float32)
-        embedding = Embedding(Tensor(table))
+        embedding = TokenEmbedding(Tensor(table))
         assert row_groups(rows, devices) == groups
         nn.shard_rules(embedding, {"weight": (0, groups) if groups > 1 else None}, devices)
         tokens = np.array([[0, rows - 1, 7, rows // 2]])

@@ -1,0 +1,1 @@
+"""A server that speaks OpenAI's API: `python -m manygrad.llm.serve`."""
