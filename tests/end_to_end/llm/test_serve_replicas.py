@@ -179,12 +179,12 @@ def test_replicas_on_a_node_each_share_the_pages_of_the_file(smollm2: str, tmp_p
 
 
 def test_nodes_that_do_not_make_so_many_replicas(model: Path, tmp_path: Path) -> None:
-    script = [*PROGRAM, "--model", str(model), "--replicas"]
-    alone = subprocess.run([sys.executable, *script, "2"], capture_output=True, text=True, timeout=LIMIT_S)
+    options = ["--model", str(model), "--replicas"]
+    alone = subprocess.run([sys.executable, *PROGRAM, *options, "2"], capture_output=True, text=True, timeout=LIMIT_S)
     message = (
         "--replicas {}: the nodes are {}, which is no multiple of it; launcher --nodes {} makes groups of one size"
     )
     assert alone.returncode == 2 and message.format(2, 1, 2) in alone.stderr
-    command = [*LAUNCHER, "--nodes", "2", "--run-dir", str(tmp_path / "run"), script[0], "--", *script[1:], "3"]
+    command = [*LAUNCHER, "--nodes", "2", "--run-dir", str(tmp_path / "run"), *PROGRAM, "--", *options, "3"]
     both = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     assert both.returncode == 2 and message.format(3, 2, 3) in both.stdout + both.stderr, both
