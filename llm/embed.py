@@ -16,7 +16,9 @@ from manygrad.llm.embedder import USUAL, Embedder
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Texts to vectors; prints their cosines, or the vectors.")
+    parser = argparse.ArgumentParser(
+        prog="manygrad.llm.embed", description="Texts to vectors; prints their cosines, or the vectors."
+    )
     parser.add_argument("texts", nargs="+", help="texts, or - for one a line from stdin")
     parser.add_argument("--model", default="minilm", help="a folder with config.json, or minilm")
     parser.add_argument("--vectors", action="store_true", help="print a JSON list a text instead of cosines")

@@ -22,7 +22,9 @@ from manygrad.llm.text_model import TextModel
 
 
 def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="A language model goes on with a text, or answers with --chat.")
+    parser = argparse.ArgumentParser(
+        prog="manygrad.llm.generate", description="A language model goes on with a text, or answers with --chat."
+    )
     parser.add_argument("--model", default="smollm2", help="a .gguf file, a folder with config.json, or smollm2")
     parser.add_argument(
         "--prompt", required=True, help="what to go on with, or to answer; - reads it from stdin (not under launcher)"

@@ -2,7 +2,7 @@
 
 Parameters have Hugging Face's names and shapes; rows of queries and keys stand as the file has them
 (`Config.neighbours`). Keys and values of the tokens so far are kept in the layers (`Decoder.reserve`) and written in
-place, where `places.py` says: one capture serves all positions.
+place, where `positions.py` says: one capture serves all positions.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class Decoder(nn.Module):
 
     def reserve(self, texts: int, length: int, kind: str | None = None) -> None:
         """Room for `length` tokens of each of `texts`, which are read and written together, each in one page; `kind`:
-        of keys and values (`room.KINDS`); None: what products' inputs are rounded to, else float32."""
+        of keys and values (`kv_cache.KINDS`); None: what products' inputs are rounded to, else float32."""
         self._reserve(texts, length, length, kind)
 
     def reserve_pages(self, tokens: int, length: int, kind: str | None = None) -> None:
@@ -222,7 +222,7 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: Tensor, position: Any, last: Any, begin: Any = 0) -> Tensor:
         """(b, t) tokens, the first at `position` -> (b, vocabulary): what follows token `last` of the t. `begin`: a
-        window shows nothing before it (`places.bound`)."""
+        window shows nothing before it (`positions.bound`)."""
         return self.at(tokens, TokenPerText(tokens.shape[1], position, begin), last)
 
     def at(self, tokens: Tensor, place: Positions, last: Any) -> Tensor:

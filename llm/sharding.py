@@ -1,8 +1,8 @@
 """How a decoder is cut over devices (tensor parallelism): rules for `nn.shard_rules`.
 
 Heads of keys with the queries that they serve, hidden features, and rows of the vocabulary are cut; a layer then has
-two all-reduces of (tokens, dim). Heads are never cut in two, however many devices there are (`heads.py`: some may have
-the same one), nor are the blocks of quantised weights: hidden features are cut between those of `down_proj`.
+two all-reduces of (tokens, dim). Heads are never cut in two, however many devices there are (`shared_heads.py`: some
+may have the same one), nor are the blocks of quantised weights: hidden features are cut between those of `down_proj`.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ from manygrad.llm.load import load
 from manygrad.llm.sharding import rules
 from manygrad.llm.stream import TextStream
 
+LENGTH = 1024  # tokens of a text and its prompt that there is room for, unless more are asked for
+
 
 class TextModel:
     """`model` by its name or path, cut over the devices of this world.
@@ -56,15 +58,20 @@ class TextModel:
         stop: Sequence[str] = (), ignore_end: bool = False,
     ) -> Iterator[str]:  # fmt: skip
         """The text that follows `prompt`, or its tokens, a piece for each token that is made: empty where a token ends
-        inside of a character, or may begin a text of `stop`. All ranks have to take all of them."""
+        inside of a character, or may begin a text of `stop`. All ranks have to take all of them. ValueError where it
+        does not fit. The first call makes room for texts of `LENGTH` tokens, or longer ones if it needs them, unless
+        `reserve` has made it."""
         ids = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not ids:
             raise ValueError("the prompt is empty, and this model needs a token to go on from")
-        self.reserve(len(ids) + max_tokens)
-        writer, stream = (
-            Writer(self.decoder, self.length, sampling or SamplingParams()),
-            TextStream(self.tokenizer, stop, ids),
-        )
+        usual = 0 if self.length else min(LENGTH, self.decoder.config.context)
+        self.reserve(max(len(ids) + max_tokens, usual))
+        writer = Writer(self.decoder, self.length, sampling or SamplingParams())
+        return self._pieces(writer, TextStream(self.tokenizer, stop, ids), ids, max_tokens, ignore_end)
+
+    def _pieces(
+        self, writer: Writer, stream: TextStream, ids: Sequence[int], max_tokens: int, ignore_end: bool
+    ) -> Iterator[str]:
         token, self.made = writer.start(ids), 1
         while ignore_end or token not in self.tokenizer.ends:
             yield stream.add(token)

@@ -44,7 +44,7 @@ START_S = 30.0  # that the web server has
 
 
 def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="A server that speaks OpenAI's API.")
+    parser = argparse.ArgumentParser(prog="manygrad.llm.serve", description="A server that speaks OpenAI's API.")
     parser.add_argument("--model", default="smollm2", help="a .gguf file, a folder with config.json, or smollm2")
     parser.add_argument("--name", help="of the model, for clients; without one: --model")
     parser.add_argument("--embed-model", help="also make vectors, with this encoder: a folder, or minilm")

@@ -2,7 +2,7 @@
 
 The ranks are groups of neighbours (`world.group`), each with a replica of the model. The first ranks of all replicas
 gather what these have written, and rank 0 tells all ranks what comes and goes. Whoever waits for longer than
-COLLECTIVE_TIMEOUT_S fails the run, so rank 0 tells nothing, too (`desk.IDLE_S`).
+COLLECTIVE_TIMEOUT_S fails the run, so rank 0 tells nothing, too (`scheduler.IDLE_S`).
 """
 
 from __future__ import annotations
