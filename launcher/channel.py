@@ -23,6 +23,8 @@ from typing import Any
 
 import zmq
 
+from manygrad.tensor.source import is_own
+
 from . import messages
 from .errors import LaunchAborted, LaunchInterrupted, PlanMismatch, PlanTimeout
 from .link import BEAT_S, Broken, Clock, Session, Silence
@@ -288,20 +290,14 @@ def _end_soon(after_s: float) -> None:
     os._exit(1)
 
 
-_INSIDE = (
-    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
-    os.path.dirname(os.__file__) + os.sep,
-    "<frozen",
-)
+_OUTSIDE = (os.path.dirname(os.__file__) + os.sep, "<frozen")  # the standard library
 
 
 def is_user_file(filename: str) -> bool:
     """Whether a source file is the user's: not manygrad's, not the standard library's, not an installed package's."""
     if f"{os.sep}site-packages{os.sep}" in filename:
         return False
-    return not filename.startswith(_INSIDE) or filename.startswith(
-        (os.path.join(_INSIDE[0], "examples"), os.path.join(_INSIDE[0], "tests"))
-    )
+    return not is_own(filename) and not filename.startswith(_OUTSIDE)
 
 
 def where_is(frame: FrameType | None) -> str:

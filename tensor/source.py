@@ -19,11 +19,16 @@ _OWN = tuple(
     for part in (
         *(
             f"{folder}{os.sep}"
-            for folder in ("tensor", "nn", "multi", "schedule", "runtime", "collectives", "launcher", "llm")
+            for folder in ("native", "tensor", "nn", "multi", "schedule", "runtime", "collectives", "launcher", "llm")
         ),
         *("__init__.py", "autograd.py", "linalg.py"),
     )
 )
+
+
+def is_own(filename: str) -> bool:
+    """Whether a file is one of the package, whose lines are not the user's; examples and tests are not."""
+    return filename.startswith(_OWN)
 
 
 _shown: dict[str, str] = {}  # of each file seen: how it is called in a line, nothing where its lines are not the user's
@@ -39,7 +44,7 @@ def user_line() -> str:
         name = frame.f_code.co_filename
         shown = _shown.get(name)
         if shown is None:
-            shown = _shown[name] = "" if name.startswith((*_OWN, "<")) else os.path.basename(name)
+            shown = _shown[name] = "" if is_own(name) or name.startswith("<") else os.path.basename(name)
         if shown:
             return f"{shown}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from manygrad.tensor.source import _OWN
+from manygrad.tensor.source import is_own
 
 ROOT = Path(__file__).resolve().parent.parent
 LINES, METHODS, ATTRIBUTES = 80, 25, 15
@@ -178,7 +178,7 @@ def test_imports_have_no_circles() -> None:
 
 def test_lines_of_the_package_are_not_the_users() -> None:
     """A folder or file of the package whose lines count as a user's would be named in errors in place of the script."""
-    users = {p for p in modules() if not str(ROOT / p).startswith(_OWN) and not p.startswith("native/")}
+    users = {p for p in modules() if not is_own(str(ROOT / p))}
     assert users == set()
     for outside in ("examples/train_gpt.py", "tests/test_house.py", "train.py", "nn_train.py"):
-        assert not str(ROOT / outside).startswith(_OWN), outside
+        assert not is_own(str(ROOT / outside)), outside
