@@ -38,7 +38,7 @@ try:
     from manygrad.llm.serve.routes import Limits, Service
     from manygrad.llm.serve.scheduler import Scheduler
 except ImportError as error:
-    raise SystemExit(f'serve.py: {error}; it comes with pip install ".[serve]"') from None
+    raise SystemExit(f'manygrad.llm.serve: {error}; it comes with pip install ".[serve]"') from None
 
 START_S = 30.0  # that the web server has
 
@@ -108,18 +108,18 @@ def main() -> None:
     args = options()
     ranks = Ranks(args.replicas)
     devices = ranks.devices
-    desk = Scheduler(args.queue, args.queue_time)
+    scheduler = Scheduler(args.queue, args.queue_time)
     if world.rank == 0:
         # Ctrl-C of the launcher comes here, too, if it has heard in time that there is a handler: so it stands long
         # before anybody may count on it (the other ranks hear of it by `Ranks`)
-        signal.signal(signal.SIGINT, lambda number, frame: interrupted(desk, args.drain))
+        signal.signal(signal.SIGINT, lambda number, frame: interrupted(scheduler, args.drain))
     try:
         listener = listen(args.host, args.port) if world.rank == 0 else None
         dtype = args.dtype or dtype_for(args.slots, args.activations)
         model, tokenizer = load(args.model, dtype, args.activations, devices)
         encoder = load_encoder(args.embed_model) if args.embed_model else None
     except (ValueError, OSError) as error:
-        raise SystemExit(f"serve.py: {error}") from None
+        raise SystemExit(f"manygrad.llm.serve: {error}") from None
     # every block of a prompt fits, the last one too
     room = -(-min(args.room, model.config.context) // BLOCKS[-1]) * BLOCKS[-1]
     model.reserve_pages(args.cache_tokens or args.slots * room, room, args.cache_dtype)
@@ -136,26 +136,27 @@ def main() -> None:
     if listener is None:
         run(batch, embedder, ranks, None)
         return
-    desk.reports = [report(batch, [])] * args.replicas
+    scheduler.reports = [report(batch, [])] * args.replicas
     service = Service(
-        desk, tokenizer, args.name or args.model, min(batch.most, model.config.context), args.slots, batch.pages.count,
+        scheduler, tokenizer, args.name or args.model, min(batch.most, model.config.context), args.slots,
+        batch.pages.count,
         args.embed_model or "", None if encoder is None else encoder[1],
         0 if encoder is None else encoder[0].config.context, Limits(args.body, args.body_time, args.time),
         origins=args.origin,
     )  # fmt: skip
-    serve(service, listener, partial(run, batch, embedder, ranks, desk), args.drain)
+    serve(service, listener, partial(run, batch, embedder, ranks, scheduler), args.drain)
 
 
-def interrupted(desk: Scheduler, drain_s: float) -> None:
-    if desk.loop is None:  # nothing is served yet
+def interrupted(scheduler: Scheduler, drain_s: float) -> None:
+    if scheduler.loop is None:  # nothing is served yet
         raise KeyboardInterrupt
-    desk.drain(drain_s)
+    scheduler.drain(drain_s)
 
 
 def serve(service: Service, listener: socket.socket, write: Callable[[], None], drain_s: float) -> None:
     """The event loop has a thread of its own; the model's loop, `write`, runs here, where signals and the launcher come
     to."""
-    desk = service.desk
+    scheduler = service.scheduler
     protocol: Any = partial(Connection, service.limits.body_s)
     config = uvicorn.Config(service.application(), log_level="warning", access_log=False, ws="none",
                             http=protocol,
@@ -166,18 +167,18 @@ def serve(service: Service, listener: socket.socket, write: Callable[[], None], 
         try:
             server.run([listener])
         finally:
-            desk.drain(0)  # (without it nobody could ask for anything, nor end the model's loop)
+            scheduler.drain(0)  # (without it nobody could ask for anything, nor end the model's loop)
 
     web = threading.Thread(target=listening, name="web", daemon=True)
     web.start()
     limit = time.monotonic() + START_S
     while not server.started:
         if not web.is_alive() or time.monotonic() > limit:
-            raise SystemExit("serve.py: the web server did not start; what it wrote above says why")
+            raise SystemExit("manygrad.llm.serve: the web server did not start; what it wrote above says why")
         time.sleep(0.01)
 
     if world.size == 1:  # (else it is how the launcher ends what did not end by itself)
-        signal.signal(signal.SIGTERM, lambda number, frame: desk.drain(drain_s))
+        signal.signal(signal.SIGTERM, lambda number, frame: scheduler.drain(drain_s))
     host, port = listener.getsockname()[:2]
     print(f"listening on http://{host}:{port}", flush=True)
     cause = "the server is shutting down"
@@ -187,7 +188,7 @@ def serve(service: Service, listener: socket.socket, write: Callable[[], None], 
         cause = f"the model has stopped: {type(error).__name__}: {error}"
         raise
     finally:
-        desk.close(cause)
+        scheduler.close(cause)
         server.should_exit = True
         web.join(3)
 

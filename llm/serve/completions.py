@@ -26,10 +26,10 @@ class CompletionPiece:
 class Completion:
     """`async for piece in writing`; whoever stops before the end calls `leave`. `written` counts tokens."""
 
-    def __init__(self, asked: ApiRequest, desk: Scheduler, tokenizer: Tokenizer, metrics: Metrics, limit_s: float):
-        self.asked, self.desk, self.metrics = asked, desk, metrics
+    def __init__(self, asked: ApiRequest, scheduler: Scheduler, tokenizer: Tokenizer, metrics: Metrics, limit_s: float):
+        self.asked, self.scheduler, self.metrics = asked, scheduler, metrics
         self.began = time.monotonic()
-        self.keys, self.out = desk.submit(asked.requests)
+        self.keys, self.out = scheduler.submit(asked.requests)
         self.streams = {
             key: (i, TextStream(tokenizer, asked.stops, request.ids))
             for i, (key, request) in enumerate(zip(self.keys, asked.requests))
@@ -43,7 +43,7 @@ class Completion:
 
     def leave(self) -> None:
         self.late.cancel()
-        self.desk.leave(list(self.streams))
+        self.scheduler.leave(list(self.streams))
         self.streams = {}
 
     async def __aiter__(self) -> AsyncIterator[CompletionPiece]:
@@ -69,7 +69,7 @@ class Completion:
         text = "" if reason == "stop" else stream.add(made.token)
         if stream.stopped:
             reason = "stop"
-            self.desk.leave([key])
+            self.scheduler.leave([key])
         elif reason:
             text += stream.end()
         if reason:

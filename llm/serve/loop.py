@@ -13,14 +13,14 @@ from manygrad.llm.serve.ranks import Ranks
 from manygrad.llm.serve.scheduler import EmbedRequest, Report, Scheduler, StepWork
 
 
-def run(batch: Batch, embedder: Embedder | None, ranks: Ranks, desk: Scheduler | None) -> None:
-    """Until the desk is drained. `batch`: of this rank's replica; `desk`: of rank 0, None elsewhere."""
+def run(batch: Batch, embedder: Embedder | None, ranks: Ranks, scheduler: Scheduler | None) -> None:
+    """Until the scheduler is drained. `batch`: of this rank's replica; `scheduler`: of rank 0, None elsewhere."""
     made: list[SampledToken] = []
     while True:
         reports = ranks.gather(report(batch, made))
-        if desk is not None:
-            desk.hear(reports)
-        work = ranks.share(desk.take() if desk is not None else StepWork())
+        if scheduler is not None:
+            scheduler.hear(reports)
+        work = ranks.share(scheduler.take() if scheduler is not None else StepWork())
         for key in work.cancel:
             batch.cancel(key)
         for replica, key, request in work.admit:
@@ -31,8 +31,8 @@ def run(batch: Batch, embedder: Embedder | None, ranks: Ranks, desk: Scheduler |
         for key, texts in work.embed:
             assert embedder is not None
             rows = embedder(texts)
-            if desk is not None:
-                desk.give([(key, EmbedRequest(rows, sum(map(len, texts))))])
+            if scheduler is not None:
+                scheduler.give([(key, EmbedRequest(rows, sum(map(len, texts))))])
         made = batch.step()
 
 

@@ -41,7 +41,7 @@ class Limits:
 
 @dataclass
 class Service:
-    desk: Scheduler
+    scheduler: Scheduler
     tokenizer: Tokenizer
     model: str  # its name
     room: int  # tokens of a prompt and its text together
@@ -57,7 +57,7 @@ class Service:
 
     def application(self) -> Starlette:
         async def starting(app: Starlette) -> AsyncIterator[None]:
-            self.desk.loop = asyncio.get_running_loop()
+            self.scheduler.loop = asyncio.get_running_loop()
             yield
 
         def post(path: str, answer: Any) -> Route:
@@ -106,12 +106,12 @@ class Service:
         return HTMLResponse(PAGE.read_text(encoding="utf-8"))
 
     async def health(self, request: Request) -> Response:
-        state = self.desk.state
+        state = self.scheduler.state
         return JSONResponse({"status": "ok" if state == "open" else state}, 200 if state == "open" else 503)
 
     async def show_metrics(self, request: Request) -> Response:
-        desk = self.desk
-        text = self.metrics.text(desk.reports, desk.placed, len(desk.waiting), self.slots, self.pages)
+        scheduler = self.scheduler
+        text = self.metrics.text(scheduler.reports, scheduler.placed, len(scheduler.waiting), self.slots, self.pages)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     @property
@@ -138,7 +138,7 @@ class Service:
         # (long texts take their time to become tokens)
         asked = await asyncio.to_thread(api.writing, given, chat, self.model, self.tokenizer, self.room)
         answer = answers.Answer(secrets.token_hex(12), self.model, chat)
-        writing = Completion(asked, self.desk, self.tokenizer, self.metrics, self.limits.request_s)
+        writing = Completion(asked, self.scheduler, self.tokenizer, self.metrics, self.limits.request_s)
         try:
             if asked.stream:
                 return await self._stream(request, writing, answer)
@@ -185,7 +185,7 @@ class Service:
         texts, coded = await asyncio.to_thread(
             api.embedding, given, self.embedder, self.embed_tokenizer, self.embed_room
         )
-        keys, out = self.desk.submit([tuple(texts[i : i + CHUNK]) for i in range(0, len(texts), CHUNK)])
+        keys, out = self.scheduler.submit([tuple(texts[i : i + CHUNK]) for i in range(0, len(texts), CHUNK)])
 
         async def collect() -> dict[int, EmbedRequest]:
             found: dict[int, EmbedRequest] = {}
@@ -203,7 +203,7 @@ class Service:
         except TimeoutError:
             raise ApiError(408, f"the vectors took longer than {self.limits.request_s:g} s", code="timeout") from None
         finally:
-            self.desk.leave(keys)
+            self.scheduler.leave(keys)
         rows = [row for key in keys for row in found[key].rows]
         self.metrics.prompt_tokens += (tokens := sum(v.tokens for v in found.values()))
         return self._answer(request, answers.vectors(rows, self.embedder, tokens, coded))

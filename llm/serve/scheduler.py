@@ -1,7 +1,7 @@
 """Between two threads: the event loop hands requests in and takes tokens, the model's loop takes work and hands tokens
 out. Neither waits for the other longer than a list is changed.
 
-A text waits in a queue of limited length until a replica of the model has a slot for it. The desk is "open", then
+A text waits in a queue of limited length until a replica of the model has a slot for it. The scheduler is "open", then
 "draining" (what was taken in is finished, nothing else is), then "closed".
 """
 

@@ -19,21 +19,21 @@ TEXT = Request((1,), 4)
 
 
 def with_desk(check: Callable[[Scheduler], Awaitable[None]], most: int = 3, wait_s: float = 60.0) -> Scheduler:
-    """`check` in an event loop, at a desk that is its own."""
-    desk = Scheduler(most, wait_s)
+    """`check` in an event loop, at a scheduler that is its own."""
+    scheduler = Scheduler(most, wait_s)
 
     async def run() -> None:
-        desk.loop = asyncio.get_running_loop()
-        await asyncio.wait_for(check(desk), 10)
+        scheduler.loop = asyncio.get_running_loop()
+        await asyncio.wait_for(check(scheduler), 10)
 
     asyncio.run(run())
-    return desk
+    return scheduler
 
 
-def take(desk: Scheduler, slots: int, pages: int, busy: bool) -> StepWork:
+def take(scheduler: Scheduler, slots: int, pages: int, busy: bool) -> StepWork:
     """With one replica."""
-    desk.hear([Report(running=int(busy), slots=slots, unpromised=pages, pages=pages)])
-    return desk.take()
+    scheduler.hear([Report(running=int(busy), slots=slots, unpromised=pages, pages=pages)])
+    return scheduler.take()
 
 
 async def next_of(out: Out) -> tuple[int, Given]:
@@ -41,117 +41,117 @@ async def next_of(out: Out) -> tuple[int, Given]:
 
 
 def test_texts_wait_for_slots_in_their_order() -> None:
-    async def check(desk: Scheduler) -> None:
-        keys, out = desk.submit([TEXT, TEXT])
-        (third,), _ = desk.submit([TEXT])
+    async def check(scheduler: Scheduler) -> None:
+        keys, out = scheduler.submit([TEXT, TEXT])
+        (third,), _ = scheduler.submit([TEXT])
         with pytest.raises(ApiError, match="3 texts wait already") as full:
-            desk.submit([TEXT])
+            scheduler.submit([TEXT])
         assert full.value.status == 429 and full.value.headers
-        assert take(desk, 1, 9, False) == StepWork(admit=((0, keys[0], TEXT),))
-        desk.leave([third])  # it has not begun
-        assert take(desk, 1, 9, True) == StepWork(admit=((0, keys[1], TEXT),), cancel=(third,))
-        desk.give([(keys[0], SampledToken(keys[0], 5)), (keys[1], SampledToken(keys[1], 6, "length"))])
+        assert take(scheduler, 1, 9, False) == StepWork(admit=((0, keys[0], TEXT),))
+        scheduler.leave([third])  # it has not begun
+        assert take(scheduler, 1, 9, True) == StepWork(admit=((0, keys[1], TEXT),), cancel=(third,))
+        scheduler.give([(keys[0], SampledToken(keys[0], 5)), (keys[1], SampledToken(keys[1], 6, "length"))])
         assert [await next_of(out), await next_of(out)] == [
             (keys[0], SampledToken(keys[0], 5)), (keys[1], SampledToken(keys[1], 6, "length"))
         ]  # fmt: skip
-        desk.leave(keys)  # one has ended, the other one runs
-        assert take(desk, 2, 9, True) == StepWork(cancel=(keys[0],))
-        desk.give([(keys[0], SampledToken(keys[0], 7))])  # (the step that ran meanwhile)
+        scheduler.leave(keys)  # one has ended, the other one runs
+        assert take(scheduler, 2, 9, True) == StepWork(cancel=(keys[0],))
+        scheduler.give([(keys[0], SampledToken(keys[0], 7))])  # (the step that ran meanwhile)
         await asyncio.sleep(0)
-        assert out.empty() and not desk.outs
+        assert out.empty() and not scheduler.outs
 
     with_desk(check)
 
 
 def test_texts_wait_for_pages_in_their_order() -> None:
-    async def check(desk: Scheduler) -> None:
+    async def check(scheduler: Scheduler) -> None:
         small, large = Request((1,), 32), Request((1,), 65)
-        keys, _ = desk.submit([small, large, small])
-        (vectors,), _ = desk.submit([("a",)])
-        work = take(desk, 4, 2, True)  # the large one does not fit, and is not passed
+        keys, _ = scheduler.submit([small, large, small])
+        (vectors,), _ = scheduler.submit([("a",)])
+        work = take(scheduler, 4, 2, True)  # the large one does not fit, and is not passed
         assert work == StepWork(admit=((0, keys[0], small),), embed=((vectors, ("a",)),))
-        assert take(desk, 4, 2, True) == StepWork()
-        assert take(desk, 4, 4, True) == StepWork(admit=((0, keys[1], large), (0, keys[2], small)))
+        assert take(scheduler, 4, 2, True) == StepWork()
+        assert take(scheduler, 4, 4, True) == StepWork(admit=((0, keys[1], large), (0, keys[2], small)))
 
     with_desk(check, most=4)
 
 
 def test_a_text_goes_to_the_replica_with_most_room() -> None:
-    async def check(desk: Scheduler) -> None:
+    async def check(scheduler: Scheduler) -> None:
         small, large = Request((1,), 32), Request((1,), 65)
-        keys, out = desk.submit([small, large, small, small, small])
+        keys, out = scheduler.submit([small, large, small, small, small])
         made = SampledToken(9, 5)
-        desk.hear([Report(slots=2, unpromised=9), Report((made,), 1, slots=3, unpromised=2), Report()])
-        work = desk.take()  # the large one has too many pages for the second, whose slots are more
+        scheduler.hear([Report(slots=2, unpromised=9), Report((made,), 1, slots=3, unpromised=2), Report()])
+        work = scheduler.take()  # the large one has too many pages for the second, whose slots are more
         assert [(replica, key) for replica, key, _ in work.admit] == list(zip((1, 0, 1, 0), keys))
-        assert desk.placed == {0: 2, 1: 2}
-        desk.hear([Report(slots=1, unpromised=1), Report(slots=1, unpromised=2), Report(running=2)])
-        assert desk.take().admit == ((1, keys[4], small),)  # (as many slots, more pages)
-        (left,), _ = desk.submit([large])
-        desk.hear([Report(slots=1, unpromised=2), Report(slots=9, unpromised=2), Report(running=2)])
-        assert desk.take() == StepWork()
-        desk.drain(30)
-        desk.hear(
+        assert scheduler.placed == {0: 2, 1: 2}
+        scheduler.hear([Report(slots=1, unpromised=1), Report(slots=1, unpromised=2), Report(running=2)])
+        assert scheduler.take().admit == ((1, keys[4], small),)  # (as many slots, more pages)
+        (left,), _ = scheduler.submit([large])
+        scheduler.hear([Report(slots=1, unpromised=2), Report(slots=9, unpromised=2), Report(running=2)])
+        assert scheduler.take() == StepWork()
+        scheduler.drain(30)
+        scheduler.hear(
             [Report(slots=9, unpromised=9), Report(slots=9, unpromised=9, made=(SampledToken(keys[1], 7),)), Report()]
         )
         assert await next_of(out) == (keys[1], SampledToken(keys[1], 7))
-        assert desk.take() == StepWork(((0, left, large),))  # (the first of two that are alike)
-        desk.hear([Report(), Report(), Report(running=1)])
-        assert not desk.take().stop  # the last one writes
-        desk.hear([Report(), Report(), Report()])
-        assert desk.take().stop
+        assert scheduler.take() == StepWork(((0, left, large),))  # (the first of two that are alike)
+        scheduler.hear([Report(), Report(), Report(running=1)])
+        assert not scheduler.take().stop  # the last one writes
+        scheduler.hear([Report(), Report(), Report()])
+        assert scheduler.take().stop
 
     with_desk(check, most=6)
 
 
 def test_vectors_are_made_a_chunk_a_step() -> None:
-    async def check(desk: Scheduler) -> None:
-        keys, out = desk.submit([("a",), ("b",)])
-        assert take(desk, 0, 9, True).embed == ((keys[0], ("a",)),)
-        assert take(desk, 0, 9, True).embed == ((keys[1], ("b",)),)
+    async def check(scheduler: Scheduler) -> None:
+        keys, out = scheduler.submit([("a",), ("b",)])
+        assert take(scheduler, 0, 9, True).embed == ((keys[0], ("a",)),)
+        assert take(scheduler, 0, 9, True).embed == ((keys[1], ("b",)),)
         found = EmbedRequest(np.zeros((1, 2), np.float32), 3)
-        desk.give([(keys[1], found)])
-        assert await next_of(out) == (keys[1], found) and list(desk.outs) == [keys[0]]
+        scheduler.give([(keys[1], found)])
+        assert await next_of(out) == (keys[1], found) and list(scheduler.outs) == [keys[0]]
 
     with_desk(check)
 
 
 def test_who_waits_too_long_is_told() -> None:
-    async def check(desk: Scheduler) -> None:
-        _, out = desk.submit([TEXT])
+    async def check(scheduler: Scheduler) -> None:
+        _, out = scheduler.submit([TEXT])
         time.sleep(0.02)
-        assert take(desk, 0, 9, True) == StepWork()
+        assert take(scheduler, 0, 9, True) == StepWork()
         _, error = await next_of(out)
         assert isinstance(error, ApiError) and (error.status, error.code) == (503, "queue_timeout")
-        assert not desk.outs and take(desk, 1, 9, True) == StepWork()
+        assert not scheduler.outs and take(scheduler, 1, 9, True) == StepWork()
 
     with_desk(check, wait_s=0.01)
 
 
 def test_draining_finishes_what_is_there() -> None:
-    async def check(desk: Scheduler) -> None:
-        (key,), _ = desk.submit([TEXT])
-        desk.drain(30)
+    async def check(scheduler: Scheduler) -> None:
+        (key,), _ = scheduler.submit([TEXT])
+        scheduler.drain(30)
         with pytest.raises(ApiError, match="shutting down") as refused:
-            desk.submit([TEXT])
+            scheduler.submit([TEXT])
         assert (refused.value.status, refused.value.code) == (503, "shutting_down")
-        assert take(desk, 1, 9, False) == StepWork(admit=((0, key, TEXT),))
-        assert not take(desk, 1, 9, True).stop
-        assert take(desk, 1, 9, False).stop
-        desk.drain(30)  # for a second time: at once
-        assert take(desk, 1, 9, True).stop
+        assert take(scheduler, 1, 9, False) == StepWork(admit=((0, key, TEXT),))
+        assert not take(scheduler, 1, 9, True).stop
+        assert take(scheduler, 1, 9, False).stop
+        scheduler.drain(30)  # for a second time: at once
+        assert take(scheduler, 1, 9, True).stop
 
     with_desk(check)
 
 
 def test_closing_tells_everybody_why() -> None:
-    async def check(desk: Scheduler) -> None:
-        (first, second), out = desk.submit([TEXT, TEXT])
-        take(desk, 1, 9, False)
-        desk.close("rank 1 was lost")
+    async def check(scheduler: Scheduler) -> None:
+        (first, second), out = scheduler.submit([TEXT, TEXT])
+        take(scheduler, 1, 9, False)
+        scheduler.close("rank 1 was lost")
         told = dict([await next_of(out), await next_of(out)])
         assert all(isinstance(e, ApiError) and e.message == "rank 1 was lost" for e in told.values())
-        assert set(told) == {first, second} and take(desk, 2, 9, False).stop
+        assert set(told) == {first, second} and take(scheduler, 2, 9, False).stop
 
     with_desk(check)
 

@@ -314,7 +314,7 @@ def test_smollm2_says_what_transformers_says(smollm2: str) -> None:
 
 def test_mistakes_are_told(served: Served, folder: Path, tmp_path: Path) -> None:
     for options, code, message in [
-        (["--model", "nowhere", "--port", "0"], 1, "serve.py: there is no file or folder 'nowhere'"),
+        (["--model", "nowhere", "--port", "0"], 1, "manygrad.llm.serve: there is no file or folder 'nowhere'"),
         (["--model", str(folder), "--port", str(served.port)], 1, "Address already in use; choose another one, or 0"),
         (["--slots", "0"], 2, "--slots 0: at least 1"),
         (["--origin", "example.org"], 2, "--origin example.org: * or a page's scheme and host"),
