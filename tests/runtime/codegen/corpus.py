@@ -1,14 +1,12 @@
 """A corpus of kernels and of the instructions they are lowered to, to hold a change of code generation to: what was
-meant to move code alone
-must leave every one of them as it was.
+meant to move code alone must leave every one of them as it was.
 
     python -m tests.runtime.codegen.corpus collect FOLDER benchmarks/gemm.py  # kernels that a script compiles
     python -m tests.runtime.codegen.corpus dump FOLDER  # before the change
     python -m tests.runtime.codegen.corpus compare FOLDER  # after it
 
 For each kernel: the Opts chosen for four processors, and lists some random steps of the search away from them. A
-dump keeps the lists and a
-digest of each program; `show FOLDER KERNEL NUMBER` prints one of them, for `diff`.
+dump keeps the lists and a digest of each program; `show FOLDER KERNEL NUMBER` prints one of them, for `diff`.
 """
 
 from __future__ import annotations
