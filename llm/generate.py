@@ -17,7 +17,7 @@ from dataclasses import fields
 from manygrad import GlobalCounters, world
 from manygrad.llm.collect_rarely import collect_rarely
 from manygrad.llm.engine.writer import SamplingParams
-from manygrad.llm.kv_cache import KINDS
+from manygrad.llm.options import add_type_options
 from manygrad.llm.text_model import TextModel
 
 
@@ -40,19 +40,10 @@ def options() -> argparse.Namespace:
     parser.add_argument("--min-p", type=float, help="of those with p times the probability of the likeliest")
     parser.add_argument("--repetition-penalty", type=float, help="divides the logits of tokens that were there")
     parser.add_argument("--seed", type=int, default=0, help="another one, another text")
-    parser.add_argument(
-        "--dtype", choices=["quantized", "float32", "bfloat16", "float16"],
-        help="of weights: as a .gguf file has them (quantized, its default), or decoded; a folder's: float32",
-    )  # fmt: skip
-    parser.add_argument(
-        "--activations", default="float32", choices=["float32", "int8", "bfloat16"],
-        help="what weights are multiplied by: int8 (quantised ones) rounds, 32 elements with a scale, and takes less "
-        "time; bfloat16 (--dtype bfloat16) rounds to that, and takes less time for prompts",
-    )  # fmt: skip
-    parser.add_argument(
-        "--cache-dtype", choices=KINDS,
-        help="of the keys and values of tokens so far (default: bfloat16 with --activations bfloat16, else float32)",
-    )  # fmt: skip
+    add_type_options(
+        parser,
+        "of weights: as a .gguf file has them (quantized, its default), or decoded; a folder's: float32",
+    )
     args = parser.parse_args()
     if args.tokens < 1:
         parser.error(f"--tokens {args.tokens}: at least 1")

@@ -25,8 +25,8 @@ from manygrad.llm.encoder import load_encoder
 from manygrad.llm.engine.batch import Batch
 from manygrad.llm.engine.steps import Steps
 from manygrad.llm.engine.writer import BLOCKS
-from manygrad.llm.kv_cache import KINDS
 from manygrad.llm.load import dtype_for, load
+from manygrad.llm.options import add_type_options
 from manygrad.llm.sharding import rules
 
 try:
@@ -74,20 +74,11 @@ def options() -> argparse.Namespace:
         "anywhere; may stand several times (CORS; without it browsers let no page of another site)",
     )  # fmt: skip
     parser.add_argument("--drain", type=float, default=30.0, help="seconds that running texts have after Ctrl-C")
-    parser.add_argument(
-        "--dtype", choices=["quantized", "float32", "bfloat16", "float16"],
-        help="of weights: quantized, as a .gguf file has them (less memory, for up to 16 texts at once less time; the "
+    add_type_options(
+        parser,
+        "of weights: quantized, as a .gguf file has them (less memory, for up to 16 texts at once less time; the "
         "default, but for more --slots without --activations int8), or what they are decoded to; a folder's: float32",
-    )  # fmt: skip
-    parser.add_argument(
-        "--activations", default="float32", choices=["float32", "int8", "bfloat16"],
-        help="what weights are multiplied by: int8 (quantised ones) rounds, 32 elements with a scale, and takes less "
-        "time; bfloat16 (--dtype bfloat16) rounds to that, and takes less time for prompts",
-    )  # fmt: skip
-    parser.add_argument(
-        "--cache-dtype", choices=KINDS,
-        help="of the keys and values of texts so far (default: bfloat16 with --activations bfloat16, else float32)",
-    )  # fmt: skip
+    )
     args = parser.parse_args()
     for origin in args.origin:
         if origin != "*" and (not origin.startswith(("http://", "https://")) or origin.count("/") != 2):
