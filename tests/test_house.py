@@ -50,10 +50,11 @@ LARGE = {
     "tensor/ops/operators.py:OperatorsMixin": "Python's operators",
     "tensor/ops/properties.py:PropertiesMixin": "PyTorch's properties",
 }
-# circles of imports, by the folders of their modules, and why
+# circles of imports, by a module of each: how many modules it has at most
 CIRCLES = {
-    ("runtime",): "`current()` gives the Runtime, whose parts ask for it",
-    ("tensor",): "Tensor has its functions from mixins, whose annotations name it",
+    "manygrad.runtime.current": 22,  # `current()` gives the Runtime, whose parts ask for it
+    "manygrad.tensor.tensor": 72,  # Tensor has its functions from mixins, whose annotations name it
+    "manygrad.tensor.uop.uop": 3,  # a node keeps its tables, which are told of nodes
 }
 
 
@@ -172,8 +173,9 @@ def circles(graph: dict[str, set[str]]) -> list[set[str]]:
 
 def test_imports_have_no_circles() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [{"a", "b", "c"}]
-    unknown = [sorted(c) for c in circles(imports()) if tuple(sorted({n.split(".")[1] for n in c})) not in CIRCLES]
-    assert unknown == []
+    found = circles(imports())
+    assert [sorted(c) for c in found if not any(n in c and len(c) <= most for n, most in CIRCLES.items())] == []
+    assert len(found) == len(CIRCLES), "one is gone: take it off the list"
 
 
 def test_lines_of_the_package_are_not_the_users() -> None:

@@ -6,7 +6,7 @@ A step of a model that is cut over workers has two small all-reduces a layer: ea
 the next, with Python in between that takes longer than the message. Where a collective cannot go on natively, because a
 peer is late, say, the call ends there; the collective goes on in Python, which has deadlines and errors, and what
 follows is a native call again. Joined are replays alone, of graphs of CPUs, with collectives over shared memory
-(`native_exchange.py`).
+(`runtime/exchange/native_exchange.py`).
 """
 
 from __future__ import annotations
