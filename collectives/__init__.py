@@ -12,9 +12,9 @@ The runtime runs the calls every step (`runtime/exchange/exchange.py`); transpor
 
 from manygrad.collectives.algorithms import ALGORITHMS, build
 from manygrad.collectives.cost import choose
-from manygrad.collectives.errors import CollectiveAborted, CollectiveError, CollectiveTimeout, PeerLost, PlanMismatch
 from manygrad.collectives.lower import lower
 from manygrad.collectives.program import Collective, Program
+from manygrad.errors import CollectiveAborted, CollectiveError, CollectiveTimeout, PeerLost, PlanMismatch
 
 __all__ = [
     "ALGORITHMS",

@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 from manygrad.collectives.algorithms import ALGORITHMS
 from manygrad.collectives.checker import Expr, contributions, expected
-from manygrad.collectives.errors import ProgramError
 from manygrad.collectives.lower import Body, CollectiveChoice
 from manygrad.collectives.program import Collective
 from manygrad.collectives.reduction import op_for
+from manygrad.errors import ProgramError
 from manygrad.tensor.dtype import DType, accumulate_dtype
 from manygrad.tensor.uop import MessageArg, Ops, UOp
 from manygrad.tensor.uop.shape import numel

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from manygrad.collectives.algorithms import ALGORITHMS
-from manygrad.collectives.errors import ProgramError
 from manygrad.collectives.program import (
     Chunk,
     Collective,
@@ -35,6 +34,7 @@ from manygrad.collectives.program import (
     show_instr,
     show_source,
 )
+from manygrad.errors import ProgramError
 
 Expr = tuple[Any, ...]  # ("in", rank, index) or (op, left, right)
 

@@ -1,5 +1,5 @@
-"""Writes what is generated of docs/: environment.md, ops.md, opts.md and loops.md as a whole, and the marked blocks of
-architecture.md and of the pages in stages/, whose other text is written by hand:
+"""Writes what is generated of docs/: environment.md, errors.md, ops.md, opts.md and loops.md as a whole, and the marked
+blocks of architecture.md and of the pages in stages/, whose other text is written by hand:
 
     <!-- generated: fusion rules -->
     | table | ...
@@ -16,6 +16,7 @@ import re
 import sys
 from pathlib import Path
 
+import error_table
 import loops
 import op_table
 import opts
@@ -53,6 +54,7 @@ def pages() -> dict[str, str]:
     blocks = stages.blocks() | steps
     made = {
         "environment.md": markdown_table(),
+        "errors.md": error_table.page(),
         "ops.md": op_table.markdown(),
         "opts.md": opts.page(),
         "loops.md": loops.page(),

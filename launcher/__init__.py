@@ -6,7 +6,8 @@ Read in this order: `options` (what is asked) → `driver` (the pipeline) → `c
 `janitor` (leaves nothing behind).
 """
 
+from manygrad.errors import Infeasible, LaunchAborted, LaunchError, LaunchInterrupted, PlanMismatch, UsageError
+
 from . import early  # noqa: F401 (first of all: it takes Ctrl-C from here on)
-from .errors import Infeasible, LaunchAborted, LaunchError, LaunchInterrupted, PlanMismatch, UsageError
 
 __all__ = ["Infeasible", "LaunchAborted", "LaunchError", "LaunchInterrupted", "PlanMismatch", "UsageError"]

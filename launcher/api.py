@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .errors import LaunchError
+from manygrad.errors import LaunchError
+
 from .job import REAL_ENDPOINT, Job
 
 

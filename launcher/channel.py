@@ -23,10 +23,10 @@ from typing import Any
 
 import zmq
 
+from manygrad.errors import LaunchAborted, LaunchInterrupted, PlanMismatch, PlanTimeout
 from manygrad.tensor.source import is_own
 
 from . import messages
-from .errors import LaunchAborted, LaunchInterrupted, PlanMismatch, PlanTimeout
 from .link import BEAT_S, Broken, Clock, Session, Silence
 
 ABORT_SIGNAL = signal.SIGRTMIN + 7
@@ -112,8 +112,9 @@ class Channel:
             raise self.abort_error()
 
     def abort_error(self) -> BaseException:
-        cls = {"plan": PlanMismatch, "interrupt": LaunchInterrupted}.get(self.abort_kind, LaunchAborted)
-        return cls(self.abort_reason)
+        if self.abort_kind == "plan":
+            return PlanMismatch(rank=self.rank, difference=self.abort_reason)
+        return (LaunchInterrupted if self.abort_kind == "interrupt" else LaunchAborted)(self.abort_reason)
 
     def close(self, flush_s: float = 1.0) -> None:
         """Send what is queued and stop the thread. Daemon threads that wait here wait no more."""

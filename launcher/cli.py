@@ -10,7 +10,8 @@ import sys
 import traceback
 from types import FrameType
 
-from .errors import EXIT_TIMEOUT, Infeasible, UsageError
+from manygrad.errors import EXIT_TIMEOUT, Infeasible, UsageError
+
 from .options import Command, help_text, parse
 
 

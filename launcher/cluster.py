@@ -27,8 +27,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from manygrad.errors import Infeasible, UsageError
+
 from . import agent as agent_module
-from .errors import Infeasible, UsageError
 from .janitor import MARK
 from .job import Job
 

@@ -14,7 +14,8 @@ from typing import Any
 import zmq
 from zmq.utils import z85
 
-from .errors import ProtocolError, UsageError
+from manygrad.errors import ProtocolError, UsageError
+
 from .link import HEAD, Clock, Session
 from .messages import MAX_MESSAGE, Event, parse
 

@@ -17,6 +17,8 @@ from __future__ import annotations
 import signal
 from typing import Any
 
+from manygrad.errors import EXIT_INTERRUPTED, EXIT_TIMEOUT
+
 from . import compare
 from .causes import (
     failure_of,
@@ -30,7 +32,6 @@ from .causes import (
     unheard,
     unreachable,
 )
-from .errors import EXIT_INTERRUPTED, EXIT_TIMEOUT
 from .instructions import Beat, Done, Instruction, Kill, Send, Warn
 from .link import BEAT_S, SUSPENDED_S, Silence
 from .messages import (

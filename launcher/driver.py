@@ -18,13 +18,13 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from manygrad.errors import Infeasible, UsageError
 from manygrad.tensor.environment import MANYGRAD_PLAIN_LINKS, REGISTRY
 
 from . import report, traces
 from .cluster import Cluster, Guard, Place
 from .control import ControlServer
 from .controller import Controller
-from .errors import Infeasible, UsageError
 from .instructions import Beat, Done, Instruction, Kill, Send, Warn
 from .interrupts import START_FAILED, Signals, StartFailed, StartInterrupted
 from .janitor import MARK, Janitor, adopt_orphans, collect_children, sweep

@@ -11,7 +11,7 @@ import json
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-from .errors import ProtocolError
+from manygrad.errors import ProtocolError
 
 PROTOCOL = 5
 MAX_TEXT, MAX_MESSAGE = 1 << 17, 1 << 20

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from manygrad.errors import UsageError
 from manygrad.tensor.environment import REGISTRY
 
-from .errors import UsageError
 from .job import REAL_ENDPOINT, Job
 
 

@@ -20,7 +20,7 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-from .errors import LaunchAborted, PlanTimeout
+from manygrad.errors import CollectiveAborted, CollectiveTimeout, LaunchAborted, PeerLost, PlanTimeout
 
 PR_SET_PDEATHSIG = 1
 
@@ -268,10 +268,10 @@ def waited_in_vain(e: BaseException | None) -> tuple[str, int]:
     seen: set[int] = set()
     while e is not None and id(e) not in seen:
         seen.add(id(e))
-        if type(e).__name__ == "CollectiveTimeout":
-            return "collective", int(getattr(e, "peer", -1))
-        if type(e).__name__ == "PeerLost":
-            return "peer", int(getattr(e, "peer", -1))
+        if isinstance(e, CollectiveTimeout):
+            return "collective", int(e.fields["peer"])
+        if isinstance(e, PeerLost):
+            return "peer", int(e.fields["peer"])
         if isinstance(e, PlanTimeout):
             return "plan", -1
         e = e.__cause__ or e.__context__
@@ -283,7 +283,7 @@ def is_consequence(e: BaseException | None) -> bool:
     seen: set[int] = set()
     while e is not None and id(e) not in seen:
         seen.add(id(e))
-        if isinstance(e, LaunchAborted) or type(e).__name__ in ("CollectiveAborted", "PeerLost"):
+        if isinstance(e, (LaunchAborted, CollectiveAborted, PeerLost)):
             return True
         e = e.__cause__ or e.__context__
     return False

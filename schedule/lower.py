@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from manygrad.errors import NoOrder
 from manygrad.multi.finish_sums import finish_sums
 from manygrad.multi.lower_shards import lower_shards
 from manygrad.multi.world import World
@@ -28,7 +29,7 @@ from manygrad.schedule.kernels.split_operands import split_operands
 from manygrad.schedule.order.cut_collectives import cut_collectives
 from manygrad.schedule.order.drop_unread import drop_unread
 from manygrad.schedule.order.lower_collectives import lower_collectives
-from manygrad.schedule.order.order_items import NoOrder, order_items
+from manygrad.schedule.order.order_items import order_items
 from manygrad.schedule.order.order_spec import order_spec
 from manygrad.schedule.order.plan_memory import plan_memory
 from manygrad.schedule.spec import graph_spec, items_spec, linear_spec, stores_spec

@@ -21,7 +21,7 @@ _OWN = tuple(
             f"{folder}{os.sep}"
             for folder in ("native", "tensor", "nn", "multi", "schedule", "runtime", "collectives", "launcher", "llm")
         ),
-        *("__init__.py", "autograd.py", "linalg.py"),
+        *("__init__.py", "autograd.py", "errors.py", "linalg.py"),
     )
 )
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from manygrad.runtime.devices.opencl.driver import NoOpenCLError, devices
+from manygrad.errors import NoOpenCLError
+from manygrad.runtime.devices.opencl.driver import devices
 
 
 def missing() -> str:

@@ -20,7 +20,6 @@ TWICE = {
     "Buffer": "PyTorch's name for a buffer of a module, and the memory of a device",
     "Context": "PyTorch's argument of Function.forward, and tinygrad's settings for a block of code",
     **dict.fromkeys(("Plan", "Rule"), "of the schedule, and of who runs what it made"),
-    **dict.fromkeys(("PlanMismatch",), "of one rank, and of the launcher that compares ranks"),
 }
 # classes with more methods or attributes than that, and why
 LARGE = {

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from itertools import islice
 from threading import Lock
 
-from manygrad.collectives.errors import ArenaFull
+from manygrad.errors import ArenaFull
 
 PAGE = mmap.PAGESIZE
 ALIGN = 64

@@ -22,13 +22,6 @@ from threading import Lock, RLock
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from manygrad.collectives.errors import (
-    CollectiveTimeout,
-    NoRank,
-    PeerLost,
-    PlanMismatch,
-    TransportError,
-)
 from manygrad.collectives.transport import shm, wire
 from manygrad.collectives.transport import zmq as tcp
 from manygrad.collectives.transport.arena import Arena, RemoteArena
@@ -38,6 +31,7 @@ from manygrad.collectives.transport.measure import measure
 from manygrad.collectives.transport.native_runs import NativeRuns
 from manygrad.collectives.transport.waiting import TICK_S, Waits
 from manygrad.collectives.transport.wire import MessageKey
+from manygrad.errors import CollectiveTimeout, NoRank, PeerLost, PlanMismatch, TransportError
 from manygrad.multi.world import Link
 from manygrad.native.memory import bytes_at, copy
 from manygrad.tensor.environment import TRANSPORT
@@ -499,9 +493,11 @@ class Endpoint:
 
         raise PlanMismatch(
             rank=self.rank,
-            peer=peer,
-            mine=text(key, nbytes, dtype_name),
-            theirs=text(h.key, h.total, wire.DTYPE_NAMES[h.dtype]),
+            difference=f"ranks {self.rank} and {peer} run different programs:"
+            f"\n  rank {self.rank}: {text(key, nbytes, dtype_name)}"
+            f"\n  rank {peer}: {text(h.key, h.total, wire.DTYPE_NAMES[h.dtype])}"
+            "\nEvery rank must make the same tensors in the same order; "
+            "look for a branch on the rank, or for data of another length, at these lines",
         )
 
     # --- ending

@@ -24,9 +24,9 @@ import select
 from collections import deque
 from dataclasses import dataclass
 
-from manygrad.collectives.errors import WireError
 from manygrad.collectives.transport import wire
 from manygrad.collectives.transport.arena import PAGE, TOKEN_BYTES, Arena, RemoteArena, page_up
+from manygrad.errors import WireError
 from manygrad.native import exchange
 from manygrad.native.exchange import LINK
 from manygrad.native.memory import copy, table

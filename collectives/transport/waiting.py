@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from manygrad.collectives.errors import CollectiveAborted, CollectiveTimeout, PeerLost
 from manygrad.collectives.transport import shm
 from manygrad.collectives.transport.link import ZmqLink
 from manygrad.collectives.transport.wire import MessageKey
 from manygrad.collectives.transport.zmq import ZmqHub
+from manygrad.errors import CollectiveAborted, CollectiveTimeout, PeerLost
 from manygrad.native.memory import table
 from manygrad.native.sequence import Timespec
 from manygrad.tensor.environment import COLLECTIVE_TIMEOUT_S

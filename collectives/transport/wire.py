@@ -22,7 +22,7 @@ import hashlib
 import struct
 from typing import NamedTuple
 
-from manygrad.collectives.errors import WireError
+from manygrad.errors import WireError
 from manygrad.tensor.dtype import dtypes
 
 MAGIC, VERSION = b"MGRD", 1

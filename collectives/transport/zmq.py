@@ -48,11 +48,11 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
-from manygrad.collectives.errors import WireError
 from manygrad.collectives.transport import wire
 from manygrad.collectives.transport.blocks import Blocks
 from manygrad.collectives.transport.link import COPIES_NBYTES, WINDOW, Frame, Outgoing, ZmqLink
 from manygrad.collectives.transport.seal import COUNTER, TAG_NBYTES, Opener, Sealer, key_of
+from manygrad.errors import WireError
 from manygrad.native.memory import bytes_at, keep_freed
 from manygrad.tensor.environment import MANYGRAD_PLAIN_LINKS
 

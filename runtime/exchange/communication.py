@@ -125,7 +125,7 @@ class Communication:
 
     def leave(self, why: str) -> None:
         """From now on this process makes no plans with others; who asks for one gets `NoRank`, as from the endpoint."""
-        from manygrad.collectives.errors import NoRank
+        from manygrad.errors import NoRank
 
         def refuse(*_: Any) -> Any:
             raise NoRank(rank=self.endpoint.rank if self.endpoint is not None else 0, reason=why)

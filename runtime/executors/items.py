@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from manygrad.errors import OutOfBoundsError
 from manygrad.native.additions import Additions
 from manygrad.native.replay import NativeCall
 from manygrad.runtime.buffer import Buffer, copy_buffer
@@ -16,7 +17,6 @@ from manygrad.runtime.codegen.analysis.describe import estimate_at, signature, s
 from manygrad.runtime.current import current
 from manygrad.runtime.devices import Device, Kernel, get_device
 from manygrad.runtime.devices.base import Graph
-from manygrad.runtime.devices.compile.bounds import OutOfBoundsError
 from manygrad.runtime.devices.compile.chain import written
 from manygrad.runtime.devices.numbers import Variables
 from manygrad.runtime.profile import profile

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from manygrad.errors import JitError
 from manygrad.runtime.storage import STORAGE, storage
 from manygrad.tensor.engine import engine
 from manygrad.tensor.tensor import Tensor
@@ -19,10 +20,6 @@ from manygrad.tensor.uop.rewrite import substitute
 from manygrad.tensor.uop.show import text_of_index
 from manygrad.tensor.uop.symbolic import evaluate
 from manygrad.tensor.uop.views import memory
-
-
-class JitError(RuntimeError):
-    """Inputs that do not fit what was captured."""
 
 
 def walk(

@@ -7,13 +7,13 @@ from bisect import bisect
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar, cast
 
+from manygrad.errors import JitError
 from manygrad.native.replay import Replay
 from manygrad.runtime.buffer import Buffer, copy_buffer
 from manygrad.runtime.current import current
 from manygrad.runtime.executors.items import ExecItem, run_items
 from manygrad.runtime.jit.arguments import (
     Input,
-    JitError,
     binds,
     check_constants,
     check_inputs,

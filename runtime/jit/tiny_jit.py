@@ -20,10 +20,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
+from manygrad.errors import JitError
 from manygrad.native.replay import STOPPED, Replay
 from manygrad.runtime.current import current
 from manygrad.runtime.engine.linear import capture
-from manygrad.runtime.jit.arguments import JitError, binds, binds_of, bound_values, listed, walk
+from manygrad.runtime.jit.arguments import binds, binds_of, bound_values, listed, walk
 from manygrad.runtime.jit.captured import Captured, Constants, Numbers
 from manygrad.runtime.jit.recording import Named, realize_all, record
 from manygrad.runtime.profile import profile

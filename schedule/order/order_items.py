@@ -18,14 +18,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from manygrad.errors import NoOrder
 from manygrad.schedule.facts.buffers import is_temporary, nbytes_of
 from manygrad.schedule.facts.items import Item, leaves_the_worker
 from manygrad.schedule.facts.touched import apart
 from manygrad.tensor.uop import UOp
-
-
-class NoOrder(RuntimeError):
-    """Calls that wait for each other."""
 
 
 def order_items(items: list[Item]) -> list[Item]:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from manygrad.collectives.algorithms import build
-from manygrad.collectives.errors import CollectiveAborted, CollectiveTimeout
 from manygrad.collectives.lower import lower
 from manygrad.collectives.program import Collective
 from manygrad.collectives.transport import Endpoint, MessageKey
+from manygrad.errors import CollectiveAborted, CollectiveTimeout
 from manygrad.native.memory import bytes_at
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.exchange.exchange import Exchange

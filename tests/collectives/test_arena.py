@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manygrad.collectives.errors import ArenaFull
 from manygrad.collectives.transport.arena import PAGE, Arena, FreeList, RemoteArena, default_nbytes
 from manygrad.collectives.transport.endpoint import Endpoint
+from manygrad.errors import ArenaFull
 from manygrad.runtime.devices import Devices
 
 SIZE = 1 << 16

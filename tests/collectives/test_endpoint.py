@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from manygrad.collectives.algorithms import ALGORITHMS
-from manygrad.collectives.errors import CollectiveTimeout, NoRank, PeerLost, PlanMismatch
 from manygrad.collectives.program import Collective
 from manygrad.collectives.transport import Endpoint, MessageKey
 from manygrad.collectives.transport.measure import piece_nbytes
+from manygrad.errors import CollectiveTimeout, NoRank, PeerLost, PlanMismatch
 from manygrad.tensor.dtype import dtypes, to_dtype
 from manygrad.tensor.environment import Context
 from tests.hosts import Hosts, hosts
@@ -209,7 +209,9 @@ def test_abort_ends_a_wait(transport: str) -> None:
 def test_divergent_plans_are_named(transport: str, args: list[tuple[Any, ...]]) -> None:
     found = run_workers(2, "diverge", lambda r: args[r], env={"TRANSPORT": transport})
     for r, e in enumerate(errors(found, PlanMismatch, [0, 1])):
-        assert e.rank == r and f"train.py:{args[r][0]}" in e.mine and f"train.py:{args[1 - r][0]}" in e.theirs
+        _, mine, theirs, advice = str(e).split("\n")
+        assert e.rank == r and f"train.py:{args[r][0]}" in mine and f"train.py:{args[1 - r][0]}" in theirs, e
+        assert "look for a branch" in advice
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

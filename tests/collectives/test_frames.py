@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manygrad.collectives.errors import CollectiveTimeout, PlanMismatch
 from manygrad.collectives.transport import Endpoint, MessageKey, wire
 from manygrad.collectives.transport import zmq as tcp
 from manygrad.collectives.transport.link import COPIED_NBYTES, WINDOW, Frame, ZmqLink
 from manygrad.collectives.transport.seal import COUNTER, TAG_NBYTES, Opener, Sealer, key_of
+from manygrad.errors import CollectiveTimeout, PlanMismatch
 from manygrad.tensor.environment import Context
 from tests.collectives.oracle import view
 

@@ -12,7 +12,6 @@ from manygrad.collectives.check_calls import check_calls
 from manygrad.collectives.checker import canonical, check
 from manygrad.collectives.cost import choose, cost_s, message_nbytes
 from manygrad.collectives.cut import cut
-from manygrad.collectives.errors import ProgramError
 from manygrad.collectives.lower import lower
 from manygrad.collectives.program import (
     Chunk,
@@ -27,6 +26,7 @@ from manygrad.collectives.program import (
     participants,
     split,
 )
+from manygrad.errors import ProgramError
 from manygrad.multi.world import Link
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import Context

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manygrad.collectives.errors import PeerLost
 from manygrad.collectives.transport import Endpoint, MessageKey
 from manygrad.collectives.transport import zmq as tcp
+from manygrad.errors import PeerLost
 from manygrad.native.memory import copy
 from manygrad.tensor.environment import Context
 from tests.hosts import Hosts

@@ -8,16 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manygrad.collectives import errors
-from manygrad.collectives.errors import (
-    CollectiveAborted,
-    CollectiveTimeout,
-    PeerLost,
-    PlanMismatch,
-    TransportError,
-    WireError,
-)
 from manygrad.collectives.transport import wire
+from manygrad.errors import CollectiveAborted, CollectiveTimeout, PeerLost, PlanMismatch, TransportError, WireError
 
 u64, u32 = st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1)
 
@@ -78,17 +70,12 @@ def test_errors_survive_pickling_and_say_what_to_do() -> None:
             rank=1, peer=2, plan=3, sequence=4, waited_for="8 bytes", timeout_s=60.0, where="train.py:12"
         ),
         CollectiveAborted(rank=1, reason="rank 3 failed"),
-        PlanMismatch(rank=1, peer=2, mine="a", theirs="b"),
+        PlanMismatch(rank=1, difference="a and b"),
         PeerLost(rank=1, peer=2, waited_for="8 bytes", evidence="its process ended"),
         TransportError(rank=1, peer=2, problem="p", remedy="r"),
     ):
         back = pickle.loads(pickle.dumps(e))
-        assert (
-            type(back) is type(e)
-            and str(back) == str(e)
-            and back.rank == 1
-            and isinstance(back, errors.CollectiveError)
-        )
+        assert type(back) is type(e) and str(back) == str(e) and back.rank == 1
     text = str(
         CollectiveTimeout(rank=1, peer=2, plan=3, sequence=4, waited_for="8 bytes", timeout_s=60.0, where="train.py:12")
     )

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from manygrad import Tensor, TinyJit, broadcast_, launch, nn, world
-from manygrad.launcher.errors import LaunchError
+from manygrad.errors import LaunchError
 from manygrad.launcher.janitor import marked_processes
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from manygrad import Context, Tensor, TinyJit, Variable
-from manygrad.runtime.jit.tiny_jit import JitError
+from manygrad.errors import JitError
 
 EXAMPLES = 60
 N = 4

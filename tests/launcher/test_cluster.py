@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from manygrad.errors import Infeasible
 from manygrad.launcher import cluster, driver
 from manygrad.launcher.cluster import Cluster, Place, share
-from manygrad.launcher.errors import Infeasible
 from manygrad.launcher.job import Job
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from manygrad.errors import Infeasible, LaunchError
 from manygrad.launcher.api import launch
-from manygrad.launcher.errors import Infeasible, LaunchError
 
 FAKE = "fake_endpoint:Endpoint"
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manygrad.launcher.errors import LaunchError, ProtocolError
+from manygrad.errors import LaunchError, ProtocolError
 from manygrad.launcher.messages import MAX_TEXT, Exited, Failed, Plan, encode, parse
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from manygrad.launcher.errors import UsageError
+from manygrad.errors import UsageError
 from manygrad.launcher.options import OPTIONS, help_text, parse
 from manygrad.tensor.environment import REGISTRY
 

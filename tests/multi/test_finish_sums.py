@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from manygrad import Context, Tensor
 from manygrad.collectives.algorithms import ALGORITHMS, build
 from manygrad.collectives.check_calls import check_calls
-from manygrad.collectives.errors import ProgramError
 from manygrad.collectives.lower import lower
 from manygrad.collectives.program import Collective
 from manygrad.collectives.wanted import text_of
+from manygrad.errors import ProgramError
 from manygrad.multi.world import Link
 from manygrad.nn.optim import SGD
 from manygrad.tensor.dtype import dtypes, to_dtype

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from manygrad import Tensor, TinyJit, nn, values_may_differ, world
+from manygrad.errors import LaunchError
 from manygrad.launcher.api import launch
-from manygrad.launcher.errors import LaunchError
 from manygrad.multi.world import World
 
 

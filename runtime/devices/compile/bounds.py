@@ -14,15 +14,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
+from manygrad.errors import OutOfBoundsError
 from manygrad.runtime.devices.host import Memory
 
 ACCESSES = ("", "load", "store")
 LOCAL, SHARED = -1, -2  # the slots of a thread's scratch memory, and of what a group shares
 WORDS = 4  # of a record: access (0: none), slot, index, size in elements
-
-
-class OutOfBoundsError(IndexError):
-    """A kernel's load or store lies outside of its buffer; it was not made, and the kernel's outputs are incomplete."""
 
 
 class BoundsRecord:

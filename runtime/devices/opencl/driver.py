@@ -11,6 +11,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from manygrad.errors import NoOpenCLError
 from manygrad.native.processor import cores
 from manygrad.runtime.codegen.render.opencl.printer import OpenCLTarget
 from manygrad.runtime.codegen.target import Machine
@@ -34,10 +35,6 @@ LOCAL_PART = 4  # of a device's local memory a group may take one part in so man
 LANGUAGE, SUBGROUP_LANGUAGE = "-cl-std=CL1.2", "-cl-std=CL3.0"
 OPTIONS = (LANGUAGE, "-w")  # (generated code may compare a value with itself)
 EXACT_DIVISION = "-cl-fp32-correctly-rounded-divide-sqrt"
-
-
-class NoOpenCLError(RuntimeError):
-    """There is no OpenCL device to use here; the text says what to install."""
 
 
 def opencl() -> Any:

@@ -20,6 +20,7 @@ from math import inf
 
 import numpy as np
 
+from manygrad.errors import WrongKernelError
 from manygrad.runtime.codegen.analysis.describe import Signature, estimate, signature
 from manygrad.runtime.codegen.choose import plain
 from manygrad.runtime.codegen.opts import Opts, RFactor, Unroll, Vectorize, canonical, legal, named, neighbours, sums
@@ -45,10 +46,6 @@ TOO_SLOW = 3.0  # times the best: a candidate is given up
 MARGIN = 0.95  # a winner is faster than the heuristic's by this much, measured in turns
 
 _WINNERS = DiskCache("beam")
-
-
-class WrongKernelError(RuntimeError):
-    """A legal list of Opts gave other numbers than the heuristic's: a bug in the compiler (raised with DEBUG >= 1)."""
 
 
 def tuned(ast: UOp, bench: Bench) -> Opts | None:

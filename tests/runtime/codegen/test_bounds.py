@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manygrad import Tensor
+from manygrad.errors import OutOfBoundsError
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.codegen.analysis.describe import kernel_name
 from manygrad.runtime.codegen.emit.emission import INDEX, Instructions
@@ -21,7 +22,6 @@ from manygrad.runtime.codegen.opts import named
 from manygrad.runtime.codegen.pipeline import Prepared
 from manygrad.runtime.devices import get_device
 from manygrad.runtime.devices.base import Kernel
-from manygrad.runtime.devices.compile.bounds import OutOfBoundsError
 from manygrad.runtime.devices.numbers import Numbers
 from manygrad.runtime.executors.items import KernelItem
 from manygrad.tensor.dtype import dtypes

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from manygrad import Tensor, TinyJit
+from manygrad.errors import NoOpenCLError
 from manygrad.runtime.codegen.lowered import Inst, Low, LoweredProgram
 from manygrad.runtime.codegen.pipeline import prepare
 from manygrad.runtime.codegen.render.opencl.printer import OpenCLTarget, global_scratch, render
@@ -20,7 +21,7 @@ from manygrad.runtime.codegen.target import Machine
 from manygrad.runtime.devices import get_device
 from manygrad.runtime.devices.numbers import Numbers
 from manygrad.runtime.devices.opencl import driver as opencl_driver
-from manygrad.runtime.devices.opencl.driver import NoOpenCLError, driver, vector_bytes_of
+from manygrad.runtime.devices.opencl.driver import driver, vector_bytes_of
 from manygrad.runtime.devices.opencl.kernel import MemorySlice
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.environment import OPENCL_DEVICE, Context

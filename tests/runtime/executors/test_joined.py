@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from manygrad import GlobalCounters, Tensor, TinyJit, Variable, world
+from manygrad.errors import LaunchError
 from manygrad.launcher.api import launch
-from manygrad.launcher.errors import LaunchError
 from manygrad.runtime.current import current
 from manygrad.runtime.executors.joined import JoinedItem
 from manygrad.runtime.profile.profile import profile

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from manygrad import Context, GlobalCounters, Tensor, TinyJit, Variable
-from manygrad.runtime.jit.tiny_jit import JitError
+from manygrad.errors import JitError
 
 
 def test_replay_gives_new_values_for_new_inputs() -> None:

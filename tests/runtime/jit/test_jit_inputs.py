@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from manygrad import Tensor, TinyJit, Variable
+from manygrad.errors import JitError
 from manygrad.runtime.executors.items import GraphItem
-from manygrad.runtime.jit.tiny_jit import JitError
 
 
 def test_an_input_is_read_in_place() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from manygrad import Tensor, TinyJit, Variable
-from manygrad.runtime.jit.tiny_jit import JitError
+from manygrad.errors import JitError
 from manygrad.tensor.uop import UOp
 
 

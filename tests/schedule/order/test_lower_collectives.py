@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import pytest
 
 from manygrad import Context
-from manygrad.collectives.errors import ProgramError
 from manygrad.collectives.lower import Body, CollectiveChoice
+from manygrad.errors import ProgramError
 from tests.schedule.programs import linear_of, stored
 
 TWO = ("CPU:0", "CPU:1")
