@@ -15,6 +15,7 @@ from manygrad.collectives.algorithms import ALGORITHMS, build
 from manygrad.collectives.lower import lower
 from manygrad.collectives.program import Collective
 from manygrad.collectives.show import show_calls
+from manygrad.launcher import options
 from manygrad.launcher.ranks import TRANSITIONS, State
 from manygrad.multi import rules as sharding
 from manygrad.runtime.codegen.kernel import passes as codegen
@@ -211,6 +212,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "algorithms": algorithms,
     "calls of an all-reduce": calls,
     "transitions": transitions,
+    "launcher options": options.markdown,
     "files of runtime": partial(files, *(f"runtime{room}" for room in RUNTIME)),
     **{f"files of {folder}": partial(files, folder) for folder in FOLDERS},
 }

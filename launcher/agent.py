@@ -36,7 +36,8 @@ class Agent:
         }
 
     def run(self, spec: dict[str, Any], payload: bytes) -> bytes:
-        """Have one worker run to its end under a supervisor. Returns the worker's pickled result, or nothing."""
+        """Have one worker run to its end under a supervisor. `spec` is a `WorkerSpec` (`spec.py`) as a dict. Returns
+        the worker's pickled result, or nothing."""
         package = importlib.util.find_spec("manygrad")
         if package is None or not package.submodule_search_locations:
             raise RuntimeError(f"manygrad is not installed for {sys.executable} on {socket.gethostname()}")
@@ -65,7 +66,7 @@ def start(spec: dict[str, Any], payload: bytes, package: list[str], writer: int)
     if not pid:
         raise RuntimeError(f"the supervisor of rank {spec['rank']} did not start: exit code {starter.wait()}")
     try:
-        head = {**spec, "result_pipe": writer, "payload_nbytes": len(payload)}
+        head = {**spec, "result_fd": writer, "payload_nbytes": len(payload)}
         starter.stdin.write(json.dumps(head).encode() + b"\n" + payload)
         starter.stdin.close()
     except OSError:

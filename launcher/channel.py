@@ -36,7 +36,10 @@ CLOSE_S = 1.0
 
 
 class Channel:
-    """Connects rank `rank` with the driver at `address`. All methods may be called from any thread."""
+    """Connects rank `rank` with the driver at `address`. All methods may be called from any thread.
+
+    Large: both directions, and what is waited for.
+    """
 
     def __init__(
         self, address: str, rank: int, curve: dict[str, str], silent_s: float = SILENT_S, clock: Clock | None = None

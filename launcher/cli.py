@@ -1,4 +1,4 @@
-"""The `launcher` command."""
+"""The `launcher` job."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from types import FrameType
 
 from manygrad.errors import EXIT_TIMEOUT, Infeasible, UsageError
 
-from .options import Command, help_text, parse
+from .command_line import help_text, parse
+from .job import Job
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code (and ends the process itself after a run on workers)."""
     open_standard_streams()
     try:
-        command = parse(sys.argv[1:] if argv is None else argv, dict(os.environ))
-        if command.kind == "help":
+        job = parse(sys.argv[1:] if argv is None else argv, dict(os.environ))
+        if job.kind == "help":
             print(help_text(), end="")
             return 0
-        check_target(command)
-        if command.nodes is None:
-            return run_here(command)
-        return run_on_workers(command)
+        check_target(job)
+        if not job.nodes:
+            return run_here(job)
+        return run_on_workers(job)
     except (UsageError, Infeasible) as e:
         print(f"launcher: {e}", file=sys.stderr)
         return e.exit_code
@@ -42,10 +43,10 @@ def open_standard_streams() -> None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
-def check_target(command: Command) -> None:
+def check_target(job: Job) -> None:
     """The script must exist; if not, say which names are near."""
-    target = command.target
-    if command.kind == "module":
+    target = job.target
+    if job.kind == "module":
         sys.path.insert(0, os.getcwd())
         try:
             found = importlib.util.find_spec(target) is not None
@@ -70,7 +71,7 @@ def check_target(command: Command) -> None:
         raise UsageError(f"script {target!r} cannot be read")
 
 
-def run_here(command: Command) -> int:
+def run_here(job: Job) -> int:
     """A world of one: run the script in this process. Its exceptions and exit codes are Python's own."""
     from manygrad.runtime.current import current
     from manygrad.tensor.environment import DEVICE
@@ -78,12 +79,10 @@ def run_here(command: Command) -> int:
     from .worker import run_script
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on it is the script's
-    v, world = command.values or {}, current().world
-    if "device" in v:  # (DEVICE was read when manygrad was imported)
-        os.environ["DEVICE"] = DEVICE.common = world.device_kind = v["device"]
-    world.join(
-        rank=0, size=1, local_rank=0, local_size=1, devices_per_node=v.get("devices_per_node", 1), job="local", epoch=0
-    )
+    world = current().world
+    if job.device:  # (DEVICE was read when manygrad was imported)
+        os.environ["DEVICE"] = DEVICE.common = world.device_kind = job.device
+    world.join(rank=0, size=1, local_rank=0, local_size=1, devices_per_node=job.devices_per_node, job="local", epoch=0)
     for name, value in {
         "RANK": "0",
         "WORLD_SIZE": "1",
@@ -93,17 +92,17 @@ def run_here(command: Command) -> int:
         "MASTER_ADDR": "127.0.0.1",
     }.items():
         os.environ[name] = value
-    if "timeout" in v:
+    if limit_s := job.timeout_s:
 
         def expired(signum: int, frame: FrameType | None) -> None:
-            print(f"launcher: the run took longer than its time-out of {v['timeout']:g} s", file=sys.stderr, flush=True)
+            print(f"launcher: the run took longer than its time-out of {limit_s:g} s", file=sys.stderr, flush=True)
             sys.stdout.flush()
             os._exit(EXIT_TIMEOUT)
 
         signal.signal(signal.SIGALRM, expired)
-        signal.setitimer(signal.ITIMER_REAL, v["timeout"])
+        signal.setitimer(signal.ITIMER_REAL, limit_s)
     try:
-        run_script(command.kind, command.target, command.args or [])
+        run_script(job.kind, job.target, job.args)
     except KeyboardInterrupt:
         traceback.print_exc()
         return 130
@@ -112,13 +111,13 @@ def run_here(command: Command) -> int:
     return 0
 
 
-def run_on_workers(command: Command) -> int:
+def run_on_workers(job: Job) -> int:
     """Hand the job to the driver, print the report, and end: nothing of ours is running any more."""
     from .driver import run
     from .logs import write
 
     try:
-        outcome = run(command.job(), last=True)
+        outcome = run(job, last=True)
         text, code = outcome.report, outcome.exit_code
     except (UsageError, Infeasible) as e:
         text, code = f"launcher: {e}\n", e.exit_code

@@ -61,7 +61,10 @@ BUSY = 0.05  # of one core: a process that uses so much computes
 
 
 class Controller:
-    """The state of a run of `size` ranks. Times are seconds of any monotonic clock, passed in with every event."""
+    """The state of a run of `size` ranks. Times are seconds of any monotonic clock, passed in with every event.
+
+    Large: a handler for each kind of event.
+    """
 
     def __init__(
         self,

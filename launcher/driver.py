@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from manygrad.errors import Infeasible, UsageError
@@ -33,6 +33,7 @@ from .link import Clock
 from .logs import Console, RankLogs, Terminal, make_run_directory, write
 from .messages import AgentLost, Event, Exited, Failed, Interrupt, Output, Spawned, Tick, readable
 from .ranks import State
+from .spec import WorkerSpec
 from .supervisor import SHARES
 
 TICK_S = 0.05
@@ -156,7 +157,7 @@ def check_port(port: int) -> None:
 
 
 class Run:
-    """The loop between the controller and the world."""
+    """The loop between the controller and the world. Large: a run's parts, made and ended together."""
 
     def __init__(
         self,
@@ -173,7 +174,7 @@ class Run:
         self.job, self.cluster, self.server, self.places, self.run_dir = job, cluster, server, places, run_dir
         self.logs, self.signals, self.guard, self.began = logs, signals, guard, began
         self.clock = server.clock
-        show = range(job.nodes) if job.show_stdout == "all" else [int(r) for r in job.show_stdout.split(",") if r]
+        show = range(job.nodes) if job.log_ranks == "all" else [int(r) for r in job.log_ranks.split(",") if r]
         self.console = Console(job.nodes, frozenset(show), terminal=sys.stdout is not None and sys.stdout.isatty())
         self.terminal = Terminal()
         self.command = readable(
@@ -195,7 +196,7 @@ class Run:
         job, c, started = self.job, self.controller, time.time()
         self._announce()
         for rank in range(job.nodes):
-            self.cluster.run(rank, self._spec(rank), job.payload)
+            self.cluster.run(rank, asdict(self._spec(rank)), job.payload)
         lost_result, results = "", list[bytes]()
         try:
             at, began_at = time.monotonic(), self.clock()
@@ -284,7 +285,7 @@ class Run:
         if not self.job.quiet:
             self.terminal.put([("stderr", f"launcher: {text}\n")])
 
-    def _spec(self, rank: int) -> dict[str, Any]:
+    def _spec(self, rank: int) -> WorkerSpec:
         """All that an agent and its worker need to know."""
         job, place = self.job, self.places[rank]
         local = self.cluster.started_ray
@@ -292,7 +293,7 @@ class Run:
         carried = (
             {v.name for v in REGISTRY.values() if v.travels}
             | {"PYTHONPATH", "PYTHONFAULTHANDLER"}
-            | set(job.carry)
+            | set(job.env)
             | set(user_set)
         )
         env = {k: os.environ[k] for k in sorted(carried) if k in os.environ}
@@ -312,32 +313,32 @@ class Run:
             "MASTER_ADDR": self.places[0].ip,
         }
         environ = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} if local else None
-        return {
-            "rank": rank,
-            "size": job.nodes,
-            "local_rank": place.local_rank,
-            "local_size": place.local_size,
-            "devices_per_node": job.devices_per_node,
-            "job": job.id,
-            "epoch": 0,
-            "control": self.server.address,
-            "curve": self.server.curve(rank),
-            "bind_host": place.ip,
-            "endpoint": job.endpoint,
-            "start_timeout_s": job.start_timeout_s,
-            "kind": job.kind,
-            "target": job.target,
-            "args": job.args,
-            "cwd": os.getcwd(),
-            "environ": environ,
-            "env": env,
-            "user_set": user_set,
-            "sweep": not local,
-            "scratch": self.cluster.folder if local else "",
-            "silent_s": self.silent_s,
-            "clock_rate": job.clock_rate,
-            "sys_path": [os.path.abspath(p) for p in sys.path] if job.kind == "function" else [],
-        }
+        return WorkerSpec(
+            rank=rank,
+            size=job.nodes,
+            local_rank=place.local_rank,
+            local_size=place.local_size,
+            devices_per_node=job.devices_per_node,
+            job=job.id,
+            epoch=0,
+            control=self.server.address,
+            curve=self.server.curve(rank),
+            bind_host=place.ip,
+            endpoint=job.endpoint,
+            kind=job.kind,
+            target=job.target,
+            args=job.args,
+            sys_path=[os.path.abspath(p) for p in sys.path] if job.kind == "function" else [],
+            cwd=os.getcwd(),
+            environ=environ,
+            env=env,
+            user_set=user_set,
+            sweep=not local,
+            scratch=self.cluster.folder if local else "",
+            start_timeout_s=job.start_timeout_s,
+            silent_s=self.silent_s,
+            clock_rate=job.clock_rate,
+        )
 
     def _loop(self) -> None:
         next_lost = 0.0

@@ -80,7 +80,7 @@ class Failure:
 
 @dataclass
 class Rank:
-    """State of one rank."""
+    """State of one rank. Large: what is known of a rank."""
 
     rank: int
     state: State = State.WAITING

@@ -2,10 +2,10 @@
 and reports its state and its end at once.
 
 Started by the node agent in a session of its own, so that neither Ray's end nor a terminal's signals reach it. It
-imports nothing of manygrad but `link` and `janitor`, and is up at once. What the worker starts and detaches becomes the
-supervisor's, and ends with it. One thread does everything, for two reasons: a process started with a parent-death
-signal dies with the *thread* that started it, and one poll loop gives back-pressure for free (while the driver does not
-take messages, the pipes are not read and the worker's prints wait).
+imports nothing of manygrad but `link`, `janitor` and `spec`, and is up at once. What the worker starts and detaches
+becomes the supervisor's, and ends with it. One thread does everything, for two reasons: a process started with a
+parent-death signal dies with the *thread* that started it, and one poll loop gives back-pressure for free (while the
+driver does not take messages, the pipes are not read and the worker's prints wait).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 
 from .janitor import adopt_orphans, collect_orphans, end_descendants
 from .link import BEAT_S, WINDOW, Broken, Clock, Session, Silence
+from .spec import WorkerSpec, read_spec
 
 # a worker's share of cores, as told to our threads, OpenMP, the libraries of linear algebra, and OpenCL's pocl
 SHARES = ("THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "POCL_MAX_PTHREAD_COUNT")
@@ -37,27 +38,19 @@ def main() -> None:
     if pid := os.fork():
         os.write(1, b"%d\n" % pid)
         os._exit(0)
-    line = bytearray()
-    raw = os.fdopen(0, "rb", closefd=False)
-    line += raw.readline()
-    if not line:
+    if (told := read_spec()) is None:
         return
-    spec = json.loads(line)
-    payload = raw.read(spec["payload_nbytes"])
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1):
-        os.dup2(null, fd)
-    os.close(null)
+    os.dup2(0, 1)
     for s in (signal.SIGINT, signal.SIGHUP):
         signal.signal(s, signal.SIG_IGN)
     adopt_orphans()
-    Supervisor(spec, payload).loop()
+    Supervisor(*told).loop()
 
 
 class Supervisor:
-    def __init__(self, spec: dict[str, Any], payload: bytes) -> None:
+    def __init__(self, spec: WorkerSpec, payload: bytes) -> None:
         self.spec, self.result = spec, bytearray()
-        self.clock = Clock(spec["clock_rate"])
+        self.clock = Clock(spec.clock_rate)
         self.session = Session()
         self.code: int | None = None
         self.stopped = self.closed = False
@@ -73,36 +66,36 @@ class Supervisor:
         for option, value in (
             (zmq.LINGER, 500),
             (zmq.SNDHWM, 64),
-            (zmq.IDENTITY, f"agent-{spec['rank']}".encode()),
+            (zmq.IDENTITY, f"agent-{spec.rank}".encode()),
             (zmq.MAXMSGSIZE, 1 << 20),
             (zmq.HEARTBEAT_IVL, 2000),
             (zmq.HEARTBEAT_TIMEOUT, 10000),
         ):
             self.sock.setsockopt(option, value)
-        self.sock.curve_serverkey = spec["curve"]["server"].encode()
-        self.sock.curve_publickey, self.sock.curve_secretkey = (spec["curve"][k].encode() for k in ("public", "secret"))
+        self.sock.curve_serverkey = spec.curve["server"].encode()
+        self.sock.curve_publickey, self.sock.curve_secretkey = (spec.curve[k].encode() for k in ("public", "secret"))
         self.monitor = self.sock.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        self.sock.connect(spec["control"])
+        self.sock.connect(spec.control)
 
     def _spawn(self, payload: bytes) -> None:
         spec = self.spec
         env = (
-            dict(spec["environ"])
-            if spec["environ"] is not None
+            dict(spec.environ)
+            if spec.environ is not None
             else {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
         )
-        env.update(spec["env"])
-        cores = str(max(1, len(os.sched_getaffinity(0)) // spec["local_size"]))
+        env.update(spec.env)
+        cores = str(max(1, len(os.sched_getaffinity(0)) // spec.local_size))
         for name in SHARES:
-            if name not in spec["user_set"]:
+            if name not in spec.user_set:
                 env[name] = cores
         out_r, out_w = os.pipe()
         err_r, err_w = os.pipe()
         res_r, res_w = os.pipe()
         try:
-            if not os.path.isdir(spec["cwd"]):
+            if not os.path.isdir(spec.cwd):
                 raise FileNotFoundError(
-                    f"folder {spec['cwd']} does not exist on {socket.gethostname()}: "
+                    f"folder {spec.cwd} does not exist on {socket.gethostname()}: "
                     "start from a folder that all nodes have"
                 )
             self.process = subprocess.Popen(
@@ -112,7 +105,7 @@ class Supervisor:
                 stderr=err_w,
                 pass_fds=(res_w,),
                 env=env,
-                cwd=spec["cwd"],
+                cwd=spec.cwd,
                 start_new_session=True,
             )
         except (OSError, ValueError) as e:
@@ -131,13 +124,11 @@ class Supervisor:
         self.decoders = {fd: decoder("replace") for fd in self.pipes}
         for fd in self.pipes:
             os.set_blocking(fd, False)
-        head = json.dumps(
-            {**spec, "result_fd": res_w, "agent_pid": os.getpid(), "environ": None, "payload_nbytes": len(payload)}
-        ).encode()
+        head = spec.line(result_fd=res_w, agent_pid=os.getpid(), environ=None, payload_nbytes=len(payload))
         stdin = self.process.stdin
         assert stdin is not None
         try:
-            stdin.write(head + b"\n" + payload)
+            stdin.write(head + payload)
             stdin.close()
         except OSError:
             pass  # it died at once; its exit says more
@@ -152,7 +143,7 @@ class Supervisor:
             except (AttributeError, OSError):
                 pidfd = -1
         poller.register(self.monitor, zmq.POLLIN)
-        silence, broken, next_beat = Silence(clock()), Broken(self.spec["control"]), 0.0
+        silence, broken, next_beat = Silence(clock()), Broken(self.spec.control), 0.0
         drain_until = stop_after = alone_since = 0.0
         while True:
             full = len(self.session.kept) >= WINDOW
@@ -192,7 +183,7 @@ class Supervisor:
                 stop_after = stop_after or now + FLUSH_S
                 if (self.closed and not self.session.kept) or now > stop_after:
                     break
-            if broken.gone(now) or silence.look(now) > self.spec["silent_s"]:
+            if broken.gone(now) or silence.look(now) > self.spec.silent_s:
                 alone_since = alone_since or now
                 if self.code is None:
                     self._signal(signal.SIGKILL if now - alone_since > ALONE_S else signal.SIGTERM)
@@ -201,9 +192,9 @@ class Supervisor:
         self._tidy()
         self.sock.disable_monitor()
         self.context.destroy(500)
-        if not self.spec["scratch"]:
+        if not self.spec.scratch:
             try:
-                with os.fdopen(self.spec["result_pipe"], "wb") as f:
+                with os.fdopen(self.spec.result_fd, "wb") as f:
                     f.write(self.result)
             except OSError:
                 pass  # the agent is gone, and Ray with it
@@ -263,9 +254,9 @@ class Supervisor:
     def _keep_result(self) -> None:
         """The function's pickled result goes into the driver's own folder, if that is on this host; else to the agent.
         Never through a socket."""
-        if not self.result or not self.spec["scratch"]:
+        if not self.result or not self.spec.scratch:
             return
-        path = os.path.join(self.spec["scratch"], f"result-{self.spec['rank']}")
+        path = os.path.join(self.spec.scratch, f"result-{self.spec.rank}")
         try:
             with open(os.open(path + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as f:
                 f.write(self.result)
@@ -307,7 +298,7 @@ class Supervisor:
         """End what the worker has left running, and remove the job's shared memory;
         on the driver's host that is the janitor's."""
         end_descendants()
-        for path in glob.glob(f"/dev/shm/*{self.spec['job']}*") if self.spec["sweep"] else []:
+        for path in glob.glob(f"/dev/shm/*{self.spec.job}*") if self.spec.sweep else []:
             try:
                 os.unlink(path)
             except OSError:

@@ -10,7 +10,7 @@ import atexit
 import ctypes
 import gc
 import importlib
-import json
+import io
 import os
 import runpy
 import signal
@@ -22,19 +22,26 @@ from typing import Any
 
 from manygrad.errors import CollectiveAborted, CollectiveTimeout, LaunchAborted, PeerLost, PlanTimeout
 
+from .spec import WorkerSpec, read_spec
+
 PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
     """The pipeline of one worker; returns its exit code."""
-    spec, payload = read_spec()
-    die_with(spec["agent_pid"])
+    told = read_spec()
+    if told is None:
+        raise SystemExit("manygrad.launcher.worker is started by the launcher, not by hand; see `launcher --help`")
+    spec, payload = told
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
+    die_with(spec.agent_pid)
     # Ray starts processes with it blocked; ignored it stays, until the script has a handler (`Channel.takes_interrupt`)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     from .channel import Channel
     from .link import Clock
 
-    channel = Channel(spec["control"], spec["rank"], spec["curve"], spec["silent_s"], Clock(spec["clock_rate"]))
+    channel = Channel(spec.control, spec.rank, spec.curve, spec.silent_s, Clock(spec.clock_rate))
     # registered first, it is called last: threads and handlers that the script leaves to its end belong to the run
     atexit.register(finish, spec, channel)
     me = os.getpid()
@@ -48,7 +55,7 @@ def main() -> int:
         return report_failure(e, spec, channel)
 
 
-def finish(spec: dict[str, Any], channel: Any) -> None:
+def finish(spec: WorkerSpec, channel: Any) -> None:
     """The last exit handler: this rank has nothing left to do, and waits for the others, unless it has failed."""
     from manygrad.runtime.current import current
 
@@ -66,22 +73,6 @@ def finish(spec: dict[str, Any], channel: Any) -> None:
         channel.close()
 
 
-def read_spec() -> tuple[dict[str, Any], bytes]:
-    """The spec and the payload from standard input, which is /dev/null afterwards."""
-    raw = os.fdopen(0, "rb", closefd=False)
-    line = raw.readline()
-    if not line:
-        raise SystemExit("manygrad.launcher.worker is started by the launcher, not by hand; see `launcher --help`")
-    spec = json.loads(line)
-    payload = raw.read(spec["payload_nbytes"])
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    if isinstance(sys.stdout, __import__("io").TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)
-    return spec, payload
-
-
 def die_with(agent_pid: int) -> None:
     """Be killed when the supervisor dies, however it dies; if it is dead already, end here."""
     if sys.platform == "linux":
@@ -90,7 +81,7 @@ def die_with(agent_pid: int) -> None:
         raise SystemExit("the supervisor is gone")
 
 
-def join(spec: dict[str, Any], channel: Any) -> None:
+def join(spec: WorkerSpec, channel: Any) -> None:
     """Rendezvous: tell the driver this rank's card, wait for everyone's, connect."""
     from manygrad.runtime.current import current
     from manygrad.runtime.profile.counters import steps_taken
@@ -99,37 +90,37 @@ def join(spec: dict[str, Any], channel: Any) -> None:
     from .plans import hooks_over
 
     runtime = current()
-    rank, size = spec["rank"], spec["size"]
-    sys.path.extend(p for p in spec["sys_path"] if p not in sys.path and os.path.isdir(p))
-    module, _, name = spec["endpoint"].partition(":")
+    rank, size = spec.rank, spec.size
+    sys.path.extend(p for p in spec.sys_path if p not in sys.path and os.path.isdir(p))
+    module, _, name = spec.endpoint.partition(":")
     endpoint = getattr(importlib.import_module(module), name)(
-        rank=rank, size=size, job=spec["job"], epoch=spec["epoch"], bind_host=spec["bind_host"]
+        rank=rank, size=size, job=spec.job, epoch=spec.epoch, bind_host=spec.bind_host
     )
     channel.on_abort, channel.counters = endpoint.abort, lambda: counters(endpoint, runtime.communication)
     channel.waiting, channel.meanwhile = endpoint.waiting, endpoint.keep_going
     with socket.socket() as s:
-        s.bind((spec["bind_host"], 0))
+        s.bind((spec.bind_host, 0))
         port = s.getsockname()[1]
     channel.send(
         "hello",
         card=endpoint.card(),
         host=socket.gethostname(),
-        ip=spec["bind_host"],
+        ip=spec.bind_host,
         pid=os.getpid(),
         port=port,
         protocol=PROTOCOL,
     )
-    channel.wait(lambda: bool(channel.cards), spec["start_timeout_s"], "all ranks to start")
-    endpoint.connect(channel.cards, deadline_s=spec["start_timeout_s"])
+    channel.wait(lambda: bool(channel.cards), spec.start_timeout_s, "all ranks to start")
+    endpoint.connect(channel.cards, deadline_s=spec.start_timeout_s)
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = channel.master[0], str(channel.master[1])
     runtime.world.join(
         rank=rank,
         size=size,
-        local_rank=spec["local_rank"],
-        local_size=spec["local_size"],
-        devices_per_node=spec["devices_per_node"],
-        job=spec["job"],
-        epoch=spec["epoch"],
+        local_rank=spec.local_rank,
+        local_size=spec.local_size,
+        devices_per_node=spec.devices_per_node,
+        job=spec.job,
+        epoch=spec.epoch,
     )
     runtime.world.link = endpoint.link
     runtime.connect(endpoint, hooks_over(channel))
@@ -152,15 +143,15 @@ def counters(endpoint: Any, communication: Any) -> dict[str, int]:
     }
 
 
-def run_user_code(spec: dict[str, Any], payload: bytes, channel: Any) -> int:
+def run_user_code(spec: WorkerSpec, payload: bytes, channel: Any) -> int:
     """Run the script, module or function in the main thread; returns 0, or the code of its `sys.exit`."""
     me, channel.in_user_code, channel.in_script = os.getpid(), True, True
     try:
         channel.check()
-        if spec["kind"] == "function":
+        if spec.kind == "function":
             call_function(payload, spec)
         else:
-            run_script(spec["kind"], spec["target"], spec["args"])
+            run_script(spec.kind, spec.target, spec.args)
     except SystemExit as e:
         channel.in_script = False
         if os.getpid() != me:
@@ -196,7 +187,7 @@ def run_script(kind: str, target: str, args: list[str]) -> None:
         runpy.run_path(target, run_name="__main__")
 
 
-def call_function(payload: bytes, spec: dict[str, Any]) -> None:
+def call_function(payload: bytes, spec: WorkerSpec) -> None:
     """Call the pickled function and write its pickled result to the agent's pipe."""
     from . import pickled
 
@@ -206,10 +197,10 @@ def call_function(payload: bytes, spec: dict[str, Any]) -> None:
         data = pickled.dumps(result)
     except Exception as e:
         raise TypeError(
-            f"launch: rank {spec['rank']} returned a {type(result).__name__} that cannot be pickled: {e}; "
+            f"launch: rank {spec.rank} returned a {type(result).__name__} that cannot be pickled: {e}; "
             "return plain values or NumPy arrays"
         ) from e
-    with os.fdopen(spec["result_fd"], "wb") as f:
+    with os.fdopen(spec.result_fd, "wb") as f:
         f.write(data)
 
 
@@ -220,7 +211,7 @@ def exit_code_of(e: SystemExit) -> int:
     return (e.code & 0xFF or (1 if e.code else 0)) if isinstance(e.code, int) else 1
 
 
-def report_failure(e: BaseException, spec: dict[str, Any], channel: Any) -> int:
+def report_failure(e: BaseException, spec: WorkerSpec, channel: Any) -> int:
     """Send the driver the exception that ended this rank; its traceback starts at the user's code."""
     channel.in_script = False
     code = exit_code_of(e) if isinstance(e, SystemExit) else 1

@@ -13,6 +13,8 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3")
 
 @dataclass(frozen=True)
 class Config:
+    """The sizes and variants of one model. Large: files name that many."""
+
     family: str
     vocabulary: int
     dim: int

@@ -79,7 +79,10 @@ class _Scratch(threading.local):
 
 
 class Team:
-    """`run` and `graph` of native code; starts and sizes the threads as `wanted` says, on first use."""
+    """`run` and `graph` of native code; starts and sizes the threads as `wanted` says, on first use.
+
+    Large: words that native code reads.
+    """
 
     def __init__(self, link: Link, wanted: Callable[[], int], scratch_bytes: int) -> None:
         """`wanted()`: how many threads, the caller included; `scratch_bytes`: of memory that a kernel may use in

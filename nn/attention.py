@@ -17,6 +17,8 @@ class MultiheadAttention(Module):
     """softmax(q kᵀ / √(E / heads)) v in `num_heads` heads; (L, N, E), or (N, L, E) with batch_first, or (L, E).
 
     The three projections are one weight in_proj_weight (3E, E), unless keys or values have sizes of their own.
+
+    Large: PyTorch's parameters.
     """
 
     def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True,

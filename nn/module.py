@@ -34,6 +34,8 @@ class Module:
     """Base class of layers: write `forward`, call the module.
 
     `training` is True until `eval()`; inside `with Tensor.train(mode):` that mode holds for every module.
+
+    Large: PyTorch's methods.
     """
 
     training: bool = True

@@ -171,72 +171,7 @@ TRANSPORT = EnvVar(
 )
 SEED = EnvVar("SEED", 0, "number", "seed of the random generator before the first manual_seed")
 
-# launcher: each option of the command line by its variable; `launcher/options.py` parses the texts
-MANYGRAD_NODES = EnvVar(
-    "MANYGRAD_NODES", "", "count", "launcher --nodes: number of workers; empty: run in this process", travels=False
-)
-MANYGRAD_DEVICES_PER_NODE = EnvVar(
-    "MANYGRAD_DEVICES_PER_NODE",
-    "",
-    "count",
-    "launcher --devices-per-node: devices of each worker; empty: 1",
-    travels=False,
-)
-MANYGRAD_DEVICE = EnvVar(
-    "MANYGRAD_DEVICE",
-    "",
-    "name",
-    "launcher --device: kind of the workers' devices and of new tensors; empty: DEVICE",
-    travels=False,
-)
-MANYGRAD_ADDRESS = EnvVar(
-    "MANYGRAD_ADDRESS",
-    "",
-    "host:port",
-    "launcher --address: Ray cluster to attach to; empty: RAY_ADDRESS, else start one",
-    travels=False,
-)
-MANYGRAD_TIMEOUT = EnvVar(
-    "MANYGRAD_TIMEOUT", "", "s", "launcher --timeout: limit of the whole run; empty: none", travels=False
-)
-MANYGRAD_START_TIMEOUT = EnvVar(
-    "MANYGRAD_START_TIMEOUT", "", "s", "launcher --start-timeout: until all workers are up; empty: 120", travels=False
-)
-MANYGRAD_GRACE = EnvVar(
-    "MANYGRAD_GRACE",
-    "",
-    "s",
-    "launcher --grace: time for the other workers to stop by themselves after a failure; empty: 2",
-    travels=False,
-)
-MANYGRAD_RUN_DIR = EnvVar(
-    "MANYGRAD_RUN_DIR",
-    "",
-    "path",
-    "launcher --run-dir: folder for logs and report.json; empty: runs/<date-time>-<script>",
-    travels=False,
-)
-MANYGRAD_LOG_RANKS = EnvVar(
-    "MANYGRAD_LOG_RANKS",
-    "",
-    "ranks",
-    "launcher --log-ranks: ranks whose stdout shows on the console; empty: 0",
-    travels=False,
-)
-MANYGRAD_ENV = EnvVar(
-    "MANYGRAD_ENV",
-    "",
-    "names",
-    "launcher --env: more environment variables to carry to workers on other hosts",
-    travels=False,
-)
-MANYGRAD_PORT = EnvVar(
-    "MANYGRAD_PORT",
-    "",
-    "port",
-    "launcher --port: port of the control channel; empty: chosen by the system",
-    travels=False,
-)
+# launcher; its other options are declared in `launcher/options.py`
 MANYGRAD_PLAIN_LINKS = EnvVar(
     "MANYGRAD_PLAIN_LINKS",
     0,

@@ -100,6 +100,8 @@ class Endpoint:
 
     `arena_bytes`: size of the shared-memory arena (default: the host's memory; it is sparse). `bind_host`: this host's
     IP address that the peers reach. `bytes_sent`, `bytes_received` and `messages` (sent) count from the start.
+
+    Large: all that a worker says to others goes through it.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ class Incoming:
 
 
 class ZmqLink:
-    """Both directions between this rank and one peer."""
+    """Both directions between this rank and one peer. Large: a reliable session: both directions, numbers, credits."""
 
     route = "zmq"
 

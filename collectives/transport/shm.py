@@ -83,7 +83,7 @@ class _Queued:
 
 
 class ShmLink:
-    """Both directions between this rank and one peer of the same host."""
+    """Both directions between this rank and one peer of the same host. Large: both directions of a link."""
 
     route = "shm"
 

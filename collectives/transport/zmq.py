@@ -82,7 +82,10 @@ def is_loopback(host: str) -> bool:
 
 
 class ZmqHub:
-    """All ZeroMQ sockets of one endpoint. Not thread-safe: the endpoint calls it under its lock, except `wake`."""
+    """All ZeroMQ sockets of one endpoint. Not thread-safe: the endpoint calls it under its lock, except `wake`.
+
+    Large: the sockets and timers of all links.
+    """
 
     def __init__(self, rank: int, size: int, job: int, epoch: int, host: str):
         try:

@@ -33,6 +33,8 @@ class DataLoader:
     `load_state_dict` the first one goes on where the state was taken. `state_dict()` says which batch comes next; it
     holds for any number of workers. A dataset that draws random numbers takes them from `nn.data.rng()`: they are the
     same ones in every run; one that draws them from somewhere else is loaded by one thread, so that their order is.
+
+    Large: PyTorch's options.
     """
 
     def __init__(self, dataset: Dataset, batch_size: int = 1, shuffle: bool = False, seed: int = 0,

@@ -179,7 +179,7 @@ def _noted(error: Exception, t: Tensor) -> Exception:
 
 
 class RealizeEngine:
-    """Implements `tensor.engine.Engine` on the local devices."""
+    """Implements `tensor.engine.Engine` on the local devices. Large: what tensors ask of an engine."""
 
     def __init__(self) -> None:
         self.clock = 0  # counts realizes, to tell what was written after a value was computed

@@ -37,7 +37,10 @@ class BufferPart(NamedTuple):
 
 class Exchange:
     """`run` carries the calls out. `buffers` are the LINEAR's arguments: with `ranks` ranks of this worker the results,
-    the sources, then temporaries."""
+    the sources, then temporaries.
+
+    Large: a run of a collective, resolved.
+    """
 
     def __init__(self, body: UOp, buffers: Sequence[Buffer], ranks: int, endpoint: Endpoint | None) -> None:
         self.buffers, self.ranks, self.endpoint = list(buffers), ranks, endpoint

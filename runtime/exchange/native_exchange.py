@@ -53,6 +53,8 @@ def native_run(exchange: Exchange, body: UOp) -> NativeRun | None:
 
 
 class NativeRun:
+    """One collective of one worker as a table for native code. Large: its words."""
+
     def __init__(
         self,
         exchange: Exchange,

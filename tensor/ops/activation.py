@@ -55,6 +55,8 @@ def _normal_density(x: Tensor) -> Tensor:
 
 
 class ActivationMixin:
+    """Activations, by PyTorch's names. Large: PyTorch has that many."""
+
     # *** rectifiers ***
 
     def relu(self: Tensor) -> Tensor:

@@ -91,7 +91,10 @@ def _viewing(name: str, f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class InplaceMixin:
-    """The annotations are the table: each name is made where the class has the operator without the underscore."""
+    """The annotations are the table: each name is made where the class has the operator without the underscore.
+
+    Large: PyTorch's functions.
+    """
 
     abs_: Written
     absolute_: Written

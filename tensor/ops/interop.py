@@ -30,6 +30,8 @@ OWN = frozenset(
 
 
 class InteropMixin:
+    """Values out of tensors, and Python's and NumPy's protocols. Large: the protocols' methods."""
+
     # *** out ***
 
     def numpy(self: Tensor) -> np.ndarray:

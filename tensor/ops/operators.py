@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 
 
 class OperatorsMixin:
+    """Python's operators of tensors. Large: Python has that many."""
+
     def __add__(self: Tensor, o: Any) -> Tensor:
         return self.add(o)
 

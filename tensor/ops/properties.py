@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 
 class PropertiesMixin:
+    """Properties of tensors. Large: PyTorch has that many."""
+
     @property
     def shape(self: Tensor) -> tuple[Any, ...]:
         return self.uop.shape

@@ -2,45 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
 from manygrad.errors import UsageError
-from manygrad.launcher.options import OPTIONS, help_text, parse
+from manygrad.launcher.command_line import help_text, parse
+from manygrad.launcher.options import OPTIONS, Options
 from manygrad.tensor.environment import REGISTRY
 
 
 @pytest.mark.parametrize(
     "argv, args, nodes",
     [
-        (["train.py"], [], None),
+        (["train.py"], [], 0),
         (["--nodes", "4", "train.py"], [], 4),
         (["train.py", "--nodes", "4"], [], 4),
         (["train.py", "--nodes=4", "--lr", "0.1"], ["--lr", "0.1"], 4),
         (["train.py", "x", "--nodes", "2", "y", "--help"], ["x", "y", "--help"], 2),
         (["--nodes", "3", "train.py", "--", "--nodes", "9"], ["--nodes", "9"], 3),
         (["--nodes", "3", "--", "train.py", "--nodes", "9"], ["--nodes", "9"], 3),
-        (["train.py", "-n", "4"], ["-n", "4"], None),
+        (["train.py", "-n", "4"], ["-n", "4"], 0),
     ],
 )
-def test_where_options_may_stand(argv: list[str], args: list[str], nodes: int | None) -> None:
+def test_where_options_may_stand(argv: list[str], args: list[str], nodes: int) -> None:
     command = parse(argv, {})
     assert (command.kind, command.target, command.args, command.nodes) == ("script", "train.py", args, nodes)
 
 
 def test_dashes_and_underscores_are_alike() -> None:
     for text in ("--devices-per-node", "--devices_per_node"):
-        assert parse(["t.py", text, "3"], {}).job().devices_per_node == 3
+        assert parse(["t.py", text, "3"], {}).devices_per_node == 3
 
 
 def test_the_kind_of_device() -> None:
-    assert parse(["t.py", "--device", "opencl"], {}).job().device == "OPENCL"
-    assert parse(["t.py"], {"MANYGRAD_DEVICE": "PYTHON"}).job().device == "PYTHON"
-    assert parse(["t.py"], {}).job().device == ""
+    assert parse(["t.py", "--device", "opencl"], {}).device == "OPENCL"
+    assert parse(["t.py"], {"MANYGRAD_DEVICE": "PYTHON"}).device == "PYTHON"
+    assert parse(["t.py"], {}).device == ""
 
 
 def test_module() -> None:
     command = parse(["--nodes", "2", "-m", "pkg.train", "--timeout", "9", "-m", "x"], {})
-    assert (command.kind, command.target, command.args, command.job().timeout_s) == (
+    assert (command.kind, command.target, command.args, command.timeout_s) == (
         "module",
         "pkg.train",
         ["-m", "x"],
@@ -48,9 +51,17 @@ def test_module() -> None:
     )
 
 
+def test_an_option_that_is_not_given_has_the_tables_default() -> None:
+    job = parse(["t.py"], {"RAY_ADDRESS": "10.0.0.1:6379", "MANYGRAD_GRACE": ""})
+    for o, f in zip(OPTIONS, fields(Options), strict=True):
+        assert o.field == f.name and getattr(job, f.name) == (f.default if f.name != "address" else "10.0.0.1:6379")
+    assert parse(["t.py", "--address", "auto"], {"RAY_ADDRESS": "10.0.0.1:6379"}).address == "auto"
+    assert "(default 120)" in help_text() and "{" not in help_text()
+
+
 def test_environment_variables_are_defaults() -> None:
     environ = {"MANYGRAD_NODES": "4", "MANYGRAD_DEVICES_PER_NODE": "2", "MANYGRAD_TIMEOUT": "7.5"}
-    job = parse(["t.py", "--nodes", "3"], environ).job()
+    job = parse(["t.py", "--nodes", "3"], environ)
     assert (job.nodes, job.devices_per_node, job.timeout_s) == (3, 2, 7.5)
     assert parse(["t.py"], environ).nodes == 4
 

@@ -46,7 +46,10 @@ from manygrad.tensor.uop.uop import UOp
 
 @dataclass(frozen=True)
 class Open:
-    """State at a node: what is open around it, and what was computed before it."""
+    """State at a node: what is open around it, and what was computed before it.
+
+    Large: what holds at a place of the tree.
+    """
 
     kernel: KernelContext
     counters: frozenset[Index] = frozenset()

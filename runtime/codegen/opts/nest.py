@@ -14,7 +14,10 @@ from manygrad.tensor.uop.uop import UOp
 @dataclass(frozen=True)
 class LoopNest:
     """`loops`: from the outermost to the innermost one. All else says how they and the ranges of the REDUCEs are run;
-    by default one iteration after the other."""
+    by default one iteration after the other.
+
+    Large: what each kind of Opt decided.
+    """
 
     loops: tuple[UOp, ...]
     lane: UOp | None = None  # the loop that is vectorized

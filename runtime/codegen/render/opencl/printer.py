@@ -86,6 +86,8 @@ def scratch_is_local(program: LoweredProgram, target: OpenCLTarget) -> bool:
 
 
 class OpenCLPrinter(OpenCLArithmetic):
+    """Writes a program as OpenCL C. Large: a method for each family of instructions."""
+
     def __init__(self, program: LoweredProgram, target: OpenCLTarget) -> None:
         super().__init__()
         self.program, self.target = program, target
