@@ -239,7 +239,7 @@ class Run:
             devices_per_node=job.devices_per_node,
             started=started,
             duration_s=round(time.monotonic() - self.began, 3),
-            startup_s={"ray": round(self.ready_s, 3), "join": after(c.joined_at), "run": after(c.running_at)},
+            startup_s={"ray": round(self.ready_s, 3), "join": after(c.run.joined_at), "run": after(c.run.running_at)},
             rejected_messages=self.server.rejected,
         )
         self._keep(details)

@@ -28,7 +28,6 @@ LARGE = {
     "collectives/transport/shm.py:ShmLink": "both directions of a link",
     "collectives/transport/zmq.py:ZmqHub": "the sockets and timers of all links",
     "launcher/channel.py:Channel": "both directions, and what is waited for",
-    "launcher/controller.py:Controller": "a handler for each kind of event",
     "launcher/driver.py:Run": "a run's parts, made and ended together",
     "launcher/job.py:Job": "the launcher's options",
     "launcher/ranks.py:Rank": "what is known of a rank",

@@ -132,8 +132,10 @@ def test_success(launcher: Launcher, left_behind: Left) -> None:
 def test_a_rank_fails(launcher: Launcher, left_behind: Left, body: str, code: int, words: list[str]) -> None:
     run = launcher(LOOP.format(body=body), "--nodes", "2").wait()
     assert run.code == code
-    for w in [*words, "Consequences:", ": stopped", "Next: ", f"exit code {code}"]:
+    for w in [*words, "Consequences:", ": stopped", "Last events of rank ", "Next: ", f"exit code {code}"]:
         assert w in run.err, (w, run.err)
+    for r in run.report["ranks"]:
+        assert any("Started: connecting -> running" in line for line in r["story"]), r["story"]
     rank0 = (run.run_dir / "rank0.log").read_text()
     assert ("PlanMismatch" if "plan" in body else "LaunchAborted: rank 1 failed") in rank0
     assert left_behind(run.report["job"]) == []
