@@ -122,6 +122,7 @@ def _run_in(run_dir: str, job: Job, signals: Signals, began: float, last: bool) 
                 hint = "the run's outcome stands, and `ray status` shows what Ray still holds"
                 write(sys.stderr, f"launcher: warning: Ray could not be left in order ({trouble}); {hint}\n")
         finally:
+            guard.close()
             sweep(job.id, folder)
             janitor.dismiss()
             if last:
