@@ -306,7 +306,7 @@ class Channel:
             self.changed.notify_all()
         try:
             self.on_abort(reason)
-        except Exception:
+        except Exception:  # whatever fails in an endpoint, the run is over; it goes to the rank's log
             traceback.print_exc()
 
     def _interrupt_main(self, signum: int, frame: FrameType | None) -> None:

@@ -282,9 +282,7 @@ class Cluster:
         while refs and not self._stopping:
             try:
                 found = ray.wait(list(refs), num_returns=1, timeout=0.5)
-            except (
-                Exception
-            ) as e:  # Ray is gone, and says so by errors of its own, of gRPC and of Python; `lost` tells it
+            except Exception as e:  # a dead Ray says so by errors of its own, of gRPC and of Python; `lost` tells it
                 for rank in refs.values():
                     self._news.put((rank, None, _first_line(e)))
                 return

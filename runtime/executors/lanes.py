@@ -135,7 +135,7 @@ class _Done:
                 if first:
                     begun.work.begin()
                 begun.may_advance = begun.work.advance()
-            except BaseException as e:
+            except BaseException as e:  # an abort, too; `wait` raises it
                 begun.error = e
 
     def finish(self, begun: _Ahead) -> None:
@@ -157,7 +157,7 @@ class _Done:
         if self.error is None or number < self.failed:
             try:
                 step()
-            except BaseException as e:
+            except BaseException as e:  # an abort, too; `wait` raises it
                 return e
         return None
 

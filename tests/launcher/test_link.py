@@ -15,7 +15,7 @@ from manygrad.errors import LaunchAborted
 from manygrad.launcher.channel import Channel
 from manygrad.launcher.control import ControlServer
 from manygrad.launcher.link import HEAD, SUSPENDED_S, WINDOW, Broken, Clock, Session, Silence
-from manygrad.launcher.messages import Event, Finished, Plan, Progress
+from manygrad.launcher.messages import Event, Finished, Plan, Progress, Stopping
 from manygrad.tensor.threads import Threads
 from tests.proxy import Proxy
 
@@ -183,5 +183,23 @@ def test_no_thread_of_a_channel_is_left() -> None:
                 channel.close()
                 assert threads.alive() == []
             assert threads.close(10.0) == [] == threads.alive()
+    finally:
+        server.close()
+
+
+def test_an_endpoint_that_fails_to_abort_keeps_no_abort_back(capfd: pytest.CaptureFixture[str]) -> None:
+    server, threads = ControlServer(1), Threads()
+    try:
+        channel = Channel(server.address, 0, server.curve(0), threads=threads)
+        channel.on_abort = lambda reason: [].index(0)  # type: ignore[func-returns-value]
+        events_until(server, Progress)
+        server.send("worker", [0], "abort", rank=1, kind="failure", reason="rank 1 failed")
+        events_until(server, Stopping)
+        with pytest.raises(LaunchAborted, match="rank 1 failed"):
+            channel.wait(lambda: False, 20.0, "nothing")
+        channel.send("finished")
+        events_until(server, Finished)
+        assert "ValueError: 0 is not in list" in capfd.readouterr().err and threads.alive() == ["manygrad-control"]
+        channel.close()
     finally:
         server.close()
