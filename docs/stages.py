@@ -16,7 +16,8 @@ from manygrad.collectives.lower import lower
 from manygrad.collectives.program import Collective
 from manygrad.collectives.show import show_calls
 from manygrad.launcher import options
-from manygrad.launcher.ranks import TRANSITIONS, State
+from manygrad.launcher.controller.table import FITS
+from manygrad.launcher.ranks import State
 from manygrad.multi import rules as sharding
 from manygrad.runtime.codegen.kernel import passes as codegen
 from manygrad.runtime.devices import BACKENDS
@@ -179,7 +180,7 @@ def transitions() -> str:
     rows = []
     for state in State:
         to: dict[State, list[str]] = {}
-        for (before, event), after in TRANSITIONS.items():
+        for (before, event), (after, _) in FITS.items():
             if before is state and after is not state:
                 to.setdefault(after, []).append(f"`{event.__name__}`")
         rows.append((state.value, "; ".join(f"{', '.join(events)}: {after.value}" for after, events in to.items())))
@@ -197,6 +198,7 @@ FOLDERS = (
     "collectives/lower",
     "collectives/transport",
     "launcher",
+    "launcher/controller",
     "runtime/codegen/loops",
     "runtime/codegen/emit",
 )

@@ -115,8 +115,8 @@ def unheard(absent_s: float, silent_s: float) -> Failure:
     return Failure(None, "unheard", f"the ranks did not hear the launcher for {silent_s:g} s: {why}", 1)
 
 
-def unfit(rank: Rank, event: Event) -> Failure:
-    """Failure of a rank whose state leaves no room for the event."""
+def unfit(rank: Rank, event: Event, why: str) -> Failure:
+    """Failure of a rank whose state leaves no room for the event, which is `why`."""
     what = type(event).__name__
     if isinstance(event, Plan) and rank.state is State.FINISHED:
         title = (
@@ -124,7 +124,7 @@ def unfit(rank: Rank, event: Event) -> Failure:
             "ended: a daemon thread does, for which nobody waits; let the script join it"
         )
     else:
-        title = f"its {what} does not fit, it is {rank.state.value}"
+        title = f"its {what} does not fit, it is {rank.state.value}: {why}"
     return Failure(rank.rank, "protocol", title, 1, where=rank.where, step=rank.step)
 
 
@@ -137,9 +137,9 @@ def failure_of(event: Failed) -> Failure:
     )
 
 
-def failure_of_exit(rank: Rank, event: Exited, before: State, *, stopping: bool, killing: bool) -> Failure:
-    """Failure of a process that has ended without a word. `stopping`: the run was over already; `killing`: SIGTERM was
-    sent."""
+def failure_of_exit(rank: Rank, event: Exited, *, after_finish: bool, stopping: bool, killing: bool) -> Failure:
+    """Failure of a process that has ended without a word. `after_finish`: its script had finished; `stopping`: the run
+    was over already; `killing`: SIGTERM was sent."""
     if event.code < 0:
         ours = killing and -event.code in (signal.SIGTERM, signal.SIGKILL)
         return Failure(
@@ -152,7 +152,7 @@ def failure_of_exit(rank: Rank, event: Exited, before: State, *, stopping: bool,
         )
     why = (
         "after the script had finished"
-        if before is State.FINISHED
+        if after_finish
         else "before it could report (os._exit, or a crash of the interpreter?)"
     )
     quiet = stopping and event.code in (0, 1)

@@ -1,11 +1,12 @@
-"""The worker's end of the control channel: one DEALER socket owned by one daemon thread.
+"""The worker's end of the control channel: one DEALER socket owned by one thread of the worker's scope.
 
 The thread sends heartbeats with counters, forwards what the main thread queues, and acts on the driver's orders even
 while the main thread computes or waits: `abort` first wakes every wait of the collectives, and if the main thread is
 still in the user's code a moment later, a signal raises `LaunchAborted` there. A driver that has gone away (nothing
 listens at its address any more), or has not been heard for `silent_s`, is an abort too, after which the process ends
-itself. Where the script has a handler for Ctrl-C, that of the launcher reaches it as a signal (`interrupt`).
-A connection that breaks is made anew, and nothing is lost by that (`link.Session`).
+itself; so is an error in this thread, which is the cause of the `LaunchAborted` in the main thread. Where the script
+has a handler for Ctrl-C, that of the launcher reaches it as a signal (`interrupt`). A connection that breaks is made
+anew, and nothing is lost by that (`link.Session`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import zmq
 
 from manygrad.errors import LaunchAborted, LaunchInterrupted, PlanMismatch, PlanTimeout
 from manygrad.tensor.source import is_own
+from manygrad.tensor.threads import Threads, tell
 
 from . import messages
 from .link import BEAT_S, Broken, Clock, Session, Silence
@@ -33,6 +35,7 @@ ABORT_SIGNAL = signal.SIGRTMIN + 7
 NUDGE_S = 0.3  # collectives get this long to stop by themselves before the main thread is interrupted
 SILENT_S = 60.0  # unless the driver says otherwise
 CLOSE_S = 1.0
+END_S = 3.0  # what the script's own clean-up gets where nobody is left to end this process
 
 
 class Channel:
@@ -42,7 +45,13 @@ class Channel:
     """
 
     def __init__(
-        self, address: str, rank: int, curve: dict[str, str], silent_s: float = SILENT_S, clock: Clock | None = None
+        self,
+        address: str,
+        rank: int,
+        curve: dict[str, str],
+        silent_s: float = SILENT_S,
+        clock: Clock | None = None,
+        threads: Threads | None = None,
     ) -> None:
         self.address, self.rank, self.curve, self.silent_s, self.clock = (
             address,
@@ -77,8 +86,8 @@ class Channel:
         self._no_handlers = (None, signal.SIG_DFL, signal.SIG_IGN, signal.getsignal(signal.SIGINT))
         self._told_interrupt = False
         signal.signal(ABORT_SIGNAL, self._interrupt_main)
-        self._thread = threading.Thread(target=self._serve, name="manygrad-control", daemon=True)
-        self._thread.start()
+        self.threads = threads or Threads()
+        self._thread = self.threads.start("manygrad-control", self._serve, stop=self._let_go, on_error=self._has_broken)
 
     def send(self, kind: str, /, **content: Any) -> None:
         """Queue one message for the driver."""
@@ -115,17 +124,17 @@ class Channel:
             raise self.abort_error()
 
     def abort_error(self) -> BaseException:
+        error: BaseException
         if self.abort_kind == "plan":
-            return PlanMismatch(rank=self.rank, difference=self.abort_reason)
-        return (LaunchInterrupted if self.abort_kind == "interrupt" else LaunchAborted)(self.abort_reason)
+            error = PlanMismatch(rank=self.rank, difference=self.abort_reason)
+        else:
+            error = (LaunchInterrupted if self.abort_kind == "interrupt" else LaunchAborted)(self.abort_reason)
+        error.__cause__ = self._thread.error
+        return error
 
     def close(self, flush_s: float = 1.0) -> None:
         """Send what is queued and stop the thread. Daemon threads that wait here wait no more."""
-        with self.changed:
-            self.abort_reason = self.abort_reason or "this rank has ended"
-            self.changed.notify_all()
-        self._closing = True
-        self._wake()
+        self._let_go()
         self._thread.join(flush_s + 1.0)
 
     def leave_to_parent(self) -> None:
@@ -134,6 +143,13 @@ class Channel:
         self.changed = threading.Condition()
 
     # ---- the thread
+
+    def _let_go(self) -> None:
+        with self.changed:
+            self.abort_reason = self.abort_reason or "this rank has ended"
+            self.changed.notify_all()
+        self._closing = True
+        self._wake()
 
     def _wake(self) -> None:
         try:
@@ -162,24 +178,36 @@ class Channel:
         """The step this rank is at, for failure reports; None before the first."""
         return self.steps() or None
 
-    def _serve(self) -> None:
-        try:
-            self._loop()
-        except Exception as e:  # a worker that cannot be told anything must not go on
-            self._abort(f"the control channel broke: {type(e).__name__}: {e}", "gone")
-            _end_soon(3.0)
+    def _has_broken(self, error: BaseException) -> None:
+        """In the thread, which an error has ended: a worker that cannot be told anything must not go on."""
+        self._abort(f"the control channel broke: {type(error).__name__}: {error}", "gone")
+        if self._closing:
+            return
+        if self.in_script and self._main is not None:
+            signal.pthread_kill(self._main, ABORT_SIGNAL)
+        time.sleep(END_S)
+        if not self.has_failed:  # the main thread, which tells of it, waits in native code
+            tell(self._thread)
+        _end_process()
 
-    def _loop(self) -> None:
+    def _serve(self) -> None:
+        sock, monitor = self._socket()
+        try:
+            self._loop(sock, monitor)
+        finally:
+            sock.disable_monitor()
+            sock.close()
+
+    def _loop(self, sock: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
         from zmq.utils.monitor import recv_monitor_message
 
-        sock, monitor = self._socket()
         clock, session = self.clock, self._session
         poller = zmq.Poller()
         for s in (sock, monitor):
             poller.register(s, zmq.POLLIN)
         poller.register(self._wake_r, zmq.POLLIN)
         now = clock()
-        next_beat, aborted_at, nudged, flushed_by = now + BEAT_S, 0.0, 0.0, 0.0
+        next_beat, aborted_at, nudged, flushed_by, end_at = now + BEAT_S, 0.0, 0.0, 0.0, 0.0
         silence, broken = Silence(now), Broken(self.address)
         while True:
             ready = dict(poller.poll(max(1, int(1000 * clock.real(0.1 if aborted_at or self._closing else 0.3)))))
@@ -215,8 +243,10 @@ class Channel:
                 if self.in_script and now - aborted_at > NUDGE_S and now - nudged > 1.0 and self._main is not None:
                     nudged = now
                     signal.pthread_kill(self._main, ABORT_SIGNAL)
-        sock.disable_monitor()
-        sock.close()
+                if self.abort_kind == "gone":
+                    end_at = end_at or time.monotonic() + END_S
+                    if time.monotonic() > end_at:
+                        _end_process()
 
     @property
     def takes_interrupt(self) -> bool:
@@ -256,7 +286,6 @@ class Channel:
             )
         if why:
             self._abort(f"the launcher is gone: {why}", "gone")
-            threading.Thread(target=_end_soon, args=(3.0,), daemon=True).start()
 
     def _order(self, message: dict[str, Any]) -> None:
         kind = message["type"]
@@ -280,7 +309,7 @@ class Channel:
             self.changed.notify_all()
         try:
             self.on_abort(reason)
-        except Exception:
+        except Exception:  # whatever fails in an endpoint, the run is over; it goes to the rank's log
             traceback.print_exc()
 
     def _interrupt_main(self, signum: int, frame: FrameType | None) -> None:
@@ -288,9 +317,7 @@ class Channel:
             raise self.abort_error()
 
 
-def _end_soon(after_s: float) -> None:
-    """Nobody is left to end this process: do it, giving the script's own clean-up `after_s` seconds."""
-    time.sleep(after_s)
+def _end_process() -> None:
     os._exit(1)
 
 

@@ -1,4 +1,4 @@
-"""The `launcher` job."""
+"""The `launcher` command."""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from manygrad.errors import Infeasible, UsageError
+from manygrad.tensor.threads import ScopedThread, Threads
 
 from . import agent as agent_module
 from .janitor import MARK
@@ -92,11 +93,11 @@ class Cluster:
     # rank, result, or what failed
     _news: queue.SimpleQueue[tuple[int, bytes | None, str]] = field(default_factory=queue.SimpleQueue)
     _results: dict[int, bytes] = field(default_factory=dict)
-    # of supervisors on this host, by rank: (descriptor, pid)
-    _pidfds: dict[int, tuple[int, int]] = field(default_factory=dict)
-    _supervised: set[int] = field(default_factory=set)
+    # ranks whose supervisor runs, or did; of one on this host (descriptor, pid), until it ends
+    _supervised: dict[int, tuple[int, int] | None] = field(default_factory=dict)
     _stopping: bool = False
-    _listener: threading.Thread | None = None
+    _threads: Threads = field(default_factory=Threads)
+    _listener: ScopedThread | None = None
     _group: Any = None
     _saved: dict[str, str | None] = field(default_factory=dict)
 
@@ -148,7 +149,7 @@ class Cluster:
                     _temp_dir=temporary,
                     _node_ip_address="127.0.0.1",
                 )
-        except Exception as e:
+        except Exception as e:  # of many types, none of them documented; all mean that there is no Ray to work with
             raise Infeasible(f"Ray did not start: {_first_line(e)}") from e
         return ray
 
@@ -265,50 +266,54 @@ class Cluster:
     def run(self, rank: int, spec: dict[str, Any], payload: bytes) -> None:
         self._refs[self._agents[rank].run.remote(spec, payload)] = rank
         if len(self._refs) == self.job.nodes:
-            self._listener = threading.Thread(target=self._listen, name="manygrad-ray", daemon=True)
-            self._listener.start()
+            refs = dict(self._refs)
 
-    def _listen(self) -> None:
+            def failed(error: BaseException) -> None:
+                """Nobody asks Ray any more, which is for the rest of the agents as if it were gone."""
+                for rank in refs.values():
+                    self._news.put((rank, None, f"{type(error).__name__}: {_first_line(error)}"))
+
+            self._listener = self._threads.start("manygrad-ray", self._listen, refs, on_error=failed)
+
+    def _listen(self, refs: dict[Any, int]) -> None:
         """Ray's word on the agents, for `lost` and `results`. Ends with them, or when Ray cannot even be asked."""
         import ray
 
-        refs = dict(self._refs)
         while refs and not self._stopping:
             try:
-                ready, _ = ray.wait(list(refs), num_returns=1, timeout=0.5)
-            except Exception as e:
+                found = ray.wait(list(refs), num_returns=1, timeout=0.5)
+            except Exception as e:  # a dead Ray says so by errors of its own, of gRPC and of Python; `lost` tells it
                 for rank in refs.values():
                     self._news.put((rank, None, _first_line(e)))
                 return
+            ready, _ = found
             if not ready:
                 time.sleep(0.1)  # a dead Ray does not wait
             for ref in ready:
-                rank = refs.pop(ref)
+                rank = refs[ref]
                 try:
-                    self._news.put((rank, bytes(ray.get(ref, timeout=5)), ""))
-                except Exception as e:
-                    self._news.put(
-                        (rank, None, f"{type(e).__name__}: {_last_line(e).partition(' Worker exit detail')[0][:300]}")
-                    )
+                    result, why = ray.get(ref, timeout=5), ""
+                except Exception as e:  # what has ended the agent, of whatever type; `lost` tells it
+                    result, why = None, f"{type(e).__name__}: {_last_line(e).partition(' Worker exit detail')[0][:300]}"
+                self._news.put((rank, None if result is None else bytes(result), why))
+                del refs[ref]
 
     def supervise(self, rank: int, pid: int) -> None:
         """The rank's supervisor runs, as process `pid` of its host. From now on Ray's end is not this rank's."""
-        self._supervised.add(rank)
+        self._supervised[rank] = None
         if self.places[rank].ip == "127.0.0.1" and pid > 0:
-            try:
-                self._pidfds[rank] = os.pidfd_open(pid), pid
-            except OSError:
-                pass
+            with suppress(OSError):
+                self._supervised[rank] = os.pidfd_open(pid), pid
 
     def lost(self) -> tuple[list[tuple[int, str]], str]:
         """Supervisors that ended, or never came to be, since the last call, as (rank, reason);
         and what is the matter with Ray, or nothing."""
         out, trouble = [], ""
-        for rank, (fd, pid) in list(self._pidfds.items()):
-            if select.select([fd], [], [], 0)[0]:
-                os.close(fd)
-                del self._pidfds[rank]
-                out.append((rank, f"process {pid} ended"))
+        for rank, process in self._supervised.items():
+            if process is not None and select.select([process[0]], [], [], 0)[0]:
+                os.close(process[0])
+                self._supervised[rank] = None
+                out.append((rank, f"process {process[1]} ended"))
         while not self._news.empty():
             rank, result, reason = self._news.get()
             if result is not None:
@@ -347,9 +352,10 @@ class Cluster:
         """
         self._stopping = True
         ray = sys.modules.get("ray")
-        for fd, _ in self._pidfds.values():
-            os.close(fd)
-        self._pidfds = {}
+        for process in self._supervised.values():
+            if process is not None:
+                os.close(process[0])
+        self._supervised = {}
         try:
             if ray is None or not ray.is_initialized():
                 return ""
@@ -357,13 +363,15 @@ class Cluster:
                 return ""
             trouble = list[str]()
             # a dead Ray would keep us waiting
-            leaving = threading.Thread(target=self._leave, args=(ray, trouble), daemon=True)
-            leaving.start()
+            leaving = self._threads.start("manygrad-leave-ray", self._leave, ray, trouble)
             leaving.join(RAY_STOP_S)
             if leaving.is_alive():
                 trouble.append(f"it has not answered for {RAY_STOP_S:g} s")
+            elif leaving.error is not None:
+                trouble.append(f"{type(leaving.error).__name__}: {_first_line(leaving.error)}")
             return "; ".join(dict.fromkeys(trouble))
         finally:
+            self._threads.close(0.0)  # (they have ended, or wait for a Ray that does not answer)
             self._restore_env(fast)
 
     def _leave(self, ray: Any, trouble: list[str]) -> None:
@@ -376,7 +384,7 @@ class Cluster:
         def attempt(what: str, step: Callable[[], object]) -> None:
             try:
                 step()
-            except Exception as e:
+            except Exception as e:  # whatever Ray raises: it is the user's to know, and the next step's turn
                 trouble.append(f"{what}: {type(e).__name__}: {_first_line(e)}")
 
         if not self.started_ray:
@@ -453,7 +461,7 @@ def _in_slices(wait: Callable[..., int]) -> Callable[..., int]:
         while True:
             try:
                 return wait(*args, timeout_ms=100, **kwargs)
-            except Exception:
+            except RuntimeError:  # (so it says that the time is over)
                 if time.monotonic() > until:
                     raise
                 time.sleep(0.01)  # (it may have failed at once)
@@ -469,21 +477,24 @@ def _last_line(e: BaseException) -> str:
     return (str(e).strip().splitlines() or [type(e).__name__])[-1]
 
 
-class Guard(threading.Thread):
+class Guard:
     """Looks after the Ray that we start, from before its start until the supervisors run:
-    calls `ended(text)` when a part of it dies.
+    calls `ended(text)` when a part of it dies, in a thread of its own.
 
     `ray.init` itself would find out after half a minute, and end in a traceback.
     """
 
-    EVERY_S = 0.1
+    EVERY_S, CLOSE_S = 0.1, 0.5
 
     def __init__(self, ended: Callable[[str], None]) -> None:
-        super().__init__(name="manygrad-guard", daemon=True)
         self.ended, self.done = ended, threading.Event()
         self.seen: dict[int, tuple[str, int]] = {}  # by id: name, and a descriptor that tells of its end
+        self._threads = Threads()
 
-    def run(self) -> None:
+    def start(self) -> None:
+        self._threads.start("manygrad-guard", self._watch, stop=self.stop)
+
+    def _watch(self) -> None:
         try:
             while not self.done.is_set():
                 for pid, name in ray_processes().items():
@@ -511,7 +522,12 @@ class Guard(threading.Thread):
         )
 
     def stop(self) -> None:
+        """Its thread ends soon."""
         self.done.set()
+
+    def close(self) -> None:
+        """Its thread has ended, unless it is within `ended`."""
+        self._threads.close(self.CLOSE_S)
 
 
 AGENTS = {b"dashboard/agent.py": "DashboardAgent", b"runtime_env/agent/main.py": "RuntimeEnvAgent"}

@@ -123,6 +123,7 @@ def _run_in(run_dir: str, job: Job, signals: Signals, began: float, last: bool) 
                 hint = "the run's outcome stands, and `ray status` shows what Ray still holds"
                 write(sys.stderr, f"launcher: warning: Ray could not be left in order ({trouble}); {hint}\n")
         finally:
+            guard.close()
             sweep(job.id, folder)
             janitor.dismiss()
             if last:
@@ -240,7 +241,7 @@ class Run:
             devices_per_node=job.devices_per_node,
             started=started,
             duration_s=round(time.monotonic() - self.began, 3),
-            startup_s={"ray": round(self.ready_s, 3), "join": after(c.joined_at), "run": after(c.running_at)},
+            startup_s={"ray": round(self.ready_s, 3), "join": after(c.run.joined_at), "run": after(c.run.running_at)},
             rejected_messages=self.server.rejected,
         )
         self._keep(details)

@@ -15,7 +15,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-AGAIN_S = 0.01
+from manygrad.tensor.threads import Threads
+
+AGAIN_S, CLOSE_S = 0.01, 1.0
 START_FAILED = signal.SIGRTMIN + 6  # our Ray has died at the start
 
 
@@ -42,7 +44,7 @@ class Signals:
         self.failed = ""  # why the start failed, if it did
         self.supervised = False  # the run has its loop
         self._raising = False
-        self._again: threading.Timer | None = None
+        self._threads, self._calm = Threads(), threading.Event()  # for what is raised again; set: no more of it
         self._hook = sys.unraisablehook
 
     def __enter__(self) -> Signals:
@@ -60,19 +62,19 @@ class Signals:
     def raising(self) -> Iterator[None]:
         """Within it a signal is raised where it finds us: Ray takes its time."""
         self.check()
+        self._threads, self._calm = Threads(), threading.Event()
         self._hook, sys.unraisablehook = sys.unraisablehook, self._raised_in_vain
         self._raising = True
         try:
             yield
-        except Exception:
-            self.check()  # it may be what came of it
+        except Exception:  # any: what Ray makes of a signal that comes within it
+            self.check()
             raise
         finally:
             self._raising = False
             sys.unraisablehook = self._hook
-            if self._again is not None:
-                self._again.cancel()
-                self._again.join()
+            self._calm.set()
+            self._threads.close(CLOSE_S)
             self.again()
         self.check()  # it may have come in the last moment
 
@@ -96,9 +98,11 @@ class Signals:
             self._hook(raised)
         elif threading.current_thread() is threading.main_thread():
             self._raising = True
-            self._again = threading.Timer(AGAIN_S, signal.pthread_kill, (threading.get_ident(), START_FAILED))
-            self._again.daemon = True
-            self._again.start()
+            self._threads.start("manygrad-signal-again", self._send_again, threading.get_ident())
+
+    def _send_again(self, thread: int) -> None:
+        if not self._calm.wait(AGAIN_S):
+            signal.pthread_kill(thread, START_FAILED)
 
     def __exit__(self, *exc: object) -> None:
         for s, handler in self.saved.items() if not self.last else ():

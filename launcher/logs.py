@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import queue
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO
+
+from manygrad.tensor.threads import Threads
 
 from .ranks import ranks_text
 
@@ -220,32 +221,36 @@ def write(stream: IO[str] | None, text: str) -> str:
     return ""
 
 
-class Terminal(threading.Thread):
+class Terminal:
     """Writes to this process's stdout and stderr in a thread of its own.
 
     A terminal that is held (Ctrl-S), or a pager that does not read on, would stop the launcher's heartbeat. What waits
-    is bounded by back-pressure: while `full`, the driver takes no output from the workers.
+    is bounded by back-pressure: while `full`, the driver takes no output from the workers. A stream that raises what
+    none should (a notebook's, say) ends the thread: nothing more is shown, `trouble` says why, and the run goes on.
     """
 
     FULL = 1 << 20
 
     def __init__(self) -> None:
-        super().__init__(name="manygrad-terminal", daemon=True)
         self.queue: queue.SimpleQueue[list[tuple[str, str]] | None] = queue.SimpleQueue()
         self.put_chars = self.written_chars = 0
         self.trouble = ""
-        self.start()
+        self._threads = Threads()
+        self._writer = self._threads.start("manygrad-terminal", self._write, on_error=self._has_broken)
 
     @property
     def full(self) -> bool:
-        return self.put_chars - self.written_chars > self.FULL
+        return self._writer.error is None and self.put_chars - self.written_chars > self.FULL
 
     def put(self, pieces: list[tuple[str, str]]) -> None:
-        if pieces:
+        if pieces and self._writer.error is None:
             self.put_chars += sum(len(text) for _, text in pieces)
             self.queue.put(pieces)
 
-    def run(self) -> None:
+    def _has_broken(self, error: BaseException) -> None:
+        self.trouble = self.trouble or f"{type(error).__name__}: {error}"
+
+    def _write(self) -> None:
         while (pieces := self.queue.get()) is not None:
             for stream, text in pieces:
                 trouble = write(sys.stdout if stream == "stdout" else sys.stderr, text)
@@ -255,8 +260,9 @@ class Terminal(threading.Thread):
     def close(self, give_up: Callable[[], bool]) -> None:
         """Until all is written, or the user will wait no longer."""
         self.queue.put(None)
-        while self.is_alive() and not give_up():
-            self.join(0.05)
+        while self._writer.is_alive() and not give_up():
+            self._writer.join(0.05)
+        self._threads.close(0.0)
 
 
 def make_run_directory(wanted: str, name: str, stamp: str) -> str:

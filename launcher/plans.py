@@ -2,7 +2,7 @@
 
 The Runtime of a worker has these functions as its hooks (`runtime/exchange/communication.py`); the engine calls
 `check_plan` when a plan is first made. It costs one message and one answer per new plan, nothing on replays. The driver
-compares (`controller.py`)."""
+compares (`controller/`)."""
 
 from __future__ import annotations
 

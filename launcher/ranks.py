@@ -1,4 +1,4 @@
-"""The ranks of a run: what is known of each, the table of the legal steps of its life, and how it may have failed."""
+"""The ranks of a run: what is known of each, the states of its life, and how it may have failed."""
 
 from __future__ import annotations
 
@@ -8,25 +8,11 @@ from enum import Enum
 from typing import Any
 
 from .link import Silence
-from .messages import (
-    AgentBeat,
-    AgentLost,
-    Closed,
-    Event,
-    Exited,
-    Failed,
-    Finished,
-    Hello,
-    Plan,
-    Progress,
-    Spawned,
-    Started,
-    Stopping,
-    Values,
-)
 
 
 class State(Enum):
+    """Where a rank is in its life; `controller/table.py` says how it comes from one to another."""
+
     WAITING = "waiting"  # no process yet
     SPAWNED = "spawned"  # the process runs
     JOINED = "joined"  # its card is here
@@ -35,32 +21,6 @@ class State(Enum):
     FINISHED = "finished"  # all of it ended well
     FAILED = "failed"  # the script ended by an exception; the process is about to end
     EXITED = "exited"  # the process is gone
-
-
-_ALIVE = (State.SPAWNED, State.JOINED, State.CONNECTING, State.RUNNING, State.FINISHED)
-TRANSITIONS: dict[tuple[State, type[Event]], State] = {
-    (State.WAITING, Spawned): State.SPAWNED,
-    (State.JOINED, Spawned): State.JOINED,  # two connections: the agent's word may come after the worker's
-    (State.CONNECTING, Spawned): State.CONNECTING,
-    (State.RUNNING, Spawned): State.RUNNING,
-    (State.FINISHED, Spawned): State.FINISHED,
-    (State.FAILED, Spawned): State.FAILED,
-    (State.WAITING, Hello): State.JOINED,
-    (State.SPAWNED, Hello): State.JOINED,
-    (State.CONNECTING, Started): State.RUNNING,
-    (State.RUNNING, Plan): State.RUNNING,
-    (State.RUNNING, Values): State.RUNNING,
-    (State.RUNNING, Finished): State.FINISHED,
-    **{(s, Progress): s for s in (State.WAITING, *_ALIVE)},
-    **{(s, AgentBeat): s for s in State},
-    **{(s, Stopping): s for s in (State.WAITING, *_ALIVE)},
-    **{(s, Failed): State.FAILED for s in (State.WAITING, *_ALIVE)},
-    **{(s, Exited): State.EXITED for s in (State.WAITING, *_ALIVE, State.FAILED)},
-    **{(s, AgentLost): State.EXITED for s in (State.WAITING, *_ALIVE, State.FAILED)},
-    (State.EXITED, Closed): State.EXITED,
-    (State.EXITED, AgentLost): State.EXITED,
-    (State.EXITED, Failed): State.EXITED,  # the worker's last words may come after the agent's report of its end
-}
 
 
 @dataclass

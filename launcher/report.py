@@ -7,11 +7,12 @@ import os
 from typing import Any
 
 from .controller import Controller
-from .messages import clip
+from .messages import AgentBeat, clip
 from .ranks import Failure, Rank, ranks_text, signal_name
 
 # characters of an exception that the report shows; the rest is in the rank's log
 MAX_TITLE, MAX_TRACEBACK = 2000, 20_000
+EVENTS = 5  # how many of the last ones it shows
 
 _NEXT = {
     "SIGKILL": (
@@ -83,6 +84,7 @@ def render(c: Controller, logs: list[str], command: str) -> str:
             f"  rank {r.rank}, later:",
             *("    " + x for x in clip(r.failure.traceback, MAX_TRACEBACK).rstrip().splitlines()[-12:]),
         ]
+    lines += _last_events(c, root)
     lines += ["", f"Next: {_next(root, logs)}", f"launcher: exit code {root.code}"]
     return "\n".join(lines) + "\n"
 
@@ -116,6 +118,15 @@ def _fate(r: Rank, root: Failure) -> str:
     return f"{'stopped' if r.failure.consequence else 'failed'}: {title}{at}"
 
 
+def _last_events(c: Controller, root: Failure) -> list[str]:
+    """The last ones of the rank that failed, or of all up to the failure; `report.json` has more of them."""
+    if root.rank is None:
+        found = [r.line() for r in c.log.until_cause]
+        return ["", "Last events before that:", *(f"  {line}" for line in found[-EVENTS:])] if found else []
+    found = [r.line(with_ranks=False) for r in c.log.stories[root.rank] if r.is_event and r.what != AgentBeat.__name__]
+    return ["", f"Last events of rank {root.rank}:", *(f"  {line}" for line in found[-EVENTS:])] if found else []
+
+
 def _next(root: Failure, logs: list[str]) -> str:
     if root.kind == "interrupt":
         return f"the output of all ranks is in {os.path.dirname(logs[0])}"
@@ -139,7 +150,7 @@ def communication(c: Controller) -> str:
 
 
 def as_dict(c: Controller, logs: list[str], **more: Any) -> dict[str, Any]:
-    """The content of `report.json`."""
+    """The content of `report.json`. Of a run that failed it has the log, too."""
 
     def failure(f: Failure | None) -> dict[str, Any] | None:
         return (
@@ -172,6 +183,7 @@ def as_dict(c: Controller, logs: list[str], **more: Any) -> dict[str, Any]:
             "where": r.where,
             "failure": failure(r.failure),
             "log": log,
+            **({"story": c.story(r.rank)} if c.root is not None else {}),
         }
         for r, log in zip(c.ranks, logs, strict=True)
     ]
@@ -180,7 +192,8 @@ def as_dict(c: Controller, logs: list[str], **more: Any) -> dict[str, Any]:
         "exit_code": c.exit_code,
         "root_cause": failure(c.root),
         "ranks": ranks,
-        "ignored_events": c.ignored,
+        "ignored_events": c.log.refused,
+        **({"events": [r.line() for r in c.log.run_records()]} if c.root is not None else {}),
     }
 
 

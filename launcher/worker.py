@@ -25,6 +25,7 @@ from manygrad.errors import CollectiveAborted, CollectiveTimeout, LaunchAborted,
 from .spec import WorkerSpec, read_spec
 
 PR_SET_PDEATHSIG = 1
+THREADS_S = 1.0  # how long the end waits for threads
 
 
 def main() -> int:
@@ -38,10 +39,13 @@ def main() -> int:
     die_with(spec.agent_pid)
     # Ray starts processes with it blocked; ignored it stays, until the script has a handler (`Channel.takes_interrupt`)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    from manygrad.runtime.current import current
+
     from .channel import Channel
     from .link import Clock
 
-    channel = Channel(spec.control, spec.rank, spec.curve, spec.silent_s, Clock(spec.clock_rate))
+    clock, threads = Clock(spec.clock_rate), current().threads
+    channel = Channel(spec.control, spec.rank, spec.curve, spec.silent_s, clock, threads)
     # registered first, it is called last: threads and handlers that the script leaves to its end belong to the run
     atexit.register(finish, spec, channel)
     me = os.getpid()
@@ -64,6 +68,7 @@ def finish(spec: WorkerSpec, channel: Any) -> None:
     try:
         gc.collect()  # what destructors of the script's objects do belongs to the run, too
         if not channel.has_failed:
+            channel.threads.check()  # an error in a thread of ours that nobody has waited for
             channel.send("finished", **channel.position(), **channel.counters())
             channel.wait(lambda: channel.released, float("inf"), "the other ranks to finish")
     except BaseException as e:
@@ -71,6 +76,8 @@ def finish(spec: WorkerSpec, channel: Any) -> None:
     finally:
         current().end()
         channel.close()
+        if left := channel.threads.close(THREADS_S):
+            sys.stderr.write(f"rank {spec.rank} ends while its threads still run: {', '.join(left)}\n")
 
 
 def die_with(agent_pid: int) -> None:

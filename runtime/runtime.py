@@ -24,6 +24,7 @@ from manygrad.runtime.faults import Faults
 from manygrad.runtime.storage import lose
 from manygrad.schedule.cache import Schedules
 from manygrad.tensor.storage import LIVE
+from manygrad.tensor.threads import Threads
 from manygrad.tensor.uop import toposort
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class Runtime:
     communication: Communication = field(default_factory=Communication)
     devices: Devices = field(default_factory=Devices)  # those it has opened
     faults: Faults = field(default_factory=Faults)  # words in which its kernels say that an index was out of range
+    # those of collectives and digests, and under the launcher of the control channel, whose end is the end of all
+    threads: Threads = field(default_factory=Threads)
 
     def connect(self, endpoint: Endpoint, hooks: Hooks) -> None:
         """From now on there are other workers, and buffers of the CPU devices live where those of this host can read
@@ -64,7 +67,7 @@ class Runtime:
         arena = endpoint.arena
         endpoint.leave_to_parent(f"{who}; leave to the rank, or to a thread of it, what needs other ranks")
         self.communication.leave(endpoint.why_closed)
-        self.devices, self.faults = Devices(), Faults()
+        self.devices, self.faults, self.threads = Devices(), Faults(), Threads()  # (no thread is in a child)
         forget_captures()
         lose(
             toposort([t.uop for t in LIVE]),

@@ -100,6 +100,16 @@ def test_docstrings_begin_with_what_they_are_about() -> None:
     assert odd == []
 
 
+def test_threads_belong_to_scopes() -> None:
+    """An error in one that is started elsewhere would be a line on stderr, and nobody would wait for its end."""
+    starters = ("threading.Thread", "threading.Timer", "Thread", "Timer")
+    found = []
+    for path, node in of_kind((ast.Call, ast.ClassDef)):
+        used = [node.func] if isinstance(node, ast.Call) else node.bases if isinstance(node, ast.ClassDef) else []
+        found += [f"{path}:{u.lineno}" for u in used if ast.unparse(u) in starters]
+    assert [f for f in found if not f.startswith("tensor/threads.py:")] == [] and len(found) == 1
+
+
 def imports() -> dict[str, set[str]]:
     """For each module those that it imports when it is loaded, or for its annotations (TYPE_CHECKING)."""
     names = {("manygrad/" + p).removesuffix(".py").removesuffix("/__init__").replace("/", "."): p for p in modules()}

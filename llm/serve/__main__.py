@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -28,6 +27,7 @@ from manygrad.llm.engine.writer import BLOCKS
 from manygrad.llm.load import dtype_for, load
 from manygrad.llm.options import add_type_options
 from manygrad.llm.sharding import rules
+from manygrad.tensor.threads import Threads
 
 try:
     import uvicorn
@@ -160,12 +160,13 @@ def serve(service: Service, listener: socket.socket, write: Callable[[], None], 
         finally:
             scheduler.drain(0)  # (without it nobody could ask for anything, nor end the model's loop)
 
-    web = threading.Thread(target=listening, name="web", daemon=True)
-    web.start()
+    threads = Threads()
+    web = threads.start("manygrad-web", listening)
     limit = time.monotonic() + START_S
     while not server.started:
         if not web.is_alive() or time.monotonic() > limit:
-            raise SystemExit("manygrad.llm.serve: the web server did not start; what it wrote above says why")
+            text = "manygrad.llm.serve: the web server did not start; what it wrote above says why"
+            raise SystemExit(text) from web.error
         time.sleep(0.01)
 
     if world.size == 1:  # (else it is how the launcher ends what did not end by itself)
@@ -181,7 +182,9 @@ def serve(service: Service, listener: socket.socket, write: Callable[[], None], 
     finally:
         scheduler.close(cause)
         server.should_exit = True
-        web.join(3)
+        threads.close(3)
+    if web.error is not None:
+        raise SystemExit("manygrad.llm.serve: the web server has ended by the error above") from web.error
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -9,6 +9,7 @@ from contextvars import copy_context
 from typing import Any
 
 from manygrad.tensor.lock import is_mine
+from manygrad.tensor.threads import Threads
 
 
 def prefetched(count: int, load: Callable[[int], Any], threads: int, ahead: int, timeout_s: float) -> Iterator[Any]:
@@ -33,18 +34,20 @@ def prefetched(count: int, load: Callable[[int], Any], threads: int, ahead: int,
                 state["next"] += 1
             try:
                 result: tuple[Any, BaseException | None] = load(i), None
-            except BaseException as error:  # raised in the consumer
+            except BaseException as error:  # whatever the dataset raises; it is raised in the consumer, in its turn
                 result = None, error
             with change:
                 ready[i] = result
                 change.notify_all()
 
-    workers = [
-        threading.Thread(target=copy_context().run, args=(work,), name=f"manygrad-loader-{n}", daemon=True)
-        for n in range(threads)
-    ]
-    for w in workers:
-        w.start()
+    def stop() -> None:
+        with change:
+            state["stop"] = True
+            change.notify_all()
+
+    workers = Threads()
+    for n in range(threads):
+        workers.start(f"manygrad-loader-{n}", copy_context().run, work, stop=stop)
     late = False
     try:
         for i in range(count):
@@ -66,10 +69,5 @@ def prefetched(count: int, load: Callable[[int], Any], threads: int, ahead: int,
                 raise error
             yield value
     finally:
-        with change:
-            state["stop"] = True
-            change.notify_all()
         # (a collection may end the iterator while this thread holds what the others wait for)
-        if not late and not is_mine():
-            for w in workers:
-                w.join(timeout_s)
+        workers.close(0.0 if late or is_mine() else timeout_s)

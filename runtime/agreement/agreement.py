@@ -12,7 +12,6 @@ The Runtime's hooks (`runtime/exchange/communication.py`) carry it to the launch
 from __future__ import annotations
 
 import contextlib
-import threading
 import zlib
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -25,6 +24,7 @@ from manygrad.runtime.storage import STORAGE, storage
 from manygrad.schedule.plan import Plan, spans_workers
 from manygrad.tensor.environment import COLLECTIVE_TIMEOUT_S
 from manygrad.tensor.source import LINE
+from manygrad.tensor.threads import ScopedThread
 from manygrad.tensor.uop import GroupOp, Ops, UOp
 
 _exempt: ContextVar[bool] = ContextVar("values may differ", default=False)
@@ -60,27 +60,20 @@ class Agreement:
         ask = hooks.make_plan if hooks is not None and first and plan.by_all else None
         self.ready = ask(plan.key, text_of(linear), plan.outline()) if ask is not None else _nothing
         round = compared[plan.key] = compared.get(plan.key, -1) + 1
-        self.thread: threading.Thread | None = None
-        self.error: Exception | None = None
+        self.thread: ScopedThread | None = None
         self.values, self.digests = values, list[tuple[int, str, str]]()
         if values and self.tell is not None:
-            self.thread = threading.Thread(
-                target=self._compare, args=(f"{plan.key:x}.{round}",), name="manygrad-digest", daemon=True
-            )
-            self.thread.start()
+            self.thread = current().threads.start("manygrad-digest", self._compare, f"{plan.key:x}.{round}")
 
     def _compare(self, name: str) -> None:
         assert self.tell is not None
-        try:
-            for slot, b, what in self.values:
-                self.digests.append((slot, digest(b), what))
-            self.tell(name, self.digests)
-        except Exception as e:
-            self.error = e
+        for slot, b, what in self.values:
+            self.digests.append((slot, digest(b), what))
+        self.tell(name, self.digests)
 
-    def _wait_for_digests(self, thread: threading.Thread) -> None:
-        """As long as they get on. Raises `TimeoutError` after COLLECTIVE_TIMEOUT_S without one;
-        time in which we were suspended does not count."""
+    def _wait_for_digests(self, thread: ScopedThread) -> None:
+        """As long as they get on. Raises `TimeoutError` after COLLECTIVE_TIMEOUT_S without one, and what has ended the
+        thread; time in which we were suspended does not count."""
         limit_s, waited_s = float(COLLECTIVE_TIMEOUT_S.value), 0.0
         while thread.is_alive():
             before, look_s = len(self.digests), min(LOOK_S, limit_s)
@@ -94,14 +87,13 @@ class Agreement:
                     f"{self.plan.key:#018x} runs; is the memory of this machine swapped out? The knob is "
                     f"COLLECTIVE_TIMEOUT_S (now {limit_s:g})"
                 )
+        thread.check()
 
     def end(self) -> None:
         """Waits until all ranks have made this plan. Raises `PlanMismatch` where they have not."""
         self.ready()
         if self.thread is not None:
             self._wait_for_digests(self.thread)
-        if self.error is not None:
-            raise self.error
         for slot in self.plan.leaves if self.plan.by_all and self.tell is not None else ():
             for b in _parts(self.buffers[slot]):
                 b.agreed = True

@@ -24,8 +24,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from manygrad.collectives.transport.endpoint import AHEAD_NBYTES
 from manygrad.runtime.buffer import Buffer
+from manygrad.runtime.current import current
 from manygrad.runtime.executors.collective import CollectiveItem
 from manygrad.runtime.executors.items import CopyItem, ExecItem, KernelItem, Vars
+from manygrad.tensor.threads import ScopedThread
 
 if TYPE_CHECKING:
     from manygrad.collectives.transport import Endpoint
@@ -49,14 +51,14 @@ class Work(Protocol):
 
 
 class Lane:
-    """Runs what it is given in order, in a thread, which ends with it. For one caller at a time. `endpoint`: in whose
-    waits what has come meanwhile is begun."""
+    """Runs what it is given in order, in a thread of the Runtime's scope, which ends with it. For one caller at a time.
+    `endpoint`: in whose waits what has come meanwhile is begun."""
 
     def __init__(self, endpoint: Endpoint | None = None) -> None:
         self._done = _Done()
         self._endpoint = endpoint
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._thread: ScopedThread | None = None
         self._started = 0
 
     def __del__(self) -> None:
@@ -65,13 +67,13 @@ class Lane:
     def start(self, work: Work) -> int:
         """Returns a number to `wait` for."""
         if self._thread is None:
-            self._thread = threading.Thread(
-                target=_serve,
-                args=(self._queue, self._done, self._endpoint),
-                name="manygrad-collectives",
-                daemon=True,
+            queue, done = self._queue, self._done  # (not this lane, which ends the thread when nobody holds it)
+            self._thread = current().threads.start(
+                "manygrad-collectives",
+                *(_serve, queue, done, self._endpoint),
+                stop=lambda: queue.put(None),
+                on_error=done.broke,
             )
-            self._thread.start()
         self._started += 1
         self._queue.put(work)
         if self._endpoint is not None:
@@ -79,18 +81,21 @@ class Lane:
         return self._started
 
     def wait(self, number: int, settled: bool = True) -> None:
-        """Until `number` is settled, or, without `settled`, its results are there. Raises its error, or that of one
-        before it. What runs has deadlines of its own."""
+        """Until `number` is settled, or, without `settled`, its results are there. Raises its error, that of one before
+        it, or what has ended the thread. What runs has deadlines of its own."""
         done = self._done
         with done.changed:
             while (done.settled if settled else done.finished) < number:
-                if not done.changed.wait(LOOK_S) and not (self._thread and self._thread.is_alive()):
-                    raise RuntimeError("the thread of the collectives is gone")
+                if self._thread is not None:
+                    self._thread.check()
+                if self._thread is None or not self._thread.is_alive():
+                    raise RuntimeError("the thread of the collectives has ended, with its Runtime")
+                done.changed.wait(LOOK_S)
             if done.error is not None and done.failed <= number:
                 raise done.error
 
     def drain(self) -> None:
-        """Until all has ended, well or not; errors are dropped."""
+        """Until all has ended, well or not. Errors are dropped: the caller raises the one that had him call this."""
         done = self._done
         with done.changed:
             while done.settled < self._started and self._thread is not None and self._thread.is_alive():
@@ -117,6 +122,11 @@ class _Done:
         self.failed = 0  # the first that did
         self.error: BaseException | None = None
 
+    def broke(self, error: BaseException) -> None:
+        """The thread has ended: who waits is to look."""
+        with self.changed:
+            self.changed.notify_all()
+
     def ahead(self, begun: _Ahead, first: bool = False) -> None:
         """A step of what is not finished next; its error is kept until that is."""
         begun.may_advance = None
@@ -125,7 +135,7 @@ class _Done:
                 if first:
                     begun.work.begin()
                 begun.may_advance = begun.work.advance()
-            except BaseException as e:
+            except BaseException as e:  # an abort, too; `wait` raises it
                 begun.error = e
 
     def finish(self, begun: _Ahead) -> None:
@@ -147,7 +157,7 @@ class _Done:
         if self.error is None or number < self.failed:
             try:
                 step()
-            except BaseException as e:
+            except BaseException as e:  # an abort, too; `wait` raises it
                 return e
         return None
 

@@ -91,6 +91,68 @@ def test_a_ray_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch, tmp
         over.set()
 
 
+def names() -> list[str]:
+    return [t.name for t in threading.enumerate()]
+
+
+def listening(c: Cluster) -> None:
+    c._agents = [SimpleNamespace(run=SimpleNamespace(remote=lambda *_: object())) for _ in range(2)]
+    for rank in range(2):
+        c.run(rank, {}, b"")
+
+
+@pytest.mark.parametrize("odd", [False, True])
+def test_an_error_in_the_thread_that_asks_ray_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capfd: pytest.CaptureFixture[str], odd: bool
+) -> None:
+    """Ray's own is the loss of those that are not supervised yet; another one is that, too, and shown as what it is."""
+    c, _ = attached(monkeypatch, tmp_path)
+
+    def wait(*_: Any, **__: Any) -> Any:
+        if odd:
+            return None  # (which is no pair of lists)
+        gone()
+
+    monkeypatch.setattr(sys.modules["ray"], "wait", wait, raising=False)
+    listening(c)
+    c._supervised[0] = None
+    assert c._listener is not None
+    c._listener.join(20)
+    lost, trouble = c.lost()
+    words = "TypeError: cannot unpack" if odd else "the GCS is dead"
+    assert [rank for rank, _ in lost] == [1] and lost[0][1].startswith(words) and trouble.startswith(words)
+    assert c.stop(fast=False) == "" and not [n for n in names() if "ray" in n]
+    written = capfd.readouterr().err
+    assert ("the thread manygrad-ray has ended by an error:\nTraceback" in written) == odd
+
+
+def test_an_error_while_leaving_ray_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    c, _ = attached(monkeypatch, tmp_path)
+    c._agents = None  # type: ignore[assignment]
+    c._listener = SimpleNamespace(join=lambda: [].index(0))  # type: ignore[assignment]
+    assert c.stop(fast=False) == "ValueError: 0 is not in list"
+    assert "the thread manygrad-leave-ray has ended by an error:\nTraceback" in capfd.readouterr().err
+
+
+def test_the_guard_ends_and_loses_no_error(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    guard = cluster.Guard(lambda text: None)
+    guard.start()
+    assert "manygrad-guard" in names()
+    guard.close()
+    assert "manygrad-guard" not in names() and capfd.readouterr().err == ""
+    monkeypatch.setattr(cluster, "ray_processes", gone)
+    guard = cluster.Guard(lambda text: None)
+    guard.start()
+    guard.stop()
+    guard.close()
+    written = capfd.readouterr().err
+    assert (
+        "the thread manygrad-guard has ended by an error:\nTraceback" in written and "Gone: the GCS is dead" in written
+    )
+
+
 def test_the_launcher_says_so_and_goes_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 
 from manygrad.launcher import report
 from manygrad.launcher.controller import Controller
+from manygrad.launcher.controller.log import KEPT
+from manygrad.launcher.controller.table import FITS, KINDS, OF_THE_RUN, UNFIT, text
 from manygrad.launcher.instructions import Beat, Done, Instruction, Kill, Send, Warn
 from manygrad.launcher.messages import (
     PROTOCOL,
@@ -22,14 +25,16 @@ from manygrad.launcher.messages import (
     Finished,
     Hello,
     Interrupt,
+    Output,
     Plan,
     Progress,
     Spawned,
     Started,
     Stopping,
     Tick,
+    Values,
 )
-from manygrad.launcher.ranks import TRANSITIONS, State, ranks_text
+from manygrad.launcher.ranks import State, ranks_text
 
 
 def hello(r: int) -> Hello:
@@ -40,8 +45,8 @@ def failed(r: int, consequence: bool = False, text: str = "ValueError") -> Faile
     return Failed(r, text, "bad", "Traceback", "t.py:3 in f", 7, 1, consequence)
 
 
-def running(n: int) -> Controller:
-    c = Controller(n, 0.0)
+def running(n: int, **limits: float) -> Controller:
+    c = Controller(n, 0.0, **limits)
     for r in range(n):
         c.handle(Spawned(r, 100 + r, "h"), 0.0)
     for r in range(n):
@@ -191,8 +196,7 @@ def test_limits() -> None:
     c.handle(hello(0), 1.0)
     c.handle(Tick(), 5.1)
     assert c.exit_code == 124 and c.root is not None and c.root.title.startswith("rank 1 did not start")
-    c = running(2)
-    c.silent_s = 5.0
+    c = running(2, silent_s=5.0)
     c.handle(Progress(0, 3, 0, 0), 4.0)
     c.handle(Tick(), 6.0)
     assert c.root is not None and c.root.kind == "silent" and c.root.rank == 1
@@ -252,10 +256,175 @@ def test_what_comes_when_all_may_go_is_late() -> None:
     assert c.done and c.exit_code == 0
 
 
+TABLE = """
+           waiting  spawned  joined  connecting  running   finished  failed  exited
+Spawned    spawned  -        joined  connecting  running   finished  failed  -
+Hello      joined   joined   -       -           -         -         -       -
+Started    -        -        -       running     -         -         -       -
+Progress   waiting  spawned  joined  connecting  running   finished  -       -
+Plan       -        -        -       -           running   -         -       -
+Values     -        -        -       -           running   -         -       -
+Finished   -        -        -       -           finished  -         -       -
+Failed     failed   failed   failed  failed      failed    failed    -       exited
+Stopping   waiting  spawned  joined  connecting  running   finished  -       -
+AgentBeat  waiting  spawned  joined  connecting  running   finished  failed  exited
+Exited     exited   exited   exited  exited      exited    exited    exited  -
+Closed     -        -        -       -           -         -         -       exited
+AgentLost  exited   exited   exited  exited      exited    exited    exited  exited
+Output     -        -        -       -           -         -         -       -
+"""
+
+
+def test_the_table_has_every_state_and_every_kind_of_event() -> None:
+    assert text() == TABLE.strip("\n")
+    assert set(KINDS) == set(Event.__subclasses__()) and len(set(KINDS)) == len(KINDS)
+    assert FITS.keys() | UNFIT.keys() == {(s, k) for s in State for k in KINDS}
+    assert not FITS.keys() & UNFIT.keys() and all(UNFIT.values())
+    assert set(OF_THE_RUN) == {Interrupt, Tick}
+
+
 def test_the_table_leads_out_of_every_state() -> None:
     for state in State:
         if state is not State.EXITED:
-            assert TRANSITIONS[state, Exited] is State.EXITED and TRANSITIONS[state, AgentLost] is State.EXITED
+            assert FITS[state, Exited][0] is State.EXITED and FITS[state, AgentLost][0] is State.EXITED
+
+
+def test_the_story_of_a_rank() -> None:
+    c = running(2)
+    for t in range(1, 13):
+        c.handle(Progress(1, t, 0, 0, t, "all_reduce", "a.py:9 in f"), float(t))
+        c.handle(AgentBeat(1, "R", 100 * t), float(t))
+    c.handle(failed(1), 12.5)
+    c.handle(Plan(1, 1, "1", "p"), 12.6)
+    c.handle(Exited(1, 1), 12.7)
+    assert c.story(1) == [
+        "0.00 s  Spawned: waiting -> spawned (pid 101 on h)",
+        "0.10 s  Hello: spawned -> joined (pid 101 on h)",
+        "0.10 s  told cards",
+        "0.20 s  Started: connecting -> running",
+        "1.00-12.00 s  12 Progress (step 12, 0 plans, 12 collectives, at a.py:9 in f)",
+        "1.00-12.00 s  12 AgentBeat (process R, 1200 ms of CPU)",
+        "12.50 s  Failed: running -> failed (ValueError: bad, at t.py:3 in f)",
+        "12.60 s  Plan: late in failed (plan 1, p)",
+        "12.70 s  Exited: failed -> exited (code 1)",
+    ]
+    assert c.story(0)[-1] == "12.50 s  told abort"
+    shown = report.render(c, ["log0", "log1"], "train.py")
+    assert "\nLast events of rank 1:\n  0.20 s  Started: connecting -> running\n  1.00-12.00 s  12 Progress" in shown
+    assert "12.60 s  Plan: late in failed (plan 1, p)\n  12.70 s  Exited: failed -> exited (code 1)\n\nNext:" in shown
+    kept = report.as_dict(c, ["log0", "log1"])
+    assert kept["ranks"][1]["story"] == c.story(1) and kept["ignored_events"] == 1
+    assert kept["events"][-3:] == [
+        "12.50 s  rank 0: told abort",
+        "12.60 s  rank 1: Plan: late in failed (plan 1, p)",
+        "12.70 s  rank 1: Exited: failed -> exited (code 1)",
+    ]
+
+
+def test_what_led_to_a_failure_is_kept() -> None:
+    """However many ranks there are, whose ends follow; and the log does not grow."""
+    n = 3 * KEPT
+    c = running(n)
+    for t in range(2 * KEPT):
+        c.handle(Stopping(5, f"t.py:{t}"), 1.0 + t)
+    c.handle(failed(5), 500.0)
+    for r in range(n):
+        c.handle(Exited(r, 1), 501.0)
+    events = report.as_dict(c, ["log"] * n)["events"]
+    assert len(events) == 2 * KEPT and "500.00 s  rank 5: Failed: running -> failed" in events[KEPT - 1]
+    assert events[-1].startswith(f"501.00 s  rank {n - 1}: Exited")
+    assert len(c.story(5)) == KEPT and "Failed: running -> failed" in c.story(5)[-2]
+    c = running(2)
+    c.handle(Interrupt(signal.SIGINT), 3.0)
+    shown = report.render(c, ["log0", "log1"], "train.py")
+    assert "0.20 s  rank 1: Started: connecting -> running\n  3.00 s  Interrupt (SIGINT)\n\nNext:" in shown
+
+
+def test_an_event_that_does_not_fit_is_shown() -> None:
+    c = running(2)
+    c.handle(Started(0), 1.0)
+    assert c.root is not None and c.root.title.endswith("it is running: it has started before")
+    assert "Last events of rank 0:" in (shown := report.render(c, ["log0", "log1"], "train.py"))
+    assert "1.00 s  Started: does not fit in running" in shown
+    c.handle(AgentLost(0, "gone"), 1.1)
+    c.handle(AgentLost(1, "gone"), 1.1)
+    assert c.done and c.handle(Closed(1), 1.2) == []
+    assert c.story(1)[-1] == "1.20 s  Closed: the run is over"
+
+
+def any_event(draw: st.DrawFn, n: int) -> Event | Interrupt | Tick:
+    r, count = draw(st.integers(0, n - 1)), st.integers(0, 3)
+    kinds: dict[type, Callable[[], Event | Interrupt | Tick]] = {
+        Spawned: lambda: Spawned(r, 100 + r, "h", 7),
+        Hello: lambda: Hello(r, {"rank": r}, "h", "1.2.3.4", 100, 5000, PROTOCOL - draw(st.sampled_from([0, 0, 0, 1]))),
+        Started: lambda: Started(r),
+        Progress: lambda: Progress(
+            r, draw(st.none() | st.integers(0, 200)), draw(count), draw(count), draw(count), "c",
+            takes_interrupt=draw(st.booleans()), waits_for=draw(st.integers(-1, n)), waits_ms=draw(count) * 3000,
+        ),
+        Plan: lambda: Plan(
+            r, draw(count), draw(st.sampled_from("112")), "p", draw(count), draw(st.sampled_from(["", "?"]))
+        ),
+        Values: lambda: Values(r, draw(st.sampled_from("ab")), draw(st.sampled_from(["0\t1\tx", "0\t2\tx", "?"]))),
+        Finished: lambda: Finished(r, draw(count), "c"),
+        Failed: lambda: Failed(
+            r, draw(st.sampled_from(["ValueError", "SystemExit", "KeyboardInterrupt"])), "", "", "", None, draw(count),
+            draw(st.booleans()), draw(st.sampled_from(["", "collective", "plan", "peer", "launcher"])),
+            draw(st.integers(-1, n)),
+        ),
+        Stopping: lambda: Stopping(r, "t.py:1"),
+        AgentBeat: lambda: AgentBeat(r, draw(st.sampled_from(["", "T", "D", "R"])), draw(count)),
+        Exited: lambda: Exited(r, draw(st.sampled_from([0, 1, -9, -70]))),
+        Closed: lambda: Closed(r),
+        AgentLost: lambda: AgentLost(r, "gone"),
+        Output: lambda: Output(r, "stdout", "text"),
+        Interrupt: lambda: Interrupt(draw(st.sampled_from([signal.SIGINT, signal.SIGTERM]))),
+        Tick: Tick,
+    }  # fmt: skip
+    assert set(kinds) == {*KINDS, *OF_THE_RUN}
+    # the first ones of a life are drawn more often, else no rank would come far
+    wanted = draw(st.sampled_from([*kinds, Spawned, Hello, Hello, Started, Started, Tick]))
+    return kinds[wanted]()
+
+
+@st.composite
+def any_events(draw: st.DrawFn) -> tuple[int, list[tuple[Event | Interrupt | Tick, float]]]:
+    n = draw(st.integers(1, 3))
+    times = st.sampled_from([0.0, 0.1, 0.5, 3.0, 70.0])
+    return n, [(any_event(draw, n), draw(times)) for _ in range(draw(st.integers(0, 60)))]
+
+
+@settings(max_examples=300, deadline=None)
+@given(any_events())
+def test_whatever_comes_is_decided_and_stands_in_the_log(
+    drawn: tuple[int, list[tuple[Event | Interrupt | Tick, float]]],
+) -> None:
+    n, events = drawn
+    c, now, told = Controller(n, 0.0, timeout_s=1000.0), 0.0, 0
+    for event, later in events:
+        now += later
+        over, before, stood = c.done, [r.state for r in c.ranks], c.log.refused
+        out = c.handle(event, now)
+        told += not isinstance(event, Tick)
+        assert c.log.events == told
+        refused = isinstance(event, Event) and (over or (before[event.rank], type(event)) not in FITS)
+        assert c.log.refused - stood == (refused or (over and isinstance(event, Interrupt)))
+        if isinstance(event, Event):
+            last = [x for x in c.log.stories[event.rank] if x.is_event and x.what == type(event).__name__][-1]
+            assert last.until == now and last.refused == refused
+            if refused:
+                assert c.ranks[event.rank].state is before[event.rank] and (over or c.root or c.run.released)
+        assert not over or out == []
+        assert sum(isinstance(i, Done) for i in out) == (c.done and not over)
+    rank_events = [e for e, _ in events if isinstance(e, Event)]
+    assert sum(x.count for story in c.log.stories for x in story if x.is_event) == len(rank_events)
+    shown = report.render(c, ["log"] * n, "train.py")
+    assert bool(shown) == (c.root is not None) and len(report.as_dict(c, ["log"] * n)["ranks"]) == n
+    for _ in range(200):
+        now += 0.1
+        c.handle(Tick(), now)
+    if c.root is not None:
+        assert c.done, "a run that has failed ends"
 
 
 def test_ranks_text() -> None:
@@ -336,7 +505,7 @@ def test_every_run_ends_and_the_first_failure_is_the_root(
             give(event)
             if act in ("kill", "exit", "lost"):
                 dead.add(r)
-            real = act in ("raise", "kill", "exit", "lost") and (state, type(event)) in TRANSITIONS
+            real = act in ("raise", "kill", "exit", "lost") and (state, type(event)) in FITS
             if before is None and real and c.root is not None:
                 assert c.root.rank == r or c.root.kind == "timeout"
                 first = first if first is not None else c.root
@@ -452,8 +621,7 @@ def test_our_own_suspension_is_not_the_ranks_silence() -> None:
 
 
 def test_a_time_out_of_the_run_names_who_is_behind() -> None:
-    c = running(2)
-    c.timeout_s = 5.0
+    c = running(2, timeout_s=5.0)
     c.handle(Progress(0, 3, 0, 0, 8, "x", "a.py:1 in f"), 1.0)
     c.handle(Progress(1, 3, 0, 0, 7, "x", "a.py:2 in g"), 1.0)
     c.handle(Tick(), 6.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from contextlib import ExitStack
 
@@ -10,10 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from manygrad.errors import LaunchAborted
 from manygrad.launcher.channel import Channel
 from manygrad.launcher.control import ControlServer
 from manygrad.launcher.link import HEAD, SUSPENDED_S, WINDOW, Broken, Clock, Session, Silence
-from manygrad.launcher.messages import Event, Finished, Plan, Progress
+from manygrad.launcher.messages import Event, Finished, Plan, Progress, Stopping
+from manygrad.tensor.threads import Threads
 from tests.proxy import Proxy
 
 
@@ -104,7 +107,7 @@ def events_until(server: ControlServer, kind: type, within_s: float = 10.0) -> l
 def test_the_channel_outlives_silence_and_broken_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker's channel on a clock 25 times as fast: minutes of heartbeats,
     then a launcher that says nothing for a minute."""
-    monkeypatch.setattr("manygrad.launcher.channel._end_soon", lambda after_s: None)  # it would end this process
+    monkeypatch.setattr("manygrad.launcher.channel._end_process", lambda: None)  # (this one)
     clock = Clock(25.0)
     with ExitStack() as stack:
         server = ControlServer(1, clock=clock)
@@ -138,3 +141,65 @@ def test_the_channel_outlives_silence_and_broken_connections(monkeypatch: pytest
             time.sleep(0.01)  # and no beat
             assert time.monotonic() < until
         assert channel.abort_kind == "gone" and "was not heard for 60 s" in channel.abort_reason
+
+
+def test_an_error_in_the_channels_thread_is_the_cause_of_an_abort(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And ends the process a moment later; where the main thread has not told of it by then, it is written."""
+    over = threading.Event()
+    monkeypatch.setattr("manygrad.launcher.channel._end_process", over.set)
+    monkeypatch.setattr("manygrad.launcher.channel.END_S", 0.2)
+    server, threads, told = ControlServer(1), Threads(), list[str]()
+    try:
+        channel = Channel(server.address, 0, server.curve(0), threads=threads)
+        channel.on_abort = told.append
+        channel._progress = lambda: b"x"[1:2].index(b"y")  # type: ignore[method-assign, return-value]
+        with pytest.raises(
+            LaunchAborted, match="the control channel broke: ValueError: subsection not found"
+        ) as raised:
+            channel.wait(lambda: False, 20.0, "nothing")
+        cause = raised.value.__cause__
+        assert isinstance(cause, ValueError)
+        assert "(this has ended the thread manygrad-control)" in cause.__notes__
+        assert told == [str(raised.value)] and over.wait(20)
+        written = capfd.readouterr().err
+        assert "the thread manygrad-control has ended by an error:\nTraceback" in written and "subsection" in written
+        channel.close()
+        assert threads.close(5.0) == [] and capfd.readouterr().err == ""
+    finally:
+        server.close()
+
+
+def test_no_thread_of_a_channel_is_left() -> None:
+    server, threads = ControlServer(1), Threads()
+    try:
+        for closes in (True, False):
+            threads = Threads()
+            channel = Channel(server.address, 0, server.curve(0), threads=threads)
+            events_until(server, Progress)
+            assert threads.alive() == ["manygrad-control"]
+            if closes:
+                channel.close()
+                assert threads.alive() == []
+            assert threads.close(10.0) == [] == threads.alive()
+    finally:
+        server.close()
+
+
+def test_an_endpoint_that_fails_to_abort_keeps_no_abort_back(capfd: pytest.CaptureFixture[str]) -> None:
+    server, threads = ControlServer(1), Threads()
+    try:
+        channel = Channel(server.address, 0, server.curve(0), threads=threads)
+        channel.on_abort = lambda reason: [].index(0)  # type: ignore[func-returns-value]
+        events_until(server, Progress)
+        server.send("worker", [0], "abort", rank=1, kind="failure", reason="rank 1 failed")
+        events_until(server, Stopping)
+        with pytest.raises(LaunchAborted, match="rank 1 failed"):
+            channel.wait(lambda: False, 20.0, "nothing")
+        channel.send("finished")
+        events_until(server, Finished)
+        assert "ValueError: 0 is not in list" in capfd.readouterr().err and threads.alive() == ["manygrad-control"]
+        channel.close()
+    finally:
+        server.close()

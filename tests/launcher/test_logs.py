@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manygrad.launcher.logs import Console, LineMerger, RankLogs, make_run_directory
+from manygrad.launcher.logs import Console, LineMerger, RankLogs, Terminal, make_run_directory
 
 
 def test_rank_0_stdout_at_once_and_stderr_of_all_merged() -> None:
@@ -85,3 +89,40 @@ def test_logs_that_cannot_all_be_made(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         RankLogs(str(tmp_path), 3)
     assert [f.name for f in tmp_path.iterdir()] == ["rank1.log"]
+
+
+def names() -> list[str]:
+    return [t.name for t in threading.enumerate()]
+
+
+def test_the_terminal_writes_all_and_leaves_no_thread(capfd: pytest.CaptureFixture[str]) -> None:
+    terminal = Terminal()
+    assert "manygrad-terminal" in names()
+    for i in range(100):
+        terminal.put([("stdout", f"{i}\n"), ("stderr", f"e{i}\n")])
+    terminal.close(lambda: False)
+    assert "manygrad-terminal" not in names() and terminal.trouble == "" and not terminal.full
+    assert capfd.readouterr() == ("".join(f"{i}\n" for i in range(100)), "".join(f"e{i}\n" for i in range(100)))
+
+
+def test_a_stream_that_raises_anything_ends_no_run(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What is put is dropped, so that the driver goes on taking output; the error is told, with its traceback."""
+
+    class Odd:
+        encoding = "utf-8"
+
+        def write(self, text: str) -> None:
+            raise ZeroDivisionError("odd")
+
+    odd: Any = Odd()
+    monkeypatch.setattr(sys, "stdout", odd)
+    terminal, until = Terminal(), time.monotonic() + 20
+    terminal.put([("stdout", "x" * (Terminal.FULL + 1))])
+    while not terminal.trouble:
+        assert time.monotonic() < until
+    terminal.put([("stdout", "x" * (Terminal.FULL + 1))])
+    assert not terminal.full and terminal.trouble == "ZeroDivisionError: odd"
+    terminal.close(lambda: False)
+    assert "the thread manygrad-terminal has ended by an error:\nTraceback" in capfd.readouterr().err

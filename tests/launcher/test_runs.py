@@ -132,10 +132,43 @@ def test_success(launcher: Launcher, left_behind: Left) -> None:
 def test_a_rank_fails(launcher: Launcher, left_behind: Left, body: str, code: int, words: list[str]) -> None:
     run = launcher(LOOP.format(body=body), "--nodes", "2").wait()
     assert run.code == code
-    for w in [*words, "Consequences:", ": stopped", "Next: ", f"exit code {code}"]:
+    for w in [*words, "Consequences:", ": stopped", "Last events of rank ", "Next: ", f"exit code {code}"]:
         assert w in run.err, (w, run.err)
+    for r in run.report["ranks"]:
+        assert any("Started: connecting -> running" in line for line in r["story"]), r["story"]
     rank0 = (run.run_dir / "rank0.log").read_text()
     assert ("PlanMismatch" if "plan" in body else "LaunchAborted: rank 1 failed") in rank0
+    assert left_behind(run.report["job"]) == []
+
+
+THREADS = {
+    "at its end": """
+threads = current().threads
+def work():
+    raise ValueError("nobody waited")
+threads.start("manygrad-test", work).join()
+sys.exit()
+""",
+    "of the channel": """
+if rank == 1:
+    channel = current().communication.hooks.make_plan.args[0]
+    channel._progress = lambda: [].index(0)
+""",
+}
+
+
+@pytest.mark.parametrize("where", THREADS)
+def test_an_error_in_a_thread_of_the_worker_is_told(launcher: Launcher, left_behind: Left, where: str) -> None:
+    """With the thread's name and its traceback; that of the control channel goes to the rank's log, there is no other
+    way."""
+    run = launcher(LOOP.format(body=THREADS[where]), "--nodes", "2").wait()
+    if where == "at its end":
+        words = ["failed: ValueError: nobody waited", "manygrad-test", "in work", 'raise ValueError("nobody waited")']
+    else:
+        words = ["rank 1 failed: ", "LaunchAborted: the control channel broke: ValueError", "manygrad-control"]
+    for w in words:
+        assert w in run.err, (w, run.err)
+    assert run.code == 1 and "Traceback" in run.err and run.took_s < 40
     assert left_behind(run.report["job"]) == []
 
 

@@ -79,3 +79,25 @@ def test_digests_that_get_on_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
     with Context(COLLECTIVE_TIMEOUT_S=1.0):
         begun(5, lambda name, values: told.extend(values)).end()
     assert [slot for slot, _, _ in told] == list(range(5))
+
+
+def refuse(name: str, values: Any) -> None:
+    raise ValueError("the launcher does not take them")
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_an_error_in_the_thread_of_the_digests_is_raised(asked: bool) -> None:
+    """By the plan that waits for them; where its kernels could not be compiled, and nobody waits, by the scope."""
+    with use(Runtime()) as runtime:
+        leaf = Tensor(np.full(4, 1.0, np.float32)).realize().uop
+        plan: Any = SimpleNamespace(key=0x5EED, leaves=(0,), cut=(), by_all=True, outline=lambda: "")
+        hooks = Hooks(make_plan=lambda *plan: lambda: None, compare_values=refuse)
+        runtime.communication = Communication(hooks=hooks, compared={plan.key: 0})
+        a = agreement.Agreement(plan, leaf, [leaf])
+        assert a.thread is not None
+        a.thread.join(20)
+        with pytest.raises(ValueError, match="does not take them") as raised:
+            a.end() if asked else runtime.threads.check()
+        assert "(this has ended the thread manygrad-digest)" in raised.value.__notes__
+        runtime.threads.check()
+        assert runtime.threads.close(1.0) == []

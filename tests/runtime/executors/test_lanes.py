@@ -310,6 +310,48 @@ def test_the_thread_of_a_lane_ends_with_it() -> None:
     assert not thread.is_alive()
 
 
+def test_an_error_beside_the_steps_of_the_work_ends_the_thread_and_is_raised() -> None:
+    """Also at the next wait; what nobody waits for is the scope's to tell."""
+
+    class Odd(Job):
+        @property
+        def ahead_nbytes(self) -> int:
+            raise ZeroDivisionError("odd")
+
+        @ahead_nbytes.setter
+        def ahead_nbytes(self, value: int) -> None:
+            pass
+
+    with use(Runtime()) as runtime:
+        lane, ran = Lane(), list[tuple[str, int]]()
+        lane.wait(lane.start(Job(ran, 0)))
+        began = time.monotonic()
+        for number in (lane.start(Odd(ran, 1)), lane.start(Job(ran, 2))):
+            with pytest.raises(ZeroDivisionError, match="odd") as raised:
+                lane.wait(number)
+            assert "(this has ended the thread manygrad-collectives)" in raised.value.__notes__
+        lane.drain()
+        assert time.monotonic() - began < 15 and ran[-1] == ("settle", 0)
+        runtime.threads.check()
+        Lane().start(Odd(ran, 1))
+        until = time.monotonic() + 20
+        while runtime.threads.alive():
+            assert time.monotonic() < until
+        with pytest.raises(ZeroDivisionError, match="odd"):
+            runtime.threads.check()
+
+
+def test_no_thread_of_a_lane_is_left_when_its_runtime_ends() -> None:
+    with use(Runtime()) as runtime:
+        lanes = [Lane() for _ in range(2)]
+        for lane in lanes:
+            lane.wait(lane.start(Job([], 0)))
+        assert runtime.threads.alive() == ["manygrad-collectives"] * 2
+        assert runtime.threads.close(20) == [] == runtime.threads.alive()
+        with pytest.raises(RuntimeError, match="has ended, with its Runtime"):
+            lanes[0].wait(lanes[0].start(Job([], 1)))
+
+
 def test_after_a_failure_nothing_is_under_way() -> None:
     with use(Runtime()) as runtime:
         sent = Sent(buffer(), buffer(), runtime.communication)

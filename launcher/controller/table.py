@@ -1,0 +1,106 @@
+"""The life of a rank, as one table: what each kind of event does in each of its states.
+
+    running + Finished  ->  finished, by `handlers.finished`
+
+`FITS` has what can happen, `UNFIT` what cannot, and why; together they have every state with every kind of event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..messages import (
+    AgentBeat,
+    AgentLost,
+    Closed,
+    Event,
+    Exited,
+    Failed,
+    Finished,
+    Hello,
+    Interrupt,
+    Output,
+    Plan,
+    Progress,
+    Spawned,
+    Started,
+    Stopping,
+    Tick,
+    Values,
+)
+from ..ranks import Rank, State
+from . import handlers as h
+from .run_state import RunState
+
+Kind = type[Event]
+Handler = Callable[[RunState, Rank, Any, float], None]
+KINDS: tuple[Kind, ...] = (
+    Spawned, Hello, Started, Progress, Plan, Values, Finished, Failed, Stopping, AgentBeat, Exited, Closed, AgentLost,
+    Output,
+)  # fmt: skip
+
+WAITING, SPAWNED, JOINED, CONNECTING, RUNNING, FINISHED, FAILED, EXITED = State
+BEFORE_RUNNING = (WAITING, SPAWNED, JOINED, CONNECTING)
+NOT_ENDED = (*BEFORE_RUNNING, RUNNING, FINISHED)
+
+
+Rows = dict[tuple[State, Kind], tuple[State, Handler]]
+
+
+def _in(states: tuple[State, ...], kind: Kind, handler: Handler, after: State | None = None) -> Rows:
+    """Rows for several states; without `after` a rank stays in its state."""
+    return {(s, kind): (after or s, handler) for s in states}
+
+
+FITS: Rows = {
+    (WAITING, Spawned): (SPAWNED, h.spawned),
+    # two connections: the supervisor's word may come after the worker's
+    **_in((JOINED, CONNECTING, RUNNING, FINISHED, FAILED), Spawned, h.spawned),
+    **_in((WAITING, SPAWNED), Hello, h.joined, after=JOINED),
+    (CONNECTING, Started): (RUNNING, h.started),
+    (RUNNING, Plan): (RUNNING, h.plan),
+    (RUNNING, Values): (RUNNING, h.values),
+    (RUNNING, Finished): (FINISHED, h.finished),
+    **_in(NOT_ENDED, Progress, h.progress),
+    **_in(tuple(State), AgentBeat, h.supervisor_beat),
+    **_in(NOT_ENDED, Stopping, h.stopping),
+    **_in(NOT_ENDED, Failed, h.failed, after=FAILED),
+    (EXITED, Failed): (EXITED, h.last_words),  # here, too, the supervisor may be first
+    **_in((*BEFORE_RUNNING, RUNNING, FAILED), Exited, h.exited, after=EXITED),
+    (FINISHED, Exited): (EXITED, h.exited_after_finish),
+    (EXITED, Closed): (EXITED, h.closed),
+    **_in((*NOT_ENDED, FAILED), AgentLost, h.supervisor_lost, after=EXITED),
+    (EXITED, AgentLost): (EXITED, h.supervisor_ended),
+}
+# events of the run, not of a rank
+OF_THE_RUN: dict[type, Callable[[RunState, Any, float], None]] = {Interrupt: h.interrupt, Tick: h.tick}
+
+
+def _not_in(states: tuple[State, ...], why: str, *kinds: Kind) -> dict[tuple[State, Kind], str]:
+    return {(s, kind): why for s in states for kind in kinds}
+
+
+UNFIT: dict[tuple[State, Kind], str] = {
+    **_not_in((SPAWNED,), "it was started before", Spawned),
+    **_not_in((JOINED, CONNECTING, RUNNING, FINISHED), "it has joined before", Hello),
+    **_not_in((WAITING, SPAWNED, JOINED), "it has not got the cards of all ranks", Started),
+    **_not_in((RUNNING, FINISHED), "it has started before", Started),
+    **_not_in(BEFORE_RUNNING, "its script does not run", Plan, Values, Finished),
+    **_not_in((FINISHED,), "its script, its threads and its exit handlers have ended", Plan, Values, Finished),
+    **_not_in((FAILED,), "its script has failed", Hello, Started, Progress, Plan, Values, Finished, Failed, Stopping),
+    **_not_in((EXITED,), "its process has ended", Spawned, Hello, Started, Progress, Plan, Values, Finished, Stopping),
+    **_not_in((EXITED,), "it has ended before", Exited),
+    **_not_in((*NOT_ENDED, FAILED), "its process has not ended", Closed),
+    **_not_in(tuple(State), "output goes to the logs", Output),
+}
+
+
+def text() -> str:
+    """The table as text: a line for each kind of event, a column for each state; `-` where the event does not fit."""
+    rows = [["", *(s.value for s in State)]]
+    for kind in KINDS:
+        cells = (f"{FITS[s, kind][0].value}" if (s, kind) in FITS else "-" for s in State)
+        rows.append([kind.__name__, *cells])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows)
