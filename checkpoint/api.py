@@ -49,14 +49,14 @@ def taken(state: Any, step: int) -> Snapshot:
     """A copy of the state in host memory, of what this rank is to write."""
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         raise ValueError(f"the step of a checkpoint is a whole number from 0 on, not {step!r}")
-    tree, tensors = flatten(state)
+    tree, tensors, copies = flatten(state)
     codes = {}
     for name, t in tensors.items():
         dtype = t.dtype if isinstance(t, Tensor) else to_dtype(str(t.dtype))
         if dtype not in NAMES:
             raise TypeError(f"save: {name} is {dtype.name}, which safetensors files do not have; cast it first")
         codes[name] = NAMES[dtype]
-    parts = snapshot(tensors)
+    parts = snapshot(tensors, copies)
     return Snapshot(step, tree, {n: (codes[n], tuple(t.shape), *parts[n]) for n, t in tensors.items()})
 
 

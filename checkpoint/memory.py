@@ -31,9 +31,11 @@ def layout_of(t: Tensor | np.ndarray) -> TensorLayout:
     return TensorLayout(t.shape, t.dtype.itemsize, (world.rank_of(t.device),) if named else tuple(range(world.size)))
 
 
-def snapshot(tensors: dict[str, Tensor | np.ndarray]) -> dict[str, tuple[list[TensorPart], list[np.ndarray]]]:
+def snapshot(
+    tensors: dict[str, Tensor | np.ndarray], copies: set[str]
+) -> dict[str, tuple[list[TensorPart], list[np.ndarray]]]:
     """By name: who writes which parts, and copies of this rank's own ones. What is lazy, or a view, is computed first,
-    by all that hold it. Cost: a pass over memory."""
+    by all that hold it; `copies` are kept, not copied again. Cost: a pass over memory."""
     lazy = [t.detach().clone() for t in tensors.values() if isinstance(t, Tensor) and t.numel() and _is_view(t)]
     if lazy:
         lazy[0].realize(*lazy[1:])
@@ -44,7 +46,7 @@ def snapshot(tensors: dict[str, Tensor | np.ndarray]) -> dict[str, tuple[list[Te
         whole = t
         if isinstance(t, Tensor) and t.numel():
             whole = next(stored) if _is_view(t) else t
-        own = whole is not t  # and nobody else writes there
+        own = whole is not t or name in copies  # and nobody else writes there
         out[name] = parts, [_part(whole, p.box, own) for p in parts if p.owner == rank]
     return out
 

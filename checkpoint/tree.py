@@ -29,30 +29,37 @@ def state_of(x: Any) -> Any:
     return get_state_dict(x) or x
 
 
-def flatten(state: Any) -> tuple[Any, dict[str, Tensor | np.ndarray]]:
-    """(JSON, tensors by name). TypeError names a value that is neither plain nor has a state."""
+def flatten(state: Any) -> tuple[Any, dict[str, Tensor | np.ndarray], set[str]]:
+    """(JSON, tensors by name, names of those that are copies, which an optimiser made for us). TypeError names a value
+    that is neither plain nor has a state."""
     tensors: dict[str, Tensor | np.ndarray] = {}
+    copies: set[str] = set()
 
-    def named(path: str, t: Tensor | np.ndarray) -> str:
+    def named(path: str, t: Tensor | np.ndarray, copied: bool) -> str:
         name = path or "state"
         while name in tensors:
             name += "'"
         tensors[name] = t
+        if copied:
+            copies.add(name)
         return name
 
-    def visit(given: Any, path: str) -> Any:
+    def made(given: Any, key: Any) -> bool:
+        return isinstance(given, Optimizer) and key == "state"
+
+    def visit(given: Any, path: str, copied: bool = False) -> Any:
         x = state_of(given)
         below = f"{path}." if path else ""
         if isinstance(x, Tensor):
-            return {"tensor": named(path, x)}
+            return {"tensor": named(path, x, copied)}
         if isinstance(x, np.ndarray):
-            return {"array": named(path, x)}
+            return {"array": named(path, x, copied)}
         if isinstance(x, dict):
             if odd := [k for k in x if not isinstance(k, (str, int))]:
                 raise TypeError(f"save: {path or 'the state'} has the key {odd[0]!r}; keys are text or whole numbers")
-            return {"dict": [[k, visit(v, f"{below}{k}")] for k, v in x.items()]}
+            return {"dict": [[k, visit(v, f"{below}{k}", copied or made(given, k))] for k, v in x.items()]}
         if isinstance(x, (list, tuple)):
-            items = [visit(v, f"{below}{i}") for i, v in enumerate(x)]
+            items = [visit(v, f"{below}{i}", copied) for i, v in enumerate(x)]
             return {"list" if isinstance(x, list) else "tuple": items}
         if isinstance(x, np.generic):
             x = x.item()
@@ -63,7 +70,7 @@ def flatten(state: Any) -> tuple[Any, dict[str, Tensor | np.ndarray]]:
             "dicts, lists and tuples of them, and objects with state_dict()"
         )
 
-    return visit(state, ""), tensors
+    return visit(state, ""), tensors, copies
 
 
 class LikeParameter:

@@ -17,8 +17,8 @@ import pytest
 HERE = Path(__file__).resolve().parent
 
 
-def trained(nodes: int, steps: int, folder: Path, *options: str) -> list[dict[str, Any]]:
-    """What each rank of `training.py` has written."""
+def trained(nodes: int, steps: int, folder: Path, *options: str, code: int = 0) -> list[dict[str, Any]]:
+    """What each rank of `training.py` has written; nothing where it is to end otherwise."""
     out = folder.parent / f"{folder.name}-{nodes}-{steps}"
     launcher = [sys.executable, "-P", "-m", "manygrad.launcher.cli", str(HERE / "training.py"), "--nodes", str(nodes)]
     done = subprocess.run(
@@ -29,8 +29,8 @@ def trained(nodes: int, steps: int, folder: Path, *options: str) -> list[dict[st
         text=True,
         timeout=240,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(nodes)]
+    assert done.returncode == code, done.stdout + done.stderr
+    return [] if code else [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(nodes)]
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +62,14 @@ def test_resumed_on_other_workers(nodes: int, others: tuple[int, ...], undisturb
             else:
                 assert found["losses"] == undisturbed["losses"][6:]
                 assert found["ended"] == undisturbed["ended"]
+
+
+def test_a_killed_worker_costs_the_steps_since_the_last_checkpoint(undisturbed: Any, tmp_path: Path) -> None:
+    trained(2, 12, tmp_path / "checkpoints", "killed", code=137)
+    for found in trained(2, 12, tmp_path / "checkpoints"):
+        assert found["begun"] == 6
+        assert found["losses"] == undisturbed["losses"][6:]
+        assert found["ended"] == undisturbed["ended"]
 
 
 def test_a_rank_that_cannot_write_is_named_and_all_go_on(tmp_path: Path) -> None:

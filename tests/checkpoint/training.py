@@ -1,5 +1,5 @@
 """A script for `test_workers.py`: trains with dropout on shuffled data, with checkpoints every 3 steps, and writes what
-came of it to OUT.<rank>: `training.py FOLDER OUT STEPS [asynchronous | full]`."""
+came of it to OUT.<rank>: `training.py FOLDER OUT STEPS [asynchronous | full | killed]`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 import os
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -85,6 +86,8 @@ def main() -> None:
             for x, y in loader:
                 losses.append(step(x, y).item())
                 done += 1
+                if "killed" in options and world.rank == 1 and done == 8:
+                    os.kill(os.getpid(), signal.SIGKILL)
                 checkpoints.step(done)
                 if done == int(steps):
                     break
