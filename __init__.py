@@ -23,6 +23,7 @@ from manygrad.tensor.environment import Context
 from manygrad.tensor.function import function
 from manygrad.tensor.grad_mode import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
 from manygrad.tensor.ops.broadcast import result_type
+from manygrad.tensor.ops.random import get_rng_state, set_rng_state
 from manygrad.tensor.tensor import Tensor, Variable
 
 _register(RealizeEngine())
@@ -46,6 +47,7 @@ __all__ = [
     "errors",
     "finfo",
     "function",
+    "get_rng_state",
     "iinfo",
     "is_grad_enabled",
     "launch",
@@ -56,6 +58,7 @@ __all__ = [
     "promote_types",
     "result_type",
     "set_grad_enabled",
+    "set_rng_state",
     "values_may_differ",
     "world",
 ]

@@ -9,6 +9,8 @@
         CollectiveError             between workers
             CollectiveTimeout, PlanTimeout, CollectiveAborted, NoRank, PlanMismatch, PeerLost, TransportError
         ProgramError                a collective's program is wrong: a bug of manygrad
+        CheckpointError             a checkpoint was not saved, or cannot be loaded
+            OtherRankFailed
         NoOrder                     assignments and readers that wait for each other
         JitError                    a captured function was called with what it cannot take
         OutOfBoundsError            a kernel's access outside of its buffer (CHECK_OOB)
@@ -176,6 +178,17 @@ class ArenaFull(ManygradError, MemoryError):
 
 class ProgramError(ManygradError, ValueError):
     """A collective program that does not keep its promise (see `collectives/checker.py`)."""
+
+
+# --- checkpoints
+
+
+class CheckpointError(ManygradError, RuntimeError):
+    """A checkpoint was not saved, or cannot be loaded; the text names the path and what to do next."""
+
+
+class OtherRankFailed(CheckpointError):
+    """A checkpoint was not saved because another rank has failed, or did not come."""
 
 
 # --- scheduling and running

@@ -17,6 +17,7 @@ import tempfile
 import numpy as np
 
 from manygrad import Tensor, TinyJit, Variable, nn, world
+from manygrad.checkpoint import Checkpointer
 from manygrad.nn import functional as F
 from manygrad.nn.data import DataLoader, TokenDataset
 from manygrad.nn.state import safe_load, safe_save
@@ -136,6 +137,7 @@ def main() -> None:
     parser.add_argument("--load", help="a safetensors file to start from")
     parser.add_argument("--tokens", type=int, nargs="+", default=list(TEXT[:9]), help="what to go on from")
     parser.add_argument("--write", type=int, default=24, help="tokens to write")
+    parser.add_argument("--checkpoint", metavar="DIR", help="save every 50 steps, and go on where the last run ended")
     args = parser.parse_args()
 
     Tensor.manual_seed(0)
@@ -166,9 +168,13 @@ def main() -> None:
             return loss
 
         losses: list[float] = []
+        state = {"model": model, "optimizer": optimizer, "loader": loader, "losses": losses}
+        checkpoints = Checkpointer(args.checkpoint, state, every=50, asynchronous=True)
+        checkpoints.resume()
         while len(losses) < args.steps:
             for x, y in loader:
                 losses.append(step(x, y).item())
+                checkpoints.step(len(losses))
                 if world.rank == 0 and (len(losses) % 10 == 0 or len(losses) == 1):
                     print(f"step {len(losses)}/{args.steps}  loss {losses[-1]:.4f}", flush=True)
                 if len(losses) == args.steps:

@@ -9,6 +9,7 @@ import argparse
 import numpy as np
 
 from manygrad import Tensor, TinyJit, nn, world
+from manygrad.checkpoint import Checkpointer
 from manygrad.nn import functional as F
 from manygrad.nn.data import DataLoader, TokenDataset
 
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=1)
     parser.add_argument("--write", type=int, default=40, help="characters to write at the end")
     parser.add_argument("--lr", type=float, default=1e-2)
+    parser.add_argument("--checkpoint", metavar="DIR", help="save every 50 steps, and go on where the last run ended")
     args = parser.parse_args()
     text = open(args.text, encoding="utf-8").read() if args.text else TEXT
     characters = sorted(set(text))
@@ -63,9 +65,13 @@ def main() -> None:
         return loss
 
     losses: list[float] = []
+    state = {"model": model, "optimizer": optimizer, "loader": loader, "losses": losses}
+    checkpoints = Checkpointer(args.checkpoint, state, every=50, asynchronous=True)
+    checkpoints.resume()
     while len(losses) < args.steps:
         for x, y in loader:
             losses.append(step(x, y).item())
+            checkpoints.step(len(losses))
             if world.rank == 0 and (len(losses) % 10 == 0 or len(losses) == 1):
                 print(f"step {len(losses)}/{args.steps}  loss {losses[-1]:.4f}", flush=True)
             if len(losses) == args.steps:

@@ -11,6 +11,7 @@ import argparse
 import numpy as np
 
 from manygrad import Tensor, TinyJit, nn, world
+from manygrad.checkpoint import Checkpointer
 from manygrad.nn import functional as F
 from manygrad.nn.data import DataLoader, TensorDataset
 from manygrad.nn.state import safe_load, torch_load
@@ -85,6 +86,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, nargs="+", default=[2, 2, 2, 2], help="blocks of each stage")
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--load", help="a checkpoint to start from (.safetensors, .pth)")
+    parser.add_argument("--checkpoint", metavar="DIR", help="save every 50 steps, and go on where the last run ended")
     args = parser.parse_args()
 
     Tensor.manual_seed(0)
@@ -108,10 +110,14 @@ def main() -> None:
 
     model.train()
     losses: list[float] = []
+    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader, "losses": losses}
+    checkpoints = Checkpointer(args.checkpoint, state, every=50, asynchronous=True)
+    checkpoints.resume()
     while len(losses) < args.steps:
         for x, y in loader:
             losses.append(step(x, y).item())
             scheduler.step()
+            checkpoints.step(len(losses))
             if world.rank == 0:
                 print(
                     f"step {len(losses)}/{args.steps}  loss {losses[-1]:.4f}  rate {scheduler.get_last_lr()[0]:.4f}",

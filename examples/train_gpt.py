@@ -13,6 +13,7 @@ import time
 import numpy as np
 
 from manygrad import GlobalCounters, Tensor, TinyJit, nn, world
+from manygrad.checkpoint import Checkpointer
 from manygrad.nn.optim import AdamW
 from manygrad.nn.state import get_parameters
 
@@ -76,6 +77,7 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--checkpoint", metavar="DIR", help="save every 50 steps, and go on where the last run ended")
     args = parser.parse_args()
     text = open(args.text, encoding="utf-8").read() if args.text else default_text()
     if len(text) < args.context + 2:
@@ -99,7 +101,8 @@ def main() -> None:
         optimizer.step()
         return loss
 
-    random = np.random.RandomState(0)
+    checkpoints = Checkpointer(args.checkpoint, {"model": model, "optimizer": optimizer}, every=50, asynchronous=True)
+    begun = checkpoints.resume()
     start = shown = time.perf_counter()
     if world.rank == 0:
         print(
@@ -109,18 +112,19 @@ def main() -> None:
         )
     first = last = 0.0
     with Tensor.train():
-        for i in range(args.steps):
-            at = random.randint(0, len(data) - args.context - 1, args.batch)
+        for i in range(begun, args.steps):
+            at = np.random.RandomState((0, i)).randint(0, len(data) - args.context - 1, args.batch)
             rows = at[:, None] + np.arange(args.context)
             x, y = (Tensor(a).shard(world.devices, axis=0) for a in (data[rows], data[rows + 1]))
             last = float(step(x, y).item())
+            checkpoints.step(i + 1)
             first = first or last
             now = time.perf_counter()
-            if i == 0:
+            if i == begun:
                 start = now
-            if world.rank == 0 and (i == 0 or now - shown > 1 or i == args.steps - 1):
+            if world.rank == 0 and (i == begun or now - shown > 1 or i == args.steps - 1):
                 shown = now
-                rate = i * args.batch * args.context / max(now - start, 1e-9)
+                rate = (i - begun) * args.batch * args.context / max(now - start, 1e-9)
                 print(
                     f"step {i + 1:4d}/{args.steps}  loss {last:.4f}  {rate:8.0f} tokens/s  "
                     f"{GlobalCounters.net_bytes / 1e6:8.1f} MB sent",

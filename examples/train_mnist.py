@@ -18,6 +18,7 @@ import time
 import numpy as np
 
 from manygrad import GlobalCounters, Tensor, TinyJit, nn, world
+from manygrad.checkpoint import Checkpointer
 from manygrad.nn.optim import SGD
 from manygrad.nn.state import get_parameters, get_state_dict
 
@@ -35,11 +36,11 @@ def load_digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     return x[:4000], y[:4000], x[4000:], y[4000:]
 
 
-def shifted(x: np.ndarray, random: np.random.RandomState) -> np.ndarray:
-    """Each image moved by up to two pixels either way."""
+def shifted(x: np.ndarray, step: int) -> np.ndarray:
+    """Each image moved by up to two pixels either way; in each step otherwise."""
     padded = np.pad(x[:, 0], ((0, 0), (2, 2), (2, 2)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (28, 28), axis=(1, 2))
-    dy, dx = random.randint(0, 5, (2, len(x)))
+    dy, dx = np.random.RandomState((2, step)).randint(0, 5, (2, len(x)))
     return windows[np.arange(len(x)), dy, dx][:, None]
 
 
@@ -62,6 +63,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64, help="global batch size")
     parser.add_argument("--steps", type=int, default=0, help="stop after so many steps (0: all epochs)")
     parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--checkpoint", metavar="DIR", help="save every 50 steps, and go on where the last run ended")
     parser.add_argument("--losses", help="write the loss of every step and a digest of the weights to this JSON file")
     args = parser.parse_args()
     train_x, train_y, test_x, test_y = load_digits()
@@ -88,24 +90,24 @@ def main() -> None:
         return model(x).argmax(1).eq(y).sum()
 
     shard = lambda a: Tensor(a).shard(world.devices, axis=0)  # noqa: E731
-    order = np.random.RandomState(1)
-    permutation = order.permutation(len(train_x))
+    checkpoints = Checkpointer(args.checkpoint, {"model": model, "optimizer": optimizer}, every=50, asynchronous=True)
+    begun = checkpoints.resume()
     losses = []
     start = shown = time.perf_counter()
     with Tensor.train():
-        for i in range(total):
-            if i and i % per_epoch == 0:
-                permutation = order.permutation(len(train_x))
-            rows = permutation[i % per_epoch * args.batch :][: args.batch]
-            losses.append(step(shard(shifted(train_x[rows], order)), shard(train_y[rows])).item())
+        for i in range(begun, total):
+            order = np.random.RandomState((1, i // per_epoch)).permutation(len(train_x))
+            rows = order[i % per_epoch * args.batch :][: args.batch]
+            losses.append(step(shard(shifted(train_x[rows], i)), shard(train_y[rows])).item())
+            checkpoints.step(i + 1)
             now = time.perf_counter()
-            if i == 0:
+            if i == begun:
                 start = now
                 if world.rank == 0:
                     print(f"first step done, loss {losses[0]:.4f}", flush=True)
             elif world.rank == 0 and (now - shown > 1 or i == total - 1):
                 shown = now
-                rate = i * args.batch / (now - start)
+                rate = (i - begun) * args.batch / (now - start)
                 print(
                     f"step {i + 1:4d}/{total}  loss {losses[-1]:.4f}  {rate:8.0f} samples/s  "
                     f"{GlobalCounters.net_bytes / 1e6:8.1f} MB sent",

@@ -9,6 +9,7 @@ import argparse
 import numpy as np
 
 from manygrad import Tensor, TinyJit, nn, world
+from manygrad.checkpoint import Checkpointer
 from manygrad.nn.data import DataLoader, TensorDataset
 
 
@@ -54,6 +55,7 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--checkpoint", metavar="DIR", help="save every 50 steps, and go on where the last run ended")
     args = parser.parse_args()
 
     Tensor.manual_seed(0)
@@ -81,11 +83,15 @@ def main() -> None:
         return loss, norm
 
     losses: list[float] = []
+    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader, "losses": losses}
+    checkpoints = Checkpointer(args.checkpoint, state, every=50, asynchronous=True)
+    checkpoints.resume()
     while len(losses) < args.steps:
         for x, y in loader:
             loss, norm = step(x, y)
             losses.append(loss.item())
             scheduler.step()
+            checkpoints.step(len(losses))
             if world.rank == 0:
                 print(
                     f"step {len(losses)}/{args.steps}  loss {losses[-1]:.4f}  gradient norm {norm.item():.3f}",

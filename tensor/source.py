@@ -19,7 +19,10 @@ _OWN = tuple(
     for part in (
         *(
             f"{folder}{os.sep}"
-            for folder in ("native", "tensor", "nn", "multi", "schedule", "runtime", "collectives", "launcher", "llm")
+            for folder in (
+                *("native", "tensor", "nn", "multi", "schedule", "runtime", "collectives", "launcher", "checkpoint"),
+                "llm",
+            )
         ),
         *("__init__.py", "autograd.py", "errors.py", "linalg.py"),
     )

@@ -13,6 +13,8 @@ import threading
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from manygrad.tensor import environment as env
 from manygrad.tensor.dtype import DType, dtypes, to_dtype
 from manygrad.tensor.engine import default_device
@@ -47,6 +49,7 @@ class _Thread(threading.local):
 
     seeded = -1
     salt = 0
+    begin = 0  # where a first counter begins
 
     def __init__(self) -> None:
         self.counters: dict[Any, Tensor] = {}
@@ -54,7 +57,7 @@ class _Thread(threading.local):
 
     def up_to_date(self) -> _Thread:
         if self.seeded != _Generator.seeded:
-            self.seeded = _Generator.seeded
+            self.seeded, self.begin = _Generator.seeded, 0
             number = 0 if threading.current_thread() is threading.main_thread() else next(_Generator.threads) + 1
             low, high = _Generator.seed & 0xFFFFFFFF, _Generator.seed >> 32
             self.salt = (low * 0xC2B2AE35 + high * 0x85EBCA77 + number * 0x9E3779B1 + 0x27D4EB2F) & 0xFFFFFFFF
@@ -76,7 +79,7 @@ class _Thread(threading.local):
                 f"random numbers cannot be drawn on {device}; draw them on the CPU and copy: .to({device!r})"
             )
         if device not in self.counters:
-            for tensors, value in ((self.counters, 0), (self.salts, self.salt)):
+            for tensors, value in ((self.counters, self.begin), (self.salts, self.salt)):
                 tensors[device] = _copied(next(iter(tensors.values())), device) if tensors else _word(value, device)
         return self.counters[device], self.salts[device]
 
@@ -112,6 +115,40 @@ def _next_key(device: Any) -> Tensor:
     for c in state.counters.values():
         c.assign(stream if c is counter else c + 1)
     return stream * 0x85EBCA6B ^ salt
+
+
+@locked
+def get_rng_state() -> Tensor:
+    """The random generator's state, uint8 (16,): the seed, and how many draws this thread has made. It is the same on
+    every rank, and does not depend on how many there are."""
+    from manygrad.tensor.tensor import Tensor
+
+    state = _thread.up_to_date()
+    state.forget_lost()
+    count = int(next(iter(state.counters.values())).numpy()[0]) if state.counters else state.begin
+    words = np.array([_Generator.seed, count], "<u8")
+    return Tensor(words.view(np.uint8))
+
+
+@locked
+def set_rng_state(new_state: Tensor) -> None:
+    """Goes on drawing where `get_rng_state` was called, also in the replays of a TinyJit. It sets the seed, as
+    `Tensor.manual_seed` does, so that other threads begin anew. ValueError on what is no such state."""
+    words = new_state.numpy()
+    if words.shape != (16,) or words.dtype != np.uint8 or words.view("<u8")[1] >> 32:
+        raise ValueError(
+            f"set_rng_state takes what get_rng_state gave, 16 bytes, not {new_state.dtype.name} {new_state.shape}; "
+            "states of PyTorch's generator mean nothing here"
+        )
+    seed, count = (int(w) for w in words.view("<u8"))
+    RandomMixin.manual_seed(seed)
+    state = _thread.up_to_date()
+    state.begin = count
+    for t in state.counters.values():
+        t.assign(count)
+    if state.counters:
+        first, *rest = state.counters.values()
+        first.realize(*rest)
 
 
 def philox(counter: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,100 @@
+"""`save` and `load`."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import Any
+
+from manygrad.checkpoint.index import NAME
+from manygrad.checkpoint.memory import Loaded, snapshot
+from manygrad.checkpoint.reader import CheckpointReader, committed
+from manygrad.checkpoint.tree import MISSING, check_keys, flatten, put, unflatten
+from manygrad.checkpoint.writer import Attempt, Snapshot
+from manygrad.errors import CheckpointError
+from manygrad.nn.state.safetensors import NAMES
+from manygrad.runtime.current import current
+from manygrad.tensor.dtype import to_dtype
+from manygrad.tensor.environment import COLLECTIVE_TIMEOUT_S
+from manygrad.tensor.tensor import Tensor
+
+_numbers = itertools.count()  # of attempts to save: ranks make the same ones
+
+Folder = str | os.PathLike[str]
+
+
+def save(folder: Folder, state: Any, step: int, *, keep: int | None = None, timeout_s: float | None = None) -> str:
+    """Writes the checkpoint `folder/step-<step>`, and returns its path; every rank must call it.
+
+    `state`: nested dicts, lists and tuples of tensors, arrays, numbers, text and None, and of objects with
+    `state_dict()` (modules, optimisers, schedules, loaders). Each rank writes what it holds, of copies a share; each
+    element is written once. It is a checkpoint once all of it is on disk, and not before. `keep`: then only so many of
+    the newest ones stay. CheckpointError: it was not saved; also where other ranks have written nothing for `timeout_s`
+    (COLLECTIVE_TIMEOUT_S). Cost: a copy of what this rank writes, and as many bytes to the file system.
+    """
+    return attempt(folder, keep, timeout_s).write(taken(state, step))
+
+
+def attempt(folder: Folder, keep: int | None, timeout_s: float | None) -> Attempt:
+    """The next save of this process."""
+    if keep is not None and keep < 1:
+        raise ValueError(f"keep says how many checkpoints stay, at least 1, not {keep}")
+    world = current().world
+    limit_s = float(COLLECTIVE_TIMEOUT_S.value) if timeout_s is None else timeout_s
+    job = f"{world.job}-{os.getpid() if world.size == 1 else world.epoch}"
+    return Attempt(os.path.abspath(folder), world.rank, world.size, job, next(_numbers), keep, limit_s)
+
+
+def taken(state: Any, step: int) -> Snapshot:
+    """A copy of the state in host memory, of what this rank is to write."""
+    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        raise ValueError(f"the step of a checkpoint is a whole number from 0 on, not {step!r}")
+    tree, tensors, copies = flatten(state)
+    codes = {}
+    for name, t in tensors.items():
+        dtype = t.dtype if isinstance(t, Tensor) else to_dtype(str(t.dtype))
+        if dtype not in NAMES:
+            raise TypeError(f"save: {name} is {dtype.name}, which safetensors files do not have; cast it first")
+        codes[name] = NAMES[dtype]
+    parts = snapshot(tensors, copies)
+    return Snapshot(step, tree, {n: (codes[n], tuple(t.shape), *parts[n]) for n, t in tensors.items()})
+
+
+def load(folder: Folder, state: Any) -> Any:
+    """Loads into `state`, which is a part of what was saved: into its tensors and objects in place, other values are
+    replaced in its dicts and lists. Returns it.
+
+    `folder` is a checkpoint, or the folder of several, then the newest is taken. The number of workers and devices, and
+    how tensors are cut, may be others than when it was saved; each worker reads what it will hold. KeyError and
+    ValueError: it is the state of something else; CheckpointError: there is none, or it is damaged.
+    """
+    folder = os.path.abspath(folder)
+    if not os.path.exists(os.path.join(folder, NAME)):
+        if not (found := committed(folder)):
+            raise CheckpointError(
+                f"{folder} has no {NAME}, so it is no checkpoint, nor are there any in it; look for its path"
+            )
+        folder = found[0].path
+    return put(state, placed(read(CheckpointReader(folder), state)))
+
+
+def read(reader: CheckpointReader, state: Any) -> Any:
+    """What is to be loaded into `state`, in host memory, with a `Loaded` for each tensor."""
+    check_keys(reader.index["state"], state)
+
+    def tensor(name: str, here: Any, array: bool) -> Any:
+        shape, dtype = reader.about(name)
+        if array:
+            return reader.read(name, tuple((0, d) for d in shape))
+        return Loaded(here, shape, dtype, lambda box: reader.read(name, box))
+
+    return unflatten(reader.index["state"], state if state is not None else MISSING, tensor)
+
+
+def placed(x: Any) -> Any:
+    """With tensors on their devices."""
+    if isinstance(x, dict):
+        return {k: placed(v) for k, v in x.items()}
+    if isinstance(x, (list, tuple)):
+        return type(x)([placed(v) for v in x])
+    return x.place() if isinstance(x, Loaded) else x

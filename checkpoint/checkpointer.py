@@ -1,0 +1,184 @@
+"""`Checkpointer`: the checkpoints of a training loop."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import warnings
+import weakref
+from typing import Any, Literal
+
+import numpy as np
+
+from manygrad.checkpoint.api import Folder, attempt, placed, read, taken
+from manygrad.checkpoint.reader import CheckpointReader, Saved, committed
+from manygrad.checkpoint.tree import put
+from manygrad.checkpoint.writer import Attempt, Snapshot
+from manygrad.errors import CheckpointError
+from manygrad.runtime.agreement.agreement import values_may_differ
+from manygrad.runtime.current import current
+from manygrad.tensor.ops.random import get_rng_state, set_rng_state
+from manygrad.tensor.tensor import Tensor
+from manygrad.tensor.threads import ScopedThread, Threads
+
+RNG = "rng"  # the random generator's place beside the user's state
+REVISIONS = 1 << 20
+
+
+class _RandomState:
+    """The random generator as an object with a state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"state": get_rng_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        set_rng_state(state["state"])
+
+
+class Checkpointer:
+    """Saves `state` and the random generator every `every` steps into `folder`, and keeps the newest `keep`.
+
+    `state`: a dict of what `checkpoint.save` takes. `asynchronous`: `step` returns when the state is copied in memory;
+    a thread writes it. The next save waits for it, an error of it is raised at the next call, and the process ends
+    after it. `on_error`: "raise" a CheckpointError where a save fails, or "warn" of it and go on. `folder` None:
+    nothing is saved and every run begins at step 0.
+    """
+
+    def __init__(self, folder: Folder | None, state: dict[str, Any], *, every: int = 100, keep: int | None = 3,
+                 asynchronous: bool = False, on_error: Literal["raise", "warn"] = "raise",
+                 timeout_s: float | None = None):  # fmt: skip
+        if every < 1 or (keep is not None and keep < 1):
+            raise ValueError(f"Checkpointer: every and keep are at least 1, not {every} and {keep}")
+        if on_error not in ("raise", "warn"):
+            raise ValueError(f'Checkpointer: on_error is "raise" or "warn", not {on_error!r}')
+        if not isinstance(state, dict) or RNG in state:
+            raise ValueError(
+                f"Checkpointer: the state is a dict, without {RNG!r}, which is the random generator's place"
+            )
+        self.folder = None if folder is None else os.path.abspath(folder)
+        self.state, self.every, self.keep = state, every, keep
+        self.asynchronous, self.on_error, self.timeout_s = asynchronous, on_error, timeout_s
+        self._threads = Threads()
+        self._thread: ScopedThread | None = None
+        self._error: CheckpointError | None = None
+        if asynchronous:
+            atexit.register(_finish, weakref.ref(self))  # the process ends after the save
+
+    # *** saving ***
+
+    def step(self, step: int) -> None:
+        """`step` steps are done: saves if it is time. Every rank must call it."""
+        if self.folder is not None and step % self.every == 0:
+            self.save(step)
+
+    def save(self, step: int) -> None:
+        """Saves now. Every rank must call it."""
+        if self.folder is None:
+            return
+        self.finish()
+        try:
+            snapshot = taken({**self.state, RNG: _RandomState()}, step)
+            to = attempt(self.folder, self.keep, self.timeout_s)
+            if not self.asynchronous:
+                to.write(snapshot)
+                return
+            self._thread = self._threads.start("manygrad-checkpoint", self._write, to, snapshot)
+        except CheckpointError as e:
+            self._failed(e)
+
+    def _write(self, to: Attempt, snapshot: Snapshot) -> None:
+        try:
+            to.write(snapshot)
+        except CheckpointError as e:
+            self._error = e
+        except Exception as e:
+            self._error = CheckpointError(f"saving into {to.folder} failed: {type(e).__name__}: {e}")
+            self._error.__cause__ = e
+
+    def finish(self) -> None:
+        """Waits for a save that is being written; an error of it is raised here."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            self._failed(error)
+
+    def _failed(self, error: CheckpointError) -> None:
+        if self.on_error == "raise":
+            raise error
+        warnings.warn(f"{error}. The training goes on without this checkpoint", stacklevel=4)
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.finish()
+
+    # *** resuming ***
+
+    def resume(self) -> int:
+        """Loads the newest checkpoint that is whole, and returns how many steps it had done; 0 where there is none.
+        Every rank must call it. A damaged one is warned of, and the one before it taken. CheckpointError where all are
+        damaged: a run that begins anew would remove them in time."""
+        if self.folder is None:
+            return 0
+        self.finish()
+        state = {**self.state, RNG: _RandomState()}
+        before: Saved | None = None
+        damaged: list[str] = []
+        while (saved := self._newest(before)) is not None:
+            loaded, why = None, ""
+            try:
+                loaded = read(CheckpointReader(saved.path), state)
+            except CheckpointError as e:
+                why = str(e)
+            others = sum_over_ranks(bool(why))
+            if not others:
+                put(state, placed(loaded))
+                self.state.update({k: v for k, v in state.items() if k != RNG})
+                return saved.step
+            damaged.append(why or f"{saved.path} cannot be read by {others} other ranks")
+            warnings.warn(f"{damaged[-1]}. The checkpoint before it is taken", stacklevel=2)
+            before = saved
+        if damaged:
+            raise CheckpointError(
+                f"all {len(damaged)} checkpoints in {self.folder} are damaged; move them away to begin anew: "
+                + "; ".join(damaged)
+            )
+        return 0
+
+    def _newest(self, before: Saved | None) -> Saved | None:
+        """The newest checkpoint (before that one), as rank 0 sees it."""
+        assert self.folder is not None
+        number, error = -1, None
+        if current().world.rank == 0:
+            try:
+                found = [s for s in committed(self.folder) if before is None or s < before]
+                number = found[0].step * REVISIONS + found[0].revision if found else -1
+            except CheckpointError as e:
+                number, error = -2, e
+        number = sum_over_ranks(number if current().world.rank == 0 else 0)
+        if number == -2:
+            raise error or CheckpointError(f"rank 0 cannot look into {self.folder}; its own error says why")
+        if number < 0:
+            return None
+        step, revision = divmod(number, REVISIONS)
+        name = f"step-{step:08d}.{revision}" if revision else f"step-{step:08d}"
+        return Saved(step, revision, os.path.join(self.folder, name))
+
+
+def sum_over_ranks(value: int) -> int:
+    """The sum of what each rank has of its own; every rank must call it."""
+    world = current().world
+    if world.size == 1:
+        return value
+    with values_may_differ():
+        own = Tensor(np.full(len(world.devices), value, np.int64))
+        return int(own.shard(world.devices, axis=0).sum().item()) // world.devices_per_node
+
+
+def _finish(ref: weakref.ref[Checkpointer]) -> None:
+    """At the process's end, after its threads."""
+    if (checkpointer := ref()) is not None:
+        checkpointer.finish()

@@ -1,0 +1,98 @@
+"""Reads checkpoints: which there are in a folder, and parts of their tensors."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from manygrad.checkpoint.disk_errors import errors_of
+from manygrad.checkpoint.index import CHUNK, box_of, nbytes_of, read_index
+from manygrad.checkpoint.layout import Bounds, common, size, within
+from manygrad.errors import CheckpointError
+from manygrad.nn.state.safetensors import CODES
+from manygrad.tensor.dtype import DType
+
+COMMITTED = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
+
+
+class Saved(NamedTuple):
+    """A committed checkpoint; a step that was saved again has a higher `revision`. They are ordered by age."""
+
+    step: int
+    revision: int
+    path: str
+
+
+def committed(folder: str) -> list[Saved]:
+    """The checkpoints in `folder`, the newest first; none where there is no such folder."""
+    with errors_of("looking for checkpoints in", folder):
+        try:
+            names = os.listdir(folder)
+        except FileNotFoundError:
+            return []
+    found = [(m, os.path.join(folder, name)) for name in names if (m := COMMITTED.fullmatch(name))]
+    return sorted((Saved(int(m[1]), int(m[2] or 0), path) for m, path in found), reverse=True)
+
+
+class CheckpointReader:
+    """The checkpoint in `folder`. CheckpointError on whatever in it is not as it was written."""
+
+    def __init__(self, folder: str):
+        self.folder = folder
+        self.index: dict[str, Any] = read_index(folder)
+
+    def about(self, name: str) -> tuple[tuple[int, ...], DType]:
+        t = self.index["tensors"][name]
+        return tuple(t["shape"]), CODES[t["dtype"]]
+
+    def read(self, name: str, box: Bounds) -> np.ndarray:
+        """The elements `box` of a tensor, from those chunks of files which have some of their rows."""
+        t = self.index["tensors"][name]
+        out = np.empty([b - a for a, b in box], CODES[t["dtype"]].np)
+        found = 0
+        for part in t["parts"]:
+            lies = box_of(part)
+            if (wanted := common(lies, box)) is not None:
+                rows = (wanted[0], *lies[1:]) if lies else lies
+                out[within(wanted, box)] = self._rows(name, part, rows)[within(wanted, rows)]
+                found += size(wanted)
+        if found != out.size:
+            raise CheckpointError(
+                f"{self.folder} has {found} of {out.size} elements of {name!r}; use another checkpoint"
+            )
+        return out
+
+    def _rows(self, name: str, part: dict[str, Any], rows: Bounds) -> np.ndarray:
+        """Whole rows of a part; the chunks that they lie in are checked."""
+        code = self.index["tensors"][name]["dtype"]
+        total = nbytes_of(part, code)
+        row = total // part["shape"][0] if part["shape"] else total
+        first = (rows[0][0] - part["start"][0]) * row if rows else 0
+        last = first + size(rows) * CODES[code].itemsize
+        begin, end = first // CHUNK * CHUNK, min(-(-last // CHUNK) * CHUNK, total)
+        path = os.path.join(self.folder, part["file"])
+        data = bytearray(end - begin)
+        with errors_of("reading", path), open(path, "rb", buffering=0) as f:
+            f.seek(part["offset"] + begin)
+            view, at = memoryview(data), 0
+            while at < len(data) and (n := f.readinto(view[at:])):
+                at += n
+        for at in range(0, len(data), CHUNK):
+            if crc32(view[at : at + CHUNK]) != part["crc32"][(begin + at) // CHUNK]:
+                raise CheckpointError(
+                    f"{path} is damaged: the checksum of {name!r} is wrong in the {CHUNK} bytes from byte "
+                    f"{part['offset'] + begin + at} on; use another checkpoint"
+                )
+        return np.frombuffer(data, np.uint8)[first - begin : last - begin].view(CODES[code].np).reshape(
+            [b - a for a, b in rows]
+        )  # fmt: skip
+
+    def verify(self) -> None:
+        """Reads all of it."""
+        for name, t in self.index["tensors"].items():
+            for part in t["parts"]:
+                self._rows(name, part, box_of(part))

@@ -1,0 +1,267 @@
+"""Writes a checkpoint: parts, index, commit.
+
+1. Each rank writes its parts into `DIR/step-00000010.JOB.ATTEMPT.tmp/`, then a description of them, `part-00001.json`.
+2. Rank 0 waits for the descriptions of all ranks and makes `index.json` of them.
+3. It renames the folder to `DIR/step-00000010`. That is the commit: before it there is no checkpoint, after it a whole
+   one, for all of it is on disk. The other ranks wait to see it.
+
+The ranks agree over the file system, which all of them see anyway, not by collectives: so the thread of an asynchronous
+save does it while the next steps communicate. A rank that fails leaves a file `failed-00001`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import struct
+import time
+import warnings
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+from zlib import crc32
+
+import numpy as np
+
+from manygrad.checkpoint.disk_errors import errors_of
+from manygrad.checkpoint.index import NAME, checksums, encode, merged
+from manygrad.checkpoint.layout import TensorPart
+from manygrad.checkpoint.reader import CheckpointReader, committed
+from manygrad.errors import CheckpointError, OtherRankFailed
+
+LOOK_S = 0.005  # between looks for the other ranks, at first; then ever longer ones, up to
+LONGEST_LOOK_S = 0.2
+_ATTEMPT = re.compile(r"step-\d+\.(.+)\.(\d+)\.tmp")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a rank will write: of each tensor code of its type, shape, parts, and arrays of the rank's own parts."""
+
+    step: int
+    state: Any
+    tensors: dict[str, tuple[str, tuple[int, ...], list[TensorPart], list[np.ndarray]]]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One save into `folder` by rank `rank` of `size`; no other has its `job` and `number`."""
+
+    folder: str
+    rank: int
+    size: int
+    job: str
+    number: int
+    keep: int | None
+    timeout_s: float
+
+    def write(self, snapshot: Snapshot) -> str:
+        """Returns the path of the committed checkpoint. CheckpointError: there is none."""
+        name = f"step-{snapshot.step:08d}"
+        at = os.path.join(self.folder, f"{name}.{self.job}.{self.number}.tmp")
+        inode = 0
+        try:
+            with errors_of("saving", at):
+                self._clear()
+                _make_folder(self.folder)
+                os.makedirs(at, exist_ok=True)
+                inode = os.stat(at).st_ino
+                self._write_parts(at, snapshot)
+                return self._commit(at, name, snapshot) if self.rank == 0 else self._wait_for_commit(at, inode)
+        except OtherRankFailed:  # (who needs its folder yet; the next attempt takes it away)
+            raise
+        except BaseException:
+            with suppress(OSError):
+                self._give_up(at, made=inode != 0)
+            raise
+
+    def _give_up(self, at: str, made: bool) -> None:
+        """This rank has failed: its parts go, and a file says so, also to ranks that come later."""
+        if self.size == 1:
+            shutil.rmtree(at)
+            return
+        if not made:
+            os.makedirs(at, exist_ok=True)
+        for name in os.listdir(at):
+            if name.startswith(f"part-{self.rank:05d}."):
+                os.unlink(os.path.join(at, name))
+        os.close(os.open(os.path.join(at, f"failed-{self.rank:05d}"), os.O_CREAT | os.O_WRONLY, 0o666))
+
+    def _clear(self) -> None:
+        """Takes away what attempts that were cut short have left."""
+        if self.rank:
+            return
+        with suppress(FileNotFoundError):
+            for name in os.listdir(self.folder):
+                found = _ATTEMPT.fullmatch(name)
+                if found and (found[1] != self.job or int(found[2]) < self.number):
+                    shutil.rmtree(os.path.join(self.folder, name), ignore_errors=True)
+
+    # *** parts ***
+
+    def _write_parts(self, at: str, snapshot: Snapshot) -> None:
+        file = f"part-{self.rank:05d}.safetensors"
+        header: dict[str, Any] = {"__metadata__": {"step": str(snapshot.step), "rank": str(self.rank)}}
+        arrays: list[np.ndarray] = []
+        tensors: dict[str, Any] = {}
+        offset = 0
+        for name, (code, shape, parts, own) in snapshot.tensors.items():
+            boxes = [p.box for p in parts if p.owner == self.rank]
+            about = tensors[name] = {"dtype": code, "shape": list(shape), "parts": []}
+            for box, array in zip(boxes, own):
+                start, dims = [a for a, _ in box], [b - a for a, b in box]
+                whole = tuple(dims) == tuple(shape)
+                key = name if whole else f"{name}[{', '.join(f'{a}:{b}' for a, b in box)}]"
+                header[key] = {"dtype": code, "shape": dims, "data_offsets": [offset, offset + array.nbytes]}
+                about["parts"].append({"start": start, "shape": dims, "file": file, "offset": offset})
+                arrays.append(array)
+                offset += array.nbytes
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        head = struct.pack("<Q", len(text)) + text
+        written = iter(arrays)
+        for about in tensors.values():
+            for part in about["parts"]:
+                part["offset"] += len(head)
+                part["crc32"] = checksums(_bytes(next(written)))
+        with open(os.path.join(at, file), "wb", buffering=0) as f:
+            for data in (memoryview(head), *map(_bytes, arrays)):
+                _write_all(f, data)
+            os.fsync(f.fileno())
+        files = {file: {"nbytes": len(head) + offset, "header": len(head), "crc32": crc32(head)}}
+        text = json.dumps({"files": files, "tensors": tensors}).encode()
+        _sync_folder(at)  # (before the description, after which rank 0 may rename it)
+        _write_file(os.path.join(at, f"part-{self.rank:05d}.json"), text)
+
+    # *** agreement ***
+
+    def _commit(self, at: str, name: str, snapshot: Snapshot) -> str:
+        pieces = [os.path.join(at, f"part-{rank:05d}.json") for rank in range(self.size)]
+        self._wait(at, lambda there: all(os.path.basename(p) in there for p in pieces))
+        read = []
+        for p in pieces:
+            with open(p, "rb") as f:
+                read.append(json.loads(f.read()))
+        _write_file(os.path.join(at, NAME), encode(merged(read, snapshot.step, snapshot.state)))
+        for p in pieces:
+            os.unlink(p)
+        _sync_folder(at)
+        again = [s for s in committed(self.folder) if s.step == snapshot.step]
+        path = os.path.join(self.folder, f"{name}.{again[0].revision + 1}" if again else name)
+        os.rename(at, path)
+        _sync_folder(self.folder)
+        if self.keep is not None:
+            try:
+                prune(self.folder, self.keep)
+            except OSError as e:
+                warnings.warn(f"older checkpoints in {self.folder} could not be removed: {e}", stacklevel=2)
+        return path
+
+    def _wait_for_commit(self, at: str, inode: int) -> str:
+        """Rank 0 renames the folder."""
+        self._wait(at, lambda there: not there)
+        for saved in committed(self.folder):
+            with suppress(OSError):
+                if os.stat(saved.path).st_ino == inode:
+                    return saved.path
+        raise CheckpointError(f"{at} was not committed: rank 0 could not finish it; its own error says why")
+
+    def _wait(self, at: str, done: Any) -> None:
+        """Until `done(names in the folder)`. CheckpointError where another rank has failed, or none has written
+        anything for timeout_s."""
+        since, before, look_s = time.monotonic(), -1, LOOK_S
+        while True:
+            try:
+                there = _sizes(at)
+            except FileNotFoundError:
+                if self.rank == 0:  # (who alone renames it)
+                    raise
+                there = {}
+            if done(there):
+                return
+            if failed := sorted(n for n in there if n.startswith("failed-")):
+                ranks = ", ".join(str(int(n.removeprefix("failed-"))) for n in failed)
+                raise OtherRankFailed(
+                    f"{at} was not committed: rank {ranks} could not write its part; its error says why"
+                )
+            if sum(there.values()) + len(there) != before:
+                since, before = time.monotonic(), sum(there.values()) + len(there)
+            if time.monotonic() - since > self.timeout_s:
+                late = ", ".join(str(r) for r in range(self.size) if f"part-{r:05d}.json" not in there) or "0"
+                raise OtherRankFailed(
+                    f"{at} was not committed: nothing was written for {self.timeout_s:g} s, while rank {late} "
+                    f"was waited for. {self.folder} must be one folder that all workers see, at one path; a slow disk "
+                    "needs a longer timeout_s"
+                )
+            time.sleep(look_s)
+            look_s = min(look_s * 1.5, LONGEST_LOOK_S)
+
+
+def prune(folder: str, keep: int) -> None:
+    """Removes all but the newest `keep` whole checkpoints; nothing while the newest one cannot be read back."""
+    found = committed(folder)
+    if len(found) <= keep:
+        return
+    whole = 0
+    for i, saved in enumerate(found):
+        if whole >= keep:
+            away = os.path.join(folder, f"{os.path.basename(saved.path)}.removed.0.tmp")
+            os.rename(saved.path, away)  # at once, so that a half is never taken for a checkpoint
+            shutil.rmtree(away)
+            continue
+        try:
+            reader = CheckpointReader(saved.path)
+            if i == 0:
+                reader.verify()
+            whole += 1
+        except CheckpointError as e:
+            warnings.warn(f"{e}; older checkpoints than keep={keep} stay", stacklevel=2)
+            if i == 0:
+                return
+
+
+def _sizes(folder: str) -> dict[str, int]:
+    """Sizes of the files in a folder, without those taken away meanwhile. FileNotFoundError: so is the folder."""
+    found = {}
+    for entry in os.scandir(folder):
+        with suppress(FileNotFoundError):
+            found[entry.name] = entry.stat().st_size
+    return found
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    return memoryview(array.reshape(-1).view(np.uint8))
+
+
+def _write_all(f: BinaryIO | Any, data: memoryview) -> None:
+    at = 0
+    while at < len(data):
+        at += f.write(data[at : at + (64 << 20)]) or 0
+
+
+def _write_file(path: str, data: bytes) -> None:
+    """Whole and on disk, or not there."""
+    with open(f"{path}.part", "wb", buffering=0) as f:
+        _write_all(f, memoryview(data))
+        os.fsync(f.fileno())
+    os.rename(f"{path}.part", path)
+
+
+def _make_folder(path: str) -> None:
+    """With those above it, on disk."""
+    if not os.path.isdir(path):
+        above = os.path.dirname(os.path.abspath(path))
+        _make_folder(above)
+        with suppress(FileExistsError):
+            os.mkdir(path)
+        _sync_folder(above)
+
+
+def _sync_folder(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
