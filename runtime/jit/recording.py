@@ -45,6 +45,7 @@ class Recorded:
     calls: list[tuple[list[ExecItem], Vars]]
     assigned: TensorSet  # by the function
     overwritten: set[Buffer]
+    known: set[UOp]  # memory that there was before
 
     def made_state(self, known: set[UOp]) -> bool:
         """Whether a tensor lives on in memory that is not `known` from before, and that a replay would write again, or
@@ -64,6 +65,7 @@ def overwrites(overwritten: set[Buffer], u: UOp) -> bool:
 def record(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Named) -> Recorded:
     """Calls the function. `tensors` are those of its arguments."""
     recording = Recording(t for t in LIVE if not is_stored(t.uop))
+    known = {memory(t.uop) for t in LIVE if is_stored(t.uop)}
     inputs: list[Input] = []
     join = part(t for _, t in tensors)
     before = {id(t): t.uop for _, t in tensors}
@@ -93,4 +95,4 @@ def record(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     for i, (_, t) in zip(inputs, tensors):
         if i.written:
             t.assign(i.own).realize()
-    return Recorded(out, inputs, recording.taken, assigned, overwritten)
+    return Recorded(out, inputs, recording.taken, assigned, overwritten, known)

@@ -56,13 +56,16 @@ class TinyJit(Generic[T]):
     `warmup`: how many calls run as they are before one is captured, 1 or 0. With 0 the first one is captured, for
     functions whose state is in memory already; where it turns out that the call made state (a tensor that it wrote,
     that is no result and lives on), it was a call that ran as it is, and the second one is captured.
+
+    What it returns is the caller's: a later call writes elsewhere as long as something refers to it. `donate`: results
+    lie where they lay before, and show what the last call gave.
     """
 
-    def __init__(self, fn: Callable[..., T], warmup: int = 1):
+    def __init__(self, fn: Callable[..., T], warmup: int = 1, donate: bool = False):
         if warmup not in (0, 1):
             raise ValueError(f"TinyJit: warmup is 1 or 0, the calls that run as they are, not {warmup!r}")
         _made.add(self)
-        self.fn, self.warmup = fn, warmup
+        self.fn, self.warmup, self.donate = fn, warmup, donate
         self.reset()
 
     def __get__(self, obj: Any, owner: Any = None) -> Any:
@@ -71,7 +74,7 @@ class TinyJit(Generic[T]):
             return self
         name = f"_jit_{self.fn.__name__}"
         if name not in obj.__dict__:
-            obj.__dict__[name] = TinyJit(self.fn.__get__(obj), self.warmup)
+            obj.__dict__[name] = TinyJit(self.fn.__get__(obj), self.warmup, self.donate)
         return obj.__dict__[name]
 
     def reset(self) -> None:
@@ -85,10 +88,11 @@ class TinyJit(Generic[T]):
         again, captured = self.again, self.captured
         if again is not None and captured is not None and not kwargs:
             with LOCK:
+                captured.results.renew(captured)
                 if done := again.call(*args):
                     if done == STOPPED:
                         captured.go_on()
-                    return captured.result
+                    return captured.result()
         GlobalCounters.steps += 1
         if not profile.active:
             if not self.is_warm:
@@ -215,8 +219,9 @@ class TinyJit(Generic[T]):
                 lazy[0].realize(*lazy[1:])
             out: T = recorded.out
             return out
-        self.captured = Captured(recorded, tensors, constants, numbers, bound)
-        return self.captured.result
+        self.captured = Captured(recorded, tensors, constants, numbers, bound, self.donate)
+        returned: T = recorded.out
+        return returned
 
 
 __all__ = ["JitError", "TinyJit"]
