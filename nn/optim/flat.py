@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from manygrad.tensor.changes import CHANGES
 from manygrad.tensor.dtype import accumulate_dtype, dtypes
 from manygrad.tensor.engine import engine
 from manygrad.tensor.lock import locked
@@ -41,6 +42,7 @@ class ParamGroup(dict[str, Any]):
 
     def __setitem__(self, key: str, value: Any) -> None:
         super().__setitem__(key, value)
+        CHANGES.count += key not in self.variable
         for (name, i, _), t in self._scalars.items():
             if name == key:
                 new = value[i] if isinstance(value, (tuple, list)) else value
@@ -190,6 +192,7 @@ class Flat:
         for t, u in zip(lazy, graph.src):
             t.uop = u
         self.attach()
+        CHANGES.count += 1
 
     @locked
     def attach(self) -> None:

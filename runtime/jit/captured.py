@@ -22,6 +22,7 @@ from manygrad.runtime.jit.arguments import (
     unbound,
 )
 from manygrad.runtime.jit.batch import batch_kernels, beside_each_other, joined_calls
+from manygrad.runtime.jit.guards import Guards
 from manygrad.runtime.jit.memory import address, buffers_of, stored, united
 from manygrad.runtime.jit.native_replay import prepared
 from manygrad.runtime.jit.recording import Named, Recorded, overwrites, tensors_of
@@ -40,6 +41,8 @@ Numbers = list[tuple[str, UOp]]  # arguments made of variables, each with the pa
 
 class Captured(Generic[T]):
     """A capture: the calls, what they read and write, and what the function returns."""
+
+    guards: Guards
 
     def __init__(
         self,

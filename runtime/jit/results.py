@@ -54,7 +54,7 @@ class Returned:
         )
 
 
-class Slot:
+class ResultMemory:
     """The memory of one or more results: `now`, what the next replay writes, and `spare`, what the one before gave."""
 
     def __init__(self, node: UOp, tensors: list[Tensor], items: list[ExecItem]) -> None:
@@ -113,16 +113,16 @@ class Results:
         self, out: Any, inputs: list[Input], items: list[ExecItem], written: Collection[Buffer], known: set[UOp]
     ) -> None:
         own = {i.own.uop: i.own for i in inputs}
-        self.slots: list[Slot] = []
+        self.slots: list[ResultMemory] = []
         groups: dict[UOp, list[Tensor]] = {}
         for t in _tensors(out):
             node = memory(t.uop)
             fits = is_stored(t.uop) and node not in own and node not in known
             if fits and all(b.base is None and b in written for b in buffers_of(node)):
                 groups.setdefault(node, []).append(t)
-        at: dict[int, tuple[Slot, int]] = {}
+        at: dict[int, tuple[ResultMemory, int]] = {}
         for node, tensors in groups.items():
-            self.slots.append(slot := Slot(node, tensors, items))
+            self.slots.append(slot := ResultMemory(node, tensors, items))
             at |= {id(t): (slot, k) for k, t in enumerate(tensors)}
         self.buffers = {b for s in self.slots for b in s.now.buffers}
         self.build = _builder(out, at, own)
@@ -164,7 +164,7 @@ def _copy(b: Buffer) -> Buffer:
     return new
 
 
-def _builder(x: Any, at: Mapping[int, tuple[Slot, int]], own: Mapping[UOp, Tensor]) -> Leaf:
+def _builder(x: Any, at: Mapping[int, tuple[ResultMemory, int]], own: Mapping[UOp, Tensor]) -> Leaf:
     """A function that makes a result like `x` of this call's tensors."""
     if isinstance(x, Tensor):
         return _leaf(x, at.get(id(x)), own)
@@ -179,7 +179,7 @@ def _builder(x: Any, at: Mapping[int, tuple[Slot, int]], own: Mapping[UOp, Tenso
     return lambda passed, values: x
 
 
-def _leaf(t: Tensor, found: tuple[Slot, int] | None, own: Mapping[UOp, Tensor]) -> Leaf:
+def _leaf(t: Tensor, found: tuple[ResultMemory, int] | None, own: Mapping[UOp, Tensor]) -> Leaf:
     node = memory(t.uop)
     if found is not None:
         slot, k = found

@@ -15,6 +15,7 @@ Recording holds the front end's lock: other threads wait until it ends.
 from __future__ import annotations
 
 import time
+import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,6 +26,7 @@ from manygrad.runtime.current import current
 from manygrad.runtime.engine.linear import capture
 from manygrad.runtime.jit.arguments import JitError, binds, binds_of, bound_values, listed, walk
 from manygrad.runtime.jit.captured import Captured, Constants, Numbers
+from manygrad.runtime.jit.guards import NUMBERS, Guards
 from manygrad.runtime.jit.recording import Named, realize_all, record
 from manygrad.runtime.profile import profile
 from manygrad.runtime.profile.counters import GlobalCounters
@@ -36,6 +38,8 @@ from manygrad.tensor.uop import Ops, UOp, standing_on
 from manygrad.tensor.uop.views import memory
 
 T = TypeVar("T")
+MOST_CAPTURES = 8  # of one function, the newest ones, each for what it read
+MANY_CHANGES = 8  # after so many new captures a warning says why
 _made: weakref.WeakSet[TinyJit[Any]] = weakref.WeakSet()
 
 
@@ -82,9 +86,17 @@ class TinyJit(Generic[T]):
         self.is_warm = not self.warmup  # the next call is captured
         self.assigned: TensorSet | None = TensorSet() if self.warmup else None  # by the first call, if there was one
         self.captured: Captured[T] | None = None
+        self.captures: list[Captured[T]] = []  # for what the function read when each was made
+        self.warm: list[Guards] = []  # what it read in calls that ran as they are
+        self.changes = 0
+        self.ignored: set[str] = set()  # numbers that the function itself changes
         self.again: Replay | None = None  # the native replay, where it is prepared for what the last one read
 
     def __call__(self, *args: Any, **kwargs: Any) -> T:
+        if (captured := self.captured) is None or not captured.guards.hold():
+            if self.captures:
+                with LOCK:
+                    self._choose()
         again, captured = self.again, self.captured
         if again is not None and captured is not None and not kwargs:
             with LOCK:
@@ -106,6 +118,37 @@ class TinyJit(Generic[T]):
         finally:
             profile.record(
                 "steps", f"{getattr(self.fn, '__name__', 'step')} {GlobalCounters.steps}", start, time.perf_counter()
+            )
+
+    def _choose(self) -> None:
+        """Something that the function may read has changed: the capture for what it reads now, or none yet, and then
+        whether it has run so before."""
+        now, before = Guards(self.fn), self.captured
+        found = next((c for c in reversed(self.captures) if not now.differences(c.guards, self.ignored)), None)
+        if found is not None:
+            found.guards = now
+        if found is not None and found is before:
+            return
+        self.captured, self.again = found, None
+        if found is not None:
+            return
+        self.is_warm = not self.warmup or any(not now.differences(g, self.ignored) for g in self.warm)
+        if not self.warmup:
+            self.assigned = None  # (the call may make state)
+        if before is not None or not self.is_warm:
+            self._tell_of_changes(before.guards if before is not None else self.warm[-1], now)
+
+    def _tell_of_changes(self, before: Guards, now: Guards) -> None:
+        """One line, once, where a step is captured again and again."""
+        self.changes += 1
+        if self.changes == MANY_CHANGES:
+            paths = now.differences(before, self.ignored)[:3]
+            told = "; ".join(f"{p} was {before.told(p)}, now it is {now.told(p)}" for p in paths)
+            warnings.warn(
+                f"what the TinyJit of {getattr(self.fn, '__qualname__', 'a step')} reads has changed {MANY_CHANGES} "
+                f"times, and each time the step ran in Python and was captured anew; last: {told}. Pass what changes "
+                "often as a Tensor or a bound Variable, or make a TinyJit for each",
+                stacklevel=4,
             )
 
     def _repeats(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -183,6 +226,7 @@ class TinyJit(Generic[T]):
         changed = [t for t in written if not is_stored(t.uop)]
         if changed:  # state that was not in memory yet: from now on a write to it is a part of the step
             changed[0].realize(*changed[1:])
+        self.warm = [*self.warm, Guards(self.fn)][-MOST_CAPTURES:]
         return out
 
     def _compute_what_reads_state(self) -> None:
@@ -211,7 +255,10 @@ class TinyJit(Generic[T]):
     ) -> T:
         is_first = self.assigned is None
         known = {memory(t.uop) for t in LIVE if is_stored(t.uop)} if is_first else set()
+        before = Guards(self.fn)
         recorded = record(self.fn, args, kwargs, tensors)
+        guards = Guards(self.fn)
+        self.ignored |= {p for p in guards.differences(before) if isinstance(guards.values.get(p), NUMBERS)}
         if is_first and recorded.made_state(known):
             self.assigned = recorded.assigned
             lazy = [t for t in self.assigned if not is_stored(t.uop)]
@@ -220,6 +267,8 @@ class TinyJit(Generic[T]):
             out: T = recorded.out
             return out
         self.captured = Captured(recorded, tensors, constants, numbers, bound, self.donate)
+        self.captured.guards = guards
+        self.captures = [*self.captures, self.captured][-MOST_CAPTURES:]
         returned: T = recorded.out
         return returned
 
