@@ -67,7 +67,8 @@ class Captured(Generic[T]):
             print(f"JIT captured {len(calls)} calls as {len(self.items)}")
         results = [t for _, t in tensors_of(out)]
         written = set() if donate else recorded.overwritten
-        self.results = Results(out, self.inputs, self.items, written, recorded.known)
+        self.results = Results(out, self.inputs, self.items, written, recorded)
+        self.gradients = recorded.gradients
         self.overwritten = recorded.overwritten - self.results.buffers
         for i in self.inputs:
             i.moves = moves_of(i, self.items, results)
@@ -83,6 +84,10 @@ class Captured(Generic[T]):
 
     def __del__(self, live: TensorSet = LIVE) -> None:
         live.forget(self)
+
+    def holds(self) -> bool:
+        """Whether what it depends on besides its arguments is as it was."""
+        return self.guards.hold() and self.gradients.fit()
 
     def replay(self, tensors: Named, constants: Constants, numbers: Numbers, bound: Mapping[UOp, int]) -> T:
         """The calls, for these arguments."""

@@ -11,7 +11,7 @@ What is returned and is an argument is that argument; what is memory from before
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from sys import getrefcount
 from typing import Any
 
@@ -19,6 +19,7 @@ from manygrad.runtime.buffer import Buffer, copy_buffer
 from manygrad.runtime.executors.items import ExecItem
 from manygrad.runtime.jit.arguments import Input, binds, with_dims
 from manygrad.runtime.jit.memory import address, buffers_of
+from manygrad.runtime.jit.recording import Recorded
 from manygrad.runtime.storage import STORAGE, storage
 from manygrad.tensor.engine import engine
 from manygrad.tensor.storage import LIVE, is_stored
@@ -47,9 +48,10 @@ class Returned:
             found += getrefcount(b)
         return found
 
-    def is_free(self) -> bool:
-        """Whether nobody else refers to them, and they are as they were made."""
-        return self.count() == self.references and all(
+    def is_free(self, owners: Sequence[tuple[Tensor, int]]) -> bool:
+        """Whether nobody refers to them, but for those whose gradients they are, and they are as they were made."""
+        held = sum(t._grad is self.tensors[k] for t, k in owners)
+        return self.count() == self.references + held and all(
             t.uop is u and t._grad is None and not t._requires_grad for t, u in zip(self.tensors, self.uops)
         )
 
@@ -60,14 +62,19 @@ class ResultMemory:
     def __init__(self, node: UOp, tensors: list[Tensor], items: list[ExecItem]) -> None:
         self.now, self.spare = Returned(node, tensors), None
         self.moves = [_moves(b, items) for b in self.now.buffers]
+        self.owners: list[tuple[Tensor, int]] = []  # tensors, each with the number of the one that is its gradient
 
     now: Returned
     spare: Returned | None
 
+    def is_free(self) -> bool:
+        """Whether the next replay may write what the last one gave."""
+        return self.now.is_free(self.owners)
+
     def leave(self) -> None:
         """What was returned stays with those who hold it; the next replay writes other memory."""
         old = self.now
-        if self.spare is not None and self.spare.is_free():
+        if self.spare is not None and self.spare.is_free(self.owners):
             self.now = self.spare
         else:
             node = engine().new_buffer(old.node, old.node.arg.device)
@@ -101,23 +108,31 @@ class ResultMemory:
         if self.now.references < 0:
             self.now.references = self.now.count()
 
+    def give(self) -> None:
+        """Gradients are those of their tensors."""
+        tensors = self.now.tensors
+        for t, k in self.owners:
+            if t._grad is not tensors[k]:
+                t._grad = tensors[k]
+
     def overlaps(self, begin: int, end: int) -> bool:
         """Whether the next replay writes there."""
         return any(address(b) < end and begin < address(b) + b.nbytes for b in self.now.buffers)
 
 
 class Results:
-    """The results of a capture. `known`: the memory that there was before the function was called."""
+    """The results of a capture, and the gradients that it sets. `written`: the memory that it gives away."""
 
     def __init__(
-        self, out: Any, inputs: list[Input], items: list[ExecItem], written: Collection[Buffer], known: set[UOp]
+        self, out: Any, inputs: list[Input], items: list[ExecItem], written: Collection[Buffer], recorded: Recorded
     ) -> None:
         own = {i.own.uop: i.own for i in inputs}
         self.slots: list[ResultMemory] = []
         groups: dict[UOp, list[Tensor]] = {}
-        for t in _tensors(out):
+        gradients = recorded.gradients.made
+        for t in {id(t): t for t in (*_tensors(out), *(g for _, g in gradients))}.values():
             node = memory(t.uop)
-            fits = is_stored(t.uop) and node not in own and node not in known
+            fits = is_stored(t.uop) and node not in own and node not in recorded.known
             if fits and all(b.base is None and b in written for b in buffers_of(node)):
                 groups.setdefault(node, []).append(t)
         at: dict[int, tuple[ResultMemory, int]] = {}
@@ -125,20 +140,26 @@ class Results:
             self.slots.append(slot := ResultMemory(node, tensors, items))
             at |= {id(t): (slot, k) for k, t in enumerate(tensors)}
         self.buffers = {b for s in self.slots for b in s.now.buffers}
+        self.fixed: list[tuple[Tensor, UOp]] = []  # tensors whose gradients lie in no memory of their own
+        for t, g in gradients:
+            if id(g) in at:
+                at[id(g)][0].owners.append((t, at[id(g)][1]))
+            else:
+                self.fixed.append((t, g.uop))
         self.build = _builder(out, at, own)
 
     def renew(self, mark: object) -> None:
         """Before a replay. `mark`: as in `TensorSet.newer`; what is made here is not new to it."""
-        for s in self.slots:
-            if not s.now.is_free():
-                break
-        else:
-            return
         was_last = next(reversed(LIVE.keys), None) == id(mark)
         for s in self.slots:
-            if not s.now.is_free():
+            if not s.is_free():
                 s.leave()
                 s.settle()
+            if s.owners:
+                s.give()
+        for t, u in self.fixed:
+            if t._grad is None or t._grad.uop is not u:
+                t._grad = t._new(u)
         if was_last:
             LIVE.newer(mark)
 

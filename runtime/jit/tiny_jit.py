@@ -93,7 +93,7 @@ class TinyJit(Generic[T]):
         self.again: Replay | None = None  # the native replay, where it is prepared for what the last one read
 
     def __call__(self, *args: Any, **kwargs: Any) -> T:
-        if (captured := self.captured) is None or not captured.guards.hold():
+        if (captured := self.captured) is None or not captured.holds():
             if self.captures:
                 with LOCK:
                     self._choose()
@@ -124,7 +124,10 @@ class TinyJit(Generic[T]):
         """Something that the function may read has changed: the capture for what it reads now, or none yet, and then
         whether it has run so before."""
         now, before = Guards(self.fn), self.captured
-        found = next((c for c in reversed(self.captures) if not now.differences(c.guards, self.ignored)), None)
+        found = next(
+            (c for c in reversed(self.captures) if c.gradients.fit() and not now.differences(c.guards, self.ignored)),
+            None,
+        )
         if found is not None:
             found.guards = now
         if found is not None and found is before:
@@ -144,6 +147,7 @@ class TinyJit(Generic[T]):
         if self.changes == MANY_CHANGES:
             paths = now.differences(before, self.ignored)[:3]
             told = "; ".join(f"{p} was {before.told(p)}, now it is {now.told(p)}" for p in paths)
+            told = told or "gradients that backward() adds to, which are others now; call zero_grad() in the step"
             warnings.warn(
                 f"what the TinyJit of {getattr(self.fn, '__qualname__', 'a step')} reads has changed {MANY_CHANGES} "
                 f"times, and each time the step ran in Python and was captured anew; last: {told}. Pass what changes "
