@@ -22,13 +22,14 @@ from manygrad.runtime.jit.arguments import (
     unbound,
 )
 from manygrad.runtime.jit.batch import batch_kernels, beside_each_other, joined_calls
+from manygrad.runtime.jit.following import Following, described
 from manygrad.runtime.jit.guards import Guards
 from manygrad.runtime.jit.memory import address, buffers_of, stored, united
 from manygrad.runtime.jit.native_replay import prepared
 from manygrad.runtime.jit.recording import Named, Recorded, overwrites, tensors_of
 from manygrad.runtime.jit.results import Results
 from manygrad.tensor.engine import engine
-from manygrad.tensor.environment import DEBUG, JIT
+from manygrad.tensor.environment import DEBUG, JIT, JIT_CHECK
 from manygrad.tensor.storage import LIVE, TensorSet, is_stored
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops, UOp
@@ -68,12 +69,13 @@ class Captured(Generic[T]):
         results = [t for _, t in tensors_of(out)]
         written = set() if donate else recorded.overwritten
         self.results = Results(out, self.inputs, self.items, written, recorded)
-        self.gradients = recorded.gradients
+        self.symbolic = any(binds(i.own) for i in self.inputs)  # inputs have symbolic dims
+        followed = not (bound or recorded.has_computed or self.symbolic or current().communication.endpoint)
+        self.following = Following(described(recorded.calls, recorded.there), bool(JIT_CHECK and followed))
         self.overwritten = recorded.overwritten - self.results.buffers
         for i in self.inputs:
             i.moves = moves_of(i, self.items, results)
         self.writes = any(i.written for i in self.inputs)  # the function assigns inputs
-        self.symbolic = any(binds(i.own) for i in self.inputs)  # inputs have symbolic dims
         self.vars = {k: x for _, v in recorded.calls for k, x in v.items()}
         occupied = [b for i, _ in calls for b in i.written if address(b) and b not in self.results.buffers]
         self.occupied = united((address(b), address(b) + b.nbytes) for b in occupied)
@@ -87,7 +89,7 @@ class Captured(Generic[T]):
 
     def holds(self) -> bool:
         """Whether what it depends on besides its arguments is as it was."""
-        return self.guards.hold() and self.gradients.fit()
+        return self.guards.hold() and self.results.gradients.fit()
 
     def replay(self, tensors: Named, constants: Constants, numbers: Numbers, bound: Mapping[UOp, int]) -> T:
         """The calls, for these arguments."""

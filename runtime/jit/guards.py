@@ -40,7 +40,7 @@ class Guards:
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.count = CHANGES.count
         self.modes = (is_grad_enabled(), Tensor.training)
-        reader = _Reader()
+        reader = Reader()
         reader.visit("", fn)
         reader.read_objects()
         self.cheap, self.values = reader.cheap, reader.values
@@ -73,7 +73,7 @@ def is_same(a: Any, b: Any) -> bool:
     return a is b or (type(a) is type(b) and isinstance(a, NUMBERS) and bool(a == b))
 
 
-class _Reader:
+class Reader:
     """One look at all that a function can read. `cheap`: what each call compares, as functions that fetch it and what
     they gave; `values`: all of it by path."""
 
@@ -81,6 +81,8 @@ class _Reader:
         self.cheap: list[tuple[Fetch, tuple[Any, ...]]] = []
         self.values: dict[str, Any] = {}
         self.seen: dict[int, Any] = {}
+        self.below: list[Any] = []  # what belongs to optimisers
+        self.globals: list[tuple[dict[str, Any], list[str]]] = []  # and their names that code has
         self.names: set[str] = set()  # attributes and globals that reached code names
         self.objects: list[tuple[str, Any]] = []  # plain ones, whose attributes are read when all names are known
 
@@ -113,7 +115,10 @@ class _Reader:
         elif isinstance(x, (list, tuple)):
             self._items(path, enumerate(x), None if counted or isinstance(x, tuple) else lambda: x)
         elif changes == "groups":
+            for f in x.flats:
+                self.below += [f, f.state, f.scalars]
             for i, group in enumerate(x.param_groups):
+                self.below += [group, group._scalars, group.variable]
                 options = [(k, v) for k, v in group.items() if k not in group.variable and k != "initial_lr"]
                 self._items(f"{path}.param_groups[{i}]", options, None, counted=True)
             self.values[f"{path}.param_groups"] = len(x.param_groups)
@@ -159,6 +164,7 @@ class _Reader:
         d = fn.__globals__
         read = [n for n in sorted(names) if n in d and not isinstance(d[n], (ModuleType, type))]
         if read:
+            self.globals.append((d, read))
             self._watch(lambda: [d.get(n, MISSING) for n in read], [before + n for n in read])
         for n in sorted(names):
             m = d.get(n)

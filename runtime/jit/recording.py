@@ -74,6 +74,8 @@ class Recorded:
     overwritten: set[Buffer]
     known: set[UOp]  # memory that there was before
     gradients: Gradients
+    there: set[int]  # ids of memory that there was before, and of the inputs' own
+    has_computed: bool  # something lazy from outside, which it finds computed the next time
 
     def made_state(self, known: set[UOp]) -> bool:
         """Whether a tensor lives on in memory that is not `known` from before, and that a replay would write again, or
@@ -117,6 +119,9 @@ def record(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
             inputs.append(Input(path, signature(t), own, kind, twin))
             first.setdefault(id(t), len(inputs) - 1)
             t.uop = own.uop
+        there = {id(whole(b)) for u in known if u in STORAGE for b in buffers_of(u)}
+        there |= {id(whole(b)) for i in inputs for b in buffers_of(i.own.uop)}
+        outside = [t for t in LIVE if not is_stored(t.uop)]
         capture.append(recording)
         with assignments() as assigned:
             out = fn(*args, **kwargs)
@@ -128,6 +133,7 @@ def record(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
         for _, t in tensors:
             t.uop = before[id(t)]
         join()
+    has_computed = any(is_stored(t.uop) for t in outside)
     overwritten = {whole(b) for items, _ in recording.taken for item in items for b in item.written}
     written = {id(b) for b in overwritten}
     for i in inputs:
@@ -136,4 +142,4 @@ def record(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     for i, (_, t) in zip(inputs, tensors):
         if i.written:
             t.assign(i.own).realize()
-    return Recorded(out, inputs, recording.taken, assigned, overwritten, known, gradients)
+    return Recorded(out, inputs, recording.taken, assigned, overwritten, known, gradients, there, has_computed)

@@ -129,7 +129,8 @@ class Results:
         own = {i.own.uop: i.own for i in inputs}
         self.slots: list[ResultMemory] = []
         groups: dict[UOp, list[Tensor]] = {}
-        gradients = recorded.gradients.made
+        self.gradients = recorded.gradients
+        gradients = self.gradients.made
         for t in {id(t): t for t in (*_tensors(out), *(g for _, g in gradients))}.values():
             node = memory(t.uop)
             fits = is_stored(t.uop) and node not in own and node not in recorded.known

@@ -98,7 +98,8 @@ class TinyJit(Generic[T]):
                 with LOCK:
                     self._choose()
         again, captured = self.again, self.captured
-        if again is not None and captured is not None and not kwargs:
+        is_due = captured is not None and captured.following.is_due()
+        if again is not None and captured is not None and not kwargs and not is_due:
             with LOCK:
                 captured.results.renew(captured)
                 if done := again.call(*args):
@@ -110,11 +111,13 @@ class TinyJit(Generic[T]):
             if not self.is_warm:
                 return self._call(args, kwargs)  # runs as it is
             with LOCK:
-                return self._run_again() if self._repeats(args, kwargs) else self._call(args, kwargs)
+                if not is_due and self._repeats(args, kwargs):
+                    return self._run_again()
+                return self._call(args, kwargs, is_due)
         start = time.perf_counter()
         try:
             with LOCK:
-                return self._call(args, kwargs)
+                return self._call(args, kwargs, is_due)
         finally:
             profile.record(
                 "steps", f"{getattr(self.fn, '__name__', 'step')} {GlobalCounters.steps}", start, time.perf_counter()
@@ -125,7 +128,11 @@ class TinyJit(Generic[T]):
         whether it has run so before."""
         now, before = Guards(self.fn), self.captured
         found = next(
-            (c for c in reversed(self.captures) if c.gradients.fit() and not now.differences(c.guards, self.ignored)),
+            (
+                c
+                for c in reversed(self.captures)
+                if c.results.gradients.fit() and not now.differences(c.guards, self.ignored)
+            ),
             None,
         )
         if found is not None:
@@ -173,7 +180,7 @@ class TinyJit(Generic[T]):
             self.again = captured.prepare()
         return result
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_due: bool = False) -> T:
         if not JIT:
             return self._run_plain(args, kwargs)
         if capture and self.is_warm:
@@ -208,10 +215,21 @@ class TinyJit(Generic[T]):
                 f"captured with the variables {listed(captured.variables)}, called with {listed(bound)}; "
                 "pass the same ones, or make a second TinyJit"
             )
+        if is_due:
+            self._follow(captured, args, kwargs, tensors)
         out = captured.replay(tensors, constants, numbers, bound)
         if len(tensors) == len(args) and not kwargs:
             captured.remember(tensors)
         return out
+
+    def _follow(self, captured: Captured[T], args: Any, kwargs: Any, tensors: Named) -> None:
+        if found := captured.following.follow(self.fn, args, kwargs, tensors, captured.inputs):
+            changed = f" The step itself changes {', '.join(sorted(self.ignored))}." if self.ignored else ""
+            raise JitError(
+                f"the step is not what was captured: {found}.{changed} A capture keeps what Python decided; pass what "
+                "changes as a Tensor, keep it in one that the step assigns, or do it outside of the step "
+                "(JIT_CHECK=0 looks no more)"
+            )
 
     def _run_plain(self, args: Any, kwargs: Any) -> T:
         out = self.fn(*args, **kwargs)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from manygrad import Tensor, TinyJit, nn, no_grad
+from manygrad import Context, Tensor, TinyJit, nn, no_grad
 from manygrad.nn import functional as F
+from manygrad.runtime.jit import following
 from manygrad.runtime.jit.tiny_jit import MOST_CAPTURES, JitError
 from tests.runtime.jit.programs import CALLS, Case, Jit, Net, Training, batch, same
 
@@ -210,6 +212,60 @@ def another_parameter_group(jit: Jit) -> list[Any]:
 
 
 # *** what Python decided ***
+
+
+@refused(r"test_guards.py:\d+")
+def scheduler_inside(jit: Jit) -> list[Any]:
+    t = Training()
+    scheduler = nn.optim.lr_scheduler.StepLR(t.optimizer, 1, 0.5)
+    plain = t.step
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        loss = plain(x, y)
+        scheduler.step()
+        return loss
+
+    t.step = step  # type: ignore[method-assign]
+    return t.run(jit)
+
+
+@refused("the number .* is .* now")
+def random_inside(jit: Jit) -> list[Any]:
+    random.seed(5)
+    step = jit(lambda x: x.sum() * random.random())
+    return [step(batch(i)[0]).item() for i in range(CALLS)]
+
+
+@refused(r"test_guards.py:\d+")
+def numpy_random_inside(jit: Jit) -> list[Any]:
+    rng = np.random.default_rng(5)
+    step = jit(lambda x: x.sum() * float(rng.random()))
+    return [step(batch(i)[0]).item() for i in range(CALLS)]
+
+
+@refused("The step itself changes count")
+def a_counter_inside(jit: Jit) -> list[Any]:
+    count = 0
+
+    def step(x: Tensor) -> Tensor:
+        nonlocal count
+        count += 1
+        return x.sum() * count
+
+    called = jit(step)
+    return [called(batch(i)[0]).item() for i in range(CALLS)]
+
+
+@refused(r"test_guards.py:\d+")
+def a_counter_in_a_list(jit: Jit) -> list[Any]:
+    calls: list[int] = []
+
+    def step(x: Tensor) -> Tensor:
+        calls.append(1)
+        return x.sum() * len(calls)
+
+    called = jit(step)
+    return [called(batch(i)[0]).item() for i in range(CALLS)]
 
 
 @right
@@ -455,3 +511,54 @@ def test_is_refused(name: str) -> None:
     text, case = REFUSED[name]
     with pytest.raises(JitError, match=text):
         same(case)
+
+
+def test_it_is_followed_in_the_third_tenth_and_hundredth_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    followed: list[int] = []
+    follow = following.Following.follow
+    monkeypatch.setattr(following.Following, "follow", lambda self, *a: followed.append(n) or follow(self, *a))
+    step, x = TinyJit(lambda x: x * 2), batch(0)[0]
+    for n in range(1, 120):  # noqa: B007
+        step(x)
+    assert followed == [3, 10, 100]
+
+
+def test_following_leaves_all_as_it_was() -> None:
+    t, trace = Training(nn.optim.Adam), []
+    rng = np.random.default_rng(1)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        trace.append(rng.random())
+        t.model.seen = x * 2  # type: ignore[assignment]
+        return t.step(x, y)
+
+    called = TinyJit(step)
+    for i in range(2):
+        called(*batch(i))
+    before = len(trace), t.model.seen, rng.bit_generator.state, t.optimizer.flats[0]
+    for i in range(2, 12):
+        called(*batch(i))
+    after = len(trace), t.model.seen, rng.bit_generator.state, t.optimizer.flats[0]
+    assert before[0] == after[0] == 2 and before[1] is after[1] and before[2] == after[2] and before[3] is after[3]
+
+
+def test_without_following_nothing_is_said() -> None:
+    with Context(JIT_CHECK=0):
+        assert len(a_counter_inside(TinyJit)) == CALLS
+
+
+def test_an_error_of_python_in_it_is_told() -> None:
+    calls: list[int] = []
+
+    def step(x: Tensor) -> Tensor:
+        calls.append(1)
+        if len(calls) > 2:
+            raise KeyError("the third one")
+        return x + 1
+
+    called = TinyJit(step)
+    for i in range(2):
+        called(batch(i)[0])
+    for _ in range(2):
+        with pytest.raises(JitError, match="it raised KeyError: 'the third one'"):
+            called(batch(2)[0])
