@@ -41,6 +41,11 @@ class ParamGroup(dict[str, Any]):
         self._scalars: dict[tuple[str, int, Any], Tensor] = {}
 
     def __setitem__(self, key: str, value: Any) -> None:
+        if key in self.variable and not isinstance(value, Tensor):
+            engine().refuse_in_capture(
+                f"group[{key!r}] is set to {value!r} inside of a TinyJit, as scheduler.step() does: replays would set "
+                "that number for ever; do it outside of the step, which reads it from memory, or set it to a Tensor"
+            )
         super().__setitem__(key, value)
         CHANGES.count += key not in self.variable
         for (name, i, _), t in self._scalars.items():

@@ -214,7 +214,7 @@ def another_parameter_group(jit: Jit) -> list[Any]:
 # *** what Python decided ***
 
 
-@refused(r"test_guards.py:\d+")
+@refused(r"test_guards.py:\d+: group\['lr'\] is set to 0.0125 inside of a TinyJit")
 def scheduler_inside(jit: Jit) -> list[Any]:
     t = Training()
     scheduler = nn.optim.lr_scheduler.StepLR(t.optimizer, 1, 0.5)
