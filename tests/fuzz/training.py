@@ -14,7 +14,7 @@ from manygrad import Tensor, TinyJit, nn
 from manygrad.nn import functional as F
 from manygrad.runtime.jit.tiny_jit import JitError
 
-EXAMPLES = 25
+EXAMPLES = 12
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "SGD": (nn.optim.SGD, {"momentum": 0.5}),
     "Adam": (nn.optim.Adam, {"betas": (0.5, 0.9)}),
