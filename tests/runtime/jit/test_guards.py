@@ -562,3 +562,13 @@ def test_an_error_of_python_in_it_is_told() -> None:
     for _ in range(2):
         with pytest.raises(JitError, match="it raised KeyError: 'the third one'"):
             called(batch(2)[0])
+
+
+def test_the_line_that_calls_a_step_does_not_matter() -> None:
+    """Indices out of range are told with the line of the program, which is that of the call for the package's code."""
+    table = nn.Embedding(5, 2)
+    step, ids = TinyJit(table.__call__, warmup=0), Tensor([1, 2])
+    first = step(ids).numpy()
+    second = step(ids).numpy()
+    third = step(ids).numpy()
+    assert np.array_equal(first, second) and np.array_equal(first, third)
