@@ -15,6 +15,7 @@ import numpy as np
 
 from manygrad.nn import walk
 from manygrad.nn.parameter import Buffer, Parameter
+from manygrad.tensor.changes import CHANGES
 from manygrad.tensor.dtype import DType, dtypes, to_dtype
 from manygrad.tensor.hooks import RemovableHandle
 from manygrad.tensor.ops.differentiation import zero_grad
@@ -39,6 +40,7 @@ class Module:
     """
 
     training: bool = True
+    _counted = "attributes"  # are what `tensor/changes.py` counts changes of
     _hooks: dict[str, dict[int, Any]]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -165,6 +167,11 @@ class Module:
                     f"`module.{name} = nn.{kind.capitalize()}(...)`"
                 )
         super().__setattr__(name, value)
+        CHANGES.count += value is not old
+
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        CHANGES.count += 1
 
     def _check_name(self, kind: str, name: Any) -> None:
         if not isinstance(name, str) or not name or "." in name:
@@ -193,6 +200,7 @@ class Module:
         setattr(self, name, None if tensor is None else Buffer(tensor, persistent))
 
     def _hook(self, kind: str, hook: Any) -> RemovableHandle:
+        CHANGES.count += 1
         return RemovableHandle(self.__dict__.setdefault("_hooks", {"pre": {}, "post": {}})[kind], hook)
 
     def register_forward_pre_hook(self, hook: Callable[..., Any], *, with_kwargs: bool = False) -> RemovableHandle:
@@ -236,6 +244,7 @@ class Module:
             if (new.dtype, new.device) != (t.dtype, t.device):
                 t._device = new._device
                 t._become(new.uop)
+                CHANGES.count += 1
             if t.grad is not None:
                 t.grad = change(t.grad)
         for m in self.modules():

@@ -68,6 +68,9 @@ class Engine(Protocol):
     def differs_by_rank(self, buffer: UOp) -> None:
         """A realized BUFFER of which each worker holds its own rows only: it is not compared over ranks."""
 
+    def refuse_in_capture(self, what: str) -> None:
+        """An error where a step is being captured: `what` would be done by Python once, and in no replay."""
+
     def count_update(self) -> None:
         """An optimiser has made a step."""
 

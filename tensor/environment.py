@@ -99,6 +99,13 @@ JIT = EnvVar(
     "level",
     "0: TinyJit calls the function every time; 1: replay captured calls; 2: replay without native graph batching",
 )
+JIT_CHECK = EnvVar(
+    "JIT_CHECK",
+    1,
+    "flag",
+    "the function of a TinyJit is followed again in its 3rd, 10th, 100th, 1000th, ... call, without running, and an "
+    "error says where it would not do what was captured",
+)
 DEVICE = EnvVar("DEVICE", "CPU", "name", "default device of new tensors")
 OPENCL_DEVICE = EnvVar(
     "OPENCL_DEVICE", 0, "number", "the OpenCL device that OPENCL:i run on, in the order of `clinfo -l`, from 0"

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from manygrad.tensor import storage
+from manygrad.tensor.changes import CHANGES
 from manygrad.tensor.dtype import DType, dtypes, to_dtype
 from manygrad.tensor.engine import default_device, engine
 from manygrad.tensor.grad_mode import STOPPED, is_grad_enabled
@@ -329,6 +330,7 @@ class Tensor(
             raise ValueError(f"replace: {other.shape} {other.dtype.name} is not {self.shape} {self.dtype.name}")
         self._device = other._device
         self._become(other.uop, other._identity())
+        CHANGES.count += 1
         return self
 
     def contiguous(self) -> Tensor:

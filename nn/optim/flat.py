@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from manygrad.tensor.changes import CHANGES
 from manygrad.tensor.dtype import accumulate_dtype, dtypes
 from manygrad.tensor.engine import engine
 from manygrad.tensor.lock import locked
@@ -40,7 +41,13 @@ class ParamGroup(dict[str, Any]):
         self._scalars: dict[tuple[str, int, Any], Tensor] = {}
 
     def __setitem__(self, key: str, value: Any) -> None:
+        if key in self.variable and not isinstance(value, Tensor):
+            engine().refuse_in_capture(
+                f"group[{key!r}] is set to {value!r} inside of a TinyJit, as scheduler.step() does: replays would set "
+                "that number for ever; do it outside of the step, which reads it from memory, or set it to a Tensor"
+            )
         super().__setitem__(key, value)
+        CHANGES.count += key not in self.variable
         for (name, i, _), t in self._scalars.items():
             if name == key:
                 new = value[i] if isinstance(value, (tuple, list)) else value
@@ -190,6 +197,7 @@ class Flat:
         for t, u in zip(lazy, graph.src):
             t.uop = u
         self.attach()
+        CHANGES.count += 1
 
     @locked
     def attach(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any, TypedDict, Unpack
 
 from manygrad.nn.optim.checking import check_names, check_number
 from manygrad.nn.optim.flat import Flat, Layout, ParamGroup
+from manygrad.tensor.changes import CHANGES
 from manygrad.tensor.dtype import DType, accumulate_dtype, to_dtype
 from manygrad.tensor.engine import engine
 from manygrad.tensor.ops.differentiation import zero_grad
@@ -52,6 +53,7 @@ class Optimizer:
 
     states: tuple[str, ...] = ()
     initial: dict[str, float] = {}
+    _counted = "groups"  # are what `tensor/changes.py` counts changes of
 
     def __init__(self, params: Params, defaults: dict[str, Any], **how: Unpack[CommonOptions]):
         """`how`: what every optimiser takes, `all_reduce_dtype` and PyTorch's `foreach`, `capturable`, ..., which mean
@@ -122,6 +124,7 @@ class Optimizer:
             if p._requires_grad is None:
                 p.requires_grad = True
         self.param_groups.append(group)
+        CHANGES.count += 1
 
     def check(self, group: ParamGroup) -> None:
         """ValueError or TypeError on hyperparameters that make no sense."""

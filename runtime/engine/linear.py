@@ -38,10 +38,12 @@ class Recording:
     """Recording of a JIT. `outside`: tensors from before that are not computed; if a step that is recorded is about to
     overwrite what one of them reads, it is computed first, and that is no part of the step."""
 
-    def __init__(self, outside: Iterable[Tensor]) -> None:
+    def __init__(self, outside: Iterable[Tensor], is_dry: bool = False) -> None:
+        """`is_dry`: what is recorded is not run."""
         self.taken: list[tuple[list[ExecItem], Vars]] = []
         self.outside = {id(t): (t, t.uop) for t in outside}  # as long as the step does not give them another value
         self.is_paused = False
+        self.is_dry = is_dry
 
     def holds(self, t: Tensor) -> bool:
         """Whether `t` is from outside and still what it was."""
@@ -174,4 +176,6 @@ def run_linear(items: list[ExecItem], vars: Vars, left: Iterable[ExecItem] | Non
     for recording in capture:
         if not recording.is_paused:
             recording.taken.append((items, vars))
+            if recording.is_dry:
+                return
     run_items(items if left is None else left, vars)

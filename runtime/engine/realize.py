@@ -31,7 +31,7 @@ from manygrad.schedule.plan import is_shared, shared_first
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.engine import default_device
 from manygrad.tensor.lock import locked
-from manygrad.tensor.source import LINE, line_of, mark
+from manygrad.tensor.source import LINE, line_of, mark, user_line
 from manygrad.tensor.storage import LIVE, MEMORY, PENDING, TRAINED, Storage, unrealized
 from manygrad.tensor.stored import HISTORY, LOST, ORIGIN, WRITTEN
 from manygrad.tensor.tensor import Tensor
@@ -538,6 +538,12 @@ class RealizeEngine:
         found = storage(buffer)
         assert isinstance(found, Buffer), "a tensor that is on several devices differs by nature"
         found.agreed = True
+
+    def refuse_in_capture(self, what: str) -> None:
+        if capture:
+            from manygrad.runtime.jit.arguments import JitError  # (it needs an engine)
+
+            raise JitError(f"{user_line()}: {what}")
 
     def count_update(self) -> None:
         GlobalCounters.updates += 1

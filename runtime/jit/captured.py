@@ -20,14 +20,16 @@ from manygrad.runtime.jit.arguments import (
     check_numbers,
     refuse_shared_memory,
     unbound,
-    with_dims,
 )
 from manygrad.runtime.jit.batch import batch_kernels, beside_each_other, joined_calls
+from manygrad.runtime.jit.following import Following, described
+from manygrad.runtime.jit.guards import Guards
 from manygrad.runtime.jit.memory import address, buffers_of, stored, united
 from manygrad.runtime.jit.native_replay import prepared
 from manygrad.runtime.jit.recording import Named, Recorded, overwrites, tensors_of
+from manygrad.runtime.jit.results import Results
 from manygrad.tensor.engine import engine
-from manygrad.tensor.environment import DEBUG, JIT
+from manygrad.tensor.environment import DEBUG, JIT, JIT_CHECK
 from manygrad.tensor.storage import LIVE, TensorSet, is_stored
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops, UOp
@@ -39,17 +41,24 @@ Numbers = list[tuple[str, UOp]]  # arguments made of variables, each with the pa
 
 
 class Captured(Generic[T]):
-    """A capture. `result` is what the function returned, and holds the values of the last replay."""
+    """A capture: the calls, what they read and write, and what the function returns."""
+
+    guards: Guards
 
     def __init__(
-        self, recorded: Recorded, tensors: Named, constants: Constants, numbers: Numbers, bound: Mapping[UOp, int]
+        self,
+        recorded: Recorded,
+        tensors: Named,
+        constants: Constants,
+        numbers: Numbers,
+        bound: Mapping[UOp, int],
+        donate: bool,
     ) -> None:
         """`tensors`, `constants`, `numbers`: the arguments of the call that was recorded; `bound`: its variables."""
         self.inputs, self.constants = recorded.inputs, constants
         self.variables = frozenset(bound)
         self.numbers = [(path, unbound(u)) for path, u in numbers]
-        self.overwritten = recorded.overwritten
-        self.result: T = replaced(recorded.out, {id(t): i.own for i, (_, t) in zip(self.inputs, tensors)})
+        out = replaced(recorded.out, {id(t): i.own for i, (_, t) in zip(self.inputs, tensors)})
         calls = beside_each_other([(i, v) for items, v in recorded.calls for i in items])
         if not calls:
             raise JitError("the function computed nothing that could be captured; realize or return what it makes")
@@ -57,14 +66,19 @@ class Captured(Generic[T]):
         self.items = joined_calls(batch_kernels(calls, names)) if JIT.value == 1 else [i for i, _ in calls]
         if DEBUG >= 1:
             print(f"JIT captured {len(calls)} calls as {len(self.items)}")
-        results = [t for _, t in tensors_of(self.result)]
+        results = [t for _, t in tensors_of(out)]
+        written = set() if donate else recorded.overwritten
+        self.results = Results(out, self.inputs, self.items, written, recorded)
+        self.symbolic = any(binds(i.own) for i in self.inputs)  # inputs have symbolic dims
+        followed = not (bound or recorded.has_computed or self.symbolic or current().communication.endpoint)
+        self.following = Following(described(recorded.calls, recorded.there), bool(JIT_CHECK and followed))
+        self.overwritten = recorded.overwritten - self.results.buffers
         for i in self.inputs:
             i.moves = moves_of(i, self.items, results)
         self.writes = any(i.written for i in self.inputs)  # the function assigns inputs
-        self.symbolic = any(binds(i.own) for i in self.inputs)  # inputs have symbolic dims
-        self.rebound = [t for t in results if binds(t)]  # results that have
         self.vars = {k: x for _, v in recorded.calls for k, x in v.items()}
-        self.occupied = united((address(b), address(b) + b.nbytes) for i, _ in calls for b in i.written if address(b))
+        occupied = [b for i, _ in calls for b in i.written if address(b) and b not in self.results.buffers]
+        self.occupied = united((address(b), address(b) + b.nbytes) for b in occupied)
         # what the last replay read in place, if its arguments were tensors, all of them read so, and nothing else
         self.last: list[weakref.ref[UOp]] | None = None
         self.native: Replay | None = None  # the replay without Python, once there was one
@@ -72,6 +86,10 @@ class Captured(Generic[T]):
 
     def __del__(self, live: TensorSet = LIVE) -> None:
         live.forget(self)
+
+    def holds(self) -> bool:
+        """Whether what it depends on besides its arguments is as it was."""
+        return self.guards.hold() and self.results.gradients.fit()
 
     def replay(self, tensors: Named, constants: Constants, numbers: Numbers, bound: Mapping[UOp, int]) -> T:
         """The calls, for these arguments."""
@@ -83,19 +101,18 @@ class Captured(Generic[T]):
             check_numbers(self.numbers, numbers, var_vals)
         if self.writes:
             self._refuse_results(tensors)
+        self.results.renew(self)
         passed = [(i, t, stored(t)) for i, (_, t) in zip(self.inputs, tensors) if i.twin is None]
         for i, t, whole in passed:
             self._pass(i, whole)
             i.in_place &= whole is t
         self._keep_old_values()
         run_items(self.items, {**self.vars, **var_vals} if var_vals else self.vars)
-        del passed  # (a copy of a view is read where it lies)
         for i, (_, t) in zip(self.inputs, tensors):
             if i.written:
                 t.assign(i.own).realize()
-        if not self.rebound:
-            return self.result
-        return cast(T, replaced(self.result, {id(t): with_dims(t, var_vals) for t in self.rebound}))
+        given = {id(i.own): t for i, (_, t) in zip(self.inputs, tensors)}
+        return cast(T, self.results.build(given, var_vals))
 
     def remember(self, tensors: Named) -> None:
         """After a replay whose arguments were these tensors and nothing else: whether it read them in place."""
@@ -106,9 +123,14 @@ class Captured(Generic[T]):
     def replay_in_place(self) -> T:
         """The calls, for what the last replay read."""
         self.items[0].wake()
+        self.results.renew(self)
         self._keep_old_values()
         run_items(self.items, self.vars)
-        return self.result
+        return self.result()
+
+    def result(self) -> T:
+        """What the last replay, of what the one before it read, gives."""
+        return cast(T, self.results.build({}, {}))
 
     def prepare(self) -> Replay | None:
         """The native replay of what the last one read, None where that needs Python."""
@@ -157,6 +179,8 @@ class Captured(Generic[T]):
         begin = address(b)
         if not begin:
             return True  # (not known where it lies)
+        if any(s.overlaps(begin, begin + b.nbytes) for s in self.results.slots):
+            return True
         i = bisect(self.occupied, (begin + b.nbytes, 0))  # those before begin before `b` ends
         return i > 0 and self.occupied[i - 1][1] > begin
 

@@ -9,7 +9,7 @@ from typing import Any
 from manygrad.runtime.buffer import Buffer
 from manygrad.runtime.engine.linear import Recording, capture
 from manygrad.runtime.executors.items import ExecItem, Vars
-from manygrad.runtime.jit.arguments import Input, binds, cut_of, refuse_shared_memory, signature, walk
+from manygrad.runtime.jit.arguments import Input, JitError, binds, cut_of, refuse_shared_memory, signature, walk
 from manygrad.runtime.jit.memory import buffers_of, stored, whole
 from manygrad.runtime.storage import STORAGE
 from manygrad.tensor.standin import part
@@ -36,6 +36,33 @@ def tensors_of(out: Any) -> Named:
     return found
 
 
+class Gradients:
+    """What a function does to `.grad` of tensors from outside: `made` are those that it sets, each with its tensor;
+    `absent`: tensors that had none before, which it may add to; `added`: what was there and was written, and where."""
+
+    def __init__(self, before: dict[int, tuple[Tensor, Tensor | None]], assigned: TensorSet) -> None:
+        now = [(t, t._grad, grad) for t, grad in before.values()]
+        self.made = [(t, g) for t, g, grad in now if g is not None and g is not grad]
+        self.absent = [t for t, g, grad in now if grad is None and g is not None]
+        written = {id(t) for t in assigned}
+        self.added = [(t, g, memory(g.uop)) for t, g, grad in now if g is not None and g is grad and id(g) in written]
+
+    def fit(self) -> bool:
+        """Whether they are as they were before the call that was recorded."""
+        return all(t._grad is None for t in self.absent) and all(
+            t._grad is g and memory(g.uop) is node for t, g, node in self.added
+        )
+
+
+def gradients_now() -> dict[int, tuple[Tensor, Tensor | None]]:
+    """All tensors that may have one, each with it; those there are lie in memory from now on."""
+    found = [t for t in LIVE if t._grad is not None or t._requires_grad]
+    lazy = [t._grad for t in found if t._grad is not None and not is_stored(t._grad.uop)]
+    if lazy:
+        lazy[0].realize(*lazy[1:])
+    return {id(t): (t, t._grad) for t in found}
+
+
 @dataclass
 class Recorded:
     """Effects and result of one call of the function."""
@@ -45,6 +72,10 @@ class Recorded:
     calls: list[tuple[list[ExecItem], Vars]]
     assigned: TensorSet  # by the function
     overwritten: set[Buffer]
+    known: set[UOp]  # memory that there was before
+    gradients: Gradients
+    there: set[int]  # ids of memory that there was before, and of the inputs' own
+    has_computed: bool  # something lazy from outside, which it finds computed the next time
 
     def made_state(self, known: set[UOp]) -> bool:
         """Whether a tensor lives on in memory that is not `known` from before, and that a replay would write again, or
@@ -52,8 +83,18 @@ class Recorded:
         if any(memory(t.uop) not in known for t in self.assigned if all(t is not i.own for i in self.inputs)):
             return True
         expected = {id(t) for _, t in tensors_of(self.out)} | {id(i.own) for i in self.inputs}
+        expected |= {id(g) for _, g in self.gradients.made}
         made = [t for t in LIVE if id(t) not in expected and is_stored(t.uop) and memory(t.uop) not in known]
         return any(overwrites(self.overwritten, memory(t.uop)) for t in made)
+
+
+def refuse_gradients_of_arguments(gradients: Gradients, tensors: Named) -> None:
+    paths = {id(t): path for path, t in tensors}
+    if found := [paths[id(t)] for t, *_ in (*gradients.made, *gradients.added) if id(t) in paths]:
+        raise JitError(
+            f"backward() inside of a TinyJit sets the gradient of {', '.join(found)}, which is another tensor in each "
+            "call; return it: autograd.grad(loss, x), or have the function use the tensor without being given it"
+        )
 
 
 def overwrites(overwritten: set[Buffer], u: UOp) -> bool:
@@ -63,7 +104,9 @@ def overwrites(overwritten: set[Buffer], u: UOp) -> bool:
 
 def record(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Named) -> Recorded:
     """Calls the function. `tensors` are those of its arguments."""
+    before_gradients = gradients_now()
     recording = Recording(t for t in LIVE if not is_stored(t.uop))
+    known = {memory(t.uop) for t in LIVE if is_stored(t.uop)}
     inputs: list[Input] = []
     join = part(t for _, t in tensors)
     before = {id(t): t.uop for _, t in tensors}
@@ -76,15 +119,21 @@ def record(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
             inputs.append(Input(path, signature(t), own, kind, twin))
             first.setdefault(id(t), len(inputs) - 1)
             t.uop = own.uop
+        there = {id(whole(b)) for u in known if u in STORAGE for b in buffers_of(u)}
+        there |= {id(whole(b)) for i in inputs for b in buffers_of(i.own.uop)}
+        outside = [t for t in LIVE if not is_stored(t.uop)]
         capture.append(recording)
         with assignments() as assigned:
             out = fn(*args, **kwargs)
-            realize_all(out)
+            gradients = Gradients(before_gradients, assigned)
+            refuse_gradients_of_arguments(gradients, tensors)
+            realize_all([out, [g for _, g in gradients.made]])
     finally:
         capture.clear()
         for _, t in tensors:
             t.uop = before[id(t)]
         join()
+    has_computed = any(is_stored(t.uop) for t in outside)
     overwritten = {whole(b) for items, _ in recording.taken for item in items for b in item.written}
     written = {id(b) for b in overwritten}
     for i in inputs:
@@ -93,4 +142,4 @@ def record(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     for i, (_, t) in zip(inputs, tensors):
         if i.written:
             t.assign(i.own).realize()
-    return Recorded(out, inputs, recording.taken, assigned, overwritten)
+    return Recorded(out, inputs, recording.taken, assigned, overwritten, known, gradients, there, has_computed)

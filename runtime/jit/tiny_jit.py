@@ -15,6 +15,7 @@ Recording holds the front end's lock: other threads wait until it ends.
 from __future__ import annotations
 
 import time
+import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,6 +27,7 @@ from manygrad.runtime.current import current
 from manygrad.runtime.engine.linear import capture
 from manygrad.runtime.jit.arguments import binds, binds_of, bound_values, listed, walk
 from manygrad.runtime.jit.captured import Captured, Constants, Numbers
+from manygrad.runtime.jit.guards import NUMBERS, Guards
 from manygrad.runtime.jit.recording import Named, realize_all, record
 from manygrad.runtime.profile import profile
 from manygrad.runtime.profile.counters import GlobalCounters
@@ -37,6 +39,8 @@ from manygrad.tensor.uop import Ops, UOp, standing_on
 from manygrad.tensor.uop.views import memory
 
 T = TypeVar("T")
+MOST_CAPTURES = 8  # of one function, the newest ones, each for what it read
+MANY_CHANGES = 8  # after so many new captures a warning says why
 _made: weakref.WeakSet[TinyJit[Any]] = weakref.WeakSet()
 
 
@@ -57,13 +61,16 @@ class TinyJit(Generic[T]):
     `warmup`: how many calls run as they are before one is captured, 1 or 0. With 0 the first one is captured, for
     functions whose state is in memory already; where it turns out that the call made state (a tensor that it wrote,
     that is no result and lives on), it was a call that ran as it is, and the second one is captured.
+
+    What it returns is the caller's: a later call writes elsewhere as long as something refers to it. `donate`: results
+    lie where they lay before, and show what the last call gave.
     """
 
-    def __init__(self, fn: Callable[..., T], warmup: int = 1):
+    def __init__(self, fn: Callable[..., T], warmup: int = 1, donate: bool = False):
         if warmup not in (0, 1):
             raise ValueError(f"TinyJit: warmup is 1 or 0, the calls that run as they are, not {warmup!r}")
         _made.add(self)
-        self.fn, self.warmup = fn, warmup
+        self.fn, self.warmup, self.donate = fn, warmup, donate
         self.reset()
 
     def __get__(self, obj: Any, owner: Any = None) -> Any:
@@ -72,7 +79,7 @@ class TinyJit(Generic[T]):
             return self
         name = f"_jit_{self.fn.__name__}"
         if name not in obj.__dict__:
-            obj.__dict__[name] = TinyJit(self.fn.__get__(obj), self.warmup)
+            obj.__dict__[name] = TinyJit(self.fn.__get__(obj), self.warmup, self.donate)
         return obj.__dict__[name]
 
     def reset(self) -> None:
@@ -80,29 +87,80 @@ class TinyJit(Generic[T]):
         self.is_warm = not self.warmup  # the next call is captured
         self.assigned: TensorSet | None = TensorSet() if self.warmup else None  # by the first call, if there was one
         self.captured: Captured[T] | None = None
+        self.captures: list[Captured[T]] = []  # for what the function read when each was made
+        self.warm: list[Guards] = []  # what it read in calls that ran as they are
+        self.changes = 0
+        self.ignored: set[str] = set()  # numbers that the function itself changes
         self.again: Replay | None = None  # the native replay, where it is prepared for what the last one read
 
     def __call__(self, *args: Any, **kwargs: Any) -> T:
+        if (captured := self.captured) is None or not captured.holds():
+            if self.captures:
+                with LOCK:
+                    self._choose()
         again, captured = self.again, self.captured
-        if again is not None and captured is not None and not kwargs:
+        is_due = captured is not None and captured.following.is_due()
+        if again is not None and captured is not None and not kwargs and not is_due:
             with LOCK:
+                captured.results.renew(captured)
                 if done := again.call(*args):
                     if done == STOPPED:
                         captured.go_on()
-                    return captured.result
+                    return captured.result()
         GlobalCounters.steps += 1
         if not profile.active:
             if not self.is_warm:
                 return self._call(args, kwargs)  # runs as it is
             with LOCK:
-                return self._run_again() if self._repeats(args, kwargs) else self._call(args, kwargs)
+                if not is_due and self._repeats(args, kwargs):
+                    return self._run_again()
+                return self._call(args, kwargs, is_due)
         start = time.perf_counter()
         try:
             with LOCK:
-                return self._call(args, kwargs)
+                return self._call(args, kwargs, is_due)
         finally:
             profile.record(
                 "steps", f"{getattr(self.fn, '__name__', 'step')} {GlobalCounters.steps}", start, time.perf_counter()
+            )
+
+    def _choose(self) -> None:
+        """Something that the function may read has changed: the capture for what it reads now, or none yet, and then
+        whether it has run so before."""
+        now, before = Guards(self.fn), self.captured
+        found = next(
+            (
+                c
+                for c in reversed(self.captures)
+                if c.results.gradients.fit() and not now.differences(c.guards, self.ignored)
+            ),
+            None,
+        )
+        if found is not None:
+            found.guards = now
+        if found is not None and found is before:
+            return
+        self.captured, self.again = found, None
+        if found is not None:
+            return
+        self.is_warm = not self.warmup or any(not now.differences(g, self.ignored) for g in self.warm)
+        if not self.warmup:
+            self.assigned = None  # (the call may make state)
+        if before is not None or not self.is_warm:
+            self._tell_of_changes(before.guards if before is not None else self.warm[-1], now)
+
+    def _tell_of_changes(self, before: Guards, now: Guards) -> None:
+        """One line, once, where a step is captured again and again."""
+        self.changes += 1
+        if self.changes == MANY_CHANGES:
+            paths = now.differences(before, self.ignored)[:3]
+            told = "; ".join(f"{p} was {before.told(p)}, now it is {now.told(p)}" for p in paths)
+            told = told or "gradients that backward() adds to, which are others now; call zero_grad() in the step"
+            warnings.warn(
+                f"what the TinyJit of {getattr(self.fn, '__qualname__', 'a step')} reads has changed {MANY_CHANGES} "
+                f"times, and each time the step ran in Python and was captured anew; last: {told}. Pass what changes "
+                "often as a Tensor or a bound Variable, or make a TinyJit for each",
+                stacklevel=4,
             )
 
     def _repeats(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -123,7 +181,7 @@ class TinyJit(Generic[T]):
             self.again = captured.prepare()
         return result
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_due: bool = False) -> T:
         if not JIT:
             return self._run_plain(args, kwargs)
         if capture and self.is_warm:
@@ -158,10 +216,21 @@ class TinyJit(Generic[T]):
                 f"captured with the variables {listed(captured.variables)}, called with {listed(bound)}; "
                 "pass the same ones, or make a second TinyJit"
             )
+        if is_due:
+            self._follow(captured, args, kwargs, tensors)
         out = captured.replay(tensors, constants, numbers, bound)
         if len(tensors) == len(args) and not kwargs:
             captured.remember(tensors)
         return out
+
+    def _follow(self, captured: Captured[T], args: Any, kwargs: Any, tensors: Named) -> None:
+        if found := captured.following.follow(self.fn, args, kwargs, tensors, captured.inputs):
+            changed = f" The step itself changes {', '.join(sorted(self.ignored))}." if self.ignored else ""
+            raise JitError(
+                f"the step is not what was captured: {found}.{changed} A capture keeps what Python decided; pass what "
+                "changes as a Tensor, keep it in one that the step assigns, or do it outside of the step "
+                "(JIT_CHECK=0 looks no more)"
+            )
 
     def _run_plain(self, args: Any, kwargs: Any) -> T:
         out = self.fn(*args, **kwargs)
@@ -180,6 +249,7 @@ class TinyJit(Generic[T]):
         changed = [t for t in written if not is_stored(t.uop)]
         if changed:  # state that was not in memory yet: from now on a write to it is a part of the step
             changed[0].realize(*changed[1:])
+        self.warm = [*self.warm, Guards(self.fn)][-MOST_CAPTURES:]
         return out
 
     def _compute_what_reads_state(self) -> None:
@@ -208,7 +278,10 @@ class TinyJit(Generic[T]):
     ) -> T:
         is_first = self.assigned is None
         known = {memory(t.uop) for t in LIVE if is_stored(t.uop)} if is_first else set()
+        before = Guards(self.fn)
         recorded = record(self.fn, args, kwargs, tensors)
+        guards = Guards(self.fn)
+        self.ignored |= {p for p in guards.differences(before) if isinstance(guards.values.get(p), NUMBERS)}
         if is_first and recorded.made_state(known):
             self.assigned = recorded.assigned
             lazy = [t for t in self.assigned if not is_stored(t.uop)]
@@ -216,8 +289,11 @@ class TinyJit(Generic[T]):
                 lazy[0].realize(*lazy[1:])
             out: T = recorded.out
             return out
-        self.captured = Captured(recorded, tensors, constants, numbers, bound)
-        return self.captured.result
+        self.captured = Captured(recorded, tensors, constants, numbers, bound, self.donate)
+        self.captured.guards = guards
+        self.captures = [*self.captures, self.captured][-MOST_CAPTURES:]
+        returned: T = recorded.out
+        return returned
 
 
 __all__ = ["JitError", "TinyJit"]

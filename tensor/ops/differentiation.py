@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from manygrad.tensor import grad_mode
+from manygrad.tensor.changes import CHANGES
 from manygrad.tensor.gradient import carries, compute_gradients, with_history
 from manygrad.tensor.hooks import RemovableHandle
 from manygrad.tensor.lock import locked
@@ -61,6 +62,7 @@ class DifferentiationMixin:
         if flag and not self.dtype.is_float:
             raise TypeError(f"only float tensors can require a gradient, this one is {self.dtype.name}; cast it first")
         changed = bool(flag) and not self._requires_grad
+        CHANGES.count += flag is not self._requires_grad
         self._requires_grad = flag
         if changed:
             TRAINED.add(self)
@@ -109,6 +111,7 @@ class DifferentiationMixin:
         new = value.detach()
         self._device = new._device
         self._become(new.uop, new._identity())
+        CHANGES.count += 1
 
     # *** hooks ***
 

@@ -1,4 +1,5 @@
-"""The fuzzer of kernels finds a code generator that is wrong: faults that are planted here, each within seconds."""
+"""The fuzzers of kernels and of captured steps find what is wrong: faults that are planted here, each within
+seconds."""
 
 from __future__ import annotations
 
@@ -16,8 +17,12 @@ from manygrad.runtime.codegen.emit.emission import Emission
 from manygrad.runtime.codegen.loops.tiles import Tiler
 from manygrad.runtime.codegen.lowered import Inst
 from manygrad.runtime.codegen.pipeline import rendered
+from manygrad.runtime.jit import following
+from manygrad.runtime.jit.guards import Guards
+from manygrad.runtime.jit.results import ResultMemory
+from manygrad.runtime.jit.tiny_jit import JitError
 from manygrad.tensor.uop import UOp
-from tests.fuzz import kernels
+from tests.fuzz import kernels, training
 from tests.fuzz.runner import run_round
 
 ROUNDS, PROGRAMS = 10, 60  # programs a round: one of the first rounds has to show the fault
@@ -53,3 +58,19 @@ def test_a_planted_fault_is_found(fault: str) -> None:
                 run_round(kernels, PROGRAMS, seed, shrink=False)
     finally:
         rendered.cache_clear()
+
+
+FAULTS_OF_CAPTURES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "guards that always hold": lambda: patch.object(Guards, "hold", lambda guards: True),
+    "results written again": lambda: patch.object(ResultMemory, "is_free", lambda memory: True),
+    "gradients not set": lambda: patch.object(ResultMemory, "give", lambda memory: None),
+    "nothing found by following": lambda: patch.object(following, "difference", lambda was, now: ""),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS_OF_CAPTURES)
+def test_a_fault_of_captures_is_found(fault: str) -> None:
+    found = (AssertionError, JitError)  # (following the step may be what finds it)
+    with FAULTS_OF_CAPTURES[fault](), Context(SPEC=0), pytest.raises(found):
+        for seed in range(ROUNDS):
+            run_round(training, 10, seed, shrink=False)

@@ -203,13 +203,10 @@ def test_a_view_that_is_passed_stays_a_view() -> None:
     assert f(rows[0]).item() == 2.0
 
 
-def test_outputs_hold_the_values_of_the_last_call() -> None:
-    """As in tinygrad: a replay writes into the tensors that the capture returned; keep one with clone()."""
+def test_outputs_hold_the_values_of_their_call() -> None:
     f = TinyJit(lambda a: a + 1)
-    outs = [f(Tensor([1.0 * i])) for i in range(3)]
-    kept = f(Tensor([10.0])).clone().realize()
-    last = f(Tensor([20.0]))
-    assert (outs[2].item(), last.item(), kept.item()) == (21.0, 21.0, 11.0)
+    outs = [f(Tensor([1.0 * i])) for i in range(5)]
+    assert [t.item() for t in outs] == [1, 2, 3, 4, 5]
 
 
 def test_feeding_an_output_back_in() -> None:

@@ -179,10 +179,10 @@ def test_a_fork_replays_alone() -> None:
 def test_a_call_leaves_no_references() -> None:
     step, a = TinyJit(lambda x: x + 1), stored(values(0))
     prepared(step, a)
-    counts = [sys.getrefcount(x) for x in (a, a.uop, step.captured.result, None)]
+    counts = [sys.getrefcount(x) for x in (a, a.uop, step.captured.results.slots[0].now, None)]
     for _ in range(2000):
         step(a)
-    after = [sys.getrefcount(x) for x in (a, a.uop, step.captured.result, None)]
+    after = [sys.getrefcount(x) for x in (a, a.uop, step.captured.results.slots[0].now, None)]
     assert all(abs(y - x) < 50 for x, y in zip(counts, after))
 
 

@@ -1,0 +1,240 @@
+"""What a capture depends on besides its arguments: what the function's Python can read.
+
+    step ─ closure, defaults, globals that its code names ─┬─ functions of the user: theirs
+                                                           ├─ modules: modes, attributes, parameters, hooks
+                                                           ├─ optimisers: options of their groups, parameters
+                                                           ├─ lists, dicts, tuples: their items
+                                                           └─ other objects: attributes that reached code names
+
+Numbers and texts are compared by value, tensors by which they are, where they lie, and whether they are trained, all
+else by which object it is. What the front end changes is counted (`tensor/changes.py`): as long as the count is as it
+was, only the closure, globals and plain objects are looked at in each call, by identity. Numbers that the function
+itself changes are left out here: following it again (`check.py`) tells whether they matter.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable
+from operator import is_
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from manygrad.tensor.changes import CHANGES
+from manygrad.tensor.grad_mode import is_grad_enabled
+from manygrad.tensor.source import is_own
+from manygrad.tensor.storage import is_stored
+from manygrad.tensor.tensor import Tensor
+from manygrad.tensor.uop.views import memory
+
+MISSING = object()
+MOST = 50_000  # objects that are looked at
+NUMBERS = (bool, int, float, complex, str, bytes)
+Fetch = Callable[[], Any]
+
+
+class Guards:
+    """What `fn` can read now."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.count = CHANGES.count
+        self.modes = (is_grad_enabled(), Tensor.training)
+        reader = Reader()
+        reader.visit("", fn)
+        reader.read_objects()
+        self.cheap, self.values = reader.cheap, reader.values
+
+    def hold(self) -> bool:
+        """Whether nothing that is looked at in each call has changed."""
+        if CHANGES.count != self.count or self.modes != (is_grad_enabled(), Tensor.training):
+            return False
+        for fetch, seen in self.cheap:
+            now = fetch()
+            if len(now) != len(seen) or not all(map(is_, now, seen)):
+                return False
+        return True
+
+    def differences(self, other: Guards, ignored: Iterable[str] = ()) -> list[str]:
+        """Paths of what is not the same; modes come first."""
+        names = ("whether gradients are on (no_grad)", "Tensor.training")
+        found = [n for n, a, b in zip(names, self.modes, other.modes) if a is not b]
+        paths = dict.fromkeys([*self.values, *other.values])
+        a, b = self.values, other.values
+        return found + [p for p in paths if p not in ignored and not is_same(a.get(p, MISSING), b.get(p, MISSING))]
+
+    def told(self, path: str) -> str:
+        """The value at a path."""
+        value = self.values.get(path, MISSING)
+        return "nothing" if value is MISSING else repr(value) if isinstance(value, NUMBERS) else type(value).__name__
+
+
+def is_same(a: Any, b: Any) -> bool:
+    return a is b or (type(a) is type(b) and isinstance(a, NUMBERS) and bool(a == b))
+
+
+class Reader:
+    """One look at all that a function can read. `cheap`: what each call compares, as functions that fetch it and what
+    they gave; `values`: all of it by path."""
+
+    def __init__(self) -> None:
+        self.cheap: list[tuple[Fetch, tuple[Any, ...]]] = []
+        self.values: dict[str, Any] = {}
+        self.seen: dict[int, Any] = {}
+        self.below: list[Any] = []  # what belongs to optimisers
+        self.globals: list[tuple[dict[str, Any], list[str]]] = []  # and their names that code has
+        self.names: set[str] = set()  # attributes and globals that reached code names
+        self.objects: list[tuple[str, Any]] = []  # plain ones, whose attributes are read when all names are known
+
+    def read_objects(self) -> None:
+        while self.objects:
+            todo, self.objects = self.objects, []
+            for path, x in todo:
+                self._plain(path, x)
+
+    def visit(self, path: str, x: Any, counted: bool = False) -> None:
+        """`counted`: changes of it are counted."""
+        if x is None or isinstance(x, (*NUMBERS, type, range)) or id(x) in self.seen or len(self.seen) > MOST:
+            return
+        self.seen[id(x)] = x
+        changes = getattr(type(x), "_counted", "")
+        if isinstance(x, Tensor):
+            self.values[f"{path}.requires_grad"] = x._requires_grad
+            u = memory(x.uop)
+            self.values[f"the memory of {path}"] = u if is_stored(u) else x.uop
+        elif isinstance(x, FunctionType):
+            self._function(path, x)
+        elif isinstance(x, MethodType):
+            self.visit(path, x.__func__)
+            self.visit("self" if not path else f"{path}.__self__", x.__self__)
+        elif isinstance(x, functools.partial):
+            for name, y in (("func", x.func), ("args", x.args), ("keywords", x.keywords)):
+                self.visit(f"{path}.{name}" if path and name != "func" else path or "func", y)
+        elif isinstance(x, dict):
+            self._items(path, x.items(), None if counted else x.values)
+        elif isinstance(x, (list, tuple)):
+            self._items(path, enumerate(x), None if counted or isinstance(x, tuple) else lambda: x)
+        elif changes == "groups":
+            for f in x.flats:
+                self.below += [f, f.state, f.scalars]
+            for i, group in enumerate(x.param_groups):
+                self.below += [group, group._scalars, group.variable]
+                options = [(k, v) for k, v in group.items() if k not in group.variable and k != "initial_lr"]
+                self._items(f"{path}.param_groups[{i}]", options, None, counted=True)
+            self.values[f"{path}.param_groups"] = len(x.param_groups)
+        elif changes == "attributes":
+            self._module(path, x)
+        elif _is_users(type(x)) and hasattr(x, "__dict__"):
+            self._class(type(x))
+            self.objects.append((path, x))
+        elif callable(wrapped := getattr(x, "__wrapped__", None)):
+            self.visit(path, wrapped)
+
+    def _watch(self, fetch: Fetch, paths: list[str], counted: bool = False) -> None:
+        """Values that are read one by one."""
+        found = tuple(fetch())
+        if not counted:
+            self.cheap.append((fetch, found))
+        for p, v in zip(paths, found):
+            self.values[p] = v
+            self.visit(p, v)
+
+    def _items(self, path: str, items: Iterable[tuple[Any, Any]], fetch: Fetch | None, counted: bool = False) -> None:
+        found = list(items)
+        if fetch is not None:
+            self.cheap.append((fetch, tuple(v for _, v in found)))
+        for k, v in found:
+            p = f"{path}[{k!r}]"
+            self.values[p] = v
+            self.visit(p, v, counted)
+
+    def _function(self, path: str, fn: FunctionType) -> None:
+        wrapped = getattr(fn, "__wrapped__", None)
+        if wrapped is not None:
+            self.visit(path, wrapped)
+        if is_own(fn.__code__.co_filename) or not _is_users_file(fn.__code__.co_filename):
+            if wrapped is None or not is_own(fn.__code__.co_filename):
+                return
+        before = f"{path}: " if path else ""
+        cells = fn.__closure__ or ()
+        names = _names(fn.__code__)
+        self.names |= names
+        if cells:
+            self._watch(lambda: [_content(c) for c in cells], [before + n for n in fn.__code__.co_freevars])
+        d = fn.__globals__
+        read = [n for n in sorted(names) if n in d and not isinstance(d[n], (ModuleType, type))]
+        if read:
+            self.globals.append((d, read))
+            self._watch(lambda: [d.get(n, MISSING) for n in read], [before + n for n in read])
+        for n in sorted(names):
+            m = d.get(n)
+            if isinstance(m, ModuleType) and _is_users_file(getattr(m, "__file__", None) or ""):
+                self._plain(n, m)
+        self._items(f"{before}defaults", enumerate(fn.__defaults__ or ()), None)
+        self._items(f"{before}defaults", (fn.__kwdefaults__ or {}).items(), None)
+
+    def _module(self, path: str, m: Any) -> None:
+        self._class(type(m))
+        own = not _is_users(type(m))
+        for name, value in list(vars(m).items()):
+            if name.startswith("_jit_"):
+                continue
+            if name == "_hooks":
+                self._items(f"hooks of {path}", [(k, h) for d in value.values() for k, h in d.items()], None)
+                continue
+            if own or name in self.names or name == "training" or isinstance(value, (Tensor, list, dict, tuple)):
+                p = f"{path}.{name}" if path else name
+                self.values[p] = value
+                self.visit(p, value)
+            elif hasattr(value, "__dict__"):
+                self.visit(f"{path}.{name}", value)
+
+    def _class(self, kind: type) -> None:
+        """The user's methods, and the values that a class has for its instances."""
+        for k in kind.__mro__:
+            if id(k) in self.seen or not _is_users(k):
+                continue
+            self.seen[id(k)] = k
+            for name, value in list(vars(k).items()):
+                inner = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
+                if isinstance(inner, FunctionType):
+                    self.visit(f"{k.__name__}.{name}", inner)
+            self.objects.append((k.__name__, k))
+
+    def _plain(self, path: str, x: Any) -> None:
+        d, kind = vars(x), type(x)
+        data = {n for k in kind.__mro__[:-1] if _is_users(k) for n, v in vars(k).items() if not callable(v)}
+        read = [
+            n
+            for n in sorted(self.names & (set(d) | data))
+            if not n.startswith(("__", "_jit_")) and not isinstance(d.get(n), (ModuleType, type, property))
+        ]
+        if read:
+            self._watch(lambda: [d.get(n, MISSING) for n in read], [f"{path}.{n}" for n in read])
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # (empty yet)
+        return MISSING
+
+
+@functools.cache
+def _names(code: CodeType) -> frozenset[str]:
+    """Globals and attributes that code names, that of functions inside of it too."""
+    inner = [_names(c) for c in code.co_consts if isinstance(c, CodeType)]
+    return frozenset(code.co_names).union(*inner)
+
+
+@functools.cache
+def _is_users_file(path: str) -> bool:
+    """Whether a file is of the program: not the package's, nor of an installed library."""
+    library = path.startswith((sys.prefix, sys.base_prefix, "<frozen")) or "site-packages" in path
+    return bool(path) and not library and not is_own(path)
+
+
+def _is_users(kind: type) -> bool:
+    module = sys.modules.get(kind.__module__)
+    file = getattr(module, "__file__", None) or ("" if kind.__module__ in sys.builtin_module_names else "<input>")
+    return kind.__module__ != "builtins" and _is_users_file(file)

@@ -1,0 +1,221 @@
+"""What a captured function returns: the caller's, as it is without a capture.
+
+Memory that a replay gives is written by a later one only if nobody refers to it any more: no tensor that was returned,
+no view of it, no lazy value made of it. Else that replay writes elsewhere: the native calls are pointed to other memory
+(`ExecItem.mover`), of which two take turns where the caller holds one result at a time; where they cannot be, what is
+held is copied away and the memory goes on as that of the next result. Reference counts tell, so a step whose results
+are dropped costs nothing.
+
+What is returned and is an argument is that argument; what is memory from before, the function's state, is that state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from sys import getrefcount
+from typing import Any
+
+from manygrad.runtime.buffer import Buffer, copy_buffer
+from manygrad.runtime.executors.items import ExecItem
+from manygrad.runtime.jit.arguments import Input, binds, with_dims
+from manygrad.runtime.jit.memory import address, buffers_of
+from manygrad.runtime.jit.recording import Recorded
+from manygrad.runtime.storage import STORAGE, storage
+from manygrad.tensor.engine import engine
+from manygrad.tensor.storage import LIVE, is_stored
+from manygrad.tensor.tensor import Tensor
+from manygrad.tensor.uop import UOp
+from manygrad.tensor.uop.views import memory, rebased
+
+Passed = Mapping[int, Tensor]  # by the id of an input's own tensor, the argument of this call
+Leaf = Callable[[Passed, dict[str, int]], Any]
+
+
+class Returned:
+    """Tensors in one memory, and how often they are referred to while nobody else holds them."""
+
+    def __init__(self, node: UOp, tensors: list[Tensor]) -> None:
+        self.node, self.tensors = node, tensors
+        self.uops = [t.uop for t in tensors]
+        self.buffers = buffers_of(node)
+        self.references = -1  # (not known: whoever made them may hold them)
+
+    def count(self) -> int:
+        found = getrefcount(self.node)
+        for t, u in zip(self.tensors, self.uops):
+            found += getrefcount(t) + getrefcount(u)
+        for b in self.buffers:
+            found += getrefcount(b)
+        return found
+
+    def is_free(self, owners: Sequence[tuple[Tensor, int]]) -> bool:
+        """Whether nobody refers to them, but for those whose gradients they are, and they are as they were made."""
+        held = sum(t._grad is self.tensors[k] for t, k in owners)
+        return self.count() == self.references + held and all(
+            t.uop is u and t._grad is None and not t._requires_grad for t, u in zip(self.tensors, self.uops)
+        )
+
+
+class ResultMemory:
+    """The memory of one or more results: `now`, what the next replay writes, and `spare`, what the one before gave."""
+
+    def __init__(self, node: UOp, tensors: list[Tensor], items: list[ExecItem]) -> None:
+        self.now, self.spare = Returned(node, tensors), None
+        self.moves = [_moves(b, items) for b in self.now.buffers]
+        self.owners: list[tuple[Tensor, int]] = []  # tensors, each with the number of the one that is its gradient
+
+    now: Returned
+    spare: Returned | None
+
+    def is_free(self) -> bool:
+        """Whether the next replay may write what the last one gave."""
+        return self.now.is_free(self.owners)
+
+    def leave(self) -> None:
+        """What was returned stays with those who hold it; the next replay writes other memory."""
+        old = self.now
+        if self.spare is not None and self.spare.is_free(self.owners):
+            self.now = self.spare
+        else:
+            node = engine().new_buffer(old.node, old.node.arg.device)
+            if None in self.moves:
+                self._copy_away(node)
+            else:
+                storage(node)
+            self.now = Returned(node, [t._new(rebased(t.uop, old.node, node)) for t in self._as_made(old)])
+        self.spare = old
+        for moves, b in zip(self.moves, self.now.buffers):
+            for move in moves or ():
+                move(b.handle)
+
+    def _as_made(self, old: Returned) -> list[Tensor]:
+        """The tensors, or, of those that were changed since, others with the same node."""
+        return [t if t.uop is u else t._new(u) for t, u in zip(old.tensors, old.uops)]
+
+    def _copy_away(self, node: UOp) -> None:
+        """The memory becomes that of `node`; what it holds lies elsewhere."""
+        old = self.now
+        found = STORAGE[old.node]
+        STORAGE[node] = found
+        if isinstance(found, Buffer):
+            STORAGE[old.node] = _copy(found)
+        else:
+            STORAGE[old.node] = [b if b is None else _copy(b) for b in found]
+        old.buffers = buffers_of(old.node)
+
+    def settle(self) -> None:
+        """From now on only others' references are found beyond those there are."""
+        if self.now.references < 0:
+            self.now.references = self.now.count()
+
+    def give(self) -> None:
+        """Gradients are those of their tensors."""
+        tensors = self.now.tensors
+        for t, k in self.owners:
+            if t._grad is not tensors[k]:
+                t._grad = tensors[k]
+
+    def overlaps(self, begin: int, end: int) -> bool:
+        """Whether the next replay writes there."""
+        return any(address(b) < end and begin < address(b) + b.nbytes for b in self.now.buffers)
+
+
+class Results:
+    """The results of a capture, and the gradients that it sets. `written`: the memory that it gives away."""
+
+    def __init__(
+        self, out: Any, inputs: list[Input], items: list[ExecItem], written: Collection[Buffer], recorded: Recorded
+    ) -> None:
+        own = {i.own.uop: i.own for i in inputs}
+        self.slots: list[ResultMemory] = []
+        groups: dict[UOp, list[Tensor]] = {}
+        self.gradients = recorded.gradients
+        gradients = self.gradients.made
+        for t in {id(t): t for t in (*_tensors(out), *(g for _, g in gradients))}.values():
+            node = memory(t.uop)
+            fits = is_stored(t.uop) and node not in own and node not in recorded.known
+            if fits and all(b.base is None and b in written for b in buffers_of(node)):
+                groups.setdefault(node, []).append(t)
+        at: dict[int, tuple[ResultMemory, int]] = {}
+        for node, tensors in groups.items():
+            self.slots.append(slot := ResultMemory(node, tensors, items))
+            at |= {id(t): (slot, k) for k, t in enumerate(tensors)}
+        self.buffers = {b for s in self.slots for b in s.now.buffers}
+        self.fixed: list[tuple[Tensor, UOp]] = []  # tensors whose gradients lie in no memory of their own
+        for t, g in gradients:
+            if id(g) in at:
+                at[id(g)][0].owners.append((t, at[id(g)][1]))
+            else:
+                self.fixed.append((t, g.uop))
+        self.build = _builder(out, at, own)
+
+    def renew(self, mark: object) -> None:
+        """Before a replay. `mark`: as in `TensorSet.newer`; what is made here is not new to it."""
+        was_last = next(reversed(LIVE.keys), None) == id(mark)
+        for s in self.slots:
+            if not s.is_free():
+                s.leave()
+                s.settle()
+            if s.owners:
+                s.give()
+        for t, u in self.fixed:
+            if t._grad is None or t._grad.uop is not u:
+                t._grad = t._new(u)
+        if was_last:
+            LIVE.newer(mark)
+
+
+def _tensors(out: Any) -> list[Tensor]:
+    """Each tensor of a result once."""
+    if isinstance(out, Tensor):
+        return [out]
+    parts = out.values() if isinstance(out, dict) else out if isinstance(out, (list, tuple)) else ()
+    return list({id(t): t for x in parts for t in _tensors(x)}.values())
+
+
+def _moves(buffer: Buffer, items: list[ExecItem]) -> list[Callable[[Any], None]] | None:
+    """Functions that have each item use other memory; None where one cannot."""
+    users = [item for item in items if any((b.base or b) is buffer for b in item.buffers)]
+    found = [item.mover(buffer) for item in users]
+    return None if None in found else [move for move in found if move is not None]
+
+
+def _copy(b: Buffer) -> Buffer:
+    new = Buffer(b.device.name, b.count, b.dtype)
+    copy_buffer(new, b)
+    return new
+
+
+def _builder(x: Any, at: Mapping[int, tuple[ResultMemory, int]], own: Mapping[UOp, Tensor]) -> Leaf:
+    """A function that makes a result like `x` of this call's tensors."""
+    if isinstance(x, Tensor):
+        return _leaf(x, at.get(id(x)), own)
+    if isinstance(x, (list, tuple)):
+        kind, parts = type(x), [_builder(y, at, own) for y in x]
+        if hasattr(x, "_fields"):
+            return lambda passed, values: kind(*[f(passed, values) for f in parts])
+        return lambda passed, values: kind([f(passed, values) for f in parts])
+    if isinstance(x, dict):
+        entries = {k: _builder(y, at, own) for k, y in x.items()}
+        return lambda passed, values: {k: f(passed, values) for k, f in entries.items()}
+    return lambda passed, values: x
+
+
+def _leaf(t: Tensor, found: tuple[ResultMemory, int] | None, own: Mapping[UOp, Tensor]) -> Leaf:
+    node = memory(t.uop)
+    if found is not None:
+        slot, k = found
+        if binds(t):
+            return lambda passed, values: with_dims(slot.now.tensors[k], values) if values else slot.now.tensors[k]
+        return lambda passed, values: slot.now.tensors[k]
+    if node in own:
+        key, uop = id(own[node]), t.uop
+        return lambda passed, values: _part(passed[key], uop, node)
+    if is_stored(t.uop) and binds(t):
+        return lambda passed, values: with_dims(t, values) if values else t
+    return lambda passed, values: t
+
+
+def _part(given: Tensor, uop: UOp, node: UOp) -> Tensor:
+    """An argument, or what the function made a view of it, in its memory."""
+    return given if uop is node else given._new(rebased(uop, node, given.uop))

@@ -1,0 +1,112 @@
+"""What a captured function returns is the caller's, as without a capture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from manygrad import Tensor, TinyJit
+from tests.runtime.jit.programs import CALLS, Case, Jit, Training, batch, same
+
+RIGHT: dict[str, Case] = {}  # captured, they give what the plain program gives
+
+
+def right(case: Case) -> Case:
+    RIGHT[case.__name__] = case
+    return case
+
+
+@right
+def results_that_are_kept(jit: Jit) -> list[Any]:
+    step = jit(lambda x, y: (x * y).sum())
+    losses = [step(*batch(i)) for i in range(CALLS)]
+    return [t.item() for t in losses]
+
+
+@right
+def results_of_one_input_that_are_kept(jit: Jit) -> list[Any]:
+    step, x, count = jit(lambda x: x * 2 + count), batch(0)[0], Tensor(np.zeros(1, np.float32)).realize()
+    outs = []
+    for _ in range(CALLS):
+        outs.append(step(x))
+        count.assign(count + 1).realize()
+    return [t.numpy() for t in outs]
+
+
+@right
+def views_of_results_that_are_kept(jit: Jit) -> list[Any]:
+    step = jit(lambda x, y: {"sum": x + y, "both": (x, [x * y])})
+    outs = []
+    for i in range(CALLS):
+        out = step(*batch(i))
+        outs.append((out["sum"].detach(), out["sum"][1:].T, out["both"][1][0] * 2))
+    return [t.numpy() for ts in outs for t in ts]
+
+
+@right
+def containers_of_results_that_are_kept(jit: Jit) -> list[Any]:
+    step = jit(lambda x, y: (x.sum(), {"y": y + 1}))
+    outs = [step(*batch(i)) for i in range(CALLS)]
+    return [v for total, d in outs for v in (total.item(), d["y"].numpy())]
+
+
+@right
+def results_of_training_that_are_kept(jit: Jit) -> list[Any]:
+    t = Training()
+    step = jit(t.step)
+    return [x.item() for x in [step(*batch(i)) for i in range(CALLS)]]
+
+
+@right
+def a_result_that_is_state(jit: Jit) -> list[Any]:
+    """It is the state, which goes on."""
+    total = Tensor(np.zeros(3, np.float32)).realize()
+
+    def step(x: Tensor) -> Tensor:
+        return total.assign(total + x.sum(0))
+
+    called = jit(step)
+    for i in range(CALLS):
+        out = called(batch(i)[0])
+    return [out.numpy(), total.numpy()]
+
+
+@right
+def the_last_result_as_argument(jit: Jit) -> list[Any]:
+    step, h, seen = jit(lambda h, x: (h * 0.5 + x).tanh()), batch(9)[0], []
+    for i in range(CALLS):
+        h = step(h, batch(i)[0])
+        seen.append(h)
+    return [t.numpy() for t in seen]
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_is_as_without_it(name: str) -> None:
+    same(RIGHT[name])
+
+
+def test_what_is_dropped_or_held_once_takes_no_memory() -> None:
+    """Two pieces of memory take turns, and native code goes on writing them."""
+    step, x = TinyJit(lambda x: x * 2), batch(0)[0]
+    nodes = set()
+    for _ in range(40):
+        out = step(x)
+        nodes.add(id(out.uop))
+    assert len(nodes) <= 4
+
+
+def test_a_donated_result_lies_where_the_last_one_lay() -> None:
+    step = TinyJit(lambda x: x * 2, donate=True)
+    outs = [step(batch(i)[0]) for i in range(6)]
+    assert outs[2] is outs[5] and np.array_equal(outs[2].numpy(), batch(5)[0].numpy() * 2)
+
+
+def test_a_result_that_is_changed_is_not_the_next_one() -> None:
+    step, x = TinyJit(lambda x: x * 2), batch(0)[0]
+    for _ in range(6):
+        out = step(x)
+        assert np.array_equal(out.numpy(), x.numpy() * 2) and not out.requires_grad
+        out.assign(out + 1).realize()
+        out.requires_grad_()
