@@ -199,7 +199,8 @@ class NoOrder(ManygradError, RuntimeError):
 
 
 class JitError(ManygradError, RuntimeError):
-    """Inputs that do not fit what was captured."""
+    """A captured or traced function was asked for what it cannot do: inputs that do not fit what was captured, a step
+    that would do something else now, a value that is not there yet."""
 
 
 class OutOfBoundsError(ManygradError, IndexError):

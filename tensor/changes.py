@@ -1,7 +1,7 @@
 """How often the program has changed what steps depend on: flags, modes, attributes of modules, options of optimisers.
 
 A captured step compares one number with what it was, and looks closer only where it differs
-(`runtime/jit/guards.py`). What many steps change in memory, values and learning rates, is none of it.
+(`guards.py`). What many steps change in memory, values and learning rates, is none of it.
 """
 
 from __future__ import annotations

@@ -22,14 +22,17 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from manygrad.errors import JitError
 from manygrad.tensor import grad_mode
 from manygrad.tensor.dtype import dtypes
 from manygrad.tensor.engine import engine
 from manygrad.tensor.gradient import NoGradient, flow_back
+from manygrad.tensor.guards import NUMBERS, Guards
 from manygrad.tensor.lock import locked
+from manygrad.tensor.source import user_line
 from manygrad.tensor.standin import part
 from manygrad.tensor.storage import LIVE, MEMORY, PENDING, assignments, is_stored, memory, place, start
 from manygrad.tensor.stored import LOST, ORIGIN
@@ -42,6 +45,7 @@ from manygrad.tensor.uop.views import rebased
 
 Spec = tuple[Any, ...]
 _traced = itertools.count(1)  # what is a PARAM in any trace
+TRACING: list[str] = []  # names of the functions that are being traced, the innermost one last
 # what a gradient reads rather than computes again
 COMPUTED = frozenset({Ops.REDUCE, Ops.SCATTER, Ops.RESULT, Ops.CONTIGUOUS})
 
@@ -49,11 +53,16 @@ COMPUTED = frozenset({Ops.REDUCE, Ops.SCATTER, Ops.RESULT, Ops.CONTIGUOUS})
 class function:
     """As a decorator of functions or methods. Tensors are found in arguments, also inside lists, tuples, dicts and
     objects (a layer and its weights), and in what the function refers to from outside; everything else is part of the
-    trace, and a change of it makes a new one. What the function assigns to a tensor is assigned at every call."""
+    trace, and a change of it (a number in an argument, the closure, a global, an attribute) makes a new one. What the
+    function assigns to a tensor is assigned at every call. Values are not there while it is traced: `item()` and `if`
+    of a tensor inside raise JitError."""
 
     def __init__(self, fn: Callable[..., Any]):
         self.fn = fn
         self.traces: dict[Any, list[_Trace]] = {}
+        self.guards: Guards | None = None
+        self.numbers: tuple[Any, ...] = ()  # that the function reads besides its arguments
+        self.changing: set[str] = set()  # and those that it changes itself
 
     def __get__(self, obj: Any, owner: Any = None) -> Any:
         return self if obj is None else lambda *args, **kwargs: self(obj, *args, **kwargs)
@@ -63,20 +72,35 @@ class function:
         found = _Arguments((args, kwargs))
         if found.symbolic:  # a symbolic dim may have another value next time: traced as it stands
             return self.fn(*args, **kwargs)
-        key = (tuple(found.key), Tensor.training, grad_mode.is_grad_enabled())
-        traces = self.traces.setdefault(key, [])
-        for trace in traces:
+        if self.guards is None or not self.guards.hold():
+            self._read()
+        for trace in self._known(found):
             if trace.fits():
                 if trace.overlaps(found.tensors):
                     return self.fn(*args, **kwargs)
                 if not trace.overlapping:
                     return trace.call(found.tensors)
+        before = self.guards
         trace = _Trace(self.fn, args, kwargs, found.tensors)
         if trace.body is None:
             return self.fn(*args, **kwargs)
+        self._read(before)
+        traces = self._known(found)
         traces[:] = [t for t in traces if t.alive()] + [trace]
         trace.overlapping = trace.overlaps(found.tensors)
         return self.fn(*args, **kwargs) if trace.overlapping else trace.call(found.tensors)
+
+    def _read(self, before: Guards | None = None) -> None:
+        """What the function reads now. `before` it was traced: the numbers that it has changed itself are left out."""
+        self.guards = now = Guards(self.fn)
+        if before is not None:
+            self.changing.update(p for p in now.differences(before) if isinstance(now.values.get(p), NUMBERS))
+        self.numbers = now.numbers(self.changing)
+
+    def _known(self, found: _Arguments) -> list[_Trace]:
+        """The traces for such arguments, and for what the function reads besides them."""
+        key = (tuple(found.key), self.numbers, Tensor.training, grad_mode.is_grad_enabled())
+        return self.traces.setdefault(key, [])
 
 
 class _Arguments:
@@ -174,6 +198,17 @@ def _latest(buffer: UOp) -> UOp:
     return next((u for u in waiting if u.op is Ops.AFTER and start(u).src[0] is buffer), buffer)
 
 
+def refuse_traced(tensors: Iterable[Tensor]) -> None:
+    """Raises JitError where a value is asked for that stands on what is being traced, and has none yet."""
+    for t in tensors if TRACING else ():
+        if any(u.op is Ops.PARAM and u.arg.uid < 0 for u in t.uop.toposort()):
+            raise JitError(
+                f"{user_line()}: the value of a tensor of shape {t.shape} is asked for while @function {TRACING[-1]} "
+                "is traced: it depends on an argument, and is not there yet. Choose with Tensor.where, return the "
+                "tensor, or take @function off where Python decides by values"
+            )
+
+
 class _Trace:
     """One body, and how a call's arguments become its sources and its results the function's.
 
@@ -195,6 +230,7 @@ class _Trace:
         outs: list[Tensor] = []
         made: list[Tensor] = []
         entered, stand_ins = before, {}
+        TRACING.append(getattr(fn, "__qualname__", "fn"))
         try:
             for i, p in params.items():
                 tensors[i].uop = p
@@ -227,6 +263,7 @@ class _Trace:
                     self.written.append(weakref.ref(t))
                     values.append(t.uop)
         finally:
+            TRACING.pop()
             undone = {u for t in known if t.uop is not entered[id(t)] for u in _assignments(t.uop, entered[id(t)])}
             for t, leaf, identity in leaves_and_storage:
                 t.uop, t._leaf, t._storage = before[id(t)], leaf, identity
@@ -549,4 +586,4 @@ def _renumbered(u: UOp, slot: int) -> UOp:
     return UOp(Ops.PARAM, u.dtype, (), BufferSpec(slot, b.shape, b.dtype, b.device, b.axis, b.bounds))
 
 
-__all__ = ["function", "gradients_of_call"]
+__all__ = ["function", "gradients_of_call", "refuse_traced"]

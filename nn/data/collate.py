@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ def default_collate(samples: Sequence[Any]) -> Any:
     tuples, lists and dicts of them are collated part by part. What has to be equal and is not gives a ValueError."""
     first = samples[0]
     if isinstance(first, Tensor):
+        realize(samples)  # all at once: one by one each costs a schedule of its own
         samples = [s.numpy() for s in samples]
         first = samples[0]
     if any(isinstance(s, (np.ndarray, np.generic)) for s in samples):
@@ -44,6 +45,20 @@ def default_collate(samples: Sequence[Any]) -> Any:
         parts = [default_collate(part) for part in zip(*samples)]
         return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
     return list(samples)
+
+
+def realize(batch: Any) -> None:
+    """Computes all tensors of a batch: lazy ones would be computed by each step anew, as a part of its graph."""
+    if found := list(_tensors(batch)):
+        found[0].realize(*found[1:])
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, (dict, tuple, list)):
+        for part in batch.values() if isinstance(batch, dict) else batch:
+            yield from _tensors(part)
 
 
 def mapped(batch: Any, f: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from manygrad.nn.data.collate import default_collate, mapped
+from manygrad.nn.data.collate import default_collate, mapped, realize
 from manygrad.nn.data.dataset import Dataset, TensorDataset
 from manygrad.nn.data.prefetch import prefetched
 from manygrad.nn.data.randomness import draws, sample
@@ -163,6 +163,7 @@ class DataLoader:
 
     def _collated(self, samples: list[Any], size: int) -> Any:
         out = self.collate_fn(samples)
+        realize(out)
         return out if size else mapped(out, lambda a: a[:0])
 
     def _placed(self, batch: Any, size: int) -> Any:

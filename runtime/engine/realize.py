@@ -30,6 +30,7 @@ from manygrad.schedule.facts.index import contiguous_offset
 from manygrad.schedule.plan import is_shared, shared_first
 from manygrad.tensor.dtype import DType, dtypes
 from manygrad.tensor.engine import default_device
+from manygrad.tensor.function import refuse_traced
 from manygrad.tensor.lock import locked
 from manygrad.tensor.source import LINE, line_of, mark, user_line
 from manygrad.tensor.storage import LIVE, MEMORY, PENDING, TRAINED, Storage, unrealized
@@ -189,6 +190,7 @@ class RealizeEngine:
         waiting = self._waiting(tensors) if pending else []
         if all(t.uop.op is Ops.BUFFER for t in (*waiting, *tensors)):
             return
+        refuse_traced(tensors)
         self._keep_out_of_capture([*waiting, *tensors])
         progress = RealizeProgress()
         try:

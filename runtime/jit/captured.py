@@ -23,13 +23,13 @@ from manygrad.runtime.jit.arguments import (
 )
 from manygrad.runtime.jit.batch import batch_kernels, beside_each_other, joined_calls
 from manygrad.runtime.jit.following import Following, described
-from manygrad.runtime.jit.guards import Guards
 from manygrad.runtime.jit.memory import address, buffers_of, stored, united
 from manygrad.runtime.jit.native_replay import prepared
 from manygrad.runtime.jit.recording import Named, Recorded, overwrites, tensors_of
 from manygrad.runtime.jit.results import Results
 from manygrad.tensor.engine import engine
 from manygrad.tensor.environment import DEBUG, JIT, JIT_CHECK
+from manygrad.tensor.guards import Guards
 from manygrad.tensor.storage import LIVE, TensorSet, is_stored
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import Ops, UOp

@@ -27,11 +27,11 @@ from manygrad.runtime.current import current
 from manygrad.runtime.engine.linear import capture
 from manygrad.runtime.jit.arguments import binds, binds_of, bound_values, listed, walk
 from manygrad.runtime.jit.captured import Captured, Constants, Numbers
-from manygrad.runtime.jit.guards import NUMBERS, Guards
 from manygrad.runtime.jit.recording import Named, realize_all, record
 from manygrad.runtime.profile import profile
 from manygrad.runtime.profile.counters import GlobalCounters
 from manygrad.tensor.environment import JIT
+from manygrad.tensor.guards import NUMBERS, Guards
 from manygrad.tensor.lock import LOCK
 from manygrad.tensor.storage import LIVE, PENDING, TensorSet, assignments, is_stored
 from manygrad.tensor.tensor import Tensor

@@ -18,9 +18,9 @@ from manygrad.runtime.codegen.loops.tiles import Tiler
 from manygrad.runtime.codegen.lowered import Inst
 from manygrad.runtime.codegen.pipeline import rendered
 from manygrad.runtime.jit import following
-from manygrad.runtime.jit.guards import Guards
 from manygrad.runtime.jit.results import ResultMemory
 from manygrad.runtime.jit.tiny_jit import JitError
+from manygrad.tensor.guards import Guards
 from manygrad.tensor.uop import UOp
 from tests.fuzz import kernels, training
 from tests.fuzz.runner import run_round

@@ -30,6 +30,7 @@ from manygrad.nn.data import (
     random_split,
     rng,
 )
+from manygrad.tensor.storage import is_stored
 from manygrad.tensor.uop import even_bounds
 
 X = np.arange(23, dtype=np.float32)
@@ -380,3 +381,28 @@ def test_arguments() -> None:
     for bad in ({"batch_size": 2.5}, {"batch_size": None}, {"num_workers": "2"}, {"seed": None}):
         with pytest.raises(TypeError, match=r"DataLoader: \w+ is a whole number, not"):
             DataLoader(Squares(), **bad)  # type: ignore[arg-type]
+
+
+class Scaled:
+    """A dataset of lazy tensors."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        return Tensor([float(i), 1.0]) * 2 + 1, i
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_lazy_samples_are_computed_before_a_batch_is_handed_out(workers: int) -> None:
+    """They were a part of each step's graph, which was scheduled and compiled anew for each batch."""
+
+    def stacked(samples: list[Any]) -> dict[str, Any]:
+        return {"x": Tensor.stack(*[x for x, _ in samples]), "rows": [Tensor([float(i)]) + 1 for _, i in samples]}
+
+    for batch in DataLoader(Scaled(), 3, num_workers=workers, collate_fn=stacked):
+        assert all(is_stored(t.uop) for t in (batch["x"], *batch["rows"]))
+        first = batch["rows"][0].item() - 1
+        assert batch["x"].tolist() == [[2 * (first + i) + 1, 3.0] for i in range(3)]
+    found = [(x.numpy().tolist(), i.numpy().tolist()) for x, i in DataLoader(Scaled(), 3, num_workers=workers)]
+    assert found == [([[2.0 * i + 1, 3.0] for i in part], part) for part in ([0, 1, 2], [3, 4, 5])]

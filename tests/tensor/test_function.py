@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from manygrad import GlobalCounters, Tensor, TinyJit, Variable, autograd, function, nn, no_grad
+from manygrad.errors import JitError
 from manygrad.nn.optim import SGD
 from manygrad.runtime.current import current
 
@@ -563,3 +564,60 @@ def test_a_view_that_is_updated_in_place_and_does_not_lie_in_one_piece(
             np.testing.assert_array_equal(view.numpy(), want[cut])
             np.testing.assert_array_equal(beside.numpy(), want[cut][:1])
             np.testing.assert_array_equal(whole.numpy(), want)
+
+
+FACTOR, OPTIONS = 2.0, {"scale": 1.0}
+
+
+class Holder:
+    offset = 0.0
+
+
+HOLDER = Holder()
+
+
+def scaled(x: Tensor) -> Tensor:
+    return x * FACTOR * OPTIONS["scale"] + HOLDER.offset
+
+
+def test_numbers_from_outside_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number of the globals, the closure, a dict, an object or a function that is called was kept for ever."""
+    k, x = 1.0, Tensor([1.0, 2.0])
+
+    @function
+    def f(x: Tensor) -> Tensor:
+        return scaled(x) + k
+
+    def expected() -> list[float]:
+        return [v * FACTOR * OPTIONS["scale"] + HOLDER.offset + k for v in (1.0, 2.0)]
+
+    assert f(x).tolist() == expected() == [3.0, 5.0]
+    k = 5.0
+    assert f(x).tolist() == expected() == [7.0, 9.0]
+    monkeypatch.setitem(globals(), "FACTOR", 3.0)
+    assert f(x).tolist() == expected() == [8.0, 11.0]
+    monkeypatch.setitem(OPTIONS, "scale", 2.0)
+    assert f(x).tolist() == expected() == [11.0, 17.0]
+    monkeypatch.setattr(HOLDER, "offset", 0.5)
+    assert f(x).tolist() == expected() == [11.5, 17.5]
+    traces = sum(map(len, f.traces.values()))
+    k = 1.0
+    assert f(x).tolist() == expected() and sum(map(len, f.traces.values())) == traces + 1
+    k = 5.0
+    assert f(x).tolist() == expected() and sum(map(len, f.traces.values())) == traces + 1, "that trace is known"
+
+
+@pytest.mark.parametrize("ask", [lambda x: x.sum().item(), lambda x: x.numpy(), lambda x: bool((x > 0).all())])
+def test_a_value_that_is_asked_for_while_it_is_traced_is_an_error(ask: Callable[[Tensor], Any]) -> None:
+    """It was an IndexError from the inside of the engine."""
+    outside = (Tensor([1.0, 2.0]).realize() * 2).sum()
+
+    @function
+    def f(x: Tensor) -> Tensor:
+        ask(x)
+        return x
+
+    with pytest.raises(JitError, match=r"test_function\.py:\d+: .* @function .*f is traced.*Tensor\.where"):
+        f(Tensor([1.0, 2.0]).realize())
+    assert outside.item() == 6.0, "what was not computed yet has its value after a trace that failed"
+    assert (Tensor([1.0, 2.0]) * 2).tolist() == [2.0, 4.0]

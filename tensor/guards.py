@@ -9,7 +9,9 @@
 Numbers and texts are compared by value, tensors by which they are, where they lie, and whether they are trained, all
 else by which object it is. What the front end changes is counted (`tensor/changes.py`): as long as the count is as it
 was, only the closure, globals and plain objects are looked at in each call, by identity. Numbers that the function
-itself changes are left out here: following it again (`check.py`) tells whether they matter.
+itself changes are left out here: following it again (`runtime/jit/following.py`) tells whether they matter.
+
+`TinyJit` holds its captures to it, `@function` its traces to the numbers in it.
 """
 
 from __future__ import annotations
@@ -54,6 +56,11 @@ class Guards:
             if len(now) != len(seen) or not all(map(is_, now, seen)):
                 return False
         return True
+
+    def numbers(self, ignored: Iterable[str] = ()) -> tuple[Any, ...]:
+        """All numbers and texts, with their paths: what a trace has in it as constants."""
+        paths = sorted(p for p, v in self.values.items() if isinstance(v, NUMBERS) and p not in ignored)
+        return tuple((p, type(self.values[p]), self.values[p]) for p in paths)
 
     def differences(self, other: Guards, ignored: Iterable[str] = ()) -> list[str]:
         """Paths of what is not the same; modes come first."""
