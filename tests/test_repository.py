@@ -26,6 +26,7 @@ STATE = {
     "runtime/devices/opencl/bench.py": {"_streams": "a queue of that driver"},
     "tensor/engine.py": {"_engine": "what is registered, once"},
     "tensor/environment.py": {"REGISTRY": "of environment variables"},
+    "tensor/function.py": {"TRACING": "the @functions that are being traced, under the lock"},
     "tensor/gradient.py": {"_NONE": "never changed"},
     "tensor/source.py": {
         "_shown": "names of files in lines of errors",
