@@ -63,9 +63,9 @@ def offline(args: argparse.Namespace) -> list[float]:
     from manygrad.llm.load import dtype_for, load
 
     model, _ = load(args.model, dtype_for(args.slots, args.activations), args.activations)
-    model.reserve_pages(args.slots * args.room, args.room)
+    model.reserve_pages(args.slots * args.max_model_len, args.max_model_len)
     Tensor.realize(*model.parameters(), *model.buffers())
-    batch = Batch(Steps(model, args.slots, args.room))
+    batch = Batch(Steps(model, args.slots, args.max_model_len))
     batch.warm_up()
     seen, last, asked = Seen(), dict[int, float](), dict[int, float]()
     texts, client, began = 0, dict[int, int](), 0.0
@@ -182,8 +182,9 @@ async def clients(port: int, args: argparse.Namespace) -> list[float]:
 
 
 def served(args: argparse.Namespace) -> list[float]:
-    options = ["--model", args.model, "--port", "0", "--slots", str(args.slots), "--room", str(args.room),
-               "--queue", str(args.clients), "--drain", "0", "--activations", args.activations]  # fmt: skip
+    options = ["--model", args.model, "--port", "0", "--slots", str(args.slots), "--max-model-len",
+               str(args.max_model_len), "--queue", str(args.clients), "--drain", "0",
+               "--activations", args.activations]  # fmt: skip
     command = [sys.executable, "-u", "-m", "manygrad.llm.serve", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -209,7 +210,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2", help="as for the server")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--slots", type=int, default=64)
-    parser.add_argument("--room", type=int, default=256, help="tokens of a prompt and its text")
+    parser.add_argument("--max-model-len", type=int, default=256, help="tokens of a prompt and its text")
     parser.add_argument("--seconds", type=float, default=20.0, help="that each side is measured")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=16)

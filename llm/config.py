@@ -1,4 +1,4 @@
-"""What a decoder is made of: its sizes and variants, read from GGUF's metadata or from Hugging Face's config.json."""
+"""The make of a decoder: its sizes and variants, read from GGUF's metadata or from Hugging Face's config.json."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Embedder:
         out = np.zeros((len(texts), self.model.config.dim), np.float32)
         for batch in batches([len(row) for row in ids], self.batch * USUAL, len(world.devices)):
             step = self.steps.setdefault(
-                (batch.room, batch.width), TinyJit(partial(self.model, width=batch.width), warmup=0)
+                (batch.capacity, batch.width), TinyJit(partial(self.model, width=batch.width), warmup=0)
             )
             with Tensor.no_grad():
                 found = step(*(Tensor(a).shard(world.devices, axis=0) for a in batch.packed(ids))).numpy()

@@ -123,7 +123,7 @@ class Encoder(nn.Module):
     def forward(
         self, tokens: Tensor, places: Tensor, back: Tensor, begins: Tensor, lengths: Tensor, width: int
     ) -> Tensor:
-        """What `packing.py` says of texts of at most `width` tokens -> (rows, texts, dim), each of length 1."""
+        """Packed texts (`packing.py`) of at most `width` tokens -> (rows, texts, dim), each of length 1."""
         count = tokens.arange(width)
         seen = count < lengths.unsqueeze(-1)
         at = (begins.unsqueeze(-1) + count).clamp(0, tokens.shape[1] - 1).flatten(1)

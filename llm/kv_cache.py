@@ -1,6 +1,6 @@
-"""The room for keys and values of a layer: what it keeps them in, and how they are put into it and read again.
+"""The KV cache of a layer: the form in which it keeps keys and values, and how they are written and read.
 
-A room is indexed as (2, pages, kv_heads, page, head_dim): keys, values. Which pages a text has says `pages.py`, or it
+It is indexed as (2, pages, kv_heads, page, head_dim): keys, values. Which pages a text has says `pages.py`, or it
 has one alone. As `int8` each row of head_dim elements has a scale, its largest element / 127: a quarter of the memory,
 an error of 0.4 % of that element at most.
 """
@@ -26,8 +26,8 @@ class KVCache(nn.Module):
             self.scales = nn.Buffer(Tensor.zeros(2, pages, heads, page, 1).contiguous(), persistent=False)
 
     def rounded(self, x: Tensor) -> Tensor:
-        """What is multiplied by what was read, float32, rounded to its type where the model rounds products' inputs and
-        x has many rows."""
+        """The other operand of a product with what was read, float32, rounded to its type where the model rounds
+        products' inputs and x has many rows."""
         rounds = self.rounds and self.values.dtype.is_half and x.shape[-2] >= ROUNDED_ROWS
         return x.cast(self.values.dtype).contiguous().cast(x.dtype) if rounds else x
 
@@ -41,6 +41,6 @@ class KVCache(nn.Module):
         self.scales[where] = scale
 
     def read(self, where: tuple[Any, ...], arranged: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
-        """What was written there, as float32, `arranged` before it becomes that."""
+        """The values that were written there, as float32, `arranged` before it becomes that."""
         found = arranged(self.values[where]).float()
         return found if self.scales is None else found * arranged(self.scales[where])

@@ -32,8 +32,8 @@ def find(name: str) -> Path:
 
 
 def dtype_for(slots: int, activations: str) -> str | None:
-    """What weights are loaded as (`load`) for steps of so many texts at once: a step of more decodes quantised ones
-    each time."""
+    """The form in which weights are loaded (`load`) for steps of so many texts at once: a step of more decodes
+    quantised ones each time."""
     if activations == "bfloat16":
         return activations
     return "float32" if activations == "float32" and slots > nn.QuantizedWeight.FEW_ROWS else None

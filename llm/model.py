@@ -2,7 +2,7 @@
 
 Parameters have Hugging Face's names and shapes; rows of queries and keys stand as the file has them
 (`Config.neighbours`). Keys and values of the tokens so far are kept in the layers (`Decoder.reserve`) and written in
-place, where `positions.py` says: one capture serves all positions.
+positions, where `positions.py` says: one capture serves all positions.
 """
 
 from __future__ import annotations
@@ -135,19 +135,19 @@ class DecoderAttention(nn.Module):
             self.k_norm = Norm(give, f"{name}.k_norm", c.head_dim, c.norm_eps, c.norm_offset)
 
     def reserve(self, pages: int, page: int, kind: str) -> None:
-        """Room for keys and values."""
+        """The KV cache."""
         self.cache = KVCache(pages, self.heads.keys, page, self.config.head_dim, kind, self.q_proj.rounds)
 
-    def forward(self, x: Tensor, place: Positions, table: Tensor) -> Tensor:
+    def forward(self, x: Tensor, positions: Positions, table: Tensor) -> Tensor:
         """(b, t, dim), `table` turned for their places -> the same."""
         c, (b, t, _), (keys, group) = self.config, x.shape, (self.heads.keys, self.heads.group)
         q, k, v = (f(x).reshape(b, t, -1, c.head_dim) for f in (self.q_proj, self.k_proj, self.v_proj))
         q, k, v = self.heads.grouped(q).permute(0, 2, 3, 1, 4), k.transpose(1, 2), v.transpose(1, 2)
         if c.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        place.write(self.cache, Tensor.stack([rotate(k.unsqueeze(2), table, c.neighbours).squeeze(2), v]))
+        positions.write(self.cache, Tensor.stack([rotate(k.unsqueeze(2), table, c.neighbours).squeeze(2), v]))
         q = rotate(q, table, c.neighbours).reshape(b, keys, group * t, c.head_dim)  # the heads of a group share keys
-        y = place.attend(q, self.cache, self.window, self._score).reshape(b, keys, group, t, c.head_dim)
+        y = positions.attend(q, self.cache, self.window, self._score).reshape(b, keys, group, t, c.head_dim)
         return self.o_proj(self.heads.ungrouped(y.permute(0, 3, 1, 2, 4)).flatten(2))
 
     def _score(self, products: Tensor) -> Tensor:
@@ -182,8 +182,8 @@ class DecoderLayer(nn.Module):
             self.pre_feedforward_layernorm = norm("pre_feedforward_layernorm")
             self.post_feedforward_layernorm = norm("post_feedforward_layernorm")
 
-    def forward(self, x: Tensor, place: Positions, table: Tensor) -> Tensor:
-        added = self.self_attn(self.input_layernorm(x), place, table)
+    def forward(self, x: Tensor, positions: Positions, table: Tensor) -> Tensor:
+        added = self.self_attn(self.input_layernorm(x), positions, table)
         if not self.post_norms:
             x = x + added
             return x + self.mlp(self.post_attention_layernorm(x))
@@ -225,12 +225,12 @@ class Decoder(nn.Module):
         window shows nothing before it (`positions.bound`)."""
         return self.at(tokens, TokenPerText(tokens.shape[1], position, begin), last)
 
-    def at(self, tokens: Tensor, place: Positions, last: Any) -> Tensor:
-        """The same for tokens that stand at `place`."""
-        table, local = place.turns(self.table), place.turns(self.local_table)
+    def at(self, tokens: Tensor, positions: Positions, last: Any) -> Tensor:
+        """The same for tokens that stand at `positions`."""
+        table, local = positions.rotations(self.table), positions.rotations(self.local_table)
         x = self.embed_tokens(tokens).float() * self.config.embedding_scale
         for layer in self.layers:
-            x = layer(x, place, local if layer.self_attn.local else table)
+            x = layer(x, positions, local if layer.self_attn.local else table)
         x = self.norm(x[:, last])
         head = self.embed_tokens if self.lm_head is None else self.lm_head  # (the embedding, where they are tied)
         logits = product(x, head.weight)

@@ -33,17 +33,17 @@ class Packed(NamedTuple):
 
 class PackedBatch(NamedTuple):
     rows: list[list[int]]  # the numbers of the texts, for each device
-    room: int  # tokens of a row
+    capacity: int  # tokens of a row
     width: int  # of the longest text, rounded up
 
     @property
     def slots(self) -> int:
         """Texts that a row may have: were all as short as the width allows, and some shorter ones that fill it."""
         least = max(LEAST, 1 + max((w for w in WIDTHS if w < self.width), default=0))
-        return self.room // least + SHORTER
+        return self.capacity // least + SHORTER
 
     def packed(self, texts: Sequence[Sequence[int]]) -> Packed:
-        tokens, places, back = np.zeros((3, len(self.rows), self.room), np.int64)
+        tokens, places, back = np.zeros((3, len(self.rows), self.capacity), np.int64)
         begins, lengths = np.zeros((2, len(self.rows), self.slots), np.int64)
         lengths += 1
         for d, row in enumerate(self.rows):
@@ -57,15 +57,17 @@ class PackedBatch(NamedTuple):
         return Packed(tokens, places, back, begins, lengths)
 
 
-def batches(lengths: Sequence[int], room: int, devices: int = 1) -> Iterator[PackedBatch]:
-    """All texts, from the longest on, `room` tokens on each device at once, or what one text has."""
+def batches(lengths: Sequence[int], capacity: int, devices: int = 1) -> Iterator[PackedBatch]:
+    """All texts, from the longest on, `capacity` tokens on each device at once, or what one text has."""
     left, total = sorted((n, i) for i, n in enumerate(lengths)), sum(lengths)
     while left:
         longest = left[-1][0]
         width = next((w for w in WIDTHS if w >= longest), longest)
-        few = room // SMALL
-        batch = PackedBatch([[] for _ in range(devices)], max(few if total <= few * devices else room, width), width)
-        free = [batch.room] * devices
+        few = capacity // SMALL
+        batch = PackedBatch(
+            [[] for _ in range(devices)], max(few if total <= few * devices else capacity, width), width
+        )
+        free = [batch.capacity] * devices
         while left:
             d = max((d for d in range(devices) if len(batch.rows[d]) < batch.slots), key=free.__getitem__, default=None)
             at = -1 if d is None else bisect_right(left, (free[d], len(lengths))) - 1  # the longest one that fits

@@ -1,4 +1,4 @@
-"""Which pages of the room for keys and values belong to which text.
+"""Which pages of the KV cache belong to which text.
 
 A text gets a page when it writes into it, and gives all of them back when it ends. When it is admitted, as many are
 promised to it as it may need, and no more are promised than there are: no text waits for a page once it runs.

@@ -1,4 +1,4 @@
-"""Where the tokens of a step stand in the room for keys and values: what they write there, and what they see of it.
+"""Where the tokens of a step stand in the KV cache: what they write there, and what they see of it.
 
 Positions and the numbers of pages in a layer's `KVCache` are symbolic variables or tensors, so that one capture serves
 all of them. `TokenPerText` is for texts that have a page each; those of `PromptPart` and `Ends` have several, in any
@@ -19,7 +19,7 @@ AT_ONCE = 128  # tokens whose scores are computed together: the first ones read 
 
 
 class Positions(Protocol):
-    def turns(self, table: Tensor) -> Tensor:
+    def rotations(self, table: Tensor) -> Tensor:
         """A table of `Rope` (2, positions, head_dim / 2) at these positions: (2, ..., t, head_dim / 2)."""
 
     def write(self, cache: KVCache, found: Tensor) -> None:
@@ -51,13 +51,13 @@ class PositionRun:
         """Keys and values that some of them see."""
         return slice(self.begin if window else 0, self.end)
 
-    def turns(self, table: Tensor) -> Tensor:
+    def rotations(self, table: Tensor) -> Tensor:
         return table[:, self.position : self.end]
 
     def attend_to(
         self, keys: Tensor, values: Tensor, q: Tensor, length: int, cache: KVCache, window: int | None, score: Score
     ) -> Tensor:
-        """What they see of keys and values (..., kv_heads, n, head_dim), all that are `seen` in a room for `length`
+        """Their view of keys and values (..., kv_heads, n, head_dim), all that are `seen` in a KV cache for `length`
         tokens; some at a time."""
         parts, group, first = [], q.shape[2] // self.t, self.seen(window).start
         for done in range(0, self.t, AT_ONCE):
@@ -118,7 +118,7 @@ class Ends:
         self.all: tuple[Tensor, Tensor | int, int] = pages, 0, most
         self.near = near or self.all
 
-    def turns(self, table: Tensor) -> Tensor:
+    def rotations(self, table: Tensor) -> Tensor:
         """(2, n, 1, 1, 1, head_dim / 2), a row a text."""
         return table[:, self.positions].reshape(2, self.positions.shape[0], 1, 1, 1, -1)
 

@@ -40,7 +40,7 @@ class TextStream:
         return text
 
     def end(self) -> str:
-        """What was held back, a part of a character as the mark that stands for it."""
+        """The part that was held back, a part of a character as the mark that stands for it."""
         rest = self.tokenizer.decode(self.ids)
         text, self.held = self.held + _beyond(self.shown, rest), ""
         self.shown = rest
@@ -48,8 +48,8 @@ class TextStream:
 
 
 def _beyond(shown: str, text: str) -> str:
-    """What `text` has more. What was shown, of a prompt, may end inside a character, which is a mark until the last of
-    its tokens is there."""
+    """The new part of `text`. What was shown, of a prompt, may end inside a character, which is a mark until the last
+    of its tokens is there."""
     if text.startswith(shown):
         return text[len(shown) :]
     return text[next((i for i, (a, b) in enumerate(zip(shown, text)) if a != b), min(len(shown), len(text))) :]

@@ -1,4 +1,4 @@
-"""A language model that writes one text at a time: a decoder, its tokenizer, and room for a text."""
+"""A language model that writes one text at a time: a decoder, its tokenizer and a KV cache."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class SampledToken:
 
 @dataclass
 class Text:
-    """What stands in a slot."""
+    """The text in a slot."""
 
     key: Key
     request: Request
@@ -93,14 +93,14 @@ class Batch:
         return min(self.steps.length, self.steps.pages * PAGE)
 
     def check(self, request: Request) -> None:
-        """ValueError if there is no room for it, however long it waits."""
+        """ValueError if it does not fit, however long it waits."""
         if not request.ids:
             raise ValueError("the prompt is empty: a model goes on from at least one token")
         if request.tokens < 1:
             raise ValueError(f"{request.tokens} tokens were asked for: at least 1")
         if len(request.ids) + request.tokens > self.most:
             raise ValueError(
-                f"the prompt's {len(request.ids)} tokens and {request.tokens} more do not fit the room for "
+                f"the prompt's {len(request.ids)} tokens and {request.tokens} more do not fit the context of "
                 f"{self.most}: a shorter prompt, or fewer tokens"
             )
 
@@ -126,7 +126,7 @@ class Batch:
                 self.pages.give_back(slot)
 
     def step(self) -> list[SampledToken]:
-        """What was written; the slots of texts that ended are free."""
+        """The tokens that were written; the slots of texts that ended are free."""
         self._close_up()
         made = self._read()
         made += self._write()

@@ -1,4 +1,4 @@
-"""What many texts at once need of a model: a block of one text's prompt, a token for each of several, and what is drawn
+"""The steps of many texts at once: a block of one text's prompt, a token for each of several, and what is drawn
 from their logits, each a replay of what was captured once.
 
 Keys and values stand in pages (`pages.py`), and which ones are whose is an input of a step, a row of numbers a text. A
@@ -56,9 +56,9 @@ class Steps:
             return step(self._put(np.array([tokens])), self._put(pages.copy()), at, begin, until)
 
     def _block(self, tokens: Tensor, pages: Tensor, position: Any, begin: Any, last: Any) -> Tensor:
-        place = PromptPart(tokens.shape[1], position, begin, PAGE, self._there(pages))
-        self.history[place.here] = tokens.reshape(-1, PAGE)
-        return self.model.at(tokens, place, last)
+        part = PromptPart(tokens.shape[1], position, begin, PAGE, self._there(pages))
+        self.history[part.here] = tokens.reshape(-1, PAGE)
+        return self.model.at(tokens, part, last)
 
     def _there(self, pages: Tensor) -> Tensor:
         """(Nothing to check then; made once, not by every kernel that looks there.)"""
@@ -83,9 +83,9 @@ class Steps:
         tokens, positions, pages = given[:, 0], given[:, 1].clip(0, self.length - 1), self._there(given[:, 2:])
         table, rest = pages[:, 1 : 1 + self.most], pages[:, 1 + self.most :]
         shown = (rest[:, :near], given[:, -1:], self.near) if self.window is not None else None
-        place = Ends(positions, pages[:, 0], table[:, :count], self.most, shown)
-        self.history[place.here, positions % PAGE] = tokens
-        return self.model.at(tokens.unsqueeze(1), place, 0)
+        ends = Ends(positions, pages[:, 0], table[:, :count], self.most, shown)
+        self.history[ends.here, positions % PAGE] = tokens
+        return self.model.at(tokens.unsqueeze(1), ends, 0)
 
     def settings(self, choices: Sequence[Mapping[str, float]]) -> dict[str, Tensor]:
         """Settings of a row each (those of `Choice`, without None), in as few combinations as serve all of them."""

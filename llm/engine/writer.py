@@ -42,7 +42,7 @@ class SamplingParams:
 
 
 class Writer:
-    """One text with a model whose room (`Decoder.reserve`) is `length` tokens, a multiple of the last of `BLOCKS`."""
+    """One text with a model whose KV cache (`Decoder.reserve`) has `length` tokens, a multiple of the last `BLOCKS`."""
 
     def __init__(self, model: Decoder, length: int, choice: SamplingParams = SamplingParams()):
         choice.check()
@@ -103,7 +103,7 @@ class Writer:
     def write(self, token: int) -> int:
         """The token after `token`."""
         if self.position == self.length:
-            raise ValueError(f"the room for {self.length} tokens is full")
+            raise ValueError(f"the KV cache of {self.length} tokens is full")
         made, there = self.made  # mostly it is the token that is asked for: then its tensor need not be made again
         token = self._next(there if token == made else self._there([token]), self.position, 0)
         self.position += 1

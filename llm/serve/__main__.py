@@ -58,7 +58,7 @@ def options() -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--slots", type=int, default=16, help="texts at once, of each replica")
     parser.add_argument(
-        "--room", type=int, default=1024, help="tokens of a prompt and its text, at most the model's context"
+        "--max-model-len", type=int, default=1024, help="tokens of a prompt and its text, at most the model's context"
     )
     parser.add_argument(
         "--cache-tokens", type=int,
@@ -112,12 +112,12 @@ def main() -> None:
     except (ValueError, OSError) as error:
         raise SystemExit(f"manygrad.llm.serve: {error}") from None
     # every block of a prompt fits, the last one too
-    room = -(-min(args.room, model.config.context) // BLOCKS[-1]) * BLOCKS[-1]
-    model.reserve_pages(args.cache_tokens or args.slots * room, room, args.cache_dtype)
+    max_model_len = -(-min(args.max_model_len, model.config.context) // BLOCKS[-1]) * BLOCKS[-1]
+    model.reserve_pages(args.cache_tokens or args.slots * max_model_len, max_model_len, args.cache_dtype)
     if len(devices) > 1:
         nn.shard_rules(model, rules(model, devices), devices)
     Tensor.realize(*model.parameters(), *model.buffers())
-    batch = Batch(Steps(model, args.slots, room), tokenizer.ends)
+    batch = Batch(Steps(model, args.slots, max_model_len), tokenizer.ends)
     embedder = None
     if encoder is not None:
         nn.shard_rules(encoder[0], {}, world.devices)

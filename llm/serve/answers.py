@@ -1,4 +1,4 @@
-"""What was written, in OpenAI's words: whole answers and the events of a stream."""
+"""The text that was written, in OpenAI's words: whole answers and the events of a stream."""
 
 from __future__ import annotations
 

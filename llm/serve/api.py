@@ -40,20 +40,20 @@ class ApiRequest:
     prompts: int = 0  # tokens of all prompts, each counted once
 
 
-def writing(given: Mapping[str, Any], chat: bool, model: str, tokenizer: Tokenizer, room: int) -> ApiRequest:
-    """Request to /v1/completions or /v1/chat/completions; `room`: tokens of a prompt and its text together."""
+def writing(given: Mapping[str, Any], chat: bool, model: str, tokenizer: Tokenizer, max_model_len: int) -> ApiRequest:
+    """Request to /v1/completions or /v1/chat/completions; `max_model_len`: tokens of a prompt and its text together."""
     f = Fields(given)
     _model(f, model)
-    prompts = [_messages(f, tokenizer, room)] if chat else _prompts(f, tokenizer, room)
+    prompts = [_messages(f, tokenizer, max_model_len)] if chat else _prompts(f, tokenizer, max_model_len)
     n, longest = f.integer("n", 1, TEXTS, 1), max(map(len, prompts))
     for name, allowed in {**OFF, "best_of": (n,)}.items():
         f.only(name, *allowed)
     most = f.integer("max_tokens", 1, 2**31, None)
     most = f.integer("max_completion_tokens", 1, 2**31, most) if chat else most
-    tokens = most if most is not None else max(room - longest, 1) if chat else 16
-    if longest + tokens > room:
-        count = longest if longest <= room else f"more than {room}"
-        told = f"the prompt's {count} tokens and {tokens} more do not fit the room for {room}"
+    tokens = most if most is not None else max(max_model_len - longest, 1) if chat else 16
+    if longest + tokens > max_model_len:
+        count = longest if longest <= max_model_len else f"more than {max_model_len}"
+        told = f"the prompt's {count} tokens and {tokens} more do not fit the context of {max_model_len}"
         name = "messages" if chat else "prompt"
         raise ApiError(400, f"{told}: a shorter prompt, or fewer max_tokens", name, "context_length_exceeded")
     top_k, top_p = f.integer("top_k", -1, 2**31), f.number("top_p", 0, 1)
@@ -88,10 +88,10 @@ def _model(f: Fields, name: str) -> None:
         raise ApiError(404, f"there is no model {asked[:64]!r} here, but {name!r}", "model", "model_not_found")
 
 
-def _prompts(f: Fields, tokenizer: Tokenizer, room: int) -> list[list[int]]:
+def _prompts(f: Fields, tokenizer: Tokenizer, max_model_len: int) -> list[list[int]]:
     """The tokens of each."""
     found = _texts(f, "prompt", TEXTS, tokenizer)
-    prompts = [tokenizer.encode(x, room) if isinstance(x, str) else list(x) for x in found]
+    prompts = [tokenizer.encode(x, max_model_len) if isinstance(x, str) else list(x) for x in found]
     if not all(prompts):
         raise f.wrong("prompt", "it is empty: a model goes on from at least one token")
     return prompts
@@ -117,7 +117,7 @@ def _text(f: Fields, name: str, x: Any, tokenizer: Tokenizer) -> Text:
     return tuple(x)
 
 
-def _messages(f: Fields, tokenizer: Tokenizer, room: int) -> list[int]:
+def _messages(f: Fields, tokenizer: Tokenizer, max_model_len: int) -> list[int]:
     x = f.take("messages")
     if not isinstance(x, list) or not x:
         raise f.wrong("messages", "a list of messages is expected")
@@ -135,7 +135,7 @@ def _messages(f: Fields, tokenizer: Tokenizer, room: int) -> list[int]:
         m.only("tool_calls", [])
         m.done()
     try:
-        return tokenizer.chat(messages, room)
+        return tokenizer.chat(messages, max_model_len)
     except Exception as error:  # whatever the model's own template makes of these messages
         raise f.wrong("messages", str(error)[:200]) from None
 
@@ -164,9 +164,10 @@ def _stops(f: Fields) -> tuple[str, ...]:
 
 
 def embedding(
-    given: Mapping[str, Any], model: str, tokenizer: Tokenizer, room: int
+    given: Mapping[str, Any], model: str, tokenizer: Tokenizer, max_model_len: int
 ) -> tuple[list[tuple[int, ...]], bool]:
-    """Request to /v1/embeddings: (the tokens of texts, each at most `room`; whether vectors are wanted as base64)."""
+    """Request to /v1/embeddings: (the tokens of texts, each at most `max_model_len`; whether vectors are to be
+    base64)."""
     f = Fields(given)
     _model(f, model)
     texts = _texts(f, "input", INPUTS, tokenizer)
@@ -179,12 +180,12 @@ def embedding(
     for name in IGNORED:
         f.take(name)
     f.done()
-    encoded = iter(tokenizer.encode_all([t for t in texts if isinstance(t, str)], room))
+    encoded = iter(tokenizer.encode_all([t for t in texts if isinstance(t, str)], max_model_len))
     found = [tuple(next(encoded)) if isinstance(t, str) else t for t in texts]
-    longer = [i for i, ids in enumerate(found) if len(ids) > room]
+    longer = [i for i, ids in enumerate(found) if len(ids) > max_model_len]
     if longer:
         raise ApiError(
-            400, f"input[{longer[0]}] has more than the model's {room} tokens: make vectors of its parts", "input",
-            "context_length_exceeded",
+            400, f"input[{longer[0]}] has more than the model's {max_model_len} tokens: make vectors of its parts",
+            "input", "context_length_exceeded",
         )  # fmt: skip
     return found, coding == "base64"

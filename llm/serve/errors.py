@@ -1,4 +1,4 @@
-"""What goes wrong, as OpenAI's clients expect it: {"error": {"message", "type", "param", "code"}}."""
+"""Errors of requests, as OpenAI's clients expect it: {"error": {"message", "type", "param", "code"}}."""
 
 from __future__ import annotations
 

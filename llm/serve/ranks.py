@@ -1,4 +1,4 @@
-"""What ranks tell each other between two steps, as JSON: messages of fixed length, second ones where they are longer.
+"""Messages of ranks to each other between two steps, as JSON of fixed length, second ones where they are longer.
 
 The ranks are groups of neighbours (`world.group`), each with a replica of the model. The first ranks of all replicas
 gather what these have written, and rank 0 tells all ranks what comes and goes. Whoever waits for longer than

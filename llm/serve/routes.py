@@ -44,7 +44,7 @@ class Service:
     scheduler: Scheduler
     tokenizer: Tokenizer
     model: str  # its name
-    room: int  # tokens of a prompt and its text together
+    max_model_len: int  # tokens of a prompt and its text together
     slots: int  # of a replica
     pages: int  # likewise
     embedder: str = ""  # the name of the model for vectors; "": there is none
@@ -136,7 +136,7 @@ class Service:
     async def _write(self, request: Request, chat: bool) -> Response:
         given = parse(await body_of(request, self.limits.body, self.limits.body_s))
         # (long texts take their time to become tokens)
-        asked = await asyncio.to_thread(api.writing, given, chat, self.model, self.tokenizer, self.room)
+        asked = await asyncio.to_thread(api.writing, given, chat, self.model, self.tokenizer, self.max_model_len)
         answer = answers.Answer(secrets.token_hex(12), self.model, chat)
         writing = Completion(asked, self.scheduler, self.tokenizer, self.metrics, self.limits.request_s)
         try:
@@ -156,7 +156,7 @@ class Service:
         return self._answer(request, answer.whole(texts, reasons, answers.usage(asked.prompts, writing.written)))
 
     async def _stream(self, request: Request, writing: Completion, answer: answers.Answer) -> Response:
-        """What goes wrong before the first piece has a status of its own."""
+        """An error before the first piece has a status of its own."""
         pieces = aiter(writing)
         first: CompletionPiece = await while_there(request.receive, anext(pieces))
         self.metrics.requests[_path(request), 200] += 1

@@ -26,7 +26,7 @@ IDLE_S = 1.0  # the other ranks hear from the model's loop at least this often
 
 @dataclass(frozen=True)
 class StepWork:
-    """What the replicas do before their next step."""
+    """The orders to the replicas before their next step."""
 
     admit: tuple[tuple[int, int, Request], ...] = ()  # (which replica writes it, key, what)
     cancel: tuple[int, ...] = ()
@@ -36,7 +36,7 @@ class StepWork:
 
 @dataclass(frozen=True)
 class Report:
-    """A replica after a step: what it has written, and what room it has."""
+    """A replica after a step: what it has written, and what it has free."""
 
     made: tuple[SampledToken, ...] = ()
     running: int = 0  # texts
@@ -112,16 +112,16 @@ class Scheduler:
     # the model's side
 
     def hear(self, reports: Sequence[Report]) -> None:
-        """What all replicas have written is handed out; what room they have counts from now on."""
+        """Hand out what all replicas have written; the slots and pages they have free count from now on."""
         self.reports = reports
         written: list[Any] = [(made.key, made) for report in reports for made in report.made]
         self.give(written)
 
     def take(self) -> StepWork:
-        """What there is to do; without anything, and nothing to write, it comes after `IDLE_S`. Texts begin in the
+        """The next orders; without anything, and nothing to write, it comes after `IDLE_S`. Texts begin in the
         order in which they came: one that needs many pages is not passed by others. Each goes to the replica with the
         most free slots of those that have the pages."""
-        busy, room = any(r.running for r in self.reports), [(r.slots, r.unpromised) for r in self.reports]
+        busy, free = any(r.running for r in self.reports), [(r.slots, r.unpromised) for r in self.reports]
         with self.changed:
             if not busy and not self.waiting and not self.gone and self.state == "open":
                 self.changed.wait(IDLE_S)
@@ -137,12 +137,12 @@ class Scheduler:
                         held.append(w)
                     else:
                         embed.append((w.key, w.request))
-                elif (replica := best(room, w.request)) is not None:
+                elif (replica := best(free, w.request)) is not None:
                     admit.append((replica, w.key, w.request))
-                    slots, pages = room[replica]
-                    room[replica] = slots - 1, pages - w.request.pages
+                    slots, pages = free[replica]
+                    free[replica] = slots - 1, pages - w.request.pages
                 else:
-                    room = []
+                    free = []
                     held.append(w)
             self.placed.update(replica for replica, _, _ in admit)
             self.waiting, cancel, self.gone = held, tuple(self.gone), []
@@ -181,7 +181,7 @@ class Scheduler:
             self.loop.call_soon_threadsafe(end)
 
 
-def best(room: Sequence[tuple[int, int]], request: Request) -> int | None:
-    """The number of the replica that has the most free slots, then pages, of those that have room for it."""
-    fits = [(slots, pages, -i) for i, (slots, pages) in enumerate(room) if slots and pages >= request.pages]
+def best(free: Sequence[tuple[int, int]], request: Request) -> int | None:
+    """The number of the replica that has the most free slots, then pages, of those that it fits."""
+    fits = [(slots, pages, -i) for i, (slots, pages) in enumerate(free) if slots and pages >= request.pages]
     return -max(fits)[2] if fits else None

@@ -48,7 +48,7 @@ async def _gone(receive: Any) -> None:
 
 
 async def while_there(receive: Any, work: Awaitable[T]) -> T:
-    """What `work` gives; it is cancelled, and this raises `Gone`, when the client goes away."""
+    """The result of `work`; it is cancelled, and this raises `Gone`, when the client goes away."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)

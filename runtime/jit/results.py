@@ -22,6 +22,7 @@ from manygrad.runtime.jit.memory import address, buffers_of
 from manygrad.runtime.jit.recording import Recorded
 from manygrad.runtime.storage import STORAGE, storage
 from manygrad.tensor.engine import engine
+from manygrad.tensor.grad_mode import enable_grad
 from manygrad.tensor.storage import LIVE, is_stored
 from manygrad.tensor.tensor import Tensor
 from manygrad.tensor.uop import UOp
@@ -82,7 +83,7 @@ class ResultMemory:
                 self._copy_away(node)
             else:
                 storage(node)
-            self.now = Returned(node, [t._new(rebased(t.uop, old.node, node)) for t in self._as_made(old)])
+            self.now = Returned(node, [_as(t, rebased(t.uop, old.node, node)) for t in self._as_made(old)])
         self.spare = old
         for moves, b in zip(self.moves, self.now.buffers):
             for move in moves or ():
@@ -90,7 +91,7 @@ class ResultMemory:
 
     def _as_made(self, old: Returned) -> list[Tensor]:
         """The tensors, or, of those that were changed since, others with the same node."""
-        return [t if t.uop is u else t._new(u) for t, u in zip(old.tensors, old.uops)]
+        return [t if t.uop is u else _as(t, u) for t, u in zip(old.tensors, old.uops)]
 
     def _copy_away(self, node: UOp) -> None:
         """The memory becomes that of `node`; what it holds lies elsewhere."""
@@ -160,7 +161,7 @@ class Results:
                 s.give()
         for t, u in self.fixed:
             if t._grad is None or t._grad.uop is not u:
-                t._grad = t._new(u)
+                t._grad = _as(t, u)
         if was_last:
             LIVE.newer(mark)
 
@@ -216,6 +217,12 @@ def _leaf(t: Tensor, found: tuple[ResultMemory, int] | None, own: Mapping[UOp, T
     return lambda passed, values: t
 
 
+def _as(t: Tensor, uop: UOp) -> Tensor:
+    """A tensor of just this node, which has a DETACH already where it was made without gradients."""
+    with enable_grad():
+        return t._new(uop)
+
+
 def _part(given: Tensor, uop: UOp, node: UOp) -> Tensor:
     """An argument, or what the function made a view of it, in its memory."""
-    return given if uop is node else given._new(rebased(uop, node, given.uop))
+    return given if uop is node else _as(given, rebased(uop, node, given.uop))

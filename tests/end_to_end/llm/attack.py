@@ -186,7 +186,7 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=1, help="each on a node of its own")
     args = parser.parse_args()
     options = ["--model", args.model, "--name", "tiny", "--embed-model", "minilm", "--port", "0", "--slots", "8",
-               "--room", "256", "--body-time", "1", "--time", "20"]  # fmt: skip
+               "--max-model-len", "256", "--body-time", "1", "--time", "20"]  # fmt: skip
     command = [sys.executable, "-u", *PROGRAM, *options]
     if args.replicas > 1:
         launcher = [sys.executable, "-P", "-u", "-m", "manygrad.launcher.cli", "--nodes", str(args.replicas)]

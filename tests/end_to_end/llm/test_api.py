@@ -13,7 +13,7 @@ from manygrad.llm.serve.errors import ApiError
 from manygrad.llm.tokenizer import Tokenizer, from_folder
 from tests.end_to_end.llm.tiny import write_model
 
-ROOM = 64
+CONTEXT = 64
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 def asked(tokenizer: Tokenizer, chat: bool = False, **given: Any) -> api.ApiRequest:
     start = {"messages": [{"role": "user", "content": "ab"}]} if chat else {"prompt": "ab"}
-    return api.writing({**start, "max_tokens": 2, **given}, chat, "tiny", tokenizer, ROOM)
+    return api.writing({**start, "max_tokens": 2, **given}, chat, "tiny", tokenizer, CONTEXT)
 
 
 # what OpenAI's client makes of an answer that is sent back: `answer.choices[0].message.model_dump()`
@@ -107,19 +107,19 @@ def test_long_prompts_are_refused_before_all_of_them_is_tokens(
             asked(counting, chat, **given)
         assert refused.value.code == "context_length_exceeded"
     with pytest.raises(ApiError, match=r"input\[1\] has more than the model's 64 tokens"):
-        api.embedding({"input": ["ab", long]}, "tiny", counting, ROOM)
+        api.embedding({"input": ["ab", long]}, "tiny", counting, CONTEXT)
     assert sum(letters) < 20_000
-    with pytest.raises(ApiError, match="the prompt's 63 tokens and 2 more do not fit the room for 64"):
+    with pytest.raises(ApiError, match="the prompt's 63 tokens and 2 more do not fit the context of 64"):
         asked(tokenizer, prompt="a" * 63)
 
 
 def test_texts_longer_than_the_encoder_takes_are_refused(tokenizer: Tokenizer) -> None:
     given = {"input": ["ab", "a" * 64, [3] * 64]}
-    rows, coded = api.embedding(given, "tiny", tokenizer, ROOM)
+    rows, coded = api.embedding(given, "tiny", tokenizer, CONTEXT)
     assert [len(r) for r in rows] == [2, 64, 64] and rows[2] == (3,) * 64 and not coded
     for bad in (["a" * 65], [[3] * 65], [3] * 65):
         with pytest.raises(ApiError, match=r"input\[0\] has more than the model's 64 tokens") as refused:
-            api.embedding({"input": bad}, "tiny", tokenizer, ROOM)
+            api.embedding({"input": bad}, "tiny", tokenizer, CONTEXT)
         assert (refused.value.status, refused.value.param) == (400, "input")
 
 

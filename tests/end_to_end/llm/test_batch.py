@@ -146,7 +146,7 @@ def test_what_does_not_fit_is_refused() -> None:
     for request, message in [
         (Request((), 1), "the prompt is empty"),
         (Request((3,), 0), "0 tokens were asked for: at least 1"),
-        (Request((3,) * 100, 29), "the prompt's 100 tokens and 29 more do not fit the room for 128"),
+        (Request((3,) * 100, 29), "the prompt's 100 tokens and 29 more do not fit the context of 128"),
     ]:
         with pytest.raises(ValueError, match=message):
             batch.admit(0, request)
@@ -154,7 +154,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="all 1 slots are taken"):
         batch.admit(1, Request((3,), 1))
     batch = batch_of("llama", 2, tokens=64)
-    with pytest.raises(ValueError, match="the prompt's 60 tokens and 5 more do not fit the room for 64"):
+    with pytest.raises(ValueError, match="the prompt's 60 tokens and 5 more do not fit the context of 64"):
         batch.admit(0, Request((3,) * 60, 5))
     batch.admit(0, Request((3,) * 4, 30))
     with pytest.raises(ValueError, match="it may need 1 pages, and 0 are left"):

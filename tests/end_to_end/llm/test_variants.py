@@ -246,5 +246,5 @@ def test_files_that_do_not_fit_say_what_is_wrong(tmp_path: Path) -> None:
         Writer(decoder("llama", 128), 128).start([1] * 129)
     full = Writer(decoder("llama", 32), 32)
     token = full.start([1] * 32)
-    with pytest.raises(ValueError, match="the room for 32 tokens is full"):
+    with pytest.raises(ValueError, match="the KV cache of 32 tokens is full"):
         full.write(token)
